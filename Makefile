@@ -1,0 +1,52 @@
+# make demo    a virtual environment, an installation, and the main example
+# make test    the same, and the tests
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test check lint types wheel clean help
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+$(VENV)/made: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; got $$($(PYTHON) --version). Try: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "Python has no venv: apt-get install python3-venv (1 MB)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) ..."
+	@$(BIN)/python -m pip install -q -e .
+	@touch $@
+
+$(VENV)/made-dev: $(VENV)/made
+	@echo "Installing what the tests need ..."
+	@$(BIN)/python -m pip install -q -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/made
+	@$(BIN)/python examples/demo.py
+
+test: $(VENV)/made-dev
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: $(VENV)/made-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/made-dev
+	rm -rf .typecheck && mkdir -p .typecheck/ostinato
+	for path in ostinato/*.py ostinato/py.typed; do ln -s ../../$$path .typecheck/$$path; done
+	for room in ops planner runtime io_pipeline; do ln -s ../../$$room .typecheck/ostinato/$$room; done
+	$(BIN)/mypy .typecheck/ostinato benchmarks examples
+
+wheel: $(VENV)/made-dev
+	rm -rf build dist
+	$(BIN)/python -m build -q --wheel .
+	rm -rf build
+
+check: lint types test
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .typecheck out

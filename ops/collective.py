@@ -1,0 +1,77 @@
+"""Collectives: what moves between workers. The planner puts them into graphs; nobody types them.
+
+`relayout` is the question (this value in that layout); `communicate` replaces it by one of the
+answers. Their layouts are in their specs: that of the operand is what each worker has, that of the
+result what each gets. An op with several operands combines a state of several arrays.
+
+    narrow            a part of what is here already: a view
+    all_reduce        addends -> replicas of the combination
+    reduce_scatter    addends -> parts of the combination
+    all_gather        parts -> replicas
+    broadcast         the one part that is not empty -> replicas
+    all_to_all        parts -> other parts
+    halo              parts -> overlapping parts
+    start, wait       any of them in two halves; between them stands a pending value
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .index import Indices
+from .layout import slices
+from .registry import Params, Place, Specs, op
+from .spec import Spec
+
+REDUCING = ("all_reduce", "reduce_scatter")
+MOVING = ("all_gather", "all_to_all", "halo", "broadcast")
+COLLECTIVES = (*REDUCING, *MOVING)
+
+
+def _alike(*xs: Spec, **_: Any) -> Specs:
+    return tuple(x.bare for x in xs)
+
+
+def _nowhere(ins: Specs, outs: Specs, p: Params) -> Indices:
+    return Indices(tuple((None,) * s.ndim for s in ins), tuple((None,) * s.ndim for s in outs))
+
+
+def _wire_cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
+    return 0.0, float(sum(s.nbytes for s in ins))
+
+
+for _name in ("relayout", *COLLECTIVES):
+    op(_name, infer=_alike, indices=_nowhere, cost=_wire_cost)
+
+
+def _narrow_view(xp: Any, x: Any, at: Place) -> Any:
+    return x[slices(at.outs[0], at.ins[0])]
+
+
+op(
+    "narrow",
+    infer=_alike,
+    indices=_nowhere,
+    view=_narrow_view,
+    cost=lambda ins, outs, p: (0.0, 0.0),
+)
+
+
+def _start_rule(*xs: Spec, collective: str, **_: Any) -> Specs:
+    return tuple(Spec(x.shape, x.dtype, None, True) for x in xs)
+
+
+def _wait_rule(*xs: Spec) -> Specs:
+    """Requests first, then what they send, which has to stay until they are done."""
+    return tuple(Spec(x.shape, x.dtype) for x in xs[: len(xs) // 2])
+
+
+op("start", infer=_start_rule, indices=_nowhere, cost=_wire_cost)
+op("wait", infer=_wait_rule, indices=_nowhere, cost=lambda ins, outs, p: (0.0, 0.0))
+
+
+def collective_of(name: str, params: Params) -> str:
+    """Which collective a node is, started or not; empty if none."""
+    if name == "start":
+        return str(params["collective"])
+    return name if name in COLLECTIVES else ""

@@ -1,0 +1,491 @@
+"""Products that sum over an index: matmul and its relatives.
+
+`einsum` reads its indices off its own text. Whatever has at most one label each for rows, columns
+and the sum is a matmul of transposed views; the rest is one `einsum` node, whose kernel folds the
+groups."""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ostinato.errors import ArgumentError, ShapeError
+
+from .array import Array, Operandish, apply, as_array, export, unify
+from .elementwise import broadcast, conj, convert
+from .index import LETTERS, Indices, along, einsum_indices, subscripts
+from .registry import Params, Scratch, Specs, op
+from .shape import (
+    accumulator,
+    add_up,
+    axis_of,
+    broadcast_to,
+    expand_dims,
+    moveaxis,
+    pad,
+    permute_dims,
+    squeeze,
+    swapaxes,
+)
+from .spec import Shape, Spec, float32, promote
+from .where import misfit
+
+__all__ = [
+    "diagonal",
+    "einsum",
+    "matmul",
+    "outer",
+    "tensordot",
+    "trace",
+    "vecdot",
+]
+
+
+# -- matmul --------------------------------------------------------------------------------
+def _matmul_rule(a: Spec, b: Spec) -> Spec:
+    if a.shape[-1] != b.shape[-2]:
+        raise misfit(
+            ShapeError,
+            "matmul",
+            got=f"{a.bare} @ {b.bare}",
+            needed=f"as many columns on the left ({a.shape[-1]}) as rows on the right ({b.shape[-2]})",
+            do="transpose one of them, e.g. b.mT",
+        )
+    batch = broadcast("matmul", a.shape[:-2], b.shape[:-2])
+    return Spec((*batch, a.shape[-2], b.shape[-1]), promote(a.dtype, b.dtype))
+
+
+def _matmul_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
+    ndim = outs[0].ndim
+    batch, (m, n, k) = LETTERS[: ndim - 2], tuple(LETTERS[ndim - 2 : ndim + 1])
+
+    def labels(spec: Spec, last: tuple[str, str]) -> tuple[str | None, ...]:
+        skip = ndim - spec.ndim
+        lead = tuple(
+            batch[skip + d] if size == outs[0].shape[skip + d] else None
+            for d, size in enumerate(spec.shape[:-2])
+        )
+        return (*lead, *last)
+
+    return Indices(
+        (labels(ins[0], (m, k)), labels(ins[1], (k, n))), ((*batch, m, n),), ((k, "sum"),)
+    )
+
+
+def _straight(xp: Any, x: Any) -> Any:
+    """As BLAS can read it: one of the last two axes contiguous; else a copy."""
+    if x.size == 0 or x.ndim < 2:
+        return x
+    item, (rows, columns) = x.itemsize, x.strides[-2:]
+    if (columns == item and rows >= item * x.shape[-1]) or (
+        rows == item and columns >= item * x.shape[-2]
+    ):
+        return x
+    return xp.ascontiguousarray(x)
+
+
+def _wide_scratch(
+    ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], **_: Any
+) -> Sequence[Scratch]:
+    """Of halves a float32 copy of operands and result, since BLAS has no half."""
+    if accumulator(specs[-1].dtype) == specs[-1].dtype:
+        return ()
+    return [Scratch(shape, float32) for shape in (*ins, *outs)]
+
+
+def _matmul_kernel(xp: Any, out: Any, a: Any, b: Any, *, scratch: Sequence[Any]) -> None:
+    if scratch:
+        left, right, product = scratch
+        xp.copyto(left, a)
+        xp.copyto(right, b)
+        xp.matmul(left, right, out=product)
+        xp.copyto(out, product, casting="unsafe")
+    elif out.dtype.kind in "fc":
+        xp.matmul(_straight(xp, a), _straight(xp, b), out=out)
+    else:
+        xp.matmul(a, b, out=out)
+
+
+def _matmul_cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
+    return 2.0 * outs[0].size * ins[0].shape[-1], float(sum(s.nbytes for s in (*ins, *outs)))
+
+
+op(
+    "matmul",
+    infer=_matmul_rule,
+    indices=_matmul_indices,
+    kernel=_matmul_kernel,
+    scratch=_wide_scratch,
+    grad=lambda g, y, a, b: (
+        apply("matmul", g, swapaxes(b, -1, -2)),
+        apply("matmul", swapaxes(a, -1, -2), g),
+    ),
+    cost=_matmul_cost,
+)
+
+
+def _same_dtype(a: Array, b: Array) -> tuple[Array, Array]:
+    dtype = promote(a.dtype, b.dtype)
+    return convert(a, dtype), convert(b, dtype)
+
+
+@export
+def matmul(a: Operandish, b: Operandish, /) -> Array:
+    """Matrix product; vectors count as a row on the left and a column on the right, other axes are
+    batches.
+    """
+    a, b = unify(a, b)
+    if not a.ndim or not b.ndim:
+        raise misfit(
+            ShapeError,
+            "matmul",
+            got=f"{a.spec.bare} @ {b.spec.bare}",
+            needed="at least one axis each",
+            do="use *",
+        )
+    left, right = a.ndim == 1, b.ndim == 1
+    if left:
+        a = expand_dims(a, axis=0)
+    if right:
+        b = expand_dims(b, axis=1)
+    y = apply("matmul", *_same_dtype(a, b))
+    gone = tuple(d for d, is_gone in ((y.ndim - 2, left), (y.ndim - 1, right)) if is_gone)
+    return squeeze(y, gone) if gone else y
+
+
+# -- einsum --------------------------------------------------------------------------------
+def _einsum_rule(*xs: Spec, text: str) -> Spec:
+    operands, out = subscripts(text)
+    sizes: dict[str, int] = {}
+    for labels, x in zip(operands, xs, strict=True):
+        for label, n in zip(labels, x.shape, strict=True):
+            if sizes.setdefault(label, n) != n:
+                raise misfit(
+                    ShapeError,
+                    f"einsum({text!r})",
+                    got=" and ".join(str(x.shape) for x in xs),
+                    needed=f"one extent for {label!r}",
+                )
+    return Spec(tuple(sizes[c] for c in out), promote(*(x.dtype for x in xs)))
+
+
+def _groups(text: str) -> tuple[str, str, str, str]:
+    """Labels of batches, rows, columns, and the sum."""
+    (a, b), out = subscripts(text)
+    return (
+        "".join(c for c in out if c in a and c in b),
+        "".join(c for c in out if c in a and c not in b),
+        "".join(c for c in out if c in b and c not in a),
+        "".join(c for c in a if c in b and c not in out),
+    )
+
+
+def _einsum_kernel(xp: Any, out: Any, a: Any, b: Any, *, text: str, scratch: Sequence[Any]) -> None:
+    (left, right), result = subscripts(text)
+    batch, rows, columns, summed = _groups(text)
+    if scratch:
+        xp.copyto(scratch[0], a)
+        xp.copyto(scratch[1], b)
+        a, b = scratch[:2]
+    extents = dict(zip((*left, *right), (*a.shape, *b.shape), strict=True))
+
+    def fold(x: Any, labels: str, *groups: str) -> Any:
+        x = x.transpose([labels.index(c) for c in "".join(groups)])
+        return x.reshape([extents[c] for c in groups[0]] + [_size(extents, g) for g in groups[1:]])
+
+    product = xp.matmul(fold(a, left, batch, rows, summed), fold(b, right, batch, summed, columns))
+    order = batch + rows + columns
+    xp.copyto(
+        out,
+        product.reshape([extents[c] for c in order]).transpose([order.index(c) for c in result]),
+        casting="unsafe",
+    )
+
+
+def _size(extents: dict[str, int], labels: str) -> int:
+    return math.prod(extents[c] for c in labels)
+
+
+def _einsum_cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
+    operands, _ = subscripts(p["text"])
+    extents = {
+        c: n
+        for labels, x in zip(operands, ins, strict=True)
+        for c, n in zip(labels, x.shape, strict=True)
+    }
+    return 2.0 * math.prod(extents.values()), float(sum(s.nbytes for s in (*ins, *outs)))
+
+
+def _einsum_grad(g: Array, y: Array, a: Array, b: Array, *, text: str) -> Sequence[Array | None]:
+    (left, right), out = subscripts(text)
+    return einsum(f"{out},{right}->{left}", g, b), einsum(f"{left},{out}->{right}", a, g)
+
+
+op(
+    "einsum",
+    infer=_einsum_rule,
+    indices=lambda ins, outs, p: einsum_indices(p["text"], ins),
+    kernel=_einsum_kernel,
+    scratch=_wide_scratch,
+    grad=_einsum_grad,
+    cost=_einsum_cost,
+)
+
+
+def _read_text(text: str, shapes: Sequence[Shape]) -> tuple[list[str], str]:
+    """The operands' labels and the output's, with `...` spelled out and the output named."""
+    text = text.replace(" ", "")
+    left, arrow, out = text.partition("->")
+    operands = left.split(",")
+    if len(operands) != len(shapes) or not set(text) <= set(string.ascii_letters + ",.->"):
+        raise misfit(
+            ArgumentError,
+            "einsum",
+            got=f"{text!r} for {len(shapes)} operands",
+            needed="letters for each axis, operands separated by commas",
+        )
+    spare = [c for c in reversed(LETTERS) if c not in text]
+    more = max(
+        (
+            len(s) - len(labels.replace("...", ""))
+            for labels, s in zip(operands, shapes, strict=True)
+            if "..." in labels
+        ),
+        default=0,
+    )
+    dots = "".join(spare[:more])
+    found = []
+    for labels, shape in zip(operands, shapes, strict=True):
+        here = len(shape) - len(labels.replace("...", ""))
+        spelled = labels.replace("...", dots[len(dots) - here :] if here > 0 else "")
+        if len(spelled) != len(shape):
+            raise misfit(
+                ShapeError,
+                f"einsum({text!r})",
+                got=f"shape {shape} for {labels!r}",
+                needed="one letter for each axis",
+            )
+        found.append(spelled)
+    every = "".join(found)
+    if arrow:
+        out = out.replace("...", dots)
+    else:
+        out = dots + "".join(sorted(c for c in set(every) if every.count(c) == 1 and c not in dots))
+    if len(set(out)) < len(out) or not set(out) <= set(every):
+        raise misfit(
+            ArgumentError,
+            f"einsum({text!r})",
+            got=f"output {out!r}",
+            needed="labels of operands, each once",
+        )
+    return found, out
+
+
+@export
+def einsum(text: str, /, *operands: Operandish) -> Array:
+    """Sums of products, in Einstein's notation: `einsum("ij,jk->ik", a, b)`."""
+    xs = unify(*operands) if operands else []
+    labels, out = _read_text(text, [x.shape for x in xs])
+    _drop_repeated(xs, labels)
+    while len(xs) > 1:
+        i, j = _cheapest(labels, xs) if len(xs) > 2 else (0, 1)
+        b, right = xs.pop(j), labels.pop(j)
+        a, left = xs.pop(i), labels.pop(i)
+        later = set(out).union(*labels)
+        kept = "".join(dict.fromkeys(c for c in left + right if c in later))
+        if not labels:
+            kept = out
+        xs.append(_pair(a, left, b, right, kept))
+        labels.append(kept)
+    return _single(xs[0], labels[0], out)
+
+
+def _drop_repeated(xs: list[Array], labels: list[str]) -> None:
+    """Take away axes of size 1 whose label has a larger extent elsewhere: the operand is repeated
+    there.
+    """
+    extents: dict[str, int] = {}
+    for x, own in zip(xs, labels, strict=True):
+        for c, n in zip(own, x.shape, strict=True):
+            extents[c] = n if extents.get(c, 1) == 1 else extents[c]
+    for k, (x, own) in enumerate(zip(xs, labels, strict=True)):
+        pairs = enumerate(zip(own, x.shape, strict=True))
+        gone = tuple(d for d, (c, n) in pairs if n == 1 != extents[c] and own.count(c) == 1)
+        if gone:
+            xs[k] = squeeze(x, gone)
+            labels[k] = "".join(c for d, c in enumerate(own) if d not in gone)
+
+
+def _cheapest(labels: Sequence[str], xs: Sequence[Array]) -> tuple[int, int]:
+    """Which two operands to multiply first: as NumPy's greedy path does."""
+    stand_ins = [np.broadcast_to(np.float64(0), x.shape) for x in xs]
+    path = np.einsum_path(",".join(labels), *stand_ins, optimize="greedy")[0][1]
+    i, j = sorted(path[:2])
+    return i, j
+
+
+def _single(x: Array, labels: str, out: str) -> Array:
+    """One operand: diagonals, sums, and another order."""
+    for c in dict.fromkeys(labels):
+        while labels.count(c) > 1:
+            first = labels.index(c)
+            second = labels.index(c, first + 1)
+            x = diagonal(moveaxis(x, (first, second), (-2, -1)))
+            labels = labels[:first] + labels[first + 1 : second] + labels[second + 1 :] + c
+    gone = tuple(d for d, c in enumerate(labels) if c not in out)
+    if gone:
+        x = add_up(x, gone)
+        labels = "".join(c for c in labels if c in out)
+    return permute_dims(x, [labels.index(c) for c in out])
+
+
+def _pair(a: Array, left: str, b: Array, right: str, out: str) -> Array:
+    """Two operands; what stands in one of them only and is summed, is summed first."""
+    own = "".join(dict.fromkeys(c for c in left if c in right or c in out))
+    a, left = _single(a, left, own), own
+    own = "".join(dict.fromkeys(c for c in right if c in left or c in out))
+    b, right = _single(b, right, own), own
+    a, b = _same_dtype(a, b)
+    text = f"{left},{right}->{out}"
+    batch, rows, columns, summed = _groups(text)
+    if not summed:  # a product of elements
+        full = batch + rows + columns
+        a = _place(a, left, full)
+        b = _place(b, right, full)
+        return permute_dims(a * b, [full.index(c) for c in out])
+    if max(len(rows), len(columns), len(summed)) > 1:
+        return apply("einsum", a, b, text=text)
+    a = permute_dims(a, [left.index(c) for c in batch + rows + summed])
+    b = permute_dims(b, [right.index(c) for c in batch + summed + columns])
+    if not rows:
+        a = expand_dims(a, axis=len(batch))
+    if not columns:
+        b = expand_dims(b, axis=b.ndim)
+    y = apply("matmul", a, b)
+    gone = tuple(len(batch) + k for k, c in enumerate((rows, columns)) if not c)
+    y = squeeze(y, gone) if gone else y
+    order = batch + rows + columns
+    return permute_dims(y, [order.index(c) for c in out])
+
+
+def _place(x: Array, labels: str, full: str) -> Array:
+    """Axes where `full` has them, of size 1 where `labels` lacks them."""
+    x = permute_dims(x, [labels.index(c) for c in full if c in labels])
+    missing = tuple(d for d, c in enumerate(full) if c not in labels)
+    return expand_dims(x, axis=missing) if missing else x
+
+
+@export
+def tensordot(
+    a: Operandish, b: Operandish, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2
+) -> Array:
+    """Sum over the last axes of a and the first of b, or over the pairs of axes that are given."""
+    a, b = unify(a, b)
+    if isinstance(axes, int):
+        if not 0 <= axes <= min(a.ndim, b.ndim):
+            raise misfit(
+                ArgumentError,
+                "tensordot",
+                got=f"axes={axes}",
+                needed=f"0 to {min(a.ndim, b.ndim)}, as both have that many axes",
+            )
+        over = tuple(range(a.ndim - axes, a.ndim)), tuple(range(axes))
+    else:
+        given = tuple((d,) if isinstance(d, int) else tuple(d) for d in axes)
+        over = (
+            tuple(axis_of(d, a.ndim, "tensordot") for d in given[0]),
+            tuple(axis_of(d, b.ndim, "tensordot") for d in given[1]),
+        )
+    if len(over[0]) != len(over[1]) or any(
+        a.shape[i] != b.shape[j] for i, j in zip(*over, strict=True)
+    ):
+        raise misfit(
+            ShapeError,
+            "tensordot",
+            got=f"{a.shape} and {b.shape} over {axes}",
+            needed="pairs of axes of one extent",
+        )
+    left = list(LETTERS[: a.ndim])
+    right = list(LETTERS[a.ndim : a.ndim + b.ndim])
+    for i, j in zip(*over, strict=True):
+        right[j] = left[i]
+    out = [c for c in (*left, *right) if (c in left) != (c in right)]
+    return einsum(f"{''.join(left)},{''.join(right)}->{''.join(out)}", a, b)
+
+
+@export
+def vecdot(a: Operandish, b: Operandish, /, *, axis: int = -1) -> Array:
+    """Sum of conj(a) * b along an axis."""
+    a, b = unify(a, b)
+    shape = broadcast("vecdot", a.shape, b.shape)
+    d = axis_of(axis, min(a.ndim, b.ndim), "vecdot") - min(a.ndim, b.ndim)
+    if a.shape[d] != b.shape[d]:
+        raise misfit(
+            ShapeError,
+            "vecdot",
+            got=f"{a.shape} and {b.shape}",
+            needed=f"the same extent along axis {axis}",
+        )
+    return add_up(conj(a) * b, (d + len(shape),))
+
+
+@export
+def outer(a: Operandish, b: Operandish, /) -> Array:
+    """Each element of one vector times each of the other."""
+    a, b = unify(a, b)
+    if a.ndim != 1 or b.ndim != 1:
+        raise misfit(ShapeError, "outer", got=f"{a.shape} and {b.shape}", needed="two vectors")
+    return expand_dims(a, axis=1) * expand_dims(b, axis=0)
+
+
+# -- diagonals -----------------------------------------------------------------------------
+def _diagonal_length(shape: Shape, offset: int) -> int:
+    rows, columns = shape[-2:]
+    return max(0, min(rows + min(offset, 0), columns - max(offset, 0)))
+
+
+def _diagonal_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
+    n = ins[0].ndim
+    labels = along((n - 2, n - 1), ins[0])
+    return Indices((labels,), ((*labels[:-2], None),))
+
+
+def _diagonal_grad(g: Array, y: Array, x: Array, *, offset: int) -> Sequence[Array | None]:
+    """Each element back to its place: row i, column i + offset."""
+    from .creation import eye
+    from .elementwise import where
+
+    side = x.shape[-2] if offset >= 0 else x.shape[-1]
+    line = pad(g, [(0, 0)] * (g.ndim - 1) + [(0, side - g.shape[-1])])
+    wide = broadcast_to(expand_dims(line, axis=-1 if offset >= 0 else -2), x.shape)
+    return (where(eye(*x.shape[-2:], k=offset, dtype=bool), wide, 0),)
+
+
+op(
+    "diagonal",
+    infer=lambda x, *, offset: Spec((*x.shape[:-2], _diagonal_length(x.shape, offset)), x.dtype),
+    indices=_diagonal_indices,
+    view=lambda xp, x, at, *, offset: xp.diagonal(x, offset, -2, -1),
+    grad=_diagonal_grad,
+)
+
+
+@export
+def diagonal(x: Operandish, /, *, offset: int = 0) -> Array:
+    """The diagonals of the last two axes."""
+    x = as_array(x)
+    if x.ndim < 2:
+        raise misfit(ShapeError, "diagonal", got=f"shape {x.shape}", needed="two axes or more")
+    return apply("diagonal", x, offset=offset)
+
+
+@export
+def trace(x: Operandish, /, *, offset: int = 0, dtype: Any = None) -> Array:
+    """The sums of the diagonals of the last two axes."""
+    from .reduction import sum
+
+    return sum(diagonal(x, offset=offset), axis=-1, dtype=dtype)

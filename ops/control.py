@@ -1,0 +1,472 @@
+"""Control flow as nodes: graphs inside a graph, run by the workers without a message per turn.
+
+`loop` carries a state through `trips` turns, reads slices of `xs` and stacks what each turn yields:
+repeat and scan. `while` runs as long as its condition graph says so. `branch` runs one of two
+graphs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ostinato.errors import ArgumentError, DTypeError, GradientError, ShapeError
+
+from .array import Array, Operandish, apply_all, as_array, export
+from .gradient import vjp, zero_of
+from .graph import Builder, Graph
+from .index import Indices
+from .random import seeds
+from .registry import Params, Specs, lookup, op
+from .shape import repeat_elements
+from .spec import Spec, bool_, int64, is_inexact
+from .trace import inline, subgraph
+from .tree import flatten, paths, unflatten
+from .where import misfit
+
+__all__ = [
+    "cond",
+    "repeat",
+    "scan",
+    "while_loop",
+]
+
+INDEX = Spec((), int64)
+
+
+def _opaque(ins: Specs, outs: Specs, p: Params) -> Indices:
+    """The layout pass looks inside; from outside nothing can be cut."""
+    return Indices(tuple((None,) * s.ndim for s in ins), tuple((None,) * s.ndim for s in outs))
+
+
+def _graph_cost(graph: Graph) -> tuple[float, float]:
+    flops = moved = 0.0
+    for node in graph.nodes:
+        f, b = lookup(node.op).cost(tuple(graph.specs[v] for v in node.inputs), node.specs, node.kw)
+        flops, moved = flops + f, moved + b
+    return flops, moved
+
+
+# -- loop ----------------------------------------------------------------------------------
+def _loop_rule(
+    *xs: Spec, body: Graph, trips: int, counts: tuple[int, int, int], reverse: bool
+) -> Specs:
+    outs = [s.bare for s in body.out_specs]
+    return (*outs[: counts[1]], *(Spec((trips, *s.shape), s.dtype) for s in outs[counts[1] :]))
+
+
+def _loop_cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
+    flops, moved = _graph_cost(p["body"])
+    return flops * p["trips"], moved * p["trips"]
+
+
+def _loop_grad(
+    g: Any, y: Any, *xs: Array, body: Graph, trips: int, counts: tuple[int, int, int], reverse: bool
+) -> Sequence[Array | None]:
+    """A loop the other way round. It reads the states that a first loop stacked, and computes each
+    turn again.
+    """
+    nc, ns, nx = counts
+    gs = [g] if isinstance(g, Array) else list(g)
+    consts, carry, items = xs[:nc], xs[nc : nc + ns], xs[nc + ns :]
+    stacking = Graph(body.inputs, body.nodes, (*body.outputs, *range(1 + nc, 1 + nc + ns)))
+    again = apply_all("loop", *xs, body=stacking, trips=trips, counts=counts, reverse=reverse)
+    states = again[len(body.outputs) :]
+
+    def moving(spec: Spec) -> bool:
+        return is_inexact(spec.dtype)
+
+    live_carry = [k for k in range(ns) if moving(carry[k].spec)]
+    live_ys = [k for k in range(len(body.outputs) - ns) if gs[ns + k] is not None]
+    live_consts = [k for k in range(nc) if moving(consts[k].spec)]
+    live_items = [k for k in range(nx) if moving(items[k].spec)]
+    start = [gs[k] if gs[k] is not None else zero_of(carry[k]) for k in live_carry]
+    start += [zero_of(consts[k]) for k in live_consts]
+    fed = [*states, *items, *(gs[ns + k] for k in live_ys)]
+
+    def turn(*args: Array) -> list[Array]:
+        index, rest = args[0], list(args[1:])
+        constants, rest = rest[:nc], rest[nc:]
+        by_carry, rest = rest[: len(live_carry)], rest[len(live_carry) :]
+        by_consts, rest = rest[: len(live_consts)], rest[len(live_consts) :]
+        state, rest = rest[:ns], rest[ns:]
+        slices, by_ys = rest[:nx], rest[nx:]
+        results = inline(body, [index, *constants, *state, *slices])
+        cts: list[Array | None] = [None] * len(results)
+        for k, ct in zip(live_carry, by_carry, strict=True):
+            cts[k] = ct
+        for k, ct in zip(live_ys, by_ys, strict=True):
+            cts[ns + k] = ct
+        back = vjp(results, [*constants, *state, *slices], cts)
+
+        def solid(k: int, x: Array) -> Array:
+            found = back[k]
+            return found if found is not None else zero_of(x)
+
+        return [
+            *(solid(nc + k, state[k]) for k in live_carry),
+            *(
+                acc if back[k] is None else acc + solid(k, constants[k])
+                for k, acc in zip(live_consts, by_consts, strict=True)
+            ),
+            *(solid(nc + ns + k, slices[k]) for k in live_items),
+        ]
+
+    made = _loop(turn, consts, start, fed, trips, not reverse, "the gradient of a loop")
+    found: list[Array | None] = [None] * len(xs)
+    for k, ct in zip((*(nc + k for k in live_carry), *live_consts), made, strict=False):
+        found[k] = ct
+    for k, ct in zip(live_items, made[len(start) :], strict=True):
+        found[nc + ns + k] = ct
+    return found
+
+
+op("loop", infer=_loop_rule, indices=_opaque, grad=_loop_grad, cost=_loop_cost)
+
+
+def _loop(
+    turn: Callable[..., Sequence[Array]],
+    consts: Sequence[Array],
+    carry: Sequence[Array],
+    xs: Sequence[Array],
+    trips: int,
+    reverse: bool,
+    what: str,
+) -> tuple[Array, ...]:
+    """The node of a turn; what the turn uses from outside becomes further constants."""
+    specs = [INDEX, *(x.spec for x in (*consts, *carry)), *(_item(x.spec) for x in xs)]
+    graph, outer = subgraph(turn, specs, what)
+    nc, no, rest = len(consts), len(outer), len(carry) + len(xs)
+    body = relabel(
+        graph,
+        (
+            *graph.inputs[: 1 + nc],
+            *(x.spec.bare for x in outer),
+            *graph.inputs[1 + nc : 1 + nc + rest],
+        ),
+        [*range(1 + nc), *range(1 + nc + no, 1 + nc + no + rest), *range(1 + nc, 1 + nc + no)],
+    )
+    return apply_all(
+        "loop",
+        *(*consts, *outer, *carry, *xs),
+        body=body,
+        trips=trips,
+        counts=(nc + no, len(carry), len(xs)),
+        reverse=reverse,
+    )
+
+
+def _item(spec: Spec) -> Spec:
+    return Spec(spec.shape[1:], spec.dtype)
+
+
+def _leaves(tree: Any, what: str) -> tuple[list[Array], Any]:
+    leaves, structure = flatten(tree)
+    return [as_array(x) for x in leaves], structure
+
+
+def _check_state(
+    before: Sequence[Array], after: Sequence[Array], names: Sequence[str], what: str
+) -> None:
+    for x, y, name in zip(before, after, names, strict=True):
+        if x.shape != y.shape:
+            raise misfit(
+                ShapeError,
+                what,
+                got=f"{name or 'the state'} of shape {x.shape} going in and {y.shape} coming out",
+                needed="the same shape in every turn",
+            )
+        if x.dtype != y.dtype:
+            raise misfit(
+                DTypeError,
+                what,
+                got=f"{name or 'the state'} of dtype {x.dtype.name} going in and {y.dtype.name} coming out",
+                needed="the same dtype in every turn",
+                do=f"start with .astype(ost.{y.dtype.name}), or convert what the turn returns",
+            )
+
+
+def _state_after(results: Any, structure: Any, what: str) -> list[Array]:
+    leaves, found = _leaves(results, what)
+    if found != structure:
+        raise misfit(
+            ArgumentError,
+            what,
+            got=f"a state {found} coming out",
+            needed=f"the structure that goes in, {structure}",
+        )
+    return leaves
+
+
+def _run_loop(
+    function: Callable[[Array, Any, Any], tuple[Any, Any]],
+    init: Any,
+    items: Any,
+    trips: int,
+    reverse: bool,
+    what: str,
+) -> tuple[Any, Any]:
+    carry, structure = _leaves(init, what)
+    xs, items_structure = _leaves(items, what)
+    names = paths(structure, "state")
+    yielded: list[Any] = []
+
+    def turn(index: Array, *args: Array) -> list[Array]:
+        state = unflatten(structure, args[: len(carry)])
+        given = unflatten(items_structure, args[len(carry) :])
+        with seeds.by_turn(index):
+            made = function(index, state, given)
+        if not (isinstance(made, (tuple, list)) and len(made) == 2):
+            raise misfit(
+                ArgumentError,
+                what,
+                got=f"a {type(made).__name__} coming out of the function",
+                needed="a pair: the state after the turn, and what it yields",
+                do="return state, None if it yields nothing",
+            )
+        after, y = made
+        leaves = _state_after(after, structure, what)
+        _check_state(carry, leaves, names, what)
+        outs, y_structure = _leaves(y, what)
+        yielded[:] = [y_structure]
+        return [*leaves, *outs]
+
+    made = _loop(turn, (), carry, xs, trips, reverse, what)
+    return unflatten(structure, made[: len(carry)]), unflatten(yielded[0], made[len(carry) :])
+
+
+@export
+def repeat(x: Any, repeats: Any, /, state: Any = None, *, axis: int | None = None) -> Any:
+    """`repeat(n, function, state)`: the state after the function was applied n times.
+
+    `repeat(array, repeats)`: the standard's function, each element again and again.
+    """
+    if not callable(repeats):
+        return repeat_elements(x, repeats, axis)
+    function, trips = repeats, operator.index(x)
+    if trips < 0:
+        raise misfit(ArgumentError, "repeat", got=f"{trips} times", needed="0 or more")
+    return _run_loop(lambda index, s, _: (function(s), None), state, None, trips, False, "repeat")[
+        0
+    ]
+
+
+@export
+def scan(
+    function: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any = None,
+    *,
+    length: int | None = None,
+    reverse: bool = False,
+) -> tuple[Any, Any]:
+    """`state, y = function(state, x)` for each x along the first axis; the last state and the ys,
+    stacked.
+    """
+    leaves = [as_array(x) for x in flatten(xs)[0]]
+    lengths = {x.shape[0] if x.ndim else -1 for x in leaves} | (
+        {length} if length is not None else set()
+    )
+    if len(lengths) != 1 or -1 in lengths:
+        raise misfit(
+            ShapeError,
+            "scan",
+            got=" and ".join(str(x.shape) for x in leaves)
+            + (f" and length={length}" if length is not None else ""),
+            needed="arrays with a common first axis, or length=",
+        )
+    trips = lengths.pop()
+    assert trips is not None
+    return _run_loop(lambda index, s, x: function(s, x), init, xs, trips, reverse, "scan")
+
+
+# -- while ---------------------------------------------------------------------------------
+def _while_rule(
+    *xs: Spec, condition: Graph, body: Graph, counts: tuple[int, int], most: int
+) -> Specs:
+    return tuple(s.bare for s in body.out_specs)
+
+
+def _while_grad(g: Any, y: Any, *xs: Array, **_: Any) -> Sequence[Array | None]:
+    raise misfit(
+        GradientError,
+        "gradient of while_loop",
+        got="a number of turns that depends on data",
+        needed="a number known beforehand",
+        do="use ost.repeat or ost.scan, or cut it off with ost.stop_gradient",
+    )
+
+
+op(
+    "while",
+    infer=_while_rule,
+    indices=_opaque,
+    grad=_while_grad,
+    cost=lambda ins, outs, p: _graph_cost(p["body"]),
+)
+
+
+def _truth(x: Any, what: str) -> Array:
+    found = as_array(x)
+    if found.shape or found.dtype != bool_:
+        raise misfit(
+            DTypeError,
+            what,
+            got=f"a condition {found.spec.bare}",
+            needed="one bool",
+            do="use .all() or .any()",
+        )
+    return found
+
+
+@export
+def while_loop(
+    condition: Callable[[Any], Any],
+    function: Callable[[Any], Any],
+    state: Any,
+    *,
+    most: int | None = None,
+) -> Any:
+    """The state after the function was applied for as long as the condition holds, `most` times at
+    the most.
+    """
+    carry, structure = _leaves(state, "while_loop")
+    names = paths(structure, "state")
+    specs = [x.spec for x in carry]
+
+    def go_on(*args: Array) -> list[Array]:
+        return [_truth(condition(unflatten(structure, args)), "while_loop")]
+
+    def turn(*args: Array) -> list[Array]:
+        leaves = _state_after(function(unflatten(structure, args)), structure, "while_loop")
+        _check_state(carry, leaves, names, "while_loop")
+        return leaves
+
+    with seeds.refused("while_loop"):
+        test, outer_test = subgraph(go_on, specs, "while_loop")
+        body, outer_body = subgraph(turn, specs, "while_loop")
+    ns, nt, nb = len(carry), len(outer_test), len(outer_body)
+    inputs = (*outer_test, *outer_body, *carry)
+    bare = [x.spec.bare for x in inputs]
+    test = relabel(test, bare, [*range(nt + nb, nt + nb + ns), *range(nt)])
+    body = relabel(body, bare, [*range(nt + nb, nt + nb + ns), *range(nt, nt + nb)])
+    made = apply_all(
+        "while",
+        *inputs,
+        condition=test,
+        body=body,
+        counts=(nt + nb, ns),
+        most=-1 if most is None else operator.index(most),
+    )
+    return unflatten(structure, made)
+
+
+def relabel(graph: Graph, inputs: Sequence[Spec], values: list[int]) -> Graph:
+    """The graph over other inputs; `values` says which of them each old one is."""
+    builder = Builder(inputs)
+    for node in graph.nodes:
+        values.extend(
+            builder.add(
+                node.op, [values[v] for v in node.inputs], node.params, node.specs, node.line
+            )
+        )
+    return builder.graph([values[v] for v in graph.outputs])
+
+
+# -- branch --------------------------------------------------------------------------------
+def _branch_grad(
+    g: Any, y: Any, *xs: Array, then: Graph, otherwise: Graph
+) -> Sequence[Array | None]:
+    gs = [g] if isinstance(g, Array) else list(g)
+    operands = xs[1:]
+    weights = [ct for ct in gs if ct is not None]
+    live = [k for k, x in enumerate(operands) if is_inexact(x.dtype)]
+
+    def side(graph: Graph) -> Callable[..., list[Array]]:
+        def back(*args: Array) -> list[Array]:
+            values, cts = args[: len(operands)], iter(args[len(operands) :])
+            results = inline(graph, values)
+            found = vjp(results, values, [None if ct is None else next(cts) for ct in gs])
+            return [_solid(found[k], values[k]) for k in live]
+
+        return back
+
+    made = _branch(xs[0], (*operands, *weights), side(then), side(otherwise))
+    found: list[Array | None] = [None] * len(xs)
+    for k, ct in zip(live, made, strict=True):
+        found[1 + k] = ct
+    return found
+
+
+def _solid(ct: Array | None, x: Array) -> Array:
+    return ct if ct is not None else zero_of(x)
+
+
+op(
+    "branch",
+    infer=lambda *xs, then, otherwise: tuple(s.bare for s in then.out_specs),
+    indices=_opaque,
+    grad=_branch_grad,
+    cost=lambda ins, outs, p: max(_graph_cost(p["then"]), _graph_cost(p["otherwise"])),
+)
+
+
+@export
+def cond(
+    condition: Operandish, then: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any
+) -> Any:
+    """`then(*operands)` if the condition holds, else `otherwise(*operands)`; only one of them
+    runs.
+    """
+    test = _truth(condition, "cond")
+    leaves, structure = _leaves(operands, "cond")
+    shapes: list[Any] = []
+
+    def side(function: Callable[..., Any]) -> Callable[..., list[Array]]:
+        def run(*args: Array) -> list[Array]:
+            outs, found = _leaves(function(*unflatten(structure, args)), "cond")
+            shapes.append((found, [x.spec.bare for x in outs]))
+            return outs
+
+        return run
+
+    made = _branch(test, leaves, side(then), side(otherwise), lambda: _same_sides(*shapes))
+    return unflatten(shapes[0][0], made)
+
+
+def _branch(
+    test: Array,
+    leaves: Sequence[Array],
+    then: Callable[..., Sequence[Array]],
+    otherwise: Callable[..., Sequence[Array]],
+    check: Callable[[], None] = lambda: None,
+) -> tuple[Array, ...]:
+    """The node of two sides; what either uses from outside becomes further operands."""
+    specs = [x.spec for x in leaves]
+    yes, outer_yes = subgraph(then, specs, "cond")
+    no, outer_no = subgraph(otherwise, specs, "cond")
+    check()
+    n, ny, nn = len(leaves), len(outer_yes), len(outer_no)
+    inputs = (*leaves, *outer_yes, *outer_no)
+    bare = [x.spec.bare for x in inputs]
+    return apply_all(
+        "branch",
+        test,
+        *inputs,
+        then=relabel(yes, bare, [*range(n), *range(n, n + ny)]),
+        otherwise=relabel(no, bare, [*range(n), *range(n + ny, n + ny + nn)]),
+    )
+
+
+def _same_sides(yes: Any, no: Any) -> None:
+    if yes != no:
+        raise misfit(
+            ShapeError,
+            "cond",
+            got=f"{_describe(yes)} from one side and {_describe(no)} from the other",
+            needed="results of the same structure, shapes and dtypes",
+        )
+
+
+def _describe(side: tuple[Any, list[Spec]]) -> str:
+    return f"{side[0]} of {', '.join(map(str, side[1]))}"

@@ -1,0 +1,425 @@
+"""Arrays out of nothing, out of the caller's memory, and out of other libraries."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, SupportsIndex, cast
+
+import numpy as np
+
+from ostinato.errors import ArgumentError, DTypeError, ShapeError
+
+from .array import (
+    Array,
+    Host,
+    Operandish,
+    Split,
+    apply,
+    as_array,
+    constant,
+    export,
+    from_operand,
+    weak_kind,
+)
+from .elementwise import as_dtype, astype, check_device, equal, number_of, where
+from .index import LETTERS, Indices
+from .registry import Params, Place, Specs, op, stream_cost
+from .shape import axis_of, broadcast_to, expand_dims, listed, reshape, resplit, stack
+from .spec import (
+    DTYPES,
+    DType,
+    Shape,
+    Spec,
+    complex128,
+    float32,
+    float64,
+    int64,
+    is_integer,
+    uint64,
+)
+from .where import misfit
+
+__all__ = [
+    "arange",
+    "asarray",
+    "empty",
+    "empty_like",
+    "eye",
+    "from_dlpack",
+    "full",
+    "full_like",
+    "linspace",
+    "meshgrid",
+    "one_hot",
+    "ones",
+    "ones_like",
+    "zeros",
+    "zeros_like",
+]
+
+FILL = stream_cost(0)
+ANYWHERE = -99  # the split of an array whose maker did not ask for one
+
+
+def _from_nothing(ins: Specs, outs: Specs, p: Params) -> Indices:
+    return Indices((), (tuple(LETTERS[: outs[0].ndim]),))
+
+
+def _full_kernel(xp: Any, out: Any, *, shape: Shape, value: Any, dtype: DType) -> None:
+    out[...] = value
+
+
+op(
+    "full",
+    infer=lambda *, shape, value, dtype: Spec(shape, dtype),
+    indices=_from_nothing,
+    kernel=_full_kernel,
+    cost=FILL,
+)
+
+
+def _iota_kernel(xp: Any, out: Any, *, shape: Shape, axis: int, dtype: DType, at: Place) -> None:
+    lo, hi = at.outs[0][axis]
+    line = xp.arange(lo, hi).reshape((-1,) + (1,) * (out.ndim - axis - 1))
+    xp.copyto(out, line, casting="unsafe")
+
+
+op(
+    "iota",
+    infer=lambda *, shape, axis, dtype: Spec(shape, dtype),
+    indices=_from_nothing,
+    kernel=_iota_kernel,
+    cost=FILL,
+    placed=True,
+)
+
+
+def _shape(shape: Any) -> Shape:
+    given = listed(shape)
+    if min(given, default=0) < 0:
+        raise misfit(ArgumentError, "shape", got=str(given), needed="extents of 0 or more")
+    return given
+
+
+def placed(x: Array, split: Split) -> Array:
+    """In the layout that was asked for, if one was."""
+    return x if split == ANYWHERE else resplit(x, split)
+
+
+def iota(shape: Shape, axis: int, dtype: DType = int64) -> Array:
+    """0, 1, 2, ... along an axis."""
+    return apply("iota", shape=shape, axis=axis, dtype=dtype)
+
+
+@export
+def full(
+    shape: Any,
+    fill_value: Operandish,
+    *,
+    dtype: Any = None,
+    device: str | None = None,
+    split: Split = ANYWHERE,
+) -> Array:
+    """A value everywhere."""
+    check_device("full", device)
+    kind = as_dtype(dtype) if dtype is not None else None
+    if isinstance(fill_value, Array):
+        x = fill_value if kind is None else fill_value.astype(kind)
+        return placed(broadcast_to(x, _shape(shape)), split)
+    if kind is None:
+        kind = as_array(fill_value).dtype
+    number = number_of("full", fill_value, kind)
+    return placed(apply("full", shape=_shape(shape), value=number, dtype=kind), split)
+
+
+@export
+def zeros(
+    shape: Any, *, dtype: Any = None, device: str | None = None, split: Split = ANYWHERE
+) -> Array:
+    """Zeros, float64 unless said otherwise."""
+    return full(shape, 0, dtype=float64 if dtype is None else dtype, device=device, split=split)
+
+
+@export
+def ones(
+    shape: Any, *, dtype: Any = None, device: str | None = None, split: Split = ANYWHERE
+) -> Array:
+    """Ones, float64 unless said otherwise."""
+    return full(shape, 1, dtype=float64 if dtype is None else dtype, device=device, split=split)
+
+
+@export
+def empty(
+    shape: Any, *, dtype: Any = None, device: str | None = None, split: Split = ANYWHERE
+) -> Array:
+    """An array whose values do not matter (they are zeros)."""
+    return zeros(shape, dtype=dtype, device=device, split=split)
+
+
+@export
+def full_like(
+    x: Operandish,
+    /,
+    fill_value: Operandish,
+    *,
+    dtype: Any = None,
+    device: str | None = None,
+    split: Split = ANYWHERE,
+) -> Array:
+    """A value everywhere, in the shape and dtype of another array."""
+    x = as_array(x)
+    kind = x.dtype if dtype is None else dtype
+    return full(x.shape, fill_value, dtype=kind, device=device, split=split)
+
+
+@export
+def zeros_like(
+    x: Operandish, /, *, dtype: Any = None, device: str | None = None, split: Split = ANYWHERE
+) -> Array:
+    """Zeros, in the shape and dtype of another array."""
+    return full_like(x, 0, dtype=dtype, device=device, split=split)
+
+
+@export
+def ones_like(
+    x: Operandish, /, *, dtype: Any = None, device: str | None = None, split: Split = ANYWHERE
+) -> Array:
+    """Ones, in the shape and dtype of another array."""
+    return full_like(x, 1, dtype=dtype, device=device, split=split)
+
+
+@export
+def empty_like(
+    x: Operandish, /, *, dtype: Any = None, device: str | None = None, split: Split = ANYWHERE
+) -> Array:
+    """An array in the shape and dtype of another, whose values do not matter (they are zeros)."""
+    return full_like(x, 0, dtype=dtype, device=device, split=split)
+
+
+@export
+def arange(
+    start: float,
+    /,
+    stop: float | None = None,
+    step: float = 1,
+    *,
+    dtype: Any = None,
+    device: str | None = None,
+    split: Split = ANYWHERE,
+) -> Array:
+    """Numbers from start, step by step, up to but without stop."""
+    check_device("arange", device)
+    if stop is None:
+        start, stop = 0, start
+    if step == 0:
+        raise misfit(ArgumentError, "arange", got="step 0", needed="a step that leads somewhere")
+    if all(isinstance(v, SupportsIndex) for v in (start, stop, step)):
+        start, stop, step = (operator.index(cast(SupportsIndex, v)) for v in (start, stop, step))
+        places = range(start, stop, step)
+        kind = as_dtype(dtype) if dtype is not None else int64
+        for end in (start, places[-1]) if places else ():
+            number_of("arange", end, kind if is_integer(kind) else int64)
+        x = iota((len(places),), 0, uint64 if kind == uint64 else int64)
+    else:
+        kind = as_dtype(dtype) if dtype is not None else float64
+        x = iota((max(0, math.ceil((stop - start) / step)),), 0, float64)
+    if step != 1:
+        x = x * _modulo(step, x.dtype)
+    if start != 0:
+        x = x + _modulo(start, x.dtype)
+    return placed(x.astype(kind), split)
+
+
+def _modulo(number: float, dtype: DType) -> float:
+    """A number as uint64 wraps it, so that steps may lead downwards."""
+    return int(number) % 2**64 if dtype == uint64 else number
+
+
+@export
+def linspace(
+    start: complex,
+    stop: complex,
+    /,
+    num: int,
+    *,
+    dtype: Any = None,
+    device: str | None = None,
+    endpoint: bool = True,
+    split: Split = ANYWHERE,
+) -> Array:
+    """So many numbers at equal distances."""
+    check_device("linspace", device)
+    if num < 0:
+        raise misfit(ArgumentError, "linspace", got=f"num={num}", needed="0 or more")
+    is_complex = complex in (weak_kind(start), weak_kind(stop))
+    work = complex128 if is_complex else float64
+    kind = as_dtype(dtype) if dtype is not None else work
+    if is_integer(kind):
+        raise misfit(DTypeError, "linspace", got=kind.name, needed="a floating dtype")
+    count = num - 1 if endpoint else num
+    k = iota((num,), 0, float64)
+    x = k * ((stop - start) / count) + start if count else (k + start)
+    if endpoint and num > 1:
+        x = where(equal(k, num - 1), stop, x)  # exactly, as rounding may miss it
+    return placed(x.astype(kind), split)
+
+
+@export
+def eye(
+    n_rows: int,
+    n_cols: int | None = None,
+    /,
+    *,
+    k: int = 0,
+    dtype: Any = None,
+    device: str | None = None,
+    split: Split = ANYWHERE,
+) -> Array:
+    """Ones on the k-th diagonal, zeros elsewhere."""
+    check_device("eye", device)
+    height, width = _shape((n_rows, n_rows if n_cols is None else n_cols))
+    kind = as_dtype(dtype) if dtype is not None else float64
+    on = equal(iota((height, 1), 0) + k, iota((1, width), 1))
+    return placed(on.astype(kind), split)
+
+
+@export
+def meshgrid(*arrays: Operandish, indexing: str = "xy") -> list[Array]:
+    """Coordinate arrays of a grid whose axes are these vectors."""
+    xs = [as_array(x) for x in arrays]
+    if indexing not in ("xy", "ij"):
+        raise misfit(ArgumentError, "meshgrid", got=repr(indexing), needed="'xy' or 'ij'")
+    if any(x.ndim > 1 for x in xs):
+        raise misfit(
+            ShapeError,
+            "meshgrid",
+            got=" and ".join(str(x.shape) for x in xs),
+            needed="arrays of one axis",
+        )
+    order = list(range(len(xs)))
+    if indexing == "xy" and len(xs) > 1:
+        order[0], order[1] = 1, 0
+    shape = [0] * len(xs)
+    for x, d in zip(xs, order, strict=True):
+        shape[d] = x.size
+    found = []
+    for x, d in zip(xs, order, strict=True):
+        line = [1] * len(xs)
+        line[d] = x.size
+        found.append(broadcast_to(reshape(x, line), shape))
+    return found
+
+
+# -- from elsewhere ------------------------------------------------------------------------
+@export
+def asarray(
+    values: Any,
+    /,
+    *,
+    dtype: Any = None,
+    device: str | None = None,
+    copy: bool | None = None,
+    split: Split = ANYWHERE,
+) -> Array:
+    """An Array of numbers, nested lists, a NumPy array, or anything with `__array__` or DLPack.
+
+    Foreign memory is copied, so that later changes to it have no effect; `copy=False` borrows it
+    instead."""
+    check_device("asarray", device)
+    kind = as_dtype(dtype) if dtype is not None else None
+    if isinstance(values, Array):
+        x = as_array(values) if kind is None else astype(values, kind)
+        if copy and x is values:
+            x = apply("copy", x)
+        return placed(x, split)
+    if type(values) in (bool, int, float, complex):
+        number = values if kind is None else number_of("asarray", values, kind)
+        return placed(constant(number, kind), split)
+    if isinstance(values, (list, tuple)) and any(isinstance(v, Array) for v in _leaves(values)):
+        return placed(_of_arrays(values, kind), split)
+    if copy is False and not hasattr(values, "__array__") and not hasattr(values, "__dlpack__"):
+        raise misfit(
+            ArgumentError,
+            "asarray(copy=False)",
+            got=f"a {type(values).__name__}",
+            needed="an array, whose memory can be borrowed",
+            do="leave out copy=False",
+        )
+    if kind is not None and kind.kind not in "cb" and np.iscomplexobj(values):
+        raise misfit(
+            DTypeError,
+            "asarray",
+            got=f"complex values for {kind.name}",
+            needed="a complex dtype",
+            do="take their real part first",
+        )
+    try:
+        if hasattr(values, "__array__") or not hasattr(values, "__dlpack__"):
+            host = np.asarray(values, dtype=kind)
+        else:
+            host = np.from_dlpack(values)
+            host = host if kind is None else host.astype(kind, copy=False)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise misfit(
+            ArgumentError,
+            "asarray",
+            got=type(values).__name__,
+            needed="numbers in a regular shape",
+            do=str(error),
+        ) from error
+    if host.dtype.name not in DTYPES:
+        raise misfit(
+            DTypeError,
+            "asarray",
+            got=f"dtype {host.dtype}",
+            needed="one of " + ", ".join(DTYPES),
+        )
+    fresh = isinstance(values, (list, tuple, range)) or (
+        isinstance(values, np.ndarray) and not np.may_share_memory(host, values)
+    )
+    host = np.require(host, host.dtype.newbyteorder("="), "C")
+    if copy or (copy is None and not fresh):
+        host = host.copy()
+    return from_operand(Host(host, None if split == ANYWHERE else split))
+
+
+def _leaves(values: Any) -> Sequence[Any]:
+    if isinstance(values, (list, tuple)):
+        return [leaf for v in values for leaf in _leaves(v)]
+    return [values]
+
+
+def _of_arrays(values: Any, kind: DType | None) -> Array:
+    parts = [_of_arrays(v, kind) if isinstance(v, (list, tuple)) else as_array(v) for v in values]
+    x = stack(parts)
+    return x if kind is None else x.astype(kind)
+
+
+@export
+def from_dlpack(x: Any, /, *, device: str | None = None, copy: bool | None = None) -> Array:
+    """An Array of another library's array, through DLPack."""
+    check_device("from_dlpack", device)
+    return asarray(np.from_dlpack(x), copy=copy)
+
+
+@export
+def one_hot(indices: Operandish, /, classes: int, *, axis: int = -1, dtype: Any = None) -> Array:
+    """1 where the class is the index, else 0, along a new axis; rows of zeros for indices
+    outside.
+    """
+    x = as_array(indices)
+    if not is_integer(x.dtype):
+        raise misfit(
+            DTypeError,
+            "one_hot",
+            got=x.dtype.name,
+            needed="integer indices",
+            do="convert with .astype",
+        )
+    d = axis_of(axis, x.ndim + 1, "one_hot")
+    line = [1] * (x.ndim + 1)
+    line[d] = operator.index(classes)
+    on = equal(expand_dims(x, axis=d), iota(tuple(line), d))
+    return on.astype(float32 if dtype is None else dtype)

@@ -1,0 +1,868 @@
+"""Elementwise operations: `... -> ...`, with broadcasting.
+
+One block each: name, NumPy function, gradient, scalar expression (from which fused kernels are
+generated; in it, max and min give NaN if there is one). Gradients at kinks follow JAX: abs has
+slope 0 at 0, the two sides of a tie in maximum and minimum get half each, floor and sign are
+flat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+import numpy as np
+
+from ostinato.errors import ArgumentError, DTypeError, ShapeError
+
+from .array import Array, Operandish, Scalar, apply, as_array, export, functions, unify
+from .registry import ANY, Scratch, op, stream_cost
+from .spec import (
+    DTYPES,
+    DType,
+    Shape,
+    Spec,
+    bool_,
+    complex_of,
+    float32,
+    float64,
+    is_inexact,
+    is_integer,
+    promote,
+    real_of,
+    widened,
+)
+from .where import misfit
+
+__all__ = [
+    "abs",
+    "acos",
+    "acosh",
+    "add",
+    "asin",
+    "asinh",
+    "astype",
+    "atan",
+    "atan2",
+    "atanh",
+    "bitwise_and",
+    "bitwise_invert",
+    "bitwise_left_shift",
+    "bitwise_or",
+    "bitwise_right_shift",
+    "bitwise_xor",
+    "cbrt",
+    "ceil",
+    "clip",
+    "conj",
+    "copysign",
+    "cos",
+    "cosh",
+    "divide",
+    "equal",
+    "erf",
+    "exp",
+    "exp2",
+    "expm1",
+    "floor",
+    "floor_divide",
+    "greater",
+    "greater_equal",
+    "hypot",
+    "imag",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "less",
+    "less_equal",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "logaddexp",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "maximum",
+    "minimum",
+    "multiply",
+    "negative",
+    "nextafter",
+    "not_equal",
+    "positive",
+    "pow",
+    "real",
+    "reciprocal",
+    "remainder",
+    "round",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "signbit",
+    "sin",
+    "sinh",
+    "softplus",
+    "sqrt",
+    "square",
+    "subtract",
+    "tan",
+    "tanh",
+    "trunc",
+    "where",
+]
+
+Grad = Callable[..., Sequence[Array | None]]
+Unary = Callable[[Operandish], Array]
+Binary = Callable[[Operandish, Operandish], Array]
+
+
+def flat(g: Array, y: Array, *xs: Array) -> Sequence[Array | None]:
+    """The gradient of steps: none."""
+    return (None,) * len(xs)
+
+
+def broadcast(name: str, *shapes: Shape) -> Shape:
+    """The common shape, or an error that names the operands."""
+    found: list[int] = []
+    for k in range(1, max((len(s) for s in shapes), default=0) + 1):
+        sizes = {s[-k] for s in shapes if len(s) >= k} - {1}
+        if len(sizes) > 1:
+            raise misfit(
+                ShapeError,
+                name,
+                got=" and ".join(str(s) for s in shapes),
+                needed="shapes that are equal, or 1, in each axis counted from the last",
+                do="insert axes with x[:, None] or reshape one operand",
+            )
+        found.append(sizes.pop() if sizes else 1)
+    return tuple(reversed(found))
+
+
+@lru_cache(4096)
+def _resolve(ufunc: str, *dtypes: DType) -> DType | None:
+    """The result dtype of NumPy's own rule; None if it has none."""
+    try:
+        return getattr(np, ufunc).resolve_dtypes((*widened(dtypes), None))[-1]
+    except TypeError:
+        return None
+
+
+def _no_meaning(name: str, specs: Sequence[Spec]) -> Exception:
+    return misfit(
+        DTypeError,
+        name,
+        got=" and ".join(s.dtype.name for s in specs),
+        needed="a dtype for which it has a meaning",
+        do="convert with x.astype(...)",
+    )
+
+
+def ufunc_rule(name: str, ufunc: str) -> Callable[..., Spec]:
+    """Broadcast shape; NumPy's dtype rule."""
+
+    def infer(*specs: Spec) -> Spec:
+        shape = specs[0].shape
+        for s in specs[1:]:
+            if s.shape != shape:
+                shape = broadcast(name, *(s.shape for s in specs))
+                break
+        dtype = _resolve(ufunc, *[s.dtype for s in specs])
+        if dtype is None:
+            raise _no_meaning(name, specs)
+        return Spec(shape, dtype)
+
+    return infer
+
+
+def unary(
+    name: str,
+    ufunc: str = "",
+    *,
+    doc: str,
+    grad: Grad | None = None,
+    scalar: str = "",
+    flops: float = 1,
+    kernel: Callable[..., None] | None = None,
+    like: str = "",
+    **facts: Any,
+) -> Unary:
+    """Register a function of one operand. `like` names the NumPy function whose dtype rule it
+    shares; it then takes floats only, and the function converts what it is given.
+    """
+    op(
+        name,
+        infer=ufunc_rule(name, ufunc or like),
+        ufunc=ufunc,
+        kernel=kernel,
+        grad=grad,
+        scalar=scalar or f"{name}({{0}})",
+        cost=stream_cost(flops),
+        overwrite=ANY,
+        **facts,
+    )
+
+    def function(x: Operandish, /) -> Array:
+        x = as_array(x)
+        if like and not is_inexact(x.dtype):
+            x = astype(x, _resolve(like, x.dtype) or x.dtype)
+        return apply(name, x)
+
+    return _named(function, name, doc)
+
+
+def binary(
+    name: str,
+    ufunc: str,
+    *,
+    doc: str,
+    grad: Grad | None = None,
+    scalar: str = "",
+    flops: float = 1,
+    kernel: Callable[..., None] | None = None,
+) -> Binary:
+    """Register a function of two operands that broadcast."""
+    op(
+        name,
+        infer=ufunc_rule(name, ufunc),
+        ufunc="" if kernel else ufunc,
+        kernel=kernel,
+        grad=grad,
+        scalar=scalar or f"{name}({{0}}, {{1}})",
+        cost=stream_cost(flops),
+        overwrite=ANY,
+    )
+
+    def function(x: Operandish, y: Operandish, /) -> Array:
+        x, y = unify(x, y)
+        return apply(name, x, y)
+
+    return _named(function, name, doc)
+
+
+def _named(function: Callable[..., Array], name: str, doc: str) -> Callable[..., Array]:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    functions[name] = function
+    return function
+
+
+# -- sign and rounding ---------------------------------------------------------------------
+negative: Unary = unary("negative", "negative", doc="-x", grad=lambda g, y, x: (-g,), scalar="-{0}")
+abs: Unary = unary(
+    "abs",
+    "absolute",
+    doc="Absolute value.",
+    grad=lambda g, y, x: (g * conj(sign(x)),),
+    scalar="abs({0})",
+)
+
+
+def _sign_grad(g: Array, y: Array, x: Array) -> Sequence[Array | None]:
+    if x.dtype.kind != "c":
+        return (None,)
+    size = abs(x)
+    flat = (g - real(g * y) * conj(y)) / where(equal(size, 0), 1, size)
+    return (where(equal(size, 0), 0, flat),)
+
+
+sign: Unary = unary(
+    "sign",
+    "sign",
+    doc="-1, 0 or 1; x / |x| for complex x.",
+    grad=_sign_grad,
+)
+floor: Unary = unary("floor", "floor", doc="The largest integer not above x.", grad=flat)
+ceil: Unary = unary("ceil", "ceil", doc="The smallest integer not below x.", grad=flat)
+trunc: Unary = unary("trunc", "trunc", doc="The integer part of x.", grad=flat)
+_rint: Unary = unary("rint", "rint", doc="Nearest integer, halves to even.", grad=flat)
+
+
+@export
+def round(x: Operandish, /, digits: int = 0) -> Array:
+    """Nearest number with so many decimals (before the point if negative); halves go to even."""
+    x = as_array(x)
+    if digits == 0 or (is_integer(x.dtype) and digits > 0):
+        return x if is_integer(x.dtype) else _rint(x)
+    if digits > 0:
+        return _rint(x * 10.0**digits) / 10.0**digits
+    return astype(_rint(x / 10.0**-digits) * 10.0**-digits, x.dtype)
+
+
+@export
+def positive(x: Operandish, /) -> Array:
+    """+x"""
+    x = as_array(x)
+    if x.dtype.kind == "b":
+        raise _no_meaning("positive", [x.spec])
+    return x
+
+
+# -- roots and powers ----------------------------------------------------------------------
+sqrt: Unary = unary(
+    "sqrt", "sqrt", doc="Square root.", grad=lambda g, y, x: (g * 0.5 / y,), flops=4
+)
+square: Unary = unary(
+    "square", "square", doc="x * x", grad=lambda g, y, x: (2 * g * x,), scalar="{0} * {0}"
+)
+cbrt: Unary = unary(
+    "cbrt", "cbrt", doc="Cube root.", grad=lambda g, y, x: (g / (3 * y * y),), flops=10
+)
+_reciprocal: Unary = unary(
+    "reciprocal", "reciprocal", doc="1 / x", grad=lambda g, y, x: (-g * y * y,), scalar="1 / {0}"
+)
+
+
+@export
+def reciprocal(x: Operandish, /) -> Array:
+    """1 / x; integers are divided as real numbers."""
+    x = as_array(x)
+    return _reciprocal(x if is_inexact(x.dtype) else astype(x, float64))
+
+
+def _rsqrt_kernel(xp: Any, out: Any, x: Any) -> None:
+    xp.sqrt(x, out)
+    xp.reciprocal(out, out)
+
+
+rsqrt: Unary = unary(
+    "rsqrt",
+    like="sqrt",
+    doc="1 / sqrt(x)",
+    kernel=_rsqrt_kernel,
+    grad=lambda g, y, x: (-0.5 * g * y / x,),
+    scalar="1 / sqrt({0})",
+    flops=5,
+)
+
+# -- exponentials and logarithms -----------------------------------------------------------
+exp: Unary = unary("exp", "exp", doc="e to the x.", grad=lambda g, y, x: (g * y,), flops=10)
+exp2: Unary = unary(
+    "exp2", "exp2", doc="2 to the x.", grad=lambda g, y, x: (g * y * math.log(2),), flops=10
+)
+expm1: Unary = unary(
+    "expm1", "expm1", doc="exp(x) - 1", grad=lambda g, y, x: (g * (y + 1),), flops=12
+)
+log: Unary = unary("log", "log", doc="Natural logarithm.", grad=lambda g, y, x: (g / x,), flops=10)
+log1p: Unary = unary(
+    "log1p", "log1p", doc="log(1 + x)", grad=lambda g, y, x: (g / (1 + x),), flops=12
+)
+log2: Unary = unary(
+    "log2",
+    "log2",
+    doc="Logarithm to base 2.",
+    grad=lambda g, y, x: (g / (x * math.log(2)),),
+    flops=10,
+)
+log10: Unary = unary(
+    "log10",
+    "log10",
+    doc="Logarithm to base 10.",
+    grad=lambda g, y, x: (g / (x * math.log(10)),),
+    flops=10,
+)
+
+# -- trigonometry --------------------------------------------------------------------------
+sin: Unary = unary("sin", "sin", doc="Sine.", grad=lambda g, y, x: (g * cos(x),), flops=12)
+cos: Unary = unary("cos", "cos", doc="Cosine.", grad=lambda g, y, x: (-g * sin(x),), flops=12)
+tan: Unary = unary("tan", "tan", doc="Tangent.", grad=lambda g, y, x: (g * (1 + y * y),), flops=16)
+asin: Unary = unary(
+    "asin", "arcsin", doc="Inverse sine.", grad=lambda g, y, x: (g / sqrt(1 - x * x),), flops=16
+)
+acos: Unary = unary(
+    "acos", "arccos", doc="Inverse cosine.", grad=lambda g, y, x: (-g / sqrt(1 - x * x),), flops=16
+)
+atan: Unary = unary(
+    "atan", "arctan", doc="Inverse tangent.", grad=lambda g, y, x: (g / (1 + x * x),), flops=16
+)
+sinh: Unary = unary(
+    "sinh", "sinh", doc="Hyperbolic sine.", grad=lambda g, y, x: (g * cosh(x),), flops=16
+)
+cosh: Unary = unary(
+    "cosh", "cosh", doc="Hyperbolic cosine.", grad=lambda g, y, x: (g * sinh(x),), flops=16
+)
+tanh: Unary = unary(
+    "tanh", "tanh", doc="Hyperbolic tangent.", grad=lambda g, y, x: (g * (1 - y * y),), flops=12
+)
+asinh: Unary = unary(
+    "asinh",
+    "arcsinh",
+    doc="Inverse hyperbolic sine.",
+    grad=lambda g, y, x: (g / sqrt(1 + x * x),),
+    flops=16,
+)
+acosh: Unary = unary(
+    "acosh",
+    "arccosh",
+    doc="Inverse hyperbolic cosine.",
+    grad=lambda g, y, x: (g / (sqrt(x - 1) * sqrt(x + 1)),),
+    flops=16,
+)
+atanh: Unary = unary(
+    "atanh",
+    "arctanh",
+    doc="Inverse hyperbolic tangent.",
+    grad=lambda g, y, x: (g / (1 - x * x),),
+    flops=16,
+)
+
+
+# -- of learning and statistics ------------------------------------------------------------
+def _sigmoid_kernel(xp: Any, out: Any, x: Any) -> None:
+    xp.negative(x, out)
+    xp.exp(out, out)
+    xp.add(out, 1, out)
+    xp.reciprocal(out, out)
+
+
+sigmoid: Unary = unary(
+    "sigmoid",
+    like="exp",
+    doc="1 / (1 + exp(-x))",
+    kernel=_sigmoid_kernel,
+    grad=lambda g, y, x: (g * y * (1 - y),),
+    scalar="1 / (1 + exp(-{0}))",
+    flops=14,
+)
+
+
+def _softplus_kernel(xp: Any, out: Any, x: Any) -> None:
+    xp.logaddexp(x, out.dtype.type(0), out)
+
+
+softplus: Unary = unary(
+    "softplus",
+    like="cbrt",
+    doc="log(1 + exp(x)), without overflow.",
+    kernel=_softplus_kernel,
+    grad=lambda g, y, x: (g * sigmoid(x),),
+    scalar="(max({0}, 0.0) + log1p(exp(-abs({0}))))",
+    flops=20,
+)
+
+# erf(x) = x * P(x*x) below 0.75, and 1 - t * exp(Q(t) - x*x) with t = 2 / (2 + x) above; Chebyshev
+# fits to 1e-16 relative and 1e-14 of the part that is subtracted.
+_ERF_SMALL = (
+    *(
+        -1.2711547089821422e-07,
+        1.6044523839624666e-06,
+        -1.489862284147446e-05,
+        0.00012054266028326731,
+    ),
+    *(-0.0008548300832069432, 0.005223977232952475, -0.02686617061128781, 0.11283791670806737),
+    *(-0.3761263890318123, 1.1283791670955126),
+)
+_ERF_LARGE = (
+    *(-0.36517902462278967, 2.807708070715546, -9.662581983852988, 19.484893351912685),
+    *(-25.35868698745232, 22.31908421620545, -13.915528038999847, 6.653065107122171),
+    *(-2.4488126881053693, 0.4890579287375273, -0.21241359923366573, 0.10160318213815649),
+    *(0.3731958794166854, 1.0001090308480654, -1.265515165837218),
+)
+_CHUNK = (
+    8192  # elements that a kernel with many steps works on at a time, so that they stay in cache
+)
+
+
+def _horner(xp: Any, coefficients: Sequence[float], x: Any, out: Any) -> None:
+    xp.multiply(x, coefficients[0], out)
+    for c in coefficients[1:-1]:
+        xp.add(out, c, out)
+        xp.multiply(out, x, out)
+    xp.add(out, coefficients[-1], out)
+
+
+def _erf_kernel(xp: Any, out: Any, x: Any, *, scratch: Sequence[Any]) -> None:
+    source, target = x.reshape(-1), out.reshape(-1)
+    for start in range(0, source.size, _CHUNK):
+        part = source[start : start + _CHUNK]
+        a, t, small, large = (s[: part.size] for s in scratch[:4])
+        xp.abs(part, out=a)
+        xp.multiply(a, a, t)
+        _horner(xp, _ERF_SMALL, t, small)
+        xp.multiply(small, a, small)
+        xp.negative(t, t)  # -x*x
+        xp.add(a, 2, large)
+        xp.divide(2, large, a)  # t of the formula; |x| is found again below
+        _horner(xp, _ERF_LARGE, a, large)
+        xp.add(large, t, large)
+        xp.exp(large, large)
+        xp.multiply(large, a, large)
+        xp.subtract(1, large, large)
+        inside = scratch[4][: part.size]
+        xp.greater(t, -0.5625, inside)
+        xp.copyto(large, small, where=inside)
+        xp.copysign(large, part, large)
+        target[start : start + _CHUNK] = large
+
+
+def _erf_scratch(
+    ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec]
+) -> Sequence[Scratch]:
+    n, work = min(_CHUNK, math.prod(ins[0])), promote(specs[0].dtype, float32)
+    return (*(Scratch((n,), work) for _ in range(4)), Scratch((n,), bool_))
+
+
+erf: Unary = unary(
+    "erf",
+    like="cbrt",
+    doc="The error function.",
+    kernel=_erf_kernel,
+    scratch=_erf_scratch,
+    grad=lambda g, y, x: (g * (2 / math.sqrt(math.pi)) * exp(-(x * x)),),
+    flops=60,
+)
+
+# -- complex numbers -----------------------------------------------------------------------
+_conj: Unary = unary(
+    "conj", "conjugate", doc="", grad=lambda g, y, x: (conj(g),), scalar="conj({0})"
+)
+
+
+@export
+def conj(x: Operandish, /) -> Array:
+    """The complex conjugate."""
+    x = as_array(x)
+    return _conj(x) if x.dtype.kind == "c" else x
+
+
+def _part(name: str, factor: complex) -> Callable[[Array], Array]:
+    def infer(x: Spec) -> Spec:
+        return Spec(x.shape, real_of(x.dtype))
+
+    def kernel(xp: Any, out: Any, x: Any) -> None:
+        xp.copyto(out, getattr(x, name))
+
+    def grad(g: Array, y: Array, x: Array) -> Sequence[Array | None]:
+        return (astype(g, x.dtype) * factor,)
+
+    op(
+        f"{name}_part",
+        infer=infer,
+        kernel=kernel,
+        view=lambda xp, x, at: getattr(x, name),
+        grad=grad,
+        scalar=f"{{0}}.{name}",
+    )
+    return lambda x: apply(f"{name}_part", x)
+
+
+_real_part, _imag_part = _part("real", 1), _part("imag", -1j)
+
+
+@export
+def real(x: Operandish, /) -> Array:
+    """The real part."""
+    x = as_array(x)
+    return _real_part(x) if x.dtype.kind == "c" else x
+
+
+@export
+def imag(x: Operandish, /) -> Array:
+    """The imaginary part."""
+    x = as_array(x)
+    if x.dtype.kind == "c":
+        return _imag_part(x)
+    return apply("full", shape=x.shape, value=number_of("imag", 0, x.dtype), dtype=x.dtype)
+
+
+# -- arithmetic ----------------------------------------------------------------------------
+add: Binary = binary(
+    "add", "add", doc="x + y", grad=lambda g, out, x, y: (g, g), scalar="{0} + {1}"
+)
+subtract: Binary = binary(
+    "subtract", "subtract", doc="x - y", grad=lambda g, out, x, y: (g, -g), scalar="{0} - {1}"
+)
+multiply: Binary = binary(
+    "multiply",
+    "multiply",
+    doc="x * y",
+    grad=lambda g, out, x, y: (g * y, g * x),
+    scalar="{0} * {1}",
+)
+divide: Binary = binary(
+    "divide",
+    "divide",
+    doc="x / y",
+    grad=lambda g, out, x, y: (g / y, -g * out / y),
+    scalar="{0} / {1}",
+    flops=4,
+)
+floor_divide: Binary = binary(
+    "floor_divide", "floor_divide", doc="floor(x / y)", grad=flat, scalar="{0} // {1}", flops=6
+)
+remainder: Binary = binary(
+    "remainder",
+    "remainder",
+    doc="What floor_divide leaves; has the sign of y.",
+    grad=lambda g, out, x, y: (g, -g * floor(x / y)),
+    scalar="{0} % {1}",
+    flops=6,
+)
+
+
+def _pow_grad(g: Array, out: Array, x: Array, y: Array) -> Sequence[Array | None]:
+    by_x = where(equal(y, 0), 0, y * _pow(x, where(equal(y, 0), 1, y - 1)))
+    by_y = where(equal(x, 0), 0, log(where(equal(x, 0), 1, x)) * out)
+    return g * by_x, (g * by_y if is_inexact(y.dtype) else None)
+
+
+_pow: Binary = binary(
+    "pow", "power", doc="x to the y.", grad=_pow_grad, scalar="{0} ** {1}", flops=20
+)
+
+
+@export
+def pow(x: Operandish, y: Operandish, /) -> Array:
+    """x to the y."""
+    if isinstance(x, Array) and is_inexact(x.dtype) and type(y) in (int, float):
+        if y == 2:
+            return square(x)
+        if y == 1:
+            return x
+        if y == 0.5:
+            return sqrt(x)
+        if y == -1:
+            return _reciprocal(x)
+    if isinstance(y, int) and y < 0 and not is_inexact(as_array(x).dtype):
+        raise misfit(
+            ArgumentError,
+            "pow",
+            got=f"an integer array to the power {y}",
+            needed="a floating dtype, since the result is a fraction",
+            do="write x.astype(ost.float64) ** y",
+        )
+    return _pow(x, y)
+
+
+def _both(g: Array, out: Array, x: Array, y: Array) -> Sequence[Array | None]:
+    """The gradient goes to the operand that won; a tie is shared."""
+    half = where(equal(x, y), 0.5, 1.0).astype(g.dtype)
+    return where(equal(x, out), g * half, 0), where(equal(y, out), g * half, 0)
+
+
+maximum: Binary = binary(
+    "maximum",
+    "maximum",
+    doc="The larger one; NaN if either is.",
+    grad=_both,
+    scalar="max({0}, {1})",
+)
+minimum: Binary = binary(
+    "minimum",
+    "minimum",
+    doc="The smaller one; NaN if either is.",
+    grad=_both,
+    scalar="min({0}, {1})",
+)
+atan2: Binary = binary(
+    "atan2",
+    "arctan2",
+    doc="The angle of the point (y, x).",
+    grad=lambda g, out, y, x: (g * x / (x * x + y * y), -g * y / (x * x + y * y)),
+    flops=20,
+)
+hypot: Binary = binary(
+    "hypot",
+    "hypot",
+    doc="sqrt(x*x + y*y), without overflow.",
+    grad=lambda g, out, x, y: (g * x / out, g * y / out),
+    flops=8,
+)
+copysign: Binary = binary(
+    "copysign",
+    "copysign",
+    doc="The magnitude of x with the sign of y.",
+    grad=lambda g, out, x, y: (where(equal(signbit(x), signbit(y)), g, -g), None),
+)
+nextafter: Binary = binary("nextafter", "nextafter", doc="The next number after x towards y.")
+
+
+def _logaddexp_grad(g: Array, out: Array, x: Array, y: Array) -> Sequence[Array | None]:
+    safe = where(isfinite(out), out, 0)
+    return g * exp(x - safe), g * exp(y - safe)
+
+
+logaddexp: Binary = binary(
+    "logaddexp",
+    "logaddexp",
+    doc="log(exp(x) + exp(y)), without overflow.",
+    grad=_logaddexp_grad,
+    flops=30,
+)
+
+# -- comparisons and logic -----------------------------------------------------------------
+equal: Binary = binary("equal", "equal", doc="x == y", scalar="{0} == {1}")
+not_equal: Binary = binary("not_equal", "not_equal", doc="x != y", scalar="{0} != {1}")
+less: Binary = binary("less", "less", doc="x < y", scalar="{0} < {1}")
+less_equal: Binary = binary("less_equal", "less_equal", doc="x <= y", scalar="{0} <= {1}")
+greater: Binary = binary("greater", "greater", doc="x > y", scalar="{0} > {1}")
+greater_equal: Binary = binary("greater_equal", "greater_equal", doc="x >= y", scalar="{0} >= {1}")
+logical_and: Binary = binary(
+    "logical_and", "logical_and", doc="x and y", scalar="bool({0}) and bool({1})"
+)
+logical_or: Binary = binary(
+    "logical_or", "logical_or", doc="x or y", scalar="bool({0}) or bool({1})"
+)
+logical_xor: Binary = binary(
+    "logical_xor", "logical_xor", doc="Just one of x and y.", scalar="bool({0}) != bool({1})"
+)
+logical_not: Unary = unary("logical_not", "logical_not", doc="not x", scalar="not {0}")
+isnan: Unary = unary("isnan", "isnan", doc="Whether x is not a number.", scalar="{0} != {0}")
+isinf: Unary = unary("isinf", "isinf", doc="Whether x is infinite.")
+isfinite: Unary = unary("isfinite", "isfinite", doc="Whether x is neither infinite nor NaN.")
+signbit: Unary = unary("signbit", "signbit", doc="Whether the sign of x is set.")
+bitwise_and: Binary = binary("bitwise_and", "bitwise_and", doc="x & y", scalar="{0} & {1}")
+bitwise_or: Binary = binary("bitwise_or", "bitwise_or", doc="x | y", scalar="{0} | {1}")
+bitwise_xor: Binary = binary("bitwise_xor", "bitwise_xor", doc="x ^ y", scalar="{0} ^ {1}")
+bitwise_invert: Unary = unary("bitwise_invert", "invert", doc="~x", scalar="~{0}")
+bitwise_left_shift: Binary = binary(
+    "bitwise_left_shift", "left_shift", doc="x << y", scalar="{0} << {1}"
+)
+bitwise_right_shift: Binary = binary(
+    "bitwise_right_shift", "right_shift", doc="x >> y", scalar="{0} >> {1}"
+)
+
+
+# -- choice --------------------------------------------------------------------------------
+def _where_rule(c: Spec, x: Spec, y: Spec) -> Spec:
+    return Spec(broadcast("where", c.shape, x.shape, y.shape), promote(x.dtype, y.dtype))
+
+
+def _where_kernel(xp: Any, out: Any, c: Any, x: Any, y: Any) -> None:
+    if out is not y:
+        xp.copyto(out, y)
+    xp.copyto(out, x, where=c)
+
+
+op(
+    "where",
+    infer=_where_rule,
+    kernel=_where_kernel,
+    grad=lambda g, out, c, x, y: (None, where(c, g, 0), where(c, 0, g)),
+    scalar="({1} if {0} else {2})",
+    overwrite=(2,),
+)
+
+
+@export
+def where(condition: Operandish, x: Operandish, y: Operandish, /) -> Array:
+    """x where the condition holds, else y."""
+    c = as_array(condition)
+    if c.dtype.kind != "b":
+        c = not_equal(c, 0)
+    return apply("where", c, *unify(x, y))
+
+
+@export
+def clip(x: Operandish, /, min: Operandish | None = None, max: Operandish | None = None) -> Array:
+    """x, but at least min and at most max."""
+    x = as_array(x)
+    for limit, nearer, is_low in ((min, maximum, True), (max, minimum, False)):
+        if limit is None:
+            continue
+        if type(limit) is int and is_integer(x.dtype):
+            edge = np.iinfo(x.dtype).min if is_low else np.iinfo(x.dtype).max
+            if (limit <= edge) if is_low else (limit >= edge):
+                continue  # all of them are within
+        x = nearer(x, limit)
+    return x
+
+
+# -- dtypes --------------------------------------------------------------------------------
+def check_device(name: str, device: str | None) -> None:
+    """Arrays live where their session's workers are, which the standard calls "cpu"."""
+    if device not in (None, "cpu"):
+        raise misfit(
+            ArgumentError, name, got=f"device={device!r}", needed="'cpu' or None", do=_PLACED
+        )
+
+
+_PLACED = "arrays live where their session's workers are; see ost.connect"
+
+
+def _astype_kernel(xp: Any, out: Any, x: Any, *, dtype: DType) -> None:
+    xp.copyto(
+        out, x.real if x.dtype.kind == "c" and dtype.kind not in "cb" else x, casting="unsafe"
+    )
+
+
+op(
+    "astype",
+    infer=lambda x, *, dtype: Spec(x.shape, dtype),
+    kernel=_astype_kernel,
+    grad=lambda g, y, x, *, dtype: (g if is_inexact(x.dtype) else None,),
+    scalar="cast({0})",
+)
+
+
+def as_dtype(dtype: Any) -> DType:
+    """A dtype from whatever names one."""
+    try:
+        found = DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else np.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or found.name not in DTYPES:
+        raise misfit(
+            DTypeError,
+            "dtype",
+            got=repr(dtype),
+            needed="one of " + ", ".join(DTYPES),
+            do="pass e.g. ost.float32",
+        )
+    return found
+
+
+def number_of(name: str, value: Any, dtype: DType) -> Scalar:
+    """A number as a dtype holds it."""
+    try:
+        found = np.asarray(value).reshape(())[()]
+        if np.iscomplexobj(found) and dtype.kind not in "cb":
+            raise TypeError
+        with np.errstate(all="ignore"):
+            return cast(Scalar, dtype.type(found.item()).item())
+    except (TypeError, ValueError, OverflowError):
+        raise misfit(
+            DTypeError,
+            name,
+            got=f"the value {value!r:.60}",
+            needed=f"one number that {dtype.name} can hold",
+        ) from None
+
+
+@export
+def astype(x: Operandish, dtype: Any, /, *, copy: bool = True, device: str | None = None) -> Array:
+    """The values in another dtype. They never change, so a copy is never needed."""
+    check_device("astype", device)
+    x, dtype = as_array(x), as_dtype(dtype)
+    if x.dtype == dtype:
+        return x
+    if x.dtype.kind == "c" and dtype.kind not in "cb":
+        raise misfit(
+            DTypeError,
+            "astype",
+            got=f"{x.dtype.name} to {dtype.name}",
+            needed="a complex or bool dtype",
+            do="take ost.real(x) or abs(x) first",
+        )
+    return apply("astype", x, dtype=dtype)
+
+
+def convert(x: Array, dtype: DType) -> Array:
+    """The values in another dtype; of complex ones the real part, if it must be (gradients)."""
+    if x.dtype.kind == "c" and dtype.kind != "c":
+        x = real(x)
+    return astype(x, dtype)
+
+
+def to_complex(x: Array) -> Array:
+    """The values in the complex dtype that can hold them."""
+    return astype(x, complex_of(x.dtype))
+
+
+# -- constants -----------------------------------------------------------------------------
+def _constant_kernel(xp: Any, out: Any, *, value: Any, dtype: DType) -> None:
+    out[...] = value
+
+
+op("constant", infer=lambda *, value, dtype: Spec((), dtype), kernel=_constant_kernel)

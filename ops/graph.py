@@ -1,0 +1,198 @@
+"""The graph: frozen nodes in a canonical order. Data only; nothing here optimises, draws or runs.
+
+Values are numbered: the inputs first, then the outputs of each node. In a canonical graph nodes
+stand in the order in which a depth-first walk from the outputs finishes them, equal nodes are one,
+and dead ones are gone; so equal computations are equal graphs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from .spec import Spec
+
+Items = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    op: str
+    inputs: tuple[int, ...]
+    params: Items
+    specs: tuple[Spec, ...]
+    line: str = field(default="", compare=False)  # the user's own file and line
+
+    @property
+    def kw(self) -> dict[str, Any]:
+        return dict(self.params)
+
+    def subgraphs(self) -> Iterator[tuple[str, Graph]]:
+        for name, value in self.params:
+            if isinstance(value, Graph):
+                yield name, value
+
+
+@dataclass(frozen=True)
+class Graph:
+    inputs: tuple[Spec, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[int, ...]
+
+    @cached_property
+    def specs(self) -> tuple[Spec, ...]:
+        """The spec of every value."""
+        found = list(self.inputs)
+        for node in self.nodes:
+            found.extend(node.specs)
+        return tuple(found)
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """The number of each node's first output."""
+        found, at = [], len(self.inputs)
+        for node in self.nodes:
+            found.append(at)
+            at += len(node.specs)
+        return tuple(found)
+
+    @cached_property
+    def producers(self) -> tuple[int, ...]:
+        """For each value the node that makes it; -1 for inputs."""
+        found = [-1] * len(self.inputs)
+        for k, node in enumerate(self.nodes):
+            found.extend([k] * len(node.specs))
+        return tuple(found)
+
+    @cached_property
+    def uses(self) -> tuple[tuple[int, ...], ...]:
+        """For each value the nodes that read it, once per operand."""
+        found: list[list[int]] = [[] for _ in self.specs]
+        for k, node in enumerate(self.nodes):
+            for v in node.inputs:
+                found[v].append(k)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def out_specs(self) -> tuple[Spec, ...]:
+        return tuple(self.specs[v] for v in self.outputs)
+
+    def outs(self, k: int) -> range:
+        """The values that node k makes."""
+        return range(self.starts[k], self.starts[k] + len(self.nodes[k].specs))
+
+    @cached_property
+    def digest(self) -> str:
+        """What identifies the computation: 128 bits over its canonical content."""
+        from .encode import encode_graph
+
+        text = json.dumps(encode_graph(self), separators=(",", ":"))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.inputs, self.nodes, self.outputs))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        from .show import show
+
+        return show(self)
+
+
+class Builder:
+    """Makes a graph node by node; an equal node is made once."""
+
+    def __init__(self, inputs: Sequence[Spec]) -> None:
+        self.inputs = tuple(inputs)
+        self.specs: list[Spec] = list(inputs)
+        self.nodes: list[Node] = []
+        self._makers: list[int] = [-1] * len(self.specs)
+        self._seen: dict[tuple[Any, ...], tuple[int, ...]] = {}
+
+    def add(
+        self,
+        op: str,
+        inputs: Sequence[int],
+        params: Items | Mapping[str, Any],
+        specs: Sequence[Spec],
+        line: str = "",
+    ) -> tuple[int, ...]:
+        """The values of this node, which may have been there already."""
+        if not isinstance(params, tuple):
+            params = tuple(sorted(params.items()))
+        key = (op, tuple(inputs), _exact(params), tuple(specs))
+        found = self._seen.get(key)
+        if found is None:
+            first = len(self.specs)
+            self.nodes.append(Node(op, key[1], params, key[3], line))
+            self.specs.extend(specs)
+            self._makers.extend([len(self.nodes) - 1] * len(specs))
+            found = self._seen[key] = tuple(range(first, len(self.specs)))
+        return found
+
+    def maker(self, value: int) -> Node | None:
+        """The node that makes a value; None for an input."""
+        k = self._makers[value]
+        return self.nodes[k] if k >= 0 else None
+
+    def call(self, op: str, *inputs: int, line: str = "", **params: Any) -> int:
+        """One node whose specs follow from the op's own rule; its first value."""
+        from .registry import lookup
+
+        made = lookup(op).infer(*(self.specs[v].bare for v in inputs), **params)
+        return self.add(op, inputs, params, made if isinstance(made, tuple) else (made,), line)[0]
+
+    def graph(self, outputs: Sequence[int]) -> Graph:
+        return canonical(Graph(self.inputs, tuple(self.nodes), tuple(outputs)))
+
+
+def _exact(params: Items) -> Items | tuple[Any, ...]:
+    """Parameters as a key: 1, 1.0 and True are different, and so are 0.0 and -0.0."""
+    for _, value in params:
+        if isinstance(value, (bool, int, float, complex, tuple)):
+            return (params, repr(params))
+    return params
+
+
+def canonical(graph: Graph) -> Graph:
+    """The same computation with its nodes in canonical order, dead ones dropped."""
+    first = len(graph.inputs)
+    producers, starts = graph.producers, graph.starts
+    number = list(range(first)) + [-1] * (len(graph.specs) - first)
+    order: list[Node] = []
+    count = first
+    placed = [False] * len(graph.nodes)
+    for root in graph.outputs:
+        stack = [producers[root]]
+        while stack:
+            k = stack[-1]
+            if k < 0 or placed[k]:
+                stack.pop()
+                continue
+            node = graph.nodes[k]
+            waiting = [
+                p for v in reversed(node.inputs) if (p := producers[v]) >= 0 and not placed[p]
+            ]
+            if waiting:
+                stack.extend(waiting)
+                continue
+            stack.pop()
+            placed[k] = True
+            order.append(
+                Node(
+                    node.op,
+                    tuple(number[v] for v in node.inputs),
+                    node.params,
+                    node.specs,
+                    node.line,
+                )
+            )
+            for v in range(starts[k], starts[k] + len(node.specs)):
+                number[v], count = count, count + 1
+    return Graph(graph.inputs, tuple(order), tuple(number[v] for v in graph.outputs))

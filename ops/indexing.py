@@ -1,0 +1,678 @@
+"""Reading and updating by index.
+
+Basic keys (numbers, slices, None, ...) are slices. Arrays of integers are `take` along one axis;
+several of them become one flat index first. A mask has as many results as it has True, so it is
+read at once; while tracing that is an error which names the static alternative.
+
+    take    v reduced with `sum`: each worker picks what it holds, the rest is 0
+    put     v is parallel: each worker applies the updates that fall into its part
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+
+from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
+
+from . import array
+from .array import Array, Operandish, apply, as_array, export, unify
+from .elementwise import astype, less, where
+from .index import LETTERS, Indices, along
+from .registry import Params, Place, Specs, op, stream_cost
+from .shape import (
+    MODES,
+    axis_of,
+    broadcast_to,
+    expand_dims,
+    moveaxis,
+    reshape,
+    slice_axes,
+    squeeze,
+)
+from .spec import Shape, Spec, int64, is_inexact, is_integer
+from .where import misfit
+
+__all__ = [
+    "nonzero",
+    "take",
+    "take_along_axis",
+]
+
+MOVE = stream_cost(0)
+
+
+def _in_bounds(indices: Any, size: int) -> None:
+    """NumPy's own check, for kernels that run NumPy without it."""
+    if indices.size:
+        low, high = int(indices.min()), int(indices.max())
+        if low < -size or high >= size:
+            bad = low if low < -size else high
+            raise IndexError(f"index {bad} is out of bounds for an axis with {size} elements")
+
+
+# -- take ----------------------------------------------------------------------------------
+def _take_rule(x: Spec, i: Spec, *, axis: int) -> Spec:
+    if not is_integer(i.dtype):
+        raise misfit(
+            DTypeError,
+            "take",
+            got=f"indices of dtype {i.dtype.name}",
+            needed="integers or a mask of bools",
+        )
+    return Spec((*x.shape[:axis], *i.shape, *x.shape[axis + 1 :]), x.dtype)
+
+
+def _take_labels(x: Spec, i: Spec, axis: int) -> tuple[Any, Any, Any, str]:
+    """Labels of the array, the indices, the result, and of what is indexed."""
+    lead = tuple(LETTERS[:axis])
+    own = tuple(LETTERS[axis : axis + i.ndim])
+    tail = tuple(LETTERS[axis + i.ndim : axis + i.ndim + x.ndim - axis - 1])
+    return (*lead, "Z", *tail), own, (*lead, *own, *tail), "Z"
+
+
+def _take_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
+    x, i, out, inner = _take_labels(ins[0], ins[1], p["axis"])
+    return Indices((x, i), (out,), ((inner, "sum"),))
+
+
+def _take_kernel(xp: Any, out: Any, x: Any, i: Any, *, axis: int, at: Place) -> None:
+    size = at.in_shapes[0][axis]
+    _in_bounds(i, size)
+    lo, hi = at.ins[0][axis]
+    if hi - lo == size:
+        if x.size:
+            xp.take(x, i, axis=axis, out=out, mode="wrap")
+        return
+    place = i % size - lo
+    inside = (place >= 0) & (place < hi - lo)
+    out[...] = 0
+    if hi > lo:
+        picked = xp.take(x, place, axis=axis, mode="clip")
+        mask = inside.reshape((1,) * axis + i.shape + (1,) * (x.ndim - axis - 1))
+        xp.copyto(out, picked, where=mask)
+
+
+def _take_grad(g: Array, y: Array, x: Array, i: Array, *, axis: int) -> Sequence[Array | None]:
+    zeros = apply("full", shape=x.shape, value=0, dtype=g.dtype)
+    return apply("put", zeros, i, g, axis=axis, mode="add"), None
+
+
+op(
+    "take",
+    infer=_take_rule,
+    indices=_take_indices,
+    kernel=_take_kernel,
+    grad=_take_grad,
+    cost=MOVE,
+    placed=True,
+)
+
+
+def _indices(i: Any, size: int, name: str) -> Array:
+    """Indices as an Array; those that are known already are checked at the user's own line."""
+    if not isinstance(i, Array):
+        known = np.asarray(i)
+        known = known.astype(np.int64) if known.size == 0 else known
+        if (
+            known.dtype.kind in "iu"
+            and known.size
+            and not -size <= known.min() <= known.max() < size
+        ):
+            bad = int(known.max()) if known.max() >= size else int(known.min())
+            raise misfit(
+                BoundsError,
+                name,
+                got=f"index {bad}",
+                needed=f"{-size} to {size - 1}, as the axis has {size} elements",
+            )
+        i = as_array(known)
+    return i
+
+
+@export
+def take(x: Operandish, indices: Operandish, /, *, axis: int | None = None) -> Array:
+    """The elements at these places along an axis."""
+    x = as_array(x)
+    if axis is None:
+        x, axis = (x if x.ndim == 1 else reshape(x, (-1,))), 0
+    d = axis_of(axis, x.ndim, "take")
+    return apply("take", x, _indices(indices, x.shape[d], "take"), axis=d)
+
+
+# -- put -----------------------------------------------------------------------------------
+def _put_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
+    x, i, v, _ = _take_labels(ins[0], ins[1], p["axis"])
+    own = set(i)
+    return Indices((x, (None,) * len(i), tuple(None if c in own else c for c in v)), (x,))
+
+
+def _at_ufunc(xp: Any, mode: str) -> Any:
+    return {"add": xp.add, "multiply": xp.multiply, "min": xp.minimum, "max": xp.maximum}[mode]
+
+
+def _put_kernel(
+    xp: Any, out: Any, x: Any, i: Any, v: Any, *, axis: int, mode: str, at: Place
+) -> None:
+    if out is not x:
+        xp.copyto(out, x)
+    size = at.in_shapes[0][axis]
+    _in_bounds(i, size)
+    lo, hi = at.outs[0][axis]
+    place = i.reshape(-1) % size if size else i.reshape(-1)
+    values = v.reshape((*v.shape[:axis], place.size, *v.shape[axis + i.ndim :]))
+    if hi - lo < size:
+        keep = (place >= lo) & (place < hi)
+        place, values = place[keep] - lo, xp.compress(keep, values, axis=axis)
+    key = (slice(None),) * axis + (place,)
+    values = values.astype(out.dtype, copy=False)
+    if mode == "set":
+        out[key] = values
+    else:
+        _at_ufunc(xp, mode).at(out, key, values)
+
+
+def _put_grad(
+    g: Array, y: Array, x: Array, i: Array, v: Array, *, axis: int, mode: str
+) -> Sequence[Array | None]:
+    def put(values: Array, how: str = "set", to: Array = g) -> Array:
+        return apply("put", to, i, values, axis=axis, mode=how)
+
+    at_v = apply("take", g, i, axis=axis)
+    match mode:
+        case "add":
+            return g, None, at_v
+        case "set":
+            return put(at_v * 0), None, where(_last_writer(x, i, v, axis), at_v, 0)
+        case "multiply":
+            ones = apply("full", shape=x.shape, value=1, dtype=v.dtype)
+            return g * put(v, "multiply", ones), None, at_v * apply("take", y, i, axis=axis) / v
+    won = astype(apply("take", y, i, axis=axis) == v, g.dtype)
+    kept = astype(x == y, g.dtype)
+    share = g / put(won, "add", kept)
+    return share * kept, None, apply("take", share, i, axis=axis) * won
+
+
+def _last_writer(x: Array, i: Array, v: Array, axis: int) -> Array:
+    """Which of the updates stayed, where several went to one place: the last."""
+    order = apply("iota", shape=i.shape, axis=0, dtype=int64) if i.ndim == 1 else None
+    if order is None:
+        order = reshape(apply("iota", shape=(i.size,), axis=0, dtype=int64), i.shape)
+    nobody = apply("full", shape=(x.shape[axis],), value=-1, dtype=int64)
+    last = apply("put", nobody, i, order, axis=0, mode="max")
+    mine = apply("take", last, i, axis=0) == order
+    return reshape(mine, (1,) * axis + i.shape + (1,) * (x.ndim - axis - 1))
+
+
+op(
+    "put",
+    infer=lambda x, i, v, *, axis, mode: x.bare,
+    indices=_put_indices,
+    kernel=_put_kernel,
+    grad=_put_grad,
+    cost=MOVE,
+    placed=True,
+    overwrite=(0,),
+)
+
+
+# -- along an axis -------------------------------------------------------------------------
+def _along_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
+    """All but one axis in step; a 1 in one operand beside more in another is repeated."""
+    shape = outs[0].shape
+    labels = along((p["axis"],), outs[0])
+    dims = tuple(
+        tuple(
+            c if n == shape[d] else None
+            for d, (c, n) in enumerate(zip(labels, s.shape, strict=True))
+        )
+        for s in ins
+    )
+    return Indices(dims, (labels,))
+
+
+def _along_rule(x: Spec, i: Spec, *, axis: int) -> Spec:
+    shape = tuple(
+        m if d == axis else max(n, m) if 0 not in (n, m) else 0
+        for d, (n, m) in enumerate(zip(x.shape, i.shape, strict=True))
+    )
+    if any(
+        d != axis and {n, m} - {1, shape[d]}
+        for d, (n, m) in enumerate(zip(x.shape, i.shape, strict=True))
+    ):
+        raise misfit(
+            ShapeError,
+            "take_along_axis",
+            got=f"{x.shape} and indices {i.shape}",
+            needed=f"shapes alike but for axis {axis}",
+        )
+    return Spec(shape, x.dtype)
+
+
+def _take_along_kernel(xp: Any, out: Any, x: Any, i: Any, *, axis: int) -> None:
+    _in_bounds(i, x.shape[axis])
+    xp.copyto(out, xp.take_along_axis(x, i, axis=axis))
+
+
+def _take_along_grad(
+    g: Array, y: Array, x: Array, i: Array, *, axis: int
+) -> Sequence[Array | None]:
+    shape = (*y.shape[:axis], x.shape[axis], *y.shape[axis + 1 :])
+    zeros = apply("full", shape=shape, value=0, dtype=g.dtype)
+    return apply("put_along_axis", zeros, broadcast_to(i, y.shape), g, axis=axis), None
+
+
+op(
+    "take_along_axis",
+    infer=_along_rule,
+    indices=_along_indices,
+    kernel=_take_along_kernel,
+    grad=_take_along_grad,
+    cost=MOVE,
+)
+
+
+@export
+def take_along_axis(x: Operandish, indices: Operandish, /, *, axis: int = -1) -> Array:
+    """For each line along an axis, the elements at that line's own places."""
+    x, i = as_array(x), as_array(indices)
+    if not is_integer(i.dtype):
+        raise misfit(
+            DTypeError, "take_along_axis", got=f"indices of {i.dtype.name}", needed="integers"
+        )
+    if x.ndim != i.ndim:
+        raise misfit(
+            ShapeError,
+            "take_along_axis",
+            got=f"{x.shape} and indices {i.shape}",
+            needed="as many axes in both",
+        )
+    return apply("take_along_axis", x, i, axis=axis_of(axis, x.ndim, "take_along_axis"))
+
+
+def _put_along_kernel(xp: Any, out: Any, x: Any, i: Any, v: Any, *, axis: int) -> None:
+    if out is not x:
+        xp.copyto(out, x)
+    grid = [
+        i if d == axis else xp.arange(n).reshape((1,) * d + (-1,) + (1,) * (i.ndim - d - 1))
+        for d, n in enumerate(i.shape)
+    ]
+    xp.add.at(out, tuple(grid), v)
+
+
+op(
+    "put_along_axis",  # adds: the gradient of take_along_axis
+    infer=lambda x, i, v, *, axis: x.bare,
+    indices=lambda ins, outs, p: Indices(
+        (along((p["axis"],), outs[0]),) * 3, (along((p["axis"],), outs[0]),)
+    ),
+    kernel=_put_along_kernel,
+    grad=lambda g, y, x, i, v, *, axis: (g, None, take_along_axis(g, i, axis=axis)),
+    cost=MOVE,
+    overwrite=(0,),
+)
+
+
+# -- keys ----------------------------------------------------------------------------------
+@dataclass(slots=True)
+class _Axis:
+    """What a key does to one axis: a slice, a number, or an array of places."""
+
+    part: tuple[int, int, int] | None = None
+    drop: bool = False
+    places: Array | None = None
+
+
+def _parse(x: Array, key: Any) -> tuple[list[_Axis | None], bool]:
+    """The key, one entry per axis and per None, and whether its arrays stand side by side."""
+    items = list(key) if isinstance(key, tuple) else [key]
+    if any(_is_places(k) and _is_mask(k) and np.ndim(k) == 0 for k in items):
+        raise misfit(
+            ArgumentError,
+            "index",
+            got="True or False",
+            needed="a mask of the array's shape",
+            do="use ost.where(condition, x, y)",
+        )
+    wanted = sum(_consumes(k) for k in items)
+    dots = [n for n, k in enumerate(items) if k is Ellipsis]
+    if len(dots) > 1:
+        raise misfit(ArgumentError, "index", got="two ellipses", needed="one at most")
+    if wanted > x.ndim:
+        raise misfit(
+            BoundsError,
+            "index",
+            got=f"{wanted} indices for shape {x.shape}",
+            needed=f"at most {x.ndim}",
+        )
+    fill = [slice(None)] * (x.ndim - wanted)
+    items = items[: dots[0]] + fill + items[dots[0] + 1 :] if dots else items + fill
+    advanced = any(_is_places(k) for k in items)
+    found: list[_Axis | None] = []
+    axis = 0
+    runs, inside = 0, False
+    for k in items:
+        if k is None:
+            found.append(None)
+            inside = False
+            continue
+        size = x.shape[axis] if axis < x.ndim else 0
+        if isinstance(k, slice):
+            start, stop, step = k.indices(size)
+            found.append(_Axis((start, len(range(start, stop, step)), step)))
+            inside = False
+        elif advanced and (_is_places(k) or _is_number(k)):
+            runs, inside = runs + (not inside), True
+            here = x.shape[axis : axis + _consumes(k)]
+            found.extend(_Axis(places=places) for places in _places(k, here))
+        elif _is_number(k):
+            n = operator.index(k)
+            if not -size <= n < size:
+                raise misfit(
+                    BoundsError,
+                    "index",
+                    got=f"{n} on axis {axis}",
+                    needed=f"{-size} to {size - 1}, as the axis has {size} elements"
+                    if size
+                    else "nothing, as it is empty",
+                )
+            found.append(_Axis((n % size, 1, 1), drop=True))
+        else:
+            raise misfit(
+                ArgumentError,
+                "index",
+                got=f"{type(k).__name__} {k!r:.40}",
+                needed="numbers, slices, None, ..., arrays of integers, or masks of bools",
+            )
+        axis += _consumes(k)
+    return found, runs <= 1
+
+
+def _is_number(k: Any) -> bool:
+    if isinstance(k, (bool, np.bool_)):
+        return False
+    return isinstance(k, (int, np.integer)) or (
+        not isinstance(k, (Array, np.ndarray)) and hasattr(k, "__index__")
+    )
+
+
+def _is_places(k: Any) -> bool:
+    return isinstance(k, (Array, np.ndarray, list, bool, np.bool_)) or (
+        hasattr(k, "__array__") and not _is_number(k)
+    )
+
+
+def _is_mask(k: Any) -> bool:
+    return isinstance(k, (bool, np.bool_)) or (
+        k.dtype.kind == "b" if hasattr(k, "dtype") else False
+    )
+
+
+def _consumes(k: Any) -> int:
+    """How many axes a part of a key speaks of."""
+    if k is None or isinstance(k, EllipsisType):
+        return 0
+    if isinstance(k, list):
+        k = np.asarray(k)
+    if _is_places(k) and _is_mask(k):
+        return int(np.ndim(k)) if not isinstance(k, Array) else k.ndim
+    return 1
+
+
+def _places(k: Any, shape: Shape) -> list[Array]:
+    """An index as arrays of places, one per axis that it speaks of."""
+    if isinstance(k, list):
+        k = np.asarray(k)
+        k = k.astype(np.int64) if k.size == 0 else k
+    if _is_number(k):
+        return [_indices(np.asarray(operator.index(k)), shape[0], "index")]
+    if not _is_mask(k):
+        if not isinstance(k, Array) and np.asarray(k).dtype.kind not in "iu":
+            raise misfit(
+                DTypeError,
+                "index",
+                got=f"an array of {np.asarray(k).dtype}",
+                needed="integers or bools",
+            )
+        return [_indices(k, shape[0], "index")]
+    if tuple(np.shape(k) if not isinstance(k, Array) else k.shape) != shape:
+        raise misfit(
+            ShapeError,
+            "index",
+            got=f"a mask of shape {np.shape(k)}",
+            needed=f"the shape {shape} of what it masks",
+        )
+    mask = array.reader.known(k, "x[mask]", shape=True) if isinstance(k, Array) else np.asarray(k)
+    return [as_array(i) for i in np.nonzero(mask)]
+
+
+@export
+def getitem(x: Operandish, key: Any) -> Array:
+    """x[key]"""
+    x = as_array(x)
+    entries, together = _parse(x, key)
+    axes = [e for e in entries if e is not None]
+    x = slice_axes(x, {d: e.part for d, e in enumerate(axes) if e.part is not None})
+    drop = tuple(d for d, e in enumerate(axes) if e.drop)
+    x = squeeze(x, drop) if drop else x
+    kept = [e for e in entries if e is None or not e.drop]
+    x_axes = [e for e in kept if e is not None]
+    advanced = [d for d, e in enumerate(x_axes) if e.places is not None]
+    new = tuple(d for d, e in enumerate(kept) if e is None)
+    if not advanced:
+        return expand_dims(x, axis=new) if new else x
+    places = [e.places for e in x_axes if e.places is not None]
+    first = advanced[0] if together else 0
+    y, count = _gather(x, places, advanced, first)
+    # axes from None stand among the others as in the key; the gathered ones count as one group
+    if new:
+        target = []
+        position, passed = 0, False
+        for e in kept:
+            if e is None:
+                target.append(position)
+                position += 1
+            elif e.places is None:
+                position += 1
+            elif not passed:
+                passed = True
+                position += count if together else 0
+        if not together:
+            target = [t + count for t in target]
+        y = expand_dims(y, axis=tuple(target))
+    return y
+
+
+def _gather(x: Array, places: list[Array], axes: list[int], first: int) -> tuple[Array, int]:
+    """The elements at some places along several axes; the new axes stand at `first`."""
+    if len(places) == 1:
+        y = apply("take", x, places[0], axis=axes[0])
+        return y, places[0].ndim
+    x = moveaxis(x, axes, range(first, first + len(axes)))
+    sizes = x.shape[first : first + len(axes)]
+    flat = flat_index(places, sizes)
+    x = reshape(x, (*x.shape[:first], int(np.prod(sizes)), *x.shape[first + len(axes) :]))
+    return apply("take", x, flat, axis=first), flat.ndim
+
+
+def flat_index(places: Sequence[Array], sizes: Shape) -> Array:
+    """One index for several axes laid end to end; one that is outside its own axis is outside of
+    all.
+    """
+    total: Array | None = None
+    outside: Array | None = None
+    for i, size in zip(unify(*places), sizes, strict=True):
+        i = astype(i, int64)
+        wrong = (i < -size) | (i >= size)
+        outside = wrong if outside is None else outside | wrong
+        i = where(less(i, 0), i + size, i)
+        total = i if total is None else total * size + i
+    assert total is not None
+    assert outside is not None
+    return where(outside, int(np.prod(sizes)), total)
+
+
+# -- updates -------------------------------------------------------------------------------
+class At:
+    """`x.at`: a place in an array, to make another array that differs there."""
+
+    __slots__ = ("_x",)
+
+    def __init__(self, x: Array) -> None:
+        self._x = x
+
+    def __getitem__(self, key: Any) -> Spot:
+        return Spot(self._x, key)
+
+
+class Spot:
+    """`x.at[key]`."""
+
+    __slots__ = ("_key", "_x")
+
+    def __init__(self, x: Array, key: Any) -> None:
+        self._x = x
+        self._key = key
+
+    def get(self) -> Array:
+        """x[key]"""
+        return self._x[self._key]
+
+    def set(self, values: Operandish) -> Array:
+        """The array with these values there; of several for one place, the last."""
+        return _update(self._x, self._key, values, "set")
+
+    def add(self, values: Operandish) -> Array:
+        """The array with these values added there, each as often as it comes."""
+        return _update(self._x, self._key, values, "add")
+
+    def multiply(self, values: Operandish) -> Array:
+        """The array multiplied there."""
+        return _update(self._x, self._key, values, "multiply")
+
+    def min(self, values: Operandish) -> Array:
+        """The array with the smaller of old and new there."""
+        return _update(self._x, self._key, values, "min")
+
+    def max(self, values: Operandish) -> Array:
+        """The array with the larger of old and new there."""
+        return _update(self._x, self._key, values, "max")
+
+
+@export
+def at(x: Array) -> At:
+    """`x.at[key].set(values)` and relatives."""
+    return At(x)
+
+
+def _update(x: Array, key: Any, values: Operandish, mode: str) -> Array:
+    assert mode in MODES
+    v = _values(x, values)
+    is_mask = _is_places(key) and _is_mask(key) and not isinstance(key, bool)
+    if is_mask and np.shape(key) == x.shape and v.shape in ((), x.shape):
+        return where(key, _combine(x, v, mode), x)  # needs no list of places
+    entries, _ = _parse(x, key)
+    axes = [e for e in entries if e is not None]
+    target = _shape_of(x, key)
+    v = broadcast_to(v, _fits(v, target))
+    if all(e.places is None for e in axes):
+        v = reshape(v, [e.part[1] for e in axes if e.part is not None])
+        starts, _, steps = (
+            zip(*(e.part for e in axes if e.part is not None), strict=True)
+            if axes
+            else ((), (), ())
+        )
+        if not axes:
+            return _combine(x, v, mode)
+        return apply("update_slice", x, v, starts=starts, steps=steps, mode=mode)
+    places = [d for d, e in enumerate(axes) if e.places is not None]
+    full = all(
+        e.places is not None or e.part == (0, n, 1) for e, n in zip(axes, x.shape, strict=True)
+    )
+    if len(places) == 1 and full and None not in entries:
+        i = axes[places[0]].places
+        assert i is not None
+        return apply("put", x, i, v, axis=places[0], mode=mode)
+    # any other key: the same key applied to the numbers of the elements says which they are
+    numbers = reshape(apply("iota", shape=(x.size,), axis=0, dtype=int64), x.shape)
+    flat = apply(
+        "put", reshape(x, (-1,)), numbers[key].ravel(), reshape(v, (-1,)), axis=0, mode=mode
+    )
+    return reshape(flat, x.shape)
+
+
+def _shape_of(x: Array, key: Any) -> Shape:
+    return getitem(apply("full", shape=x.shape, value=0, dtype=x.dtype), key).shape
+
+
+def _values(x: Array, values: Operandish) -> Array:
+    v = unify(x, values)[1]
+    if (v.dtype.kind == "c" and x.dtype.kind != "c") or (
+        is_inexact(v.dtype) and not is_inexact(x.dtype)
+    ):
+        raise misfit(
+            DTypeError,
+            "x.at[...]",
+            got=f"values of dtype {v.dtype.name} for an array of {x.dtype.name}",
+            needed="values that the array's dtype can hold",
+            do=f"convert one of them, e.g. x.astype(ost.{v.dtype.name})",
+        )
+    return astype(v, x.dtype)
+
+
+def _fits(v: Array, target: Shape) -> Shape:
+    try:
+        fits = np.broadcast_shapes(v.shape, target) == target
+    except ValueError:
+        fits = False
+    if not fits:
+        raise misfit(
+            ShapeError,
+            "x.at[...]",
+            got=f"values of shape {v.shape}",
+            needed=f"a shape that broadcasts to {target}",
+        )
+    return target
+
+
+def _combine(x: Array, v: Array, mode: str) -> Array:
+    from .elementwise import maximum, minimum
+
+    match mode:
+        case "set":
+            return broadcast_to(v, x.shape)
+        case "add":
+            return x + v
+        case "multiply":
+            return x * v
+    return (minimum if mode == "min" else maximum)(x, v)
+
+
+# -- places that depend on data ------------------------------------------------------------
+@export
+def nonzero(x: Operandish, /, *, size: int | None = None) -> tuple[Array, ...]:
+    """Where the elements are not zero, one array per axis. With `size`, so many places, the rest
+    filled with 0; that works inside compiled functions too."""
+    x = as_array(x)
+    if x.ndim == 0:
+        raise misfit(ShapeError, "nonzero", got="a 0-dimensional array", needed="at least one axis")
+    if size is None:
+        return tuple(as_array(i) for i in np.nonzero(array.reader.known(x, "nonzero", shape=True)))
+    from .reduction import cumulative_sum
+
+    hit = reshape(x, (-1,)) != 0
+    rank = cumulative_sum(astype(hit, int64)) - 1
+    slot = where(hit & (rank < size), rank, size)
+    numbers = apply("iota", shape=(x.size,), axis=0, dtype=int64)
+    room = apply("full", shape=(size + 1,), value=0, dtype=int64)
+    flat = slice_axes(apply("put", room, slot, numbers, axis=0, mode="set"), {0: (0, size, 1)})
+    found = []
+    for n in reversed(x.shape):
+        found.append(flat % n)
+        flat = flat // n
+    return tuple(reversed(found))

@@ -1,0 +1,191 @@
+"""Functions of networks, composed of the operations of the other files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ostinato.errors import ArgumentError, DTypeError, ShapeError
+
+from .array import Array, Axis, Operandish, as_array
+from .creation import ANYWHERE, one_hot
+from .elementwise import (
+    astype,
+    erf,
+    exp,
+    expm1,
+    isfinite,
+    log,
+    rsqrt,
+    sigmoid,
+    softplus,
+    tanh,
+    where,
+)
+from .indexing import take_along_axis
+from .random import _unit
+from .reduction import max, mean, moments_of, sum
+from .shape import axes_of, axis_of, expand_dims, squeeze, stop_gradient
+from .spec import float32, float64, is_inexact, is_integer
+from .where import misfit
+
+__all__ = [
+    "cross_entropy",
+    "dropout",
+    "elu",
+    "gelu",
+    "layer_norm",
+    "leaky_relu",
+    "log_sigmoid",
+    "log_softmax",
+    "mse_loss",
+    "one_hot",
+    "relu",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "softplus",
+    "tanh",
+]
+
+
+def _real(x: Operandish) -> Array:
+    x = as_array(x)
+    return x if is_inexact(x.dtype) else astype(x, float64)
+
+
+def relu(x: Operandish, /) -> Array:
+    """max(x, 0); its slope at 0 is 0."""
+    x = as_array(x)
+    return where(x <= 0, 0, x)  # NaN stays
+
+
+def leaky_relu(x: Operandish, /, slope: float = 0.01) -> Array:
+    """x above 0, slope * x below."""
+    x = as_array(x)
+    return where(x >= 0, x, x * slope)
+
+
+def elu(x: Operandish, /, alpha: float = 1.0) -> Array:
+    """x above 0, alpha * (exp(x) - 1) below."""
+    x = as_array(x)
+    return where(x > 0, x, expm1(where(x > 0, 0, x)) * alpha)
+
+
+def silu(x: Operandish, /) -> Array:
+    """x * sigmoid(x)"""
+    x = as_array(x)
+    return x * sigmoid(x)
+
+
+def gelu(x: Operandish, /, *, approximate: bool = False) -> Array:
+    """x times the normal distribution's probability below x; or its approximation by tanh."""
+    x = _real(x)
+    if approximate:
+        return 0.5 * x * (1 + tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+    return 0.5 * x * (1 + erf(x * math.sqrt(0.5)))
+
+
+def log_sigmoid(x: Operandish, /) -> Array:
+    """log(sigmoid(x)), without overflow."""
+    return -softplus(-as_array(x))
+
+
+def _shifted(x: Array, axes: tuple[int, ...]) -> Array:
+    top = stop_gradient(max(x, axis=axes, keepdims=True))
+    return x - where(isfinite(top), top, 0)
+
+
+def softmax(x: Operandish, /, *, axis: Axis = -1) -> Array:
+    """exp(x) over its sum along an axis, without overflow."""
+    x = _real(x)
+    axes = axes_of(axis, x.ndim, "softmax")
+    e = exp(_shifted(x, axes))
+    return e / sum(e, axis=axes, keepdims=True)
+
+
+def log_softmax(x: Operandish, /, *, axis: Axis = -1) -> Array:
+    """log(softmax(x)), without overflow."""
+    x = _real(x)
+    axes = axes_of(axis, x.ndim, "log_softmax")
+    shifted = _shifted(x, axes)
+    return shifted - log(sum(exp(shifted), axis=axes, keepdims=True))
+
+
+def cross_entropy(
+    logits: Operandish, targets: Operandish, /, *, axis: int = -1, reduction: str = "mean"
+) -> Array:
+    """The loss of class indices, or of distributions over the classes, under softmax(logits)."""
+    x, t = _real(logits), as_array(targets)
+    d = axis_of(axis, x.ndim, "cross_entropy")
+    left = (*x.shape[:d], *x.shape[d + 1 :])
+    logp = log_softmax(x, axis=d)
+    if is_integer(t.dtype):
+        if t.shape != left:
+            raise misfit(
+                ShapeError,
+                "cross_entropy",
+                got=f"class indices of shape {t.shape}",
+                needed=f"shape {left}",
+            )
+        losses = -squeeze(take_along_axis(logp, expand_dims(t, axis=d), axis=d), d)
+    else:
+        if t.shape != x.shape:
+            raise misfit(
+                ShapeError,
+                "cross_entropy",
+                got=f"targets {t.spec.bare} for logits of shape {x.shape}",
+                needed="class indices, or a distribution in the shape of the logits",
+            )
+        losses = -sum(t * logp, axis=d)
+    return _reduced(losses, reduction, "cross_entropy")
+
+
+def _reduced(losses: Array, reduction: str, name: str) -> Array:
+    match reduction:
+        case "mean":
+            return mean(losses)
+        case "sum":
+            return sum(losses)
+        case "none":
+            return losses
+    raise misfit(
+        ArgumentError, name, got=f"reduction={reduction!r}", needed="'mean', 'sum' or 'none'"
+    )
+
+
+def mse_loss(x: Operandish, y: Operandish, /, *, reduction: str = "mean") -> Array:
+    """Squared differences."""
+    difference = as_array(x) - y
+    return _reduced(difference * difference, reduction, "mse_loss")
+
+
+def layer_norm(
+    x: Operandish,
+    scale: Operandish | None = None,
+    shift: Operandish | None = None,
+    /,
+    *,
+    axis: int | Sequence[int] = -1,
+    epsilon: float = 1e-5,
+) -> Array:
+    """Mean 0 and variance 1 along axes, from one pass over the data, then scaled and shifted."""
+    x = _real(x)
+    axes = axes_of(axis, x.ndim, "layer_norm")
+    centre, variance = moments_of(x, axes)
+    y = (x - centre) * rsqrt(variance + epsilon)
+    if scale is not None:
+        y = y * scale
+    return y if shift is None else y + shift
+
+
+def dropout(x: Operandish, rate: Operandish = 0.5, /, *, seed: object = None) -> Array:
+    """Elements set to 0 with a probability, the others scaled up to keep the mean. Each call of a
+    compiled function draws anew unless a seed is given."""
+    x = as_array(x)
+    if isinstance(rate, (int, float)) and not 0 <= rate < 1:
+        raise misfit(ArgumentError, "dropout", got=f"rate {rate}", needed="0 <= rate < 1")
+    if not is_inexact(x.dtype):
+        raise misfit(DTypeError, "dropout", got=x.dtype.name, needed="a floating dtype")
+    kept = _unit(x.shape, "dropout", seed, float32, ANYWHERE) >= rate
+    return where(kept, x / (1 - rate), 0)

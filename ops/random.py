@@ -1,0 +1,462 @@
+"""Random numbers from (seed, stream, global index) alone: the same for any number of workers and
+any layout.
+
+Philox 4x32-10 turns the counter `(index // 4, stream)` under the key `seed` into four 32-bit words.
+`bits` has one word per element, or two (64 bits). Everything else is arithmetic on `bits`. A seed
+is an operand, not a parameter: another seed is no other plan."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import operator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ostinato.errors import ArgumentError, DTypeError, ShapeError
+
+from .array import Array, Operandish, Split, apply, as_array
+from .creation import ANYWHERE, _shape, placed
+from .elementwise import as_dtype, astype, broadcast, clip, log, minimum, nextafter
+from .index import LETTERS, Indices
+from .reduction import argmax
+from .registry import Params, Place, Scratch, Specs, op
+from .shape import axis_of, broadcast_to, moveaxis
+from .sorting import argsort
+from .spec import (
+    DType,
+    Shape,
+    Spec,
+    bfloat16,
+    float16,
+    float32,
+    float64,
+    int64,
+    is_float,
+    is_integer,
+    promote,
+    uint32,
+    uint64,
+)
+from .where import misfit
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_LOW = 0xFFFFFFFF
+_CHUNK = 16384  # blocks of four words at a time, so that the rounds stay in cache
+
+STREAMS = {
+    "uniform": 1,
+    "normal": 2,
+    "integers": 3,
+    "bernoulli": 4,
+    "permutation": 5,
+    "categorical": 6,
+    "dropout": 7,
+}
+
+
+def philox(
+    xp: Any, index: Any, stream: int, key: int, work: Sequence[Any]
+) -> tuple[Any, Any, Any, Any]:
+    """The four words of some counters, as uint64 arrays with the high half empty. `work`: six
+    arrays like `index`.
+    """
+    c0, c1, c2, c3, p, q = work
+    xp.bitwise_and(index, _LOW, c0)
+    xp.right_shift(index, 32, c1)
+    c2[...] = stream & _LOW
+    c3[...] = stream >> 32
+    k0, k1 = key & _LOW, key >> 32
+    for _ in range(10):
+        # (hi0, lo0) = M0 * c0, (hi1, lo1) = M1 * c2; next = hi1 ^ c1 ^ k0, lo1, hi0 ^ c3 ^ k1, lo0
+        xp.multiply(c0, _MULTIPLIERS[0], p)
+        xp.multiply(c2, _MULTIPLIERS[1], q)
+        xp.right_shift(q, 32, c0)
+        xp.bitwise_xor(c0, c1, c0)
+        xp.bitwise_xor(c0, k0, c0)
+        xp.right_shift(p, 32, c2)
+        xp.bitwise_xor(c2, c3, c2)
+        xp.bitwise_xor(c2, k1, c2)
+        xp.bitwise_and(q, _LOW, c1)
+        xp.bitwise_and(p, _LOW, c3)
+        k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
+    return c0, c1, c2, c3
+
+
+def _runs(at: Place) -> tuple[int, int, list[int]]:
+    """A worker's box as runs of consecutive global indices: length of a run, stride in the box, and
+    where they start.
+    """
+    shape, box = at.out_shapes[0], at.outs[0]
+    inner = len(shape)
+    while inner > 0 and box[inner - 1] == (0, shape[inner - 1]):
+        inner -= 1
+    split = max(inner - 1, 0)
+    length = math.prod(hi - lo for lo, hi in box[split:])
+    strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+    starts = np.zeros((), np.int64)
+    for d in range(split):
+        starts = starts[..., None] + np.arange(*box[d]) * strides[d]
+    offset = sum(box[d][0] * strides[d] for d in range(split, len(shape)))
+    return length, split, (starts.reshape(-1) + offset).tolist()
+
+
+def _bits_kernel(
+    xp: Any,
+    out: Any,
+    seed: Any,
+    *,
+    shape: Shape,
+    stream: int,
+    wide: bool,
+    at: Place,
+    scratch: Sequence[Any],
+) -> None:
+    key = int(seed) & (2**64 - 1)
+    words = 2 if wide else 4  # elements per counter
+    length, _, starts = _runs(at)
+    target = out.reshape(-1)
+    done = 0
+    for start in starts if length else ():
+        for lo in range(start, start + length, _CHUNK * words):
+            hi = min(lo + _CHUNK * words, start + length)
+            first, last = lo // words, -(-hi // words)
+            work = [s[: last - first] for s in scratch[:7]]
+            work[6][...] = xp.arange(first, last, dtype=uint64)
+            c = philox(xp, work[6], stream, key, work[:6])
+            mixed = scratch[7].view(out.dtype)[: (last - first) * words].reshape(-1, words)
+            if wide:
+                for k in range(2):
+                    xp.left_shift(c[2 * k + 1], 32, c[2 * k + 1])
+                    xp.bitwise_or(c[2 * k], c[2 * k + 1], mixed[:, k])
+            else:
+                for k in range(4):
+                    mixed[:, k] = c[k]
+            skip = lo - first * words
+            target[done : done + hi - lo] = mixed.reshape(-1)[skip : skip + hi - lo]
+            done += hi - lo
+
+
+def _bits_scratch(
+    ins: Sequence[Shape],
+    outs: Sequence[Shape],
+    specs: Sequence[Spec],
+    *,
+    shape: Shape,
+    stream: int,
+    wide: bool,
+) -> Sequence[Scratch]:
+    n = min(_CHUNK, math.prod(outs[0]) // (2 if wide else 4) + 2)
+    return (*(Scratch((n,), uint64) for _ in range(7)), Scratch((2 * n,), uint64))
+
+
+def _bits_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
+    return Indices(((),), (tuple(LETTERS[: outs[0].ndim]),))
+
+
+op(
+    "random_bits",
+    infer=lambda seed, *, shape, stream, wide: Spec(shape, uint64 if wide else uint32),
+    indices=_bits_indices,
+    kernel=_bits_kernel,
+    scratch=_bits_scratch,
+    cost=lambda ins, outs, p: (100.0 * outs[0].size, float(outs[0].nbytes)),
+    placed=True,
+)
+
+
+# -- seeds ---------------------------------------------------------------------------------
+class Seeds(threading.local):
+    """Where seeds come from when a call names none: a base and a counter, the same for all threads.
+    While a function is traced, its own `draw` stands here, so that each call of the compiled
+    function, and each turn of a loop, draws anew."""
+
+    draw: Callable[[], Any] | None = None
+    _base = 0
+    _count = itertools.count(1)
+
+    def next(self) -> Any:
+        return self.draw() if self.draw is not None else self.advance()
+
+    def advance(self) -> int:
+        return mix(Seeds._base, next(Seeds._count))
+
+    @contextlib.contextmanager
+    def by_turn(self, index: Array) -> Iterator[None]:
+        """Within it, draws differ from turn to turn of a loop."""
+        outer = self.draw
+        self.draw = lambda: (
+            _seed(outer() if outer else self.advance()) + _TURN * astype(index, uint64)
+        )
+        try:
+            yield
+        finally:
+            self.draw = outer
+
+    @contextlib.contextmanager
+    def refused(self, what: str) -> Iterator[None]:
+        """Within it, a draw has to name its seed."""
+
+        def refuse() -> Any:
+            raise misfit(
+                ArgumentError,
+                f"random numbers in {what}",
+                got="no seed",
+                needed="a seed of their own, that changes from turn to turn",
+                do="carry one in the state and pass seed=",
+            )
+
+        outer, self.draw = self.draw, refuse
+        try:
+            yield
+        finally:
+            self.draw = outer
+
+
+_TURN = np.uint64(0xD1342543DE82EF95)
+
+
+def mix(base: int, count: int) -> int:
+    """One seed from two numbers (splitmix64)."""
+    z = (base + count * 0x9E3779B97F4A7C15) & (2**64 - 1)
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+    return z ^ (z >> 31)
+
+
+seeds = Seeds()
+
+
+def seed(value: int) -> None:
+    """Start the sequence of draws that name no seed of their own."""
+    Seeds._base, Seeds._count = operator.index(value) & (2**64 - 1), itertools.count(1)
+
+
+def _seed(given: Any) -> Array:
+    if given is None:
+        given = seeds.next()
+    if isinstance(given, int):
+        return as_array(np.uint64(given & (2**64 - 1)))
+    x = as_array(given)
+    if x.shape or not is_integer(x.dtype):
+        raise misfit(ArgumentError, "seed", got=f"{x.spec.bare}", needed="one whole number")
+    return astype(x, uint64)
+
+
+def bits(shape: Shape, stream: str, seed: Any, *, wide: bool, split: Split) -> Array:
+    """Random words, one per element."""
+    x = apply("random_bits", _seed(seed), shape=shape, stream=STREAMS[stream], wide=wide)
+    return placed(x, split)
+
+
+def _float_dtype(dtype: Any) -> DType:
+    kind = as_dtype(dtype)
+    if not is_float(kind):
+        raise misfit(DTypeError, "random numbers", got=kind.name, needed="a real floating dtype")
+    return kind
+
+
+def _unit(
+    shape: Shape, stream: str, seed: Any, dtype: DType, split: Split, *, open_below: bool = False
+) -> Array:
+    """Uniform in [0, 1), or (0, 1] if open below; as many bits as the dtype has exactly."""
+    wide, digits = dtype == float64, _DIGITS[dtype]
+    raw = bits(shape, stream, seed, wide=wide, split=split)
+    whole = astype(raw >> (64 - digits if wide else 32 - digits), dtype)
+    if open_below:
+        whole = whole + 1
+    return whole * 2.0**-digits
+
+
+_DIGITS = {float64: 53, float32: 24, float16: 11, bfloat16: 8}
+
+
+# -- distributions -------------------------------------------------------------------------
+def uniform(
+    shape: Any = (),
+    *,
+    low: Operandish = 0.0,
+    high: Operandish = 1.0,
+    dtype: Any = float32,
+    seed: Any = None,
+    split: Split = ANYWHERE,
+) -> Array:
+    """Numbers from [low, high)."""
+    kind = _float_dtype(dtype)
+    x = _unit(_shape(shape), "uniform", seed, kind, split)
+    if isinstance(low, (int, float)) and isinstance(high, (int, float)):
+        if (low, high) == (0, 1):
+            return x
+        if not low <= high:
+            raise misfit(ArgumentError, "uniform", got=f"[{low}, {high})", needed="low <= high")
+    bottom, top = (astype(as_array(v), kind) for v in (low, high))
+    return minimum(x * (top - bottom) + bottom, nextafter(top, bottom))  # rounding may reach top
+
+
+def normal(
+    shape: Any = (),
+    *,
+    mean: Operandish = 0.0,
+    std: Operandish = 1.0,
+    dtype: Any = float32,
+    seed: Any = None,
+    split: Split = ANYWHERE,
+) -> Array:
+    """Normally distributed numbers (Box-Muller, on the words of an element's own pair)."""
+    kind, size = _float_dtype(dtype), _shape(shape)
+    x = apply("normal", _seed(seed), shape=size, dtype=promote(kind, float32))
+    x = placed(x, split)
+    if not (type(std) is float and std == 1.0):
+        x = x * std
+    if not (type(mean) is float and mean == 0.0):
+        x = x + mean
+    return astype(x, kind)
+
+
+def _normal_kernel(
+    xp: Any, out: Any, seed: Any, *, shape: Shape, dtype: DType, at: Place, scratch: Sequence[Any]
+) -> None:
+    """Elements 2i and 2i+1 are the cosine and the sine of one pair of words."""
+    key = int(seed) & (2**64 - 1)
+    wide = dtype == float64
+    words = 2 if wide else 4
+    length, _, starts = _runs(at)
+    target = out.reshape(-1)
+    done = 0
+    for start in starts if length else ():
+        for lo in range(start, start + length, _CHUNK * words):
+            hi = min(lo + _CHUNK * words, start + length)
+            first, last = lo // words, -(-hi // words)
+            n = last - first
+            work = [s[:n] for s in scratch[:7]]
+            work[6][...] = xp.arange(first, last, dtype=uint64)
+            c = philox(xp, work[6], STREAMS["normal"], key, work[:6])
+            mixed = scratch[7].view(dtype)[: n * words].reshape(n, words)
+            radius, angle = (work[k].view(dtype)[:n] for k in (4, 5))
+            for k in range(0, words, 2):
+                if wide:
+                    for half in (0, 2):  # two words to 53 bits
+                        xp.left_shift(c[half + 1], 21, c[half + 1])
+                        xp.right_shift(c[half], 11, c[half])
+                        xp.bitwise_or(c[half], c[half + 1], c[half])
+                    first_word, second_word, unit = c[0], c[2], 2.0**-53
+                else:
+                    xp.right_shift(c[k], 8, c[k])
+                    xp.right_shift(c[k + 1], 8, c[k + 1])
+                    first_word, second_word, unit = c[k], c[k + 1], 2.0**-24
+                xp.copyto(radius, first_word, casting="unsafe")
+                xp.copyto(angle, second_word, casting="unsafe")
+                xp.add(radius, 1, radius)
+                xp.multiply(radius, unit, radius)
+                xp.log(radius, radius)
+                xp.multiply(radius, -2, radius)
+                xp.sqrt(radius, radius)
+                xp.multiply(angle, 2 * math.pi * unit, angle)
+                line = work[6].view(dtype)[:n]
+                xp.cos(angle, line)
+                xp.multiply(radius, line, mixed[:, k])
+                xp.sin(angle, line)
+                xp.multiply(radius, line, mixed[:, k + 1])
+            skip = lo - first * words
+            target[done : done + hi - lo] = mixed.reshape(-1)[skip : skip + hi - lo]
+            done += hi - lo
+
+
+op(
+    "normal",
+    infer=lambda seed, *, shape, dtype: Spec(shape, dtype),
+    indices=_bits_indices,
+    kernel=_normal_kernel,
+    scratch=lambda ins, outs, specs, *, shape, dtype: _bits_scratch(
+        ins, outs, specs, shape=shape, stream=2, wide=dtype == float64
+    ),
+    cost=lambda ins, outs, p: (150.0 * outs[0].size, float(outs[0].nbytes)),
+    placed=True,
+)
+
+
+def integers(
+    low: int,
+    high: int,
+    shape: Any = (),
+    *,
+    dtype: Any = int64,
+    seed: Any = None,
+    split: Split = ANYWHERE,
+) -> Array:
+    """Whole numbers from low up to, but without, high."""
+    kind = as_dtype(dtype)
+    if not is_integer(kind):
+        raise misfit(DTypeError, "integers", got=kind.name, needed="an integer dtype")
+    limits = np.iinfo(kind)
+    if not (limits.min <= low < high <= int(limits.max) + 1):
+        raise misfit(
+            ArgumentError,
+            "integers",
+            got=f"[{low}, {high}) in {kind.name}",
+            needed="low < high, both within the dtype",
+        )
+    raw = bits(_shape(shape), "integers", seed, wide=True, split=split)
+    span = high - low
+    spread = raw % np.uint64(span) if span < 2**64 else raw
+    return astype(astype(spread, int64) + low, kind) if kind != uint64 else spread + np.uint64(low)
+
+
+def bernoulli(
+    p: Operandish = 0.5, shape: Any = None, *, seed: Any = None, split: Split = ANYWHERE
+) -> Array:
+    """True with probability p."""
+    p = as_array(p)
+    size = p.shape if shape is None else _shape(shape)
+    return _unit(size, "bernoulli", seed, float32, split) < p
+
+
+def permutation(
+    n: int | Operandish, *, seed: Any = None, axis: int = 0, split: Split = ANYWHERE
+) -> Array:
+    """The numbers below n, or the slices of an array along an axis, in random order."""
+    if isinstance(n, int):
+        return placed(_order(n, seed), split)
+    x = as_array(n)
+    d = axis_of(axis, x.ndim, "permutation")
+    return placed(apply("take", x, _order(x.shape[d], seed), axis=d), split)
+
+
+def _order(count: int, seed: Any) -> Array:
+    return argsort(bits(_shape(count), "permutation", seed, wide=True, split=ANYWHERE))
+
+
+def categorical(
+    logits: Operandish,
+    *,
+    axis: int = -1,
+    shape: Any = None,
+    seed: Any = None,
+    split: Split = ANYWHERE,
+) -> Array:
+    """Classes with probabilities softmax(logits), by the Gumbel trick."""
+    x = as_array(logits)
+    d = axis_of(axis, x.ndim, "categorical")
+    if not is_float(x.dtype):
+        raise misfit(DTypeError, "categorical", got=x.dtype.name, needed="real floating logits")
+    left = (*x.shape[:d], *x.shape[d + 1 :])
+    size = left if shape is None else _shape(shape)
+    if broadcast("categorical", size, left) != size:
+        raise misfit(
+            ShapeError, "categorical", got=f"shape {size}", needed=f"one that {left} broadcasts to"
+        )
+    x = broadcast_to(moveaxis(x, d, -1), (*size, x.shape[d]))
+    kind = promote(x.dtype, float32)
+    u = _unit(x.shape, "categorical", seed, kind, ANYWHERE, open_below=True)
+    u = clip(u, None, 1 - 2.0 ** -_DIGITS[kind])
+    return placed(argmax(x - log(-log(u)), axis=-1), split)
+
+
+def shuffle(x: Operandish, *, axis: int = 0, seed: Any = None) -> Array:
+    """The slices of an array along an axis, in random order."""
+    return permutation(as_array(x), axis=axis, seed=seed)

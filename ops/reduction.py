@@ -1,0 +1,655 @@
+"""Reductions: `i j -> i`, j combined with a monoid.
+
+The primitives drop the axes that they reduce; `keepdims` puts them back as a view. Sums, means and
+products of float16 and bfloat16 are float32 until all is added up. The gradient of min and max is
+shared equally among the elements that attain it."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ostinato.errors import ArgumentError, DTypeError, ShapeError
+
+from .array import Array, Axis, Operandish, apply, apply_all, as_array, export
+from .elementwise import as_dtype, astype, conj, equal, exp, isfinite, log, not_equal, sqrt, where
+from .index import LETTERS, Indices, along
+from .monoid import highest, identity, lowest
+from .registry import Params, Place, Scratch, Specs, op, stream_cost
+from .shape import (
+    accumulator,
+    add_up,
+    axes_of,
+    axis_of,
+    broadcast_to,
+    concat,
+    expand_dims,
+    flip,
+    moveaxis,
+    permute_dims,
+    reshape,
+    slice_axes,
+    stop_gradient,
+)
+from .spec import (
+    DType,
+    Shape,
+    Spec,
+    bool_,
+    float64,
+    int64,
+    is_inexact,
+    real_of,
+    uint64,
+)
+from .where import misfit
+
+__all__ = [
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "count_nonzero",
+    "cumulative_prod",
+    "cumulative_sum",
+    "diff",
+    "logsumexp",
+    "max",
+    "mean",
+    "min",
+    "prod",
+    "std",
+    "sum",
+    "var",
+]
+
+
+def read_cost(flops_each: float) -> Callable[[Specs, Specs, Params], tuple[float, float]]:
+    """Work in proportion to what is read."""
+
+    def cost(ins: Specs, outs: Specs, params: Params) -> tuple[float, float]:
+        return flops_each * ins[0].size, float(ins[0].nbytes + builtins.sum(s.nbytes for s in outs))
+
+    return cost
+
+
+def reduced(monoid: str) -> Callable[[Specs, Specs, Params], Indices]:
+    """`... -> .`, the given axes combined with a monoid; each output of the shape that is left
+    carries it.
+    """
+
+    def indices(ins: Specs, outs: Specs, p: Params) -> Indices:
+        labels = tuple(LETTERS[: ins[0].ndim])
+        left = tuple(labels[d] for d in range(ins[0].ndim) if d not in p["axes"])
+        return Indices(
+            (labels,),
+            tuple(left if s.ndim else () for s in outs),
+            tuple((labels[a], monoid) for a in p["axes"]),
+        )
+
+    return indices
+
+
+def _left(x: Spec, axes: tuple[int, ...]) -> Shape:
+    return tuple(n for d, n in enumerate(x.shape) if d not in axes)
+
+
+def restore(y: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+    return expand_dims(y, axis=axes) if keepdims and axes else y
+
+
+def spread(g: Array, x: Array, axes: tuple[int, ...]) -> Array:
+    """A result's value at each of the elements that it was made of."""
+    return broadcast_to(expand_dims(g, axis=axes), x.shape)
+
+
+# -- sum, mean, product --------------------------------------------------------------------
+_WIDE = 1024  # elements of the rows that many shorter ones are folded into
+
+
+def _add(xp: Any, x: Any, axes: tuple[int, ...], dtype: DType, out: Any) -> None:
+    """The sum over axes. Of many short rows, as of a (1000000, 16) over axis 0, groups are added as
+    if they were one long row: that is some six times as fast."""
+    inner = math.prod(x.shape[len(axes) :])
+    rows, fold = (x.size // inner, _WIDE // inner) if inner > 1 else (0, 0)
+    leading = axes == tuple(range(len(axes))) and x.dtype == dtype and x.flags.c_contiguous
+    if fold < 2 or rows < 8 * fold or not leading:
+        xp.add.reduce(x, axis=axes, dtype=dtype, out=out)
+        return
+    whole = rows - rows % fold
+    short, total = x.reshape(rows, inner), out.reshape(inner)
+    long = xp.add.reduce(short[:whole].reshape(-1, fold * inner), axis=0)
+    xp.add.reduce(long.reshape(fold, inner), axis=0, out=total)
+    if whole < rows:
+        xp.add(total, xp.add.reduce(short[whole:], axis=0), total)
+
+
+def _sum_kernel(xp: Any, out: Any, x: Any, *, axes: tuple[int, ...], dtype: DType) -> None:
+    _add(xp, x, axes, dtype, out)
+
+
+op(
+    "sum",
+    infer=lambda x, *, axes, dtype: Spec(_left(x, axes), dtype),
+    indices=reduced("sum"),
+    kernel=_sum_kernel,
+    grad=lambda g, y, x, *, axes, dtype: (spread(g, x, axes),),
+    cost=read_cost(1),
+)
+
+
+def _sum_dtype(x: Spec, dtype: Any) -> DType:
+    if dtype is not None:
+        return as_dtype(dtype)
+    if x.dtype.kind in "bi":
+        return int64
+    return uint64 if x.dtype.kind == "u" else x.dtype
+
+
+@export
+def sum(x: Operandish, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
+    """The sum over axes; all of them for None."""
+    x = as_array(x)
+    axes, kind = axes_of(axis, x.ndim, "sum"), _sum_dtype(x.spec, dtype)
+    y = astype(apply("sum", x, axes=axes, dtype=accumulator(kind)), kind)
+    return restore(y, axes, keepdims)
+
+
+def _mean_kernel(xp: Any, out: Any, x: Any, *, axes: tuple[int, ...], count: int) -> None:
+    _add(xp, x, axes, x.dtype, out)
+    xp.divide(out, count, out)
+
+
+op(
+    "mean",
+    infer=lambda x, *, axes, count: Spec(_left(x, axes), x.dtype),
+    indices=reduced("sum"),
+    kernel=_mean_kernel,
+    grad=lambda g, y, x, *, axes, count: (spread(g / count, x, axes),),
+    cost=read_cost(1),
+)
+
+
+def _floating(x: Array) -> Array:
+    return x if is_inexact(x.dtype) else astype(x, float64)
+
+
+def _count(x: Array, axes: tuple[int, ...]) -> int:
+    return math.prod(x.shape[a] for a in axes)
+
+
+@export
+def mean(x: Operandish, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+    """The mean over axes; all of them for None."""
+    x = _floating(as_array(x))
+    axes = axes_of(axis, x.ndim, "mean")
+    wide, count = accumulator(x.dtype), _count(x, axes)
+    if wide == x.dtype:
+        y = apply("mean", x, axes=axes, count=count)
+    else:
+        y = astype(apply("sum", x, axes=axes, dtype=wide) / float(count), x.dtype)
+    return restore(y, axes, keepdims)
+
+
+def _prod_kernel(xp: Any, out: Any, x: Any, *, axes: tuple[int, ...], dtype: DType) -> None:
+    xp.multiply.reduce(x, axis=axes, dtype=dtype, out=out)
+
+
+def _prod_grad(
+    g: Array, y: Array, x: Array, *, axes: tuple[int, ...], dtype: DType
+) -> Sequence[Array | None]:
+    """g times the product of all others, which exists where an element is 0 too."""
+    last = [d for d in range(x.ndim) if d not in axes]
+    rows = _fold(x, last, axes)
+    left = cumulative_prod(rows, axis=1, include_initial=True)[:, :-1]
+    right = flip(cumulative_prod(flip(rows, axis=1), axis=1, include_initial=True), axis=1)[:, 1:]
+    others = reshape(left * right, [x.shape[d] for d in (*last, *axes)])
+    back = permute_dims(others, np.argsort((*last, *axes)).tolist())
+    return (spread(g, x, axes) * back,)
+
+
+def _fold(x: Array, keep: Sequence[int], axes: Sequence[int]) -> Array:
+    """A matrix: kept axes by reduced axes."""
+    rows = math.prod(x.shape[d] for d in keep)
+    return reshape(permute_dims(x, (*keep, *axes)), (rows, math.prod(x.shape[a] for a in axes)))
+
+
+op(
+    "prod",
+    infer=lambda x, *, axes, dtype: Spec(_left(x, axes), dtype),
+    indices=reduced("prod"),
+    kernel=_prod_kernel,
+    grad=_prod_grad,
+    cost=read_cost(1),
+)
+
+
+@export
+def prod(
+    x: Operandish, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False
+) -> Array:
+    """The product over axes; all of them for None."""
+    x = as_array(x)
+    axes, kind = axes_of(axis, x.ndim, "prod"), _sum_dtype(x.spec, dtype)
+    y = astype(apply("prod", x, axes=axes, dtype=accumulator(kind)), kind)
+    return restore(y, axes, keepdims)
+
+
+# -- smallest and largest ------------------------------------------------------------------
+def _extreme(name: str, ufunc: str) -> Callable[[Array, tuple[int, ...]], Array]:
+    def kernel(xp: Any, out: Any, x: Any, *, axes: tuple[int, ...]) -> None:
+        getattr(xp, ufunc).reduce(x, axis=axes, out=out, initial=identity(name, x.dtype))
+
+    def grad(g: Array, y: Array, x: Array, *, axes: tuple[int, ...]) -> Sequence[Array | None]:
+        won = astype(equal(x, spread(y, x, axes)), x.dtype)
+        return (won * spread(g / add_up(won, axes), x, axes),)
+
+    def infer(x: Spec, *, axes: tuple[int, ...]) -> Spec:
+        if x.dtype.kind == "c":
+            raise misfit(DTypeError, name, got=x.dtype.name, needed="a dtype with an order")
+        if x.size == 0 and math.prod(x.shape[a] for a in axes) == 0 and axes:
+            raise misfit(
+                ShapeError,
+                name,
+                got=f"shape {x.shape} along axes {axes}",
+                needed="at least one element, as nothing is the "
+                + ("smallest" if name == "min" else "largest"),
+            )
+        return Spec(_left(x, axes), x.dtype)
+
+    op(name, infer=infer, indices=reduced(name), kernel=kernel, grad=grad, cost=read_cost(1))
+    return lambda x, axes: apply(name, x, axes=axes)
+
+
+_min, _max = _extreme("min", "minimum"), _extreme("max", "maximum")
+
+
+@export
+def min(x: Operandish, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+    """The smallest element along axes; NaN if there is one."""
+    x = as_array(x)
+    axes = axes_of(axis, x.ndim, "min")
+    return restore(_min(x, axes), axes, keepdims)
+
+
+@export
+def max(x: Operandish, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+    """The largest element along axes; NaN if there is one."""
+    x = as_array(x)
+    axes = axes_of(axis, x.ndim, "max")
+    return restore(_max(x, axes), axes, keepdims)
+
+
+def _position(name: str, worst: Callable[[DType], Any]) -> Callable[[Array, int], Array]:
+    def infer(x: Spec, *, axes: tuple[int, ...]) -> Specs:
+        if x.dtype.kind == "c":
+            raise misfit(DTypeError, name, got=x.dtype.name, needed="a dtype with an order")
+        if x.shape[axes[0]] == 0:
+            raise misfit(
+                ShapeError,
+                name,
+                got=f"shape {x.shape}",
+                needed="at least one element along the axis",
+            )
+        return Spec(_left(x, axes), x.dtype), Spec(_left(x, axes), int64)
+
+    def kernel(xp: Any, out: Sequence[Any], x: Any, *, axes: tuple[int, ...], at: Place) -> None:
+        value, position = out
+        (axis,) = axes
+        if x.shape[axis] == 0:
+            if position is not None:
+                position[...] = -1
+            if value is not None:
+                value[...] = worst(x.dtype)
+            return
+        found = getattr(xp, name)(x, axis=axis, out=position)
+        if value is not None:
+            index = xp.expand_dims(found, axis)
+            xp.copyto(value, xp.take_along_axis(x, index, axis=axis).squeeze(axis))
+        if position is not None and at.ins[0][axis][0]:
+            xp.add(position, at.ins[0][axis][0], position)
+
+    op(
+        f"{name}_pair",
+        infer=infer,
+        indices=reduced(name),
+        kernel=kernel,
+        cost=read_cost(1),
+        placed=True,
+    )
+    return lambda x, axis: apply_all(f"{name}_pair", x, axes=(axis,))[1]
+
+
+_argmin, _argmax = _position("argmin", highest), _position("argmax", lowest)
+
+
+def _arg(x: Operandish, axis: int | None, keepdims: bool, name: str) -> Array:
+    x = as_array(x)
+    find = _argmin if name == "argmin" else _argmax
+    if axis is None:
+        found = find(reshape(x, (-1,)), 0)
+        return reshape(found, (1,) * x.ndim) if keepdims else found
+    d = axis_of(axis, x.ndim, name)
+    return restore(find(x, d), (d,), keepdims)
+
+
+@export
+def argmin(x: Operandish, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
+    """Where the smallest element is; the first of equal ones."""
+    return _arg(x, axis, keepdims, "argmin")
+
+
+@export
+def argmax(x: Operandish, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
+    """Where the largest element is; the first of equal ones."""
+    return _arg(x, axis, keepdims, "argmax")
+
+
+# -- truth ---------------------------------------------------------------------------------
+def _truth(name: str, ufunc: str) -> Callable[[Array, tuple[int, ...]], Array]:
+    def kernel(xp: Any, out: Any, x: Any, *, axes: tuple[int, ...]) -> None:
+        getattr(xp, ufunc).reduce(x, axis=axes, out=out)
+
+    op(
+        name,
+        infer=lambda x, *, axes: Spec(_left(x, axes), bool_),
+        indices=reduced(name),
+        kernel=kernel,
+        cost=read_cost(1),
+    )
+    return lambda x, axes: apply(name, x if x.dtype.kind == "b" else not_equal(x, 0), axes=axes)
+
+
+_any, _all = _truth("any", "logical_or"), _truth("all", "logical_and")
+
+
+@export
+def any(x: Operandish, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+    """Whether some element along axes is true."""
+    x = as_array(x)
+    axes = axes_of(axis, x.ndim, "any")
+    return restore(_any(x, axes), axes, keepdims)
+
+
+@export
+def all(x: Operandish, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+    """Whether all elements along axes are true."""
+    x = as_array(x)
+    axes = axes_of(axis, x.ndim, "all")
+    return restore(_all(x, axes), axes, keepdims)
+
+
+@export
+def count_nonzero(x: Operandish, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+    """How many elements along axes are not zero."""
+    return sum(not_equal(x, 0), axis=axis, keepdims=keepdims)
+
+
+# -- moments -------------------------------------------------------------------------------
+def _moments_rule(x: Spec, *, axes: tuple[int, ...]) -> Specs:
+    left = _left(x, axes)
+    return Spec((), float64), Spec(left, x.dtype), Spec(left, real_of(x.dtype))
+
+
+_BLOCK = 65536  # elements that are read twice while they are in cache
+
+
+def _moments_scratch(
+    ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], *, axes: tuple[int, ...]
+) -> Sequence[Scratch]:
+    """Deviations of a block of rows; a mean if nobody wants it; a block's own mean and square."""
+    (rows, *rest), dtype = ins[0] or (1,), specs[0].dtype
+    row = builtins.max(math.prod(rest), 1)
+    step = builtins.max(rows, 1)
+    if row <= _BLOCK // 16:
+        step = builtins.min(step, _BLOCK // row)
+    own = outs[1] if step < rows and 0 in axes else (0,)
+    return (
+        Scratch((step, *rest), dtype),
+        Scratch(outs[1], dtype),
+        Scratch(own, dtype),
+        Scratch(own, real_of(dtype)),
+    )
+
+
+def _moments_kernel(
+    xp: Any, out: Sequence[Any], x: Any, *, axes: tuple[int, ...], scratch: Sequence[Any]
+) -> None:
+    """Block after block of the first axis. Blocks are put together by Chan's formula if that axis
+    is reduced.
+    """
+    count, mean, square = out
+    deviation, held, own_mean, own_square = scratch
+    n = math.prod(x.shape[a] for a in axes)
+    mean = held if mean is None else mean
+    if count is not None:
+        count[...] = n
+    if square is None:
+        _add(xp, x, axes, x.dtype, mean)
+        xp.divide(mean, builtins.max(n, 1), mean)
+        return
+    step = deviation.shape[0]
+    if x.ndim == 0 or x.shape[0] <= step:
+        work = deviation[: x.shape[0]] if x.ndim else deviation.reshape(())
+        _block_moments(xp, x, axes, mean, square, work)
+        return
+    done = 0
+    for lo in range(0, x.shape[0], step):
+        rows = x[lo : lo + step]
+        work = deviation[: rows.shape[0]]
+        if 0 not in axes:
+            hi = lo + rows.shape[0]
+            _block_moments(xp, rows, axes, mean[lo:hi], square[lo:hi], work)
+            continue
+        here = rows.shape[0] * (n // x.shape[0])
+        if lo == 0:
+            _block_moments(xp, rows, axes, mean, square, work)
+        else:
+            _block_moments(xp, rows, axes, own_mean, own_square, work)
+            weight = here / (done + here)
+            xp.subtract(own_mean, mean, own_mean)
+            square += own_square + (own_mean * own_mean.conj()).real * (done * weight)
+            mean += own_mean * weight
+        done += here
+
+
+def _block_moments(
+    xp: Any, x: Any, axes: tuple[int, ...], mean: Any, square: Any, work: Any
+) -> None:
+    _add(xp, x, axes, x.dtype, mean)
+    xp.divide(mean, builtins.max(math.prod(x.shape[a] for a in axes), 1), mean)
+    xp.subtract(x, xp.expand_dims(mean, axes), work)
+    if x.dtype.kind == "c":
+        xp.multiply(work, work.conj(), work)
+        work = work.real
+    else:
+        xp.multiply(work, work, work)
+    _add(xp, work, axes, work.dtype, square)
+
+
+def _moments_grad(
+    g: Sequence[Array | None], y: Sequence[Array], x: Array, *, axes: tuple[int, ...]
+) -> Sequence[Array | None]:
+    _, by_mean, by_square = g
+    total: Array | None = None
+    if by_mean is not None:
+        total = spread(by_mean / _count(x, axes), x, axes)
+    if by_square is not None:
+        part = spread(2 * by_square, x, axes) * conj(x - spread(y[1], x, axes))
+        total = part if total is None else total + part
+    return (total,)
+
+
+op(
+    "moments",
+    infer=_moments_rule,
+    indices=reduced("moments"),
+    kernel=_moments_kernel,
+    scratch=_moments_scratch,
+    grad=_moments_grad,
+    cost=read_cost(4),
+)
+
+
+@export
+def var(
+    x: Operandish, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False
+) -> Array:
+    """The variance over axes; the sum of squares is divided by their number less the correction."""
+    x = _floating(as_array(x))
+    axes = axes_of(axis, x.ndim, "var")
+    square = apply_all("moments", astype(x, accumulator(x.dtype)), axes=axes)[2]
+    found = square / float(builtins.max(_count(x, axes) - correction, 0))
+    return restore(astype(found, real_of(x.dtype)), axes, keepdims)
+
+
+def moments_of(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
+    """Mean and variance along axes, which are kept."""
+    _, centre, square = apply_all("moments", astype(x, accumulator(x.dtype)), axes=axes)
+    variance = square / float(_count(x, axes))
+    return (
+        restore(astype(centre, x.dtype), axes, True),
+        restore(astype(variance, real_of(x.dtype)), axes, True),
+    )
+
+
+@export
+def std(
+    x: Operandish, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False
+) -> Array:
+    """The standard deviation over axes."""
+    return sqrt(var(x, axis=axis, correction=correction, keepdims=keepdims))
+
+
+@export
+def logsumexp(x: Operandish, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+    """log(sum(exp(x))), without overflow."""
+    x = _floating(as_array(x))
+    axes = axes_of(axis, x.ndim, "logsumexp")
+    top = stop_gradient(_max(x, axes))
+    top = where(isfinite(top), top, 0)
+    return restore(log(sum(exp(x - expand_dims(top, axis=axes)), axis=axes)) + top, axes, keepdims)
+
+
+# -- running sums and products -------------------------------------------------------------
+def running(ins: Specs, outs: Specs, p: Params) -> Indices:
+    """`. j -> . j`: whole along one axis."""
+    labels = along((p["axis"],), ins[0])
+    return Indices((labels,) * len(ins), (labels,) * len(outs))
+
+
+def _running(
+    name: str, ufunc: str, grad: Callable[..., Sequence[Array | None]]
+) -> Callable[..., Array]:
+    def kernel(xp: Any, out: Any, x: Any, *, axis: int, dtype: DType) -> None:
+        getattr(xp, ufunc).accumulate(x, axis=axis, dtype=dtype, out=out)
+
+    op(
+        name,
+        infer=lambda x, *, axis, dtype: Spec(x.shape, dtype),
+        indices=running,
+        kernel=kernel,
+        grad=grad,
+        cost=stream_cost(1),
+    )
+
+    def function(
+        x: Operandish, axis: int | None, dtype: Any, include_initial: bool, first: int
+    ) -> Array:
+        x = as_array(x)
+        if axis is None:
+            if x.ndim > 1:
+                raise misfit(
+                    ArgumentError,
+                    name,
+                    got=f"shape {x.shape} and no axis",
+                    needed="an axis",
+                    do="pass axis=",
+                )
+            axis = 0
+            x = x if x.ndim else reshape(x, (1,))
+        d, kind = axis_of(axis, x.ndim, name), _sum_dtype(x.spec, dtype)
+        y = astype(apply(name, x, axis=d, dtype=accumulator(kind)), kind)
+        if include_initial:
+            edge = (*x.shape[:d], 1, *x.shape[d + 1 :])
+            y = concat([apply("full", shape=edge, value=first, dtype=y.dtype), y], axis=d)
+        return y
+
+    return function
+
+
+def _cumsum_grad(
+    g: Array, y: Array, x: Array, *, axis: int, dtype: DType
+) -> Sequence[Array | None]:
+    return (flip(cumulative_sum(flip(g, axis=axis), axis=axis), axis=axis),)
+
+
+def _cumprod_grad(
+    g: Array, y: Array, x: Array, *, axis: int, dtype: DType
+) -> Sequence[Array | None]:
+    """dx_j = (product before j) * s_j with s_j = g_j + x_{j+1} s_{j+1}: right where an element is 0
+    too.
+    """
+    from .control import scan
+
+    n = x.shape[axis]
+    if n == 0:
+        return (x,)
+    before = slice_axes(cumulative_prod(x, axis=axis, include_initial=True), {axis: (0, n, 1)})
+    follow = concat(
+        [slice_axes(x, {axis: (1, n - 1, 1)}), slice_axes(x, {axis: (0, 1, 1)}) * 0], axis=axis
+    )
+
+    def step(s: Array, gx: tuple[Array, Array]) -> tuple[Array, Array]:
+        s = gx[0] + gx[1] * s
+        return s, s
+
+    rows = (moveaxis(g, axis, 0), moveaxis(follow, axis, 0))
+    _, found = scan(step, rows[0][0] * 0, rows, reverse=True)
+    return (before * moveaxis(found, 0, axis),)
+
+
+_cumsum = _running("cumulative_sum", "add", _cumsum_grad)
+_cumprod = _running("cumulative_prod", "multiply", _cumprod_grad)
+
+
+@export
+def cumulative_sum(
+    x: Operandish, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
+) -> Array:
+    """Running sums along an axis."""
+    return _cumsum(x, axis, dtype, include_initial, 0)
+
+
+@export
+def cumulative_prod(
+    x: Operandish, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
+) -> Array:
+    """Running products along an axis."""
+    return _cumprod(x, axis, dtype, include_initial, 1)
+
+
+@export
+def diff(
+    x: Operandish, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None
+) -> Array:
+    """Differences of neighbours along an axis, n times."""
+    x = as_array(x)
+    d = axis_of(axis, x.ndim, "diff")
+    if n < 0:
+        raise misfit(ArgumentError, "diff", got=f"n={n}", needed="0 or more")
+    edge = (*x.shape[:d], 1, *x.shape[d + 1 :])
+    ends = [
+        None if e is None else e if np.ndim(e) else broadcast_to(e, edge) for e in (prepend, append)
+    ]
+    if ends != [None, None]:
+        x = concat([e for e in (ends[0], x, ends[1]) if e is not None], axis=d)
+    for _ in range(n):
+        m = builtins.max(x.shape[d], 1)
+        later, sooner = slice_axes(x, {d: (1, m - 1, 1)}), slice_axes(x, {d: (0, m - 1, 1)})
+        x = later != sooner if x.dtype.kind == "b" else later - sooner
+    return x

@@ -1,0 +1,823 @@
+"""Operations that only move elements: views where they can be, copies where they must.
+
+A basic slice is a `Reach` on each axis: for the outputs `[a, b)` it needs the inputs `[start +
+step*a, ...)`. Concatenation, padding and updates are the same thing seen from the other side."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, SupportsIndex, cast
+
+import numpy as np
+
+from ostinato.errors import ArgumentError, BoundsError, LayoutError, ShapeError
+
+from .array import Array, Operandish, Split, apply, as_array, export, functions, unify
+from .elementwise import astype, broadcast, greater_equal, number_of, where
+from .index import LETTERS, Indices, Reach, along, reshape_labels
+from .layout import Box
+from .registry import Params, Place, Specs, op, stream_cost
+from .spec import DType, Shape, Spec, float32, int64, is_float, promote
+from .where import misfit
+
+__all__ = [
+    "broadcast_arrays",
+    "broadcast_shapes",
+    "broadcast_to",
+    "concat",
+    "copy",
+    "expand_dims",
+    "flip",
+    "matrix_transpose",
+    "moveaxis",
+    "pad",
+    "permute_dims",
+    "reshape",
+    "resplit",
+    "roll",
+    "squeeze",
+    "stack",
+    "stop_gradient",
+    "swapaxes",
+    "tile",
+    "tril",
+    "triu",
+    "unstack",
+]
+
+Pairs = tuple[tuple[int, int], ...]
+MOVE = stream_cost(0)
+
+
+def extent(box: Box) -> Shape:
+    return tuple(hi - lo for lo, hi in box)
+
+
+def axis_of(axis: int, ndim: int, name: str) -> int:
+    """An axis counted from the front."""
+    found = operator.index(axis)
+    if not -ndim <= found < ndim:
+        raise misfit(
+            BoundsError,
+            name,
+            got=f"axis {axis} of an array with {ndim} axes",
+            needed=f"an axis from {-ndim} to {ndim - 1}" if ndim else "at least one axis",
+        )
+    return found % ndim
+
+
+def listed(value: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
+    """One whole number, or several."""
+    try:
+        return (operator.index(cast(SupportsIndex, value)),)
+    except TypeError:
+        return tuple(operator.index(n) for n in cast("Sequence[SupportsIndex]", value))
+
+
+def axes_of(axis: int | Sequence[int] | None, ndim: int, name: str) -> tuple[int, ...]:
+    """Axes counted from the front, in order; all of them for None."""
+    if axis is None:
+        return tuple(range(ndim))
+    found = tuple(axis_of(a, ndim, name) for a in listed(axis))
+    if len(set(found)) < len(found):
+        raise misfit(ArgumentError, name, got=f"axis {axis}", needed="each axis once")
+    return tuple(sorted(found))
+
+
+def _copy_kernel(xp: Any, out: Any, x: Any, **_: Any) -> None:
+    xp.copyto(out, x)
+
+
+# -- identities ----------------------------------------------------------------------------
+def _same(x: Spec, **_: Any) -> Spec:
+    return Spec(x.shape, x.dtype)
+
+
+op("copy", infer=_same, kernel=_copy_kernel, grad=lambda g, y, x: (g,), cost=MOVE)
+op("resplit", infer=_same, kernel=_copy_kernel, grad=lambda g, y, x, **_: (g,), cost=MOVE)
+op("stop_gradient", infer=_same, kernel=_copy_kernel, grad=lambda g, y, x: (None,), cost=MOVE)
+
+
+@export
+def resplit(x: Operandish, /, split: Split = None, *, mesh: tuple[int, ...] | None = None) -> Array:
+    """The same values in another layout: split along a dimension (or one per mesh axis); None for
+    replicas.
+    """
+    x = as_array(x)
+    return apply("resplit", x, split=_split(split, x.ndim), mesh=mesh)
+
+
+def _split(split: Split, ndim: int) -> Split:
+    given = split if isinstance(split, (tuple, list)) else (split,)
+    found = []
+    for s in given:
+        if s is not None and not (isinstance(s, int) and -ndim <= s < ndim):
+            raise misfit(
+                LayoutError,
+                "resplit",
+                got=f"split={split} of an array with {ndim} axes",
+                needed=f"None, an axis below {ndim}, or a tuple of them, one per mesh axis",
+            )
+        found.append(s if s is None else s % ndim)
+    return tuple(found) if isinstance(split, (tuple, list)) else found[0]
+
+
+@export
+def copy(x: Operandish, /) -> Array:
+    """The same values in memory of their own."""
+    return apply("copy", as_array(x))
+
+
+@export
+def stop_gradient(x: Operandish, /) -> Array:
+    """The same values, as a constant for gradients."""
+    return apply("stop_gradient", as_array(x))
+
+
+# -- reshape -------------------------------------------------------------------------------
+def _reshape_view(xp: Any, x: Any, at: Place, **_: Any) -> Any:
+    return x.reshape(extent(at.outs[0]))
+
+
+op(
+    "reshape",
+    infer=lambda x, *, shape: Spec(shape, x.dtype),
+    indices=lambda ins, outs, p: reshape_labels(ins[0].shape, outs[0].shape),
+    view=_reshape_view,
+    kernel=lambda xp, out, x, *, shape: xp.copyto(out, x.reshape(out.shape)),
+    grad=lambda g, y, x, *, shape: (reshape(g, x.shape),),
+    cost=MOVE,
+    keeps_order=True,
+)
+
+
+@export
+def reshape(x: Operandish, /, shape: int | Sequence[int], *, copy: bool | None = None) -> Array:
+    """The same elements in another shape; one -1 stands for what is left."""
+    x, new = as_array(x), listed(shape)
+    known = math.prod(n for n in new if n != -1)
+    if new.count(-1) == 1 and known and x.size % known == 0:
+        new = tuple(x.size // known if n == -1 else n for n in new)
+    if min(new, default=0) < 0 or math.prod(new) != x.size:
+        raise misfit(
+            ShapeError,
+            "reshape",
+            got=f"{x.shape} to {new}",
+            needed=f"a shape of {x.size} elements",
+            do="use -1 for one axis to have it computed",
+        )
+    found = x if new == x.shape else apply("reshape", x, shape=new)
+    return apply("copy", found) if copy else found
+
+
+def _expand_rule(x: Spec, *, axes: tuple[int, ...]) -> Spec:
+    shape = list(x.shape)
+    for a in axes:
+        shape.insert(a, 1)
+    return Spec(tuple(shape), x.dtype)
+
+
+def _kept(outs: Specs, axes: tuple[int, ...]) -> tuple[str | None, ...]:
+    return tuple(None if d in axes else LETTERS[d] for d in range(outs[0].ndim))
+
+
+def _expand_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
+    labels = _kept(outs, p["axes"])
+    return Indices((tuple(x for x in labels if x is not None),), (labels,))
+
+
+op(
+    "expand_dims",
+    infer=_expand_rule,
+    indices=_expand_indices,
+    view=_reshape_view,
+    grad=lambda g, y, x, *, axes: (squeeze(g, axes),),
+    cost=MOVE,
+    keeps_order=True,
+)
+
+
+@export
+def expand_dims(x: Operandish, /, axis: int | Sequence[int] = 0) -> Array:
+    """New axes of size 1 at these places of the result."""
+    x = as_array(x)
+    axes = axes_of(axis, x.ndim + len(listed(axis)), "expand_dims")
+    return apply("expand_dims", x, axes=axes) if axes else x
+
+
+def _squeeze_rule(x: Spec, *, axes: tuple[int, ...]) -> Spec:
+    return Spec(tuple(n for d, n in enumerate(x.shape) if d not in axes), x.dtype)
+
+
+def _squeeze_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
+    labels = along(p["axes"], ins[0])
+    return Indices((labels,), (tuple(x for x in labels if x is not None),))
+
+
+op(
+    "squeeze",
+    infer=_squeeze_rule,
+    indices=_squeeze_indices,
+    view=_reshape_view,
+    grad=lambda g, y, x, *, axes: (expand_dims(g, axis=axes),),
+    cost=MOVE,
+    keeps_order=True,
+)
+
+
+@export
+def squeeze(x: Operandish, /, axis: int | Sequence[int]) -> Array:
+    """Without these axes, each of size 1."""
+    x = as_array(x)
+    axes = axes_of(axis, x.ndim, "squeeze")
+    if any(x.shape[a] != 1 for a in axes):
+        raise misfit(
+            ShapeError, "squeeze", got=f"axis {axis} of shape {x.shape}", needed="axes of size 1"
+        )
+    return apply("squeeze", x, axes=axes) if axes else x
+
+
+def _permute_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
+    return Indices((tuple(LETTERS[: ins[0].ndim]),), (tuple(LETTERS[a] for a in p["axes"]),))
+
+
+op(
+    "permute_dims",
+    infer=lambda x, *, axes: Spec(tuple(x.shape[a] for a in axes), x.dtype),
+    indices=_permute_indices,
+    view=lambda xp, x, at, *, axes: x.transpose(axes),
+    grad=lambda g, y, x, *, axes: (permute_dims(g, tuple(np.argsort(axes).tolist())),),
+    cost=MOVE,
+)
+
+
+@export
+def permute_dims(x: Operandish, /, axes: Sequence[int]) -> Array:
+    """The axes in this order."""
+    x = as_array(x)
+    order = tuple(axis_of(a, x.ndim, "permute_dims") for a in axes)
+    if sorted(order) != list(range(x.ndim)):
+        raise misfit(
+            ArgumentError,
+            "permute_dims",
+            got=f"axes {tuple(axes)}",
+            needed=f"each of 0 to {x.ndim - 1} once",
+        )
+    return x if order == tuple(range(x.ndim)) else apply("permute_dims", x, axes=order)
+
+
+@export
+def matrix_transpose(x: Operandish, /) -> Array:
+    """The last two axes swapped."""
+    x = as_array(x)
+    if x.ndim < 2:
+        raise misfit(
+            ShapeError, "matrix_transpose", got=f"shape {x.shape}", needed="two axes or more"
+        )
+    return swapaxes(x, -1, -2)
+
+
+@export
+def moveaxis(
+    x: Operandish, source: int | Sequence[int], destination: int | Sequence[int], /
+) -> Array:
+    """Axes at new places, the others in order."""
+    x = as_array(x)
+    sources = [axis_of(a, x.ndim, "moveaxis") for a in listed(source)]
+    targets = [axis_of(a, x.ndim, "moveaxis") for a in listed(destination)]
+    if (
+        len(sources) != len(targets)
+        or len(set(sources)) < len(sources)
+        or len(set(targets)) < len(targets)
+    ):
+        raise misfit(
+            ArgumentError,
+            "moveaxis",
+            got=f"{source} to {destination}",
+            needed="as many places as axes, each once",
+        )
+    rest = iter(d for d in range(x.ndim) if d not in sources)
+    placed = dict(zip(targets, sources, strict=True))
+    return permute_dims(x, [placed[d] if d in placed else next(rest) for d in range(x.ndim)])
+
+
+@export
+def swapaxes(x: Operandish, a: int, b: int, /) -> Array:
+    """Two axes swapped."""
+    x = as_array(x)
+    order = list(range(x.ndim))
+    a, b = axis_of(a, x.ndim, "swapaxes"), axis_of(b, x.ndim, "swapaxes")
+    order[a], order[b] = order[b], order[a]
+    return permute_dims(x, order)
+
+
+# -- broadcasting --------------------------------------------------------------------------
+def _broadcast_grad(g: Array, y: Array, x: Array, *, shape: Shape) -> Sequence[Array | None]:
+    return (sum_to(g, x.shape),)
+
+
+op(
+    "broadcast_to",
+    infer=lambda x, *, shape: Spec(shape, x.dtype),
+    view=lambda xp, x, at, *, shape: xp.broadcast_to(x, extent(at.outs[0])),
+    grad=_broadcast_grad,
+    cost=MOVE,
+)
+
+
+@export
+def broadcast_to(x: Operandish, /, shape: Sequence[int]) -> Array:
+    """Repeated along axes of size 1, without a copy."""
+    x, new = as_array(x), listed(shape)
+    if x.shape == new:
+        return x
+    if broadcast("broadcast_to", x.shape, new) != new:
+        raise misfit(
+            ShapeError,
+            "broadcast_to",
+            got=f"{x.shape} to {new}",
+            needed="a shape that it broadcasts to",
+        )
+    return apply("broadcast_to", x, shape=new)
+
+
+@export
+def broadcast_arrays(*arrays: Operandish) -> list[Array]:
+    """All in their common shape."""
+    xs = [as_array(x) for x in arrays]
+    shape = broadcast("broadcast_arrays", *(x.shape for x in xs))
+    return [broadcast_to(x, shape) for x in xs]
+
+
+@export
+def broadcast_shapes(*shapes: Shape) -> Shape:
+    """The common shape."""
+    return broadcast("broadcast_shapes", *shapes)
+
+
+def accumulator(dtype: DType) -> DType:
+    """What sums and products of a dtype are accumulated in: halves in float32."""
+    return float32 if dtype.itemsize == 2 and is_float(dtype) else dtype
+
+
+def add_up(x: Array, axes: tuple[int, ...]) -> Array:
+    """The sum over axes, in the dtype that the elements have."""
+    return astype(apply("sum", x, axes=axes, dtype=accumulator(x.dtype)), x.dtype)
+
+
+def sum_to(x: Array, shape: Shape) -> Array:
+    """The sum over the axes along which `shape` was repeated."""
+    if x.shape == shape:
+        return x
+    skip = x.ndim - len(shape)
+    axes = tuple(d for d in range(x.ndim) if d < skip or (shape[d - skip] == 1 and x.shape[d] != 1))
+    return reshape(add_up(x, axes) if axes else x, shape)
+
+
+# -- slices --------------------------------------------------------------------------------
+def _slice_rule(x: Spec, *, starts: Shape, sizes: Shape, steps: Shape) -> Spec:
+    return Spec(sizes, x.dtype)
+
+
+def _slice_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
+    dims = tuple(
+        LETTERS[d]
+        if (start, size, step) == (0, n, 1)
+        else Reach(LETTERS[d], offset=start, stride=step)
+        for d, (start, size, step, n) in enumerate(
+            zip(p["starts"], p["sizes"], p["steps"], ins[0].shape, strict=True)
+        )
+    )
+    return Indices((dims,), (tuple(LETTERS[: outs[0].ndim]),))
+
+
+def _slice_view(xp: Any, x: Any, at: Place, *, starts: Shape, sizes: Shape, steps: Shape) -> Any:
+    cut = []
+    for start, step, (lo, hi), (has, _) in zip(starts, steps, at.outs[0], at.ins[0], strict=True):
+        first, last = start + step * lo - has, start + step * (hi - 1) - has
+        if hi <= lo:
+            cut.append(slice(0, 0))
+        elif step > 0:
+            cut.append(slice(first, last + 1, step))
+        else:
+            cut.append(slice(first, last - 1 if last > 0 else None, step))
+    return x[tuple(cut)]
+
+
+def _slice_grad(
+    g: Array, y: Array, x: Array, *, starts: Shape, sizes: Shape, steps: Shape
+) -> Sequence[Array | None]:
+    zeros = apply("full", shape=x.shape, value=0, dtype=g.dtype)
+    return (apply("update_slice", zeros, g, starts=starts, steps=steps, mode="set"),)
+
+
+op(
+    "slice",
+    infer=_slice_rule,
+    indices=_slice_indices,
+    view=_slice_view,
+    grad=_slice_grad,
+    cost=MOVE,
+)
+
+
+def slice_axes(x: Array, parts: dict[int, tuple[int, int, int]]) -> Array:
+    """Slices `axis: (start, size, step)`, each inside its axis."""
+    full = [(0, n, 1) for n in x.shape]
+    for axis, part in parts.items():
+        full[axis] = part
+    if all(p == (0, n, 1) for p, n in zip(full, x.shape, strict=True)):
+        return x
+    starts, sizes, steps = (tuple(p[k] for p in full) for k in range(3))
+    return apply("slice", x, starts=starts, sizes=sizes, steps=steps)
+
+
+@export
+def flip(x: Operandish, /, *, axis: int | Sequence[int] | None = None) -> Array:
+    """Backwards along axes; all of them for None."""
+    x = as_array(x)
+    axes = axes_of(axis, x.ndim, "flip")
+    return slice_axes(x, {a: (x.shape[a] - 1, x.shape[a], -1) for a in axes if x.shape[a] > 1})
+
+
+@export
+def roll(
+    x: Operandish, /, shift: int | Sequence[int], *, axis: int | Sequence[int] | None = None
+) -> Array:
+    """Shifted along axes; what leaves at one end enters at the other."""
+    x = as_array(x)
+    shifts = listed(shift)
+    if axis is None:
+        return reshape(roll(reshape(x, (-1,)), sum(shifts), axis=0), x.shape)
+    axes = listed(axis)
+    if len(shifts) == 1 or len(axes) == 1:
+        shifts, axes = shifts * len(axes), axes * len(shifts)
+    if len(shifts) != len(axes):
+        raise misfit(
+            ArgumentError, "roll", got=f"shift {shift}, axis {axis}", needed="one shift per axis"
+        )
+    for a, s in zip(axes, shifts, strict=True):
+        d = axis_of(a, x.ndim, "roll")
+        n = x.shape[d]
+        by = s % n if n else 0
+        if by:
+            x = concat(
+                [slice_axes(x, {d: (n - by, by, 1)}), slice_axes(x, {d: (0, n - by, 1)})], axis=d
+            )
+    return x
+
+
+# -- joining -------------------------------------------------------------------------------
+def _concat_rule(*xs: Spec, axis: int) -> Spec:
+    first = xs[0]
+    for x in xs[1:]:
+        if x.ndim != first.ndim or any(
+            m != n for d, (m, n) in enumerate(zip(x.shape, first.shape, strict=True)) if d != axis
+        ):
+            raise misfit(
+                ShapeError,
+                "concat",
+                got=" and ".join(str(s.shape) for s in xs),
+                needed=f"shapes that differ in axis {axis} only",
+            )
+    shape = list(first.shape)
+    shape[axis] = sum(x.shape[axis] for x in xs)
+    return Spec(tuple(shape), promote(*(x.dtype for x in xs)))
+
+
+def _offsets(shapes: Sequence[Shape], axis: int) -> list[int]:
+    found = [0]
+    for shape in shapes:
+        found.append(found[-1] + shape[axis])
+    return found
+
+
+def _concat_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
+    axis = p["axis"]
+    offsets = _offsets([s.shape for s in ins], axis)
+    return Indices(
+        tuple(
+            tuple(
+                Reach(LETTERS[d], offset=-offset) if d == axis else LETTERS[d]
+                for d in range(outs[0].ndim)
+            )
+            for offset in offsets[:-1]
+        ),
+        (tuple(LETTERS[: outs[0].ndim]),),
+    )
+
+
+def _paste(out: Any, x: Any, at: Place, operand: int, axis: int, offset: int) -> None:
+    """Copy an operand to where it lies in the output, as far as both are here."""
+    (olo, ohi), (ilo, ihi) = at.outs[0][axis], at.ins[operand][axis]
+    lo, hi = max(olo, ilo + offset), min(ohi, ihi + offset)
+    if lo < hi:
+        before = (slice(None),) * axis
+        out[(*before, slice(lo - olo, hi - olo))] = x[
+            (*before, slice(lo - offset - ilo, hi - offset - ilo))
+        ]
+
+
+def _concat_kernel(xp: Any, out: Any, *xs: Any, axis: int, at: Place) -> None:
+    for k, (x, offset) in enumerate(zip(xs, _offsets(at.in_shapes, axis), strict=False)):
+        _paste(out, x, at, k, axis, offset)
+
+
+def _concat_grad(g: Array, y: Array, *xs: Array, axis: int) -> Sequence[Array | None]:
+    offsets = _offsets([x.shape for x in xs], axis)
+    return [
+        slice_axes(g, {axis: (offset, x.shape[axis], 1)})
+        for x, offset in zip(xs, offsets, strict=False)
+    ]
+
+
+op(
+    "concat",
+    infer=_concat_rule,
+    indices=_concat_indices,
+    kernel=_concat_kernel,
+    grad=_concat_grad,
+    cost=MOVE,
+    placed=True,
+)
+
+
+@export
+def concat(arrays: Sequence[Operandish], /, *, axis: int | None = 0) -> Array:
+    """One after the other along an axis; flattened first for None."""
+    if not arrays:
+        raise misfit(ArgumentError, "concat", got="no arrays", needed="at least one")
+    xs = unify(*arrays)
+    if axis is None:
+        xs, axis = [reshape(x, (-1,)) for x in xs], 0
+    return apply("concat", *xs, axis=axis_of(axis, xs[0].ndim, "concat"))
+
+
+@export
+def stack(arrays: Sequence[Operandish], /, *, axis: int = 0) -> Array:
+    """Side by side along a new axis."""
+    xs = unify(*arrays) if arrays else []
+    if len({x.shape for x in xs}) != 1:
+        raise misfit(
+            ShapeError,
+            "stack",
+            got=" and ".join(str(x.shape) for x in xs) or "no arrays",
+            needed="arrays of one shape",
+        )
+    at = axis_of(axis, xs[0].ndim + 1, "stack")
+    return concat([expand_dims(x, axis=at) for x in xs], axis=at)
+
+
+@export
+def unstack(x: Operandish, /, *, axis: int = 0) -> tuple[Array, ...]:
+    """The slices along an axis, without it."""
+    x = as_array(x)
+    d = axis_of(axis, x.ndim, "unstack")
+    return tuple(squeeze(slice_axes(x, {d: (k, 1, 1)}), d) for k in range(x.shape[d]))
+
+
+# -- padding and repetition ----------------------------------------------------------------
+def _pad_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
+    dims = tuple(
+        Reach(LETTERS[d], offset=-before) if before or after else LETTERS[d]
+        for d, (before, after) in enumerate(p["widths"])
+    )
+    return Indices((dims,), (tuple(LETTERS[: outs[0].ndim]),))
+
+
+def _pad_kernel(xp: Any, out: Any, x: Any, *, widths: Pairs, value: Any, at: Place) -> None:
+    out[...] = value
+    target, source = [], []
+    for (before, _), (olo, ohi), (ilo, ihi) in zip(widths, at.outs[0], at.ins[0], strict=True):
+        lo = max(olo, ilo + before)
+        hi = max(lo, min(ohi, ihi + before))
+        target.append(slice(lo - olo, hi - olo))
+        source.append(slice(lo - before - ilo, hi - before - ilo))
+    out[tuple(target)] = x[tuple(source)]
+
+
+def _pad_grad(g: Array, y: Array, x: Array, *, widths: Pairs, value: Any) -> Sequence[Array | None]:
+    return (slice_axes(g, {d: (before, x.shape[d], 1) for d, (before, _) in enumerate(widths)}),)
+
+
+op(
+    "pad",
+    infer=lambda x, *, widths, value: Spec(
+        tuple(n + b + a for n, (b, a) in zip(x.shape, widths, strict=True)), x.dtype
+    ),
+    indices=_pad_indices,
+    kernel=_pad_kernel,
+    grad=_pad_grad,
+    cost=MOVE,
+    placed=True,
+)
+
+
+@export
+def pad(x: Operandish, width: Any, /, *, mode: str = "constant", value: float = 0) -> Array:
+    """More elements around: of a value, or by mode "edge", "wrap" or "reflect". Widths as in
+    NumPy.
+    """
+    x = as_array(x)
+    try:
+        pairs = np.broadcast_to(np.asarray(width, dtype=np.int64), (x.ndim, 2)).tolist()
+    except ValueError:
+        pairs = [(-1, -1)]
+    widths = tuple((int(b), int(a)) for b, a in pairs)
+    if any(b < 0 or a < 0 for b, a in widths):
+        raise misfit(
+            ArgumentError,
+            "pad",
+            got=f"widths {width} for {x.ndim} axes",
+            needed="widths of 0 or more: one, a pair, or a pair for each axis",
+        )
+    if mode == "constant":
+        number = number_of("pad", value, x.dtype)
+        return apply("pad", x, widths=widths, value=number) if any(map(any, widths)) else x
+    if mode not in ("edge", "wrap", "reflect"):
+        raise misfit(
+            ArgumentError,
+            "pad",
+            got=f"mode {mode!r}",
+            needed="'constant', 'edge', 'wrap' or 'reflect'",
+        )
+    for d, (before, after) in enumerate(widths):
+        n = x.shape[d]
+        most = n - (mode == "reflect") if mode != "edge" else max(before, after) * n
+        if max(before, after) > most:
+            raise misfit(
+                ShapeError,
+                "pad",
+                got=f"width {(before, after)} for {n} elements in mode {mode!r}",
+                needed=f"at most {max(most, 0)}",
+            )
+
+        def part(start: int, size: int, step: int, of: Array = x, axis: int = d) -> list[Array]:
+            return [slice_axes(of, {axis: (start, size, step)})] if size else []
+
+        if mode == "edge":
+            left = part(0, 1, 1) * before if before else []
+            right = part(n - 1, 1, 1) * after if after else []
+        elif mode == "wrap":
+            left, right = part(n - before, before, 1), part(0, after, 1)
+        else:
+            left, right = part(before, before, -1), part(n - 2, after, -1)
+        x = concat([*left, x, *right], axis=d)
+    return x
+
+
+@export
+def tile(x: Operandish, repetitions: int | Sequence[int], /) -> Array:
+    """The whole array again and again along its axes."""
+    x, given = as_array(x), listed(repetitions)
+    counts = (1,) * (x.ndim - len(given)) + given
+    if min(counts, default=0) < 0:
+        raise misfit(ArgumentError, "tile", got=f"{given}", needed="numbers of 0 or more")
+    x = reshape(x, (1,) * (len(counts) - x.ndim) + x.shape)
+    spread = expand_dims(x, axis=tuple(range(0, 2 * x.ndim, 2)))
+    wide = tuple(k for pair in zip(counts, x.shape, strict=True) for k in pair)
+    return reshape(
+        broadcast_to(spread, wide), [c * n for c, n in zip(counts, x.shape, strict=True)]
+    )
+
+
+def repeat_elements(x: Operandish, repeats: Any, axis: int | None) -> Array:
+    """Each element again and again; as many times as `repeats` says, for all or one by one."""
+    x = as_array(x)
+    if axis is None:
+        x, axis = reshape(x, (-1,)), 0
+    d = axis_of(axis, x.ndim, "repeat")
+    counts = np.asarray(repeats)
+    if counts.dtype.kind not in "iu" or counts.shape not in ((), (1,), (x.shape[d],)):
+        raise misfit(
+            ShapeError,
+            "repeat",
+            got=f"repeats of shape {counts.shape} and dtype {counts.dtype}",
+            needed=f"one whole number, or {x.shape[d]} of them",
+        )
+    if counts.size and counts.min() < 0:
+        raise misfit(ArgumentError, "repeat", got=f"{counts.min()} times", needed="0 or more")
+    if counts.size != 1:
+        return take(x, np.repeat(np.arange(x.shape[d]), counts), axis=d)
+    repeats = int(counts.reshape(())[()])
+    spread = expand_dims(x, axis=d + 1)
+    wide = broadcast_to(spread, (*x.shape[: d + 1], repeats, *x.shape[d + 1 :]))
+    return reshape(wide, (*x.shape[:d], x.shape[d] * repeats, *x.shape[d + 1 :]))
+
+
+def take(x: Array, indices: Any, *, axis: int) -> Array:
+    """By name, since the module of indexing builds on this one."""
+    return functions["take"](x, indices, axis=axis)
+
+
+# -- updates -------------------------------------------------------------------------------
+MODES = ("set", "add", "multiply", "min", "max")
+_UFUNC = {"add": "add", "multiply": "multiply", "min": "minimum", "max": "maximum"}
+
+
+def _update_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
+    labels: list[str | None] = []
+    dims: list[str | Reach | None] = []
+    for d, (start, step, n, size) in enumerate(
+        zip(p["starts"], p["steps"], ins[0].shape, ins[1].shape, strict=True)
+    ):
+        whole = step != 1
+        labels.append(None if whole else LETTERS[d])
+        if whole:
+            dims.append(None)
+        else:
+            dims.append(LETTERS[d] if (start, size) == (0, n) else Reach(LETTERS[d], offset=-start))
+    return Indices((tuple(labels), tuple(dims)), (tuple(labels),))
+
+
+def _update_kernel(
+    xp: Any, out: Any, x: Any, v: Any, *, starts: Shape, steps: Shape, mode: str, at: Place
+) -> None:
+    if out is not x:
+        xp.copyto(out, x)
+    target, source = [], []
+    for start, step, (olo, ohi), (ilo, ihi) in zip(
+        starts, steps, at.outs[0], at.ins[1], strict=True
+    ):
+        # the updates k whose places start + step*k lie here
+        first = max(ilo, -((start - olo) // step)) if step > 0 else ilo
+        last = min(ihi, (ohi - 1 - start) // step + 1) if step > 0 else ihi
+        last = max(first, last)
+        begin = start + step * first - olo
+        end = start + step * (last - 1) - olo
+        if last == first:
+            target.append(slice(0, 0))
+        elif step > 0:
+            target.append(slice(begin, end + 1, step))
+        else:
+            target.append(slice(begin, end - 1 if end > 0 else None, step))
+        source.append(slice(first - ilo, last - ilo))
+    place, values = out[tuple(target)], v[tuple(source)]
+    if mode == "set":
+        xp.copyto(place, values, casting="unsafe")
+    else:
+        getattr(xp, _UFUNC[mode])(place, values, out=place, casting="unsafe")
+
+
+def _update_grad(
+    g: Array, y: Array, x: Array, v: Array, *, starts: Shape, steps: Shape, mode: str
+) -> Sequence[Array | None]:
+    parts = {d: (starts[d], v.shape[d], steps[d]) for d in range(v.ndim)}
+    at_v = slice_axes(g, parts)
+    here = slice_axes(x, parts)
+
+    def put(values: Array) -> Array:
+        return apply("update_slice", g, values, starts=starts, steps=steps, mode="set")
+
+    match mode:
+        case "set":
+            return put(at_v * 0), at_v
+        case "add":
+            return g, at_v
+        case "multiply":
+            return put(at_v * v), at_v * here
+    won = slice_axes(y, parts)
+    by_x, by_v = astype(here == won, g.dtype), astype(v == won, g.dtype)
+    share = at_v / (by_x + by_v)
+    return put(share * by_x), share * by_v
+
+
+op(
+    "update_slice",
+    infer=lambda x, v, *, starts, steps, mode: Spec(x.shape, x.dtype),
+    indices=_update_indices,
+    kernel=_update_kernel,
+    grad=_update_grad,
+    cost=MOVE,
+    placed=True,
+    overwrite=(0,),
+)
+
+
+# -- triangles and diagonals ---------------------------------------------------------------
+def _triangle(x: Array, k: int, lower: bool) -> Array:
+    if x.ndim < 2:
+        raise misfit(
+            ShapeError,
+            "tril" if lower else "triu",
+            got=f"shape {x.shape}",
+            needed="two axes or more",
+        )
+    rows = apply("iota", shape=(x.shape[-2], 1), axis=0, dtype=int64)
+    columns = apply("iota", shape=(1, x.shape[-1]), axis=1, dtype=int64)
+    keep = greater_equal(rows + k, columns) if lower else greater_equal(columns, rows + k)
+    return where(keep, x, 0)
+
+
+@export
+def tril(x: Operandish, /, *, k: int = 0) -> Array:
+    """Zeros above the k-th diagonal."""
+    return _triangle(as_array(x), k, lower=True)
+
+
+@export
+def triu(x: Operandish, /, *, k: int = 0) -> Array:
+    """Zeros below the k-th diagonal."""
+    return _triangle(as_array(x), k, lower=False)

@@ -1,0 +1,264 @@
+"""Order: `. j -> . j`, whole along the axis that is sorted.
+
+bfloat16 is put in order as float32, since NumPy loses its way among bfloat16's NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ostinato.errors import ArgumentError, DTypeError, ShapeError
+
+from . import array
+from .array import Array, Operandish, apply, as_array, export, unify
+from .elementwise import astype, equal, logical_not, minimum, not_equal, where
+from .index import LETTERS, Indices
+from .indexing import take_along_axis
+from .reduction import any, cumulative_sum, running
+from .registry import Params, Scratch, Specs, op
+from .shape import axis_of, broadcast_to, concat, expand_dims, reshape, slice_axes
+from .spec import Shape, Spec, bfloat16, bool_, float32, int64, promote
+from .where import misfit
+
+__all__ = [
+    "argsort",
+    "isin",
+    "searchsorted",
+    "sort",
+    "topk",
+    "unique_all",
+    "unique_counts",
+    "unique_inverse",
+    "unique_values",
+]
+
+
+def _sort_cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
+    return 20.0 * ins[0].size, float(ins[0].nbytes + outs[0].nbytes)
+
+
+def _ordered(x: Spec, name: str) -> Spec:
+    if x.dtype.kind == "c":
+        raise misfit(DTypeError, name, got=x.dtype.name, needed="a dtype with an order")
+    return x
+
+
+def _sort_scratch(
+    ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], **_: Any
+) -> Sequence[Scratch]:
+    return (Scratch(ins[0], float32),) if specs[0].dtype == bfloat16 else ()
+
+
+def _sort_kernel(
+    xp: Any, out: Any, x: Any, *, axis: int, descending: bool, stable: bool, scratch: Sequence[Any]
+) -> None:
+    work = scratch[0] if scratch else out
+    xp.copyto(work, x)
+    target = xp.flip(work, axis) if descending else work
+    target.sort(axis=axis, kind="stable" if stable else None)
+    if scratch:
+        xp.copyto(out, work, casting="unsafe")
+
+
+def _sort_grad(
+    g: Array, y: Array, x: Array, *, axis: int, descending: bool, stable: bool
+) -> Sequence[Array | None]:
+    order = argsort(x, axis=axis, descending=descending)
+    return (take_along_axis(g, argsort(order, axis=axis), axis=axis),)
+
+
+op(
+    "sort",
+    infer=lambda x, *, axis, descending, stable: Spec(_ordered(x, "sort").shape, x.dtype),
+    indices=running,
+    kernel=_sort_kernel,
+    scratch=_sort_scratch,
+    grad=_sort_grad,
+    cost=_sort_cost,
+)
+
+
+@export
+def sort(
+    x: Operandish, /, *, axis: int = -1, descending: bool = False, stable: bool = True
+) -> Array:
+    """The elements in order along an axis; NaN counts as the largest."""
+    x = as_array(x)
+    return apply(
+        "sort", x, axis=axis_of(axis, x.ndim, "sort"), descending=descending, stable=stable
+    )
+
+
+def _argsort_kernel(
+    xp: Any, out: Any, x: Any, *, axis: int, descending: bool, stable: bool, scratch: Sequence[Any]
+) -> None:
+    if scratch:
+        xp.copyto(scratch[0], x)
+        x = scratch[0]
+    if not descending:
+        xp.copyto(out, xp.argsort(x, axis=axis, kind="stable" if stable else None))
+        return
+    backwards = xp.argsort(xp.flip(x, axis), axis=axis, kind="stable" if stable else None)
+    xp.subtract(x.shape[axis] - 1, xp.flip(backwards, axis), out)
+
+
+op(
+    "argsort",
+    infer=lambda x, *, axis, descending, stable: Spec(_ordered(x, "argsort").shape, int64),
+    indices=running,
+    kernel=_argsort_kernel,
+    scratch=_sort_scratch,
+    cost=_sort_cost,
+)
+
+
+@export
+def argsort(
+    x: Operandish, /, *, axis: int = -1, descending: bool = False, stable: bool = True
+) -> Array:
+    """The places that the elements in order come from."""
+    x = as_array(x)
+    return apply(
+        "argsort", x, axis=axis_of(axis, x.ndim, "argsort"), descending=descending, stable=stable
+    )
+
+
+@export
+def topk(x: Operandish, k: int, /, *, axis: int = -1, largest: bool = True) -> tuple[Array, Array]:
+    """The k largest (or smallest) elements along an axis, in order, and their places."""
+    x = as_array(x)
+    d = axis_of(axis, x.ndim, "topk")
+    if not 0 <= k <= x.shape[d]:
+        raise misfit(
+            ShapeError, "topk", got=f"k={k}", needed=f"0 to {x.shape[d]}, as many as the axis has"
+        )
+    places = slice_axes(argsort(x, axis=d, descending=largest), {d: (0, k, 1)})
+    return take_along_axis(x, places, axis=d), places
+
+
+# -- searching -----------------------------------------------------------------------------
+def _search_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
+    labels = tuple(LETTERS[: ins[1].ndim])
+    return Indices(((None,), labels), (labels,))
+
+
+def _search_kernel(xp: Any, out: Any, x: Any, v: Any, *, side: str) -> None:
+    xp.copyto(out, xp.searchsorted(x, v, side=side))
+
+
+op(
+    "searchsorted",
+    infer=lambda x, v, *, side: Spec(v.shape, int64),
+    indices=_search_indices,
+    kernel=_search_kernel,
+    cost=lambda ins, outs, p: (20.0 * ins[1].size, float(ins[1].nbytes + outs[0].nbytes)),
+)
+
+
+@export
+def searchsorted(
+    x: Operandish, v: Operandish, /, *, side: str = "left", sorter: Any = None
+) -> Array:
+    """Where each v belongs among the sorted x."""
+    x, v = as_array(x), as_array(v)
+    if x.ndim != 1:
+        raise misfit(ShapeError, "searchsorted", got=f"shape {x.shape}", needed="one axis, sorted")
+    if side not in ("left", "right"):
+        raise misfit(
+            ArgumentError, "searchsorted", got=f"side={side!r}", needed="'left' or 'right'"
+        )
+    if sorter is not None:
+        x = apply("take", x, as_array(sorter), axis=0)
+    kind = promote(_ordered(x.spec, "searchsorted").dtype, _ordered(v.spec, "searchsorted").dtype)
+    kind = float32 if kind == bfloat16 else kind
+    return apply("searchsorted", astype(x, kind), astype(v, kind), side=side)
+
+
+@export
+def isin(x: Operandish, elements: Operandish, /, *, invert: bool = False) -> Array:
+    """Whether each element is one of these."""
+    x, e = unify(x, elements)
+    e = reshape(e, (-1,))
+    if x.dtype.kind == "c":
+        found = any(equal(expand_dims(x, axis=x.ndim), e), axis=-1)
+    elif e.size == 0:
+        found = apply("full", shape=x.shape, value=False, dtype=bool_)
+    else:
+        e = sort(e)
+        place = minimum(searchsorted(e, x), e.size - 1)
+        found = equal(apply("take", e, place, axis=0), x)
+    return logical_not(found) if invert else found
+
+
+# -- sets: as many results as the data has values ------------------------------------------
+class UniqueAll(NamedTuple):
+    values: Array
+    indices: Array
+    inverse_indices: Array
+    counts: Array
+
+
+class UniqueCounts(NamedTuple):
+    values: Array
+    counts: Array
+
+
+class UniqueInverse(NamedTuple):
+    values: Array
+    inverse_indices: Array
+
+
+def _read(x: Operandish, name: str, numpy_function: Callable[..., Any]) -> list[Array]:
+    x = as_array(x)
+    kind = x.dtype
+    known = array.reader.known(x, name, shape=True)
+    found = numpy_function(known.astype(float32) if kind == bfloat16 else known)
+    values, *rest = found if isinstance(found, tuple) else (found,)
+    return [as_array(part) for part in (values.astype(kind, copy=False), *rest)]
+
+
+@export
+def unique_all(x: Operandish, /) -> UniqueAll:
+    """The values that occur, where first, which of them each element is, and how often they
+    occur.
+    """
+    return UniqueAll(*_read(x, "unique_all", np.unique_all))
+
+
+@export
+def unique_counts(x: Operandish, /) -> UniqueCounts:
+    """The values that occur, and how often."""
+    return UniqueCounts(*_read(x, "unique_counts", np.unique_counts))
+
+
+@export
+def unique_inverse(x: Operandish, /) -> UniqueInverse:
+    """The values that occur, and which of them each element is."""
+    return UniqueInverse(*_read(x, "unique_inverse", np.unique_inverse))
+
+
+@export
+def unique_values(x: Operandish, /, *, size: int | None = None, fill_value: Any = None) -> Array:
+    """The values that occur, in order. With `size`, so many, the rest filled (with the first value,
+    unless said otherwise); that works inside compiled functions too."""
+    x = as_array(x)
+    if size is None:
+        return _read(x, "unique_values", np.unique)[0]  # unlike np.unique_values, in order
+    ordered = sort(reshape(x, (-1,)))
+    n = ordered.shape[0]
+    if n == 0:
+        raise misfit(
+            ShapeError, "unique_values", got="no elements and a size", needed="at least one element"
+        )
+    first = apply("full", shape=(1,), value=True, dtype=bool_)
+    later, sooner = slice_axes(ordered, {0: (1, n - 1, 1)}), slice_axes(ordered, {0: (0, n - 1, 1)})
+    fresh = concat([first, not_equal(later, sooner)])
+    rank = cumulative_sum(astype(fresh, int64)) - 1
+    slot = where(fresh & (rank < size), rank, size)
+    fill = slice_axes(ordered, {0: (0, 1, 1)})
+    if fill_value is not None:
+        fill = astype(as_array(fill_value), x.dtype)
+    room = broadcast_to(fill, (size + 1,))
+    return slice_axes(apply("put", room, slot, ordered, axis=0, mode="set"), {0: (0, size, 1)})

@@ -1,0 +1,136 @@
+"""What is known of an array before it exists: shape, dtype and, once planned, layout.
+
+Specs are interned: two specs with the same content are the same object, so that comparing the
+signatures of two calls costs a few pointer comparisons. The shape is always the global one,
+whatever the layout."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .layout import Layout
+
+DType = np.dtype[Any]
+Shape = tuple[int, ...]
+
+bool_ = np.dtype(np.bool_)
+int8, int16, int32, int64 = (np.dtype(f"int{n}") for n in (8, 16, 32, 64))
+uint8, uint16, uint32, uint64 = (np.dtype(f"uint{n}") for n in (8, 16, 32, 64))
+float16, float32, float64 = (np.dtype(f"float{n}") for n in (16, 32, 64))
+bfloat16 = np.dtype(ml_dtypes.bfloat16)
+complex64, complex128 = np.dtype(np.complex64), np.dtype(np.complex128)
+
+DTYPES: dict[str, DType] = {
+    d.name: d
+    for d in (
+        *(bool_, int8, int16, int32, int64, uint8, uint16, uint32, uint64),
+        *(float16, bfloat16, float32, float64, complex64, complex128),
+    )
+}
+
+
+def is_float(dtype: DType) -> bool:
+    """Real floating point, bfloat16 included (NumPy files it under 'void')."""
+    return dtype.kind == "f" or dtype == bfloat16
+
+
+def is_inexact(dtype: DType) -> bool:
+    return dtype.kind in "fc" or dtype == bfloat16
+
+
+def is_integer(dtype: DType) -> bool:
+    return dtype.kind in "iu"
+
+
+def widened(dtypes: Iterable[DType]) -> tuple[DType, ...]:
+    """These dtypes, bfloat16 as float32 where it meets another that it cannot hold."""
+    given = tuple(dtypes)
+    if bfloat16 in given and not {d.name for d in given} <= {"bfloat16", "bool", "int8", "uint8"}:
+        return tuple(float32 if d == bfloat16 else d for d in given)
+    return given
+
+
+@lru_cache(4096)
+def promote(*dtypes: DType) -> DType:
+    """The dtype that NumPy promotes these to."""
+    return np.result_type(*widened(dtypes))
+
+
+def real_of(dtype: DType) -> DType:
+    """The dtype of the real part."""
+    if dtype == complex64:
+        return float32
+    return float64 if dtype == complex128 else dtype
+
+
+def complex_of(dtype: DType) -> DType:
+    """The complex dtype that can hold this."""
+    return dtype if dtype.kind == "c" else promote(dtype, complex64)
+
+
+class Spec:
+    """Shape, dtype, layout of one array. `pending`: it is the request of a started collective."""
+
+    __slots__ = ("dtype", "layout", "nbytes", "pending", "shape", "size")
+    shape: Shape
+    dtype: DType
+    layout: Layout | None
+    pending: bool
+    size: int
+    nbytes: int
+
+    _made: dict[tuple[Any, ...], Spec] = {}  # noqa: RUF012  (a class attribute of a slotted class)
+    _lock = threading.Lock()
+
+    def __new__(
+        cls, shape: Shape, dtype: DType, layout: Layout | None = None, pending: bool = False
+    ) -> Spec:
+        key = (shape, dtype, layout, pending)
+        found = cls._made.get(key)
+        if found is not None:
+            return found
+        with cls._lock:
+            found = cls._made.get(key)
+            if found is None:
+                found = object.__new__(cls)
+                size = math.prod(shape)
+                for name, value in zip(
+                    ("shape", "dtype", "layout", "pending", "size", "nbytes"),
+                    (shape, dtype, layout, pending, size, size * dtype.itemsize),
+                    strict=True,
+                ):
+                    object.__setattr__(found, name, value)
+                cls._made[key] = found
+        return found
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Spec does not change; make another: Spec(..., {name}={value!r})")
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def bare(self) -> Spec:
+        """The same without a layout."""
+        return Spec(self.shape, self.dtype) if self.layout is not None else self
+
+    def at(self, layout: Layout | None) -> Spec:
+        """The same in a layout."""
+        return Spec(self.shape, self.dtype, layout, self.pending)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Spec, (self.shape, self.dtype, self.layout, self.pending)
+
+    def __repr__(self) -> str:
+        text = f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
+        if self.pending:
+            text = f"pending {text}"
+        return f"{text} @ {self.layout}" if self.layout is not None else text

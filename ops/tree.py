@@ -1,0 +1,145 @@
+"""Pytrees: dicts, lists, tuples, named tuples, dataclasses and None around leaves.
+
+`flatten` gives the leaves and a hashable description of what was around them. Dicts are taken in
+the order of their keys, so that the order in which they were filled makes no difference."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+Leaf = Any
+
+
+class Structure:
+    """What was around the leaves. Compares by content."""
+
+    __slots__ = ("_hash", "children", "extra", "kind", "leaves")
+
+    def __init__(self, kind: Any, extra: Any, children: tuple[Structure, ...]) -> None:
+        self.kind = kind
+        self.extra = extra
+        self.children = children
+        self.leaves: int = 1 if kind is LEAF else sum(c.leaves for c in children)
+        self._hash = hash((kind, extra, children))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Structure)
+            and self._hash == other._hash
+            and (self.kind, self.extra, self.children) == (other.kind, other.extra, other.children)
+        )
+
+    def __repr__(self) -> str:
+        if self.kind is LEAF:
+            return "*"
+        name = self.kind.__name__ if self.kind is not type(None) else "None"
+        keys = self.extra if self.extra is not None else range(len(self.children))
+        inner = ", ".join(f"{k}: {c!r}" for k, c in zip(keys, self.children, strict=False))
+        return f"{name}({inner})"
+
+
+LEAF = "leaf"
+_LEAF = Structure(LEAF, None, ())
+_NONE = Structure(type(None), None, ())
+
+
+def _order(keys: Sequence[Any]) -> list[Any]:
+    try:
+        return sorted(keys)
+    except TypeError:
+        return sorted(keys, key=lambda k: (type(k).__name__, repr(k)))
+
+
+def flatten(tree: Any) -> tuple[list[Leaf], Structure]:
+    """The leaves in order, and what was around them."""
+    leaves: list[Leaf] = []
+    return leaves, _flatten(tree, leaves)
+
+
+def _flatten(tree: Any, leaves: list[Leaf]) -> Structure:
+    kind = type(tree)
+    if kind is tuple or kind is list:
+        return Structure(kind, None, tuple([_flatten(v, leaves) for v in tree]))
+    if kind is dict:
+        keys = tuple(_order(list(tree)))
+        return Structure(dict, keys, tuple([_flatten(tree[k], leaves) for k in keys]))
+    if tree is None:
+        return _NONE
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return Structure(kind, None, tuple([_flatten(v, leaves) for v in tree]))
+    if isinstance(tree, dict):
+        keys = tuple(tree)
+        return Structure(kind, keys, tuple([_flatten(tree[k], leaves) for k in keys]))
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        names = tuple(f.name for f in dataclasses.fields(tree))
+        return Structure(kind, names, tuple([_flatten(getattr(tree, n), leaves) for n in names]))
+    leaves.append(tree)
+    return _LEAF
+
+
+def unflatten(structure: Structure, leaves: Sequence[Leaf]) -> Any:
+    """The tree again, around other leaves."""
+    return _unflatten(structure, iter(leaves))
+
+
+def _unflatten(structure: Structure, leaves: Iterator[Leaf]) -> Any:
+    kind = structure.kind
+    if kind is LEAF:
+        return next(leaves)
+    if kind is type(None):
+        return None
+    children = [_unflatten(c, leaves) for c in structure.children]
+    if kind is tuple or kind is list:
+        return kind(children)
+    if issubclass(kind, tuple):
+        return kind(*children)
+    if issubclass(kind, dict):
+        if kind is dict:
+            return dict(zip(structure.extra, children, strict=True))
+        made = kind.__new__(kind)
+        if hasattr(made, "default_factory"):  # a defaultdict's is not part of the structure
+            made = kind(None)
+        made.update(zip(structure.extra, children, strict=True))
+        return made
+    made = object.__new__(kind)
+    for name, child in zip(structure.extra, children, strict=True):
+        object.__setattr__(made, name, child)
+    return made
+
+
+def paths(structure: Structure, name: str = "") -> list[str]:
+    """What a user calls each leaf: `params['w'][0]`."""
+    if structure.kind is LEAF:
+        return [name]
+    found = []
+    keys = structure.extra
+    for k, child in enumerate(structure.children):
+        if keys is None:
+            step = (
+                f".{structure.kind._fields[k]}" if hasattr(structure.kind, "_fields") else f"[{k}]"
+            )
+        elif issubclass(structure.kind, dict):
+            step = f"[{keys[k]!r}]"
+        else:
+            step = f".{keys[k]}"
+        found.extend(paths(child, name + step))
+    return found
+
+
+def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """The tree with each leaf replaced; of several trees alike, leaf by leaf."""
+    leaves, structure = flatten(tree)
+    rest = []
+    for other in others:
+        more, shape = flatten(other)
+        if shape != structure:
+            raise ValueError(
+                f"tree_map: got trees of different structure, {structure} and {shape}."
+            )
+        rest.append(more)
+    return unflatten(structure, [function(*row) for row in zip(leaves, *rest, strict=True)])

@@ -1,0 +1,61 @@
+"""Ostinato: NumPy-like code, compiled to plans that workers keep and run again and again.
+
+import ostinato as ost
+"""
+
+from __future__ import annotations
+
+import os as _os
+
+_root = _os.path.dirname(_os.path.dirname(_os.path.abspath(__file__)))
+if _os.path.isdir(_os.path.join(_root, "planner")) and _os.path.isfile(
+    _os.path.join(_root, "pyproject.toml")
+):
+    __path__.append(_root)  # a checkout: the rooms lie beside this folder
+
+from ostinato.ops import nn as nn
+from ostinato.ops import random as random
+from ostinato.ops.array import Array as Array
+from ostinato.ops.contraction import *
+from ostinato.ops.control import *
+from ostinato.ops.creation import *
+from ostinato.ops.elementwise import *
+from ostinato.ops.indexing import *
+from ostinato.ops.reduction import *
+from ostinato.ops.shape import *
+from ostinato.ops.sorting import *
+from ostinato.ops.spec import bfloat16 as bfloat16
+from ostinato.ops.spec import bool_ as bool
+from ostinato.ops.spec import complex64 as complex64
+from ostinato.ops.spec import complex128 as complex128
+from ostinato.ops.spec import float16 as float16
+from ostinato.ops.spec import float32 as float32
+from ostinato.ops.spec import float64 as float64
+from ostinato.ops.spec import int8 as int8
+from ostinato.ops.spec import int16 as int16
+from ostinato.ops.spec import int32 as int32
+from ostinato.ops.spec import int64 as int64
+from ostinato.ops.spec import uint8 as uint8
+from ostinato.ops.spec import uint16 as uint16
+from ostinato.ops.spec import uint32 as uint32
+from ostinato.ops.spec import uint64 as uint64
+from ostinato.ops.tree import tree_map as tree_map
+from ostinato.planner.plan import Plan as Plan
+
+from . import errors as errors
+from .compiled import compile as compile
+from .compiled import run as run
+from .compiled import why_miss as why_miss
+from .gradients import checkpoint as checkpoint
+from .gradients import custom_gradient as custom_gradient
+from .gradients import grad as grad
+from .gradients import value_and_grad as value_and_grad
+from .gradients import vjp as vjp
+from .info import *
+from .info import __array_api_version__ as __array_api_version__
+from .info import __array_namespace_info__ as __array_namespace_info__
+from .reading import evaluate as evaluate
+from .sessions import connect as connect
+from .sessions import current as session
+
+__version__ = "0.1.0"

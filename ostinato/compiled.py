@@ -1,0 +1,725 @@
+"""`@ost.compile`: trace once, plan once, then run by plan id.
+
+The signature of a call is the specs of its arrays, the kinds of its numbers, and everything else by
+value. Numbers begin as inputs; one whose value the function needs (a shape, an `if`) moves into the
+signature. What the function takes from around it (closures, globals) is checked too: another array
+or number there means another trace."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import numpy as np
+
+from ostinato import settings
+from ostinato.errors import ArgumentError, TracedValueError
+from ostinato.ops import array, random
+from ostinato.ops.array import Array, Operand, Term, from_operand, placeholder
+from ostinato.ops.elementwise import astype
+from ostinato.ops.layout import Layout
+from ostinato.ops.spec import DTYPES, Spec, uint64
+from ostinato.ops.trace import Ref, array_of, collect
+from ostinato.ops.tree import Structure, flatten, paths, unflatten
+from ostinato.ops.where import misfit
+from ostinato.planner.pipeline import check_limit
+from ostinato.planner.plan import Key, Plan, Target
+from ostinato.runtime.engine import Launcher
+
+from . import sessions
+from .reading import CompileTrace, NeedsValue, _Reader, run_plan
+from .sessions import Session, current
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NUMBERS = {int: np.dtype(np.int64), float: np.dtype(np.float64), complex: np.dtype(np.complex128)}
+_UNSET: Any = object()
+
+
+@dataclass(slots=True)
+class Entry:
+    """What a signature leads to."""
+
+    plan: Plan
+    launch: Launcher
+    session: Session
+    leaves: tuple[int, ...]  # arguments that are inputs of the graph
+    captured: tuple[Operand, ...]
+    draws: bool  # whether the last input is a seed
+    outputs: tuple[tuple[str, Any], ...]  # ("out", k), ("in", argument), ("is", value)
+    structure: Structure
+    donated: tuple[int, ...]  # arguments
+    simple: bool  # one array out, nothing captured, given or drawn
+
+
+@dataclass(slots=True)
+class Miss:
+    """A call that found no entry."""
+
+    parts: dict[str, Any]
+    source: str
+    nearest: dict[str, Any] | None
+
+
+class CompiledFunction(Generic[P, R]):
+    """A function whose calls become plans."""
+
+    def __init__(
+        self,
+        function: Callable[P, R],
+        *,
+        donate: Iterable[str | int] = (),
+        static: Iterable[str | int] = (),
+        memory_limit: int | None = None,
+        numerics: str | None = None,
+    ) -> None:
+        self.function = function
+        functools.update_wrapper(self, function)
+        self.signature = inspect.signature(function)
+        self.parameters = tuple(self.signature.parameters)
+        self.name = getattr(function, "__name__", type(function).__name__)
+        self.static = self._named(static, "static")
+        self.donate = self._named(donate, "donate")
+        self.memory_limit = memory_limit
+        self.numerics = numerics
+        self.entries: dict[Any, Entry] = {}
+        self.quick: dict[Any, Entry] = {}  # by the specs of positional arrays alone
+        self.needed: set[tuple[Any, int]] = set()  # numbers that turned out to be needed by value
+        self.lock = threading.RLock()
+        self.guards = _Guards(function)
+        self.last: Entry | None = None
+        self.seen: list[tuple[dict[str, Any], Entry]] = []
+        self.misses: list[Miss] = []
+        self.hits = 0
+
+    def _named(self, given: Iterable[str | int], what: str) -> frozenset[str]:
+        names = list(self.signature.parameters)
+        found = []
+        for g in (given,) if isinstance(given, (str, int)) else given:
+            if isinstance(g, int) and -len(names) <= g < len(names):
+                found.append(names[g])
+            elif g in names:
+                found.append(str(g))
+            else:
+                raise misfit(
+                    ArgumentError,
+                    f"compile({what}=)",
+                    got=repr(g),
+                    needed="a parameter of " + ", ".join(names),
+                )
+        return frozenset(found)
+
+    # -- calls -----------------------------------------------------------------------------
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if not kwargs and not self.guards.items:
+            key = []
+            operands = []
+            for a in args:
+                if a.__class__ is not Array or a._operand is None or a.weak is not None:
+                    break
+                key.append(a.spec)
+                operands.append(a._operand)
+            else:
+                entry = self.quick.get(tuple(key))
+                if entry is not None and entry.session is sessions.in_use:
+                    self.hits += 1
+                    self.last = entry
+                    if entry.simple:
+                        return from_operand(entry.launch(operands)[0])  # type: ignore[return-value]
+                    return self._run(entry, args, operands)
+        return self._call(args, kwargs)
+
+    def _call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        entry, leaves = self._entry(args, kwargs)
+        if entry is None:  # inside another trace, or under a gradient: part of it
+            return self.function(*args, **kwargs)
+        self.last = entry
+        return self._run(entry, leaves, None)
+
+    def _entry(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
+        """What a call leads to, and its leaves; no entry if the call belongs to another trace."""
+        session = current()
+        if self.guards.changed():
+            with self.lock:
+                self.entries.clear()
+                self.quick.clear()
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise misfit(ArgumentError, f"{self.name}()", got=str(error)) from None
+        bound.apply_defaults()
+        leaves, structure = flatten(tuple(bound.arguments.values()))
+        fixed = self._fixed(structure)
+        leaves = [self._leaf(x, k, k in fixed) for k, x in enumerate(leaves)]
+        if any(isinstance(x, Array) and x._term is not None and x._term.is_open for x in leaves):
+            return None, leaves
+        pending = [x for x in leaves if isinstance(x, Array) and x._operand is None]
+        if pending:
+            _Reader().settle(pending)
+        for x in leaves:
+            if isinstance(x, Array):
+                session.hold_array(x)
+        where = (structure, session.target, id(session))
+        key = (where, tuple([self._key(x, k, where, k in fixed) for k, x in enumerate(leaves)]))
+        entry = self.entries.get(key)
+        if entry is None:
+            with self.lock:
+                entry = self.entries.get(key)
+                if entry is None:
+                    entry, key = self._make(session, structure, leaves, where, fixed)
+                    self.entries[key] = entry
+                    if all(
+                        isinstance(x, Array) and not x.weak for x in leaves
+                    ) and not self._shuffled(args, kwargs):
+                        self.quick[tuple(x.spec for x in leaves)] = entry
+        else:
+            self.hits += 1
+        return entry, leaves
+
+    def _shuffled(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Whether the leaves are something else than the positional arguments, one by one."""
+        return (
+            bool(kwargs)
+            or len(args) != len(self.signature.parameters)
+            or any(type(a) is not Array for a in args)
+        )
+
+    def _run(self, entry: Entry, leaves: Sequence[Any], operands: list[Operand] | None) -> Any:
+        session = entry.session
+        if operands is None or len(entry.leaves) != len(operands):
+            operands = [_operand(leaves[k], session) for k in entry.leaves]
+        if entry.captured:
+            operands = [*operands, *entry.captured]
+        if entry.draws:
+            operands = [*operands, session.put(np.asarray(random.seeds.advance(), np.uint64))]
+        if entry.donated:
+            operands = self._give(entry, leaves, operands)
+        made = entry.launch(operands)
+        results: list[Any] = []
+        for where, k in entry.outputs:
+            if where == "out":
+                results.append(from_operand(made[k]))
+            elif where == "in":
+                x = leaves[k]
+                keep = isinstance(x, Array) and k not in entry.donated
+                results.append(x if keep else from_operand(operands[entry.leaves.index(k)]))
+            elif where == "captured":
+                results.append(from_operand(entry.captured[k]))
+            else:
+                results.append(k)
+        for k in entry.donated:
+            _give_away(leaves[k])
+        return unflatten(entry.structure, results)
+
+    def _give(
+        self, entry: Entry, leaves: Sequence[Any], operands: Sequence[Operand]
+    ) -> list[Operand]:
+        """The operands, with those to be given away in no one else's hands: a copy, where others hold on."""
+        given = list(operands)
+        for k in entry.donated:
+            x, n = leaves[k], entry.leaves.index(k)
+            if not isinstance(x, Array):
+                continue
+            if sum(o is operands[n] for o in operands) > 1:
+                raise misfit(
+                    ArgumentError,
+                    f"{self.name}(donate=)",
+                    got="an array that is given away and also used as another argument",
+                    needed="an array that is passed once",
+                )
+            pending = x._term is not None and sys.getrefcount(x._term) > 2
+            if operands[n].shared or pending:
+                value = entry.session.engine.get(operands[n])
+                layout = operands[n].spec.layout
+                assert layout is not None
+                given[n] = entry.session.engine.put(value.copy(), layout)
+        return given
+
+    # -- signatures ------------------------------------------------------------------------
+    def _fixed(self, structure: Structure) -> frozenset[int]:
+        """Leaves of arguments that were declared static."""
+        if not self.static:
+            return frozenset()
+        found: set[int] = set()
+        at = 0
+        for name, child in zip(self.parameters, structure.children, strict=True):
+            if name in self.static:
+                found.update(range(at, at + child.leaves))
+            at += child.leaves
+        return frozenset(found)
+
+    def _leaf(self, x: Any, k: int, fixed: bool) -> Any:
+        """A leaf as it enters the signature: an Array, a number, a NumPy array to be borrowed, or a
+        value.
+        """
+        if isinstance(x, (Array, bool, int, float, complex, str, bytes)) and not isinstance(
+            x, np.generic
+        ):
+            if isinstance(x, Array) and fixed:
+                raise misfit(
+                    ArgumentError,
+                    f"{self.name}(static=)",
+                    got=f"an array {x.spec.bare} for a static argument",
+                    needed="a hashable value",
+                )
+            if isinstance(x, Array) and x._operand is None and x._term is None:
+                array.term_of(x)  # raises: donated
+            return x
+        if not fixed and (isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__array__")):
+            host = np.asarray(x)
+            if host.dtype.name in DTYPES:
+                return np.require(host, host.dtype.newbyteorder("="), "C")
+        try:
+            hash(x)
+        except TypeError:
+            raise misfit(
+                ArgumentError,
+                f"{self.name}()",
+                got=f"a {type(x).__name__} as an argument",
+                needed="arrays, numbers, hashable values, or dicts, lists, tuples and dataclasses of them",
+            ) from None
+        return x
+
+    def _is_input(self, x: Any, k: int, where: Any, fixed: bool) -> bool:
+        if isinstance(x, (Array, np.ndarray)):
+            return True
+        if fixed or type(x) not in _NUMBERS or (where, k) in self.needed:
+            return False
+        return not (type(x) is int and not -(2**63) <= x < 2**63)
+
+    def _key(self, x: Any, k: int, where: Any, fixed: bool) -> Any:
+        if isinstance(x, Array):
+            return x.spec
+        if isinstance(x, np.ndarray):
+            return x.shape, x.dtype
+        if self._is_input(x, k, where, fixed):
+            return type(x)
+        return type(x), repr(x) if isinstance(x, (float, complex)) else x
+
+    def _parts(
+        self, structure: Structure, leaves: Sequence[Any], where: Any, fixed: frozenset[int]
+    ) -> dict[str, Any]:
+        """The signature in words, by the names that the user knows."""
+        found: dict[str, Any] = {}
+        for k, (name, x) in enumerate(zip(self._names(structure), leaves, strict=True)):
+            if isinstance(x, Array):
+                found[f"{name}.shape"], found[f"{name}.dtype"] = x.shape, x.dtype.name
+                found[f"{name}.layout"] = str(x.spec.layout)
+            elif isinstance(x, np.ndarray):
+                found[f"{name}.shape"], found[f"{name}.dtype"] = x.shape, x.dtype.name
+            elif self._is_input(x, k, where, k in fixed):
+                found[f"{name}.type"] = type(x).__name__
+            else:
+                found[name] = x
+        target: Target = where[1]
+        return {
+            **found,
+            "structure": repr(structure),
+            "mesh": target.mesh,
+            "device": target.device,
+            "numerics": self.numerics or target.numerics,
+            "memory_limit": self.memory_limit or target.memory_limit,
+        }
+
+    def _names(self, structure: Structure) -> list[str]:
+        found = []
+        for name, child in zip(self.parameters, structure.children, strict=True):
+            found.extend(paths(child, str(name)))
+        return found
+
+    # -- tracing ---------------------------------------------------------------------------
+    def _make(
+        self,
+        session: Session,
+        structure: Structure,
+        leaves: Sequence[Any],
+        where: Any,
+        fixed: frozenset[int],
+    ) -> tuple[Entry, Any]:
+        start = time.perf_counter()
+        while True:
+            inputs = [k for k, x in enumerate(leaves) if self._is_input(x, k, where, k in fixed)]
+            trace = CompileTrace(self.name)
+            try:
+                entry, source = self._trace(session, structure, leaves, inputs, trace)
+                break
+            except NeedsValue as need:
+                if need.trace is not trace:
+                    raise
+                self.needed.update((where, inputs[n]) for n in need.numbers)
+        key = (where, tuple([self._key(x, k, where, k in fixed) for k, x in enumerate(leaves)]))
+        parts = self._parts(structure, leaves, where, fixed)
+        nearest = min(
+            (p for p, _ in self.seen), key=lambda p: len(differences(p, parts)), default=None
+        )
+        self.misses.append(Miss(parts, source, nearest))
+        del self.misses[:-16], self.seen[:-64]
+        self.seen.append((parts, entry))
+        if settings.debug >= 1:
+            took = (time.perf_counter() - start) * 1e3
+            why = (
+                "" if nearest is None else "; differs in " + ", ".join(differences(nearest, parts))
+            )
+            print(
+                f"ostinato: {self.name} plan {entry.plan.id[:8]} {source} in {took:.1f} ms{why}",
+                file=sys.stderr,
+            )
+        return entry, key
+
+    def _trace(
+        self,
+        session: Session,
+        structure: Structure,
+        leaves: Sequence[Any],
+        inputs: list[int],
+        trace: CompileTrace,
+    ) -> tuple[Entry, str]:
+        specs: list[Spec] = []
+        args = list(leaves)
+        whole = Layout.whole(session.target.mesh)
+        for n, k in enumerate(inputs):
+            x = leaves[k]
+            if isinstance(x, (Array, np.ndarray)):
+                specs.append(x.spec if isinstance(x, Array) else Spec(x.shape, x.dtype, whole))
+                args[k] = placeholder(specs[-1], n, trace)
+            else:
+                specs.append(Spec((), _NUMBERS[type(x)], whole))
+                args[k] = placeholder(specs[-1], n, trace, type(x))
+                trace.lifted[n] = x
+        seed = _Draws(len(inputs), trace, Spec((), uint64, whole))
+        outer_draw = random.seeds.draw
+        random.seeds.draw = seed.draw
+        try:
+            given = dict(zip(self.parameters, unflatten(structure, args), strict=True))
+            bound = self.signature.bind(
+                *_positional(self.signature, given), **_keywords(self.signature, given)
+            )
+            results = self.function(*bound.args, **bound.kwargs)
+        finally:
+            random.seeds.draw = outer_draw
+        outs, out_structure = flatten(results)
+        refs: list[Ref] = []
+        outputs: list[tuple[str, Any]] = []
+        for x in outs:
+            if isinstance(x, (np.ndarray, np.generic)):
+                x = array.as_array(x)
+            if isinstance(x, Array):
+                outputs.append(("ref", len(refs)))
+                refs.append(array.term_of(x))
+            else:
+                outputs.append(("is", x))
+        if seed.base is not None:
+            specs.append(seed.spec)
+        found = collect(refs, specs, trace)
+        captured = tuple(_captured(t, k, session, trace) for t, k in found.captured)
+        for operand in captured:
+            operand.shared = True
+        graph = type(found.graph)(
+            (*specs, *(o.spec for o in captured)), found.graph.nodes, found.graph.outputs
+        )
+        if seed.base is not None:  # the seed comes last
+            graph, captured_first = _seed_last(graph, len(inputs)), len(inputs)
+        else:
+            captured_first = len(inputs)
+        target = self._target(session.target)
+        names = [self._names(structure)[k] for k in inputs]
+        donated = tuple(k for k in self._donated(structure) if k in inputs)
+        key = Key(graph, target, tuple(inputs.index(k) for k in donated))
+        plan, source = session.plan(key, tuple(names))
+        final: list[tuple[str, Any]] = []
+        for where, value in outputs:
+            if where == "ref":
+                where, n = plan.results[value]
+                if where == "in":
+                    where, value = (
+                        ("in", inputs[n])
+                        if n < captured_first
+                        else ("captured", n - captured_first)
+                    )
+                else:
+                    value = n
+            final.append((where, value))
+        draws = seed.base is not None
+        simple = (
+            not (captured or draws or donated)
+            and out_structure.kind == "leaf"
+            and final[0] == ("out", 0)
+            and inputs == list(range(len(leaves)))
+        )
+        entry = Entry(
+            plan,
+            session.engine.launcher(plan),
+            session,
+            tuple(inputs),
+            captured,
+            draws,
+            tuple(final),
+            out_structure,
+            donated,
+            simple,
+        )
+        return entry, source
+
+    def _target(self, target: Target) -> Target:
+        return Target(
+            target.mesh,
+            target.device,
+            self.numerics or target.numerics,
+            self.memory_limit if self.memory_limit is not None else target.memory_limit,
+        )
+
+    def _donated(self, structure: Structure) -> list[int]:
+        found: list[int] = []
+        at = 0
+        for name, child in zip(self.parameters, structure.children, strict=True):
+            if name in self.donate:
+                found.extend(range(at, at + child.leaves))
+            at += child.leaves
+        return found
+
+    def plan_for(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
+        """The plan of a call, without running it."""
+        return self._entry(args, kwargs)[0].plan
+
+    # -- seeing ----------------------------------------------------------------------------
+    @property
+    def plan(self) -> Plan:
+        """The plan of the last call."""
+        if self.last is None:
+            raise misfit(
+                ArgumentError,
+                f"{self.name}.plan",
+                got="a function that was not called yet",
+                do="call it once",
+            )
+        return self.last.plan
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        """As a method: `self` is one more argument, by identity."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<compiled {self.name}: {len(self.entries)} plans, {self.hits} hits, {len(self.misses)} misses>"
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """The fields in which two signatures differ, with both values."""
+    found = []
+    for name in dict.fromkeys((*old, *new)):
+        a, b = old.get(name, _UNSET), new.get(name, _UNSET)
+        if type(a) is not type(b) or a != b:
+            before = "nothing" if a is _UNSET else repr(a)
+            after = "nothing" if b is _UNSET else repr(b)
+            found.append(f"{name}: {before} -> {after}")
+    return found
+
+
+def why_miss(function: CompiledFunction[Any, Any]) -> str:
+    """Why the last new plan of a compiled function was new: the nearest plan that was there, and
+    the fields that differ.
+    """
+    if not function.misses:
+        return f"{function.name} has not been called yet."
+    miss = function.misses[-1]
+    if miss.nearest is None:
+        return f"{function.name} was called for the first time."
+    fields = differences(miss.nearest, miss.parts)
+    if not fields:
+        return f"{function.name} was traced again because something that it uses from around it changed."
+    return f"{function.name} needed a new plan since the nearest one differs in\n  " + "\n  ".join(
+        fields
+    )
+
+
+# -- helpers -------------------------------------------------------------------------------
+def _operand(x: Any, session: Session) -> Operand:
+    if isinstance(x, Array):
+        if x._operand is None:
+            array.term_of(x)  # raises: donated
+        return session.hold_array(x)
+    value = x if isinstance(x, np.ndarray) else np.asarray(x, _NUMBERS[type(x)])
+    return session.put(value)
+
+
+def _give_away(x: Any) -> None:
+    if isinstance(x, Array):
+        x._operand, x._term = None, None
+
+
+def run(plan: Plan, *arrays: Any) -> Any:
+    """Run a plan, e.g. one from a file, on arrays in the order of its inputs; one result, or a tuple."""
+    session = current()
+    names = dict(enumerate(plan.names))
+    wanted = [f"{names.get(k, f'input {k}')}: {s}" for k, s in enumerate(plan.source.inputs)]
+    if (plan.target.mesh, plan.target.device) != (session.target.mesh, session.target.device):
+        raise misfit(
+            ArgumentError,
+            f"run of plan {plan.id[:8]}",
+            got=f"{session}",
+            needed=f"a session with mesh {plan.target.mesh} on {plan.target.device}",
+            do=f"call ost.connect(mesh={plan.target.mesh}) first",
+        )
+    if len(arrays) != len(wanted):
+        raise misfit(
+            ArgumentError,
+            f"run of plan {plan.id[:8]}",
+            got=f"{len(arrays)} arrays",
+            needed=f"{len(wanted)}: {', '.join(wanted)}",
+        )
+    check_limit(plan)
+    xs = [array.as_array(x) for x in arrays]
+    _Reader().settle([x for x in xs if x._operand is None])
+    operands = []
+    for k, (x, spec) in enumerate(zip(xs, plan.source.inputs, strict=True)):
+        operand = session.hold_array(x)
+        if operand.spec is not spec:
+            raise misfit(
+                ArgumentError,
+                f"run of plan {plan.id[:8]}",
+                got=f"{operand.spec} for {names.get(k, f'input {k}')}",
+                needed=f"{spec}",
+                do="convert it with .astype, .reshape or .resplit",
+            )
+        operands.append(operand)
+    made = [from_operand(o) for o in run_plan(plan, operands, session)]
+    return made[0] if len(made) == 1 else tuple(made)
+
+
+class _Draws:
+    """Seeds for a function that is being traced: one input, and a number for each draw."""
+
+    def __init__(self, number: int, trace: CompileTrace, spec: Spec) -> None:
+        self.number = number
+        self.trace = trace
+        self.spec = spec
+        self.base: Array | None = None
+        self.count = 0
+
+    def draw(self) -> Array:
+        if self.base is None:
+            self.base = placeholder(self.spec, self.number, self.trace)
+        self.count += 1
+        return astype(self.base, uint64) + np.uint64(random.mix(0, self.count))
+
+
+def _seed_last(graph: Any, at: int) -> Any:
+    """The graph with the input `at` behind all others."""
+    from ostinato.ops.control import relabel
+
+    n = len(graph.inputs)
+    order = [*range(at), *range(at + 1, n), at]
+    values = [order.index(k) for k in range(n)]
+    return relabel(graph, [graph.inputs[k] for k in order], values)
+
+
+def _captured(term: Term, k: int, session: Session, trace: CompileTrace) -> Operand:
+    """The operand of what a function takes from around it."""
+    if term.operands is None or term.operands[k] is None:
+        if term.is_traced:
+            raise TracedValueError.because(
+                trace.name,
+                got=f"an array {term.specs[k].bare} of the tracing of {next(iter(term.traces)).name}",
+                needed="values that the function returned",
+                do="return the array from the function instead of storing it elsewhere",
+            )
+        _Reader().settle([array_of(term, k)])
+    return session.hold_term(term, k)
+
+
+def _positional(signature: inspect.Signature, given: Any) -> list[Any]:
+    found: list[Any] = []
+    for name, p in signature.parameters.items():
+        if p.kind is p.VAR_POSITIONAL:
+            found.extend(given[name])
+        elif p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
+            found.append(given[name])
+    return found
+
+
+def _keywords(signature: inspect.Signature, given: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, p in signature.parameters.items():
+        if p.kind is p.VAR_KEYWORD:
+            found.update(given[name])
+        elif p.kind is p.KEYWORD_ONLY:
+            found[name] = given[name]
+    return found
+
+
+class _Guards:
+    """Arrays and numbers that a function takes from its closure and its module, as they were when
+    it was traced.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self.function = inspect.unwrap(function)
+        self.items: list[tuple[Callable[[], Any], Any]] = []
+        code = getattr(self.function, "__code__", None)
+        if code is None:
+            return
+        for cell in self.function.__closure__ or ():
+            self._watch(functools.partial(_cell, cell))
+        names = self.function.__globals__
+        for name in code.co_names:
+            if name in names:
+                self._watch(functools.partial(names.get, name))
+
+    def _watch(self, read: Callable[[], Any]) -> None:
+        value = read()
+        if isinstance(value, (Array, np.ndarray, bool, int, float, complex, str, tuple)):
+            self.items.append((read, value))
+
+    def changed(self) -> bool:
+        found = False
+        for k, (read, value) in enumerate(self.items):
+            now = read()
+            if now is not value and not (
+                type(now) is type(value)
+                and isinstance(now, (bool, int, float, complex, str))
+                and now == value
+            ):
+                self.items[k] = (read, now)
+                found = True
+        return found
+
+
+def _cell(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _UNSET
+
+
+# -- the decorator -------------------------------------------------------------------------
+@overload
+def compile(function: Callable[P, R], /) -> CompiledFunction[P, R]: ...
+
+
+@overload
+def compile(
+    *,
+    donate: Iterable[str | int] = ...,
+    static: Iterable[str | int] = ...,
+    memory_limit: int | None = ...,
+    numerics: str | None = ...,
+) -> Callable[[Callable[P, R]], CompiledFunction[P, R]]: ...
+
+
+def compile(function: Any = None, /, **options: Any) -> Any:
+    """Compile a function of arrays (in dicts, lists, tuples, dataclasses) to plans that are made
+    once and run by id.
+
+    donate: arguments whose memory the results may take; they cannot be used afterwards.
+    static: arguments that are part of the signature by value.
+    memory_limit, numerics: as in `connect`, for this function.
+    """
+    if function is None:
+        return lambda f: CompiledFunction(f, **options)
+    return CompiledFunction(function, **options)

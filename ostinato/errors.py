@@ -1,0 +1,110 @@
+"""Every error that Ostinato raises on purpose.
+
+    OstinatoError
+    ├── ShapeError            (ValueError)     operands whose shapes do not fit
+    ├── DTypeError            (TypeError)      an operation that has no meaning for a dtype
+    ├── LayoutError           (ValueError)     a split or mesh that does not exist
+    ├── BoundsError           (IndexError)     an index outside its axis
+    ├── ArgumentError         (TypeError, ValueError)  any other argument that cannot be used
+    ├── UnknownOpError        (LookupError)    an operation name that is not registered
+    ├── TracedValueError      (TypeError)      a value asked for while a function is being traced
+    ├── DataDependentShapeError (TypeError)    a shape that depends on data, while tracing
+    ├── GradientError         (TypeError)      a gradient that does not exist
+    ├── DonatedError          (RuntimeError)   use of an array that was given away
+    ├── MemoryLimitError      (MemoryError)    a plan that needs more than it may
+    ├── NaNError              (FloatingPointError)  a NaN, with the operation that made it
+    ├── PlanFileError         (ValueError)     a plan file that cannot be trusted
+    ├── ExecutionError        (RuntimeError)   an operation that failed while a plan ran
+    ├── CommunicatorError     (RuntimeError)   workers that lost each other
+    └── SessionError          (RuntimeError)   no session, or one that was closed
+
+A message is one sentence in four parts: what (the operation and the user's own line), got, needed,
+do this."""
+
+from __future__ import annotations
+
+
+class OstinatoError(Exception):
+    """Base of all errors raised on purpose."""
+
+    line: str = ""
+
+    @classmethod
+    def because(
+        cls, what: str, *, got: str = "", needed: str = "", do: str = "", line: str = ""
+    ) -> OstinatoError:
+        """The error whose message is put together from its four parts."""
+        text = f"{what} ({line})" if line else what
+        if got:
+            text += f": got {got}"
+        if needed:
+            text += f"; needed {needed}"
+        if do:
+            text += f"; {do}"
+        error = cls(text + ("" if text.endswith((".", "?")) else "."))
+        error.line = line
+        return error
+
+
+class ShapeError(OstinatoError, ValueError):
+    """Operands whose shapes do not fit."""
+
+
+class DTypeError(OstinatoError, TypeError):
+    """An operation that has no meaning for a dtype."""
+
+
+class LayoutError(OstinatoError, ValueError):
+    """A split or mesh that does not exist."""
+
+
+class BoundsError(OstinatoError, IndexError):
+    """An index outside its axis."""
+
+
+class ArgumentError(OstinatoError, TypeError, ValueError):
+    """Any other argument that cannot be used."""
+
+
+class UnknownOpError(OstinatoError, LookupError):
+    """An operation name that is not registered."""
+
+
+class TracedValueError(OstinatoError, TypeError):
+    """A value that was asked for while a function is being traced."""
+
+
+class DataDependentShapeError(OstinatoError, TypeError):
+    """A shape that depends on data, asked for while a function is being traced."""
+
+
+class GradientError(OstinatoError, TypeError):
+    """A gradient that does not exist."""
+
+
+class DonatedError(OstinatoError, RuntimeError):
+    """Use of an array whose memory was given away."""
+
+
+class MemoryLimitError(OstinatoError, MemoryError):
+    """A plan that needs more memory per worker than it may use."""
+
+
+class NaNError(OstinatoError, FloatingPointError):
+    """A NaN appeared; the message names the first operation that made it."""
+
+
+class PlanFileError(OstinatoError, ValueError):
+    """A plan file that is damaged, foreign, too new, or hostile."""
+
+
+class ExecutionError(OstinatoError, RuntimeError):
+    """An operation failed while a plan ran."""
+
+
+class CommunicatorError(OstinatoError, RuntimeError):
+    """Workers that lost each other."""
+
+
+class SessionError(OstinatoError, RuntimeError):
+    """No session, or one that was closed."""

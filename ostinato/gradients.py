@@ -1,0 +1,224 @@
+"""Gradients of functions over pytrees."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ostinato.errors import GradientError
+from ostinato.ops import gradient
+from ostinato.ops.array import Array, Watch, as_array
+from ostinato.ops.creation import ones_like
+from ostinato.ops.spec import is_inexact
+from ostinato.ops.tree import flatten, paths, unflatten
+from ostinato.ops.where import misfit
+
+Numbers = int | Sequence[int]
+
+
+def value_and_grad(
+    function: Callable[..., Any], argnums: Numbers = 0, *, has_aux: bool = False
+) -> Callable[..., tuple[Any, Any]]:
+    """A function that also gives the gradient of its scalar result with respect to some arguments.
+
+    With `has_aux` the function returns (result, anything) and the anything is passed on.
+    """
+    name = getattr(function, "__name__", "function")
+
+    @functools.wraps(function)
+    def both(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        numbers = [argnums] if isinstance(argnums, int) else list(argnums)
+        numbers = [
+            operator.index(n) % len(args)
+            if -len(args) <= n < len(args)
+            else _no_argument(name, n, args)
+            for n in numbers
+        ]
+        watch = Watch()
+        try:
+            return sweep(args, kwargs, numbers, watch)
+        finally:
+            watch.end()
+
+    def sweep(args: Any, kwargs: Any, numbers: list[int], watch: Watch) -> tuple[Any, Any]:
+        marked, variables, structures = _variables(args, numbers, name, watch)
+        result = function(*marked, **kwargs)
+        value, aux = result if has_aux else (result, None)
+        y = as_array(value)
+        if y.shape or not is_inexact(y.dtype) or y.dtype.kind == "c":
+            raise misfit(
+                GradientError,
+                f"gradient of {name}",
+                got=f"a result {y.spec.bare}",
+                needed="one real floating number",
+                do="reduce it, e.g. with .sum() or .mean(), or use ost.vjp",
+            )
+        found = gradient.vjp([y], variables, [ones_like(y)])
+        filled = iter(
+            [
+                ct if ct is not None else gradient.zero_of(x)
+                for ct, x in zip(found, variables, strict=True)
+            ]
+        )
+        grads = [unflatten(s, [next(filled) for _ in range(s.leaves)]) for s in structures]
+        head = (value, aux) if has_aux else value
+        return head, grads[0] if isinstance(argnums, int) else tuple(grads)
+
+    return both
+
+
+def _no_argument(name: str, n: int, args: Sequence[Any]) -> int:
+    raise misfit(
+        GradientError,
+        f"gradient of {name}",
+        got=f"argnums {n} of {len(args)} arguments",
+        needed="one of them",
+    )
+
+
+def _variables(
+    args: Sequence[Any], numbers: Sequence[int], name: str, watch: Watch
+) -> tuple[list[Any], list[Array], list[Any]]:
+    """The arguments with the leaves of some of them made variables of their own."""
+    marked, variables, structures = list(args), [], []
+    for n in numbers:
+        leaves, structure = flatten(args[n])
+        made = []
+        for leaf, path in zip(leaves, paths(structure, f"argument {n}"), strict=True):
+            x = as_array(leaf)
+            if not is_inexact(x.dtype):
+                raise misfit(
+                    GradientError,
+                    f"gradient of {name}",
+                    got=f"{path} of dtype {x.dtype.name}",
+                    needed="a floating or complex dtype",
+                    do="convert it with .astype, or leave it out of argnums",
+                )
+            made.append(gradient.mark(x, watch))
+        variables.extend(made)
+        structures.append(structure)
+        marked[n] = unflatten(structure, made)
+    return marked, variables, structures
+
+
+def grad(
+    function: Callable[..., Any], argnums: Numbers = 0, *, has_aux: bool = False
+) -> Callable[..., Any]:
+    """The gradient of a scalar function with respect to some arguments."""
+    both = value_and_grad(function, argnums, has_aux=has_aux)
+
+    @functools.wraps(function)
+    def only(*args: Any, **kwargs: Any) -> Any:
+        value, grads = both(*args, **kwargs)
+        return (grads, value[1]) if has_aux else grads
+
+    return only
+
+
+def vjp(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
+    """The results, and a function from their cotangents to those of the arguments."""
+    name = getattr(function, "__name__", "function")
+    watch = Watch()
+    marked, variables, structures = _variables(args, range(len(args)), name, watch)
+    result = function(*marked)
+    leaves, structure = flatten(result)
+    outputs = [as_array(y) for y in leaves]
+
+    def back(cotangents: Any) -> tuple[Any, ...]:
+        given, found_structure = flatten(cotangents)
+        if found_structure != structure:
+            raise misfit(
+                GradientError,
+                f"vjp of {name}",
+                got=f"cotangents {found_structure}",
+                needed=f"the structure of the results, {structure}",
+            )
+        cts: list[Array | None] = []
+        for ct, y in zip(given, outputs, strict=True):
+            x = as_array(ct)
+            if x.shape != y.shape:
+                raise misfit(
+                    GradientError,
+                    f"vjp of {name}",
+                    got=f"a cotangent of shape {x.shape}",
+                    needed=f"shape {y.shape}",
+                )
+            cts.append(x)
+        found = gradient.vjp(outputs, variables, cts)
+        filled = iter(
+            [
+                ct if ct is not None else gradient.zero_of(x)
+                for ct, x in zip(found, variables, strict=True)
+            ]
+        )
+        return tuple(unflatten(s, [next(filled) for _ in range(s.leaves)]) for s in structures)
+
+    weakref.finalize(back, watch.end)
+    return unflatten(structure, outputs), back
+
+
+def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, whose intermediates are computed again for its gradient instead of
+    kept.
+    """
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        leaves, structure = flatten(args)
+        places = [k for k, x in enumerate(leaves) if isinstance(x, (Array, np.ndarray))]
+        arrays = [as_array(leaves[k]) for k in places]
+        shape: list[Any] = []
+
+        def inner(*given: Array) -> list[Array]:
+            filled = list(leaves)
+            for k, x in zip(places, given, strict=True):
+                filled[k] = x
+            outs, out_structure = flatten(function(*unflatten(structure, filled), **kwargs))
+            shape[:] = [out_structure]
+            return [as_array(y) for y in outs]
+
+        made = gradient.checkpointed(inner, arrays)
+        return unflatten(shape[0], made)
+
+    return run
+
+
+def custom_gradient(
+    function: Callable[..., tuple[Any, Callable[[Any], Any]]],
+) -> Callable[..., Any]:
+    """A function with a gradient of its own. It returns its result and a function from the result's
+    cotangent to those of its arguments (one, or a tuple of as many as there are; None for no
+    gradient)."""
+
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        leaves, structure = flatten(args)
+        arrays = [as_array(x) for x in leaves]
+        result, back = function(*unflatten(structure, arrays))
+        outs, out_structure = flatten(result)
+        results = [as_array(y) for y in outs]
+
+        def rule(gs: Sequence[Array | None]) -> Sequence[Array | None]:
+            solid = [
+                g if g is not None else gradient.zero_of(y)
+                for g, y in zip(gs, results, strict=True)
+            ]
+            found = back(unflatten(out_structure, solid))
+            if len(args) == 1 and not (isinstance(found, tuple) and len(found) == 1):
+                found = (found,)
+            given = found if isinstance(found, tuple) else (found,)
+            cts: list[Array | None] = []
+            for ct, child in zip(given, structure.children, strict=False):
+                cts.extend(
+                    [None] * child.leaves if ct is None else [as_array(c) for c in flatten(ct)[0]]
+                )
+            return cts
+
+        return unflatten(out_structure, gradient.attach_rule(results, arrays, rule))
+
+    return run

@@ -1,0 +1,168 @@
+"""Reading values: pending graphs become plans and run.
+
+What runs are the Arrays that are asked for and, on the way, every result that somebody still holds.
+So a loop in plain Python keeps no history, and its second turn finds the plan of the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ostinato.errors import DataDependentShapeError, TracedValueError
+from ostinato.ops import array
+from ostinato.ops.array import Array, Host, Operand, Term, Trace
+from ostinato.ops.spec import Spec
+from ostinato.ops.trace import Ref, collect
+from ostinato.ops.tree import flatten
+from ostinato.ops.where import misfit
+from ostinato.planner.plan import Key, Plan
+from ostinato.runtime.engine import Held
+
+from .sessions import Session, current
+
+
+class CompileTrace(Trace):
+    """The tracing of a compiled function. Some of its inputs are Python numbers that were
+    lifted.
+    """
+
+    __slots__ = ("lifted",)
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.lifted: dict[int, Any] = {}
+
+
+class NeedsValue(BaseException):
+    """The function needs the value of numbers that were lifted: trace again with them in the
+    signature.
+    """
+
+    def __init__(self, trace: CompileTrace, numbers: set[int]) -> None:
+        super().__init__()
+        self.trace = trace
+        self.numbers = numbers
+
+
+def evaluate(*trees: Any) -> None:
+    """Compute pending arrays now, all in one plan."""
+    leaves = [x for tree in trees for x in flatten(tree)[0] if isinstance(x, Array)]
+    _Reader().settle(leaves)
+
+
+class _Reader:
+    """How Arrays read their values."""
+
+    def value(self, x: Array) -> np.ndarray[Any, Any]:
+        if x._operand is None:
+            self.settle([x])
+        operand = x._operand
+        assert operand is not None
+        if isinstance(operand, Host):
+            view = operand.value.view()
+            view.flags.writeable = False
+            return view
+        assert isinstance(operand, Held)
+        return operand.engine.get(operand)
+
+    def known(self, x: Array, what: str, shape: bool = False) -> np.ndarray[Any, Any]:
+        self._refuse_traced(x, what, shape)
+        return self.value(x)
+
+    def place(self, x: Array) -> Spec:
+        if x._operand is None:
+            self.settle([x])
+        return current().hold_array(x).spec
+
+    def settle(self, xs: Sequence[Array]) -> None:
+        roots: list[Ref] = []
+        for x in xs:
+            if x._operand is None:
+                self._refuse_traced(x, "reading an array", False)
+                roots.append(array.term_of(x))
+        if roots:
+            settle_terms(roots, current())
+
+    def _refuse_traced(self, x: Array, what: str, shape: bool) -> None:
+        if x._operand is not None or x._term is None or not x._term.is_traced:
+            return
+        owners = _placeholders(x._term)
+        traces = {t for term in owners for t in term.traces}
+        trace = next(iter(traces))
+        if len(traces) == 1 and isinstance(trace, CompileTrace):
+            numbers = {term.number for term in owners}
+            if numbers <= trace.lifted.keys():
+                raise NeedsValue(trace, numbers)
+        if shape:
+            raise misfit(
+                DataDependentShapeError,
+                what,
+                got=f"{x.spec.bare} while {trace.name} is traced, where values are not known yet",
+                needed="a result whose shape does not depend on data",
+                do=_STATIC.get(what, "compute it outside, or pass size="),
+            )
+        raise misfit(
+            TracedValueError,
+            what,
+            got=f"{x.spec.bare} while {trace.name} is traced, where values are not known yet",
+            needed="operations on arrays only",
+            do="use ost.where or ost.cond for `if`, ost.while_loop for loops, or compute it outside",
+        )
+
+
+_STATIC = {
+    "x[mask]": "use ost.where(mask, x, 0) and reduce that, or ost.nonzero(mask, size=n)",
+    "nonzero": "pass size=, e.g. ost.nonzero(x, size=n)",
+    "unique_values": "pass size=, e.g. ost.unique_values(x, size=n)",
+}
+
+
+def _placeholders(root: Term) -> list[Term]:
+    found, seen, stack = [], {id(root)}, [root]
+    while stack:
+        term = stack.pop()
+        if term.op is None and term.operands is None:
+            found.append(term)
+        for t, _ in term.inputs:
+            if t.traces and id(t) not in seen:
+                seen.add(id(t))
+                stack.append(t)
+    return found
+
+
+def settle_terms(roots: Sequence[Ref], session: Session) -> None:
+    """Run pending Terms, and all that is held on the way."""
+    wanted = list(dict.fromkeys(roots))
+    first = collect(wanted)
+    known = set(wanted)
+    for term in first.terms:
+        for k in range(len(term.specs)):
+            if (term, k) not in known and term.held(k) is not None:
+                wanted.append((term, k))
+                known.add((term, k))
+    found = collect(wanted) if len(wanted) > len(first.graph.outputs) else first
+    operands = [session.hold_term(t, k) for t, k in found.captured]
+    graph = found.graph
+    specs = tuple(o.spec for o in operands)
+    if specs != graph.inputs:  # something came from elsewhere
+        graph = type(graph)(specs, graph.nodes, graph.outputs)
+    plan, _ = session.plan(Key(graph, session.target))
+    made = run_plan(plan, operands, session)
+    for (term, k), operand in zip(wanted, made, strict=True):
+        term.settle(k, operand)
+
+
+def run_plan(plan: Plan, operands: Sequence[Operand], session: Session) -> list[Operand]:
+    """The results of the plan's source, in its order."""
+    made = session.engine.run(plan, operands)
+    found = []
+    for where, k in plan.results:
+        found.append(made[k] if where == "out" else operands[k])
+        if where == "in":
+            operands[k].shared = True
+    return found
+
+
+array.install(_Reader())

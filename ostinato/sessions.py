@@ -1,0 +1,181 @@
+"""Sessions: which workers there are, and what the plans made for them must keep to."""
+
+from __future__ import annotations
+
+import math
+import threading
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ostinato import settings
+from ostinato.errors import ArgumentError, LayoutError
+from ostinato.ops.array import Array, Host, Operand, Split, Term
+from ostinato.ops.layout import Layout
+from ostinato.ops.where import misfit
+from ostinato.planner.cache import PlanCache
+from ostinato.planner.layouts import resolve
+from ostinato.planner.pipeline import make_plan
+from ostinato.planner.plan import NUMERICS, Key, Plan, Target
+from ostinato.runtime.engine import Engine, Held, LocalEngine
+
+
+class Session:
+    """Workers, and the plans that they know. Made by `ost.connect`; also a context manager."""
+
+    def __init__(self, engine: Engine, target: Target) -> None:
+        self.engine = engine
+        self.target = target
+        self.plans = PlanCache(settings.cache, settings.cache_bytes, self._forget)
+        self._before: Session | None = None
+
+    @property
+    def workers(self) -> int:
+        return self.target.workers
+
+    # -- operands --------------------------------------------------------------------------
+    def put(self, value: np.ndarray[Any, Any], split: Split = None) -> Operand:
+        blocks = self.target.numerics == "any-workers"
+        return self.engine.put(value, resolve(split, self.target.mesh, value.ndim, blocks))
+
+    def hold(self, operand: Operand) -> Operand:
+        """The operand as one of this session's."""
+        if isinstance(operand, Held) and operand.engine is self.engine:
+            return operand
+        if isinstance(operand, Host):
+            return self.put(operand.value, operand.split)
+        assert isinstance(operand, Held)
+        value = operand.engine.get(operand)
+        layout = operand.spec.layout
+        assert layout is not None
+        if layout.workers == self.workers:
+            return self.engine.put(value, layout)
+        return self.put(value, _first_split(layout))
+
+    def hold_array(self, x: Array) -> Operand:
+        """A materialised Array's operand, moved here if it was elsewhere."""
+        assert x._operand is not None
+        held = self.hold(x._operand)
+        if held is not x._operand:
+            x._operand, x.spec = held, held.spec
+            if x._term is not None and x._term.operands is not None:
+                x._term.operands[x._k] = held
+        return held
+
+    def hold_term(self, term: Term, k: int) -> Operand:
+        """The same for a leaf of a graph."""
+        assert term.operands is not None
+        operand = term.operands[k]
+        assert operand is not None
+        x = term.held(k)
+        if x is not None and x._operand is operand:
+            return self.hold_array(x)
+        held = term.operands[k] = self.hold(operand)
+        return held
+
+    # -- plans -----------------------------------------------------------------------------
+    def plan(self, key: Key, names: tuple[str, ...] = ()) -> tuple[Plan, str]:
+        """The plan of a key, and where it came from: memory, disk, or made."""
+        found = self.plans.get(key)
+        if found is None:
+            found = make_plan(key, names), "made"
+            self.plans.put(found[0])
+        if found[1] != "memory":
+            plan = found[0]
+            plan.witness.append(lambda: self.engine.measured(plan.id))
+        return found
+
+    def _forget(self, plan: Plan) -> None:
+        self.engine.forget(plan.id)
+
+    # -- life ------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Give the workers back. Arrays of this session are gone."""
+        self.engine.close()
+        global in_use
+        with _lock:
+            if in_use is self:
+                in_use = self._before
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        t = self.target
+        mesh = "x".join(map(str, t.mesh))
+        workers = "1 worker" if t.workers == 1 else f"{t.workers} workers"
+        return f"<Session: {workers}, mesh {mesh}, {t.device}, numerics {t.numerics}>"
+
+
+in_use: Session | None = None
+_lock = threading.RLock()
+
+
+def _first_split(layout: Layout) -> Split:
+    return next((s for s in layout.splits if isinstance(s, int)), None)
+
+
+def connect(
+    workers: int | None = None,
+    *,
+    mesh: tuple[int, ...] | None = None,
+    numerics: str = "same-plan",
+    memory_limit: int | None = None,
+) -> Session:
+    """Workers to compute with: this process with all its cores, or n workers that are threads of
+    it.
+
+    mesh: how the workers are arranged, e.g. (3, 2); arrays are split along its axes. numerics:
+    "same-plan" (the same plan gives the same bits), "any-workers" (so does any number of workers),
+    "fast". memory_limit: bytes per worker; a plan that needs more is refused before it runs."""
+    global in_use
+    if mesh is None:
+        mesh = (1 if workers is None else workers,)
+    mesh = tuple(mesh)
+    count = math.prod(mesh)
+    if count < 1 or min(mesh) < 1 or not 1 <= len(mesh) <= 4:
+        raise misfit(
+            LayoutError,
+            "connect",
+            got=f"mesh {mesh}",
+            needed="one to four axes of 1 worker or more",
+        )
+    if workers is not None and workers != count:
+        raise misfit(
+            LayoutError,
+            "connect",
+            got=f"workers={workers}, mesh={mesh}",
+            needed=f"a mesh of {workers} workers",
+        )
+    if numerics not in NUMERICS:
+        raise misfit(
+            ArgumentError,
+            "connect",
+            got=f"numerics={numerics!r}",
+            needed=" or ".join(map(repr, NUMERICS)),
+        )
+    session = Session(LocalEngine(count, mesh), Target(mesh, "cpu", numerics, memory_limit))
+    with _lock:
+        session._before = in_use
+        in_use = session
+    return session
+
+
+def current() -> Session:
+    """The session in use; one worker in this process if none was asked for."""
+    global in_use
+    if in_use is None:
+        with _lock:
+            if in_use is None:
+                connect()
+    assert in_use is not None
+    return in_use

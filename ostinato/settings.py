@@ -1,0 +1,39 @@
+"""Settings from the environment, read once; bad values are refused with the good ones named.
+
+OSTINATO_DEBUG      0-4: 1 a line per plan, 2 the passes, 3 graphs after each pass, 4 what workers run
+OSTINATO_DUMP       a folder: the graph after each pass, as text
+OSTINATO_CACHE      where plans are kept on disk; "off" for nowhere
+OSTINATO_CACHE_MB   how much of it, in megabytes; the least recently used plans go first
+OSTINATO_CHECK_NAN  1: look for NaN after each operation and name the first that made one
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def _number(name: str, default: int, low: int, high: int) -> int:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    if not text.isdigit() or not low <= int(text) <= high:
+        raise ValueError(f"{name}={text!r}: needed a whole number from {low} to {high}.")
+    return int(text)
+
+
+def _cache() -> Path | None:
+    text = os.environ.get("OSTINATO_CACHE", "").strip()
+    if text.lower() in ("off", "0", "none"):
+        return None
+    if text:
+        return Path(text).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return (Path(base) / "ostinato").expanduser()
+
+
+debug: int = _number("OSTINATO_DEBUG", 0, 0, 4)
+dump: str = os.environ.get("OSTINATO_DUMP", "").strip()
+cache: Path | None = _cache()
+cache_bytes: int = _number("OSTINATO_CACHE_MB", 256, 0, 1 << 20) * 2**20
+check_nan: bool = bool(_number("OSTINATO_CHECK_NAN", 0, 0, 1))

@@ -1,0 +1,1 @@
+"""Who decides: passes Graph -> Graph, the Plan, its id, caches, and explanations."""

@@ -1,0 +1,136 @@
+"""Plans that were made: in memory by their key, on disk by their id.
+
+A folder holds one file per plan, named by its id; each version of the code that plans has a folder
+of its own. Files appear whole or not at all, so any number
+of processes may share it. A file that is damaged or from another version is a miss and makes way
+for a good one. When the folder is full, the least recently used go."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from ostinato.errors import PlanFileError
+
+from .file import read_plan, write_plan
+from .plan import FORMAT, Key, Plan
+
+KEPT = 1024  # plans in memory
+_FRESH = 60.0  # seconds for which a file's time of use is good enough
+_SWEEP = 32  # writes between two looks at the folder's size
+
+
+@cache
+def code_version() -> str:
+    """Names the code that plans: another version may decide otherwise, so its plans are not
+    ours.
+    """
+    here = Path(__file__).resolve().parent
+    found = hashlib.blake2b(digest_size=6)
+    for room in (here.parent / "ops", here):
+        for path in sorted(room.glob("*.py")):
+            found.update(path.name.encode())
+            found.update(path.read_bytes())
+    return f"{FORMAT}-{found.hexdigest()}"
+
+
+class PlanCache:
+    """Safe for several threads; on disk, for several processes."""
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        limit: int = 1 << 28,
+        dropped: Callable[[Plan], None] = lambda plan: None,
+    ) -> None:
+        self.plans: OrderedDict[Key, Plan] = OrderedDict()
+        self.lock = threading.Lock()
+        self.dropped = dropped
+        self.folder = folder / "plans" / code_version() if folder is not None else None
+        self.limit = limit
+        self.writes = 0
+
+    def get(self, key: Key) -> tuple[Plan, str] | None:
+        """The plan and where it was, "memory" or "disk"."""
+        with self.lock:
+            plan = self.plans.get(key)
+            if plan is not None:
+                self.plans.move_to_end(key)
+                return plan, "memory"
+        plan = self._read(key)
+        if plan is None:
+            return None
+        self._keep(plan)
+        return plan, "disk"
+
+    def put(self, plan: Plan) -> None:
+        self._keep(plan)
+        self._write(plan)
+
+    def _keep(self, plan: Plan) -> None:
+        with self.lock:
+            self.plans[plan.key] = plan
+            old = self.plans.popitem(last=False)[1] if len(self.plans) > KEPT else None
+        if old is not None:
+            self.dropped(old)
+
+    # -- disk ------------------------------------------------------------------------------
+    def path(self, plan_id: str) -> Path | None:
+        return self.folder / f"{plan_id}.plan" if self.folder is not None else None
+
+    def _read(self, key: Key) -> Plan | None:
+        path = self.path(key.id)
+        if path is None or not path.is_file():
+            return None
+        try:
+            plan = read_plan(path, trusted=True)
+        except PlanFileError:
+            plan = None
+        if plan is None or plan.key != key:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _FRESH:
+                os.utime(path)
+        return plan
+
+    def _write(self, plan: Plan) -> None:
+        """Keep a plan on disk; a folder that cannot be written is no reason to fail."""
+        path = self.path(plan.id)
+        if path is None or self.limit == 0:
+            return
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_plan(plan, path)
+        self.writes += 1
+        if self.writes % _SWEEP == 1:
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Remove what was not used for longest, until the folder is within its limit."""
+        if self.folder is None or not self.folder.is_dir():
+            return
+        files = []
+        now = time.time()
+        for path in self.folder.iterdir():
+            with contextlib.suppress(OSError):
+                facts = path.stat()
+                if path.suffix == ".part" and now - facts.st_mtime > 3600:
+                    path.unlink()  # of a process that died while it wrote
+                elif path.suffix == ".plan":
+                    files.append((facts.st_mtime, facts.st_size, path))
+        total = sum(size for _, size, _ in files)
+        for _, size, path in sorted(files):
+            if total <= self.limit:
+                break
+            with contextlib.suppress(OSError):
+                path.unlink()
+            total -= size

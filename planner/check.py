@@ -1,0 +1,281 @@
+"""Whether a graph makes sense, and whether a program computes what it claims: for plans that come
+from elsewhere.
+
+`check_graph`     every node's results follow from its operands by the op's own rule
+`check_layouts`   every node may run on its parts as they lie, by the op's own indices
+`same_program`    the lowered graph, without what only moves data, is the source, simplified
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ostinato.ops.collective import COLLECTIVES, collective_of
+from ostinato.ops.encode import Malformed, need
+from ostinato.ops.graph import Builder, Graph, Node
+from ostinato.ops.index import Reach
+from ostinato.ops.layout import Layout, Partial
+from ostinato.ops.registry import OPS
+from ostinato.ops.spec import Spec, bool_
+
+from .layouts import _extents, _way
+from .numerics import fix_order
+from .plan import Target
+from .rewrite import Values, map_bodies, rebuild
+from .simplify import simplify
+
+MOST_TRIPS = 2**40
+_NEVER = ("relayout", "mark", "custom", "call")  # no program has them
+
+
+def check_graph(graph: Graph) -> None:
+    """Raises Malformed at the first node that does not follow from its operands."""
+    for k, node in enumerate(graph.nodes):
+        op = OPS.get(node.op)
+        need(op is not None, f"an operation {node.op!r:.60}")
+        assert op is not None
+        ins = [graph.specs[v] for v in node.inputs]
+        try:
+            made = op.infer(*ins, **node.kw)
+        except Malformed:
+            raise
+        except Exception as error:
+            raise Malformed(f"node {k}, {node.op}, cannot be: {error}") from None
+        made = made if isinstance(made, tuple) else (made,)
+        facts = [(s.shape, s.dtype, s.pending) for s in made]
+        need(
+            facts == [(s.shape, s.dtype, s.pending) for s in node.specs],
+            f"node {k}, {node.op}, whose results do not follow from its operands",
+        )
+        _check_params(node, ins)
+        for _, body in node.subgraphs():
+            check_graph(body)
+
+
+def _check_params(node: Node, ins: Sequence[Spec]) -> None:
+    """What the rules for shapes do not see: places outside of arrays, and the joints of control
+    flow.
+    """
+    kw = node.kw
+    match node.op:
+        case "slice" | "update_slice":
+            sizes = kw["sizes"] if node.op == "slice" else ins[1].shape
+            ends = zip(kw["starts"], sizes, kw["steps"], ins[0].shape, strict=True)
+            for start, size, step, n in ends:
+                last = start + step * (size - 1)
+                need(
+                    size == 0 or (0 <= start < n and 0 <= last < n and step != 0), "a slice outside"
+                )
+        case "reshape":
+            need(ins[0].size == node.specs[0].size, "a reshape to another size")
+        case "permute_dims":
+            need(sorted(kw["axes"]) == list(range(ins[0].ndim)), "axes that are no order")
+        case "loop":
+            nc, ns, nx = kw["counts"]
+            body = kw["body"]
+            need(min(nc, ns, nx) >= 0 and nc + ns + nx == len(ins), "a loop with other operands")
+            need(0 <= kw["trips"] <= MOST_TRIPS, "a loop of that many turns")
+            items = [Spec(s.shape[1:], s.dtype) for s in ins[nc + ns :]]
+            need(
+                all(s.shape[:1] == (kw["trips"],) for s in ins[nc + ns :]), "a loop over too little"
+            )
+            _joins([s.bare for s in (*ins[: nc + ns], *items)], body.inputs[1:])
+            _joins([s.bare for s in ins[nc : nc + ns]], body.out_specs[:ns])
+            need(len(body.outputs) >= ns, "a loop that loses its state")
+        case "while":
+            nc, ns = kw["counts"]
+            need(nc + ns == len(ins), "a while with other operands")
+            for g in (kw["condition"], kw["body"]):
+                _joins([s.bare for s in ins], g.inputs)
+            _joins([s.bare for s in ins[nc:]], kw["body"].out_specs)
+            _joins([Spec((), bool_)], kw["condition"].out_specs)
+        case "branch":
+            need(ins[0].shape == () and ins[0].dtype == bool_, "a branch on no bool")
+            for g in (kw["then"], kw["otherwise"]):
+                _joins([s.bare for s in ins[1:]], g.inputs)
+                _joins([s.bare for s in node.specs], g.out_specs)
+
+
+def _joins(given: Sequence[Spec], taken: Sequence[Spec]) -> None:
+    need([s.bare for s in given] == [s.bare for s in taken], "a graph inside that does not fit")
+
+
+# -- layouts --------------------------------------------------------------------------------
+def check_layouts(graph: Graph, target: Target) -> None:
+    """Raises Malformed at the first node that cannot run on its parts as they lie."""
+    for spec in graph.specs:
+        need(spec.layout is not None, "a value that lies nowhere")
+        assert spec.layout is not None
+        need(spec.layout.workers == target.workers, "a layout for other workers")
+    started: dict[int, Node] = {}
+    for k, node in enumerate(graph.nodes):
+        ins = [graph.specs[v] for v in node.inputs]
+        need(node.op not in _NEVER, f"a node {node.op}")
+        kind = collective_of(node.op, node.kw)
+        if node.op == "wait":
+            half = len(node.inputs) // 2
+            makers = {graph.producers[v] for v in node.inputs[:half]}
+            need(len(makers) == 1 and makers <= started.keys(), "a wait for nothing")
+            need(
+                started.pop(makers.pop()).inputs == node.inputs[half:], "a wait for something else"
+            )
+            need(
+                [s.layout for s in ins[:half]] == [s.layout for s in node.specs],
+                "a wait that moves",
+            )
+            continue
+        need(not any(s.pending for s in ins), "a value that is read before it has come")
+        if node.op == "start":
+            started[k] = node
+        if kind or node.op == "narrow":
+            need(kind != "" or node.op == "narrow", "a start of nothing")
+            _check_collective(kind or "narrow", node, ins)
+        elif node.op in ("loop", "while", "branch"):
+            for _, body in node.subgraphs():
+                check_layouts(body, target)
+            _check_joints(node, ins, target)
+        elif target.workers > 1:
+            _check_way(node, ins, target)
+    need(not started, "a start without a wait")
+
+
+def _layout(spec: Spec) -> Layout:
+    assert spec.layout is not None
+    return spec.layout
+
+
+def _check_collective(kind: str, node: Node, ins: Sequence[Spec]) -> None:
+    need(kind in (*COLLECTIVES, "narrow"), f"a collective {kind!r:.40}")
+    need(len(ins) == len(node.specs), "a collective that loses something")
+    for has, gets in zip(ins, node.specs, strict=True):
+        here, there = _layout(has), _layout(gets)
+        need(not here.windows, "a collective from overlapping parts")
+        if kind == "narrow":
+            need(here.has_copy(there, has.shape), "a narrow to what is not there")
+        elif kind in ("all_reduce", "reduce_scatter"):
+            end = here
+            for a in node.kw["axes"]:
+                need(0 <= a < len(here.mesh), "a reduction along no axis")
+                need(here.splits[a] == Partial(node.kw["monoid"]), "a reduction of no addends")
+                scatter = there.splits[a] if kind == "reduce_scatter" else None
+                end = end.with_split(a, scatter)
+            need((end.mesh, end.splits) == (there.mesh, there.splits), "a reduction to elsewhere")
+            need(not there.windows, "a reduction to overlapping parts")
+        else:
+            need(not here.partial_axes and not there.partial_axes, "a move of addends")
+
+
+def _check_joints(node: Node, ins: Sequence[Spec], target: Target) -> None:
+    """Layouts on both sides of the border of a graph inside."""
+    kw = node.kw
+
+    def same(outer: Sequence[Layout | None], inner: Sequence[Spec]) -> None:
+        need([s.layout for s in inner] == list(outer), "a graph inside that lies elsewhere")
+
+    def moved(spec: Spec, by: int) -> Layout:
+        here = _layout(spec)
+        splits = tuple(s + by if isinstance(s, int) else s for s in here.splits)
+        need(
+            not any(isinstance(s, int) and s < 0 for s in splits), "a loop over parts of its turns"
+        )
+        return Layout(here.mesh, splits, (), here.blocks)
+
+    given = [s.layout for s in ins]
+    whole = Layout.whole(target.mesh)
+    if node.op == "loop":
+        nc, ns, _ = kw["counts"]
+        body = kw["body"]
+        same([whole, *given[: nc + ns], *(moved(s, -1) for s in ins[nc + ns :])], body.inputs)
+        same(given[nc : nc + ns], body.out_specs[:ns])
+        same([moved(s, 0) for s in body.out_specs[:ns]], node.specs[:ns])
+        same([moved(s, 1) for s in body.out_specs[ns:]], node.specs[ns:])
+    elif node.op == "while":
+        nc, _ = kw["counts"]
+        for g in (kw["condition"], kw["body"]):
+            same(given, g.inputs)
+        same(given[nc:], kw["body"].out_specs)
+        same(given[nc:], node.specs)
+        need(_layout(kw["condition"].out_specs[0]).is_whole, "a condition that is not everybody's")
+    else:
+        need(_layout(ins[0]).is_whole, "a condition that is not everybody's")
+        for g in (kw["then"], kw["otherwise"]):
+            same(given[1:], g.inputs)
+            same([s.layout for s in node.specs], g.out_specs)
+
+
+def _check_way(node: Node, ins: Sequence[Spec], target: Target) -> None:
+    """Find the labels that the layouts cut, and compare with what those need and give."""
+    blocks = target.numerics == "any-workers"
+    indices = OPS[node.op].indices(tuple(ins), node.specs, node.kw)
+    chosen: list[str | None] = []
+    for axis in range(len(target.mesh)):
+        labels = {
+            _label(dims[s])
+            for dims, spec in zip((*indices.ins, *indices.outs), (*ins, *node.specs), strict=True)
+            if isinstance(s := _layout(spec).splits[axis], int)
+        }
+        partial = [s for spec in node.specs if isinstance(s := _layout(spec).splits[axis], Partial)]
+        need(len(labels) <= 1 or node.op == "barrier", f"{node.op} cut along two indices at once")
+        need(not partial or len(labels) == 1, f"{node.op} with addends of nothing")
+        chosen.append(labels.pop() if labels else None)
+    if node.op == "barrier":
+        need(
+            [s.layout for s in ins[: len(node.specs)]] == [s.layout for s in node.specs],
+            "a barrier that moves",
+        )
+        return
+    way = _way(
+        indices,
+        _extents(indices, ins, node.specs),
+        ins,
+        node,
+        tuple(chosen),
+        target.mesh,
+        blocks,
+    )
+    need(way is not None, f"{node.op} cut where it cannot be")
+    assert way is not None
+    for spec, needed in zip(ins, way.needs, strict=True):
+        here = _layout(spec)
+        fits = here is needed or (
+            here.splits == needed.splits
+            and here.has_copy(needed, spec.shape)
+            and bool(needed.windows)
+        )
+        need(fits, f"an operand of {node.op} in another layout than it needs")
+    need(
+        [_layout(s) for s in node.specs] == list(way.gives),
+        f"a result of {node.op} in another layout than it comes in",
+    )
+
+
+def _label(dim: str | Reach | None) -> str | None:
+    need(dim is not None, "a cut along an index that is whole")
+    return dim.label if isinstance(dim, Reach) else dim
+
+
+# -- meaning --------------------------------------------------------------------------------
+def same_program(source: Graph, lowered: Graph, target: Target) -> bool:
+    """Whether a lowered graph computes its source: both without what only moves data are the same
+    graph.
+    """
+    return plain(fix_order(simplify(source, target), target)) == plain(lowered)
+
+
+def plain(graph: Graph) -> Graph:
+    """The graph without layouts, collectives and copies."""
+    bare = Graph(tuple(s.bare for s in graph.inputs), graph.nodes, graph.outputs)
+
+    def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
+        if node.op in (*COLLECTIVES, "narrow", "resplit", "copy", "start", "wait"):
+            return inputs[: len(node.specs)]
+        node = map_bodies(node, plain)
+        if node.op == "tree":  # of blocks: the fixed form of the same reduction
+            blocks = builder.maker(inputs[0])
+            if blocks is not None and blocks.op.startswith("block_"):
+                name = blocks.op.replace("block_", "fixed_")
+                specs = tuple(s.bare for s in node.specs)
+                return builder.add(name, blocks.inputs, blocks.params, specs, node.line)
+        return builder.add(node.op, inputs, node.params, [s.bare for s in node.specs], node.line)
+
+    return rebuild(bare, rule)

@@ -1,0 +1,318 @@
+"""Plans for people: what was decided, what it should cost, what it did cost, and in what two plans differ."""
+
+from __future__ import annotations
+
+import difflib
+import html
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.ops.collective import collective_of
+from ostinato.ops.graph import Graph, Node
+from ostinato.ops.layout import exchange_lists, volume
+from ostinato.ops.registry import OPS
+from ostinato.ops.spec import Spec
+
+from .machine import Machine, this_machine
+from .plan import Plan, Program
+
+DENSE = ("matmul", "einsum", "fixed_matmul", "block_matmul")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node of a program, as far as people care."""
+
+    node: Node
+    depth: int
+    collective: str
+    operations: float  # on the worker with the largest parts
+    moved: float  # bytes read and written there
+    sent: int  # bytes that cross between workers, all together
+    predicted: float  # seconds
+    turns: int  # how often it runs
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What runs have shown."""
+
+    runs: int
+    best: float  # seconds of a whole run
+    mean: float
+    steps: dict[
+        int, float
+    ]  # seconds of each top-level node, from one run that was timed step by step
+
+
+def local(spec: Spec) -> Spec:
+    """The largest part that a worker holds, as an array of its own."""
+    return Spec(spec.layout.largest(spec.shape), spec.dtype) if spec.layout else spec
+
+
+def steps(program: Program, machine: Machine, depth: int = 0, turns: int = 1) -> Iterator[Step]:
+    """The nodes in running order, those of bodies behind their loop."""
+    graph = program.graph
+    for k, node in enumerate(graph.nodes):
+        if node.op in ("constant", "wait") or program.slots[graph.starts[k]].kind == "alias":
+            continue
+        ins = [graph.specs[v] for v in node.inputs]
+        kind = collective_of(node.op, node.kw)
+        inner = program.bodies.get(k, ())
+        times = turns * (node.kw["trips"] if node.op == "loop" else 1)
+        if kind:
+            sent = bytes_sent(node, ins)
+            workers = ins[0].layout.workers if ins[0].layout is not None else 1
+            predicted = machine.message_seconds(sent / workers)
+            yield Step(node, depth, kind, 0.0, 0.0, sent, predicted, turns)
+        elif inner:
+            yield Step(node, depth, "", 0.0, 0.0, 0, 0.0, turns)
+            for body in inner:
+                yield from steps(body, machine, depth + 1, times)
+        else:
+            here = tuple(local(s) for s in ins), tuple(local(s) for s in node.specs)
+            flops, moved = OPS[node.op].cost(*here, node.kw)
+            predicted = machine.kernel_seconds(flops, moved, node.op in DENSE)
+            yield Step(node, depth, "", flops, moved, 0, predicted, turns)
+
+
+def bytes_sent(node: Node, ins: Sequence[Spec]) -> int:
+    """What crosses between workers in one collective, over all workers."""
+    kind = collective_of(node.op, node.kw)
+    total = 0
+    for has, gets in zip(ins, node.specs, strict=True):
+        here, there = has.layout, gets.layout
+        assert here is not None
+        assert there is not None
+        if kind in ("all_reduce", "reduce_scatter"):
+            group = 1
+            for a in node.kw["axes"]:
+                group *= here.mesh[a]
+            parts = sum(volume(here.box(has.shape, r)) for r in range(here.workers))
+            share = 2 if kind == "all_reduce" else 1
+            total += share * parts * (group - 1) // group * has.dtype.itemsize
+        else:
+            pieces = exchange_lists(here, there, has.shape)
+            total += sum(volume(p.box) for p in pieces if p.source != p.target) * has.dtype.itemsize
+    return total
+
+
+# -- text -----------------------------------------------------------------------------------
+def seconds(t: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if t >= size:
+            return f"{t / size:.3g} {unit}"
+    return f"{t * 1e9:.0f} ns"
+
+
+def amount(n: float) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if n >= size:
+            return f"{n / size:.3g} {unit}"
+    return f"{n:.0f} B"
+
+
+def summary(plan: Plan) -> str:
+    """The plan in a few lines."""
+    nodes, collectives = count(plan.program)
+    mesh = "x".join(map(str, plan.target.mesh))
+    talk = ", ".join(f"{n} {kind}" for kind, n in collectives.items()) or "no communication"
+    ins = ", ".join(f"{n}: {s}" for n, s in zip(named(plan), plan.source.inputs, strict=False))
+    return (
+        f"plan {plan.id[:12]} for {plan.target.workers} x {plan.target.device} (mesh {mesh}), "
+        f"numerics {plan.target.numerics}\n"
+        f"  takes   {ins or 'nothing'}\n"
+        f"  gives   {', '.join(map(str, plan.out_specs)) or 'nothing'}\n"
+        f"  runs    {nodes} operations, {talk}\n"
+        f"  memory  {amount(plan.peak_bytes)} per worker: operands {amount(plan.operand_bytes)}, "
+        f"results {amount(plan.result_bytes)}, intermediates {amount(plan.arena_bytes)}"
+    )
+
+
+def named(plan: Plan) -> list[str]:
+    """What the user calls the inputs; numbers where there are no names."""
+    names = list(plan.names)
+    return names + [f"input {k}" for k in range(len(names), len(plan.source.inputs))]
+
+
+def count(program: Program) -> tuple[int, dict[str, int]]:
+    """How many operations run, and how many collectives of each kind."""
+    nodes, kinds = 0, dict[str, int]()
+    for k, node in enumerate(program.graph.nodes):
+        kind = collective_of(node.op, node.kw)
+        if kind:
+            kinds[kind] = kinds.get(kind, 0) + 1
+        elif node.op != "wait" and program.slots[program.graph.starts[k]].kind not in (
+            "alias",
+            "constant",
+        ):
+            nodes += 1
+        for body in program.bodies.get(k, ()):
+            more, inner = count(body)
+            nodes += more
+            for name, n in inner.items():
+                kinds[name] = kinds.get(name, 0) + n
+    return nodes, kinds
+
+
+def rows(plan: Plan, machine: Machine, measured: Measured | None) -> list[tuple[str, ...]]:
+    """The table of `explain`: operation, result, layout, work, traffic, predicted, measured, line."""
+    found: list[tuple[str, ...]] = []
+    times = dict(measured.steps) if measured is not None else {}
+    number = {id(node): k for k, node in enumerate(plan.program.graph.nodes)}
+    for step in steps(plan.program, machine):
+        node, spec = step.node, step.node.specs[0] if step.node.specs else None
+        took = times.get(number.get(id(node), -1)) if step.depth == 0 else None
+        name = step.collective or node.op
+        if node.op == "start":
+            name += " (started)"
+        if node.op == "loop":
+            name += f" x {node.kw['trips']}"
+        found.append(
+            (
+                "  " * step.depth + name,
+                str(spec.bare) if spec is not None else "",
+                str(spec.layout) if spec is not None else "",
+                f"{step.operations:.2g} op" if step.operations else "",
+                amount(step.sent) + " sent" if step.collective else amount(step.moved),
+                seconds(step.predicted) if step.predicted else "",
+                seconds(took) if took is not None else "",
+                node.line,
+            )
+        )
+    return found
+
+
+HEADS = ("operation", "result", "layout", "work", "traffic", "predicted", "measured", "line")
+
+
+def explain(plan: Plan, measured: Measured | None, machine: Machine | None = None) -> str:
+    """Everything that was decided, as text."""
+    machine = machine or this_machine()
+    table = [HEADS, *rows(plan, machine, measured)]
+    keep = [k for k in range(len(HEADS)) if any(row[k] for row in table[1:])]
+    if plan.target.workers == 1:
+        keep.remove(HEADS.index("layout"))
+    widths = {k: max(len(row[k]) for row in table) for k in keep}
+    lines = ["  ".join(row[k].ljust(widths[k]) for k in keep).rstrip() for row in table]
+    lines.insert(1, "  ".join("-" * widths[k] for k in keep))
+    return "\n".join([summary(plan), "", *lines, "", *_totals(plan, machine, measured)])
+
+
+def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str]:
+    work = list(steps(plan.program, machine))
+    predicted = sum(s.predicted * s.turns for s in work)
+    sent = sum(s.sent * s.turns for s in work)
+    lines = [f"predicted {seconds(predicted)} per run; {amount(sent)} between workers"]
+    if measured is not None and measured.runs:
+        lines.append(
+            f"measured  {seconds(measured.best)} at best, {seconds(measured.mean)} on average, "
+            f"{measured.runs} runs"
+        )
+        if not measured.steps:
+            lines.append("          (single operations are timed in the third run of longer plans)")
+    else:
+        lines.append("measured  not yet")
+    k = plan.program.peak_node
+    if k >= 0 and plan.arena_bytes:
+        node = plan.program.graph.nodes[k]
+        lines.append(f"memory is fullest at {node.op}" + (f" ({node.line})" if node.line else ""))
+    planning = sum(plan.seconds.values())
+    if planning:
+        slowest = max(plan.seconds, key=lambda name: plan.seconds[name])
+        lines.append(
+            f"planned in {seconds(planning)}, longest {slowest} {seconds(plan.seconds[slowest])}"
+        )
+    return lines
+
+
+# -- differences -------------------------------------------------------------------------------
+def differences(old: Plan, new: Plan) -> str:
+    """In what two plans differ: their keys part by part, then operation by operation."""
+    if old.id == new.id and old.program == new.program:
+        return f"the same plan, {old.id[:12]}"
+    lines = [f"{old.id[:12]} -> {new.id[:12]}"]
+    for name, before in old.key.parts.items():
+        after = new.key.parts[name]
+        if name == "signature":
+            pairs = zip(named(old), old.source.inputs, new.source.inputs, strict=False)
+            lines.extend(f"  {what}: {a} -> {b}" for what, a, b in pairs if a is not b)
+            if len(old.source.inputs) != len(new.source.inputs):
+                lines.append(f"  inputs: {len(old.source.inputs)} -> {len(new.source.inputs)}")
+        elif before != after and name != "graph":
+            lines.append(f"  {name}: {before} -> {after}")
+    a, b = (_operations(p.program.graph) for p in (old, new))
+    changes = [
+        d for d in difflib.unified_diff(a, b, lineterm="", n=1) if d[:3] not in ("---", "+++")
+    ]
+    lines.extend(f"  {d}" for d in changes if not d.startswith("@@"))
+    if old.peak_bytes != new.peak_bytes:
+        lines.append(f"  memory: {amount(old.peak_bytes)} -> {amount(new.peak_bytes)} per worker")
+    return "\n".join(lines)
+
+
+def _operations(graph: Graph) -> list[str]:
+    """A line per node without the numbers of values, which shift when one node is added."""
+    found = []
+    for node in graph.nodes:
+        params = ", ".join(f"{k}={v}" for k, v in node.params if not isinstance(v, Graph))
+        found.append(f"{node.op}({params}) -> {', '.join(map(str, node.specs))}")
+        for name, body in node.subgraphs():
+            found.extend(f"    {name}: {line}" for line in _operations(body))
+    return found
+
+
+# -- notebooks -----------------------------------------------------------------------------------
+_STYLE = (
+    "font-family:system-ui,sans-serif;font-size:13px;line-height:1.45;color:#1c2733;"
+    "background:#fff;border:1px solid #d6dde4;border-radius:8px;padding:12px 16px;max-width:1100px"
+)
+
+
+def as_html(plan: Plan, measured: Measured | None, machine: Machine | None = None) -> str:
+    """One self-contained piece of HTML: facts, memory as a bar, and the table of `explain`."""
+    machine = machine or this_machine()
+    total = max(plan.peak_bytes, 1)
+    bar = "".join(
+        f'<span title="{name} {amount(n)}" style="display:inline-block;height:10px;'
+        f'width:{100 * n / total:.1f}%;background:{colour}"></span>'
+        for name, n, colour in (
+            ("operands", plan.operand_bytes, "#3b6ea5"),
+            ("results", plan.peak_bytes - plan.operand_bytes - plan.arena_bytes, "#5aa469"),
+            ("intermediates", plan.arena_bytes, "#d9a441"),
+        )
+    )
+    cell = "padding:2px 10px 2px 0;text-align:left;vertical-align:top;white-space:pre"
+    table = rows(plan, machine, measured)
+    keep = [k for k in range(len(HEADS)) if any(row[k] for row in table)]
+    head = "".join(
+        f'<th style="{cell};border-bottom:1px solid #d6dde4">{HEADS[k]}</th>' for k in keep
+    )
+    body = "".join(
+        "<tr>" + "".join(f'<td style="{cell}">{html.escape(row[k])}</td>' for k in keep) + "</tr>"
+        for row in table[:200]
+    )
+    more = f"<p>and {len(table) - 200} more</p>" if len(table) > 200 else ""
+    facts = html.escape(summary(plan))
+    totals = html.escape("\n".join(_totals(plan, machine, measured)))
+    return (
+        f'<div style="{_STYLE}"><pre style="margin:0 0 8px;color:inherit;background:none">{facts}</pre>'
+        f'<div style="width:100%;background:#eef1f4;line-height:0">{bar}</div>'
+        f'<div style="overflow-x:auto"><table style="border-collapse:collapse;margin:8px 0">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{more}"
+        f'<pre style="margin:0;color:inherit;background:none">{totals}</pre></div>'
+    )
+
+
+def facts(plan: Plan) -> dict[str, Any]:
+    """Numbers that tests pin: operations, collectives by kind, bytes sent, peak bytes per worker."""
+    machine = Machine("none", 0, 1, 1, 1, 1, 0, 1)
+    work = list(steps(plan.program, machine))
+    nodes, kinds = count(plan.program)
+    return {
+        "operations": nodes,
+        "collectives": kinds,
+        "sent": sum(s.sent * s.turns for s in work),
+        "peak_bytes": plan.peak_bytes,
+    }

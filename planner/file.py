@@ -1,0 +1,149 @@
+"""Plans as files: data, never code.
+
+    ostinato plan 1 <blake2b of the rest> <bytes of the rest>
+    {"source": ..., "program": ..., ...}
+
+The file holds the graph as it was traced and as it was lowered. What follows from those (places in
+memory, the id) is computed anew when it is read, so a file cannot claim anything about it.
+`read_plan` believes a file that it wrote itself, by its digest; `trusted=False` also proves, node
+by node, that the program computes its source."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ostinato.ops.encode import Malformed, decode_graph, fields, integer, listing, need
+
+from ostinato.errors import PlanFileError
+
+from .check import check_graph, check_layouts, same_program
+from .memory import assign_memory
+from .plan import FORMAT, NUMERICS, Key, Plan, Target
+
+MAGIC = b"ostinato plan"
+LARGEST = 1 << 30  # bytes of a file
+_HEAD = 256  # bytes of a first line at the most
+
+
+def encode_plan(plan: Plan) -> bytes:
+    """The bytes of a plan file."""
+    rest = json.dumps(plan.content, separators=(",", ":")).encode()
+    digest = hashlib.blake2b(rest, digest_size=32).hexdigest()
+    return b"%s %d %s %d\n" % (MAGIC, FORMAT, digest.encode(), len(rest)) + rest
+
+
+def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
+    """Write a file in one step: readers see the old one or the whole new one."""
+    target = Path(path)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(encode_plan(plan))
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def read_plan(path: str | os.PathLike[str], trusted: bool = False) -> Plan:
+    """The plan of a file, or PlanFileError."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            data = file.read() if size <= LARGEST else b""
+    except OSError as error:
+        raise PlanFileError.because(
+            f"plan file {path}", got=str(error), needed="a file that can be read"
+        ) from None
+    try:
+        need(size <= LARGEST, f"{size} bytes")
+        return decode_plan(data, trusted)
+    except Malformed as error:
+        raise PlanFileError.because(
+            f"plan file {path}",
+            got=str(error),
+            needed=f"a plan that this version wrote (format {FORMAT})",
+            do="make it again with plan.to_file",
+        ) from None
+
+
+def decode_plan(data: bytes, trusted: bool = False) -> Plan:
+    """The plan of a file's bytes, or Malformed."""
+    head, newline, rest = data[:_HEAD].partition(b"\n")[0], data.find(b"\n", 0, _HEAD), b""
+    words = head.split(b" ")
+    need(newline >= 0 and head.startswith(MAGIC + b" ") and len(words) == 5, "no plan file")
+    need(
+        words[2].isdigit() and words[4].isdigit() and len(words[2]) < 9,
+        "a first line that is damaged",
+    )
+    version = int(words[2])
+    need(version <= FORMAT, f"format {version}, which is newer than this version of ostinato")
+    need(version == FORMAT, f"format {version}, which is too old")
+    rest = data[newline + 1 :]
+    need(
+        len(rest) == int(words[4]),
+        f"{len(rest)} bytes where {words[4].decode()} were written: cut off",
+    )
+    digest = hashlib.blake2b(rest, digest_size=32).hexdigest().encode()
+    need(digest == words[3], "content that differs from what was written: damaged")
+    try:
+        return _decode(json.loads(rest), trusted)
+    except Malformed:
+        raise
+    except MemoryError:
+        raise Malformed("content that is larger than memory") from None
+    except Exception as error:  # the rules of operations expect operands that make sense
+        raise Malformed(f"content that is no plan ({type(error).__name__}: {error})") from None
+
+
+def _decode(content: Any, trusted: bool) -> Plan:
+    source, lowered, results, names, mesh = fields(
+        content, "source", "program", "results", "names", "mesh"
+    )
+    device, numerics, limit, donated = fields(
+        content, "device", "numerics", "memory_limit", "donated"
+    )
+    need(isinstance(device, str) and len(device) < 64, "a device that is none")
+    need(numerics in NUMERICS, f"numerics {numerics!r:.40}")
+    target = Target(
+        tuple(listing(mesh, lambda n: integer(n, 1, 1 << 20), 8)),
+        device,
+        numerics,
+        None if limit is None else integer(limit, 0),
+    )
+    need(1 <= target.workers <= 1 << 20, "a mesh of that many workers")
+    graph, program = decode_graph(source), decode_graph(lowered)
+    need(program.inputs == graph.inputs, "a program with another signature than its source")
+    given = tuple(listing(donated, lambda k: integer(k, 0, len(graph.inputs) - 1)))
+    key = Key(graph, target, given)
+    made = []
+    for pair in listing(results):
+        where, k = listing(pair, longest=2)
+        need(where in ("in", "out"), f"a result from {where!r:.40}")
+        made.append(
+            (where, integer(k, 0, len(graph.inputs if where == "in" else program.outputs) - 1))
+        )
+    need(len(made) == len(graph.outputs), "other results than its source has")
+    called = tuple(listing(names))
+    need(all(isinstance(n, str) and len(n) < 4096 for n in called), "names that are no text")
+    if not trusted:
+        _prove(key, program, made)
+    return Plan(key, assign_memory(program, given), tuple(made), called)
+
+
+def _prove(key: Key, program: Any, results: list[tuple[str, int]]) -> None:
+    """That everything in the file follows from its source graph."""
+    check_graph(key.graph)
+    check_graph(program)
+    check_layouts(program, key.target)
+    outputs = tuple(k if where == "in" else program.outputs[k] for where, k in results)
+    complete = type(program)(program.inputs, program.nodes, outputs)
+    need(
+        same_program(key.graph, complete, key.target),
+        "a program that computes something else than its source",
+    )

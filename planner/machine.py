@@ -1,0 +1,100 @@
+"""What the machine can do: a handful of rates, measured once, from which a plan's time is predicted.
+
+Layouts are chosen by bytes alone, so a plan (and its id) never depends on these numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from ostinato import settings
+
+NEAR = 1 << 18  # bytes that a kernel may touch and still work in cache
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Rates per worker."""
+
+    name: str
+    call_seconds: float  # to start one kernel
+    near_bandwidth: float  # bytes per second within cache
+    far_bandwidth: float  # from memory
+    gemm_rate: float  # operations per second of a large float32 product
+    element_rate: float  # of elementwise functions
+    link_seconds: float  # to start one message
+    link_bandwidth: float  # bytes per second between workers
+
+    def kernel_seconds(self, flops: float, moved: float, dense: bool) -> float:
+        """The longer of computing and moving, and the start."""
+        bandwidth = self.near_bandwidth if moved <= NEAR else self.far_bandwidth
+        rate = self.gemm_rate if dense else self.element_rate
+        return self.call_seconds + max(flops / rate, moved / bandwidth)
+
+    def message_seconds(self, moved: float) -> float:
+        return self.link_seconds + moved / self.link_bandwidth
+
+
+@cache
+def this_machine() -> Machine:
+    """This machine, measured when it is first asked for, and remembered on disk."""
+    path = settings.cache / "machine.json" if settings.cache is not None else None
+    name = f"{platform.node()}/{platform.machine()}/{os.cpu_count()}/numpy {np.__version__}"
+    if path is not None:
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            known = json.loads(path.read_text())
+            if known["name"] == name:
+                rates = [float(known[f.name]) for f in fields(Machine)[1:]]
+                return Machine(name, *rates)
+    found = measure(name)
+    if path is not None:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, part = tempfile.mkstemp(dir=path.parent)
+            with os.fdopen(handle, "w") as file:
+                json.dump(asdict(found), file)
+            Path(part).replace(path)
+    return found
+
+
+def measure(name: str = "") -> Machine:
+    """Takes about a tenth of a second."""
+    small, near = np.zeros(8, np.float32), np.zeros(NEAR // 12, np.float32)
+    out_near = np.empty_like(near)
+    far = np.ones(1 << 22, np.float32)
+    out_far = np.empty_like(far)
+    square = np.ones((512, 512), np.float32)
+    product = np.empty_like(square)
+    copied = _best(lambda: np.copyto(out_far, far), 4)
+    return Machine(
+        name,
+        call_seconds=_best(lambda: np.add(small, small, small), 1000),
+        near_bandwidth=3 * near.nbytes / _best(lambda: np.add(near, near, out_near), 100),
+        far_bandwidth=2 * far.nbytes / copied,
+        gemm_rate=2 * 512**3 / _best(lambda: np.matmul(square, square, product), 4),
+        element_rate=10 * near.size / _best(lambda: np.exp(near, out_near), 50),
+        link_seconds=30e-6,
+        link_bandwidth=far.nbytes / copied,
+    )
+
+
+def _best(run: Callable[[], object], times: int) -> float:
+    """Seconds per call, of the best of five rounds."""
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(times):
+            run()
+        best = min(best, (time.perf_counter() - start) / times)
+    return best

@@ -1,0 +1,322 @@
+"""Where each value lives: Graph -> Program.
+
+One walk over the nodes in running order. A value that a node makes gets a place in the arena (or is
+a result, which has memory of its own), a view shares the place of what it views, and a place is
+free again after its last reader. An elementwise result takes over the place of an operand that dies
+there. Sizes are those of the largest part that any worker holds, so that one assignment serves all.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+
+from ostinato.ops.graph import Graph, Node
+from ostinato.ops.registry import ANY, OPS, Op, Scratch
+from ostinato.ops.spec import Shape, Spec
+
+from .plan import Program, Slot, local_bytes
+
+ALIGN = 64
+CONTROL = ("loop", "while", "branch")
+
+
+def assign_memory(graph: Graph, donated: Sequence[int] = ()) -> Program:
+    """The pass. Operands that were given away (`donated`) may take results."""
+    graph = own_outputs(graph)
+    return _Assigner(graph, donated).run()
+
+
+def own_outputs(graph: Graph) -> Graph:
+    """Each output a value of its own that a node makes: views, inputs, numbers and repeated outputs
+    are copied.
+    """
+    seen: set[int] = set()
+    extra: list[Node] = []
+    outputs = []
+    count = len(graph.specs)
+    contiguous = _contiguous(graph)
+    for v in graph.outputs:
+        k = graph.producers[v]
+        fresh = k >= 0 and graph.nodes[k].op != "constant" and not is_view(graph, k, contiguous)
+        if fresh and v not in seen:
+            seen.add(v)
+            outputs.append(v)
+        else:
+            line = graph.nodes[k].line if k >= 0 else ""
+            extra.append(Node("copy", (v,), (), (graph.specs[v],), line))
+            outputs.append(count)
+            count += 1
+    return Graph(graph.inputs, (*graph.nodes, *extra), tuple(outputs)) if extra else graph
+
+
+def is_view(graph: Graph, k: int, contiguous: Sequence[bool]) -> bool:
+    """Whether a node's result is another look at its operand's memory."""
+    node = graph.nodes[k]
+    if node.op in ("barrier", "wait"):
+        return True
+    op = OPS[node.op]
+    return op.view is not None and (
+        op.kernel is None or op.name != "reshape" or contiguous[node.inputs[0]]
+    )
+
+
+def _contiguous(graph: Graph) -> list[bool]:
+    """For each value whether its elements lie in order without gaps, on every worker."""
+    found = [True] * len(graph.inputs)
+    for node in graph.nodes:
+        op = OPS[node.op]
+        for _ in node.specs:
+            if op.view is None:
+                found.append(node.op != "barrier" or found[node.inputs[0]])
+            elif op.keeps_order:
+                found.append(found[node.inputs[0]] or op.name == "reshape")
+            else:
+                found.append(found[node.inputs[0]] and _leads(graph, node))
+    return found
+
+
+def _leads(graph: Graph, node: Node) -> bool:
+    """Whether a slice or narrow cuts nothing but the first axis, and without steps."""
+    before, after = graph.specs[node.inputs[0]], node.specs[0]
+    if node.op == "slice":
+        kw = node.kw
+        return (
+            all(s == 1 for s in kw["steps"][:1])
+            and before.shape[1:] == after.shape[1:]
+            and all(
+                (start, step) == (0, 1)
+                for start, step in zip(kw["starts"][1:], kw["steps"][1:], strict=True)
+            )
+        )
+    if node.op == "narrow":
+        assert after.layout is not None
+        assert before.layout is not None
+        cut = {s for s in after.layout.splits if isinstance(s, int)}
+        return cut <= {0}
+    return False
+
+
+class Arena:
+    """Free places by offset; the best fit is taken, and the arena grows where none fits."""
+
+    def __init__(self) -> None:
+        self.free: list[tuple[int, int]] = []
+        self.end = 0
+
+    def take(self, size: int) -> int:
+        size = -(-max(size, 1) // ALIGN) * ALIGN
+        fits = [(length, offset) for offset, length in self.free if length >= size]
+        if fits:
+            length, offset = min(fits)
+            k = bisect.bisect_left(self.free, (offset, 0))
+            if length == size:
+                del self.free[k]
+            else:
+                self.free[k] = (offset + size, length - size)
+            return offset
+        if self.free and sum(self.free[-1]) == self.end:
+            offset, _ = self.free.pop()
+        else:
+            offset = self.end
+        self.end = offset + size
+        return offset
+
+    def give(self, offset: int, size: int) -> None:
+        size = -(-max(size, 1) // ALIGN) * ALIGN
+        k = bisect.bisect_left(self.free, (offset, 0))
+        if k < len(self.free) and offset + size == self.free[k][0]:
+            size += self.free.pop(k)[1]
+        if k and sum(self.free[k - 1]) == offset:
+            offset, size = self.free[k - 1][0], self.free[k - 1][1] + size
+            self.free[k - 1] = (offset, size)
+        else:
+            self.free.insert(k, (offset, size))
+
+
+class _Assigner:
+    def __init__(self, graph: Graph, donated: Sequence[int]) -> None:
+        self.graph = graph
+        self.donated = list(donated)
+        self.reuse: list[tuple[int, int]] = []
+        self.arena = Arena()
+        self.slots: list[Slot] = [Slot("input", k) for k in range(len(graph.inputs))]
+        self.root = list(range(len(graph.specs)))  # what each value's memory belongs to
+        self.contiguous = _contiguous(graph)
+        self.result = {v: k for k, v in enumerate(graph.outputs)}
+        self.last = self._last_reads()
+        self.taken: set[int] = set()  # values whose memory another took over
+        self.begun: set[int] = set()  # results whose memory was written already
+        self._reach_back()
+
+    def _last_reads(self) -> list[int]:
+        """For each root the last node that reads it, through whatever view."""
+        graph = self.graph
+        last = [-1] * len(graph.specs)
+        for k, node in enumerate(graph.nodes):
+            for v in node.inputs:
+                last[self.root[v]] = k
+            if is_view(graph, k, self.contiguous):
+                for v, source in zip(graph.outs(k), node.inputs, strict=False):
+                    self.root[v] = self.root[source]
+            for v in graph.outs(k):
+                last[self.root[v]] = max(last[self.root[v]], k)
+        for v in graph.outputs:
+            last[self.root[v]] = len(graph.nodes)
+        return last
+
+    def run(self) -> Program:
+        graph = self.graph
+        scratch: list[tuple[int, ...]] = []
+        bodies: dict[int, tuple[Program, ...]] = {}
+        bases: dict[int, int] = {}
+        dying: list[list[int]] = [[] for _ in graph.nodes]
+        for v, k in enumerate(self.last):
+            if 0 <= k < len(graph.nodes) and self.root[v] == v:
+                dying[k].append(v)
+        fullest, peak_node = -1, -1
+        for k, node in enumerate(graph.nodes):
+            if node.op == "constant":
+                self.slots.append(Slot("constant", k))
+            elif is_view(graph, k, self.contiguous):
+                self.slots.extend(
+                    Slot("alias", source)
+                    for _, source in zip(node.specs, node.inputs, strict=False)
+                )
+            else:
+                for v in graph.outs(k):
+                    self.slots.append(self._place(k, node, v))
+            sizes = self._scratch_sizes(k, node)
+            places = tuple(self.arena.take(n) for n in sizes)
+            if node.op in CONTROL:
+                bodies[k] = tuple(assign_memory(g) for _, g in node.subgraphs())
+                need = max((p.arena_bytes for p in bodies[k]), default=0)
+                bases[k] = self.arena.take(need)
+            if self.arena.end > fullest:
+                fullest, peak_node = self.arena.end, k
+            if node.op in CONTROL:
+                self.arena.give(bases[k], need)
+            for place, n in zip(places, sizes, strict=True):
+                self.arena.give(place, n)
+            for v in dying[k]:
+                slot = self.slots[v]
+                if slot.kind == "arena" and v not in self.taken:
+                    self.arena.give(slot.at, local_bytes(graph.specs[v]))
+            scratch.append(places)
+        return Program(
+            graph,
+            tuple(self.slots),
+            tuple(scratch),
+            bodies,
+            bases,
+            self.arena.end,
+            peak_node,
+            tuple(self.reuse),
+        )
+
+    def _place(self, k: int, node: Node, v: int) -> Slot:
+        graph = self.graph
+        if v in self.result:
+            self._over_donated(k, node, v)
+            return Slot("output", self.result[v])
+        if self.last[v] <= k and len(node.specs) > 1 and OPS[node.op].kernel is not None:
+            return Slot("none")
+        spec = graph.specs[v]
+        heir = self._overwrites(k, node, spec)
+        if heir is not None and self.slots[heir].kind == "arena":
+            self.taken.add(heir)
+            return self.slots[heir]
+        return Slot("arena", self.arena.take(local_bytes(spec)))
+
+    def _over_donated(self, k: int, node: Node, v: int) -> None:
+        """Write a result over an operand that was given away and is not read any more.
+
+        Decided where the result's memory is first written; later would be too late.
+        """
+        if self.result[v] in self.begun:
+            return
+        self.begun.add(self.result[v])
+        spec = self.graph.specs[v]
+        for j in self.donated:
+            mine = self.graph.inputs[j]
+            if (mine.shape, mine.dtype, mine.layout) != (spec.shape, spec.dtype, spec.layout):
+                continue
+            here = j in node.inputs and all(self.root[w] != j or w == j for w in node.inputs)
+            op = OPS[node.op]
+            over = here and (
+                op.overwrite == ANY or any(node.inputs[n : n + 1] == (j,) for n in op.overwrite)
+            )
+            once = op.overwrite == ANY or node.inputs.count(j) == 1
+            if self.last[j] < k or (self.last[j] == k and over and once):
+                self.donated.remove(j)
+                self.reuse.append((self.result[v], j))
+                return
+
+    def _reach_back(self) -> None:
+        """Results of elementwise chains are made in the result's memory from the first link on."""
+        for v, k in list(self.result.items()):
+            heir: int | None = v
+            while heir is not None:
+                maker = self.graph.producers[heir]
+                node = self.graph.nodes[maker]
+                heir = self._overwrites(maker, node, self.graph.specs[heir])
+                if heir is not None and (
+                    heir in self.result
+                    or self.graph.producers[heir] < 0
+                    or self.graph.nodes[self.graph.producers[heir]].op == "constant"
+                ):
+                    heir = None
+                if heir is not None:
+                    self.result[heir] = k
+
+    def _overwrites(self, k: int, node: Node, spec: Spec) -> int | None:
+        """An operand that dies here and whose memory the result may take."""
+        op: Op = OPS[node.op]
+        if not op.overwrite or len(node.specs) > 1:
+            return None
+        for n, v in enumerate(node.inputs):
+            if op.overwrite != ANY and n not in op.overwrite:
+                continue
+            mine = self.graph.specs[v]
+            if (
+                self.root[v] == v
+                and self.last[v] == k
+                and not any(self.root[w] == v and w != v for w in node.inputs)
+                and (node.inputs.count(v) == 1 or op.overwrite == ANY)
+                and (mine.shape, mine.dtype, mine.layout) == (spec.shape, spec.dtype, spec.layout)
+                and v not in self.taken
+            ):
+                return v
+        return None
+
+    def _scratch_sizes(self, k: int, node: Node) -> list[int]:
+        graph = self.graph
+        if node.op in ("loop", "while"):  # a second buffer for each carried value
+            carried = node.kw["counts"][1]
+            return [local_bytes(s) for s in node.specs[:carried]]
+        op = OPS[node.op]
+        if op.scratch is None:
+            return []
+        return [_bytes(s) for s in scratch_of(op, graph, node)]
+
+
+def scratch_of(op: Op, graph: Graph, node: Node, rank: int | None = None) -> Sequence[Scratch]:
+    """The memory that a node's kernel needs beside its operands and results, on a worker; on the
+    fullest one for None.
+    """
+    assert op.scratch is not None
+    ins = tuple(graph.specs[v] for v in node.inputs)
+
+    def shape(s: Spec) -> Shape:
+        assert s.layout is not None
+        return s.layout.largest(s.shape) if rank is None else s.layout.local_shape(s.shape, rank)
+
+    made: Sequence[Scratch] = op.scratch(
+        [shape(s) for s in ins], [shape(s) for s in node.specs], (*ins, *node.specs), **node.kw
+    )
+    return made
+
+
+def _bytes(s: Scratch) -> int:
+    return math.prod(s.shape) * s.dtype.itemsize

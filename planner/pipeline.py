@@ -1,0 +1,134 @@
+"""The passes, in order, and what runs them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ostinato.ops.graph import Graph
+
+from ostinato import settings
+from ostinato.errors import MemoryLimitError
+
+from .communicate import communicate
+from .layouts import choose_layouts
+from .memory import assign_memory
+from .numerics import fix_order
+from .overlap import overlap
+from .plan import Key, Plan, Program, Target
+from .simplify import simplify
+
+Pass = Callable[[Graph, Target], Graph]
+
+PASSES: tuple[Pass, ...] = (simplify, fix_order, choose_layouts, communicate, overlap)
+
+
+def make_plan(key: Key, names: tuple[str, ...] = ()) -> Plan:
+    """Decide everything about a graph."""
+    graph, target = key.graph, key.target
+    seconds: dict[str, float] = {}
+    _dump(0, "traced", graph)
+    for number, run in enumerate(PASSES, 1):
+        start = time.perf_counter()
+        made = run(graph, target)
+        seconds[run.__name__] = time.perf_counter() - start
+        _show(number, run.__name__, graph, made, seconds[run.__name__])
+        graph = made
+    graph, results = _strip(graph)
+    start = time.perf_counter()
+    program = assign_memory(graph, key.donated)
+    seconds["assign_memory"] = time.perf_counter() - start
+    _dump(len(PASSES) + 1, "program", program.graph)
+    plan = Plan(key, program, results, names, seconds)
+    check_limit(plan)
+    return plan
+
+
+def _strip(graph: Graph) -> tuple[Graph, tuple[tuple[str, int], ...]]:
+    """Without outputs that are inputs as they came; the caller has those already.
+
+    An output that stands there twice stays twice: each result has memory of its own, so that
+    each can be given away.
+    """
+    results: list[tuple[str, int]] = []
+    kept: list[int] = []
+    for v in graph.outputs:
+        if v < len(graph.inputs):
+            results.append(("in", v))
+        else:
+            results.append(("out", len(kept)))
+            kept.append(v)
+    return Graph(graph.inputs, graph.nodes, tuple(kept)), tuple(results)
+
+
+def check_limit(plan: Plan) -> None:
+    """Refuse a plan that needs more memory per worker than it may, before it runs."""
+    limit = plan.target.memory_limit
+    if limit is None or plan.peak_bytes <= limit:
+        return
+    what, line = _greatest(plan.program)
+    parts = (
+        f"operands {_mib(plan.operand_bytes)} + results {_mib(plan.result_bytes)} "
+        f"+ intermediates {_mib(plan.arena_bytes)}"
+    )
+    raise MemoryLimitError.because(
+        f"plan {plan.id[:8]}, whose peak is at {what}",
+        got=f"{_mib(plan.peak_bytes)} per worker ({parts})",
+        needed=f"at most memory_limit={_mib(limit)}",
+        do=_advice(plan),
+        line=line,
+    )
+
+
+def _mib(n: int) -> str:
+    return f"{n / 2**20:.1f} MiB" if n >= 2**17 else f"{n} bytes"
+
+
+def _greatest(program: Program) -> tuple[str, str]:
+    """The node at which the arena is fullest, down into loops."""
+    k = program.peak_node
+    if k < 0:
+        return "its operands", ""
+    node = program.graph.nodes[k]
+    inner = [p for p in program.bodies.get(k, ()) if p.peak_node >= 0]
+    if inner:
+        return _greatest(max(inner, key=lambda p: p.arena_bytes))
+    return f"{node.op} -> {node.specs[0].bare if node.specs else 'nothing'}", node.line
+
+
+def _advice(plan: Plan) -> str:
+    ways = []
+    if plan.target.workers == 1 or plan.arena_bytes + plan.operand_bytes > plan.result_bytes:
+        ways.append("split the largest operands over more workers (split=)")
+    if plan.arena_bytes > plan.operand_bytes:
+        ways.append(
+            "work through smaller batches, or wrap a part of a differentiated function in ost.checkpoint"
+        )
+    if plan.result_bytes and not plan.key.donated:
+        ways.append("give operands away that are not needed again (donate=)")
+    return ways[0] if len(ways) == 1 else ", or ".join(ways) if ways else "raise the limit"
+
+
+# -- seeing --------------------------------------------------------------------------------
+def _show(number: int, name: str, before: Graph, after: Graph, seconds: float) -> None:
+    _dump(number, name, after)
+    if settings.debug >= 2:
+        print(
+            f"  {number} {name:<16} {len(before.nodes):>6} -> {len(after.nodes):>6} nodes "
+            f"{seconds * 1e3:8.2f} ms",
+            file=sys.stderr,
+        )
+    if settings.debug >= 3 and before is not after:
+        print(after, file=sys.stderr)
+
+
+def _dump(number: int, name: str, graph: Graph) -> None:
+    if settings.dump:
+        folder = Path(settings.dump)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{os.getpid()}_{graph.digest[:8]}_{number:02d}_{name}.txt").write_text(
+            f"{graph}\n"
+        )

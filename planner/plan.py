@@ -1,0 +1,232 @@
+"""What planning makes: a Plan, plain data that a worker runs without knowing how it came about."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ostinato.ops.encode import encode_graph, encode_spec
+from ostinato.ops.graph import Graph
+from ostinato.ops.layout import Mesh
+from ostinato.ops.spec import Spec
+
+if TYPE_CHECKING:
+    import os
+
+    from .explain import Measured
+
+FORMAT = 1  # of plans and plan files; part of every id
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a plan is made for."""
+
+    mesh: Mesh = (1,)
+    device: str = "cpu"
+    numerics: str = "same-plan"  # or "any-workers", "fast"
+    memory_limit: int | None = None  # bytes per worker
+
+    @property
+    def workers(self) -> int:
+        count = 1
+        for n in self.mesh:
+            count *= n
+        return count
+
+
+NUMERICS = ("same-plan", "any-workers", "fast")
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a value lives.
+
+    input, output: the k-th of the program's;  arena: at a byte offset;  alias: a view of another
+    value; constant: a number of the program itself;  none: nobody reads it."""
+
+    kind: str
+    at: int = 0
+
+
+@dataclass(frozen=True)
+class Program:
+    """A graph in running order, with the place of each value. The same for all workers; sizes are
+    those of the largest part.
+    """
+
+    graph: Graph
+    slots: tuple[Slot, ...]  # of each value
+    scratch: tuple[
+        tuple[int, ...], ...
+    ]  # of each node: offsets of the memory it needs while it runs
+    bodies: Mapping[int, tuple[Program, ...]]  # of control nodes: the programs of their graphs
+    bases: Mapping[int, int]  # where a control node's bodies have their arena
+    arena_bytes: int
+    peak_node: int = -1  # the node that runs when the arena is fullest
+    reuse: tuple[
+        tuple[int, int], ...
+    ] = ()  # (result, operand): written over an operand that was given away
+
+
+@dataclass(frozen=True)
+class Key:
+    """What identifies a plan, in named parts, so that a miss can say which differs."""
+
+    graph: Graph  # canonical, as traced; its inputs are the signature
+    target: Target
+    donated: tuple[int, ...] = ()
+
+    @cached_property
+    def parts(self) -> dict[str, Any]:
+        return {
+            "signature": [encode_spec(s) for s in self.graph.inputs],
+            "graph": self.graph.digest,
+            "mesh": list(self.target.mesh),
+            "device": self.target.device,
+            "policy": {
+                "numerics": self.target.numerics,
+                "memory_limit": self.target.memory_limit,
+                "donated": list(self.donated),
+            },
+            "format": FORMAT,
+        }
+
+    @cached_property
+    def id(self) -> str:
+        """The plan id: 128 bits over the parts, the same in every process and on every machine."""
+        text = json.dumps(self.parts, sort_keys=True, separators=(",", ":"))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """Everything decided about one graph."""
+
+    key: Key
+    program: Program
+    results: tuple[
+        tuple[str, int], ...
+    ]  # of each output of the source: ("out", k) of the program, or ("in", k)
+    names: tuple[str, ...] = ()  # what the user calls the inputs; no part of the id
+    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)  # of each pass
+    witness: list[Callable[[], Measured | None]] = field(default_factory=list, compare=False)
+
+    @property
+    def id(self) -> str:
+        return self.key.id
+
+    @property
+    def source(self) -> Graph:
+        return self.key.graph
+
+    @property
+    def target(self) -> Target:
+        return self.key.target
+
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """The plan as JSON-able data; see file.py."""
+        return {
+            "source": encode_graph(self.source, lines=True),
+            "program": encode_graph(self.program.graph, lines=True),
+            "results": [list(r) for r in self.results],
+            "names": list(self.names),
+            "mesh": list(self.target.mesh),
+            "device": self.target.device,
+            "numerics": self.target.numerics,
+            "memory_limit": self.target.memory_limit,
+            "donated": list(self.key.donated),
+        }
+
+    @cached_property
+    def out_specs(self) -> tuple[Spec, ...]:
+        """Of each output of the source, with its layout."""
+        made = self.program.graph.out_specs
+        return tuple(
+            made[k] if where == "out" else self.source.inputs[k] for where, k in self.results
+        )
+
+    # -- memory, per worker ----------------------------------------------------------------
+    @cached_property
+    def operand_bytes(self) -> int:
+        return sum(local_bytes(s) for s in self.program.graph.inputs)
+
+    @cached_property
+    def result_bytes(self) -> int:
+        return sum(local_bytes(s) for s in self.program.graph.out_specs)
+
+    @property
+    def arena_bytes(self) -> int:
+        return self.program.arena_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory that the worker with the largest parts needs."""
+        graph = self.program.graph
+        saved = sum(local_bytes(graph.out_specs[k]) for k, _ in self.program.reuse)
+        return self.operand_bytes + self.result_bytes - saved + self.arena_bytes
+
+    # -- for people ------------------------------------------------------------------------
+    @property
+    def measured(self) -> Measured | None:
+        """What its runs have shown, if it ran in this process."""
+        return self.witness[-1]() if self.witness else None
+
+    def explain(self) -> str:
+        """What was decided, what it should cost, and what it did cost, with the lines that asked for it."""
+        from .explain import explain
+
+        return explain(self, self.measured)
+
+    def diff(self, other: Plan) -> str:
+        """In what another plan differs from this one."""
+        from .explain import differences
+
+        return differences(self, other)
+
+    def draw(self, path: str | os.PathLike[str]) -> None:
+        """Write the program as a picture (SVG)."""
+        from .draw import draw
+
+        draw(self, path)
+
+    def to_file(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as a file that holds data, no code."""
+        from .file import write_plan
+
+        write_plan(self, path)
+
+    @staticmethod
+    def from_file(path: str | os.PathLike[str]) -> Plan:
+        """The plan of a file, after a proof that it computes what it says; PlanFileError if it is no good."""
+        from .file import read_plan
+
+        return read_plan(path)
+
+    def __str__(self) -> str:
+        from .explain import summary
+
+        return summary(self)
+
+    def __repr__(self) -> str:
+        return f"<Plan {self.id[:12]}: {len(self.program.graph.nodes)} nodes>"
+
+    def _repr_html_(self) -> str:
+        from .explain import as_html
+
+        return as_html(self, self.measured)
+
+
+def local_bytes(spec: Spec) -> int:
+    """The bytes of the largest part that a worker holds."""
+    if spec.layout is None or spec.layout.is_whole:
+        return spec.nbytes
+    size = spec.dtype.itemsize
+    for n in spec.layout.largest(spec.shape):
+        size *= n
+    return size

@@ -1,0 +1,47 @@
+"""How passes are written: walk a graph, build another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ostinato.ops.graph import Builder, Graph, Node
+
+Values = tuple[int, ...]
+
+
+def rebuild(graph: Graph, rule: Callable[[Builder, Node, Values], Sequence[int] | None]) -> Graph:
+    """The graph with each node replaced by what the rule makes of it over its new inputs; kept
+    where the rule says None.
+
+    A rule may make more values than the node had; the first ones take its place.
+    """
+    builder = Builder(graph.inputs)
+    values = list(range(len(graph.inputs)))
+    for node in graph.nodes:
+        inputs = tuple([values[v] for v in node.inputs])
+        made = rule(builder, node, inputs)
+        if made is None:
+            made = builder.add(node.op, inputs, node.params, node.specs, node.line)
+        assert len(made) >= len(node.specs), f"{node.op}: {len(made)} values for {len(node.specs)}"
+        values.extend(made[: len(node.specs)])
+    return builder.graph([values[v] for v in graph.outputs])
+
+
+def inline(builder: Builder, graph: Graph, inputs: Sequence[int]) -> list[int]:
+    """A graph's outputs as values of another."""
+    values = list(inputs)
+    for node in graph.nodes:
+        values.extend(
+            builder.add(
+                node.op, [values[v] for v in node.inputs], node.params, node.specs, node.line
+            )
+        )
+    return [values[v] for v in graph.outputs]
+
+
+def map_bodies(node: Node, change: Callable[[Graph], Graph]) -> Node:
+    """The node with its subgraphs changed."""
+    if not any(isinstance(v, Graph) for _, v in node.params):
+        return node
+    params = tuple((k, change(v) if isinstance(v, Graph) else v) for k, v in node.params)
+    return Node(node.op, node.inputs, params, node.specs, node.line)

@@ -1,0 +1,1 @@
+"""Who executes: workers, engines, communicators."""

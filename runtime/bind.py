@@ -1,0 +1,469 @@
+"""A Program bound to one worker: one straight Python function.
+
+Every view into the arena is made once, now, and is a constant of the function; what depends on
+operands is a local variable. So an iteration is a list of calls such as `add(v3, v1, v7)`, nested
+in real `for`, `while` and `if` where the program has loops and branches. The text is made of
+generated names only, never of anything that a plan contains.
+
+    def run(i0, i1, o0):
+        f2(i0, i1, v2)
+        k3(xp, o0, v2, **p3)
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from ostinato.ops.collective import collective_of
+from ostinato.ops.graph import Graph, Node
+from ostinato.ops.layout import exchange_lists, part_ranks, slices, volume
+from ostinato.ops.registry import OPS, Place
+from ostinato.ops.spec import Spec, is_inexact
+from ostinato.planner.memory import scratch_of
+from ostinato.planner.plan import Program
+
+from ostinato import settings
+from ostinato.errors import BoundsError, ExecutionError, NaNError, OstinatoError
+
+from .communicator import Communicator
+
+_OUT_BY_NAME = ("maximum", "minimum")  # NumPy wants to be sure that `out` is no third operand
+
+
+@dataclass(slots=True)
+class Row:
+    """A line of the function: the node that it runs, and the seconds that it took when it was
+    timed.
+    """
+
+    node: Node
+    depth: int
+    seconds: float = 0.0
+    count: int = 0
+
+
+@dataclass
+class Bound:
+    """A program as a function of operands and results."""
+
+    call: Callable[..., None]
+    source: str
+    rows: list[Row]
+    lines: dict[int, Row] = field(default_factory=dict)  # line of the source -> what it runs
+
+    def blame(self, error: BaseException, name: str) -> BaseException:
+        """The error as the user should see it: with the operation, at the line that wrote it."""
+        if isinstance(error, OstinatoError) or not isinstance(error, Exception):
+            return error
+        row = None
+        trace = error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == name:
+                row = self.lines.get(trace.tb_lineno)
+            trace = trace.tb_next
+        kind = BoundsError if isinstance(error, IndexError) else ExecutionError
+        if row is None:
+            return kind.because("a plan's run", got=f"{type(error).__name__}: {error}")
+        return kind.because(f"{row.node.op}", got=f"{error}", line=row.node.line)
+
+
+def bind(
+    program: Program,
+    rank: int,
+    communicator: Communicator,
+    xp: Any,
+    arena: Any,
+    name: str,
+    timed: bool = False,
+) -> Bound:
+    """The function that runs a program on one worker."""
+    binder = _Binder(rank, communicator, xp, arena, timed)
+    graph = program.graph
+    ins = [f"i{k}" for k in range(len(graph.inputs))]
+    outs = [f"o{k}" for k in range(len(graph.outputs))]
+    binder.write(f"def run({', '.join((*ins, *outs))}):")
+    binder.depth += 1
+    if timed:
+        binder.write("t0 = clock()")
+    binder.program(program, ins, outs, 0)
+    binder.write("return")
+    source = "\n".join(binder.text)
+    if settings.debug >= 4:
+        print(f"# {name}, worker {rank}\n{source}", file=sys.stderr)
+    exec(compile(source, name, "exec"), binder.names)
+    return Bound(binder.names["run"], source, binder.rows, binder.lines)
+
+
+class _Binder:
+    def __init__(
+        self, rank: int, communicator: Communicator, xp: Any, arena: Any, timed: bool
+    ) -> None:
+        self.rank = rank
+        self.communicator = communicator
+        self.xp = xp
+        self.arena = arena
+        self.timed = timed
+        self.text: list[str] = []
+        self.lines: dict[int, Row] = {}
+        self.rows: list[Row] = []
+        self.depth = 0
+        self.names: dict[str, Any] = {"xp": xp, "clock": time.perf_counter, "copyto": xp.copyto}
+        self.names |= {"has_nan": _has_nan, "check_nan": _check_nan}
+        self.fixed: dict[str, Any] = {}  # names that are the same array in every run
+        self.count = 0
+        self.ufuncs: dict[str, str] = {}
+        self.requests: dict[str, str] = {}  # of pending values
+        self.places: dict[Any, str] = {}
+
+    def write(self, line: str, row: Row | None = None) -> None:
+        self.text.append("    " * self.depth + line)
+        if row is not None:
+            self.lines[len(self.text)] = row
+
+    def name(self, prefix: str, value: Any) -> str:
+        """A name for a constant of the function."""
+        self.count += 1
+        made = f"{prefix}{self.count}"
+        self.names[made] = value
+        return made
+
+    def array(self, value: Any) -> str:
+        made = self.name("v", value)
+        self.fixed[made] = value
+        return made
+
+    def local(self, prefix: str) -> str:
+        """A name for something that differs from run to run."""
+        self.count += 1
+        return f"{prefix}{self.count}"
+
+    # -- values ----------------------------------------------------------------------------
+    def place(self, offset: int, shape: Sequence[int], dtype: Any) -> Any:
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        return self.arena[offset : offset + size].view(dtype).reshape(tuple(shape))
+
+    def stored(self, offset: int, shape: Sequence[int], dtype: Any) -> str:
+        """A place by name. The same place has one name and is one array object, which NumPy sees at
+        once is written in place.
+        """
+        key = (offset, tuple(shape), dtype)
+        if key not in self.places:
+            self.places[key] = self.array(self.place(*key))
+        return self.places[key]
+
+    def shape(self, spec: Spec) -> tuple[int, ...]:
+        assert spec.layout is not None
+        return spec.layout.local_shape(spec.shape, self.rank)
+
+    def at(self, graph: Graph, node: Node) -> Place:
+        ins = [graph.specs[v] for v in node.inputs]
+
+        def boxes(specs: Sequence[Spec]) -> Any:
+            return tuple(s.layout.box(s.shape, self.rank) for s in specs if s.layout is not None)
+
+        return Place(
+            boxes(ins),
+            boxes(node.specs),
+            tuple(s.shape for s in ins),
+            tuple(s.shape for s in node.specs),
+        )
+
+    # -- a program -------------------------------------------------------------------------
+    def program(self, program: Program, ins: Sequence[str], outs: Sequence[str], base: int) -> None:
+        graph = program.graph
+        names: list[str] = list(ins)
+        for k, node in enumerate(graph.nodes):
+            first = graph.starts[k]
+            for v, spec in zip(graph.outs(k), node.specs, strict=True):
+                slot = program.slots[v]
+                match slot.kind:
+                    case "output":
+                        names.append(outs[slot.at])
+                    case "arena":
+                        names.append(self.stored(base + slot.at, self.shape(spec), spec.dtype))
+                    case "constant":
+                        value = self.xp.empty((), spec.dtype)
+                        value[...] = node.kw["value"]
+                        names.append(self.array(value))
+                    case "alias":
+                        names.append("")
+                    case _:
+                        names.append("None")
+            row = Row(node, self.depth)
+            before = len(self.text)
+            self.node(program, k, node, row, names, first, base)
+            if self.timed and len(self.text) > before:
+                self.rows.append(row)
+                stamp = self.name("r", row)
+                self.write(f"t1 = clock(); {stamp}.seconds += t1 - t0; {stamp}.count += 1; t0 = t1")
+
+    def node(
+        self,
+        program: Program,
+        k: int,
+        node: Node,
+        row: Row,
+        names: list[str],
+        first: int,
+        base: int,
+    ) -> None:
+        graph, op = program.graph, OPS[node.op]
+        ins = [names[v] for v in node.inputs]
+        if node.specs and program.slots[first].kind == "alias":
+            self.views(program, k, node, row, names, first)
+            return
+        outs = names[first : first + len(node.specs)]
+        if node.op == "constant":
+            return
+        if node.op in ("loop", "while", "branch"):
+            getattr(self, f"{node.op}_")(program, k, node, row, ins, outs, base)
+            return
+        if collective_of(node.op, node.kw):
+            self.collective(graph, node, row, ins, outs)
+            return
+        watched = [
+            out
+            for out, spec in zip(outs, node.specs, strict=True)
+            if settings.check_nan and out != "None" and is_inexact(spec.dtype)
+        ]
+        if watched:  # now, as the result may take an operand's memory
+            before = self.local("b")
+            self.write(f"{before} = has_nan({', '.join(ins)})", row)
+        if op.ufunc and not node.params:
+            f = self.ufuncs.get(op.ufunc) or self.name("f", getattr(self.xp, op.ufunc))
+            self.ufuncs[op.ufunc] = f
+            out = f"out={outs[0]}" if op.ufunc in _OUT_BY_NAME else outs[0]
+            self.write(f"{f}({', '.join((*ins, out))})", row)
+        else:
+            params = node.kw
+            if op.placed:
+                params["at"] = self.at(graph, node)
+            if op.scratch is not None:
+                needs = scratch_of(op, graph, node, self.rank)
+                params["scratch"] = tuple(
+                    self.place(base + offset, s.shape, s.dtype)
+                    for offset, s in zip(program.scratch[k], needs, strict=True)
+                )
+            f = self.name("k", op.kernel)
+            out = outs[0] if len(outs) == 1 else f"({', '.join(outs)})"
+            more = f", **{self.name('p', params)}" if params else ""
+            self.write(f"{f}({', '.join(('xp', out, *ins))}{more})", row)
+        if watched:
+            self.write(f"check_nan({self.name('n', node)}, {before}, ({', '.join(watched)},))", row)
+
+    def views(
+        self, program: Program, k: int, node: Node, row: Row, names: list[str], first: int
+    ) -> None:
+        graph, op = program.graph, OPS[node.op]
+        if node.op == "wait":
+            self.write(f"{self.requests[names[node.inputs[0]]]}.wait()", row)
+        for j in range(len(node.specs)):
+            source = names[node.inputs[j]]
+            if op.view is None:
+                names[first + j] = source
+                continue
+            at, params, xp, view = self.at(graph, node), node.kw, self.xp, op.view
+
+            def look(
+                x: Any, at: Place = at, params: Any = params, xp: Any = xp, view: Any = view
+            ) -> Any:
+                return view(xp, x, at, **params)
+
+            if source in self.fixed:
+                names[first + j] = self.array(look(self.fixed[source]))
+            else:
+                names[first + j] = self.local("x")
+                self.write(f"{names[first + j]} = {self.name('w', look)}({source})", row)
+
+    # -- collectives -----------------------------------------------------------------------
+    def collective(
+        self, graph: Graph, node: Node, row: Row, ins: Sequence[str], outs: Sequence[str]
+    ) -> None:
+        kind = collective_of(node.op, node.kw)
+        start = self.name("s", self.starter(graph, node, kind))
+        call = f"{start}(({', '.join(ins)},), ({', '.join(outs)},))"
+        if node.op != "start":
+            self.write(f"{call}.wait()", row)
+            return
+        self.requests[outs[0]] = self.local("q")
+        self.write(f"{self.requests[outs[0]]} = {call}", row)
+
+    def starter(self, graph: Graph, node: Node, kind: str) -> Callable[[Any, Any], Any]:
+        """What starts a collective, given operands and results."""
+        comm, rank = self.communicator, self.rank
+        spec, made = graph.specs[node.inputs[0]], node.specs[0]
+        here, there = spec.layout, made.layout
+        assert here is not None
+        assert there is not None
+        if kind in ("all_reduce", "reduce_scatter"):
+            monoid = str(node.kw["monoid"])
+            group = part_ranks(here.mesh, node.kw["axes"], rank)
+            if kind == "all_reduce":
+                return lambda xs, outs: comm.start_all_reduce(xs, outs, monoid, group)
+            own = here.box(spec.shape, rank)
+            parts = [slices(there.box(spec.shape, r), own) for r in group]
+            return lambda xs, outs: comm.start_reduce_scatter(xs[0], outs[0], monoid, group, parts)
+        if kind == "broadcast":
+            everybody = tuple(range(here.workers))
+            root = next(r for r in everybody if volume(here.box(spec.shape, r)))
+            return lambda xs, outs: comm.start_broadcast(xs[0], outs[0], root, everybody)
+        pieces = exchange_lists(here, there, spec.shape)
+        own, wanted = here.box(spec.shape, rank), there.box(spec.shape, rank)
+        sends = [(p.target, slices(p.box, own)) for p in pieces if p.source == rank != p.target]
+        receives = [
+            (p.source, slices(p.box, wanted)) for p in pieces if p.target == rank != p.source
+        ]
+        stays = [
+            (slices(p.box, wanted), slices(p.box, own))
+            for p in pieces
+            if p.source == p.target == rank
+        ]
+        copyto = self.xp.copyto
+
+        def start(xs: Any, outs: Any) -> Any:
+            (x,), (out,) = xs, outs
+            request = comm.start_exchange(
+                [(r, x[s]) for r, s in sends], [(r, out[s]) for r, s in receives]
+            )
+            for to, source in stays:
+                copyto(out[to], x[source])
+            return request
+
+        return start
+
+    # -- control flow ----------------------------------------------------------------------
+    def spare(self, program: Program, k: int, node: Node, count: int, base: int) -> list[str]:
+        """The second buffers of carried values."""
+        return [
+            self.stored(base + offset, self.shape(spec), spec.dtype)
+            for offset, spec in zip(program.scratch[k], node.specs[:count], strict=True)
+        ]
+
+    def turn(self, c: Sequence[str], n: Sequence[str], s: Sequence[str]) -> None:
+        """The written buffer is read next, the other one written."""
+        for cj, nj, sj in zip(c, n, s, strict=True):
+            self.write(f"{cj}, {nj}, {sj} = {nj}, {sj}, {nj}")
+
+    def begin(
+        self, inits: Sequence[str], firsts: Sequence[str], seconds: Sequence[str]
+    ) -> list[list[str]]:
+        names = [[self.local(p) for _ in inits] for p in "cns"]
+        for values, locals_ in zip((inits, firsts, seconds), names, strict=True):
+            for value, local in zip(values, locals_, strict=True):
+                self.write(f"{local} = {value}")
+        return names
+
+    def loop_(
+        self,
+        program: Program,
+        k: int,
+        node: Node,
+        row: Row,
+        ins: Sequence[str],
+        outs: Sequence[str],
+        base: int,
+    ) -> None:
+        kw = node.kw
+        nc, ns, _ = kw["counts"]
+        trips = kw["trips"]
+        consts, inits, xs = ins[:nc], ins[nc : nc + ns], ins[nc + ns :]
+        spare = self.spare(program, k, node, ns, base)
+        ends = outs[:ns]
+        if trips == 0:
+            for end, init in zip(ends, inits, strict=True):
+                self.write(f"copyto({end}, {init})", row)
+            return
+        c, n, s = self.begin(inits, *((ends, spare) if trips % 2 else (spare, ends)))
+        index = self.array(self.xp.zeros((), np.int64))
+        i = self.local("i")
+        order = f"range({trips - 1}, -1, -1)" if kw["reverse"] else f"range({trips})"
+        self.write(f"for {i} in {order}:")
+        self.depth += 1
+        self.write(f"{index}[()] = {i}")
+        items = []
+        for x in xs:
+            items.append(self.local("x"))
+            self.write(f"{items[-1]} = {x}[{i}, ...]")
+        yields = []
+        for y in outs[ns:]:
+            yields.append(self.local("y") if y != "None" else y)
+            if y != "None":
+                self.write(f"{yields[-1]} = {y}[{i}, ...]")
+        self.program(
+            program.bodies[k][0],
+            [index, *consts, *c, *items],
+            [*n, *yields],
+            base + program.bases[k],
+        )
+        self.turn(c, n, s)
+        self.depth -= 1
+
+    def while_(
+        self,
+        program: Program,
+        k: int,
+        node: Node,
+        row: Row,
+        ins: Sequence[str],
+        outs: Sequence[str],
+        base: int,
+    ) -> None:
+        kw = node.kw
+        nc, ns = kw["counts"]
+        body, condition = program.bodies[k]
+        c, n, s = self.begin(ins[nc:], outs, self.spare(program, k, node, ns, base))
+        test = self.array(self.xp.zeros((), np.bool_))
+        inner = base + program.bases[k]
+        turns = self.local("t")
+        self.write(f"{turns} = 0")
+        self.write("while True:")
+        self.depth += 1
+        self.program(condition, [*ins[:nc], *c], [test], inner)
+        limit = f" or {turns} == {kw['most']}" if kw["most"] >= 0 else ""
+        self.write(f"if not {test}[()]{limit}: break")
+        self.write(f"{turns} += 1")
+        self.program(body, [*ins[:nc], *c], n, inner)
+        self.turn(c, n, s)
+        self.depth -= 1
+        for cj, end in zip(c, outs, strict=True):
+            self.write(f"if {cj} is not {end}: copyto({end}, {cj})", row)
+
+    def branch_(
+        self,
+        program: Program,
+        k: int,
+        node: Node,
+        row: Row,
+        ins: Sequence[str],
+        outs: Sequence[str],
+        base: int,
+    ) -> None:
+        otherwise, then = program.bodies[k]
+        for head, side in ((f"if {ins[0]}[()]:", then), ("else:", otherwise)):
+            self.write(head)
+            self.depth += 1
+            self.write("pass")
+            self.program(side, ins[1:], outs, base + program.bases[k])
+            self.depth -= 1
+
+
+def _has_nan(*arrays: Any) -> bool:
+    return any(x.dtype.kind in "fcV" and bool(np.isnan(x).any()) for x in arrays)
+
+
+def _check_nan(node: Node, before: bool, outs: Sequence[Any]) -> None:
+    """Raises if a result has a NaN where no operand had one."""
+    if not before and _has_nan(*outs):
+        count = sum(int(np.isnan(x).sum()) for x in outs)
+        raise NaNError.because(
+            node.op,
+            got=f"{count} NaN in {node.specs[0].bare} from operands that have none",
+            needed="numbers",
+            do="look at the operands' ranges, e.g. for 0/0, log of a negative number, inf - inf",
+            line=node.line,
+        )

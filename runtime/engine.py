@@ -1,0 +1,291 @@
+"""Engines: who runs plans. The protocol, and the engine of this process.
+
+`LocalEngine(1)` runs in the calling thread with all cores. `LocalEngine(n)` has n workers that are
+threads: each runs the same plan over its own parts and talks through its communicator, exactly as
+processes on a cluster do."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+import numpy as np
+from ostinato.ops.array import Operand
+from ostinato.ops.layout import Layout, Mesh, slices
+from ostinato.ops.spec import Spec
+from ostinato.planner.explain import Measured
+from ostinato.planner.plan import Plan
+
+from ostinato.errors import CommunicatorError, SessionError
+
+from .communicator import Alone, ThreadWorld
+from .worker import Loaded, Worker
+
+Launcher = Callable[[Sequence[Operand]], list[Operand]]
+
+
+class Engine(Protocol):
+    """Keeps operands and runs plans."""
+
+    mesh: Mesh
+    device: str
+
+    def put(self, value: Any, layout: Layout) -> Operand:
+        """An operand of a value in the caller's memory. What the engine is given, it may keep."""
+
+    def get(self, operand: Operand) -> np.ndarray[Any, Any]:
+        """The whole value, to be read only."""
+
+    def run(self, plan: Plan, operands: Sequence[Operand]) -> list[Operand]:
+        """The program's results; operands stay as they are, unless the plan was given them."""
+
+    def launcher(self, plan: Plan) -> Launcher:
+        """`run` of one plan, for who runs it again and again."""
+
+    def forget(self, plan_id: str) -> None:
+        """Drop a plan."""
+
+    def measured(self, plan_id: str) -> Measured | None:
+        """What the runs of a plan have shown."""
+
+    def close(self) -> None:
+        """Give everything back. Its operands are gone."""
+
+
+class Held(Operand):
+    """An operand that an engine holds under a handle. When nobody has it any more, the handle is
+    free.
+    """
+
+    __slots__ = ("engine", "handle")
+    engine: LocalEngine
+    handle: int
+
+    def __init__(self, spec: Spec, engine: LocalEngine, handle: int) -> None:
+        self.spec = spec
+        self.shared = False
+        self.engine = engine
+        self.handle = handle
+
+    def __del__(self) -> None:
+        try:
+            free = self.engine.free
+        except AttributeError:  # half made
+            return
+        free(self.handle)
+
+
+class LocalEngine:
+    device = "cpu"
+
+    def __init__(self, workers: int = 1, mesh: Mesh | None = None) -> None:
+        self.mesh = mesh if mesh is not None else (workers,)
+        self.size = workers
+        self.closed = False
+        self.handles = itertools.count(1)
+        self.lock = threading.RLock()
+        self.launchers: dict[str, Launcher] = {}
+        if workers == 1:
+            self.workers = [Worker(0, Alone())]
+            self.team = None
+        else:
+            self.world = ThreadWorld(workers)
+            self.workers = [Worker(r, self.world.communicator(r)) for r in range(workers)]
+            self.team = _Team(self.workers, self.world)
+
+    # -- operands --------------------------------------------------------------------------
+    def put(self, value: Any, layout: Layout) -> Operand:
+        self._open()
+        spec = Spec(value.shape, value.dtype, layout)
+        handle = next(self.handles)
+        for worker in self.workers:
+            if self.size == 1:
+                part = value
+            else:
+                box = layout.box(value.shape, worker.rank)
+                part = np.ascontiguousarray(value[slices(box, tuple((0, n) for n in value.shape))])
+                part = part.copy() if np.may_share_memory(part, value) else part
+                part = part.reshape([hi - lo for lo, hi in box])
+            worker.put(handle, part)
+        return Held(spec, self, handle)
+
+    def get(self, operand: Operand) -> np.ndarray[Any, Any]:
+        self._open()
+        assert isinstance(operand, Held)
+        spec, layout = operand.spec, operand.spec.layout
+        assert layout is not None
+        if self.size == 1 or layout.is_whole:
+            part = self.workers[0].get(operand.handle, export=True).view()
+            part.flags.writeable = False
+            return part
+        whole = np.empty(spec.shape, spec.dtype)
+        everything = tuple((0, n) for n in spec.shape)
+        for worker in self.workers:
+            whole[slices(layout.box(spec.shape, worker.rank), everything)] = worker.get(
+                operand.handle
+            )
+        whole.flags.writeable = False
+        return whole
+
+    def free(self, handle: int) -> None:
+        """May be called at any moment, by whoever collects garbage; each step is atomic."""
+        for worker in self.workers:
+            worker.free(handle)
+
+    # -- plans -----------------------------------------------------------------------------
+    def run(self, plan: Plan, operands: Sequence[Operand]) -> list[Operand]:
+        return self.launcher(plan)(operands)
+
+    def launcher(self, plan: Plan) -> Launcher:
+        found = self.launchers.get(plan.id)
+        if found is None:
+            self._open()
+            with self.lock:
+                for worker in self.workers:
+                    worker.load(plan)
+                found = self.launchers[plan.id] = self._launcher(plan)
+        return found
+
+    def _launcher(self, plan: Plan) -> Launcher:
+        specs, number, lock = plan.program.graph.out_specs, self.handles.__next__, self.lock
+        loaded = self.loaded(plan.id)
+        if self.team is None:
+            step, mine = self.workers[0].step, loaded[0]
+
+            def launch(operands: Sequence[Operand]) -> list[Operand]:
+                made = [Held(s, self, number()) for s in specs]
+                with lock:
+                    step(mine, [o.handle for o in operands], [m.handle for m in made])  # type: ignore[attr-defined]
+                return made  # type: ignore[return-value]
+
+            return launch
+        team = self.team
+
+        def launch_all(operands: Sequence[Operand]) -> list[Operand]:
+            made = [Held(s, self, number()) for s in specs]
+            ins, outs = [o.handle for o in operands], [m.handle for m in made]  # type: ignore[attr-defined]
+            with lock:
+                team.run(lambda worker: worker.step(loaded[worker.rank], ins, outs))
+            return made  # type: ignore[return-value]
+
+        return launch_all
+
+    def forget(self, plan_id: str) -> None:
+        """Drop a plan that the cache let go."""
+        with self.lock:
+            self.launchers.pop(plan_id, None)
+            for worker in self.workers:
+                worker.unload(plan_id)
+
+    def loaded(self, plan_id: str) -> list[Loaded]:
+        """What each worker knows of a plan: how often it ran, and how long."""
+        return [w.plans[plan_id] for w in self.workers if plan_id in w.plans]
+
+    def measured(self, plan_id: str) -> Measured | None:
+        known = self.loaded(plan_id)
+        if not known or not known[0].clocked:
+            return None
+        slowest = max(known, key=lambda w: w.seconds)
+        nodes = {id(n): k for k, n in enumerate(slowest.plan.program.graph.nodes)}
+        rows = slowest.timed.rows if slowest.timed is not None else []
+        steps: dict[int, float] = {}
+        for row in rows:
+            if id(row.node) in nodes:
+                steps[nodes[id(row.node)]] = row.seconds
+        return Measured(slowest.runs, slowest.best, slowest.seconds / slowest.clocked, steps)
+
+    def _open(self) -> None:
+        if self.closed:
+            raise SessionError("the session was closed; call ost.connect() for a new one.")
+
+    def close(self) -> None:
+        with self.lock:
+            if not self.closed:
+                self.closed = True
+                if self.team is not None:
+                    self.team.close()
+                for worker in self.workers:
+                    worker.store.clear()
+                    worker.plans.clear()
+                    worker.pool.clear()
+
+
+class _Team:
+    """Threads that wait for work, one per worker."""
+
+    def __init__(self, workers: Sequence[Worker], world: ThreadWorld) -> None:
+        self.workers = workers
+        self.world = world
+        self.tasks: list[SimpleQueue[Callable[[Worker], None] | None]] = [
+            SimpleQueue() for _ in workers
+        ]
+        self.done: SimpleQueue[tuple[int, BaseException | None]] = SimpleQueue()
+        self.threads = [
+            threading.Thread(
+                target=self._serve, args=(k,), name=f"ostinato-worker-{k}", daemon=True
+            )
+            for k in range(len(workers))
+        ]
+        for thread in self.threads:
+            thread.start()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """A forked child has none of these threads."""
+        self.threads = []
+
+    def _serve(self, k: int) -> None:
+        worker = self.workers[k]
+        while (task := self.tasks[k].get()) is not None:
+            error: BaseException | None = None
+            try:
+                task(worker)
+            except BaseException as e:  # reported to the caller
+                error = e
+                worker.communicator.abort(e)
+            task = None
+            self.done.put((k, error))
+
+    def run(self, task: Callable[[Worker], None]) -> None:
+        if not self.threads:
+            raise SessionError(
+                "this process was forked and has no workers; call ost.connect() again."
+            )
+        for queue in self.tasks:
+            queue.put(task)
+        errors: list[BaseException] = []
+        interrupted: BaseException | None = None
+        for _ in self.workers:
+            while True:
+                try:
+                    _, error = self.done.get()
+                    break
+                except KeyboardInterrupt as e:  # let the workers come to an end first
+                    interrupted = e
+                    self.world_abort(e)
+            if error is not None:
+                errors.append(error)
+        if errors or interrupted:
+            self.world.recover()
+            for worker in self.workers:
+                worker.communicator.restart()  # type: ignore[attr-defined]
+        if interrupted is not None:
+            raise interrupted
+        if errors:
+            first = [e for e in errors if not isinstance(e, CommunicatorError)]
+            raise (first or errors)[0]
+
+    def world_abort(self, error: BaseException) -> None:
+        self.workers[0].communicator.abort(error)
+
+    def close(self) -> None:
+        for queue in self.tasks:
+            queue.put(None)
+        for thread in self.threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout=5)
+        self.threads = []

@@ -1,0 +1,207 @@
+"""What people see of a plan: text, differences, a picture, HTML, and the ladder of OSTINATO_DEBUG."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ostinato.planner.machine import Machine, measure
+
+import ostinato as ost
+from tests.sessions import use
+
+
+def lloyd(x: Any, c: Any) -> Any:
+    d = ((x[:, None, :] - c[None]) ** 2).sum(-1)
+    near = ost.nn.one_hot(d.argmin(1), c.shape[0])
+    return (near.T @ x) / near.sum(0)[:, None]
+
+
+def a_plan(mesh: tuple[int, ...] = (2,), runs: int = 5) -> Any:
+    with use(mesh):
+        f = ost.compile(lloyd)
+        x = ost.random.normal((20_000, 8), seed=1, split=0)
+        c = x[:4].resplit(None)
+        for _ in range(runs):
+            c = f(x, c)
+        assert np.isfinite(np.asarray(c)).all()
+        return f.plan
+
+
+def test_explain_shows_what_was_decided_and_what_it_cost() -> None:
+    text = a_plan().explain()
+    assert re.search(r"plan [0-9a-f]{12} for 2 x cpu \(mesh 2\), numerics same-plan", text)
+    assert "takes   x: float32[20000,8] @ split 0 of 2, c: float32[4,8] @ whole of 2" in text
+    assert "10 operations, 2 all_reduce" in text
+    assert re.search(r"memory  [\d.]+ MiB per worker: operands", text)
+    assert re.search(r"matmul +float32\[4,8\] +partial sum of 2 .*test_seeing.py:\d+", text)
+    assert re.search(r"all_reduce.*256 B sent", text)
+    assert re.search(r"predicted [\d.]+ (ms|µs) per run; 288 B between workers", text)
+    assert re.search(r"measured  [\d.]+ (ms|µs) at best, [\d.]+ (ms|µs) on average, 5 runs", text)
+    line = next(x for x in text.splitlines() if x.startswith("matmul"))
+    assert len(re.findall(r"[\d.]+ (?:ms|µs|ns)", line)) == 2, "predicted and measured"
+    assert "memory is fullest at" in text
+    assert "planned in" in text
+
+
+def test_explain_before_a_run() -> None:
+    with use():
+        f = ost.compile(lambda x: x + 1.2345)
+        text = f.plan_for(ost.ones(3)).explain()
+    assert "measured  not yet" in text
+    assert "layout" not in text, "one worker has one layout"
+
+
+def test_explain_reaches_into_loops() -> None:
+    with use():
+        f = ost.compile(lambda x: ost.repeat(7, lambda s: ost.tanh(s @ s), x))
+        f(ost.ones((4, 4)))
+        text = f.plan.explain()
+    assert "loop x 7" in text
+    assert re.search(r"^  matmul", text, re.M)
+
+
+def test_summary_and_repr() -> None:
+    plan = a_plan()
+    assert str(plan).startswith(f"plan {plan.id[:12]} for 2 x cpu")
+    assert repr(plan) == f"<Plan {plan.id[:12]}: {len(plan.program.graph.nodes)} nodes>"
+
+
+def test_diff() -> None:
+    with use():
+        f = ost.compile(lambda x: ost.tanh(x @ x.T).sum())
+        a = f.plan_for(ost.ones((3, 3)))
+        b = f.plan_for(ost.ones((4, 3)))
+        g = ost.compile(lambda x: ost.sin(x @ x.T).sum(), numerics="any-workers")
+        c = g.plan_for(ost.ones((3, 3)))
+    assert a.diff(a) == f"the same plan, {a.id[:12]}"
+    text = a.diff(b)
+    assert "x: float64[3,3] @ whole of 1 -> float64[4,3] @ whole of 1" in text
+    assert "-matmul() -> float64[3,3]" in text
+    assert "+matmul() -> float64[4,4]" in text
+    text = a.diff(c)
+    assert "policy" in text
+    assert "any-workers" in text
+    assert "-tanh()" in text
+    assert "+sin()" in text
+
+
+def test_a_picture(tmp_path: Path) -> None:
+    plan = a_plan()
+    path = tmp_path / "plan.svg"
+    plan.draw(path)
+    root = ET.parse(path).getroot()
+    assert root.tag.endswith("svg")
+    texts = [t.text or "" for t in root.iter() if t.tag.endswith("text")]
+    assert "matmul" in texts
+    assert "all_reduce" in texts
+    assert "input 0" in texts
+    assert "result 0" in texts
+    boxes = [
+        tuple(float(r.attrib[k]) for k in ("x", "y", "width", "height"))
+        for r in root.iter()
+        if r.tag.endswith("rect") and "x" in r.attrib
+    ]
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    for k, (x, y, w, h) in enumerate(boxes):
+        assert 0 <= x <= width - w
+        assert 0 <= y <= height - h
+        for a, b, v, g in boxes[:k]:
+            assert x + w <= a or a + v <= x or y + h <= b or b + g <= y, "boxes do not overlap"
+
+
+class Balanced(HTMLParser):
+    """Fails on tags that do not close."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_html_for_notebooks() -> None:
+    page = Balanced()
+    page.feed(a_plan()._repr_html_())
+    assert not page.open
+    assert "all_reduce" in page.text
+    assert "measured" in page.text
+    assert "float32[20000,8]" in page.text
+
+
+def run_child(code: str, **env: str) -> str:
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "OSTINATO_CACHE": "off", **env},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return run.stderr
+
+
+CODE = """
+import ostinato as ost
+f = ost.compile(lambda x: ost.tanh(x @ x) + 1)
+f(ost.ones((3, 3))); f(ost.ones((3, 3))); f(ost.ones((4, 4)))
+"""
+
+
+def test_the_debug_ladder() -> None:
+    assert run_child(CODE, OSTINATO_DEBUG="0") == ""
+    one = run_child(CODE, OSTINATO_DEBUG="1")
+    assert re.search(r"ostinato: <lambda> plan [0-9a-f]{8} made in [\d.]+ ms\n", one)
+    assert "differs in x.shape: (3, 3) -> (4, 4)" in one
+    two = run_child(CODE, OSTINATO_DEBUG="2")
+    assert re.search(r"3 choose_layouts +\d+ -> +\d+ nodes +[\d.]+ ms", two)
+    assert "= matmul(" in run_child(CODE, OSTINATO_DEBUG="3")
+    assert "def run(i0, o0):" in run_child(CODE, OSTINATO_DEBUG="4")
+
+
+def test_dump(tmp_path: Path) -> None:
+    run_child(CODE, OSTINATO_DUMP=str(tmp_path))
+    names = sorted(p.name.split("_", 2)[2] for p in tmp_path.iterdir())
+    assert "00_traced.txt" in names
+    assert "03_choose_layouts.txt" in names
+    assert any("matmul" in p.read_text() for p in tmp_path.glob("*_06_program.txt"))
+
+
+def test_the_machine_is_measured_with_sense() -> None:
+    found = measure()
+    assert 1e-8 < found.call_seconds < 1e-4
+    assert 1e8 < found.far_bandwidth < 1e13
+    assert 1e8 < found.gemm_rate < 1e15
+    assert found.kernel_seconds(0, 0, False) == found.call_seconds
+    assert found.kernel_seconds(1e9, 0, True) > found.kernel_seconds(1e6, 0, True)
+    assert found.message_seconds(1 << 30) > found.message_seconds(8)
+
+
+def test_predictions_follow_the_machine() -> None:
+    plan = a_plan()
+    slow = Machine("slow", 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+    from ostinato.planner.explain import explain, steps
+
+    assert sum(s.predicted for s in steps(plan.program, slow)) > 1e6
+    assert "per run" in explain(plan, None, slow)
+
+
+@pytest.mark.parametrize("value", ["off", "0", "none"])
+def test_the_cache_can_be_off(value: str, tmp_path: Path) -> None:
+    run_child(CODE, OSTINATO_CACHE=value, HOME=str(tmp_path))
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,782 @@
+"""Samples of every operation: a function that uses it, what it should give, and inputs for it.
+
+The tests loop over the registry, so an operation without samples fails. `alike` samples are one
+function of a namespace, called with ours and with NumPy's. Inputs cover no and one element, no
+axes, repeated axes, steps, uneven parts, NaN and infinities, and every dtype."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from ostinato.ops.array import apply, apply_all
+from ostinato.ops.layout import grid_bounds
+
+import ostinato as ost
+
+from . import philox
+
+Array = np.ndarray[Any, Any]
+BF16 = np.dtype(ml_dtypes.bfloat16)
+F16 = np.dtype(np.float16)
+INF, NAN = math.inf, math.nan
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    function: Callable[..., Any]
+    reference: Callable[..., Any]
+    inputs: tuple[Array, ...] = ()
+    numerics: str = "same-plan"
+
+
+SAMPLES: dict[str, list[Sample]] = {}
+
+_PLANNED = "put in by the planner; the layouts in which samples run are full of them"
+NOT_SAMPLED = {
+    **dict.fromkeys(("relayout", "narrow", "all_reduce", "reduce_scatter", "all_gather"), _PLANNED),
+    **dict.fromkeys(("broadcast", "all_to_all", "halo", "start", "wait"), _PLANNED),
+    "mark": "made by gradients, taken away by the planner",
+    "custom": "made by custom_gradient, taken away by the planner",
+    "call": "made by checkpoint, taken away by the planner",
+    "barrier": "made by gradients of checkpoint",
+}
+
+
+def sample(
+    op: str, function: Callable[..., Any], reference: Callable[..., Any], *inputs: Any, **facts: Any
+) -> None:
+    given = tuple(np.asarray(x) for x in inputs)
+    SAMPLES.setdefault(op, []).append(Sample(function, reference, given, **facts))
+
+
+def alike(op: str, function: Callable[..., Any], *inputs: Any) -> None:
+    """A function of a namespace and arrays."""
+    sample(op, partial(function, ost), partial(function, np), *inputs)
+
+
+# -- data ----------------------------------------------------------------------------------
+_rng = np.random.default_rng(20240517)
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    return BF16 if name == "bfloat16" else np.dtype(name)
+
+
+def normal(*shape: int, dtype: Any = "float64") -> Array:
+    kind = dtype_of(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+    if kind.kind == "c":
+        return (_rng.normal(size=shape) + 1j * _rng.normal(size=shape)).astype(kind)
+    if kind.kind in "iu":
+        return _rng.integers(0 if kind.kind == "u" else -9, 10, shape).astype(kind)
+    if kind.kind == "b":
+        return _rng.random(shape) < 0.5
+    return _rng.normal(size=shape).astype(kind)
+
+
+_EDGES = (-INF, -30.5, -2.5, -1.5, -1.0, -0.5, -1e-4, -0.0)
+REAL = np.array([*_EDGES, NAN, *(-v for v in reversed(_EDGES))])
+COMPLEX = np.array([0, 1, -1, 1j, -1j, 2 + 3j, -0.5 + 0.25j, -2 - 0.5j])
+INTEGERS = {
+    "int8": np.array([-128, -7, -1, 0, 1, 5, 127], np.int8),
+    "int32": np.array([-(2**31), -7, -1, 0, 1, 5, 2**31 - 1], np.int32),
+    "int64": np.array([-(2**63), -7, -1, 0, 1, 5, 2**63 - 1], np.int64),
+    "uint8": np.array([0, 1, 5, 200, 255], np.uint8),
+    "uint64": np.array([0, 1, 5, 2**64 - 1], np.uint64),
+    "bool": np.array([True, False, True]),
+}
+ORDERED = ("bool", "int8", "int64", "uint8", "float16", "bfloat16", "float32", "float64")
+EVERY = (*ORDERED, "complex64", "complex128")
+HALVES = (F16, BF16)
+CUBE = normal(5, 3, 2)
+
+
+def unary_data() -> Iterator[Array]:
+    yield REAL
+    yield REAL[:15].reshape(5, 3).astype(np.float32)
+    yield REAL.astype(F16)
+    yield REAL.astype(BF16)
+    yield np.asarray(0.75)
+    yield np.full((1, 1), 0.25, np.float32)
+    yield np.zeros((0, 3))
+    yield normal(4, 5).T
+    yield COMPLEX.reshape(4, 2)
+    yield COMPLEX.astype(np.complex64)
+    yield from INTEGERS.values()
+
+
+def binary_data() -> Iterator[tuple[Array, Array]]:
+    yield REAL[:, None], REAL[None]
+    yield REAL[:15].reshape(5, 3).astype(np.float32), REAL[4:7].astype(np.float32)
+    for half in HALVES:
+        yield REAL.astype(half), REAL[::-1].astype(half)
+    yield REAL.astype(F16)[:, None], REAL[2:5].astype(BF16)
+    yield np.asarray(0.75), normal(3)
+    yield normal(1, 4), np.full((3, 1, 1), 2.0)
+    yield np.zeros((0, 3)), np.ones((1, 3))
+    yield np.ones(1, np.float32), np.ones((), np.float32)
+    yield COMPLEX[:, None], COMPLEX[::-1]
+    yield COMPLEX.astype(np.complex64), np.arange(8, dtype=np.float32)
+    for x in INTEGERS.values():
+        yield x[:, None], x[None]
+    yield INTEGERS["int8"][:, None], INTEGERS["uint8"]
+    yield INTEGERS["int32"], np.asarray(1.5)
+    yield INTEGERS["bool"], np.arange(3, dtype=np.int8)
+
+
+def knows(reference: Callable[..., Any], *inputs: Any) -> bool:
+    """Whether NumPy has a meaning for these dtypes."""
+    try:
+        with np.errstate(all="ignore"):
+            reference(*inputs)
+    except TypeError:
+        return False
+    return True
+
+
+def wide(function: Callable[..., Any], like: Any = None) -> Callable[..., Any]:
+    """A reference in double precision, or for halves in single, whose result has the dtype that
+    `like` has, else the first operand's.
+    """
+
+    def reference(*xs: Any) -> Any:
+        kind = (like(*xs) if like else xs[0]).dtype
+        work = np.float32 if not like else np.complex128 if kind.kind == "c" else np.float64
+        if not like and kind not in HALVES:
+            return function(*xs)
+        return np.asarray(function(*(np.asarray(x).astype(work) for x in xs))).astype(kind)
+
+    return reference
+
+
+# -- elementwise ---------------------------------------------------------------------------
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+UNARY: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    **{
+        name: (getattr(ost, name), getattr(np, name))
+        for name in (
+            *("negative", "abs", "sign", "floor", "ceil", "trunc", "sqrt", "square", "cbrt"),
+            *("exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan"),
+            *("asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+            *("conj", "logical_not", "isnan", "isinf", "isfinite", "signbit", "bitwise_invert"),
+        )
+    },
+    "rint": (ost.round, np.rint),
+    "reciprocal": (ost.reciprocal, lambda x: 1 / x if x.dtype.kind in "fcV" else 1.0 / x),
+    "rsqrt": (ost.rsqrt, wide(lambda x: 1 / np.sqrt(x), np.sqrt)),
+    "sigmoid": (ost.sigmoid, wide(lambda x: 1 / (1 + np.exp(-x)), np.exp)),
+    "softplus": (ost.softplus, wide(lambda x: np.logaddexp(x, 0.0), np.cbrt)),
+    "erf": (ost.erf, wide(_erf, np.cbrt)),
+    "real_part": (ost.real, np.real),
+    "imag_part": (ost.imag, np.imag),
+}
+ONLY_COMPLEX = ("conj", "real_part", "imag_part")  # of real x they are x, or 0
+ONLY_INEXACT = ("rint", "reciprocal")
+
+for _name, (_mine, _theirs) in UNARY.items():
+    for _x in unary_data():
+        if _name in ONLY_COMPLEX and _x.dtype.kind != "c":
+            continue
+        if _name in ONLY_INEXACT and _x.dtype.kind in "biu":
+            continue
+        if knows(_theirs, _x):
+            sample(_name, _mine, _theirs, _x)
+
+BINARY: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    name: (getattr(ost, name), getattr(np, name))
+    for name in (
+        *("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "maximum"),
+        *("minimum", "atan2", "hypot", "copysign", "nextafter", "logaddexp", "equal", "not_equal"),
+        *("less", "less_equal", "greater", "greater_equal", "logical_and", "logical_or"),
+        *("logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor"),
+    )
+}
+for _name, (_mine, _theirs) in BINARY.items():
+    for _x, _y in binary_data():
+        if knows(_theirs, _x, _y):
+            sample(_name, _mine, _theirs, _x, _y)
+
+for _x, _y in binary_data():
+    if _y.dtype.kind in "fc" and knows(np.pow, _x, _y):
+        alike("pow", lambda xp, x, y: xp.pow(x, y), _x, _y)
+for _x in INTEGERS.values():
+    if _x.dtype != bool:
+        alike("pow", lambda xp, x, y: xp.pow(x, y), _x[:, None], np.arange(4, dtype=_x.dtype))
+alike("pow", lambda xp, x, y: xp.pow(x, y), REAL.astype(BF16)[:, None], REAL[2:9].astype(BF16))
+alike("pow", lambda xp, x, y: xp.pow(x, y), normal(3, 2), np.array([2, -1]))
+
+for _name, _top in (("int8", 7), ("int32", 31), ("int64", 63), ("uint8", 7), ("uint64", 63)):
+    _x, _y = INTEGERS[_name][:, None], np.array([0, 1, 3, _top], _name)
+    alike("bitwise_left_shift", lambda xp, x, y: xp.bitwise_left_shift(x, y), _x, _y)
+    alike("bitwise_right_shift", lambda xp, x, y: xp.bitwise_right_shift(x, y), _x, _y)
+
+CONDITION = np.array([[True], [False], [True]])
+for _row in (
+    (REAL > 0, REAL, -REAL),
+    (CONDITION, normal(3, 4), np.zeros(4)),
+    (CONDITION, np.arange(4, dtype=np.int8), np.float32(0.5)),
+    (CONDITION, REAL[:4].astype(F16), REAL[:4].astype(F16)),
+    (CONDITION, REAL[:4].astype(BF16), REAL[4:8].astype(BF16)),
+    (True, COMPLEX, np.complex64(2)),
+    (np.zeros((0, 2), bool), np.ones(2), np.zeros(2)),
+    (np.array([True]), np.array([True]), np.array([False])),
+):
+    alike("where", lambda xp, c, x, y: xp.where(c, x, y), *_row)
+
+
+def _castable(source: str, target: np.dtype[Any]) -> Array:
+    """Values of one dtype that another can hold."""
+    if source in INTEGERS:
+        return INTEGERS[source]
+    if source.startswith("complex"):
+        return COMPLEX.astype(source)
+    x = np.array([0, 0.5, 1, 1.5, 30.5] if target.kind in "iu" else REAL)
+    return x.astype(dtype_of(source))
+
+
+for _source, _target in itertools.product(EVERY, map(dtype_of, EVERY)):
+    if dtype_of(_source) != _target and (_source[0] != "c" or _target.kind in "cb"):
+        alike("astype", lambda xp, x, t=_target: x.astype(t), _castable(_source, _target))
+alike("astype", lambda xp, x: x.astype(np.int32), np.zeros((0, 2)))
+
+for _value in (2.5, 3, True, 1j):
+    alike("constant", lambda xp, x, v=_value: xp.multiply(x, v), COMPLEX)
+alike("constant", lambda xp: xp.asarray(2.5))
+alike("constant", lambda xp: xp.asarray(3, dtype=np.uint8))
+
+
+# -- reductions ----------------------------------------------------------------------------
+AXES: tuple[Any, ...] = (None, 0, 1, -1, (0, 2), ())
+
+
+def reduction(
+    op: str,
+    function: Callable[..., Any],
+    *inputs: Any,
+    axes: tuple[Any, ...] = AXES,
+    reference: Callable[..., Any] | None = None,
+) -> None:
+    """A function of a namespace, an array and axes: of a cube along all axes, of others along the
+    first.
+    """
+    first = [None if np.ndim(x) == 0 else 0 for x in inputs]
+    for x, a in (*((CUBE, a) for a in axes), *zip(inputs, first, strict=True)):
+        theirs = reference if reference is not None else partial(function, np)
+        sample(op, partial(function, ost, a=a), partial(theirs, a=a), x)
+
+
+def in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
+    """NumPy's own, but of halves, which it adds up as halves."""
+    return lambda x, a: wide(lambda y: function(np, y, a))(x)
+
+
+_EMPTY = (np.zeros((0, 3)), np.zeros((3, 0)))
+_KINDS = [normal(7, 2, dtype=n) for n in EVERY]
+_NOT_HALF = [x for x in _KINDS if x.dtype not in HALVES]
+_LONG = [np.full((1000, 2), 0.1, half) for half in HALVES]
+
+
+def _sum(xp: Any, x: Any, a: Any) -> Any:
+    return xp.sum(x, axis=a)
+
+
+def _prod(xp: Any, x: Any, a: Any) -> Any:
+    return xp.prod(x, axis=a)
+
+
+def _mean(xp: Any, x: Any, a: Any) -> Any:
+    return xp.mean(x, axis=a)
+
+
+def _var(xp: Any, x: Any, a: Any) -> Any:
+    return xp.var(x, axis=a)
+
+
+_ODD = (np.array([1.0, NAN, INF]), np.float64(3), np.ones((1, 1)))
+_ODD = (*_ODD, normal(20001, 3))  # folded into longer rows
+reduction("sum", _sum, *_KINDS, *_LONG, *_ODD, *_EMPTY, reference=in_float32(_sum))
+reduction("prod", _prod, *_KINDS, *_ODD, *_EMPTY, reference=in_float32(_prod))
+reduction("mean", _mean, *_NOT_HALF, *_ODD)
+_ODD = (np.float64(3), normal(50, 2) + 1e4, normal(40000, 2), normal(33000, 2, dtype="complex64"))
+reduction("moments", _var, *_KINDS, *_ODD, reference=in_float32(_var))
+for _half in HALVES:  # means of halves are sums in float32
+    for _x in (normal(7, 2, dtype=_half), np.full((1000, 2), 100, _half)):
+        sample("sum", lambda x: x.mean(0), partial(in_float32(_mean), a=0), _x)
+alike("sum", lambda xp, x: x.sum(1, keepdims=True), normal(4, 3))
+alike("sum", lambda xp, x: x.sum(dtype=np.float32), normal(4, 3))
+alike("sum", lambda xp, x: x.sum(0, dtype=np.int8), np.full((9, 2), 100, np.int32))
+alike("moments", lambda xp, x: xp.std(x, axis=0, correction=1.5), normal(6, 2))
+for _axes, _kind in (((0,), "complex128"), ((1,), "float64"), ((0, 1), "float64"), ((), "float64")):
+    sample(
+        "moments",  # all three results
+        lambda x, a=_axes: apply_all("moments", x, axes=a),
+        lambda x, a=_axes: (
+            np.float64(math.prod(x.shape[d] for d in a)),
+            x.mean(a),
+            (abs(x - x.mean(a, keepdims=True)) ** 2).sum(a),
+        ),
+        normal(7, 3, dtype=_kind),
+    )
+
+_EXTREMES = (
+    *(normal(7, 2, dtype=n) for n in ORDERED),
+    *INTEGERS.values(),
+    *(REAL.astype(half) for half in HALVES),
+    np.array([[1.0, NAN], [2.0, -INF]]),
+    np.array([-INF, -INF]),
+    np.array([INF, INF]),
+    np.float32(3),
+    np.ones((1, 1)),
+    np.array([2.0, 1, 2, 1, 2]),
+    np.zeros((3, 0, 2)),
+)
+for _name in ("min", "max"):
+    reduction(_name, lambda xp, x, a, n=_name: getattr(xp, n)(x, axis=a), *_EXTREMES)
+for _name in ("argmin", "argmax"):
+    _find = lambda xp, x, a, n=_name: getattr(xp, n)(x, axis=a)  # noqa: E731
+    reduction(f"{_name}_pair", _find, *_EXTREMES, axes=(None, 0, 1, -1))
+    alike(
+        f"{_name}_pair",
+        lambda xp, x, n=_name: getattr(xp, n)(x, axis=1, keepdims=True),
+        normal(3, 4),
+    )
+_TRUTH = [x for x in _KINDS if x.dtype != BF16]
+for _name in ("any", "all"):
+    reduction(
+        _name,
+        lambda xp, x, a, n=_name: getattr(xp, n)(x, axis=a),
+        *(*_TRUTH, np.zeros((0, 3), bool), np.array(True)),
+    )
+
+for _name in ("cumulative_sum", "cumulative_prod"):
+    for _axis in (0, 1, -1):
+        alike(_name, lambda xp, x, n=_name, a=_axis: getattr(xp, n)(x, axis=a), normal(5, 3))
+    for _x in (*(normal(7, dtype=n) for n in EVERY), np.zeros(0), normal(1)):
+        sample(
+            _name,
+            getattr(ost, _name),
+            wide(lambda x, n=_name: getattr(np, n)(x, axis=0)),
+            _x,
+        )
+    alike(
+        _name,
+        lambda xp, x, n=_name: getattr(xp, n)(x, axis=1, include_initial=True, dtype=np.float32),
+        normal(4, 3),
+    )
+
+# -- products ------------------------------------------------------------------------------
+for _a, _b in (
+    (normal(5, 4), normal(4, 3)),
+    (normal(4), normal(4, 3)),
+    (normal(5, 4), normal(4)),
+    (normal(4), normal(4)),
+    (normal(2, 5, 4), normal(4, 3)),
+    (normal(2, 1, 5, 4), normal(3, 4, 2)),
+    (normal(1, 5, 4), normal(3, 4, 2)),
+    (normal(0, 4), normal(4, 3)),
+    (normal(5, 0), normal(0, 3)),
+    (normal(1, 1), normal(1, 1)),
+    (normal(5, 4).T, normal(5, 3)),
+    (normal(5, 4), normal(3, 4).T),
+    (normal(5, 8)[:, ::2], normal(4, 3)[::-1]),
+    *((normal(5, 40, dtype=n), normal(40, 3, dtype=n)) for n in EVERY),
+    (normal(5, 4, dtype="complex128"), normal(4, 3)),
+    (normal(5, 4, dtype="int8"), normal(4, 3, dtype="float32")),
+    (np.array([[NAN, 1.0]]), np.ones((2, 2))),
+):
+    sample("matmul", ost.matmul, wide(np.matmul), _a, _b)
+alike("matmul", lambda xp, x: x @ x.mT, normal(5, 3))
+alike(
+    "matmul", lambda xp, a, b: xp.einsum("abcd,abde->abce", a, b), CUBE[None], normal(5, 2, 2)[None]
+)
+
+_FOLDED = (normal(3, 4, 5), normal(4, 5, 2))
+for _text, _a, _b in (
+    ("abc,bcd->ad", *_FOLDED),
+    ("abc,bcd->da", *_FOLDED),
+    ("abij,abjk->ik", normal(2, 3, 4, 2), normal(2, 3, 2, 3)),
+    ("xaby,xcdy->xabcd", normal(2, 3, 2, 4), normal(2, 2, 3, 4)),
+    ("abcd,cdab->", normal(2, 3, 4, 2), normal(4, 2, 2, 3)),
+    ("abc,bcd->da", normal(3, 0, 5), normal(0, 5, 2)),
+    ("abc,bcd->ad", normal(1, 1, 1), normal(1, 1, 1)),
+    *(("abc,bcd->ad", *(x.astype(dtype_of(n)) for x in _FOLDED)) for n in EVERY if n != "bool"),
+):
+    reference = wide(lambda a, b, t=_text: np.einsum(t, a, b))
+    sample("einsum", lambda a, b, t=_text: ost.einsum(t, a, b), reference, _a, _b)
+
+for _x in (normal(2, 4, 3), normal(5, 5, dtype="complex64"), np.zeros((0, 3))):
+    for _k in (-2, 0, 1, 9):
+        sample(
+            "diagonal",
+            lambda x, k=_k: ost.diagonal(x, offset=k),
+            lambda x, k=_k: np.diagonal(x, k, -2, -1),
+            _x,
+        )
+
+# -- moving elements -----------------------------------------------------------------------
+for _x in (normal(5, 3), np.float64(2), np.zeros((0, 2)), normal(3, dtype="bool")):
+    for _name in ("copy", "stop_gradient", "resplit"):
+        sample(_name, getattr(ost, _name), np.copy, _x)
+for _split in (0, 1, -1):
+    sample("resplit", lambda x, s=_split: ost.resplit(x, s), np.copy, normal(5, 3))
+    sample("resplit", lambda x, s=_split: ost.resplit(x + 1, s), lambda x: x + 1, normal(1, 2))
+
+for _old, _new in (
+    ((6, 4), (24,)),
+    ((6, 4), (4, 6)),
+    ((6, 4), (3, 2, 4)),
+    ((6, 4), (6, 2, 2)),
+    ((2, 3, 4), (6, 4)),
+    ((2, 3, 4), (2, 12)),
+    ((24,), (2, 3, 4)),
+    ((5, 3), (1, 15, 1)),
+    ((1, 1), ()),
+    ((), (1, 1, 1)),
+    ((0, 3), (3, 0, 2)),
+    ((4, 1, 3), (2, 2, 3)),
+    ((6, 4), (2, -1)),
+    ((2, 9, 2), (6, 6)),
+):
+    alike("reshape", lambda xp, x, s=_new: xp.reshape(x, s), normal(*_old))
+alike("reshape", lambda xp, x: x.T.reshape(12), normal(4, 3))
+alike("reshape", lambda xp, x: x[:, ::-1].reshape(2, -1) + 1, normal(4, 3))
+for _axis in (0, 1, -1, 2, (0, 1), (0, -1), (1, 3)):
+    alike("expand_dims", lambda xp, x, a=_axis: xp.expand_dims(x, a), normal(4, 3))
+alike("expand_dims", lambda xp, x: xp.expand_dims(x, 0), np.float32(1))
+for _axis in (1, -3, (1, 3), (3, 1)):
+    alike("squeeze", lambda xp, x, a=_axis: xp.squeeze(x, a), normal(4, 1, 3, 1))
+alike("squeeze", lambda xp, x: x.squeeze(), np.ones((1, 1)))
+for _axes in ((1, 0, 2), (2, 1, 0), (2, 0, 1), (-1, 0, 1)):
+    alike("permute_dims", lambda xp, x, a=_axes: xp.permute_dims(x, a), CUBE)
+alike("permute_dims", lambda xp, x: x.T + 1, np.zeros((0, 3)))
+for _old, _new in (
+    ((3,), (4, 3)),
+    ((4, 1), (4, 3)),
+    ((1, 1), (5, 2)),
+    ((), (2, 3)),
+    ((1, 3), (0, 3)),
+    ((2, 1, 3), (2, 4, 3)),
+    ((1,), (2, 1)),
+):
+    alike("broadcast_to", lambda xp, x, s=_new: xp.broadcast_to(x, s) * 2, normal(*_old))
+
+for _key in (
+    np.s_[1:4],
+    np.s_[::2],
+    np.s_[::-1],
+    np.s_[4:0:-2],
+    np.s_[-2:],
+    np.s_[:, 1:],
+    np.s_[1:-1, ::-2],
+    np.s_[2],
+    np.s_[-1, 1],
+    np.s_[3:3],
+    np.s_[5:0],
+    np.s_[..., 0],
+    np.s_[1::3, None, 2:],
+):
+    alike("slice", lambda xp, x, k=_key: x[k], normal(7, 4))
+    alike("slice", lambda xp, x, k=_key: x[k] * 2, normal(7, 4))
+alike("slice", lambda xp, x: x[2:] + x[:-2], normal(9, dtype="int8"))
+alike("slice", lambda xp, x: xp.flip(x), normal(4, 3))
+alike("slice", lambda xp, x: xp.flip(x, axis=1), normal(4, 3).T)
+alike("slice", lambda xp, x: x[:, 1:], np.zeros((0, 2)))
+
+for _axis in (0, 1, -1, None):
+    alike("concat", lambda xp, x, a=_axis: xp.concat([x, x + 1, x], axis=a), normal(4, 3))
+for _x, _y in (
+    (normal(5, 2), normal(1, 2)),
+    (normal(0, 2), normal(3, 2)),
+    (normal(0, 2), normal(0, 2)),
+    (normal(3, dtype="int8"), normal(2, dtype="float32")),
+    (normal(3, dtype="bool"), normal(2, dtype="uint8")),
+    (normal(3, dtype="complex64"), normal(1)),
+):
+    alike("concat", lambda xp, x, y: xp.concat([x, y]), _x, _y)
+sample(
+    "concat",
+    lambda x, y: ost.concat([x, y]),
+    lambda x, y: np.concat([x.astype(np.float32), y.astype(np.float32)]),
+    normal(3, dtype=F16),
+    normal(2, dtype=BF16),
+)
+alike("concat", lambda xp, x, y: xp.stack([x, y], axis=1), REAL, REAL)
+alike("concat", lambda xp, x: xp.roll(x, 2, axis=0), normal(5, 3))
+for _width in (1, (2, 1), ((0, 2), (1, 0)), ((0, 0), (3, 3))):
+    sample(
+        "pad",
+        lambda x, w=_width: ost.pad(x, w, value=1.5),
+        lambda x, w=_width: np.pad(x, w, constant_values=1.5),
+        normal(4, 3),
+    )
+for _x in (*(normal(4, dtype=n) for n in ("int8", "bfloat16", "complex64")), np.zeros(0)):
+    alike("pad", lambda xp, x: xp.pad(x, (1, 2)), _x)
+
+UFUNCS = {"add": np.add, "multiply": np.multiply, "min": np.minimum, "max": np.maximum}
+MODES = ("set", *UFUNCS)
+
+
+def changed(x: Array, v: Any, *, key: Any, mode: str) -> Array:
+    """What `x.at[key]` does, by NumPy."""
+    y = x.copy()
+    if mode == "set":
+        y[key] = v
+    else:
+        UFUNCS[mode].at(y, key, v)
+    return y
+
+
+def update(op: str, key: Any, mode: str, x: Array, v: Array) -> None:
+    sample(
+        op,
+        lambda x, v: getattr(x.at[key], mode)(v),
+        partial(changed, key=key, mode=mode),
+        *(x, v),
+    )
+
+
+for _key in (np.s_[1:4], np.s_[::-1], np.s_[:, 2], np.s_[5::-2, 1:3], np.s_[4:1], np.s_[-1], ...):
+    for _mode in MODES:
+        update("update_slice", _key, _mode, normal(6, 4), normal(*np.zeros((6, 4))[_key].shape))
+update("update_slice", np.s_[2:4], "set", normal(6, dtype="int8"), np.int8(0))
+update("update_slice", np.s_[1:], "add", normal(4, dtype=BF16), normal(3, dtype=BF16))
+
+# -- indexing ------------------------------------------------------------------------------
+for _axis in (0, 1, -1):
+    for _i in (np.array([2, 0, 2, -1]), np.array([[0, 1], [1, 2]]), np.int64(1), np.zeros(0, int)):
+        alike("take", lambda xp, x, i, a=_axis: xp.take(x, i, axis=a), normal(5, 3), _i)
+for _x in (normal(7, dtype="int8"), REAL.astype(BF16), normal(7, dtype="bool"), COMPLEX):
+    alike("take", lambda xp, x, i: x[i], _x, np.array([6, -1, 0], np.int8))
+
+for _axis, _mode in itertools.product((0, 1), MODES):
+    for _i in (np.array([4, 0, -4]), np.array([3, 3, 1]), np.zeros(0, int)):
+        if _mode == "set" and len(set(_i.tolist())) < len(_i):
+            continue  # see test_indexing
+        sample(
+            "put",
+            lambda x, i, v, a=_axis, m=_mode: apply("put", x, i, v, axis=a, mode=m),
+            lambda x, i, v, a=_axis, m=_mode: changed(x, v, key=(slice(None),) * a + (i,), mode=m),
+            normal(5, 5),
+            _i,
+            normal(*((len(_i), 5) if _axis == 0 else (5, len(_i)))),
+        )
+for _mode, _kind, _i in (
+    ("add", "int8", np.array([[0, 0], [4, 0]], np.uint8)),
+    ("set", "bfloat16", np.array([[3, 1], [0, 2]])),
+    ("max", "bool", np.array([[3, 1], [3, 2]])),
+):
+    sample(
+        "put",
+        lambda x, i, v, m=_mode: getattr(x.at[i], m)(v),
+        lambda x, i, v, m=_mode: changed(x, v, key=i, mode=m),
+        normal(5, dtype=_kind),
+        _i,
+        normal(2, 2, dtype=_kind),
+    )
+
+for _x, _axis, _shape in (
+    (normal(5, 3), 0, (2, 3)),
+    (normal(5, 3), 1, (5, 4)),
+    (normal(5, 3), -1, (5, 1)),
+    (normal(5, 3), 0, (2, 1)),
+    (normal(5, 3), 0, (0, 3)),
+    (normal(1, 3, dtype=BF16), 1, (4, 2)),
+):
+    alike(
+        "take_along_axis",
+        lambda xp, x, i, a=_axis: xp.take_along_axis(x, i, axis=a),
+        _x,
+        _rng.integers(-3, 3, _shape),
+    )
+
+
+def _put_along(x: Array, i: Array, v: Array, axis: int) -> Array:
+    y = x.copy()
+    for place in np.ndindex(i.shape):
+        to = list(place)
+        to[axis] = i[place]
+        y[tuple(to)] += v[place]
+    return y
+
+
+for _axis, _shape in ((0, (4, 3)), (1, (5, 4)), (1, (5, 0))):
+    sample(
+        "put_along_axis",
+        lambda x, i, v, a=_axis: apply("put_along_axis", x, i, v, axis=a),
+        partial(_put_along, axis=_axis),
+        normal(5, 3),
+        _rng.integers(-3, 3, _shape),
+        normal(*_shape),
+    )
+
+
+# -- order ---------------------------------------------------------------------------------
+def in_order(x: Array, axis: int, descending: bool) -> Array:
+    """NumPy has no stable descending order, and none at all of bfloat16."""
+    x = x.astype(np.float32) if x.dtype == BF16 else x
+    if not descending:
+        return np.argsort(x, axis=axis, kind="stable")
+    back = np.argsort(np.flip(x, axis), axis=axis, kind="stable")
+    return np.flip(x.shape[axis] - 1 - back, axis)
+
+
+for _axis, _down in itertools.product((0, -1), (False, True)):
+    for _x in (
+        normal(5, 3),
+        np.array([[2.0, NAN, 1.0], [INF, -INF, 0.0]]),
+        np.array([3, 1, 2, 1, 3, 1], np.int8),
+        np.array([200, 1, 255, 0], np.uint8),
+        np.array([True, False, True]),
+        REAL[::-1].astype(F16),
+        REAL[::-1].astype(BF16),
+        normal(4, 2, dtype=BF16),
+        np.zeros((0, 2)),
+        np.ones(1),
+    ):
+        find = partial(in_order, axis=_axis, descending=_down)
+        sample("argsort", partial(ost.argsort, axis=_axis, descending=_down), find, _x)
+        sample(
+            "sort",
+            partial(ost.sort, axis=_axis, descending=_down),
+            lambda x, f=find, a=_axis: np.take_along_axis(x, f(x), axis=a),
+            _x,
+        )
+sample("sort", lambda x: ost.sort(x, stable=False), np.sort, normal(4, 6))
+for _side in ("left", "right"):
+    for _x, _v in (
+        (np.array([1.0, 2, 2, 3]), np.array([[0.0, 2], [2.5, 9]])),
+        (np.array([1.0, NAN]), np.array([NAN, 0.0])),
+        (np.array([-3, 0, 5], np.int8), np.array([0, 100], np.int16)),
+        (np.array([1.0, 2, 3]).astype(BF16), np.array([2.0, 0, NAN]).astype(BF16)),
+        (np.zeros(0), np.ones(3)),
+        (np.ones(1), np.float64(1)),
+    ):
+        _theirs = wide(lambda x, v, s=_side: np.searchsorted(x, v, side=s), lambda x, v: np.intp(0))
+        sample("searchsorted", partial(ost.searchsorted, side=_side), _theirs, _x, _v)
+
+# -- out of nothing ------------------------------------------------------------------------
+for _kind in map(dtype_of, EVERY):
+    alike("full", lambda xp, d=_kind: xp.full((5, 3), 1, dtype=d))
+    for _shape, _axis in (((7,), 0), ((4, 3), 0), ((2, 5), 1), ((0,), 0)):
+        if _kind.kind != "b":
+            sample(
+                "iota",
+                lambda s=_shape, a=_axis, d=_kind: apply("iota", shape=s, axis=a, dtype=d),
+                lambda s=_shape, a=_axis, d=_kind: np.indices(s)[a].astype(d),
+            )
+alike("full", lambda xp: xp.full((4,), -2.5))
+alike("full", lambda xp: xp.zeros((0, 3)))
+alike("full", lambda xp: xp.full((2, 2), NAN))
+
+for _shape in ((), (1,), (7,), (5, 3), (2, 3, 4), (0, 2)):
+    for _wide in (False, True):
+        sample(
+            "random_bits",
+            lambda s, n=_shape, w=_wide: apply("random_bits", s, shape=n, stream=2**40 + 3, wide=w),
+            lambda s, n=_shape, w=_wide: philox.bits(n, 2**40 + 3, int(s), w),
+            np.uint64(0xDEADBEEF12345678),
+        )
+        _kind = np.dtype(np.float64 if _wide else np.float32)
+        sample(
+            "normal",
+            lambda s, n=_shape, d=_kind: apply("normal", s, shape=n, dtype=d),
+            lambda s, n=_shape, d=_kind: philox.normal(n, int(s), d),
+            np.uint64(11),
+        )
+
+
+# -- reductions in a fixed order -----------------------------------------------------------
+fixed = partial(sample, numerics="any-workers")
+_TOTAL = {"sum": np.sum, "prod": np.prod}
+
+
+def _blocks(n: int) -> Iterator[tuple[int, int]]:
+    return itertools.pairwise(grid_bounds(n))
+
+
+def _by_block(x: Array, axis: int, monoid: str) -> Array:
+    rows = np.moveaxis(x, axis, 0)
+    return np.stack([_TOTAL[monoid](rows[a:b], 0) for a, b in _blocks(x.shape[axis])])
+
+
+def _products(a: Array, b: Array) -> Array:
+    return np.stack([a[..., i:j] @ b[..., i:j, :] for i, j in _blocks(a.shape[-1])])
+
+
+for _shape, _axis in (((50, 3), 0), ((2, 30), 1), ((7,), 0), ((1, 2), 0), ((0, 2), 0), ((24,), 0)):
+    for _m in _TOTAL:
+        fixed(
+            "block_sum",
+            lambda x, a=_axis, m=_m: apply("block_sum", x, axis=a, monoid=m),
+            partial(_by_block, axis=_axis, monoid=_m),
+            normal(*_shape),
+        )
+        fixed(
+            "fixed_sum",
+            lambda x, a=_axis, m=_m: apply("fixed_sum", x, axis=a, monoid=m),
+            partial(_TOTAL[_m], axis=_axis),
+            normal(*_shape),
+        )
+for _x, _m in ((normal(7, 3), "sum"), (normal(1, 3), "prod")):
+    fixed("tree", lambda x, m=_m: apply("tree", x, monoid=m), partial(_TOTAL[_m], axis=0), _x)
+for _a, _b in (
+    (normal(5, 30), normal(30, 3)),
+    (normal(2, 5, 7), normal(7, 3)),
+    (normal(5, 1), normal(1, 3)),
+    (normal(3, 50, dtype="float32"), normal(50, 2, dtype="float32")),
+    (normal(3, 5, dtype="complex128"), normal(5, 2, dtype="complex128")),
+):
+    fixed("fixed_matmul", lambda a, b: apply("fixed_matmul", a, b), np.matmul, _a, _b)
+    fixed("block_matmul", lambda a, b: apply("block_matmul", a, b), _products, _a, _b)
+
+
+# -- control flow --------------------------------------------------------------------------
+def _scanned(c: Array, xs: Array, reverse: bool) -> Any:
+    ys = np.empty_like(xs)
+    for k in reversed(range(len(xs))) if reverse else range(len(xs)):
+        ys[k], c = c * xs[k], c + xs[k]
+    return c, ys
+
+
+for _trips in (0, 1, 2, 5):
+    sample(
+        "loop",
+        lambda x, n=_trips: ost.repeat(n, lambda s: s * 0.5 + 1, x),
+        lambda x, n=_trips: x * 0.5**n + 2 * (1 - 0.5**n),
+        normal(5, 3),
+    )
+for _down in (False, True):
+    sample(
+        "loop",
+        lambda c, xs, r=_down: ost.scan(lambda s, x: (s + x, s * x), c, xs, reverse=r),
+        partial(_scanned, reverse=_down),
+        normal(3),
+        normal(4, 3),
+    )
+sample(
+    "while",
+    lambda x: ost.while_loop(lambda s: (s * s).sum() < 100, lambda s: s * 2, x),
+    lambda x: x * 2.0 ** max(0, math.ceil(math.log2(10 / math.sqrt((x * x).sum())))),
+    normal(5, 2),
+)
+sample(
+    "while",
+    lambda x: ost.while_loop(lambda s: s.sum() < 1e9, lambda s: s + 1, x, most=3),
+    lambda x: x + 3,
+    normal(5),
+)
+for _flag in (True, False):
+    sample(
+        "branch",
+        lambda c, x: ost.cond(c, lambda x: x * 2, lambda x: x.sum(0) + x * 0, x),
+        lambda c, x: x * 2 if c else x.sum(0) + x * 0,
+        np.array(_flag),
+        normal(5, 3),
+    )

@@ -1,0 +1,188 @@
+"""Functions that can be differentiated at the inputs given, in double precision, for every
+operation that has a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from ostinato.ops.array import apply, apply_all
+
+import ostinato as ost
+
+from .samples import BINARY, CONDITION, MODES, ONLY_COMPLEX, UNARY, normal
+
+SMOOTH: dict[str, list[tuple[Callable[..., Any], tuple[Any, ...]]]] = {}
+
+
+def smooth(op: str, function: Callable[..., Any], *inputs: Any) -> None:
+    SMOOTH.setdefault(op, []).append((function, tuple(np.asarray(x) for x in inputs)))
+
+
+# -- elementwise ---------------------------------------------------------------------------
+_rng = np.random.default_rng(8)
+
+
+def inside(low: float, high: float, *shape: int) -> np.ndarray[Any, Any]:
+    return _rng.uniform(low, high, shape)
+
+
+_PLANE = inside(0.2, 0.8, 4, 3) + 1j * inside(0.2, 0.8, 4, 3)
+_REAL_ONLY = ("floor", "ceil", "trunc", "rint", "cbrt", "softplus", "erf", "exp2")
+for _name, (_function, _) in UNARY.items():
+    if _name in ("isnan", "isinf", "isfinite", "signbit", "logical_not", "bitwise_invert"):
+        continue
+    if _name not in ONLY_COMPLEX:
+        smooth(_name, _function, inside(1.2, 1.9, 4, 3) if _name == "acosh" else _PLANE.real)
+    if _name not in _REAL_ONLY:
+        smooth(_name, _function, _PLANE)
+        smooth(_name, _function, -_PLANE.conj())
+for _name in ("sin", "abs", "sign", "floor", "cbrt", "sigmoid", "softplus", "erf", "square"):
+    smooth(_name, UNARY[_name][0], -2 * _PLANE.real)
+
+for _name in BINARY:
+    _function = BINARY[_name][0]
+    if _name.startswith(("equal", "not_", "less", "greater", "logical", "bitwise", "nextafter")):
+        continue
+    smooth(_name, _function, inside(1.1, 1.9, 4, 3), inside(0.3, 0.8, 4, 3))
+    smooth(_name, _function, inside(1.1, 1.9, 4, 3), inside(0.3, 0.8, 3))
+    smooth(_name, _function, inside(1.1, 1.9, 4, 1), inside(-0.8, -0.3, 1, 3))
+    smooth(_name, _function, inside(1.1, 1.9, 3), np.float64(0.7))
+    smooth(_name, lambda x, f=_function: f(x, 1.0 + x * x), inside(0.3, 0.8, 4))
+for _name in ("add", "subtract", "multiply", "divide"):
+    smooth(_name, BINARY[_name][0], _PLANE, _PLANE[::-1].conj())
+    smooth(_name, BINARY[_name][0], _PLANE, inside(0.3, 0.8, 3))
+    smooth(_name, BINARY[_name][0], inside(0.3, 0.8, 4, 1), _PLANE)
+smooth("pow", ost.pow, inside(0.3, 1.8, 4, 3), inside(-2, 2, 3))
+smooth("pow", lambda x: x**3, -inside(0.3, 1.8, 4, 3))
+smooth("pow", lambda x: x**-2.5, inside(0.3, 1.8, 4))
+smooth("pow", lambda x: 2.5**x, inside(-1, 1, 4))
+smooth("pow", ost.pow, _PLANE, _PLANE[::-1])
+smooth("pow", lambda x: x ** np.array([0, 1, 2, 3]), inside(0.3, 1.8, 3, 4))
+smooth("where", lambda x, y: ost.where(CONDITION, x, y), normal(3, 4), normal(4))
+smooth("where", lambda x, y: ost.where(x > 0.5, x * y, y), _PLANE.real, _PLANE[0])
+smooth("astype", lambda x: x.astype(ost.complex128) * (1 + 2j), normal(3))
+smooth("astype", lambda x: ost.real(x).astype(ost.complex128) * x, _PLANE)
+
+for _axis in (None, 0, 1, (0, 2), -1):
+    for _name in ("sum", "mean", "prod", "min", "max"):
+        smooth(
+            _name, lambda x, a=_axis, n=_name: getattr(ost, n)(x, axis=a), inside(0.5, 2, 4, 3, 2)
+        )
+    smooth("moments", lambda x, a=_axis: ost.var(x, axis=a, correction=1), normal(4, 3, 2))
+for _name in ("sum", "mean", "prod"):
+    smooth(_name, lambda x, n=_name: getattr(ost, n)(x, axis=0), _PLANE)
+smooth("prod", lambda x: ost.prod(x, axis=0), np.array([[0.0, 2, 0], [3, 4, 0], [5, 6, 7]]))
+smooth("moments", lambda x: ost.var(x, axis=1), _PLANE)
+smooth("moments", lambda x: apply_all("moments", x, axes=(0,))[1:], normal(4, 3))
+smooth("moments", lambda x: ost.std(x, axis=0), normal(4, 3))
+for _name in ("sum", "prod"):
+    _function = getattr(ost, f"cumulative_{_name}")
+    smooth(f"cumulative_{_name}", lambda x, f=_function: f(x, axis=0), inside(0.5, 2, 4, 3))
+    smooth(f"cumulative_{_name}", lambda x, f=_function: f(x, axis=-1), _PLANE)
+    smooth(f"cumulative_{_name}", _function, np.array([1.5, 0.0, 2.0, 0.0, 3.0]))
+    smooth(
+        f"cumulative_{_name}",
+        lambda x, f=_function: f(x, axis=1, include_initial=True),
+        inside(0.5, 2, 2, 4),
+    )
+
+for _a, _b in (
+    ((5, 4), (4, 3)),
+    ((4,), (4, 3)),
+    ((5, 4), (4,)),
+    ((4,), (4,)),
+    ((2, 5, 4), (4, 3)),
+    ((2, 1, 3, 4), (3, 4, 2)),
+    ((1, 1), (1, 1)),
+):
+    smooth("matmul", ost.matmul, normal(*_a), normal(*_b))
+smooth("matmul", lambda x: x @ x, normal(3, 3))
+smooth("matmul", ost.matmul, _PLANE, _PLANE.T)
+smooth("matmul", ost.matmul, _PLANE, normal(3, 2))
+smooth("einsum", lambda a, b: ost.einsum("abc,bcd->da", a, b), normal(3, 4, 2), normal(4, 2, 3))
+smooth(
+    "einsum",
+    lambda a, b: ost.einsum("xaby,xcdy->xabcd", a, b),
+    normal(2, 3, 2, 4),
+    normal(2, 2, 3, 4, dtype="complex128"),
+)
+for _k in (-1, 0, 2):
+    smooth("diagonal", lambda x, k=_k: ost.diagonal(x, offset=k), normal(2, 4, 3))
+
+smooth("copy", ost.copy, normal(3))
+smooth("resplit", lambda x: ost.resplit(x * x, 0), normal(5, 2))
+smooth("reshape", lambda x: ost.reshape(x, (3, 4)) * 2, normal(2, 6))
+smooth("reshape", lambda x: x.T.reshape(-1), normal(2, 6))
+smooth("expand_dims", lambda x: ost.expand_dims(x, axis=(0, 2)), normal(2, 3))
+smooth("squeeze", lambda x: ost.squeeze(x, 1), normal(2, 1, 3))
+smooth("permute_dims", lambda x: ost.permute_dims(x, (2, 0, 1)), normal(2, 3, 4))
+smooth("broadcast_to", lambda x: ost.broadcast_to(x, (4, 3)), normal(3))
+smooth("broadcast_to", lambda x: ost.broadcast_to(x, (2, 4, 3)), normal(4, 1))
+for _key in (np.s_[1:3], np.s_[::-2], np.s_[:, 1], np.s_[..., None, 2:], np.s_[3:1], np.s_[-1, 0]):
+    smooth("slice", lambda x, k=_key: x[k] * x[k], normal(4, 3))
+    for _mode in MODES:
+        smooth(
+            "update_slice",
+            lambda x, v, k=_key, m=_mode: getattr(x.at[k], m)(v),
+            normal(4, 3),
+            normal(*np.zeros((4, 3))[_key].shape),
+        )
+smooth("update_slice", lambda x, v: x.at[1:].add(v), normal(4, 3), np.float64(2))
+smooth("concat", lambda x, y: ost.concat([x, y, x], axis=1), normal(3, 2), normal(3, 4))
+smooth("concat", lambda x, y: ost.stack([x, y]), normal(3), normal(3, dtype="complex128"))
+smooth("concat", lambda x: ost.roll(x, 2, axis=0) * x, normal(5, 2))
+smooth("pad", lambda x: ost.pad(x, ((1, 0), (2, 3)), value=7.0), normal(3, 2))
+smooth("pad", lambda x: ost.pad(x, 2, mode="reflect"), normal(4, 3))
+
+_PLACES = np.array([[2, 0], [0, -1]])
+smooth("take", lambda x: ost.take(x, _PLACES, axis=0), normal(4, 3))
+smooth("take", lambda x: x[:, [0, 0, 2]] * x, normal(4, 3))
+smooth("take", lambda x: x[[0, 1, 1], [2, 0, 0]], normal(4, 3))
+for _axis in (0, 1):
+    for _mode in MODES:
+        for _i in (np.array([3, 0, 1]), np.array([2, 2, 0])):
+            smooth(
+                "put",
+                lambda x, v, i=_i, a=_axis, m=_mode: apply(
+                    "put", x, ost.asarray(i), v, axis=a, mode=m
+                ),
+                normal(4, 4),
+                normal(*((3, 4) if _axis == 0 else (4, 3))),
+            )
+smooth("put", lambda x, v: x.at[_PLACES].set(v), normal(4, 3), normal(2, 2, 3))
+smooth("put", lambda x, v: x.at[_PLACES].multiply(v), normal(4), normal(2, 2))
+_LINES = _rng.integers(0, 3, (4, 2))
+smooth("take_along_axis", lambda x: ost.take_along_axis(x, _LINES, axis=1), normal(4, 3))
+smooth("take_along_axis", lambda x: ost.take_along_axis(x, _LINES, axis=1), normal(1, 3))
+smooth(
+    "put_along_axis",
+    lambda x, v: apply("put_along_axis", x, ost.asarray(_LINES), v, axis=1),
+    normal(4, 3),
+    normal(4, 2),
+)
+for _axis in (0, 1):
+    for _descending in (False, True):
+        smooth(
+            "sort",
+            lambda x, a=_axis, d=_descending: ost.sort(x, axis=a, descending=d),
+            normal(5, 4),
+        )
+smooth("loop", lambda x: ost.repeat(3, lambda s: s * s + x, x), inside(0.1, 0.5, 3))
+smooth(
+    "loop",
+    lambda c, xs: ost.scan(lambda s, x: (s * x, s + x * x), c, xs),
+    normal(3),
+    normal(4, 3),
+)
+for _flag in (True, False):
+    smooth(
+        "branch",
+        lambda x, y, c=_flag: ost.cond(
+            ost.asarray(c), lambda x: ost.sin(x) * y, lambda x: x * x, x
+        ),
+        normal(3),
+        normal(3),
+    )

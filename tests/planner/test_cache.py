@@ -1,0 +1,242 @@
+"""The caches of plans: hits, damage, several processes, limits."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ostinato.planner import cache as cache_module
+from ostinato.planner import pipeline
+from ostinato.planner.cache import PlanCache
+
+import ostinato as ost
+from ostinato import settings
+from ostinato.sessions import Session
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(settings, "cache", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def session(folder: Path) -> Iterator[Session]:
+    with ost.connect() as s:
+        yield s
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.plan"))
+
+
+def source_of(function: Any, *args: Any) -> str:
+    f = ost.compile(function)
+    f(*args)
+    return f.misses[-1].source
+
+
+def program(x: Any) -> Any:
+    return ost.tanh(x @ x.T).sum(0) * 2
+
+
+def test_memory_then_disk(folder: Path) -> None:
+    with ost.connect():
+        assert source_of(program, ost.ones((3, 3))) == "made"
+        assert source_of(program, ost.ones((3, 3))) == "memory"
+        assert source_of(program, ost.ones((4, 3))) == "made"
+    with ost.connect():
+        assert source_of(program, ost.ones((3, 3))) == "disk"
+        assert source_of(program, ost.ones((3, 3))) == "memory"
+    assert all(len(p.stem) == 32 for p in files(folder))
+
+
+def test_a_hit_on_disk_runs_no_pass(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ost.connect():
+        source_of(program, np.ones((3, 3)))
+
+    def never(*args: Any) -> Any:
+        raise AssertionError("planned")
+
+    monkeypatch.setattr(pipeline, "PASSES", (never,))
+    with ost.connect():
+        f = ost.compile(program)
+        y = f(np.ones((3, 3)))
+        np.testing.assert_allclose(np.asarray(y), np.tanh(np.full((3, 3), 3.0)).sum(0) * 2)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda p: p.write_bytes(b""),
+        lambda p: p.write_bytes(p.read_bytes()[:-5]),
+        lambda p: p.write_bytes(p.read_bytes()[:-5] + b"xxxxx"),
+        lambda p: p.write_bytes(p.read_bytes().replace(b"plan 1", b"plan 9", 1)),
+        lambda p: (p.unlink(), p.mkdir()),
+    ],
+)
+def test_a_damaged_file_is_a_miss_and_makes_way(folder: Path, damage: Any) -> None:
+    with ost.connect():
+        source_of(program, np.ones((3, 3)))
+    (path,) = files(folder)
+    damage(path)
+    with ost.connect():
+        assert source_of(program, np.ones((3, 3))) == "made"
+    if path.is_file():
+        with ost.connect():
+            assert source_of(program, np.ones((3, 3))) == "disk"
+
+
+def test_the_file_of_another_plan_under_this_name_is_a_miss(folder: Path) -> None:
+    with ost.connect():
+        source_of(program, np.ones((3, 3)))
+        source_of(program, np.ones((4, 4)))
+    a, b = files(folder)
+    a.write_bytes(b.read_bytes())
+    with ost.connect():
+        kinds = {source_of(program, np.ones((3, 3))), source_of(program, np.ones((4, 4)))}
+    assert kinds == {"made", "disk"}
+
+
+def test_other_versions_of_the_code_have_their_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ost.connect():
+        source_of(program, np.ones((3, 3)))
+    monkeypatch.setattr(cache_module, "code_version", lambda: "1-other")
+    with ost.connect():
+        assert source_of(program, np.ones((3, 3))) == "made"
+    assert len(files(folder)) == 2
+
+
+def test_the_least_recently_used_go_first(folder: Path) -> None:
+    with ost.connect() as session:
+        for n in range(2, 12):
+            source_of(program, np.ones((n, n)))
+        plans = session.plans
+    by_age = files(folder)
+    for age, path in enumerate(by_age):
+        os.utime(path, (1e9 + age, 1e9 + age))
+    sizes = [p.stat().st_size for p in by_age]
+    plans.limit = sum(sizes[-4:])
+    plans.sweep()
+    assert files(folder) == sorted(by_age[-4:])
+
+
+def test_leftovers_of_dead_writers_go(folder: Path) -> None:
+    with ost.connect() as session:
+        source_of(program, np.ones((3, 3)))
+        part = files(folder)[0].parent / ".x.plan.123.part"
+        part.write_text("half")
+        os.utime(part, (1e9, 1e9))
+        session.plans.sweep()
+        assert not part.exists()
+
+
+def test_no_folder_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "cache", None)
+    with ost.connect():
+        assert source_of(program, np.ones((3, 3))) == "made"
+    monkeypatch.setattr(settings, "cache", Path("/proc/nowhere"))
+    with ost.connect():
+        assert source_of(program, np.ones((3, 3))) == "made"
+
+
+def test_in_memory_only_so_many() -> None:
+    dropped: list[Any] = []
+    with ost.connect() as session:
+        session.plans.dropped = dropped.append
+        f = ost.compile(lambda x: x + 1)
+        kept = cache_module.KEPT
+        cache_module.KEPT = 3
+        try:
+            for n in range(1, 7):
+                f(np.ones(n))
+        finally:
+            cache_module.KEPT = kept
+        assert len(session.plans.plans) == 3
+        assert len(dropped) == 3
+        np.testing.assert_array_equal(np.asarray(f(np.ones(1))), [2.0])  # dropped, and still good
+
+
+def _work(folder: str, seed: int) -> int:
+    """A process that plans the same few functions as all others do, in its own order."""
+    settings.cache = Path(folder)
+    order = np.random.default_rng(seed).permutation(np.arange(2, 8))
+    with ost.connect():
+        for n in order:
+            f = ost.compile(program)
+            y = np.asarray(f(np.ones((int(n), 3))))
+            np.testing.assert_allclose(y, np.tanh(np.full((n, n), 3.0)).sum(0) * 2)
+    return 0
+
+
+def test_several_processes_at_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    team = [context.Process(target=_work, args=(str(tmp_path), k)) for k in range(4)]
+    for process in team:
+        process.start()
+    for process in team:
+        process.join(120)
+    assert [p.exitcode for p in team] == [0] * 4
+    assert len(files(tmp_path)) == 6
+    assert not list(tmp_path.rglob("*.part"))
+
+
+CHILD = """
+import ostinato as ost
+f = ost.compile(lambda x: ost.tanh(x @ x.T).sum(0) * 2)
+f(ost.ones((3, 3)))
+print(f.misses[-1].source)
+"""
+
+
+def test_another_process_hits_the_disk(tmp_path: Path) -> None:
+    env = {**os.environ, "OSTINATO_CACHE": str(tmp_path)}
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", CHILD], env=env, capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    ]
+    assert [s.strip() for s in said] == ["made", "disk"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("OSTINATO_DEBUG", "9", "needed a whole number from 0 to 4"),
+        ("OSTINATO_DEBUG", "loud", "needed a whole number from 0 to 4"),
+        ("OSTINATO_CACHE_MB", "-1", "needed a whole number"),
+    ],
+)
+def test_bad_settings_are_refused(name: str, value: str, message: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", "import ostinato"],
+        env={**os.environ, name: value},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 1
+    assert f"{name}='{value}': {message}" in run.stderr
+
+
+def test_a_cache_of_size_zero_writes_nothing(folder: Path) -> None:
+    plans = PlanCache(folder, 0)
+    with ost.connect() as session:
+        f = ost.compile(program)
+        f(np.ones((3, 3)))
+        plan = f.plan
+        assert session.plans.limit > 0
+    for path in files(folder):
+        path.unlink()
+    plans.put(plan)
+    assert not files(folder)

@@ -1,0 +1,279 @@
+"""Which layouts and collectives the classic cases come to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from ostinato.ops.layout import Layout, Partial, exchange_lists, intersect, volume
+from ostinato.planner.explain import facts
+
+import ostinato as ost
+from ostinato.errors import LayoutError
+from tests.sessions import MESHES, use
+
+P = 4
+
+
+def plan_of(function: Any, *inputs: Any, mesh: tuple[int, ...] = (P,)) -> Any:
+    """The facts and layouts of a compiled function of arrays with splits."""
+    with use(mesh):
+        f = ost.compile(function)
+        f(*(ost.asarray(x, split=s) for x, s in inputs))
+        found = facts(f.plan)
+        return found["collectives"], found["sent"], [str(s.layout) for s in f.plan.out_specs]
+
+
+X = np.ones((64, 48))
+V = np.ones(48)
+
+
+def test_elementwise_needs_no_communication() -> None:
+    assert plan_of(lambda x, y: ost.tanh(x * y + 1), (X, 0), (X, 0)) == ({}, 0, ["split 0 of 4"])
+    assert plan_of(lambda x, v: x * v + 1, (X, 0), (V, None)) == ({}, 0, ["split 0 of 4"])
+
+
+def test_rows_by_weights_needs_none() -> None:
+    w = np.ones((48, 16))
+    assert plan_of(lambda x, w: x @ w, (X, 0), (w, None)) == ({}, 0, ["split 0 of 4"])
+    assert plan_of(lambda x, w: x @ w, (X, None), (w, 1)) == ({}, 0, ["split 1 of 4"])
+
+
+def test_a_split_inner_index_is_one_all_reduce() -> None:
+    a, b = np.ones((16, 4000)), np.ones((4000, 8))
+    kinds, sent, layouts = plan_of(lambda a, b: a @ b, (a, 1), (b, 0))
+    assert kinds == {"all_reduce": 1}
+    assert sent == 2 * (P - 1) * 16 * 8 * 8  # each addend there and back: 2 (P-1)/P of it, P times
+    assert layouts == ["whole of 4"]
+
+
+def test_or_one_reduce_scatter_where_it_is_asked_for_or_a_replica_would_outgrow_its_parts() -> None:
+    a, b = np.ones((16, 4000)), np.ones((4000, 8))
+    kinds, sent, layouts = plan_of(lambda a, b: (a @ b).resplit(0), (a, 1), (b, 0))
+    assert kinds == {"reduce_scatter": 1}
+    assert sent == (P - 1) * 16 * 8 * 8
+    assert layouts == ["split 0 of 4"]
+    a, b = np.ones((400, 400)), np.ones((400, 400))
+    kinds, _, layouts = plan_of(lambda a, b: a @ b, (a, 1), (b, 0))
+    assert kinds == {"reduce_scatter": 1}
+    assert layouts == ["split 0 of 4"]
+
+
+def test_mean_and_variance_together_are_one_collective() -> None:
+    x = np.ones((4000, 16))
+    kinds, sent, _ = plan_of(lambda x: (x.mean(0), x.var(0)), (x, 0))
+    assert kinds == {"all_reduce": 1}
+    assert sent == 2 * (P - 1) * (8 + 2 * 16 * 8)  # count, means, squares
+    kinds, _, _ = plan_of(lambda x: (x - x.mean(0)) / x.std(0), (x, 0))
+    assert kinds == {"all_reduce": 1}
+    kinds, _, _ = plan_of(lambda x: ost.nn.layer_norm(x, axis=0), (x, 0))
+    assert kinds == {"all_reduce": 1}
+
+
+def test_argmin_is_one_collective_of_value_and_place() -> None:
+    x = np.ones((4000, 16))
+    kinds, sent, _ = plan_of(lambda x: x.argmin(0), (x, 0))
+    assert kinds == {"all_reduce": 1}
+    assert sent == 2 * (P - 1) * 16 * (8 + 8)
+
+
+def test_k_means_step_is_two_all_reduces() -> None:
+    def lloyd(x: Any, c: Any) -> Any:
+        d = ((x[:, None, :] - c[None]) ** 2).sum(-1)
+        near = ost.nn.one_hot(d.argmin(1), c.shape[0], dtype=x.dtype)
+        return (near.T @ x) / near.sum(0)[:, None]
+
+    kinds, sent, layouts = plan_of(
+        lloyd, (np.random.rand(4000, 16), 0), (np.random.rand(8, 16), None)
+    )
+    assert kinds == {"all_reduce": 2}
+    assert sent == 2 * (P - 1) * (8 * 16 + 8) * 8
+    assert layouts == ["whole of 4"]
+
+
+def test_a_training_step_reduces_each_gradient_once() -> None:
+    from tests.planner.test_memory import mlp, mlp_inputs
+
+    with use((P,)):
+        step = ost.compile(mlp)
+        p, x, y = mlp_inputs(4096)
+        p, _ = step(p, x.resplit(0), y.resplit(0), 0.1)
+        p, _ = step(p, x.resplit(0), y.resplit(0), 0.2)
+        found = facts(step.plan)
+        assert found["collectives"] == {"all_reduce": 4}  # three gradients and the loss
+        assert [str(v.layout) for v in p.values()] == ["whole of 4"] * 3
+        assert len(step.misses) == 1, "the state comes back as it went in"
+
+
+def test_a_stencil_is_one_halo() -> None:
+    def heat(u: Any) -> Any:
+        return u[2:] + u[:-2] - 2 * u[1:-1]
+
+    kinds, sent, _ = plan_of(heat, (np.ones((400, 10)), 0))
+    assert kinds == {"halo": 1}
+    assert sent <= 3 * (P - 1) * 10 * 8
+
+
+def test_one_row_is_a_broadcast_of_it() -> None:
+    kinds, sent, _ = plan_of(lambda x: x[63] + ost.zeros(48), (X, 0))
+    assert sent <= P * 48 * 8
+    assert sum(kinds.values()) <= 2
+
+
+def test_transposes_swap_what_is_split() -> None:
+    assert plan_of(lambda x: x.T, (X, 0)) == ({}, 0, ["split 1 of 4"])
+
+
+def test_reshape_keeps_the_split_where_pieces_agree() -> None:
+    assert plan_of(lambda x: x.reshape(-1), (X, 0)) == ({}, 0, ["split 0 of 4"])
+    assert plan_of(lambda x: x.reshape(64, 6, 8), (X, 0)) == ({}, 0, ["split 0 of 4"])
+    kinds, _, _ = plan_of(lambda x: x.reshape(-1, 7), (np.ones((7, 6)), 0))
+    assert kinds
+
+
+def test_sorting_along_the_split_axis_moves_the_split() -> None:
+    kinds, _, layouts = plan_of(lambda x: ost.sort(x, axis=0), (X, 0))
+    assert kinds == {"all_to_all": 1}
+    assert layouts == ["split 1 of 4"]
+
+
+def test_what_is_whole_stays_whole() -> None:
+    assert plan_of(lambda x: (x @ x.T).sum(), (X, None)) == ({}, 0, ["whole of 4"])
+
+
+def test_creation_lies_where_it_is_asked_for() -> None:
+    kinds, sent, layouts = plan_of(lambda: (ost.zeros((8, 8), split=0), ost.arange(12, split=0)))
+    assert (kinds, sent) == ({}, 0)
+    assert layouts == ["split 0 of 4"] * 2
+    with use((P,)) as session:
+        x = ost.random.normal((1000, 10), split=0)
+        assert x.split == 0
+        assert session.engine.workers[0].store[x._operand.handle][0].shape == (250, 10)
+
+
+def test_two_mesh_axes() -> None:
+    a = np.ones((64, 64))
+    kinds, _, layouts = plan_of(lambda a: ost.exp(a) * 2, (a, (0, 1)), mesh=(2, 2))
+    assert (kinds, layouts) == ({}, ["split 0 on axis 0, split 1 on axis 1 of 2x2"])
+    kinds, sent, layouts = plan_of(lambda a: a.sum(1), (a, (0, 1)), mesh=(2, 2))
+    assert kinds == {"all_reduce": 1}
+    assert layouts == ["split 0 on axis 0 of 2x2"]
+    assert sent == 2 * 1 * 4 * 32 * 8 // 2
+    kinds, _, layouts = plan_of(lambda a: a.sum(), (a, (0, 1)), mesh=(2, 2))
+    assert kinds == {"all_reduce": 1}, "over both axes at once"
+
+
+def test_loops_keep_their_state_where_it_is() -> None:
+    def power(a: Any, v: Any) -> Any:
+        def turn(v: Any) -> Any:
+            w = a @ v
+            return w / ost.sqrt((w * w).sum())
+
+        return ost.repeat(10, turn, v)
+
+    kinds, _, layouts = plan_of(power, (np.ones((400, 400)), 0), (np.ones(400), None))
+    assert layouts in (["split 0 of 4"], ["whole of 4"])
+    assert sum(kinds.values()) <= 3
+
+
+def test_collectives_start_before_other_work_and_are_awaited_after_it() -> None:
+    def two(x: Any, y: Any) -> Any:
+        return x.T @ x + 1, ost.tanh(y).T @ y + 2
+
+    with use((P,)):
+        f = ost.compile(two)
+        f(ost.asarray(np.ones((4000, 8)), split=0), ost.asarray(np.ones((4000, 8)), split=0))
+        names = [n.op for n in f.plan.program.graph.nodes]
+    assert names.count("start") == 2
+    assert names.count("wait") == 2
+    first = names.index("start")
+    assert "matmul" in names[first : names.index("wait")], (
+        "the second product runs while the first sum travels"
+    )
+
+
+# -- layouts themselves -------------------------------------------------------------------------
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("shape", [(7, 5), (1, 9), (0, 4), (24, 24)])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_parts_cover_an_array_once(
+    mesh: tuple[int, ...], shape: tuple[int, ...], blocks: bool
+) -> None:
+    import itertools
+
+    for splits in itertools.product((None, 0, 1), repeat=len(mesh)):
+        layout = Layout(mesh, splits, (), blocks)
+        count = np.zeros(shape, int)
+        for rank in range(layout.workers):
+            box = layout.box(shape, rank)
+            count[tuple(slice(*b) for b in box)] += 1
+            assert all(lo <= hi for lo, hi in box)
+            assert all(
+                a <= b
+                for a, b in zip(layout.local_shape(shape, rank), layout.largest(shape), strict=True)
+            )
+        copies = np.prod([n for n, s in zip(mesh, splits, strict=True) if s is None])
+        if 0 not in shape:
+            assert (count == copies).all()
+
+
+def test_parts_are_balanced() -> None:
+    layout = Layout((4,), (0,))
+    assert [layout.local_shape((10,), r) for r in range(4)] == [(3,), (3,), (2,), (2,)]
+    nested = Layout((2, 2), (0, 0))
+    assert [nested.box((10,), r) for r in range(4)] == [((0, 3),), ((3, 5),), ((5, 8),), ((8, 10),)]
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (12,), (0, 3), (2, 2)])
+def test_messages_bring_each_element_once(shape: tuple[int, ...]) -> None:
+    import itertools
+
+    layouts = [
+        Layout(mesh, splits)
+        for mesh in ((4,), (2, 2), (1, 4))
+        for splits in itertools.product((None, *range(len(shape))), repeat=len(mesh))
+    ]
+    for has, needs in itertools.product(layouts, repeat=2):
+        for rank in range(4):
+            wanted = needs.box(shape, rank)
+            pieces = [p for p in exchange_lists(has, needs, shape) if p.target == rank]
+            assert sum(volume(p.box) for p in pieces) == volume(wanted)
+            for p in pieces:
+                assert intersect(has.box(shape, p.source), p.box) == p.box, (
+                    "a source sends what it has"
+                )
+                if p.source != rank:
+                    assert volume(intersect(has.box(shape, rank), p.box)) == 0, (
+                        "nobody fetches what is there"
+                    )
+
+
+def test_layouts_are_what_they_say() -> None:
+    layout = Layout((3, 2), (0, Partial("sum")))
+    assert repr(layout) == "split 0 on axis 0, partial sum on axis 1 of 3x2"
+    assert Layout((1, 2), (0, 1)) is Layout((1, 2), (None, 1)), "one worker splits nothing"
+    with pytest.raises(AttributeError):
+        layout.mesh = (6,)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ost.zeros((2, 3)).resplit(2), r"resplit .*: got split=2 of an array with 2 axes"),
+        (lambda: ost.zeros((2, 3)).resplit("rows"), r"got split=rows"),
+        (
+            lambda: ost.evaluate(ost.zeros((2, 3)).resplit((0, 1))),
+            r"got 2 entries for a mesh of 1 axes",
+        ),
+        (
+            lambda: ost.evaluate(ost.zeros((2, 3)).resplit(0, mesh=(3,))),
+            r"got 4 workers; needed a mesh of 4",
+        ),
+        (lambda: ost.connect(workers=4, mesh=(3, 2)), r"needed a mesh of 4 workers"),
+        (lambda: ost.connect(mesh=(0,)), r"needed one to four axes of 1 worker or more"),
+    ],
+)
+def test_layout_errors(make: Any, message: str) -> None:
+    with use((P,)), pytest.raises(LayoutError, match=message):
+        make()

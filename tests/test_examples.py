@@ -1,0 +1,100 @@
+"""The examples and the README run, and find what they look for."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ostinato as ost
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        f"example_{name}", ROOT / "examples" / f"{name}.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_kmeans(workers: int) -> None:
+    losses = example("kmeans").main(5_000, 8, workers)
+    assert losses[-1] < 0.5 * losses[0]
+    assert losses[-1] == pytest.approx(losses[-2], rel=1e-3)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_logistic_regression(workers: int) -> None:
+    losses, right = example("logistic_regression").main(5_000, 6, workers)
+    assert all(b <= a + 1e-9 for a, b in pairwise(losses))
+    assert losses[-1] == pytest.approx(losses[-2], abs=1e-7)
+    assert right > 0.7
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_power_iteration(workers: int) -> None:
+    value, rest = example("power_iteration").main(100, workers)
+    assert rest < 1e-5
+    assert value == pytest.approx(50, rel=0.05)
+
+
+def test_heat() -> None:
+    heat = example("heat")
+    alone, together = heat.main(30, 1, 2), heat.main(30, 4, 2)
+    np.testing.assert_allclose(alone, together)
+    u = np.zeros((30, 30))
+    u[0] = 100
+    for _ in range(200):
+        inner = u[1:-1, 1:-1]
+        around = u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2]
+        u[1:-1, 1:-1] = inner + 0.2 * (around - 4 * inner)
+    np.testing.assert_allclose(alone, u)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_mlp(workers: int) -> None:
+    losses, right = example("mlp").main(400, 120, workers)
+    assert losses[-1] < 0.3 * losses[0]
+    assert right > 0.9
+
+
+def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example("demo").main(str(tmp_path), points=3_000, steps=6)
+    said = capsys.readouterr().out
+    assert re.search(r"run as [0-9a-f]{12} in .* calls 2-6: .* by the id", said)
+    assert "2 all_reduce" in said
+    assert "1 plans, 119 hits, 1 misses" in said
+    assert "x.shape: (3000, 16) -> (1000, 16)" in said
+    assert {p.name for p in tmp_path.iterdir()} == {"kmeans.svg", "training.svg", "kmeans.plan"}
+
+
+def test_examples_are_short() -> None:
+    for path in (ROOT / "examples").glob("*.py"):
+        if path.name != "demo.py":
+            assert len(path.read_text().splitlines()) < 60, path.name
+
+
+def test_the_code_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert len([x for x in code.splitlines() if x.strip()]) <= 15
+    names: dict[str, Any] = {}
+    try:
+        exec(compile(code, "README.md", "exec"), names)
+    finally:
+        session = ost.session()
+        session.close()
+    assert "README.md:" in capsys.readouterr().out
+    assert "29 hits, 1 misses" in repr(names["lloyd"])

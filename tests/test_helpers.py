@@ -1,0 +1,94 @@
+"""The helper itself: it fails for each thing that it claims to check."""
+
+import numpy as np
+import pytest
+
+import ostinato as ost
+from tests.helpers import assert_same, on, ways
+
+X = np.arange(15.0).reshape(5, 3)
+
+
+def test_passes():
+    assert_same(lambda x, y: x + y, np.add, X, X[0])
+
+
+def test_wrong_value():
+    with pytest.raises(AssertionError, match="lazily"):
+        assert_same(lambda x: x + 1e-8, lambda x: x, X)
+
+
+def test_wrong_dtype():
+    with pytest.raises(AssertionError, match="dtype: got float32, needed float64"):
+        assert_same(lambda x: x.astype(ost.float32), lambda x: x, X)
+
+
+def test_wrong_shape():
+    with pytest.raises(AssertionError, match=r"shape: got \(1, 3\), needed \(3,\)"):
+        assert_same(lambda x: x.sum(0, keepdims=True), lambda x: x.sum(0), X)
+
+
+def test_wrong_number_of_results():
+    with pytest.raises(AssertionError, match="needed tuple"):
+        assert_same(lambda x: (x,), lambda x: (x, x), X)
+
+
+def test_not_an_array():
+    with pytest.raises(AssertionError, match="needed an Array"):
+        assert_same(lambda x: np.asarray(x), lambda x: x, X)
+
+
+def test_wrong_when_compiled():
+    calls = []
+
+    def second_is_wrong(x):
+        calls.append(x)
+        return x if len(calls) == 1 else x + 1
+
+    with pytest.raises(AssertionError, match="compiled"):
+        assert_same(second_is_wrong, lambda x: x, X)
+
+
+def test_wrong_in_a_layout():
+    def wrong_for_three(x):
+        return x + (ost.session().workers == 3)
+
+    with pytest.raises(AssertionError, match=r"mesh \(3,\), split \(0,\)"):
+        assert_same(wrong_for_three, lambda x: x, X)
+
+
+def test_changed_input():
+    def scribble(x):
+        value = np.asarray(x)
+        value.flags.writeable = True
+        value[0, 0] = 7
+        return x * 0
+
+    with pytest.raises(AssertionError, match="changed its input"):
+        assert_same(scribble, lambda x: x * 0, X)
+
+
+def test_results_without_inputs_are_made_in_parts():
+    seen = []
+
+    def record():
+        seen.append(ost.session().workers)
+        return ost.zeros((5, 2))
+
+    assert_same(record, lambda: np.zeros((5, 2)))
+    assert seen.count(3) > 2
+
+
+def test_splits():
+    assert ways([X], (3,), 5) == [(0,), (1,), (None,)]
+    assert len(ways([X, X, X], (2, 2), 4)) == 4
+    assert ways([np.float64(1)], (2, 2), 4) == [(None,)]
+
+
+def test_sessions_are_kept_and_put_back():
+    before = ost.session()
+    with on(3) as first:
+        assert ost.session() is first
+    with on(3) as second:
+        assert first is second
+    assert ost.session() is before

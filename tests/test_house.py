@@ -1,0 +1,211 @@
+"""The house itself: arrows point down, rooms have one name, the wheel has everything, and the door opens fast."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+
+import ostinato as ost
+
+ROOT = Path(__file__).resolve().parents[1]
+FLOORS = {"ops": 0, "planner": 1, "runtime": 2, "ostinato": 3}
+LEAVES = ("ostinato.errors", "ostinato.settings")
+HEAVY = {
+    "dask",
+    "distributed",
+    "mpi4py",
+    "numba",
+    "cupy",
+    "networkx",
+    "h5py",
+    "zarr",
+    "torch",
+    "jax",
+}
+
+
+def modules(room: str) -> list[Path]:
+    return sorted((ROOT / room).rglob("*.py"))
+
+
+def imports(path: Path, top_level: bool = False) -> list[tuple[str, bool]]:
+    """What a file imports, and whether relatively; at the top level only, or anywhere but under TYPE_CHECKING."""
+    found = []
+    tree = ast.parse(path.read_text())
+    skip = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in tree.body if top_level else ast.walk(tree):
+        if id(node) in skip:
+            continue
+        if isinstance(node, ast.Import):
+            found += [(alias.name, False) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [
+                f"{node.module}.{a.name}" if node.module == "ostinato" else str(node.module)
+                for a in node.names
+            ]
+            found += [(name, node.level > 0) for name in names]
+    return found
+
+
+@pytest.mark.parametrize("room", FLOORS)
+def test_arrows_point_down(room: str) -> None:
+    for path in modules(room):
+        for name, relative in imports(path):
+            if relative or not name.startswith("ostinato") or name in LEAVES:
+                continue
+            parts = name.split(".")
+            other = parts[1] if len(parts) > 1 and parts[1] in FLOORS else "ostinato"
+            if other == room:
+                continue
+            late = (
+                path.name == "array.py" and name == "ostinato"
+            )  # the namespace that an array reports
+            assert FLOORS[other] < FLOORS[room] or late, f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_the_runtime_knows_no_passes() -> None:
+    for path in modules("runtime"):
+        for name, _ in imports(path):
+            assert name not in (
+                "ostinato.planner.pipeline",
+                "ostinato.planner.layouts",
+                "ostinato.planner.simplify",
+                "ostinato.planner.cache",
+            ), path
+
+
+def test_the_pipeline_stands_beside() -> None:
+    for path in modules("io_pipeline"):
+        for name, _ in imports(path):
+            assert not re.match(r"ostinato\.(planner|runtime)", name)
+
+
+@pytest.mark.parametrize("room", [*FLOORS, "io_pipeline"])
+def test_rooms_have_one_name(room: str) -> None:
+    """`import planner` would work from the checkout and make a second copy."""
+    for path in modules(room):
+        for name, relative in imports(path):
+            assert relative or name.split(".")[0] not in (
+                "ops",
+                "planner",
+                "runtime",
+                "io_pipeline",
+            ), path
+    code = "import sys, ostinato; print([m for m in ('ops', 'planner', 'runtime') if m in sys.modules])"
+    assert run_python(code).strip() == "[]"
+
+
+def test_heavy_libraries_are_imported_when_they_are_used() -> None:
+    for room in (*FLOORS, "io_pipeline"):
+        for path in modules(room):
+            for name, _ in imports(path, top_level=True):
+                assert name.split(".")[0] not in HEAVY, (
+                    f"{path.relative_to(ROOT)} imports {name} at once"
+                )
+
+
+def run_python(code: str, cwd: Path | None = None, python: str = sys.executable) -> str:
+    return subprocess.run(
+        [python, "-c", code], cwd=cwd or ROOT, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_the_door_opens_fast_and_alone() -> None:
+    code = f"import sys, ostinato; print(sorted(set(m.split('.')[0] for m in sys.modules) & {HEAVY!r}))"
+    assert run_python(code).strip() == "[]"
+
+
+def test_every_package_is_in_the_wheel_list() -> None:
+    """A package that is missing there works in a checkout and is absent from the wheel."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    there = {"ostinato"}
+    for room in ("ops", "planner", "runtime", "io_pipeline", "ostinato"):
+        for init in (ROOT / room).rglob("__init__.py"):
+            inner = ".".join(init.relative_to(ROOT).parts[:-1])
+            there.add(inner if room == "ostinato" else f"ostinato.{inner}")
+    assert set(listed["packages"]) == there
+    assert set(listed["package-dir"]) >= {p for p in there if p.count(".") <= 1}
+
+
+@pytest.mark.install
+def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
+    copy = tmp_path / "source"  # a build leaves its traces, and would find those of the last one
+    for room in (*FLOORS, "io_pipeline"):
+        shutil.copytree(ROOT / room, copy / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy / name)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "build",
+            "-q",
+            "--wheel",
+            "--no-isolation",
+            "--outdir",
+            str(tmp_path),
+            str(copy),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    home = tmp_path / "venv"
+    venv.create(home, with_pip=False)
+    python = str(home / "bin" / "python")
+    site = run_python(
+        "import sysconfig; print(sysconfig.get_path('purelib'))", tmp_path, python
+    ).strip()
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, str(wheel)],
+        check=True,
+        capture_output=True,
+    )
+    # its dependencies, from where these tests run; the checkout itself stays out of sight
+    (Path(site) / "dependencies.pth").write_text(str(Path(ml_dtypes_home())) + "\n")
+    code = (
+        "import ostinato as ost, numpy as np; f = ost.compile(lambda x: (x @ x.T).sum()); "
+        "print(float(f(np.ones((2, 3)))), ost.__file__); f.plan.explain(); f.plan.draw('p.svg'); "
+        "import ostinato.io_pipeline"
+    )
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    run = subprocess.run(
+        [python, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True, env=env
+    )
+    value, path = run.stdout.split()
+    assert value == "12.0"
+    assert path.startswith(site)
+
+
+def ml_dtypes_home() -> str:
+    import ml_dtypes
+
+    return str(Path(ml_dtypes.__file__).parents[1])
+
+
+def test_sources_name_no_place_of_one_machine() -> None:
+    for room in (*FLOORS, "io_pipeline", "tests", "examples", "benchmarks", "docs"):
+        for path in (ROOT / room).rglob("*"):
+            if path.suffix in (".py", ".md", ".toml"):
+                text = path.read_text()
+                for place in ("/wo" + "rk/", "/ho" + "me/", "/ro" + "ot/"):
+                    assert place not in text, f"{path.relative_to(ROOT)} names {place}"
+
+
+def test_the_version_is_the_packages() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert ost.__version__ == listed
