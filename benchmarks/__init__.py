@@ -1,0 +1,1 @@
+"""Measurements: `python -m benchmarks` lists the suites."""

@@ -1,0 +1,72 @@
+"""python -m benchmarks SUITE [--json] [--only SYSTEM,...] [--workload NAME,...] [--repeat N]"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import machine, runner, table
+from .workload import SYSTEMS, workloads
+
+SUITES = ("dispatch", "planning")
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def suites() -> str:
+    """A line per suite."""
+    lines = []
+    for name in SUITES:
+        module = importlib.import_module(f"benchmarks.{name}")
+        about = (module.__doc__ or "").strip().splitlines()[0]
+        lines.append(f"{name:<10} {about}")
+    return "\n".join(lines)
+
+
+def main(args: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("suite", nargs="?", choices=SUITES)
+    parser.add_argument("--json", action="store_true", help="one line of JSON per row")
+    parser.add_argument("--only", default="", help="systems: " + ",".join(SYSTEMS))
+    parser.add_argument("--workload", default="", help="workloads, by how their names begin")
+    parser.add_argument("--repeat", type=int, default=runner.REPEAT, help="processes per system")
+    parser.add_argument("--save", action="store_true", help="keep the rows in benchmarks/results")
+    given = parser.parse_args(args)
+    if given.suite is None:
+        print(suites())
+        return 0
+    only = [s for s in given.only.split(",") if s]
+    unknown = sorted(set(only) - set(SYSTEMS))
+    if unknown:
+        parser.error(f"--only: got {', '.join(unknown)}; needed some of {', '.join(SYSTEMS)}")
+    which = [w for w in given.workload.split(",") if w]
+    found = runner.probe()
+    lines = [json.dumps({"machine": found})]
+    print(lines[0] if given.json else machine.in_words(found), flush=True)
+    printer = table.Printer(
+        {w.name: w.about for w in workloads(importlib.import_module(f"benchmarks.{given.suite}"))}
+    )
+    good = True
+    for row in runner.run(f"benchmarks.{given.suite}", only, max(1, given.repeat), which=which):
+        lines.append(json.dumps(row))
+        good = good and row.get("problem") in (None, "absent")
+        if given.json:
+            print(lines[-1], flush=True)
+        else:
+            printer.add(row)
+    if not given.json:
+        printer.end()
+    if given.save:
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"{given.suite}-{datetime.date.today():%Y-%m-%d}.json"
+        path.write_text("\n".join(lines) + "\n")
+        print(path, file=sys.stderr)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

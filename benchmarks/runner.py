@@ -1,0 +1,275 @@
+"""Runs suites: each system in processes of its own, all of them in turn, so that whatever else the
+machine does hits all alike.
+
+For a workload all systems are started and made ready, and their answers compared with what is
+expected. Then they are asked for samples one after the other, round after round, while those that
+are not asked sleep. This happens `repeat` times, with new processes each time; a row is the median
+of all samples. Every process has the same two processors and as many threads."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import machine
+from .workload import SYSTEMS, System, Workload, agree, split_name, summary, workloads
+
+ROOT = Path(__file__).resolve().parent.parent
+REPEAT = 2
+ROUNDS = 20
+
+Row = dict[str, Any]
+
+
+def run(
+    module: str,
+    only: Sequence[str] = (),
+    repeat: int = REPEAT,
+    rounds: int = ROUNDS,
+    which: Sequence[str] = (),
+) -> Iterator[Row]:
+    """The rows of a suite, workload by workload."""
+    absent: dict[str, str] = {}
+    for workload in workloads(importlib.import_module(module)):
+        if which and not any(workload.name.startswith(w) for w in which):
+            continue
+        names = [n for n in workload.cases if not only or split_name(n)[0] in only]
+        for system in dict.fromkeys(split_name(n)[0] for n in names):
+            if system not in absent:
+                absent[system] = missing(system)
+                if absent[system]:
+                    yield absence(system, absent[system])
+        names = [n for n in names if not absent[split_name(n)[0]]]
+        yield from run_workload(module, workload, names, repeat, rounds)
+
+
+def run_workload(
+    module: str, workload: Workload, names: Sequence[str], repeat: int, rounds: int
+) -> Iterator[Row]:
+    """One row for each case."""
+    wanted = summary(workload.expect())
+    samples: dict[str, list[float]] = {n: [] for n in names}
+    problems: dict[str, tuple[str, str]] = {}
+    for _ in range(repeat):
+        children = {n: Child(module, workload, n) for n in names if n not in problems}
+        try:
+            for n, child in children.items():
+                problem = child.ready(wanted)
+                if problem:
+                    problems[n] = problem
+            going = [n for n in children if n not in problems]
+            _sample(children, going, samples, problems, rounds, workload.seconds / repeat)
+        finally:
+            for child in children.values():
+                child.leave()
+            for child in children.values():
+                child.close()
+    for n in names:
+        yield row(workload.name, n, samples[n], problems.get(n))
+
+
+def _sample(
+    children: dict[str, Child],
+    going: Sequence[str],
+    samples: dict[str, list[float]],
+    problems: dict[str, tuple[str, str]],
+    rounds: int,
+    seconds: float,
+) -> None:
+    """Rounds of one sample each. Who has used up its time sits out the rest."""
+    spent = dict.fromkeys(going, 0.0)
+    for k in range(rounds):
+        for n in (*going[k % len(going) :], *going[: k % len(going)]) if going else ():
+            if n in problems or (k and spent[n] >= seconds):
+                continue
+            start = time.perf_counter()
+            found = children[n].ask("sample")
+            spent[n] += time.perf_counter() - start
+            if "seconds" in found:
+                samples[n].append(found["seconds"])
+            else:
+                problems[n] = ("failed", found.get("failed", "no answer"))
+
+
+def row(workload: str, name: str, samples: Sequence[float], problem: tuple[str, str] | None) -> Row:
+    system, variant = split_name(name)
+    good = samples if problem is None else ()
+    made: Row = {
+        "workload": workload,
+        "system": system,
+        "variant": variant,
+        "median_s": statistics.median(good) if good else None,
+        "min_s": min(good) if good else None,
+        "max_s": max(good) if good else None,
+        "n": len(good),
+    }
+    if problem is not None:
+        made["problem"], made["note"] = problem
+    return made
+
+
+def absence(system: str, module: str) -> Row:
+    return row("", system, (), ("absent", f"{module} is missing: {SYSTEMS[system].install}"))
+
+
+def missing(system: str) -> str:
+    """What a system needs and does not find; empty if it has all."""
+    needs = SYSTEMS[system]
+    for name in needs.modules:
+        try:
+            found = importlib.util.find_spec(name)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            return name
+    return "" if not needs.launch or program(needs.launch[0]) else needs.launch[0]
+
+
+def program(name: str) -> str | None:
+    """A program beside this Python, or else on the path."""
+    beside = os.path.dirname(sys.executable)
+    return shutil.which(name, path=os.pathsep.join((beside, os.environ.get("PATH", ""))))
+
+
+# -- processes -----------------------------------------------------------------------------
+class Child:
+    """A process that measures one case when it is asked."""
+
+    def __init__(self, module: str, workload: Workload, name: str) -> None:
+        system = SYSTEMS[split_name(name)[0]]
+        self.workload = workload
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed with the process)
+        with settled():
+            self.process = subprocess.Popen(
+                command(system, "-m", "benchmarks.child", module, workload.name, name),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self.errors,
+                text=True,
+                cwd=ROOT,
+                env=environment(system),
+                start_new_session=True,
+            )
+
+    def ready(self, wanted: dict[str, Any]) -> tuple[str, str] | None:
+        """Wait for it; the problem if there is one."""
+        first = self.hear()
+        if "answer" in first:
+            note = agree(first["answer"], wanted, self.workload.tolerance)
+            return ("wrong", note) if note else None
+        if "absent" in first:
+            return "absent", first["absent"]
+        return "failed", first.get("failed", "no answer")
+
+    def ask(self, what: str) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(what + "\n")
+            self.process.stdin.flush()
+        except OSError:
+            return {"failed": self.last_words()}
+        return self.hear()
+
+    def hear(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        timer = threading.Timer(self.workload.limit, self.kill)
+        timer.start()
+        try:
+            line = self.process.stdout.readline()
+        finally:
+            late = not timer.is_alive()
+            timer.cancel()
+        if late:
+            return {"failed": f"took longer than {self.workload.limit:.0f} s"}
+        try:
+            return dict(json.loads(line))
+        except ValueError:
+            return {"failed": self.last_words()}
+
+    def last_words(self) -> str:
+        self.errors.seek(0)
+        lines = [line for line in self.errors.read().splitlines() if line.strip()]
+        return lines[-1][:300] if lines else "ended without a word"
+
+    def kill(self) -> None:
+        """This process and those that it started."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            self.process.kill()
+
+    def leave(self) -> None:
+        """Ask it to end."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+
+    def close(self) -> None:
+        assert self.process.stdout is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=10)
+        self.kill()
+        self.process.wait()
+        self.process.stdout.close()
+        self.errors.close()
+
+
+def command(system: System, *args: str) -> list[str]:
+    """The command that starts Python for a system."""
+    launch = [program(system.launch[0]) or "", *system.launch[1:]] if system.launch else []
+    return [*launch, sys.executable, *args]
+
+
+def environment(system: System) -> dict[str, str]:
+    """The variables of a system's process. Thread counts have to be known before it imports."""
+    made = {**os.environ, **threads(system.threads), **system.variables}
+    made["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return made
+
+
+def threads(n: int) -> dict[str, str]:
+    """What tells libraries how many threads to use; XLA reads NPROC."""
+    names = ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "NUMBA", "BLIS", "VECLIB_MAXIMUM")
+    return {**{f"{name}_NUM_THREADS": str(n) for name in names}, "NPROC": str(machine.THREADS)}
+
+
+@contextlib.contextmanager
+def settled() -> Iterator[None]:
+    """What is started within stays on the processors that we measure on."""
+    cpus = machine.two_cpus()
+    before = os.sched_getaffinity(0) if cpus else cpus
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        if cpus:
+            os.sched_setaffinity(0, before)
+
+
+def probe() -> dict[str, Any]:
+    """The machine as systems see it."""
+    with settled():
+        made = subprocess.run(
+            [sys.executable, "-m", "benchmarks.machine"],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=ROOT,
+            env=environment(SYSTEMS["numpy"]),
+        )
+    return dict(json.loads(made.stdout))

@@ -1,0 +1,104 @@
+"""What a suite is made of.
+
+A workload is a name, what it must compute, and one function per system (and variant of it). The
+function runs in a process of its own, imports its library, prepares, and returns a `Case`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+Numbers = np.ndarray[Any, Any]
+OURS = "ostinato"
+SHOWN = 512  # elements of an answer that are compared
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload made ready on one system.
+
+    `loop(n)` makes n iterations and waits for their end. `clock`, where there is one, makes one
+    iteration and says itself what it took, in seconds; then `loop` is not needed.
+    """
+
+    answer: Callable[[], Any]  # the result that is compared; called first
+    loop: Callable[[int], object] | None = None
+    clock: Callable[[], float] | None = None
+    per: int = 1  # what is reported is the time of an iteration divided by this
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`cases` has one function for each "system" or "system/variant"."""
+
+    name: str
+    about: str
+    expect: Callable[[], Any]
+    cases: Mapping[str, Callable[[], Case]]
+    tolerance: float = 1e-5  # relative to the greatest element
+    seconds: float = 20.0  # spent on measuring one system, at the most
+    limit: float = 300.0  # for a system to become ready, or to make one sample
+
+
+@dataclass(frozen=True)
+class System:
+    """How a library is started, and what it needs."""
+
+    modules: tuple[str, ...]
+    install: str = "pip install 'ostinato[bench]'"
+    launch: tuple[str, ...] = ()  # a command in front of Python
+    ranks: int = 1  # processes that run the case together
+    threads: int = 2
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+SYSTEMS: dict[str, System] = {
+    OURS: System(("numpy",), variables={"OSTINATO_CACHE": "off"}),
+    "numpy": System(("numpy",)),
+    "jax": System(("jax",), variables={"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "0"}),
+    "torch": System(("torch",)),
+    "dask": System(("dask.array", "distributed"), threads=1),
+    "heat": System(("heat", "mpi4py"), launch=("mpiexec", "-n", "2"), ranks=2, threads=1),
+}
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """`"jax/pytree"` as system and variant."""
+    system, _, variant = name.partition("/")
+    return system, variant
+
+
+def workloads(suite: ModuleType) -> tuple[Workload, ...]:
+    found: tuple[Workload, ...] = suite.WORKLOADS
+    return found
+
+
+# -- answers -------------------------------------------------------------------------------
+def summary(answer: Any) -> dict[str, Any]:
+    """An answer in few numbers: some of its elements, and the sum of their sizes."""
+    values = np.asarray(answer)
+    flat = values.reshape(-1).astype(np.float64)
+    at = np.linspace(0, flat.size - 1, min(flat.size, SHOWN)).astype(np.int64)
+    return {
+        "shape": list(values.shape),
+        "shown": flat[at].tolist(),
+        "norm": float(np.abs(flat).sum()),
+    }
+
+
+def agree(found: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: float) -> str:
+    """Empty if two summaries are of the same answer; else what differs."""
+    if found["shape"] != wanted["shape"]:
+        return f"shape {tuple(found['shape'])}, expected {tuple(wanted['shape'])}"
+    a, b = np.array(found["shown"]), np.array(wanted["shown"])
+    scale = max(1e-30, float(np.abs(b).max(initial=0.0)))
+    worst = float(np.abs(a - b).max(initial=0.0))
+    if not worst <= tolerance * scale:  # also where there is a NaN
+        return f"off by {worst / scale:.1e} of the greatest element"
+    if not abs(found["norm"] - wanted["norm"]) <= tolerance * max(wanted["norm"], 1e-30):
+        return f"sum of sizes {found['norm']:.6g}, expected {wanted['norm']:.6g}"
+    return ""

@@ -1,0 +1,135 @@
+"""The runner of benchmarks, on workloads so small that they say nothing about speed.
+
+This file is itself a suite: `WORKLOADS` is what the runner's processes import from it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks import planning, runner, table
+from benchmarks.dispatch import numpy_case, ostinato_case
+from benchmarks.workload import SYSTEMS, Case, System, Workload, agree, summary
+
+KEYS = ["workload", "system", "variant", "median_s", "min_s", "max_s", "n"]
+
+
+def ones():
+    return np.ones(4, np.float32)
+
+
+def double(x):
+    return x + x
+
+
+def fails():
+    raise RuntimeError("it does not start")
+
+
+WORKLOADS = (
+    Workload(
+        "double",
+        "x + x",
+        lambda: ones() * 8,
+        {
+            "ostinato": lambda: ostinato_case(ones(), double, 3),
+            "numpy": lambda: numpy_case(ones(), double, 3),
+            "numpy/wrong": lambda: numpy_case(ones(), lambda x: x + 1, 3),
+            "numpy/fails": fails,
+            "numpy/clock": lambda: Case(lambda: ones() * 8, clock=lambda: 0.25),
+            "nowhere": lambda: numpy_case(ones(), double, 3),
+        },
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    SYSTEMS["nowhere"] = System(("no_such_library",))
+    try:
+        found = list(runner.run("tests.test_benchmarks", repeat=1, rounds=3))
+    finally:
+        del SYSTEMS["nowhere"]
+    return found
+
+
+def named(rows, system, variant=""):
+    (found,) = [r for r in rows if (r["system"], r["variant"]) == (system, variant)]
+    return found
+
+
+@pytest.mark.parametrize("system", ["ostinato", "numpy"])
+def test_a_row_has_what_was_promised(rows, system):
+    found = named(rows, system)
+    assert list(json.loads(json.dumps(found))) == KEYS
+    assert found["workload"] == "double"
+    assert found["n"] == 3
+    assert 0 < found["min_s"] <= found["median_s"] <= found["max_s"] < 1
+
+
+def test_a_wrong_answer_has_no_time(rows):
+    found = named(rows, "numpy", "wrong")
+    assert (found["problem"], found["median_s"], found["n"]) == ("wrong", None, 0)
+    assert "off by" in found["note"]
+
+
+def test_who_fails_says_why(rows):
+    found = named(rows, "numpy", "fails")
+    assert (found["problem"], found["note"]) == ("failed", "RuntimeError: it does not start")
+
+
+def test_a_case_may_have_its_own_clock(rows):
+    assert named(rows, "numpy", "clock")["median_s"] == 0.25
+
+
+def test_who_is_absent_is_reported_once_and_the_others_run(rows):
+    found = named(rows, "nowhere")
+    assert found["workload"] == ""
+    assert found["problem"] == "absent"
+    assert found["note"] == "no_such_library is missing: pip install 'ostinato[bench]'"
+
+
+def test_the_table(rows, capsys):
+    printer = table.Printer({"double": "x + x"})
+    for row in rows:
+        printer.add(row)
+    printer.end()
+    text = capsys.readouterr().out
+    assert "nowhere: not measured, no_such_library is missing: pip install" in text
+    assert "double: x + x" in text
+    (line,) = [x for x in text.splitlines() if x.split()[:2] == ["numpy", "clock"]]
+    assert float(line.split()[-1]) > 1000  # peer / ours
+
+
+def test_answers_are_compared():
+    a = np.linspace(0, 1, 5000)
+    assert agree(summary(a), summary(a + 1e-7), 1e-6) == ""
+    assert "shape" in agree(summary(a[1:]), summary(a), 1e-6)
+    assert "off by" in agree(summary(a * 1.01), summary(a), 1e-6)
+    assert "off by nan" in agree(summary(a * np.nan), summary(a), 1e-6)
+    b = a.copy()
+    b[2] += 100  # an element that is not among the shown ones
+    assert "sum of sizes" in agree(summary(b), summary(a), 1e-3)
+
+
+def test_drawn_programs_have_the_size_that_they_say():
+    stages = planning.Planned(100)
+    try:
+        assert len(stages.trace().nodes) == 100
+        np.testing.assert_allclose(stages.answer(), planning.expected(100), rtol=1e-4, atol=1e-5)
+    finally:
+        stages.session.close()
+
+
+def test_suites_are_listed(capsys):
+    assert command.main([]) == 0
+    assert [x.split()[0] for x in capsys.readouterr().out.splitlines()] == list(command.SUITES)
+
+
+def test_an_unknown_system_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["dispatch", "--only", "nump"])
+    assert "got nump; needed some of ostinato, numpy" in capsys.readouterr().err
