@@ -51,13 +51,15 @@ class Operand:
     `shared`: more than one Array, or a compiled function, refers to it, so that no one may give it away.
     """
 
-    __slots__ = ("__weakref__", "shared", "spec")
+    __slots__ = ("__weakref__", "engine", "shared", "spec")
     spec: Spec
     shared: bool
+    engine: Any  # that holds it; None where the caller does
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.shared = False
+        self.engine = None
 
 
 class Host(Operand):

@@ -47,32 +47,55 @@ __all__ = [
 
 # -- matmul --------------------------------------------------------------------------------
 def _matmul_rule(a: Spec, b: Spec) -> Spec:
-    if a.shape[-1] != b.shape[-2]:
+    """Vectors are a row on the left, a column on the right, and leave no axis."""
+    if a.shape[-1] != b.shape[-2:][0]:
         raise misfit(
             ShapeError,
             "matmul",
             got=f"{a.bare} @ {b.bare}",
-            needed=f"as many columns on the left ({a.shape[-1]}) as rows on the right ({b.shape[-2]})",
+            needed=f"as many columns on the left ({a.shape[-1]}) as rows on the right ({b.shape[-2:][0]})",
             do="transpose one of them, e.g. b.mT",
         )
     batch = broadcast("matmul", a.shape[:-2], b.shape[:-2])
-    return Spec((*batch, a.shape[-2], b.shape[-1]), promote(a.dtype, b.dtype))
+    columns = b.shape[-1:] if b.ndim > 1 else ()
+    return Spec((*batch, *a.shape[-2:-1], *columns), promote(a.dtype, b.dtype))
 
 
 def _matmul_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
-    ndim = outs[0].ndim
-    batch, (m, n, k) = LETTERS[: ndim - 2], tuple(LETTERS[ndim - 2 : ndim + 1])
+    a, b = ins
+    many = outs[0].ndim - (a.ndim > 1) - (b.ndim > 1)
+    batch, (m, n, k) = LETTERS[:many], tuple(LETTERS[many : many + 3])
+    rows, columns = (m,) if a.ndim > 1 else (), (n,) if b.ndim > 1 else ()
 
-    def labels(spec: Spec, last: tuple[str, str]) -> tuple[str | None, ...]:
-        skip = ndim - spec.ndim
-        lead = tuple(
+    def lead(spec: Spec) -> tuple[str | None, ...]:
+        skip = many - max(spec.ndim - 2, 0)
+        return tuple(
             batch[skip + d] if size == outs[0].shape[skip + d] else None
             for d, size in enumerate(spec.shape[:-2])
         )
-        return (*lead, *last)
 
     return Indices(
-        (labels(ins[0], (m, k)), labels(ins[1], (k, n))), ((*batch, m, n),), ((k, "sum"),)
+        ((*lead(a), *rows, k), (*lead(b), k, *columns)),
+        ((*batch, *rows, *columns),),
+        ((k, "sum"),),
+    )
+
+
+def _matmul_grad(g: Array, y: Array, a: Array, b: Array) -> Sequence[Array | None]:
+    """The transposes' products; a vector's axis is put in and taken out again."""
+    if a.ndim == 1 == b.ndim:
+        return g * b, g * a
+    if a.ndim == 1:
+        row, rows = expand_dims(a, axis=0), expand_dims(g, axis=-2)
+        back = apply("matmul", rows, swapaxes(b, -1, -2))
+        return squeeze(back, (back.ndim - 2,)), apply("matmul", swapaxes(row, 0, 1), rows)
+    if b.ndim == 1:
+        column, columns = expand_dims(b, axis=0), expand_dims(g, axis=-1)
+        back = apply("matmul", swapaxes(a, -1, -2), columns)
+        return apply("matmul", columns, column), squeeze(back, (back.ndim - 1,))
+    return (
+        apply("matmul", g, swapaxes(b, -1, -2)),
+        apply("matmul", swapaxes(a, -1, -2), g),
     )
 
 
@@ -118,12 +141,10 @@ op(
     "matmul",
     infer=_matmul_rule,
     indices=_matmul_indices,
+    ufunc="matmul",
     kernel=_matmul_kernel,
     scratch=_wide_scratch,
-    grad=lambda g, y, a, b: (
-        apply("matmul", g, swapaxes(b, -1, -2)),
-        apply("matmul", swapaxes(a, -1, -2), g),
-    ),
+    grad=_matmul_grad,
     cost=_matmul_cost,
 )
 
@@ -147,14 +168,7 @@ def matmul(a: Operandish, b: Operandish, /) -> Array:
             needed="at least one axis each",
             do="use *",
         )
-    left, right = a.ndim == 1, b.ndim == 1
-    if left:
-        a = expand_dims(a, axis=0)
-    if right:
-        b = expand_dims(b, axis=1)
-    y = apply("matmul", *_same_dtype(a, b))
-    gone = tuple(d for d, is_gone in ((y.ndim - 2, left), (y.ndim - 1, right)) if is_gone)
-    return squeeze(y, gone) if gone else y
+    return apply("matmul", *_same_dtype(a, b))
 
 
 # -- einsum --------------------------------------------------------------------------------

@@ -70,7 +70,8 @@ class Op:
     infer: Callable[..., Spec | Specs]  # (*operand specs, **params)
     indices: Callable[[Specs, Specs, Params], Indices]
     kernel: Callable[..., None] | None = None
-    ufunc: str = ""  # the kernel is this function of xp, called as f(*operands, out)
+    ufunc: str = ""  # this function of xp does it, as f(*operands, out); where there is a kernel
+    # too, only of contiguous operands and without scratch
     view: Callable[..., Any] | None = None  # (xp, x, at, **params) -> view
     grad: Callable[..., Sequence[Array | None]] | None = None  # (g, y, *operands, **params)
     scalar: str = ""  # expression of {0}, {1}, ... where elementwise

@@ -6,7 +6,10 @@ the order of their keys, so that the order in which they were filled makes no di
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 Leaf = Any
@@ -48,11 +51,21 @@ _LEAF = Structure(LEAF, None, ())
 _NONE = Structure(type(None), None, ())
 
 
-def _order(keys: Sequence[Any]) -> list[Any]:
+@lru_cache(4096)
+def in_order(keys: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The keys of a dict as trees take them."""
     try:
-        return sorted(keys)
+        return tuple(sorted(keys))
     except TypeError:
-        return sorted(keys, key=lambda k: (type(k).__name__, repr(k)))
+        return tuple(sorted(keys, key=lambda k: (type(k).__name__, repr(k))))
+
+
+@lru_cache(4096)
+def fields_of(kind: type) -> tuple[str, ...] | None:
+    """The fields of a dataclass; None for other classes."""
+    if not dataclasses.is_dataclass(kind):
+        return None
+    return tuple(f.name for f in dataclasses.fields(kind))
 
 
 def flatten(tree: Any) -> tuple[list[Leaf], Structure]:
@@ -66,7 +79,7 @@ def _flatten(tree: Any, leaves: list[Leaf]) -> Structure:
     if kind is tuple or kind is list:
         return Structure(kind, None, tuple([_flatten(v, leaves) for v in tree]))
     if kind is dict:
-        keys = tuple(_order(list(tree)))
+        keys = in_order(tuple(tree))
         return Structure(dict, keys, tuple([_flatten(tree[k], leaves) for k in keys]))
     if tree is None:
         return _NONE
@@ -75,8 +88,8 @@ def _flatten(tree: Any, leaves: list[Leaf]) -> Structure:
     if isinstance(tree, dict):
         keys = tuple(tree)
         return Structure(kind, keys, tuple([_flatten(tree[k], leaves) for k in keys]))
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        names = tuple(f.name for f in dataclasses.fields(tree))
+    names = fields_of(kind)  # type: ignore[arg-type]
+    if names is not None:
         return Structure(kind, names, tuple([_flatten(getattr(tree, n), leaves) for n in names]))
     leaves.append(tree)
     return _LEAF
@@ -84,31 +97,56 @@ def _flatten(tree: Any, leaves: list[Leaf]) -> Structure:
 
 def unflatten(structure: Structure, leaves: Sequence[Leaf]) -> Any:
     """The tree again, around other leaves."""
-    return _unflatten(structure, iter(leaves))
+    return constructor(structure)(leaves)
 
 
-def _unflatten(structure: Structure, leaves: Iterator[Leaf]) -> Any:
-    kind = structure.kind
-    if kind is LEAF:
-        return next(leaves)
-    if kind is type(None):
-        return None
-    children = [_unflatten(c, leaves) for c in structure.children]
-    if kind is tuple or kind is list:
-        return kind(children)
-    if issubclass(kind, tuple):
-        return kind(*children)
-    if issubclass(kind, dict):
+@lru_cache(4096)
+def constructor(structure: Structure) -> Callable[[Sequence[Leaf]], Any]:
+    """`unflatten` of one structure, as one expression, e.g. `{k1: v[0], k2: [v[1], v[2]]}`."""
+    names: dict[str, Any] = {}
+    count = itertools.count()
+
+    def constant(value: Any) -> str:
+        name = f"k{len(names)}"
+        names[name] = value
+        return name
+
+    def write(s: Structure) -> str:
+        kind = s.kind
+        if kind is LEAF:
+            return f"v[{next(count)}]"
+        if kind is type(None):
+            return "None"
+        children = [write(c) for c in s.children]
+        inner = "".join(f"{c}, " for c in children)
+        if kind is list:
+            return f"[{inner}]"
+        if kind is tuple:
+            return f"({inner})"
         if kind is dict:
-            return dict(zip(structure.extra, children, strict=True))
-        made = kind.__new__(kind)
-        if hasattr(made, "default_factory"):  # a defaultdict's is not part of the structure
-            made = kind(None)
-        made.update(zip(structure.extra, children, strict=True))
-        return made
+            pairs = zip(s.extra, children, strict=True)
+            return "{" + "".join(f"{constant(k)}: {c}, " for k, c in pairs) + "}"
+        if issubclass(kind, tuple):
+            return f"{constant(kind)}({inner})"
+        make = _fill_dict if issubclass(kind, dict) else _fill_object
+        return f"{constant(functools.partial(make, kind, s.extra))}(({inner}))"
+
+    made: Callable[[Sequence[Leaf]], Any] = eval(f"lambda v: {write(structure)}", names)
+    return made
+
+
+def _fill_dict(kind: Any, keys: Sequence[Any], values: Sequence[Any]) -> Any:
+    made = kind.__new__(kind)
+    if hasattr(made, "default_factory"):  # a defaultdict's is not part of the structure
+        made = kind(None)
+    made.update(zip(keys, values, strict=True))
+    return made
+
+
+def _fill_object(kind: Any, names: Sequence[str], values: Sequence[Any]) -> Any:
     made = object.__new__(kind)
-    for name, child in zip(structure.extra, children, strict=True):
-        object.__setattr__(made, name, child)
+    for name, value in zip(names, values, strict=True):
+        object.__setattr__(made, name, value)
     return made
 
 

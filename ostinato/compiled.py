@@ -26,7 +26,7 @@ from ostinato.ops.elementwise import astype
 from ostinato.ops.layout import Layout
 from ostinato.ops.spec import DTYPES, Spec, uint64
 from ostinato.ops.trace import Ref, array_of, collect
-from ostinato.ops.tree import Structure, flatten, paths, unflatten
+from ostinato.ops.tree import Structure, constructor, fields_of, flatten, in_order, paths, unflatten
 from ostinato.ops.where import misfit
 from ostinato.planner.pipeline import check_limit
 from ostinato.planner.plan import Key, Plan, Target
@@ -54,9 +54,21 @@ class Entry:
     captured: tuple[Operand, ...]
     draws: bool  # whether the last input is a seed
     outputs: tuple[tuple[str, Any], ...]  # ("out", k), ("in", argument), ("is", value)
-    structure: Structure
+    build: Callable[[Sequence[Any]], Any]  # what the function returns, around its leaves
     donated: tuple[int, ...]  # arguments
-    simple: bool  # one array out, nothing captured, given or drawn
+    made: bool  # whether the results are what the plan makes, one by one
+    simple: bool  # arrays in and one array out, nothing captured, given or drawn
+
+
+@dataclass(slots=True)
+class _Known:
+    """What calls of one form lead to."""
+
+    values: tuple[int, ...]  # leaves whose value matters
+    order: list[int] | None  # leaves as seen, in the order of the signature
+    rest: tuple[Any, ...]  # leaves of defaults
+    entry: Entry  # where no value matters; else the entries by them
+    entries: dict[tuple[Any, ...], Entry]
 
 
 @dataclass(slots=True)
@@ -90,7 +102,7 @@ class CompiledFunction(Generic[P, R]):
         self.memory_limit = memory_limit
         self.numerics = numerics
         self.entries: dict[Any, Entry] = {}
-        self.quick: dict[Any, Entry] = {}  # by the specs of positional arrays alone
+        self.quick: dict[tuple[Any, ...], _Known] = {}  # by what one look at the arguments gives
         self.needed: set[tuple[Any, int]] = set()  # numbers that turned out to be needed by value
         self.lock = threading.RLock()
         self.guards = _Guards(function)
@@ -118,22 +130,38 @@ class CompiledFunction(Generic[P, R]):
 
     # -- calls -----------------------------------------------------------------------------
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if not kwargs and not self.guards.items:
-            key = []
-            operands = []
-            for a in args:
-                if a.__class__ is not Array or a._operand is None or a.weak is not None:
-                    break
-                key.append(a.spec)
-                operands.append(a._operand)
+        session = sessions.in_use
+        if session is not None and not (self.guards.items and self.guards.changed()):
+            tokens: list[Any] = []
+            leaves: list[Any] = []
+            engine = session.engine
+            try:
+                for a in args:
+                    if a.__class__ is Array and a._term is None and a._operand.engine is engine:  # type: ignore[union-attr]
+                        tokens.append(a.spec)  # as _scan would do
+                        leaves.append(a)
+                    else:
+                        _scan(a, engine, tokens, leaves)
+                if kwargs:
+                    tokens.append(tuple(kwargs))
+                    for a in kwargs.values():
+                        _scan(a, engine, tokens, leaves)
+                known = self.quick[tuple(tokens)]
+                if known.order is not None:
+                    leaves += known.rest
+                    leaves = [leaves[k] for k in known.order]
+                entry = known.entry
+                if known.values:
+                    entry = known.entries[tuple([leaves[k] for k in known.values])]
+            except _UNREADY:
+                pass
             else:
-                entry = self.quick.get(tuple(key))
-                if entry is not None and entry.session is sessions.in_use:
+                if entry.session is session:
                     self.hits += 1
                     self.last = entry
                     if entry.simple:
-                        return from_operand(entry.launch(operands)[0])  # type: ignore[return-value]
-                    return self._run(entry, args, operands)
+                        return from_operand(entry.launch([x._operand for x in leaves])[0])  # type: ignore[return-value]
+                    return self._run(entry, leaves)
         return self._call(args, kwargs)
 
     def _call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -141,12 +169,12 @@ class CompiledFunction(Generic[P, R]):
         if entry is None:  # inside another trace, or under a gradient: part of it
             return self.function(*args, **kwargs)
         self.last = entry
-        return self._run(entry, leaves, None)
+        return self._run(entry, leaves)
 
     def _entry(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
         """What a call leads to, and its leaves; no entry if the call belongs to another trace."""
         session = current()
-        if self.guards.changed():
+        if self.guards.renew():
             with self.lock:
                 self.entries.clear()
                 self.quick.clear()
@@ -175,59 +203,123 @@ class CompiledFunction(Generic[P, R]):
                 if entry is None:
                     entry, key = self._make(session, structure, leaves, where, fixed)
                     self.entries[key] = entry
-                    if all(
-                        isinstance(x, Array) and not x.weak for x in leaves
-                    ) and not self._shuffled(args, kwargs):
-                        self.quick[tuple(x.spec for x in leaves)] = entry
         else:
             self.hits += 1
+        self._remember(entry, args, kwargs, leaves, fixed, where)
         return entry, leaves
 
-    def _shuffled(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Whether the leaves are something else than the positional arguments, one by one."""
-        return (
-            bool(kwargs)
-            or len(args) != len(self.signature.parameters)
-            or any(type(a) is not Array for a in args)
+    def _remember(
+        self,
+        entry: Entry,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        leaves: Sequence[Any],
+        fixed: frozenset[int],
+        where: Any,
+    ) -> None:
+        """Lead calls of the same form to the entry directly, if one look at the arguments is
+        enough.
+        """
+        tokens: list[Any] = []
+        seen: list[Any] = []
+        parts: dict[str, range] = {}
+        try:
+            for a in args:
+                _scan(a, entry.session.engine, tokens, seen)
+            places = list(range(len(seen)))
+            if kwargs:
+                tokens.append(tuple(kwargs))
+            for name, a in kwargs.items():
+                before = len(seen)
+                _scan(a, entry.session.engine, tokens, seen)
+                parts[name] = range(before, len(seen))
+        except _UNREADY:
+            return
+        rest: list[Any] = []
+        for name in self.parameters[len(args) :]:
+            parameter = self.signature.parameters[name]
+            if parameter.kind is parameter.VAR_KEYWORD:
+                return
+            if name in parts:
+                places += parts[name]
+            elif parameter.kind is not parameter.VAR_POSITIONAL:
+                more = flatten(parameter.default)[0]
+                if any(isinstance(x, Array) for x in more):
+                    return
+                places += range(len(seen) + len(rest), len(seen) + len(rest) + len(more))
+                rest += more
+        found = [*seen, *rest]
+        if len(places) != len(leaves) or any(
+            found[p] is not x for p, x in zip(places, leaves, strict=True)
+        ):
+            return
+        values = tuple(
+            k for k, x in enumerate(leaves) if not self._is_input(x, k, where, k in fixed)
         )
+        if any(isinstance(leaves[k], (float, complex)) for k in values):
+            return  # 0.0 and -0.0 are equal
+        order = None if places == list(range(len(leaves))) and not rest else places
+        with self.lock:
+            known = self.quick.get(tuple(tokens))
+            if known is None or known.values != values:
+                known = self.quick[tuple(tokens)] = _Known(values, order, tuple(rest), entry, {})
+            known.entry = entry
+            known.entries[tuple([leaves[k] for k in values])] = entry
 
-    def _run(self, entry: Entry, leaves: Sequence[Any], operands: list[Operand] | None) -> Any:
+    def _run(self, entry: Entry, leaves: Sequence[Any]) -> Any:
         session = entry.session
-        if operands is None or len(entry.leaves) != len(operands):
-            operands = [_operand(leaves[k], session) for k in entry.leaves]
+        operands: list[Any] = [
+            x._operand if x.__class__ is Array else _operand(x, session)
+            for x in [leaves[k] for k in entry.leaves]
+        ]
         if entry.captured:
-            operands = [*operands, *entry.captured]
+            operands += entry.captured
         if entry.draws:
-            operands = [*operands, session.put(np.asarray(random.seeds.advance(), np.uint64))]
+            operands.append(session.put(np.asarray(random.seeds.advance(), np.uint64)))
         if entry.donated:
             operands = self._give(entry, leaves, operands)
         made = entry.launch(operands)
-        results: list[Any] = []
-        for where, k in entry.outputs:
-            if where == "out":
-                results.append(from_operand(made[k]))
-            elif where == "in":
-                x = leaves[k]
-                keep = isinstance(x, Array) and k not in entry.donated
-                results.append(x if keep else from_operand(operands[entry.leaves.index(k)]))
-            elif where == "captured":
-                results.append(from_operand(entry.captured[k]))
-            else:
-                results.append(k)
+        if entry.made:
+            results = [from_operand(o) for o in made]
+        else:
+            results = [
+                self._result(at, k, entry, leaves, operands, made) for at, k in entry.outputs
+            ]
         for k in entry.donated:
             _give_away(leaves[k])
-        return unflatten(entry.structure, results)
+        return entry.build(results)
+
+    def _result(
+        self,
+        where: str,
+        k: Any,
+        entry: Entry,
+        leaves: Sequence[Any],
+        operands: Sequence[Operand],
+        made: Sequence[Operand],
+    ) -> Any:
+        """A result that is not simply the next one that was made."""
+        if where == "out":
+            return from_operand(made[k])
+        if where == "in":
+            x = leaves[k]
+            keep = isinstance(x, Array) and k not in entry.donated
+            return x if keep else from_operand(operands[entry.leaves.index(k)])
+        if where == "captured":
+            return from_operand(entry.captured[k])
+        return k
 
     def _give(
         self, entry: Entry, leaves: Sequence[Any], operands: Sequence[Operand]
     ) -> list[Operand]:
         """The operands, with those to be given away in no one else's hands: a copy, where others hold on."""
         given = list(operands)
+        twice = len(set(map(id, operands))) < len(operands)
         for k in entry.donated:
             x, n = leaves[k], entry.leaves.index(k)
             if not isinstance(x, Array):
                 continue
-            if sum(o is operands[n] for o in operands) > 1:
+            if twice and sum(o is operands[n] for o in operands) > 1:
                 raise misfit(
                     ArgumentError,
                     f"{self.name}(donate=)",
@@ -452,6 +544,7 @@ class CompiledFunction(Generic[P, R]):
             and out_structure.kind == "leaf"
             and final[0] == ("out", 0)
             and inputs == list(range(len(leaves)))
+            and all(isinstance(x, Array) for x in leaves)
         )
         entry = Entry(
             plan,
@@ -461,8 +554,9 @@ class CompiledFunction(Generic[P, R]):
             captured,
             draws,
             tuple(final),
-            out_structure,
+            constructor(out_structure),
             donated,
+            final == [("out", k) for k in range(len(final))],
             simple,
         )
         return entry, source
@@ -539,11 +633,52 @@ def why_miss(function: CompiledFunction[Any, Any]) -> str:
 
 
 # -- helpers -------------------------------------------------------------------------------
+class _Unready(Exception):
+    """One look is not enough for this argument."""
+
+
+_UNREADY = (_Unready, AttributeError, KeyError, TypeError)
+
+
+def _scan(x: Any, engine: Any, tokens: list[Any], leaves: list[Any]) -> None:
+    """The leaves of an argument, and tokens that tell whether another one has the same form. Arrays
+    have to be the engine's.
+    """
+    kind = x.__class__
+    if kind is Array:
+        operand, term = x._operand, x._term
+        if operand is None or operand.engine is not engine or (term is not None and term.traces):
+            raise _Unready
+        tokens.append(x.spec)
+        leaves.append(x)
+    elif kind is float or kind is complex or (kind is int and -(2**63) <= x < 2**63):
+        tokens.append(kind)
+        leaves.append(x)
+    elif kind is dict:
+        keys = in_order(tuple(x))
+        tokens.append(kind)
+        tokens.append(keys)
+        for k in keys:
+            _scan(x[k], engine, tokens, leaves)
+    elif kind is tuple or kind is list:
+        tokens.append(kind)
+        tokens.append(len(x))
+        for v in x:
+            _scan(v, engine, tokens, leaves)
+    elif x is None:
+        tokens.append(kind)
+    elif kind is bool or kind is str:
+        tokens.append(kind)
+        leaves.append(x)
+    elif (names := fields_of(kind)) is not None:
+        tokens.append(kind)
+        for name in names:
+            _scan(getattr(x, name), engine, tokens, leaves)
+    else:
+        raise _Unready
+
+
 def _operand(x: Any, session: Session) -> Operand:
-    if isinstance(x, Array):
-        if x._operand is None:
-            array.term_of(x)  # raises: donated
-        return session.hold_array(x)
     value = x if isinstance(x, np.ndarray) else np.asarray(x, _NUMBERS[type(x)])
     return session.put(value)
 
@@ -677,17 +812,22 @@ class _Guards:
             self.items.append((read, value))
 
     def changed(self) -> bool:
-        found = False
-        for k, (read, value) in enumerate(self.items):
-            now = read()
-            if now is not value and not (
-                type(now) is type(value)
-                and isinstance(now, (bool, int, float, complex, str))
-                and now == value
-            ):
-                self.items[k] = (read, now)
-                found = True
-        return found
+        return any(_differs(read(), value) for read, value in self.items)
+
+    def renew(self) -> bool:
+        """Take things as they are now; whether any had changed."""
+        changed = self.changed()
+        if changed:
+            self.items = [(read, read()) for read, _ in self.items]
+        return changed
+
+
+def _differs(now: Any, value: Any) -> bool:
+    return now is not value and not (
+        type(now) is type(value)
+        and isinstance(now, (bool, int, float, complex, str))
+        and now == value
+    )
 
 
 def _cell(cell: Any) -> Any:

@@ -91,7 +91,7 @@ class Session:
 
     # -- life ------------------------------------------------------------------------------
     def close(self) -> None:
-        """Give the workers back. Arrays of this session are gone."""
+        """Give the workers back. Arrays that they made in this process stay, for the next session."""
         self.engine.close()
         global in_use
         with _lock:
@@ -99,6 +99,7 @@ class Session:
                 in_use = self._before
 
     def __enter__(self) -> Session:
+        self.engine.check_open()
         return self
 
     def __exit__(

@@ -36,10 +36,10 @@ def own_outputs(graph: Graph) -> Graph:
     extra: list[Node] = []
     outputs = []
     count = len(graph.specs)
-    contiguous = _contiguous(graph)
+    in_order = contiguous(graph)
     for v in graph.outputs:
         k = graph.producers[v]
-        fresh = k >= 0 and graph.nodes[k].op != "constant" and not is_view(graph, k, contiguous)
+        fresh = k >= 0 and graph.nodes[k].op != "constant" and not is_view(graph, k, in_order)
         if fresh and v not in seen:
             seen.add(v)
             outputs.append(v)
@@ -51,18 +51,18 @@ def own_outputs(graph: Graph) -> Graph:
     return Graph(graph.inputs, (*graph.nodes, *extra), tuple(outputs)) if extra else graph
 
 
-def is_view(graph: Graph, k: int, contiguous: Sequence[bool]) -> bool:
+def is_view(graph: Graph, k: int, in_order: Sequence[bool]) -> bool:
     """Whether a node's result is another look at its operand's memory."""
     node = graph.nodes[k]
     if node.op in ("barrier", "wait"):
         return True
     op = OPS[node.op]
     return op.view is not None and (
-        op.kernel is None or op.name != "reshape" or contiguous[node.inputs[0]]
+        op.kernel is None or op.name != "reshape" or in_order[node.inputs[0]]
     )
 
 
-def _contiguous(graph: Graph) -> list[bool]:
+def contiguous(graph: Graph) -> list[bool]:
     """For each value whether its elements lie in order without gaps, on every worker."""
     found = [True] * len(graph.inputs)
     for node in graph.nodes:
@@ -143,7 +143,7 @@ class _Assigner:
         self.arena = Arena()
         self.slots: list[Slot] = [Slot("input", k) for k in range(len(graph.inputs))]
         self.root = list(range(len(graph.specs)))  # what each value's memory belongs to
-        self.contiguous = _contiguous(graph)
+        self.contiguous = contiguous(graph)
         self.result = {v: k for k, v in enumerate(graph.outputs)}
         self.last = self._last_reads()
         self.taken: set[int] = set()  # values whose memory another took over

@@ -108,9 +108,23 @@ def _moments(b: Builder, node: Node, inputs: Values) -> Sequence[int]:
     return number, mean, _total(b, squares, axes, node)
 
 
-def _matmul(b: Builder, node: Node, inputs: Values) -> Sequence[int]:
+def _product(b: Builder, node: Node, inputs: Values) -> int:
+    """Of matrices, in fixed blocks."""
     wide = [_wide(b, v, node) for v in inputs]
-    return (_cast(b, b.call("fixed_matmul", *wide, line=node.line), node, node.specs[0].dtype),)
+    return _cast(b, b.call("fixed_matmul", *wide, line=node.line), node, node.specs[0].dtype)
+
+
+def _matmul(b: Builder, node: Node, inputs: Values) -> Sequence[int]:
+    """Vectors as a row and a column."""
+    (left, right), out = inputs, node.specs[0]
+    if b.specs[left].ndim == 1:
+        left = b.call("reshape", left, shape=(1, *b.specs[left].shape), line=node.line)
+    if b.specs[right].ndim == 1:
+        right = b.call("reshape", right, shape=(*b.specs[right].shape, 1), line=node.line)
+    made = _product(b, node, (left, right))
+    if b.specs[made].ndim != out.ndim:
+        made = b.call("reshape", made, shape=out.shape, line=node.line)
+    return (made,)
 
 
 def _einsum(b: Builder, node: Node, inputs: Values) -> Sequence[int]:
@@ -135,9 +149,9 @@ def _einsum(b: Builder, node: Node, inputs: Values) -> Sequence[int]:
         v = b.call("permute_dims", v, axes=axes, line=node.line)
         return b.call("reshape", v, shape=tuple(shape), line=node.line)
 
-    made = _matmul(
+    made = _product(
         b, node, (fold(inputs[0], left, rows, summed), fold(inputs[1], right, summed, columns))
-    )[0]
+    )
     order = batch + rows + columns
     made = b.call("reshape", made, shape=tuple(sizes[c] for c in order), line=node.line)
     return (b.call("permute_dims", made, axes=tuple(order.index(c) for c in out), line=node.line),)

@@ -24,7 +24,7 @@ from ostinato.ops.graph import Graph, Node
 from ostinato.ops.layout import exchange_lists, part_ranks, slices, volume
 from ostinato.ops.registry import OPS, Place
 from ostinato.ops.spec import Spec, is_inexact
-from ostinato.planner.memory import scratch_of
+from ostinato.planner.memory import contiguous, scratch_of
 from ostinato.planner.plan import Program
 
 from ostinato import settings
@@ -176,6 +176,7 @@ class _Binder:
     # -- a program -------------------------------------------------------------------------
     def program(self, program: Program, ins: Sequence[str], outs: Sequence[str], base: int) -> None:
         graph = program.graph
+        in_order = contiguous(graph)
         names: list[str] = list(ins)
         for k, node in enumerate(graph.nodes):
             first = graph.starts[k]
@@ -196,7 +197,7 @@ class _Binder:
                         names.append("None")
             row = Row(node, self.depth)
             before = len(self.text)
-            self.node(program, k, node, row, names, first, base)
+            self.node(program, k, node, row, names, first, base, in_order)
             if self.timed and len(self.text) > before:
                 self.rows.append(row)
                 stamp = self.name("r", row)
@@ -211,6 +212,7 @@ class _Binder:
         names: list[str],
         first: int,
         base: int,
+        in_order: Sequence[bool],
     ) -> None:
         graph, op = program.graph, OPS[node.op]
         ins = [names[v] for v in node.inputs]
@@ -234,7 +236,9 @@ class _Binder:
         if watched:  # now, as the result may take an operand's memory
             before = self.local("b")
             self.write(f"{before} = has_nan({', '.join(ins)})", row)
-        if op.ufunc and not node.params:
+        needs = scratch_of(op, graph, node, self.rank) if op.scratch is not None else ()
+        plain = op.kernel is None or (not needs and all(in_order[v] for v in node.inputs))
+        if op.ufunc and plain and not node.params:
             f = self.ufuncs.get(op.ufunc) or self.name("f", getattr(self.xp, op.ufunc))
             self.ufuncs[op.ufunc] = f
             out = f"out={outs[0]}" if op.ufunc in _OUT_BY_NAME else outs[0]
@@ -244,7 +248,6 @@ class _Binder:
             if op.placed:
                 params["at"] = self.at(graph, node)
             if op.scratch is not None:
-                needs = scratch_of(op, graph, node, self.rank)
                 params["scratch"] = tuple(
                     self.place(base + offset, s.shape, s.dtype)
                     for offset, s in zip(program.scratch[k], needs, strict=True)

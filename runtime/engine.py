@@ -6,7 +6,6 @@ processes on a cluster do."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from ostinato.errors import CommunicatorError, SessionError
 from .communicator import Alone, ThreadWorld
 from .worker import Loaded, Worker
 
+Task = Callable[[Worker], list[Any]]
 Launcher = Callable[[Sequence[Operand]], list[Operand]]
 
 
@@ -52,31 +52,24 @@ class Engine(Protocol):
     def measured(self, plan_id: str) -> Measured | None:
         """What the runs of a plan have shown."""
 
+    def check_open(self) -> None:
+        """An error if it was closed."""
+
     def close(self) -> None:
-        """Give everything back. Its operands are gone."""
+        """Give everything back. Whether its operands can still be read depends on where they lie."""
 
 
 class Held(Operand):
-    """An operand that an engine holds under a handle. When nobody has it any more, the handle is
-    free.
-    """
+    """An operand that an engine of this process holds: its part on each worker."""
 
-    __slots__ = ("engine", "handle")
+    __slots__ = ("parts",)
     engine: LocalEngine
-    handle: int
 
-    def __init__(self, spec: Spec, engine: LocalEngine, handle: int) -> None:
+    def __init__(self, spec: Spec, engine: LocalEngine, parts: tuple[Any, ...]) -> None:
         self.spec = spec
         self.shared = False
         self.engine = engine
-        self.handle = handle
-
-    def __del__(self) -> None:
-        try:
-            free = self.engine.free
-        except AttributeError:  # half made
-            return
-        free(self.handle)
+        self.parts = parts
 
 
 class LocalEngine:
@@ -86,7 +79,6 @@ class LocalEngine:
         self.mesh = mesh if mesh is not None else (workers,)
         self.size = workers
         self.closed = False
-        self.handles = itertools.count(1)
         self.lock = threading.RLock()
         self.launchers: dict[str, Launcher] = {}
         if workers == 1:
@@ -99,42 +91,34 @@ class LocalEngine:
 
     # -- operands --------------------------------------------------------------------------
     def put(self, value: Any, layout: Layout) -> Operand:
-        self._open()
+        self.check_open()
         spec = Spec(value.shape, value.dtype, layout)
-        handle = next(self.handles)
+        if self.size == 1:
+            return Held(spec, self, (value,))
+        if layout.is_whole:
+            return Held(spec, self, tuple([value.copy() for _ in self.workers]))
+        parts = []
         for worker in self.workers:
-            if self.size == 1:
-                part = value
-            else:
-                box = layout.box(value.shape, worker.rank)
-                part = np.ascontiguousarray(value[slices(box, tuple((0, n) for n in value.shape))])
-                part = part.copy() if np.may_share_memory(part, value) else part
-                part = part.reshape([hi - lo for lo, hi in box])
-            worker.put(handle, part)
-        return Held(spec, self, handle)
+            box = layout.box(value.shape, worker.rank)
+            part = np.ascontiguousarray(value[slices(box, tuple((0, n) for n in value.shape))])
+            part = part.copy() if np.may_share_memory(part, value) else part
+            parts.append(part.reshape([hi - lo for lo, hi in box]))
+        return Held(spec, self, tuple(parts))
 
     def get(self, operand: Operand) -> np.ndarray[Any, Any]:
-        self._open()
         assert isinstance(operand, Held)
         spec, layout = operand.spec, operand.spec.layout
         assert layout is not None
+        whole: np.ndarray[Any, Any]
         if self.size == 1 or layout.is_whole:
-            part = self.workers[0].get(operand.handle, export=True).view()
-            part.flags.writeable = False
-            return part
-        whole = np.empty(spec.shape, spec.dtype)
-        everything = tuple((0, n) for n in spec.shape)
-        for worker in self.workers:
-            whole[slices(layout.box(spec.shape, worker.rank), everything)] = worker.get(
-                operand.handle
-            )
+            whole = operand.parts[0].view()
+        else:
+            whole = np.empty(spec.shape, spec.dtype)
+            everything = tuple((0, n) for n in spec.shape)
+            for rank, part in enumerate(operand.parts):
+                whole[slices(layout.box(spec.shape, rank), everything)] = part
         whole.flags.writeable = False
         return whole
-
-    def free(self, handle: int) -> None:
-        """May be called at any moment, by whoever collects garbage; each step is atomic."""
-        for worker in self.workers:
-            worker.free(handle)
 
     # -- plans -----------------------------------------------------------------------------
     def run(self, plan: Plan, operands: Sequence[Operand]) -> list[Operand]:
@@ -143,7 +127,7 @@ class LocalEngine:
     def launcher(self, plan: Plan) -> Launcher:
         found = self.launchers.get(plan.id)
         if found is None:
-            self._open()
+            self.check_open()
             with self.lock:
                 for worker in self.workers:
                     worker.load(plan)
@@ -151,26 +135,32 @@ class LocalEngine:
         return found
 
     def _launcher(self, plan: Plan) -> Launcher:
-        specs, number, lock = plan.program.graph.out_specs, self.handles.__next__, self.lock
-        loaded = self.loaded(plan.id)
+        specs, lock, loaded = plan.program.graph.out_specs, self.lock, self.loaded(plan.id)
         if self.team is None:
             step, mine = self.workers[0].step, loaded[0]
 
             def launch(operands: Sequence[Operand]) -> list[Operand]:
-                made = [Held(s, self, number()) for s in specs]
                 with lock:
-                    step(mine, [o.handle for o in operands], [m.handle for m in made])  # type: ignore[attr-defined]
-                return made  # type: ignore[return-value]
+                    made = step(mine, [o.parts[0] for o in operands])  # type: ignore[attr-defined]
+                return [Held(spec, self, (value,)) for spec, value in zip(specs, made)]  # noqa: B905
 
-            return launch
+            def launch_one(operands: Sequence[Operand]) -> list[Operand]:
+                with lock:
+                    made = step(mine, [o.parts[0] for o in operands])  # type: ignore[attr-defined]
+                return [Held(specs[0], self, tuple(made))]
+
+            return launch_one if len(specs) == 1 else launch
         team = self.team
 
         def launch_all(operands: Sequence[Operand]) -> list[Operand]:
-            made = [Held(s, self, number()) for s in specs]
-            ins, outs = [o.handle for o in operands], [m.handle for m in made]  # type: ignore[attr-defined]
+            def part(worker: Worker) -> list[Any]:
+                r = worker.rank
+                return worker.step(loaded[r], [o.parts[r] for o in operands])  # type: ignore[attr-defined]
+
             with lock:
-                team.run(lambda worker: worker.step(loaded[worker.rank], ins, outs))
-            return made  # type: ignore[return-value]
+                made = team.run(part)
+            columns = zip(*made, strict=True)
+            return [Held(spec, self, parts) for spec, parts in zip(specs, columns, strict=True)]
 
         return launch_all
 
@@ -198,7 +188,7 @@ class LocalEngine:
                 steps[nodes[id(row.node)]] = row.seconds
         return Measured(slowest.runs, slowest.best, slowest.seconds / slowest.clocked, steps)
 
-    def _open(self) -> None:
+    def check_open(self) -> None:
         if self.closed:
             raise SessionError("the session was closed; call ost.connect() for a new one.")
 
@@ -209,9 +199,7 @@ class LocalEngine:
                 if self.team is not None:
                     self.team.close()
                 for worker in self.workers:
-                    worker.store.clear()
                     worker.plans.clear()
-                    worker.pool.clear()
 
 
 class _Team:
@@ -220,10 +208,8 @@ class _Team:
     def __init__(self, workers: Sequence[Worker], world: ThreadWorld) -> None:
         self.workers = workers
         self.world = world
-        self.tasks: list[SimpleQueue[Callable[[Worker], None] | None]] = [
-            SimpleQueue() for _ in workers
-        ]
-        self.done: SimpleQueue[tuple[int, BaseException | None]] = SimpleQueue()
+        self.tasks: list[SimpleQueue[Task | None]] = [SimpleQueue() for _ in workers]
+        self.done: SimpleQueue[tuple[int, list[Any], BaseException | None]] = SimpleQueue()
         self.threads = [
             threading.Thread(
                 target=self._serve, args=(k,), name=f"ostinato-worker-{k}", daemon=True
@@ -242,27 +228,30 @@ class _Team:
         worker = self.workers[k]
         while (task := self.tasks[k].get()) is not None:
             error: BaseException | None = None
+            made: list[Any] = []
             try:
-                task(worker)
+                made = task(worker)
             except BaseException as e:  # reported to the caller
                 error = e
                 worker.communicator.abort(e)
-            task = None
-            self.done.put((k, error))
+            self.done.put((k, made, error))
+            del task, made, error  # which must not keep arrays alive while this thread waits
 
-    def run(self, task: Callable[[Worker], None]) -> None:
+    def run(self, task: Task) -> list[list[Any]]:
+        """What the task gave, worker by worker."""
         if not self.threads:
             raise SessionError(
                 "this process was forked and has no workers; call ost.connect() again."
             )
         for queue in self.tasks:
             queue.put(task)
+        found: list[list[Any]] = [[] for _ in self.workers]
         errors: list[BaseException] = []
         interrupted: BaseException | None = None
         for _ in self.workers:
             while True:
                 try:
-                    _, error = self.done.get()
+                    k, found[k], error = self.done.get()
                     break
                 except KeyboardInterrupt as e:  # let the workers come to an end first
                     interrupted = e
@@ -278,6 +267,7 @@ class _Team:
         if errors:
             first = [e for e in errors if not isinstance(e, CommunicatorError)]
             raise (first or errors)[0]
+        return found
 
     def world_abort(self, error: BaseException) -> None:
         self.workers[0].communicator.abort(error)

@@ -1,14 +1,15 @@
-"""A worker: the store of its parts of arrays, one arena, and the plans that it has bound.
+"""A worker: one arena, and the plans that it has bound.
 
-An iteration is `run(id, operand handles, result handles)`. Buffers of results come from a pool and
-go back to it when their array is freed, so a plan that runs again and again allocates nothing."""
+An iteration is `step(plan, operands)`, which gives the results. Their buffers are kept by the plan
+that made them, and used again once nobody else refers to them: so a plan that runs again and again
+allocates nothing."""
 
 from __future__ import annotations
 
 import contextvars
+import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,33 @@ from ostinato.planner.plan import Plan
 from .bind import Bound, bind
 from .communicator import Communicator
 
-POOLED = 4  # buffers of one kind that wait for use at the most
+KEPT = 4  # buffers of a result at the most
 CLOCKED = 16  # the first runs are measured, then every so many
 TIMED = 3  # the run of a plan that is timed step by step
 WORTH_TIMING = 20e-6  # seconds; shorter runs are not
 FEW = 2000  # nodes; longer plans are not timed step by step
 
-Home = list[Any]  # where a buffer waits when it is free
+references = sys.getrefcount
+
+
+def _unused() -> int:
+    """The count of references to a buffer that only a list of kept ones has, seen from a loop."""
+    kept = [object()]
+    for buffer in kept:
+        return references(buffer)
+    raise AssertionError
+
+
+UNUSED = _unused()
+
+
+@dataclass(slots=True)
+class Result:
+    """What a plan makes on a worker, and the buffers that it made it in."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    kept: list[Any] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -33,9 +54,10 @@ class Loaded:
 
     plan: Plan
     bound: Bound | None = None
-    results: tuple[tuple[tuple[int, ...], np.dtype[Any], Home], ...] = ()
-    reuse: tuple[tuple[int, int], ...] = ()
+    results: tuple[Result, ...] = ()
+    reuse: dict[int, int] = field(default_factory=dict)  # results over operands given away
     runs: int = 0
+    resting: int = 0  # runs when another plan was bound last
     clocked: int = 0  # runs that were measured, and what they took together
     seconds: float = 0.0
     best: float = float("inf")
@@ -47,33 +69,12 @@ class Worker:
         self.rank = rank
         self.communicator = communicator
         self.xp = xp
-        self.store: dict[int, tuple[Any, Home | None]] = {}
         self.plans: dict[str, Loaded] = {}
         self.arena: Any = _block(xp, 0)
-        self.pool: dict[tuple[tuple[int, ...], Any], Home] = {}
         self.allocations = 0
         self.context = contextvars.copy_context()
         self.context.run(np.seterr, all="ignore")
 
-    # -- operands --------------------------------------------------------------------------
-    def put(self, handle: int, value: Any) -> None:
-        self.store[handle] = (value, None)
-
-    def get(self, handle: int, export: bool = False) -> Any:
-        """This worker's part. Once exported, others may see its memory, and it will not be used
-        again for something else.
-        """
-        value, _ = self.store[handle]
-        if export:
-            self.store[handle] = (value, None)
-        return value
-
-    def free(self, handle: int) -> None:
-        value, home = self.store.pop(handle, (None, None))
-        if home is not None and len(home) < POOLED:
-            home.append(value)
-
-    # -- plans -----------------------------------------------------------------------------
     def load(self, plan: Plan) -> None:
         self.plans.setdefault(plan.id, Loaded(plan))
 
@@ -82,13 +83,14 @@ class Worker:
 
     def _bind(self, loaded: Loaded, timed: bool = False) -> Bound:
         program = loaded.plan.program
+        self._rest()
         if program.arena_bytes > self.arena.size:
             self.arena = _block(self.xp, program.arena_bytes)
             for other in self.plans.values():  # they were bound to the old one
-                other.bound = None
-        specs = program.graph.out_specs
-        loaded.results = tuple((*_local(s, self.rank), self._home(s)) for s in specs)
-        loaded.reuse = program.reuse
+                other.bound = other.timed = None
+        if not loaded.results:
+            loaded.results = tuple(Result(*_local(s, self.rank)) for s in program.graph.out_specs)
+        loaded.reuse = dict(program.reuse)
         return bind(
             program,
             self.rank,
@@ -99,55 +101,60 @@ class Worker:
             timed,
         )
 
-    def _home(self, spec: Spec) -> Home:
-        return self.pool.setdefault(_local(spec, self.rank), [])
+    def _rest(self) -> None:
+        """Plans that did not run since this was done last let go of their buffers."""
+        for plan in self.plans.values():
+            if plan.runs == plan.resting:
+                for result in plan.results:
+                    result.kept.clear()
+            plan.resting = plan.runs
 
-    def run(self, plan_id: str, ins: Sequence[int], outs: Sequence[int]) -> None:
-        """Run a plan over stored operands; its results are stored under the given handles, all or
-        none.
+    def step(self, loaded: Loaded, arrays: list[Any]) -> list[Any]:
+        """Run a plan on this worker's parts of the operands; its parts of the results, or an
+        error.
         """
-        self.step(self.plans[plan_id], ins, outs)
-
-    def step(self, loaded: Loaded, ins: Sequence[int], outs: Sequence[int]) -> None:
-        """`run`, for who has the loaded plan at hand."""
         bound = loaded.bound
         if bound is None:
             bound = loaded.bound = self._bind(loaded)
         loaded.runs += 1
-        clocked = loaded.runs < CLOCKED or not loaded.runs % CLOCKED
-        if loaded.runs == TIMED:
-            bound = self._timing(loaded, bound)
-        store = self.store
-        arrays = [store[h][0] for h in ins]
-        for shape, dtype, home in loaded.results:
-            if home:
-                arrays.append(home.pop())
+        first = len(arrays)
+        for result in loaded.results:
+            if loaded.reuse and (k := len(arrays) - first) in loaded.reuse:
+                arrays.append(arrays[loaded.reuse[k]])
+                continue
+            for buffer in result.kept:
+                if references(buffer) == UNUSED:
+                    arrays.append(buffer)
+                    break
             else:
-                arrays.append(self.xp.empty(shape, dtype))
-                self.allocations += 1
-        first = len(ins)
-        for k, j in loaded.reuse:
-            arrays[first + k] = arrays[j]
+                arrays.append(self._buffer(result))
+        clocked = loaded.runs < CLOCKED or not loaded.runs % CLOCKED
         if clocked:
+            if loaded.runs == TIMED:
+                bound = self._timing(loaded, bound)
             start = time.perf_counter()
         try:
             self.context.run(bound.call, *arrays)
         except BaseException as error:
-            for k, (_, _, home) in enumerate(loaded.results):
-                if not any(k == r for r, _ in loaded.reuse):
-                    home.append(arrays[first + k])
-            raise bound.blame(error, f"<plan {loaded.plan.id}>") from (
-                None if error.__cause__ else error
-            )
+            blamed = bound.blame(error, f"<plan {loaded.plan.id}>")
+            if blamed is error:
+                raise
+            raise blamed from error
         if clocked:
             took = time.perf_counter() - start
             loaded.seconds += took
             loaded.clocked += 1
-            if took < loaded.best:
-                loaded.best = took
-        for handle, result in zip(outs, loaded.results):  # noqa: B905  (one per result, and this is every iteration)
-            store[handle] = (arrays[first], result[2])
-            first += 1
+            loaded.best = min(loaded.best, took)
+        return arrays[first:]
+
+    def _buffer(self, result: Result) -> Any:
+        """A new one, that stays in the place of the oldest."""
+        made = self.xp.empty(result.shape, result.dtype)
+        self.allocations += 1
+        if len(result.kept) == KEPT:
+            del result.kept[0]
+        result.kept.append(made)
+        return made
 
     def _timing(self, loaded: Loaded, bound: Bound) -> Bound:
         """The same function with a clock between its steps, for this one run."""

@@ -157,18 +157,20 @@ def _steady(xp: Any, x: Any) -> Any:
 
 def _matmul(r: random.Random, values: Values, k: int, name: str) -> Any:
     x = values[k]
-    if x.ndim < 2 or x.dtype.kind != "f":
+    if x.ndim < 1 or x.dtype.kind != "f":
         return None
     fits = [
         j
         for j, y in enumerate(values)
-        if y.ndim >= 2
+        if y.ndim >= 1
         and y.dtype.kind == "f"
-        and y.shape[-2] == x.shape[-1]
+        and y.shape[-2:][0] == x.shape[-1]
         and _broadcasts(x.shape[:-2], y.shape[:-2])
     ]
-    if fits and r.random() < 0.7:
+    if fits and (x.ndim == 1 or r.random() < 0.7):
         return name, (k, r.choice(fits)), lambda a, b: a @ b, lambda a, b: a @ b
+    if x.ndim == 1:
+        return None
     return f"{name}[own transpose]", (k,), lambda a: a @ a.mT, lambda a: a @ np.swapaxes(a, -1, -2)
 
 

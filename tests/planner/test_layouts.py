@@ -146,10 +146,10 @@ def test_creation_lies_where_it_is_asked_for() -> None:
     kinds, sent, layouts = plan_of(lambda: (ost.zeros((8, 8), split=0), ost.arange(12, split=0)))
     assert (kinds, sent) == ({}, 0)
     assert layouts == ["split 0 of 4"] * 2
-    with use((P,)) as session:
+    with use((P,)):
         x = ost.random.normal((1000, 10), split=0)
         assert x.split == 0
-        assert session.engine.workers[0].store[x._operand.handle][0].shape == (250, 10)
+        assert x._operand.parts[0].shape == (250, 10)
 
 
 def test_two_mesh_axes() -> None:

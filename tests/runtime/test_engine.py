@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -31,17 +32,20 @@ def test_what_is_put_comes_back(mesh: tuple[int, ...]) -> None:
             assert y.layout.mesh == mesh
 
 
-def test_handles_are_freed() -> None:
-    with use((3,)) as session:
-        gc.collect()
-        before = len(session.engine.workers[0].store)
+def test_memory_is_freed() -> None:
+    """Of what was put at once; of results when their plan rests while others are made."""
+    with use((3,)):
         x = ost.asarray(np.ones((6, 2)), split=0)
-        y = [x * k for k in range(20)]
-        ost.evaluate(y)
-        assert len(session.engine.workers[0].store) == before + 21
+        y = ost.compile(lambda x: x * 2)(x)
+        parts = [weakref.ref(p) for v in (x, y) for p in v._operand.parts]
+        assert all(p() is not None for p in parts)
         del x, y
         gc.collect()
-        assert [len(w.store) for w in session.engine.workers] == [before] * 3
+        assert [p() is None for p in parts] == [True] * 3 + [False] * 3
+        for n in (2, 3):
+            ost.evaluate(ost.ones(n) + 1)
+        gc.collect()
+        assert all(p() is None for p in parts)
 
 
 def test_an_exported_array_is_not_written_over() -> None:
@@ -169,14 +173,16 @@ def test_no_warnings_leak_and_no_settings_either() -> None:
     assert np.geterr() == before
 
 
-def test_closed_sessions_say_so() -> None:
-    with ost.connect(workers=2):
-        x = ost.asarray(np.ones((4, 2)), split=0)
+def test_arrays_outlive_their_session() -> None:
+    with ost.connect(workers=2) as session:
+        x = ost.asarray(np.arange(8.0).reshape(4, 2), split=0)
         y = x * 2
         ost.evaluate(y)
-    with pytest.raises(SessionError, match=r"closed; call ost.connect\(\) for a new one"):
-        np.asarray(y)
-    assert float(ost.ones(3).sum()) == 3, "the session before is in use again"
+    assert np.asarray(y).tolist() == [[0, 2], [4, 6], [8, 10], [12, 14]]
+    assert float((x + y).sum()) == 84, "the session before is in use again"
+    for again in (lambda: session.put(np.ones(2)), session.__enter__):
+        with pytest.raises(SessionError, match=r"closed; call ost.connect\(\) for a new one"):
+            again()
 
 
 def test_arrays_move_between_sessions() -> None:
