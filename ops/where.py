@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import lru_cache
 from types import CodeType
 
 from ostinato.errors import OstinatoError
@@ -38,11 +39,15 @@ def user_line() -> str:
 def short(line: str) -> str:
     """A line as people read it: relative to where they are, if that is shorter."""
     path, _, number = line.rpartition(":")
+    return f"{_relative(path, os.getcwd())}:{number}" if path else line
+
+
+@lru_cache(1024)
+def _relative(path: str, here: str) -> str:
     try:
-        relative = os.path.relpath(path)
-    except ValueError:
-        return line
-    return f"{relative}:{number}" if path and len(relative) < len(path) else line
+        return min(os.path.relpath(path, here), path, key=len)
+    except ValueError:  # another drive
+        return path
 
 
 def misfit(

@@ -12,8 +12,9 @@ import inspect
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import CodeType, FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import numpy as np
@@ -174,10 +175,11 @@ class CompiledFunction(Generic[P, R]):
     def _entry(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
         """What a call leads to, and its leaves; no entry if the call belongs to another trace."""
         session = current()
-        if self.guards.renew():
+        if self.guards.changed():
             with self.lock:
                 self.entries.clear()
                 self.quick.clear()
+                self.guards.look()
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -446,6 +448,7 @@ class CompiledFunction(Generic[P, R]):
                 if need.trace is not trace:
                     raise
                 self.needed.update((where, inputs[n]) for n in need.numbers)
+        self.guards.look()
         key = (where, tuple([self._key(x, k, where, k in fixed) for k, x in enumerate(leaves)]))
         parts = self._parts(structure, leaves, where, fixed)
         nearest = min(
@@ -789,45 +792,73 @@ def _keywords(signature: inspect.Signature, given: Any) -> dict[str, Any]:
 
 
 class _Guards:
-    """Arrays and numbers that a function takes from its closure and its module, as they were when
-    it was traced.
+    """What a function takes from its closure and its module: arrays, numbers, texts, functions of
+    the same module and what these take, containers of such things; as they were when it was traced.
     """
 
     def __init__(self, function: Any) -> None:
         self.function = inspect.unwrap(function)
         self.items: list[tuple[Callable[[], Any], Any]] = []
-        code = getattr(self.function, "__code__", None)
-        if code is None:
-            return
-        for cell in self.function.__closure__ or ():
-            self._watch(functools.partial(_cell, cell))
-        names = self.function.__globals__
-        for name in code.co_names:
-            if name in names:
-                self._watch(functools.partial(names.get, name))
 
-    def _watch(self, read: Callable[[], Any]) -> None:
-        value = read()
-        if isinstance(value, (Array, np.ndarray, bool, int, float, complex, str, tuple)):
-            self.items.append((read, value))
+    def look(self) -> None:
+        """Take things as they are now."""
+        self.items = []
+        seen: set[int] = set()
+        todo = [self.function]
+        while todo:
+            function = todo.pop()
+            code = getattr(function, "__code__", None)
+            if code is None or id(code) in seen:
+                continue
+            seen.add(id(code))
+            names = function.__globals__
+            reads = [functools.partial(_cell, cell) for cell in function.__closure__ or ()]
+            reads += [functools.partial(names.get, n) for n in _names(code) if n in names]
+            for read in reads:
+                value = read()
+                inner = value.function if isinstance(value, CompiledFunction) else value
+                if isinstance(inner, FunctionType) and inner.__globals__ is names:
+                    todo.append(inner)
+                    self.items.append((read, value))
+                elif isinstance(value, _WATCHED):
+                    self.items.append((read, value))
+                elif isinstance(value, (dict, list, tuple)):
+                    leaves = functools.partial(_contents, read)
+                    if len(leaves()) <= _MANY:
+                        self.items.append((leaves, leaves()))
 
     def changed(self) -> bool:
-        return any(_differs(read(), value) for read, value in self.items)
+        for read, value in self.items:
+            now = read()
+            if now is not value and _differs(now, value):
+                return True
+        return False
 
-    def renew(self) -> bool:
-        """Take things as they are now; whether any had changed."""
-        changed = self.changed()
-        if changed:
-            self.items = [(read, read()) for read, _ in self.items]
-        return changed
+
+_WATCHED = (Array, np.ndarray, bool, int, float, complex, str)
+_MANY = 256  # leaves of a container; larger ones are not looked through at every call
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The names that a function looks up, in the functions within it too."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
+
+
+def _contents(read: Callable[[], Any]) -> tuple[Any, ...]:
+    leaves, structure = flatten(read())
+    return (structure, *leaves)
 
 
 def _differs(now: Any, value: Any) -> bool:
-    return now is not value and not (
-        type(now) is type(value)
-        and isinstance(now, (bool, int, float, complex, str))
-        and now == value
-    )
+    if now is value:
+        return False
+    if type(now) is tuple and type(value) is tuple:
+        return len(now) != len(value) or any(map(_differs, now, value))
+    alike = type(now) is type(value) and isinstance(now, (*_WATCHED[2:], Structure))
+    return not alike or bool(now != value)
 
 
 def _cell(cell: Any) -> Any:

@@ -90,10 +90,8 @@ class PlanCache:
         if path is None or not path.is_file():
             return None
         try:
-            plan = read_plan(path, trusted=True)
+            plan = read_plan(path, key)
         except PlanFileError:
-            plan = None
-        if plan is None or plan.key != key:
             with contextlib.suppress(OSError):
                 path.unlink()
             return None

@@ -5,8 +5,8 @@
 
 The file holds the graph as it was traced and as it was lowered. What follows from those (places in
 memory, the id) is computed anew when it is read, so a file cannot claim anything about it.
-`read_plan` believes a file that it wrote itself, by its digest; `trusted=False` also proves, node
-by node, that the program computes its source."""
+`read_plan` proves, node by node, that the program computes its source. Only of a file that it wrote
+itself, for a key that the caller has, it believes digest and id."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
         raise
 
 
-def read_plan(path: str | os.PathLike[str], trusted: bool = False) -> Plan:
-    """The plan of a file, or PlanFileError."""
+def read_plan(path: str | os.PathLike[str], key: Key | None = None) -> Plan:
+    """The plan of a file, or PlanFileError. With a key: the plan of this key, written here."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -62,7 +62,7 @@ def read_plan(path: str | os.PathLike[str], trusted: bool = False) -> Plan:
         ) from None
     try:
         need(size <= LARGEST, f"{size} bytes")
-        return decode_plan(data, trusted)
+        return decode_plan(data, key)
     except Malformed as error:
         raise PlanFileError.because(
             f"plan file {path}",
@@ -72,7 +72,7 @@ def read_plan(path: str | os.PathLike[str], trusted: bool = False) -> Plan:
         ) from None
 
 
-def decode_plan(data: bytes, trusted: bool = False) -> Plan:
+def decode_plan(data: bytes, key: Key | None = None) -> Plan:
     """The plan of a file's bytes, or Malformed."""
     head, newline, rest = data[:_HEAD].partition(b"\n")[0], data.find(b"\n", 0, _HEAD), b""
     words = head.split(b" ")
@@ -92,7 +92,7 @@ def decode_plan(data: bytes, trusted: bool = False) -> Plan:
     digest = hashlib.blake2b(rest, digest_size=32).hexdigest().encode()
     need(digest == words[3], "content that differs from what was written: damaged")
     try:
-        return _decode(json.loads(rest), trusted)
+        return _decode(json.loads(rest), key)
     except Malformed:
         raise
     except MemoryError:
@@ -101,26 +101,12 @@ def decode_plan(data: bytes, trusted: bool = False) -> Plan:
         raise Malformed(f"content that is no plan ({type(error).__name__}: {error})") from None
 
 
-def _decode(content: Any, trusted: bool) -> Plan:
-    source, lowered, results, names, mesh = fields(
-        content, "source", "program", "results", "names", "mesh"
-    )
-    device, numerics, limit, donated = fields(
-        content, "device", "numerics", "memory_limit", "donated"
-    )
-    need(isinstance(device, str) and len(device) < 64, "a device that is none")
-    need(numerics in NUMERICS, f"numerics {numerics!r:.40}")
-    target = Target(
-        tuple(listing(mesh, lambda n: integer(n, 1, 1 << 20), 8)),
-        device,
-        numerics,
-        None if limit is None else integer(limit, 0),
-    )
-    need(1 <= target.workers <= 1 << 20, "a mesh of that many workers")
-    graph, program = decode_graph(source), decode_graph(lowered)
+def _decode(content: Any, known: Key | None) -> Plan:
+    key = _key(content) if known is None else known
+    identity, lowered, results, names = fields(content, "id", "program", "results", "names")
+    need(identity == key.id, "an id that is not its content's")
+    graph, program = key.graph, decode_graph(lowered)
     need(program.inputs == graph.inputs, "a program with another signature than its source")
-    given = tuple(listing(donated, lambda k: integer(k, 0, len(graph.inputs) - 1)))
-    key = Key(graph, target, given)
     made = []
     for pair in listing(results):
         where, k = listing(pair, longest=2)
@@ -131,9 +117,29 @@ def _decode(content: Any, trusted: bool) -> Plan:
     need(len(made) == len(graph.outputs), "other results than its source has")
     called = tuple(listing(names))
     need(all(isinstance(n, str) and len(n) < 4096 for n in called), "names that are no text")
-    if not trusted:
+    if known is None:
         _prove(key, program, made)
-    return Plan(key, assign_memory(program, given), tuple(made), called)
+    return Plan(key, assign_memory(program, key.donated), tuple(made), called)
+
+
+def _key(content: Any) -> Key:
+    """What the plan was made of."""
+    source, mesh, device, numerics, limit, donated = fields(
+        content, "source", "mesh", "device", "numerics", "memory_limit", "donated"
+    )
+    need(isinstance(device, str) and len(device) < 64, "a device that is none")
+    need(numerics in NUMERICS, f"numerics {numerics!r:.40}")
+    target = Target(
+        tuple(listing(mesh, lambda n: integer(n, 1, 1 << 20), 8)),
+        device,
+        numerics,
+        None if limit is None else integer(limit, 0),
+    )
+    need(1 <= target.workers <= 1 << 20, "a mesh of that many workers")
+    graph = decode_graph(source)
+    return Key(
+        graph, target, tuple(listing(donated, lambda k: integer(k, 0, len(graph.inputs) - 1)))
+    )
 
 
 def _prove(key: Key, program: Any, results: list[tuple[str, int]]) -> None:

@@ -132,6 +132,7 @@ class Plan:
     def content(self) -> dict[str, Any]:
         """The plan as JSON-able data; see file.py."""
         return {
+            "id": self.id,
             "source": encode_graph(self.source, lines=True),
             "program": encode_graph(self.program.graph, lines=True),
             "results": [list(r) for r in self.results],

@@ -131,12 +131,60 @@ def test_a_gradient_looks_inside(workers: None) -> None:
     np.testing.assert_allclose(np.asarray(ost.grad(outer)(ones(3.0))), 24.0)
 
 
-def test_what_a_closure_holds_may_change(workers: None) -> None:
-    rate = 2.0
-    f = ost.compile(lambda x: x * rate)
-    assert [float(f(ones())[0, 0]) for _ in range(2)] == [2.0, 2.0]
-    rate = 3.0
-    assert [float(f(ones())[0, 0]) for _ in range(2)] == [3.0, 3.0]
+def helper(x: Any) -> Any:
+    return x * RATE + CONFIG["shift"][0]
+
+
+RATE = 1.0
+CONFIG: dict[str, Any] = {"shift": [0.0]}
+
+
+def test_what_is_around_a_function_may_change(
+    workers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its closure, its module, functions of the module that it calls, functions within it."""
+
+    def other(x: Any) -> Any:
+        return x - 1
+
+    scale = ones(2.0)
+    mode = "plus"
+    functions = {
+        "closure": ost.compile(lambda x: x * scale + (1 if mode == "plus" else 0)),
+        "module": ost.compile(lambda x: x * RATE),
+        "helper": ost.compile(lambda x: helper(x)),
+        "within": ost.compile(lambda x: ost.repeat(2, lambda s: s * RATE, x)),
+        "compiled": ost.compile(lambda x: inner(x)),
+    }
+    inner = ost.compile(lambda x: helper(x) * RATE)
+
+    def check(**expected: float) -> None:
+        for name, f in functions.items():
+            for _ in range(2):
+                assert float(f(ones())[0, 0]) == expected[name], name
+
+    check(closure=3, module=1, helper=1, within=1, compiled=1)
+    misses = [len(f.misses) for f in functions.values()]
+    check(closure=3, module=1, helper=1, within=1, compiled=1)
+    assert [len(f.misses) for f in functions.values()] == misses
+    monkeypatch.setitem(globals(), "RATE", 2.0)
+    check(closure=3, module=2, helper=2, within=4, compiled=4)
+    CONFIG["shift"][0] = 5.0
+    check(closure=3, module=2, helper=7, within=4, compiled=14)
+    scale, mode = ones(4.0), "minus"
+    check(closure=4, module=2, helper=7, within=4, compiled=14)
+    monkeypatch.setitem(globals(), "helper", other)
+    check(closure=4, module=2, helper=0, within=4, compiled=0)
+    CONFIG["shift"][0] = 0.0
+
+
+def test_names_that_come_later(workers: None) -> None:
+    """What a function uses need not exist when it is compiled."""
+    f = ost.compile(lambda x: x * later)
+    later = 2.0
+    assert float(f(ones())[0, 0]) == 2
+    later = 3.0
+    assert float(f(ones())[0, 0]) == 3
 
 
 def test_pairs_of_keys(workers: None) -> None:
