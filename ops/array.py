@@ -202,6 +202,24 @@ def install(made: Reader) -> None:
     reader = made
 
 
+_OF_NUMPY = {  # NumPy's names of ufuncs that are called otherwise here
+    "absolute": "abs",
+    "arccos": "acos",
+    "arccosh": "acosh",
+    "arcsin": "asin",
+    "arcsinh": "asinh",
+    "arctan": "atan",
+    "arctan2": "atan2",
+    "arctanh": "atanh",
+    "conjugate": "conj",
+    "invert": "bitwise_invert",
+    "left_shift": "bitwise_left_shift",
+    "power": "pow",
+    "right_shift": "bitwise_right_shift",
+    "rint": "round",
+}
+
+
 class Array:
     """An n-dimensional array; immutable, lazy, and laid out over the workers of a session."""
 
@@ -213,7 +231,6 @@ class Array:
     weak: type | None
 
     __array_priority__ = 1000
-    __array_ufunc__ = None  # NumPy hands `ndarray + Array` over to us
 
     def __init__(self) -> None:
         raise misfit(
@@ -355,6 +372,20 @@ class Array:
 
     def __format__(self, form: str) -> str:
         return format(self.item(), form) if form and self.size == 1 else str(self)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """`np.sin(x)` and `ndarray + x` mean the function of that name here."""
+        name = _OF_NUMPY.get(ufunc.__name__, ufunc.__name__)
+        if method != "__call__" or options or name not in functions:
+            said = f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}")
+            raise misfit(
+                DTypeError,
+                said,
+                got="an ostinato array" + (f" and {', '.join(options)}=" if options else ""),
+                needed="a NumPy array, or a function that ostinato has too, without options",
+                do="use ostinato's functions, or np.asarray(x)",
+            )
+        return functions[name](*inputs)
 
     # -- the standard's namespace ----------------------------------------------------------
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:

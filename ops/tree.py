@@ -131,7 +131,9 @@ def constructor(structure: Structure) -> Callable[[Sequence[Leaf]], Any]:
         make = _fill_dict if issubclass(kind, dict) else _fill_object
         return f"{constant(functools.partial(make, kind, s.extra))}(({inner}))"
 
-    made: Callable[[Sequence[Leaf]], Any] = eval(f"lambda v: {write(structure)}", names)
+    made: Callable[[Sequence[Leaf]], Any] = eval(
+        compile(f"lambda v: {write(structure)}", "<ostinato tree>", "eval"), names
+    )
     return made
 
 

@@ -16,6 +16,7 @@ _ROOMS = tuple(
     os.path.join(_HERE, room) + os.sep
     for room in ("ops", "planner", "runtime", "ostinato", "io_pipeline")
 )
+_GENERATED = ("<plan ", "<ostinato", "<frozen ")
 _ours: dict[CodeType, bool] = {}
 
 
@@ -24,7 +25,7 @@ def is_ours(code: CodeType) -> bool:
     found = _ours.get(code)
     if found is None:
         name = code.co_filename
-        found = _ours[code] = name.startswith(_ROOMS) or name.startswith("<")
+        found = _ours[code] = name.startswith(_ROOMS) or name.startswith(_GENERATED)
     return found
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ostinato.ops.collective import collective_of
 
-from .plan import Plan, Program
+from .plan import Plan
 
 COLOURS = {
     "input": ("#e8eef6", "#3b6ea5"),
@@ -33,7 +33,7 @@ def draw(plan: Plan, path: str | os.PathLike[str]) -> None:
 
 def svg(plan: Plan) -> str:
     """The picture as text."""
-    labels, kinds, edges = _graph(plan.program)
+    labels, kinds, edges = _graph(plan)
     places, width, height = _layout(list(labels), edges)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height + 30}" '
@@ -64,16 +64,18 @@ def svg(plan: Plan) -> str:
 
 
 def _graph(
-    program: Program,
+    plan: Plan,
 ) -> tuple[dict[str, tuple[str, str]], dict[str, str], list[tuple[str, str]]]:
     """Names with what to write in them, their kinds, and who feeds whom; views and numbers left out."""
-    graph = program.graph
+    program, graph = plan.program, plan.program.graph
+    called = dict(enumerate(plan.names))
     labels: dict[str, tuple[str, str]] = {}
     kinds: dict[str, str] = {}
     edges: dict[tuple[str, str], None] = {}
     source: list[str] = []
     for k, spec in enumerate(graph.inputs):
-        labels[f"i{k}"], kinds[f"i{k}"] = (f"input {k}", _short(str(spec))), "input"
+        labels[f"i{k}"] = (_short(called.get(k, f"input {k}")), _short(str(spec)))
+        kinds[f"i{k}"] = "input"
         source.append(f"i{k}")
     for k, node in enumerate(graph.nodes):
         slot = program.slots[graph.starts[k]]

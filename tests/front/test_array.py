@@ -158,3 +158,29 @@ def test_namespace() -> None:
     x = ost.ones(2)
     assert x.__array_namespace__() is ost
     assert x.__array_namespace__(api_version="2024.12") is ost
+
+
+UFUNCS = {f.__name__: f for f in vars(np).values() if isinstance(f, np.ufunc) and f.nout == 1}
+
+
+@pytest.mark.parametrize("name", UFUNCS)
+def test_functions_of_numpy(name: str) -> None:
+    """They give an Array with the right values, or say that they cannot."""
+    f = UFUNCS[name]
+    real = any("d" in types.split("->")[0] for types in f.types)
+    x = np.array([[0.75, 0.5], [0.5, 0.25]]) if real else np.array([[1, 2], [3, 0]])
+    try:
+        with np.errstate(all="ignore"):
+            wanted = f(*[x] * f.nin)
+    except (TypeError, ValueError):
+        return
+    try:
+        found = f(*[ost.asarray(x), *[x] * (f.nin - 1)])
+    except DTypeError as error:
+        assert f"np.{name}" in str(error)  # noqa: PT017
+        assert name not in ("add", "arcsin", "matmul", "left_shift", "power", "isnan")
+        return
+    assert isinstance(found, ost.Array)
+    np.testing.assert_allclose(np.asarray(found), wanted)
+    if f.nin == 2:
+        np.testing.assert_allclose(np.asarray(f(x, ost.asarray(x))), wanted)
