@@ -808,7 +808,7 @@ def _triangle(x: Array, k: int, lower: bool) -> Array:
     rows = apply("iota", shape=(x.shape[-2], 1), axis=0, dtype=int64)
     columns = apply("iota", shape=(1, x.shape[-1]), axis=1, dtype=int64)
     keep = greater_equal(rows + k, columns) if lower else greater_equal(columns, rows + k)
-    return where(keep, x, 0)
+    return where(keep, x, number_of("tril", 0, x.dtype))
 
 
 @export

@@ -401,6 +401,8 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("tile", (N, (0, 1)), {}),
     ("unstack", (X,), {"axis": 1}),
     ("tril", (X,), {}),
+    ("tril", (X > 0,), {}),
+    ("triu", (X.astype("uint8"),), {}),
     ("tril", (X,), {"k": 1}),
     ("triu", (X,), {"k": -1}),
     ("argmax", (X,), {}),
