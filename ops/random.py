@@ -123,9 +123,11 @@ def _bits_kernel(
     target = out.reshape(-1)
     done = 0
     for start in starts if length else ():
-        for lo in range(start, start + length, _CHUNK * words):
-            hi = min(lo + _CHUNK * words, start + length)
-            first, last = lo // words, -(-hi // words)
+        lo, end = start, start + length
+        while lo < end:
+            first = lo // words
+            hi = min((first + _CHUNK) * words, end)
+            last = -(-hi // words)
             work = [s[: last - first] for s in scratch[:7]]
             work[6][...] = xp.arange(first, last, dtype=uint64)
             c = philox(xp, work[6], stream, key, work[:6])
@@ -140,6 +142,7 @@ def _bits_kernel(
             skip = lo - first * words
             target[done : done + hi - lo] = mixed.reshape(-1)[skip : skip + hi - lo]
             done += hi - lo
+            lo = hi
 
 
 def _bits_scratch(
@@ -329,9 +332,11 @@ def _normal_kernel(
     target = out.reshape(-1)
     done = 0
     for start in starts if length else ():
-        for lo in range(start, start + length, _CHUNK * words):
-            hi = min(lo + _CHUNK * words, start + length)
-            first, last = lo // words, -(-hi // words)
+        lo, end = start, start + length
+        while lo < end:
+            first = lo // words
+            hi = min((first + _CHUNK) * words, end)
+            last = -(-hi // words)
             n = last - first
             work = [s[:n] for s in scratch[:7]]
             work[6][...] = xp.arange(first, last, dtype=uint64)
@@ -365,6 +370,7 @@ def _normal_kernel(
             skip = lo - first * words
             target[done : done + hi - lo] = mixed.reshape(-1)[skip : skip + hi - lo]
             done += hi - lo
+            lo = hi
 
 
 op(

@@ -420,6 +420,22 @@ def ways(
             yield way
 
 
+def way_to(node: Node, operands: Sequence[Spec], end: Layout, target: Target) -> Way | None:
+    """The way to run a node whose result comes in a layout; None if there is none."""
+    if node.op in ("relayout", "resplit", "mark") or end.mesh != target.mesh or end.partial_axes:
+        return None
+    indices = OPS[node.op].indices(tuple(operands), node.specs, node.kw)
+    blocks = target.numerics == "any-workers"
+    chosen = tuple(indices.outs[0][s] if isinstance(s, int) else None for s in end.splits)
+    if any((c is None) != (s is None) for c, s in zip(chosen, end.splits, strict=True)):
+        return None
+    if any(c is not None and not _may_split(indices, c, node, blocks) for c in chosen):
+        return None
+    extents = _extents(indices, operands, node.specs)
+    way = _way(indices, extents, operands, node, chosen, target.mesh, blocks)
+    return way if way is not None and way.gives == (end,) else None
+
+
 def _extents(indices: Indices, ins: Sequence[Spec], outs: Sequence[Spec]) -> dict[str, int]:
     found: dict[str, int] = {}
     for dims, spec in zip((*indices.outs, *indices.ins), (*outs, *ins), strict=True):

@@ -18,12 +18,13 @@ from .layouts import choose_layouts
 from .memory import assign_memory
 from .numerics import fix_order
 from .overlap import overlap
+from .parts import make_parts
 from .plan import Key, Plan, Program, Target
 from .simplify import simplify
 
 Pass = Callable[[Graph, Target], Graph]
 
-PASSES: tuple[Pass, ...] = (simplify, fix_order, choose_layouts, communicate, overlap)
+PASSES: tuple[Pass, ...] = (simplify, fix_order, choose_layouts, make_parts, communicate, overlap)
 
 
 def make_plan(key: Key, names: tuple[str, ...] = ()) -> Plan:

@@ -212,12 +212,35 @@ def _reshape(r: random.Random, values: Values, k: int, name: str) -> Any:
 
 
 def _permute(r: random.Random, values: Values, k: int, name: str) -> Any:
-    axes = tuple(r.sample(range(values[k].ndim), values[k].ndim))
+    """One permutation, or two in a row."""
+    ndim = values[k].ndim
+    orders = [tuple(r.sample(range(ndim), ndim)) for _ in range(r.choice((1, 2)))]
+
+    def run(permute: Any) -> Any:
+        def both(x: Any) -> Any:
+            for axes in orders:
+                x = permute(x, axes)
+            return x
+
+        return both
+
+    return f"permute{orders}", (k,), run(ost.permute_dims), run(np.transpose)
+
+
+def _number(r: random.Random, values: Values, k: int, name: str) -> Any:
+    """Positions along an axis, added."""
+    x = values[k]
+    if x.ndim == 0:
+        return None
+    axis = r.randrange(x.ndim)
+    line = [1] * x.ndim
+    line[axis] = n = x.shape[axis]
+    split = r.choice((None, 0))
     return (
-        f"permute{axes}",
+        f"number[{axis},{split}]",
         (k,),
-        lambda x: ost.permute_dims(x, axes),
-        lambda x: np.transpose(x, axes),
+        lambda x: x + ost.reshape(ost.arange(n, split=split), line) * 0.125,
+        lambda x: x + np.arange(n).reshape(line) * 0.125,
     )
 
 
@@ -547,6 +570,7 @@ STEPS: list[tuple[str, Any]] = [
     ("einsum", _einsum),
     ("reshape", _reshape),
     ("permute", _permute),
+    ("number", _number),
     ("expand", _expand),
     ("squeeze", _squeeze),
     ("broadcast", _broadcast),
@@ -559,6 +583,7 @@ STEPS: list[tuple[str, Any]] = [
     ("take", _take),
     ("take_along", _take_along),
     ("update", _update),
+    ("update again", _update),
     ("scatter", _scatter),
     ("resplit", _resplit),
     ("loop", _loop),

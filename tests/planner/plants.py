@@ -16,7 +16,7 @@ from unittest import mock
 from ostinato.ops import fixed, layout, monoid
 from ostinato.ops.index import LETTERS, Indices, Reach
 from ostinato.ops.registry import OPS, Place
-from ostinato.planner import communicate, layouts, memory, simplify
+from ostinato.planner import communicate, layouts, memory, parts, simplify
 from ostinato.planner.cache import PlanCache
 from ostinato.runtime import bind, communicator
 
@@ -214,6 +214,15 @@ def _root() -> Any:
     return mock.patch.object(communicator.ThreadCommunicator, "start_broadcast", start)
 
 
+@plant("parts: made in parts though somebody reads it whole")
+def _parts() -> Any:
+    def another(spec: Any, ends: Any) -> Any:
+        others = [e for e in ends if e is not spec.layout and parts._has(spec, e)]
+        return others[0] if others else None
+
+    return mock.patch.object(parts, "_another", another)
+
+
 @plant("memory: written over while it is still read")
 def _over() -> Any:
     rule = memory._Assigner._last_reads
@@ -350,7 +359,7 @@ def fails(seed: int, numerics: str) -> str:
         run_and_compare(r, program, mesh, numerics)
     except AssertionError:
         return "a wrong result"
-    except (ost.errors.OstinatoError, ValueError) as error:
+    except (ost.errors.OstinatoError, ValueError, LookupError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 

@@ -277,3 +277,37 @@ def test_layouts_are_what_they_say() -> None:
 def test_layout_errors(make: Any, message: str) -> None:
     with use((P,)), pytest.raises(LayoutError, match=message):
         make()
+
+
+MADE_IN_PARTS = {
+    "numbers": lambda x: x + ost.reshape(ost.arange(64, split=0), (64, 1)),
+    "a triangle": lambda x: ost.tril(x),
+    "random numbers": lambda x: ost.random.normal((64, 48), split=0, seed=3) * 2 + 1,
+    "a chain": lambda x: (ost.exp(ost.ones((64, 48)) * 2) @ ost.ones((48, 4))).resplit(0),
+    "in a loop": lambda x: ost.repeat(3, lambda s: ost.triu(s) + ost.random.uniform((64, 48)), x),
+}
+
+
+@pytest.mark.parametrize("name", MADE_IN_PARTS)
+def test_what_is_read_in_parts_is_made_in_parts(name: str) -> None:
+    with use((P,)):
+        f = ost.compile(MADE_IN_PARTS[name])
+        f(ost.asarray(X, split=0))
+        graphs = [f.plan.program.graph]
+        graphs += [g for n in graphs[0].nodes for _, g in n.subgraphs()]
+        for graph in graphs:
+            assert "narrow" not in [n.op for n in graph.nodes]
+            for node in graph.nodes:
+                for s in node.specs:
+                    rows = [n for n in s.shape if n == 64]
+                    assert not rows or "split 0" in str(s.layout), f"{node.op} {s}"
+        assert facts(f.plan)["sent"] == 0
+
+
+def test_what_is_read_whole_too_is_made_whole() -> None:
+    with use((P,)):
+        f = ost.compile(lambda x: (x + (y := ost.ones((64, 48)) * 2), y))
+        a, b = f(ost.asarray(X, split=0))
+        assert (a.split, b.split) == (0, None)
+        made = [str(n.specs[0].layout) for n in f.plan.program.graph.nodes if n.op == "full"]
+        assert made == ["whole of 4"]
