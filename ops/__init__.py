@@ -9,6 +9,7 @@ from . import (  # noqa: F401  (registers the operations)
     creation,
     elementwise,
     fixed,
+    fused,
     gradient,
     indexing,
     nn,

@@ -379,7 +379,7 @@ def asarray(
     fresh = isinstance(values, (list, tuple, range)) or (
         isinstance(values, np.ndarray) and not np.may_share_memory(host, values)
     )
-    host = np.require(host, host.dtype.newbyteorder("="), "C")
+    host = np.require(host, host.dtype.newbyteorder("="), ["C", "A"])
     if copy or (copy is None and not fresh):
         host = host.copy()
     return from_operand(Host(host, None if split == ANYWHERE else split))

@@ -369,7 +369,7 @@ class CompiledFunction(Generic[P, R]):
         if not fixed and (isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__array__")):
             host = np.asarray(x)
             if host.dtype.name in DTYPES:
-                return np.require(host, host.dtype.newbyteorder("="), "C")
+                return np.require(host, host.dtype.newbyteorder("="), ["C", "A"])
         try:
             hash(x)
         except TypeError:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ostinato.ops.collective import collective_of
 
+from .fuse import title
 from .plan import Plan
 
 COLOURS = {
@@ -49,14 +50,14 @@ def svg(plan: Plan) -> str:
             f'<path d="M{x1:.0f},{top:.0f} C{x1:.0f},{middle:.0f} {x2:.0f},{middle:.0f} {x2:.0f},{bottom:.0f}" '
             'fill="none" stroke="#a9b4bf"/>'
         )
-    for name, (title, detail) in labels.items():
+    for name, (head, detail) in labels.items():
         x, y = places[name]
         fill, stroke = COLOURS[kinds[name]]
         parts.append(
             f'<g><rect x="{x - WIDTH / 2:.0f}" y="{y:.0f}" width="{WIDTH}" height="{HEIGHT}" rx="6" '
             f'fill="{fill}" stroke="{stroke}"/>'
             f'<text x="{x:.0f}" y="{y + 16:.0f}" text-anchor="middle" fill="#1c2733">'
-            f"{html.escape(title)}</text>"
+            f"{html.escape(head)}</text>"
             f'<text x="{x:.0f}" y="{y + 31:.0f}" text-anchor="middle" fill="#5b6b7b" font-size="10">'
             f"{html.escape(detail)}</text></g>"
         )
@@ -87,8 +88,8 @@ def _graph(
             continue
         kind = collective_of(node.op, node.kw)
         control = node.op in ("loop", "while", "branch")
-        title = kind or node.op + (f" x {node.kw['trips']}" if node.op == "loop" else "")
-        labels[f"n{k}"] = (title, _short(str(node.specs[0]) if node.specs else ""))
+        name = kind or title(node) + (f" x {node.kw['trips']}" if node.op == "loop" else "")
+        labels[f"n{k}"] = (_short(name), _short(str(node.specs[0]) if node.specs else ""))
         dense = node.op in ("matmul", "einsum", "fixed_matmul", "block_matmul")
         kinds[f"n{k}"] = (
             "collective" if kind else "control" if control else "dense" if dense else "compute"

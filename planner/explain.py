@@ -14,6 +14,7 @@ from ostinato.ops.layout import exchange_lists, volume
 from ostinato.ops.registry import OPS
 from ostinato.ops.spec import Spec
 
+from .fuse import title
 from .machine import Machine, this_machine
 from .plan import Plan, Program
 
@@ -147,7 +148,9 @@ def count(program: Program) -> tuple[int, dict[str, int]]:
             "alias",
             "constant",
         ):
-            nodes += 1
+            nodes += len(node.kw["body"].nodes) if node.op == "fused" else 1
+            if node.op == "fused":
+                nodes -= sum(n.op == "constant" for n in node.kw["body"].nodes)
         for body in program.bodies.get(k, ()):
             more, inner = count(body)
             nodes += more
@@ -164,7 +167,7 @@ def rows(plan: Plan, machine: Machine, measured: Measured | None) -> list[tuple[
     for step in steps(plan.program, machine):
         node, spec = step.node, step.node.specs[0] if step.node.specs else None
         took = times.get(number.get(id(node), -1)) if step.depth == 0 else None
-        name = step.collective or node.op
+        name = step.collective or title(node)
         if node.op == "start":
             name += " (started)"
         if node.op == "loop":
@@ -217,7 +220,9 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
     k = plan.program.peak_node
     if k >= 0 and plan.arena_bytes:
         node = plan.program.graph.nodes[k]
-        lines.append(f"memory is fullest at {node.op}" + (f" ({node.line})" if node.line else ""))
+        lines.append(
+            f"memory is fullest at {title(node)}" + (f" ({node.line})" if node.line else "")
+        )
     planning = sum(plan.seconds.values())
     if planning:
         slowest = max(plan.seconds, key=lambda name: plan.seconds[name])

@@ -22,7 +22,7 @@ from ostinato.ops.encode import Malformed, decode_graph, fields, integer, listin
 from ostinato.errors import PlanFileError
 
 from .check import check_graph, check_layouts, same_program
-from .memory import assign_memory
+from .pipeline import lower
 from .plan import FORMAT, NUMERICS, Key, Plan, Target
 
 MAGIC = b"ostinato plan"
@@ -119,7 +119,7 @@ def _decode(content: Any, known: Key | None) -> Plan:
     need(all(isinstance(n, str) and len(n) < 4096 for n in called), "names that are no text")
     if known is None:
         _prove(key, program, made)
-    return Plan(key, assign_memory(program, key.donated), tuple(made), called)
+    return Plan(key, lower(program, key), tuple(made), called)
 
 
 def _key(content: Any) -> Key:

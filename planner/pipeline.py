@@ -14,6 +14,7 @@ from ostinato import settings
 from ostinato.errors import MemoryLimitError
 
 from .communicate import communicate
+from .fuse import fuse, title
 from .layouts import choose_layouts
 from .memory import assign_memory
 from .numerics import fix_order
@@ -40,12 +41,17 @@ def make_plan(key: Key, names: tuple[str, ...] = ()) -> Plan:
         graph = made
     graph, results = _strip(graph)
     start = time.perf_counter()
-    program = assign_memory(graph, key.donated)
+    program = lower(graph, key)
     seconds["assign_memory"] = time.perf_counter() - start
     _dump(len(PASSES) + 1, "program", program.graph)
     plan = Plan(key, program, results, names, seconds)
     check_limit(plan)
     return plan
+
+
+def lower(graph: Graph, key: Key) -> Program:
+    """What this machine runs of a graph that every machine may have."""
+    return assign_memory(fuse(graph, key.target), key.donated)
 
 
 def _strip(graph: Graph) -> tuple[Graph, tuple[tuple[str, int], ...]]:
@@ -97,7 +103,7 @@ def _greatest(program: Program) -> tuple[str, str]:
     inner = [p for p in program.bodies.get(k, ()) if p.peak_node >= 0]
     if inner:
         return _greatest(max(inner, key=lambda p: p.arena_bytes))
-    return f"{node.op} -> {node.specs[0].bare if node.specs else 'nothing'}", node.line
+    return f"{title(node)} -> {node.specs[0].bare if node.specs else 'nothing'}", node.line
 
 
 def _advice(plan: Plan) -> str:

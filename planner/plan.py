@@ -131,10 +131,12 @@ class Plan:
     @cached_property
     def content(self) -> dict[str, Any]:
         """The plan as JSON-able data; see file.py."""
+        from .fuse import unfuse
+
         return {
             "id": self.id,
             "source": encode_graph(self.source, lines=True),
-            "program": encode_graph(self.program.graph, lines=True),
+            "program": encode_graph(unfuse(self.program.graph), lines=True),
             "results": [list(r) for r in self.results],
             "names": list(self.names),
             "mesh": list(self.target.mesh),

@@ -22,6 +22,7 @@ import numpy as np
 from ostinato.ops.collective import collective_of
 from ostinato.ops.graph import Graph, Node
 from ostinato.ops.layout import exchange_lists, part_ranks, slices, volume
+from ostinato.ops.native import Look, most_threads, native_kernel
 from ostinato.ops.registry import OPS, Place
 from ostinato.ops.spec import Spec, is_inexact
 from ostinato.planner.memory import contiguous, scratch_of
@@ -88,6 +89,9 @@ def bind(
     outs = [f"o{k}" for k in range(len(graph.outputs))]
     binder.write(f"def run({', '.join((*ins, *outs))}):")
     binder.depth += 1
+    for names, specs in ((ins, graph.inputs), (outs, graph.out_specs)):
+        for name_, spec in zip(names, specs, strict=True):
+            binder.shown[name_] = _like(binder.shape(spec), spec.dtype)
     if timed:
         binder.write("t0 = clock()")
     binder.program(program, ins, outs, 0)
@@ -115,6 +119,9 @@ class _Binder:
         self.names: dict[str, Any] = {"xp": xp, "clock": time.perf_counter, "copyto": xp.copyto}
         self.names |= {"has_nan": _has_nan, "check_nan": _check_nan}
         self.fixed: dict[str, Any] = {}  # names that are the same array in every run
+        self.shown: dict[
+            str, Any
+        ] = {}  # arrays like those that other names will be, without memory
         self.count = 0
         self.ufuncs: dict[str, str] = {}
         self.requests: dict[str, str] = {}  # of pending values
@@ -238,7 +245,10 @@ class _Binder:
             self.write(f"{before} = has_nan({', '.join(ins)})", row)
         needs = scratch_of(op, graph, node, self.rank) if op.scratch is not None else ()
         plain = op.kernel is None or (not needs and all(in_order[v] for v in node.inputs))
-        if op.ufunc and plain and not node.params:
+        kernel = self.generated(graph, node, ins, outs) if node.op == "fused" else None
+        if kernel is not None:
+            self.write(f"{self.name('g', kernel)}({', '.join((*ins, *outs))})", row)
+        elif op.ufunc and plain and not node.params:
             f = self.ufuncs.get(op.ufunc) or self.name("f", getattr(self.xp, op.ufunc))
             self.ufuncs[op.ufunc] = f
             out = f"out={outs[0]}" if op.ufunc in _OUT_BY_NAME else outs[0]
@@ -281,7 +291,23 @@ class _Binder:
                 names[first + j] = self.array(look(self.fixed[source]))
             else:
                 names[first + j] = self.local("x")
+                if self.shown.get(source) is not None:
+                    self.shown[names[first + j]] = look(self.shown[source])
                 self.write(f"{names[first + j]} = {self.name('w', look)}({source})", row)
+
+    # -- generated kernels -----------------------------------------------------------------
+    def generated(
+        self, graph: Graph, node: Node, ins: Sequence[str], outs: Sequence[str]
+    ) -> Callable[..., None] | None:
+        """Machine code for operands that lie as these do; None if that is not known."""
+        shape, looks = self.shape(node.specs[0]), []
+        for name in (*ins, *outs):
+            array: Any = self.fixed[name] if name in self.fixed else self.shown.get(name)
+            if array is None or self.xp is not np:
+                return None
+            looks.append(Look(0, np.broadcast_to(array, shape).strides))
+        threads = max(1, most_threads() // self.communicator.size)
+        return native_kernel(node.kw["body"], shape, looks, threads)
 
     # -- collectives -----------------------------------------------------------------------
     def collective(
@@ -361,6 +387,27 @@ class _Binder:
                 self.write(f"{local} = {value}")
         return names
 
+    def show_carried(
+        self,
+        program: Program,
+        k: int,
+        specs: Sequence[Spec],
+        inits: Sequence[str],
+        *names: list[str],
+    ) -> None:
+        """Carried values lie in order in their buffers; where they begin elsewhere, nothing is known."""
+        for j, (spec, init) in enumerate(zip(specs, inits, strict=True)):
+            like = _like(self.shape(spec), spec.dtype)
+            first = self.fixed[init] if init in self.fixed else self.shown.get(init)
+            for which, name in enumerate(n[j] for n in names):
+                known = which > 0 or (first is not None and first.strides == like.strides)
+                self.shown[name] = like if known else None
+
+    def show_item(self, stack: str, item: str) -> None:
+        whole = self.fixed[stack] if stack in self.fixed else self.shown.get(stack)
+        if whole is not None:
+            self.shown[item] = _like(whole.shape[1:], whole.dtype, whole.strides[1:])
+
     def loop_(
         self,
         program: Program,
@@ -382,6 +429,7 @@ class _Binder:
                 self.write(f"copyto({end}, {init})", row)
             return
         c, n, s = self.begin(inits, *((ends, spare) if trips % 2 else (spare, ends)))
+        self.show_carried(program, k, node.specs[:ns], inits, c, n, s)
         index = self.array(self.xp.zeros((), np.int64))
         i = self.local("i")
         order = f"range({trips - 1}, -1, -1)" if kw["reverse"] else f"range({trips})"
@@ -391,11 +439,13 @@ class _Binder:
         items = []
         for x in xs:
             items.append(self.local("x"))
+            self.show_item(x, items[-1])
             self.write(f"{items[-1]} = {x}[{i}, ...]")
         yields = []
         for y in outs[ns:]:
             yields.append(self.local("y") if y != "None" else y)
             if y != "None":
+                self.show_item(y, yields[-1])
                 self.write(f"{yields[-1]} = {y}[{i}, ...]")
         self.program(
             program.bodies[k][0],
@@ -420,6 +470,7 @@ class _Binder:
         nc, ns = kw["counts"]
         body, condition = program.bodies[k]
         c, n, s = self.begin(ins[nc:], outs, self.spare(program, k, node, ns, base))
+        self.show_carried(program, k, node.specs, ins[nc:], c, n, s)
         test = self.array(self.xp.zeros((), np.bool_))
         inner = base + program.bases[k]
         turns = self.local("t")
@@ -453,6 +504,17 @@ class _Binder:
             self.write("pass")
             self.program(side, ins[1:], outs, base + program.bases[k])
             self.depth -= 1
+
+
+def _like(shape: Sequence[int], dtype: Any, strides: Sequence[int] | None = None) -> Any:
+    """An array of this form, in order if nothing else is said; its elements are not there."""
+    steps = []
+    size = dtype.itemsize
+    for n in reversed(tuple(shape)):
+        steps.append(size)
+        size *= n
+    given = tuple(reversed(steps)) if strides is None else tuple(strides)
+    return np.lib.stride_tricks.as_strided(np.empty(1, dtype), tuple(shape), given)
 
 
 def _has_nan(*arrays: Any) -> bool:

@@ -1,0 +1,197 @@
+"""Elementwise operations over the same elements become one kernel.
+
+before                                  after
+%1 = multiply(%0, 2) : float32[n]       %1 = fused(%0; body={
+%2 = exp(%1) : float32[n]                   %1 = multiply(%0, 2)
+%3 = add(%2, %0) : float32[n]               ... })
+return %3                               return %1
+
+A kernel stands where its first operation stood, so an operation may join one if all else that it
+reads exists by then. This belongs to this machine: plan files hold the graph without it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ostinato.ops.graph import Builder, Graph, Node
+from ostinato.ops.layout import Layout
+from ostinato.ops.native import why_not
+from ostinato.ops.registry import OPS
+from ostinato.ops.scalar import can_lower
+from ostinato.ops.spec import Shape
+
+from .plan import Target
+from .rewrite import inline, map_bodies
+
+WORTH = 16384  # elements times operations that are worth a kernel of their own
+LARGE = 4096  # elements, where the bits must not depend on what is beside
+NODES, OPERANDS = 128, 16  # of one kernel at the most
+
+
+Space = tuple[Shape, Layout | None]  # the elements that an operation works on
+
+
+@dataclass(slots=True)
+class _Group:
+    start: int
+    space: Space
+    members: list[int] = field(default_factory=list)
+    operands: dict[int, None] = field(default_factory=dict)  # in order
+
+
+def fuse(graph: Graph, target: Target) -> Graph:
+    """The pass; nothing changes where kernels cannot be generated."""
+    if target.device != "cpu" or why_not():
+        return graph
+    groups = _worthy_groups(graph, target)
+    if not groups and not any(True for n in graph.nodes for _ in n.subgraphs()):
+        return graph
+    first = {g.start: g for g in groups}
+    inside = {k for g in groups for k in g.members}
+    builder = Builder(graph.inputs)
+    values: dict[int, int] = {v: v for v in range(len(graph.inputs))}
+    for k, node in enumerate(graph.nodes):
+        if k in first:
+            _emit(graph, first[k], builder, values)
+        if k in inside or _is_gone(graph, k, inside):
+            continue
+        node = map_bodies(node, lambda g: fuse(g, target))
+        made = builder.add(
+            node.op, [values[v] for v in node.inputs], node.params, node.specs, node.line
+        )
+        values.update(zip(graph.outs(k), made, strict=True))
+    return _in_order(builder, [values[v] for v in graph.outputs])
+
+
+def title(node: Node) -> str:
+    """What a node does, in few words."""
+    if node.op != "fused":
+        return node.op
+    names = [n.op for n in node.kw["body"].nodes if n.op != "constant"]
+    shown = list(dict.fromkeys(names))
+    more = f", ... {len(names)} operations" if len(names) > 4 else ""
+    return f"fused({', '.join(shown[:3] if more else shown)}{more})"
+
+
+def unfuse(graph: Graph) -> Graph:
+    """The graph with what was fused written out."""
+    if not any(n.op == "fused" or any(True for _ in n.subgraphs()) for n in graph.nodes):
+        return graph
+    builder = Builder(graph.inputs)
+    values = list(range(len(graph.inputs)))
+    for node in graph.nodes:
+        ins = [values[v] for v in node.inputs]
+        if node.op == "fused":
+            values.extend(inline(builder, node.kw["body"], ins))
+        else:
+            node = map_bodies(node, unfuse)
+            values.extend(builder.add(node.op, ins, node.params, node.specs, node.line))
+    return _in_order(builder, [values[v] for v in graph.outputs])
+
+
+def _in_order(builder: Builder, outputs: Sequence[int]) -> Graph:
+    """As it was built: collectives begin and end where they did."""
+    return Graph(builder.inputs, tuple(builder.nodes), tuple(outputs))
+
+
+def _is_gone(graph: Graph, k: int, inside: set[int]) -> bool:
+    """A number that only kernels read."""
+    v = graph.starts[k]
+    if graph.nodes[k].op != "constant" or v in graph.outputs:
+        return False
+    return all(u in inside for u in graph.uses[v])
+
+
+# -- what goes together --------------------------------------------------------------------
+def _worthy_groups(graph: Graph, target: Target) -> list[_Group]:
+    """Without small ones, whose operations then stand by themselves, each in its place."""
+    alone: set[int] = set()
+    while True:
+        groups = _groups(graph, alone)
+        small = [k for g in groups if not _is_worth(g, target) for k in g.members]
+        if not small:
+            return groups
+        alone.update(small)
+
+
+def _groups(graph: Graph, alone: set[int]) -> list[_Group]:
+    found: list[_Group] = []
+    latest: dict[Space, _Group] = {}
+    home: dict[int, _Group] = {}  # of values
+    ready = [-1] * len(graph.inputs)  # after which node each value exists
+    for k, node in enumerate(graph.nodes):
+        if k in alone or not _is_elementwise(graph, node):
+            ready.extend([-1 if node.op == "constant" else k] * len(node.specs))
+            continue
+        space = node.specs[0].shape, node.specs[0].layout
+        near = [home[v] for v in node.inputs if v in home and home[v].space == space]
+        near += [latest[space]] if space in latest else []
+        outside = [v for v in node.inputs if not _is_constant(graph, v)]
+        group = next((g for g in near if _may_join(outside, g, home, ready)), None)
+        if group is None:
+            group = latest[space] = _Group(k, space)
+            found.append(group)
+        group.members.append(k)
+        group.operands |= dict.fromkeys(v for v in outside if home.get(v) is not group)
+        home[len(ready)] = group
+        ready.append(group.start)
+    return found
+
+
+def _may_join(
+    operands: Sequence[int], group: _Group, home: dict[int, _Group], ready: Sequence[int]
+) -> bool:
+    outside = [v for v in operands if home.get(v) is not group]
+    return (
+        all(ready[v] < group.start for v in outside)
+        and len(group.members) < NODES
+        and len({*group.operands, *outside}) <= OPERANDS
+    )
+
+
+def _is_constant(graph: Graph, v: int) -> bool:
+    k = graph.producers[v]
+    return k >= 0 and graph.nodes[k].op == "constant"
+
+
+def _is_elementwise(graph: Graph, node: Node) -> bool:
+    if len(node.specs) != 1 or node.op not in OPS or not OPS[node.op].scalar:
+        return False
+    spec = node.specs[0]
+    if spec.size == 0 or spec.layout is None or spec.layout.partial_axes:
+        return False
+    return can_lower(node.op, tuple(graph.specs[v].dtype for v in node.inputs), spec.dtype)
+
+
+def _is_worth(group: _Group, target: Target) -> bool:
+    size = math.prod(group.space[0])
+    if target.numerics == "any-workers":
+        return size >= LARGE
+    return size * len(group.members) >= WORTH
+
+
+def _emit(graph: Graph, group: _Group, builder: Builder, values: dict[int, int]) -> None:
+    """The group as one node."""
+    members = set(group.members)
+    operands = list(group.operands)
+    body = Builder([graph.specs[v] for v in operands])
+    known = {v: n for n, v in enumerate(operands)}
+    made: list[int] = []
+    for k in group.members:
+        node = graph.nodes[k]
+        for v in node.inputs:
+            if v not in known:  # a number
+                number = graph.nodes[graph.producers[v]]
+                known[v] = body.add("constant", (), number.params, number.specs)[0]
+        v = graph.starts[k]
+        ins = [known[u] for u in node.inputs]
+        known[v] = body.add(node.op, ins, node.params, node.specs, node.line)[0]
+        if v in graph.outputs or any(u not in members for u in graph.uses[v]):
+            made.append(v)
+    whole = body.graph([known[v] for v in made])
+    line = graph.nodes[group.members[-1]].line
+    specs = [graph.specs[v] for v in made]
+    outs = builder.add("fused", [values[v] for v in operands], {"body": whole}, specs, line)
+    values.update(zip(made, outs, strict=True))

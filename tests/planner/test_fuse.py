@@ -1,0 +1,194 @@
+"""The pass that makes one kernel of elementwise operations."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ostinato.ops import native
+from ostinato.ops.graph import Graph
+from ostinato.planner import fuse as rule
+from ostinato.planner.fuse import fuse, title, unfuse
+from ostinato.planner.plan import Target
+
+import ostinato as ost
+from tests.planner.test_any_layout import RELAXED, run_and_compare
+from tests.programs import make_program
+from tests.sessions import MESHES, use
+
+pytestmark = pytest.mark.skipif(bool(native.why_not()), reason=native.why_not())
+ROWS = np.random.default_rng(0).normal(size=(200, 300))
+
+
+def program_of(function: Any, *inputs: Any, mesh: tuple[int, ...] = (1,), **options: Any) -> Graph:
+    with use(mesh):
+        f = ost.compile(function, **options)
+        f(*(ost.asarray(x, split=0) for x in inputs))
+        return f.plan.program.graph
+
+
+def ops(graph: Graph) -> list[str]:
+    return [title(n) for n in graph.nodes if n.op not in ("constant", "wait")]
+
+
+@pytest.mark.parametrize("numerics", ["same-plan", "any-workers"])
+def test_random_programs_however_small(numerics: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rule, "WORTH", 0)
+    monkeypatch.setattr(rule, "LARGE", 0)
+
+    @RELAXED
+    @given(st.randoms(use_true_random=False), st.sampled_from(MESHES))
+    def check(r: random.Random, mesh: tuple[int, ...]) -> None:
+        run_and_compare(r, make_program(r, 6), mesh, numerics)
+
+    check()
+
+
+def test_a_chain_is_one_kernel_and_needs_no_memory() -> None:
+    with use():
+        f = ost.compile(lambda x: ost.exp(ost.tanh(x) * 2 + 1) - x)
+        y = f(ost.asarray(ROWS))
+        assert ops(f.plan.program.graph) == ["fused(tanh, multiply, add, ... 5 operations)"]
+        assert f.plan.arena_bytes == 0
+        np.testing.assert_allclose(np.asarray(y), np.exp(np.tanh(ROWS) * 2 + 1) - ROWS, rtol=1e-13)
+
+
+def test_several_results_and_what_is_read_elsewhere() -> None:
+    def function(x: Any) -> Any:
+        y = ost.exp(x)
+        z = y * 2
+        return z.sum(0), y, z - x
+
+    with use():
+        f = ost.compile(function)
+        total, y, z = (np.asarray(v) for v in f(ost.asarray(ROWS)))
+        assert ops(f.plan.program.graph) == ["fused(exp, multiply, subtract)", "sum"]
+        np.testing.assert_allclose(y, np.exp(ROWS), rtol=1e-14)
+        np.testing.assert_allclose(z, 2 * np.exp(ROWS) - ROWS, rtol=1e-13, atol=1e-13)
+        np.testing.assert_allclose(total, 2 * np.exp(ROWS).sum(0))
+
+
+def test_nothing_joins_what_runs_before_it_is_known() -> None:
+    """The product stands between: two kernels, in the right order."""
+    graph = program_of(lambda x: ost.tanh((ost.exp(x) @ x.T) * 0.5) + 1, ROWS)
+    assert [n.split("(")[0] for n in ops(graph)] == ["fused", "permute_dims", "matmul", "fused"]
+    graph = program_of(lambda x: ost.exp(x) * 2 + (ost.sin(ost.exp(x)) + 1), ROWS)
+    assert ops(graph) == ["fused(exp, multiply)", "sin", "fused(add)"] or len(ops(graph)) == 3
+
+
+def test_operands_are_read_as_they_lie() -> None:
+    """Transposed, sliced, repeated: no copies."""
+
+    def function(x: Any) -> Any:
+        return (x[::-2, 1:101].T * 2 - x[:100, None, 7]) * ost.broadcast_to(x[0, :100], (100, 100))
+
+    with use():
+        f = ost.compile(function)
+        y = np.asarray(f(ost.asarray(ROWS)))
+        assert "copy" not in ops(f.plan.program.graph)
+        wanted = (ROWS[::-2, 1:101].T * 2 - ROWS[:100, None, 7]) * ROWS[0, :100]
+        np.testing.assert_array_equal(y, wanted)
+
+
+def test_loops_and_views_of_what_they_carry() -> None:
+    def turn(s: Any) -> Any:
+        return s.T * 0.5 + ost.exp(-ost.abs(s))
+
+    with use():
+        x = ROWS[:, :200]
+        f = ost.compile(lambda x: ost.repeat(3, turn, x))
+        g = ost.compile(
+            lambda x: ost.repeat(3, turn, x.T[::-1])
+        )  # begins elsewhere than it goes on
+        h = ost.compile(lambda x: ost.scan(lambda s, v: (s + v * 2, ost.tanh(s) * v), x[0] * 0, x))
+        y, z = x, x.T[::-1]
+        for _ in range(3):
+            y, z = (v.T * 0.5 + np.exp(-np.abs(v)) for v in (y, z))
+        np.testing.assert_allclose(np.asarray(f(ost.asarray(x))), y, rtol=1e-12)
+        np.testing.assert_allclose(np.asarray(g(ost.asarray(x))), z, rtol=1e-12)
+        end, steps = h(ost.asarray(x))
+        s = np.zeros(200)
+        for v, found in zip(x, np.asarray(steps), strict=True):
+            np.testing.assert_allclose(found, np.tanh(s) * v, rtol=1e-12, atol=1e-14)
+            s = s + v * 2
+        np.testing.assert_allclose(np.asarray(end), s, rtol=1e-12)
+
+
+def test_small_plans_stay_with_numpy() -> None:
+    assert "fused" not in [n.op for n in program_of(lambda x: ost.exp(x) + 1, ROWS[:2, :3]).nodes]
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5])
+def test_any_workers_the_same_bits(workers: int) -> None:
+    def function(x: Any) -> Any:
+        y = ost.tanh(x) * ost.exp(-x) + ost.log1p(ost.abs(x))
+        return y, ost.nn.softmax(y, axis=1), (y * 2).sum(0)
+
+    found = []
+    for mesh in ((1,), (workers,)):
+        with use(mesh, "any-workers"):
+            made = ost.compile(function)(ost.asarray(ROWS, split=0))
+            found.append([np.asarray(v).tobytes() for v in made])
+    assert found[0] == found[1]
+
+
+def test_a_file_holds_the_graph_without_kernels(tmp_path: Any) -> None:
+    with use((2,)):
+        f = ost.compile(lambda x: (ost.exp(x) * 2 + 1).sum(0) @ ost.tanh(x).T)
+        x = ost.asarray(ROWS, split=0)
+        wanted = np.asarray(f(x))
+        f.plan.to_file(tmp_path / "plan")
+        assert b"fused" not in (tmp_path / "plan").read_bytes()
+        again = ost.Plan.from_file(tmp_path / "plan")
+        assert again.id == f.plan.id
+        assert ops(again.program.graph) == ops(f.plan.program.graph)
+        np.testing.assert_array_equal(np.asarray(ost.run(again, x)), wanted)
+
+
+def test_what_was_fused_can_be_written_out() -> None:
+    graph = program_of(lambda x: ost.repeat(3, lambda s: ost.exp(-s) * 2 + s, x) + 1, ROWS)
+    plain = unfuse(graph)
+    assert "fused" not in str(plain)
+    assert fuse(plain, Target()).digest == fuse(unfuse(fuse(plain, Target())), Target()).digest
+
+
+def test_without_machine_code_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = lambda x: ost.exp(x) * 2 + ost.nn.gelu(x)  # noqa: E731
+    fused = program_of(function, ROWS)
+    assert len(ops(fused)) < 4
+    monkeypatch.setattr(rule, "why_not", lambda: "no compiler today")
+    with ost.connect():
+        f = ost.compile(function)
+        y = np.asarray(f(ost.asarray(ROWS)))
+        assert "fused" not in [n.op for n in f.plan.program.graph.nodes]
+    kernel = native.OPS["fused"].kernel if hasattr(native, "OPS") else None
+    assert kernel is None or callable(kernel)
+    with use():
+        np.testing.assert_allclose(
+            y, np.asarray(ost.compile(function)(ost.asarray(ROWS))), rtol=1e-13
+        )
+
+
+def test_the_kernel_of_numpy_agrees() -> None:
+    """What runs where strides are not known."""
+    graph = program_of(lambda x: (ost.nn.gelu(x) * 2, ost.where(x > 0, x, -x)), ROWS)
+    for node in graph.nodes:
+        if node.op == "fused":
+            outs = tuple(np.empty(s.shape, s.dtype) for s in node.specs)
+            ost.ops.lookup("fused").kernel(
+                np, outs if len(outs) > 1 else outs[0], ROWS, body=node.kw["body"]
+            )
+            scale = outs[-1] if len(outs) > 1 else outs[0]
+            assert np.isfinite(scale).all()
+
+
+def test_the_peak_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    with use():
+        f = ost.compile(lambda x: (ost.exp(x) @ ost.tanh(x).T).sum())
+        f(ost.asarray(ROWS))
+        assert f.plan.arena_bytes >= 2 * ROWS.nbytes
+        assert "fused(exp, tanh)" in f.plan.explain()
