@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import math
 import os
 import sys
 import tempfile
@@ -25,11 +26,14 @@ import numpy as np
 from ostinato import settings
 
 from .graph import Graph
-from .scalar import Lines, Value, llvm_type, lower
+from .monoid import highest, lowest
+from .scalar import Lines, Value, cast, literal, llvm_type, lower, where
 from .spec import DType, Shape, bool_
 
 GRAIN = 32768  # elements times operations that are worth a thread
 MOST_KEPT = 4096  # kernels on disk, of some 10 kB each; the oldest go first
+CHUNK, BLOCK = 1024, 16384  # elements that are summed in one go, and by one turn
+REDUCTIONS = ("sum", "mean", "max", "min")
 SHORT = 64  # an inner loop of at most so many turns is written for their number
 _DATA = 16  # where an array object keeps the address of its elements
 
@@ -52,15 +56,19 @@ class Loops:
     strides: tuple[tuple[int, ...], ...]
 
 
-def loops_over(shape: Shape, strides: Sequence[Sequence[int]]) -> Loops:
-    """The fewest loops that visit all elements, in the order of the result."""
+def loops_over(shape: Shape, strides: Sequence[Sequence[int]], apart: int = -1) -> Loops:
+    """The fewest loops that visit all elements, in the order of the result; the axis `apart` begins
+    a loop of its own.
+    """
     extents: list[int] = []
     steps: list[list[int]] = [[] for _ in strides]
     for d, n in enumerate(shape):
-        if n == 1 and len(shape) > 1:
+        if n == 1 and len(shape) > 1 and d != apart:
             continue
-        joins = bool(extents) and all(
-            mine[-1] == own[d] * n for mine, own in zip(steps, strides, strict=True)
+        joins = (
+            bool(extents)
+            and d != apart
+            and all(mine[-1] == own[d] * n for mine, own in zip(steps, strides, strict=True))
         )
         for mine, own in zip(steps, strides, strict=True):
             if joins:
@@ -77,42 +85,136 @@ def loops_over(shape: Shape, strides: Sequence[Sequence[int]]) -> Loops:
 
 
 # -- text ----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """A reduction in a kernel: what goes in, how it is combined, where it goes."""
+
+    out: int  # which result
+    value: Value
+    kind: str  # sum, max or min
+    dtype: DType
+    divisor: int = 1
+
+    @property
+    def start(self) -> str:
+        if self.kind == "sum":
+            return literal(0, self.dtype)
+        return literal((lowest if self.kind == "max" else highest)(self.dtype), self.dtype)
+
+    @property
+    def compensated(self) -> bool:
+        return self.kind == "sum" and self.dtype.kind == "f"
+
+    def add(self, lines: Lines, a: Value, b: Value, free: bool = False) -> Value:
+        """One step. Within a chunk the order of sums is free, so that lanes can share them."""
+        if self.kind == "sum":
+            word = ("fadd reassoc" if free else "fadd") if self.dtype.kind == "f" else "add"
+            return lines.write(f"{word} {a.kind} {a.name}, {b.name}", self.dtype)
+        if self.dtype.kind == "f":
+            return lines.call(f"{self.kind}imum", self.dtype, a, b)
+        return where(a > b if self.kind == "max" else a < b, a, b)
+
+
 def kernel_text(body: Graph, loops: Loops) -> str:
-    """A module in LLVM's language: `body` for some turns, `task` for a thread's share, and `run`
-    for Python.
-    """
+    """A module in LLVM's language: `body` for some turns, `task` for a thread's share, `finish` for
+    what is put together at the end, and `run` for Python.
+
+    A turn is an element, a row of the innermost loop where there are more, or a block of elements
+    where all of them are reduced."""
     dtypes = [s.dtype for s in (*body.inputs, *body.out_specs)]
     many, last = len(dtypes), len(loops.extents) - 1
-    short = last > 0 and loops.extents[-1] <= SHORT
-    lines = Lines()
-    hoisted: list[str] = []
-    loads: list[str] = []
+    lines, hoisted, loads = Lines(), list[str](), list[str]()
     values: list[Value] = []
     for k, s in enumerate(body.inputs):
         step = loops.strides[k][-1]
-        text = hoisted if step == 0 else loads
-        values.append(_load(lines, text, k, s.dtype, step))
+        values.append(_load(lines, loads if step else hoisted, k, s.dtype, step))
     for node in body.nodes:
-        ins = [values[v] for v in node.inputs]
+        ins, dtype = [values[v] for v in node.inputs], node.specs[0].dtype
         if node.op == "constant":
-            values.append(lines.constant(node.kw["value"], node.specs[0].dtype))
+            values.append(lines.constant(node.kw["value"], dtype))
+        elif node.op in REDUCTIONS:
+            values.append(cast(ins[0], dtype))
         else:
-            values.append(lower(node.op, ins, node.specs[0].dtype))
-    stores: list[str] = []
+            values.append(lower(node.op, ins, dtype))
+    stores, sums = list[str](), list[_Sum]()
     for k, v in enumerate(body.outputs, len(body.inputs)):
-        _store(stores, k, values[v], loops.strides[k][-1])
+        maker = body.nodes[body.producers[v]] if body.producers[v] >= 0 else None
+        if maker is not None and maker.op in REDUCTIONS:
+            kind = "sum" if maker.op == "mean" else maker.op
+            divisor = maker.kw.get("count", 1)
+            sums.append(_Sum(k, values[v], kind, maker.specs[0].dtype, divisor))
+        else:
+            _store(stores, k, values[v], loops.strides[k][-1])
+    blocks = bool(sums) and last == 0
+    place = _places(loops, many)
+    short = last > 0 and loops.extents[-1] <= SHORT
     extent = str(loops.extents[-1]) if short else "%extent"
-    # what the meta array holds: turns of the outer loops, threads, extents, then for each operand
-    # its offset and strides
-    meta = [f"  %m{k} = getelementptr i64, ptr %meta, i64 {k}" for k in range(3 + last)]
-    outer = [f"  %e{d} = load i64, ptr %m{3 + d}" for d in range(last)]
+    code = [
+        "define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi) {",
+        "entry:",
+        *(f"  %m{k} = getelementptr i64, ptr %meta, i64 {k}" for k in range(3 + last)),
+        "  %extent = load i64, ptr %m2",
+        *(f"  %e{d} = load i64, ptr %m{3 + d}" for d in range(last)),
+    ]
+    turns = last > 0 or blocks
+    if turns:
+        code += [
+            "  %some = icmp slt i64 %lo, %hi",
+            "  br i1 %some, label %row, label %end",
+            "row:",
+            "  %o = phi i64 [%lo, %entry], [%o1, %rowend]",
+        ]
+    code += [*place, *hoisted]
+    begin, stop = ("0", extent) if last else ("%lo", "%hi")
+    if blocks:
+        code += [
+            f"  %begin = mul i64 %o, {BLOCK}",
+            f"  %full = add i64 %begin, {BLOCK}",
+            "  %least = icmp slt i64 %full, %extent",
+            "  %stop = select i1 %least, i64 %full, i64 %extent",
+        ]
+        begin, stop = "%begin", "%stop"
+    start = "row" if turns else "entry"
+    work = [*loads, *lines.text]
+    if sums:
+        code += _reduced(lines, sums, work, stores, begin, stop, short)
+        code += _partials(sums, blocks, many, last)
+    else:
+        code += [
+            f"  %any = icmp slt i64 {begin}, {stop}",
+            "  br i1 %any, label %loop, label %rowend",
+            "loop:",
+            f"  %i = phi i64 [{begin}, %{start}], [%i1, %loop]",
+            *work,
+            *stores,
+            "  %i1 = add nsw i64 %i, 1",
+            f"  %more = icmp slt i64 %i1, {stop}",
+            "  br i1 %more, label %loop, label %rowend, !llvm.loop !0",
+        ]
+    code.append("rowend:")
+    if turns:
+        code += [
+            "  %o1 = add nsw i64 %o, 1",
+            "  %rest = icmp slt i64 %o1, %hi",
+            "  br i1 %rest, label %row, label %end",
+        ]
+    else:
+        code.append("  br label %end")
+    code += ["end:", "  ret void", "}"]
+    code += _finish(lines, sums if blocks else [], many, last)
+    return "\n".join([*sorted(lines.declared), *code, _AROUND.replace("MANY", str(many))])
+
+
+def _places(loops: Loops, many: int) -> list[str]:
+    """Where each operand begins in this turn."""
+    last = len(loops.extents) - 1
     place = [f"  %r{last} = add i64 %o, 0"] if last else []
     for d in reversed(range(1, last)):
         place += [f"  %x{d} = urem i64 %r{d + 1}, %e{d}", f"  %r{d} = udiv i64 %r{d + 1}, %e{d}"]
     if last:
         place.append("  %x0 = add i64 %r1, 0")
     for k in range(many):
-        at = 3 + last + k * (1 + len(loops.extents))
+        at = _meta_of(k, last)
         place += [f"  %base{k} = load ptr, ptr {_slot('%data', k, 'ptr', place)}"]
         place += [f"  %off{k} = load i64, ptr {_slot('%meta', at, 'i64', place)}"]
         place.append(f"  %q{k}_0 = getelementptr i8, ptr %base{k}, i64 %off{k}")
@@ -128,49 +230,189 @@ def kernel_text(body: Graph, loops: Loops) -> str:
             f"  %p{k} = getelementptr i8, ptr %q{k}_{last}, i64 0",
             f"  %step{k} = load i64, ptr {slot}",
         ]
-    inner = ("0", extent) if last else ("%lo", "%hi")
-    start = "row" if last else "entry"
-    code = [
-        "define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi) {",
-        "entry:",
-        *meta,
-        "  %extent = load i64, ptr %m2",
-        *outer,
+    return place
+
+
+def _meta_of(k: int, last: int) -> int:
+    """Where the meta array has an operand's offset and strides. Before them: turns, threads, the
+    innermost extent, the other extents; behind them room for partial results.
+    """
+    return 3 + last + k * (2 + last)
+
+
+# -- reductions ----------------------------------------------------------------------------
+def _reduced(
+    lines: Lines,
+    sums: Sequence[_Sum],
+    work: Sequence[str],
+    stores: Sequence[str],
+    begin: str,
+    stop: str,
+    short: bool,
+) -> list[str]:
+    """A turn: chunks, whose sums are free in order, and their sum, which is compensated."""
+    inside, between = Lines(), Lines()
+    inside.count = lines.count
+    accumulated = [
+        s.add(
+            inside, Value(inside, f"%acc{n}", s.dtype), Value(inside, s.value.name, s.dtype), True
+        )
+        for n, s in enumerate(sums)
     ]
-    if last:
-        code += [
-            "  %some = icmp slt i64 %lo, %hi",
-            "  br i1 %some, label %row, label %end",
-            "row:",
-            "  %o = phi i64 [%lo, %entry], [%o1, %rowend]",
-        ]
+    between.count = inside.count
+    totals = [_onto(between, s, n, accumulated[n].name) for n, s in enumerate(sums)]
+    lines.count = between.count
+    lines.declared |= inside.declared | between.declared
+    code = [
+        f"  %any = icmp slt i64 {begin}, {stop}",
+        "  br i1 %any, label %chunk, label %summed",
+        "chunk:",
+        f"  %c = phi i64 [{begin}, %row], [%cend, %chunkend]",
+    ]
+    for n, s in enumerate(sums):
+        kind = llvm_type(s.dtype)
+        code.append(f"  %tot{n} = phi {kind} [{s.start}, %row], [{totals[n][0]}, %chunkend]")
+        if s.compensated:
+            zero = literal(0, s.dtype)
+            code.append(f"  %lost{n} = phi {kind} [{zero}, %row], [{totals[n][1]}, %chunkend]")
     code += [
-        *place,
-        *hoisted,
-        f"  %any = icmp slt i64 {inner[0]}, {inner[1]}",
-        "  br i1 %any, label %loop, label %rowend",
+        f"  %cfull = add i64 %c, {SHORT if short else CHUNK}",
+        f"  %cless = icmp slt i64 %cfull, {stop}",
+        f"  %cend = select i1 %cless, i64 %cfull, i64 {stop}",
+        "  br label %loop",
         "loop:",
-        f"  %i = phi i64 [{inner[0]}, %{start}], [%i1, %loop]",
-        *loads,
-        *lines.text,
+        "  %i = phi i64 [%c, %chunk], [%i1, %loop]",
+    ]
+    for n, s in enumerate(sums):
+        kind = llvm_type(s.dtype)
+        code.append(f"  %acc{n} = phi {kind} [{s.start}, %chunk], [{accumulated[n].name}, %loop]")
+    code += [
+        *work,
+        *inside.text,
         *stores,
         "  %i1 = add nsw i64 %i, 1",
-        f"  %more = icmp slt i64 %i1, {inner[1]}",
-        "  br i1 %more, label %loop, label %rowend, !llvm.loop !0",
-        "rowend:",
+        "  %more = icmp slt i64 %i1, %cend",
+        "  br i1 %more, label %loop, label %chunkend, !llvm.loop !0",
+        "chunkend:",
+        *between.text,
+        f"  %cmore = icmp slt i64 %cend, {stop}",
+        "  br i1 %cmore, label %chunk, label %summed",
+        "summed:",
     ]
-    if last:
+    for n, s in enumerate(sums):
+        kind = llvm_type(s.dtype)
+        code.append(f"  %sum{n} = phi {kind} [{s.start}, %row], [{totals[n][0]}, %chunkend]")
+        if s.compensated:
+            zero = literal(0, s.dtype)
+            code.append(f"  %rest{n} = phi {kind} [{zero}, %row], [{totals[n][1]}, %chunkend]")
+    for n, s in enumerate(sums):
+        if s.compensated:
+            code.append(f"  %all{n} = fadd {llvm_type(s.dtype)} %sum{n}, %rest{n}")
+    return code
+
+
+def _onto(lines: Lines, s: _Sum, n: int, more: str) -> tuple[str, str]:
+    """The total with one more, and what rounding lost (Neumaier)."""
+    total, value = Value(lines, f"%tot{n}", s.dtype), Value(lines, more, s.dtype)
+    made = s.add(lines, total, value)
+    if not s.compensated:
+        return made.name, ""
+    lost = where(abs(total) >= abs(value), (total - made) + value, (value - made) + total)
+    kept = Value(lines, f"%lost{n}", s.dtype) + where(abs(made) < math.inf, lost, 0)
+    return made.name, kept.name
+
+
+def _final(lines: list[str], s: _Sum, n: int) -> str:
+    """The name of a finished sum."""
+    name = f"%all{n}" if s.compensated else f"%sum{n}"
+    if s.divisor == 1:
+        return name
+    lines.append(f"  %mean{n} = fdiv {llvm_type(s.dtype)} {name}, {literal(s.divisor, s.dtype)}")
+    return f"%mean{n}"
+
+
+def _partials(sums: Sequence[_Sum], blocks: bool, many: int, last: int) -> list[str]:
+    """A turn's results: to their place, or, where blocks are put together later, to a waiting room."""
+    code: list[str] = []
+    if blocks:
+        code.append("  %turns = load i64, ptr %meta")
+    for n, s in enumerate(sums):
+        kind = llvm_type(s.dtype)
+        if not blocks:
+            name = _final(code, s, n)
+            code.append(f"  store {kind} {name}, ptr %p{s.out}, align {s.dtype.itemsize}")
+            continue
         code += [
-            "  %o1 = add nsw i64 %o, 1",
-            "  %rest = icmp slt i64 %o1, %hi",
-            "  br i1 %rest, label %row, label %end",
+            f"  %room{n} = mul i64 %turns, {n}",
+            f"  %seat{n} = add i64 %room{n}, %o",
+            f"  %spot{n} = add i64 %seat{n}, {_meta_of(many, last)}",
+            f"  %wait{n} = getelementptr i64, ptr %meta, i64 %spot{n}",
+            f"  store {kind} {f'%all{n}' if s.compensated else f'%sum{n}'}, ptr %wait{n}, align 8",
         ]
-    else:
-        code.append("  br label %end")
-    code += ["end:", "  ret void", "}"]
-    return "\n".join([*sorted(lines.declared), *code, _AROUND.replace("MANY", str(many))])
+    return [*code, "  br label %rowend"]
 
 
+def _finish(lines: Lines, sums: Sequence[_Sum], many: int, last: int) -> list[str]:
+    """Puts the blocks' results together, in their order."""
+    code = ["define internal void @finish(ptr %data, ptr %meta) {", "entry:"]
+    if not sums:
+        return [*code, "  ret void", "}"]
+    between = Lines()
+    totals = [_onto(between, s, n, f"%part{n}") for n, s in enumerate(sums)]
+    lines.declared |= between.declared
+    code += [
+        "  %turns = load i64, ptr %meta",
+        "  %any = icmp slt i64 0, %turns",
+        "  br i1 %any, label %loop, label %summed",
+        "loop:",
+        "  %o = phi i64 [0, %entry], [%o1, %loop]",
+    ]
+    for n, s in enumerate(sums):
+        kind = llvm_type(s.dtype)
+        code.append(f"  %tot{n} = phi {kind} [{s.start}, %entry], [{totals[n][0]}, %loop]")
+        if s.compensated:
+            code.append(
+                f"  %lost{n} = phi {kind} [{literal(0, s.dtype)}, %entry], [{totals[n][1]}, %loop]"
+            )
+    for n, s in enumerate(sums):
+        code += [
+            f"  %room{n} = mul i64 %turns, {n}",
+            f"  %seat{n} = add i64 %room{n}, %o",
+            f"  %spot{n} = add i64 %seat{n}, {_meta_of(many, last)}",
+            f"  %wait{n} = getelementptr i64, ptr %meta, i64 %spot{n}",
+            f"  %part{n} = load {llvm_type(s.dtype)}, ptr %wait{n}, align 8",
+        ]
+    code += [
+        *between.text,
+        "  %o1 = add nsw i64 %o, 1",
+        "  %more = icmp slt i64 %o1, %turns",
+        "  br i1 %more, label %loop, label %summed",
+        "summed:",
+    ]
+    for n, s in enumerate(sums):
+        kind = llvm_type(s.dtype)
+        code.append(f"  %sum{n} = phi {kind} [{s.start}, %entry], [{totals[n][0]}, %loop]")
+        if s.compensated:
+            code.append(
+                f"  %rest{n} = phi {kind} [{literal(0, s.dtype)}, %entry], [{totals[n][1]}, %loop]"
+            )
+    for n, s in enumerate(sums):
+        kind = llvm_type(s.dtype)
+        if s.compensated:
+            code.append(f"  %all{n} = fadd {kind} %sum{n}, %rest{n}")
+        name = _final(code, s, n)
+        base = _slot("%data", s.out, "ptr", code)
+        code.append(f"  %base{n} = load ptr, ptr {base}")
+        offset = _slot("%meta", _meta_of(s.out, last), "i64", code)
+        code += [
+            f"  %off{n} = load i64, ptr {offset}",
+            f"  %to{n} = getelementptr i8, ptr %base{n}, i64 %off{n}",
+            f"  store {kind} {name}, ptr %to{n}, align {s.dtype.itemsize}",
+        ]
+    return [*code, "  ret void", "}"]
+
+
+# -- loads and stores ----------------------------------------------------------------------
 def _slot(base: str, k: int, kind: str, lines: list[str]) -> str:
     name = f"%g{len(lines)}"
     lines.append(f"  {name} = getelementptr {kind}, ptr {base}, i64 {k}")
@@ -279,6 +521,7 @@ filled:
   br i1 %one, label %alone, label %together
 alone:
   call void @body(ptr %data, ptr %meta, i64 0, i64 %turns)
+  call void @finish(ptr %data, ptr %meta)
   br label %done
 together:
   store ptr %data, ptr %job
@@ -287,6 +530,7 @@ together:
   %count32 = trunc i64 %threads to i32
   %state = call ptr @PyEval_SaveThread()
   call void @GOMP_parallel(ptr @task, ptr %job, i32 %count32, i32 0)
+  call void @finish(ptr %data, ptr %meta)
   call void @PyEval_RestoreThread(ptr %state)
   br label %done
 done:
@@ -444,27 +688,34 @@ def _write(path: Path | None, code: bytes) -> None:
 
 
 def native_kernel(
-    body: Graph, shape: Shape, looks: Sequence[Look], threads: int
-) -> Callable[..., None]:
+    body: Graph, shape: Shape, looks: Sequence[Look], threads: int, axes: int = 0
+) -> Callable[..., None] | None:
     """The kernel for operands and results that lie so, called as `kernel(*operands, *results)`.
 
-    `shape` is that of the results on this worker, `looks` are of all operands and results, with a
-    stride for each axis of the shape."""
-    loops = loops_over(shape, [look.strides for look in looks])
+    `shape` is that of the elements on this worker, `looks` are of all operands and results, with a
+    stride for each axis of the shape (0 along what a result is reduced over: the last `axes` of
+    them). None if they lie so that rows are no single loop."""
+    apart = len(shape) - axes if axes else -1
+    loops = loops_over(shape, [look.strides for look in looks], apart)
+    if axes and math.prod(shape[apart:]) != loops.extents[-1]:
+        return None
+    if axes and loops.extents[:-1] and math.prod(loops.extents[:-1]) == 1:  # one row: in blocks
+        loops = Loops(loops.extents[-1:], tuple(s[-1:] for s in loops.strides))
     definition = _compiled(kernel_text(body, loops))
-    size = 1
-    for n in loops.extents:
-        size *= n
-    work = size * max(1, len(body.nodes))
-    share = min(threads, work // GRAIN)
-    turns = loops.extents[-1] if len(loops.extents) == 1 else size // max(1, loops.extents[-1])
-    meta = [turns, share if share > 1 else 0, loops.extents[-1], *loops.extents[:-1]]
+    size = math.prod(loops.extents)
+    share = min(threads, size * max(1, len(body.nodes)) // GRAIN)
+    last = len(loops.extents) - 1
+    if last == 0:
+        turns = -(-size // BLOCK) if axes else size
+    else:
+        turns = math.prod(loops.extents[:-1])
+    meta = [turns, min(share, turns) if share > 1 else 0, loops.extents[-1], *loops.extents[:-1]]
     for look, strides in zip(looks, loops.strides, strict=True):
         meta += [look.offset, *strides]
+    if last == 0 and axes:
+        meta += [0] * (turns * len(body.outputs))
     new = ctypes.pythonapi.PyCFunction_NewEx
-    new.restype, new.argtypes = (
-        ctypes.py_object,
-        [ctypes.POINTER(_MethodDef), ctypes.py_object, ctypes.c_void_p],
-    )
+    new.restype = ctypes.py_object
+    new.argtypes = [ctypes.POINTER(_MethodDef), ctypes.py_object, ctypes.c_void_p]
     made: Callable[..., None] = new(ctypes.byref(definition), np.array(meta, np.int64), None)
     return made

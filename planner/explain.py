@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.ops.collective import collective_of
+from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Graph, Node
 from ostinato.ops.layout import exchange_lists, volume
 from ostinato.ops.registry import OPS
@@ -148,8 +149,8 @@ def count(program: Program) -> tuple[int, dict[str, int]]:
             "alias",
             "constant",
         ):
-            nodes += len(node.kw["body"].nodes) if node.op == "fused" else 1
-            if node.op == "fused":
+            nodes += len(node.kw["body"].nodes) if node.op in FUSED else 1
+            if node.op in FUSED:
                 nodes -= sum(n.op == "constant" for n in node.kw["body"].nodes)
         for body in program.bodies.get(k, ()):
             more, inner = count(body)

@@ -1,4 +1,4 @@
-"""Elementwise operations over the same elements become one kernel.
+"""Elementwise operations over the same elements, and reductions of their rows, become one kernel.
 
 before                                  after
 %1 = multiply(%0, 2) : float32[n]       %1 = fused(%0; body={
@@ -15,9 +15,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Builder, Graph, Node
 from ostinato.ops.layout import Layout
-from ostinato.ops.native import why_not
+from ostinato.ops.native import REDUCTIONS, why_not
 from ostinato.ops.registry import OPS
 from ostinato.ops.scalar import can_lower
 from ostinato.ops.spec import Shape
@@ -37,6 +38,7 @@ Space = tuple[Shape, Layout | None]  # the elements that an operation works on
 class _Group:
     start: int
     space: Space
+    rows: int = 0  # how many of the last axes are reduced
     members: list[int] = field(default_factory=list)
     operands: dict[int, None] = field(default_factory=dict)  # in order
 
@@ -67,7 +69,7 @@ def fuse(graph: Graph, target: Target) -> Graph:
 
 def title(node: Node) -> str:
     """What a node does, in few words."""
-    if node.op != "fused":
+    if node.op not in FUSED:
         return node.op
     names = [n.op for n in node.kw["body"].nodes if n.op != "constant"]
     shown = list(dict.fromkeys(names))
@@ -77,13 +79,13 @@ def title(node: Node) -> str:
 
 def unfuse(graph: Graph) -> Graph:
     """The graph with what was fused written out."""
-    if not any(n.op == "fused" or any(True for _ in n.subgraphs()) for n in graph.nodes):
+    if not any(n.op in FUSED or any(True for _ in n.subgraphs()) for n in graph.nodes):
         return graph
     builder = Builder(graph.inputs)
     values = list(range(len(graph.inputs)))
     for node in graph.nodes:
         ins = [values[v] for v in node.inputs]
-        if node.op == "fused":
+        if node.op in FUSED:
             values.extend(inline(builder, node.kw["body"], ins))
         else:
             node = map_bodies(node, unfuse)
@@ -122,20 +124,26 @@ def _groups(graph: Graph, alone: set[int]) -> list[_Group]:
     home: dict[int, _Group] = {}  # of values
     ready = [-1] * len(graph.inputs)  # after which node each value exists
     for k, node in enumerate(graph.nodes):
-        if k in alone or not _is_elementwise(graph, node):
+        rows = 0 if k in alone else _rows(graph, node)
+        if k in alone or not (rows or _is_elementwise(graph, node)):
             ready.extend([-1 if node.op == "constant" else k] * len(node.specs))
             continue
-        space = node.specs[0].shape, node.specs[0].layout
+        spec = graph.specs[node.inputs[0]] if rows else node.specs[0]
+        space = spec.shape, spec.layout
         near = [home[v] for v in node.inputs if v in home and home[v].space == space]
         near += [latest[space]] if space in latest else []
         outside = [v for v in node.inputs if not _is_constant(graph, v)]
+        near = [g for g in near if not rows or g.rows in (0, rows)]
         group = next((g for g in near if _may_join(outside, g, home, ready)), None)
         if group is None:
             group = latest[space] = _Group(k, space)
             found.append(group)
         group.members.append(k)
         group.operands |= dict.fromkeys(v for v in outside if home.get(v) is not group)
-        home[len(ready)] = group
+        if rows:
+            group.rows = rows
+        else:
+            home[len(ready)] = group
         ready.append(group.start)
     return found
 
@@ -165,6 +173,20 @@ def _is_elementwise(graph: Graph, node: Node) -> bool:
     return can_lower(node.op, tuple(graph.specs[v].dtype for v in node.inputs), spec.dtype)
 
 
+def _rows(graph: Graph, node: Node) -> int:
+    """Over how many of the last axes a node reduces; 0 if kernels cannot."""
+    if node.op not in REDUCTIONS:
+        return 0
+    spec, made = graph.specs[node.inputs[0]], node.specs[0]
+    axes = node.kw["axes"]
+    last = tuple(range(spec.ndim - len(axes), spec.ndim))
+    if not axes or tuple(sorted(axes)) != last or spec.layout is None or spec.layout.partial_axes:
+        return 0
+    if spec.size == 0 or made.dtype.kind not in "iuf" or spec.dtype.kind not in "biuf":
+        return 0
+    return len(axes) if can_lower("astype", (spec.dtype,), made.dtype) else 0
+
+
 def _is_worth(group: _Group, target: Target) -> bool:
     size = math.prod(group.space[0])
     if target.numerics == "any-workers":
@@ -190,8 +212,9 @@ def _emit(graph: Graph, group: _Group, builder: Builder, values: dict[int, int])
         known[v] = body.add(node.op, ins, node.params, node.specs, node.line)[0]
         if v in graph.outputs or any(u not in members for u in graph.uses[v]):
             made.append(v)
+    kind = "fused_rows" if group.rows else "fused"
     whole = body.graph([known[v] for v in made])
     line = graph.nodes[group.members[-1]].line
     specs = [graph.specs[v] for v in made]
-    outs = builder.add("fused", [values[v] for v in operands], {"body": whole}, specs, line)
+    outs = builder.add(kind, [values[v] for v in operands], {"body": whole}, specs, line)
     values.update(zip(made, outs, strict=True))

@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.collective import collective_of
+from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Graph, Node
 from ostinato.ops.layout import exchange_lists, part_ranks, slices, volume
-from ostinato.ops.native import Look, most_threads, native_kernel
+from ostinato.ops.native import REDUCTIONS, Look, most_threads, native_kernel
 from ostinato.ops.registry import OPS, Place
 from ostinato.ops.spec import Spec, is_inexact
 from ostinato.planner.memory import contiguous, scratch_of
@@ -245,7 +246,7 @@ class _Binder:
             self.write(f"{before} = has_nan({', '.join(ins)})", row)
         needs = scratch_of(op, graph, node, self.rank) if op.scratch is not None else ()
         plain = op.kernel is None or (not needs and all(in_order[v] for v in node.inputs))
-        kernel = self.generated(graph, node, ins, outs) if node.op == "fused" else None
+        kernel = self.generated(graph, node, ins, outs) if node.op in FUSED else None
         if kernel is not None:
             self.write(f"{self.name('g', kernel)}({', '.join((*ins, *outs))})", row)
         elif op.ufunc and plain and not node.params:
@@ -300,14 +301,21 @@ class _Binder:
         self, graph: Graph, node: Node, ins: Sequence[str], outs: Sequence[str]
     ) -> Callable[..., None] | None:
         """Machine code for operands that lie as these do; None if that is not known."""
-        shape, looks = self.shape(node.specs[0]), []
-        for name in (*ins, *outs):
+        body: Graph = node.kw["body"]
+        sums = [n for n in body.nodes if n.op in REDUCTIONS]
+        axes = len(sums[0].kw["axes"]) if sums else 0
+        shape = self.shape(body.specs[sums[0].inputs[0]] if sums else node.specs[0])
+        reduced = {body.starts[body.nodes.index(n)] for n in sums}
+        looks = []
+        for name, v in zip((*ins, *outs), (*range(len(ins)), *body.outputs), strict=True):
             array: Any = self.fixed[name] if name in self.fixed else self.shown.get(name)
             if array is None or self.xp is not np:
                 return None
-            looks.append(Look(0, np.broadcast_to(array, shape).strides))
+            more = (0,) * axes if v in reduced else ()
+            lies = array.strides if v in reduced else np.broadcast_to(array, shape).strides
+            looks.append(Look(0, (*lies, *more)))
         threads = max(1, most_threads() // self.communicator.size)
-        return native_kernel(node.kw["body"], shape, looks, threads)
+        return native_kernel(body, shape, looks, threads, axes)
 
     # -- collectives -----------------------------------------------------------------------
     def collective(

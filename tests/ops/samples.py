@@ -46,6 +46,7 @@ NOT_SAMPLED = {
     "custom": "made by custom_gradient, taken away by the planner",
     "call": "made by checkpoint, taken away by the planner",
     "barrier": "made by gradients of checkpoint",
+    "fused_rows": "made by the planner; see test_native.py and planner/test_fuse.py",
     "fused": "made by the planner; see test_native.py and planner/test_fuse.py",
 }
 

@@ -307,3 +307,112 @@ def test_references_are_counted() -> None:
         assert kernel(x, x, *outs) is None
     assert sys.getrefcount(x) == before[0]
     assert abs(sys.getrefcount(None) - before[1]) < 100
+
+
+# -- reductions ----------------------------------------------------------------------------
+def reducing(dtype: str, ndim: int, axes: int, kinds: Sequence[str], count: int = 1) -> Graph:
+    """x * y + x, that itself, and it reduced over the last axes."""
+    spec = Spec((1,) * ndim, np.dtype(dtype))
+    builder = Builder([spec] * 2)
+    value = builder.call("add", builder.call("multiply", 0, 1), 0)
+    over = tuple(range(ndim - axes, ndim))
+    made = [value]
+    for kind in kinds:
+        more: dict[str, Any] = {"sum": {"dtype": np.dtype(dtype)}, "mean": {"count": count}}.get(
+            kind, {}
+        )
+        made.append(builder.call(kind, value, axes=over, **more))
+    return builder.graph(made)
+
+
+def run_reducing(body: Graph, x: Any, y: Any, axes: int, threads: int = 1) -> list[Any]:
+    shape = x.shape
+    left = shape[: len(shape) - axes]
+    made = [np.empty(shape, body.out_specs[0].dtype)]
+    made += [np.full(left, 77, s.dtype) for s in body.out_specs[1:]]
+    strides = [np.broadcast_to(a, shape).strides for a in (x, y, made[0])]
+    strides += [(*m.strides, *(0,) * axes) for m in made[1:]]
+    kernel = native_kernel(body, shape, [Look(0, s) for s in strides], threads, axes)
+    assert kernel is not None
+    for _ in range(2):  # the second time over old partial results
+        assert kernel(x, np.asarray(y), *made) is None
+    return made
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.data())
+def test_reductions_over_the_last_axes(data: Any) -> None:
+    shape = tuple(
+        data.draw(st.lists(st.sampled_from([1, 2, 3, 7, 16, 65, 1100]), min_size=1, max_size=3))
+    )
+    if math.prod(shape) > 60_000:
+        shape = shape[:2] if math.prod(shape[:2]) < 60_000 else shape[:1]
+    axes = data.draw(st.integers(1, len(shape)))
+    dtype = data.draw(st.sampled_from(["float32", "float64", "int32", "int64"]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    x = rng.integers(-50, 50, shape).astype(dtype)
+    y = rng.integers(-50, 50, shape if axes > 1 else shape[-1:]).astype(dtype)
+    if data.draw(st.booleans()) and len(shape) > axes:
+        x = np.ascontiguousarray(x[::-1])[::-1]
+    kinds = data.draw(st.permutations(["sum", "max", "min"]))[: data.draw(st.integers(1, 3))]
+    kinds += ["mean"] if dtype.startswith("f") else []
+    count = math.prod(shape[len(shape) - axes :])
+    body = reducing(dtype, len(shape), axes, kinds, count)
+    with mock.patch.object(native, "GRAIN", 1), mock.patch.object(native, "BLOCK", 512):
+        value, *found = run_reducing(body, x, y, axes, data.draw(st.sampled_from([1, 2, 3])))
+    wanted = x * y + x
+    np.testing.assert_array_equal(value, wanted)
+    over = tuple(range(len(shape) - axes, len(shape)))
+    for kind, result in zip(kinds, found, strict=True):
+        expected = getattr(np, kind)(
+            wanted.astype("float64") if kind == "mean" else wanted, axis=over
+        )
+        np.testing.assert_allclose(result, expected, rtol=1e-5 if dtype == "float32" else 1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sums_are_at_least_as_good_as_those_of_numpy(dtype: str) -> None:
+    rng = np.random.default_rng(5)
+    one = np.zeros((), dtype)
+    for n in (1000, 100_000, 3_000_000):
+        for x in (rng.normal(size=n), rng.uniform(0, 1, n), 1e6 + rng.normal(size=n)):
+            x = x.astype(dtype)
+            true = math.fsum(x.tolist())
+            body = reducing(dtype, 1, 1, ["sum"])
+            _, total = run_reducing(body, x, one, 1, threads=2)
+            unit = float(np.spacing(np.abs(np.asarray(true, dtype)))) + 1e-300
+            mine, theirs = abs(float(total) - true), abs(float(x.sum()) - true)
+            size = float(np.abs(x.astype("f8")).sum()) * float(np.finfo(dtype).eps)
+            assert mine <= max(2 * theirs, 2 * unit, size / 8), (n, mine, theirs, unit)
+
+
+def test_sums_have_the_same_bits_for_any_number_of_threads() -> None:
+    x = np.random.default_rng(0).normal(size=500_000)
+    one = np.ones(())
+    body = reducing("float64", 1, 1, ["sum", "max"])
+    found = {tuple(v.tobytes() for v in run_reducing(body, x, one, 1, t)[1:]) for t in (1, 2, 3, 5)}
+    assert len(found) == 1
+
+
+def test_nan_and_infinity_are_passed_on() -> None:
+    one = np.ones(())
+    for special in (np.nan, np.inf, -np.inf):
+        for n in (5, 3000, 40_000):
+            x = np.linspace(-1, 1, n)
+            x[n // 3] = special
+            kinds = ["sum", "max", "min", "mean"]
+            _, *found = run_reducing(reducing("float64", 1, 1, kinds, n), x, one, 1)
+            for kind, y in zip(kinds, found, strict=True):
+                np.testing.assert_allclose(y, getattr(np, kind)(2 * x))
+
+
+def test_rows_that_are_no_single_loop_are_refused() -> None:
+    x = np.zeros((4, 6, 5))[:, ::2]
+    body = reducing("float64", 3, 2, ["sum"])
+    looks = [
+        Look(0, x.strides),
+        Look(0, x.strides),
+        Look(0, np.zeros(x.shape).strides),
+        Look(0, (8, 0, 0)),
+    ]
+    assert native_kernel(body, x.shape, looks, 1, 2) is None

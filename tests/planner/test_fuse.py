@@ -192,3 +192,66 @@ def test_the_peak_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
         f(ost.asarray(ROWS))
         assert f.plan.arena_bytes >= 2 * ROWS.nbytes
         assert "fused(exp, tanh)" in f.plan.explain()
+
+
+# -- rows ----------------------------------------------------------------------------------
+def test_reductions_join_what_they_reduce() -> None:
+    """Softmax: three passes over memory; squared distances: none of the large intermediate."""
+    with use():
+        f = ost.compile(lambda x: ost.nn.softmax(x, axis=1))
+        y = np.asarray(f(ost.asarray(ROWS)))
+        names = [n for n in ops(f.plan.program.graph) if n.startswith("fused")]
+        assert names == ["fused(max)", "fused(subtract, exp, sum)", "fused(divide)"]
+        e = np.exp(ROWS - ROWS.max(1, keepdims=True))
+        np.testing.assert_allclose(y, e / e.sum(1, keepdims=True), rtol=1e-13)
+        g = ost.compile(lambda x, c: ((x[:, None] - c[None]) ** 2).sum(-1))
+        c = ROWS[:9]
+        d = np.asarray(g(ost.asarray(ROWS), ost.asarray(c)))
+        np.testing.assert_allclose(d, ((ROWS[:, None] - c[None]) ** 2).sum(-1), rtol=1e-12)
+        assert [n for n in ops(g.plan.program.graph) if "sum" in n] == [
+            "fused(subtract, square, sum)"
+        ]
+        assert g.plan.arena_bytes == 0
+
+
+@pytest.mark.parametrize("mesh", [(1,), (3,), (2, 2)])
+def test_rows_and_totals_on_any_layout(mesh: tuple[int, ...]) -> None:
+    def function(x: Any) -> Any:
+        y = ost.exp(x) * 0.5
+        return y.sum(), y.mean(1), y.max(), (x * x).sum((0, 1)), y.min(1), y
+
+    with use(mesh):
+        for split in (None, 0, 1):
+            f = ost.compile(function)
+            found = [np.asarray(v) for v in f(ost.asarray(ROWS, split=split))]
+            y = np.exp(ROWS) * 0.5
+            wanted = (y.sum(), y.mean(1), y.max(), (ROWS * ROWS).sum(), y.min(1), y)
+            for a, b in zip(found, wanted, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+def test_a_result_is_not_written_over_what_other_rows_read() -> None:
+    """An operand of the result's shape that every row reads keeps its memory."""
+    x = np.random.default_rng(1).normal(size=(150, 150))
+
+    def function(x: Any, b: Any) -> Any:
+        return (x * (b + 1)).sum(1)
+
+    with use():
+        f = ost.compile(function)
+        found = np.asarray(f(ost.asarray(x), ost.asarray(x[0])))
+        np.testing.assert_allclose(found, (x * (x[0] + 1)).sum(1), rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_through_rows() -> None:
+    def loss(x: Any) -> Any:
+        return (ost.nn.log_softmax(x, axis=1) * ROWS).sum() + ost.nn.layer_norm(x).max(1).mean()
+
+    with use():
+        x = ost.asarray(ROWS)
+        g = np.asarray(ost.compile(ost.grad(loss))(x))
+        rng = np.random.default_rng(3)
+        d = rng.normal(size=ROWS.shape)
+        f = ost.compile(loss)
+        slope = (float(f(ROWS + 1e-6 * d)) - float(f(ROWS - 1e-6 * d))) / 2e-6
+        np.testing.assert_allclose((g * d).sum(), slope, rtol=1e-5)
