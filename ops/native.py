@@ -30,7 +30,7 @@ from .monoid import highest, lowest
 from .scalar import Lines, Value, cast, literal, llvm_type, lower, where
 from .spec import DType, Shape, bool_
 
-GRAIN = 32768  # elements times operations that are worth a thread
+GRAIN = 1 << 18  # elements times operations that are worth waking a thread
 MOST_KEPT = 4096  # kernels on disk, of some 10 kB each; the oldest go first
 CHUNK, BLOCK = 1024, 16384  # elements that are summed in one go, and by one turn
 REDUCTIONS = ("sum", "mean", "max", "min")

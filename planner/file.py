@@ -119,7 +119,7 @@ def _decode(content: Any, known: Key | None) -> Plan:
     need(all(isinstance(n, str) and len(n) < 4096 for n in called), "names that are no text")
     if known is None:
         _prove(key, program, made)
-    return Plan(key, lower(program, key), tuple(made), called)
+    return Plan(key, program, lower(program, key), tuple(made), called)
 
 
 def _key(content: Any) -> Key:

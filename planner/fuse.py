@@ -24,7 +24,7 @@ from ostinato.ops.scalar import can_lower
 from ostinato.ops.spec import Shape
 
 from .plan import Target
-from .rewrite import inline, map_bodies
+from .rewrite import map_bodies
 
 WORTH = 16384  # elements times operations that are worth a kernel of their own
 LARGE = 4096  # elements, where the bits must not depend on what is beside
@@ -75,22 +75,6 @@ def title(node: Node) -> str:
     shown = list(dict.fromkeys(names))
     more = f", ... {len(names)} operations" if len(names) > 4 else ""
     return f"fused({', '.join(shown[:3] if more else shown)}{more})"
-
-
-def unfuse(graph: Graph) -> Graph:
-    """The graph with what was fused written out."""
-    if not any(n.op in FUSED or any(True for _ in n.subgraphs()) for n in graph.nodes):
-        return graph
-    builder = Builder(graph.inputs)
-    values = list(range(len(graph.inputs)))
-    for node in graph.nodes:
-        ins = [values[v] for v in node.inputs]
-        if node.op in FUSED:
-            values.extend(inline(builder, node.kw["body"], ins))
-        else:
-            node = map_bodies(node, unfuse)
-            values.extend(builder.add(node.op, ins, node.params, node.specs, node.line))
-    return _in_order(builder, [values[v] for v in graph.outputs])
 
 
 def _in_order(builder: Builder, outputs: Sequence[int]) -> Graph:

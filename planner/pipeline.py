@@ -44,7 +44,7 @@ def make_plan(key: Key, names: tuple[str, ...] = ()) -> Plan:
     program = lower(graph, key)
     seconds["assign_memory"] = time.perf_counter() - start
     _dump(len(PASSES) + 1, "program", program.graph)
-    plan = Plan(key, program, results, names, seconds)
+    plan = Plan(key, graph, program, results, names, seconds)
     check_limit(plan)
     return plan
 

@@ -108,7 +108,8 @@ class Plan:
     """Everything decided about one graph."""
 
     key: Key
-    program: Program
+    lowered: Graph  # as every machine may have it
+    program: Program  # as this machine runs it
     results: tuple[
         tuple[str, int], ...
     ]  # of each output of the source: ("out", k) of the program, or ("in", k)
@@ -131,12 +132,10 @@ class Plan:
     @cached_property
     def content(self) -> dict[str, Any]:
         """The plan as JSON-able data; see file.py."""
-        from .fuse import unfuse
-
         return {
             "id": self.id,
             "source": encode_graph(self.source, lines=True),
-            "program": encode_graph(unfuse(self.program.graph), lines=True),
+            "program": encode_graph(self.lowered, lines=True),
             "results": [list(r) for r in self.results],
             "names": list(self.names),
             "mesh": list(self.target.mesh),

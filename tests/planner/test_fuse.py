@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from ostinato.ops import native
 from ostinato.ops.graph import Graph
 from ostinato.planner import fuse as rule
-from ostinato.planner.fuse import fuse, title, unfuse
-from ostinato.planner.plan import Target
+from ostinato.planner.fuse import title
 
 import ostinato as ost
 from tests.planner.test_any_layout import RELAXED, run_and_compare
@@ -147,13 +146,6 @@ def test_a_file_holds_the_graph_without_kernels(tmp_path: Any) -> None:
         assert again.id == f.plan.id
         assert ops(again.program.graph) == ops(f.plan.program.graph)
         np.testing.assert_array_equal(np.asarray(ost.run(again, x)), wanted)
-
-
-def test_what_was_fused_can_be_written_out() -> None:
-    graph = program_of(lambda x: ost.repeat(3, lambda s: ost.exp(-s) * 2 + s, x) + 1, ROWS)
-    plain = unfuse(graph)
-    assert "fused" not in str(plain)
-    assert fuse(plain, Target()).digest == fuse(unfuse(fuse(plain, Target())), Target()).digest
 
 
 def test_without_machine_code_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
