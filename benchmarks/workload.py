@@ -59,6 +59,7 @@ class System:
 SYSTEMS: dict[str, System] = {
     OURS: System(("numpy",), variables={"OSTINATO_CACHE": "off"}),
     "numpy": System(("numpy",)),
+    "numba": System(("numba",)),
     "jax": System(("jax",), variables={"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "0"}),
     "torch": System(("torch",)),
     "dask": System(("dask.array", "distributed"), threads=1),

@@ -146,7 +146,7 @@ def kernel_text(body: Graph, loops: Loops) -> str:
         else:
             _store(stores, k, values[v], loops.strides[k][-1])
     blocks = bool(sums) and last == 0
-    place = _places(loops, many)
+    once, each, after = _places(loops, many)
     short = last > 0 and loops.extents[-1] <= SHORT
     extent = str(loops.extents[-1]) if short else "%extent"
     code = [
@@ -155,6 +155,7 @@ def kernel_text(body: Graph, loops: Loops) -> str:
         *(f"  %m{k} = getelementptr i64, ptr %meta, i64 {k}" for k in range(3 + last)),
         "  %extent = load i64, ptr %m2",
         *(f"  %e{d} = load i64, ptr %m{3 + d}" for d in range(last)),
+        *once,
     ]
     turns = last > 0 or blocks
     if turns:
@@ -164,7 +165,7 @@ def kernel_text(body: Graph, loops: Loops) -> str:
             "row:",
             "  %o = phi i64 [%lo, %entry], [%o1, %rowend]",
         ]
-    code += [*place, *hoisted]
+    code += [*each, *hoisted]
     begin, stop = ("0", extent) if last else ("%lo", "%hi")
     if blocks:
         code += [
@@ -194,6 +195,7 @@ def kernel_text(body: Graph, loops: Loops) -> str:
     code.append("rowend:")
     if turns:
         code += [
+            *after,
             "  %o1 = add nsw i64 %o, 1",
             "  %rest = icmp slt i64 %o1, %hi",
             "  br i1 %rest, label %row, label %end",
@@ -205,32 +207,39 @@ def kernel_text(body: Graph, loops: Loops) -> str:
     return "\n".join([*sorted(lines.declared), *code, _AROUND.replace("MANY", str(many))])
 
 
-def _places(loops: Loops, many: int) -> list[str]:
-    """Where each operand begins in this turn."""
+def _places(loops: Loops, many: int) -> tuple[list[str], list[str], list[str]]:
+    """Where each operand begins in a turn: what is found out once, in each turn, and at its end,
+    when the outermost loops' counters go on like those of a clock.
+    """
     last = len(loops.extents) - 1
-    place = [f"  %r{last} = add i64 %o, 0"] if last else []
-    for d in reversed(range(1, last)):
-        place += [f"  %x{d} = urem i64 %r{d + 1}, %e{d}", f"  %r{d} = udiv i64 %r{d + 1}, %e{d}"]
+    once, each, after = list[str](), list[str](), list[str]()
     if last:
-        place.append("  %x0 = add i64 %r1, 0")
+        once.append(f"  %r{last} = add i64 %lo, 0")
+        for d in reversed(range(1, last)):
+            once += [f"  %f{d} = urem i64 %r{d + 1}, %e{d}", f"  %r{d} = udiv i64 %r{d + 1}, %e{d}"]
+        once.append("  %f0 = add i64 %r1, 0")
+        each += [f"  %x{d} = phi i64 [%f{d}, %entry], [%n{d}, %rowend]" for d in range(last)]
+        after.append(f"  %u{last - 1} = add i64 %x{last - 1}, 1")
+        for d in reversed(range(1, last)):
+            after += [
+                f"  %over{d} = icmp eq i64 %u{d}, %e{d}",
+                f"  %n{d} = select i1 %over{d}, i64 0, i64 %u{d}",
+                f"  %carry{d} = zext i1 %over{d} to i64",
+                f"  %u{d - 1} = add i64 %x{d - 1}, %carry{d}",
+            ]
+        after.append("  %n0 = add i64 %u0, 0")
     for k in range(many):
         at = _meta_of(k, last)
-        place += [f"  %base{k} = load ptr, ptr {_slot('%data', k, 'ptr', place)}"]
-        place += [f"  %off{k} = load i64, ptr {_slot('%meta', at, 'i64', place)}"]
-        place.append(f"  %q{k}_0 = getelementptr i8, ptr %base{k}, i64 %off{k}")
+        once.append(f"  %base{k} = load ptr, ptr {_slot('%data', k, 'ptr', once)}")
+        once.append(f"  %off{k} = load i64, ptr {_slot('%meta', at, 'i64', once)}")
+        once.append(f"  %q{k}_0 = getelementptr i8, ptr %base{k}, i64 %off{k}")
         for d in range(last):
-            slot = _slot("%meta", at + 1 + d, "i64", place)
-            place += [
-                f"  %s{k}_{d} = load i64, ptr {slot}",
-                f"  %w{k}_{d} = mul i64 %s{k}_{d}, %x{d}",
-                f"  %q{k}_{d + 1} = getelementptr i8, ptr %q{k}_{d}, i64 %w{k}_{d}",
-            ]
-        slot = _slot("%meta", at + 1 + last, "i64", place)
-        place += [
-            f"  %p{k} = getelementptr i8, ptr %q{k}_{last}, i64 0",
-            f"  %step{k} = load i64, ptr {slot}",
-        ]
-    return place
+            once.append(f"  %s{k}_{d} = load i64, ptr {_slot('%meta', at + 1 + d, 'i64', once)}")
+            each.append(f"  %w{k}_{d} = mul i64 %s{k}_{d}, %x{d}")
+            each.append(f"  %q{k}_{d + 1} = getelementptr i8, ptr %q{k}_{d}, i64 %w{k}_{d}")
+        once.append(f"  %step{k} = load i64, ptr {_slot('%meta', at + 1 + last, 'i64', once)}")
+        each.append(f"  %p{k} = getelementptr i8, ptr %q{k}_{last}, i64 0")
+    return once, each, after
 
 
 def _meta_of(k: int, last: int) -> int:
