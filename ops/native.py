@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -626,9 +627,15 @@ def _threads() -> dict[str, int]:
     return {name: _address_of(library, name) for name in names}
 
 
-@lru_cache(1)
 def most_threads() -> int:
-    """As many as this process has cores, or OMP_NUM_THREADS; 1 without libgomp."""
+    """As many as this process has cores, or OMP_NUM_THREADS; 1 without libgomp, or in a forked
+    child.
+    """
+    return 1 if _is_child else _cores()
+
+
+@lru_cache(1)
+def _cores() -> int:
     if _threads()["GOMP_parallel"] == id(None):
         return 1
     cores = (
@@ -647,6 +654,7 @@ def _compiled(text: str) -> _MethodDef:
         found = _made.get(text)
         if found is None:
             found = _made[text] = _MethodDef(b"kernel", _load_or_make(text), _FASTCALL, None)
+            _kept.append(found)  # functions point to it as long as they live
     return found
 
 
@@ -726,5 +734,26 @@ def native_kernel(
     new = ctypes.pythonapi.PyCFunction_NewEx
     new.restype = ctypes.py_object
     new.argtypes = [ctypes.POINTER(_MethodDef), ctypes.py_object, ctypes.c_void_p]
-    made: Callable[..., None] = new(ctypes.byref(definition), np.array(meta, np.int64), None)
+    about = np.array(meta, np.int64)
+    if about[1]:
+        _shared[id(about)] = about
+    made: Callable[..., None] = new(ctypes.byref(definition), about, None)
     return made
+
+
+# Kernels that use threads, by their meta arrays: a forked child has none of libgomp's threads, and
+# would wait for them forever.
+_is_child = False
+_shared: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def _alone() -> None:
+    """What a forked child does: all kernels run in one thread from now on."""
+    global _is_child
+    _is_child = True
+    for about in list(_shared.values()):
+        about[1] = 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_alone)

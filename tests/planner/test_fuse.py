@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -247,3 +249,24 @@ def test_gradients_through_rows() -> None:
         f = ost.compile(loss)
         slope = (float(f(ROWS + 1e-6 * d)) - float(f(ROWS - 1e-6 * d))) / 2e-6
         np.testing.assert_allclose((g * d).sum(), slope, rtol=1e-5)
+
+
+def test_a_forked_child_does_not_wait_for_threads(tmp_path: Any) -> None:
+    code = """
+import os, signal, numpy as np, ostinato as ost
+f = ost.compile(lambda x: ost.exp(x) * 2 + 1)
+x = ost.asarray(np.ones(3_000_000))
+f(x)
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    g = ost.compile(lambda x: ost.tanh(x) * 2 + ost.exp(x))
+    assert abs(float(f(x)[1]) - 6.43656) < 1e-4 and abs(float(g(x)[1]) - 4.24147) < 1e-4
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert abs(float(f(x)[1]) - 6.43656) < 1e-4
+"""
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
