@@ -13,7 +13,6 @@ import hashlib
 import math
 import os
 import sys
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ import numpy as np
 
 from ostinato import settings
 
+from .disk import write_whole
 from .graph import Graph
 from .monoid import highest, lowest
 from .scalar import Lines, Value, cast, literal, llvm_type, lower, where
@@ -695,10 +695,7 @@ def _write(path: Path | None, code: bytes) -> None:
         return
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.blake2b(code, digest_size=16).digest() + code)
-        os.replace(name, path)
+        write_whole(path, hashlib.blake2b(code, digest_size=16).digest() + code)
         kept = sorted(path.parent.iterdir(), key=lambda p: p.stat().st_mtime)
         for old in kept[: len(kept) - MOST_KEPT]:
             old.unlink()

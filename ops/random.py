@@ -106,6 +106,15 @@ def _runs(at: Place) -> tuple[int, int, list[int]]:
     return length, split, (starts.reshape(-1) + offset).tolist()
 
 
+def _chunks(lo: int, end: int, words: int) -> Iterator[tuple[int, int, int, int]]:
+    """Elements from lo to end in pieces that need at most _CHUNK counters each, and these."""
+    while lo < end:
+        first = lo // words
+        hi = min((first + _CHUNK) * words, end)
+        yield lo, hi, first, -(-hi // words)
+        lo = hi
+
+
 def _bits_kernel(
     xp: Any,
     out: Any,
@@ -123,11 +132,7 @@ def _bits_kernel(
     target = out.reshape(-1)
     done = 0
     for start in starts if length else ():
-        lo, end = start, start + length
-        while lo < end:
-            first = lo // words
-            hi = min((first + _CHUNK) * words, end)
-            last = -(-hi // words)
+        for lo, hi, first, last in _chunks(start, start + length, words):
             work = [s[: last - first] for s in scratch[:7]]
             work[6][...] = xp.arange(first, last, dtype=uint64)
             c = philox(xp, work[6], stream, key, work[:6])
@@ -142,7 +147,6 @@ def _bits_kernel(
             skip = lo - first * words
             target[done : done + hi - lo] = mixed.reshape(-1)[skip : skip + hi - lo]
             done += hi - lo
-            lo = hi
 
 
 def _bits_scratch(
@@ -332,11 +336,7 @@ def _normal_kernel(
     target = out.reshape(-1)
     done = 0
     for start in starts if length else ():
-        lo, end = start, start + length
-        while lo < end:
-            first = lo // words
-            hi = min((first + _CHUNK) * words, end)
-            last = -(-hi // words)
+        for lo, hi, first, last in _chunks(start, start + length, words):
             n = last - first
             work = [s[:n] for s in scratch[:7]]
             work[6][...] = xp.arange(first, last, dtype=uint64)
@@ -370,7 +370,6 @@ def _normal_kernel(
             skip = lo - first * words
             target[done : done + hi - lo] = mixed.reshape(-1)[skip : skip + hi - lo]
             done += hi - lo
-            lo = hi
 
 
 op(

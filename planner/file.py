@@ -13,10 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
-from pathlib import Path
 from typing import Any
 
+from ostinato.ops.disk import write_whole
 from ostinato.ops.encode import Malformed, decode_graph, fields, integer, listing, need
 
 from ostinato.errors import PlanFileError
@@ -39,15 +38,7 @@ def encode_plan(plan: Plan) -> bytes:
 
 def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write a file in one step: readers see the old one or the whole new one."""
-    target = Path(path)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(encode_plan(plan))
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_whole(path, encode_plan(plan))
 
 
 def read_plan(path: str | os.PathLike[str], key: Key | None = None) -> Plan:

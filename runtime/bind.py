@@ -120,9 +120,7 @@ class _Binder:
         self.names: dict[str, Any] = {"xp": xp, "clock": time.perf_counter, "copyto": xp.copyto}
         self.names |= {"has_nan": _has_nan, "check_nan": _check_nan}
         self.fixed: dict[str, Any] = {}  # names that are the same array in every run
-        self.shown: dict[
-            str, Any
-        ] = {}  # arrays like those that other names will be, without memory
+        self.shown: dict[str, Any] = {}  # the others: arrays that lie like them, without memory
         self.count = 0
         self.ufuncs: dict[str, str] = {}
         self.requests: dict[str, str] = {}  # of pending values
@@ -297,6 +295,10 @@ class _Binder:
                 self.write(f"{names[first + j]} = {self.name('w', look)}({source})", row)
 
     # -- generated kernels -----------------------------------------------------------------
+    def lies(self, name: str) -> Any:
+        """An array that lies as this name's does in every run; None if that is not known."""
+        return self.fixed[name] if name in self.fixed else self.shown.get(name)
+
     def generated(
         self, graph: Graph, node: Node, ins: Sequence[str], outs: Sequence[str]
     ) -> Callable[..., None] | None:
@@ -308,7 +310,7 @@ class _Binder:
         reduced = {body.starts[body.nodes.index(n)] for n in sums}
         looks = []
         for name, v in zip((*ins, *outs), (*range(len(ins)), *body.outputs), strict=True):
-            array: Any = self.fixed[name] if name in self.fixed else self.shown.get(name)
+            array = self.lies(name)
             if array is None or self.xp is not np:
                 return None
             more = (0,) * axes if v in reduced else ()
@@ -397,8 +399,6 @@ class _Binder:
 
     def show_carried(
         self,
-        program: Program,
-        k: int,
         specs: Sequence[Spec],
         inits: Sequence[str],
         *names: list[str],
@@ -406,13 +406,13 @@ class _Binder:
         """Carried values lie in order in their buffers; where they begin elsewhere, nothing is known."""
         for j, (spec, init) in enumerate(zip(specs, inits, strict=True)):
             like = _like(self.shape(spec), spec.dtype)
-            first = self.fixed[init] if init in self.fixed else self.shown.get(init)
+            first = self.lies(init)
             for which, name in enumerate(n[j] for n in names):
                 known = which > 0 or (first is not None and first.strides == like.strides)
                 self.shown[name] = like if known else None
 
     def show_item(self, stack: str, item: str) -> None:
-        whole = self.fixed[stack] if stack in self.fixed else self.shown.get(stack)
+        whole = self.lies(stack)
         if whole is not None:
             self.shown[item] = _like(whole.shape[1:], whole.dtype, whole.strides[1:])
 
@@ -437,7 +437,7 @@ class _Binder:
                 self.write(f"copyto({end}, {init})", row)
             return
         c, n, s = self.begin(inits, *((ends, spare) if trips % 2 else (spare, ends)))
-        self.show_carried(program, k, node.specs[:ns], inits, c, n, s)
+        self.show_carried(node.specs[:ns], inits, c, n, s)
         index = self.array(self.xp.zeros((), np.int64))
         i = self.local("i")
         order = f"range({trips - 1}, -1, -1)" if kw["reverse"] else f"range({trips})"
@@ -478,7 +478,7 @@ class _Binder:
         nc, ns = kw["counts"]
         body, condition = program.bodies[k]
         c, n, s = self.begin(ins[nc:], outs, self.spare(program, k, node, ns, base))
-        self.show_carried(program, k, node.specs, ins[nc:], c, n, s)
+        self.show_carried(node.specs, ins[nc:], c, n, s)
         test = self.array(self.xp.zeros((), np.bool_))
         inner = base + program.bases[k]
         turns = self.local("t")
