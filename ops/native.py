@@ -527,8 +527,8 @@ filled:
   %turns = load i64, ptr %meta
   %m1 = getelementptr i64, ptr %meta, i64 1
   %threads = load i64, ptr %m1
-  %one = icmp eq i64 %threads, 0
-  br i1 %one, label %alone, label %together
+  %small = icmp eq i64 %threads, 0
+  br i1 %small, label %alone, label %together
 alone:
   call void @body(ptr %data, ptr %meta, i64 0, i64 %turns)
   call void @finish(ptr %data, ptr %meta)
@@ -539,7 +539,15 @@ together:
   store ptr %meta, ptr %j1
   %count32 = trunc i64 %threads to i32
   %state = call ptr @PyEval_SaveThread()
+  %one = icmp eq i64 %threads, 1
+  br i1 %one, label %single, label %team
+single:
+  call void @body(ptr %data, ptr %meta, i64 0, i64 %turns)
+  br label %ready
+team:
   call void @GOMP_parallel(ptr @task, ptr %job, i32 %count32, i32 0)
+  br label %ready
+ready:
   call void @finish(ptr %data, ptr %meta)
   call void @PyEval_RestoreThread(ptr %state)
   br label %done
@@ -717,13 +725,14 @@ def native_kernel(
         loops = Loops(loops.extents[-1:], tuple(s[-1:] for s in loops.strides))
     definition = _compiled(kernel_text(body, loops))
     size = math.prod(loops.extents)
-    share = min(threads, size * max(1, len(body.nodes)) // GRAIN)
+    worth = size * max(1, len(body.nodes)) // GRAIN
     last = len(loops.extents) - 1
     if last == 0:
         turns = -(-size // BLOCK) if axes else size
     else:
         turns = math.prod(loops.extents[:-1])
-    meta = [turns, min(share, turns) if share > 1 else 0, loops.extents[-1], *loops.extents[:-1]]
+    # threads: none for what is too short to let other Python threads run meanwhile
+    meta = [turns, min(threads, worth, turns), loops.extents[-1], *loops.extents[:-1]]
     for look, strides in zip(looks, loops.strides, strict=True):
         meta += [look.offset, *strides]
     if last == 0 and axes:
@@ -732,7 +741,7 @@ def native_kernel(
     new.restype = ctypes.py_object
     new.argtypes = [ctypes.POINTER(_MethodDef), ctypes.py_object, ctypes.c_void_p]
     about = np.array(meta, np.int64)
-    if about[1]:
+    if about[1] > 1:
         _shared[id(about)] = about
     made: Callable[..., None] = new(ctypes.byref(definition), about, None)
     return made
@@ -749,7 +758,7 @@ def _alone() -> None:
     global _is_child
     _is_child = True
     for about in list(_shared.values()):
-        about[1] = 0
+        about[1] = 1
 
 
 if hasattr(os, "register_at_fork"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -296,9 +297,33 @@ def test_only_arrays_are_taken() -> None:
             kernel(*wrong)
 
 
-def test_references_are_counted() -> None:
-    import sys
+def test_large_kernels_let_other_threads_run() -> None:
+    """Also those that use one thread: workers that are threads would wait for each other."""
+    x = np.full(1_000_000, 0.5)
+    builder = Builder([Spec((1,), np.dtype("float64"))])
+    value = 0
+    for _ in range(20):
+        value = builder.call("tanh", value)
+    out = np.empty_like(x)
+    looks = [Look(0, x.strides), Look(0, out.strides)]
+    kernel = native_kernel(builder.graph([value]), x.shape, looks, 1)
+    assert kernel is not None
+    begin, seen = threading.Event(), list[str]()
+    other = threading.Thread(target=lambda: (begin.wait(), seen.append("here")))
+    other.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60)  # nobody is made to let go
+    try:
+        begin.set()
+        kernel(x, out)
+        during = list(seen)
+    finally:
+        sys.setswitchinterval(interval)
+    other.join()
+    assert during == ["here"]
 
+
+def test_references_are_counted() -> None:
     x = np.ones(10)
     kernel = native_kernel(chain("float64"), (10,), [Look(0, (8,))] * 3 + [Look(0, (1,))], 1)
     outs = np.empty(10), np.empty(10, bool)
