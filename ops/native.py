@@ -40,16 +40,6 @@ _DATA = 16  # where an array object keeps the address of its elements
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """How an operand lies in the memory of an array: bytes from its start, and to the next element
-    along each axis.
-    """
-
-    offset: int
-    strides: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Loops:
     """Extents and, for each operand, strides of a nest of loops; neighbours that can be are one."""
 
@@ -231,23 +221,21 @@ def _places(loops: Loops, many: int) -> tuple[list[str], list[str], list[str]]:
         after.append("  %n0 = add i64 %u0, 0")
     for k in range(many):
         at = _meta_of(k, last)
-        once.append(f"  %base{k} = load ptr, ptr {_slot('%data', k, 'ptr', once)}")
-        once.append(f"  %off{k} = load i64, ptr {_slot('%meta', at, 'i64', once)}")
-        once.append(f"  %q{k}_0 = getelementptr i8, ptr %base{k}, i64 %off{k}")
+        once.append(f"  %q{k}_0 = load ptr, ptr {_slot('%data', k, 'ptr', once)}")
         for d in range(last):
-            once.append(f"  %s{k}_{d} = load i64, ptr {_slot('%meta', at + 1 + d, 'i64', once)}")
+            once.append(f"  %s{k}_{d} = load i64, ptr {_slot('%meta', at + d, 'i64', once)}")
             each.append(f"  %w{k}_{d} = mul i64 %s{k}_{d}, %x{d}")
             each.append(f"  %q{k}_{d + 1} = getelementptr i8, ptr %q{k}_{d}, i64 %w{k}_{d}")
-        once.append(f"  %step{k} = load i64, ptr {_slot('%meta', at + 1 + last, 'i64', once)}")
+        once.append(f"  %step{k} = load i64, ptr {_slot('%meta', at + last, 'i64', once)}")
         each.append(f"  %p{k} = getelementptr i8, ptr %q{k}_{last}, i64 0")
     return once, each, after
 
 
 def _meta_of(k: int, last: int) -> int:
-    """Where the meta array has an operand's offset and strides. Before them: turns, threads, the
+    """Where the meta array has an operand's strides. Before them: turns, threads, the
     innermost extent, the other extents; behind them room for partial results.
     """
-    return 3 + last + k * (2 + last)
+    return 3 + last + k * (1 + last)
 
 
 # -- reductions ----------------------------------------------------------------------------
@@ -279,13 +267,8 @@ def _reduced(
         "chunk:",
         f"  %c = phi i64 [{begin}, %row], [%cend, %chunkend]",
     ]
-    for n, s in enumerate(sums):
-        kind = llvm_type(s.dtype)
-        code.append(f"  %tot{n} = phi {kind} [{s.start}, %row], [{totals[n][0]}, %chunkend]")
-        if s.compensated:
-            zero = literal(0, s.dtype)
-            code.append(f"  %lost{n} = phi {kind} [{zero}, %row], [{totals[n][1]}, %chunkend]")
     code += [
+        *_carried(sums, totals, "tot", "lost", "row", "chunkend"),
         f"  %cfull = add i64 %c, {SHORT if short else CHUNK}",
         f"  %cless = icmp slt i64 %cfull, {stop}",
         f"  %cend = select i1 %cless, i64 %cfull, i64 {stop}",
@@ -308,17 +291,43 @@ def _reduced(
         f"  %cmore = icmp slt i64 %cend, {stop}",
         "  br i1 %cmore, label %chunk, label %summed",
         "summed:",
+        *_ended(sums, totals, "row", "chunkend"),
     ]
+    return code
+
+
+def _carried(
+    sums: Sequence[_Sum],
+    totals: Sequence[tuple[str, str]],
+    total: str,
+    lost: str,
+    before: str,
+    back: str,
+) -> list[str]:
+    """Totals and what rounding lost, as they come into a block of code from two others."""
+    code = []
     for n, s in enumerate(sums):
-        kind = llvm_type(s.dtype)
-        code.append(f"  %sum{n} = phi {kind} [{s.start}, %row], [{totals[n][0]}, %chunkend]")
+        kind, (made, kept) = llvm_type(s.dtype), totals[n]
+        code.append(f"  %{total}{n} = phi {kind} [{s.start}, %{before}], [{made}, %{back}]")
         if s.compensated:
             zero = literal(0, s.dtype)
-            code.append(f"  %rest{n} = phi {kind} [{zero}, %row], [{totals[n][1]}, %chunkend]")
+            code.append(f"  %{lost}{n} = phi {kind} [{zero}, %{before}], [{kept}, %{back}]")
+    return code
+
+
+def _ended(
+    sums: Sequence[_Sum], totals: Sequence[tuple[str, str]], before: str, back: str
+) -> list[str]:
+    """The sums after a loop, named `_total` of each."""
+    code = _carried(sums, totals, "sum", "rest", before, back)
     for n, s in enumerate(sums):
         if s.compensated:
-            code.append(f"  %all{n} = fadd {llvm_type(s.dtype)} %sum{n}, %rest{n}")
+            code.append(f"  {_total(s, n)} = fadd {llvm_type(s.dtype)} %sum{n}, %rest{n}")
     return code
+
+
+def _total(s: _Sum, n: int) -> str:
+    return f"%all{n}" if s.compensated else f"%sum{n}"
 
 
 def _onto(lines: Lines, s: _Sum, n: int, more: str) -> tuple[str, str]:
@@ -334,7 +343,7 @@ def _onto(lines: Lines, s: _Sum, n: int, more: str) -> tuple[str, str]:
 
 def _final(lines: list[str], s: _Sum, n: int) -> str:
     """The name of a finished sum."""
-    name = f"%all{n}" if s.compensated else f"%sum{n}"
+    name = _total(s, n)
     if s.divisor == 1:
         return name
     lines.append(f"  %mean{n} = fdiv {llvm_type(s.dtype)} {name}, {literal(s.divisor, s.dtype)}")
@@ -352,14 +361,19 @@ def _partials(sums: Sequence[_Sum], blocks: bool, many: int, last: int) -> list[
             name = _final(code, s, n)
             code.append(f"  store {kind} {name}, ptr %p{s.out}, align {s.dtype.itemsize}")
             continue
-        code += [
-            f"  %room{n} = mul i64 %turns, {n}",
-            f"  %seat{n} = add i64 %room{n}, %o",
-            f"  %spot{n} = add i64 %seat{n}, {_meta_of(many, last)}",
-            f"  %wait{n} = getelementptr i64, ptr %meta, i64 %spot{n}",
-            f"  store {kind} {f'%all{n}' if s.compensated else f'%sum{n}'}, ptr %wait{n}, align 8",
-        ]
+        code += _waiting(n, many, last)
+        code.append(f"  store {kind} {_total(s, n)}, ptr %wait{n}, align 8")
     return [*code, "  br label %rowend"]
+
+
+def _waiting(n: int, many: int, last: int) -> list[str]:
+    """Where turn %o's part of a sum waits: behind the meta array's facts."""
+    return [
+        f"  %room{n} = mul i64 %turns, {n}",
+        f"  %seat{n} = add i64 %room{n}, %o",
+        f"  %spot{n} = add i64 %seat{n}, {_meta_of(many, last)}",
+        f"  %wait{n} = getelementptr i64, ptr %meta, i64 %spot{n}",
+    ]
 
 
 def _finish(lines: Lines, sums: Sequence[_Sum], many: int, last: int) -> list[str]:
@@ -376,47 +390,25 @@ def _finish(lines: Lines, sums: Sequence[_Sum], many: int, last: int) -> list[st
         "  br i1 %any, label %loop, label %summed",
         "loop:",
         "  %o = phi i64 [0, %entry], [%o1, %loop]",
+        *_carried(sums, totals, "tot", "lost", "entry", "loop"),
     ]
     for n, s in enumerate(sums):
-        kind = llvm_type(s.dtype)
-        code.append(f"  %tot{n} = phi {kind} [{s.start}, %entry], [{totals[n][0]}, %loop]")
-        if s.compensated:
-            code.append(
-                f"  %lost{n} = phi {kind} [{literal(0, s.dtype)}, %entry], [{totals[n][1]}, %loop]"
-            )
-    for n, s in enumerate(sums):
-        code += [
-            f"  %room{n} = mul i64 %turns, {n}",
-            f"  %seat{n} = add i64 %room{n}, %o",
-            f"  %spot{n} = add i64 %seat{n}, {_meta_of(many, last)}",
-            f"  %wait{n} = getelementptr i64, ptr %meta, i64 %spot{n}",
-            f"  %part{n} = load {llvm_type(s.dtype)}, ptr %wait{n}, align 8",
-        ]
+        code += _waiting(n, many, last)
+        code.append(f"  %part{n} = load {llvm_type(s.dtype)}, ptr %wait{n}, align 8")
     code += [
         *between.text,
         "  %o1 = add nsw i64 %o, 1",
         "  %more = icmp slt i64 %o1, %turns",
         "  br i1 %more, label %loop, label %summed",
         "summed:",
+        *_ended(sums, totals, "entry", "loop"),
     ]
     for n, s in enumerate(sums):
         kind = llvm_type(s.dtype)
-        code.append(f"  %sum{n} = phi {kind} [{s.start}, %entry], [{totals[n][0]}, %loop]")
-        if s.compensated:
-            code.append(
-                f"  %rest{n} = phi {kind} [{literal(0, s.dtype)}, %entry], [{totals[n][1]}, %loop]"
-            )
-    for n, s in enumerate(sums):
-        kind = llvm_type(s.dtype)
-        if s.compensated:
-            code.append(f"  %all{n} = fadd {kind} %sum{n}, %rest{n}")
         name = _final(code, s, n)
         base = _slot("%data", s.out, "ptr", code)
-        code.append(f"  %base{n} = load ptr, ptr {base}")
-        offset = _slot("%meta", _meta_of(s.out, last), "i64", code)
         code += [
-            f"  %off{n} = load i64, ptr {offset}",
-            f"  %to{n} = getelementptr i8, ptr %base{n}, i64 %off{n}",
+            f"  %to{n} = load ptr, ptr {base}",
             f"  store {kind} {name}, ptr %to{n}, align {s.dtype.itemsize}",
         ]
     return [*code, "  ret void", "}"]
@@ -710,15 +702,15 @@ def _write(path: Path | None, code: bytes) -> None:
 
 
 def native_kernel(
-    body: Graph, shape: Shape, looks: Sequence[Look], threads: int, axes: int = 0
+    body: Graph, shape: Shape, strides: Sequence[Sequence[int]], threads: int, axes: int = 0
 ) -> Callable[..., None] | None:
     """The kernel for operands and results that lie so, called as `kernel(*operands, *results)`.
 
-    `shape` is that of the elements on this worker, `looks` are of all operands and results, with a
-    stride for each axis of the shape (0 along what a result is reduced over: the last `axes` of
+    `shape` is that of the elements on this worker, `strides` are of all operands and results, in
+    bytes along each axis of the shape (0 along what a result is reduced over: the last `axes` of
     them). None if they lie so that rows are no single loop."""
     apart = len(shape) - axes if axes else -1
-    loops = loops_over(shape, [look.strides for look in looks], apart)
+    loops = loops_over(shape, strides, apart)
     if axes and math.prod(shape[apart:]) != loops.extents[-1]:
         return None
     if axes and loops.extents[:-1] and math.prod(loops.extents[:-1]) == 1:  # one row: in blocks
@@ -733,8 +725,8 @@ def native_kernel(
         turns = math.prod(loops.extents[:-1])
     # threads: none for what is too short to let other Python threads run meanwhile
     meta = [turns, min(threads, worth, turns), loops.extents[-1], *loops.extents[:-1]]
-    for look, strides in zip(looks, loops.strides, strict=True):
-        meta += [look.offset, *strides]
+    for steps in loops.strides:
+        meta += steps
     if last == 0 and axes:
         meta += [0] * (turns * len(body.outputs))
     new = ctypes.pythonapi.PyCFunction_NewEx

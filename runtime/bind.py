@@ -23,7 +23,7 @@ from ostinato.ops.collective import collective_of
 from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Graph, Node
 from ostinato.ops.layout import exchange_lists, part_ranks, slices, volume
-from ostinato.ops.native import REDUCTIONS, Look, most_threads, native_kernel
+from ostinato.ops.native import REDUCTIONS, most_threads, native_kernel
 from ostinato.ops.registry import OPS, Place
 from ostinato.ops.spec import Spec, is_inexact
 from ostinato.planner.memory import contiguous, scratch_of
@@ -308,16 +308,16 @@ class _Binder:
         axes = len(sums[0].kw["axes"]) if sums else 0
         shape = self.shape(body.specs[sums[0].inputs[0]] if sums else node.specs[0])
         reduced = {body.starts[body.nodes.index(n)] for n in sums}
-        looks = []
+        strides = []
         for name, v in zip((*ins, *outs), (*range(len(ins)), *body.outputs), strict=True):
             array = self.lies(name)
             if array is None or self.xp is not np:
                 return None
             more = (0,) * axes if v in reduced else ()
             lies = array.strides if v in reduced else np.broadcast_to(array, shape).strides
-            looks.append(Look(0, (*lies, *more)))
+            strides.append((*lies, *more))
         threads = max(1, most_threads() // self.communicator.size)
-        return native_kernel(body, shape, looks, threads, axes)
+        return native_kernel(body, shape, strides, threads, axes)
 
     # -- collectives -----------------------------------------------------------------------
     def collective(

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops import OPS, native
 from ostinato.ops.graph import Builder, Graph
-from ostinato.ops.native import Look, loops_over, native_kernel
+from ostinato.ops.native import loops_over, native_kernel
 from ostinato.ops.scalar import INEXACT, can_lower, has_own_bits
 from ostinato.ops.spec import Spec
 
@@ -37,7 +37,7 @@ def single(name: str, dtypes: Sequence[Any], out: Any) -> Graph:
 def run(body: Graph, *xs: Any, threads: int = 1, outs: Sequence[Any] | None = None) -> list[Any]:
     shape = np.broadcast_shapes(*(x.shape for x in xs))
     made = [np.empty(shape, s.dtype) for s in body.out_specs] if outs is None else list(outs)
-    looks = [Look(0, np.broadcast_to(x, shape).strides) for x in (*xs, *made)]
+    looks = [np.broadcast_to(x, shape).strides for x in (*xs, *made)]
     native_kernel(body, shape, looks, threads)(*xs, *made)
     return made
 
@@ -288,7 +288,7 @@ def test_threads_make_kernels_at_once() -> None:
 
 
 def test_only_arrays_are_taken() -> None:
-    kernel = native_kernel(chain("float64"), (), [Look(0, ())] * 4, 1)
+    kernel = native_kernel(chain("float64"), (), [()] * 4, 1)
     x, out, less = np.array(2.0), np.array(0.0), np.array(False)
     kernel(x, x, out, less)
     assert out == 6
@@ -305,7 +305,7 @@ def test_large_kernels_let_other_threads_run() -> None:
     for _ in range(20):
         value = builder.call("tanh", value)
     out = np.empty_like(x)
-    looks = [Look(0, x.strides), Look(0, out.strides)]
+    looks = [x.strides, out.strides]
     kernel = native_kernel(builder.graph([value]), x.shape, looks, 1)
     assert kernel is not None
     begin, seen = threading.Event(), list[str]()
@@ -325,7 +325,7 @@ def test_large_kernels_let_other_threads_run() -> None:
 
 def test_references_are_counted() -> None:
     x = np.ones(10)
-    kernel = native_kernel(chain("float64"), (10,), [Look(0, (8,))] * 3 + [Look(0, (1,))], 1)
+    kernel = native_kernel(chain("float64"), (10,), [(8,)] * 3 + [(1,)], 1)
     outs = np.empty(10), np.empty(10, bool)
     before = sys.getrefcount(x), sys.getrefcount(None)
     for _ in range(1000):
@@ -357,7 +357,7 @@ def run_reducing(body: Graph, x: Any, y: Any, axes: int, threads: int = 1) -> li
     made += [np.full(left, 77, s.dtype) for s in body.out_specs[1:]]
     strides = [np.broadcast_to(a, shape).strides for a in (x, y, made[0])]
     strides += [(*m.strides, *(0,) * axes) for m in made[1:]]
-    kernel = native_kernel(body, shape, [Look(0, s) for s in strides], threads, axes)
+    kernel = native_kernel(body, shape, strides, threads, axes)
     assert kernel is not None
     for _ in range(2):  # the second time over old partial results
         assert kernel(x, np.asarray(y), *made) is None
@@ -435,9 +435,9 @@ def test_rows_that_are_no_single_loop_are_refused() -> None:
     x = np.zeros((4, 6, 5))[:, ::2]
     body = reducing("float64", 3, 2, ["sum"])
     looks = [
-        Look(0, x.strides),
-        Look(0, x.strides),
-        Look(0, np.zeros(x.shape).strides),
-        Look(0, (8, 0, 0)),
+        x.strides,
+        x.strides,
+        np.zeros(x.shape).strides,
+        (8, 0, 0),
     ]
     assert native_kernel(body, x.shape, looks, 1, 2) is None

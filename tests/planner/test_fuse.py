@@ -78,7 +78,7 @@ def test_nothing_joins_what_runs_before_it_is_known() -> None:
     graph = program_of(lambda x: ost.tanh((ost.exp(x) @ x.T) * 0.5) + 1, ROWS)
     assert [n.split("(")[0] for n in ops(graph)] == ["fused", "permute_dims", "matmul", "fused"]
     graph = program_of(lambda x: ost.exp(x) * 2 + (ost.sin(ost.exp(x)) + 1), ROWS)
-    assert ops(graph) == ["fused(exp, multiply)", "sin", "fused(add)"] or len(ops(graph)) == 3
+    assert ops(graph) == ["fused(exp, multiply)", "sin", "fused(add)"]
 
 
 def test_operands_are_read_as_they_lie() -> None:
@@ -159,8 +159,6 @@ def test_without_machine_code_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> 
         f = ost.compile(function)
         y = np.asarray(f(ost.asarray(ROWS)))
         assert "fused" not in [n.op for n in f.plan.program.graph.nodes]
-    kernel = native.OPS["fused"].kernel if hasattr(native, "OPS") else None
-    assert kernel is None or callable(kernel)
     with use():
         np.testing.assert_allclose(
             y, np.asarray(ost.compile(function)(ost.asarray(ROWS))), rtol=1e-13
@@ -169,18 +167,18 @@ def test_without_machine_code_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_kernel_of_numpy_agrees() -> None:
     """What runs where strides are not known."""
-    graph = program_of(lambda x: (ost.nn.gelu(x) * 2, ost.where(x > 0, x, -x)), ROWS)
-    for node in graph.nodes:
-        if node.op == "fused":
-            outs = tuple(np.empty(s.shape, s.dtype) for s in node.specs)
-            ost.ops.lookup("fused").kernel(
-                np, outs if len(outs) > 1 else outs[0], ROWS, body=node.kw["body"]
-            )
-            scale = outs[-1] if len(outs) > 1 else outs[0]
-            assert np.isfinite(scale).all()
+    function = lambda x: (ost.nn.gelu(x) * 2, ost.where(x > 0, x, -x), (x * x).max(1))  # noqa: E731
+    with use():
+        f = ost.compile(function)
+        wanted = [np.asarray(v) for v in f(ost.asarray(ROWS))]
+        (node,) = f.plan.program.graph.nodes
+    outs = tuple(np.empty(s.shape, s.dtype) for s in node.specs)
+    ost.ops.lookup(node.op).kernel(np, outs, ROWS, body=node.kw["body"])
+    for made, value in zip(outs, wanted, strict=True):
+        np.testing.assert_allclose(made, value, rtol=1e-12, atol=1e-15)
 
 
-def test_the_peak_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_is_known() -> None:
     with use():
         f = ost.compile(lambda x: (ost.exp(x) @ ost.tanh(x).T).sum())
         f(ost.asarray(ROWS))
