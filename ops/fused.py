@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from .graph import Graph
+from .labels import label
+from .layout import Box
 from .native import REDUCTIONS
-from .registry import ANY, OPS, Params, Specs, op
-from .spec import Spec
+from .registry import ANY, OPS, Params, Place, Specs, op
+from .spec import Shape, Spec
 
 
-def _infer(*ins: Spec, body: Graph) -> Specs:
+def _infer(*ins: Spec, body: Graph, **_: Any) -> Specs:
     return body.out_specs
 
 
@@ -29,34 +31,62 @@ def _cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
     return flops, float(sum(s.nbytes for s in (*ins, *outs)))
 
 
-def _kernel(xp: Any, out: Any, *xs: Any, body: Graph) -> None:
+def _kernel(xp: Any, out: Any, *xs: Any, body: Graph, **labelled: Any) -> None:
     """Node by node."""
     outs: Sequence[Any] = out if isinstance(out, tuple) else (out,)
-    values = list(xs)
-    for node in body.nodes:
-        ins, spec = [values[v] for v in node.inputs], node.specs[0]
-        if node.op == "constant":
-            values.append(xp.asarray(node.kw["value"], spec.dtype))
+    values, shapes = list(xs), _shapes(body, [x.shape for x in (*xs, *outs)], labelled)
+    for k, node in enumerate(body.nodes):
+        ins, rule, params = [values[v] for v in node.inputs], OPS[node.op], node.kw
+        made = [shapes[v] for v in body.outs(k)]
+        at = Place(
+            tuple(_box(x.shape) for x in ins),
+            tuple(map(_box, made)),
+            tuple(x.shape for x in ins),
+            tuple(made),
+        )
+        if rule.view is not None:
+            values.append(rule.view(xp, ins[0], at, **params))
             continue
-        rule, params = OPS[node.op], node.kw
-        shape = np.broadcast_shapes(*(x.shape for x in ins))
-        if node.op in REDUCTIONS:
-            shape = tuple(n for d, n in enumerate(shape) if d not in params["axes"])
-        made = xp.empty(shape, spec.dtype)
+        if rule.placed:
+            params["at"] = at
         if rule.scratch is not None:
-            specs = tuple(body.specs[v] for v in node.inputs)
-            needs = rule.scratch([x.shape for x in ins], [shape], (*specs, spec), **params)
+            specs = (*(body.specs[v] for v in node.inputs), *node.specs)
+            needs = rule.scratch([x.shape for x in ins], made, specs, **params)
             params["scratch"] = tuple(xp.empty(s.shape, s.dtype) for s in needs)
-        if rule.kernel is None:
-            getattr(xp, rule.ufunc)(*ins, out=made)
+        new = tuple(xp.empty(n, s.dtype) for n, s in zip(made, node.specs, strict=True))
+        target: Any = new[0] if len(new) == 1 else new
+        if node.op == "constant":
+            target[...] = node.kw["value"]
+        elif rule.kernel is None:
+            getattr(xp, rule.ufunc)(*ins, out=target)
         else:
-            rule.kernel(xp, made, *ins, **params)
-        values.append(made)
-    for target, v in zip(outs, body.outputs, strict=True):
-        xp.copyto(target, values[v])
+            rule.kernel(xp, target, *ins, **params)
+        values.extend(new)
+    for result, v in zip(outs, body.outputs, strict=True):
+        xp.copyto(result, values[v])
 
 
-FUSED = ("fused", "fused_rows")
+def _box(shape: Shape) -> Box:
+    return tuple((0, n) for n in shape)
+
+
+def _shapes(body: Graph, given: Sequence[Shape], labelled: Any) -> list[Shape]:
+    """The shape of each value on this worker."""
+    if labelled:
+        nest = label(body, **labelled, shapes=given, strides=given)
+        assert nest is not None
+        return [tuple(1 if x is None else nest.extents[x] for x in own) for own in nest.dims]
+    found = list(given[: len(body.inputs)])
+    for node in body.nodes:
+        shape = np.broadcast_shapes(*(found[v] for v in node.inputs))
+        if node.op in REDUCTIONS:
+            shape = tuple(n for d, n in enumerate(shape) if d not in node.kw["axes"])
+        found.append(shape)
+    return found
+
+
+FUSED = ("fused", "fused_rows", "fused_nest")
 
 op("fused", infer=_infer, kernel=_kernel, cost=_cost, overwrite=ANY)
 op("fused_rows", infer=_infer, kernel=_kernel, cost=_cost)  # with reductions over the last axes
+op("fused_nest", infer=_infer, kernel=_kernel, cost=_cost)  # in stages

@@ -27,9 +27,12 @@ from ostinato import settings
 
 from .disk import write_whole
 from .graph import Graph
+from .labels import Nest
 from .monoid import highest, lowest
+from .nest import chunk_units, facts
 from .scalar import Lines, Value, cast, literal, llvm_type, lower, where
 from .spec import DType, Shape, bool_
+from .turns import TURNS, WAITING, nest_text
 
 GRAIN = 1 << 18  # elements times operations that are worth waking a thread
 MOST_KEPT = 4096  # kernels on disk, of some 10 kB each; the oldest go first
@@ -141,7 +144,7 @@ def kernel_text(body: Graph, loops: Loops) -> str:
     short = last > 0 and loops.extents[-1] <= SHORT
     extent = str(loops.extents[-1]) if short else "%extent"
     code = [
-        "define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi) {",
+        "define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %thread) {",
         "entry:",
         *(f"  %m{k} = getelementptr i64, ptr %meta, i64 {k}" for k in range(3 + last)),
         "  %extent = load i64, ptr %m2",
@@ -195,7 +198,7 @@ def kernel_text(body: Graph, loops: Loops) -> str:
         code.append("  br label %end")
     code += ["end:", "  ret void", "}"]
     code += _finish(lines, sums if blocks else [], many, last)
-    return "\n".join([*sorted(lines.declared), *code, _AROUND.replace("MANY", str(many))])
+    return "\n".join([*sorted(lines.declared), *code])
 
 
 def _places(loops: Loops, many: int) -> tuple[list[str], list[str], list[str]]:
@@ -482,7 +485,7 @@ define internal void @task(ptr %job) {
   %x1 = mul i64 %turns, %t1
   %lo = sdiv i64 %x0, %all
   %hi = sdiv i64 %x1, %all
-  call void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi)
+  call void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %t0)
   ret void
 }
 
@@ -522,7 +525,7 @@ filled:
   %small = icmp eq i64 %threads, 0
   br i1 %small, label %alone, label %together
 alone:
-  call void @body(ptr %data, ptr %meta, i64 0, i64 %turns)
+  call void @body(ptr %data, ptr %meta, i64 0, i64 %turns, i64 0)
   call void @finish(ptr %data, ptr %meta)
   br label %done
 together:
@@ -534,7 +537,7 @@ together:
   %one = icmp eq i64 %threads, 1
   br i1 %one, label %single, label %team
 single:
-  call void @body(ptr %data, ptr %meta, i64 0, i64 %turns)
+  call void @body(ptr %data, ptr %meta, i64 0, i64 %turns, i64 0)
   br label %ready
 team:
   call void @GOMP_parallel(ptr @task, ptr %job, i32 %count32, i32 0)
@@ -609,6 +612,11 @@ def _tools() -> Any:
         llvm.add_symbol(name, address)
     about = f"{llvm.llvm_version_info} {llvm.get_host_cpu_name()} {features.flatten()}"
     return llvm, machine, about
+
+
+def _vector_bits() -> int:
+    about = _tools()[2]
+    return 512 if "+avx512f" in about else 256 if "+avx" in about else 128
 
 
 def _address_of(library: Any, name: str) -> int:
@@ -715,7 +723,6 @@ def native_kernel(
         return None
     if axes and loops.extents[:-1] and math.prod(loops.extents[:-1]) == 1:  # one row: in blocks
         loops = Loops(loops.extents[-1:], tuple(s[-1:] for s in loops.strides))
-    definition = _compiled(kernel_text(body, loops))
     size = math.prod(loops.extents)
     worth = size * max(1, len(body.nodes)) // GRAIN
     last = len(loops.extents) - 1
@@ -729,14 +736,52 @@ def native_kernel(
         meta += steps
     if last == 0 and axes:
         meta += [0] * (turns * len(body.outputs))
+    many = len(body.inputs) + len(body.outputs)
+    return _function(kernel_text(body, loops), many, np.array(meta, np.int64))
+
+
+def nest_kernel(nest: Nest, threads: int) -> Callable[..., None]:
+    """The kernel of a nest of stages, called as `kernel(*operands, *results)`."""
+    about = facts(nest)
+    room, waiting, units = about.room, about.waiting, about.units
+    work = sum(
+        math.prod(nest.extents[x] for x in nest.iterates(k)) for k in range(len(nest.body.nodes))
+    )
+    turns, each = units, 1
+    if waiting:
+        step = chunk_units(nest)
+        most = max(1, min(TURNS, WAITING // waiting, -(-units // step)))
+        each = max(step, -(-units // most // step) * step)
+        turns = -(-units // each)
+    threads = min(threads, work // GRAIN, turns)
+    crew = max(threads, 1)
+    held = np.empty((crew * room + turns * waiting) // 8 + 8, np.int64)
+    start = -(-held.ctypes.data // 64) * 64
+    front = [turns, threads, units, each, start, room, start + crew * room, waiting]
+    many = len(nest.strides)
+    return _function(
+        nest_text(nest, _vector_bits()), many, np.array([*front, *about.values], np.int64), held
+    )
+
+
+def _function(text: str, many: int, about: Any, held: Any = None) -> Callable[..., None]:
+    """The kernel as Python calls it, with its own facts and memory."""
+    definition = _compiled(text + _AROUND.replace("MANY", str(many)))
     new = ctypes.pythonapi.PyCFunction_NewEx
     new.restype = ctypes.py_object
     new.argtypes = [ctypes.POINTER(_MethodDef), ctypes.py_object, ctypes.c_void_p]
-    about = np.array(meta, np.int64)
+    about = about.view(_Facts)
+    about.held = held
     if about[1] > 1:
         _shared[id(about)] = about
     made: Callable[..., None] = new(ctypes.byref(definition), about, None)
     return made
+
+
+class _Facts(np.ndarray):
+    """A meta array, and the memory that it points to."""
+
+    held: Any = None
 
 
 # Kernels that use threads, by their meta arrays: a forked child has none of libgomp's threads, and

@@ -12,17 +12,20 @@ reads exists by then. This belongs to this machine: plan files hold the graph wi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Builder, Graph, Node
+from ostinato.ops.labels import POSITIONS, PRODUCTS, SOURCES, SUMS, VIEWS, analyse
 from ostinato.ops.layout import Layout
 from ostinato.ops.native import REDUCTIONS, why_not
 from ostinato.ops.registry import OPS
 from ostinato.ops.scalar import can_lower
 from ostinato.ops.spec import Shape
 
+from .nests import Nested, has_reductions, nests, small_first
 from .plan import Target
 from .rewrite import map_bodies
 
@@ -47,19 +50,25 @@ def fuse(graph: Graph, target: Target) -> Graph:
     """The pass; nothing changes where kernels cannot be generated."""
     if target.device != "cpu":
         return graph
-    groups = _worthy_groups(graph, target)
-    if groups and why_not():
-        groups = []
-    if not groups and not any(True for n in graph.nodes for _ in n.subgraphs()):
+    nested: list[Nested] = []
+    if target.numerics != "any-workers" and has_reductions(graph):
+        graph = small_first(graph)
+        nested = _worthy_nests(graph)
+    groups = _worthy_groups(graph, target, {k for g in nested for k in g.members}, nested)
+    if (groups or nested) and why_not():
+        groups, nested = [], []
+    if not groups and not nested and not any(True for n in graph.nodes for _ in n.subgraphs()):
         return graph
-    first = {g.start: g for g in groups}
+    first: dict[int, _Group | Nested] = {g.start: g for g in groups}
+    first |= {g.start: g for g in nested}
     inside = {k for g in groups for k in g.members}
+    inside |= _gone(graph, inside, nested)
     builder = Builder(graph.inputs)
     values: dict[int, int] = {v: v for v in range(len(graph.inputs))}
     for k, node in enumerate(graph.nodes):
         if k in first:
-            _emit(graph, first[k], builder, values)
-        if k in inside or _is_gone(graph, k, inside):
+            _emit(graph, first[k], inside, builder, values)
+        if k in inside:
             continue
         node = map_bodies(node, lambda g: fuse(g, target))
         made = builder.add(
@@ -84,27 +93,73 @@ def _in_order(builder: Builder, outputs: Sequence[int]) -> Graph:
     return Graph(builder.inputs, tuple(builder.nodes), tuple(outputs))
 
 
-def _is_gone(graph: Graph, k: int, inside: set[int]) -> bool:
-    """A number that only kernels read."""
-    v = graph.starts[k]
-    if graph.nodes[k].op != "constant" or v in graph.outputs:
-        return False
-    return all(u in inside for u in graph.uses[v])
+def _gone(graph: Graph, flat: set[int], nested: Sequence[Nested]) -> set[int]:
+    """What is nowhere but in kernels: their operations, and the views and numbers that only they
+    read.
+    """
+    home = {k: g for g in nested for k in g.members}
+    found = {k for k in home if graph.nodes[k].op not in VIEWS}
+    for k in reversed(range(len(graph.nodes))):
+        node, v = graph.nodes[k], graph.starts[k]
+        if node.op not in (*SOURCES, *VIEWS) or v in graph.outputs or not graph.uses[v]:
+            continue
+        members = {*home[k].members} if node.op in VIEWS and k in home else home
+        if node.op in VIEWS and k not in home:
+            continue
+        if all(
+            (u in found and u in members) or (u in flat and node.op == "constant")
+            for u in graph.uses[v]
+        ):
+            found.add(k)
+    return found
 
 
 # -- what goes together --------------------------------------------------------------------
-def _worthy_groups(graph: Graph, target: Target) -> list[_Group]:
+def _worthy_nests(graph: Graph) -> list[Nested]:
+    """Those that do more than flat kernels can, and enough of it."""
+    found = []
+    for g in nests(graph):
+        nodes = [graph.nodes[k] for k in g.members]
+        work = sum(math.prod(graph.specs[v].shape) for k in g.members for v in graph.outs(k))
+        plain = not g.consumed and all(
+            n.op not in (*POSITIONS, *PRODUCTS, "moments") and (n.op not in SUMS or _rows(graph, n))
+            for n in nodes
+        )
+        one = sum(n.op not in VIEWS for n in nodes) == 1 and nodes[-1].op in PRODUCTS
+        if not plain and not one and work >= WORTH and _can_be(graph, g):
+            found.append(g)
+    return found
+
+
+def _can_be(graph: Graph, group: Nested) -> bool:
+    """Whether the values of a unit fit into cache, for operands in order."""
+    node = _body(graph, group, {*group.members})
+    specs = [graph.specs[v] for v in (*group.operands, *node.made)]
+    shapes = [s.layout.largest(s.shape) for s in specs if s.layout is not None]
+    strides = [in_order(shape, s.dtype.itemsize) for shape, s in zip(shapes, specs, strict=True)]
+    return analyse(node.body, node.dims, group.rows(), shapes, strides) is not None
+
+
+def in_order(shape: Shape, item: int) -> tuple[int, ...]:
+    """The strides of elements that lie one behind the other."""
+    return tuple(item * math.prod(shape[d + 1 :]) for d in range(len(shape)))
+
+
+def _worthy_groups(
+    graph: Graph, target: Target, alone: set[int], nested: Sequence[Nested]
+) -> list[_Group]:
     """Without small ones, whose operations then stand by themselves, each in its place."""
-    alone: set[int] = set()
+    alone = set(alone)
+    begin = {k: g.start for g in nested for k in g.members if graph.nodes[k].op not in VIEWS}
     while True:
-        groups = _groups(graph, alone)
+        groups = _groups(graph, alone, begin)
         small = [k for g in groups if not _is_worth(g, target) for k in g.members]
         if not small:
             return groups
         alone.update(small)
 
 
-def _groups(graph: Graph, alone: set[int]) -> list[_Group]:
+def _groups(graph: Graph, alone: set[int], begin: Mapping[int, int]) -> list[_Group]:
     found: list[_Group] = []
     latest: dict[Space, _Group] = {}
     home: dict[int, _Group] = {}  # of values
@@ -112,7 +167,7 @@ def _groups(graph: Graph, alone: set[int]) -> list[_Group]:
     for k, node in enumerate(graph.nodes):
         rows = 0 if k in alone else _rows(graph, node)
         if k in alone or not (rows or _is_elementwise(graph, node)):
-            ready.extend([-1 if node.op == "constant" else k] * len(node.specs))
+            ready.extend([-1 if node.op == "constant" else begin.get(k, k)] * len(node.specs))
             continue
         spec = graph.specs[node.inputs[0]] if rows else node.specs[0]
         space = spec.shape, spec.layout
@@ -180,9 +235,38 @@ def _is_worth(group: _Group, target: Target) -> bool:
     return size * len(group.members) >= WORTH
 
 
-def _emit(graph: Graph, group: _Group, builder: Builder, values: dict[int, int]) -> None:
+@dataclass(slots=True)
+class _Made:
+    """A group as the body of one node."""
+
+    body: Graph
+    made: list[int]  # the values that others read
+    dims: tuple[tuple[int, ...], ...] = ()
+
+
+def _emit(
+    graph: Graph,
+    group: _Group | Nested,
+    gone: Container[int],
+    builder: Builder,
+    values: dict[int, int],
+) -> None:
     """The group as one node."""
-    members = set(group.members)
+    found = _body(graph, group, gone)
+    line = graph.nodes[group.members[-1]].line
+    specs = [graph.specs[v] for v in found.made]
+    params: dict[str, Any] = {"body": found.body}
+    if isinstance(group, Nested):
+        kind = "fused_nest"
+        params |= {"dims": found.dims, "rows": group.rows()}
+    else:
+        kind = "fused_rows" if group.rows else "fused"
+    outs = builder.add(kind, [values[v] for v in group.operands], params, specs, line)
+    values.update(zip(found.made, outs, strict=True))
+
+
+def _body(graph: Graph, group: _Group | Nested, gone: Container[int]) -> _Made:
+    members = {k for k in group.members if k in gone}
     operands = list(group.operands)
     body = Builder([graph.specs[v] for v in operands])
     known = {v: n for n, v in enumerate(operands)}
@@ -192,15 +276,19 @@ def _emit(graph: Graph, group: _Group, builder: Builder, values: dict[int, int])
         for v in node.inputs:
             if v not in known:  # a number
                 number = graph.nodes[graph.producers[v]]
-                known[v] = body.add("constant", (), number.params, number.specs)[0]
-        v = graph.starts[k]
+                known[v] = body.add(number.op, (), number.params, number.specs)[0]
         ins = [known[u] for u in node.inputs]
-        known[v] = body.add(node.op, ins, node.params, node.specs, node.line)[0]
-        if v in graph.outputs or any(u not in members for u in graph.uses[v]):
-            made.append(v)
-    kind = "fused_rows" if group.rows else "fused"
-    whole = body.graph([known[v] for v in made])
-    line = graph.nodes[group.members[-1]].line
-    specs = [graph.specs[v] for v in made]
-    outs = builder.add(kind, [values[v] for v in operands], {"body": whole}, specs, line)
-    values.update(zip(made, outs, strict=True))
+        outs = body.add(node.op, ins, node.params, node.specs, node.line)
+        known.update(zip(graph.outs(k), outs, strict=True))
+        if node.op in VIEWS:
+            continue
+        made += [
+            v
+            for v in graph.outs(k)
+            if v in graph.outputs or any(u not in members for u in graph.uses[v])
+        ]
+    dims: tuple[tuple[int, ...], ...] = ()
+    if isinstance(group, Nested):
+        labels = group.labels.dims
+        dims = tuple(tuple(-1 if x is None else x for x in labels[v]) for v in operands)
+    return _Made(body.graph([known[v] for v in made]), made, dims)

@@ -22,8 +22,9 @@ import numpy as np
 from ostinato.ops.collective import collective_of
 from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Graph, Node
+from ostinato.ops.labels import analyse
 from ostinato.ops.layout import exchange_lists, part_ranks, slices, volume
-from ostinato.ops.native import REDUCTIONS, most_threads, native_kernel
+from ostinato.ops.native import REDUCTIONS, most_threads, native_kernel, nest_kernel
 from ostinato.ops.registry import OPS, Place
 from ostinato.ops.spec import Spec, is_inexact
 from ostinato.planner.memory import contiguous, scratch_of
@@ -304,6 +305,14 @@ class _Binder:
     ) -> Callable[..., None] | None:
         """Machine code for operands that lie as these do; None if that is not known."""
         body: Graph = node.kw["body"]
+        threads = max(1, most_threads() // self.communicator.size)
+        if "rows" in node.kw:
+            arrays = [self.lies(name) for name in (*ins, *outs)]
+            if self.xp is not np or any(a is None for a in arrays):
+                return None
+            shapes, steps = [a.shape for a in arrays], [a.strides for a in arrays]
+            nest = analyse(**node.kw, shapes=shapes, strides=steps)
+            return nest_kernel(nest, threads) if nest is not None else None
         sums = [n for n in body.nodes if n.op in REDUCTIONS]
         axes = len(sums[0].kw["axes"]) if sums else 0
         shape = self.shape(body.specs[sums[0].inputs[0]] if sums else node.specs[0])
@@ -316,7 +325,6 @@ class _Binder:
             more = (0,) * axes if v in reduced else ()
             lies = array.strides if v in reduced else np.broadcast_to(array, shape).strides
             strides.append((*lies, *more))
-        threads = max(1, most_threads() // self.communicator.size)
         return native_kernel(body, shape, strides, threads, axes)
 
     # -- collectives -----------------------------------------------------------------------

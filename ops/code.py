@@ -1,0 +1,148 @@
+"""LLVM text with loops, for kernels in stages."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from .scalar import Lines, Value, llvm_type
+from .spec import DType, bool_, int64
+
+
+class Code:
+    """LLVM text with loops. Counters and totals are in memory, which LLVM turns into registers."""
+
+    def __init__(self) -> None:
+        self.lines = Lines()
+        self.entry: list[str] = []
+        self.names = 0
+
+    def add(self, text: str) -> None:
+        self.lines.text.append(f"  {text}")
+
+    def name(self, prefix: str = "v") -> str:
+        self.names += 1
+        return f"%{prefix}_{self.names}"
+
+    def let(self, text: str, prefix: str = "v") -> str:
+        name = self.name(prefix)
+        self.add(f"{name} = {text}")
+        return name
+
+    def cell(self, dtype: DType) -> str:
+        name = self.name("cell")
+        self.entry.append(f"  {name} = alloca {llvm_type(dtype)}")
+        return name
+
+    def put(self, cell: str, value: Value) -> None:
+        self.add(f"store {value.kind} {value.name}, ptr {cell}")
+
+    def get(self, cell: str, dtype: DType) -> Value:
+        return Value(self.lines, self.let(f"load {llvm_type(dtype)}, ptr {cell}"), dtype)
+
+    @contextlib.contextmanager
+    def loop(self, begin: str, end: str, step: int = 1, lanes: int = 0) -> Iterator[str]:
+        """A loop while the index is below the end. `lanes` promises that turns are independent, of
+        elements of so many bytes.
+        """
+        n = self.names = self.names + 1
+        cell, i = self.cell(int64), f"%i_{n}"
+        self.add(f"store i64 {begin}, ptr {cell}")
+        self.add(f"br label %head_{n}")
+        self.lines.text.append(f"head_{n}:")
+        self.add(f"{i} = load i64, ptr {cell}")
+        self.add(f"%more_{n} = icmp slt i64 {i}, {end}")
+        self.add(f"br i1 %more_{n}, label %turn_{n}, label %done_{n}")
+        self.lines.text.append(f"turn_{n}:")
+        yield i
+        self.add(f"%next_{n} = add nsw i64 {i}, {step}")
+        self.add(f"store i64 %next_{n}, ptr {cell}")
+        self.add(
+            f"br label %head_{n}" + (f", !llvm.loop !{_WIDTHS.index(lanes) + 3}" if lanes else "")
+        )
+        self.lines.text.append(f"done_{n}:")
+
+    def sum(self, *terms: str) -> str:
+        found = terms[0]
+        for t in terms[1:]:
+            found = self.let(f"add nsw i64 {found}, {t}") if t != "0" else found
+        return found
+
+    def times(self, a: str, b: str) -> str:
+        return self.let(f"mul nsw i64 {a}, {b}")
+
+    def least(self, a: str, b: str) -> str:
+        less = self.let(f"icmp slt i64 {a}, {b}")
+        return self.let(f"select i1 {less}, i64 {a}, i64 {b}")
+
+    # -- squares of vectors
+    def some(self, at: str, vector: str, width: int, size: int, dtype: DType) -> str:
+        """The first elements of a row as a vector."""
+        if width == size:
+            return self.let(f"load {vector}, ptr {at}, align {dtype.itemsize}")
+        name = (
+            f"@llvm.masked.load.v{size}{'f' if dtype.kind == 'f' else 'i'}{8 * dtype.itemsize}.p0"
+        )
+        mask = ", ".join(f"i1 {'true' if k < width else 'false'}" for k in range(size))
+        self.lines.declared.add(f"declare {vector} {name}(ptr, i32, <{size} x i1>, {vector})")
+        return self.let(
+            f"call {vector} {name}(ptr {at}, i32 {dtype.itemsize}, <{size} x i1> <{mask}>,"
+            f" {vector} zeroinitializer)"
+        )
+
+    def keep_some(
+        self, made: str, at: str, vector: str, width: int, size: int, dtype: DType
+    ) -> None:
+        if width == size:
+            self.add(f"store {vector} {made}, ptr {at}, align {dtype.itemsize}")
+            return
+        name = (
+            f"@llvm.masked.store.v{size}{'f' if dtype.kind == 'f' else 'i'}{8 * dtype.itemsize}.p0"
+        )
+        mask = ", ".join(f"i1 {'true' if k < width else 'false'}" for k in range(size))
+        self.lines.declared.add(f"declare void {name}({vector}, ptr, i32, <{size} x i1>)")
+        self.add(
+            f"call void {name}({vector} {made}, ptr {at}, i32 {dtype.itemsize},"
+            f" <{size} x i1> <{mask}>)"
+        )
+
+    def turned(self, rows: list[str], vector: str) -> list[str]:
+        """A square of vectors transposed."""
+        step = 1
+        while step < len(rows):
+            rows = self.exchanged(rows, step, len(rows), vector)
+            step *= 2
+        return rows
+
+    def exchanged(self, rows: list[str], step: int, size: int, vector: str) -> list[str]:
+        """Pairs of rows that are `step` apart exchange blocks of so many elements."""
+        found = list(rows)
+        upper = [k if not k & step else size + k - step for k in range(size)]
+        lower = [k + step if not k & step else size + k for k in range(size)]
+        for k in range(size):
+            if not k & step:
+                a, b = rows[k], rows[k | step]
+                for target, order in ((k, upper), (k | step, lower)):
+                    mask = ", ".join(f"i32 {n}" for n in order)
+                    found[target] = self.let(
+                        f"shufflevector {vector} {a}, {vector} {b}, <{size} x i32> <{mask}>"
+                    )
+        return found
+
+
+def memory_type(dtype: DType) -> str:
+    return "i8" if dtype == bool_ else llvm_type(dtype)
+
+
+_WIDTHS = (1, 2, 4, 8)
+
+
+def loop_facts(bits: int) -> str:
+    """What loops are told: whole vectors of the elements that they make."""
+    lines = []
+    for k, size in enumerate(_WIDTHS):
+        lines += [
+            f"!{k + 3} = distinct !{{!{k + 3}, !2, !{k + 8}}}",
+            f'!{k + 8} = !{{!"llvm.loop.vectorize.width", i32 {bits // 8 // size}}}',
+        ]
+    return "\n".join(lines)

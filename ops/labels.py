@@ -1,0 +1,370 @@
+"""What a kernel in stages is made of: values over labelled indices, and how its loops run.
+
+The ops' index rules connect the dimensions of values: those that are one index have one label. The
+`rows` are labels that every operation has: they are what is cut in time, into units. In a unit, the
+innermost loop of each stage runs along the `lane`: the rows themselves where all else is short (a
+unit is then up to 256 rows), or else the longest other index (a unit is one row). `nest.py` writes it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from .graph import Builder, Graph, Node
+from .index import Indices
+from .registry import OPS
+from .spec import Shape, Spec
+
+LANES = (256, 128, 64)  # rows of a unit where lanes run along the rows: as many as fit
+SHORT = 64  # an index of at most so many turns is written for their number
+HELD = 1 << 20  # bytes of values of a unit, for each thread
+
+SUMS = ("sum", "mean", "max", "min")
+POSITIONS = ("argmin_pair", "argmax_pair")
+PRODUCTS = ("matmul", "einsum")
+VIEWS = ("expand_dims", "squeeze", "permute_dims", "broadcast_to", "reshape")
+SOURCES = ("constant", "full", "iota")
+REDUCING = (*SUMS, *POSITIONS, *PRODUCTS, "moments")
+
+Dims = tuple[int | None, ...]
+
+
+# -- labels --------------------------------------------------------------------------------
+@dataclass(slots=True)
+class Fit:
+    """How a node's indices are labelled."""
+
+    fresh: dict[int, Dims]  # operands that had no labels before
+    outs: tuple[Dims, ...]
+    reduced: frozenset[int]
+    labels: frozenset[int]
+    extents: list[int]  # of new labels
+
+
+@dataclass(slots=True)
+class Labels:
+    """Which index each dimension of some values runs over; None for extent 1."""
+
+    extents: list[int] = field(default_factory=list)
+    dims: dict[int, Dims] = field(default_factory=dict)
+
+    def fit(
+        self,
+        rule: Indices,
+        ins: Sequence[int],
+        specs: Sequence[Spec],
+        outs: Sequence[Spec],
+        loose: int = 1 << 30,
+    ) -> Fit | None:
+        """A node among these values; None if an index would have to be two, or is whole. Labels
+        from `loose` on may turn out to be others.
+        """
+        letters: dict[str, int] = {}
+        fresh: dict[int, Dims] = {}
+        extents: list[int] = []
+
+        def new(letter: str, n: int) -> int:
+            letters[letter] = len(self.extents) + len(extents)
+            extents.append(n)
+            return letters[letter]
+
+        for k in sorted(range(len(ins)), key=lambda k: ins[k] not in self.dims):
+            known = self.dims.get(ins[k], fresh.get(ins[k]))
+            made: list[int | None] = []
+            for d, (letter, n) in enumerate(zip(rule.ins[k], specs[k].shape, strict=True)):
+                if n == 1:
+                    made.append(None)
+                    continue
+                if not isinstance(letter, str):
+                    return None
+                if known is not None:
+                    label = known[d]
+                    if label is None:
+                        return None
+                    other = letters.setdefault(letter, label)
+                    if other != label:
+                        label, other = min(label, other), max(label, other)
+                        if other < loose:
+                            return None
+                        self._join(label, other)
+                        letters = {c: label if x == other else x for c, x in letters.items()}
+                else:
+                    label = letters[letter] if letter in letters else new(letter, n)
+                made.append(label)
+            fresh[ins[k]] = tuple(made)
+        found = []
+        for labels, spec in zip(rule.outs, outs, strict=True):
+            own: list[int | None] = []
+            for letter, n in zip(labels, spec.shape, strict=True):
+                if n == 1:
+                    own.append(None)
+                elif letter is None:
+                    return None
+                else:
+                    own.append(letters[letter] if letter in letters else new(letter, n))
+            found.append(tuple(own))
+        every = (*fresh.values(), *found)
+        if rule.chunked or any(_repeats(dims) for dims in every):
+            return None
+        reduced = frozenset(letters[c] for c, _ in rule.reduce if c in letters)
+        fresh = {v: dims for v, dims in fresh.items() if v not in self.dims}
+        return Fit(fresh, tuple(found), reduced, frozenset(letters.values()), extents)
+
+    def _join(self, label: int, other: int) -> None:
+        """Two labels turn out to be one."""
+        for v, dims in self.dims.items():
+            if other in dims:
+                self.dims[v] = tuple(label if x == other else x for x in dims)
+
+    def take(self, fit: Fit, outs: Sequence[int]) -> None:
+        self.extents += fit.extents
+        self.dims |= fit.fresh
+        self.dims |= dict(zip(outs, fit.outs, strict=True))
+
+
+def _repeats(dims: Dims) -> bool:
+    labels = [x for x in dims if x is not None]
+    return len(set(labels)) < len(labels)
+
+
+# -- what is to be done --------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A value made by combining others along labels."""
+
+    node: Node
+    over: frozenset[int]
+    kind: str  # sum, max, min, argmax, argmin
+    divisor: int = 1
+
+
+@dataclass
+class Nest:
+    """A body whose values are labelled, and how its loops run."""
+
+    body: Graph
+    dims: list[Dims]
+    extents: list[int]
+    rows: tuple[int, ...]
+    reductions: dict[int, Reduction]  # by their first value; moments by their mean
+    strides: list[dict[int, int]]  # of each operand and result, in bytes
+    lane: int = -1
+    lanes: int = LANES[0]
+    held: dict[int, tuple[int, ...]] = field(default_factory=dict)  # values in cache: their labels
+    operands: int = 0
+
+    @property
+    def across(self) -> bool:
+        """Whether lanes run along rows."""
+        return self.lane in self.rows
+
+    def labels(self, v: int) -> tuple[int, ...]:
+        return tuple(x for x in self.dims[v] if x is not None)
+
+    def inner(self, v: int) -> tuple[int, ...]:
+        """The labels of a value in a unit, the lane last."""
+        kept = [x for x in self.labels(v) if x not in self.rows or x == self.lane]
+        return tuple(sorted(kept, key=lambda x: x == self.lane))
+
+    def width(self, label: int) -> int:
+        """How many elements a unit has along a label."""
+        return self.lanes if label == self.lane and self.across else self.extents[label]
+
+    @property
+    def gathered(self) -> list[int]:
+        """What is combined over the rows; of moments, the means."""
+        return [v for v, r in self.reductions.items() if r.over & set(self.rows)]
+
+    def gathers(self, v: int) -> bool:
+        """Whether a value is combined over the rows, and so done at the end only."""
+        k = self.body.producers[v]
+        return k >= 0 and any(u in self.gathered for u in self.body.outs(k))
+
+    def iterates(self, k: int) -> frozenset[int]:
+        """The labels of a node's own work."""
+        found: frozenset[int] = frozenset()
+        for v in self.body.outs(k):
+            found |= frozenset(self.labels(v))
+            found |= self.reductions[v].over if v in self.reductions else frozenset()
+        return found
+
+    def room(self, v: int) -> int:
+        """Bytes of a value of a unit, up to whole cache lines."""
+        return -(-self.volume(v) * self.body.specs[v].dtype.itemsize // 64) * 64
+
+    def volume(self, v: int) -> int:
+        return math.prod(self.width(x) for x in self.inner(v))
+
+
+def analyse(
+    body: Graph,
+    dims: Sequence[Sequence[int]],
+    rows: Sequence[int],
+    shapes: Sequence[Shape],
+    strides: Sequence[Sequence[int]],
+) -> Nest | None:
+    """The nest of a body for operands and results that lie so; None if no kernel can do it."""
+    nest = label(body, dims, rows, shapes, strides)
+    if nest is not None and any(r.kind == "moments" for r in nest.reductions.values()):
+        nest = label(_spelled(body, nest.gathered), dims, rows, shapes, strides)
+    return nest if nest is not None and _arrange(nest) else None
+
+
+def label(
+    body: Graph,
+    dims: Sequence[Sequence[int]],
+    rows: Sequence[int],
+    shapes: Sequence[Shape],
+    strides: Sequence[Sequence[int]],
+) -> Nest | None:
+    """A body with labels: `dims` are its operands' (-1 for none), `shapes` and `strides` those of
+    operands and results on this worker.
+    """
+    labels = Labels([0] * (1 + max((x for own in dims for x in own), default=0)))
+    for k, own in enumerate(dims):
+        labels.dims[k] = tuple(None if x < 0 else x for x in own)
+        for label, n in zip(labels.dims[k], body.inputs[k].shape, strict=True):
+            if label is not None:
+                labels.extents[label] = n
+    loose = len(labels.extents)
+
+    def fit(k: int) -> Fit | None:
+        node = body.nodes[k]
+        specs = [body.specs[v] for v in node.inputs]
+        rule = OPS[node.op].indices(tuple(specs), node.specs, node.kw)
+        return labels.fit(rule, node.inputs, specs, node.specs, loose)
+
+    for k, node in enumerate(body.nodes):
+        if node.op not in SOURCES:
+            found = fit(k)
+            if found is None:
+                return None
+            labels.take(found, body.outs(k))
+    if any(_repeats(own) for own in labels.dims.values()):
+        return None
+    reductions: dict[int, Reduction] = {}
+    for k, node in enumerate(body.nodes):
+        if node.op in REDUCING and (found := fit(k)) is not None:
+            kind = node.op.removesuffix("_pair")
+            kind = "sum" if node.op in ("mean", *PRODUCTS) else kind
+            divisor = node.kw["count"] if node.op == "mean" else 1
+            first = body.starts[k] + (kind == "moments")
+            reductions[first] = Reduction(node, found.reduced, kind, divisor)
+    for k, node in enumerate(body.nodes):  # numbers that only results are
+        for v in body.outs(k):
+            labels.dims.setdefault(v, (None,) * node.specs[0].ndim)
+    extents, steps = list(labels.extents), []
+    places = (*range(len(body.inputs)), *body.outputs)
+    for v, shape, own in zip(places, shapes, strides, strict=True):
+        lies = {}
+        for label, n, step in zip(labels.dims[v], shape, own, strict=True):
+            if label is not None:
+                extents[label], lies[label] = n, step
+        steps.append(lies)
+    every = [labels.dims[v] for v in range(len(body.specs))]
+    return Nest(body, every, extents, tuple(rows), reductions, steps, operands=len(body.inputs))
+
+
+def _spelled(body: Graph, whole: Collection[int]) -> Graph:
+    """With moments, but for those of the given means, as a mean and a sum of squared deviations."""
+    builder = Builder(body.inputs)
+    values = list(range(len(body.inputs)))
+    for k, node in enumerate(body.nodes):
+        ins = [values[v] for v in node.inputs]
+        if node.op != "moments" or body.starts[k] + 1 in whole:
+            values += builder.add(node.op, ins, node.params, node.specs, node.line)
+            continue
+        (x,), axes = ins, node.kw["axes"]
+        shape = builder.specs[x].shape
+        count = math.prod(shape[a] for a in axes)
+        n = builder.call("constant", value=float(count), dtype=node.specs[0].dtype)
+        mean = builder.call("mean", x, axes=axes, count=count, line=node.line)
+        spread = builder.call("expand_dims", mean, axes=axes) if axes else mean
+        off = builder.call("square", builder.call("subtract", x, spread))
+        square = builder.call("sum", off, axes=axes, dtype=node.specs[2].dtype, line=node.line)
+        values += [n, mean, square]
+    return Graph(builder.inputs, tuple(builder.nodes), tuple(values[v] for v in body.outputs))
+
+
+def _arrange(nest: Nest) -> bool:
+    """Choose the lane, and what is held in cache."""
+    others = {x for dims in nest.dims for x in dims if x is not None} - set(nest.rows)
+    if any(_step(nest, x) is None for x in nest.rows):
+        return False
+    long = [x for x in others if nest.extents[x] > SHORT and _step(nest, x) is not None]
+    nest.lane = min((*nest.rows, *long) if long else nest.rows, key=lambda x: _step(nest, x) or 0)
+    if nest.across:
+        nest.rows = (*(x for x in nest.rows if x != nest.lane), nest.lane)
+    body, nest.held = nest.body, _held(nest)
+    if nest.across:
+        for a, lies in enumerate(nest.strides):
+            v = a if a < nest.operands else body.outputs[a - nest.operands]
+            if len(lies) > 1 and lies.get(nest.lane, 0) not in (0, body.specs[v].dtype.itemsize):
+                nest.held[v] = nest.inner(v)
+    for lanes in LANES if nest.across else LANES[:1]:
+        nest.lanes = lanes
+        if sum(nest.room(v) for v in nest.held) <= HELD:
+            return True
+    return False
+
+
+def _step(nest: Nest, label: int) -> int | None:
+    """The bytes between neighbours along a label, in the largest array that has it."""
+    body = nest.body
+    found: dict[int, int] = {}
+    for v, lies in zip((*range(nest.operands), *body.outputs), nest.strides, strict=True):
+        if label in lies:
+            size = math.prod(nest.extents[x] for x in lies) * body.specs[v].dtype.itemsize
+            found[size] = min(found.get(size, 1 << 62), abs(lies[label]))
+    return found[max(found)] if found else None
+
+
+CHEAP = ("add", "subtract", "multiply", "square", "negative", "astype", "where", "equal", "greater",
+         "less", "maximum", "minimum", "logical_not", "abs")  # fmt: skip
+
+
+def _held(nest: Nest) -> dict[int, tuple[int, ...]]:
+    """The values that are made once and kept: what is reduced, and what is dear and read again and
+    again.
+    """
+    body = nest.body
+    readers: list[Counter[frozenset[int]]] = [Counter() for _ in body.specs]  # by their loops
+    for v in body.outputs:
+        readers[v][frozenset(nest.labels(v))] += 1
+    found: list[int] = []
+    for k in reversed(range(len(body.nodes))):
+        node, first = body.nodes[k], body.starts[k]
+        if node.op in REDUCING:
+            found += [v for v in body.outs(k) if not nest.gathers(v)]
+            loops = Counter([nest.iterates(k)])
+        elif node.op not in (*VIEWS, *SOURCES) and _is_worth_keeping(nest, first, readers[first]):
+            found.append(first)
+            loops = Counter([nest.iterates(k)])
+        else:
+            loops = readers[first]
+        for v in node.inputs:
+            for labels, n in loops.items():
+                readers[v][labels] = min(readers[v][labels] + n, 2)
+    return {v: nest.inner(v) for v in sorted(found)}
+
+
+def _is_worth_keeping(nest: Nest, v: int, readers: Counter[frozenset[int]]) -> bool:
+    own = {*nest.labels(v), nest.lane}
+    again = sum(n * math.prod(nest.width(x) for x in labels - own) for labels, n in readers.items())
+    return again > 1 and not _is_cheap(nest, v)
+
+
+def _is_cheap(nest: Nest, v: int, depth: int = 2) -> bool:
+    k = nest.body.producers[v]
+    if k < 0:
+        return True
+    node = nest.body.nodes[k]
+    if node.op in SOURCES or node.op in REDUCING:
+        return True
+    if node.op in VIEWS:
+        return _is_cheap(nest, node.inputs[0], depth)
+    return node.op in CHEAP and depth > 0 and all(
+        _is_cheap(nest, u, depth - 1) for u in node.inputs
+    )  # fmt: skip

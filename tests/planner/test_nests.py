@@ -1,0 +1,292 @@
+"""Kernels in stages: what goes into one, and that it computes what NumPy computes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from ostinato.ops.graph import Graph
+from ostinato.planner import fuse, nests
+
+import ostinato as ost
+from tests import sessions
+
+Values = dict[str, list[Any]]
+
+
+# -- random programs -----------------------------------------------------------------------
+def operands(r: random.Random, rng: np.random.Generator, dtype: Any) -> dict[str, Any]:
+    """Named by their indices: n is cut; d and k are short or long."""
+    n = r.choice([1, 3, 40, 255, 256, 257, 1000, 5000])
+    d = r.choice([1, 2, 5, 16, 17, 40, 70, 300] if n < 2000 else [1, 3, 16, 33])
+    k = r.choice([1, 2, 8, 19])
+    shapes = {"nd": (n, d), "dn": (d, n), "n": (n,), "d": (d,), "kd": (k, d), "dk": (d, k)}
+    made = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+    if r.random() < 0.3:
+        made["nd"] = np.asfortranarray(made["nd"])
+    return made
+
+
+def step(r: random.Random) -> tuple[str, Callable[[Any, Values], Any], str]:
+    """One operation: the kind of its result, how it is made, and its text."""
+
+    def pick(v: Values, kind: str, at: int) -> Any:
+        return v[kind][at % len(v[kind])]
+
+    i, j = r.randrange(99), r.randrange(99)
+    smooth = r.choice(["exp", "tanh", "square", "abs"])
+
+    def unary(xp: Any, x: Any) -> Any:
+        return getattr(xp, smooth)(-xp.abs(x) if smooth == "exp" else x)
+
+    steps: list[tuple[str, str, Callable[[Any, Values], Any]]] = [
+        ("nd", "f(nd)", lambda xp, v: unary(xp, pick(v, "nd", i))),
+        ("n", "f(n)", lambda xp, v: unary(xp, pick(v, "n", i))),
+        ("nk", "f(nk)", lambda xp, v: unary(xp, pick(v, "nk", i))),
+        ("nd", "nd + nd", lambda xp, v: pick(v, "nd", i) + pick(v, "nd", j)),
+        ("nd", "nd * n", lambda xp, v: pick(v, "nd", i) * pick(v, "n", j)[:, None]),
+        ("nd", "nd - d", lambda xp, v: pick(v, "nd", i) - pick(v, "d", j)),
+        ("nd", "dn.T", lambda xp, v: pick(v, "dn", i).T * 0.5),
+        ("n", "sum d", lambda xp, v: pick(v, "nd", i).sum(1) / 4),
+        ("n", "mean d", lambda xp, v: pick(v, "nd", i).mean(1)),
+        ("n", "max d", lambda xp, v: pick(v, "nd", i).max(1)),
+        ("n", "var d", lambda xp, v: xp.var(pick(v, "nd", i), axis=1)),
+        ("n", "nd @ d", lambda xp, v: pick(v, "nd", i) @ pick(v, "d", j) / 4),
+        ("nk", "nd @ dk", lambda xp, v: pick(v, "nd", i) @ pick(v, "dk", j) / 4),
+        ("nk", "nkd", lambda xp, v: (
+            (pick(v, "nd", i)[:, None, :] - pick(v, "kd", j)) ** 2).sum(-1) / 8),
+        ("n", "min k", lambda xp, v: pick(v, "nk", i).min(1)),
+        ("nk", "nk - n", lambda xp, v: pick(v, "nk", i) - pick(v, "n", j)[:, None]),
+        ("nk", "hot", lambda xp, v: xp.astype(
+            xp.argmin(pick(v, "nk", i), axis=1)[:, None]
+            == xp.arange(pick(v, "nk", i).shape[1]), pick(v, "nk", i).dtype)),
+        ("n", "arg d", lambda xp, v: xp.astype(
+            xp.argmax(pick(v, "nd", i), axis=1), pick(v, "nd", i).dtype)),
+        ("out", "nk.T @ nd", lambda xp, v: pick(v, "nk", i).T @ pick(v, "nd", j)),
+        ("out", "nd.T @ n", lambda xp, v: pick(v, "nd", i).T @ pick(v, "n", j)),
+        ("out", "sum n", lambda xp, v: pick(v, "nd", i).sum(0)),
+        ("out", "sum n k", lambda xp, v: pick(v, "nk", i).sum(0)),
+        ("out", "max n", lambda xp, v: pick(v, "nd", i).max(0)),
+        ("out", "mean all", lambda xp, v: pick(v, "nk", i).mean()),
+        ("out", "var n", lambda xp, v: xp.var(pick(v, "nd", i), axis=0)),
+        ("out", "var all", lambda xp, v: xp.var(pick(v, "nd", i))),
+        ("out", "mean n", lambda xp, v: pick(v, "nd", i).mean(0)),
+    ]  # fmt: skip
+    kind, text, make = r.choice(steps)
+    return kind, make, text
+
+
+def run(xp: Any, steps: list[Any], given: dict[str, Any]) -> list[Any]:
+    v: Values = {name: [x] for name, x in given.items()}
+    v["nk"] = [v["nd"][0] @ v["dk"][0]]
+    v["out"] = []
+    for kind, make, _ in steps:
+        v[kind].append(make(xp, v))
+    results = [*v["out"], v["nd"][-1], v["nk"][-1], v["n"][-1]]
+    return results[-6:]
+
+
+def check(seed: int, workers: int = 1, dtype: Any = np.float64) -> int:
+    """A random program against NumPy in double precision; how many kernels in stages it had."""
+    r = random.Random(seed)
+    given = operands(r, np.random.default_rng(seed), dtype)
+    steps = [step(r) for _ in range(r.randint(4, 14))]
+    wide = {name: x.astype(np.float64) for name, x in given.items()}
+    with np.errstate(all="ignore"):
+        expected = run(np, steps, wide)
+    with sessions.use((workers,)):
+        f = ost.compile(lambda a: run(ost, steps, a))
+        split = {"nd": 0, "dn": 1, "n": 0} if workers > 1 else {}
+        lazy = {name: ost.asarray(x, split=split.get(name)) for name, x in given.items()}
+        for _ in range(2):
+            results = [np.asarray(y) for y in f(lazy)]
+        count = sum(n.op == "fused_nest" for n in f.plan.program.graph.nodes)
+    near = 1e-9 if dtype == np.float64 else 3e-4
+    for y, z in zip(results, expected, strict=True):
+        scale = np.abs(z).max(initial=0) + 1
+        np.testing.assert_allclose(y, z, rtol=near, atol=near * scale, err_msg=text_of(steps))
+    return count
+
+
+def text_of(steps: list[Any]) -> str:
+    return "; ".join(f"{kind} = {text}" for kind, _, text in steps)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_programs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_small_things_count(monkeypatch)
+    check(seed, workers=(1, 1, 2, 3)[seed % 4], dtype=(np.float64, np.float32)[seed % 3 == 0])
+
+
+def make_small_things_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuse, "WORTH", 0)
+    monkeypatch.setattr(nests, "ROWS", 1)
+    monkeypatch.setattr(nests, "SMALL", -1)
+
+
+def test_the_random_programs_are_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_small_things_count(monkeypatch)
+    assert sum(check(seed) for seed in range(100, 106)) >= 6
+
+
+# -- what goes together --------------------------------------------------------------------
+X = np.random.default_rng(5).standard_normal((3000, 16))
+
+
+def program_of(function: Callable[..., Any], *given: Any) -> Graph:
+    with sessions.use():
+        f = ost.compile(function)
+        f(*(ost.asarray(x) for x in given))
+        graph = f.plan.program.graph
+        assert isinstance(graph, Graph)
+        return graph
+
+
+def large(graph: Graph, bytes_: int = 1 << 16) -> list[str]:
+    """The operations with large results."""
+    return [n.op for n in graph.nodes if any(s.nbytes > bytes_ for s in n.specs)]
+
+
+def lloyd(x: Any, c: Any) -> Any:
+    d = ((x[:, None, :] - c[None]) ** 2).sum(-1)
+    near = ost.nn.one_hot(d.argmin(1), c.shape[0])
+    return (near.T @ x) / near.sum(0)[:, None]
+
+
+def lloyd_by_products(x: Any, c: Any) -> Any:
+    d = (x * x).sum(1)[:, None] - 2 * (x @ c.T) + (c * c).sum(1)
+    near = ost.nn.one_hot(d.argmin(1), c.shape[0])
+    return (near.T @ x) / near.sum(0)[:, None]
+
+
+@pytest.mark.parametrize("step", [lloyd, lloyd_by_products])
+def test_a_step_of_k_means_is_one_kernel(step: Any) -> None:
+    graph = program_of(step, X, X[:8])
+    assert [n.op for n in graph.nodes].count("fused_nest") == 1
+    assert not large(graph)
+    near = np.eye(8)[((X[:, None] - X[:8]) ** 2).sum(-1).argmin(1)]
+    with sessions.use():
+        made = np.asarray(ost.compile(step)(ost.asarray(X), ost.asarray(X[:8])))
+    np.testing.assert_allclose(made, near.T @ X / near.sum(0)[:, None], rtol=1e-12)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_softmax_and_normalisation_are_one_kernel(axis: int) -> None:
+    wide = np.random.default_rng(1).standard_normal((700, 900))
+
+    def normal(x: Any) -> Any:
+        off = x - x.mean(axis, keepdims=True)
+        return off / ost.sqrt(x.var(axis, keepdims=True) + 1e-5)
+
+    assert [n.op for n in program_of(lambda x: ost.nn.softmax(x, axis=axis), wide).nodes] == [
+        "fused_nest"
+    ]
+    assert large(program_of(normal, wide)) == ["fused_nest"]
+
+
+def test_a_logistic_gradient_reads_its_data_once() -> None:
+    def step(w: Any, x: Any, y: Any) -> Any:
+        return x.T @ (1 / (1 + ost.exp(-(x @ w))) - y)
+
+    graph = program_of(step, X[0], X, X[:, 1])
+    assert [n.op for n in graph.nodes] == ["fused_nest"]
+
+
+def test_large_products_stay_with_libraries() -> None:
+    a = np.random.default_rng(2).standard_normal((600, 300))
+    graph = program_of(lambda a, b: ost.tanh(a @ b).sum(1), a, a.T)
+    assert "matmul" in [n.op for n in graph.nodes]
+
+
+def test_an_array_beside_its_own_transpose_is_two_indices() -> None:
+    """Rows and columns are then no longer apart; NumPy's answer all the same."""
+    a = np.random.default_rng(2).standard_normal((300, 300))
+    with sessions.use():
+        made = np.asarray(ost.compile(lambda a: (a + a.T * 2).sum(0))(ost.asarray(a)))
+    np.testing.assert_allclose(made, (a + a.T * 2).sum(0), rtol=1e-12)
+
+
+# -- exactness -----------------------------------------------------------------------------
+def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.runtime import bind
+
+    x = np.random.default_rng(3).standard_normal((40_000, 16)).astype(np.float32)
+    found = []
+    for threads in (1, 2, 3, 7):
+        monkeypatch.setattr(bind, "most_threads", lambda n=threads: n)
+        with sessions.use():
+            made = ost.compile(lambda x: (lloyd(x, x[:8]), x.mean(0), x.std(0)))(ost.asarray(x))
+            found.append([np.asarray(y).tobytes() for y in made])
+    assert all(f == found[0] for f in found)
+
+
+def test_sums_and_moments_over_rows_are_as_exact_as_can_be() -> None:
+    """A mean of 1,000 beside a deviation of 1, over a million rows."""
+    x = (1000 + np.random.default_rng(4).standard_normal((1_000_000, 3))).astype(np.float32)
+    wide = x.astype(np.float64)
+    with sessions.use():
+        f = ost.compile(lambda x: (x.mean(0), x.std(0), (x * 2).sum(0), x.std()))
+        mean, std, total, every = (np.asarray(y) for y in f(ost.asarray(x)))
+    np.testing.assert_allclose(mean, wide.mean(0), rtol=1e-7)
+    np.testing.assert_allclose(std, wide.std(0), rtol=1e-5)
+    np.testing.assert_allclose(total, 2 * wide.sum(0), rtol=1e-7)
+    np.testing.assert_allclose(every, wide.std(), rtol=1e-5)
+
+
+def test_nan_and_infinity() -> None:
+    x = X[:500].copy()
+    x[7, 3], x[8, 5], x[9, :] = np.nan, np.inf, -np.inf
+    with sessions.use():
+        f = ost.compile(lambda x: (ost.argmin(x * 2, axis=1), (x * 2).max(0), (x * 2).sum(0)))
+        place, top, total = (np.asarray(y) for y in f(ost.asarray(x)))
+    np.testing.assert_array_equal(place, np.argmin(x * 2, axis=1))
+    np.testing.assert_array_equal(top, (x * 2).max(0))
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(np.isnan(total), np.isnan((x * 2).sum(0)))
+
+
+def test_ties_go_to_the_first() -> None:
+    x = np.zeros((400, 9))
+    x[::2, 4:] = -1
+    with sessions.use():
+        made = np.asarray(ost.compile(lambda x: ost.argmin(x * 2, axis=1))(ost.asarray(x)))
+    np.testing.assert_array_equal(made, np.argmin(x, axis=1))
+
+
+def test_the_kernel_of_numpy_agrees() -> None:
+    """What runs where it is not known how operands lie."""
+    with sessions.use():
+        f = ost.compile(lloyd)
+        wanted = np.asarray(f(ost.asarray(X), ost.asarray(X[:8])))
+        graph = f.plan.program.graph
+    node = next(n for n in graph.nodes if n.op == "fused_nest")
+    outs = [np.empty(s.shape, s.dtype) for s in node.specs]
+    ost.ops.lookup(node.op).kernel(np, tuple(outs), X, X[:8], **node.kw)
+    sums, counts = outs if outs[0].ndim == 2 else reversed(outs)
+    np.testing.assert_allclose(sums / counts[:, None], wanted, rtol=1e-12)
+
+
+def test_indices_that_cannot_be_one_are_refused() -> None:
+    from ostinato.ops.labels import Labels
+    from ostinato.ops.registry import OPS
+    from ostinato.ops.spec import Spec, float64
+
+    square = Spec((5, 5), float64)
+    labels = Labels()
+
+    def fit(name: str, *ins: int, **params: Any) -> Any:
+        specs = (square,) * len(ins)
+        outs = (OPS[name].infer(*specs, **params),)
+        return labels.fit(OPS[name].indices(specs, outs, params), ins, specs, outs)
+
+    turned = fit("permute_dims", 0, axes=(1, 0))
+    labels.take(turned, [1])
+    assert labels.dims == {0: (0, 1), 1: (1, 0)}
+    assert fit("add", 0, 1) is None
+    assert fit("add", 0, 0) is not None
+    with mock.patch.dict(labels.dims, {2: (0, 1)}):
+        assert fit("matmul", 0, 2) is None
