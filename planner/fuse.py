@@ -120,7 +120,8 @@ def _worthy_nests(graph: Graph) -> list[Nested]:
     found = []
     for g in nests(graph):
         nodes = [graph.nodes[k] for k in g.members]
-        work = sum(math.prod(graph.specs[v].shape) for k in g.members for v in graph.outs(k))
+        work = sum(max(graph.specs[v].size for v in (*n.inputs, *graph.outs(k)))
+                   for k, n in zip(g.members, nodes, strict=True))  # fmt: skip
         plain = not g.consumed and all(
             n.op not in (*POSITIONS, *PRODUCTS, "moments") and (n.op not in SUMS or _rows(graph, n))
             for n in nodes
