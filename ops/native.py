@@ -28,7 +28,8 @@ from ostinato import settings
 from .disk import write_whole
 from .graph import Graph
 from .monoid import highest, lowest
-from .scalar import Lines, Value, cast, literal, llvm_type, lower, where
+from .registers import Lines, Value, cast, literal, llvm_type, where
+from .scalar import lower
 from .spec import DType, Shape, bool_
 
 GRAIN = 1 << 18  # elements times operations that are worth waking a thread
