@@ -123,7 +123,7 @@ def summary(plan: Plan) -> str:
     ins = ", ".join(f"{n}: {s}" for n, s in zip(named(plan), plan.source.inputs, strict=False))
     return (
         f"plan {plan.id[:12]} for {plan.target.workers} x {plan.target.device} (mesh {mesh}), "
-        f"numerics {plan.target.numerics}\n"
+        f"numerics {plan.target.numerics}, math {plan.target.math}\n"
         f"  takes   {ins or 'nothing'}\n"
         f"  gives   {', '.join(map(str, plan.out_specs)) or 'nothing'}\n"
         f"  runs    {nodes} operations, {talk}\n"

@@ -20,7 +20,7 @@ from ostinato.ops.graph import Builder, Graph, Node
 from ostinato.ops.layout import Layout
 from ostinato.ops.native import REDUCTIONS, why_not
 from ostinato.ops.registry import OPS
-from ostinato.ops.scalar import can_lower
+from ostinato.ops.scalar import can_lower, has_own_bits
 from ostinato.ops.spec import Shape
 
 from .plan import Target
@@ -94,8 +94,12 @@ def _is_gone(graph: Graph, k: int, inside: set[int]) -> bool:
 
 # -- what goes together --------------------------------------------------------------------
 def _worthy_groups(graph: Graph, target: Target) -> list[_Group]:
-    """Without small ones, whose operations then stand by themselves, each in its place."""
+    """Without small ones, whose operations then stand by themselves, each in its place, as do
+    functions that are to be NumPy's.
+    """
     alone: set[int] = set()
+    if target.math == "libm":
+        alone = {k for k, n in enumerate(graph.nodes) if n.op in OPS and has_own_bits(n.op)}
     while True:
         groups = _groups(graph, alone)
         small = [k for g in groups if not _is_worth(g, target) for k in g.members]

@@ -14,6 +14,8 @@ from ostinato.ops.graph import Graph
 from ostinato.ops.layout import Mesh
 from ostinato.ops.spec import Spec
 
+from ostinato import settings
+
 if TYPE_CHECKING:
     import os
 
@@ -30,6 +32,7 @@ class Target:
     device: str = "cpu"
     numerics: str = "same-plan"  # or "any-workers", "fast"
     memory_limit: int | None = None  # bytes per worker
+    math: str = field(default_factory=lambda: settings.math)  # whose functions: "own" or "libm"
 
     @property
     def workers(self) -> int:
@@ -40,6 +43,7 @@ class Target:
 
 
 NUMERICS = ("same-plan", "any-workers", "fast")
+MATH = ("own", "libm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,7 @@ class Key:
             "policy": {
                 "numerics": self.target.numerics,
                 "memory_limit": self.target.memory_limit,
+                "math": self.target.math,
                 "donated": list(self.donated),
             },
             "format": FORMAT,
@@ -142,6 +147,7 @@ class Plan:
             "device": self.target.device,
             "numerics": self.target.numerics,
             "memory_limit": self.target.memory_limit,
+            "math": self.target.math,
             "donated": list(self.key.donated),
         }
 
