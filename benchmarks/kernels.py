@@ -259,9 +259,10 @@ def product(xp: Any, a: Any, b: Any) -> Any:
 
 
 def sgemm(n: int) -> Workload:
+    name, n = f"sgemm{n}", scaled(n)
     operands = functools.cache(squares(n))
     about = f"the product of two matrices of {n} x {n}"
-    return workload(f"sgemm{n}", about, product, operands, 12 * n * n, 2 * n**3, rows=True)
+    return workload(name, about, product, operands, 12 * n * n, 2 * n**3, rows=True)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import numpy as np
 from .peers import torch_compiled
 from .workload import Case, Numbers, Workload
 
-BATCH, RATE, STEPS = 128, 0.05, 3
+BATCH, RATE, STEPS = 128, 0.01, 3
 Layers = list[tuple[Numbers, Numbers]]
 
 

@@ -669,14 +669,28 @@ def _load_or_make(text: str) -> int:
     engine = llvm.create_mcjit_compiler(module, machine)
     if stored is None:
         module.verify()
-        options = llvm.create_pipeline_tuning_options(speed_level=3)
-        options.loop_vectorization = options.loop_interleaving = options.loop_unrolling = True
-        builder = llvm.create_pass_builder(machine, options)
-        builder.getModulePassManager().run(module, builder)
+        _optimise(module)
     engine.set_object_cache(lambda _, code: _write(path, code), lambda _: stored)
     engine.finalize_object()
     _kept.append(engine)
     return int(engine.get_function_address("run"))
+
+
+def _optimise(module: Any) -> None:
+    llvm, machine, _ = _tools()
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = options.loop_interleaving = options.loop_unrolling = True
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+
+
+def assembly(text: str) -> str:
+    """The machine code of a kernel's text, as text."""
+    llvm, machine, _ = _tools()
+    module = llvm.parse_assembly(f'target triple = "{machine.triple}"\n' + text)
+    module.verify()
+    _optimise(module)
+    return str(machine.emit_assembly(module))
 
 
 def _read(path: Path | None) -> bytes | None:

@@ -127,7 +127,8 @@ class Plan:
         return self.key.id
 
     @property
-    def source(self) -> Graph:
+    def traced(self) -> Graph:
+        """What the user's function does, before any pass."""
         return self.key.graph
 
     @property
@@ -139,7 +140,7 @@ class Plan:
         """The plan as JSON-able data; see file.py."""
         return {
             "id": self.id,
-            "source": encode_graph(self.source, lines=True),
+            "source": encode_graph(self.traced, lines=True),
             "program": encode_graph(self.lowered, lines=True),
             "results": [list(r) for r in self.results],
             "names": list(self.names),
@@ -156,7 +157,7 @@ class Plan:
         """Of each output of the source, with its layout."""
         made = self.program.graph.out_specs
         return tuple(
-            made[k] if where == "out" else self.source.inputs[k] for where, k in self.results
+            made[k] if where == "out" else self.traced.inputs[k] for where, k in self.results
         )
 
     # -- memory, per worker ----------------------------------------------------------------
@@ -190,6 +191,14 @@ class Plan:
         from .explain import explain
 
         return explain(self, self.measured)
+
+    def source(self, *, llvm: bool = False, assembly: bool = False) -> str:
+        """The generated kernels with the user's own lines as comments; on demand as they are given
+        to LLVM, and the machine code that it makes of them here.
+        """
+        from .source import source
+
+        return source(self, llvm, assembly)
 
     def diff(self, other: Plan) -> str:
         """In what another plan differs from this one."""

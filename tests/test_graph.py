@@ -143,7 +143,7 @@ def graphs(r: random.Random, mesh: tuple[int, ...]) -> list[Graph]:
     with use(mesh):
         f = ost.compile(program.by_ostinato)
         f(*(ost.asarray(x, split=splits_for(r, x.ndim, mesh)) for x in program.inputs))
-        return [f.plan.source, f.plan.program.graph]
+        return [f.plan.traced, f.plan.program.graph]
 
 
 @RELAXED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from typing import Any
 
 import mpmath
@@ -302,3 +303,18 @@ def test_powers_with_a_known_exponent(exponent: float, dtype: str) -> None:
     (edges,) = run(builder.graph([builder.call("pow", 0, y)]), specials(dtype))
     with np.errstate(all="ignore"):
         as_numpy_has_it(edges, specials(dtype) ** np.array(exponent, dtype), dtype, str(exponent))
+
+
+# -- vectors -------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", [*ONE, *TWO, "nextafter"])
+def test_loops_are_of_vectors_and_call_nothing(name: str, dtype: str) -> None:
+    """Otherwise a function takes ten times as long."""
+    given = [dtype] * (1 if name in ONE else 2)
+    step = np.dtype(dtype).itemsize
+    loops = native.Loops((1000,), ((step,),) * (len(given) + 1))
+    code = native.assembly(native.kernel_text(single(name, given, dtype), loops))
+    calls = set(re.findall(r"^\s+(?:call|bl|blr)q?[ \t]+\*?_?(\w+)", code, re.M))
+    assert not {c for c in calls if not c.startswith(("body", "GOMP", "omp", "Py"))}
+    if "+avx" in native._tools()[2]:
+        assert re.search(r"\b[yz]mm\d", code)  # scalars are in xmm
