@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from . import ranks, training
+from . import by_hand, ranks, training
 from .libraries import Function, NumPy, case, everywhere, nothing, together
 from .machine import THREADS
 from .workload import Case, Numbers, Workload, scaled
@@ -45,15 +45,15 @@ def workload(
     flops: float = 0,
     *,
     rows: bool = False,
-    by_hand: Function | None = None,
+    in_steps: Function | None = None,
     tolerance: float = 1e-3,
     others: Mapping[str, Callable[[], Case]] | None = None,
 ) -> Workload:
-    cases = {**everywhere(function, operands, by_hand), **(others or {})}
+    cases = {**everywhere(function, operands, in_steps), **(others or {})}
     return Workload(
         name,
         about,
-        lambda: expected(by_hand or function, operands(), rows),
+        lambda: expected(in_steps or function, operands(), rows),
         cases,
         tolerance=tolerance,
         traffic=traffic,
@@ -76,25 +76,6 @@ def poly(xp: Any, x: Any) -> Any:
     for c in COEFFICIENTS[2:]:
         y = y * x + c
     return y
-
-
-def poly_numba() -> Case:
-    """By hand, into an array that is kept."""
-    import numba  # type: ignore[import-untyped, unused-ignore]
-
-    a = np.array(COEFFICIENTS, np.float32)
-
-    @numba.njit(parallel=True, fastmath=True)  # type: ignore[misc, untyped-decorator, unused-ignore]
-    def run(x: Any, out: Any) -> Any:
-        for i in numba.prange(x.size):
-            y = x[i] * a[0] + a[1]
-            for k in range(2, 9):
-                y = y * x[i] + a[k]
-            out[i] = y
-        return out
-
-    (x,) = twenty_million()
-    return case(run, (x, np.empty_like(x)), nothing, np.asarray)
 
 
 # -- elementwise and reductions ------------------------------------------------------------
@@ -143,7 +124,7 @@ def softmax(xp: Any, x: Any, w: Any) -> Any:
     return xp.softmax(x, axis=1), slopes(x)
 
 
-def softmax_by_hand(xp: Any, x: Any, w: Any) -> Any:
+def softmax_in_steps(xp: Any, x: Any, w: Any) -> Any:
     y = xp.exp(x - xp.max(x, axis=1, keepdims=True))
     y /= xp.sum(y, axis=1, keepdims=True)
     return y, y * (w - (y @ w)[:, None])
@@ -351,6 +332,7 @@ def step_of_kmeans(name: str, clusters: int, function: Function, how: str) -> Wo
         4 * n * 16,
         4 * n * 16 * clusters,
         others={
+            "numba": lambda: by_hand.kmeans(*operands()),
             "sklearn": lambda: kmeans_sklearn(clusters),
             "heat": heat(ranks.heat_kmeans, operands, 0),
             "mpi": mpi(ranks.mpi_kmeans, operands, 0),
@@ -365,7 +347,7 @@ WORKLOADS = (
         poly,
         twenty_million,
         8 * scaled(20_000_000),
-        others={"numba": poly_numba},
+        others={"numba": lambda: by_hand.poly(COEFFICIENTS, *twenty_million())},
     ),
     workload(
         "blackscholes",
@@ -373,6 +355,7 @@ WORKLOADS = (
         blackscholes,
         options,
         20 * scaled(10_000_000),
+        others={"numba": lambda: by_hand.blackscholes(*options())},
     ),
     workload(
         "norm",
@@ -380,6 +363,7 @@ WORKLOADS = (
         norm,
         twenty_million,
         4 * scaled(20_000_000),
+        others={"numba": lambda: by_hand.norm(*twenty_million())},
     ),
     workload(
         "meanstd",
@@ -387,7 +371,11 @@ WORKLOADS = (
         meanstd,
         table,
         64 * scaled(4_000_000),
-        others={"heat": heat(meanstd, table, 0), "mpi": mpi(ranks.mpi_meanstd, table, 0)},
+        others={
+            "numba": lambda: by_hand.meanstd(*table()),
+            "heat": heat(meanstd, table, 0),
+            "mpi": mpi(ranks.mpi_meanstd, table, 0),
+        },
     ),
     workload(
         "logistic",
@@ -436,6 +424,6 @@ WORKLOADS = (
         logits,
         12 * scaled(8192) * 32_000,
         rows=True,
-        by_hand=softmax_by_hand,
+        in_steps=softmax_in_steps,
     ),
 )

@@ -152,13 +152,13 @@ class NumPy:
 def everywhere(
     function: Function,
     operands: Callable[[], Sequence[Numbers]],
-    by_hand: Function | None = None,
+    in_steps: Function | None = None,
 ) -> dict[str, Any]:
-    """The function in each library; where it takes slopes, NumPy's is written `by_hand`."""
-    numpy = functools.partial(by_hand or function, NumPy())
+    """The function in each library; where it takes slopes, NumPy's is written `in_steps`."""
+    numpy = functools.partial(in_steps or function, NumPy())
     return {
         "ostinato": lambda: ostinato_case(function, operands()),
         "numpy": lambda: case(numpy, operands(), nothing, np.asarray),
         "jax": lambda: jax_case(function, operands()),
-        "torch": lambda: torch_case(function, operands(), by_hand is not None),
+        "torch": lambda: torch_case(function, operands(), in_steps is not None),
     }

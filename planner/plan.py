@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .explain import Measured
 
-FORMAT = 1  # of plans and plan files; part of every id
+FORMAT = 2  # of plans and plan files; part of every id
 
 
 @dataclass(frozen=True, slots=True)
