@@ -257,8 +257,8 @@ def _quarter_turns(x: Value) -> tuple[Value, Value, Value]:
 def _of_turns(x: Value) -> tuple[Value, Value, Value]:
     """Quarter turns of a float, and sine and cosine of the rest, as doubles."""
     wide = cast(x, float64)
-    a, pieces = abs(wide), [_bits_of_two_over_pi(0, 2)]
-    t0, t1 = (wide.like(t) for t in pieces[0])
+    a = abs(wide)
+    t0, t1 = (wide.like(t) for t in _bits_of_two_over_pi(0, 2))
     for least in (44, 65, 86, 107):  # exponents from which fewer bits count
         large = a >= 2.0**least
         u0, u1 = _bits_of_two_over_pi(least - 25, 2)
@@ -374,7 +374,8 @@ def atan(x: Value) -> Value:
     return where(x != x, x, copysign(_angle(a, a.like(1.0)), x))
 
 
-def _atan2(y: Value, x: Value) -> Value:
+@_in_double
+def atan2(y: Value, x: Value) -> Value:
     a, b = abs(y), abs(x)
     large = (a > 2.0**1000) | (b > 2.0**1000)
     small = (a < 2.0**-900) & (b < 2.0**-900)
@@ -383,9 +384,6 @@ def _atan2(y: Value, x: Value) -> Value:
     behind = bits(x) < 0
     found = where(behind, 2 * _HALF_PI[0] - (found - 2 * _HALF_PI[1]), found)
     return where((x != x) | (y != y), x + y, copysign(found, y))
-
-
-atan2 = _in_double(_atan2)
 
 
 # -- hyperbolic functions ------------------------------------------------------------------
@@ -484,16 +482,14 @@ def _log_in_two(x: Value) -> tuple[Value, Value]:
 
 
 def _power_of_doubles(x: Value, y: Value) -> Value:
-    h, low = _log_in_two(x)
+    h, rest = _log_in_two(x)
     p, lost = two_product(h, y)
-    lost = fma(low, y, lost)
-    most = 800.0
-    beyond = abs(p) > most
-    p = where(beyond, copysign(p.like(most), p), p)
-    lost = where(beyond, p.like(0.0), lost)
+    beyond = abs(p) > 800.0  # far too large, or far too small
+    lost = where(beyond, p.like(0.0), fma(rest, y, lost))
+    p = where(beyond, copysign(p.like(800.0), p), p)
     n, whole = nearest(p * _LOG2E)
-    high, low2 = _LN2[float64]
-    r = fma(whole, -high, p) + fma(whole, -low2, lost)
+    high, low = _LN2[float64]
+    r = fma(whole, -high, p) + fma(whole, -low, lost)
     return _scaled(fma(horner(r, _EXP[float64]), r, 1.0), n)
 
 
