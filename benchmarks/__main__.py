@@ -1,4 +1,4 @@
-"""python -m benchmarks SUITE [--json] [--only SYSTEM,...] [--workload NAME,...] [--repeat N]"""
+"""python -m benchmarks SUITE [--json] [--only SYSTEM,...] [--workload NAME,...] [--repeat N] [--scale F]"""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import datetime
 import importlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,11 +35,14 @@ def main(args: Sequence[str]) -> int:
     parser.add_argument("--only", default="", help="systems: " + ",".join(SYSTEMS))
     parser.add_argument("--workload", default="", help="workloads, by how their names begin")
     parser.add_argument("--repeat", type=int, default=runner.REPEAT, help="processes per system")
+    parser.add_argument("--scale", type=float, help="of the extents of kernels, e.g. 0.1")
     parser.add_argument("--save", action="store_true", help="keep the rows in benchmarks/results")
     given = parser.parse_args(args)
     if given.suite is None:
         print(suites())
         return 0
+    if given.scale is not None:
+        os.environ["BENCHMARK_SCALE"] = str(given.scale)  # for this process's children, too
     only = [s for s in given.only.split(",") if s]
     unknown = sorted(set(only) - set(SYSTEMS))
     if unknown:
@@ -47,12 +51,12 @@ def main(args: Sequence[str]) -> int:
     found = runner.probe()
     lines = [json.dumps({"machine": found})]
     print(lines[0] if given.json else machine.in_words(found), flush=True)
-    printer = table.Printer(
-        {w.name: w.about for w in workloads(importlib.import_module(f"benchmarks.{given.suite}"))}
-    )
+    suite = workloads(importlib.import_module(f"benchmarks.{given.suite}"))
+    floors = {w.name: machine.floor(found, w) for w in suite}
+    printer = table.Printer({w.name: w.about for w in suite}, floors)
     good = True
     for row in runner.run(f"benchmarks.{given.suite}", only, max(1, given.repeat), which=which):
-        lines.append(json.dumps(row))
+        lines.append(json.dumps({**row, "floor_s": floors.get(row["workload"], 0)}))
         good = good and row.get("problem") in (None, "absent")
         if given.json:
             print(lines[-1], flush=True)

@@ -1,133 +1,39 @@
-"""Work that a machine's memory and arithmetic limit: fused chains, reductions, small models.
+"""Work that a machine's memory and arithmetic limit: fused chains, reductions, products, models.
 
-Every iteration computes the same thing from the same operands and keeps the last result."""
+Every iteration computes the same thing from the same operands and keeps the last result; those of
+training go on from the parameters that they made."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from .peers import torch_compiled
-from .workload import Case, Numbers, Workload
+from . import by_hand, ranks, training
+from .libraries import Function, NumPy, case, everywhere, nothing, together
+from .machine import THREADS
+from .workload import Case, Numbers, Workload, scaled
 
-Function = Callable[..., Any]  # (library, *operands) -> a result, or a tuple
-
-
-def case(run: Function, operands: Sequence[Any], end: Function, host: Function) -> Case:
-    """The same call again and again; `end` waits for the last result."""
-
-    def loop(n: int) -> None:
-        for _ in range(n):
-            y = run(*operands)
-        end(y)
-
-    def answer() -> Any:
-        y = run(*operands)
-        parts = y if isinstance(y, tuple) else (y,)
-        return np.concatenate([np.asarray(host(p)).reshape(-1) for p in parts])
-
-    return Case(answer, loop)
+BLOCK = 512  # rows that are computed at a time in double precision, where results are large
 
 
-def nothing(y: Any) -> None:
-    pass
-
-
-def ostinato_case(function: Function, operands: Sequence[Numbers]) -> Case:
-    import ostinato as ost
-
-    given = [ost.asarray(x, copy=False) for x in operands]
-    return case(ost.compile(functools.partial(function, ost)), given, nothing, np.asarray)
-
-
-def jax_case(function: Function, operands: Sequence[Numbers]) -> Case:
-    import jax  # type: ignore[import-not-found, unused-ignore]
-    import jax.numpy as jnp  # type: ignore[import-not-found, unused-ignore]
-
-    given = [jax.device_put(x) for x in operands]
-    run = jax.jit(functools.partial(function, _Jax(jnp)))
-    return case(run, given, jax.block_until_ready, np.asarray)
-
-
-class _Jax:
-    """The few names that jax.numpy has elsewhere."""
-
-    def __init__(self, jnp: Any) -> None:
-        self.jnp = jnp
-
-    def __getattr__(self, name: str) -> Any:
-        import jax
-
-        if name == "erf":
-            return jax.scipy.special.erf
-        if name == "one_hot":
-            return lambda i, n: jax.nn.one_hot(i, n, dtype=self.jnp.float32)
-        return getattr(self.jnp, name)
-
-
-def torch_case(function: Function, operands: Sequence[Numbers]) -> Case:
-    import torch  # type: ignore[import-not-found, unused-ignore]
-
-    run = torch_compiled(functools.partial(function, _Torch(torch)))
-    made = case(run, [torch.from_numpy(x) for x in operands], nothing, np.asarray)
-    quiet: Any = torch.inference_mode()
-    assert made.loop is not None
-    return Case(quiet(made.answer), quiet(made.loop))
-
-
-class _Torch:
-    """PyTorch by NumPy's names."""
-
-    def __init__(self, torch: Any) -> None:
-        self.torch = torch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.torch, name)
-
-    def max(self, x: Any, axis: int, keepdims: bool) -> Any:
-        return self.torch.amax(x, dim=axis, keepdim=keepdims)
-
-    def sum(self, x: Any, axis: Any = None, keepdims: bool = False) -> Any:
-        return x.sum() if axis is None else self.torch.sum(x, dim=axis, keepdim=keepdims)
-
-    def std(self, x: Any, axis: int) -> Any:
-        return self.torch.std(x, dim=axis, correction=0)
-
-    def mean(self, x: Any, axis: int) -> Any:
-        return self.torch.mean(x, dim=axis)
-
-    def argmin(self, x: Any, axis: int) -> Any:
-        return self.torch.argmin(x, dim=axis)
-
-    def one_hot(self, i: Any, n: int) -> Any:
-        return self.torch.nn.functional.one_hot(i, n).to(self.torch.float32)
-
-
-class _NumPy:
-    def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
-
-    def erf(self, x: Any) -> Any:
-        from scipy.special import erf  # type: ignore[import-untyped, unused-ignore]
-
-        return erf(x)
-
-    def one_hot(self, i: Any, n: int) -> Any:
-        return (i[:, None] == np.arange(n)).astype(np.float32)
-
-
-def everywhere(function: Function, operands: Callable[[], Sequence[Numbers]]) -> dict[str, Any]:
-    numpy = functools.partial(function, _NumPy())
-    return {
-        "ostinato": lambda: ostinato_case(function, operands()),
-        "numpy": lambda: case(numpy, operands(), nothing, np.asarray),
-        "jax": lambda: jax_case(function, operands()),
-        "torch": lambda: torch_case(function, operands()),
-    }
+def expected(function: Function, operands: Sequence[Numbers], rows: bool) -> Any:
+    """In double precision: NumPy adds up long columns of float32 poorly. `rows`: the results have
+    the first operand's rows, and each is made of its own."""
+    first, *others = operands
+    step = BLOCK if rows else len(first)
+    found: list[Any] = []
+    for k in range(0, len(first), step):
+        given = [x.astype(np.float64) for x in (first[k : k + step], *others)]
+        y = function(NumPy(), *given)
+        found.append([p.astype(np.float32) for p in y] if rows and isinstance(y, tuple) else y)
+    parts = [y if isinstance(y, (tuple, list)) else (y,) for y in found]
+    if len(parts) == 1:
+        return together(parts[0])
+    return together([np.concatenate(p).astype(np.float32) for p in zip(*parts, strict=True)])
 
 
 def workload(
@@ -135,23 +41,31 @@ def workload(
     about: str,
     function: Function,
     operands: Callable[[], Sequence[Numbers]],
-    **more: Any,
+    traffic: float,
+    flops: float = 0,
+    *,
+    rows: bool = False,
+    in_steps: Function | None = None,
+    tolerance: float = 1e-3,
+    others: Mapping[str, Callable[[], Case]] | None = None,
 ) -> Workload:
-    def expect() -> Any:
-        """In double precision: NumPy adds up long columns of float32 poorly."""
-        y = function(_NumPy(), *(x.astype(np.float64) for x in operands()))
-        parts = y if isinstance(y, tuple) else (y,)
-        return np.concatenate([np.asarray(p).reshape(-1) for p in parts])
-
-    tolerance = more.pop("tolerance", 1e-3)
-    cases = {**everywhere(function, operands), **more.pop("others", {})}
-    return Workload(name, about, expect, cases, tolerance=tolerance, seconds=6.0)
+    cases = {**everywhere(function, operands, in_steps), **(others or {})}
+    return Workload(
+        name,
+        about,
+        lambda: expected(in_steps or function, operands(), rows),
+        cases,
+        tolerance=tolerance,
+        traffic=traffic,
+        flops=flops,
+        seconds=6.0,
+    )
 
 
 # -- poly ----------------------------------------------------------------------------------
 @functools.cache
 def twenty_million() -> tuple[Numbers]:
-    return (np.random.default_rng(1).uniform(-1, 1, 20_000_000).astype(np.float32),)
+    return (np.random.default_rng(1).uniform(-1, 1, scaled(20_000_000)).astype(np.float32),)
 
 
 COEFFICIENTS = (0.5, -0.25, 0.125, 1.5, -0.75, 0.3, 0.2, -0.1, 1.0)
@@ -164,31 +78,12 @@ def poly(xp: Any, x: Any) -> Any:
     return y
 
 
-def poly_numba() -> Case:
-    """By hand, into an array that is kept."""
-    import numba  # type: ignore[import-untyped, unused-ignore]
-
-    a = np.array(COEFFICIENTS, np.float32)
-
-    @numba.njit(parallel=True, fastmath=True)  # type: ignore[misc, untyped-decorator, unused-ignore]
-    def run(x: Any, out: Any) -> Any:
-        for i in numba.prange(x.size):
-            y = x[i] * a[0] + a[1]
-            for k in range(2, 9):
-                y = y * x[i] + a[k]
-            out[i] = y
-        return out
-
-    (x,) = twenty_million()
-    return case(run, (x, np.empty_like(x)), nothing, np.asarray)
-
-
-# -- the others ----------------------------------------------------------------------------
+# -- elementwise and reductions ------------------------------------------------------------
 @functools.cache
 def options() -> tuple[Numbers, ...]:
     rng = np.random.default_rng(2)
     ranges = ((10, 50), (10, 50), (0.25, 2.0))
-    return tuple(rng.uniform(a, b, 10_000_000).astype(np.float32) for a, b in ranges)
+    return tuple(rng.uniform(a, b, scaled(10_000_000)).astype(np.float32) for a, b in ranges)
 
 
 def blackscholes(xp: Any, s: Any, k: Any, t: Any) -> Any:
@@ -203,15 +98,43 @@ def blackscholes(xp: Any, s: Any, k: Any, t: Any) -> Any:
     return call, call - s + left
 
 
+def norm(xp: Any, x: Any) -> Any:
+    return xp.sum((x - 0.5) ** 2)
+
+
 @functools.cache
 def table() -> tuple[Numbers]:
-    return (np.random.default_rng(3).normal(1, 2, (4_000_000, 16)).astype(np.float32),)
+    x = np.random.default_rng(3).normal(1, 2, (scaled(4_000_000), 16))
+    return (x.astype(np.float32),)
 
 
+def meanstd(xp: Any, x: Any) -> Any:
+    return xp.mean(x, axis=0), xp.std(x, axis=0)
+
+
+@functools.cache
+def logits() -> tuple[Numbers, ...]:
+    rng = np.random.default_rng(6)
+    x = rng.standard_normal((scaled(8192), 32_000), np.float32)
+    return x, rng.standard_normal(32_000, np.float32)
+
+
+def softmax(xp: Any, x: Any, w: Any) -> Any:
+    slopes = xp.grad(lambda x: xp.sum(xp.softmax(x, axis=1) * w))
+    return xp.softmax(x, axis=1), slopes(x)
+
+
+def softmax_in_steps(xp: Any, x: Any, w: Any) -> Any:
+    y = xp.exp(x - xp.max(x, axis=1, keepdims=True))
+    y /= xp.sum(y, axis=1, keepdims=True)
+    return y, y * (w - (y @ w)[:, None])
+
+
+# -- models --------------------------------------------------------------------------------
 @functools.cache
 def labelled() -> tuple[Numbers, ...]:
     rng = np.random.default_rng(4)
-    x = rng.normal(size=(1_000_000, 32)).astype(np.float32)
+    x = rng.normal(size=(scaled(1_000_000), 32)).astype(np.float32)
     w = rng.normal(size=32).astype(np.float32)
     return x, (x @ w > 0).astype(np.float32), w
 
@@ -222,47 +145,285 @@ def logistic(xp: Any, x: Any, y: Any, w: Any) -> Any:
 
 
 @functools.cache
-def points() -> tuple[Numbers, ...]:
-    x = np.random.default_rng(5).normal(size=(2_000_000, 16)).astype(np.float32)
-    return x, x[:8].copy()
+def points(clusters: int) -> tuple[Numbers, ...]:
+    x = np.random.default_rng(5).normal(size=(scaled(2_000_000), 16)).astype(np.float32)
+    return x, x[:clusters].copy()
 
 
 def kmeans(xp: Any, x: Any, c: Any) -> Any:
     d = xp.sum((x[:, None, :] - c[None]) ** 2, axis=-1)
-    near = xp.one_hot(xp.argmin(d, axis=1), 8)
+    near = xp.one_hot(xp.argmin(d, axis=1), c.shape[0])
     return (near.T @ x) / xp.sum(near, axis=0)[:, None]
 
 
+def kmeans_product(xp: Any, x: Any, c: Any) -> Any:
+    d = xp.sum(c * c, axis=1) - 2 * (x @ c.T)
+    near = xp.one_hot(xp.argmin(d, axis=1), c.shape[0])
+    return (near.T @ x) / xp.sum(near, axis=0)[:, None]
+
+
+def kmeans_sklearn(clusters: int) -> Case:
+    """What its KMeans runs in each iteration, without what it does once before and after. That is
+    no public function; the answer comes from the public one, after one iteration."""
+    import warnings
+
+    from sklearn.cluster import KMeans  # type: ignore[import-not-found, unused-ignore]
+    from sklearn.cluster._k_means_lloyd import (  # type: ignore[import-not-found, unused-ignore]
+        lloyd_iter_chunked_dense,
+    )
+    from threadpoolctl import threadpool_limits  # type: ignore[import-not-found, unused-ignore]
+
+    x, c = points(clusters)
+    weights, labels = np.ones(len(x), np.float32), np.zeros(len(x), np.int32)
+    moved, inside, shift = np.empty_like(c), np.empty(len(c), np.float32), np.empty_like(c[:, 0])
+
+    def loop(n: int) -> None:
+        with threadpool_limits(1, "blas"):  # as KMeans has it: its blocks are its threads
+            for _ in range(n):
+                lloyd_iter_chunked_dense(x, weights, c, moved, inside, labels, shift, THREADS)
+
+    def answer() -> Any:
+        model = KMeans(len(c), init=c, n_init=1, max_iter=1, tol=0, algorithm="lloyd")
+        with warnings.catch_warnings(action="ignore"):
+            centres = model.fit(x).cluster_centers_
+        loop(1)
+        np.testing.assert_allclose(moved, centres, rtol=1e-3, atol=1e-4)
+        return centres
+
+    return Case(answer, loop)
+
+
+# -- products ------------------------------------------------------------------------------
 @functools.cache
-def logits() -> tuple[Numbers]:
-    return (np.random.default_rng(6).normal(size=(4096, 16_000)).astype(np.float32),)
+def clouds() -> tuple[Numbers, ...]:
+    rng = np.random.default_rng(8)
+    shape = (scaled(20_000), 64)
+    return tuple(rng.standard_normal(shape, np.float32) for _ in "xy")
 
 
-def softmax(xp: Any, x: Any) -> Any:
-    e = xp.exp(x - xp.max(x, axis=1, keepdims=True))
-    return e / xp.sum(e, axis=1, keepdims=True)
+def cdist(xp: Any, x: Any, y: Any) -> Any:
+    squares = xp.sum(x * x, axis=1)[:, None] + xp.sum(y * y, axis=1)
+    return xp.sqrt(xp.maximum(squares - 2 * (x @ y.T), 0))
 
 
-def meanstd(xp: Any, x: Any) -> Any:
-    return xp.mean(x, axis=0), xp.std(x, axis=0)
+def cdist_sklearn() -> Case:
+    from sklearn.metrics.pairwise import (  # type: ignore[import-not-found, unused-ignore]
+        euclidean_distances,
+    )
+
+    return case(euclidean_distances, clouds(), nothing, np.asarray)
 
 
-def norm(xp: Any, x: Any) -> Any:
-    return xp.sum((x - 0.5) ** 2)
+def cdist_torch() -> Case:
+    import torch  # type: ignore[import-not-found, unused-ignore]
+
+    torch.set_num_threads(THREADS)
+    return case(torch.cdist, [torch.from_numpy(x) for x in clouds()], nothing, np.asarray)
+
+
+@functools.cache
+def tall() -> tuple[Numbers]:
+    return (np.random.default_rng(9).standard_normal((scaled(2_000_000), 64), np.float32),)
+
+
+def gram(xp: Any, x: Any) -> Any:
+    return x.T @ x
+
+
+def squares(n: int) -> Callable[[], tuple[Numbers, ...]]:
+    rng = np.random.default_rng(n)
+    return lambda: tuple(rng.standard_normal((n, n), np.float32) for _ in "ab")
+
+
+def product(xp: Any, a: Any, b: Any) -> Any:
+    return a @ b
+
+
+def sgemm(n: int) -> Workload:
+    name, n = f"sgemm{n}", scaled(n)
+    operands = functools.cache(squares(n))
+    about = f"the product of two matrices of {n} x {n}"
+    return workload(name, about, product, operands, 12 * n * n, 2 * n**3, rows=True)
+
+
+@functools.cache
+def factored() -> tuple[Numbers]:
+    return (np.random.default_rng(10).standard_normal((scaled(1_000_000), 64), np.float32),)
+
+
+def signless(qr: Any) -> Any:
+    """R and the first rows of Q, whose columns have either sign."""
+    q, r = qr
+    return together([np.abs(np.asarray(r)), np.abs(np.asarray(q[:1000]))])
+
+
+def qr_ostinato() -> Case:
+    import ostinato as ost
+
+    linalg = getattr(ost, "linalg", None)
+    if linalg is None:
+        raise ModuleNotFoundError("no ost.linalg", name="ostinato.linalg")
+    session = ost.connect(workers=2)
+    assert session
+    x = ost.asarray(factored()[0], split=0)
+    run = ost.compile(lambda x: tuple(linalg.qr(x)))
+    made = case(run, [x], nothing, np.asarray)
+    return Case(lambda: signless(run(x)), made.loop)
+
+
+def qr_numpy() -> Case:
+    made = case(np.linalg.qr, factored(), nothing, np.asarray)
+    return Case(lambda: signless(np.linalg.qr(*factored())), made.loop)
+
+
+def qr_jax() -> Case:
+    import jax  # type: ignore[import-not-found, unused-ignore]
+
+    run, x = jax.jit(jax.numpy.linalg.qr), jax.device_put(*factored())
+    made = case(run, [x], jax.block_until_ready, np.asarray)
+    return Case(lambda: signless(run(x)), made.loop)
+
+
+def qr_torch() -> Case:
+    import torch
+
+    torch.set_num_threads(THREADS)
+    x = torch.from_numpy(*factored())
+    made = case(torch.linalg.qr, [x], nothing, np.asarray)
+    return Case(lambda: signless(torch.linalg.qr(x)), made.loop)
+
+
+def qr() -> Workload:
+    n = scaled(1_000_000)
+    return Workload(
+        "qr",
+        f"of {n:,} x 64, two workers",
+        lambda: signless(np.linalg.qr(factored()[0].astype(np.float64))),
+        {
+            "ostinato": qr_ostinato,
+            "numpy": qr_numpy,
+            "jax": qr_jax,
+            "torch": qr_torch,
+            "heat": lambda: ranks.heat_qr(factored(), signless),
+            "mpi": lambda: ranks.mpi_qr(factored(), signless),
+        },
+        tolerance=1e-3,
+        traffic=8 * n * 64,
+        flops=4 * n * 64**2,
+        seconds=6.0,
+    )
+
+
+def heat(function: Function, operands: Callable[[], Sequence[Numbers]], *split: int) -> Any:
+    return lambda: ranks.heat_case(function, operands(), split)
+
+
+def mpi(function: Function, operands: Callable[[], Sequence[Numbers]], *split: int) -> Any:
+    return lambda: ranks.mpi_case(function, operands(), split)
+
+
+def step_of_kmeans(name: str, clusters: int, function: Function, how: str) -> Workload:
+    n, operands = scaled(2_000_000), functools.partial(points, clusters)
+    return workload(
+        name,
+        f"a step over {n:,} x 16 with {clusters} centres, {how}",
+        function,
+        operands,
+        4 * n * 16,
+        4 * n * 16 * clusters,
+        others={
+            "numba": lambda: by_hand.kmeans(*operands()),
+            "sklearn": lambda: kmeans_sklearn(clusters),
+            "heat": heat(ranks.heat_kmeans, operands, 0),
+            "mpi": mpi(ranks.mpi_kmeans, operands, 0),
+        },
+    )
 
 
 WORKLOADS = (
     workload(
         "poly",
-        "a polynomial of degree 8 of 20M numbers",
+        f"a polynomial of degree 8 of {scaled(20_000_000):,} numbers",
         poly,
         twenty_million,
-        others={"numba": poly_numba},
+        8 * scaled(20_000_000),
+        others={"numba": lambda: by_hand.poly(COEFFICIENTS, *twenty_million())},
     ),
-    workload("blackscholes", "calls and puts of 10M options", blackscholes, options),
-    workload("norm", "the sum of squares of 20M shifted numbers", norm, twenty_million),
-    workload("softmax", "of the rows of (4096, 16000)", softmax, logits),
-    workload("kmeans", "a step over 2M x 16 with 8 centres, as written on paper", kmeans, points),
-    workload("logistic", "a gradient step over 1M x 32", logistic, labelled),
-    workload("meanstd", "of the columns of (4M, 16)", meanstd, table),
+    workload(
+        "blackscholes",
+        f"calls and puts of {scaled(10_000_000):,} options",
+        blackscholes,
+        options,
+        20 * scaled(10_000_000),
+        others={"numba": lambda: by_hand.blackscholes(*options())},
+    ),
+    workload(
+        "norm",
+        f"the sum of squares of {scaled(20_000_000):,} shifted numbers",
+        norm,
+        twenty_million,
+        4 * scaled(20_000_000),
+        others={"numba": lambda: by_hand.norm(*twenty_million())},
+    ),
+    workload(
+        "meanstd",
+        f"of the columns of ({scaled(4_000_000):,}, 16)",
+        meanstd,
+        table,
+        64 * scaled(4_000_000),
+        others={
+            "numba": lambda: by_hand.meanstd(*table()),
+            "heat": heat(meanstd, table, 0),
+            "mpi": mpi(ranks.mpi_meanstd, table, 0),
+        },
+    ),
+    workload(
+        "logistic",
+        f"a gradient step over {scaled(1_000_000):,} x 32",
+        logistic,
+        labelled,
+        128 * scaled(1_000_000),
+        others={
+            "heat": heat(logistic, labelled, 0, 1),
+            "mpi": mpi(ranks.mpi_logistic, labelled, 0, 1),
+        },
+    ),
+    step_of_kmeans("kmeans", 8, kmeans, "as written on paper"),
+    step_of_kmeans("kmeans64", 64, kmeans_product, "its distances by a product"),
+    workload(
+        "cdist",
+        f"distances between {scaled(20_000):,} points and as many others, of 64 numbers",
+        cdist,
+        clouds,
+        4 * scaled(20_000) ** 2,
+        128 * scaled(20_000) ** 2,
+        rows=True,
+        others={
+            "torch/cdist": cdist_torch,
+            "sklearn": cdist_sklearn,
+            "heat": heat(ranks.heat_cdist, clouds, 0),
+            "mpi": mpi(ranks.mpi_cdist, clouds, 0),
+        },
+    ),
+    workload(
+        "gram",
+        f"x.T @ x of ({scaled(2_000_000):,}, 64)",
+        gram,
+        tall,
+        256 * scaled(2_000_000),
+        2 * 64**2 * scaled(2_000_000),
+        others={"heat": heat(gram, tall, 0), "mpi": mpi(ranks.mpi_gram, tall, 0)},
+    ),
+    *(sgemm(n) for n in (512, 1024, 4096)),
+    *(training.mlp(layers) for layers in (1, 4, 16)),
+    qr(),
+    workload(
+        "softmax",
+        f"of the rows of ({scaled(8192):,}, 32000), and the slopes of a loss",
+        softmax,
+        logits,
+        12 * scaled(8192) * 32_000,
+        rows=True,
+        in_steps=softmax_in_steps,
+    ),
 )

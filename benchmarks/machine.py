@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from .workload import Workload
+
 THREADS = 2
 _PACKAGES = ("numpy", "numba", "jax", "jaxlib", "torch", "dask", "distributed", "heat", "mpi4py")
 
@@ -86,6 +88,16 @@ def matmul_rate() -> float:
     return 2 * n**3 / _best(lambda: np.matmul(a, b, out))
 
 
+def fast_products() -> dict[str, str]:
+    """What makes NumPy's OpenBLAS use all of this processor, where it would not by itself: the roof
+    is what the machine can do.
+    """
+    with contextlib.suppress(OSError):
+        if "avx512f" in Path("/proc/cpuinfo").read_text():
+            return {"OPENBLAS_CORETYPE": "SKYLAKEX"}
+    return {}
+
+
 def call_overhead() -> float:
     """Seconds of a call of a Python function that does nothing."""
 
@@ -116,6 +128,14 @@ def probe() -> dict[str, Any]:
         "python_call_s": round(call_overhead(), 10),
         "versions": versions(),
     }
+
+
+def floor(machine: dict[str, Any], workload: Workload) -> float:
+    """Seconds that a workload must take at least: its traffic at the speed of copies, or its
+    operations at that of matrix products.
+    """
+    moved = workload.traffic / machine["copy_bytes_per_s"]
+    return max(moved, workload.flops / machine["sgemm_flops"])
 
 
 def in_words(machine: dict[str, Any]) -> str:

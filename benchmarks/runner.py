@@ -270,6 +270,6 @@ def probe() -> dict[str, Any]:
             text=True,
             check=True,
             cwd=ROOT,
-            env=environment(SYSTEMS["numpy"]),
+            env={**machine.fast_products(), **environment(SYSTEMS["numpy"])},
         )
     return dict(json.loads(made.stdout))

@@ -8,14 +8,15 @@ from typing import Any
 from .workload import OURS
 
 Row = dict[str, Any]
-HEAD = ("system", "median", "min", "max", "n", "ratio")
+HEAD = ("system", "median", "min", "max", "n", "ratio", "roof")
 
 
 class Printer:
     """Prints a workload as soon as its rows are there."""
 
-    def __init__(self, about: Mapping[str, str]) -> None:
+    def __init__(self, about: Mapping[str, str], floors: Mapping[str, float] = {}) -> None:
         self.about = about
+        self.floors = floors  # seconds below which the machine cannot come
         self.rows: list[Row] = []
 
     def add(self, row: Row) -> None:
@@ -29,29 +30,36 @@ class Printer:
     def end(self) -> None:
         if self.rows:
             name = self.rows[0]["workload"]
-            print(f"\n{name}: {self.about.get(name, '')}\n{table(self.rows)}", flush=True)
+            print(
+                f"\n{name}: {self.about.get(name, '')}\n{table(self.rows, self.floors.get(name, 0))}",
+                flush=True,
+            )
         self.rows = []
 
 
-def table(rows: Sequence[Row]) -> str:
-    """One workload. The ratio is peer / ours, so above 1 we are faster."""
+def table(rows: Sequence[Row], floor: float = 0) -> str:
+    """One workload. The ratio is peer / ours, so above 1 we are faster; the roof is the share of what
+    the machine can do.
+    """
     unit, scale = unit_for([r["median_s"] for r in rows if r["median_s"]])
     lines = [(*HEAD[:1], *(f"{h} {unit}" for h in HEAD[1:4]), *HEAD[4:])]
     for r in rows:
         name = r["system"] + (f" {r['variant']}" if r["variant"] else "")
         if r["median_s"] is None:
-            lines.append((name, r.get("problem", "failed"), "", "", "", r.get("note", "")))
+            lines.append((name, r.get("problem", "failed"), "", "", "", r.get("note", ""), ""))
             continue
         times = [f"{r[k] * scale:.3g}" for k in ("median_s", "min_s", "max_s")]
         times = [plain(t) for t in times]
         ratio = compared(r, rows)
-        lines.append((name, *times, str(r["n"]), "" if ratio is None else f"{ratio:.2f}"))
+        share = f"{floor / r['median_s']:.0%}" if floor else ""
+        shown = "" if ratio is None else f"{ratio:.2f}"
+        lines.append((name, *times, str(r["n"]), shown, share))
     wide = [max(len(line[k]) for line in lines) for k in range(5)]
     return "\n".join(
         "  "
         + line[0].ljust(wide[0])
         + "".join("  " + line[k].rjust(wide[k]) for k in range(1, 5))
-        + f"  {line[5]:>7}".rstrip()
+        + f"  {line[5]:>7}  {line[6]:>5}".rstrip()
         for line in lines
     )
 

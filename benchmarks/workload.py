@@ -5,6 +5,7 @@ function runs in a process of its own, imports its library, prepares, and return
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -40,6 +41,8 @@ class Workload:
     expect: Callable[[], Any]
     cases: Mapping[str, Callable[[], Case]]
     tolerance: float = 1e-5  # relative to the greatest element
+    traffic: float = 0  # bytes that must at least be read and written
+    flops: float = 0  # operations that must at least be done
     seconds: float = 20.0  # spent on measuring one system, at the most
     limit: float = 300.0  # for a system to become ready, or to make one sample
 
@@ -63,7 +66,9 @@ SYSTEMS: dict[str, System] = {
     "jax": System(("jax",), variables={"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "0"}),
     "torch": System(("torch",)),
     "dask": System(("dask.array", "distributed"), threads=1),
+    "sklearn": System(("sklearn",), install="pip install scikit-learn"),
     "heat": System(("heat", "mpi4py"), launch=("mpiexec", "-n", "2"), ranks=2, threads=1),
+    "mpi": System(("mpi4py",), launch=("mpiexec", "-n", "2"), ranks=2, threads=1),
 }
 
 
@@ -82,13 +87,22 @@ def workloads(suite: ModuleType) -> tuple[Workload, ...]:
 def summary(answer: Any) -> dict[str, Any]:
     """An answer in few numbers: some of its elements, and the sum of their sizes."""
     values = np.asarray(answer)
-    flat = values.reshape(-1).astype(np.float64)
+    flat = values.reshape(-1)
     at = np.linspace(0, flat.size - 1, min(flat.size, SHOWN)).astype(np.int64)
+    parts = (flat[k : k + PART].astype(np.float64) for k in range(0, flat.size, PART))
     return {
         "shape": list(values.shape),
-        "shown": flat[at].tolist(),
-        "norm": float(np.abs(flat).sum()),
+        "shown": flat[at].astype(np.float64).tolist(),
+        "norm": float(sum(np.abs(part).sum() for part in parts)),
     }
+
+
+PART = 1 << 20  # elements that are added up at a time: some answers are large
+
+
+def scaled(n: int, least: int = 64) -> int:
+    """An extent of a large workload, made smaller where that was asked for."""
+    return max(least, round(n * float(os.environ.get("BENCHMARK_SCALE", "1"))))
 
 
 def agree(found: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from .scalar import Lines, Value, llvm_type
+from .registers import Lines, Value, llvm_type
 from .spec import DType, bool_, int64
 
 

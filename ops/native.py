@@ -30,7 +30,8 @@ from .graph import Graph
 from .labels import Nest
 from .monoid import highest, lowest
 from .nest import chunk_units, facts
-from .scalar import Lines, Value, cast, literal, llvm_type, lower, where
+from .registers import Lines, Value, cast, literal, llvm_type, where
+from .scalar import lower
 from .spec import DType, Shape, bool_
 from .turns import TURNS, WAITING, nest_text
 
@@ -614,7 +615,8 @@ def _tools() -> Any:
     return llvm, machine, about
 
 
-def _vector_bits() -> int:
+def vector_bits() -> int:
+    """Of this machine's widest registers."""
     about = _tools()[2]
     return 512 if "+avx512f" in about else 256 if "+avx" in about else 128
 
@@ -676,14 +678,34 @@ def _load_or_make(text: str) -> int:
     engine = llvm.create_mcjit_compiler(module, machine)
     if stored is None:
         module.verify()
-        options = llvm.create_pipeline_tuning_options(speed_level=3)
-        options.loop_vectorization = options.loop_interleaving = options.loop_unrolling = True
-        builder = llvm.create_pass_builder(machine, options)
-        builder.getModulePassManager().run(module, builder)
+        _optimise(module)
     engine.set_object_cache(lambda _, code: _write(path, code), lambda _: stored)
     engine.finalize_object()
     _kept.append(engine)
     return int(engine.get_function_address("run"))
+
+
+def _optimise(module: Any) -> None:
+    llvm, machine, _ = _tools()
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = options.loop_interleaving = options.loop_unrolling = True
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+
+
+def module_of(text: str, many: int) -> str:
+    """A kernel's text with what Python calls, for so many arrays."""
+    return f"{text}\n{_AROUND.replace('MANY', str(many))}"
+
+
+def assembly(text: str, many: int) -> str:
+    """The machine code of a kernel's text, as text."""
+    llvm, machine, _ = _tools()
+    text = module_of(text, many)
+    module = llvm.parse_assembly(f'target triple = "{machine.triple}"\n' + text)
+    module.verify()
+    _optimise(module)
+    return str(machine.emit_assembly(module))
 
 
 def _read(path: Path | None) -> bytes | None:
@@ -760,13 +782,13 @@ def nest_kernel(nest: Nest, threads: int) -> Callable[..., None]:
     front = [turns, threads, units, each, start, room, start + crew * room, waiting]
     many = len(nest.strides)
     return _function(
-        nest_text(nest, _vector_bits()), many, np.array([*front, *about.values], np.int64), held
+        nest_text(nest, vector_bits()), many, np.array([*front, *about.values], np.int64), held
     )
 
 
 def _function(text: str, many: int, about: Any, held: Any = None) -> Callable[..., None]:
     """The kernel as Python calls it, with its own facts and memory."""
-    definition = _compiled(text + _AROUND.replace("MANY", str(many)))
+    definition = _compiled(module_of(text, many))
     new = ctypes.pythonapi.PyCFunction_NewEx
     new.restype = ctypes.py_object
     new.argtypes = [ctypes.POINTER(_MethodDef), ctypes.py_object, ctypes.c_void_p]

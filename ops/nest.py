@@ -31,7 +31,8 @@ from .labels import (
     Reduction,
 )
 from .monoid import highest, lowest
-from .scalar import Value, cast, fma, llvm_type, lower, where
+from .registers import Value, cast, fma, llvm_type, where
+from .scalar import lower
 from .spec import DType, bool_, int64
 
 CHUNK, ROWS = 1024, 256  # elements whose order of summing is free; rows that are summed in one go

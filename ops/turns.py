@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from .code import loop_facts
 from .labels import Nest, Reduction
 from .nest import Env, Writer, chunk_units, compensated
-from .scalar import Value, cast, fma, llvm_type
+from .registers import Value, cast, fma, llvm_type
 from .spec import DType, float64, int64
 
 TURNS = 64  # whose sums over rows wait to be put together, and

@@ -695,7 +695,7 @@ def run(plan: Plan, *arrays: Any) -> Any:
     """Run a plan, e.g. one from a file, on arrays in the order of its inputs; one result, or a tuple."""
     session = current()
     names = dict(enumerate(plan.names))
-    wanted = [f"{names.get(k, f'input {k}')}: {s}" for k, s in enumerate(plan.source.inputs)]
+    wanted = [f"{names.get(k, f'input {k}')}: {s}" for k, s in enumerate(plan.traced.inputs)]
     if (plan.target.mesh, plan.target.device) != (session.target.mesh, session.target.device):
         raise misfit(
             ArgumentError,
@@ -715,7 +715,7 @@ def run(plan: Plan, *arrays: Any) -> Any:
     xs = [array.as_array(x) for x in arrays]
     _Reader().settle([x for x in xs if x._operand is None])
     operands = []
-    for k, (x, spec) in enumerate(zip(xs, plan.source.inputs, strict=True)):
+    for k, (x, spec) in enumerate(zip(xs, plan.traced.inputs, strict=True)):
         operand = session.hold_array(x)
         if operand.spec is not spec:
             raise misfit(

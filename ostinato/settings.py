@@ -4,6 +4,8 @@ OSTINATO_DEBUG      0-4: 1 a line per plan, 2 the passes, 3 graphs after each pa
 OSTINATO_DUMP       a folder: the graph after each pass, as text
 OSTINATO_CACHE      where plans are kept on disk; "off" for nowhere
 OSTINATO_CACHE_MB   how much of it, in megabytes; the least recently used plans go first
+OSTINATO_MATH       whose exp, sin, pow, ... run: "own", in kernels, within 4 units in the last place;
+                    or "libm", NumPy's, which stay out of kernels. A part of every plan's id
 OSTINATO_CHECK_NAN  1: look for NaN after each operation and name the first that made one
 """
 
@@ -32,8 +34,17 @@ def _cache() -> Path | None:
     return (Path(base) / "ostinato").expanduser()
 
 
+def _word(name: str, *words: str) -> str:
+    """One of a few words; the first is the default."""
+    text = os.environ.get(name, "").strip() or words[0]
+    if text not in words:
+        raise ValueError(f"{name}={text!r}: needed {' or '.join(words)}.")
+    return text
+
+
 debug: int = _number("OSTINATO_DEBUG", 0, 0, 4)
 dump: str = os.environ.get("OSTINATO_DUMP", "").strip()
 cache: Path | None = _cache()
 cache_bytes: int = _number("OSTINATO_CACHE_MB", 256, 0, 1 << 20) * 2**20
+math: str = _word("OSTINATO_MATH", "own", "libm")
 check_nan: bool = bool(_number("OSTINATO_CHECK_NAN", 0, 0, 1))

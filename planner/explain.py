@@ -120,10 +120,10 @@ def summary(plan: Plan) -> str:
     nodes, collectives = count(plan.program)
     mesh = "x".join(map(str, plan.target.mesh))
     talk = ", ".join(f"{n} {kind}" for kind, n in collectives.items()) or "no communication"
-    ins = ", ".join(f"{n}: {s}" for n, s in zip(named(plan), plan.source.inputs, strict=False))
+    ins = ", ".join(f"{n}: {s}" for n, s in zip(named(plan), plan.traced.inputs, strict=False))
     return (
         f"plan {plan.id[:12]} for {plan.target.workers} x {plan.target.device} (mesh {mesh}), "
-        f"numerics {plan.target.numerics}\n"
+        f"numerics {plan.target.numerics}, math {plan.target.math}\n"
         f"  takes   {ins or 'nothing'}\n"
         f"  gives   {', '.join(map(str, plan.out_specs)) or 'nothing'}\n"
         f"  runs    {nodes} operations, {talk}\n"
@@ -135,7 +135,7 @@ def summary(plan: Plan) -> str:
 def named(plan: Plan) -> list[str]:
     """What the user calls the inputs; numbers where there are no names."""
     names = list(plan.names)
-    return names + [f"input {k}" for k in range(len(names), len(plan.source.inputs))]
+    return names + [f"input {k}" for k in range(len(names), len(plan.traced.inputs))]
 
 
 def count(program: Program) -> tuple[int, dict[str, int]]:
@@ -242,10 +242,10 @@ def differences(old: Plan, new: Plan) -> str:
     for name, before in old.key.parts.items():
         after = new.key.parts[name]
         if name == "signature":
-            pairs = zip(named(old), old.source.inputs, new.source.inputs, strict=False)
+            pairs = zip(named(old), old.traced.inputs, new.traced.inputs, strict=False)
             lines.extend(f"  {what}: {a} -> {b}" for what, a, b in pairs if a is not b)
-            if len(old.source.inputs) != len(new.source.inputs):
-                lines.append(f"  inputs: {len(old.source.inputs)} -> {len(new.source.inputs)}")
+            if len(old.traced.inputs) != len(new.traced.inputs):
+                lines.append(f"  inputs: {len(old.traced.inputs)} -> {len(new.traced.inputs)}")
         elif before != after and name != "graph":
             lines.append(f"  {name}: {before} -> {after}")
     a, b = (_operations(p.program.graph) for p in (old, new))

@@ -22,7 +22,7 @@ from ostinato.ops.labels import POSITIONS, PRODUCTS, SOURCES, SUMS, VIEWS, analy
 from ostinato.ops.layout import Layout
 from ostinato.ops.native import REDUCTIONS, why_not
 from ostinato.ops.registry import OPS
-from ostinato.ops.scalar import can_lower
+from ostinato.ops.scalar import can_lower, has_own_bits
 from ostinato.ops.spec import Shape
 
 from .nests import Nested, has_reductions, nests, small_first
@@ -53,7 +53,7 @@ def fuse(graph: Graph, target: Target) -> Graph:
     nested: list[Nested] = []
     if target.numerics != "any-workers" and has_reductions(graph):
         graph = small_first(graph)
-        nested = _worthy_nests(graph)
+        nested = _worthy_nests(graph, target)
     groups = _worthy_groups(graph, target, {k for g in nested for k in g.members}, nested)
     if (groups or nested) and why_not():
         groups, nested = [], []
@@ -115,10 +115,17 @@ def _gone(graph: Graph, flat: set[int], nested: Sequence[Nested]) -> set[int]:
 
 
 # -- what goes together --------------------------------------------------------------------
-def _worthy_nests(graph: Graph) -> list[Nested]:
+def _library_functions(graph: Graph, target: Target) -> set[int]:
+    """Functions that are to be NumPy's."""
+    if target.math != "libm":
+        return set()
+    return {k for k, n in enumerate(graph.nodes) if n.op in OPS and has_own_bits(n.op)}
+
+
+def _worthy_nests(graph: Graph, target: Target) -> list[Nested]:
     """Those that do more than flat kernels can, and enough of it."""
     found = []
-    for g in nests(graph):
+    for g in nests(graph, _library_functions(graph, target)):
         nodes = [graph.nodes[k] for k in g.members]
         work = sum(max(graph.specs[v].size for v in (*n.inputs, *graph.outs(k)))
                    for k, n in zip(g.members, nodes, strict=True))  # fmt: skip
@@ -150,7 +157,7 @@ def _worthy_groups(
     graph: Graph, target: Target, alone: set[int], nested: Sequence[Nested]
 ) -> list[_Group]:
     """Without small ones, whose operations then stand by themselves, each in its place."""
-    alone = set(alone)
+    alone = alone | _library_functions(graph, target)
     begin = {k: g.start for g in nested for k in g.members if graph.nodes[k].op not in VIEWS}
     while True:
         groups = _groups(graph, alone, begin)

@@ -12,7 +12,7 @@ exists where the kernel begins."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ostinato.ops.collective import collective_of
@@ -66,9 +66,9 @@ class Nested:
         return (largest,)
 
 
-def nests(graph: Graph) -> list[Nested]:
-    """The groups, in the order in which they begin."""
-    near = _region(graph)
+def nests(graph: Graph, alone: Collection[int] = ()) -> list[Nested]:
+    """The groups, in the order in which they begin; `alone` are in none."""
+    near = _region(graph, alone)
     if not near:
         return []
     found: list[Nested] = []
@@ -136,9 +136,9 @@ def small_first(graph: Graph) -> Graph:
     return Graph(graph.inputs, tuple(nodes), tuple(number[v] for v in graph.outputs))
 
 
-def _region(graph: Graph) -> set[int]:
+def _region(graph: Graph, alone: Collection[int]) -> set[int]:
     """The operations that are connected with a reduction by others that kernels can do."""
-    able = [_is_able(graph, node) for node in graph.nodes]
+    able = [k not in alone and _is_able(graph, node) for k, node in enumerate(graph.nodes)]
     if not any(a and n.op in REDUCING for a, n in zip(able, graph.nodes, strict=True)):
         return set()
     found: set[int] = set()

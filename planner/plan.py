@@ -14,12 +14,14 @@ from ostinato.ops.graph import Graph
 from ostinato.ops.layout import Mesh
 from ostinato.ops.spec import Spec
 
+from ostinato import settings
+
 if TYPE_CHECKING:
     import os
 
     from .explain import Measured
 
-FORMAT = 1  # of plans and plan files; part of every id
+FORMAT = 2  # of plans and plan files; part of every id
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class Target:
     device: str = "cpu"
     numerics: str = "same-plan"  # or "any-workers", "fast"
     memory_limit: int | None = None  # bytes per worker
+    math: str = field(default_factory=lambda: settings.math)  # whose functions: "own" or "libm"
 
     @property
     def workers(self) -> int:
@@ -40,6 +43,7 @@ class Target:
 
 
 NUMERICS = ("same-plan", "any-workers", "fast")
+MATH = ("own", "libm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,7 @@ class Key:
             "policy": {
                 "numerics": self.target.numerics,
                 "memory_limit": self.target.memory_limit,
+                "math": self.target.math,
                 "donated": list(self.donated),
             },
             "format": FORMAT,
@@ -122,7 +127,8 @@ class Plan:
         return self.key.id
 
     @property
-    def source(self) -> Graph:
+    def traced(self) -> Graph:
+        """What the user's function does, before any pass."""
         return self.key.graph
 
     @property
@@ -134,7 +140,7 @@ class Plan:
         """The plan as JSON-able data; see file.py."""
         return {
             "id": self.id,
-            "source": encode_graph(self.source, lines=True),
+            "source": encode_graph(self.traced, lines=True),
             "program": encode_graph(self.lowered, lines=True),
             "results": [list(r) for r in self.results],
             "names": list(self.names),
@@ -142,6 +148,7 @@ class Plan:
             "device": self.target.device,
             "numerics": self.target.numerics,
             "memory_limit": self.target.memory_limit,
+            "math": self.target.math,
             "donated": list(self.key.donated),
         }
 
@@ -150,7 +157,7 @@ class Plan:
         """Of each output of the source, with its layout."""
         made = self.program.graph.out_specs
         return tuple(
-            made[k] if where == "out" else self.source.inputs[k] for where, k in self.results
+            made[k] if where == "out" else self.traced.inputs[k] for where, k in self.results
         )
 
     # -- memory, per worker ----------------------------------------------------------------
@@ -184,6 +191,14 @@ class Plan:
         from .explain import explain
 
         return explain(self, self.measured)
+
+    def source(self, *, llvm: bool = False, assembly: bool = False) -> str:
+        """The generated kernels with the user's own lines as comments; on demand as they are given
+        to LLVM, and the machine code that it makes of them here.
+        """
+        from .source import source
+
+        return source(self, llvm, assembly)
 
     def diff(self, other: Plan) -> str:
         """In what another plan differs from this one."""

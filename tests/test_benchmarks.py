@@ -4,13 +4,15 @@ This file is itself a suite: `WORKLOADS` is what the runner's processes import f
 
 from __future__ import annotations
 
+import importlib
 import json
 
 import numpy as np
 import pytest
 
+import ostinato as ost
 from benchmarks import __main__ as command
-from benchmarks import planning, runner, table
+from benchmarks import kernels, machine, planning, runner, table
 from benchmarks.dispatch import numpy_case, ostinato_case
 from benchmarks.workload import SYSTEMS, Case, System, Workload, agree, summary
 
@@ -122,6 +124,36 @@ def test_drawn_programs_have_the_size_that_they_say():
         np.testing.assert_allclose(stages.answer(), planning.expected(100), rtol=1e-4, atol=1e-5)
     finally:
         stages.session.close()
+
+
+def test_small_kernels_give_what_is_expected(monkeypatch):
+    """Those of NumPy and ours; each states what the machine must at least do."""
+    monkeypatch.setenv("BENCHMARK_SCALE", "0.002")
+    try:
+        small = importlib.reload(kernels)
+        for workload in small.WORKLOADS:
+            assert machine.floor({"copy_bytes_per_s": 1e10, "sgemm_flops": 1e11}, workload) > 0
+            wanted = summary(workload.expect())
+            for name in ("numpy", "ostinato"):
+                if (workload.name, name) == ("qr", "ostinato") and not hasattr(ost, "linalg"):
+                    with pytest.raises(ModuleNotFoundError, match=r"ost\.linalg"):
+                        workload.cases[name]()
+                    continue
+                found = workload.cases[name]()
+                note = agree(summary(found.answer()), wanted, workload.tolerance)
+                assert note == "", (workload.name, name)
+    finally:
+        monkeypatch.undo()
+        importlib.reload(kernels)
+
+
+def test_shares_of_the_roof(capsys):
+    row = {"workload": "w", "system": "numpy", "variant": "", "n": 3}
+    row |= dict.fromkeys(("median_s", "min_s", "max_s"), 0.5)
+    printer = table.Printer({}, {"w": 0.1})
+    printer.add(row)
+    printer.end()
+    assert capsys.readouterr().out.splitlines()[-1].split()[-1] == "20%"
 
 
 def test_suites_are_listed(capsys):

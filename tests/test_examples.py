@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
+import statistics
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -68,6 +70,37 @@ def test_mlp(workers: int) -> None:
     losses, right = example("mlp").main(400, 120, workers)
     assert losses[-1] < 0.3 * losses[0]
     assert right > 0.9
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_blackscholes(workers: int) -> None:
+    blackscholes = example("blackscholes")
+    calls, puts, delta = blackscholes.main(20_000, workers)
+    assert 7.7 < calls < 8.1
+    assert 7.0 < puts < 7.5
+    assert delta == pytest.approx(0.54, abs=0.02)
+    buy, sell = blackscholes.prices(*(ost.asarray([v]) for v in (42.0, 40.0, 0.5)))
+    slope = blackscholes.deltas(*(ost.asarray([v]) for v in (42.0, 40.0, 0.5)))
+    found = [float(v[0]) for v in (buy, sell, slope)]
+    root = 0.3 * math.sqrt(0.5)
+    d = (math.log(42 / 40) + (0.02 + 0.045) * 0.5) / root
+    below, left = statistics.NormalDist().cdf, 40 * math.exp(-0.01)
+    price = 42 * below(d) - left * below(d - root)
+    assert found == pytest.approx([price, price - 42 + left, below(d)], rel=1e-12)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_attention(workers: int) -> None:
+    attention = example("attention")
+    losses = attention.main(32, 300, workers)
+    assert losses[-1] < 0.3 * losses[0]
+    q, k, v = (np.random.default_rng(n).normal(size=(2, 3, 5, 4)) for n in range(3))
+    found = np.asarray(attention.attention(*map(ost.asarray, (q, k, v))))
+    for at in range(5):
+        weights = np.exp((k[:, :, : at + 1] @ q[:, :, at, :, None])[..., 0] / 2)
+        weights /= weights.sum(-1, keepdims=True)
+        wanted = (weights[..., None] * v[:, :, : at + 1]).sum(-2)
+        np.testing.assert_allclose(found[:, :, at], wanted, rtol=1e-6)
 
 
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -265,7 +265,7 @@ def test_captured_arrays_are_operands_not_constants() -> None:
     big = ost.asarray(np.random.default_rng(0).normal(size=(100, 100)))
     f = ost.compile(lambda x: big @ x)
     f(ost.ones((100, 2)))
-    assert len(f.plan.source.inputs) == 2
+    assert len(f.plan.traced.inputs) == 2
     pending = ost.ones(4) * 3
     g = ost.compile(lambda x: x + pending)
     assert np.asarray(g(ost.ones(4))).tolist() == [4] * 4
@@ -360,7 +360,7 @@ def test_a_loop_that_reads_nothing_does_not_grow_without_end() -> None:
         for _ in range(3000):
             x = x * 0.5 + 1
         np.testing.assert_allclose(np.asarray(x), 2.0)
-        assert max(len(p.source.nodes) for p in session.plans.plans.values()) < 1500
+        assert max(len(p.traced.nodes) for p in session.plans.plans.values()) < 1500
         assert len(session.plans.plans) < 8
 
 

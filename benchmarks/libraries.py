@@ -1,0 +1,164 @@
+"""One function in each library: the adapters of their names, and what makes a case of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .peers import torch_compiled
+from .workload import Case, Numbers
+
+Function = Callable[..., Any]  # (library, *operands) -> a result, or a tuple
+
+
+def case(run: Function, operands: Sequence[Any], end: Function, host: Function) -> Case:
+    """The same call again and again; `end` waits for the last result."""
+
+    def loop(n: int) -> None:
+        for _ in range(n):
+            y = run(*operands)
+        end(y)
+
+    def answer() -> Any:
+        y = run(*operands)
+        parts = y if isinstance(y, tuple) else (y,)
+        return together([host(p) for p in parts])
+
+    return Case(answer, loop)
+
+
+def together(parts: Sequence[Any]) -> Any:
+    """Results as one; a single one is not copied, as it may be large."""
+    found = [np.asarray(p) for p in parts]
+    return found[0] if len(found) == 1 else np.concatenate([p.reshape(-1) for p in found])
+
+
+def nothing(y: Any) -> None:
+    pass
+
+
+def ostinato_case(function: Function, operands: Sequence[Numbers]) -> Case:
+    import ostinato as ost
+
+    given = [ost.asarray(x, copy=False) for x in operands]
+    run = ost.compile(functools.partial(function, _Ostinato(ost)))
+    return case(run, given, nothing, np.asarray)
+
+
+class _Ostinato:
+    """With the functions of networks among the others."""
+
+    def __init__(self, ost: Any) -> None:
+        self.ost = ost
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ost.nn if name == "softmax" else self.ost, name)
+
+
+def jax_case(function: Function, operands: Sequence[Numbers]) -> Case:
+    import jax  # type: ignore[import-not-found, unused-ignore]
+    import jax.numpy as jnp  # type: ignore[import-not-found, unused-ignore]
+
+    given = [jax.device_put(x) for x in operands]
+    run = jax.jit(functools.partial(function, _Jax(jnp)))
+    return case(run, given, jax.block_until_ready, np.asarray)
+
+
+class _Jax:
+    """The few names that jax.numpy has elsewhere."""
+
+    def __init__(self, jnp: Any) -> None:
+        self.jnp = jnp
+
+    def __getattr__(self, name: str) -> Any:
+        import jax
+
+        if name == "erf":
+            return jax.scipy.special.erf
+        if name == "one_hot":
+            return lambda i, n: jax.nn.one_hot(i, n, dtype=self.jnp.float32)
+        if name == "grad":
+            return jax.grad
+        if name == "softmax":
+            return jax.nn.softmax
+        return getattr(self.jnp, name)
+
+
+def torch_case(function: Function, operands: Sequence[Numbers], slopes: bool = False) -> Case:
+    import torch  # type: ignore[import-not-found, unused-ignore]
+
+    run = torch_compiled(functools.partial(function, _Torch(torch)))
+    made = case(run, [torch.from_numpy(x) for x in operands], nothing, np.asarray)
+    assert made.loop is not None
+    quiet: Any = torch.no_grad() if slopes else torch.inference_mode()
+    return Case(quiet(made.answer), quiet(made.loop))
+
+
+class _Torch:
+    """PyTorch by NumPy's names."""
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.torch, name)
+
+    def grad(self, function: Any) -> Any:
+        return self.torch.func.grad(function)
+
+    def softmax(self, x: Any, axis: int) -> Any:
+        return self.torch.softmax(x, dim=axis)
+
+    def maximum(self, x: Any, least: float) -> Any:
+        return self.torch.clamp(x, min=least)
+
+    def max(self, x: Any, axis: int, keepdims: bool) -> Any:
+        return self.torch.amax(x, dim=axis, keepdim=keepdims)
+
+    def sum(self, x: Any, axis: Any = None, keepdims: bool = False) -> Any:
+        return x.sum() if axis is None else self.torch.sum(x, dim=axis, keepdim=keepdims)
+
+    def std(self, x: Any, axis: int) -> Any:
+        return self.torch.std(x, dim=axis, correction=0)
+
+    def mean(self, x: Any, axis: int) -> Any:
+        return self.torch.mean(x, dim=axis)
+
+    def argmin(self, x: Any, axis: int) -> Any:
+        return self.torch.argmin(x, dim=axis)
+
+    def one_hot(self, i: Any, n: int) -> Any:
+        return self.torch.nn.functional.one_hot(i, n).to(self.torch.float32)
+
+
+class NumPy:
+    """NumPy, with what it lacks."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def erf(self, x: Any) -> Any:
+        from scipy.special import erf  # type: ignore[import-untyped, unused-ignore]
+
+        return erf(x)
+
+    def one_hot(self, i: Any, n: int) -> Any:
+        return (i[:, None] == np.arange(n)).astype(np.float32)
+
+
+def everywhere(
+    function: Function,
+    operands: Callable[[], Sequence[Numbers]],
+    in_steps: Function | None = None,
+) -> dict[str, Any]:
+    """The function in each library; where it takes slopes, NumPy's is written `in_steps`."""
+    numpy = functools.partial(in_steps or function, NumPy())
+    return {
+        "ostinato": lambda: ostinato_case(function, operands()),
+        "numpy": lambda: case(numpy, operands(), nothing, np.asarray),
+        "jax": lambda: jax_case(function, operands()),
+        "torch": lambda: torch_case(function, operands(), in_steps is not None),
+    }

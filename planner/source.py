@@ -1,0 +1,232 @@
+"""Generated kernels as people read them: loops, what one turn computes, and the user's own lines."""
+
+from __future__ import annotations
+
+import linecache
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ostinato.ops import native
+from ostinato.ops.fused import FUSED
+from ostinato.ops.graph import Graph, Node
+from ostinato.ops.labels import (
+    POSITIONS,
+    PRODUCTS,
+    REDUCING,
+    SOURCES,
+    VIEWS,
+    Nest,
+    analyse,
+)
+from ostinato.ops.registry import OPS
+from ostinato.ops.spec import Shape, Spec
+from ostinato.ops.turns import nest_text
+from ostinato.ops.where import short
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+
+def source(plan: Plan, llvm: bool, assembly: bool) -> str:
+    """All kernels of a plan, as the worker with the largest parts runs them where operands lie
+    contiguously.
+    """
+    kernels = list(_kernels(plan.program.graph))
+    found = []
+    for k, node in enumerate(kernels, 1):
+        listing = _stages(node) if "rows" in node.kw else _listing(node)
+        found.append(f"# kernel {k} of {len(kernels)}\n{listing}")
+        text = _text(node) if llvm or assembly else ""
+        if llvm:
+            found.append(text.strip())
+        if assembly:
+            many = len(node.inputs) + len(node.specs)
+            found.append(native.assembly(text, many).strip())
+    if not found:
+        why = native.why_not()
+        return f"# no kernels: {why}" if why else "# no kernels: too little work, or no chains"
+    return "\n\n".join(found)
+
+
+def _kernels(graph: Graph) -> Iterator[Node]:
+    """Those of bodies, too."""
+    for node in graph.nodes:
+        if node.op in FUSED:
+            yield node
+            continue
+        for _, body in node.subgraphs():
+            yield from _kernels(body)
+
+
+def _text(node: Node) -> str:
+    if "rows" in node.kw:
+        return nest_text(_nest(node), native.vector_bits())
+    return native.kernel_text(node.kw["body"], _loops(node))
+
+
+# -- stages --------------------------------------------------------------------------------
+def _nest(node: Node) -> Nest:
+    """As it is of contiguous operands."""
+    body: Graph = node.kw["body"]
+    specs = (*body.inputs, *body.out_specs)
+    shapes = [_part(s) for s in specs]
+    strides = [_contiguous(_part(s), s.dtype.itemsize) for s in specs]
+    found = analyse(**node.kw, shapes=shapes, strides=strides)
+    assert found is not None, "it was one when the plan was made"
+    return found
+
+
+def _stages(node: Node) -> str:
+    """What each element of a value is, where its indices are known."""
+    nest = _nest(node)
+    body, rows = nest.body, ", ".join(_counter(x) for x in nest.rows)
+    each = f"{nest.lanes} of {_counter(nest.lane)}" if nest.across else f"1 of {rows}"
+    lines = [f"# in stages, units of {each}; lanes run along {_counter(nest.lane)}"]
+    names = [f"x{k}{_indexed(nest, k)}" for k in range(nest.operands)]
+    for word, specs in (("x", body.inputs), ("y", body.out_specs)):
+        lines += [f"# {word}{k}: {s.dtype.name}{list(_part(s))}" for k, s in enumerate(specs)]
+    lines += [f"for {_counter(x)} in range({nest.extents[x]}):" for x in nest.rows[:1]]
+    lines += [f"    for {_counter(x)} in range({nest.extents[x]}):" for x in nest.rows[1:]]
+    indent = "    " * (2 if len(nest.rows) > 1 else 1)
+    written = {v: f"y{k}{_indexed(nest, v)}" for k, v in enumerate(body.outputs)}
+    before = ""
+    for k, made in enumerate(body.nodes):
+        ins = [names[u] for u in made.inputs]
+        if made.line and made.line != before and made.op not in SOURCES:
+            lines.append(f"{indent}# {_of_user(made.line)}")
+            before = made.line
+        for v in body.outs(k):
+            if made.op in VIEWS:
+                names.append(ins[0])
+            elif made.op in ("constant", "full"):
+                names.append(repr(made.kw["value"]))
+            elif made.op == "iota":
+                label = nest.dims[v][made.kw["axis"]]
+                names.append("0" if label is None else _counter(label))
+            else:
+                names.append(f"t{v}{_indexed(nest, v)}")
+                text = _staged(nest, v, made, ins)
+                if text:
+                    lines.append(f"{indent}{written.get(v, names[v])} {text}")
+                names[v] = written.get(v, names[v])
+    return "\n".join(lines)
+
+
+def _indexed(nest: Nest, v: int) -> str:
+    return f"[{', '.join(_counter(x) for x in nest.labels(v))}]"
+
+
+def _staged(nest: Nest, v: int, node: Node, ins: Sequence[str]) -> str:
+    """How a value is made; empty for what comes with its neighbour."""
+    if v in nest.reductions:
+        r = nest.reductions[v]
+        over = ", ".join(_counter(x) for x in sorted(r.over))
+        term = " * ".join(ins)
+        name = {"moments": "mean"}.get(node.op, node.op.removesuffix("_pair"))
+        name = "sum" if node.op in PRODUCTS else name
+        return f"= {name} over {over or 'nothing'} of {term}"
+    if node.op in REDUCING:
+        if node.op in POSITIONS:
+            return "= its position"
+        return "= the squared deviations from it" if v - 1 in nest.reductions else "= their number"
+    return f"= {_scalar(node, ins)}"
+
+
+# -- loops ---------------------------------------------------------------------------------
+def _part(spec: Spec) -> Shape:
+    return spec.shape if spec.layout is None else tuple(spec.layout.largest(spec.shape))
+
+
+def _reductions(body: Graph) -> list[Node]:
+    return [n for n in body.nodes if n.op in native.REDUCTIONS]
+
+
+def _loops(node: Node) -> native.Loops:
+    """Those over contiguous operands."""
+    body: Graph = node.kw["body"]
+    sums = _reductions(body)
+    axes = len(sums[0].kw["axes"]) if sums else 0
+    shape = _part(body.specs[sums[0].inputs[0]] if sums else node.specs[0])
+    reduced = {body.starts[body.nodes.index(n)] for n in sums}
+    strides = []
+    for v in (*range(len(body.inputs)), *body.outputs):
+        lies = _contiguous(_part(body.specs[v]), body.specs[v].dtype.itemsize)
+        if v in reduced:
+            strides.append((*lies, *(0,) * axes))
+        else:
+            strides.append((*(0,) * (len(shape) - len(lies)), *lies))
+    found = native.loops_over(shape, strides, len(shape) - axes if axes else -1)
+    if axes and math.prod(found.extents[:-1]) == 1:  # one row: in blocks
+        return native.Loops(found.extents[-1:], tuple(s[-1:] for s in found.strides))
+    return found
+
+
+def _contiguous(shape: Shape, size: int) -> list[int]:
+    """Strides; 0 along what is repeated."""
+    found, step = list[int](), size
+    for n in reversed(shape):
+        found.append(step if n > 1 else 0)
+        step *= n
+    return found[::-1]
+
+
+# -- text ----------------------------------------------------------------------------------
+def _listing(node: Node) -> str:
+    body, loops = node.kw["body"], _loops(node)
+    places = [_place(steps) for steps in loops.strides]
+    names = [f"x{k}{places[k]}" for k in range(len(body.inputs))]
+    lines = [f"# x{k}: {s.dtype.name}{list(_part(s))}" for k, s in enumerate(body.inputs)]
+    lines += [f"# y{k}: {s.dtype.name}{list(_part(s))}" for k, s in enumerate(body.out_specs)]
+    indent = ""
+    for d, n in enumerate(loops.extents):
+        lines.append(f"{indent}for {_counter(d)} in range({n}):")
+        indent += "    "
+    written = {v: f"y{k}{places[len(names) + k]}" for k, v in enumerate(body.outputs)}
+    before = ""
+    for node, v in zip(body.nodes, body.starts, strict=True):
+        ins = [names[u] for u in node.inputs]
+        if node.op == "constant":
+            names.append(repr(node.kw["value"]))
+            continue
+        if node.line and node.line != before:
+            lines.append(f"{indent}# {_of_user(node.line)}")
+            before = node.line
+        if node.op in native.REDUCTIONS:
+            names.append(written[v])
+            lines.append(f"{indent}{_reduced(node, written[v], ins[0])}")
+            continue
+        names.append(f"t{v}")
+        lines.append(f"{indent}t{v} = {_scalar(node, ins)}")
+        if v in written:
+            lines.append(f"{indent}{written[v]} = t{v}")
+    return "\n".join(lines)
+
+
+def _counter(d: int) -> str:
+    return "ijklmnop"[d] if d < 8 else f"i{d}"
+
+
+def _place(steps: Sequence[int]) -> str:
+    moving = [_counter(d) for d, step in enumerate(steps) if step]
+    return f"[{', '.join(moving)}]" if moving else "[0]"
+
+
+def _scalar(node: Node, ins: Sequence[str]) -> str:
+    if node.op == "astype":
+        return f"{node.specs[0].dtype.name}({ins[0]})"
+    return OPS[node.op].scalar.format(*ins)
+
+
+def _reduced(node: Node, target: str, value: str) -> str:
+    if node.op in ("max", "min"):
+        return f"{target} = {node.op}({target}, {value})"
+    count: Any = node.kw.get("count", 1)
+    return f"{target} += {value}" + (f" / {count}" if count != 1 else "")
+
+
+def _of_user(line: str) -> str:
+    """Where it stands, and what stands there."""
+    path, _, number = line.rpartition(":")
+    text = linecache.getline(path, int(number)).strip() if path and number.isdigit() else ""
+    return f"{short(line)}  {text}".rstrip()
