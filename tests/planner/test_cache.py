@@ -78,7 +78,7 @@ def test_a_hit_on_disk_runs_no_pass(folder: Path, monkeypatch: pytest.MonkeyPatc
         lambda p: p.write_bytes(b""),
         lambda p: p.write_bytes(p.read_bytes()[:-5]),
         lambda p: p.write_bytes(p.read_bytes()[:-5] + b"xxxxx"),
-        lambda p: p.write_bytes(p.read_bytes().replace(b"plan 1", b"plan 9", 1)),
+        lambda p: p.write_bytes(p.read_bytes().replace(b"ostinato plan ", b"ostinato plan 9", 1)),
         lambda p: (p.unlink(), p.mkdir()),
     ],
 )

@@ -41,6 +41,7 @@ def a_plan(mesh: tuple[int, ...] = (1,), numerics: str = "same-plan") -> tuple[P
 
 PLAN, _ = a_plan()
 GOOD = encode_plan(PLAN)
+THIS = b"plan %d " % FORMAT
 
 
 def repacked(content: Any) -> bytes:
@@ -99,7 +100,7 @@ def test_run_checks_what_it_is_given(tmp_path: Path) -> None:
 
 def test_the_file_is_data() -> None:
     head, _, rest = GOOD.partition(b"\n")
-    assert head.startswith(b"ostinato plan 1 ")
+    assert head.startswith(b"ostinato plan %d " % FORMAT)
     assert set(json.loads(rest)) >= {"source", "program", "results"}
     with pytest.raises(Exception):  # noqa: B017
         list(pickletools.genops(GOOD))
@@ -115,8 +116,8 @@ def test_the_file_is_data() -> None:
         (GOOD[: len(GOOD) // 2], "cut off"),
         (GOOD[:20], "no plan file"),
         (GOOD[:-3] + b"]]}", "damaged"),
-        (GOOD.replace(b"plan 1 ", b"plan 2 ", 1), "newer than this version"),
-        (GOOD.replace(b"plan 1 ", b"plan 0 ", 1), "too old"),
+        (GOOD.replace(THIS, b"plan %d " % (FORMAT + 1), 1), "newer than this version"),
+        (GOOD.replace(THIS, b"plan %d " % (FORMAT - 1), 1), "too old"),
         (GOOD + b" ", "cut off"),
         (repacked([1, 2, 3]), "an object was expected"),
         (repacked({}), "no field 'source'"),
@@ -187,6 +188,7 @@ HOSTILE: dict[str, Any] = {
     "another mesh": lambda c: c.update(mesh=[2]),
     "a giant mesh": lambda c: c.update(mesh=[2**20, 2**20]),
     "another numerics": lambda c: c.update(numerics="wrong"),
+    "another math": lambda c: c.update(math="wrong"),
     "another kind of number": lambda c: c.update(donated=["x"]),
     "names that are no names": lambda c: c.update(names=[["x"], {"y": 1}]),
     "deep nesting": lambda c: node(c, "tanh")[2].update(a=json.loads("[" * 500 + "]" * 500)),
