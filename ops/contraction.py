@@ -18,6 +18,7 @@ from ostinato.errors import ArgumentError, ShapeError
 from .array import Array, Operandish, apply, as_array, export, unify
 from .elementwise import broadcast, conj, convert
 from .index import LETTERS, Indices, along, einsum_indices, subscripts
+from .products import product
 from .registry import Params, Scratch, Specs, op
 from .shape import (
     accumulator,
@@ -133,6 +134,11 @@ def _matmul_kernel(xp: Any, out: Any, a: Any, b: Any, *, scratch: Sequence[Any])
         xp.matmul(a, b, out=out)
 
 
+def _matmul_native(arrays: Sequence[Any], threads: int) -> Any:
+    a, b, out = arrays
+    return product(a, b, out, threads)
+
+
 def _matmul_cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
     return 2.0 * outs[0].size * ins[0].shape[-1], float(sum(s.nbytes for s in (*ins, *outs)))
 
@@ -143,6 +149,7 @@ op(
     indices=_matmul_indices,
     ufunc="matmul",
     kernel=_matmul_kernel,
+    native=_matmul_native,
     scratch=_wide_scratch,
     grad=_matmul_grad,
     cost=_matmul_cost,

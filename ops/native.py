@@ -30,6 +30,7 @@ from .graph import Graph
 from .monoid import highest, lowest
 from .scalar import Lines, Value, cast, literal, llvm_type, lower, where
 from .spec import DType, Shape, bool_
+from .threads import address_of, pool
 
 GRAIN = 1 << 18  # elements times operations that are worth waking a thread
 MOST_KEPT = 4096  # kernels on disk, of some 10 kB each; the oldest go first
@@ -195,7 +196,7 @@ def kernel_text(body: Graph, loops: Loops) -> str:
         code.append("  br label %end")
     code += ["end:", "  ret void", "}"]
     code += _finish(lines, sums if blocks else [], many, last)
-    return "\n".join([*sorted(lines.declared), *code, _AROUND.replace("MANY", str(many))])
+    return "\n".join([*sorted(lines.declared), *code, around(many)])
 
 
 def _places(loops: Loops, many: int) -> tuple[list[str], list[str], list[str]]:
@@ -553,6 +554,11 @@ done:
 """
 
 
+def around(many: int, name: str = "run") -> str:
+    """What Python calls: takes so many arrays' addresses and shares the turns of `body`."""
+    return _AROUND.replace("MANY", str(many)).replace("@run(", f"@{name}(")
+
+
 # -- machine code --------------------------------------------------------------------------
 class _MethodDef(ctypes.Structure):
     _fields_ = (
@@ -602,47 +608,18 @@ def _tools() -> Any:
         codemodel="default",
     )
     for name in ("PyEval_SaveThread", "PyEval_RestoreThread", "Py_IncRef", "PyErr_SetString"):
-        llvm.add_symbol(name, _address_of(ctypes.pythonapi, name))
+        llvm.add_symbol(name, address_of(ctypes.pythonapi, name))
     for name, thing in (("none", None), ("array_type", np.ndarray), ("type_error", TypeError)):
         llvm.add_symbol(name, id(thing))
-    for name, address in _threads().items():
+    for name, address in pool().items():
         llvm.add_symbol(name, address)
     about = f"{llvm.llvm_version_info} {llvm.get_host_cpu_name()} {features.flatten()}"
     return llvm, machine, about
 
 
-def _address_of(library: Any, name: str) -> int:
-    return int(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0)
-
-
-@lru_cache(1)
-def _threads() -> dict[str, int]:
-    """libgomp's entry points; without it (Debian: libgomp1, 0.3 MB) kernels use one thread."""
-    names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # threads that wait leave the cores to others
-    try:
-        library = ctypes.CDLL("libgomp.so.1")
-    except OSError:
-        return dict.fromkeys(names, id(None))  # never called
-    return {name: _address_of(library, name) for name in names}
-
-
-def most_threads() -> int:
-    """As many as this process has cores, or OMP_NUM_THREADS; 1 without libgomp, or in a forked
-    child.
-    """
-    return 1 if _is_child else _cores()
-
-
-@lru_cache(1)
-def _cores() -> int:
-    if _threads()["GOMP_parallel"] == id(None):
-        return 1
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return min(cores, int(asked)) if asked.isdigit() and int(asked) else cores
+def symbol(name: str, address: int) -> None:
+    """A name that texts may call."""
+    _tools()[0].add_symbol(name, address)
 
 
 def _compiled(text: str) -> _MethodDef:
@@ -715,7 +692,7 @@ def native_kernel(
         return None
     if axes and loops.extents[:-1] and math.prod(loops.extents[:-1]) == 1:  # one row: in blocks
         loops = Loops(loops.extents[-1:], tuple(s[-1:] for s in loops.strides))
-    definition = _compiled(kernel_text(body, loops))
+    text = kernel_text(body, loops)
     size = math.prod(loops.extents)
     worth = size * max(1, len(body.nodes)) // GRAIN
     last = len(loops.extents) - 1
@@ -729,10 +706,15 @@ def native_kernel(
         meta += steps
     if last == 0 and axes:
         meta += [0] * (turns * len(body.outputs))
+    return function_of(text, np.array(meta, np.int64))
+
+
+def function_of(text: str, about: Any) -> Callable[..., None]:
+    """A module's `run` as a Python function that knows these facts: turns, threads, and its own."""
+    definition = _compiled(text)
     new = ctypes.pythonapi.PyCFunction_NewEx
     new.restype = ctypes.py_object
     new.argtypes = [ctypes.POINTER(_MethodDef), ctypes.py_object, ctypes.c_void_p]
-    about = np.array(meta, np.int64)
     if about[1] > 1:
         _shared[id(about)] = about
     made: Callable[..., None] = new(ctypes.byref(definition), about, None)
@@ -741,14 +723,11 @@ def native_kernel(
 
 # Kernels that use threads, by their meta arrays: a forked child has none of libgomp's threads, and
 # would wait for them forever.
-_is_child = False
 _shared: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def _alone() -> None:
     """What a forked child does: all kernels run in one thread from now on."""
-    global _is_child
-    _is_child = True
     for about in list(_shared.values()):
         about[1] = 1
 

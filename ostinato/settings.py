@@ -5,6 +5,7 @@ OSTINATO_DUMP       a folder: the graph after each pass, as text
 OSTINATO_CACHE      where plans are kept on disk; "off" for nowhere
 OSTINATO_CACHE_MB   how much of it, in megabytes; the least recently used plans go first
 OSTINATO_CHECK_NAN  1: look for NaN after each operation and name the first that made one
+OSTINATO_ONEDNN     a libdnnl.so.3 to use instead of the wheel's; "off" for NumPy's library alone
 """
 
 from __future__ import annotations
@@ -37,3 +38,4 @@ dump: str = os.environ.get("OSTINATO_DUMP", "").strip()
 cache: Path | None = _cache()
 cache_bytes: int = _number("OSTINATO_CACHE_MB", 256, 0, 1 << 20) * 2**20
 check_nan: bool = bool(_number("OSTINATO_CHECK_NAN", 0, 0, 1))
+onednn: str = os.environ.get("OSTINATO_ONEDNN", "").strip()

@@ -23,7 +23,7 @@ from ostinato.ops.collective import collective_of
 from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Graph, Node
 from ostinato.ops.layout import exchange_lists, part_ranks, slices, volume
-from ostinato.ops.native import REDUCTIONS, most_threads, native_kernel
+from ostinato.ops.native import REDUCTIONS, native_kernel
 from ostinato.ops.registry import OPS, Place
 from ostinato.ops.spec import Spec, is_inexact
 from ostinato.planner.memory import contiguous, scratch_of
@@ -81,10 +81,11 @@ def bind(
     xp: Any,
     arena: Any,
     name: str,
+    threads: int = 1,
     timed: bool = False,
 ) -> Bound:
     """The function that runs a program on one worker."""
-    binder = _Binder(rank, communicator, xp, arena, timed)
+    binder = _Binder(rank, communicator, xp, arena, threads, timed)
     graph = program.graph
     ins = [f"i{k}" for k in range(len(graph.inputs))]
     outs = [f"o{k}" for k in range(len(graph.outputs))]
@@ -106,12 +107,19 @@ def bind(
 
 class _Binder:
     def __init__(
-        self, rank: int, communicator: Communicator, xp: Any, arena: Any, timed: bool
+        self,
+        rank: int,
+        communicator: Communicator,
+        xp: Any,
+        arena: Any,
+        threads: int,
+        timed: bool,
     ) -> None:
         self.rank = rank
         self.communicator = communicator
         self.xp = xp
         self.arena = arena
+        self.threads = threads
         self.timed = timed
         self.text: list[str] = []
         self.lines: dict[int, Row] = {}
@@ -244,7 +252,7 @@ class _Binder:
             self.write(f"{before} = has_nan({', '.join(ins)})", row)
         needs = scratch_of(op, graph, node, self.rank) if op.scratch is not None else ()
         plain = op.kernel is None or (not needs and all(in_order[v] for v in node.inputs))
-        kernel = self.generated(graph, node, ins, outs) if node.op in FUSED else None
+        kernel = self.native(graph, node, ins, outs)
         if kernel is not None:
             self.write(f"{self.name('g', kernel)}({', '.join((*ins, *outs))})", row)
         elif op.ufunc and plain and not node.params:
@@ -299,6 +307,22 @@ class _Binder:
         """An array that lies as this name's does in every run; None if that is not known."""
         return self.fixed[name] if name in self.fixed else self.shown.get(name)
 
+    def native(
+        self, graph: Graph, node: Node, ins: Sequence[str], outs: Sequence[str]
+    ) -> Callable[..., None] | None:
+        """A function of arrays that lie as these do in every run; None if there is no better one
+        than the op's kernel.
+        """
+        if self.xp is not np:
+            return None
+        if node.op in FUSED:
+            return self.generated(graph, node, ins, outs)
+        make = OPS[node.op].native
+        arrays = [self.lies(name) for name in (*ins, *outs)] if make is not None else []
+        if make is None or any(x is None for x in arrays):
+            return None
+        return make(arrays, self.threads, **node.kw)
+
     def generated(
         self, graph: Graph, node: Node, ins: Sequence[str], outs: Sequence[str]
     ) -> Callable[..., None] | None:
@@ -311,13 +335,12 @@ class _Binder:
         strides = []
         for name, v in zip((*ins, *outs), (*range(len(ins)), *body.outputs), strict=True):
             array = self.lies(name)
-            if array is None or self.xp is not np:
+            if array is None:
                 return None
             more = (0,) * axes if v in reduced else ()
             lies = array.strides if v in reduced else np.broadcast_to(array, shape).strides
             strides.append((*lies, *more))
-        threads = max(1, most_threads() // self.communicator.size)
-        return native_kernel(body, shape, strides, threads, axes)
+        return native_kernel(body, shape, strides, self.threads, axes)
 
     # -- collectives -----------------------------------------------------------------------
     def collective(
