@@ -34,6 +34,10 @@ class Engine(Protocol):
     mesh: Mesh
     device: str
 
+    @property
+    def threads(self) -> int:
+        """Of each worker."""
+
     def put(self, value: Any, layout: Layout) -> Operand:
         """An operand of a value in the caller's memory. What the engine is given, it may keep."""
 
@@ -92,6 +96,11 @@ class LocalEngine:
                 Worker(r, self.world.communicator(r), threads=threads) for r in range(workers)
             ]
             self.team = _Team(self.workers, self.world)
+
+    @property
+    def threads(self) -> int:
+        """Of each worker."""
+        return self.workers[0].threads
 
     # -- operands --------------------------------------------------------------------------
     def put(self, value: Any, layout: Layout) -> Operand:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +186,7 @@ def test_integers_wrap_as_in_numpy() -> None:
 
 # -- which library -------------------------------------------------------------------------
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which library each product was made by."""
     seen: list[str] = []
     by_onednn, by_blas = products.onednn_product, products._blas_product
@@ -204,7 +203,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     monkeypatch.setattr(products, "onednn_product", first)
     monkeypatch.setattr(products, "_blas_product", second)
-    yield seen
+    return seen
 
 
 @with_onednn
@@ -243,8 +242,8 @@ def test_without_onednn_blas_does_all(made: list[str], monkeypatch: pytest.Monke
 
 
 def test_a_library_that_is_none_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    for given in ("/nowhere/libdnnl.so.3", threads.blas().library._name):
-        monkeypatch.setattr(onednn.settings, "onednn", given)
+    for path in ("/nowhere/libdnnl.so.3", threads.blas().library._name):
+        monkeypatch.setattr(onednn.settings, "onednn", path)
         onednn.library.cache_clear()
         try:
             assert "pip install onednn-cpu-gomp" in onednn.in_words()
@@ -401,3 +400,27 @@ def test_cores_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for text, count in (("3", 3), ("3,2", 3), ("20", 8), ("", 8), ("many", 8), ("0", 8)):
         monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", text)
         assert threads.most_threads() == (count if threads.has_pool() else 1)
+
+
+# -- what people are told ------------------------------------------------------------------
+def test_info_says_who_multiplies_and_with_how_many_threads() -> None:
+    with ost.connect(2, threads=2):
+        found = ost.info()
+    assert found["workers"] == 2
+    assert found["threads per worker"] == 1
+    assert found["cores"] == threads.cores()
+    assert found["products"].startswith(onednn.in_words())
+    assert "OpenBLAS" in found["products"]
+
+
+def test_a_plan_with_products_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = ost.asarray(numbers((300, 300), "float32"))
+    f = ost.compile(lambda a: a @ a)
+    f(a)
+    if not isinstance(onednn.library(), str):
+        assert "oneDNN" not in f.plan.explain()
+    monkeypatch.setattr("ostinato.planner.explain.library", lambda: "no libdnnl: pip install it")
+    assert "products by NumPy's library, no libdnnl: pip install it" in f.plan.explain()
+    g = ost.compile(lambda a: a + a)
+    g(a)
+    assert "products by" not in g.plan.explain()
