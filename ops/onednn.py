@@ -103,6 +103,18 @@ def in_words() -> str:
     return f"oneDNN {v.major}.{v.minor}.{v.patch}"
 
 
+# What processors need for operands narrower than their result: flags of dnnl_cpu_isa_t.
+_NEEDS = {"int8": 0x48, "uint8": 0x48, "bfloat16": 0x80, "float16": 0x100}
+
+
+def can_widen(a: DType, b: DType, out: DType) -> bool:
+    """Whether products of these into that are made, exactly and fast, from what is narrow."""
+    found = library()
+    if isinstance(found, str) or (a.name, b.name, out.name) not in _KINDS or a == out:
+        return False
+    return bool(found.dnnl_get_effective_cpu_isa() & _NEEDS[a.name])
+
+
 # -- objects of the library ----------------------------------------------------------------
 class _Owner:
     """Makes the library's objects, and destroys them together."""
@@ -178,12 +190,13 @@ def _team(threads: int) -> Iterator[None]:
 
 # -- products ------------------------------------------------------------------------------
 def onednn_product(
-    a: Stack, b: Stack, out: Stack, threads: int, whole: bool, quick: bool
+    a: Stack, b: Stack, out: Stack, turned: bool, threads: int, whole: bool, quick: bool
 ) -> Callable[..., None]:
     """The function of three arrays that lie so; `Unable` if oneDNN cannot do it well.
 
-    whole: prefer the algorithm that packs both operands, which large matrices repay. quick: not
-    worth letting other Python threads run meanwhile."""
+    turned: the function is called with b, a, out. whole: prefer the algorithm that packs both
+    operands, which large matrices repay. quick: not worth letting other Python threads run
+    meanwhile."""
     found = library()
     if isinstance(found, str):
         raise Unable(found)
@@ -199,7 +212,8 @@ def onednn_product(
     which = (_SOURCE, _WEIGHTS, _RESULT, _SCRATCHPAD)
     arguments = (_Argument * 4)(*(_Argument(w, m) for w, m in zip(which, memories, strict=True)))
     facts = [1, 0 if quick else 1, 0, threads, primitive.value, _stream().value, 4]
-    facts += [ctypes.addressof(arguments), *(m.value for m in memories[:3])]
+    given = [memories[k] for k in ((1, 0, 2) if turned else (0, 1, 2))]
+    facts += [ctypes.addressof(arguments), *(m.value for m in given)]
     about = np.array(facts, np.int64)
     weakref.finalize(about, _release, owner, arguments, pad)
     return function_of(_text(3), about)

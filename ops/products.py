@@ -42,12 +42,16 @@ def product(a: Any, b: Any, out: Any, threads: int) -> Product | None:
     m, n, k = *result.shape[-2:], left.shape[-1]
     work = result.size * k
     vector = min(m, n) == 1
-    if (work > TINY and not vector) or out.dtype.name not in _LETTERS:
+    alike = a.dtype == b.dtype == out.dtype and out.dtype.name in _LETTERS
+    if not alike or (work > TINY and not vector):
         whole = len(result.shape) == 2 and min(m, n) >= BOTH
         most = max(1, min(threads, work // GRAIN))
         with contextlib.suppress(Unable):
-            return onednn_product(left, right, result, most, whole, work <= QUICK)
-    return _blas_product(left, right, result, threads)
+            turned = n > 1 and result.strides[-1] != 1
+            if turned:  # the transposes' product
+                left, right, result = (_transposed(s) for s in (right, left, result))
+            return onednn_product(left, right, result, turned, most, whole, work <= QUICK)
+    return _blas_product(*stacks, threads) if alike else None
 
 
 def _stacks(a: Any, b: Any, out: Any) -> tuple[Stack, Stack, Stack] | None:
@@ -97,7 +101,7 @@ _TABLE = 2 + len(_FACTS)  # where the table begins: for each turn three offsets 
 def _blas_product(a: Stack, b: Stack, out: Stack, threads: int) -> Product | None:
     """By BLAS, if it can read and write the matrices where they are."""
     found = blas()
-    if found is None or out.dtype.name not in _LETTERS or not a.dtype == b.dtype == out.dtype:
+    if found is None:
         return None
     row = out.shape[-2] == 1 < out.shape[-1]
     turned = row or (out.shape[-1] > 1 and out.strides[-1] != 1)  # the transposes' product

@@ -20,7 +20,7 @@ from .fuse import title
 from .machine import Machine, this_machine
 from .plan import Plan, Program
 
-DENSE = ("matmul", "einsum", "fixed_matmul", "block_matmul")
+DENSE = ("matmul", "wide_matmul", "einsum", "fixed_matmul", "block_matmul")
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from ostinato.ops.graph import Graph, Node
 from ostinato.ops.layout import exchange_lists, part_ranks, slices, volume
 from ostinato.ops.native import REDUCTIONS, native_kernel
 from ostinato.ops.registry import OPS, Place
-from ostinato.ops.spec import Spec, is_inexact
+from ostinato.ops.spec import Spec, is_inexact, lying
 from ostinato.planner.memory import contiguous, scratch_of
 from ostinato.planner.plan import Program
 
@@ -93,7 +93,7 @@ def bind(
     binder.depth += 1
     for names, specs in ((ins, graph.inputs), (outs, graph.out_specs)):
         for name_, spec in zip(names, specs, strict=True):
-            binder.shown[name_] = _like(binder.shape(spec), spec.dtype)
+            binder.shown[name_] = lying(binder.shape(spec), spec.dtype)
     if timed:
         binder.write("t0 = clock()")
     binder.program(program, ins, outs, 0)
@@ -428,7 +428,7 @@ class _Binder:
     ) -> None:
         """Carried values lie in order in their buffers; where they begin elsewhere, nothing is known."""
         for j, (spec, init) in enumerate(zip(specs, inits, strict=True)):
-            like = _like(self.shape(spec), spec.dtype)
+            like = lying(self.shape(spec), spec.dtype)
             first = self.lies(init)
             for which, name in enumerate(n[j] for n in names):
                 known = which > 0 or (first is not None and first.strides == like.strides)
@@ -437,7 +437,7 @@ class _Binder:
     def show_item(self, stack: str, item: str) -> None:
         whole = self.lies(stack)
         if whole is not None:
-            self.shown[item] = _like(whole.shape[1:], whole.dtype, whole.strides[1:])
+            self.shown[item] = lying(whole.shape[1:], whole.dtype, whole.strides[1:])
 
     def loop_(
         self,
@@ -535,17 +535,6 @@ class _Binder:
             self.write("pass")
             self.program(side, ins[1:], outs, base + program.bases[k])
             self.depth -= 1
-
-
-def _like(shape: Sequence[int], dtype: Any, strides: Sequence[int] | None = None) -> Any:
-    """An array of this form, in order if nothing else is said; its elements are not there."""
-    steps = []
-    size = dtype.itemsize
-    for n in reversed(tuple(shape)):
-        steps.append(size)
-        size *= n
-    given = tuple(reversed(steps)) if strides is None else tuple(strides)
-    return np.lib.stride_tricks.as_strided(np.empty(1, dtype), tuple(shape), given)
 
 
 def _has_nan(*arrays: Any) -> bool:
