@@ -18,6 +18,7 @@ from ostinato.errors import ArgumentError, ShapeError
 from .array import Array, Operandish, apply, as_array, export, unify
 from .elementwise import broadcast, conj, convert
 from .index import LETTERS, Indices, along, einsum_indices, subscripts
+from .products import product
 from .registry import Params, Scratch, Specs, op
 from .shape import (
     accumulator,
@@ -31,7 +32,7 @@ from .shape import (
     squeeze,
     swapaxes,
 )
-from .spec import Shape, Spec, float32, promote
+from .spec import DType, Shape, Spec, float32, lying, promote
 from .where import misfit
 
 __all__ = [
@@ -133,6 +134,11 @@ def _matmul_kernel(xp: Any, out: Any, a: Any, b: Any, *, scratch: Sequence[Any])
         xp.matmul(a, b, out=out)
 
 
+def _matmul_native(arrays: Sequence[Any], threads: int, **_: Any) -> Any:
+    a, b, out = arrays
+    return product(a, b, out, threads)
+
+
 def _matmul_cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
     return 2.0 * outs[0].size * ins[0].shape[-1], float(sum(s.nbytes for s in (*ins, *outs)))
 
@@ -143,8 +149,28 @@ op(
     indices=_matmul_indices,
     ufunc="matmul",
     kernel=_matmul_kernel,
+    native=_matmul_native,
     scratch=_wide_scratch,
     grad=_matmul_grad,
+    cost=_matmul_cost,
+)
+
+
+def _wide_rule(a: Spec, b: Spec, *, dtype: DType) -> Spec:
+    return Spec(_matmul_rule(a, b).shape, dtype)
+
+
+def _wide_kernel(xp: Any, out: Any, a: Any, b: Any, *, dtype: DType) -> None:
+    xp.matmul(a.astype(dtype), b.astype(dtype), out=out)
+
+
+# What the planner makes of a product of casts, where a library multiplies what is narrow.
+op(
+    "wide_matmul",
+    infer=_wide_rule,
+    indices=_matmul_indices,
+    kernel=_wide_kernel,
+    native=_matmul_native,
     cost=_matmul_cost,
 )
 
@@ -198,26 +224,67 @@ def _groups(text: str) -> tuple[str, str, str, str]:
     )
 
 
+class _Folds:
+    """Operands of an einsum as stacks of matrices, and its result."""
+
+    def __init__(self, text: str, a: Any, b: Any) -> None:
+        (left, right), self.result = subscripts(text)
+        batch, rows, columns, summed = _groups(text)
+        self.extents = dict(zip((*left, *right), (*a.shape, *b.shape), strict=True))
+        self.labels = left, right, self.result
+        self.groups = (batch, rows, summed), (batch, summed, columns), (batch, rows, columns)
+
+    def matrices(self, k: int, x: Any) -> Any:
+        """Of an operand, or of the result (2); a view where that is possible."""
+        return self.ordered(k, x).reshape(self.shape(k))
+
+    def ordered(self, k: int, x: Any) -> Any:
+        return x.transpose([self.labels[k].index(c) for c in "".join(self.groups[k])])
+
+    def shape(self, k: int) -> list[int]:
+        batch, *two = self.groups[k]
+        return [self.extents[c] for c in batch] + [_size(self.extents, g) for g in two]
+
+    def unfold(self, product: Any) -> Any:
+        """The result as it should be, of its matrices."""
+        order = "".join(self.groups[2])
+        whole = product.reshape([self.extents[c] for c in order])
+        return whole.transpose([order.index(c) for c in self.result])
+
+
 def _einsum_kernel(xp: Any, out: Any, a: Any, b: Any, *, text: str, scratch: Sequence[Any]) -> None:
-    (left, right), result = subscripts(text)
-    batch, rows, columns, summed = _groups(text)
     if scratch:
         xp.copyto(scratch[0], a)
         xp.copyto(scratch[1], b)
         a, b = scratch[:2]
-    extents = dict(zip((*left, *right), (*a.shape, *b.shape), strict=True))
+    folds = _Folds(text, a, b)
+    product = xp.matmul(folds.matrices(0, a), folds.matrices(1, b))
+    xp.copyto(out, folds.unfold(product), casting="unsafe")
 
-    def fold(x: Any, labels: str, *groups: str) -> Any:
-        x = x.transpose([labels.index(c) for c in "".join(groups)])
-        return x.reshape([extents[c] for c in groups[0]] + [_size(extents, g) for g in groups[1:]])
 
-    product = xp.matmul(fold(a, left, batch, rows, summed), fold(b, right, batch, summed, columns))
-    order = batch + rows + columns
-    xp.copyto(
-        out,
-        product.reshape([extents[c] for c in order]).transpose([order.index(c) for c in result]),
-        casting="unsafe",
-    )
+def _einsum_native(arrays: Sequence[Any], threads: int, *, text: str, **_: Any) -> Any:
+    """A product of matrices, which are copies only where they must be."""
+    folds = _Folds(text, *arrays[:2])
+    views, like = [], []
+    for k, x in enumerate(arrays):
+        try:
+            like.append(np.reshape(folds.ordered(k, x), folds.shape(k), copy=False))
+            views.append(True)
+        except ValueError:
+            like.append(lying(folds.shape(k), x.dtype))
+            views.append(False)
+    run = product(like[0], like[1], like[2], threads)
+    if run is None:
+        return None
+
+    def einsum(a: Any, b: Any, out: Any) -> None:
+        left, right = folds.matrices(0, a), folds.matrices(1, b)
+        made = folds.matrices(2, out) if views[2] else np.empty(folds.shape(2), out.dtype)
+        run(left, right, made)
+        if not views[2]:
+            np.copyto(out, folds.unfold(made))
+
+    return einsum
 
 
 def _size(extents: dict[str, int], labels: str) -> int:
@@ -244,6 +311,7 @@ op(
     infer=_einsum_rule,
     indices=lambda ins, outs, p: einsum_indices(p["text"], ins),
     kernel=_einsum_kernel,
+    native=_einsum_native,
     scratch=_wide_scratch,
     grad=_einsum_grad,
     cost=_einsum_cost,

@@ -33,6 +33,7 @@ from .nest import chunk_units, facts
 from .registers import Lines, Value, cast, literal, llvm_type, where
 from .scalar import lower
 from .spec import DType, Shape, bool_
+from .threads import address_of, pool
 from .turns import TURNS, WAITING, nest_text
 
 GRAIN = 1 << 18  # elements times operations that are worth waking a thread
@@ -199,7 +200,7 @@ def kernel_text(body: Graph, loops: Loops) -> str:
         code.append("  br label %end")
     code += ["end:", "  ret void", "}"]
     code += _finish(lines, sums if blocks else [], many, last)
-    return "\n".join([*sorted(lines.declared), *code])
+    return "\n".join([*sorted(lines.declared), *code, around(many)])
 
 
 def _places(loops: Loops, many: int) -> tuple[list[str], list[str], list[str]]:
@@ -557,6 +558,11 @@ done:
 """
 
 
+def around(many: int, name: str = "run") -> str:
+    """What Python calls: takes so many arrays' addresses and shares the turns of `body`."""
+    return _AROUND.replace("MANY", str(many)).replace("@run(", f"@{name}(")
+
+
 # -- machine code --------------------------------------------------------------------------
 class _MethodDef(ctypes.Structure):
     _fields_ = (
@@ -606,10 +612,10 @@ def _tools() -> Any:
         codemodel="default",
     )
     for name in ("PyEval_SaveThread", "PyEval_RestoreThread", "Py_IncRef", "PyErr_SetString"):
-        llvm.add_symbol(name, _address_of(ctypes.pythonapi, name))
+        llvm.add_symbol(name, address_of(ctypes.pythonapi, name))
     for name, thing in (("none", None), ("array_type", np.ndarray), ("type_error", TypeError)):
         llvm.add_symbol(name, id(thing))
-    for name, address in _threads().items():
+    for name, address in pool().items():
         llvm.add_symbol(name, address)
     about = f"{llvm.llvm_version_info} {llvm.get_host_cpu_name()} {features.flatten()}"
     return llvm, machine, about
@@ -621,38 +627,9 @@ def vector_bits() -> int:
     return 512 if "+avx512f" in about else 256 if "+avx" in about else 128
 
 
-def _address_of(library: Any, name: str) -> int:
-    return int(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0)
-
-
-@lru_cache(1)
-def _threads() -> dict[str, int]:
-    """libgomp's entry points; without it (Debian: libgomp1, 0.3 MB) kernels use one thread."""
-    names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # threads that wait leave the cores to others
-    try:
-        library = ctypes.CDLL("libgomp.so.1")
-    except OSError:
-        return dict.fromkeys(names, id(None))  # never called
-    return {name: _address_of(library, name) for name in names}
-
-
-def most_threads() -> int:
-    """As many as this process has cores, or OMP_NUM_THREADS; 1 without libgomp, or in a forked
-    child.
-    """
-    return 1 if _is_child else _cores()
-
-
-@lru_cache(1)
-def _cores() -> int:
-    if _threads()["GOMP_parallel"] == id(None):
-        return 1
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return min(cores, int(asked)) if asked.isdigit() and int(asked) else cores
+def symbol(name: str, address: int) -> None:
+    """A name that texts may call."""
+    _tools()[0].add_symbol(name, address)
 
 
 def _compiled(text: str) -> _MethodDef:
@@ -693,15 +670,9 @@ def _optimise(module: Any) -> None:
     builder.getModulePassManager().run(module, builder)
 
 
-def module_of(text: str, many: int) -> str:
-    """A kernel's text with what Python calls, for so many arrays."""
-    return f"{text}\n{_AROUND.replace('MANY', str(many))}"
-
-
-def assembly(text: str, many: int) -> str:
+def assembly(text: str) -> str:
     """The machine code of a kernel's text, as text."""
     llvm, machine, _ = _tools()
-    text = module_of(text, many)
     module = llvm.parse_assembly(f'target triple = "{machine.triple}"\n' + text)
     module.verify()
     _optimise(module)
@@ -745,6 +716,7 @@ def native_kernel(
         return None
     if axes and loops.extents[:-1] and math.prod(loops.extents[:-1]) == 1:  # one row: in blocks
         loops = Loops(loops.extents[-1:], tuple(s[-1:] for s in loops.strides))
+    text = kernel_text(body, loops)
     size = math.prod(loops.extents)
     worth = size * max(1, len(body.nodes)) // GRAIN
     last = len(loops.extents) - 1
@@ -758,8 +730,7 @@ def native_kernel(
         meta += steps
     if last == 0 and axes:
         meta += [0] * (turns * len(body.outputs))
-    many = len(body.inputs) + len(body.outputs)
-    return _function(kernel_text(body, loops), many, np.array(meta, np.int64))
+    return function_of(text, np.array(meta, np.int64))
 
 
 def nest_kernel(nest: Nest, threads: int) -> Callable[..., None]:
@@ -780,15 +751,19 @@ def nest_kernel(nest: Nest, threads: int) -> Callable[..., None]:
     held = np.empty((crew * room + turns * waiting) // 8 + 8, np.int64)
     start = -(-held.ctypes.data // 64) * 64
     front = [turns, threads, units, each, start, room, start + crew * room, waiting]
-    many = len(nest.strides)
-    return _function(
-        nest_text(nest, vector_bits()), many, np.array([*front, *about.values], np.int64), held
-    )
+    return function_of(nest_module(nest), np.array([*front, *about.values], np.int64), held)
 
 
-def _function(text: str, many: int, about: Any, held: Any = None) -> Callable[..., None]:
-    """The kernel as Python calls it, with its own facts and memory."""
-    definition = _compiled(module_of(text, many))
+def nest_module(nest: Nest) -> str:
+    """Its whole text, for this machine's vectors."""
+    return f"{nest_text(nest, vector_bits())}\n{around(len(nest.strides))}"
+
+
+def function_of(text: str, about: Any, held: Any = None) -> Callable[..., None]:
+    """A module's `run` as a Python function that knows these facts: turns, threads, and its own;
+    `held` is memory that they point to.
+    """
+    definition = _compiled(text)
     new = ctypes.pythonapi.PyCFunction_NewEx
     new.restype = ctypes.py_object
     new.argtypes = [ctypes.POINTER(_MethodDef), ctypes.py_object, ctypes.c_void_p]
@@ -808,14 +783,11 @@ class _Facts(np.ndarray):
 
 # Kernels that use threads, by their meta arrays: a forked child has none of libgomp's threads, and
 # would wait for them forever.
-_is_child = False
 _shared: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def _alone() -> None:
     """What a forked child does: all kernels run in one thread from now on."""
-    global _is_child
-    _is_child = True
     for about in list(_shared.values()):
         about[1] = 1
 

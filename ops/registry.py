@@ -83,6 +83,9 @@ class Op:
     scratch: Callable[..., Sequence[Scratch]] | None = (
         None  # (in shapes, out shapes, specs.., **params)
     )
+    native: Callable[..., Callable[..., None] | None] | None = (
+        None  # (arrays like operands and results, threads, **params) -> a function of such arrays
+    )
     algorithms: Callable[[Specs, Specs, Params], Sequence[Graph]] | None = (
         None  # graphs that do the same
     )

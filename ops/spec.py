@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -134,3 +134,14 @@ class Spec:
         if self.pending:
             text = f"pending {text}"
         return f"{text} @ {self.layout}" if self.layout is not None else text
+
+
+def lying(shape: Sequence[int], dtype: Any, strides: Sequence[int] | None = None) -> Any:
+    """An array of this form, in order if nothing else is said; its elements are not there."""
+    steps = []
+    size = dtype.itemsize
+    for n in reversed(tuple(shape)):
+        steps.append(size)
+        size *= n
+    given = tuple(reversed(steps)) if strides is None else tuple(strides)
+    return np.lib.stride_tricks.as_strided(np.empty(1, dtype), tuple(shape), given)

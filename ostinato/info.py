@@ -15,6 +15,8 @@ import numpy as np
 from ostinato.errors import ArgumentError, DTypeError
 from ostinato.ops.array import Array, as_array, weak_dtype, weak_kind
 from ostinato.ops.elementwise import as_dtype, check_device
+from ostinato.ops.native import why_not
+from ostinato.ops.onednn import in_words
 from ostinato.ops.spec import (
     DTYPES,
     DType,
@@ -28,7 +30,10 @@ from ostinato.ops.spec import (
     promote,
     real_of,
 )
+from ostinato.ops.threads import blas, cores, has_pool
 from ostinato.ops.where import misfit
+
+from .sessions import current
 
 __all__ = [
     "__array_api_version__",
@@ -38,6 +43,7 @@ __all__ = [
     "finfo",
     "iinfo",
     "inf",
+    "info",
     "isdtype",
     "nan",
     "newaxis",
@@ -141,6 +147,21 @@ def iinfo(type: Any, /) -> iinfo_object:
 
 
 # -- the library ---------------------------------------------------------------------------
+def info() -> dict[str, Any]:
+    """What this process computes with: workers, threads, and who does what."""
+    session, found = current(), blas()
+    numpys = f"OpenBLAS ({found.kernels})" if found is not None else "NumPy's library"
+    return {
+        "session": repr(session),
+        "workers": session.workers,
+        "threads per worker": session.engine.threads,
+        "cores": cores(),
+        "thread pool": "libgomp" if has_pool() else "none, libgomp is missing (Debian: libgomp1)",
+        "kernels": why_not() or "machine code",
+        "products": f"{in_words()}, {numpys}",
+    }
+
+
 class Info:
     """What the standard asks a namespace about itself."""
 

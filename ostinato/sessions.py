@@ -131,13 +131,16 @@ def connect(
     mesh: tuple[int, ...] | None = None,
     numerics: str = "same-plan",
     memory_limit: int | None = None,
+    threads: int | None = None,
 ) -> Session:
     """Workers to compute with: this process with all its cores, or n workers that are threads of
     it.
 
     mesh: how the workers are arranged, e.g. (3, 2); arrays are split along its axes. numerics:
     "same-plan" (the same plan gives the same bits), "any-workers" (so does any number of workers),
-    "fast". memory_limit: bytes per worker; a plan that needs more is refused before it runs."""
+    "fast". memory_limit: bytes per worker; a plan that needs more is refused before it runs. threads:
+    at most so many cores are used, which workers share; else all that this process may use, or
+    OMP_NUM_THREADS."""
     global in_use
     if mesh is None:
         mesh = (1 if workers is None else workers,)
@@ -164,7 +167,19 @@ def connect(
             got=f"numerics={numerics!r}",
             needed=" or ".join(map(repr, NUMERICS)),
         )
-    session = Session(LocalEngine(count, mesh), Target(mesh, "cpu", numerics, memory_limit))
+    if threads is not None and (
+        not isinstance(threads, int) or isinstance(threads, bool) or threads < 1
+    ):
+        raise misfit(
+            ArgumentError,
+            "connect",
+            got=f"threads={threads!r}",
+            needed="a whole number of 1 or more",
+            do="leave it out to use all cores",
+        )
+    session = Session(
+        LocalEngine(count, mesh, threads), Target(mesh, "cpu", numerics, memory_limit)
+    )
     with _lock:
         session._before = in_use
         in_use = session

@@ -7,6 +7,7 @@ OSTINATO_CACHE_MB   how much of it, in megabytes; the least recently used plans 
 OSTINATO_MATH       whose exp, sin, pow, ... run: "own", in kernels, within 4 units in the last place;
                     or "libm", NumPy's, which stay out of kernels. A part of every plan's id
 OSTINATO_CHECK_NAN  1: look for NaN after each operation and name the first that made one
+OSTINATO_ONEDNN     a libdnnl.so.3 to use instead of the wheel's; "off" for NumPy's library alone
 """
 
 from __future__ import annotations
@@ -48,3 +49,4 @@ cache: Path | None = _cache()
 cache_bytes: int = _number("OSTINATO_CACHE_MB", 256, 0, 1 << 20) * 2**20
 math: str = _word("OSTINATO_MATH", "own", "libm")
 check_nan: bool = bool(_number("OSTINATO_CHECK_NAN", 0, 0, 1))
+onednn: str = os.environ.get("OSTINATO_ONEDNN", "").strip()

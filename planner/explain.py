@@ -12,6 +12,7 @@ from ostinato.ops.collective import collective_of
 from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Graph, Node
 from ostinato.ops.layout import exchange_lists, volume
+from ostinato.ops.onednn import library
 from ostinato.ops.registry import OPS
 from ostinato.ops.spec import Spec
 
@@ -19,7 +20,7 @@ from .fuse import title
 from .machine import Machine, this_machine
 from .plan import Plan, Program
 
-DENSE = ("matmul", "einsum", "fixed_matmul", "block_matmul")
+DENSE = ("matmul", "wide_matmul", "einsum", "fixed_matmul", "block_matmul")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +225,9 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
         lines.append(
             f"memory is fullest at {title(node)}" + (f" ({node.line})" if node.line else "")
         )
+    missing = library()
+    if isinstance(missing, str) and any(s.node.op == "matmul" for s in work):
+        lines.append(f"products by NumPy's library, {missing}")
     planning = sum(plan.seconds.values())
     if planning:
         slowest = max(plan.seconds, key=lambda name: plan.seconds[name])

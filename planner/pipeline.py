@@ -17,6 +17,7 @@ from .communicate import communicate
 from .fuse import fuse, title
 from .layouts import choose_layouts
 from .memory import assign_memory
+from .narrow import narrow
 from .numerics import fix_order
 from .overlap import overlap
 from .parts import make_parts
@@ -51,7 +52,7 @@ def make_plan(key: Key, names: tuple[str, ...] = ()) -> Plan:
 
 def lower(graph: Graph, key: Key) -> Program:
     """What this machine runs of a graph that every machine may have."""
-    return assign_memory(fuse(graph, key.target), key.donated)
+    return assign_memory(fuse(narrow(graph, key.target), key.target), key.donated)
 
 
 def _strip(graph: Graph) -> tuple[Graph, tuple[tuple[str, int], ...]]:

@@ -21,7 +21,6 @@ from ostinato.ops.labels import (
 )
 from ostinato.ops.registry import OPS
 from ostinato.ops.spec import Shape, Spec
-from ostinato.ops.turns import nest_text
 from ostinato.ops.where import short
 
 if TYPE_CHECKING:
@@ -41,8 +40,7 @@ def source(plan: Plan, llvm: bool, assembly: bool) -> str:
         if llvm:
             found.append(text.strip())
         if assembly:
-            many = len(node.inputs) + len(node.specs)
-            found.append(native.assembly(text, many).strip())
+            found.append(native.assembly(text).strip())
     if not found:
         why = native.why_not()
         return f"# no kernels: {why}" if why else "# no kernels: too little work, or no chains"
@@ -61,7 +59,7 @@ def _kernels(graph: Graph) -> Iterator[Node]:
 
 def _text(node: Node) -> str:
     if "rows" in node.kw:
-        return nest_text(_nest(node), native.vector_bits())
+        return native.nest_module(_nest(node))
     return native.kernel_text(node.kw["body"], _loops(node))
 
 

@@ -24,9 +24,9 @@ from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Graph, Node
 from ostinato.ops.labels import analyse
 from ostinato.ops.layout import exchange_lists, part_ranks, slices, volume
-from ostinato.ops.native import REDUCTIONS, most_threads, native_kernel, nest_kernel
+from ostinato.ops.native import REDUCTIONS, native_kernel, nest_kernel
 from ostinato.ops.registry import OPS, Place
-from ostinato.ops.spec import Spec, is_inexact
+from ostinato.ops.spec import Spec, is_inexact, lying
 from ostinato.planner.memory import contiguous, scratch_of
 from ostinato.planner.plan import Program
 
@@ -82,10 +82,11 @@ def bind(
     xp: Any,
     arena: Any,
     name: str,
+    threads: int = 1,
     timed: bool = False,
 ) -> Bound:
     """The function that runs a program on one worker."""
-    binder = _Binder(rank, communicator, xp, arena, timed)
+    binder = _Binder(rank, communicator, xp, arena, threads, timed)
     graph = program.graph
     ins = [f"i{k}" for k in range(len(graph.inputs))]
     outs = [f"o{k}" for k in range(len(graph.outputs))]
@@ -93,7 +94,7 @@ def bind(
     binder.depth += 1
     for names, specs in ((ins, graph.inputs), (outs, graph.out_specs)):
         for name_, spec in zip(names, specs, strict=True):
-            binder.shown[name_] = _like(binder.shape(spec), spec.dtype)
+            binder.shown[name_] = lying(binder.shape(spec), spec.dtype)
     if timed:
         binder.write("t0 = clock()")
     binder.program(program, ins, outs, 0)
@@ -107,12 +108,19 @@ def bind(
 
 class _Binder:
     def __init__(
-        self, rank: int, communicator: Communicator, xp: Any, arena: Any, timed: bool
+        self,
+        rank: int,
+        communicator: Communicator,
+        xp: Any,
+        arena: Any,
+        threads: int,
+        timed: bool,
     ) -> None:
         self.rank = rank
         self.communicator = communicator
         self.xp = xp
         self.arena = arena
+        self.threads = threads
         self.timed = timed
         self.text: list[str] = []
         self.lines: dict[int, Row] = {}
@@ -245,7 +253,7 @@ class _Binder:
             self.write(f"{before} = has_nan({', '.join(ins)})", row)
         needs = scratch_of(op, graph, node, self.rank) if op.scratch is not None else ()
         plain = op.kernel is None or (not needs and all(in_order[v] for v in node.inputs))
-        kernel = self.generated(graph, node, ins, outs) if node.op in FUSED else None
+        kernel = self.native(graph, node, ins, outs)
         if kernel is not None:
             self.write(f"{self.name('g', kernel)}({', '.join((*ins, *outs))})", row)
         elif op.ufunc and plain and not node.params:
@@ -300,19 +308,34 @@ class _Binder:
         """An array that lies as this name's does in every run; None if that is not known."""
         return self.fixed[name] if name in self.fixed else self.shown.get(name)
 
+    def native(
+        self, graph: Graph, node: Node, ins: Sequence[str], outs: Sequence[str]
+    ) -> Callable[..., None] | None:
+        """A function of arrays that lie as these do in every run; None if there is no better one
+        than the op's kernel.
+        """
+        if self.xp is not np:
+            return None
+        if node.op in FUSED:
+            return self.generated(graph, node, ins, outs)
+        make = OPS[node.op].native
+        arrays = [self.lies(name) for name in (*ins, *outs)] if make is not None else []
+        if make is None or any(x is None for x in arrays):
+            return None
+        return make(arrays, self.threads, **node.kw)
+
     def generated(
         self, graph: Graph, node: Node, ins: Sequence[str], outs: Sequence[str]
     ) -> Callable[..., None] | None:
         """Machine code for operands that lie as these do; None if that is not known."""
         body: Graph = node.kw["body"]
-        threads = max(1, most_threads() // self.communicator.size)
         if "rows" in node.kw:
             arrays = [self.lies(name) for name in (*ins, *outs)]
             if self.xp is not np or any(a is None for a in arrays):
                 return None
             shapes, steps = [a.shape for a in arrays], [a.strides for a in arrays]
             nest = analyse(**node.kw, shapes=shapes, strides=steps)
-            return nest_kernel(nest, threads) if nest is not None else None
+            return nest_kernel(nest, self.threads) if nest is not None else None
         sums = [n for n in body.nodes if n.op in REDUCTIONS]
         axes = len(sums[0].kw["axes"]) if sums else 0
         shape = self.shape(body.specs[sums[0].inputs[0]] if sums else node.specs[0])
@@ -320,12 +343,12 @@ class _Binder:
         strides = []
         for name, v in zip((*ins, *outs), (*range(len(ins)), *body.outputs), strict=True):
             array = self.lies(name)
-            if array is None or self.xp is not np:
+            if array is None:
                 return None
             more = (0,) * axes if v in reduced else ()
             lies = array.strides if v in reduced else np.broadcast_to(array, shape).strides
             strides.append((*lies, *more))
-        return native_kernel(body, shape, strides, threads, axes)
+        return native_kernel(body, shape, strides, self.threads, axes)
 
     # -- collectives -----------------------------------------------------------------------
     def collective(
@@ -413,7 +436,7 @@ class _Binder:
     ) -> None:
         """Carried values lie in order in their buffers; where they begin elsewhere, nothing is known."""
         for j, (spec, init) in enumerate(zip(specs, inits, strict=True)):
-            like = _like(self.shape(spec), spec.dtype)
+            like = lying(self.shape(spec), spec.dtype)
             first = self.lies(init)
             for which, name in enumerate(n[j] for n in names):
                 known = which > 0 or (first is not None and first.strides == like.strides)
@@ -422,7 +445,7 @@ class _Binder:
     def show_item(self, stack: str, item: str) -> None:
         whole = self.lies(stack)
         if whole is not None:
-            self.shown[item] = _like(whole.shape[1:], whole.dtype, whole.strides[1:])
+            self.shown[item] = lying(whole.shape[1:], whole.dtype, whole.strides[1:])
 
     def loop_(
         self,
@@ -520,17 +543,6 @@ class _Binder:
             self.write("pass")
             self.program(side, ins[1:], outs, base + program.bases[k])
             self.depth -= 1
-
-
-def _like(shape: Sequence[int], dtype: Any, strides: Sequence[int] | None = None) -> Any:
-    """An array of this form, in order if nothing else is said; its elements are not there."""
-    steps = []
-    size = dtype.itemsize
-    for n in reversed(tuple(shape)):
-        steps.append(size)
-        size *= n
-    given = tuple(reversed(steps)) if strides is None else tuple(strides)
-    return np.lib.stride_tricks.as_strided(np.empty(1, dtype), tuple(shape), given)
 
 
 def _has_nan(*arrays: Any) -> bool:

@@ -34,6 +34,10 @@ class Engine(Protocol):
     mesh: Mesh
     device: str
 
+    @property
+    def threads(self) -> int:
+        """Of each worker."""
+
     def put(self, value: Any, layout: Layout) -> Operand:
         """An operand of a value in the caller's memory. What the engine is given, it may keep."""
 
@@ -75,19 +79,28 @@ class Held(Operand):
 class LocalEngine:
     device = "cpu"
 
-    def __init__(self, workers: int = 1, mesh: Mesh | None = None) -> None:
+    def __init__(
+        self, workers: int = 1, mesh: Mesh | None = None, threads: int | None = None
+    ) -> None:
         self.mesh = mesh if mesh is not None else (workers,)
         self.size = workers
         self.closed = False
         self.lock = threading.RLock()
         self.launchers: dict[str, Launcher] = {}
         if workers == 1:
-            self.workers = [Worker(0, Alone())]
+            self.workers = [Worker(0, Alone(), threads=threads)]
             self.team = None
         else:
             self.world = ThreadWorld(workers)
-            self.workers = [Worker(r, self.world.communicator(r)) for r in range(workers)]
+            self.workers = [
+                Worker(r, self.world.communicator(r), threads=threads) for r in range(workers)
+            ]
             self.team = _Team(self.workers, self.world)
+
+    @property
+    def threads(self) -> int:
+        """Of each worker."""
+        return self.workers[0].threads
 
     # -- operands --------------------------------------------------------------------------
     def put(self, value: Any, layout: Layout) -> Operand:

@@ -7,13 +7,16 @@ allocates nothing."""
 from __future__ import annotations
 
 import contextvars
+import os
 import sys
 import time
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from ostinato.ops.spec import Spec
+from ostinato.ops.threads import most_threads
 from ostinato.planner.plan import Plan
 
 from .bind import Bound, bind
@@ -65,8 +68,11 @@ class Loaded:
 
 
 class Worker:
-    def __init__(self, rank: int, communicator: Communicator, xp: Any = np) -> None:
+    def __init__(
+        self, rank: int, communicator: Communicator, xp: Any = np, threads: int | None = None
+    ) -> None:
         self.rank = rank
+        self.asked = threads
         self.communicator = communicator
         self.xp = xp
         self.plans: dict[str, Loaded] = {}
@@ -74,6 +80,13 @@ class Worker:
         self.allocations = 0
         self.context = contextvars.copy_context()
         self.context.run(np.seterr, all="ignore")
+        _workers.add(self)
+
+    @property
+    def threads(self) -> int:
+        """Its share of the threads that this process may have, or was asked to have."""
+        most = most_threads()
+        return max(1, min(most, self.asked or most) // self.communicator.size)
 
     def load(self, plan: Plan) -> None:
         self.plans.setdefault(plan.id, Loaded(plan))
@@ -98,6 +111,7 @@ class Worker:
             self.xp,
             self.arena,
             f"<plan {loaded.plan.id}>",
+            self.threads,
             timed,
         )
 
@@ -162,6 +176,20 @@ class Worker:
             return bound
         loaded.timed = self._bind(loaded, timed=True)
         return loaded.timed
+
+
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+def _bind_anew() -> None:
+    """What a forked child does: it has one thread, and bound plans were made for more."""
+    for worker in list(_workers):
+        for loaded in worker.plans.values():
+            loaded.bound = loaded.timed = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_bind_anew)
 
 
 def _local(spec: Spec, rank: int) -> tuple[tuple[int, ...], np.dtype[Any]]:

@@ -47,6 +47,7 @@ NOT_SAMPLED = {
     "call": "made by checkpoint, taken away by the planner",
     "barrier": "made by gradients of checkpoint",
     "fused_rows": "made by the planner; see test_native.py and planner/test_fuse.py",
+    "wide_matmul": "made by the planner; see test_products.py",
     "fused": "made by the planner; see test_native.py and planner/test_fuse.py",
 }
 

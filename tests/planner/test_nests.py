@@ -212,12 +212,10 @@ def test_an_array_beside_its_own_transpose_is_two_indices() -> None:
 
 # -- exactness -----------------------------------------------------------------------------
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ostinato.runtime import bind
-
     x = np.random.default_rng(3).standard_normal((40_000, 16)).astype(np.float32)
     found = []
     for threads in (1, 2, 3, 7):
-        monkeypatch.setattr(bind, "most_threads", lambda n=threads: n)
+        monkeypatch.setattr("ostinato.runtime.worker.most_threads", lambda n=threads: n)
         with sessions.use():
             made = ost.compile(lambda x: (lloyd(x, x[:8]), x.mean(0), x.std(0)))(ost.asarray(x))
             found.append([np.asarray(y).tobytes() for y in made])

@@ -1,0 +1,95 @@
+"""Products of operands that are cast to a wider dtype first read them as they are, where oneDNN
+multiplies small integers and halves faster than what they are cast to.
+
+before                                             after
+%2 = astype(%0; dtype=dtype int32) : int32[4,6]    %2 = wide_matmul(%0, %1; dtype=dtype int32) : int32[4,5]
+%3 = astype(%1; dtype=dtype int32) : int32[6,5]    return %2
+%4 = matmul(%2, %3) : int32[4,5]
+return %4
+
+This belongs to this machine: plan files hold the graph without it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ostinato.ops.graph import Builder, Graph, Node
+from ostinato.ops.onednn import can_widen
+from ostinato.ops.registry import OPS
+from ostinato.ops.spec import Spec
+
+from .plan import Target
+from .rewrite import map_bodies
+
+
+def narrow(graph: Graph, target: Target) -> Graph:
+    """The pass; nothing changes where no product's operands are casts."""
+    if target.device != "cpu":
+        return graph
+    builder, values = Builder(graph.inputs), list(range(len(graph.inputs)))
+    changed = False
+    for node in graph.nodes:
+        whole = map_bodies(node, lambda g: narrow(g, target))
+        inputs = _sources(graph, node, builder, values) if node.op == "matmul" else None
+        changed |= inputs is not None or whole is not node
+        if inputs is None:
+            inputs, op, params = [values[v] for v in node.inputs], node.op, whole.params
+        else:
+            op, params = "wide_matmul", (("dtype", node.specs[0].dtype),)
+        values.extend(builder.add(op, inputs, params, node.specs, node.line))
+    return _needed(builder, [values[v] for v in graph.outputs]) if changed else graph
+
+
+def _sources(graph: Graph, node: Node, builder: Builder, values: Sequence[int]) -> list[int] | None:
+    """What a product's operands are cast from, seen as the casts are."""
+    found = [_uncast(graph, v) for v in node.inputs]
+    dtypes = [graph.specs[v].dtype for v, _ in found]
+    if not all(views is not None for _, views in found):
+        return None
+    if not can_widen(dtypes[0], dtypes[1], node.specs[0].dtype):
+        return None
+    made = []
+    for v, views in found:
+        at = values[v]
+        for view in views or ():
+            spec = Spec(view.specs[0].shape, graph.specs[v].dtype, view.specs[0].layout)
+            (at,) = builder.add(view.op, [at], view.params, (spec,), view.line)
+        made.append(at)
+    return made
+
+
+def _uncast(graph: Graph, v: int) -> tuple[int, list[Node] | None]:
+    """A value before it was cast, and what looks at it since; None if it was not."""
+    views: list[Node] = []
+    while (k := graph.producers[v]) >= 0:
+        node = graph.nodes[k]
+        if node.op == "astype":
+            source = node.inputs[0]
+            same = graph.specs[source].layout == node.specs[0].layout
+            return source, views[::-1] if same else None
+        if OPS[node.op].view is None or len(node.inputs) != 1 or len(node.specs) != 1:
+            break
+        if OPS[node.op].kernel is not None:  # may copy
+            break
+        views.append(node)
+        v = node.inputs[0]
+    return v, None
+
+
+def _needed(builder: Builder, outputs: Sequence[int]) -> Graph:
+    """Without casts that nothing reads any more; the others in their order."""
+    graph = Graph(builder.inputs, tuple(builder.nodes), tuple(outputs))
+    needed = set(outputs)
+    kept = []
+    for k in reversed(range(len(graph.nodes))):
+        if needed.intersection(graph.outs(k)):
+            needed.update(graph.nodes[k].inputs)
+            kept.append(k)
+    made, values = Builder(graph.inputs), {v: v for v in range(len(graph.inputs))}
+    for k in reversed(kept):
+        node = graph.nodes[k]
+        outs = made.add(
+            node.op, [values[v] for v in node.inputs], node.params, node.specs, node.line
+        )
+        values.update(zip(graph.outs(k), outs, strict=True))
+    return Graph(made.inputs, tuple(made.nodes), tuple(values[v] for v in outputs))
