@@ -153,6 +153,15 @@ class Layout:
         splits = (*self.splits[:axis], split, *self.splits[axis + 1 :])
         return Layout(self.mesh, splits, self.windows, self.blocks)
 
+    def in_turns(self, turns: int, split: Placement) -> Layout:
+        """The same on a mesh with one more axis, along which this is cut too."""
+        return Layout((*self.mesh, turns), (*self.splits, split), self.windows, self.blocks)
+
+    @property
+    def at_once(self) -> Layout:
+        """The same without the last mesh axis."""
+        return Layout(self.mesh[:-1], self.splits[:-1], self.windows, self.blocks)
+
     def coords(self, rank: int) -> tuple[int, ...]:
         return _coords(self.mesh, rank)
 

@@ -9,19 +9,22 @@ from elsewhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ostinato.ops.collective import COLLECTIVES, collective_of
 from ostinato.ops.encode import Malformed, need
 from ostinato.ops.graph import Builder, Graph, Node
 from ostinato.ops.index import Reach
 from ostinato.ops.layout import Layout, Partial
+from ostinato.ops.monoid import MONOIDS
 from ostinato.ops.registry import OPS
 from ostinato.ops.spec import Spec, bool_
 
 from .layouts import _extents, _way
+from .memory import CONTROL
 from .numerics import fix_order
 from .plan import Target
-from .rewrite import Values, map_bodies, rebuild
+from .rewrite import Values, inline, map_bodies, rebuild
 from .simplify import simplify
 
 MOST_TRIPS = 2**40
@@ -82,6 +85,9 @@ def _check_params(node: Node, ins: Sequence[Spec]) -> None:
             _joins([s.bare for s in (*ins[: nc + ns], *items)], body.inputs[1:])
             _joins([s.bare for s in ins[nc : nc + ns]], body.out_specs[:ns])
             need(len(body.outputs) >= ns, "a loop that loses its state")
+        case "blocks":
+            need(2 <= kw["turns"] <= 1 << 20, "blocks of that many turns")
+            _joins(ins, kw["body"].inputs)
         case "while":
             nc, ns = kw["counts"]
             need(nc + ns == len(ins), "a while with other operands")
@@ -130,9 +136,12 @@ def check_layouts(graph: Graph, target: Target) -> None:
         if kind or node.op == "narrow":
             need(kind != "" or node.op == "narrow", "a start of nothing")
             _check_collective(kind or "narrow", node, ins)
-        elif node.op in ("loop", "while", "branch"):
+        elif node.op in CONTROL:
+            inside = target
+            if node.op == "blocks":
+                inside = replace(target, mesh=(*target.mesh, node.kw["turns"]))
             for _, body in node.subgraphs():
-                check_layouts(body, target)
+                check_layouts(body, inside)
             _check_joints(node, ins, target)
         elif target.workers > 1:
             _check_way(node, ins, target)
@@ -196,11 +205,34 @@ def _check_joints(node: Node, ins: Sequence[Spec], target: Target) -> None:
         same(given[nc:], kw["body"].out_specs)
         same(given[nc:], node.specs)
         need(_layout(kw["condition"].out_specs[0]).is_whole, "a condition that is not everybody's")
+    elif node.op == "blocks":
+        _check_turns(node, ins)
     else:
         need(_layout(ins[0]).is_whole, "a condition that is not everybody's")
         for g in (kw["then"], kw["otherwise"]):
             same(given[1:], g.inputs)
             same([s.layout for s in node.specs], g.out_specs)
+
+
+def _check_turns(node: Node, ins: Sequence[Spec]) -> None:
+    """Blocks of what lies outside go in; side by side, or as addends of one state, they come out."""
+    body: Graph = node.kw["body"]
+    need(not any(any(n.subgraphs()) for n in body.nodes), "turns with graphs inside")
+    for spec in body.inputs:
+        need(not isinstance(_layout(spec).splits[-1], Partial), "addends that come in turns")
+    for outer, inner in zip((*ins, *node.specs), (*body.inputs, *body.out_specs), strict=True):
+        need(_layout(inner).at_once is _layout(outer), "blocks of something that lies elsewhere")
+    k = 0
+    while k < len(body.outputs):
+        split = _layout(body.out_specs[k]).splits[-1]
+        need(split is not None, "a result of turns that none of them has alone")
+        width = MONOIDS[split.monoid].width if isinstance(split, Partial) else 1
+        states = body.outputs[k : k + width]
+        makers = {body.producers[v] for v in states}
+        need(len(states) == width and len(makers) == 1, "addends of which some are missing")
+        if isinstance(split, Partial):
+            need(states == tuple(body.outs(makers.pop())), "addends in another order")
+        k += width
 
 
 def _check_way(node: Node, ins: Sequence[Spec], target: Target) -> None:
@@ -270,6 +302,8 @@ def plain(graph: Graph) -> Graph:
         if node.op in (*COLLECTIVES, "narrow", "resplit", "copy", "start", "wait"):
             return inputs[: len(node.specs)]
         node = map_bodies(node, plain)
+        if node.op == "blocks":
+            return inline(builder, node.kw["body"], inputs)
         if node.op == "tree":  # of blocks: the fixed form of the same reduction
             blocks = builder.maker(inputs[0])
             if blocks is not None and blocks.op.startswith("block_"):

@@ -13,6 +13,7 @@ from ostinato.ops.graph import Graph
 from ostinato import settings
 from ostinato.errors import MemoryLimitError
 
+from .blocking import split_time
 from .communicate import communicate
 from .fuse import fuse, title
 from .layouts import choose_layouts
@@ -25,7 +26,15 @@ from .simplify import simplify
 
 Pass = Callable[[Graph, Target], Graph]
 
-PASSES: tuple[Pass, ...] = (simplify, fix_order, choose_layouts, make_parts, communicate, overlap)
+PASSES: tuple[Pass, ...] = (
+    simplify,
+    fix_order,
+    choose_layouts,
+    make_parts,
+    communicate,
+    split_time,
+    overlap,
+)
 
 
 def make_plan(key: Key, names: tuple[str, ...] = ()) -> Plan:
@@ -35,7 +44,7 @@ def make_plan(key: Key, names: tuple[str, ...] = ()) -> Plan:
     _dump(0, "traced", graph)
     for number, run in enumerate(PASSES, 1):
         start = time.perf_counter()
-        made = run(graph, target)
+        made = split_time(graph, target, key.donated) if run is split_time else run(graph, target)
         seconds[run.__name__] = time.perf_counter() - start
         _show(number, run.__name__, graph, made, seconds[run.__name__])
         graph = made

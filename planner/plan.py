@@ -169,9 +169,7 @@ class Plan:
     @property
     def peak_bytes(self) -> int:
         """The most memory that the worker with the largest parts needs."""
-        graph = self.program.graph
-        saved = sum(local_bytes(graph.out_specs[k]) for k, _ in self.program.reuse)
-        return self.operand_bytes + self.result_bytes - saved + self.arena_bytes
+        return peak_bytes(self.program)
 
     # -- for people ------------------------------------------------------------------------
     @property
@@ -222,6 +220,14 @@ class Plan:
         from .explain import as_html
 
         return as_html(self, self.measured)
+
+
+def peak_bytes(program: Program) -> int:
+    """The most memory that the worker with the largest parts needs: operands, results, arena."""
+    graph = program.graph
+    saved = sum(local_bytes(graph.out_specs[k]) for k, _ in program.reuse)
+    held = sum(map(local_bytes, (*graph.inputs, *graph.out_specs)))
+    return held - saved + program.arena_bytes
 
 
 def local_bytes(spec: Spec) -> int:
