@@ -299,9 +299,7 @@ def _label(part: Part, k: int, seed: tuple[int, int] | None) -> str | None:
     if node.op in _ALONE:
         return None
     ins = _indices(part.graph, k).ins
-    labels = {
-        dims[part.cut[v]] for v, dims in zip(node.inputs, ins, strict=True) if v in part.cut
-    }
+    labels = {dims[part.cut[v]] for v, dims in zip(node.inputs, ins, strict=True) if v in part.cut}
     if not labels and seed is not None:
         labels = {dims[seed[1]] for v, dims in zip(node.inputs, ins, strict=True) if v == seed[0]}
         labels = set(sorted(x for x in labels if isinstance(x, str))[:1])
@@ -414,7 +412,9 @@ def emit(graph: Graph, part: Part, keep: float, value: int) -> tuple[Graph, int]
         for v, new in zip(graph.outs(k), made, strict=True):
             own[v] = new
 
-    for k in range(len(graph.nodes)):  # also those of the part: who needs more of them than it gives
+    for k in range(
+        len(graph.nodes)
+    ):  # also those of the part: who needs more of them than it gives
         if k not in later:
             put(k, own)
     specs = [graph.specs[v] for v in results]
@@ -454,7 +454,9 @@ def _body(part: Part, results: Sequence[int]) -> tuple[list[int], Graph]:
         node = graph.nodes[graph.producers[v]]
         spec = node.specs[0]
         assert spec.layout is not None
-        (own[v],) = builder.add("constant", (), node.params, [spec.at(spec.layout.in_turns(turns, None))])
+        (own[v],) = builder.add(
+            "constant", (), node.params, [spec.at(spec.layout.in_turns(turns, None))]
+        )
     for k in sorted(needed):
         node, way = graph.nodes[k], part.ways[k]
         read = [
@@ -463,7 +465,11 @@ def _body(part: Part, results: Sequence[int]) -> tuple[list[int], Graph]:
         ]
         specs = [s.at(w) for s, w in zip(node.specs, way.gives, strict=True)]
         own.update(
-            zip(graph.outs(k), builder.add(node.op, read, node.params, specs, node.line), strict=True)
+            zip(
+                graph.outs(k),
+                builder.add(node.op, read, node.params, specs, node.line),
+                strict=True,
+            )
         )
     outputs = []
     for v in results:

@@ -24,7 +24,7 @@ from .layouts import _extents, _way
 from .memory import CONTROL
 from .numerics import fix_order
 from .plan import Target
-from .rewrite import Values, inline, map_bodies, rebuild
+from .rewrite import Values, map_bodies, rebuild
 from .simplify import simplify
 
 MOST_TRIPS = 2**40
@@ -237,6 +237,10 @@ def _check_turns(node: Node, ins: Sequence[Spec]) -> None:
 
 def _check_way(node: Node, ins: Sequence[Spec], target: Target) -> None:
     """Find the labels that the layouts cut, and compare with what those need and give."""
+    if node.op in ("barrier", "copy"):
+        same = [s.layout for s in ins[: len(node.specs)]] == [s.layout for s in node.specs]
+        need(same, f"a {node.op} that moves")
+        return
     blocks = target.numerics == "any-workers"
     indices = OPS[node.op].indices(tuple(ins), node.specs, node.kw)
     chosen: list[str | None] = []
@@ -247,15 +251,9 @@ def _check_way(node: Node, ins: Sequence[Spec], target: Target) -> None:
             if isinstance(s := _layout(spec).splits[axis], int)
         }
         partial = [s for spec in node.specs if isinstance(s := _layout(spec).splits[axis], Partial)]
-        need(len(labels) <= 1 or node.op == "barrier", f"{node.op} cut along two indices at once")
+        need(len(labels) <= 1, f"{node.op} cut along two indices at once")
         need(not partial or len(labels) == 1, f"{node.op} with addends of nothing")
         chosen.append(labels.pop() if labels else None)
-    if node.op == "barrier":
-        need(
-            [s.layout for s in ins[: len(node.specs)]] == [s.layout for s in node.specs],
-            "a barrier that moves",
-        )
-        return
     way = _way(
         indices,
         _extents(indices, ins, node.specs),
@@ -298,12 +296,16 @@ def plain(graph: Graph) -> Graph:
     """The graph without layouts, collectives and copies."""
     bare = Graph(tuple(s.bare for s in graph.inputs), graph.nodes, graph.outputs)
 
-    def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
+    def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int]:
+        if node.op == "blocks":
+            body, values = node.kw["body"], list(inputs)
+            for inner in body.nodes:
+                made = rule(builder, inner, tuple([values[v] for v in inner.inputs]))
+                values.extend(made[: len(inner.specs)])
+            return [values[v] for v in body.outputs]
         if node.op in (*COLLECTIVES, "narrow", "resplit", "copy", "start", "wait"):
             return inputs[: len(node.specs)]
         node = map_bodies(node, plain)
-        if node.op == "blocks":
-            return inline(builder, node.kw["body"], inputs)
         if node.op == "tree":  # of blocks: the fixed form of the same reduction
             blocks = builder.maker(inputs[0])
             if blocks is not None and blocks.op.startswith("block_"):

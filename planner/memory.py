@@ -87,9 +87,7 @@ def body_order(graph: Graph, k: int, in_order: Sequence[bool]) -> list[bool] | N
     if node.op != "blocks":
         return None
     body: Graph = node.kw["body"]
-    return [
-        in_order[v] and leading(spec) for v, spec in zip(node.inputs, body.inputs, strict=True)
-    ]
+    return [in_order[v] and leading(spec) for v, spec in zip(node.inputs, body.inputs, strict=True)]
 
 
 def leading(spec: Spec) -> bool:

@@ -93,7 +93,7 @@ def check_limit(plan: Plan) -> None:
     raise MemoryLimitError.because(
         f"plan {plan.id[:8]}, whose peak is at {what}",
         got=f"{_mib(plan.peak_bytes)} per worker ({parts})",
-        needed=f"at most memory_limit={_mib(limit)}",
+        needed=f"at most memory_limit={_mib(limit)}, which no split in time reaches",
         do=_advice(plan),
         line=line,
     )
@@ -117,6 +117,10 @@ def _greatest(program: Program) -> tuple[str, str]:
 
 def _advice(plan: Plan) -> str:
     ways = []
+    if plan.target.numerics == "any-workers":
+        ways.append(
+            'allow numerics="same-plan", where sums can be split in time too (any-workers fixes their blocks)'
+        )
     if plan.target.workers == 1 or plan.arena_bytes + plan.operand_bytes > plan.result_bytes:
         ways.append("split the largest operands over more workers (split=)")
     if plan.arena_bytes > plan.operand_bytes:
@@ -125,7 +129,7 @@ def _advice(plan: Plan) -> str:
         )
     if plan.result_bytes and not plan.key.donated:
         ways.append("give operands away that are not needed again (donate=)")
-    return ways[0] if len(ways) == 1 else ", or ".join(ways) if ways else "raise the limit"
+    return ", or ".join(ways) or "raise the limit"
 
 
 # -- seeing --------------------------------------------------------------------------------

@@ -501,7 +501,7 @@ class _Binder:
         ]
         ends = [t for t in range(1, turns) if shapes[t] != shapes[t - 1]]
         for first, end in itertools.pairwise((0, *ends, turns)):
-            t = self.local("t")
+            t = self.local("u")
             self.write(f"for {t} in range({end - first}):")
             self.depth += 1
             self.rank, self.turns = ranks[first], (t, list(ranks[first:end]))
@@ -520,7 +520,7 @@ class _Binder:
         given: Sequence[bool] | None,
         begins: bool,
     ) -> None:
-        node, body = program.graph.nodes[k], program.bodies[k][0]
+        body = program.bodies[k][0]
         t, _ = self.turns
         items = [self.block(*pair) for pair in zip(ins, body.graph.inputs, strict=True)]
         made: list[str] = []
@@ -538,7 +538,7 @@ class _Binder:
                 made[-1] = self.local("y")
                 self.shown[made[-1]] = _like(self.shape(spec), spec.dtype)
                 self.write(f"{made[-1]} = {addend} if {t} else {out}")
-            if not states or len(states[-1][1]) == MONOIDS[split.monoid].width:
+            if not states or len(states[-1][1]) == MONOIDS[states[-1][0]].width:
                 states.append((split.monoid, [], []))
             states[-1][1].append(out)
             states[-1][2].append(addend)
@@ -556,9 +556,7 @@ class _Binder:
         if not isinstance(layout.splits[-1], int):
             return name
         outer, count = layout.at_once, layout.mesh[-1]
-        cuts = [
-            slices(layout.box(spec.shape, r), outer.box(spec.shape, r // count)) for r in ranks
-        ]
+        cuts = [slices(layout.box(spec.shape, r), outer.box(spec.shape, r // count)) for r in ranks]
         made = self.local("x")
         whole = self.lies(name)
         if whole is not None:
@@ -583,7 +581,7 @@ class _Binder:
         self.show_carried(node.specs, ins[nc:], c, n, s)
         test = self.array(self.xp.zeros((), np.bool_))
         inner = base + program.bases[k]
-        turns = self.local("t")
+        turns = self.local("u")
         self.write(f"{turns} = 0")
         self.write("while True:")
         self.depth += 1

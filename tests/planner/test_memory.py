@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ostinato.ops.layout import Partial
 from ostinato.ops.registry import ANY, OPS
 from ostinato.planner import memory
 from ostinato.planner.plan import Program, local_bytes
@@ -97,7 +98,12 @@ def check_memory(program: Program, base: int = 0) -> None:
         if node.op in memory.CONTROL:
             need = max(p.arena_bytes for p in program.bodies[k])
             spans.append(("arena", base + program.bases[k], base + program.bases[k] + need))
-            carried = node.specs[: node.kw["counts"][1]] if node.op != "branch" else ()
+            carried: Any = ()  # two buffers
+            if node.op in ("loop", "while"):
+                carried = node.specs[: node.kw["counts"][1]]
+            elif node.op == "blocks":  # addends
+                ends = node.kw["body"].out_specs
+                carried = [s for s in ends if isinstance(s.layout.splits[-1], Partial)]
             sizes = [local_bytes(s) for s in carried]
         elif OPS[node.op].scratch is not None:
             sizes = [memory._bytes(s) for s in memory.scratch_of(OPS[node.op], graph, node)]
