@@ -34,29 +34,45 @@ from .layouts import Way, _extents, _may_split, _way
 from .memory import CONTROL, assign_memory, leading
 from .overlap import overlap
 from .plan import Target, local_bytes, peak_bytes
+from .rewrite import map_bodies
 
+READ_BYTES = 32 << 20  # of a file at once
+LEAST_BYTES = 1 << 12
 MOST_TURNS = 4096
 TRIED = 128  # turns at which a part shows whether it is worth while
 SEEDS = 8  # values from which parts grow
 PARTS = 8  # that one graph is split into
 TURN_BYTES = 20_000  # what could be moved while one node starts
-_ALONE = (*COLLECTIVES, *CONTROL, "narrow", "relayout", "start", "wait", "barrier", "constant")
+_ALONE = (*COLLECTIVES, *CONTROL, "narrow", "relayout", "start", "wait", "barrier", "constant", "read")
 
 
 def split_time(graph: Graph, target: Target, donated: Sequence[int] = ()) -> Graph:
-    """The pass; nothing unless the plan needs more memory than it may."""
+    """The pass; nothing unless the plan reads files, or needs more memory than it may."""
     limit = target.memory_limit
-    if limit is None or peak(graph, target, donated) <= limit:
-        return graph
+    if limit is None:
+        return streamed(graph, target, READ_BYTES, READ_BYTES)
+    size = min(READ_BYTES, max(limit // 8, 1))
+    if streamed(graph, target, size, size) == graph:
+        return _within(graph, target, donated, limit)
+    for shrink in (1, 4, 16, 64):
+        for keep in (size, 0, math.inf):
+            found = streamed(graph, target, size // shrink, keep)
+            if peak(found, target, donated) <= limit:
+                return found
+    return _within(streamed(graph, target, size, 0), target, donated, limit)
+
+
+def _within(graph: Graph, target: Target, donated: Sequence[int], limit: int) -> Graph:
+    """The graph split until it fits; as it is where nothing helps."""
     found = graph
     for _ in range(PARTS):
-        best = _best_step(found, target, donated, limit)
-        if best is None:
-            return graph
-        found = best
         if peak(found, target, donated) <= limit:
             return found
-    return graph
+        best = _best_step(found, target, donated, limit)
+        if best is None:
+            break
+        found = best
+    return found if peak(found, target, donated) <= limit else graph
 
 
 def peak(graph: Graph, target: Target, donated: Sequence[int] = ()) -> int:
@@ -64,6 +80,26 @@ def peak(graph: Graph, target: Target, donated: Sequence[int] = ()) -> int:
     outputs = tuple(v for v in graph.outputs if v >= len(graph.inputs))
     kept = Graph(graph.inputs, graph.nodes, outputs)
     return peak_bytes(assign_memory(fuse(overlap(kept, target), target), donated))
+
+
+def streamed(graph: Graph, target: Target, size: int, keep: float) -> Graph:
+    """The graph that reads files block after block along their first axis, as far as it can."""
+    whole: set[Node] = set()
+    for _ in range(PARTS):
+        nodes = (k for k, n in enumerate(graph.nodes) if n.op == "read" and n not in whole)
+        large = (k for k in nodes if local_bytes(graph.nodes[k].specs[0]) > size)
+        k = next(large, None)
+        if k is None:
+            break
+        spec = graph.nodes[k].specs[0]
+        most = min(shortest(spec, 0), MOST_TURNS) if spec.ndim else 1
+        turns = min(-(-local_bytes(spec) // max(size, 1)), most)
+        made = split_along(graph, target, graph.starts[k], 0, turns, keep) if turns > 1 else None
+        whole.add(graph.nodes[k])
+        if made is not None:
+            graph = made[0]
+    nodes = tuple(map_bodies(n, lambda g: streamed(g, target, size, keep)) for n in graph.nodes)
+    return Graph(graph.inputs, nodes, graph.outputs) if nodes != graph.nodes else graph
 
 
 # -- the search ----------------------------------------------------------------------------
@@ -417,10 +453,18 @@ def emit(graph: Graph, part: Part, keep: float, value: int) -> tuple[Graph, int]
     ):  # also those of the part: who needs more of them than it gives
         if k not in later:
             put(k, own)
+    operands = []
+    for v, spec in zip(taken, body.inputs, strict=True):
+        k = graph.producers[v]
+        assert spec.layout is not None
+        if k >= 0 and graph.nodes[k].op == "read" and spec.layout.splits[-1] is not None:
+            operands.append(own[graph.nodes[k].inputs[0]])  # a block of a file is read by itself
+        else:
+            operands.append(own[v])
     specs = [graph.specs[v] for v in results]
     line = graph.nodes[max(part.ways)].line
     params = {"body": body, "turns": part.turns}
-    made = builder.add("blocks", [own[v] for v in taken], params, specs, line)
+    made = builder.add("blocks", operands, params, specs, line)
     for v, new in zip(results, made, strict=True):
         own[v] = new
     for k in sorted(later):

@@ -25,6 +25,7 @@ from .memory import CONTROL
 from .numerics import fix_order
 from .plan import Target
 from .rewrite import Values, map_bodies, rebuild
+from .reads import read_files
 from .simplify import simplify
 
 MOST_TRIPS = 2**40
@@ -113,6 +114,8 @@ def check_layouts(graph: Graph, target: Target) -> None:
         need(spec.layout is not None, "a value that lies nowhere")
         assert spec.layout is not None
         need(spec.layout.workers == target.workers, "a layout for other workers")
+    for spec in (s for n in graph.nodes for s in n.specs):
+        need(not _layout(spec).stored, "a file that is made on the way")
     started: dict[int, Node] = {}
     for k, node in enumerate(graph.nodes):
         ins = [graph.specs[v] for v in node.inputs]
@@ -130,6 +133,13 @@ def check_layouts(graph: Graph, target: Target) -> None:
                 "a wait that moves",
             )
             continue
+        if node.op == "read":
+            need(_layout(ins[0]).stored, "a read of what is there")
+            need(not _layout(node.specs[0]).windows, "a read of overlapping parts")
+            need(not _layout(node.specs[0]).partial_axes, "a read of addends")
+            continue
+        if node.op not in CONTROL:
+            need(not any(_layout(s).stored for s in ins), "a file that nobody reads")
         need(not any(s.pending for s in ins), "a value that is read before it has come")
         if node.op == "start":
             started[k] = node
@@ -220,8 +230,11 @@ def _check_turns(node: Node, ins: Sequence[Spec]) -> None:
     need(not any(any(n.subgraphs()) for n in body.nodes), "turns with graphs inside")
     for spec in body.inputs:
         need(not isinstance(_layout(spec).splits[-1], Partial), "addends that come in turns")
+        need(not _layout(spec).stored, "turns that read for themselves")
     for outer, inner in zip((*ins, *node.specs), (*body.inputs, *body.out_specs), strict=True):
-        need(_layout(inner).at_once is _layout(outer), "blocks of something that lies elsewhere")
+        lies = _layout(outer)
+        need(not lies.stored or isinstance(_layout(inner).splits[-1], int), "turns of a whole file")
+        need(_layout(inner).at_once is lies.resident, "blocks of something that lies elsewhere")
     k = 0
     while k < len(body.outputs):
         split = _layout(body.out_specs[k]).splits[-1]
@@ -289,7 +302,8 @@ def same_program(source: Graph, lowered: Graph, target: Target) -> bool:
     """Whether a lowered graph computes its source: both without what only moves data are the same
     graph.
     """
-    return plain(fix_order(simplify(source, target), target)) == plain(lowered)
+    simple = fix_order(simplify(source, target), target)
+    return plain(read_files(simple, target)) == plain(lowered)
 
 
 def plain(graph: Graph) -> Graph:
@@ -303,7 +317,7 @@ def plain(graph: Graph) -> Graph:
                 made = rule(builder, inner, tuple([values[v] for v in inner.inputs]))
                 values.extend(made[: len(inner.specs)])
             return [values[v] for v in body.outputs]
-        if node.op in (*COLLECTIVES, "narrow", "resplit", "copy", "start", "wait"):
+        if node.op in (*COLLECTIVES, "narrow", "resplit", "copy", "start", "wait", "read"):
             return inputs[: len(node.specs)]
         node = map_bodies(node, plain)
         if node.op == "tree":  # of blocks: the fixed form of the same reduction

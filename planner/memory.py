@@ -319,11 +319,21 @@ class _Assigner:
             carried = node.kw["counts"][1]
             return [local_bytes(s) for s in node.specs[:carried]]
         if node.op == "blocks":
-            return [local_bytes(s) for s in addends(node)]
+            ahead = [local_bytes(s) for s in read_ahead(graph, node) for _ in range(2)]
+            return ahead + [local_bytes(s) for s in addends(node)]
         op = OPS[node.op]
         if op.scratch is None:
             return []
         return [_bytes(s) for s in scratch_of(op, graph, node)]
+
+
+def read_ahead(graph: Graph, node: Node) -> list[Spec]:
+    """The operands of `blocks` that are read from files: one block while another is worked on."""
+    return [
+        spec
+        for v, spec in zip(node.inputs, node.kw["body"].inputs, strict=True)
+        if (lies := graph.specs[v].layout) is not None and lies.stored
+    ]
 
 
 def addends(node: Node) -> list[Spec]:

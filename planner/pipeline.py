@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ostinato.ops.graph import Graph
+from ostinato.ops.graph import Graph, Node
+from ostinato.ops.spec import Spec
 
 from ostinato import settings
 from ostinato.errors import MemoryLimitError
 
-from .blocking import split_time
+from .blocking import READ_BYTES, split_time
 from .communicate import communicate
 from .fuse import fuse, title
 from .layouts import choose_layouts
@@ -21,7 +22,8 @@ from .memory import assign_memory
 from .numerics import fix_order
 from .overlap import overlap
 from .parts import make_parts
-from .plan import Key, Plan, Program, Target
+from .plan import Key, Plan, Program, Target, local_bytes
+from .reads import read_files
 from .simplify import simplify
 
 Pass = Callable[[Graph, Target], Graph]
@@ -29,6 +31,7 @@ Pass = Callable[[Graph, Target], Graph]
 PASSES: tuple[Pass, ...] = (
     simplify,
     fix_order,
+    read_files,
     choose_layouts,
     make_parts,
     communicate,
@@ -83,6 +86,17 @@ def _strip(graph: Graph) -> tuple[Graph, tuple[tuple[str, int], ...]]:
 def check_limit(plan: Plan) -> None:
     """Refuse a plan that needs more memory per worker than it may, before it runs."""
     limit = plan.target.memory_limit
+    whole = _read_whole(plan.program.graph)
+    if whole is not None and plan.peak_bytes > (READ_BYTES if limit is None else limit):
+        spec, reader = whole
+        raise MemoryLimitError.because(
+            f"{title(reader)} of {spec}, which lies in a file",
+            got="an operation that needs all rows at once",
+            needed="one that can work through blocks of rows"
+            + (f" within memory_limit={_mib(limit)}" if limit is not None else ""),
+            do="load the file with resident=True, or allow a larger memory_limit=",
+            line=reader.line,
+        )
     if limit is None or plan.peak_bytes <= limit:
         return
     what, line = _greatest(plan.program)
@@ -97,6 +111,19 @@ def check_limit(plan: Plan) -> None:
         do=_advice(plan),
         line=line,
     )
+
+
+def _read_whole(graph: Graph) -> tuple[Spec, Node] | None:
+    """The largest file that is read at once, and who wants it so."""
+    found: list[tuple[int, Spec, Node]] = []
+    for k, node in enumerate(graph.nodes):
+        if node.op == "read" and local_bytes(node.specs[0]) > READ_BYTES // 8:
+            v = graph.starts[k]
+            readers = [graph.nodes[u] for u in graph.uses[v]]
+            found += [(local_bytes(node.specs[0]), node.specs[0].bare, r) for r in readers[:1]]
+        inner = [_read_whole(g) for _, g in node.subgraphs()]
+        found += [(local_bytes(i[0]), *i) for i in inner if i is not None]
+    return max(found, key=lambda f: f[0])[1:] if found else None
 
 
 def _mib(n: int) -> str:

@@ -232,7 +232,11 @@ def peak_bytes(program: Program) -> int:
 
 def local_bytes(spec: Spec) -> int:
     """The bytes of the largest part that a worker holds."""
-    if spec.layout is None or spec.layout.is_whole:
+    if spec.layout is None:
+        return spec.nbytes
+    if spec.layout.stored:
+        return 0
+    if spec.layout.is_whole:
         return spec.nbytes
     size = spec.dtype.itemsize
     for n in spec.layout.largest(spec.shape):

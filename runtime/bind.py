@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ from ostinato.planner.plan import Program
 from ostinato import settings
 from ostinato.errors import BoundsError, ExecutionError, NaNError, OstinatoError
 
+from .ahead import BUFFERS, ReadAhead, Step
 from .communicator import Communicator
 
 _OUT_BY_NAME = ("maximum", "minimum")  # NumPy wants to be sure that `out` is no third operand
@@ -94,7 +95,8 @@ def bind(
     binder.depth += 1
     for names, specs in ((ins, graph.inputs), (outs, graph.out_specs)):
         for name_, spec in zip(names, specs, strict=True):
-            binder.shown[name_] = _like(binder.shape(spec), spec.dtype)
+            if spec.layout is not None and not spec.layout.stored:
+                binder.shown[name_] = _like(binder.shape(spec), spec.dtype)
     if timed:
         binder.write("t0 = clock()")
     binder.program(program, ins, outs, 0)
@@ -120,6 +122,7 @@ class _Binder:
         self.rows: list[Row] = []
         self.depth = 0
         self.names: dict[str, Any] = {"xp": xp, "clock": time.perf_counter, "copyto": xp.copyto}
+        self.names["ReadAhead"] = ReadAhead
         self.names |= {"has_nan": _has_nan, "check_nan": _check_nan}
         self.fixed: dict[str, Any] = {}  # names that are the same array in every run
         self.shown: dict[str, Any] = {}  # the others: arrays that lie like them, without memory
@@ -251,7 +254,7 @@ class _Binder:
         watched = [
             out
             for out, spec in zip(outs, node.specs, strict=True)
-            if settings.check_nan and out != "None" and is_inexact(spec.dtype)
+            if settings.check_nan and node.op != "read" and out != "None" and is_inexact(spec.dtype)
         ]
         if watched:  # now, as the result may take an operand's memory
             before = self.local("b")
@@ -495,6 +498,13 @@ class _Binder:
         node, body = program.graph.nodes[k], program.bodies[k][0]
         rank, turns = self.rank, node.kw["turns"]
         ranks = range(rank * turns, (rank + 1) * turns)
+        files = [name for name, spec in self.files(program, k, ins) if spec is not None]
+        reader = self.local("q")
+        if files:
+            steps = self.name("h", self.reads(program, k, ins, ranks, base))
+            self.write(f"{reader} = ReadAhead({steps}, ({', '.join(files)},))")
+            self.write("try:")
+            self.depth += 1
         shapes = [
             [s.layout.local_shape(s.shape, r) for s in body.graph.specs if s.layout is not None]
             for r in ranks
@@ -505,9 +515,41 @@ class _Binder:
             self.write(f"for {t} in range({end - first}):")
             self.depth += 1
             self.rank, self.turns = ranks[first], (t, list(ranks[first:end]))
-            self.one_turn(program, k, row, ins, outs, base, given, not first)
+            read = [self.local("x") for _ in files]
+            if files:
+                self.write(f"{', '.join(read)}, = {reader}.take()", row)
+            self.one_turn(program, k, row, ins, outs, base, given, not first, read)
             self.depth -= 1
+        if files:
+            self.depth -= 1
+            self.write("finally:")
+            self.write(f"    {reader}.close()")
         self.rank, self.turns = rank, ("", [])
+
+    def files(
+        self, program: Program, k: int, ins: Sequence[str]
+    ) -> Iterator[tuple[str, Spec | None]]:
+        """The operands of `blocks`; with the spec of their blocks, if they lie in files."""
+        node, body = program.graph.nodes[k], program.bodies[k][0].graph
+        for name, v, spec in zip(ins, node.inputs, body.inputs, strict=True):
+            lies = program.graph.specs[v].layout
+            yield name, spec if lies is not None and lies.stored else None
+
+    def reads(
+        self, program: Program, k: int, ins: Sequence[str], ranks: Sequence[int], base: int
+    ) -> list[Step]:
+        """Where the block of each file goes in each turn, and which block it is."""
+        specs = [spec for _, spec in self.files(program, k, ins) if spec]
+        steps = []
+        for t, r in enumerate(ranks):
+            step = []
+            for j, spec in enumerate(specs):
+                assert spec.layout is not None
+                at = base + program.scratch[k][BUFFERS * j + t % BUFFERS]
+                out = self.place(at, spec.layout.local_shape(spec.shape, r), spec.dtype)
+                step.append((out, spec.layout.box(spec.shape, r)))
+            steps.append(step)
+        return steps
 
     def one_turn(
         self,
@@ -519,13 +561,19 @@ class _Binder:
         base: int,
         given: Sequence[bool] | None,
         begins: bool,
+        read: Sequence[str],
     ) -> None:
         body = program.bodies[k][0]
         t, _ = self.turns
-        items = [self.block(*pair) for pair in zip(ins, body.graph.inputs, strict=True)]
+        files, unread = list(self.files(program, k, ins)), iter(read)
+        items = []
+        for (name, file), spec in zip(files, body.graph.inputs, strict=True):
+            items.append(self.block(name, spec) if file is None else next(unread))
+            if file is not None:
+                self.shown[items[-1]] = _like(self.shape(spec), spec.dtype)
         made: list[str] = []
         states: list[tuple[str, list[str], list[str]]] = []  # monoids, what they have, what comes
-        places = iter(program.scratch[k])
+        places = iter(program.scratch[k][BUFFERS * len(read) :])
         for out, spec in zip(outs, body.graph.out_specs, strict=True):
             assert spec.layout is not None
             split = spec.layout.splits[-1]
