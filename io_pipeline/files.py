@@ -161,7 +161,7 @@ def runs(
     start = sum(lo * step for (lo, _), step in zip(box, steps, strict=True))
     for place in np.ndindex(out.shape[:first]):
         offset = sum(k * step for k, step in zip(place, steps, strict=False))
-        yield out[place], start + offset
+        yield out[(*place, ...)], start + offset
 
 
 # -- HDF5 ----------------------------------------------------------------------------------
@@ -237,4 +237,6 @@ class ZarrSource(Source):
         try:
             out[...] = self.data[tuple(slice(lo, hi) for lo, hi in box)]
         except Exception as error:  # of a store that lost a chunk, or holds a damaged one
-            raise self.trouble(f"{type(error).__name__}: {error}", "a store that is whole") from None
+            raise self.trouble(
+                f"{type(error).__name__}: {error}", "a store that is whole"
+            ) from None

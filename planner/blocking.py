@@ -34,7 +34,7 @@ from .layouts import Way, _extents, _may_split, _way
 from .memory import CONTROL, assign_memory, leading
 from .overlap import overlap
 from .plan import Target, local_bytes, peak_bytes
-from .rewrite import map_bodies
+from .rewrite import Values, map_bodies, rebuild
 
 READ_BYTES = 32 << 20  # of a file at once
 LEAST_BYTES = 1 << 12
@@ -43,12 +43,33 @@ TRIED = 128  # turns at which a part shows whether it is worth while
 SEEDS = 8  # values from which parts grow
 PARTS = 8  # that one graph is split into
 TURN_BYTES = 20_000  # what could be moved while one node starts
-_ALONE = (*COLLECTIVES, *CONTROL, "narrow", "relayout", "start", "wait", "barrier", "constant", "read")
+_ALONE = (
+    *COLLECTIVES,
+    *CONTROL,
+    "narrow",
+    "relayout",
+    "start",
+    "wait",
+    "barrier",
+    "constant",
+    "read",
+)
 
 
 def split_time(graph: Graph, target: Target, donated: Sequence[int] = ()) -> Graph:
     """The pass; nothing unless the plan reads files, or needs more memory than it may."""
     limit = target.memory_limit
+    before = graph
+    if target.numerics == "any-workers" and (
+        any(s.layout is not None and s.layout.stored for s in graph.inputs)
+        or (limit is not None and peak(graph, target, donated) > limit)
+    ):
+        graph = in_fixed_blocks(graph)
+    found = _split(graph, target, donated, limit)
+    return before if found is graph else found
+
+
+def _split(graph: Graph, target: Target, donated: Sequence[int], limit: int | None) -> Graph:
     if limit is None:
         return streamed(graph, target, READ_BYTES, READ_BYTES)
     size = min(READ_BYTES, max(limit // 8, 1))
@@ -75,6 +96,29 @@ def _within(graph: Graph, target: Target, donated: Sequence[int], limit: int) ->
     return found if peak(found, target, donated) <= limit else graph
 
 
+def in_fixed_blocks(graph: Graph) -> Graph:
+    """Reductions in a fixed order as the blocks that they are made of, and the tree over these: the
+    same bits, and an index that can be cut."""
+
+    def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
+        algorithms = OPS[node.op].algorithms
+        if not node.op.startswith("fixed_") or algorithms is None:
+            return None
+        ins = tuple(builder.specs[v] for v in inputs)
+        lies = node.specs[0].layout
+        if lies is None or any(s.layout is None or not s.layout.is_whole for s in ins):
+            return None  # cut in space
+        (found,) = algorithms(ins, node.specs, node.kw)
+        values = list(inputs)
+        for inner in found.nodes:
+            specs = [s.at(lies) for s in inner.specs]
+            read = [values[v] for v in inner.inputs]
+            values.extend(builder.add(inner.op, read, inner.params, specs, node.line))
+        return [values[v] for v in found.outputs]
+
+    return rebuild(graph, rule)
+
+
 def peak(graph: Graph, target: Target, donated: Sequence[int] = ()) -> int:
     """The bytes that a plan of this graph needs per worker."""
     outputs = tuple(v for v in graph.outputs if v >= len(graph.inputs))
@@ -92,7 +136,7 @@ def streamed(graph: Graph, target: Target, size: int, keep: float) -> Graph:
         if k is None:
             break
         spec = graph.nodes[k].specs[0]
-        most = min(shortest(spec, 0), MOST_TURNS) if spec.ndim else 1
+        most = min(shortest(spec, 0), most_turns(target)) if spec.ndim else 1
         turns = min(-(-local_bytes(spec) // max(size, 1)), most)
         made = split_along(graph, target, graph.starts[k], 0, turns, keep) if turns > 1 else None
         whole.add(graph.nodes[k])
@@ -165,12 +209,11 @@ def _seeds(
         (v for v, s in enumerate(graph.specs) if local_bytes(s) * 64 > limit and not s.pending),
         key=lambda v: (-local_bytes(graph.specs[v]), v),
     )
-    blocks = BLOCKS // target.workers if target.numerics == "any-workers" else MOST_TURNS
     for v in large[:SEEDS]:
         spec = graph.specs[v]
         assert spec.layout is not None
         for d in range(spec.ndim):
-            most = min(shortest(spec, d), blocks, MOST_TURNS)
+            most = min(shortest(spec, d), most_turns(target))
             if most >= 2:
                 for keep in (math.inf, limit / 8, 0):
                     yield _Seed(path, v, d, most, keep)
@@ -178,6 +221,11 @@ def _seeds(
         if node.op in CONTROL and node.op != "blocks":
             for name, body in node.subgraphs():
                 yield from _seeds(body, target, limit, (*path, (k, name)))
+
+
+def most_turns(target: Target) -> int:
+    """Blocks of the fixed grid are not cut."""
+    return BLOCKS // target.workers if target.numerics == "any-workers" else MOST_TURNS
 
 
 def shortest(spec: Spec, dim: int) -> int:

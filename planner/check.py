@@ -24,8 +24,8 @@ from .layouts import _extents, _way
 from .memory import CONTROL
 from .numerics import fix_order
 from .plan import Target
-from .rewrite import Values, map_bodies, rebuild
 from .reads import read_files
+from .rewrite import Values, map_bodies, rebuild
 from .simplify import simplify
 
 MOST_TRIPS = 2**40

@@ -146,7 +146,7 @@ def _advice(plan: Plan) -> str:
     ways = []
     if plan.target.numerics == "any-workers":
         ways.append(
-            'allow numerics="same-plan", where sums can be split in time too (any-workers fixes their blocks)'
+            'allow numerics="same-plan", where turns may be shorter than the 24 fixed blocks'
         )
     if plan.target.workers == 1 or plan.arena_bytes + plan.operand_bytes > plan.result_bytes:
         ways.append("split the largest operands over more workers (split=)")

@@ -78,9 +78,7 @@ def _rows(graph: Graph, files: set[int]) -> dict[int, int]:
         ins = tuple(graph.specs[v] for v in node.inputs)
         indices = OPS[node.op].indices(ins, node.specs, node.kw)
         labels = {
-            dims[found[v]]
-            for v, dims in zip(node.inputs, indices.ins, strict=True)
-            if v in found
+            dims[found[v]] for v, dims in zip(node.inputs, indices.ins, strict=True) if v in found
         }
         label = labels.pop() if len(labels) == 1 else None
         if isinstance(label, str) and label in indices.outs[0]:
@@ -114,7 +112,9 @@ def _take_along(
     places = seen_as(made)
     for name, body in made.subgraphs():
         taken = {v: j for j in places for n, v in places[j] if n == name and inputs[j] in files}
-        specs = [graph.specs[inputs[taken[v]]] if v in taken else s for v, s in enumerate(body.inputs)]
+        specs = [
+            graph.specs[inputs[taken[v]]] if v in taken else s for v, s in enumerate(body.inputs)
+        ]
         params[name] = _with_reads(Graph(tuple(specs), body.nodes, body.outputs), taken)
     return Node(node.op, made.inputs, tuple(sorted(params.items())), node.specs, node.line), inputs
 

@@ -295,13 +295,25 @@ def test_what_needs_the_whole_is_refused() -> None:
             f(x)
 
 
-def test_any_workers_says_why_it_is_refused() -> None:
+def test_any_workers_splits_along_its_fixed_blocks_only() -> None:
+    """Sums too, and no bit differs; but into no more turns than there are blocks."""
+
+    def f(x: Any) -> Any:
+        return ost.exp(x).sum(), ost.tanh(x).var(), (x * x).max()
+
+    x = np.random.default_rng(5).normal(size=100_000).astype("f4")
     with use(numerics="any-workers"):
-        f = ost.compile(lambda x: ost.exp(x).sum(), memory_limit=500_000)
-        with pytest.raises(
-            MemoryLimitError, match='allow numerics="same-plan", where sums can be split in time'
-        ):
-            f(np.ones(40_000))
+        whole = ost.compile(f)
+        expected = flat(whole(x))
+        g = ost.compile(f, memory_limit=whole.plan.operand_bytes + 120_000)
+        found = flat(g(x))
+        assert turns(g.plan)
+        assert max(turns(g.plan)) <= 24
+        for a, b in zip(found, expected, strict=True):
+            assert a.tobytes() == b.tobytes()
+        h = ost.compile(f, memory_limit=whole.plan.operand_bytes + 1000)
+        with pytest.raises(MemoryLimitError, match='allow numerics="same-plan", where turns'):
+            h(x)
 
 
 # -- plan files ------------------------------------------------------------------------------
