@@ -24,6 +24,10 @@ from ostinato.errors import DataFileError
 
 SUFFIXES = (".npy", ".h5", ".hdf5", ".zarr")
 LONGEST = 1 << 30  # bytes of one read
+HEADERS: dict[tuple[int, int], Any] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 class Source:
@@ -73,6 +77,9 @@ def open_source(path: str | os.PathLike[str], dataset: str | None = None) -> Sou
 class NpySource(Source):
     """Read with `preadv`, straight to where it is wanted."""
 
+    by_columns: bool  # Fortran order
+    stored: np.dtype[Any]  # in the file's byte order
+
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
         try:
@@ -97,13 +104,9 @@ class NpySource(Source):
     def _header(self, file: Any) -> None:
         try:
             version = np.lib.format.read_magic(file)
-            reader = {
-                (1, 0): np.lib.format.read_array_header_1_0,
-                (2, 0): np.lib.format.read_array_header_2_0,
-            }.get(version, getattr(np.lib.format, "_read_array_header_3_0", None))
-            if reader is None:
-                reader = lambda f: np.lib.format._read_array_header(f, version=(3, 0))  # noqa: E731
-            self.shape, self.by_columns, self.stored = reader(file)
+            if version not in HEADERS:
+                raise ValueError(f"format {version}")
+            self.shape, self.by_columns, self.stored = HEADERS[version](file)
         except ValueError as error:
             raise self.trouble(str(error), "an array that np.save wrote") from None
         self.by_columns = self.by_columns and len(self.shape) > 1
@@ -136,7 +139,7 @@ class NpySource(Source):
         out[...] = turned.T
 
     def _fill(self, out: np.ndarray[Any, Any], at: int) -> None:
-        left = memoryview(out.reshape(-1).view(np.uint8))
+        left = memoryview(out.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
         while left:
             count = os.preadv(self.handle, [left[:LONGEST]], at)
             if not count:

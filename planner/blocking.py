@@ -130,9 +130,7 @@ def streamed(graph: Graph, target: Target, size: int, keep: float) -> Graph:
     """The graph that reads files block after block along their first axis, as far as it can."""
     whole: set[Node] = set()
     for _ in range(PARTS):
-        nodes = (k for k, n in enumerate(graph.nodes) if n.op == "read" and n not in whole)
-        large = (k for k in nodes if local_bytes(graph.nodes[k].specs[0]) > size)
-        k = next(large, None)
+        k = next((k for k, n in enumerate(graph.nodes) if n not in whole and _reads(n, size)), None)
         if k is None:
             break
         spec = graph.nodes[k].specs[0]
@@ -144,6 +142,10 @@ def streamed(graph: Graph, target: Target, size: int, keep: float) -> Graph:
             graph = made[0]
     nodes = tuple(map_bodies(n, lambda g: streamed(g, target, size, keep)) for n in graph.nodes)
     return Graph(graph.inputs, nodes, graph.outputs) if nodes != graph.nodes else graph
+
+
+def _reads(node: Node, size: int) -> bool:
+    return node.op == "read" and local_bytes(node.specs[0]) > size
 
 
 # -- the search ----------------------------------------------------------------------------

@@ -145,9 +145,11 @@ def _turns(graph: Graph, node: Node, machine: Machine, called: Sequence[str]) ->
         of = outside if maker < 0 else title(graph.nodes[maker])
     moved = spent = 0.0
     for inner in body.nodes:
-        specs = [body.specs[v] for v in inner.inputs], inner.specs
-        block, whole = (tuple(tuple(map(f, part)) for part in specs) for f in (local, _at_once))
-        costs = [OPS[inner.op].cost(*part, inner.kw) for part in (block, whole)]
+        ins = [body.specs[v] for v in inner.inputs]
+        costs = [
+            OPS[inner.op].cost(tuple(map(part, ins)), tuple(map(part, inner.specs)), inner.kw)
+            for part in (local, _at_once)
+        ]
         times = [machine.kernel_seconds(*cost, inner.op in DENSE) for cost in costs]
         moved += count * costs[0][1] - costs[1][1]
         spent += count * times[0] - times[1]

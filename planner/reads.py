@@ -55,7 +55,7 @@ def _with_reads(graph: Graph, files: Iterable[int]) -> Graph:
     builder = Builder(graph.inputs)
     values = list(range(len(graph.inputs)))
     for node in graph.nodes:
-        inputs = node.inputs
+        inputs: Sequence[int] = node.inputs
         if node.op in CONTROL:
             node, inputs = _take_along(graph, node, rows, files)
         operands = [

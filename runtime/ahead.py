@@ -43,10 +43,11 @@ class ReadAhead:
         if self.taken:
             self.free.release()
         self.taken += 1
-        found = self.ready.get()
+        found: Any = self.ready.get()
         if isinstance(found, BaseException):
             raise found
-        return found  # type: ignore[no-any-return]
+        blocks: list[Any] = found
+        return blocks
 
     def close(self) -> None:
         """Stop, and wait until nothing is written any more."""

@@ -540,7 +540,7 @@ class _Binder:
     ) -> list[Step]:
         """Where the block of each file goes in each turn, and which block it is."""
         specs = [spec for _, spec in self.files(program, k, ins) if spec]
-        steps = []
+        steps: list[Step] = []
         for t, r in enumerate(ranks):
             step = []
             for j, spec in enumerate(specs):
