@@ -147,7 +147,8 @@ def connect(
 
     mesh: how the workers are arranged, e.g. (3, 2); arrays are split along its axes. numerics:
     "same-plan" (the same plan gives the same bits), "any-workers" (so does any number of workers),
-    "fast". memory_limit: bytes per worker; a plan that needs more is refused before it runs."""
+    "fast". memory_limit: bytes per worker; a plan that needs more runs block after block of an
+    index, or is refused before it runs if that is not enough."""
     global in_use
     if mesh is None:
         mesh = (1 if workers is None else workers,)

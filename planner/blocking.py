@@ -163,18 +163,17 @@ class _Seed:
 def _best_step(graph: Graph, target: Target, donated: Sequence[int], limit: int) -> Graph | None:
     """The graph with one more part in turns: the cheapest that fits, else what needs least."""
 
-    def tried(seed: _Seed, turns: int) -> tuple[int, float, Graph] | None:
-        made = _apply(graph, target, seed, turns)
-        return None if made is None else (peak(made[0], target, donated), made[1], made[0])
-
     before = peak(graph, target, donated)
     reach: list[tuple[int, _Seed]] = []
     seen: set[Graph] = set()
     for seed in _seeds(graph, target, limit):
-        found = tried(seed, min(seed.most, TRIED))
-        if found is not None and found[0] < before and found[2] not in seen:
-            seen.add(found[2])
-            reach.append((found[0], seed))
+        made = _apply(graph, target, seed, min(seed.most, TRIED))
+        if made is None or made[0] in seen:
+            continue
+        seen.add(made[0])
+        needs = peak(made[0], target, donated)
+        if needs < before:
+            reach.append((needs, seed))
     if not reach:
         return None
     lowest = min(p for p, _ in reach)
@@ -186,11 +185,11 @@ def _best_step(graph: Graph, target: Target, donated: Sequence[int], limit: int)
             continue
         enough = limit if low <= limit else max(limit, low + low // 20)
         for turns in _ladder(seed):
-            found = tried(seed, turns)
-            if found is not None and found[0] <= enough:
-                rank = found[0] > limit, found[1], found[2]
-                if best is None or rank[:2] < best[:2]:
-                    best = rank
+            made = _apply(graph, target, seed, turns)
+            needs = peak(made[0], target, donated) if made is not None else enough + 1
+            if made is not None and needs <= enough:
+                if best is None or (needs > limit, made[1]) < best[:2]:
+                    best = needs > limit, made[1], made[0]
                 break
     return best[2] if best is not None else None
 
