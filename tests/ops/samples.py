@@ -48,6 +48,8 @@ NOT_SAMPLED = {
     "barrier": "made by gradients of checkpoint",
     "fused_rows": "made by the planner; see test_native.py and planner/test_fuse.py",
     "fused": "made by the planner; see test_native.py and planner/test_fuse.py",
+    "blocks": "made by the planner; see planner/test_blocking.py",
+    "read": "made by the planner; see front/test_files.py",
 }
 
 
