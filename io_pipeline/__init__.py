@@ -1,3 +1,1 @@
-"""The feed: sources, stages and their tuner. Nothing lives here yet; arrays come in through
-`ost.asarray`.
-"""
+"""The feed: sources, stages and their tuner. Today: arrays in files, block by block (files.py)."""

@@ -73,6 +73,19 @@ class Host(Operand):
         self.split = split
 
 
+class File(Operand):
+    """A value in a file, to be read by the workers where they need it.
+
+    `source.read(out, box)` reads a box of it."""
+
+    __slots__ = ("source", "split")
+
+    def __init__(self, source: Any, split: Split = None) -> None:
+        super().__init__(Spec(source.shape, source.dtype))
+        self.source = source
+        self.split = split
+
+
 DEEPEST = 400  # operations that may wait one behind another; then they run, asked for or not
 _serial = itertools.count(1)
 
@@ -367,6 +380,8 @@ class Array:
     def __repr__(self) -> str:
         if self._operand is None and self._term is not None and self._term.is_traced:
             return f"Array({self.spec.bare}, traced)"
+        if isinstance(self._operand, File) or (self.spec.layout and self.spec.layout.stored):
+            return f"Array({self.spec.bare}, in a file)"
         text = np.array2string(reader.value(self), separator=", ", prefix="Array(", threshold=200)
         return f"Array({text}, dtype={self.dtype.name}, {self.layout})"
 

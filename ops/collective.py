@@ -12,6 +12,7 @@ result what each gets. An op with several operands combines a state of several a
     all_to_all        parts -> other parts
     halo              parts -> overlapping parts
     start, wait       any of them in two halves; between them stands a pending value
+    read              what lies in a file -> parts in memory; each worker reads its own
 """
 
 from __future__ import annotations
@@ -55,6 +56,13 @@ op(
     view=_narrow_view,
     cost=lambda ins, outs, p: (0.0, 0.0),
 )
+
+
+def _read_kernel(xp: Any, out: Any, x: Any, *, at: Place) -> None:
+    x.read(out, at.outs[0])
+
+
+op("read", infer=_alike, kernel=_read_kernel, placed=True)
 
 
 def _start_rule(*xs: Spec, collective: str, **_: Any) -> Specs:

@@ -2,7 +2,8 @@
 
 `loop` carries a state through `trips` turns, reads slices of `xs` and stacks what each turn yields:
 repeat and scan. `while` runs as long as its condition graph says so. `branch` runs one of two
-graphs."""
+graphs. `blocks` is what the planner makes of a part of a graph that runs block after block of an
+index: a split in time."""
 
 from __future__ import annotations
 
@@ -278,6 +279,18 @@ def scan(
     trips = lengths.pop()
     assert trips is not None
     return _run_loop(lambda index, s, x: function(s, x), init, xs, trips, reverse, "scan")
+
+
+# -- blocks --------------------------------------------------------------------------------
+# The body's values have their whole shapes, and layouts with one more mesh axis, the last one: the
+# turn. So a turn is to a block what a rank is to a part: what is cut along it is read and written
+# block by block, and addends of turns are combined as addends of workers are.
+op(
+    "blocks",
+    infer=lambda *xs, body, turns: tuple(s.bare for s in body.out_specs),
+    indices=_opaque,
+    cost=lambda ins, outs, p: _graph_cost(p["body"]),
+)
 
 
 # -- while ---------------------------------------------------------------------------------

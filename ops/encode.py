@@ -47,7 +47,7 @@ def encode_value(value: Any) -> Any:
 def encode_layout(layout: Layout) -> list[Any]:
     splits = [s.monoid if isinstance(s, Partial) else s for s in layout.splits]
     windows = [[d, w.count, w.offset, w.stride, w.reach] for d, w in layout.windows]
-    return [list(layout.mesh), splits, windows, layout.blocks]
+    return [list(layout.mesh), splits, windows, layout.blocks, layout.stored]
 
 
 def encode_spec(spec: Spec) -> list[Any]:
@@ -137,8 +137,8 @@ def decode_value(value: Any, depth: int = 0) -> Any:
 
 
 def decode_layout(value: Any) -> Layout:
-    parts = listing(value, longest=4)
-    need(len(parts) == 4 and isinstance(parts[3], bool), "a layout that is none")
+    parts = listing(value, longest=5)
+    need(len(parts) == 5 and all(type(p) is bool for p in parts[3:]), "a layout that is none")
     mesh = tuple(listing(parts[0], lambda n: integer(n, 1, 1 << 20), 8))
     need(math.prod(mesh) <= 1 << 20, "a mesh of more than a million workers")
 
@@ -155,7 +155,7 @@ def decode_layout(value: Any) -> Layout:
         dim, count, offset, stride, reach = (integer(v) for v in listing(w, longest=5))
         need(0 <= dim < 64 and count >= 0 and reach >= 0, "a window that is none")
         windows.append((dim, Window(count, offset, stride, reach)))
-    return Layout(mesh, splits, tuple(windows), parts[3])
+    return Layout(mesh, splits, tuple(windows), parts[3], parts[4])
 
 
 def decode_spec(value: Any) -> Spec:

@@ -89,11 +89,12 @@ def balanced(lo: int, hi: int, parts: int, k: int) -> tuple[int, int]:
 class Layout:
     """One layout; interned like Spec, so that equal layouts are the same object."""
 
-    __slots__ = ("blocks", "mesh", "splits", "windows")
+    __slots__ = ("blocks", "mesh", "splits", "stored", "windows")
     mesh: Mesh
     splits: tuple[Placement, ...]
     windows: tuple[tuple[int, Window], ...]
     blocks: bool
+    stored: bool
 
     _made: dict[tuple[Any, ...], Layout] = {}  # noqa: RUF012
     _lock = threading.Lock()
@@ -104,12 +105,13 @@ class Layout:
         splits: tuple[Placement, ...],
         windows: tuple[tuple[int, Window], ...] = (),
         blocks: bool = False,
+        stored: bool = False,
     ) -> Layout:
         # An axis with one worker splits nothing, and a grid without a split aligns nothing.
         splits = tuple(s if n > 1 else None for s, n in zip(splits, mesh, strict=True))
         windows = tuple(w for w in windows if w[0] in splits)
         blocks = blocks and any(isinstance(s, int) for s in splits)
-        key = (mesh, splits, windows, blocks)
+        key = (mesh, splits, windows, blocks, stored)
         found = cls._made.get(key)
         if found is None:
             with cls._lock:
@@ -117,7 +119,7 @@ class Layout:
                 if found is None:
                     found = object.__new__(cls)
                     for name, value in zip(
-                        ("mesh", "splits", "windows", "blocks"), key, strict=True
+                        ("mesh", "splits", "windows", "blocks", "stored"), key, strict=True
                     ):
                         object.__setattr__(found, name, value)
                     cls._made[key] = found
@@ -134,7 +136,7 @@ class Layout:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Layout, (self.mesh, self.splits, self.windows, self.blocks)
+        return Layout, (self.mesh, self.splits, self.windows, self.blocks, self.stored)
 
     @property
     def workers(self) -> int:
@@ -152,6 +154,25 @@ class Layout:
         """The same, but for one mesh axis."""
         splits = (*self.splits[:axis], split, *self.splits[axis + 1 :])
         return Layout(self.mesh, splits, self.windows, self.blocks)
+
+    def in_turns(self, turns: int, split: Placement) -> Layout:
+        """The same on a mesh with one more axis, along which this is cut too."""
+        return Layout((*self.mesh, turns), (*self.splits, split), self.windows, self.blocks)
+
+    @property
+    def resident(self) -> Layout:
+        """The same in memory."""
+        return Layout(self.mesh, self.splits, self.windows, self.blocks)
+
+    @property
+    def on_disk(self) -> Layout:
+        """The same in a file that all workers can read."""
+        return Layout(self.mesh, self.splits, self.windows, self.blocks, True)
+
+    @property
+    def at_once(self) -> Layout:
+        """The same without the last mesh axis."""
+        return Layout(self.mesh[:-1], self.splits[:-1], self.windows, self.blocks)
 
     def coords(self, rank: int) -> tuple[int, ...]:
         return _coords(self.mesh, rank)
@@ -183,7 +204,8 @@ class Layout:
             words.append(text + (f" on axis {axis}" if len(self.mesh) > 1 else ""))
         text = ", ".join(words) or "whole"
         mesh = "x".join(map(str, self.mesh))
-        return f"{text} of {mesh}" + (" in blocks" if self.blocks else "")
+        more = (" in blocks" if self.blocks else "") + (" on disk" if self.stored else "")
+        return f"{text} of {mesh}{more}"
 
 
 @lru_cache(65536)

@@ -104,7 +104,7 @@ class _Reader:
         words: list[str] = []
         while words[-2:-1] != ["of"]:
             words.append(self.next())
-        if self.peek() == "in":
+        while self.peek() in ("in", "on"):
             words += [self.next(), self.next()]
         return parse_layout(" ".join(words))
 
@@ -203,6 +203,7 @@ def parse_layout(text: str) -> Layout:
     """The layout that its repr wrote: `split 0 on axis 0, partial sum on axis 1 of 3x2 in
     blocks`.
     """
+    text, stored = text.removesuffix(" on disk"), text.endswith(" on disk")
     text, blocks = text.removesuffix(" in blocks"), text.endswith(" in blocks")
     words, _, mesh_text = text.rpartition(" of ")
     mesh = tuple(int(n) for n in mesh_text.replace(" ", "").split("x"))
@@ -220,4 +221,4 @@ def parse_layout(text: str) -> Layout:
         splits[int(axis or 0)] = Partial(monoid) if monoid else int(dim)
         if window:
             windows[int(dim)] = Window(*(int(n) for n in window.replace(" ", "").split(":")))
-    return Layout(mesh, tuple(splits), tuple(sorted(windows.items())), blocks)
+    return Layout(mesh, tuple(splits), tuple(sorted(windows.items())), blocks, stored)

@@ -46,6 +46,8 @@ from . import errors as errors
 from .compiled import compile as compile
 from .compiled import run as run
 from .compiled import why_miss as why_miss
+from .files import load as load
+from .files import save as save
 from .gradients import checkpoint as checkpoint
 from .gradients import custom_gradient as custom_gradient
 from .gradients import grad as grad

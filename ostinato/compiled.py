@@ -328,6 +328,9 @@ class CompiledFunction(Generic[P, R]):
                     got="an array that is given away and also used as another argument",
                     needed="an array that is passed once",
                 )
+            lies = operands[n].spec.layout
+            if lies is not None and lies.stored:
+                continue  # a file is not written over
             pending = x._term is not None and sys.getrefcount(x._term) > 2
             if operands[n].shared or pending:
                 value = entry.session.engine.get(operands[n])

@@ -14,6 +14,7 @@
     ├── MemoryLimitError      (MemoryError)    a plan that needs more than it may
     ├── NaNError              (FloatingPointError)  a NaN, with the operation that made it
     ├── PlanFileError         (ValueError)     a plan file that cannot be trusted
+    ├── DataFileError         (OSError)        a data file that cannot be read
     ├── ExecutionError        (RuntimeError)   an operation that failed while a plan ran
     ├── CommunicatorError     (RuntimeError)   workers that lost each other
     └── SessionError          (RuntimeError)   no session, or one that was closed
@@ -96,6 +97,10 @@ class NaNError(OstinatoError, FloatingPointError):
 
 class PlanFileError(OstinatoError, ValueError):
     """A plan file that is damaged, foreign, too new, or hostile."""
+
+
+class DataFileError(OstinatoError, OSError):
+    """A data file that is missing, damaged, of an unknown kind, or changed while it was in use."""
 
 
 class ExecutionError(OstinatoError, RuntimeError):

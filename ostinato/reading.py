@@ -12,7 +12,7 @@ import numpy as np
 
 from ostinato.errors import DataDependentShapeError, TracedValueError
 from ostinato.ops import array
-from ostinato.ops.array import Array, Host, Operand, Term, Trace
+from ostinato.ops.array import Array, File, Host, Operand, Term, Trace
 from ostinato.ops.spec import Spec
 from ostinato.ops.trace import Ref, collect
 from ostinato.ops.tree import flatten
@@ -64,6 +64,8 @@ class _Reader:
             view = operand.value.view()
             view.flags.writeable = False
             return view
+        if isinstance(operand, File):
+            operand = current().hold_array(x)
         assert isinstance(operand, Held)
         return operand.engine.get(operand)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ostinato import settings
 from ostinato.errors import ArgumentError, LayoutError
-from ostinato.ops.array import Array, Host, Operand, Split, Term
+from ostinato.ops.array import Array, File, Host, Operand, Split, Term
 from ostinato.ops.layout import Layout
 from ostinato.ops.where import misfit
 from ostinato.planner.cache import PlanCache
@@ -39,13 +39,23 @@ class Session:
         blocks = self.target.numerics == "any-workers"
         return self.engine.put(value, resolve(split, self.target.mesh, value.ndim, blocks))
 
+    def attach(self, source: Any, split: Split = None) -> Operand:
+        """An operand that stays in its file."""
+        blocks = self.target.numerics == "any-workers"
+        layout = resolve(split, self.target.mesh, len(source.shape), blocks)
+        return self.engine.attach(source, layout)
+
     def hold(self, operand: Operand) -> Operand:
         """The operand as one of this session's."""
         if isinstance(operand, Held) and operand.engine is self.engine:
             return operand
         if isinstance(operand, Host):
             return self.put(operand.value, operand.split)
+        if isinstance(operand, File):
+            return self.attach(operand.source, operand.split)
         assert isinstance(operand, Held)
+        if operand.spec.layout is not None and operand.spec.layout.stored:
+            return self.attach(operand.parts[0], _first_split(operand.spec.layout))
         value = operand.engine.get(operand)
         layout = operand.spec.layout
         assert layout is not None
@@ -138,9 +148,9 @@ def connect(
 
     mesh: how the workers are arranged, e.g. (3, 2); arrays are split along its axes. numerics:
     "same-plan" (the same plan gives the same bits), "any-workers" (so does any number of workers),
-    "fast". memory_limit: bytes per worker; a plan that needs more is refused before it runs. threads:
-    at most so many cores are used, which workers share; else all that this process may use, or
-    OMP_NUM_THREADS."""
+    "fast". memory_limit: bytes per worker; a plan that needs more runs block after block of an
+    index, or is refused before it runs if that is not enough. threads: at most so many cores are
+    used, which workers share; else all that this process may use, or OMP_NUM_THREADS."""
     global in_use
     if mesh is None:
         mesh = (1 if workers is None else workers,)

@@ -9,18 +9,22 @@ from elsewhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ostinato.ops.collective import COLLECTIVES, collective_of
 from ostinato.ops.encode import Malformed, need
 from ostinato.ops.graph import Builder, Graph, Node
 from ostinato.ops.index import Reach
 from ostinato.ops.layout import Layout, Partial
+from ostinato.ops.monoid import MONOIDS
 from ostinato.ops.registry import OPS
 from ostinato.ops.spec import Spec, bool_
 
 from .layouts import _extents, _way
+from .memory import CONTROL
 from .numerics import fix_order
 from .plan import Target
+from .reads import read_files
 from .rewrite import Values, map_bodies, rebuild
 from .simplify import simplify
 
@@ -82,6 +86,9 @@ def _check_params(node: Node, ins: Sequence[Spec]) -> None:
             _joins([s.bare for s in (*ins[: nc + ns], *items)], body.inputs[1:])
             _joins([s.bare for s in ins[nc : nc + ns]], body.out_specs[:ns])
             need(len(body.outputs) >= ns, "a loop that loses its state")
+        case "blocks":
+            need(2 <= kw["turns"] <= 1 << 20, "blocks of that many turns")
+            _joins(ins, kw["body"].inputs)
         case "while":
             nc, ns = kw["counts"]
             need(nc + ns == len(ins), "a while with other operands")
@@ -107,6 +114,8 @@ def check_layouts(graph: Graph, target: Target) -> None:
         need(spec.layout is not None, "a value that lies nowhere")
         assert spec.layout is not None
         need(spec.layout.workers == target.workers, "a layout for other workers")
+    for spec in (s for n in graph.nodes for s in n.specs):
+        need(not _layout(spec).stored, "a file that is made on the way")
     started: dict[int, Node] = {}
     for k, node in enumerate(graph.nodes):
         ins = [graph.specs[v] for v in node.inputs]
@@ -124,15 +133,25 @@ def check_layouts(graph: Graph, target: Target) -> None:
                 "a wait that moves",
             )
             continue
+        if node.op == "read":
+            need(_layout(ins[0]).stored, "a read of what is there")
+            need(not _layout(node.specs[0]).windows, "a read of overlapping parts")
+            need(not _layout(node.specs[0]).partial_axes, "a read of addends")
+            continue
+        if node.op not in CONTROL:
+            need(not any(_layout(s).stored for s in ins), "a file that nobody reads")
         need(not any(s.pending for s in ins), "a value that is read before it has come")
         if node.op == "start":
             started[k] = node
         if kind or node.op == "narrow":
             need(kind != "" or node.op == "narrow", "a start of nothing")
             _check_collective(kind or "narrow", node, ins)
-        elif node.op in ("loop", "while", "branch"):
+        elif node.op in CONTROL:
+            inside = target
+            if node.op == "blocks":
+                inside = replace(target, mesh=(*target.mesh, node.kw["turns"]))
             for _, body in node.subgraphs():
-                check_layouts(body, target)
+                check_layouts(body, inside)
             _check_joints(node, ins, target)
         elif target.workers > 1:
             _check_way(node, ins, target)
@@ -196,6 +215,8 @@ def _check_joints(node: Node, ins: Sequence[Spec], target: Target) -> None:
         same(given[nc:], kw["body"].out_specs)
         same(given[nc:], node.specs)
         need(_layout(kw["condition"].out_specs[0]).is_whole, "a condition that is not everybody's")
+    elif node.op == "blocks":
+        _check_turns(node, ins)
     else:
         need(_layout(ins[0]).is_whole, "a condition that is not everybody's")
         for g in (kw["then"], kw["otherwise"]):
@@ -203,8 +224,36 @@ def _check_joints(node: Node, ins: Sequence[Spec], target: Target) -> None:
             same([s.layout for s in node.specs], g.out_specs)
 
 
+def _check_turns(node: Node, ins: Sequence[Spec]) -> None:
+    """Blocks of what lies outside go in; side by side, or as addends of one state, they come out."""
+    body: Graph = node.kw["body"]
+    need(not any(any(n.subgraphs()) for n in body.nodes), "turns with graphs inside")
+    for spec in body.inputs:
+        need(not isinstance(_layout(spec).splits[-1], Partial), "addends that come in turns")
+        need(not _layout(spec).stored, "turns that read for themselves")
+    for outer, inner in zip((*ins, *node.specs), (*body.inputs, *body.out_specs), strict=True):
+        lies = _layout(outer)
+        need(not lies.stored or isinstance(_layout(inner).splits[-1], int), "turns of a whole file")
+        need(_layout(inner).at_once is lies.resident, "blocks of something that lies elsewhere")
+    k = 0
+    while k < len(body.outputs):
+        split = _layout(body.out_specs[k]).splits[-1]
+        need(split is not None, "a result of turns that none of them has alone")
+        width = MONOIDS[split.monoid].width if isinstance(split, Partial) else 1
+        states = body.outputs[k : k + width]
+        makers = {body.producers[v] for v in states}
+        need(len(states) == width and len(makers) == 1, "addends of which some are missing")
+        if isinstance(split, Partial):
+            need(states == tuple(body.outs(makers.pop())), "addends in another order")
+        k += width
+
+
 def _check_way(node: Node, ins: Sequence[Spec], target: Target) -> None:
     """Find the labels that the layouts cut, and compare with what those need and give."""
+    if node.op in ("barrier", "copy"):
+        same = [s.layout for s in ins[: len(node.specs)]] == [s.layout for s in node.specs]
+        need(same, f"a {node.op} that moves")
+        return
     blocks = target.numerics == "any-workers"
     indices = OPS[node.op].indices(tuple(ins), node.specs, node.kw)
     chosen: list[str | None] = []
@@ -215,15 +264,9 @@ def _check_way(node: Node, ins: Sequence[Spec], target: Target) -> None:
             if isinstance(s := _layout(spec).splits[axis], int)
         }
         partial = [s for spec in node.specs if isinstance(s := _layout(spec).splits[axis], Partial)]
-        need(len(labels) <= 1 or node.op == "barrier", f"{node.op} cut along two indices at once")
+        need(len(labels) <= 1, f"{node.op} cut along two indices at once")
         need(not partial or len(labels) == 1, f"{node.op} with addends of nothing")
         chosen.append(labels.pop() if labels else None)
-    if node.op == "barrier":
-        need(
-            [s.layout for s in ins[: len(node.specs)]] == [s.layout for s in node.specs],
-            "a barrier that moves",
-        )
-        return
     way = _way(
         indices,
         _extents(indices, ins, node.specs),
@@ -259,15 +302,22 @@ def same_program(source: Graph, lowered: Graph, target: Target) -> bool:
     """Whether a lowered graph computes its source: both without what only moves data are the same
     graph.
     """
-    return plain(fix_order(simplify(source, target), target)) == plain(lowered)
+    simple = fix_order(simplify(source, target), target)
+    return plain(read_files(simple, target)) == plain(lowered)
 
 
 def plain(graph: Graph) -> Graph:
     """The graph without layouts, collectives and copies."""
     bare = Graph(tuple(s.bare for s in graph.inputs), graph.nodes, graph.outputs)
 
-    def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
-        if node.op in (*COLLECTIVES, "narrow", "resplit", "copy", "start", "wait"):
+    def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int]:
+        if node.op == "blocks":
+            body, values = node.kw["body"], list(inputs)
+            for inner in body.nodes:
+                made = rule(builder, inner, tuple([values[v] for v in inner.inputs]))
+                values.extend(made[: len(inner.specs)])
+            return [values[v] for v in body.outputs]
+        if node.op in (*COLLECTIVES, "narrow", "resplit", "copy", "start", "wait", "read"):
             return inputs[: len(node.specs)]
         node = map_bodies(node, plain)
         if node.op == "tree":  # of blocks: the fixed form of the same reduction

@@ -12,7 +12,9 @@ from pathlib import Path
 
 from ostinato.ops.collective import collective_of
 
+from .explain import REPEATED, repeats
 from .fuse import title
+from .memory import CONTROL
 from .plan import Plan
 
 COLOURS = {
@@ -87,8 +89,8 @@ def _graph(
             source.extend([""] * len(node.specs))
             continue
         kind = collective_of(node.op, node.kw)
-        control = node.op in ("loop", "while", "branch")
-        name = kind or title(node) + (f" x {node.kw['trips']}" if node.op == "loop" else "")
+        control = node.op in CONTROL
+        name = kind or title(node) + (f" x {repeats(node)}" if node.op in REPEATED else "")
         labels[f"n{k}"] = (_short(name), _short(str(node.specs[0]) if node.specs else ""))
         dense = node.op in ("matmul", "einsum", "fixed_matmul", "block_matmul")
         kinds[f"n{k}"] = (

@@ -21,6 +21,7 @@ from .machine import Machine, this_machine
 from .plan import Plan, Program
 
 DENSE = ("matmul", "wide_matmul", "einsum", "fixed_matmul", "block_matmul")
+REPEATED = {"loop": "trips", "blocks": "turns"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def steps(program: Program, machine: Machine, depth: int = 0, turns: int = 1) ->
         ins = [graph.specs[v] for v in node.inputs]
         kind = collective_of(node.op, node.kw)
         inner = program.bodies.get(k, ())
-        times = turns * (node.kw["trips"] if node.op == "loop" else 1)
+        times = turns * repeats(node)
         if kind:
             sent = bytes_sent(node, ins)
             workers = ins[0].layout.workers if ins[0].layout is not None else 1
@@ -78,6 +79,11 @@ def steps(program: Program, machine: Machine, depth: int = 0, turns: int = 1) ->
             flops, moved = OPS[node.op].cost(*here, node.kw)
             predicted = machine.kernel_seconds(flops, moved, node.op in DENSE)
             yield Step(node, depth, "", flops, moved, 0, predicted, turns)
+
+
+def repeats(node: Node) -> int:
+    """How often the bodies of a node run, as far as that is known."""
+    return int(node.kw[REPEATED[node.op]]) if node.op in REPEATED else 1
 
 
 def bytes_sent(node: Node, ins: Sequence[Spec]) -> int:
@@ -101,12 +107,70 @@ def bytes_sent(node: Node, ins: Sequence[Spec]) -> int:
     return total
 
 
+# -- splits in time -----------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """A part of a program that runs block after block."""
+
+    turns: int
+    axis: int
+    extent: int
+    of: str  # whose axis it is
+    moved: float  # bytes in addition, over all turns
+    seconds: float  # in addition, as predicted
+
+
+def splits_in_time(program: Program, machine: Machine, called: Sequence[str]) -> Iterator[Turns]:
+    """The parts in turns, bodies included."""
+    graph = program.graph
+    for k, node in enumerate(graph.nodes):
+        if node.op == "blocks":
+            yield _turns(graph, node, machine, called)
+        for body in program.bodies.get(k, ()):
+            yield from splits_in_time(body, machine, ())
+
+
+def _turns(graph: Graph, node: Node, machine: Machine, called: Sequence[str]) -> Turns:
+    body, count = node.kw["body"], node.kw["turns"]
+    cut = [
+        (s.nbytes, -v, s.layout.splits[-1])
+        for v, s in enumerate(body.specs)
+        if s.layout is not None and isinstance(s.layout.splits[-1], int)
+    ]
+    read = [c for c in cut if -c[1] < len(body.inputs)]
+    _, v, axis = max(read or cut)
+    of = "what is made there"
+    if read:
+        maker = graph.producers[node.inputs[-v]]
+        outside = called[node.inputs[-v]] if node.inputs[-v] < len(called) else "an operand"
+        of = outside if maker < 0 else title(graph.nodes[maker])
+    moved = spent = 0.0
+    for inner in body.nodes:
+        ins = [body.specs[v] for v in inner.inputs]
+        costs = [
+            OPS[inner.op].cost(tuple(map(part, ins)), tuple(map(part, inner.specs)), inner.kw)
+            for part in (local, _at_once)
+        ]
+        times = [machine.kernel_seconds(*cost, inner.op in DENSE) for cost in costs]
+        moved += count * costs[0][1] - costs[1][1]
+        spent += count * times[0] - times[1]
+    return Turns(count, axis, body.specs[-v].shape[axis], of, max(moved, 0.0), spent)
+
+
+def _at_once(spec: Spec) -> Spec:
+    return local(spec.at(spec.layout.at_once)) if spec.layout is not None else spec
+
+
 # -- text -----------------------------------------------------------------------------------
 def seconds(t: float) -> str:
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if t >= size:
             return f"{t / size:.3g} {unit}"
     return f"{t * 1e9:.0f} ns"
+
+
+def _sign(t: float) -> str:
+    return f"{seconds(t)} slower" if t >= 0 else f"{seconds(-t)} faster"
 
 
 def amount(n: float) -> str:
@@ -172,8 +236,8 @@ def rows(plan: Plan, machine: Machine, measured: Measured | None) -> list[tuple[
         name = step.collective or title(node)
         if node.op == "start":
             name += " (started)"
-        if node.op == "loop":
-            name += f" x {node.kw['trips']}"
+        if node.op in REPEATED:
+            name += f" x {repeats(node)}"
         found.append(
             (
                 "  " * step.depth + name,
@@ -210,6 +274,11 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
     predicted = sum(s.predicted * s.turns for s in work)
     sent = sum(s.sent * s.turns for s in work)
     lines = [f"predicted {seconds(predicted)} per run; {amount(sent)} between workers"]
+    lines += [
+        f"split in time: axis {t.axis} ({t.extent}) of {t.of} in {t.turns} turns, which moves "
+        f"{amount(t.moved)} more; predicted {_sign(t.seconds)}"
+        for t in splits_in_time(plan.program, machine, named(plan))
+    ]
     if measured is not None and measured.runs:
         lines.append(
             f"measured  {seconds(measured.best)} at best, {seconds(measured.mean)} on average, "

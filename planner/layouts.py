@@ -85,7 +85,9 @@ def _alone(graph: Graph, inputs: Sequence[Spec], target: Target) -> Graph:
     whole = Layout.whole(target.mesh)
 
     def body(g: Graph) -> Graph:
-        return _alone(g, [s.at(whole) for s in g.inputs], target)
+        files = [s.layout is not None and s.layout.stored for s in g.inputs]
+        lies = [whole.on_disk if file else whole for file in files]
+        return _alone(g, [s.at(w) for s, w in zip(g.inputs, lies, strict=True)], target)
 
     nodes = tuple(
         [
@@ -172,6 +174,10 @@ class _Planner:
     def node(self, node: Node, pins: Sequence[Layout | None]) -> Sequence[int]:
         inputs = [self.values[v] for v in node.inputs]
         match node.op:
+            case "read":
+                (spec,) = node.specs
+                lies = self.layout(inputs[0]).resident
+                return self.builder.add("read", inputs, (), (spec.at(lies),), node.line)
             case "resplit":
                 return (
                     self.relayout_all(inputs, (_resplit_layout(node, self.target),), node.line)[0],

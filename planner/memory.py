@@ -13,22 +13,26 @@ import math
 from collections.abc import Sequence
 
 from ostinato.ops.graph import Graph, Node
+from ostinato.ops.layout import Partial
 from ostinato.ops.registry import ANY, OPS, Op, Scratch
 from ostinato.ops.spec import Shape, Spec
 
 from .plan import Program, Slot, local_bytes
 
 ALIGN = 64
-CONTROL = ("loop", "while", "branch")
+CONTROL = ("loop", "while", "branch", "blocks")
 
 
-def assign_memory(graph: Graph, donated: Sequence[int] = ()) -> Program:
-    """The pass. Operands that were given away (`donated`) may take results."""
-    graph = own_outputs(graph)
-    return _Assigner(graph, donated).run()
+def assign_memory(
+    graph: Graph, donated: Sequence[int] = (), in_order: Sequence[bool] | None = None
+) -> Program:
+    """The pass. Operands that were given away (`donated`) may take results; `in_order` says which
+    operands lie in order without gaps, if not all."""
+    graph = own_outputs(graph, in_order)
+    return _Assigner(graph, donated, in_order).run()
 
 
-def own_outputs(graph: Graph) -> Graph:
+def own_outputs(graph: Graph, given: Sequence[bool] | None = None) -> Graph:
     """Each output a value of its own that a node makes: views, inputs, numbers and repeated outputs
     are copied.
     """
@@ -36,7 +40,7 @@ def own_outputs(graph: Graph) -> Graph:
     extra: list[Node] = []
     outputs = []
     count = len(graph.specs)
-    in_order = contiguous(graph)
+    in_order = contiguous(graph, given)
     for v in graph.outputs:
         k = graph.producers[v]
         fresh = k >= 0 and graph.nodes[k].op != "constant" and not is_view(graph, k, in_order)
@@ -62,9 +66,9 @@ def is_view(graph: Graph, k: int, in_order: Sequence[bool]) -> bool:
     )
 
 
-def contiguous(graph: Graph) -> list[bool]:
+def contiguous(graph: Graph, given: Sequence[bool] | None = None) -> list[bool]:
     """For each value whether its elements lie in order without gaps, on every worker."""
-    found = [True] * len(graph.inputs)
+    found = [True] * len(graph.inputs) if given is None else list(given)
     for node in graph.nodes:
         op = OPS[node.op]
         for _ in node.specs:
@@ -75,6 +79,22 @@ def contiguous(graph: Graph) -> list[bool]:
             else:
                 found.append(found[node.inputs[0]] and _leads(graph, node))
     return found
+
+
+def body_order(graph: Graph, k: int, in_order: Sequence[bool]) -> list[bool] | None:
+    """The same for the operands of a node's bodies; None where all of them do."""
+    node = graph.nodes[k]
+    if node.op != "blocks":
+        return None
+    body: Graph = node.kw["body"]
+    return [in_order[v] and leading(spec) for v, spec in zip(node.inputs, body.inputs, strict=True)]
+
+
+def leading(spec: Spec) -> bool:
+    """Whether the blocks of an array that is cut into turns are in order where the whole is."""
+    assert spec.layout is not None
+    cut = spec.layout.splits[-1]
+    return not isinstance(cut, int) or all(n <= 1 for n in spec.layout.largest(spec.shape)[:cut])
 
 
 def _leads(graph: Graph, node: Node) -> bool:
@@ -136,14 +156,16 @@ class Arena:
 
 
 class _Assigner:
-    def __init__(self, graph: Graph, donated: Sequence[int]) -> None:
+    def __init__(
+        self, graph: Graph, donated: Sequence[int], in_order: Sequence[bool] | None
+    ) -> None:
         self.graph = graph
         self.donated = list(donated)
         self.reuse: list[tuple[int, int]] = []
         self.arena = Arena()
         self.slots: list[Slot] = [Slot("input", k) for k in range(len(graph.inputs))]
         self.root = list(range(len(graph.specs)))  # what each value's memory belongs to
-        self.contiguous = contiguous(graph)
+        self.contiguous = contiguous(graph, in_order)
         self.result = {v: k for k, v in enumerate(graph.outputs)}
         self.last = self._last_reads()
         self.taken: set[int] = set()  # values whose memory another took over
@@ -190,7 +212,8 @@ class _Assigner:
             sizes = self._scratch_sizes(k, node)
             places = tuple(self.arena.take(n) for n in sizes)
             if node.op in CONTROL:
-                bodies[k] = tuple(assign_memory(g) for _, g in node.subgraphs())
+                order = body_order(graph, k, self.contiguous)
+                bodies[k] = tuple(assign_memory(g, (), order) for _, g in node.subgraphs())
                 need = max((p.arena_bytes for p in bodies[k]), default=0)
                 bases[k] = self.arena.take(need)
             if self.arena.end > fullest:
@@ -295,10 +318,28 @@ class _Assigner:
         if node.op in ("loop", "while"):  # a second buffer for each carried value
             carried = node.kw["counts"][1]
             return [local_bytes(s) for s in node.specs[:carried]]
+        if node.op == "blocks":
+            ahead = [local_bytes(s) for s in read_ahead(graph, node) for _ in range(2)]
+            return ahead + [local_bytes(s) for s in addends(node)]
         op = OPS[node.op]
         if op.scratch is None:
             return []
         return [_bytes(s) for s in scratch_of(op, graph, node)]
+
+
+def read_ahead(graph: Graph, node: Node) -> list[Spec]:
+    """The operands of `blocks` that are read from files: one block while another is worked on."""
+    return [
+        spec
+        for v, spec in zip(node.inputs, node.kw["body"].inputs, strict=True)
+        if (lies := graph.specs[v].layout) is not None and lies.stored
+    ]
+
+
+def addends(node: Node) -> list[Spec]:
+    """What the turns of `blocks` leave one addend of each."""
+    found: list[Spec] = node.kw["body"].out_specs
+    return [s for s in found if s.layout is not None and isinstance(s.layout.splits[-1], Partial)]
 
 
 def scratch_of(op: Op, graph: Graph, node: Node, rank: int | None = None) -> Sequence[Scratch]:

@@ -21,6 +21,7 @@ from ostinato.ops.spec import Spec
 
 from .layouts import Way, way_to
 from .plan import Target
+from .reads import seen_as
 
 Wanted = list[set[Layout | None]]
 
@@ -79,7 +80,9 @@ def _wishes(
         elif len(node.specs) == 1:
             end = _another(node.specs[0], wanted[graph.starts[k]])
             way = way_to(node, ins, end, target) if end is not None else None
-            if way is not None and all(map(_has, ins, way.needs)):
+            if way is not None and node.op == "read":  # any part of a file is as near
+                moved[k] = Way(way.labels, tuple(s.layout for s in ins if s.layout), way.gives)
+            elif way is not None and all(map(_has, ins, way.needs)):
                 moved[k] = way
                 needs = list(way.needs)
         for v, need in zip(node.inputs, needs, strict=True):
@@ -100,21 +103,11 @@ def _has(spec: Spec, end: Layout) -> bool:
 
 
 # -- loops and branches --------------------------------------------------------------------
-def _seen_as(node: Node) -> dict[int, list[tuple[str, int]]]:
-    """Operands that bodies only read: which inputs of which graphs they are."""
-    if node.op == "branch":
-        return {j: [("then", j - 1), ("otherwise", j - 1)] for j in range(1, len(node.inputs))}
-    consts = range(node.kw["counts"][0])
-    if node.op == "loop":
-        return {j: [("body", 1 + j)] for j in consts}
-    return {j: [("body", j), ("condition", j)] for j in consts}
-
-
 def _operands(node: Node, ins: Sequence[Spec], target: Target) -> dict[int, Layout]:
     """Operands that all bodies want in one other layout."""
     wishes = {name: _wishes(g, target)[0] for name, g in node.subgraphs()}
     found = {}
-    for j, places in _seen_as(node).items():
+    for j, places in seen_as(node).items():
         end = _another(ins[j], set().union(*(wishes[name][v] for name, v in places)))
         if end is not None:
             found[j] = end
@@ -124,7 +117,7 @@ def _operands(node: Node, ins: Sequence[Spec], target: Target) -> dict[int, Layo
 def _with_bodies(node: Node, cut: dict[int, Layout], target: Target) -> Node:
     inputs = {name: list(g.inputs) for name, g in node.subgraphs()}
     for j, layout in cut.items():
-        for name, v in _seen_as(node)[j]:
+        for name, v in seen_as(node)[j]:
             inputs[name][v] = inputs[name][v].at(layout)
     bodies = {
         name: make_parts(Graph(tuple(inputs[name]), g.nodes, g.outputs), target)

@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ostinato.ops.graph import Graph
+from ostinato.ops.graph import Graph, Node
+from ostinato.ops.spec import Spec
 
 from ostinato import settings
 from ostinato.errors import MemoryLimitError
 
+from .blocking import READ_BYTES, split_time
 from .communicate import communicate
 from .fuse import fuse, title
 from .layouts import choose_layouts
@@ -21,12 +23,22 @@ from .narrow import narrow
 from .numerics import fix_order
 from .overlap import overlap
 from .parts import make_parts
-from .plan import Key, Plan, Program, Target
+from .plan import Key, Plan, Program, Target, local_bytes
+from .reads import read_files
 from .simplify import simplify
 
 Pass = Callable[[Graph, Target], Graph]
 
-PASSES: tuple[Pass, ...] = (simplify, fix_order, choose_layouts, make_parts, communicate, overlap)
+PASSES: tuple[Pass, ...] = (
+    simplify,
+    fix_order,
+    read_files,
+    choose_layouts,
+    make_parts,
+    communicate,
+    split_time,
+    overlap,
+)
 
 
 def make_plan(key: Key, names: tuple[str, ...] = ()) -> Plan:
@@ -36,7 +48,7 @@ def make_plan(key: Key, names: tuple[str, ...] = ()) -> Plan:
     _dump(0, "traced", graph)
     for number, run in enumerate(PASSES, 1):
         start = time.perf_counter()
-        made = run(graph, target)
+        made = split_time(graph, target, key.donated) if run is split_time else run(graph, target)
         seconds[run.__name__] = time.perf_counter() - start
         _show(number, run.__name__, graph, made, seconds[run.__name__])
         graph = made
@@ -75,6 +87,17 @@ def _strip(graph: Graph) -> tuple[Graph, tuple[tuple[str, int], ...]]:
 def check_limit(plan: Plan) -> None:
     """Refuse a plan that needs more memory per worker than it may, before it runs."""
     limit = plan.target.memory_limit
+    whole = _read_whole(plan.program.graph)
+    if whole is not None and plan.peak_bytes > (READ_BYTES if limit is None else limit):
+        spec, reader = whole
+        raise MemoryLimitError.because(
+            f"{title(reader)} of {spec}, which lies in a file",
+            got="an operation that needs all rows at once",
+            needed="one that can work through blocks of rows"
+            + (f" within memory_limit={_mib(limit)}" if limit is not None else ""),
+            do="load the file with resident=True, or allow a larger memory_limit=",
+            line=reader.line,
+        )
     if limit is None or plan.peak_bytes <= limit:
         return
     what, line = _greatest(plan.program)
@@ -85,10 +108,23 @@ def check_limit(plan: Plan) -> None:
     raise MemoryLimitError.because(
         f"plan {plan.id[:8]}, whose peak is at {what}",
         got=f"{_mib(plan.peak_bytes)} per worker ({parts})",
-        needed=f"at most memory_limit={_mib(limit)}",
+        needed=f"at most memory_limit={_mib(limit)}, which no split in time reaches",
         do=_advice(plan),
         line=line,
     )
+
+
+def _read_whole(graph: Graph) -> tuple[Spec, Node] | None:
+    """The largest file that is read at once, and who wants it so."""
+    found: list[tuple[int, Spec, Node]] = []
+    for k, node in enumerate(graph.nodes):
+        if node.op == "read" and local_bytes(node.specs[0]) > READ_BYTES // 8:
+            v = graph.starts[k]
+            readers = [graph.nodes[u] for u in graph.uses[v]]
+            found += [(local_bytes(node.specs[0]), node.specs[0].bare, r) for r in readers[:1]]
+        inner = [_read_whole(g) for _, g in node.subgraphs()]
+        found += [(local_bytes(i[0]), *i) for i in inner if i is not None]
+    return max(found, key=lambda f: f[0])[1:] if found else None
 
 
 def _mib(n: int) -> str:
@@ -109,6 +145,10 @@ def _greatest(program: Program) -> tuple[str, str]:
 
 def _advice(plan: Plan) -> str:
     ways = []
+    if plan.target.numerics == "any-workers":
+        ways.append(
+            'allow numerics="same-plan", where turns may be shorter than the 24 fixed blocks'
+        )
     if plan.target.workers == 1 or plan.arena_bytes + plan.operand_bytes > plan.result_bytes:
         ways.append("split the largest operands over more workers (split=)")
     if plan.arena_bytes > plan.operand_bytes:
@@ -117,7 +157,7 @@ def _advice(plan: Plan) -> str:
         )
     if plan.result_bytes and not plan.key.donated:
         ways.append("give operands away that are not needed again (donate=)")
-    return ways[0] if len(ways) == 1 else ", or ".join(ways) if ways else "raise the limit"
+    return ", or ".join(ways) or "raise the limit"
 
 
 # -- seeing --------------------------------------------------------------------------------

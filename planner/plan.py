@@ -176,9 +176,7 @@ class Plan:
     @property
     def peak_bytes(self) -> int:
         """The most memory that the worker with the largest parts needs."""
-        graph = self.program.graph
-        saved = sum(local_bytes(graph.out_specs[k]) for k, _ in self.program.reuse)
-        return self.operand_bytes + self.result_bytes - saved + self.arena_bytes
+        return peak_bytes(self.program)
 
     # -- for people ------------------------------------------------------------------------
     @property
@@ -239,9 +237,21 @@ class Plan:
         return as_html(self, self.measured)
 
 
+def peak_bytes(program: Program) -> int:
+    """The most memory that the worker with the largest parts needs: operands, results, arena."""
+    graph = program.graph
+    saved = sum(local_bytes(graph.out_specs[k]) for k, _ in program.reuse)
+    held = sum(map(local_bytes, (*graph.inputs, *graph.out_specs)))
+    return held - saved + program.arena_bytes
+
+
 def local_bytes(spec: Spec) -> int:
     """The bytes of the largest part that a worker holds."""
-    if spec.layout is None or spec.layout.is_whole:
+    if spec.layout is None:
+        return spec.nbytes
+    if spec.layout.stored:
+        return 0
+    if spec.layout.is_whole:
         return spec.nbytes
     size = spec.dtype.itemsize
     for n in spec.layout.largest(spec.shape):

@@ -12,9 +12,10 @@ generated names only, never of anything that a plan contains.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,16 +24,18 @@ from ostinato.ops.collective import collective_of
 from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Graph, Node
 from ostinato.ops.labels import analyse
-from ostinato.ops.layout import exchange_lists, part_ranks, slices, volume
+from ostinato.ops.layout import Partial, exchange_lists, part_ranks, slices, volume
+from ostinato.ops.monoid import MONOIDS
 from ostinato.ops.native import REDUCTIONS, native_kernel, nest_kernel
 from ostinato.ops.registry import OPS, Place
 from ostinato.ops.spec import Spec, is_inexact, lying
-from ostinato.planner.memory import contiguous, scratch_of
+from ostinato.planner.memory import CONTROL, body_order, contiguous, scratch_of
 from ostinato.planner.plan import Program
 
 from ostinato import settings
 from ostinato.errors import BoundsError, ExecutionError, NaNError, OstinatoError
 
+from .ahead import BUFFERS, ReadAhead, Step
 from .communicator import Communicator
 
 _OUT_BY_NAME = ("maximum", "minimum")  # NumPy wants to be sure that `out` is no third operand
@@ -94,7 +97,8 @@ def bind(
     binder.depth += 1
     for names, specs in ((ins, graph.inputs), (outs, graph.out_specs)):
         for name_, spec in zip(names, specs, strict=True):
-            binder.shown[name_] = lying(binder.shape(spec), spec.dtype)
+            if spec.layout is not None and not spec.layout.stored:
+                binder.shown[name_] = lying(binder.shape(spec), spec.dtype)
     if timed:
         binder.write("t0 = clock()")
     binder.program(program, ins, outs, 0)
@@ -127,6 +131,7 @@ class _Binder:
         self.rows: list[Row] = []
         self.depth = 0
         self.names: dict[str, Any] = {"xp": xp, "clock": time.perf_counter, "copyto": xp.copyto}
+        self.names["ReadAhead"] = ReadAhead
         self.names |= {"has_nan": _has_nan, "check_nan": _check_nan}
         self.fixed: dict[str, Any] = {}  # names that are the same array in every run
         self.shown: dict[str, Any] = {}  # the others: arrays that lie like them, without memory
@@ -134,6 +139,7 @@ class _Binder:
         self.ufuncs: dict[str, str] = {}
         self.requests: dict[str, str] = {}  # of pending values
         self.places: dict[Any, str] = {}
+        self.turns: tuple[str, list[int]] = ("", [])  # the turn's name, and the rank in each
 
     def write(self, line: str, row: Row | None = None) -> None:
         self.text.append("    " * self.depth + line)
@@ -175,11 +181,12 @@ class _Binder:
         assert spec.layout is not None
         return spec.layout.local_shape(spec.shape, self.rank)
 
-    def at(self, graph: Graph, node: Node) -> Place:
+    def at(self, graph: Graph, node: Node, rank: int | None = None) -> Place:
         ins = [graph.specs[v] for v in node.inputs]
+        here = self.rank if rank is None else rank
 
         def boxes(specs: Sequence[Spec]) -> Any:
-            return tuple(s.layout.box(s.shape, self.rank) for s in specs if s.layout is not None)
+            return tuple(s.layout.box(s.shape, here) for s in specs if s.layout is not None)
 
         return Place(
             boxes(ins),
@@ -189,9 +196,16 @@ class _Binder:
         )
 
     # -- a program -------------------------------------------------------------------------
-    def program(self, program: Program, ins: Sequence[str], outs: Sequence[str], base: int) -> None:
+    def program(
+        self,
+        program: Program,
+        ins: Sequence[str],
+        outs: Sequence[str],
+        base: int,
+        given: Sequence[bool] | None = None,
+    ) -> None:
         graph = program.graph
-        in_order = contiguous(graph)
+        in_order = contiguous(graph, given)
         names: list[str] = list(ins)
         for k, node in enumerate(graph.nodes):
             first = graph.starts[k]
@@ -237,7 +251,10 @@ class _Binder:
         outs = names[first : first + len(node.specs)]
         if node.op == "constant":
             return
-        if node.op in ("loop", "while", "branch"):
+        if node.op == "blocks":
+            self.blocks_(program, k, row, ins, outs, base, body_order(graph, k, in_order))
+            return
+        if node.op in CONTROL:
             getattr(self, f"{node.op}_")(program, k, node, row, ins, outs, base)
             return
         if collective_of(node.op, node.kw):
@@ -246,7 +263,7 @@ class _Binder:
         watched = [
             out
             for out, spec in zip(outs, node.specs, strict=True)
-            if settings.check_nan and out != "None" and is_inexact(spec.dtype)
+            if settings.check_nan and node.op != "read" and out != "None" and is_inexact(spec.dtype)
         ]
         if watched:  # now, as the result may take an operand's memory
             before = self.local("b")
@@ -262,8 +279,11 @@ class _Binder:
             out = f"out={outs[0]}" if op.ufunc in _OUT_BY_NAME else outs[0]
             self.write(f"{f}({', '.join((*ins, out))})", row)
         else:
-            params = node.kw
-            if op.placed:
+            params, more = node.kw, ""
+            turn, ranks = self.turns
+            if op.placed and turn:
+                more = f", at={self.name('a', [self.at(graph, node, r) for r in ranks])}[{turn}]"
+            elif op.placed:
                 params["at"] = self.at(graph, node)
             if op.scratch is not None:
                 params["scratch"] = tuple(
@@ -272,7 +292,7 @@ class _Binder:
                 )
             f = self.name("k", op.kernel)
             out = outs[0] if len(outs) == 1 else f"({', '.join(outs)})"
-            more = f", **{self.name('p', params)}" if params else ""
+            more += f", **{self.name('p', params)}" if params else ""
             self.write(f"{f}({', '.join(('xp', out, *ins))}{more})", row)
         if watched:
             self.write(f"check_nan({self.name('n', node)}, {before}, ({', '.join(watched)},))", row)
@@ -495,6 +515,134 @@ class _Binder:
         self.turn(c, n, s)
         self.depth -= 1
 
+    def blocks_(
+        self,
+        program: Program,
+        k: int,
+        row: Row,
+        ins: Sequence[str],
+        outs: Sequence[str],
+        base: int,
+        given: Sequence[bool] | None,
+    ) -> None:
+        """Turns whose blocks have the same shapes run the same lines."""
+        node, body = program.graph.nodes[k], program.bodies[k][0]
+        rank, turns = self.rank, node.kw["turns"]
+        ranks = range(rank * turns, (rank + 1) * turns)
+        files = [name for name, spec in self.files(program, k, ins) if spec is not None]
+        reader = self.local("q")
+        if files:
+            steps = self.name("h", self.reads(program, k, ins, ranks, base))
+            self.write(f"{reader} = ReadAhead({steps}, ({', '.join(files)},))")
+            self.write("try:")
+            self.depth += 1
+        shapes = [
+            [s.layout.local_shape(s.shape, r) for s in body.graph.specs if s.layout is not None]
+            for r in ranks
+        ]
+        ends = [t for t in range(1, turns) if shapes[t] != shapes[t - 1]]
+        for first, end in itertools.pairwise((0, *ends, turns)):
+            t = self.local("u")
+            self.write(f"for {t} in range({end - first}):")
+            self.depth += 1
+            self.rank, self.turns = ranks[first], (t, list(ranks[first:end]))
+            read = [self.local("x") for _ in files]
+            if files:
+                self.write(f"{', '.join(read)}, = {reader}.take()", row)
+            self.one_turn(program, k, row, ins, outs, base, given, not first, read)
+            self.depth -= 1
+        if files:
+            self.depth -= 1
+            self.write("finally:")
+            self.write(f"    {reader}.close()")
+        self.rank, self.turns = rank, ("", [])
+
+    def files(
+        self, program: Program, k: int, ins: Sequence[str]
+    ) -> Iterator[tuple[str, Spec | None]]:
+        """The operands of `blocks`; with the spec of their blocks, if they lie in files."""
+        node, body = program.graph.nodes[k], program.bodies[k][0].graph
+        for name, v, spec in zip(ins, node.inputs, body.inputs, strict=True):
+            lies = program.graph.specs[v].layout
+            yield name, spec if lies is not None and lies.stored else None
+
+    def reads(
+        self, program: Program, k: int, ins: Sequence[str], ranks: Sequence[int], base: int
+    ) -> list[Step]:
+        """Where the block of each file goes in each turn, and which block it is."""
+        specs = [spec for _, spec in self.files(program, k, ins) if spec]
+        steps: list[Step] = []
+        for t, r in enumerate(ranks):
+            step = []
+            for j, spec in enumerate(specs):
+                assert spec.layout is not None
+                at = base + program.scratch[k][BUFFERS * j + t % BUFFERS]
+                out = self.place(at, spec.layout.local_shape(spec.shape, r), spec.dtype)
+                step.append((out, spec.layout.box(spec.shape, r)))
+            steps.append(step)
+        return steps
+
+    def one_turn(
+        self,
+        program: Program,
+        k: int,
+        row: Row,
+        ins: Sequence[str],
+        outs: Sequence[str],
+        base: int,
+        given: Sequence[bool] | None,
+        begins: bool,
+        read: Sequence[str],
+    ) -> None:
+        body = program.bodies[k][0]
+        t, _ = self.turns
+        files, unread = list(self.files(program, k, ins)), iter(read)
+        items = []
+        for (name, file), spec in zip(files, body.graph.inputs, strict=True):
+            items.append(self.block(name, spec) if file is None else next(unread))
+            if file is not None:
+                self.shown[items[-1]] = lying(self.shape(spec), spec.dtype)
+        made: list[str] = []
+        states: list[tuple[str, list[str], list[str]]] = []  # monoids, what they have, what comes
+        places = iter(program.scratch[k][BUFFERS * len(read) :])
+        for out, spec in zip(outs, body.graph.out_specs, strict=True):
+            assert spec.layout is not None
+            split = spec.layout.splits[-1]
+            if not isinstance(split, Partial):
+                made.append(self.block(out, spec))
+                continue
+            addend = self.stored(base + next(places), self.shape(spec), spec.dtype)
+            made.append(addend)
+            if begins:
+                made[-1] = self.local("y")
+                self.shown[made[-1]] = lying(self.shape(spec), spec.dtype)
+                self.write(f"{made[-1]} = {addend} if {t} else {out}")
+            if not states or len(states[-1][1]) == MONOIDS[states[-1][0]].width:
+                states.append((split.monoid, [], []))
+            states[-1][1].append(out)
+            states[-1][2].append(addend)
+        self.program(body, items, made, base + program.bases[k], given)
+        for monoid, has, comes in states:
+            f = self.name("m", MONOIDS[monoid].combine)
+            state, addend = (f"({', '.join(names)},)" for names in (has, comes))
+            when = f"if {t}: " if begins else ""
+            self.write(f"{when}{f}(xp, {state}, {state}, {addend})", row)
+
+    def block(self, name: str, spec: Spec) -> str:
+        """What one turn sees of an array that lies outside."""
+        layout, (t, ranks) = spec.layout, self.turns
+        assert layout is not None
+        if not isinstance(layout.splits[-1], int):
+            return name
+        outer, count = layout.at_once, layout.mesh[-1]
+        cuts = [slices(layout.box(spec.shape, r), outer.box(spec.shape, r // count)) for r in ranks]
+        made = self.local("x")
+        whole = self.lies(name)
+        if whole is not None:
+            self.shown[made] = lying(self.shape(spec), spec.dtype, whole.strides)
+        self.write(f"{made} = {name}[{self.name('c', cuts)}[{t}]]")
+        return made
+
     def while_(
         self,
         program: Program,
@@ -512,7 +660,7 @@ class _Binder:
         self.show_carried(node.specs, ins[nc:], c, n, s)
         test = self.array(self.xp.zeros((), np.bool_))
         inner = base + program.bases[k]
-        turns = self.local("t")
+        turns = self.local("u")
         self.write(f"{turns} = 0")
         self.write("while True:")
         self.depth += 1

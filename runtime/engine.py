@@ -41,6 +41,9 @@ class Engine(Protocol):
     def put(self, value: Any, layout: Layout) -> Operand:
         """An operand of a value in the caller's memory. What the engine is given, it may keep."""
 
+    def attach(self, source: Any, layout: Layout) -> Operand:
+        """An operand that stays in its file, where workers read it block after block."""
+
     def get(self, operand: Operand) -> np.ndarray[Any, Any]:
         """The whole value, to be read only."""
 
@@ -118,12 +121,19 @@ class LocalEngine:
             parts.append(part.reshape([hi - lo for lo, hi in box]))
         return Held(spec, self, tuple(parts))
 
+    def attach(self, source: Any, layout: Layout) -> Operand:
+        self.check_open()
+        return Held(Spec(source.shape, source.dtype, layout.on_disk), self, (source,) * self.size)
+
     def get(self, operand: Operand) -> np.ndarray[Any, Any]:
         assert isinstance(operand, Held)
         spec, layout = operand.spec, operand.spec.layout
         assert layout is not None
         whole: np.ndarray[Any, Any]
-        if self.size == 1 or layout.is_whole:
+        if layout.stored:
+            whole = np.empty(spec.shape, spec.dtype)
+            operand.parts[0].read(whole, tuple((0, n) for n in spec.shape))
+        elif self.size == 1 or layout.is_whole:
             whole = operand.parts[0].view()
         else:
             whole = np.empty(spec.shape, spec.dtype)

@@ -18,6 +18,7 @@ import ostinato as ost
 Values = list[Any]
 MOST = 3000  # elements of a value
 LARGEST = 1e3  # of its elements
+EXTENTS = (0, 1, 1, 2, 3, 4, 5, 6, 7, 9)  # of inputs
 
 
 @dataclass
@@ -50,19 +51,26 @@ class Program:
         return f"inputs {ins}\n" + "\n".join(lines) + f"\nreturn {self.outputs}"
 
 
-def make_program(r: random.Random, length: int = 8) -> Program:
-    """A program of so many steps at most."""
-    inputs = [_input(r) for _ in range(r.randint(1, 3))]
+def make_program(
+    r: random.Random,
+    length: int = 8,
+    extents: Sequence[int] = EXTENTS,
+    most: int = MOST,
+    names: Sequence[str] | None = None,
+) -> Program:
+    """A program of so many steps at most, over arrays of these extents, of these steps."""
+    inputs = [_input(r, extents) for _ in range(r.randint(1, 3))]
     program = Program(inputs)
     values: Values = list(inputs)
+    steps = [s for s in STEPS if names is None or s[0] in names]
     for _ in range(length):
-        made = _step(r, values)
+        made = _step(r, values, steps)
         if made is None:
             continue
         name, operands, ours, theirs = made
         with np.errstate(all="ignore"):
             y = np.asarray(theirs(*(values[v] for v in operands)))
-        if y.size > MOST or (y.dtype.kind == "f" and not np.all(np.abs(y) <= LARGEST)):
+        if y.size > most or (y.dtype.kind == "f" and not np.all(np.abs(y) <= LARGEST)):
             continue
         values.append(y)
         program.steps.append((name, operands, ours, theirs))
@@ -73,15 +81,13 @@ def make_program(r: random.Random, length: int = 8) -> Program:
     return program
 
 
-def _input(r: random.Random) -> np.ndarray:
-    shape = tuple(
-        r.choice((0, 1, 1, 2, 3, 4, 5, 6, 7, 9)) for _ in range(r.choice((0, 1, 2, 2, 2, 3)))
-    )
+def _input(r: random.Random, extents: Sequence[int]) -> np.ndarray:
+    shape = tuple(r.choice(extents) for _ in range(r.choice((0, 1, 2, 2, 2, 3))))
     return np.random.default_rng(r.getrandbits(32)).normal(size=shape)
 
 
-def _step(r: random.Random, values: Values) -> Any:
-    name, make = r.choice(STEPS)
+def _step(r: random.Random, values: Values, steps: Sequence[tuple[str, Any]]) -> Any:
+    name, make = r.choice(steps)
     k = r.randrange(len(values))
     if r.random() < 0.6:  # what was made last leads to deeper programs
         k = len(values) - 1

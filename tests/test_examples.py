@@ -103,6 +103,18 @@ def test_attention(workers: int) -> None:
         np.testing.assert_allclose(found[:, :, at], wanted, rtol=1e-6)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_out_of_core(workers: int) -> None:
+    found = example("out_of_core").main(1 / 64, 1 / 512, workers)
+    assert found["peak_bytes"] <= 2**21
+    assert found["mean"].shape == (17,)
+    np.testing.assert_allclose(
+        found["mean"][16], found["mean"][:16] @ np.arange(16) / 16, atol=1e-3
+    )
+    np.testing.assert_allclose(found["weights"], np.arange(16) / 16, atol=1e-2)
+    assert np.isfinite(found["centres"]).all()
+
+
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     example("demo").main(str(tmp_path), points=3_000, steps=6)
     said = capsys.readouterr().out

@@ -49,6 +49,8 @@ NOT_SAMPLED = {
     "fused_rows": "made by the planner; see test_native.py and planner/test_fuse.py",
     "wide_matmul": "made by the planner; see test_products.py",
     "fused": "made by the planner; see test_native.py and planner/test_fuse.py",
+    "blocks": "made by the planner; see planner/test_blocking.py",
+    "read": "made by the planner; see front/test_files.py",
 }
 
 
