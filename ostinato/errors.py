@@ -15,6 +15,7 @@
     ├── NaNError              (FloatingPointError)  a NaN, with the operation that made it
     ├── PlanFileError         (ValueError)     a plan file that cannot be trusted
     ├── ExecutionError        (RuntimeError)   an operation that failed while a plan ran
+    │   └── LinAlgError       (numpy.linalg.LinAlgError)  a matrix that has no such factors
     ├── CommunicatorError     (RuntimeError)   workers that lost each other
     └── SessionError          (RuntimeError)   no session, or one that was closed
 
@@ -22,6 +23,8 @@ A message is one sentence in four parts: what (the operation and the user's own 
 do this."""
 
 from __future__ import annotations
+
+import numpy as np
 
 
 class OstinatoError(Exception):
@@ -100,6 +103,10 @@ class PlanFileError(OstinatoError, ValueError):
 
 class ExecutionError(OstinatoError, RuntimeError):
     """An operation failed while a plan ran."""
+
+
+class LinAlgError(ExecutionError, np.linalg.LinAlgError):
+    """A matrix that is singular, not positive definite, or does not converge; found when it runs."""
 
 
 class CommunicatorError(OstinatoError, RuntimeError):

@@ -504,6 +504,9 @@ def _way(
     for label in indices.chunked.intersection(c for c in chosen if c is not None):
         if not _chunks_agree(indices, label, chosen, operands, node.specs, mesh, blocks):
             return None
+    for label, bounds in indices.parts:
+        if label in chosen and not _parts_agree(indices, label, bounds, made, gives, operands, node):
+            return None
     reduces = bool(indices.reduce) or OPS[node.op].algorithms is not None
     fresh = tuple(
         a
@@ -516,6 +519,31 @@ def _way(
         )
     )
     return Way(chosen, tuple(made), tuple(gives), fresh, reduces)
+
+
+def _parts_agree(
+    indices: Indices,
+    label: str,
+    bounds: Sequence[int],
+    needs: Sequence[Layout],
+    gives: Sequence[Layout],
+    operands: Sequence[Spec],
+    node: Node,
+) -> bool:
+    """Whether each worker gets whole parts, and the rows of just these parts."""
+    held = [
+        (spec.shape[d], [box[d] for box in (layout.box(spec.shape, r) for r in range(layout.workers))])
+        for dims, layout, spec in zip(
+            (*indices.ins, *indices.outs), (*needs, *gives), (*operands, *node.specs), strict=True
+        )
+        for d, dim in enumerate(dims)
+        if dim == label
+    ]
+    rows = {
+        tuple((bounds[lo], bounds[hi]) if n == len(bounds) - 1 else (lo, hi) for lo, hi in boxes)
+        for n, boxes in held
+    }
+    return len(rows) == 1
 
 
 def _chunks_agree(

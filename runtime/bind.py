@@ -30,7 +30,7 @@ from ostinato.planner.memory import contiguous, scratch_of
 from ostinato.planner.plan import Program
 
 from ostinato import settings
-from ostinato.errors import BoundsError, ExecutionError, NaNError, OstinatoError
+from ostinato.errors import BoundsError, ExecutionError, LinAlgError, NaNError, OstinatoError
 
 from .communicator import Communicator
 
@@ -68,7 +68,11 @@ class Bound:
             if trace.tb_frame.f_code.co_filename == name:
                 row = self.lines.get(trace.tb_lineno)
             trace = trace.tb_next
-        kind = BoundsError if isinstance(error, IndexError) else ExecutionError
+        kind: type[OstinatoError] = ExecutionError
+        if isinstance(error, IndexError):
+            kind = BoundsError
+        elif isinstance(error, np.linalg.LinAlgError):
+            kind = LinAlgError
         if row is None:
             return kind.because("a plan's run", got=f"{type(error).__name__}: {error}")
         return kind.because(f"{row.node.op}", got=f"{error}", line=row.node.line)

@@ -1,0 +1,904 @@
+"""Factorizations of matrices: `... . . -> ... . .`, whole along the last two axes, any number of
+leading ones.
+
+    cholesky, lu, qr, svd, eigh        the factors
+    solve, solve_triangular            equations
+    det, slogdet, pinv, lstsq, expm    what has a gradient of its own, or another algorithm
+
+What can be composed of these is in linalg.py. How they are spread over workers is in blocked.py.
+Gradients are written for the conjugates of cotangents, as textbooks do, where a rule is not
+holomorphic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ostinato.errors import DTypeError, GradientError, ShapeError
+
+from . import blocked, lapack
+from .array import Array, apply, apply_all
+from .creation import eye
+from .elementwise import conj, convert, imag, real, where
+from .index import LETTERS, Indices, along
+from .reduction import any as anywhere
+from .reduction import prod
+from .registry import Params, Scratch, Specs, op
+from .shape import concat, expand_dims, matrix_transpose, tril, triu
+from .spec import Shape, Spec, int64, real_of
+from .thin import phases, thin_qr, times
+from .where import misfit
+
+SINGULAR = "a singular matrix; use ost.linalg.lstsq or pinv where the rank may be lacking"
+WHOLE = ("float32", "float64", "complex64", "complex128")
+
+
+# -- rules -----------------------------------------------------------------------------------
+def matrix(name: str, x: Spec, square: bool = False) -> Spec:
+    """A stack of matrices of a dtype that can be factorized, or an error."""
+    if x.dtype.name not in WHOLE:
+        raise misfit(
+            DTypeError,
+            name,
+            got=str(x.bare),
+            needed="float32, float64, complex64 or complex128",
+            do="convert it first, e.g. x.astype(ost.float64)",
+        )
+    if x.ndim < 2:
+        raise misfit(ShapeError, name, got=str(x.bare), needed="a matrix: two axes or more")
+    if square and x.shape[-1] != x.shape[-2]:
+        raise misfit(
+            ShapeError,
+            name,
+            got=str(x.bare),
+            needed="square matrices: the last two axes of one extent",
+        )
+    return x
+
+
+def _whole(ins: Specs, outs: Specs, p: Params) -> Indices:
+    """Leading axes are parallel, those of the matrices whole."""
+    batch = ins[0].ndim - 2
+    lead = tuple(LETTERS[:batch])
+    found = tuple(lead + (None,) * (s.ndim - batch) for s in outs)
+    return Indices((along((batch, batch + 1), ins[0]),), found)
+
+
+def _equations(ins: Specs, outs: Specs, p: Params) -> Indices:
+    """Right-hand sides are independent of each other."""
+    shape = outs[0].shape
+    lead, column = LETTERS[: len(shape) - 2], LETTERS[len(shape)]
+
+    def labels(spec: Spec, *last: str | None) -> tuple[str | None, ...]:
+        skip = len(shape) - spec.ndim
+        own = spec.shape[:-2]
+        return (*(lead[skip + d] if n == shape[skip + d] else None for d, n in enumerate(own)), *last)
+
+    a, b = ins
+    return Indices((labels(a, None, None), labels(b, None, column)), ((*lead, None, column),))
+
+
+def _cubic(factor: float) -> Callable[[Specs, Specs, Params], tuple[float, float]]:
+    def cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
+        *batch, m, n = ins[0].shape
+        flops = factor * math.prod(batch) * m * n * min(m, n)
+        return flops, float(sum_bytes(ins, outs))
+
+    return cost
+
+
+def sum_bytes(ins: Specs, outs: Specs) -> int:
+    total = 0
+    for s in (*ins, *outs):
+        total += s.nbytes
+    return total
+
+
+def _each(x: Any, *others: Any) -> Iterator[tuple[Any, ...]]:
+    """The matrices of a stack, each with its own part of what else there is; None stays None."""
+    for place in np.ndindex(x.shape[:-2]):
+        at = (*place, ...)
+        yield tuple(None if y is None else y[at] for y in (x, *others))
+
+
+def _put(xp: Any, out: Any, value: Any) -> None:
+    if out is not None:
+        xp.copyto(out, value, casting="unsafe")
+
+
+def _bar(g: Array | None) -> Array | None:
+    return None if g is None else conj(g)
+
+
+def adjoint(x: Array) -> Array:
+    return conj(matrix_transpose(x))
+
+
+def _diagonals(x: Array) -> Array:
+    """Vectors as diagonal matrices."""
+    return expand_dims(x, axis=-1) * eye(x.shape[-1], dtype=x.dtype)
+
+
+# -- cholesky --------------------------------------------------------------------------------
+def _cholesky_kernel(xp: Any, out: Any, x: Any, *, upper: bool) -> None:
+    """Of the lower triangle; the upper factor is the adjoint of the lower."""
+    if xp is not np or not lapack.found():
+        _put(xp, out, np.linalg.cholesky(x) if xp is np else xp.linalg.cholesky(x))
+    else:
+        xp.copyto(out, x)
+        for (a,) in _each(out):
+            if a.size and lapack.potrf(a):
+                raise np.linalg.LinAlgError("a matrix that is not positive definite")
+    for (a,) in _each(out):
+        for k in range(a.shape[0]):
+            a[k, k + 1 :] = 0
+    if upper:
+        for (a,) in _each(out):
+            a[...] = a.conj().T.copy()
+
+
+def _cholesky_grad(g: Array, y: Array, x: Array, *, upper: bool) -> Sequence[Array | None]:
+    lower, bar = (adjoint(y), adjoint(conj(g))) if upper else (y, conj(g))
+    inner = adjoint(lower) @ tril(bar)
+    inner = tril(inner) - _diagonals(_diagonal(inner)) / 2
+    half = _triangular(adjoint(lower), inner, upper=True)  # L⁻ᴴ inner L⁻¹
+    whole = adjoint(_triangular(adjoint(lower), adjoint(half), upper=True))
+    return (conj((whole + adjoint(whole)) / 2),)
+
+
+def _diagonal(x: Array) -> Array:
+    return apply("diagonal", x, offset=0)
+
+
+op(
+    "cholesky",
+    infer=lambda x, *, upper: Spec(matrix("cholesky", x, True).shape, x.dtype),
+    indices=_whole,
+    kernel=_cholesky_kernel,
+    grad=_cholesky_grad,
+    algorithms=blocked.cholesky,
+    cost=_cubic(1 / 3),
+)
+
+
+# -- triangular systems ----------------------------------------------------------------------
+def _equations_rule(name: str, a: Spec, b: Spec) -> Spec:
+    matrix(name, a, True)
+    matrix(name, b)
+    if a.shape[-1] != b.shape[-2]:
+        raise misfit(
+            ShapeError,
+            name,
+            got=f"{a.bare} and right-hand sides {b.bare}",
+            needed=f"as many rows on the right ({b.shape[-2]}) as the matrix has ({a.shape[-1]})",
+        )
+    if a.dtype != b.dtype:
+        raise misfit(DTypeError, name, got=f"{a.bare} and {b.bare}", needed="one dtype")
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return Spec((*batch, *b.shape[-2:]), a.dtype)
+
+
+def _triangular_kernel(xp: Any, out: Any, a: Any, b: Any, *, upper: bool, unit: bool) -> None:
+    a = xp.broadcast_to(a, (*out.shape[:-2], *a.shape[-2:]))
+    xp.copyto(out, b)
+    if not out.size:
+        return
+    if not unit and not xp.all(xp.diagonal(a, 0, -2, -1)):
+        raise np.linalg.LinAlgError(SINGULAR)
+    for y, t in _each(out, a):
+        triangular(xp, t, y, upper, unit)
+
+
+def triangular(xp: Any, t: Any, y: Any, upper: bool, unit: bool = False) -> None:
+    """y = t⁻¹ y in place, for `y` whose rows lie in order."""
+    if xp is np and lapack.found() and lapack.rows_in_order(y):
+        if lapack.rows_in_order(t):
+            lapack.trsm(t, y, upper=upper, left=True, unit=unit)
+        elif lapack.rows_in_order(t.T):
+            lapack.trsm(t.T, y, upper=not upper, left=True, unit=unit, turned="T")
+        else:
+            lapack.trsm(np.ascontiguousarray(t), y, upper=upper, left=True, unit=unit)
+        return
+    by_halves(xp, t, y, upper, unit)
+
+
+SMALL = 32  # rows that `by_halves` leaves to xp.linalg
+
+
+def by_halves(xp: Any, t: Any, y: Any, upper: bool, unit: bool) -> None:
+    """The same where there is no such function: one half, a product, the other half."""
+    n = t.shape[0]
+    if n <= SMALL:
+        t = xp.triu(t) if upper else xp.tril(t)
+        if unit:
+            t = t - xp.diag(xp.diagonal(t)) + xp.eye(n, dtype=t.dtype)
+        y[...] = xp.linalg.solve(t, y)
+        return
+    h = n // 2
+    first, then = (slice(h, n), slice(0, h)) if upper else (slice(0, h), slice(h, n))
+    by_halves(xp, t[first, first], y[first], upper, unit)
+    y[then] -= t[then, first] @ y[first]
+    by_halves(xp, t[then, then], y[then], upper, unit)
+
+
+def _triangular(a: Array, b: Array, *, upper: bool, unit: bool = False) -> Array:
+    return apply("solve_triangular", a, b, upper=upper, unit=unit)
+
+
+def _triangular_grad(
+    g: Array, y: Array, a: Array, b: Array, *, upper: bool, unit: bool
+) -> Sequence[Array | None]:
+    back = _triangular(matrix_transpose(a), g, upper=not upper, unit=unit)
+    ga = -back @ matrix_transpose(y)
+    return (triu if upper else tril)(ga, k=(1 if upper else -1) if unit else 0), back
+
+
+def _triangular_cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
+    return float(outs[0].size * ins[0].shape[-1]), float(sum_bytes(ins, outs))
+
+
+op(
+    "solve_triangular",
+    infer=lambda a, b, *, upper, unit: _equations_rule("solve_triangular", a, b),
+    indices=_equations,
+    kernel=_triangular_kernel,
+    grad=_triangular_grad,
+    cost=_triangular_cost,
+    overwrite=(1,),
+    algorithms=blocked.solve_triangular,
+)
+
+
+# -- lu --------------------------------------------------------------------------------------
+def _lu_rule(x: Spec) -> Specs:
+    *batch, m, n = matrix("lu", x).shape
+    k = min(m, n)
+    return (
+        Spec((*batch, m), int64),
+        Spec((*batch, m, k), x.dtype),
+        Spec((*batch, k, n), x.dtype),
+    )
+
+
+def _lu_kernel(xp: Any, out: Any, x: Any, *, scratch: Sequence[Any]) -> None:
+    for one, order, lower, upper in _each(x, *out):
+        packed, rows = _packed(xp, one, scratch[0])
+        k = min(one.shape)
+        _put(xp, order, rows)
+        if lower is not None:
+            xp.copyto(lower, xp.tril(packed[:, :k], -1))
+            xp.einsum("ii->i", lower[:k])[...] = 1
+        if upper is not None:
+            xp.copyto(upper, xp.triu(packed[:k]))
+
+
+def _packed(xp: Any, x: Any, work: Any) -> tuple[Any, Any]:
+    """Both factors in one matrix, and where their rows were. `work` has as many elements as x."""
+    m, n = x.shape
+    rows = xp.arange(m)
+    if xp is np and lapack.found() and x.size:
+        turned = work.reshape(-1)[: m * n].reshape(n, m)
+        np.copyto(turned, x.T)
+        swaps = np.empty(min(m, n), lapack.integer())
+        lapack.getrf(turned, swaps)
+        for a, b in enumerate(swaps - 1):
+            rows[[a, b]] = rows[[b, a]]
+        return turned.T, rows
+    a = x.copy()
+    for c in range(min(m, n)):
+        p = c + int(xp.argmax(xp.abs(a[c:, c])))
+        if p != c:
+            a[[c, p]] = a[[p, c]]
+            rows[[c, p]] = rows[[p, c]]
+        if a[c, c] != 0:
+            a[c + 1 :, c] /= a[c, c]
+            a[c + 1 :, c + 1 :] -= a[c + 1 :, c, None] * a[c, None, c + 1 :]
+    return a, rows
+
+
+def _copy_of_one(
+    ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], **_: Any
+) -> Sequence[Scratch]:
+    return (Scratch(ins[0][-2:], specs[0].dtype),)
+
+
+def _lu_grad(g: Sequence[Array | None], y: Sequence[Array], x: Array) -> Sequence[Array | None]:
+    """Ā = Pᵀ L⁻ᴴ (below the diagonal of Lᴴ L̄, the rest of Ū Uᴴ) U⁻ᴴ"""
+    m, n = x.shape[-2:]
+    if m != n:
+        raise misfit(
+            GradientError,
+            "gradient of lu",
+            got=f"matrices {m} x {n}",
+            needed="square matrices",
+            do="use ost.linalg.qr or ost.linalg.lstsq",
+        )
+    order, lower, upper = y
+    _, gl, gu = (_bar(part) for part in g)
+    inner = None
+    if gl is not None:
+        inner = tril(adjoint(lower) @ gl, k=-1)
+    if gu is not None:
+        rest = triu(gu @ adjoint(upper))
+        inner = rest if inner is None else inner + rest
+    if inner is None:
+        return (None,)
+    left = _triangular(adjoint(lower), inner, upper=True, unit=True)
+    permuted = adjoint(_triangular(upper, adjoint(left), upper=True))
+    back = apply("argsort", order, axis=order.ndim - 1, descending=False, stable=True)
+    return (conj(rows_of(permuted, back)),)
+
+
+def rows_of(x: Array, order: Array) -> Array:
+    """The rows of matrices in another order."""
+    if x.ndim == 2:
+        return apply("take", x, order, axis=0)
+    from .indexing import take_along_axis
+
+    return take_along_axis(x, expand_dims(order, axis=-1), axis=-2)
+
+
+op(
+    "lu",
+    infer=_lu_rule,
+    indices=_whole,
+    kernel=_lu_kernel,
+    scratch=_copy_of_one,
+    grad=_lu_grad,
+    algorithms=blocked.lu,
+    cost=_cubic(2 / 3),
+)
+
+
+# -- solve -----------------------------------------------------------------------------------
+def _solve_kernel(xp: Any, out: Any, a: Any, b: Any, *, scratch: Sequence[Any]) -> None:
+    a = xp.broadcast_to(a, (*out.shape[:-2], *a.shape[-2:]))
+    b = xp.broadcast_to(b, out.shape)
+    if not out.size:
+        return
+    if xp is not np or not lapack.found():
+        _put(xp, out, xp.linalg.solve(a, b))
+        return
+    before = 0
+    for y, one, side in _each(out, a, b):
+        if one.ctypes.data != before:  # else it is repeated
+            before = one.ctypes.data
+            factors, rows = _packed(np, one, scratch[0])
+            if not np.diagonal(factors).all():
+                raise np.linalg.LinAlgError(SINGULAR)
+        y[...] = side[rows]
+        triangular(np, factors, y, upper=False, unit=True)
+        triangular(np, factors, y, upper=True)
+
+
+def _solve_grad(g: Array, y: Array, a: Array, b: Array) -> Sequence[Array | None]:
+    back = apply("solve", matrix_transpose(a), g)
+    return -back @ matrix_transpose(y), back
+
+
+def _solve_cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
+    flops, _ = _cubic(2 / 3)(ins, outs, p)
+    return flops + 2.0 * outs[0].size * ins[0].shape[-1], float(sum_bytes(ins, outs))
+
+
+op(
+    "solve",
+    infer=lambda a, b: _equations_rule("solve", a, b),
+    indices=_equations,
+    kernel=_solve_kernel,
+    scratch=_copy_of_one,
+    grad=_solve_grad,
+    algorithms=blocked.solve,
+    cost=_solve_cost,
+)
+
+
+# -- determinants ----------------------------------------------------------------------------
+def _inverse_transposed(x: Array) -> Array:
+    return apply("solve", matrix_transpose(x), eye(x.shape[-1], dtype=x.dtype))
+
+
+def _column(x: Array) -> Array:
+    return expand_dims(x, axis=(-2, -1))
+
+
+def _det_grad(g: Array, y: Array, x: Array) -> Sequence[Array | None]:
+    """The cofactors: by the inverse, or, where a matrix has none, by singular values."""
+    from .control import cond
+
+    def by_inverse(x: Array) -> Array:
+        return _column(apply("det", x)) * _inverse_transposed(x)
+
+    singular = anywhere(y == 0)
+    return (_column(g) * cond(singular, _cofactors, by_inverse, x),)
+
+
+def _cofactors(x: Array) -> Array:
+    u, s, vh = apply_all("svd", x, full=False)
+    n = x.shape[-1]
+    others = where(eye(n, dtype=bool), 1, expand_dims(s, axis=-2))
+    weights = convert(prod(others, axis=-1), x.dtype)
+    phase = apply("det", u) * apply("det", vh)
+    made = (conj(u) * expand_dims(weights, axis=-2)) @ conj(vh)
+    return _column(phase) * made
+
+
+op(
+    "det",
+    infer=lambda x: Spec(matrix("det", x, True).shape[:-2], x.dtype),
+    indices=_whole,
+    kernel=lambda xp, out, x: _put(xp, out, xp.linalg.det(x)),
+    grad=_det_grad,
+    algorithms=blocked.det,
+    cost=_cubic(2 / 3),
+)
+
+
+def _slogdet_rule(x: Spec) -> Specs:
+    batch = matrix("slogdet", x, True).shape[:-2]
+    return Spec(batch, x.dtype), Spec(batch, real_of(x.dtype))
+
+
+def _slogdet_kernel(xp: Any, out: Any, x: Any) -> None:
+    sign, log_of_size = xp.linalg.slogdet(x)
+    _put(xp, out[0], sign)
+    _put(xp, out[1], log_of_size)
+
+
+def _slogdet_grad(
+    g: Sequence[Array | None], y: Sequence[Array], x: Array
+) -> Sequence[Array | None]:
+    weight = None if g[1] is None else convert(g[1], x.dtype)
+    if g[0] is not None and x.dtype.kind == "c":  # the sign turns with the imaginary part
+        turning = convert(imag(g[0] * y[0]), x.dtype) * 1j
+        weight = turning if weight is None else weight + turning
+    return (None if weight is None else _column(weight) * _inverse_transposed(x),)
+
+
+op(
+    "slogdet",
+    infer=_slogdet_rule,
+    indices=_whole,
+    kernel=_slogdet_kernel,
+    grad=_slogdet_grad,
+    algorithms=blocked.slogdet,
+    cost=_cubic(2 / 3),
+)
+
+
+# -- qr --------------------------------------------------------------------------------------
+def _qr_rule(x: Spec, *, mode: str) -> Specs:
+    *batch, m, n = matrix("qr", x).shape
+    k = m if mode == "complete" else min(m, n)
+    return Spec((*batch, m, k), x.dtype), Spec((*batch, k, n), x.dtype)
+
+
+def _qr_kernel(xp: Any, out: Any, x: Any, *, mode: str, scratch: Sequence[Any]) -> None:
+    for one, q, r in _each(x, *out):
+        qr_of_one(xp, one, q, r, scratch[0] if scratch else None)
+
+
+def _is_tall(m: int, n: int) -> bool:
+    return m >= 4 * n > 0
+
+
+def _qr_scratch(
+    ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], *, mode: str
+) -> Sequence[Scratch]:
+    m, n = ins[0][-2:]
+    tall = mode == "reduced" and _is_tall(m, n)
+    return () if tall else (Scratch((m, n), specs[0].dtype),)
+
+
+def qr_of_one(xp: Any, x: Any, q: Any, r: Any, work: Any) -> None:
+    """One matrix; the diagonal of R is not negative, so that Q and R are the same on any number of
+    workers. Tall and reduced if `work`, an array like x, is None."""
+    if work is None:
+        last, upper = thin_qr(xp, x, q)
+        if q is not None and last is not None:
+            times(q, last)
+        _put(xp, r, upper)
+        return
+    m, n = x.shape
+    small = min(m, n)
+    if q is not None and q.shape[1] > small:
+        q[...] = 0
+    if xp is np and lapack.found() and small:
+        np.copyto(work, x)
+        tau = np.empty(small, x.dtype)
+        lapack.gelqf(work, tau)
+        upper = np.triu(work[:small])
+        if q is not None:
+            q[:, :small] = work[:, :small]
+            lapack.orglq(q, tau)
+    else:
+        whole, upper = xp.linalg.qr(x, "complete")
+        _put(xp, q, whole if q is None else whole[:, : q.shape[1]])
+        upper = upper[:small]
+    signs = phases(xp, upper)
+    if q is not None:
+        q[:, :small] *= signs
+    if r is not None:
+        r[...] = 0
+        r[:small] = signs.conj()[:, None] * upper
+
+
+def _qr_grad(
+    g: Sequence[Array | None], y: Sequence[Array], x: Array, *, mode: str
+) -> Sequence[Array | None]:
+    """Of a wide matrix [X Y] by way of X: R is [U QᴴY]."""
+    q, r = y
+    gq, gr = (_bar(part) for part in g)
+    m, n = x.shape[-2:]
+    if mode == "complete" and m > n:
+        raise misfit(
+            GradientError,
+            "gradient of qr",
+            got="mode='complete' of a tall matrix",
+            needed="factors that the matrix determines",
+            do="use mode='reduced'",
+        )
+    if m >= n:
+        return (conj(_tall_qr_grad(gq, gr, q, r)),)
+    rest, square = x[..., m:], r[..., :m]
+    gu = None if gr is None else gr[..., :m]
+    if gr is not None:
+        more = rest @ adjoint(gr[..., m:])
+        gq = more if gq is None else gq + more
+    left = _tall_qr_grad(gq, gu, q, square)
+    right = rest * 0 if gr is None else q @ gr[..., m:]
+    return (conj(concat([left, right], axis=-1)),)
+
+
+def _tall_qr_grad(gq: Array | None, gr: Array | None, q: Array, r: Array) -> Array:
+    """Ā = (Q̄ + Q S) R⁻ᴴ with S Hermitian, from the upper triangle of R̄ Rᴴ - QᴴQ̄"""
+    inner = None if gr is None else triu(gr) @ adjoint(r)
+    if gq is not None:
+        turned = adjoint(q) @ gq
+        inner = -turned if inner is None else inner - turned
+    assert inner is not None
+    diagonal = _diagonals(convert(real(_diagonal(inner)), inner.dtype))
+    strict = triu(inner, k=1)
+    left = q @ (strict + adjoint(strict) + diagonal)
+    left = left if gq is None else left + gq
+    return adjoint(_triangular(r, adjoint(left), upper=True))
+
+
+op(
+    "qr",
+    infer=_qr_rule,
+    indices=_whole,
+    kernel=_qr_kernel,
+    scratch=_qr_scratch,
+    grad=_qr_grad,
+    algorithms=blocked.qr,
+    cost=_cubic(4.0),
+)
+
+
+# -- singular values -------------------------------------------------------------------------
+def _svd_rule(x: Spec, *, full: bool) -> Specs:
+    *batch, m, n = matrix("svd", x).shape
+    k = min(m, n)
+    return (
+        Spec((*batch, m, m if full else k), x.dtype),
+        Spec((*batch, k), real_of(x.dtype)),
+        Spec((*batch, n if full else k, n), x.dtype),
+    )
+
+
+def _svd_kernel(xp: Any, out: Any, x: Any, *, full: bool) -> None:
+    for one, u, s, vh in _each(x, *out):
+        svd_of_one(xp, one, u, s, vh, full)
+
+
+def svd_of_one(xp: Any, x: Any, u: Any, s: Any, vh: Any, full: bool = False) -> None:
+    """One matrix; a tall one by way of its R, for which u may be worked in."""
+    m, n = x.shape
+    only = u is None and vh is None
+    if not x.size:
+        for y in (u, vh):
+            _put(xp, y, 0 if y is None else xp.eye(*y.shape))
+    elif _is_tall(m, n) and not (full and u is not None):
+        last, upper = thin_qr(xp, x, u)
+        left, values, right = _singular(xp, upper, only)
+        if u is not None:
+            times(u, (left if last is None else last @ left).astype(x.dtype))
+        _put(xp, s, values)
+        _put(xp, vh, right)
+    else:
+        for y, value in zip((u, s, vh), _singular(xp, x, only, full), strict=True):
+            _put(xp, y, value)
+
+
+def _singular(xp: Any, x: Any, only: bool, full: bool = False) -> tuple[Any, Any, Any]:
+    if only:
+        return None, xp.linalg.svd(x, compute_uv=False), None
+    u, s, vh = xp.linalg.svd(x, full_matrices=full)
+    return u, s, vh
+
+
+def _svd_grad(
+    g: Sequence[Array | None], y: Sequence[Array], x: Array, *, full: bool
+) -> Sequence[Array | None]:
+    """Of thin factors with distinct singular values; where they meet, only that of the values is
+    defined."""
+    u, s, vh = y
+    gu, gs, gvh = (_bar(part) for part in g)
+    m, n = x.shape[-2:]
+    if full and m != n and (gu is not None or gvh is not None):
+        raise misfit(
+            GradientError,
+            "gradient of svd",
+            got="full_matrices=True",
+            needed="factors that the matrix determines",
+            do="use full_matrices=False",
+        )
+    k = s.shape[-1]
+    u, vh = u[..., :k], vh[..., :k, :]
+    v = adjoint(vh)
+    across = convert(expand_dims(s, axis=-2), x.dtype)
+    inner = None if gs is None else _diagonals(convert(gs, x.dtype))
+    outer = None
+    gap = expand_dims(s * s, axis=-2) - expand_dims(s * s, axis=-1)
+    apart = convert(where(eye(k, dtype=bool), 0, 1 / where(gap == 0, math.inf, gap)), x.dtype)
+    if gu is not None:
+        turned = adjoint(u) @ gu
+        part = (apart * (turned - adjoint(turned))) * across
+        if x.dtype.kind == "c":
+            phase = convert(imag(_diagonal(turned)), x.dtype) * 1j
+            part = part + _diagonals(phase / convert(s, x.dtype))
+        inner = part if inner is None else inner + part
+        if m > k:
+            outer = ((gu - u @ turned) / across) @ vh
+    if gvh is not None:
+        gv = adjoint(gvh)
+        turned = adjoint(v) @ gv
+        part = matrix_transpose(across) * (apart * (turned - adjoint(turned)))
+        inner = part if inner is None else inner + part
+        if n > k:
+            more = (u / across) @ adjoint(gv - v @ turned)
+            outer = more if outer is None else outer + more
+    if inner is None:
+        return (None,)
+    made = u @ inner @ vh
+    return (conj(made if outer is None else made + outer),)
+
+
+op(
+    "svd",
+    infer=_svd_rule,
+    indices=_whole,
+    kernel=_svd_kernel,
+    grad=_svd_grad,
+    algorithms=blocked.svd,
+    cost=_cubic(20.0),
+)
+
+
+# -- eigenvalues -----------------------------------------------------------------------------
+def _eigh_rule(x: Spec) -> Specs:
+    shape = matrix("eigh", x, True).shape
+    return Spec(shape[:-1], real_of(x.dtype)), Spec(shape, x.dtype)
+
+
+def _eigh_kernel(xp: Any, out: Any, x: Any) -> None:
+    values, vectors = out
+    if vectors is None:
+        _put(xp, values, xp.linalg.eigvalsh(x))
+        return
+    w, v = xp.linalg.eigh(x)
+    _put(xp, values, w)
+    _put(xp, vectors, v)
+
+
+def _eigh_grad(g: Sequence[Array | None], y: Sequence[Array], x: Array) -> Sequence[Array | None]:
+    w, v = y
+    gw, gv = (_bar(part) for part in g)
+    inner = None if gw is None else _diagonals(convert(gw, x.dtype))
+    if gv is not None:
+        gap = expand_dims(w, axis=-2) - expand_dims(w, axis=-1)
+        apart = convert(1 / where(gap == 0, math.inf, gap), x.dtype)
+        turned = apart * (adjoint(v) @ gv)
+        inner = turned if inner is None else inner + turned
+    if inner is None:
+        return (None,)
+    whole = v @ inner @ adjoint(v)
+    return (conj((whole + adjoint(whole)) / 2),)
+
+
+op(
+    "eigh",
+    infer=_eigh_rule,
+    indices=_whole,
+    kernel=_eigh_kernel,
+    grad=_eigh_grad,
+    cost=_cubic(9.0),
+)
+
+
+# -- pseudo-inverse and least squares ----------------------------------------------------------
+def _pinv_kernel(xp: Any, out: Any, x: Any, *, rtol: float, scratch: Sequence[Any]) -> None:
+    u, values, vh = scratch
+    for one, made in _each(x, out):
+        if one.size:
+            svd_of_one(xp, one, u, values, vh)
+            weights = _weights(xp, values, rtol).astype(x.dtype)
+            _put(xp, made, (vh.conj().T * weights) @ u.conj().T)
+
+
+def _weights(xp: Any, values: Any, rtol: float) -> Any:
+    """Reciprocals of the singular values that count, 0 for the others."""
+    counts = values > values[:1] * rtol
+    return xp.where(counts, 1 / xp.where(counts, values, 1), 0)
+
+
+def _svd_scratch(
+    ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], **_: Any
+) -> Sequence[Scratch]:
+    m, n = ins[0][-2:]
+    k, dtype = min(m, n), specs[0].dtype
+    return Scratch((m, k), dtype), Scratch((k,), real_of(dtype)), Scratch((k, n), dtype)
+
+
+def _pinv_grad(g: Array, y: Array, x: Array, *, rtol: float) -> Sequence[Array | None]:
+    """Golub and Pereyra, for matrices whose rank does not change nearby."""
+    bar, p = conj(g), y
+    made = -adjoint(p) @ bar @ adjoint(p)
+    m, n = x.shape[-2:]
+    if m > n:
+        tall = adjoint(bar) @ p @ adjoint(p)
+        made = made + tall - x @ (p @ tall)
+    wide = adjoint(p) @ p @ adjoint(bar)
+    if m <= n:
+        tall = adjoint(bar) @ (p @ adjoint(p))
+        made = made + tall - x @ (p @ tall)
+    made = made + wide - (wide @ p) @ x
+    return (conj(made),)
+
+
+op(
+    "pinv",
+    infer=lambda x, *, rtol: Spec(
+        (*matrix("pinv", x).shape[:-2], x.shape[-1], x.shape[-2]), x.dtype
+    ),
+    indices=_whole,
+    kernel=_pinv_kernel,
+    scratch=_svd_scratch,
+    grad=_pinv_grad,
+    algorithms=blocked.pinv,
+    cost=_cubic(22.0),
+)
+
+
+def _lstsq_rule(a: Spec, b: Spec, *, rtol: float) -> Specs:
+    *batch, m, n = matrix("lstsq", a).shape
+    matrix("lstsq", b)
+    if b.shape[:-1] != (*batch, m) or a.dtype != b.dtype:
+        raise misfit(
+            ShapeError,
+            "lstsq",
+            got=f"{a.bare} and right-hand sides {b.bare}",
+            needed="as many rows, leading axes and the same dtype on both sides",
+        )
+    return (
+        Spec((*batch, n, b.shape[-1]), a.dtype),
+        Spec(tuple(batch), int64),
+        Spec((*batch, min(m, n)), real_of(a.dtype)),
+    )
+
+
+def _lstsq_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
+    lead = tuple(LETTERS[: ins[0].ndim - 2])
+    two = (*lead, None, None)
+    return Indices((two, two), (two, lead, (*lead, None)))
+
+
+def _lstsq_kernel(
+    xp: Any, out: Any, a: Any, b: Any, *, rtol: float, scratch: Sequence[Any]
+) -> None:
+    u, values, vh = scratch
+    for one, side, x, rank, s in _each(a, b, *out):
+        if not one.size:
+            for y in (x, rank, s):
+                _put(xp, y, 0)
+            continue
+        svd_of_one(xp, one, u, values, vh)
+        _put(xp, s, values)
+        weights = _weights(xp, values, rtol)
+        if rank is not None:
+            rank[...] = xp.count_nonzero(weights)
+        if x is not None:
+            turned = (u.conj().T @ side) * weights.astype(a.dtype)[:, None]
+            xp.matmul(vh.conj().T, turned, out=x)
+
+
+def _lstsq_grad(
+    g: Sequence[Array | None], y: Sequence[Array], a: Array, b: Array, *, rtol: float
+) -> Sequence[Array | None]:
+    """x = A⁺ b, and the pseudo-inverse's gradient without the pseudo-inverse's size."""
+    if g[0] is None:
+        u_s_vh = apply_all("svd", a, full=False)
+        return _svd_grad([None, g[2], None], u_s_vh, a, full=False)[0], None
+    x, bar = y[0], conj(g[0])
+    p = apply("pinv", a, rtol=rtol)
+    back = adjoint(p) @ bar
+    made = -back @ adjoint(x)
+    made = made + (b - a @ x) @ adjoint(p @ back)
+    made = made + (adjoint(p) @ x) @ adjoint(bar - p @ (a @ bar))
+    if g[2] is not None:
+        values = _svd_grad([None, g[2], None], apply_all("svd", a, full=False), a, full=False)[0]
+        assert values is not None
+        made = made + conj(values)
+    return conj(made), conj(back)
+
+
+op(
+    "lstsq",
+    infer=_lstsq_rule,
+    indices=_lstsq_indices,
+    kernel=_lstsq_kernel,
+    scratch=_svd_scratch,
+    grad=_lstsq_grad,
+    algorithms=blocked.lstsq,
+    cost=_cubic(22.0),
+)
+
+
+# -- the exponential ---------------------------------------------------------------------------
+_PADE = (  # of degree 13, and the norm up to which it is exact in double precision
+    *(64764752532480000, 32382376266240000, 7771770303897600, 1187353796428800),
+    *(129060195264000, 10559470521600, 670442572800, 33522128640, 1323241920),
+    *(40840800, 960960, 16380, 182, 1),
+)
+_NORM = 5.371920351148152
+
+
+def _expm_kernel(xp: Any, out: Any, x: Any) -> None:
+    """Higham's scaling and squaring."""
+    for a, y in _each(x, out):
+        n = a.shape[0]
+        if n:
+            _put(xp, y, _exponential(xp, a.astype("D" if a.dtype.kind == "c" else "d"), n))
+
+
+def _exponential(xp: Any, a: Any, n: int) -> Any:
+    norm = float(abs(a).sum(0).max())
+    if not math.isfinite(norm):
+        return xp.full((n, n), math.nan)
+    squarings = max(0, math.ceil(math.log2(norm / _NORM))) if norm > _NORM else 0
+    a = a / 2.0**squarings
+    b, one = _PADE, xp.eye(n)
+    a2 = a @ a
+    a4 = a2 @ a2
+    a6 = a2 @ a4
+    high = b[13] * a6 + b[11] * a4 + b[9] * a2
+    odd = a @ (a6 @ high + b[7] * a6 + b[5] * a4 + b[3] * a2 + b[1] * one)
+    high = b[12] * a6 + b[10] * a4 + b[8] * a2
+    even = a6 @ high + b[6] * a6 + b[4] * a4 + b[2] * a2 + b[0] * one
+    made = xp.linalg.solve(even - odd, even + odd)
+    for _ in range(squarings):
+        made = made @ made
+    return made
+
+
+def _expm_grad(g: Array, y: Array, x: Array) -> Sequence[Array | None]:
+    """The upper right corner of exp([[Xᵀ, g], [0, Xᵀ]])."""
+    n = x.shape[-1]
+    turned = matrix_transpose(x)
+    above = concat([turned, g], axis=-1)
+    below = concat([turned * 0, turned], axis=-1)
+    return (apply("expm", concat([above, below], axis=-2))[..., :n, n:],)
+
+
+op(
+    "expm",
+    infer=lambda x: Spec(matrix("expm", x, True).shape, x.dtype),
+    indices=_whole,
+    kernel=_expm_kernel,
+    grad=_expm_grad,
+    cost=_cubic(30.0),
+)
