@@ -32,7 +32,7 @@ from .thin import thin_qr, times
 from .trace import collect
 from .where import misfit
 
-LEAST = 512  # rows of a square matrix that is worth several steps
+LEAST = 1024  # rows of a matrix that is worth several steps; more than a panel has columns
 Bounds = tuple[int, ...]
 
 
@@ -123,6 +123,7 @@ op(
     indices=_parts_indices,
     kernel=_parts_kernel,
     placed=True,
+    dense=True,
     cost=lambda ins, outs, p: (
         6.0 * ins[0].size * ins[0].shape[-1],
         float(3 * ins[0].nbytes + outs[0].nbytes),
@@ -157,6 +158,7 @@ op(
     ),
     kernel=_by_parts_kernel,
     placed=True,
+    dense=True,
     cost=lambda ins, outs, p: (
         2.0 * outs[0].size * ins[0].shape[-1],
         float(ins[0].nbytes + ins[1].nbytes + outs[0].nbytes),
@@ -230,7 +232,7 @@ def lstsq(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
 
 # -- square matrices ---------------------------------------------------------------------------
 def _square(x: Spec) -> bool:
-    return _in_parts(x) and min(x.shape) >= LEAST
+    return _in_parts(x) and LEAST <= min(x.shape) and max(x.shape) <= 4 * min(x.shape)
 
 
 def _steps(x: Spec) -> list[tuple[int, int]]:

@@ -146,6 +146,7 @@ op(
     scratch=_wide_scratch,
     grad=_matmul_grad,
     cost=_matmul_cost,
+    dense=True,
 )
 
 
@@ -247,6 +248,7 @@ op(
     scratch=_wide_scratch,
     grad=_einsum_grad,
     cost=_einsum_cost,
+    dense=True,
 )
 
 

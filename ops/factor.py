@@ -161,6 +161,7 @@ op(
     grad=_cholesky_grad,
     algorithms=blocked.cholesky,
     cost=_cubic(1 / 3),
+    dense=True,
 )
 
 
@@ -247,6 +248,7 @@ op(
     kernel=_triangular_kernel,
     grad=_triangular_grad,
     cost=_triangular_cost,
+    dense=True,
     overwrite=(1,),
     algorithms=blocked.solve_triangular,
 )
@@ -350,6 +352,7 @@ op(
     grad=_lu_grad,
     algorithms=blocked.lu,
     cost=_cubic(2 / 3),
+    dense=True,
 )
 
 
@@ -393,6 +396,7 @@ op(
     grad=_solve_grad,
     algorithms=blocked.solve,
     cost=_solve_cost,
+    dense=True,
 )
 
 
@@ -434,6 +438,7 @@ op(
     grad=_det_grad,
     algorithms=blocked.det,
     cost=_cubic(2 / 3),
+    dense=True,
 )
 
 
@@ -466,6 +471,7 @@ op(
     grad=_slogdet_grad,
     algorithms=blocked.slogdet,
     cost=_cubic(2 / 3),
+    dense=True,
 )
 
 
@@ -576,6 +582,7 @@ op(
     grad=_qr_grad,
     algorithms=blocked.qr,
     cost=_cubic(4.0),
+    dense=True,
 )
 
 
@@ -676,6 +683,7 @@ op(
     grad=_svd_grad,
     algorithms=blocked.svd,
     cost=_cubic(20.0),
+    dense=True,
 )
 
 
@@ -717,6 +725,7 @@ op(
     kernel=_eigh_kernel,
     grad=_eigh_grad,
     cost=_cubic(9.0),
+    dense=True,
 )
 
 
@@ -771,6 +780,7 @@ op(
     grad=_pinv_grad,
     algorithms=blocked.pinv,
     cost=_cubic(22.0),
+    dense=True,
 )
 
 
@@ -845,6 +855,7 @@ op(
     grad=_lstsq_grad,
     algorithms=blocked.lstsq,
     cost=_cubic(22.0),
+    dense=True,
 )
 
 
@@ -901,4 +912,5 @@ op(
     kernel=_expm_kernel,
     grad=_expm_grad,
     cost=_cubic(30.0),
+    dense=True,
 )

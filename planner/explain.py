@@ -17,9 +17,7 @@ from ostinato.ops.spec import Spec
 
 from .fuse import title
 from .machine import Machine, this_machine
-from .plan import Plan, Program
-
-DENSE = ("matmul", "einsum", "fixed_matmul", "block_matmul")
+from .plan import Plan, Program, largest_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +46,6 @@ class Measured:
     ]  # seconds of each top-level node, from one run that was timed step by step
 
 
-def local(spec: Spec) -> Spec:
-    """The largest part that a worker holds, as an array of its own."""
-    return Spec(spec.layout.largest(spec.shape), spec.dtype) if spec.layout else spec
-
-
 def steps(program: Program, machine: Machine, depth: int = 0, turns: int = 1) -> Iterator[Step]:
     """The nodes in running order, those of bodies behind their loop."""
     graph = program.graph
@@ -73,9 +66,9 @@ def steps(program: Program, machine: Machine, depth: int = 0, turns: int = 1) ->
             for body in inner:
                 yield from steps(body, machine, depth + 1, times)
         else:
-            here = tuple(local(s) for s in ins), tuple(local(s) for s in node.specs)
+            here = tuple(map(largest_part, ins)), tuple(map(largest_part, node.specs))
             flops, moved = OPS[node.op].cost(*here, node.kw)
-            predicted = machine.kernel_seconds(flops, moved, node.op in DENSE)
+            predicted = machine.kernel_seconds(flops, moved, OPS[node.op].dense)
             yield Step(node, depth, "", flops, moved, 0, predicted, turns)
 
 
