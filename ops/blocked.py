@@ -19,7 +19,7 @@ import numpy as np
 from ostinato.errors import ShapeError
 
 from .array import Array, Trace, apply, apply_all, placeholder, term_of
-from .creation import eye, zeros
+from .creation import zeros
 from .elementwise import conj
 from .graph import Graph
 from .index import Indices
@@ -28,7 +28,7 @@ from .reduction import prod, sum
 from .registry import Params, Place, Specs, op
 from .shape import concat, matrix_transpose, reshape
 from .spec import Spec, int64
-from .thin import thin_qr, times
+from .thin import thin_qr
 from .trace import collect
 from .where import misfit
 
@@ -232,7 +232,7 @@ def lstsq(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
 
 # -- square matrices ---------------------------------------------------------------------------
 def _square(x: Spec) -> bool:
-    return _in_parts(x) and LEAST <= min(x.shape) and max(x.shape) <= 4 * min(x.shape)
+    return _in_parts(x) and min(x.shape) >= LEAST and max(x.shape) <= 4 * min(x.shape)
 
 
 def _steps(x: Spec) -> list[tuple[int, int]]:
@@ -298,19 +298,18 @@ def lu(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
     if not _square(x):
         return ()
     steps = _steps(x)
-    m, n = x.shape
 
     def run(x: Array) -> Sequence[Array]:
         done = _Elimination(x, steps)
         columns, rows = [], []
         later: Array | None = None  # where the rows go that are below the step, from all later ones
-        for (start, k), order, lower in reversed(list(zip(steps, done.orders, done.lowers, strict=True))):
+        for (start, k), order, lower in reversed(
+            list(zip(steps, done.orders, done.lowers, strict=True))
+        ):
             below = lower[k:]
             if later is not None:
                 below = apply("take", below, later, axis=0)
-            columns.append(
-                concat([zeros((start, k), dtype=x.dtype), lower[:k], below], axis=0)
-            )
+            columns.append(concat([zeros((start, k), dtype=x.dtype), lower[:k], below], axis=0))
             if later is None:
                 later = order
             else:
@@ -343,9 +342,7 @@ def solve(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
     return [_graph(run, ins)]
 
 
-def _back(
-    uppers: Sequence[Array], rights: Sequence[Array | None], tops: Sequence[Array]
-) -> Array:
+def _back(uppers: Sequence[Array], rights: Sequence[Array | None], tops: Sequence[Array]) -> Array:
     """U x = y from below."""
     found: list[Array] = []
     for upper, right, top in zip(uppers[::-1], rights[::-1], tops[::-1], strict=True):

@@ -75,7 +75,10 @@ def _equations(ins: Specs, outs: Specs, p: Params) -> Indices:
     def labels(spec: Spec, *last: str | None) -> tuple[str | None, ...]:
         skip = len(shape) - spec.ndim
         own = spec.shape[:-2]
-        return (*(lead[skip + d] if n == shape[skip + d] else None for d, n in enumerate(own)), *last)
+        return (
+            *(lead[skip + d] if n == shape[skip + d] else None for d, n in enumerate(own)),
+            *last,
+        )
 
     a, b = ins
     return Indices((labels(a, None, None), labels(b, None, column)), ((*lead, None, column),))

@@ -19,10 +19,9 @@ from .contraction import trace as trace
 from .creation import eye
 from .elementwise import abs as absolute
 from .elementwise import conj, convert, real, sqrt, where
-from .factor import adjoint, matrix, rows_of
-from .index import LETTERS
+from .factor import adjoint, matrix
 from .random import normal
-from .reduction import all, count_nonzero, max, min, sum
+from .reduction import count_nonzero, max, min, sum
 from .shape import (
     axes_of,
     axis_of,
@@ -34,7 +33,7 @@ from .shape import (
     squeeze,
     stack,
 )
-from .spec import bool_, float64, is_inexact, promote, real_of
+from .spec import is_inexact, promote, real_of
 from .where import misfit
 
 __all__ = [
@@ -194,7 +193,9 @@ def _sides(name: str, a: Operandish, b: Operandish) -> tuple[Array, Array, bool]
     a, b = unify(a, b)
     matrix(name, a.spec)
     if b.ndim == 0:
-        raise misfit(ShapeError, name, got=f"a right-hand side {b.spec.bare}", needed="one axis or more")
+        raise misfit(
+            ShapeError, name, got=f"a right-hand side {b.spec.bare}", needed="one axis or more"
+        )
     dtype = promote(a.dtype, b.dtype)
     vector = b.ndim == 1
     return convert(a, dtype), convert(expand_dims(b, axis=-1) if vector else b, dtype), vector
@@ -301,7 +302,12 @@ def matrix_rank(x: Operandish, /, *, rtol: Any = None) -> Array:
 
 
 def vector_norm(
-    x: Operandish, /, *, axis: int | Sequence[int] | None = None, keepdims: bool = False, ord: Any = 2
+    x: Operandish,
+    /,
+    *,
+    axis: int | Sequence[int] | None = None,
+    keepdims: bool = False,
+    ord: Any = 2,
 ) -> Array:
     """(sum |x|^ord)^(1/ord) along axes; the largest for inf, the smallest for -inf, how many are not
     0 for 0."""
@@ -348,7 +354,9 @@ def matrix_norm(x: Operandish, /, *, keepdims: bool = False, ord: Any = "fro") -
     (of the columns' sums), inf and -inf (of the rows')."""
     x = _inexact("matrix_norm", x)
     if x.ndim < 2:
-        raise misfit(ShapeError, "matrix_norm", got=str(x.spec.bare), needed="a matrix: two axes or more")
+        raise misfit(
+            ShapeError, "matrix_norm", got=str(x.spec.bare), needed="a matrix: two axes or more"
+        )
     if ord == "fro":
         return vector_norm(x, axis=(-2, -1), keepdims=keepdims)
     if ord in _SUMS:

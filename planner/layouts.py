@@ -194,7 +194,9 @@ class _Planner:
                 for s, pin in zip(node.specs, pins, strict=True)
             ]
             direct = price_of_way(node, ins, way, price)
-            made = [_lay_out(g, ins, self.target, wanted) for g in algorithms(ins, node.specs, node.kw)]
+            made = [
+                _lay_out(g, ins, self.target, wanted) for g in algorithms(ins, node.specs, node.kw)
+            ]
             best = min(made, key=seconds, default=None)
             if best is not None and seconds(best) < direct:
                 return self.include(best, inputs, node.line)
@@ -398,7 +400,9 @@ def _node_seconds(node: Node, ins: Sequence[Spec]) -> float:
     inner = [seconds(g) for _, g in node.subgraphs()]
     if inner:
         return max(inner) * node.kw.get("trips", 1)
-    return _kernel_seconds(node, [largest_part(s) for s in ins], [largest_part(s) for s in node.specs])
+    return _kernel_seconds(
+        node, [largest_part(s) for s in ins], [largest_part(s) for s in node.specs]
+    )
 
 
 def _message_seconds(moved: int, workers: int) -> float:
@@ -528,7 +532,9 @@ def _way(
         if not _chunks_agree(indices, label, chosen, operands, node.specs, mesh, blocks):
             return None
     for label, bounds in indices.parts:
-        if label in chosen and not _parts_agree(indices, label, bounds, made, gives, operands, node):
+        if label in chosen and not _parts_agree(
+            indices, label, bounds, made, gives, operands, node
+        ):
             return None
     reduces = bool(indices.reduce) or OPS[node.op].algorithms is not None
     fresh = tuple(
@@ -555,7 +561,10 @@ def _parts_agree(
 ) -> bool:
     """Whether each worker gets whole parts, and the rows of just these parts."""
     held = [
-        (spec.shape[d], [box[d] for box in (layout.box(spec.shape, r) for r in range(layout.workers))])
+        (
+            spec.shape[d],
+            [box[d] for box in (layout.box(spec.shape, r) for r in range(layout.workers))],
+        )
         for dims, layout, spec in zip(
             (*indices.ins, *indices.outs), (*needs, *gives), (*operands, *node.specs), strict=True
         )
