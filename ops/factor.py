@@ -22,10 +22,12 @@ from ostinato.errors import DTypeError, GradientError, ShapeError
 from . import blocked, lapack
 from .array import Array, apply, apply_all
 from .creation import eye
-from .elementwise import conj, convert, imag, real, where
+from .elementwise import abs as absolute
+from .elementwise import conj, convert, imag, logical_not, real, where
 from .index import LETTERS, Indices, along
 from .reduction import any as anywhere
 from .reduction import prod
+from .reduction import sum as total
 from .registry import Params, Scratch, Specs, op
 from .shape import concat, expand_dims, matrix_transpose, tril, triu
 from .spec import Shape, Spec, int64, real_of
@@ -413,14 +415,16 @@ def _column(x: Array) -> Array:
 
 
 def _det_grad(g: Array, y: Array, x: Array) -> Sequence[Array | None]:
-    """The cofactors: by the inverse, or, where a matrix has none, by singular values."""
+    """The cofactors: by the inverse, or, where that is none or a poor one, by singular values."""
     from .control import cond
 
     def by_inverse(x: Array) -> Array:
-        return _column(apply("det", x)) * _inverse_transposed(x)
+        turned = _inverse_transposed(x)
+        condition = total(absolute(x), axis=(-2, -1)) * total(absolute(turned), axis=(-2, -1))
+        poor = anywhere(logical_not(condition < 1 / math.sqrt(np.finfo(x.dtype).eps)))
+        return cond(poor, lambda: _cofactors(x), lambda: _column(apply("det", x)) * turned)
 
-    singular = anywhere(y == 0)
-    return (_column(g) * cond(singular, _cofactors, by_inverse, x),)
+    return (_column(g) * cond(anywhere(y == 0), _cofactors, by_inverse, x),)
 
 
 def _cofactors(x: Array) -> Array:

@@ -28,7 +28,7 @@ _NAMES = (  # how builds of NumPy call `dpotrf`, and their integers
 @cache
 def _library() -> tuple[Any, str, Any] | None:
     """The library, its way of naming, its integers."""
-    from numpy.linalg import _umath_linalg  # type: ignore[attr-defined]
+    from numpy.linalg import _umath_linalg
 
     try:
         library = ctypes.CDLL(_umath_linalg.__file__)

@@ -254,7 +254,7 @@ def _tolerance(x: Array, rtol: Any, name: str) -> float:
         return float(np.finfo(x.dtype).eps) * _most(x.shape[-2:])
     try:
         return float(rtol)
-    except TypeError:
+    except (TypeError, ValueError):
         raise misfit(
             ArgumentError, name, got=f"rtol={rtol!r}", needed="one number, or none"
         ) from None

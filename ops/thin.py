@@ -110,11 +110,12 @@ def _by_householder(xp: Any, x: Any, q: Any) -> Any:
     if len(blocks) == 1:
         return uppers[0]
     stack = xp.concatenate(uppers)
-    turn = None if q is None else xp.empty_like(stack)
+    if q is None:
+        return _block(xp, stack, None)
+    turn = xp.empty_like(stack)
     upper = _block(xp, stack, turn)
-    if q is not None:
-        for k, (a, b) in enumerate(blocks):
-            q[a:b] = q[a:b] @ turn[k * n : (k + 1) * n]
+    for k, (a, b) in enumerate(blocks):
+        q[a:b] = q[a:b] @ turn[k * n : (k + 1) * n]
     return upper
 
 

@@ -18,7 +18,7 @@ from ostinato.ops.layout import Layout, Partial
 from ostinato.ops.registry import OPS
 from ostinato.ops.spec import Spec, bool_
 
-from .layouts import _extents, _way
+from .layouts import _extents, _way, choose_layouts
 from .numerics import fix_order
 from .plan import Target
 from .rewrite import Values, map_bodies, rebuild
@@ -257,9 +257,19 @@ def _label(dim: str | Reach | None) -> str | None:
 # -- meaning --------------------------------------------------------------------------------
 def same_program(source: Graph, lowered: Graph, target: Target) -> bool:
     """Whether a lowered graph computes its source: both without what only moves data are the same
-    graph.
+    graph. Where an op may bring algorithms of its own, the layouts are chosen again to see which.
     """
-    return plain(fix_order(simplify(source, target), target)) == plain(lowered)
+    wanted, found = fix_order(simplify(source, target), target), plain(lowered)
+    return plain(wanted) == found or (
+        _has_algorithms(wanted) and plain(choose_layouts(wanted, target)) == found
+    )
+
+
+def _has_algorithms(graph: Graph) -> bool:
+    return any(
+        OPS[node.op].algorithms is not None or any(_has_algorithms(g) for _, g in node.subgraphs())
+        for node in graph.nodes
+    )
 
 
 def plain(graph: Graph) -> Graph:
@@ -267,7 +277,7 @@ def plain(graph: Graph) -> Graph:
     bare = Graph(tuple(s.bare for s in graph.inputs), graph.nodes, graph.outputs)
 
     def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
-        if node.op in (*COLLECTIVES, "narrow", "resplit", "copy", "start", "wait"):
+        if node.op in (*COLLECTIVES, "narrow", "relayout", "resplit", "copy", "start", "wait"):
             return inputs[: len(node.specs)]
         node = map_bodies(node, plain)
         if node.op == "tree":  # of blocks: the fixed form of the same reduction

@@ -35,6 +35,7 @@ class Sample:
     reference: Callable[..., Any]
     inputs: tuple[Array, ...] = ()
     numerics: str = "same-plan"
+    rtol: float | None = None  # where NumPy is more exact: it factorizes in double precision
 
 
 SAMPLES: dict[str, list[Sample]] = {}
@@ -814,7 +815,8 @@ for _kind in _KINDS:
         )
     for _shape in ((5, 3), (3, 5), (4, 4), (9, 2), (1, 1), (0, 3), (3, 0), (2, 4, 3)):
         _x = normal(*_shape, dtype=_kind)
-        sample("qr", lambda x: tuple(ost.linalg.qr(x)), signed, _x)
+        _loose = None if np.finfo(_kind).eps < 1e-10 else 5e-4
+        sample("qr", lambda x: tuple(ost.linalg.qr(x)), signed, _x, rtol=_loose)
         alike("svd", lambda xp, x: product(*xp.linalg.svd(x)), _x)
         alike("svd", lambda xp, x: product(*xp.linalg.svd(x, full_matrices=False)), _x)
         alike("svd", lambda xp, x: xp.linalg.svdvals(x), _x)

@@ -40,6 +40,7 @@ def test_samples(name):
             sample.reference,
             *sample.inputs,
             numerics=sample.numerics,
+            rtol=sample.rtol,
         )
 
 
