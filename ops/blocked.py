@@ -248,11 +248,12 @@ def cholesky(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
     def run(rest: Array) -> Sequence[Array]:
         columns = []
         for start, k in _steps(x):
-            top = apply("cholesky", rest[:k, :k], upper=False)
+            panel = rest[:, :k]  # before rows are cut, so that only these columns' move
+            top = apply("cholesky", panel[:k], upper=False)
             column = [zeros((start, k), dtype=x.dtype), top]
             if start + k < x.shape[0]:
-                below = adjoint(_solved(top, adjoint(rest[k:, :k]), upper=False))
-                rest = rest[k:, k:] - below @ adjoint(below)
+                below = adjoint(_solved(top, adjoint(panel[k:]), upper=False))
+                rest = rest[:, k:][k:] - below @ adjoint(below)
                 column.append(below)
             columns.append(concat(column, axis=0))
         lower = concat(columns, axis=1)
