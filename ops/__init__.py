@@ -19,6 +19,7 @@ from . import (  # noqa: F401  (registers the operations)
     reduction,
     shape,
     sorting,
+    spectral,
 )
 from .array import Array
 from .graph import Builder, Graph, Node

@@ -18,15 +18,18 @@ import numpy as np
 
 from ostinato.errors import ShapeError
 
+from . import lapack
 from .array import Array, Trace, apply, apply_all, placeholder, term_of
-from .creation import zeros
-from .elementwise import conj
+from .creation import eye, zeros
+from .elementwise import abs as absolute
+from .elementwise import conj, log, sign, where
 from .graph import Graph
 from .index import Indices
 from .layout import Layout
+from .matrices import adjoint
 from .reduction import prod, sum
-from .registry import Params, Place, Specs, op
-from .shape import concat, matrix_transpose, reshape
+from .registry import Params, Place, Scratch, Specs, op
+from .shape import concat, expand_dims, reshape
 from .spec import Spec, int64
 from .thin import thin_qr
 from .trace import collect
@@ -80,10 +83,6 @@ def _panels(n: int, workers: int) -> list[tuple[int, int]]:
     """Start and width of the steps."""
     width = max(64, min(512, n // (4 * workers)), n // 32)
     return [(a, min(width, n - a)) for a in range(0, n, width)]
-
-
-def adjoint(x: Array) -> Array:
-    return conj(matrix_transpose(x))
 
 
 # -- tall matrices ---------------------------------------------------------------------------
@@ -181,6 +180,8 @@ def qr(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
     if _tall(x, x.shape[-1]):
         bounds = parts_of(x)
         return [_graph(lambda x: _tall_qr(x, bounds), ins)]
+    if _square(x):
+        return [_graph(lambda a: _householder(a, _steps(x)), ins)]
     return ()
 
 
@@ -377,6 +378,78 @@ def solve_triangular(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
     return [_graph(run, ins)]
 
 
+# -- orthogonal factors of square matrices -----------------------------------------------------
+def _reflectors_rule(x: Spec) -> Specs:
+    m, n = x.shape
+    if m < n:
+        raise misfit(ShapeError, "reflectors", got=str(x.bare), needed="rows for all columns")
+    small = Spec((n, n), x.dtype)
+    return Spec(x.shape, x.dtype), small, small
+
+
+def _reflectors_kernel(xp: Any, out: Any, x: Any, *, scratch: Sequence[Any]) -> None:
+    """x = (1 - v t vᴴ) r: Householder's vectors, and what makes one product of them."""
+    v, t, r = out
+    v = scratch[0] if v is None else v
+    n = x.shape[1]
+    if xp is np and lapack.found():
+        np.copyto(v, x)
+        tau = np.empty(n, x.dtype)
+        lapack.gelqf(v, tau)
+        tau = tau.conj()
+    else:
+        turned, tau = xp.linalg.qr(x, "raw")
+        v[...] = turned.T
+    if r is not None:
+        r[...] = xp.triu(v[:n])
+    v[:n] = xp.tril(v[:n], -1) + xp.eye(n)
+    if t is None:
+        return
+    t[...] = 0
+    across = v.conj().T @ v
+    for k in range(n):
+        t[:k, k] = -tau[k] * (t[:k, :k] @ across[:k, k])
+        t[k, k] = tau[k]
+
+
+op(
+    "reflectors",
+    infer=_reflectors_rule,
+    indices=lambda ins, outs, p: Indices(((None, None),), ((None, None),) * 3),
+    kernel=_reflectors_kernel,
+    scratch=lambda ins, outs, specs: (Scratch(ins[0], specs[0].dtype),),
+    dense=True,
+    cost=lambda ins, outs, p: (
+        4.0 * ins[0].size * ins[0].shape[-1],
+        float(ins[0].nbytes + outs[0].nbytes),
+    ),
+)
+
+
+def _householder(x: Array, steps: Sequence[tuple[int, int]]) -> tuple[Array, Array]:
+    """Columns are cut: each panel's reflections are gathered, and turn everybody's columns."""
+    rest, turns, rows = _cut(x, 1), [], []
+    for start, k in steps:
+        v, t, r = apply_all("reflectors", rest[:, :k])
+        turns.append((start, v, t))
+        row = [zeros((k, start), dtype=x.dtype), r]
+        if start + k < x.shape[1]:
+            right = rest[:, k:]
+            right = right - v @ (adjoint(t) @ (adjoint(v) @ right))
+            row.append(right[:k])
+            rest = right[k:]
+        rows.append(concat(row, axis=1))
+    upper = concat(rows, axis=0)
+    q = _cut(eye(x.shape[0], upper.shape[0], dtype=x.dtype), 1)
+    for start, v, t in reversed(turns):
+        below = q[start:]
+        below = below - v @ (t @ (adjoint(v) @ below))
+        q = concat([q[:start], below], axis=0) if start else below
+    d = apply("diagonal", upper, offset=0)
+    turn = where(d == 0, 1, sign(d))
+    return q * turn, expand_dims(conj(turn), axis=-1) * upper
+
+
 # -- determinants ------------------------------------------------------------------------------
 def _parity_kernel(xp: Any, out: Any, order: Any) -> None:
     left = np.array(order.get() if xp is not np else order)
@@ -404,8 +477,8 @@ def _pivots(x: Array, steps: Sequence[tuple[int, int]]) -> tuple[Array, Array]:
     diagonal = concat([apply("diagonal", u, offset=0) for u in done.uppers], axis=0)
     signs = [apply("parity", order) for order in done.orders]
     whole = signs[0]
-    for sign in signs[1:]:
-        whole = whole * sign
+    for one in signs[1:]:
+        whole = whole * one
     return diagonal, whole.astype(x.dtype)
 
 
@@ -415,23 +488,19 @@ def det(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
         return ()
 
     def run(a: Array) -> Sequence[Array]:
-        diagonal, sign = _pivots(a, _steps(x))
-        return (prod(diagonal) * sign,)
+        diagonal, parity = _pivots(a, _steps(x))
+        return (prod(diagonal) * parity,)
 
     return [_graph(run, ins)]
 
 
 def slogdet(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
-    from .elementwise import abs as absolute
-    from .elementwise import log
-    from .elementwise import sign as sign_of
-
     (x,) = ins
     if not _square(x):
         return ()
 
     def run(a: Array) -> Sequence[Array]:
-        diagonal, sign = _pivots(a, _steps(x))
-        return prod(sign_of(diagonal)) * sign, sum(log(absolute(diagonal)))
+        diagonal, parity = _pivots(a, _steps(x))
+        return prod(sign(diagonal)) * parity, sum(log(absolute(diagonal)))
 
     return [_graph(run, ins)]

@@ -1,18 +1,18 @@
 """Factorizations of matrices: `... . . -> ... . .`, whole along the last two axes, any number of
 leading ones.
 
-    cholesky, lu, qr, svd, eigh        the factors
-    solve, solve_triangular            equations
-    det, slogdet, pinv, lstsq, expm    what has a gradient of its own, or another algorithm
+    cholesky, lu, qr             the factors
+    solve, solve_triangular      equations
+    det, slogdet                 determinants
 
-What can be composed of these is in linalg.py. How they are spread over workers is in blocked.py.
-Gradients are written for the conjugates of cotangents, as textbooks do, where a rule is not
-holomorphic."""
+Those that rest on singular values and eigenvalues are in spectral.py; what can be composed of all
+these, in linalg.py; how they are spread over workers, in blocked.py. Gradients are written for the
+conjugates of cotangents, as textbooks do, where a rule is not holomorphic."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,20 @@ from .array import Array, apply, apply_all
 from .creation import eye
 from .elementwise import abs as absolute
 from .elementwise import conj, convert, imag, logical_not, real, where
-from .index import LETTERS, Indices, along
+from .index import LETTERS, Indices
+from .matrices import (
+    adjoint,
+    as_diagonal,
+    bar_of,
+    cubic,
+    diagonal_of,
+    each,
+    is_tall,
+    matrix,
+    put,
+    sum_bytes,
+    whole,
+)
 from .reduction import any as anywhere
 from .reduction import prod
 from .reduction import sum as total
@@ -34,39 +47,48 @@ from .spec import Shape, Spec, int64, real_of
 from .thin import phases, thin_qr, times
 from .where import misfit
 
+
+# -- cholesky --------------------------------------------------------------------------------
+def _cholesky_kernel(xp: Any, out: Any, x: Any, *, upper: bool) -> None:
+    """Of the lower triangle; the upper factor is the adjoint of the lower."""
+    if xp is not np or not lapack.found():
+        put(xp, out, xp.linalg.cholesky(x))
+    else:
+        xp.copyto(out, x)
+        for (a,) in each(out):
+            if a.size and lapack.potrf(a):
+                raise np.linalg.LinAlgError("a matrix that is not positive definite")
+    for (a,) in each(out):
+        for k in range(a.shape[0]):
+            a[k, k + 1 :] = 0
+    if upper:
+        for (a,) in each(out):
+            a[...] = a.conj().T.copy()
+
+
+def _cholesky_grad(g: Array, y: Array, x: Array, *, upper: bool) -> Sequence[Array | None]:
+    lower, bar = (adjoint(y), adjoint(conj(g))) if upper else (y, conj(g))
+    inner = adjoint(lower) @ tril(bar)
+    inner = tril(inner) - as_diagonal(diagonal_of(inner)) / 2
+    half = _triangular(adjoint(lower), inner, upper=True)  # L⁻ᴴ inner L⁻¹
+    whole = adjoint(_triangular(adjoint(lower), adjoint(half), upper=True))
+    return (conj((whole + adjoint(whole)) / 2),)
+
+
+op(
+    "cholesky",
+    infer=lambda x, *, upper: Spec(matrix("cholesky", x, True).shape, x.dtype),
+    indices=whole,
+    kernel=_cholesky_kernel,
+    grad=_cholesky_grad,
+    algorithms=blocked.cholesky,
+    cost=cubic(1 / 3),
+    dense=True,
+)
+
+
+# -- triangular systems ----------------------------------------------------------------------
 SINGULAR = "a singular matrix; use ost.linalg.lstsq or pinv where the rank may be lacking"
-WHOLE = ("float32", "float64", "complex64", "complex128")
-
-
-# -- rules -----------------------------------------------------------------------------------
-def matrix(name: str, x: Spec, square: bool = False) -> Spec:
-    """A stack of matrices of a dtype that can be factorized, or an error."""
-    if x.dtype.name not in WHOLE:
-        raise misfit(
-            DTypeError,
-            name,
-            got=str(x.bare),
-            needed="float32, float64, complex64 or complex128",
-            do="convert it first, e.g. x.astype(ost.float64)",
-        )
-    if x.ndim < 2:
-        raise misfit(ShapeError, name, got=str(x.bare), needed="a matrix: two axes or more")
-    if square and x.shape[-1] != x.shape[-2]:
-        raise misfit(
-            ShapeError,
-            name,
-            got=str(x.bare),
-            needed="square matrices: the last two axes of one extent",
-        )
-    return x
-
-
-def _whole(ins: Specs, outs: Specs, p: Params) -> Indices:
-    """Leading axes are parallel, those of the matrices whole."""
-    batch = ins[0].ndim - 2
-    lead = tuple(LETTERS[:batch])
-    found = tuple(lead + (None,) * (s.ndim - batch) for s in outs)
-    return Indices((along((batch, batch + 1), ins[0]),), found)
 
 
 def _equations(ins: Specs, outs: Specs, p: Params) -> Indices:
@@ -86,91 +108,6 @@ def _equations(ins: Specs, outs: Specs, p: Params) -> Indices:
     return Indices((labels(a, None, None), labels(b, None, column)), ((*lead, None, column),))
 
 
-def _cubic(factor: float) -> Callable[[Specs, Specs, Params], tuple[float, float]]:
-    def cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
-        *batch, m, n = ins[0].shape
-        flops = factor * math.prod(batch) * m * n * min(m, n)
-        return flops, float(sum_bytes(ins, outs))
-
-    return cost
-
-
-def sum_bytes(ins: Specs, outs: Specs) -> int:
-    total = 0
-    for s in (*ins, *outs):
-        total += s.nbytes
-    return total
-
-
-def _each(x: Any, *others: Any) -> Iterator[tuple[Any, ...]]:
-    """The matrices of a stack, each with its own part of what else there is; None stays None."""
-    for place in np.ndindex(x.shape[:-2]):
-        at = (*place, ...)
-        yield tuple(None if y is None else y[at] for y in (x, *others))
-
-
-def _put(xp: Any, out: Any, value: Any) -> None:
-    if out is not None:
-        xp.copyto(out, value, casting="unsafe")
-
-
-def _bar(g: Array | None) -> Array | None:
-    return None if g is None else conj(g)
-
-
-def adjoint(x: Array) -> Array:
-    return conj(matrix_transpose(x))
-
-
-def _diagonals(x: Array) -> Array:
-    """Vectors as diagonal matrices."""
-    return expand_dims(x, axis=-1) * eye(x.shape[-1], dtype=x.dtype)
-
-
-# -- cholesky --------------------------------------------------------------------------------
-def _cholesky_kernel(xp: Any, out: Any, x: Any, *, upper: bool) -> None:
-    """Of the lower triangle; the upper factor is the adjoint of the lower."""
-    if xp is not np or not lapack.found():
-        _put(xp, out, np.linalg.cholesky(x) if xp is np else xp.linalg.cholesky(x))
-    else:
-        xp.copyto(out, x)
-        for (a,) in _each(out):
-            if a.size and lapack.potrf(a):
-                raise np.linalg.LinAlgError("a matrix that is not positive definite")
-    for (a,) in _each(out):
-        for k in range(a.shape[0]):
-            a[k, k + 1 :] = 0
-    if upper:
-        for (a,) in _each(out):
-            a[...] = a.conj().T.copy()
-
-
-def _cholesky_grad(g: Array, y: Array, x: Array, *, upper: bool) -> Sequence[Array | None]:
-    lower, bar = (adjoint(y), adjoint(conj(g))) if upper else (y, conj(g))
-    inner = adjoint(lower) @ tril(bar)
-    inner = tril(inner) - _diagonals(_diagonal(inner)) / 2
-    half = _triangular(adjoint(lower), inner, upper=True)  # L⁻ᴴ inner L⁻¹
-    whole = adjoint(_triangular(adjoint(lower), adjoint(half), upper=True))
-    return (conj((whole + adjoint(whole)) / 2),)
-
-
-def _diagonal(x: Array) -> Array:
-    return apply("diagonal", x, offset=0)
-
-
-op(
-    "cholesky",
-    infer=lambda x, *, upper: Spec(matrix("cholesky", x, True).shape, x.dtype),
-    indices=_whole,
-    kernel=_cholesky_kernel,
-    grad=_cholesky_grad,
-    algorithms=blocked.cholesky,
-    cost=_cubic(1 / 3),
-    dense=True,
-)
-
-
-# -- triangular systems ----------------------------------------------------------------------
 def _equations_rule(name: str, a: Spec, b: Spec) -> Spec:
     matrix(name, a, True)
     matrix(name, b)
@@ -194,7 +131,7 @@ def _triangular_kernel(xp: Any, out: Any, a: Any, b: Any, *, upper: bool, unit: 
         return
     if not unit and not xp.all(xp.diagonal(a, 0, -2, -1)):
         raise np.linalg.LinAlgError(SINGULAR)
-    for y, t in _each(out, a):
+    for y, t in each(out, a):
         triangular(xp, t, y, upper, unit)
 
 
@@ -271,10 +208,10 @@ def _lu_rule(x: Spec) -> Specs:
 
 
 def _lu_kernel(xp: Any, out: Any, x: Any, *, scratch: Sequence[Any]) -> None:
-    for one, order, lower, upper in _each(x, *out):
+    for one, order, lower, upper in each(x, *out):
         packed, rows = _packed(xp, one, scratch[0])
         k = min(one.shape)
-        _put(xp, order, rows)
+        put(xp, order, rows)
         if lower is not None:
             xp.copyto(lower, xp.tril(packed[:, :k], -1))
             xp.einsum("ii->i", lower[:k])[...] = 1
@@ -324,7 +261,7 @@ def _lu_grad(g: Sequence[Array | None], y: Sequence[Array], x: Array) -> Sequenc
             do="use ost.linalg.qr or ost.linalg.lstsq",
         )
     order, lower, upper = y
-    _, gl, gu = (_bar(part) for part in g)
+    _, gl, gu = (bar_of(part) for part in g)
     inner = None
     if gl is not None:
         inner = tril(adjoint(lower) @ gl, k=-1)
@@ -351,12 +288,12 @@ def rows_of(x: Array, order: Array) -> Array:
 op(
     "lu",
     infer=_lu_rule,
-    indices=_whole,
+    indices=whole,
     kernel=_lu_kernel,
     scratch=_copy_of_one,
     grad=_lu_grad,
     algorithms=blocked.lu,
-    cost=_cubic(2 / 3),
+    cost=cubic(2 / 3),
     dense=True,
 )
 
@@ -368,10 +305,10 @@ def _solve_kernel(xp: Any, out: Any, a: Any, b: Any, *, scratch: Sequence[Any]) 
     if not out.size:
         return
     if xp is not np or not lapack.found():
-        _put(xp, out, xp.linalg.solve(a, b))
+        put(xp, out, xp.linalg.solve(a, b))
         return
     before = 0
-    for y, one, side in _each(out, a, b):
+    for y, one, side in each(out, a, b):
         if one.ctypes.data != before:  # else it is repeated
             before = one.ctypes.data
             factors, rows = _packed(np, one, scratch[0])
@@ -388,7 +325,7 @@ def _solve_grad(g: Array, y: Array, a: Array, b: Array) -> Sequence[Array | None
 
 
 def _solve_cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
-    flops, _ = _cubic(2 / 3)(ins, outs, p)
+    flops, _ = cubic(2 / 3)(ins, outs, p)
     return flops + 2.0 * outs[0].size * ins[0].shape[-1], float(sum_bytes(ins, outs))
 
 
@@ -440,11 +377,11 @@ def _cofactors(x: Array) -> Array:
 op(
     "det",
     infer=lambda x: Spec(matrix("det", x, True).shape[:-2], x.dtype),
-    indices=_whole,
-    kernel=lambda xp, out, x: _put(xp, out, xp.linalg.det(x)),
+    indices=whole,
+    kernel=lambda xp, out, x: put(xp, out, xp.linalg.det(x)),
     grad=_det_grad,
     algorithms=blocked.det,
-    cost=_cubic(2 / 3),
+    cost=cubic(2 / 3),
     dense=True,
 )
 
@@ -456,8 +393,8 @@ def _slogdet_rule(x: Spec) -> Specs:
 
 def _slogdet_kernel(xp: Any, out: Any, x: Any) -> None:
     sign, log_of_size = xp.linalg.slogdet(x)
-    _put(xp, out[0], sign)
-    _put(xp, out[1], log_of_size)
+    put(xp, out[0], sign)
+    put(xp, out[1], log_of_size)
 
 
 def _slogdet_grad(
@@ -473,11 +410,11 @@ def _slogdet_grad(
 op(
     "slogdet",
     infer=_slogdet_rule,
-    indices=_whole,
+    indices=whole,
     kernel=_slogdet_kernel,
     grad=_slogdet_grad,
     algorithms=blocked.slogdet,
-    cost=_cubic(2 / 3),
+    cost=cubic(2 / 3),
     dense=True,
 )
 
@@ -490,19 +427,15 @@ def _qr_rule(x: Spec, *, mode: str) -> Specs:
 
 
 def _qr_kernel(xp: Any, out: Any, x: Any, *, mode: str, scratch: Sequence[Any]) -> None:
-    for one, q, r in _each(x, *out):
+    for one, q, r in each(x, *out):
         qr_of_one(xp, one, q, r, scratch[0] if scratch else None)
-
-
-def _is_tall(m: int, n: int) -> bool:
-    return m >= 4 * n > 0
 
 
 def _qr_scratch(
     ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], *, mode: str
 ) -> Sequence[Scratch]:
     m, n = ins[0][-2:]
-    tall = mode == "reduced" and _is_tall(m, n)
+    tall = mode == "reduced" and is_tall(m, n)
     return () if tall else (Scratch((m, n), specs[0].dtype),)
 
 
@@ -513,7 +446,7 @@ def qr_of_one(xp: Any, x: Any, q: Any, r: Any, work: Any) -> None:
         last, upper = thin_qr(xp, x, q)
         if q is not None and last is not None:
             times(q, last)
-        _put(xp, r, upper)
+        put(xp, r, upper)
         return
     m, n = x.shape
     small = min(m, n)
@@ -529,7 +462,7 @@ def qr_of_one(xp: Any, x: Any, q: Any, r: Any, work: Any) -> None:
             lapack.orglq(q, tau)
     else:
         whole, upper = xp.linalg.qr(x, "complete")
-        _put(xp, q, whole if q is None else whole[:, : q.shape[1]])
+        put(xp, q, whole if q is None else whole[:, : q.shape[1]])
         upper = upper[:small]
     signs = phases(xp, upper)
     if q is not None:
@@ -544,7 +477,7 @@ def _qr_grad(
 ) -> Sequence[Array | None]:
     """Of a wide matrix [X Y] by way of X: R is [U QᴴY]."""
     q, r = y
-    gq, gr = (_bar(part) for part in g)
+    gq, gr = (bar_of(part) for part in g)
     m, n = x.shape[-2:]
     if mode == "complete" and m > n:
         raise misfit(
@@ -573,7 +506,7 @@ def _tall_qr_grad(gq: Array | None, gr: Array | None, q: Array, r: Array) -> Arr
         turned = adjoint(q) @ gq
         inner = -turned if inner is None else inner - turned
     assert inner is not None
-    diagonal = _diagonals(convert(real(_diagonal(inner)), inner.dtype))
+    diagonal = as_diagonal(convert(real(diagonal_of(inner)), inner.dtype))
     strict = triu(inner, k=1)
     left = q @ (strict + adjoint(strict) + diagonal)
     left = left if gq is None else left + gq
@@ -583,341 +516,11 @@ def _tall_qr_grad(gq: Array | None, gr: Array | None, q: Array, r: Array) -> Arr
 op(
     "qr",
     infer=_qr_rule,
-    indices=_whole,
+    indices=whole,
     kernel=_qr_kernel,
     scratch=_qr_scratch,
     grad=_qr_grad,
     algorithms=blocked.qr,
-    cost=_cubic(4.0),
-    dense=True,
-)
-
-
-# -- singular values -------------------------------------------------------------------------
-def _svd_rule(x: Spec, *, full: bool) -> Specs:
-    *batch, m, n = matrix("svd", x).shape
-    k = min(m, n)
-    return (
-        Spec((*batch, m, m if full else k), x.dtype),
-        Spec((*batch, k), real_of(x.dtype)),
-        Spec((*batch, n if full else k, n), x.dtype),
-    )
-
-
-def _svd_kernel(xp: Any, out: Any, x: Any, *, full: bool) -> None:
-    for one, u, s, vh in _each(x, *out):
-        svd_of_one(xp, one, u, s, vh, full)
-
-
-def svd_of_one(xp: Any, x: Any, u: Any, s: Any, vh: Any, full: bool = False) -> None:
-    """One matrix; a tall one by way of its R, for which u may be worked in."""
-    m, n = x.shape
-    only = u is None and vh is None
-    if not x.size:
-        for y in (u, vh):
-            _put(xp, y, 0 if y is None else xp.eye(*y.shape))
-    elif _is_tall(m, n) and not (full and u is not None):
-        last, upper = thin_qr(xp, x, u)
-        left, values, right = _singular(xp, upper, only)
-        if u is not None:
-            times(u, (left if last is None else last @ left).astype(x.dtype))
-        _put(xp, s, values)
-        _put(xp, vh, right)
-    else:
-        for y, value in zip((u, s, vh), _singular(xp, x, only, full), strict=True):
-            _put(xp, y, value)
-
-
-def _singular(xp: Any, x: Any, only: bool, full: bool = False) -> tuple[Any, Any, Any]:
-    if only:
-        return None, xp.linalg.svd(x, compute_uv=False), None
-    u, s, vh = xp.linalg.svd(x, full_matrices=full)
-    return u, s, vh
-
-
-def _svd_grad(
-    g: Sequence[Array | None], y: Sequence[Array], x: Array, *, full: bool
-) -> Sequence[Array | None]:
-    """Of thin factors with distinct singular values; where they meet, only that of the values is
-    defined."""
-    u, s, vh = y
-    gu, gs, gvh = (_bar(part) for part in g)
-    m, n = x.shape[-2:]
-    if full and m != n and (gu is not None or gvh is not None):
-        raise misfit(
-            GradientError,
-            "gradient of svd",
-            got="full_matrices=True",
-            needed="factors that the matrix determines",
-            do="use full_matrices=False",
-        )
-    k = s.shape[-1]
-    u, vh = u[..., :k], vh[..., :k, :]
-    v = adjoint(vh)
-    across = convert(expand_dims(s, axis=-2), x.dtype)
-    inner = None if gs is None else _diagonals(convert(gs, x.dtype))
-    outer = None
-    gap = expand_dims(s * s, axis=-2) - expand_dims(s * s, axis=-1)
-    apart = convert(where(eye(k, dtype=bool), 0, 1 / where(gap == 0, math.inf, gap)), x.dtype)
-    if gu is not None:
-        turned = adjoint(u) @ gu
-        part = (apart * (turned - adjoint(turned))) * across
-        if x.dtype.kind == "c":
-            phase = convert(imag(_diagonal(turned)), x.dtype) * 1j
-            part = part + _diagonals(phase / convert(s, x.dtype))
-        inner = part if inner is None else inner + part
-        if m > k:
-            outer = ((gu - u @ turned) / across) @ vh
-    if gvh is not None:
-        gv = adjoint(gvh)
-        turned = adjoint(v) @ gv
-        part = matrix_transpose(across) * (apart * (turned - adjoint(turned)))
-        inner = part if inner is None else inner + part
-        if n > k:
-            more = (u / across) @ adjoint(gv - v @ turned)
-            outer = more if outer is None else outer + more
-    if inner is None:
-        return (None,)
-    made = u @ inner @ vh
-    return (conj(made if outer is None else made + outer),)
-
-
-op(
-    "svd",
-    infer=_svd_rule,
-    indices=_whole,
-    kernel=_svd_kernel,
-    grad=_svd_grad,
-    algorithms=blocked.svd,
-    cost=_cubic(20.0),
-    dense=True,
-)
-
-
-# -- eigenvalues -----------------------------------------------------------------------------
-def _eigh_rule(x: Spec) -> Specs:
-    shape = matrix("eigh", x, True).shape
-    return Spec(shape[:-1], real_of(x.dtype)), Spec(shape, x.dtype)
-
-
-def _eigh_kernel(xp: Any, out: Any, x: Any) -> None:
-    values, vectors = out
-    if vectors is None:
-        _put(xp, values, xp.linalg.eigvalsh(x))
-        return
-    w, v = xp.linalg.eigh(x)
-    _put(xp, values, w)
-    _put(xp, vectors, v)
-
-
-def _eigh_grad(g: Sequence[Array | None], y: Sequence[Array], x: Array) -> Sequence[Array | None]:
-    w, v = y
-    gw, gv = (_bar(part) for part in g)
-    inner = None if gw is None else _diagonals(convert(gw, x.dtype))
-    if gv is not None:
-        gap = expand_dims(w, axis=-2) - expand_dims(w, axis=-1)
-        apart = convert(1 / where(gap == 0, math.inf, gap), x.dtype)
-        turned = apart * (adjoint(v) @ gv)
-        inner = turned if inner is None else inner + turned
-    if inner is None:
-        return (None,)
-    whole = v @ inner @ adjoint(v)
-    return (conj((whole + adjoint(whole)) / 2),)
-
-
-op(
-    "eigh",
-    infer=_eigh_rule,
-    indices=_whole,
-    kernel=_eigh_kernel,
-    grad=_eigh_grad,
-    cost=_cubic(9.0),
-    dense=True,
-)
-
-
-# -- pseudo-inverse and least squares ----------------------------------------------------------
-def _pinv_kernel(xp: Any, out: Any, x: Any, *, rtol: float, scratch: Sequence[Any]) -> None:
-    u, values, vh = scratch
-    for one, made in _each(x, out):
-        if one.size:
-            svd_of_one(xp, one, u, values, vh)
-            weights = _weights(xp, values, rtol).astype(x.dtype)
-            _put(xp, made, (vh.conj().T * weights) @ u.conj().T)
-
-
-def _weights(xp: Any, values: Any, rtol: float) -> Any:
-    """Reciprocals of the singular values that count, 0 for the others."""
-    counts = values > values[:1] * rtol
-    return xp.where(counts, 1 / xp.where(counts, values, 1), 0)
-
-
-def _svd_scratch(
-    ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], **_: Any
-) -> Sequence[Scratch]:
-    m, n = ins[0][-2:]
-    k, dtype = min(m, n), specs[0].dtype
-    return Scratch((m, k), dtype), Scratch((k,), real_of(dtype)), Scratch((k, n), dtype)
-
-
-def _pinv_grad(g: Array, y: Array, x: Array, *, rtol: float) -> Sequence[Array | None]:
-    """Golub and Pereyra, for matrices whose rank does not change nearby."""
-    bar, p = conj(g), y
-    made = -adjoint(p) @ bar @ adjoint(p)
-    m, n = x.shape[-2:]
-    if m > n:
-        tall = adjoint(bar) @ p @ adjoint(p)
-        made = made + tall - x @ (p @ tall)
-    wide = adjoint(p) @ p @ adjoint(bar)
-    if m <= n:
-        tall = adjoint(bar) @ (p @ adjoint(p))
-        made = made + tall - x @ (p @ tall)
-    made = made + wide - (wide @ p) @ x
-    return (conj(made),)
-
-
-op(
-    "pinv",
-    infer=lambda x, *, rtol: Spec(
-        (*matrix("pinv", x).shape[:-2], x.shape[-1], x.shape[-2]), x.dtype
-    ),
-    indices=_whole,
-    kernel=_pinv_kernel,
-    scratch=_svd_scratch,
-    grad=_pinv_grad,
-    algorithms=blocked.pinv,
-    cost=_cubic(22.0),
-    dense=True,
-)
-
-
-def _lstsq_rule(a: Spec, b: Spec, *, rtol: float) -> Specs:
-    *batch, m, n = matrix("lstsq", a).shape
-    matrix("lstsq", b)
-    if b.shape[:-1] != (*batch, m) or a.dtype != b.dtype:
-        raise misfit(
-            ShapeError,
-            "lstsq",
-            got=f"{a.bare} and right-hand sides {b.bare}",
-            needed="as many rows, leading axes and the same dtype on both sides",
-        )
-    return (
-        Spec((*batch, n, b.shape[-1]), a.dtype),
-        Spec(tuple(batch), int64),
-        Spec((*batch, min(m, n)), real_of(a.dtype)),
-    )
-
-
-def _lstsq_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
-    lead = tuple(LETTERS[: ins[0].ndim - 2])
-    two = (*lead, None, None)
-    return Indices((two, two), (two, lead, (*lead, None)))
-
-
-def _lstsq_kernel(
-    xp: Any, out: Any, a: Any, b: Any, *, rtol: float, scratch: Sequence[Any]
-) -> None:
-    u, values, vh = scratch
-    for one, side, x, rank, s in _each(a, b, *out):
-        if not one.size:
-            for y in (x, rank, s):
-                _put(xp, y, 0)
-            continue
-        svd_of_one(xp, one, u, values, vh)
-        _put(xp, s, values)
-        weights = _weights(xp, values, rtol)
-        if rank is not None:
-            rank[...] = xp.count_nonzero(weights)
-        if x is not None:
-            turned = (u.conj().T @ side) * weights.astype(a.dtype)[:, None]
-            xp.matmul(vh.conj().T, turned, out=x)
-
-
-def _lstsq_grad(
-    g: Sequence[Array | None], y: Sequence[Array], a: Array, b: Array, *, rtol: float
-) -> Sequence[Array | None]:
-    """x = A⁺ b, and the pseudo-inverse's gradient without the pseudo-inverse's size."""
-    if g[0] is None:
-        u_s_vh = apply_all("svd", a, full=False)
-        return _svd_grad([None, g[2], None], u_s_vh, a, full=False)[0], None
-    x, bar = y[0], conj(g[0])
-    p = apply("pinv", a, rtol=rtol)
-    back = adjoint(p) @ bar
-    made = -back @ adjoint(x)
-    made = made + (b - a @ x) @ adjoint(p @ back)
-    made = made + (adjoint(p) @ x) @ adjoint(bar - p @ (a @ bar))
-    if g[2] is not None:
-        values = _svd_grad([None, g[2], None], apply_all("svd", a, full=False), a, full=False)[0]
-        assert values is not None
-        made = made + conj(values)
-    return conj(made), conj(back)
-
-
-op(
-    "lstsq",
-    infer=_lstsq_rule,
-    indices=_lstsq_indices,
-    kernel=_lstsq_kernel,
-    scratch=_svd_scratch,
-    grad=_lstsq_grad,
-    algorithms=blocked.lstsq,
-    cost=_cubic(22.0),
-    dense=True,
-)
-
-
-# -- the exponential ---------------------------------------------------------------------------
-_PADE = (  # of degree 13, and the norm up to which it is exact in double precision
-    *(64764752532480000, 32382376266240000, 7771770303897600, 1187353796428800),
-    *(129060195264000, 10559470521600, 670442572800, 33522128640, 1323241920),
-    *(40840800, 960960, 16380, 182, 1),
-)
-_NORM = 5.371920351148152
-
-
-def _expm_kernel(xp: Any, out: Any, x: Any) -> None:
-    """Higham's scaling and squaring."""
-    for a, y in _each(x, out):
-        n = a.shape[0]
-        if n:
-            _put(xp, y, _exponential(xp, a.astype("D" if a.dtype.kind == "c" else "d"), n))
-
-
-def _exponential(xp: Any, a: Any, n: int) -> Any:
-    norm = float(abs(a).sum(0).max())
-    if not math.isfinite(norm):
-        return xp.full((n, n), math.nan)
-    squarings = max(0, math.ceil(math.log2(norm / _NORM))) if norm > _NORM else 0
-    a = a / 2.0**squarings
-    b, one = _PADE, xp.eye(n)
-    a2 = a @ a
-    a4 = a2 @ a2
-    a6 = a2 @ a4
-    high = b[13] * a6 + b[11] * a4 + b[9] * a2
-    odd = a @ (a6 @ high + b[7] * a6 + b[5] * a4 + b[3] * a2 + b[1] * one)
-    high = b[12] * a6 + b[10] * a4 + b[8] * a2
-    even = a6 @ high + b[6] * a6 + b[4] * a4 + b[2] * a2 + b[0] * one
-    made = xp.linalg.solve(even - odd, even + odd)
-    for _ in range(squarings):
-        made = made @ made
-    return made
-
-
-def _expm_grad(g: Array, y: Array, x: Array) -> Sequence[Array | None]:
-    """The upper right corner of exp([[Xᵀ, g], [0, Xᵀ]])."""
-    n = x.shape[-1]
-    turned = matrix_transpose(x)
-    above = concat([turned, g], axis=-1)
-    below = concat([turned * 0, turned], axis=-1)
-    return (apply("expm", concat([above, below], axis=-2))[..., :n, n:],)
-
-
-op(
-    "expm",
-    infer=lambda x: Spec(matrix("expm", x, True).shape, x.dtype),
-    indices=_whole,
-    kernel=_expm_kernel,
-    grad=_expm_grad,
-    cost=_cubic(30.0),
+    cost=cubic(4.0),
     dense=True,
 )

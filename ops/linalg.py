@@ -19,7 +19,7 @@ from .contraction import trace as trace
 from .creation import eye
 from .elementwise import abs as absolute
 from .elementwise import conj, convert, real, sqrt, where
-from .factor import adjoint, matrix
+from .matrices import adjoint, matrix
 from .random import normal
 from .reduction import count_nonzero, max, min, sum
 from .shape import (

@@ -781,6 +781,12 @@ def by_parts(x: Any, bounds: tuple[int, ...]) -> Any:
     return apply("matmul_of_parts", q, w, bounds=bounds), r
 
 
+def reflected(x: Any) -> Any:
+    v, t, r = apply_all("reflectors", x)
+    upper = ost.pad(ost.triu(r), ((0, x.shape[0] - x.shape[1]), (0, 0)))
+    return upper - v @ (t @ (ost.conj(v.mT) @ upper))
+
+
 _KINDS = ("float64", "float32", "complex128", "complex64")
 for _kind in _KINDS:
     for _shape in ((4, 4), (1, 1), (0, 0), (2, 3, 3)):
@@ -834,6 +840,8 @@ for _kind in _KINDS:
         _x = normal(_bounds[-1], 2, dtype=_kind)
         for _name in ("qr_of_parts", "matmul_of_parts"):
             sample(_name, partial(by_parts, bounds=_bounds), partial(of_parts, bounds=_bounds), _x)
+    for _shape in ((5, 3), (4, 4), (1, 1), (3, 0)):
+        sample("reflectors", reflected, lambda x: x, normal(*_shape, dtype=_kind), rtol=_loose)
 for _order in ([0], [1, 0], [2, 0, 1], [3, 1, 0, 2], []):
     sample(
         "parity",

@@ -313,6 +313,8 @@ SPREAD: dict[str, Callable[[Any], Any]] = {
     "upper": lambda x: ost.linalg.cholesky(definite(x), upper=True),
     "lu": lambda x: tuple(ost.linalg.lu(x)),
     "solve": lambda x: ost.linalg.solve(x, x[:, :3] + 1),
+    "qr": lambda x: tuple(ost.linalg.qr(x)),
+    "wide qr": lambda x: tuple(ost.linalg.qr(x[:180])),
     "inv": ost.linalg.inv,
     "det": lambda x: ost.linalg.det(x / 10),
     "slogdet": lambda x: tuple(ost.linalg.slogdet(x)),
@@ -336,9 +338,8 @@ def test_square_matrices_in_parts(name: str) -> None:
             found = values(made if isinstance(made, tuple) else [made])
             for y, z in zip(found, wanted, strict=True):
                 np.testing.assert_allclose(y, z, rtol=1e-7, atol=1e-9 * max(1, abs(z).max()))
-            steps = sum(
-                n.op in ("lu", "cholesky", "solve_triangular") for n in f.plan.lowered.nodes
-            )
+            kinds = ("lu", "cholesky", "solve_triangular", "reflectors")
+            steps = sum(n.op in kinds for n in f.plan.lowered.nodes)
             assert steps > 2, f"{name} on {mesh} in {steps} step"
 
 
