@@ -211,6 +211,7 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
             lines.append("          (single operations are timed in the third run of longer plans)")
     else:
         lines.append("measured  not yet")
+    lines += _algorithms(plan)
     k = plan.program.peak_node
     if k >= 0 and plan.arena_bytes:
         node = plan.program.graph.nodes[k]
@@ -223,6 +224,25 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
         lines.append(
             f"planned in {seconds(planning)}, longest {slowest} {seconds(plan.seconds[slowest])}"
         )
+    return lines
+
+
+def _algorithms(plan: Plan) -> list[str]:
+    """Of operations that have several ways to be spread over workers, which was taken."""
+    if plan.target.workers == 1:
+        return []
+    made = plan.lowered
+    whole = {
+        (n.op, n.line, tuple(made.specs[v].bare for v in n.inputs))
+        for n in made.nodes
+        if all(s.layout is not None and s.layout.is_whole for s in n.specs)
+    }
+    lines = []
+    for node in plan.source.nodes:
+        if OPS[node.op].algorithms is not None:
+            ins = tuple(plan.source.specs[v].bare for v in node.inputs)
+            how = "by every worker" if (node.op, node.line, ins) in whole else "in parts"
+            lines.append(f"{node.op} of {ins[0]} is done {how} ({node.line})")
     return lines
 
 

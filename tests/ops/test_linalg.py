@@ -363,6 +363,15 @@ def test_small_or_distant_is_gathered() -> None:
             assert facts(plan)["collectives"] == {"all_gather": 1}
 
 
+def test_explain_says_which_way_was_taken() -> None:
+    with on(4):
+        x = ost.asarray(random(40_000, 6), split=0)
+        _, plan = plan_of(lambda x: (ost.linalg.qr(x).Q, ost.linalg.eigvalsh(x.T @ x)), x)
+        said = plan.explain()
+        assert "qr of float64[40000,6] is done in parts" in said
+        assert "eigh of float64[6,6] is done by every worker" in said
+
+
 def test_batches_need_no_communication() -> None:
     a = random(8, 5, 5)
     with on(4):
