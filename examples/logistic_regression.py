@@ -18,21 +18,7 @@ def newton(w: Any, x: Any, y: Any) -> Any:
     value, slope = ost.value_and_grad(loss)(w, x, y)
     p = ost.nn.sigmoid(x @ w)
     curvature = (x * (p * (1 - p))[:, None]).T @ x / x.shape[0] + 2e-4 * ost.eye(w.shape[0])
-    return w - solve(curvature, slope), value
-
-
-def solve(a: Any, b: Any) -> Any:
-    """Conjugate gradients: as many turns as there are unknowns, inside the plan."""
-
-    def turn(state: Any) -> Any:
-        x, r, p, rr = state
-        ap = a @ p
-        alpha = rr / (p @ ap)
-        r = r - alpha * ap
-        new = r @ r
-        return x + alpha * p, r, r + new / rr * p, new
-
-    return ost.repeat(b.shape[0], turn, (b * 0, b, b, b @ b))[0]
+    return w - ost.linalg.solve(curvature, slope), value
 
 
 def main(rows: int = 200_000, columns: int = 12, workers: int = 1) -> tuple[list[float], float]:

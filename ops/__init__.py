@@ -8,15 +8,18 @@ from . import (  # noqa: F401  (registers the operations)
     control,
     creation,
     elementwise,
+    factor,
     fixed,
     fused,
     gradient,
     indexing,
+    linalg,
     nn,
     random,
     reduction,
     shape,
     sorting,
+    spectral,
 )
 from .array import Array
 from .graph import Builder, Graph, Node

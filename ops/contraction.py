@@ -153,6 +153,7 @@ op(
     scratch=_wide_scratch,
     grad=_matmul_grad,
     cost=_matmul_cost,
+    dense=True,
 )
 
 
@@ -172,6 +173,7 @@ op(
     kernel=_wide_kernel,
     native=_matmul_native,
     cost=_matmul_cost,
+    dense=True,
 )
 
 
@@ -315,6 +317,7 @@ op(
     scratch=_wide_scratch,
     grad=_einsum_grad,
     cost=_einsum_cost,
+    dense=True,
 )
 
 

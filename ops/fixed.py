@@ -267,7 +267,7 @@ def _block_matmul_cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float
     )
 
 
-op("block_matmul", **_matmul_facts(True), kernel=_block_matmul_kernel, placed=True)
+op("block_matmul", **_matmul_facts(True), kernel=_block_matmul_kernel, placed=True, dense=True)
 op(
     "fixed_matmul",
     **_matmul_facts(False),
@@ -277,4 +277,5 @@ op(
     ),
     algorithms=_by_blocks("block_matmul", "sum"),
     placed=True,
+    dense=True,
 )

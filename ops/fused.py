@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from .graph import Graph
-from .labels import label
+from .labels import analyse, in_order, label
 from .layout import Box
-from .native import REDUCTIONS
-from .registry import ANY, OPS, Params, Place, Specs, op
-from .spec import Shape, Spec
+from .native import REDUCTIONS, crew_of
+from .nest import facts
+from .registry import ANY, OPS, Params, Place, Scratch, Specs, op
+from .spec import Shape, Spec, int8
+from .threads import most_threads
 
 
 def _infer(*ins: Spec, body: Graph, **_: Any) -> Specs:
@@ -31,7 +33,21 @@ def _cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
     return flops, float(sum(s.nbytes for s in (*ins, *outs)))
 
 
-def _kernel(xp: Any, out: Any, *xs: Any, body: Graph, **labelled: Any) -> None:
+def _room(
+    ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], **labelled: Any
+) -> Sequence[Scratch]:
+    """What a kernel in stages keeps in cache, and what waits for its end, for operands in order."""
+    shapes = [*ins, *outs]
+    strides = [in_order(shape, s.dtype.itemsize) for shape, s in zip(shapes, specs, strict=True)]
+    nest = analyse(**labelled, shapes=shapes, strides=strides)
+    if nest is None:
+        return ()
+    return [Scratch((crew_of(nest, facts(nest), most_threads()).bytes,), int8)]
+
+
+def _kernel(
+    xp: Any, out: Any, *xs: Any, body: Graph, scratch: Sequence[Any] = (), **labelled: Any
+) -> None:
     """Node by node."""
     outs: Sequence[Any] = out if isinstance(out, tuple) else (out,)
     values, shapes = list(xs), _shapes(body, [x.shape for x in (*xs, *outs)], labelled)
@@ -89,4 +105,4 @@ FUSED = ("fused", "fused_rows", "fused_nest")
 
 op("fused", infer=_infer, kernel=_kernel, cost=_cost, overwrite=ANY)
 op("fused_rows", infer=_infer, kernel=_kernel, cost=_cost)  # with reductions over the last axes
-op("fused_nest", infer=_infer, kernel=_kernel, cost=_cost)  # in stages
+op("fused_nest", infer=_infer, kernel=_kernel, cost=_cost, scratch=_room)  # in stages

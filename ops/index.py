@@ -6,7 +6,9 @@
 
 A label that stands in the outputs is parallel: its parts are written side by side. A label that
 stands in operands only is reduced: its parts are combined with its monoid. A label in `chunked` may
-be cut only where the cut falls on the same element in all dimensions that carry it (reshape)."""
+be cut only where the cut falls on the same element in all dimensions that carry it (reshape). A
+label in `parts` stands for rows in one array and for parts of these rows in another; it may be cut
+only where its parts begin."""
 
 from __future__ import annotations
 
@@ -39,6 +41,7 @@ class Indices:
     outs: tuple[tuple[str | None, ...], ...]
     reduce: tuple[tuple[str, str], ...] = ()
     chunked: frozenset[str] = frozenset()
+    parts: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def monoid(self, label: str) -> str | None:
         return dict(self.reduce).get(label)

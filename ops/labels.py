@@ -267,6 +267,11 @@ def label(
     return Nest(body, every, extents, tuple(rows), reductions, steps, operands=len(body.inputs))
 
 
+def in_order(shape: Shape, item: int) -> tuple[int, ...]:
+    """The strides of elements that lie one behind the other."""
+    return tuple(item * math.prod(shape[d + 1 :]) for d in range(len(shape)))
+
+
 def _spelled(body: Graph, whole: Collection[int]) -> Graph:
     """With moments, but for those of the given means, as a mean and a sum of squared deviations."""
     builder = Builder(body.inputs)

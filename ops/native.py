@@ -29,7 +29,7 @@ from .disk import write_whole
 from .graph import Graph
 from .labels import Nest
 from .monoid import highest, lowest
-from .nest import chunk_units, facts
+from .nest import Facts, chunk_units, facts
 from .registers import Lines, Value, cast, literal, llvm_type, where
 from .scalar import lower
 from .spec import DType, Shape, bool_
@@ -733,25 +733,46 @@ def native_kernel(
     return function_of(text, np.array(meta, np.int64))
 
 
-def nest_kernel(nest: Nest, threads: int) -> Callable[..., None]:
-    """The kernel of a nest of stages, called as `kernel(*operands, *results)`."""
-    about = facts(nest)
-    room, waiting, units = about.room, about.waiting, about.units
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """How a nest is shared: turns, units of each, threads, and the bytes that all of them need."""
+
+    turns: int
+    each: int
+    threads: int
+    bytes: int
+
+
+def crew_of(nest: Nest, told: Facts, threads: int) -> Crew:
+    """Turns depend on extents only."""
     work = sum(
         math.prod(nest.extents[x] for x in nest.iterates(k)) for k in range(len(nest.body.nodes))
     )
-    turns, each = units, 1
-    if waiting:
+    turns, each = told.units, 1
+    if told.waiting:
         step = chunk_units(nest)
-        most = max(1, min(TURNS, WAITING // waiting, -(-units // step)))
-        each = max(step, -(-units // most // step) * step)
-        turns = -(-units // each)
+        most = max(1, min(TURNS, WAITING // told.waiting, -(-told.units // step)))
+        each = max(step, -(-told.units // most // step) * step)
+        turns = -(-told.units // each)
     threads = min(threads, work // GRAIN, turns)
-    crew = max(threads, 1)
-    held = np.empty((crew * room + turns * waiting) // 8 + 8, np.int64)
-    start = -(-held.ctypes.data // 64) * 64
-    front = [turns, threads, units, each, start, room, start + crew * room, waiting]
-    return function_of(nest_module(nest), np.array([*front, *about.values], np.int64), held)
+    needed = max(threads, 1) * told.room + turns * told.waiting + 64
+    return Crew(turns, each, threads, needed)
+
+
+def nest_kernel(nest: Nest, threads: int, scratch: Sequence[Any] = ()) -> Callable[..., None]:
+    """The kernel of a nest of stages, called as `kernel(*operands, *results)`; it works in memory
+    that is given, if that is enough.
+    """
+    told = facts(nest)
+    crew = crew_of(nest, told, threads)
+    room = scratch[0] if scratch and scratch[0].nbytes >= crew.bytes else None
+    if room is None:
+        room = np.empty(crew.bytes, np.int8)
+    start = -(-room.ctypes.data // 64) * 64
+    waiting = start + max(crew.threads, 1) * told.room
+    front = [crew.turns, crew.threads, told.units, crew.each]
+    front += [start, told.room, waiting, told.waiting]
+    return function_of(nest_module(nest), np.array([*front, *told.values], np.int64), room)
 
 
 def nest_module(nest: Nest) -> str:

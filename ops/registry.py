@@ -90,6 +90,7 @@ class Op:
         None  # graphs that do the same
     )
     keeps_order: bool = False  # a view that leaves contiguous data contiguous
+    dense: bool = False  # products, which run at another rate than functions of elements
 
 
 OPS: dict[str, Op] = {}

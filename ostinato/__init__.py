@@ -13,6 +13,7 @@ if _os.path.isdir(_os.path.join(_root, "planner")) and _os.path.isfile(
 ):
     __path__.append(_root)  # a checkout: the rooms lie beside this folder
 
+from ostinato.ops import linalg as linalg
 from ostinato.ops import nn as nn
 from ostinato.ops import random as random
 from ostinato.ops.array import Array as Array

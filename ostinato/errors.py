@@ -16,6 +16,7 @@
     ├── PlanFileError         (ValueError)     a plan file that cannot be trusted
     ├── DataFileError         (OSError)        a data file that cannot be read
     ├── ExecutionError        (RuntimeError)   an operation that failed while a plan ran
+    │   └── LinAlgError       (numpy.linalg.LinAlgError)  a matrix that has no such factors
     ├── CommunicatorError     (RuntimeError)   workers that lost each other
     └── SessionError          (RuntimeError)   no session, or one that was closed
 
@@ -23,6 +24,8 @@ A message is one sentence in four parts: what (the operation and the user's own 
 do this."""
 
 from __future__ import annotations
+
+import numpy as np
 
 
 class OstinatoError(Exception):
@@ -105,6 +108,10 @@ class DataFileError(OstinatoError, OSError):
 
 class ExecutionError(OstinatoError, RuntimeError):
     """An operation failed while a plan ran."""
+
+
+class LinAlgError(ExecutionError, np.linalg.LinAlgError):
+    """A matrix that is singular, not positive definite, or does not converge; found when it runs."""
 
 
 class CommunicatorError(OstinatoError, RuntimeError):

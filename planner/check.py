@@ -20,7 +20,7 @@ from ostinato.ops.monoid import MONOIDS
 from ostinato.ops.registry import OPS
 from ostinato.ops.spec import Spec, bool_
 
-from .layouts import _extents, _way
+from .layouts import _extents, _way, choose_layouts
 from .memory import CONTROL
 from .numerics import fix_order
 from .plan import Target
@@ -300,10 +300,23 @@ def _label(dim: str | Reach | None) -> str | None:
 # -- meaning --------------------------------------------------------------------------------
 def same_program(source: Graph, lowered: Graph, target: Target) -> bool:
     """Whether a lowered graph computes its source: both without what only moves data are the same
-    graph.
+    graph. Where an op may bring algorithms of its own, the layouts are chosen again to see which.
     """
-    simple = fix_order(simplify(source, target), target)
-    return plain(read_files(simple, target)) == plain(lowered)
+    wanted = read_files(fix_order(simplify(source, target), target), target)
+    found = plain(lowered)
+    return plain(wanted) == found or (
+        _has_algorithms(wanted) and plain(choose_layouts(wanted, target)) == found
+    )
+
+
+def _has_algorithms(graph: Graph) -> bool:
+    return any(
+        OPS[node.op].algorithms is not None or any(_has_algorithms(g) for _, g in node.subgraphs())
+        for node in graph.nodes
+    )
+
+
+MOVING = ("narrow", "relayout", "resplit", "copy", "start", "wait", "read")
 
 
 def plain(graph: Graph) -> Graph:
@@ -317,7 +330,7 @@ def plain(graph: Graph) -> Graph:
                 made = rule(builder, inner, tuple([values[v] for v in inner.inputs]))
                 values.extend(made[: len(inner.specs)])
             return [values[v] for v in body.outputs]
-        if node.op in (*COLLECTIVES, "narrow", "resplit", "copy", "start", "wait", "read"):
+        if node.op in (*COLLECTIVES, *MOVING):
             return inputs[: len(node.specs)]
         node = map_bodies(node, plain)
         if node.op == "tree":  # of blocks: the fixed form of the same reduction

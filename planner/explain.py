@@ -11,6 +11,7 @@ from typing import Any
 from ostinato.ops.collective import collective_of
 from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Graph, Node
+from ostinato.ops.labels import SOURCES, VIEWS
 from ostinato.ops.layout import exchange_lists, volume
 from ostinato.ops.onednn import library
 from ostinato.ops.registry import OPS
@@ -18,9 +19,8 @@ from ostinato.ops.spec import Spec
 
 from .fuse import title
 from .machine import Machine, this_machine
-from .plan import Plan, Program
+from .plan import Plan, Program, largest_part
 
-DENSE = ("matmul", "wide_matmul", "einsum", "fixed_matmul", "block_matmul")
 REPEATED = {"loop": "trips", "blocks": "turns"}
 
 
@@ -50,11 +50,6 @@ class Measured:
     ]  # seconds of each top-level node, from one run that was timed step by step
 
 
-def local(spec: Spec) -> Spec:
-    """The largest part that a worker holds, as an array of its own."""
-    return Spec(spec.layout.largest(spec.shape), spec.dtype) if spec.layout else spec
-
-
 def steps(program: Program, machine: Machine, depth: int = 0, turns: int = 1) -> Iterator[Step]:
     """The nodes in running order, those of bodies behind their loop."""
     graph = program.graph
@@ -75,9 +70,9 @@ def steps(program: Program, machine: Machine, depth: int = 0, turns: int = 1) ->
             for body in inner:
                 yield from steps(body, machine, depth + 1, times)
         else:
-            here = tuple(local(s) for s in ins), tuple(local(s) for s in node.specs)
+            here = tuple(map(largest_part, ins)), tuple(map(largest_part, node.specs))
             flops, moved = OPS[node.op].cost(*here, node.kw)
-            predicted = machine.kernel_seconds(flops, moved, node.op in DENSE)
+            predicted = machine.kernel_seconds(flops, moved, OPS[node.op].dense)
             yield Step(node, depth, "", flops, moved, 0, predicted, turns)
 
 
@@ -149,16 +144,16 @@ def _turns(graph: Graph, node: Node, machine: Machine, called: Sequence[str]) ->
         ins = [body.specs[v] for v in inner.inputs]
         costs = [
             OPS[inner.op].cost(tuple(map(part, ins)), tuple(map(part, inner.specs)), inner.kw)
-            for part in (local, _at_once)
+            for part in (largest_part, _at_once)
         ]
-        times = [machine.kernel_seconds(*cost, inner.op in DENSE) for cost in costs]
+        times = [machine.kernel_seconds(*cost, OPS[inner.op].dense) for cost in costs]
         moved += count * costs[0][1] - costs[1][1]
         spent += count * times[0] - times[1]
     return Turns(count, axis, body.specs[-v].shape[axis], of, max(moved, 0.0), spent)
 
 
 def _at_once(spec: Spec) -> Spec:
-    return local(spec.at(spec.layout.at_once)) if spec.layout is not None else spec
+    return largest_part(spec.at(spec.layout.at_once)) if spec.layout is not None else spec
 
 
 # -- text -----------------------------------------------------------------------------------
@@ -216,7 +211,7 @@ def count(program: Program) -> tuple[int, dict[str, int]]:
         ):
             nodes += len(node.kw["body"].nodes) if node.op in FUSED else 1
             if node.op in FUSED:
-                nodes -= sum(n.op == "constant" for n in node.kw["body"].nodes)
+                nodes -= sum(n.op in (*SOURCES, *VIEWS) for n in node.kw["body"].nodes)
         for body in program.bodies.get(k, ()):
             more, inner = count(body)
             nodes += more
@@ -288,6 +283,7 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
             lines.append("          (single operations are timed in the third run of longer plans)")
     else:
         lines.append("measured  not yet")
+    lines += _algorithms(plan)
     k = plan.program.peak_node
     if k >= 0 and plan.arena_bytes:
         node = plan.program.graph.nodes[k]
@@ -303,6 +299,25 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
         lines.append(
             f"planned in {seconds(planning)}, longest {slowest} {seconds(plan.seconds[slowest])}"
         )
+    return lines
+
+
+def _algorithms(plan: Plan) -> list[str]:
+    """Of operations that have several ways to be spread over workers, which was taken."""
+    if plan.target.workers == 1:
+        return []
+    made = plan.lowered
+    whole = {
+        (n.op, n.line, tuple(made.specs[v].bare for v in n.inputs))
+        for n in made.nodes
+        if all(s.layout is not None and s.layout.is_whole for s in n.specs)
+    }
+    lines = []
+    for node in plan.traced.nodes:
+        if OPS[node.op].algorithms is not None:
+            ins = tuple(plan.traced.specs[v].bare for v in node.inputs)
+            how = "by every worker" if (node.op, node.line, ins) in whole else "in parts"
+            lines.append(f"{node.op} of {ins[0]} is done {how} ({node.line})")
     return lines
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Builder, Graph, Node
-from ostinato.ops.labels import POSITIONS, PRODUCTS, SOURCES, SUMS, VIEWS, analyse
+from ostinato.ops.labels import POSITIONS, PRODUCTS, SOURCES, SUMS, VIEWS, analyse, in_order
 from ostinato.ops.layout import Layout
 from ostinato.ops.native import REDUCTIONS, why_not
 from ostinato.ops.registry import OPS
@@ -82,7 +82,7 @@ def title(node: Node) -> str:
     """What a node does, in few words."""
     if node.op not in FUSED:
         return node.op
-    names = [n.op for n in node.kw["body"].nodes if n.op != "constant"]
+    names = [n.op for n in node.kw["body"].nodes if n.op not in (*SOURCES, *VIEWS)]
     shown = list(dict.fromkeys(names))
     more = f", ... {len(names)} operations" if len(names) > 4 else ""
     return f"fused({', '.join(shown[:3] if more else shown)}{more})"
@@ -146,11 +146,6 @@ def _can_be(graph: Graph, group: Nested) -> bool:
     shapes = [s.layout.largest(s.shape) for s in specs if s.layout is not None]
     strides = [in_order(shape, s.dtype.itemsize) for shape, s in zip(shapes, specs, strict=True)]
     return analyse(node.body, node.dims, group.rows(), shapes, strides) is not None
-
-
-def in_order(shape: Shape, item: int) -> tuple[int, ...]:
-    """The strides of elements that lie one behind the other."""
-    return tuple(item * math.prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
 def _worthy_groups(

@@ -29,7 +29,8 @@ from ostinato.ops.spec import Spec, is_inexact
 
 from ostinato.errors import LayoutError
 
-from .plan import Target, local_bytes
+from .machine import NOMINAL
+from .plan import Target, largest_part, local_bytes
 
 
 def choose_layouts(graph: Graph, target: Target) -> Graph:
@@ -198,10 +199,13 @@ class _Planner:
                 pin or (whole if s.nbytes <= parts else None)
                 for s, pin in zip(node.specs, pins, strict=True)
             ]
-            for graph in algorithms(ins, node.specs, node.kw):
-                laid = _lay_out(graph, ins, self.target, wanted)
-                if bytes_moved(laid) < price:
-                    return self.include(laid, inputs, node.line)
+            direct = price_of_way(node, ins, way, price)
+            made = [
+                _lay_out(g, ins, self.target, wanted) for g in algorithms(ins, node.specs, node.kw)
+            ]
+            best = min(made, key=seconds, default=None)
+            if best is not None and seconds(best) < direct:
+                return self.include(best, inputs, node.line)
         return self.emit(node, inputs, way, pins)
 
     def include(self, graph: Graph, inputs: Sequence[int], line: str) -> list[int]:
@@ -389,15 +393,38 @@ def _bytes(spec: Spec, end: Layout) -> int:
     return moved(spec.layout, end, spec.shape) * spec.dtype.itemsize
 
 
-def bytes_moved(graph: Graph) -> int:
-    """By all relayouts of a graph, over all workers."""
-    total = 0
-    for node in graph.nodes:
-        if node.op == "relayout":
-            for v, out in zip(node.inputs, node.specs, strict=True):
-                assert out.layout is not None
-                total += _bytes(graph.specs[v], out.layout)
-    return total
+# -- what an algorithm takes -----------------------------------------------------------------
+def seconds(graph: Graph) -> float:
+    """What a graph with layouts takes on the nominal machine."""
+    return sum(_node_seconds(node, [graph.specs[v] for v in node.inputs]) for node in graph.nodes)
+
+
+def _node_seconds(node: Node, ins: Sequence[Spec]) -> float:
+    if node.op == "relayout":
+        pairs = [(s, out.layout) for s, out in zip(ins, node.specs, strict=True) if out.layout]
+        return _message_seconds(sum(_bytes(s, end) for s, end in pairs), pairs[0][1].workers)
+    inner = [seconds(g) for _, g in node.subgraphs()]
+    if inner:
+        return max(inner) * node.kw.get("trips", 1)
+    return _kernel_seconds(
+        node, [largest_part(s) for s in ins], [largest_part(s) for s in node.specs]
+    )
+
+
+def _message_seconds(moved: int, workers: int) -> float:
+    return NOMINAL.message_seconds(moved / workers) if moved else 0.0
+
+
+def _kernel_seconds(node: Node, ins: Sequence[Spec], outs: Sequence[Spec]) -> float:
+    flops, touched = OPS[node.op].cost(tuple(ins), tuple(outs), node.kw)
+    return NOMINAL.kernel_seconds(flops, touched, OPS[node.op].dense)
+
+
+def price_of_way(node: Node, ins: Sequence[Spec], way: Way, price: int) -> float:
+    """What a node takes that is run in a way, which moves so many bytes."""
+    needs = [largest_part(s.at(n)) for s, n in zip(ins, way.needs, strict=True)]
+    gives = [largest_part(s.at(g)) for s, g in zip(node.specs, way.gives, strict=True)]
+    return _message_seconds(price, way.gives[0].workers) + _kernel_seconds(node, needs, gives)
 
 
 # -- the ways to run a node ----------------------------------------------------------------
@@ -510,6 +537,11 @@ def _way(
     for label in indices.chunked.intersection(c for c in chosen if c is not None):
         if not _chunks_agree(indices, label, chosen, operands, node.specs, mesh, blocks):
             return None
+    for label, bounds in indices.parts:
+        if label in chosen and not _parts_agree(
+            indices, label, bounds, made, gives, operands, node
+        ):
+            return None
     reduces = bool(indices.reduce) or OPS[node.op].algorithms is not None
     fresh = tuple(
         a
@@ -522,6 +554,34 @@ def _way(
         )
     )
     return Way(chosen, tuple(made), tuple(gives), fresh, reduces)
+
+
+def _parts_agree(
+    indices: Indices,
+    label: str,
+    bounds: Sequence[int],
+    needs: Sequence[Layout],
+    gives: Sequence[Layout],
+    operands: Sequence[Spec],
+    node: Node,
+) -> bool:
+    """Whether each worker gets whole parts, and the rows of just these parts."""
+    held = [
+        (
+            spec.shape[d],
+            [box[d] for box in (layout.box(spec.shape, r) for r in range(layout.workers))],
+        )
+        for dims, layout, spec in zip(
+            (*indices.ins, *indices.outs), (*needs, *gives), (*operands, *node.specs), strict=True
+        )
+        for d, dim in enumerate(dims)
+        if dim == label
+    ]
+    rows = {
+        tuple((bounds[lo], bounds[hi]) if n == len(bounds) - 1 else (lo, hi) for lo, hi in boxes)
+        for n, boxes in held
+    }
+    return len(rows) == 1
 
 
 def _chunks_agree(

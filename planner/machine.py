@@ -1,6 +1,7 @@
 """What the machine can do: a handful of rates, measured once, from which a plan's time is predicted.
 
-Layouts are chosen by bytes alone, so a plan (and its id) never depends on these numbers.
+Layouts are chosen by bytes, and between algorithms by the rates of a machine that is the same
+everywhere (`NOMINAL`), so a plan (and its id) never depends on what was measured.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ class Machine:
 
     def message_seconds(self, moved: float) -> float:
         return self.link_seconds + moved / self.link_bandwidth
+
+
+NOMINAL = Machine("nominal", 2e-6, 1e11, 2e10, 1e11, 2e9, 30e-6, 5e9)
 
 
 @cache

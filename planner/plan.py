@@ -245,6 +245,11 @@ def peak_bytes(program: Program) -> int:
     return held - saved + program.arena_bytes
 
 
+def largest_part(spec: Spec) -> Spec:
+    """The largest part that a worker holds, as an array of its own."""
+    return Spec(spec.layout.largest(spec.shape), spec.dtype) if spec.layout else spec
+
+
 def local_bytes(spec: Spec) -> int:
     """The bytes of the largest part that a worker holds."""
     if spec.layout is None:

@@ -33,7 +33,7 @@ from ostinato.planner.memory import CONTROL, body_order, contiguous, scratch_of
 from ostinato.planner.plan import Program
 
 from ostinato import settings
-from ostinato.errors import BoundsError, ExecutionError, NaNError, OstinatoError
+from ostinato.errors import BoundsError, ExecutionError, LinAlgError, NaNError, OstinatoError
 
 from .ahead import BUFFERS, ReadAhead, Step
 from .communicator import Communicator
@@ -72,7 +72,11 @@ class Bound:
             if trace.tb_frame.f_code.co_filename == name:
                 row = self.lines.get(trace.tb_lineno)
             trace = trace.tb_next
-        kind = BoundsError if isinstance(error, IndexError) else ExecutionError
+        kind: type[OstinatoError] = ExecutionError
+        if isinstance(error, IndexError):
+            kind = BoundsError
+        elif isinstance(error, np.linalg.LinAlgError):
+            kind = LinAlgError
         if row is None:
             return kind.because("a plan's run", got=f"{type(error).__name__}: {error}")
         return kind.because(f"{row.node.op}", got=f"{error}", line=row.node.line)
@@ -270,7 +274,11 @@ class _Binder:
             self.write(f"{before} = has_nan({', '.join(ins)})", row)
         needs = scratch_of(op, graph, node, self.rank) if op.scratch is not None else ()
         plain = op.kernel is None or (not needs and all(in_order[v] for v in node.inputs))
-        kernel = self.native(graph, node, ins, outs)
+        scratch = tuple(
+            self.place(base + offset, s.shape, s.dtype)
+            for offset, s in zip(program.scratch[k] if needs else (), needs, strict=True)
+        )
+        kernel = self.native(graph, node, ins, outs, scratch)
         if kernel is not None:
             self.write(f"{self.name('g', kernel)}({', '.join((*ins, *outs))})", row)
         elif op.ufunc and plain and not node.params:
@@ -286,10 +294,7 @@ class _Binder:
             elif op.placed:
                 params["at"] = self.at(graph, node)
             if op.scratch is not None:
-                params["scratch"] = tuple(
-                    self.place(base + offset, s.shape, s.dtype)
-                    for offset, s in zip(program.scratch[k], needs, strict=True)
-                )
+                params["scratch"] = scratch
             f = self.name("k", op.kernel)
             out = outs[0] if len(outs) == 1 else f"({', '.join(outs)})"
             more += f", **{self.name('p', params)}" if params else ""
@@ -329,7 +334,12 @@ class _Binder:
         return self.fixed[name] if name in self.fixed else self.shown.get(name)
 
     def native(
-        self, graph: Graph, node: Node, ins: Sequence[str], outs: Sequence[str]
+        self,
+        graph: Graph,
+        node: Node,
+        ins: Sequence[str],
+        outs: Sequence[str],
+        scratch: Sequence[Any],
     ) -> Callable[..., None] | None:
         """A function of arrays that lie as these do in every run; None if there is no better one
         than the op's kernel.
@@ -337,7 +347,7 @@ class _Binder:
         if self.xp is not np:
             return None
         if node.op in FUSED:
-            return self.generated(graph, node, ins, outs)
+            return self.generated(graph, node, ins, outs, scratch)
         make = OPS[node.op].native
         arrays = [self.lies(name) for name in (*ins, *outs)] if make is not None else []
         if make is None or any(x is None for x in arrays):
@@ -345,17 +355,22 @@ class _Binder:
         return make(arrays, self.threads, **node.kw)
 
     def generated(
-        self, graph: Graph, node: Node, ins: Sequence[str], outs: Sequence[str]
+        self,
+        graph: Graph,
+        node: Node,
+        ins: Sequence[str],
+        outs: Sequence[str],
+        scratch: Sequence[Any],
     ) -> Callable[..., None] | None:
         """Machine code for operands that lie as these do; None if that is not known."""
         body: Graph = node.kw["body"]
         if "rows" in node.kw:
             arrays = [self.lies(name) for name in (*ins, *outs)]
-            if self.xp is not np or any(a is None for a in arrays):
+            if any(a is None for a in arrays):
                 return None
             shapes, steps = [a.shape for a in arrays], [a.strides for a in arrays]
             nest = analyse(**node.kw, shapes=shapes, strides=steps)
-            return nest_kernel(nest, self.threads) if nest is not None else None
+            return nest_kernel(nest, self.threads, scratch) if nest is not None else None
         sums = [n for n in body.nodes if n.op in REDUCTIONS]
         axes = len(sums[0].kw["axes"]) if sums else 0
         shape = self.shape(body.specs[sums[0].inputs[0]] if sums else node.specs[0])

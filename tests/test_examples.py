@@ -52,6 +52,13 @@ def test_power_iteration(workers: int) -> None:
     assert value == pytest.approx(50, rel=0.05)
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_pca(workers: int) -> None:
+    explained, apart = example("pca").main(5_000, 12, workers)
+    assert 0.95 < explained < 1
+    assert apart < 1e-12
+
+
 def test_heat() -> None:
     heat = example("heat")
     alone, together = heat.main(30, 1, 2), heat.main(30, 4, 2)

@@ -15,6 +15,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import scipy.linalg
 from ostinato.ops.array import apply, apply_all
 from ostinato.ops.layout import grid_bounds
 
@@ -34,6 +35,7 @@ class Sample:
     reference: Callable[..., Any]
     inputs: tuple[Array, ...] = ()
     numerics: str = "same-plan"
+    rtol: float | None = None  # where NumPy is more exact: it factorizes in double precision
 
 
 SAMPLES: dict[str, list[Sample]] = {}
@@ -49,6 +51,7 @@ NOT_SAMPLED = {
     "fused_rows": "made by the planner; see test_native.py and planner/test_fuse.py",
     "wide_matmul": "made by the planner; see test_products.py",
     "fused": "made by the planner; see test_native.py and planner/test_fuse.py",
+    "fused_nest": "made by the planner; see planner/test_nests.py",
     "blocks": "made by the planner; see planner/test_blocking.py",
     "read": "made by the planner; see front/test_files.py",
 }
@@ -740,6 +743,116 @@ for _a, _b in (
 ):
     fixed("fixed_matmul", lambda a, b: apply("fixed_matmul", a, b), np.matmul, _a, _b)
     fixed("block_matmul", lambda a, b: apply("block_matmul", a, b), _products, _a, _b)
+
+
+# -- matrices ------------------------------------------------------------------------------
+def product(u: Any, s: Any, vh: Any) -> Any:
+    """What factors come to, whatever their signs."""
+    return (u[..., : s.shape[-1]] * s[..., None, :]) @ vh[..., : s.shape[-1], :]
+
+
+def signed(x: Array) -> Any:
+    """NumPy's QR with our choice of signs."""
+    q, r = np.linalg.qr(x)
+    d = np.diagonal(r, 0, -2, -1)
+    phase = np.where(d == 0, 1, d / np.where(d == 0, 1, abs(d))).astype(x.dtype)
+    k = phase.shape[-1]
+    return q[..., :k] * phase[..., None, :], phase.conj()[..., None] * r[..., :k, :]
+
+
+def packed(x: Array) -> Any:
+    p, lower, upper = scipy.linalg.lu(x)
+    return p.astype(x.dtype), lower, upper
+
+
+def hermitian(x: Array) -> Array:
+    made = x @ np.swapaxes(x.conj(), -1, -2) + np.eye(x.shape[-1])
+    return made.astype(x.dtype)
+
+
+def spectral(xp: Any, x: Any) -> Any:
+    w, v = xp.linalg.eigh(x)
+    return (v * xp.sqrt(w)[..., None, :]) @ xp.conj(xp.matrix_transpose(v))
+
+
+def of_parts(x: Array, bounds: tuple[int, ...]) -> Any:
+    parts = [signed(x[a:b]) for a, b in itertools.pairwise(bounds)]
+    return np.concatenate([q for q, _ in parts]), np.stack([r for _, r in parts])
+
+
+def by_parts(x: Any, bounds: tuple[int, ...]) -> Any:
+    q, w, r = apply_all("qr_of_parts", x, bounds=bounds)
+    return apply("matmul_of_parts", q, w, bounds=bounds), r
+
+
+def reflected(x: Any) -> Any:
+    v, t, r = apply_all("reflectors", x)
+    upper = ost.pad(ost.triu(r), ((0, x.shape[0] - x.shape[1]), (0, 0)))
+    return upper - v @ (t @ (ost.conj(v.mT) @ upper))
+
+
+_KINDS = ("float64", "float32", "complex128", "complex64")
+for _kind in _KINDS:
+    for _shape in ((4, 4), (1, 1), (0, 0), (2, 3, 3)):
+        _x = normal(*_shape, dtype=_kind)
+        _h = hermitian(_x)
+        for _up in (False, True):
+            alike("cholesky", lambda xp, x, u=_up: xp.linalg.cholesky(x, upper=u), _h)
+        alike("eigh", lambda xp, x: xp.linalg.eigvalsh(x), _h)
+        sample("eigh", lambda x: spectral(ost, x), lambda x: spectral(np, x), _h)
+        alike("det", lambda xp, x: xp.linalg.det(x), _h)
+        alike("slogdet", lambda xp, x: tuple(xp.linalg.slogdet(x)), _h)
+        alike("solve", lambda xp, x: xp.linalg.inv(x), _h)
+        alike(
+            "solve",
+            lambda xp, a, b: xp.linalg.solve(a, b),
+            _h,
+            normal(*_shape[:-1], 3, dtype=_kind),
+        )
+        for _low in (False, True):
+            sample(
+                "solve_triangular",
+                lambda a, b, lo=_low: ost.linalg.solve_triangular(a, b, lower=lo),
+                lambda a, b, lo=_low: np.linalg.solve(np.tril(a) if lo else np.triu(a), b),
+                hermitian(normal(*_shape, dtype=_kind) / 9),
+                normal(*_shape[:-1], 2, dtype=_kind),
+            )
+        sample(
+            "expm",
+            ost.linalg.expm,
+            lambda x: scipy.linalg.expm(x).astype(x.dtype) if x.size else x,
+            _h / 4,
+        )
+    for _shape in ((5, 3), (3, 5), (4, 4), (9, 2), (1, 1), (0, 3), (3, 0), (2, 4, 3)):
+        _x = normal(*_shape, dtype=_kind)
+        _loose = None if np.finfo(_kind).eps < 1e-10 else 5e-4
+        sample("qr", lambda x: tuple(ost.linalg.qr(x)), signed, _x, rtol=_loose)
+        alike("svd", lambda xp, x: product(*xp.linalg.svd(x)), _x)
+        alike("svd", lambda xp, x: product(*xp.linalg.svd(x, full_matrices=False)), _x)
+        alike("svd", lambda xp, x: xp.linalg.svdvals(x), _x)
+        alike("pinv", lambda xp, x: xp.linalg.pinv(x), _x)
+        sample(
+            "lstsq",
+            lambda a, b: ost.linalg.lstsq(a, b).x,
+            lambda a, b: np.linalg.pinv(a) @ b,
+            _x,
+            normal(*_shape[:-1], 2, dtype=_kind),
+        )
+        if _x.size:
+            sample("lu", lambda x: tuple(ost.linalg.lu(x)), packed, _x)
+    for _bounds in ((0, 7), (0, 4, 9), (0, 3, 5, 9, 11)):
+        _x = normal(_bounds[-1], 2, dtype=_kind)
+        for _name in ("qr_of_parts", "matmul_of_parts"):
+            sample(_name, partial(by_parts, bounds=_bounds), partial(of_parts, bounds=_bounds), _x)
+    for _shape in ((5, 3), (4, 4), (1, 1), (3, 0)):
+        sample("reflectors", reflected, lambda x: x, normal(*_shape, dtype=_kind), rtol=_loose)
+for _order in ([0], [1, 0], [2, 0, 1], [3, 1, 0, 2], []):
+    sample(
+        "parity",
+        lambda x: apply("parity", x),
+        lambda x: np.int64(np.round(np.linalg.det(np.eye(len(x))[x]))),
+        np.array(_order, np.int64),
+    )
 
 
 # -- control flow --------------------------------------------------------------------------

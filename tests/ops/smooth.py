@@ -186,3 +186,65 @@ for _flag in (True, False):
         normal(3),
         normal(3),
     )
+
+
+# -- matrices ------------------------------------------------------------------------------
+def definite(x: Any) -> Any:
+    """A positive definite matrix made of any."""
+    return x @ ost.conj(ost.matrix_transpose(x)) + 0.5 * ost.eye(x.shape[-2], dtype=x.dtype)
+
+
+def apart(x: Any) -> Any:
+    """Something that depends on singular vectors, but not on their signs or phases."""
+    u, s, vh = ost.linalg.svd(x, full_matrices=False)
+    return s, (u * ost.exp(-s)[..., None, :]) @ vh, (u * s[..., None, :] ** 2) @ ost.conj(u.mT)
+
+
+def spectrum(x: Any) -> Any:
+    """Likewise of eigenvectors."""
+    w, v = ost.linalg.eigh(definite(x))
+    return w, (v * ost.sin(w)[..., None, :]) @ ost.conj(v.mT)
+
+
+def triangle(x: Any) -> Any:
+    return x + 3 * ost.eye(x.shape[-1], dtype=x.dtype)
+
+
+COMPLEX = "complex128"
+_square = [normal(4, 4), normal(3, 3, dtype=COMPLEX), normal(2, 3, 3)]
+for _x in _square:
+    for _upper in (False, True):
+        smooth("cholesky", lambda x, u=_upper: ost.linalg.cholesky(definite(x), upper=u), _x)
+    smooth("lu", lambda x: ost.linalg.lu(x)[1:], _x)
+    smooth("det", ost.linalg.det, _x)
+    smooth("slogdet", ost.linalg.slogdet, _x)
+    smooth("eigh", spectrum, _x)
+    smooth("expm", ost.linalg.expm, _x)
+    smooth("solve", ost.linalg.inv, _x)
+    for _low, _turned, _unit in ((True, False, False), (False, True, True), (False, False, False)):
+        smooth(
+            "solve_triangular",
+            lambda a, b, lo=_low, t=_turned, u=_unit: ost.linalg.solve_triangular(
+                triangle(a), b, lower=lo, transpose=t, unit_diagonal=u
+            ),
+            _x,
+            normal(*_x.shape[:-1], 2, dtype=_x.dtype.name),
+        )
+smooth("solve", ost.linalg.solve, normal(4, 4), normal(4, 2))
+smooth("solve", ost.linalg.solve, normal(3, 3, dtype=COMPLEX), normal(3, dtype=COMPLEX))
+smooth("solve", ost.linalg.solve, normal(2, 3, 3), normal(3, 2))
+for _shape in ((5, 3), (3, 5), (4, 4), (9, 2), (2, 4, 3)):
+    for _kind in ("float64", COMPLEX):
+        _x = normal(*_shape, dtype=_kind)
+        smooth("qr", ost.linalg.qr, _x)
+        smooth("svd", apart, _x)
+        smooth("pinv", ost.linalg.pinv, _x)
+        smooth(
+            "lstsq",
+            lambda a, b: ost.linalg.lstsq(a, b)[:2],
+            _x,
+            normal(*_shape[:-1], 2, dtype=_kind),
+        )
+smooth("qr", lambda x: ost.linalg.qr(x).R, normal(6, 2))
+smooth("svd", ost.linalg.svdvals, normal(3, 4))
+smooth("lstsq", lambda a, b: ost.linalg.lstsq(a, b).singular_values, normal(4, 3), normal(4))

@@ -41,14 +41,19 @@ def test_name_exists(name):
     assert hasattr(ost, name)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+LINALG = sorted(n for n in strict.linalg.__all__ if inspect.isfunction(getattr(strict.linalg, n)))
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *(f"linalg.{n}" for n in LINALG)])
 def test_signature(name):
     """Whatever may be passed by position or by name there, may be here."""
-    mine = inspect.signature(getattr(ost, name)).parameters
+    mine = inspect.signature(operator.attrgetter(name)(ost)).parameters
     positional = [
         p for p in mine.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
-    for k, theirs in enumerate(inspect.signature(getattr(strict, name)).parameters.values()):
+    for k, theirs in enumerate(
+        inspect.signature(operator.attrgetter(name)(strict)).parameters.values()
+    ):
         if theirs.kind == theirs.VAR_POSITIONAL:
             assert any(p.kind == p.VAR_POSITIONAL for p in mine.values())
             continue

@@ -57,6 +57,12 @@ def ways(indices: Indices, label: str, node: Node, ins: Sequence[Any]) -> list[W
             [{n: (0, b)}, {n: (b, min(n, 2 * b))}, {n: (min(n, 2 * b), n)}],
         ]
     small, large = sizes
+    bounds = dict(indices.parts).get(label)
+    if bounds is not None:  # where parts begin
+        return [
+            [{small: (0, k), large: (0, bounds[k])}, {small: (k, small), large: (bounds[k], large)}]
+            for k in range(small + 1)
+        ]
     if node.op.startswith("block_"):  # where blocks of the fixed grid begin
         k = small // 2
         at = grid_bounds(large)[k]

@@ -40,6 +40,7 @@ def test_samples(name):
             sample.reference,
             *sample.inputs,
             numerics=sample.numerics,
+            rtol=sample.rtol,
         )
 
 
@@ -62,10 +63,12 @@ WORDS: dict[str, Any] = {  # what the expressions are made of; max and min give 
 
 @pytest.mark.parametrize("name", [n for n in SAMPLED if OPS[n].scalar])
 def test_scalar(name):
-    """The expression for one element gives what the kernel gives."""
+    """The expression for one element gives what the kernel gives; of real numbers, as in kernels."""
     text = OPS[name].scalar
     code = compile(text.format("x0", "x1", "x2"), text, "eval")
     for _, _, operands, (made,) in nodes_of(name):
+        if any(x.dtype.kind == "c" for x in operands) and "abs(" in text:
+            continue
         words = {**WORDS, "cast": lambda x, d=made.dtype: np.asarray(x).astype(d)}
         rows = [np.broadcast_to(x, made.shape).reshape(-1) for x in operands]
         found = blank((made.size,), made.dtype)

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ostinato.ops.graph import Graph
 from ostinato.ops.layout import Partial
+from ostinato.planner import fuse
 from ostinato.planner.file import _prove
 from ostinato.planner.plan import Plan
 from ostinato.runtime import bind
@@ -39,6 +40,12 @@ def turns(plan: Plan) -> list[int]:
         return found + [t for n in graph.nodes for _, g in n.subgraphs() for t in inside(g)]
 
     return inside(plan.program.graph)
+
+
+@pytest.fixture
+def no_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels in stages keep what lies between in cache; without them there is more to split."""
+    monkeypatch.setattr(fuse, "has_reductions", lambda graph: False)
 
 
 # -- what people write -----------------------------------------------------------------------
@@ -103,6 +110,7 @@ def flat(made: Any) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("mesh", LAYOUTS, ids=str)
 @pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.usefixtures("no_stages")
 def test_the_same_values_in_a_tenth_of_the_memory(name: str, mesh: tuple[int, ...]) -> None:
     with use(mesh):
         inputs = operands(split=0)
@@ -121,6 +129,7 @@ def test_the_same_values_in_a_tenth_of_the_memory(name: str, mesh: tuple[int, ..
 
 
 @pytest.mark.parametrize("name", ["kmeans", "logistic", "nearest", "normalised", "drawn"])
+@pytest.mark.usefixtures("no_stages")
 def test_no_more_than_the_limit_is_really_allocated(name: str) -> None:
     limit = 2 * MIB
     f = ost.compile(WRITTEN[name], memory_limit=limit)
@@ -136,7 +145,7 @@ def test_no_more_than_the_limit_is_really_allocated(name: str) -> None:
         finally:
             tracemalloc.stop()
         assert turns(f.plan)
-        assert peak <= limit + 400_000, "beside arrays there are the plan and its function"
+        assert peak <= limit + 800_000, "beside arrays: the plan, its function, kernels' texts"
         assert peak >= f.plan.peak_bytes * 0.9
         del made
 
@@ -234,6 +243,7 @@ def test_uneven_blocks(rows: int) -> None:
 @pytest.mark.parametrize(
     "monoid", ["sum", "prod", "max", "min", "any", "all", "argmin", "argmax", "var"]
 )
+@pytest.mark.usefixtures("no_stages")
 def test_each_monoid_over_turns(monoid: str) -> None:
     x = np.random.default_rng(2).normal(size=(3000, 4))
     x[1500] = -7, 7, np.nan, 0  # decides in the middle
@@ -274,6 +284,7 @@ def test_a_repeated_plan_in_turns_allocates_no_array() -> None:
 
 
 # -- saying so -------------------------------------------------------------------------------
+@pytest.mark.usefixtures("no_stages")
 def test_explain_says_what_was_split() -> None:
     with use():
         f = ost.compile(kmeans, memory_limit=2 * MIB)
@@ -317,6 +328,7 @@ def test_any_workers_splits_along_its_fixed_blocks_only() -> None:
 
 
 # -- plan files ------------------------------------------------------------------------------
+@pytest.mark.usefixtures("no_stages")
 def test_a_plan_in_turns_is_a_file_too(tmp_path: Path) -> None:
     with use((2,)):
         f = ost.compile(kmeans, memory_limit=MIB)
@@ -329,6 +341,7 @@ def test_a_plan_in_turns_is_a_file_too(tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.asarray(ost.run(again, *inputs)), expected)
 
 
+@pytest.mark.usefixtures("no_stages")
 def test_turns_that_do_not_add_up_are_refused() -> None:
     """A body whose blocks lie elsewhere, whose addends are incomplete, or that computes something else."""
     with use():

@@ -52,6 +52,19 @@ def repacked(content: Any) -> bytes:
 
 
 @pytest.mark.parametrize("mesh", [(1,), (3,), (2, 2)])
+def test_a_plan_with_an_algorithm_comes_back(mesh: tuple[int, ...], tmp_path: Path) -> None:
+    """What an op was replaced by is proven to be what the op brings."""
+    with use(mesh):
+        x = ost.asarray(np.random.default_rng(0).normal(size=(40_000, 4)), split=0)
+        f = ost.compile(lambda x: ost.linalg.lstsq(x, x[:, 0] * 2).x)
+        plan = f.plan_for(x)
+        plan.to_file(tmp_path / "lstsq.plan")
+        assert Plan.from_file(tmp_path / "lstsq.plan") == plan
+        ops = [n.op for n in plan.lowered.nodes]
+        assert ("qr_of_parts" in ops) == (len(mesh) * mesh[0] > 1)
+
+
+@pytest.mark.parametrize("mesh", [(1,), (3,), (2, 2)])
 @pytest.mark.parametrize("numerics", ["same-plan", "any-workers"])
 def test_a_plan_comes_back_and_runs(mesh: tuple[int, ...], numerics: str, tmp_path: Path) -> None:
     plan, inputs = a_plan(mesh, numerics)
