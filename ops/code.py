@@ -62,6 +62,15 @@ class Code:
         )
         self.lines.text.append(f"done_{n}:")
 
+    @contextlib.contextmanager
+    def when(self, condition: str) -> Iterator[None]:
+        n = self.names = self.names + 1
+        self.add(f"br i1 {condition}, label %then_{n}, label %after_{n}")
+        self.lines.text.append(f"then_{n}:")
+        yield
+        self.add(f"br label %after_{n}")
+        self.lines.text.append(f"after_{n}:")
+
     def sum(self, *terms: str) -> str:
         found = terms[0]
         for t in terms[1:]:

@@ -7,16 +7,18 @@ are put together by Chan's formula, in double precision."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Sequence
 
 from .code import loop_facts
-from .labels import Nest, Reduction
+from .labels import VIEWS, Nest, Reduction
 from .nest import Env, Writer, chunk_units, compensated
 from .registers import Value, cast, fma, llvm_type
 from .spec import DType, float64, int64
 
 TURNS = 64  # whose sums over rows wait to be put together, and
 WAITING = 4 << 20  # bytes for that
+FEW = 16  # groups: for so many, sums of all rows are faster than finding each row's own
 
 
 class Kernel(Writer):
@@ -155,10 +157,82 @@ class Kernel(Writer):
             self.store(whole, total)
             self.store(self.start(r, dtype), part)
 
+    # -- sums of what each row belongs to
+    def chosen(self, v: int) -> tuple[int, int] | None:
+        """Of a one-hot value, its label and the position that it is made of."""
+        body, nest = self.body, self.nest
+        v = self.behind(v, (*VIEWS, "astype"))
+        k = body.producers[v]
+        if k < 0 or body.nodes[k].op != "equal":
+            return None
+        for a, b in (body.nodes[k].inputs, body.nodes[k].inputs[::-1]):
+            position, line = self.behind(a, VIEWS), self.behind(b, VIEWS)
+            maker = body.producers[line]
+            if maker < 0 or body.nodes[maker].op != "iota":
+                continue
+            label = nest.dims[line][body.nodes[maker].kw["axis"]]
+            whole = body.specs[position].dtype.kind in "iu"
+            known = position in nest.held or position < nest.operands
+            if label is not None and label not in nest.labels(position) and whole and known:
+                return label, position
+        return None
+
+    def behind(self, v: int, ops: Collection[str]) -> int:
+        """What a value shows, or is converted from."""
+        k = self.body.producers[v]
+        while k >= 0 and self.body.nodes[k].op in ops:
+            v = self.body.nodes[k].inputs[0]
+            k = self.body.producers[v]
+        return v
+
+    def grouped(self, first: int, r: Reduction) -> tuple[int, int, int] | None:
+        """Of a sum of rows by where they belong: the label of the groups, each row's group, and
+        what is summed; -1 for ones.
+        """
+        nest, dtype = self.nest, self.body.specs[first].dtype
+        if not nest.across or r.kind != "sum" or r.over != {nest.lane} or not nest.gathers(first):
+            return None
+        ins = r.node.inputs
+        pairs = [(ins[0], -1)] if len(ins) == 1 else [(ins[0], ins[1]), (ins[1], ins[0])]
+        for hot, other in pairs:
+            found = self.chosen(hot)
+            if found is None or nest.extents[found[0]] <= FEW or r.divisor != 1:
+                continue
+            label, position = found
+            rest = {x for x in self.apart(first) if x != label}
+            if other < 0:
+                return (label, position, -1) if not rest else None
+            u = self.behind(other, VIEWS)
+            own = set(nest.labels(u)) - set(nest.rows)
+            if u < nest.operands and own == rest and self.body.specs[u].dtype == dtype:
+                return label, position, u
+        return None
+
+    def sum_groups(self, first: int, label: int, position: int, summed: int) -> None:
+        """Row after row onto the sums of its group, instead of all groups' sums of all rows."""
+        nest, code, dtype = self.nest, self.code, self.body.specs[first].dtype
+        rest = [x for x in self.apart(first) if x != label]
+        one = code.lines.constant(1, dtype)
+        with code.loop("0", "%count") as i:
+            group = cast(self.value(position, {nest.lane: i}), int64).name
+            inside = code.let(f"icmp ult i64 {group}, {self.extent(label)}")
+            with code.when(inside), contextlib.ExitStack() as loops:
+                env = {nest.lane: i, label: group}
+                for x in rest:
+                    size = dtype.itemsize if x == rest[-1] else 0
+                    env[x] = loops.enter_context(code.loop("0", self.extent(x), lanes=size))
+                at = self.held_at(first, env, self.base("part", first))
+                more = one if summed < 0 else self.made(summed, env)
+                self.store(self.load(at, dtype) + more, at)
+
     # -- moments
     def reduce(self, first: int) -> None:
         if self.nest.reductions[first].kind != "moments":
-            super().reduce(first)
+            groups = self.grouped(first, self.nest.reductions[first])
+            if groups is None:
+                super().reduce(first)
+            else:
+                self.sum_groups(first, *groups)
         elif self.by_units(first):
             self.moments_of_unit(first)
         else:
