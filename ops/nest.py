@@ -449,8 +449,8 @@ class Writer:
     def reduce_aside(self, first: int, r: Reduction) -> None:
         """Over other labels than the lane: element by element of the lane."""
         nest, body = self.nest, self.body
-        values, where_ = self.targets(first, r)
-        gathers = where_ == "part"
+        values, home = self.targets(first, r)
+        gathers = home == "part"
         over = sorted(x for x in r.over if x not in nest.rows)
         outer, last = over[:-1], over[-1] if over else None
         short = last is None or (self.is_short(last) and nest.extents[last] <= UNROLLED)
@@ -458,7 +458,7 @@ class Writer:
         dtypes = [body.specs[v].dtype for v in values]
 
         def addresses(env: Env) -> list[str]:
-            return [self.held_at(v, env, self.base(where_, v)) for v in values]
+            return [self.held_at(v, env, self.base(home, v)) for v in values]
 
         def begin() -> list[Value]:
             found = [self.start(r, dtypes[0])]
@@ -503,7 +503,7 @@ class Writer:
         """Over the lane, and perhaps more; several results at a time."""
         nest, code = self.nest, self.code
         dtype = self.body.specs[first].dtype
-        _, where_ = self.targets(first, r)
+        _, home = self.targets(first, r)
         over = sorted(x for x in r.over if x not in nest.rows and x != nest.lane)
         apart = self.apart(first)
         long = r.kind == "sum" and dtype.kind == "f" and not nest.across
@@ -541,9 +541,9 @@ class Writer:
                 for cell, here in zip(
                     (in_chunks if long else totals)(indices), indices, strict=True
                 ):
-                    at = self.held_at(first, here, self.base(where_, first))
+                    at = self.held_at(first, here, self.base(home, first))
                     total = code.get(cell, dtype)
-                    if where_ == "part":
+                    if home == "part":
                         self.store(self.joined(r.kind, self.load(at, dtype), total), at)
                     else:
                         self.store(self.shared(r, total), at)
@@ -567,10 +567,10 @@ class Writer:
                 if dtype.kind == "f":
                     hit = hit | ((element != element) & (found != found))
                 index = Value(code.lines, lane[self.nest.lane], int64)
-                here_ = where(hit, index, 2**62)
-                code.put(position, self.joined("min", code.get(position, int64), here_))
-            for v, cell, kind_ in ((first, best, dtype), (first + 1, position, int64)):
-                self.store(code.get(cell, kind_), self.held_at(v, env))
+                candidate = where(hit, index, 2**62)
+                code.put(position, self.joined("min", code.get(position, int64), candidate))
+            for v, cell, dtype_of in ((first, best, dtype), (first + 1, position, int64)):
+                self.store(code.get(cell, dtype_of), self.held_at(v, env))
 
 
 def _start(kind: str, dtype: DType) -> Any:

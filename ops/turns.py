@@ -35,11 +35,11 @@ class Kernel(Writer):
             extent = self.fact("extent", x)
             if x == nest.lane:
                 blocks = code.let(f"add i64 {extent}, {nest.lanes - 1}")
-                extent_ = code.let(f"udiv i64 {blocks}, {nest.lanes}")
+                many = code.let(f"udiv i64 {blocks}, {nest.lanes}")
             else:
-                extent_ = extent
-            index = code.let(f"urem i64 {rest}, {extent_}") if n else rest
-            rest = code.let(f"udiv i64 {rest}, {extent_}") if n else rest
+                many = extent
+            index = code.let(f"urem i64 {rest}, {many}") if n else rest
+            rest = code.let(f"udiv i64 {rest}, {many}") if n else rest
             if x == nest.lane:
                 index = code.times(index, str(nest.lanes))
                 left = code.let(f"sub i64 {extent}, {index}")
