@@ -1,11 +1,14 @@
-"""LLVM text with loops, for kernels in stages."""
+"""LLVM text with loops, and how kernels combine values."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
+from typing import Any
 
-from .registers import Lines, Value, llvm_type
+from .monoid import highest, lowest
+from .registers import Lines, Value, llvm_type, where
 from .spec import DType, bool_, int64
 
 
@@ -155,3 +158,28 @@ def loop_facts(bits: int) -> str:
             f'!{k + 8} = !{{!"llvm.loop.vectorize.width", i32 {bits // 8 // size}}}',
         ]
     return "\n".join(lines)
+
+
+# -- combining -----------------------------------------------------------------------------
+def start_of(kind: str, dtype: DType) -> Any:
+    """What combining begins with."""
+    if kind in ("sum", "moments"):
+        return 0
+    return lowest(dtype) if kind in ("max", "argmax") else highest(dtype)
+
+
+def joined(kind: str, a: Value, b: Value, flags: str = "") -> Value:
+    """Two values combined; `flags` say what LLVM may do with sums of floats."""
+    if kind == "sum":
+        word = f"fadd {flags}".rstrip() if a.dtype.kind == "f" else "add"
+        return a.lines.write(f"{word} {a.kind} {a.name}, {b.name}", a.dtype)
+    if a.dtype.kind == "f":
+        return a.lines.call(f"{kind}imum", a.dtype, a, b)
+    return where(a > b if kind == "max" else a < b, a, b)
+
+
+def compensated(total: Value, lost: Value, more: Value) -> tuple[Value, Value]:
+    """The total with one more, and what rounding has lost so far (Neumaier)."""
+    made = total + more
+    gone = where(abs(total) >= abs(more), (total - made) + more, (more - made) + total)
+    return made, lost + where(abs(made) < math.inf, gone, 0)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from .graph import Graph
-from .labels import analyse, in_order, label
+from .labels import SUMS, analyse, analyse_in_order, label
 from .layout import Box
-from .native import REDUCTIONS, crew_of
+from .native import crew_of, nest_kernel
 from .nest import facts
 from .registry import ANY, OPS, Params, Place, Scratch, Specs, op
 from .spec import Shape, Spec, int8
@@ -37,12 +37,17 @@ def _room(
     ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], **labelled: Any
 ) -> Sequence[Scratch]:
     """What a kernel in stages keeps in cache, and what waits for its end, for operands in order."""
-    shapes = [*ins, *outs]
-    strides = [in_order(shape, s.dtype.itemsize) for shape, s in zip(shapes, specs, strict=True)]
-    nest = analyse(**labelled, shapes=shapes, strides=strides)
+    nest = analyse_in_order(**labelled, shapes=[*ins, *outs])
     if nest is None:
         return ()
     return [Scratch((crew_of(nest, facts(nest), most_threads()).bytes,), int8)]
+
+
+def _stages(arrays: Sequence[Any], threads: int, *, scratch: Sequence[Any], **labelled: Any) -> Any:
+    """The kernel in stages for operands and results that lie so."""
+    shapes, strides = [a.shape for a in arrays], [a.strides for a in arrays]
+    nest = analyse(**labelled, shapes=shapes, strides=strides)
+    return nest_kernel(nest, threads, scratch) if nest is not None else None
 
 
 def _kernel(
@@ -95,7 +100,7 @@ def _shapes(body: Graph, given: Sequence[Shape], labelled: Any) -> list[Shape]:
     found = list(given[: len(body.inputs)])
     for node in body.nodes:
         shape = np.broadcast_shapes(*(found[v] for v in node.inputs))
-        if node.op in REDUCTIONS:
+        if node.op in SUMS:
             shape = tuple(n for d, n in enumerate(shape) if d not in node.kw["axes"])
         found.append(shape)
     return found
@@ -105,4 +110,6 @@ FUSED = ("fused", "fused_rows", "fused_nest")
 
 op("fused", infer=_infer, kernel=_kernel, cost=_cost, overwrite=ANY)
 op("fused_rows", infer=_infer, kernel=_kernel, cost=_cost)  # with reductions over the last axes
-op("fused_nest", infer=_infer, kernel=_kernel, cost=_cost, scratch=_room)  # in stages
+op(  # in stages
+    "fused_nest", infer=_infer, kernel=_kernel, native=_stages, cost=_cost, scratch=_room
+)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from .graph import Builder, Graph, Node
 from .index import Indices
 from .registry import OPS
-from .spec import Shape, Spec
+from .spec import Shape, Spec, lying
 
 LANES = (256, 128, 64)  # rows of a unit where lanes run along the rows: as many as fit
 SHORT = 64  # an index of at most so many turns is written for their number
@@ -152,7 +152,7 @@ class Nest:
     strides: list[dict[int, int]]  # of each operand and result, in bytes
     lane: int = -1
     lanes: int = LANES[0]
-    held: dict[int, tuple[int, ...]] = field(default_factory=dict)  # values in cache: their labels
+    held: set[int] = field(default_factory=set)  # values in cache
     operands: int = 0
 
     @property
@@ -212,6 +212,15 @@ def analyse(
     return nest if nest is not None and _arrange(nest) else None
 
 
+def analyse_in_order(
+    body: Graph, dims: Sequence[Sequence[int]], rows: Sequence[int], shapes: Sequence[Shape]
+) -> Nest | None:
+    """The nest of a body for operands and results whose elements lie one behind the other."""
+    specs = (*body.inputs, *body.out_specs)
+    strides = [lying(shape, s.dtype).strides for shape, s in zip(shapes, specs, strict=True)]
+    return analyse(body, dims, rows, shapes, strides)
+
+
 def label(
     body: Graph,
     dims: Sequence[Sequence[int]],
@@ -267,11 +276,6 @@ def label(
     return Nest(body, every, extents, tuple(rows), reductions, steps, operands=len(body.inputs))
 
 
-def in_order(shape: Shape, item: int) -> tuple[int, ...]:
-    """The strides of elements that lie one behind the other."""
-    return tuple(item * math.prod(shape[d + 1 :]) for d in range(len(shape)))
-
-
 def _spelled(body: Graph, whole: Collection[int]) -> Graph:
     """With moments, but for those of the given means, as a mean and a sum of squared deviations."""
     builder = Builder(body.inputs)
@@ -307,7 +311,7 @@ def _arrange(nest: Nest) -> bool:
         for a, lies in enumerate(nest.strides):
             v = a if a < nest.operands else body.outputs[a - nest.operands]
             if len(lies) > 1 and lies.get(nest.lane, 0) not in (0, body.specs[v].dtype.itemsize):
-                nest.held[v] = nest.inner(v)
+                nest.held.add(v)
     for lanes in LANES if nest.across else LANES[:1]:
         nest.lanes = lanes
         if sum(nest.room(v) for v in nest.held) <= HELD:
@@ -330,7 +334,7 @@ CHEAP = ("add", "subtract", "multiply", "square", "negative", "astype", "where",
          "less", "maximum", "minimum", "logical_not", "abs")  # fmt: skip
 
 
-def _held(nest: Nest) -> dict[int, tuple[int, ...]]:
+def _held(nest: Nest) -> set[int]:
     """The values that are made once and kept: what is reduced, and what is dear and read again and
     again.
     """
@@ -338,21 +342,21 @@ def _held(nest: Nest) -> dict[int, tuple[int, ...]]:
     readers: list[Counter[frozenset[int]]] = [Counter() for _ in body.specs]  # by their loops
     for v in body.outputs:
         readers[v][frozenset(nest.labels(v))] += 1
-    found: list[int] = []
+    found: set[int] = set()
     for k in reversed(range(len(body.nodes))):
         node, first = body.nodes[k], body.starts[k]
         if node.op in REDUCING:
-            found += [v for v in body.outs(k) if not nest.gathers(v)]
+            found |= {v for v in body.outs(k) if not nest.gathers(v)}
             loops = Counter([nest.iterates(k)])
         elif node.op not in (*VIEWS, *SOURCES) and _is_worth_keeping(nest, first, readers[first]):
-            found.append(first)
+            found.add(first)
             loops = Counter([nest.iterates(k)])
         else:
             loops = readers[first]
         for v in node.inputs:
             for labels, n in loops.items():
                 readers[v][labels] = min(readers[v][labels] + n, 2)
-    return {v: nest.inner(v) for v in sorted(found)}
+    return found
 
 
 def _is_worth_keeping(nest: Nest, v: int, readers: Counter[frozenset[int]]) -> bool:

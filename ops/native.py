@@ -25,12 +25,12 @@ import numpy as np
 
 from ostinato import settings
 
+from .code import compensated, joined, start_of
 from .disk import write_whole
 from .graph import Graph
-from .labels import Nest
-from .monoid import highest, lowest
-from .nest import Facts, chunk_units, facts
-from .registers import Lines, Value, cast, literal, llvm_type, where
+from .labels import SHORT, SUMS, Nest
+from .nest import CHUNK, Facts, chunk_units, facts
+from .registers import Lines, Value, cast, literal, llvm_type
 from .scalar import lower
 from .spec import DType, Shape, bool_
 from .threads import address_of, pool
@@ -38,9 +38,7 @@ from .turns import TURNS, WAITING, nest_text
 
 GRAIN = 1 << 18  # elements times operations that are worth waking a thread
 MOST_KEPT = 4096  # kernels on disk, of some 10 kB each; the oldest go first
-CHUNK, BLOCK = 1024, 16384  # elements that are summed in one go, and by one turn
-REDUCTIONS = ("sum", "mean", "max", "min")
-SHORT = 64  # an inner loop of at most so many turns is written for their number
+BLOCK = 16384  # elements that one turn sums
 _DATA = 16  # where an array object keeps the address of its elements
 
 
@@ -93,22 +91,11 @@ class _Sum:
 
     @property
     def start(self) -> str:
-        if self.kind == "sum":
-            return literal(0, self.dtype)
-        return literal((lowest if self.kind == "max" else highest)(self.dtype), self.dtype)
+        return literal(start_of(self.kind, self.dtype), self.dtype)
 
     @property
     def compensated(self) -> bool:
         return self.kind == "sum" and self.dtype.kind == "f"
-
-    def add(self, lines: Lines, a: Value, b: Value, free: bool = False) -> Value:
-        """One step. Within a chunk the order of sums is free, so that lanes can share them."""
-        if self.kind == "sum":
-            word = ("fadd reassoc" if free else "fadd") if self.dtype.kind == "f" else "add"
-            return lines.write(f"{word} {a.kind} {a.name}, {b.name}", self.dtype)
-        if self.dtype.kind == "f":
-            return lines.call(f"{self.kind}imum", self.dtype, a, b)
-        return where(a > b if self.kind == "max" else a < b, a, b)
 
 
 def kernel_text(body: Graph, loops: Loops) -> str:
@@ -128,14 +115,14 @@ def kernel_text(body: Graph, loops: Loops) -> str:
         ins, dtype = [values[v] for v in node.inputs], node.specs[0].dtype
         if node.op == "constant":
             values.append(lines.constant(node.kw["value"], dtype))
-        elif node.op in REDUCTIONS:
+        elif node.op in SUMS:
             values.append(cast(ins[0], dtype))
         else:
             values.append(lower(node.op, ins, dtype))
     stores, sums = list[str](), list[_Sum]()
     for k, v in enumerate(body.outputs, len(body.inputs)):
         maker = body.nodes[body.producers[v]] if body.producers[v] >= 0 else None
-        if maker is not None and maker.op in REDUCTIONS:
+        if maker is not None and maker.op in SUMS:
             kind = "sum" if maker.op == "mean" else maker.op
             divisor = maker.kw.get("count", 1)
             sums.append(_Sum(k, values[v], kind, maker.specs[0].dtype, divisor))
@@ -257,8 +244,11 @@ def _reduced(
     inside, between = Lines(), Lines()
     inside.count = lines.count
     accumulated = [
-        s.add(
-            inside, Value(inside, f"%acc{n}", s.dtype), Value(inside, s.value.name, s.dtype), True
+        joined(
+            s.kind,
+            Value(inside, f"%acc{n}", s.dtype),
+            Value(inside, s.value.name, s.dtype),
+            "reassoc",  # within a chunk the order is free, so that lanes can share it
         )
         for n, s in enumerate(sums)
     ]
@@ -336,13 +326,11 @@ def _total(s: _Sum, n: int) -> str:
 
 
 def _onto(lines: Lines, s: _Sum, n: int, more: str) -> tuple[str, str]:
-    """The total with one more, and what rounding lost (Neumaier)."""
+    """The total with one more, and what rounding lost."""
     total, value = Value(lines, f"%tot{n}", s.dtype), Value(lines, more, s.dtype)
-    made = s.add(lines, total, value)
     if not s.compensated:
-        return made.name, ""
-    lost = where(abs(total) >= abs(value), (total - made) + value, (value - made) + total)
-    kept = Value(lines, f"%lost{n}", s.dtype) + where(abs(made) < math.inf, lost, 0)
+        return joined(s.kind, total, value).name, ""
+    made, kept = compensated(total, Value(lines, f"%lost{n}", s.dtype), value)
     return made.name, kept.name
 
 

@@ -18,9 +18,8 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from .code import Code, memory_type
+from .code import Code, compensated, joined, memory_type, start_of
 from .labels import (
     PRODUCTS,
     REDUCING,
@@ -30,7 +29,6 @@ from .labels import (
     Nest,
     Reduction,
 )
-from .monoid import highest, lowest
 from .registers import Value, cast, fma, llvm_type, where
 from .scalar import lower
 from .spec import DType, bool_, int64
@@ -74,7 +72,7 @@ def facts(nest: Nest) -> Facts:
         for label, step in lies.items():
             put(step, "stride", k, label)
     room = waiting = 0
-    for v in nest.held:
+    for v in sorted(nest.held):
         put(room, "held", v)
         room += nest.room(v)
     for v in nest.gathered:
@@ -107,7 +105,7 @@ class Writer:
         self.code = Code()
         self.outer = self.code.lines.text  # where what does not depend on the lane goes
         self.memo: dict[tuple[int, tuple[str, ...]], Value] | None = None  # within a lane
-        self.known: dict[str, str] = {}
+        self.known: set[str] = set()  # names that the entry defines
         self.bases: list[str] = []  # what lies in this thread's room
 
     # -- facts
@@ -118,7 +116,7 @@ class Writer:
     def at_entry(self, place: int, kind: str) -> str:
         key = f"%meta_{place}"
         if key not in self.known:
-            self.known[key] = key
+            self.known.add(key)
             self.code.entry += [
                 f"  {key}_p = getelementptr i64, ptr %meta, i64 {place}",
                 f"  {key} = load {kind}, ptr {key}_p",
@@ -150,7 +148,7 @@ class Writer:
         """Where something of this thread (held, part) or of this turn (total, lost) begins."""
         key = f"%{kind}_{v}"
         if key not in self.known:
-            self.known[key] = key
+            self.known.add(key)
             offset = self.fact(kind, v)
             if kind in ("held", "part", "part2"):
                 self.bases.append(f"  {key} = getelementptr i8, ptr %room, i64 {offset}")
@@ -289,16 +287,10 @@ class Writer:
 
     # -- combining
     def start(self, r: Reduction, dtype: DType) -> Value:
-        return self.code.lines.constant(_start(r.kind, dtype), dtype)
+        return self.code.lines.constant(start_of(r.kind, dtype), dtype)
 
     def joined(self, kind: str, a: Value, b: Value, free: bool = False) -> Value:
-        lines = self.code.lines
-        if kind == "sum":
-            word = ("fadd reassoc contract" if free else "fadd") if a.dtype.kind == "f" else "add"
-            return lines.write(f"{word} {a.kind} {a.name}, {b.name}", a.dtype)
-        if a.dtype.kind == "f":
-            return lines.call("maximum" if kind == "max" else "minimum", a.dtype, a, b)
-        return where(a > b if kind == "max" else a < b, a, b)
+        return joined(kind, a, b, "reassoc contract" if free else "")
 
     def added(self, r: Reduction, total: Value, env: Env, free: bool) -> Value:
         """The total with one more. Products are added without being rounded first."""
@@ -333,7 +325,7 @@ class Writer:
     def unit(self) -> None:
         """All stages of one unit."""
         nest, body = self.nest, self.body
-        for v in nest.held:
+        for v in sorted(nest.held):
             if v < nest.operands:
                 self.hold(v)
         for k in range(len(body.nodes)):
@@ -571,16 +563,3 @@ class Writer:
                 code.put(position, self.joined("min", code.get(position, int64), candidate))
             for v, cell, dtype_of in ((first, best, dtype), (first + 1, position, int64)):
                 self.store(code.get(cell, dtype_of), self.held_at(v, env))
-
-
-def _start(kind: str, dtype: DType) -> Any:
-    if kind in ("sum", "moments"):
-        return 0
-    return lowest(dtype) if kind in ("max", "argmax") else highest(dtype)
-
-
-def compensated(total: Value, lost: Value, more: Value) -> tuple[Value, Value]:
-    """The total with one more, and what rounding has lost so far (Neumaier)."""
-    made = total + more
-    gone = where(abs(total) >= abs(more), (total - made) + more, (more - made) + total)
-    return made, lost + where(abs(made) < math.inf, gone, 0)

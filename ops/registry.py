@@ -84,7 +84,7 @@ class Op:
         None  # (in shapes, out shapes, specs.., **params)
     )
     native: Callable[..., Callable[..., None] | None] | None = (
-        None  # (arrays like operands and results, threads, **params) -> a function of such arrays
+        None  # (arrays like operands and results, threads, scratch=, **params) -> a function of such
     )
     algorithms: Callable[[Specs, Specs, Params], Sequence[Graph]] | None = (
         None  # graphs that do the same

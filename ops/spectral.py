@@ -162,8 +162,8 @@ def _eigh_grad(g: Sequence[Array | None], y: Sequence[Array], x: Array) -> Seque
         inner = turned if inner is None else inner + turned
     if inner is None:
         return (None,)
-    whole = v @ inner @ adjoint(v)
-    return (conj((whole + adjoint(whole)) / 2),)
+    made = v @ inner @ adjoint(v)
+    return (conj((made + adjoint(made)) / 2),)
 
 
 op(

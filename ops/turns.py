@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Sequence
 
-from .code import loop_facts
+from .code import compensated, loop_facts
 from .labels import VIEWS, Nest, Reduction
-from .nest import Env, Writer, chunk_units, compensated
+from .nest import Env, Writer, chunk_units
 from .registers import Value, cast, fma, llvm_type
 from .spec import DType, float64, int64
 

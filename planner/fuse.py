@@ -18,9 +18,9 @@ from typing import Any
 
 from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Builder, Graph, Node
-from ostinato.ops.labels import POSITIONS, PRODUCTS, SOURCES, SUMS, VIEWS, analyse, in_order
+from ostinato.ops.labels import POSITIONS, PRODUCTS, SOURCES, SUMS, VIEWS, analyse_in_order
 from ostinato.ops.layout import Layout
-from ostinato.ops.native import REDUCTIONS, why_not
+from ostinato.ops.native import why_not
 from ostinato.ops.registry import OPS
 from ostinato.ops.scalar import can_lower, has_own_bits
 from ostinato.ops.spec import Shape
@@ -144,8 +144,7 @@ def _can_be(graph: Graph, group: Nested) -> bool:
     node = _body(graph, group, {*group.members})
     specs = [graph.specs[v] for v in (*group.operands, *node.made)]
     shapes = [s.layout.largest(s.shape) for s in specs if s.layout is not None]
-    strides = [in_order(shape, s.dtype.itemsize) for shape, s in zip(shapes, specs, strict=True)]
-    return analyse(node.body, node.dims, group.rows(), shapes, strides) is not None
+    return analyse_in_order(node.body, node.dims, group.rows(), shapes) is not None
 
 
 def _worthy_groups(
@@ -219,7 +218,7 @@ def _is_elementwise(graph: Graph, node: Node) -> bool:
 
 def _rows(graph: Graph, node: Node) -> int:
     """Over how many of the last axes a node reduces; 0 if kernels cannot."""
-    if node.op not in REDUCTIONS:
+    if node.op not in SUMS:
         return 0
     spec, made = graph.specs[node.inputs[0]], node.specs[0]
     axes = node.kw["axes"]

@@ -39,7 +39,7 @@ PRODUCT = 1024  # multiplications of a row: libraries are better at more
 NODES, OPERANDS = 128, 16
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Nested:
     """Operations that make one kernel."""
 
@@ -213,11 +213,7 @@ def _join(
     """The group that a node joined."""
     sources = [v for u in graph.nodes[k].inputs for v in (u, *_behind(graph, u))]
     near = [home[v] for v in sources if v in home] + [readers[v] for v in sources if v in readers]
-    for group in dict.fromkeys(map(id, near)):
-        candidate = next(g for g in near if id(g) == group)
-        if _try(graph, k, candidate, ready):
-            return candidate
-    return None
+    return next((g for g in dict.fromkeys(near) if _try(graph, k, g, ready)), None)
 
 
 def _behind(graph: Graph, v: int) -> Iterator[int]:

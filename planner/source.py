@@ -15,9 +15,10 @@ from ostinato.ops.labels import (
     PRODUCTS,
     REDUCING,
     SOURCES,
+    SUMS,
     VIEWS,
     Nest,
-    analyse,
+    analyse_in_order,
 )
 from ostinato.ops.registry import OPS
 from ostinato.ops.spec import Shape, Spec
@@ -67,10 +68,7 @@ def _text(node: Node) -> str:
 def _nest(node: Node) -> Nest:
     """As it is of contiguous operands."""
     body: Graph = node.kw["body"]
-    specs = (*body.inputs, *body.out_specs)
-    shapes = [_part(s) for s in specs]
-    strides = [_contiguous(_part(s), s.dtype.itemsize) for s in specs]
-    found = analyse(**node.kw, shapes=shapes, strides=strides)
+    found = analyse_in_order(**node.kw, shapes=[_part(s) for s in (*body.inputs, *body.out_specs)])
     assert found is not None, "it was one when the plan was made"
     return found
 
@@ -137,7 +135,7 @@ def _part(spec: Spec) -> Shape:
 
 
 def _reductions(body: Graph) -> list[Node]:
-    return [n for n in body.nodes if n.op in native.REDUCTIONS]
+    return [n for n in body.nodes if n.op in SUMS]
 
 
 def _loops(node: Node) -> native.Loops:
@@ -190,7 +188,7 @@ def _listing(node: Node) -> str:
         if node.line and node.line != before:
             lines.append(f"{indent}# {_of_user(node.line)}")
             before = node.line
-        if node.op in native.REDUCTIONS:
+        if node.op in SUMS:
             names.append(written[v])
             lines.append(f"{indent}{_reduced(node, written[v], ins[0])}")
             continue

@@ -23,10 +23,10 @@ import numpy as np
 from ostinato.ops.collective import collective_of
 from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Graph, Node
-from ostinato.ops.labels import analyse
+from ostinato.ops.labels import SUMS
 from ostinato.ops.layout import Partial, exchange_lists, part_ranks, slices, volume
 from ostinato.ops.monoid import MONOIDS
-from ostinato.ops.native import REDUCTIONS, native_kernel, nest_kernel
+from ostinato.ops.native import native_kernel
 from ostinato.ops.registry import OPS, Place
 from ostinato.ops.spec import Spec, is_inexact, lying
 from ostinato.planner.memory import CONTROL, body_order, contiguous, scratch_of
@@ -346,32 +346,20 @@ class _Binder:
         """
         if self.xp is not np:
             return None
-        if node.op in FUSED:
-            return self.generated(graph, node, ins, outs, scratch)
         make = OPS[node.op].native
+        if make is None and node.op in FUSED:
+            return self.generated(graph, node, ins, outs)
         arrays = [self.lies(name) for name in (*ins, *outs)] if make is not None else []
         if make is None or any(x is None for x in arrays):
             return None
-        return make(arrays, self.threads, **node.kw)
+        return make(arrays, self.threads, scratch=scratch, **node.kw)
 
     def generated(
-        self,
-        graph: Graph,
-        node: Node,
-        ins: Sequence[str],
-        outs: Sequence[str],
-        scratch: Sequence[Any],
+        self, graph: Graph, node: Node, ins: Sequence[str], outs: Sequence[str]
     ) -> Callable[..., None] | None:
         """Machine code for operands that lie as these do; None if that is not known."""
         body: Graph = node.kw["body"]
-        if "rows" in node.kw:
-            arrays = [self.lies(name) for name in (*ins, *outs)]
-            if any(a is None for a in arrays):
-                return None
-            shapes, steps = [a.shape for a in arrays], [a.strides for a in arrays]
-            nest = analyse(**node.kw, shapes=shapes, strides=steps)
-            return nest_kernel(nest, self.threads, scratch) if nest is not None else None
-        sums = [n for n in body.nodes if n.op in REDUCTIONS]
+        sums = [n for n in body.nodes if n.op in SUMS]
         axes = len(sums[0].kw["axes"]) if sums else 0
         shape = self.shape(body.specs[sums[0].inputs[0]] if sums else node.specs[0])
         reduced = {body.starts[body.nodes.index(n)] for n in sums}
