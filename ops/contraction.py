@@ -18,7 +18,7 @@ from ostinato.errors import ArgumentError, ShapeError
 from .array import Array, Operandish, apply, as_array, export, unify
 from .elementwise import broadcast, conj, convert
 from .index import LETTERS, Indices, along, einsum_indices, subscripts
-from .products import product
+from .products import product, ways
 from .registry import Params, Scratch, Specs, op
 from .shape import (
     accumulator,
@@ -121,7 +121,9 @@ def _wide_scratch(
     return [Scratch(shape, float32) for shape in (*ins, *outs)]
 
 
-def _matmul_kernel(xp: Any, out: Any, a: Any, b: Any, *, scratch: Sequence[Any]) -> None:
+def _matmul_kernel(
+    xp: Any, out: Any, a: Any, b: Any, *, scratch: Sequence[Any], way: str = ""
+) -> None:
     if scratch:
         left, right, product = scratch
         xp.copyto(left, a)
@@ -134,9 +136,14 @@ def _matmul_kernel(xp: Any, out: Any, a: Any, b: Any, *, scratch: Sequence[Any])
         xp.matmul(a, b, out=out)
 
 
-def _matmul_native(arrays: Sequence[Any], threads: int, **_: Any) -> Any:
+def _matmul_native(arrays: Sequence[Any], threads: int, *, way: str = "", **_: Any) -> Any:
     a, b, out = arrays
-    return product(a, b, out, threads)
+    return product(a, b, out, threads, way)
+
+
+def _matmul_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Sequence[str]:
+    a, b, out = (lying(s.shape, s.dtype) for s in (*ins, *outs))
+    return list(ways(a, b, out, threads))
 
 
 def _matmul_cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
@@ -150,6 +157,7 @@ op(
     ufunc="matmul",
     kernel=_matmul_kernel,
     native=_matmul_native,
+    ways=_matmul_ways,
     scratch=_wide_scratch,
     grad=_matmul_grad,
     cost=_matmul_cost,
@@ -161,7 +169,7 @@ def _wide_rule(a: Spec, b: Spec, *, dtype: DType) -> Spec:
     return Spec(_matmul_rule(a, b).shape, dtype)
 
 
-def _wide_kernel(xp: Any, out: Any, a: Any, b: Any, *, dtype: DType) -> None:
+def _wide_kernel(xp: Any, out: Any, a: Any, b: Any, *, dtype: DType, way: str = "") -> None:
     xp.matmul(a.astype(dtype), b.astype(dtype), out=out)
 
 
@@ -172,6 +180,7 @@ op(
     indices=_matmul_indices,
     kernel=_wide_kernel,
     native=_matmul_native,
+    ways=_matmul_ways,
     cost=_matmul_cost,
     dense=True,
 )
@@ -254,7 +263,9 @@ class _Folds:
         return whole.transpose([order.index(c) for c in self.result])
 
 
-def _einsum_kernel(xp: Any, out: Any, a: Any, b: Any, *, text: str, scratch: Sequence[Any]) -> None:
+def _einsum_kernel(
+    xp: Any, out: Any, a: Any, b: Any, *, text: str, scratch: Sequence[Any], way: str = ""
+) -> None:
     if scratch:
         xp.copyto(scratch[0], a)
         xp.copyto(scratch[1], b)
@@ -264,7 +275,9 @@ def _einsum_kernel(xp: Any, out: Any, a: Any, b: Any, *, text: str, scratch: Seq
     xp.copyto(out, folds.unfold(product), casting="unsafe")
 
 
-def _einsum_native(arrays: Sequence[Any], threads: int, *, text: str, **_: Any) -> Any:
+def _einsum_native(
+    arrays: Sequence[Any], threads: int, *, text: str, way: str = "", **_: Any
+) -> Any:
     """A product of matrices, which are copies only where they must be."""
     folds = _Folds(text, *arrays[:2])
     views, like = [], []
@@ -275,7 +288,7 @@ def _einsum_native(arrays: Sequence[Any], threads: int, *, text: str, **_: Any) 
         except ValueError:
             like.append(lying(folds.shape(k), x.dtype))
             views.append(False)
-    run = product(like[0], like[1], like[2], threads)
+    run = product(like[0], like[1], like[2], threads, way)
     if run is None:
         return None
 
@@ -287,6 +300,12 @@ def _einsum_native(arrays: Sequence[Any], threads: int, *, text: str, **_: Any) 
             np.copyto(out, folds.unfold(made))
 
     return einsum
+
+
+def _einsum_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Sequence[str]:
+    folds = _Folds(p["text"], *(lying(s.shape, s.dtype) for s in ins))
+    a, b, out = (lying(folds.shape(k), s.dtype) for k, s in enumerate((*ins, *outs)))
+    return list(ways(a, b, out, threads))
 
 
 def _size(extents: dict[str, int], labels: str) -> int:
@@ -314,6 +333,7 @@ op(
     indices=lambda ins, outs, p: einsum_indices(p["text"], ins),
     kernel=_einsum_kernel,
     native=_einsum_native,
+    ways=_einsum_ways,
     scratch=_wide_scratch,
     grad=_einsum_grad,
     cost=_einsum_cost,

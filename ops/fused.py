@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .graph import Graph
-from .labels import SUMS, analyse, analyse_in_order, label
+from .labels import BLOCKS, SUMS, UNITS, analyse, analyse_in_order, label, lanes_of
 from .layout import Box
 from .native import crew_of, nest_kernel
 from .nest import facts
@@ -43,15 +43,32 @@ def _room(
     return [Scratch((crew_of(nest, facts(nest), most_threads()).bytes,), int8)]
 
 
-def _stages(arrays: Sequence[Any], threads: int, *, scratch: Sequence[Any], **labelled: Any) -> Any:
+def _ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Sequence[str]:
+    """Where lanes run along rows, how many of them make a unit."""
+    nest = analyse_in_order(**p, shapes=[s.shape for s in (*ins, *outs)])
+    if nest is None or not nest.across:
+        return ("in stages",)
+    counts = sorted(BLOCKS, key=lambda n: n != str(nest.lanes))
+    return [f"{n}{UNITS}" for n in counts]
+
+
+def _stages(
+    arrays: Sequence[Any], threads: int, *, scratch: Sequence[Any], way: str = "", **labelled: Any
+) -> Any:
     """The kernel in stages for operands and results that lie so."""
     shapes, strides = [a.shape for a in arrays], [a.strides for a in arrays]
-    nest = analyse(**labelled, shapes=shapes, strides=strides)
+    nest = analyse(**labelled, shapes=shapes, strides=strides, lanes=lanes_of(way))
     return nest_kernel(nest, threads, scratch) if nest is not None else None
 
 
 def _kernel(
-    xp: Any, out: Any, *xs: Any, body: Graph, scratch: Sequence[Any] = (), **labelled: Any
+    xp: Any,
+    out: Any,
+    *xs: Any,
+    body: Graph,
+    scratch: Sequence[Any] = (),
+    way: str = "",
+    **labelled: Any,
 ) -> None:
     """Node by node."""
     outs: Sequence[Any] = out if isinstance(out, tuple) else (out,)
@@ -111,5 +128,11 @@ FUSED = ("fused", "fused_rows", "fused_nest")
 op("fused", infer=_infer, kernel=_kernel, cost=_cost, overwrite=ANY)
 op("fused_rows", infer=_infer, kernel=_kernel, cost=_cost)  # with reductions over the last axes
 op(  # in stages
-    "fused_nest", infer=_infer, kernel=_kernel, native=_stages, cost=_cost, scratch=_room
+    "fused_nest",
+    infer=_infer,
+    kernel=_kernel,
+    native=_stages,
+    ways=_ways,
+    cost=_cost,
+    scratch=_room,
 )

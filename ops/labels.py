@@ -18,6 +18,7 @@ from .registry import OPS
 from .spec import Shape, Spec, lying
 
 LANES = (256, 128, 64)  # rows of a unit where lanes run along the rows: as many as fit
+BLOCKS, UNITS = ("64", "128", "256", "512"), " rows at a time"  # ways of a kernel in stages
 SHORT = 64  # an index of at most so many turns is written for their number
 HELD = 1 << 20  # bytes of values of a unit, for each thread
 
@@ -204,21 +205,32 @@ def analyse(
     rows: Sequence[int],
     shapes: Sequence[Shape],
     strides: Sequence[Sequence[int]],
+    lanes: Sequence[int] = LANES,
 ) -> Nest | None:
     """The nest of a body for operands and results that lie so; None if no kernel can do it."""
     nest = label(body, dims, rows, shapes, strides)
     if nest is not None and any(r.kind == "moments" for r in nest.reductions.values()):
         nest = label(_spelled(body, nest.gathered), dims, rows, shapes, strides)
-    return nest if nest is not None and _arrange(nest) else None
+    return nest if nest is not None and _arrange(nest, lanes) else None
 
 
 def analyse_in_order(
-    body: Graph, dims: Sequence[Sequence[int]], rows: Sequence[int], shapes: Sequence[Shape]
+    body: Graph,
+    dims: Sequence[Sequence[int]],
+    rows: Sequence[int],
+    shapes: Sequence[Shape],
+    way: str = "",
 ) -> Nest | None:
     """The nest of a body for operands and results whose elements lie one behind the other."""
     specs = (*body.inputs, *body.out_specs)
     strides = [lying(shape, s.dtype).strides for shape, s in zip(shapes, specs, strict=True)]
-    return analyse(body, dims, rows, shapes, strides)
+    return analyse(body, dims, rows, shapes, strides, lanes_of(way))
+
+
+def lanes_of(way: str) -> Sequence[int]:
+    """How many rows a unit may have, if timing did not say it."""
+    count = way.removesuffix(UNITS)
+    return (int(count), *LANES) if way.endswith(UNITS) and count in BLOCKS else LANES
 
 
 def label(
@@ -297,8 +309,8 @@ def _spelled(body: Graph, whole: Collection[int]) -> Graph:
     return Graph(builder.inputs, tuple(builder.nodes), tuple(values[v] for v in body.outputs))
 
 
-def _arrange(nest: Nest) -> bool:
-    """Choose the lane, and what is held in cache."""
+def _arrange(nest: Nest, most: Sequence[int]) -> bool:
+    """Choose the lane, and what is held in cache; where lanes run along rows, as many as fit."""
     others = {x for dims in nest.dims for x in dims if x is not None} - set(nest.rows)
     if any(_step(nest, x) is None for x in nest.rows):
         return False
@@ -312,7 +324,7 @@ def _arrange(nest: Nest) -> bool:
             v = a if a < nest.operands else body.outputs[a - nest.operands]
             if len(lies) > 1 and lies.get(nest.lane, 0) not in (0, body.specs[v].dtype.itemsize):
                 nest.held.add(v)
-    for lanes in LANES if nest.across else LANES[:1]:
+    for lanes in most if nest.across else LANES[:1]:
         nest.lanes = lanes
         if sum(nest.room(v) for v in nest.held) <= HELD:
             return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -31,27 +31,44 @@ PARTS = 32  # blocks of a sum at the most
 MOST_TURNS = 1 << 14
 
 
-def product(a: Any, b: Any, out: Any, threads: int) -> Product | None:
-    """The function for arrays that lie as these do; None if NumPy does as well."""
+def product(a: Any, b: Any, out: Any, threads: int, way: str = "") -> Product | None:
+    """The function for arrays that lie as these do, by a way if it can; None if NumPy does as
+    well.
+    """
+    known = ways(a, b, out, threads)
+    for make in (*(known[name] for name in (way,) if name in known), *known.values()):
+        with contextlib.suppress(Unable):
+            made = make()
+            if made is not None:
+                return made
+    return None
+
+
+def ways(a: Any, b: Any, out: Any, threads: int) -> Mapping[str, Callable[[], Product | None]]:
+    """Who can make a function for arrays that lie as these do, the best by rule first."""
     if out.size == 0 or a.size == 0 or why_not():
-        return None
+        return {}
     stacks = _stacks(a, b, out)
     if stacks is None:
-        return None
-    left, right, result = stacks
-    m, n, k = *result.shape[-2:], left.shape[-1]
-    work = result.size * k
-    vector = min(m, n) == 1
+        return {}
+    found: dict[str, Callable[[], Product | None]] = {}
+    (m, n), k = stacks[2].shape[-2:], stacks[0].shape[-1]
     alike = a.dtype == b.dtype == out.dtype and out.dtype.name in _LETTERS
-    if not alike or (work > TINY and not vector):
-        whole = len(result.shape) == 2 and min(m, n) >= BOTH
-        most = max(1, min(threads, work // GRAIN))
-        with contextlib.suppress(Unable):
-            turned = n > 1 and result.strides[-1] != 1
-            if turned:  # the transposes' product
-                left, right, result = (_transposed(s) for s in (right, left, result))
-            return onednn_product(left, right, result, turned, most, whole, work <= QUICK)
-    return _blas_product(*stacks, threads) if alike else None
+    if not alike or (stacks[2].size * k > TINY and min(m, n) > 1):
+        found["onednn"] = lambda: _by_onednn(*stacks, threads)
+    if alike:
+        found["openblas"] = lambda: _blas_product(*stacks, threads)
+    return found
+
+
+def _by_onednn(left: Stack, right: Stack, result: Stack, threads: int) -> Product:
+    (m, n), work = result.shape[-2:], result.size * left.shape[-1]
+    whole = len(result.shape) == 2 and min(m, n) >= BOTH
+    turned = n > 1 and result.strides[-1] != 1
+    if turned:  # the transposes' product
+        left, right, result = (_transposed(s) for s in (right, left, result))
+    most = max(1, min(threads, work // GRAIN))
+    return onednn_product(left, right, result, turned, most, whole, work <= QUICK)
 
 
 def _stacks(a: Any, b: Any, out: Any) -> tuple[Stack, Stack, Stack] | None:

@@ -86,6 +86,9 @@ class Op:
     native: Callable[..., Callable[..., None] | None] | None = (
         None  # (arrays like operands and results, threads, scratch=, **params) -> a function of such
     )
+    ways: Callable[[Specs, Specs, Params, int], Sequence[str]] | None = (
+        None  # names of what `way` may be in params of scratch and native, the rule's first
+    )
     algorithms: Callable[[Specs, Specs, Params], Sequence[Graph]] | None = (
         None  # graphs that do the same
     )

@@ -15,9 +15,12 @@ from ostinato.ops.array import Array, File, Host, Operand, Split, Term
 from ostinato.ops.layout import Layout
 from ostinato.ops.where import misfit
 from ostinato.planner.cache import PlanCache
+from ostinato.planner.explain import told
 from ostinato.planner.layouts import resolve
-from ostinato.planner.pipeline import make_plan
-from ostinato.planner.plan import NUMERICS, Key, Plan, Target
+from ostinato.planner.pipeline import make_plan, tune
+from ostinato.planner.plan import NUMERICS, Choice, Key, Plan, Target
+from ostinato.planner.tuner import Budget, Known, Tuner, machine
+from ostinato.planner.tuning import Site
 from ostinato.runtime.engine import Engine, Held, LocalEngine
 
 
@@ -28,6 +31,7 @@ class Session:
         self.engine = engine
         self.target = target
         self.plans = PlanCache(settings.cache, settings.cache_bytes, self._forget)
+        self.tuner: Tuner | None = None
         self._before: Session | None = None
 
     @property
@@ -89,12 +93,28 @@ class Session:
         """The plan of a key, and where it came from: memory, disk, or made."""
         found = self.plans.get(key)
         if found is None:
-            found = make_plan(key, names), "made"
+            found = self._tuned(make_plan(key, names)), "made"
             self.plans.put(found[0])
+        elif found[1] == "disk" and (tuned := self._tuned(found[0])) is not found[0]:
+            found = tuned, "disk"
+            self.plans.put(tuned)
         if found[1] != "memory":
             plan = found[0]
             plan.witness.append(lambda: self.engine.measured(plan.id))
         return found
+
+    def _tuned(self, plan: Plan) -> Plan:
+        """The plan with what timing decides, unless it has that already for this machine."""
+        if settings.tune == "off":
+            return plan
+        if self.tuner is None:
+            known = Known(settings.cache, machine(self.engine.threads))
+            times, again = settings.tune == "on", settings.tune_again
+            self.tuner = Tuner(self.engine.trials, known, budget, times, again, _report)
+        has = plan.tuned is not None and plan.tuned.machine == self.tuner.known.machine
+        if has and not settings.tune_again:
+            return plan
+        return tune(plan, self.tuner, self.engine.threads)
 
     def _forget(self, plan: Plan) -> None:
         self.engine.forget(plan.id)
@@ -128,6 +148,8 @@ class Session:
 
 
 in_use: Session | None = None
+budget = Budget(settings.tune_seconds)  # for timing, of this process
+_report: list[tuple[Site, Choice]] = []  # what it timed
 _lock = threading.RLock()
 
 
@@ -194,6 +216,11 @@ def connect(
         session._before = in_use
         in_use = session
     return session
+
+
+def timed() -> list[str]:
+    """What timing showed in this process, a line for each choice."""
+    return list(told([choice for _, choice in _report]))
 
 
 def current() -> Session:

@@ -6,6 +6,9 @@ OSTINATO_CACHE      where plans are kept on disk; "off" for nowhere
 OSTINATO_CACHE_MB   how much of it, in megabytes; the least recently used plans go first
 OSTINATO_MATH       whose exp, sin, pow, ... run: "own", in kernels, within 4 units in the last place;
                     or "libm", NumPy's, which stay out of kernels. A part of every plan's id
+OSTINATO_TUNE       "on": what only timing can decide is timed when a plan is made (the default where
+                    there is a cache on disk); "read": only what was timed before counts; "off": nothing
+OSTINATO_TUNE_SECONDS  how long this process may spend on that, all together
 OSTINATO_CHECK_NAN  1: look for NaN after each operation and name the first that made one
 OSTINATO_ONEDNN     a libdnnl.so.3 to use instead of the wheel's; "off" for NumPy's library alone
 """
@@ -39,7 +42,7 @@ def _word(name: str, *words: str) -> str:
     """One of a few words; the first is the default."""
     text = os.environ.get(name, "").strip() or words[0]
     if text not in words:
-        raise ValueError(f"{name}={text!r}: needed {' or '.join(words)}.")
+        raise ValueError(f"{name}={text!r}: needed {' or '.join(dict.fromkeys(words))}.")
     return text
 
 
@@ -49,4 +52,7 @@ cache: Path | None = _cache()
 cache_bytes: int = _number("OSTINATO_CACHE_MB", 256, 0, 1 << 20) * 2**20
 math: str = _word("OSTINATO_MATH", "own", "libm")
 check_nan: bool = bool(_number("OSTINATO_CHECK_NAN", 0, 0, 1))
+tune: str = _word("OSTINATO_TUNE", "on" if cache is not None else "read", "on", "read", "off")
+tune_seconds: int = _number("OSTINATO_TUNE_SECONDS", 2, 0, 1 << 20)
+tune_again: bool = False  # what was timed before, too
 onednn: str = os.environ.get("OSTINATO_ONEDNN", "").strip()

@@ -19,7 +19,7 @@ from ostinato.ops.spec import Spec
 
 from .fuse import title
 from .machine import Machine, this_machine
-from .plan import Plan, Program, largest_part
+from .plan import Choice, Plan, Program, largest_part
 
 REPEATED = {"loop": "trips", "blocks": "turns"}
 
@@ -284,6 +284,8 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
     else:
         lines.append("measured  not yet")
     lines += _algorithms(plan)
+    if plan.tuned is not None:
+        lines += [f"timed     {line}" for line in told(plan.tuned.choices)]
     k = plan.program.peak_node
     if k >= 0 and plan.arena_bytes:
         node = plan.program.graph.nodes[k]
@@ -300,6 +302,16 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
             f"planned in {seconds(planning)}, longest {slowest} {seconds(plan.seconds[slowest])}"
         )
     return lines
+
+
+def told(choices: Sequence[Choice]) -> Iterator[str]:
+    """A line for each choice that was timed, the same one once."""
+    for choice in dict.fromkeys(c for c in choices if c.times):
+        by = dict(choice.times)
+        taken = choice.way or choice.times[0][0]
+        others = ", ".join(f"{way} {seconds(t)}" for way, t in by.items() if way != taken)
+        line = f" ({choice.line})" if choice.line else ""
+        yield f"{choice.what}: {taken} {seconds(by[taken])}, not {others}{line}"
 
 
 def _algorithms(plan: Plan) -> list[str]:

@@ -21,8 +21,8 @@ from ostinato.ops.encode import Malformed, decode_graph, fields, integer, listin
 from ostinato.errors import PlanFileError
 
 from .check import check_graph, check_layouts, same_program
-from .pipeline import lower
-from .plan import FORMAT, MATH, NUMERICS, Key, Plan, Target
+from .pipeline import done_so, lower
+from .plan import FORMAT, MATH, NUMERICS, Choice, Key, Plan, Target, Tuned
 
 MAGIC = b"ostinato plan"
 LARGEST = 1 << 30  # bytes of a file
@@ -110,7 +110,30 @@ def _decode(content: Any, known: Key | None) -> Plan:
     need(all(isinstance(n, str) and len(n) < 4096 for n in called), "names that are no text")
     if known is None:
         _prove(key, program, made)
-    return Plan(key, program, lower(program, key), tuple(made), called)
+    tuned = _tuned(content.get("tuned"))
+    runs = done_so(lower(program, key), key, tuned.ways if tuned is not None else ())
+    return Plan(key, program, runs, tuple(made), called, tuned=tuned)
+
+
+def _tuned(value: Any) -> Tuned | None:
+    """What was chosen by timing. A way that this machine does not have is no way, so whatever it says
+    cannot be wrong.
+    """
+    if value is None:
+        return None
+    machine, rows = listing(value, longest=2)
+    choices = []
+    for row in listing(rows):
+        *words, times = listing(row, longest=4)
+        need(len(words) == 3 and all(type(w) is str for w in words), "a choice that is none")
+        known = []
+        for pair in listing(times, longest=64):
+            way, seconds = listing(pair, longest=2)
+            need(type(way) is str and type(seconds) is float, "a time that is none")
+            known.append((way, seconds))
+        choices.append(Choice(words[0], words[1], words[2], tuple(known)))
+    need(type(machine) is str, "a machine without a name")
+    return Tuned(machine, tuple(choices))
 
 
 def _key(content: Any) -> Key:

@@ -46,12 +46,14 @@ class _Group:
     operands: dict[int, None] = field(default_factory=dict)  # in order
 
 
-def fuse(graph: Graph, target: Target) -> Graph:
-    """The pass; nothing changes where kernels cannot be generated."""
+def fuse(graph: Graph, target: Target, stages: bool = True) -> Graph:
+    """The pass; nothing changes where kernels cannot be generated. Without `stages` there are only
+    flat ones.
+    """
     if target.device != "cpu":
         return graph
     nested: list[Nested] = []
-    if target.numerics != "any-workers" and has_reductions(graph):
+    if stages and target.numerics != "any-workers" and has_reductions(graph):
         graph = small_first(graph)
         nested = _worthy_nests(graph, target)
     groups = _worthy_groups(graph, target, {k for g in nested for k in g.members}, nested)
@@ -81,11 +83,17 @@ def fuse(graph: Graph, target: Target) -> Graph:
 def title(node: Node) -> str:
     """What a node does, in few words."""
     if node.op not in FUSED:
-        return node.op
+        return node.op + _how(node)
     names = [n.op for n in node.kw["body"].nodes if n.op not in (*SOURCES, *VIEWS)]
     shown = list(dict.fromkeys(names))
     more = f", ... {len(names)} operations" if len(names) > 4 else ""
-    return f"fused({', '.join(shown[:3] if more else shown)}{more})"
+    return f"fused({', '.join(shown[:3] if more else shown)}{more}){_how(node)}"
+
+
+def _how(node: Node) -> str:
+    """The way that timing took."""
+    way = node.kw.get("way", "")
+    return f", {way}" if way else ""
 
 
 def _in_order(builder: Builder, outputs: Sequence[int]) -> Graph:

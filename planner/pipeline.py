@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ostinato.ops.graph import Graph, Node
@@ -23,9 +24,10 @@ from .narrow import narrow
 from .numerics import fix_order
 from .overlap import overlap
 from .parts import make_parts
-from .plan import Key, Plan, Program, Target, local_bytes
+from .plan import Key, Plan, Program, Target, local_bytes, peak_bytes
 from .reads import read_files
 from .simplify import simplify
+from .tuning import Tune, sites, with_ways
 
 Pass = Callable[[Graph, Target], Graph]
 
@@ -65,6 +67,24 @@ def make_plan(key: Key, names: tuple[str, ...] = ()) -> Plan:
 def lower(graph: Graph, key: Key) -> Program:
     """What this machine runs of a graph that every machine may have."""
     return assign_memory(fuse(narrow(graph, key.target), key.target), key.donated)
+
+
+def tune(plan: Plan, decide: Tune, threads: int) -> Plan:
+    """The plan with its sites done as timing says, if that fits into memory."""
+    found = sites(plan.program.graph, plan.target, threads)
+    limit = plan.target.memory_limit
+    tuned = decide(found, None if limit is None else limit - plan.operand_bytes)
+    program = done_so(plan.program, plan.key, tuned.ways)
+    if limit is not None and peak_bytes(program) > limit:
+        return plan
+    return replace(plan, program=program, tuned=tuned)
+
+
+def done_so(program: Program, key: Key, ways: Sequence[str]) -> Program:
+    """The program with its sites done in these ways."""
+    if not any(ways):
+        return program
+    return assign_memory(with_ways(program.graph, key.target, ways), key.donated)
 
 
 def _strip(graph: Graph) -> tuple[Graph, tuple[tuple[str, int], ...]]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .explain import Measured
 
-FORMAT = 2  # of plans and plan files; part of every id
+FORMAT = 3  # of plans and plan files; part of every id
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,29 @@ class Target:
 
 NUMERICS = ("same-plan", "any-workers", "fast")
 MATH = ("own", "libm")
+ONE_THREAD = "one thread"  # a way of any kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How one node is done, of several ways; empty where nothing was timed."""
+
+    what: str = ""
+    line: str = ""
+    way: str = ""  # empty: as the rules say
+    times: tuple[tuple[str, float], ...] = ()  # seconds of each way, the rules' first
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What timing on a machine decided, node by node; see tuning.py."""
+
+    machine: str
+    choices: tuple[Choice, ...]
+
+    @property
+    def ways(self) -> list[str]:
+        return [c.way for c in self.choices]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +144,7 @@ class Plan:
     names: tuple[str, ...] = ()  # what the user calls the inputs; no part of the id
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)  # of each pass
     witness: list[Callable[[], Measured | None]] = field(default_factory=list, compare=False)
+    tuned: Tuned | None = None  # no part of the id
 
     @property
     def id(self) -> str:
@@ -150,6 +174,7 @@ class Plan:
             "memory_limit": self.target.memory_limit,
             "math": self.target.math,
             "donated": list(self.key.donated),
+            "tuned": _in_lists(self.tuned) if self.tuned is not None else None,
         }
 
     @cached_property
@@ -235,6 +260,11 @@ class Plan:
         from .explain import as_html
 
         return as_html(self, self.measured)
+
+
+def _in_lists(tuned: Tuned) -> list[Any]:
+    rows = [[c.what, c.line, c.way, [list(t) for t in c.times]] for c in tuned.choices]
+    return [tuned.machine, rows]
 
 
 def peak_bytes(program: Program) -> int:

@@ -30,7 +30,7 @@ from ostinato.ops.native import native_kernel
 from ostinato.ops.registry import OPS, Place
 from ostinato.ops.spec import Spec, is_inexact, lying
 from ostinato.planner.memory import CONTROL, body_order, contiguous, scratch_of
-from ostinato.planner.plan import Program
+from ostinato.planner.plan import ONE_THREAD, Program
 
 from ostinato import settings
 from ostinato.errors import BoundsError, ExecutionError, LinAlgError, NaNError, OstinatoError
@@ -278,10 +278,10 @@ class _Binder:
             self.place(base + offset, s.shape, s.dtype)
             for offset, s in zip(program.scratch[k] if needs else (), needs, strict=True)
         )
-        kernel = self.native(graph, node, ins, outs, scratch)
+        kernel = self.native(node, ins, outs, scratch)
         if kernel is not None:
             self.write(f"{self.name('g', kernel)}({', '.join((*ins, *outs))})", row)
-        elif op.ufunc and plain and not node.params:
+        elif op.ufunc and plain and not {*node.kw} - {"way"}:
             f = self.ufuncs.get(op.ufunc) or self.name("f", getattr(self.xp, op.ufunc))
             self.ufuncs[op.ufunc] = f
             out = f"out={outs[0]}" if op.ufunc in _OUT_BY_NAME else outs[0]
@@ -335,7 +335,6 @@ class _Binder:
 
     def native(
         self,
-        graph: Graph,
         node: Node,
         ins: Sequence[str],
         outs: Sequence[str],
@@ -347,15 +346,16 @@ class _Binder:
         if self.xp is not np:
             return None
         make = OPS[node.op].native
+        threads = 1 if node.kw.get("way") == ONE_THREAD else self.threads
         if make is None and node.op in FUSED:
-            return self.generated(graph, node, ins, outs)
+            return self.generated(node, ins, outs, threads)
         arrays = [self.lies(name) for name in (*ins, *outs)] if make is not None else []
         if make is None or any(x is None for x in arrays):
             return None
-        return make(arrays, self.threads, scratch=scratch, **node.kw)
+        return make(arrays, threads, scratch=scratch, **node.kw)
 
     def generated(
-        self, graph: Graph, node: Node, ins: Sequence[str], outs: Sequence[str]
+        self, node: Node, ins: Sequence[str], outs: Sequence[str], threads: int
     ) -> Callable[..., None] | None:
         """Machine code for operands that lie as these do; None if that is not known."""
         body: Graph = node.kw["body"]
@@ -371,7 +371,7 @@ class _Binder:
             more = (0,) * axes if v in reduced else ()
             lies = array.strides if v in reduced else np.broadcast_to(array, shape).strides
             strides.append((*lies, *more))
-        return native_kernel(body, shape, strides, self.threads, axes)
+        return native_kernel(body, shape, strides, threads, axes)
 
     # -- collectives -----------------------------------------------------------------------
     def collective(

@@ -17,11 +17,12 @@ from ostinato.ops.array import Operand
 from ostinato.ops.layout import Layout, Mesh, slices
 from ostinato.ops.spec import Spec
 from ostinato.planner.explain import Measured
-from ostinato.planner.plan import Plan
+from ostinato.planner.plan import Plan, Program
 
 from ostinato.errors import CommunicatorError, SessionError
 
 from .communicator import Alone, ThreadWorld
+from .trials import trials
 from .worker import Loaded, Worker
 
 Task = Callable[[Worker], list[Any]]
@@ -58,6 +59,9 @@ class Engine(Protocol):
 
     def measured(self, plan_id: str) -> Measured | None:
         """What the runs of a plan have shown."""
+
+    def trials(self, programs: Sequence[Program], limit: float) -> Sequence[Sequence[float]]:
+        """Programs that do the same, timed in turn on one worker for so many seconds."""
 
     def check_open(self) -> None:
         """An error if it was closed."""
@@ -210,6 +214,10 @@ class LocalEngine:
             if id(row.node) in nodes:
                 steps[nodes[id(row.node)]] = row.seconds
         return Measured(slowest.runs, slowest.best, slowest.seconds / slowest.clocked, steps)
+
+    def trials(self, programs: Sequence[Program], limit: float) -> list[list[float]]:
+        with self.lock, np.errstate(all="ignore"):
+            return trials(programs, limit, self.threads)
 
     def check_open(self) -> None:
         if self.closed:

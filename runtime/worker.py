@@ -76,7 +76,7 @@ class Worker:
         self.communicator = communicator
         self.xp = xp
         self.plans: dict[str, Loaded] = {}
-        self.arena: Any = _block(xp, 0)
+        self.arena: Any = block(xp, 0)
         self.allocations = 0
         self.context = contextvars.copy_context()
         self.context.run(np.seterr, all="ignore")
@@ -98,7 +98,7 @@ class Worker:
         program = loaded.plan.program
         self._rest()
         if program.arena_bytes > self.arena.size:
-            self.arena = _block(self.xp, program.arena_bytes)
+            self.arena = block(self.xp, program.arena_bytes)
             for other in self.plans.values():  # they were bound to the old one
                 other.bound = other.timed = None
         if not loaded.results:
@@ -197,7 +197,7 @@ def _local(spec: Spec, rank: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return spec.layout.local_shape(spec.shape, rank), spec.dtype
 
 
-def _block(xp: Any, size: int) -> Any:
+def block(xp: Any, size: int) -> Any:
     """Memory that starts on a cache line."""
     if size == 0:
         return xp.empty(0, np.uint8)

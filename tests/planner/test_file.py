@@ -128,7 +128,7 @@ def test_the_file_is_data() -> None:
         (GOOD[:-10], "cut off"),
         (GOOD[: len(GOOD) // 2], "cut off"),
         (GOOD[:20], "no plan file"),
-        (GOOD[:-3] + b"]]}", "damaged"),
+        (GOOD[:-3] + b"}]]", "damaged"),
         (GOOD.replace(THIS, b"plan %d " % (FORMAT + 1), 1), "newer than this version"),
         (GOOD.replace(THIS, b"plan %d " % (FORMAT - 1), 1), "too old"),
         (GOOD + b" ", "cut off"),

@@ -1,0 +1,178 @@
+"""Choices that only timing can make: which library multiplies, how many rows a kernel takes at a
+time, whether operations are one kernel or several, one thread or all.
+
+before                                          after
+%2 = matmul(%0, %1) : float32[512,512]          %2 = matmul(%0, %1; way='openblas') : float32[512,512]
+
+A *site* is a node of the graph that a machine runs which may be done in other ways. Each way of it
+is a small program; the engine times them in turn, and one is taken only if it is clearly faster
+than what the rules would do. What was found is kept on disk by kind of site and machine, and
+recorded in the plan: whoever runs the plan does the same, and nobody times on his own."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from ostinato.ops.fused import FUSED
+from ostinato.ops.graph import Builder, Graph, Node
+from ostinato.ops.layout import Layout
+from ostinato.ops.registry import OPS
+from ostinato.ops.spec import Spec
+
+from .fuse import fuse, title
+from .machine import NOMINAL
+from .memory import assign_memory
+from .plan import ONE_THREAD, Program, Target, Tuned, largest_part
+from .rewrite import inline, map_bodies
+
+APART = "apart"  # the operations of a kernel in stages by themselves
+WORTH = 30e-6  # seconds that a site must be predicted to take
+SHORT = 1e-3  # seconds below which waking threads may not pay
+EXACT = 64  # extents up to this are a class of their own
+
+Tune = Callable[["Sequence[Site]", int | None], Tuned]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A node and the ways in which it may be done; the first is what the rules would do."""
+
+    kind: str  # operation, form and class of extents, as a digest
+    what: str
+    line: str
+    ways: tuple[str, ...]
+    graphs: tuple[Graph, ...]
+
+    def programs(self) -> list[Program]:
+        return [assign_memory(g) for g in self.graphs]
+
+
+# -- sites ---------------------------------------------------------------------------------
+def sites(graph: Graph, target: Target, threads: int) -> list[Site]:
+    """All of them in order, those of bodies too."""
+    found: list[Site] = []
+
+    def look(around: Graph, k: int) -> str:
+        found.append(_site(around, k, target, threads))
+        return ""
+
+    _each(graph, target, look)
+    return found
+
+
+def with_ways(graph: Graph, target: Target, ways: Sequence[str]) -> Graph:
+    """The graph whose sites are done so."""
+    left = iter(ways)
+    return _each(graph, target, lambda around, k: next(left, ""))
+
+
+def _each(graph: Graph, target: Target, pick: Callable[[Graph, int], str]) -> Graph:
+    """The graph with each site done as `pick` says; "" leaves it to the rules."""
+    if target.device != "cpu":
+        return graph
+    builder = Builder(graph.inputs)
+    values = list(range(len(graph.inputs)))
+    changed = False
+    for k, node in enumerate(graph.nodes):
+        way = pick(graph, k) if _is_site(graph, node) else ""
+        ins = [values[v] for v in node.inputs]
+        if way == APART and node.op == "fused_nest":
+            values += inline(builder, fuse(node.kw["body"], target, stages=False), ins)
+            changed = True
+            continue
+        new = map_bodies(node, lambda g: _each(g, target, pick)) if node.op not in FUSED else node
+        params = (*new.params, ("way", way)) if way else new.params
+        changed = changed or params is not node.params
+        values += builder.add(node.op, ins, tuple(sorted(params)), node.specs, node.line)
+    outputs = tuple(values[v] for v in graph.outputs)
+    return Graph(builder.inputs, tuple(builder.nodes), outputs) if changed else graph
+
+
+def _is_site(graph: Graph, node: Node) -> bool:
+    if node.op not in FUSED and OPS[node.op].native is None:
+        return False
+    specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
+    here = all(s.layout is not None and not s.layout.stored for s in specs)
+    return here and _seconds(graph, node) >= WORTH
+
+
+def _parts(graph: Graph, node: Node) -> tuple[tuple[Spec, ...], tuple[Spec, ...]]:
+    ins = tuple(largest_part(graph.specs[v]) for v in node.inputs)
+    return ins, tuple(map(largest_part, node.specs))
+
+
+def _seconds(graph: Graph, node: Node) -> float:
+    op = OPS[node.op]
+    return NOMINAL.kernel_seconds(*op.cost(*_parts(graph, node), node.kw), op.dense)
+
+
+def _site(graph: Graph, k: int, target: Target, threads: int) -> Site:
+    node, alone = graph.nodes[k], _alone(graph, k)
+    rule = OPS[node.op].ways
+    free = target.numerics != "any-workers"  # where bits may depend on how it is done
+    ways = list(rule(*_parts(graph, node), node.kw, threads)) if rule is not None and free else []
+    ways = ways or ["all threads" if threads > 1 else "as it is"]
+    if node.op == "fused_nest":
+        ways.append(APART)
+    if threads > 1 and _seconds(graph, node) < SHORT:
+        ways.append(ONE_THREAD)
+    graphs = (alone, *(with_ways(alone, target, [way]) for way in ways[1:]))
+    digest = hashlib.blake2b(repr(_kind(alone)).encode(), digest_size=12).hexdigest()
+    what = f"{title(node)} -> {', '.join(str(s.bare) for s in node.specs)}"
+    return Site(f"{digest}-{threads}", what, node.line, tuple(ways), graphs)
+
+
+def _alone(graph: Graph, k: int) -> Graph:
+    """A node, what it looks at its operands through, and its numbers, as a graph of its own."""
+    inside: set[int] = set()
+
+    def collect(n: int) -> None:
+        inside.add(n)
+        for v in graph.nodes[n].inputs:
+            m = graph.producers[v]
+            if m >= 0 and m not in inside and _is_look(graph.nodes[m]):
+                collect(m)
+
+    collect(k)
+    read = dict.fromkeys(
+        v for n in sorted(inside) for v in graph.nodes[n].inputs if graph.producers[v] not in inside
+    )
+    builder = Builder([graph.specs[v] for v in read])
+    values = {v: n for n, v in enumerate(read)}
+    for n in sorted(inside):
+        node = graph.nodes[n]
+        made = builder.add(node.op, [values[v] for v in node.inputs], node.params, node.specs)
+        values.update(zip(graph.outs(n), made, strict=True))
+    outputs = tuple(values[v] for v in graph.outs(k))
+    return Graph(builder.inputs, tuple(builder.nodes), outputs)
+
+
+def _is_look(node: Node) -> bool:
+    op = OPS[node.op]
+    return node.op == "constant" or (op.view is not None and op.kernel is None and not op.placed)
+
+
+def _kind(value: Any) -> Any:
+    """What timing depends on: operations and dtypes, classes of extents, no other numbers."""
+    if isinstance(value, Graph):
+        nodes = [
+            (n.op, n.inputs, _kind(n.params), [_kind(largest_part(s)) for s in n.specs])
+            for n in value.nodes
+        ]
+        return [_kind(largest_part(s)) for s in value.inputs], nodes, value.outputs
+    if isinstance(value, Spec):
+        return value.dtype.name, _kind(value.shape)
+    if isinstance(value, tuple):
+        return tuple(map(_kind, value))
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) <= EXACT else f"2^{round(4 * math.log2(abs(value))) / 4}"
+    if isinstance(value, np.dtype):
+        return value.name
+    return "layout" if isinstance(value, Layout) else "number"

@@ -1,0 +1,322 @@
+"""What timing may choose: every way computes the same, and a choice is made once and kept."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ostinato.ops.graph import Graph
+from ostinato.planner import tuning
+from ostinato.planner.file import decode_plan, encode_plan
+from ostinato.planner.pipeline import tune
+from ostinato.planner.plan import ONE_THREAD, Choice, Plan, Tuned
+from ostinato.planner.tuner import GAIN, Budget, Known, Tuner, decide
+from ostinato.planner.tuning import APART, Site, sites
+
+import ostinato as ost
+from ostinato import settings
+from ostinato.sessions import Session
+from tests.planner.test_nests import check, make_small_things_count
+from tests.sessions import use
+
+INF = float("inf")
+
+
+def site(*ways: str, kind: str = "k") -> Site:
+    return Site(kind, "matmul -> float32[8]", "a.py:1", ways, (Graph((), (), ()),) * len(ways))
+
+
+class Clock:
+    """Gives rounds that were agreed upon, and counts who asked."""
+
+    def __init__(self, *row: float, times: int = 5) -> None:
+        self.rounds = [row] * times
+        self.asked: list[float] = []
+
+    def __call__(self, programs: Sequence[Any], limit: float) -> Sequence[Sequence[float]]:
+        self.asked.append(limit)
+        return self.rounds
+
+
+def tuner(clock: Clock, **more: Any) -> Tuner:
+    given = {"known": Known(None, "here"), "budget": Budget(100.0), **more}
+    return Tuner(clock, **given)
+
+
+# -- every way is right --------------------------------------------------------------------
+class Dice:
+    """Takes any way of each site; counts them."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.taken: list[str] = []
+
+    def __call__(self, session: Session, plan: Plan) -> Plan:
+        return tune(plan, self.choose, 2)
+
+    def choose(self, found: Sequence[Site], room: int | None) -> Tuned:
+        ways = [self.random.choice(["", *s.ways[1:]]) for s in found]
+        self.taken += ways
+        return Tuned("dice", tuple([Choice("", "", way) for way in ways]))
+
+
+@pytest.fixture
+def dice(monkeypatch: pytest.MonkeyPatch) -> Dice:
+    make_small_things_count(monkeypatch)
+    monkeypatch.setattr(tuning, "WORTH", 0.0)
+    made = Dice(7)
+    monkeypatch.setattr(Session, "_tuned", lambda session, plan: made(session, plan))
+    return made
+
+
+def test_any_way_computes_the_same(dice: Dice) -> None:
+    for seed in range(500, 518):
+        dice.random.seed(seed)
+        check(seed, workers=(1, 2)[seed % 2], dtype=(np.float64, np.float32)[seed % 3 == 0])
+    assert {APART, ONE_THREAD, "64 rows at a time", "512 rows at a time"} <= {*dice.taken}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_products_and_loops_in_any_way(dice: Dice, dtype: Any) -> None:
+    rng = np.random.default_rng(1)
+    a, b = rng.standard_normal((2, 90, 90)).astype(dtype) / 9
+
+    def steps(xp: Any, a: Any, b: Any) -> Any:
+        y = a
+        for _ in range(3):
+            y = xp.tanh(y @ b) + xp.einsum("ij,kj->ik", y, b) / 2
+        return y
+
+    with use():
+        f = ost.compile(lambda a, b: ost.repeat(3, lambda y: ost.tanh(y @ b) + ost.einsum(
+            "ij,kj->ik", y, b) / 2, a))  # fmt: skip
+        for seed in range(6):
+            dice.random.seed(seed)
+            y = f(ost.asarray(a), ost.asarray(b))
+            np.testing.assert_allclose(y, steps(np, a, b), rtol=1e-4, atol=1e-5)
+            ost.sessions.current().plans.plans.clear()
+            f = ost.compile(f.function)
+    assert "openblas" in dice.taken
+
+
+def test_bits_of_any_workers_do_not_depend_on_timing(dice: Dice) -> None:
+    x = np.random.default_rng(2).standard_normal((400, 30)).astype(np.float32)
+    seen = set()
+    for workers in (1, 3):
+        with use((workers,), "any-workers"):
+            f = ost.compile(lambda x: (ost.exp(x - x.mean(0)) @ x.T).sum(1))
+            for _ in range(3):
+                seen.add(np.asarray(f(ost.asarray(x, split=0))).tobytes())
+    assert len(seen) == 1
+    assert {*dice.taken} <= {"", ONE_THREAD}
+    assert ONE_THREAD in dice.taken
+
+
+def test_who_needs_more_memory_than_allowed_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = ost.zeros((4096, 256), dtype=ost.float32)
+    limit = 2 * x.nbytes + 600_000
+    monkeypatch.setattr(Session, "_tuned", lambda s, p: tune(p, all_apart, 1))
+
+    def all_apart(found: Sequence[Site], room: int | None) -> Tuned:
+        assert room is not None
+        return Tuned("", tuple([Choice("", "", s.ways[-1]) for s in found]))
+
+    def plan() -> Plan:
+        return ost.compile(lambda x: ost.nn.softmax(x * x - x.max(1)[:, None])).plan_for(x)
+
+    with ost.connect(memory_limit=limit):
+        assert plan().tuned is None
+        assert plan().peak_bytes <= limit
+    with ost.connect(memory_limit=9 * limit):
+        assert plan().tuned is not None
+        assert plan().peak_bytes > limit
+
+
+# -- kinds of sites ------------------------------------------------------------------------
+def kinds(function: Any, *shapes: tuple[int, ...], dtype: Any = np.float32) -> list[str]:
+    with use():
+        plan = ost.compile(function).plan_for(*(ost.zeros(s, dtype=dtype) for s in shapes))
+        return [s.kind for s in sites(plan.program.graph, plan.target, 2)]
+
+
+def test_alike_are_of_one_kind() -> None:
+    def chain(c: float) -> Any:
+        return lambda x: ost.exp(x * c) + 1
+
+    (here,) = kinds(chain(2.5), (1_000_000,))
+    assert kinds(chain(3.5), (1_001_000,)) == [here]
+    assert kinds(chain(2.5), (4_000_000,)) != [here]
+    assert kinds(chain(2.5), (1_000_000,), dtype=np.float64) != [here]
+    assert kinds(lambda x: ost.exp(x + 2.5) * 1, (1_000_000,)) != [here]
+    assert kinds(chain(2.5), (10,)) == []
+
+
+# -- decisions -----------------------------------------------------------------------------
+def test_a_clear_gain_is_taken() -> None:
+    assert decide(site("a", "b", "c"), [(1.0, 0.8, 0.7)] * 5).way == "c"
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        [(1.0, 1 - GAIN / 2)] * 9,  # too little
+        [(1.0, 0.5)] * 2,  # too seldom
+        [(1.0, 0.5), (0.4, 0.9), (1.0, 0.9), (0.6, 0.9), (1.0, 0.5)],  # now this, now that
+        [(1.0, 0.5), (1.0, 0.5), (1.0, INF), (1.0, INF)],  # given up
+        [(1.0, INF)] * 5,  # not tried
+        [],
+    ],
+)
+def test_else_the_rule_stays(rounds: Any) -> None:
+    assert decide(site("a", "b"), rounds).way == ""
+
+
+def test_a_choice_says_what_was_timed() -> None:
+    found = decide(site("a", "b", "c"), [(3.0, 1.0, INF), (5.0, 1.0, INF), (4.0, 2.0, INF)])
+    assert found.times == (("a", 4.0), ("b", 1.0))
+
+
+# -- who is asked --------------------------------------------------------------------------
+def test_a_kind_is_timed_once() -> None:
+    clock = Clock(1.0, 0.5)
+    ask = tuner(clock)
+    ways = [ask([site("a", "b")]).ways, ask([site("a", "b"), site("a", "b")]).ways]
+    assert (ways, len(clock.asked)) == ([["b"], ["b", "b"]], 1)
+    ask([site("a", "b", kind="other")])
+    assert len(clock.asked) == 2
+    ask([site("a")])
+    assert len(clock.asked) == 2, "nothing to choose"
+
+
+def test_timing_ends_with_its_budget() -> None:
+    clock = Clock(1.0, 0.5)
+    budget = Budget(1.0, site=0.4)
+    ask = tuner(clock, budget=budget)
+    for k in range(6):
+        budget.spent = 0.3 * k
+        ask([site("a", "b", kind=str(k))])
+    assert clock.asked == pytest.approx([0.4, 0.4, 0.4, 0.1])
+
+
+def test_what_is_known_may_be_read_only_or_timed_again() -> None:
+    known = Known(None, "here")
+    known.put(site("a", "b"), Choice("", "", "b", (("a", 2.0), ("b", 1.0))))
+    clock = Clock(1.0, 1.0)
+    assert tuner(clock, known=known, times=False)([site("a", "b")]).ways == ["b"]
+    assert tuner(clock, known=known, times=False)([site("a", "b", kind="x")]).ways == [""]
+    assert clock.asked == []
+    again = tuner(clock, known=known, again=True)
+    assert again([site("a", "b"), site("a", "b")]).ways == ["", ""]
+    assert len(clock.asked) == 1
+
+
+def test_a_way_that_is_gone_is_not_taken() -> None:
+    known = Known(None, "here")
+    known.put(site("a", "b"), Choice("", "", "b"))
+    assert known.get(site("a", "c")) is None
+
+
+# -- on disk -------------------------------------------------------------------------------
+def test_what_was_found_outlives_the_process(tmp_path: Path) -> None:
+    found = Choice("matmul -> float32[8]", "a.py:1", "b", (("a", 2.0), ("b", 1.0)))
+    Known(tmp_path, "here").put(site("a", "b"), replace(found, way="a"))
+    other = Known(tmp_path, "here")
+    other.put(site("a", "b"), found)
+    assert Known(tmp_path, "here").get(site("a", "b")) == found
+    assert Known(tmp_path, "there").get(site("a", "b")) is None
+    (file,) = (tmp_path / "tuned").iterdir()
+    assert json.loads(file.read_text().splitlines()[0]) == {"machine": "here"}
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"kind": "k"}', '{"kind": 1, "times": 3}',
+                                    '{"kind": "k", "way": "a", "times": {"a": "soon"}}', "\x00" * 99])  # fmt: skip
+def test_a_damaged_line_says_nothing(tmp_path: Path, damage: str) -> None:
+    Known(tmp_path, "here").put(site("a", "b"), Choice("", "", "b"))
+    (file,) = (tmp_path / "tuned").iterdir()
+    with file.open("a") as f:
+        f.write(f"{damage}\n")
+    known = Known(tmp_path, "here")
+    assert known.get(site("a", "b")) is not None
+    known.put(site("a", "b", kind="2"), Choice("", "", "a"))
+    assert Known(tmp_path, "here").get(site("a", "b", kind="2")) is not None
+
+
+def test_the_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Known, "MOST", 20)
+    known = Known(tmp_path, "here")
+    for k in range(100):
+        known.put(site("a", "b", kind=str(k)), Choice("", "", "b"))
+    (file,) = (tmp_path / "tuned").iterdir()
+    assert len(file.read_text().splitlines()) <= 22
+    known = Known(tmp_path, "here")
+    assert known.get(site("a", "b", kind="99")) is not None
+    assert known.get(site("a", "b", kind="0")) is None
+
+
+# -- plans ---------------------------------------------------------------------------------
+def a_tuned_plan() -> Plan:
+    with use():
+        x = ost.zeros((600, 600), dtype=ost.float32)
+        plan = ost.compile(lambda x: x @ x + 1).plan_for(x)
+        return tune(plan, tuner(Clock(2e-3, 1e-3, 3e-3)), 2)
+
+
+def test_a_plan_tells_and_keeps_what_was_chosen() -> None:
+    plan = a_tuned_plan()
+    assert plan.tuned is not None
+    assert plan.tuned.ways == ["openblas", ONE_THREAD]
+    text = plan.explain()
+    assert "timed     matmul -> float32[600,600]: openblas 1 ms, not onednn 2 ms" in text
+    assert "matmul, openblas" in text
+    back = decode_plan(encode_plan(plan))
+    assert back.tuned == plan.tuned
+    assert back.program == plan.program
+    assert back.id == plan.id
+
+
+@pytest.mark.parametrize("ways", [["bogus", "bogus"], ["apart", "apart"], [], ["openblas"] * 9])
+def test_ways_that_do_not_exist_change_nothing(ways: list[str]) -> None:
+    plan = a_tuned_plan()
+    assert plan.tuned is not None
+    other = replace(plan, tuned=replace(plan.tuned, choices=tuple(Choice("", "", w) for w in ways)))
+    back = decode_plan(encode_plan(other), plan.key)
+    x = np.random.default_rng(3).standard_normal((600, 600)).astype(np.float32) / 30
+    with use() as session:
+        (y,) = session.engine.run(back, [session.put(x)])
+        np.testing.assert_allclose(session.engine.get(y), x @ x + 1, rtol=1e-4)
+
+
+def test_sessions_time_what_is_worth_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Once: afterwards plans and other sessions know it."""
+    monkeypatch.setattr(settings, "cache", tmp_path)
+    monkeypatch.setattr(ost.sessions, "budget", Budget(20.0, site=5.0))
+    x = np.ones((500, 500), np.float32)
+
+    def run(mode: str) -> tuple[Plan, float]:
+        monkeypatch.setattr(settings, "tune", mode)
+        before = ost.sessions.budget.spent
+        with ost.connect():
+            f = ost.compile(lambda x: x @ x)
+            np.testing.assert_allclose(f(ost.asarray(x)), 500.0)
+            return f.plan, ost.sessions.budget.spent - before
+
+    plan, spent = run("on")
+    assert plan.tuned is not None
+    assert dict(plan.tuned.choices[0].times).keys() >= {"onednn", "openblas"}
+    assert spent > 0
+    again, spent = run("on")
+    assert (again.tuned, spent) == (plan.tuned, 0)
+    for file in (tmp_path / "plans").rglob("*.plan"):
+        file.unlink()
+    read, spent = run("read")
+    assert (read.tuned, spent) == (plan.tuned, 0)
+    for file in (tmp_path / "plans").rglob("*.plan"):
+        file.unlink()
+    off, spent = run("off")
+    assert (off.tuned, spent) == (None, 0)
