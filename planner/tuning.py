@@ -2,7 +2,7 @@
 time, whether operations are one kernel or several, one thread or all.
 
 before                                          after
-%2 = matmul(%0, %1) : float32[512,512]          %2 = matmul(%0, %1; way='openblas') : float32[512,512]
+%2 = matmul(%0, %1) : float32[512,512]          %2 = matmul(%0, %1; way='blas') : float32[512,512]
 
 A *site* is a node of the graph that a machine runs which may be done in other ways. Each way of it
 is a small program; the engine times them in turn, and one is taken only if it is clearly faster
