@@ -272,7 +272,10 @@ def test_a_plan_tells_and_keeps_what_was_chosen() -> None:
     assert plan.tuned is not None
     assert plan.tuned.ways == ["onednn", ONE_THREAD]
     text = plan.explain()
-    assert "timed     matmul -> float32[600,600]: onednn 1 ms, not onednn packed 2 ms, blas 3 ms" in text
+    assert (
+        "timed     matmul -> float32[600,600]: onednn 1 ms, not onednn packed 2 ms, blas 3 ms"
+        in text
+    )
     assert "matmul, onednn  " in text
     back = decode_plan(encode_plan(plan))
     assert back.tuned == plan.tuned
