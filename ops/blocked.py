@@ -25,6 +25,7 @@ from .elementwise import abs as absolute
 from .elementwise import conj, log, sign, where
 from .graph import Graph
 from .index import Indices
+from .jacobi import eigh_in_pairs
 from .layout import Layout
 from .matrices import adjoint
 from .reduction import prod, sum
@@ -451,8 +452,12 @@ def _householder(x: Array, steps: Sequence[tuple[int, int]]) -> tuple[Array, Arr
 
 
 def eigh(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
-    """None that would be faster than to gather the matrix."""
-    return ()
+    (x,) = ins
+    if not _square(x):
+        return ()
+    assert x.layout is not None
+    workers = x.layout.workers
+    return [_graph(lambda a: eigh_in_pairs(a, workers), ins)]
 
 
 # -- determinants ------------------------------------------------------------------------------

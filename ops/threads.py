@@ -6,10 +6,12 @@ brings, which has threads of its own, is kept at one thread where it works besid
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -118,6 +120,9 @@ class Blas:
     def threads(self) -> int:
         return int(getattr(self.library, f"{self.prefix}openblas_get_num_threads{self.suffix}")())
 
+    def limit(self, threads: int) -> None:
+        getattr(self.library, f"{self.prefix}openblas_set_num_threads{self.suffix}")(threads)
+
     @property
     def kernels(self) -> str:
         """Which processor's kernels it picked."""
@@ -139,6 +144,21 @@ def blas() -> Blas | None:
             if hasattr(library, f"{prefix}openblas_set_num_threads{suffix}"):
                 return Blas(library, prefix, suffix)
     return None
+
+
+@contextlib.contextmanager
+def blas_threads(most: int) -> Iterator[None]:
+    """OpenBLAS has at most so many threads of its own meanwhile: workers share the cores."""
+    found = blas()
+    before = found.threads() if found is not None else 0
+    if found is None or before <= most:
+        yield
+        return
+    found.limit(most)
+    try:
+        yield
+    finally:
+        found.limit(before)
 
 
 def _after_fork() -> None:

@@ -405,7 +405,7 @@ def _node_seconds(node: Node, ins: Sequence[Spec]) -> float:
         return _message_seconds(sum(_bytes(s, end) for s, end in pairs), pairs[0][1].workers)
     inner = [seconds(g) for _, g in node.subgraphs()]
     if inner:
-        return max(inner) * node.kw.get("trips", 1)
+        return max(inner) * node.kw.get("trips", max(1, node.kw.get("most", 0) // 2))
     return _kernel_seconds(
         node, [largest_part(s) for s in ins], [largest_part(s) for s in node.specs]
     )
@@ -416,6 +416,8 @@ def _message_seconds(moved: int, workers: int) -> float:
 
 
 def _kernel_seconds(node: Node, ins: Sequence[Spec], outs: Sequence[Spec]) -> float:
+    if OPS[node.op].view is not None:
+        return 0.0
     flops, touched = OPS[node.op].cost(tuple(ins), tuple(outs), node.kw)
     return NOMINAL.kernel_seconds(flops, touched, OPS[node.op].dense)
 

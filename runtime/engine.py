@@ -16,6 +16,7 @@ import numpy as np
 from ostinato.ops.array import Operand
 from ostinato.ops.layout import Layout, Mesh, slices
 from ostinato.ops.spec import Spec
+from ostinato.ops.threads import blas_threads
 from ostinato.planner.explain import Measured
 from ostinato.planner.plan import Plan, Program
 
@@ -177,14 +178,14 @@ class LocalEngine:
                 return [Held(specs[0], self, tuple(made))]
 
             return launch_one if len(specs) == 1 else launch
-        team = self.team
+        team, share = self.team, self.threads
 
         def launch_all(operands: Sequence[Operand]) -> list[Operand]:
             def part(worker: Worker) -> list[Any]:
                 r = worker.rank
                 return worker.step(loaded[r], [o.parts[r] for o in operands])  # type: ignore[attr-defined]
 
-            with lock:
+            with lock, blas_threads(share):
                 made = team.run(part)
             columns = zip(*made, strict=True)
             return [Held(spec, self, parts) for spec, parts in zip(specs, columns, strict=True)]

@@ -12,9 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.linalg
-from ostinato.ops import blocked, lapack
+from ostinato.ops import blocked, jacobi, lapack
+from ostinato.ops.graph import Builder
+from ostinato.ops.layout import Layout
+from ostinato.ops.registry import OPS
+from ostinato.ops.spec import Spec
+from ostinato.ops.threads import blas
 from ostinato.planner import layouts
 from ostinato.planner.explain import facts
+from ostinato.planner.pipeline import make_plan
+from ostinato.planner.plan import Key, Target
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, DTypeError, GradientError, LinAlgError, ShapeError
@@ -362,6 +369,103 @@ def test_small_or_distant_is_gathered() -> None:
         for function in (ost.linalg.inv, ost.linalg.lu, ost.linalg.eigh, ost.linalg.det):
             _, plan = plan_of(lambda x, f=function: f(x), x)
             assert facts(plan)["collectives"] == {"all_gather": 1}
+
+
+# -- eigenvalues in parts ------------------------------------------------------------------------
+def hermitian(name: str) -> Array:
+    n = 101
+    a = random(n, n, kind="complex128" if name == "complex" else "float64")
+    match name:
+        case "one":
+            return np.eye(n) * 3
+        case "zero":
+            return np.zeros((n, n))
+        case "low rank":
+            a = lacking(n, n, 4)
+        case "repeated":
+            q, _ = np.linalg.qr(a)
+            a = (q * np.repeat([1.0, -2.0, 1e-9], [40, 40, 21])) @ q.T
+        case "graded":
+            q, _ = np.linalg.qr(a)
+            a = (q * 10.0 ** -np.linspace(0, 30, n)) @ q.T
+        case "in order":
+            a = np.diag(np.arange(n)[::-1] * 1.0)
+    a = (a + a.conj().T) / 2
+    return a.astype(np.float32) if name == "float32" else a
+
+
+@pytest.fixture
+def eigh_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whole matrices, so that it is done in parts."""
+    monkeypatch.setattr(blocked, "LEAST", 50)
+
+    def cost(ins: Any, outs: Any, p: Any) -> tuple[float, float]:
+        return (1e30 if ins[0].ndim == 2 else 1.0), 1.0
+
+    monkeypatch.setitem(OPS, "eigh", dataclasses.replace(OPS["eigh"], cost=cost))
+
+
+@pytest.mark.usefixtures("eigh_is_dear")
+@pytest.mark.parametrize(
+    "name", ["any", "float32", "complex", "one", "zero", "low rank", "repeated", "graded", "in order"]
+)  # fmt: skip
+def test_eigenvalues_in_parts(name: str) -> None:
+    a = hermitian(name)
+    n = len(a)
+    wanted = np.linalg.eigvalsh(a.astype(np.complex128)).astype(a.real.dtype)
+    for mesh, split in (((2,), 0), ((3,), 1), ((2, 2), (0, 1)), ((5,), 0)):
+        with on(mesh=mesh):
+            made, plan = plan_of(lambda x: ost.linalg.eigh(x), ost.asarray(a, split=split))
+            assert [k.op for k in plan.lowered.nodes].count("while") == 1
+            assert "eigh of" in plan.explain()
+            assert "is done in parts" in plan.explain()
+            w, v = values(made)
+            assert (w.dtype, v.dtype) == (wanted.dtype, a.dtype)
+            close(w, wanted, size(a), name)
+            orthonormal(v, name)
+            close(a @ v, v * w, size(a) * np.sqrt(n), name)
+
+
+@pytest.mark.usefixtures("eigh_is_dear")
+def test_eigenvalues_that_do_not_converge_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jacobi, "TOURNAMENTS", 1)
+    with on(3), pytest.raises(LinAlgError, match=r"eigh_in_parts \(.*did not converge"):
+        np.asarray(ost.linalg.eigh(ost.asarray(hermitian("any"), split=0)).eigenvalues)
+
+
+@pytest.mark.parametrize(("workers", "turns"), [(2, False), (4, False), (32, True)])
+def test_eigenvalues_are_found_in_parts_where_workers_are_many(workers: int, turns: bool) -> None:
+    lies = Layout((workers,), (0,))
+    builder = Builder([Spec((16_384, 16_384), np.dtype(np.float64), lies)])
+    specs = (Spec((16_384,), np.dtype(np.float64)), Spec((16_384, 16_384), np.dtype(np.float64)))
+    graph = builder.graph(builder.add("eigh", (0,), (), specs))
+    plan = make_plan(Key(graph, Target((workers,))))
+    assert any(k.op == "while" for k in plan.lowered.nodes) == turns
+    assert ("done in parts" in plan.explain()) == turns
+
+
+def test_workers_share_the_threads_of_lapack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each would start as many as there are cores."""
+    found = blas()
+    assert found is not None
+    seen = []
+
+    def kernel(xp: Any, out: Any, x: Any, **params: Any) -> None:
+        seen.append(found.threads())
+        out[...] = 0
+
+    changed = dataclasses.replace(OPS["cholesky"], kernel=kernel, native=None)
+    monkeypatch.setitem(OPS, "cholesky", changed)
+    before = found.threads()
+    try:
+        found.limit(6)
+        with on(3) as session:
+            share = session.engine.threads
+            np.asarray(ost.linalg.cholesky(ost.asarray(random(3, 7, 7), split=0)))
+        assert seen == [share] * 3
+        assert found.threads() == 6
+    finally:
+        found.limit(before)
 
 
 def test_explain_says_which_way_was_taken() -> None:
