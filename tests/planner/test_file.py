@@ -309,3 +309,12 @@ def test_random_changes_never_change_what_is_computed() -> None:
         same_graph = plan.traced == PLAN.traced and plan.program == PLAN.program
         assert plan.id != PLAN.id or same_graph, f"{place} changed what is computed, not the id"
     assert refused > 1000
+
+
+@pytest.mark.parametrize("numerics", ["same-plan", "any-workers"])
+def test_a_narrower_part_of_an_overlapping_one(numerics: str) -> None:
+    """Both cuts of one dimension: a halo along one mesh axis, then less along the other."""
+    with use((2, 2), numerics):
+        x = ost.asarray(np.arange(2.0)[:, None], split=(0, 0))
+        plan = ost.compile(lambda x: (x[1:2] - x[0:1]).sum(0)).plan_for(x)
+        assert decode_plan(encode_plan(plan)).program == plan.program
