@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -31,7 +31,7 @@ from .graph import Graph
 from .labels import SHORT, SUMS, Nest
 from .nest import CHUNK, Facts, chunk_units, facts
 from .registers import Lines, Value, cast, literal, llvm_type
-from .scalar import lower
+from .scalar import lower, numbers
 from .spec import DType, Shape, bool_
 from .threads import address_of, pool
 from .turns import TURNS, WAITING, nest_text
@@ -87,7 +87,7 @@ class _Sum:
     value: Value
     kind: str  # sum, max or min
     dtype: DType
-    divisor: int = 1
+    divisor: int = -1  # which of the kernel's numbers
 
     @property
     def start(self) -> str:
@@ -108,12 +108,15 @@ def kernel_text(body: Graph, loops: Loops) -> str:
     many, last = len(dtypes), len(loops.extents) - 1
     lines, hoisted, loads = Lines(), list[str](), list[str]()
     values: list[Value] = []
+    known = {v: n for n, v in enumerate(numbers(body))}
     for k, s in enumerate(body.inputs):
         step = loops.strides[k][-1]
         values.append(_load(lines, loads if step else hoisted, k, s.dtype, step))
     for node in body.nodes:
         ins, dtype = [values[v] for v in node.inputs], node.specs[0].dtype
-        if node.op == "constant":
+        if node.op == "constant" and len(values) in known:
+            values.append(Value(lines, f"%known{known[len(values)]}", dtype))
+        elif node.op == "constant":
             values.append(lines.constant(node.kw["value"], dtype))
         elif node.op in SUMS:
             values.append(cast(ins[0], dtype))
@@ -124,11 +127,12 @@ def kernel_text(body: Graph, loops: Loops) -> str:
         maker = body.nodes[body.producers[v]] if body.producers[v] >= 0 else None
         if maker is not None and maker.op in SUMS:
             kind = "sum" if maker.op == "mean" else maker.op
-            divisor = maker.kw.get("count", 1)
-            sums.append(_Sum(k, values[v], kind, maker.specs[0].dtype, divisor))
+            sums.append(_Sum(k, values[v], kind, maker.specs[0].dtype, known.get(v, -1)))
         else:
             _store(stores, k, values[v], loops.strides[k][-1])
     blocks = bool(sums) and last == 0
+    data = _data(body, known, _meta_of(many, last))
+    room = _meta_of(many, last) + len(known)  # for partial results
     once, each, after = _places(loops, many)
     short = last > 0 and loops.extents[-1] <= SHORT
     extent = str(loops.extents[-1]) if short else "%extent"
@@ -138,6 +142,7 @@ def kernel_text(body: Graph, loops: Loops) -> str:
         *(f"  %m{k} = getelementptr i64, ptr %meta, i64 {k}" for k in range(3 + last)),
         "  %extent = load i64, ptr %m2",
         *(f"  %e{d} = load i64, ptr %m{3 + d}" for d in range(last)),
+        *data,
         *once,
     ]
     turns = last > 0 or blocks
@@ -162,7 +167,7 @@ def kernel_text(body: Graph, loops: Loops) -> str:
     work = [*loads, *lines.text]
     if sums:
         code += _reduced(lines, sums, work, stores, begin, stop, short)
-        code += _partials(sums, blocks, many, last)
+        code += _partials(sums, blocks, room)
     else:
         code += [
             f"  %any = icmp slt i64 {begin}, {stop}",
@@ -186,7 +191,7 @@ def kernel_text(body: Graph, loops: Loops) -> str:
     else:
         code.append("  br label %end")
     code += ["end:", "  ret void", "}"]
-    code += _finish(lines, sums if blocks else [], many, last)
+    code += _finish(lines, sums if blocks else [], data, room)
     return "\n".join([*sorted(lines.declared), *code, around(many)])
 
 
@@ -225,9 +230,21 @@ def _places(loops: Loops, many: int) -> tuple[list[str], list[str], list[str]]:
 
 def _meta_of(k: int, last: int) -> int:
     """Where the meta array has an operand's strides. Before them: turns, threads, the
-    innermost extent, the other extents; behind them room for partial results.
+    innermost extent, the other extents; behind them numbers, and room for partial results.
     """
     return 3 + last + k * (1 + last)
+
+
+def _data(body: Graph, known: Mapping[int, int], begin: int) -> list[str]:
+    """Loads of the numbers that are data: `%known0`, ..."""
+    code = list[str]()
+    for v, n in known.items():
+        kind = llvm_type(body.specs[v].dtype)
+        code += [
+            f"  %known{n}_p = getelementptr i64, ptr %meta, i64 {begin + n}",
+            f"  %known{n} = load {kind}, ptr %known{n}_p",
+        ]
+    return code
 
 
 # -- reductions ----------------------------------------------------------------------------
@@ -337,13 +354,13 @@ def _onto(lines: Lines, s: _Sum, n: int, more: str) -> tuple[str, str]:
 def _final(lines: list[str], s: _Sum, n: int) -> str:
     """The name of a finished sum."""
     name = _total(s, n)
-    if s.divisor == 1:
+    if s.divisor < 0:
         return name
-    lines.append(f"  %mean{n} = fdiv {llvm_type(s.dtype)} {name}, {literal(s.divisor, s.dtype)}")
+    lines.append(f"  %mean{n} = fdiv {llvm_type(s.dtype)} {name}, %known{s.divisor}")
     return f"%mean{n}"
 
 
-def _partials(sums: Sequence[_Sum], blocks: bool, many: int, last: int) -> list[str]:
+def _partials(sums: Sequence[_Sum], blocks: bool, room: int) -> list[str]:
     """A turn's results: to their place, or, where blocks are put together later, to a waiting room."""
     code: list[str] = []
     if blocks:
@@ -354,24 +371,24 @@ def _partials(sums: Sequence[_Sum], blocks: bool, many: int, last: int) -> list[
             name = _final(code, s, n)
             code.append(f"  store {kind} {name}, ptr %p{s.out}, align {s.dtype.itemsize}")
             continue
-        code += _waiting(n, many, last)
+        code += _waiting(n, room)
         code.append(f"  store {kind} {_total(s, n)}, ptr %wait{n}, align 8")
     return [*code, "  br label %rowend"]
 
 
-def _waiting(n: int, many: int, last: int) -> list[str]:
+def _waiting(n: int, room: int) -> list[str]:
     """Where turn %o's part of a sum waits: behind the meta array's facts."""
     return [
         f"  %room{n} = mul i64 %turns, {n}",
         f"  %seat{n} = add i64 %room{n}, %o",
-        f"  %spot{n} = add i64 %seat{n}, {_meta_of(many, last)}",
+        f"  %spot{n} = add i64 %seat{n}, {room}",
         f"  %wait{n} = getelementptr i64, ptr %meta, i64 %spot{n}",
     ]
 
 
-def _finish(lines: Lines, sums: Sequence[_Sum], many: int, last: int) -> list[str]:
+def _finish(lines: Lines, sums: Sequence[_Sum], data: Sequence[str], room: int) -> list[str]:
     """Puts the blocks' results together, in their order."""
-    code = ["define internal void @finish(ptr %data, ptr %meta) {", "entry:"]
+    code = ["define internal void @finish(ptr %data, ptr %meta) {", "entry:", *data]
     if not sums:
         return [*code, "  ret void", "}"]
     between = Lines()
@@ -386,7 +403,7 @@ def _finish(lines: Lines, sums: Sequence[_Sum], many: int, last: int) -> list[st
         *_carried(sums, totals, "tot", "lost", "entry", "loop"),
     ]
     for n, s in enumerate(sums):
-        code += _waiting(n, many, last)
+        code += _waiting(n, room)
         code.append(f"  %part{n} = load {llvm_type(s.dtype)}, ptr %wait{n}, align 8")
     code += [
         *between.text,
@@ -716,6 +733,7 @@ def native_kernel(
     meta = [turns, min(threads, worth, turns), loops.extents[-1], *loops.extents[:-1]]
     for steps in loops.strides:
         meta += steps
+    meta += numbers(body).values()
     if last == 0 and axes:
         meta += [0] * (turns * len(body.outputs))
     return function_of(text, np.array(meta, np.int64))

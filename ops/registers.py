@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,6 +73,13 @@ def literal(value: Any, dtype: DType) -> str:
     with np.errstate(all="ignore"):
         exact = float(dtype.type(value))
     return "0x" + struct.pack(">d", exact).hex().upper()
+
+
+def as_bits(value: Any, dtype: DType) -> int:
+    """A number as it lies in memory, in a whole of eight bytes."""
+    with np.errstate(all="ignore"):
+        exact = np.asarray(value).astype(dtype)
+    return int.from_bytes(exact.tobytes().ljust(8, b"\0"), sys.byteorder, signed=True)
 
 
 class Value:
