@@ -465,6 +465,7 @@ def _store(text: list[str], k: int, value: Value, step: int) -> None:
     text.append(f"  store {kind} {name}, ptr {address}, align {size}, !llvm.access.group !1")
 
 
+# Once is enough of `body` and `finish`: most of the time goes into optimising them.
 _AROUND = """
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
 declare i32 @omp_get_thread_num()
@@ -492,7 +493,7 @@ define internal void @task(ptr %job) {
   %x1 = mul i64 %turns, %t1
   %lo = sdiv i64 %x0, %all
   %hi = sdiv i64 %x1, %all
-  call void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %t0)
+  call void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %t0) noinline
   ret void
 }
 
@@ -532,8 +533,8 @@ filled:
   %small = icmp eq i64 %threads, 0
   br i1 %small, label %alone, label %together
 alone:
-  call void @body(ptr %data, ptr %meta, i64 0, i64 %turns, i64 0)
-  call void @finish(ptr %data, ptr %meta)
+  call void @body(ptr %data, ptr %meta, i64 0, i64 %turns, i64 0) noinline
+  call void @finish(ptr %data, ptr %meta) noinline
   br label %done
 together:
   store ptr %data, ptr %job
@@ -544,13 +545,13 @@ together:
   %one = icmp eq i64 %threads, 1
   br i1 %one, label %single, label %team
 single:
-  call void @body(ptr %data, ptr %meta, i64 0, i64 %turns, i64 0)
+  call void @body(ptr %data, ptr %meta, i64 0, i64 %turns, i64 0) noinline
   br label %ready
 team:
   call void @GOMP_parallel(ptr @task, ptr %job, i32 %count32, i32 0)
   br label %ready
 ready:
-  call void @finish(ptr %data, ptr %meta)
+  call void @finish(ptr %data, ptr %meta) noinline
   call void @PyEval_RestoreThread(ptr %state)
   br label %done
 done:
@@ -651,37 +652,41 @@ def _compiled(text: str) -> _MethodDef:
 
 
 def _load_or_make(text: str) -> int:
+    """The address of `run`. Each module has an engine of its own, as all of them have that name."""
     llvm, machine, about = _tools()
     digest = hashlib.blake2b(f"{about}\n{text}".encode(), digest_size=16).hexdigest()
     path = settings.cache / "kernels" / f"{digest}.o" if settings.cache is not None else None
-    stored = _read(path)
-    # without `run`'s name in other modules: each has an engine of its own
-    module = llvm.parse_assembly(f'target triple = "{machine.triple}"\n' + text)
-    engine = llvm.create_mcjit_compiler(module, machine)
-    if stored is None:
-        module.verify()
-        _optimise(module)
-    engine.set_object_cache(lambda _, code: _write(path, code), lambda _: stored)
+    code = _read(path)
+    if code is None:
+        code = _machine_code(text)
+        _write(path, code)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _kept.append(engine)
     return int(engine.get_function_address("run"))
 
 
-def _optimise(module: Any) -> None:
+def _machine_code(text: str) -> bytes:
+    made: bytes = _tools()[1].emit_object(_optimised(text))
+    return made
+
+
+def _optimised(text: str) -> Any:
+    """A kernel's text as LLVM's module, ready to become machine code."""
     llvm, machine, _ = _tools()
+    module = llvm.parse_assembly(f'target triple = "{machine.triple}"\n' + text)
+    module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.loop_interleaving = options.loop_unrolling = True
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
+    return module
 
 
 def assembly(text: str) -> str:
     """The machine code of a kernel's text, as text."""
-    llvm, machine, _ = _tools()
-    module = llvm.parse_assembly(f'target triple = "{machine.triple}"\n' + text)
-    module.verify()
-    _optimise(module)
-    return str(machine.emit_assembly(module))
+    return str(_tools()[1].emit_assembly(_optimised(text)))
 
 
 def _read(path: Path | None) -> bytes | None:
@@ -702,9 +707,14 @@ def _write(path: Path | None, code: bytes) -> None:
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, hashlib.blake2b(code, digest_size=16).digest() + code)
-        kept = sorted(path.parent.iterdir(), key=lambda p: p.stat().st_mtime)
-        for old in kept[: len(kept) - MOST_KEPT]:
-            old.unlink()
+        _tidy(path.parent)
+
+
+@lru_cache(1)  # once in a process: looking at thousands of files takes longer than a kernel
+def _tidy(folder: Path) -> None:
+    kept = sorted(folder.iterdir(), key=lambda p: p.stat().st_mtime)
+    for old in kept[: len(kept) - MOST_KEPT]:
+        old.unlink()
 
 
 def native_kernel(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import threading
 from collections.abc import Sequence
@@ -158,6 +159,41 @@ def test_machine_code_is_kept_and_damage_is_noticed(tmp_path: Path, monkeypatch:
         path.write_bytes(bad)
         results()
         assert path.read_bytes() == good, "made again"
+
+
+def test_kept_machine_code_is_not_made_again(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(knobs, "cache", tmp_path)
+    x, looks, made = np.arange(50.0), list[Path](), list[str]()
+    make, listed = native._machine_code, Path.iterdir
+    monkeypatch.setattr(native, "_machine_code", lambda text: made.append(text) or make(text))
+    monkeypatch.setattr(Path, "iterdir", lambda self: looks.append(self) or listed(self))
+    for _ in range(3):
+        monkeypatch.setattr(native, "_made", {})
+        for dtype in ("float64", "int16", "float32"):
+            run(chain(dtype), x.astype(dtype), x.astype(dtype))
+    assert len(made) == 3
+    assert looks == [tmp_path / "kernels"], "which may hold thousands, once in a process"
+
+
+def test_old_machine_code_goes_first(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(native, "MOST_KEPT", 3)
+    for k in range(5):
+        (tmp_path / str(k)).write_text("code")
+        os.utime(tmp_path / str(k), (k, k))
+    native._tidy(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["2", "3", "4"]
+
+
+def test_the_work_of_a_kernel_is_compiled_once() -> None:
+    """It is called from three places."""
+    x = np.zeros(9)
+    text = native.kernel_text(chain("float64"), loops_over(x.shape, [(8,)] * 3 + [(1,)]))
+    alone = native.assembly(text)
+    assert sum(line.startswith("body:") for line in alone.splitlines()) == 1
+    assert alone.count("\tcall") + alone.count("\tjmp\tbody") >= 3
+    assert (
+        alone.count("vmulpd") <= native.assembly(text.replace(" noinline", "")).count("vmulpd") / 3
+    )
 
 
 def test_one_kernel_serves_many_shapes() -> None:
