@@ -25,7 +25,7 @@ import numpy as np
 
 from ostinato import settings
 
-from .code import compensated, joined, start_of
+from .code import compensated, joined, memory_type, start_of
 from .disk import write_whole
 from .graph import Graph
 from .labels import SHORT, SUMS, Nest
@@ -122,14 +122,16 @@ def kernel_text(body: Graph, loops: Loops) -> str:
             values.append(cast(ins[0], dtype))
         else:
             values.append(lower(node.op, ins, dtype))
-    stores, sums = list[str](), list[_Sum]()
+    past = streams(body, loops)
+    stores, sums, written = list[str](), list[_Sum](), list[tuple[int, DType]]()
     for k, v in enumerate(body.outputs, len(body.inputs)):
         maker = body.nodes[body.producers[v]] if body.producers[v] >= 0 else None
         if maker is not None and maker.op in SUMS:
             kind = "sum" if maker.op == "mean" else maker.op
             sums.append(_Sum(k, values[v], kind, maker.specs[0].dtype, known.get(v, -1)))
         else:
-            _store(stores, k, values[v], loops.strides[k][-1])
+            _store(stores, k, values[v], loops.strides[k][-1], "tile" if past else "p")
+            written.append((k, dtypes[k]))
     blocks = bool(sums) and last == 0
     data = _data(body, known, _meta_of(many, last))
     room = _meta_of(many, last) + len(known)  # for partial results
@@ -168,6 +170,9 @@ def kernel_text(body: Graph, loops: Loops) -> str:
     if sums:
         code += _reduced(lines, sums, work, stores, begin, stop, short)
         code += _partials(sums, blocks, room)
+    elif past:
+        code += _streamed(work, stores, written)
+        lines.declared.add(_STREAM)
     else:
         code += [
             f"  %any = icmp slt i64 {begin}, {stop}",
@@ -424,6 +429,121 @@ def _finish(lines: Lines, sums: Sequence[_Sum], data: Sequence[str], room: int) 
     return [*code, "  ret void", "}"]
 
 
+# -- large results -------------------------------------------------------------------------
+TILE = 1024  # elements that are made in cache before they go to memory
+SHARE = 4  # of the last cache: what is larger than its fourth part does not stay there
+
+
+@lru_cache(1)
+def _last_cache() -> int:
+    """Its bytes; those of a small one if the system does not say."""
+    try:
+        found = os.sysconf("SC_LEVEL3_CACHE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        found = 0
+    return found if found > 0 else 32 << 20
+
+
+def streams(body: Graph, loops: Loops) -> bool:
+    """Whether results go to memory past the caches: where no cache holds them anyway, a store that
+    reads the line first, to write a part of it, moves half as many bytes again.
+    """
+    specs = (*body.inputs, *body.out_specs)
+    if len(loops.extents) > 1 or any(n.op in SUMS for n in body.nodes):
+        return False
+    steps = [own[0] for own in loops.strides]
+    if any(step != s.dtype.itemsize for step, s in zip(steps, specs, strict=True) if step):
+        return False
+    return SHARE * loops.extents[0] * sum(steps) > _last_cache()
+
+
+def _streamed(
+    work: Sequence[str], stores: Sequence[str], written: Sequence[tuple[int, DType]]
+) -> list[str]:
+    """Tile after tile: made in a buffer, then copied. Tiles begin where the first result's lines
+    do.
+    """
+    first, size = written[0][0], written[0][1].itemsize
+    code = [f"  %buffer{k} = alloca [{TILE} x {memory_type(t)}], align 64" for k, t in written]
+    code += [
+        f"  %from = ptrtoint ptr %p{first} to i64",
+        f"  %skew = udiv i64 %from, {size}",
+        "  %any = icmp slt i64 %lo, %hi",
+        "  br i1 %any, label %tile, label %rowend",
+        "tile:",
+        "  %c = phi i64 [%lo, %entry], [%cend, %made]",
+        "  %cplace = add i64 %c, %skew",
+        f"  %cwhole = and i64 %cplace, {-TILE}",
+        "  %cstart = sub i64 %cwhole, %skew",
+        f"  %cfull = add i64 %cstart, {TILE}",
+        "  %cless = icmp slt i64 %cfull, %hi",
+        "  %cend = select i1 %cless, i64 %cfull, i64 %hi",
+        "  %count = sub i64 %cend, %c",
+        "  %back = sub i64 0, %c",
+    ]
+    for k, t in written:
+        code += [
+            f"  %to{k} = getelementptr {memory_type(t)}, ptr %p{k}, i64 %c",
+            f"  %bytes{k} = mul i64 %count, {t.itemsize}",
+            f"  %tile{k} = getelementptr {memory_type(t)}, ptr %buffer{k}, i64 %back",
+        ]
+    code += ["  br label %loop", "loop:", "  %i = phi i64 [%c, %tile], [%i1, %loop]"]
+    code += [*work, *stores]
+    code += [
+        "  %i1 = add nsw i64 %i, 1",
+        "  %more = icmp slt i64 %i1, %cend",
+        "  br i1 %more, label %loop, label %made, !llvm.loop !0",
+        "made:",
+    ]
+    for k, _ in written:
+        code.append(
+            f"  call void @stream(ptr %to{k}, ptr %buffer{k}, i64 %bytes{k}) noinline"
+        )
+    return [
+        *code,
+        "  %again = icmp slt i64 %cend, %hi",
+        "  br i1 %again, label %tile, label %sent",
+        "sent:",
+        "  fence seq_cst",  # such stores are in no order with others
+        "  br label %rowend",
+    ]
+
+
+_STREAM = """
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+define internal void @stream(ptr %to, ptr %from, i64 %bytes) {
+entry:
+  %at = ptrtoint ptr %to to i64
+  %minus = sub i64 0, %at
+  %gap = and i64 %minus, 63
+  %short = icmp ult i64 %gap, %bytes
+  %head = select i1 %short, i64 %gap, i64 %bytes
+  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %head, i1 false)
+  %rest = sub i64 %bytes, %head
+  %lines = and i64 %rest, -64
+  %end = add i64 %head, %lines
+  %some = icmp ult i64 %head, %end
+  br i1 %some, label %line, label %tail
+line:
+  %k = phi i64 [%head, %entry], [%k1, %line]
+  %source = getelementptr i8, ptr %from, i64 %k
+  %target = getelementptr i8, ptr %to, i64 %k
+  %whole = load <16 x i32>, ptr %source, align 4
+  store <16 x i32> %whole, ptr %target, align 64, !nontemporal !3
+  %k1 = add i64 %k, 64
+  %more = icmp ult i64 %k1, %end
+  br i1 %more, label %line, label %tail
+tail:
+  %left = sub i64 %bytes, %end
+  %after = getelementptr i8, ptr %to, i64 %end
+  %last = getelementptr i8, ptr %from, i64 %end
+  call void @llvm.memcpy.p0.p0.i64(ptr %after, ptr %last, i64 %left, i1 false)
+  ret void
+}
+!3 = !{i32 1}
+"""
+
+
 # -- loads and stores ----------------------------------------------------------------------
 def _slot(base: str, k: int, kind: str, lines: list[str]) -> str:
     name = f"%g{len(lines)}"
@@ -431,12 +551,12 @@ def _slot(base: str, k: int, kind: str, lines: list[str]) -> str:
     return name
 
 
-def _address(text: list[str], k: int, dtype: DType, step: int) -> str:
+def _address(text: list[str], k: int, dtype: DType, step: int, base: str = "p") -> str:
     if step == 0:
         return f"%p{k}"
     if step == dtype.itemsize:
         kind = "i8" if dtype == bool_ else llvm_type(dtype)
-        text.append(f"  %a{k} = getelementptr {kind}, ptr %p{k}, i64 %i")
+        text.append(f"  %a{k} = getelementptr {kind}, ptr %{base}{k}, i64 %i")
     else:
         text.append(f"  %b{k} = mul i64 %step{k}, %i")
         text.append(f"  %a{k} = getelementptr i8, ptr %p{k}, i64 %b{k}")
@@ -455,12 +575,12 @@ def _load(lines: Lines, text: list[str], k: int, dtype: DType, step: int) -> Val
     return Value(lines, f"%l{k}b", dtype)
 
 
-def _store(text: list[str], k: int, value: Value, step: int) -> None:
+def _store(text: list[str], k: int, value: Value, step: int, base: str) -> None:
     name, kind = value.name, llvm_type(value.dtype)
     if value.dtype == bool_:
         text.append(f"  %z{k} = zext i1 {name} to i8")
         name, kind = f"%z{k}", "i8"
-    address = _address(text, k, value.dtype, step)
+    address = _address(text, k, value.dtype, step, base)
     size = value.dtype.itemsize
     text.append(f"  store {kind} {name}, ptr {address}, align {size}, !llvm.access.group !1")
 

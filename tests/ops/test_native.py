@@ -131,13 +131,50 @@ def test_contiguous_arrays_are_one_loop() -> None:
     assert loops_over(x.shape, [x.strides, row.strides]).extents == (20, 6)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_large_results_pass_the_caches(data: Any) -> None:
+    """Of any length, wherever their lines begin, shared by any number of threads."""
+    dtype = data.draw(st.sampled_from(["float32", "float64", "int16", "uint8"]))
+    n = data.draw(st.integers(1, 40) | st.integers(1000, 9000))
+    starts = [data.draw(st.integers(0, 70)) for _ in range(2)]
+    x = np.random.default_rng(0).integers(-9, 9, n).astype(dtype)
+    whole = [np.full(n + 200, 77).astype(t) for t in (dtype, "bool")]
+    outs = [w[k : k + n] for w, k in zip(whole, starts, strict=True)]
+    with mock.patch.object(native, "GRAIN", 1), mock.patch.object(native, "_last_cache", lambda: 0):
+        assert native.streams(chain(dtype), loops_over((n,), [(x.itemsize,)] * 3 + [(1,)]))
+        run(chain(dtype), x, x[::1], threads=data.draw(st.sampled_from([1, 2, 3])), outs=outs)
+    np.testing.assert_array_equal(outs[0], x * x + x)
+    np.testing.assert_array_equal(outs[1], np.zeros(n, bool))
+    for w, k in zip(whole, starts, strict=True):
+        assert (w[:k] == w[-1]).all()
+        assert (w[k + n :] == w[-1]).all()
+
+
+def test_which_results_pass_the_caches(monkeypatch: Any) -> None:
+    monkeypatch.setattr(native, "_last_cache", lambda: 1 << 20)
+    body, steps = chain("float64"), [(8,)] * 3 + [(1,)]
+
+    def passes(n: int, steps: Any = steps, body: Graph = body) -> bool:
+        return native.streams(body, loops_over((n,), steps))
+
+    assert passes(50_000)
+    assert "nontemporal" in native.kernel_text(body, loops_over((50_000,), steps))
+    assert not passes(5000), "what the cache holds"
+    assert not passes(50_000, [(8,), (16,), (8,), (1,)]), "what does not lie in order"
+    assert not native.streams(body, loops_over((300, 300), [(4000, 8)] * 3 + [(300, 1)]))
+    assert not passes(50_000, [(8,)] * 3 + [(0,)], reducing("float64", 1, 1, ["sum"]))
+
+
 def test_a_result_over_an_operand() -> None:
     x, y = np.arange(1000.0), np.linspace(-1, 1, 1000)
     builder = Builder([Spec((1,), np.dtype("float64"))] * 2)
     body = builder.graph([builder.call("add", builder.call("multiply", 0, 1), 0)])
-    wanted = x * y + x
-    run(body, x, y, outs=[x])
-    np.testing.assert_array_equal(x, wanted)
+    for last_cache in (1 << 30, 0):
+        wanted = x * y + x
+        with mock.patch.object(native, "_last_cache", lambda n=last_cache: n):
+            run(body, x, y, outs=[x])
+        np.testing.assert_array_equal(x, wanted)
 
 
 # -- machine code --------------------------------------------------------------------------
