@@ -18,6 +18,7 @@ from .registers import (
     floating,
     fma,
     horner,
+    in_two,
     intrinsic,
     nearest,
     shift,
@@ -166,7 +167,7 @@ def _log_parts(x: Value) -> tuple[Value, Value, Value, Value]:
     square = f * f
     half = square * 0.5
     if x.dtype == float32:
-        return e, f, half, square * f * horner(f, _LOG_FLOAT)
+        return e, f, half, square * f * in_two(f, square, _LOG_FLOAT)
     s = f / (f + 2.0)
     z = s * s
     return e, f, half, s * (half + z * horner(z, _LOG))
@@ -608,7 +609,7 @@ def _erf_of_floats(x: Value) -> Value:
     a = abs(x)
     t = where(a < 4.25, a, 4.25)
     square = t * t
-    n, r = _reduced(horner(t, _ERF_LARGE) * t)
+    n, r = _reduced(in_two(t, square, _ERF_LARGE) * t)
     e = fma(horner(r, _EXP_ROUGH), r, 1.0)
     large = copysign(1.0 - unbits(bits(e) + shift(n, "shl", 23)), x)
     return where(a > _ERF_BOUND, large, fma(horner(square, _ERF_SMALL), x, x))  # NaN stays

@@ -15,7 +15,8 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -33,7 +34,7 @@ from .nest import CHUNK, Facts, chunk_units, facts
 from .registers import Lines, Value, cast, literal, llvm_type
 from .scalar import lower, numbers
 from .spec import DType, Shape, bool_
-from .threads import address_of, pool
+from .threads import address_of, most_threads, pool
 from .turns import TURNS, WAITING, nest_text
 
 GRAIN = 1 << 18  # elements times operations that are worth waking a thread
@@ -496,9 +497,7 @@ def _streamed(
         "made:",
     ]
     for k, _ in written:
-        code.append(
-            f"  call void @stream(ptr %to{k}, ptr %buffer{k}, i64 %bytes{k}) noinline"
-        )
+        code.append(f"  call void @stream(ptr %to{k}, ptr %buffer{k}, i64 %bytes{k}) noinline")
     return [
         *code,
         "  %again = icmp slt i64 %cend, %hi",
@@ -700,9 +699,63 @@ class _MethodDef(ctypes.Structure):
 
 
 _FASTCALL = 0x80
-_lock = threading.Lock()
-_made: dict[str, _MethodDef] = {}
+_CALL = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ssize_t)
+
+
+class _Code:
+    """A module's entry point, as Python calls it. Who calls it before its machine code is there
+    waits for that.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.lock = threading.Lock()
+        self.is_ready = False
+        self.first = _CALL(self.late)
+        address = ctypes.cast(self.first, ctypes.c_void_p).value
+        self.definition = _MethodDef(b"kernel", address, _FASTCALL, None)
+
+    def ready(self) -> None:
+        """Machine code from disk, or made."""
+        with self.lock:
+            if not self.is_ready:
+                self.definition.function = _load_or_make(self.text)
+                self.is_ready = True
+
+    def late(self, *call: Any) -> Any:
+        self.ready()
+        return _CALL(self.definition.function)(*call)
+
+
+_made: dict[str, _Code] = {}
 _kept: list[Any] = []  # what machine code needs to stay
+_asked = threading.local()
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Kernels that are asked for in here are compiled at its end, side by side."""
+    outer, _asked.codes = getattr(_asked, "codes", None), []
+    try:
+        yield
+        late = [code for code in dict.fromkeys(_asked.codes) if not code.is_ready]
+    finally:
+        _asked.codes = outer
+    waiting = deque(late)
+
+    def work() -> None:
+        with contextlib.suppress(IndexError, RuntimeError):  # the end, or what is raised below
+            while True:
+                waiting.popleft().ready()
+
+    team = [threading.Thread(target=work) for _ in late[1 : most_threads()]]
+    for thread in team:
+        thread.start()
+    work()
+    for thread in team:
+        thread.join()
+    for code in late:
+        code.ready()
 
 
 @lru_cache(1)
@@ -722,21 +775,13 @@ def why_not() -> str:
 
 @lru_cache(1)
 def _tools() -> Any:
-    """LLVM for this processor, and the names that kernels call."""
+    """LLVM, what this processor has, and both in words; the names that kernels call are known."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     features = llvm.get_host_cpu_features()
     features["prefer-256-bit"] = False
-    target = llvm.Target.from_default_triple()
-    machine = target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=features.flatten(),
-        opt=3,
-        reloc="pic",
-        codemodel="default",
-    )
     for name in ("PyEval_SaveThread", "PyEval_RestoreThread", "Py_IncRef", "PyErr_SetString"):
         llvm.add_symbol(name, address_of(ctypes.pythonapi, name))
     for name, thing in (("none", None), ("array_type", np.ndarray), ("type_error", TypeError)):
@@ -744,7 +789,15 @@ def _tools() -> Any:
     for name, address in pool().items():
         llvm.add_symbol(name, address)
     about = f"{llvm.llvm_version_info} {llvm.get_host_cpu_name()} {features.flatten()}"
-    return llvm, machine, about
+    return llvm, features.flatten(), about
+
+
+def _machine() -> Any:
+    """This processor, for one thread."""
+    llvm, features, _ = _tools()
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=features, opt=3, reloc="pic", codemodel="default"
+    )
 
 
 def vector_bits() -> int:
@@ -759,28 +812,27 @@ def symbol(name: str, address: int) -> None:
 
 
 def _compiled(text: str) -> _MethodDef:
-    """The entry point of a module's machine code, from this process, from disk, or made."""
-    found = _made.get(text)
-    if found is not None:
-        return found
-    with _lock:
-        found = _made.get(text)
-        if found is None:
-            found = _made[text] = _MethodDef(b"kernel", _load_or_make(text), _FASTCALL, None)
-            _kept.append(found)  # functions point to it as long as they live
-    return found
+    """The entry point of a module's machine code, at once or at the end of `together`."""
+    found = _made.setdefault(text, _made.get(text) or _Code(text))
+    _kept.append(found)  # functions point to it as long as they live
+    waiting = getattr(_asked, "codes", None)
+    if waiting is None:
+        found.ready()
+    else:
+        waiting.append(found)
+    return found.definition
 
 
 def _load_or_make(text: str) -> int:
     """The address of `run`. Each module has an engine of its own, as all of them have that name."""
-    llvm, machine, about = _tools()
+    llvm, _, about = _tools()
     digest = hashlib.blake2b(f"{about}\n{text}".encode(), digest_size=16).hexdigest()
     path = settings.cache / "kernels" / f"{digest}.o" if settings.cache is not None else None
     code = _read(path)
     if code is None:
         code = _machine_code(text)
         _write(path, code)
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly("", llvm.create_context()), _machine())
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _kept.append(engine)
@@ -788,25 +840,46 @@ def _load_or_make(text: str) -> int:
 
 
 def _machine_code(text: str) -> bytes:
-    made: bytes = _tools()[1].emit_object(_optimised(text))
-    return made
+    llvm, machine = _tools()[0], _machine()
+    module = _optimised(text, machine)
+    with llvm.ffi.OutputString() as problem:
+        made = _free("TargetMachineEmitToMemory")(machine, module, 1, problem)
+        if not made:
+            raise RuntimeError(str(problem))
+    try:
+        library = llvm.ffi.lib
+        begin, size = library.LLVMPY_GetBufferStart(made), library.LLVMPY_GetBufferSize(made)
+        return ctypes.string_at(begin, size)
+    finally:
+        library.LLVMPY_DisposeMemoryBuffer(made)
 
 
-def _optimised(text: str) -> Any:
+def _optimised(text: str, machine: Any) -> Any:
     """A kernel's text as LLVM's module, ready to become machine code."""
-    llvm, machine, _ = _tools()
-    module = llvm.parse_assembly(f'target triple = "{machine.triple}"\n' + text)
+    llvm = _tools()[0]
+    module = llvm.parse_assembly(
+        f'target triple = "{machine.triple}"\n' + text, llvm.create_context()
+    )
     module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.loop_interleaving = options.loop_unrolling = True
     builder = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(module, builder)
+    _free("RunNewModulePassManager")(builder.getModulePassManager(), module, builder)
     return module
+
+
+def _free(name: str) -> Any:
+    """A function of LLVM's that takes long, without llvmlite's lock around all of LLVM: our modules
+    have a context and a machine of their own.
+    """
+    locked = getattr(_tools()[0].ffi.lib, f"LLVMPY_{name}")
+    return getattr(locked, "_cfn", locked)
 
 
 def assembly(text: str) -> str:
     """The machine code of a kernel's text, as text."""
-    return str(_tools()[1].emit_assembly(_optimised(text)))
+    machine = _machine()
+    return str(machine.emit_assembly(_optimised(text, machine)))
 
 
 def _read(path: Path | None) -> bytes | None:

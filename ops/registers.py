@@ -324,6 +324,12 @@ def horner(x: Value, coefficients: Sequence[float]) -> Value:
     return y
 
 
+def in_two(x: Value, square: Value, coefficients: Sequence[float]) -> Value:
+    """The same, where its square is at hand, as two polynomials that do not wait for each other."""
+    odd, even = coefficients[-2::-2][::-1], coefficients[::-2][::-1]
+    return fma(horner(square, odd), x, horner(square, even))
+
+
 def bits(x: Value) -> Value:
     """A float's bits as an integer."""
     dtype = np.dtype(f"int{8 * x.dtype.itemsize}")

@@ -212,6 +212,56 @@ def test_kept_machine_code_is_not_made_again(tmp_path: Path, monkeypatch: Any) -
     assert looks == [tmp_path / "kernels"], "which may hold thousands, once in a process"
 
 
+def test_kernels_of_one_plan_are_compiled_side_by_side(monkeypatch: Any) -> None:
+    monkeypatch.setattr(native, "_made", {})
+    monkeypatch.setattr(native, "most_threads", lambda: 3)
+    make, both = native._machine_code, threading.Barrier(3)
+
+    def made(text: str) -> bytes:
+        both.wait(20)  # nobody gets by here alone
+        return make(text)
+
+    monkeypatch.setattr(native, "_machine_code", made)
+    monkeypatch.setattr(knobs, "cache", None)
+    x = np.arange(300.0)
+    kernels, outs = {}, {}
+    with native.together():
+        for dtype in ("float64", "int16", "float32"):
+            outs[dtype] = np.empty(300, dtype), np.empty(300, bool)
+            looks = [a.strides for a in (outs[dtype][0],) * 3] + [(1,)]
+            kernels[dtype] = native_kernel(chain(dtype), (300,), looks, 1)
+        assert not any(code.is_ready for code in native._made.values())
+    assert all(code.is_ready for code in native._made.values())
+    for dtype, kernel in kernels.items():
+        y = x.astype(dtype)
+        kernel(y, y, *outs[dtype])
+        np.testing.assert_array_equal(outs[dtype][0], y * y + y)
+
+
+def test_a_kernel_that_is_called_early_waits_for_its_machine_code(monkeypatch: Any) -> None:
+    monkeypatch.setattr(native, "_made", {})
+    x, out, less = np.arange(300.0), np.empty(300), np.empty(300, bool)
+    with native.together():
+        kernel = native_kernel(chain("float64"), (300,), [(8,)] * 3 + [(1,)], 1)
+        for _ in range(3):
+            kernel(x, x, out, less)
+            np.testing.assert_array_equal(out, x * x + x)
+            out[:] = 0
+
+
+def test_what_cannot_be_compiled_is_said(monkeypatch: Any) -> None:
+    monkeypatch.setattr(native, "_made", {})
+
+    def ask(*texts: str) -> None:
+        with native.together():
+            for text in texts:
+                native.function_of(text, np.zeros(9, np.int64))
+
+    for texts in (["nonsense"], ["nonsense", "more nonsense"]):
+        with pytest.raises(RuntimeError, match="parsing error"):
+            ask(*texts)
+
+
 def test_old_machine_code_goes_first(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(native, "MOST_KEPT", 3)
     for k in range(5):
