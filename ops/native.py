@@ -584,11 +584,15 @@ def _store(text: list[str], k: int, value: Value, step: int, base: str) -> None:
     text.append(f"  store {kind} {name}, ptr {address}, align {size}, !llvm.access.group !1")
 
 
+# Each thread has a part of the turns, and takes it slice by slice; who is done takes from others,
+# so that one whose core is busy with something else is not waited for.
+SLICES = 8
 # Once is enough of `body` and `finish`: most of the time goes into optimising them.
 _AROUND = """
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
 declare i32 @omp_get_thread_num()
 declare i32 @omp_get_num_threads()
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
 declare void @Py_IncRef(ptr)
@@ -599,20 +603,47 @@ declare void @PyErr_SetString(ptr, ptr)
 @words = private constant [24 x i8] c"a kernel of arrays only\\00"
 
 define internal void @task(ptr %job) {
+entry:
   %data = load ptr, ptr %job
   %j1 = getelementptr ptr, ptr %job, i64 1
   %meta = load ptr, ptr %j1
+  %counters = getelementptr i8, ptr %job, i64 64
   %turns = load i64, ptr %meta
-  %t = call i32 @omp_get_thread_num()
-  %n = call i32 @omp_get_num_threads()
-  %t0 = sext i32 %t to i64
-  %t1 = add i64 %t0, 1
-  %all = sext i32 %n to i64
-  %x0 = mul i64 %turns, %t0
-  %x1 = mul i64 %turns, %t1
+  %t32 = call i32 @omp_get_thread_num()
+  %n32 = call i32 @omp_get_num_threads()
+  %t = sext i32 %t32 to i64
+  %n = sext i32 %n32 to i64
+  %all = mul i64 %n, SLICES
+  br label %share
+share:
+  %d = phi i64 [0, %entry], [%d1, %next]
+  %from = add i64 %t, %d
+  %whose = urem i64 %from, %n
+  %row = mul i64 %whose, 64
+  %counter = getelementptr i8, ptr %counters, i64 %row
+  %first = mul i64 %whose, SLICES
+  br label %slice
+slice:
+  %k = atomicrmw add ptr %counter, i64 1 monotonic
+  %left = icmp slt i64 %k, SLICES
+  br i1 %left, label %mine, label %next
+mine:
+  %s0 = add i64 %first, %k
+  %s1 = add i64 %s0, 1
+  %x0 = mul i64 %turns, %s0
+  %x1 = mul i64 %turns, %s1
   %lo = sdiv i64 %x0, %all
   %hi = sdiv i64 %x1, %all
-  call void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %t0) noinline
+  %some = icmp slt i64 %lo, %hi
+  br i1 %some, label %work, label %slice
+work:
+  call void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %t) noinline
+  br label %slice
+next:
+  %d1 = add i64 %d, 1
+  %others = icmp slt i64 %d1, %n
+  br i1 %others, label %share, label %end
+end:
   ret void
 }
 
@@ -625,7 +656,6 @@ wrong:
   ret ptr null
 begin:
   %data = alloca [MANY x ptr]
-  %job = alloca [2 x ptr]
   %m = getelementptr i8, ptr %self, i64 16
   %meta = load ptr, ptr %m
   br label %fill
@@ -656,9 +686,6 @@ alone:
   call void @finish(ptr %data, ptr %meta) noinline
   br label %done
 together:
-  store ptr %data, ptr %job
-  %j1 = getelementptr ptr, ptr %job, i64 1
-  store ptr %meta, ptr %j1
   %count32 = trunc i64 %threads to i32
   %state = call ptr @PyEval_SaveThread()
   %one = icmp eq i64 %threads, 1
@@ -667,6 +694,13 @@ single:
   call void @body(ptr %data, ptr %meta, i64 0, i64 %turns, i64 0) noinline
   br label %ready
 team:
+  %counts = mul i64 %threads, 64
+  %bytes = add i64 %counts, 64
+  %job = alloca i8, i64 %bytes, align 64
+  call void @llvm.memset.p0.i64(ptr align 64 %job, i8 0, i64 %bytes, i1 false)
+  store ptr %data, ptr %job
+  %j1 = getelementptr ptr, ptr %job, i64 1
+  store ptr %meta, ptr %j1
   call void @GOMP_parallel(ptr @task, ptr %job, i32 %count32, i32 0)
   br label %ready
 ready:
@@ -685,7 +719,8 @@ done:
 
 def around(many: int, name: str = "run") -> str:
     """What Python calls: takes so many arrays' addresses and shares the turns of `body`."""
-    return _AROUND.replace("MANY", str(many)).replace("@run(", f"@{name}(")
+    text = _AROUND.replace("MANY", str(many)).replace("SLICES", str(SLICES))
+    return text.replace("@run(", f"@{name}(")
 
 
 # -- machine code --------------------------------------------------------------------------

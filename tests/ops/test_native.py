@@ -20,6 +20,7 @@ from ostinato.ops.graph import Builder, Graph
 from ostinato.ops.native import loops_over, native_kernel
 from ostinato.ops.scalar import can_lower, has_own_bits
 from ostinato.ops.spec import Spec
+from ostinato.ops.threads import has_pool
 
 from ostinato import settings as knobs
 
@@ -309,6 +310,62 @@ def test_threads_make_kernels_at_once() -> None:
         t.join(60)
     assert not errors
     assert len(native._made) == 1
+
+
+# The first turn waits until the last one of its thread's part has been done, or for very long.
+PATIENT = """
+define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %thread) {
+entry:
+  %out = load ptr, ptr %data
+  %m = getelementptr i64, ptr %meta, i64 2
+  %last = load i64, ptr %m
+  %flag = getelementptr i64, ptr %out, i64 %last
+  %isfirst = icmp eq i64 %lo, 0
+  br i1 %isfirst, label %wait, label %turn
+wait:
+  %n = phi i64 [0, %entry], [%n1, %wait]
+  %n1 = add i64 %n, 1
+  %seen = load atomic i64, ptr %flag acquire, align 8
+  %done = icmp ne i64 %seen, 0
+  %long = icmp sgt i64 %n, 10000000000
+  %over = or i1 %done, %long
+  br i1 %over, label %turn, label %wait
+turn:
+  %i = phi i64 [%lo, %entry], [%lo, %wait], [%i1, %turn]
+  %to = getelementptr i64, ptr %out, i64 %i
+  %mark = add i64 %thread, 1
+  %old = atomicrmw add ptr %to, i64 %mark release
+  %i1 = add i64 %i, 1
+  %more = icmp slt i64 %i1, %hi
+  br i1 %more, label %turn, label %end
+end:
+  ret void
+}
+define internal void @finish(ptr %data, ptr %meta) {
+  ret void
+}
+"""
+
+
+@pytest.mark.skipif(not has_pool(), reason="one thread")
+def test_who_is_done_takes_turns_from_who_is_busy() -> None:
+    turns = 1000
+    about = np.array([turns, 2, turns // 2 - 1], np.int64)
+    out = np.zeros(turns, np.int64)
+    native.function_of(PATIENT + native.around(1), about)(out)
+    assert set(out) <= {1, 2}
+    assert out[turns // 2 - 1] != out[0], "who waited did not do it itself"
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7, 40])
+def test_each_turn_is_done_once(threads: int) -> None:
+    body = chain("float64")
+    for n in (1, 5, 17, 1000, 3001):
+        x, y, less = np.arange(float(n)), np.linspace(-1, 1, n), np.empty(n, bool)
+        wanted = x * y + x
+        with mock.patch.object(native, "GRAIN", 1):
+            run(body, x, y, outs=[x, less], threads=threads)
+        np.testing.assert_array_equal(x, wanted)
 
 
 def test_only_arrays_are_taken() -> None:
