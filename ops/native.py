@@ -147,6 +147,7 @@ def kernel_text(body: Graph, loops: Loops) -> str:
         *(f"  %e{d} = load i64, ptr %m{3 + d}" for d in range(last)),
         *data,
         *once,
+        *(_buffers(written) if past else []),
     ]
     turns = last > 0 or blocks
     if turns:
@@ -172,7 +173,7 @@ def kernel_text(body: Graph, loops: Loops) -> str:
         code += _reduced(lines, sums, work, stores, begin, stop, short)
         code += _partials(sums, blocks, room)
     elif past:
-        code += _streamed(work, stores, written)
+        code += _streamed(work, stores, written, begin, stop, start)
         lines.declared.add(_STREAM)
     else:
         code += [
@@ -196,7 +197,10 @@ def kernel_text(body: Graph, loops: Loops) -> str:
         ]
     else:
         code.append("  br label %end")
-    code += ["end:", "  ret void", "}"]
+    fence = (
+        ["  fence seq_cst"] if past else []
+    )  # stores past the caches are in no order with others
+    code += ["end:", *fence, "  ret void", "}"]
     code += _finish(lines, sums if blocks else [], data, room)
     return "\n".join([*sorted(lines.declared), *code, around(many)])
 
@@ -432,6 +436,7 @@ def _finish(lines: Lines, sums: Sequence[_Sum], data: Sequence[str], room: int) 
 
 # -- large results -------------------------------------------------------------------------
 TILE = 1024  # elements that are made in cache before they go to memory
+ROW = 4  # tiles that a row has at the least
 SHARE = 4  # of the last cache: what is larger than its fourth part does not stay there
 
 
@@ -449,36 +454,47 @@ def streams(body: Graph, loops: Loops) -> bool:
     """Whether results go to memory past the caches: where no cache holds them anyway, a store that
     reads the line first, to write a part of it, moves half as many bytes again.
     """
-    specs = (*body.inputs, *body.out_specs)
-    if len(loops.extents) > 1 or any(n.op in SUMS for n in body.nodes):
+    sizes = [s.dtype.itemsize for s in (*body.inputs, *body.out_specs)]
+    if any(n.op in SUMS for n in body.nodes) or loops.extents[-1] < ROW * TILE:
         return False
-    steps = [own[0] for own in loops.strides]
-    if any(step != s.dtype.itemsize for step, s in zip(steps, specs, strict=True) if step):
+    if any(own[-1] not in (0, size) for own, size in zip(loops.strides, sizes, strict=True)):
         return False
-    return SHARE * loops.extents[0] * sum(steps) > _last_cache()
+    moved = sum(
+        size * math.prod(n for n, step in zip(loops.extents, own, strict=True) if step)
+        for own, size in zip(loops.strides, sizes, strict=True)
+    )
+    return SHARE * moved > _last_cache()
+
+
+def _buffers(written: Sequence[tuple[int, DType]]) -> list[str]:
+    return [f"  %buffer{k} = alloca [{TILE} x {memory_type(t)}], align 64" for k, t in written]
 
 
 def _streamed(
-    work: Sequence[str], stores: Sequence[str], written: Sequence[tuple[int, DType]]
+    work: Sequence[str],
+    stores: Sequence[str],
+    written: Sequence[tuple[int, DType]],
+    begin: str,
+    stop: str,
+    start: str,
 ) -> list[str]:
     """Tile after tile: made in a buffer, then copied. Tiles begin where the first result's lines
     do.
     """
     first, size = written[0][0], written[0][1].itemsize
-    code = [f"  %buffer{k} = alloca [{TILE} x {memory_type(t)}], align 64" for k, t in written]
-    code += [
+    code = [
         f"  %from = ptrtoint ptr %p{first} to i64",
         f"  %skew = udiv i64 %from, {size}",
-        "  %any = icmp slt i64 %lo, %hi",
+        f"  %any = icmp slt i64 {begin}, {stop}",
         "  br i1 %any, label %tile, label %rowend",
         "tile:",
-        "  %c = phi i64 [%lo, %entry], [%cend, %made]",
+        f"  %c = phi i64 [{begin}, %{start}], [%cend, %made]",
         "  %cplace = add i64 %c, %skew",
         f"  %cwhole = and i64 %cplace, {-TILE}",
         "  %cstart = sub i64 %cwhole, %skew",
         f"  %cfull = add i64 %cstart, {TILE}",
-        "  %cless = icmp slt i64 %cfull, %hi",
-        "  %cend = select i1 %cless, i64 %cfull, i64 %hi",
+        f"  %cless = icmp slt i64 %cfull, {stop}",
+        f"  %cend = select i1 %cless, i64 %cfull, i64 {stop}",
         "  %count = sub i64 %cend, %c",
         "  %back = sub i64 0, %c",
     ]
@@ -489,22 +505,22 @@ def _streamed(
             f"  %tile{k} = getelementptr {memory_type(t)}, ptr %buffer{k}, i64 %back",
         ]
     code += ["  br label %loop", "loop:", "  %i = phi i64 [%c, %tile], [%i1, %loop]"]
-    code += [*work, *stores]
     code += [
+        *work,
+        *stores,
         "  %i1 = add nsw i64 %i, 1",
         "  %more = icmp slt i64 %i1, %cend",
         "  br i1 %more, label %loop, label %made, !llvm.loop !0",
         "made:",
     ]
-    for k, _ in written:
-        code.append(f"  call void @stream(ptr %to{k}, ptr %buffer{k}, i64 %bytes{k}) noinline")
+    code += [
+        f"  call void @stream(ptr %to{k}, ptr %buffer{k}, i64 %bytes{k}) noinline"
+        for k, _ in written
+    ]
     return [
         *code,
-        "  %again = icmp slt i64 %cend, %hi",
-        "  br i1 %again, label %tile, label %sent",
-        "sent:",
-        "  fence seq_cst",  # such stores are in no order with others
-        "  br label %rowend",
+        f"  %again = icmp slt i64 %cend, {stop}",
+        "  br i1 %again, label %tile, label %rowend",
     ]
 
 

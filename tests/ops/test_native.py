@@ -137,7 +137,7 @@ def test_contiguous_arrays_are_one_loop() -> None:
 def test_large_results_pass_the_caches(data: Any) -> None:
     """Of any length, wherever their lines begin, shared by any number of threads."""
     dtype = data.draw(st.sampled_from(["float32", "float64", "int16", "uint8"]))
-    n = data.draw(st.integers(1, 40) | st.integers(1000, 9000))
+    n = data.draw(st.integers(4096, 9000))
     starts = [data.draw(st.integers(0, 70)) for _ in range(2)]
     x = np.random.default_rng(0).integers(-9, 9, n).astype(dtype)
     whole = [np.full(n + 200, 77).astype(t) for t in (dtype, "bool")]
@@ -145,6 +145,10 @@ def test_large_results_pass_the_caches(data: Any) -> None:
     with mock.patch.object(native, "GRAIN", 1), mock.patch.object(native, "_last_cache", lambda: 0):
         assert native.streams(chain(dtype), loops_over((n,), [(x.itemsize,)] * 3 + [(1,)]))
         run(chain(dtype), x, x[::1], threads=data.draw(st.sampled_from([1, 2, 3])), outs=outs)
+        wide = np.stack([x, x + x, x, x])  # rows, and one of them for all
+        total, less = run(chain(dtype), wide, x, threads=data.draw(st.sampled_from([1, 3])))
+    np.testing.assert_array_equal(total, wide * x + wide)
+    np.testing.assert_array_equal(less, wide < x)
     np.testing.assert_array_equal(outs[0], x * x + x)
     np.testing.assert_array_equal(outs[1], np.zeros(n, bool))
     for w, k in zip(whole, starts, strict=True):
@@ -163,7 +167,11 @@ def test_which_results_pass_the_caches(monkeypatch: Any) -> None:
     assert "nontemporal" in native.kernel_text(body, loops_over((50_000,), steps))
     assert not passes(5000), "what the cache holds"
     assert not passes(50_000, [(8,), (16,), (8,), (1,)]), "what does not lie in order"
-    assert not native.streams(body, loops_over((300, 300), [(4000, 8)] * 3 + [(300, 1)]))
+    rows = [(40_000, 8), (0, 8), (40_000, 8), (5000, 1)]
+    assert native.streams(body, loops_over((30, 5000), rows))
+    assert not native.streams(body, loops_over((2, 5000), rows)), "what the cache holds"
+    short = [(4000, 8), (0, 8), (4000, 8), (500, 1)]
+    assert not native.streams(body, loops_over((300, 500), short)), "rows of less than some tiles"
     assert not passes(50_000, [(8,)] * 3 + [(0,)], reducing("float64", 1, 1, ["sum"]))
 
 
