@@ -119,20 +119,19 @@ def exp2(x: Value) -> Value:
 
 
 def expm1(x: Value) -> Value:
-    floating(x)
-    most = 600.0 if x.dtype == float64 else 80.0
-    n, r = _reduced(_within(where(x < most, x, most)))
-    s = _power_of_two(where(n < -60, n.like(-60), n))
-    small = fma(s, horner(r, _EXP[x.dtype]) * r, s - 1.0)
-    found = where(x > most, exp(x), small)
-    return where(x == 0, x, where(x != x, x, found))  # -0 stays
+    wide = floating(x)
+    n, r = _reduced(_between(x, -40.0, 709.8 if wide else 88.73))
+    half = _power_of_two(n - 1)  # of a power of two that may be too large
+    found = fma(half, horner(r, _EXP[x.dtype]) * r, half - 0.5)
+    return where(abs(x) < (2.0**-60 if wide else 2.0**-30), x, found + found)  # -0 stays
 
 
 def tanh(x: Value) -> Value:
-    wide = floating(x)
+    most = 22.0 if floating(x) else 10.0  # from here on it is 1
     a = abs(x)
+    a = where(a > most, most, a)
     t = expm1(a + a)
-    return copysign(where(a > (22.0 if wide else 10.0), x.like(1.0), t / (t + 2.0)), x)
+    return copysign(t / (t + 2.0), x)
 
 
 # -- logarithms ----------------------------------------------------------------------------

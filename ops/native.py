@@ -608,7 +608,6 @@ _AROUND = """
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
 declare i32 @omp_get_thread_num()
 declare i32 @omp_get_num_threads()
-declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
 declare void @Py_IncRef(ptr)
@@ -713,10 +712,18 @@ team:
   %counts = mul i64 %threads, 64
   %bytes = add i64 %counts, 64
   %job = alloca i8, i64 %bytes, align 64
-  call void @llvm.memset.p0.i64(ptr align 64 %job, i8 0, i64 %bytes, i1 false)
   store ptr %data, ptr %job
   %j1 = getelementptr ptr, ptr %job, i64 1
   store ptr %meta, ptr %j1
+  br label %clear
+clear:
+  %z = phi i64 [%bytes, %team], [%z1, %clear]
+  %z1 = sub i64 %z, 64
+  %cell = getelementptr i8, ptr %job, i64 %z1
+  store i64 0, ptr %cell
+  %onward = icmp sgt i64 %z1, 64
+  br i1 %onward, label %clear, label %go
+go:
   call void @GOMP_parallel(ptr @task, ptr %job, i32 %count32, i32 0)
   br label %ready
 ready:

@@ -17,6 +17,7 @@ import numpy as np
 
 from .functions import FUNCTIONS, INEXACT
 from .graph import Graph
+from .labels import VIEWS
 from .registers import KINDS, Lines, Unsupported, Value, as_bits, cast
 from .registry import OPS
 from .spec import DType
@@ -135,6 +136,8 @@ def numbers(body: Graph) -> dict[int, int]:
         elif node.op in ("constant", "full") and dtype.kind in "iuf":
             mantissa, _ = math.frexp(abs(node.kw["value"]))  # inf and nan are their own
             readers = {body.nodes[u].op for u in body.uses[v]}
-            if 0.5 < mantissa < 1 and not any(map(_is_better_for_knowing, readers)):
+            if 0.5 < mantissa < 1 and not any(
+                op in VIEWS or _is_better_for_knowing(op) for op in readers
+            ):
                 found[v] = as_bits(node.kw["value"], dtype)
     return found

@@ -369,3 +369,5 @@ def test_what_an_operation_is_better_for_knowing_stays_in_the_text() -> None:
         c = builder.call("constant", value=3, dtype=np.dtype(kind))
         assert numbers(builder.graph([builder.call(op, 0, c)])) == {}
         assert len(numbers(builder.graph([builder.call("add", 0, c)]))) == 1
+        row = builder.call("expand_dims", c, axes=(0,))
+        assert numbers(builder.graph([builder.call(op, 0, row)])) == {}, "nor behind a view"
