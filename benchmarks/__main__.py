@@ -14,7 +14,7 @@ from pathlib import Path
 from . import machine, runner, table
 from .workload import SYSTEMS, workloads
 
-SUITES = ("dispatch", "planning", "kernels", "products")
+SUITES = ("dispatch", "planning", "compiling", "kernels", "products")
 RESULTS = Path(__file__).resolve().parent / "results"
 
 

@@ -44,11 +44,11 @@ def ostinato_case(function: Function, operands: Sequence[Numbers]) -> Case:
     import ostinato as ost
 
     given = [ost.asarray(x, copy=False) for x in operands]
-    run = ost.compile(functools.partial(function, _Ostinato(ost)))
+    run = ost.compile(functools.partial(function, Ostinato(ost)))
     return case(run, given, nothing, np.asarray)
 
 
-class _Ostinato:
+class Ostinato:
     """With the functions of networks among the others."""
 
     def __init__(self, ost: Any) -> None:
@@ -63,11 +63,11 @@ def jax_case(function: Function, operands: Sequence[Numbers]) -> Case:
     import jax.numpy as jnp  # type: ignore[import-not-found, unused-ignore]
 
     given = [jax.device_put(x) for x in operands]
-    run = jax.jit(functools.partial(function, _Jax(jnp)))
+    run = jax.jit(functools.partial(function, Jax(jnp)))
     return case(run, given, jax.block_until_ready, np.asarray)
 
 
-class _Jax:
+class Jax:
     """The few names that jax.numpy has elsewhere."""
 
     def __init__(self, jnp: Any) -> None:
@@ -90,14 +90,14 @@ class _Jax:
 def torch_case(function: Function, operands: Sequence[Numbers], slopes: bool = False) -> Case:
     import torch  # type: ignore[import-not-found, unused-ignore]
 
-    run = torch_compiled(functools.partial(function, _Torch(torch)))
+    run = torch_compiled(functools.partial(function, Torch(torch)))
     made = case(run, [torch.from_numpy(x) for x in operands], nothing, np.asarray)
     assert made.loop is not None
     quiet: Any = torch.no_grad() if slopes else torch.inference_mode()
     return Case(quiet(made.answer), quiet(made.loop))
 
 
-class _Torch:
+class Torch:
     """PyTorch by NumPy's names."""
 
     def __init__(self, torch: Any) -> None:
@@ -144,6 +144,10 @@ class NumPy:
         from scipy.special import erf  # type: ignore[import-untyped, unused-ignore]
 
         return erf(x)
+
+    def softmax(self, x: Any, axis: int) -> Any:
+        e = np.exp(x - x.max(axis, keepdims=True))
+        return e / e.sum(axis, keepdims=True)
 
     def one_hot(self, i: Any, n: int) -> Any:
         return (i[:, None] == np.arange(n)).astype(np.float32)

@@ -18,6 +18,7 @@ from .registers import (
     floating,
     fma,
     horner,
+    in_two,
     intrinsic,
     nearest,
     shift,
@@ -59,8 +60,14 @@ _LN2 = {float64: (6.93147180369123816490e-01, 1.90821492927058770002e-10),
 _ROUND = {float64: 1.5 * 2.0**52, float32: 1.5 * 2.0**23}  # adding it rounds to integers
 _LEAST = {float64: -746.0, float32: -105.0}
 _MOST = {float64: 710.0, float32: 89.5}
-_EXP = {float64: [1 / math.factorial(k) for k in range(13, 0, -1)],
-        float32: [1 / math.factorial(k) for k in range(7, 0, -1)]}  # fmt: skip
+_EXP = {  # (exp(r) - 1) / r for |r| up to log(2) / 2; its last coefficient is exact
+    float64: [2.511794940250299e-08, 2.763133599350746e-07, 2.7557216038904966e-06,
+              2.480148979626967e-05, 0.00019841269917654123, 0.0013888888947146143,
+              0.008333333333307092, 0.041666666666514966, 0.166666666666667, 0.5000000000000013,
+              1.0],
+    float32: [0.0013950524696793424, 0.008368917578293137, 0.04166620530893333,
+              0.1666651860656147, 0.5000000095347926, 1.0],
+}  # fmt: skip
 
 
 def _power_of_two(n: Value) -> Value:
@@ -85,51 +92,57 @@ def _scaled(p: Value, n: Value) -> Value:
 
 
 def _within(x: Value) -> Value:
-    low, high = _LEAST[x.dtype], _MOST[x.dtype]
-    return where(x > low, where(x < high, x, high), low)  # NaN becomes low
+    return _between(x, _LEAST[x.dtype], _MOST[x.dtype])
+
+
+def _between(x: Value, low: float, high: float) -> Value:
+    """The nearest number in a range; NaN stays."""
+    x = where(x > high, high, x)
+    return where(x < low, low, x)
 
 
 def exp(x: Value) -> Value:
     floating(x)
     n, r = _reduced(_within(x))
-    return where(x != x, x, _scaled(fma(horner(r, _EXP[x.dtype]), r, 1.0), n))
+    return _scaled(fma(horner(r, _EXP[x.dtype]), r, 1.0), n)  # NaN times anything is NaN
 
 
 def exp2(x: Value) -> Value:
     floating(x)
     low, high = (-1080.0, 1025.0) if x.dtype == float64 else (-155.0, 129.0)
-    inside = where(x > low, where(x < high, x, high), low)
+    inside = _between(x, low, high)
     magic = _ROUND[x.dtype]
     t = inside + magic
     r = (inside - (t - magic)) * math.log(2)
     n = bits(t) - bits(t.like(magic))
-    return where(x != x, x, _scaled(fma(horner(r, _EXP[x.dtype]), r, 1.0), n))
+    return _scaled(fma(horner(r, _EXP[x.dtype]), r, 1.0), n)
 
 
 def expm1(x: Value) -> Value:
-    floating(x)
-    most = 600.0 if x.dtype == float64 else 80.0
-    n, r = _reduced(_within(where(x < most, x, most)))
-    s = _power_of_two(where(n < -60, n.like(-60), n))
-    small = fma(s, horner(r, _EXP[x.dtype]) * r, s - 1.0)
-    found = where(x > most, exp(x), small)
-    return where(x == 0, x, where(x != x, x, found))  # -0 stays
+    wide = floating(x)
+    n, r = _reduced(_between(x, -40.0, 709.8 if wide else 88.73))
+    half = _power_of_two(n - 1)  # of a power of two that may be too large
+    found = fma(half, horner(r, _EXP[x.dtype]) * r, half - 0.5)
+    return where(abs(x) < (2.0**-60 if wide else 2.0**-30), x, found + found)  # -0 stays
 
 
 def tanh(x: Value) -> Value:
-    wide = floating(x)
+    most = 22.0 if floating(x) else 10.0  # from here on it is 1
     a = abs(x)
+    a = where(a > most, most, a)
     t = expm1(a + a)
-    return copysign(where(a > (22.0 if wide else 10.0), x.like(1.0), t / (t + 2.0)), x)
+    return copysign(t / (t + 2.0), x)
 
 
 # -- logarithms ----------------------------------------------------------------------------
-_LOG = {  # the even part of log(1 + f) in s = f / (2 + f), as fdlibm has it
-    float64: [1.479819860511658591e-01, 1.531383769920937332e-01, 1.818357216161805012e-01,
-              2.222219843214978396e-01, 2.857142874366239149e-01, 3.999999999940941908e-01,
-              6.666666666666735130e-01],
-    float32: [0.24279078841, 0.28498786688, 0.40000972152, 0.66666662693],
-}  # fmt: skip
+# The even part of log(1 + f) in s = f / (2 + f), as fdlibm has it.
+_LOG = [1.479819860511658591e-01, 1.531383769920937332e-01, 1.818357216161805012e-01,
+        2.222219843214978396e-01, 2.857142874366239149e-01, 3.999999999940941908e-01,
+        6.666666666666735130e-01]  # fmt: skip
+# (log(1 + f) - f + f * f / 2) / f**3: a division takes longer than the few more terms.
+_LOG_FLOAT = [-0.07634197693928384, 0.12761386804752686, -0.13160204732792688, 0.14201787298878268,
+              -0.1662335844118668, 0.20001225601950237, -0.250008209670259,
+              0.33333331722630033]  # fmt: skip
 _LN2_SHORT = {float64: _LN2[float64], float32: (6.9313812256e-01, 9.0580006145e-06)}
 
 
@@ -150,16 +163,19 @@ def _log_parts(x: Value) -> tuple[Value, Value, Value, Value]:
     """e, f, f*f/2 and the correction: log x = e log 2 + f - (f*f/2 - correction)."""
     e, m = _taken_apart(x)
     f = m - 1.0
+    square = f * f
+    half = square * 0.5
+    if x.dtype == float32:
+        return e, f, half, square * f * in_two(f, square, _LOG_FLOAT)
     s = f / (f + 2.0)
     z = s * s
-    half = f * f * 0.5
-    return e, f, half, s * (half + z * horner(z, _LOG[x.dtype]))
+    return e, f, half, s * (half + z * horner(z, _LOG))
 
 
 def _at_edges(x: Value, found: Value) -> Value:
     found = where(x == math.inf, x, found)
     found = where(x == 0, x.like(-math.inf), found)
-    return where(x < 0, x.like(math.nan), where(x != x, x, found))
+    return where((x < 0) | (x != x), x.like(math.nan), found)
 
 
 def log(x: Value) -> Value:
@@ -576,21 +592,35 @@ def logaddexp(x: Value, y: Value) -> Value:
 
 # -- the rest ------------------------------------------------------------------------------
 def erf(x: Value) -> Value:
-    wide = floating(x)
+    if not floating(x):
+        return _erf_of_floats(x)
     a = abs(x)
     t = a * a
-    small = horner(t, elementwise.ERF_SMALL if wide else _ERF_SMALL) * a
+    small = horner(t, elementwise.ERF_SMALL) * a
     part = 2.0 / (a + 2.0)
-    q = horner(part - 0.5, elementwise.ERF_LARGE if wide else _ERF_LARGE)
+    q = horner(part - 0.5, elementwise.ERF_LARGE)
     large = 1.0 - exp(q - t) * part
     return copysign(where(t < 1.0, small, large), x)
 
 
-_ERF_SMALL = [7.875875062685488e-05, -0.000801686428716587, 0.005189087423433974,
-              -0.026854212010626412, 0.11283594715160218, -0.37612626666720334,
-              1.1283791658483509]  # fmt: skip
-_ERF_LARGE = [0.11586043134854569, 0.2679774402570003, -0.1581245303031761, -0.37496113207055504,
-              0.189374773174137, 1.3452857215676295, -0.6717940860487351]  # fmt: skip
+def _erf_of_floats(x: Value) -> Value:
+    """1 - exp of a polynomial, which is 1 from 4 on, or an odd polynomial; without a division."""
+    a = abs(x)
+    t = where(a < 4.25, a, 4.25)
+    square = t * t
+    n, r = _reduced(in_two(t, square, _ERF_LARGE) * t)
+    e = fma(horner(r, _EXP_ROUGH), r, 1.0)
+    large = copysign(1.0 - unbits(bits(e) + shift(n, "shl", 23)), x)
+    return where(a > _ERF_BOUND, large, fma(horner(square, _ERF_SMALL), x, x))  # NaN stays
+
+
+_ERF_BOUND = 0.927734375
+_ERF_SMALL = [-5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1,
+              1.28379166e-1]  # fmt: skip
+_ERF_LARGE = [-1.72853470e-5, 3.83197126e-4, -3.88396438e-3, 2.42546219e-2, -1.06777877e-1,
+              -6.34846687e-1, -1.128717512]  # fmt: skip
+_EXP_ROUGH = [0.008374684273189052, 0.04189850804288274, 0.16666456796548906, 0.49999145306951615,
+              1.0]  # fmt: skip
 
 
 def nextafter(x: Value, y: Value) -> Value:

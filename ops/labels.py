@@ -138,7 +138,6 @@ class Reduction:
     node: Node
     over: frozenset[int]
     kind: str  # sum, max, min, argmax, argmin
-    divisor: int = 1
 
 
 @dataclass
@@ -270,9 +269,8 @@ def label(
         if node.op in REDUCING and (found := fit(k)) is not None:
             kind = node.op.removesuffix("_pair")
             kind = "sum" if node.op in ("mean", *PRODUCTS) else kind
-            divisor = node.kw["count"] if node.op == "mean" else 1
             first = body.starts[k] + (kind == "moments")
-            reductions[first] = Reduction(node, found.reduced, kind, divisor)
+            reductions[first] = Reduction(node, found.reduced, kind)
     for k, node in enumerate(body.nodes):  # numbers that only results are
         for v in body.outs(k):
             labels.dims.setdefault(v, (None,) * node.specs[0].ndim)

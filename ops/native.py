@@ -15,7 +15,8 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,15 +26,15 @@ import numpy as np
 
 from ostinato import settings
 
-from .code import compensated, joined, start_of
+from .code import compensated, joined, memory_type, start_of
 from .disk import write_whole
 from .graph import Graph
 from .labels import SHORT, SUMS, Nest
 from .nest import CHUNK, Facts, chunk_units, facts
 from .registers import Lines, Value, cast, literal, llvm_type
-from .scalar import lower
+from .scalar import lower, numbers
 from .spec import DType, Shape, bool_
-from .threads import address_of, pool
+from .threads import address_of, most_threads, pool
 from .turns import TURNS, WAITING, nest_text
 
 GRAIN = 1 << 18  # elements times operations that are worth waking a thread
@@ -87,7 +88,7 @@ class _Sum:
     value: Value
     kind: str  # sum, max or min
     dtype: DType
-    divisor: int = 1
+    divisor: int = -1  # which of the kernel's numbers
 
     @property
     def start(self) -> str:
@@ -108,27 +109,33 @@ def kernel_text(body: Graph, loops: Loops) -> str:
     many, last = len(dtypes), len(loops.extents) - 1
     lines, hoisted, loads = Lines(), list[str](), list[str]()
     values: list[Value] = []
+    known = {v: n for n, v in enumerate(numbers(body))}
     for k, s in enumerate(body.inputs):
         step = loops.strides[k][-1]
         values.append(_load(lines, loads if step else hoisted, k, s.dtype, step))
     for node in body.nodes:
         ins, dtype = [values[v] for v in node.inputs], node.specs[0].dtype
-        if node.op == "constant":
+        if node.op == "constant" and len(values) in known:
+            values.append(Value(lines, f"%known{known[len(values)]}", dtype))
+        elif node.op == "constant":
             values.append(lines.constant(node.kw["value"], dtype))
         elif node.op in SUMS:
             values.append(cast(ins[0], dtype))
         else:
             values.append(lower(node.op, ins, dtype))
-    stores, sums = list[str](), list[_Sum]()
+    past = streams(body, loops)
+    stores, sums, written = list[str](), list[_Sum](), list[tuple[int, DType]]()
     for k, v in enumerate(body.outputs, len(body.inputs)):
         maker = body.nodes[body.producers[v]] if body.producers[v] >= 0 else None
         if maker is not None and maker.op in SUMS:
             kind = "sum" if maker.op == "mean" else maker.op
-            divisor = maker.kw.get("count", 1)
-            sums.append(_Sum(k, values[v], kind, maker.specs[0].dtype, divisor))
+            sums.append(_Sum(k, values[v], kind, maker.specs[0].dtype, known.get(v, -1)))
         else:
-            _store(stores, k, values[v], loops.strides[k][-1])
+            _store(stores, k, values[v], loops.strides[k][-1], "tile" if past else "p")
+            written.append((k, dtypes[k]))
     blocks = bool(sums) and last == 0
+    data = _data(body, known, _meta_of(many, last))
+    room = _meta_of(many, last) + len(known)  # for partial results
     once, each, after = _places(loops, many)
     short = last > 0 and loops.extents[-1] <= SHORT
     extent = str(loops.extents[-1]) if short else "%extent"
@@ -138,7 +145,9 @@ def kernel_text(body: Graph, loops: Loops) -> str:
         *(f"  %m{k} = getelementptr i64, ptr %meta, i64 {k}" for k in range(3 + last)),
         "  %extent = load i64, ptr %m2",
         *(f"  %e{d} = load i64, ptr %m{3 + d}" for d in range(last)),
+        *data,
         *once,
+        *(_buffers(written) if past else []),
     ]
     turns = last > 0 or blocks
     if turns:
@@ -162,7 +171,10 @@ def kernel_text(body: Graph, loops: Loops) -> str:
     work = [*loads, *lines.text]
     if sums:
         code += _reduced(lines, sums, work, stores, begin, stop, short)
-        code += _partials(sums, blocks, many, last)
+        code += _partials(sums, blocks, room)
+    elif past:
+        code += _streamed(work, stores, written, begin, stop, start)
+        lines.declared.add(_STREAM)
     else:
         code += [
             f"  %any = icmp slt i64 {begin}, {stop}",
@@ -185,8 +197,11 @@ def kernel_text(body: Graph, loops: Loops) -> str:
         ]
     else:
         code.append("  br label %end")
-    code += ["end:", "  ret void", "}"]
-    code += _finish(lines, sums if blocks else [], many, last)
+    fence = (
+        ["  fence seq_cst"] if past else []
+    )  # stores past the caches are in no order with others
+    code += ["end:", *fence, "  ret void", "}"]
+    code += _finish(lines, sums if blocks else [], data, room)
     return "\n".join([*sorted(lines.declared), *code, around(many)])
 
 
@@ -225,9 +240,21 @@ def _places(loops: Loops, many: int) -> tuple[list[str], list[str], list[str]]:
 
 def _meta_of(k: int, last: int) -> int:
     """Where the meta array has an operand's strides. Before them: turns, threads, the
-    innermost extent, the other extents; behind them room for partial results.
+    innermost extent, the other extents; behind them numbers, and room for partial results.
     """
     return 3 + last + k * (1 + last)
+
+
+def _data(body: Graph, known: Mapping[int, int], begin: int) -> list[str]:
+    """Loads of the numbers that are data: `%known0`, ..."""
+    code = list[str]()
+    for v, n in known.items():
+        kind = llvm_type(body.specs[v].dtype)
+        code += [
+            f"  %known{n}_p = getelementptr i64, ptr %meta, i64 {begin + n}",
+            f"  %known{n} = load {kind}, ptr %known{n}_p",
+        ]
+    return code
 
 
 # -- reductions ----------------------------------------------------------------------------
@@ -337,13 +364,13 @@ def _onto(lines: Lines, s: _Sum, n: int, more: str) -> tuple[str, str]:
 def _final(lines: list[str], s: _Sum, n: int) -> str:
     """The name of a finished sum."""
     name = _total(s, n)
-    if s.divisor == 1:
+    if s.divisor < 0:
         return name
-    lines.append(f"  %mean{n} = fdiv {llvm_type(s.dtype)} {name}, {literal(s.divisor, s.dtype)}")
+    lines.append(f"  %mean{n} = fdiv {llvm_type(s.dtype)} {name}, %known{s.divisor}")
     return f"%mean{n}"
 
 
-def _partials(sums: Sequence[_Sum], blocks: bool, many: int, last: int) -> list[str]:
+def _partials(sums: Sequence[_Sum], blocks: bool, room: int) -> list[str]:
     """A turn's results: to their place, or, where blocks are put together later, to a waiting room."""
     code: list[str] = []
     if blocks:
@@ -354,24 +381,24 @@ def _partials(sums: Sequence[_Sum], blocks: bool, many: int, last: int) -> list[
             name = _final(code, s, n)
             code.append(f"  store {kind} {name}, ptr %p{s.out}, align {s.dtype.itemsize}")
             continue
-        code += _waiting(n, many, last)
+        code += _waiting(n, room)
         code.append(f"  store {kind} {_total(s, n)}, ptr %wait{n}, align 8")
     return [*code, "  br label %rowend"]
 
 
-def _waiting(n: int, many: int, last: int) -> list[str]:
+def _waiting(n: int, room: int) -> list[str]:
     """Where turn %o's part of a sum waits: behind the meta array's facts."""
     return [
         f"  %room{n} = mul i64 %turns, {n}",
         f"  %seat{n} = add i64 %room{n}, %o",
-        f"  %spot{n} = add i64 %seat{n}, {_meta_of(many, last)}",
+        f"  %spot{n} = add i64 %seat{n}, {room}",
         f"  %wait{n} = getelementptr i64, ptr %meta, i64 %spot{n}",
     ]
 
 
-def _finish(lines: Lines, sums: Sequence[_Sum], many: int, last: int) -> list[str]:
+def _finish(lines: Lines, sums: Sequence[_Sum], data: Sequence[str], room: int) -> list[str]:
     """Puts the blocks' results together, in their order."""
-    code = ["define internal void @finish(ptr %data, ptr %meta) {", "entry:"]
+    code = ["define internal void @finish(ptr %data, ptr %meta) {", "entry:", *data]
     if not sums:
         return [*code, "  ret void", "}"]
     between = Lines()
@@ -386,7 +413,7 @@ def _finish(lines: Lines, sums: Sequence[_Sum], many: int, last: int) -> list[st
         *_carried(sums, totals, "tot", "lost", "entry", "loop"),
     ]
     for n, s in enumerate(sums):
-        code += _waiting(n, many, last)
+        code += _waiting(n, room)
         code.append(f"  %part{n} = load {llvm_type(s.dtype)}, ptr %wait{n}, align 8")
     code += [
         *between.text,
@@ -407,6 +434,131 @@ def _finish(lines: Lines, sums: Sequence[_Sum], many: int, last: int) -> list[st
     return [*code, "  ret void", "}"]
 
 
+# -- large results -------------------------------------------------------------------------
+TILE = 1024  # elements that are made in cache before they go to memory
+ROW = 4  # tiles that a row has at the least
+SHARE = 4  # of the last cache: what is larger than its fourth part does not stay there
+
+
+@lru_cache(1)
+def _last_cache() -> int:
+    """Its bytes; those of a small one if the system does not say."""
+    try:
+        found = os.sysconf("SC_LEVEL3_CACHE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        found = 0
+    return found if found > 0 else 32 << 20
+
+
+def streams(body: Graph, loops: Loops) -> bool:
+    """Whether results go to memory past the caches: where no cache holds them anyway, a store that
+    reads the line first, to write a part of it, moves half as many bytes again.
+    """
+    sizes = [s.dtype.itemsize for s in (*body.inputs, *body.out_specs)]
+    if any(n.op in SUMS for n in body.nodes) or loops.extents[-1] < ROW * TILE:
+        return False
+    if any(own[-1] not in (0, size) for own, size in zip(loops.strides, sizes, strict=True)):
+        return False
+    moved = sum(
+        size * math.prod(n for n, step in zip(loops.extents, own, strict=True) if step)
+        for own, size in zip(loops.strides, sizes, strict=True)
+    )
+    return SHARE * moved > _last_cache()
+
+
+def _buffers(written: Sequence[tuple[int, DType]]) -> list[str]:
+    return [f"  %buffer{k} = alloca [{TILE} x {memory_type(t)}], align 64" for k, t in written]
+
+
+def _streamed(
+    work: Sequence[str],
+    stores: Sequence[str],
+    written: Sequence[tuple[int, DType]],
+    begin: str,
+    stop: str,
+    start: str,
+) -> list[str]:
+    """Tile after tile: made in a buffer, then copied. Tiles begin where the first result's lines
+    do.
+    """
+    first, size = written[0][0], written[0][1].itemsize
+    code = [
+        f"  %from = ptrtoint ptr %p{first} to i64",
+        f"  %skew = udiv i64 %from, {size}",
+        f"  %any = icmp slt i64 {begin}, {stop}",
+        "  br i1 %any, label %tile, label %rowend",
+        "tile:",
+        f"  %c = phi i64 [{begin}, %{start}], [%cend, %made]",
+        "  %cplace = add i64 %c, %skew",
+        f"  %cwhole = and i64 %cplace, {-TILE}",
+        "  %cstart = sub i64 %cwhole, %skew",
+        f"  %cfull = add i64 %cstart, {TILE}",
+        f"  %cless = icmp slt i64 %cfull, {stop}",
+        f"  %cend = select i1 %cless, i64 %cfull, i64 {stop}",
+        "  %count = sub i64 %cend, %c",
+        "  %back = sub i64 0, %c",
+    ]
+    for k, t in written:
+        code += [
+            f"  %to{k} = getelementptr {memory_type(t)}, ptr %p{k}, i64 %c",
+            f"  %bytes{k} = mul i64 %count, {t.itemsize}",
+            f"  %tile{k} = getelementptr {memory_type(t)}, ptr %buffer{k}, i64 %back",
+        ]
+    code += ["  br label %loop", "loop:", "  %i = phi i64 [%c, %tile], [%i1, %loop]"]
+    code += [
+        *work,
+        *stores,
+        "  %i1 = add nsw i64 %i, 1",
+        "  %more = icmp slt i64 %i1, %cend",
+        "  br i1 %more, label %loop, label %made, !llvm.loop !0",
+        "made:",
+    ]
+    code += [
+        f"  call void @stream(ptr %to{k}, ptr %buffer{k}, i64 %bytes{k}) noinline"
+        for k, _ in written
+    ]
+    return [
+        *code,
+        f"  %again = icmp slt i64 %cend, {stop}",
+        "  br i1 %again, label %tile, label %rowend",
+    ]
+
+
+_STREAM = """
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+define internal void @stream(ptr %to, ptr %from, i64 %bytes) {
+entry:
+  %at = ptrtoint ptr %to to i64
+  %minus = sub i64 0, %at
+  %gap = and i64 %minus, 63
+  %short = icmp ult i64 %gap, %bytes
+  %head = select i1 %short, i64 %gap, i64 %bytes
+  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %head, i1 false)
+  %rest = sub i64 %bytes, %head
+  %lines = and i64 %rest, -64
+  %end = add i64 %head, %lines
+  %some = icmp ult i64 %head, %end
+  br i1 %some, label %line, label %tail
+line:
+  %k = phi i64 [%head, %entry], [%k1, %line]
+  %source = getelementptr i8, ptr %from, i64 %k
+  %target = getelementptr i8, ptr %to, i64 %k
+  %whole = load <16 x i32>, ptr %source, align 4
+  store <16 x i32> %whole, ptr %target, align 64, !nontemporal !3
+  %k1 = add i64 %k, 64
+  %more = icmp ult i64 %k1, %end
+  br i1 %more, label %line, label %tail
+tail:
+  %left = sub i64 %bytes, %end
+  %after = getelementptr i8, ptr %to, i64 %end
+  %last = getelementptr i8, ptr %from, i64 %end
+  call void @llvm.memcpy.p0.p0.i64(ptr %after, ptr %last, i64 %left, i1 false)
+  ret void
+}
+!3 = !{i32 1}
+"""
+
+
 # -- loads and stores ----------------------------------------------------------------------
 def _slot(base: str, k: int, kind: str, lines: list[str]) -> str:
     name = f"%g{len(lines)}"
@@ -414,12 +566,12 @@ def _slot(base: str, k: int, kind: str, lines: list[str]) -> str:
     return name
 
 
-def _address(text: list[str], k: int, dtype: DType, step: int) -> str:
+def _address(text: list[str], k: int, dtype: DType, step: int, base: str = "p") -> str:
     if step == 0:
         return f"%p{k}"
     if step == dtype.itemsize:
         kind = "i8" if dtype == bool_ else llvm_type(dtype)
-        text.append(f"  %a{k} = getelementptr {kind}, ptr %p{k}, i64 %i")
+        text.append(f"  %a{k} = getelementptr {kind}, ptr %{base}{k}, i64 %i")
     else:
         text.append(f"  %b{k} = mul i64 %step{k}, %i")
         text.append(f"  %a{k} = getelementptr i8, ptr %p{k}, i64 %b{k}")
@@ -438,16 +590,20 @@ def _load(lines: Lines, text: list[str], k: int, dtype: DType, step: int) -> Val
     return Value(lines, f"%l{k}b", dtype)
 
 
-def _store(text: list[str], k: int, value: Value, step: int) -> None:
+def _store(text: list[str], k: int, value: Value, step: int, base: str) -> None:
     name, kind = value.name, llvm_type(value.dtype)
     if value.dtype == bool_:
         text.append(f"  %z{k} = zext i1 {name} to i8")
         name, kind = f"%z{k}", "i8"
-    address = _address(text, k, value.dtype, step)
+    address = _address(text, k, value.dtype, step, base)
     size = value.dtype.itemsize
     text.append(f"  store {kind} {name}, ptr {address}, align {size}, !llvm.access.group !1")
 
 
+# Each thread has a part of the turns, and takes it slice by slice; who is done takes from others,
+# so that one whose core is busy with something else is not waited for.
+SLICES = 8
+# Once is enough of `body` and `finish`: most of the time goes into optimising them.
 _AROUND = """
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
 declare i32 @omp_get_thread_num()
@@ -462,20 +618,47 @@ declare void @PyErr_SetString(ptr, ptr)
 @words = private constant [24 x i8] c"a kernel of arrays only\\00"
 
 define internal void @task(ptr %job) {
+entry:
   %data = load ptr, ptr %job
   %j1 = getelementptr ptr, ptr %job, i64 1
   %meta = load ptr, ptr %j1
+  %counters = getelementptr i8, ptr %job, i64 64
   %turns = load i64, ptr %meta
-  %t = call i32 @omp_get_thread_num()
-  %n = call i32 @omp_get_num_threads()
-  %t0 = sext i32 %t to i64
-  %t1 = add i64 %t0, 1
-  %all = sext i32 %n to i64
-  %x0 = mul i64 %turns, %t0
-  %x1 = mul i64 %turns, %t1
+  %t32 = call i32 @omp_get_thread_num()
+  %n32 = call i32 @omp_get_num_threads()
+  %t = sext i32 %t32 to i64
+  %n = sext i32 %n32 to i64
+  %all = mul i64 %n, SLICES
+  br label %share
+share:
+  %d = phi i64 [0, %entry], [%d1, %next]
+  %from = add i64 %t, %d
+  %whose = urem i64 %from, %n
+  %row = mul i64 %whose, 64
+  %counter = getelementptr i8, ptr %counters, i64 %row
+  %first = mul i64 %whose, SLICES
+  br label %slice
+slice:
+  %k = atomicrmw add ptr %counter, i64 1 monotonic
+  %left = icmp slt i64 %k, SLICES
+  br i1 %left, label %mine, label %next
+mine:
+  %s0 = add i64 %first, %k
+  %s1 = add i64 %s0, 1
+  %x0 = mul i64 %turns, %s0
+  %x1 = mul i64 %turns, %s1
   %lo = sdiv i64 %x0, %all
   %hi = sdiv i64 %x1, %all
-  call void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %t0)
+  %some = icmp slt i64 %lo, %hi
+  br i1 %some, label %work, label %slice
+work:
+  call void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %t) noinline
+  br label %slice
+next:
+  %d1 = add i64 %d, 1
+  %others = icmp slt i64 %d1, %n
+  br i1 %others, label %share, label %end
+end:
   ret void
 }
 
@@ -488,7 +671,6 @@ wrong:
   ret ptr null
 begin:
   %data = alloca [MANY x ptr]
-  %job = alloca [2 x ptr]
   %m = getelementptr i8, ptr %self, i64 16
   %meta = load ptr, ptr %m
   br label %fill
@@ -515,25 +697,37 @@ filled:
   %small = icmp eq i64 %threads, 0
   br i1 %small, label %alone, label %together
 alone:
-  call void @body(ptr %data, ptr %meta, i64 0, i64 %turns, i64 0)
-  call void @finish(ptr %data, ptr %meta)
+  call void @body(ptr %data, ptr %meta, i64 0, i64 %turns, i64 0) noinline
+  call void @finish(ptr %data, ptr %meta) noinline
   br label %done
 together:
-  store ptr %data, ptr %job
-  %j1 = getelementptr ptr, ptr %job, i64 1
-  store ptr %meta, ptr %j1
   %count32 = trunc i64 %threads to i32
   %state = call ptr @PyEval_SaveThread()
   %one = icmp eq i64 %threads, 1
   br i1 %one, label %single, label %team
 single:
-  call void @body(ptr %data, ptr %meta, i64 0, i64 %turns, i64 0)
+  call void @body(ptr %data, ptr %meta, i64 0, i64 %turns, i64 0) noinline
   br label %ready
 team:
+  %counts = mul i64 %threads, 64
+  %bytes = add i64 %counts, 64
+  %job = alloca i8, i64 %bytes, align 64
+  store ptr %data, ptr %job
+  %j1 = getelementptr ptr, ptr %job, i64 1
+  store ptr %meta, ptr %j1
+  br label %clear
+clear:
+  %z = phi i64 [%bytes, %team], [%z1, %clear]
+  %z1 = sub i64 %z, 64
+  %cell = getelementptr i8, ptr %job, i64 %z1
+  store i64 0, ptr %cell
+  %onward = icmp sgt i64 %z1, 64
+  br i1 %onward, label %clear, label %go
+go:
   call void @GOMP_parallel(ptr @task, ptr %job, i32 %count32, i32 0)
   br label %ready
 ready:
-  call void @finish(ptr %data, ptr %meta)
+  call void @finish(ptr %data, ptr %meta) noinline
   call void @PyEval_RestoreThread(ptr %state)
   br label %done
 done:
@@ -548,7 +742,8 @@ done:
 
 def around(many: int, name: str = "run") -> str:
     """What Python calls: takes so many arrays' addresses and shares the turns of `body`."""
-    return _AROUND.replace("MANY", str(many)).replace("@run(", f"@{name}(")
+    text = _AROUND.replace("MANY", str(many)).replace("SLICES", str(SLICES))
+    return text.replace("@run(", f"@{name}(")
 
 
 # -- machine code --------------------------------------------------------------------------
@@ -562,9 +757,63 @@ class _MethodDef(ctypes.Structure):
 
 
 _FASTCALL = 0x80
-_lock = threading.Lock()
-_made: dict[str, _MethodDef] = {}
+_CALL = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ssize_t)
+
+
+class _Code:
+    """A module's entry point, as Python calls it. Who calls it before its machine code is there
+    waits for that.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.lock = threading.Lock()
+        self.is_ready = False
+        self.first = _CALL(self.late)
+        address = ctypes.cast(self.first, ctypes.c_void_p).value
+        self.definition = _MethodDef(b"kernel", address, _FASTCALL, None)
+
+    def ready(self) -> None:
+        """Machine code from disk, or made."""
+        with self.lock:
+            if not self.is_ready:
+                self.definition.function = _load_or_make(self.text)
+                self.is_ready = True
+
+    def late(self, *call: Any) -> Any:
+        self.ready()
+        return _CALL(self.definition.function)(*call)
+
+
+_made: dict[str, _Code] = {}
 _kept: list[Any] = []  # what machine code needs to stay
+_asked = threading.local()
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Kernels that are asked for in here are compiled at its end, side by side."""
+    outer, _asked.codes = getattr(_asked, "codes", None), []
+    try:
+        yield
+        late = [code for code in dict.fromkeys(_asked.codes) if not code.is_ready]
+    finally:
+        _asked.codes = outer
+    waiting = deque(late)
+
+    def work() -> None:
+        with contextlib.suppress(IndexError, RuntimeError):  # the end, or what is raised below
+            while True:
+                waiting.popleft().ready()
+
+    team = [threading.Thread(target=work) for _ in late[1 : most_threads()]]
+    for thread in team:
+        thread.start()
+    work()
+    for thread in team:
+        thread.join()
+    for code in late:
+        code.ready()
 
 
 @lru_cache(1)
@@ -584,21 +833,13 @@ def why_not() -> str:
 
 @lru_cache(1)
 def _tools() -> Any:
-    """LLVM for this processor, and the names that kernels call."""
+    """LLVM, what this processor has, and both in words; the names that kernels call are known."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     features = llvm.get_host_cpu_features()
     features["prefer-256-bit"] = False
-    target = llvm.Target.from_default_triple()
-    machine = target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=features.flatten(),
-        opt=3,
-        reloc="pic",
-        codemodel="default",
-    )
     for name in ("PyEval_SaveThread", "PyEval_RestoreThread", "Py_IncRef", "PyErr_SetString"):
         llvm.add_symbol(name, address_of(ctypes.pythonapi, name))
     for name, thing in (("none", None), ("array_type", np.ndarray), ("type_error", TypeError)):
@@ -606,7 +847,15 @@ def _tools() -> Any:
     for name, address in pool().items():
         llvm.add_symbol(name, address)
     about = f"{llvm.llvm_version_info} {llvm.get_host_cpu_name()} {features.flatten()}"
-    return llvm, machine, about
+    return llvm, features.flatten(), about
+
+
+def _machine() -> Any:
+    """This processor, for one thread."""
+    llvm, features, _ = _tools()
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=features, opt=3, reloc="pic", codemodel="default"
+    )
 
 
 def vector_bits() -> int:
@@ -621,50 +870,74 @@ def symbol(name: str, address: int) -> None:
 
 
 def _compiled(text: str) -> _MethodDef:
-    """The entry point of a module's machine code, from this process, from disk, or made."""
-    found = _made.get(text)
-    if found is not None:
-        return found
-    with _lock:
-        found = _made.get(text)
-        if found is None:
-            found = _made[text] = _MethodDef(b"kernel", _load_or_make(text), _FASTCALL, None)
-            _kept.append(found)  # functions point to it as long as they live
-    return found
+    """The entry point of a module's machine code, at once or at the end of `together`."""
+    found = _made.setdefault(text, _made.get(text) or _Code(text))
+    _kept.append(found)  # functions point to it as long as they live
+    waiting = getattr(_asked, "codes", None)
+    if waiting is None:
+        found.ready()
+    else:
+        waiting.append(found)
+    return found.definition
 
 
 def _load_or_make(text: str) -> int:
-    llvm, machine, about = _tools()
+    """The address of `run`. Each module has an engine of its own, as all of them have that name."""
+    llvm, _, about = _tools()
     digest = hashlib.blake2b(f"{about}\n{text}".encode(), digest_size=16).hexdigest()
     path = settings.cache / "kernels" / f"{digest}.o" if settings.cache is not None else None
-    stored = _read(path)
-    # without `run`'s name in other modules: each has an engine of its own
-    module = llvm.parse_assembly(f'target triple = "{machine.triple}"\n' + text)
-    engine = llvm.create_mcjit_compiler(module, machine)
-    if stored is None:
-        module.verify()
-        _optimise(module)
-    engine.set_object_cache(lambda _, code: _write(path, code), lambda _: stored)
+    code = _read(path)
+    if code is None:
+        code = _machine_code(text)
+        _write(path, code)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly("", llvm.create_context()), _machine())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _kept.append(engine)
     return int(engine.get_function_address("run"))
 
 
-def _optimise(module: Any) -> None:
-    llvm, machine, _ = _tools()
+def _machine_code(text: str) -> bytes:
+    llvm, machine = _tools()[0], _machine()
+    module = _optimised(text, machine)
+    with llvm.ffi.OutputString() as problem:
+        made = _free("TargetMachineEmitToMemory")(machine, module, 1, problem)
+        if not made:
+            raise RuntimeError(str(problem))
+    try:
+        library = llvm.ffi.lib
+        begin, size = library.LLVMPY_GetBufferStart(made), library.LLVMPY_GetBufferSize(made)
+        return ctypes.string_at(begin, size)
+    finally:
+        library.LLVMPY_DisposeMemoryBuffer(made)
+
+
+def _optimised(text: str, machine: Any) -> Any:
+    """A kernel's text as LLVM's module, ready to become machine code."""
+    llvm = _tools()[0]
+    module = llvm.parse_assembly(
+        f'target triple = "{machine.triple}"\n' + text, llvm.create_context()
+    )
+    module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.loop_interleaving = options.loop_unrolling = True
     builder = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(module, builder)
+    _free("RunNewModulePassManager")(builder.getModulePassManager(), module, builder)
+    return module
+
+
+def _free(name: str) -> Any:
+    """A function of LLVM's that takes long, without llvmlite's lock around all of LLVM: our modules
+    have a context and a machine of their own.
+    """
+    locked = getattr(_tools()[0].ffi.lib, f"LLVMPY_{name}")
+    return getattr(locked, "_cfn", locked)
 
 
 def assembly(text: str) -> str:
     """The machine code of a kernel's text, as text."""
-    llvm, machine, _ = _tools()
-    module = llvm.parse_assembly(f'target triple = "{machine.triple}"\n' + text)
-    module.verify()
-    _optimise(module)
-    return str(machine.emit_assembly(module))
+    machine = _machine()
+    return str(machine.emit_assembly(_optimised(text, machine)))
 
 
 def _read(path: Path | None) -> bytes | None:
@@ -685,9 +958,14 @@ def _write(path: Path | None, code: bytes) -> None:
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, hashlib.blake2b(code, digest_size=16).digest() + code)
-        kept = sorted(path.parent.iterdir(), key=lambda p: p.stat().st_mtime)
-        for old in kept[: len(kept) - MOST_KEPT]:
-            old.unlink()
+        _tidy(path.parent)
+
+
+@lru_cache(1)  # once in a process: looking at thousands of files takes longer than a kernel
+def _tidy(folder: Path) -> None:
+    kept = sorted(folder.iterdir(), key=lambda p: p.stat().st_mtime)
+    for old in kept[: len(kept) - MOST_KEPT]:
+        old.unlink()
 
 
 def native_kernel(
@@ -716,6 +994,7 @@ def native_kernel(
     meta = [turns, min(threads, worth, turns), loops.extents[-1], *loops.extents[:-1]]
     for steps in loops.strides:
         meta += steps
+    meta += numbers(body).values()
     if last == 0 and axes:
         meta += [0] * (turns * len(body.outputs))
     return function_of(text, np.array(meta, np.int64))

@@ -30,7 +30,7 @@ from .labels import (
     Reduction,
 )
 from .registers import Value, cast, fma, llvm_type, where
-from .scalar import lower
+from .scalar import lower, numbers
 from .spec import DType, bool_, int64
 
 CHUNK, ROWS = 1024, 256  # elements whose order of summing is free; rows that are summed in one go
@@ -71,6 +71,8 @@ def facts(nest: Nest) -> Facts:
     for k, lies in enumerate(nest.strides):
         for label, step in lies.items():
             put(step, "stride", k, label)
+    for v, bits in numbers(nest.body).items():
+        put(bits, "number", v)
     room = waiting = 0
     for v in sorted(nest.held):
         put(room, "held", v)
@@ -122,6 +124,14 @@ class Writer:
                 f"  {key} = load {kind}, ptr {key}_p",
             ]
         return key
+
+    def number(self, v: int) -> Value | None:
+        """What the kernel is told of a constant's value, or of a mean's divisor."""
+        place = self.facts.places.get(("number", v, -1))
+        if place is None:
+            return None
+        dtype = self.body.specs[v].dtype
+        return Value(self.code.lines, self.at_entry(place, llvm_type(dtype)), dtype)
 
     def extent(self, label: int) -> str:
         n = self.nest.extents[label]
@@ -222,7 +232,8 @@ class Writer:
             index = Value(self.code.lines, "0" if label is None else env[label], int64)
             return cast(index, dtype)
         if node.op in SOURCES:
-            return self.code.lines.constant(node.kw["value"], dtype)
+            told = self.number(v)
+            return self.code.lines.constant(node.kw["value"], dtype) if told is None else told
         return lower(node.op, [self.value(u, env) for u in node.inputs], dtype)
 
     def factors(self, v: int, dtype: DType, env: Env) -> tuple[Value, Value] | None:
@@ -482,14 +493,19 @@ class Writer:
                         at = addresses(here)
                         total = begin() if alone else list(map(self.load, at, dtypes))
                         total = step(here, indices, total)
-                        keep([self.shared(r, total[0])] if alone and len(total) == 1 else total, at)
-            if not gathers and not alone and r.divisor != 1:
+                        keep(
+                            [self.shared(first, total[0])] if alone and len(total) == 1 else total,
+                            at,
+                        )
+            if not gathers and not alone and self.number(first) is not None:
                 with self.along(first) as lane:
                     at = addresses(env | lane)
-                    keep([self.shared(r, self.load(at[0], dtypes[0]))], at)
+                    keep([self.shared(first, self.load(at[0], dtypes[0]))], at)
 
-    def shared(self, r: Reduction, total: Value) -> Value:
-        return total / r.divisor if r.divisor != 1 else total
+    def shared(self, v: int, total: Value) -> Value:
+        """Of a mean, the total's share."""
+        count = self.number(v)
+        return total if count is None else total / count
 
     def reduce_along(self, first: int, r: Reduction) -> None:
         """Over the lane, and perhaps more; several results at a time."""
@@ -538,7 +554,7 @@ class Writer:
                     if home == "part":
                         self.store(self.joined(r.kind, self.load(at, dtype), total), at)
                     else:
-                        self.store(self.shared(r, total), at)
+                        self.store(self.shared(first, total), at)
 
     def find_along(self, first: int, r: Reduction) -> None:
         """The best along the lane, then the first position that has it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,6 +73,13 @@ def literal(value: Any, dtype: DType) -> str:
     with np.errstate(all="ignore"):
         exact = float(dtype.type(value))
     return "0x" + struct.pack(">d", exact).hex().upper()
+
+
+def as_bits(value: Any, dtype: DType) -> int:
+    """A number as it lies in memory, in a whole of eight bytes."""
+    with np.errstate(all="ignore"):
+        exact = np.asarray(value).astype(dtype)
+    return int.from_bytes(exact.tobytes().ljust(8, b"\0"), sys.byteorder, signed=True)
 
 
 class Value:
@@ -314,6 +322,12 @@ def horner(x: Value, coefficients: Sequence[float]) -> Value:
     for c in coefficients[1:]:
         y = fma(y, x, c)
     return y
+
+
+def in_two(x: Value, square: Value, coefficients: Sequence[float]) -> Value:
+    """The same, where its square is at hand, as two polynomials that do not wait for each other."""
+    odd, even = coefficients[-2::-2][::-1], coefficients[::-2][::-1]
+    return fma(horner(square, odd), x, horner(square, even))
 
 
 def bits(x: Value) -> Value:

@@ -7,6 +7,7 @@ becomes what it says. Basic operations are IEEE's and give the bits that NumPy g
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from types import CodeType
@@ -15,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from .functions import FUNCTIONS, INEXACT
-from .registers import KINDS, Lines, Unsupported, Value, cast
+from .graph import Graph
+from .labels import VIEWS
+from .registers import KINDS, Lines, Unsupported, Value, as_bits, cast
 from .registry import OPS
 from .spec import DType
 
@@ -103,3 +106,38 @@ def can_lower(name: str, dtypes: tuple[DType, ...], out: DType) -> bool:
 def has_own_bits(name: str) -> bool:
     """Whether a generated kernel's results may differ from NumPy's in the last bits."""
     return bool(_code(OPS[name].scalar)[1] & set(INEXACT)) if OPS[name].scalar else False
+
+
+# -- numbers -------------------------------------------------------------------------------
+_KNOWING = (ast.FloorDiv, ast.Mod, ast.LShift, ast.RShift, ast.Pow)
+
+
+@lru_cache(1024)
+def _is_better_for_knowing(name: str) -> bool:
+    """Whether an operation by a number that is known is another, cheaper one."""
+    text = OPS[name].scalar if name in OPS else ""
+    if not text:
+        return False
+    words = ast.walk(ast.parse(text.format("x0", "x1", "x2"), mode="eval"))
+    return "pow" in _code(text)[1] or any(isinstance(w, _KNOWING) for w in words)
+
+
+def numbers(body: Graph) -> dict[int, int]:
+    """The numbers that a kernel of this body reads as data, by their bits: so kernels that differ in
+    them only share their machine code. They are constants, by value, and what means divide by.
+
+    Zeros, powers of two and whatever has no mantissa stay in the text, as does what an operation is
+    better for knowing: there LLVM makes other instructions of them."""
+    found: dict[int, int] = {}
+    for node, v in zip(body.nodes, body.starts, strict=True):
+        dtype = node.specs[0].dtype
+        if node.op == "mean":
+            found[v] = as_bits(node.kw["count"], dtype)
+        elif node.op in ("constant", "full") and dtype.kind in "iuf":
+            mantissa, _ = math.frexp(abs(node.kw["value"]))  # inf and nan are their own
+            readers = {body.nodes[u].op for u in body.uses[v]}
+            if 0.5 < mantissa < 1 and not any(
+                op in VIEWS or _is_better_for_knowing(op) for op in readers
+            ):
+                found[v] = as_bits(node.kw["value"], dtype)
+    return found

@@ -196,7 +196,7 @@ class Kernel(Writer):
         pairs = [(ins[0], -1)] if len(ins) == 1 else [(ins[0], ins[1]), (ins[1], ins[0])]
         for hot, other in pairs:
             found = self.chosen(hot)
-            if found is None or nest.extents[found[0]] <= FEW or r.divisor != 1:
+            if found is None or nest.extents[found[0]] <= FEW or r.node.op == "mean":
                 continue
             label, position = found
             rest = {x for x in self.apart(first) if x != label}
@@ -362,7 +362,7 @@ class Kernel(Writer):
             found = code.get(total, dtype)
             if _is_float_sum(r, dtype):
                 found = found + code.get(lost, dtype)
-            self.put_out(v, self.shared(r, found), env)
+            self.put_out(v, self.shared(v, found), env)
 
     def end_moments(self, v: int) -> None:
         code, dtype = self.code, self.body.specs[v].dtype

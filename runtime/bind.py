@@ -26,7 +26,7 @@ from ostinato.ops.graph import Graph, Node
 from ostinato.ops.labels import SUMS
 from ostinato.ops.layout import Partial, exchange_lists, part_ranks, slices, volume
 from ostinato.ops.monoid import MONOIDS
-from ostinato.ops.native import native_kernel
+from ostinato.ops.native import native_kernel, together
 from ostinato.ops.registry import OPS, Place
 from ostinato.ops.spec import Spec, is_inexact, lying
 from ostinato.planner.memory import CONTROL, body_order, contiguous, scratch_of
@@ -105,7 +105,8 @@ def bind(
                 binder.shown[name_] = lying(binder.shape(spec), spec.dtype)
     if timed:
         binder.write("t0 = clock()")
-    binder.program(program, ins, outs, 0)
+    with together():
+        binder.program(program, ins, outs, 0)
     binder.write("return")
     source = "\n".join(binder.text)
     if settings.debug >= 4:

@@ -12,7 +12,7 @@ import pytest
 
 import ostinato as ost
 from benchmarks import __main__ as command
-from benchmarks import kernels, machine, planning, runner, table
+from benchmarks import compiling, kernels, machine, planning, runner, table
 from benchmarks.dispatch import numpy_case, ostinato_case
 from benchmarks.workload import SYSTEMS, Case, System, Workload, agree, summary
 
@@ -145,6 +145,13 @@ def test_small_kernels_give_what_is_expected(monkeypatch):
     finally:
         monkeypatch.undo()
         importlib.reload(kernels)
+
+
+def test_twenty_functions_in_a_new_process():
+    (workload,) = compiling.WORKLOADS
+    case = compiling.in_a_process("ostinato", warm=True)
+    assert agree(summary(case.answer()), summary(workload.expect()), workload.tolerance) == ""
+    assert case.clock() > 0
 
 
 def test_shares_of_the_roof(capsys):

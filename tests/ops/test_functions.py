@@ -318,3 +318,11 @@ def test_loops_are_of_vectors_and_call_nothing(name: str, dtype: str) -> None:
     assert not {c for c in calls if not c.startswith(("body", "GOMP", "omp", "Py"))}
     if "+avx" in native._tools()[2]:
         assert re.search(r"\b[yz]mm\d", code)  # scalars are in xmm
+
+
+@pytest.mark.parametrize(("name", "most"), [("erf", 0), ("exp", 0), ("log", 0), ("tanh", 1)])
+def test_divisions_of_floats_are_few(name: str, most: int) -> None:
+    """One takes as long as ten other operations."""
+    loops = native.Loops((1000,), ((4,), (4,)))
+    text = native.kernel_text(single(name, ["float32"], "float32"), loops)
+    assert text.count(" fdiv ") <= most

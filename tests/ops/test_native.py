@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import threading
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from ostinato.ops.graph import Builder, Graph
 from ostinato.ops.native import loops_over, native_kernel
 from ostinato.ops.scalar import can_lower, has_own_bits
 from ostinato.ops.spec import Spec
+from ostinato.ops.threads import has_pool
 
 from ostinato import settings as knobs
 
@@ -130,13 +132,58 @@ def test_contiguous_arrays_are_one_loop() -> None:
     assert loops_over(x.shape, [x.strides, row.strides]).extents == (20, 6)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_large_results_pass_the_caches(data: Any) -> None:
+    """Of any length, wherever their lines begin, shared by any number of threads."""
+    dtype = data.draw(st.sampled_from(["float32", "float64", "int16", "uint8"]))
+    n = data.draw(st.integers(4096, 9000))
+    starts = [data.draw(st.integers(0, 70)) for _ in range(2)]
+    x = np.random.default_rng(0).integers(-9, 9, n).astype(dtype)
+    whole = [np.full(n + 200, 77).astype(t) for t in (dtype, "bool")]
+    outs = [w[k : k + n] for w, k in zip(whole, starts, strict=True)]
+    with mock.patch.object(native, "GRAIN", 1), mock.patch.object(native, "_last_cache", lambda: 0):
+        assert native.streams(chain(dtype), loops_over((n,), [(x.itemsize,)] * 3 + [(1,)]))
+        run(chain(dtype), x, x[::1], threads=data.draw(st.sampled_from([1, 2, 3])), outs=outs)
+        wide = np.stack([x, x + x, x, x])  # rows, and one of them for all
+        total, less = run(chain(dtype), wide, x, threads=data.draw(st.sampled_from([1, 3])))
+    np.testing.assert_array_equal(total, wide * x + wide)
+    np.testing.assert_array_equal(less, wide < x)
+    np.testing.assert_array_equal(outs[0], x * x + x)
+    np.testing.assert_array_equal(outs[1], np.zeros(n, bool))
+    for w, k in zip(whole, starts, strict=True):
+        assert (w[:k] == w[-1]).all()
+        assert (w[k + n :] == w[-1]).all()
+
+
+def test_which_results_pass_the_caches(monkeypatch: Any) -> None:
+    monkeypatch.setattr(native, "_last_cache", lambda: 1 << 20)
+    body, steps = chain("float64"), [(8,)] * 3 + [(1,)]
+
+    def passes(n: int, steps: Any = steps, body: Graph = body) -> bool:
+        return native.streams(body, loops_over((n,), steps))
+
+    assert passes(50_000)
+    assert "nontemporal" in native.kernel_text(body, loops_over((50_000,), steps))
+    assert not passes(5000), "what the cache holds"
+    assert not passes(50_000, [(8,), (16,), (8,), (1,)]), "what does not lie in order"
+    rows = [(40_000, 8), (0, 8), (40_000, 8), (5000, 1)]
+    assert native.streams(body, loops_over((30, 5000), rows))
+    assert not native.streams(body, loops_over((2, 5000), rows)), "what the cache holds"
+    short = [(4000, 8), (0, 8), (4000, 8), (500, 1)]
+    assert not native.streams(body, loops_over((300, 500), short)), "rows of less than some tiles"
+    assert not passes(50_000, [(8,)] * 3 + [(0,)], reducing("float64", 1, 1, ["sum"]))
+
+
 def test_a_result_over_an_operand() -> None:
     x, y = np.arange(1000.0), np.linspace(-1, 1, 1000)
     builder = Builder([Spec((1,), np.dtype("float64"))] * 2)
     body = builder.graph([builder.call("add", builder.call("multiply", 0, 1), 0)])
-    wanted = x * y + x
-    run(body, x, y, outs=[x])
-    np.testing.assert_array_equal(x, wanted)
+    for last_cache in (1 << 30, 0):
+        wanted = x * y + x
+        with mock.patch.object(native, "_last_cache", lambda n=last_cache: n):
+            run(body, x, y, outs=[x])
+        np.testing.assert_array_equal(x, wanted)
 
 
 # -- machine code --------------------------------------------------------------------------
@@ -158,6 +205,91 @@ def test_machine_code_is_kept_and_damage_is_noticed(tmp_path: Path, monkeypatch:
         path.write_bytes(bad)
         results()
         assert path.read_bytes() == good, "made again"
+
+
+def test_kept_machine_code_is_not_made_again(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(knobs, "cache", tmp_path)
+    x, looks, made = np.arange(50.0), list[Path](), list[str]()
+    make, listed = native._machine_code, Path.iterdir
+    monkeypatch.setattr(native, "_machine_code", lambda text: made.append(text) or make(text))
+    monkeypatch.setattr(Path, "iterdir", lambda self: looks.append(self) or listed(self))
+    for _ in range(3):
+        monkeypatch.setattr(native, "_made", {})
+        for dtype in ("float64", "int16", "float32"):
+            run(chain(dtype), x.astype(dtype), x.astype(dtype))
+    assert len(made) == 3
+    assert looks == [tmp_path / "kernels"], "which may hold thousands, once in a process"
+
+
+def test_kernels_of_one_plan_are_compiled_side_by_side(monkeypatch: Any) -> None:
+    monkeypatch.setattr(native, "_made", {})
+    monkeypatch.setattr(native, "most_threads", lambda: 3)
+    make, both = native._machine_code, threading.Barrier(3)
+
+    def made(text: str) -> bytes:
+        both.wait(20)  # nobody gets by here alone
+        return make(text)
+
+    monkeypatch.setattr(native, "_machine_code", made)
+    monkeypatch.setattr(knobs, "cache", None)
+    x = np.arange(300.0)
+    kernels, outs = {}, {}
+    with native.together():
+        for dtype in ("float64", "int16", "float32"):
+            outs[dtype] = np.empty(300, dtype), np.empty(300, bool)
+            looks = [a.strides for a in (outs[dtype][0],) * 3] + [(1,)]
+            kernels[dtype] = native_kernel(chain(dtype), (300,), looks, 1)
+        assert not any(code.is_ready for code in native._made.values())
+    assert all(code.is_ready for code in native._made.values())
+    for dtype, kernel in kernels.items():
+        y = x.astype(dtype)
+        kernel(y, y, *outs[dtype])
+        np.testing.assert_array_equal(outs[dtype][0], y * y + y)
+
+
+def test_a_kernel_that_is_called_early_waits_for_its_machine_code(monkeypatch: Any) -> None:
+    monkeypatch.setattr(native, "_made", {})
+    x, out, less = np.arange(300.0), np.empty(300), np.empty(300, bool)
+    with native.together():
+        kernel = native_kernel(chain("float64"), (300,), [(8,)] * 3 + [(1,)], 1)
+        for _ in range(3):
+            kernel(x, x, out, less)
+            np.testing.assert_array_equal(out, x * x + x)
+            out[:] = 0
+
+
+def test_what_cannot_be_compiled_is_said(monkeypatch: Any) -> None:
+    monkeypatch.setattr(native, "_made", {})
+
+    def ask(*texts: str) -> None:
+        with native.together():
+            for text in texts:
+                native.function_of(text, np.zeros(9, np.int64))
+
+    for texts in (["nonsense"], ["nonsense", "more nonsense"]):
+        with pytest.raises(RuntimeError, match="parsing error"):
+            ask(*texts)
+
+
+def test_old_machine_code_goes_first(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(native, "MOST_KEPT", 3)
+    for k in range(5):
+        (tmp_path / str(k)).write_text("code")
+        os.utime(tmp_path / str(k), (k, k))
+    native._tidy(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["2", "3", "4"]
+
+
+def test_the_work_of_a_kernel_is_compiled_once() -> None:
+    """It is called from three places."""
+    x = np.zeros(9)
+    text = native.kernel_text(chain("float64"), loops_over(x.shape, [(8,)] * 3 + [(1,)]))
+    alone = native.assembly(text)
+    assert sum(line.startswith("body:") for line in alone.splitlines()) == 1
+    assert alone.count("\tcall") + alone.count("\tjmp\tbody") >= 3
+    assert (
+        alone.count("vmulpd") <= native.assembly(text.replace(" noinline", "")).count("vmulpd") / 3
+    )
 
 
 def test_one_kernel_serves_many_shapes() -> None:
@@ -186,6 +318,62 @@ def test_threads_make_kernels_at_once() -> None:
         t.join(60)
     assert not errors
     assert len(native._made) == 1
+
+
+# The first turn waits until the last one of its thread's part has been done, or for very long.
+PATIENT = """
+define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %thread) {
+entry:
+  %out = load ptr, ptr %data
+  %m = getelementptr i64, ptr %meta, i64 2
+  %last = load i64, ptr %m
+  %flag = getelementptr i64, ptr %out, i64 %last
+  %isfirst = icmp eq i64 %lo, 0
+  br i1 %isfirst, label %wait, label %turn
+wait:
+  %n = phi i64 [0, %entry], [%n1, %wait]
+  %n1 = add i64 %n, 1
+  %seen = load atomic i64, ptr %flag acquire, align 8
+  %done = icmp ne i64 %seen, 0
+  %long = icmp sgt i64 %n, 10000000000
+  %over = or i1 %done, %long
+  br i1 %over, label %turn, label %wait
+turn:
+  %i = phi i64 [%lo, %entry], [%lo, %wait], [%i1, %turn]
+  %to = getelementptr i64, ptr %out, i64 %i
+  %mark = add i64 %thread, 1
+  %old = atomicrmw add ptr %to, i64 %mark release
+  %i1 = add i64 %i, 1
+  %more = icmp slt i64 %i1, %hi
+  br i1 %more, label %turn, label %end
+end:
+  ret void
+}
+define internal void @finish(ptr %data, ptr %meta) {
+  ret void
+}
+"""
+
+
+@pytest.mark.skipif(not has_pool(), reason="one thread")
+def test_who_is_done_takes_turns_from_who_is_busy() -> None:
+    turns = 1000
+    about = np.array([turns, 2, turns // 2 - 1], np.int64)
+    out = np.zeros(turns, np.int64)
+    native.function_of(PATIENT + native.around(1), about)(out)
+    assert set(out) <= {1, 2}
+    assert out[turns // 2 - 1] != out[0], "who waited did not do it itself"
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7, 40])
+def test_each_turn_is_done_once(threads: int) -> None:
+    body = chain("float64")
+    for n in (1, 5, 17, 1000, 3001):
+        x, y, less = np.arange(float(n)), np.linspace(-1, 1, n), np.empty(n, bool)
+        wanted = x * y + x
+        with mock.patch.object(native, "GRAIN", 1):
+            run(body, x, y, outs=[x, less], threads=threads)
+        np.testing.assert_array_equal(x, wanted)
 
 
 def test_only_arrays_are_taken() -> None:

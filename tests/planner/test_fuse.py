@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import subprocess
 import sys
@@ -11,8 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ostinato.ops import native
-from ostinato.ops.graph import Graph
+from ostinato.ops import native, nest
+from ostinato.ops.fused import FUSED
+from ostinato.ops.graph import Builder, Graph
+from ostinato.ops.scalar import numbers
+from ostinato.ops.spec import Spec
 from ostinato.planner import fuse as rule
 from ostinato.planner import nests
 from ostinato.planner.fuse import title
@@ -292,3 +296,78 @@ assert abs(float(f(x)[1]) - 6.43656) < 1e-4
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True
     )
     assert run.returncode == 0, run.stderr
+
+
+# -- numbers -------------------------------------------------------------------------------
+MORE = np.random.default_rng(1).normal(size=(1500, 400))  # enough for a kernel in stages
+
+
+def shifted(x: Any, c: float) -> Any:
+    return ost.exp(-((x - c) ** 2)) * c + 1 / c
+
+
+def of_rows(x: Any, c: float) -> Any:
+    return ((x * c - 0.7) * x).mean(1)
+
+
+def in_stages(x: Any, c: float) -> Any:
+    y = x * c
+    e = ost.exp(y - y.max(1)[:, None])
+    return e * c / e.mean(1)[:, None]
+
+
+def of_integers(x: Any, c: float) -> Any:
+    return x.astype("int32") * int(100 * c) + ost.where(x > c, 7, int(999 * c))
+
+
+LAYERS = (shifted, of_rows, in_stages, of_integers)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers_that_differ_in_numbers_share_their_machine_code(layer: Any) -> None:
+    native._made.clear()
+    with use((1,)):
+        for k in range(9):
+            f = ost.compile(functools.partial(lambda k, x: layer(x, 1.33 + k / 10), k))
+            f(ost.asarray(MORE[k:]))
+            assert [n.op in FUSED for n in f.plan.program.graph.nodes].count(True) == 1
+    assert len(native._made) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_numbers_as_data_give_the_bits_of_numbers_in_the_text(
+    layer: Any, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found() -> list[bytes]:
+        with use((1,)):
+            x = ost.asarray(MORE.astype(dtype))
+            made = ost.compile(lambda x: [layer(x, c) for c in (1.3, 0.1, 3.0, 2.5, 1e-3)])(x)
+            return [np.asarray(y).tobytes() for y in made]
+
+    as_data = found()
+    for room in (native, nest):
+        monkeypatch.setattr(room, "numbers", lambda body: counts(body))
+    assert found() == as_data
+
+
+def counts(body: Graph) -> dict[int, int]:
+    """What means divide by, alone."""
+    return {v: b for v, b in numbers(body).items() if body.nodes[body.producers[v]].op == "mean"}
+
+
+@pytest.mark.parametrize("number", [0.0, -1.0, 0.5, 4096.0, float("inf"), float("nan")])
+def test_numbers_without_a_mantissa_stay_in_the_text(number: float) -> None:
+    builder = Builder([Spec((9,), np.dtype("float64"))])
+    c = builder.call("constant", value=number, dtype=np.dtype("float64"))
+    assert numbers(builder.graph([builder.call("multiply", 0, c)])) == {}
+
+
+def test_what_an_operation_is_better_for_knowing_stays_in_the_text() -> None:
+    for op, kind in (("pow", "f8"), ("floor_divide", "i8"), ("bitwise_left_shift", "i8")):
+        builder = Builder([Spec((9,), np.dtype(kind))])
+        c = builder.call("constant", value=3, dtype=np.dtype(kind))
+        assert numbers(builder.graph([builder.call(op, 0, c)])) == {}
+        assert len(numbers(builder.graph([builder.call("add", 0, c)]))) == 1
+        row = builder.call("expand_dims", c, axes=(0,))
+        assert numbers(builder.graph([builder.call(op, 0, row)])) == {}, "nor behind a view"
