@@ -190,13 +190,12 @@ def _team(threads: int) -> Iterator[None]:
 
 # -- products ------------------------------------------------------------------------------
 def onednn_product(
-    a: Stack, b: Stack, out: Stack, turned: bool, threads: int, whole: bool, quick: bool
+    a: Stack, b: Stack, out: Stack, turned: bool, threads: int, packed: bool, quick: bool
 ) -> Callable[..., None]:
     """The function of three arrays that lie so; `Unable` if oneDNN cannot do it well.
 
-    turned: the function is called with b, a, out. whole: prefer the algorithm that packs both
-    operands, which large matrices repay. quick: not worth letting other Python threads run
-    meanwhile."""
+    turned: the function is called with b, a, out. packed: by the algorithm that packs both
+    operands. quick: not worth letting other Python threads run meanwhile."""
     found = library()
     if isinstance(found, str):
         raise Unable(found)
@@ -205,7 +204,7 @@ def onednn_product(
     owner = _Owner(found)
     try:
         with _team(threads):
-            primitive, memories, pad = _prepare(owner, (a, b, out), whole)
+            primitive, memories, pad = _prepare(owner, (a, b, out), packed)
     except Unable:
         owner.destroy()
         raise
@@ -224,15 +223,14 @@ def _release(owner: _Owner, *kept: Any) -> None:
 
 
 def _prepare(
-    owner: _Owner, stacks: Sequence[Stack], whole: bool
+    owner: _Owner, stacks: Sequence[Stack], packed: bool
 ) -> tuple[ctypes.c_void_p, list[ctypes.c_void_p], Any]:
     """The primitive, its memories, and the room that it works in."""
     found = owner.library
     attributes = owner.make("primitive_attr", "dnnl_primitive_attr_create")
     found.dnnl_primitive_attr_set_scratchpad_mode(attributes, _USER_SCRATCHPAD)
     forms = [owner.descriptor(s) for s in stacks]
-    made = _algorithm(owner, forms, attributes, "gemm") if whole else None
-    made = made or _algorithm(owner, forms, attributes, "")
+    made = _algorithm(owner, forms, attributes, "gemm" if packed else "")
     if made is None:
         raise Unable("only the reference implementation can")
     primitive = owner.make("primitive", "dnnl_primitive_create", made)

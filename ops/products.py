@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from .onednn import Stack, Unable, onednn_product
 from .threads import blas
 
 Product = Callable[..., None]  # (left, right, result)
+Maker = Callable[[], Product | None]
 
 _LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
 TINY = 1 << 15  # multiplications; smaller products are one call of BLAS, with the least around it
@@ -33,25 +34,49 @@ MOST_TURNS = 1 << 14
 
 def product(a: Any, b: Any, out: Any, threads: int) -> Product | None:
     """The function for arrays that lie as these do; None if NumPy does as well."""
+    made = (make() for make in ways(a, b, out, threads).values())
+    return next((f for f in made if f is not None), None)
+
+
+def ways(a: Any, b: Any, out: Any, threads: int) -> Mapping[str, Maker]:
+    """How arrays that lie as these do can be multiplied: by name, what makes the function, or None
+    where a library cannot after all. The first is what the rule takes; others may be faster.
+    """
     if out.size == 0 or a.size == 0 or why_not():
-        return None
+        return {}
     stacks = _stacks(a, b, out)
     if stacks is None:
-        return None
+        return {}
     left, right, result = stacks
     m, n, k = *result.shape[-2:], left.shape[-1]
     work = result.size * k
-    vector = min(m, n) == 1
     alike = a.dtype == b.dtype == out.dtype and out.dtype.name in _LETTERS
-    if not alike or (work > TINY and not vector):
-        whole = len(result.shape) == 2 and min(m, n) >= BOTH
+    found: dict[str, Maker] = {}
+    if not alike or (work > TINY and min(m, n) > 1):
         most = max(1, min(threads, work // GRAIN))
-        with contextlib.suppress(Unable):
-            turned = n > 1 and result.strides[-1] != 1
-            if turned:  # the transposes' product
-                left, right, result = (_transposed(s) for s in (right, left, result))
-            return onednn_product(left, right, result, turned, most, whole, work <= QUICK)
-    return _blas_product(*stacks, threads) if alike else None
+        whole = len(result.shape) == 2 and _packing_pays(left, right, result)
+        for packed in (whole, not whole) if len(result.shape) == 2 else (False,):
+            name = "onednn packed" if packed else "onednn"
+            found[name] = partial(_by_onednn, left, right, result, most, packed, work <= QUICK)
+    if alike:
+        found["blas"] = partial(_blas_product, left, right, result, threads)
+    return found
+
+
+def _packing_pays(a: Stack, b: Stack, out: Stack) -> bool:
+    """Whether to copy both operands in an order that suits the processor first."""
+    return min(out.shape[-2:]) >= BOTH
+
+
+def _by_onednn(
+    a: Stack, b: Stack, out: Stack, threads: int, packed: bool, quick: bool
+) -> Product | None:
+    turned = out.shape[-1] > 1 and out.strides[-1] != 1  # the transposes' product
+    if turned:
+        a, b, out = _transposed(b), _transposed(a), _transposed(out)
+    with contextlib.suppress(Unable):
+        return onednn_product(a, b, out, turned, threads, packed, quick)
+    return None
 
 
 def _stacks(a: Any, b: Any, out: Any) -> tuple[Stack, Stack, Stack] | None:
@@ -75,7 +100,26 @@ def _stacks(a: Any, b: Any, out: Any) -> tuple[Stack, Stack, Stack] | None:
         shape = (*(n for n, _ in kept), *x.shape[-2:])
         strides = (*(own[d] for _, d in kept), *own[-2:])
         made.append(Stack(shape, strides, x.dtype))
-    return made[0], made[1], made[2]
+    return _in_rows(made[0], made[1], made[2])
+
+
+def _in_rows(a: Stack, b: Stack, out: Stack) -> tuple[Stack, Stack, Stack]:
+    """Batches that share the right matrix are more rows of the left one, if they follow each other."""
+    if len(out.shape) == 2 or b.strides[-3] != 0:
+        return a, b, out
+    rows = a.shape[-2]
+    if rows > 1 and any(s.strides[-3] != s.strides[-2] * rows for s in (a, out)):
+        return a, b, out
+    left, result = (
+        Stack(
+            (*s.shape[:-3], s.shape[-3] * rows, s.shape[-1]),
+            (*s.strides[:-3], s.strides[-2 if rows > 1 else -3], s.strides[-1]),
+            s.dtype,
+        )
+        for s in (a, out)
+    )
+    right = Stack((*b.shape[:-3], *b.shape[-2:]), (*b.strides[:-3], *b.strides[-2:]), b.dtype)
+    return left, right, result
 
 
 def _joined(batch: Sequence[int], steps: Sequence[Sequence[int]]) -> list[tuple[int, int]]:

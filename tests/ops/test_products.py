@@ -64,10 +64,16 @@ def exact(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def check(a: np.ndarray, b: np.ndarray, out: np.ndarray, count: int = 2) -> bool:
     """Whether there is a function for these; if so, that it is right."""
-    out[...] = np.nan
     f = product(a, b, out, count)
     if f is None:
         return False
+    checked(f, a, b, out)
+    return True
+
+
+def checked(f: Any, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """That a function multiplies."""
+    out[...] = np.nan
     f(a, b, out)
     right, size = exact(a, b)
     kind = right.dtype
@@ -75,7 +81,6 @@ def check(a: np.ndarray, b: np.ndarray, out: np.ndarray, count: int = 2) -> bool
     steps = 2 * a.shape[-1] if bits > 10 else 2  # halves are accumulated in single precision
     bound = size * 2.0**-bits * steps + np.abs(right) * 2.0**-bits + 1e-30
     assert (np.abs(out.astype(kind) - right) <= bound).all()
-    return True
 
 
 @pytest.fixture
@@ -130,6 +135,52 @@ def test_products_that_threads_share(dtype: str, shape: Any, lies: str) -> None:
     for count in (1, 2, 3):
         assert check(a, b, np.empty((m, n), dtype), count)
         assert check(a, b, np.empty((n, m), dtype).T, count)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    shape=st.tuples(*[st.sampled_from([2, 17, 48, 130])] * 3),
+    batch=st.sampled_from([(), (3,)]),
+    lies=st.tuples(layouts, layouts, st.sampled_from(["plain", "turned", "apart"])),
+    dtype=dtypes,
+)
+def test_all_ways_are_right(shape: Any, batch: Any, lies: Any, dtype: str) -> None:
+    m, n, k = shape
+    a = laid(numbers((*batch, m, k), dtype), lies[0])
+    b = laid(numbers((*batch, k, n), dtype, 1), lies[1])
+    out = laid(numbers((*batch, m, n), dtype), lies[2])
+    made = {name: make() for name, make in products.ways(a, b, out, 2).items()}
+    assert len(made) >= (dtype in products._LETTERS)
+    first = next((f for f in made.values() if f is not None), None)
+    assert (first is None) == (product(a, b, out, 2) is None)
+    for f in made.values():
+        if f is not None:
+            checked(f, a, b, out)
+
+
+@with_onednn
+def test_the_ways_have_names() -> None:
+    a, b, c = numbers((300, 300), "float32"), numbers((300, 300), "float32", 1), np.zeros((4, 4))
+    assert list(products.ways(a, b, a.copy(), 2)) == ["onednn packed", "onednn", "blas"]
+    assert list(products.ways(c, c, c.copy(), 2)) == ["blas"]  # it is tiny
+    assert not products.ways(c[:0], c, c[:0], 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_batches_that_share_a_matrix_are_rows(dtype: str) -> None:
+    b = numbers((30, 50), dtype)
+    for shape in ((5, 4, 40, 30), (6, 1, 30), (2, 3, 1, 30)):
+        a = numbers(shape, dtype)
+        out = np.empty((*shape[:-1], 50), dtype)
+        stacks = products._stacks(a, b, out)
+        assert stacks is not None
+        assert [s.shape for s in stacks] == [(a.size // 30, 30), (30, 50), (a.size // 30, 50)]
+        check(a, b, out)
+    apart = laid(
+        numbers((5, 4, 40, 30), dtype), "other"
+    )  # rows of batches do not follow each other
+    assert len(products._stacks(apart, b, np.empty((5, 4, 40, 50), dtype))[0].shape) > 2  # type: ignore[index]
+    check(apart, b, np.empty((5, 4, 40, 50), dtype))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
