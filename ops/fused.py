@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from .epilogue import epilogue_native, epilogue_room, shape_of
 from .graph import Graph
-from .labels import SUMS, analyse, analyse_in_order, label
+from .labels import PRODUCTS, SUMS, analyse, analyse_in_order, label
 from .layout import Box
 from .native import crew_of, nest_kernel
 from .nest import facts
@@ -99,6 +100,9 @@ def _shapes(body: Graph, given: Sequence[Shape], labelled: Any) -> list[Shape]:
         return [tuple(1 if x is None else nest.extents[x] for x in own) for own in nest.dims]
     found = list(given[: len(body.inputs)])
     for node in body.nodes:
+        if node.op in PRODUCTS:
+            found.append(shape_of(*(found[v] for v in node.inputs)))
+            continue
         shape = np.broadcast_shapes(*(found[v] for v in node.inputs))
         if node.op in SUMS:
             shape = tuple(n for d, n in enumerate(shape) if d not in node.kw["axes"])
@@ -106,10 +110,20 @@ def _shapes(body: Graph, given: Sequence[Shape], labelled: Any) -> list[Shape]:
     return found
 
 
-FUSED = ("fused", "fused_rows", "fused_nest")
+FUSED = ("fused", "fused_rows", "fused_nest", "fused_matmul")
 
 op("fused", infer=_infer, kernel=_kernel, cost=_cost, overwrite=ANY)
 op("fused_rows", infer=_infer, kernel=_kernel, cost=_cost)  # with reductions over the last axes
+op(  # a product, and what is elementwise behind it
+    "fused_matmul",
+    infer=_infer,
+    kernel=_kernel,
+    native=epilogue_native,
+    scratch=epilogue_room,
+    overwrite=tuple(range(2, 64)),  # all but the matrices
+    cost=_cost,
+    dense=True,
+)
 op(  # in stages
     "fused_nest", infer=_infer, kernel=_kernel, native=_stages, cost=_cost, scratch=_room
 )

@@ -278,7 +278,7 @@ def _text(letter: str, vector: bool, wide: bool) -> str:
         "@blas_state = external global [2 x i64]",
         "@one = private constant [2 x double] [double 1.0, double 0.0]",
         "@zero = private constant [2 x double] zeroinitializer",
-        "define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi) {",
+        "define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %thread) {",
         "entry:",
         *_loaded("%meta", 2, _FACTS),
         *_BASES,
@@ -312,11 +312,11 @@ def _text(letter: str, vector: bool, wide: bool) -> str:
 _state = np.zeros(2, np.int64)  # products at work, and OpenBLAS's threads before the first
 
 
-def _loaded(base: str, start: int, names: Sequence[str]) -> list[str]:
+def _loaded(base: str, start: int, names: Sequence[str], kind: str = "i64") -> list[str]:
     lines = []
     for k, name in enumerate(names, start):
-        lines.append(f"  %{name}_at = getelementptr i64, ptr {base}, i64 {k}")
-        lines.append(f"  %{name} = load i64, ptr %{name}_at")
+        lines.append(f"  %{name}_at = getelementptr {kind}, ptr {base}, i64 {k}")
+        lines.append(f"  %{name} = load {kind}, ptr %{name}_at")
     return lines
 
 
