@@ -26,7 +26,7 @@ TINY = 1 << 15  # multiplications; smaller products are one call of BLAS, with t
 GRAIN = 1 << 20  # multiplications that are worth waking a thread, where they are quick ...
 READS = 1 << 17  # ... and where memory limits them: in products with vectors
 QUICK, QUICK_READS = 1 << 17, 1 << 13  # less is not worth letting other Python threads run
-BOTH = 256  # rows and columns from which packing both operands pays
+BOTH = 64  # rows and columns from which packing both operands pays
 LONG = 1 << 14  # terms of a sum that make a block
 PARTS = 32  # blocks of a sum at the most
 MOST_TURNS = 1 << 14
@@ -64,8 +64,10 @@ def ways(a: Any, b: Any, out: Any, threads: int) -> Mapping[str, Maker]:
 
 
 def _packing_pays(a: Stack, b: Stack, out: Stack) -> bool:
-    """Whether to copy both operands in an order that suits the processor first."""
-    return min(out.shape[-2:]) >= BOTH
+    """Whether to copy both operands in an order that suits the processor first: as timed over a grid
+    of shapes.
+    """
+    return min(out.shape[-2:]) >= BOTH or a.strides[-1] != 1
 
 
 def _by_onednn(
