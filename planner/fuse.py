@@ -32,7 +32,8 @@ from .nests import PRODUCT, Nested, has_reductions, nests, small_first
 from .plan import Target
 from .rewrite import map_bodies
 
-WORTH = 16384  # elements times operations that are worth a kernel of their own
+WORTH = 16384  # elements times operations that are worth kernels
+BESIDE = 2048  # and that are worth one more, in a plan that has some
 LARGE = 4096  # elements, where the bits must not depend on what is beside
 NODES, OPERANDS = 128, 16  # of one kernel at the most
 NARROWEST = 16  # columns of a product in blocks of rows
@@ -200,9 +201,12 @@ def _worthy_groups(
     """Without small ones, whose operations then stand by themselves, each in its place."""
     alone = alone | _library_functions(graph, target)
     begin = {k: g.start for g in nested for k in g.members if graph.nodes[k].op not in VIEWS}
+    groups = _groups(graph, target, alone, begin)
+    some = nested or any(_is_worth(g, target, WORTH) for g in groups)
+    least = min(BESIDE, WORTH) if some else WORTH
     while True:
         groups = _groups(graph, target, alone, begin)
-        small = [k for g in groups if not _is_worth(g, target) for k in g.members]
+        small = [k for g in groups if not _is_worth(g, target, least) for k in g.members]
         if not small:
             return groups
         alone.update(small)
@@ -301,13 +305,13 @@ def _rows(graph: Graph, node: Node) -> int:
     return len(axes) if can_lower("astype", (spec.dtype,), made.dtype) else 0
 
 
-def _is_worth(group: _Group, target: Target) -> bool:
+def _is_worth(group: _Group, target: Target, least: int) -> bool:
     if group.product:
         return len(group.members) > 1
     size = math.prod(group.space[0])
     if target.numerics == "any-workers":
         return size >= LARGE
-    return size * len(group.members) >= WORTH
+    return size * len(group.members) >= least
 
 
 @dataclass(slots=True)
