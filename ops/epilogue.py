@@ -7,6 +7,7 @@ elements, or rows, of a block. Where operands lie so that this cannot be, the tw
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -62,9 +63,10 @@ def _most_rows(n: int) -> int:
     return max(LEAST, BYTES // (4 * n))
 
 
-def _room(n: int) -> int:
-    """Bytes of a block, in whole lines of the cache."""
-    return -(-_most_rows(n) * n * 4 // 64) * 64
+def _room(shape: Shape) -> int:
+    """Bytes of a block of a product, in whole lines of the cache."""
+    rows = min(_most_rows(shape[-1]), math.prod(shape[:-1]))
+    return -(-rows * shape[-1] * 4 // 64) * 64
 
 
 def block_rows(m: int, n: int, batches: int, threads: int) -> int:
@@ -77,7 +79,7 @@ def epilogue_room(
     ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], *, body: Graph
 ) -> Sequence[Scratch]:
     """A block for each thread."""
-    return [Scratch((_room(ins[1][-1]) * most_threads() + 64,), int8)]
+    return [Scratch((_room(shape_of(*ins[:2])) * most_threads() + 64,), int8)]
 
 
 class _Rest(NamedTuple):
@@ -137,7 +139,7 @@ def _in_blocks(
     (m, n), k = out.shape[-2:], a.shape[-1]
     batches, work = out.size // (m * n), out.size * k
     threads = max(1, min(threads, work // GRAIN))
-    block, room = block_rows(m, n, batches, threads), _room(n)
+    block, room = block_rows(m, n, batches, threads), _room(rest.like.shape)
     start = -(-scratch[0].ctypes.data // 64) * 64
     if start + room * threads > scratch[0].ctypes.data + scratch[0].nbytes:
         return None

@@ -110,20 +110,25 @@ def _shapes(body: Graph, given: Sequence[Shape], labelled: Any) -> list[Shape]:
     return found
 
 
-FUSED = ("fused", "fused_rows", "fused_nest", "fused_matmul")
+WITH_PRODUCT = ("fused_matmul", "fused_matmul_rows")
+FUSED = ("fused", "fused_rows", "fused_nest", *WITH_PRODUCT)
 
 op("fused", infer=_infer, kernel=_kernel, cost=_cost, overwrite=ANY)
 op("fused_rows", infer=_infer, kernel=_kernel, cost=_cost)  # with reductions over the last axes
-op(  # a product, and what is elementwise behind it
-    "fused_matmul",
-    infer=_infer,
-    kernel=_kernel,
-    native=epilogue_native,
-    scratch=epilogue_room,
-    overwrite=tuple(range(2, 64)),  # all but the matrices
-    cost=_cost,
-    dense=True,
-)
+for _name, _overwrite in (
+    ("fused_matmul", tuple(range(2, 64))),  # a product, and what is behind: all but its matrices
+    ("fused_matmul_rows", ()),  # with reductions of its rows
+):
+    op(
+        _name,
+        infer=_infer,
+        kernel=_kernel,
+        native=epilogue_native,
+        scratch=epilogue_room,
+        overwrite=_overwrite,
+        cost=_cost,
+        dense=True,
+    )
 op(  # in stages
     "fused_nest", infer=_infer, kernel=_kernel, native=_stages, cost=_cost, scratch=_room
 )

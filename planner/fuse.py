@@ -339,7 +339,7 @@ def _emit(
         kind = "fused_nest"
         params |= {"dims": found.dims, "rows": group.rows()}
     else:
-        kind = "fused_matmul" if group.product else "fused_rows" if group.rows else "fused"
+        kind = f"fused{'_matmul' * group.product}{'_rows' * (group.rows > 0)}"
     outs = builder.add(kind, [values[v] for v in group.operands], params, specs, line)
     values.update(zip(found.made, outs, strict=True))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.ops import native
 from ostinato.ops.epilogue import rest_of
-from ostinato.ops.fused import FUSED
+from ostinato.ops.fused import FUSED, WITH_PRODUCT
 from ostinato.ops.graph import Graph, Node
 from ostinato.ops.labels import (
     POSITIONS,
@@ -142,7 +142,7 @@ def _reductions(body: Graph) -> list[Node]:
 
 def _behind(node: Node) -> Node:
     """Of a kernel that begins with a product what follows it, whose first operand is the product."""
-    if node.op != "fused_matmul":
+    if node.op not in WITH_PRODUCT:
         return node
     return Node("fused", (), (("body", rest_of(node.kw["body"])[0]),), node.specs, node.line)
 
@@ -178,7 +178,7 @@ def _contiguous(shape: Shape, size: int) -> list[int]:
 
 # -- text ----------------------------------------------------------------------------------
 def _listing(node: Node) -> str:
-    ahead = _product(node) if node.op == "fused_matmul" else []
+    ahead = _product(node) if node.op in WITH_PRODUCT else []
     node = _behind(node)
     body, loops = node.kw["body"], _loops(node)
     places = [_place(steps) for steps in loops.strides]

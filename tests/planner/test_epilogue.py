@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops import epilogue, onednn
+from ostinato.ops.fused import WITH_PRODUCT
 from ostinato.ops.native import why_not
 
 import ostinato as ost
@@ -72,7 +73,7 @@ def test_chains_behind_products(
         return [*made, getattr(xp, rows)(y, axis=-1)] if rows else made
 
     made, ops = run(lambda *xs: f(ost, *xs), *given_, bias, r)
-    assert ops.count("fused_matmul") == 1
+    assert sum(op in WITH_PRODUCT for op in ops) == 1
     assert "matmul" not in ops
     right = f(np, *(x.astype(np.float64) for x in (*given_, bias, r)))
     for y, exact in zip(made, right, strict=True):
@@ -137,6 +138,15 @@ def test_a_matrix_of_the_product_keeps_its_place() -> None:
     np.testing.assert_allclose(np.asarray(y), w - 0.5 * (w @ x), atol=1e-4)
 
 
+def test_what_is_reduced_of_rows_takes_no_operands_place() -> None:
+    """All rows read the bias, also those after the first ones' maxima are written."""
+    b, x, w = numbers(160), numbers(160, 100, seed=1), numbers(100, 160, seed=2)
+    f = ost.compile(lambda b, x, w: (x @ w + b).max(1), donate=("b",))
+    y = f(ost.asarray(b), ost.asarray(x), ost.asarray(w))
+    assert "fused_matmul_rows" in ops_of(f)
+    np.testing.assert_allclose(np.asarray(y), (x @ w + b).max(1), atol=1e-4)
+
+
 def test_in_loops_and_by_the_ops_own_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     w, x = numbers(100, 100) * 0.1, numbers(130, 100, seed=1)
 
@@ -170,7 +180,7 @@ def test_with_several_threads(threads: int) -> None:
         for split in (None, 0) if threads == 3 else (None,):
             f = ost.compile(lambda a, b, c: (ost.tanh(a @ b + c), (a @ b).max(1)))
             y, z = f(ost.asarray(a, split=split), ost.asarray(b), ost.asarray(c))
-            assert "fused_matmul" in ops_of(f)
+            assert "fused_matmul_rows" in ops_of(f)
             right = a.astype(np.float64) @ b
             np.testing.assert_allclose(np.asarray(y), np.tanh(right + c), atol=1e-5)
             np.testing.assert_allclose(np.asarray(z), right.max(1), atol=1e-4)
@@ -194,9 +204,9 @@ def test_what_stays_apart() -> None:
         (lambda a, b: ost.exp(a @ b), (a.astype(np.float64), b.astype(np.float64)), {}),
         (lambda a: ost.exp(a @ a), (numbers(130, 130),), {}),
     ):
-        assert "fused_matmul" not in run(f, *arrays, **how)[1]
+        assert not set(WITH_PRODUCT) & set(run(f, *arrays, **how)[1])
     with ost.connect(numerics="any-workers"):
-        assert "fused_matmul" not in run(lambda a, b: ost.exp(a @ b), a, b)[1]
+        assert not set(WITH_PRODUCT) & set(run(lambda a, b: ost.exp(a @ b), a, b)[1])
 
 
 def test_kernels_in_stages_keep_what_only_they_read() -> None:
