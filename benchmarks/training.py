@@ -78,7 +78,7 @@ def numpy_case(hidden: int) -> Case:
     return case(start(hidden), lambda layers: numpy_step(layers, x, y), np.asarray)
 
 
-def ostinato_case(hidden: int) -> Case:
+def ostinato_case(hidden: int, precision: str = "as-written") -> Case:
     import ostinato as ost
 
     x, y = (ost.asarray(v) for v in batch())
@@ -89,7 +89,7 @@ def ostinato_case(hidden: int) -> Case:
         w, b = layers[-1]
         return ost.nn.cross_entropy(x @ w + b, y)
 
-    @ost.compile(donate=("layers",))
+    @ost.compile(donate=("layers",), precision=precision)
     def step(layers: Any, x: Any, y: Any) -> Any:
         slopes = ost.grad(loss)(layers, x, y)
         return ost.tree_map(lambda p, g: p - RATE * g, layers, slopes)
@@ -153,6 +153,7 @@ def expected(hidden: int) -> Any:
 
 def mlp(hidden: int) -> Workload:
     weights = [m * n for m, n in pairwise(sizes(hidden))]
+    mixed = {"ostinato/mixed_bf16": functools.partial(ostinato_case, hidden, "mixed_bf16")}
     return Workload(
         f"mlp{hidden}",
         f"a training step, batch {BATCH}, {hidden} hidden layers of 528",
@@ -162,6 +163,7 @@ def mlp(hidden: int) -> Workload:
             "numpy": functools.partial(numpy_case, hidden),
             "jax": functools.partial(jax_case, hidden),
             "torch": functools.partial(torch_case, hidden),
+            **(mixed if hidden == 16 else {}),
         },
         tolerance=1e-3,
         traffic=8 * sum(weights),  # that of the weights, read and written once

@@ -35,6 +35,7 @@ from .spec import (
     complex128,
     float32,
     float64,
+    in_line,
     int64,
     is_integer,
     uint64,
@@ -381,7 +382,9 @@ def asarray(
     )
     host = np.require(host, host.dtype.newbyteorder("="), ["C", "A"])
     if copy or (copy is None and not fresh):
-        host = host.copy()
+        own = in_line(host.shape, host.dtype)
+        own[...] = host
+        host = own
     return from_operand(Host(host, None if split == ANYWHERE else split))
 
 

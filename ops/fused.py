@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from .epilogue import epilogue_native, epilogue_room, shape_of
 from .graph import Graph
-from .labels import BLOCKS, SUMS, UNITS, analyse, analyse_in_order, label, lanes_of
+from .labels import BLOCKS, PRODUCTS, SUMS, UNITS, analyse, analyse_in_order, label, lanes_of
 from .layout import Box
 from .native import crew_of, nest_kernel
 from .nest import facts
@@ -116,6 +117,9 @@ def _shapes(body: Graph, given: Sequence[Shape], labelled: Any) -> list[Shape]:
         return [tuple(1 if x is None else nest.extents[x] for x in own) for own in nest.dims]
     found = list(given[: len(body.inputs)])
     for node in body.nodes:
+        if node.op in PRODUCTS:
+            found.append(shape_of(*(found[v] for v in node.inputs)))
+            continue
         shape = np.broadcast_shapes(*(found[v] for v in node.inputs))
         if node.op in SUMS:
             shape = tuple(n for d, n in enumerate(shape) if d not in node.kw["axes"])
@@ -123,10 +127,25 @@ def _shapes(body: Graph, given: Sequence[Shape], labelled: Any) -> list[Shape]:
     return found
 
 
-FUSED = ("fused", "fused_rows", "fused_nest")
+WITH_PRODUCT = ("fused_matmul", "fused_matmul_rows")
+FUSED = ("fused", "fused_rows", "fused_nest", *WITH_PRODUCT)
 
 op("fused", infer=_infer, kernel=_kernel, cost=_cost, overwrite=ANY)
 op("fused_rows", infer=_infer, kernel=_kernel, cost=_cost)  # with reductions over the last axes
+for _name, _overwrite in (
+    ("fused_matmul", tuple(range(2, 64))),  # a product, and what is behind: all but its matrices
+    ("fused_matmul_rows", ()),  # with reductions of its rows
+):
+    op(
+        _name,
+        infer=_infer,
+        kernel=_kernel,
+        native=epilogue_native,
+        scratch=epilogue_room,
+        overwrite=_overwrite,
+        cost=_cost,
+        dense=True,
+    )
 op(  # in stages
     "fused_nest",
     infer=_infer,

@@ -102,6 +102,12 @@ class _Sum:
 def kernel_text(body: Graph, loops: Loops) -> str:
     """A module in LLVM's language: `body` for some turns, `task` for a thread's share, `finish` for
     what is put together at the end, and `run` for Python.
+    """
+    return f"{kernel_code(body, loops)}\n{around(len(body.inputs) + len(body.outputs))}"
+
+
+def kernel_code(body: Graph, loops: Loops) -> str:
+    """`body` and `finish`.
 
     A turn is an element, a row of the innermost loop where there are more, or a block of elements
     where all of them are reduced."""
@@ -202,7 +208,7 @@ def kernel_text(body: Graph, loops: Loops) -> str:
     )  # stores past the caches are in no order with others
     code += ["end:", *fence, "  ret void", "}"]
     code += _finish(lines, sums if blocks else [], data, room)
-    return "\n".join([*sorted(lines.declared), *code, around(many)])
+    return "\n".join([*sorted(lines.declared), *code])
 
 
 def _places(loops: Loops, many: int) -> tuple[list[str], list[str], list[str]]:
@@ -998,6 +1004,20 @@ def native_kernel(
     if last == 0 and axes:
         meta += [0] * (turns * len(body.outputs))
     return function_of(text, np.array(meta, np.int64))
+
+
+def strides_over(
+    body: Graph, shape: Shape, arrays: Sequence[Any], axes: int
+) -> list[tuple[int, ...]]:
+    """Of operands and results along each axis of the elements, of which the last `axes` are reduced."""
+    found = []
+    for array, v in zip(arrays, (*range(len(body.inputs)), *body.outputs), strict=True):
+        k = body.producers[v]
+        if axes and k >= 0 and body.nodes[k].op in SUMS:
+            found.append((*array.strides, *[0] * axes))
+        else:
+            found.append(np.broadcast_to(array, shape).strides)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

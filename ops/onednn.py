@@ -268,18 +268,14 @@ def _text(many: int) -> str:
         symbol(name, address_of(library(), name))
     for name in LIMITS:
         symbol(name, pool()[name])
-    symbol("Py_DecRef", address_of(ctypes.pythonapi, "Py_DecRef"))
-    symbol("memory_error", id(MemoryError))
+    check_symbols()
     facts = ("status", "team", "primitive", "stream", "count", "arguments")
     code = [
         "declare i32 @dnnl_memory_set_data_handle(ptr, ptr)",
         "declare i32 @dnnl_primitive_execute(ptr, ptr, i32, ptr)",
         "declare i32 @omp_get_max_threads()",
         "declare void @omp_set_num_threads(i32)",
-        "declare void @Py_DecRef(ptr)",
-        "@memory_error = external global i8",
-        '@no_memory = private constant [33 x i8] c"oneDNN had no memory to multiply\\00"',
-        "define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi) {",
+        "define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %thread) {",
     ]
     for k, fact in enumerate(facts, 2):
         code.append(f"  %{fact}_at = getelementptr i64, ptr %meta, i64 {k}")
@@ -293,7 +289,13 @@ def _text(many: int) -> str:
             f"  %array{k} = load ptr, ptr %array{k}_at",
             f"  %set{k} = call i32 @dnnl_memory_set_data_handle(ptr %memory{k}, ptr %array{k})",
         ]
-    return "\n".join([*code, _REST, around(many, "shared")])
+    return "\n".join([*code, _REST, CHECKED, around(many, "shared")])
+
+
+def check_symbols() -> None:
+    """What `CHECKED` calls."""
+    symbol("Py_DecRef", address_of(ctypes.pythonapi, "Py_DecRef"))
+    symbol("memory_error", id(MemoryError))
 
 
 _REST = """
@@ -307,6 +309,13 @@ _REST = """
   store i64 %done64, ptr %status_at
   ret void
 }
+"""
+
+# A `run` that looks whether the library said, in the first of its facts, that it could not.
+CHECKED = """
+declare void @Py_DecRef(ptr)
+@memory_error = external global i8
+@no_memory = private constant [33 x i8] c"oneDNN had no memory to multiply\\00"
 
 define internal void @finish(ptr %data, ptr %meta) {
   ret void
@@ -324,6 +333,7 @@ look:
   %failed = icmp ne i64 %status, 0
   br i1 %failed, label %fail, label %end
 fail:
+  store i64 0, ptr %status_at
   call void @Py_DecRef(ptr %made)
   call void @PyErr_SetString(ptr @memory_error, ptr @no_memory)
   ret ptr null

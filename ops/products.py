@@ -26,7 +26,7 @@ TINY = 1 << 15  # multiplications; smaller products are one call of BLAS, with t
 GRAIN = 1 << 20  # multiplications that are worth waking a thread, where they are quick ...
 READS = 1 << 17  # ... and where memory limits them: in products with vectors
 QUICK, QUICK_READS = 1 << 17, 1 << 13  # less is not worth letting other Python threads run
-BOTH = 256  # rows and columns from which packing both operands pays
+BOTH = 64  # rows and columns from which packing both operands pays
 LONG = 1 << 14  # terms of a sum that make a block
 PARTS = 32  # blocks of a sum at the most
 MOST_TURNS = 1 << 14
@@ -67,8 +67,10 @@ def ways(a: Any, b: Any, out: Any, threads: int) -> Mapping[str, Maker]:
 
 
 def _packing_pays(a: Stack, b: Stack, out: Stack) -> bool:
-    """Whether to copy both operands in an order that suits the processor first."""
-    return min(out.shape[-2:]) >= BOTH
+    """Whether to copy both operands in an order that suits the processor first: as timed over a grid
+    of shapes.
+    """
+    return min(out.shape[-2:]) >= BOTH or a.strides[-1] != 1
 
 
 def _by_onednn(
@@ -281,7 +283,7 @@ def _text(letter: str, vector: bool, wide: bool) -> str:
         "@blas_state = external global [2 x i64]",
         "@one = private constant [2 x double] [double 1.0, double 0.0]",
         "@zero = private constant [2 x double] zeroinitializer",
-        "define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi) {",
+        "define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %thread) {",
         "entry:",
         *_loaded("%meta", 2, _FACTS),
         *_BASES,
@@ -315,11 +317,11 @@ def _text(letter: str, vector: bool, wide: bool) -> str:
 _state = np.zeros(2, np.int64)  # products at work, and OpenBLAS's threads before the first
 
 
-def _loaded(base: str, start: int, names: Sequence[str]) -> list[str]:
+def _loaded(base: str, start: int, names: Sequence[str], kind: str = "i64") -> list[str]:
     lines = []
     for k, name in enumerate(names, start):
-        lines.append(f"  %{name}_at = getelementptr i64, ptr {base}, i64 {k}")
-        lines.append(f"  %{name} = load i64, ptr %{name}_at")
+        lines.append(f"  %{name}_at = getelementptr {kind}, ptr {base}, i64 {k}")
+        lines.append(f"  %{name} = load {kind}, ptr %{name}_at")
     return lines
 
 

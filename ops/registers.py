@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .spec import DTYPES, DType, bool_, float64
+from .spec import DTYPES, DType, bfloat16, bool_, float32, float64, uint32
 
 KINDS = {
     n: d for n, d in DTYPES.items() if n not in ("float16", "bfloat16", "complex64", "complex128")
@@ -68,6 +68,8 @@ def literal(value: Any, dtype: DType) -> str:
     """A number as LLVM writes it, to the last bit."""
     if dtype.kind == "b":
         return "true" if value else "false"
+    if dtype == bfloat16:
+        return str(int(np.array(value, bfloat16).view(np.int16)))
     if dtype.kind != "f":
         return str(int(value))
     with np.errstate(all="ignore"):
@@ -236,6 +238,11 @@ def cast(x: Value, dtype: DType) -> Value:
     old = x.dtype
     if old == dtype:
         return x
+    if old == bfloat16 and dtype == float32:
+        whole = x.lines.write(f"zext i16 {x.name} to i32", uint32)
+        return unbits(shift(whole, "shl", 16))
+    if bfloat16 in (old, dtype):
+        return _halved(x, dtype)
     if dtype.kind == "b":
         return x != 0
     if dtype.kind == "f":
@@ -252,6 +259,21 @@ def cast(x: Value, dtype: DType) -> Value:
     else:
         return Value(x.lines, x.name, dtype)
     return x.lines.write(f"{word} {x.kind} {x.name} to {llvm_type(dtype)}", dtype)
+
+
+def _halved(x: Value, dtype: DType) -> Value:
+    """The nearest bfloat16 of a float, ties to even: the upper half of its bits, which are all that a
+    register holds of it.
+    """
+    if x.dtype != float32 or dtype != bfloat16:
+        raise Unsupported(f"{x.dtype} to {dtype}")
+    number = bits(x)
+    whole = Value(x.lines, number.name, uint32)
+    last = shift(whole, "lshr", 16) & 1
+    near = shift(whole + last + 0x7FFF, "lshr", 16)
+    nan = shift(whole, "lshr", 16) & 0x8000 | 0x7FC0
+    made = where(x != x, nan, near)
+    return x.lines.write(f"trunc i32 {made.name} to i16", bfloat16)
 
 
 def _whole(x: Value, dtype: DType) -> Value:

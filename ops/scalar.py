@@ -20,7 +20,7 @@ from .graph import Graph
 from .labels import VIEWS
 from .registers import KINDS, Lines, Unsupported, Value, as_bits, cast
 from .registry import OPS
-from .spec import DType
+from .spec import DType, bfloat16, float32
 
 
 # -- whole expressions ---------------------------------------------------------------------
@@ -92,6 +92,8 @@ def lower(name: str, operands: Sequence[Value], dtype: DType) -> Value:
 @lru_cache(4096)
 def can_lower(name: str, dtypes: tuple[DType, ...], out: DType) -> bool:
     """Whether kernels can be generated for an operation on these dtypes."""
+    if name == "astype" and {*dtypes, out} == {bfloat16, float32}:
+        return True
     if out not in KINDS.values() or any(d not in KINDS.values() for d in dtypes):
         return False
     lines = Lines()

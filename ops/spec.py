@@ -136,6 +136,18 @@ class Spec:
         return f"{text} @ {self.layout}" if self.layout is not None else text
 
 
+def in_line(shape: Sequence[int], dtype: DType) -> Any:
+    """Memory for an array that begins on a line of the cache, which whole vectors then never cross;
+    little ones lie where they come.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if size < 4096:
+        return np.empty(tuple(shape), dtype)
+    raw = np.empty(size + 64, np.uint8)
+    skip = -raw.ctypes.data % 64
+    return raw[skip : skip + size].view(dtype).reshape(tuple(shape))
+
+
 def lying(shape: Sequence[int], dtype: Any, strides: Sequence[int] | None = None) -> Any:
     """An array of this form, in order if nothing else is said; its elements are not there."""
     steps = []

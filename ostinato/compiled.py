@@ -35,7 +35,7 @@ from ostinato.runtime.engine import Launcher
 
 from . import sessions
 from .reading import CompileTrace, NeedsValue, _Reader, run_plan
-from .sessions import Session, current
+from .sessions import Session, check_precision, current
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -92,6 +92,7 @@ class CompiledFunction(Generic[P, R]):
         static: Iterable[str | int] = (),
         memory_limit: int | None = None,
         numerics: str | None = None,
+        precision: str | None = None,
     ) -> None:
         self.function = function
         functools.update_wrapper(self, function)
@@ -102,6 +103,7 @@ class CompiledFunction(Generic[P, R]):
         self.donate = self._named(donate, "donate")
         self.memory_limit = memory_limit
         self.numerics = numerics
+        self.precision = None if precision is None else check_precision("compile", precision)
         self.entries: dict[Any, Entry] = {}
         self.quick: dict[tuple[Any, ...], _Known] = {}  # by what one look at the arguments gives
         self.needed: set[tuple[Any, int]] = set()  # numbers that turned out to be needed by value
@@ -422,6 +424,7 @@ class CompiledFunction(Generic[P, R]):
             "mesh": target.mesh,
             "device": target.device,
             "numerics": self.numerics or target.numerics,
+            "precision": self.precision or target.precision,
             "memory_limit": self.memory_limit or target.memory_limit,
         }
 
@@ -573,6 +576,7 @@ class CompiledFunction(Generic[P, R]):
             target.device,
             self.numerics or target.numerics,
             self.memory_limit if self.memory_limit is not None else target.memory_limit,
+            precision=self.precision or target.precision,
         )
 
     def _donated(self, structure: Structure) -> list[int]:
@@ -883,6 +887,7 @@ def compile(
     static: Iterable[str | int] = ...,
     memory_limit: int | None = ...,
     numerics: str | None = ...,
+    precision: str | None = ...,
 ) -> Callable[[Callable[P, R]], CompiledFunction[P, R]]: ...
 
 
@@ -892,7 +897,7 @@ def compile(function: Any = None, /, **options: Any) -> Any:
 
     donate: arguments whose memory the results may take; they cannot be used afterwards.
     static: arguments that are part of the signature by value.
-    memory_limit, numerics: as in `connect`, for this function.
+    memory_limit, numerics, precision: as in `connect`, for this function.
     """
     if function is None:
         return lambda f: CompiledFunction(f, **options)

@@ -18,7 +18,7 @@ from ostinato.planner.cache import PlanCache
 from ostinato.planner.explain import told
 from ostinato.planner.layouts import resolve
 from ostinato.planner.pipeline import make_plan, tune
-from ostinato.planner.plan import NUMERICS, Choice, Key, Plan, Target
+from ostinato.planner.plan import NUMERICS, PRECISIONS, Choice, Key, Plan, Target
 from ostinato.planner.tuner import Budget, Known, Tuner, machine
 from ostinato.planner.tuning import Site
 from ostinato.runtime.engine import Engine, Held, LocalEngine
@@ -157,6 +157,18 @@ def _first_split(layout: Layout) -> Split:
     return next((s for s in layout.splits if isinstance(s, int)), None)
 
 
+def check_precision(who: str, precision: str) -> str:
+    """One of the names of policies."""
+    if precision not in PRECISIONS:
+        raise misfit(
+            ArgumentError,
+            who,
+            got=f"precision={precision!r}",
+            needed=" or ".join(map(repr, PRECISIONS)),
+        )
+    return precision
+
+
 def connect(
     workers: int | None = None,
     *,
@@ -164,6 +176,7 @@ def connect(
     numerics: str = "same-plan",
     memory_limit: int | None = None,
     threads: int | None = None,
+    precision: str = "as-written",
 ) -> Session:
     """Workers to compute with: this process with all its cores, or n workers that are threads of
     it.
@@ -172,7 +185,9 @@ def connect(
     "same-plan" (the same plan gives the same bits), "any-workers" (so does any number of workers),
     "fast". memory_limit: bytes per worker; a plan that needs more runs block after block of an
     index, or is refused before it runs if that is not enough. threads: at most so many cores are
-    used, which workers share; else all that this process may use, or OMP_NUM_THREADS."""
+    used, which workers share; else all that this process may use, or OMP_NUM_THREADS. precision:
+    "mixed_bf16" rounds what float32 products multiply to bfloat16, which some processors multiply
+    much faster; sums and all else stay float32."""
     global in_use
     if mesh is None:
         mesh = (1 if workers is None else workers,)
@@ -209,9 +224,9 @@ def connect(
             needed="a whole number of 1 or more",
             do="leave it out to use all cores",
         )
-    session = Session(
-        LocalEngine(count, mesh, threads), Target(mesh, "cpu", numerics, memory_limit)
-    )
+    check_precision("connect", precision)
+    target = Target(mesh, "cpu", numerics, memory_limit, precision=precision)
+    session = Session(LocalEngine(count, mesh, threads), target)
     with _lock:
         session._before = in_use
         in_use = session

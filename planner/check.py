@@ -24,6 +24,7 @@ from .layouts import _extents, _way, choose_layouts
 from .memory import CONTROL
 from .numerics import fix_order
 from .plan import Target
+from .precision import mix_precision
 from .reads import read_files
 from .rewrite import Values, map_bodies, rebuild
 from .simplify import simplify
@@ -302,7 +303,8 @@ def same_program(source: Graph, lowered: Graph, target: Target) -> bool:
     """Whether a lowered graph computes its source: both without what only moves data are the same
     graph. Where an op may bring algorithms of its own, the layouts are chosen again to see which.
     """
-    wanted = read_files(fix_order(simplify(source, target), target), target)
+    wanted = mix_precision(simplify(source, target), target)
+    wanted = read_files(fix_order(wanted, target), target)
     found = plain(lowered)
     return plain(wanted) == found or (
         _has_algorithms(wanted) and plain(choose_layouts(wanted, target)) == found

@@ -183,7 +183,8 @@ def summary(plan: Plan) -> str:
     ins = ", ".join(f"{n}: {s}" for n, s in zip(named(plan), plan.traced.inputs, strict=False))
     return (
         f"plan {plan.id[:12]} for {plan.target.workers} x {plan.target.device} (mesh {mesh}), "
-        f"numerics {plan.target.numerics}, math {plan.target.math}\n"
+        f"numerics {plan.target.numerics}, math {plan.target.math}, "
+        f"precision {plan.target.precision}\n"
         f"  takes   {ins or 'nothing'}\n"
         f"  gives   {', '.join(map(str, plan.out_specs)) or 'nothing'}\n"
         f"  runs    {nodes} operations, {talk}\n"

@@ -22,7 +22,7 @@ from ostinato.errors import PlanFileError
 
 from .check import check_graph, check_layouts, same_program
 from .pipeline import done_so, lower
-from .plan import FORMAT, MATH, NUMERICS, Choice, Key, Plan, Target, Tuned
+from .plan import FORMAT, MATH, NUMERICS, PRECISIONS, Choice, Key, Plan, Target, Tuned
 
 MAGIC = b"ostinato plan"
 LARGEST = 1 << 30  # bytes of a file
@@ -138,18 +138,21 @@ def _tuned(value: Any) -> Tuned | None:
 
 def _key(content: Any) -> Key:
     """What the plan was made of."""
-    source, mesh, device, numerics, limit, math, donated = fields(
-        content, "source", "mesh", "device", "numerics", "memory_limit", "math", "donated"
+    source, mesh, device, donated = fields(content, "source", "mesh", "device", "donated")
+    numerics, limit, math, precision = fields(
+        content, "numerics", "memory_limit", "math", "precision"
     )
     need(isinstance(device, str) and len(device) < 64, "a device that is none")
     need(numerics in NUMERICS, f"numerics {numerics!r:.40}")
     need(math in MATH, f"math {math!r:.40}")
+    need(precision in PRECISIONS, f"precision {precision!r:.40}")
     target = Target(
         tuple(listing(mesh, lambda n: integer(n, 1, 1 << 20), 8)),
         device,
         numerics,
         None if limit is None else integer(limit, 0),
         math,
+        precision,
     )
     need(1 <= target.workers <= 1 << 20, "a mesh of that many workers")
     graph = decode_graph(source)

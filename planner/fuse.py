@@ -16,22 +16,28 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ostinato.ops.epilogue import LEAST
 from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Builder, Graph, Node
 from ostinato.ops.labels import POSITIONS, PRODUCTS, SOURCES, SUMS, VIEWS, analyse_in_order
 from ostinato.ops.layout import Layout
 from ostinato.ops.native import why_not
+from ostinato.ops.onednn import library
 from ostinato.ops.registry import OPS
 from ostinato.ops.scalar import can_lower, has_own_bits
-from ostinato.ops.spec import Shape
+from ostinato.ops.spec import Shape, float32
+from ostinato.ops.threads import most_threads
 
-from .nests import Nested, has_reductions, nests, small_first
+from .nests import PRODUCT, Nested, has_reductions, nests, small_first
 from .plan import Target
 from .rewrite import map_bodies
 
-WORTH = 16384  # elements times operations that are worth a kernel of their own
+WORTH = 16384  # elements times operations that are worth kernels
+BESIDE = 2048  # and that are worth one more, in a plan that has some
 LARGE = 4096  # elements, where the bits must not depend on what is beside
 NODES, OPERANDS = 128, 16  # of one kernel at the most
+NARROWEST = 16  # columns of a product in blocks of rows
+DEEPEST = 1024  # terms of its sums; beyond, passing over the product once more costs little
 
 
 Space = tuple[Shape, Layout | None]  # the elements that an operation works on
@@ -42,21 +48,27 @@ class _Group:
     start: int
     space: Space
     rows: int = 0  # how many of the last axes are reduced
+    product: bool = False  # whether it begins with a product
     members: list[int] = field(default_factory=list)
     operands: dict[int, None] = field(default_factory=dict)  # in order
 
 
-def fuse(graph: Graph, target: Target, stages: bool = True) -> Graph:
-    """The pass; nothing changes where kernels cannot be generated. Without `stages` there are only
-    flat ones.
+def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
+    """The pass; nothing changes where kernels cannot be generated. Without the `larger` ones none has
+    stages or a product.
     """
     if target.device != "cpu":
         return graph
     nested: list[Nested] = []
-    if stages and target.numerics != "any-workers" and has_reductions(graph):
+    if larger and target.numerics != "any-workers" and has_reductions(graph):
         graph = small_first(graph)
-        nested = _worthy_nests(graph, target)
-    groups = _worthy_groups(graph, target, {k for g in nested for k in g.members}, nested)
+        nested = _worthy_nests(graph, target, set())
+        if freed := _behind_products(graph, target, nested):
+            nested = _worthy_nests(graph, target, freed)
+    alone = {k for g in nested for k in g.members}
+    if not larger:
+        alone |= {k for k, n in enumerate(graph.nodes) if n.op in PRODUCTS}
+    groups = _worthy_groups(graph, target, alone, nested)
     if (groups or nested) and why_not():
         groups, nested = [], []
     if not groups and not nested and not any(True for n in graph.nodes for _ in n.subgraphs()):
@@ -130,10 +142,10 @@ def _library_functions(graph: Graph, target: Target) -> set[int]:
     return {k for k, n in enumerate(graph.nodes) if n.op in OPS and has_own_bits(n.op)}
 
 
-def _worthy_nests(graph: Graph, target: Target) -> list[Nested]:
+def _worthy_nests(graph: Graph, target: Target, alone: set[int]) -> list[Nested]:
     """Those that do more than flat kernels can, and enough of it."""
     found = []
-    for g in nests(graph, _library_functions(graph, target)):
+    for g in nests(graph, alone | _library_functions(graph, target)):
         nodes = [graph.nodes[k] for k in g.members]
         work = sum(max(graph.specs[v].size for v in (*n.inputs, *graph.outs(k)))
                    for k, n in zip(g.members, nodes, strict=True))  # fmt: skip
@@ -145,6 +157,45 @@ def _worthy_nests(graph: Graph, target: Target) -> list[Nested]:
         if not plain and not one and work >= WORTH and _can_be(graph, g):
             found.append(g)
     return found
+
+
+def _behind_products(graph: Graph, target: Target, nested: Sequence[Nested]) -> set[int]:
+    """Operations of nests that are better done where their product is made, since their values go
+    to memory anyway.
+    """
+    inside = {k for g in nested for k in g.members}
+    products = {k for k, n in enumerate(graph.nodes) if _is_product(graph, n, target)} - inside
+    found: set[int] = set()
+    for g in nested:
+        for k in g.members:
+            node = graph.nodes[k]
+            space = [(s.shape, s.layout) for s in node.specs]
+            follows = any(
+                graph.producers[v] in products | found
+                and [(graph.specs[v].shape, graph.specs[v].layout)] == space
+                for v in node.inputs
+            )
+            (v, *_) = graph.outs(k)
+            stays = v not in graph.outputs and inside.issuperset(graph.uses[v])
+            if follows and not stays and _is_elementwise(graph, node):
+                found.add(k)
+    return found
+
+
+def _is_product(graph: Graph, node: Node, target: Target) -> bool:
+    """Whether blocks of a product's rows may be followed at once by what is behind it."""
+    if node.op != "matmul" or target.numerics == "any-workers" or isinstance(library(), str):
+        return False
+    specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
+    if any(s.dtype != float32 or s.ndim < 2 or s.layout is None for s in specs):
+        return False
+    layouts = [s.layout for s in specs if s.layout is not None]
+    if layouts[2].partial_axes or node.inputs[0] == node.inputs[1]:
+        return False
+    (*batches, m, n), k = layouts[2].largest(specs[2].shape), layouts[0].largest(specs[0].shape)[-1]
+    rows = m * math.prod(batches)
+    enough = rows >= LEAST * most_threads() and n >= NARROWEST
+    return enough and n * k > PRODUCT and k <= DEEPEST
 
 
 def _can_be(graph: Graph, group: Nested) -> bool:
@@ -161,20 +212,31 @@ def _worthy_groups(
     """Without small ones, whose operations then stand by themselves, each in its place."""
     alone = alone | _library_functions(graph, target)
     begin = {k: g.start for g in nested for k in g.members if graph.nodes[k].op not in VIEWS}
+    groups = _groups(graph, target, alone, begin)
+    some = nested or any(_is_worth(g, target, WORTH) for g in groups)
+    least = min(BESIDE, WORTH) if some else WORTH
     while True:
-        groups = _groups(graph, alone, begin)
-        small = [k for g in groups if not _is_worth(g, target) for k in g.members]
+        groups = _groups(graph, target, alone, begin)
+        small = [k for g in groups if not _is_worth(g, target, least) for k in g.members]
         if not small:
             return groups
         alone.update(small)
 
 
-def _groups(graph: Graph, alone: set[int], begin: Mapping[int, int]) -> list[_Group]:
+def _groups(
+    graph: Graph, target: Target, alone: set[int], begin: Mapping[int, int]
+) -> list[_Group]:
     found: list[_Group] = []
     latest: dict[Space, _Group] = {}
     home: dict[int, _Group] = {}  # of values
     ready = [-1] * len(graph.inputs)  # after which node each value exists
     for k, node in enumerate(graph.nodes):
+        product = None if k in alone else _product_group(graph, k, target, begin, found)
+        if product is not None:
+            found.append(product)
+            home[len(ready)] = product
+            ready.append(product.start)
+            continue
         rows = 0 if k in alone else _rows(graph, node)
         if k in alone or not (rows or _is_elementwise(graph, node)):
             ready.extend([-1 if node.op == "constant" else begin.get(k, k)] * len(node.specs))
@@ -185,10 +247,12 @@ def _groups(graph: Graph, alone: set[int], begin: Mapping[int, int]) -> list[_Gr
         near += [latest[space]] if space in latest else []
         outside = [v for v in node.inputs if not _is_constant(graph, v)]
         near = [g for g in near if not rows or g.rows in (0, rows)]
-        group = next((g for g in near if _may_join(outside, g, home, ready)), None)
-        if group is None:
-            group = latest[space] = _Group(k, space)
-            found.append(group)
+        near = [g for g in near if rows <= 1 or not g.product]
+        joined = next((g for g in near if _may_join(outside, g, home, ready)), None)
+        if joined is None:
+            joined = latest[space] = _Group(k, space)
+            found.append(joined)
+        group = joined
         group.members.append(k)
         group.operands |= dict.fromkeys(v for v in outside if home.get(v) is not group)
         if rows:
@@ -197,6 +261,20 @@ def _groups(graph: Graph, alone: set[int], begin: Mapping[int, int]) -> list[_Gr
             home[len(ready)] = group
         ready.append(group.start)
     return found
+
+
+def _product_group(
+    graph: Graph, k: int, target: Target, begin: Mapping[int, int], others: Sequence[_Group]
+) -> _Group | None:
+    """What may follow a product in its kernel, which stands where the product is read first."""
+    node, (v, *_) = graph.nodes[k], graph.outs(k)
+    if not graph.uses[v] or not _is_product(graph, node, target):
+        return None
+    start = min(begin.get(u, u) for u in graph.uses[v])
+    if any(g.product and g.start == start for g in others):
+        return None
+    space = node.specs[0].shape, node.specs[0].layout
+    return _Group(start, space, 0, True, [k], dict.fromkeys(node.inputs))
 
 
 def _may_join(
@@ -238,11 +316,13 @@ def _rows(graph: Graph, node: Node) -> int:
     return len(axes) if can_lower("astype", (spec.dtype,), made.dtype) else 0
 
 
-def _is_worth(group: _Group, target: Target) -> bool:
+def _is_worth(group: _Group, target: Target, least: int) -> bool:
+    if group.product:
+        return len(group.members) > 1
     size = math.prod(group.space[0])
     if target.numerics == "any-workers":
         return size >= LARGE
-    return size * len(group.members) >= WORTH
+    return size * len(group.members) >= least
 
 
 @dataclass(slots=True)
@@ -270,7 +350,7 @@ def _emit(
         kind = "fused_nest"
         params |= {"dims": found.dims, "rows": group.rows()}
     else:
-        kind = "fused_rows" if group.rows else "fused"
+        kind = f"fused{'_matmul' * group.product}{'_rows' * (group.rows > 0)}"
     outs = builder.add(kind, [values[v] for v in group.operands], params, specs, line)
     values.update(zip(found.made, outs, strict=True))
 

@@ -25,6 +25,7 @@ from .numerics import fix_order
 from .overlap import overlap
 from .parts import make_parts
 from .plan import Key, Plan, Program, Target, local_bytes, peak_bytes
+from .precision import mix_precision
 from .reads import read_files
 from .simplify import simplify
 from .tuning import Tune, sites, with_ways
@@ -33,6 +34,7 @@ Pass = Callable[[Graph, Target], Graph]
 
 PASSES: tuple[Pass, ...] = (
     simplify,
+    mix_precision,
     fix_order,
     read_files,
     choose_layouts,

@@ -33,6 +33,7 @@ class Target:
     numerics: str = "same-plan"  # or "any-workers", "fast"
     memory_limit: int | None = None  # bytes per worker
     math: str = field(default_factory=lambda: settings.math)  # whose functions: "own" or "libm"
+    precision: str = "as-written"  # or "mixed_bf16"
 
     @property
     def workers(self) -> int:
@@ -44,6 +45,7 @@ class Target:
 
 NUMERICS = ("same-plan", "any-workers", "fast")
 MATH = ("own", "libm")
+PRECISIONS = ("as-written", "mixed_bf16")
 ONE_THREAD = "one thread"  # a way of any kernel
 
 
@@ -119,6 +121,7 @@ class Key:
                 "numerics": self.target.numerics,
                 "memory_limit": self.target.memory_limit,
                 "math": self.target.math,
+                "precision": self.target.precision,
                 "donated": list(self.donated),
             },
             "format": FORMAT,
@@ -173,6 +176,7 @@ class Plan:
             "numerics": self.target.numerics,
             "memory_limit": self.target.memory_limit,
             "math": self.target.math,
+            "precision": self.target.precision,
             "donated": list(self.key.donated),
             "tuned": _in_lists(self.tuned) if self.tuned is not None else None,
         }

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ostinato.ops import native
-from ostinato.ops.fused import FUSED
+from ostinato.ops.epilogue import rest_of
+from ostinato.ops.fused import FUSED, WITH_PRODUCT
 from ostinato.ops.graph import Graph, Node
 from ostinato.ops.labels import (
     POSITIONS,
@@ -61,6 +62,7 @@ def _kernels(graph: Graph) -> Iterator[Node]:
 def _text(node: Node) -> str:
     if "rows" in node.kw:
         return native.nest_module(_nest(node))
+    node = _behind(node)
     return native.kernel_text(node.kw["body"], _loops(node))
 
 
@@ -138,6 +140,13 @@ def _reductions(body: Graph) -> list[Node]:
     return [n for n in body.nodes if n.op in SUMS]
 
 
+def _behind(node: Node) -> Node:
+    """Of a kernel that begins with a product what follows it, whose first operand is the product."""
+    if node.op not in WITH_PRODUCT:
+        return node
+    return Node("fused", (), (("body", rest_of(node.kw["body"])[0]),), node.specs, node.line)
+
+
 def _loops(node: Node) -> native.Loops:
     """Those over contiguous operands."""
     body: Graph = node.kw["body"]
@@ -169,10 +178,13 @@ def _contiguous(shape: Shape, size: int) -> list[int]:
 
 # -- text ----------------------------------------------------------------------------------
 def _listing(node: Node) -> str:
+    ahead = _product(node) if node.op in WITH_PRODUCT else []
+    node = _behind(node)
     body, loops = node.kw["body"], _loops(node)
     places = [_place(steps) for steps in loops.strides]
     names = [f"x{k}{places[k]}" for k in range(len(body.inputs))]
-    lines = [f"# x{k}: {s.dtype.name}{list(_part(s))}" for k, s in enumerate(body.inputs)]
+    lines = ahead
+    lines += [f"# x{k}: {s.dtype.name}{list(_part(s))}" for k, s in enumerate(body.inputs)]
     lines += [f"# y{k}: {s.dtype.name}{list(_part(s))}" for k, s in enumerate(body.out_specs)]
     indent = ""
     for d, n in enumerate(loops.extents):
@@ -197,6 +209,14 @@ def _listing(node: Node) -> str:
         if v in written:
             lines.append(f"{indent}{written[v]} = t{v}")
     return "\n".join(lines)
+
+
+def _product(node: Node) -> list[str]:
+    """What stands above the loops."""
+    body: Graph = node.kw["body"]
+    (made,) = (n for n in body.nodes if n.op in PRODUCTS)
+    a, b = ("x".join(map(str, _part(body.specs[v]))) for v in made.inputs)
+    return [f"# x0 is a product, {a} by {b}, of which each block of rows is followed at once by"]
 
 
 def _counter(d: int) -> str:

@@ -30,7 +30,8 @@ from .memory import assign_memory
 from .plan import ONE_THREAD, Program, Target, Tuned, largest_part
 from .rewrite import inline, map_bodies
 
-APART = "apart"  # the operations of a kernel in stages by themselves
+APART = "apart"  # the operations of a larger kernel by themselves
+LARGER = ("fused_nest", "fused_matmul", "fused_matmul_rows")
 WORTH = 30e-6  # seconds that a site must be predicted to take
 SHORT = 1e-3  # seconds below which waking threads may not pay
 EXACT = 64  # extents up to this are a class of their own
@@ -81,8 +82,8 @@ def _each(graph: Graph, target: Target, pick: Callable[[Graph, int], str]) -> Gr
     for k, node in enumerate(graph.nodes):
         way = pick(graph, k) if _is_site(graph, node) else ""
         ins = [values[v] for v in node.inputs]
-        if way == APART and node.op == "fused_nest":
-            values += inline(builder, fuse(node.kw["body"], target, stages=False), ins)
+        if way == APART and node.op in LARGER:
+            values += inline(builder, fuse(node.kw["body"], target, larger=False), ins)
             changed = True
             continue
         new = map_bodies(node, lambda g: _each(g, target, pick)) if node.op not in FUSED else node
@@ -117,7 +118,7 @@ def _site(graph: Graph, k: int, target: Target, threads: int) -> Site:
     free = target.numerics != "any-workers"  # where bits may depend on how it is done
     ways = list(rule(*_parts(graph, node), node.kw, threads)) if rule is not None and free else []
     ways = ways or ["all threads" if threads > 1 else "as it is"]
-    if node.op == "fused_nest":
+    if node.op in LARGER:
         ways.append(APART)
     if threads > 1 and _seconds(graph, node) < SHORT:
         ways.append(ONE_THREAD)

@@ -26,7 +26,7 @@ from ostinato.ops.graph import Graph, Node
 from ostinato.ops.labels import SUMS
 from ostinato.ops.layout import Partial, exchange_lists, part_ranks, slices, volume
 from ostinato.ops.monoid import MONOIDS
-from ostinato.ops.native import native_kernel, together
+from ostinato.ops.native import native_kernel, strides_over, together
 from ostinato.ops.registry import OPS, Place
 from ostinato.ops.spec import Spec, is_inexact, lying
 from ostinato.planner.memory import CONTROL, body_order, contiguous, scratch_of
@@ -363,15 +363,10 @@ class _Binder:
         sums = [n for n in body.nodes if n.op in SUMS]
         axes = len(sums[0].kw["axes"]) if sums else 0
         shape = self.shape(body.specs[sums[0].inputs[0]] if sums else node.specs[0])
-        reduced = {body.starts[body.nodes.index(n)] for n in sums}
-        strides = []
-        for name, v in zip((*ins, *outs), (*range(len(ins)), *body.outputs), strict=True):
-            array = self.lies(name)
-            if array is None:
-                return None
-            more = (0,) * axes if v in reduced else ()
-            lies = array.strides if v in reduced else np.broadcast_to(array, shape).strides
-            strides.append((*lies, *more))
+        arrays = [self.lies(name) for name in (*ins, *outs)]
+        if any(x is None for x in arrays):
+            return None
+        strides = strides_over(body, shape, arrays, axes)
         return native_kernel(body, shape, strides, threads, axes)
 
     # -- collectives -----------------------------------------------------------------------

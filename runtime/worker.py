@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from ostinato.ops.spec import Spec
+from ostinato.ops.spec import Spec, in_line
 from ostinato.ops.threads import most_threads
 from ostinato.planner.plan import Plan
 
@@ -163,7 +163,7 @@ class Worker:
 
     def _buffer(self, result: Result) -> Any:
         """A new one, that stays in the place of the oldest."""
-        made = self.xp.empty(result.shape, result.dtype)
+        made = (in_line if self.xp is np else self.xp.empty)(result.shape, result.dtype)
         self.allocations += 1
         if len(result.kept) == KEPT:
             del result.kept[0]

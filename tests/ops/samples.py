@@ -52,6 +52,8 @@ NOT_SAMPLED = {
     "wide_matmul": "made by the planner; see test_products.py",
     "fused": "made by the planner; see test_native.py and planner/test_fuse.py",
     "fused_nest": "made by the planner; see planner/test_nests.py",
+    "fused_matmul": "made by the planner; see planner/test_epilogue.py",
+    "fused_matmul_rows": "made by the planner; see planner/test_epilogue.py",
     "blocks": "made by the planner; see planner/test_blocking.py",
     "read": "made by the planner; see front/test_files.py",
 }

@@ -371,3 +371,21 @@ def test_what_an_operation_is_better_for_knowing_stays_in_the_text() -> None:
         assert len(numbers(builder.graph([builder.call("add", 0, c)]))) == 1
         row = builder.call("expand_dims", c, axes=(0,))
         assert numbers(builder.graph([builder.call(op, 0, row)])) == {}, "nor behind a view"
+
+
+def test_small_chains_are_kernels_beside_large_ones() -> None:
+    small = np.linspace(0, 1, 1500)
+    large = np.linspace(0, 1, 100_000)
+
+    def f(x: Any) -> Any:
+        return ost.exp(x * 0.5) + x
+
+    alone = ost.compile(lambda x: f(x))
+    alone(ost.asarray(small))
+    assert [n.op for n in alone.plan.program.graph.nodes].count("fused") == 0
+    beside = ost.compile(lambda x, y: (f(x), f(y)))
+    beside(ost.asarray(small), ost.asarray(large))
+    assert [n.op for n in beside.plan.program.graph.nodes].count("fused") == 2
+    few = ost.compile(lambda x, y: (f(x), f(y)))
+    few(ost.asarray(small[:100]), ost.asarray(large))
+    assert [n.op for n in few.plan.program.graph.nodes].count("fused") == 1
