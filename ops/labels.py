@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .graph import Builder, Graph, Node
-from .index import Indices
+from .index import LETTERS, Indices
 from .registry import OPS
 from .spec import Shape, Spec, lying
 
@@ -27,6 +27,8 @@ PRODUCTS = ("matmul", "einsum")
 VIEWS = ("expand_dims", "squeeze", "permute_dims", "broadcast_to", "reshape")
 SOURCES = ("constant", "full", "iota")
 REDUCING = (*SUMS, *POSITIONS, *PRODUCTS, "moments")
+PICKS = ("take", "take_along_axis")  # elements at places that are found out as it runs
+GATHERS = (*PICKS, "put_along_axis")
 
 Dims = tuple[int | None, ...]
 
@@ -49,6 +51,7 @@ class Labels:
 
     extents: list[int] = field(default_factory=list)
     dims: dict[int, Dims] = field(default_factory=dict)
+    joined: dict[int, int] = field(default_factory=dict)  # labels that turned out to be others
 
     def fit(
         self,
@@ -56,10 +59,10 @@ class Labels:
         ins: Sequence[int],
         specs: Sequence[Spec],
         outs: Sequence[Spec],
-        loose: int = 1 << 30,
+        fixed: Collection[int | None] | None = None,
     ) -> Fit | None:
         """A node among these values; None if an index would have to be two, or is whole. Labels
-        from `loose` on may turn out to be others.
+        that are not fixed may turn out to be others.
         """
         letters: dict[str, int] = {}
         fresh: dict[int, Dims] = {}
@@ -85,9 +88,10 @@ class Labels:
                         return None
                     other = letters.setdefault(letter, label)
                     if other != label:
-                        label, other = min(label, other), max(label, other)
-                        if other < loose:
+                        fresh_one = max(label, other) >= len(self.extents)
+                        if fixed is None or fresh_one or {label, other} <= {*fixed}:
                             return None
+                        label, other = sorted((label, other), key=lambda x: (x not in fixed, x))
                         self._join(label, other)
                         letters = {c: label if x == other else x for c, x in letters.items()}
                 else:
@@ -114,9 +118,20 @@ class Labels:
 
     def _join(self, label: int, other: int) -> None:
         """Two labels turn out to be one."""
+        self.joined = {x: label if y == other else y for x, y in self.joined.items()}
+        self.joined[other] = label
         for v, dims in self.dims.items():
             if other in dims:
                 self.dims[v] = tuple(label if x == other else x for x in dims)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether two dimensions of a value turned out to be one index."""
+        return any(map(_repeats, self.dims.values()))
+
+    def now(self, labels: Iterable[int]) -> frozenset[int]:
+        """What labels turned out to be."""
+        return frozenset(self.joined.get(x, x) for x in labels)
 
     def take(self, fit: Fit, outs: Sequence[int]) -> None:
         self.extents += fit.extents
@@ -127,6 +142,16 @@ class Labels:
 def _repeats(dims: Dims) -> bool:
     labels = [x for x in dims if x is not None]
     return len(set(labels)) < len(labels)
+
+
+def indices_of(node: Node, specs: Sequence[Spec]) -> Indices:
+    """An op's indices. Kernels have a label for what is gathered along, too."""
+    if node.op not in ("take_along_axis", "put_along_axis"):
+        return OPS[node.op].indices(tuple(specs), node.specs, node.kw)
+    axis, ndim = node.kw["axis"], node.specs[0].ndim
+    labels = (*LETTERS[:axis], "Z", *LETTERS[axis + 1 : ndim])  # of the axis, others have 1
+    reduced = (("Z", "sum"),) if node.op in PICKS else ()
+    return Indices((labels,) * len(specs), (labels,), reduced)
 
 
 # -- what is to be done --------------------------------------------------------------------
@@ -237,13 +262,13 @@ def label(
         for label, n in zip(labels.dims[k], body.inputs[k].shape, strict=True):
             if label is not None:
                 labels.extents[label] = n
-    loose = len(labels.extents)
+    fixed = range(len(labels.extents))
 
     def fit(k: int) -> Fit | None:
         node = body.nodes[k]
         specs = [body.specs[v] for v in node.inputs]
-        rule = OPS[node.op].indices(tuple(specs), node.specs, node.kw)
-        return labels.fit(rule, node.inputs, specs, node.specs, loose)
+        rule = indices_of(node, specs)
+        return labels.fit(rule, node.inputs, specs, node.specs, fixed)
 
     for k, node in enumerate(body.nodes):
         if node.op not in SOURCES:
@@ -251,7 +276,7 @@ def label(
             if found is None:
                 return None
             labels.take(found, body.outs(k))
-    if any(_repeats(own) for own in labels.dims.values()):
+    if labels.repeats:
         return None
     reductions: dict[int, Reduction] = {}
     for k, node in enumerate(body.nodes):
@@ -299,22 +324,37 @@ def _spelled(body: Graph, whole: Collection[int]) -> Graph:
 
 def _arrange(nest: Nest) -> bool:
     """Choose the lane, and what is held in cache."""
-    others = {x for dims in nest.dims for x in dims if x is not None} - set(nest.rows)
+    body = nest.body
+    worked = [k for k, n in enumerate(body.nodes) if n.op not in (*VIEWS, *SOURCES)]
+    others = frozenset().union(*map(nest.iterates, worked)) - set(nest.rows)
     if any(_step(nest, x) is None for x in nest.rows):
         return False
     long = [x for x in others if nest.extents[x] > SHORT and _step(nest, x) is not None]
     nest.lane = min((*nest.rows, *long) if long else nest.rows, key=lambda x: _step(nest, x) or 0)
     if nest.across:
         nest.rows = (*(x for x in nest.rows if x != nest.lane), nest.lane)
-    body, nest.held = nest.body, _held(nest)
+    nest.held = _held(nest)
     if nest.across:
         for a, lies in enumerate(nest.strides):
             v = a if a < nest.operands else body.outputs[a - nest.operands]
-            if len(lies) > 1 and lies.get(nest.lane, 0) not in (0, body.specs[v].dtype.itemsize):
+            apart = lies.get(nest.lane, 0) not in (0, body.specs[v].dtype.itemsize)
+            if len(lies) > 1 and apart and (a >= nest.operands or _is_swept(body, v)):
                 nest.held.add(v)
     for lanes in LANES if nest.across else LANES[:1]:
         nest.lanes = lanes
         if sum(nest.room(v) for v in nest.held) <= HELD:
+            return True
+    return False
+
+
+def _is_swept(body: Graph, v: int) -> bool:
+    """Whether all of a value is read, and not only what is picked from it."""
+    for k in body.uses[v]:
+        node = body.nodes[k]
+        if node.op in VIEWS:
+            if _is_swept(body, body.starts[k]):
+                return True
+        elif node.op not in PICKS or v in node.inputs[1:]:
             return True
     return False
 
@@ -348,6 +388,11 @@ def _held(nest: Nest) -> set[int]:
         if node.op in REDUCING:
             found |= {v for v in body.outs(k) if not nest.gathers(v)}
             loops = Counter([nest.iterates(k)])
+        elif node.op in PICKS:  # of what it picks from, the elements are made once more
+            found.add(first)
+            for labels in (nest.iterates(k),):
+                readers[node.inputs[1]][labels] = 2
+            continue
         elif node.op not in (*VIEWS, *SOURCES) and _is_worth_keeping(nest, first, readers[first]):
             found.add(first)
             loops = Counter([nest.iterates(k)])

@@ -44,7 +44,7 @@ class Kernel(Writer):
                 index = code.times(index, str(nest.lanes))
                 left = code.let(f"sub i64 {extent}, {index}")
                 code.add(f"%count = add i64 {code.least(left, str(nest.lanes))}, 0")
-            env[x] = index
+            env[x] = self.begins[x] = index
         for a, lies in enumerate(nest.strides):
             at = f"%data_{a}"
             for x in nest.rows:

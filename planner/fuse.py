@@ -18,14 +18,22 @@ from typing import Any
 
 from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Builder, Graph, Node
-from ostinato.ops.labels import POSITIONS, PRODUCTS, SOURCES, SUMS, VIEWS, analyse_in_order
+from ostinato.ops.labels import (
+    GATHERS,
+    POSITIONS,
+    PRODUCTS,
+    SOURCES,
+    SUMS,
+    VIEWS,
+    analyse_in_order,
+)
 from ostinato.ops.layout import Layout
 from ostinato.ops.native import why_not
 from ostinato.ops.registry import OPS
 from ostinato.ops.scalar import can_lower, has_own_bits
 from ostinato.ops.spec import Shape
 
-from .nests import Nested, has_reductions, nests, small_first
+from .nests import Nested, checks_of, has_stages, nests, small_first
 from .plan import Target
 from .rewrite import map_bodies
 
@@ -51,7 +59,7 @@ def fuse(graph: Graph, target: Target) -> Graph:
     if target.device != "cpu":
         return graph
     nested: list[Nested] = []
-    if target.numerics != "any-workers" and has_reductions(graph):
+    if target.numerics != "any-workers" and has_stages(graph):
         graph = small_first(graph)
         nested = _worthy_nests(graph, target)
     groups = _worthy_groups(graph, target, {k for g in nested for k in g.members}, nested)
@@ -127,13 +135,14 @@ def _worthy_nests(graph: Graph, target: Target) -> list[Nested]:
     found = []
     for g in nests(graph, _library_functions(graph, target)):
         nodes = [graph.nodes[k] for k in g.members]
-        work = sum(max(graph.specs[v].size for v in (*n.inputs, *graph.outs(k)))
+        work = sum(max(graph.specs[v].size for v in (*n.inputs[n.op in GATHERS :], *graph.outs(k)))
                    for k, n in zip(g.members, nodes, strict=True))  # fmt: skip
+        more = (*POSITIONS, *PRODUCTS, *GATHERS, "moments")
         plain = not g.consumed and all(
-            n.op not in (*POSITIONS, *PRODUCTS, "moments") and (n.op not in SUMS or _rows(graph, n))
-            for n in nodes
+            n.op not in more and (n.op not in SUMS or _rows(graph, n)) for n in nodes
         )
-        one = sum(n.op not in VIEWS for n in nodes) == 1 and nodes[-1].op in PRODUCTS
+        one = sum(n.op not in VIEWS for n in nodes) == 1
+        one = one and nodes[-1].op in (*PRODUCTS, *GATHERS)
         if not plain and not one and work >= WORTH and _can_be(graph, g):
             found.append(g)
     return found
@@ -142,7 +151,7 @@ def _worthy_nests(graph: Graph, target: Target) -> list[Nested]:
 def _can_be(graph: Graph, group: Nested) -> bool:
     """Whether the values of a unit fit into cache, for operands in order."""
     node = _body(graph, group, {*group.members})
-    specs = [graph.specs[v] for v in (*group.operands, *node.made)]
+    specs = [*node.body.inputs, *(graph.specs[v] for v in node.made)]
     shapes = [s.layout.largest(s.shape) for s in specs if s.layout is not None]
     return analyse_in_order(node.body, node.dims, group.rows(), shapes) is not None
 
@@ -258,19 +267,23 @@ def _emit(
     line = graph.nodes[group.members[-1]].line
     specs = [graph.specs[v] for v in found.made]
     params: dict[str, Any] = {"body": found.body}
+    ins = [values[v] for v in group.operands]
     if isinstance(group, Nested):
         kind = "fused_nest"
+        for c in checks_of(graph, group):
+            ins += builder.add("in_bounds", [values[c.places]], c.params, [c.spec], c.node.line)
         params |= {"dims": found.dims, "rows": group.rows()}
     else:
         kind = "fused_rows" if group.rows else "fused"
-    outs = builder.add(kind, [values[v] for v in group.operands], params, specs, line)
+    outs = builder.add(kind, ins, params, specs, line)
     values.update(zip(found.made, outs, strict=True))
 
 
 def _body(graph: Graph, group: _Group | Nested, gone: Container[int]) -> _Made:
     members = {k for k in group.members if k in gone}
     operands = list(group.operands)
-    body = Builder([graph.specs[v] for v in operands])
+    checks = list(checks_of(graph, group)) if isinstance(group, Nested) else []
+    body = Builder([*(graph.specs[v] for v in operands), *(c.spec for c in checks)])
     known = {v: n for n, v in enumerate(operands)}
     made: list[int] = []
     for k in group.members:
@@ -293,4 +306,5 @@ def _body(graph: Graph, group: _Group | Nested, gone: Container[int]) -> _Made:
     if isinstance(group, Nested):
         labels = group.labels.dims
         dims = tuple(tuple(-1 if x is None else x for x in labels[v]) for v in operands)
+        dims += ((),) * len(checks)
     return _Made(body.graph([known[v] for v in made]), made, dims)

@@ -11,6 +11,8 @@ from ostinato.ops import native
 from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Graph, Node
 from ostinato.ops.labels import (
+    GATHERS,
+    PICKS,
     POSITIONS,
     PRODUCTS,
     REDUCING,
@@ -126,6 +128,12 @@ def _staged(nest: Nest, v: int, node: Node, ins: Sequence[str]) -> str:
         if node.op in POSITIONS:
             return "= its position"
         return "= the squared deviations from it" if v - 1 in nest.reductions else "= their number"
+    if node.op in GATHERS:
+        label = nest.dims[node.inputs[0]][node.kw["axis"]]
+        place = f"{_counter(label) if label is not None else '0'} = {ins[1]}"
+        if node.op in PICKS:
+            return f"= {ins[0]} at {place}"
+        return f"= {ins[0]}, with {ins[2]} added at {place}"
     return f"= {_scalar(node, ins)}"
 
 

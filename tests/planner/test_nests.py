@@ -26,6 +26,7 @@ def operands(r: random.Random, rng: np.random.Generator, dtype: Any) -> dict[str
     k = r.choice([1, 2, 8, 19])
     shapes = {"nd": (n, d), "dn": (d, n), "n": (n,), "d": (d,), "kd": (k, d), "dk": (d, k)}
     made = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+    made["place"] = rng.integers(-k, k, n)
     if r.random() < 0.3:
         made["nd"] = np.asfortranarray(made["nd"])
     return made
@@ -66,6 +67,16 @@ def step(r: random.Random) -> tuple[str, Callable[[Any, Values], Any], str]:
             == xp.arange(pick(v, "nk", i).shape[1]), pick(v, "nk", i).dtype)),
         ("n", "arg d", lambda xp, v: xp.astype(
             xp.argmax(pick(v, "nd", i), axis=1), pick(v, "nd", i).dtype)),
+        ("n", "n * arange", lambda xp, v: pick(v, "n", i) * xp.arange(v["nd"][0].shape[0]) / 99),
+        ("nd", "nd * arange", lambda xp, v: (
+            pick(v, "nd", i) * xp.arange(v["nd"][0].shape[0])[:, None] / 99)),
+        ("n", "nd at arg", lambda xp, v: xp.take_along_axis(
+            pick(v, "nd", i), xp.argmax(pick(v, "nd", j), axis=1)[:, None], axis=1)[:, 0]),
+        ("n", "nk at", lambda xp, v: xp.take_along_axis(
+            pick(v, "nk", i), v["place"][0][:, None], axis=1)[:, 0]),
+        ("nd", "kd at", lambda xp, v: xp.take(pick(v, "kd", i), v["place"][0], axis=0)),
+        ("n", "nk[:, :]", lambda xp, v: (
+            pick(v, "nk", i)[xp.arange(v["nd"][0].shape[0]), v["place"][0]])),
         ("out", "nk.T @ nd", lambda xp, v: pick(v, "nk", i).T @ pick(v, "nd", j)),
         ("out", "nd.T @ n", lambda xp, v: pick(v, "nd", i).T @ pick(v, "n", j)),
         ("out", "sum n", lambda xp, v: pick(v, "nd", i).sum(0)),
@@ -95,12 +106,12 @@ def check(seed: int, workers: int = 1, dtype: Any = np.float64) -> int:
     r = random.Random(seed)
     given = operands(r, np.random.default_rng(seed), dtype)
     steps = [step(r) for _ in range(r.randint(4, 14))]
-    wide = {name: x.astype(np.float64) for name, x in given.items()}
+    wide = {name: x.astype(np.float64) if x.dtype == dtype else x for name, x in given.items()}
     with np.errstate(all="ignore"):
         expected = run(np, steps, wide)
     with sessions.use((workers,)):
         f = ost.compile(lambda a: run(ost, steps, a))
-        split = {"nd": 0, "dn": 1, "n": 0} if workers > 1 else {}
+        split = {"nd": 0, "dn": 1, "n": 0, "place": 0} if workers > 1 else {}
         lazy = {name: ost.asarray(x, split=split.get(name)) for name, x in given.items()}
         for _ in range(2):
             results = [np.asarray(y) for y in f(lazy)]
