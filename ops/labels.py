@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from .draws import numbers_in
 from .graph import Builder, Graph, Node
 from .index import LETTERS, Indices
 from .registry import OPS
@@ -349,6 +350,8 @@ def _arrange(nest: Nest) -> bool:
 
 def _is_swept(body: Graph, v: int) -> bool:
     """Whether all of a value is read, and not only what is picked from it."""
+    if v in numbers_in(body):
+        return False
     for k in body.uses[v]:
         node = body.nodes[k]
         if node.op in VIEWS:

@@ -27,6 +27,7 @@ from ostinato import settings
 
 from .code import compensated, joined, start_of
 from .disk import write_whole
+from .draws import number_at, numbers_in
 from .graph import Graph
 from .labels import SHORT, SUMS, Nest
 from .nest import CHUNK, Facts, chunk_units, facts
@@ -108,9 +109,11 @@ def kernel_text(body: Graph, loops: Loops) -> str:
     many, last = len(dtypes), len(loops.extents) - 1
     lines, hoisted, loads = Lines(), list[str](), list[str]()
     values: list[Value] = []
+    numbers = numbers_in(body)
     for k, s in enumerate(body.inputs):
         step = loops.strides[k][-1]
-        values.append(_load(lines, loads if step else hoisted, k, s.dtype, step))
+        take = _number if k in numbers else _load
+        values.append(take(lines, loads if step else hoisted, k, s.dtype, step))
     for node in body.nodes:
         ins, dtype = [values[v] for v in node.inputs], node.specs[0].dtype
         if node.op == "constant":
@@ -436,6 +439,12 @@ def _load(lines: Lines, text: list[str], k: int, dtype: DType, step: int) -> Val
         return Value(lines, f"%l{k}", dtype)
     text.append(f"  %l{k}b = icmp ne i8 %l{k}, 0")
     return Value(lines, f"%l{k}b", dtype)
+
+
+def _number(lines: Lines, text: list[str], k: int, dtype: DType, step: int) -> Value:
+    """Which one an element is among all: the first one's number, and how far it is from there."""
+    address = _address(text, k, np.dtype(np.int8) if step == 1 else dtype, step)
+    return number_at(lines, text, f"n{k}", f"%q{k}_0", address)
 
 
 def _store(text: list[str], k: int, value: Value, step: int) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .code import Code, compensated, joined, memory_type, start_of
+from .draws import number_at, numbers_in
 from .graph import Node
 from .labels import (
     PICKS,
@@ -103,6 +104,7 @@ class Writer:
     def __init__(self, nest: Nest) -> None:
         self.nest = nest
         self.body = nest.body
+        self.numbers = numbers_in(nest.body)
         self.facts = facts(nest)
         self.code = Code()
         self.outer = self.code.lines.text  # where what does not depend on the lane goes
@@ -215,6 +217,10 @@ class Writer:
     def made(self, v: int, env: Env) -> Value:
         """From memory, or from other values."""
         dtype = self.body.specs[v].dtype
+        if v in self.numbers:
+            name = self.code.name("n").removeprefix("%")
+            text = self.code.lines.text
+            return number_at(self.code.lines, text, name, f"%data_{v}", self.place(v, env))
         if v < self.nest.operands:
             return self.load(self.place(v, env), dtype)
         node = self.body.nodes[self.body.producers[v]]

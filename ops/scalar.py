@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from .draws import DRAWS
 from .functions import FUNCTIONS, INEXACT
 from .registers import KINDS, Lines, Unsupported, Value, cast
 from .registry import OPS
@@ -76,7 +77,7 @@ def lower(name: str, operands: Sequence[Value], dtype: DType) -> Value:
         given = [cast(x, t) for x, t in zip(operands, types, strict=True)]
     if any(x.dtype not in KINDS.values() for x in given):
         raise Unsupported(name)
-    words: dict[str, Any] = {**FUNCTIONS, **{f"x{k}": x for k, x in enumerate(given)}}
+    words: dict[str, Any] = {**FUNCTIONS, **DRAWS, **{f"x{k}": x for k, x in enumerate(given)}}
     try:
         found = eval(_code(op.scalar)[0], {"__builtins__": {}}, words)
     except (NameError, TypeError) as error:

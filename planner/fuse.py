@@ -33,6 +33,7 @@ from ostinato.ops.registry import OPS
 from ostinato.ops.scalar import can_lower, has_own_bits
 from ostinato.ops.spec import Shape
 
+from .draws import DRAWN, draw_in_kernels
 from .nests import Nested, checks_of, has_stages, nests, small_first
 from .plan import Target
 from .rewrite import map_bodies
@@ -50,6 +51,7 @@ class _Group:
     start: int
     space: Space
     rows: int = 0  # how many of the last axes are reduced
+    work: int = 0  # operations
     members: list[int] = field(default_factory=list)
     operands: dict[int, None] = field(default_factory=dict)  # in order
 
@@ -58,6 +60,7 @@ def fuse(graph: Graph, target: Target) -> Graph:
     """The pass; nothing changes where kernels cannot be generated."""
     if target.device != "cpu":
         return graph
+    graph = draw_in_kernels(graph, target)
     nested: list[Nested] = []
     if target.numerics != "any-workers" and has_stages(graph):
         graph = small_first(graph)
@@ -191,6 +194,7 @@ def _groups(graph: Graph, alone: set[int], begin: Mapping[int, int]) -> list[_Gr
             group = latest[space] = _Group(k, space)
             found.append(group)
         group.members.append(k)
+        group.work += 10 if node.op in DRAWN else 1
         group.operands |= dict.fromkeys(v for v in outside if home.get(v) is not group)
         if rows:
             group.rows = rows
@@ -243,7 +247,7 @@ def _is_worth(group: _Group, target: Target) -> bool:
     size = math.prod(group.space[0])
     if target.numerics == "any-workers":
         return size >= LARGE
-    return size * len(group.members) >= WORTH
+    return size * group.work >= WORTH
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ostinato.ops.collective import collective_of
 from ostinato.ops.graph import Graph, Node
@@ -36,6 +36,8 @@ from ostinato.ops.layout import Layout
 from ostinato.ops.registry import OPS
 from ostinato.ops.scalar import can_lower
 from ostinato.ops.spec import Spec, bool_
+
+from .rewrite import in_order_of
 
 SMALL = 1 << 16  # bytes that need no kernel, and may be made at any time
 ROWS = 256  # fewer are not worth cutting
@@ -97,7 +99,16 @@ def nests(graph: Graph, alone: Collection[int] = ()) -> list[Nested]:
             continue
         ready.extend([group.start] * len(node.specs))
         home.update(dict.fromkeys(outs, group))
+        for other in dict.fromkeys(home[v] for u in node.inputs for v in (u, *_behind(graph, u))
+                                   if v in home):  # fmt: skip
+            made = _both(graph, group, other, ready) if other is not group else None
+            if made is not None:
+                found = [g for g in found if g not in (group, other)] + [made]
+                group = made
+                for v in group.made:
+                    home[v], ready[v] = group, group.start
         readers.update(dict.fromkeys(group.operands, group))
+    found.sort(key=lambda g: g.start)
     return [g for g in found if any(graph.nodes[k].op in STAGED for k in g.members)]
 
 
@@ -131,14 +142,7 @@ def small_first(graph: Graph) -> Graph:
         return graph
     first = {*chosen}
     order = [*chosen, *(k for k in range(len(graph.nodes)) if k not in first)]
-    number = list(range(len(graph.inputs))) + [-1] * (len(graph.specs) - len(graph.inputs))
-    nodes, count = [], len(graph.inputs)
-    for k in order:
-        node = graph.nodes[k]
-        nodes.append(replace(node, inputs=tuple(number[v] for v in node.inputs)))
-        for v in graph.outs(k):
-            number[v], count = count, count + 1
-    return Graph(graph.inputs, tuple(nodes), tuple(number[v] for v in graph.outputs))
+    return in_order_of(graph, order)
 
 
 def _region(graph: Graph, alone: Collection[int]) -> set[int]:
@@ -235,6 +239,47 @@ def _join(
     sources = [v for u in graph.nodes[k].inputs for v in (u, *_behind(graph, u))]
     near = [home[v] for v in sources if v in home] + [readers[v] for v in sources if v in readers]
     return next((g for g in dict.fromkeys(near) if _try(graph, k, g, ready)), None)
+
+
+def _both(graph: Graph, one: Nested, other: Nested, ready: Sequence[int]) -> Nested | None:
+    """Two groups, of which one reads the other, as one that begins where the first of them does."""
+    labels = _labels_of_both(one.labels, other.labels)
+    if labels is None:
+        return None
+    made = Nested(min(one.start, other.start), labels)
+    for k in sorted({*one.members, *other.members}):
+        node = graph.nodes[k]
+        if node.op not in VIEWS:
+            if not _try(graph, k, made, ready):
+                return None
+            continue
+        (v,) = node.inputs
+        if v not in made.made and not _is_source(graph, v):
+            if ready[v] >= made.start:
+                return None
+            made.operands[v] = None
+        made.members.append(k)
+        made.made |= {*graph.outs(k)}
+        made.lost |= dict.fromkeys(graph.outs(k), made.lost.get(v, frozenset()))
+    return made
+
+
+def _labels_of_both(one: Labels, other: Labels) -> Labels | None:
+    """The values that both know say which labels are the same."""
+    same: dict[int, int] = {}
+    for v in one.dims.keys() & other.dims.keys():
+        for mine, its in zip(one.dims[v], other.dims[v], strict=True):
+            if its is not None and (mine is None or same.setdefault(its, mine) != mine):
+                return None
+    made = Labels(list(one.extents), dict(one.dims))
+    for dims in other.dims.values():
+        for x in dims:
+            if x is not None and x not in same:
+                same[x] = len(made.extents)
+                made.extents.append(other.extents[x])
+    for v, dims in other.dims.items():
+        made.dims.setdefault(v, tuple(None if x is None else same[x] for x in dims))
+    return None if made.repeats else made
 
 
 def _behind(graph: Graph, v: int) -> Iterator[int]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ostinato.ops import native
+from ostinato.ops.draws import numbers_in
 from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Graph, Node
 from ostinato.ops.labels import (
@@ -153,9 +154,10 @@ def _loops(node: Node) -> native.Loops:
     axes = len(sums[0].kw["axes"]) if sums else 0
     shape = _part(body.specs[sums[0].inputs[0]] if sums else node.specs[0])
     reduced = {body.starts[body.nodes.index(n)] for n in sums}
-    strides = []
+    strides, numbers = [], numbers_in(body)
     for v in (*range(len(body.inputs)), *body.outputs):
-        lies = _contiguous(_part(body.specs[v]), body.specs[v].dtype.itemsize)
+        size = 1 if v in numbers else body.specs[v].dtype.itemsize
+        lies = _contiguous(_part(body.specs[v]), size)
         if v in reduced:
             strides.append((*lies, *(0,) * axes))
         else:

@@ -52,6 +52,10 @@ NOT_SAMPLED = {
     "wide_matmul": "made by the planner; see test_products.py",
     "fused": "made by the planner; see test_native.py and planner/test_fuse.py",
     "fused_nest": "made by the planner; see planner/test_nests.py",
+    **dict.fromkeys(
+        ("first_number", "numbers", "bits32", "bits64", "normal32", "normal64"),
+        "made by the planner; see planner/test_draws.py",
+    ),
     "in_bounds": "made by the planner; see planner/test_gathers.py",
     "blocks": "made by the planner; see planner/test_blocking.py",
     "read": "made by the planner; see front/test_files.py",
