@@ -20,7 +20,10 @@ from .spec import Shape, Spec, lying
 
 LANES = (256, 128, 64)  # rows of a unit where lanes run along the rows: as many as fit
 SHORT = 64  # an index of at most so many turns is written for their number
-HELD = 1 << 20  # bytes of values of a unit, for each thread
+HELD = 1 << 20  # bytes of values of a unit of many rows, for each thread
+LONG = (
+    1 << 25
+)  # of one row: it may not fit into cache, but is not read and written as a whole array
 
 SUMS = ("sum", "mean", "max", "min")
 POSITIONS = ("argmin_pair", "argmax_pair")
@@ -343,7 +346,7 @@ def _arrange(nest: Nest) -> bool:
                 nest.held.add(v)
     for lanes in LANES if nest.across else LANES[:1]:
         nest.lanes = lanes
-        if sum(nest.room(v) for v in nest.held) <= HELD:
+        if sum(nest.room(v) for v in nest.held) <= (HELD if nest.across else LONG):
             return True
     return False
 

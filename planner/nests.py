@@ -19,7 +19,7 @@ from ostinato.ops.collective import collective_of
 from ostinato.ops.graph import Graph, Node
 from ostinato.ops.labels import (
     GATHERS,
-    HELD,
+    LONG,
     PICKS,
     POSITIONS,
     PRODUCTS,
@@ -40,7 +40,7 @@ from ostinato.ops.spec import Spec, bool_
 from .rewrite import in_order_of
 
 SMALL = 1 << 16  # bytes that need no kernel, and may be made at any time
-ROWS = 256  # fewer are not worth cutting
+ROWS = 16  # fewer are not worth cutting
 PRODUCT = 1024  # multiplications of a row: libraries are better at more
 NODES, OPERANDS = 128, 16
 STAGED = (*REDUCING, *GATHERS)  # what only these kernels can do
@@ -450,4 +450,4 @@ def _is_worthwhile(node: Node, fit: Fit, common: frozenset[int], labels: Labels)
         return False
     parallel = [extents[x] for x in common - fit.reduced]
     row = math.prod(extents[x] for x in looped) // max(rows, math.prod(parallel))
-    return row * node.specs[0].dtype.itemsize <= HELD // 8
+    return row * node.specs[0].dtype.itemsize <= LONG // 8

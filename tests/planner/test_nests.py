@@ -299,3 +299,29 @@ def test_indices_that_cannot_be_one_are_refused() -> None:
     assert fit("add", 0, 0) is not None
     with mock.patch.dict(labels.dims, {2: (0, 1)}):
         assert fit("matmul", 0, 2) is None
+
+
+@pytest.mark.parametrize("shape", [(16, 4096), (128, 1000), (20, 300_000)])
+def test_few_rows_and_long_ones_are_one_kernel(shape: tuple[int, int]) -> None:
+    x = np.random.default_rng(6).standard_normal(shape).astype(np.float32)
+
+    def f(x: Any) -> Any:
+        return ost.nn.softmax(ost.nn.layer_norm(x))
+
+    assert large(program_of(f, x), 4 * shape[0]) == ["fused_nest"]
+    wide = x.astype(np.float64)
+    wide = (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-5)
+    wanted = np.exp(wide) / np.exp(wide).sum(1, keepdims=True)
+    with sessions.use():
+        made = np.asarray(ost.compile(f)(x))
+    np.testing.assert_allclose(made, wanted, rtol=3e-4)
+
+
+def test_an_argmax_over_rows_runs_column_by_column() -> None:
+    """What needs all rows leaves the columns to cut."""
+    x = np.random.default_rng(7).standard_normal((5000, 40))
+    graph = program_of(lambda x: (ost.exp(x) * 2).argmax(0), x)
+    assert not large(graph)
+    with sessions.use():
+        made = np.asarray(ost.compile(lambda x: (ost.exp(x) * 2).argmax(0))(x))
+    np.testing.assert_array_equal(made, x.argmax(0))
