@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .draws import numbers_in
@@ -182,6 +182,7 @@ class Nest:
     lane: int = -1
     lanes: int = LANES[0]
     held: set[int] = field(default_factory=set)  # values in cache
+    packed: set[int] = field(default_factory=set)  # those that are the same for all units
     operands: int = 0
 
     @property
@@ -328,27 +329,77 @@ def _spelled(body: Graph, whole: Collection[int]) -> Graph:
 
 def _arrange(nest: Nest) -> bool:
     """Choose the lane, and what is held in cache."""
-    body = nest.body
-    worked = [k for k, n in enumerate(body.nodes) if n.op not in (*VIEWS, *SOURCES)]
+    worked = [k for k, n in enumerate(nest.body.nodes) if n.op not in (*VIEWS, *SOURCES)]
     others = frozenset().union(*map(nest.iterates, worked)) - set(nest.rows)
     if any(_step(nest, x) is None for x in nest.rows):
         return False
     long = [x for x in others if nest.extents[x] > SHORT and _step(nest, x) is not None]
-    nest.lane = min((*nest.rows, *long) if long else nest.rows, key=lambda x: _step(nest, x) or 0)
-    if nest.across:
-        nest.rows = (*(x for x in nest.rows if x != nest.lane), nest.lane)
-    nest.held = _held(nest)
+    lanes = sorted((*nest.rows, *long), key=lambda x: _along(nest, x, bool(long)))
+    return any(_fits(nest, lane) for lane in lanes)
+
+
+def _fits(nest: Nest, lane: int) -> bool:
+    """Run lanes along this label, if what is held then fits into cache."""
+    nest.lane = lane
+    body, nest.held = nest.body, _held(nest)
     if nest.across:
         for a, lies in enumerate(nest.strides):
             v = a if a < nest.operands else body.outputs[a - nest.operands]
-            apart = lies.get(nest.lane, 0) not in (0, body.specs[v].dtype.itemsize)
-            if len(lies) > 1 and apart and (a >= nest.operands or _is_swept(body, v)):
+            apart = len(lies) > 1 and _is_apart(nest, v, lies, lane)
+            if apart and (a >= nest.operands or _is_swept(body, v)):
                 nest.held.add(v)
+    else:
+        nest.held |= {v for v in range(nest.operands) if _can_pack(nest, v, lane)}
+    nest.packed = _packed(nest)
+    if nest.across:
+        rest = [x for x in nest.rows if x != lane]
+        nest.rows = (lane, *rest) if nest.packed else (*rest, lane)
     for lanes in LANES if nest.across else LANES[:1]:
         nest.lanes = lanes
         if sum(nest.room(v) for v in nest.held) <= (HELD if nest.across else LONG):
             return True
     return False
+
+
+def _along(nest: Nest, lane: int, choose: bool) -> tuple[float, int]:
+    """What the loops cost if lanes run along a label: what has no lanes is done one by one, sums of
+    lanes are put together, and what has its neighbours far apart is copied.
+    """
+    cost, body = 0.0, nest.body
+    for k, node in enumerate(body.nodes if choose else ()):
+        if node.op in (*VIEWS, *SOURCES):
+            continue
+        labels = nest.iterates(k)
+        work = math.prod(nest.extents[x] for x in labels)
+        cost += work / 16 if lane in labels else work
+        if node.op in REDUCING and lane in labels - {*nest.dims[body.starts[k]]}:
+            cost += work / nest.extents[lane]
+    for a, lies in enumerate(nest.strides if choose else ()):
+        v = a if a < nest.operands else body.outputs[a - nest.operands]
+        if _is_apart(nest, v, lies, lane) and not (a < nest.operands and _can_pack(nest, a, lane)):
+            cost += math.prod(nest.extents[x] for x in lies)
+    return cost, _step(nest, lane) or 0
+
+
+def _is_apart(nest: Nest, v: int, lies: Mapping[int, int], lane: int) -> bool:
+    """Whether the neighbours along the lane are no neighbours in memory."""
+    return lies.get(lane, 0) not in (0, nest.body.specs[v].dtype.itemsize)
+
+
+def _can_pack(nest: Nest, v: int, lane: int) -> bool:
+    """Whether an operand that all rows read is to be copied, so that lanes are neighbours."""
+    lies, size = nest.strides[v], nest.body.specs[v].dtype.itemsize
+    if len(lies) < 2 or not _is_apart(nest, v, lies, lane) or not lies.keys().isdisjoint(nest.rows):
+        return False
+    return math.prod(nest.extents[x] for x in lies) * size <= HELD and _is_swept(nest.body, v)
+
+
+def _packed(nest: Nest) -> set[int]:
+    """The operands in cache that stay the same while other rows than the lane go on."""
+    others = {x for x in nest.rows if x != nest.lane}
+    return {
+        v for v in nest.held if v < nest.operands and others and others.isdisjoint(nest.labels(v))
+    }
 
 
 def _is_swept(body: Graph, v: int) -> bool:

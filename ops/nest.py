@@ -89,10 +89,9 @@ def facts(nest: Nest) -> Facts:
         waiting += 2 * double * nest.room(v)
         put(waiting, "done", v)
         waiting += 64
-    extents = [nest.extents[x] for x in nest.rows]
-    if nest.across:
-        extents[-1] = -(-extents[-1] // nest.lanes)
-    return Facts(places, values, room, waiting, math.prod(extents))
+    steps = {nest.lane: nest.lanes} if nest.across else {}
+    units = math.prod(-(-nest.extents[x] // steps.get(x, 1)) for x in nest.rows)
+    return Facts(places, values, room, waiting, units)
 
 
 Env = dict[int, str]
@@ -374,7 +373,7 @@ class Writer:
     def unit(self) -> None:
         """All stages of one unit."""
         nest, body = self.nest, self.body
-        for v in sorted(nest.held):
+        for v in sorted(nest.held - nest.packed):
             if v < nest.operands:
                 self.hold(v)
         for k in range(len(body.nodes)):

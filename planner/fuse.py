@@ -146,9 +146,16 @@ def _worthy_nests(graph: Graph, target: Target) -> list[Nested]:
         )
         one = sum(n.op not in VIEWS for n in nodes) == 1
         one = one and nodes[-1].op in (*PRODUCTS, *GATHERS)
-        if not plain and not one and work >= WORTH and _can_be(graph, g):
+        if (not plain or _is_of_pairs(g)) and not one and work >= WORTH and _can_be(graph, g):
             found.append(g)
     return found
+
+
+def _is_of_pairs(group: Nested) -> bool:
+    """Whether rows of one operand meet those of another."""
+    rows, dims = {*group.rows()}, group.labels.dims
+    tables = [{*dims[v]} - {None} for v in group.operands]
+    return any(len(own) > 1 and own & rows != rows for own in tables)
 
 
 def _can_be(graph: Graph, group: Nested) -> bool:

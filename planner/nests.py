@@ -68,7 +68,7 @@ class Nested:
         if not parallel or math.prod(extents[x] for x in parallel) < ROWS:
             return (max(common, key=lambda x: extents[x]),)
         largest = max(parallel, key=lambda x: extents[x])
-        if any(extents[x] > SHORT for x in self.looped - set(parallel)):
+        if any(extents[x] > SHORT for x in self.looped - {largest}):
             return tuple(sorted(parallel))
         return (largest,)
 

@@ -325,3 +325,45 @@ def test_an_argmax_over_rows_runs_column_by_column() -> None:
     with sessions.use():
         made = np.asarray(ost.compile(lambda x: (ost.exp(x) * 2).argmax(0))(x))
     np.testing.assert_array_equal(made, x.argmax(0))
+
+
+@pytest.mark.parametrize(("n", "m", "d"), [(300, 257, 100), (70, 5000, 64), (2000, 300, 9)])
+def test_pairs_of_rows_are_made_block_by_block(n: int, m: int, d: int) -> None:
+    """Distances of all pairs: the second operand is turned once for each block of it."""
+    rng = np.random.default_rng(8)
+    x, c = rng.standard_normal((n, d)), rng.standard_normal((m, d))
+
+    def pairs(xp: Any, x: Any, c: Any) -> Any:
+        t = ((x[:, None, :] - c) ** 2).sum(-1)
+        return xp.sqrt(t), xp.exp(-t).sum(0)
+
+    graph = program_of(lambda x, c: pairs(ost, x, c), x, c)
+    assert [node.op for node in graph.nodes] == ["fused_nest"]
+    with sessions.use():
+        made = ost.compile(lambda x, c: pairs(ost, x, c))(x, c)
+    for y, z in zip(made, pairs(np, x, c), strict=True):
+        np.testing.assert_allclose(np.asarray(y), z, rtol=1e-11)
+
+
+def nest_of(graph: Graph) -> Any:
+    from ostinato.ops.labels import analyse_in_order
+
+    (kernel,) = [n for n in graph.nodes if n.op == "fused_nest"]
+    specs = (*kernel.kw["body"].inputs, *kernel.specs)
+    return analyse_in_order(**kernel.kw, shapes=[s.shape for s in specs])
+
+
+def test_lanes_run_where_most_of_the_work_is() -> None:
+    """Along the means, though the data's own neighbours are along the features."""
+    rng = np.random.default_rng(9)
+    x, c = rng.standard_normal((3000, 100)), rng.standard_normal((200, 100))
+    nest = nest_of(program_of(lambda x, c: ((x[:, None, :] - c) ** 2).sum(-1).argmin(1), x, c))
+    assert nest.extents[nest.lane] == 200
+    assert nest.packed == {1}
+    both = nest_of(program_of(lambda x, c: ((x[:, None, :] - c) ** 2).sum(-1), x, c))
+    assert both.extents[both.lane] == 200
+    assert both.rows[0] == both.lane
+    assert both.packed == {1}
+    soft = nest_of(program_of(ost.nn.softmax, rng.standard_normal((300, 400))))
+    assert soft.extents[soft.lane] == 400
+    assert not soft.packed
