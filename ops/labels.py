@@ -3,7 +3,7 @@
 The ops' index rules connect the dimensions of values: those that are one index have one label. The
 `rows` are labels that every operation has: they are what is cut in time, into units. In a unit, the
 innermost loop of each stage runs along the `lane`: the rows themselves where all else is short (a
-unit is then up to 256 rows), or else the longest other index (a unit is one row). `nest.py` writes it."""
+unit is then up to 256 rows), or else the index along which most of the work is. `nest.py` writes it."""
 
 from __future__ import annotations
 
@@ -447,8 +447,7 @@ def _held(nest: Nest) -> set[int]:
             loops = Counter([nest.iterates(k)])
         elif node.op in PICKS:  # of what it picks from, the elements are made once more
             found.add(first)
-            for labels in (nest.iterates(k),):
-                readers[node.inputs[1]][labels] = 2
+            readers[node.inputs[1]][nest.iterates(k)] += 1
             continue
         elif node.op not in (*VIEWS, *SOURCES) and _is_worth_keeping(nest, first, readers[first]):
             found.add(first)

@@ -8,7 +8,7 @@ In a unit, stage follows stage, and what lies between stays in cache:
     max -> exp -> sum -> divide  (softmax)          rows: i; lanes along j
 
 Each stage is a nest of loops, the innermost along the `lane`: the rows themselves where all else
-is short (a unit is then up to 256 rows), or else the longest other index (a unit is one row). What is
+is short (a unit is then up to 256 rows), or else the index with most of the work. What is
 reduced over rows is summed in chunks, whose sums are added with compensation, turn by turn; turns
 depend on extents only, so the number of threads changes no bit."""
 
