@@ -35,7 +35,7 @@ from .shape import (
     slice_axes,
     squeeze,
 )
-from .spec import Shape, Spec, int64, is_inexact, is_integer
+from .spec import Shape, Spec, bool_, int64, is_inexact, is_integer
 from .where import misfit
 
 __all__ = [
@@ -54,6 +54,19 @@ def _in_bounds(indices: Any, size: int) -> None:
         if low < -size or high >= size:
             bad = low if low < -size else high
             raise IndexError(f"index {bad} is out of bounds for an axis with {size} elements")
+
+
+def _in_bounds_kernel(xp: Any, out: Any, i: Any, *, size: int, name: str) -> None:
+    _in_bounds(i, size)
+    out[...] = True
+
+
+op(  # before a kernel that gathers: whether all places are inside
+    "in_bounds",
+    infer=lambda i, *, size, name: Spec((), bool_),
+    indices=lambda ins, outs, p: Indices(((None,) * ins[0].ndim,), ((),)),
+    kernel=_in_bounds_kernel,
+)
 
 
 # -- take ----------------------------------------------------------------------------------
@@ -494,10 +507,23 @@ def _gather(x: Array, places: list[Array], axes: list[int], first: int) -> tuple
         y = apply("take", x, places[0], axis=axes[0])
         return y, places[0].ndim
     x = moveaxis(x, axes, range(first, first + len(axes)))
+    if len(places) == 2 and _is_count(places[0], x.shape[first]) and places[1].ndim == 1:
+        i = reshape(places[1], (*(1,) * first, -1, *(1,) * (x.ndim - first - 1)))
+        return squeeze(take_along_axis(x, i, axis=first + 1), first + 1), 1
     sizes = x.shape[first : first + len(axes)]
     flat = flat_index(places, sizes)
     x = reshape(x, (*x.shape[:first], int(np.prod(sizes)), *x.shape[first + len(axes) :]))
     return apply("take", x, flat, axis=first), flat.ndim
+
+
+def _is_count(i: Array, size: int) -> bool:
+    """Whether places are all that there are, one after the other: `x[arange(n), places]`."""
+    if i.shape != (size,) or size == 1:
+        return False
+    if isinstance(i._operand, array.Host):
+        return bool((i._operand.value == np.arange(size)).all())
+    op = i._term.op if i._term is not None else None
+    return op is not None and op.name == "iota"
 
 
 def flat_index(places: Sequence[Array], sizes: Shape) -> Array:

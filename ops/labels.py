@@ -3,24 +3,28 @@
 The ops' index rules connect the dimensions of values: those that are one index have one label. The
 `rows` are labels that every operation has: they are what is cut in time, into units. In a unit, the
 innermost loop of each stage runs along the `lane`: the rows themselves where all else is short (a
-unit is then up to 256 rows), or else the longest other index (a unit is one row). `nest.py` writes it."""
+unit is then up to 256 rows), or else the index along which most of the work is. `nest.py` writes it."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from .draws import numbers_in
 from .graph import Builder, Graph, Node
-from .index import Indices
+from .index import LETTERS, Indices
 from .registry import OPS
 from .spec import Shape, Spec, lying
 
 LANES = (256, 128, 64)  # rows of a unit where lanes run along the rows: as many as fit
 BLOCKS, UNITS = ("64", "128", "256", "512"), " rows at a time"  # ways of a kernel in stages
 SHORT = 64  # an index of at most so many turns is written for their number
-HELD = 1 << 20  # bytes of values of a unit, for each thread
+HELD = 1 << 20  # bytes of values of a unit of many rows, for each thread
+LONG = (
+    1 << 25
+)  # of one row: it may not fit into cache, but is not read and written as a whole array
 
 SUMS = ("sum", "mean", "max", "min")
 POSITIONS = ("argmin_pair", "argmax_pair")
@@ -28,6 +32,8 @@ PRODUCTS = ("matmul", "einsum")
 VIEWS = ("expand_dims", "squeeze", "permute_dims", "broadcast_to", "reshape")
 SOURCES = ("constant", "full", "iota")
 REDUCING = (*SUMS, *POSITIONS, *PRODUCTS, "moments")
+PICKS = ("take", "take_along_axis")  # elements at places that are found out as it runs
+GATHERS = (*PICKS, "put_along_axis")
 
 Dims = tuple[int | None, ...]
 
@@ -50,6 +56,7 @@ class Labels:
 
     extents: list[int] = field(default_factory=list)
     dims: dict[int, Dims] = field(default_factory=dict)
+    joined: dict[int, int] = field(default_factory=dict)  # labels that turned out to be others
 
     def fit(
         self,
@@ -57,10 +64,10 @@ class Labels:
         ins: Sequence[int],
         specs: Sequence[Spec],
         outs: Sequence[Spec],
-        loose: int = 1 << 30,
+        fixed: Collection[int | None] | None = None,
     ) -> Fit | None:
         """A node among these values; None if an index would have to be two, or is whole. Labels
-        from `loose` on may turn out to be others.
+        that are not fixed may turn out to be others.
         """
         letters: dict[str, int] = {}
         fresh: dict[int, Dims] = {}
@@ -86,9 +93,10 @@ class Labels:
                         return None
                     other = letters.setdefault(letter, label)
                     if other != label:
-                        label, other = min(label, other), max(label, other)
-                        if other < loose:
+                        fresh_one = max(label, other) >= len(self.extents)
+                        if fixed is None or fresh_one or {label, other} <= {*fixed}:
                             return None
+                        label, other = sorted((label, other), key=lambda x: (x not in fixed, x))
                         self._join(label, other)
                         letters = {c: label if x == other else x for c, x in letters.items()}
                 else:
@@ -115,9 +123,20 @@ class Labels:
 
     def _join(self, label: int, other: int) -> None:
         """Two labels turn out to be one."""
+        self.joined = {x: label if y == other else y for x, y in self.joined.items()}
+        self.joined[other] = label
         for v, dims in self.dims.items():
             if other in dims:
                 self.dims[v] = tuple(label if x == other else x for x in dims)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether two dimensions of a value turned out to be one index."""
+        return any(map(_repeats, self.dims.values()))
+
+    def now(self, labels: Iterable[int]) -> frozenset[int]:
+        """What labels turned out to be."""
+        return frozenset(self.joined.get(x, x) for x in labels)
 
     def take(self, fit: Fit, outs: Sequence[int]) -> None:
         self.extents += fit.extents
@@ -128,6 +147,16 @@ class Labels:
 def _repeats(dims: Dims) -> bool:
     labels = [x for x in dims if x is not None]
     return len(set(labels)) < len(labels)
+
+
+def indices_of(node: Node, specs: Sequence[Spec]) -> Indices:
+    """An op's indices. Kernels have a label for what is gathered along, too."""
+    if node.op not in ("take_along_axis", "put_along_axis"):
+        return OPS[node.op].indices(tuple(specs), node.specs, node.kw)
+    axis, ndim = node.kw["axis"], node.specs[0].ndim
+    labels = (*LETTERS[:axis], "Z", *LETTERS[axis + 1 : ndim])  # of the axis, others have 1
+    reduced = (("Z", "sum"),) if node.op in PICKS else ()
+    return Indices((labels,) * len(specs), (labels,), reduced)
 
 
 # -- what is to be done --------------------------------------------------------------------
@@ -153,6 +182,7 @@ class Nest:
     lane: int = -1
     lanes: int = LANES[0]
     held: set[int] = field(default_factory=set)  # values in cache
+    packed: set[int] = field(default_factory=set)  # those that are the same for all units
     operands: int = 0
 
     @property
@@ -248,13 +278,13 @@ def label(
         for label, n in zip(labels.dims[k], body.inputs[k].shape, strict=True):
             if label is not None:
                 labels.extents[label] = n
-    loose = len(labels.extents)
+    fixed = range(len(labels.extents))
 
     def fit(k: int) -> Fit | None:
         node = body.nodes[k]
         specs = [body.specs[v] for v in node.inputs]
-        rule = OPS[node.op].indices(tuple(specs), node.specs, node.kw)
-        return labels.fit(rule, node.inputs, specs, node.specs, loose)
+        rule = indices_of(node, specs)
+        return labels.fit(rule, node.inputs, specs, node.specs, fixed)
 
     for k, node in enumerate(body.nodes):
         if node.op not in SOURCES:
@@ -262,7 +292,7 @@ def label(
             if found is None:
                 return None
             labels.take(found, body.outs(k))
-    if any(_repeats(own) for own in labels.dims.values()):
+    if labels.repeats:
         return None
     reductions: dict[int, Reduction] = {}
     for k, node in enumerate(body.nodes):
@@ -309,22 +339,89 @@ def _spelled(body: Graph, whole: Collection[int]) -> Graph:
 
 def _arrange(nest: Nest, most: Sequence[int]) -> bool:
     """Choose the lane, and what is held in cache; where lanes run along rows, as many as fit."""
-    others = {x for dims in nest.dims for x in dims if x is not None} - set(nest.rows)
+    worked = [k for k, n in enumerate(nest.body.nodes) if n.op not in (*VIEWS, *SOURCES)]
+    others = frozenset().union(*map(nest.iterates, worked)) - set(nest.rows)
     if any(_step(nest, x) is None for x in nest.rows):
         return False
     long = [x for x in others if nest.extents[x] > SHORT and _step(nest, x) is not None]
-    nest.lane = min((*nest.rows, *long) if long else nest.rows, key=lambda x: _step(nest, x) or 0)
-    if nest.across:
-        nest.rows = (*(x for x in nest.rows if x != nest.lane), nest.lane)
+    lanes = sorted((*nest.rows, *long), key=lambda x: _along(nest, x, bool(long)))
+    return any(_fits(nest, lane, most) for lane in lanes)
+
+
+def _fits(nest: Nest, lane: int, most: Sequence[int]) -> bool:
+    """Run lanes along this label, if what is held then fits into cache."""
+    nest.lane = lane
     body, nest.held = nest.body, _held(nest)
     if nest.across:
         for a, lies in enumerate(nest.strides):
             v = a if a < nest.operands else body.outputs[a - nest.operands]
-            if len(lies) > 1 and lies.get(nest.lane, 0) not in (0, body.specs[v].dtype.itemsize):
+            apart = len(lies) > 1 and _is_apart(nest, v, lies, lane)
+            if apart and (a >= nest.operands or _is_swept(body, v)):
                 nest.held.add(v)
+    else:
+        nest.held |= {v for v in range(nest.operands) if _can_pack(nest, v, lane)}
+    nest.packed = _packed(nest)
+    if nest.across:
+        rest = [x for x in nest.rows if x != lane]
+        nest.rows = (lane, *rest) if nest.packed else (*rest, lane)
     for lanes in most if nest.across else LANES[:1]:
         nest.lanes = lanes
-        if sum(nest.room(v) for v in nest.held) <= HELD:
+        if sum(nest.room(v) for v in nest.held) <= (HELD if nest.across else LONG):
+            return True
+    return False
+
+
+def _along(nest: Nest, lane: int, choose: bool) -> tuple[float, int]:
+    """What the loops cost if lanes run along a label: what has no lanes is done one by one, sums of
+    lanes are put together, and what has its neighbours far apart is copied.
+    """
+    cost, body = 0.0, nest.body
+    for k, node in enumerate(body.nodes if choose else ()):
+        if node.op in (*VIEWS, *SOURCES):
+            continue
+        labels = nest.iterates(k)
+        work = math.prod(nest.extents[x] for x in labels)
+        cost += work / 16 if lane in labels else work
+        if node.op in REDUCING and lane in labels - {*nest.dims[body.starts[k]]}:
+            cost += work / nest.extents[lane]
+    for a, lies in enumerate(nest.strides if choose else ()):
+        v = a if a < nest.operands else body.outputs[a - nest.operands]
+        if _is_apart(nest, v, lies, lane) and not (a < nest.operands and _can_pack(nest, a, lane)):
+            cost += math.prod(nest.extents[x] for x in lies)
+    return cost, _step(nest, lane) or 0
+
+
+def _is_apart(nest: Nest, v: int, lies: Mapping[int, int], lane: int) -> bool:
+    """Whether the neighbours along the lane are no neighbours in memory."""
+    return lies.get(lane, 0) not in (0, nest.body.specs[v].dtype.itemsize)
+
+
+def _can_pack(nest: Nest, v: int, lane: int) -> bool:
+    """Whether an operand that all rows read is to be copied, so that lanes are neighbours."""
+    lies, size = nest.strides[v], nest.body.specs[v].dtype.itemsize
+    if len(lies) < 2 or not _is_apart(nest, v, lies, lane) or not lies.keys().isdisjoint(nest.rows):
+        return False
+    return math.prod(nest.extents[x] for x in lies) * size <= HELD and _is_swept(nest.body, v)
+
+
+def _packed(nest: Nest) -> set[int]:
+    """The operands in cache that stay the same while other rows than the lane go on."""
+    others = {x for x in nest.rows if x != nest.lane}
+    return {
+        v for v in nest.held if v < nest.operands and others and others.isdisjoint(nest.labels(v))
+    }
+
+
+def _is_swept(body: Graph, v: int) -> bool:
+    """Whether all of a value is read, and not only what is picked from it."""
+    if v in numbers_in(body):
+        return False
+    for k in body.uses[v]:
+        node = body.nodes[k]
+        if node.op in VIEWS:
+            if _is_swept(body, body.starts[k]):
+                return True
+        elif node.op not in PICKS or v in node.inputs[1:]:
             return True
     return False
 
@@ -358,6 +455,10 @@ def _held(nest: Nest) -> set[int]:
         if node.op in REDUCING:
             found |= {v for v in body.outs(k) if not nest.gathers(v)}
             loops = Counter([nest.iterates(k)])
+        elif node.op in PICKS:  # of what it picks from, the elements are made once more
+            found.add(first)
+            readers[node.inputs[1]][nest.iterates(k)] += 1
+            continue
         elif node.op not in (*VIEWS, *SOURCES) and _is_worth_keeping(nest, first, readers[first]):
             found.add(first)
             loops = Counter([nest.iterates(k)])

@@ -28,6 +28,7 @@ from ostinato import settings
 
 from .code import compensated, joined, memory_type, start_of
 from .disk import write_whole
+from .draws import number_at, numbers_in
 from .graph import Graph
 from .labels import SHORT, SUMS, Nest
 from .nest import CHUNK, Facts, chunk_units, facts
@@ -116,9 +117,11 @@ def kernel_code(body: Graph, loops: Loops) -> str:
     lines, hoisted, loads = Lines(), list[str](), list[str]()
     values: list[Value] = []
     known = {v: n for n, v in enumerate(numbers(body))}
+    counted = numbers_in(body)
     for k, s in enumerate(body.inputs):
         step = loops.strides[k][-1]
-        values.append(_load(lines, loads if step else hoisted, k, s.dtype, step))
+        take = _number if k in counted else _load
+        values.append(take(lines, loads if step else hoisted, k, s.dtype, step))
     for node in body.nodes:
         ins, dtype = [values[v] for v in node.inputs], node.specs[0].dtype
         if node.op == "constant" and len(values) in known:
@@ -460,14 +463,19 @@ def streams(body: Graph, loops: Loops) -> bool:
     """Whether results go to memory past the caches: where no cache holds them anyway, a store that
     reads the line first, to write a part of it, moves half as many bytes again.
     """
-    sizes = [s.dtype.itemsize for s in (*body.inputs, *body.out_specs)]
     if any(n.op in SUMS for n in body.nodes) or loops.extents[-1] < ROW * TILE:
         return False
-    if any(own[-1] not in (0, size) for own, size in zip(loops.strides, sizes, strict=True)):
+    specs, nowhere = (*body.inputs, *body.out_specs), numbers_in(body)
+    lies = [
+        (s.dtype.itemsize, own)
+        for k, (s, own) in enumerate(zip(specs, loops.strides, strict=True))
+        if k not in nowhere
+    ]
+    if any(own[-1] not in (0, size) for size, own in lies):
         return False
     moved = sum(
         size * math.prod(n for n, step in zip(loops.extents, own, strict=True) if step)
-        for own, size in zip(loops.strides, sizes, strict=True)
+        for size, own in lies
     )
     return SHARE * moved > _last_cache()
 
@@ -594,6 +602,12 @@ def _load(lines: Lines, text: list[str], k: int, dtype: DType, step: int) -> Val
         return Value(lines, f"%l{k}", dtype)
     text.append(f"  %l{k}b = icmp ne i8 %l{k}, 0")
     return Value(lines, f"%l{k}b", dtype)
+
+
+def _number(lines: Lines, text: list[str], k: int, dtype: DType, step: int) -> Value:
+    """Which one an element is among all: the first one's number, and how far it is from there."""
+    address = _address(text, k, np.dtype(np.int8) if step == 1 else dtype, step)
+    return number_at(lines, text, f"n{k}", f"%q{k}_0", address)
 
 
 def _store(text: list[str], k: int, value: Value, step: int, base: str) -> None:

@@ -8,7 +8,7 @@ In a unit, stage follows stage, and what lies between stays in cache:
     max -> exp -> sum -> divide  (softmax)          rows: i; lanes along j
 
 Each stage is a nest of loops, the innermost along the `lane`: the rows themselves where all else
-is short (a unit is then up to 256 rows), or else the longest other index (a unit is one row). What is
+is short (a unit is then up to 256 rows), or else the index with most of the work. What is
 reduced over rows is summed in chunks, whose sums are added with compensation, turn by turn; turns
 depend on extents only, so the number of threads changes no bit."""
 
@@ -20,7 +20,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .code import Code, compensated, joined, memory_type, start_of
+from .draws import number_at, numbers_in
+from .graph import Node
 from .labels import (
+    PICKS,
     PRODUCTS,
     REDUCING,
     SHORT,
@@ -88,10 +91,9 @@ def facts(nest: Nest) -> Facts:
         waiting += 2 * double * nest.room(v)
         put(waiting, "done", v)
         waiting += 64
-    extents = [nest.extents[x] for x in nest.rows]
-    if nest.across:
-        extents[-1] = -(-extents[-1] // nest.lanes)
-    return Facts(places, values, room, waiting, math.prod(extents))
+    steps = {nest.lane: nest.lanes} if nest.across else {}
+    units = math.prod(-(-nest.extents[x] // steps.get(x, 1)) for x in nest.rows)
+    return Facts(places, values, room, waiting, units)
 
 
 Env = dict[int, str]
@@ -103,11 +105,13 @@ class Writer:
     def __init__(self, nest: Nest) -> None:
         self.nest = nest
         self.body = nest.body
+        self.numbers = numbers_in(nest.body)
         self.facts = facts(nest)
         self.code = Code()
         self.outer = self.code.lines.text  # where what does not depend on the lane goes
         self.memo: dict[tuple[int, tuple[str, ...]], Value] | None = None  # within a lane
         self.known: set[str] = set()  # names that the entry defines
+        self.begins: Env = {}  # where a unit begins, along its rows
         self.bases: list[str] = []  # what lies in this thread's room
 
     # -- facts
@@ -222,6 +226,10 @@ class Writer:
     def made(self, v: int, env: Env) -> Value:
         """From memory, or from other values."""
         dtype = self.body.specs[v].dtype
+        if v in self.numbers:
+            name = self.code.name("n").removeprefix("%")
+            text = self.code.lines.text
+            return number_at(self.code.lines, text, name, f"%data_{v}", self.place(v, env))
         if v < self.nest.operands:
             return self.load(self.place(v, env), dtype)
         node = self.body.nodes[self.body.producers[v]]
@@ -229,12 +237,52 @@ class Writer:
             return self.value(node.inputs[0], env)
         if node.op == "iota":
             label = self.nest.dims[v][node.kw["axis"]]
-            index = Value(self.code.lines, "0" if label is None else env[label], int64)
-            return cast(index, dtype)
+            return cast(self.index(label, env), dtype)
         if node.op in SOURCES:
             told = self.number(v)
             return self.code.lines.constant(node.kw["value"], dtype) if told is None else told
+        if node.op in PICKS:
+            return self.picked(node, env)
+        if node.op == "put_along_axis":
+            return self.put(v, node, env)
         return lower(node.op, [self.value(u, env) for u in node.inputs], dtype)
+
+    def picked(self, node: Node, env: Env) -> Value:
+        """A value's element where another value says; it is made there, if it is not in memory."""
+        x, places = node.inputs
+        label = self.nest.dims[x][node.kw["axis"]]
+        if label is None:
+            return self.value(x, env)
+        index = self.place_along(label, places, env)
+        outer, memo = self.outer, self.memo
+        # what depends on this index comes behind it, and nobody else's values are those
+        self.outer, self.memo = self.code.lines.text, None if memo is None else dict(memo)
+        found = self.value(x, {**env, label: index.name})
+        self.outer, self.memo = outer, memo
+        return found
+
+    def put(self, v: int, node: Node, env: Env) -> Value:
+        """An element, and what is added to one of each line."""
+        x, places, more = node.inputs
+        whole, added = self.value(x, env), self.value(more, env)
+        label = self.nest.dims[v][node.kw["axis"]]
+        if label is None:
+            return whole + added
+        here = self.place_along(label, places, env) == self.index(label, env)
+        return where(here, whole + added, whole)
+
+    def place_along(self, label: int, places: int, env: Env) -> Value:
+        """An index from the front, which is known to be inside."""
+        index = cast(self.value(places, env), int64)
+        size = Value(self.code.lines, self.extent(label), int64)
+        return where(index < 0, index + size, index)
+
+    def index(self, label: int | None, env: Env) -> Value:
+        """Where an element is along a label; a unit's rows begin somewhere."""
+        name = "0" if label is None else env.get(label, "0")
+        if label in self.begins:
+            name = self.code.sum(self.begins[label], name)
+        return Value(self.code.lines, name, int64)
 
     def factors(self, v: int, dtype: DType, env: Env) -> tuple[Value, Value] | None:
         """Two values whose product this one is, to be added at once."""
@@ -336,7 +384,7 @@ class Writer:
     def unit(self) -> None:
         """All stages of one unit."""
         nest, body = self.nest, self.body
-        for v in sorted(nest.held):
+        for v in sorted(nest.held - nest.packed):
             if v < nest.operands:
                 self.hold(v)
         for k in range(len(body.nodes)):

@@ -21,10 +21,11 @@ from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
 from .array import Array, Operandish, Split, apply, as_array
 from .creation import ANYWHERE, _shape, placed
+from .draws import LOW, MULTIPLIERS, NORMAL, WEYL
 from .elementwise import as_dtype, astype, broadcast, clip, log, minimum, nextafter
 from .index import LETTERS, Indices
 from .reduction import argmax
-from .registry import Params, Place, Scratch, Specs, op
+from .registry import Params, Place, Scratch, Specs, op, stream_cost
 from .shape import axis_of, broadcast_to, moveaxis
 from .sorting import argsort
 from .spec import (
@@ -44,14 +45,11 @@ from .spec import (
 )
 from .where import misfit
 
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-_LOW = 0xFFFFFFFF
 _CHUNK = 16384  # blocks of four words at a time, so that the rounds stay in cache
 
 STREAMS = {
     "uniform": 1,
-    "normal": 2,
+    "normal": NORMAL,
     "integers": 3,
     "bernoulli": 4,
     "permutation": 5,
@@ -67,24 +65,24 @@ def philox(
     arrays like `index`.
     """
     c0, c1, c2, c3, p, q = work
-    xp.bitwise_and(index, _LOW, c0)
+    xp.bitwise_and(index, LOW, c0)
     xp.right_shift(index, 32, c1)
-    c2[...] = stream & _LOW
+    c2[...] = stream & LOW
     c3[...] = stream >> 32
-    k0, k1 = key & _LOW, key >> 32
+    k0, k1 = key & LOW, key >> 32
     for _ in range(10):
         # (hi0, lo0) = M0 * c0, (hi1, lo1) = M1 * c2; next = hi1 ^ c1 ^ k0, lo1, hi0 ^ c3 ^ k1, lo0
-        xp.multiply(c0, _MULTIPLIERS[0], p)
-        xp.multiply(c2, _MULTIPLIERS[1], q)
+        xp.multiply(c0, MULTIPLIERS[0], p)
+        xp.multiply(c2, MULTIPLIERS[1], q)
         xp.right_shift(q, 32, c0)
         xp.bitwise_xor(c0, c1, c0)
         xp.bitwise_xor(c0, k0, c0)
         xp.right_shift(p, 32, c2)
         xp.bitwise_xor(c2, c3, c2)
         xp.bitwise_xor(c2, k1, c2)
-        xp.bitwise_and(q, _LOW, c1)
-        xp.bitwise_and(p, _LOW, c3)
-        k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
+        xp.bitwise_and(q, LOW, c1)
+        xp.bitwise_and(p, LOW, c3)
+        k0, k1 = (k0 + WEYL[0]) & LOW, (k1 + WEYL[1]) & LOW
     return c0, c1, c2, c3
 
 
@@ -465,3 +463,82 @@ def categorical(
 def shuffle(x: Operandish, *, axis: int = 0, seed: Any = None) -> Array:
     """The slices of an array along an axis, in random order."""
     return permutation(as_array(x), axis=axis, seed=seed)
+
+
+# -- in kernels ----------------------------------------------------------------------------
+def _numbers_view(xp: Any, x: Any, at: Place, *, shape: Shape) -> Any:
+    """Steps of one byte for each element: how far one is from the first is its number. Nobody may
+    read there; the first one's own number is all that there is.
+    """
+    strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+    local = [hi - lo for lo, hi in at.outs[0]]
+    return xp.lib.stride_tricks.as_strided(x, local, strides, writeable=False)
+
+
+def _first_number(xp: Any, out: Any, *, numbers: Sequence[int], at: Place) -> None:
+    out[...] = numbers[at.outs[0][0][0]]
+
+
+def _without_labels(ins: Specs, outs: Specs, p: Params) -> Indices:
+    return Indices(((None,),) * len(ins), ((None,) * outs[0].ndim,))
+
+
+op(  # of each worker's first element
+    "first_number",
+    infer=lambda *, numbers: Spec((len(numbers),), int64),
+    indices=_without_labels,
+    kernel=_first_number,
+    placed=True,
+)
+op(
+    "numbers",
+    infer=lambda first, *, shape: Spec(shape, int64),
+    indices=_without_labels,
+    view=_numbers_view,
+)
+
+
+def _place_of(numbers: Any) -> tuple[Shape, Place]:
+    """The global shape, as far as it matters, and the box, from how `numbers` lies."""
+    rest, box = int(numbers.flat[0]), []
+    for step, n in zip(numbers.strides, numbers.shape, strict=True):
+        lo, rest = divmod(rest, step)
+        box.append((lo, lo + n))
+    inner = [a // b for a, b in itertools.pairwise(numbers.strides)]
+    shape = (box[0][1], *inner)
+    return shape, Place((), (tuple(box),), (), (shape,))
+
+
+def _drawn(kernel: Callable[..., None], dtype: DType) -> Callable[..., None]:
+    """What kernels compute (draws.py), by NumPy, where these numbers are."""
+    wide = dtype.itemsize == 8
+
+    def draw(xp: Any, out: Any, seed: Any, numbers: Any, stream: Any = NORMAL) -> None:
+        if not out.size:
+            return
+        shape, at = _place_of(numbers)
+        bits: dict[str, Any] = {"shape": shape, "stream": int(stream), "wide": wide}
+        needs = _bits_scratch((), (out.shape,), (), **bits)
+        params = bits if kernel is _bits_kernel else {"shape": shape, "dtype": dtype}
+        scratch = [xp.empty(s.shape, s.dtype) for s in needs]
+        kernel(xp, out, seed, at=at, scratch=scratch, **params)
+
+    return draw
+
+
+for _name, _dtype in (("bits32", uint32), ("bits64", uint64)):
+    op(
+        _name,
+        infer=lambda seed, numbers, stream, d=_dtype: Spec(numbers.shape, d),
+        kernel=_drawn(_bits_kernel, _dtype),
+        scalar=f"{_name}({{0}}, {{1}}, {{2}})",
+        cost=stream_cost(100),
+    )
+for _name, _dtype in (("normal32", float32), ("normal64", float64)):
+    op(
+        _name,
+        infer=lambda seed, numbers, d=_dtype: Spec(numbers.shape, d),
+        kernel=_drawn(_normal_kernel, _dtype),
+        scalar=f"{_name}({{0}}, {{1}})",
+        cost=stream_cost(150),
+    )

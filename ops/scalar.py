@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from .draws import DRAWS
 from .functions import FUNCTIONS, INEXACT
 from .graph import Graph
 from .labels import VIEWS
@@ -79,7 +80,7 @@ def lower(name: str, operands: Sequence[Value], dtype: DType) -> Value:
         given = [cast(x, t) for x, t in zip(operands, types, strict=True)]
     if any(x.dtype not in KINDS.values() for x in given):
         raise Unsupported(name)
-    words: dict[str, Any] = {**FUNCTIONS, **{f"x{k}": x for k, x in enumerate(given)}}
+    words: dict[str, Any] = {**FUNCTIONS, **DRAWS, **{f"x{k}": x for k, x in enumerate(given)}}
     try:
         found = eval(_code(op.scalar)[0], {"__builtins__": {}}, words)
     except (NameError, TypeError) as error:

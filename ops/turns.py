@@ -25,6 +25,7 @@ class Kernel(Writer):
     """Writes the functions of a kernel."""
 
     states: dict[int, dict[str, str]]  # of the turn
+    block: str  # where it is kept which block of the lane is packed
     nth: str  # which row of its chunk a unit is
 
     def rows(self, unit: str) -> None:
@@ -44,7 +45,7 @@ class Kernel(Writer):
                 index = code.times(index, str(nest.lanes))
                 left = code.let(f"sub i64 {extent}, {index}")
                 code.add(f"%count = add i64 {code.least(left, str(nest.lanes))}, 0")
-            env[x] = index
+            env[x] = self.begins[x] = index
         for a, lies in enumerate(nest.strides):
             at = f"%data_{a}"
             for x in nest.rows:
@@ -52,10 +53,23 @@ class Kernel(Writer):
                     step = code.times(env[x], self.fact("stride", a, x))
                     at = code.let(f"getelementptr i8, ptr {at}, i64 {step}", "a")
             code.add(f"%at_{a} = getelementptr i8, ptr {at}, i64 0")
+        if nest.packed:
+            self.pack()
+
+    def pack(self) -> None:
+        """Operands into cache, when a block of the lane begins; the other rows go on with them."""
+        code, block = self.code, self.begins.get(self.nest.lane, "0")
+        last = code.get(self.block, int64).name
+        with code.when(code.let(f"icmp ne i64 {last}, {block}")):
+            code.put(self.block, Value(code.lines, block, int64))
+            for v in sorted(self.nest.packed):
+                self.hold(v)
 
     def function(self) -> str:
         """A range of turns, or of units if nothing is combined over rows."""
         code = self.code
+        self.block = code.cell(int64)
+        code.put(self.block, code.lines.constant(-1, int64))
         if not self.nest.gathered:
             with code.loop("%lo", "%hi") as unit:
                 self.rows(unit)

@@ -19,7 +19,15 @@ from typing import Any
 from ostinato.ops.epilogue import LEAST
 from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Builder, Graph, Node
-from ostinato.ops.labels import POSITIONS, PRODUCTS, SOURCES, SUMS, VIEWS, analyse_in_order
+from ostinato.ops.labels import (
+    GATHERS,
+    POSITIONS,
+    PRODUCTS,
+    SOURCES,
+    SUMS,
+    VIEWS,
+    analyse_in_order,
+)
 from ostinato.ops.layout import Layout
 from ostinato.ops.native import why_not
 from ostinato.ops.onednn import library
@@ -28,7 +36,8 @@ from ostinato.ops.scalar import can_lower, has_own_bits
 from ostinato.ops.spec import Shape, float32
 from ostinato.ops.threads import most_threads
 
-from .nests import PRODUCT, Nested, has_reductions, nests, small_first
+from .draws import DRAWN, draw_in_kernels
+from .nests import PRODUCT, Nested, checks_of, has_stages, nests, small_first
 from .plan import Target
 from .rewrite import map_bodies
 
@@ -49,6 +58,7 @@ class _Group:
     space: Space
     rows: int = 0  # how many of the last axes are reduced
     product: bool = False  # whether it begins with a product
+    work: int = 0  # operations
     members: list[int] = field(default_factory=list)
     operands: dict[int, None] = field(default_factory=dict)  # in order
 
@@ -59,8 +69,9 @@ def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
     """
     if target.device != "cpu":
         return graph
+    graph = draw_in_kernels(graph, target)
     nested: list[Nested] = []
-    if larger and target.numerics != "any-workers" and has_reductions(graph):
+    if larger and target.numerics != "any-workers" and has_stages(graph):
         graph = small_first(graph)
         nested = _worthy_nests(graph, target, set())
         if freed := _behind_products(graph, target, nested):
@@ -147,14 +158,15 @@ def _worthy_nests(graph: Graph, target: Target, alone: set[int]) -> list[Nested]
     found = []
     for g in nests(graph, alone | _library_functions(graph, target)):
         nodes = [graph.nodes[k] for k in g.members]
-        work = sum(max(graph.specs[v].size for v in (*n.inputs, *graph.outs(k)))
+        work = sum(max(graph.specs[v].size for v in (*n.inputs[n.op in GATHERS :], *graph.outs(k)))
                    for k, n in zip(g.members, nodes, strict=True))  # fmt: skip
+        more = (*POSITIONS, *PRODUCTS, *GATHERS, "moments")
         plain = not g.consumed and all(
-            n.op not in (*POSITIONS, *PRODUCTS, "moments") and (n.op not in SUMS or _rows(graph, n))
-            for n in nodes
+            n.op not in more and (n.op not in SUMS or _rows(graph, n)) for n in nodes
         )
-        one = sum(n.op not in VIEWS for n in nodes) == 1 and nodes[-1].op in PRODUCTS
-        if not plain and not one and work >= WORTH and _can_be(graph, g):
+        one = sum(n.op not in VIEWS for n in nodes) == 1
+        one = one and nodes[-1].op in (*PRODUCTS, *GATHERS)
+        if (not plain or _is_of_pairs(g)) and not one and work >= WORTH and _can_be(graph, g):
             found.append(g)
     return found
 
@@ -198,10 +210,17 @@ def _is_product(graph: Graph, node: Node, target: Target) -> bool:
     return enough and n * k > PRODUCT and k <= DEEPEST
 
 
+def _is_of_pairs(group: Nested) -> bool:
+    """Whether rows of one operand meet those of another."""
+    rows, dims = {*group.rows()}, group.labels.dims
+    tables = [{*dims[v]} - {None} for v in group.operands]
+    return any(len(own) > 1 and own & rows != rows for own in tables)
+
+
 def _can_be(graph: Graph, group: Nested) -> bool:
     """Whether the values of a unit fit into cache, for operands in order."""
     node = _body(graph, group, {*group.members})
-    specs = [graph.specs[v] for v in (*group.operands, *node.made)]
+    specs = [*node.body.inputs, *(graph.specs[v] for v in node.made)]
     shapes = [s.layout.largest(s.shape) for s in specs if s.layout is not None]
     return analyse_in_order(node.body, node.dims, group.rows(), shapes) is not None
 
@@ -254,6 +273,7 @@ def _groups(
             found.append(joined)
         group = joined
         group.members.append(k)
+        group.work += 10 if node.op in DRAWN else 1
         group.operands |= dict.fromkeys(v for v in outside if home.get(v) is not group)
         if rows:
             group.rows = rows
@@ -274,7 +294,7 @@ def _product_group(
     if any(g.product and g.start == start for g in others):
         return None
     space = node.specs[0].shape, node.specs[0].layout
-    return _Group(start, space, 0, True, [k], dict.fromkeys(node.inputs))
+    return _Group(start, space, 0, True, 1, [k], dict.fromkeys(node.inputs))
 
 
 def _may_join(
@@ -322,7 +342,7 @@ def _is_worth(group: _Group, target: Target, least: int) -> bool:
     size = math.prod(group.space[0])
     if target.numerics == "any-workers":
         return size >= LARGE
-    return size * len(group.members) >= least
+    return size * group.work >= least
 
 
 @dataclass(slots=True)
@@ -346,19 +366,23 @@ def _emit(
     line = graph.nodes[group.members[-1]].line
     specs = [graph.specs[v] for v in found.made]
     params: dict[str, Any] = {"body": found.body}
+    ins = [values[v] for v in group.operands]
     if isinstance(group, Nested):
         kind = "fused_nest"
+        for c in checks_of(graph, group):
+            ins += builder.add("in_bounds", [values[c.places]], c.params, [c.spec], c.node.line)
         params |= {"dims": found.dims, "rows": group.rows()}
     else:
         kind = f"fused{'_matmul' * group.product}{'_rows' * (group.rows > 0)}"
-    outs = builder.add(kind, [values[v] for v in group.operands], params, specs, line)
+    outs = builder.add(kind, ins, params, specs, line)
     values.update(zip(found.made, outs, strict=True))
 
 
 def _body(graph: Graph, group: _Group | Nested, gone: Container[int]) -> _Made:
     members = {k for k in group.members if k in gone}
     operands = list(group.operands)
-    body = Builder([graph.specs[v] for v in operands])
+    checks = list(checks_of(graph, group)) if isinstance(group, Nested) else []
+    body = Builder([*(graph.specs[v] for v in operands), *(c.spec for c in checks)])
     known = {v: n for n, v in enumerate(operands)}
     made: list[int] = []
     for k in group.members:
@@ -381,4 +405,5 @@ def _body(graph: Graph, group: _Group | Nested, gone: Container[int]) -> _Made:
     if isinstance(group, Nested):
         labels = group.labels.dims
         dims = tuple(tuple(-1 if x is None else x for x in labels[v]) for v in operands)
+        dims += ((),) * len(checks)
     return _Made(body.graph([known[v] for v in made]), made, dims)

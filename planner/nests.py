@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ostinato.ops.collective import collective_of
 from ostinato.ops.graph import Graph, Node
 from ostinato.ops.labels import (
-    HELD,
+    GATHERS,
+    LONG,
+    PICKS,
     POSITIONS,
     PRODUCTS,
     REDUCING,
@@ -28,15 +30,20 @@ from ostinato.ops.labels import (
     VIEWS,
     Fit,
     Labels,
+    indices_of,
 )
+from ostinato.ops.layout import Layout
 from ostinato.ops.registry import OPS
 from ostinato.ops.scalar import can_lower
-from ostinato.ops.spec import Spec
+from ostinato.ops.spec import Spec, bool_
+
+from .rewrite import in_order_of
 
 SMALL = 1 << 16  # bytes that need no kernel, and may be made at any time
-ROWS = 256  # fewer are not worth cutting
+ROWS = 16  # fewer are not worth cutting
 PRODUCT = 1024  # multiplications of a row: libraries are better at more
 NODES, OPERANDS = 128, 16
+STAGED = (*REDUCING, *GATHERS)  # what only these kernels can do
 
 
 @dataclass(eq=False, slots=True)
@@ -51,6 +58,7 @@ class Nested:
     operands: dict[int, None] = field(default_factory=dict)
     lost: dict[int, frozenset[int]] = field(default_factory=dict)  # what values were reduced over
     reduced: set[int] = field(default_factory=set)
+    looped: set[int] = field(default_factory=set)  # what its loops run over
     consumed: bool = False  # whether a member reads what another one reduced
 
     def rows(self) -> tuple[int, ...]:
@@ -60,8 +68,7 @@ class Nested:
         if not parallel or math.prod(extents[x] for x in parallel) < ROWS:
             return (max(common, key=lambda x: extents[x]),)
         largest = max(parallel, key=lambda x: extents[x])
-        others = {x for dims in self.labels.dims.values() for x in dims if x is not None}
-        if any(extents[x] > SHORT for x in others - set(parallel)):
+        if any(extents[x] > SHORT for x in self.looped - {largest}):
             return tuple(sorted(parallel))
         return (largest,)
 
@@ -92,14 +99,23 @@ def nests(graph: Graph, alone: Collection[int] = ()) -> list[Nested]:
             continue
         ready.extend([group.start] * len(node.specs))
         home.update(dict.fromkeys(outs, group))
+        for other in dict.fromkeys(home[v] for u in node.inputs for v in (u, *_behind(graph, u))
+                                   if v in home):  # fmt: skip
+            made = _both(graph, group, other, ready) if other is not group else None
+            if made is not None:
+                found = [g for g in found if g not in (group, other)] + [made]
+                group = made
+                for v in group.made:
+                    home[v], ready[v] = group, group.start
         readers.update(dict.fromkeys(group.operands, group))
-    return [g for g in found if any(graph.nodes[k].op in REDUCING for k in g.members)]
+    found.sort(key=lambda g: g.start)
+    return [g for g in found if any(graph.nodes[k].op in STAGED for k in g.members)]
 
 
-def has_reductions(graph: Graph) -> bool:
+def has_stages(graph: Graph) -> bool:
     """Whether there is something large that kernels in stages are for."""
     return any(
-        node.op in REDUCING and any(graph.specs[v].nbytes > SMALL for v in node.inputs)
+        node.op in STAGED and any(graph.specs[v].nbytes > SMALL for v in node.inputs)
         for node in graph.nodes
     )
 
@@ -126,25 +142,20 @@ def small_first(graph: Graph) -> Graph:
         return graph
     first = {*chosen}
     order = [*chosen, *(k for k in range(len(graph.nodes)) if k not in first)]
-    number = list(range(len(graph.inputs))) + [-1] * (len(graph.specs) - len(graph.inputs))
-    nodes, count = [], len(graph.inputs)
-    for k in order:
-        node = graph.nodes[k]
-        nodes.append(replace(node, inputs=tuple(number[v] for v in node.inputs)))
-        for v in graph.outs(k):
-            number[v], count = count, count + 1
-    return Graph(graph.inputs, tuple(nodes), tuple(number[v] for v in graph.outputs))
+    return in_order_of(graph, order)
 
 
 def _region(graph: Graph, alone: Collection[int]) -> set[int]:
-    """The operations that are connected with a reduction by others that kernels can do."""
+    """The operations that are connected with a reduction, or a gather, by others that kernels can
+    do.
+    """
     able = [k not in alone and _is_able(graph, node) for k, node in enumerate(graph.nodes)]
-    if not any(a and n.op in REDUCING for a, n in zip(able, graph.nodes, strict=True)):
+    if not any(a and n.op in STAGED for a, n in zip(able, graph.nodes, strict=True)):
         return set()
     found: set[int] = set()
     seen: set[int] = set()
     for k, node in enumerate(graph.nodes):
-        if not able[k] or node.op not in REDUCING or k in seen:
+        if not able[k] or node.op not in STAGED or k in seen:
             continue
         stack = [k]
         while stack:
@@ -189,9 +200,23 @@ def _is_able(graph: Graph, node: Node) -> bool:
     if node.op in PRODUCTS:
         same = all(d == out for d in kinds) and len(kinds) == 2
         return same and out.kind == "f" and can_lower("add", (out, out), out)
+    if node.op in GATHERS:
+        return not partial and _can_gather(node, ins)
     if not OPS[node.op].scalar or len(node.specs) != 1 or partial:
         return False
     return can_lower(node.op, kinds, out)
+
+
+def _can_gather(node: Node, ins: Sequence[Spec]) -> bool:
+    """One element of each line, if all of the line is there."""
+    axis, (x, places, *added) = node.kw["axis"], ins
+    if x.layout is None or axis in x.layout.splits or places.dtype.kind not in "iu":
+        return False
+    if node.op != "take" and places.shape[axis] != 1:
+        return False
+    if any(s.dtype != x.dtype or s.dtype.kind not in "iuf" for s in added):
+        return False
+    return can_lower("astype", (x.dtype,), x.dtype)
 
 
 def _is_plain(spec: Spec) -> bool:
@@ -216,6 +241,47 @@ def _join(
     return next((g for g in dict.fromkeys(near) if _try(graph, k, g, ready)), None)
 
 
+def _both(graph: Graph, one: Nested, other: Nested, ready: Sequence[int]) -> Nested | None:
+    """Two groups, of which one reads the other, as one that begins where the first of them does."""
+    labels = _labels_of_both(one.labels, other.labels)
+    if labels is None:
+        return None
+    made = Nested(min(one.start, other.start), labels)
+    for k in sorted({*one.members, *other.members}):
+        node = graph.nodes[k]
+        if node.op not in VIEWS:
+            if not _try(graph, k, made, ready):
+                return None
+            continue
+        (v,) = node.inputs
+        if v not in made.made and not _is_source(graph, v):
+            if ready[v] >= made.start:
+                return None
+            made.operands[v] = None
+        made.members.append(k)
+        made.made |= {*graph.outs(k)}
+        made.lost |= dict.fromkeys(graph.outs(k), made.lost.get(v, frozenset()))
+    return made
+
+
+def _labels_of_both(one: Labels, other: Labels) -> Labels | None:
+    """The values that both know say which labels are the same."""
+    same: dict[int, int] = {}
+    for v in one.dims.keys() & other.dims.keys():
+        for mine, its in zip(one.dims[v], other.dims[v], strict=True):
+            if its is not None and (mine is None or same.setdefault(its, mine) != mine):
+                return None
+    made = Labels(list(one.extents), dict(one.dims))
+    for dims in other.dims.values():
+        for x in dims:
+            if x is not None and x not in same:
+                same[x] = len(made.extents)
+                made.extents.append(other.extents[x])
+    for v, dims in other.dims.items():
+        made.dims.setdefault(v, tuple(None if x is None else same[x] for x in dims))
+    return None if made.repeats else made
+
+
 def _behind(graph: Graph, v: int) -> Iterator[int]:
     """What a value is a view of, and what that is a view of."""
     k = graph.producers[v]
@@ -237,9 +303,6 @@ def _try(graph: Graph, k: int, group: Nested, ready: Sequence[int]) -> bool:
         if fit is None:
             return False
         labels.take(fit, graph.outs(p))
-    fit = _fit(graph, k, labels, len(group.labels.extents))
-    if fit is None:
-        return False
     made = group.made | {v for p in views for v in graph.outs(p)}
     outside = [
         v
@@ -249,14 +312,20 @@ def _try(graph: Graph, k: int, group: Nested, ready: Sequence[int]) -> bool:
     ]
     if any(ready[v] >= group.start for v in outside):
         return False
+    fixed = {x for v in group.operands for x in group.labels.dims[v]}
+    fit = _fit(graph, k, labels, fixed)  # new ones, and those of numbers, may turn out to be others
+    if fit is None or labels.repeats:
+        return False
+    if node.op in GATHERS and not _is_inside(graph, node, group):
+        return False
     if len({*group.operands, *outside}) > OPERANDS:
         return False
-    lost = frozenset(
+    lost = labels.now(
         x for p in (*views, k) for v in graph.nodes[p].inputs for x in group.lost.get(v, ())
     )
     common = fit.labels - lost
-    common = common if group.common is None else common & group.common
-    if node.op in POSITIONS:
+    common = common if group.common is None else common & labels.now(group.common)
+    if node.op in (*POSITIONS, *PICKS):
         common -= fit.reduced
     labels.take(fit, graph.outs(k))
     if not _is_worthwhile(node, fit, common, labels):
@@ -266,9 +335,13 @@ def _try(graph: Graph, k: int, group: Nested, ready: Sequence[int]) -> bool:
     group.members.append(k)
     group.made = made | {*graph.outs(k)}
     group.operands |= dict.fromkeys(outside)
-    group.reduced |= fit.reduced
+    group.reduced = {*labels.now(group.reduced), *fit.reduced}
+    group.looped = {*labels.now(group.looped), *_looped(node, fit)}
     group.consumed |= bool(lost)
     gone = lost | fit.reduced
+    if labels.joined:
+        group.lost = {v: labels.now(own) for v, own in group.lost.items()}
+        labels.joined = {}
     group.lost |= dict.fromkeys(graph.outs(k), gone)
     for p in views:
         group.lost |= dict.fromkeys(graph.outs(p), lost)
@@ -289,20 +362,74 @@ def _views(graph: Graph, v: int, group: Nested) -> list[int]:
     return list(reversed(found))
 
 
+def _looped(node: Node, fit: Fit) -> set[int]:
+    """The labels that a node's own loops run over."""
+    if node.op in PICKS:
+        return {x for dims in fit.outs for x in dims if x is not None}
+    return {*fit.labels}
+
+
+def _is_inside(graph: Graph, node: Node, group: Nested) -> bool:
+    """Whether places are in bounds, or can be looked at before the kernel begins."""
+    v = node.inputs[1]
+    v = next((u for u in (v, *_behind(graph, v)) if graph.producers[u] < 0 or
+              graph.nodes[graph.producers[u]].op not in VIEWS), v)  # fmt: skip
+    maker = graph.producers[v]
+    if maker < 0 or v not in group.made:
+        return maker < 0 or graph.nodes[maker].op not in SOURCES
+    found = graph.nodes[maker]
+    if found.op not in POSITIONS:
+        return False
+    most = math.prod(graph.specs[found.inputs[0]].shape[a] for a in found.kw["axes"])
+    return most <= graph.specs[node.inputs[0]].shape[node.kw["axis"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What has to be looked at before a kernel begins: places among so many."""
+
+    places: int
+    size: int
+    node: Node
+    spec: Spec
+
+    @property
+    def params(self) -> dict[str, object]:
+        return {"size": self.size, "name": self.node.op}
+
+
+def checks_of(graph: Graph, group: Nested) -> list[Check]:
+    """For the operands that say where something is gathered."""
+    found: dict[tuple[int, int], Check] = {}
+    for k in group.members:
+        node = graph.nodes[k]
+        if node.op not in GATHERS:
+            continue
+        x, v = node.inputs[:2]
+        size, layout = graph.specs[x].shape[node.kw["axis"]], graph.specs[x].layout
+        assert layout is not None
+        spec = Spec((), bool_, Layout.whole(layout.mesh))
+        for u in (v, *_behind(graph, v)):
+            if u in group.operands:
+                found.setdefault((u, size), Check(u, size, node, spec))
+    return list(found.values())
+
+
 def _is_source(graph: Graph, v: int) -> bool:
     k = graph.producers[v]
     return k >= 0 and graph.nodes[k].op in SOURCES
 
 
-def _fit(graph: Graph, k: int, labels: Labels, loose: int = 1 << 30) -> Fit | None:
+def _fit(
+    graph: Graph, k: int, labels: Labels, fixed: Collection[int | None] | None = None
+) -> Fit | None:
     node = graph.nodes[k]
     specs = [graph.specs[v] for v in node.inputs]
     for v in node.inputs:
         p = graph.producers[v]
         if p >= 0 and graph.nodes[p].op == "iota" and _is_split(graph.nodes[p]):
             return None
-    rule = OPS[node.op].indices(tuple(specs), node.specs, node.kw)
-    return labels.fit(rule, node.inputs, specs, node.specs, loose)
+    return labels.fit(indices_of(node, specs), node.inputs, specs, node.specs, fixed)
 
 
 def _is_split(iota: Node) -> bool:
@@ -317,9 +444,10 @@ def _is_worthwhile(node: Node, fit: Fit, common: frozenset[int], labels: Labels)
     if rows < ROWS:
         return False
     best = max(common, key=lambda x: extents[x])
-    others = [extents[x] for x in fit.labels if x != best]
+    looped = _looped(node, fit)
+    others = [extents[x] for x in looped if x != best]
     if node.op in PRODUCTS and (math.prod(others) > PRODUCT or max(others, default=0) > SHORT):
         return False
     parallel = [extents[x] for x in common - fit.reduced]
-    row = math.prod(extents[x] for x in fit.labels) // max(rows, math.prod(parallel))
-    return row * node.specs[0].dtype.itemsize <= HELD // 8
+    row = math.prod(extents[x] for x in looped) // max(rows, math.prod(parallel))
+    return row * node.specs[0].dtype.itemsize <= LONG // 8

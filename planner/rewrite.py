@@ -45,3 +45,16 @@ def map_bodies(node: Node, change: Callable[[Graph], Graph]) -> Node:
         return node
     params = tuple((k, change(v) if isinstance(v, Graph) else v) for k, v in node.params)
     return Node(node.op, node.inputs, params, node.specs, node.line)
+
+
+def in_order_of(graph: Graph, order: Sequence[int]) -> Graph:
+    """The same nodes in another order."""
+    number = list(range(len(graph.inputs))) + [-1] * (len(graph.specs) - len(graph.inputs))
+    nodes, count = [], len(graph.inputs)
+    for k in order:
+        node = graph.nodes[k]
+        inputs = tuple(number[v] for v in node.inputs)
+        nodes.append(Node(node.op, inputs, node.params, node.specs, node.line))
+        for v in graph.outs(k):
+            number[v], count = count, count + 1
+    return Graph(graph.inputs, tuple(nodes), tuple(number[v] for v in graph.outputs))

@@ -8,10 +8,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ostinato.ops import native
+from ostinato.ops.draws import numbers_in
 from ostinato.ops.epilogue import rest_of
 from ostinato.ops.fused import FUSED, WITH_PRODUCT
 from ostinato.ops.graph import Graph, Node
 from ostinato.ops.labels import (
+    GATHERS,
+    PICKS,
     POSITIONS,
     PRODUCTS,
     REDUCING,
@@ -128,6 +131,12 @@ def _staged(nest: Nest, v: int, node: Node, ins: Sequence[str]) -> str:
         if node.op in POSITIONS:
             return "= its position"
         return "= the squared deviations from it" if v - 1 in nest.reductions else "= their number"
+    if node.op in GATHERS:
+        label = nest.dims[node.inputs[0]][node.kw["axis"]]
+        place = f"{_counter(label) if label is not None else '0'} = {ins[1]}"
+        if node.op in PICKS:
+            return f"= {ins[0]} at {place}"
+        return f"= {ins[0]}, with {ins[2]} added at {place}"
     return f"= {_scalar(node, ins)}"
 
 
@@ -154,9 +163,10 @@ def _loops(node: Node) -> native.Loops:
     axes = len(sums[0].kw["axes"]) if sums else 0
     shape = _part(body.specs[sums[0].inputs[0]] if sums else node.specs[0])
     reduced = {body.starts[body.nodes.index(n)] for n in sums}
-    strides = []
+    strides, numbers = [], numbers_in(body)
     for v in (*range(len(body.inputs)), *body.outputs):
-        lies = _contiguous(_part(body.specs[v]), body.specs[v].dtype.itemsize)
+        size = 1 if v in numbers else body.specs[v].dtype.itemsize
+        lies = _contiguous(_part(body.specs[v]), size)
         if v in reduced:
             strides.append((*lies, *(0,) * axes))
         else:

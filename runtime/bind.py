@@ -79,7 +79,8 @@ class Bound:
             kind = LinAlgError
         if row is None:
             return kind.because("a plan's run", got=f"{type(error).__name__}: {error}")
-        return kind.because(f"{row.node.op}", got=f"{error}", line=row.node.line)
+        name = row.node.kw["name"] if row.node.op == "in_bounds" else row.node.op
+        return kind.because(name, got=f"{error}", line=row.node.line)
 
 
 def bind(

@@ -54,6 +54,11 @@ NOT_SAMPLED = {
     "fused_nest": "made by the planner; see planner/test_nests.py",
     "fused_matmul": "made by the planner; see planner/test_epilogue.py",
     "fused_matmul_rows": "made by the planner; see planner/test_epilogue.py",
+    **dict.fromkeys(
+        ("first_number", "numbers", "bits32", "bits64", "normal32", "normal64"),
+        "made by the planner; see planner/test_draws.py",
+    ),
+    "in_bounds": "made by the planner; see planner/test_gathers.py",
     "blocks": "made by the planner; see planner/test_blocking.py",
     "read": "made by the planner; see front/test_files.py",
 }

@@ -26,6 +26,7 @@ def operands(r: random.Random, rng: np.random.Generator, dtype: Any) -> dict[str
     k = r.choice([1, 2, 8, 19])
     shapes = {"nd": (n, d), "dn": (d, n), "n": (n,), "d": (d,), "kd": (k, d), "dk": (d, k)}
     made = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+    made["place"] = rng.integers(-k, k, n)
     if r.random() < 0.3:
         made["nd"] = np.asfortranarray(made["nd"])
     return made
@@ -66,6 +67,16 @@ def step(r: random.Random) -> tuple[str, Callable[[Any, Values], Any], str]:
             == xp.arange(pick(v, "nk", i).shape[1]), pick(v, "nk", i).dtype)),
         ("n", "arg d", lambda xp, v: xp.astype(
             xp.argmax(pick(v, "nd", i), axis=1), pick(v, "nd", i).dtype)),
+        ("n", "n * arange", lambda xp, v: pick(v, "n", i) * xp.arange(v["nd"][0].shape[0]) / 99),
+        ("nd", "nd * arange", lambda xp, v: (
+            pick(v, "nd", i) * xp.arange(v["nd"][0].shape[0])[:, None] / 99)),
+        ("n", "nd at arg", lambda xp, v: xp.take_along_axis(
+            pick(v, "nd", i), xp.argmax(pick(v, "nd", j), axis=1)[:, None], axis=1)[:, 0]),
+        ("n", "nk at", lambda xp, v: xp.take_along_axis(
+            pick(v, "nk", i), v["place"][0][:, None], axis=1)[:, 0]),
+        ("nd", "kd at", lambda xp, v: xp.take(pick(v, "kd", i), v["place"][0], axis=0)),
+        ("n", "nk[:, :]", lambda xp, v: (
+            pick(v, "nk", i)[xp.arange(v["nd"][0].shape[0]), v["place"][0]])),
         ("out", "nk.T @ nd", lambda xp, v: pick(v, "nk", i).T @ pick(v, "nd", j)),
         ("out", "nd.T @ n", lambda xp, v: pick(v, "nd", i).T @ pick(v, "n", j)),
         ("out", "sum n", lambda xp, v: pick(v, "nd", i).sum(0)),
@@ -95,12 +106,12 @@ def check(seed: int, workers: int = 1, dtype: Any = np.float64) -> int:
     r = random.Random(seed)
     given = operands(r, np.random.default_rng(seed), dtype)
     steps = [step(r) for _ in range(r.randint(4, 14))]
-    wide = {name: x.astype(np.float64) for name, x in given.items()}
+    wide = {name: x.astype(np.float64) if x.dtype == dtype else x for name, x in given.items()}
     with np.errstate(all="ignore"):
         expected = run(np, steps, wide)
     with sessions.use((workers,)):
         f = ost.compile(lambda a: run(ost, steps, a))
-        split = {"nd": 0, "dn": 1, "n": 0} if workers > 1 else {}
+        split = {"nd": 0, "dn": 1, "n": 0, "place": 0} if workers > 1 else {}
         lazy = {name: ost.asarray(x, split=split.get(name)) for name, x in given.items()}
         for _ in range(2):
             results = [np.asarray(y) for y in f(lazy)]
@@ -130,7 +141,7 @@ def make_small_things_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_random_programs_are_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     make_small_things_count(monkeypatch)
-    assert sum(check(seed) for seed in range(100, 106)) >= 6
+    assert sum(check(seed) for seed in range(100, 110)) >= 6
 
 
 # -- what goes together --------------------------------------------------------------------
@@ -288,3 +299,71 @@ def test_indices_that_cannot_be_one_are_refused() -> None:
     assert fit("add", 0, 0) is not None
     with mock.patch.dict(labels.dims, {2: (0, 1)}):
         assert fit("matmul", 0, 2) is None
+
+
+@pytest.mark.parametrize("shape", [(16, 4096), (128, 1000), (20, 300_000)])
+def test_few_rows_and_long_ones_are_one_kernel(shape: tuple[int, int]) -> None:
+    x = np.random.default_rng(6).standard_normal(shape).astype(np.float32)
+
+    def f(x: Any) -> Any:
+        return ost.nn.softmax(ost.nn.layer_norm(x))
+
+    assert large(program_of(f, x), 4 * shape[0]) == ["fused_nest"]
+    wide = x.astype(np.float64)
+    wide = (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-5)
+    wanted = np.exp(wide) / np.exp(wide).sum(1, keepdims=True)
+    with sessions.use():
+        made = np.asarray(ost.compile(f)(x))
+    np.testing.assert_allclose(made, wanted, rtol=3e-4)
+
+
+def test_an_argmax_over_rows_runs_column_by_column() -> None:
+    """What needs all rows leaves the columns to cut."""
+    x = np.random.default_rng(7).standard_normal((5000, 40))
+    graph = program_of(lambda x: (ost.exp(x) * 2).argmax(0), x)
+    assert not large(graph)
+    with sessions.use():
+        made = np.asarray(ost.compile(lambda x: (ost.exp(x) * 2).argmax(0))(x))
+    np.testing.assert_array_equal(made, x.argmax(0))
+
+
+@pytest.mark.parametrize(("n", "m", "d"), [(300, 257, 100), (70, 5000, 64), (2000, 300, 9)])
+def test_pairs_of_rows_are_made_block_by_block(n: int, m: int, d: int) -> None:
+    """Distances of all pairs: the second operand is turned once for each block of it."""
+    rng = np.random.default_rng(8)
+    x, c = rng.standard_normal((n, d)), rng.standard_normal((m, d))
+
+    def pairs(xp: Any, x: Any, c: Any) -> Any:
+        t = ((x[:, None, :] - c) ** 2).sum(-1)
+        return xp.sqrt(t), xp.exp(-t).sum(0)
+
+    graph = program_of(lambda x, c: pairs(ost, x, c), x, c)
+    assert [node.op for node in graph.nodes] == ["fused_nest"]
+    with sessions.use():
+        made = ost.compile(lambda x, c: pairs(ost, x, c))(x, c)
+    for y, z in zip(made, pairs(np, x, c), strict=True):
+        np.testing.assert_allclose(np.asarray(y), z, rtol=1e-11)
+
+
+def nest_of(graph: Graph) -> Any:
+    from ostinato.ops.labels import analyse_in_order
+
+    (kernel,) = [n for n in graph.nodes if n.op == "fused_nest"]
+    specs = (*kernel.kw["body"].inputs, *kernel.specs)
+    return analyse_in_order(**kernel.kw, shapes=[s.shape for s in specs])
+
+
+def test_lanes_run_where_most_of_the_work_is() -> None:
+    """Along the means, though the data's own neighbours are along the features."""
+    rng = np.random.default_rng(9)
+    x, c = rng.standard_normal((3000, 100)), rng.standard_normal((200, 100))
+    nest = nest_of(program_of(lambda x, c: ((x[:, None, :] - c) ** 2).sum(-1).argmin(1), x, c))
+    assert nest.extents[nest.lane] == 200
+    assert nest.packed == {1}
+    both = nest_of(program_of(lambda x, c: ((x[:, None, :] - c) ** 2).sum(-1), x, c))
+    assert both.extents[both.lane] == 200
+    assert both.rows[0] == both.lane
+    assert both.packed == {1}
+    soft = nest_of(program_of(ost.nn.softmax, rng.standard_normal((300, 400))))
+    assert soft.extents[soft.lane] == 400
+    assert not soft.packed
