@@ -891,8 +891,10 @@ def symbol(name: str, address: int) -> None:
 
 def _compiled(text: str) -> _MethodDef:
     """The entry point of a module's machine code, at once or at the end of `together`."""
-    found = _made.setdefault(text, _made.get(text) or _Code(text))
-    _kept.append(found)  # functions point to it as long as they live
+    found = _made.get(text)
+    if found is None:
+        found = _made.setdefault(text, _Code(text))
+        _kept.append(found)  # functions point to it as long as they live
     waiting = getattr(_asked, "codes", None)
     if waiting is None:
         found.ready()
