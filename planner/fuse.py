@@ -68,15 +68,17 @@ def fuse(graph: Graph, target: Target) -> Graph:
         groups, nested = [], []
     if not groups and not nested and not any(True for n in graph.nodes for _ in n.subgraphs()):
         return graph
-    first: dict[int, _Group | Nested] = {g.start: g for g in groups}
-    first |= {g.start: g for g in nested}
+    first: dict[int, list[_Group | Nested]] = {}
+    everything: list[_Group | Nested] = sorted(groups, key=lambda g: not g.product)
+    for group in (*everything, *nested):  # products first, which others may read
+        first.setdefault(group.start, []).append(group)
     inside = {k for g in groups for k in g.members}
     inside |= _gone(graph, inside, nested)
     builder = Builder(graph.inputs)
     values: dict[int, int] = {v: v for v in range(len(graph.inputs))}
     for k, node in enumerate(graph.nodes):
-        if k in first:
-            _emit(graph, first[k], inside, builder, values)
+        for g in first.get(k, ()):
+            _emit(graph, g, inside, builder, values)
         if k in inside:
             continue
         node = map_bodies(node, lambda g: fuse(g, target))
