@@ -69,8 +69,9 @@ def fuse(graph: Graph, target: Target) -> Graph:
     if not groups and not nested and not any(True for n in graph.nodes for _ in n.subgraphs()):
         return graph
     first: dict[int, list[_Group | Nested]] = {}
-    everything: list[_Group | Nested] = sorted(groups, key=lambda g: not g.product)
-    for group in (*everything, *nested):  # products first, which others may read
+    groups = sorted(groups, key=lambda g: not g.product)  # products first, which others may read
+    everything: list[_Group | Nested] = [*groups, *nested]
+    for group in everything:
         first.setdefault(group.start, []).append(group)
     inside = {k for g in groups for k in g.members}
     inside |= _gone(graph, inside, nested)
