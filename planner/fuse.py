@@ -84,15 +84,18 @@ def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
         groups, nested = [], []
     if not groups and not nested and not any(True for n in graph.nodes for _ in n.subgraphs()):
         return graph
-    first: dict[int, _Group | Nested] = {g.start: g for g in groups}
-    first |= {g.start: g for g in nested}
+    first: dict[int, list[_Group | Nested]] = {}
+    groups = sorted(groups, key=lambda g: not g.product)  # products first, which others may read
+    everything: list[_Group | Nested] = [*groups, *nested]
+    for group in everything:
+        first.setdefault(group.start, []).append(group)
     inside = {k for g in groups for k in g.members}
     inside |= _gone(graph, inside, nested)
     builder = Builder(graph.inputs)
     values: dict[int, int] = {v: v for v in range(len(graph.inputs))}
     for k, node in enumerate(graph.nodes):
-        if k in first:
-            _emit(graph, first[k], inside, builder, values)
+        for g in first.get(k, ()):
+            _emit(graph, g, inside, builder, values)
         if k in inside:
             continue
         node = map_bodies(node, lambda g: fuse(g, target))

@@ -66,7 +66,7 @@ def test_operations_give_what_numpy_gives(name: str) -> None:
                 found, made, rtol=tolerance, atol=tolerance, err_msg=str(dtypes)
             )
         else:
-            if made.dtype == bfloat16:  # whose NaN NumPy does not know
+            if made.dtype == bfloat16:  # of which NumPy's own comparison knows no NaN
                 found, made = found.astype(np.float32), made.astype(np.float32)
             np.testing.assert_array_equal(found, made, err_msg=str(dtypes))
 

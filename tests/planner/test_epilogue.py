@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,6 +80,44 @@ def test_chains_behind_products(
     right = f(np, *(x.astype(np.float64) for x in (*given_, bias, r)))
     for y, exact in zip(made, right, strict=True):
         np.testing.assert_allclose(y, exact, rtol=2e-5 * k, atol=2e-6 * k)
+
+
+SIDE = 80
+
+
+def program(xp: Any, r: random.Random, xs: Sequence[Any]) -> list[Any]:
+    """A few operations on square matrices, a row, and a stack; many are products."""
+    values = list(xs)
+    for _ in range(r.randint(3, 10)):
+        square = [v for v in values if v.shape == (SIDE, SIDE)]
+        a, b = r.choice(square), r.choice(square)
+        made: list[Callable[[], Any]] = [
+            *[lambda a=a, b=b: (a @ b) * 0.02] * 3,  # type: ignore[misc]
+            lambda a=a: xp.tanh(a),
+            lambda a=a: a + r.choice([v for v in values if v.ndim < 3]),
+            lambda a=a, b=b: a * b,
+            lambda a=a: a.T,
+            lambda a=a: a.sum(r.choice((0, 1))) * 0.1,
+            lambda a=a: xp.max(a, axis=1),
+            lambda a=a: a[None] + values[3],
+            lambda a=a, b=b: xp.where(a > 0, b, a * 0.5),
+        ]
+        values.append(r.choice(made)())
+    return [v for v in values[4:] if r.random() < 0.5] or values[-1:]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 1 << 30), st.booleans())
+def test_random_programs_with_products(seed: int, given_away: bool) -> None:
+    xs = [numbers(*s) for s in ((SIDE, SIDE), (SIDE, SIDE), (SIDE,), (3, SIDE, SIDE))]
+    found, _ = run(
+        lambda a, b, c, d: program(ost, random.Random(seed), [a, b, c, d]),
+        *xs,
+        donate=("a", "c") if given_away else (),
+    )
+    right = program(np, random.Random(seed), [x.astype(np.float64) for x in xs])
+    for y, exact in zip(found, right, strict=True):
+        assert np.abs(y - exact).max() <= 2e-3 * np.abs(exact).max()
 
 
 def test_a_step_of_a_network_in_few_kernels() -> None:
@@ -193,6 +233,29 @@ def test_workers_without_rows() -> None:
         y = f(ost.asarray(a, split=0), ost.asarray(b))
         assert "fused_matmul" in ops_of(f)
         np.testing.assert_allclose(np.asarray(y), np.exp(a @ b), rtol=1e-4)
+
+
+def test_others_may_begin_where_a_product_is_read_first() -> None:
+    a, b, big = numbers(130, 100), numbers(100, 96, seed=1), numbers(5, 130, 96, seed=2)
+
+    def f(a: Any, b: Any, big: Any) -> Any:
+        product = a @ b
+        return ost.exp((product + big) * 0.1) * big, ost.tanh(product) * 2
+
+    def g(a: Any, b: Any, big: Any) -> Any:
+        product = a @ b
+        return (product + big).sum(0), ost.tanh(product) * 2, product.T @ product
+
+    exact = a.astype(np.float64) @ b
+    (y, z), ops = run(f, a, b, big)
+    assert sorted(ops) == ["fused", "fused_matmul"]
+    np.testing.assert_allclose(y, np.exp((exact + big) * 0.1) * big, atol=1e-4)
+    np.testing.assert_allclose(z, np.tanh(exact) * 2, atol=1e-4)
+    (y, z, square), ops = run(g, a, b, big)
+    assert "fused_matmul" in ops
+    np.testing.assert_allclose(y, (exact + big).sum(0), atol=1e-3)
+    np.testing.assert_allclose(z, np.tanh(exact) * 2, atol=1e-4)
+    np.testing.assert_allclose(square, exact.T @ exact, atol=1e-2)
 
 
 def test_what_stays_apart() -> None:
