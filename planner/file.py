@@ -111,7 +111,8 @@ def _decode(content: Any, known: Key | None) -> Plan:
     if known is None:
         _prove(key, program, made)
     tuned = _tuned(content.get("tuned"))
-    runs = done_so(lower(program, key), key, tuned.ways if tuned is not None else ())
+    ways = tuned.ways if tuned is not None else ()
+    runs = done_so(lower(program, key, made), key, made, ways)
     return Plan(key, program, runs, tuple(made), called, tuned=tuned)
 
 

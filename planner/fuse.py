@@ -169,9 +169,16 @@ def _worthy_nests(graph: Graph, target: Target, alone: set[int]) -> list[Nested]
         )
         one = sum(n.op not in VIEWS for n in nodes) == 1
         one = one and nodes[-1].op in (*PRODUCTS, *GATHERS)
-        if (not plain or _is_of_pairs(g)) and not one and work >= WORTH and _can_be(graph, g):
+        pairs = _is_of_pairs(g) and not any(_reads_product(graph, n, target) for n in nodes)
+        if (not plain or pairs) and not one and work >= WORTH and _can_be(graph, g):
             found.append(g)
     return found
+
+
+def _reads_product(graph: Graph, node: Node, target: Target) -> bool:
+    """Whether it could be done with the rows of a product, as those are made."""
+    makers = [graph.nodes[k] for v in node.inputs if (k := graph.producers[v]) >= 0]
+    return any(_is_product(graph, n, target) for n in makers)
 
 
 def _behind_products(graph: Graph, target: Target, nested: Sequence[Nested]) -> set[int]:

@@ -31,6 +31,7 @@ from .simplify import simplify
 from .tuning import Tune, sites, with_ways
 
 Pass = Callable[[Graph, Target], Graph]
+Results = Sequence[tuple[str, int]]  # as a plan has them
 
 PASSES: tuple[Pass, ...] = (
     simplify,
@@ -58,7 +59,7 @@ def make_plan(key: Key, names: tuple[str, ...] = ()) -> Plan:
         graph = made
     graph, results = _strip(graph)
     start = time.perf_counter()
-    program = lower(graph, key)
+    program = lower(graph, key, results)
     seconds["assign_memory"] = time.perf_counter() - start
     _dump(len(PASSES) + 1, "program", program.graph)
     plan = Plan(key, graph, program, results, names, seconds)
@@ -66,9 +67,14 @@ def make_plan(key: Key, names: tuple[str, ...] = ()) -> Plan:
     return plan
 
 
-def lower(graph: Graph, key: Key) -> Program:
+def lower(graph: Graph, key: Key, results: Results) -> Program:
     """What this machine runs of a graph that every machine may have."""
-    return assign_memory(fuse(narrow(graph, key.target), key.target), key.donated)
+    return assign_memory(fuse(narrow(graph, key.target), key.target), _to_reuse(key, results))
+
+
+def _to_reuse(key: Key, results: Results) -> list[int]:
+    """Operands whose memory results may take: those given away, unless they are results themselves."""
+    return [k for k in key.donated if ("in", k) not in results]
 
 
 def tune(plan: Plan, decide: Tune, threads: int) -> Plan:
@@ -76,17 +82,17 @@ def tune(plan: Plan, decide: Tune, threads: int) -> Plan:
     found = sites(plan.program.graph, plan.target, threads)
     limit = plan.target.memory_limit
     tuned = decide(found, None if limit is None else limit - plan.operand_bytes)
-    program = done_so(plan.program, plan.key, tuned.ways)
+    program = done_so(plan.program, plan.key, plan.results, tuned.ways)
     if limit is not None and peak_bytes(program) > limit:
         return plan
     return replace(plan, program=program, tuned=tuned)
 
 
-def done_so(program: Program, key: Key, ways: Sequence[str]) -> Program:
+def done_so(program: Program, key: Key, results: Results, ways: Sequence[str]) -> Program:
     """The program with its sites done in these ways."""
     if not any(ways):
         return program
-    return assign_memory(with_ways(program.graph, key.target, ways), key.donated)
+    return assign_memory(with_ways(program.graph, key.target, ways), _to_reuse(key, results))
 
 
 def _strip(graph: Graph) -> tuple[Graph, tuple[tuple[str, int], ...]]:

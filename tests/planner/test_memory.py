@@ -312,6 +312,15 @@ def test_donation_gives_the_memory_to_the_result() -> None:
         assert float(y.sum()) == 1000
 
 
+def test_a_donated_operand_that_is_a_result_is_not_written_over() -> None:
+    x = np.arange(6400.0).reshape(80, 80)
+    with use():
+        f = ost.compile(lambda x, y: (y * 2, x.T.T), donate="x")
+        double, same = f(ost.asarray(x), ost.ones((80, 80)))
+        np.testing.assert_array_equal(double, np.full((80, 80), 2.0))
+        np.testing.assert_array_equal(same, x)
+
+
 def test_a_failed_run_keeps_donated_operands() -> None:
     with use():
         f = ost.compile(lambda x, i: ost.take(x, i) * 2, donate="x")
