@@ -381,7 +381,11 @@ def _along(nest: Nest, lane: int, choose: bool) -> tuple[float, int]:
             continue
         labels = nest.iterates(k)
         work = math.prod(nest.extents[x] for x in labels)
-        cost += work / 16 if lane in labels else work
+        if lane in labels:
+            cost += work / 16
+        else:  # LLVM finds vectors of its own, but not where one element waits for the last
+            waits = node.op in REDUCING and body.starts[k] not in nest.gathered
+            cost += work if waits else work / 4
         if node.op in REDUCING and lane in labels - {*nest.dims[body.starts[k]]}:
             cost += work / nest.extents[lane]
     for a, lies in enumerate(nest.strides if choose else ()):

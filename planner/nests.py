@@ -41,6 +41,7 @@ from .rewrite import in_order_of
 
 SMALL = 1 << 16  # bytes that need no kernel, and may be made at any time
 ROWS = 16  # fewer are not worth cutting
+MANY = 1 << 14  # fewer are not cut, if a longer sum outside of them can be cut instead
 PRODUCT = 1024  # multiplications of a row: libraries are better at more
 NODES, OPERANDS = 128, 16
 STAGED = (*REDUCING, *GATHERS)  # what only these kernels can do
@@ -67,6 +68,8 @@ class Nested:
         parallel = [x for x in common if x not in self.reduced]
         if not parallel or math.prod(extents[x] for x in parallel) < ROWS:
             return (max(common, key=lambda x: extents[x]),)
+        if outer := _outer(self.labels, common.difference(parallel), frozenset(parallel)):
+            return (max(outer, key=lambda x: extents[x]),)
         largest = max(parallel, key=lambda x: extents[x])
         if any(extents[x] > SHORT for x in self.looped - {largest}):
             return tuple(sorted(parallel))
@@ -327,8 +330,12 @@ def _try(graph: Graph, k: int, group: Nested, ready: Sequence[int]) -> bool:
     common = common if group.common is None else common & labels.now(group.common)
     if node.op in (*POSITIONS, *PICKS):
         common -= fit.reduced
+    before = frozenset() if group.common is None else labels.now(group.common)
+    lost_here = (before | fit.labels) - common
+    if node.op in POSITIONS:  # which there is no other way to do
+        lost_here -= fit.reduced
     labels.take(fit, graph.outs(k))
-    if not _is_worthwhile(node, fit, common, labels):
+    if not _is_worthwhile(node, fit, common, labels) or _outer(labels, lost_here, common):
         return False
     group.labels, group.common = labels, common
     group.members += [p for p in views if p not in group.members]
@@ -435,6 +442,19 @@ def _fit(
 def _is_split(iota: Node) -> bool:
     layout = iota.specs[0].layout
     return layout is None or iota.kw["axis"] in layout.splits
+
+
+def _outer(labels: Labels, some: frozenset[int], inner: frozenset[int]) -> set[int]:
+    """Which of some indices are long, and outside of others, of which there are few: to cut those
+    instead would make rows that lie across all of memory, and long sums in one go.
+    """
+    extents, found = labels.extents, set[int]()
+    rows = math.prod(extents[x] for x in inner)
+    for dims in labels.dims.values() if some and rows < MANY else ():
+        known = [x for x in dims if x is not None]
+        if known and known[-1] in inner:
+            found |= {x for x in known[:-1] if x in some and extents[x] > rows}
+    return found
 
 
 def _is_worthwhile(node: Node, fit: Fit, common: frozenset[int], labels: Labels) -> bool:

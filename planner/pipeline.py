@@ -18,6 +18,7 @@ from ostinato.errors import MemoryLimitError
 from .blocking import READ_BYTES, split_time
 from .communicate import communicate
 from .fuse import fuse, title
+from .in_cache import stay_in_cache
 from .layouts import choose_layouts
 from .memory import assign_memory
 from .narrow import narrow
@@ -42,6 +43,7 @@ PASSES: tuple[Pass, ...] = (
     make_parts,
     communicate,
     split_time,
+    stay_in_cache,
     overlap,
 )
 

@@ -367,3 +367,17 @@ def test_lanes_run_where_most_of_the_work_is() -> None:
     soft = nest_of(program_of(ost.nn.softmax, rng.standard_normal((300, 400))))
     assert soft.extents[soft.lane] == 400
     assert not soft.packed
+
+
+@pytest.mark.parametrize("columns", [16, 300])
+def test_long_columns_are_summed_in_parts(columns: int) -> None:
+    """Even if something short follows: sums along the whole of a column would lose digits."""
+    x = np.random.default_rng(6).normal(1, 2, (400_000, columns)).astype(np.float32)
+    with sessions.use():
+        f = ost.compile(lambda x: (x.mean(0), x.std(0) * 2, x.sum(0)))
+        found = [np.asarray(y).astype(np.float64) for y in f(ost.asarray(x))]
+        (nest,) = (n for n in f.plan.program.graph.nodes if n.op == "fused_nest")
+    assert nest.kw["rows"] == (0,)
+    exact = x.astype(np.float64)
+    for y, z in zip(found, (exact.mean(0), exact.std(0) * 2, exact.sum(0)), strict=True):
+        np.testing.assert_allclose(y, z, rtol=1e-6)

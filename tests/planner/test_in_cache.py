@@ -1,0 +1,123 @@
+"""What is large between products is made in blocks that stay in cache, if that moves fewer bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from ostinato.planner import fuse, in_cache
+from ostinato.planner.file import decode_plan, encode_plan
+from ostinato.planner.plan import Plan
+
+import ostinato as ost
+from tests.sessions import use
+
+
+def numbers(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng([seed, *shape]).normal(size=shape).astype(np.float32)
+
+
+def attention(xp: Any, q: Any, k: Any, v: Any) -> Any:
+    s = q @ xp.swapaxes(k, -1, -2) / 4
+    e = xp.exp(s - xp.max(s, axis=-1, keepdims=True))
+    return (e / xp.sum(e, axis=-1, keepdims=True)) @ v
+
+
+def nearest(xp: Any, x: Any, c: Any) -> Any:
+    return xp.min((x * x).sum(1)[:, None] - 2 * (x @ c.T) + (c * c).sum(1), axis=1)
+
+
+def lloyd(xp: Any, x: Any, c: Any) -> Any:
+    d = (c * c).sum(1) - 2 * (x @ c.T)
+    near = xp.astype(xp.argmin(d, axis=1)[:, None] == xp.arange(c.shape[0]), x.dtype)
+    return near.T @ x, near.sum(0)
+
+
+def network(xp: Any, x: Any, a: Any, b: Any) -> Any:
+    return xp.maximum(x @ a, 0) @ b
+
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "attention": (attention, tuple(numbers(400, 40, seed=k) for k in range(3))),
+    "heads": (attention, tuple(numbers(3, 300, 40, seed=k) for k in range(3))),
+    "nearest": (nearest, (numbers(1500, 40), numbers(130, 40, seed=1))),
+    "lloyd": (lloyd, (numbers(1500, 40), numbers(130, 40, seed=1))),
+    "network": (network, (numbers(1500, 40), numbers(40, 130, seed=1), numbers(130, 30, seed=2))),
+}
+
+
+@pytest.fixture
+def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything a hundredth of its size, and turns cost nothing."""
+    for name, size in (("LARGE", 1 << 18), ("BLOCK", 1 << 15), ("NEAR", 3 << 16), ("START", 0)):
+        monkeypatch.setattr(in_cache, name, size)
+    monkeypatch.setattr(fuse, "WORTH", 0)
+
+
+def turns(plan: Plan) -> list[int]:
+    return [n.kw["turns"] for n in plan.lowered.nodes if n.op == "blocks"]
+
+
+@pytest.mark.usefixtures("small_cache")
+@pytest.mark.parametrize("mesh", [(1,), (2,)])
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_large_lies_between(name: str, mesh: tuple[int, ...]) -> None:
+    function, given = CASES[name]
+    wide = [x.astype(np.float64) for x in given]
+    exact = function(np, *wide)
+    with use(mesh):
+        f = ost.compile(lambda *xs: function(ost, *xs))
+        first, *others = given
+        found = f(ost.asarray(first, split=0), *map(ost.asarray, others))
+        assert len(turns(f.plan)) >= (name != "nearest")  # whose minima are made with its rows
+        assert f.plan.arena_bytes < 600_000
+        both = (found, exact) if isinstance(exact, tuple) else ((found,), (exact,))
+        for y, z in zip(*both, strict=True):
+            np.testing.assert_allclose(y, z, rtol=2e-4, atol=2e-4 * np.abs(z).max())
+        again = decode_plan(encode_plan(f.plan))
+        assert again.program == f.plan.program
+        assert again.id == f.plan.id
+
+
+@pytest.mark.usefixtures("small_cache")
+def test_what_gains_nothing_stays_whole() -> None:
+    x, c = numbers(1500, 40), numbers(130, 40, seed=1)
+    for function, given in (
+        (lambda x, c: x @ c.T, (x, c)),  # the product itself is wanted
+        (lambda x, c: ost.exp(x @ c.T), (x, c)),  # made with the product's rows
+        (lambda x: ost.nn.softmax(x * 2), (numbers(400, 400),)),  # one kernel
+        (lambda x, c: (x[:100] @ c.T).sum(), (x, c)),  # small
+    ):
+        with use():
+            assert turns(ost.compile(function).plan_for(*map(ost.asarray, given))) == []
+
+
+@pytest.mark.usefixtures("small_cache")
+def test_bits_of_any_workers_stay_what_they_are() -> None:
+    function, given = CASES["attention"]
+    with use((1,), "any-workers"):
+        f = ost.compile(lambda *xs: function(ost, *xs))
+        assert turns(f.plan_for(*map(ost.asarray, given))) == []
+
+
+def test_slopes_of_attention_at_full_size() -> None:
+    q, k, v = (numbers(3000, 40, seed=s) for s in range(3))
+
+    def loss(q: Any, k: Any, v: Any) -> Any:
+        return (attention(ost, q, k, v) ** 2).sum()
+
+    with use():
+        f = ost.compile(ost.grad(loss))
+        plan = f.plan_for(*map(ost.asarray, (q, k, v)))
+        assert len(turns(plan)) >= 1
+        assert plan.arena_bytes < 3000 * 3000 * 4
+        g = np.asarray(f(*map(ost.asarray, (q, k, v))))
+        step = numbers(3000, 40, seed=9)
+        ahead, behind = (
+            float(np.sum(attention(np, q + s * step, k, v).astype(np.float64) ** 2))
+            for s in (1e-3, -1e-3)
+        )
+    slope = float(np.sum(g.astype(np.float64) * step))
+    assert abs(slope - (ahead - behind) / 2e-3) < 2e-2 * abs(slope)
