@@ -88,7 +88,8 @@ LIMITS = ("omp_get_max_threads", "omp_set_num_threads")
 @lru_cache(1)
 def pool() -> dict[str, int]:
     """libgomp's entry points; without it (Debian: libgomp1, 0.3 MB) there is one thread."""
-    os.environ.setdefault("GOMP_SPINCOUNT", "100000")  # some ms: to wake a thread may take half of one
+    # Threads wait awake for some milliseconds: to wake one may take half a millisecond.
+    os.environ.setdefault("GOMP_SPINCOUNT", "100000")
     try:
         library = ctypes.CDLL("libgomp.so.1")
     except OSError:
