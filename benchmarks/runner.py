@@ -57,6 +57,9 @@ def run(
         yield from run_workload(module, workload, names, repeat, rounds)
 
 
+REST = 0.05  # seconds until threads of the system before have stopped waiting awake
+
+
 def run_workload(
     module: str, workload: Workload, names: Sequence[str], repeat: int, rounds: int
 ) -> Iterator[Row]:
@@ -96,6 +99,7 @@ def _sample(
         for n in (*going[k % len(going) :], *going[: k % len(going)]) if going else ():
             if n in problems or (k and spent[n] >= seconds):
                 continue
+            time.sleep(REST)
             start = time.perf_counter()
             found = children[n].ask("sample")
             spent[n] += time.perf_counter() - start
