@@ -81,10 +81,13 @@ def _to_reuse(key: Key, results: Results) -> list[int]:
 
 def tune(plan: Plan, decide: Tune, threads: int) -> Plan:
     """The plan with its sites done as timing says, if that fits into memory."""
-    found = sites(plan.program.graph, plan.target, threads)
+    by_rule = plan.program
+    if plan.tuned is not None and any(plan.tuned.ways):
+        by_rule = lower(plan.lowered, plan.key, plan.results)
+    found = sites(by_rule.graph, plan.target, threads)
     limit = plan.target.memory_limit
     tuned = decide(found, None if limit is None else limit - plan.operand_bytes)
-    program = done_so(plan.program, plan.key, plan.results, tuned.ways)
+    program = done_so(by_rule, plan.key, plan.results, tuned.ways)
     if limit is not None and peak_bytes(program) > limit:
         return plan
     return replace(plan, program=program, tuned=tuned)

@@ -283,6 +283,19 @@ def test_a_plan_tells_and_keeps_what_was_chosen() -> None:
     assert back.id == plan.id
 
 
+def test_a_plan_that_is_tuned_again_begins_with_the_rules() -> None:
+    plan = a_tuned_plan()
+    seen: list[Sequence[Site]] = []
+
+    def choose(found: Sequence[Site], room: int | None) -> Tuned:
+        seen.append(found)
+        return Tuned("", tuple([Choice() for _ in found]))
+
+    again = tune(plan, choose, 2)
+    assert [s.what.split(" ->")[0] for s in seen[0]] == ["matmul", "fused(add)"]
+    assert not any("way" in n.kw for n in again.program.graph.nodes)
+
+
 @pytest.mark.parametrize("ways", [["bogus", "bogus"], ["apart", "apart"], [], ["blas"] * 9])
 def test_ways_that_do_not_exist_change_nothing(ways: list[str]) -> None:
     plan = a_tuned_plan()
