@@ -1,11 +1,12 @@
-# make demo    a virtual environment, an installation, and the main example
-# make test    the same, and the tests
+# make demo          a virtual environment, an installation, and the main example
+# make demo-cluster  the same on processes, with Dask and MPI
+# make test          the same, and the tests
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check lint types wheel clean help
+.PHONY: demo demo-cluster test check lint types wheel clean help
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -28,8 +29,18 @@ $(VENV)/made-dev: $(VENV)/made
 demo: $(VENV)/made
 	@$(BIN)/python examples/demo.py
 
+$(VENV)/made-cluster: $(VENV)/made
+	@echo "Installing Dask and MPI ..."
+	@$(BIN)/python -m pip install -q -e '.[cluster]'
+	@touch $@
+
+demo-cluster: $(VENV)/made-cluster
+	@$(BIN)/python examples/cluster.py
+
 test: $(VENV)/made-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0 tests/planner tests/front
+	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0 tests/ops tests/test_*.py
+	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0 tests/runtime
 
 lint: $(VENV)/made-dev
 	$(BIN)/ruff check .

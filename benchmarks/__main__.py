@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import machine, runner, table
-from .workload import SYSTEMS, workloads
+from .workload import split_name, workloads
 
-SUITES = ("dispatch", "planning", "compiling", "kernels", "products")
+SUITES = ("dispatch", "planning", "compiling", "kernels", "products", "cluster")
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -32,7 +32,7 @@ def main(args: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("suite", nargs="?", choices=SUITES)
     parser.add_argument("--json", action="store_true", help="one line of JSON per row")
-    parser.add_argument("--only", default="", help="systems: " + ",".join(SYSTEMS))
+    parser.add_argument("--only", default="", help="systems, e.g. numpy,jax")
     parser.add_argument("--workload", default="", help="workloads, by how their names begin")
     parser.add_argument("--repeat", type=int, default=runner.REPEAT, help="processes per system")
     parser.add_argument("--scale", type=float, help="of the extents of kernels, e.g. 0.1")
@@ -44,14 +44,15 @@ def main(args: Sequence[str]) -> int:
     if given.scale is not None:
         os.environ["BENCHMARK_SCALE"] = str(given.scale)  # for this process's children, too
     only = [s for s in given.only.split(",") if s]
-    unknown = sorted(set(only) - set(SYSTEMS))
+    suite = workloads(importlib.import_module(f"benchmarks.{given.suite}"))
+    known = dict.fromkeys(split_name(n)[0] for w in suite for n in w.cases)
+    unknown = sorted(set(only) - set(known))
     if unknown:
-        parser.error(f"--only: got {', '.join(unknown)}; needed some of {', '.join(SYSTEMS)}")
+        parser.error(f"--only: got {', '.join(unknown)}; needed some of {', '.join(known)}")
     which = [w for w in given.workload.split(",") if w]
     found = runner.probe()
     lines = [json.dumps({"machine": found})]
     print(lines[0] if given.json else machine.in_words(found), flush=True)
-    suite = workloads(importlib.import_module(f"benchmarks.{given.suite}"))
     floors = {w.name: machine.floor(found, w) for w in suite}
     printer = table.Printer({w.name: w.about for w in suite}, floors)
     good = True

@@ -16,7 +16,7 @@ import time
 import traceback
 from typing import Any
 
-from .workload import SYSTEMS, Case, split_name, summary, workloads
+from .workload import Case, split_name, summary, workloads
 
 LEAST = 0.02  # seconds of one sample
 ANSWER, STOP = -1, -2
@@ -110,9 +110,10 @@ def main(module: str, name: str, system: str) -> None:
     def say(**facts: Any) -> None:
         out.write(json.dumps(facts) + "\n")
 
-    kind = SYSTEMS.get(split_name(system)[0])
+    kind = None
     try:
         found = {w.name: w for w in workloads(importlib.import_module(module))}[name]
+        kind = found.systems.get(system) or found.systems.get(split_name(system)[0])
         case = found.cases[system]()
         team = Together(case) if kind is not None and kind.ranks > 1 else Alone(case)
         if team.rank > 0:
@@ -124,14 +125,15 @@ def main(module: str, name: str, system: str) -> None:
         say(answer=answer, iterations=n)
         while sys.stdin.readline().strip():
             took = team.run(n)
-            say(seconds=took / n / case.per, took=took)
+            noted = {} if case.note is None else {"note": case.note()}
+            say(seconds=took / n / case.per, took=took, **noted)
         team.stop()
     except ModuleNotFoundError as error:
         say(absent=str(error.name))
     except Exception as error:
         traceback.print_exc()
         say(failed=f"{type(error).__name__}: {error}"[:300])
-        if kind is not None and kind.ranks > 1:
+        if kind is not None and kind.launch:
             out.flush()
             os._exit(1)  # the other ranks must not wait for this one
 

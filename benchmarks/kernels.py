@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from . import by_hand, ranks, training
-from .libraries import Function, NumPy, case, everywhere, nothing, together
+from .libraries import Function, NumPy, case, everywhere, nothing, ostinato_case, together
 from .machine import THREADS
 from .workload import Case, Numbers, Workload, scaled
 
@@ -145,9 +146,13 @@ def logistic(xp: Any, x: Any, y: Any, w: Any) -> Any:
 
 
 @functools.cache
-def points(clusters: int) -> tuple[Numbers, ...]:
-    x = np.random.default_rng(5).normal(size=(scaled(2_000_000), 16)).astype(np.float32)
+def points(clusters: int, many: int = 2_000_000, numbers: int = 16) -> tuple[Numbers, ...]:
+    x = np.random.default_rng(5).normal(size=(scaled(many), numbers)).astype(np.float32)
     return x, x[:clusters].copy()
+
+
+def many_centres() -> tuple[Numbers, ...]:
+    return points(1024, 100_000, 128)
 
 
 def kmeans(xp: Any, x: Any, c: Any) -> Any:
@@ -219,6 +224,49 @@ def cdist_torch() -> Case:
 
     torch.set_num_threads(THREADS)
     return case(torch.cdist, [torch.from_numpy(x) for x in clouds()], nothing, np.asarray)
+
+
+def nearest(xp: Any, x: Any, c: Any) -> Any:
+    return xp.argmin(xp.sum(c * c, axis=1) - 2 * (x @ c.T), axis=1)
+
+
+@functools.cache
+def addresses() -> tuple[Numbers, ...]:
+    rng = np.random.default_rng(11)
+    shapes = (scaled(100_000), 64), (scaled(2000), 64)
+    return tuple(rng.standard_normal(s, np.float32) for s in shapes)
+
+
+@functools.cache
+def heads() -> tuple[Numbers, ...]:
+    rng = np.random.default_rng(12)
+    return tuple(rng.standard_normal((scaled(4096), 64), np.float32) for _ in "qkv")
+
+
+def attention(xp: Any, q: Any, k: Any, v: Any) -> Any:
+    return xp.softmax(q @ k.T / 8, axis=1) @ v
+
+
+def attention_slopes(xp: Any, q: Any, k: Any, v: Any) -> Any:
+    return xp.grad(lambda q: xp.sum(attention(xp, q, k, v) ** 2))(q)
+
+
+def attention_slopes_in_steps(xp: Any, q: Any, k: Any, v: Any) -> Any:
+    p = xp.softmax(q @ k.T / 8, axis=1)
+    slopes = p * (2 * (p @ v) @ v.T)
+    return (slopes - p * xp.sum(slopes, axis=1, keepdims=True)) @ k / 8
+
+
+def whole(function: Function, operands: Callable[[], Sequence[Numbers]]) -> dict[str, Any]:
+    """Ours, with what is large between products made at once and kept in memory."""
+
+    def ready() -> Case:
+        from ostinato.planner import in_cache
+
+        in_cache.LARGE = sys.maxsize
+        return ostinato_case(function, operands())
+
+    return {"ostinato/whole": ready}
 
 
 @functools.cache
@@ -413,6 +461,46 @@ WORKLOADS = (
         256 * scaled(2_000_000),
         2 * 64**2 * scaled(2_000_000),
         others={"heat": heat(gram, tall, 0), "mpi": mpi(ranks.mpi_gram, tall, 0)},
+    ),
+    workload(
+        "attention",
+        f"of {scaled(4096):,} x 64",
+        attention,
+        heads,
+        16 * scaled(4096) * 64,
+        4 * scaled(4096) ** 2 * 64,
+        rows=True,
+        others=whole(attention, heads),
+    ),
+    workload(
+        "attention_slopes",
+        "of the sum of its squares, by the queries",
+        attention_slopes,
+        heads,
+        16 * scaled(4096) * 64,
+        8 * scaled(4096) ** 2 * 64,
+        rows=True,
+        in_steps=attention_slopes_in_steps,
+        others=whole(attention_slopes, heads),
+    ),
+    workload(
+        "nearest",
+        f"of {scaled(2000):,} centres for each of {scaled(100_000):,} points of 64 numbers",
+        nearest,
+        addresses,
+        4 * scaled(100_000) * 64,
+        2 * scaled(100_000) * scaled(2000) * 64,
+        rows=True,
+        others=whole(nearest, addresses),
+    ),
+    workload(
+        "kmeans1024",
+        f"a step over {scaled(100_000):,} x 128 with 1,024 centres",
+        kmeans_product,
+        many_centres,
+        4 * scaled(100_000) * 128,
+        4 * scaled(100_000) * 1024 * 128,
+        others=whole(kmeans_product, many_centres),
     ),
     *(sgemm(n) for n in (512, 1024, 4096)),
     *(training.mlp(layers) for layers in (1, 4, 16)),

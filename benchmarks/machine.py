@@ -17,10 +17,23 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from ostinato.planner.machine import processor
+
 from .workload import Workload
 
 THREADS = 2
-_PACKAGES = ("numpy", "numba", "jax", "jaxlib", "torch", "dask", "distributed", "heat", "mpi4py")
+_PACKAGES = (
+    "numpy",
+    "numba",
+    "jax",
+    "jaxlib",
+    "torch",
+    "dask",
+    "distributed",
+    "heat",
+    "mpi4py",
+    "ray",
+)
 
 
 def two_cpus() -> set[int]:
@@ -39,14 +52,6 @@ def two_cpus() -> set[int]:
         seen.setdefault(text, cpu)
     chosen = list(seen.values())[:THREADS]
     return set(chosen if len(chosen) == THREADS else free[:THREADS])
-
-
-def cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def versions() -> dict[str, str]:
@@ -118,7 +123,7 @@ def call_overhead() -> float:
 def probe() -> dict[str, Any]:
     """All that is known of the machine; takes about a second."""
     return {
-        "cpu": cpu_name(),
+        "cpu": processor(),
         "cpus": os.cpu_count(),
         "threads": THREADS,
         "system": f"{platform.system()} {platform.release()}",

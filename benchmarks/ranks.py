@@ -52,7 +52,7 @@ def mpi_case(function: Function, operands: Sequence[Numbers], split: Sequence[in
     from mpi4py import MPI  # type: ignore[import-not-found, unused-ignore]
 
     comm = MPI.COMM_WORLD
-    given = [_mine(comm, x) if k in split else x for k, x in enumerate(operands)]
+    given = [mine(comm, x) if k in split else x for k, x in enumerate(operands)]
 
     def host(y: Any) -> Any:
         if not isinstance(y, list):
@@ -63,7 +63,7 @@ def mpi_case(function: Function, operands: Sequence[Numbers], split: Sequence[in
     return case(lambda *xs: function(comm, *xs), given, nothing, host)
 
 
-def _mine(comm: Any, x: Numbers) -> Numbers:
+def mine(comm: Any, x: Numbers) -> Numbers:
     rank, size = comm.Get_rank(), comm.Get_size()
     return x[len(x) * rank // size : len(x) * (rank + 1) // size]
 
@@ -94,7 +94,8 @@ def mpi_logistic(comm: Any, x: Numbers, y: Numbers, w: Numbers) -> Any:
     return w - 0.1 * _sum(comm, slope) / _sum(comm, np.array([len(x)], w.dtype))
 
 
-def mpi_kmeans(comm: Any, x: Numbers, c: Numbers) -> Any:
+def sums_of_near(x: Numbers, c: Numbers) -> Numbers:
+    """For each centre the sum of the points that are nearest to it, and how many they are."""
     sums = np.zeros((len(c), x.shape[1] + 1), np.float32)
     norms, ones = (c * c).sum(1), np.arange(len(c))
     for (part,) in _blocks(x):
@@ -102,7 +103,11 @@ def mpi_kmeans(comm: Any, x: Numbers, c: Numbers) -> Any:
         chosen = (near[:, None] == ones).astype(np.float32)
         sums[:, :-1] += chosen.T @ part
         sums[:, -1] += chosen.sum(0)
-    sums = _sum(comm, sums)
+    return sums
+
+
+def mpi_kmeans(comm: Any, x: Numbers, c: Numbers) -> Any:
+    sums = _sum(comm, sums_of_near(x, c))
     return sums[:, :-1] / sums[:, -1:]
 
 
@@ -128,7 +133,7 @@ def mpi_qr(operands: Sequence[Numbers], summary: Callable[[Any], Any]) -> Case:
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
-    x = _mine(comm, operands[0])
+    x = mine(comm, operands[0])
 
     def run(x: Numbers) -> Any:
         q, r = np.linalg.qr(x)

@@ -43,17 +43,17 @@ def run(
     which: Sequence[str] = (),
 ) -> Iterator[Row]:
     """The rows of a suite, workload by workload."""
-    absent: dict[str, str] = {}
+    told: set[str] = set()
     for workload in workloads(importlib.import_module(module)):
         if which and not any(workload.name.startswith(w) for w in which):
             continue
         names = [n for n in workload.cases if not only or split_name(n)[0] in only]
-        for system in dict.fromkeys(split_name(n)[0] for n in names):
-            if system not in absent:
-                absent[system] = missing(system)
-                if absent[system]:
-                    yield absence(system, absent[system])
-        names = [n for n in names if not absent[split_name(n)[0]]]
+        absent = {n: missing(workload.system(n)) for n in names}
+        for n in names:
+            if absent[n] and split_name(n)[0] not in told:
+                told.add(split_name(n)[0])
+                yield absence(split_name(n)[0], absent[n], workload.system(n))
+        names = [n for n in names if not absent[n]]
         yield from run_workload(module, workload, names, repeat, rounds)
 
 
@@ -67,6 +67,7 @@ def run_workload(
     wanted = summary(workload.expect())
     samples: dict[str, list[float]] = {n: [] for n in names}
     problems: dict[str, tuple[str, str]] = {}
+    notes: dict[str, str] = {}
     for _ in range(repeat):
         children = {n: Child(module, workload, n) for n in names if n not in problems}
         try:
@@ -75,14 +76,14 @@ def run_workload(
                 if problem:
                     problems[n] = problem
             going = [n for n in children if n not in problems]
-            _sample(children, going, samples, problems, rounds, workload.seconds / repeat)
+            _sample(children, going, samples, problems, notes, rounds, workload.seconds / repeat)
         finally:
             for child in children.values():
                 child.leave()
             for child in children.values():
                 child.close()
     for n in names:
-        yield row(workload.name, n, samples[n], problems.get(n))
+        yield row(workload.name, n, samples[n], problems.get(n), notes.get(n, ""))
 
 
 def _sample(
@@ -90,6 +91,7 @@ def _sample(
     going: Sequence[str],
     samples: dict[str, list[float]],
     problems: dict[str, tuple[str, str]],
+    notes: dict[str, str],
     rounds: int,
     seconds: float,
 ) -> None:
@@ -105,11 +107,18 @@ def _sample(
             spent[n] += time.perf_counter() - start
             if "seconds" in found:
                 samples[n].append(found["seconds"])
+                notes[n] = found.get("note", "")
             else:
                 problems[n] = ("failed", found.get("failed", "no answer"))
 
 
-def row(workload: str, name: str, samples: Sequence[float], problem: tuple[str, str] | None) -> Row:
+def row(
+    workload: str,
+    name: str,
+    samples: Sequence[float],
+    problem: tuple[str, str] | None,
+    note: str = "",
+) -> Row:
     system, variant = split_name(name)
     good = samples if problem is None else ()
     made: Row = {
@@ -123,16 +132,17 @@ def row(workload: str, name: str, samples: Sequence[float], problem: tuple[str, 
     }
     if problem is not None:
         made["problem"], made["note"] = problem
+    elif note:
+        made["note"] = note
     return made
 
 
-def absence(system: str, module: str) -> Row:
-    return row("", system, (), ("absent", f"{module} is missing: {SYSTEMS[system].install}"))
+def absence(name: str, module: str, system: System) -> Row:
+    return row("", name, (), ("absent", f"{module} is missing: {system.install}"))
 
 
-def missing(system: str) -> str:
+def missing(needs: System) -> str:
     """What a system needs and does not find; empty if it has all."""
-    needs = SYSTEMS[system]
     for name in needs.modules:
         try:
             found = importlib.util.find_spec(name)
@@ -154,7 +164,7 @@ class Child:
     """A process that measures one case when it is asked."""
 
     def __init__(self, module: str, workload: Workload, name: str) -> None:
-        system = SYSTEMS[split_name(name)[0]]
+        system = workload.system(name)
         self.workload = workload
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed with the process)
         with settled():

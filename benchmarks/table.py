@@ -8,7 +8,7 @@ from typing import Any
 from .workload import OURS
 
 Row = dict[str, Any]
-HEAD = ("system", "median", "min", "max", "n", "ratio", "roof")
+HEAD = ("system", "median", "min", "max", "n", "ratio", "roof", "")
 
 
 class Printer:
@@ -46,20 +46,20 @@ def table(rows: Sequence[Row], floor: float = 0) -> str:
     for r in rows:
         name = r["system"] + (f" {r['variant']}" if r["variant"] else "")
         if r["median_s"] is None:
-            lines.append((name, r.get("problem", "failed"), "", "", "", r.get("note", ""), ""))
+            lines.append((name, r.get("problem", "failed"), "", "", "", r.get("note", ""), "", ""))
             continue
         times = [f"{r[k] * scale:.3g}" for k in ("median_s", "min_s", "max_s")]
         times = [plain(t) for t in times]
         ratio = compared(r, rows)
         share = f"{floor / r['median_s']:.0%}" if floor else ""
         shown = "" if ratio is None else f"{ratio:.2f}"
-        lines.append((name, *times, str(r["n"]), shown, share))
+        lines.append((name, *times, str(r["n"]), shown, share, r.get("note", "")))
     wide = [max(len(line[k]) for line in lines) for k in range(5)]
     return "\n".join(
         "  "
         + line[0].ljust(wide[0])
         + "".join("  " + line[k].rjust(wide[k]) for k in range(1, 5))
-        + f"  {line[5]:>7}  {line[6]:>5}".rstrip()
+        + f"  {line[5]:>7}  {line[6]:>5}  {line[7]}".rstrip()
         for line in lines
     )
 

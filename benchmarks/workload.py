@@ -30,21 +30,7 @@ class Case:
     loop: Callable[[int], object] | None = None
     clock: Callable[[], float] | None = None
     per: int = 1  # what is reported is the time of an iteration divided by this
-
-
-@dataclass(frozen=True)
-class Workload:
-    """`cases` has one function for each "system" or "system/variant"."""
-
-    name: str
-    about: str
-    expect: Callable[[], Any]
-    cases: Mapping[str, Callable[[], Case]]
-    tolerance: float = 1e-5  # relative to the greatest element
-    traffic: float = 0  # bytes that must at least be read and written
-    flops: float = 0  # operations that must at least be done
-    seconds: float = 20.0  # spent on measuring one system, at the most
-    limit: float = 300.0  # for a system to become ready, or to make one sample
+    note: Callable[[], str] | None = None  # what else there is to say at the end
 
 
 @dataclass(frozen=True)
@@ -76,6 +62,26 @@ def split_name(name: str) -> tuple[str, str]:
     """`"jax/pytree"` as system and variant."""
     system, _, variant = name.partition("/")
     return system, variant
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`cases` has one function for each "system" or "system/variant"."""
+
+    name: str
+    about: str
+    expect: Callable[[], Any]
+    cases: Mapping[str, Callable[[], Case]]
+    tolerance: float = 1e-5  # relative to the greatest element
+    traffic: float = 0  # bytes that must at least be read and written
+    flops: float = 0  # operations that must at least be done
+    seconds: float = 20.0  # spent on measuring one system, at the most
+    limit: float = 300.0  # for a system to become ready, or to make one sample
+    systems: Mapping[str, System] = field(default_factory=lambda: SYSTEMS)
+
+    def system(self, name: str) -> System:
+        """How a case is started: as its variant, or else as its system."""
+        return self.systems.get(name) or self.systems[split_name(name)[0]]
 
 
 def workloads(suite: ModuleType) -> tuple[Workload, ...]:

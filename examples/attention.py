@@ -37,7 +37,7 @@ def step(weights: Any, momenta: Any, x: Any, rate: float) -> Any:
     return ost.tree_map(lambda w, m: w - rate * m, weights, momenta), momenta, value
 
 
-def main(batch: int = 128, steps: int = 400, workers: int = 1) -> list[float]:
+def main(batch: int = 128, steps: int = 400, workers: int | None = None) -> list[float]:
     """The loss along the way."""
     with ost.connect(workers=workers):
         x = ost.random.normal((batch, LENGTH, WIDTH), seed=1, split=0)
@@ -56,4 +56,4 @@ def main(batch: int = 128, steps: int = 400, workers: int = 1) -> list[float]:
 
 
 if __name__ == "__main__":
-    main(workers=int(sys.argv[1]) if len(sys.argv) > 1 else 1)
+    main(workers=int(sys.argv[1]) if len(sys.argv) > 1 else None)

@@ -38,7 +38,7 @@ def deltas(spot: Any, strike: Any, years: Any) -> Any:
     return ost.grad(lambda s: call(s, strike, years).sum())(spot)
 
 
-def main(options: int = 1_000_000, workers: int = 1) -> tuple[float, float, float]:
+def main(options: int = 1_000_000, workers: int | None = None) -> tuple[float, float, float]:
     """The mean prices of calls and puts, and the mean delta."""
     with ost.connect(workers=workers):
         spot, strike = (
@@ -53,4 +53,4 @@ def main(options: int = 1_000_000, workers: int = 1) -> tuple[float, float, floa
 
 
 if __name__ == "__main__":
-    main(workers=int(sys.argv[1]) if len(sys.argv) > 1 else 1)
+    main(workers=int(sys.argv[1]) if len(sys.argv) > 1 else None)

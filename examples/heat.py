@@ -22,7 +22,7 @@ def spread(u: Any, rate: float) -> Any:
     return ost.repeat(100, turn, u)
 
 
-def main(n: int = 60, workers: int = 4, rounds: int = 10) -> np.ndarray:
+def main(n: int = 60, workers: int | None = 4, rounds: int = 10) -> np.ndarray:
     """The plate after a thousand turns, hot along its upper edge."""
     with ost.connect(workers=workers):
         u = ost.zeros((n, n), split=0).at[0].set(100.0)

@@ -18,7 +18,7 @@ def lloyd(x: Any, c: Any) -> Any:
 
 
 def main(
-    points: int = 100_000, clusters: int = 8, workers: int = 1, steps: int = 20
+    points: int = 100_000, clusters: int = 8, workers: int | None = None, steps: int = 20
 ) -> list[float]:
     """The mean squared distance to the nearest centre, step by step."""
     with ost.connect(workers=workers):
@@ -37,4 +37,4 @@ def main(
 
 
 if __name__ == "__main__":
-    main(workers=int(sys.argv[1]) if len(sys.argv) > 1 else 1)
+    main(workers=int(sys.argv[1]) if len(sys.argv) > 1 else None)

@@ -21,7 +21,9 @@ def newton(w: Any, x: Any, y: Any) -> Any:
     return w - ost.linalg.solve(curvature, slope), value
 
 
-def main(rows: int = 200_000, columns: int = 12, workers: int = 1) -> tuple[list[float], float]:
+def main(
+    rows: int = 200_000, columns: int = 12, workers: int | None = None
+) -> tuple[list[float], float]:
     """The loss step by step, and the share of rows on the right side."""
     with ost.connect(workers=workers):
         truth = ost.random.normal((columns,), seed=1, dtype=ost.float64)
@@ -38,4 +40,4 @@ def main(rows: int = 200_000, columns: int = 12, workers: int = 1) -> tuple[list
 
 
 if __name__ == "__main__":
-    main(workers=int(sys.argv[1]) if len(sys.argv) > 1 else 1)
+    main(workers=int(sys.argv[1]) if len(sys.argv) > 1 else None)

@@ -36,7 +36,7 @@ def spirals(n: int) -> tuple[Any, Any]:
     return x + ost.random.normal((n, 2), std=0.05, seed=3), y
 
 
-def main(rows: int = 2000, steps: int = 400, workers: int = 1) -> tuple[list[float], float]:
+def main(rows: int = 2000, steps: int = 400, workers: Any = None) -> tuple[list[float], float]:
     """The loss along the way, and the share of points that the network gets right."""
     with ost.connect(workers=workers):
         x, y = (v.resplit(0) for v in spirals(rows))
@@ -56,4 +56,4 @@ def main(rows: int = 2000, steps: int = 400, workers: int = 1) -> tuple[list[flo
 
 
 if __name__ == "__main__":
-    main(workers=int(sys.argv[1]) if len(sys.argv) > 1 else 1)
+    main(workers=int(sys.argv[1]) if len(sys.argv) > 1 else None)

@@ -21,7 +21,9 @@ def components(x: Any, count: int) -> Any:
     return directions[:count], share[:count], u[:, :count] * s[:count]
 
 
-def main(rows: int = 1_000_000, columns: int = 32, workers: int = 1) -> tuple[float, float]:
+def main(
+    rows: int = 1_000_000, columns: int = 32, workers: int | None = None
+) -> tuple[float, float]:
     """The variance that three components explain, and the largest difference to NumPy's shares."""
     with ost.connect(workers=workers):
         hidden = ost.random.normal((rows, 3), seed=1, dtype=ost.float64, split=0)
@@ -41,4 +43,4 @@ def main(rows: int = 1_000_000, columns: int = 32, workers: int = 1) -> tuple[fl
 
 
 if __name__ == "__main__":
-    main(workers=int(sys.argv[1]) if len(sys.argv) > 1 else 1)
+    main(workers=int(sys.argv[1]) if len(sys.argv) > 1 else None)

@@ -26,7 +26,7 @@ def largest(a: Any, tolerance: float) -> Any:
     return value, v, turns
 
 
-def main(n: int = 1000, workers: int = 1) -> tuple[float, float]:
+def main(n: int = 1000, workers: int | None = None) -> tuple[float, float]:
     """The eigenvalue, and how far A v is from it times v."""
     with ost.connect(workers=workers):
         g = ost.random.normal((n, n), seed=1, dtype=ost.float64, split=0)
@@ -40,4 +40,4 @@ def main(n: int = 1000, workers: int = 1) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    main(workers=int(sys.argv[1]) if len(sys.argv) > 1 else 1)
+    main(workers=int(sys.argv[1]) if len(sys.argv) > 1 else None)

@@ -2,7 +2,7 @@
 
     data.npy            one array, as np.save writes it
     data.h5, .hdf5      a dataset of an HDF5 file (h5py)
-    data.zarr           an array of a Zarr store (zarr)
+    data.zarr           an array of a Zarr store (zarr, where its chunks are compressed)
 
 A file is data: nothing in it is ever unpickled. One that changes while it is in use is an error,
 not other numbers."""
@@ -12,65 +12,23 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ostinato.ops.layout import Box, Shape
+from ostinato.ops.layout import Box
 from ostinato.ops.spec import DTYPES
 
 from ostinato.errors import DataFileError
 
+from .chunks import ChunkSource, plain
+from .source import Source, fill, runs, trouble
+
 SUFFIXES = (".npy", ".h5", ".hdf5", ".zarr")
-LONGEST = 1 << 30  # bytes of one read
 HEADERS: dict[tuple[int, int], Any] = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-
-
-class Source:
-    """An array in a file. `read` may be called by several threads."""
-
-    path: str
-    shape: Shape
-    dtype: np.dtype[Any]
-
-    def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
-        """Fill `out`, an array in order, with a box of the file's."""
-        raise NotImplementedError
-
-    def trouble(self, got: str, needed: str, do: str = "") -> DataFileError:
-        error = DataFileError.because(f"file {self.path}", got=got, needed=needed, do=do)
-        assert isinstance(error, DataFileError)
-        return error
-
-    def known(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """The dtype in this machine's byte order, if arrays can have it."""
-        found = dtype.newbyteorder("=")
-        if dtype.hasobject:
-            raise self.trouble(
-                "Python objects, which only a pickle could hold",
-                "numbers",
-                "save a numeric array; pickles are never read",
-            )
-        if found not in DTYPES.values():
-            raise self.trouble(f"dtype {dtype}", "one of " + ", ".join(DTYPES))
-        return found
-
-
-def open_source(path: str | os.PathLike[str], dataset: str | None = None) -> Source:
-    """The array in a file, found by the file's suffix."""
-    name = os.fspath(path)
-    suffix = Path(name).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise DataFileError.because(
-            f"file {name}", got=f"suffix {suffix!r}", needed=" or ".join(SUFFIXES)
-        )
-    if suffix in (".h5", ".hdf5"):
-        return Hdf5Source(name, dataset)
-    return ZarrSource(name, dataset) if suffix == ".zarr" else NpySource(name)
 
 
 # -- npy -----------------------------------------------------------------------------------
@@ -121,7 +79,7 @@ class NpySource(Source):
             self._columns(out, box)
         else:
             for place, start in runs(out, box, self.shape):
-                self._fill(place, self.begin + start * self.dtype.itemsize)
+                self._fill(place, start)
         if self._state() != self.state:
             raise self.trouble(
                 "other content than when it was opened",
@@ -131,40 +89,19 @@ class NpySource(Source):
         if self.stored != self.dtype:
             out.byteswap(inplace=True)
 
+    def _fill(self, out: np.ndarray[Any, Any], start: int) -> None:
+        at = self.begin + start * self.dtype.itemsize
+        if not fill(self.handle, out, at):
+            raise self.trouble(
+                f"its end behind byte {at}", "the rest of the array", "it was cut off meanwhile"
+            )
+
     def _columns(self, out: np.ndarray[Any, Any], box: Box) -> None:
         """In Fortran order: a file of the transposed array."""
         turned = np.empty(out.shape[::-1], self.dtype)
         for place, start in runs(turned, box[::-1], self.shape[::-1]):
-            self._fill(place, self.begin + start * self.dtype.itemsize)
+            self._fill(place, start)
         out[...] = turned.T
-
-    def _fill(self, out: np.ndarray[Any, Any], at: int) -> None:
-        left = memoryview(out.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-        while left:
-            count = os.preadv(self.handle, [left[:LONGEST]], at)
-            if not count:
-                raise self.trouble(
-                    f"its end at byte {at}", "the rest of the array", "it was cut off meanwhile"
-                )
-            left, at = left[count:], at + count
-
-
-def runs(
-    out: np.ndarray[Any, Any], box: Box, shape: Shape
-) -> Iterator[tuple[np.ndarray[Any, Any], int]]:
-    """The stretches of a box that lie in one piece in the file: where each goes, and the number of
-    its first element."""
-    if out.size == 0:
-        return
-    whole = len(shape)  # from this axis on the box has all
-    while whole and box[whole - 1] == (0, shape[whole - 1]):
-        whole -= 1
-    first = max(whole - 1, 0)
-    steps = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
-    start = sum(lo * step for (lo, _), step in zip(box, steps, strict=True))
-    for place in np.ndindex(out.shape[:first]):
-        offset = sum(k * step for k, step in zip(place, steps, strict=False))
-        yield out[(*place, ...)], start + offset
 
 
 # -- HDF5 ----------------------------------------------------------------------------------
@@ -185,7 +122,8 @@ class Hdf5Source(Source):
         self.file.visititems(
             lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None
         )
-        self.data = self.file[_chosen(self, names, dataset)]
+        self.dataset = chosen(self.path, names, dataset)
+        self.data = self.file[self.dataset]
         self.shape = tuple(int(n) for n in self.data.shape)
         self.dtype = self.known(self.data.dtype)
 
@@ -198,7 +136,7 @@ class Hdf5Source(Source):
             raise self.trouble(str(error), "an HDF5 file that is whole") from None
 
 
-def _chosen(source: Source, names: list[str], dataset: str | None) -> str:
+def chosen(path: str, names: list[str], dataset: str | None) -> str:
     """The one dataset that there is, or the one that is asked for."""
     wanted = dataset.strip("/") if dataset is not None else None
     if wanted is None and len(names) == 1:
@@ -208,7 +146,7 @@ def _chosen(source: Source, names: list[str], dataset: str | None) -> str:
         return wanted
     shown = ", ".join(names[:8]) or "none"
     asked = "no dataset=" if dataset is None else f"dataset={dataset!r}"
-    raise source.trouble(f"{asked} and the datasets {shown}", "the name of one of them")
+    raise trouble(path, f"{asked} and the datasets {shown}", "the name of one of them")
 
 
 # -- Zarr ----------------------------------------------------------------------------------
@@ -224,12 +162,13 @@ class ZarrSource(Source):
         if not os.path.isdir(self.path):
             raise self.trouble("no folder of that name", "a Zarr store")
         try:
-            found = zarr.open(self.path, mode="r")
+            found: Any = zarr.open(self.path, mode="r")
         except Exception as error:  # zarr has many
             raise self.trouble(f"{error}", "a Zarr array or group") from None
         if not hasattr(found, "dtype"):
             names = [name for name, item in found.members(None) if hasattr(item, "dtype")]
-            found = found[_chosen(self, sorted(names), dataset)]
+            self.dataset = chosen(self.path, sorted(names), dataset)
+            found = found[self.dataset]
         self.data = found
         self.shape = tuple(int(n) for n in found.shape)
         self.dtype = self.known(np.dtype(found.dtype))
@@ -243,3 +182,36 @@ class ZarrSource(Source):
             raise self.trouble(
                 f"{type(error).__name__}: {error}", "a store that is whole"
             ) from None
+
+
+# -- which of them ---------------------------------------------------------------------------
+def open_source(path: str | os.PathLike[str], dataset: str | None = None) -> Source:
+    """The array in a file, found by the file's suffix."""
+    name = os.fspath(path)
+    suffix = Path(name).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise DataFileError.because(
+            f"file {name}", got=f"suffix {suffix!r}", needed=" or ".join(SUFFIXES)
+        )
+    if dataset is not None and suffix == ".npy":
+        raise trouble(name, f"dataset={dataset!r}", "a .h5 or .zarr, which may hold several arrays")
+    if suffix in (".h5", ".hdf5"):
+        return Hdf5Source(name, dataset)
+    if suffix == ".npy":
+        return NpySource(name)
+    return plain(name, dataset) or ZarrSource(name, dataset)
+
+
+def from_data(data: dict[str, Any]) -> Source:
+    """The source that `as_data` told of, opened here."""
+    shape, dtype = tuple(data["shape"]), DTYPES[data["dtype"]]
+    if "sums" in data:
+        return ChunkSource(data["path"], None, shape, dtype, tuple(data["chunks"]), data["sums"])
+    found = open_source(data["path"], data["dataset"])
+    if (found.shape, found.dtype) != (shape, dtype):
+        raise found.trouble(
+            f"{found.dtype}{list(found.shape)}",
+            f"{dtype}{list(shape)}, as where it was loaded",
+            "see that all workers have the same file",
+        )
+    return found

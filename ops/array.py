@@ -201,6 +201,7 @@ class Reader(Protocol):
     def settle(self, xs: Sequence[Array]) -> None: ...
     def place(self, x: Array) -> Spec: ...
     def known(self, x: Array, what: str, shape: bool = False) -> np.ndarray[Any, Any]: ...
+    def to_dask(self, x: Array) -> Any: ...
 
 
 reader: Reader
@@ -332,6 +333,10 @@ class Array:
     def numpy(self) -> np.ndarray[Any, Any]:
         """The values as a read-only NumPy array (a view of them where they lie in this process)."""
         return reader.value(self)
+
+    def to_dask(self) -> Any:
+        """A Dask array of the same values; on a Dask cluster its chunks are the workers' parts."""
+        return reader.to_dask(self)
 
     def __dlpack__(self, **options: Any) -> Any:
         value = reader.value(self)

@@ -1,10 +1,16 @@
-"""Files that are there whole or not at all."""
+"""Files and folders that are there whole or not at all."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import shutil
+import sys
 import tempfile
 from pathlib import Path
+from typing import Any
+
+_HERE, _EXCHANGE = -100, 2  # of Linux: AT_FDCWD, RENAME_EXCHANGE
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
@@ -18,3 +24,43 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def write(path: str | os.PathLike[str], data: Any, durable: bool = False) -> None:
+    """Write a file that nobody looks for yet. If durable, it outlives the machine's next stop."""
+    with open(path, "wb", buffering=0) as file:
+        left = memoryview(data)
+        while left:
+            left = left[file.write(left) :]
+        if durable:
+            os.fsync(file.fileno())
+
+
+def sync_folder(path: str | os.PathLike[str]) -> None:
+    """See to it that the names in a folder outlive the machine's next stop."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def replace_folder(made: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Give a folder the name of another, which goes: in one step where the system can exchange two."""
+    made, target = Path(made), Path(target)
+    if not target.exists():
+        made.rename(target)
+        return
+    old = made
+    if not _exchange(made, target):
+        old = made.with_name(made.name + ".old")
+        target.rename(old)
+        made.rename(target)
+    shutil.rmtree(old)
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    if not sys.platform.startswith("linux"):
+        return False
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    return rename is not None and not rename(_HERE, bytes(a), _HERE, bytes(b), _EXCHANGE)

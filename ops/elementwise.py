@@ -24,7 +24,6 @@ from .spec import (
     Shape,
     Spec,
     bool_,
-    complex_of,
     float32,
     float64,
     is_inexact,
@@ -848,11 +847,6 @@ def convert(x: Array, dtype: DType) -> Array:
     if x.dtype.kind == "c" and dtype.kind != "c":
         x = real(x)
     return astype(x, dtype)
-
-
-def to_complex(x: Array) -> Array:
-    """The values in the complex dtype that can hold them."""
-    return astype(x, complex_of(x.dtype))
 
 
 # -- constants -----------------------------------------------------------------------------

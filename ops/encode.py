@@ -7,7 +7,7 @@ then checks the meaning."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,15 @@ LARGEST = 2**64  # of any integer that a file may contain
 DEEPEST = 32  # of graphs inside graphs
 
 
+Lines = Mapping[str, str]
+_AS_WRITTEN: Lines = {}
+
+
 class Malformed(ValueError):
     """What is wrong with encoded data."""
 
 
-def encode_value(value: Any) -> Any:
+def encode_value(value: Any, lines: bool = False) -> Any:
     """One parameter. Lists are tuples; what JSON has no word for is a one-key object."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
@@ -40,7 +44,7 @@ def encode_value(value: Any) -> Any:
     if isinstance(value, Layout):
         return {"l": encode_layout(value)}
     if isinstance(value, Graph):
-        return {"g": encode_graph(value)}
+        return {"g": encode_graph(value, lines)}
     raise TypeError(f"{type(value).__name__} cannot be a parameter of an operation")
 
 
@@ -66,7 +70,7 @@ def encode_graph(graph: Graph, lines: bool = False) -> dict[str, Any]:
     inputs = [of(s) for s in graph.inputs]
     nodes = []
     for node in graph.nodes:
-        params = {k: encode_value(v) for k, v in node.params}
+        params = {k: encode_value(v, lines) for k, v in node.params}
         made: list[Any] = [node.op, list(node.inputs), params, [of(s) for s in node.specs]]
         if lines:
             made.append(named.setdefault(node.line, len(named)))
@@ -80,6 +84,15 @@ def encode_graph(graph: Graph, lines: bool = False) -> dict[str, Any]:
     if lines:
         found["lines"] = list(named)
     return found
+
+
+def encoded_lines(value: Any) -> Iterator[str]:
+    """What `lines` of a graph that was encoded with them gave."""
+    for _, _, params, _, number in value["nodes"]:
+        yield value["lines"][number]
+        for content in params.values():
+            if isinstance(content, dict) and "g" in content:
+                yield from encoded_lines(content["g"])
 
 
 def need(condition: bool, what: str) -> None:
@@ -109,14 +122,14 @@ def fields(value: Any, *names: str) -> list[Any]:
     return [value[name] for name in names]
 
 
-def decode_value(value: Any, depth: int = 0) -> Any:
+def decode_value(value: Any, depth: int = 0, now: Lines = _AS_WRITTEN) -> Any:
     need(depth < DEEPEST, "parameters inside parameters without end")
     if value is None or isinstance(value, (bool, str, float)):
         return value
     if isinstance(value, int):
         return integer(value)
     if isinstance(value, list):
-        return tuple(decode_value(v, depth + 1) for v in value)
+        return tuple(decode_value(v, depth + 1, now) for v in value)
     need(isinstance(value, dict) and len(value) == 1, f"a parameter {value!r:.40}")
     ((kind, content),) = value.items()
     match kind:
@@ -132,7 +145,7 @@ def decode_value(value: Any, depth: int = 0) -> Any:
         case "l":
             return decode_layout(content)
         case "g":
-            return decode_graph(content, depth + 1)
+            return decode_graph(content, depth + 1, now)
     raise Malformed(f"a parameter of kind {kind!r:.40}")
 
 
@@ -171,9 +184,9 @@ def decode_spec(value: Any) -> Spec:
     return Spec(shape, DTYPES[parts[1]], layout, parts[3])
 
 
-def decode_graph(value: Any, depth: int = 0) -> Graph:
+def decode_graph(value: Any, depth: int = 0, now: Lines = _AS_WRITTEN) -> Graph:
     """The graph, or `Malformed`. Values are only ever read after they were made, so there can be no
-    cycle.
+    cycle. `now`: what has become of the lines that were written.
     """
     need(depth < DEEPEST, "graphs inside graphs without end")
     inputs, nodes, outputs, table = fields(value, "inputs", "nodes", "outputs", "specs")
@@ -181,6 +194,7 @@ def decode_graph(value: Any, depth: int = 0) -> Graph:
     need(
         isinstance(lines, list) and all(isinstance(x, str) for x in lines), "lines that are no text"
     )
+    lines = [now.get(x, x) for x in lines]
     specs = listing(table, decode_spec)
 
     def spec_of(k: Any) -> Spec:
@@ -195,7 +209,7 @@ def decode_graph(value: Any, depth: int = 0) -> Graph:
         need(len(parts) in (4, 5) and isinstance(parts[0], str), "a node that is none")
         need(isinstance(parts[2], dict), "parameters that are no object")
         read = tuple(integer(v, 0, count - 1) for v in listing(parts[1]))
-        params = tuple(sorted((k, decode_value(v, depth + 1)) for k, v in parts[2].items()))
+        params = tuple(sorted((k, decode_value(v, depth + 1, now)) for k, v in parts[2].items()))
         outs = tuple(spec_of(k) for k in listing(parts[3], longest=1 << 16))
         line = lines[integer(parts[4], 0, len(lines) - 1)] if len(parts) == 5 else ""
         made.append(Node(parts[0], read, params, outs, line))

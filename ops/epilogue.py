@@ -26,7 +26,7 @@ from .native import (
     strides_over,
     symbol,
 )
-from .onednn import CHECKED, check_symbols, library
+from .onednn import CHECKED, Stack, check_symbols, library
 from .products import _PLAIN, GRAIN, QUICK, _form, _loaded, _stacks, product
 from .registry import Scratch
 from .scalar import numbers
@@ -115,7 +115,8 @@ def epilogue_native(
 
 
 def _in_turn(arrays: Sequence[Any], rest: _Rest, threads: int) -> Behind | None:
-    """The whole product, then the rest."""
+    """The whole product, then the rest: for matrices whose neighbours are nowhere side by side. How
+    they lie is known too late for a place in the arena, which all others would have to have, too."""
     like, results = rest.like, len(rest.body.outputs)
     first = product(arrays[0], arrays[1], like, threads)
     second = native_kernel(rest.body, like.shape, rest.strides, threads, rest.axes)
@@ -133,14 +134,14 @@ def _in_turn(arrays: Sequence[Any], rest: _Rest, threads: int) -> Behind | None:
 def _in_blocks(
     arrays: Sequence[Any], rest: _Rest, threads: int, scratch: Sequence[Any]
 ) -> Behind | None:
-    """None if the matrices lie as sgemm does not read them, or in batches that are no one axis."""
+    """None if the matrices lie as sgemm does not read them."""
     stacks = _stacks(arrays[0], arrays[1], rest.like)
     loops = _loops(rest.like.shape, rest.strides, rest.axes)
     if stacks is None or loops is None or isinstance(library(), str) or not scratch:
         return None
     a, b, out = stacks
     left, right = _form(a), _form(b)
-    if left is None or right is None or len(out.shape) > 3:
+    if left is None or right is None:
         return None
     (m, n), k = out.shape[-2:], a.shape[-1]
     batches, work = out.size // (m * n), out.size * k
@@ -154,13 +155,21 @@ def _in_blocks(
     told = [1, 1, loops.extents[-1], *loops.extents[:-1], *sum(loops.strides, ())]
     behind = np.array([*told, *numbers(rest.body).values()], np.int64)
     letters = [ord("N" if form == _PLAIN else "T") for form, _ in (left, right)]
-    ahead = [4 * s.strides[-3] if batches > 1 else 0 for s in (a, b)]
     facts = [blocks * batches, count, 0, m, block, blocks, n, k, *letters, left[1], right[1]]
-    facts += [4 * a.strides[-2], *ahead, n if len(loops.extents) == 1 else 1]
+    facts += [4 * a.strides[-2], n if len(loops.extents) == 1 else 1]
     facts += [behind.ctypes.data, start, room]
+    about = np.concatenate([facts, np.stack([_starts(a), _starts(b)], 1).reshape(-1)])
     results = range(len(arrays) - len(rest.body.outputs), len(arrays))
     text = _text(rest.body, loops, (*rest.used, *results), len(arrays))
-    return function_of(text, np.array(facts, np.int64), (behind, scratch))
+    return function_of(text, about, (behind, scratch))
+
+
+def _starts(s: Stack) -> Any:
+    """The byte at which each matrix begins."""
+    found = np.zeros(1, np.int64)
+    for extent, stride in zip(s.shape[:-2], s.strides[:-2], strict=True):
+        found = np.add.outer(found, 4 * stride * np.arange(extent)).reshape(-1)
+    return found
 
 
 def _loops(shape: Shape, strides: Sequence[Sequence[int]], axes: int) -> Loops | None:
@@ -175,8 +184,9 @@ def _loops(shape: Shape, strides: Sequence[Sequence[int]], axes: int) -> Loops |
 # -- machine code --------------------------------------------------------------------------
 _FACTS = (
     *("status", "rows", "block", "blocks", "n", "k", "turn_a", "turn_b", "step_a", "step_b"),
-    *("row_a", "batch_a", "batch_b", "unit", "behind", "place", "room"),
+    *("row_a", "unit", "behind", "place", "room"),
 )
+_TABLE = 2 + len(_FACTS)  # behind them: for each batch where its two matrices begin
 
 
 @lru_cache(256)
@@ -197,6 +207,7 @@ def _text(rest: Graph, loops: Loops, others: tuple[int, ...], many: int) -> str:
         f"  %given = alloca [{1 + len(others)} x ptr]",
         *_loaded("%meta", 2, _FACTS),
         *_loaded("%data", 0, ("a", "b"), "ptr"),
+        f"  %table = getelementptr i64, ptr %meta, i64 {_TABLE}",
     ]
     for k, other in enumerate(others, 1):
         code += [
@@ -242,10 +253,13 @@ turn:
   %left = sub i64 %rows, %row
   %full = icmp slt i64 %block, %left
   %count = select i1 %full, i64 %block, i64 %left
-  %over_a = mul i64 %batch, %batch_a
+  %pair = shl i64 %batch, 1
+  %line = getelementptr i64, ptr %table, i64 %pair
+  %over_a = load i64, ptr %line
+  %next = getelementptr i64, ptr %line, i64 1
+  %over_b = load i64, ptr %next
   %down_a = mul i64 %row, %row_a
   %to_a = add i64 %over_a, %down_a
-  %over_b = mul i64 %batch, %batch_b
   %here_a = getelementptr i8, ptr %a, i64 %to_a
   %here_b = getelementptr i8, ptr %b, i64 %over_b
   %done = call i32 @dnnl_sgemm(ARGUMENTS)

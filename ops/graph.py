@@ -84,6 +84,13 @@ class Graph:
         """The values that node k makes."""
         return range(self.starts[k], self.starts[k] + len(self.nodes[k].specs))
 
+    def lines(self) -> Iterator[str]:
+        """The user's line of each node, its bodies' behind it."""
+        for node in self.nodes:
+            yield node.line
+            for _, body in node.subgraphs():
+                yield from body.lines()
+
     @cached_property
     def digest(self) -> str:
         """What identifies the computation: 128 bits over its canonical content."""

@@ -323,6 +323,59 @@ def exchange_lists(has: Layout, needs: Layout, shape: Shape) -> tuple[Piece, ...
     return tuple(pieces)
 
 
+CHUNK = 32 << 20  # bytes of a chunk of a file, about
+
+
+@lru_cache(4096)
+def chunks_of(layout: Layout, shape: Shape, itemsize: int) -> Shape:
+    """Extents of chunks for a file that the holders of these parts write: a part, or, of a large one,
+    its share along the first axes."""
+    chunks = [max(1, n) for n in layout.largest(shape)]
+    for d, n in enumerate(chunks):
+        pieces = min(n, -(-math.prod(chunks) * itemsize // CHUNK))
+        even = next((k for k in range(pieces, min(n, 2 * pieces) + 1) if n % k == 0), pieces)
+        chunks[d] = -(-n // even)
+    return tuple(chunks)
+
+
+@lru_cache(4096)
+def written(
+    layout: Layout, shape: Shape, chunks: Shape | None = None
+) -> tuple[tuple[Box, ...], ...]:
+    """Which boxes each rank writes, so that all is written, by one writer each: its part, if no rank
+    before has the same one; or whole chunks, of which it has some and no rank before has any.
+    """
+    shares = []
+    taken: set[Box] = set()
+    for part in _boxes(layout, shape):
+        boxes = [part] if chunks is None else _chunks_in(part, chunks, shape)
+        mine = tuple(b for b in boxes if volume(part) and b not in taken)
+        taken.update(mine)
+        shares.append(mine)
+    return tuple(shares)
+
+
+def _chunks_in(box: Box, chunks: Shape, shape: Shape) -> Iterator[Box]:
+    """The chunks that have some of a box."""
+    return itertools.product(
+        *(
+            [(k * n, min((k + 1) * n, end)) for k in range(lo // n, -(-hi // n))]
+            for (lo, hi), n, end in zip(box, chunks, shape, strict=True)
+        )
+    )
+
+
+def held_pieces(layout: Layout, shape: Shape, box: Box) -> Iterator[tuple[int, Box]]:
+    """The ranks that together hold a box, and which piece of it each has: one rank, if there is one
+    that has all."""
+    ranks: dict[Box, int] = {}
+    for rank, part in enumerate(_boxes(layout, shape)):
+        ranks.setdefault(part, rank)
+    pieces = [(rank, intersect(part, box)) for part, rank in ranks.items()]
+    alone = [(rank, piece) for rank, piece in pieces if piece == box]
+    yield from alone[:1] or (p for p in pieces if volume(p[1]))
+
+
 @lru_cache(65536)
 def moved(has: Layout, needs: Layout, shape: Shape) -> int:
     """How many elements cross between workers when one layout is turned into another, reductions

@@ -789,6 +789,7 @@ class _Code:
         self.text = text
         self.lock = threading.Lock()
         self.is_ready = False
+        self.engine: Any = None  # whose memory the machine code lies in
         self.first = _CALL(self.late)
         address = ctypes.cast(self.first, ctypes.c_void_p).value
         self.definition = _MethodDef(b"kernel", address, _FASTCALL, None)
@@ -797,7 +798,7 @@ class _Code:
         """Machine code from disk, or made."""
         with self.lock:
             if not self.is_ready:
-                self.definition.function = _load_or_make(self.text)
+                self.definition.function, self.engine = _load_or_make(self.text)
                 self.is_ready = True
 
     def late(self, *call: Any) -> Any:
@@ -805,8 +806,10 @@ class _Code:
         return _CALL(self.definition.function)(*call)
 
 
-_made: dict[str, _Code] = {}
-_kept: list[Any] = []  # what machine code needs to stay
+# Each takes three of the maps of memory that a process may have (65,530): so what no function uses any
+# more goes, but for the latest.
+_made: weakref.WeakValueDictionary[str, _Code] = weakref.WeakValueDictionary()
+_latest: deque[_Code] = deque(maxlen=1024)
 _asked = threading.local()
 
 
@@ -889,22 +892,22 @@ def symbol(name: str, address: int) -> None:
     _tools()[0].add_symbol(name, address)
 
 
-def _compiled(text: str) -> _MethodDef:
+def _compiled(text: str) -> _Code:
     """The entry point of a module's machine code, at once or at the end of `together`."""
     found = _made.get(text)
     if found is None:
         found = _made.setdefault(text, _Code(text))
-        _kept.append(found)  # functions point to it as long as they live
+    _latest.append(found)
     waiting = getattr(_asked, "codes", None)
     if waiting is None:
         found.ready()
     else:
         waiting.append(found)
-    return found.definition
+    return found
 
 
-def _load_or_make(text: str) -> int:
-    """The address of `run`. Each module has an engine of its own, as all of them have that name."""
+def _load_or_make(text: str) -> tuple[int, Any]:
+    """The address of `run`, and the engine in which it lies: each has its own, as all have that name."""
     llvm, _, about = _tools()
     digest = hashlib.blake2b(f"{about}\n{text}".encode(), digest_size=16).hexdigest()
     path = settings.cache / "kernels" / f"{digest}.o" if settings.cache is not None else None
@@ -915,8 +918,7 @@ def _load_or_make(text: str) -> int:
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly("", llvm.create_context()), _machine())
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    _kept.append(engine)
-    return int(engine.get_function_address("run"))
+    return int(engine.get_function_address("run")), engine
 
 
 def _machine_code(text: str) -> bytes:
@@ -1087,15 +1089,15 @@ def function_of(text: str, about: Any, held: Any = None) -> Callable[..., None]:
     """A module's `run` as a Python function that knows these facts: turns, threads, and its own;
     `held` is memory that they point to.
     """
-    definition = _compiled(text)
+    code = _compiled(text)
     new = ctypes.pythonapi.PyCFunction_NewEx
     new.restype = ctypes.py_object
     new.argtypes = [ctypes.POINTER(_MethodDef), ctypes.py_object, ctypes.c_void_p]
     about = about.view(_Facts)
-    about.held = held
+    about.held = held, code  # a function lets go of its facts last
     if about[1] > 1:
         _shared[id(about)] = about
-    made: Callable[..., None] = new(ctypes.byref(definition), about, None)
+    made: Callable[..., None] = new(ctypes.byref(code.definition), about, None)
     return made
 
 

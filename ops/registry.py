@@ -95,6 +95,11 @@ class Op:
     keeps_order: bool = False  # a view that leaves contiguous data contiguous
     dense: bool = False  # products, which run at another rate than functions of elements
 
+    @property
+    def only_looks(self) -> bool:
+        """Whether its result is always another look at its operand's memory."""
+        return self.view is not None and self.kernel is None
+
 
 OPS: dict[str, Op] = {}
 

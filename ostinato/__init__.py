@@ -44,9 +44,11 @@ from ostinato.ops.tree import tree_map as tree_map
 from ostinato.planner.plan import Plan as Plan
 
 from . import errors as errors
+from .cluster import LocalCluster as LocalCluster
 from .compiled import compile as compile
 from .compiled import run as run
 from .compiled import why_miss as why_miss
+from .exchange import from_dask as from_dask
 from .files import load as load
 from .files import save as save
 from .gradients import checkpoint as checkpoint
@@ -60,5 +62,9 @@ from .info import __array_namespace_info__ as __array_namespace_info__
 from .reading import evaluate as evaluate
 from .sessions import connect as connect
 from .sessions import current as session
+from .states import Saving as Saving
+from .states import load_state as load_state
+from .states import save_state as save_state
+from .states import saved_steps as saved_steps
 
 __version__ = "0.1.0"

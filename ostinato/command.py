@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import runpy
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import settings
+from . import command_cache, command_info, command_run, settings
+from .errors import OstinatoError
+
+PLAIN = argparse.RawDescriptionHelpFormatter
+ROOT = Path(__file__).resolve().parents[1]
+
+_ABOUT = """Plans that run again and again.
+
+    ostinato info                        what is installed, and what is missing
+    ostinato run -n 4 train.py           a script on four processes
+    ostinato worker tcp://host:8786 -n 4 workers for a Dask cluster that is running
+    ostinato cache list                  plans that are kept on disk
+    ostinato tune train.py               time what only timing can decide
+    ostinato bench dispatch              measure against other libraries
+
+Each says more with --help."""
 
 _TUNE = """Run a script, and time what only timing can decide for the plans that it makes: which library
 multiplies, how many rows a kernel takes at a time, whether operations are one kernel or several, one
@@ -20,27 +37,55 @@ thread or all. What is found is kept for this machine, and used by every later r
 A run without this command does the same, for at most OSTINATO_TUNE_SECONDS (2) in all, and only for what
 was not timed before; OSTINATO_TUNE=off never does."""
 
+_BENCH = """Measure against other libraries, as `python -m benchmarks` in a checkout does, which is needed.
+
+    ostinato bench                          the suites that there are
+    ostinato bench cluster --workload null  what an order costs on two processes"""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit status."""
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("ostinato", description="Plans that run again and again.")
+    parser = argparse.ArgumentParser("ostinato", description=_ABOUT, formatter_class=PLAIN)
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    command_info.add(commands)
+    command_run.add(commands)
+    command_cache.add(commands)
     tune = commands.add_parser(
-        "tune", help="time a script's choices", description=_TUNE, formatter_class=plain
+        "tune", help="time a script's choices", description=_TUNE, formatter_class=PLAIN
     )
-    tune.add_argument("--seconds", type=_positive, default=60.0, help="at most so many (60)")
+    tune.add_argument("--seconds", type=_seconds, default=60.0, help="at most so many (60)")
     tune.add_argument("script", help="a Python file")
     tune.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
+    tune.set_defaults(do=lambda a: _tune(a.script, a.arguments, a.seconds))
+    bench = commands.add_parser(
+        "bench", help="measure against others", description=_BENCH, formatter_class=PLAIN
+    )
+    bench.add_argument("arguments", nargs=argparse.REMAINDER, help="of python -m benchmarks")
+    bench.set_defaults(do=lambda a: _bench(a.arguments))
     asked = parser.parse_args(arguments)
-    return _tune(asked.script, asked.arguments, asked.seconds)
+    try:
+        return int(asked.do(asked))
+    except OstinatoError as error:
+        print(f"ostinato {asked.command}: {error}", file=sys.stderr)
+        return 2
 
 
-def _positive(text: str) -> float:
-    seconds = float(text)
-    if not seconds > 0:
-        raise argparse.ArgumentTypeError(f"{text}: needed more than 0 seconds")
-    return seconds
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if (seconds := float(text)) > 0:
+            return seconds
+    raise argparse.ArgumentTypeError(f"got {text}; needed a number of seconds above 0, such as 300")
+
+
+def _bench(arguments: Sequence[str]) -> int:
+    if not (ROOT / "benchmarks" / "__main__.py").is_file():
+        print(
+            "ostinato bench: the benchmarks are part of a checkout, and this is an installed package; "
+            "clone the repository and run `python -m benchmarks` in it",
+            file=sys.stderr,
+        )
+        return 2
+    return subprocess.call([sys.executable, "-m", "benchmarks", *arguments], cwd=ROOT)
 
 
 def _tune(script: str, arguments: Sequence[str], seconds: float) -> int:

@@ -533,7 +533,7 @@ class CompiledFunction(Generic[P, R]):
         names = [self._names(structure)[k] for k in inputs]
         donated = tuple(k for k in self._donated(structure) if k in inputs)
         key = Key(graph, target, tuple(inputs.index(k) for k in donated))
-        plan, source = session.plan(key, tuple(names))
+        plan, source = session.plan(key, tuple(names), self.name)
         final: list[tuple[str, Any]] = []
         for where, value in outputs:
             if where == "ref":

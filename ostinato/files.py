@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from ostinato.errors import DataFileError
+from ostinato.io_pipeline.files import from_data as source_of
 from ostinato.io_pipeline.files import open_source
+from ostinato.io_pipeline.sinks import from_data as sink_of
+from ostinato.io_pipeline.sinks import open_sink
 from ostinato.ops.array import Array, File, Operandish, Split, as_array, from_operand
-from ostinato.ops.creation import asarray
+from ostinato.ops.layout import chunks_of
 from ostinato.ops.where import misfit
+from ostinato.runtime.member import openers
+
+from .reading import evaluate
+from .sessions import current
 
 __all__ = ["load", "save"]
+
+openers.update({"source": source_of, "sink": sink_of})  # how workers in other processes open them
 
 
 def load(
@@ -26,42 +30,49 @@ def load(
     resident: bool = True,
     split: Split = None,
 ) -> Array:
-    """The array in a .npy file, an HDF5 file (.h5, .hdf5) or a Zarr store (.zarr).
+    """The array in a .npy file, an HDF5 file (.h5, .hdf5) or a Zarr store (.zarr). Each worker reads
+    its part.
 
     resident=False leaves it in the file, however large: plans read it block after block along its
     first axis, the next block while they work on the last. dataset: which array, where a file has
     several. split: as in `asarray`."""
     try:
         source = open_source(path, dataset)
+        if resident:
+            return from_operand(current().attach(source, split, resident=True))
     except DataFileError as error:
-        raise misfit(DataFileError, str(error).removesuffix(".")) from None
-    if not resident:
-        return from_operand(File(source, split))
-    whole = np.empty(source.shape, source.dtype)
-    source.read(whole, tuple((0, n) for n in source.shape))
-    return asarray(whole, copy=False, split=split)
+        raise at_user(error) from None
+    return from_operand(File(source, split))
 
 
-def save(path: str | os.PathLike[str], x: Operandish, /) -> None:
-    """Write an array as a .npy file, which `load` and `np.load` read. Readers see the old file or
-    the whole new one."""
-    name = Path(path)
-    if name.suffix != ".npy":
-        raise misfit(DataFileError, f"file {name}", got=f"suffix {name.suffix!r}", needed=".npy")
-    value: np.ndarray[Any, Any] = np.asarray(as_array(x))
-    if value.dtype.kind == "V":
-        raise misfit(
-            DataFileError,
-            f"file {name}",
-            got=f"dtype {value.dtype.name}, for which .npy has no name",
-            needed="a dtype of NumPy's",
-            do="save x.astype(ost.float32)",
-        )
-    handle, part = tempfile.mkstemp(dir=name.parent, prefix=name.name)
+def save(path: str | os.PathLike[str], x: Operandish, /, *, dataset: str | None = None) -> None:
+    """Write an array as a .npy file, into an HDF5 file (.h5, .hdf5) or a Zarr store (.zarr). Each
+    worker writes its part. Readers see the old file or the whole new one.
+
+    dataset: which array of an HDF5 file or a Zarr store; its others stay. Without it, the file's
+    one array."""
+    array = as_array(x)
+    evaluate(array)
+    session = current()
+    operand = session.hold_array(array)
+    spec = operand.spec
+    assert spec.layout is not None
+    chunks = chunks_of(spec.layout, spec.shape, spec.dtype.itemsize)
     try:
-        with os.fdopen(handle, "wb") as file:
-            np.save(file, value, allow_pickle=False)
-        os.replace(part, name)
-    except BaseException:
-        os.unlink(part)
-        raise
+        sink = open_sink(path, dataset, spec.shape, spec.dtype, chunks)
+        try:
+            sink.create()
+            session.engine.write(operand, sink)
+            sink.finish()
+        except BaseException:
+            sink.discard()
+            raise
+    except DataFileError as error:
+        raise at_user(error) from None
+
+
+def at_user(error: DataFileError) -> DataFileError:
+    """The same error, at the user's own line."""
+    made = misfit(DataFileError, str(error).removesuffix("."))
+    assert isinstance(made, DataFileError)
+    return made

@@ -18,7 +18,6 @@ from ostinato.ops.trace import Ref, collect
 from ostinato.ops.tree import flatten
 from ostinato.ops.where import misfit
 from ostinato.planner.plan import Key, Plan
-from ostinato.runtime.engine import Held
 
 from .sessions import Session, current
 
@@ -66,7 +65,6 @@ class _Reader:
             return view
         if isinstance(operand, File):
             operand = current().hold_array(x)
-        assert isinstance(operand, Held)
         return operand.engine.get(operand)
 
     def known(self, x: Array, what: str, shape: bool = False) -> np.ndarray[Any, Any]:
@@ -77,6 +75,12 @@ class _Reader:
         if x._operand is None:
             self.settle([x])
         return current().hold_array(x).spec
+
+    def to_dask(self, x: Array) -> Any:
+        from .exchange import to_dask
+
+        self._refuse_traced(x, "to_dask", False)
+        return to_dask(x)
 
     def settle(self, xs: Sequence[Array]) -> None:
         roots: list[Ref] = []

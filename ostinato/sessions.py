@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -21,7 +22,11 @@ from ostinato.planner.pipeline import make_plan, tune
 from ostinato.planner.plan import NUMERICS, PRECISIONS, Choice, Key, Plan, Target
 from ostinato.planner.tuner import Budget, Known, Tuner, machine
 from ostinato.planner.tuning import Site
-from ostinato.runtime.engine import Engine, Held, LocalEngine
+from ostinato.runtime.cluster import CrewEngine
+from ostinato.runtime.crew import job_crew, job_size
+from ostinato.runtime.engine import Engine, LocalEngine
+
+from . import watching
 
 
 class Session:
@@ -31,7 +36,6 @@ class Session:
         self.engine = engine
         self.target = target
         self.plans = PlanCache(settings.cache, settings.cache_bytes, self._forget)
-        self.tuner: Tuner | None = None
         self._before: Session | None = None
 
     @property
@@ -43,23 +47,22 @@ class Session:
         blocks = self.target.numerics == "any-workers"
         return self.engine.put(value, resolve(split, self.target.mesh, value.ndim, blocks))
 
-    def attach(self, source: Any, split: Split = None) -> Operand:
-        """An operand that stays in its file."""
+    def attach(self, source: Any, split: Split = None, resident: bool = False) -> Operand:
+        """An operand that stays in its file, or is read from it now."""
         blocks = self.target.numerics == "any-workers"
         layout = resolve(split, self.target.mesh, len(source.shape), blocks)
-        return self.engine.attach(source, layout)
+        return (self.engine.read if resident else self.engine.attach)(source, layout)
 
     def hold(self, operand: Operand) -> Operand:
         """The operand as one of this session's."""
-        if isinstance(operand, Held) and operand.engine is self.engine:
+        if operand.engine is self.engine:
             return operand
         if isinstance(operand, Host):
             return self.put(operand.value, operand.split)
         if isinstance(operand, File):
             return self.attach(operand.source, operand.split)
-        assert isinstance(operand, Held)
         if operand.spec.layout is not None and operand.spec.layout.stored:
-            return self.attach(operand.parts[0], _first_split(operand.spec.layout))
+            return self.attach(operand.source, _first_split(operand.spec.layout))  # type: ignore[attr-defined]
         value = operand.engine.get(operand)
         layout = operand.spec.layout
         assert layout is not None
@@ -89,11 +92,11 @@ class Session:
         return held
 
     # -- plans -----------------------------------------------------------------------------
-    def plan(self, key: Key, names: tuple[str, ...] = ()) -> tuple[Plan, str]:
+    def plan(self, key: Key, names: tuple[str, ...] = (), called: str = "") -> tuple[Plan, str]:
         """The plan of a key, and where it came from: memory, disk, or made."""
         found = self.plans.get(key)
         if found is None:
-            found = self._tuned(make_plan(key, names)), "made"
+            found = self._tuned(make_plan(key, names, called)), "made"
             self.plans.put(found[0])
         elif found[1] == "disk" and (tuned := self._tuned(found[0])) is not found[0]:
             found = tuned, "disk"
@@ -105,28 +108,45 @@ class Session:
 
     def _tuned(self, plan: Plan) -> Plan:
         """The plan with what timing decides, unless it has that already for this machine."""
-        if settings.tune == "off":
+        if settings.tune == "off" or self.engine.is_elsewhere:
             return plan
-        if self.tuner is None:
-            known = Known(settings.cache, machine(self.engine.threads))
-            times, again = settings.tune == "on", settings.tune_again
-            self.tuner = Tuner(self.engine.trials, known, budget, times, again, _report)
         has = plan.tuned is not None and plan.tuned.machine == self.tuner.known.machine
         if has and not settings.tune_again:
             return plan
-        return tune(plan, self.tuner, self.engine.threads)
+        return tune(plan, lambda found, room: self.tuner(found, room), self.engine.threads)
+
+    @cached_property
+    def tuner(self) -> Tuner:
+        """Made when there is something to choose: it looks at the machine and reads a file."""
+        known = Known(settings.cache, machine(self.engine.threads))
+        times, again = settings.tune == "on", settings.tune_again
+        return Tuner(self.engine.trials, known, budget, times, again, _report)
 
     def _forget(self, plan: Plan) -> None:
         self.engine.forget(plan.id)
 
+    def wait(self) -> None:
+        """Return when the workers have done all that was asked of them."""
+        self.engine.wait()
+
+    def stats(self) -> dict[str, Any]:
+        """Messages and bytes of control that iterations took, by kind, and each worker's state."""
+        return self.engine.stats()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether one of the workers died, and with it what all held."""
+        return self.engine.is_lost
+
     # -- life ------------------------------------------------------------------------------
     def close(self) -> None:
         """Give the workers back. Arrays that they made in this process stay, for the next session."""
+        watching.end(self)
         self.engine.close()
         global in_use
         with _lock:
-            if in_use is self:
-                in_use = self._before
+            while in_use is not None and in_use.engine.closed:
+                in_use = in_use._before
 
     def __enter__(self) -> Session:
         self.engine.check_open()
@@ -170,7 +190,7 @@ def check_precision(who: str, precision: str) -> str:
 
 
 def connect(
-    workers: int | None = None,
+    workers: Any = None,
     *,
     mesh: tuple[int, ...] | None = None,
     numerics: str = "same-plan",
@@ -179,7 +199,9 @@ def connect(
     precision: str = "as-written",
 ) -> Session:
     """Workers to compute with: this process with all its cores, or n workers that are threads of
-    it.
+    it; under `mpiexec -n 4 python script.py` its processes: the first runs the script and works,
+    the others serve it from here on, until it ends; or those of a Dask cluster whose workers were
+    started under MPI, given by a client or an address.
 
     mesh: how the workers are arranged, e.g. (3, 2); arrays are split along its axes. numerics:
     "same-plan" (the same plan gives the same bits), "any-workers" (so does any number of workers),
@@ -189,24 +211,9 @@ def connect(
     "mixed_bf16" rounds what float32 products multiply to bfloat16, which some processors multiply
     much faster; sums and all else stay float32."""
     global in_use
-    if mesh is None:
-        mesh = (1 if workers is None else workers,)
-    mesh = tuple(mesh)
-    count = math.prod(mesh)
-    if count < 1 or min(mesh) < 1 or not 1 <= len(mesh) <= 4:
-        raise misfit(
-            LayoutError,
-            "connect",
-            got=f"mesh {mesh}",
-            needed="one to four axes of 1 worker or more",
-        )
-    if workers is not None and workers != count:
-        raise misfit(
-            LayoutError,
-            "connect",
-            got=f"workers={workers}, mesh={mesh}",
-            needed=f"a mesh of {workers} workers",
-        )
+    cluster = None
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int)):
+        cluster, workers = _cluster(workers), None
     if numerics not in NUMERICS:
         raise misfit(
             ArgumentError,
@@ -225,12 +232,76 @@ def connect(
             do="leave it out to use all cores",
         )
     check_precision("connect", precision)
+    job = 1 if cluster is not None else job_size()
+    engine: Engine
+    if cluster is not None:
+        from ostinato.runtime import dask
+
+        client = dask.as_client(cluster)
+        there = len(client.scheduler_info(n_workers=-1)["workers"])
+        mesh = _mesh(mesh, None, there, f"{there} workers of the cluster")
+        engine = CrewEngine(dask.begin(client, threads), mesh)
+    elif job > 1:
+        mesh = _mesh(mesh, workers, job, f"{job} processes that mpiexec started")
+        engine = CrewEngine(job_crew(threads), mesh)
+    else:
+        mesh = _mesh(mesh, workers)
+        engine = LocalEngine(math.prod(mesh), mesh, threads)
     target = Target(mesh, "cpu", numerics, memory_limit, precision=precision)
-    session = Session(LocalEngine(count, mesh, threads), target)
+    session = Session(engine, target)
     with _lock:
         session._before = in_use
         in_use = session
+    watching.begin(session)
     return session
+
+
+def _cluster(given: Any) -> Any:
+    """A Dask client, or the address of a scheduler."""
+    if (isinstance(given, str) and "://" in given) or hasattr(given, "scheduler_info"):
+        return given
+    client = getattr(given, "client", None)  # of a LocalCluster of ours
+    if hasattr(client, "scheduler_info"):
+        return client
+    raise misfit(
+        ArgumentError,
+        "connect",
+        got=repr(given)[:80],
+        needed='a number of workers, a Dask client, or an address such as "tcp://127.0.0.1:8786"',
+    )
+
+
+def _mesh(
+    mesh: tuple[int, ...] | None, workers: int | None, there: int | None = None, who: str = ""
+) -> tuple[int, ...]:
+    """How the workers are arranged, which have to be all that are there."""
+    if mesh is None:
+        mesh = (workers if workers is not None else there or 1,)
+    mesh = tuple(mesh)
+    count = math.prod(mesh)
+    if count < 1 or min(mesh) < 1 or not 1 <= len(mesh) <= 4:
+        raise misfit(
+            LayoutError,
+            "connect",
+            got=f"mesh {mesh}",
+            needed="one to four axes of 1 worker or more",
+        )
+    if workers is not None and workers != count:
+        raise misfit(
+            LayoutError,
+            "connect",
+            got=f"workers={workers}, mesh={mesh}",
+            needed=f"a mesh of {workers} workers",
+        )
+    if there is not None and count != there:
+        raise misfit(
+            LayoutError,
+            "connect",
+            got=f"a mesh of {count} for the {who}",
+            needed=f"one of {there}",
+            do="leave workers= and mesh= out to use all in a row",
+        )
+    return mesh
 
 
 def timed() -> list[str]:

@@ -37,7 +37,6 @@ from .plan import Target, local_bytes, peak_bytes
 from .rewrite import Values, map_bodies, rebuild
 
 READ_BYTES = 32 << 20  # of a file at once
-LEAST_BYTES = 1 << 12
 MOST_TURNS = 4096
 TRIED = 128  # turns at which a part shows whether it is worth while
 SEEDS = 8  # values from which parts grow
@@ -123,7 +122,12 @@ def peak(graph: Graph, target: Target, donated: Sequence[int] = ()) -> int:
     """The bytes that a plan of this graph needs per worker."""
     outputs = tuple(v for v in graph.outputs if v >= len(graph.inputs))
     kept = Graph(graph.inputs, graph.nodes, outputs)
-    return peak_bytes(assign_memory(fuse(overlap(kept, target), target), donated))
+    return peak_bytes(assign_memory(as_run(kept, target), donated))
+
+
+def as_run(graph: Graph, target: Target) -> Graph:
+    """The kernels that this would become."""
+    return fuse(overlap(graph, target), target)
 
 
 def streamed(graph: Graph, target: Target, size: int, keep: float) -> Graph:

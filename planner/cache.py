@@ -8,37 +8,21 @@ for a good one. When the folder is full, the least recently used go."""
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 from ostinato.errors import PlanFileError
 
-from .file import read_plan, write_plan
-from .plan import FORMAT, Key, Plan
+from .file import code_version, read_plan, write_plan
+from .plan import Key, Plan
 
 KEPT = 1024  # plans in memory
 _FRESH = 60.0  # seconds for which a file's time of use is good enough
 _SWEEP = 32  # writes between two looks at the folder's size
-
-
-@cache
-def code_version() -> str:
-    """Names the code that plans: another version may decide otherwise, so its plans are not
-    ours.
-    """
-    here = Path(__file__).resolve().parent
-    found = hashlib.blake2b(digest_size=6)
-    for room in (here.parent / "ops", here):
-        for path in sorted(room.glob("*.py")):
-            found.update(path.name.encode())
-            found.update(path.read_bytes())
-    return f"{FORMAT}-{found.hexdigest()}"
 
 
 class PlanCache:

@@ -20,6 +20,7 @@ from ostinato.ops.monoid import MONOIDS
 from ostinato.ops.registry import OPS
 from ostinato.ops.spec import Spec, bool_
 
+from .distances import multiply_differences
 from .layouts import _extents, _way, choose_layouts
 from .memory import CONTROL
 from .numerics import fix_order
@@ -304,7 +305,8 @@ def same_program(source: Graph, lowered: Graph, target: Target) -> bool:
     graph. Where an op may bring algorithms of its own, the layouts are chosen again to see which.
     """
     wanted = mix_precision(simplify(source, target), target)
-    wanted = read_files(fix_order(wanted, target), target)
+    wanted = multiply_differences(fix_order(wanted, target), target)
+    wanted = read_files(wanted, target)
     found = plain(lowered)
     return plain(wanted) == found or (
         _has_algorithms(wanted) and plain(choose_layouts(wanted, target)) == found

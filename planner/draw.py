@@ -25,7 +25,7 @@ COLOURS = {
     "control": ("#ece4f4", "#7d5ba6"),
     "output": ("#e4f2e6", "#5aa469"),
 }
-WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 190, 40, 18, 34, 24
+WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 216, 40, 18, 34, 24
 MOST = 600  # nodes that a picture may have and still be looked at
 
 

@@ -160,7 +160,7 @@ def _at_once(spec: Spec) -> Spec:
 def seconds(t: float) -> str:
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if t >= size:
-            return f"{t / size:.3g} {unit}"
+            return f"{_digits(t / size)} {unit}"
     return f"{t * 1e9:.0f} ns"
 
 
@@ -171,8 +171,13 @@ def _sign(t: float) -> str:
 def amount(n: float) -> str:
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if n >= size:
-            return f"{n / size:.3g} {unit}"
+            return f"{_digits(n / size)} {unit}"
     return f"{n:.0f} B"
+
+
+def _digits(n: float) -> str:
+    """Three of them, or all before the point."""
+    return f"{n:.0f}" if n >= 100 else f"{n:.3g}"
 
 
 def summary(plan: Plan) -> str:
@@ -229,14 +234,9 @@ def rows(plan: Plan, machine: Machine, measured: Measured | None) -> list[tuple[
     for step in steps(plan.program, machine):
         node, spec = step.node, step.node.specs[0] if step.node.specs else None
         took = times.get(number.get(id(node), -1)) if step.depth == 0 else None
-        name = step.collective or title(node)
-        if node.op == "start":
-            name += " (started)"
-        if node.op in REPEATED:
-            name += f" x {repeats(node)}"
         found.append(
             (
-                "  " * step.depth + name,
+                "  " * step.depth + name_of(step),
                 str(spec.bare) if spec is not None else "",
                 str(spec.layout) if spec is not None else "",
                 f"{step.operations:.2g} op" if step.operations else "",
@@ -247,6 +247,15 @@ def rows(plan: Plan, machine: Machine, measured: Measured | None) -> list[tuple[
             )
         )
     return found
+
+
+def name_of(step: Step) -> str:
+    """What an operation is called in tables."""
+    node = step.node
+    name = step.collective or title(node)
+    if node.op == "start":
+        name += " (started)"
+    return name + (f" x {repeats(node)}" if node.op in REPEATED else "")
 
 
 HEADS = ("operation", "result", "layout", "work", "traffic", "predicted", "measured", "line")
@@ -285,6 +294,7 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
     else:
         lines.append("measured  not yet")
     lines += _algorithms(plan)
+    lines += dict.fromkeys(_rewritten(s.node) for s in work if s.node.op == "pair_distances")
     if plan.tuned is not None:
         lines += [f"timed     {line}" for line in told(plan.tuned.choices)]
     k = plan.program.peak_node
@@ -313,6 +323,14 @@ def told(choices: Sequence[Choice]) -> Iterator[str]:
         others = ", ".join(f"{way} {seconds(t)}" for way, t in by.items() if way != taken)
         line = f" ({choice.line})" if choice.line else ""
         yield f"{choice.what}: {taken} {seconds(by[taken])}, not {others}{line}"
+
+
+def _rewritten(node: Node) -> str:
+    where = f" ({node.line})" if node.line else ""
+    return (
+        f"rewritten squared differences of all pairs of rows are a product, as rows are long; "
+        f"pairs that lost over 3 bits are made from differences{where}"
+    )
 
 
 def _algorithms(plan: Plan) -> list[str]:

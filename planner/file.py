@@ -13,10 +13,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from ostinato.ops.disk import write_whole
-from ostinato.ops.encode import Malformed, decode_graph, fields, integer, listing, need
+from ostinato.ops.encode import (
+    Lines,
+    Malformed,
+    decode_graph,
+    encoded_lines,
+    fields,
+    integer,
+    listing,
+    need,
+)
+from ostinato.ops.graph import Graph
 
 from ostinato.errors import PlanFileError
 
@@ -27,6 +39,20 @@ from .plan import FORMAT, MATH, NUMERICS, PRECISIONS, Choice, Key, Plan, Target,
 MAGIC = b"ostinato plan"
 LARGEST = 1 << 30  # bytes of a file
 _HEAD = 256  # bytes of a first line at the most
+
+
+@cache
+def code_version() -> str:
+    """Names the code that plans: another version may decide otherwise, so its plans are not
+    ours.
+    """
+    here = Path(__file__).resolve().parent
+    found = hashlib.blake2b(digest_size=6)
+    for room in (here.parent / "ops", here):
+        for path in sorted(room.glob("*.py")):
+            found.update(path.name.encode())
+            found.update(path.read_bytes())
+    return f"{FORMAT}-{found.hexdigest()}"
 
 
 def encode_plan(plan: Plan) -> bytes:
@@ -63,8 +89,9 @@ def read_plan(path: str | os.PathLike[str], key: Key | None = None) -> Plan:
         ) from None
 
 
-def decode_plan(data: bytes, key: Key | None = None) -> Plan:
-    """The plan of a file's bytes, or Malformed."""
+def decode_plan(data: bytes, key: Key | None = None, trusted: bool = False) -> Plan:
+    """The plan of a file's bytes, or Malformed. Trusted is what comes from whoever may tell this
+    process what to run: nothing is proven then."""
     head, newline, rest = data[:_HEAD].partition(b"\n")[0], data.find(b"\n", 0, _HEAD), b""
     words = head.split(b" ")
     need(newline >= 0 and head.startswith(MAGIC + b" ") and len(words) == 5, "no plan file")
@@ -83,7 +110,7 @@ def decode_plan(data: bytes, key: Key | None = None) -> Plan:
     digest = hashlib.blake2b(rest, digest_size=32).hexdigest().encode()
     need(digest == words[3], "content that differs from what was written: damaged")
     try:
-        return _decode(json.loads(rest), key)
+        return _decode(json.loads(rest), key, trusted)
     except Malformed:
         raise
     except MemoryError:
@@ -92,11 +119,12 @@ def decode_plan(data: bytes, key: Key | None = None) -> Plan:
         raise Malformed(f"content that is no plan ({type(error).__name__}: {error})") from None
 
 
-def _decode(content: Any, known: Key | None) -> Plan:
+def _decode(content: Any, known: Key | None, trusted: bool) -> Plan:
     key = _key(content) if known is None else known
     identity, lowered, results, names = fields(content, "id", "program", "results", "names")
     need(identity == key.id, "an id that is not its content's")
-    graph, program = key.graph, decode_graph(lowered)
+    now = {} if known is None else _moved(content["source"], key.graph)
+    graph, program = key.graph, decode_graph(lowered, now=now)
     need(program.inputs == graph.inputs, "a program with another signature than its source")
     made = []
     for pair in listing(results):
@@ -108,15 +136,23 @@ def _decode(content: Any, known: Key | None) -> Plan:
     need(len(made) == len(graph.outputs), "other results than its source has")
     called = tuple(listing(names))
     need(all(isinstance(n, str) and len(n) < 4096 for n in called), "names that are no text")
-    if known is None:
+    if known is None and not trusted:
         _prove(key, program, made)
-    tuned = _tuned(content.get("tuned"))
+    function = content.get("called", "")
+    need(type(function) is str and len(function) < 4096, "a function whose name is no text")
+    tuned = _tuned(content.get("tuned"), now)
     ways = tuned.ways if tuned is not None else ()
     runs = done_so(lower(program, key, made), key, made, ways)
-    return Plan(key, program, runs, tuple(made), called, tuned=tuned)
+    return Plan(key, program, runs, tuple(made), called, tuned=tuned, called=function)
 
 
-def _tuned(value: Any) -> Tuned | None:
+def _moved(written: Any, source: Graph) -> dict[str, str]:
+    """Where the user's lines are today: the same program may have been edited, or be in another file."""
+    pairs = zip(encoded_lines(written), source.lines(), strict=True)
+    return {before: today for before, today in pairs if before}
+
+
+def _tuned(value: Any, now: Lines) -> Tuned | None:
     """What was chosen by timing. A way that this machine does not have is no way, so whatever it says
     cannot be wrong.
     """
@@ -132,7 +168,8 @@ def _tuned(value: Any) -> Tuned | None:
             way, seconds = listing(pair, longest=2)
             need(type(way) is str and type(seconds) is float, "a time that is none")
             known.append((way, seconds))
-        choices.append(Choice(words[0], words[1], words[2], tuple(known)))
+        line = now.get(words[1], words[1])
+        choices.append(Choice(words[0], line, words[2], tuple(known)))
     need(type(machine) is str, "a machine without a name")
     return Tuned(machine, tuple(choices))
 

@@ -17,10 +17,8 @@ from ostinato.ops.graph import Graph, Node
 from ostinato.ops.registry import OPS
 from ostinato.ops.spec import Spec
 
-from .blocking import MOST_TURNS, shortest, split_along
-from .fuse import fuse
+from .blocking import MOST_TURNS, as_run, shortest, split_along
 from .memory import CONTROL
-from .overlap import overlap
 from .plan import Target, local_bytes
 
 LARGE = 1 << 25  # bytes of a value that is worth it
@@ -39,23 +37,19 @@ def stay_in_cache(graph: Graph, target: Target) -> Graph:
     for _ in range(PARTS):
         if not any(local_bytes(s) >= LARGE for s in graph.specs[len(graph.inputs) :]):
             break
-        lowered = _as_run(graph, target)
+        lowered = as_run(graph, target)
         before = moved(lowered)
         made = [
             found[0]
             for v, d, turns in _cuts(graph, lowered)
             if (found := split_along(graph, target, v, d, turns, float("inf"))) is not None
         ]
-        costs = [(moved(_as_run(g, target)), k) for k, g in enumerate(made)]
+        costs = [(moved(as_run(g, target)), k) for k, g in enumerate(made)]
         least, k = min(costs, default=(before, -1))
         if k < 0 or before - least < before / SHARE:
             break
         graph = made[k]
     return graph
-
-
-def _as_run(graph: Graph, target: Target) -> Graph:
-    return fuse(overlap(graph, target), target)
 
 
 def _cuts(graph: Graph, lowered: Graph) -> Iterator[tuple[int, int, int]]:
@@ -115,5 +109,4 @@ def _far(spec: Spec) -> float:
 
 
 def _is_free(node: Node) -> bool:
-    op = OPS[node.op]
-    return node.op in ("constant", "wait", "barrier") or (op.view is not None and op.kernel is None)
+    return node.op in ("constant", "wait", "barrier") or OPS[node.op].only_looks

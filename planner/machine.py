@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -18,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from ostinato.ops.disk import write_whole
 
 from ostinato import settings
 
@@ -51,6 +51,16 @@ NOMINAL = Machine("nominal", 2e-6, 1e11, 2e10, 1e11, 2e9, 30e-6, 5e9)
 
 
 @cache
+def processor() -> str:
+    """What it is called."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+@cache
 def this_machine() -> Machine:
     """This machine, measured when it is first asked for, and remembered on disk."""
     path = settings.cache / "machine.json" if settings.cache is not None else None
@@ -65,10 +75,7 @@ def this_machine() -> Machine:
     if path is not None:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle, part = tempfile.mkstemp(dir=path.parent)
-            with os.fdopen(handle, "w") as file:
-                json.dump(asdict(found), file)
-            Path(part).replace(path)
+            write_whole(path, json.dumps(asdict(found)).encode())
     return found
 
 

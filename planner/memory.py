@@ -61,9 +61,7 @@ def is_view(graph: Graph, k: int, in_order: Sequence[bool]) -> bool:
     if node.op in ("barrier", "wait"):
         return True
     op = OPS[node.op]
-    return op.view is not None and (
-        op.kernel is None or op.name != "reshape" or in_order[node.inputs[0]]
-    )
+    return op.view is not None and (op.name != "reshape" or in_order[node.inputs[0]])
 
 
 def contiguous(graph: Graph, given: Sequence[bool] | None = None) -> list[bool]:

@@ -67,9 +67,7 @@ def _uncast(graph: Graph, v: int) -> tuple[int, list[Node] | None]:
             source = node.inputs[0]
             same = graph.specs[source].layout == node.specs[0].layout
             return source, views[::-1] if same else None
-        if OPS[node.op].view is None or len(node.inputs) != 1 or len(node.specs) != 1:
-            break
-        if OPS[node.op].kernel is not None:  # may copy
+        if not OPS[node.op].only_looks or len(node.inputs) != 1 or len(node.specs) != 1:
             break
         views.append(node)
         v = node.inputs[0]

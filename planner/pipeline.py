@@ -17,7 +17,9 @@ from ostinato.errors import MemoryLimitError
 
 from .blocking import READ_BYTES, split_time
 from .communicate import communicate
+from .distances import multiply_differences
 from .fuse import fuse, title
+from .halve import halve
 from .in_cache import stay_in_cache
 from .layouts import choose_layouts
 from .memory import assign_memory
@@ -38,6 +40,7 @@ PASSES: tuple[Pass, ...] = (
     simplify,
     mix_precision,
     fix_order,
+    multiply_differences,
     read_files,
     choose_layouts,
     make_parts,
@@ -48,7 +51,7 @@ PASSES: tuple[Pass, ...] = (
 )
 
 
-def make_plan(key: Key, names: tuple[str, ...] = ()) -> Plan:
+def make_plan(key: Key, names: tuple[str, ...] = (), called: str = "") -> Plan:
     """Decide everything about a graph."""
     graph, target = key.graph, key.target
     seconds: dict[str, float] = {}
@@ -64,14 +67,19 @@ def make_plan(key: Key, names: tuple[str, ...] = ()) -> Plan:
     program = lower(graph, key, results)
     seconds["assign_memory"] = time.perf_counter() - start
     _dump(len(PASSES) + 1, "program", program.graph)
-    plan = Plan(key, graph, program, results, names, seconds)
+    plan = Plan(key, graph, program, results, names, seconds, called=called)
     check_limit(plan)
     return plan
 
 
 def lower(graph: Graph, key: Key, results: Results) -> Program:
     """What this machine runs of a graph that every machine may have."""
-    return assign_memory(fuse(narrow(graph, key.target), key.target), _to_reuse(key, results))
+    graph = fuse(narrow(graph, key.target), key.target)
+    reuse, limit = _to_reuse(key, results), key.target.memory_limit
+    program = assign_memory(halve(graph, key.target), reuse)
+    if limit is not None and peak_bytes(program) > limit:  # halves need room of their own
+        return assign_memory(graph, reuse)
+    return program
 
 
 def _to_reuse(key: Key, results: Results) -> list[int]:
@@ -80,11 +88,13 @@ def _to_reuse(key: Key, results: Results) -> list[int]:
 
 
 def tune(plan: Plan, decide: Tune, threads: int) -> Plan:
-    """The plan with its sites done as timing says, if that fits into memory."""
+    """The plan with its sites done as timing says, if it has any, and if that fits into memory."""
     by_rule = plan.program
     if plan.tuned is not None and any(plan.tuned.ways):
         by_rule = lower(plan.lowered, plan.key, plan.results)
     found = sites(by_rule.graph, plan.target, threads)
+    if not found:
+        return plan
     limit = plan.target.memory_limit
     tuned = decide(found, None if limit is None else limit - plan.operand_bytes)
     program = done_so(by_rule, plan.key, plan.results, tuned.ways)

@@ -148,6 +148,7 @@ class Plan:
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)  # of each pass
     witness: list[Callable[[], Measured | None]] = field(default_factory=list, compare=False)
     tuned: Tuned | None = None  # no part of the id
+    called: str = ""  # the user's function; no part of the id
 
     @property
     def id(self) -> str:
@@ -171,6 +172,7 @@ class Plan:
             "program": encode_graph(self.lowered, lines=True),
             "results": [list(r) for r in self.results],
             "names": list(self.names),
+            "called": self.called,
             "mesh": list(self.target.mesh),
             "device": self.target.device,
             "numerics": self.target.numerics,

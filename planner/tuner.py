@@ -10,19 +10,19 @@ import hashlib
 import json
 import math
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 import numpy as np
+from ostinato.ops.disk import write_whole
 from ostinato.ops.graph import Graph
 from ostinato.ops.onednn import in_words
 
-from .cache import code_version
+from .file import code_version
+from .machine import processor
 from .plan import Choice, Program, Tuned, local_bytes, peak_bytes
 from .tuning import Site
 
@@ -61,17 +61,9 @@ def decide(site: Site, rounds: Sequence[Sequence[float]]) -> Choice:
 def machine(threads: int) -> str:
     """What times depend on, and choices with them: processor, threads, and everybody's versions."""
     return (
-        f"{_processor()}; {threads} threads; NumPy {np.__version__}; {in_words()}; {code_version()}"
+        f"{processor()}, {os.cpu_count()} cores; {threads} threads; NumPy {np.__version__}; "
+        f"{in_words()}; {code_version()}"
     )
-
-
-@cache
-def _processor() -> str:
-    name = ""
-    with contextlib.suppress(OSError):
-        text = Path("/proc/cpuinfo").read_text()
-        name = next((x.partition(":")[2] for x in text.splitlines() if x[:10] == "model name"), "")
-    return f"{name.strip() or platform.processor() or platform.machine()}, {os.cpu_count()} cores"
 
 
 class Known:
@@ -87,7 +79,9 @@ class Known:
         digest = hashlib.blake2b(machine.encode(), digest_size=8).hexdigest()
         self.path = folder / "tuned" / f"{digest}.jsonl" if folder is not None else None
         self.choices: dict[str, tuple[str, tuple[tuple[str, float], ...]]] = {}
-        for line in self._lines():
+        lines = self._lines()
+        self.count = len(lines)  # of those that were read, and added since
+        for line in lines:
             with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
                 found = json.loads(line)
                 times = tuple((str(k), float(t)) for k, t in found["times"].items())
@@ -116,14 +110,20 @@ class Known:
         text = json.dumps({**line, "times": dict(choice.times)}) + "\n"
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            lines = self._lines()
-            if not lines:
-                text = json.dumps({"machine": self.machine}) + "\n" + text
-            if len(lines) > self.MOST:
-                kept = [lines[0], *lines[-self.MOST // 2 :]]
-                self.path.write_text("\n".join(kept) + "\n", encoding="utf-8")
             with self.path.open("a", encoding="utf-8") as file:
+                if file.tell() == 0:
+                    file.write(json.dumps({"machine": self.machine}) + "\n")
                 file.write(text)
+            self.count += 1
+            if self.count > self.MOST:
+                self._drop_older(self.path)
+
+    def _drop_older(self, path: Path) -> None:
+        """Keep who the machine is, and the newer half of what others have added, too."""
+        lines = self._lines()
+        kept = [*lines[:1], *lines[1:][-self.MOST // 2 :]]
+        write_whole(path, "".join(f"{line}\n" for line in kept).encode())
+        self.count = len(kept)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,37 +56,38 @@ class Site:
 # -- sites ---------------------------------------------------------------------------------
 def sites(graph: Graph, target: Target, threads: int) -> list[Site]:
     """All of them in order, those of bodies too."""
-    found: list[Site] = []
+    if target.device != "cpu":
+        return []
+    return [_site(around, k, target, threads) for around, k in _places(graph)]
 
-    def look(around: Graph, k: int) -> str:
-        found.append(_site(around, k, target, threads))
-        return ""
 
-    _each(graph, target, look)
-    return found
+def _places(graph: Graph) -> Iterator[tuple[Graph, int]]:
+    """The graph and the number of each node that is a site."""
+    for k, node in enumerate(graph.nodes):
+        if _is_site(graph, node):
+            yield graph, k
+        if node.op not in FUSED:
+            for _, body in node.subgraphs():
+                yield from _places(body)
 
 
 def with_ways(graph: Graph, target: Target, ways: Sequence[str]) -> Graph:
-    """The graph whose sites are done so."""
-    left = iter(ways)
-    return _each(graph, target, lambda around, k: next(left, ""))
+    """The graph whose sites, in the order of `sites`, are done so; "" leaves one to the rules."""
+    return _done(graph, target, iter(ways)) if target.device == "cpu" else graph
 
 
-def _each(graph: Graph, target: Target, pick: Callable[[Graph, int], str]) -> Graph:
-    """The graph with each site done as `pick` says; "" leaves it to the rules."""
-    if target.device != "cpu":
-        return graph
+def _done(graph: Graph, target: Target, ways: Iterator[str]) -> Graph:
     builder = Builder(graph.inputs)
     values = list(range(len(graph.inputs)))
     changed = False
-    for k, node in enumerate(graph.nodes):
-        way = pick(graph, k) if _is_site(graph, node) else ""
+    for node in graph.nodes:
+        way = next(ways, "") if _is_site(graph, node) else ""
         ins = [values[v] for v in node.inputs]
         if way == APART and node.op in LARGER:
             values += inline(builder, fuse(node.kw["body"], target, larger=False), ins)
             changed = True
             continue
-        new = map_bodies(node, lambda g: _each(g, target, pick)) if node.op not in FUSED else node
+        new = map_bodies(node, lambda g: _done(g, target, ways)) if node.op not in FUSED else node
         params = (*new.params, ("way", way)) if way else new.params
         changed = changed or params is not node.params
         values += builder.add(node.op, ins, tuple(sorted(params)), node.specs, node.line)
@@ -154,8 +155,7 @@ def _alone(graph: Graph, k: int) -> Graph:
 
 
 def _is_look(node: Node) -> bool:
-    op = OPS[node.op]
-    return node.op == "constant" or (op.view is not None and op.kernel is None and not op.placed)
+    return node.op == "constant" or OPS[node.op].only_looks
 
 
 def _kind(value: Any) -> Any:

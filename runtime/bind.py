@@ -381,7 +381,8 @@ class _Binder:
             self.write(f"{call}.wait()", row)
             return
         self.requests[outs[0]] = self.local("q")
-        self.write(f"{self.requests[outs[0]]} = {call}", row)
+        overlap = self.name("h", self.communicator.overlap)
+        self.write(f"{self.requests[outs[0]]} = {overlap}({call})", row)
 
     def starter(self, graph: Graph, node: Node, kind: str) -> Callable[[Any, Any], Any]:
         """What starts a collective, given operands and results."""

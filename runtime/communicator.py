@@ -30,6 +30,8 @@ class Request(Protocol):
 class Communicator(Protocol):
     rank: int
     size: int
+    beside: int  # workers that share this machine's cores, itself included
+    talking: float  # seconds spent in operations, where that is counted
 
     def start_all_reduce(self, ins: Arrays, outs: Arrays, monoid: str, group: Group) -> Request:
         """Combine a state of one or more arrays over a group; everybody gets the result."""
@@ -53,6 +55,9 @@ class Communicator(Protocol):
 
     def barrier(self) -> None:
         """Return when everybody has come here."""
+
+    def overlap(self, request: Request) -> Request:
+        """A started operation that should go on while its worker computes."""
 
     def abort(self, error: BaseException) -> None:
         """Release all others from whatever they wait for."""
@@ -113,10 +118,12 @@ class _Later:
 class ThreadCommunicator:
     """A worker's end of a ThreadWorld. Nothing is copied but by its reader."""
 
+    talking = 0.0
+
     def __init__(self, world: ThreadWorld, rank: int) -> None:
         self.world = world
         self.rank = rank
-        self.size = world.size
+        self.size = self.beside = world.size
         self.turns: dict[Any, int] = {}
 
     def _turn(self, line: Any) -> Any:
@@ -157,7 +164,7 @@ class ThreadCommunicator:
         self._count(sum(x.nbytes for x in ins))
 
         def read(states: list[Arrays]) -> None:
-            _fold(states, outs, monoid)
+            fold(states, outs, monoid)
 
         return self._meet(ins, group, read)
 
@@ -168,7 +175,7 @@ class ThreadCommunicator:
         mine = parts[group.index(self.rank)]
 
         def read(addends: list[Any]) -> None:
-            _fold([(a[mine],) for a in addends], (out,), monoid)
+            fold([(a[mine],) for a in addends], (out,), monoid)
 
         return self._meet(x, group, read)
 
@@ -207,13 +214,16 @@ class ThreadCommunicator:
     def barrier(self) -> None:
         self._meet(None, tuple(range(self.size)), lambda _: None).wait()
 
+    def overlap(self, request: Request) -> Request:
+        return request
+
     def abort(self, error: BaseException) -> None:
         with self.world.changed:
             self.world.error = self.world.error or error
             self.world.changed.notify_all()
 
 
-def _fold(states: Sequence[Arrays], outs: Arrays, monoid: str) -> None:
+def fold(states: Sequence[Arrays], outs: Arrays, monoid: str) -> None:
     """Combine states in order: ((0 1) 2) 3 ..."""
     if len(states) == 1:
         for out, x in zip(outs, states[0], strict=True):
@@ -228,10 +238,11 @@ def _fold(states: Sequence[Arrays], outs: Arrays, monoid: str) -> None:
 class Alone:
     """The communicator of a single worker, to whom nobody talks."""
 
-    rank, size = 0, 1
+    rank, size, beside = 0, 1, 1
+    talking = 0.0
 
     def start_all_reduce(self, ins: Arrays, outs: Arrays, monoid: str, group: Group) -> Request:
-        _fold([ins], outs, monoid)
+        fold([ins], outs, monoid)
         return _DONE
 
     def start_reduce_scatter(
@@ -257,6 +268,9 @@ class Alone:
 
     def barrier(self) -> None:
         """Everybody is here."""
+
+    def overlap(self, request: Request) -> Request:
+        return request
 
     def abort(self, error: BaseException) -> None:
         """Nobody waits."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol
 
 import numpy as np
 from ostinato.ops.array import Operand
-from ostinato.ops.layout import Layout, Mesh, slices
-from ostinato.ops.spec import Spec
+from ostinato.ops.layout import Box, Layout, Mesh, chunks_of, held_pieces, slices, written
+from ostinato.ops.spec import Spec, in_line
 from ostinato.ops.threads import blas_threads
 from ostinato.planner.explain import Measured
 from ostinato.planner.plan import Plan, Program
@@ -26,6 +28,8 @@ from .communicator import Alone, ThreadWorld
 from .trials import trials
 from .worker import Loaded, Worker
 
+FILES = 4  # threads for files at the most
+SMALL = 1 << 20  # bytes of an array for which no thread is started
 Task = Callable[[Worker], list[Any]]
 Launcher = Callable[[Sequence[Operand]], list[Operand]]
 
@@ -35,6 +39,15 @@ class Engine(Protocol):
 
     mesh: Mesh
     device: str
+    closed: bool
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether none of its workers is this process."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a worker died, and with it what all of them held."""
 
     @property
     def threads(self) -> int:
@@ -45,6 +58,13 @@ class Engine(Protocol):
 
     def attach(self, source: Any, layout: Layout) -> Operand:
         """An operand that stays in its file, where workers read it block after block."""
+
+    def read(self, source: Any, layout: Layout) -> Operand:
+        """An operand of the array in a file, of which each worker reads its part."""
+
+    def write(self, operand: Operand, sink: Any) -> list[Any]:
+        """Write a value to a file, each box of it by one worker that has it. What the sink gave
+        for each. Other threads may run plans meanwhile."""
 
     def get(self, operand: Operand) -> np.ndarray[Any, Any]:
         """The whole value, to be read only."""
@@ -64,6 +84,12 @@ class Engine(Protocol):
     def trials(self, programs: Sequence[Program], limit: float) -> Sequence[Sequence[float]]:
         """Programs that do the same, timed in turn on one worker for so many seconds."""
 
+    def wait(self) -> None:
+        """Return when all that was asked is done."""
+
+    def stats(self) -> dict[str, Any]:
+        """Messages and bytes that it took to ask, by kind, and the state of each worker."""
+
     def check_open(self) -> None:
         """An error if it was closed."""
 
@@ -77,6 +103,11 @@ class Held(Operand):
     __slots__ = ("parts",)
     engine: LocalEngine
 
+    @property
+    def source(self) -> Any:
+        """Of what lies in a file."""
+        return self.parts[0]
+
     def __init__(self, spec: Spec, engine: LocalEngine, parts: tuple[Any, ...]) -> None:
         self.spec = spec
         self.shared = False
@@ -86,6 +117,7 @@ class Held(Operand):
 
 class LocalEngine:
     device = "cpu"
+    is_elsewhere = is_lost = False
 
     def __init__(
         self, workers: int = 1, mesh: Mesh | None = None, threads: int | None = None
@@ -129,6 +161,51 @@ class LocalEngine:
     def attach(self, source: Any, layout: Layout) -> Operand:
         self.check_open()
         return Held(Spec(source.shape, source.dtype, layout.on_disk), self, (source,) * self.size)
+
+    def read(self, source: Any, layout: Layout) -> Operand:
+        self.check_open()
+        spec = Spec(source.shape, source.dtype, layout)
+        boxes = [layout.box(spec.shape, rank) for rank in range(self.size)]
+        return Held(spec, self, tuple(self._side_by_side(partial(box_of, source), boxes, spec)))
+
+    def write(self, operand: Operand, sink: Any) -> list[Any]:
+        spec = operand.spec
+        layout, chunks = spec.layout, sink.chunks
+        assert layout is not None
+        if layout.stored and chunks is None:
+            chunks = chunks_of(layout, spec.shape, spec.dtype.itemsize)
+        boxes = [b for share in written(layout, spec.shape, chunks) for b in share]
+
+        def write(box: Box) -> Any:
+            return sink.write(self._box(operand, box), box)
+
+        return [*map(write, boxes)] if sink.one_by_one else self._side_by_side(write, boxes, spec)
+
+    def _side_by_side(
+        self, work: Callable[[Box], Any], boxes: Sequence[Box], of: Spec
+    ) -> list[Any]:
+        """Work on files, in threads beside the workers, who may be busy with plans."""
+        threads = min(len(boxes), self.size * self.threads, FILES)
+        if threads < 2 or of.nbytes < SMALL:
+            return [*map(work, boxes)]
+        with ThreadPoolExecutor(threads, "ostinato-files") as pool:
+            return list(pool.map(work, boxes))
+
+    def _box(self, operand: Operand, box: Box) -> np.ndarray[Any, Any]:
+        """A box of a value, put together if no worker has all of it."""
+        assert isinstance(operand, Held)
+        spec, layout = operand.spec, operand.spec.layout
+        assert layout is not None
+        if layout.stored:
+            return box_of(operand.parts[0], box)
+        whole: Any = None
+        for rank, piece in held_pieces(layout, spec.shape, box):
+            part = operand.parts[rank][(*slices(piece, layout.box(spec.shape, rank)), ...)]
+            if piece == box:
+                return part
+            whole = in_line([hi - lo for lo, hi in box], spec.dtype) if whole is None else whole
+            whole[slices(piece, box)] = part
+        return whole
 
     def get(self, operand: Operand) -> np.ndarray[Any, Any]:
         assert isinstance(operand, Held)
@@ -204,21 +281,18 @@ class LocalEngine:
         return [w.plans[plan_id] for w in self.workers if plan_id in w.plans]
 
     def measured(self, plan_id: str) -> Measured | None:
-        known = self.loaded(plan_id)
-        if not known or not known[0].clocked:
-            return None
-        slowest = max(known, key=lambda w: w.seconds)
-        nodes = {id(n): k for k, n in enumerate(slowest.plan.program.graph.nodes)}
-        rows = slowest.timed.rows if slowest.timed is not None else []
-        steps: dict[int, float] = {}
-        for row in rows:
-            if id(row.node) in nodes:
-                steps[nodes[id(row.node)]] = row.seconds
-        return Measured(slowest.runs, slowest.best, slowest.seconds / slowest.clocked, steps)
+        return measured(self.loaded(plan_id))
 
     def trials(self, programs: Sequence[Program], limit: float) -> list[list[float]]:
         with self.lock, np.errstate(all="ignore"):
             return trials(programs, limit, self.threads)
+
+    def wait(self) -> None:
+        """A run returns when it is done."""
+        self.check_open()
+
+    def stats(self) -> dict[str, Any]:
+        return {"orders": {}, "workers": [w.state() for w in self.workers]}
 
     def check_open(self) -> None:
         if self.closed:
@@ -232,6 +306,27 @@ class LocalEngine:
                     self.team.close()
                 for worker in self.workers:
                     worker.plans.clear()
+
+
+def measured(known: Sequence[Loaded]) -> Measured | None:
+    """What the runs of a plan have shown, on the slowest of these workers."""
+    if not known or known[0].best == float("inf"):
+        return None
+    slowest = max(known, key=lambda w: w.seconds)
+    nodes = {id(n): k for k, n in enumerate(slowest.plan.program.graph.nodes)}
+    steps: dict[int, float] = {}
+    for row in slowest.rows:
+        if id(row.node) in nodes:
+            steps[nodes[id(row.node)]] = row.seconds
+    mean = slowest.seconds / slowest.clocked if slowest.clocked else slowest.best
+    return Measured(slowest.runs, slowest.best, mean, steps)
+
+
+def box_of(source: Any, box: Box) -> np.ndarray[Any, Any]:
+    """A box of the array in a file."""
+    made: np.ndarray[Any, Any] = in_line([hi - lo for lo, hi in box], source.dtype)
+    source.read(made, box)
+    return made
 
 
 class _Team:

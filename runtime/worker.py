@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import os
+import platform
 import sys
 import time
 import weakref
@@ -19,11 +20,12 @@ from ostinato.ops.spec import Spec, in_line
 from ostinato.ops.threads import most_threads
 from ostinato.planner.plan import Plan
 
-from .bind import Bound, bind
+from .bind import Bound, Row, bind
 from .communicator import Communicator
 
 KEPT = 4  # buffers of a result at the most
-CLOCKED = 16  # the first runs are measured, then every so many
+CLOCKED = 16  # the first runs are measured, then every so many, or all that are slow
+SLOW = 100e-6  # seconds
 TIMED = 3  # the run of a plan that is timed step by step
 WORTH_TIMING = 20e-6  # seconds; shorter runs are not
 FEW = 2000  # nodes; longer plans are not timed step by step
@@ -60,11 +62,13 @@ class Loaded:
     results: tuple[Result, ...] = ()
     reuse: dict[int, int] = field(default_factory=dict)  # results over operands given away
     runs: int = 0
+    first: float = 0.0  # seconds of the first run, without the wait for others that compile yet
     resting: int = 0  # runs when another plan was bound last
-    clocked: int = 0  # runs that were measured, and what they took together
+    clocked: int = 0  # later runs that were measured, and what they took together
     seconds: float = 0.0
+    talking: float = 0.0  # of those seconds, in communication
     best: float = float("inf")
-    timed: Bound | None = None
+    rows: list[Row] = field(default_factory=list)  # its operations, as timed in one run
 
 
 class Worker:
@@ -86,7 +90,19 @@ class Worker:
     def threads(self) -> int:
         """Its share of the threads that this process may have, or was asked to have."""
         most = most_threads()
-        return max(1, min(most, self.asked or most) // self.communicator.size)
+        return max(1, min(most, self.asked or most) // self.communicator.beside)
+
+    def state(self) -> dict[str, Any]:
+        """About this worker, for people."""
+        return {
+            "rank": self.rank,
+            "host": platform.node(),
+            "process": os.getpid(),
+            "threads": self.threads,
+            "cpu_seconds": time.process_time(),
+            "arena_bytes": int(self.arena.size),
+            "plans": {plan: loaded.runs for plan, loaded in self.plans.items()},
+        }
 
     def load(self, plan: Plan) -> None:
         self.plans.setdefault(plan.id, Loaded(plan))
@@ -94,13 +110,22 @@ class Worker:
     def unload(self, plan_id: str) -> None:
         self.plans.pop(plan_id, None)
 
+    def restart(self) -> None:
+        """Leave the memory of what was under way to it, after a failure."""
+        _left.append(self.arena)
+        self.arena = block(self.xp, 0)
+        for loaded in self.plans.values():
+            loaded.bound = None
+            _left.extend(buffer for result in loaded.results for buffer in result.kept)
+            loaded.results = ()
+
     def _bind(self, loaded: Loaded, timed: bool = False) -> Bound:
         program = loaded.plan.program
         self._rest()
         if program.arena_bytes > self.arena.size:
             self.arena = block(self.xp, program.arena_bytes)
             for other in self.plans.values():  # they were bound to the old one
-                other.bound = other.timed = None
+                other.bound = None
         if not loaded.results:
             loaded.results = tuple(Result(*_local(s, self.rank)) for s in program.graph.out_specs)
         loaded.reuse = dict(program.reuse)
@@ -142,8 +167,9 @@ class Worker:
                     break
             else:
                 arrays.append(self._buffer(result))
-        clocked = loaded.runs < CLOCKED or not loaded.runs % CLOCKED
+        clocked = loaded.runs < CLOCKED or not loaded.runs % CLOCKED or loaded.best > SLOW
         if clocked:
+            talking = self.communicator.talking
             if loaded.runs == TIMED:
                 bound = self._timing(loaded, bound)
             start = time.perf_counter()
@@ -156,8 +182,13 @@ class Worker:
             raise blamed from error
         if clocked:
             took = time.perf_counter() - start
-            loaded.seconds += took
-            loaded.clocked += 1
+            talking = self.communicator.talking - talking
+            if loaded.runs == 1:
+                loaded.first = took - talking
+            else:
+                loaded.seconds += took
+                loaded.talking += talking
+                loaded.clocked += 1
             loaded.best = min(loaded.best, took)
         return arrays[first:]
 
@@ -174,10 +205,12 @@ class Worker:
         """The same function with a clock between its steps, for this one run."""
         if loaded.best < WORTH_TIMING or len(loaded.plan.program.graph.nodes) > FEW:
             return bound
-        loaded.timed = self._bind(loaded, timed=True)
-        return loaded.timed
+        timed = self._bind(loaded, timed=True)
+        loaded.rows = timed.rows
+        return timed
 
 
+_left: list[Any] = []
 _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
@@ -185,7 +218,7 @@ def _bind_anew() -> None:
     """What a forked child does: it has one thread, and bound plans were made for more."""
     for worker in list(_workers):
         for loaded in worker.plans.values():
-            loaded.bound = loaded.timed = None
+            loaded.bound = None
 
 
 if hasattr(os, "register_at_fork"):

@@ -5,3 +5,10 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("OSTINATO_CACHE", "off")
+
+from ostinato.runtime.crew import job_size
+
+import ostinato as ost
+
+if job_size() > 1:  # under mpiexec the first process runs the tests, and the others leave here
+    ost.connect()

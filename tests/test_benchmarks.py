@@ -9,10 +9,11 @@ import json
 
 import numpy as np
 import pytest
+from ostinato.runtime.crew import job_size
 
 import ostinato as ost
 from benchmarks import __main__ as command
-from benchmarks import compiling, kernels, machine, planning, runner, table
+from benchmarks import cluster, compiling, kernels, machine, planning, runner, table
 from benchmarks.dispatch import numpy_case, ostinato_case
 from benchmarks.workload import SYSTEMS, Case, System, Workload, agree, summary
 
@@ -149,9 +150,40 @@ def test_small_kernels_give_what_is_expected(monkeypatch):
 
 def test_twenty_functions_in_a_new_process():
     (workload,) = compiling.WORKLOADS
-    case = compiling.in_a_process("ostinato", warm=True)
+    case = compiling.in_a_process("ostinato", "warm")
     assert agree(summary(case.answer()), summary(workload.expect()), workload.tolerance) == ""
     assert case.clock() > 0
+
+
+@pytest.mark.skipif(
+    job_size() > 1 or bool(runner.missing(cluster.START["ostinato"])),
+    reason="needs mpi4py and mpiexec: pip install mpi4py mpich",
+)
+def test_two_ranks_give_what_is_expected_and_orders_do_not_grow(monkeypatch):
+    """By hand and ours; an order is as long for a thousand operations as for ten."""
+    monkeypatch.setenv("BENCHMARK_SCALE", "0.002")
+    which = ["chain10", "matvec", "kmeans", "allreduce1KB"]
+    found = [
+        r
+        for r in runner.run(
+            "benchmarks.cluster", only=["ostinato", "mpi"], repeat=1, rounds=1, which=which
+        )
+        if r["workload"]
+    ]
+    assert {r["workload"] for r in found} >= {"chain10", "chain1000", "matvec", "kmeans"}
+    assert [r for r in found if "problem" in r] == []
+    orders = {r["note"] for r in found if r["workload"].startswith("chain") and "note" in r}
+    assert len(orders) == 1
+    assert float(orders.pop().split()[0]) < 80
+
+
+def test_what_else_there_is_to_say_ends_the_line(capsys):
+    row = {"workload": "w", "system": "ostinato", "variant": "", "n": 3, "note": "64 B an order"}
+    row |= dict.fromkeys(("median_s", "min_s", "max_s"), 0.5)
+    printer = table.Printer({})
+    printer.add(row)
+    printer.end()
+    assert capsys.readouterr().out.splitlines()[-1].endswith("  64 B an order")
 
 
 def test_shares_of_the_roof(capsys):

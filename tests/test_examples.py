@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import re
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.runtime.crew import job_size
 
 import ostinato as ost
 
@@ -120,6 +122,44 @@ def test_out_of_core(workers: int) -> None:
     )
     np.testing.assert_allclose(found["weights"], np.arange(16) / 16, atol=1e-2)
     assert np.isfinite(found["centres"]).all()
+
+
+def test_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    stopped, whole = example("checkpoint").main(100)
+    assert stopped["step"] == whole["step"] == 100
+    for name in ("w", "speed"):
+        assert stopped[name].tobytes() == whole[name].tobytes()
+    np.testing.assert_allclose(whole["w"], np.arange(16), atol=0.5)
+    said = capsys.readouterr().out
+    assert "1 workers go on behind step 80" in said
+    assert "checkpoints: [60, 80, 100]" in said
+
+
+MISSING = [n for n in ("mpi4py", "distributed", "dask_mpi") if importlib.util.find_spec(n) is None]
+needs_dask = pytest.mark.skipif(
+    bool(MISSING) or job_size() > 1,
+    reason=f"needs a cluster: pip install 'ostinato[cluster]' ({', '.join(MISSING)} missing)",
+)
+
+
+@needs_dask
+def test_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    found = example("cluster").main(2, points=5_000, steps=20)
+    assert found["after"] < 0.5 * found["before"]
+    said = capsys.readouterr().out
+    assert re.search(r"^2 workers; the dashboard: http://127\.0\.0\.1:\d+/status$", said, re.M)
+    assert re.search(r"ms a step, \d+ bytes sent for it$", said, re.M)
+    assert found["orders"]["bytes"] < 200 * found["orders"]["messages"]
+
+
+@needs_dask
+def test_a_client_of_a_cluster_that_it_starts_and_of_one_that_runs() -> None:
+    client = example("dask_client")
+    u = np.random.default_rng(0).normal(size=50) / 50**0.5
+    assert client.main(size=50) == pytest.approx(1 + u @ u)
+    with contextlib.closing(ost.LocalCluster(2)) as cluster:
+        for _ in range(2):  # the workers are free again after the first
+            assert client.main(cluster.scheduler_address, 50) == pytest.approx(1 + u @ u)
 
 
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from ostinato.ops.spec import DTYPES
 from ostinato.runtime.ahead import ReadAhead
 
 import ostinato as ost
-from ostinato.errors import DataFileError, MemoryLimitError
+from ostinato.errors import ArgumentError, DataFileError, DTypeError, MemoryLimitError
 from tests.planner.test_blocking import MIB, kmeans, turns
 from tests.sessions import use
 
@@ -398,3 +398,21 @@ def both(path: Path, value: np.ndarray, dataset: str | None = None) -> None:
         for a, b in zip(f(x), least_squares(value.astype("f8")), strict=True):
             np.testing.assert_allclose(np.asarray(a), b, rtol=1e-4, atol=1)
         assert max(turns(f.plan)) > 1
+
+
+def test_xarray() -> None:
+    xarray = pytest.importorskip("xarray")
+    value = numbers(4, 6)
+    x = xarray.DataArray(value, dims=("time", "x"), coords={"time": range(4)})
+    with use((2,)):
+        found = ost.asarray(x, split=1)
+        assert found.split == 1
+        np.testing.assert_array_equal(np.asarray(found), value)
+        np.testing.assert_array_equal(np.asarray(ost.ones((4, 6), dtype="f4") + x), value + 1)
+        np.testing.assert_array_equal(np.asarray(ost.compile(lambda x: x * 2)(x)), value * 2)
+    with pytest.raises(
+        ArgumentError, match=r"got Dataset; needed numbers .* create an xarray.DataArray"
+    ):
+        ost.asarray(xarray.Dataset({"x": x}))
+    with pytest.raises(DTypeError, match=r"got dtype datetime64\[ns\]; needed one of bool"):
+        ost.asarray(xarray.DataArray(np.array(["2020-01-01"], "M8[ns]")))

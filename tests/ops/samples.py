@@ -49,6 +49,8 @@ NOT_SAMPLED = {
     "call": "made by checkpoint, taken away by the planner",
     "barrier": "made by gradients of checkpoint",
     "fused_rows": "made by the planner; see test_native.py and planner/test_fuse.py",
+    "pair_distances": "made by the planner; see test_distances.py",
+    "gram": "made by the planner; see test_gram.py",
     "wide_matmul": "made by the planner; see test_products.py",
     "fused": "made by the planner; see test_native.py and planner/test_fuse.py",
     "fused_nest": "made by the planner; see planner/test_nests.py",

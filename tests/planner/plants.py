@@ -198,9 +198,9 @@ def _lost() -> Any:
 
 @plant("combine: the last worker is left out")
 def _left_out() -> Any:
-    rule = communicator._fold
+    rule = communicator.fold
     return mock.patch.object(
-        communicator, "_fold", lambda states, outs, name: rule(states[:-1] or states, outs, name)
+        communicator, "fold", lambda states, outs, name: rule(states[:-1] or states, outs, name)
     )
 
 

@@ -6,7 +6,7 @@ import gc
 import json
 import random
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from ostinato.errors import MemoryLimitError
 from tests.planner.test_any_layout import RELAXED, splits_for
 from tests.planner.test_memory import check_memory
 from tests.programs import make_program
-from tests.sessions import use
+from tests.sessions import forget_plans, use
 
 MIB = 1 << 20
 LAYOUTS: tuple[tuple[int, ...], ...] = ((1,), (2,), (3,), (2, 2))
@@ -43,9 +43,12 @@ def turns(plan: Plan) -> list[int]:
 
 
 @pytest.fixture
-def no_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kernels in stages keep what lies between in cache; without them there is more to split."""
     monkeypatch.setattr(fuse, "has_stages", lambda graph: False)
+    forget_plans()
+    yield
+    forget_plans()
 
 
 # -- what people write -----------------------------------------------------------------------

@@ -47,6 +47,30 @@ def program(x: Any) -> Any:
     return ost.tanh(x @ x.T).sum(0) * 2
 
 
+ROOTS = """
+def roots(x):
+    def step(y):
+        z = y - 1
+        return ost.linalg.cholesky(z)
+    return ost.repeat(2, step, x)
+"""
+
+
+def test_a_plan_from_disk_names_lines_as_they_are_today(folder: Path) -> None:
+    """Down into bodies, though the program moved, and was made in another file."""
+    x = ost.eye(3)  # without what is taken away it is not definite
+    for name, moved, source in (("before.py", 0, "made"), ("after.py", 5, "disk")):
+        found: dict[str, Any] = {"ost": ost}
+        exec(compile("\n" * moved + ROOTS, name, "exec"), found)
+        with ost.connect():
+            f = ost.compile(found["roots"])
+            with pytest.raises(np.linalg.LinAlgError, match=f"{name}:{moved + 5}"):
+                np.asarray(f(x))
+            assert f.misses[-1].source == source
+            assert f"{name}:{moved + 6}" in f.plan.explain()
+            assert {x.partition(":")[0] for x in f.plan.lowered.lines()} - {""} == {name}
+
+
 def test_memory_then_disk(folder: Path) -> None:
     with ost.connect():
         assert source_of(program, ost.ones((3, 3))) == "made"

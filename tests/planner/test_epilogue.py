@@ -213,6 +213,22 @@ def test_matrices_that_sgemm_cannot_read() -> None:
     np.testing.assert_allclose(made, np.exp(a[:, ::2] @ b) + 1, rtol=1e-4)
 
 
+@pytest.mark.parametrize("heads", ["both", "left", "rows"])
+def test_heads_that_lie_between_each_other(heads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of matrices that are no one axis; the right ones may be the same for some of them."""
+    monkeypatch.setattr(epilogue, "_in_turn", None)  # the product is nowhere as a whole
+    q, k, c = numbers(5, 90, 3, 72), numbers(5, 84, 3, 72, seed=1), numbers(3, 1, 84, seed=2)
+
+    def f(xp: Any, q: Any, k: Any, c: Any) -> Any:
+        left, right = xp.permute_dims(q, (0, 2, 1, 3)), xp.permute_dims(k, (0, 2, 3, 1))
+        y = left @ (right[:, :1] if heads == "left" else right) + c
+        return xp.max(y, axis=-1) if heads == "rows" else xp.tanh(y)
+
+    made, ops = run(lambda *xs: f(ost, *xs), q, k, c)
+    assert {*ops} & {"fused_matmul", "fused_matmul_rows"}
+    np.testing.assert_allclose(made, f(np, q, k, c), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_with_several_threads(threads: int) -> None:
     with ost.connect(threads=threads) if threads < 3 else ost.connect(workers=2):

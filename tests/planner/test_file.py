@@ -74,6 +74,7 @@ def test_a_plan_comes_back_and_runs(mesh: tuple[int, ...], numerics: str, tmp_pa
     assert again == plan
     assert again.id == plan.id
     assert again.names == ("x", "w")
+    assert again.called == "everything"
     with use(mesh, numerics):
         expected = [np.asarray(y) for y in everything(*inputs)]
         found = ost.run(again, *inputs)
@@ -203,6 +204,7 @@ HOSTILE: dict[str, Any] = {
     "another numerics": lambda c: c.update(numerics="wrong"),
     "another math": lambda c: c.update(math="wrong"),
     "another kind of number": lambda c: c.update(donated=["x"]),
+    "a function without a name": lambda c: c.update(called=[3]),
     "names that are no names": lambda c: c.update(names=[["x"], {"y": 1}]),
     "deep nesting": lambda c: node(c, "tanh")[2].update(a=json.loads("[" * 500 + "]" * 500)),
     "a graph inside a graph inside": lambda c: node(c, "tanh")[2].update(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -157,6 +158,18 @@ def test_alike_are_of_one_kind() -> None:
     assert kinds(chain(2.5), (10,)) == []
 
 
+def test_ways_are_those_of_sites_in_order() -> None:
+    """Down into bodies."""
+    with use():
+        f = ost.compile(lambda x: ost.exp(ost.repeat(3, lambda y: ost.tanh(y @ x) @ x, x @ x) + 1))
+        plan = f.plan_for(ost.zeros((700, 700), dtype=ost.float32))
+    names = [str(k) for k in range(len(sites(plan.program.graph, plan.target, 2)))]
+    done = tuning.with_ways(plan.program.graph, plan.target, names)
+    assert len(names) >= 4
+    assert [around.nodes[k].kw["way"] for around, k in tuning._places(done)] == names
+    assert len({around for around, _ in tuning._places(done)}) == 2
+
+
 # -- decisions -----------------------------------------------------------------------------
 def test_a_clear_gain_is_taken() -> None:
     assert decide(site("a", "b", "c"), [(1.0, 0.8, 0.7)] * 5).way == "c"
@@ -250,13 +263,47 @@ def test_a_damaged_line_says_nothing(tmp_path: Path, damage: str) -> None:
 def test_the_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Known, "MOST", 20)
     known = Known(tmp_path, "here")
+    looks = []
+    read = Known._lines
+    monkeypatch.setattr(Known, "_lines", lambda self: looks.append(self) or read(self))
     for k in range(100):
         known.put(site("a", "b", kind=str(k)), Choice("", "", "b"))
+    assert len(looks) == 8, "only when there are too many: at first after 20, then after 10 more"
     (file,) = (tmp_path / "tuned").iterdir()
     assert len(file.read_text().splitlines()) <= 22
     known = Known(tmp_path, "here")
     assert known.get(site("a", "b", kind="99")) is not None
     assert known.get(site("a", "b", kind="0")) is None
+    assert json.loads(file.read_text().splitlines()[0]) == {"machine": "here"}
+
+
+def test_what_others_added_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Known, "MOST", 20)
+    mine, other = Known(tmp_path, "here"), Known(tmp_path, "here")
+    for k in range(15):
+        mine.put(site("a", "b", kind=f"mine {k}"), Choice("", "", "b"))
+        other.put(site("a", "b", kind=f"other {k}"), Choice("", "", "b"))
+    for k in range(15, 22):
+        mine.put(site("a", "b", kind=f"mine {k}"), Choice("", "", "b"))
+    both = Known(tmp_path, "here").choices.keys()
+    assert {"mine 21", "mine 14", "other 14"} <= both
+    assert not {"mine 0", "other 0"} & both
+
+
+def test_a_file_that_cannot_be_made_shorter_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Known, "MOST", 20)
+    known = Known(tmp_path, "here")
+
+    def fails(*names: Any) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(os, "replace", fails)
+    for k in range(30):
+        known.put(site("a", "b", kind=str(k)), Choice("", "", "b"))
+    (file,) = (tmp_path / "tuned").iterdir()
+    assert len(file.read_text().splitlines()) == 31
 
 
 # -- plans ---------------------------------------------------------------------------------
@@ -306,6 +353,22 @@ def test_ways_that_do_not_exist_change_nothing(ways: list[str]) -> None:
     with use() as session:
         (y,) = session.engine.run(back, [session.put(x)])
         np.testing.assert_allclose(session.engine.get(y), x @ x + 1, rtol=1e-4)
+
+
+def test_small_plans_do_not_look_at_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose name takes many times as long as they do."""
+
+    def look(threads: int) -> str:
+        raise AssertionError("nobody needs to know")
+
+    monkeypatch.setattr(ost.sessions, "machine", look)
+    monkeypatch.setattr(settings, "tune", "on")
+    with ost.connect():
+        f = ost.compile(lambda x: ost.exp(x) + 1)
+        np.testing.assert_allclose(f(ost.zeros(8)), 2.0)
+        assert f.plan.tuned is None
+        with pytest.raises(AssertionError, match="nobody needs"):
+            ost.compile(lambda x: x @ x)(ost.zeros((500, 500)))
 
 
 def test_sessions_time_what_is_worth_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

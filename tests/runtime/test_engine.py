@@ -17,7 +17,7 @@ from ostinato.runtime.communicator import Alone
 from ostinato.runtime.worker import Worker
 
 import ostinato as ost
-from ostinato import settings
+from ostinato import sessions, settings
 from ostinato.errors import BoundsError, ExecutionError, NaNError, SessionError
 from tests.sessions import MESHES, use
 
@@ -320,3 +320,18 @@ def test_rows_of_a_program_know_their_lines() -> None:
     assert out.tolist() == [1, 1]
     assert [(r.node.line, r.count) for r in bound.rows] == [("train.py:7", 1)]
     assert bound.rows[0].seconds > 0
+
+
+def test_sessions_may_be_closed_in_any_order() -> None:
+    """What is in use is the last one that is open."""
+    before = sessions.in_use
+    first = ost.connect(2)
+    second = ost.connect(3)
+    third = ost.connect(2)
+    second.close()
+    assert ost.session() is third
+    third.close()
+    assert ost.session() is first
+    assert float(ost.asarray(np.ones(4), split=0).sum()) == 4
+    first.close()
+    assert sessions.in_use is before

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,9 +53,26 @@ def test_who_fails_is_no_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trials([good, bad], 2.0, 1) == []
 
 
-def test_without_time_there_are_no_rounds() -> None:
-    assert trials([program(slow), program(slow)], 0.0, 1) == []
-    start = time.perf_counter()
-    many = [program(slow, 200_000)] * 40
-    assert len(trials(many, 0.05, 1)) < ROUNDS
-    assert time.perf_counter() - start < 20  # not 40 programs, 25 rounds
+@pytest.mark.parametrize(
+    ("limit", "bound", "rounds"), [(0, 1, 0), (9, 1, 0), (99, 10, 3), (300, 31, 2), (9999, 40, 25)]
+)
+def test_when_time_is_up_it_is_up(
+    limit: float, bound: int, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To compile takes five seconds, each run one."""
+    now, binds = 0.0, 0
+
+    def run(*arrays: Any) -> None:
+        nonlocal now
+        now += 1
+
+    def bind(*given: Any) -> Any:
+        nonlocal now, binds
+        now, binds = now + 5, binds + 1
+        return SimpleNamespace(call=run)
+
+    monkeypatch.setattr(module, "bind", bind)
+    monkeypatch.setattr(module, "clock", lambda: now)
+    found = trials([program(slow)] * 40, limit, 1)
+    assert (binds, len(found)) == (bound, rounds)
+    assert now <= 6 + max(1, limit), "what comes after the first is compiled counts"

@@ -1,0 +1,348 @@
+"""Arrays into files: made once, written in parts by whoever holds them, there at the end.
+
+    sink.create()              a file beside the target, as large as it will be
+    sink.write(part, box)      by each writer, wherever it runs; boxes do not overlap
+    sink.finish()              the file takes the target's name
+
+Until then, readers see the old file; after `discard`, too. A sink is plain data: `as_data` tells
+another process all that it needs to write its parts."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ostinato.ops.disk import replace_folder, sync_folder, write
+from ostinato.ops.layout import Box, Shape
+from ostinato.ops.spec import DTYPES
+
+from ostinato.errors import DataFileError
+
+from . import chunks as zarr
+from .files import SUFFIXES, chosen
+from .source import LONGEST, runs, trouble
+
+LONG = 1 << 16  # bytes of a stretch from which on writing it costs no more than copying it
+
+
+class Sink:
+    """Where an array goes. `write` may be called by several threads and processes."""
+
+    one_by_one = False  # whether only one may write at a time
+    chunks: Shape | None = None  # extents of what only one may write
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        dataset: str | None,
+        shape: Shape,
+        dtype: np.dtype[Any],
+        part: str | None = None,
+    ) -> None:
+        self.path = os.path.abspath(path)
+        self.dataset = dataset.strip("/") if dataset is not None else None
+        if self.dataset is not None and {"", ".", ".."} & set(self.dataset.split("/")):
+            raise trouble(self.path, f"dataset={dataset!r}", "names, with one / between them")
+        self.shape, self.dtype = shape, dtype
+        self.part = part if part is not None else self._beside(self.path)
+
+    def _beside(self, path: str) -> str:
+        folder, name = os.path.split(path)
+        return os.path.join(folder, f".{name}.{secrets.token_hex(4)}.part")
+
+    def as_data(self) -> dict[str, Any]:
+        """What another process needs to write its parts: numbers, words, lists."""
+        return {
+            "path": self.path,
+            "dataset": self.dataset,
+            "shape": list(self.shape),
+            "dtype": self.dtype.name,
+            "part": self.part,
+        }
+
+    def create(self) -> None:
+        """Make the file beside the target."""
+        raise NotImplementedError
+
+    def write(self, part: np.ndarray[Any, Any], box: Box) -> Any:
+        """Write a box of the array. What it gives, the caller of the engine gets."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Let the file take the target's name."""
+        with self.trouble():
+            os.replace(self.part, self.path)
+
+    def discard(self) -> None:
+        """Leave nothing behind."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.part)
+
+    @contextlib.contextmanager
+    def trouble(self) -> Iterator[None]:
+        """Errors of the system as what they mean for this file."""
+        try:
+            yield
+        except DataFileError:
+            raise
+        except OSError as error:
+            size = math.prod(self.shape) * self.dtype.itemsize
+            got = error.strerror or str(error)
+            raise trouble(self.path, got, f"a place to write {size} bytes to") from None
+
+
+def open_sink(
+    path: str | os.PathLike[str],
+    dataset: str | None,
+    shape: Shape,
+    dtype: np.dtype[Any],
+    chunks: Shape,
+) -> Sink:
+    """A sink of the kind that the file's suffix says."""
+    suffix = Path(path).suffix.lower()
+    name = os.fspath(path)
+    if suffix not in SUFFIXES:
+        raise trouble(name, f"suffix {suffix!r}", " or ".join(SUFFIXES))
+    if dataset is not None and suffix == ".npy":
+        raise trouble(name, f"dataset={dataset!r}", "a .h5 or .zarr, which may hold several arrays")
+    if dtype.kind == "V" and suffix != ".zarr":
+        raise trouble(
+            name,
+            f"dtype {dtype.name}, for which {suffix} has no name",
+            "a dtype of NumPy's",
+            "save x.astype(ost.float32), or to a .zarr",
+        )
+    if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
+        raise trouble(name, "no folder to write it to", "a folder that exists", "make it first")
+    if suffix == ".zarr":
+        return ZarrSink(path, dataset, shape, dtype, chunks)
+    kind = NpySink if suffix == ".npy" else Hdf5Sink
+    return kind(path, dataset, shape, dtype)
+
+
+def from_data(data: dict[str, Any]) -> Sink:
+    """The sink that `as_data` told of."""
+    about = data["path"], data["dataset"], tuple(data["shape"]), DTYPES[data["dtype"]]
+    if "chunks" in data:
+        return ZarrSink(*about, tuple(data["chunks"]), data["part"], data["checked"])
+    kind = NpySink if data["path"].lower().endswith(".npy") else Hdf5Sink
+    return kind(*about, data["part"])
+
+
+# -- npy -----------------------------------------------------------------------------------
+class NpySink(Sink):
+    def _begin(self) -> int:
+        with open(self.part, "rb") as file:
+            np.lib.format.read_magic(file)
+            np.lib.format.read_array_header_1_0(file)
+            return file.tell()
+
+    def create(self) -> None:
+        about = {
+            "descr": np.lib.format.dtype_to_descr(self.dtype),
+            "fortran_order": False,
+            "shape": self.shape,
+        }
+        with self.trouble(), open(self.part, "xb") as file:
+            np.lib.format.write_array_header_1_0(file, about)
+            file.flush()
+            size = math.prod(self.shape) * self.dtype.itemsize
+            file.truncate(file.tell() + size)
+            if size:
+                _reserve(file.fileno(), size)
+
+    def write(self, part: np.ndarray[Any, Any], box: Box) -> None:
+        if not part.size:
+            return
+        with self.trouble():
+            begin = self._begin()
+            whole = np.ascontiguousarray(part).reshape([hi - lo for lo, hi in box])
+            first, _ = next(runs(whole, box, self.shape))
+            if first.nbytes < LONG and first.size < whole.size:
+                lies = np.memmap(self.part, self.dtype, "r+", begin, self.shape)
+                lies[tuple(slice(lo, hi) for lo, hi in box)] = whole
+                lies.flush()
+                return
+            handle = os.open(self.part, os.O_WRONLY)
+            try:
+                for stretch, start in runs(whole, box, self.shape):
+                    _put(handle, stretch, begin + start * self.dtype.itemsize)
+            finally:
+                os.close(handle)
+
+
+def _reserve(handle: int, size: int) -> None:
+    """An error now, and not while parts are written, if a file does not fit."""
+    try:
+        os.posix_fallocate(handle, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+    except AttributeError:  # a system without
+        pass
+
+
+def _put(handle: int, stretch: np.ndarray[Any, Any], at: int) -> None:
+    left = memoryview(stretch.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+    while left:
+        count = os.pwrite(handle, left[:LONGEST], at)
+        left, at = left[count:], at + count
+
+
+# -- HDF5 ----------------------------------------------------------------------------------
+class Hdf5Sink(Sink):
+    """One dataset. Others that the file has stay."""
+
+    one_by_one = True
+
+    def create(self) -> None:
+        try:
+            import h5py
+        except ImportError:
+            raise trouble(
+                self.path, "no h5py to write it with", "h5py", "install it: pip install h5py"
+            ) from None
+        with self.trouble():
+            self._copy_others(h5py)
+            with h5py.File(self.part, "a") as file:
+                assert self.dataset is not None
+                if isinstance(file.get(self.dataset), h5py.Dataset):
+                    del file[self.dataset]
+                try:
+                    file.create_dataset(self.dataset, self.shape, self.dtype)
+                except (ValueError, TypeError) as error:
+                    # the name is a group's, or goes through a dataset
+                    raise trouble(
+                        self.path, f"dataset={self.dataset!r}: {error}", "another name"
+                    ) from None
+
+    def _copy_others(self, h5py: Any) -> None:
+        """Begin with what the file has beside this dataset."""
+        names: list[str] = []
+        if os.path.exists(self.path):
+            with h5py.File(self.path, "r") as old:
+                old.visititems(
+                    lambda name, item: (
+                        names.append(name) if isinstance(item, h5py.Dataset) else None
+                    )
+                )
+        if self.dataset is None:
+            self.dataset = chosen(self.path, names, None) if names else "data"
+        if set(names) - {self.dataset}:
+            shutil.copyfile(self.path, self.part)
+
+    def write(self, part: np.ndarray[Any, Any], box: Box) -> None:
+        import h5py
+
+        if not part.size:
+            return
+        with self.trouble(), h5py.File(self.part, "r+") as file:
+            file[self.dataset][tuple(slice(lo, hi) for lo, hi in box)] = part
+
+
+# -- Zarr ----------------------------------------------------------------------------------
+class ZarrSink(Sink):
+    """A folder with a file per chunk. `checked`: what each file holds is on the disk when `write` is
+    done, which gives its name and checksum."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        dataset: str | None,
+        shape: Shape,
+        dtype: np.dtype[Any],
+        chunks: Shape,
+        part: str | None = None,
+        checked: bool = False,
+    ) -> None:
+        super().__init__(os.path.realpath(path), dataset, shape, dtype, "")
+        self.chunks: Shape = chunks
+        self.checked = checked
+        # What is made is the first folder on the way that is not there yet, or else the array's own.
+        steps = self.dataset.split("/") if self.dataset else []
+        self.target = self.path
+        while steps and os.path.isdir(self.target):
+            self.target = os.path.join(self.target, steps.pop(0))
+        self.inner = "/".join(steps)  # the array's folder in it
+        self.part = part if part is not None else self._beside(self.target)
+
+    def as_data(self) -> dict[str, Any]:
+        return super().as_data() | {"chunks": list(self.chunks), "checked": self.checked}
+
+    @property
+    def folder(self) -> str:
+        return os.path.join(self.part, self.inner) if self.inner else self.part
+
+    def create(self) -> None:
+        with self.trouble():
+            self._refuse_others()
+            os.mkdir(self.part)
+            folder = self.part
+            for step in self.inner.split("/") if self.inner else []:
+                write(os.path.join(folder, zarr.HEADER), zarr.group())
+                os.mkdir(folder := os.path.join(folder, step))
+
+    def _refuse_others(self) -> None:
+        """Only an array makes way for an array, and only groups have arrays in them."""
+        if os.path.isfile(self.target) or (os.path.isdir(self.target) and os.listdir(self.target)):
+            if _kind(self.target) != "array":
+                raise trouble(
+                    self.target,
+                    "something else than an array there",
+                    "a new name, or that of an array",
+                    "name an array within a store by dataset=",
+                )
+        elif self.target != self.path and _kind(os.path.dirname(self.target)) != "group":
+            raise trouble(
+                os.path.dirname(self.target),
+                "no group of Zarr version 3",
+                "a group",
+                "use a new name",
+            )
+
+    def write(self, part: np.ndarray[Any, Any], box: Box) -> tuple[str, str]:
+        index = tuple(lo // n for (lo, _), n in zip(box, self.chunks, strict=True))
+        name = zarr.chunk_name(index)
+        if part.shape != self.chunks:  # at the array's edge, chunks reach beyond
+            whole = np.zeros(self.chunks, self.dtype)
+            whole[tuple(slice(n) for n in part.shape)] = part
+            part = whole
+        data = memoryview(np.ascontiguousarray(part).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+        with self.trouble():
+            write(os.path.join(self.folder, name), data, self.checked)
+        return name, zarr.checksum(data) if self.checked else ""
+
+    def seal(self) -> tuple[str, str]:
+        """Write what Zarr must know of the array: that file's name and checksum."""
+        about = zarr.header(self.shape, self.dtype, self.chunks)
+        with self.trouble():
+            write(os.path.join(self.folder, zarr.HEADER), about, self.checked)
+            if self.checked:
+                sync_folder(self.folder)
+        return zarr.HEADER, zarr.checksum(about)
+
+    def finish(self) -> None:
+        self.seal()
+        with self.trouble():
+            replace_folder(self.part, self.target)
+
+    def discard(self) -> None:
+        shutil.rmtree(self.part, ignore_errors=True)
+
+
+def _kind(folder: str) -> str:
+    """What Zarr says a folder is: "array", "group", or nothing."""
+    try:
+        with open(os.path.join(folder, zarr.HEADER), "rb") as file:
+            return str(json.load(file).get("node_type"))
+    except (OSError, ValueError, AttributeError):  # version 2 has no groups for arrays of version 3
+        return "array" if os.path.exists(os.path.join(folder, ".zarray")) else ""

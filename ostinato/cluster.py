@@ -1,0 +1,268 @@
+"""A cluster on this machine: Dask's scheduler and workers, started under MPI."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from ostinato.errors import ArgumentError, CommunicatorError, SessionError
+from ostinato.ops.where import misfit
+
+from .sessions import Session, connect
+
+T = TypeVar("T")
+START = 60.0  # seconds for all to be there
+NEEDS = {"mpi4py": "mpi4py", "distributed": "distributed", "dask_mpi": "dask-mpi"}
+
+
+def mpiexec() -> list[str]:
+    """The command that starts processes, beside this Python or on the PATH."""
+    beside = Path(sys.executable).parent
+    found = shutil.which("mpiexec", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
+    if found is None:
+        raise misfit(
+            SessionError,
+            "starting processes",
+            got="no mpiexec",
+            needed="an MPI",
+            do="pip install mpich mpi4py",
+        )
+    says = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
+    # Hydra would end the script with a worker that dies, before it can say what happened
+    return [found, "-disable-auto-cleanup"] if "HYDRA" in says.upper() else [found]
+
+
+def check_installed(who: str = "LocalCluster") -> None:
+    missing = [pip for name, pip in NEEDS.items() if importlib.util.find_spec(name) is None]
+    if missing:
+        raise misfit(
+            SessionError,
+            who,
+            got="no " + ", ".join(missing),
+            needed="Dask and MPI",
+            do=f"pip install {' '.join([*missing, 'mpich'])}",
+        )
+
+
+class LocalCluster:
+    """Workers that are processes of this machine, under a Dask scheduler with its dashboard.
+
+        with ost.LocalCluster(4) as cluster:
+            print(cluster.dashboard_link)
+            x = ost.random.normal((1_000_000, 16), split=0)
+
+    All of them listen on 127.0.0.1 alone. Inside `with`, the session is the cluster's; `cluster.connect()`
+    makes others. threads: cores that all workers share, else all. heartbeat: seconds without a sign
+    of life after which a worker counts as lost. restart: see `run`."""
+
+    def __init__(
+        self,
+        workers: int = 2,
+        *,
+        threads: int | None = None,
+        heartbeat: float | None = None,
+        dashboard: bool = True,
+        restart: bool = False,
+    ) -> None:
+        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+            raise misfit(
+                ArgumentError,
+                "LocalCluster",
+                got=f"workers={workers!r}",
+                needed="a whole number of 1 or more",
+            )
+        check_installed()
+        self.workers = workers
+        self.threads = threads
+        self.heartbeat = heartbeat
+        self.dashboard = dashboard
+        self.restart = restart
+        self.session: Session | None = None
+        self.sessions: list[Session] = []
+        self.options: dict[str, Any] = {}
+        self.client: Any = None
+        self._start()
+
+    def _start(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="ostinato-cluster-"))
+        self.log = self.folder / "log"
+        file = self.folder / "scheduler.json"
+        with open(self.log, "wb") as log:
+            self.job = subprocess.Popen(
+                self._command(file),
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._finish = weakref.finalize(self, _end, self.job, self.folder)
+        try:
+            self._meet(file)
+        except BaseException:
+            self.close()
+            raise
+
+    def _command(self, file: Path) -> list[str]:
+        return [
+            *mpiexec(),
+            *("-n", str(self.workers + 1)),
+            *(sys.executable, "-m", "dask_mpi.cli"),
+            *("--scheduler-file", str(file), "--interface", _loopback()),
+            *("--scheduler-port", "0"),
+            *("--worker-class", "distributed.Worker", "--nthreads", "1", "--memory-limit", "0"),
+            *("--local-directory", str(self.folder)),
+            *(("--dashboard-address", "127.0.0.1:0") if self.dashboard else ("--no-dashboard",)),
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        env = os.environ | {
+            "DASK_DISTRIBUTED__WORKER__PRELOAD": "ostinato.runtime.preload",
+            "DASK_DISTRIBUTED__SCHEDULER__PRELOAD": "ostinato.runtime.preload",
+            "DASK_DISTRIBUTED__WORKER__HTTP__ROUTES": "[]",
+            "OSTINATO_PARENT": str(os.getpid()),
+            "UCX_NET_DEVICES": _loopback(),  # where MPI listens, by either of its libraries
+            "FI_TCP_IFACE": _loopback(),
+        }
+        env["PYTHONPATH"] = os.pathsep.join([home(), *filter(None, [env.get("PYTHONPATH")])])
+        if self.heartbeat is not None:
+            env["OSTINATO_HEARTBEAT"] = str(self.heartbeat)
+        return env
+
+    def _meet(self, file: Path) -> None:
+        from distributed import Client
+
+        end = time.monotonic() + START
+        while not file.exists() or not file.stat().st_size:
+            failed = self.job.poll() is not None or "Traceback" in self._tail()
+            if failed or time.monotonic() > end:
+                raise SessionError.because(
+                    "LocalCluster",
+                    got="processes that did not start: " + self._tail(),
+                    needed="a scheduler and workers",
+                )
+            time.sleep(0.02)
+        self.client = Client(scheduler_file=str(file), timeout=START, set_as_default=False)
+        self.client.wait_for_workers(self.workers, timeout=START)
+
+    def _tail(self) -> str:
+        text = self.log.read_text(errors="replace").strip() if self.log.exists() else ""
+        return text[-2000:] or "they said nothing"
+
+    @property
+    def dashboard_link(self) -> str:
+        """The dashboard's address."""
+        return str(self.client.dashboard_link)
+
+    @property
+    def scheduler_address(self) -> str:
+        return str(self.client.scheduler.address)
+
+    def connect(self, **options: Any) -> Session:
+        """A session of this cluster's workers, in use from now on; options as those of ost.connect."""
+        options.setdefault("threads", self.threads)
+        self.options = options
+        self.session = connect(self.client, **options)
+        self.sessions.append(self.session)
+        return self.session
+
+    def run(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function in this cluster's session. With `restart=True` it is called again, on the
+        workers that remain, when one of them died: it should begin with what its last checkpoint
+        holds (`ost.load_state`)."""
+        while True:
+            if self.session is None:
+                self.connect(**self.options)
+            assert self.session is not None
+            try:
+                return function(*args)
+            except CommunicatorError:
+                if not self.restart or not self.session.is_lost or self.workers == 1:
+                    raise
+            self.close()
+            self.workers -= 1
+            self._start()
+
+    def stats(self) -> dict[str, Any]:
+        """Messages and bytes of control that iterations took, by kind, and each worker's state."""
+        if self.session is None:
+            self.connect()
+        assert self.session is not None
+        return self.session.stats()
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write what the workers did so far as a page (HTML) that needs nothing from elsewhere: plans, the
+        times of their operations, predicted and measured, what each worker did, memory, messages."""
+        from ostinato.runtime import page
+
+        messages = self.stats()["orders"]
+        self.client.run(page.tell)
+        text = self.client.run_on_scheduler(page.report, messages)
+        Path(path).write_text(text, encoding="utf-8")
+
+    def close(self) -> None:
+        """End all processes."""
+        well = self.job.poll() is None and not any(s.is_lost for s in self.sessions)
+        while self.sessions:
+            with contextlib.suppress(Exception):
+                self.sessions.pop().close()
+        self.session = None
+        client, self.client = self.client, None
+        # It would tell at length that it misses the scheduler
+        logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
+        if client is not None and well:
+            with contextlib.suppress(Exception):
+                client.shutdown()
+        self._finish()
+        if client is not None:
+            with contextlib.suppress(Exception):
+                client.close(timeout=0.5)
+
+    def __enter__(self) -> LocalCluster:
+        self.connect()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<LocalCluster: {self.workers} workers, dashboard {self.dashboard_link}>"
+
+
+def _end(job: subprocess.Popen[bytes], folder: Path) -> None:
+    """End what was started here: kindly, if it is ending anyway, then surely."""
+    for sign, patience in ((None, 1.0), (signal.SIGTERM, 1.0), (signal.SIGKILL, 5.0)):
+        with contextlib.suppress(ProcessLookupError):
+            if sign is not None:
+                os.killpg(job.pid, sign)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job.wait(patience)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _loopback() -> str:
+    """The name of this machine's own network."""
+    return "lo0" if sys.platform == "darwin" else "lo"
+
+
+def home() -> str:
+    """Where this package is imported from, which workers shall, too."""
+    return str(Path(__file__).resolve().parents[1])

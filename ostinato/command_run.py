@@ -1,0 +1,213 @@
+"""`ostinato run` and `ostinato worker`: processes under mpiexec, that end with this command."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from .cluster import check_installed, home, mpiexec
+
+_RUN = """Run a script on several processes. It calls ost.connect(): there the first process goes on and works,
+too, and the others serve it. The exit status is the script's; Ctrl-C ends all.
+
+    ostinato run -n 4 train.py --epochs 3
+    ostinato run -n 4 --stats train.py
+
+While it runs, a terminal shows a line per plan (pip install rich): its id, the function, how often it ran,
+and how long a run took. --stats prints these lines at the end, without a terminal, too."""
+
+_WORKER = """Start workers of a Dask cluster that is running, under one mpiexec, so that they reach each other
+by MPI. A program then attaches with ost.connect("tcp://...") or ost.connect(client).
+
+    dask scheduler --host 127.0.0.1 --port 8786
+    ostinato worker tcp://127.0.0.1:8786 -n 4
+    ostinato worker --scheduler-file scheduler.json -n 4"""
+
+KINDLY = 5.0  # seconds to end before being killed
+EVERY = 0.25  # seconds between two looks at the counters
+
+
+def add(commands: Any) -> None:
+    plain = argparse.RawDescriptionHelpFormatter
+    run = commands.add_parser(
+        "run", help="a script on several processes", description=_RUN, formatter_class=plain
+    )
+    run.add_argument("-n", type=_count, default=os.cpu_count() or 1, help="processes (all cores)")
+    run.add_argument("--stats", action="store_true", help="print the plans at the end")
+    run.add_argument("script", help="a Python file")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
+    run.set_defaults(do=lambda a: run_script(a.n, a.script, a.arguments, a.stats))
+    worker = commands.add_parser(
+        "worker", help="workers of a Dask cluster", description=_WORKER, formatter_class=plain
+    )
+    worker.add_argument("address", nargs="?", help="of the scheduler, e.g. tcp://10.0.0.1:8786")
+    worker.add_argument("--scheduler-file", help="in which the scheduler wrote its address")
+    worker.add_argument("--interface", help="of the network to use, e.g. ib0")
+    worker.add_argument("-n", type=_count, default=os.cpu_count() or 1, help="workers (all cores)")
+    worker.set_defaults(do=lambda a: start_workers(a.n, a.address, a.scheduler_file, a.interface))
+
+
+def _count(text: str) -> int:
+    if text.isdigit() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"got {text}; needed a whole number of 1 or more")
+
+
+def _refused(command: str, why: str) -> int:
+    print(f"ostinato {command}: {why}", file=sys.stderr)
+    return 2
+
+
+# -- a script ------------------------------------------------------------------------------
+def run_script(count: int, script: str, arguments: Sequence[str], stats: bool) -> int:
+    if not Path(script).is_file():
+        return _refused("run", f"{script} is no file; give a Python script")
+    command = [*mpiexec(), "-n", str(count), sys.executable, script, *arguments]
+    with tempfile.TemporaryDirectory(prefix="ostinato-run-") as folder:
+        counters = Path(folder) / "plans.json"
+        environment = _environment() | {"OSTINATO_WATCH": str(counters)}
+        with _shown(counters) as show:
+            status = _attend(command, environment, show)
+        if stats:
+            print(in_lines(_read(counters)), file=sys.stderr)
+    return status
+
+
+def _read(counters: Path) -> list[dict[str, Any]]:
+    try:
+        return list(json.loads(counters.read_text()))
+    except (OSError, ValueError):
+        return []
+
+
+HEADS = ("plan", "function", "runs", "a run")
+
+
+def cells(plans: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Those that took longest first."""
+    for p in sorted(plans, key=lambda p: -p["runs"] * p["seconds"]):
+        yield p["plan"][:12], p["name"], f"{p['runs']:,}", _time(p["seconds"])
+
+
+def _time(seconds: float) -> str:
+    for size, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e9:.0f} ns"
+
+
+def in_lines(plans: Sequence[dict[str, Any]]) -> str:
+    """As text."""
+    if not plans:
+        return "ostinato run: no plan ran"
+    rows = [HEADS, *cells(plans)]
+    wide = [max(len(row[k]) for row in rows) for k in range(4)]
+    return "\n".join(
+        f"{a:<{wide[0]}}  {b:<{wide[1]}}  {c:>{wide[2]}}  {d:>{wide[3]}}" for a, b, c, d in rows
+    )
+
+
+@contextlib.contextmanager
+def _shown(counters: Path) -> Iterator[Callable[[], None]]:
+    """What is to be called now and then: it draws the lines anew, where somebody sees them."""
+    try:
+        if not sys.stderr.isatty():
+            raise ImportError
+        from rich.console import Console
+        from rich.live import Live
+        from rich.table import Table
+    except ImportError:
+        yield lambda: None
+        return
+
+    def table() -> Any:
+        made = Table(box=None)
+        for k, head in enumerate(HEADS):
+            made.add_column(head, justify="right" if k > 1 else "left")
+        for row in cells(_read(counters)):
+            made.add_row(*row)
+        return made
+
+    with Live(console=Console(stderr=True), auto_refresh=False, redirect_stdout=False) as live:
+        yield lambda: live.update(table(), refresh=True)
+        live.update(table(), refresh=True)
+
+
+# -- workers -------------------------------------------------------------------------------
+def start_workers(count: int, address: str | None, file: str | None, interface: str | None) -> int:
+    if (address is None) == (file is None):
+        return _refused("worker", "give the scheduler's address, or --scheduler-file FILE")
+    if address is not None and "://" not in address:
+        return _refused("worker", f"got {address}; needed an address such as tcp://{address}:8786")
+    if file is not None and not Path(file).is_file():
+        return _refused("worker", f"{file} is no file; the scheduler has not written it")
+    check_installed("ostinato worker")
+    command = [
+        *mpiexec(),
+        *("-n", str(count), sys.executable, "-m", "dask_mpi.cli"),
+        *([address] if address is not None else ["--scheduler-file", str(file)]),
+        *("--no-scheduler", "--worker-class", "distributed.Worker", "--nthreads", "1"),
+        *("--memory-limit", "0", "--name", f"ostinato-{os.getpid()}"),
+        *(("--interface", interface) if interface is not None else ()),
+    ]
+    environment = _environment() | {
+        "DASK_DISTRIBUTED__WORKER__PRELOAD": "ostinato.runtime.preload",
+        "OSTINATO_PARENT": str(os.getpid()),
+    }
+    return _attend(command, environment)
+
+
+# -- both ----------------------------------------------------------------------------------
+def _environment() -> dict[str, str]:
+    path = [home(), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+
+
+def _attend(
+    command: Sequence[str], environment: dict[str, str], show: Callable[[], None] = lambda: None
+) -> int:
+    """Run to the end, or until somebody wants an end; the exit status as a shell has it."""
+    asked: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+
+    before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+    job = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        while job.poll() is None and not asked:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                job.wait(EVERY)
+            show()
+        if asked:
+            _stop(job)
+            return 128 + asked[0]
+        status = int(job.wait())
+        return status if status >= 0 else 128 - status
+    finally:
+        _stop(job)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop(job: subprocess.Popen[bytes]) -> None:
+    """First kindly, then surely."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        if job.poll() is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, number)
+        end = time.monotonic() + KINDLY
+        while job.poll() is None and time.monotonic() < end:
+            time.sleep(0.05)

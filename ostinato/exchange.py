@@ -1,0 +1,106 @@
+"""Arrays from Dask and to Dask. On a Dask cluster they stay on its workers: neither program nor
+scheduler sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ostinato.errors import ArgumentError, SessionError
+from ostinato.ops.array import Array, Split, from_operand
+from ostinato.ops.creation import asarray
+from ostinato.ops.layout import Box, volume
+from ostinato.ops.spec import DTYPES
+from ostinato.ops.where import misfit
+from ostinato.planner.layouts import resolve
+from ostinato.runtime.channel import Channel
+from ostinato.runtime.cluster import CrewEngine
+
+from .sessions import Session, current
+
+__all__ = ["from_dask"]
+
+
+def _on_dask(session: Session) -> CrewEngine | None:
+    engine = session.engine
+    on = isinstance(engine, CrewEngine) and isinstance(engine.lead, Channel)
+    return engine if on else None  # type: ignore[return-value]
+
+
+def from_dask(x: Any, /, *, split: Split = None) -> Array:
+    """A Dask array as an array of this session. In a session of a Dask cluster its chunks are computed
+    there and go from worker to worker; else they are computed in this process."""
+    if not hasattr(x, "__dask_graph__") or not hasattr(x, "chunks"):
+        raise misfit(
+            ArgumentError, "from_dask", got=type(x).__name__, needed="an array of dask.array"
+        )
+    if any(n != n for sizes in x.chunks for n in sizes):
+        raise misfit(
+            ArgumentError,
+            "from_dask",
+            got="chunks of unknown size",
+            needed="known ones",
+            do="call x.compute_chunk_sizes() first",
+        )
+    if np.dtype(x.dtype).name not in DTYPES:
+        raise misfit(
+            ArgumentError, "from_dask", got=f"dtype {x.dtype}", needed="one of " + ", ".join(DTYPES)
+        )
+    session = current()
+    engine = _on_dask(session)
+    if engine is None:
+        return asarray(x.compute(scheduler="threads"), split=split)
+    blocks = session.target.numerics == "any-workers"
+    layout = resolve(split, session.target.mesh, x.ndim, blocks)
+    return from_operand(engine.adopt(x, layout))
+
+
+def to_dask(x: Array) -> Any:
+    """A Dask array of the parts of an array: where they are, if the session is of a Dask cluster."""
+    try:
+        import dask.array as da
+    except ImportError:
+        raise misfit(
+            SessionError,
+            "to_dask",
+            got="no dask.array",
+            needed="Dask",
+            do="pip install 'dask[array]'",
+        ) from None
+    session = current()
+    from .reading import evaluate
+
+    evaluate(x)
+    operand = session.hold_array(x)
+    engine = _on_dask(session)
+    layout, shape = operand.spec.layout, operand.spec.shape
+    assert layout is not None
+    if engine is None or layout.stored or not volume(tuple((0, n) for n in shape)):
+        return da.from_array(np.asarray(x), chunks=layout.largest(shape) if shape else -1)
+    owners: dict[Box, int] = {}
+    for rank in range(layout.workers):
+        box = layout.box(shape, rank)
+        if volume(box):
+            owners.setdefault(box, rank)
+    futures = engine.keep_parts(operand, list(owners.values()))
+    parts = {
+        box: da.from_delayed(future, [hi - lo for lo, hi in box], operand.spec.dtype)
+        for box, future in zip(owners, futures, strict=True)
+    }
+    return _joined(da, parts, 0, len(shape))
+
+
+def _joined(da: Any, parts: dict[Box, Any], axis: int, ndim: int) -> Any:
+    """The array that these parts make, axis after axis."""
+    if axis == ndim:
+        (only,) = parts.values()
+        return only
+    lines = sorted({box[axis] for box in parts})
+    return da.concatenate(
+        [
+            _joined(da, {b: p for b, p in parts.items() if b[axis] == line}, axis + 1, ndim)
+            for line in lines
+        ],
+        axis=axis,
+    )

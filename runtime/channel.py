@@ -1,0 +1,455 @@
+"""From a program somewhere to the lead of a crew: one connection, on which both have proven that
+they know a secret, and everything that is said is signed and numbered.
+
+    program ── orders (orders.py), values ──► lead
+            ◄── a: done so far, r: an answer, v: a value, e: an error, .: alive ──
+
+Runs of plans are not answered one by one: so many may be on their way, and what went wrong is told
+with the number of its order. Nothing that is received is unpickled; who says something damaged,
+repeated, or without a signature is cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import logging
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from ostinato.ops.encode import decode_spec, integer, listing, need
+from ostinato.ops.spec import DTYPES
+
+from ostinato.errors import CommunicatorError
+
+from .crew import BEAT, Lead, described, heartbeat, rebuilt
+from .orders import HEAD, KINDS, NOBODY, RUN, Order, length_of, pack, unpack
+
+IN_FLIGHT = 64  # runs that may be on their way
+TOLD = 16  # of which so many are acknowledged together, unless nothing else comes
+SIGNED = 16  # bytes of a signature
+GREET = 10.0  # seconds for both to introduce themselves
+PIECE = 1 << 24  # bytes of a value that are signed together
+_BACK = struct.Struct("<cxxxIQ")  # kind, length of the text, number
+_log = logging.getLogger("distributed.worker.ostinato")  # what Dask shows of its workers
+
+
+class Broken(Exception):
+    """The connection ended, or what came over it cannot be believed."""
+
+
+class Wire:
+    """A connection after both sides have introduced themselves."""
+
+    def __init__(self, sock: socket.socket, key: bytes, mine: bytes, theirs: bytes) -> None:
+        self.sock = sock
+        self.key = key
+        self.mine, self.theirs = mine, theirs
+        self.sent = self.got = 0
+        self.lock = threading.Lock()
+
+    def _sign(self, side: bytes, count: int, data: Any) -> bytes:
+        made = hashlib.blake2b(key=self.key, digest_size=SIGNED, person=side)
+        made.update(count.to_bytes(8, "little"))
+        made.update(data)
+        return made.digest()
+
+    def send(self, data: bytes, value: Any = None) -> None:
+        """A message, and the bytes of an array behind it."""
+        with self.lock:
+            self._put(data)
+            for start in range(0, 0 if value is None else value.size, PIECE):
+                self._put(memoryview(value[start : start + PIECE]))
+
+    def _put(self, data: Any) -> None:
+        sign = self._sign(self.mine, self.sent, data)
+        self.sent += 1
+        if len(data) <= 1 << 16:
+            self.sock.sendall(bytes(data) + sign)
+        else:
+            self.sock.sendall(data)
+            self.sock.sendall(sign)
+
+    def read(self, count: int) -> bytes:
+        """So many bytes, not yet believed."""
+        found = bytearray()
+        while len(found) < count:
+            more = self.sock.recv(min(count - len(found), 1 << 20))
+            if not more:
+                raise Broken("the connection ended")
+            found += more
+        return bytes(found)
+
+    def believe(self, data: Any) -> None:
+        """The signature that follows is that of these bytes, in their place."""
+        sign = self.read(SIGNED)
+        if not hmac.compare_digest(sign, self._sign(self.theirs, self.got, data)):
+            raise Broken("a message whose signature is wrong")
+        self.got += 1
+
+    def fill(self, out: Any) -> None:
+        """The bytes of an array."""
+        for start in range(0, out.size, PIECE):
+            piece = memoryview(out[start : start + PIECE])
+            at = 0
+            while at < len(piece):
+                count = self.sock.recv_into(piece[at:])
+                if not count:
+                    raise Broken("the connection ended")
+                at += count
+            self.believe(piece)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()
+
+
+def greet(sock: socket.socket, secret: bytes, leads: bool) -> Wire:
+    """Prove to each other that both know the secret, without saying it."""
+    sock.settimeout(GREET)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    mine = secrets.token_bytes(32)
+    sock.sendall(mine)
+    wire = Wire(sock, b"", b"lead" if leads else b"program", b"program" if leads else b"lead")
+    theirs = wire.read(32)
+    nonces = mine + theirs if leads else theirs + mine
+    sock.sendall(hmac.digest(secret, wire.mine + nonces, "sha256"))
+    proof = wire.read(32)
+    if not hmac.compare_digest(proof, hmac.digest(secret, wire.theirs + nonces, "sha256")):
+        raise Broken("somebody who does not know the secret")
+    wire.key = hmac.digest(secret, b"key" + nonces, "sha256")
+    return wire
+
+
+def octets(value: Any) -> Any:
+    """The bytes of an array, in order."""
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+
+
+# -- at the lead ---------------------------------------------------------------------------
+class Desk:
+    """Where the lead takes orders from a program."""
+
+    def __init__(self, lead: Lead, secret: bytes, host: str = "127.0.0.1") -> None:
+        self.lead = lead
+        self.secret = secret
+        self.server = socket.create_server((host, 0), backlog=4)
+        self.address: tuple[str, int] = self.server.getsockname()[:2]
+        self.refused = 0
+        self.open = True
+
+    def serve(self, waits: float = 60.0) -> None:
+        """One program, until it ends; then the crew is free."""
+        try:
+            wire = self._accept(time.monotonic() + waits)
+            if wire is not None:
+                _Talk(self.lead, wire).serve()
+        finally:
+            self.open = False
+            self.server.close()
+            self.lead.end()
+
+    def _accept(self, until: float) -> Wire | None:
+        while (left := until - time.monotonic()) > 0:
+            self.server.settimeout(left)
+            try:
+                sock, _ = self.server.accept()
+            except TimeoutError:
+                return None
+            try:
+                return greet(sock, self.secret, leads=True)
+            except (Broken, OSError) as error:
+                self.refused += 1
+                _log.warning("ostinato: refused a connection: %s", error)
+                sock.close()
+        return None
+
+
+class _Talk:
+    """A conversation with one program."""
+
+    def __init__(self, lead: Lead, wire: Wire) -> None:
+        self.lead = lead
+        self.wire = wire
+        self.last = 0  # its last order
+        self.epoch = 0  # failures that it was told of
+        self.numbers: dict[int, int] = {}  # the lead's number of an order -> the program's
+        self.untold = 0
+        self.alive = True
+
+    def serve(self) -> None:
+        threading.Thread(target=self._beat, name="ostinato-beat", daemon=True).start()
+        self.wire.sock.settimeout(None)
+        try:
+            while self._one():
+                pass
+        except Exception as error:  # whatever it said: it is cut off, and the crew is free
+            _log.warning("ostinato: the program is gone: %s", error)
+        finally:
+            self.alive = False
+            self.wire.close()
+
+    def _beat(self) -> None:
+        while self.alive:
+            try:
+                self._back(b".", 0)
+                if self.lead.broken or self.lead.fatal is not None:
+                    self._look()
+            except OSError:
+                return
+            time.sleep(BEAT)
+
+    def _look(self) -> None:
+        """Tell of what went wrong while nothing is asked; a failure that leaves the crew whole waits for
+        the next order."""
+        if self.lead.fatal is not None:
+            self._wrong(self.lead.fatal, self.last)
+
+    def _back(self, kind: bytes, number: int, text: bytes = b"", value: Any = None) -> None:
+        self.wire.send(_BACK.pack(kind, len(text), number) + text, value)
+
+    def _one(self) -> bool:
+        if self.untold and not _readable(self.wire.sock):
+            self._tell()
+        head = self.wire.read(HEAD.size)
+        data = head + self.wire.read(length_of(head) - HEAD.size)
+        self.wire.believe(data)
+        order = unpack(data)
+        need(order.number > self.last, f"order {order.number} after {self.last}")
+        self.last = order.number
+        value = self._value(order)
+        if order.epoch != self.epoch & 255:  # it did not know yet of a failure
+            if order.kind != "run":
+                self._wrong(CommunicatorError("an order before this one failed."), order.number)
+            return True
+        if order.kind == "end":
+            self._back(b"r", order.number, b"null")
+            return False
+        self.numbers[self.lead.number + 1] = order.number
+        if len(self.numbers) > 4 * IN_FLIGHT:
+            for old in list(self.numbers)[: 2 * IN_FLIGHT]:
+                del self.numbers[old]
+        try:
+            self._do(order, value)
+        except Exception as error:
+            self.epoch += 1
+            begun = self.lead.lost[-1][0] if self.lead.lost else 0
+            self._wrong(error, self.numbers.get(begun, order.number))
+        return True
+
+    def _value(self, order: Order) -> Any:
+        if order.kind != "put":
+            return None
+        spec = decode_spec(order.text)
+        value = np.empty(spec.shape, spec.dtype)
+        self.wire.fill(octets(value) if value.size else np.empty(0, np.uint8))
+        return value
+
+    def _do(self, order: Order, value: Any) -> None:
+        lead = self.lead
+        if order.kind == "run":
+            lead.run(order.plan, order.operands, order.first, order.freed)
+            self.untold += 1
+            if self.untold >= TOLD:
+                self._tell()
+            return
+        need(order.kind not in ("recover", "reset"), f"an order of kind {order.kind}")
+        found = lead.order(
+            order.kind,
+            plan=order.plan,
+            operands=order.operands,
+            freed=order.freed,
+            first=order.first,
+            text=order.text,
+            value=value,
+        )
+        if isinstance(found, np.ndarray):
+            said = [list(found.shape), found.dtype.name]
+            self._back(b"v", order.number, json.dumps(said).encode(), octets(found))
+        else:
+            self._back(b"r", order.number, json.dumps(found).encode())
+
+    def _tell(self) -> None:
+        self.untold = 0
+        self._back(b"a", self.last)
+
+    def _wrong(self, error: BaseException, number: int) -> None:
+        said = described(error, number, self.epoch)
+        said["fatal"] = self.lead.fatal is not None
+        self._back(b"e", number, json.dumps(said).encode())
+
+
+def _readable(sock: socket.socket) -> bool:
+    try:
+        return bool(sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except BlockingIOError:
+        return False
+
+
+# -- at the program ------------------------------------------------------------------------
+class Channel:
+    """What a program has in the place of a lead."""
+
+    member = None
+    client: Any = None  # of the Dask cluster whose workers these are
+    crew = ""
+    addresses: Sequence[str] = ()  # of each worker
+
+    def __init__(
+        self, address: tuple[str, int], secret: bytes, size: int, threads: int, name: str
+    ) -> None:
+        self.size = size
+        self.threads = threads
+        self.name = name
+        self.number = 0
+        self.epoch = 0
+        self.done = 0  # runs that were acknowledged
+        self.lost: list[tuple[int, int, str]] = []
+        self.fatal: CommunicatorError | None = None
+        self.failed: BaseException | None = None  # to be told to the user
+        self.counts = dict.fromkeys(KINDS, 0)
+        self.bytes = dict.fromkeys(KINDS, 0)
+        self.answers: dict[int, Any] = {}
+        self.changed = threading.Condition()
+        self.heard = time.monotonic()
+        self.alive = True
+        self.wire = greet(socket.create_connection(address, timeout=GREET), secret, leads=False)
+        self.wire.sock.settimeout(heartbeat())
+        threading.Thread(target=self._listen, name="ostinato-channel", daemon=True).start()
+
+    # -- what comes back -------------------------------------------------------------------
+    def _listen(self) -> None:
+        try:
+            while self.alive:
+                self._hear()
+        except TimeoutError:
+            self._end(f"{self.name} gave no sign of life for {heartbeat():g} s")
+        except (Broken, OSError) as error:
+            self._end(f"{self.name} is gone ({error})")
+        except Exception as error:  # what it says makes no sense
+            self._end(f"{self.name} said what cannot be ({type(error).__name__}: {error})")
+
+    def _hear(self) -> None:
+        head = self.wire.read(_BACK.size)
+        kind, length, number = _BACK.unpack(head)
+        text = self.wire.read(length)
+        self.wire.believe(head + text)
+        found: Any = json.loads(text) if text else None
+        if kind == b"v":
+            shape, dtype = listing(found)
+            value = np.empty([integer(n, 0) for n in listing(shape)], DTYPES[dtype])
+            self.wire.fill(octets(value) if value.size else np.empty(0, np.uint8))
+            found = value
+        with self.changed:
+            if kind == b"a":
+                self.done = number
+            elif kind in (b"r", b"v"):
+                self.done = number
+                self.answers[number] = found
+            elif kind == b"e":
+                self._failed(number, found)
+            self.changed.notify_all()
+
+    def _failed(self, number: int, found: dict[str, Any]) -> None:
+        error = rebuilt(found, self.name)
+        if found["fatal"]:
+            self.fatal = self.fatal or CommunicatorError(str(error))
+            return
+        if found["epoch"] == self.epoch:  # of an order that came after the one that failed
+            return
+        self.lost.append((number, self.number, str(error)))
+        self.epoch = found["epoch"]
+        self.done = self.number
+        self.failed = error
+
+    def _end(self, why: str) -> None:
+        with self.changed:
+            if self.alive:
+                self.fatal = self.fatal or CommunicatorError(
+                    f"{why}; what the workers held is lost: start again (a checkpoint keeps values)."
+                )
+            self.changed.notify_all()
+
+    # -- orders ----------------------------------------------------------------------------
+    def check(self) -> None:
+        """Tell the user what happened since the last order."""
+        if self.failed is not None:
+            with self.changed:
+                error, self.failed = self.failed, None
+            if error is not None:
+                raise error
+        if self.fatal is not None:
+            raise self.fatal
+
+    def run(self, plan: bytes, operands: Sequence[int], first: int, freed: Sequence[int]) -> int:
+        """A plan, once; the order's number. Returns before it has run."""
+        if self.failed is not None or self.fatal is not None:
+            self.check()
+        if self.number - self.done >= IN_FLIGHT:
+            self._until(lambda: self.number - self.done < IN_FLIGHT)
+        self.number += 1
+        said = pack(RUN, self.number, self.epoch & 255, plan, operands, freed, first)
+        self._send("run", said)
+        return self.number
+
+    def order(
+        self,
+        kind: str,
+        plan: bytes = NOBODY,
+        operands: Sequence[int] = (),
+        freed: Sequence[int] = (),
+        first: int = 0,
+        text: Any = None,
+        value: Any = None,
+    ) -> Any:
+        """Anything else; the lead's answer."""
+        self.check()
+        self.number += 1
+        number, epoch = self.number, self.epoch
+        order = Order(kind, number, epoch & 255, plan, tuple(operands), tuple(freed), first, text)
+        self._send(kind, order.pack(), octets(value) if kind == "put" else None)
+        self._until(lambda: number in self.answers or self.epoch != epoch)
+        self.check()
+        return self.answers.pop(number)
+
+    def wait(self, freed: Sequence[int] = ()) -> None:
+        """Until everybody has done all that was ordered."""
+        self.order("wait", freed=freed)
+
+    def _send(self, kind: str, said: bytes, value: Any = None) -> None:
+        self.counts[kind] += 1
+        self.bytes[kind] += len(said) + SIGNED
+        try:
+            self.wire.send(said, value)
+        except OSError as error:
+            self._end(f"{self.name} is gone ({error})")
+            self.check()
+
+    def _until(self, happened: Callable[[], bool]) -> None:
+        with self.changed:
+            while not happened() and self.fatal is None:
+                self.changed.wait()
+        if self.fatal is not None and not happened():
+            self.check()
+
+    def stats(self) -> dict[str, Any]:
+        """Messages and bytes that orders took, by their kind."""
+        return {
+            k: {"messages": self.counts[k], "bytes": self.bytes[k]} for k in KINDS if self.counts[k]
+        }
+
+    def close(self) -> None:
+        """Let the crew go."""
+        if self.fatal is None:
+            with contextlib.suppress(Exception):
+                self.order("end")
+        self.alive = False
+        self.wire.close()

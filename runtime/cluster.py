@@ -1,0 +1,253 @@
+"""The engine of a crew: operands are handles, and a run is one small order.
+
+What a handle stands for lies on the workers; the lead, which works too, has its own part of it. A
+handle that nobody refers to any more is freed with the next order."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from ostinato.ops.array import Operand
+from ostinato.ops.encode import encode_spec
+from ostinato.ops.layout import Layout, Mesh
+from ostinato.ops.spec import Spec
+from ostinato.planner.explain import Measured
+from ostinato.planner.file import encode_plan
+from ostinato.planner.plan import Plan, Program
+
+from ostinato.errors import CommunicatorError, SessionError
+
+from .channel import Channel
+from .crew import Lead
+from .engine import Launcher, measured
+from .trials import trials
+
+
+class Handle(Operand):
+    """An operand that lies on the workers of a crew."""
+
+    __slots__ = ("made", "number", "source")
+    engine: CrewEngine
+
+    def __init__(
+        self, spec: Spec, engine: CrewEngine, number: int, made: int, source: Any = None
+    ) -> None:
+        self.spec = spec
+        self.shared = False
+        self.engine = engine
+        self.number = number
+        self.made = made  # by which order
+        self.source = source  # of what lies in a file
+
+    def __del__(self) -> None:
+        self.engine.dropped.append(self.number)
+
+
+class CrewEngine:
+    device = "cpu"
+
+    def __init__(self, lead: Lead | Channel, mesh: Mesh) -> None:
+        self.lead = lead
+        self.mesh = mesh
+        self.size = lead.size
+        self.closed = False
+        self.lock = threading.RLock()
+        self.next = 1
+        self.dropped: list[int] = []
+        self.launchers: dict[str, Launcher] = {}
+
+    @property
+    def is_elsewhere(self) -> bool:
+        return self.lead.member is None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a worker died, and with it what all of them held."""
+        return self.lead.fatal is not None
+
+    @property
+    def threads(self) -> int:
+        """Of each worker."""
+        member = self.lead.member
+        return member.worker.threads if member is not None else self.lead.threads  # type: ignore[union-attr]
+
+    # -- operands --------------------------------------------------------------------------
+    def _new(self, count: int = 1) -> int:
+        first, self.next = self.next, self.next + count
+        return first
+
+    def _freed(self) -> list[int]:
+        freed, self.dropped = self.dropped, []
+        return freed
+
+    def _order(self, kind: str, **what: Any) -> Any:
+        with self.lock:
+            self.check_open()
+            return self.lead.order(kind, freed=self._freed(), **what)
+
+    def put(self, value: Any, layout: Layout) -> Operand:
+        spec = Spec(value.shape, value.dtype, layout)
+        with self.lock:
+            first = self._new()
+            value = np.ascontiguousarray(value).reshape(value.shape)
+            self._order("put", first=first, text=encode_spec(spec), value=value)
+            return Handle(spec, self, first, self.lead.number)
+
+    def attach(self, source: Any, layout: Layout) -> Operand:
+        spec = Spec(source.shape, source.dtype, layout.on_disk)
+        with self.lock:
+            first = self._new()
+            self._order("attach", first=first, text=source.as_data())
+            return Handle(spec, self, first, self.lead.number, source)
+
+    def read(self, source: Any, layout: Layout) -> Operand:
+        spec = Spec(source.shape, source.dtype, layout)
+        with self.lock:
+            first = self._new()
+            self._order("read", first=first, text=[source.as_data(), encode_spec(spec)])
+            return Handle(spec, self, first, self.lead.number)
+
+    def write(self, operand: Operand, sink: Any) -> list[Any]:
+        assert isinstance(operand, Handle)
+        said = [sink.as_data(), encode_spec(operand.spec)]
+        with self.lock:
+            self._check_made((operand,))
+            found = self._order("write", operands=(operand.number,), text=said)
+        return [tuple(f) if isinstance(f, list) else f for f in found]
+
+    def adopt(self, array: Any, layout: Layout) -> Operand:
+        """An operand of the chunks of a Dask array that these workers keep."""
+        from . import dask
+
+        assert isinstance(self.lead, Channel)
+        spec = Spec(tuple(map(int, array.shape)), np.dtype(array.dtype), layout)
+        starts = [np.cumsum([0, *sizes]).tolist() for sizes in array.chunks]
+        array, keepers = dask.keep(self.lead, array)
+        rows = [
+            [index, [[s[k], s[k + 1]] for s, k in zip(starts, index, strict=True)], keeper]
+            for index, keeper in keepers
+        ]
+        with self.lock:
+            first = self._new()
+            self._order("adopt", first=first, text=[encode_spec(spec), array.name, rows])
+            return Handle(spec, self, first, self.lead.number)
+
+    def keep_parts(self, operand: Operand, ranks: Sequence[int]) -> list[Any]:
+        """Dask's futures of the parts on these workers."""
+        from . import dask
+
+        assert isinstance(operand, Handle)
+        assert isinstance(self.lead, Channel)
+        self.wait()
+        return dask.keep_parts(self.lead, operand.number, ranks)
+
+    def get(self, operand: Operand) -> np.ndarray[Any, Any]:
+        assert isinstance(operand, Handle)
+        with self.lock:
+            self.check_open()
+            self.lead.check()
+            self._check_made((operand,))
+            layout = operand.spec.layout
+            assert layout is not None
+            member = self.lead.member
+            if member is not None and (layout.is_whole or layout.stored):
+                whole = member.whole(operand.number, operand.spec)
+            else:
+                said = encode_spec(operand.spec)
+                whole = self._order("get", operands=(operand.number,), text=said)
+        whole = whole.view()
+        whole.flags.writeable = False
+        return whole
+
+    def _check_made(self, operands: Sequence[Handle]) -> None:
+        """An error for what was to be made by an order that failed."""
+        for first, last, why in self.lead.lost:
+            for o in operands:
+                if first <= o.made <= last:
+                    raise CommunicatorError(
+                        f"this array was to be made by order {o.made}, but order {first} failed "
+                        f"({why.removesuffix('.')}); make it again."
+                    )
+
+    # -- plans -----------------------------------------------------------------------------
+    def run(self, plan: Plan, operands: Sequence[Operand]) -> list[Operand]:
+        return self.launcher(plan)(operands)
+
+    def launcher(self, plan: Plan) -> Launcher:
+        found = self.launchers.get(plan.id)
+        if found is None:
+            identity = bytes.fromhex(plan.id)
+            self._order("load", plan=identity, text=encode_plan(plan).decode(), value=plan)
+            found = self.launchers[plan.id] = self._launcher(plan, identity)
+        return found
+
+    def _launcher(self, plan: Plan, identity: bytes) -> Launcher:
+        specs, lock, lead = plan.program.graph.out_specs, self.lock, self.lead
+        count = len(specs)
+
+        def launch(operands: Sequence[Operand]) -> list[Operand]:
+            with lock:
+                if lead.lost:
+                    self._check_made(operands)  # type: ignore[arg-type]
+                first = self.next
+                self.next = first + count
+                freed, self.dropped = self.dropped, []
+                made = lead.run(identity, [o.number for o in operands], first, freed)  # type: ignore[attr-defined]
+                return [Handle(s, self, n, made) for s, n in zip(specs, itertools.count(first))]
+
+        return launch
+
+    def forget(self, plan_id: str) -> None:
+        """Drop a plan that the cache let go."""
+        with self.lock:
+            if self.launchers.pop(plan_id, None) is not None and not self.closed:
+                self._order("forget", plan=bytes.fromhex(plan_id))
+
+    def measured(self, plan_id: str) -> Measured | None:
+        if self.lead.member is not None:
+            plans = self.lead.member.worker.plans
+            return measured([plans[plan_id]]) if plan_id in plans else None
+        if self.closed or self.lead.fatal is not None:
+            return None
+        found = self._order("ask", text=["measured", plan_id])[0]
+        if found is None:
+            return None
+        runs, best, mean, steps = found
+        return Measured(runs, best, mean, {int(k): s for k, s in steps.items()})
+
+    def trials(self, programs: Sequence[Program], limit: float) -> list[list[float]]:
+        if self.lead.member is None:  # what is fastest here says nothing about the workers
+            return []
+        with self.lock, np.errstate(all="ignore"):
+            return trials(programs, limit, self.threads)
+
+    # -- the crew --------------------------------------------------------------------------
+    def wait(self) -> None:
+        """Return when everybody has done all that was ordered."""
+        with self.lock:
+            self.check_open()
+            self.lead.wait(self._freed())
+
+    def stats(self) -> dict[str, Any]:
+        """Messages and bytes of orders by kind, and each worker's state."""
+        workers = self._order("ask", text=["state"])
+        return {"orders": self.lead.stats(), "workers": workers}
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise SessionError("the session was closed; call ost.connect() for a new one.")
+
+    def close(self) -> None:
+        with self.lock:
+            if self.closed:
+                return
+            if isinstance(self.lead, Channel):
+                self.lead.close()
+            elif self.lead.fatal is None:
+                self._order("reset")
+            self.closed = True
+            self.launchers.clear()

@@ -1,0 +1,599 @@
+"""A crew: the processes that one MPI job has started. One of them, the lead, gives orders; all obey.
+
+    lead ── order ──► the others, down a tree of messages: MPI
+      │
+      └──── lifeline ──► each of the others: a socket
+
+An order is one small message (orders.py). Who waits for the next one looks for it for some
+milliseconds, then sleeps; as the lead knows when it said something last, it knows who may sleep and
+rings. The lifeline carries what cannot wait for its turn: the bell, "stop, somebody failed", errors
+on their way back, and a sign of life every second. Where it ends, the process at its other end has
+died: the lead tells its user, and the others end, too.
+
+After a failure, orders that are on their way are skipped until the lead orders to begin anew."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hmac
+import json
+import logging
+import os
+import platform
+import secrets
+import selectors
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ostinato import errors
+from ostinato.errors import CommunicatorError, ExecutionError, OstinatoError
+
+from . import mpi
+from .member import LEAD, Member
+from .mpi import MpiCommunicator
+from .orders import KINDS, NOBODY, RUN, WAIT, Order, length_of, pack, unpack
+
+SMALL = 512  # bytes of an order's first message
+AWAKE = 0.005  # seconds of looking for the next order
+DOZE = 0.01  # seconds of sleep after which it looks all the same
+RING = 0.002  # seconds of silence after which others may sleep
+BEAT = 1.0  # seconds between signs of life
+JOIN = 120.0  # seconds for all to come together
+_log = logging.getLogger("distributed.worker.ostinato")
+_SAID = struct.Struct("<cI")  # what a message on a lifeline is, and how long
+
+
+def heartbeat() -> float:
+    """Seconds without a sign of life after which a worker counts as lost."""
+    text = os.environ.get("OSTINATO_HEARTBEAT", "").strip()
+    return max(2 * BEAT, float(text)) if text else 8.0
+
+
+class _Failed:
+    """An error that happened somewhere, on its way to the user."""
+
+    def __init__(self, number: int, error: BaseException) -> None:
+        self.number = number
+        self.error = error
+
+
+class Crew:
+    """What lead and others have in common."""
+
+    def __init__(self, comm: Any, threads: int | None = None) -> None:
+        _assemble(comm)
+        self.base = comm.Dup()  # to make others from
+        self.control = comm.Dup()
+        self.rank: int = comm.rank
+        self.size: int = comm.size
+        beside = self._beside(comm)
+        self.communicator = MpiCommunicator(comm.Dup(), beside)
+        self.member = Member(self.communicator, threads)
+        self.number = 0  # of the last order
+        self.epoch = 0  # failures so far
+        low = self.rank & -self.rank if self.rank else self.size
+        self.parent = self.rank - low if self.rank else 0
+        steps = (1 << k for k in range(self.size.bit_length()))
+        self.children = [self.rank + s for s in steps if s < low and self.rank + s < self.size][
+            ::-1
+        ]
+        self.alive = True
+
+    @staticmethod
+    def _beside(comm: Any) -> int:
+        from mpi4py import MPI
+
+        here = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        count = int(here.size)
+        here.Free()
+        return count
+
+    def _forward(self, data: Any) -> None:
+        """To those below in the tree: a message of fixed size, and what is longer in another."""
+        octets = np.frombuffer(data, np.uint8)
+        byte = self.communicator._byte
+        requests = []
+        for child in self.children:
+            if octets.size <= SMALL:
+                requests.append(self.control.Isend((octets, byte), child))
+                continue
+            requests.append(self.control.Isend((octets[:SMALL], byte), child))
+            rest = octets[SMALL:]
+            requests += [self.control.Isend((p, byte), child) for p in mpi._pieces(rest)]
+        for request in requests:
+            if not request.Test():
+                self.communicator.until(request.Test)
+
+    def recover(self) -> None:
+        self.member.recover(self.base.Dup())
+
+
+# -- the lead ------------------------------------------------------------------------------
+class Lead(Crew):
+    """The one who gives orders, and works, too."""
+
+    def __init__(self, comm: Any, threads: int | None = None) -> None:
+        super().__init__(comm, threads)
+        self.told = 0.0  # when it said something last
+        self.failed: _Failed | None = None  # to be told to the user
+        self.broken = False  # the others wait to begin anew
+        self.fatal: CommunicatorError | None = None
+        self.lost: list[tuple[int, int, str]] = []  # orders without results: from, to, and why
+        self.counts = dict.fromkeys(KINDS, 0)
+        self.bytes = dict.fromkeys(KINDS, 0)
+        self.lines: dict[int, socket.socket] = {}
+        self.names: dict[int, str] = {}
+        self.processes: dict[int, int] = {}  # of workers on this machine
+        self.seen: dict[int, float] = {}
+        self.lock = threading.Lock()  # of lifelines
+        self.state = threading.RLock()  # of what is known of failures
+        self.watch = threading.Thread(target=self._watch, name="ostinato-lifelines", daemon=True)
+        self._meet(comm)
+        self.watch.start()
+
+    def _meet(self, comm: Any) -> None:
+        """Tell everybody where to come, and wait until all are there."""
+        token = secrets.token_hex(16)
+        local = self.communicator.beside == self.size
+        host = "127.0.0.1" if local else socket.gethostbyname(socket.gethostname())
+        with socket.create_server((host, 0), backlog=self.size) as server:
+            said = json.dumps([host, server.getsockname()[1], token]).encode()
+            comm.Bcast([np.frombuffer(said.ljust(SMALL), np.uint8), self.communicator._byte], LEAD)
+            server.settimeout(JOIN)
+            while len(self.lines) < self.size - 1:
+                line, _ = server.accept()
+                line.settimeout(JOIN)
+                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                kind, text = _hear(line) or (b"", b"")
+                hello = json.loads(text) if kind == b"h" else {}
+                if not hmac.compare_digest(str(hello.get("token")), token):
+                    line.close()
+                    continue
+                rank = int(hello["rank"])
+                self.lines[rank] = line
+                if hello["host"] == platform.node():
+                    self.processes[rank] = int(hello["pid"])
+                self.names[rank] = f"worker {rank} (process {hello['pid']} on {hello['host']})"
+                self.seen[rank] = time.monotonic()
+                line.settimeout(2 * BEAT)
+
+    # -- lifelines -------------------------------------------------------------------------
+    def _watch(self) -> None:
+        limit = heartbeat()
+        with selectors.DefaultSelector() as selector:
+            for rank, line in self.lines.items():
+                selector.register(line, selectors.EVENT_READ, rank)
+            before = time.monotonic()
+            while selector.get_map() and self.fatal is None:
+                for key, _ in selector.select(BEAT / 2):
+                    try:
+                        said = _hear(self.lines[key.data])
+                    except OSError:
+                        said = None
+                    if said is None:
+                        selector.unregister(self.lines[key.data])
+                        if self.alive:
+                            self._lost(f"{self.names[key.data]} died")
+                        continue
+                    self.seen[key.data] = time.monotonic()
+                    if said[0] == b"e":
+                        self._reported(key.data, said[1])
+                now = time.monotonic()
+                if now - before > limit / 2:  # this process itself was stopped
+                    self.seen = dict.fromkeys(self.seen, now)
+                before = now
+                late = [r for r, seen in self.seen.items() if now - seen > limit]
+                if late and self.alive:
+                    self._lost(f"{self.names[late[0]]} gave no sign of life for {limit:g} s")
+
+    def _lost(self, what: str) -> None:
+        self.fatal = CommunicatorError(
+            f"{what}; what the workers held is lost: start again (a checkpoint keeps values)."
+        )
+        self.communicator.abort(self.fatal)
+        for rank in self.lines:
+            self._say(rank, b"q")
+
+    def _reported(self, rank: int, text: bytes) -> None:
+        """A worker failed: nobody should wait for it."""
+        found = json.loads(text)
+        error = rebuilt(found, self.names[rank])
+        with self.state:
+            if found["epoch"] != self.epoch:
+                return
+            if self.failed is None or found["number"] < self.failed.number:
+                self.failed = _Failed(found["number"], error)
+            self.broken = True
+            self.communicator.abort(error)
+        self._stop()
+
+    def _stop(self) -> None:
+        for rank in self.lines:
+            self._say(rank, b"x", self.epoch.to_bytes(8, "little"))
+
+    def _say(self, rank: int, kind: bytes, text: bytes = b"") -> None:
+        with contextlib.suppress(OSError), self.lock:
+            _tell(self.lines[rank], kind, text)
+
+    # -- orders ----------------------------------------------------------------------------
+    def run(self, plan: bytes, operands: Sequence[int], first: int, freed: Sequence[int]) -> int:
+        """A plan, once; the order's number."""
+        if self.failed is not None or self.fatal is not None or self.broken:
+            self.check()
+        self._said("run", RUN, plan, operands, freed, first)
+        try:
+            self.member.run(plan, operands, first)
+        except BaseException as error:
+            raise self._own(error) from error.__cause__
+        return self.number
+
+    def wait(self, freed: Sequence[int] = ()) -> None:
+        """Until everybody has done all that was ordered."""
+        self.check()
+        self._said("wait", WAIT, NOBODY, (), freed, 0)
+        try:
+            self.member.wait()
+        except BaseException as error:
+            raise self._own(error) from error.__cause__
+
+    def _said(
+        self,
+        kind: str,
+        code: int,
+        plan: bytes,
+        operands: Sequence[int],
+        freed: Sequence[int],
+        first: int,
+    ) -> None:
+        """An order without text is on its way."""
+        self.number += 1
+        order = pack(code, self.number, self.epoch & 255, plan, operands, freed, first)
+        self.counts[kind] += 1
+        self.bytes[kind] += len(order)
+        try:
+            self._send(order)
+        except BaseException as error:
+            raise self._own(error) from error.__cause__
+        if freed:
+            self.member.free(freed)
+
+    def order(
+        self,
+        kind: str,
+        plan: bytes = NOBODY,
+        operands: Sequence[int] = (),
+        freed: Sequence[int] = (),
+        first: int = 0,
+        text: Any = None,
+        value: Any = None,
+    ) -> Any:
+        """Anything else; what the lead answers. For a plan, the value is the plan itself."""
+        self.check()
+        self.number += 1
+        order = Order(
+            kind,
+            self.number,
+            self.epoch & 255,
+            plan,
+            tuple(operands),
+            tuple(freed),
+            first,
+            text,
+        )
+        said = order.pack()
+        self.counts[kind] += 1
+        self.bytes[kind] += len(said)
+        try:
+            self._send(said)
+            return self.member.obey(order, value) if kind != "end" else None
+        except BaseException as error:
+            raise self._own(error) from error.__cause__
+
+    def _send(self, data: bytes) -> None:
+        now = time.perf_counter()
+        if now - self.told > RING:
+            for rank in self.lines:
+                self._say(rank, b"w")
+        self._forward(data)
+        self.told = time.perf_counter()
+
+    def _own(self, error: BaseException) -> BaseException:
+        """What the user is to see of an error at the lead, which may follow from another's."""
+        if self.fatal is not None:
+            return self.fatal
+        with self.state:
+            self.broken = True
+            if self.failed is None or not isinstance(error, CommunicatorError):
+                self.failed = _Failed(self.number, error)
+            found = self.failed.error
+            self.communicator.abort(error)
+        if found is error:
+            _failed(self.rank, self.number, error)
+        self._stop()
+        self._recover()
+        return found
+
+    def check(self) -> None:
+        """Tell the user what happened since the last order."""
+        if self.fatal is not None:
+            raise self.fatal
+        if self.broken:
+            found = self.failed
+            self._recover()
+            if found is not None:
+                raise found.error
+
+    def _recover(self) -> None:
+        """All begin anew; what was made since the failure is lost."""
+        with self.state:
+            assert self.failed is not None
+            self.lost.append((self.failed.number, self.number, str(self.failed.error)))
+            self.epoch += 1
+            self.number += 1
+            self.failed = None
+            self.broken = False
+            self.communicator.error = None
+        said = Order("recover", self.number, self.epoch & 255).pack()
+        self.counts["recover"] += 1
+        self._send(said)
+        self.recover()
+
+    def stats(self) -> dict[str, Any]:
+        """Messages and bytes that orders took, by their kind."""
+        return {
+            k: {"messages": self.counts[k], "bytes": self.bytes[k]} for k in KINDS if self.counts[k]
+        }
+
+    def end(self) -> None:
+        """Send everybody home."""
+        if not self.alive:
+            return
+        if self.fatal is None:
+            with contextlib.suppress(OstinatoError):
+                self.order("end")
+        self.alive = False
+        if self.fatal is not None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for process in self.processes.values():  # one that was stopped does not hear
+                with contextlib.suppress(OSError):
+                    os.kill(process, signal.SIGKILL)
+            if len(self.processes) < len(self.lines):
+                self.base.Abort(1)
+            os._exit(1)  # MPI would wait for those who are gone
+        self.watch.join(JOIN)  # the others hang up first
+        for line in self.lines.values():
+            line.close()
+
+
+# -- the others ----------------------------------------------------------------------------
+class Hand(Crew):
+    """One who obeys."""
+
+    def __init__(self, comm: Any, threads: int | None = None) -> None:
+        super().__init__(comm, threads)
+        said = np.empty(SMALL, np.uint8)
+        comm.Bcast([said, self.communicator._byte], LEAD)
+        host, port, token = json.loads(said.tobytes())
+        self.line = socket.create_connection((host, port), timeout=JOIN)
+        self.line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        hello = {
+            "token": token,
+            "rank": self.rank,
+            "pid": os.getpid(),
+            "host": platform.node(),
+        }
+        _tell(self.line, b"h", json.dumps(hello).encode())
+        self.bell = threading.Event()
+        self.failed = False
+        self.lock = threading.Lock()
+        threading.Thread(target=self._watch, name="ostinato-lifeline", daemon=True).start()
+
+    def _watch(self) -> None:
+        threading.Thread(target=self._beat, name="ostinato-heartbeat", daemon=True).start()
+        self.line.settimeout(None)
+        while True:
+            try:
+                said = _hear(self.line)
+            except OSError:
+                said = None
+            if said is None or said[0] == b"q":
+                if self.alive:  # the lead died, or gave up
+                    os._exit(1)
+                return
+            if said[0] == b"w":
+                self.bell.set()
+            elif said[0] == b"x" and int.from_bytes(said[1], "little") == self.epoch:
+                self.communicator.abort(CommunicatorError("another worker failed."))
+                self.bell.set()
+
+    def _beat(self) -> None:
+        while self.alive:
+            self._say(b".")
+            time.sleep(BEAT)
+
+    def _say(self, kind: bytes, text: bytes = b"") -> None:
+        with contextlib.suppress(OSError), self.lock:
+            _tell(self.line, kind, text)
+
+    def serve(self) -> None:
+        """Obey until the lead says that it is enough."""
+        while True:
+            order = self._next()
+            if order.kind == "end":
+                self.alive = False
+                self.line.shutdown(socket.SHUT_RDWR)
+                return
+            self._obey(order)
+
+    def _obey(self, order: Order) -> None:
+        number, self.number = self.number, order.number
+        try:
+            if order.kind == "recover":
+                self.epoch += 1
+                self.failed = False
+                self.recover()
+                return
+            if order.number != number + 1:
+                raise CommunicatorError(
+                    f"worker {self.rank} got order {order.number} after {number}: workers do not do "
+                    "the same."
+                )
+            if self.failed or order.epoch != self.epoch & 255:
+                self.member.free(order.freed)
+                return
+            self.member.obey(order)
+        except BaseException as error:
+            self.failed = True
+            if self.communicator.error is None or not isinstance(error, CommunicatorError):
+                _failed(self.rank, order.number, error)
+                said = described(error, order.number, self.epoch)
+                self._say(b"e", json.dumps(said).encode())
+
+    def _next(self) -> Order:
+        first = np.empty(SMALL, np.uint8)
+        byte = self.communicator._byte
+        self._listen(self.control.Irecv((first, byte), self.parent))
+        length = length_of(first.tobytes())
+        data = np.empty(length, np.uint8)
+        data[:SMALL] = first[:length]
+        if length > SMALL:
+            for piece in mpi._pieces(data[SMALL:]):
+                self._listen(self.control.Irecv((piece, byte), self.parent))
+        self._forward(data)
+        return unpack(data.tobytes())
+
+    def _listen(self, request: Any) -> None:
+        """Look for a while, then sleep until the bell rings."""
+        looks, end = 0, 0.0
+        while not request.Test():
+            looks += 1
+            if looks % mpi.EAGER:
+                continue
+            os.sched_yield()
+            now = time.perf_counter()
+            end = end or now + AWAKE
+            if now < end:
+                continue
+            while not self.bell.wait(DOZE) and not request.Test():
+                pass
+            self.bell.clear()
+            end = 0.0
+
+
+def _assemble(comm: Any) -> None:
+    """Wait for all processes, but not for ever: one may have failed before it came here."""
+    request, end = comm.Ibarrier(), time.monotonic() + JOIN
+    while not request.Test():
+        if time.monotonic() > end:
+            atexit.register(os._exit, 1)  # MPI would wait for the others at its end
+            raise CommunicatorError.because(
+                "connect",
+                got=f"fewer than {comm.size} processes within {JOIN:g} s",
+                needed="all that mpiexec started",
+                do="see whether one failed before it came to ost.connect()",
+            )
+        time.sleep(mpi.NAP)
+
+
+def _failed(rank: int, number: int, error: BaseException) -> None:
+    name = type(error).__name__
+    _log.error("ostinato: worker %d failed in order %d: %s: %s", rank, number, name, error)
+
+
+def _tell(line: socket.socket, kind: bytes, text: bytes = b"") -> None:
+    line.sendall(_SAID.pack(kind, len(text)) + text)
+
+
+def _hear(line: socket.socket) -> tuple[bytes, bytes] | None:
+    """The next message; None where the line ended."""
+    head = _exactly(line, _SAID.size)
+    if head is None:
+        return None
+    kind, length = _SAID.unpack(head)
+    text = _exactly(line, min(length, 1 << 20))
+    return None if text is None else (kind, text)
+
+
+def _exactly(line: socket.socket, count: int) -> bytes | None:
+    found = bytearray()
+    while len(found) < count:
+        more = line.recv(count - len(found))
+        if not more:
+            return None
+        found += more
+    return bytes(found)
+
+
+def described(error: BaseException, number: int, epoch: int) -> dict[str, Any]:
+    """An error of an order, as data."""
+    return {
+        "kind": type(error).__name__,
+        "text": str(error),
+        "line": getattr(error, "line", ""),
+        "number": number,
+        "epoch": epoch,
+    }
+
+
+def rebuilt(found: dict[str, Any], name: str) -> OstinatoError:
+    """A worker's error, as one of ours."""
+    kind = getattr(errors, str(found["kind"]), None)
+    if isinstance(kind, type) and issubclass(kind, OstinatoError):
+        made = kind(f"{found['text']}")
+    else:
+        made = ExecutionError(
+            f"{name}, in order {found['number']}: {found['kind']}: {found['text']}"
+        )
+    made.line = str(found["line"])
+    return made
+
+
+# -- a crew of this job --------------------------------------------------------------------
+_crew: Lead | None = None
+_RANKS = (
+    "PMI_SIZE",
+    "PMIX_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+    "MPI_LOCALNRANKS",
+    "SLURM_STEP_NUM_TASKS",
+)
+
+
+def job_size() -> int:
+    """How many processes mpiexec started beside this one, itself included; 1 without it."""
+    if _crew is not None:
+        return _crew.size
+    started = any(os.environ.get(n, "1") not in ("", "1") for n in _RANKS)
+    if not started and "mpi4py.MPI" not in sys.modules:
+        return 1
+    try:
+        from mpi4py import MPI
+    except ImportError:
+        return 1
+    return int(MPI.COMM_WORLD.size) if MPI.Is_initialized() and not MPI.Is_finalized() else 1
+
+
+def job_crew(threads: int | None = None, leave: Callable[[], None] = sys.exit) -> Lead:
+    """The crew of this MPI job, for its lead. The others serve here, and then leave the script."""
+    global _crew
+    if _crew is None:
+        from mpi4py import MPI
+
+        if MPI.COMM_WORLD.rank != LEAD:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # the lead decides
+            Hand(MPI.COMM_WORLD, threads).serve()
+            leave()
+        _crew = Lead(MPI.COMM_WORLD, threads)
+        atexit.register(_crew.end)
+    return _crew

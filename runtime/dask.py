@@ -1,0 +1,232 @@
+"""Crews inside Dask: workers that were started under MPI become a crew when a program connects to
+their cluster, and are Dask's again when it leaves.
+
+Dask carries what begins and ends a crew, on its own authenticated channel: who is there, who takes
+part, where the lead listens and the secret that it expects. Engines live in threads of their own, so
+Dask's loop goes on. Data and orders never pass the scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import platform
+import secrets
+import threading
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from ostinato.planner.file import code_version
+from ostinato.planner.machine import this_machine
+
+from ostinato.errors import SessionError
+
+from . import page
+from .channel import Channel, Desk
+from .crew import Hand, Lead
+from .member import openers
+from .orders import KINDS
+
+JOIN = 60.0  # seconds for a crew to come together
+_log = logging.getLogger("distributed.worker.ostinato")
+_members: dict[str, Any] = {}  # of crews that this process takes part in
+_desks: dict[str, Any] = {}  # of crews that this process leads: a Desk, or an error
+
+
+# -- in a Dask worker ----------------------------------------------------------------------
+def version() -> str:
+    """Of the code that both sides of a channel must have in common."""
+    return f"{code_version()}-{zlib.crc32(' '.join(KINDS).encode()):08x}"
+
+
+def present() -> dict[str, Any]:
+    """Who this worker is among the processes that mpiexec started with it."""
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        return {"error": str(error)}
+    world = MPI.COMM_WORLD
+    return {
+        "rank": world.rank,
+        "size": world.size,
+        "host": platform.node(),
+        "process": os.getpid(),
+        "version": version(),
+    }
+
+
+def enlist(
+    name: str,
+    ranks: Sequence[int],
+    secret: bytes,
+    host: str,
+    threads: int | None,
+    dask_worker: Any,
+) -> None:
+    """Take part in a crew; the first of the ranks leads."""
+    threading.Thread(
+        target=_take_part,
+        args=(name, list(ranks), secret, host, threads, page.teller(dask_worker)),
+        name="ostinato-engine",
+        daemon=True,
+    ).start()
+
+
+def _take_part(
+    name: str,
+    ranks: list[int],
+    secret: bytes,
+    host: str,
+    threads: int | None,
+    teller: page.Teller,
+) -> None:
+    from mpi4py import MPI
+
+    leads = MPI.COMM_WORLD.rank == ranks[0]
+    try:
+        comm = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.group.Incl(ranks))
+        crew = Lead(comm, threads) if leads else Hand(comm, threads)
+        _members[name] = crew.member
+        with teller.watching(crew.member):
+            if isinstance(crew, Hand):
+                crew.serve()
+                return
+            this_machine()  # measured before there is work that would disturb it
+            desk = _desks[name] = Desk(crew, secret, host)
+            desk.serve(JOIN)
+    except BaseException as error:
+        _log.exception("ostinato: this worker's engine ended")
+        if leads:
+            _desks.setdefault(name, error)
+    finally:
+        _members.pop(name, None)
+
+
+async def desk_of(name: str) -> dict[str, Any]:
+    """Where a crew's lead listens, asked at the lead."""
+    for _ in range(int(JOIN / 0.01)):
+        found = _desks.get(name)
+        if isinstance(found, Desk):
+            return {"address": found.address, "threads": found.lead.member.worker.threads}
+        if found is not None:
+            return {"error": f"{type(found).__name__}: {found}"}
+        await asyncio.sleep(0.01)
+    return {"error": f"the workers did not come together within {JOIN:g} s"}
+
+
+def part_of(name: str, handle: int, deal: Any = None) -> Any:
+    """A copy of this worker's part of an operand, for Dask to keep."""
+    return _members[name].parts[handle].copy()
+
+
+def chunk(name: str, index: Sequence[int]) -> Any:
+    """A chunk of a Dask array that this worker keeps."""
+    from distributed import Worker
+
+    key = (name, *index)
+    for worker in list(Worker._instances):
+        if key in worker.data:
+            return worker.data[key]
+    raise KeyError(f"Dask does not keep chunk {key} here any more")
+
+
+openers["chunk"] = chunk
+
+
+# -- in the program ------------------------------------------------------------------------
+def as_client(cluster: Any) -> Any:
+    """A client of Dask: the one given, or a new one for an address."""
+    from distributed import Client
+
+    return Client(cluster) if isinstance(cluster, str) else cluster
+
+
+def begin(client: Any, threads: int | None = None) -> Channel:
+    """Make a crew of a cluster's workers, and connect to its lead."""
+    found = client.run(present)
+    if not found:
+        raise SessionError.because(
+            "connect", got="a Dask cluster without workers", needed="one worker or more"
+        )
+    errors = [f["error"] for f in found.values() if "error" in f]
+    ranks = sorted(f["rank"] for f in found.values() if "error" not in f)
+    alone = len(found) == 1
+    if errors or len(set(ranks)) != len(found):
+        raise SessionError.because(
+            "connect",
+            got=f"{len(found)} Dask workers that cannot reach each other by MPI"
+            + (f" ({errors[0]})" if errors else ""),
+            needed="workers that one mpiexec has started",
+            do="start them with ost.LocalCluster(n), `ostinato worker`, or dask-mpi",
+        )
+    others = sorted({f["host"] for f in found.values() if f["version"] != version()})
+    if others:
+        raise SessionError.because(
+            "connect",
+            got=f"workers on {', '.join(others)} with another version of ostinato than this program's",
+            needed="the same one everywhere",
+            do="install it there, and start the workers again",
+        )
+    by_rank = {f["rank"]: address for address, f in found.items()}
+    lead = by_rank[ranks[0]]
+    host = lead.split("://")[-1].rsplit(":", 1)[0].strip("[]")
+    if host.startswith("127.") or alone:
+        host = "127.0.0.1" if host.startswith("127.") else host
+    name, secret = secrets.token_hex(8), secrets.token_bytes(32)
+    client.run_on_scheduler(page.install)
+    client.run(enlist, name, ranks, secret, host, threads)
+    where = client.run(desk_of, name, workers=[lead])[lead]
+    if "error" in where:
+        raise SessionError.because("connect", got=where["error"], needed="workers that are free")
+    first = found[lead]
+    channel = Channel(
+        tuple(where["address"]),
+        secret,
+        len(ranks),
+        int(where["threads"]),
+        f"the lead of the workers (process {first['process']} on {first['host']})",
+    )
+    channel.client, channel.crew = client, name
+    channel.addresses = [by_rank[r] for r in ranks]
+    return channel
+
+
+def keep_parts(channel: Channel, handle: int, ranks: Sequence[int]) -> list[Any]:
+    """Dask's futures of an operand's parts on these workers, which stay where they are."""
+    return [
+        channel.client.submit(
+            part_of,
+            channel.crew,
+            handle,
+            secrets.token_hex(4),
+            workers=[channel.addresses[r]],
+            allow_other_workers=False,
+            pure=False,
+        )
+        for r in ranks
+    ]
+
+
+def keep(channel: Channel, array: Any) -> tuple[Any, list[tuple[list[int], int]]]:
+    """A Dask array whose chunks are kept by workers; the index of each, and the rank that has it."""
+    from distributed import futures_of, wait
+
+    with channel.client.as_current():
+        array = channel.client.persist(array)
+        futures = futures_of(array)
+        wait(futures)
+        held = channel.client.who_has(futures)
+    ranks = {address: k for k, address in enumerate(channel.addresses)}
+    found = []
+    for index in itertools.product(*(range(n) for n in array.numblocks)):
+        who = [ranks[a] for a in held.get((array.name, *index), ()) if a in ranks]
+        if not who:
+            raise SessionError.because(
+                "from_dask",
+                got=f"a Dask array whose chunk {index} no worker of the session keeps",
+                needed="an array of the session's own cluster",
+            )
+        found.append((list(index), min(who)))
+    return array, found

@@ -1,0 +1,264 @@
+"""One worker of a crew: its parts of operands by their handles, its plans, and what it does when an
+order comes. The lead and the others do the same; only where a value enters or leaves is it the
+lead's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from ostinato.ops.encode import Malformed, decode_spec, listing, need
+from ostinato.ops.layout import Box, chunks_of, held_pieces, intersect, slices, volume, written
+from ostinato.ops.spec import Spec, in_line
+from ostinato.planner.file import decode_plan
+
+from .engine import box_of, measured
+from .mpi import MpiCommunicator
+from .orders import Order
+from .worker import Loaded, Worker
+
+LEAD = 0
+openers: dict[str, Callable[..., Any]] = {}  # of files, by what they are; the front door fills it
+_BYTE, _GOT = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
+_log = logging.getLogger("distributed.worker.ostinato")  # what Dask shows of its workers
+_log.addHandler(logging.NullHandler())  # without Dask, errors reach the user and nobody else
+
+
+class Member:
+    def __init__(self, communicator: MpiCommunicator, threads: int | None = None) -> None:
+        self.communicator = communicator
+        self.rank = communicator.rank
+        self.parts: dict[int, Any] = {}
+        self.plans: dict[bytes, Loaded] = {}
+        self.worker = Worker(self.rank, communicator, threads=threads)
+
+    # -- orders ----------------------------------------------------------------------------
+    def obey(self, order: Order, value: Any = None) -> Any:
+        """Do what is asked. A value enters, and an answer is given, at the lead only."""
+        self.free(order.freed)
+        if order.kind == "run":
+            return self.run(order.plan, order.operands, order.first)
+        do: Callable[[Order, Any], Any] = getattr(self, f"_{order.kind}")
+        return do(order, value)
+
+    def free(self, handles: Sequence[int]) -> None:
+        for handle in handles:
+            self.parts.pop(handle, None)
+
+    def run(self, plan: bytes, operands: Sequence[int], first: int) -> None:
+        loaded, parts = self.plans.get(plan), self.parts
+        need(loaded is not None, f"plan {plan.hex()[:8]}, which worker {self.rank} was not given")
+        for part in self.worker.step(loaded, [parts[h] for h in operands]):  # type: ignore[arg-type]
+            parts[first] = part
+            first += 1
+
+    def _load(self, order: Order, value: Any) -> None:
+        if order.plan in self.plans:
+            return
+        plan = value if value is not None else decode_plan(order.text.encode(), trusted=True)
+        need(plan.id == order.plan.hex(), f"plan {plan.id[:8]} under the name {order.plan.hex()}")
+        self.worker.load(plan)
+        self.plans[order.plan] = self.worker.plans[plan.id]
+        _log.info(
+            "ostinato: worker %d loaded plan %s (%s), %d operations",
+            *(self.rank, plan.id[:8], plan.called or "read", len(plan.program.graph.nodes)),
+        )
+
+    def _forget(self, order: Order, value: Any) -> None:
+        self.plans.pop(order.plan, None)
+        self.worker.unload(order.plan.hex())
+
+    def _put(self, order: Order, value: Any) -> None:
+        """The lead has the value; everybody gets a part of it."""
+        spec = decode_spec(order.text)
+        assert spec.layout is not None
+        comm, layout, shape = self.communicator, spec.layout, spec.shape
+        if layout.is_whole:
+            out = value if self.rank == LEAD else np.empty(shape, spec.dtype)
+            everybody = tuple(range(comm.size))
+            if comm.size > 1:
+                comm.start_broadcast(value, out, LEAD, everybody).wait()
+            self.parts[order.first] = out
+            return
+        everything = tuple((0, n) for n in shape)
+        if self.rank != LEAD:
+            out = np.empty(layout.local_shape(shape, self.rank), spec.dtype)
+            comm.start_exchange([], [(LEAD, out)] if out.size else []).wait()
+            self.parts[order.first] = out
+            return
+        sends = []
+        for rank in range(comm.size):
+            box = layout.box(shape, rank)
+            part = value[slices(box, everything)]
+            if rank == LEAD:
+                self.parts[order.first] = part.copy()
+            elif volume(box):
+                sends.append((rank, part))
+        comm.start_exchange(sends, []).wait()
+
+    def _attach(self, order: Order, value: Any) -> None:
+        self.parts[order.first] = openers["source"](order.text)
+
+    def _read(self, order: Order, value: Any) -> None:
+        """Each reads its part of the array in a file."""
+        said, about = listing(order.text, longest=2)
+        spec = decode_spec(about)
+        assert spec.layout is not None
+        self.parts[order.first] = box_of(
+            openers["source"](said), spec.layout.box(spec.shape, self.rank)
+        )
+
+    def _adopt(self, order: Order, value: Any) -> None:
+        """Everybody sends of its chunks what the others get of them."""
+        about, name, rows = listing(order.text, longest=3)
+        spec = decode_spec(about)
+        layout, shape = spec.layout, spec.shape
+        assert layout is not None
+        boxes = [layout.box(shape, rank) for rank in range(self.communicator.size)]
+        mine = boxes[self.rank]
+        out = in_line([hi - lo for lo, hi in mine], spec.dtype)
+        sends, receives = [], []
+        for index, has, keeper in rows:
+            box: Box = tuple((lo, hi) for lo, hi in has)
+            here: Any = openers["chunk"](name, tuple(index)) if keeper == self.rank else None
+            for rank, wanted in enumerate(boxes):
+                piece = intersect(box, wanted)
+                if not volume(piece):
+                    continue
+                if keeper == rank == self.rank:
+                    out[slices(piece, mine)] = here[slices(piece, box)]
+                elif rank == self.rank:
+                    receives.append((keeper, out[slices(piece, mine)]))
+                elif keeper == self.rank:
+                    sends.append((rank, np.asarray(here[slices(piece, box)], spec.dtype)))
+        self.communicator.start_exchange(sends, receives).wait()
+        self.parts[order.first] = out
+
+    def _write(self, order: Order, value: Any) -> Any:
+        """Each box goes into the file by one who has it, or some of it; at the lead, what the sink gave
+        for each.
+        """
+        said, about = listing(order.text, longest=2)
+        spec, sink = decode_spec(about), openers["sink"](said)
+        layout, chunks, part = spec.layout, sink.chunks, self.parts[order.operands[0]]
+        assert layout is not None
+        if layout.stored and chunks is None:
+            chunks = chunks_of(layout, spec.shape, spec.dtype.itemsize)
+        given = []
+        for writer, boxes in enumerate(written(layout, spec.shape, chunks)):
+            for box in boxes:
+                found = self._box(part, spec, box, writer)
+                if found is not None:
+                    given.append(sink.write(found, box))
+            if sink.one_by_one:
+                self.communicator.barrier()
+        everybodys = self.communicator.gather_text(given, LEAD)
+        return None if everybodys is None else [g for share in everybodys for g in share]
+
+    def _box(self, part: Any, spec: Spec, box: Box, writer: int) -> Any:
+        """A box of a value, at its writer, with what others have of it."""
+        layout, mine = spec.layout, self.rank == writer
+        assert layout is not None
+        if layout.stored:
+            return box_of(part, box) if mine else None
+        pieces = list(held_pieces(layout, spec.shape, box))
+        own = layout.box(spec.shape, self.rank)
+        if pieces == [(writer, box)]:
+            return part[(*slices(box, own), ...)] if mine else None
+        whole: Any = in_line([hi - lo for lo, hi in box], spec.dtype) if mine else None
+        sends, receives = [], []
+        for rank, piece in pieces:
+            if mine and rank == writer:
+                whole[slices(piece, box)] = part[(*slices(piece, own), ...)]
+            elif mine:
+                receives.append((rank, whole[slices(piece, box)]))
+            elif rank == self.rank:
+                sends.append((writer, part[(*slices(piece, own), ...)]))
+        self.communicator.start_exchange(sends, receives).wait()
+        return whole
+
+    def _get(self, order: Order, value: Any) -> Any:
+        """All parts, put together at the lead."""
+        spec = decode_spec(order.text)
+        return self.whole(order.operands[0], spec)
+
+    def whole(self, handle: int, spec: Spec) -> Any:
+        layout, shape, part = spec.layout, spec.shape, self.parts[handle]
+        assert layout is not None
+        if layout.stored:
+            if self.rank != LEAD:
+                return None
+            return box_of(part, tuple((0, n) for n in shape))
+        if layout.is_whole:
+            return part
+        owners: dict[Box, int] = {}  # of each part, the first who has it
+        for rank in range(self.communicator.size):
+            box = layout.box(shape, rank)
+            if volume(box):
+                owners.setdefault(box, rank)
+        if self.rank != LEAD:
+            mine = owners.get(layout.box(shape, self.rank)) == self.rank
+            self.communicator.start_exchange([(LEAD, part)] if mine else [], []).wait()
+            return None
+        made = np.empty(shape, spec.dtype)
+        everything = tuple((0, n) for n in shape)
+        receives = []
+        for box, rank in owners.items():
+            place = made[slices(box, everything)]
+            if rank == LEAD:
+                place[...] = part
+            else:
+                receives.append((rank, place))
+        self.communicator.start_exchange([], receives).wait()
+        return made
+
+    def _wait(self, order: Order, value: Any) -> None:
+        self.wait()
+
+    def wait(self) -> None:
+        """A byte to the lead from everybody."""
+        if self.rank != LEAD:
+            self.communicator.start_exchange([(LEAD, _BYTE)], []).wait()
+        elif self.communicator.size > 1:
+            others = range(1, self.communicator.size)
+            self.communicator.start_exchange([], [(r, _GOT) for r in others]).wait()
+
+    def _ask(self, order: Order, value: Any) -> Any:
+        """What each worker has to say, in the order of ranks, at the lead."""
+        what, *more = listing(order.text, longest=2)
+        if what == "state":
+            said: Any = self.state()
+        elif what == "measured" and len(more) == 1:
+            said = self.measured(str(more[0]))
+        else:
+            raise Malformed(f"a question about {what!r:.40}")
+        return self.communicator.gather_text(said, LEAD)
+
+    def _reset(self, order: Order, value: Any) -> None:
+        self.parts.clear()
+        for plan in tuple(self.worker.plans):
+            self.worker.unload(plan)
+        self.plans.clear()
+
+    def recover(self, comm: Any) -> None:
+        """Begin anew after a failure, on another communicator. What was under way may still write
+        to where it was told to, so this memory is left to it.
+        """
+        self.communicator.restart(comm)
+        self.worker.restart()
+        _log.warning("ostinato: worker %d begins anew after a failure", self.rank)
+
+    def state(self) -> dict[str, Any]:
+        """About this worker, for people."""
+        return self.worker.state() | {
+            "operands": len(self.parts),
+            "operand_bytes": sum(getattr(x, "nbytes", 0) for x in self.parts.values()),
+        }
+
+    def measured(self, plan: str) -> list[Any] | None:
+        """What the runs of a plan have shown here."""
+        loaded = self.worker.plans.get(plan)
+        found = measured([loaded]) if loaded is not None else None
+        return None if found is None else [found.runs, found.best, found.mean, found.steps]

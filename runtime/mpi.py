@@ -1,0 +1,365 @@
+"""How workers that are processes talk: a Communicator over MPI.
+
+Everything is made of messages between two workers that are sent and received without blocking, so a
+wait can end when another worker fails, and what is combined is combined in the order of ranks: the
+bits are those that threads get. Messages from one worker to another are numbered as they are
+started, which is the same order on both sides.
+
+An operation is a generator that gives the requests of MPI's that have to be done before it goes on;
+`wait` drives it to its end, or, for one that was left to itself (`overlap`), a thread does."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ostinato.errors import CommunicatorError
+
+from .communicator import Arrays, Group, Messages, Request, fold
+
+LONGEST = 1 << 30  # bytes of one message; MPI counts in 31 bits
+AT_ONCE = 1 << 18  # bytes: what is smaller goes to everybody of a group, instead of a part to each
+TAGS = 1 << 20  # numbers of messages on the way from one worker to another
+EAGER = 64  # looks for a message before others may have the core
+AWAKE = 0.002  # seconds of looking before a wait begins to sleep
+NAP = 50e-6
+
+clock = time.perf_counter
+
+Steps = Iterator[list[Any]]
+
+
+class Flow:
+    """An operation on its way."""
+
+    __slots__ = ("_comm", "_lock", "_pending", "_steps", "done")
+
+    def __init__(self, comm: MpiCommunicator, steps: Steps) -> None:
+        self._comm = comm
+        self._steps = steps
+        began = clock()
+        self._pending: list[Any] = next(steps, [])
+        comm.talking += clock() - began
+        self._lock: threading.Lock | None = None  # if a thread drives it, too
+        self.done = False
+
+    def share(self) -> None:
+        self._lock = threading.Lock()
+
+    def advance(self) -> bool:
+        """Go as far as what has arrived allows; whether that is the end."""
+        if self._lock is None:
+            return self._advance()
+        with self._lock:
+            return self._advance()
+
+    def _advance(self) -> bool:
+        while not self.done:
+            pending = self._pending
+            while pending:
+                if not pending[-1].Test():
+                    return False
+                pending.pop()
+            try:
+                self._pending = next(self._steps)
+            except StopIteration:
+                self.done = True
+        return True
+
+    def wait(self) -> None:
+        began = clock()
+        if not self.advance():
+            self._comm.until(self.advance)
+        self._comm.talking += clock() - began
+
+
+class MpiCommunicator:
+    """A worker's end of an MPI communicator that is its own."""
+
+    def __init__(self, comm: Any, beside: int = 1) -> None:
+        self.comm = comm
+        self.rank: int = comm.rank
+        self.size: int = comm.size
+        self.beside = beside  # workers on this machine
+        self.error: BaseException | None = None  # why nobody should wait any longer
+        self.turns: dict[tuple[int, int], int] = {}
+        self.spare: dict[int, list[Any]] = {}  # memory for what is received, by its size
+        self.left: list[Flow] = []  # operations that the thread drives
+        self.work = threading.Event()
+        self.helper: threading.Thread | None = None
+        self.talking = 0.0  # seconds that its worker spent in operations
+        self.bytes_to = [0] * self.size  # sent to each
+        import mpi4py.MPI as mpi
+
+        self._byte = mpi.BYTE
+
+    # -- waiting ---------------------------------------------------------------------------
+    def until(self, happened: Any) -> None:
+        """Look until it has happened, or somebody failed."""
+        looks, since = 0, 0.0
+        while not happened():
+            if self.error is not None:
+                raise CommunicatorError("a worker waited for another that failed.") from self.error
+            looks += 1
+            if looks < EAGER:
+                continue
+            now = time.perf_counter()
+            since = since or now
+            if now - since < AWAKE:
+                os.sched_yield()
+            else:
+                time.sleep(NAP)
+
+    def overlap(self, request: Request) -> Request:
+        """An operation that goes on while its worker computes."""
+        if isinstance(request, Flow) and not request.advance():
+            request.share()
+            self.left.append(request)
+            if self.helper is None:
+                self.helper = threading.Thread(
+                    target=self._help, name="ostinato-messages", daemon=True
+                )
+                self.helper.start()
+            self.work.set()
+        return request
+
+    def _help(self) -> None:
+        while True:
+            if not self.left:
+                self.work.wait()
+                self.work.clear()
+            try:
+                for flow in tuple(self.left):
+                    if flow.advance():
+                        self.left.remove(flow)
+            except BaseException as error:  # found by whoever waits
+                self.error = self.error or error
+                self.left.clear()
+            time.sleep(NAP)
+
+    # -- messages --------------------------------------------------------------------------
+    def _tag(self, source: int, target: int) -> int:
+        """The next number on the way from one worker to another."""
+        turn = self.turns.get((source, target), 0)
+        self.turns[source, target] = (turn + 1) % TAGS
+        return turn
+
+    def _sent(self, x: Any, to: int, tag: int) -> list[Any]:
+        self.bytes_to[to] += x.nbytes
+        return [self.comm.Isend((piece, self._byte), to, tag) for piece in _pieces(x)]
+
+    def _received(self, out: Any, source: int, tag: int) -> list[Any]:
+        return [self.comm.Irecv((piece, self._byte), source, tag) for piece in _pieces(out)]
+
+    def _take(self, count: int, like: Any) -> tuple[Any, Any]:
+        """Memory for some elements, as an array, and as what is to be given back."""
+        size = count * like.dtype.itemsize
+        kept = self.spare.get(size)
+        block = kept.pop() if kept else np.empty(size, np.uint8)
+        return block.view(like.dtype), block
+
+    def _give(self, blocks: Sequence[Any]) -> None:
+        for block in blocks:
+            self.spare.setdefault(block.size, []).append(block)
+
+    # -- operations ------------------------------------------------------------------------
+    def start_all_reduce(self, ins: Arrays, outs: Arrays, monoid: str, group: Group) -> Request:
+        if len(group) == 1:
+            fold([ins], outs, monoid)
+            return Flow(self, iter(()))
+        size = sum(x.nbytes for x in ins)
+        count = ins[0].size
+        small = size * (len(group) - 1) <= AT_ONCE or count < len(group)
+        if small or any(x.size != count for x in ins):
+            return Flow(self, self._gathered(ins, outs, monoid, group))
+        return Flow(self, self._shared(ins, outs, monoid, group))
+
+    def _gathered(self, ins: Arrays, outs: Arrays, monoid: str, group: Group) -> Steps:
+        """Everybody gets all addends."""
+        others = [r for r in group if r != self.rank]
+        lines = [(r, self._tag(self.rank, r), self._tag(r, self.rank)) for r in others]
+        blocks: list[Any] = []
+        states: dict[int, list[Any]] = {self.rank: [_flat(x) for x in ins]}
+        pending = []
+        for x in states[self.rank]:
+            for r, there, here in lines:
+                pending += self._sent(x, r, there)
+                got, block = self._take(x.size, x)
+                pending += self._received(got, r, here)
+                states.setdefault(r, []).append(got)
+                blocks.append(block)
+        yield pending
+        shapes = [[s.reshape(x.shape) for s, x in zip(states[r], ins, strict=True)] for r in group]
+        fold(shapes, outs, monoid)
+        self._give(blocks)
+
+    def _shared(self, ins: Arrays, outs: Arrays, monoid: str, group: Group) -> Steps:
+        """Everybody combines a part of all addends, and sends the result to all."""
+        mine = group.index(self.rank)
+        others = [(k, r) for k, r in enumerate(group) if r != self.rank]
+        lines = [
+            [(self._tag(self.rank, r), self._tag(r, self.rank)) for _, r in others]
+            for _ in range(2)
+        ]
+        cuts = [k * ins[0].size // len(group) for k in range(len(group) + 1)]
+        own = slice(cuts[mine], cuts[mine + 1])
+        flat = [_flat(x) for x in ins]
+        blocks: list[Any] = []
+        states: dict[int, list[Any]] = {mine: [x[own] for x in flat]}
+        pending: list[Any] = []
+        for x in flat:
+            for (k, r), (there, here) in zip(others, lines[0], strict=True):
+                got, block = self._take(cuts[mine + 1] - cuts[mine], x)
+                pending += self._received(got, r, here)
+                states.setdefault(k, []).append(got)
+                blocks.append(block)
+                pending += self._sent(x[cuts[k] : cuts[k + 1]], r, there)
+        yield pending
+        made = [_flat_or_new(out) for out in outs]
+        fold([states[k] for k in range(len(group))], [m[own] for m in made], monoid)
+        self._give(blocks)
+        pending = []
+        for m in made:
+            for (k, r), (there, here) in zip(others, lines[1], strict=True):
+                pending += self._received(m[cuts[k] : cuts[k + 1]], r, here)
+                pending += self._sent(m[own], r, there)
+        yield pending
+        for m, out in zip(made, outs, strict=True):
+            if not np.may_share_memory(m, out):
+                np.copyto(out, m.reshape(out.shape))
+
+    def start_reduce_scatter(
+        self, x: Any, out: Any, monoid: str, group: Group, parts: Sequence[tuple[slice, ...]]
+    ) -> Request:
+        return Flow(self, self._scattered(x, out, monoid, group, parts))
+
+    def _scattered(
+        self, x: Any, out: Any, monoid: str, group: Group, parts: Sequence[tuple[slice, ...]]
+    ) -> Steps:
+        addends: list[Any] = []
+        blocks, pending = [], []
+        for r, part in zip(group, parts, strict=True):
+            if r == self.rank:
+                addends.append(x[part])
+                continue
+            there, here = self._tag(self.rank, r), self._tag(r, self.rank)
+            got, block = self._take(out.size, out)
+            pending += self._received(got, r, here)
+            addends.append(got.reshape(out.shape))
+            blocks.append(block)
+            pending += self._sent(_flat(x[part]), r, there)
+        yield pending
+        fold([(a,) for a in addends], (out,), monoid)
+        self._give(blocks)
+
+    def start_exchange(self, sends: Messages, receives: Messages) -> Request:
+        return Flow(self, self._exchanged(sends, receives))
+
+    def _exchanged(self, sends: Messages, receives: Messages) -> Steps:
+        pending: list[Any] = []
+        late = []
+        for peer, out in receives:
+            got = _flat_or_new(out)
+            pending += self._received(got, peer, self._tag(peer, self.rank))
+            if not np.may_share_memory(got, out):
+                late.append((got, out))
+        for peer, x in sends:
+            pending += self._sent(_flat(x), peer, self._tag(self.rank, peer))
+        yield pending
+        for got, out in late:
+            np.copyto(out, got.reshape(out.shape))
+
+    def start_broadcast(self, x: Any, out: Any, root: int, group: Group) -> Request:
+        return Flow(self, self._broadcast(x, out, root, group))
+
+    def _broadcast(self, x: Any, out: Any, root: int, group: Group) -> Steps:
+        """Down a tree: who has it sends it to the one as far away as possible, then nearer."""
+        size, first = len(group), group.index(root)
+        place = (group.index(self.rank) - first) % size
+        below = 1
+        while below < size and not place & below:
+            below *= 2
+        source = group[(place - below + first) % size]
+        here = self._tag(source, self.rank) if place else 0
+        lines = []
+        while below > 1:
+            below //= 2
+            if place + below < size:
+                to = group[(place + below + first) % size]
+                lines.append((to, self._tag(self.rank, to)))
+        got = _flat_or_new(out) if place else _flat(x)
+        if place:
+            yield self._received(got, source, here)
+        yield [request for to, tag in lines for request in self._sent(got, to, tag)]
+        if place == 0 or not np.may_share_memory(got, out):
+            np.copyto(out, got.reshape(out.shape))
+
+    def send(self, x: Any, to: int) -> None:
+        self.start_exchange([(to, x)], []).wait()
+
+    def receive(self, out: Any, source: int) -> None:
+        self.start_exchange([], [(source, out)]).wait()
+
+    def barrier(self) -> None:
+        token = np.zeros(1, np.uint8)
+        everybody = tuple(range(self.size))
+        self.start_all_reduce((token,), (token.copy(),), "max", everybody).wait()
+
+    def gather_text(self, value: Any, root: int) -> list[Any] | None:
+        """What everybody says, at the root, in the order of ranks."""
+        said = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        if self.rank != root:
+            self.send(np.array([said.size]), root)
+            self.send(said, root)
+            return None
+        found = []
+        for rank in range(self.size):
+            length = np.array([said.size])
+            if rank != root:
+                self.receive(length, rank)
+            got = said if rank == root else np.empty(int(length[0]), np.uint8)
+            if rank != root:
+                self.receive(got, rank)
+            found.append(json.loads(got.tobytes()))
+        return found
+
+    def abort(self, error: BaseException) -> None:
+        """Here only: whoever made this communicator tells the others."""
+        self.error = self.error or error
+
+    def restart(self, comm: Any) -> None:
+        """Begin anew on another communicator, after a failure: what was under way on this one may
+        still write where it was told to, so that memory is never used again."""
+        _lost.append((self.comm, self.left, self.spare))
+        self.comm, self.left, self.spare = comm, [], {}
+        self.turns.clear()
+        self.error = None
+
+
+_lost: list[Any] = []
+
+
+def _flat(x: Any) -> Any:
+    """All elements in one piece."""
+    return np.ascontiguousarray(x).reshape(-1)
+
+
+def _flat_or_new(out: Any) -> Any:
+    """Where elements may be received: the array's own memory, or, if that has gaps, another."""
+    return out.reshape(-1) if out.flags.c_contiguous else np.empty(out.size, out.dtype)
+
+
+def _pieces(x: Any) -> Iterator[Any]:
+    """The bytes of a flat array, in pieces that MPI can count."""
+    octets = x.view(np.uint8)
+    if octets.size <= LONGEST:
+        yield octets
+        return
+    for start in range(0, octets.size, LONGEST):
+        yield octets[start : start + LONGEST]

@@ -1,0 +1,107 @@
+"""What the master says to the workers: a fixed head, handles, and text.
+
+    length u32 | kind u8 | epoch u8 | - | operands u32 | freed u32 | number u64 | plan 16 bytes | first u64
+    operands' handles u64 ... | freed handles u64 ... | text (JSON, UTF-8) ...
+
+To run a plan takes 48 bytes and 8 for each handle, whatever the plan contains. Results are numbered
+from `first` on. Nothing here is ever unpickled; what does not fit is `Malformed`."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.ops.encode import Malformed, need
+
+HEAD = struct.Struct("<IBBxxIIQ16sQ")
+HANDLE = struct.Struct("<Q")
+LARGEST = 1 << 30  # bytes of an order
+NOBODY = bytes(16)
+
+KINDS = (
+    "run",  # a plan over operands
+    "load",  # a plan, from now on known by its id
+    "forget",  # a plan
+    "put",  # a value that follows becomes an operand
+    "attach",  # an array that stays in its file becomes one
+    "read",  # an array in a file becomes one in memory
+    "adopt",  # chunks that Dask keeps on the workers become an operand
+    "get",  # an operand's parts come together at the lead
+    "write",  # an operand's parts go into a file
+    "wait",  # until all have done what was ordered before
+    "ask",  # something about each worker
+    "recover",  # begin anew after a failure
+    "reset",  # forget all operands and plans
+    "end",  # of this session: serve no longer
+)
+RUN, WAIT = KINDS.index("run"), KINDS.index("wait")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    kind: str
+    number: int  # of the orders since the beginning; workers compare it with their own count
+    epoch: int = 0  # failures so far, modulo 256
+    plan: bytes = NOBODY
+    operands: tuple[int, ...] = ()
+    freed: tuple[int, ...] = ()
+    first: int = 0  # handle of the first result
+    text: Any = None
+
+    def pack(self) -> bytes:
+        said = b"" if self.text is None else json.dumps(self.text, separators=(",", ":")).encode()
+        return pack(
+            KINDS.index(self.kind),
+            self.number,
+            self.epoch,
+            self.plan,
+            self.operands,
+            self.freed,
+            self.first,
+            said,
+        )
+
+
+def pack(
+    kind: int,
+    number: int,
+    epoch: int,
+    plan: bytes,
+    operands: Sequence[int],
+    freed: Sequence[int],
+    first: int,
+    text: bytes = b"",
+) -> bytes:
+    n, m = len(operands), len(freed)
+    length = HEAD.size + 8 * (n + m) + len(text)
+    head = HEAD.pack(length, kind, epoch, n, m, number, plan, first)
+    return head + struct.pack(f"<{n + m}Q", *operands, *freed) + text
+
+
+def unpack(data: bytes) -> Order:
+    """The order that these bytes are, or Malformed."""
+    need(len(data) >= HEAD.size, f"an order of {len(data)} bytes")
+    length, kind, epoch, n, m, number, plan, first = HEAD.unpack_from(data)
+    need(length == len(data) <= LARGEST, f"an order of {len(data)} bytes that claims {length}")
+    need(kind < len(KINDS), f"an order of kind {kind}")
+    end = HEAD.size + 8 * (n + m)
+    need(end <= length, f"an order with {n + m} handles in {length} bytes")
+    handles = struct.unpack_from(f"<{n + m}Q", data, HEAD.size)
+    text = None
+    if end < length:
+        try:
+            text = json.loads(data[end:])
+        except (ValueError, RecursionError) as error:
+            raise Malformed(f"an order whose text is none ({error})") from None
+    return Order(KINDS[kind], number, epoch, plan, handles[:n], handles[n:], first, text)
+
+
+def length_of(head: bytes) -> int:
+    """How long an order is, by its first bytes."""
+    need(len(head) >= HEAD.size, f"an order of {len(head)} bytes")
+    (length,) = struct.unpack_from("<I", head)
+    need(HEAD.size <= length <= LARGEST, f"an order that claims {length} bytes")
+    return int(length)

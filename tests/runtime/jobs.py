@@ -1,0 +1,395 @@
+"""What tests run under mpiexec: `mpiexec -n 3 python -m tests.runtime.jobs NAME ...`.
+
+All processes come here; from `ost.connect()` on only the first goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from ostinato.runtime import crew, mpi
+from ostinato.runtime.worker import Worker
+
+import ostinato as ost
+
+RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+
+
+def say(**what: Any) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def fail_in(order: int, rank: int) -> None:
+    """This worker's step fails once, the `order`-th time."""
+    if rank != RANK:
+        return
+    step, count = Worker.step, [0]
+
+    def failing(self: Worker, *args: Any) -> Any:
+        count[0] += 1
+        if count[0] == order:
+            raise ZeroDivisionError("by test")
+        return step(self, *args)
+
+    Worker.step = failing  # type: ignore[method-assign]
+
+
+def caught(run: Callable[[], Any]) -> dict[str, Any]:
+    start = time.perf_counter()
+    try:
+        run()
+    except BaseException as error:
+        took = time.perf_counter() - start
+        return {"kind": type(error).__name__, "text": str(error), "seconds": took}
+    return {"kind": "", "text": "", "seconds": time.perf_counter() - start}
+
+
+def _sum() -> Any:
+    return ost.compile(lambda x: x / x.sum())
+
+
+def state() -> None:
+    """Everybody's state."""
+    ost.connect()
+    say(state=ost.session().stats()["workers"])
+
+
+def orders() -> None:
+    """Bytes per iteration of graphs of 10, 100 and 10,000 nodes."""
+    session = ost.connect()
+    found = {}
+    for count in (10, 100, int(sys.argv[2])):
+
+        def chain(x: Any, count: int = count) -> Any:
+            for k in range(count):
+                x = (x + 1.0) if k % 2 else (x * 0.5)
+            return x
+
+        f = ost.compile(chain)
+        x = f(ost.asarray(np.ones(8), split=0))
+        session.wait()
+        before = session.engine.lead.stats()["run"]  # type: ignore[attr-defined]
+        for _ in range(20):
+            x = f(x)
+        after = session.engine.lead.stats()["run"]  # type: ignore[attr-defined]
+        found[count] = [after[k] - before[k] for k in ("messages", "bytes")]
+        assert np.isfinite(np.asarray(x)).all()
+    say(found=found)
+
+
+def freed() -> None:
+    """Operands that nobody refers to are gone everywhere."""
+    session = ost.connect()
+    f = ost.compile(lambda x: x + 1)
+    x = ost.asarray(np.zeros(100), split=0)
+    for _ in range(50):
+        x = f(x)
+    kept = [f(x) for _ in range(5)]
+    del kept[1:]
+    session.wait()
+    say(
+        operands=[w["operands"] for w in session.stats()["workers"]], value=float(x[0] + kept[0][0])
+    )
+
+
+def one_fails() -> None:
+    """In the middle of a sum over all; then everything works again."""
+    fail_in(3, int(sys.argv[2]))
+    ost.connect()
+    f, x = _sum(), ost.asarray(np.ones(12), split=0)
+    f(x)
+    good = f(x)
+    error = caught(lambda: np.asarray(f(x)))
+    again = np.asarray(f(good))
+    say(error=error, again=again.tolist())
+
+
+def late_failure() -> None:
+    """Of a plan in which nobody waits for anybody: the lead hears of it later."""
+    fail_in(2, SIZE - 1)
+    session = ost.connect()
+    f, x = ost.compile(lambda x: x + 1), ost.asarray(np.ones(12), split=0)
+    y = f(x)
+    lost = f(y)
+    error = caught(session.wait)
+    use = caught(lambda: f(lost))
+    read = caught(lambda: np.asarray(lost))
+    say(
+        error=error,
+        use=use,
+        read=read,
+        good=np.asarray(y).tolist(),
+        again=np.asarray(f(y)).tolist(),
+    )
+
+
+def singular() -> None:
+    """An error of the operation itself, the same on all workers."""
+    ost.connect()
+    zeros = ost.asarray(np.zeros((3, 3)))
+    f = ost.compile(lambda a: ost.linalg.inv(a))
+    error = caught(lambda: np.asarray(f(zeros)))
+    good = np.asarray(f(ost.asarray(np.eye(3))))
+    say(error=error, good=good.tolist())
+
+
+def astray() -> None:
+    """A worker that counts otherwise."""
+    if RANK == 1:
+        obey = crew.Hand._obey
+
+        def wrong(self: Any, order: Any) -> None:
+            if order.kind == "run" and not hasattr(self, "done"):
+                self.done, self.number = True, self.number - 1
+            obey(self, order)
+
+        crew.Hand._obey = wrong  # type: ignore[method-assign]
+    ost.connect()
+    f, x = _sum(), ost.asarray(np.ones(12), split=0)
+    error = caught(lambda: np.asarray(f(x)))
+    say(error=error, again=np.asarray(f(x)).sum())
+
+
+def unknown() -> None:
+    """A worker that has another plan than the others."""
+    if RANK == 1:
+        from ostinato.runtime.member import Member
+
+        load = Member._load
+
+        def other(self: Any, order: Any, value: Any) -> None:
+            load(self, order, value)
+            self.plans.clear()
+
+        Member._load = other  # type: ignore[method-assign]
+    ost.connect()
+    f, x = _sum(), ost.asarray(np.ones(12), split=0)
+    say(error=caught(lambda: np.asarray(f(x))))
+
+
+def long_messages() -> None:
+    """Messages that are longer than MPI counts, at a lower limit."""
+    mpi.LONGEST, mpi.AT_ONCE = 1000, 512
+    ost.connect()
+    r = np.random.default_rng(0)
+    a = r.normal(size=(97, 61))
+    x = ost.asarray(a, split=0)
+    g = ost.compile(lambda x: (x.T @ x, x.resplit(1) * 2, x.sum(0), x.argmax(0)))
+    gram, turned, total, best = (np.asarray(y) for y in g(x))
+    np.testing.assert_allclose(gram, a.T @ a)
+    np.testing.assert_allclose(turned, a * 2)
+    np.testing.assert_allclose(total, a.sum(0))
+    np.testing.assert_array_equal(best, a.argmax(0))
+    np.testing.assert_array_equal(np.asarray(ost.asarray(a)), a)
+    say(ok=True)
+
+
+def progress() -> None:
+    """A sum over all goes on while everybody does something else."""
+    comm = mpi.MpiCommunicator(MPI.COMM_WORLD.Dup())
+    x, out = np.full(1_000_000, float(RANK)), np.zeros(1_000_000)
+    everybody = tuple(range(SIZE))
+    flow: Any = comm.overlap(comm.start_all_reduce((x,), (out,), "sum", everybody))
+    time.sleep(1)  # no call of MPI's here
+    done = flow.done
+    flow.wait()
+    assert (out == sum(everybody)).all()
+    if RANK == 0:
+        say(done=done)
+
+
+def idle() -> None:
+    """What workers use of a core while nothing is asked of them."""
+    session = ost.connect()
+    f, x = _sum(), ost.asarray(np.ones(12), split=0)
+    f(x)
+    session.wait()
+    time.sleep(0.2)
+    before = session.stats()["workers"]
+    time.sleep(3)
+    after = session.stats()["workers"]
+    used = [b["cpu_seconds"] - a["cpu_seconds"] for a, b in zip(before, after, strict=True)]
+    say(share=[u / 3 for u in used[1:]])
+
+
+def killed() -> None:
+    """A worker dies while the others wait for it."""
+    session = ost.connect()
+    f, x = _sum(), ost.asarray(np.ones(12), split=0)
+    f(x)
+    workers = session.stats()["workers"]
+    say(processes=[w["process"] for w in workers])
+    os.kill(workers[-1]["process"], getattr(signal, sys.argv[2]))
+
+    def on() -> None:
+        while True:
+            np.asarray(f(x))
+
+    say(error=caught(on))
+
+
+def leaves() -> None:
+    """The script ends in some way of its own."""
+    session = ost.connect()
+    f, x = _sum(), ost.asarray(np.ones(12), split=0)
+    f(x)
+    say(processes=[w["process"] for w in session.stats()["workers"]])
+    match sys.argv[2]:
+        case "exit":
+            sys.exit(3)
+        case "raise":
+            raise ValueError("the script's own")
+        case "abrupt":
+            os._exit(4)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "interrupt":
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def interrupted() -> None:
+    """Ctrl-C while all work; then everything works again."""
+    ost.connect()
+    x = ost.asarray(np.ones((64, 64)), split=0)
+    f = ost.compile(lambda x: ost.repeat(1_000_000, lambda y: (y @ x) / (y @ x).sum(), x))
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 1.5)
+    error = caught(lambda: f(x))
+    say(error=error, again=float(_sum()(x).sum()))
+
+
+def absent() -> None:
+    """One process fails before it comes to connect."""
+    crew.JOIN = 2.0
+    if RANK == 1:
+        os._exit(5)
+    say(error=caught(ost.connect))
+
+
+def closes() -> None:
+    """A closed session, and a new one of the same crew."""
+    with ost.connect():
+        x = ost.asarray(np.arange(6.0), split=0)
+        y = np.asarray(x + 1).tolist()
+    late = caught(lambda: np.asarray(x))
+    session = ost.connect()
+    z = np.asarray(ost.asarray(np.arange(6.0), split=0) * 2).tolist()
+    say(y=y, late=late, z=z, operands=[w["operands"] for w in session.stats()["workers"]])
+
+
+def fuzz() -> None:
+    """Damaged, oversized, repeated, unsigned messages to a lead, thousands of them."""
+    import random
+    import socket
+    import threading
+
+    from ostinato.runtime import channel
+    from ostinato.runtime.channel import Wire, greet
+    from ostinato.runtime.orders import KINDS, Order
+
+    count, r = int(sys.argv[2]), random.Random(int(sys.argv[3]))
+    lead = crew.Lead(MPI.COMM_SELF)
+    ran: dict[str, int] = {}
+    now = [""]
+    obey = lead.member.obey
+
+    def watched(order: Any, value: Any = None) -> Any:
+        ran[now[0]] = ran.get(now[0], 0) + 1
+        return obey(order, value)
+
+    lead.member.obey = watched  # type: ignore[method-assign]
+    secret = b"s" * 32
+    wait = Order("wait", 1).pack()
+    put = Order(
+        "put", 1, first=5, text=[[2], "float64", [[1], [None], [], False, False], False]
+    ).pack()
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def talk(how: str) -> None:
+        here = socket.create_connection(server.getsockname())
+        there, _ = server.accept()
+        done = threading.Event()
+
+        def serve() -> None:
+            try:
+                channel._Talk(lead, greet(there, secret, leads=True)).serve()
+            except (channel.Broken, OSError):
+                there.close()
+            done.set()
+
+        threading.Thread(target=serve, daemon=True).start()
+        here.settimeout(10)
+        try:
+            if how == "stranger":
+                here.sendall(r.randbytes(r.randrange(1, 200)))
+                here.shutdown(socket.SHUT_WR)
+                while here.recv(4096):
+                    pass
+            else:
+                wire: Wire = greet(here, b"x" * 32 if how == "liar" else secret, leads=False)
+                send(wire, how)
+                here.shutdown(socket.SHUT_WR)
+                while here.recv(4096):
+                    pass
+        except (channel.Broken, OSError):
+            pass
+        finally:
+            here.close()
+            assert done.wait(10), how
+
+    def send(wire: Wire, how: str) -> None:
+        order = bytearray(r.choice((wait, put)))
+        match how:
+            case "damaged":
+                signed = bytes(order) + wire._sign(wire.mine, 0, bytes(order))
+                at = r.randrange(len(signed))
+                bad = bytearray(signed)
+                bad[at] ^= 1 << r.randrange(8)
+                wire.sock.sendall(bad)
+            case "oversized":
+                order[:4] = r.randrange(1 << 30, 1 << 32).to_bytes(4, "little")
+                wire.send(bytes(order))
+            case "unsigned":
+                wire.sock.sendall(bytes(order) + r.randbytes(16))
+            case "repeated":
+                signed = wait + wire._sign(wire.mine, 0, wait)
+                wire.sock.sendall(signed * 2)
+            case "cut":
+                wire.sock.sendall(bytes(order)[: r.randrange(len(order))])
+            case "nonsense":  # signed, by somebody who knows the secret and makes no sense
+                kind = r.choice(KINDS)
+                text = r.choice((None, [], {}, "x", [1], [[1 << 40], "float64", None, False], -1))
+                handles = [r.randrange(1 << 63) for _ in range(r.randrange(3))]
+                said = Order(
+                    kind,
+                    r.randrange(3),
+                    r.randrange(2),
+                    r.randbytes(16),
+                    tuple(handles),
+                    (),
+                    7,
+                    text,
+                )
+                wire.send(said.pack())
+
+    hows = ("stranger", "liar", "damaged", "oversized", "unsigned", "repeated", "cut", "nonsense")
+    before = threading.active_count()
+    for k in range(count):
+        now[0] = hows[k % len(hows)]
+        talk(now[0])
+    assert lead.fatal is None
+    now[0] = "end"
+    lead.order("wait")
+    say(ran=ran, threads=threading.active_count() - before)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

@@ -1,0 +1,431 @@
+"""Workers of a Dask cluster on this machine: the same answers, orders past the scheduler, and what happens when
+something dies or somebody vanishes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ostinato as ost
+from ostinato import sessions
+from ostinato.errors import (
+    ArgumentError,
+    CommunicatorError,
+    LayoutError,
+    LinAlgError,
+    SessionError,
+)
+from tests.programs import make_program
+from tests.runtime.test_job import MPIEXEC, ROOT, gone
+from tests.sessions import JOB
+
+pytest.importorskip("distributed")
+pytest.importorskip("dask_mpi")
+pytestmark = [
+    pytest.mark.skipif(
+        MPIEXEC is None or JOB > 1,
+        reason="needs mpiexec: pip install mpich mpi4py distributed dask-mpi",
+    ),
+    pytest.mark.filterwarnings("ignore"),  # Dask's own
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ost.LocalCluster]:
+    with ost.LocalCluster(2, heartbeat=60) as cluster:  # the machine may be busy
+        yield cluster
+
+
+@pytest.fixture
+def session(cluster: ost.LocalCluster) -> Iterator[sessions.Session]:
+    before = sessions.in_use
+    assert cluster.session is not None
+    sessions.in_use = cluster.session
+    yield cluster.session
+    sessions.in_use = before
+
+
+def processes(session: sessions.Session) -> list[int]:
+    return [w["process"] for w in session.stats()["workers"]]
+
+
+def caught(run: Callable[[], Any]) -> BaseException | None:
+    try:
+        run()
+    except BaseException as error:
+        return error
+    return None
+
+
+# -- the same answers ----------------------------------------------------------------------
+@pytest.mark.parametrize("seed", range(12))
+def test_random_programs(session: sessions.Session, seed: int) -> None:
+    r = random.Random(seed)
+    program = make_program(r)
+    inputs = [ost.asarray(x, split=r.choice((None, *range(x.ndim)))) for x in program.inputs]
+    found = ost.compile(program.by_ostinato)(*inputs)
+    for y, z in zip(found, program.by_numpy(), strict=True):
+        assert y.dtype == z.dtype
+        np.testing.assert_allclose(np.asarray(y), z, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [ost.bfloat16, ost.float32, ost.complex128, ost.bool])
+def test_values_go_there_and_come_back(session: sessions.Session, dtype: Any) -> None:
+    r = np.random.default_rng(0)
+    for shape in ((), (0,), (7,), (5, 3), (300, 200)):
+        x = (r.normal(size=shape) * 4).astype(dtype)
+        for split in (None, *range(len(shape))):
+            y = ost.asarray(x, split=split)
+            np.testing.assert_array_equal(np.asarray(y), x)
+            np.testing.assert_array_equal(np.asarray(ost.stack([y, y])), np.stack([x, x]))
+
+
+def test_files_are_read_by_the_workers(session: sessions.Session, tmp_path: Path) -> None:
+    x = np.arange(4000.0).reshape(1000, 4)
+    np.save(tmp_path / "x.npy", x)
+    y = ost.load(tmp_path / "x.npy", resident=False, split=0)
+    np.testing.assert_allclose(np.asarray((y * 2).sum(0)), (x * 2).sum(0))
+    np.testing.assert_array_equal(np.asarray(y), x)
+
+
+@pytest.mark.parametrize("suffix", ["npy", "h5", "zarr"])
+@pytest.mark.parametrize("split", [None, 0, 1])
+def test_each_worker_writes_and_reads_its_part(
+    session: sessions.Session, tmp_path: Path, suffix: str, split: int | None
+) -> None:
+    x = np.random.default_rng(0).normal(size=(37, 11))
+    path = tmp_path / f"x.{suffix}"
+    ost.save(path, ost.asarray(x, split=split) * 2)
+    for other in (0, 1, None):
+        y = ost.load(path, split=other)
+        np.testing.assert_array_equal(np.asarray(y), x * 2)
+    with ost.connect(3):
+        np.testing.assert_array_equal(np.asarray(ost.load(path, split=0)), x * 2)
+
+
+def test_checkpoints_of_a_cluster_load_anywhere(session: sessions.Session, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(41, 6)).astype("f4")
+    state = {"w": ost.asarray(x, split=0), "b": ost.asarray(x[0]), "epoch": 3}
+    pending = ost.save_state(tmp_path / "state", state, step=1, wait=False)
+    pending.wait()
+    ost.save_state(tmp_path / "state", {**state, "epoch": 4}, step=2)
+    for there in (1, 3):
+        with ost.connect(there):
+            found = ost.load_state(tmp_path / "state", split=0)
+            assert found["epoch"] == 4
+            assert np.asarray(found["w"]).tobytes() == x.tobytes()
+    sessions.in_use = session
+    found = ost.load_state(tmp_path / "state", step=1, split=1)
+    assert np.asarray(found["w"]).tobytes() == x.tobytes()
+    assert found["epoch"] == 3
+
+
+@pytest.mark.parametrize("split", [None, 0, 1])
+def test_dask_arrays_come_and_go_without_the_scheduler(
+    cluster: ost.LocalCluster, session: sessions.Session, split: int | None
+) -> None:
+    da = pytest.importorskip("dask.array")
+    x = np.random.default_rng(0).normal(size=(50, 17))
+    there = da.from_array(x, chunks=(13, 5)) * 2
+    y = ost.from_dask(there, split=split)
+    np.testing.assert_array_equal(np.asarray(y), x * 2)
+    back = (y + 1).to_dask()
+    parts = {None: ((50,), (17,)), 0: ((25, 25), (17,)), 1: ((50,), (9, 8))}[split]
+    assert back.chunks == parts
+    np.testing.assert_array_equal(cluster.client.compute(back, sync=True), x * 2 + 1)
+    total = cluster.client.compute(back.sum(0), sync=True)
+    np.testing.assert_allclose(total, (x * 2 + 1).sum(0))
+    np.testing.assert_array_equal(np.asarray(y), x * 2)
+
+
+def test_dask_arrays_here() -> None:
+    da = pytest.importorskip("dask.array")
+    x = np.arange(12.0).reshape(4, 3)
+    with ost.connect(2):
+        y = ost.from_dask(da.from_array(x, chunks=2), split=0)
+        back = (y * 2).to_dask()
+        np.testing.assert_array_equal(back.compute(scheduler="threads"), x * 2)
+        assert back.chunks == ((2, 2), (3,))
+        with pytest.raises(ArgumentError, match="from_dask"):
+            ost.from_dask(x)
+        unknown = da.from_array(x, chunks=2)
+        with pytest.raises(ArgumentError, match="unknown size"):
+            ost.from_dask(unknown[unknown > 3])
+
+
+def test_arrays_of_other_sessions_come_along(session: sessions.Session) -> None:
+    with ost.connect(3):
+        x = ost.asarray(np.arange(7.0), split=0) + 1
+        ost.evaluate(x)
+    sessions.in_use = session
+    np.testing.assert_array_equal(np.asarray(x * 2), (np.arange(7.0) + 1) * 2)
+
+
+def test_the_same_seed_and_plan_give_what_threads_give(session: sessions.Session) -> None:
+    def f() -> Any:
+        x = ost.random.normal((1000, 8), split=0, seed=3)
+        return x.sum(0), (x.T @ x)[0], x.mean()
+
+    there = [np.asarray(y).tobytes() for y in f()]
+    plan = ost.compile(lambda x: x.sum(0))
+    plan(ost.asarray(np.ones((4, 2)), split=0))
+    with ost.connect(2):
+        here = [np.asarray(y).tobytes() for y in f()]
+        same = ost.compile(lambda x: x.sum(0))
+        same(ost.asarray(np.ones((4, 2)), split=0))
+    assert here == there
+    assert plan.plan.id == same.plan.id
+
+
+# -- orders --------------------------------------------------------------------------------
+def test_an_iteration_is_one_small_message(session: sessions.Session) -> None:
+    found = {}
+    for count in (10, 100, 2000):
+
+        def chain(x: Any, count: int = count) -> Any:
+            for k in range(count):
+                x = (x + 1.0) if k % 2 else (x * 0.5)
+            return x
+
+        f = ost.compile(chain)
+        x = f(ost.asarray(np.ones(8), split=0))
+        before = session.stats()["orders"]["run"]
+        for _ in range(100):
+            x = f(x)
+        after = session.stats()["orders"]["run"]
+        found[count] = [after[k] - before[k] for k in ("messages", "bytes")]
+        assert np.isfinite(np.asarray(x)).all()
+    assert len({tuple(f) for f in found.values()}) == 1
+    messages, total = found[10]
+    assert messages == 100
+    assert total <= 100 * (64 + 2 * 16)
+
+
+def test_what_the_scheduler_sees(cluster: ost.LocalCluster, session: sessions.Session) -> None:
+    """No task, and no array."""
+    f = ost.compile(lambda x: x + 1)
+    x = ost.asarray(np.ones(1000), split=0)
+    for _ in range(50):
+        x = f(x)
+    session.wait()
+    tasks = cluster.client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
+    assert tasks == 0
+
+
+def test_errors_come_with_the_users_line(session: sessions.Session) -> None:
+    f = ost.compile(lambda a: ost.linalg.inv(a))
+    with pytest.raises(LinAlgError, match=r"test_cluster.py:\d+"):
+        np.asarray(f(ost.asarray(np.zeros((3, 3)))))
+    np.testing.assert_array_equal(np.asarray(f(ost.asarray(np.eye(3)))), np.eye(3))
+
+
+def test_a_failure_comes_with_the_next_read(session: sessions.Session) -> None:
+    """Runs are not waited for: what came after the one that failed is lost, what was before is not."""
+    f, g = ost.compile(lambda a: ost.linalg.inv(a)), ost.compile(lambda x: x + 1)
+    good = g(ost.asarray(np.zeros(4), split=0))
+    session.wait()
+    bad = f(ost.asarray(np.zeros((3, 3))))
+    error = caught(lambda: [(g(good), time.sleep(0.01)) for _ in range(100)])
+    assert isinstance(error, LinAlgError)
+    with pytest.raises(CommunicatorError, match="make it again"):
+        np.asarray(bad)
+    np.testing.assert_array_equal(np.asarray(good), np.ones(4))
+    np.testing.assert_array_equal(np.asarray(g(good)), np.full(4, 2.0))
+
+
+def test_connect_says_what_it_needs(cluster: ost.LocalCluster) -> None:
+    from distributed import Client, LocalCluster
+
+    with pytest.raises(ArgumentError, match="a Dask client, or an address"):
+        ost.connect("nonsense")
+    with pytest.raises(LayoutError, match="a mesh of 3 for the 2 workers of the cluster"):
+        ost.connect(cluster.client, mesh=(3,))
+    with pytest.raises(ArgumentError, match="workers='many'"):
+        ost.LocalCluster("many")  # type: ignore[arg-type]
+    with (
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            processes=True,
+            dashboard_address=None,
+            host="127.0.0.1",
+        ) as plain,
+        Client(plain, set_as_default=False) as client,
+        pytest.raises(SessionError, match="cannot reach each other by MPI"),
+    ):
+        ost.connect(client)
+
+
+# -- faults --------------------------------------------------------------------------------
+def test_clients_come_and_go(cluster: ost.LocalCluster) -> None:
+    """A crew ends with its session, and so does that of a program which dies; then comes the next."""
+    assert cluster.session is not None
+    before = sessions.in_use
+    with cluster.connect() as second:
+        assert float(ost.asarray(np.ones(3), split=0).sum()) == 3
+    with pytest.raises(SessionError):
+        second.wait()
+    code = (
+        "import ostinato as ost, numpy as np, os, sys\n"
+        "ost.connect(sys.argv[1])\n"
+        "print(float(ost.asarray(np.ones(5), split=0).sum()), flush=True)\n"
+        "os._exit(7)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OSTINATO_CACHE": "off"}
+    run = subprocess.run(
+        [sys.executable, "-c", code, cluster.scheduler_address],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == 7, run.stderr
+    assert run.stdout.split() == ["5.0"]
+    with cluster.connect():
+        assert float(ost.asarray(np.ones(4), split=0).sum()) == 4
+    sessions.in_use = before
+    cluster.connect()
+
+
+def test_thousands_of_bad_messages() -> None:
+    """To the lead's door: damaged, oversized, repeated, unsigned, from strangers: nothing of them runs."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OSTINATO_CACHE": "off"}
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.runtime.jobs", "fuzz", "10000", "5"],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    ran = json.loads(run.stdout.splitlines()[-1])["ran"]
+    assert set(ran) <= {"repeated", "nonsense", "end"}, "what was signed, once, may run"
+    assert ran["repeated"] == 10000 // 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["worker", "lead", "scheduler", "stopped"])
+def test_something_dies(who: str) -> None:
+    """One clear error within seconds; no process is left; the next cluster works."""
+    with ost.LocalCluster(2, heartbeat=3) as cluster:
+        session = cluster.session
+        assert session is not None
+        f = ost.compile(lambda x: x / x.sum())
+        x = f(ost.asarray(np.ones(12), split=0))
+        session.wait()
+        found = processes(session)
+        everybody = [*found, cluster.client.run_on_scheduler(os.getpid)]
+        victim, sign = {
+            "worker": (found[1], signal.SIGKILL),
+            "lead": (found[0], signal.SIGKILL),
+            "scheduler": (everybody[2], signal.SIGKILL),
+            "stopped": (found[1], signal.SIGSTOP),
+        }[who]
+        os.kill(victim, sign)
+        start = time.monotonic()
+        error = caught(lambda: [(f(x), session.wait()) for _ in iter(time.monotonic, start + 20)])
+        assert time.monotonic() - start < 10
+        assert isinstance(error, CommunicatorError), error
+        assert re.search(r"process \d+ on .*start again", str(error))
+    assert gone(everybody)
+    if who == "worker":
+        with ost.LocalCluster(1), contextlib.closing(ost.session()):
+            assert float(ost.asarray(np.ones(3)).sum()) == 3
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_its_checkpoint_on_the_workers_that_remain(tmp_path: Path) -> None:
+    path, killed = tmp_path / "state", []
+
+    def train() -> tuple[int, float]:
+        step, w = 0, ost.asarray(np.zeros(30), split=0)
+        if ost.saved_steps(path):
+            state = ost.load_state(path, split=0)
+            step, w = state["step"], state["w"]
+        f = ost.compile(lambda w: w + w.sum() / 30 + 1)
+        while step < 6:
+            w, step = f(w), step + 1
+            ost.save_state(path, {"w": w, "step": step}, step=step)
+            if step == 3 and not killed:
+                assert ost.session().workers == 2
+                killed.append(processes(ost.session())[1])
+                os.kill(killed[0], signal.SIGKILL)
+        return ost.session().workers, float(w[0])
+
+    with ost.LocalCluster(2, heartbeat=3, restart=True, dashboard=False) as cluster:
+        assert cluster.run(train) == (1, 2.0**6 - 1)
+        assert cluster.workers == 1
+    assert len(killed) == 1
+
+
+def test_dask_hears_of_its_workers_while_they_compute(
+    cluster: ost.LocalCluster, session: sessions.Session
+) -> None:
+    x = ost.asarray(np.random.default_rng(0).normal(size=(200, 200)) / 15, split=0)
+    f = ost.compile(lambda x: ost.repeat(3000, lambda y: ost.tanh(y @ x), x))
+    f(x)
+    session.wait()
+    y = f(x)
+    waits = []
+    for _ in range(10):
+        start = time.perf_counter()
+        cluster.client.run(os.getpid)
+        waits.append(time.perf_counter() - start)
+    assert max(waits) < 5, "the loop of a worker stood still"
+    assert np.isfinite(np.asarray(y)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["exit", "raise", "kill"])
+def test_the_program_ends_and_so_does_its_cluster(how: str, tmp_path: Path) -> None:
+    code = (
+        "import ostinato as ost, os, sys, signal, json\n"
+        "cluster = ost.LocalCluster(1)\n"
+        "session = cluster.connect()\n"
+        "found = [w['process'] for w in session.stats()['workers']]\n"
+        "found.append(cluster.client.run_on_scheduler(os.getpid))\n"
+        "print(json.dumps([found, str(cluster.folder)]), flush=True)\n"
+        "how = sys.argv[1]\n"
+        "if how == 'raise': raise ValueError('its own')\n"
+        "if how == 'kill': os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OSTINATO_CACHE": "off"}
+    run = subprocess.run(
+        [sys.executable, "-c", code, how],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    found, folder = json.loads(run.stdout.splitlines()[0])
+    assert run.returncode == {"exit": 0, "raise": 1, "kill": -signal.SIGKILL}[how], run.stderr
+    assert how != "raise" or "its own" in run.stderr
+    assert gone(found)
+    assert how == "kill" or not Path(folder).exists()
+
+
+def test_a_cluster_that_ends_leaves_the_session_before_it() -> None:
+    before = ost.session()
+    with ost.LocalCluster(1, dashboard=False) as cluster:
+        first = cluster.session
+        second = cluster.connect()
+        assert ost.session() is second is not first
+    assert ost.session() is before
+    assert float(ost.asarray(np.ones(3)).sum()) == 3

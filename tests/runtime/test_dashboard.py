@@ -1,0 +1,328 @@
+"""What people see of a cluster: a page in the dashboard, metrics, spans, logs, a report."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+import shutil
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ostinato.ops.layout import Layout
+from ostinato.planner.explain import amount
+from ostinato.runtime import panels
+from ostinato.runtime.counts import axis_between
+from ostinato.runtime.ledger import RECENT, Ledger
+
+import ostinato as ost
+from ostinato.errors import BoundsError
+from tests.runtime.browser import CHROMIUM, Browser
+from tests.sessions import JOB
+
+NEEDS = ("mpi4py", "distributed", "dask_mpi", "bokeh", "prometheus_client")
+BESIDE = Path(sys.executable).parent
+needs_cluster = pytest.mark.skipif(
+    JOB > 1
+    or any(importlib.util.find_spec(name) is None for name in NEEDS)
+    or not (shutil.which("mpiexec", path=str(BESIDE)) or shutil.which("mpiexec")),
+    reason="needs a cluster: pip install mpich mpi4py distributed dask-mpi bokeh prometheus_client",
+)
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH")
+pytestmark = pytest.mark.filterwarnings("default")  # of Dask and Bokeh
+
+
+def lloyd(x: Any, c: Any) -> Any:
+    near = ((x[:, None, :] - c) ** 2).sum(2).argmin(1)
+    chosen = (near[:, None] == np.arange(4)).astype("float32")
+    return chosen.T @ x / (chosen.sum(0)[:, None] + 1)
+
+
+def pick(x: Any, k: Any) -> Any:
+    return x.sum(0)[k] * 2
+
+
+class Work:
+    """A cluster, and a job on it."""
+
+    def __init__(self, cluster: ost.LocalCluster) -> None:
+        self.cluster = cluster
+        self.step, self.pick = ost.compile(lloyd), ost.compile(pick)
+        r = np.random.default_rng(3)
+        self.x = ost.asarray(r.normal(size=(50_001, 8)).astype(np.float32), split=0)
+        self.c = ost.asarray(r.normal(size=(4, 8)).astype(np.float32))
+        self.runs = 0
+        self.go(5)
+        np.asarray(self.pick(self.x, np.array([1, 3])))
+        self.plan = self.step.plan
+
+    def go(self, count: int) -> None:
+        for _ in range(count):
+            self.c = self.step(self.x, self.c)
+            self.runs += 1
+        ost.session().wait()
+
+    def told(self) -> None:
+        """All workers have said what they did."""
+        from ostinato.runtime import page
+
+        self.cluster.client.run(page.tell)
+
+    @property
+    def address(self) -> str:
+        return self.cluster.dashboard_link.removesuffix("/status")
+
+
+@pytest.fixture(scope="module")
+def work() -> Iterator[Work]:
+    with ost.LocalCluster(2) as cluster:
+        yield Work(cluster)
+
+
+# -- the page ------------------------------------------------------------------------------
+def number(text: str, name: str) -> float:
+    found = re.search(name + r" ([\d,.]+)", text)
+    assert found, (name, text[-1500:])
+    return float(found[1].replace(",", ""))
+
+
+@needs_cluster
+@needs_browser
+def as_number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def test_the_page_shows_a_job_while_it_runs(work: Work) -> None:
+    done = threading.Event()
+
+    def job() -> None:
+        while not done.is_set():
+            work.go(20)
+
+    worker = threading.Thread(target=job)
+    with Browser() as browser:
+        browser.open(f"{work.address}/status")
+        assert browser.until("document.querySelector('a[href=ostinato]')?.innerText") == "Ostinato"
+        browser.errors.clear()  # those of Dask's own page
+        browser.open(f"{work.address}/ostinato")
+        worker.start()
+        try:
+            end = time.monotonic() + 30
+            while work.plan.id[:8] not in browser.text():
+                assert time.monotonic() < end, browser.text()
+                time.sleep(0.1)
+            before = number(browser.text(), "iterations")
+            while (text := browser.text()) and number(text, "iterations") < before + 100:
+                assert time.monotonic() < end, text
+                time.sleep(0.1)
+            first = number(text, "iterations")
+            row = re.compile(rf"{work.plan.id[:8]} lloyd ([\d,]+) ")
+            while not (shown := row.search(browser.text())) or as_number(shown[1]) < first + 100:
+                assert time.monotonic() < end, "the table stands still"
+                time.sleep(0.1)
+            assert number(text, "workers") == 2
+            assert number(text, "iterations per second") > 0
+            for title in ("Plans", "Time of each worker", "Memory", "Between workers", "Graph"):
+                assert title in text
+            assert "worker 0" in text
+            assert "worker 1" in text
+            assert "axis 0 of 2" in text
+            for plan, name in ((work.pick.plan, "pick"), (work.plan, "lloyd")):
+                browser.click(name)
+                while f"plan {plan.id[:12]}" not in browser.text():
+                    assert time.monotonic() < end, browser.text()
+                    time.sleep(0.1)
+                assert f"Operations of {name}" in browser.text()
+        finally:
+            done.set()
+            worker.join(30)
+        assert browser.errors == []
+
+
+def test_a_page_without_work_says_so() -> None:
+    empty = Ledger()
+    assert "No plan" in panels.operations(empty, "")
+    assert "Nothing was sent" in panels.traffic(empty)
+    assert number(re.sub("<[^>]*>", "", panels.facts(empty)), "workers") == 0
+
+
+# -- metrics, spans, logs ------------------------------------------------------------------
+def metrics(work: Work) -> dict[str, float]:
+    with urllib.request.urlopen(f"{work.address}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if line.startswith("ostinato"))
+    return {name: float(value) for name, value in pairs}
+
+
+@needs_cluster
+def test_prometheus_counts_every_run(work: Work) -> None:
+    work.go(37)
+    work.told()
+    found = metrics(work)
+    runs = f'ostinato_runs_total{{name="lloyd",plan="{work.plan.id[:8]}"}}'
+    assert found[runs] == work.runs
+    work.go(3)
+    work.told()
+    after = metrics(work)
+    assert after[runs] == work.runs
+    for rank in "01":
+        for kind in ("compute", "communication"):
+            name = f'ostinato_seconds_total{{kind="{kind}",worker="{rank}"}}'
+            assert 0 < found[name] < after[name]
+        sent = f'ostinato_sent_bytes_total{{axis="0",worker="{rank}"}}'
+        # in three runs, to the other: four centres and how many are near each, float32
+        assert after[sent] - found[sent] == pytest.approx(3 * 4 * (8 + 1) * 4, abs=16)
+        held = found[f'ostinato_memory_bytes{{kind="operands",worker="{rank}"}}']
+        assert 25_000 * 8 * 4 <= held <= 25_001 * 8 * 4 + 4096
+
+
+@needs_cluster
+def test_runs_are_spans_of_the_task_stream(work: Work) -> None:
+    began = time.time() - 1
+    work.go(20)
+    work.told()
+    spans = [s for s in work.cluster.client.get_task_stream() if work.plan.id[:8] in s["key"]]
+    assert {s["worker"] for s in spans} == set(work.cluster.client.scheduler_info()["workers"])
+    last = [t for s in spans for t in s["startstops"]][-1]
+    assert began - RECENT < last["start"] < last["stop"] < time.time() + 1
+    assert any(s["key"].startswith("lloyd-") for s in spans)
+
+
+@needs_cluster
+def test_logs_tell_of_plans_and_errors(work: Work) -> None:
+    with pytest.raises(BoundsError) as raised:
+        np.asarray(work.pick(work.x, np.array([1, 99])))
+    work.go(1)
+    logs = [str(entries) for entries in work.cluster.client.get_worker_logs().values()]
+    assert len(logs) == 2
+    for rank, said in enumerate(sorted(logs, key=lambda text: "worker 1 loaded" in text)):
+        assert f"worker {rank} loaded plan {work.plan.id[:8]} (lloyd)" in said
+        assert f"worker {rank} begins anew" in said
+    line = re.search(r"test_dashboard\.py:\d+", str(raised.value))
+    assert line
+    assert any("failed in order" in said and line[0] in said for said in logs)
+
+
+# -- a report ------------------------------------------------------------------------------
+class Page(HTMLParser):
+    """That all is closed that was opened, and nothing comes from elsewhere."""
+
+    ALONE = ("meta", "br", "img", "link")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: list[str] = []
+        self.tags: list[str] = []
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        assert not {"src", "href"} & {name for name, _ in attrs}
+        if tag not in self.ALONE:
+            self.opened.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.opened.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+@needs_cluster
+def test_a_report_is_one_file(work: Work, tmp_path: Path) -> None:
+    work.cluster.report(tmp_path / "run.html")
+    page = Page()
+    page.feed((tmp_path / "run.html").read_text())
+    page.close()
+    assert page.opened == []
+    assert "script" not in page.tags
+    assert "svg" in page.tags
+    text = " ".join(page.words)
+    for wanted in ("lloyd", work.plan.id[:8], "worker 1", "all_reduce", f"{work.runs:,}", "load"):
+        assert wanted in text
+    took = work.plan.measured
+    assert took is not None
+    assert took.steps
+
+
+@needs_cluster
+def test_a_cluster_without_a_dashboard_has_a_report(tmp_path: Path) -> None:
+    with ost.LocalCluster(1, dashboard=False) as cluster:
+        assert float(np.asarray(ost.compile(lambda x: x.sum())(np.ones(5)))) == 5
+        cluster.report(tmp_path / "run.html")
+    assert "test_dashboard.py" in (tmp_path / "run.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(1020 << 10, "1020 KiB"), (1536, "1.5 KiB"), (7, "7 B"), (3 << 30, "3 GiB")]
+)
+def test_amounts_are_read_without_powers_of_ten(size: int, text: str) -> None:
+    assert amount(size) == text
+
+
+# -- adding up -----------------------------------------------------------------------------
+def said(rank: int, span: float = 1.0, **more: Any) -> dict[str, Any]:
+    memory = {"operands": 0, "arena": 0, "peak": 0, "limit": None}
+    empty = {"plans": {}, "steps": {}, "sent": {}, "memory": memory, "described": []}
+    return {"rank": rank, "span": span} | empty | more
+
+
+def test_what_others_take_longer_in_communication_is_waiting() -> None:
+    ledger = Ledger()
+    # 100 runs, of which 10 were clocked: 8 ms each, 1 ms of them in communication
+    ledger.hear("a", said(0, plans={"p": [100, 10, 0.08, 0.01, 0.0]}), now=10.0)
+    ledger.hear("b", said(1, plans={"p": [100, 10, 0.08, 0.05, 0.0]}), now=10.0)
+    first, second = ledger.shares()
+    assert (first.compute, first.communication, first.waiting) == pytest.approx((0.7, 0.1, 0.0))
+    assert (second.compute, second.communication, second.waiting) == pytest.approx((0.3, 0.1, 0.4))
+    assert first.idle == pytest.approx(0.2)
+    assert ledger.imbalance() == pytest.approx(0.7 / 0.5 - 1)
+    assert ledger.rate("p") == pytest.approx(100)
+
+
+def test_the_first_run_is_no_measure_of_others() -> None:
+    ledger = Ledger()
+    ledger.hear("a", said(0, plans={"p": [101, 50, 0.05, 0.0, 0.4]}), now=10.0)
+    (share,) = ledger.shares()
+    assert share.compute == pytest.approx(0.4 + 100 * 0.001)
+    ledger.hear("a", said(0, plans={"p": [100, 0, 0.0, 0.0, 0.0]}), now=11.0)  # none was clocked
+    assert ledger.shares()[0].compute == pytest.approx(0.4 + 200 * 0.001)
+
+
+def test_the_past_is_not_now() -> None:
+    ledger = Ledger()
+    ledger.hear("a", said(0, plans={"p": [50, 50, 0.5, 0.0, 0.0]}, sent={"0": 640}), now=10.0)
+    ledger.hear("a", said(0, span=RECENT), now=10.0 + 2 * RECENT)
+    assert ledger.rate("p") == 0
+    assert len(ledger.workers["a"].recent) == 1
+    assert ledger.total("p").runs == 50
+    assert ledger.traffic() == {"0": (640, 0.0)}
+    assert ledger.shares()[0].compute == 0
+    assert ledger.shares(always=True)[0].compute == pytest.approx(0.5)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
+def test_axes_are_those_of_layouts(mesh: list[int], data: st.DataObject) -> None:
+    """Two workers differ along an axis of the mesh where they hold different parts of what is split along it."""
+    size = math.prod(mesh)
+    a, b = (data.draw(st.integers(0, size - 1)) for _ in range(2))
+    differ = []
+    for axis in range(len(mesh)):
+        layout = Layout(tuple(mesh), tuple(0 if k == axis else None for k in range(len(mesh))))
+        if layout.box((12,), a) != layout.box((12,), b):
+            differ.append(axis)
+    wanted = str(differ[0]) if len(differ) == 1 else "several"
+    assert axis_between(a, b, tuple(mesh)) == wanted

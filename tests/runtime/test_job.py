@@ -1,0 +1,298 @@
+"""Processes that mpiexec starts: the same answers as threads give, one small message per iteration, and what
+happens when one of them fails or dies."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ostinato.ops.encode import Malformed
+from ostinato.runtime.orders import HEAD, KINDS, Order, unpack
+
+import ostinato as ost
+from ostinato.errors import CommunicatorError
+from tests.sessions import JOB
+
+ROOT = Path(__file__).resolve().parents[2]
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+MPIEXEC = shutil.which("mpiexec", path=PATH)
+needs_mpi = pytest.mark.skipif(
+    MPIEXEC is None or importlib.util.find_spec("mpi4py") is None or JOB > 1,
+    reason="needs mpi4py and mpiexec: pip install mpi4py mpich",
+)
+
+
+def mpiexec(count: int, *arguments: str, limit: float = 120, **settings: str) -> Any:
+    """A job that is ended with all its processes if it does not end itself."""
+    command = [str(MPIEXEC), "-disable-auto-cleanup", "-n", str(count), sys.executable, *arguments]
+    env = {**os.environ, "OSTINATO_CACHE": "off", "PYTHONPATH": str(ROOT)} | settings
+    env.pop("PYTEST_XDIST_WORKER", None)
+    job = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        out, err = job.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        out, err = job.communicate()
+        raise AssertionError(f"{arguments} hangs:\n{out}\n{err}") from None
+    return subprocess.CompletedProcess(command, job.returncode, out, err)
+
+
+def scenario(count: int, *arguments: str, **settings: str) -> dict[str, Any]:
+    """What a scenario of jobs.py said."""
+    job = mpiexec(count, "-m", "tests.runtime.jobs", *arguments, **settings)
+    found: dict[str, Any] = {"status": job.returncode, "stderr": job.stderr}
+    for line in job.stdout.splitlines():
+        if line.startswith("{"):
+            found |= json.loads(line)
+    return found
+
+
+def good(count: int, *arguments: str) -> dict[str, Any]:
+    found = scenario(count, *arguments)
+    assert found["status"] == 0, found
+    return found
+
+
+def gone(processes: list[int]) -> bool:
+    """Whether all of them ended, within some seconds."""
+    for _ in range(100):
+        if not any(map(_runs, processes)):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _runs(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"  # what ended may wait for its parent to look
+
+
+# -- the same answers ----------------------------------------------------------------------
+@needs_mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_random_programs_in_any_layout(count: int) -> None:
+    job = mpiexec(
+        count, "-m", "pytest", "-q", "-p", "no:xdist", "tests/planner/test_any_layout.py", limit=280
+    )
+    assert job.returncode == 0, job.stdout[-4000:] + job.stderr[-2000:]
+    assert "passed" in job.stdout or "[100%]" in job.stdout
+
+
+@needs_mpi
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_the_communicator_over_mpi(count: int) -> None:
+    job = mpiexec(count, "-m", "tests.runtime.over_mpi")
+    assert job.returncode == 0, job.stdout[-4000:] + job.stderr[-4000:]
+    assert f"{count} workers: all" in job.stdout
+
+
+@needs_mpi
+def test_messages_longer_than_mpi_counts() -> None:
+    assert good(3, "long_messages")["ok"]
+
+
+@needs_mpi
+def test_what_was_started_goes_on_by_itself() -> None:
+    assert good(3, "progress")["done"]
+
+
+# -- one small message ---------------------------------------------------------------------
+@needs_mpi
+def test_an_iteration_costs_the_same_whatever_the_plan_contains() -> None:
+    found = good(2, "orders", "10000")["found"]
+    assert set(found) == {"10", "100", "10000"}
+    for messages, total in found.values():
+        assert messages == 20
+        assert total <= 20 * (64 + 2 * 16)
+    assert len({tuple(f) for f in found.values()}) == 1
+
+
+@needs_mpi
+def test_handles_that_nobody_holds_are_freed_everywhere() -> None:
+    found = good(3, "freed")
+    assert found["operands"] == [2, 2, 2]
+    assert found["value"] == 101
+
+
+@needs_mpi
+def test_who_has_nothing_to_do_sleeps() -> None:
+    """Looking for orders all the time would take the whole core."""
+    assert max(good(2, "idle")["share"]) < 0.1
+
+
+def test_orders_are_refused_if_anything_is_wrong_with_them() -> None:
+    order = Order("get", 7, 1, bytes(range(16)), (3, 4), (9,), 11, ["text", {"a": 1}])
+    said = order.pack()
+    assert unpack(said) == order
+    assert len(Order("run", 1, operands=(1,)).pack()) == HEAD.size + 8 <= 64 + 16
+    for cut in range(len(said)):
+        with pytest.raises(Malformed):
+            unpack(said[:cut])
+    with pytest.raises(Malformed):
+        unpack(said + b"x")
+    wrong = bytearray(said)
+    wrong[4] = len(KINDS)
+    with pytest.raises(Malformed, match="kind"):
+        unpack(bytes(wrong))
+    wrong = bytearray(said)
+    wrong[8:12] = (1 << 31).to_bytes(4, "little")
+    with pytest.raises(Malformed, match="handles"):
+        unpack(bytes(wrong))
+    with pytest.raises(Malformed, match="text"):
+        unpack(said[:-1] + b"{")
+
+
+# -- faults --------------------------------------------------------------------------------
+@needs_mpi
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_one_worker_fails_in_the_middle_of_a_sum(rank: int) -> None:
+    found = good(3, "one_fails", str(rank))
+    error = found["error"]
+    assert "by test" in error["text"]
+    assert rank == 0 or f"worker {rank}" in error["text"]
+    assert error["seconds"] < 10
+    assert found["again"] == pytest.approx([1 / 12] * 12), "afterwards all is well"
+
+
+@needs_mpi
+def test_a_failure_that_nobody_waits_for_is_told_later() -> None:
+    found = good(3, "late_failure")
+    assert "worker 2" in found["error"]["text"]
+    assert "ZeroDivisionError: by test" in found["error"]["text"]
+    for later in (found["use"], found["read"]):
+        assert later["kind"] == "CommunicatorError"
+        assert "make it again" in later["text"]
+    assert found["good"] == [2.0] * 12
+    assert found["again"] == [3.0] * 12
+
+
+@needs_mpi
+def test_an_error_of_the_operation_names_the_line() -> None:
+    found = good(2, "singular")
+    assert found["error"]["kind"] == "LinAlgError"
+    assert "jobs.py:" in found["error"]["text"]
+    assert found["good"] == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+
+
+@needs_mpi
+def test_a_worker_that_is_not_where_the_others_are() -> None:
+    found = good(3, "astray")
+    assert "worker 1 got order" in found["error"]["text"]
+    assert found["error"]["seconds"] < 5
+    assert found["again"] == pytest.approx(1)
+    error = good(3, "unknown")["error"]
+    assert "which worker 1 was not given" in error["text"]
+
+
+@needs_mpi
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
+def test_a_worker_dies(name: str) -> None:
+    found = scenario(3, "killed", name, OSTINATO_HEARTBEAT="3")
+    error = found["error"]
+    assert error["kind"] == "CommunicatorError"
+    assert "worker 2 (process" in error["text"]
+    assert error["seconds"] < 10
+    assert found["status"] != 0
+    assert gone(found["processes"])
+
+
+@needs_mpi
+@pytest.mark.parametrize(("how", "status"), [("exit", 3), ("raise", 1), ("abrupt", 4), ("kill", 9)])
+def test_the_script_ends_and_so_do_the_workers(how: str, status: int) -> None:
+    found = scenario(3, "leaves", how)
+    assert found["status"] & status == status, "mpiexec joins everybody's"
+    assert gone(found["processes"])
+    assert how != "raise" or "the script's own" in found["stderr"]
+
+
+@needs_mpi
+def test_an_interrupt_leaves_all_ready_for_more() -> None:
+    found = good(2, "interrupted")
+    assert found["error"]["kind"] == "KeyboardInterrupt"
+    assert found["again"] == pytest.approx(1)
+
+
+@needs_mpi
+def test_a_process_that_never_comes() -> None:
+    found = scenario(3, "absent")
+    assert "fewer than 3 processes within 2 s" in found["error"]["text"]
+    assert found["status"] != 0
+
+
+@needs_mpi
+def test_sessions_of_one_crew_follow_each_other() -> None:
+    found = good(3, "closes")
+    assert found["y"] == [1, 2, 3, 4, 5, 6]
+    assert found["late"]["kind"] == "SessionError"
+    assert found["z"] == [0, 2, 4, 6, 8, 10]
+    assert found["operands"] == [1, 1, 1] or found["operands"] == [0, 0, 0]
+
+
+needs_dask = pytest.mark.skipif(
+    MPIEXEC is None
+    or JOB > 1
+    or any(importlib.util.find_spec(n) is None for n in ("mpi4py", "distributed", "dask_mpi")),
+    reason="needs a cluster: pip install 'ostinato[cluster]'",
+)
+
+
+@needs_dask
+def test_workers_of_this_machine_listen_to_it_alone() -> None:
+    """Beside what they inherit from mpiexec, which listens for its own."""
+    import psutil  # Dask brings it
+
+    def ports(process: int) -> set[tuple[str, int]]:
+        found = psutil.Process(process).net_connections("inet")
+        return {tuple(c.laddr) for c in found if c.status == psutil.CONN_LISTEN}
+
+    with ost.LocalCluster(2) as cluster:
+        assert float(ost.asarray(np.ones(4), split=0).sum()) == 4
+        workers = [w["process"] for w in cluster.stats()["workers"]]
+        scheduler = cluster.client.run_on_scheduler(os.getpid)
+        inherited = ports(cluster.job.pid)
+        own = set().union(*map(ports, [*workers, scheduler])) - inherited
+    assert len(own) >= 3
+    assert {host for host, _ in own} == {"127.0.0.1"}
+
+
+@needs_dask
+def test_two_clusters_on_one_machine_and_one_that_is_broken_closes_soon() -> None:
+    """Each has a port of its own; when a worker of one dies, nobody waits for its scheduler."""
+    one, other = ost.LocalCluster(1), ost.LocalCluster(1)
+    try:
+        assert one.scheduler_address != other.scheduler_address
+        session = one.connect()
+        process = session.stats()["workers"][0]["process"]
+        os.kill(process, signal.SIGKILL)
+        with pytest.raises(CommunicatorError, match=f"process {process} "):
+            session.wait()
+        start = time.monotonic()
+        one.close()
+        assert time.monotonic() - start < 20, "Dask's client would look for it for a minute"
+        with other.connect():
+            assert float(ost.asarray(np.ones(3)).sum()) == 3
+    finally:
+        one.close()
+        other.close()
