@@ -38,9 +38,7 @@ demo-cluster: $(VENV)/made-cluster
 	@$(BIN)/python examples/cluster.py
 
 test: $(VENV)/made-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0 tests/planner tests/front
-	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0 tests/ops tests/test_*.py
-	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0 tests/runtime
+	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0
 
 lint: $(VENV)/made-dev
 	$(BIN)/ruff check .

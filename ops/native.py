@@ -915,7 +915,9 @@ def _load_or_make(text: str) -> tuple[int, Any]:
     if code is None:
         code = _machine_code(text)
         _write(path, code)
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly("", llvm.create_context()), _machine())
+    empty = llvm.parse_assembly("", llvm.create_context())
+    # in one piece: code reaches its constants by 32 bits, and pages that lie free may be far apart
+    engine = llvm.create_mcjit_compiler(empty, _machine(), use_lmm=True)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     return int(engine.get_function_address("run")), engine

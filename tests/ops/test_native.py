@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Sequence
@@ -292,6 +293,15 @@ def test_the_work_of_a_kernel_is_compiled_once() -> None:
     assert (
         alone.count("vmulpd") <= native.assembly(text.replace(" noinline", "")).count("vmulpd") / 3
     )
+
+
+@pytest.mark.skipif(sys.platform != "linux" or sys.maxsize < 1 << 32, reason="for Linux, 64 bits")
+def test_code_and_its_constants_are_never_far_apart() -> None:
+    """LLVM ended the process, where it found room for a part here and for another 2 GiB away."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.ops.scattered"], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, "all as NumPy\n"), done.stderr
 
 
 def test_one_kernel_serves_many_shapes() -> None:
