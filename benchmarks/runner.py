@@ -1,10 +1,11 @@
 """Runs suites: each system in processes of its own, all of them in turn, so that whatever else the
 machine does hits all alike.
 
-For a workload all systems are started and made ready, and their answers compared with what is
-expected. Then they are asked for samples one after the other, round after round, while those that
-are not asked sleep. This happens `repeat` times, with new processes each time; a row is the median
-of all samples. Every process has the same two processors and as many threads."""
+For a workload all systems are started and made ready, one by one, and their answers compared with
+what is expected. Then they are asked for samples one after the other, round after round, while those that
+are not asked are stopped: some wait awake, and would take the processors from the others. This
+happens `repeat` times, with new processes each time; a row is the median of all samples. Every
+process has the same two processors and as many threads."""
 
 from __future__ import annotations
 
@@ -57,9 +58,6 @@ def run(
         yield from run_workload(module, workload, names, repeat, rounds)
 
 
-REST = 0.05  # seconds until threads of the system before have stopped waiting awake
-
-
 def run_workload(
     module: str, workload: Workload, names: Sequence[str], repeat: int, rounds: int
 ) -> Iterator[Row]:
@@ -69,16 +67,21 @@ def run_workload(
     problems: dict[str, tuple[str, str]] = {}
     notes: dict[str, str] = {}
     for _ in range(repeat):
-        children = {n: Child(module, workload, n) for n in names if n not in problems}
+        children: dict[str, Child] = {}
         try:
-            for n, child in children.items():
-                problem = child.ready(wanted)
+            for n in names:
+                if n in problems:
+                    continue
+                children[n] = Child(module, workload, n)
+                problem = children[n].ready(wanted)
                 if problem:
                     problems[n] = problem
+                children[n].signal(signal.SIGSTOP)
             going = [n for n in children if n not in problems]
             _sample(children, going, samples, problems, notes, rounds, workload.seconds / repeat)
         finally:
             for child in children.values():
+                child.signal(signal.SIGCONT)
                 child.leave()
             for child in children.values():
                 child.close()
@@ -101,10 +104,11 @@ def _sample(
         for n in (*going[k % len(going) :], *going[: k % len(going)]) if going else ():
             if n in problems or (k and spent[n] >= seconds):
                 continue
-            time.sleep(REST)
+            children[n].signal(signal.SIGCONT)
             start = time.perf_counter()
             found = children[n].ask("sample")
             spent[n] += time.perf_counter() - start
+            children[n].signal(signal.SIGSTOP)
             if "seconds" in found:
                 samples[n].append(found["seconds"])
                 notes[n] = found.get("note", "")
@@ -219,6 +223,12 @@ class Child:
         lines = [line for line in self.errors.read().splitlines() if line.strip()]
         return lines[-1][:300] if lines else "ended without a word"
 
+    def signal(self, number: int) -> None:
+        """To this process and all that came of it, in whatever session they are."""
+        for process in family(self.process.pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, number)
+
     def kill(self) -> None:
         """This process and those that it started."""
         try:
@@ -240,6 +250,19 @@ class Child:
         self.process.wait()
         self.process.stdout.close()
         self.errors.close()
+
+
+def family(process: int) -> list[int]:
+    """A process and its descendants; alone where the system does not tell."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = entry.read_text().rpartition(")")[2].split()[1]
+            children.setdefault(int(parent), []).append(int(entry.parent.name))
+    found = [process]
+    for member in found:  # grows meanwhile
+        found += children.get(member, ())
+    return found
 
 
 def command(system: System, *args: str) -> list[str]:

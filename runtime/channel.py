@@ -29,12 +29,24 @@ from ostinato.ops.spec import DTYPES
 
 from ostinato.errors import CommunicatorError
 
-from .crew import BEAT, Lead, described, heartbeat, rebuilt
-from .orders import HEAD, KINDS, NOBODY, RUN, Order, length_of, pack, unpack
+from .crew import BEAT, Lead, heartbeat
+from .orders import (
+    HEAD,
+    KINDS,
+    NOBODY,
+    RUN,
+    Order,
+    described,
+    length_of,
+    pack,
+    rebuilt,
+    unpack,
+)
 
 IN_FLIGHT = 64  # runs that may be on their way
 TOLD = 16  # of which so many are acknowledged together, unless nothing else comes
 SIGNED = 16  # bytes of a signature
+TURNS = 8  # in which somebody waits for a sign of life
 GREET = 10.0  # seconds for both to introduce themselves
 PIECE = 1 << 24  # bytes of a value that are signed together
 _BACK = struct.Struct("<cxxxIQ")  # kind, length of the text, number
@@ -53,7 +65,26 @@ class Wire:
         self.key = key
         self.mine, self.theirs = mine, theirs
         self.sent = self.got = 0
+        self.turns = 1
         self.lock = threading.Lock()
+
+    def expect(self, within: float) -> None:
+        """Something has to arrive all the time. Waited for in turns: where all processes were stopped
+        for a while, one turn is over, and nobody is lost.
+        """
+        self.sock.settimeout(None)
+        turn = divmod(int(1e6 * within / TURNS), 1_000_000)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *turn))
+        self.turns = TURNS
+
+    def _got(self, receive: Callable[[Any], Any], what: Any) -> Any:
+        for _ in range(self.turns):
+            with contextlib.suppress(BlockingIOError):
+                found = receive(what)
+                if not found:
+                    raise Broken("the connection ended")
+                return found
+        raise TimeoutError
 
     def _sign(self, side: bytes, count: int, data: Any) -> bytes:
         made = hashlib.blake2b(key=self.key, digest_size=SIGNED, person=side)
@@ -81,10 +112,7 @@ class Wire:
         """So many bytes, not yet believed."""
         found = bytearray()
         while len(found) < count:
-            more = self.sock.recv(min(count - len(found), 1 << 20))
-            if not more:
-                raise Broken("the connection ended")
-            found += more
+            found += self._got(self.sock.recv, min(count - len(found), 1 << 20))
         return bytes(found)
 
     def believe(self, data: Any) -> None:
@@ -100,10 +128,7 @@ class Wire:
             piece = memoryview(out[start : start + PIECE])
             at = 0
             while at < len(piece):
-                count = self.sock.recv_into(piece[at:])
-                if not count:
-                    raise Broken("the connection ended")
-                at += count
+                at += self._got(self.sock.recv_into, piece[at:])
             self.believe(piece)
 
     def close(self) -> None:
@@ -282,7 +307,7 @@ class _Talk:
         self._back(b"a", self.last)
 
     def _wrong(self, error: BaseException, number: int) -> None:
-        said = described(error, number, self.epoch)
+        said = described(error) | {"number": number, "epoch": self.epoch}
         said["fatal"] = self.lead.fatal is not None
         self._back(b"e", number, json.dumps(said).encode())
 
@@ -322,7 +347,7 @@ class Channel:
         self.heard = time.monotonic()
         self.alive = True
         self.wire = greet(socket.create_connection(address, timeout=GREET), secret, leads=False)
-        self.wire.sock.settimeout(heartbeat())
+        self.wire.expect(heartbeat())
         threading.Thread(target=self._listen, name="ostinato-channel", daemon=True).start()
 
     # -- what comes back -------------------------------------------------------------------
@@ -377,6 +402,7 @@ class Channel:
                     f"{why}; what the workers held is lost: start again (a checkpoint keeps values)."
                 )
             self.changed.notify_all()
+        self.wire.close()  # who sends waits for nobody now
 
     # -- orders ----------------------------------------------------------------------------
     def check(self) -> None:

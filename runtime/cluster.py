@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +26,10 @@ from ostinato.errors import CommunicatorError, SessionError
 from .channel import Channel
 from .crew import Lead
 from .engine import Launcher, measured
+from .orders import rebuilt
 from .trials import trials
+
+SHORTEST, LONGEST = 0.001, 0.05  # seconds between looks at what is being written
 
 
 class Handle(Operand):
@@ -57,7 +62,7 @@ class CrewEngine:
         self.closed = False
         self.lock = threading.RLock()
         self.next = 1
-        self.dropped: list[int] = []
+        self.dropped = deque[int]()
         self.launchers: dict[str, Launcher] = {}
 
     @property
@@ -81,8 +86,9 @@ class CrewEngine:
         return first
 
     def _freed(self) -> list[int]:
-        freed, self.dropped = self.dropped, []
-        return freed
+        """Handles that nobody has any more; other threads may drop some meanwhile."""
+        dropped = self.dropped
+        return [dropped.popleft() for _ in range(len(dropped))]
 
     def _order(self, kind: str, **what: Any) -> Any:
         with self.lock:
@@ -116,8 +122,24 @@ class CrewEngine:
         said = [sink.as_data(), encode_spec(operand.spec)]
         with self.lock:
             self._check_made((operand,))
-            found = self._order("write", operands=(operand.number,), text=said)
-        return [tuple(f) if isinstance(f, list) else f for f in found]
+            first = self._new()
+            self._order("write", operands=(operand.number,), first=first, text=said)
+            writing = Handle(operand.spec, self, first, self.lead.number)
+        pause = SHORTEST
+        while None in (shares := self._written(writing)):
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST)
+        for rank, share in enumerate(shares):
+            if isinstance(share, dict):
+                raise rebuilt(share, f"worker {rank}")
+        return [tuple(f) if isinstance(f, list) else f for share in shares for f in share]
+
+    def _written(self, writing: Handle) -> list[Any]:
+        with self.lock:
+            self.lead.check()
+            self._check_made((writing,))
+            found: list[Any] = self._order("ask", text=["written", writing.number])
+            return found
 
     def adopt(self, array: Any, layout: Layout) -> Operand:
         """An operand of the chunks of a Dask array that these workers keep."""
@@ -195,7 +217,7 @@ class CrewEngine:
                     self._check_made(operands)  # type: ignore[arg-type]
                 first = self.next
                 self.next = first + count
-                freed, self.dropped = self.dropped, []
+                freed = self._freed()
                 made = lead.run(identity, [o.number for o in operands], first, freed)  # type: ignore[attr-defined]
                 return [Handle(s, self, n, made) for s, n in zip(specs, itertools.count(first))]
 

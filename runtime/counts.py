@@ -148,10 +148,11 @@ def description(plan: Plan) -> dict[str, Any]:
     predicted = 0.0
     for step in steps(plan.program, machine):
         predicted += step.predicted * step.turns
+        k = number.get(id(step.node), -1)
         spec = step.node.specs[0] if step.node.specs else None
         rows.append(
             {
-                "nodes": [k, waits[k]] if (k := number.get(id(step.node), -1)) in waits else [k],
+                "nodes": [k, waits[k]] if step.collective and k in waits else [k],
                 "depth": step.depth,
                 "collective": bool(step.collective),
                 "name": name_of(step),

@@ -34,13 +34,23 @@ from typing import Any
 
 import numpy as np
 
-from ostinato import errors
-from ostinato.errors import CommunicatorError, ExecutionError, OstinatoError
+from ostinato.errors import CommunicatorError, OstinatoError
 
 from . import mpi
 from .member import LEAD, Member
 from .mpi import MpiCommunicator
-from .orders import KINDS, NOBODY, RUN, WAIT, Order, length_of, pack, unpack
+from .orders import (
+    KINDS,
+    NOBODY,
+    RUN,
+    WAIT,
+    Order,
+    described,
+    length_of,
+    pack,
+    rebuilt,
+    unpack,
+)
 
 SMALL = 512  # bytes of an order's first message
 AWAKE = 0.005  # seconds of looking for the next order
@@ -456,7 +466,7 @@ class Hand(Crew):
             self.failed = True
             if self.communicator.error is None or not isinstance(error, CommunicatorError):
                 _failed(self.rank, order.number, error)
-                said = described(error, order.number, self.epoch)
+                said = described(error) | {"number": order.number, "epoch": self.epoch}
                 self._say(b"e", json.dumps(said).encode())
 
     def _next(self) -> Order:
@@ -532,30 +542,6 @@ def _exactly(line: socket.socket, count: int) -> bytes | None:
             return None
         found += more
     return bytes(found)
-
-
-def described(error: BaseException, number: int, epoch: int) -> dict[str, Any]:
-    """An error of an order, as data."""
-    return {
-        "kind": type(error).__name__,
-        "text": str(error),
-        "line": getattr(error, "line", ""),
-        "number": number,
-        "epoch": epoch,
-    }
-
-
-def rebuilt(found: dict[str, Any], name: str) -> OstinatoError:
-    """A worker's error, as one of ours."""
-    kind = getattr(errors, str(found["kind"]), None)
-    if isinstance(kind, type) and issubclass(kind, OstinatoError):
-        made = kind(f"{found['text']}")
-    else:
-        made = ExecutionError(
-            f"{name}, in order {found['number']}: {found['kind']}: {found['text']}"
-        )
-    made.line = str(found["line"])
-    return made
 
 
 # -- a crew of this job --------------------------------------------------------------------

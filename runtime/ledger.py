@@ -135,8 +135,13 @@ class Ledger:
 
     # -- reading ---------------------------------------------------------------------------
     @property
+    def places(self) -> list[tuple[str, Worker]]:
+        """Workers and their addresses, in the order of ranks."""
+        return sorted(self.workers.items(), key=lambda item: item[1].rank)
+
+    @property
     def crew(self) -> list[Worker]:
-        return sorted(self.workers.values(), key=lambda w: w.rank)
+        return [worker for _, worker in self.places]
 
     @property
     def ran(self) -> list[str]:

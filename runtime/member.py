@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ from ostinato.planner.file import decode_plan
 
 from .engine import box_of, measured
 from .mpi import MpiCommunicator
-from .orders import Order
+from .orders import Order, described
 from .worker import Loaded, Worker
 
 LEAD = 0
+AHEAD = 4  # boxes that were put together and wait to be written
 openers: dict[str, Callable[..., Any]] = {}  # of files, by what they are; the front door fills it
 _BYTE, _GOT = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
 _log = logging.getLogger("distributed.worker.ostinato")  # what Dask shows of its workers
@@ -33,6 +35,7 @@ class Member:
         self.parts: dict[int, Any] = {}
         self.plans: dict[bytes, Loaded] = {}
         self.worker = Worker(self.rank, communicator, threads=threads)
+        self.files = ThreadPoolExecutor(1, "ostinato-files")
 
     # -- orders ----------------------------------------------------------------------------
     def obey(self, order: Order, value: Any = None) -> Any:
@@ -136,9 +139,9 @@ class Member:
         self.communicator.start_exchange(sends, receives).wait()
         self.parts[order.first] = out
 
-    def _write(self, order: Order, value: Any) -> Any:
-        """Each box goes into the file by one who has it, or some of it; at the lead, what the sink gave
-        for each.
+    def _write(self, order: Order, value: Any) -> None:
+        """Each box goes into the file by one who has it, or some of it, from a thread of its own, so that
+        orders go on. What the sink gives for each is there to be asked for.
         """
         said, about = listing(order.text, longest=2)
         spec, sink = decode_spec(about), openers["sink"](said)
@@ -146,16 +149,27 @@ class Member:
         assert layout is not None
         if layout.stored and chunks is None:
             chunks = chunks_of(layout, spec.shape, spec.dtype.itemsize)
-        given = []
+        jobs: list[Future[Any]] = []
+        self.parts[order.first] = jobs
         for writer, boxes in enumerate(written(layout, spec.shape, chunks)):
             for box in boxes:
                 found = self._box(part, spec, box, writer)
-                if found is not None:
-                    given.append(sink.write(found, box))
+                if found is None:
+                    continue
+                jobs.append(self.files.submit(sink.write, found, box))
+                if len(jobs) > AHEAD and not np.may_share_memory(found, part):
+                    wait(jobs[-AHEAD - 1 : -AHEAD])  # what is put together takes memory
             if sink.one_by_one:
+                wait(jobs)
                 self.communicator.barrier()
-        everybodys = self.communicator.gather_text(given, LEAD)
-        return None if everybodys is None else [g for share in everybodys for g in share]
+
+    def _written(self, handle: int) -> Any:
+        """What the sink gave for each box, or why it did not; None while there is more to write."""
+        jobs = self.parts[handle]
+        if not all(job.done() for job in jobs):
+            return None
+        wrong = next((e for job in jobs if (e := job.exception()) is not None), None)
+        return [job.result() for job in jobs] if wrong is None else described(wrong)
 
     def _box(self, part: Any, spec: Spec, box: Box, writer: int) -> Any:
         """A box of a value, at its writer, with what others have of it."""
@@ -232,6 +246,8 @@ class Member:
             said: Any = self.state()
         elif what == "measured" and len(more) == 1:
             said = self.measured(str(more[0]))
+        elif what == "written" and len(more) == 1:
+            said = self._written(more[0])
         else:
             raise Malformed(f"a question about {what!r:.40}")
         return self.communicator.gather_text(said, LEAD)

@@ -16,6 +16,9 @@ from typing import Any
 
 from ostinato.ops.encode import Malformed, need
 
+from ostinato import errors
+from ostinato.errors import ExecutionError, OstinatoError
+
 HEAD = struct.Struct("<IBBxxIIQ16sQ")
 HANDLE = struct.Struct("<Q")
 LARGEST = 1 << 30  # bytes of an order
@@ -105,3 +108,25 @@ def length_of(head: bytes) -> int:
     (length,) = struct.unpack_from("<I", head)
     need(HEAD.size <= length <= LARGEST, f"an order that claims {length} bytes")
     return int(length)
+
+
+# -- errors --------------------------------------------------------------------------------
+def described(error: BaseException) -> dict[str, Any]:
+    """An error as data."""
+    return {
+        "kind": type(error).__name__,
+        "text": str(error),
+        "line": getattr(error, "line", ""),
+    }
+
+
+def rebuilt(found: dict[str, Any], name: str) -> OstinatoError:
+    """A worker's error, as one of ours."""
+    kind = getattr(errors, str(found["kind"]), None)
+    if isinstance(kind, type) and issubclass(kind, OstinatoError):
+        made = kind(f"{found['text']}")
+    else:
+        after = f", in order {found['number']}" if "number" in found else ""
+        made = ExecutionError(f"{name}{after}: {found['kind']}: {found['text']}")
+    made.line = str(found["line"])
+    return made

@@ -229,7 +229,7 @@ class _View:
         self.ledger = ledger
         self.facts = self._div()
         self.workers, self.memory, self.traffic = self._div(), self._div(), self._div()
-        self.operations, self.picture = self._div(), self._div()
+        self.operations, self.timeline, self.picture = self._div(), self._div(), self._div()
         self.rates = self._rates()
         self.table = self._table()
         title = self._div()
@@ -240,7 +240,7 @@ class _View:
             self.facts,
             row(plans, rates, **_ROW),
             row(*(column(d, **_CARD) for d in (self.workers, self.memory, self.traffic)), **_ROW),
-            column(self.operations, **_CARD),
+            column(self.operations, self.timeline, **_CARD),
             column(self.picture, **_CARD),
             sizing_mode="stretch_width",
             spacing=14,
@@ -353,6 +353,7 @@ class _View:
         chosen, ran = self.source.selected.indices, self.ledger.ran
         plan = ran[chosen[0]] if chosen and chosen[0] < len(ran) else ""
         _say(self.operations, panels.operations(self.ledger, plan))
+        _say(self.timeline, panels.timeline(self.ledger, plan))
         _say(self.picture, panels.picture(self.ledger, plan))
 
     def _draw(self) -> None:

@@ -12,6 +12,7 @@ from ostinato.planner.explain import amount, seconds
 from .ledger import Ledger
 
 COMPUTE, TALK, WAIT, IDLE = "#3b6ea5", "#d9a441", "#c0504d", "#e3e8ed"
+SHOWN = 16  # workers in a timeline
 OPERANDS, ARENA = "#5aa469", "#7d5ba6"
 STYLE = """
 .bk-clearfix { width: 100%; }
@@ -32,6 +33,7 @@ STYLE = """
   position: relative; min-width: 70px; }
 .ost .bar span { display: block; height: 100%; }
 .ost .bar i { position: absolute; top: 0; bottom: 0; width: 2px; background: #1c2733; }
+.ost .bar s { position: absolute; top: 0; bottom: 0; box-shadow: inset -1px 0 #fff; }
 .ost .wide { width: 100%; }
 .ost .key { display: inline-flex; align-items: center; gap: 5px; margin-right: 14px; color: #5b6b7b; }
 .ost .key::before { content: ""; width: 10px; height: 10px; border-radius: 2px; background: var(--c); }
@@ -256,6 +258,68 @@ def operations(ledger: Ledger, plan: str) -> str:
     return panel(f"Operations of {title}", body, sizes)
 
 
+def timeline(ledger: Ledger, plan: str) -> str:
+    """One run of a plan on each worker: its operations one after the other, and beside them the
+    messages that are under way meanwhile.
+    """
+    known, timed = ledger.plans.get(plan), ledger.steps.get(plan, {})
+    ran = [(w.name, timed[a]) for a, w in ledger.places if a in timed]
+    if known is None or not ran:
+        return ""
+    of = {k: row for row in known["rows"] for k in row["nodes"] if k >= 0}
+    whole = max(sum(took.values()) for _, took in ran)
+    rows = []
+    for name, took in ran[:SHOWN]:
+        ends, at = dict[int, float](), 0.0
+        for k in sorted(took):
+            at += took[k]
+            ends[k] = at
+        rows.append([name, _spans([_span(of, k, ends[k] - took[k], ends[k]) for k in ends], whole)])
+        sent = [
+            (row["name"], TALK, ends[start] - took[start], ends[end])
+            for row in known["rows"]
+            if len(row["nodes"]) == 2
+            for start, end in [row["nodes"]]
+            if start in ends and end in ends
+        ]
+        rows += [["messages", _spans(lane, whole)] for lane in _lanes(sent)]
+    body = _table(("", time_of(whole)), rows)
+    body = body.replace("<th></th>", '<th style="width:90px"></th>', 1)
+    more = f'<p class="soft">and {len(ran) - SHOWN} more</p>' if len(ran) > SHOWN else ""
+    keys = _keys(("compute", COMPUTE), ("communication", TALK))
+    return panel("One run", body + more + keys, "of each worker, operation by operation")
+
+
+_Span = tuple[str, str, float, float]  # name, colour, from, to
+
+
+def _span(of: dict[int, Any], node: int, start: float, end: float) -> _Span:
+    row = of.get(node, {"name": "", "collective": False})
+    return row["name"], TALK if row["collective"] else COMPUTE, start, end
+
+
+def _lanes(spans: Sequence[_Span]) -> list[list[_Span]]:
+    """As few rows as there are spans at the same time."""
+    lanes: list[list[_Span]] = []
+    for span in sorted(spans, key=lambda s: s[2]):
+        free = next((lane for lane in lanes if lane[-1][3] <= span[2]), None)
+        if free is None:
+            lanes.append([span])
+        else:
+            free.append(span)
+    return lanes
+
+
+def _spans(spans: Sequence[_Span], whole: float) -> str:
+    """Spans of time, each with its name and colour."""
+    found = "".join(
+        f'<s title="{esc(name)}: {time_of(end - start)}" style="left:{100 * start / whole:.2f}%;'
+        f'width:{100 * (end - start) / whole:.2f}%;background:{colour}"></s>'
+        for name, colour, start, end in spans
+    )
+    return f'<div class="bar">{found}</div>'
+
+
 def picture(ledger: Ledger, plan: str) -> str:
     known = ledger.plans.get(plan)
     if known is None:
@@ -283,8 +347,8 @@ def report(ledger: Ledger, messages: dict[str, Any]) -> str:
     ]
     for plan in ledger.ran:
         if plan in ledger.plans:
-            parts += [operations(ledger, plan), picture(ledger, plan)]
-    body = "".join(f'<section class="card">{part}</section>' for part in parts)
+            parts += [operations(ledger, plan), timeline(ledger, plan), picture(ledger, plan)]
+    body = "".join(f'<section class="card">{part}</section>' for part in parts if part)
     when = time.strftime("%Y-%m-%d %H:%M:%S")
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/><title>Ostinato: a run</title>'

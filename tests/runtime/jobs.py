@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -283,6 +284,40 @@ def closes() -> None:
     session = ost.connect()
     z = np.asarray(ost.asarray(np.arange(6.0), split=0) * 2).tolist()
     say(y=y, late=late, z=z, operands=[w["operands"] for w in session.stats()["workers"]])
+
+
+def saves() -> None:
+    """A checkpoint whose files no worker can write for a while; and one on a disk that is full."""
+    from ostinato.io_pipeline.sinks import ZarrSink
+
+    folder = Path(sys.argv[2])
+    write = ZarrSink.write
+
+    def late(sink: ZarrSink, part: Any, box: Any) -> Any:
+        end = time.monotonic() + 30
+        while not (folder / "go").exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        if "full" in sink.path and RANK == SIZE - 1:
+            raise OSError(28, "no space left on the device")
+        return write(sink, part, box)
+
+    ZarrSink.write = late  # type: ignore[method-assign]
+    session = ost.connect()
+    f = ost.compile(lambda x: x + x.sum() / 6.0, donate=0)
+    x = ost.asarray(np.arange(6.0), split=0)
+    saving = ost.save_state(folder / "state", x, step=1, wait=False)
+    for _ in range(5):
+        x = f(x)
+    meanwhile = np.asarray(x).tolist()
+    early = saving.done
+    (folder / "go").touch()
+    saving.wait()
+    found = np.asarray(ost.load_state(folder / "state")).tolist()
+    error = caught(lambda: ost.save_state(folder / "full", x, step=2))
+    after = np.asarray(f(x)).tolist()
+    recovered = session.stats()["orders"].get("recover")
+    say(early=early, meanwhile=meanwhile, found=found, error=error, after=after)
+    say(recovered=recovered, steps=ost.saved_steps(folder / "full"))
 
 
 def fuzz() -> None:

@@ -96,12 +96,12 @@ def number(text: str, name: str) -> float:
     return float(found[1].replace(",", ""))
 
 
-@needs_cluster
-@needs_browser
 def as_number(text: str) -> int:
     return int(text.replace(",", ""))
 
 
+@needs_cluster
+@needs_browser
 def test_the_page_shows_a_job_while_it_runs(work: Work) -> None:
     done = threading.Event()
 
@@ -312,6 +312,28 @@ def test_the_past_is_not_now() -> None:
     assert ledger.traffic() == {"0": (640, 0.0)}
     assert ledger.shares()[0].compute == 0
     assert ledger.shares(always=True)[0].compute == pytest.approx(0.5)
+
+
+def test_messages_are_seen_beside_what_is_computed_meanwhile() -> None:
+    rows = [
+        {"nodes": [0, 3], "collective": True, "name": "all_reduce"},
+        {"nodes": [1], "collective": False, "name": "matmul"},
+        {"nodes": [2, 4], "collective": True, "name": "all_gather"},
+    ]
+    ledger = Ledger()
+    took = {"0": 0.1, "1": 0.4, "2": 0.1, "3": 0.3, "4": 0.1}
+    ledger.hear("a", said(0, described=[{"id": "p", "rows": rows}], steps={"p": took}))
+    ledger.hear("b", said(1, steps={"p": {"0": 0.2, "1": 0.3}}))
+    found = re.findall(
+        r'title="(\w+): .*?left:([\d.]+)%;width:([\d.]+)%', panels.timeline(ledger, "p")
+    )
+    own = [("all_reduce", 0, 10), ("matmul", 10, 40), ("all_gather", 50, 10)]
+    own += [("all_reduce", 60, 30), ("all_gather", 90, 10)]
+    sent = [("all_reduce", 0, 90), ("all_gather", 50, 50)]
+    other = [("all_reduce", 0, 20), ("matmul", 20, 30)]
+    assert [(name, float(at), float(wide)) for name, at, wide in found] == own + sent + other
+    assert panels.timeline(ledger, "p").count(">messages<") == 2, "both are under way at a time"
+    assert panels.timeline(Ledger(), "p") == ""
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())

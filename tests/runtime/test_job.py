@@ -250,6 +250,22 @@ def test_sessions_of_one_crew_follow_each_other() -> None:
     assert found["operands"] == [1, 1, 1] or found["operands"] == [0, 0, 0]
 
 
+@needs_mpi
+def test_plans_run_while_workers_write_a_checkpoint(tmp_path: Path) -> None:
+    found = good(3, "saves", str(tmp_path))
+    x = np.arange(6.0)
+    assert found["found"] == x.tolist()
+    assert not found["early"]
+    for _ in range(5):
+        x = x + x.sum() / 6
+    np.testing.assert_allclose(found["meanwhile"], x)
+    assert found["error"]["kind"] == "ExecutionError"
+    assert "worker 2: OSError: [Errno 28] no space left" in found["error"]["text"]
+    np.testing.assert_allclose(found["after"], x + x.sum() / 6)
+    assert found["recovered"] is None, "nothing else was lost"
+    assert found["steps"] == []
+
+
 needs_dask = pytest.mark.skipif(
     MPIEXEC is None
     or JOB > 1
