@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import itertools
 import json
 import logging
 import secrets
@@ -20,6 +21,7 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -340,6 +342,9 @@ class Channel:
         self.lost: list[tuple[int, int, str]] = []
         self.fatal: CommunicatorError | None = None
         self.failed: BaseException | None = None  # to be told to the user
+        self.ordering = threading.RLock()
+        self.sessions = itertools.count()
+        self.plans = Counter[bytes]()
         self.counts = dict.fromkeys(KINDS, 0)
         self.bytes = dict.fromkeys(KINDS, 0)
         self.answers: dict[int, Any] = {}

@@ -6,9 +6,7 @@ handle that nobody refers to any more is freed with the next order."""
 from __future__ import annotations
 
 import itertools
-import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +24,7 @@ from ostinato.errors import CommunicatorError, SessionError
 from .channel import Channel
 from .crew import Lead
 from .engine import Launcher, measured
+from .member import SESSION
 from .orders import rebuilt
 from .trials import trials
 
@@ -60,10 +59,12 @@ class CrewEngine:
         self.mesh = mesh
         self.size = lead.size
         self.closed = False
-        self.lock = threading.RLock()
-        self.next = 1
-        self.dropped = deque[int]()
+        self.lock = lead.ordering
+        self.base = next(lead.sessions) * SESSION
+        self.next = self.base + 1
+        self.dropped: list[int] = []
         self.launchers: dict[str, Launcher] = {}
+        self.known: set[bytes] = set()  # plans that the workers have
 
     @property
     def is_elsewhere(self) -> bool:
@@ -86,14 +87,20 @@ class CrewEngine:
         return first
 
     def _freed(self) -> list[int]:
-        """Handles that nobody has any more; other threads may drop some meanwhile."""
-        dropped = self.dropped
-        return [dropped.popleft() for _ in range(len(dropped))]
+        """Handles that nobody has any more; meanwhile others may drop more."""
+        freed = self.dropped[:]
+        del self.dropped[: len(freed)]
+        return freed
 
     def _order(self, kind: str, **what: Any) -> Any:
         with self.lock:
             self.check_open()
-            return self.lead.order(kind, freed=self._freed(), **what)
+            freed = self._freed()
+            try:
+                return self.lead.order(kind, freed=freed, **what)
+            except BaseException:
+                self.dropped += freed  # it may not have been sent
+                raise
 
     def put(self, value: Any, layout: Layout) -> Operand:
         spec = Spec(value.shape, value.dtype, layout)
@@ -202,32 +209,52 @@ class CrewEngine:
     def launcher(self, plan: Plan) -> Launcher:
         found = self.launchers.get(plan.id)
         if found is None:
-            identity = bytes.fromhex(plan.id)
-            self._order("load", plan=identity, text=encode_plan(plan).decode(), value=plan)
-            found = self.launchers[plan.id] = self._launcher(plan, identity)
+            found = self.launchers[plan.id] = self._launcher(plan)
         return found
 
-    def _launcher(self, plan: Plan, identity: bytes) -> Launcher:
-        specs, lock, lead = plan.program.graph.out_specs, self.lock, self.lead
+    def _launcher(self, plan: Plan) -> Launcher:
+        identity = bytes.fromhex(plan.id)
+        specs, lock, lead, known = plan.program.graph.out_specs, self.lock, self.lead, self.known
         count = len(specs)
 
         def launch(operands: Sequence[Operand]) -> list[Operand]:
             with lock:
                 if lead.lost:
                     self._check_made(operands)  # type: ignore[arg-type]
+                if identity not in known:
+                    self._load(plan, identity)
                 first = self.next
                 self.next = first + count
                 freed = self._freed()
-                made = lead.run(identity, [o.number for o in operands], first, freed)  # type: ignore[attr-defined]
+                try:
+                    made = lead.run(identity, [o.number for o in operands], first, freed)  # type: ignore[attr-defined]
+                except BaseException:
+                    self.dropped += freed
+                    raise
                 return [Handle(s, self, n, made) for s, n in zip(specs, itertools.count(first))]
 
         return launch
 
+    def _load(self, plan: Plan, identity: bytes) -> None:
+        self.check_open()
+        if not self.lead.plans[identity]:
+            self._order("load", plan=identity, text=encode_plan(plan).decode(), value=plan)
+        self.lead.plans[identity] += 1
+        self.known.add(identity)
+
     def forget(self, plan_id: str) -> None:
-        """Drop a plan that the cache let go."""
+        """Drop a plan that the cache let go. Who still has it sends it again when it runs."""
         with self.lock:
-            if self.launchers.pop(plan_id, None) is not None and not self.closed:
-                self._order("forget", plan=bytes.fromhex(plan_id))
+            self.launchers.pop(plan_id, None)
+            self._drop(bytes.fromhex(plan_id))
+
+    def _drop(self, identity: bytes) -> None:
+        if identity not in self.known:
+            return
+        self.known.discard(identity)
+        self.lead.plans[identity] -= 1
+        if not self.lead.plans[identity] and not self.closed:
+            self._order("forget", plan=identity)
 
     def measured(self, plan_id: str) -> Measured | None:
         if self.lead.member is not None:
@@ -270,6 +297,8 @@ class CrewEngine:
             if isinstance(self.lead, Channel):
                 self.lead.close()
             elif self.lead.fatal is None:
-                self._order("reset")
+                self._order("reset", first=self.base)
+                for identity in tuple(self.known):
+                    self._drop(identity)
             self.closed = True
             self.launchers.clear()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hmac
+import itertools
 import json
 import logging
 import os
@@ -29,12 +30,13 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from ostinato.errors import CommunicatorError, OstinatoError
+from ostinato.errors import ArgumentError, CommunicatorError, OstinatoError
 
 from . import mpi
 from .member import LEAD, Member
@@ -60,6 +62,7 @@ BEAT = 1.0  # seconds between signs of life
 JOIN = 120.0  # seconds for all to come together
 _log = logging.getLogger("distributed.worker.ostinato")
 _SAID = struct.Struct("<cI")  # what a message on a lifeline is, and how long
+_STOP = struct.Struct("<QQ")  # the epoch and the order in which somebody failed
 
 
 def heartbeat() -> float:
@@ -71,9 +74,10 @@ def heartbeat() -> float:
 class _Failed:
     """An error that happened somewhere, on its way to the user."""
 
-    def __init__(self, number: int, error: BaseException) -> None:
+    def __init__(self, number: int, error: BaseException, cause: bool) -> None:
         self.number = number
         self.error = error
+        self.cause = cause  # else it followed from another's
 
 
 class Crew:
@@ -81,6 +85,7 @@ class Crew:
 
     def __init__(self, comm: Any, threads: int | None = None) -> None:
         _assemble(comm)
+        self.given = comm
         self.base = comm.Dup()  # to make others from
         self.control = comm.Dup()
         self.rank: int = comm.rank
@@ -97,6 +102,9 @@ class Crew:
             ::-1
         ]
         self.alive = True
+        self.fatal: CommunicatorError | None = None
+        self.sending: list[Any] = []  # messages of an order on their way
+        self.turn = threading.RLock()  # of what is known of failures
 
     @staticmethod
     def _beside(comm: Any) -> int:
@@ -107,24 +115,89 @@ class Crew:
         here.Free()
         return count
 
-    def _forward(self, data: Any) -> None:
-        """To those below in the tree: a message of fixed size, and what is longer in another."""
-        octets = np.frombuffer(data, np.uint8)
+    def _forward(self, data: bytes) -> None:
+        """To those below in the tree: a message of fixed size, and what is longer in others. They take it,
+        whatever fails meanwhile."""
+        if not self.children:
+            return
+        if self.sending:  # an interrupt came between; what they hold must stay
+            mpi._unsent.append(self.sending)
         byte = self.communicator._byte
-        requests = []
-        for child in self.children:
-            if octets.size <= SMALL:
-                requests.append(self.control.Isend((octets, byte), child))
-                continue
-            requests.append(self.control.Isend((octets[:SMALL], byte), child))
-            rest = octets[SMALL:]
-            requests += [self.control.Isend((p, byte), child) for p in mpi._pieces(rest)]
+        requests = self.sending = []
+        if len(data) <= SMALL:
+            requests += [self.control.Isend((data, byte), child) for child in self.children]
+        else:
+            octets = np.frombuffer(data, np.uint8)
+            pieces = [octets[:SMALL], *mpi._pieces(octets[SMALL:])]
+            with self.undisturbed():
+                requests += [
+                    self.control.Isend((p, byte), child) for child in self.children for p in pieces
+                ]
         for request in requests:
             if not request.Test():
-                self.communicator.until(request.Test)
+                self._until(request.Test)
+        self.sending = []
 
-    def recover(self) -> None:
-        self.member.recover(self.base.Dup())
+    def _until(self, happened: Callable[[], bool]) -> None:
+        """Wait for what others do, unless one of them died."""
+        for _ in range(mpi.EAGER):
+            if happened():
+                return
+        while not happened():
+            if self.fatal is not None:
+                raise self.fatal
+            time.sleep(mpi.NAP)
+
+    def _meet(self, undone: int) -> int:
+        """Everybody begins anew; the first order that somebody did not do."""
+        comm, request = self.base.Idup()
+        self._until(request.Test)
+        mine, least = np.array([undone]), np.empty(1, np.int64)
+        request = comm.Iallreduce(mine, least, op=_least())
+        self._until(request.Test)
+        self.member.recover(comm, self._until)
+        return int(least[0])
+
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Ctrl-C waits until something is done that must not be left half done."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        presses: list[int] = []
+        before = signal.signal(signal.SIGINT, lambda *_: self._pressed(presses))
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+
+    def _pressed(self, presses: list[int]) -> None:
+        presses.append(1)
+        if len(presses) == 1:
+            sys.stderr.write(
+                "ostinato: waiting for workers that still compute; Ctrl-C again gives them up.\n"
+            )
+        else:
+            self.give_up("the program was interrupted while it waited for workers")
+
+    def give_up(self, why: str) -> None:
+        """Go on without the others."""
+
+    def _free(self) -> None:
+        """Give back what MPI keeps for this crew; all do so at its end."""
+        from mpi4py import MPI
+
+        self.communicator.close()
+        self.control.Free()
+        self.base.Free()
+        if self.given not in (MPI.COMM_WORLD, MPI.COMM_SELF):
+            self.given.Free()
+
+
+def _least() -> Any:
+    from mpi4py import MPI
+
+    return MPI.MIN
 
 
 # -- the lead ------------------------------------------------------------------------------
@@ -136,7 +209,9 @@ class Lead(Crew):
         self.told = 0.0  # when it said something last
         self.failed: _Failed | None = None  # to be told to the user
         self.broken = False  # the others wait to begin anew
-        self.fatal: CommunicatorError | None = None
+        self.ordering = threading.RLock()  # one order at a time, whatever session it is of
+        self.sessions = itertools.count()
+        self.plans = Counter[bytes]()  # sessions that use each
         self.lost: list[tuple[int, int, str]] = []  # orders without results: from, to, and why
         self.counts = dict.fromkeys(KINDS, 0)
         self.bytes = dict.fromkeys(KINDS, 0)
@@ -144,13 +219,12 @@ class Lead(Crew):
         self.names: dict[int, str] = {}
         self.processes: dict[int, int] = {}  # of workers on this machine
         self.seen: dict[int, float] = {}
-        self.lock = threading.Lock()  # of lifelines
-        self.state = threading.RLock()  # of what is known of failures
+        self.lock = threading.RLock()  # of lifelines
         self.watch = threading.Thread(target=self._watch, name="ostinato-lifelines", daemon=True)
-        self._meet(comm)
+        self._gather(comm)
         self.watch.start()
 
-    def _meet(self, comm: Any) -> None:
+    def _gather(self, comm: Any) -> None:
         """Tell everybody where to come, and wait until all are there."""
         token = secrets.token_hex(16)
         local = self.communicator.beside == self.size
@@ -192,7 +266,7 @@ class Lead(Crew):
                     if said is None:
                         selector.unregister(self.lines[key.data])
                         if self.alive:
-                            self._lost(f"{self.names[key.data]} died")
+                            self.give_up(f"{self.names[key.data]} died")
                         continue
                     self.seen[key.data] = time.monotonic()
                     if said[0] == b"e":
@@ -203,11 +277,11 @@ class Lead(Crew):
                 before = now
                 late = [r for r, seen in self.seen.items() if now - seen > limit]
                 if late and self.alive:
-                    self._lost(f"{self.names[late[0]]} gave no sign of life for {limit:g} s")
+                    self.give_up(f"{self.names[late[0]]} gave no sign of life for {limit:g} s")
 
-    def _lost(self, what: str) -> None:
+    def give_up(self, why: str) -> None:
         self.fatal = CommunicatorError(
-            f"{what}; what the workers held is lost: start again (a checkpoint keeps values)."
+            f"{why}; what the workers held is lost: start again (a checkpoint keeps values)."
         )
         self.communicator.abort(self.fatal)
         for rank in self.lines:
@@ -217,18 +291,20 @@ class Lead(Crew):
         """A worker failed: nobody should wait for it."""
         found = json.loads(text)
         error = rebuilt(found, self.names[rank])
-        with self.state:
+        with self.turn:
             if found["epoch"] != self.epoch:
                 return
-            if self.failed is None or found["number"] < self.failed.number:
-                self.failed = _Failed(found["number"], error)
+            known = self.failed
+            if known is None or (found["cause"], -found["number"]) > (known.cause, -known.number):
+                self.failed = _Failed(found["number"], error, found["cause"])
             self.broken = True
             self.communicator.abort(error)
-        self._stop()
+            epoch = self.epoch
+        self._stop(epoch, found["number"])
 
-    def _stop(self) -> None:
+    def _stop(self, epoch: int, number: int) -> None:
         for rank in self.lines:
-            self._say(rank, b"x", self.epoch.to_bytes(8, "little"))
+            self._say(rank, b"x", _STOP.pack(epoch, number))
 
     def _say(self, rank: int, kind: bytes, text: bytes = b"") -> None:
         with contextlib.suppress(OSError), self.lock:
@@ -239,8 +315,8 @@ class Lead(Crew):
         """A plan, once; the order's number."""
         if self.failed is not None or self.fatal is not None or self.broken:
             self.check()
-        self._said("run", RUN, plan, operands, freed, first)
         try:
+            self._said("run", RUN, plan, operands, freed, first)
             self.member.run(plan, operands, first)
         except BaseException as error:
             raise self._own(error) from error.__cause__
@@ -249,8 +325,8 @@ class Lead(Crew):
     def wait(self, freed: Sequence[int] = ()) -> None:
         """Until everybody has done all that was ordered."""
         self.check()
-        self._said("wait", WAIT, NOBODY, (), freed, 0)
         try:
+            self._said("wait", WAIT, NOBODY, (), freed, 0)
             self.member.wait()
         except BaseException as error:
             raise self._own(error) from error.__cause__
@@ -269,10 +345,7 @@ class Lead(Crew):
         order = pack(code, self.number, self.epoch & 255, plan, operands, freed, first)
         self.counts[kind] += 1
         self.bytes[kind] += len(order)
-        try:
-            self._send(order)
-        except BaseException as error:
-            raise self._own(error) from error.__cause__
+        self._send(order)
         if freed:
             self.member.free(freed)
 
@@ -288,21 +361,21 @@ class Lead(Crew):
     ) -> Any:
         """Anything else; what the lead answers. For a plan, the value is the plan itself."""
         self.check()
-        self.number += 1
-        order = Order(
-            kind,
-            self.number,
-            self.epoch & 255,
-            plan,
-            tuple(operands),
-            tuple(freed),
-            first,
-            text,
-        )
-        said = order.pack()
-        self.counts[kind] += 1
-        self.bytes[kind] += len(said)
         try:
+            self.number += 1
+            order = Order(
+                kind,
+                self.number,
+                self.epoch & 255,
+                plan,
+                tuple(operands),
+                tuple(freed),
+                first,
+                text,
+            )
+            said = order.pack()
+            self.counts[kind] += 1
+            self.bytes[kind] += len(said)
             self._send(said)
             return self.member.obey(order, value) if kind != "end" else None
         except BaseException as error:
@@ -318,19 +391,25 @@ class Lead(Crew):
 
     def _own(self, error: BaseException) -> BaseException:
         """What the user is to see of an error at the lead, which may follow from another's."""
-        if self.fatal is not None:
-            return self.fatal
-        with self.state:
-            self.broken = True
-            if self.failed is None or not isinstance(error, CommunicatorError):
-                self.failed = _Failed(self.number, error)
-            found = self.failed.error
-            self.communicator.abort(error)
-        if found is error:
-            _failed(self.rank, self.number, error)
-        self._stop()
-        self._recover()
-        return found
+        with self.undisturbed():
+            if self.fatal is not None:
+                return self.fatal
+            cause = not isinstance(error, CommunicatorError)
+            with self.turn:
+                self.broken = True
+                if self.failed is None or (cause and not self.failed.cause) or _is_request(error):
+                    self.failed = _Failed(self.number, error, cause)
+                found = self.failed.error
+                self.communicator.abort(error)
+                epoch = self.epoch
+            if found is error:
+                _failed(self.rank, self.number, error)
+            self._stop(epoch, self.number)
+            try:
+                self._recover(self.number)
+            except CommunicatorError as lost:
+                return lost
+            return found
 
     def check(self) -> None:
         """Tell the user what happened since the last order."""
@@ -338,15 +417,16 @@ class Lead(Crew):
             raise self.fatal
         if self.broken:
             found = self.failed
-            self._recover()
+            with self.undisturbed():
+                self._recover(self.number + 1)
             if found is not None:
                 raise found.error
 
-    def _recover(self) -> None:
-        """All begin anew; what was made since the failure is lost."""
-        with self.state:
+    def _recover(self, undone: int) -> None:
+        """All begin anew; what was to be made since the failure is lost."""
+        with self.turn:
             assert self.failed is not None
-            self.lost.append((self.failed.number, self.number, str(self.failed.error)))
+            why = str(self.failed.error)
             self.epoch += 1
             self.number += 1
             self.failed = None
@@ -355,7 +435,7 @@ class Lead(Crew):
         said = Order("recover", self.number, self.epoch & 255).pack()
         self.counts["recover"] += 1
         self._send(said)
-        self.recover()
+        self.lost.append((self._meet(undone), self.number, why))
 
     def stats(self) -> dict[str, Any]:
         """Messages and bytes that orders took, by their kind."""
@@ -367,10 +447,11 @@ class Lead(Crew):
         """Send everybody home."""
         if not self.alive:
             return
+        self.alive = False  # who hangs up from now on does not die
         if self.fatal is None:
             with contextlib.suppress(OstinatoError):
                 self.order("end")
-        self.alive = False
+                self._free()
         if self.fatal is not None:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -405,6 +486,9 @@ class Hand(Crew):
         _tell(self.line, b"h", json.dumps(hello).encode())
         self.bell = threading.Event()
         self.failed = False
+        self.undone = 0  # the first order that it did not do since it failed
+        self.stopped = -1, 0  # the last epoch in which somebody failed, and in which order
+        self.first = bytearray(SMALL)  # of an order
         self.lock = threading.Lock()
         threading.Thread(target=self._watch, name="ostinato-lifeline", daemon=True).start()
 
@@ -422,9 +506,21 @@ class Hand(Crew):
                 return
             if said[0] == b"w":
                 self.bell.set()
-            elif said[0] == b"x" and int.from_bytes(said[1], "little") == self.epoch:
-                self.communicator.abort(CommunicatorError("another worker failed."))
-                self.bell.set()
+            elif said[0] == b"x":
+                epoch, number = _STOP.unpack(said[1])
+                with self.turn:
+                    known, before = self.stopped
+                    self.stopped = epoch, min(number, before) if epoch == known else number
+                    self._look()
+
+    def _look(self) -> None:
+        """Wait for nobody any more in the order in which somebody failed, or later ones. All do those
+        before it to their end.
+        """
+        epoch, number = self.stopped
+        if epoch == self.epoch and self.number >= number:
+            self.communicator.abort(CommunicatorError("another worker failed."))
+            self.bell.set()
 
     def _beat(self) -> None:
         while self.alive:
@@ -436,51 +532,64 @@ class Hand(Crew):
             _tell(self.line, kind, text)
 
     def serve(self) -> None:
-        """Obey until the lead says that it is enough."""
-        while True:
-            order = self._next()
-            if order.kind == "end":
-                self.alive = False
+        """Obey until the lead says that it is enough. An engine that ends otherwise counts as dead."""
+        try:
+            while (order := self._next()).kind != "end":
+                self._obey(order)
+            self._free()
+        finally:
+            self.alive = False
+            with contextlib.suppress(OSError):
                 self.line.shutdown(socket.SHUT_RDWR)
-                return
-            self._obey(order)
 
     def _obey(self, order: Order) -> None:
         number, self.number = self.number, order.number
+        if order.kind == "recover":
+            self._recover(order)
+            return
+        if self.stopped[0] == self.epoch:
+            self._look()
         try:
-            if order.kind == "recover":
-                self.epoch += 1
-                self.failed = False
-                self.recover()
-                return
             if order.number != number + 1:
                 raise CommunicatorError(
                     f"worker {self.rank} got order {order.number} after {number}: workers do not do "
                     "the same."
                 )
             if self.failed or order.epoch != self.epoch & 255:
+                if order.kind in ("load", "forget"):  # which need nobody else
+                    self.member.obey(order)
                 self.member.free(order.freed)
                 return
             self.member.obey(order)
         except BaseException as error:
-            self.failed = True
-            if self.communicator.error is None or not isinstance(error, CommunicatorError):
+            if not self.failed:
+                self.failed, self.undone = True, order.number
+            cause = self.communicator.error is None or not isinstance(error, CommunicatorError)
+            if cause:
                 _failed(self.rank, order.number, error)
-                said = described(error) | {"number": order.number, "epoch": self.epoch}
-                self._say(b"e", json.dumps(said).encode())
+            said = described(error) | {"number": order.number, "epoch": self.epoch, "cause": cause}
+            self._say(b"e", json.dumps(said).encode())
+
+    def _recover(self, order: Order) -> None:
+        self._meet(self.undone or order.number)
+        with self.turn:
+            self.epoch += 1
+            self.failed, self.undone = False, 0
+            self.communicator.error = None
+            self._look()
 
     def _next(self) -> Order:
-        first = np.empty(SMALL, np.uint8)
         byte = self.communicator._byte
-        self._listen(self.control.Irecv((first, byte), self.parent))
-        length = length_of(first.tobytes())
-        data = np.empty(length, np.uint8)
-        data[:SMALL] = first[:length]
+        self._listen(self.control.Irecv((self.first, byte), self.parent))
+        length = length_of(self.first)
+        data = bytes(self.first[:length])
         if length > SMALL:
-            for piece in mpi._pieces(data[SMALL:]):
+            rest = np.empty(length - SMALL, np.uint8)
+            for piece in mpi._pieces(rest):
                 self._listen(self.control.Irecv((piece, byte), self.parent))
+            data += rest.tobytes()
         self._forward(data)
-        return unpack(data.tobytes())
+        return unpack(data)
 
     def _listen(self, request: Any) -> None:
         """Look for a while, then sleep until the bell rings."""
@@ -513,6 +622,11 @@ def _assemble(comm: Any) -> None:
                 do="see whether one failed before it came to ost.connect()",
             )
         time.sleep(mpi.NAP)
+
+
+def _is_request(error: BaseException) -> bool:
+    """Whether the user wanted it: an interrupt is told, whatever else went wrong."""
+    return not isinstance(error, Exception)
 
 
 def _failed(rank: int, number: int, error: BaseException) -> None:
@@ -582,4 +696,11 @@ def job_crew(threads: int | None = None, leave: Callable[[], None] = sys.exit) -
             leave()
         _crew = Lead(MPI.COMM_WORLD, threads)
         atexit.register(_crew.end)
+    asked = _crew.member.worker.asked
+    if threads is not None and threads != asked:
+        raise ArgumentError.because(
+            "connect",
+            got=f"threads={threads}",
+            needed=f"threads={asked}, as at the first connect of these processes",
+        )
     return _crew

@@ -21,9 +21,9 @@ from .orders import Order, described
 from .worker import Loaded, Worker
 
 LEAD = 0
+SESSION = 1 << 40  # handles of one session of a crew
 AHEAD = 4  # boxes that were put together and wait to be written
 openers: dict[str, Callable[..., Any]] = {}  # of files, by what they are; the front door fills it
-_BYTE, _GOT = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
 _log = logging.getLogger("distributed.worker.ostinato")  # what Dask shows of its workers
 _log.addHandler(logging.NullHandler())  # without Dask, errors reach the user and nobody else
 
@@ -52,8 +52,9 @@ class Member:
 
     def run(self, plan: bytes, operands: Sequence[int], first: int) -> None:
         loaded, parts = self.plans.get(plan), self.parts
-        need(loaded is not None, f"plan {plan.hex()[:8]}, which worker {self.rank} was not given")
-        for part in self.worker.step(loaded, [parts[h] for h in operands]):  # type: ignore[arg-type]
+        if loaded is None:
+            raise Malformed(f"plan {plan.hex()[:8]}, which worker {self.rank} was not given")
+        for part in self.worker.step(loaded, [parts[h] for h in operands]):
             parts[first] = part
             first += 1
 
@@ -233,11 +234,10 @@ class Member:
 
     def wait(self) -> None:
         """A byte to the lead from everybody."""
-        if self.rank != LEAD:
-            self.communicator.start_exchange([(LEAD, _BYTE)], []).wait()
-        elif self.communicator.size > 1:
-            others = range(1, self.communicator.size)
-            self.communicator.start_exchange([], [(r, _GOT) for r in others]).wait()
+        if self.rank == LEAD:
+            self.communicator.signals()
+        else:
+            self.communicator.signal(LEAD)
 
     def _ask(self, order: Order, value: Any) -> Any:
         """What each worker has to say, in the order of ranks, at the lead."""
@@ -253,16 +253,13 @@ class Member:
         return self.communicator.gather_text(said, LEAD)
 
     def _reset(self, order: Order, value: Any) -> None:
-        self.parts.clear()
-        for plan in tuple(self.worker.plans):
-            self.worker.unload(plan)
-        self.plans.clear()
+        """The operands of a session are gone: those whose handles it counted."""
+        for handle in [h for h in self.parts if h // SESSION == order.first // SESSION]:
+            del self.parts[handle]
 
-    def recover(self, comm: Any) -> None:
-        """Begin anew after a failure, on another communicator. What was under way may still write
-        to where it was told to, so this memory is left to it.
-        """
-        self.communicator.restart(comm)
+    def recover(self, comm: Any, until: Callable[[Any], None]) -> None:
+        """Begin anew after a failure, on another communicator."""
+        self.communicator.restart(comm, until)
         self.worker.restart()
         _log.warning("ostinato: worker %d begins anew after a failure", self.rank)
 

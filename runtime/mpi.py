@@ -10,11 +10,13 @@ An operation is a generator that gives the requests of MPI's that have to be don
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,21 +34,24 @@ NAP = 50e-6
 
 clock = time.perf_counter
 
-Steps = Iterator[list[Any]]
+Pending = tuple[list[Any], list[Any]]  # requests of what is received, and of what is sent
+Steps = Iterator[Pending]
 
 
 class Flow:
     """An operation on its way."""
 
-    __slots__ = ("_comm", "_lock", "_pending", "_steps", "done")
+    __slots__ = ("_comm", "_lock", "_pending", "_steps", "done", "error")
 
     def __init__(self, comm: MpiCommunicator, steps: Steps) -> None:
         self._comm = comm
         self._steps = steps
-        began = clock()
-        self._pending: list[Any] = next(steps, [])
-        comm.talking += clock() - began
         self._lock: threading.Lock | None = None  # if a thread drives it, too
+        self.error: BaseException | None = None  # that the thread met
+        began = clock()
+        self._pending: Pending = next(steps, ([], []))
+        comm.talking += clock() - began
+        comm.going.add(self)
         self.done = False
 
     def share(self) -> None:
@@ -60,15 +65,18 @@ class Flow:
             return self._advance()
 
     def _advance(self) -> bool:
+        if self.error is not None:
+            raise self.error
         while not self.done:
-            pending = self._pending
-            while pending:
-                if not pending[-1].Test():
-                    return False
-                pending.pop()
+            for requests in self._pending:
+                while requests:
+                    if not requests[-1].Test():
+                        return False
+                    requests.pop()
             try:
                 self._pending = next(self._steps)
             except StopIteration:
+                self._comm.going.discard(self)
                 self.done = True
         return True
 
@@ -77,6 +85,13 @@ class Flow:
         if not self.advance():
             self._comm.until(self.advance)
         self._comm.talking += clock() - began
+
+    def stop(self) -> Pending:
+        """Go no further; what was under way."""
+        with self._lock or contextlib.nullcontext():
+            pending, self._pending, self._steps = self._pending, ([], []), iter(())
+            self.done = True
+            return pending
 
 
 class MpiCommunicator:
@@ -90,11 +105,15 @@ class MpiCommunicator:
         self.error: BaseException | None = None  # why nobody should wait any longer
         self.turns: dict[tuple[int, int], int] = {}
         self.spare: dict[int, list[Any]] = {}  # memory for what is received, by its size
-        self.left: list[Flow] = []  # operations that the thread drives
+        self.going: set[Flow] = set()  # operations under way
+        self.posting: Pending = ([], [])  # the messages that were started last
+        self.left: deque[Flow] = deque()  # operations that the thread drives
         self.work = threading.Event()
         self.helper: threading.Thread | None = None
+        self.closed = False
         self.talking = 0.0  # seconds that its worker spent in operations
         self.bytes_to = [0] * self.size  # sent to each
+        self.heard = np.zeros(self.size, np.uint8)  # signals
         import mpi4py.MPI as mpi
 
         self._byte = mpi.BYTE
@@ -130,18 +149,28 @@ class MpiCommunicator:
         return request
 
     def _help(self) -> None:
-        while True:
-            if not self.left:
-                self.work.wait()
-                self.work.clear()
-            try:
-                for flow in tuple(self.left):
-                    if flow.advance():
-                        self.left.remove(flow)
-            except BaseException as error:  # found by whoever waits
-                self.error = self.error or error
-                self.left.clear()
-            time.sleep(NAP)
+        with np.errstate(all="ignore"):
+            while not self.closed:
+                if not self.left:
+                    self.work.wait()
+                    self.work.clear()
+                with contextlib.suppress(IndexError):  # others let go of them meanwhile
+                    for _ in range(len(self.left)):
+                        self._help_on(self.left.popleft())
+                time.sleep(NAP)
+
+    def _help_on(self, flow: Flow) -> None:
+        try:
+            if not flow.advance():
+                self.left.append(flow)
+        except BaseException as error:  # found by whoever waits
+            flow.error = error
+
+    def close(self) -> None:
+        """Give back what MPI keeps for this; all workers do so at the same time."""
+        self.closed = True
+        self.work.set()
+        self.comm.Free()
 
     # -- messages --------------------------------------------------------------------------
     def _tag(self, source: int, target: int) -> int:
@@ -150,12 +179,21 @@ class MpiCommunicator:
         self.turns[source, target] = (turn + 1) % TAGS
         return turn
 
-    def _sent(self, x: Any, to: int, tag: int) -> list[Any]:
-        self.bytes_to[to] += x.nbytes
-        return [self.comm.Isend((piece, self._byte), to, tag) for piece in _pieces(x)]
+    def _posted(self) -> Pending:
+        """For requests that an operation is going to start. They are known here, should it be interrupted
+        meanwhile."""
+        made: Pending = ([], [])
+        self.posting = made
+        return made
 
-    def _received(self, out: Any, source: int, tag: int) -> list[Any]:
-        return [self.comm.Irecv((piece, self._byte), source, tag) for piece in _pieces(out)]
+    def _send(self, pending: Pending, x: Any, to: int, tag: int) -> None:
+        self.bytes_to[to] += x.nbytes
+        for piece in _pieces(x):
+            pending[1].append(self.comm.Isend((piece, self._byte), to, tag))
+
+    def _receive(self, pending: Pending, out: Any, source: int, tag: int) -> None:
+        for piece in _pieces(out):
+            pending[0].append(self.comm.Irecv((piece, self._byte), source, tag))
 
     def _take(self, count: int, like: Any) -> tuple[Any, Any]:
         """Memory for some elements, as an array, and as what is to be given back."""
@@ -167,6 +205,24 @@ class MpiCommunicator:
     def _give(self, blocks: Sequence[Any]) -> None:
         for block in blocks:
             self.spare.setdefault(block.size, []).append(block)
+
+    def signal(self, to: int) -> None:
+        """Somebody is as far as this."""
+        request = self.comm.Isend((_SIGNAL, self._byte), to, TAGS)
+        if not request.Test():
+            self.until(request.Test)
+
+    def signals(self) -> None:
+        """Everybody else is as far as this."""
+        heard, byte = self.heard, self._byte
+        requests = [
+            self.comm.Irecv((heard[r : r + 1], byte), r, TAGS)
+            for r in range(self.size)
+            if r != self.rank
+        ]
+        for request in requests:
+            if not request.Test():
+                self.until(request.Test)
 
     # -- operations ------------------------------------------------------------------------
     def start_all_reduce(self, ins: Arrays, outs: Arrays, monoid: str, group: Group) -> Request:
@@ -186,12 +242,12 @@ class MpiCommunicator:
         lines = [(r, self._tag(self.rank, r), self._tag(r, self.rank)) for r in others]
         blocks: list[Any] = []
         states: dict[int, list[Any]] = {self.rank: [_flat(x) for x in ins]}
-        pending = []
+        pending = self._posted()
         for x in states[self.rank]:
             for r, there, here in lines:
-                pending += self._sent(x, r, there)
+                self._send(pending, x, r, there)
                 got, block = self._take(x.size, x)
-                pending += self._received(got, r, here)
+                self._receive(pending, got, r, here)
                 states.setdefault(r, []).append(got)
                 blocks.append(block)
         yield pending
@@ -212,23 +268,23 @@ class MpiCommunicator:
         flat = [_flat(x) for x in ins]
         blocks: list[Any] = []
         states: dict[int, list[Any]] = {mine: [x[own] for x in flat]}
-        pending: list[Any] = []
+        pending = self._posted()
         for x in flat:
             for (k, r), (there, here) in zip(others, lines[0], strict=True):
                 got, block = self._take(cuts[mine + 1] - cuts[mine], x)
-                pending += self._received(got, r, here)
+                self._receive(pending, got, r, here)
                 states.setdefault(k, []).append(got)
                 blocks.append(block)
-                pending += self._sent(x[cuts[k] : cuts[k + 1]], r, there)
+                self._send(pending, x[cuts[k] : cuts[k + 1]], r, there)
         yield pending
         made = [_flat_or_new(out) for out in outs]
         fold([states[k] for k in range(len(group))], [m[own] for m in made], monoid)
         self._give(blocks)
-        pending = []
+        pending = self._posted()
         for m in made:
             for (k, r), (there, here) in zip(others, lines[1], strict=True):
-                pending += self._received(m[cuts[k] : cuts[k + 1]], r, here)
-                pending += self._sent(m[own], r, there)
+                self._receive(pending, m[cuts[k] : cuts[k + 1]], r, here)
+                self._send(pending, m[own], r, there)
         yield pending
         for m, out in zip(made, outs, strict=True):
             if not np.may_share_memory(m, out):
@@ -243,17 +299,17 @@ class MpiCommunicator:
         self, x: Any, out: Any, monoid: str, group: Group, parts: Sequence[tuple[slice, ...]]
     ) -> Steps:
         addends: list[Any] = []
-        blocks, pending = [], []
+        blocks, pending = [], self._posted()
         for r, part in zip(group, parts, strict=True):
             if r == self.rank:
                 addends.append(x[part])
                 continue
             there, here = self._tag(self.rank, r), self._tag(r, self.rank)
             got, block = self._take(out.size, out)
-            pending += self._received(got, r, here)
+            self._receive(pending, got, r, here)
             addends.append(got.reshape(out.shape))
             blocks.append(block)
-            pending += self._sent(_flat(x[part]), r, there)
+            self._send(pending, _flat(x[part]), r, there)
         yield pending
         fold([(a,) for a in addends], (out,), monoid)
         self._give(blocks)
@@ -262,15 +318,15 @@ class MpiCommunicator:
         return Flow(self, self._exchanged(sends, receives))
 
     def _exchanged(self, sends: Messages, receives: Messages) -> Steps:
-        pending: list[Any] = []
+        pending = self._posted()
         late = []
         for peer, out in receives:
             got = _flat_or_new(out)
-            pending += self._received(got, peer, self._tag(peer, self.rank))
+            self._receive(pending, got, peer, self._tag(peer, self.rank))
             if not np.may_share_memory(got, out):
                 late.append((got, out))
         for peer, x in sends:
-            pending += self._sent(_flat(x), peer, self._tag(self.rank, peer))
+            self._send(pending, _flat(x), peer, self._tag(self.rank, peer))
         yield pending
         for got, out in late:
             np.copyto(out, got.reshape(out.shape))
@@ -295,9 +351,14 @@ class MpiCommunicator:
                 lines.append((to, self._tag(self.rank, to)))
         got = _flat_or_new(out) if place else _flat(x)
         if place:
-            yield self._received(got, source, here)
-        yield [request for to, tag in lines for request in self._sent(got, to, tag)]
-        if place == 0 or not np.may_share_memory(got, out):
+            pending = self._posted()
+            self._receive(pending, got, source, here)
+            yield pending
+        pending = self._posted()
+        for to, tag in lines:
+            self._send(pending, got, to, tag)
+        yield pending
+        if not np.may_share_memory(got, out):
             np.copyto(out, got.reshape(out.shape))
 
     def send(self, x: Any, to: int) -> None:
@@ -333,16 +394,26 @@ class MpiCommunicator:
         """Here only: whoever made this communicator tells the others."""
         self.error = self.error or error
 
-    def restart(self, comm: Any) -> None:
-        """Begin anew on another communicator, after a failure: what was under way on this one may
-        still write where it was told to, so that memory is never used again."""
-        _lost.append((self.comm, self.left, self.spare))
-        self.comm, self.left, self.spare = comm, [], {}
+    def restart(self, comm: Any, until: Callable[[Any], None]) -> None:
+        """Begin anew on another communicator after a failure, when all have given up what was under way.
+        What was to be received will not be; what was sent, and nobody took, keeps its memory."""
+        unsent: list[Any] = []
+        self.left.clear()
+        for receives, sends in (self.posting, *(flow.stop() for flow in tuple(self.going))):
+            for request in filter(None, receives):  # those that are done are no more
+                request.Cancel()
+                until(request.Test)
+            unsent += sends
+        _unsent.extend(request for request in unsent if not request.Test())
+        self.comm.Free()
+        self.comm = comm
+        self.going.clear()
+        self.posting = [], []
         self.turns.clear()
-        self.error = None
 
 
-_lost: list[Any] = []
+_SIGNAL = np.zeros(1, np.uint8)
+_unsent: list[Any] = []
 
 
 def _flat(x: Any) -> Any:

@@ -11,16 +11,15 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from ostinato.ops.encode import Malformed, need
+from ostinato.ops.encode import Malformed
 
 from ostinato import errors
 from ostinato.errors import ExecutionError, OstinatoError
 
 HEAD = struct.Struct("<IBBxxIIQ16sQ")
-HANDLE = struct.Struct("<Q")
+LENGTH = struct.Struct("<I")
 LARGEST = 1 << 30  # bytes of an order
 NOBODY = bytes(16)
 
@@ -43,8 +42,7 @@ KINDS = (
 RUN, WAIT = KINDS.index("run"), KINDS.index("wait")
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(NamedTuple):
     kind: str
     number: int  # of the orders since the beginning; workers compare it with their own count
     epoch: int = 0  # failures so far, modulo 256
@@ -86,12 +84,16 @@ def pack(
 
 def unpack(data: bytes) -> Order:
     """The order that these bytes are, or Malformed."""
-    need(len(data) >= HEAD.size, f"an order of {len(data)} bytes")
+    if len(data) < HEAD.size:
+        raise Malformed(f"an order of {len(data)} bytes")
     length, kind, epoch, n, m, number, plan, first = HEAD.unpack_from(data)
-    need(length == len(data) <= LARGEST, f"an order of {len(data)} bytes that claims {length}")
-    need(kind < len(KINDS), f"an order of kind {kind}")
+    if not length == len(data) <= LARGEST:
+        raise Malformed(f"an order of {len(data)} bytes that claims {length}")
+    if kind >= len(KINDS):
+        raise Malformed(f"an order of kind {kind}")
     end = HEAD.size + 8 * (n + m)
-    need(end <= length, f"an order with {n + m} handles in {length} bytes")
+    if end > length:
+        raise Malformed(f"an order with {n + m} handles in {length} bytes")
     handles = struct.unpack_from(f"<{n + m}Q", data, HEAD.size)
     text = None
     if end < length:
@@ -102,11 +104,11 @@ def unpack(data: bytes) -> Order:
     return Order(KINDS[kind], number, epoch, plan, handles[:n], handles[n:], first, text)
 
 
-def length_of(head: bytes) -> int:
+def length_of(head: bytes | bytearray) -> int:
     """How long an order is, by its first bytes."""
-    need(len(head) >= HEAD.size, f"an order of {len(head)} bytes")
-    (length,) = struct.unpack_from("<I", head)
-    need(HEAD.size <= length <= LARGEST, f"an order that claims {length} bytes")
+    length = LENGTH.unpack_from(head)[0] if len(head) >= HEAD.size else 0
+    if not HEAD.size <= length <= LARGEST:
+        raise Malformed(f"an order of {len(head)} bytes that claims {length}")
     return int(length)
 
 

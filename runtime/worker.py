@@ -111,13 +111,9 @@ class Worker:
         self.plans.pop(plan_id, None)
 
     def restart(self) -> None:
-        """Leave the memory of what was under way to it, after a failure."""
-        _left.append(self.arena)
-        self.arena = block(self.xp, 0)
+        """After a failure: bound plans may have been in the middle of a run."""
         for loaded in self.plans.values():
             loaded.bound = None
-            _left.extend(buffer for result in loaded.results for buffer in result.kept)
-            loaded.results = ()
 
     def _bind(self, loaded: Loaded, timed: bool = False) -> Bound:
         program = loaded.plan.program
@@ -210,7 +206,6 @@ class Worker:
         return timed
 
 
-_left: list[Any] = []
 _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 

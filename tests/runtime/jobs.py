@@ -286,6 +286,145 @@ def closes() -> None:
     say(y=y, late=late, z=z, operands=[w["operands"] for w in session.stats()["workers"]])
 
 
+def two_sessions() -> None:
+    """Of one crew at a time: each has its own arrays, and plans that both use."""
+    f = ost.compile(lambda x: x * 2)
+    ost.connect()
+    x = ost.asarray(np.arange(6.0), split=0)
+    before = np.asarray(f(x)).tolist()
+    with ost.connect(numerics="fast"):
+        y = ost.asarray(np.full(6, 99.0), split=0)
+        inner = np.asarray(f(y)).tolist()
+        outer = np.asarray(x).tolist()
+    with ost.connect():
+        again = np.asarray(f(ost.asarray(np.ones(6), split=0))).tolist()
+    say(before=before, inner=inner, outer=outer, again=again, after=np.asarray(f(x)).tolist())
+    say(threads=caught(lambda: ost.connect(threads=7)))
+
+
+def forgotten() -> None:
+    """A plan that workers let go is sent again; so is one that came while a worker failed."""
+    fail_in(2, SIZE - 1)
+    session = ost.connect()
+    f, x = ost.compile(lambda x: x + 1), ost.asarray(np.zeros(6), split=0)
+    f(x)
+    f(x)  # fails, and nobody has heard of it
+    g = ost.compile(lambda x: x - 1)
+    error = caught(lambda: [np.asarray(g(x)) for _ in range(1000)])
+    new = np.asarray(g(x)).tolist()
+    session.engine.forget(f.plan.id)
+    say(error=error, new=new, old=np.asarray(f(x)).tolist())
+
+
+def behind() -> None:
+    """An interrupt while a worker is some orders behind: what was ordered before is still made."""
+    step = Worker.step
+
+    def slow(self: Worker, *args: Any) -> Any:
+        time.sleep(0.3 if RANK == SIZE - 1 else 0)
+        return step(self, *args)
+
+    Worker.step = slow  # type: ignore[method-assign]
+    ost.connect()
+    f = ost.compile(lambda u: ost.concat([u[1:], ost.zeros(1)]) + 1)
+    u = ost.asarray(np.zeros(6), split=0)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 1.0)
+    done = 0
+
+    def on() -> None:
+        nonlocal u, done
+        for _ in range(100):
+            u = f(u)
+            done += 1
+
+    error = caught(on)
+    wanted = np.zeros(6)
+    for _ in range(done):
+        wanted = np.append(wanted[1:], 0) + 1
+    say(error=error, right=np.asarray(u).tolist() == wanted.tolist(), again=len(np.asarray(f(u))))
+
+
+def impatient() -> None:
+    """Ctrl-C, and again while a worker still computes."""
+    step = Worker.step
+
+    def slow(self: Worker, *args: Any) -> Any:
+        time.sleep(1.5 if RANK == 1 else 0)
+        return step(self, *args)
+
+    Worker.step = slow  # type: ignore[method-assign]
+    ost.connect()
+    f, x = _sum(), ost.asarray(np.ones(6), split=0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    presses = int(sys.argv[2])
+    signal.setitimer(signal.ITIMER_REAL, 0.3, 0.3)
+    count = 0
+
+    def pressed(*_: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == presses:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    signal.signal(signal.SIGALRM, pressed)
+    error = caught(lambda: np.asarray(f(x)))
+    say(error=error, again=caught(lambda: np.asarray(f(x))), count=count)
+
+
+def forwards() -> None:
+    """A long order is on its way down the tree, to one who is busy, when another fails."""
+    fail_in(2, 1)
+    step = Worker.step
+
+    def slow(self: Worker, *args: Any) -> Any:
+        time.sleep({1: 0.8, 3: 2.0}.get(RANK, 0))
+        return step(self, *args)
+
+    Worker.step = slow  # type: ignore[method-assign]
+    ost.connect()
+    f, x = ost.compile(lambda x: x + 1), ost.asarray(np.zeros(8), split=0)
+    y = f(x)
+    f(x)
+
+    def chain(x: Any) -> Any:
+        for k in range(1000):  # a plan whose text is long
+            x = ost.sin(x) * k
+        return x
+
+    g = ost.compile(chain)
+    error = caught(lambda: [np.asarray(g(x)) for _ in range(3)])
+    say(error=error, y=np.asarray(y).tolist(), z=float(np.asarray(g(x)).sum()))
+
+
+def often() -> None:
+    """More failures than MPI has communicators."""
+    ost.connect()
+    x = ost.asarray(np.zeros((2, 2)))
+    f = ost.compile(lambda a: ost.linalg.inv(a))
+    kinds = {caught(lambda: np.asarray(f(x)))["kind"] for _ in range(int(sys.argv[2]))}
+    say(kinds=sorted(kinds), good=np.asarray(f(ost.asarray(np.eye(2)))).tolist())
+
+
+def given_up() -> None:
+    """What was under way when others failed is written to no more."""
+    comm = mpi.MpiCommunicator(MPI.COMM_WORLD.Dup())
+    other = 1 - RANK
+    early, late = np.zeros(1000), np.zeros(1_000_000)
+    flows: list[Any] = [comm.start_exchange([], [(other, x)]) for x in (early, late)]
+    flows.append(comm.overlap(comm.start_exchange([(other, np.ones(1000))], [])))
+    new = MPI.COMM_WORLD.Dup()
+    comm.restart(new, lambda happened: comm.until(happened))
+    kept, seen = not comm.going and not comm.left, early.copy()
+    comm.start_exchange([(other, np.full(1_000_000, 7.0))], [(other, np.empty(1_000_000))]).wait()
+    comm.barrier()
+    say_all = MPI.COMM_WORLD.gather((kept, bool((early == seen).all()), not late.any()))
+    if RANK == 0:
+        say(all=say_all, done=[flow.advance() for flow in flows])
+
+
 def saves() -> None:
     """A checkpoint whose files no worker can write for a while; and one on a disk that is full."""
     from ostinato.io_pipeline.sinks import ZarrSink

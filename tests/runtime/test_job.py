@@ -251,6 +251,71 @@ def test_sessions_of_one_crew_follow_each_other() -> None:
 
 
 @needs_mpi
+def test_sessions_of_one_crew_have_arrays_of_their_own() -> None:
+    found = good(3, "two_sessions")
+    x = np.arange(6.0)
+    assert found["before"] == found["after"] == (2 * x).tolist()
+    assert found["outer"] == x.tolist()
+    assert found["inner"] == [198.0] * 6
+    assert found["again"] == [2.0] * 6
+    assert "got threads=7" in found["threads"]["text"]
+
+
+@needs_mpi
+def test_plans_that_workers_do_not_have_are_sent_again() -> None:
+    found = good(3, "forgotten")
+    assert "by test" in found["error"]["text"]
+    assert found["new"] == [-1.0] * 6
+    assert found["old"] == [1.0] * 6
+
+
+@needs_mpi
+def test_what_was_ordered_before_a_failure_is_made() -> None:
+    found = good(3, "behind")
+    assert found["error"]["kind"] == "KeyboardInterrupt"
+    assert found["right"]
+    assert found["again"] == 6
+
+
+@needs_mpi
+def test_a_second_interrupt_waits_for_workers_that_compute() -> None:
+    found = good(2, "impatient", "2")
+    assert found["error"]["kind"] == "KeyboardInterrupt"
+    assert found["again"]["kind"] == ""
+    assert "waiting for workers that still compute" in found["stderr"]
+
+
+@needs_mpi
+def test_a_third_interrupt_waits_no_longer() -> None:
+    found = scenario(2, "impatient", "3")
+    assert "was interrupted while it waited" in found["error"]["text"], found
+    assert found["again"]["kind"] == "CommunicatorError"
+    assert found["status"] != 0
+
+
+@needs_mpi
+def test_a_failure_while_an_order_goes_down_the_tree() -> None:
+    found = good(4, "forwards")
+    assert "by test" in found["error"]["text"]
+    assert found["y"] == [1.0] * 8
+    assert found["z"] == 0
+
+
+@needs_mpi
+def test_more_failures_than_mpi_has_communicators() -> None:
+    found = good(2, "often", "2100")
+    assert found["kinds"] == ["LinAlgError"]
+    assert found["good"] == [[1, 0], [0, 1]]
+
+
+@needs_mpi
+def test_nothing_is_written_to_what_was_given_up() -> None:
+    found = good(2, "given_up")
+    assert found["all"] == [[True] * 3] * 2
+    assert all(found["done"])
+
+
+@needs_mpi
 def test_plans_run_while_workers_write_a_checkpoint(tmp_path: Path) -> None:
     found = good(3, "saves", str(tmp_path))
     x = np.arange(6.0)
