@@ -200,34 +200,7 @@ class Member:
         return self.whole(order.operands[0], spec)
 
     def whole(self, handle: int, spec: Spec) -> Any:
-        layout, shape, part = spec.layout, spec.shape, self.parts[handle]
-        assert layout is not None
-        if layout.stored:
-            if self.rank != LEAD:
-                return None
-            return box_of(part, tuple((0, n) for n in shape))
-        if layout.is_whole:
-            return part
-        owners: dict[Box, int] = {}  # of each part, the first who has it
-        for rank in range(self.communicator.size):
-            box = layout.box(shape, rank)
-            if volume(box):
-                owners.setdefault(box, rank)
-        if self.rank != LEAD:
-            mine = owners.get(layout.box(shape, self.rank)) == self.rank
-            self.communicator.start_exchange([(LEAD, part)] if mine else [], []).wait()
-            return None
-        made = np.empty(shape, spec.dtype)
-        everything = tuple((0, n) for n in shape)
-        receives = []
-        for box, rank in owners.items():
-            place = made[slices(box, everything)]
-            if rank == LEAD:
-                place[...] = part
-            else:
-                receives.append((rank, place))
-        self.communicator.start_exchange([], receives).wait()
-        return made
+        return self._box(self.parts[handle], spec, tuple((0, n) for n in spec.shape), LEAD)
 
     def _wait(self, order: Order, value: Any) -> None:
         self.wait()

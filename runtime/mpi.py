@@ -103,8 +103,9 @@ class MpiCommunicator:
         self.size: int = comm.size
         self.beside = beside  # workers on this machine
         self.error: BaseException | None = None  # why nobody should wait any longer
-        self.turns: dict[tuple[int, int], int] = {}
-        self.spare: dict[int, list[Any]] = {}  # memory for what is received, by its size
+        self.sent = [0] * self.size  # messages to each, modulo TAGS
+        self.got = [0] * self.size
+        self.spare: dict[Any, list[Any]] = {}  # memory for what is received, by its shape and dtype
         self.going: set[Flow] = set()  # operations under way
         self.posting: Pending = ([], [])  # the messages that were started last
         self.left: deque[Flow] = deque()  # operations that the thread drives
@@ -173,10 +174,18 @@ class MpiCommunicator:
         self.comm.Free()
 
     # -- messages --------------------------------------------------------------------------
-    def _tag(self, source: int, target: int) -> int:
-        """The next number on the way from one worker to another."""
-        turn = self.turns.get((source, target), 0)
-        self.turns[source, target] = (turn + 1) % TAGS
+    def _tags(self, peer: int) -> tuple[int, int]:
+        """The next numbers of messages to a worker, and from it."""
+        return self._there(peer), self._here(peer)
+
+    def _there(self, peer: int) -> int:
+        turn = self.sent[peer]
+        self.sent[peer] = (turn + 1) % TAGS
+        return turn
+
+    def _here(self, peer: int) -> int:
+        turn = self.got[peer]
+        self.got[peer] = (turn + 1) % TAGS
         return turn
 
     def _posted(self) -> Pending:
@@ -186,25 +195,26 @@ class MpiCommunicator:
         self.posting = made
         return made
 
-    def _send(self, pending: Pending, x: Any, to: int, tag: int) -> None:
-        self.bytes_to[to] += x.nbytes
-        for piece in _pieces(x):
+    def _send(self, pending: Pending, octets: Any, to: int, tag: int) -> None:
+        self.bytes_to[to] += octets.size
+        for piece in (octets,) if octets.size <= LONGEST else _pieces(octets):
             pending[1].append(self.comm.Isend((piece, self._byte), to, tag))
 
-    def _receive(self, pending: Pending, out: Any, source: int, tag: int) -> None:
-        for piece in _pieces(out):
+    def _receive(self, pending: Pending, octets: Any, source: int, tag: int) -> None:
+        for piece in (octets,) if octets.size <= LONGEST else _pieces(octets):
             pending[0].append(self.comm.Irecv((piece, self._byte), source, tag))
 
-    def _take(self, count: int, like: Any) -> tuple[Any, Any]:
-        """Memory for some elements, as an array, and as what is to be given back."""
-        size = count * like.dtype.itemsize
-        kept = self.spare.get(size)
-        block = kept.pop() if kept else np.empty(size, np.uint8)
-        return block.view(like.dtype), block
+    def _take(self, shape: tuple[int, ...], dtype: Any) -> tuple[Any, Any]:
+        """Memory for what is received: as an array, and as bytes."""
+        kept = self.spare.get((shape, dtype))
+        if kept:
+            return kept.pop()
+        made = np.empty(shape, dtype)
+        return made, _octets(made)
 
-    def _give(self, blocks: Sequence[Any]) -> None:
+    def _give(self, blocks: Sequence[tuple[Any, Any]]) -> None:
         for block in blocks:
-            self.spare.setdefault(block.size, []).append(block)
+            self.spare.setdefault((block[0].shape, block[0].dtype), []).append(block)
 
     def signal(self, to: int) -> None:
         """Somebody is as far as this."""
@@ -238,31 +248,32 @@ class MpiCommunicator:
 
     def _gathered(self, ins: Arrays, outs: Arrays, monoid: str, group: Group) -> Steps:
         """Everybody gets all addends."""
-        others = [r for r in group if r != self.rank]
-        lines = [(r, self._tag(self.rank, r), self._tag(r, self.rank)) for r in others]
+        own = [_octets(x) for x in ins]
         blocks: list[Any] = []
-        states: dict[int, list[Any]] = {self.rank: [_flat(x) for x in ins]}
+        states: list[Arrays] = []
         pending = self._posted()
-        for x in states[self.rank]:
-            for r, there, here in lines:
-                self._send(pending, x, r, there)
-                got, block = self._take(x.size, x)
-                self._receive(pending, got, r, here)
-                states.setdefault(r, []).append(got)
+        for r in group:
+            if r == self.rank:
+                states.append(ins)
+                continue
+            there, here = self._tags(r)
+            state = []
+            for x, octets in zip(ins, own, strict=True):
+                block = self._take(x.shape, x.dtype)
+                self._receive(pending, block[1], r, here)
+                self._send(pending, octets, r, there)
+                state.append(block[0])
                 blocks.append(block)
+            states.append(state)
         yield pending
-        shapes = [[s.reshape(x.shape) for s, x in zip(states[r], ins, strict=True)] for r in group]
-        fold(shapes, outs, monoid)
+        fold(states, outs, monoid)
         self._give(blocks)
 
     def _shared(self, ins: Arrays, outs: Arrays, monoid: str, group: Group) -> Steps:
         """Everybody combines a part of all addends, and sends the result to all."""
         mine = group.index(self.rank)
         others = [(k, r) for k, r in enumerate(group) if r != self.rank]
-        lines = [
-            [(self._tag(self.rank, r), self._tag(r, self.rank)) for _, r in others]
-            for _ in range(2)
-        ]
+        lines = [[self._tags(r) for _, r in others] for _ in range(2)]
         cuts = [k * ins[0].size // len(group) for k in range(len(group) + 1)]
         own = slice(cuts[mine], cuts[mine + 1])
         flat = [_flat(x) for x in ins]
@@ -271,11 +282,11 @@ class MpiCommunicator:
         pending = self._posted()
         for x in flat:
             for (k, r), (there, here) in zip(others, lines[0], strict=True):
-                got, block = self._take(cuts[mine + 1] - cuts[mine], x)
-                self._receive(pending, got, r, here)
-                states.setdefault(k, []).append(got)
+                block = self._take((cuts[mine + 1] - cuts[mine],), x.dtype)
+                self._receive(pending, block[1], r, here)
+                states.setdefault(k, []).append(block[0])
                 blocks.append(block)
-                self._send(pending, x[cuts[k] : cuts[k + 1]], r, there)
+                self._send(pending, _octets(x[cuts[k] : cuts[k + 1]]), r, there)
         yield pending
         made = [_flat_or_new(out) for out in outs]
         fold([states[k] for k in range(len(group))], [m[own] for m in made], monoid)
@@ -283,12 +294,11 @@ class MpiCommunicator:
         pending = self._posted()
         for m in made:
             for (k, r), (there, here) in zip(others, lines[1], strict=True):
-                self._receive(pending, m[cuts[k] : cuts[k + 1]], r, here)
-                self._send(pending, m[own], r, there)
+                self._receive(pending, _octets(m[cuts[k] : cuts[k + 1]]), r, here)
+                self._send(pending, _octets(m[own]), r, there)
         yield pending
         for m, out in zip(made, outs, strict=True):
-            if not np.may_share_memory(m, out):
-                np.copyto(out, m.reshape(out.shape))
+            _fill(out, m)
 
     def start_reduce_scatter(
         self, x: Any, out: Any, monoid: str, group: Group, parts: Sequence[tuple[slice, ...]]
@@ -304,12 +314,12 @@ class MpiCommunicator:
             if r == self.rank:
                 addends.append(x[part])
                 continue
-            there, here = self._tag(self.rank, r), self._tag(r, self.rank)
-            got, block = self._take(out.size, out)
-            self._receive(pending, got, r, here)
-            addends.append(got.reshape(out.shape))
+            there, here = self._tags(r)
+            block = self._take(out.shape, out.dtype)
+            self._receive(pending, block[1], r, here)
+            addends.append(block[0])
             blocks.append(block)
-            self._send(pending, _flat(x[part]), r, there)
+            self._send(pending, _octets(x[part]), r, there)
         yield pending
         fold([(a,) for a in addends], (out,), monoid)
         self._give(blocks)
@@ -322,14 +332,14 @@ class MpiCommunicator:
         late = []
         for peer, out in receives:
             got = _flat_or_new(out)
-            self._receive(pending, got, peer, self._tag(peer, self.rank))
-            if not np.may_share_memory(got, out):
+            self._receive(pending, _octets(got), peer, self._here(peer))
+            if not out.flags.c_contiguous:
                 late.append((got, out))
         for peer, x in sends:
-            self._send(pending, _flat(x), peer, self._tag(self.rank, peer))
+            self._send(pending, _octets(x), peer, self._there(peer))
         yield pending
         for got, out in late:
-            np.copyto(out, got.reshape(out.shape))
+            _fill(out, got)
 
     def start_broadcast(self, x: Any, out: Any, root: int, group: Group) -> Request:
         return Flow(self, self._broadcast(x, out, root, group))
@@ -342,24 +352,24 @@ class MpiCommunicator:
         while below < size and not place & below:
             below *= 2
         source = group[(place - below + first) % size]
-        here = self._tag(source, self.rank) if place else 0
+        here = self._here(source) if place else 0
         lines = []
         while below > 1:
             below //= 2
             if place + below < size:
                 to = group[(place + below + first) % size]
-                lines.append((to, self._tag(self.rank, to)))
+                lines.append((to, self._there(to)))
         got = _flat_or_new(out) if place else _flat(x)
         if place:
             pending = self._posted()
-            self._receive(pending, got, source, here)
+            self._receive(pending, _octets(got), source, here)
             yield pending
         pending = self._posted()
         for to, tag in lines:
-            self._send(pending, got, to, tag)
+            self._send(pending, _octets(got), to, tag)
         yield pending
-        if not np.may_share_memory(got, out):
-            np.copyto(out, got.reshape(out.shape))
+        if out is not x or place:
+            _fill(out, got)
 
     def send(self, x: Any, to: int) -> None:
         self.start_exchange([(to, x)], []).wait()
@@ -409,7 +419,7 @@ class MpiCommunicator:
         self.comm = comm
         self.going.clear()
         self.posting = [], []
-        self.turns.clear()
+        self.sent, self.got = [0] * self.size, [0] * self.size
 
 
 _SIGNAL = np.zeros(1, np.uint8)
@@ -418,7 +428,12 @@ _unsent: list[Any] = []
 
 def _flat(x: Any) -> Any:
     """All elements in one piece."""
-    return np.ascontiguousarray(x).reshape(-1)
+    return x.reshape(-1) if x.flags.c_contiguous else np.ascontiguousarray(x).reshape(-1)
+
+
+def _octets(x: Any) -> Any:
+    """Its bytes in one piece."""
+    return _flat(x).view(np.uint8)
 
 
 def _flat_or_new(out: Any) -> Any:
@@ -426,11 +441,13 @@ def _flat_or_new(out: Any) -> Any:
     return out.reshape(-1) if out.flags.c_contiguous else np.empty(out.size, out.dtype)
 
 
-def _pieces(x: Any) -> Iterator[Any]:
-    """The bytes of a flat array, in pieces that MPI can count."""
-    octets = x.view(np.uint8)
-    if octets.size <= LONGEST:
-        yield octets
-        return
+def _fill(out: Any, flat: Any) -> None:
+    """With what has been received, unless that was its own memory."""
+    if not np.may_share_memory(flat, out):
+        np.copyto(out, flat.reshape(out.shape))
+
+
+def _pieces(octets: Any) -> Iterator[Any]:
+    """Bytes in pieces that MPI can count."""
     for start in range(0, octets.size, LONGEST):
         yield octets[start : start + LONGEST]
