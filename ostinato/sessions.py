@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from functools import cached_property
 from types import TracebackType
 from typing import Any
@@ -141,6 +142,8 @@ class Session:
     # -- life ------------------------------------------------------------------------------
     def close(self) -> None:
         """Give the workers back. Arrays that they made in this process stay, for the next session."""
+        for finish in before_close:
+            finish()
         watching.end(self)
         self.engine.close()
         global in_use
@@ -168,6 +171,7 @@ class Session:
 
 
 in_use: Session | None = None
+before_close: list[Callable[[], None]] = []  # what still needs the workers
 budget = Budget(settings.tune_seconds)  # for timing, of this process
 _report: list[tuple[Site, Choice]] = []  # what it timed
 _lock = threading.RLock()

@@ -38,7 +38,7 @@ from ostinato.ops.where import misfit, short, user_line
 
 from .files import at_user
 from .reading import evaluate
-from .sessions import Session, current
+from .sessions import Session, before_close, current
 
 __all__ = ["Saving", "load_state", "save_state", "saved_steps"]
 
@@ -86,6 +86,17 @@ class Saving:
 
 _last: Saving | None = None
 _one = threading.Lock()  # save at a time
+
+
+def _settle() -> None:
+    """What is on its way is there before the workers go, or the threads that write it."""
+    if _last is not None:
+        _last._end()
+
+
+before_close.append(_settle)
+# Pools of threads take no more work before other threads are waited for
+getattr(threading, "_register_atexit", atexit.register)(_settle)
 
 
 @atexit.register
@@ -142,8 +153,7 @@ def saved_steps(path: str | os.PathLike[str], /) -> list[int]:
 
 def _settled(path: str | os.PathLike[str]) -> Steps:
     """The checkpoints in a folder, with the one that this process is writing."""
-    if _last is not None:
-        _last._end()
+    _settle()
     return Steps(path)
 
 

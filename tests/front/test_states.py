@@ -476,6 +476,25 @@ def test_what_failed_is_told_at_the_end(tmp_path: Path) -> None:
     assert ost.saved_steps(tmp_path) == [1], "a process does not end before its checkpoint is there"
 
 
+@pytest.mark.parametrize("end", ["", "ost.session().close()\n"], ids=["script", "session"])
+def test_nothing_ends_before_its_checkpoint_is_there(tmp_path: Path, end: str) -> None:
+    """Large arrays are written by threads, which Python gives to nobody once a script has ended."""
+    code = (
+        "import ostinato as ost, sys\n"
+        "ost.connect(2)\n"
+        "state = {k: ost.ones((2, 1 << 18), split=0) * k for k in range(6)}\n"
+        "saving = ost.save_state(sys.argv[1], state, step=1, wait=False)\n"
+    )
+    said = "print(saving.done)\n" if end else ""
+    run = subprocess.run(
+        [sys.executable, "-c", code + end + said, str(tmp_path)], capture_output=True, text=True
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout == ("True\n" if end else "")
+    assert ost.saved_steps(tmp_path) == [1]
+    assert (np.asarray(ost.load_state(tmp_path)[5]) == 5).all()
+
+
 # -- trouble ----------------------------------------------------------------------------------------
 def test_what_has_no_meaning(tmp_path: Path) -> None:
     for state, message in (

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -423,6 +424,31 @@ def given_up() -> None:
     say_all = MPI.COMM_WORLD.gather((kept, bool((early == seen).all()), not late.any()))
     if RANK == 0:
         say(all=say_all, done=[flow.advance() for flow in flows])
+
+
+def saves_last() -> None:
+    """What is written in the background, as the session closes and as the script ends."""
+    from ostinato.io_pipeline.sinks import ZarrSink
+
+    folder = Path(sys.argv[2])
+    write = ZarrSink.write
+
+    def late(sink: ZarrSink, part: Any, box: Any) -> Any:
+        end = time.monotonic() + 30
+        while not (folder / "go").exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        return write(sink, part, box)
+
+    ZarrSink.write = late  # type: ignore[method-assign]
+    with ost.connect():
+        ost.save_state(folder, ost.asarray(np.arange(6.0), split=0), step=1, wait=False)
+        threading.Timer(0.2, (folder / "go").touch).start()
+    session = ost.connect()
+    say(found=np.asarray(ost.load_state(folder)).tolist())
+    session.wait()
+    (folder / "go").unlink()
+    ost.save_state(folder, ost.asarray(np.arange(7.0), split=0), step=2, wait=False)
+    threading.Timer(0.2, (folder / "go").touch).start()
 
 
 def saves() -> None:

@@ -331,6 +331,14 @@ def test_plans_run_while_workers_write_a_checkpoint(tmp_path: Path) -> None:
     assert found["steps"] == []
 
 
+@needs_mpi
+def test_nothing_ends_before_its_checkpoint_is_there(tmp_path: Path) -> None:
+    found = good(3, "saves_last", str(tmp_path))
+    assert found["stderr"] == ""
+    assert found["found"] == list(range(6))
+    assert np.asarray(ost.load_state(tmp_path, step=2)).tolist() == list(range(7))
+
+
 needs_dask = pytest.mark.skipif(
     MPIEXEC is None
     or JOB > 1
