@@ -22,6 +22,7 @@ from ostinato.errors import ArgumentError, CommunicatorError, SessionError
 from ostinato.ops.where import misfit
 
 from .sessions import Session, connect
+from .states import forgive_lost
 
 T = TypeVar("T")
 START = 60.0  # seconds for all to be there
@@ -181,8 +182,8 @@ class LocalCluster:
 
     def run(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function in this cluster's session. With `restart=True` it is called again, on the
-        workers that remain, when one of them died: it should begin with what its last checkpoint
-        holds (`ost.load_state`)."""
+        workers that remain, all in a row, when one of them died: it should begin with what its last
+        checkpoint holds (`ost.load_state`)."""
         while True:
             if self.session is None:
                 self.connect(**self.options)
@@ -193,6 +194,8 @@ class LocalCluster:
                 if not self.restart or not self.session.is_lost or self.workers == 1:
                     raise
             self.close()
+            forgive_lost()
+            self.options.pop("mesh", None)  # of more workers
             self.workers -= 1
             self._start()
 

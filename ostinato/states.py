@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ostinato.errors import ArgumentError, DataFileError, OstinatoError
+from ostinato.errors import ArgumentError, CommunicatorError, DataFileError, OstinatoError
 from ostinato.io_pipeline.chunks import ChunkSource
 from ostinato.io_pipeline.sinks import ZarrSink
 from ostinato.io_pipeline.steps import Steps
@@ -92,6 +92,13 @@ def _settle() -> None:
     """What is on its way is there before the workers go, or the threads that write it."""
     if _last is not None:
         _last._end()
+
+
+def forgive_lost() -> None:
+    """Who begins anew after the workers died does not ask for the checkpoint that they took along."""
+    _settle()
+    if _last is not None and isinstance(_last._error, CommunicatorError):
+        _last._error = None
 
 
 before_close.append(_settle)

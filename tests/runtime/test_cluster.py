@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.io_pipeline.sinks import ZarrSink
 
 import ostinato as ost
 from ostinato import sessions
@@ -372,6 +373,39 @@ def test_a_run_goes_on_from_its_checkpoint_on_the_workers_that_remain(tmp_path: 
         assert cluster.run(train) == (1, 2.0**6 - 1)
         assert cluster.workers == 1
     assert len(killed) == 1
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_though_its_last_checkpoint_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was on its way when the worker died; and the mesh was one for more workers."""
+    create, lost = ZarrSink.create, []
+
+    def late(sink: ZarrSink) -> None:
+        session, end = ost.session(), time.monotonic() + 60
+        while session.workers == 2 and not session.is_lost and time.monotonic() < end:
+            time.sleep(0.01)
+        create(sink)
+
+    monkeypatch.setattr(ZarrSink, "create", late)
+
+    def train() -> tuple[int, list[int]]:
+        session = ost.session()
+        saving = ost.save_state(tmp_path, {"w": ost.ones(8, split=0)}, step=1, wait=False)
+        if session.workers == 2:
+            os.kill(processes(session)[1], signal.SIGKILL)
+            lost.append(saving)
+            while True:
+                session.wait()
+        saving.wait()
+        return session.workers, ost.saved_steps(tmp_path)
+
+    with ost.LocalCluster(2, heartbeat=3, restart=True, dashboard=False) as cluster:
+        cluster.connect(mesh=(2,))
+        assert cluster.run(train) == (1, [1])
+    assert len(lost) == 1
+    assert lost[0].done
 
 
 def test_dask_hears_of_its_workers_while_they_compute(
