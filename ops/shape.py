@@ -106,21 +106,23 @@ def resplit(x: Operandish, /, split: Split = None, *, mesh: tuple[int, ...] | No
     replicas.
     """
     x = as_array(x)
-    return apply("resplit", x, split=_split(split, x.ndim), mesh=mesh)
+    return apply("resplit", x, split=split_of(split, x.ndim), mesh=mesh)
 
 
-def _split(split: Split, ndim: int) -> Split:
+def split_of(split: Any, ndim: int) -> Split:
+    """A user's `split=` with axes counted from the first."""
     given = split if isinstance(split, (tuple, list)) else (split,)
     found = []
     for s in given:
-        if s is not None and not (isinstance(s, int) and -ndim <= s < ndim):
+        whole = isinstance(s, (int, np.integer)) and not isinstance(s, bool)
+        if s is not None and not (whole and -ndim <= s < ndim):
             raise misfit(
                 LayoutError,
-                "resplit",
-                got=f"split={split} of an array with {ndim} axes",
+                f"split={split!r}",
+                got=f"an array with {ndim} axes",
                 needed=f"None, an axis below {ndim}, or a tuple of them, one per mesh axis",
             )
-        found.append(s if s is None else s % ndim)
+        found.append(s if s is None else int(s) % ndim)
     return tuple(found) if isinstance(split, (tuple, list)) else found[0]
 
 

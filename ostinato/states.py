@@ -430,10 +430,10 @@ class _Saved:
 
 
 def _if_it_has(split: Any, ndim: int) -> Any:
-    """A split, if an array has such dimensions."""
-    asked = split if isinstance(split, tuple) else (split,)
-    fits = all(s is None or (isinstance(s, int) and -ndim <= s < ndim) for s in asked)
-    return split if fits else None
+    """A split, if an array has so many dimensions."""
+    asked = split if isinstance(split, (tuple, list)) else (split,)
+    lacks = any(isinstance(s, int) and not -ndim <= s < ndim for s in asked)
+    return None if lacks else split
 
 
 def _loaded(steps: Steps, step: int, split: Any, like: Any) -> Any:

@@ -25,6 +25,7 @@ from ostinato.ops.index import Indices, Reach
 from ostinato.ops.layout import Layout, Mesh, Partial, Placement, Window, moved
 from ostinato.ops.monoid import MONOIDS
 from ostinato.ops.registry import OPS
+from ostinato.ops.shape import split_of
 from ostinato.ops.spec import Spec, is_inexact
 
 from ostinato.errors import LayoutError
@@ -43,16 +44,13 @@ def choose_layouts(graph: Graph, target: Target) -> Graph:
 
 def resolve(split: Split, mesh: Mesh, ndim: int, blocks: bool = False) -> Layout:
     """The layout that a user's `split=` means on a mesh."""
-    given = tuple(split) if isinstance(split, tuple) else (split,) * len(mesh)
+    found = split_of(split, ndim)
+    given = found if isinstance(found, tuple) else (found,) * len(mesh)
     if len(given) != len(mesh):
         raise LayoutError.because(
             f"split={split}",
             got=f"{len(given)} entries for a mesh of {len(mesh)} axes",
             needed="one entry per mesh axis, or one number for all",
-        )
-    if any(isinstance(s, int) and s >= ndim for s in given):
-        raise LayoutError.because(
-            f"split={split}", got=f"an array with {ndim} axes", needed=f"an axis below {ndim}"
         )
     return Layout(mesh, given, (), blocks)
 

@@ -29,7 +29,7 @@ from ostinato.ops.spec import DTYPES
 from ostinato.ops.tree import flatten
 
 import ostinato as ost
-from ostinato.errors import ArgumentError, DataFileError, TracedValueError
+from ostinato.errors import ArgumentError, DataFileError, LayoutError, TracedValueError
 from tests.front import killed
 from tests.sessions import MESHES, use
 
@@ -119,6 +119,26 @@ def test_any_workers_and_any_layout(tmp_path: Path, writers: tuple[int, ...]) ->
             )
             assert bits(found) == bits(tree)
             assert readers == (1,) or found["float32 0"].split == 1
+
+
+def test_axes_are_counted_from_the_end_too(tmp_path: Path) -> None:
+    value = np.arange(12.0).reshape(3, 4)
+    with use((2,)):
+        x = ost.asarray(value, split=-1)
+        assert x.split == 1
+        ost.save_state(tmp_path, x, step=1)
+        for split in ("as saved", -1, [1], np.int64(1)):
+            found = ost.load_state(tmp_path, split=split)
+            assert found.split == 1
+            assert bits(found) == bits(value)
+        assert ost.load_state(tmp_path, split=5).split is None, "it has no such axis"
+        for wrong in ("rows", 1.0, ["rows"], True):
+            for use_it in (
+                lambda wrong=wrong: ost.load_state(tmp_path, split=wrong),
+                lambda wrong=wrong: ost.asarray(value, split=wrong).sum().item(),
+            ):
+                with pytest.raises(LayoutError, match=r"needed None, an axis below 2, or a tuple"):
+                    use_it()
 
 
 def test_like_says_how_arrays_lie(tmp_path: Path) -> None:

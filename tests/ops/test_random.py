@@ -353,7 +353,7 @@ WRONG = [
         ShapeError,
         r"categorical.*\(3,\)",
     ),
-    (lambda: ost.random.uniform((2,), split=1), LayoutError, "split=1 of an array with 1 axes"),
+    (lambda: ost.random.uniform((2,), split=1), LayoutError, "split=1 .*an array with 1 axes"),
     (lambda: ost.nn.dropout(np.ones(2), 1.0), ArgumentError, "dropout.*rate 1.0; needed 0 <= rate"),
     (lambda: ost.nn.dropout(np.arange(2)), DTypeError, "dropout.*int64; needed a floating"),
     (
