@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import math
 import os
@@ -29,7 +30,7 @@ from ostinato.errors import DataFileError
 
 from . import chunks as zarr
 from .files import SUFFIXES, chosen
-from .source import LONGEST, runs, trouble
+from .source import LONGEST, runs, trouble, version
 
 LONG = 1 << 16  # bytes of a stretch from which on writing it costs no more than copying it
 
@@ -48,7 +49,7 @@ class Sink:
         dtype: np.dtype[Any],
         part: str | None = None,
     ) -> None:
-        self.path = os.path.abspath(path)
+        self.path = os.path.realpath(path)  # a link stays, and leads to what is written
         self.dataset = dataset.strip("/") if dataset is not None else None
         if self.dataset is not None and {"", ".", ".."} & set(self.dataset.split("/")):
             raise trouble(self.path, f"dataset={dataset!r}", "names, with one / between them")
@@ -134,7 +135,7 @@ def from_data(data: dict[str, Any]) -> Sink:
     about = data["path"], data["dataset"], tuple(data["shape"]), DTYPES[data["dtype"]]
     if "chunks" in data:
         return ZarrSink(*about, tuple(data["chunks"]), data["part"], data["checked"])
-    kind = NpySink if data["path"].lower().endswith(".npy") else Hdf5Sink
+    kind = NpySink if data["dataset"] is None else Hdf5Sink
     return kind(*about, data["part"])
 
 
@@ -204,6 +205,17 @@ class Hdf5Sink(Sink):
 
     one_by_one = True
 
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        dataset: str | None,
+        shape: Shape,
+        dtype: np.dtype[Any],
+        part: str | None = None,
+    ) -> None:
+        super().__init__(path, dataset, shape, dtype, part)
+        self.replaces = version(self.path)
+
     def create(self) -> None:
         try:
             import h5py
@@ -228,16 +240,22 @@ class Hdf5Sink(Sink):
     def _copy_others(self, h5py: Any) -> None:
         """Begin with what the file has beside this dataset."""
         names: list[str] = []
+        groups: dict[str, bool] = {}  # and whether each has attributes
+
+        def look(name: str, item: Any) -> None:
+            if isinstance(item, h5py.Dataset):
+                names.append(name)
+            else:
+                groups[name] = bool(item.attrs)
+
         if os.path.exists(self.path):
             with h5py.File(self.path, "r") as old:
-                old.visititems(
-                    lambda name, item: (
-                        names.append(name) if isinstance(item, h5py.Dataset) else None
-                    )
-                )
+                look("", old)
+                old.visititems(look)
         if self.dataset is None:
             self.dataset = chosen(self.path, names, None) if names else "data"
-        if set(names) - {self.dataset}:
+        around = {"", *itertools.accumulate(self.dataset.split("/"), "{}/{}".format)}
+        if set(names) - {self.dataset} or set(groups) - around or any(groups.values()):
             shutil.copyfile(self.path, self.part)
 
     def write(self, part: np.ndarray[Any, Any], box: Box) -> None:
@@ -247,6 +265,16 @@ class Hdf5Sink(Sink):
             return
         with self.trouble(), h5py.File(self.part, "r+") as file:
             file[self.dataset][tuple(slice(lo, hi) for lo, hi in box)] = part
+
+    def finish(self) -> None:
+        if version(self.path) != self.replaces:
+            raise trouble(
+                self.path,
+                "other content than when this array was begun",
+                "one writer at a time",
+                "save it again",
+            )
+        super().finish()
 
 
 # -- Zarr ----------------------------------------------------------------------------------
@@ -264,7 +292,7 @@ class ZarrSink(Sink):
         part: str | None = None,
         checked: bool = False,
     ) -> None:
-        super().__init__(os.path.realpath(path), dataset, shape, dtype, "")
+        super().__init__(path, dataset, shape, dtype, "")
         self.chunks: Shape = chunks
         self.checked = checked
         # What is made is the first folder on the way that is not there yet, or else the array's own.
@@ -333,7 +361,18 @@ class ZarrSink(Sink):
     def finish(self) -> None:
         self.seal()
         with self.trouble():
-            replace_folder(self.part, self.target)
+            while self.inner and os.path.isdir(self.target):  # another made this group meanwhile
+                step, _, self.inner = self.inner.partition("/")
+                self.target = os.path.join(self.target, step)
+                rest = self._beside(self.target)
+                os.rename(os.path.join(self.part, step), rest)
+                shutil.rmtree(self.part)
+                self.part = rest
+            self._refuse_others()
+            if self.inner:
+                os.rename(self.part, self.target)
+            else:
+                replace_folder(self.part, self.target)
 
     def discard(self) -> None:
         shutil.rmtree(self.part, ignore_errors=True)

@@ -61,6 +61,15 @@ class Source:
         return found
 
 
+def version(path: str) -> tuple[int, int] | None:
+    """What differs as soon as a file is replaced or written to; None if there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
 def runs(
     out: np.ndarray[Any, Any], box: Box, shape: Shape
 ) -> Iterator[tuple[np.ndarray[Any, Any], int]]:

@@ -291,6 +291,59 @@ def test_datasets_beside_each_other(tmp_path: Path, suffix: str) -> None:
         assert left(path) == ["c", "group", "zarr.json"]
 
 
+@pytest.mark.parametrize(
+    "names", [("a", "b"), ("g/a", "g/b"), ("g/a", "b"), ("g", "g/a"), ("a", "a")]
+)
+def test_two_writers_of_one_new_store(tmp_path: Path, kind: str, names: tuple[str, str]) -> None:
+    """Both arrays are there, or who comes last is told."""
+    if kind == ".npy":
+        return
+    path, value = tmp_path / f"s{kind}", numbers((4, 3))
+    pair = [open_sink(path, name, (4, 3), value.dtype, (4, 3)) for name in names]
+    for k, sink in enumerate(pair):
+        sink.create()
+        sink.write(value + k, ((0, 4), (0, 3)))
+    pair[0].finish()
+    if kind == ".h5" or names[1].startswith(names[0] + "/"):
+        with pytest.raises(DataFileError, match=r"one writer at a time|no group of Zarr"):
+            pair[1].finish()
+        pair[1].discard()
+    else:
+        pair[1].finish()
+        np.testing.assert_array_equal(np.asarray(ost.load(path, dataset=names[1])), value + 1)
+    if names[0] != names[1]:
+        np.testing.assert_array_equal(np.asarray(ost.load(path, dataset=names[0])), value)
+    assert left(tmp_path) == [path.name]
+    assert not [p for p in path.rglob("*") if p.name.endswith(".part")]
+
+
+def test_what_is_beside_the_one_dataset_of_a_file_stays(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    for add in (
+        lambda file: file.attrs.update(unit="m"),
+        lambda file: file.create_group("empty"),
+        lambda file: file["g"].attrs.update(unit="m"),
+    ):
+        path = tmp_path / "x.h5"
+        ost.save(path, [1.0], dataset="g/a")
+        with h5py.File(path, "a") as file:
+            add(file)
+        ost.save(path, [1.0, 2.0])
+        with h5py.File(path) as file:
+            assert "empty" in file or "unit" in {**file.attrs, **file["g"].attrs}
+            assert file["g/a"][...].tolist() == [1, 2]
+        path.unlink()
+
+
+def test_a_file_does_not_grow_as_it_is_replaced(tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    path, sizes = tmp_path / "x.h5", []
+    for _ in range(3):
+        ost.save(path, np.ones(10_000), dataset="g/a")
+        sizes.append(path.stat().st_size)
+    assert sizes == sizes[:1] * 3
+
+
 # -- trouble -----------------------------------------------------------------------------------------
 def test_places_that_cannot_be_written(tmp_path: Path, kind: str) -> None:
     with pytest.raises(
@@ -326,11 +379,21 @@ def test_names_that_are_taken(tmp_path: Path) -> None:
     with pytest.raises(DataFileError, match="something else than an array there"):
         ost.save(tmp_path / "x.zarr", [1.0])
     assert (tmp_path / "x.zarr").read_text() == "mine"
-    ost.save(tmp_path / "y.zarr", [1.0])
-    (tmp_path / "link.zarr").symlink_to(tmp_path / "y.zarr")
-    ost.save(tmp_path / "link.zarr", [2.0])
-    assert ost.load(tmp_path / "y.zarr").tolist() == [2.0]
-    assert left(tmp_path) == ["link.zarr", "x.zarr", "y.zarr"]
+    assert left(tmp_path) == ["x.zarr"]
+
+
+def test_a_link_leads_to_what_is_written(tmp_path: Path, kind: str) -> None:
+    file, link = tmp_path / f"y{kind}", tmp_path / f"link{kind}"
+    ost.save(file, [1.0])
+    link.symlink_to(file)
+    ost.save(link, [2.0])
+    assert ost.load(file).tolist() == [2.0]
+    assert link.is_symlink()
+    assert left(tmp_path) == [link.name, file.name]
+    other = tmp_path / f"other{kind}"
+    other.symlink_to(tmp_path / "bare")
+    sink = open_sink(other, "a" if kind != ".npy" else None, (1,), np.dtype("f4"), (1,))
+    assert type(sinks.from_data(sink.as_data())) is type(sink), "whatever the file is called"
 
 
 def test_a_missing_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
