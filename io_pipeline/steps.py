@@ -3,6 +3,7 @@
     path/step-100/manifest     what was saved, and the checksum of every file; its own comes first
     path/step-100/params.w/    an array in chunks, as Zarr has it; so is all of step-100
     path/.step-110.part/       a step while it is written
+    path/.step-90.part.old/    a step while another takes its name, on systems that need a moment
     path/.lock                 held by who writes
 
 A step gets its name when all of it is on the disk, and only then the oldest go. So whenever a
@@ -30,7 +31,7 @@ from .source import trouble
 
 MANIFEST = "manifest"
 MAGIC = b"ostinato state 1"
-_STEP = re.compile(r"step-(0|[1-9]\d*)")
+_STEP = re.compile(r"step-(0|[1-9]\d*)|\.step-(0|[1-9]\d*)\.part\.old")
 _HEAD = 256  # bytes of a first line at the most
 
 
@@ -41,7 +42,9 @@ class Steps:
         self.path = Path(os.path.abspath(path))
 
     def folder(self, step: int) -> Path:
-        return self.path / f"step-{step}"
+        """Where a step is, or will be."""
+        named, old = self.path / f"step-{step}", self.path / f".step-{step}.part.old"
+        return old if old.exists() and not named.exists() else named
 
     # -- reading ---------------------------------------------------------------------------
     def known(self) -> list[int]:
@@ -53,7 +56,7 @@ class Steps:
 
     def _there(self) -> list[int]:
         names = os.listdir(self.path) if self.path.is_dir() else []
-        return [int(m[1]) for name in names if (m := _STEP.fullmatch(name))]
+        return [*{int(m[1] or m[2]) for name in names if (m := _STEP.fullmatch(name))}]
 
     def _numbered(self) -> dict[int, int]:
         """The how manyth each was that was written here; damaged ones are left out."""
@@ -91,6 +94,8 @@ class Steps:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with _locked(self.path / ".lock"):
+                for number in self._there():
+                    self.folder(number).rename(self.path / f"step-{number}")
                 for left in self.path.glob(".step-*.part*"):  # by who died
                     shutil.rmtree(left)
                 part = self.path / f".step-{step}.part"
@@ -114,8 +119,7 @@ class Steps:
         line = b"%s %d %s\n" % (MAGIC, number, _digest(number, rest).encode())
         write(part / MANIFEST, line + rest, durable=True)
         sync_folder(part)
-        replace_folder(part, self.folder(step))
-        sync_folder(self.path)
+        replace_folder(part, self.folder(step), durable=True)
         if keep is not None:
             numbers = self._numbered()
             self._forget(sorted(numbers, key=numbers.__getitem__)[:-keep])

@@ -45,18 +45,25 @@ def sync_folder(path: str | os.PathLike[str]) -> None:
         os.close(handle)
 
 
-def replace_folder(made: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Give a folder the name of another, which goes: in one step where the system can exchange two."""
+def replace_folder(
+    made: str | os.PathLike[str], target: str | os.PathLike[str], durable: bool = False
+) -> None:
+    """Give a folder the name of another, which goes: in one step where the system can exchange two,
+    else it is called like the first, with `.old` behind it, for a moment."""
     made, target = Path(made), Path(target)
+    old = None
     if not target.exists():
         made.rename(target)
-        return
-    old = made
-    if not _exchange(made, target):
+    elif _exchange(made, target):
+        old = made
+    else:
         old = made.with_name(made.name + ".old")
         target.rename(old)
         made.rename(target)
-    shutil.rmtree(old)
+    if durable:
+        sync_folder(target.parent)
+    if old is not None:
+        shutil.rmtree(old)
 
 
 def _exchange(a: Path, b: Path) -> bool:

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from ostinato.io_pipeline import steps
 from ostinato.io_pipeline.chunks import ChunkSource
 from ostinato.io_pipeline.sinks import ZarrSink
+from ostinato.ops import disk
 from ostinato.ops import layout as layouts
 from ostinato.ops.layout import chunks_of
 from ostinato.ops.spec import DTYPES
@@ -280,18 +281,56 @@ def test_all_is_on_the_disk_before_a_step_has_its_name(
     def seen(handle: int) -> None:
         synced.append(Path(os.readlink(f"/proc/self/fd/{handle}")))
 
-    def named(part: Path, target: Path) -> None:
+    def named(part: Path, target: Path, **how: Any) -> None:
         there = {part, *part.rglob("*")}
         assert len(there) == 12
         assert set(synced) == there, "files, and the names in folders"
         assert synced[-2:] == [part / "manifest", part]
         synced.clear()
-        replace(part, target)
+        replace(part, target, **how)
 
     monkeypatch.setattr(os, "fsync", seen)
     monkeypatch.setattr(steps, "replace_folder", named)
     ost.save_state(tmp_path, {"w": np.ones((16, 6)), "b": np.ones(2)}, step=1)
     assert synced == [tmp_path]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="needs Linux")
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_step_that_is_replaced_goes_when_the_new_name_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+) -> None:
+    ost.save_state(tmp_path, "old", step=1)
+    did: list[Any] = []
+    remove = shutil.rmtree
+
+    def removes(folder: Any, **how: Any) -> None:
+        if (Path(folder) / "manifest").exists():
+            did.append(("removed", Path(folder).name))
+        remove(folder, **how)
+
+    def seen(handle: int) -> None:
+        did.append(("synced", Path(os.readlink(f"/proc/self/fd/{handle}"))))
+
+    monkeypatch.setattr(os, "fsync", seen)
+    monkeypatch.setattr(shutil, "rmtree", removes)
+    if not exchange:
+        monkeypatch.setattr(disk, "_exchange", lambda a, b: False)
+    ost.save_state(tmp_path, "new", step=1)
+    assert did[-2] == ("synced", tmp_path)
+    assert did[-1] == ("removed", ".step-1.part" if exchange else ".step-1.part.old")
+
+
+def test_a_step_whose_name_was_just_taken(tmp_path: Path) -> None:
+    """Its writer died before the new one had the name."""
+    ost.save_state(tmp_path, "old", step=1)
+    (tmp_path / "step-1").rename(tmp_path / ".step-1.part.old")
+    (tmp_path / ".step-1.part").mkdir()
+    assert ost.saved_steps(tmp_path) == [1]
+    assert ost.load_state(tmp_path) == "old"
+    ost.save_state(tmp_path, 2, step=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "step-1", "step-2"]
+    assert ost.load_state(tmp_path, step=1) == "old"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
