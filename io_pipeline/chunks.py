@@ -23,7 +23,7 @@ import numpy as np
 from ostinato.ops.layout import Box, Shape, intersect, slices
 from ostinato.ops.spec import DTYPES
 
-from .source import Source, fill, runs
+from .source import Source, fill, runs, version
 
 HEADER = "zarr.json"
 LARGE = 1 << 22  # bytes for which it is worth to start threads
@@ -84,6 +84,7 @@ class ChunkSource(Source):
         self.sums = sums
         self.keys = keys
         self.empty = empty  # the value of chunks that have no file
+        self.opened = version(os.path.join(self.folder, HEADER))
         if sums is not None:
             self._checked(HEADER)
 
@@ -105,7 +106,12 @@ class ChunkSource(Source):
             self._read(whole[(*slices(common, box), ...)], index, chunk, common)
 
         found = list(itertools.product(*ranges))
-        if self.sums is None or len(found) == 1 or out.nbytes < LARGE:
+        if self.sums is None:
+            for index in found:
+                read(index)
+            self._look()
+            return
+        if len(found) == 1 or out.nbytes < LARGE:
             for index in found:
                 read(index)
             return
@@ -131,11 +137,17 @@ class ChunkSource(Source):
             place = out if out.flags.c_contiguous else np.empty(out.shape, self.dtype)
             for part, start in runs(place, tuple(_inside(common, chunk)), self.chunks):
                 if not fill(handle, part, start * self.dtype.itemsize):
+                    self._look()
                     raise self.trouble(f"chunk {name}, which is cut off", "a store that is whole")
             if place is not out:
                 out[...] = place
         finally:
             os.close(handle)
+
+    def _look(self) -> None:
+        """Whether this is the store that was opened."""
+        if version(os.path.join(self.folder, HEADER)) != self.opened:
+            raise self.changed()
 
     def _checked(self, name: str) -> bytes:
         """The content of a file, if it is what was written."""
@@ -157,6 +169,28 @@ def _inside(box: Box, outer: Box) -> Iterator[tuple[int, int]]:
 def inside(path: str, dataset: str | None) -> str:
     """The folder of an array in a store."""
     return path if dataset is None else os.path.join(path, dataset.strip("/"))
+
+
+def kind(folder: str) -> str:
+    """What Zarr says a folder is: "array", "group", or nothing."""
+    try:
+        with open(os.path.join(folder, HEADER), "rb") as file:
+            return str(json.load(file).get("node_type"))
+    except (OSError, ValueError, AttributeError):  # version 2 has no groups for arrays of version 3
+        return "array" if os.path.exists(os.path.join(folder, ".zarray")) else ""
+
+
+def arrays(path: str) -> list[str]:
+    """The names of the arrays in a group of Zarr's version 3."""
+    found: list[str] = []
+    if kind(path) != "group":
+        return found
+    for folder, inner, _ in os.walk(path):
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+        if kind(folder) == "array":
+            found.append(os.path.relpath(folder, path))
+            inner.clear()
+    return found
 
 
 def plain(path: str, dataset: str | None) -> ChunkSource | None:

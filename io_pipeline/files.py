@@ -2,7 +2,8 @@
 
     data.npy            one array, as np.save writes it
     data.h5, .hdf5      a dataset of an HDF5 file (h5py)
-    data.zarr           an array of a Zarr store (zarr, where its chunks are compressed)
+    data.zarr           an array of a Zarr store (zarr, where it is compressed, of version 2 or in
+                        another byte order)
 
 A file is data: nothing in it is ever unpickled. One that changes while it is in use is an error,
 not other numbers."""
@@ -21,7 +22,7 @@ from ostinato.ops.spec import DTYPES
 
 from ostinato.errors import DataFileError
 
-from .chunks import ChunkSource, plain
+from .chunks import ChunkSource, arrays, plain
 from .source import Source, fill, runs, trouble
 
 SUFFIXES = (".npy", ".h5", ".hdf5", ".zarr")
@@ -81,11 +82,7 @@ class NpySource(Source):
             for place, start in runs(out, box, self.shape):
                 self._fill(place, start)
         if self._state() != self.state:
-            raise self.trouble(
-                "other content than when it was opened",
-                "a file that does not change while it is in use",
-                "load it again",
-            )
+            raise self.changed()
         if self.stored != self.dtype:
             out.byteswap(inplace=True)
 
@@ -199,7 +196,10 @@ def open_source(path: str | os.PathLike[str], dataset: str | None = None) -> Sou
         return Hdf5Source(name, dataset)
     if suffix == ".npy":
         return NpySource(name)
-    return plain(name, dataset) or ZarrSource(name, dataset)
+    found = plain(name, dataset)
+    if found is None and dataset is None and (names := arrays(name)):
+        found = plain(name, chosen(name, names, None))
+    return found or ZarrSource(name, dataset)
 
 
 def from_data(data: dict[str, Any]) -> Source:

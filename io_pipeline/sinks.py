@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import json
 import math
 import os
 import secrets
@@ -322,14 +321,14 @@ class ZarrSink(Sink):
     def _refuse_others(self) -> None:
         """Only an array makes way for an array, and only groups have arrays in them."""
         if os.path.isfile(self.target) or (os.path.isdir(self.target) and os.listdir(self.target)):
-            if _kind(self.target) != "array":
+            if zarr.kind(self.target) != "array":
                 raise trouble(
                     self.target,
                     "something else than an array there",
                     "a new name, or that of an array",
                     "name an array within a store by dataset=",
                 )
-        elif self.target != self.path and _kind(os.path.dirname(self.target)) != "group":
+        elif self.target != self.path and zarr.kind(os.path.dirname(self.target)) != "group":
             raise trouble(
                 os.path.dirname(self.target),
                 "no group of Zarr version 3",
@@ -376,12 +375,3 @@ class ZarrSink(Sink):
 
     def discard(self) -> None:
         shutil.rmtree(self.part, ignore_errors=True)
-
-
-def _kind(folder: str) -> str:
-    """What Zarr says a folder is: "array", "group", or nothing."""
-    try:
-        with open(os.path.join(folder, zarr.HEADER), "rb") as file:
-            return str(json.load(file).get("node_type"))
-    except (OSError, ValueError, AttributeError):  # version 2 has no groups for arrays of version 3
-        return "array" if os.path.exists(os.path.join(folder, ".zarray")) else ""

@@ -38,6 +38,13 @@ class Source:
     def trouble(self, got: str, needed: str, do: str = "") -> DataFileError:
         return trouble(self.path, got, needed, do)
 
+    def changed(self) -> DataFileError:
+        return self.trouble(
+            "other content than when it was opened",
+            "a file that does not change while it is in use",
+            "load it again",
+        )
+
     def as_data(self) -> dict[str, Any]:
         """What another process needs to open the same array: numbers, words, lists."""
         return {

@@ -346,6 +346,21 @@ def test_a_file_that_changes_or_shrinks(tmp_path: Path) -> None:
         np.testing.assert_allclose(np.asarray(f(y)), value.mean(0) + 1, atol=1e-5)
 
 
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_store_that_is_replaced(tmp_path: Path, workers: int) -> None:
+    """By one in the same chunks, or in others."""
+    value, path = numbers(64, 8), tmp_path / "x.zarr"
+    ost.save(path, value)
+    x = ost.load(path, resident=False)
+    np.testing.assert_array_equal(np.asarray(x), value)
+    with use((workers,)):
+        ost.save(path, ost.asarray(value * 2, split=0))
+    for use_it in (lambda: np.asarray(x.sum()), lambda: np.asarray(x)):
+        with pytest.raises(DataFileError, match=r"other content than .*; load it again"):
+            use_it()
+    np.testing.assert_array_equal(np.asarray(ost.load(path, resident=False)), value * 2)
+
+
 # -- other formats ---------------------------------------------------------------------------------
 def test_libraries_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, suffix in (("h5py", "h5"), ("zarr", "zarr")):
@@ -372,6 +387,20 @@ def test_hdf5(tmp_path: Path) -> None:
     (tmp_path / "bad.h5").write_bytes(b"no")
     with pytest.raises(DataFileError, match="needed an HDF5 file that can be read"):
         ost.load(tmp_path / "bad.h5")
+
+
+def test_a_store_with_one_array_and_with_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which nobody has to name, and which need no library."""
+    monkeypatch.setitem(sys.modules, "zarr", None)
+    path, value = tmp_path / "x.zarr", numbers(60_000, 8)
+    ost.save(path, value, dataset="group/a")
+    both(path, value)
+    both(path, value, "group/a")
+    ost.save(path, value, dataset="b")
+    with pytest.raises(DataFileError, match="no dataset= and the datasets b, group/a; needed the"):
+        ost.load(path)
 
 
 def test_zarr(tmp_path: Path) -> None:
