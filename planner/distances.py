@@ -1,7 +1,7 @@
 """Differences of all pairs of rows that are squared and summed become a product, where rows are long.
 
 before                                              after
-%2 = expand_dims(%0; axes=(1,)) : float32[n,1,d]    %2 = mean(%1; axes=(0,)) : float32[d]
+%2 = expand_dims(%0; axes=(1,)) : float32[n,1,d]    %2 = the mean of %1's rows where finite : float32[d]
 %3 = subtract(%2, %1) : float32[n,k,d]              %3, %4 = %0 - %2, %1 - %2
 %4 = square(%3) : float32[n,k,d]                    %5, %6 = the sums of their rows' squares
 %5 = sum(%4; axes=(2,)) : float32[n,k]              %7 = matmul(%3, %4.T) : float32[n,k]
@@ -94,7 +94,9 @@ def _by_product(b: Builder, node: Node, squares: int) -> int:
     rows = sorted(apart.inputs, key=lambda v: -_repeated(b.specs[v], whole))
     tables = [_table(b, v, call) for v in rows]
     fewer = min(tables, key=lambda v: b.specs[v].size)
-    middle = call("mean", fewer, axes=(0,), count=b.specs[fewer].shape[0])
+    zero = call("constant", value=0.0, dtype=whole.dtype)
+    good = call("where", call("isfinite", fewer), fewer, zero)  # so that a bad row spoils no other
+    middle = call("mean", good, axes=(0,), count=b.specs[fewer].shape[0])
     x, c = (call("subtract", v, middle) for v in tables)
     a, q = (call("sum", call("square", v), axes=(1,), dtype=whole.dtype) for v in (x, c))
     product = call("matmul", x, call("permute_dims", c, axes=(1, 0)))

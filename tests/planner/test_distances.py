@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.ops.distances import NEAR
+from ostinato.ops.registry import OPS
 from ostinato.ops.show import parse
 from ostinato.planner.distances import LONG, multiply_differences
 from ostinato.planner.file import decode_plan, encode_plan
@@ -40,32 +42,64 @@ def exact(x: np.ndarray, c: np.ndarray) -> np.ndarray:
     return ((x[:, None] - c[None]) ** 2).sum(-1)
 
 
+BEFORE = """
+    (%0: float32[900,200], %1: float32[300,200])
+    %2 = expand_dims(%0; axes=(1,)) : float32[900,1,200]
+    %3 = subtract(%2, %1) : float32[900,300,200]
+    %4 = square(%3) : float32[900,300,200]
+    %5 = sum(%4; axes=(2,), dtype=dtype float32) : float32[900,300]
+    return %5
+"""
+
+
 def test_the_pass() -> None:
-    before = parse("""
-        (%0: float32[900,200], %1: float32[300,200])
-        %2 = expand_dims(%0; axes=(1,)) : float32[900,1,200]
-        %3 = subtract(%2, %1) : float32[900,300,200]
-        %4 = square(%3) : float32[900,300,200]
-        %5 = sum(%4; axes=(2,), dtype=dtype float32) : float32[900,300]
-        return %5
-    """)
+    before = parse(BEFORE)
     after = parse("""
         (%0: float32[900,200], %1: float32[300,200])
-        %2 = mean(%1; axes=(0,), count=300) : float32[200]
-        %3 = subtract(%0, %2) : float32[900,200]
-        %4 = subtract(%1, %2) : float32[300,200]
-        %5 = permute_dims(%4; axes=(1, 0)) : float32[200,300]
-        %6 = matmul(%3, %5) : float32[900,300]
-        %7 = square(%3) : float32[900,200]
-        %8 = sum(%7; axes=(1,), dtype=dtype float32) : float32[900]
-        %9 = square(%4) : float32[300,200]
-        %10 = sum(%9; axes=(1,), dtype=dtype float32) : float32[300]
-        %11 = pair_distances(%6, %8, %10, %0, %1) : float32[900,300]
-        return %11
+        %2 = isfinite(%1) : bool[300,200]
+        %3 = constant(; dtype=dtype float32, value=0.0) : float32[]
+        %4 = where(%2, %1, %3) : float32[300,200]
+        %5 = mean(%4; axes=(0,), count=300) : float32[200]
+        %6 = subtract(%0, %5) : float32[900,200]
+        %7 = subtract(%1, %5) : float32[300,200]
+        %8 = permute_dims(%7; axes=(1, 0)) : float32[200,300]
+        %9 = matmul(%6, %8) : float32[900,300]
+        %10 = square(%6) : float32[900,200]
+        %11 = sum(%10; axes=(1,), dtype=dtype float32) : float32[900]
+        %12 = square(%7) : float32[300,200]
+        %13 = sum(%12; axes=(1,), dtype=dtype float32) : float32[300]
+        %14 = pair_distances(%9, %11, %13, %0, %1) : float32[900,300]
+        return %14
     """)
     assert multiply_differences(before, Target((1,))) == after
     assert multiply_differences(after, Target((1,))) == after
     assert multiply_differences(before, Target((1,), numerics="any-workers")) is before
+
+
+def test_a_bad_row_spoils_no_other() -> None:
+    """Its pairs are made from differences; all pairs would be, had the middle no value."""
+    x, c = numbers(N, D) + 100, numbers(K, D, seed=1) + 100
+    c[7], c[9, 3], x[5] = np.nan, np.inf, -np.inf
+    values: list[Any] = [x, c]
+    with np.errstate(all="ignore"):
+        for node in multiply_differences(parse(BEFORE), Target((1,))).nodes:
+            if node.op == "pair_distances":
+                break
+            given, (spec,) = [values[v] for v in node.inputs], node.specs
+            if node.op == "permute_dims":
+                values.append(given[0].T)
+                continue
+            values.append(np.empty(spec.shape, spec.dtype))
+            op: Any = OPS[node.op]
+            if op.ufunc:
+                getattr(np, op.ufunc)(*given, out=values[-1])
+            else:
+                op.kernel(np, values[-1], *given, **node.kw)
+        products, a, q = (values[v] for v in node.inputs[:3])
+        far = a[:, None] + q - 2 * products > NEAR * (a[:, None] + q)
+    good = np.isfinite(x).all(1)[:, None] & np.isfinite(c).all(1)
+    assert good.sum() == (N - 1) * (K - 2)
+    assert far[good].all()
 
 
 FORMS: dict[str, Any] = {
