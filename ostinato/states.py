@@ -24,6 +24,7 @@ from ostinato.io_pipeline.sinks import ZarrSink
 from ostinato.io_pipeline.steps import Steps
 from ostinato.ops.array import Array, Operand, as_array, from_operand
 from ostinato.ops.encode import (
+    Malformed,
     decode_value,
     encode_value,
     fields,
@@ -335,8 +336,10 @@ def _tree(structure: Structure, leaves: Iterator[Any]) -> Any:
 def _key(key: Any) -> Any:
     if key is None or type(key) in _PLAIN or type(key) is tuple:
         try:
-            return _encoded(key)
-        except TypeError:
+            said = _encoded(key)
+            _decoded(said)  # what cannot be read is not written
+            return said
+        except (TypeError, Malformed):
             pass
     raise misfit(
         ArgumentError, "save_state", got=f"the key {key!r} in a dict", needed="strings or numbers"
