@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from ostinato.planner.file import decode_plan, encode_plan
 from ostinato.planner.plan import Plan
 
 import ostinato as ost
-from tests.sessions import use
+from tests.sessions import forget_plans, use
 
 
 def numbers(*shape: int, seed: int = 0) -> Any:
@@ -49,11 +49,14 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 
 @pytest.fixture
-def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Everything a hundredth of its size, and turns cost nothing."""
+    forget_plans()
     for name, size in (("LARGE", 1 << 18), ("BLOCK", 1 << 15), ("NEAR", 3 << 16), ("START", 0)):
         monkeypatch.setattr(in_cache, name, size)
     monkeypatch.setattr(fuse, "WORTH", 0)
+    yield
+    forget_plans()
 
 
 def turns(plan: Plan) -> list[int]:
