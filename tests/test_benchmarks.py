@@ -9,13 +9,13 @@ import json
 
 import numpy as np
 import pytest
-from ostinato.runtime.crew import job_size
 
 import ostinato as ost
 from benchmarks import __main__ as command
-from benchmarks import cluster, compiling, kernels, machine, planning, runner, table
+from benchmarks import compiling, kernels, machine, planning, runner, table
 from benchmarks.dispatch import numpy_case, ostinato_case
 from benchmarks.workload import SYSTEMS, Case, System, Workload, agree, summary
+from tests.clusters import needs_mpi
 
 KEYS = ["workload", "system", "variant", "median_s", "min_s", "max_s", "n"]
 
@@ -155,10 +155,7 @@ def test_twenty_functions_in_a_new_process():
     assert case.clock() > 0
 
 
-@pytest.mark.skipif(
-    job_size() > 1 or bool(runner.missing(cluster.START["ostinato"])),
-    reason="needs mpi4py and mpiexec: pip install mpi4py mpich",
-)
+@needs_mpi
 def test_two_ranks_give_what_is_expected_and_orders_do_not_grow(monkeypatch):
     """By hand and ours; an order is as long for a thousand operations as for ten."""
     monkeypatch.setenv("BENCHMARK_SCALE", "0.002")

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.runtime.crew import job_size
 
 import ostinato as ost
+from tests.clusters import needs_dask
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -133,13 +133,6 @@ def test_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "1 workers go on behind step 80" in said
     assert "checkpoints: [60, 80, 100]" in said
-
-
-MISSING = [n for n in ("mpi4py", "distributed", "dask_mpi") if importlib.util.find_spec(n) is None]
-needs_dask = pytest.mark.skipif(
-    bool(MISSING) or job_size() > 1,
-    reason=f"needs a cluster: pip install 'ostinato[cluster]' ({', '.join(MISSING)} missing)",
-)
 
 
 @needs_dask

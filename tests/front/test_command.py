@@ -14,11 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ostinato.runtime.crew import job_size
 
 import ostinato as ost
-from benchmarks import cluster, runner
 from ostinato import command, command_info
+from tests.clusters import gone, needs_dask, needs_mpi
 
 SCRIPT = """
 import sys
@@ -81,14 +80,6 @@ def test_what_is_asked_wrongly_is_said(tmp_path: Path) -> None:
 
 
 # -- processes -----------------------------------------------------------------------------
-needs_mpi = pytest.mark.skipif(
-    bool(runner.missing(cluster.START["ostinato"])) or job_size() > 1,
-    reason="needs mpi4py and mpiexec: pip install mpi4py mpich",
-)
-needs_dask = pytest.mark.skipif(
-    bool(runner.missing(cluster.FROM_CLIENT["ostinato"])) or job_size() > 1,
-    reason="needs a cluster: pip install 'ostinato[cluster]'",
-)
 ON_TWO = """
 import sys, time
 import numpy as np
@@ -110,15 +101,6 @@ if "wait" in sys.argv:
 sys.exit(5)
 """
 HERE = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OSTINATO_CACHE": "off"}
-
-
-def gone(process: int) -> bool:
-    """Whether it ended, within some seconds."""
-    for _ in range(100):
-        if not Path(f"/proc/{process}").exists():
-            return True
-        time.sleep(0.1)
-    return False
 
 
 @needs_mpi
@@ -155,7 +137,7 @@ def test_run_ends_all_when_it_is_asked_to(tmp_path: Path, number: signal.Signals
         assert len(processes) == 2
         job.send_signal(number)
         assert job.wait(30) == 128 + number
-        assert all(map(gone, processes))
+        assert gone(processes)
     finally:
         job.kill()
         job.communicate()
@@ -225,7 +207,7 @@ def test_workers_for_a_cluster_that_is_running(tmp_path: Path) -> None:
                 processes = [w["process"] for w in session.stats()["workers"]]
         workers.send_signal(signal.SIGTERM)
         assert workers.wait(30) == 128 + signal.SIGTERM
-        assert all(map(gone, processes))
+        assert gone(processes)
     finally:
         for job in reversed(started):
             job.terminate()

@@ -199,7 +199,9 @@ def progress() -> None:
     x, out = np.full(1_000_000, float(RANK)), np.zeros(1_000_000)
     everybody = tuple(range(SIZE))
     flow: Any = comm.overlap(comm.start_all_reduce((x,), (out,), "sum", everybody))
-    time.sleep(1)  # no call of MPI's here
+    end = time.monotonic() + 60
+    while not flow.done and time.monotonic() < end:
+        time.sleep(0.01)  # no call of MPI's here
     done = flow.done
     flow.wait()
     assert (out == sum(everybody)).all()

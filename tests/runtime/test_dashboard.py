@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import re
-import shutil
-import sys
 import threading
 import time
 import urllib.request
@@ -27,17 +24,9 @@ from ostinato.runtime.ledger import RECENT, Ledger
 
 import ostinato as ost
 from ostinato.errors import BoundsError
+from tests.clusters import needs_page
 from tests.runtime.browser import CHROMIUM, Browser
-from tests.sessions import JOB
 
-NEEDS = ("mpi4py", "distributed", "dask_mpi", "bokeh", "prometheus_client")
-BESIDE = Path(sys.executable).parent
-needs_cluster = pytest.mark.skipif(
-    JOB > 1
-    or any(importlib.util.find_spec(name) is None for name in NEEDS)
-    or not (shutil.which("mpiexec", path=str(BESIDE)) or shutil.which("mpiexec")),
-    reason="needs a cluster: pip install mpich mpi4py distributed dask-mpi bokeh prometheus_client",
-)
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH")
 pytestmark = pytest.mark.filterwarnings("default")  # of Dask and Bokeh
 
@@ -100,7 +89,7 @@ def as_number(text: str) -> int:
     return int(text.replace(",", ""))
 
 
-@needs_cluster
+@needs_page
 @needs_browser
 def test_the_page_shows_a_job_while_it_runs(work: Work) -> None:
     done = threading.Event()
@@ -164,7 +153,7 @@ def metrics(work: Work) -> dict[str, float]:
     return {name: float(value) for name, value in pairs}
 
 
-@needs_cluster
+@needs_page
 def test_prometheus_counts_every_run(work: Work) -> None:
     work.go(37)
     work.told()
@@ -186,7 +175,7 @@ def test_prometheus_counts_every_run(work: Work) -> None:
         assert 25_000 * 8 * 4 <= held <= 25_001 * 8 * 4 + 4096
 
 
-@needs_cluster
+@needs_page
 def test_runs_are_spans_of_the_task_stream(work: Work) -> None:
     began = time.time() - 1
     work.go(20)
@@ -198,7 +187,7 @@ def test_runs_are_spans_of_the_task_stream(work: Work) -> None:
     assert any(s["key"].startswith("lloyd-") for s in spans)
 
 
-@needs_cluster
+@needs_page
 def test_logs_tell_of_plans_and_errors(work: Work) -> None:
     with pytest.raises(BoundsError) as raised:
         np.asarray(work.pick(work.x, np.array([1, 99])))
@@ -241,7 +230,7 @@ class Page(HTMLParser):
         self.words.append(data)
 
 
-@needs_cluster
+@needs_page
 def test_a_report_is_one_file(work: Work, tmp_path: Path) -> None:
     work.cluster.report(tmp_path / "run.html")
     page = Page()
@@ -258,7 +247,7 @@ def test_a_report_is_one_file(work: Work, tmp_path: Path) -> None:
     assert took.steps
 
 
-@needs_cluster
+@needs_page
 def test_a_cluster_without_a_dashboard_has_a_report(tmp_path: Path) -> None:
     with ost.LocalCluster(1, dashboard=False) as cluster:
         assert float(np.asarray(ost.compile(lambda x: x.sum())(np.ones(5)))) == 5

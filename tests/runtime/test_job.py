@@ -3,10 +3,8 @@ happens when one of them fails or dies."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,15 +19,7 @@ from ostinato.runtime.orders import HEAD, KINDS, Order, unpack
 
 import ostinato as ost
 from ostinato.errors import CommunicatorError
-from tests.sessions import JOB
-
-ROOT = Path(__file__).resolve().parents[2]
-PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-MPIEXEC = shutil.which("mpiexec", path=PATH)
-needs_mpi = pytest.mark.skipif(
-    MPIEXEC is None or importlib.util.find_spec("mpi4py") is None or JOB > 1,
-    reason="needs mpi4py and mpiexec: pip install mpi4py mpich",
-)
+from tests.clusters import MPIEXEC, ROOT, gone, needs_dask, needs_mpi
 
 
 def mpiexec(count: int, *arguments: str, limit: float = 120, **settings: str) -> Any:
@@ -69,23 +59,6 @@ def good(count: int, *arguments: str) -> dict[str, Any]:
     found = scenario(count, *arguments)
     assert found["status"] == 0, found
     return found
-
-
-def gone(processes: list[int]) -> bool:
-    """Whether all of them ended, within some seconds."""
-    for _ in range(100):
-        if not any(map(_runs, processes)):
-            return True
-        time.sleep(0.1)
-    return False
-
-
-def _runs(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"  # what ended may wait for its parent to look
 
 
 # -- the same answers ----------------------------------------------------------------------
@@ -337,14 +310,6 @@ def test_nothing_ends_before_its_checkpoint_is_there(tmp_path: Path) -> None:
     assert found["stderr"] == ""
     assert found["found"] == list(range(6))
     assert np.asarray(ost.load_state(tmp_path, step=2)).tolist() == list(range(7))
-
-
-needs_dask = pytest.mark.skipif(
-    MPIEXEC is None
-    or JOB > 1
-    or any(importlib.util.find_spec(n) is None for n in ("mpi4py", "distributed", "dask_mpi")),
-    reason="needs a cluster: pip install 'ostinato[cluster]'",
-)
 
 
 @needs_dask

@@ -1,0 +1,51 @@
+"""What tests of processes need, and whether processes are gone."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.sessions import JOB
+
+ROOT = Path(__file__).resolve().parents[1]
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+MPIEXEC = shutil.which("mpiexec", path=PATH)
+PATIENCE = 30.0  # seconds until processes count as still there
+
+
+def needs(*modules: str) -> pytest.MarkDecorator:
+    """These modules and mpiexec, outside of its jobs."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    missing += ["mpiexec"] if MPIEXEC is None else []
+    reason = f"needs {', '.join(missing)}: pip install 'ostinato[cluster]'"
+    return pytest.mark.skipif(bool(missing) or JOB > 1, reason=reason)
+
+
+needs_mpi = needs("mpi4py")
+needs_dask = needs("mpi4py", "distributed", "dask_mpi")
+needs_page = needs("mpi4py", "distributed", "dask_mpi", "bokeh", "prometheus_client")
+
+
+def gone(processes: Iterable[int]) -> bool:
+    """Whether all of them ended, within some seconds."""
+    left, end = [*processes], time.monotonic() + PATIENCE
+    while left := [*filter(_runs, left)]:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _runs(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"  # what ended may wait for its parent to look
