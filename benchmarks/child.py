@@ -16,7 +16,7 @@ import time
 import traceback
 from typing import Any
 
-from .workload import Case, split_name, summary, workloads
+from .workload import Case, summary, workloads
 
 LEAST = 0.02  # seconds of one sample
 ANSWER, STOP = -1, -2
@@ -113,9 +113,9 @@ def main(module: str, name: str, system: str) -> None:
     kind = None
     try:
         found = {w.name: w for w in workloads(importlib.import_module(module))}[name]
-        kind = found.systems.get(system) or found.systems.get(split_name(system)[0])
+        kind = found.system(system)
         case = found.cases[system]()
-        team = Together(case) if kind is not None and kind.ranks > 1 else Alone(case)
+        team = Together(case) if kind.ranks > 1 else Alone(case)
         if team.rank > 0:
             assert isinstance(team, Together)
             team.follow()

@@ -2,7 +2,7 @@
 
 Ours are two ranks under mpiexec, of which the first runs the loop; in `null_async` they are workers of
 a Dask cluster, and the loop runs in a client. `mpi` is the same written by hand with mpi4py and NumPy,
-each rank with its loop. Every process has one thread."""
+each rank with its loop. Every process has one thread; JAX has one process with two devices."""
 
 from __future__ import annotations
 
@@ -14,9 +14,20 @@ from typing import Any
 import numpy as np
 
 from . import ranks
-from .dispatch import case, matvec_dask, nothing, ones, plus_one, product, rotation, thousand
+from .dispatch import (
+    case,
+    matvec_dask,
+    matvec_heat,
+    nothing,
+    ones,
+    plus_one,
+    product,
+    rotation,
+    thousand,
+)
 from .kernels import kmeans, points
 from .libraries import Jax, NumPy, Ostinato
+from .libraries import case as again
 from .peers import dask_client
 from .workload import OURS, SYSTEMS, Case, Numbers, System, Workload, scaled
 
@@ -348,14 +359,6 @@ def mpi_matvec(comm: Any, a: Numbers, x: Numbers) -> Numbers:
     return y
 
 
-def heat_matvec(a: Any, x: Any) -> Any:
-    import heat as ht
-
-    y = ht.matmul(a, x)
-    y.resplit_(None)
-    return y
-
-
 def ray_matvec(part: RayPart, x: Numbers) -> Numbers:
     return part.kept[0] @ x
 
@@ -372,7 +375,7 @@ MATVEC = Workload(
         OURS: lambda: ours(ours_matvec, thousand(), 10, held=[rotation()]),
         "mpi": lambda: by_mpi(mpi_matvec, thousand(), 10, held=[rotation()]),
         "jax": lambda: by_jax(product, thousand(), 10, held=[rotation()], waits=True),
-        "heat": lambda: by_heat(heat_matvec, thousand(), 10, held=[rotation()]),
+        "heat": matvec_heat,
         "dask": lambda: matvec_dask(True),
         "ray": lambda: ray_in_turn(ray_matvec, np.concatenate, thousand(), 10, rotation()),
     },
@@ -469,11 +472,6 @@ def rows(count: int) -> Numbers:
     return np.random.default_rng(9).random((4, count), np.float32)
 
 
-def again(step: Callable[[], Any], end: Step, host: Step) -> Case:
-    """The same from the same, again and again."""
-    return case(None, lambda _: step(), end, host, 1)
-
-
 def add_rows(x: Any) -> Any:
     return x.sum(0)
 
@@ -483,7 +481,7 @@ def ours_allreduce(count: int) -> Case:
 
     session = ost.connect()
     x, run = ost.asarray(rows(count), split=0), ost.compile(add_rows)
-    return again(lambda: run(x), lambda _: session.wait(), np.asarray)
+    return again(run, (x,), lambda _: session.wait(), np.asarray)
 
 
 def ours_alone(count: int) -> Case:
@@ -499,7 +497,7 @@ def ours_alone(count: int) -> Case:
         comm.start_all_reduce((x,), (out,), "sum", (0, 1)).wait()
         return out
 
-    return again(step, nothing, np.asarray)
+    return again(step, (), nothing, np.asarray)
 
 
 def mpi_allreduce(count: int, alone: bool) -> Case:
@@ -516,7 +514,7 @@ def mpi_allreduce(count: int, alone: bool) -> Case:
         comm.Allreduce(x, out)
         return out
 
-    return again(step, nothing, np.asarray)
+    return again(step, (), nothing, np.asarray)
 
 
 def jax_allreduce(count: int) -> Case:
@@ -525,14 +523,14 @@ def jax_allreduce(count: int) -> Case:
     by_rows, whole = two_devices()
     x = jax.device_put(rows(count), by_rows)
     run = jax.jit(add_rows, out_shardings=whole)
-    return again(lambda: jax.block_until_ready(run(x)), nothing, np.asarray)
+    return again(lambda: jax.block_until_ready(run(x)), (), nothing, np.asarray)
 
 
 def heat_allreduce(count: int) -> Case:
     import heat as ht
 
     x = ht.array(rows(count), split=0)
-    return again(lambda: ht.sum(x, axis=0), nothing, lambda y: y.numpy())
+    return again(lambda: ht.sum(x, axis=0), (), nothing, lambda y: y.numpy())
 
 
 def dask_allreduce(count: int) -> Case:
@@ -548,7 +546,7 @@ def dask_allreduce(count: int) -> Case:
         wait(y)
         return y
 
-    return again(step, nothing, lambda y: y.compute())
+    return again(step, (), nothing, lambda y: y.compute())
 
 
 def allreduce(size: int, name: str) -> Workload:

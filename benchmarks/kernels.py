@@ -378,7 +378,7 @@ def step_of_kmeans(name: str, clusters: int, function: Function, how: str) -> Wo
         function,
         operands,
         4 * n * 16,
-        4 * n * 16 * clusters,
+        (2 * clusters + 1) * n * 16,  # all distances, and each point added to its centre's
         others={
             "numba": lambda: by_hand.kmeans(*operands()),
             "sklearn": lambda: kmeans_sklearn(clusters),
@@ -459,7 +459,7 @@ WORKLOADS = (
         gram,
         tall,
         256 * scaled(2_000_000),
-        2 * 64**2 * scaled(2_000_000),
+        64 * 65 * scaled(2_000_000),  # of what is symmetric, one half
         others={"heat": heat(gram, tall, 0), "mpi": mpi(ranks.mpi_gram, tall, 0)},
     ),
     workload(
@@ -499,7 +499,7 @@ WORKLOADS = (
         kmeans_product,
         many_centres,
         4 * scaled(100_000) * 128,
-        4 * scaled(100_000) * 1024 * 128,
+        (2 * 1024 + 1) * scaled(100_000) * 128,
         others=whole(kmeans_product, many_centres),
     ),
     *(sgemm(n) for n in (512, 1024, 4096)),

@@ -17,8 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ostinato.planner.machine import processor
-
 from .workload import Workload
 
 THREADS = 2
@@ -122,6 +120,8 @@ def call_overhead() -> float:
 
 def probe() -> dict[str, Any]:
     """All that is known of the machine; takes about a second."""
+    from ostinato.planner.machine import processor
+
     return {
         "cpu": processor(),
         "cpus": os.cpu_count(),

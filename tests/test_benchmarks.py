@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -146,6 +149,15 @@ def test_small_kernels_give_what_is_expected(monkeypatch):
     finally:
         monkeypatch.undo()
         importlib.reload(kernels)
+
+
+def test_a_peers_process_is_without_ours():
+    """What is asked of the machine is asked once, elsewhere."""
+    code = (
+        "import sys, benchmarks.child, benchmarks.cluster, benchmarks.compiling, benchmarks.kernels\n"
+        "assert not any(name.startswith('ostinato') for name in sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
 
 
 def test_twenty_functions_in_a_new_process():
