@@ -128,7 +128,8 @@ def save_state(
 
     step: its number; one that is there is replaced. keep: so many checkpoints stay, the last that
     were written; None for all. wait=False writes in the background what the state is now, and gives
-    a handle with `wait()`; what saves or loads next waits for it."""
+    a handle with `wait()`; what saves or loads next waits for it, and so does the end of a session
+    or of the script."""
     global _last
     number = _whole("save_state(step=)", step, 0)
     most = None if keep is None else _whole("save_state(keep=)", keep, 1)
