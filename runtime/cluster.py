@@ -166,13 +166,14 @@ class CrewEngine:
             return Handle(spec, self, first, self.lead.number)
 
     def keep_parts(self, operand: Operand, ranks: Sequence[int]) -> list[Any]:
-        """Dask's futures of the parts on these workers."""
+        """Dask's futures of copies of the parts on these workers; nobody may write over them before."""
         from . import dask
 
         assert isinstance(operand, Handle)
         assert isinstance(self.lead, Channel)
-        self.wait()
-        return dask.keep_parts(self.lead, operand.number, ranks)
+        with self.lock:
+            self.wait()
+            return dask.keep_parts(self.lead, operand.number, ranks)
 
     def get(self, operand: Operand) -> np.ndarray[Any, Any]:
         assert isinstance(operand, Handle)

@@ -8,6 +8,7 @@ Dask's loop goes on. Data and orders never pass the scheduler."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -18,14 +19,15 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+from ostinato.ops.where import misfit
 from ostinato.planner.file import code_version
 from ostinato.planner.machine import this_machine
 
-from ostinato.errors import SessionError
+from ostinato.errors import ExecutionError, SessionError
 
 from . import page
 from .channel import Channel, Desk
-from .crew import Hand, Lead
+from .crew import BEAT, Hand, Lead
 from .member import openers
 from .orders import KINDS
 
@@ -116,7 +118,7 @@ async def desk_of(name: str) -> dict[str, Any]:
     return {"error": f"the workers did not come together within {JOIN:g} s"}
 
 
-def part_of(name: str, handle: int, deal: Any = None) -> Any:
+def part_of(name: str, handle: int) -> Any:
     """A copy of this worker's part of an operand, for Dask to keep."""
     return _members[name].parts[handle].copy()
 
@@ -194,39 +196,51 @@ def begin(client: Any, threads: int | None = None) -> Channel:
 
 
 def keep_parts(channel: Channel, handle: int, ranks: Sequence[int]) -> list[Any]:
-    """Dask's futures of an operand's parts on these workers, which stay where they are."""
-    return [
-        channel.client.submit(
-            part_of,
-            channel.crew,
-            handle,
-            secrets.token_hex(4),
-            workers=[channel.addresses[r]],
-            allow_other_workers=False,
-            pure=False,
-        )
+    """Dask's futures of copies of an operand's parts on these workers, once they are made."""
+    submit = channel.client.submit
+    futures = [
+        submit(part_of, channel.crew, handle, workers=[channel.addresses[r]], pure=False)
         for r in ranks
     ]
+    _await(channel, futures, "to_dask")
+    return futures
 
 
 def keep(channel: Channel, array: Any) -> tuple[Any, list[tuple[list[int], int]]]:
     """A Dask array whose chunks are kept by workers; the index of each, and the rank that has it."""
-    from distributed import futures_of, wait
+    from distributed import futures_of
 
-    with channel.client.as_current():
-        array = channel.client.persist(array)
-        futures = futures_of(array)
-        wait(futures)
-        held = channel.client.who_has(futures)
+    array = channel.client.persist(array)
+    futures = futures_of(array)
+    _await(channel, futures, "from_dask")
+    held = channel.client.who_has(futures)
     ranks = {address: k for k, address in enumerate(channel.addresses)}
     found = []
     for index in itertools.product(*(range(n) for n in array.numblocks)):
         who = [ranks[a] for a in held.get((array.name, *index), ()) if a in ranks]
         if not who:
-            raise SessionError.because(
+            raise misfit(
+                SessionError,
                 "from_dask",
                 got=f"a Dask array whose chunk {index} no worker of the session keeps",
                 needed="an array of the session's own cluster",
             )
         found.append((list(index), min(who)))
     return array, found
+
+
+def _await(channel: Channel, futures: Sequence[Any], what: str) -> None:
+    """Until Dask has made all of these, or says why it cannot, or a worker is lost."""
+    from distributed import wait
+
+    done = False
+    while not done:
+        with contextlib.suppress(TimeoutError), channel.client.as_current():
+            wait(futures, timeout=BEAT)
+            done = True
+        channel.check()
+    for future in futures:
+        if future.status != "finished":
+            error = future.exception() if future.status == "error" else None
+            why = future.status if error is None else f"{type(error).__name__}: {error}"
+            raise misfit(ExecutionError, what, got=f"an error from Dask ({why})") from error

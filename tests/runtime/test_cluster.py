@@ -24,6 +24,7 @@ from ostinato import sessions
 from ostinato.errors import (
     ArgumentError,
     CommunicatorError,
+    ExecutionError,
     LayoutError,
     LinAlgError,
     SessionError,
@@ -149,6 +150,42 @@ def test_dask_arrays_come_and_go_without_the_scheduler(
     total = cluster.client.compute(back.sum(0), sync=True)
     np.testing.assert_allclose(total, (x * 2 + 1).sum(0))
     np.testing.assert_array_equal(np.asarray(y), x * 2)
+
+
+def test_what_dask_gets_is_a_copy_before_anybody_writes_over_it(
+    cluster: ost.LocalCluster, session: sessions.Session
+) -> None:
+    f = ost.compile(lambda x: x + 1, donate=0)
+    x = f(ost.asarray(np.zeros(10), split=0))
+    for run in range(2):
+        session.wait()
+        busy = [
+            cluster.client.submit(time.sleep, 0.5, workers=[w], pure=False)
+            for w in cluster.client.scheduler_info(n_workers=-1)["workers"]
+        ]
+        there = x.to_dask()
+        x = f(f(x)) if run else f(x)
+        if run:
+            del x
+        session.wait()
+        float(ost.asarray(np.ones(4), split=0).sum())
+        found = cluster.client.compute(there, sync=True)
+        np.testing.assert_array_equal(found, np.full(10, run + 1.0))
+        del busy
+
+
+def test_the_error_of_a_dask_array_is_told(session: sessions.Session) -> None:
+    da = pytest.importorskip("dask.array")
+
+    def bad(block: Any) -> Any:
+        raise ZeroDivisionError("of a chunk")
+
+    there = da.ones(8, chunks=4).map_blocks(bad, dtype=float)
+    wanted = r"from_dask \(.*test_cluster.py:\d+\): got an error .*ZeroDivisionError: of a chunk"
+    with pytest.raises(ExecutionError, match=wanted) as error:
+        ost.from_dask(there, split=0)
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+    assert float(ost.asarray(np.ones(4), split=0).sum()) == 4
 
 
 def test_dask_arrays_here() -> None:
