@@ -31,7 +31,7 @@ from ostinato.ops.spec import DTYPES
 
 from ostinato.errors import CommunicatorError
 
-from .crew import BEAT, Lead, heartbeat
+from .crew import BEAT, Lead
 from .orders import (
     HEAD,
     KINDS,
@@ -170,8 +170,6 @@ class Desk:
         self.secret = secret
         self.server = socket.create_server((host, 0), backlog=4)
         self.address: tuple[str, int] = self.server.getsockname()[:2]
-        self.refused = 0
-        self.open = True
 
     def serve(self, waits: float = 60.0) -> None:
         """One program, until it ends; then the crew is free."""
@@ -180,9 +178,7 @@ class Desk:
             if wire is not None:
                 _Talk(self.lead, wire).serve()
         finally:
-            self.open = False
             self.server.close()
-            self.lead.end()
 
     def _accept(self, until: float) -> Wire | None:
         while (left := until - time.monotonic()) > 0:
@@ -194,8 +190,7 @@ class Desk:
             try:
                 return greet(sock, self.secret, leads=True)
             except (Broken, OSError) as error:
-                self.refused += 1
-                _log.warning("ostinato: refused a connection: %s", error)
+                _log.warning("ostinato: refused a connection: %s", str(error))
                 sock.close()
         return None
 
@@ -219,7 +214,7 @@ class _Talk:
             while self._one():
                 pass
         except Exception as error:  # whatever it said: it is cut off, and the crew is free
-            _log.warning("ostinato: the program is gone: %s", error)
+            _log.warning("ostinato: the program is gone: %s", str(error))
         finally:
             self.alive = False
             self.wire.close()
@@ -331,11 +326,18 @@ class Channel:
     addresses: Sequence[str] = ()  # of each worker
 
     def __init__(
-        self, address: tuple[str, int], secret: bytes, size: int, threads: int, name: str
+        self,
+        address: tuple[str, int],
+        secret: bytes,
+        size: int,
+        threads: int,
+        name: str,
+        heartbeat: float,
     ) -> None:
         self.size = size
         self.threads = threads
         self.name = name
+        self.heartbeat = heartbeat  # the lead's: seconds after which silence is a loss
         self.number = 0
         self.epoch = 0
         self.done = 0  # runs that were acknowledged
@@ -351,8 +353,9 @@ class Channel:
         self.changed = threading.Condition()
         self.heard = time.monotonic()
         self.alive = True
+        self.until_closed = contextlib.ExitStack()  # what is needed as long as this
         self.wire = greet(socket.create_connection(address, timeout=GREET), secret, leads=False)
-        self.wire.expect(heartbeat())
+        self.wire.expect(heartbeat)
         threading.Thread(target=self._listen, name="ostinato-channel", daemon=True).start()
 
     # -- what comes back -------------------------------------------------------------------
@@ -361,7 +364,7 @@ class Channel:
             while self.alive:
                 self._hear()
         except TimeoutError:
-            self._end(f"{self.name} gave no sign of life for {heartbeat():g} s")
+            self._end(f"{self.name} gave no sign of life for {self.heartbeat:g} s")
         except (Broken, OSError) as error:
             self._end(f"{self.name} is gone ({error})")
         except Exception as error:  # what it says makes no sense
@@ -484,3 +487,5 @@ class Channel:
                 self.order("end")
         self.alive = False
         self.wire.close()
+        with contextlib.suppress(Exception):  # of a scheduler that is gone
+            self.until_closed.close()

@@ -36,6 +36,7 @@ from typing import Any
 
 import numpy as np
 
+from ostinato import settings
 from ostinato.errors import ArgumentError, CommunicatorError, OstinatoError
 
 from . import mpi
@@ -63,12 +64,6 @@ JOIN = 120.0  # seconds for all to come together
 _log = logging.getLogger("distributed.worker.ostinato")
 _SAID = struct.Struct("<cI")  # what a message on a lifeline is, and how long
 _STOP = struct.Struct("<QQ")  # the epoch and the order in which somebody failed
-
-
-def heartbeat() -> float:
-    """Seconds without a sign of life after which a worker counts as lost."""
-    text = os.environ.get("OSTINATO_HEARTBEAT", "").strip()
-    return max(2 * BEAT, float(text)) if text else 8.0
 
 
 class _Failed:
@@ -252,7 +247,7 @@ class Lead(Crew):
 
     # -- lifelines -------------------------------------------------------------------------
     def _watch(self) -> None:
-        limit = heartbeat()
+        limit = settings.heartbeat
         with selectors.DefaultSelector() as selector:
             for rank, line in self.lines.items():
                 selector.register(line, selectors.EVENT_READ, rank)
@@ -631,7 +626,7 @@ def _is_request(error: BaseException) -> bool:
 
 def _failed(rank: int, number: int, error: BaseException) -> None:
     name = type(error).__name__
-    _log.error("ostinato: worker %d failed in order %d: %s: %s", rank, number, name, error)
+    _log.error("ostinato: worker %d failed in order %d: %s: %s", rank, number, name, str(error))
 
 
 def _tell(line: socket.socket, kind: bytes, text: bytes = b"") -> None:

@@ -15,14 +15,16 @@ import os
 import platform
 import secrets
 import threading
+import traceback
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ostinato.ops.where import misfit
 from ostinato.planner.file import code_version
 from ostinato.planner.machine import this_machine
 
+from ostinato import settings
 from ostinato.errors import ExecutionError, SessionError
 
 from . import page
@@ -34,7 +36,7 @@ from .orders import KINDS
 JOIN = 60.0  # seconds for a crew to come together
 _log = logging.getLogger("distributed.worker.ostinato")
 _members: dict[str, Any] = {}  # of crews that this process takes part in
-_desks: dict[str, Any] = {}  # of crews that this process leads: a Desk, or an error
+_desks: dict[str, dict[str, Any]] = {}  # of crews that this process leads: where, or why not
 
 
 # -- in a Dask worker ----------------------------------------------------------------------
@@ -94,26 +96,35 @@ def _take_part(
         with teller.watching(crew.member):
             if isinstance(crew, Hand):
                 crew.serve()
-                return
-            this_machine()  # measured before there is work that would disturb it
-            desk = _desks[name] = Desk(crew, secret, host)
-            desk.serve(JOIN)
+            else:
+                _lead(name, crew, secret, host)
     except BaseException as error:
-        _log.exception("ostinato: this worker's engine ended")
+        # as text: Dask keeps its log, and an error would keep all that this worker has
+        _log.error("ostinato: this worker's engine ended: %s", traceback.format_exc())
         if leads:
-            _desks.setdefault(name, error)
+            _desks[name] = {"error": f"{type(error).__name__}: {error}"}
     finally:
         _members.pop(name, None)
+
+
+def _lead(name: str, lead: Lead, secret: bytes, host: str) -> None:
+    """Serve a program; then everybody goes home, whatever happened."""
+    try:
+        this_machine()  # measured before there is work that would disturb it
+        desk = Desk(lead, secret, host)
+        threads, heartbeat = lead.member.worker.threads, settings.heartbeat
+        _desks[name] = {"address": desk.address, "threads": threads, "heartbeat": heartbeat}
+        desk.serve(JOIN)
+    finally:
+        _desks.pop(name, None)
+        lead.end()
 
 
 async def desk_of(name: str) -> dict[str, Any]:
     """Where a crew's lead listens, asked at the lead."""
     for _ in range(int(JOIN / 0.01)):
-        found = _desks.get(name)
-        if isinstance(found, Desk):
-            return {"address": found.address, "threads": found.lead.member.worker.threads}
-        if found is not None:
-            return {"error": f"{type(found).__name__}: {found}"}
+        if name in _desks:
+            return _desks[name]
         await asyncio.sleep(0.01)
     return {"error": f"the workers did not come together within {JOIN:g} s"}
 
@@ -138,11 +149,16 @@ openers["chunk"] = chunk
 
 
 # -- in the program ------------------------------------------------------------------------
-def as_client(cluster: Any) -> Any:
-    """A client of Dask: the one given, or a new one for an address."""
+@contextlib.contextmanager
+def as_client(cluster: Any) -> Iterator[Any]:
+    """A client of Dask: the one given, or, for an address, one of our own for this long."""
     from distributed import Client
 
-    return Client(cluster) if isinstance(cluster, str) else cluster
+    if not isinstance(cluster, str):
+        yield cluster
+        return
+    with Client(cluster, set_as_default=False) as client:
+        yield client
 
 
 def begin(client: Any, threads: int | None = None) -> Channel:
@@ -189,6 +205,7 @@ def begin(client: Any, threads: int | None = None) -> Channel:
         len(ranks),
         int(where["threads"]),
         f"the lead of the workers (process {first['process']} on {first['host']})",
+        float(where["heartbeat"]),
     )
     channel.client, channel.crew = client, name
     channel.addresses = [by_rank[r] for r in ranks]

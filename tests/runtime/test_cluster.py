@@ -338,6 +338,118 @@ def test_clients_come_and_go(cluster: ost.LocalCluster) -> None:
     cluster.connect()
 
 
+def soon(happened: Callable[[], bool]) -> bool:
+    """Whether something comes true within some seconds."""
+    end = time.monotonic() + 30
+    while not (true := happened()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return true
+
+
+def engines(cluster: ost.LocalCluster) -> list[tuple[int, int]]:
+    """Of each worker: members of crews that it remembers, and threads that serve."""
+
+    def count() -> tuple[int, int]:
+        import gc
+        import threading
+
+        from ostinato.runtime.member import Member
+
+        gc.collect()
+        members = sum(isinstance(o, Member) for o in gc.get_objects())
+        return members, sum(t.name == "ostinato-engine" for t in threading.enumerate())
+
+    found: dict[str, tuple[int, int]] = cluster.client.run(count)
+    return list(found.values())
+
+
+def test_a_session_that_ended_leaves_nothing(cluster: ost.LocalCluster) -> None:
+    with ost.connect(cluster.client):
+        ost.evaluate(ost.asarray(np.ones(3), split=0) + 1)
+        before = engines(cluster)
+    assert soon(lambda: all(members == threads for members, threads in engines(cluster)))
+    assert soon(lambda: max(engines(cluster)) < min(before))
+
+
+def test_a_desk_that_cannot_open_sends_everybody_home(cluster: ost.LocalCluster) -> None:
+    def break_it(on: bool) -> None:
+        from ostinato.runtime import channel, dask
+
+        def bad(*_: Any) -> Any:
+            raise OSError("no such address")
+
+        dask.Desk = bad if on else channel.Desk  # type: ignore[misc,assignment]
+
+    before = engines(cluster)
+    cluster.client.run(break_it, True)
+    try:
+        with pytest.raises(SessionError, match="OSError: no such address"):
+            ost.connect(cluster.client)
+    finally:
+        cluster.client.run(break_it, False)
+    assert soon(lambda: max(engines(cluster)) <= min(before))
+    with ost.connect(cluster.client):
+        assert float(ost.asarray(np.ones(4), split=0).sum()) == 4
+
+
+def test_a_client_of_our_own_is_nobody_elses_and_ends(cluster: ost.LocalCluster) -> None:
+    from distributed.client import _get_global_client
+
+    def clients() -> int:
+        found = cluster.client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.clients))
+        return int(found)
+
+    before = clients()
+    with ost.connect(cluster.scheduler_address) as session:
+        client = session.engine.lead.client  # type: ignore[attr-defined]
+        assert client.status == "running"
+        assert _get_global_client() is None
+    assert client.status == "closed"
+    with ost.connect(cluster.client):
+        pass
+    assert cluster.client.status == "running"
+    with pytest.raises(LayoutError):
+        ost.connect(cluster.scheduler_address, mesh=(3,))
+    assert soon(lambda: clients() == before), "also where connect failed"
+
+
+AWAY = """
+import platform, sys, threading
+if sys.argv[1]:
+    platform.node = lambda: sys.argv[1]
+from ostinato.runtime import preload
+preload.dask_setup(None)
+for thread in threading.enumerate():
+    if thread.name == "ostinato-parent":
+        thread.join(20)
+print("goes on", flush=True)
+"""
+
+
+@pytest.mark.parametrize("machine", ["", "another"])
+def test_only_processes_beside_the_program_look_whether_it_is_there(machine: str) -> None:
+    """Elsewhere the same number is another process, or none."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def run(code: str, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code, *words]
+        return subprocess.run(
+            command, env=env | more, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    program = run(
+        "import json; from ostinato.runtime import preload; print(json.dumps(preload.environment()))"
+    )
+    found = run(AWAY, machine, **json.loads(program.stdout))  # when that program has ended
+    assert (found.returncode, found.stdout) == ((0, "goes on\n") if machine else (1, ""))
+
+
+def test_silence_is_as_long_as_the_lead_says(session: sessions.Session) -> None:
+    assert session.engine.lead.heartbeat == 60  # type: ignore[attr-defined]
+    with pytest.raises(ArgumentError, match="heartbeat=1; needed 2 seconds or more"):
+        ost.LocalCluster(1, heartbeat=1)
+
+
 def test_thousands_of_bad_messages() -> None:
     """To the lead's door: damaged, oversized, repeated, unsigned, from strangers: nothing of them runs."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OSTINATO_CACHE": "off"}
