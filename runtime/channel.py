@@ -31,7 +31,7 @@ from ostinato.ops.spec import DTYPES
 
 from ostinato.errors import CommunicatorError
 
-from .crew import BEAT, Lead
+from .crew import BEAT, GREET, Lead, callers, exactly
 from .orders import (
     HEAD,
     KINDS,
@@ -49,7 +49,6 @@ IN_FLIGHT = 64  # runs that may be on their way
 TOLD = 16  # of which so many are acknowledged together, unless nothing else comes
 SIGNED = 16  # bytes of a signature
 TURNS = 8  # in which somebody waits for a sign of life
-GREET = 10.0  # seconds for both to introduce themselves
 PIECE = 1 << 24  # bytes of a value that are signed together
 _BACK = struct.Struct("<cxxxIQ")  # kind, length of the text, number
 _log = logging.getLogger("distributed.worker.ostinato")  # what Dask shows of its workers
@@ -141,19 +140,24 @@ class Wire:
 
 def greet(sock: socket.socket, secret: bytes, leads: bool) -> Wire:
     """Prove to each other that both know the secret, without saying it."""
+    until = time.monotonic() + GREET
     sock.settimeout(GREET)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     mine = secrets.token_bytes(32)
     sock.sendall(mine)
-    wire = Wire(sock, b"", b"lead" if leads else b"program", b"program" if leads else b"lead")
-    theirs = wire.read(32)
+    me, you = (b"lead", b"program") if leads else (b"program", b"lead")
+    theirs = _said(sock, until)
     nonces = mine + theirs if leads else theirs + mine
-    sock.sendall(hmac.digest(secret, wire.mine + nonces, "sha256"))
-    proof = wire.read(32)
-    if not hmac.compare_digest(proof, hmac.digest(secret, wire.theirs + nonces, "sha256")):
+    sock.sendall(hmac.digest(secret, me + nonces, "sha256"))
+    if not hmac.compare_digest(_said(sock, until), hmac.digest(secret, you + nonces, "sha256")):
         raise Broken("somebody who does not know the secret")
-    wire.key = hmac.digest(secret, b"key" + nonces, "sha256")
-    return wire
+    return Wire(sock, hmac.digest(secret, b"key" + nonces, "sha256"), me, you)
+
+
+def _said(sock: socket.socket, until: float) -> bytes:
+    found = exactly(sock, 32, until)
+    if found is None:
+        raise Broken("the connection ended")
+    return found
 
 
 def octets(value: Any) -> Any:
@@ -172,27 +176,13 @@ class Desk:
         self.address: tuple[str, int] = self.server.getsockname()[:2]
 
     def serve(self, waits: float = 60.0) -> None:
-        """One program, until it ends; then the crew is free."""
-        try:
-            wire = self._accept(time.monotonic() + waits)
-            if wire is not None:
-                _Talk(self.lead, wire).serve()
-        finally:
-            self.server.close()
-
-    def _accept(self, until: float) -> Wire | None:
-        while (left := until - time.monotonic()) > 0:
-            self.server.settimeout(left)
-            try:
-                sock, _ = self.server.accept()
-            except TimeoutError:
-                return None
-            try:
-                return greet(sock, self.secret, leads=True)
-            except (Broken, OSError) as error:
-                _log.warning("ostinato: refused a connection: %s", str(error))
-                sock.close()
-        return None
+        """One program, until it ends."""
+        until = time.monotonic() + waits
+        greeted = callers(self.server, lambda sock: greet(sock, self.secret, leads=True), until)
+        with contextlib.closing(greeted):
+            wire = next((wire for _, wire in greeted), None)
+        if wire is not None:
+            _Talk(self.lead, wire).serve()
 
 
 class _Talk:
@@ -354,7 +344,9 @@ class Channel:
         self.heard = time.monotonic()
         self.alive = True
         self.until_closed = contextlib.ExitStack()  # what is needed as long as this
-        self.wire = greet(socket.create_connection(address, timeout=GREET), secret, leads=False)
+        sock = socket.create_connection(address, timeout=GREET)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.wire = greet(sock, secret, leads=False)
         self.wire.expect(heartbeat)
         threading.Thread(target=self._listen, name="ostinato-channel", daemon=True).start()
 

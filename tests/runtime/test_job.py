@@ -242,6 +242,22 @@ def test_a_process_that_never_comes() -> None:
 
 
 @needs_mpi
+def test_strangers_at_the_door_do_not_keep_workers_out() -> None:
+    found = good(3, "strangers")
+    assert found["value"] == pytest.approx(1)
+    assert found["cut"] == [True] * 8
+    assert found["soon"], "nobody waits for one who is silent"
+
+
+@needs_mpi
+def test_strangers_at_the_desk_do_not_keep_the_program_out() -> None:
+    found = good(1, "silent")
+    assert found["soon"]
+    assert set(found["cut"]) <= {"", "ConnectionResetError"}
+    assert found["ended"] == "ConnectionRefusedError", "the door is closed behind the program"
+
+
+@needs_mpi
 def test_sessions_of_one_crew_follow_each_other() -> None:
     found = good(3, "closes")
     assert found["y"] == [1, 2, 3, 4, 5, 6]
