@@ -17,12 +17,14 @@ import itertools
 import json
 import logging
 import secrets
+import signal
 import socket
 import struct
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -158,6 +160,28 @@ def _said(sock: socket.socket, until: float) -> bytes:
     if found is None:
         raise Broken("the connection ended")
     return found
+
+
+def whole(send: Callable[[], None]) -> None:
+    """Call this without Ctrl-C in its midst: that comes afterwards, unless it is asked for twice."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.get_ident() != threading.main_thread().ident or not callable(handler):
+        send()
+        return
+    came: list[Any] = []
+
+    def later(number: int, frame: FrameType | None) -> None:
+        came.append(frame)
+        if len(came) > 1:
+            handler(number, frame)
+
+    signal.signal(signal.SIGINT, later)
+    try:
+        send()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if came:
+        handler(signal.SIGINT, came[0])
 
 
 def octets(value: Any) -> Any:
@@ -339,7 +363,9 @@ class Channel:
         self.plans = Counter[bytes]()
         self.counts = dict.fromkeys(KINDS, 0)
         self.bytes = dict.fromkeys(KINDS, 0)
-        self.answers: dict[int, Any] = {}
+        self.asked = 0  # an order whose answer somebody waits for
+        self.answers: dict[int, Any] = {}  # to this one
+        self.last = 0  # the order that ends all
         self.changed = threading.Condition()
         self.heard = time.monotonic()
         self.alive = True
@@ -348,7 +374,8 @@ class Channel:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.wire = greet(sock, secret, leads=False)
         self.wire.expect(heartbeat)
-        threading.Thread(target=self._listen, name="ostinato-channel", daemon=True).start()
+        self.listener = threading.Thread(target=self._listen, name="ostinato-channel", daemon=True)
+        self.listener.start()
 
     # -- what comes back -------------------------------------------------------------------
     def _listen(self) -> None:
@@ -378,7 +405,10 @@ class Channel:
                 self.done = number
             elif kind in (b"r", b"v"):
                 self.done = number
-                self.answers[number] = found
+                if number == self.asked:  # and nobody was interrupted meanwhile
+                    self.answers[number] = found
+                if number == self.last:
+                    self.alive = False  # it may hang up
             elif kind == b"e":
                 self._failed(number, found)
             self.changed.notify_all()
@@ -441,10 +471,18 @@ class Channel:
         self.number += 1
         number, epoch = self.number, self.epoch
         order = Order(kind, number, epoch & 255, plan, tuple(operands), tuple(freed), first, text)
-        self._send(kind, order.pack(), octets(value) if kind == "put" else None)
-        self._until(lambda: number in self.answers or self.epoch != epoch)
-        self.check()
-        return self.answers.pop(number)
+        if kind == "end":
+            self.last = number
+        self.asked = number
+        try:
+            self._send(kind, order.pack(), octets(value) if kind == "put" else None)
+            self._until(lambda: number in self.answers or self.epoch != epoch)
+            self.check()
+            return self.answers[number]
+        finally:
+            with self.changed:
+                self.asked = 0
+                self.answers.clear()
 
     def wait(self, freed: Sequence[int] = ()) -> None:
         """Until everybody has done all that was ordered."""
@@ -453,11 +491,18 @@ class Channel:
     def _send(self, kind: str, said: bytes, value: Any = None) -> None:
         self.counts[kind] += 1
         self.bytes[kind] += len(said) + SIGNED
-        try:
-            self.wire.send(said, value)
-        except OSError as error:
-            self._end(f"{self.name} is gone ({error})")
-            self.check()
+
+        def send() -> None:
+            try:
+                self.wire.send(said, value)
+            except OSError as error:
+                self._end(f"{self.name} is gone ({error})")
+                self.check()
+            except BaseException:
+                self._end(f"{self.name} got a part of a message, which was interrupted")
+                raise
+
+        whole(send)
 
     def _until(self, happened: Callable[[], bool]) -> None:
         with self.changed:

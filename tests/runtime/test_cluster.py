@@ -4,6 +4,7 @@ something dies or somebody vanishes."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -411,6 +413,68 @@ def test_a_client_of_our_own_is_nobody_elses_and_ends(cluster: ost.LocalCluster)
     with pytest.raises(LayoutError):
         ost.connect(cluster.scheduler_address, mesh=(3,))
     assert soon(lambda: clients() == before), "also where connect failed"
+
+
+def interrupted(run: Callable[[], Any]) -> None:
+    """Ctrl-C while this is under way."""
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    timer.join()
+
+
+def test_after_an_interrupt_the_session_can_be_used(session: sessions.Session) -> None:
+    lead: Any = session.engine.lead  # type: ignore[attr-defined]
+    x = ost.asarray(np.random.default_rng(0).normal(size=(200, 200)) / 15, split=0)
+    f = ost.compile(lambda x: ost.repeat(1000, lambda y: ost.tanh(y @ x), x))
+    np.asarray(f(x))
+    before = session.stats()["workers"][0]["operands"]
+    large = ost.asarray(np.ones(1 << 25), split=0)  # more than a connection holds
+    y = f(x)
+    interrupted(lambda: session.hold_array(large))  # while the lead does not read
+    z = f(x)
+    interrupted(session.wait)
+    interrupted(lambda: (f(x), np.asarray(f(x))))
+    np.testing.assert_array_equal(np.asarray(y), np.asarray(z))
+    assert lead.answers == {}
+    del y, z
+    gc.collect()
+    assert session.stats()["workers"][0]["operands"] <= before
+    assert float(large.sum()) == 1 << 25
+
+
+def test_a_message_that_was_cut_ends_its_session(
+    cluster: ost.LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ost.connect(cluster.client) as session:
+        lead: Any = session.engine.lead  # type: ignore[attr-defined]
+
+        def cut(data: bytes, value: Any = None) -> None:
+            lead.wire.sock.sendall(data[:20])
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(lead.wire, "send", cut)
+        with pytest.raises(KeyboardInterrupt):
+            session.wait()
+        with pytest.raises(CommunicatorError, match="part of a message, which was interrupted"):
+            session.wait()
+
+
+def test_who_hangs_up_after_the_end_is_not_lost(cluster: ost.LocalCluster) -> None:
+    session = ost.connect(cluster.client)
+    lead: Any = session.engine.lead  # type: ignore[attr-defined]
+    check = lead.check
+
+    def late() -> None:  # the answer is there, and so is the end of the connection
+        if lead.counts["end"]:
+            lead.listener.join(20)
+        check()
+
+    lead.check = late
+    session.close()
+    assert not lead.listener.is_alive()
+    assert not session.is_lost
 
 
 AWAY = """
