@@ -203,7 +203,7 @@ def _least() -> Any:
 class Lead(Crew):
     """The one who gives orders, and works, too."""
 
-    def __init__(self, comm: Any, threads: int | None = None) -> None:
+    def __init__(self, comm: Any, threads: int | None = None, host: str = "") -> None:
         super().__init__(comm, threads)
         self.told = 0.0  # when it said something last
         self.failed: _Failed | None = None  # to be told to the user
@@ -220,14 +220,14 @@ class Lead(Crew):
         self.seen: dict[int, float] = {}
         self.lock = threading.RLock()  # of lifelines
         self.watch = threading.Thread(target=self._watch, name="ostinato-lifelines", daemon=True)
-        self._gather(comm)
+        self._gather(comm, host)
         self.watch.start()
 
-    def _gather(self, comm: Any) -> None:
+    def _gather(self, comm: Any, host: str) -> None:
         """Tell everybody where to come, and wait until all are there."""
         token = secrets.token_hex(16)
         local = self.communicator.beside == self.size
-        host = "127.0.0.1" if local else socket.gethostbyname(socket.gethostname())
+        host = "127.0.0.1" if local else host or own_address()
         with socket.create_server((host, 0), backlog=self.size) as server:
             said = json.dumps([host, server.getsockname()[1], token]).encode()
             comm.Bcast([np.frombuffer(said.ljust(SMALL), np.uint8), self.communicator._byte], LEAD)
@@ -661,6 +661,17 @@ def callers(
         with contextlib.suppress(OSError):  # accept() would wait on
             server.shutdown(socket.SHUT_RDWR)
         server.close()
+
+
+def own_address() -> str:
+    """Where other machines find this one. Some give their name to themselves alone: then it is the end of a
+    way outwards, which is looked up and not taken."""
+    found = socket.gethostbyname(socket.gethostname())
+    if found.startswith("127."):
+        with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as way:
+            way.connect(("198.51.100.1", 9))
+            found = way.getsockname()[0]
+    return found
 
 
 def _hello(line: socket.socket, token: str) -> dict[str, Any]:

@@ -90,8 +90,10 @@ def _take_part(
 
     leads = MPI.COMM_WORLD.rank == ranks[0]
     try:
-        comm = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.group.Incl(ranks))
-        crew = Lead(comm, threads) if leads else Hand(comm, threads)
+        # programs that connect at once have crews of their own
+        tag = int(name, 16) % (MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) + 1)
+        comm = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.group.Incl(ranks), tag)
+        crew = Lead(comm, threads, host) if leads else Hand(comm, threads)
         _members[name] = crew.member
         with teller.watching(crew.member):
             if isinstance(crew, Hand):
@@ -170,7 +172,6 @@ def begin(client: Any, threads: int | None = None) -> Channel:
         )
     errors = [f["error"] for f in found.values() if "error" in f]
     ranks = sorted(f["rank"] for f in found.values() if "error" not in f)
-    alone = len(found) == 1
     if errors or len(set(ranks)) != len(found):
         raise SessionError.because(
             "connect",
@@ -190,8 +191,6 @@ def begin(client: Any, threads: int | None = None) -> Channel:
     by_rank = {f["rank"]: address for address, f in found.items()}
     lead = by_rank[ranks[0]]
     host = lead.split("://")[-1].rsplit(":", 1)[0].strip("[]")
-    if host.startswith("127.") or alone:
-        host = "127.0.0.1" if host.startswith("127.") else host
     name, secret = secrets.token_hex(8), secrets.token_bytes(32)
     client.run_on_scheduler(page.install)
     client.run(enlist, name, ranks, secret, host, threads)

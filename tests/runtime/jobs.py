@@ -609,6 +609,18 @@ def fuzz() -> None:
     say(ran=ran, threads=threading.active_count() - before)
 
 
+def apart() -> None:
+    """As if on several machines, each of which calls itself 127.0.1.1."""
+    import socket
+
+    crew.Crew._beside = staticmethod(lambda comm: 1)  # type: ignore[assignment]
+    socket.gethostbyname = lambda name: "127.0.1.1"
+    session = ost.connect()
+    value = float(_sum()(ost.asarray(np.ones(12), split=0)).sum())
+    lines = session.engine.lead.lines.values()  # type: ignore[attr-defined]
+    say(value=value, hosts=[line.getsockname()[0] for line in lines])
+
+
 def silent() -> None:
     """Strangers at a desk that say nothing, or nonsense one byte at a time, before the program comes."""
     import socket

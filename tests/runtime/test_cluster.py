@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.runtime.channel import Channel
 
 import ostinato as ost
 from ostinato import sessions
@@ -338,6 +339,36 @@ def test_clients_come_and_go(cluster: ost.LocalCluster) -> None:
         assert float(ost.asarray(np.ones(4), split=0).sum()) == 4
     sessions.in_use = before
     cluster.connect()
+
+
+def test_crews_that_come_together_at_once_do_not_mix(cluster: ost.LocalCluster) -> None:
+    """Of two programs, one comes to the first worker before the other, and later to the second."""
+    from ostinato.runtime import dask
+
+    ours, theirs = "0" * 15 + "1", "0" * 15 + "2"
+    there = cluster.client.run(dask.present)
+    first, second = sorted(there, key=lambda address: there[address]["rank"])
+    ranks = sorted(found["rank"] for found in there.values())
+
+    def enlist(name: str, worker: str) -> None:
+        what = name, ranks, b"s" * 32, "127.0.0.1", None
+        cluster.client.run(dask.enlist, *what, workers=[worker])
+
+    for name, worker in ((ours, first), (theirs, second), (theirs, first), (ours, second)):
+        enlist(name, worker)
+    for name in (ours, theirs):
+        where = cluster.client.run(dask.desk_of, name, workers=[first])[first]
+        assert "error" not in where
+        lead = Channel(where["address"], b"s" * 32, 2, 1, "the lead", 60.0)
+        lead.wait()
+        lead.close()
+
+        def gone(name: str = name) -> bool:
+            from ostinato.runtime import dask
+
+            return name not in dask._members
+
+        assert soon(lambda gone=gone: all(cluster.client.run(gone).values()))
 
 
 def soon(happened: Callable[[], bool]) -> bool:
