@@ -10,6 +10,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.runtime.channel import Channel
+from ostinato.runtime.channel import Channel, Wire
 
 import ostinato as ost
 from ostinato import sessions
@@ -506,6 +507,26 @@ def test_who_hangs_up_after_the_end_is_not_lost(cluster: ost.LocalCluster) -> No
     session.close()
     assert not lead.listener.is_alive()
     assert not session.is_lost
+
+
+def test_messages_and_values_that_arrive_together_are_told_apart() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        one = Wire(ours, b"k" * 32, b"program", b"lead")
+        other = Wire(theirs, b"k" * 32, b"lead", b"program")
+        value = np.arange(1000).astype(np.uint8)
+        one.send(b"first")
+        one.send(b"second", value)
+        one.send(b"third")
+        found = np.zeros(1000, np.uint8)
+        assert other.has_more
+        for said in (b"first", b"second", b"third"):
+            assert other.read(len(said)) == said
+            other.believe(said)
+            if said == b"second":
+                other.fill(found)
+        assert not other.has_more
+        np.testing.assert_array_equal(found, value)
 
 
 AWAY = """
