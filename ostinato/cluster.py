@@ -20,7 +20,9 @@ from typing import Any, TypeVar
 
 from ostinato.errors import ArgumentError, CommunicatorError, SessionError
 from ostinato.ops.where import misfit
+from ostinato.runtime import preload
 
+from . import settings
 from .sessions import Session, connect
 from .states import forgive_lost
 
@@ -85,6 +87,13 @@ class LocalCluster:
                 got=f"workers={workers!r}",
                 needed="a whole number of 1 or more",
             )
+        if heartbeat is not None and not settings.is_heartbeat(heartbeat):
+            raise misfit(
+                ArgumentError,
+                "LocalCluster",
+                got=f"heartbeat={heartbeat!r}",
+                needed=f"{settings.LEAST_HEARTBEAT:g} seconds or more",
+            )
         check_installed()
         self.workers = workers
         self.threads = threads
@@ -130,11 +139,10 @@ class LocalCluster:
         ]
 
     def _environment(self) -> dict[str, str]:
-        env = os.environ | {
-            "DASK_DISTRIBUTED__WORKER__PRELOAD": "ostinato.runtime.preload",
-            "DASK_DISTRIBUTED__SCHEDULER__PRELOAD": "ostinato.runtime.preload",
+        env = {
+            **os.environ,
+            **preload.environment(),
             "DASK_DISTRIBUTED__WORKER__HTTP__ROUTES": "[]",
-            "OSTINATO_PARENT": str(os.getpid()),
             "UCX_NET_DEVICES": _loopback(),  # where MPI listens, by either of its libraries
             "FI_TCP_IFACE": _loopback(),
         }

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ostinato.runtime import preload
+
 from .cluster import check_installed, home, mpiexec
 
 _RUN = """Run a script on several processes. It calls ost.connect(): there the first process goes on and works,
@@ -161,11 +163,7 @@ def start_workers(count: int, address: str | None, file: str | None, interface: 
         *("--memory-limit", "0", "--name", f"ostinato-{os.getpid()}"),
         *(("--interface", interface) if interface is not None else ()),
     ]
-    environment = _environment() | {
-        "DASK_DISTRIBUTED__WORKER__PRELOAD": "ostinato.runtime.preload",
-        "OSTINATO_PARENT": str(os.getpid()),
-    }
-    return _attend(command, environment)
+    return _attend(command, _environment() | preload.environment())
 
 
 # -- both ----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable
@@ -241,10 +242,13 @@ def connect(
     if cluster is not None:
         from ostinato.runtime import dask
 
-        client = dask.as_client(cluster)
-        there = len(client.scheduler_info(n_workers=-1)["workers"])
-        mesh = _mesh(mesh, None, there, f"{there} workers of the cluster")
-        engine = CrewEngine(dask.begin(client, threads), mesh)
+        with contextlib.ExitStack() as stack:
+            client = stack.enter_context(dask.as_client(cluster))
+            there = len(client.scheduler_info(n_workers=-1)["workers"])
+            mesh = _mesh(mesh, None, there, f"{there} workers of the cluster")
+            channel = dask.begin(client, threads)
+            channel.until_closed = stack.pop_all()
+        engine = CrewEngine(channel, mesh)
     elif job > 1:
         mesh = _mesh(mesh, workers, job, f"{job} processes that mpiexec started")
         engine = CrewEngine(job_crew(threads), mesh)

@@ -10,12 +10,14 @@ OSTINATO_TUNE       "on": what only timing can decide is timed when a plan is ma
                     there is a cache on disk); "read": only what was timed before counts; "off": nothing
 OSTINATO_TUNE_SECONDS  how long this process may spend on that, all together
 OSTINATO_CHECK_NAN  1: look for NaN after each operation and name the first that made one
+OSTINATO_HEARTBEAT  seconds without a sign of life after which a worker counts as lost, 2 or more
 OSTINATO_ONEDNN     a libdnnl.so.3 to use instead of the wheel's; "off" for NumPy's library alone
 """
 
 from __future__ import annotations
 
 import os
+from math import inf
 from pathlib import Path
 
 
@@ -26,6 +28,26 @@ def _number(name: str, default: int, low: int, high: int) -> int:
     if not text.isdigit() or not low <= int(text) <= high:
         raise ValueError(f"{name}={text!r}: needed a whole number from {low} to {high}.")
     return int(text)
+
+
+LEAST_HEARTBEAT = 2.0  # signs of life come every second
+
+
+def is_heartbeat(seconds: object) -> bool:
+    """Whether a number of seconds is finite and not too short."""
+    return isinstance(seconds, (int, float)) and LEAST_HEARTBEAT <= seconds < inf
+
+
+def _heartbeat(default: float) -> float:
+    text = os.environ.get("OSTINATO_HEARTBEAT", "").strip()
+    try:
+        seconds = float(text or default)
+    except ValueError:
+        seconds = 0.0
+    if not is_heartbeat(seconds):
+        least = f"{LEAST_HEARTBEAT:g}"
+        raise ValueError(f"OSTINATO_HEARTBEAT={text!r}: needed seconds, {least} or more.")
+    return seconds
 
 
 def _cache() -> Path | None:
@@ -56,3 +78,4 @@ tune: str = _word("OSTINATO_TUNE", "on" if cache is not None else "read", "on", 
 tune_seconds: int = _number("OSTINATO_TUNE_SECONDS", 2, 0, 1 << 20)
 tune_again: bool = False  # what was timed before, too
 onednn: str = os.environ.get("OSTINATO_ONEDNN", "").strip()
+heartbeat: float = _heartbeat(8.0)

@@ -10,6 +10,7 @@ repeated, or without a signature is cut off."""
 
 from __future__ import annotations
 
+import _signal  # what signal is made of, which takes a tenth of the time
 import contextlib
 import hashlib
 import hmac
@@ -23,6 +24,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -31,7 +33,7 @@ from ostinato.ops.spec import DTYPES
 
 from ostinato.errors import CommunicatorError
 
-from .crew import BEAT, Lead, heartbeat
+from .crew import BEAT, GREET, Lead, callers, exactly
 from .orders import (
     HEAD,
     KINDS,
@@ -49,7 +51,7 @@ IN_FLIGHT = 64  # runs that may be on their way
 TOLD = 16  # of which so many are acknowledged together, unless nothing else comes
 SIGNED = 16  # bytes of a signature
 TURNS = 8  # in which somebody waits for a sign of life
-GREET = 10.0  # seconds for both to introduce themselves
+AT_ONCE = 1 << 14  # bytes that are received together: many orders
 PIECE = 1 << 24  # bytes of a value that are signed together
 _BACK = struct.Struct("<cxxxIQ")  # kind, length of the text, number
 _log = logging.getLogger("distributed.worker.ostinato")  # what Dask shows of its workers
@@ -64,9 +66,13 @@ class Wire:
 
     def __init__(self, sock: socket.socket, key: bytes, mine: bytes, theirs: bytes) -> None:
         self.sock = sock
-        self.key = key
         self.mine, self.theirs = mine, theirs
+        self.keyed = {
+            side: hashlib.blake2b(key=key, digest_size=SIGNED, person=side)
+            for side in (mine, theirs)
+        }
         self.sent = self.got = 0
+        self.came = bytearray()  # and was not looked at
         self.turns = 1
         self.lock = threading.Lock()
 
@@ -89,7 +95,7 @@ class Wire:
         raise TimeoutError
 
     def _sign(self, side: bytes, count: int, data: Any) -> bytes:
-        made = hashlib.blake2b(key=self.key, digest_size=SIGNED, person=side)
+        made = self.keyed[side].copy()
         made.update(count.to_bytes(8, "little"))
         made.update(data)
         return made.digest()
@@ -112,10 +118,20 @@ class Wire:
 
     def read(self, count: int) -> bytes:
         """So many bytes, not yet believed."""
-        found = bytearray()
-        while len(found) < count:
-            found += self._got(self.sock.recv, min(count - len(found), 1 << 20))
-        return bytes(found)
+        came = self.came
+        while len(came) < count:
+            came += self._got(self.sock.recv, min(max(count - len(came), AT_ONCE), 1 << 20))
+        found = bytes(memoryview(came)[:count])
+        del came[:count]
+        return found
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a message, or the beginning of one, is there."""
+        if not self.came:
+            with contextlib.suppress(BlockingIOError):
+                self.came += self.sock.recv(AT_ONCE, socket.MSG_DONTWAIT)
+        return bool(self.came)
 
     def believe(self, data: Any) -> None:
         """The signature that follows is that of these bytes, in their place."""
@@ -128,7 +144,8 @@ class Wire:
         """The bytes of an array."""
         for start in range(0, out.size, PIECE):
             piece = memoryview(out[start : start + PIECE])
-            at = 0
+            at = min(len(self.came), len(piece))
+            piece[:at] = self.read(at)
             while at < len(piece):
                 at += self._got(self.sock.recv_into, piece[at:])
             self.believe(piece)
@@ -141,19 +158,46 @@ class Wire:
 
 def greet(sock: socket.socket, secret: bytes, leads: bool) -> Wire:
     """Prove to each other that both know the secret, without saying it."""
+    until = time.monotonic() + GREET
     sock.settimeout(GREET)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     mine = secrets.token_bytes(32)
     sock.sendall(mine)
-    wire = Wire(sock, b"", b"lead" if leads else b"program", b"program" if leads else b"lead")
-    theirs = wire.read(32)
+    me, you = (b"lead", b"program") if leads else (b"program", b"lead")
+    theirs = _said(sock, until)
     nonces = mine + theirs if leads else theirs + mine
-    sock.sendall(hmac.digest(secret, wire.mine + nonces, "sha256"))
-    proof = wire.read(32)
-    if not hmac.compare_digest(proof, hmac.digest(secret, wire.theirs + nonces, "sha256")):
+    sock.sendall(hmac.digest(secret, me + nonces, "sha256"))
+    if not hmac.compare_digest(_said(sock, until), hmac.digest(secret, you + nonces, "sha256")):
         raise Broken("somebody who does not know the secret")
-    wire.key = hmac.digest(secret, b"key" + nonces, "sha256")
-    return wire
+    return Wire(sock, hmac.digest(secret, b"key" + nonces, "sha256"), me, you)
+
+
+def _said(sock: socket.socket, until: float) -> bytes:
+    found = exactly(sock, 32, until)
+    if found is None:
+        raise Broken("the connection ended")
+    return found
+
+
+def whole(send: Callable[[], None]) -> None:
+    """Call this without Ctrl-C in its midst: that comes afterwards, unless it is asked for twice."""
+    handler = _signal.getsignal(_signal.SIGINT)
+    if threading.get_ident() != threading.main_thread().ident or not callable(handler):
+        send()
+        return
+    came: list[Any] = []
+
+    def later(number: int, frame: FrameType | None) -> None:
+        came.append(frame)
+        if len(came) > 1:
+            handler(number, frame)
+
+    _signal.signal(_signal.SIGINT, later)
+    try:
+        send()
+    finally:
+        _signal.signal(_signal.SIGINT, handler)
+    if came:
+        handler(_signal.SIGINT, came[0])
 
 
 def octets(value: Any) -> Any:
@@ -170,34 +214,15 @@ class Desk:
         self.secret = secret
         self.server = socket.create_server((host, 0), backlog=4)
         self.address: tuple[str, int] = self.server.getsockname()[:2]
-        self.refused = 0
-        self.open = True
 
     def serve(self, waits: float = 60.0) -> None:
-        """One program, until it ends; then the crew is free."""
-        try:
-            wire = self._accept(time.monotonic() + waits)
-            if wire is not None:
-                _Talk(self.lead, wire).serve()
-        finally:
-            self.open = False
-            self.server.close()
-            self.lead.end()
-
-    def _accept(self, until: float) -> Wire | None:
-        while (left := until - time.monotonic()) > 0:
-            self.server.settimeout(left)
-            try:
-                sock, _ = self.server.accept()
-            except TimeoutError:
-                return None
-            try:
-                return greet(sock, self.secret, leads=True)
-            except (Broken, OSError) as error:
-                self.refused += 1
-                _log.warning("ostinato: refused a connection: %s", error)
-                sock.close()
-        return None
+        """One program, until it ends."""
+        until = time.monotonic() + waits
+        greeted = callers(self.server, lambda sock: greet(sock, self.secret, leads=True), until)
+        with contextlib.closing(greeted):
+            wire = next((wire for _, wire in greeted), None)
+        if wire is not None:
+            _Talk(self.lead, wire).serve()
 
 
 class _Talk:
@@ -219,7 +244,7 @@ class _Talk:
             while self._one():
                 pass
         except Exception as error:  # whatever it said: it is cut off, and the crew is free
-            _log.warning("ostinato: the program is gone: %s", error)
+            _log.warning("ostinato: the program is gone: %s", str(error))
         finally:
             self.alive = False
             self.wire.close()
@@ -244,7 +269,7 @@ class _Talk:
         self.wire.send(_BACK.pack(kind, len(text), number) + text, value)
 
     def _one(self) -> bool:
-        if self.untold and not _readable(self.wire.sock):
+        if self.untold and not self.wire.has_more:
             self._tell()
         head = self.wire.read(HEAD.size)
         data = head + self.wire.read(length_of(head) - HEAD.size)
@@ -314,13 +339,6 @@ class _Talk:
         self._back(b"e", number, json.dumps(said).encode())
 
 
-def _readable(sock: socket.socket) -> bool:
-    try:
-        return bool(sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-    except BlockingIOError:
-        return False
-
-
 # -- at the program ------------------------------------------------------------------------
 class Channel:
     """What a program has in the place of a lead."""
@@ -331,11 +349,18 @@ class Channel:
     addresses: Sequence[str] = ()  # of each worker
 
     def __init__(
-        self, address: tuple[str, int], secret: bytes, size: int, threads: int, name: str
+        self,
+        address: tuple[str, int],
+        secret: bytes,
+        size: int,
+        threads: int,
+        name: str,
+        heartbeat: float,
     ) -> None:
         self.size = size
         self.threads = threads
         self.name = name
+        self.heartbeat = heartbeat  # the lead's: seconds after which silence is a loss
         self.number = 0
         self.epoch = 0
         self.done = 0  # runs that were acknowledged
@@ -347,13 +372,19 @@ class Channel:
         self.plans = Counter[bytes]()
         self.counts = dict.fromkeys(KINDS, 0)
         self.bytes = dict.fromkeys(KINDS, 0)
-        self.answers: dict[int, Any] = {}
+        self.asked = 0  # an order whose answer somebody waits for
+        self.answers: dict[int, Any] = {}  # to this one
+        self.last = 0  # the order that ends all
         self.changed = threading.Condition()
         self.heard = time.monotonic()
         self.alive = True
-        self.wire = greet(socket.create_connection(address, timeout=GREET), secret, leads=False)
-        self.wire.expect(heartbeat())
-        threading.Thread(target=self._listen, name="ostinato-channel", daemon=True).start()
+        self.until_closed = contextlib.ExitStack()  # what is needed as long as this
+        sock = socket.create_connection(address, timeout=GREET)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.wire = greet(sock, secret, leads=False)
+        self.wire.expect(heartbeat)
+        self.listener = threading.Thread(target=self._listen, name="ostinato-channel", daemon=True)
+        self.listener.start()
 
     # -- what comes back -------------------------------------------------------------------
     def _listen(self) -> None:
@@ -361,7 +392,7 @@ class Channel:
             while self.alive:
                 self._hear()
         except TimeoutError:
-            self._end(f"{self.name} gave no sign of life for {heartbeat():g} s")
+            self._end(f"{self.name} gave no sign of life for {self.heartbeat:g} s")
         except (Broken, OSError) as error:
             self._end(f"{self.name} is gone ({error})")
         except Exception as error:  # what it says makes no sense
@@ -383,7 +414,10 @@ class Channel:
                 self.done = number
             elif kind in (b"r", b"v"):
                 self.done = number
-                self.answers[number] = found
+                if number == self.asked:  # and nobody was interrupted meanwhile
+                    self.answers[number] = found
+                if number == self.last:
+                    self.alive = False  # it may hang up
             elif kind == b"e":
                 self._failed(number, found)
             self.changed.notify_all()
@@ -446,10 +480,18 @@ class Channel:
         self.number += 1
         number, epoch = self.number, self.epoch
         order = Order(kind, number, epoch & 255, plan, tuple(operands), tuple(freed), first, text)
-        self._send(kind, order.pack(), octets(value) if kind == "put" else None)
-        self._until(lambda: number in self.answers or self.epoch != epoch)
-        self.check()
-        return self.answers.pop(number)
+        if kind == "end":
+            self.last = number
+        self.asked = number
+        try:
+            self._send(kind, order.pack(), octets(value) if kind == "put" else None)
+            self._until(lambda: number in self.answers or self.epoch != epoch)
+            self.check()
+            return self.answers[number]
+        finally:
+            with self.changed:
+                self.asked = 0
+                self.answers.clear()
 
     def wait(self, freed: Sequence[int] = ()) -> None:
         """Until everybody has done all that was ordered."""
@@ -458,11 +500,18 @@ class Channel:
     def _send(self, kind: str, said: bytes, value: Any = None) -> None:
         self.counts[kind] += 1
         self.bytes[kind] += len(said) + SIGNED
-        try:
-            self.wire.send(said, value)
-        except OSError as error:
-            self._end(f"{self.name} is gone ({error})")
-            self.check()
+
+        def send() -> None:
+            try:
+                self.wire.send(said, value)
+            except OSError as error:
+                self._end(f"{self.name} is gone ({error})")
+                self.check()
+            except BaseException:
+                self._end(f"{self.name} got a part of a message, which was interrupted")
+                raise
+
+        whole(send)
 
     def _until(self, happened: Callable[[], bool]) -> None:
         with self.changed:
@@ -484,3 +533,5 @@ class Channel:
                 self.order("end")
         self.alive = False
         self.wire.close()
+        with contextlib.suppress(Exception):  # of a scheduler that is gone
+            self.until_closed.close()

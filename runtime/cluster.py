@@ -102,36 +102,33 @@ class CrewEngine:
                 self.dropped += freed  # it may not have been sent
                 raise
 
+    def _make(self, kind: str, spec: Spec, source: Any = None, **what: Any) -> Handle:
+        """An order that makes an operand, which is freed also if somebody interrupts this."""
+        with self.lock:
+            made = Handle(spec, self, self._new(), 0, source)
+            self._order(kind, first=made.number, **what)
+            made.made = self.lead.number
+            return made
+
     def put(self, value: Any, layout: Layout) -> Operand:
         spec = Spec(value.shape, value.dtype, layout)
-        with self.lock:
-            first = self._new()
-            value = np.ascontiguousarray(value).reshape(value.shape)
-            self._order("put", first=first, text=encode_spec(spec), value=value)
-            return Handle(spec, self, first, self.lead.number)
+        value = np.ascontiguousarray(value).reshape(value.shape)
+        return self._make("put", spec, text=encode_spec(spec), value=value)
 
     def attach(self, source: Any, layout: Layout) -> Operand:
         spec = Spec(source.shape, source.dtype, layout.on_disk)
-        with self.lock:
-            first = self._new()
-            self._order("attach", first=first, text=source.as_data())
-            return Handle(spec, self, first, self.lead.number, source)
+        return self._make("attach", spec, source, text=source.as_data())
 
     def read(self, source: Any, layout: Layout) -> Operand:
         spec = Spec(source.shape, source.dtype, layout)
-        with self.lock:
-            first = self._new()
-            self._order("read", first=first, text=[source.as_data(), encode_spec(spec)])
-            return Handle(spec, self, first, self.lead.number)
+        return self._make("read", spec, text=[source.as_data(), encode_spec(spec)])
 
     def write(self, operand: Operand, sink: Any) -> list[Any]:
         assert isinstance(operand, Handle)
         said = [sink.as_data(), encode_spec(operand.spec)]
         with self.lock:
             self._check_made((operand,))
-            first = self._new()
-            self._order("write", operands=(operand.number,), first=first, text=said)
-            writing = Handle(operand.spec, self, first, self.lead.number)
+            writing = self._make("write", operand.spec, operands=(operand.number,), text=said)
         pause = SHORTEST
         while None in (shares := self._written(writing)):
             time.sleep(pause)
@@ -160,19 +157,17 @@ class CrewEngine:
             [index, [[s[k], s[k + 1]] for s, k in zip(starts, index, strict=True)], keeper]
             for index, keeper in keepers
         ]
-        with self.lock:
-            first = self._new()
-            self._order("adopt", first=first, text=[encode_spec(spec), array.name, rows])
-            return Handle(spec, self, first, self.lead.number)
+        return self._make("adopt", spec, text=[encode_spec(spec), array.name, rows])
 
     def keep_parts(self, operand: Operand, ranks: Sequence[int]) -> list[Any]:
-        """Dask's futures of the parts on these workers."""
+        """Dask's futures of copies of the parts on these workers; nobody may write over them before."""
         from . import dask
 
         assert isinstance(operand, Handle)
         assert isinstance(self.lead, Channel)
-        self.wait()
-        return dask.keep_parts(self.lead, operand.number, ranks)
+        with self.lock:
+            self.wait()
+            return dask.keep_parts(self.lead, operand.number, ranks)
 
     def get(self, operand: Operand) -> np.ndarray[Any, Any]:
         assert isinstance(operand, Handle)
@@ -226,12 +221,14 @@ class CrewEngine:
                 first = self.next
                 self.next = first + count
                 freed = self._freed()
+                made = lead.number + 1
+                results = [Handle(s, self, n, made) for s, n in zip(specs, itertools.count(first))]
                 try:
-                    made = lead.run(identity, [o.number for o in operands], first, freed)  # type: ignore[attr-defined]
+                    lead.run(identity, [o.number for o in operands], first, freed)  # type: ignore[attr-defined]
                 except BaseException:
                     self.dropped += freed
                     raise
-                return [Handle(s, self, n, made) for s, n in zip(specs, itertools.count(first))]
+                return results
 
         return launch
 

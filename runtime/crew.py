@@ -22,6 +22,7 @@ import json
 import logging
 import os
 import platform
+import queue
 import secrets
 import selectors
 import signal
@@ -31,11 +32,13 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
+from ostinato.ops.encode import need
 
+from ostinato import settings
 from ostinato.errors import ArgumentError, CommunicatorError, OstinatoError
 
 from . import mpi
@@ -60,15 +63,11 @@ DOZE = 0.01  # seconds of sleep after which it looks all the same
 RING = 0.002  # seconds of silence after which others may sleep
 BEAT = 1.0  # seconds between signs of life
 JOIN = 120.0  # seconds for all to come together
+GREET = 10.0  # seconds for somebody to introduce himself
 _log = logging.getLogger("distributed.worker.ostinato")
+T = TypeVar("T")
 _SAID = struct.Struct("<cI")  # what a message on a lifeline is, and how long
 _STOP = struct.Struct("<QQ")  # the epoch and the order in which somebody failed
-
-
-def heartbeat() -> float:
-    """Seconds without a sign of life after which a worker counts as lost."""
-    text = os.environ.get("OSTINATO_HEARTBEAT", "").strip()
-    return max(2 * BEAT, float(text)) if text else 8.0
 
 
 class _Failed:
@@ -204,7 +203,7 @@ def _least() -> Any:
 class Lead(Crew):
     """The one who gives orders, and works, too."""
 
-    def __init__(self, comm: Any, threads: int | None = None) -> None:
+    def __init__(self, comm: Any, threads: int | None = None, host: str = "") -> None:
         super().__init__(comm, threads)
         self.told = 0.0  # when it said something last
         self.failed: _Failed | None = None  # to be told to the user
@@ -221,38 +220,33 @@ class Lead(Crew):
         self.seen: dict[int, float] = {}
         self.lock = threading.RLock()  # of lifelines
         self.watch = threading.Thread(target=self._watch, name="ostinato-lifelines", daemon=True)
-        self._gather(comm)
+        self._gather(comm, host)
         self.watch.start()
 
-    def _gather(self, comm: Any) -> None:
+    def _gather(self, comm: Any, host: str) -> None:
         """Tell everybody where to come, and wait until all are there."""
         token = secrets.token_hex(16)
         local = self.communicator.beside == self.size
-        host = "127.0.0.1" if local else socket.gethostbyname(socket.gethostname())
+        host = "127.0.0.1" if local else host or own_address()
         with socket.create_server((host, 0), backlog=self.size) as server:
             said = json.dumps([host, server.getsockname()[1], token]).encode()
             comm.Bcast([np.frombuffer(said.ljust(SMALL), np.uint8), self.communicator._byte], LEAD)
-            server.settimeout(JOIN)
-            while len(self.lines) < self.size - 1:
-                line, _ = server.accept()
-                line.settimeout(JOIN)
-                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                kind, text = _hear(line) or (b"", b"")
-                hello = json.loads(text) if kind == b"h" else {}
-                if not hmac.compare_digest(str(hello.get("token")), token):
-                    line.close()
-                    continue
-                rank = int(hello["rank"])
-                self.lines[rank] = line
-                if hello["host"] == platform.node():
-                    self.processes[rank] = int(hello["pid"])
-                self.names[rank] = f"worker {rank} (process {hello['pid']} on {hello['host']})"
-                self.seen[rank] = time.monotonic()
-                line.settimeout(2 * BEAT)
+            comes = callers(server, lambda line: _hello(line, token), time.monotonic() + JOIN)
+            with contextlib.closing(comes):
+                for line, hello in itertools.islice(comes, self.size - 1):
+                    rank, process, machine = int(hello["rank"]), int(hello["pid"]), hello["host"]
+                    self.lines[rank] = line
+                    if machine == platform.node():
+                        self.processes[rank] = process
+                    self.names[rank] = f"worker {rank} (process {process} on {machine})"
+                    self.seen[rank] = time.monotonic()
+                    line.settimeout(2 * BEAT)
+        if len(self.lines) < self.size - 1:
+            raise _too_few(self.size)
 
     # -- lifelines -------------------------------------------------------------------------
     def _watch(self) -> None:
-        limit = heartbeat()
+        limit = settings.heartbeat
         with selectors.DefaultSelector() as selector:
             for rank, line in self.lines.items():
                 selector.register(line, selectors.EVENT_READ, rank)
@@ -615,12 +609,7 @@ def _assemble(comm: Any) -> None:
     while not request.Test():
         if time.monotonic() > end:
             atexit.register(os._exit, 1)  # MPI would wait for the others at its end
-            raise CommunicatorError.because(
-                "connect",
-                got=f"fewer than {comm.size} processes within {JOIN:g} s",
-                needed="all that mpiexec started",
-                do="see whether one failed before it came to ost.connect()",
-            )
+            raise _too_few(comm.size)
         time.sleep(mpi.NAP)
 
 
@@ -629,9 +618,76 @@ def _is_request(error: BaseException) -> bool:
     return not isinstance(error, Exception)
 
 
+def _too_few(size: int) -> OstinatoError:
+    return CommunicatorError.because(
+        "connect",
+        got=f"fewer than {size} processes within {JOIN:g} s",
+        needed="all that mpiexec started",
+        do="see whether one failed before it came to ost.connect()",
+    )
+
+
+def callers(
+    server: socket.socket, greet: Callable[[socket.socket], T], until: float
+) -> Generator[tuple[socket.socket, T], None, None]:
+    """Connections whose greeting was right, as they come. Each is greeted in a thread of its own, so that
+    nobody waits for one who is silent; whatever else one says, it is sent away."""
+    good = queue.SimpleQueue[tuple[socket.socket, T]]()
+
+    def meet(line: socket.socket) -> None:
+        try:
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            good.put((line, greet(line)))
+        except Exception as error:
+            _log.warning("ostinato: refused a connection: %s", str(error))
+            line.close()
+
+    def listen() -> None:
+        while server.fileno() >= 0:
+            try:
+                line, _ = server.accept()
+            except OSError:  # the door is closed, or a caller was gone at once
+                time.sleep(mpi.NAP)
+                continue
+            threading.Thread(target=meet, args=(line,), daemon=True).start()
+
+    threading.Thread(target=listen, name="ostinato-door", daemon=True).start()
+    try:
+        while True:
+            yield good.get(timeout=max(0.0, until - time.monotonic()))
+    except queue.Empty:
+        return
+    finally:
+        with contextlib.suppress(OSError):  # accept() would wait on
+            server.shutdown(socket.SHUT_RDWR)
+        server.close()
+
+
+def own_address() -> str:
+    """Where other machines find this one. Some give their name to themselves alone: then it is the end of a
+    way outwards, which is looked up and not taken."""
+    found = socket.gethostbyname(socket.gethostname())
+    if found.startswith("127."):
+        with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as way:
+            way.connect(("198.51.100.1", 9))
+            found = way.getsockname()[0]
+    return found
+
+
+def _hello(line: socket.socket, token: str) -> dict[str, Any]:
+    """What one of this crew says of itself."""
+    until = time.monotonic() + GREET
+    kind, length = _SAID.unpack(exactly(line, _SAID.size, until) or b"")
+    need(kind == b"h" and length <= SMALL, f"no greeting, but {kind!r} of {length} bytes")
+    said = json.loads(exactly(line, length, until) or b"")
+    need(hmac.compare_digest(str(said["token"]).encode(), token.encode()), "a wrong token")
+    found: dict[str, Any] = said
+    return found
+
+
 def _failed(rank: int, number: int, error: BaseException) -> None:
     name = type(error).__name__
-    _log.error("ostinato: worker %d failed in order %d: %s: %s", rank, number, name, error)
+    _log.error("ostinato: worker %d failed in order %d: %s: %s", rank, number, name, str(error))
 
 
 def _tell(line: socket.socket, kind: bytes, text: bytes = b"") -> None:
@@ -640,17 +696,20 @@ def _tell(line: socket.socket, kind: bytes, text: bytes = b"") -> None:
 
 def _hear(line: socket.socket) -> tuple[bytes, bytes] | None:
     """The next message; None where the line ended."""
-    head = _exactly(line, _SAID.size)
+    head = exactly(line, _SAID.size)
     if head is None:
         return None
     kind, length = _SAID.unpack(head)
-    text = _exactly(line, min(length, 1 << 20))
+    text = exactly(line, min(length, 1 << 20))
     return None if text is None else (kind, text)
 
 
-def _exactly(line: socket.socket, count: int) -> bytes | None:
+def exactly(line: socket.socket, count: int, until: float | None = None) -> bytes | None:
+    """So many bytes, at the latest then; None where the line ended."""
     found = bytearray()
     while len(found) < count:
+        if until is not None:
+            line.settimeout(max(1e-3, until - time.monotonic()))
         more = line.recv(count - len(found))
         if not more:
             return None

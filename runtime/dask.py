@@ -8,31 +8,35 @@ Dask's loop goes on. Data and orders never pass the scheduler."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
 import platform
 import secrets
 import threading
+import traceback
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ostinato.ops.where import misfit
 from ostinato.planner.file import code_version
 from ostinato.planner.machine import this_machine
 
-from ostinato.errors import SessionError
+from ostinato import settings
+from ostinato.errors import ExecutionError, SessionError
 
 from . import page
 from .channel import Channel, Desk
-from .crew import Hand, Lead
+from .crew import BEAT, Hand, Lead
 from .member import openers
 from .orders import KINDS
 
 JOIN = 60.0  # seconds for a crew to come together
 _log = logging.getLogger("distributed.worker.ostinato")
 _members: dict[str, Any] = {}  # of crews that this process takes part in
-_desks: dict[str, Any] = {}  # of crews that this process leads: a Desk, or an error
+_desks: dict[str, dict[str, Any]] = {}  # of crews that this process leads: where, or why not
 
 
 # -- in a Dask worker ----------------------------------------------------------------------
@@ -86,37 +90,48 @@ def _take_part(
 
     leads = MPI.COMM_WORLD.rank == ranks[0]
     try:
-        comm = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.group.Incl(ranks))
-        crew = Lead(comm, threads) if leads else Hand(comm, threads)
+        # programs that connect at once have crews of their own
+        tag = int(name, 16) % (MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) + 1)
+        comm = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.group.Incl(ranks), tag)
+        crew = Lead(comm, threads, host) if leads else Hand(comm, threads)
         _members[name] = crew.member
         with teller.watching(crew.member):
             if isinstance(crew, Hand):
                 crew.serve()
-                return
-            this_machine()  # measured before there is work that would disturb it
-            desk = _desks[name] = Desk(crew, secret, host)
-            desk.serve(JOIN)
+            else:
+                _lead(name, crew, secret, host)
     except BaseException as error:
-        _log.exception("ostinato: this worker's engine ended")
+        # as text: Dask keeps its log, and an error would keep all that this worker has
+        _log.error("ostinato: this worker's engine ended: %s", traceback.format_exc())
         if leads:
-            _desks.setdefault(name, error)
+            _desks[name] = {"error": f"{type(error).__name__}: {error}"}
     finally:
         _members.pop(name, None)
+
+
+def _lead(name: str, lead: Lead, secret: bytes, host: str) -> None:
+    """Serve a program; then everybody goes home, whatever happened."""
+    try:
+        this_machine()  # measured before there is work that would disturb it
+        desk = Desk(lead, secret, host)
+        threads, heartbeat = lead.member.worker.threads, settings.heartbeat
+        _desks[name] = {"address": desk.address, "threads": threads, "heartbeat": heartbeat}
+        desk.serve(JOIN)
+    finally:
+        _desks.pop(name, None)
+        lead.end()
 
 
 async def desk_of(name: str) -> dict[str, Any]:
     """Where a crew's lead listens, asked at the lead."""
     for _ in range(int(JOIN / 0.01)):
-        found = _desks.get(name)
-        if isinstance(found, Desk):
-            return {"address": found.address, "threads": found.lead.member.worker.threads}
-        if found is not None:
-            return {"error": f"{type(found).__name__}: {found}"}
+        if name in _desks:
+            return _desks[name]
         await asyncio.sleep(0.01)
     return {"error": f"the workers did not come together within {JOIN:g} s"}
 
 
-def part_of(name: str, handle: int, deal: Any = None) -> Any:
+def part_of(name: str, handle: int) -> Any:
     """A copy of this worker's part of an operand, for Dask to keep."""
     return _members[name].parts[handle].copy()
 
@@ -136,11 +151,16 @@ openers["chunk"] = chunk
 
 
 # -- in the program ------------------------------------------------------------------------
-def as_client(cluster: Any) -> Any:
-    """A client of Dask: the one given, or a new one for an address."""
+@contextlib.contextmanager
+def as_client(cluster: Any) -> Iterator[Any]:
+    """A client of Dask: the one given, or, for an address, one of our own for this long."""
     from distributed import Client
 
-    return Client(cluster) if isinstance(cluster, str) else cluster
+    if not isinstance(cluster, str):
+        yield cluster
+        return
+    with Client(cluster, set_as_default=False) as client:
+        yield client
 
 
 def begin(client: Any, threads: int | None = None) -> Channel:
@@ -152,7 +172,6 @@ def begin(client: Any, threads: int | None = None) -> Channel:
         )
     errors = [f["error"] for f in found.values() if "error" in f]
     ranks = sorted(f["rank"] for f in found.values() if "error" not in f)
-    alone = len(found) == 1
     if errors or len(set(ranks)) != len(found):
         raise SessionError.because(
             "connect",
@@ -172,8 +191,6 @@ def begin(client: Any, threads: int | None = None) -> Channel:
     by_rank = {f["rank"]: address for address, f in found.items()}
     lead = by_rank[ranks[0]]
     host = lead.split("://")[-1].rsplit(":", 1)[0].strip("[]")
-    if host.startswith("127.") or alone:
-        host = "127.0.0.1" if host.startswith("127.") else host
     name, secret = secrets.token_hex(8), secrets.token_bytes(32)
     client.run_on_scheduler(page.install)
     client.run(enlist, name, ranks, secret, host, threads)
@@ -187,6 +204,7 @@ def begin(client: Any, threads: int | None = None) -> Channel:
         len(ranks),
         int(where["threads"]),
         f"the lead of the workers (process {first['process']} on {first['host']})",
+        float(where["heartbeat"]),
     )
     channel.client, channel.crew = client, name
     channel.addresses = [by_rank[r] for r in ranks]
@@ -194,39 +212,51 @@ def begin(client: Any, threads: int | None = None) -> Channel:
 
 
 def keep_parts(channel: Channel, handle: int, ranks: Sequence[int]) -> list[Any]:
-    """Dask's futures of an operand's parts on these workers, which stay where they are."""
-    return [
-        channel.client.submit(
-            part_of,
-            channel.crew,
-            handle,
-            secrets.token_hex(4),
-            workers=[channel.addresses[r]],
-            allow_other_workers=False,
-            pure=False,
-        )
+    """Dask's futures of copies of an operand's parts on these workers, once they are made."""
+    submit = channel.client.submit
+    futures = [
+        submit(part_of, channel.crew, handle, workers=[channel.addresses[r]], pure=False)
         for r in ranks
     ]
+    _await(channel, futures, "to_dask")
+    return futures
 
 
 def keep(channel: Channel, array: Any) -> tuple[Any, list[tuple[list[int], int]]]:
     """A Dask array whose chunks are kept by workers; the index of each, and the rank that has it."""
-    from distributed import futures_of, wait
+    from distributed import futures_of
 
-    with channel.client.as_current():
-        array = channel.client.persist(array)
-        futures = futures_of(array)
-        wait(futures)
-        held = channel.client.who_has(futures)
+    array = channel.client.persist(array)
+    futures = futures_of(array)
+    _await(channel, futures, "from_dask")
+    held = channel.client.who_has(futures)
     ranks = {address: k for k, address in enumerate(channel.addresses)}
     found = []
     for index in itertools.product(*(range(n) for n in array.numblocks)):
         who = [ranks[a] for a in held.get((array.name, *index), ()) if a in ranks]
         if not who:
-            raise SessionError.because(
+            raise misfit(
+                SessionError,
                 "from_dask",
                 got=f"a Dask array whose chunk {index} no worker of the session keeps",
                 needed="an array of the session's own cluster",
             )
         found.append((list(index), min(who)))
     return array, found
+
+
+def _await(channel: Channel, futures: Sequence[Any], what: str) -> None:
+    """Until Dask has made all of these, or says why it cannot, or a worker is lost."""
+    from distributed import wait
+
+    done = False
+    while not done:
+        with contextlib.suppress(TimeoutError), channel.client.as_current():
+            wait(futures, timeout=BEAT)
+            done = True
+        channel.check()
+    for future in futures:
+        if future.status != "finished":
+            error = future.exception() if future.status == "error" else None
+            why = future.status if error is None else f"{type(error).__name__}: {error}"
+            raise misfit(ExecutionError, what, got=f"an error from Dask ({why})") from error

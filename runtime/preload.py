@@ -1,20 +1,31 @@
-"""What Dask loads into each process of a LocalCluster: it ends with the program that started it."""
+"""What Dask loads into each process that we start for it: those beside the program that started them
+end with it; those on other machines with mpiexec, or the scheduler."""
 
 from __future__ import annotations
 
 import atexit
 import os
+import platform
 import sys
 import threading
 import time
 from typing import Any
 
 
+def environment() -> dict[str, str]:
+    """Of processes that end with this one."""
+    return {
+        "DASK_DISTRIBUTED__WORKER__PRELOAD": __name__,
+        "DASK_DISTRIBUTED__SCHEDULER__PRELOAD": __name__,
+        "OSTINATO_PARENT": f"{os.getpid()}@{platform.node()}",
+    }
+
+
 def dask_setup(server: Any) -> None:
-    """Watch the program that started this cluster."""
+    """Watch the program that started this cluster, if it is on this machine."""
     atexit.register(_leave)
-    parent = os.environ.get("OSTINATO_PARENT", "")
-    if parent.isdigit():
+    parent, _, machine = os.environ.get("OSTINATO_PARENT", "").partition("@")
+    if parent.isdigit() and machine == platform.node():
         threading.Thread(
             target=_watch, args=(int(parent),), name="ostinato-parent", daemon=True
         ).start()

@@ -77,6 +77,9 @@ def test_what_is_asked_wrongly_is_said(tmp_path: Path) -> None:
         assert wrong.stderr.endswith(f"argument --seconds: got {seconds}; {needed}")
     word = run(tmp_path, "-c", "import ostinato", OSTINATO_TUNE="maybe", **environment)
     assert "OSTINATO_TUNE='maybe': needed on or read or off" in word.stderr
+    for text in ("soon", "1.9", "nan", "inf", "-8"):
+        silence = run(tmp_path, "-c", "import ostinato", OSTINATO_HEARTBEAT=text, **environment)
+        assert f"OSTINATO_HEARTBEAT='{text}': needed seconds, 2 or more." in silence.stderr
 
 
 # -- processes -----------------------------------------------------------------------------

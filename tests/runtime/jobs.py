@@ -487,6 +487,50 @@ def saves() -> None:
     say(recovered=recovered, steps=ost.saved_steps(folder / "full"))
 
 
+def strangers() -> None:
+    """Come to the lead's door before the others: silent, slow, and with nonsense."""
+    import socket
+    import threading
+
+    crew.GREET = 3.0
+    kept = []
+    meet = crew.callers
+
+    def visited(server: Any, *rest: Any) -> Any:
+        server.listen(20)
+
+        def visit(said: bytes) -> socket.socket:
+            line = socket.create_connection(server.getsockname())
+            line.sendall(said)
+            kept.append(line)
+            return line
+
+        def slowly(line: socket.socket) -> None:
+            while True:
+                line.sendall(b"x")
+                time.sleep(0.2)
+
+        visit(b"")
+        for text in (b"{", b"[]", b'{"token": "\xc3\xa9"}', b"\xff", b'{"rank": 1}'):
+            visit(crew._SAID.pack(b"h", len(text)) + text)
+        visit(crew._SAID.pack(b"h", 1 << 31))
+        line = visit(crew._SAID.pack(b"h", 100))
+        threading.Thread(target=lambda: caught(lambda: slowly(line)), daemon=True).start()
+        return meet(server, *rest)
+
+    if RANK == 0:
+        crew.callers = visited
+    start = time.monotonic()
+    ost.connect()
+    took = time.monotonic() - start
+    value = float(_sum()(ost.asarray(np.ones(12), split=0)).sum())
+    cut = []
+    for line in kept:
+        line.settimeout(20)
+        cut.append(caught(lambda line=line: line.recv(1))["kind"] in ("", "ConnectionResetError"))
+    say(value=value, cut=cut, soon=took < crew.GREET)
+
+
 def fuzz() -> None:
     """Damaged, oversized, repeated, unsigned messages to a lead, thousands of them."""
     import random
@@ -591,6 +635,56 @@ def fuzz() -> None:
     now[0] = "end"
     lead.order("wait")
     say(ran=ran, threads=threading.active_count() - before)
+
+
+def apart() -> None:
+    """As if on several machines, each of which calls itself 127.0.1.1."""
+    import socket
+
+    crew.Crew._beside = staticmethod(lambda comm: 1)  # type: ignore[assignment]
+    socket.gethostbyname = lambda name: "127.0.1.1"
+    session = ost.connect()
+    value = float(_sum()(ost.asarray(np.ones(12), split=0)).sum())
+    lines = session.engine.lead.lines.values()  # type: ignore[attr-defined]
+    say(value=value, hosts=[line.getsockname()[0] for line in lines])
+
+
+def silent() -> None:
+    """Strangers at a desk that say nothing, or nonsense one byte at a time, before the program comes."""
+    import socket
+    import threading
+
+    from ostinato.runtime import channel
+
+    channel.GREET = 3.0
+    lead, secret = crew.Lead(MPI.COMM_SELF), b"s" * 32
+    desk = channel.Desk(lead, secret)
+    desk.server.listen(20)
+    serving = threading.Thread(target=desk.serve)
+    kept = [socket.create_connection(desk.address) for _ in range(8)]
+    serving.start()
+
+    def slowly() -> None:
+        while True:
+            kept[0].sendall(b"x")
+            time.sleep(0.2)
+
+    threading.Thread(target=lambda: caught(slowly), daemon=True).start()
+    start = time.monotonic()
+    there = channel.Channel(desk.address, secret, 1, 1, "the lead", 8.0)
+    took = time.monotonic() - start
+    cut = []
+    for line in kept:  # they were greeted with 32 bytes
+        line.settimeout(20)
+        cut.append(caught(lambda line=line: [*iter(lambda: line.recv(32), b"")])["kind"])
+    there.wait()
+    there.close()
+    serving.join(10)
+    ended = (
+        not serving.is_alive()
+        and caught(lambda: socket.create_connection(desk.address, timeout=5))["kind"]
+    )
+    say(soon=took < channel.GREET, cut=cut, ended=ended)
 
 
 if __name__ == "__main__":

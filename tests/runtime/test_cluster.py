@@ -4,13 +4,16 @@ something dies or somebody vanishes."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,12 +22,14 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.io_pipeline.sinks import ZarrSink
+from ostinato.runtime.channel import Channel, Wire
 
 import ostinato as ost
 from ostinato import sessions
 from ostinato.errors import (
     ArgumentError,
     CommunicatorError,
+    ExecutionError,
     LayoutError,
     LinAlgError,
     SessionError,
@@ -144,6 +149,42 @@ def test_dask_arrays_come_and_go_without_the_scheduler(
     total = cluster.client.compute(back.sum(0), sync=True)
     np.testing.assert_allclose(total, (x * 2 + 1).sum(0))
     np.testing.assert_array_equal(np.asarray(y), x * 2)
+
+
+def test_what_dask_gets_is_a_copy_before_anybody_writes_over_it(
+    cluster: ost.LocalCluster, session: sessions.Session
+) -> None:
+    f = ost.compile(lambda x: x + 1, donate=0)
+    x = f(ost.asarray(np.zeros(10), split=0))
+    for run in range(2):
+        session.wait()
+        busy = [
+            cluster.client.submit(time.sleep, 0.5, workers=[w], pure=False)
+            for w in cluster.client.scheduler_info(n_workers=-1)["workers"]
+        ]
+        there = x.to_dask()
+        x = f(f(x)) if run else f(x)
+        if run:
+            del x
+        session.wait()
+        float(ost.asarray(np.ones(4), split=0).sum())
+        found = cluster.client.compute(there, sync=True)
+        np.testing.assert_array_equal(found, np.full(10, run + 1.0))
+        del busy
+
+
+def test_the_error_of_a_dask_array_is_told(session: sessions.Session) -> None:
+    da = pytest.importorskip("dask.array")
+
+    def bad(block: Any) -> Any:
+        raise ZeroDivisionError("of a chunk")
+
+    there = da.ones(8, chunks=4).map_blocks(bad, dtype=float)
+    wanted = r"from_dask \(.*test_cluster.py:\d+\): got an error .*ZeroDivisionError: of a chunk"
+    with pytest.raises(ExecutionError, match=wanted) as error:
+        ost.from_dask(there, split=0)
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+    assert float(ost.asarray(np.ones(4), split=0).sum()) == 4
 
 
 def test_dask_arrays_here() -> None:
@@ -301,6 +342,230 @@ def test_clients_come_and_go(cluster: ost.LocalCluster) -> None:
         assert float(ost.asarray(np.ones(4), split=0).sum()) == 4
     sessions.in_use = before
     cluster.connect()
+
+
+def test_crews_that_come_together_at_once_do_not_mix(cluster: ost.LocalCluster) -> None:
+    """Of two programs, one comes to the first worker before the other, and later to the second."""
+    from ostinato.runtime import dask
+
+    ours, theirs = "0" * 15 + "1", "0" * 15 + "2"
+    there = cluster.client.run(dask.present)
+    first, second = sorted(there, key=lambda address: there[address]["rank"])
+    ranks = sorted(found["rank"] for found in there.values())
+
+    def enlist(name: str, worker: str) -> None:
+        what = name, ranks, b"s" * 32, "127.0.0.1", None
+        cluster.client.run(dask.enlist, *what, workers=[worker])
+
+    for name, worker in ((ours, first), (theirs, second), (theirs, first), (ours, second)):
+        enlist(name, worker)
+    for name in (ours, theirs):
+        where = cluster.client.run(dask.desk_of, name, workers=[first])[first]
+        assert "error" not in where
+        lead = Channel(where["address"], b"s" * 32, 2, 1, "the lead", 60.0)
+        lead.wait()
+        lead.close()
+
+        def gone(name: str = name) -> bool:
+            from ostinato.runtime import dask
+
+            return name not in dask._members
+
+        assert soon(lambda gone=gone: all(cluster.client.run(gone).values()))
+
+
+def soon(happened: Callable[[], bool]) -> bool:
+    """Whether something comes true within some seconds."""
+    end = time.monotonic() + 30
+    while not (true := happened()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return true
+
+
+def engines(cluster: ost.LocalCluster) -> list[tuple[int, int]]:
+    """Of each worker: members of crews that it remembers, and threads that serve."""
+
+    def count() -> tuple[int, int]:
+        import gc
+        import threading
+
+        from ostinato.runtime.member import Member
+
+        gc.collect()
+        members = sum(isinstance(o, Member) for o in gc.get_objects())
+        return members, sum(t.name == "ostinato-engine" for t in threading.enumerate())
+
+    found: dict[str, tuple[int, int]] = cluster.client.run(count)
+    return list(found.values())
+
+
+def test_a_session_that_ended_leaves_nothing(cluster: ost.LocalCluster) -> None:
+    with ost.connect(cluster.client):
+        ost.evaluate(ost.asarray(np.ones(3), split=0) + 1)
+        before = engines(cluster)
+    assert soon(lambda: all(members == threads for members, threads in engines(cluster)))
+    assert soon(lambda: max(engines(cluster)) < min(before))
+
+
+def test_a_desk_that_cannot_open_sends_everybody_home(cluster: ost.LocalCluster) -> None:
+    def break_it(on: bool) -> None:
+        from ostinato.runtime import channel, dask
+
+        def bad(*_: Any) -> Any:
+            raise OSError("no such address")
+
+        dask.Desk = bad if on else channel.Desk  # type: ignore[misc,assignment]
+
+    before = engines(cluster)
+    cluster.client.run(break_it, True)
+    try:
+        with pytest.raises(SessionError, match="OSError: no such address"):
+            ost.connect(cluster.client)
+    finally:
+        cluster.client.run(break_it, False)
+    assert soon(lambda: max(engines(cluster)) <= min(before))
+    with ost.connect(cluster.client):
+        assert float(ost.asarray(np.ones(4), split=0).sum()) == 4
+
+
+def test_a_client_of_our_own_is_nobody_elses_and_ends(cluster: ost.LocalCluster) -> None:
+    from distributed.client import _get_global_client
+
+    def clients() -> int:
+        found = cluster.client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.clients))
+        return int(found)
+
+    before = clients()
+    with ost.connect(cluster.scheduler_address) as session:
+        client = session.engine.lead.client  # type: ignore[attr-defined]
+        assert client.status == "running"
+        assert _get_global_client() is None
+    assert client.status == "closed"
+    with ost.connect(cluster.client):
+        pass
+    assert cluster.client.status == "running"
+    with pytest.raises(LayoutError):
+        ost.connect(cluster.scheduler_address, mesh=(3,))
+    assert soon(lambda: clients() == before), "also where connect failed"
+
+
+def interrupted(run: Callable[[], Any]) -> None:
+    """Ctrl-C while this is under way."""
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    timer.join()
+
+
+def test_after_an_interrupt_the_session_can_be_used(session: sessions.Session) -> None:
+    lead: Any = session.engine.lead  # type: ignore[attr-defined]
+    x = ost.asarray(np.random.default_rng(0).normal(size=(200, 200)) / 15, split=0)
+    f = ost.compile(lambda x: ost.repeat(1000, lambda y: ost.tanh(y @ x), x))
+    np.asarray(f(x))
+    before = session.stats()["workers"][0]["operands"]
+    large = ost.asarray(np.ones(1 << 25), split=0)  # more than a connection holds
+    y = f(x)
+    interrupted(lambda: session.hold_array(large))  # while the lead does not read
+    z = f(x)
+    interrupted(session.wait)
+    interrupted(lambda: (f(x), np.asarray(f(x))))
+    np.testing.assert_array_equal(np.asarray(y), np.asarray(z))
+    assert lead.answers == {}
+    del y, z
+    gc.collect()
+    assert session.stats()["workers"][0]["operands"] <= before
+    assert float(large.sum()) == 1 << 25
+
+
+def test_a_message_that_was_cut_ends_its_session(
+    cluster: ost.LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ost.connect(cluster.client) as session:
+        lead: Any = session.engine.lead  # type: ignore[attr-defined]
+
+        def cut(data: bytes, value: Any = None) -> None:
+            lead.wire.sock.sendall(data[:20])
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(lead.wire, "send", cut)
+        with pytest.raises(KeyboardInterrupt):
+            session.wait()
+        with pytest.raises(CommunicatorError, match="part of a message, which was interrupted"):
+            session.wait()
+
+
+def test_who_hangs_up_after_the_end_is_not_lost(cluster: ost.LocalCluster) -> None:
+    session = ost.connect(cluster.client)
+    lead: Any = session.engine.lead  # type: ignore[attr-defined]
+    check = lead.check
+
+    def late() -> None:  # the answer is there, and so is the end of the connection
+        if lead.counts["end"]:
+            lead.listener.join(20)
+        check()
+
+    lead.check = late
+    session.close()
+    assert not lead.listener.is_alive()
+    assert not session.is_lost
+
+
+def test_messages_and_values_that_arrive_together_are_told_apart() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        one = Wire(ours, b"k" * 32, b"program", b"lead")
+        other = Wire(theirs, b"k" * 32, b"lead", b"program")
+        value = np.arange(1000).astype(np.uint8)
+        one.send(b"first")
+        one.send(b"second", value)
+        one.send(b"third")
+        found = np.zeros(1000, np.uint8)
+        assert other.has_more
+        for said in (b"first", b"second", b"third"):
+            assert other.read(len(said)) == said
+            other.believe(said)
+            if said == b"second":
+                other.fill(found)
+        assert not other.has_more
+        np.testing.assert_array_equal(found, value)
+
+
+AWAY = """
+import platform, sys, threading
+if sys.argv[1]:
+    platform.node = lambda: sys.argv[1]
+from ostinato.runtime import preload
+preload.dask_setup(None)
+for thread in threading.enumerate():
+    if thread.name == "ostinato-parent":
+        thread.join(20)
+print("goes on", flush=True)
+"""
+
+
+@pytest.mark.parametrize("machine", ["", "another"])
+def test_only_processes_beside_the_program_look_whether_it_is_there(machine: str) -> None:
+    """Elsewhere the same number is another process, or none."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def run(code: str, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code, *words]
+        return subprocess.run(
+            command, env=env | more, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    program = run(
+        "import json; from ostinato.runtime import preload; print(json.dumps(preload.environment()))"
+    )
+    found = run(AWAY, machine, **json.loads(program.stdout))  # when that program has ended
+    assert (found.returncode, found.stdout) == ((0, "goes on\n") if machine else (1, ""))
+
+
+def test_silence_is_as_long_as_the_lead_says(session: sessions.Session) -> None:
+    assert session.engine.lead.heartbeat == 60  # type: ignore[attr-defined]
+    with pytest.raises(ArgumentError, match="heartbeat=1; needed 2 seconds or more"):
+        ost.LocalCluster(1, heartbeat=1)
 
 
 def test_thousands_of_bad_messages() -> None:

@@ -3,9 +3,11 @@ happens when one of them fails or dies."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -212,6 +214,37 @@ def test_a_process_that_never_comes() -> None:
     found = scenario(3, "absent")
     assert "fewer than 3 processes within 2 s" in found["error"]["text"]
     assert found["status"] != 0
+
+
+@needs_mpi
+def test_strangers_at_the_door_do_not_keep_workers_out() -> None:
+    found = good(3, "strangers")
+    assert found["value"] == pytest.approx(1)
+    assert found["cut"] == [True] * 8
+    assert found["soon"], "nobody waits for one who is silent"
+
+
+@needs_mpi
+def test_strangers_at_the_desk_do_not_keep_the_program_out() -> None:
+    found = good(1, "silent")
+    assert found["soon"]
+    assert set(found["cut"]) <= {"", "ConnectionResetError"}
+    assert found["ended"] == "ConnectionRefusedError", "the door is closed behind the program"
+
+
+def _way_outwards() -> bool:
+    with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as way:
+        way.connect(("198.51.100.1", 9))
+        return True
+    return False
+
+
+@needs_mpi
+@pytest.mark.skipif(not _way_outwards(), reason="this machine has no network")
+def test_lifelines_between_machines_are_where_others_can_come() -> None:
+    found = good(2, "apart")
+    assert found["value"] == pytest.approx(1)
+    assert not any(host.startswith("127.") for host in found["hosts"])
 
 
 @needs_mpi
