@@ -6,13 +6,15 @@ times: more says that pools of threads wait for each other on the same cores."""
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from .kernels import workload
-from .workload import Numbers, Workload
+from .libraries import case, nothing
+from .workload import Case, Numbers, Workload
 
 Operands = Callable[[], Sequence[Numbers]]
 
@@ -28,6 +30,10 @@ def numbers(*shapes: tuple[int, ...], dtype: Any = np.float32) -> Operands:
 
 def product(xp: Any, a: Any, b: Any) -> Any:
     return a @ b
+
+
+def turned(xp: Any, a: Any, b: Any) -> Any:
+    return a @ b.T
 
 
 def gram(xp: Any, x: Any) -> Any:
@@ -84,6 +90,26 @@ def quick(
     return Workload(name, about, made.expect, kept, tolerance=1e-3, seconds=6.0)
 
 
+def in_turns(function: Any, operands: Operands, many: int) -> Case:
+    """So many equal right matrices in turn: one may be kept in another order, several may not."""
+    import ostinato as ost
+
+    a, b = operands()
+    left, rights = ost.asarray(a), itertools.cycle([ost.asarray(b) for _ in range(many)])
+    run = ost.compile(functools.partial(function, np))
+    return case(lambda: run(left, next(rights)), (), nothing, np.asarray)
+
+
+def few(name: str, about: str, function: Any) -> Workload:
+    """Few rows by a matrix that stays the same; and, as `changing`, by one that does not."""
+    operands = numbers((16, 1024), (1024, 1024))
+    others = {
+        "ostinato": lambda: in_turns(function, operands, 1),
+        "ostinato/changing": lambda: in_turns(function, operands, 2),
+    }
+    return workload(name, about, function, operands, *work(16, 1024, 1024), others=others)
+
+
 def work(m: int, k: int, n: int, item: int = 4) -> tuple[int, int]:
     """The bytes and operations of a product."""
     return item * (m * k + k * n + m * n), 2 * m * k * n
@@ -114,6 +140,8 @@ WORKLOADS = (
         numbers((64, 128, 64), (64, 64, 128)),
         *(64 * w for w in work(128, 64, 128)),
     ),
+    few("few", "16 x 1024 x 1024", product),
+    few("few_turned", "x @ w.T, 16 x 1024 x 1024", turned),
     quick(
         "dgemm1024",
         "1024 x 1024 x 1024 in float64",

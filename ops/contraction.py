@@ -18,7 +18,7 @@ from ostinato.errors import ArgumentError, ShapeError
 from .array import Array, Operandish, apply, as_array, export, unify
 from .elementwise import broadcast, conj, convert
 from .index import LETTERS, Indices, along, einsum_indices, subscripts
-from .products import product, ways
+from .products import any_product, product, ways
 from .registry import Params, Scratch, Specs, op
 from .shape import (
     accumulator,
@@ -122,7 +122,14 @@ def _wide_scratch(
 
 
 def _matmul_kernel(
-    xp: Any, out: Any, a: Any, b: Any, *, scratch: Sequence[Any], way: str = ""
+    xp: Any,
+    out: Any,
+    a: Any,
+    b: Any,
+    *,
+    scratch: Sequence[Any],
+    way: str = "",
+    stays: bool = False,
 ) -> None:
     if scratch:
         left, right, product = scratch
@@ -136,14 +143,16 @@ def _matmul_kernel(
         xp.matmul(a, b, out=out)
 
 
-def _matmul_native(arrays: Sequence[Any], threads: int, *, way: str = "", **_: Any) -> Any:
+def _matmul_native(
+    arrays: Sequence[Any], threads: int, *, way: str = "", stays: bool = False, **_: Any
+) -> Any:
     a, b, out = arrays
-    return product(a, b, out, threads, way)
+    return any_product(a, b, out, threads, way, stays)
 
 
 def _matmul_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Sequence[str]:
     a, b, out = (lying(s.shape, s.dtype) for s in (*ins, *outs))
-    return list(ways(a, b, out, threads))
+    return list(ways(a, b, out, threads, p.get("stays", False)))
 
 
 def _matmul_cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
@@ -169,7 +178,9 @@ def _wide_rule(a: Spec, b: Spec, *, dtype: DType) -> Spec:
     return Spec(_matmul_rule(a, b).shape, dtype)
 
 
-def _wide_kernel(xp: Any, out: Any, a: Any, b: Any, *, dtype: DType, way: str = "") -> None:
+def _wide_kernel(
+    xp: Any, out: Any, a: Any, b: Any, *, dtype: DType, way: str = "", stays: bool = False
+) -> None:
     xp.matmul(a.astype(dtype), b.astype(dtype), out=out)
 
 

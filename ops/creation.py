@@ -33,9 +33,9 @@ from .spec import (
     Shape,
     Spec,
     complex128,
+    copied,
     float32,
     float64,
-    in_line,
     int64,
     is_integer,
     uint64,
@@ -382,9 +382,7 @@ def asarray(
     )
     host = np.require(host, host.dtype.newbyteorder("="), ["C", "A"])
     if copy or (copy is None and not fresh):
-        own = in_line(host.shape, host.dtype)
-        own[...] = host
-        host = own
+        host = copied(host)
     return from_operand(Host(host, None if split == ANYWHERE else split))
 
 

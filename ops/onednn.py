@@ -29,7 +29,8 @@ _KINDS = {(name,) * 3 for name in _FLOATS} | {(name, name, "float32") for name i
 _KINDS |= {("int8", "int8", "int32"), ("uint8", "int8", "int32")}
 _SOURCE, _WEIGHTS, _RESULT, _SCRATCHPAD = 1, 33, 17, 80  # dnnl.h's names for operands
 _CPU, _USER_SCRATCHPAD, _OPENMP = 1, 1, 2
-_QUERY_NAME, _QUERY_SCRATCHPAD = 8, 136
+_QUERY_NAME, _QUERY_WEIGHTS, _QUERY_SCRATCHPAD = 8, 131, 136
+_ANY, _FROM, _TO = 1, 1, 17  # the form that is best; operands of a reorder
 
 
 class Stack(NamedTuple):
@@ -196,6 +197,17 @@ def onednn_product(
 
     turned: the function is called with b, a, out. packed: by the algorithm that packs both
     operands. quick: not worth letting other Python threads run meanwhile."""
+    with _owner(a, b, out) as owner, _team(threads):
+        forms = [owner.descriptor(s) for s in (a, b, out)]
+        made = _algorithm(owner, forms, "gemm" if packed else "")
+        memories = [owner.memory(f, 0) for f in forms]
+        given = [memories[k] for k in ((1, 0, 2) if turned else (0, 1, 2))]
+        return _function(owner, made, memories, given, threads, quick)
+
+
+@contextmanager
+def _owner(a: Stack, b: Stack, out: Stack) -> Iterator[_Owner]:
+    """What a product of these is made of."""
     found = library()
     if isinstance(found, str):
         raise Unable(found)
@@ -203,59 +215,124 @@ def onednn_product(
         raise Unable("these dtypes")
     owner = _Owner(found)
     try:
-        with _team(threads):
-            primitive, memories, pad = _prepare(owner, (a, b, out), packed)
-    except Unable:
+        yield owner
+    except BaseException:
         owner.destroy()
         raise
+
+
+def _function(
+    owner: _Owner,
+    made: ctypes.c_void_p,
+    memories: Sequence[ctypes.c_void_p],
+    given: Sequence[ctypes.c_void_p],
+    threads: int,
+    quick: bool,
+    *kept: Any,
+) -> Callable[..., None]:
+    """A function that multiplies these memories, of arrays whose addresses the `given` ones take."""
+    found = owner.library
+    primitive = owner.make("primitive", "dnnl_primitive_create", made)
+    form = ctypes.c_void_p(found.dnnl_primitive_desc_query_md(made, _QUERY_SCRATCHPAD, 0))
+    pad, start = _room(owner, form)
     which = (_SOURCE, _WEIGHTS, _RESULT, _SCRATCHPAD)
-    arguments = (_Argument * 4)(*(_Argument(w, m) for w, m in zip(which, memories, strict=True)))
+    all_of_them = (*memories, owner.memory(form, start))
+    arguments = (_Argument * 4)(*(_Argument(w, m) for w, m in zip(which, all_of_them, strict=True)))
     facts = [1, 0 if quick else 1, 0, threads, primitive.value, _stream().value, 4]
-    given = [memories[k] for k in ((1, 0, 2) if turned else (0, 1, 2))]
     facts += [ctypes.addressof(arguments), *(m.value for m in given)]
     about = np.array(facts, np.int64)
-    weakref.finalize(about, _release, owner, arguments, pad)
-    return function_of(_text(3), about)
+    weakref.finalize(about, _release, owner, arguments, pad, *kept)
+    return function_of(_text(len(given)), about)
+
+
+def _room(owner: _Owner, form: ctypes.c_void_p) -> tuple[Any, int]:
+    """Memory for what lies so, and where it begins."""
+    room = np.empty(owner.library.dnnl_memory_desc_get_size(form) + 64, np.uint8)
+    return room, room.ctypes.data + -room.ctypes.data % 64
 
 
 def _release(owner: _Owner, *kept: Any) -> None:
     owner.destroy()
 
 
-def _prepare(
-    owner: _Owner, stacks: Sequence[Stack], packed: bool
-) -> tuple[ctypes.c_void_p, list[ctypes.c_void_p], Any]:
-    """The primitive, its memories, and the room that it works in."""
+def _algorithm(owner: _Owner, forms: Sequence[Any], wanted: str) -> ctypes.c_void_p:
+    """The library's first choice among the algorithms whose name begins so; none is a last resort."""
     found = owner.library
     attributes = owner.make("primitive_attr", "dnnl_primitive_attr_create")
     found.dnnl_primitive_attr_set_scratchpad_mode(attributes, _USER_SCRATCHPAD)
-    forms = [owner.descriptor(s) for s in stacks]
-    made = _algorithm(owner, forms, attributes, "gemm" if packed else "")
-    if made is None:
-        raise Unable("only the reference implementation can")
-    primitive = owner.make("primitive", "dnnl_primitive_create", made)
-    form = ctypes.c_void_p(found.dnnl_primitive_desc_query_md(made, _QUERY_SCRATCHPAD, 0))
-    pad = np.empty(found.dnnl_memory_desc_get_size(form) + 64, np.uint8)
-    memories = [owner.memory(f, 0) for f in forms]
-    memories.append(owner.memory(form, pad.ctypes.data + -pad.ctypes.data % 64))
-    return primitive, memories, pad
-
-
-def _algorithm(
-    owner: _Owner, forms: Sequence[Any], attributes: Any, wanted: str
-) -> ctypes.c_void_p | None:
-    """The library's first choice among the algorithms whose name begins so; none is a last resort."""
-    found = owner.library
     given = (_engine(), forms[0], forms[1], None, forms[2], attributes)
     made = owner.make("primitive_desc", "dnnl_matmul_primitive_desc_create", *given)
-    name = ctypes.c_char_p()
-    while not found.dnnl_primitive_desc_query(made, _QUERY_NAME, 0, ctypes.byref(name)):
-        said = (name.value or b"").decode()
+    while said := _name(owner, made):
         if "ref" not in said and said.startswith(wanted):
             return made
         if found.dnnl_primitive_desc_next_impl(made):
             break
-    return None
+    raise Unable("only the reference implementation can")
+
+
+def _name(owner: _Owner, made: ctypes.c_void_p) -> str:
+    """Of an algorithm."""
+    name = ctypes.c_char_p()
+    owner.library.dnnl_primitive_desc_query(made, _QUERY_NAME, 0, ctypes.byref(name))
+    return (name.value or b"").decode()
+
+
+# -- products with weights that stay --------------------------------------------------------
+def with_weights(
+    a: Stack, b: Stack, out: Stack, threads: int, quick: bool, weights: Any
+) -> tuple[Callable[..., None], int]:
+    """A function like `onednn_product`'s that has the right matrix as it is now, in the form that
+    the library likes best, and does not look at its second array; and the bytes that it keeps. To
+    the bit it gives what the other one does: `Unable` if it would not."""
+    with _owner(a, b, out) as owner, _team(threads):
+        found, n = owner.library, len(b.shape)
+        forms = [owner.descriptor(s) for s in (a, b, out)]
+        shape, kind = (ctypes.c_int64 * n)(*b.shape), _TYPES[b.dtype.name]
+        anyhow = owner.make("memory_desc", "dnnl_memory_desc_create_with_tag", n, shape, kind, _ANY)
+        made = _algorithm(owner, [forms[0], anyhow, forms[2]], "")
+        best = ctypes.c_void_p(found.dnnl_primitive_desc_query_md(made, _QUERY_WEIGHTS, 0))
+        if found.dnnl_memory_desc_equal(best, forms[1]):
+            raise Unable("they lie best as they are")
+        room, start = _room(owner, best)
+        packed, unused = owner.memory(best, start), owner.memory(forms[1], 0)
+        _reorder(owner, forms[1], weights, best, packed)
+        left, result = (owner.memory(f, 0) for f in (forms[0], forms[2]))
+        memories, given = (left, packed, result), (left, unused, result)
+        function = _function(owner, made, memories, given, threads, quick, room)
+    plain = onednn_product(a, b, out, False, threads, False, quick)
+    if not _alike(plain, function, a, out, weights):
+        raise Unable("other bits")
+    return function, room.nbytes
+
+
+def _reorder(owner: _Owner, form: Any, weights: Any, best: Any, packed: ctypes.c_void_p) -> None:
+    engine = _engine()
+    made = owner.make(
+        "primitive_desc", "dnnl_reorder_primitive_desc_create", form, engine, best, engine, None
+    )
+    primitive = owner.make("primitive", "dnnl_primitive_create", made)
+    source = owner.memory(form, weights.ctypes.data)
+    arguments = (_Argument * 2)(_Argument(_FROM, source), _Argument(_TO, packed))
+    if status := owner.library.dnnl_primitive_execute(primitive, _stream(), 2, arguments):
+        raise Unable(f"dnnl_primitive_execute: status {status}")
+
+
+def _alike(f: Callable[..., None], g: Callable[..., None], a: Stack, out: Stack, b: Any) -> bool:
+    """Whether two functions add up in the same order: whether they make the same of any numbers."""
+    left = _some(a)
+    first, second = _some(out), _some(out)
+    f(left, b, first)
+    g(left, b, second)
+    return first.tobytes() == second.tobytes()
+
+
+def _some(lies: Stack) -> Any:
+    """An array that lies so, with numbers of different sizes and signs."""
+    size = 1 + sum((n - 1) * s for n, s in zip(lies.shape, lies.strides, strict=True))
+    rng, whole = np.random.default_rng(0), lies.dtype.kind in "iu"
+    numbers = rng.integers(0, 100, size) if whole else rng.standard_normal(size, np.float32)
+    steps = [s * lies.dtype.itemsize for s in lies.strides]
+    return np.lib.stride_tricks.as_strided(numbers.astype(lies.dtype), lies.shape, steps)
 
 
 # -- machine code --------------------------------------------------------------------------

@@ -10,16 +10,15 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .native import around, function_of, symbol, why_not
-from .onednn import Stack, Unable, onednn_product
+from .onednn import Stack, Unable, onednn_product, with_weights
 from .threads import blas
 
 Product = Callable[..., None]  # (left, right, result)
-Maker = Callable[[], Product | None]
 
 _LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
 TINY = 1 << 15  # multiplications; smaller products are one call of BLAS, with the least around it
@@ -32,16 +31,37 @@ PARTS = 32  # blocks of a sum at the most
 MOST_TURNS = 1 << 14
 
 
+class Keeping(NamedTuple):
+    """A product whose right matrix may be the same in many calls."""
+
+    function: Product
+    keep: Callable[
+        [Any], tuple[Product, int] | None
+    ]  # that matrix -> the same to the bit, but with
+    # the matrix as it is now in a form that is read faster, and the bytes of that; None if it isn't
+
+
+Maker = Callable[[], Product | Keeping | None]
+
+
 def product(a: Any, b: Any, out: Any, threads: int, way: str = "") -> Product | None:
     """The function for arrays that lie as these do, made in this way if that can be; None if NumPy
     does as well.
     """
-    known = ways(a, b, out, threads)
+    found = any_product(a, b, out, threads, way, stays=False)
+    return found.function if isinstance(found, Keeping) else found
+
+
+def any_product(
+    a: Any, b: Any, out: Any, threads: int, way: str, stays: bool
+) -> Product | Keeping | None:
+    """The same; `stays`: the right matrix may be the same in many calls."""
+    known = ways(a, b, out, threads, stays)
     made = (known[name]() for name in sorted(known, key=lambda name: name != way))
     return next((f for f in made if f is not None), None)
 
 
-def ways(a: Any, b: Any, out: Any, threads: int) -> Mapping[str, Maker]:
+def ways(a: Any, b: Any, out: Any, threads: int, stays: bool = False) -> Mapping[str, Maker]:
     """How arrays that lie as these do can be multiplied: by name, what makes the function, or None
     where a library cannot after all. The first is what the rule takes; others may be faster.
     """
@@ -59,8 +79,11 @@ def ways(a: Any, b: Any, out: Any, threads: int) -> Mapping[str, Maker]:
         most = max(1, min(threads, work // GRAIN))
         whole = len(result.shape) == 2 and _packing_pays(left, right, result)
         for packed in (whole, not whole) if len(result.shape) == 2 else (False,):
-            name = "onednn packed" if packed else "onednn"
-            found[name] = partial(_by_onednn, left, right, result, most, packed, work <= QUICK)
+            name = "onednn packed" if packed else "onednn kept" if stays else "onednn"
+            keeps = stays and not packed
+            found[name] = partial(
+                _by_onednn, left, right, result, most, packed, work <= QUICK, keeps
+            )
     if alike:
         found["blas"] = partial(_blas_product, left, right, result, threads)
     return found
@@ -74,13 +97,24 @@ def _packing_pays(a: Stack, b: Stack, out: Stack) -> bool:
 
 
 def _by_onednn(
-    a: Stack, b: Stack, out: Stack, threads: int, packed: bool, quick: bool
-) -> Product | None:
+    a: Stack, b: Stack, out: Stack, threads: int, packed: bool, quick: bool, keeps: bool
+) -> Product | Keeping | None:
     turned = out.shape[-1] > 1 and out.strides[-1] != 1  # the transposes' product
     if turned:
         a, b, out = _transposed(b), _transposed(a), _transposed(out)
     with contextlib.suppress(Unable):
-        return onednn_product(a, b, out, turned, threads, packed, quick)
+        function = onednn_product(a, b, out, turned, threads, packed, quick)
+        if not keeps or turned or len(out.shape) > 2:
+            return function
+        return Keeping(function, partial(_kept, a, b, out, threads, quick))
+    return None
+
+
+def _kept(
+    a: Stack, b: Stack, out: Stack, threads: int, quick: bool, weights: Any
+) -> tuple[Product, int] | None:
+    with contextlib.suppress(Unable, MemoryError):
+        return with_weights(a, b, out, threads, quick, weights)
     return None
 
 

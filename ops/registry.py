@@ -83,8 +83,9 @@ class Op:
     scratch: Callable[..., Sequence[Scratch]] | None = (
         None  # (in shapes, out shapes, specs.., **params)
     )
-    native: Callable[..., Callable[..., None] | None] | None = (
-        None  # (arrays like operands and results, threads, scratch=, **params) -> a function of such
+    native: Callable[..., Any] | None = (
+        None  # (arrays like operands and results, threads, scratch=, **params) -> a function of such,
+        # a `Keeping` of one, or None
     )
     ways: Callable[[Specs, Specs, Params, int], Sequence[str]] | None = (
         None  # names of what `way` may be in params of scratch and native, the rule's first

@@ -136,16 +136,26 @@ class Spec:
         return f"{text} @ {self.layout}" if self.layout is not None else text
 
 
+class Own(np.ndarray[Any, Any]):
+    """Memory that only workers write to: what users are given of it is read-only."""
+
+
 def in_line(shape: Sequence[int], dtype: DType) -> Any:
-    """Memory for an array that begins on a line of the cache, which whole vectors then never cross;
-    little ones lie where they come.
+    """Memory of our own for an array that begins on a line of the cache, which whole vectors then
+    never cross; little ones lie where they come.
     """
     size = math.prod(shape) * dtype.itemsize
     if size < 4096:
         return np.empty(tuple(shape), dtype)
-    raw = np.empty(size + 64, np.uint8)
-    skip = -raw.ctypes.data % 64
-    return raw[skip : skip + size].view(dtype).reshape(tuple(shape))
+    raw = Own(size + 64, np.uint8)
+    return np.ndarray(tuple(shape), dtype, raw, -raw.ctypes.data % 64)
+
+
+def copied(value: Any) -> Any:
+    """A copy in memory of our own."""
+    made = in_line(value.shape, value.dtype)
+    made[...] = value
+    return made
 
 
 def lying(shape: Sequence[int], dtype: Any, strides: Sequence[int] | None = None) -> Any:

@@ -25,7 +25,7 @@ from ostinato.ops import array, random
 from ostinato.ops.array import Array, Operand, Term, from_operand, placeholder
 from ostinato.ops.elementwise import astype
 from ostinato.ops.layout import Layout
-from ostinato.ops.spec import DTYPES, Spec, uint64
+from ostinato.ops.spec import DTYPES, Spec, copied, uint64
 from ostinato.ops.trace import Ref, array_of, collect
 from ostinato.ops.tree import Structure, constructor, fields_of, flatten, in_order, paths, unflatten
 from ostinato.ops.where import misfit
@@ -338,7 +338,7 @@ class CompiledFunction(Generic[P, R]):
                 value = entry.session.engine.get(operands[n])
                 layout = operands[n].spec.layout
                 assert layout is not None
-                given[n] = entry.session.engine.put(value.copy(), layout)
+                given[n] = entry.session.engine.put(copied(value), layout)
         return given
 
     # -- signatures ------------------------------------------------------------------------

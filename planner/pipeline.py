@@ -31,6 +31,7 @@ from .plan import Key, Plan, Program, Target, local_bytes, peak_bytes
 from .precision import mix_precision
 from .reads import read_files
 from .simplify import simplify
+from .stay import mark_staying
 from .tuning import Tune, sites, with_ways
 
 Pass = Callable[[Graph, Target], Graph]
@@ -76,7 +77,8 @@ def lower(graph: Graph, key: Key, results: Results) -> Program:
     """What this machine runs of a graph that every machine may have."""
     graph = fuse(narrow(graph, key.target), key.target)
     reuse, limit = _to_reuse(key, results), key.target.memory_limit
-    program = assign_memory(halve(graph, key.target), reuse)
+    whole = mark_staying(halve(graph, key.target), key.target, key.donated)
+    program = assign_memory(whole, reuse)
     if limit is not None and peak_bytes(program) > limit:  # halves need room of their own
         return assign_memory(graph, reuse)
     return program

@@ -27,6 +27,7 @@ from ostinato.ops.labels import SUMS
 from ostinato.ops.layout import Partial, exchange_lists, part_ranks, slices, volume
 from ostinato.ops.monoid import MONOIDS
 from ostinato.ops.native import native_kernel, strides_over, together
+from ostinato.ops.products import Keeping
 from ostinato.ops.registry import OPS, Place
 from ostinato.ops.spec import Spec, is_inexact, lying
 from ostinato.planner.memory import CONTROL, body_order, contiguous, scratch_of
@@ -37,7 +38,9 @@ from ostinato.errors import BoundsError, ExecutionError, LinAlgError, NaNError, 
 
 from .ahead import BUFFERS, ReadAhead, Step
 from .communicator import Communicator
+from .stay import Staying
 
+Look = Callable[[Any], Any]
 _OUT_BY_NAME = ("maximum", "minimum")  # NumPy wants to be sure that `out` is no third operand
 
 
@@ -61,6 +64,7 @@ class Bound:
     source: str
     rows: list[Row]
     lines: dict[int, Row] = field(default_factory=dict)  # line of the source -> what it runs
+    stays: list[Staying] = field(default_factory=list)  # operands that products may keep
 
     def blame(self, error: BaseException, name: str) -> BaseException:
         """The error as the user should see it: with the operation, at the line that wrote it."""
@@ -100,6 +104,7 @@ def bind(
     outs = [f"o{k}" for k in range(len(graph.outputs))]
     binder.write(f"def run({', '.join((*ins, *outs))}):")
     binder.depth += 1
+    binder.looks = {name_: (k, None) for k, name_ in enumerate(ins)}
     for names, specs in ((ins, graph.inputs), (outs, graph.out_specs)):
         for name_, spec in zip(names, specs, strict=True):
             if spec.layout is not None and not spec.layout.stored:
@@ -113,7 +118,7 @@ def bind(
     if settings.debug >= 4:
         print(f"# {name}, worker {rank}\n{source}", file=sys.stderr)
     exec(compile(source, name, "exec"), binder.names)
-    return Bound(binder.names["run"], source, binder.rows, binder.lines)
+    return Bound(binder.names["run"], source, binder.rows, binder.lines, binder.stays)
 
 
 class _Binder:
@@ -141,6 +146,8 @@ class _Binder:
         self.names |= {"has_nan": _has_nan, "check_nan": _check_nan}
         self.fixed: dict[str, Any] = {}  # names that are the same array in every run
         self.shown: dict[str, Any] = {}  # the others: arrays that lie like them, without memory
+        self.looks: dict[str, tuple[int, Look | None]] = {}  # at operands: which one, and how
+        self.stays: list[Staying] = []
         self.count = 0
         self.ufuncs: dict[str, str] = {}
         self.requests: dict[str, str] = {}  # of pending values
@@ -282,8 +289,12 @@ class _Binder:
         )
         kernel = self.native(node, ins, outs, scratch)
         if kernel is not None:
-            self.write(f"{self.name('g', kernel)}({', '.join((*ins, *outs))})", row)
-        elif op.ufunc and plain and not {*node.kw} - {"way"}:
+            keeps = kernel if isinstance(kernel, Keeping) else None
+            name = self.name("g", kernel if keeps is None else keeps.function)
+            if keeps is not None and ins[1] in self.looks:
+                self.stays.append(Staying(*self.looks[ins[1]], keeps, self.names, name))
+            self.write(f"{name}({', '.join((*ins, *outs))})", row)
+        elif op.ufunc and plain and not {*node.kw} - {"way", "stays"}:
             f = self.ufuncs.get(op.ufunc) or self.name("f", getattr(self.xp, op.ufunc))
             self.ufuncs[op.ufunc] = f
             out = f"out={outs[0]}" if op.ufunc in _OUT_BY_NAME else outs[0]
@@ -328,6 +339,9 @@ class _Binder:
                 names[first + j] = self.local("x")
                 if self.shown.get(source) is not None:
                     self.shown[names[first + j]] = look(self.shown[source])
+                if source in self.looks:
+                    which, before = self.looks[source]
+                    self.looks[names[first + j]] = which, _in_turn(before, look)
                 self.write(f"{names[first + j]} = {self.name('w', look)}({source})", row)
 
     # -- generated kernels -----------------------------------------------------------------
@@ -341,7 +355,7 @@ class _Binder:
         ins: Sequence[str],
         outs: Sequence[str],
         scratch: Sequence[Any],
-    ) -> Callable[..., None] | None:
+    ) -> Callable[..., None] | Keeping | None:
         """A function of arrays that lie as these do in every run; None if there is no better one
         than the op's kernel.
         """
@@ -354,7 +368,10 @@ class _Binder:
         arrays = [self.lies(name) for name in (*ins, *outs)] if make is not None else []
         if make is None or any(x is None for x in arrays):
             return None
-        return make(arrays, threads, scratch=scratch, **node.kw)
+        made: Callable[..., None] | Keeping | None = make(
+            arrays, threads, scratch=scratch, **node.kw
+        )
+        return made
 
     def generated(
         self, node: Node, ins: Sequence[str], outs: Sequence[str], threads: int
@@ -692,6 +709,10 @@ class _Binder:
             self.write("pass")
             self.program(side, ins[1:], outs, base + program.bases[k])
             self.depth -= 1
+
+
+def _in_turn(first: Look | None, second: Look) -> Look:
+    return second if first is None else lambda x: second(first(x))
 
 
 def _has_nan(*arrays: Any) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from ostinato.ops.array import Operand
 from ostinato.ops.layout import Box, Layout, Mesh, chunks_of, held_pieces, slices, written
-from ostinato.ops.spec import Spec, in_line
+from ostinato.ops.spec import Spec, copied, in_line
 from ostinato.ops.threads import blas_threads
 from ostinato.planner.explain import Measured
 from ostinato.planner.plan import Plan, Program
@@ -149,13 +149,11 @@ class LocalEngine:
         if self.size == 1:
             return Held(spec, self, (value,))
         if layout.is_whole:
-            return Held(spec, self, tuple([value.copy() for _ in self.workers]))
+            return Held(spec, self, tuple([copied(value) for _ in self.workers]))
         parts = []
         for worker in self.workers:
             box = layout.box(value.shape, worker.rank)
-            part = np.ascontiguousarray(value[slices(box, tuple((0, n) for n in value.shape))])
-            part = part.copy() if np.may_share_memory(part, value) else part
-            parts.append(part.reshape([hi - lo for lo, hi in box]))
+            parts.append(copied(value[slices(box, tuple((0, n) for n in value.shape))]))
         return Held(spec, self, tuple(parts))
 
     def attach(self, source: Any, layout: Layout) -> Operand:
@@ -305,7 +303,8 @@ class LocalEngine:
                 if self.team is not None:
                     self.team.close()
                 for worker in self.workers:
-                    worker.plans.clear()
+                    for plan in tuple(worker.plans):
+                        worker.unload(plan)
 
 
 def measured(known: Sequence[Loaded]) -> Measured | None:

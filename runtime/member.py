@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from ostinato.ops.encode import Malformed, decode_spec, listing, need
 from ostinato.ops.layout import Box, chunks_of, held_pieces, intersect, slices, volume, written
-from ostinato.ops.spec import Spec, in_line
+from ostinato.ops.spec import Spec, copied, in_line
 from ostinato.planner.file import decode_plan
 
 from .engine import box_of, measured
@@ -80,7 +80,7 @@ class Member:
         assert spec.layout is not None
         comm, layout, shape = self.communicator, spec.layout, spec.shape
         if layout.is_whole:
-            out = value if self.rank == LEAD else np.empty(shape, spec.dtype)
+            out = value if self.rank == LEAD else in_line(shape, spec.dtype)
             everybody = tuple(range(comm.size))
             if comm.size > 1:
                 comm.start_broadcast(value, out, LEAD, everybody).wait()
@@ -88,7 +88,7 @@ class Member:
             return
         everything = tuple((0, n) for n in shape)
         if self.rank != LEAD:
-            out = np.empty(layout.local_shape(shape, self.rank), spec.dtype)
+            out = in_line(layout.local_shape(shape, self.rank), spec.dtype)
             comm.start_exchange([], [(LEAD, out)] if out.size else []).wait()
             self.parts[order.first] = out
             return
@@ -97,7 +97,7 @@ class Member:
             box = layout.box(shape, rank)
             part = value[slices(box, everything)]
             if rank == LEAD:
-                self.parts[order.first] = part.copy()
+                self.parts[order.first] = copied(part)
             elif volume(box):
                 sends.append((rank, part))
         comm.start_exchange(sends, []).wait()

@@ -17,6 +17,7 @@ from ostinato.planner.plan import Program, largest_part
 
 from .bind import bind
 from .communicator import Alone
+from .stay import Kept
 from .worker import block
 
 SAMPLE = 2e-4  # seconds of one measurement, at least
@@ -43,9 +44,11 @@ def trials(programs: Sequence[Program], limit: float, threads: int) -> list[list
             break
         begun = clock()
         try:
-            run = bind(program, 0, Alone(), np, arena, "<trial>", threads).call
-            call = partial(run, *arrays)
+            bound = bind(program, 0, Alone(), np, arena, "<trial>", threads)
+            call = partial(bound.call, *arrays)
             call()  # compiles, and touches the pages
+            for operand in bound.stays:
+                operand.keep(arrays[operand.number], Kept())
             start = clock()
             end = end or start + limit
             if start > end:

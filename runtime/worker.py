@@ -22,6 +22,7 @@ from ostinato.planner.plan import Plan
 
 from .bind import Bound, Row, bind
 from .communicator import Communicator
+from .stay import Kept
 
 KEPT = 4  # buffers of a result at the most
 CLOCKED = 16  # the first runs are measured, then every so many, or all that are slow
@@ -44,7 +45,7 @@ def _unused() -> int:
 UNUSED = _unused()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Result:
     """What a plan makes on a worker, and the buffers that it made it in."""
 
@@ -70,6 +71,16 @@ class Loaded:
     best: float = float("inf")
     rows: list[Row] = field(default_factory=list)  # its operations, as timed in one run
 
+    def unbind(self) -> None:
+        """It is bound anew before its next run."""
+        self.let_go()
+        self.bound = None
+
+    def let_go(self) -> None:
+        """Of what its products keep of operands."""
+        for operand in self.bound.stays if self.bound is not None else ():
+            operand.forget()
+
 
 class Worker:
     def __init__(
@@ -82,6 +93,8 @@ class Worker:
         self.plans: dict[str, Loaded] = {}
         self.arena: Any = block(xp, 0)
         self.allocations = 0
+        self.results: weakref.WeakSet[Result] = weakref.WeakSet()
+        self.kept = Kept()
         self.context = contextvars.copy_context()
         self.context.run(np.seterr, all="ignore")
         _workers.add(self)
@@ -101,6 +114,7 @@ class Worker:
             "threads": self.threads,
             "cpu_seconds": time.process_time(),
             "arena_bytes": int(self.arena.size),
+            "kept_bytes": self.kept.bytes,
             "plans": {plan: loaded.runs for plan, loaded in self.plans.items()},
         }
 
@@ -108,12 +122,13 @@ class Worker:
         self.plans.setdefault(plan.id, Loaded(plan))
 
     def unload(self, plan_id: str) -> None:
-        self.plans.pop(plan_id, None)
+        if (loaded := self.plans.pop(plan_id, None)) is not None:
+            loaded.unbind()
 
     def restart(self) -> None:
         """After a failure: bound plans may have been in the middle of a run."""
         for loaded in self.plans.values():
-            loaded.bound = None
+            loaded.unbind()
 
     def _bind(self, loaded: Loaded, timed: bool = False) -> Bound:
         program = loaded.plan.program
@@ -121,9 +136,10 @@ class Worker:
         if program.arena_bytes > self.arena.size:
             self.arena = block(self.xp, program.arena_bytes)
             for other in self.plans.values():  # they were bound to the old one
-                other.bound = None
+                other.unbind()
         if not loaded.results:
             loaded.results = tuple(Result(*_local(s, self.rank)) for s in program.graph.out_specs)
+            self.results.update(loaded.results)
         loaded.reuse = dict(program.reuse)
         return bind(
             program,
@@ -142,6 +158,7 @@ class Worker:
             if plan.runs == plan.resting:
                 for result in plan.results:
                     result.kept.clear()
+                plan.let_go()
             plan.resting = plan.runs
 
     def step(self, loaded: Loaded, arrays: list[Any]) -> list[Any]:
@@ -156,6 +173,8 @@ class Worker:
         for result in loaded.results:
             if loaded.reuse and (k := len(arrays) - first) in loaded.reuse:
                 arrays.append(arrays[loaded.reuse[k]])
+                if self.kept.found:
+                    self.kept.changes(id(arrays[-1]))
                 continue
             for buffer in result.kept:
                 if references(buffer) == UNUSED:
@@ -163,6 +182,8 @@ class Worker:
                     break
             else:
                 arrays.append(self._buffer(result))
+        if bound.stays:
+            self._look(bound, arrays)
         clocked = loaded.runs < CLOCKED or not loaded.runs % CLOCKED or loaded.best > SLOW
         if clocked:
             talking = self.communicator.talking
@@ -187,6 +208,18 @@ class Worker:
                 loaded.clocked += 1
             loaded.best = min(loaded.best, took)
         return arrays[first:]
+
+    def _look(self, bound: Bound, arrays: list[Any]) -> None:
+        """Products keep operands that were the same a few times, which then no plan writes over
+        again.
+        """
+        for operand in bound.stays:
+            array = arrays[operand.number]
+            if not operand.is_due(array):
+                continue
+            for result in self.results:
+                result.kept[:] = [buffer for buffer in result.kept if buffer is not array]
+            operand.keep(array, self.kept)
 
     def _buffer(self, result: Result) -> Any:
         """A new one, that stays in the place of the oldest."""
@@ -213,7 +246,7 @@ def _bind_anew() -> None:
     """What a forked child does: it has one thread, and bound plans were made for more."""
     for worker in list(_workers):
         for loaded in worker.plans.values():
-            loaded.bound = None
+            loaded.unbind()
 
 
 if hasattr(os, "register_at_fork"):

@@ -159,6 +159,65 @@ def test_all_ways_are_right(shape: Any, batch: Any, lies: Any, dtype: str) -> No
 
 
 @with_onednn
+@settings(deadline=None, max_examples=100)
+@given(
+    m=st.integers(1, 70),
+    n=st.integers(2, 200),
+    k=st.integers(1, 300),
+    lies=st.tuples(layouts, layouts, st.sampled_from(["plain", "apart"])),
+    dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
+    count=st.integers(1, 2),
+)
+def test_products_that_keep_their_right_matrix(
+    m: int, n: int, k: int, lies: Any, dtype: str, count: int
+) -> None:
+    a, b = laid(numbers((m, k), dtype), lies[0]), laid(numbers((k, n), dtype, 1), lies[1])
+    out = laid(np.zeros((m, n), dtype), lies[2])
+    made = products.any_product(a, b, out, count, "onednn kept", stays=True)
+    if not isinstance(made, products.Keeping):  # too little work
+        return
+    checked(made.function, a, b, out)
+    plain, right = out.tobytes(), b.copy()
+    found = made.keep(b)
+    if found is None:
+        return
+    function, size = found
+    assert size >= b.nbytes
+    b[...] = 0  # which it does not look at
+    function(a, b, out)
+    assert out.tobytes() == plain
+    b[...] = right[::-1]
+    again = made.keep(b)
+    assert again is not None
+    checked(again[0], a, b, out)
+
+
+@with_onednn
+def test_most_matrices_can_be_kept() -> None:
+    a, out = numbers((16, 528), "float32"), np.zeros((16, 528), np.float32)
+    for lies in ("plain", "turned"):
+        b = laid(numbers((528, 528), "float32", 1), lies)
+        made = products.any_product(a, b, out, 2, "", stays=True)
+        assert isinstance(made, products.Keeping)
+        assert made.keep(b) is not None
+        assert not isinstance(products.any_product(a, b, out, 2, "", False), products.Keeping)
+
+
+def test_who_adds_up_in_another_order_is_found_out() -> None:
+    a, b, out = numbers((16, 50), "float32"), numbers((50, 30), "float32"), np.zeros((16, 30), "f4")
+    left, _, result = products._stacks(a, b, out)
+
+    def backwards(a: Any, b: Any, out: Any) -> None:
+        out[...] = sum(np.outer(a[:, k], b[k]) for k in reversed(range(50)))
+
+    def forwards(a: Any, b: Any, out: Any) -> None:
+        out[...] = sum(np.outer(a[:, k], b[k]) for k in range(50))
+
+    assert onednn._alike(forwards, forwards, left, result, b)
+    assert not onednn._alike(forwards, backwards, left, result, b)
+
+
+@with_onednn
 def test_the_ways_have_names() -> None:
     a, b, c = numbers((300, 300), "float32"), numbers((300, 300), "float32", 1), np.zeros((4, 4))
     assert list(products.ways(a, b, a.copy(), 2)) == ["onednn packed", "onednn", "blas"]

@@ -317,13 +317,13 @@ def a_tuned_plan() -> Plan:
 def test_a_plan_tells_and_keeps_what_was_chosen() -> None:
     plan = a_tuned_plan()
     assert plan.tuned is not None
-    assert plan.tuned.ways == ["onednn", ONE_THREAD]
+    assert plan.tuned.ways == ["onednn kept", ONE_THREAD]
     text = plan.explain()
     assert (
-        "timed     matmul -> float32[600,600]: onednn 1 ms, not onednn packed 2 ms, blas 3 ms"
+        "timed     matmul -> float32[600,600]: onednn kept 1 ms, not onednn packed 2 ms, blas 3 ms"
         in text
     )
-    assert "matmul, onednn  " in text
+    assert "matmul, onednn kept  " in text
     back = decode_plan(encode_plan(plan))
     assert back.tuned == plan.tuned
     assert back.program == plan.program
@@ -387,7 +387,7 @@ def test_sessions_time_what_is_worth_it(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
     plan, spent = run("on")
     assert plan.tuned is not None
-    assert dict(plan.tuned.choices[0].times).keys() >= {"onednn", "blas"}
+    assert dict(plan.tuned.choices[0].times).keys() >= {"onednn kept", "blas"}
     assert spent > 0
     again, spent = run("on")
     assert (again.tuned, spent) == (plan.tuned, 0)

@@ -69,7 +69,7 @@ def test_when_time_is_up_it_is_up(
     def bind(*given: Any) -> Any:
         nonlocal now, binds
         now, binds = now + 5, binds + 1
-        return SimpleNamespace(call=run)
+        return SimpleNamespace(call=run, stays=())
 
     monkeypatch.setattr(module, "bind", bind)
     monkeypatch.setattr(module, "clock", lambda: now)
