@@ -10,7 +10,7 @@ repeated, or without a signature is cut off."""
 
 from __future__ import annotations
 
-import _signal  # what signal is made of, which takes a tenth of the time
+import _signal  # type: ignore[import-not-found, unused-ignore]  # as signal, in a tenth of the time
 import contextlib
 import hashlib
 import hmac

@@ -222,7 +222,9 @@ class CrewEngine:
                 self.next = first + count
                 freed = self._freed()
                 made = lead.number + 1
-                results = [Handle(s, self, n, made) for s, n in zip(specs, itertools.count(first))]
+                results: list[Operand] = [
+                    Handle(s, self, n, made) for s, n in zip(specs, itertools.count(first))
+                ]
                 try:
                     lead.run(identity, [o.number for o in operands], first, freed)  # type: ignore[attr-defined]
                 except BaseException:

@@ -91,7 +91,7 @@ def _take_part(
     leads = MPI.COMM_WORLD.rank == ranks[0]
     try:
         # programs that connect at once have crews of their own
-        tag = int(name, 16) % (MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) + 1)
+        tag = int(name, 16) % (int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0) + 1)
         comm = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.group.Incl(ranks), tag)
         crew = Lead(comm, threads, host) if leads else Hand(comm, threads)
         _members[name] = crew.member
