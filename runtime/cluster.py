@@ -106,7 +106,7 @@ class CrewEngine:
         spec = Spec(value.shape, value.dtype, layout)
         with self.lock:
             first = self._new()
-            value = np.ascontiguousarray(value).reshape(value.shape)
+            value = np.asarray(value, order="C")
             self._order("put", first=first, text=encode_spec(spec), value=value)
             return Handle(spec, self, first, self.lead.number)
 
