@@ -112,7 +112,7 @@ class CrewEngine:
 
     def put(self, value: Any, layout: Layout) -> Operand:
         spec = Spec(value.shape, value.dtype, layout)
-        value = np.ascontiguousarray(value).reshape(value.shape)
+        value = np.asarray(value, order="C")
         return self._make("put", spec, text=encode_spec(spec), value=value)
 
     def attach(self, source: Any, layout: Layout) -> Operand:

@@ -101,6 +101,23 @@ def freed() -> None:
     )
 
 
+def matrices_stay() -> None:
+    """A matrix that comes again and again is kept in another order by everybody, until it is given away."""
+    session = ost.connect()
+    x, w = np.ones((32, 96), np.float32), np.ones((96, 400), np.float32)
+    run, twice = ost.compile(lambda x, w: x @ w), ost.compile(lambda w: w * 2, donate=["w"])
+    kept, right = [], []
+    for split in (None, 1):
+        left, matrix = ost.asarray(x), ost.asarray(w, split=split)
+        for k in range(1, 3):
+            for _ in range(6):
+                found = np.asarray(run(left, matrix))
+            right.append(bool((found == 96 * k).all()))
+            kept.append([s["kept_bytes"] > 0 for s in session.stats()["workers"]])
+            matrix = twice(matrix)
+    say(kept=kept[::2], right=right)
+
+
 def one_fails() -> None:
     """In the middle of a sum over all; then everything works again."""
     fail_in(3, int(sys.argv[2]))

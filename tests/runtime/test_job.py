@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.ops import onednn
 from ostinato.ops.encode import Malformed
 from ostinato.runtime.orders import HEAD, KINDS, Order, unpack
 
@@ -109,6 +110,13 @@ def test_handles_that_nobody_holds_are_freed_everywhere() -> None:
     found = good(3, "freed")
     assert found["operands"] == [2, 2, 2]
     assert found["value"] == 101
+
+
+@needs_mpi
+def test_everybody_keeps_a_matrix_that_stays() -> None:
+    found = good(2, "matrices_stay")
+    assert found["right"] == [True] * 4
+    assert found["kept"] == [[not isinstance(onednn.library(), str)] * 2] * 2
 
 
 @needs_mpi
