@@ -232,8 +232,9 @@ class LocalCluster:
                 self.sessions.pop().close()
         self.session = None
         client, self.client = self.client, None
-        # It would tell at length that it misses the scheduler
-        logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
+        log = logging.getLogger("distributed.client")
+        before = log.level
+        log.setLevel(logging.CRITICAL)  # it would tell at length that it misses the scheduler
         if client is not None and well:
             with contextlib.suppress(Exception):
                 client.shutdown()
@@ -241,6 +242,7 @@ class LocalCluster:
         if client is not None:
             with contextlib.suppress(Exception):
                 client.close(timeout=0.5)
+        log.setLevel(before)
 
     def __enter__(self) -> LocalCluster:
         self.connect()

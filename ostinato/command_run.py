@@ -181,7 +181,7 @@ def _attend(
     def stop(number: int, frame: FrameType | None) -> None:
         asked.append(number)
 
-    before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+    before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     job = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         while job.poll() is None and not asked:

@@ -15,6 +15,7 @@ from typing import Any
 RECENT = 5.0  # seconds of "now"
 SMOOTH = 2.0  # seconds of each point
 HISTORY = 240  # points of the past
+MOST = 256  # plans whose operations and pictures are kept, the last ones
 
 
 @dataclass(slots=True)
@@ -113,6 +114,9 @@ class Ledger:
             self.plans[described["id"]] = described
         for plan, took in said["steps"].items():
             self.steps.setdefault(plan, {})[address] = {int(k): t for k, t in took.items()}
+        for kept in (self.plans, self.steps):
+            for old in list(kept)[:-MOST]:
+                del kept[old]
         for plan, tally in batch.plans.items():
             total = worker.plans.setdefault(plan, Tally())
             total.add(tally)

@@ -122,7 +122,7 @@ def test_run_starts_processes_and_says_which_plans_ran(tmp_path: Path) -> None:
 
 
 @needs_mpi
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_run_ends_all_when_it_is_asked_to(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "job.py").write_text(ON_TWO)
     job = subprocess.Popen(

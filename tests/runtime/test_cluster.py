@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import logging
 import os
 import random
 import re
@@ -723,9 +724,11 @@ def test_the_program_ends_and_so_does_its_cluster(how: str, tmp_path: Path) -> N
 
 def test_a_cluster_that_ends_leaves_the_session_before_it() -> None:
     before = ost.session()
+    level = logging.getLogger("distributed.client").level
     with ost.LocalCluster(1, dashboard=False) as cluster:
         first = cluster.session
         second = cluster.connect()
         assert ost.session() is second is not first
     assert ost.session() is before
+    assert logging.getLogger("distributed.client").level == level
     assert float(ost.asarray(np.ones(3)).sum()) == 3

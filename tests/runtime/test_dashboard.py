@@ -20,7 +20,7 @@ from ostinato.ops.layout import Layout
 from ostinato.planner.explain import amount
 from ostinato.runtime import panels
 from ostinato.runtime.counts import axis_between
-from ostinato.runtime.ledger import RECENT, Ledger
+from ostinato.runtime.ledger import MOST, RECENT, Ledger
 
 import ostinato as ost
 from ostinato.errors import BoundsError
@@ -267,6 +267,16 @@ def said(rank: int, span: float = 1.0, **more: Any) -> dict[str, Any]:
     memory = {"operands": 0, "arena": 0, "peak": 0, "limit": None}
     empty = {"plans": {}, "steps": {}, "sent": {}, "memory": memory, "described": []}
     return {"rank": rank, "span": span} | empty | more
+
+
+def test_the_oldest_plans_go() -> None:
+    ledger = Ledger()
+    for k in range(MOST + 3):
+        described = [{"id": f"p{k}", "name": "f", "mesh": [1]}]
+        ran = {f"p{k}": [1, 1, 0.1, 0.0, 0.1]}
+        ledger.hear("a", said(0, plans=ran, described=described, steps={f"p{k}": {"0": 0.1}}))
+    assert [*ledger.plans] == [*ledger.steps] == [f"p{k}" for k in range(3, MOST + 3)]
+    assert ledger.called("p0") == "p0"
 
 
 def test_what_others_take_longer_in_communication_is_waiting() -> None:
