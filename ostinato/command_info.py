@@ -19,17 +19,17 @@ installs it.
 
     ostinato info"""
 
-# What is optional: the package, how it is imported, what it is for, and how it is installed.
+# What is optional: the package, what it is for, and how it is installed.
 OPTIONAL = (
-    ("mpi4py", "mpi4py", "processes", "pip install 'ostinato[cluster]'"),
-    ("dask", "dask", "clusters", "pip install 'ostinato[cluster]'"),
-    ("distributed", "distributed", "clusters", "pip install 'ostinato[cluster]'"),
-    ("dask-mpi", "dask_mpi", "clusters", "pip install 'ostinato[cluster]'"),
-    ("bokeh", "bokeh", "the dashboard", "pip install 'ostinato[cluster]'"),
-    ("rich", "rich", "live lines of `ostinato run`", "pip install rich"),
-    ("h5py", "h5py", "HDF5 files", "pip install 'ostinato[io]'"),
-    ("zarr", "zarr", "Zarr files", "pip install 'ostinato[io]'"),
-    ("cupy", "cupy", "GPUs", "pip install 'ostinato[gpu]'"),
+    ("mpi4py", "processes", "pip install 'ostinato[cluster]'"),
+    ("dask", "clusters", "pip install 'ostinato[cluster]'"),
+    ("distributed", "clusters", "pip install 'ostinato[cluster]'"),
+    ("dask-mpi", "clusters", "pip install 'ostinato[cluster]'"),
+    ("bokeh", "the dashboard", "pip install 'ostinato[cluster]'"),
+    ("rich", "live lines of `ostinato run`", "pip install rich"),
+    ("h5py", "HDF5 files", "pip install 'ostinato[io]'"),
+    ("zarr", "Zarr files", "pip install 'ostinato[io]'"),
+    ("cupy", "GPUs", "pip install 'ostinato[gpu]'"),
 )
 
 
@@ -130,6 +130,6 @@ def cache() -> str:
 
 
 def absent() -> Iterator[tuple[str, str, str]]:
-    for package, _, purpose, install in OPTIONAL:
+    for package, purpose, install in OPTIONAL:
         if not version(package):
             yield package, purpose, install

@@ -253,8 +253,7 @@ class _Talk:
         while self.alive:
             try:
                 self._back(b".", 0)
-                if self.lead.broken or self.lead.fatal is not None:
-                    self._look()
+                self._look()
             except OSError:
                 return
             time.sleep(BEAT)
@@ -376,7 +375,6 @@ class Channel:
         self.answers: dict[int, Any] = {}  # to this one
         self.last = 0  # the order that ends all
         self.changed = threading.Condition()
-        self.heard = time.monotonic()
         self.alive = True
         self.until_closed = contextlib.ExitStack()  # what is needed as long as this
         sock = socket.create_connection(address, timeout=GREET)

@@ -196,9 +196,7 @@ def _add_page(scheduler: Any, office: Office) -> None:
     from tornado.ioloop import IOLoop
 
     there = scheduler.http_application.applications
-    if not any(
-        f"/{page}" in getattr(app, "app_paths", ()) for app in there for page in ("status",)
-    ):
+    if not any("/status" in getattr(app, "app_paths", ()) for app in there):
         return  # started without a dashboard
     variables = template_variables(scheduler)
     if NAME not in variables["pages"]:

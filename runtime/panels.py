@@ -11,7 +11,7 @@ from ostinato.planner.explain import amount, seconds
 
 from .ledger import Ledger
 
-COMPUTE, TALK, WAIT, IDLE = "#3b6ea5", "#d9a441", "#c0504d", "#e3e8ed"
+COMPUTE, TALK, WAIT = "#3b6ea5", "#d9a441", "#c0504d"
 SHOWN = 16  # workers in a timeline
 OPERANDS, ARENA = "#5aa469", "#7d5ba6"
 STYLE = """
