@@ -381,7 +381,8 @@ def _operations(graph: Graph) -> list[str]:
     """A line per node without the numbers of values, which shift when one node is added."""
     found = []
     for node in graph.nodes:
-        params = ", ".join(f"{k}={v}" for k, v in node.params if not isinstance(v, Graph))
+        told = ((k, v) for k, v in node.params if not isinstance(v, Graph) and k != "stays")
+        params = ", ".join(f"{k}={v}" for k, v in told)  # without what is this machine's
         found.append(f"{node.op}({params}) -> {', '.join(map(str, node.specs))}")
         for name, body in node.subgraphs():
             found.extend(f"    {name}: {line}" for line in _operations(body))
