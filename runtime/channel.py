@@ -37,7 +37,6 @@ from .crew import BEAT, GREET, Lead, callers, exactly
 from .orders import (
     HEAD,
     KINDS,
-    NOBODY,
     RUN,
     Order,
     described,
@@ -463,21 +462,12 @@ class Channel:
         self._send("run", said)
         return self.number
 
-    def order(
-        self,
-        kind: str,
-        plan: bytes = NOBODY,
-        operands: Sequence[int] = (),
-        freed: Sequence[int] = (),
-        first: int = 0,
-        text: Any = None,
-        value: Any = None,
-    ) -> Any:
-        """Anything else; the lead's answer."""
+    def order(self, kind: str, value: Any = None, **what: Any) -> Any:
+        """Anything else, with what an Order has; the lead's answer."""
         self.check()
         self.number += 1
         number, epoch = self.number, self.epoch
-        order = Order(kind, number, epoch & 255, plan, tuple(operands), tuple(freed), first, text)
+        order = Order(kind, number, epoch & 255, **what)
         if kind == "end":
             self.last = number
         self.asked = number

@@ -343,30 +343,14 @@ class Lead(Crew):
         if freed:
             self.member.free(freed)
 
-    def order(
-        self,
-        kind: str,
-        plan: bytes = NOBODY,
-        operands: Sequence[int] = (),
-        freed: Sequence[int] = (),
-        first: int = 0,
-        text: Any = None,
-        value: Any = None,
-    ) -> Any:
-        """Anything else; what the lead answers. For a plan, the value is the plan itself."""
+    def order(self, kind: str, value: Any = None, **what: Any) -> Any:
+        """Anything else, with what an Order has; what the lead answers. For a plan, the value is the
+        plan itself.
+        """
         self.check()
         try:
             self.number += 1
-            order = Order(
-                kind,
-                self.number,
-                self.epoch & 255,
-                plan,
-                tuple(operands),
-                tuple(freed),
-                first,
-                text,
-            )
+            order = Order(kind, self.number, self.epoch & 255, **what)
             said = order.pack()
             self.counts[kind] += 1
             self.bytes[kind] += len(said)

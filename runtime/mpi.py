@@ -28,6 +28,7 @@ from .communicator import Arrays, Group, Messages, Request, fold
 LONGEST = 1 << 30  # bytes of one message; MPI counts in 31 bits
 AT_ONCE = 1 << 18  # bytes: what is smaller goes to everybody of a group, instead of a part to each
 TAGS = 1 << 20  # numbers of messages on the way from one worker to another
+LAST = TAGS + 1  # of the last message on a communicator
 EAGER = 64  # looks for a message before others may have the core
 AWAKE = 0.002  # seconds of looking before a wait begins to sleep
 NAP = 50e-6
@@ -406,20 +407,40 @@ class MpiCommunicator:
 
     def restart(self, comm: Any, until: Callable[[Any], None]) -> None:
         """Begin anew on another communicator after a failure, when all have given up what was under way.
-        What was to be received will not be; what was sent, and nobody took, keeps its memory."""
-        unsent: list[Any] = []
+        What was to be received will not be; what was sent is taken, and thrown away."""
+        sent: list[Any] = []
         self.left.clear()
         for receives, sends in (self.posting, *(flow.stop() for flow in tuple(self.going))):
             for request in filter(None, receives):  # those that are done are no more
                 request.Cancel()
                 until(request.Test)
-            unsent += sends
-        _unsent.extend(request for request in unsent if not request.Test())
+            sent += filter(None, sends)
+        self._empty(until)
+        for request in sent:
+            until(request.Test)
         self.comm.Free()
         self.comm = comm
         self.going.clear()
         self.posting = [], []
         self.sent, self.got = [0] * self.size, [0] * self.size
+
+    def _empty(self, until: Callable[[Any], None]) -> None:
+        """Take all messages that are on their way here: MPI would give them to a later communicator, to
+        which it gives this one's number. Each worker's last one says that it is the last."""
+        from mpi4py import MPI
+
+        others = [r for r in range(self.size) if r != self.rank]
+        last = [self.comm.Isend((_SIGNAL, self._byte), r, LAST) for r in others]
+        status, left = MPI.Status(), set(others)
+        while left:
+            until(lambda: self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status))
+            source, tag = status.Get_source(), status.Get_tag()
+            room = np.empty(status.Get_count(self._byte), np.uint8)
+            until(self.comm.Irecv((room, self._byte), source, tag).Test)
+            if tag == LAST:
+                left.discard(source)
+        for request in last:
+            until(request.Test)
 
 
 _SIGNAL = np.zeros(1, np.uint8)

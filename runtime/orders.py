@@ -47,8 +47,8 @@ class Order(NamedTuple):
     number: int  # of the orders since the beginning; workers compare it with their own count
     epoch: int = 0  # failures so far, modulo 256
     plan: bytes = NOBODY
-    operands: tuple[int, ...] = ()
-    freed: tuple[int, ...] = ()
+    operands: Sequence[int] = ()
+    freed: Sequence[int] = ()
     first: int = 0  # handle of the first result
     text: Any = None
 

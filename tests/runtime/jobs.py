@@ -377,10 +377,7 @@ def impatient() -> None:
     ost.connect()
     f, x = _sum(), ost.asarray(np.ones(6), split=0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
-    presses = int(sys.argv[2])
-    signal.setitimer(signal.ITIMER_REAL, 0.3, 0.3)
-    count = 0
+    presses, count = int(sys.argv[2]), 0
 
     def pressed(*_: Any) -> None:
         nonlocal count
@@ -390,6 +387,7 @@ def impatient() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     signal.signal(signal.SIGALRM, pressed)
+    signal.setitimer(signal.ITIMER_REAL, 0.3, 0.3)
     error = caught(lambda: np.asarray(f(x)))
     say(error=error, again=caught(lambda: np.asarray(f(x))), count=count)
 
@@ -435,12 +433,21 @@ def given_up() -> None:
     early, late = np.zeros(1000), np.zeros(1_000_000)
     flows: list[Any] = [comm.start_exchange([], [(other, x)]) for x in (early, late)]
     flows.append(comm.overlap(comm.start_exchange([(other, np.ones(1000))], [])))
+    for_nobody = [np.full(size, 5.0) for size in (10, 20, 30)]
+    flows += [comm.start_exchange([(other, x)], []) for x in for_nobody]
     new = MPI.COMM_WORLD.Dup()
     comm.restart(new, lambda happened: comm.until(happened))
+    strange = 0
+    for _ in range(20):  # of which one has the number of the old one
+        again = MPI.COMM_WORLD.Dup()
+        MPI.COMM_WORLD.Barrier()
+        strange += again.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
+        MPI.COMM_WORLD.Barrier()
+        again.Free()
     kept, seen = not comm.going and not comm.left, early.copy()
     comm.start_exchange([(other, np.full(1_000_000, 7.0))], [(other, np.empty(1_000_000))]).wait()
     comm.barrier()
-    say_all = MPI.COMM_WORLD.gather((kept, bool((early == seen).all()), not late.any()))
+    say_all = MPI.COMM_WORLD.gather((kept, bool((early == seen).all()), not strange))
     if RANK == 0:
         say(all=say_all, done=[flow.advance() for flow in flows])
 
