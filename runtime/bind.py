@@ -24,7 +24,7 @@ from ostinato.ops.collective import collective_of
 from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Graph, Node
 from ostinato.ops.labels import SUMS
-from ostinato.ops.layout import Partial, exchange_lists, part_ranks, slices, volume
+from ostinato.ops.layout import Partial, slices
 from ostinato.ops.monoid import MONOIDS
 from ostinato.ops.native import native_kernel, strides_over, together
 from ostinato.ops.products import Keeping
@@ -38,6 +38,7 @@ from ostinato.errors import BoundsError, ExecutionError, LinAlgError, NaNError, 
 
 from .ahead import BUFFERS, ReadAhead, Step
 from .communicator import Communicator
+from .starters import starter
 from .stay import Staying
 
 Look = Callable[[Any], Any]
@@ -118,7 +119,8 @@ def bind(
     if settings.debug >= 4:
         print(f"# {name}, worker {rank}\n{source}", file=sys.stderr)
     exec(compile(source, name, "exec"), binder.names)
-    return Bound(binder.names["run"], source, binder.rows, binder.lines, binder.stays)
+    call = binder.names.pop("run")  # no circle: with the last who calls it, all it holds is gone
+    return Bound(call, source, binder.rows, binder.lines, binder.stays)
 
 
 class _Binder:
@@ -392,7 +394,8 @@ class _Binder:
         self, graph: Graph, node: Node, row: Row, ins: Sequence[str], outs: Sequence[str]
     ) -> None:
         kind = collective_of(node.op, node.kw)
-        start = self.name("s", self.starter(graph, node, kind))
+        from_, to = ([self.fixed.get(name) for name in names] for names in (ins, outs))
+        start = self.name("s", starter(self.communicator, graph, node, kind, from_, to, self.xp))
         call = f"{start}(({', '.join(ins)},), ({', '.join(outs)},))"
         if node.op != "start":
             self.write(f"{call}.wait()", row)
@@ -400,49 +403,6 @@ class _Binder:
         self.requests[outs[0]] = self.local("q")
         overlap = self.name("h", self.communicator.overlap)
         self.write(f"{self.requests[outs[0]]} = {overlap}({call})", row)
-
-    def starter(self, graph: Graph, node: Node, kind: str) -> Callable[[Any, Any], Any]:
-        """What starts a collective, given operands and results."""
-        comm, rank = self.communicator, self.rank
-        spec, made = graph.specs[node.inputs[0]], node.specs[0]
-        here, there = spec.layout, made.layout
-        assert here is not None
-        assert there is not None
-        if kind in ("all_reduce", "reduce_scatter"):
-            monoid = str(node.kw["monoid"])
-            group = part_ranks(here.mesh, node.kw["axes"], rank)
-            if kind == "all_reduce":
-                return lambda xs, outs: comm.start_all_reduce(xs, outs, monoid, group)
-            own = here.box(spec.shape, rank)
-            parts = [slices(there.box(spec.shape, r), own) for r in group]
-            return lambda xs, outs: comm.start_reduce_scatter(xs[0], outs[0], monoid, group, parts)
-        if kind == "broadcast":
-            everybody = tuple(range(here.workers))
-            root = next(r for r in everybody if volume(here.box(spec.shape, r)))
-            return lambda xs, outs: comm.start_broadcast(xs[0], outs[0], root, everybody)
-        pieces = exchange_lists(here, there, spec.shape)
-        own, wanted = here.box(spec.shape, rank), there.box(spec.shape, rank)
-        sends = [(p.target, slices(p.box, own)) for p in pieces if p.source == rank != p.target]
-        receives = [
-            (p.source, slices(p.box, wanted)) for p in pieces if p.target == rank != p.source
-        ]
-        stays = [
-            (slices(p.box, wanted), slices(p.box, own))
-            for p in pieces
-            if p.source == p.target == rank
-        ]
-        copyto = self.xp.copyto
-
-        def start(xs: Any, outs: Any) -> Any:
-            (x,), (out,) = xs, outs
-            request = comm.start_exchange(
-                [(r, x[s]) for r, s in sends], [(r, out[s]) for r, s in receives]
-            )
-            for to, source in stays:
-                copyto(out[to], x[source])
-            return request
-
-        return start
 
     # -- control flow ----------------------------------------------------------------------
     def spare(self, program: Program, k: int, node: Node, count: int, base: int) -> list[str]:

@@ -5,7 +5,6 @@ handle that nobody refers to any more is freed with the next order."""
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -223,7 +222,7 @@ class CrewEngine:
                 freed = self._freed()
                 made = lead.number + 1
                 results: list[Operand] = [
-                    Handle(s, self, n, made) for s, n in zip(specs, itertools.count(first))
+                    Handle(specs[k], self, first + k, made) for k in range(count)
                 ]
                 try:
                     lead.run(identity, [o.number for o in operands], first, freed)  # type: ignore[attr-defined]

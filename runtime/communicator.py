@@ -27,6 +27,13 @@ class Request(Protocol):
         """Return when its results are written and its operands may be overwritten."""
 
 
+class Prepared(Protocol):
+    """Messages that were made ready, to be sent as often as one likes."""
+
+    def start(self, finish: Callable[[], None]) -> Request:
+        """Send what lies in their arrays now; whoever waits for it finishes, when all has arrived."""
+
+
 class Communicator(Protocol):
     rank: int
     size: int
@@ -43,6 +50,10 @@ class Communicator(Protocol):
 
     def start_exchange(self, sends: Messages, receives: Messages) -> Request:
         """Messages between any workers: all-gather, all-to-all and halos are made of it."""
+
+    def prepare(self, sends: Messages, receives: Messages) -> Prepared | None:
+        """An exchange between arrays in one piece that will be done again and again; None if nothing is
+        gained by that. All of a group prepare it, and start it in the same order."""
 
     def start_broadcast(self, x: Any, out: Any, root: int, group: Group) -> Request:
         """What the root has goes to everybody."""
@@ -197,6 +208,9 @@ class ThreadCommunicator:
 
         return _Later(finish)
 
+    def prepare(self, sends: Messages, receives: Messages) -> Prepared | None:
+        return None
+
     def start_broadcast(self, x: Any, out: Any, root: int, group: Group) -> Request:
         self._count(x.nbytes if self.rank == root else 0)
 
@@ -255,6 +269,9 @@ class Alone:
         for (_, x), (_, out) in zip(sends, receives, strict=True):
             np.copyto(out, x)
         return _DONE
+
+    def prepare(self, sends: Messages, receives: Messages) -> Prepared | None:
+        return None
 
     def start_broadcast(self, x: Any, out: Any, root: int, group: Group) -> Request:
         np.copyto(out, x)

@@ -102,7 +102,9 @@ class Crew:
         ]
         self.alive = True
         self.fatal: CommunicatorError | None = None
-        self.sending: list[Any] = []  # messages of an order on their way
+        self.saying = bytearray(SMALL)  # of the order that is on its way to those below
+        self.ways: dict[int, list[Any]] = {}  # by an order's length, how it gets there
+        self.sending: list[Any] = []  # messages on their way
         self.turn = threading.RLock()  # of what is known of failures
 
     @staticmethod
@@ -119,20 +121,31 @@ class Crew:
         whatever fails meanwhile."""
         if not self.children:
             return
-        if self.sending:  # an interrupt came between; what they hold must stay
-            mpi._unsent.append(self.sending)
-        byte = self.communicator._byte
-        requests = self.sending = []
-        if len(data) <= SMALL:
-            requests += [self.control.Isend((data, byte), child) for child in self.children]
-        else:
-            octets = np.frombuffer(data, np.uint8)
-            pieces = [octets[:SMALL], *mpi._pieces(octets[SMALL:])]
+        if self.sending:  # an interrupt came between
+            self._taken()
+        length = len(data)
+        head = min(length, SMALL)
+        self.saying[:head] = data[:head]
+        ways = self.ways.get(head)
+        if ways is None:
+            said = memoryview(self.saying)[:head], self.communicator.byte
+            ways = self.ways[head] = [self.control.Send_init(said, c) for c in self.children]
+        self.sending = ways
+        for request in ways:
+            request.Start()
+        if length > SMALL:
+            rest = np.frombuffer(data, np.uint8)[SMALL:]
             with self.undisturbed():
-                requests += [
-                    self.control.Isend((p, byte), child) for child in self.children for p in pieces
+                self.sending = ways + [
+                    self.control.Isend((piece, self.communicator.byte), child)
+                    for child in self.children
+                    for piece in mpi._pieces(rest)
                 ]
-        for request in requests:
+        self._taken()
+
+    def _taken(self) -> None:
+        """Those below have what they were sent."""
+        for request in self.sending:
             if not request.Test():
                 self._until(request.Test)
         self.sending = []
@@ -187,6 +200,8 @@ class Crew:
         from mpi4py import MPI
 
         self.communicator.close()
+        for request in itertools.chain(*self.ways.values()):
+            request.Free()
         self.control.Free()
         self.base.Free()
         if self.given not in (MPI.COMM_WORLD, MPI.COMM_SELF):
@@ -230,7 +245,7 @@ class Lead(Crew):
         host = "127.0.0.1" if local else host or own_address()
         with socket.create_server((host, 0), backlog=self.size) as server:
             said = json.dumps([host, server.getsockname()[1], token]).encode()
-            comm.Bcast([np.frombuffer(said.ljust(SMALL), np.uint8), self.communicator._byte], LEAD)
+            comm.Bcast([np.frombuffer(said.ljust(SMALL), np.uint8), self.communicator.byte], LEAD)
             comes = callers(server, lambda line: _hello(line, token), time.monotonic() + JOIN)
             with contextlib.closing(comes):
                 for line, hello in itertools.islice(comes, self.size - 1):
@@ -365,7 +380,7 @@ class Lead(Crew):
             for rank in self.lines:
                 self._say(rank, b"w")
         self._forward(data)
-        self.told = time.perf_counter()
+        self.told = now
 
     def _own(self, error: BaseException) -> BaseException:
         """What the user is to see of an error at the lead, which may follow from another's."""
@@ -451,7 +466,7 @@ class Hand(Crew):
     def __init__(self, comm: Any, threads: int | None = None) -> None:
         super().__init__(comm, threads)
         said = np.empty(SMALL, np.uint8)
-        comm.Bcast([said, self.communicator._byte], LEAD)
+        comm.Bcast([said, self.communicator.byte], LEAD)
         host, port, token = json.loads(said.tobytes())
         self.line = socket.create_connection((host, port), timeout=JOIN)
         self.line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -466,7 +481,9 @@ class Hand(Crew):
         self.failed = False
         self.undone = 0  # the first order that it did not do since it failed
         self.stopped = -1, 0  # the last epoch in which somebody failed, and in which order
-        self.first = bytearray(SMALL)  # of an order
+        self.first = bytearray(SMALL)  # of the next order, which may come at any time
+        self.coming = self.control.Recv_init((self.first, self.communicator.byte), self.parent)
+        self.coming.Start()
         self.lock = threading.Lock()
         threading.Thread(target=self._watch, name="ostinato-lifeline", daemon=True).start()
 
@@ -514,6 +531,7 @@ class Hand(Crew):
         try:
             while (order := self._next()).kind != "end":
                 self._obey(order)
+            self.coming.Free()
             self._free()
         finally:
             self.alive = False
@@ -557,17 +575,19 @@ class Hand(Crew):
             self._look()
 
     def _next(self) -> Order:
-        byte = self.communicator._byte
-        self._listen(self.control.Irecv((self.first, byte), self.parent))
+        self._listen(self.coming)
         length = length_of(self.first)
         data = bytes(self.first[:length])
         if length > SMALL:
             rest = np.empty(length - SMALL, np.uint8)
             for piece in mpi._pieces(rest):
-                self._listen(self.control.Irecv((piece, byte), self.parent))
+                self._listen(self.control.Irecv((piece, self.communicator.byte), self.parent))
             data += rest.tobytes()
+        order = unpack(data)
+        if order.kind != "end":
+            self.coming.Start()
         self._forward(data)
-        return unpack(data)
+        return order
 
     def _listen(self, request: Any) -> None:
         """Look for a while, then sleep until the bell rings."""

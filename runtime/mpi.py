@@ -15,6 +15,7 @@ import json
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,7 +24,8 @@ import numpy as np
 
 from ostinato.errors import CommunicatorError
 
-from .communicator import Arrays, Group, Messages, Request, fold
+from .communicator import Arrays, Group, Messages, Prepared, Request, fold
+from .mail import Mail
 
 LONGEST = 1 << 30  # bytes of one message; MPI counts in 31 bits
 AT_ONCE = 1 << 18  # bytes: what is smaller goes to everybody of a group, instead of a part to each
@@ -107,7 +109,8 @@ class MpiCommunicator:
         self.sent = [0] * self.size  # messages to each, modulo TAGS
         self.got = [0] * self.size
         self.spare: dict[Any, list[Any]] = {}  # memory for what is received, by its shape and dtype
-        self.going: set[Flow] = set()  # operations under way
+        self.going: set[Flow | Mail] = set()  # operations under way
+        self.mails = weakref.WeakSet[Mail]()
         self.posting: Pending = ([], [])  # the messages that were started last
         self.left: deque[Flow] = deque()  # operations that the thread drives
         self.work = threading.Event()
@@ -118,7 +121,7 @@ class MpiCommunicator:
         self.heard = np.zeros(self.size, np.uint8)  # signals
         import mpi4py.MPI as mpi
 
-        self._byte = mpi.BYTE
+        self.byte = mpi.BYTE
 
     # -- waiting ---------------------------------------------------------------------------
     def until(self, happened: Any) -> None:
@@ -172,6 +175,11 @@ class MpiCommunicator:
         """Give back what MPI keeps for this; all workers do so at the same time."""
         self.closed = True
         self.work.set()
+        self._free()
+
+    def _free(self) -> None:
+        for mail in tuple(self.mails):
+            mail.free()
         self.comm.Free()
 
     # -- messages --------------------------------------------------------------------------
@@ -199,11 +207,11 @@ class MpiCommunicator:
     def _send(self, pending: Pending, octets: Any, to: int, tag: int) -> None:
         self.bytes_to[to] += octets.size
         for piece in (octets,) if octets.size <= LONGEST else _pieces(octets):
-            pending[1].append(self.comm.Isend((piece, self._byte), to, tag))
+            pending[1].append(self.comm.Isend((piece, self.byte), to, tag))
 
     def _receive(self, pending: Pending, octets: Any, source: int, tag: int) -> None:
         for piece in (octets,) if octets.size <= LONGEST else _pieces(octets):
-            pending[0].append(self.comm.Irecv((piece, self._byte), source, tag))
+            pending[0].append(self.comm.Irecv((piece, self.byte), source, tag))
 
     def _take(self, shape: tuple[int, ...], dtype: Any) -> tuple[Any, Any]:
         """Memory for what is received: as an array, and as bytes."""
@@ -219,13 +227,13 @@ class MpiCommunicator:
 
     def signal(self, to: int) -> None:
         """Somebody is as far as this."""
-        request = self.comm.Isend((_SIGNAL, self._byte), to, TAGS)
+        request = self.comm.Isend((_SIGNAL, self.byte), to, TAGS)
         if not request.Test():
             self.until(request.Test)
 
     def signals(self) -> None:
         """Everybody else is as far as this."""
-        heard, byte = self.heard, self._byte
+        heard, byte = self.heard, self.byte
         requests = [
             self.comm.Irecv((heard[r : r + 1], byte), r, TAGS)
             for r in range(self.size)
@@ -342,6 +350,11 @@ class MpiCommunicator:
         for got, out in late:
             _fill(out, got)
 
+    def prepare(self, sends: Messages, receives: Messages) -> Prepared | None:
+        mail = Mail(self, sends, receives)
+        self.mails.add(mail)
+        return mail
+
     def start_broadcast(self, x: Any, out: Any, root: int, group: Group) -> Request:
         return Flow(self, self._broadcast(x, out, root, group))
 
@@ -418,7 +431,7 @@ class MpiCommunicator:
         self._empty(until)
         for request in sent:
             until(request.Test)
-        self.comm.Free()
+        self._free()
         self.comm = comm
         self.going.clear()
         self.posting = [], []
@@ -430,13 +443,13 @@ class MpiCommunicator:
         from mpi4py import MPI
 
         others = [r for r in range(self.size) if r != self.rank]
-        last = [self.comm.Isend((_SIGNAL, self._byte), r, LAST) for r in others]
+        last = [self.comm.Isend((_SIGNAL, self.byte), r, LAST) for r in others]
         status, left = MPI.Status(), set(others)
         while left:
             until(lambda: self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status))
             source, tag = status.Get_source(), status.Get_tag()
-            room = np.empty(status.Get_count(self._byte), np.uint8)
-            until(self.comm.Irecv((room, self._byte), source, tag).Test)
+            room = np.empty(status.Get_count(self.byte), np.uint8)
+            until(self.comm.Irecv((room, self.byte), source, tag).Test)
             if tag == LAST:
                 left.discard(source)
         for request in last:
@@ -444,7 +457,6 @@ class MpiCommunicator:
 
 
 _SIGNAL = np.zeros(1, np.uint8)
-_unsent: list[Any] = []
 
 
 def _flat(x: Any) -> Any:

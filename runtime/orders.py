@@ -8,6 +8,7 @@ from `first` on. Nothing here is ever unpickled; what does not fit is `Malformed
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ from ostinato.ops.encode import Malformed
 from ostinato import errors
 from ostinato.errors import ExecutionError, OstinatoError
 
-HEAD = struct.Struct("<IBBxxIIQ16sQ")
+_FORM = "<IBBxxIIQ16sQ"
+HEAD = struct.Struct(_FORM)
 LENGTH = struct.Struct("<I")
 LARGEST = 1 << 30  # bytes of an order
 NOBODY = bytes(16)
@@ -77,9 +79,15 @@ def pack(
     text: bytes = b"",
 ) -> bytes:
     n, m = len(operands), len(freed)
-    length = HEAD.size + 8 * (n + m) + len(text)
-    head = HEAD.pack(length, kind, epoch, n, m, number, plan, first)
-    return head + struct.pack(f"<{n + m}Q", *operands, *freed) + text
+    form = _with_handles(n + m)
+    length = form.size + len(text)
+    said = form.pack(length, kind, epoch, n, m, number, plan, first, *operands, *freed)
+    return said + text if text else said
+
+
+@functools.lru_cache(64)
+def _with_handles(count: int) -> struct.Struct:
+    return struct.Struct(f"{_FORM}{count}Q")
 
 
 def unpack(data: bytes) -> Order:

@@ -94,6 +94,20 @@ def test_what_was_started_goes_on_by_itself() -> None:
     assert good(3, "progress")["done"]
 
 
+@needs_mpi
+@pytest.mark.parametrize("count", [2, 3])
+def test_small_messages_are_made_ready_once(count: int) -> None:
+    found = good(count, "made_ready")
+    assert found["right"] == [True] * 20
+    assert len(found["errors"]) == 1
+    assert "by test" in found["errors"][0]
+    mails, flows = zip(*found["counts"], strict=True)
+    assert set(mails) == {4}
+    assert not any(f for k, f in enumerate(flows) if k % 5)  # the others come after a new array
+    assert found["left"] == 0
+    assert "persistent" not in found["stderr"]  # which MPI says of what was not given back
+
+
 # -- one small message ---------------------------------------------------------------------
 @needs_mpi
 def test_an_iteration_costs_the_same_whatever_the_plan_contains() -> None:

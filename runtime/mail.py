@@ -1,0 +1,88 @@
+"""Small messages that are sent again and again, each time from and to the same memory: MPI is told once what
+they are, and from then on only to begin. They need no numbers: both sides begin them in the same order,
+in which MPI keeps messages of one tag."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .communicator import Messages
+
+if TYPE_CHECKING:
+    from .mpi import MpiCommunicator, Pending
+
+FIRST = (1 << 20) + 2  # tag, above those of numbered messages
+
+clock = time.perf_counter
+
+
+class Mail:
+    """The messages of one operation, whose arrays lie in one piece."""
+
+    __slots__ = ("__weakref__", "_comm", "_finish", "_receives", "_sends", "_sizes")
+
+    def __init__(self, comm: MpiCommunicator, sends: Messages, receives: Messages) -> None:
+        self._comm = comm
+        self._finish: Callable[[], None] | None = None
+        self._sizes = [(to, x.nbytes) for to, x in sends]
+        self._sends = [*_requests(comm.comm.Send_init, comm.byte, sends)]
+        self._receives = [*_requests(comm.comm.Recv_init, comm.byte, receives)]
+
+    def start(self, finish: Callable[[], None]) -> Mail:
+        """Begin; who waits for it finishes, when all has arrived."""
+        comm = self._comm
+        began = clock()
+        self._finish = finish
+        comm.going.add(self)
+        for request in self._receives:
+            request.Start()
+        for request in self._sends:
+            request.Start()
+        for to, size in self._sizes:
+            comm.bytes_to[to] += size
+        comm.talking += clock() - began
+        return self
+
+    def wait(self) -> None:
+        comm = self._comm
+        began = clock()
+        for requests in (self._receives, self._sends):
+            for request in requests:
+                if not request.Test():
+                    comm.until(request.Test)
+        comm.going.discard(self)
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            finish()
+        comm.talking += clock() - began
+
+    def stop(self) -> Pending:
+        """Go no further; what is under way."""
+        self._finish = None
+        receives, sends = (
+            [r for r in requests if not r.Test()] for requests in (self._receives, self._sends)
+        )
+        return receives, sends
+
+    def free(self) -> None:
+        """Give back what MPI keeps for it."""
+        receives, self._receives = self._receives, []
+        sends, self._sends = self._sends, []
+        for request in (*receives, *sends):
+            request.Free()
+
+    def __del__(self) -> None:
+        self.free()
+
+
+def _requests(make: Callable[..., Any], byte: Any, messages: Messages) -> Iterator[Any]:
+    """Several to one worker have several tags."""
+    count = Counter[int]()
+    for peer, x in messages:
+        yield make((x.reshape(-1).view(np.uint8), byte), peer, FIRST + count[peer])
+        count[peer] += 1
