@@ -36,6 +36,10 @@ def turned(xp: Any, a: Any, b: Any) -> Any:
     return a @ b.T
 
 
+def turned_left(xp: Any, a: Any, b: Any) -> Any:
+    return a.T @ b
+
+
 def gram(xp: Any, x: Any) -> Any:
     return x.T @ x
 
@@ -132,6 +136,20 @@ WORKLOADS = (
         product,
         numbers((1_000_000, 32), (32,)),
         *work(1_000_000, 32, 1),
+    ),
+    workload(
+        "vector",
+        "(20000, 1000) @ (1000,)",
+        product,
+        numbers((20_000, 1000), (1000,)),
+        *work(20_000, 1000, 1),
+    ),
+    workload(
+        "vector_turned",
+        "x.T @ y, (50000, 300) and (50000,), in float64",
+        turned_left,
+        numbers((50_000, 300), (50_000,), dtype=np.float64),
+        *work(300, 50_000, 1, 8),
     ),
     workload(
         "batch",

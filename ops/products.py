@@ -1,5 +1,5 @@
 """Matrix products as functions of three arrays: oneDNN's, or OpenBLAS's in blocks that the threads
-of the one pool share.
+of the one pool share, or our own with a vector.
 
 A function is made once, for arrays that lie in one way. Blocks are those of the result; where the
 result is small and the sum long, they are of the sum, in a number that depends on extents only."""
@@ -17,6 +17,7 @@ import numpy as np
 from .native import around, function_of, symbol, why_not
 from .onednn import Stack, Unable, onednn_product, with_weights
 from .threads import blas
+from .vectors import STREAMS, streams_pay, vector_product
 
 Product = Callable[..., None]  # (left, right, result)
 
@@ -86,6 +87,10 @@ def ways(a: Any, b: Any, out: Any, threads: int, stays: bool = False) -> Mapping
             )
     if alike:
         found["blas"] = partial(_blas_product, left, right, result, threads)
+    if alike and min(m, n) == 1 and max(m, n) >= STREAMS:
+        found["streams"] = partial(_in_streams, left, right, result, threads)
+        if streams_pay(_transposed(right) if m == 1 else left):
+            found = dict(reversed(found.items()))
     return found
 
 
@@ -108,6 +113,15 @@ def _by_onednn(
             return function
         return Keeping(function, partial(_kept, a, b, out, threads, quick))
     return None
+
+
+def _in_streams(a: Stack, b: Stack, out: Stack, threads: int) -> Product | None:
+    turned = out.shape[-2] == 1
+    if turned:
+        a, b, out = _transposed(b), _transposed(a), _transposed(out)
+    work = out.size * a.shape[-1]
+    count = 0 if work <= QUICK_READS else max(1, min(threads, work // READS))
+    return vector_product(a, b, out, turned, count)
 
 
 def _kept(

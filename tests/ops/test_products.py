@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops import onednn, products, threads
+from ostinato.ops import onednn, products, threads, vectors
 from ostinato.ops.native import why_not
 from ostinato.ops.products import product
 
@@ -88,6 +89,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which library each product was made by."""
     seen: list[str] = []
     by_onednn, by_blas = products.onednn_product, products._blas_product
+    by_us = products.vector_product
 
     def first(*args: Any) -> Any:
         f = by_onednn(*args)
@@ -99,6 +101,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append("numpy" if f is None else "blas")
         return f
 
+    def third(*args: Any) -> Any:
+        f = by_us(*args)
+        seen.extend(["streams"] * (f is not None))
+        return f
+
+    monkeypatch.setattr(products, "vector_product", third)
     monkeypatch.setattr(products, "onednn_product", first)
     monkeypatch.setattr(products, "_blas_product", second)
     return seen
@@ -259,7 +267,75 @@ def test_vectors_may_have_steps() -> None:
         assert check(x[:400:2], a, np.empty(300, dtype))
         assert check(x, x, np.empty((), dtype))
         assert check(a, x[:300], np.empty((200, 4), dtype)[:, 1])
-        assert check(np.broadcast_to(a[0], (200, 300)), x[:300], np.empty(200, dtype)) is False
+        assert check(np.broadcast_to(a[0], (200, 300)), x[:300], np.empty(200, dtype))
+        assert check(a[::-1], x[:300], np.empty(200, dtype))
+        assert check(a[:, ::2], x[:150], np.empty(200, dtype)) is False
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_streams_of_rows(dtype: str, data: Any) -> None:
+    """The same bits for a row whatever is beside it, and however many threads there are."""
+    rows, terms = data.draw(st.integers(4, 90)), data.draw(st.integers(1, 170))
+    a, x = numbers((rows + 4, terms), dtype), numbers((terms,), dtype, 1)
+    turned = data.draw(st.booleans())
+    ends = data.draw(st.sampled_from([1, 3]))
+    out = np.full((rows + 4, ends), np.nan, dtype)[:, 0]
+
+    def run(a: np.ndarray, out: np.ndarray, count: int) -> None:
+        given = (x, a.T) if turned else (a, x)
+        made = products.ways(*given, out, count)["streams"]()
+        assert made is not None
+        made(*given, out)
+
+    run(a, out, 1)
+    wanted, size = exact(a, x)
+    assert (np.abs(out - wanted) <= 2.0 ** (2 - BITS[dtype]) * terms * size).all()
+    for count in (0, 2, 3):
+        again = np.full_like(out, np.nan)
+        run(a[:rows], again[:rows], count)
+        np.testing.assert_array_equal(again[:rows], out[:rows])
+        assert np.isnan(again[rows:]).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_streams_of_columns(dtype: str, data: Any) -> None:
+    """The bits do not depend on threads; parts, blocks and rests are as NumPy adds them."""
+    terms, columns = data.draw(st.integers(1, 300)), data.draw(st.integers(4, 90))
+    a, x = numbers((terms, columns + 1), dtype)[:, :-1], numbers((terms,), dtype, 1)
+    given = (x, a) if data.draw(st.booleans()) else (a.T, x)
+    out, found = np.full((columns, 3), np.nan, dtype)[:, 1], []
+    part, block = (
+        data.draw(st.sampled_from([100, 5000, 1 << 20])),
+        64 * data.draw(st.integers(1, 9)),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vectors, "PART", part)
+        patch.setattr(vectors, "BLOCK", block)
+        for count in (0, 2, 3):
+            made = products.ways(*given, out, count)["streams"]()
+            assert isinstance(made, types.BuiltinFunctionType)
+            out[...] = np.nan
+            made(*given, out)
+            found.append(out.copy())
+    wanted, size = exact(x, a)
+    assert (np.abs(out - wanted) <= 2.0 ** (2 - BITS[dtype]) * terms * size).all()
+    assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes()
+
+
+def test_which_rule_a_vector_takes() -> None:
+    def first(*shape: int, turned: bool = False) -> str:
+        a, x = np.ones(shape, np.float32), np.ones(shape[0 if turned else 1], np.float32)
+        out = np.empty(shape[1 if turned else 0], np.float32)
+        return next(iter(products.ways(*((x, a) if turned else (a, x)), out, 2)))
+
+    assert first(1000, 1000) == first(7, 32) == "streams"
+    assert first(1000, 16) == first(3, 1000) == first(8, 1 << 16) == "blas"
+    assert first(20000, 1000, turned=True) == "streams"
+    assert first(1000, 1000, turned=True) == first(1 << 20, 8, turned=True) == "blas"
 
 
 def test_what_blas_cannot_read_is_left_to_numpy() -> None:
@@ -395,7 +471,7 @@ def test_einsum_is_a_product_of_matrices(text: str, dtype: str, made: list[str])
         (((128, 784), (784, 528)), "float32", "onednn"),
         (((8, 8), (8, 8)), "float32", "blas"),
         (((128, 784), (784, 528)), "float64", "blas"),
-        (((1000, 1000), (1000,)), "float32", "blas"),
+        (((1000, 1000), (1000,)), "float32", "streams"),
         (((30, 40, 50), (30, 50, 60)), "float32", "onednn"),
         (((30, 40), (40, 50)), "complex64", "blas"),
     ],
