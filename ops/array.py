@@ -48,17 +48,19 @@ Split = int | tuple[int | None, ...] | None
 class Operand:
     """A value that exists. Engines subclass it; `Host` is one in the caller's own memory.
 
-    `shared`: more than one Array, or a compiled function, refers to it, so that no one may give it away.
+    `shared`: more than one Array, a compiled function, or a NumPy view refers to it, so that no one may
+    give it away. `spoiled`: it was given to a run that failed, which may have written over it.
     """
 
-    __slots__ = ("__weakref__", "engine", "shared", "spec")
+    __slots__ = ("__weakref__", "engine", "shared", "spec", "spoiled")
     spec: Spec
     shared: bool
+    spoiled: bool
     engine: Any  # that holds it; None where the caller does
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        self.shared = False
+        self.shared = self.spoiled = False
         self.engine = None
 
 
@@ -741,7 +743,8 @@ def term_of(x: Array) -> tuple[Term, int]:
                 DonatedError,
                 "use of a donated array",
                 got=f"{x.spec.bare} whose memory was given to a compiled function",
-                do="use that function's result, or leave the argument out of donate=",
+                do="use that function's result (or make the array again, if the function failed), or leave "
+                "the argument out of donate=",
             )
         term = Term(None, (), (), (x.spec,))
         term.operands = [x._operand]

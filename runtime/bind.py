@@ -413,7 +413,9 @@ class _Binder:
         ]
 
     def turn(self, c: Sequence[str], n: Sequence[str], s: Sequence[str]) -> None:
-        """The written buffer is read next, the other one written."""
+        """The written buffer is read next, the other one written; unless somebody else has failed."""
+        if self.communicator.size > 1:
+            self.write(f"{self.name('h', self.communicator.check)}()")
         for cj, nj, sj in zip(c, n, s, strict=True):
             self.write(f"{cj}, {nj}, {sj} = {nj}, {sj}, {nj}")
 

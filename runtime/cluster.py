@@ -40,7 +40,7 @@ class Handle(Operand):
         self, spec: Spec, engine: CrewEngine, number: int, made: int, source: Any = None
     ) -> None:
         self.spec = spec
-        self.shared = False
+        self.shared = self.spoiled = False
         self.engine = engine
         self.number = number
         self.made = made  # by which order
@@ -179,6 +179,7 @@ class CrewEngine:
             member = self.lead.member
             if member is not None and (layout.is_whole or layout.stored):
                 whole = member.whole(operand.number, operand.spec)
+                operand.shared = True
             else:
                 said = encode_spec(operand.spec)
                 whole = self._order("get", operands=(operand.number,), text=said)
@@ -209,7 +210,7 @@ class CrewEngine:
     def _launcher(self, plan: Plan) -> Launcher:
         identity = bytes.fromhex(plan.id)
         specs, lock, lead, known = plan.program.graph.out_specs, self.lock, self.lead, self.known
-        count = len(specs)
+        count, reuse = len(specs), [k for _, k in plan.program.reuse]
 
         def launch(operands: Sequence[Operand]) -> list[Operand]:
             with lock:
@@ -228,6 +229,8 @@ class CrewEngine:
                     lead.run(identity, [o.number for o in operands], first, freed)  # type: ignore[attr-defined]
                 except BaseException:
                     self.dropped += freed
+                    for k in reuse if lead.number >= made else ():  # it was sent
+                        operands[k].spoiled = True
                     raise
                 return results
 

@@ -73,6 +73,9 @@ class Communicator(Protocol):
     def abort(self, error: BaseException) -> None:
         """Release all others from whatever they wait for."""
 
+    def check(self) -> None:
+        """An error if another worker failed: for who computes for long and talks to nobody."""
+
 
 class ThreadWorld:
     """What the threads share: a board to which messages are pinned, and one condition to wait
@@ -98,12 +101,13 @@ class ThreadWorld:
     def take(self, key: Any, keep: bool = False) -> Any:
         with self.changed:
             while key not in self.board:
-                if self.error is not None:
-                    raise CommunicatorError(
-                        "a worker waited for another that failed."
-                    ) from self.error
+                self.check()
                 self.changed.wait()
             return self.board[key] if keep else self.board.pop(key)
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise CommunicatorError("a worker waited for another that failed.") from self.error
 
     def recover(self) -> None:
         """Forget what was under way when a run failed."""
@@ -236,6 +240,9 @@ class ThreadCommunicator:
             self.world.error = self.world.error or error
             self.world.changed.notify_all()
 
+    def check(self) -> None:
+        self.world.check()
+
 
 def fold(states: Sequence[Arrays], outs: Arrays, monoid: str) -> None:
     """Combine states in order: ((0 1) 2) 3 ..."""
@@ -291,6 +298,9 @@ class Alone:
 
     def abort(self, error: BaseException) -> None:
         """Nobody waits."""
+
+    def check(self) -> None:
+        """Nobody else is there to fail."""
 
 
 _DONE: Request = _Later(lambda: None)

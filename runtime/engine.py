@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -110,7 +111,7 @@ class Held(Operand):
 
     def __init__(self, spec: Spec, engine: LocalEngine, parts: tuple[Any, ...]) -> None:
         self.spec = spec
-        self.shared = False
+        self.shared = self.spoiled = False
         self.engine = engine
         self.parts = parts
 
@@ -215,6 +216,7 @@ class LocalEngine:
             operand.parts[0].read(whole, tuple((0, n) for n in spec.shape))
         elif self.size == 1 or layout.is_whole:
             whole = operand.parts[0].view()
+            operand.shared = True
         else:
             whole = np.empty(spec.shape, spec.dtype)
             everything = tuple((0, n) for n in spec.shape)
@@ -252,7 +254,7 @@ class LocalEngine:
                     made = step(mine, [o.parts[0] for o in operands])  # type: ignore[attr-defined]
                 return [Held(specs[0], self, tuple(made))]
 
-            return launch_one if len(specs) == 1 else launch
+            return giving(plan, launch_one if len(specs) == 1 else launch, loaded)
         team, share = self.team, self.threads
 
         def launch_all(operands: Sequence[Operand]) -> list[Operand]:
@@ -265,7 +267,7 @@ class LocalEngine:
             columns = zip(*made, strict=True)
             return [Held(spec, self, parts) for spec, parts in zip(specs, columns, strict=True)]
 
-        return launch_all
+        return giving(plan, launch_all, loaded)
 
     def forget(self, plan_id: str) -> None:
         """Drop a plan that the cache let go."""
@@ -307,6 +309,23 @@ class LocalEngine:
                         worker.unload(plan)
 
 
+def giving(plan: Plan, launch: Launcher, loaded: Sequence[Loaded]) -> Launcher:
+    """The same launcher. Who fails after it began leaves operands spoiled that it may have written to."""
+    reuse = [k for _, k in plan.program.reuse]
+
+    def launch_given(operands: Sequence[Operand]) -> list[Operand]:
+        before = [known.runs for known in loaded]
+        try:
+            return launch(operands)
+        except BaseException:
+            if [known.runs for known in loaded] != before:
+                for k in reuse:
+                    operands[k].spoiled = True
+            raise
+
+    return launch_given if reuse else launch
+
+
 def measured(known: Sequence[Loaded]) -> Measured | None:
     """What the runs of a plan have shown, on the slowest of these workers."""
     if not known or known[0].best == float("inf"):
@@ -328,14 +347,27 @@ def box_of(source: Any, box: Box) -> np.ndarray[Any, Any]:
     return made
 
 
+@dataclass(eq=False, slots=True)
+class _Job:
+    """A task for all workers, and how it ended on each."""
+
+    task: Task
+    begun: list[bool]
+    ended: list[tuple[list[Any], BaseException | None] | None]
+    bell: SimpleQueue[None] = field(default_factory=SimpleQueue)  # rings when a worker has ended
+
+
 class _Team:
-    """Threads that wait for work, one per worker."""
+    """Threads that wait for work, one per worker.
+
+    Ctrl-C may come between any two steps of who waits for them, so nothing that matters is only on the
+    way: each worker writes down how a job ended, and a job that it has seen before is no job."""
 
     def __init__(self, workers: Sequence[Worker], world: ThreadWorld) -> None:
         self.workers = workers
         self.world = world
-        self.tasks: list[SimpleQueue[Task | None]] = [SimpleQueue() for _ in workers]
-        self.done: SimpleQueue[tuple[int, list[Any], BaseException | None]] = SimpleQueue()
+        self.jobs: list[SimpleQueue[_Job | None]] = [SimpleQueue() for _ in workers]
+        self.last: _Job | None = None  # of which something may have to be cleared away
         self.threads = [
             threading.Thread(
                 target=self._serve, args=(k,), name=f"ostinato-worker-{k}", daemon=True
@@ -352,16 +384,16 @@ class _Team:
 
     def _serve(self, k: int) -> None:
         worker = self.workers[k]
-        while (task := self.tasks[k].get()) is not None:
-            error: BaseException | None = None
-            made: list[Any] = []
-            try:
-                made = task(worker)
-            except BaseException as e:  # reported to the caller
-                error = e
-                worker.communicator.abort(e)
-            self.done.put((k, made, error))
-            del task, made, error  # which must not keep arrays alive while this thread waits
+        while (job := self.jobs[k].get()) is not None:
+            if not job.begun[k]:
+                job.begun[k] = True
+                try:
+                    job.ended[k] = job.task(worker), None
+                except BaseException as e:  # reported to the caller
+                    worker.communicator.abort(e)
+                    job.ended[k] = [], e
+                job.bell.put(None)
+            del job  # which must not keep arrays alive while this thread waits
 
     def run(self, task: Task) -> list[list[Any]]:
         """What the task gave, worker by worker."""
@@ -369,25 +401,15 @@ class _Team:
             raise SessionError(
                 "this process was forked and has no workers; call ost.connect() again."
             )
-        for queue in self.tasks:
-            queue.put(task)
-        found: list[list[Any]] = [[] for _ in self.workers]
-        errors: list[BaseException] = []
-        interrupted: BaseException | None = None
-        for _ in self.workers:
-            while True:
-                try:
-                    k, found[k], error = self.done.get()
-                    break
-                except KeyboardInterrupt as e:  # let the workers come to an end first
-                    interrupted = e
-                    self.world_abort(e)
-            if error is not None:
-                errors.append(error)
-        if errors or interrupted:
-            self.world.recover()
-            for worker in self.workers:
-                worker.communicator.restart()  # type: ignore[attr-defined]
+        if self.last is not None:
+            self._clear(self.last)
+        job = self.last = _Job(task, [False] * len(self.workers), [None] * len(self.workers))
+        interrupted = self._done(job)
+        found = [e[0] for e in job.ended if e is not None]
+        errors = [e[1] for e in job.ended if e is not None and e[1] is not None]
+        if errors or interrupted is not None:
+            self._clear(job)
+        self.last = None
         if interrupted is not None:
             raise interrupted
         if errors:
@@ -395,12 +417,33 @@ class _Team:
             raise (first or errors)[0]
         return found
 
-    def world_abort(self, error: BaseException) -> None:
-        self.workers[0].communicator.abort(error)
+    def _done(self, job: _Job) -> BaseException | None:
+        """Have all workers do a job to its end; Ctrl-C if it came meanwhile."""
+        interrupted: BaseException | None = None
+        while None in job.ended:
+            try:
+                if interrupted is not None:  # let the workers come to an end first
+                    self.workers[0].communicator.abort(interrupted)
+                for k, jobs in enumerate(self.jobs):
+                    if not job.begun[k]:
+                        jobs.put(job)
+                while None in job.ended:
+                    job.bell.get()
+            except KeyboardInterrupt as e:
+                interrupted = e
+        return interrupted
+
+    def _clear(self, job: _Job) -> None:
+        """What a job that failed, or was left, was about to say is forgotten."""
+        self._done(job)
+        self.world.recover()
+        for worker in self.workers:
+            worker.communicator.restart()  # type: ignore[attr-defined]
+        self.last = None
 
     def close(self) -> None:
-        for queue in self.tasks:
-            queue.put(None)
+        for jobs in self.jobs:
+            jobs.put(None)
         for thread in self.threads:
             if thread is not threading.current_thread():
                 thread.join(timeout=5)

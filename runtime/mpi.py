@@ -128,8 +128,7 @@ class MpiCommunicator:
         """Look until it has happened, or somebody failed."""
         looks, since = 0, 0.0
         while not happened():
-            if self.error is not None:
-                raise CommunicatorError("a worker waited for another that failed.") from self.error
+            self.check()
             looks += 1
             if looks < EAGER:
                 continue
@@ -139,6 +138,10 @@ class MpiCommunicator:
                 os.sched_yield()
             else:
                 time.sleep(NAP)
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise CommunicatorError("a worker waited for another that failed.") from self.error
 
     def overlap(self, request: Request) -> Request:
         """An operation that goes on while its worker computes."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
+import time
 import weakref
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -12,6 +16,7 @@ import pytest
 from ostinato.ops.graph import Graph, Node
 from ostinato.ops.show import parse
 from ostinato.planner.memory import assign_memory
+from ostinato.runtime import engine
 from ostinato.runtime.bind import bind
 from ostinato.runtime.communicator import Alone
 from ostinato.runtime.worker import Worker
@@ -335,3 +340,39 @@ def test_sessions_may_be_closed_in_any_order() -> None:
     assert float(ost.asarray(np.ones(4), split=0).sum()) == 4
     first.close()
     assert sessions.in_use is before
+
+
+def test_ctrl_c_between_any_two_steps_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes when a worker has just said that it is done, and nobody took notice yet."""
+
+    class Bell(SimpleQueue[None]):
+        def get(self, block: bool = True, timeout: float | None = None) -> None:
+            super().get(block, timeout)
+            raise KeyboardInterrupt
+
+    made = engine._Job
+
+    def job(*args: Any) -> Any:
+        found = made(*args)
+        found.bell = Bell()
+        return found
+
+    with use((3,)):
+        f = ost.compile(lambda x: x * 2 + x.sum(0))
+        x = ost.asarray(np.ones((6, 2)), split=0)
+        f(x)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "_Job", job)
+            with pytest.raises(KeyboardInterrupt):
+                f(x)
+        np.testing.assert_array_equal(np.asarray(f(x)), np.full((6, 2), 8.0))
+
+
+def test_a_loop_that_talks_to_nobody_ends_with_ctrl_c() -> None:
+    with use((2,)):
+        count = ost.while_loop(lambda k: k >= 0, lambda k: k + 1, ost.zeros(()), most=4_000_000)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        start = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            np.asarray(count)
+        assert time.monotonic() - start < 3
