@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
+import os
 import shutil
 import sys
 import time
@@ -41,7 +43,7 @@ def add(commands: Any) -> None:
 
 def _megabytes(text: str) -> float:
     with contextlib.suppress(ValueError):
-        if (size := float(text)) >= 0:
+        if 0 <= (size := float(text)) < math.inf:
             return size
     raise argparse.ArgumentTypeError(f"got {text}; needed a number of megabytes, such as 50")
 
@@ -58,12 +60,15 @@ def _folder() -> Path | None:
     return PlanCache(settings.cache).folder
 
 
-def _files() -> list[Path]:
-    """Those used last come first."""
-    folder = _folder()
-    if folder is None or not folder.is_dir():
-        return []
-    return sorted(folder.glob("*.plan"), key=lambda p: -p.stat().st_mtime)
+def _files(folder: Path | None) -> list[tuple[Path, os.stat_result]]:
+    """The plans in a folder, those used last first; meanwhile other processes may remove some."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir() if folder is not None else ():
+            with contextlib.suppress(OSError):
+                if path.suffix == ".plan":
+                    found.append((path, path.stat()))
+    return sorted(found, key=lambda f: -f[1].st_mtime)
 
 
 def show_all() -> int:
@@ -73,8 +78,7 @@ def show_all() -> int:
         return _refused("OSTINATO_CACHE is off, so plans are kept nowhere")
     rows = [("id", "size", "used", "takes", "gives")]
     total = 0
-    for path in _files():
-        facts = path.stat()
+    for path, facts in _files(_folder()):
         total += facts.st_size
         try:
             plan = read_plan(path)
@@ -126,7 +130,7 @@ def _ago(seconds: float) -> str:
 def show_one(start: str) -> int:
     from ostinato.planner.file import read_plan
 
-    found = [p for p in _files() if p.stem.startswith(start.lower())]
+    found = [p for p, _ in _files(_folder()) if p.stem.startswith(start.lower())]
     if len(found) != 1:
         how = "no plan" if not found else f"{len(found)} plans"
         return _refused(f"{how} with an id that begins with {start}; see `ostinato cache list`")
@@ -137,8 +141,9 @@ def show_one(start: str) -> int:
 def _others() -> Iterator[Path]:
     """Folders of other versions of this code."""
     mine = _folder()
-    if mine is not None and mine.parent.is_dir():
-        yield from (p for p in sorted(mine.parent.iterdir()) if p.is_dir() and p != mine)
+    with contextlib.suppress(OSError):
+        if mine is not None:
+            yield from (p for p in sorted(mine.parent.iterdir()) if p.is_dir() and p != mine)
 
 
 def make_room(keep_mb: float | None, everything: bool) -> int:
@@ -162,6 +167,5 @@ def make_room(keep_mb: float | None, everything: bool) -> int:
 
 def _size() -> tuple[int, int]:
     """How many plans there are, and their bytes, of all versions."""
-    mine = _folder()
-    files = list(mine.parent.glob("*/*.plan")) if mine is not None else []
-    return len(files), sum(p.stat().st_size for p in files)
+    files = [f for folder in (_folder(), *_others()) for f in _files(folder)]
+    return len(files), sum(facts.st_size for _, facts in files)

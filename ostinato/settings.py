@@ -54,10 +54,11 @@ def _cache() -> Path | None:
     text = os.environ.get("OSTINATO_CACHE", "").strip()
     if text.lower() in ("off", "0", "none"):
         return None
-    if text:
-        return Path(text).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return (Path(base) / "ostinato").expanduser()
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "ostinato"
+    try:
+        return (Path(text) if text else base).expanduser()
+    except RuntimeError:  # who runs this has no home
+        return None
 
 
 def _word(name: str, *words: str) -> str:

@@ -71,7 +71,7 @@ class PlanCache:
 
     def _read(self, key: Key) -> Plan | None:
         path = self.path(key.id)
-        if path is None or not path.is_file():
+        if path is None or not os.path.isfile(path):  # nor anything that one may not look at
             return None
         try:
             plan = read_plan(path, key)
@@ -96,13 +96,17 @@ class PlanCache:
         if self.writes % _SWEEP == 1:
             self.sweep()
 
+    def kept(self) -> list[Path]:
+        """What is in the folder; nothing if it is not there, or not for this process to read."""
+        with contextlib.suppress(OSError):
+            return list(self.folder.iterdir()) if self.folder is not None else []
+        return []
+
     def sweep(self) -> None:
         """Remove what was not used for longest, until the folder is within its limit."""
-        if self.folder is None or not self.folder.is_dir():
-            return
         files = []
         now = time.time()
-        for path in self.folder.iterdir():
+        for path in self.kept():
             with contextlib.suppress(OSError):
                 facts = path.stat()
                 if path.suffix == ".part" and now - facts.st_mtime > 3600:

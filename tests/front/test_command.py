@@ -258,6 +258,8 @@ def test_the_cache_is_listed_shown_and_pruned(tmp_path: Path) -> None:
     old = tmp_path / "cache" / "plans" / "0-old"
     old.mkdir()
     (old / "a.plan").write_text("of another version")
+    (Path(listed.split(" in ")[-1].split("\n")[0]) / "gone.plan").symlink_to(tmp_path / "nothing")
+    assert cache("list").returncode == 0, "another process may remove a plan meanwhile"
     count = int(re.search(r"^(\d+) plans, ", listed, re.M)[1])  # type: ignore[index]
     assert cache("prune").stdout.startswith(f"1 plans removed, 0.0 MB; {count} plans stay")
     assert not old.exists()
@@ -277,6 +279,7 @@ def test_the_cache_is_listed_shown_and_pruned(tmp_path: Path) -> None:
         ("worker", "ostinato worker: give the scheduler's address, or --scheduler-file FILE"),
         ("worker h", "ostinato worker: got h; needed an address such as tcp://h:8786"),
         ("cache prune --keep-mb x", "got x; needed a number of megabytes, such as 50"),
+        ("cache prune --keep-mb inf", "got inf; needed a number of megabytes, such as 50"),
     ],
 )
 def test_a_wrong_word_is_answered_by_a_sentence(

@@ -264,3 +264,23 @@ def test_a_cache_of_size_zero_writes_nothing(folder: Path) -> None:
         path.unlink()
     plans.put(plan)
     assert not files(folder)
+
+
+def test_a_folder_that_one_may_not_look_into_is_no_reason_to_fail(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A name that is too long is refused by the system as a folder of somebody else's is."""
+    monkeypatch.setattr(settings, "cache", tmp_path / ("x" * 300))
+    with ost.connect() as session:
+        assert source_of(program, ost.ones((4, 4))) == "made"
+        session.plans.sweep()
+        assert session.plans.kept() == []
+
+
+def test_who_has_no_home_keeps_plans_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", nobody)
+    monkeypatch.delenv("OSTINATO_CACHE", raising=False)
+    assert settings._cache() is None
