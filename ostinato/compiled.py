@@ -2,8 +2,8 @@
 
 The signature of a call is the specs of its arrays, the kinds of its numbers, and everything else by
 value. Numbers begin as inputs; one whose value the function needs (a shape, an `if`) moves into the
-signature. What the function takes from around it (closures, globals) is checked too: another array
-or number there means another trace."""
+signature. What the function takes from around it (closures, globals, attributes of objects) is checked
+too: another array or number there means another trace."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import inspect
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import CodeType, FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import numpy as np
@@ -34,14 +33,14 @@ from ostinato.planner.plan import Key, Plan, Target
 from ostinato.runtime.engine import Launcher
 
 from . import sessions
+from .guards import UNSET, Guard, Guards, have_changed
 from .reading import CompileTrace, NeedsValue, _Reader, run_plan
-from .sessions import Session, check_precision, current
+from .sessions import Session, check_memory_limit, check_numerics, check_precision, current
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _NUMBERS = {int: np.dtype(np.int64), float: np.dtype(np.float64), complex: np.dtype(np.complex128)}
-_UNSET: Any = object()
 
 
 @dataclass(slots=True)
@@ -59,6 +58,7 @@ class Entry:
     donated: tuple[int, ...]  # arguments
     made: bool  # whether the results are what the plan makes, one by one
     simple: bool  # arrays in and one array out, nothing captured, given or drawn
+    guards: list[Guard]  # what is read of objects among the arguments
 
 
 @dataclass(slots=True)
@@ -96,19 +96,19 @@ class CompiledFunction(Generic[P, R]):
     ) -> None:
         self.function = function
         functools.update_wrapper(self, function)
-        self.signature = inspect.signature(function)
+        self.signature = _signature(function)
         self.parameters = tuple(self.signature.parameters)
         self.name = getattr(function, "__name__", type(function).__name__)
         self.static = self._named(static, "static")
         self.donate = self._named(donate, "donate")
-        self.memory_limit = memory_limit
-        self.numerics = numerics
+        self.memory_limit = check_memory_limit("compile", memory_limit)
+        self.numerics = None if numerics is None else check_numerics("compile", numerics)
         self.precision = None if precision is None else check_precision("compile", precision)
         self.entries: dict[Any, Entry] = {}
         self.quick: dict[tuple[Any, ...], _Known] = {}  # by what one look at the arguments gives
         self.needed: set[tuple[Any, int]] = set()  # numbers that turned out to be needed by value
         self.lock = threading.RLock()
-        self.guards = _Guards(function)
+        self.guards = Guards(function)
         self.last: Entry | None = None
         self.seen: list[tuple[dict[str, Any], Entry]] = []
         self.misses: list[Miss] = []
@@ -200,10 +200,10 @@ class CompiledFunction(Generic[P, R]):
                 session.hold_array(x)
         where = (structure, session.target, id(session))
         key = (where, tuple([self._key(x, k, where, k in fixed) for k, x in enumerate(leaves)]))
-        entry = self.entries.get(key)
+        entry = self._known(key)
         if entry is None:
             with self.lock:
-                entry = self.entries.get(key)
+                entry = self._known(key)
                 if entry is None:
                     entry, key = self._make(session, structure, leaves, where, fixed)
                     self.entries[key] = entry
@@ -211,6 +211,11 @@ class CompiledFunction(Generic[P, R]):
             self.hits += 1
         self._remember(entry, args, kwargs, leaves, fixed, where)
         return entry, leaves
+
+    def _known(self, key: Any) -> Entry | None:
+        """The entry of a signature, if all that it read of the objects in it is as it was."""
+        entry = self.entries.get(key)
+        return entry if entry is not None and not have_changed(entry.guards) else None
 
     def _remember(
         self,
@@ -281,16 +286,16 @@ class CompiledFunction(Generic[P, R]):
         if entry.draws:
             operands.append(session.put(np.asarray(random.seeds.advance(), np.uint64)))
         if entry.donated:
-            operands = self._give(entry, leaves, operands)
-        made = entry.launch(operands)
+            away = [(entry.leaves.index(k), leaves[k]) for k in entry.donated]
+            made = launch_given(entry.launch, operands, away, session, f"{self.name}(donate=)")
+        else:
+            made = entry.launch(operands)
         if entry.made:
             results = [from_operand(o) for o in made]
         else:
             results = [
                 self._result(at, k, entry, leaves, operands, made) for at, k in entry.outputs
             ]
-        for k in entry.donated:
-            _give_away(leaves[k])
         return entry.build(results)
 
     def _result(
@@ -306,40 +311,14 @@ class CompiledFunction(Generic[P, R]):
         if where == "out":
             return from_operand(made[k])
         if where == "in":
-            x = leaves[k]
-            keep = isinstance(x, Array) and k not in entry.donated
+            x, donated = leaves[k], k in entry.donated
+            if isinstance(x, np.ndarray) and not donated:  # which the caller may change
+                return from_operand(entry.session.put(copied(x)))
+            keep = isinstance(x, Array) and not donated
             return x if keep else from_operand(operands[entry.leaves.index(k)])
         if where == "captured":
             return from_operand(entry.captured[k])
         return k
-
-    def _give(
-        self, entry: Entry, leaves: Sequence[Any], operands: Sequence[Operand]
-    ) -> list[Operand]:
-        """The operands, with those to be given away in no one else's hands: a copy, where others hold on."""
-        given = list(operands)
-        twice = len(set(map(id, operands))) < len(operands)
-        for k in entry.donated:
-            x, n = leaves[k], entry.leaves.index(k)
-            if not isinstance(x, Array):
-                continue
-            if twice and sum(o is operands[n] for o in operands) > 1:
-                raise misfit(
-                    ArgumentError,
-                    f"{self.name}(donate=)",
-                    got="an array that is given away and also used as another argument",
-                    needed="an array that is passed once",
-                )
-            lies = operands[n].spec.layout
-            if lies is not None and lies.stored:
-                continue  # a file is not written over
-            pending = x._term is not None and sys.getrefcount(x._term) > 2
-            if operands[n].shared or pending:
-                value = entry.session.engine.get(operands[n])
-                layout = operands[n].spec.layout
-                assert layout is not None
-                given[n] = entry.session.engine.put(copied(value), layout)
-        return given
 
     # -- signatures ------------------------------------------------------------------------
     def _fixed(self, structure: Structure) -> frozenset[int]:
@@ -567,6 +546,7 @@ class CompiledFunction(Generic[P, R]):
             donated,
             final == [("out", k) for k in range(len(final))],
             simple,
+            self.guards.of(leaves),
         )
         return entry, source
 
@@ -590,7 +570,16 @@ class CompiledFunction(Generic[P, R]):
 
     def plan_for(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """The plan of a call, without running it."""
-        return self._entry(args, kwargs)[0].plan
+        entry, _ = self._entry(args, kwargs)
+        if entry is None:
+            raise misfit(
+                TracedValueError,
+                f"{self.name}.plan_for",
+                got="arrays of a function that is being traced, of whose plan the call is a part",
+                needed="arrays with values",
+                do="call it outside of compiled functions and gradients",
+            )
+        return entry.plan
 
     # -- seeing ----------------------------------------------------------------------------
     @property
@@ -617,10 +606,10 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """The fields in which two signatures differ, with both values."""
     found = []
     for name in dict.fromkeys((*old, *new)):
-        a, b = old.get(name, _UNSET), new.get(name, _UNSET)
+        a, b = old.get(name, UNSET), new.get(name, UNSET)
         if type(a) is not type(b) or a != b:
-            before = "nothing" if a is _UNSET else repr(a)
-            after = "nothing" if b is _UNSET else repr(b)
+            before = "nothing" if a is UNSET else repr(a)
+            after = "nothing" if b is UNSET else repr(b)
             found.append(f"{name}: {before} -> {after}")
     return found
 
@@ -693,13 +682,60 @@ def _operand(x: Any, session: Session) -> Operand:
     return session.put(value)
 
 
-def _give_away(x: Any) -> None:
-    if isinstance(x, Array):
-        x._operand, x._term = None, None
+def launch_given(
+    launch: Launcher,
+    operands: list[Any],
+    away: Sequence[tuple[int, Any]],
+    session: Session,
+    who: str,
+) -> list[Operand]:
+    """Run what is given some of its operands, which are named by number, with what the caller has there.
+    In the list they become operands in no one else's hands: copies, where others hold on. Arrays are
+    gone when it began, unless it failed without having written to them."""
+    twice = len(set(map(id, operands))) < len(operands)
+    held: list[tuple[Array, Operand, Term | None]] = []
+    for n, x in away:
+        if isinstance(x, np.ndarray):
+            operands[n] = session.put(copied(x))
+        if not isinstance(x, Array):
+            continue
+        alone = _is_alone(x, operands, n)
+        operand = operands[n]
+        if twice and sum(o is operand for o in operands) > 1:
+            raise misfit(
+                ArgumentError,
+                who,
+                got="an array that is given away and also used as another argument",
+                needed="an array that is passed once",
+            )
+        held.append((x, operand, x._term))
+        lies = operand.spec.layout
+        if not alone and lies is not None and not lies.stored:
+            operands[n] = session.engine.put(copied(session.engine.get(operand)), lies)
+    try:
+        for x, _, _ in held:
+            x._operand, x._term = None, None
+        return launch(operands)
+    except BaseException:
+        for x, operand, term in held:
+            if not operand.spoiled:
+                x._operand, x._term = operand, term
+        raise
+
+
+def _is_alone(x: Array, operands: list[Any], n: int) -> bool:
+    """Whether an Array and this list are all that refers to its operand: no pending operation does."""
+    known, term = 3, x._term  # the third is who counts
+    if term is not None:
+        if sys.getrefcount(x._term) > 3:
+            return False
+        known += term.operands is not None and term.operands[x._k] is operands[n]
+    return not operands[n].shared and sys.getrefcount(operands[n]) <= known
 
 
 def run(plan: Plan, *arrays: Any) -> Any:
-    """Run a plan, e.g. one from a file, on arrays in the order of its inputs; one result, or a tuple."""
+    """Run a plan, e.g. one from a file, on arrays in the order of its inputs; one result, or a tuple.
+    What its function was given (`donate=`) is given away here, too."""
     session = current()
     names = dict(enumerate(plan.names))
     wanted = [f"{names.get(k, f'input {k}')}: {s}" for k, s in enumerate(plan.traced.inputs)]
@@ -721,19 +757,20 @@ def run(plan: Plan, *arrays: Any) -> Any:
     check_limit(plan)
     xs = [array.as_array(x) for x in arrays]
     _Reader().settle([x for x in xs if x._operand is None])
-    operands = []
-    for k, (x, spec) in enumerate(zip(xs, plan.traced.inputs, strict=True)):
-        operand = session.hold_array(x)
-        if operand.spec is not spec:
+    operands = [session.hold_array(x) for x in xs]
+    for k, spec in enumerate(plan.traced.inputs):
+        if operands[k].spec is not spec:
             raise misfit(
                 ArgumentError,
                 f"run of plan {plan.id[:8]}",
-                got=f"{operand.spec} for {names.get(k, f'input {k}')}",
+                got=f"{operands[k].spec} for {names.get(k, f'input {k}')}",
                 needed=f"{spec}",
                 do="convert it with .astype, .reshape or .resplit",
             )
-        operands.append(operand)
-    made = [from_operand(o) for o in run_plan(plan, operands, session)]
+    away = [(k, xs[k]) for k in plan.key.donated]
+    who = f"run of plan {plan.id[:8]} (donate=)"
+    found = launch_given(lambda given: run_plan(plan, given, session), operands, away, session, who)
+    made = [from_operand(o) for o in found]
     return made[0] if len(made) == 1 else tuple(made)
 
 
@@ -778,6 +815,25 @@ def _captured(term: Term, k: int, session: Session, trace: CompileTrace) -> Oper
     return session.hold_term(term, k)
 
 
+def _signature(function: Any) -> inspect.Signature:
+    try:
+        if not any(test(function) for test in _LATER):
+            return inspect.signature(function)
+        got = "a function whose values come later (a coroutine or generator)"
+    except (TypeError, ValueError):
+        got = repr(function)[:80]
+    raise misfit(
+        ArgumentError,
+        "compile",
+        got=got,
+        needed="a function of arrays whose parameters are known",
+        do="wrap it in a plain `def`",
+    )
+
+
+_LATER = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+
+
 def _positional(signature: inspect.Signature, given: Any) -> list[Any]:
     found: list[Any] = []
     for name, p in signature.parameters.items():
@@ -796,83 +852,6 @@ def _keywords(signature: inspect.Signature, given: Any) -> dict[str, Any]:
         elif p.kind is p.KEYWORD_ONLY:
             found[name] = given[name]
     return found
-
-
-class _Guards:
-    """What a function takes from its closure and its module: arrays, numbers, texts, functions of
-    the same module and what these take, containers of such things; as they were when it was traced.
-    """
-
-    def __init__(self, function: Any) -> None:
-        self.function = inspect.unwrap(function)
-        self.items: list[tuple[Callable[[], Any], Any]] = []
-
-    def look(self) -> None:
-        """Take things as they are now."""
-        self.items = []
-        seen: set[int] = set()
-        todo = [self.function]
-        while todo:
-            function = todo.pop()
-            code = getattr(function, "__code__", None)
-            if code is None or id(code) in seen:
-                continue
-            seen.add(id(code))
-            names = function.__globals__
-            reads = [functools.partial(_cell, cell) for cell in function.__closure__ or ()]
-            reads += [functools.partial(names.get, n) for n in _names(code) if n in names]
-            for read in reads:
-                value = read()
-                inner = value.function if isinstance(value, CompiledFunction) else value
-                if isinstance(inner, FunctionType) and inner.__globals__ is names:
-                    todo.append(inner)
-                    self.items.append((read, value))
-                elif isinstance(value, _WATCHED):
-                    self.items.append((read, value))
-                elif isinstance(value, (dict, list, tuple)):
-                    leaves = functools.partial(_contents, read)
-                    if len(leaves()) <= _MANY:
-                        self.items.append((leaves, leaves()))
-
-    def changed(self) -> bool:
-        for read, value in self.items:
-            now = read()
-            if now is not value and _differs(now, value):
-                return True
-        return False
-
-
-_WATCHED = (Array, np.ndarray, bool, int, float, complex, str)
-_MANY = 256  # leaves of a container; larger ones are not looked through at every call
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """The names that a function looks up, in the functions within it too."""
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names(inner)
-
-
-def _contents(read: Callable[[], Any]) -> tuple[Any, ...]:
-    leaves, structure = flatten(read())
-    return (structure, *leaves)
-
-
-def _differs(now: Any, value: Any) -> bool:
-    if now is value:
-        return False
-    if type(now) is tuple and type(value) is tuple:
-        return len(now) != len(value) or any(map(_differs, now, value))
-    alike = type(now) is type(value) and isinstance(now, (*_WATCHED[2:], Structure))
-    return not alike or bool(now != value)
-
-
-def _cell(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return _UNSET
 
 
 # -- the decorator -------------------------------------------------------------------------

@@ -194,6 +194,35 @@ def check_precision(who: str, precision: str) -> str:
     return precision
 
 
+def check_numerics(who: str, numerics: str) -> str:
+    """One of the names of promises."""
+    if numerics not in NUMERICS:
+        raise misfit(
+            ArgumentError,
+            who,
+            got=f"numerics={numerics!r}",
+            needed=" or ".join(map(repr, NUMERICS)),
+        )
+    return numerics
+
+
+def check_memory_limit(who: str, limit: int | None) -> int | None:
+    """Bytes, or None for no limit."""
+    if limit is None or (is_whole(limit) and limit > 0):
+        return None if limit is None else int(limit)
+    raise misfit(
+        ArgumentError,
+        who,
+        got=f"memory_limit={limit!r}",
+        needed="a whole number of bytes per worker, 1 or more",
+        do="write e.g. memory_limit=4 * 2**30 for 4 GiB, or leave it out for no limit",
+    )
+
+
+def is_whole(x: Any) -> bool:
+    return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
+
+
 def connect(
     workers: Any = None,
     *,
@@ -217,18 +246,11 @@ def connect(
     much faster; sums and all else stay float32."""
     global in_use
     cluster = None
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int)):
+    if workers is not None and not is_whole(workers):
         cluster, workers = _cluster(workers), None
-    if numerics not in NUMERICS:
-        raise misfit(
-            ArgumentError,
-            "connect",
-            got=f"numerics={numerics!r}",
-            needed=" or ".join(map(repr, NUMERICS)),
-        )
-    if threads is not None and (
-        not isinstance(threads, int) or isinstance(threads, bool) or threads < 1
-    ):
+    check_numerics("connect", numerics)
+    limit = check_memory_limit("connect", memory_limit)
+    if threads is not None and not (is_whole(threads) and threads > 0):
         raise misfit(
             ArgumentError,
             "connect",
@@ -255,7 +277,7 @@ def connect(
     else:
         mesh = _mesh(mesh, workers)
         engine = LocalEngine(math.prod(mesh), mesh, threads)
-    target = Target(mesh, "cpu", numerics, memory_limit, precision=precision)
+    target = Target(mesh, "cpu", numerics, limit, precision=precision)
     session = Session(engine, target)
     with _lock:
         session._before = in_use
@@ -285,15 +307,16 @@ def _mesh(
     """How the workers are arranged, which have to be all that are there."""
     if mesh is None:
         mesh = (workers if workers is not None else there or 1,)
-    mesh = tuple(mesh)
-    count = math.prod(mesh)
-    if count < 1 or min(mesh) < 1 or not 1 <= len(mesh) <= 4:
+    axes = mesh if isinstance(mesh, (tuple, list)) else ()
+    if not 1 <= len(axes) <= 4 or not all(is_whole(n) and n > 0 for n in axes):
         raise misfit(
             LayoutError,
             "connect",
-            got=f"mesh {mesh}",
-            needed="one to four axes of 1 worker or more",
+            got=f"mesh {mesh!r}",
+            needed="one to four axes of 1 worker or more, such as (3, 2)",
         )
+    mesh = tuple(map(int, axes))
+    count = math.prod(mesh)
     if workers is not None and workers != count:
         raise misfit(
             LayoutError,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -497,3 +499,110 @@ def test_the_same_program_in_two_functions_is_one_plan() -> None:
         assert f.plan is g.plan
         assert g.misses[-1].source == "memory"
         assert len(session.plans.plans) == 1
+
+
+def test_a_numpy_array_that_comes_back_is_not_the_callers() -> None:
+    same = ost.compile(lambda x: (x, x + 1))
+    x = np.arange(3.0)
+    y, _ = same(x)
+    x[:] = 9
+    np.testing.assert_array_equal(np.asarray(y), [0, 1, 2])
+
+
+class Layer:
+    def __init__(self, weight: float) -> None:
+        self.weight = ost.ones(3) * weight
+        self.scale = 1.0
+
+    @property
+    def factor(self) -> float:
+        return self.scale * 2
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.weight * self.factor
+
+
+class Network:
+    rate = 1.0
+
+    def __init__(self) -> None:
+        self.first, self.others = Layer(2.0), [Layer(1.0)]
+
+    @ost.compile
+    def __call__(self, x: Any) -> Any:
+        for layer in (self.first, *self.others):
+            x = layer(x)
+        return x * self.rate
+
+
+def test_what_a_method_reads_of_objects_is_watched() -> None:
+    model, x = Network(), ost.ones(3)
+    around = ost.compile(lambda x: model(x))
+    expected = 8.0
+
+    def check() -> None:
+        for _ in range(2):
+            assert float(Network.__call__(model, x)[0]) == expected
+            assert float(around(x)[0]) == expected
+
+    def change(thing: Any, name: str, value: Any, factor: float) -> None:
+        nonlocal expected
+        setattr(thing, name, value)
+        expected *= factor
+        check()
+
+    check()
+    assert len(Network.__call__.misses) == 1
+    change(model.first, "weight", ost.ones(3) * 6, 3)
+    change(model.others[0], "scale", 5.0, 5)
+    change(model, "rate", 0.5, 0.5)
+    change(model, "first", Layer(1.0), 1 / 6)
+    model.unread = 7  # type: ignore[attr-defined]
+    misses = len(Network.__call__.misses)
+    check()
+    assert len(Network.__call__.misses) == misses
+
+
+def test_what_is_read_of_a_module_is_watched() -> None:
+    config = ModuleType("config")
+    config.rate = 2.0  # type: ignore[attr-defined]
+    f = ost.compile(lambda x: x * config.rate)
+    assert float(f(ost.ones(()))) == 2
+    config.rate = 3.0  # type: ignore[attr-defined]
+    assert float(f(ost.ones(()))) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"numerics": "same"}, "got numerics='same'; needed 'same-plan' or"),
+        ({"memory_limit": "4GB"}, "got memory_limit='4GB'; needed a whole number of bytes"),
+        ({"memory_limit": 1e9}, "got memory_limit=1000000000.0; needed a whole number"),
+        ({"memory_limit": -1}, "got memory_limit=-1; needed a whole number"),
+    ],
+)
+def test_a_policy_that_is_none_is_refused_at_once(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        ost.compile(**options)(lambda x: x)
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        ost.connect(**options)
+
+
+def _later(x: Any) -> Iterator[Any]:
+    yield x
+
+
+@pytest.mark.parametrize("function", [5, max, dict, _later])
+def test_what_is_no_function_of_arrays_is_refused(function: Any) -> None:
+    with pytest.raises(
+        ArgumentError, match="needed a function of arrays whose parameters are known"
+    ):
+        ost.compile(function)
+
+
+def test_a_plan_is_for_arrays_with_values() -> None:
+    f = ost.compile(lambda x: x + 1)
+    with pytest.raises(
+        TracedValueError, match=r"plan_for .* call it outside of compiled functions"
+    ):
+        ost.compile(lambda x: f.plan_for(x))(ost.ones(3))

@@ -17,7 +17,7 @@ from ostinato.planner import memory
 from ostinato.planner.plan import Program, local_bytes
 
 import ostinato as ost
-from ostinato.errors import DonatedError, MemoryLimitError
+from ostinato.errors import ArgumentError, DonatedError, LinAlgError, MemoryLimitError
 from tests.planner.test_any_layout import RELAXED, splits_for
 from tests.programs import make_program
 from tests.sessions import MESHES, use
@@ -396,3 +396,62 @@ def test_checkpoint_lowers_the_peak() -> None:
         return f.plan.arena_bytes
 
     assert peak(ost.checkpoint) < 0.6 * peak(lambda f: f)
+
+
+def test_a_failed_run_takes_only_what_it_may_have_written_to() -> None:
+    """Here the result is written over the operand before the factorization fails."""
+    with use():
+        f = ost.compile(lambda x, s: (x * 2, ost.linalg.cholesky(s)), donate="x")
+        x = ost.ones((3, 3)) + 0
+        with pytest.raises(LinAlgError):
+            f(x, -np.eye(3))
+        with pytest.raises(DonatedError, match="make the array again, if the function failed"):
+            np.asarray(x)
+        same, _ = f(ost.ones((3, 3)), np.eye(3))
+        np.testing.assert_array_equal(np.asarray(same), np.full((3, 3), 2.0))
+
+
+def test_what_waits_for_an_operand_still_finds_it() -> None:
+    with use():
+        f = ost.compile(lambda x: x * 0.5 + 1, donate="x")
+        made, given = ost.arange(4.0) + 0, ost.asarray(np.arange(4.0))
+        for x in (made, given):
+            waiting = x + 1  # of one that is pending itself, and of one that is there
+            f(x)
+            np.testing.assert_array_equal(np.asarray(waiting), [1, 2, 3, 4])
+
+
+def test_who_looks_at_memory_keeps_what_he_sees() -> None:
+    with use():
+        f = ost.compile(lambda x: x * 0.5 + 1, donate="x")
+        for size in (4, 10_000):  # little ones lie where they come
+            x = ost.arange(size, dtype=ost.float64) + 0
+            seen = np.asarray(x)[1:]
+            f(x)
+            np.testing.assert_array_equal(seen, np.arange(size)[1:])
+
+
+@pytest.mark.parametrize("is_writeable", [True, False])
+def test_a_numpy_array_is_not_given_away(is_writeable: bool) -> None:
+    with use():
+        f = ost.compile(lambda x: x * 0.5 + 1, donate="x")
+        x = np.arange(4.0)
+        x.flags.writeable = is_writeable
+        np.testing.assert_array_equal(np.asarray(f(x)), np.arange(4) * 0.5 + 1)
+        np.testing.assert_array_equal(x, np.arange(4))
+
+
+def test_a_plan_that_is_given_operands_takes_them_wherever_it_runs() -> None:
+    with use():
+        f = ost.compile(lambda x, y: x * 2 + y, donate="x")
+        plan, one = f.plan_for(ost.zeros(4), ost.zeros(4)), np.ones(4)
+        x, y = ost.arange(4.0) + 0, ost.ones(4)
+        z = x + 1
+        np.testing.assert_array_equal(np.asarray(ost.run(plan, x, y)), [1, 3, 5, 7])
+        np.testing.assert_array_equal(np.asarray(z), [1, 2, 3, 4])
+        with pytest.raises(DonatedError):
+            np.asarray(x)
+        with pytest.raises(ArgumentError, match="also used as another argument"):
+            ost.run(plan, y, y)
+        np.testing.assert_array_equal(np.asarray(ost.run(plan, one, one)), np.full(4, 3.0))
+        np.testing.assert_array_equal(one, np.ones(4))
