@@ -23,7 +23,7 @@ import numpy as np
 from ostinato.ops.layout import Box, Shape, intersect, slices
 from ostinato.ops.spec import DTYPES
 
-from .source import Source, fill, runs, version
+from .source import Source, read_box, version
 
 HEADER = "zarr.json"
 LARGE = 1 << 22  # bytes for which it is worth to start threads
@@ -135,10 +135,9 @@ class ChunkSource(Source):
             return
         try:
             place = out if out.flags.c_contiguous else np.empty(out.shape, self.dtype)
-            for part, start in runs(place, tuple(_inside(common, chunk)), self.chunks):
-                if not fill(handle, part, start * self.dtype.itemsize):
-                    self._look()
-                    raise self.trouble(f"chunk {name}, which is cut off", "a store that is whole")
+            if read_box(handle, place, tuple(_inside(common, chunk)), self.chunks) is not None:
+                self._look()
+                raise self.trouble(f"chunk {name}, which is cut off", "a store that is whole")
             if place is not out:
                 out[...] = place
         finally:

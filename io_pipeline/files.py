@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ostinato.ops.layout import Box
+from ostinato.ops.layout import Box, Shape
 from ostinato.ops.spec import DTYPES
 
 from ostinato.errors import DataFileError
 
 from .chunks import ChunkSource, arrays, plain
-from .source import Source, fill, runs, trouble
+from .source import Source, read_box, trouble
 
 SUFFIXES = (".npy", ".h5", ".hdf5", ".zarr")
 HEADERS: dict[tuple[int, int], Any] = {
@@ -76,29 +76,23 @@ class NpySource(Source):
         return found.st_size, found.st_mtime_ns
 
     def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
-        if self.by_columns:
-            self._columns(out, box)
+        if self.by_columns:  # a file of the transposed array
+            turned = np.empty(out.shape[::-1], self.dtype)
+            self._fill(turned, box[::-1], self.shape[::-1])
+            out[...] = turned.T
         else:
-            for place, start in runs(out, box, self.shape):
-                self._fill(place, start)
+            self._fill(out, box, self.shape)
         if self._state() != self.state:
             raise self.changed()
         if self.stored != self.dtype:
             out.byteswap(inplace=True)
 
-    def _fill(self, out: np.ndarray[Any, Any], start: int) -> None:
-        at = self.begin + start * self.dtype.itemsize
-        if not fill(self.handle, out, at):
+    def _fill(self, out: np.ndarray[Any, Any], box: Box, shape: Shape) -> None:
+        end = read_box(self.handle, out, box, shape, self.begin)
+        if end is not None:
             raise self.trouble(
-                f"its end behind byte {at}", "the rest of the array", "it was cut off meanwhile"
+                f"its end behind byte {end}", "the rest of the array", "it was cut off meanwhile"
             )
-
-    def _columns(self, out: np.ndarray[Any, Any], box: Box) -> None:
-        """In Fortran order: a file of the transposed array."""
-        turned = np.empty(out.shape[::-1], self.dtype)
-        for place, start in runs(turned, box[::-1], self.shape[::-1]):
-            self._fill(place, start)
-        out[...] = turned.T
 
 
 # -- HDF5 ----------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from ostinato.ops.spec import DTYPES
 from ostinato.errors import DataFileError
 
 LONGEST = 1 << 30  # bytes of one read or write
+NEAR = 1 << 14  # bytes between two rows that are sooner read than left out,
+SLAB = 1 << 16  # if no more than this is read at once
 
 
 def trouble(path: str, got: str, needed: str, do: str = "") -> DataFileError:
@@ -84,15 +86,50 @@ def runs(
     its first element."""
     if out.size == 0:
         return
-    whole = len(shape)  # from this axis on the box has all
-    while whole and box[whole - 1] == (0, shape[whole - 1]):
-        whole -= 1
-    first = max(whole - 1, 0)
-    steps = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
-    start = sum(lo * step for (lo, _), step in zip(box, steps, strict=True))
+    first, steps, start = _lies(box, shape)
     for place in np.ndindex(out.shape[:first]):
         offset = sum(k * step for k, step in zip(place, steps, strict=False))
         yield out[(*place, ...)], start + offset
+
+
+def _lies(box: Box, shape: Shape) -> tuple[int, list[int], int]:
+    """From which axis on a box lies in one piece, the steps of all axes, and its first element."""
+    whole = len(shape)  # from this axis on the box has all
+    while whole and box[whole - 1] == (0, shape[whole - 1]):
+        whole -= 1
+    steps = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+    start = sum(lo * step for (lo, _), step in zip(box, steps, strict=True))
+    return max(whole - 1, 0), steps, start
+
+
+def read_box(
+    handle: int, out: np.ndarray[Any, Any], box: Box, shape: Shape, begin: int = 0
+) -> int | None:
+    """Fill `out`, an array in order, with a box of the array that begins at a byte of a file; the byte
+    behind which the file ends, if it ends too early. Of rows that are near each other, what lies
+    between them is read, too: a call for each would take much longer."""
+    if out.size == 0:
+        return None
+    first, steps, start = _lies(box, shape)
+    rows = out if first else out[None]
+    size, outer = out.dtype.itemsize, max(first - 1, 0)
+    lies = tuple(step * size for step in steps[outer if first else 0 :])
+    lies = lies if first else (out.nbytes, *lies)  # one row
+    length = rows[(0,) * (outer + 1)].nbytes
+    many = max(SLAB // lies[0], 1) if lies[0] - length <= NEAR else 1
+    for place in np.ndindex(rows.shape[:outer]):
+        at = begin + size * (start + sum(k * n for k, n in zip(place, steps, strict=False)))
+        for k in range(0, rows.shape[outer], many):
+            part, here = rows[(*place, slice(k, k + many))], at + k * lies[0]
+            if len(part) == 1:
+                if not fill(handle, part, here):
+                    return here
+                continue
+            slab = np.empty((len(part) - 1) * lies[0] + length, np.uint8)
+            if not fill(handle, slab, here):
+                return here
+            part[...] = np.ndarray(part.shape, out.dtype, slab, 0, lies)
+    return None
 
 
 def fill(handle: int, out: np.ndarray[Any, Any], at: int) -> bool:

@@ -7,6 +7,7 @@ import pickle
 import queue
 import subprocess
 import sys
+import tempfile
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.io_pipeline.files import NpySource, runs
+from ostinato.io_pipeline import source as io_source
+from ostinato.io_pipeline.files import NpySource
+from ostinato.io_pipeline.source import runs
 from ostinato.ops.spec import DTYPES
 from ostinato.runtime.ahead import ReadAhead
 
@@ -82,7 +85,29 @@ def test_any_box_of_a_file(data: Any) -> None:
     for place, start in runs(out, box, shape):
         flat = place.reshape(-1)
         flat[...] = whole.reshape(-1)[start : start + flat.size]
-    np.testing.assert_array_equal(out, whole[tuple(slice(lo, hi) for lo, hi in box)])
+    expected = whole[tuple(slice(lo, hi) for lo, hi in box)]
+    np.testing.assert_array_equal(out, expected)
+    with tempfile.TemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(io_source, "NEAR", 8 * data.draw(st.integers(0, 40)))
+        patch.setattr(io_source, "SLAB", 8 * data.draw(st.integers(0, 80)))
+        file.write(b"head" + whole.tobytes())
+        file.flush()
+        found = np.full_like(out, -1)
+        assert io_source.read_box(file.fileno(), found, box, shape, 4) is None
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_columns_are_not_read_number_by_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value, calls, preadv = numbers(5000, 16), [], os.preadv
+    file = NpySource(str(written(tmp_path, value)))
+    monkeypatch.setattr(os, "preadv", lambda *a: calls.append(a) or preadv(*a))
+    for column in (0, 7, 15):
+        out = np.empty((5000, 1), "f4")
+        file.read(out, ((0, 5000), (column, column + 1)))
+        np.testing.assert_array_equal(out, value[:, column : column + 1])
+    assert len(calls) < 20
 
 
 # -- block after block ---------------------------------------------------------------------------
