@@ -6,7 +6,7 @@ import functools
 import operator
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -29,16 +29,12 @@ def value_and_grad(
     With `has_aux` the function returns (result, anything) and the anything is passed on.
     """
     name = getattr(function, "__name__", "function")
+    several = isinstance(argnums, Sequence) and not isinstance(argnums, str)
+    wanted = cast("Sequence[int]", argnums if several else (argnums,))
 
     @functools.wraps(function)
     def both(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        numbers = [argnums] if isinstance(argnums, int) else list(argnums)
-        numbers = [
-            operator.index(n) % len(args)
-            if -len(args) <= n < len(args)
-            else _no_argument(name, n, args)
-            for n in numbers
-        ]
+        numbers = [_number(name, n, args) for n in wanted]
         watch = Watch()
         try:
             return sweep(args, kwargs, numbers, watch)
@@ -46,9 +42,25 @@ def value_and_grad(
             watch.end()
 
     def sweep(args: Any, kwargs: Any, numbers: list[int], watch: Watch) -> tuple[Any, Any]:
-        marked, variables, structures = _variables(args, numbers, name, watch)
+        once = list(dict.fromkeys(numbers))
+        marked, variables, structures = _variables(args, once, name, watch)
         result = function(*marked, **kwargs)
+        if has_aux and not (isinstance(result, (tuple, list)) and len(result) == 2):
+            raise misfit(
+                GradientError,
+                f"gradient of {name}(has_aux=True)",
+                got=f"a result of type {type(result).__name__}",
+                needed="a pair: the number to differentiate, and anything",
+            )
         value, aux = result if has_aux else (result, None)
+        if not isinstance(value, (Array, np.ndarray, np.generic, int, float, complex)):
+            raise misfit(
+                GradientError,
+                f"gradient of {name}",
+                got=f"a result of type {type(value).__name__}",
+                needed="one real floating number",
+                do="return it, or a pair with has_aux=True",
+            )
         y = as_array(value)
         if y.shape or not is_inexact(y.dtype) or y.dtype.kind == "c":
             raise misfit(
@@ -65,19 +77,23 @@ def value_and_grad(
                 for ct, x in zip(found, variables, strict=True)
             ]
         )
-        grads = [unflatten(s, [next(filled) for _ in range(s.leaves)]) for s in structures]
+        made = [unflatten(s, [next(filled) for _ in range(s.leaves)]) for s in structures]
+        grads = [made[once.index(n)] for n in numbers]
         head = (value, aux) if has_aux else value
-        return head, grads[0] if isinstance(argnums, int) else tuple(grads)
+        return head, tuple(grads) if several else grads[0]
 
     return both
 
 
-def _no_argument(name: str, n: int, args: Sequence[Any]) -> int:
+def _number(name: str, n: Any, args: Sequence[Any]) -> int:
+    """The number of an argument, counted from the first."""
+    if hasattr(n, "__index__") and -len(args) <= operator.index(n) < len(args):
+        return operator.index(n) % len(args)
     raise misfit(
         GradientError,
         f"gradient of {name}",
-        got=f"argnums {n} of {len(args)} arguments",
-        needed="one of them",
+        got=f"argnums {n!r} of {len(args)} arguments",
+        needed="the number of an argument that is given by place, or several",
     )
 
 
@@ -217,6 +233,14 @@ def custom_gradient(
                 cts.extend(
                     [None] * child.leaves if ct is None else [as_array(c) for c in flatten(ct)[0]]
                 )
+            for ct, x in zip(cts, arrays, strict=False):
+                if ct is not None and ct.shape != x.shape:
+                    raise misfit(
+                        GradientError,
+                        f"custom gradient of {getattr(function, '__name__', 'function')}",
+                        got=f"a cotangent of shape {ct.shape} for an argument of shape {x.shape}",
+                        needed="the shape of the argument",
+                    )
             return cts
 
         return unflatten(out_structure, gradient.attach_rule(results, arrays, rule))

@@ -230,6 +230,9 @@ def test_arguments():
     np.testing.assert_allclose(np.asarray(ost.grad(f)(a, b, c=2.0)), 2 * X + 2)
     np.testing.assert_allclose(np.asarray(ost.grad(f)(X, X + 1)), X + 1)
     assert float(ost.grad(lambda x: x * x)(3.0)) == 6
+    twice = ost.grad(f, argnums=(0, -2, np.int64(1), 0))(a, b)
+    for found, expected in zip(twice, (X + 1, X + 1, X, X + 1), strict=True):
+        np.testing.assert_allclose(np.asarray(found), expected)
     unused = ost.grad(lambda a, b: ost.sum(a), argnums=1)(a, b)
     assert np.asarray(unused).tolist() == [0, 0, 0]
 
@@ -505,6 +508,13 @@ NONE = [
     ),
     (lambda: ost.grad(lambda x: x["a"][0])({"a": [1]}), r"argument 0\['a'\]\[0\] of dtype int64"),
     (lambda: ost.grad(lambda x: x.sum(), argnums=1)(X), "argnums 1 of 1 arguments"),
+    (lambda: ost.grad(lambda x: x.sum(), argnums="x")(X), "got argnums 'x' of 1 arguments"),
+    (lambda: ost.grad(lambda x: None)(X), "got a result of type NoneType; needed one real"),
+    (lambda: ost.grad(lambda x: x.sum(), has_aux=True)(X), "type Array; needed a pair: the number"),
+    (
+        lambda: ost.grad(ost.custom_gradient(lambda x: (x.sum(), lambda g: g)))(X),
+        r"cotangent of shape \(\) for an argument of shape \(3,\)",
+    ),
     (lambda: ost.vjp(lambda x: x, X)[1](np.ones(2)), r"shape \(2,\); needed shape \(3,\)"),
     (lambda: ost.vjp(lambda x: x, X)[1]((X,)), r"cotangents tuple.*the structure of the results"),
     (
