@@ -618,6 +618,14 @@ def why_miss(function: CompiledFunction[Any, Any]) -> str:
     """Why the last new plan of a compiled function was new: the nearest plan that was there, and
     the fields that differ.
     """
+    if not isinstance(function, CompiledFunction):
+        raise misfit(
+            ArgumentError,
+            "why_miss",
+            got=f"{function!r:.80}",
+            needed="a compiled function",
+            do="decorate it with @ost.compile",
+        )
     if not function.misses:
         return f"{function.name} has not been called yet."
     miss = function.misses[-1]
@@ -736,6 +744,14 @@ def _is_alone(x: Array, operands: list[Any], n: int) -> bool:
 def run(plan: Plan, *arrays: Any) -> Any:
     """Run a plan, e.g. one from a file, on arrays in the order of its inputs; one result, or a tuple.
     What its function was given (`donate=`) is given away here, too."""
+    if not isinstance(plan, Plan):
+        raise misfit(
+            ArgumentError,
+            "run",
+            got=f"{plan!r:.80}",
+            needed="a plan",
+            do="take that of a compiled function, f.plan, or of a file, ost.Plan.from_file(path)",
+        )
     session = current()
     names = dict(enumerate(plan.names))
     wanted = [f"{names.get(k, f'input {k}')}: {s}" for k, s in enumerate(plan.traced.inputs)]

@@ -267,11 +267,11 @@ def explain(plan: Plan, measured: Measured | None, machine: Machine | None = Non
     table = [HEADS, *rows(plan, machine, measured)]
     keep = [k for k in range(len(HEADS)) if any(row[k] for row in table[1:])]
     if plan.target.workers == 1:
-        keep.remove(HEADS.index("layout"))
+        keep = [k for k in keep if HEADS[k] != "layout"]
     widths = {k: max(len(row[k]) for row in table) for k in keep}
     lines = ["  ".join(row[k].ljust(widths[k]) for k in keep).rstrip() for row in table]
-    lines.insert(1, "  ".join("-" * widths[k] for k in keep))
-    return "\n".join([summary(plan), "", *lines, "", *_totals(plan, machine, measured)])
+    lines = [lines[0], "  ".join("-" * widths[k] for k in keep), *lines[1:], ""] if keep else []
+    return "\n".join([summary(plan), "", *lines, *_totals(plan, machine, measured)])
 
 
 def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,10 +16,9 @@ from ostinato.ops.layout import Mesh
 from ostinato.ops.spec import Spec
 
 from ostinato import settings
+from ostinato.errors import PlanFileError
 
 if TYPE_CHECKING:
-    import os
-
     from .explain import Measured
 
 FORMAT = 3  # of plans and plan files; part of every id
@@ -245,7 +245,14 @@ class Plan:
         """Write the plan as a file that holds data, no code."""
         from .file import write_plan
 
-        write_plan(self, path)
+        try:
+            write_plan(self, path)
+        except OSError as error:
+            raise PlanFileError.because(
+                f"plan file {os.fspath(path)}",
+                got=error.strerror or str(error),
+                needed="a folder that exists and may be written to",
+            ) from None
 
     @staticmethod
     def from_file(path: str | os.PathLike[str]) -> Plan:

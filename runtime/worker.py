@@ -54,9 +54,9 @@ class Result:
     kept: list[Any] = field(default_factory=list)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Loaded:
-    """A plan on this worker."""
+    """A plan on this worker. Who launches it may keep it for longer than the cache of plans does."""
 
     plan: Plan
     bound: Bound | None = None
@@ -91,6 +91,7 @@ class Worker:
         self.communicator = communicator
         self.xp = xp
         self.plans: dict[str, Loaded] = {}
+        self.kept_plans: weakref.WeakSet[Loaded] = weakref.WeakSet()  # by whomever
         self.arena: Any = block(xp, 0)
         self.allocations = 0
         self.results: weakref.WeakSet[Result] = weakref.WeakSet()
@@ -119,7 +120,7 @@ class Worker:
         }
 
     def load(self, plan: Plan) -> None:
-        self.plans.setdefault(plan.id, Loaded(plan))
+        self.kept_plans.add(self.plans.setdefault(plan.id, Loaded(plan)))
 
     def unload(self, plan_id: str) -> None:
         if (loaded := self.plans.pop(plan_id, None)) is not None:
@@ -127,7 +128,7 @@ class Worker:
 
     def restart(self) -> None:
         """After a failure: bound plans may have been in the middle of a run."""
-        for loaded in self.plans.values():
+        for loaded in tuple(self.kept_plans):
             loaded.unbind()
 
     def _bind(self, loaded: Loaded, timed: bool = False) -> Bound:
@@ -135,7 +136,7 @@ class Worker:
         self._rest()
         if program.arena_bytes > self.arena.size:
             self.arena = block(self.xp, program.arena_bytes)
-            for other in self.plans.values():  # they were bound to the old one
+            for other in tuple(self.kept_plans):  # they were bound to the old one
                 other.unbind()
         if not loaded.results:
             loaded.results = tuple(Result(*_local(s, self.rank)) for s in program.graph.out_specs)
@@ -154,7 +155,7 @@ class Worker:
 
     def _rest(self) -> None:
         """Plans that did not run since this was done last let go of their buffers."""
-        for plan in self.plans.values():
+        for plan in tuple(self.kept_plans):
             if plan.runs == plan.resting:
                 for result in plan.results:
                     result.kept.clear()
@@ -245,8 +246,7 @@ _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 def _bind_anew() -> None:
     """What a forked child does: it has one thread, and bound plans were made for more."""
     for worker in list(_workers):
-        for loaded in worker.plans.values():
-            loaded.unbind()
+        worker.restart()
 
 
 if hasattr(os, "register_at_fork"):

@@ -60,6 +60,14 @@ def test_explain_before_a_run() -> None:
     assert "layout" not in text, "one worker has one layout"
 
 
+def test_a_plan_without_operations_is_explained() -> None:
+    with use():
+        for function in (lambda x: x, lambda x: None):
+            plan = ost.compile(function).plan_for(ost.ones(3))
+            assert "runs    0 operations" in plan.explain()
+            assert "0 operations" in plan._repr_html_()
+
+
 def test_explain_reaches_into_loops() -> None:
     with use():
         f = ost.compile(lambda x: ost.repeat(7, lambda s: ost.tanh(s @ s), x))

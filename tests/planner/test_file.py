@@ -112,6 +112,16 @@ def test_run_checks_what_it_is_given(tmp_path: Path) -> None:
         ost.run(plan, x, w)
 
 
+def test_what_is_no_plan_and_no_place_for_one(tmp_path: Path) -> None:
+    plan, (x, _) = a_plan()
+    with pytest.raises(PlanFileError, match=r"nowhere/p: got No such file .*needed a folder that"):
+        plan.to_file(tmp_path / "nowhere" / "p")
+    with pytest.raises(ost.errors.ArgumentError, match=r"run .*got 5; needed a plan; take that of"):
+        ost.run(5, x)  # type: ignore[arg-type]
+    with pytest.raises(ost.errors.ArgumentError, match=r"needed a compiled function; decorate it"):
+        ost.why_miss(a_plan)  # type: ignore[arg-type]
+
+
 def test_the_file_is_data() -> None:
     head, _, rest = GOOD.partition(b"\n")
     assert head.startswith(b"ostinato plan %d " % FORMAT)

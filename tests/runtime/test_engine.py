@@ -376,3 +376,19 @@ def test_a_loop_that_talks_to_nobody_ends_with_ctrl_c() -> None:
         with pytest.raises(KeyboardInterrupt):
             np.asarray(count)
         assert time.monotonic() - start < 3
+
+
+def test_a_plan_that_the_cache_let_go_holds_no_old_memory() -> None:
+    """Its function still has it: it is bound anew with the others."""
+    with ost.connect() as session:
+        worker = session.engine.workers[0]
+        f = ost.compile(lambda x: ost.tanh(x @ x) @ x)
+        x = ost.ones((50, 50)) * 0.01
+        before = np.asarray(f(x))
+        session.engine.forget(f.plan.id)
+        arena = weakref.ref(worker.arena.base)
+        np.testing.assert_array_equal(np.asarray(f(x)), before)
+        f.__wrapped__(ost.ones((500, 500))).numpy()
+        gc.collect()
+        assert arena() is None
+        np.testing.assert_array_equal(np.asarray(f(x)), before)
