@@ -45,7 +45,10 @@ _BENCH = """Measure against other libraries, as `python -m benchmarks` in a chec
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit status."""
+    from ostinato import __version__
+
     parser = argparse.ArgumentParser("ostinato", description=_ABOUT, formatter_class=PLAIN)
+    parser.add_argument("--version", action="version", version=f"ostinato {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     command_info.add(commands)
     command_run.add(commands)

@@ -25,7 +25,7 @@ def _number(name: str, default: int, low: int, high: int) -> int:
     text = os.environ.get(name, "").strip()
     if not text:
         return default
-    if not text.isdigit() or not low <= int(text) <= high:
+    if not text.isdecimal() or not low <= int(text) <= high:
         raise ValueError(f"{name}={text!r}: needed a whole number from {low} to {high}.")
     return int(text)
 

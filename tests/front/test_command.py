@@ -293,6 +293,13 @@ def test_a_wrong_word_is_answered_by_a_sentence(
     assert said in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_it_says_which_version_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        command.main(["--version"])
+    assert not end.value.code
+    assert capsys.readouterr().out == f"ostinato {ost.__version__}\n"
+
+
 def test_an_mpi_that_is_missing_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
