@@ -226,13 +226,17 @@ def _einsum_rule(*xs: Spec, text: str) -> Spec:
     for labels, x in zip(operands, xs, strict=True):
         for label, n in zip(labels, x.shape, strict=True):
             if sizes.setdefault(label, n) != n:
-                raise misfit(
-                    ShapeError,
-                    f"einsum({text!r})",
-                    got=" and ".join(str(x.shape) for x in xs),
-                    needed=f"one extent for {label!r}",
-                )
+                raise _two_extents(text, label, xs)
     return Spec(tuple(sizes[c] for c in out), promote(*(x.dtype for x in xs)))
+
+
+def _two_extents(text: str, label: str, xs: Sequence[Spec] | Sequence[Array]) -> Exception:
+    return misfit(
+        ShapeError,
+        f"einsum({text!r})",
+        got=" and ".join(str(x.shape) for x in xs),
+        needed=f"one extent for {label!r}",
+    )
 
 
 def _groups(text: str) -> tuple[str, str, str, str]:
@@ -406,7 +410,7 @@ def einsum(text: str, /, *operands: Operandish) -> Array:
     """Sums of products, in Einstein's notation: `einsum("ij,jk->ik", a, b)`."""
     xs = unify(*operands) if operands else []
     labels, out = _read_text(text, [x.shape for x in xs])
-    _drop_repeated(xs, labels)
+    _drop_repeated(text, xs, labels)
     while len(xs) > 1:
         i, j = _cheapest(labels, xs) if len(xs) > 2 else (0, 1)
         b, right = xs.pop(j), labels.pop(j)
@@ -420,17 +424,21 @@ def einsum(text: str, /, *operands: Operandish) -> Array:
     return _single(xs[0], labels[0], out)
 
 
-def _drop_repeated(xs: list[Array], labels: list[str]) -> None:
-    """Take away axes of size 1 whose label has a larger extent elsewhere: the operand is repeated
-    there.
+def _drop_repeated(text: str, xs: list[Array], labels: list[str]) -> None:
+    """Diagonals of labels that an operand has twice; and away with axes of size 1 whose label has a
+    larger extent elsewhere: the operand is repeated there.
     """
     extents: dict[str, int] = {}
-    for x, own in zip(xs, labels, strict=True):
+    for k, (x, own) in enumerate(zip(list(xs), list(labels), strict=True)):
         for c, n in zip(own, x.shape, strict=True):
-            extents[c] = n if extents.get(c, 1) == 1 else extents[c]
+            known = extents.get(c, 1)
+            if n != known != 1 != n or n != x.shape[own.index(c)]:
+                raise _two_extents(text, c, xs)
+            extents[c] = n if known == 1 else known
+        xs[k], labels[k] = _diagonals(x, own)
     for k, (x, own) in enumerate(zip(xs, labels, strict=True)):
         pairs = enumerate(zip(own, x.shape, strict=True))
-        gone = tuple(d for d, (c, n) in pairs if n == 1 != extents[c] and own.count(c) == 1)
+        gone = tuple(d for d, (c, n) in pairs if n == 1 != extents[c])
         if gone:
             xs[k] = squeeze(x, gone)
             labels[k] = "".join(c for d, c in enumerate(own) if d not in gone)
@@ -444,14 +452,19 @@ def _cheapest(labels: Sequence[str], xs: Sequence[Array]) -> tuple[int, int]:
     return i, j
 
 
-def _single(x: Array, labels: str, out: str) -> Array:
-    """One operand: diagonals, sums, and another order."""
+def _diagonals(x: Array, labels: str) -> tuple[Array, str]:
+    """An operand in which each label stands once."""
     for c in dict.fromkeys(labels):
         while labels.count(c) > 1:
             first = labels.index(c)
             second = labels.index(c, first + 1)
             x = diagonal(moveaxis(x, (first, second), (-2, -1)))
             labels = labels[:first] + labels[first + 1 : second] + labels[second + 1 :] + c
+    return x, labels
+
+
+def _single(x: Array, labels: str, out: str) -> Array:
+    """One operand: sums, and another order."""
     gone = tuple(d for d, c in enumerate(labels) if c not in out)
     if gone:
         x = add_up(x, gone)

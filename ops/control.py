@@ -14,12 +14,12 @@ from typing import Any
 from ostinato.errors import ArgumentError, DTypeError, GradientError, ShapeError
 
 from .array import Array, Operandish, apply_all, as_array, export
-from .gradient import vjp, zero_of
+from .gradient import vjp
 from .graph import Builder, Graph
 from .index import Indices
 from .random import seeds
 from .registry import Params, Specs, lookup, op
-from .shape import repeat_elements
+from .shape import repeat_elements, zero_of
 from .spec import Spec, bool_, int64, is_inexact
 from .trace import inline, subgraph
 from .tree import flatten, paths, unflatten

@@ -673,8 +673,8 @@ nextafter: Binary = binary("nextafter", "nextafter", doc="The next number after 
 
 
 def _logaddexp_grad(g: Array, out: Array, x: Array, y: Array) -> Sequence[Array | None]:
-    safe = where(isfinite(out), out, 0)
-    return g * exp(x - safe), g * exp(y - safe)
+    ahead = where(equal(x, y), 0, x - y)  # infinities, too
+    return g * sigmoid(ahead), g * sigmoid(-ahead)
 
 
 logaddexp: Binary = binary(

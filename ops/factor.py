@@ -42,7 +42,7 @@ from .reduction import any as anywhere
 from .reduction import prod
 from .reduction import sum as total
 from .registry import Params, Scratch, Specs, op
-from .shape import concat, expand_dims, matrix_transpose, tril, triu
+from .shape import concat, expand_dims, matrix_transpose, tril, triu, zero_of
 from .spec import Shape, Spec, int64, real_of
 from .thin import phases, thin_qr, times
 from .where import misfit
@@ -495,7 +495,7 @@ def _qr_grad(
         more = rest @ adjoint(gr[..., m:])
         gq = more if gq is None else gq + more
     left = _tall_qr_grad(gq, gu, q, square)
-    right = rest * 0 if gr is None else q @ gr[..., m:]
+    right = zero_of(rest) if gr is None else q @ gr[..., m:]
     return (conj(concat([left, right], axis=-1)),)
 
 

@@ -184,8 +184,3 @@ def checkpointed(function: Callable[..., Sequence[Array]], args: Sequence[Array]
     """The results, whose intermediates are computed again for gradients instead of kept."""
     body, outer = subgraph(function, [x.spec for x in args], "checkpoint")
     return list(apply_all("call", *args, *outer, body=body))
-
-
-def zero_of(x: Array) -> Array:
-    """The cotangent of what contributes nothing."""
-    return apply("full", shape=x.shape, value=0, dtype=x.dtype)

@@ -22,7 +22,7 @@ from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
 
 from . import array
 from .array import Array, Operandish, apply, as_array, export, unify
-from .elementwise import astype, less, where
+from .elementwise import astype, equal, less, where
 from .index import LETTERS, Indices, along
 from .registry import Params, Place, Specs, op, stream_cost
 from .shape import (
@@ -34,6 +34,7 @@ from .shape import (
     reshape,
     slice_axes,
     squeeze,
+    zero_of,
 )
 from .spec import Shape, Spec, bool_, int64, is_inexact, is_integer
 from .where import misfit
@@ -54,6 +55,11 @@ def _in_bounds(indices: Any, size: int) -> None:
         if low < -size or high >= size:
             bad = low if low < -size else high
             raise IndexError(f"index {bad} is out of bounds for an axis with {size} elements")
+
+
+def _from_front(indices: Any, size: int) -> Any:
+    """Places counted from the first, in a dtype that can hold any extent."""
+    return indices.astype(np.int64, copy=False) % max(size, 1)
 
 
 def _in_bounds_kernel(xp: Any, out: Any, i: Any, *, size: int, name: str) -> None:
@@ -102,7 +108,7 @@ def _take_kernel(xp: Any, out: Any, x: Any, i: Any, *, axis: int, at: Place) -> 
         if x.size:
             xp.take(x, i, axis=axis, out=out, mode="wrap")
         return
-    place = i % size - lo
+    place = _from_front(i, size) - lo
     inside = (place >= 0) & (place < hi - lo)
     out[...] = 0
     if hi > lo:
@@ -177,7 +183,7 @@ def _put_kernel(
     size = at.in_shapes[0][axis]
     _in_bounds(i, size)
     lo, hi = at.outs[0][axis]
-    place = i.reshape(-1) % size if size else i.reshape(-1)
+    place = _from_front(i.reshape(-1), size)
     values = v.reshape((*v.shape[:axis], place.size, *v.shape[axis + i.ndim :]))
     if hi - lo < size:
         keep = (place >= lo) & (place < hi)
@@ -201,10 +207,17 @@ def _put_grad(
         case "add":
             return g, None, at_v
         case "set":
-            return put(at_v * 0), None, where(_last_writer(x, i, v, axis), at_v, 0)
+            return put(zero_of(at_v)), None, where(_last_writer(x, i, v, axis), at_v, 0)
         case "multiply":
             ones = apply("full", shape=x.shape, value=1, dtype=v.dtype)
-            return g * put(v, "multiply", ones), None, at_v * apply("take", y, i, axis=axis) / v
+            # without its zeros a product is others' product times what is not 0 itself
+            is_zero = equal(v, 0)
+            filled = where(is_zero, 1, v)
+            zeros = astype(is_zero, g.dtype)
+            count = apply("take", put(zeros, "add", zero_of(g)), i, axis=axis)
+            others = apply("take", put(filled, "multiply", x), i, axis=axis) / filled
+            by_v = at_v * where(count > zeros, 0, others)
+            return g * put(v, "multiply", ones), None, by_v
     won = astype(apply("take", y, i, axis=axis) == v, g.dtype)
     kept = astype(x == y, g.dtype)
     share = g / put(won, "add", kept)

@@ -18,7 +18,7 @@ from .contraction import diagonal, matmul, outer, tensordot, vecdot
 from .contraction import trace as trace
 from .creation import eye
 from .elementwise import abs as absolute
-from .elementwise import conj, convert, real, sqrt, where
+from .elementwise import conj, convert, real, where
 from .matrices import adjoint, matrix
 from .random import normal
 from .reduction import count_nonzero, max, min, sum
@@ -325,12 +325,12 @@ def vector_norm(
     if ord == 2:
         square = real(x * conj(x)) if x.dtype.kind == "c" else x * x
         return _root(sum(square, axis=axes, keepdims=keepdims))
-    return sum(size**ord, axis=axes, keepdims=keepdims) ** (1 / ord)
+    return _root(sum(size**ord, axis=axes, keepdims=keepdims), 1 / ord)
 
 
-def _root(x: Array) -> Array:
-    """The square root, whose slope at 0 is 0."""
-    return where(x == 0, 0, sqrt(where(x == 0, 1, x)))
+def _root(x: Array, power: float = 0.5) -> Array:
+    """The square root, or another one, whose slope at 0 is 0."""
+    return where(x == 0, 0 if power > 0 else math.inf, where(x == 0, 1, x) ** power)
 
 
 def _inexact(name: str, x: Operandish) -> Array:

@@ -34,6 +34,7 @@ from .shape import (
     reshape,
     slice_axes,
     stop_gradient,
+    zero_of,
 )
 from .spec import (
     DType,
@@ -601,7 +602,8 @@ def _cumprod_grad(
         return (x,)
     before = slice_axes(cumulative_prod(x, axis=axis, include_initial=True), {axis: (0, n, 1)})
     follow = concat(
-        [slice_axes(x, {axis: (1, n - 1, 1)}), slice_axes(x, {axis: (0, 1, 1)}) * 0], axis=axis
+        [slice_axes(x, {axis: (1, n - 1, 1)}), zero_of(slice_axes(x, {axis: (0, 1, 1)}))],
+        axis=axis,
     )
 
     def step(s: Array, gx: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -609,7 +611,7 @@ def _cumprod_grad(
         return s, s
 
     rows = (moveaxis(g, axis, 0), moveaxis(follow, axis, 0))
-    _, found = scan(step, rows[0][0] * 0, rows, reverse=True)
+    _, found = scan(step, zero_of(rows[0][0]), rows, reverse=True)
     return (before * moveaxis(found, 0, axis),)
 
 

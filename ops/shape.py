@@ -51,6 +51,11 @@ Pairs = tuple[tuple[int, int], ...]
 MOVE = stream_cost(0)
 
 
+def zero_of(x: Array) -> Array:
+    """Zeros like an array, whatever is in it: the cotangent of what contributes nothing."""
+    return apply("full", shape=x.shape, value=0, dtype=x.dtype)
+
+
 def extent(box: Box) -> Shape:
     return tuple(hi - lo for lo, hi in box)
 
@@ -775,7 +780,7 @@ def _update_grad(
 
     match mode:
         case "set":
-            return put(at_v * 0), at_v
+            return put(zero_of(at_v)), at_v
         case "add":
             return g, at_v
         case "multiply":

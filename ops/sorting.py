@@ -219,6 +219,11 @@ def _read(x: Operandish, name: str, numpy_function: Callable[..., Any]) -> list[
     return [as_array(part) for part in (values.astype(kind, copy=False), *rest)]
 
 
+def _unique(x: Any) -> Any:
+    """In order, as np.unique_values is not; each NaN is a value of its own, as it is there."""
+    return np.unique(x, equal_nan=False)
+
+
 @export
 def unique_all(x: Operandish, /) -> UniqueAll:
     """The values that occur, where first, which of them each element is, and how often they
@@ -245,7 +250,7 @@ def unique_values(x: Operandish, /, *, size: int | None = None, fill_value: Any 
     unless said otherwise); that works inside compiled functions too."""
     x = as_array(x)
     if size is None:
-        return _read(x, "unique_values", np.unique)[0]  # unlike np.unique_values, in order
+        return _read(x, "unique_values", _unique)[0]
     ordered = sort(reshape(x, (-1,)))
     n = ordered.shape[0]
     if n == 0:

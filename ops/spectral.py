@@ -28,7 +28,7 @@ from .matrices import (
     whole,
 )
 from .registry import Params, Scratch, Specs, op
-from .shape import concat, expand_dims, matrix_transpose
+from .shape import concat, expand_dims, matrix_transpose, zero_of
 from .spec import Shape, Spec, int64, real_of
 from .thin import thin_qr, times
 from .where import misfit
@@ -350,7 +350,7 @@ def _expm_grad(g: Array, y: Array, x: Array) -> Sequence[Array | None]:
     n = x.shape[-1]
     turned = matrix_transpose(x)
     above = concat([turned, g], axis=-1)
-    below = concat([turned * 0, turned], axis=-1)
+    below = concat([zero_of(turned), turned], axis=-1)
     return (apply("expm", concat([above, below], axis=-2))[..., :n, n:],)
 
 

@@ -14,6 +14,7 @@ from ostinato.errors import GradientError
 from ostinato.ops import gradient
 from ostinato.ops.array import Array, Watch, as_array
 from ostinato.ops.creation import ones_like
+from ostinato.ops.shape import zero_of
 from ostinato.ops.spec import is_inexact
 from ostinato.ops.tree import flatten, paths, unflatten
 from ostinato.ops.where import misfit
@@ -72,10 +73,7 @@ def value_and_grad(
             )
         found = gradient.vjp([y], variables, [ones_like(y)])
         filled = iter(
-            [
-                ct if ct is not None else gradient.zero_of(x)
-                for ct, x in zip(found, variables, strict=True)
-            ]
+            [ct if ct is not None else zero_of(x) for ct, x in zip(found, variables, strict=True)]
         )
         made = [unflatten(s, [next(filled) for _ in range(s.leaves)]) for s in structures]
         grads = [made[once.index(n)] for n in numbers]
@@ -167,10 +165,7 @@ def vjp(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable[[Any], 
             cts.append(x)
         found = gradient.vjp(outputs, variables, cts)
         filled = iter(
-            [
-                ct if ct is not None else gradient.zero_of(x)
-                for ct, x in zip(found, variables, strict=True)
-            ]
+            [ct if ct is not None else zero_of(x) for ct, x in zip(found, variables, strict=True)]
         )
         return tuple(unflatten(s, [next(filled) for _ in range(s.leaves)]) for s in structures)
 
@@ -220,10 +215,7 @@ def custom_gradient(
         results = [as_array(y) for y in outs]
 
         def rule(gs: Sequence[Array | None]) -> Sequence[Array | None]:
-            solid = [
-                g if g is not None else gradient.zero_of(y)
-                for g, y in zip(gs, results, strict=True)
-            ]
+            solid = [g if g is not None else zero_of(y) for g, y in zip(gs, results, strict=True)]
             found = back(unflatten(out_structure, solid))
             if len(args) == 1 and not (isinstance(found, tuple) and len(found) == 1):
                 found = (found,)

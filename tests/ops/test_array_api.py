@@ -559,6 +559,12 @@ def test_special_values_of_isin():
     assert_same(lambda x: ost.isin(x, [1j]), lambda x: np.isin(x, [1j]), z)
 
 
+def test_each_nan_is_a_value_of_its_own():
+    x = np.array([np.nan, 1.0, np.nan])
+    for values in (ost.unique_values(x), ost.unique_values(x, size=3), ost.unique_all(x).values):
+        np.testing.assert_array_equal(np.asarray(values), [1.0, np.nan, np.nan])
+
+
 def test_unique_with_a_size():
     x = np.array([3, 1, 3, 2])
     assert_same(lambda x: ost.unique_values(x, size=3), np.unique, x)
@@ -634,6 +640,7 @@ EINSUMS = [
     ("abc,cd,de->abe", (2, 3, 4), (4, 5), (5, 2)),
     ("ab,bc,cd,da->", (2, 3), (3, 4), (4, 5), (5, 2)),
     ("ijk,jil->kl", (2, 3, 4), (3, 2, 5)),
+    ("ii,i->", (1, 1), (3,)),
     ("ij,k->k", (2, 3), (4,)),
     (" i j , j k -> i k ", (5, 4), (4, 3)),
     ("ij,ij->ij", (1, 4), (5, 4)),

@@ -196,6 +196,15 @@ def test_layouts(key):
         )
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "uint64"])
+def test_places_of_any_dtype(dtype):
+    """Of an axis that is longer than the dtype can say."""
+    x, i = np.arange(70_000.0), np.array([3, 100, 3], dtype)
+    assert_same(lambda x, i: x[i], lambda x, i: x[i], x, i)
+    assert_same(lambda x, i: x.at[i].set(-1), lambda x, i: changed(x, i, -1, "set"), x, i)
+    assert_same(lambda x, i: x.at[i].add(1), lambda x, i: changed(x, i, 1, "add"), x, i)
+
+
 def test_places_that_are_traced():
     assert_same(lambda x, i, j: x[i, j], lambda x, i, j: x[i, j], X, PLANE, np.int64(2))
     assert_same(lambda x, i: x.at[i].add(1), lambda x, i: changed(x, i, 1, "add"), X, LINE)
