@@ -78,12 +78,12 @@ def _position(better: str) -> Callable[[Any, State, State, State], None]:
 
 
 def _moments(xp: Any, out: State, a: State, b: State) -> None:
-    """Chan's formula: (count, mean, M2) of two groups together."""
+    """Chan's formula: (count, mean, M2) of two groups together; infinite means stay as sums would."""
     (an, am, as_), (bn, bm, bs) = a, b
     n = an + bn
     weight = xp.where(n == 0, 0.0, bn / xp.maximum(n, 1))
     delta = bm - am
-    mean = am + delta * weight.astype(am.dtype)
+    mean = am + xp.where(xp.isfinite(am), delta * weight.astype(am.dtype), bm)
     square = as_ + bs + (delta * xp.conj(delta)).real * (an * weight).astype(as_.dtype)
     for target, value in zip(out, (n, mean, square), strict=True):
         xp.copyto(target, value)

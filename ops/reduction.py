@@ -452,9 +452,9 @@ def _moments_kernel(
         else:
             _block_moments(xp, rows, axes, own_mean, own_square, work)
             weight = here / (done + here)
-            xp.subtract(own_mean, mean, own_mean)
-            square += own_square + (own_mean * own_mean.conj()).real * (done * weight)
-            mean += own_mean * weight
+            off = own_mean - mean
+            square += own_square + (off * off.conj()).real * (done * weight)
+            mean += xp.where(xp.isfinite(mean), off * weight, own_mean)
         done += here
 
 

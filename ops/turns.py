@@ -8,12 +8,13 @@ are put together by Chan's formula, in double precision."""
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Collection, Sequence
 
 from .code import compensated, loop_facts
 from .labels import VIEWS, Nest, Reduction
 from .nest import Env, Writer, chunk_units
-from .registers import Value, cast, fma, llvm_type
+from .registers import Value, cast, fma, llvm_type, where
 from .spec import DType, float64, int64
 
 TURNS = 64  # whose sums over rows wait to be put together, and
@@ -288,7 +289,7 @@ class Kernel(Writer):
             mean, square = (self.load(a, dtype) for a in at)
             x = self.value(r.node.inputs[0], here)
             off = x - mean
-            new = fma(off, share, mean)
+            new = moved(mean, off, share, x)
             self.store(new, at[0])
             self.store(fma(off, x - new, square), at[1])
 
@@ -412,7 +413,12 @@ def chan(
     """Mean and squared deviations of n and m rows together, of `inner` elements each."""
     share = m / (n + m)
     off = its - mean
-    return fma(off, share, mean), square + squares + off * off * (n * share * inner)
+    return moved(mean, off, share, its), square + squares + off * off * (n * share * inner)
+
+
+def moved(mean: Value, off: Value, share: Value, more: Value) -> Value:
+    """A mean moved by a share of what another one is off; infinite ones stay as sums would."""
+    return where(abs(mean) < math.inf, fma(off, share, mean), mean + more)
 
 
 def _is_float_sum(r: Reduction, dtype: DType) -> bool:

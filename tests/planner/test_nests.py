@@ -258,6 +258,20 @@ def test_nan_and_infinity() -> None:
         np.testing.assert_array_equal(np.isnan(total), np.isnan((x * 2).sum(0)))
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("rows", [50, 5000, 200_000])
+def test_a_mean_beside_a_variance_may_be_infinite(rows: int, workers: int) -> None:
+    """By NumPy, by kernels and by several workers, as the mean alone is."""
+    x = np.random.default_rng(0).standard_normal((rows, 4))
+    x[[1, -1], 0] = x[1, 1] = np.inf
+    x[[1, -1], 2] = np.inf, -np.inf
+    with sessions.use((workers,)):
+        both = ost.compile(lambda x: (x.mean(0), x.var(0)))(ost.asarray(x, split=0))
+        mean, var = (np.asarray(y) for y in both)
+    np.testing.assert_allclose(mean, [np.inf, np.inf, np.nan, x[:, 3].mean()], rtol=1e-9)
+    np.testing.assert_allclose(var, [np.nan, np.nan, np.nan, x[:, 3].var()], rtol=1e-9)
+
+
 def test_ties_go_to_the_first() -> None:
     x = np.zeros((400, 9))
     x[::2, 4:] = -1
