@@ -6,6 +6,7 @@ names the operation and the line that asked for it."""
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -315,7 +316,7 @@ def vector_norm(
     axes = axes_of(axis, x.ndim, "vector_norm")
     size = absolute(x)
     if ord == math.inf:
-        return max(size, axis=axes, keepdims=keepdims)
+        return _largest(size, axis=axes, keepdims=keepdims)
     if ord == -math.inf:
         return min(size, axis=axes, keepdims=keepdims)
     if ord == 0:
@@ -326,6 +327,12 @@ def vector_norm(
         square = real(x * conj(x)) if x.dtype.kind == "c" else x * x
         return _root(sum(square, axis=axes, keepdims=keepdims))
     return _root(sum(size**ord, axis=axes, keepdims=keepdims), 1 / ord)
+
+
+def _largest(x: Array, *, axis: int | Sequence[int], keepdims: bool = False) -> Array:
+    """Of norms; that of nothing is 0."""
+    none = any(x.shape[a] == 0 for a in axes_of(axis, x.ndim, "norm"))
+    return (sum if none else max)(x, axis=axis, keepdims=keepdims)
 
 
 def _root(x: Array, power: float = 0.5) -> Array:
@@ -346,7 +353,7 @@ def _inexact(name: str, x: Operandish) -> Array:
     return x
 
 
-_SUMS = {1: (-2, max), -1: (-2, min), math.inf: (-1, max), -math.inf: (-1, min)}
+_SUMS = {1: (-2, _largest), -1: (-2, min), math.inf: (-1, _largest), -math.inf: (-1, min)}
 
 
 def matrix_norm(x: Operandish, /, *, keepdims: bool = False, ord: Any = "fro") -> Array:
@@ -364,7 +371,7 @@ def matrix_norm(x: Operandish, /, *, keepdims: bool = False, ord: Any = "fro") -
         sums = sum(absolute(x), axis=axis, keepdims=True)
         found = extreme(sums, axis=-3 - axis, keepdims=True)
     elif ord in ("nuc", 2, -2):
-        pick = {"nuc": sum, 2: max, -2: min}[ord]
+        pick = {"nuc": sum, 2: _largest, -2: min}[ord]
         found = expand_dims(pick(svdvals(x), axis=-1), axis=(-2, -1))
     else:
         raise misfit(
@@ -381,8 +388,12 @@ def matrix_power(x: Operandish, n: int, /) -> Array:
     """x multiplied by itself n times, by repeated squaring; of the inverse for negative n."""
     x = as_array(x)
     side = matrix("matrix_power", x.spec, square=True).shape[-1]
-    if not isinstance(n, int):
-        raise misfit(ArgumentError, "matrix_power", got=f"n={n!r}", needed="a whole number")
+    try:
+        n = operator.index(n)
+    except TypeError:
+        raise misfit(
+            ArgumentError, "matrix_power", got=f"n={n!r}", needed="a whole number"
+        ) from None
     if n < 0:
         x, n = inv(x), -n
     made: Array | None = None

@@ -14,6 +14,7 @@ from . import blocked
 from .array import Array, apply, apply_all
 from .creation import eye
 from .elementwise import conj, convert, imag, where
+from .factor import qr_of_one
 from .index import LETTERS, Indices
 from .matrices import (
     adjoint,
@@ -51,17 +52,23 @@ def _svd_kernel(xp: Any, out: Any, x: Any, *, full: bool) -> None:
 
 
 def svd_of_one(xp: Any, x: Any, u: Any, s: Any, vh: Any, full: bool = False) -> None:
-    """One matrix; a tall one by way of its R, for which u may be worked in."""
+    """One matrix; a tall one by way of its R, for which u may be worked in. Each result is the same
+    whichever of the others are wanted: they may be asked for one by one.
+    """
     m, n = x.shape
     only = u is None and vh is None
     if not x.size:
         for y in (u, vh):
             put(xp, y, 0 if y is None else xp.eye(*y.shape))
-    elif is_tall(m, n) and not (full and u is not None):
-        last, upper = thin_qr(xp, x, u)
+    elif is_tall(m, n):
+        thin = u if u is None or not full else xp.empty(x.shape, x.dtype)
+        last, upper = thin_qr(xp, x, thin)
         left, values, right = _singular(xp, upper, only)
-        if u is not None:
-            times(u, (left if last is None else last @ left).astype(x.dtype))
+        if thin is not None:
+            times(thin, (left if last is None else last @ left).astype(x.dtype))
+        if thin is not u:
+            qr_of_one(xp, thin, u, None, xp.empty(x.shape, x.dtype))  # the rest are at right angles
+            u[:, :n] = thin
         put(xp, s, values)
         put(xp, vh, right)
     else:

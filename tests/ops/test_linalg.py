@@ -143,6 +143,22 @@ def test_svd(name: str, kind: str) -> None:
         close(np.asarray(ost.linalg.svdvals(x)), wanted, size(a), where)
 
 
+@pytest.mark.parametrize("shape", [(90, 6), (6, 90), (12, 9), (9, 12)])
+@pytest.mark.parametrize("kind", ["float64", "complex64"])
+def test_full_factors_fit_each_other_also_when_read_one_by_one(
+    shape: tuple[int, int], kind: str
+) -> None:
+    a = random(*shape, kind=kind)
+    for x, where in everywhere(a):
+        made = ost.linalg.svd(x)
+        u, s, vh = (np.asarray(y * 1) for y in made)  # each by a plan of its own
+        assert (len(u), len(vh)) == shape
+        k = len(s)
+        close((u[:, :k] * s) @ vh[:k], a, size(a), f"full svd of {shape}, {where}")
+        orthonormal(u, where)
+        orthonormal(vh, where)
+
+
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_lstsq_and_pinv(name: str, kind: str) -> None:
     """The residual is orthogonal to the columns, and the solution is in the rows' space."""
@@ -526,7 +542,17 @@ ALIKE: list[tuple[Callable[..., Any], tuple[Array, ...]]] = [
         for a in (None, 1, (0, 2))
     ),
     (lambda xp, x: xp.linalg.vector_norm(x, keepdims=True), (random(3, 2, kind="complex128"),)),
+    *(
+        (lambda xp, x, o=o: xp.linalg.matrix_norm(x, ord=o), (random(2, 0, 3),))
+        for o in (1, np.inf)
+    ),
+    *(
+        (lambda xp, x, o=o: xp.linalg.matrix_norm(x, ord=o), (random(3, 0),))
+        for o in (1, 2, np.inf)
+    ),
+    (lambda xp, x: xp.linalg.vector_norm(x, ord=np.inf, axis=1), (random(2, 0),)),
     *((lambda xp, x, n=n: xp.linalg.matrix_power(x, n), (A,)) for n in (-3, -1, 0, 1, 2, 5, 8)),
+    (lambda xp, x: xp.linalg.matrix_power(x, np.int64(3)), (A,)),
     (lambda xp, x: xp.linalg.matrix_rank(x), (lacking(9, 6, 3),)),
     (lambda xp, x: xp.linalg.matrix_rank(x), (random(2, 5, 3),)),
     (lambda xp, x: xp.linalg.matrix_rank(x, rtol=0.5), (random(6, 4),)),
