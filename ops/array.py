@@ -360,6 +360,13 @@ class Array:
             )
         return reader.known(self, what).reshape(())[()]
 
+    def _real(self, what: str) -> Any:
+        if self.dtype.kind == "c":
+            raise misfit(
+                DTypeError, what, got=self.dtype.name, needed="a real dtype", do="take x.real first"
+            )
+        return self._scalar(what)
+
     def item(self) -> Scalar:
         """The one element as a Python number."""
         return cast(Scalar, self._scalar("item()").item())
@@ -371,10 +378,10 @@ class Array:
         return bool(self._scalar("bool()"))
 
     def __int__(self) -> int:
-        return int(self._scalar("int()"))
+        return int(self._real("int()"))
 
     def __float__(self) -> float:
-        return float(self._scalar("float()"))
+        return float(self._real("float()"))
 
     def __complex__(self) -> complex:
         return complex(self._scalar("complex()"))
@@ -665,7 +672,7 @@ def builtins_range(*args: int) -> tuple[int, ...]:
 
 
 def _is_int(value: Any) -> bool:
-    return isinstance(value, SupportsIndex) and not isinstance(value, (list, tuple))
+    return isinstance(value, SupportsIndex) and getattr(value, "ndim", 0) == 0
 
 
 _WEAK = {"b": bool, "i": int, "u": int, "f": float, "c": complex}

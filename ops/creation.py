@@ -26,7 +26,17 @@ from .array import (
 from .elementwise import as_dtype, astype, check_device, equal, number_of, where
 from .index import LETTERS, Indices
 from .registry import Params, Place, Specs, op, stream_cost
-from .shape import axis_of, broadcast_to, expand_dims, listed, reshape, resplit, stack
+from .shape import (
+    axis_of,
+    broadcast_to,
+    expand_dims,
+    listed,
+    reshape,
+    resplit,
+    split_of,
+    stack,
+    whole_number,
+)
 from .spec import (
     DTYPES,
     DType,
@@ -98,7 +108,7 @@ op(
 
 
 def _shape(shape: Any) -> Shape:
-    given = listed(shape)
+    given = listed(shape, "shape")
     if min(given, default=0) < 0:
         raise misfit(ArgumentError, "shape", got=str(given), needed="extents of 0 or more")
     return given
@@ -252,8 +262,7 @@ def linspace(
 ) -> Array:
     """So many numbers at equal distances."""
     check_device("linspace", device)
-    if num < 0:
-        raise misfit(ArgumentError, "linspace", got=f"num={num}", needed="0 or more")
+    num = whole_number(num, "linspace", 0)
     is_complex = complex in (weak_kind(start), weak_kind(stop))
     work = complex128 if is_complex else float64
     kind = as_dtype(dtype) if dtype is not None else work
@@ -383,7 +392,7 @@ def asarray(
     host = np.require(host, host.dtype.newbyteorder("="), ["C", "A"])
     if copy or (copy is None and not fresh):
         host = copied(host)
-    return from_operand(Host(host, None if split == ANYWHERE else split))
+    return from_operand(Host(host, None if split == ANYWHERE else split_of(split, host.ndim)))
 
 
 def _leaves(values: Any) -> Sequence[Any]:
@@ -402,6 +411,14 @@ def _of_arrays(values: Any, kind: DType | None) -> Array:
 def from_dlpack(x: Any, /, *, device: str | None = None, copy: bool | None = None) -> Array:
     """An Array of another library's array, through DLPack."""
     check_device("from_dlpack", device)
+    if not hasattr(x, "__dlpack__"):
+        raise misfit(
+            ArgumentError,
+            "from_dlpack",
+            got=f"a {type(x).__name__}",
+            needed="an array of a library that knows DLPack",
+            do="use ost.asarray(values)",
+        )
     return asarray(np.from_dlpack(x), copy=copy)
 
 
@@ -421,6 +438,6 @@ def one_hot(indices: Operandish, /, classes: int, *, axis: int = -1, dtype: Any 
         )
     d = axis_of(axis, x.ndim + 1, "one_hot")
     line = [1] * (x.ndim + 1)
-    line[d] = operator.index(classes)
+    line[d] = whole_number(classes, "one_hot", 0)
     on = equal(expand_dims(x, axis=d), iota(tuple(line), d))
     return on.astype(float32 if dtype is None else dtype)

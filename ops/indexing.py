@@ -34,6 +34,7 @@ from .shape import (
     reshape,
     slice_axes,
     squeeze,
+    whole_number,
     zero_of,
 )
 from .spec import Shape, Spec, bool_, int64, is_inexact, is_integer
@@ -704,6 +705,7 @@ def nonzero(x: Operandish, /, *, size: int | None = None) -> tuple[Array, ...]:
         return tuple(as_array(i) for i in np.nonzero(array.reader.known(x, "nonzero", shape=True)))
     from .reduction import cumulative_sum
 
+    size = whole_number(size, "nonzero", 0)
     hit = reshape(x, (-1,)) != 0
     rank = cumulative_sum(astype(hit, int64)) - 1
     slot = where(hit & (rank < size), rank, size)

@@ -6,7 +6,6 @@ names the operation and the line that asked for it."""
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +32,7 @@ from .shape import (
     reshape,
     squeeze,
     stack,
+    whole_number,
 )
 from .spec import is_inexact, promote, real_of
 from .where import misfit
@@ -326,6 +326,8 @@ def vector_norm(
     if ord == 2:
         square = real(x * conj(x)) if x.dtype.kind == "c" else x * x
         return _root(sum(square, axis=axes, keepdims=keepdims))
+    if not isinstance(ord, (int, float, np.number)):
+        raise misfit(ArgumentError, "vector_norm", got=f"ord={ord!r}", needed="a number")
     return _root(sum(size**ord, axis=axes, keepdims=keepdims), 1 / ord)
 
 
@@ -388,12 +390,7 @@ def matrix_power(x: Operandish, n: int, /) -> Array:
     """x multiplied by itself n times, by repeated squaring; of the inverse for negative n."""
     x = as_array(x)
     side = matrix("matrix_power", x.spec, square=True).shape[-1]
-    try:
-        n = operator.index(n)
-    except TypeError:
-        raise misfit(
-            ArgumentError, "matrix_power", got=f"n={n!r}", needed="a whole number"
-        ) from None
+    n = whole_number(n, "matrix_power")
     if n < 0:
         x, n = inv(x), -n
     made: Array | None = None

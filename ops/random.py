@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,7 +25,7 @@ from .elementwise import as_dtype, astype, broadcast, clip, log, minimum, nextaf
 from .index import LETTERS, Indices
 from .reduction import argmax
 from .registry import Params, Place, Scratch, Specs, op, stream_cost
-from .shape import axis_of, broadcast_to, moveaxis
+from .shape import axis_of, broadcast_to, moveaxis, whole_number
 from .sorting import argsort
 from .spec import (
     DType,
@@ -239,7 +238,7 @@ seeds = Seeds()
 
 def seed(value: int) -> None:
     """Start the sequence of draws that name no seed of their own."""
-    Seeds._base, Seeds._count = operator.index(value) & (2**64 - 1), itertools.count(1)
+    Seeds._base, Seeds._count = whole_number(value, "seed") & (2**64 - 1), itertools.count(1)
 
 
 def _seed(given: Any) -> Array:
@@ -397,6 +396,7 @@ def integers(
     if not is_integer(kind):
         raise misfit(DTypeError, "integers", got=kind.name, needed="an integer dtype")
     limits = np.iinfo(kind)
+    low, high = whole_number(low, "integers"), whole_number(high, "integers")
     if not (limits.min <= low < high <= int(limits.max) + 1):
         raise misfit(
             ArgumentError,

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, SupportsIndex, cast
+from typing import Any
 
 import numpy as np
 
-from ostinato.errors import ArgumentError, BoundsError, LayoutError, ShapeError
+from ostinato.errors import ArgumentError, BoundsError, LayoutError, OstinatoError, ShapeError
 
 from .array import Array, Operandish, Split, apply, as_array, export, functions, unify
 from .elementwise import astype, broadcast, greater_equal, number_of, where
@@ -62,7 +62,7 @@ def extent(box: Box) -> Shape:
 
 def axis_of(axis: int, ndim: int, name: str) -> int:
     """An axis counted from the front."""
-    found = operator.index(axis)
+    found = whole_number(axis, name)
     if not -ndim <= found < ndim:
         raise misfit(
             BoundsError,
@@ -73,19 +73,32 @@ def axis_of(axis: int, ndim: int, name: str) -> int:
     return found % ndim
 
 
-def listed(value: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
-    """One whole number, or several."""
+def whole_number(value: Any, name: str, least: int | None = None) -> int:
+    """As Python's own int, or an error that says for whom it should have been one."""
+    found = None
     try:
-        return (operator.index(cast(SupportsIndex, value)),)
+        found = operator.index(value)
+    except OstinatoError:  # of an Array, which says more
+        raise
     except TypeError:
-        return tuple(operator.index(n) for n in cast("Sequence[SupportsIndex]", value))
+        pass
+    if found is None or (least is not None and found < least):
+        limit = "" if least is None else f" of {least} or more"
+        raise misfit(ArgumentError, name, got=f"{value!r:.60}", needed=f"a whole number{limit}")
+    return found
+
+
+def listed(value: Any, name: str) -> tuple[int, ...]:
+    """One whole number, or several."""
+    one = isinstance(value, str) or not hasattr(value, "__iter__") or not getattr(value, "ndim", 1)
+    return tuple(whole_number(n, name) for n in ((value,) if one else value))
 
 
 def axes_of(axis: int | Sequence[int] | None, ndim: int, name: str) -> tuple[int, ...]:
     """Axes counted from the front, in order; all of them for None."""
     if axis is None:
         return tuple(range(ndim))
-    found = tuple(axis_of(a, ndim, name) for a in listed(axis))
+    found = tuple(axis_of(a, ndim, name) for a in listed(axis, name))
     if len(set(found)) < len(found):
         raise misfit(ArgumentError, name, got=f"axis {axis}", needed="each axis once")
     return tuple(sorted(found))
@@ -163,7 +176,7 @@ op(
 @export
 def reshape(x: Operandish, /, shape: int | Sequence[int], *, copy: bool | None = None) -> Array:
     """The same elements in another shape; one -1 stands for what is left."""
-    x, new = as_array(x), listed(shape)
+    x, new = as_array(x), listed(shape, "reshape")
     known = math.prod(n for n in new if n != -1)
     if new.count(-1) == 1 and known and x.size % known == 0:
         new = tuple(x.size // known if n == -1 else n for n in new)
@@ -210,7 +223,7 @@ op(
 def expand_dims(x: Operandish, /, axis: int | Sequence[int] = 0) -> Array:
     """New axes of size 1 at these places of the result."""
     x = as_array(x)
-    axes = axes_of(axis, x.ndim + len(listed(axis)), "expand_dims")
+    axes = axes_of(axis, x.ndim + len(listed(axis, "expand_dims")), "expand_dims")
     return apply("expand_dims", x, axes=axes) if axes else x
 
 
@@ -292,8 +305,8 @@ def moveaxis(
 ) -> Array:
     """Axes at new places, the others in order."""
     x = as_array(x)
-    sources = [axis_of(a, x.ndim, "moveaxis") for a in listed(source)]
-    targets = [axis_of(a, x.ndim, "moveaxis") for a in listed(destination)]
+    sources = [axis_of(a, x.ndim, "moveaxis") for a in listed(source, "moveaxis")]
+    targets = [axis_of(a, x.ndim, "moveaxis") for a in listed(destination, "moveaxis")]
     if (
         len(sources) != len(targets)
         or len(set(sources)) < len(sources)
@@ -337,7 +350,7 @@ op(
 @export
 def broadcast_to(x: Operandish, /, shape: Sequence[int]) -> Array:
     """Repeated along axes of size 1, without a copy."""
-    x, new = as_array(x), listed(shape)
+    x, new = as_array(x), listed(shape, "broadcast_to")
     if x.shape == new:
         return x
     if broadcast("broadcast_to", x.shape, new) != new:
@@ -455,10 +468,10 @@ def roll(
 ) -> Array:
     """Shifted along axes; what leaves at one end enters at the other."""
     x = as_array(x)
-    shifts = listed(shift)
+    shifts = listed(shift, "roll")
     if axis is None:
         return reshape(roll(reshape(x, (-1,)), sum(shifts), axis=0), x.shape)
-    axes = listed(axis)
+    axes = listed(axis, "roll")
     if len(shifts) == 1 or len(axes) == 1:
         shifts, axes = shifts * len(axes), axes * len(shifts)
     if len(shifts) != len(axes):
@@ -678,7 +691,7 @@ def pad(x: Operandish, width: Any, /, *, mode: str = "constant", value: float = 
 @export
 def tile(x: Operandish, repetitions: int | Sequence[int], /) -> Array:
     """The whole array again and again along its axes."""
-    x, given = as_array(x), listed(repetitions)
+    x, given = as_array(x), listed(repetitions, "tile")
     counts = (1,) * (x.ndim - len(given)) + given
     if min(counts, default=0) < 0:
         raise misfit(ArgumentError, "tile", got=f"{given}", needed="numbers of 0 or more")

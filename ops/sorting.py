@@ -18,7 +18,15 @@ from .index import LETTERS, Indices
 from .indexing import take_along_axis
 from .reduction import any, cumulative_sum, running
 from .registry import Params, Scratch, Specs, op
-from .shape import axis_of, broadcast_to, concat, expand_dims, reshape, slice_axes
+from .shape import (
+    axis_of,
+    broadcast_to,
+    concat,
+    expand_dims,
+    reshape,
+    slice_axes,
+    whole_number,
+)
 from .spec import Shape, Spec, bfloat16, bool_, float32, int64, promote
 from .where import misfit
 
@@ -130,6 +138,7 @@ def topk(x: Operandish, k: int, /, *, axis: int = -1, largest: bool = True) -> t
     """The k largest (or smallest) elements along an axis, in order, and their places."""
     x = as_array(x)
     d = axis_of(axis, x.ndim, "topk")
+    k = whole_number(k, "topk")
     if not 0 <= k <= x.shape[d]:
         raise misfit(
             ShapeError, "topk", got=f"k={k}", needed=f"0 to {x.shape[d]}, as many as the axis has"
@@ -251,6 +260,7 @@ def unique_values(x: Operandish, /, *, size: int | None = None, fill_value: Any 
     x = as_array(x)
     if size is None:
         return _read(x, "unique_values", _unique)[0]
+    size = whole_number(size, "unique_values", 0)
     ordered = sort(reshape(x, (-1,)))
     n = ordered.shape[0]
     if n == 0:
