@@ -307,6 +307,8 @@ class _Talk:
         lead = self.lead
         if order.kind == "run":
             lead.run(order.plan, order.operands, order.first, order.freed)
+            if not self.wire.has_more:
+                lead.settle()
             self.untold += 1
             if self.untold >= TOLD:
                 self._tell()

@@ -178,6 +178,7 @@ class CrewEngine:
             assert layout is not None
             member = self.lead.member
             if member is not None and (layout.is_whole or layout.stored):
+                self.lead.settle()  # type: ignore[union-attr]
                 whole = member.whole(operand.number, operand.spec)
                 operand.shared = True
             else:

@@ -66,6 +66,7 @@ JOIN = 120.0  # seconds for all to come together
 GREET = 10.0  # seconds for somebody to introduce himself
 _log = logging.getLogger("distributed.worker.ostinato")
 T = TypeVar("T")
+_Run = tuple[int, bytes, Sequence[int], int, Sequence[int]]  # number, plan, operands, first, freed
 _SAID = struct.Struct("<cI")  # what a message on a lifeline is, and how long
 _STOP = struct.Struct("<QQ")  # the epoch and the order in which somebody failed
 
@@ -123,17 +124,17 @@ class Crew:
             return
         if self.sending:  # an interrupt came between
             self._taken()
-        length = len(data)
-        head = min(length, SMALL)
-        self.saying[:head] = data[:head]
-        ways = self.ways.get(head)
+        head = data[:SMALL]
+        length = len(head)
+        self.saying[:length] = head
+        ways = self.ways.get(length)
         if ways is None:
-            said = memoryview(self.saying)[:head], self.communicator.byte
-            ways = self.ways[head] = [self.control.Send_init(said, c) for c in self.children]
+            said = memoryview(self.saying)[:length], self.communicator.byte
+            ways = self.ways[length] = [self.control.Send_init(said, c) for c in self.children]
         self.sending = ways
         for request in ways:
             request.Start()
-        if length > SMALL:
+        if len(data) > SMALL:
             rest = np.frombuffer(data, np.uint8)[SMALL:]
             with self.undisturbed():
                 self.sending = ways + [
@@ -221,6 +222,8 @@ class Lead(Crew):
     def __init__(self, comm: Any, threads: int | None = None, host: str = "") -> None:
         super().__init__(comm, threads)
         self.told = 0.0  # when it said something last
+        self.did = 0  # the last order that it has done itself
+        self.late: _Run | None = None  # the one after that, if it is put off
         self.failed: _Failed | None = None  # to be told to the user
         self.broken = False  # the others wait to begin anew
         self.ordering = threading.RLock()  # one order at a time, whatever session it is of
@@ -307,7 +310,8 @@ class Lead(Crew):
             if known is None or (found["cause"], -found["number"]) > (known.cause, -known.number):
                 self.failed = _Failed(found["number"], error, found["cause"])
             self.broken = True
-            self.communicator.abort(error)
+            if found["number"] <= self.did + 1:  # else what is before that is done first
+                self.communicator.abort(error)
             epoch = self.epoch
         self._stop(epoch, found["number"])
 
@@ -321,22 +325,53 @@ class Lead(Crew):
 
     # -- orders ----------------------------------------------------------------------------
     def run(self, plan: bytes, operands: Sequence[int], first: int, freed: Sequence[int]) -> int:
-        """A plan, once; the order's number."""
+        """A plan, once; the order's number. The lead does its own share of a short one when it has given
+        the next order, which the others find when they are done.
+        """
         if self.failed is not None or self.fatal is not None or self.broken:
             self.check()
         try:
             self._said("run", RUN, plan, operands, freed, first)
-            self.member.run(plan, operands, first)
+            late, self.late = self.late, (self.number, plan, operands, first, freed)
+            if late is not None:
+                self._do(late)
+            if not (self.children and self.member.is_short(plan)):
+                self._finish()
         except BaseException as error:
             raise self._own(error) from error.__cause__
         return self.number
+
+    def _do(self, run: _Run) -> None:
+        number, plan, operands, first, freed = run
+        if self.broken:  # perhaps by somebody who is as far as this, for whom nobody should wait
+            with self.turn:
+                if self.failed is not None:
+                    self.communicator.abort(self.failed.error)
+        self.member.free(freed)
+        self.member.run(plan, operands, first)
+        self.did = number
+
+    def _finish(self) -> None:
+        late, self.late = self.late, None
+        if late is not None:
+            self._do(late)
+
+    def settle(self) -> None:
+        """The lead has done its share of all that was ordered."""
+        try:
+            self._finish()
+        except BaseException as error:
+            raise self._own(error) from error.__cause__
 
     def wait(self, freed: Sequence[int] = ()) -> None:
         """Until everybody has done all that was ordered."""
         self.check()
         try:
             self._said("wait", WAIT, NOBODY, (), freed, 0)
+            self._finish()
+            self.member.free(freed)
             self.member.wait()
+            self.did = self.number
         except BaseException as error:
             raise self._own(error) from error.__cause__
 
@@ -355,8 +390,6 @@ class Lead(Crew):
         self.counts[kind] += 1
         self.bytes[kind] += len(order)
         self._send(order)
-        if freed:
-            self.member.free(freed)
 
     def order(self, kind: str, value: Any = None, **what: Any) -> Any:
         """Anything else, with what an Order has; what the lead answers. For a plan, the value is the
@@ -370,7 +403,10 @@ class Lead(Crew):
             self.counts[kind] += 1
             self.bytes[kind] += len(said)
             self._send(said)
-            return self.member.obey(order, value) if kind != "end" else None
+            self._finish()
+            found = self.member.obey(order, value) if kind != "end" else None
+            self.did = self.number
+            return found
         except BaseException as error:
             raise self._own(error) from error.__cause__
 
@@ -387,19 +423,19 @@ class Lead(Crew):
         with self.undisturbed():
             if self.fatal is not None:
                 return self.fatal
-            cause = not isinstance(error, CommunicatorError)
+            cause, undone = not isinstance(error, CommunicatorError), self.did + 1
             with self.turn:
                 self.broken = True
                 if self.failed is None or (cause and not self.failed.cause) or _is_request(error):
-                    self.failed = _Failed(self.number, error, cause)
+                    self.failed = _Failed(undone, error, cause)
                 found = self.failed.error
                 self.communicator.abort(error)
                 epoch = self.epoch
             if found is error:
-                _failed(self.rank, self.number, error)
-            self._stop(epoch, self.number)
+                _failed(self.rank, undone, error)
+            self._stop(epoch, undone)
             try:
-                self._recover(self.number)
+                self._recover()
             except CommunicatorError as lost:
                 return lost
             return found
@@ -411,12 +447,15 @@ class Lead(Crew):
         if self.broken:
             found = self.failed
             with self.undisturbed():
-                self._recover(self.number + 1)
+                self._recover()
             if found is not None:
                 raise found.error
 
-    def _recover(self, undone: int) -> None:
+    def _recover(self) -> None:
         """All begin anew; what was to be made since the failure is lost."""
+        late, self.late = self.late, None
+        if late is not None:
+            self.member.free(late[-1])
         with self.turn:
             assert self.failed is not None
             why = str(self.failed.error)
@@ -428,7 +467,8 @@ class Lead(Crew):
         said = Order("recover", self.number, self.epoch & 255).pack()
         self.counts["recover"] += 1
         self._send(said)
-        self.lost.append((self._meet(undone), self.number, why))
+        self.lost.append((self._meet(self.did + 1), self.number, why))
+        self.did = self.number
 
     def stats(self) -> dict[str, Any]:
         """Messages and bytes that orders took, by their kind."""
@@ -481,9 +521,8 @@ class Hand(Crew):
         self.failed = False
         self.undone = 0  # the first order that it did not do since it failed
         self.stopped = -1, 0  # the last epoch in which somebody failed, and in which order
-        self.first = bytearray(SMALL)  # of the next order, which may come at any time
+        self.first = bytearray(SMALL)  # of the next order
         self.coming = self.control.Recv_init((self.first, self.communicator.byte), self.parent)
-        self.coming.Start()
         self.lock = threading.Lock()
         threading.Thread(target=self._watch, name="ostinato-lifeline", daemon=True).start()
 
@@ -575,19 +614,18 @@ class Hand(Crew):
             self._look()
 
     def _next(self) -> Order:
+        self.coming.Start()
         self._listen(self.coming)
         length = length_of(self.first)
-        data = bytes(self.first[:length])
+        data = memoryview(self.first)[:length].tobytes()
         if length > SMALL:
             rest = np.empty(length - SMALL, np.uint8)
             for piece in mpi._pieces(rest):
                 self._listen(self.control.Irecv((piece, self.communicator.byte), self.parent))
             data += rest.tobytes()
-        order = unpack(data)
-        if order.kind != "end":
-            self.coming.Start()
-        self._forward(data)
-        return order
+        if self.children:
+            self._forward(data)
+        return unpack(data)
 
     def _listen(self, request: Any) -> None:
         """Look for a while, then sleep until the bell rings."""

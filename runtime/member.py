@@ -22,6 +22,7 @@ from .worker import Loaded, Worker
 
 LEAD = 0
 SESSION = 1 << 40  # handles of one session of a crew
+SHORT = 0.001  # seconds of a plan's run, which the lead may put off until the next order
 AHEAD = 4  # boxes that were put together and wait to be written
 openers: dict[str, Callable[..., Any]] = {}  # of files, by what they are; the front door fills it
 _log = logging.getLogger("distributed.worker.ostinato")  # what Dask shows of its workers
@@ -57,6 +58,11 @@ class Member:
         for part in self.worker.step(loaded, [parts[h] for h in operands]):
             parts[first] = part
             first += 1
+
+    def is_short(self, plan: bytes) -> bool:
+        """Whether a run of it takes little time."""
+        loaded = self.plans.get(plan)
+        return loaded is not None and loaded.best < SHORT
 
     def _load(self, order: Order, value: Any) -> None:
         if order.plan in self.plans:

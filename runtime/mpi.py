@@ -34,6 +34,7 @@ LAST = TAGS + 1  # of the last message on a communicator
 EAGER = 64  # looks for a message before others may have the core
 AWAKE = 0.002  # seconds of looking before a wait begins to sleep
 NAP = 50e-6
+SLEEP = 5e-3  # seconds: the longer a wait has been, the longer are its naps, up to this
 
 clock = time.perf_counter
 
@@ -137,7 +138,7 @@ class MpiCommunicator:
             if now - since < AWAKE:
                 os.sched_yield()
             else:
-                time.sleep(NAP)
+                time.sleep(max(NAP, min(SLEEP, (now - since) / 20)))
 
     def check(self) -> None:
         if self.error is not None:

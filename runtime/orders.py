@@ -20,6 +20,7 @@ from ostinato import errors
 from ostinato.errors import ExecutionError, OstinatoError
 
 _FORM = "<IBBxxIIQ16sQ"
+_FACTS = 8  # in a head
 HEAD = struct.Struct(_FORM)
 LENGTH = struct.Struct("<I")
 LARGEST = 1 << 30  # bytes of an order
@@ -102,7 +103,7 @@ def unpack(data: bytes) -> Order:
     end = HEAD.size + 8 * (n + m)
     if end > length:
         raise Malformed(f"an order with {n + m} handles in {length} bytes")
-    handles = struct.unpack_from(f"<{n + m}Q", data, HEAD.size)
+    handles = _with_handles(n + m).unpack_from(data)[_FACTS:]
     text = None
     if end < length:
         try:

@@ -631,7 +631,11 @@ REFUSED = [
     ),
     (lambda: ost.linalg.matrix_norm(np.ones((3, 2)), ord=3), ArgumentError, "ord=3; needed 'fro'"),
     (lambda: ost.linalg.vector_norm(np.arange(3)), DTypeError, "vector_norm .*int64"),
-    (lambda: ost.linalg.matrix_power(np.ones((2, 2)), 0.5), ArgumentError, "got 0.5; needed a whole"),
+    (
+        lambda: ost.linalg.matrix_power(np.ones((2, 2)), 0.5),
+        ArgumentError,
+        "got 0.5; needed a whole",
+    ),
     (lambda: ost.linalg.cross(np.ones(2), np.ones(2)), ShapeError, "cross .*three elements"),
     (lambda: ost.linalg.svd_lowrank(np.ones((3, 2)), 3), ArgumentError, "rank=3 .*needed 1 to 2"),
     (lambda: ost.linalg.pinv(np.ones((3, 2)), rtol="x"), ArgumentError, "pinv .*rtol='x'"),

@@ -130,6 +130,32 @@ def one_fails() -> None:
     say(error=error, again=again.tolist())
 
 
+def put_off() -> None:
+    """The lead does a short plan when it has given the next order; what fails then is told then."""
+    fail_in(40, int(sys.argv[2]))
+    session = ost.connect()
+    lead = session.engine.lead  # type: ignore[attr-defined]
+    f, g, x = _sum(), ost.compile(lambda x: x.sum()), ost.asarray(np.ones(12), split=0)
+    kept = [f(x) for _ in range(20)]
+    totals = [g(x) for _ in range(18)]
+    behind = [lead.number - lead.did]
+    total = float(np.asarray(totals[-1]))  # which the lead has, too
+    behind.append(lead.number - lead.did)
+    good = f(x)
+    kept.pop()
+    lost = f(x)
+    time.sleep(0.3)  # another's failure is known before the lead has done its share
+    error = caught(lambda: f(x))
+    use = caught(lambda: f(lost))
+    again = f(good)
+    kept, totals, lost = [], [], None
+    session.wait()
+    behind.append(lead.number - lead.did)
+    operands = [w["operands"] for w in session.stats()["workers"]]
+    sums = [float(np.asarray(y).sum()) for y in (good, again)]
+    say(behind=behind, sums=[total, *sums], error=error, use=use, operands=operands)
+
+
 def late_failure() -> None:
     """Of a plan in which nobody waits for anybody: the lead hears of it later."""
     fail_in(2, SIZE - 1)
@@ -272,16 +298,25 @@ def made_ready() -> None:
 
 def idle() -> None:
     """What workers use of a core while nothing is asked of them."""
+    import psutil
+
     session = ost.connect()
     f, x = _sum(), ost.asarray(np.ones(12), split=0)
-    f(x)
-    session.wait()
-    time.sleep(0.2)
-    before = session.stats()["workers"]
-    time.sleep(3)
-    after = session.stats()["workers"]
-    used = [b["cpu_seconds"] - a["cpu_seconds"] for a, b in zip(before, after, strict=True)]
-    say(share=[u / 3 for u in used[1:]])
+    others = [psutil.Process(w["process"]) for w in session.stats()["workers"][1:]]
+    shares = []
+    for waits in (
+        True,
+        False,
+    ):  # else they are in the middle of the last run, which the lead puts off
+        for _ in range(10):
+            f(x)
+        if waits:
+            session.wait()
+        time.sleep(0.2)
+        before = [sum(p.cpu_times()[:2]) for p in others]
+        time.sleep(3)
+        shares += [sum(p.cpu_times()[:2]) - b for p, b in zip(others, before, strict=True)]
+    say(share=[s / 3 for s in shares])
 
 
 def killed() -> None:

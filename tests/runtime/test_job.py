@@ -186,6 +186,17 @@ def test_a_failure_that_nobody_waits_for_is_told_later() -> None:
 
 
 @needs_mpi
+@pytest.mark.parametrize("rank", [0, 2])
+def test_what_the_lead_puts_off_is_done_before_anything_else(rank: int) -> None:
+    found = good(3, "put_off", str(rank))
+    assert found["behind"] == [1, 0, 0]
+    assert found["sums"] == pytest.approx([12, 1, 1])
+    assert "by test" in found["error"]["text"]
+    assert "make it again" in found["use"]["text"]
+    assert found["operands"] == [3] * 3, "also what was freed by orders that failed"
+
+
+@needs_mpi
 def test_an_error_of_the_operation_names_the_line() -> None:
     found = good(2, "singular")
     assert found["error"]["kind"] == "LinAlgError"
