@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .epilogue import epilogue_native, epilogue_room, shape_of
+from .epilogue import BEGINS, epilogue_native, epilogue_room, epilogue_ways, shape_of
 from .graph import Graph
-from .labels import BLOCKS, PRODUCTS, SUMS, UNITS, analyse, analyse_in_order, label, lanes_of
+from .labels import BLOCKS, SUMS, UNITS, analyse, analyse_in_order, label, lanes_of
 from .layout import Box
 from .native import crew_of, nest_kernel
 from .nest import facts
@@ -117,7 +117,7 @@ def _shapes(body: Graph, given: Sequence[Shape], labelled: Any) -> list[Shape]:
         return [tuple(1 if x is None else nest.extents[x] for x in own) for own in nest.dims]
     found = list(given[: len(body.inputs)])
     for node in body.nodes:
-        if node.op in PRODUCTS:
+        if node.op in BEGINS:
             found.append(shape_of(*(found[v] for v in node.inputs)))
             continue
         shape = np.broadcast_shapes(*(found[v] for v in node.inputs))
@@ -141,6 +141,7 @@ for _name, _overwrite in (
         infer=_infer,
         kernel=_kernel,
         native=epilogue_native,
+        ways=epilogue_ways,
         scratch=epilogue_room,
         overwrite=_overwrite,
         cost=_cost,

@@ -18,10 +18,10 @@ from .code import Code
 from .index import Indices
 from .native import around, function_of, vector_bits, why_not
 from .products import _loaded, product, ways
-from .registers import llvm_type
 from .registry import Params, Scratch, Specs, op
 from .spec import DType, Shape, Spec, float32, float64, int8, lying
 from .threads import most_threads
+from .tiles import Tiles
 
 TRIANGLE = "triangle"
 COLUMNS = 16  # fewer leave vectors half empty
@@ -155,56 +155,21 @@ _FACTS = (
 def _text(dtype: DType, lanes: int, rows: int, turned: bool) -> str:
     writer = _Writer(dtype, lanes, rows)
     functions = [writer.tile("wide", 2), writer.tile("half", 1)]
-    functions += [writer.pack_turned() if turned else writer.pack()]
+    functions += [writer.pack_turned(2) if turned else writer.pack(2)]
     functions += [writer.chunk(turned), writer.body(turned), writer.finish()]
     return "\n".join([*sorted(writer.declared), *functions, around(2)])
 
 
-class _Writer:
+class _Writer(Tiles):
     """The functions of a kernel, for one dtype and one kind of vectors."""
 
     def __init__(self, dtype: DType, lanes: int, rows: int) -> None:
-        self.dtype, self.lanes, self.rows = dtype, lanes, rows
-        self.kind, self.item, self.width = llvm_type(dtype), dtype.itemsize, 2 * lanes
-        self.vector = f"<{lanes} x {self.kind}>"
-        self.suffix = f"v{lanes}f{8 * self.item}"
-        self.declared = {
-            f"declare {self.vector} @llvm.fma.{self.suffix}({', '.join([self.vector] * 3)})",
-            "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)",
-            "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
-        }
+        super().__init__(dtype, lanes)
+        self.rows, self.width = rows, 2 * lanes
+        self.declared.add("declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)")
 
-    def function(self, name: str, arguments: str, code: Code, facts: bool = False) -> str:
-        self.declared |= code.lines.declared
-        loaded = _loaded("%meta", 0, _FACTS) if facts else ()
-        head = f"define internal void @{name}({arguments}) noinline {{\nentry:"
-        return "\n".join([head, *code.entry, *loaded, *code.lines.text, "  ret void", "}"])
-
-    # -- pieces
-    def at(self, code: Code, base: str, index: str) -> str:
-        return code.let(f"getelementptr {self.kind}, ptr {base}, i64 {index}")
-
-    def load(self, code: Code, at: str) -> str:
-        return code.let(f"load {self.vector}, ptr {at}, align {self.item * self.lanes}")
-
-    def store(self, code: Code, vector: str, at: str) -> None:
-        code.add(f"store {self.vector} {vector}, ptr {at}, align {self.item * self.lanes}")
-
-    def first(self, code: Code, at: str, many: str) -> str:
-        """The first elements of a row as a vector, zeros behind."""
-        flags, counts = f"<{self.lanes} x i1>", f"<{self.lanes} x i64>"
-        one = code.let(f"insertelement {counts} poison, i64 {many}, i64 0")
-        all_ = code.let(
-            f"shufflevector {counts} {one}, {counts} poison, <{self.lanes} x i32> zeroinitializer"
-        )
-        numbers = ", ".join(f"i64 {k}" for k in range(self.lanes))
-        inside = code.let(f"icmp sgt {counts} {all_}, <{numbers}>")
-        name = f"@llvm.masked.load.{self.suffix}.p0"
-        self.declared.add(f"declare {self.vector} {name}(ptr, i32, {flags}, {self.vector})")
-        return code.let(
-            f"call {self.vector} {name}(ptr {at}, i32 {self.item}, {flags} {inside}, "
-            f"{self.vector} zeroinitializer)"
-        )
+    def with_facts(self, name: str, arguments: str, code: Code) -> str:
+        return self.function(name, arguments, code, _loaded("%meta", 0, _FACTS))
 
     def panel(self, code: Code, q: str) -> str:
         """Where a panel of a triangle begins, in elements."""
@@ -251,71 +216,19 @@ class _Writer:
             code,
         )
 
-    def sum_cell(self, code: Code) -> str:
-        cell = code.name("sum")
-        code.entry.append(f"  {cell} = alloca {self.vector}")
-        code.add(f"store {self.vector} zeroinitializer, ptr {cell}")
-        return cell
-
-    def everywhere(self, code: Code, at: str) -> str:
-        """An element in all lanes."""
-        x = code.let(f"load {self.kind}, ptr {at}")
-        one = code.let(f"insertelement {self.vector} poison, {self.kind} {x}, i64 0")
-        lanes = f"<{self.lanes} x i32> zeroinitializer"
-        return code.let(f"shufflevector {self.vector} {one}, {self.vector} poison, {lanes}")
-
-    def fma(self, code: Code, x: str, y: str, cell: str) -> str:
-        total = code.let(f"load {self.vector}, ptr {cell}")
-        given = ", ".join(f"{self.vector} {v}" for v in (x, y, total))
-        return code.let(f"call {self.vector} @llvm.fma.{self.suffix}({given})")
-
     # -- a chunk
-    def pack(self) -> str:
-        """Rows, of which a panel takes two vectors; beyond the last column are zeros."""
-        code = Code()
-        rest = code.let(f"sub i64 %left, {self.lanes}")
-        with code.loop("0", "%many") as r:
-            from_ = code.let(f"getelementptr i8, ptr %from, i64 {code.times(r, '%step')}")
-            to = self.at(code, "%to", code.times(r, str(self.width)))
-            for half, many in enumerate(("%left", rest)):
-                skip = str(half * self.lanes)
-                made = self.first(code, self.at(code, from_, skip), many)
-                self.store(code, made, self.at(code, to, skip))
-        return self.function("pack", _PACK, code)
-
-    def pack_turned(self) -> str:
-        """Columns, square by square. What is beyond the last one is not looked at, since that is
-        slow even where nothing is loaded.
-        """
-        code, lanes = Code(), self.lanes
-        last = code.let("sub i64 %left, 1")
-        with code.loop("0", "%many", step=lanes) as r, code.loop("0", "2") as half:
-            rows = code.let(f"sub i64 %many, {r}")
-            base, column = self.at(code, "%from", r), code.times(half, str(lanes))
-            found = []
-            for k in range(lanes):
-                c = code.sum(column, str(k))
-                near = code.times(code.least(c, last), "%step")
-                at = code.let(f"getelementptr i8, ptr {base}, i64 {near}")
-                there = code.let(f"icmp slt i64 {c}, %left")
-                many = code.let(f"select i1 {there}, i64 {rows}, i64 0")
-                found.append(self.first(code, at, many))
-            for k, made in enumerate(code.turned(found, self.vector)):
-                row = code.times(code.sum(r, str(k)), str(self.width))
-                self.store(code, made, self.at(code, "%to", code.sum(row, column)))
-        return self.function("pack", _PACK, code)
-
     def chunk(self, turned: bool) -> str:
         """Some rows into panels, then all tiles of the triangle."""
         code = Code()
         size = code.times("%chunk", str(self.width))
+        pack = "pack_turned2" if turned else "pack2"
         with code.loop("0", "%panels") as q:
             column = code.times(q, str(self.width))
             left = code.let(f"sub i64 %columns, {column}")
             skip = code.times(column, "%step" if turned else str(self.item))
             from_ = code.let(f"getelementptr i8, ptr %x, i64 {skip}")
             to = self.at(code, "%panel", code.times(q, size))
-            code.add(f"call void @pack(ptr {from_}, i64 %step, i64 %many, i64 {left}, ptr {to})")
+            code.add(f"call void @{pack}(ptr {from_}, i64 %step, i64 %many, i64 {left}, ptr {to})")
         ahead = code.times("%many", str(self.item) if turned else "%step")
         next_ = code.let(f"getelementptr i8, ptr %x, i64 {ahead}")
         runs, length = ("%columns", "%many") if turned else ("%many", "%columns")
@@ -355,9 +268,7 @@ class _Writer:
                     f"call void @half(ptr {left}, ptr {vector}, ptr {tile}, i64 %many, "
                     f"ptr {left}, i64 0, i64 0)"
                 )
-        return self.function(
-            "chunk", "ptr %x, i64 %many, ptr %sum, ptr %panel, ptr %meta", code, facts=True
-        )
+        return self.with_facts("chunk", "ptr %x, i64 %many, ptr %sum, ptr %panel, ptr %meta", code)
 
     def row_of(self, code: Code, i: str, size: str) -> str:
         """Where in the panels a row of the triangle is a column."""
@@ -390,9 +301,7 @@ class _Writer:
                 code.add(
                     f"call void @chunk(ptr {rows}, i64 {many}, ptr {sum_}, ptr {mine}, ptr %meta)"
                 )
-        return self.function(
-            "body", "ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %thread", code, facts=True
-        )
+        return self.with_facts("body", "ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %thread", code)
 
     def finish(self) -> str:
         """Adds the parts to the first one, each element of which then has two places."""
@@ -415,7 +324,7 @@ class _Writer:
             halves = self.at(code, wide, code.times(middle, str(self.width)))
             self.mirror(code, out, wide, begin, ("0", middle), self.width)
             self.mirror(code, out, halves, code.sum(begin, shift), (middle, end), self.lanes)
-        return self.function("finish", "ptr %data, ptr %meta", code, facts=True)
+        return self.with_facts("finish", "ptr %data, ptr %meta", code)
 
     def mirror(
         self, code: Code, out: str, tiles: str, begin: str, rows: tuple[str, str], width: int
@@ -434,6 +343,3 @@ class _Writer:
                         place = code.sum(code.times(a, "%down"), code.times(b, "%along"))
                         to = code.let(f"getelementptr i8, ptr {out}, i64 {place}")
                         code.add(f"store {self.kind} {x}, ptr {to}")
-
-
-_PACK = "ptr %from, i64 %step, i64 %many, i64 %left, ptr %to"

@@ -18,7 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -887,9 +887,24 @@ def vector_bits() -> int:
     return 512 if "+avx512f" in about else 256 if "+avx" in about else 128
 
 
+def has(*features: str) -> bool:
+    """Whether this processor has what LLVM calls so."""
+    return {f"+{name}" for name in features} <= {*_tools()[1].split(",")}
+
+
 def symbol(name: str, address: int) -> None:
     """A name that texts may call."""
     _tools()[0].add_symbol(name, address)
+
+
+def linked(text: str) -> int:
+    """The address of a module's `run`, for others to call. It stays."""
+    return _kept(text)[0]
+
+
+@cache
+def _kept(text: str) -> tuple[int, Any]:
+    return _load_or_make(text)
 
 
 def _compiled(text: str) -> _Code:

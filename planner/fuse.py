@@ -16,7 +16,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ostinato.ops.epilogue import LEAST
+from ostinato.ops.epilogue import BEGINS, LEAST, multiplies
 from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Builder, Graph, Node
 from ostinato.ops.labels import (
@@ -30,13 +30,14 @@ from ostinato.ops.labels import (
 )
 from ostinato.ops.layout import Layout
 from ostinato.ops.native import why_not
-from ostinato.ops.onednn import library
 from ostinato.ops.registry import OPS
 from ostinato.ops.scalar import can_lower, has_own_bits
-from ostinato.ops.spec import Shape, float32
+from ostinato.ops.spec import Shape, Spec, float32
 from ostinato.ops.threads import most_threads
+from ostinato.ops.tiles import form_of
 
 from .draws import DRAWN, draw_in_kernels
+from .narrow import needed, uncast
 from .nests import PRODUCT, Nested, checks_of, has_stages, nests, small_first
 from .plan import Target
 from .rewrite import map_bodies
@@ -70,6 +71,8 @@ def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
     if target.device != "cpu":
         return graph
     graph = draw_in_kernels(graph, target)
+    if larger:
+        graph = _round_late(graph, target)
     nested: list[Nested] = []
     if larger and target.numerics != "any-workers" and has_stages(graph):
         graph = small_first(graph)
@@ -78,7 +81,7 @@ def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
             nested = _worthy_nests(graph, target, freed)
     alone = {k for g in nested for k in g.members}
     if not larger:
-        alone |= {k for k, n in enumerate(graph.nodes) if n.op in PRODUCTS}
+        alone |= {k for k, n in enumerate(graph.nodes) if n.op in BEGINS}
     groups = _worthy_groups(graph, target, alone, nested)
     if (groups or nested) and why_not():
         groups, nested = [], []
@@ -189,6 +192,7 @@ def _behind_products(graph: Graph, target: Target, nested: Sequence[Nested]) -> 
     products = {k for k, n in enumerate(graph.nodes) if _is_product(graph, n, target)} - inside
     found: set[int] = set()
     for g in nested:
+        found |= _ways_to_memory(graph, g, products, inside)
         for k in g.members:
             node = graph.nodes[k]
             space = [(s.shape, s.layout) for s in node.specs]
@@ -204,12 +208,37 @@ def _behind_products(graph: Graph, target: Target, nested: Sequence[Nested]) -> 
     return found
 
 
+def _ways_to_memory(
+    graph: Graph, group: Nested, products: Container[int], inside: Container[int]
+) -> set[int]:
+    """Of a nest what leads from a product to a value that goes to memory, by elements of the product
+    and of what is outside.
+    """
+    chain: dict[int, bool] = {}  # whether a value of those behind goes there
+    for k in group.members:
+        node, shape = graph.nodes[k], graph.nodes[k].specs[0].shape
+        makers = [graph.producers[v] for v in node.inputs]
+        follows = any(
+            (m in products or m in chain) and graph.specs[v].shape == shape
+            for m, v in zip(makers, node.inputs, strict=True)
+        )
+        others = all(m in chain or m not in inside for m in makers)
+        if follows and others and _is_elementwise(graph, node):
+            (v, *_) = graph.outs(k)
+            chain[k] = v in graph.outputs or any(u not in inside for u in graph.uses[v])
+    for k in reversed(chain):
+        chain[k] = chain[k] or any(chain.get(u, False) for u in graph.uses[graph.outs(k)[0]])
+    return {k for k, leads in chain.items() if leads}
+
+
 def _is_product(graph: Graph, node: Node, target: Target) -> bool:
     """Whether blocks of a product's rows may be followed at once by what is behind it."""
-    if node.op != "matmul" or target.numerics == "any-workers" or isinstance(library(), str):
+    if node.op not in ("matmul", "wide_matmul") or target.numerics == "any-workers":
         return False
     specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
-    if any(s.dtype != float32 or s.ndim < 2 or s.layout is None for s in specs):
+    if specs[2].dtype != float32 or specs[0].dtype != specs[1].dtype or why_not():
+        return False
+    if not multiplies(specs[0].dtype) or any(s.ndim < 2 or s.layout is None for s in specs):
         return False
     layouts = [s.layout for s in specs if s.layout is not None]
     if layouts[2].partial_axes or node.inputs[0] == node.inputs[1]:
@@ -218,6 +247,56 @@ def _is_product(graph: Graph, node: Node, target: Target) -> bool:
     rows = m * math.prod(batches)
     enough = rows >= LEAST * most_threads() and n >= NARROWEST
     return enough and n * k > PRODUCT and k <= DEEPEST
+
+
+def _round_late(graph: Graph, target: Target) -> Graph:
+    """Products that round operands of the plan as they read them: each has a cast of its own, which
+    will be a part of it. What is computed on the way is rounded where it is made.
+    """
+    builder, values, changed = Builder(graph.inputs), list(range(len(graph.inputs))), False
+    for node in graph.nodes:
+        ins = [values[v] for v in node.inputs]
+        rounds = node.op == "wide_matmul"
+        source, views = uncast(graph, node.inputs[1]) if rounds else (0, None)
+        if views is not None and _may_round(graph, node, source, target):
+            at, layout = values[source], graph.specs[source].layout
+            for view in views:
+                layout = view.specs[0].layout
+                spec = Spec(view.specs[0].shape, float32, layout)
+                (at,) = builder.add(view.op, [at], view.params, (spec,), view.line)
+            spec = graph.specs[node.inputs[1]]
+            ins[1] = builder.add("astype", [at], {"dtype": spec.dtype}, (spec,), node.line)[0]
+            changed = True
+        values += builder.add(node.op, ins, node.params, node.specs, node.line)
+    return needed(builder, [values[v] for v in graph.outputs]) if changed else graph
+
+
+def _may_round(graph: Graph, node: Node, source: int, target: Target) -> bool:
+    dtypes = [graph.specs[v].dtype for v in node.inputs]
+    if graph.producers[source] >= 0 or graph.specs[source].dtype != float32:
+        return False
+    form = form_of(dtypes[0], right=float32)
+    even = graph.specs[node.inputs[0]].shape[-1] % 2 == 0
+    return form is not None and even and _is_product(graph, node, target)
+
+
+def _rounded_late(graph: Graph, alone: Container[int]) -> set[int]:
+    """The casts that are a part of products."""
+    return {
+        graph.producers[n.inputs[1]]
+        for k, n in enumerate(graph.nodes)
+        if n.op == "wide_matmul" and k not in alone and _is_rounded_late(graph, n.inputs[1])
+    }
+
+
+def _is_rounded_late(graph: Graph, v: int) -> bool:
+    k = graph.producers[v]
+    if k < 0 or graph.nodes[k].op != "astype" or len(graph.uses[v]) > 1 or v in graph.outputs:
+        return False
+    source = graph.nodes[k].inputs[0]
+    while (maker := graph.producers[source]) >= 0 and OPS[graph.nodes[maker].op].only_looks:
+        source = graph.nodes[maker].inputs[0]
+    return maker < 0 and graph.specs[source].dtype == float32
 
 
 def _is_of_pairs(group: Nested) -> bool:
@@ -259,7 +338,11 @@ def _groups(
     latest: dict[Space, _Group] = {}
     home: dict[int, _Group] = {}  # of values
     ready = [-1] * len(graph.inputs)  # after which node each value exists
+    late = _rounded_late(graph, alone)
     for k, node in enumerate(graph.nodes):
+        if k in late:
+            ready.append(k)
+            continue
         product = None if k in alone else _product_group(graph, k, target, begin, found)
         if product is not None:
             found.append(product)
@@ -300,11 +383,19 @@ def _product_group(
     node, (v, *_) = graph.nodes[k], graph.outs(k)
     if not graph.uses[v] or not _is_product(graph, node, target):
         return None
+    rounded = _is_rounded_late(graph, node.inputs[1])
     start = min(begin.get(u, u) for u in graph.uses[v])
     if any(g.product and g.start == start for g in others):
-        return None
+        if not rounded:
+            return None
+        start = k
     space = node.specs[0].shape, node.specs[0].layout
-    return _Group(start, space, 0, True, 1, [k], dict.fromkeys(node.inputs))
+    a, b = node.inputs
+    if not rounded:
+        return _Group(start, space, 0, True, 1, [k], dict.fromkeys(node.inputs))
+    maker = graph.producers[b]
+    operands = dict.fromkeys((a, graph.nodes[maker].inputs[0]))
+    return _Group(start, space, 0, True, 1, [maker, k], operands)
 
 
 def _may_join(

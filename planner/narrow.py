@@ -37,12 +37,12 @@ def narrow(graph: Graph, target: Target) -> Graph:
         else:
             op, params = "wide_matmul", (("dtype", node.specs[0].dtype),)
         values.extend(builder.add(op, inputs, params, node.specs, node.line))
-    return _needed(builder, [values[v] for v in graph.outputs]) if changed else graph
+    return needed(builder, [values[v] for v in graph.outputs]) if changed else graph
 
 
 def _sources(graph: Graph, node: Node, builder: Builder, values: Sequence[int]) -> list[int] | None:
     """What a product's operands are cast from, seen as the casts are."""
-    found = [_uncast(graph, v) for v in node.inputs]
+    found = [uncast(graph, v) for v in node.inputs]
     dtypes = [graph.specs[v].dtype for v, _ in found]
     if not all(views is not None for _, views in found):
         return None
@@ -58,7 +58,7 @@ def _sources(graph: Graph, node: Node, builder: Builder, values: Sequence[int]) 
     return made
 
 
-def _uncast(graph: Graph, v: int) -> tuple[int, list[Node] | None]:
+def uncast(graph: Graph, v: int) -> tuple[int, list[Node] | None]:
     """A value before it was cast, and what looks at it since; None if it was not."""
     views: list[Node] = []
     while (k := graph.producers[v]) >= 0:
@@ -74,7 +74,7 @@ def _uncast(graph: Graph, v: int) -> tuple[int, list[Node] | None]:
     return v, None
 
 
-def _needed(builder: Builder, outputs: Sequence[int]) -> Graph:
+def needed(builder: Builder, outputs: Sequence[int]) -> Graph:
     """Without casts that nothing reads any more; the others in their order."""
     graph = Graph(builder.inputs, tuple(builder.nodes), tuple(outputs))
     needed = set(outputs)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.ops import native
 from ostinato.ops.draws import numbers_in
-from ostinato.ops.epilogue import rest_of
+from ostinato.ops.epilogue import BEGINS, rest_of
 from ostinato.ops.fused import FUSED, WITH_PRODUCT
 from ostinato.ops.graph import Graph, Node
 from ostinato.ops.labels import (
@@ -224,7 +224,7 @@ def _listing(node: Node) -> str:
 def _product(node: Node) -> list[str]:
     """What stands above the loops."""
     body: Graph = node.kw["body"]
-    (made,) = (n for n in body.nodes if n.op in PRODUCTS)
+    (made,) = (n for n in body.nodes if n.op in BEGINS)
     a, b = ("x".join(map(str, _part(body.specs[v]))) for v in made.inputs)
     return [f"# x0 is a product, {a} by {b}, of which each block of rows is followed at once by"]
 

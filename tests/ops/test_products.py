@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops import onednn, products, threads, vectors
+from ostinato.ops import onednn, products, threads, tiles, vectors
 from ostinato.ops.native import why_not
 from ostinato.ops.products import product
 
@@ -488,12 +488,17 @@ def test_without_onednn_blas_does_all(made: list[str], monkeypatch: pytest.Monke
     try:
         assert onednn.in_words() == "OSTINATO_ONEDNN is off"
         a, b = numbers((100, 200), "float32"), numbers((200, 300), "float32")
-        y = np.asarray(ost.compile(lambda a, b: (a @ b) * 3)(ost.asarray(a), ost.asarray(b)))
+        operands = ost.asarray(a), ost.asarray(b)
+        y = np.asarray(ost.compile(lambda a, b: a @ b)(*operands))
         assert made == ["blas"]
+        np.testing.assert_allclose(y, a @ b, rtol=1e-3, atol=1e-3)
+        y = np.asarray(ost.compile(lambda a, b: (a @ b) * 3)(*operands))
+        assert made == ["blas"] * (1 if tiles.form_of(a.dtype) else 2)
         np.testing.assert_allclose(y, (a @ b) * 3, rtol=1e-3, atol=1e-3)
+        before = list(made)
         halves = [ost.asarray(x.astype(ml_dtypes.bfloat16)) for x in (a, b)]
         y = np.asarray(ost.compile(lambda a, b: a @ b)(*halves)).astype(np.float32)
-        assert made == ["blas"]  # it has no halves
+        assert made == before  # it has no halves
         assert np.abs(y - a @ b).max() < 1
     finally:
         onednn.library.cache_clear()

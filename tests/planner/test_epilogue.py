@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops import epilogue, onednn
+from ostinato.ops import epilogue, onednn, tiles
 from ostinato.ops.fused import WITH_PRODUCT
+from ostinato.ops.graph import Graph
 from ostinato.ops.native import why_not
+from ostinato.ops.spec import Spec, float32
 
 import ostinato as ost
 
@@ -141,8 +143,8 @@ def test_a_step_of_a_network_in_few_kernels() -> None:
     operands = ost.tree_map(ost.asarray, (layers, x, t))
     made = ost.tree_map(np.asarray, f(*operands))
     ops = ops_of(f)
-    assert ops.count("fused_matmul") == 7  # the last layer's forward is where the loss is summed
-    assert ops.count("matmul") == 1
+    assert ops.count("fused_matmul") == 8
+    assert ops.count("matmul") == 0
     rest = [op for op in ops if op not in ("fused_matmul", "matmul", "permute_dims", "constant")]
     assert set(rest) <= {"fused_nest", "sum", "multiply", "subtract"}  # the loss, and short biases
     values = [x.astype(np.float64)]
@@ -240,6 +242,51 @@ def test_with_several_threads(threads: int) -> None:
             right = a.astype(np.float64) @ b
             np.testing.assert_allclose(np.asarray(y), np.tanh(right + c), atol=1e-5)
             np.testing.assert_allclose(np.asarray(z), right.max(1), atol=1e-4)
+
+
+@pytest.mark.parametrize("way", [epilogue.TILES, epilogue.SGEMM])
+def test_who_makes_the_blocks(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where rows are cut, for many threads. Their number changes no bit."""
+    monkeypatch.setattr(epilogue, "_in_turn", None)
+    in_blocks = epilogue._in_blocks
+    monkeypatch.setattr(epilogue, "most_threads", lambda: 8)
+    a, b = numbers(261, 200), numbers(700, 200, seed=1)
+    bias, r = numbers(700, seed=2), numbers(261, 700, seed=3)
+    found = []
+    for threads in (1, 2, 8):
+
+        def forced(arrays: Any, rest: Any, _: int, room: Any, __: str, n: int = threads) -> Any:
+            return in_blocks(arrays, rest, n, room, way)
+
+        monkeypatch.setattr(epilogue, "_in_blocks", forced)
+        with ost.connect():
+            f = ost.compile(lambda a, b, bias, r: (ost.maximum(a @ b.T + bias, 0) * r, bias > 0))
+            found.append(np.asarray(f(*map(ost.asarray, (a, b, bias, r)))[0]))
+    exact = np.maximum(a.astype(np.float64) @ b.T + bias, 0) * r
+    np.testing.assert_allclose(found[0], exact, atol=1e-4)
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0], other)
+
+
+def test_blocks_cover_a_product() -> None:
+    """And fit into the memory that was asked for, for any number of threads."""
+    form = tiles.form_of(float32)
+    if form is None:
+        pytest.skip("this processor has no tiles")
+    for m, n, k in ((64, 16, 8), (128, 528, 528), (1000, 64, 1024), (96, 5000, 300)):
+        for threads in (1, 2, 3, 8, 64):
+            for turned, whole in ((False, False), (True, False), (True, True)):
+                grid = epilogue.blocks_of_tiles(form, m, n, k, 1, threads, turned, whole)
+                assert grid.blocks * grid.block >= m > (grid.blocks - 1) * grid.block
+                assert grid.strips * grid.strip >= n > (grid.strips - 1) * grid.strip
+                assert grid.width >= grid.strip
+                assert not whole or grid.strips == 1
+                room, *_ = epilogue._room(form, grid.width, grid.block, grid.block, k)
+                specs = Spec((m, k), float32), Spec((k, n), float32)
+                (given_,) = epilogue.epilogue_room(
+                    [s.shape for s in specs], [(m, n)], specs, body=Graph((), (), ())
+                )
+                assert room * epilogue.most_threads() <= given_.shape[0]
 
 
 def test_workers_without_rows() -> None:

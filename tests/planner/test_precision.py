@@ -10,9 +10,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from ostinato.ops import onednn
+from ostinato.ops import onednn, tiles
+from ostinato.ops.fused import WITH_PRODUCT
+from ostinato.ops.graph import Node
 from ostinato.ops.native import why_not
 from ostinato.ops.show import parse
+from ostinato.ops.spec import bfloat16, float32
 from ostinato.planner.file import decode_plan, encode_plan
 from ostinato.planner.plan import Plan, Target
 from ostinato.planner.precision import mix_precision
@@ -71,6 +74,13 @@ def test_the_pass() -> None:
     assert mix_precision(before, Target((1,))) is before
 
 
+def wide_products(f: Any) -> list[Node]:
+    """Products of halves, in kernels too."""
+    nodes = f.plan.program.graph.nodes
+    inside = [m for n in nodes if n.op in WITH_PRODUCT for m in n.kw["body"].nodes]
+    return [n for n in (*nodes, *inside) if n.op == "wide_matmul"]
+
+
 @pytest.mark.parametrize("shape", [(3, 5, 4), (130, 300, 97), (1, 700, 30)])
 @pytest.mark.parametrize("how", ["here", "without bfloat16", "two workers", "any-workers"])
 def test_products_of_rounded_numbers(
@@ -88,7 +98,7 @@ def test_products_of_rounded_numbers(
         right = rounded(a) @ rounded(b)
         size = np.abs(rounded(a)) @ np.abs(rounded(b))
         assert (np.abs(np.asarray(y) - np.tanh(right)) <= size * k * 2.0**-23 + 1e-6).all()
-        wide = [n.op for n in f.plan.program.graph.nodes].count("wide_matmul")
+        wide = len(wide_products(f))
         if how == "without bfloat16" or how == "any-workers":
             assert wide == 0
         elif onednn.can_widen(BF16, BF16, np.dtype("float32")):
@@ -116,11 +126,65 @@ def test_casts_are_in_the_kernels_that_make_a_value() -> None:
     x, w, b = numbers(200, 160), numbers(160, 160, seed=1), numbers(160, seed=2)
     f = mixed(lambda x, w, b: ost.tanh(x @ w + b) @ w)
     f(*map(ost.asarray, (x, w, b)))
-    ops = [n.op for n in f.plan.program.graph.nodes]
-    assert "astype" not in ops
-    assert ops.count("wide_matmul") == 2
-    bodies = [n.kw["body"] for n in f.plan.program.graph.nodes if n.op == "fused"]
+    assert "astype" not in [n.op for n in f.plan.program.graph.nodes]
+    assert len(wide_products(f)) == 2
+    nodes = f.plan.program.graph.nodes
+    bodies = [n.kw["body"] for n in nodes if n.op in ("fused", "fused_matmul")]
     assert [s.dtype for s in bodies[-1].out_specs] == [BF16]  # the rest of tanh never is in memory
+
+
+in_tiles = pytest.mark.skipif(
+    tiles.form_of(bfloat16, right=float32) is None, reason="no tiles of bfloat16"
+)
+
+
+@in_tiles
+def test_products_round_the_weights_that_they_read() -> None:
+    """A step of a network has no copy of its weights, and is three kernels for a layer."""
+    x, t = numbers(128, 96), numbers(128, 96, seed=5)
+    layers = [(numbers(96, 96, seed=k) * 0.1, numbers(96, seed=9)) for k in range(3)]
+
+    def loss(layers: Any, x: Any, t: Any) -> Any:
+        for w, b in layers:
+            x = ost.tanh(x @ w + b)
+        return ((x - t) ** 2).sum()
+
+    def step(layers: Any, x: Any, t: Any) -> Any:
+        return ost.tree_map(lambda p, g: p - 1e-2 * g, layers, ost.grad(loss)(layers, x, t))
+
+    f = ost.compile(step, precision="mixed_bf16", donate=("layers",))
+    made = f(*ost.tree_map(ost.asarray, (layers, x, t)))
+    nodes = f.plan.program.graph.nodes
+    products = [n for n in nodes if n.op == "fused_matmul"]
+    assert len(products) == 8  # three layers, without the slope of x
+    assert [n.op for n in nodes].count("wide_matmul") == 0
+    rounded_late = [n for n in products if n.kw["body"].inputs[1].dtype == np.float32]
+    assert len(rounded_late) == 5  # forward, and the slopes of what is between layers
+    assert {v for v, _ in f.plan.program.reuse} >= {0, 2, 4}
+    values, r = [x.astype(np.float64)], rounded
+    for w, b in layers:
+        values.append(np.tanh(r(values[-1]) @ r(w) + b))
+    g = 2 * (values[-1] - t)
+    for k in (2, 1, 0):
+        g = g * (1 - values[k + 1] ** 2)
+        w, b = layers[k]
+        right = w - 1e-2 * (r(values[k]).T @ r(g)), b - 1e-2 * g.sum(0)
+        for y, exact in zip(made[k], right, strict=True):
+            np.testing.assert_allclose(np.asarray(y), exact, rtol=1e-2, atol=2e-3)
+        g = r(g) @ r(w).T
+
+
+@in_tiles
+def test_a_product_that_rounds_may_be_alone() -> None:
+    """What it rounds is an operand of the plan; what is made on the way is rounded where it is made."""
+    x, w = numbers(130, 96), numbers(96, 80, seed=1)
+    f = mixed(lambda x, w: (x @ w, (x * 2) @ w))
+    made = f(ost.asarray(x), ost.asarray(w))
+    for y, left in zip(made, (x, x * 2), strict=True):
+        np.testing.assert_allclose(np.asarray(y), rounded(left) @ rounded(w), atol=1e-4)
+    odd = numbers(130, 97), numbers(97, 80)  # pairs would not come out even
+    y = mixed(lambda x, w: ost.exp(x @ w))(*map(ost.asarray, odd))
+    np.testing.assert_allclose(np.asarray(y), np.exp(rounded(odd[0]) @ rounded(odd[1])), rtol=1e-4)
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
