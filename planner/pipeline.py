@@ -18,6 +18,7 @@ from ostinato.errors import MemoryLimitError
 from .blocking import READ_BYTES, split_time
 from .communicate import communicate
 from .distances import multiply_differences
+from .early import finish_early
 from .fuse import fuse, title
 from .halve import halve
 from .in_cache import stay_in_cache
@@ -76,6 +77,7 @@ def make_plan(key: Key, names: tuple[str, ...] = (), called: str = "") -> Plan:
 def lower(graph: Graph, key: Key, results: Results) -> Program:
     """What this machine runs of a graph that every machine may have."""
     graph = fuse(narrow(graph, key.target), key.target)
+    graph = finish_early(graph, key.target, key.donated)
     reuse, limit = _to_reuse(key, results), key.target.memory_limit
     whole = mark_staying(halve(graph, key.target), key.target, key.donated)
     program = assign_memory(whole, reuse)
