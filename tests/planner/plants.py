@@ -18,7 +18,7 @@ from ostinato.ops.index import LETTERS, Indices, Reach
 from ostinato.ops.registry import OPS, Place
 from ostinato.planner import communicate, layouts, memory, parts, simplify
 from ostinato.planner.cache import PlanCache
-from ostinato.runtime import bind, communicator
+from ostinato.runtime import bind, communicator, starters
 
 import ostinato as ost
 from tests import sessions
@@ -193,7 +193,7 @@ def _lost() -> Any:
         crossing = [p for p in found if p.source != p.target]
         return tuple(p for p in found if p is not crossing[-1]) if crossing else found
 
-    return mock.patch.object(bind, "exchange_lists", lists)
+    return mock.patch.object(starters, "exchange_lists", lists)
 
 
 @plant("combine: the last worker is left out")
