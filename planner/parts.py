@@ -52,7 +52,7 @@ def make_parts(graph: Graph, target: Target) -> Graph:
         elif any(node.subgraphs()):
             for j, layout in cut.get(k, {}).items():
                 inputs[j] = at(inputs[j], layout, node.line)
-            node = _with_bodies(node, cut.get(k, {}), target)
+            node = _with_bodies(node, [builder.specs[v] for v in inputs], target)
         values.extend(builder.add(node.op, inputs, node.params, specs, node.line))
     return builder.graph([values[v] for v in graph.outputs])
 
@@ -114,11 +114,12 @@ def _operands(node: Node, ins: Sequence[Spec], target: Target) -> dict[int, Layo
     return found
 
 
-def _with_bodies(node: Node, cut: dict[int, Layout], target: Target) -> Node:
+def _with_bodies(node: Node, ins: Sequence[Spec], target: Target) -> Node:
+    """Bodies that take operands as they lie now: here, or around the node, they may have been cut."""
     inputs = {name: list(g.inputs) for name, g in node.subgraphs()}
-    for j, layout in cut.items():
-        for name, v in seen_as(node)[j]:
-            inputs[name][v] = inputs[name][v].at(layout)
+    for j, places in seen_as(node).items():
+        for name, v in places:
+            inputs[name][v] = inputs[name][v].at(ins[j].layout)
     bodies = {
         name: make_parts(Graph(tuple(inputs[name]), g.nodes, g.outputs), target)
         for name, g in node.subgraphs()

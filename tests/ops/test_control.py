@@ -211,6 +211,23 @@ def test_cond_takes_what_is_around_it():
     assert_same(loop, lambda x, w: x @ w if x[0, 0] > 0 else x @ (w * 10), -X, W)
 
 
+@pytest.mark.parametrize("numerics", ["same-plan", "any-workers"])
+def test_what_only_one_side_of_a_branch_in_a_loop_reads_in_parts(numerics):
+    def loop(x, v):
+        def turn(s):
+            return ost.cond(s.sum() > 0, lambda s: s - 0.4, lambda s: s + x.T @ (x @ s), s)
+
+        return ost.repeat(3, turn, v)
+
+    def plain(x, v):
+        for _ in range(3):
+            v = v - 0.4 if v.sum() > 0 else v + x.T @ (x @ v)
+        return v
+
+    for sign in (-1, 1):
+        assert_same(loop, plain, X, sign * np.ones(3), numerics=numerics)
+
+
 def test_conditions_may_be_python_bools():
     for flag in (True, False):
         made = ost.cond(flag, lambda x: x + 1, lambda x: x - 1, ost.asarray(X))
