@@ -26,11 +26,13 @@ from .shape import (
     axis_of,
     broadcast_to,
     expand_dims,
+    listed,
     moveaxis,
     pad,
     permute_dims,
     squeeze,
     swapaxes,
+    whole_number,
 )
 from .spec import DType, Shape, Spec, float32, lying, promote
 from .where import misfit
@@ -356,8 +358,11 @@ op(
 )
 
 
-def _read_text(text: str, shapes: Sequence[Shape]) -> tuple[list[str], str]:
+def _read_text(text: Any, shapes: Sequence[Shape]) -> tuple[list[str], str]:
     """The operands' labels and the output's, with `...` spelled out and the output named."""
+    if not isinstance(text, str):
+        kind = type(text).__name__
+        raise misfit(ArgumentError, "einsum", got=f"a {kind}", needed="text such as 'ij,jk->ik'")
     text = text.replace(" ", "")
     left, arrow, out = text.partition("->")
     operands = left.split(",")
@@ -514,21 +519,23 @@ def tensordot(
 ) -> Array:
     """Sum over the last axes of a and the first of b, or over the pairs of axes that are given."""
     a, b = unify(a, b)
-    if isinstance(axes, int):
-        if not 0 <= axes <= min(a.ndim, b.ndim):
+    if isinstance(axes, tuple | list) and len(axes) == 2:
+        over = tuple(
+            [axis_of(d, x.ndim, "tensordot") for d in listed(own, "tensordot")]
+            for own, x in zip(axes, (a, b), strict=True)
+        )
+    else:
+        count = whole_number(axes, "tensordot")
+        if not 0 <= count <= min(a.ndim, b.ndim):
             raise misfit(
                 ArgumentError,
                 "tensordot",
-                got=f"axes={axes}",
+                got=f"axes={count}",
                 needed=f"0 to {min(a.ndim, b.ndim)}, as both have that many axes",
             )
-        over = tuple(range(a.ndim - axes, a.ndim)), tuple(range(axes))
-    else:
-        given = tuple((d,) if isinstance(d, int) else tuple(d) for d in axes)
-        over = (
-            tuple(axis_of(d, a.ndim, "tensordot") for d in given[0]),
-            tuple(axis_of(d, b.ndim, "tensordot") for d in given[1]),
-        )
+        over = [*range(a.ndim - count, a.ndim)], [*range(count)]
+    if any(len({*own}) < len(own) for own in over):
+        raise misfit(ArgumentError, "tensordot", got=f"axes={axes}", needed="each axis once")
     if len(over[0]) != len(over[1]) or any(
         a.shape[i] != b.shape[j] for i, j in zip(*over, strict=True)
     ):
@@ -609,7 +616,7 @@ def diagonal(x: Operandish, /, *, offset: int = 0) -> Array:
     x = as_array(x)
     if x.ndim < 2:
         raise misfit(ShapeError, "diagonal", got=f"shape {x.shape}", needed="two axes or more")
-    return apply("diagonal", x, offset=offset)
+    return apply("diagonal", x, offset=whole_number(offset, "diagonal"))
 
 
 @export

@@ -7,7 +7,6 @@ index: a split in time."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from .graph import Builder, Graph
 from .index import Indices
 from .random import seeds
 from .registry import Params, Specs, lookup, op
-from .shape import repeat_elements, zero_of
+from .shape import repeat_elements, whole_number, zero_of
 from .spec import Spec, bool_, int64, is_inexact
 from .trace import inline, subgraph
 from .tree import flatten, paths, unflatten
@@ -244,9 +243,7 @@ def repeat(x: Any, repeats: Any, /, state: Any = None, *, axis: int | None = Non
     """
     if not callable(repeats):
         return repeat_elements(x, repeats, axis)
-    function, trips = repeats, operator.index(x)
-    if trips < 0:
-        raise misfit(ArgumentError, "repeat", got=f"{trips} times", needed="0 or more")
+    function, trips = repeats, whole_number(x, "repeat", 0)
     return _run_loop(lambda index, s, _: (function(s), None), state, None, trips, False, "repeat")[
         0
     ]
@@ -265,15 +262,15 @@ def scan(
     stacked.
     """
     leaves = [as_array(x) for x in flatten(xs)[0]]
-    lengths = {x.shape[0] if x.ndim else -1 for x in leaves} | (
-        {length} if length is not None else set()
-    )
-    if len(lengths) != 1 or -1 in lengths:
+    length = None if length is None else whole_number(length, "scan", 0)
+    lengths = {x.shape[0] if x.ndim else None for x in leaves}
+    lengths |= set() if length is None else {length}
+    if len(lengths) != 1 or None in lengths:
+        given = [str(x.shape) for x in leaves] + ([] if length is None else [f"length={length}"])
         raise misfit(
             ShapeError,
             "scan",
-            got=" and ".join(str(x.shape) for x in leaves)
-            + (f" and length={length}" if length is not None else ""),
+            got=" and ".join(given) or "neither",
             needed="arrays with a common first axis, or length=",
         )
     trips = lengths.pop()
@@ -344,6 +341,7 @@ def while_loop(
     the most.
     """
     carry, structure = _leaves(state, "while_loop")
+    limit = -1 if most is None else whole_number(most, "while_loop", 0)
     names = paths(structure, "state")
     specs = [x.spec for x in carry]
 
@@ -369,7 +367,7 @@ def while_loop(
         condition=test,
         body=body,
         counts=(nt + nb, ns),
-        most=-1 if most is None else operator.index(most),
+        most=limit,
     )
     return unflatten(structure, made)
 

@@ -141,6 +141,8 @@ def svd_lowrank(
     (Halko, Martinsson and Tropp). Each iteration looks at x twice more, for values that decay slowly."""
     x = as_array(x)
     m, n = matrix("svd_lowrank", x.spec).shape[-2:]
+    rank = whole_number(rank, "svd_lowrank")
+    more, times = (whole_number(k, "svd_lowrank", 0) for k in (oversample, iterations))
     if not 0 < rank <= _least(m, n):
         raise misfit(
             ArgumentError,
@@ -148,10 +150,10 @@ def svd_lowrank(
             got=f"rank={rank} of {x.spec.bare}",
             needed=f"1 to {_least(m, n)}",
         )
-    width = _least(rank + oversample, _least(m, n))
+    width = _least(rank + more, _least(m, n))
     start = normal((*x.shape[:-2], n, width), seed=seed, dtype=real_of(x.dtype))
     q = qr(x @ convert(start, x.dtype)).Q
-    for _ in range(iterations):
+    for _ in range(times):
         q = qr(adjoint(x) @ q).Q
         q = qr(x @ q).Q
     u, s, vh = svd(adjoint(q) @ x, full_matrices=False)

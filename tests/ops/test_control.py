@@ -125,7 +125,7 @@ def test_scan_of_trees_and_lengths():
     )
     np.testing.assert_allclose(np.asarray(state), (X * np.arange(5)[:, None]).sum(0))
     assert ys["s"].shape == (5, 3)
-    state, ys = ost.scan(lambda s, x: (s * 2, (s, x)), 1.0, length=4)
+    state, ys = ost.scan(lambda s, x: (s * 2, (s, x)), 1.0, length=np.int64(4))
     assert (float(state), np.asarray(ys[0]).tolist(), ys[1]) == (16, [1, 2, 4, 8], None)
     state, ys = ost.scan(lambda s, x: (s, x * 2), 1.0, np.zeros((0, 3)))
     assert ys.shape == (0, 3)
@@ -237,7 +237,14 @@ def test_conditions_may_be_python_bools():
 # -- what is wrong -------------------------------------------------------------------------
 A = ost.ones((2, 3))
 WRONG = [
-    (lambda: ost.repeat(-1, lambda s: s, A), ArgumentError, "repeat.*-1 times; needed 0 or more"),
+    (lambda: ost.repeat(-1, lambda s: s, A), ArgumentError, "repeat.*-1; needed .* 0 or more"),
+    (lambda: ost.repeat(2.5, lambda s: s, A), ArgumentError, "repeat.*2.5; needed a whole number"),
+    (
+        lambda: ost.scan(lambda s, x: (s, x), A, length=-3),
+        ArgumentError,
+        "scan.*needed .* 0 or more",
+    ),
+    (lambda: ost.scan(lambda s, x: (s, x), A, length=2.5), ArgumentError, "scan.*a whole number"),
     (
         lambda: ost.repeat(2, lambda s: s[:1], A),
         ShapeError,
@@ -263,6 +270,11 @@ WRONG = [
         "scan.*needed a pair: the state after the turn, and what it yields",
     ),
     (lambda: ost.while_loop(lambda s: s, lambda s: s, A), DTypeError, "needed one bool; use .all"),
+    (
+        lambda: ost.while_loop(lambda s: s.any(), lambda s: s, A > 0, most=-1),
+        ArgumentError,
+        "while_loop.*got -1; needed a whole number of 0 or more",
+    ),
     (
         lambda: ost.while_loop(lambda s: s.all(), lambda s: s[0], A > 0),
         ShapeError,

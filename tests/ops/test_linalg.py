@@ -638,6 +638,7 @@ REFUSED = [
     ),
     (lambda: ost.linalg.cross(np.ones(2), np.ones(2)), ShapeError, "cross .*three elements"),
     (lambda: ost.linalg.svd_lowrank(np.ones((3, 2)), 3), ArgumentError, "rank=3 .*needed 1 to 2"),
+    (lambda: ost.linalg.svd_lowrank(np.ones((3, 2)), 1.5), ArgumentError, "svd_lowrank.*got 1.5"),
     (lambda: ost.linalg.pinv(np.ones((3, 2)), rtol="x"), ArgumentError, "pinv .*rtol='x'"),
     (lambda: ost.linalg.eigh(np.ones((2, 2), np.float16)), DTypeError, r"eigh .*float16"),
 ]
