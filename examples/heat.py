@@ -1,4 +1,6 @@
-"""Heat in a plate. Rows are split over the workers; each turn they exchange one halo of edge rows."""
+"""Heat in a plate. Rows are split over the workers; each turn they exchange one halo of edge rows.
+
+python examples/heat.py 4, or, with processes, ostinato run -n 4 examples/heat.py"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def spread(u: Any, rate: float) -> Any:
     return ost.repeat(100, turn, u)
 
 
-def main(n: int = 60, workers: int | None = 4, rounds: int = 10) -> np.ndarray:
+def main(n: int = 60, workers: int | None = None, rounds: int = 10) -> np.ndarray:
     """The plate after a thousand turns, hot along its upper edge."""
     with ost.connect(workers=workers):
         u = ost.zeros((n, n), split=0).at[0].set(100.0)
@@ -36,4 +38,4 @@ def main(n: int = 60, workers: int | None = 4, rounds: int = 10) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    main(workers=int(sys.argv[1]) if len(sys.argv) > 1 else 4)
+    main(workers=int(sys.argv[1]) if len(sys.argv) > 1 else None)

@@ -36,10 +36,10 @@ def equations(data: Any) -> Any:
     return data[:, :16].T @ data[:, :16], data[:, :16].T @ data[:, 16]
 
 
-def main(gib: float = 1 / 16, limit: float = 1 / 128, workers: float = 1) -> dict[str, Any]:
+def main(gib: float = 1 / 16, limit: float = 1 / 128, workers: Any = None) -> dict[str, Any]:
     """The mean of each column, eight centres, and the weights of a linear fit."""
     found: dict[str, Any] = {}
-    session = ost.connect(int(workers), memory_limit=int(limit * 2**30))
+    session = ost.connect(workers, memory_limit=int(limit * 2**30))
     with tempfile.TemporaryDirectory() as folder, session:
         write(path := Path(folder) / "data.npy", int(gib * 2**30) // 68)
         data = ost.load(path, resident=False, split=0)

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from ostinato.errors import ArgumentError, CommunicatorError, SessionError
 from ostinato.ops.where import misfit
 from ostinato.runtime import preload
+from ostinato.runtime.crew import among_processes
 
 from . import settings
 from .sessions import Session, connect
@@ -95,6 +96,14 @@ class LocalCluster:
                 needed=f"{settings.LEAST_HEARTBEAT:g} seconds or more",
             )
         check_installed()
+        if among_processes():
+            raise misfit(
+                SessionError,
+                "LocalCluster",
+                got="a process that mpiexec started beside others, which would each start a cluster",
+                needed="one process",
+                do="call ost.connect() to use those that are there, or start the script without mpiexec",
+            )
         self.workers = workers
         self.threads = threads
         self.heartbeat = heartbeat
@@ -104,6 +113,7 @@ class LocalCluster:
         self.sessions: list[Session] = []
         self.options: dict[str, Any] = {}
         self.client: Any = None
+        self.dashboard_link = self.scheduler_address = ""
         self._start()
 
     def _start(self) -> None:
@@ -141,7 +151,8 @@ class LocalCluster:
     def _environment(self) -> dict[str, str]:
         env = {
             **os.environ,
-            **preload.environment(),
+            **preload.environment(str(self.folder)),
+            "DASK_TEMPORARY_DIRECTORY": str(self.folder),
             "DASK_DISTRIBUTED__WORKER__HTTP__ROUTES": "[]",
             "UCX_NET_DEVICES": _loopback(),  # where MPI listens, by either of its libraries
             "FI_TCP_IFACE": _loopback(),
@@ -166,22 +177,28 @@ class LocalCluster:
             time.sleep(0.02)
         self.client = Client(scheduler_file=str(file), timeout=START, set_as_default=False)
         self.client.wait_for_workers(self.workers, timeout=START)
+        self.dashboard_link = str(self.client.dashboard_link)
+        self.scheduler_address = str(self.client.scheduler.address)
 
     def _tail(self) -> str:
         text = self.log.read_text(errors="replace").strip() if self.log.exists() else ""
         return text[-2000:] or "they said nothing"
 
-    @property
-    def dashboard_link(self) -> str:
-        """The dashboard's address."""
-        return str(self.client.dashboard_link)
-
-    @property
-    def scheduler_address(self) -> str:
-        return str(self.client.scheduler.address)
+    def check_open(self) -> None:
+        """An error where the workers are gone."""
+        closed = self.client is None
+        if closed or any(s.is_lost for s in self.sessions):
+            raise misfit(
+                SessionError,
+                "LocalCluster",
+                got="a cluster that was closed" if closed else "a cluster that lost a worker",
+                needed="one whose workers are there",
+                do=f"start another: with ost.LocalCluster({self.workers})",
+            )
 
     def connect(self, **options: Any) -> Session:
         """A session of this cluster's workers, in use from now on; options as those of ost.connect."""
+        self.check_open()
         options.setdefault("threads", self.threads)
         self.options = options
         self.session = connect(self.client, **options)
@@ -209,7 +226,7 @@ class LocalCluster:
 
     def stats(self) -> dict[str, Any]:
         """Messages and bytes of control that iterations took, by kind, and each worker's state."""
-        if self.session is None:
+        if self.session is None or self.client is None:
             self.connect()
         assert self.session is not None
         return self.session.stats()
@@ -219,6 +236,7 @@ class LocalCluster:
         times of their operations, predicted and measured, what each worker did, memory, messages."""
         from ostinato.runtime import page
 
+        self.check_open()
         messages = self.stats()["orders"]
         self.client.run(page.tell)
         text = self.client.run_on_scheduler(page.report, messages)
@@ -257,7 +275,9 @@ class LocalCluster:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<LocalCluster: {self.workers} workers, dashboard {self.dashboard_link}>"
+        workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
+        closed = ", closed" if self.client is None else ""
+        return f"<LocalCluster: {workers}, dashboard {self.dashboard_link}{closed}>"
 
 
 def _end(job: subprocess.Popen[bytes], folder: Path) -> None:

@@ -58,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     tune.add_argument("--seconds", type=_seconds, default=60.0, help="at most so many (60)")
     tune.add_argument("script", help="a Python file")
-    tune.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
+    rest = tune.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
+    rest.required = False  # so that nobody is told to give some
     tune.set_defaults(do=lambda a: _tune(a.script, a.arguments, a.seconds))
     bench = commands.add_parser(
         "bench", help="measure against others", description=_BENCH, formatter_class=PLAIN

@@ -48,7 +48,8 @@ def add(commands: Any) -> None:
     run.add_argument("-n", type=_count, default=os.cpu_count() or 1, help="processes (all cores)")
     run.add_argument("--stats", action="store_true", help="print the plans at the end")
     run.add_argument("script", help="a Python file")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
+    rest = run.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
+    rest.required = False  # so that nobody is told to give some
     run.set_defaults(do=lambda a: run_script(a.n, a.script, a.arguments, a.stats))
     worker = commands.add_parser(
         "worker", help="workers of a Dask cluster", description=_WORKER, formatter_class=plain
@@ -151,7 +152,8 @@ def start_workers(count: int, address: str | None, file: str | None, interface: 
     if (address is None) == (file is None):
         return _refused("worker", "give the scheduler's address, or --scheduler-file FILE")
     if address is not None and "://" not in address:
-        return _refused("worker", f"got {address}; needed an address such as tcp://{address}:8786")
+        port = "" if address.rpartition(":")[2].isdecimal() else ":8786"
+        return _refused("worker", f"got {address}; needed an address such as tcp://{address}{port}")
     if file is not None and not Path(file).is_file():
         return _refused("worker", f"{file} is no file; the scheduler has not written it")
     check_installed("ostinato worker")

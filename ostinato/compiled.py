@@ -599,7 +599,13 @@ class CompiledFunction(Generic[P, R]):
         return self if instance is None else functools.partial(self, instance)
 
     def __repr__(self) -> str:
-        return f"<compiled {self.name}: {len(self.entries)} plans, {self.hits} hits, {len(self.misses)} misses>"
+        counts = (
+            (len(self.entries), "plan", "s"),
+            (self.hits, "hit", "s"),
+            (len(self.misses), "miss", "es"),
+        )
+        said = ", ".join(f"{n} {what}{'' if n == 1 else many}" for n, what, many in counts)
+        return f"<compiled {self.name}: {said}>"
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -290,7 +290,9 @@ def _cluster(given: Any) -> Any:
     """A Dask client, or the address of a scheduler."""
     if (isinstance(given, str) and "://" in given) or hasattr(given, "scheduler_info"):
         return given
-    client = getattr(given, "client", None)  # of a LocalCluster of ours
+    if callable(check := getattr(given, "check_open", None)):  # a LocalCluster of ours
+        check()
+    client = getattr(given, "client", None)
     if hasattr(client, "scheduler_info"):
         return client
     raise misfit(
@@ -328,7 +330,7 @@ def _mesh(
         raise misfit(
             LayoutError,
             "connect",
-            got=f"a mesh of {count} for the {who}",
+            got=f"{f'{workers=}' if workers is not None else f'a mesh of {count}'} for the {who}",
             needed=f"one of {there}",
             do="leave workers= and mesh= out to use all in a row",
         )

@@ -255,7 +255,10 @@ class _Talk:
                 self._look()
             except OSError:
                 return
-            time.sleep(BEAT)
+            if self.lead.gone.wait(BEAT):  # at once: mpiexec may end the lead, too
+                with contextlib.suppress(OSError):
+                    self._look()
+                return
 
     def _look(self) -> None:
         """Tell of what went wrong while nothing is asked; a failure that leaves the crew whole waits for

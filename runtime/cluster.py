@@ -14,6 +14,7 @@ from ostinato.ops.array import Operand
 from ostinato.ops.encode import encode_spec
 from ostinato.ops.layout import Layout, Mesh
 from ostinato.ops.spec import Spec
+from ostinato.ops.where import misfit
 from ostinato.planner.explain import Measured
 from ostinato.planner.file import encode_plan
 from ostinato.planner.plan import Plan, Program
@@ -171,7 +172,7 @@ class CrewEngine:
     def get(self, operand: Operand) -> np.ndarray[Any, Any]:
         assert isinstance(operand, Handle)
         with self.lock:
-            self.check_open()
+            self._check_there()
             self.lead.check()
             self._check_made((operand,))
             layout = operand.spec.layout
@@ -187,6 +188,16 @@ class CrewEngine:
         whole = whole.view()
         whole.flags.writeable = False
         return whole
+
+    def _check_there(self) -> None:
+        if self.closed:
+            raise misfit(
+                SessionError,
+                "reading an array",
+                got="one that lay on the workers of a session that was closed",
+                needed="an open session",
+                do="read it (np.asarray) or save it (ost.save) before its session ends",
+            )
 
     def _check_made(self, operands: Sequence[Handle]) -> None:
         """An error for what was to be made by an order that failed."""

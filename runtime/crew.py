@@ -56,6 +56,7 @@ from .orders import (
     rebuilt,
     unpack,
 )
+from .preload import unname_memory
 
 SMALL = 512  # bytes of an order's first message
 AWAKE = 0.005  # seconds of looking for the next order
@@ -85,6 +86,7 @@ class Crew:
 
     def __init__(self, comm: Any, threads: int | None = None) -> None:
         _assemble(comm)
+        unname_memory()
         self.given = comm
         self.base = comm.Dup()  # to make others from
         self.control = comm.Dup()
@@ -237,6 +239,7 @@ class Lead(Crew):
         self.processes: dict[int, int] = {}  # of workers on this machine
         self.seen: dict[int, float] = {}
         self.lock = threading.RLock()  # of lifelines
+        self.gone = threading.Event()  # a worker, and with it the crew
         self.watch = threading.Thread(target=self._watch, name="ostinato-lifelines", daemon=True)
         self._gather(comm, host)
         self.watch.start()
@@ -296,6 +299,7 @@ class Lead(Crew):
             f"{why}; what the workers held is lost: start again (a checkpoint keeps values)."
         )
         self.communicator.abort(self.fatal)
+        self.gone.set()
         for rank in self.lines:
             self._say(rank, b"q")
 
@@ -770,12 +774,16 @@ _RANKS = (
 )
 
 
+def among_processes() -> bool:
+    """Whether mpiexec started others beside this process, which serve nobody yet."""
+    return _crew is None and any(os.environ.get(n, "1") not in ("", "1") for n in _RANKS)
+
+
 def job_size() -> int:
     """How many processes mpiexec started beside this one, itself included; 1 without it."""
     if _crew is not None:
         return _crew.size
-    started = any(os.environ.get(n, "1") not in ("", "1") for n in _RANKS)
-    if not started and "mpi4py.MPI" not in sys.modules:
+    if not among_processes() and "mpi4py.MPI" not in sys.modules:
         return 1
     try:
         from mpi4py import MPI

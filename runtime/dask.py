@@ -17,7 +17,8 @@ import secrets
 import threading
 import traceback
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from ostinato.ops.where import misfit
@@ -34,6 +35,7 @@ from .member import openers
 from .orders import KINDS
 
 JOIN = 60.0  # seconds for a crew to come together
+ANSWER = 8.0  # seconds for a scheduler to answer
 _log = logging.getLogger("distributed.worker.ostinato")
 _members: dict[str, Any] = {}  # of crews that this process takes part in
 _desks: dict[str, dict[str, Any]] = {}  # of crews that this process leads: where, or why not
@@ -151,16 +153,22 @@ openers["chunk"] = chunk
 
 
 # -- in the program ------------------------------------------------------------------------
-@contextlib.contextmanager
-def as_client(cluster: Any) -> Iterator[Any]:
+def as_client(cluster: Any) -> AbstractContextManager[Any]:
     """A client of Dask: the one given, or, for an address, one of our own for this long."""
     from distributed import Client
 
     if not isinstance(cluster, str):
-        yield cluster
-        return
-    with Client(cluster, set_as_default=False) as client:
-        yield client
+        return contextlib.nullcontext(cluster)
+    try:
+        return Client(cluster, timeout=ANSWER, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise misfit(
+            SessionError,
+            "connect",
+            got=f"no scheduler at {cluster} ({error})",
+            needed="the address of a Dask scheduler that is running",
+            do="start one with `dask scheduler`, and workers with `ostinato worker`",
+        ) from None
 
 
 def begin(client: Any, threads: int | None = None) -> Channel:

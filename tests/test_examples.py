@@ -160,7 +160,7 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert re.search(r"run as [0-9a-f]{12} in .* calls 2-6: .* by the id", said)
     assert "2 all_reduce" in said
-    assert "1 plans, 119 hits, 1 misses" in said
+    assert "1 plan, 119 hits, 1 miss>" in said
     assert "x.shape: (3000, 16) -> (1000, 16)" in said
     assert {p.name for p in tmp_path.iterdir()} == {"kmeans.svg", "training.svg", "kmeans.plan"}
 
@@ -182,4 +182,4 @@ def test_the_code_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
         session = ost.session()
         session.close()
     assert "README.md:" in capsys.readouterr().out
-    assert "29 hits, 1 misses" in repr(names["lloyd"])
+    assert "29 hits, 1 miss>" in repr(names["lloyd"])

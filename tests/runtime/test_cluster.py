@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.io_pipeline.sinks import ZarrSink
+from ostinato.runtime import dask
 from ostinato.runtime.channel import Channel, Wire
 
 import ostinato as ost
@@ -290,11 +291,16 @@ def test_a_failure_comes_with_the_next_read(session: sessions.Session) -> None:
     np.testing.assert_array_equal(np.asarray(g(good)), np.full(4, 2.0))
 
 
-def test_connect_says_what_it_needs(cluster: ost.LocalCluster) -> None:
+def test_connect_says_what_it_needs(
+    cluster: ost.LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from distributed import Client, LocalCluster
 
     with pytest.raises(ArgumentError, match="a Dask client, or an address"):
         ost.connect("nonsense")
+    monkeypatch.setattr(dask, "ANSWER", 0.2)
+    with pytest.raises(SessionError, match=r"test_cluster.py.*no scheduler at tcp://127.0.0.1:1 "):
+        ost.connect("tcp://127.0.0.1:1")
     with pytest.raises(LayoutError, match="a mesh of 3 for the 2 workers of the cluster"):
         ost.connect(cluster.client, mesh=(3,))
     with pytest.raises(ArgumentError, match="workers='many'"):
@@ -347,8 +353,6 @@ def test_clients_come_and_go(cluster: ost.LocalCluster) -> None:
 
 def test_crews_that_come_together_at_once_do_not_mix(cluster: ost.LocalCluster) -> None:
     """Of two programs, one comes to the first worker before the other, and later to the second."""
-    from ostinato.runtime import dask
-
     ours, theirs = "0" * 15 + "1", "0" * 15 + "2"
     there = cluster.client.run(dask.present)
     first, second = sorted(there, key=lambda address: there[address]["rank"])
@@ -611,6 +615,9 @@ def test_something_dies(who: str) -> None:
         assert time.monotonic() - start < 10
         assert isinstance(error, CommunicatorError), error
         assert re.search(r"process \d+ on .*start again", str(error))
+        with pytest.raises(SessionError, match="a cluster that lost a worker"):
+            cluster.connect()
+        assert repr(cluster).startswith("<LocalCluster: 2 workers, dashboard ")
     assert gone(everybody)
     if who == "worker":
         with ost.LocalCluster(1), contextlib.closing(ost.session()):
@@ -701,12 +708,14 @@ def test_the_program_ends_and_so_does_its_cluster(how: str, tmp_path: Path) -> N
         "session = cluster.connect()\n"
         "found = [w['process'] for w in session.stats()['workers']]\n"
         "found.append(cluster.client.run_on_scheduler(os.getpid))\n"
+        "shared = [p for p in open(f'/proc/{found[0]}/maps') if 'mpich_shm_' in p]\n"
+        "assert all('(deleted)' in p for p in shared), shared\n"
         "print(json.dumps([found, str(cluster.folder)]), flush=True)\n"
         "how = sys.argv[1]\n"
         "if how == 'raise': raise ValueError('its own')\n"
         "if how == 'kill': os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OSTINATO_CACHE": "off"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OSTINATO_CACHE": "off", "TMPDIR": str(tmp_path)}
     run = subprocess.run(
         [sys.executable, "-c", code, how],
         env=env,
@@ -719,7 +728,8 @@ def test_the_program_ends_and_so_does_its_cluster(how: str, tmp_path: Path) -> N
     assert run.returncode == {"exit": 0, "raise": 1, "kill": -signal.SIGKILL}[how], run.stderr
     assert how != "raise" or "its own" in run.stderr
     assert gone(found)
-    assert how == "kill" or not Path(folder).exists()
+    assert not Path(folder).exists()
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(("dask", "ostinato"))]
 
 
 def test_a_cluster_that_ends_leaves_the_session_before_it() -> None:
@@ -729,6 +739,17 @@ def test_a_cluster_that_ends_leaves_the_session_before_it() -> None:
         first = cluster.session
         second = cluster.connect()
         assert ost.session() is second is not first
+        x = ost.ones(3, split=0) + 1
+        ost.evaluate(x)
+    assert ost.session() is before
+    assert repr(cluster).startswith("<LocalCluster: 1 worker, dashboard ")
+    for use in (cluster.connect, cluster.__enter__, cluster.stats, lambda: ost.connect(cluster)):
+        with pytest.raises(SessionError, match=r"a cluster that was closed; .*start another"):
+            use()
+    with pytest.raises(SessionError, match="a cluster that was closed"):
+        cluster.report("nowhere.html")
+    with pytest.raises(SessionError, match="got one that lay on the workers of a session that was"):
+        np.asarray(x)
     assert ost.session() is before
     assert logging.getLogger("distributed.client").level == level
     assert float(ost.asarray(np.ones(3)).sum()) == 3

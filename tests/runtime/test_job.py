@@ -398,6 +398,13 @@ def test_workers_of_this_machine_listen_to_it_alone() -> None:
 
 
 @needs_dask
+def test_processes_do_not_each_start_a_cluster() -> None:
+    job = mpiexec(2, "-c", "import ostinato as ost\nost.LocalCluster(1)")
+    assert job.returncode == 1
+    assert job.stderr.count("call ost.connect() to use those that are there") == 2
+
+
+@needs_dask
 def test_two_clusters_on_one_machine_and_one_that_is_broken_closes_soon() -> None:
     """Each has a port of its own; when a worker of one dies, nobody waits for its scheduler."""
     one, other = ost.LocalCluster(1), ost.LocalCluster(1)
