@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import logging
 import os
 import random
 import re
@@ -733,8 +732,10 @@ def test_the_program_ends_and_so_does_its_cluster(how: str, tmp_path: Path) -> N
 
 
 def test_a_cluster_that_ends_leaves_the_session_before_it() -> None:
+    import distributed.client  # which sets the level when it is imported first
+
     before = ost.session()
-    level = logging.getLogger("distributed.client").level
+    level = distributed.client.logger.level
     with ost.LocalCluster(1, dashboard=False) as cluster:
         first = cluster.session
         second = cluster.connect()
@@ -751,5 +752,5 @@ def test_a_cluster_that_ends_leaves_the_session_before_it() -> None:
     with pytest.raises(SessionError, match="got one that lay on the workers of a session that was"):
         np.asarray(x)
     assert ost.session() is before
-    assert logging.getLogger("distributed.client").level == level
+    assert distributed.client.logger.level == level
     assert float(ost.asarray(np.ones(3)).sum()) == 3
