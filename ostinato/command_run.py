@@ -73,6 +73,13 @@ def _refused(command: str, why: str) -> int:
 
 
 # -- a script ------------------------------------------------------------------------------
+KILLED = (signal.SIGKILL, 128 + signal.SIGKILL)  # a job's status when one of its processes was
+_KILLED = (
+    "ostinato run: a process was killed, perhaps for want of memory, and the job is over; what its workers "
+    "held is lost: start again (a checkpoint keeps values)."
+)
+
+
 def run_script(count: int, script: str, arguments: Sequence[str], stats: bool) -> int:
     if not Path(script).is_file():
         return _refused("run", f"{script} is no file; give a Python script")
@@ -82,6 +89,8 @@ def run_script(count: int, script: str, arguments: Sequence[str], stats: bool) -
         environment = _environment() | {"OSTINATO_WATCH": str(counters)}
         with _shown(counters) as show:
             status = _attend(command, environment, show)
+        if status in KILLED:  # mpich's launcher may have ended the script before it could tell
+            print(_KILLED, file=sys.stderr)
         if stats:
             print(in_lines(_read(counters)), file=sys.stderr)
     return status

@@ -122,6 +122,24 @@ def test_run_starts_processes_and_says_which_plans_ran(tmp_path: Path) -> None:
 
 
 @needs_mpi
+def test_run_says_that_a_process_was_killed(tmp_path: Path) -> None:
+    """Whoever mpich's launcher ends with it."""
+    (tmp_path / "job.py").write_text(
+        "import os, signal, ostinato as ost\n"
+        "s = ost.connect()\n"
+        "f = ost.compile(lambda x: x / x.sum())\n"
+        "x = f(ost.ones(12, split=0))\n"
+        "os.kill(s.stats()['workers'][1]['process'], signal.SIGKILL)\n"
+        "while True:\n"
+        "    x = f(x)\n"
+    )
+    words = ("-m", "ostinato", "run", "-n", "2", "job.py")
+    made = run(tmp_path, *words, PYTHONPATH=os.pathsep.join(sys.path))
+    assert made.returncode != 0
+    assert "ostinato run: a process was killed" in made.stderr
+
+
+@needs_mpi
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_run_ends_all_when_it_is_asked_to(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "job.py").write_text(ON_TWO)

@@ -218,10 +218,15 @@ def test_a_worker_that_is_not_where_the_others_are() -> None:
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
 def test_a_worker_dies(name: str) -> None:
     found = scenario(3, "killed", name, OSTINATO_HEARTBEAT="3")
-    error = found["error"]
-    assert error["kind"] == "CommunicatorError"
-    assert "worker 2 (process" in error["text"]
-    assert error["seconds"] < 10
+    if (
+        name == "SIGKILL" and "error" not in found
+    ):  # mpich's launcher was quicker, and ended the lead, too
+        assert "Killed (signal 9)" in found["stderr"]
+    else:
+        error = found["error"]
+        assert error["kind"] == "CommunicatorError"
+        assert "worker 2 (process" in error["text"]
+        assert error["seconds"] < 10
     assert found["status"] != 0
     assert gone(found["processes"])
 
