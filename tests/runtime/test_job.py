@@ -53,8 +53,8 @@ def scenario(count: int, *arguments: str, **settings: str) -> dict[str, Any]:
     job = mpiexec(count, "-m", "tests.runtime.jobs", *arguments, **settings)
     found: dict[str, Any] = {"status": job.returncode, "stderr": job.stderr}
     for line in job.stdout.splitlines():
-        if line.startswith("{"):
-            found |= json.loads(line)
+        if line.startswith("{"):  # the launcher may go on in the same line
+            found |= json.JSONDecoder().raw_decode(line)[0]
     return found
 
 
@@ -218,11 +218,8 @@ def test_a_worker_that_is_not_where_the_others_are() -> None:
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
 def test_a_worker_dies(name: str) -> None:
     found = scenario(3, "killed", name, OSTINATO_HEARTBEAT="3")
-    if (
-        name == "SIGKILL" and "error" not in found
-    ):  # mpich's launcher was quicker, and ended the lead, too
-        assert "Killed (signal 9)" in found["stderr"]
-    else:
+    assert name == "SIGKILL" or "error" in found
+    if "error" in found:  # else mpich's launcher was quicker, and ended the lead, too
         error = found["error"]
         assert error["kind"] == "CommunicatorError"
         assert "worker 2 (process" in error["text"]
