@@ -17,7 +17,7 @@ import numpy as np
 from .native import around, function_of, symbol, why_not
 from .onednn import Stack, Unable, onednn_product, with_weights
 from .threads import blas
-from .vectors import STREAMS, streams_pay, vector_product
+from .vectors import ADD_UP, STREAMS, streams_pay, vector_product
 
 Product = Callable[..., None]  # (left, right, result)
 
@@ -355,7 +355,7 @@ def _text(letter: str, vector: bool, wide: bool) -> str:
     ]
     if letter == "c":
         code = [line.replace("double", "float") for line in code]
-    add = _ADD_UP if kind != "ptr" else _NOTHING_TO_ADD
+    add = ADD_UP if kind != "ptr" else _NOTHING_TO_ADD
     facts = "\n".join(_loaded("%meta", 2, _FACTS))
     return "\n".join(
         [*code, add.replace("FACTS", facts).replace("REAL", kind), _GUARDED, around(3, "shared")]
@@ -390,46 +390,6 @@ _BASES = (
 
 _NOTHING_TO_ADD = """
 define internal void @finish(ptr %data, ptr %meta) {
-  ret void
-}
-"""
-
-_ADD_UP = """
-define internal void @finish(ptr %data, ptr %meta) {
-entry:
-FACTS
-  %data_c = getelementptr ptr, ptr %data, i64 2
-  %result = load ptr, ptr %data_c
-  %waiting = getelementptr i64, ptr %meta, i64 %room
-  %all = mul i64 %rows, %columns
-  %apart = icmp sgt i64 %parts, 0
-  br i1 %apart, label %element, label %end
-element:
-  %e = phi i64 [0, %entry], [%e1, %summed]
-  br label %part
-part:
-  %p = phi i64 [0, %element], [%p1, %part]
-  %sum = phi REAL [0.0, %element], [%sum1, %part]
-  %skip = mul i64 %p, %all
-  %here = add i64 %skip, %e
-  %from = getelementptr REAL, ptr %waiting, i64 %here
-  %value = load REAL, ptr %from
-  %sum1 = fadd REAL %sum, %value
-  %p1 = add i64 %p, 1
-  %again = icmp slt i64 %p1, %parts
-  br i1 %again, label %part, label %summed
-summed:
-  %i = udiv i64 %e, %columns
-  %j = urem i64 %e, %columns
-  %down = mul i64 %i, %row
-  %along = mul i64 %j, %column
-  %place = add i64 %down, %along
-  %to = getelementptr i8, ptr %result, i64 %place
-  store REAL %sum1, ptr %to
-  %e1 = add i64 %e, 1
-  %more = icmp slt i64 %e1, %all
-  br i1 %more, label %element, label %end
-end:
   ret void
 }
 """

@@ -14,17 +14,15 @@ import numpy as np
 from .native import around, function_of, vector_bits
 from .onednn import Stack
 
-STREAMS = 4
+STREAMS = 4  # as `_COLUMNS` adds them up
 UNROLLED = 2  # sums of a row side by side
 PART = 1 << 20  # bytes of a matrix whose rows one thread adds up ...
 PARTS = 32  # ... in so many parts at the most
 BLOCK = 1 << 17  # bytes of sums that stay in the second cache
 WIDE = 128  # bytes of a row from which streams are quicker than BLAS
 FEW, LONG = 64, 1 << 15  # so few rows of so many terms are better cut otherwise
-FAR, TALL = (
-    1 << 22,
-    4,
-)  # bytes of a matrix, and rows for each column, from which they pay for columns
+FAR = 1 << 22  # bytes of a matrix from which they pay for columns ...
+TALL = 4  # ... and rows for each of these
 _KINDS = {"float32": ("float", 32), "float64": ("double", 64)}
 
 
@@ -54,8 +52,8 @@ def vector_product(a: Stack, b: Stack, out: Stack, turned: bool, threads: int) -
         return None
     parts = max(1, min(PARTS, rows * terms * item // PART))
     facts = [parts, min(threads, parts), turned, terms, rows, along, step, parts, BLOCK // item]
-    waiting = -(-parts * rows * item // 8)
-    return function_of(_text(_COLUMNS, *kind, lanes), np.array([*facts, *[0] * waiting]))
+    waiting = np.zeros(-(-parts * rows * item // 8), np.int64)
+    return function_of(_text(_COLUMNS + _FINISH, *kind, lanes), np.concatenate([facts, waiting]))
 
 
 @lru_cache(8)
@@ -196,6 +194,47 @@ end:
 """
 
 
+# Parts of a sum, which wait behind the facts, become elements of a result of rows and columns.
+ADD_UP = """
+define internal void @finish(ptr %data, ptr %meta) {
+entry:
+FACTS
+  %data_c = getelementptr ptr, ptr %data, i64 2
+  %result = load ptr, ptr %data_c
+  %waiting = getelementptr i64, ptr %meta, i64 %room
+  %all = mul i64 %rows, %columns
+  %apart = icmp sgt i64 %parts, 0
+  br i1 %apart, label %element, label %end
+element:
+  %e = phi i64 [0, %entry], [%e1, %summed]
+  br label %part
+part:
+  %p = phi i64 [0, %element], [%p1, %part]
+  %sum = phi REAL [0.0, %element], [%sum1, %part]
+  %skip = mul i64 %p, %all
+  %here = add i64 %skip, %e
+  %from = getelementptr REAL, ptr %waiting, i64 %here
+  %value = load REAL, ptr %from
+  %sum1 = fadd REAL %sum, %value
+  %p1 = add i64 %p, 1
+  %again = icmp slt i64 %p1, %parts
+  br i1 %again, label %part, label %summed
+summed:
+  %i = udiv i64 %e, %columns
+  %j = urem i64 %e, %columns
+  %down = mul i64 %i, %row
+  %along = mul i64 %j, %column
+  %place = add i64 %down, %along
+  %to = getelementptr i8, ptr %result, i64 %place
+  store REAL %sum1, ptr %to
+  %e1 = add i64 %e, 1
+  %more = icmp slt i64 %e1, %all
+  br i1 %more, label %element, label %end
+end:
+  ret void
+}
+"""
+
 # A part's rows are added up block after block of the columns, four of them at a time, then the rest; the
 # sums of parts wait behind the facts.
 _COLUMNS = """
@@ -320,37 +359,14 @@ part_done:
 end:
   ret void
 }
-
-define internal void @finish(ptr %data, ptr %meta) {
-entry:
-  %columns = call i64 @fact(ptr %meta, i64 4)
-  %step = call i64 @fact(ptr %meta, i64 6)
-  %parts = call i64 @fact(ptr %meta, i64 7)
-  %waiting = getelementptr i64, ptr %meta, i64 9
-  %result = call ptr @array(ptr %data, i64 2)
-  br label %column
-column:
-  %c = phi i64 [0, %entry], [%c1, %written]
-  br label %part
-part:
-  %p = phi i64 [0, %column], [%p1, %part]
-  %sum = phi REAL [0.0, %column], [%sum1, %part]
-  %skip = mul i64 %p, %columns
-  %here = add i64 %skip, %c
-  %from = getelementptr REAL, ptr %waiting, i64 %here
-  %value = load REAL, ptr %from
-  %sum1 = fadd REAL %sum, %value
-  %p1 = add i64 %p, 1
-  %again = icmp slt i64 %p1, %parts
-  br i1 %again, label %part, label %written
-written:
-  %place = mul i64 %c, %step
-  %to = getelementptr i8, ptr %result, i64 %place
-  store REAL %sum1, ptr %to
-  %c1 = add i64 %c, 1
-  %more = icmp slt i64 %c1, %columns
-  br i1 %more, label %column, label %end
-end:
-  ret void
-}
 """
+
+_FINISH = ADD_UP.replace(
+    "FACTS",
+    """  %rows = call i64 @fact(ptr %meta, i64 4)
+  %columns = add i64 0, 1
+  %row = call i64 @fact(ptr %meta, i64 6)
+  %column = add i64 0, 0
+  %parts = call i64 @fact(ptr %meta, i64 7)
+  %room = add i64 0, 9""",
+)

@@ -73,8 +73,8 @@ def _refused(command: str, why: str) -> int:
 
 
 # -- a script ------------------------------------------------------------------------------
-KILLED = (signal.SIGKILL, 128 + signal.SIGKILL)  # a job's status when one of its processes was
-_KILLED = (
+_KILLED = (signal.SIGKILL, 128 + signal.SIGKILL)  # a job's status when one of its processes was
+_WORDS = (
     "ostinato run: a process was killed, perhaps for want of memory, and the job is over; what its workers "
     "held is lost: start again (a checkpoint keeps values)."
 )
@@ -89,8 +89,8 @@ def run_script(count: int, script: str, arguments: Sequence[str], stats: bool) -
         environment = _environment() | {"OSTINATO_WATCH": str(counters)}
         with _shown(counters) as show:
             status = _attend(command, environment, show)
-        if status in KILLED:  # mpich's launcher may have ended the script before it could tell
-            print(_KILLED, file=sys.stderr)
+        if status in _KILLED:  # mpich's launcher may have ended the script before it could tell
+            print(_WORDS, file=sys.stderr)
         if stats:
             print(in_lines(_read(counters)), file=sys.stderr)
     return status

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import Any
@@ -184,26 +184,19 @@ def _first_split(layout: Layout) -> Split:
 
 def check_precision(who: str, precision: str) -> str:
     """One of the names of policies."""
-    if precision not in PRECISIONS:
-        raise misfit(
-            ArgumentError,
-            who,
-            got=f"precision={precision!r}",
-            needed=" or ".join(map(repr, PRECISIONS)),
-        )
-    return precision
+    return _one_of(who, "precision", precision, PRECISIONS)
 
 
 def check_numerics(who: str, numerics: str) -> str:
     """One of the names of promises."""
-    if numerics not in NUMERICS:
-        raise misfit(
-            ArgumentError,
-            who,
-            got=f"numerics={numerics!r}",
-            needed=" or ".join(map(repr, NUMERICS)),
-        )
-    return numerics
+    return _one_of(who, "numerics", numerics, NUMERICS)
+
+
+def _one_of(who: str, what: str, given: str, names: Sequence[str]) -> str:
+    if given not in names:
+        needed = " or ".join(map(repr, names))
+        raise misfit(ArgumentError, who, got=f"{what}={given!r}", needed=needed)
+    return given
 
 
 def check_memory_limit(who: str, limit: int | None) -> int | None:

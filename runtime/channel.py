@@ -33,6 +33,7 @@ from ostinato.ops.spec import DTYPES
 
 from ostinato.errors import CommunicatorError
 
+from .communicator import octets
 from .crew import BEAT, GREET, Lead, callers, exactly
 from .orders import (
     HEAD,
@@ -197,11 +198,6 @@ def whole(send: Callable[[], None]) -> None:
         _signal.signal(_signal.SIGINT, handler)
     if came:
         handler(_signal.SIGINT, came[0])
-
-
-def octets(value: Any) -> Any:
-    """The bytes of an array, in order."""
-    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
 
 # -- at the lead ---------------------------------------------------------------------------

@@ -244,6 +244,16 @@ class ThreadCommunicator:
         self.world.check()
 
 
+def flat(x: Any) -> Any:
+    """All elements in one piece."""
+    return x.reshape(-1) if x.flags.c_contiguous else np.ascontiguousarray(x).reshape(-1)
+
+
+def octets(x: Any) -> Any:
+    """Its bytes in one piece."""
+    return flat(x).view(np.uint8)
+
+
 def fold(states: Sequence[Arrays], outs: Arrays, monoid: str) -> None:
     """Combine states in order: ((0 1) 2) 3 ..."""
     if len(states) == 1:

@@ -9,14 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from .communicator import Messages
+from .communicator import Messages, octets
 
 if TYPE_CHECKING:
     from .mpi import MpiCommunicator, Pending
-
-FIRST = (1 << 20) + 2  # tag, above those of numbered messages
 
 clock = time.perf_counter
 
@@ -26,12 +22,14 @@ class Mail:
 
     __slots__ = ("__weakref__", "_comm", "_finish", "_receives", "_sends", "_sizes")
 
-    def __init__(self, comm: MpiCommunicator, sends: Messages, receives: Messages) -> None:
+    def __init__(
+        self, comm: MpiCommunicator, sends: Messages, receives: Messages, tag: int
+    ) -> None:
         self._comm = comm
         self._finish: Callable[[], None] | None = None
         self._sizes = [(to, x.nbytes) for to, x in sends]
-        self._sends = [*_requests(comm.comm.Send_init, comm.byte, sends)]
-        self._receives = [*_requests(comm.comm.Recv_init, comm.byte, receives)]
+        self._sends = [*_requests(comm.comm.Send_init, comm.byte, sends, tag)]
+        self._receives = [*_requests(comm.comm.Recv_init, comm.byte, receives, tag)]
 
     def start(self, finish: Callable[[], None]) -> Mail:
         """Begin; who waits for it finishes, when all has arrived."""
@@ -80,9 +78,9 @@ class Mail:
         self.free()
 
 
-def _requests(make: Callable[..., Any], byte: Any, messages: Messages) -> Iterator[Any]:
+def _requests(make: Callable[..., Any], byte: Any, messages: Messages, tag: int) -> Iterator[Any]:
     """Several to one worker have several tags."""
     count = Counter[int]()
     for peer, x in messages:
-        yield make((x.reshape(-1).view(np.uint8), byte), peer, FIRST + count[peer])
+        yield make((octets(x), byte), peer, tag + count[peer])
         count[peer] += 1

@@ -24,13 +24,14 @@ import numpy as np
 
 from ostinato.errors import CommunicatorError
 
-from .communicator import Arrays, Group, Messages, Prepared, Request, fold
+from .communicator import Arrays, Group, Messages, Prepared, Request, flat, fold, octets
 from .mail import Mail
 
 LONGEST = 1 << 30  # bytes of one message; MPI counts in 31 bits
 AT_ONCE = 1 << 18  # bytes: what is smaller goes to everybody of a group, instead of a part to each
 TAGS = 1 << 20  # numbers of messages on the way from one worker to another
 LAST = TAGS + 1  # of the last message on a communicator
+READY = LAST + 1  # and above: of messages that were made ready
 EAGER = 64  # looks for a message before others may have the core
 AWAKE = 0.002  # seconds of looking before a wait begins to sleep
 NAP = 50e-6
@@ -223,7 +224,7 @@ class MpiCommunicator:
         if kept:
             return kept.pop()
         made = np.empty(shape, dtype)
-        return made, _octets(made)
+        return made, octets(made)
 
     def _give(self, blocks: Sequence[tuple[Any, Any]]) -> None:
         for block in blocks:
@@ -261,7 +262,7 @@ class MpiCommunicator:
 
     def _gathered(self, ins: Arrays, outs: Arrays, monoid: str, group: Group) -> Steps:
         """Everybody gets all addends."""
-        own = [_octets(x) for x in ins]
+        own = [octets(x) for x in ins]
         blocks: list[Any] = []
         states: list[Arrays] = []
         pending = self._posted()
@@ -271,10 +272,10 @@ class MpiCommunicator:
                 continue
             there, here = self._tags(r)
             state = []
-            for x, octets in zip(ins, own, strict=True):
+            for x, said in zip(ins, own, strict=True):
                 block = self._take(x.shape, x.dtype)
                 self._receive(pending, block[1], r, here)
-                self._send(pending, octets, r, there)
+                self._send(pending, said, r, there)
                 state.append(block[0])
                 blocks.append(block)
             states.append(state)
@@ -289,17 +290,17 @@ class MpiCommunicator:
         lines = [[self._tags(r) for _, r in others] for _ in range(2)]
         cuts = [k * ins[0].size // len(group) for k in range(len(group) + 1)]
         own = slice(cuts[mine], cuts[mine + 1])
-        flat = [_flat(x) for x in ins]
+        rows = [flat(x) for x in ins]
         blocks: list[Any] = []
-        states: dict[int, list[Any]] = {mine: [x[own] for x in flat]}
+        states: dict[int, list[Any]] = {mine: [x[own] for x in rows]}
         pending = self._posted()
-        for x in flat:
+        for x in rows:
             for (k, r), (there, here) in zip(others, lines[0], strict=True):
                 block = self._take((cuts[mine + 1] - cuts[mine],), x.dtype)
                 self._receive(pending, block[1], r, here)
                 states.setdefault(k, []).append(block[0])
                 blocks.append(block)
-                self._send(pending, _octets(x[cuts[k] : cuts[k + 1]]), r, there)
+                self._send(pending, octets(x[cuts[k] : cuts[k + 1]]), r, there)
         yield pending
         made = [_flat_or_new(out) for out in outs]
         fold([states[k] for k in range(len(group))], [m[own] for m in made], monoid)
@@ -307,8 +308,8 @@ class MpiCommunicator:
         pending = self._posted()
         for m in made:
             for (k, r), (there, here) in zip(others, lines[1], strict=True):
-                self._receive(pending, _octets(m[cuts[k] : cuts[k + 1]]), r, here)
-                self._send(pending, _octets(m[own]), r, there)
+                self._receive(pending, octets(m[cuts[k] : cuts[k + 1]]), r, here)
+                self._send(pending, octets(m[own]), r, there)
         yield pending
         for m, out in zip(made, outs, strict=True):
             _fill(out, m)
@@ -332,7 +333,7 @@ class MpiCommunicator:
             self._receive(pending, block[1], r, here)
             addends.append(block[0])
             blocks.append(block)
-            self._send(pending, _octets(x[part]), r, there)
+            self._send(pending, octets(x[part]), r, there)
         yield pending
         fold([(a,) for a in addends], (out,), monoid)
         self._give(blocks)
@@ -345,17 +346,17 @@ class MpiCommunicator:
         late = []
         for peer, out in receives:
             got = _flat_or_new(out)
-            self._receive(pending, _octets(got), peer, self._here(peer))
+            self._receive(pending, octets(got), peer, self._here(peer))
             if not out.flags.c_contiguous:
                 late.append((got, out))
         for peer, x in sends:
-            self._send(pending, _octets(x), peer, self._there(peer))
+            self._send(pending, octets(x), peer, self._there(peer))
         yield pending
         for got, out in late:
             _fill(out, got)
 
     def prepare(self, sends: Messages, receives: Messages) -> Prepared | None:
-        mail = Mail(self, sends, receives)
+        mail = Mail(self, sends, receives, READY)
         self.mails.add(mail)
         return mail
 
@@ -377,14 +378,14 @@ class MpiCommunicator:
             if place + below < size:
                 to = group[(place + below + first) % size]
                 lines.append((to, self._there(to)))
-        got = _flat_or_new(out) if place else _flat(x)
+        got = _flat_or_new(out) if place else flat(x)
         if place:
             pending = self._posted()
-            self._receive(pending, _octets(got), source, here)
+            self._receive(pending, octets(got), source, here)
             yield pending
         pending = self._posted()
         for to, tag in lines:
-            self._send(pending, _octets(got), to, tag)
+            self._send(pending, octets(got), to, tag)
         yield pending
         if out is not x or place:
             _fill(out, got)
@@ -461,16 +462,6 @@ class MpiCommunicator:
 
 
 _SIGNAL = np.zeros(1, np.uint8)
-
-
-def _flat(x: Any) -> Any:
-    """All elements in one piece."""
-    return x.reshape(-1) if x.flags.c_contiguous else np.ascontiguousarray(x).reshape(-1)
-
-
-def _octets(x: Any) -> Any:
-    """Its bytes in one piece."""
-    return _flat(x).view(np.uint8)
 
 
 def _flat_or_new(out: Any) -> Any:

@@ -14,10 +14,9 @@ from ostinato.ops.graph import Graph, Node
 from ostinato.ops.layout import exchange_lists, part_ranks, slices, volume
 from ostinato.ops.spec import Spec
 
-from .communicator import Communicator, Group, Request, fold
+from .communicator import Arrays, Communicator, Group, Request, fold
 
 SMALL = 1 << 16  # bytes of the largest message that is made ready
-Arrays = Sequence[Any]
 Start = Callable[[Arrays, Arrays], Request]
 Slices = tuple[slice, ...]
 
