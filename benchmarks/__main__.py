@@ -7,6 +7,7 @@ import datetime
 import importlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,6 +51,7 @@ def main(args: Sequence[str]) -> int:
     if unknown:
         parser.error(f"--only: got {', '.join(unknown)}; needed some of {', '.join(known)}")
     which = [w for w in given.workload.split(",") if w]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # its children, too, end
     found = runner.probe()
     lines = [json.dumps({"machine": found})]
     print(lines[0] if given.json else machine.in_words(found), flush=True)

@@ -32,6 +32,11 @@ class Code:
         self.add(f"{name} = {text}")
         return name
 
+    def fetch(self, address: str) -> None:
+        """Ask memory for what will be read soon, into the second cache."""
+        self.lines.declared.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+        self.add(f"call void @llvm.prefetch.p0(ptr {address}, i32 0, i32 2, i32 1)")
+
     def cell(self, dtype: DType) -> str:
         name = self.name("cell")
         self.entry.append(f"  {name} = alloca {llvm_type(dtype)}")

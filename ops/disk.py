@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from ostinato.errors import DataFileError
 
 _HERE, _EXCHANGE = -100, 2  # of Linux: AT_FDCWD, RENAME_EXCHANGE
 
@@ -16,14 +18,29 @@ _HERE, _EXCHANGE = -100, 2  # of Linux: AT_FDCWD, RENAME_EXCHANGE
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file in one step: readers see the old one or the whole new one."""
     target = Path(path)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    made = target.parent / f".{target.name}.{secrets.token_hex(6)}.part"
+    handle = os.open(
+        made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666
+    )  # less what umask takes away
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        os.replace(name, target)
+        os.replace(made, target)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        made.unlink(missing_ok=True)
         raise
+
+
+def write_page(path: str | os.PathLike[str], text: str) -> None:
+    """Write what people will read."""
+    try:
+        write_whole(path, text.encode())
+    except OSError as error:
+        raise DataFileError.because(
+            f"file {os.fspath(path)}",
+            got=error.strerror or str(error),
+            needed="a folder that exists and may be written to",
+        ) from None
 
 
 def write(path: str | os.PathLike[str], data: Any, durable: bool = False) -> None:

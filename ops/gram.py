@@ -196,7 +196,7 @@ class _Writer(Tiles):
         with code.loop("0", "%many") as r:
             ahead = code.times(code.least(r, "%last"), "%step")
             soon = code.let(f"getelementptr i8, ptr %next, i64 {ahead}")
-            code.add(f"call void @llvm.prefetch.p0(ptr {soon}, i32 0, i32 2, i32 1)")
+            code.fetch(soon)
             skip = code.times(r, str(self.width))
             left, right = (self.at(code, base, skip) for base in ("%left", "%right"))
             columns = [

@@ -156,7 +156,7 @@ def _indices(i: Any, size: int, name: str) -> Array:
 
 
 @export
-def take(x: Operandish, indices: Operandish, /, *, axis: int | None = None) -> Array:
+def take(x: Operandish, indices: Operandish, /, axis: int | None = None) -> Array:
     """The elements at these places along an axis."""
     x = as_array(x)
     if axis is None:
@@ -305,7 +305,7 @@ op(
 
 
 @export
-def take_along_axis(x: Operandish, indices: Operandish, /, *, axis: int = -1) -> Array:
+def take_along_axis(x: Operandish, indices: Operandish, /, axis: int = -1) -> Array:
     """For each line along an axis, the elements at that line's own places."""
     x, i = as_array(x), as_array(indices)
     if not is_integer(i.dtype):

@@ -70,6 +70,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 class QRResult(NamedTuple):
     Q: Array
     R: Array

@@ -38,6 +38,7 @@ from .spec import DType, bool_, int64
 
 CHUNK, ROWS = 1024, 256  # elements whose order of summing is free; rows that are summed in one go
 UNROLLED = 16
+LINE = 64  # bytes of a line of the cache
 
 
 # -- what a kernel is told -----------------------------------------------------------------
@@ -431,17 +432,20 @@ class Writer:
         nest, code, dtype = self.nest, self.code, self.body.specs[v].dtype
         kind, size = llvm_type(dtype), 64 // dtype.itemsize
         vector = f"<{size} x {kind}>"
+        each = max(
+            1, LINE // (nest.extents[column] * dtype.itemsize)
+        )  # rows of a line of the cache
         with self.over([x for x in self.apart(v) if x != column], {}) as env:
             last = code.let("sub i64 %count, 1")
+            ahead = code.times(self.fact("stride", v, nest.lane), str(nest.lanes))
             with code.loop("0", "%count", size) as row:
                 rows = [code.least(code.sum(row, str(k)), last) for k in range(size)]
                 for begin in range(0, nest.extents[column], size):
                     width = min(size, nest.extents[column] - begin)
-                    found = [
-                        code.some(self.place(v, {**env, nest.lane: r, column: str(begin)}), vector,
-                                  width, size, dtype)
-                        for r in rows
-                    ]  # fmt: skip
+                    here = [self.place(v, {**env, nest.lane: r, column: str(begin)}) for r in rows]
+                    for at in here[::each]:  # the next unit's, while this one is computed
+                        code.fetch(code.let(f"getelementptr i8, ptr {at}, i64 {ahead}", "a"))
+                    found = [code.some(at, vector, width, size, dtype) for at in here]
                     found = code.turned(found, vector)
                     for k in range(width):
                         at = self.held_at(v, {**env, nest.lane: row, column: str(begin + k)})

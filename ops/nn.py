@@ -49,6 +49,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def _real(x: Operandish) -> Array:
     x = as_array(x)
     return x if is_inexact(x.dtype) else astype(x, float64)
@@ -96,7 +100,7 @@ def _shifted(x: Array, axes: tuple[int, ...]) -> Array:
     return x - where(isfinite(top), top, 0)
 
 
-def softmax(x: Operandish, /, *, axis: Axis = -1) -> Array:
+def softmax(x: Operandish, /, axis: Axis = -1) -> Array:
     """exp(x) over its sum along an axis, without overflow."""
     x = _real(x)
     axes = axes_of(axis, x.ndim, "softmax")
@@ -104,7 +108,7 @@ def softmax(x: Operandish, /, *, axis: Axis = -1) -> Array:
     return e / sum(e, axis=axes, keepdims=True)
 
 
-def log_softmax(x: Operandish, /, *, axis: Axis = -1) -> Array:
+def log_softmax(x: Operandish, /, axis: Axis = -1) -> Array:
     """log(softmax(x)), without overflow."""
     x = _real(x)
     axes = axes_of(axis, x.ndim, "log_softmax")

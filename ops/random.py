@@ -44,6 +44,22 @@ from .spec import (
 )
 from .where import misfit
 
+__all__ = [
+    "bernoulli",
+    "categorical",
+    "integers",
+    "normal",
+    "permutation",
+    "seed",
+    "shuffle",
+    "uniform",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _CHUNK = 16384  # blocks of four words at a time, so that the rounds stay in cache
 
 STREAMS = {
@@ -460,7 +476,7 @@ def categorical(
     return placed(argmax(x - log(-log(u)), axis=-1), split)
 
 
-def shuffle(x: Operandish, *, axis: int = 0, seed: Any = None) -> Array:
+def shuffle(x: Operandish, /, axis: int = 0, *, seed: Any = None) -> Array:
     """The slices of an array along an axis, in random order."""
     return permutation(as_array(x), axis=axis, seed=seed)
 

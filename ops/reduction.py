@@ -152,7 +152,7 @@ def _sum_dtype(x: Spec, dtype: Any) -> DType:
 
 
 @export
-def sum(x: Operandish, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
+def sum(x: Operandish, /, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
     """The sum over axes; all of them for None."""
     x = as_array(x)
     axes, kind = axes_of(axis, x.ndim, "sum"), _sum_dtype(x.spec, dtype)
@@ -184,7 +184,7 @@ def _count(x: Array, axes: tuple[int, ...]) -> int:
 
 
 @export
-def mean(x: Operandish, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+def mean(x: Operandish, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """The mean over axes; all of them for None."""
     x = _floating(as_array(x))
     axes = axes_of(axis, x.ndim, "mean")
@@ -231,7 +231,7 @@ op(
 
 @export
 def prod(
-    x: Operandish, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False
+    x: Operandish, /, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False
 ) -> Array:
     """The product over axes; all of them for None."""
     x = as_array(x)
@@ -270,7 +270,7 @@ _min, _max = _extreme("min", "minimum"), _extreme("max", "maximum")
 
 
 @export
-def min(x: Operandish, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+def min(x: Operandish, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """The smallest element along axes; NaN if there is one."""
     x = as_array(x)
     axes = axes_of(axis, x.ndim, "min")
@@ -278,7 +278,7 @@ def min(x: Operandish, /, *, axis: Axis = None, keepdims: bool = False) -> Array
 
 
 @export
-def max(x: Operandish, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+def max(x: Operandish, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """The largest element along axes; NaN if there is one."""
     x = as_array(x)
     axes = axes_of(axis, x.ndim, "max")
@@ -339,13 +339,13 @@ def _arg(x: Operandish, axis: int | None, keepdims: bool, name: str) -> Array:
 
 
 @export
-def argmin(x: Operandish, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
+def argmin(x: Operandish, /, axis: int | None = None, *, keepdims: bool = False) -> Array:
     """Where the smallest element is; the first of equal ones."""
     return _arg(x, axis, keepdims, "argmin")
 
 
 @export
-def argmax(x: Operandish, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
+def argmax(x: Operandish, /, axis: int | None = None, *, keepdims: bool = False) -> Array:
     """Where the largest element is; the first of equal ones."""
     return _arg(x, axis, keepdims, "argmax")
 
@@ -369,7 +369,7 @@ _any, _all = _truth("any", "logical_or"), _truth("all", "logical_and")
 
 
 @export
-def any(x: Operandish, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+def any(x: Operandish, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """Whether some element along axes is true."""
     x = as_array(x)
     axes = axes_of(axis, x.ndim, "any")
@@ -377,7 +377,7 @@ def any(x: Operandish, /, *, axis: Axis = None, keepdims: bool = False) -> Array
 
 
 @export
-def all(x: Operandish, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+def all(x: Operandish, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """Whether all elements along axes are true."""
     x = as_array(x)
     axes = axes_of(axis, x.ndim, "all")
@@ -385,7 +385,7 @@ def all(x: Operandish, /, *, axis: Axis = None, keepdims: bool = False) -> Array
 
 
 @export
-def count_nonzero(x: Operandish, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+def count_nonzero(x: Operandish, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """How many elements along axes are not zero."""
     return sum(not_equal(x, 0), axis=axis, keepdims=keepdims)
 
@@ -498,7 +498,7 @@ op(
 
 @export
 def var(
-    x: Operandish, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False
+    x: Operandish, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False
 ) -> Array:
     """The variance over axes; the sum of squares is divided by their number less the correction."""
     x = _floating(as_array(x))
@@ -520,14 +520,14 @@ def moments_of(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
 
 @export
 def std(
-    x: Operandish, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False
+    x: Operandish, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False
 ) -> Array:
     """The standard deviation over axes."""
     return sqrt(var(x, axis=axis, correction=correction, keepdims=keepdims))
 
 
 @export
-def logsumexp(x: Operandish, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+def logsumexp(x: Operandish, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """log(sum(exp(x))), without overflow."""
     x = _floating(as_array(x))
     axes = axes_of(axis, x.ndim, "logsumexp")
@@ -621,7 +621,7 @@ _cumprod = _running("cumulative_prod", "multiply", _cumprod_grad)
 
 @export
 def cumulative_sum(
-    x: Operandish, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
+    x: Operandish, /, axis: int | None = None, *, dtype: Any = None, include_initial: bool = False
 ) -> Array:
     """Running sums along an axis."""
     return _cumsum(x, axis, dtype, include_initial, 0)
@@ -629,7 +629,7 @@ def cumulative_sum(
 
 @export
 def cumulative_prod(
-    x: Operandish, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
+    x: Operandish, /, axis: int | None = None, *, dtype: Any = None, include_initial: bool = False
 ) -> Array:
     """Running products along an axis."""
     return _cumprod(x, axis, dtype, include_initial, 1)

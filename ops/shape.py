@@ -455,7 +455,7 @@ def slice_axes(x: Array, parts: dict[int, tuple[int, int, int]]) -> Array:
 
 
 @export
-def flip(x: Operandish, /, *, axis: int | Sequence[int] | None = None) -> Array:
+def flip(x: Operandish, /, axis: int | Sequence[int] | None = None) -> Array:
     """Backwards along axes; all of them for None."""
     x = as_array(x)
     axes = axes_of(axis, x.ndim, "flip")
@@ -464,7 +464,7 @@ def flip(x: Operandish, /, *, axis: int | Sequence[int] | None = None) -> Array:
 
 @export
 def roll(
-    x: Operandish, /, shift: int | Sequence[int], *, axis: int | Sequence[int] | None = None
+    x: Operandish, /, shift: int | Sequence[int], axis: int | Sequence[int] | None = None
 ) -> Array:
     """Shifted along axes; what leaves at one end enters at the other."""
     x = as_array(x)
@@ -565,7 +565,7 @@ op(
 
 
 @export
-def concat(arrays: Sequence[Operandish], /, *, axis: int | None = 0) -> Array:
+def concat(arrays: Sequence[Operandish], /, axis: int | None = 0) -> Array:
     """One after the other along an axis; flattened first for None."""
     if not arrays:
         raise misfit(ArgumentError, "concat", got="no arrays", needed="at least one")
@@ -576,7 +576,7 @@ def concat(arrays: Sequence[Operandish], /, *, axis: int | None = 0) -> Array:
 
 
 @export
-def stack(arrays: Sequence[Operandish], /, *, axis: int = 0) -> Array:
+def stack(arrays: Sequence[Operandish], /, axis: int = 0) -> Array:
     """Side by side along a new axis."""
     xs = unify(*arrays) if arrays else []
     if len({x.shape for x in xs}) != 1:
@@ -591,7 +591,7 @@ def stack(arrays: Sequence[Operandish], /, *, axis: int = 0) -> Array:
 
 
 @export
-def unstack(x: Operandish, /, *, axis: int = 0) -> tuple[Array, ...]:
+def unstack(x: Operandish, /, axis: int = 0) -> tuple[Array, ...]:
     """The slices along an axis, without it."""
     x = as_array(x)
     d = axis_of(axis, x.ndim, "unstack")

@@ -90,7 +90,7 @@ op(
 
 @export
 def sort(
-    x: Operandish, /, *, axis: int = -1, descending: bool = False, stable: bool = True
+    x: Operandish, /, axis: int = -1, *, descending: bool = False, stable: bool = True
 ) -> Array:
     """The elements in order along an axis; NaN counts as the largest."""
     x = as_array(x)
@@ -124,7 +124,7 @@ op(
 
 @export
 def argsort(
-    x: Operandish, /, *, axis: int = -1, descending: bool = False, stable: bool = True
+    x: Operandish, /, axis: int = -1, *, descending: bool = False, stable: bool = True
 ) -> Array:
     """The places that the elements in order come from."""
     x = as_array(x)

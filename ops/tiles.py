@@ -113,7 +113,7 @@ class Tiles:
         self.lanes, self.kind, self.item = lanes, llvm_type(dtype), dtype.itemsize
         self.vector = f"<{lanes} x {self.kind}>"
         self.suffix = f"v{lanes}{'f' if dtype.kind == 'f' else 'i'}{8 * self.item}"
-        self.declared = {"declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"}
+        self.declared: set[str] = set()
         if dtype.kind == "f":
             given = ", ".join([self.vector] * 3)
             self.declared.add(f"declare {self.vector} @llvm.fma.{self.suffix}({given})")
@@ -478,7 +478,7 @@ class _Ahead:
         code = self.code
         at, left, line = (code.let(f"load i64, ptr {cell}") for cell in self.cells)
         place = code.let(f"inttoptr i64 {at} to ptr")
-        code.add(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 2, i32 1)")
+        code.fetch(place)
         fewer = code.let(f"sub i64 {left}, 1")
         ends = code.let(f"icmp eq i64 {fewer}, 0")
         next_ = code.sum(line, "64")

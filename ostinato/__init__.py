@@ -6,6 +6,7 @@ import ostinato as ost
 from __future__ import annotations
 
 import os as _os
+import sys as _sys
 
 _root = _os.path.dirname(_os.path.dirname(_os.path.abspath(__file__)))
 if _os.path.isdir(_os.path.join(_root, "planner")) and _os.path.isfile(
@@ -68,3 +69,15 @@ from .states import save_state as save_state
 from .states import saved_steps as saved_steps
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    from .spelling import hint
+
+    message = f"module 'ostinato' has no attribute {name!r}{hint(name)}"
+    raise AttributeError(message, name=name, obj=_sys.modules[__name__])
+
+
+def __dir__() -> list[str]:
+    hidden = {n for n, x in globals().items() if isinstance(x, type(_sys))} | {"annotations"}
+    return sorted(globals().keys() - hidden | {"errors", "linalg", "nn", "random"})

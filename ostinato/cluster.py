@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from ostinato.errors import ArgumentError, CommunicatorError, SessionError
+from ostinato.ops.disk import write_page
 from ostinato.ops.where import misfit
 from ostinato.runtime import preload
 from ostinato.runtime.crew import among_processes
@@ -240,7 +241,7 @@ class LocalCluster:
         messages = self.stats()["orders"]
         self.client.run(page.tell)
         text = self.client.run_on_scheduler(page.report, messages)
-        Path(path).write_text(text, encoding="utf-8")
+        write_page(path, text)
 
     def close(self) -> None:
         """End all processes."""

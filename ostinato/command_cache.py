@@ -133,7 +133,7 @@ def show_one(start: str) -> int:
     found = [p for p, _ in _files(_folder()) if p.stem.startswith(start.lower())]
     if len(found) != 1:
         how = "no plan" if not found else f"{len(found)} plans"
-        return _refused(f"{how} with an id that begins with {start}; see `ostinato cache list`")
+        return _refused(f"{how} with an id that begins with {start!r}; see `ostinato cache list`")
     print(read_plan(found[0]).explain())
     return 0
 

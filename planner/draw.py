@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import html
 import os
-from pathlib import Path
 
 from ostinato.ops.collective import collective_of
+from ostinato.ops.disk import write_page
 
 from .explain import REPEATED, repeats
 from .fuse import title
@@ -31,7 +31,7 @@ MOST = 600  # nodes that a picture may have and still be looked at
 
 def draw(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write the picture of a plan's program."""
-    Path(path).write_text(svg(plan), encoding="utf-8")
+    write_page(path, svg(plan))
 
 
 def svg(plan: Plan) -> str:

@@ -287,7 +287,7 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
     if measured is not None and measured.runs:
         lines.append(
             f"measured  {seconds(measured.best)} at best, {seconds(measured.mean)} on average, "
-            f"{measured.runs} runs"
+            f"{measured.runs} run{'s' if measured.runs > 1 else ''}"
         )
         if not measured.steps:
             lines.append("          (single operations are timed in the third run of longer plans)")

@@ -272,7 +272,7 @@ def test_the_cache_is_listed_shown_and_pruned(tmp_path: Path) -> None:
     assert "predicted" in shown.stdout
     unknown = cache("show", "xyz")
     assert unknown.returncode == 2
-    needed = "no plan with an id that begins with xyz; see `ostinato cache list`\n"
+    needed = "no plan with an id that begins with 'xyz'; see `ostinato cache list`\n"
     assert unknown.stderr == f"ostinato cache: {needed}"
     old = tmp_path / "cache" / "plans" / "0-old"
     old.mkdir()

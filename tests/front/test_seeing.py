@@ -126,6 +126,27 @@ def test_a_picture(tmp_path: Path) -> None:
             assert x + w <= a or a + v <= x or y + h <= b or b + g <= y, "boxes do not overlap"
 
 
+def test_files_are_for_whom_umask_says(tmp_path: Path) -> None:
+    plan = a_plan()
+    before = os.umask(0o027)
+    try:
+        plan.draw(tmp_path / "plan.svg")
+        plan.to_file(tmp_path / "a.plan")
+    finally:
+        os.umask(before)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.plan", "plan.svg"]
+    assert {p.stat().st_mode & 0o777 for p in tmp_path.iterdir()} == {0o640}
+
+
+def test_a_picture_needs_a_folder(tmp_path: Path) -> None:
+    plan = a_plan()
+    said = (
+        r"plan\.svg: got No such file or directory; needed a folder that exists and may be written"
+    )
+    with pytest.raises(ost.errors.DataFileError, match=said):
+        plan.draw(tmp_path / "nowhere" / "plan.svg")
+
+
 class Balanced(HTMLParser):
     """Fails on tags that do not close."""
 

@@ -17,6 +17,7 @@ import pytest
 from ostinato.ops.spec import DTYPES
 
 import ostinato as ost
+from ostinato import spelling
 from ostinato.errors import ArgumentError, DTypeError
 from tests.helpers import assert_same, on
 
@@ -760,3 +761,27 @@ def test_clip_is_numpys():
     assert_same(lambda x: x.clip(max=2), lambda x: x.clip(max=2), x)
     with pytest.raises(DTypeError, match="the number 300"):
         ost.clip(ost.asarray(x), 300)
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "max", "argmax", "any", "sort", "flip", "std"])
+def test_an_axis_by_position(name):
+    """As NumPy's users write it."""
+    x = np.arange(12.0).reshape(3, 4) % 5
+    assert np.array_equal(getattr(ost, name)(x, 1), getattr(np, name)(x, 1))
+
+
+def test_names_of_others():
+    """What NumPy calls otherwise is named, with what it is called here; only what is public is listed."""
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'concatenate'; here it is ostinato\.concat"
+    ):
+        _ = ost.concatenate
+    with pytest.raises(AttributeError, match=r"'degrees'; write 180 / ostinato\.pi"):
+        _ = ost.degrees
+    for name, ours in spelling.OURS.items():
+        assert not hasattr(ost, name), f"{name} needs no hint"
+        if "ostinato." not in ours:
+            assert operator.attrgetter(ours.split(",")[0])(ost) is not None
+    assert set(dir(ost)) >= {"sum", "nn", "linalg", "random", "errors", "compile"}
+    assert not set(dir(ost)) & {"annotations", "ops", "planner", "settings"}
+    assert dir(ost.nn) == sorted(ost.nn.__all__)

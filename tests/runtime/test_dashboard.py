@@ -253,6 +253,8 @@ def test_a_cluster_without_a_dashboard_has_a_report(tmp_path: Path) -> None:
     with ost.LocalCluster(1, dashboard=False) as cluster:
         assert float(np.asarray(ost.compile(lambda x: x.sum())(np.ones(5)))) == 5
         cluster.report(tmp_path / "run.html")
+        with pytest.raises(ost.errors.DataFileError, match="needed a folder that exists"):
+            cluster.report(tmp_path / "nowhere" / "run.html")
     assert "test_dashboard.py" in (tmp_path / "run.html").read_text()
 
 
