@@ -1,10 +1,11 @@
 """The product of a matrix's transpose with itself, of which one triangle is computed: half of the
 multiplications, and a result that is symmetric to the bit.
 
-The sum is cut into parts, which threads share. A thread copies a chunk of rows into panels, each two
-vectors wide, that stay in its cache; both sides of the product are read from these. Tiles of the
-triangle are summed in registers over a chunk, and added to what waits of their part. Parts are added
-up in order at the end. All of this depends on extents only, so the number of threads changes no bit."""
+Where the sum is long, it is cut into parts, which threads share. A thread copies a chunk of rows into
+panels, each two vectors wide, that stay in its cache; both sides of the product are read from these.
+Tiles of the triangle are summed in registers over a chunk, and added to what waits of their part. Parts
+are added up in order at the end. Where it is not, but the result is large, BLAS multiplies blocks of
+the result. All of this depends on extents only, so the number of threads changes no bit."""
 
 from __future__ import annotations
 
@@ -17,14 +18,15 @@ import numpy as np
 from .code import Code
 from .index import Indices
 from .native import around, function_of, vector_bits, why_not
-from .products import _loaded, product, ways
+from .products import _loaded, mirrored_product, product, ways
 from .registry import Params, Scratch, Specs, op
 from .spec import DType, Shape, Spec, float32, float64, int8, lying
-from .threads import most_threads
+from .threads import blas, most_threads
 from .tiles import Tiles
 
-TRIANGLE = "triangle"
+TRIANGLE, MIRRORED = "triangle", "mirrored"
 COLUMNS = 16  # fewer leave vectors half empty
+LARGE, TERMS = 384, 32  # columns of a result in blocks, and terms of its sums at least
 DEEP = 1024  # rows of a part at least,
 FEWEST, PARTS = 4, 32  # parts at least, for threads to share, and at the most,
 WAITING = 1 << 22  # and elements of all their triangles
@@ -70,9 +72,19 @@ def cut_of(shape: Shape, dtype: DType) -> Cut:
 
 def pays(spec: Spec) -> bool:
     """Whether half of the multiplications outweigh what it takes to leave out the others."""
-    if spec.dtype not in (float32, float64) or spec.shape[1] < COLUMNS:
+    if spec.dtype not in (float32, float64) or spec.shape[1] < COLUMNS or why_not():
         return False
-    return not why_not() and cut_of(spec.shape, spec.dtype).parts >= FEWEST
+    return _is_deep(spec) or _is_wide(spec)
+
+
+def _is_deep(spec: Spec) -> bool:
+    """Whether threads can share the terms of the sums."""
+    return cut_of(spec.shape, spec.dtype).parts >= FEWEST
+
+
+def _is_wide(spec: Spec) -> bool:
+    """Whether they can share the result."""
+    return spec.shape[1] >= LARGE and spec.shape[0] >= TERMS and blas() is not None
 
 
 def triangle(x: Any, out: Any, threads: int, room: Any) -> Callable[..., None] | None:
@@ -106,8 +118,12 @@ def _native(
 ) -> Callable[..., None] | None:
     x, out = arrays
     fits = x.strides[1] == x.itemsize or x.shape[1] * x.itemsize >= TURNED
-    if way == TRIANGLE or (way == "" and fits):
+    if scratch and (way == TRIANGLE or fits):
         found = triangle(x, out, threads, scratch[0])
+        if found is not None:
+            return found
+    if way == MIRRORED or (way == "" and _is_wide(Spec(x.shape, x.dtype))):
+        found = mirrored_product(x, out, threads)
         if found is not None:
             return found
     whole = product(x.T, x, out, threads, way)
@@ -116,14 +132,17 @@ def _native(
 
 def _ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Sequence[str]:
     x, out = (lying(s.shape, s.dtype) for s in (*ins, *outs))
-    return [TRIANGLE, *ways(x.T, x, out, threads)]
+    own = {TRIANGLE: _is_deep(ins[0]), MIRRORED: _is_wide(ins[0])}
+    return [*(way for way in own if own[way]), *ways(x.T, x, out, threads)]
 
 
 def _room(
     ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], way: str = ""
 ) -> Sequence[Scratch]:
-    cut = cut_of(ins[0], specs[0].dtype)
-    return [Scratch((cut.bytes(most_threads()),), int8)]
+    x = Spec(ins[0], specs[0].dtype)
+    if way not in ("", TRIANGLE) or not _is_deep(x):
+        return []
+    return [Scratch((cut_of(x.shape, x.dtype).bytes(most_threads()),), int8)]
 
 
 def _cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .code import Code
 from .native import around, function_of, symbol, why_not
 from .onednn import Stack, Unable, onednn_product, with_weights
 from .threads import blas
@@ -30,6 +31,8 @@ BOTH = 64  # rows and columns from which packing both operands pays
 LONG = 1 << 14  # terms of a sum that make a block
 PARTS = 32  # blocks of a sum at the most
 MOST_TURNS = 1 << 14
+LINE = 64  # bytes of a line of the cache
+SMALLEST, LARGEST = 128, 512  # rows and columns of blocks of what is symmetric
 
 
 class Keeping(NamedTuple):
@@ -231,6 +234,45 @@ def _blas_product(a: Stack, b: Stack, out: Stack, threads: int) -> Product | Non
     return function_of(_text(_LETTERS[out.dtype.name], vector, found.wide), about)
 
 
+def mirrored_product(x: Any, out: Any, threads: int) -> Product | None:
+    """The function of a matrix and its transpose's product with it, of which BLAS makes the blocks on the
+    diagonal and below, and those are copied to the other side."""
+    stacks, found = _stacks(x.T, x, out), blas()
+    if stacks is None or found is None or x.dtype.name not in ("float32", "float64"):
+        return None
+    a, b, c = stacks
+    c = c if c.strides[-1] == 1 else _transposed(c)
+    forms = _forms(a, b, c)
+    if forms is None:
+        return None
+    columns, depth = c.shape[-1], a.shape[-1]
+    blocks = np.array(sorted(_below(0, columns), key=lambda b: -b[2] * b[3]), np.int64)
+    (i, j), item = blocks[:, :2].T, x.itemsize
+    starts = i * a.strides[-2], j * b.strides[-1], i * c.strides[-2] + j, j * c.strides[-2] + i
+    at_a, at_b, at_c, across = (start * item for start in starts)
+    depths = np.full(len(blocks), depth)
+    table = np.column_stack([at_a, at_b, at_c, *blocks[:, 2:].T, depths, across])
+    count = max(1, min(threads, columns**2 * depth // GRAIN, len(table)))
+    facts = [len(table), count, 0, *forms, 0, columns, columns, c.strides[-2] * item, item, 0]
+    about = np.array([*facts, *table.reshape(-1)], np.int64)
+    whole = function_of(_text(_LETTERS[x.dtype.name], False, found.wide, True), about)
+    return lambda x, out: whole(x.T, x, out)
+
+
+def _below(begin: int, size: int) -> Iterator[tuple[int, int, int, int]]:
+    """Blocks of a square on its diagonal and below: first row, first column, rows, columns."""
+    if size <= SMALLEST:
+        yield begin, begin, size, size
+        return
+    half = _step(size, 2)
+    middle = begin + half
+    for i in range(middle, begin + size, LARGEST):
+        for j in range(begin, middle, LARGEST):
+            yield i, j, min(LARGEST, begin + size - i), min(LARGEST, middle - j)
+    yield from _below(begin, half)
+    yield from _below(middle, size - half)
+
+
 def _transposed(s: Stack) -> Stack:
     return Stack(
         (*s.shape[:-2], s.shape[-1], s.shape[-2]),
@@ -304,8 +346,9 @@ def _table(a: Stack, b: Stack, out: Stack, block: Sequence[int], apart: bool) ->
 
 # -- machine code --------------------------------------------------------------------------
 @lru_cache(32)
-def _text(letter: str, vector: bool, wide: bool) -> str:
-    """Turns are calls of BLAS; parts of a sum wait behind the table until `finish` adds them up."""
+def _text(letter: str, vector: bool, wide: bool, mirrors: bool = False) -> str:
+    """Turns are calls of BLAS; parts of a sum wait behind the table until `finish` adds them up. If it
+    mirrors, a turn's last number says where the block's transpose goes."""
     found = blas()
     assert found is not None
     kind = {"s": "float", "d": "double"}.get(letter, "ptr")
@@ -338,14 +381,16 @@ def _text(letter: str, vector: bool, wide: bool) -> str:
     ]
     code += [
         "turn:",
-        "  %o = phi i64 [%lo, %entry], [%o1, %turn]",
-        "  %skip = mul i64 %o, 6",
+        "  %o = phi i64 [%lo, %entry], [%o1, %done]",
+        f"  %skip = mul i64 %o, {7 if mirrors else 6}",
         f"  %start = add i64 %skip, {_TABLE}",
         "  %line = getelementptr i64, ptr %meta, i64 %start",
         *_loaded("%line", 0, ("at_a", "at_b", "at_c", "m", "n", "k")),
         *(f"  %{x} = getelementptr i8, ptr %base_{x}, i64 %at_{x}" for x in "abc"),
         *(f"  %{x}_short = trunc i64 %{x} to i32" for x in (*_FORMS, "m", "n", "k")),
         f"  call void @{name}({', '.join(arguments)})",
+        *(_MIRRORS if mirrors else ("  br label %done",)),
+        "done:",
         "  %o1 = add i64 %o, 1",
         "  %more = icmp slt i64 %o1, %hi",
         "  br i1 %more, label %turn, label %end",
@@ -355,11 +400,34 @@ def _text(letter: str, vector: bool, wide: bool) -> str:
     ]
     if letter == "c":
         code = [line.replace("double", "float") for line in code]
-    add = ADD_UP if kind != "ptr" else _NOTHING_TO_ADD
+    add = ADD_UP if kind != "ptr" and not mirrors else _NOTHING_TO_ADD
+    if mirrors:
+        code.append(_mirror(kind, {"float": 4, "double": 8}[kind]))
     facts = "\n".join(_loaded("%meta", 2, _FACTS))
     return "\n".join(
         [*code, add.replace("FACTS", facts).replace("REAL", kind), _GUARDED, around(3, "shared")]
     )
+
+
+def _mirror(kind: str, item: int) -> str:
+    """Copies a block's transpose, a line of the cache of each row at a time; of one on the diagonal what
+    is below to what is above."""
+    code = Code()
+    with code.loop("0", "%m", LINE // item) as begin:
+        end = code.least(code.sum(begin, str(LINE // item)), "%m")
+        with code.loop("0", "%n") as j:
+            below = code.let(f"select i1 %same, i64 {code.sum(j, '1')}, i64 0")
+            low = code.let(f"call i64 @llvm.smax.i64(i64 {begin}, i64 {below})")
+            with code.loop(low, end) as i:
+                for name, (down, along) in {"from": (i, j), "to": (j, i)}.items():
+                    skip = code.sum(code.times(down, "%row"), code.times(along, str(item)))
+                    code.add(f"%{name}_at = getelementptr i8, ptr %{name}, i64 {skip}")
+                code.add(f"%value = load {kind}, ptr %from_at")
+                code.add(f"store {kind} %value, ptr %to_at")
+    head = "define internal void @mirror(ptr %from, ptr %to, i64 %m, i64 %n, i64 %row) noinline {"
+    same = "  %same = icmp eq ptr %from, %to"
+    text = [head, "entry:", *code.entry, same, *code.lines.text, "  ret void", "}"]
+    return "\n".join(["declare i64 @llvm.smax.i64(i64, i64)", *text])
 
 
 _state = np.zeros(2, np.int64)  # products at work, and OpenBLAS's threads before the first
@@ -372,6 +440,13 @@ def _loaded(base: str, start: int, names: Sequence[str], kind: str = "i64") -> l
         lines.append(f"  %{name} = load {kind}, ptr %{name}_at")
     return lines
 
+
+_MIRRORS = (
+    *_loaded("%line", 6, ("at_t",)),
+    "  %t = getelementptr i8, ptr %base_c, i64 %at_t",
+    "  call void @mirror(ptr %c, ptr %t, i64 %m, i64 %n, i64 %row)",
+    "  br label %done",
+)
 
 _BASES = (
     "  %second = sub i64 1, %first",

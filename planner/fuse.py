@@ -37,10 +37,11 @@ from ostinato.ops.threads import most_threads
 from ostinato.ops.tiles import form_of
 
 from .draws import DRAWN, draw_in_kernels
+from .halve import squared_by
 from .narrow import needed, uncast
 from .nests import PRODUCT, Nested, checks_of, has_stages, nests, small_first
 from .plan import Target
-from .rewrite import map_bodies
+from .rewrite import in_order_of, map_bodies
 
 WORTH = 16384  # elements times operations that are worth kernels
 BESIDE = 2048  # and that are worth one more, in a plan that has some
@@ -70,7 +71,7 @@ def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
     """
     if target.device != "cpu":
         return graph
-    graph = draw_in_kernels(graph, target)
+    graph = _looks_early(draw_in_kernels(graph, target))
     if larger:
         graph = _round_late(graph, target)
     nested: list[Nested] = []
@@ -107,6 +108,18 @@ def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
         )
         values.update(zip(graph.outs(k), made, strict=True))
     return _in_order(builder, [values[v] for v in graph.outputs])
+
+
+def _looks_early(graph: Graph) -> Graph:
+    """What only looks at a value comes behind what makes it, so that kernels that read it may begin there."""
+    place = [-1] * len(graph.inputs)  # of the operation that each value is made, or looked at, from
+    keys = []
+    for k, node in enumerate(graph.nodes):
+        looks = node.op in OPS and OPS[node.op].only_looks and len(node.inputs) == 1
+        keys.append(place[node.inputs[0]] if looks else k)
+        place += [keys[k]] * len(node.specs)
+    order = sorted(range(len(keys)), key=lambda k: (keys[k], keys[k] != k, k))
+    return graph if order == list(range(len(order))) else in_order_of(graph, order)
 
 
 def title(node: Node) -> str:
@@ -241,7 +254,7 @@ def _is_product(graph: Graph, node: Node, target: Target) -> bool:
     if not multiplies(specs[0].dtype) or any(s.ndim < 2 or s.layout is None for s in specs):
         return False
     layouts = [s.layout for s in specs if s.layout is not None]
-    if layouts[2].partial_axes or node.inputs[0] == node.inputs[1]:
+    if layouts[2].partial_axes or node.inputs[0] == node.inputs[1] or squared_by(graph, node) >= 0:
         return False
     (*batches, m, n), k = layouts[2].largest(specs[2].shape), layouts[0].largest(specs[0].shape)[-1]
     rows = m * math.prod(batches)

@@ -24,7 +24,7 @@ def halve(graph: Graph, target: Target) -> Graph:
     """The pass; kernels that hold a product keep it."""
     if target.device != "cpu":
         return graph
-    squared = {k: v for k, node in enumerate(graph.nodes) if (v := _squared(graph, node)) >= 0}
+    squared = {k: v for k, node in enumerate(graph.nodes) if (v := squared_by(graph, node)) >= 0}
     builder, values = Builder(graph.inputs), {v: v for v in range(len(graph.inputs))}
     changed = bool(squared)
     for k, node in enumerate(graph.nodes):
@@ -42,7 +42,7 @@ def halve(graph: Graph, target: Target) -> Graph:
     return Graph(builder.inputs, tuple(builder.nodes), outputs) if changed else graph
 
 
-def _squared(graph: Graph, node: Node) -> int:
+def squared_by(graph: Graph, node: Node) -> int:
     """The value whose transpose a product multiplies with it; else -1."""
     if node.op != "matmul":
         return -1

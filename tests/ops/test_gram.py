@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops import gram
+from ostinato.ops import gram, products
 from ostinato.ops.gram import cut_of, pays, triangle
 from ostinato.ops.native import why_not
+from ostinato.ops.products import mirrored_product
 from ostinato.ops.spec import Spec
+from ostinato.ops.threads import blas
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -66,6 +68,48 @@ def test_matrices_of_any_form(
     check(x, out.T if turned else out)
 
 
+@pytest.mark.skipif(blas() is None, reason="NumPy has another library than OpenBLAS")
+@settings(deadline=None, max_examples=60)
+@given(
+    depth=st.integers(1, 300),
+    columns=st.one_of(st.integers(1, 150), st.integers(500, 700)),
+    dtype=st.sampled_from(DTYPES),
+    lies=st.sampled_from(LIES),
+    turned=st.booleans(),
+    blocks=st.sampled_from([(16, 32), (16, 64), (128, 512)]),
+)
+def test_large_results_in_blocks(
+    depth: int, columns: int, dtype: Any, lies: str, turned: bool, blocks: tuple[int, int]
+) -> None:
+    x = numbers(depth, columns, dtype, lies)
+    out = np.full((columns, columns + 3), np.nan, dtype)
+    room = out[:, :columns].T if turned else out[:, :columns]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(products, "SMALLEST", blocks[0])
+        patch.setattr(products, "LARGEST", blocks[1])
+        f = mirrored_product(x, room, 2)
+    if f is None:
+        assert 1 in (depth, columns), "what is one row or one column may lie in any way"
+        return
+    f(x, room)
+    wide = x.astype(np.float64)
+    size = np.abs(wide).T @ np.abs(wide)
+    assert (np.abs(room - wide.T @ wide) <= size * depth * np.finfo(dtype).eps).all()
+    np.testing.assert_array_equal(room, room.T)
+    assert np.isnan(out[:, columns:]).all(), "what is beside stays"
+
+
+@pytest.mark.skipif(blas() is None, reason="NumPy has another library than OpenBLAS")
+def test_blocks_of_large_results_are_half_of_them() -> None:
+    """Each element below the diagonal is in one block, and few above are."""
+    for columns in (1, 100, 129, 1000, 1537):
+        times = np.zeros((columns, columns), int)
+        for i, j, rows, width in products._below(0, columns):
+            times[i : i + rows, j : j + width] += 1
+        assert (np.tril(times) == np.tril(np.ones_like(times))).all()
+        assert times.sum() <= columns * (columns + 1) / 2 + columns * products.SMALLEST / 2
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(70_001, 65), (9000, 300), (40_000, 16)])
 def test_long_sums(shape: tuple[int, int], dtype: Any) -> None:
@@ -115,6 +159,8 @@ def test_what_it_is_for() -> None:
     assert worth(8192, 512, dtype="float64")
     assert not worth(2_000_000, 8)
     assert not worth(1000, 64)  # too few rows for threads to share
-    assert not worth(10_000, 8192)  # too large a result to keep several
+    assert worth(10_000, 8192) == (blas() is not None)  # too large a result to keep several
+    assert worth(100, 400) == (blas() is not None)
+    assert not worth(8, 400)  # more is copied than multiplied
     for dtype in ("int32", "float16", "complex64"):
         assert not worth(2_000_000, 64, dtype=dtype)

@@ -383,6 +383,7 @@ def test_turns_that_do_not_add_up_are_refused() -> None:
 
 
 # -- seen to fail ----------------------------------------------------------------------------
+@pytest.mark.usefixtures("no_stages")
 def test_blocks_in_a_wrong_place_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests above find kernels that work at another block's place, and addends that get lost."""
     place = bind._Binder.at
@@ -390,10 +391,9 @@ def test_blocks_in_a_wrong_place_are_seen(monkeypatch: pytest.MonkeyPatch) -> No
     def first(self: Any, graph: Any, node: Any, rank: Any = None) -> Any:
         return place(self, graph, node, None)
 
-    monkeypatch.setattr(bind._Binder, "at", first)
-    with pytest.raises(AssertionError):
+    with monkeypatch.context() as patch, pytest.raises(AssertionError):
+        patch.setattr(bind._Binder, "at", first)
         test_random_numbers_are_those_of_the_whole()
-    monkeypatch.undo()
     monkeypatch.setitem(bind.MONOIDS, "max", bind.MONOIDS["min"])
     with pytest.raises(AssertionError):
         test_each_monoid_over_turns("max")

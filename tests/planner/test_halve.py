@@ -9,6 +9,7 @@ import pytest
 from ostinato.ops.gram import TRIANGLE
 from ostinato.ops.native import why_not
 from ostinato.ops.show import parse
+from ostinato.ops.threads import blas
 from ostinato.planner.halve import halve
 from ostinato.planner.plan import Target
 from ostinato.planner.tuning import sites
@@ -79,6 +80,21 @@ def test_as_people_write_it(name: str, dtype: Any) -> None:
     right = FORMS[name](np, x.astype(np.float64))
     bound = 30 * np.finfo(dtype).eps * max(1.0, float(np.abs(right).max()))
     np.testing.assert_allclose(y, right, atol=bound, rtol=0)
+
+
+@pytest.mark.skipif(blas() is None, reason="NumPy has another library than OpenBLAS")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_results_that_are_large(dtype: Any) -> None:
+    """A matrix of all pairs, and what is done to it: half of it is multiplied all the same."""
+    x = numbers(600, 70, dtype=dtype)
+
+    def kernel(xp: Any, x: Any) -> Any:
+        return xp.exp(-((x @ x.T) ** 2)) + xp.eye(600)
+
+    y, ops = run(lambda x: kernel(ost, x), x)
+    assert ops.count("gram") == 1
+    np.testing.assert_allclose(y, kernel(np, x.astype(np.float64)), atol=1e-3)
+    np.testing.assert_array_equal(y, y.T)
 
 
 @pytest.mark.parametrize(
