@@ -578,6 +578,11 @@ class Array:
     def conj(self) -> Array:
         return _call("conj", self)
 
+    conjugate = conj
+
+    def copy(self) -> Array:
+        return _call("copy", self)
+
     def astype(self, dtype: Any, /, *, copy: bool = True) -> Array:
         return _call("astype", self, dtype)
 
@@ -591,6 +596,9 @@ class Array:
         if not axes:
             return self.T
         return _call("permute_dims", self, axes[0] if not _is_int(axes[0]) else axes)
+
+    def swapaxes(self, a: int, b: int) -> Array:
+        return _call("swapaxes", self, a, b)
 
     def ravel(self) -> Array:
         return _call("reshape", self, (-1,))
@@ -644,6 +652,12 @@ class Array:
     def cumsum(self, axis: int | None = None) -> Array:
         return _call("cumulative_sum", self, axis=axis)
 
+    def cumprod(self, axis: int | None = None) -> Array:
+        return _call("cumulative_prod", self, axis=axis)
+
+    def repeat(self, repeats: Any, axis: int | None = None) -> Array:
+        return _call("repeat", self, repeats, axis=axis)
+
     def clip(self, min: Operandish | None = None, max: Operandish | None = None) -> Array:
         return _call("clip", self, min, max)
 
@@ -661,6 +675,12 @@ class Array:
 
     def take(self, indices: Operandish, axis: int | None = None) -> Array:
         return _call("take", self, indices, axis=axis)
+
+    def searchsorted(self, v: Operandish, side: str = "left") -> Array:
+        return _call("searchsorted", self, v, side=side)
+
+    def nonzero(self) -> tuple[Array, ...]:
+        return cast("tuple[Array, ...]", functions["nonzero"](self))
 
 
 Axis = int | tuple[int, ...] | None

@@ -693,6 +693,11 @@ def test_methods():
         lambda x: (x.real, x.imag, abs(x), -x, +x, x.flatten(), x, x.astype("complex64")),
         X + 1j,
     )
+    alike = lambda x: (x.swapaxes(0, 2), x.cumprod(1), x.repeat(2, 1), x.copy(), x.conjugate())  # noqa: E731
+    assert_same(alike, alike, X / 3)
+    x = np.array([1.0, 0.0, 4.0])
+    assert np.array_equal(ost.asarray(x).nonzero()[0], [0, 2])
+    assert np.array_equal(ost.asarray(np.sort(x)).searchsorted([2.0]), [2])
     assert_same(
         lambda x: (x.dot(x.T), round(x), x // 2, x % 3, ~x, x & 3, x | 1, x ^ 2, x << 1, x >> 1),
         lambda x: (x.dot(x.T), x, x // 2, x % 3, ~x, x & 3, x | 1, x ^ 2, x << 1, x >> 1),
