@@ -7,10 +7,11 @@ unit is then up to 256 rows), or else the index along which most of the work is.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from .draws import numbers_in
 from .graph import Builder, Graph, Node
@@ -20,6 +21,8 @@ from .spec import Shape, Spec, lying
 
 LANES = (256, 128, 64)  # rows of a unit where lanes run along the rows: as many as fit
 BLOCKS, UNITS = ("64", "128", "256", "512"), " rows at a time"  # ways of a kernel in stages
+WIDE, TOGETHER = 16, 8  # elements of a vector; what it costs to put those of one together
+LEAST = 15  # an index of more turns may be the lane, if its elements are neighbours
 SHORT = 64  # an index of at most so many turns is written for their number
 HELD = 1 << 20  # bytes of values of a unit of many rows, for each thread
 LONG = (
@@ -240,6 +243,8 @@ def analyse(
     nest = label(body, dims, rows, shapes, strides)
     if nest is not None and any(r.kind == "moments" for r in nest.reductions.values()):
         nest = label(_spelled(body, nest.gathered), dims, rows, shapes, strides)
+    if nest is not None:
+        _join_neighbours(nest)
     return nest if nest is not None and _arrange(nest, lanes) else None
 
 
@@ -316,6 +321,52 @@ def label(
     return Nest(body, every, extents, tuple(rows), reductions, steps, operands=len(body.inputs))
 
 
+def _join_neighbours(nest: Nest) -> None:
+    """Indices that always follow each other, in memory too, become one."""
+    whole = {x for v, own in enumerate(nest.dims) if _counts(nest.body, v) for x in own}
+    for outer, inner in _neighbours(nest):
+        if outer in whole or inner in whole or not _are_one(nest, outer, inner):
+            continue
+        n = nest.extents[inner]
+        nest.extents[outer] *= n
+        nest.extents[inner] = 1
+        nest.dims = [tuple(None if x == inner else x for x in own) for own in nest.dims]
+        nest.rows = tuple(dict.fromkeys(outer if x == inner else x for x in nest.rows))
+        for lies in nest.strides:
+            if inner in lies:
+                lies[outer] = lies.pop(inner)
+        for v, r in nest.reductions.items():
+            nest.reductions[v] = replace(r, over=r.over - {inner})
+
+
+def _neighbours(nest: Nest) -> Iterator[tuple[int, int]]:
+    """Pairs of labels that follow each other in an operand, the last ones first."""
+    for v in range(nest.operands):
+        labels = nest.labels(v)
+        yield from reversed([*itertools.pairwise(labels)])
+
+
+def _counts(body: Graph, v: int) -> bool:
+    """Whether an index's own number matters to a value."""
+    k = body.producers[v]
+    readers = {body.nodes[u].op for u in body.uses[v]}
+    return bool(readers & {*POSITIONS, *GATHERS}) or v in numbers_in(body) or (
+        k >= 0 and body.nodes[k].op in ("iota", *GATHERS)
+    )  # fmt: skip
+
+
+def _are_one(nest: Nest, outer: int, inner: int) -> bool:
+    if any((outer in r.over) != (inner in r.over) for r in nest.reductions.values()):
+        return False
+    for own in nest.dims:
+        known = [x for x in own if x is not None]
+        places = [known.index(x) for x in (outer, inner) if x in known]
+        if places and (len(places) < 2 or places[1] != places[0] + 1):
+            return False
+    n = nest.extents[inner]
+    return all(lies[outer] == lies[inner] * n for lies in nest.strides if outer in lies)
+
+
 def _spelled(body: Graph, whole: Collection[int]) -> Graph:
     """With moments, but for those of the given means, as a mean and a sum of squared deviations."""
     builder = Builder(body.inputs)
@@ -343,7 +394,8 @@ def _arrange(nest: Nest, most: Sequence[int]) -> bool:
     others = frozenset().union(*map(nest.iterates, worked)) - set(nest.rows)
     if any(_step(nest, x) is None for x in nest.rows):
         return False
-    long = [x for x in others if nest.extents[x] > SHORT and _step(nest, x) is not None]
+    long = [x for x in others if nest.extents[x] > (LEAST if _is_near(nest, x) else SHORT)]
+    long = [x for x in long if _step(nest, x) is not None]
     lanes = sorted((*nest.rows, *long), key=lambda x: _along(nest, x, bool(long)))
     return any(_fits(nest, lane, most) for lane in lanes)
 
@@ -375,24 +427,34 @@ def _along(nest: Nest, lane: int, choose: bool) -> tuple[float, int]:
     """What the loops cost if lanes run along a label: what has no lanes is done one by one, sums of
     lanes are put together, and what has its neighbours far apart is copied.
     """
-    cost, body = 0.0, nest.body
+    cost, body, n = 0.0, nest.body, max(nest.extents[lane], 1)
+    wide = WIDE if n > SHORT else n / -(-n // WIDE)  # of a vector
     for k, node in enumerate(body.nodes if choose else ()):
         if node.op in (*VIEWS, *SOURCES):
             continue
         labels = nest.iterates(k)
         work = math.prod(nest.extents[x] for x in labels)
         if lane in labels:
-            cost += work / 16
+            cost += work / wide
         else:  # LLVM finds vectors of its own, but not where one element waits for the last
             waits = node.op in REDUCING and body.starts[k] not in nest.gathered
             cost += work if waits else work / 4
         if node.op in REDUCING and lane in labels - {*nest.dims[body.starts[k]]}:
-            cost += work / nest.extents[lane]
+            cost += TOGETHER * work / nest.extents[lane]
     for a, lies in enumerate(nest.strides if choose else ()):
         v = a if a < nest.operands else body.outputs[a - nest.operands]
         if _is_apart(nest, v, lies, lane) and not (a < nest.operands and _can_pack(nest, a, lane)):
-            cost += math.prod(nest.extents[x] for x in lies)
+            turned = lane in nest.rows and any(
+                nest.extents[x] <= SHORT and _is_near(nest, x) for x in lies if x not in nest.rows
+            )
+            cost += math.prod(nest.extents[x] for x in lies) / (4 if turned else 1)
     return cost, _step(nest, lane) or 0
+
+
+def _is_near(nest: Nest, label: int) -> bool:
+    """Whether neighbours along a label are neighbours in the largest array that has it."""
+    sizes = {s.dtype.itemsize for s in nest.body.specs}
+    return _step(nest, label) in sizes
 
 
 def _is_apart(nest: Nest, v: int, lies: Mapping[int, int], lane: int) -> bool:

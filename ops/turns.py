@@ -283,7 +283,7 @@ class Kernel(Writer):
         r, dtype = self.nest.reductions[v], self.body.specs[v].dtype
         nth = cast(self.real(self.nth), dtype)
         share = 1.0 / nth
-        with self.over(self.apart(v), {}) as env, self.lanes(dtype.itemsize) as lane:
+        with self.over(self.apart(v), {}) as env, self.along(v) as lane:
             here = env | lane
             at = [self.held_at(v, here, self.base(kind, v)) for kind in ("part", "part2")]
             mean, square = (self.load(a, dtype) for a in at)

@@ -23,6 +23,7 @@ from ostinato.ops.labels import (
     GATHERS,
     POSITIONS,
     PRODUCTS,
+    SHORT,
     SOURCES,
     SUMS,
     VIEWS,
@@ -181,7 +182,7 @@ def _worthy_nests(graph: Graph, target: Target, alone: set[int]) -> list[Nested]
                    for k, n in zip(g.members, nodes, strict=True))  # fmt: skip
         more = (*POSITIONS, *PRODUCTS, *GATHERS, "moments")
         plain = not g.consumed and all(
-            n.op not in more and (n.op not in SUMS or _rows(graph, n)) for n in nodes
+            n.op not in more and (n.op not in SUMS or _has_rows(graph, n)) for n in nodes
         )
         one = sum(n.op not in VIEWS for n in nodes) == 1
         one = one and nodes[-1].op in (*PRODUCTS, *GATHERS)
@@ -448,6 +449,12 @@ def _rows(graph: Graph, node: Node) -> int:
     if spec.size == 0 or made.dtype.kind not in "iuf" or spec.dtype.kind not in "biuf":
         return 0
     return len(axes) if can_lower("astype", (spec.dtype,), made.dtype) else 0
+
+
+def _has_rows(graph: Graph, node: Node) -> bool:
+    """Whether it reduces rows that are long enough for flat kernels."""
+    terms = graph.specs[node.inputs[0]].size // max(node.specs[0].size, 1)
+    return _rows(graph, node) > 0 and terms > SHORT
 
 
 def _is_worth(group: _Group, target: Target, least: int) -> bool:

@@ -258,7 +258,7 @@ def _both(graph: Graph, one: Nested, other: Nested, ready: Sequence[int]) -> Nes
             continue
         (v,) = node.inputs
         if v not in made.made and not _is_source(graph, v):
-            if ready[v] >= made.start:
+            if max(ready[v], _stands(graph, v)) >= made.start:
                 return None
             made.operands[v] = None
         made.members.append(k)
@@ -299,13 +299,13 @@ def _try(graph: Graph, k: int, group: Nested, ready: Sequence[int]) -> bool:
     node = graph.nodes[k]
     if len(group.members) >= NODES:
         return False
-    views = [p for v in node.inputs for p in _views(graph, v, group)]
+    views: list[int] = []
     labels = Labels(list(group.labels.extents), dict(group.labels.dims))
-    for p in views:
-        fit = _fit(graph, p, labels)
-        if fit is None:
-            return False
-        labels.take(fit, graph.outs(p))
+    for v in node.inputs:
+        labels, found = _labelled(
+            graph, [p for p in _views(graph, v, group) if p not in views], labels
+        )
+        views += found
     made = group.made | {v for p in views for v in graph.outs(p)}
     outside = [
         v
@@ -313,7 +313,7 @@ def _try(graph: Graph, k: int, group: Nested, ready: Sequence[int]) -> bool:
         for v in graph.nodes[p].inputs
         if v not in made and not _is_source(graph, v)
     ]
-    if any(ready[v] >= group.start for v in outside):
+    if any(max(ready[v], _stands(graph, v)) >= group.start for v in outside):
         return False
     fixed = {x for v in group.operands for x in group.labels.dims[v]}
     fit = _fit(graph, k, labels, fixed)  # new ones, and those of numbers, may turn out to be others
@@ -355,6 +355,12 @@ def _try(graph: Graph, k: int, group: Nested, ready: Sequence[int]) -> bool:
     return True
 
 
+def _stands(graph: Graph, v: int) -> int:
+    """Where a view stands, if a value is one."""
+    k = graph.producers[v]
+    return k if k >= 0 and graph.nodes[k].op in VIEWS else -1
+
+
 def _views(graph: Graph, v: int, group: Nested) -> list[int]:
     """The views between a value and what it shows, the first one first."""
     found: list[int] = []
@@ -367,6 +373,21 @@ def _views(graph: Graph, v: int, group: Nested) -> list[int]:
         v = graph.nodes[k].inputs[0]
         k = graph.producers[v]
     return list(reversed(found))
+
+
+def _labelled(graph: Graph, views: Sequence[int], labels: Labels) -> tuple[Labels, list[int]]:
+    """A value's views, up to one whose indices are others than its operand's: what that gives is read
+    as it is."""
+    made, found = labels, list[int]()
+    for p in views:
+        before = made if found else Labels(list(labels.extents), dict(labels.dims))
+        fit = _fit(graph, p, before)
+        if fit is None:
+            made, found = labels, []
+        else:
+            before.take(fit, graph.outs(p))
+            made, found = before, [*found, p]
+    return made, found
 
 
 def _looped(node: Node, fit: Fit) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,10 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from ostinato.ops.graph import Graph
+from ostinato.ops.labels import _join_neighbours, label
 from ostinato.planner import fuse, nests
 
 import ostinato as ost
@@ -395,3 +399,102 @@ def test_long_columns_are_summed_in_parts(columns: int) -> None:
     exact = x.astype(np.float64)
     for y, z in zip(found, (exact.mean(0), exact.std(0) * 2, exact.sum(0)), strict=True):
         np.testing.assert_allclose(y, z, rtol=1e-6)
+
+
+# -- several axes --------------------------------------------------------------------------
+REDUCED: dict[str, Any] = {
+    "sum": lambda xp, x, axes: x.sum(axes),
+    "mean": lambda xp, x, axes: x.mean(axes),
+    "max": lambda xp, x, axes: x.max(axes),
+    "var": lambda xp, x, axes: x.var(axes),
+    "squares": lambda xp, x, axes: (x * x).sum(axes),
+    "normal": lambda xp, x, axes: (
+        (x - x.mean(axes, keepdims=True)) / xp.sqrt(x.var(axes, keepdims=True) + 1)
+    ),
+    "log": lambda xp, x, axes: xp.log(xp.exp(x).sum(axes)),
+    "with the last": lambda xp, x, axes: (x.sum(axes), x[..., :1].max(axes), x * 2),
+}
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    shape=st.lists(st.sampled_from([1, 2, 3, 5, 17, 33, 70]), min_size=1, max_size=5),
+    which=st.integers(1, 31),
+    how=st.sampled_from(["as it is", "turned", "sliced", "split"]),
+    name=st.sampled_from(list(REDUCED)),
+    dtype=st.sampled_from([np.float32, np.float64]),
+)
+def test_reductions_over_any_axes(
+    shape: list[int], which: int, how: str, name: str, dtype: Any
+) -> None:
+    while math.prod(shape) > 200_000:
+        shape.remove(max(shape))
+    axes = tuple(d for d in range(len(shape)) if which >> d & 1) or (0,)
+    x = np.random.default_rng((*shape, which)).normal(size=shape)
+    f = REDUCED[name]
+
+    def step(xp: Any, x: Any) -> Any:
+        x = x.T if how == "turned" else x[::-1][:, ...] if how == "sliced" else x
+        made = f(xp, x, axes)
+        return made if isinstance(made, tuple) else (made,)
+
+    with pytest.MonkeyPatch.context() as patch, sessions.use((2,) if how == "split" else (1,)):
+        make_small_things_count(patch)
+        lazy = ost.asarray(x.astype(dtype), split=len(shape) // 2 if how == "split" else None)
+        made = ost.compile(lambda x: step(ost, x))(lazy)
+    expected = step(np, x.astype(dtype).astype(np.float64))
+    for y, z in zip(made, expected, strict=True):
+        near = 1e-10 if dtype == np.float64 else 2e-4
+        np.testing.assert_allclose(np.asarray(y), z, rtol=near, atol=near * (1 + np.abs(z).max()))
+
+
+def test_neighbours_that_go_together_are_one_index() -> None:
+    """Two loops over rows instead of four, whatever the axes are called."""
+    x = np.zeros((60, 70, 6, 5))
+    for f, extents in [
+        (lambda x: x.sum((0, 1)), {4200, 30}),
+        (lambda x: x.max((2, 3)), {4200, 30}),
+        (lambda x: (x * x).sum((0, 2, 3)), {60, 70, 30}),
+        (lambda x: ost.exp(x).sum((0, 1, 2)), {25200, 5}),
+        (lambda x: (x * ost.arange(5.0)).sum((2, 3)), {4200, 6, 5}),
+        (lambda x: (x - x.mean((2, 3), keepdims=True)).max((2, 3)), {4200, 30}),
+    ]:
+        assert {n for n in nest_of(program_of(f, x)).extents if n > 1} == extents
+    nest = nest_of(program_of(lambda x: x.sum((0, 1)), x))
+    body, dims = nest.body, [range(4)]
+    for strides, extents in [
+        ([(16800, 240, 40, 8), (32, 8)], {4200, 6, 4}),  # a part of each row
+        ([(19200, 240, 40, 8), (32, 8)], {60, 70, 6, 4}),  # and something behind each block
+    ]:
+        made = label(body, dims, (0,), [(60, 70, 6, 4), (6, 4)], strides)
+        assert made is not None
+        _join_neighbours(made)
+        assert {n for n in made.extents if n > 1} == extents
+
+
+def test_a_variance_beside_what_has_more_axes() -> None:
+    """Each row counts once, though its kernel's lanes run along another index."""
+    r = np.random.default_rng(8)
+    x, y = r.random(5000), r.random((5000, 100))
+
+    def f(xp: Any, x: Any, y: Any) -> Any:
+        return xp.var(x), (y * x[:, None]).min(1), xp.exp(y) * x[:, None]
+
+    with sessions.use((1,)):
+        made = ost.compile(lambda x, y: f(ost, x, y))(x, y)
+    for a, b in zip(made, f(np, x, y), strict=True):
+        np.testing.assert_allclose(np.asarray(a), b, rtol=1e-12)
+
+
+def test_pooling_is_one_kernel() -> None:
+    """What is reshaped is read as it is."""
+    x = np.random.default_rng(9).normal(size=(8, 16, 20, 20)).astype(np.float32)
+    with sessions.use((1,)):
+        for name in ("mean", "max"):
+            f = ost.compile(
+                lambda x, name=name: getattr(x.reshape(8, 16, 10, 2, 10, 2), name)((3, 5)) + 1
+            )
+            made = np.asarray(f(x))
+            assert [n.op for n in f.plan.program.graph.nodes] == ["reshape", "fused_nest"]
+            right = getattr(x.reshape(8, 16, 10, 2, 10, 2), name)((3, 5)) + 1
+            np.testing.assert_allclose(made, right, rtol=1e-5, atol=1e-6)
