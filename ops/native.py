@@ -41,6 +41,11 @@ from .turns import TURNS, WAITING, nest_text
 GRAIN = 1 << 18  # elements times operations that are worth waking a thread
 MOST_KEPT = 4096  # kernels on disk, of some 10 kB each; the oldest go first
 BLOCK = 16384  # elements that one turn sums
+LEAST_TILED, FAR_APART = (
+    1 << 14,
+    256,
+)  # elements; and bytes between neighbours, from which tiles pay
+TILE_ROWS, TILE_COLUMNS = 16, 32
 _DATA = 16  # where an array object keeps the address of its elements
 
 
@@ -50,6 +55,8 @@ class Loops:
 
     extents: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
+    tiled: tuple[int, int, int] | None = None  # if the last two loops make a tile: which loop goes
+    # from row to row of tiles (from column to column the third last one does), and the extents of all
 
 
 def loops_over(shape: Shape, strides: Sequence[Sequence[int]], apart: int = -1) -> Loops:
@@ -78,6 +85,37 @@ def loops_over(shape: Shape, strides: Sequence[Sequence[int]], apart: int = -1) 
     if not extents:
         extents, steps = [1], [[0] for _ in strides]
     return Loops(tuple(extents), tuple(map(tuple, steps)))
+
+
+def in_tiles(loops: Loops, sizes: Sequence[int]) -> Loops:
+    """Loops of which some operand is a transpose, so that its lines of the cache are used up before they
+    go; the same for others. `sizes` are the bytes of their elements.
+    """
+    last = len(loops.extents) - 1
+    whole = math.prod(loops.extents)
+    for size, steps in zip(sizes, loops.strides, strict=True):
+        if last < 1 or whole < LEAST_TILED or abs(steps[last]) < FAR_APART:
+            continue
+        for d in range(last):
+            if abs(steps[d]) == size and loops.extents[d] > 1:
+                return _tiled(loops, d)
+    return loops
+
+
+def _tiled(loops: Loops, d: int) -> Loops:
+    def outer(n: int, size: int) -> int:
+        return -(-n // size)
+
+    *others, columns = loops.extents
+    rows = others[d]
+    others[d] = outer(rows, TILE_ROWS)
+    extents = (*others, outer(columns, TILE_COLUMNS), TILE_ROWS, TILE_COLUMNS)
+    strides = []
+    for *steps, along in loops.strides:
+        down = steps[d]
+        steps[d] *= TILE_ROWS
+        strides.append((*steps, along * TILE_COLUMNS, down, along))
+    return Loops(extents, tuple(strides), (d, rows, columns))
 
 
 # -- text ----------------------------------------------------------------------------------
@@ -166,8 +204,13 @@ def kernel_code(body: Graph, loops: Loops) -> str:
             "row:",
             "  %o = phi i64 [%lo, %entry], [%o1, %rowend]",
         ]
-    code += [*each, *hoisted]
     begin, stop = ("0", extent) if last else ("%lo", "%hi")
+    start = "row" if turns else "entry"
+    code += each
+    if loops.tiled is not None:
+        code += _inside_tile(last, loops.tiled[0], room)
+        stop, start = "%stop", "inside"
+    code += hoisted
     if blocks:
         code += [
             f"  %begin = mul i64 %o, {BLOCK}",
@@ -176,7 +219,6 @@ def kernel_code(body: Graph, loops: Loops) -> str:
             "  %stop = select i1 %least, i64 %full, i64 %extent",
         ]
         begin, stop = "%begin", "%stop"
-    start = "row" if turns else "entry"
     work = [*loads, *lines.text]
     if sums:
         code += _reduced(lines, sums, work, stores, begin, stop, short)
@@ -245,6 +287,25 @@ def _places(loops: Loops, many: int) -> tuple[list[str], list[str], list[str]]:
         once.append(f"  %step{k} = load i64, ptr {_slot('%meta', at + last, 'i64', once)}")
         each.append(f"  %p{k} = getelementptr i8, ptr %q{k}_{last}, i64 0")
     return once, each, after
+
+
+def _inside_tile(last: int, d: int, room: int) -> list[str]:
+    """Leaves out the rows of a tile that are none of the operand's, and its columns."""
+    return [
+        f"  %rows_p = getelementptr i64, ptr %meta, i64 {room}",
+        "  %rows = load i64, ptr %rows_p",
+        f"  %columns_p = getelementptr i64, ptr %meta, i64 {room + 1}",
+        "  %columns = load i64, ptr %columns_p",
+        f"  %above = mul i64 %x{d}, {TILE_ROWS}",
+        f"  %here = add i64 %above, %x{last - 1}",
+        f"  %before = mul i64 %x{last - 2}, {TILE_COLUMNS}",
+        "  %left = sub i64 %columns, %before",
+        f"  %few = icmp slt i64 %left, {TILE_COLUMNS}",
+        f"  %stop = select i1 %few, i64 %left, i64 {TILE_COLUMNS}",
+        "  %in = icmp slt i64 %here, %rows",
+        "  br i1 %in, label %inside, label %rowend",
+        "inside:",
+    ]
 
 
 def _meta_of(k: int, last: int) -> int:
@@ -1023,6 +1084,8 @@ def native_kernel(
         return None
     if axes and loops.extents[:-1] and math.prod(loops.extents[:-1]) == 1:  # one row: in blocks
         loops = Loops(loops.extents[-1:], tuple(s[-1:] for s in loops.strides))
+    if not axes:
+        loops = in_tiles(loops, [s.dtype.itemsize for s in (*body.inputs, *body.out_specs)])
     text = kernel_text(body, loops)
     size = math.prod(loops.extents)
     worth = size * max(1, len(body.nodes)) // GRAIN
@@ -1036,6 +1099,7 @@ def native_kernel(
     for steps in loops.strides:
         meta += steps
     meta += numbers(body).values()
+    meta += loops.tiled[1:] if loops.tiled is not None else ()
     if last == 0 and axes:
         meta += [0] * (turns * len(body.outputs))
     return function_of(text, np.array(meta, np.int64))

@@ -108,7 +108,8 @@ def test_any_strides(data: Any) -> None:
     x, y = data.draw(looks(shape, dtype, 1)), data.draw(looks(shape, dtype, 2))
     x = np.broadcast_to(x, np.broadcast_shapes(x.shape, y.shape, shape))
     threads = data.draw(st.sampled_from([1, 2, 3, 7]))
-    with mock.patch.object(native, "GRAIN", 1):
+    tiled = {"LEAST_TILED": 1, "FAR_APART": 2} if data.draw(st.booleans()) else {}
+    with mock.patch.multiple(native, GRAIN=1, **tiled):
         total, less = run(chain(dtype), x, y, threads=threads)
     np.testing.assert_array_equal(total, x * y + x)
     np.testing.assert_array_equal(less, x < y)
@@ -133,6 +134,25 @@ def test_contiguous_arrays_are_one_loop() -> None:
     assert loops_over(x.shape, [x.strides] * 3).extents == (120,)
     row = np.broadcast_to(np.zeros(6), x.shape)
     assert loops_over(x.shape, [x.strides, row.strides]).extents == (20, 6)
+
+
+def test_transposes_are_read_in_tiles() -> None:
+    """So that a line of the cache is used up before it goes."""
+
+    def tiled(*arrays: Any) -> native.Loops:
+        loops = loops_over(arrays[0].shape, [a.strides for a in arrays])
+        return native.in_tiles(loops, [a.itemsize for a in arrays])
+
+    x, y = np.zeros((401, 300)), np.zeros((300, 401)).T
+    found = tiled(x, y, x)
+    assert found.extents == (26, 10, 16, 32)
+    assert found.tiled == (0, 401, 300)
+    assert found.strides[1] == (16 * 8, 32 * 401 * 8, 8, 401 * 8)
+    cube = np.zeros((50, 7, 20, 50))
+    assert tiled(cube.copy(), cube.swapaxes(0, 3)).extents == (4, 140, 2, 16, 32)
+    short = np.zeros((5000, 4))
+    for others in ((x, x), (x, x[:1]), (x[:, ::2], x[:, 1::2]), (short.T, short.T), (short, short)):
+        assert tiled(*(np.broadcast_to(o, others[0].shape) for o in others)).tiled is None
 
 
 @settings(max_examples=60, deadline=None)
