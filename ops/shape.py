@@ -15,6 +15,7 @@ import numpy as np
 from ostinato.errors import ArgumentError, BoundsError, LayoutError, OstinatoError, ShapeError
 
 from .array import Array, Operandish, Split, apply, as_array, export, functions, unify
+from .copies import copy_native, join_native
 from .elementwise import astype, broadcast, greater_equal, number_of, where
 from .index import LETTERS, Indices, Reach, along, reshape_labels
 from .layout import Box
@@ -113,7 +114,14 @@ def _same(x: Spec, **_: Any) -> Spec:
     return Spec(x.shape, x.dtype)
 
 
-op("copy", infer=_same, kernel=_copy_kernel, grad=lambda g, y, x: (g,), cost=MOVE)
+op(
+    "copy",
+    infer=_same,
+    kernel=_copy_kernel,
+    native=copy_native,
+    grad=lambda g, y, x: (g,),
+    cost=MOVE,
+)
 op("resplit", infer=_same, kernel=_copy_kernel, grad=lambda g, y, x, **_: (g,), cost=MOVE)
 op("stop_gradient", infer=_same, kernel=_copy_kernel, grad=lambda g, y, x: (None,), cost=MOVE)
 
@@ -167,6 +175,7 @@ op(
     indices=lambda ins, outs, p: reshape_labels(ins[0].shape, outs[0].shape),
     view=_reshape_view,
     kernel=lambda xp, out, x, *, shape: xp.copyto(out, x.reshape(out.shape)),
+    native=copy_native,
     grad=lambda g, y, x, *, shape: (reshape(g, x.shape),),
     cost=MOVE,
     keeps_order=True,
@@ -558,6 +567,7 @@ op(
     infer=_concat_rule,
     indices=_concat_indices,
     kernel=_concat_kernel,
+    native=join_native,
     grad=_concat_grad,
     cost=MOVE,
     placed=True,

@@ -370,6 +370,10 @@ class _Binder:
         arrays = [self.lies(name) for name in (*ins, *outs)] if make is not None else []
         if make is None or any(x is None for x in arrays):
             return None
+        if OPS[node.op].placed:  # such a function knows no places: everything has to be here
+            here = [x.shape for x in arrays[len(ins) :]]
+            if here != [s.shape for s in node.specs]:
+                return None
         made: Callable[..., None] | Keeping | None = make(
             arrays, threads, scratch=scratch, **node.kw
         )

@@ -1,0 +1,187 @@
+"""Small pieces of work of many kinds: stencils, statistics, layers, pairs, pictures, moved axes.
+
+Nothing is tuned to these. They are here to see what is slow, and how it fares with the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from .kernels import workload
+from .libraries import Function
+from .products import numbers
+from .workload import Workload
+
+WORKLOADS: list[Workload] = []
+
+
+def work(
+    about: str, *shapes: tuple[int, ...], result: int, flops: float = 0
+) -> Callable[[Function], Function]:
+    """Adds a function to the suite; `result`: how many elements it gives."""
+    traffic = 4 * (sum(map(math.prod, shapes)) + result)
+
+    def add(function: Function) -> Function:
+        made = workload(function.__name__, about, function, numbers(*shapes), traffic, flops)
+        kept = {k: v for k, v in made.cases.items() if k in ("ostinato", "jax", "torch", "numpy")}
+        WORKLOADS.append(Workload(made.name, about, made.expect, kept, tolerance=1e-3, seconds=4.0,
+                                  traffic=traffic, flops=flops))  # fmt: skip
+        return function
+
+    return add
+
+
+# -- neighbours ----------------------------------------------------------------------------
+@work("four neighbours' mean on a grid of 2048 x 2048", (2048, 2048), result=2046**2)
+def jacobi(xp: Any, u: Any) -> Any:
+    return 0.25 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:])
+
+
+@work("ten steps of the heat equation on 1024 x 1024", (1024, 1024), result=1004**2)
+def heat(xp: Any, u: Any) -> Any:
+    for _ in range(10):
+        inside = u[1:-1, 1:-1]
+        u = inside + 0.1 * (
+            u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:] - 4 * inside
+        )  # fmt: skip
+    return u
+
+
+@work("the Laplacian on 200 x 200 x 200", (200, 200, 200), result=198**3)
+def laplace(xp: Any, u: Any) -> Any:
+    inside = u[1:-1, 1:-1, 1:-1]
+    sides = u[:-2, 1:-1, 1:-1] + u[2:, 1:-1, 1:-1] + u[1:-1, :-2, 1:-1] + u[1:-1, 2:, 1:-1]
+    return sides + u[1:-1, 1:-1, :-2] + u[1:-1, 1:-1, 2:] - 6 * inside
+
+
+@work("a picture of 1080 x 1920 in grey, blurred", (1080, 1920, 3), result=1078 * 1918)
+def blur(xp: Any, x: Any) -> Any:
+    grey = 0.299 * x[:, :, 0] + 0.587 * x[:, :, 1] + 0.114 * x[:, :, 2]
+    across = grey[:, :-2] + 2 * grey[:, 1:-1] + grey[:, 2:]
+    return across[:-2] + 2 * across[1:-1] + across[2:]
+
+
+@work("shifted round by one in four directions, 2048 x 2048", (2048, 2048), result=2048**2)
+def periodic(xp: Any, u: Any) -> Any:
+    return (xp.roll(u, 1, 0) + xp.roll(u, -1, 0) + xp.roll(u, 1, 1) + xp.roll(u, -1, 1)) / 4
+
+
+# -- statistics ----------------------------------------------------------------------------
+@work("the mean squared step of 4,000,000 numbers", (4_000_000,), result=1)
+def steps(xp: Any, x: Any) -> Any:
+    return ((x[1:] - x[:-1]) ** 2).mean()
+
+
+@work("the correlations of 100 columns of 200,000", (200_000, 100), result=100**2, flops=2e9)
+def correlations(xp: Any, x: Any) -> Any:
+    z = (x - x.mean(0)) / xp.std(x, axis=0)
+    return z.T @ z / x.shape[0]
+
+
+@work("the correlation of two columns of 3,000,000", (3_000_000,), (3_000_000,), result=1)
+def pearson(xp: Any, x: Any, y: Any) -> Any:
+    a, b = x - x.mean(), y - y.mean()
+    return (a * b).sum() / xp.sqrt((a * a).sum() * (b * b).sum())
+
+
+@work("sums over the first two axes of (256, 256, 64)", (256, 256, 64), result=64)
+def outer_sums(xp: Any, x: Any) -> Any:
+    return x.sum((0, 1))
+
+
+@work("means over the first and last axis of (256, 256, 64)", (256, 256, 64), result=256)
+def middle_means(xp: Any, x: Any) -> Any:
+    return x.mean((0, 2))
+
+
+@work("means of rows of 64, (65536, 64)", (65536, 64), result=65536)
+def short_rows(xp: Any, x: Any) -> Any:
+    return x.mean(1)
+
+
+@work("the log of the sum of exponentials by columns, (4000, 2000)", (4000, 2000), result=2000)
+def logsumexp(xp: Any, x: Any) -> Any:
+    return xp.log(xp.exp(x).sum(0))
+
+
+@work("a step of expectation and maximisation, 500,000 x 8, 16 normal distributions",
+      (500_000, 8), (16, 8), (16, 8), result=16 * 8, flops=500_000 * 16 * 8 * 6)  # fmt: skip
+def mixture(xp: Any, x: Any, means: Any, widths: Any) -> Any:
+    off = (((x[:, None, :] - means[None]) ** 2) * (widths * widths)[None]).sum(-1)
+    likely = xp.exp(-0.5 * off)
+    share = likely / likely.sum(1)[:, None]
+    return (share.T @ x) / share.sum(0)[:, None]
+
+
+@work("a Poisson regression's gradient, 500,000 x 20", (500_000, 20), (500_000,), (20,), result=20)
+def poisson(xp: Any, x: Any, y: Any, w: Any) -> Any:
+    return (xp.exp(x @ w) - y) @ x
+
+
+@work("a logistic regression's Hessian, 500,000 x 20", (500_000, 20), (20,), result=400, flops=4e8)
+def hessian(xp: Any, x: Any, w: Any) -> Any:
+    p = 1 / (1 + xp.exp(-(x @ w)))
+    return (x * (p * (1 - p))[:, None]).T @ x
+
+
+# -- layers --------------------------------------------------------------------------------
+@work("layer norm of (16384, 1024)", (16384, 1024), (1024,), (1024,), result=16384 * 1024)
+def layer_norm(xp: Any, x: Any, g: Any, b: Any) -> Any:
+    c = x - x.mean(1)[:, None]
+    return c / xp.sqrt((c * c).mean(1) + 1e-5)[:, None] * g + b
+
+
+@work("batch norm of pictures, (32, 64, 56, 56)", (32, 64, 56, 56), result=32 * 64 * 56**2)
+def batch_norm(xp: Any, x: Any) -> Any:
+    c = x - x.mean((0, 2, 3))[None, :, None, None]
+    return c / xp.sqrt((c * c).mean((0, 2, 3)) + 1e-5)[None, :, None, None]
+
+
+@work("means of squares of four, (32, 64, 56, 56)", (32, 64, 56, 56), result=32 * 64 * 28**2)
+def pooling(xp: Any, x: Any) -> Any:
+    return x.reshape(32, 64, 28, 2, 28, 2).mean((3, 5))
+
+
+@work("Adam for 10,000,000 parameters", *[(10_000_000,)] * 4, result=10_000_000)
+def adam(xp: Any, p: Any, g: Any, m: Any, v: Any) -> Any:
+    m, v = 0.9 * m + 0.1 * g, 0.999 * v * v + 0.001 * g * g
+    return p - 1e-3 * m / (xp.sqrt(v) + 1e-8)
+
+
+@work("eight heads of attention, 8 x 256 x 256", *[(8, 256, 8, 32)] * 3, result=8 * 256**2,
+      flops=4 * 8 * 8 * 256**2 * 32)  # fmt: skip
+def heads(xp: Any, q: Any, k: Any, v: Any) -> Any:
+    q, k, v = (t.swapaxes(1, 2) for t in (q, k, v))
+    found = xp.softmax(q @ k.swapaxes(2, 3) * 0.17, axis=3) @ v
+    return found.swapaxes(1, 2).reshape(8, 256, 256)
+
+
+# -- pairs ---------------------------------------------------------------------------------
+@work("forces between 3,000 bodies", (3000, 3), (3000,), result=9000, flops=3000**2 * 18)
+def bodies(xp: Any, p: Any, m: Any) -> Any:
+    d = p[None, :, :] - p[:, None, :]
+    square = (d * d).sum(-1) + 1e-3
+    return ((m / (square * xp.sqrt(square)))[:, :, None] * d).sum(1)
+
+
+@work("sums of absolute differences, 2,000 x 2,000 x 64", (2000, 64), (2000, 64), result=2000**2,
+      flops=3 * 2000**2 * 64)  # fmt: skip
+def manhattan(xp: Any, x: Any, y: Any) -> Any:
+    return xp.abs(x[:, None, :] - y[None]).sum(-1)
+
+
+@work("a kernel's matrix of 2,000 points of 100 numbers", (2000, 100), result=2000**2, flops=8e8)
+def kernel_matrix(xp: Any, x: Any) -> Any:
+    return xp.exp(0.01 * (x @ x.T))
+
+
+# -- moved axes ----------------------------------------------------------------------------
+@work("a matrix and its transpose, 4096 x 4096", (4096, 4096), result=4096**2)
+def symmetric(xp: Any, x: Any) -> Any:
+    return x + x.T
+
+
+@work("the first and the last axis of (50, 50, 50, 50) exchanged", (50,) * 4, result=50**4)
+def exchanged(xp: Any, x: Any) -> Any:
+    return x.swapaxes(0, 3) * 1.5

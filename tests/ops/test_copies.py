@@ -1,0 +1,65 @@
+"""Large copies by threads: joined, reshaped, turned, of any dtype and layout."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ostinato.ops import copies, native
+from ostinato.ops.copies import copy_native, join_native
+
+import ostinato as ost
+from tests import sessions
+
+pytestmark = pytest.mark.skipif(bool(native.why_not()), reason=native.why_not())
+
+DTYPES = ["float32", "float64", "int16", "uint8", "bool", "complex64"]
+MOVES: dict[str, Any] = {
+    "roll": lambda xp, x: xp.roll(x, 3, 0),
+    "roll twice": lambda xp, x: xp.roll(x, (2, -1), (0, 1)),
+    "concat": lambda xp, x: xp.concat([x[:, ::2], x[:, 1:], x[:, :0]], 1),
+    "stack": lambda xp, x: xp.stack([x, x[::-1], x], 1),
+    "turned": lambda xp, x: x.T.reshape(-1),
+    "backwards": lambda xp, x: x[::-1, ::-1].reshape(-1, 2),
+    "copy": lambda xp, x: x.T.copy(),
+}
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    rows=st.integers(1, 40),
+    columns=st.sampled_from([2, 4, 34]),
+    dtype=st.sampled_from(DTYPES),
+    move=st.sampled_from(list(MOVES)),
+    workers=st.sampled_from([1, 1, 3]),
+)
+def test_what_moves_is_what_numpy_moves(
+    rows: int, columns: int, dtype: str, move: str, workers: int
+) -> None:
+    x = np.random.default_rng((rows, columns)).integers(0, 9, (rows, columns)).astype(dtype)
+    f = MOVES[move]
+    tiny = {"LEAST_TILED": 1, "FAR_APART": 2, "GRAIN": 1}
+    with (
+        mock.patch.object(copies, "LEAST", 1),
+        mock.patch.multiple(native, **tiny),
+        sessions.use((workers,)),
+    ):
+        y = ost.compile(lambda x: f(ost, x))(ost.asarray(x, split=0 if workers > 1 else None))
+        np.testing.assert_array_equal(np.asarray(y), f(np, x))
+
+
+def test_which_copies_are_shared() -> None:
+    x = np.zeros((600, 900), np.float32)
+    both = np.empty((1200, 900), np.float32)
+    assert join_native([x, x, both], 2, axis=0) is not None
+    assert copy_native([x.T, np.empty(540_000, np.float32)], 2) is not None
+    assert copy_native([x[:9], both[:9]], 2) is None, "too small"
+    assert copy_native([x.T, np.empty((1080_000,), np.float32)[::2]], 2) is None, "no order"
+    assert join_native([x, both], 2, axis=0) is None, "not all of it is here"
+    assert copy_native([x.astype("c16"), both[:600].astype("c16")], 2) is None, (
+        "no register is so wide"
+    )
