@@ -45,7 +45,7 @@ LEAST_TILED, FAR_APART = (
     1 << 14,
     256,
 )  # elements; and bytes between neighbours, from which tiles pay
-TILE_ROWS, TILE_COLUMNS = 16, 32
+TILE_ROWS, TILE_COLUMNS = 64, 64
 _DATA = 16  # where an array object keeps the address of its elements
 
 

@@ -9,6 +9,7 @@ there. Sizes are those of the largest part that any worker holds, so that one as
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -322,7 +323,7 @@ class _Assigner:
         op = OPS[node.op]
         if op.scratch is None:
             return []
-        return [_bytes(s) for s in scratch_of(op, graph, node)]
+        return scratch_bytes(op, graph, node)
 
 
 def read_ahead(graph: Graph, node: Node) -> list[Spec]:
@@ -340,19 +341,32 @@ def addends(node: Node) -> list[Spec]:
     return [s for s in found if s.layout is not None and isinstance(s.layout.splits[-1], Partial)]
 
 
-def scratch_of(op: Op, graph: Graph, node: Node, rank: int | None = None) -> Sequence[Scratch]:
-    """The memory that a node's kernel needs beside its operands and results, on a worker; on the
-    fullest one for None.
-    """
+def scratch_of(op: Op, graph: Graph, node: Node, rank: int) -> Sequence[Scratch]:
+    """The memory that a node's kernel needs on a worker, beside its operands and results."""
+    specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
+    return _scratch_for(op, graph, node, [_local(s, rank) for s in specs])
+
+
+def scratch_bytes(op: Op, graph: Graph, node: Node) -> list[int]:
+    """The same in bytes, enough for each worker: smaller parts may need more than larger ones."""
+    specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
+    layouts = [s.layout for s in specs if s.layout is not None]
+    ranks = range(1 if all(x.is_whole for x in layouts) else math.prod(layouts[0].mesh))
+    parts = dict.fromkeys(tuple(_local(s, rank) for s in specs) for rank in ranks)
+    needs = [[_bytes(s) for s in _scratch_for(op, graph, node, shapes)] for shapes in parts]
+    return [max(sizes) for sizes in itertools.zip_longest(*needs, fillvalue=0)]
+
+
+def _local(spec: Spec, rank: int) -> Shape:
+    assert spec.layout is not None
+    return spec.layout.local_shape(spec.shape, rank)
+
+
+def _scratch_for(op: Op, graph: Graph, node: Node, shapes: Sequence[Shape]) -> Sequence[Scratch]:
     assert op.scratch is not None
-    ins = tuple(graph.specs[v] for v in node.inputs)
-
-    def shape(s: Spec) -> Shape:
-        assert s.layout is not None
-        return s.layout.largest(s.shape) if rank is None else s.layout.local_shape(s.shape, rank)
-
+    ins, count = tuple(graph.specs[v] for v in node.inputs), len(node.inputs)
     made: Sequence[Scratch] = op.scratch(
-        [shape(s) for s in ins], [shape(s) for s in node.specs], (*ins, *node.specs), **node.kw
+        list(shapes[:count]), list(shapes[count:]), (*ins, *node.specs), **node.kw
     )
     return made
 

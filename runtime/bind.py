@@ -287,7 +287,7 @@ class _Binder:
         plain = op.kernel is None or (not needs and all(in_order[v] for v in node.inputs))
         scratch = tuple(
             self.place(base + offset, s.shape, s.dtype)
-            for offset, s in zip(program.scratch[k] if needs else (), needs, strict=True)
+            for offset, s in zip(program.scratch[k], needs, strict=False)
         )
         kernel = self.native(node, ins, outs, scratch)
         if kernel is not None:

@@ -6,9 +6,13 @@ import os
 
 os.environ.setdefault("OSTINATO_CACHE", "off")
 
+import signal
+
 from ostinato.runtime.crew import job_size
 
 import ostinato as ost
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells switch off behind `&`
 
 if job_size() > 1:  # under mpiexec the first process runs the tests, and the others leave here
     ost.connect()

@@ -182,7 +182,7 @@ def test_runs_are_spans_of_the_task_stream(work: Work) -> None:
     work.go(20)
     work.told()
     spans = [s for s in work.cluster.client.get_task_stream() if work.plan.id[:8] in s["key"]]
-    assert {s["worker"] for s in spans} == set(work.cluster.client.scheduler_info()["workers"])
+    assert {s["worker"] for s in spans} == set(work.cluster.client.nthreads())
     last = [t for s in spans for t in s["startstops"]][-1]
     assert began - RECENT < last["start"] < last["stop"] < time.time() + 1
     assert any(s["key"].startswith("lloyd-") for s in spans)
