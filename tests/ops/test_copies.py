@@ -54,7 +54,7 @@ def test_what_moves_is_what_numpy_moves(
 
 def test_which_copies_are_shared() -> None:
     x = np.zeros((600, 900), np.float32)
-    both = np.empty((1200, 900), np.float32)
+    both = np.zeros((1200, 900), np.float32)
     assert join_native([x, x, both], 2, axis=0) is not None
     assert copy_native([x.T, np.empty(540_000, np.float32)], 2) is not None
     assert copy_native([x[:9], both[:9]], 2) is None, "too small"
