@@ -14,7 +14,7 @@ from tests.programs import Program, make_program
 from tests.sessions import JOB, MESHES, use
 
 RELAXED = settings(
-    max_examples=150,
+    max_examples=90,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     derandomize=True,
