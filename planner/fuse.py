@@ -49,6 +49,7 @@ BESIDE = 2048  # and that are worth one more, in a plan that has some
 LARGE = 4096  # elements, where the bits must not depend on what is beside
 NODES, OPERANDS = 128, 16  # of one kernel at the most
 NARROWEST = 16  # columns of a product in blocks of rows
+HALVED = 128  # terms from which half of a symmetric product outweighs what is done with the whole
 DEEPEST = 1024  # terms of its sums; beyond, passing over the product once more costs little
 
 
@@ -255,10 +256,12 @@ def _is_product(graph: Graph, node: Node, target: Target) -> bool:
     if not multiplies(specs[0].dtype) or any(s.ndim < 2 or s.layout is None for s in specs):
         return False
     layouts = [s.layout for s in specs if s.layout is not None]
-    if layouts[2].partial_axes or node.inputs[0] == node.inputs[1] or squared_by(graph, node) >= 0:
+    if layouts[2].partial_axes or node.inputs[0] == node.inputs[1]:
         return False
     (*batches, m, n), k = layouts[2].largest(specs[2].shape), layouts[0].largest(specs[0].shape)[-1]
     rows = m * math.prod(batches)
+    if k >= HALVED and squared_by(graph, node) >= 0:
+        return False
     enough = rows >= LEAST * most_threads() and n >= NARROWEST
     return enough and n * k > PRODUCT and k <= DEEPEST
 
