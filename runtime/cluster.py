@@ -223,6 +223,7 @@ class CrewEngine:
         identity = bytes.fromhex(plan.id)
         specs, lock, lead, known = plan.program.graph.out_specs, self.lock, self.lead, self.known
         count, reuse = len(specs), [k for _, k in plan.program.reuse]
+        dropped = self.dropped
 
         def launch(operands: Sequence[Operand]) -> list[Operand]:
             with lock:
@@ -232,11 +233,11 @@ class CrewEngine:
                     self._load(plan, identity)
                 first = self.next
                 self.next = first + count
-                freed = self._freed()
+                freed = self._freed() if dropped else []
                 made = lead.number + 1
-                results: list[Operand] = [
-                    Handle(specs[k], self, first + k, made) for k in range(count)
-                ]
+                results: list[Operand] = []
+                for number, spec in enumerate(specs, first):
+                    results.append(Handle(spec, self, number, made))
                 try:
                     lead.run(identity, [o.number for o in operands], first, freed)  # type: ignore[attr-defined]
                 except BaseException:

@@ -30,8 +30,8 @@ class Request(Protocol):
 class Prepared(Protocol):
     """Messages that were made ready, to be sent as often as one likes."""
 
-    def start(self, finish: Callable[[], None]) -> Request:
-        """Send what lies in their arrays now; whoever waits for it finishes, when all has arrived."""
+    def start(self, finish: Callable[[], None] | None = None) -> Request:
+        """Send what lies in their arrays now; whoever waits for it then finishes."""
 
 
 class Communicator(Protocol):

@@ -52,9 +52,9 @@ from .orders import (
     Order,
     described,
     length_of,
-    pack,
     rebuilt,
     unpack,
+    with_handles,
 )
 from .preload import unname_memory
 
@@ -67,6 +67,7 @@ JOIN = 120.0  # seconds for all to come together
 GREET = 10.0  # seconds for somebody to introduce himself
 _log = logging.getLogger("distributed.worker.ostinato")
 T = TypeVar("T")
+clock = time.perf_counter
 _Run = tuple[int, bytes, Sequence[int], int, Sequence[int]]  # number, plan, operands, first, freed
 _SAID = struct.Struct("<cI")  # what a message on a lifeline is, and how long
 _STOP = struct.Struct("<QQ")  # the epoch and the order in which somebody failed
@@ -127,8 +128,20 @@ class Crew:
         if self.sending:  # an interrupt came between
             self._taken()
         head = data[:SMALL]
-        length = len(head)
-        self.saying[:length] = head
+        self.saying[: len(head)] = head
+        self._start(len(head))
+        if len(data) > SMALL:
+            rest = np.frombuffer(data, np.uint8)[SMALL:]
+            with self.undisturbed():
+                self.sending = self.sending + [
+                    self.control.Isend((piece, self.communicator.byte), child)
+                    for child in self.children
+                    for piece in mpi._pieces(rest)
+                ]
+        self._taken()
+
+    def _start(self, length: int) -> None:
+        """What is to be said is on its way."""
         ways = self.ways.get(length)
         if ways is None:
             said = memoryview(self.saying)[:length], self.communicator.byte
@@ -136,15 +149,6 @@ class Crew:
         self.sending = ways
         for request in ways:
             request.Start()
-        if len(data) > SMALL:
-            rest = np.frombuffer(data, np.uint8)[SMALL:]
-            with self.undisturbed():
-                self.sending = ways + [
-                    self.control.Isend((piece, self.communicator.byte), child)
-                    for child in self.children
-                    for piece in mpi._pieces(rest)
-                ]
-        self._taken()
 
     def _taken(self) -> None:
         """Those below have what they were sent."""
@@ -232,8 +236,8 @@ class Lead(Crew):
         self.sessions = itertools.count()
         self.plans = Counter[bytes]()  # sessions that use each
         self.lost: list[tuple[int, int, str]] = []  # orders without results: from, to, and why
-        self.counts = dict.fromkeys(KINDS, 0)
-        self.bytes = dict.fromkeys(KINDS, 0)
+        self.counts = [0] * len(KINDS)
+        self.bytes = [0] * len(KINDS)
         self.lines: dict[int, socket.socket] = {}
         self.names: dict[int, str] = {}
         self.processes: dict[int, int] = {}  # of workers on this machine
@@ -335,7 +339,7 @@ class Lead(Crew):
         if self.failed is not None or self.fatal is not None or self.broken:
             self.check()
         try:
-            self._said("run", RUN, plan, operands, freed, first)
+            self._said(RUN, plan, operands, freed, first)
             late, self.late = self.late, (self.number, plan, operands, first, freed)
             if late is not None:
                 self._do(late)
@@ -371,7 +375,7 @@ class Lead(Crew):
         """Until everybody has done all that was ordered."""
         self.check()
         try:
-            self._said("wait", WAIT, NOBODY, (), freed, 0)
+            self._said(WAIT, NOBODY, (), freed, 0)
             self._finish()
             self.member.free(freed)
             self.member.wait()
@@ -380,20 +384,25 @@ class Lead(Crew):
             raise self._own(error) from error.__cause__
 
     def _said(
-        self,
-        kind: str,
-        code: int,
-        plan: bytes,
-        operands: Sequence[int],
-        freed: Sequence[int],
-        first: int,
+        self, code: int, plan: bytes, operands: Sequence[int], freed: Sequence[int], first: int
     ) -> None:
-        """An order without text is on its way."""
+        """An order without text is on its way, written where it is sent from if it is short."""
         self.number += 1
-        order = pack(code, self.number, self.epoch & 255, plan, operands, freed, first)
-        self.counts[kind] += 1
-        self.bytes[kind] += len(order)
-        self._send(order)
+        n, m = len(operands), len(freed)
+        form = with_handles(n + m)
+        size, epoch = form.size, self.epoch & 255
+        self.counts[code] += 1
+        self.bytes[code] += size
+        said = size, code, epoch, n, m, self.number, plan, first, *operands, *freed
+        if size > SMALL:
+            self._send(form.pack(*said))
+            return
+        self._ring()
+        if self.sending:  # an interrupt came between
+            self._taken()
+        form.pack_into(self.saying, 0, *said)
+        self._start(size)
+        self._taken()
 
     def order(self, kind: str, value: Any = None, **what: Any) -> Any:
         """Anything else, with what an Order has; what the lead answers. For a plan, the value is the
@@ -404,8 +413,7 @@ class Lead(Crew):
             self.number += 1
             order = Order(kind, self.number, self.epoch & 255, **what)
             said = order.pack()
-            self.counts[kind] += 1
-            self.bytes[kind] += len(said)
+            self._count(kind, said)
             self._send(said)
             self._finish()
             found = self.member.obey(order, value) if kind != "end" else None
@@ -414,13 +422,20 @@ class Lead(Crew):
         except BaseException as error:
             raise self._own(error) from error.__cause__
 
+    def _count(self, kind: str, said: bytes) -> None:
+        self.counts[KINDS.index(kind)] += 1
+        self.bytes[KINDS.index(kind)] += len(said)
+
     def _send(self, data: bytes) -> None:
-        now = time.perf_counter()
-        if now - self.told > RING:
+        self._ring()
+        self._forward(data)
+
+    def _ring(self) -> None:
+        """Wake those who may sleep, since nobody said anything for a while."""
+        before, self.told = self.told, clock()
+        if self.told - before > RING:
             for rank in self.lines:
                 self._say(rank, b"w")
-        self._forward(data)
-        self.told = now
 
     def _own(self, error: BaseException) -> BaseException:
         """What the user is to see of an error at the lead, which may follow from another's."""
@@ -469,16 +484,15 @@ class Lead(Crew):
             self.broken = False
             self.communicator.error = None
         said = Order("recover", self.number, self.epoch & 255).pack()
-        self.counts["recover"] += 1
+        self._count("recover", said)
         self._send(said)
         self.lost.append((self._meet(self.did + 1), self.number, why))
         self.did = self.number
 
     def stats(self) -> dict[str, Any]:
         """Messages and bytes that orders took, by their kind."""
-        return {
-            k: {"messages": self.counts[k], "bytes": self.bytes[k]} for k in KINDS if self.counts[k]
-        }
+        counted = zip(KINDS, self.counts, self.bytes, strict=True)
+        return {k: {"messages": n, "bytes": size} for k, n, size in counted if n}
 
     def end(self) -> None:
         """Send everybody home."""

@@ -20,7 +20,10 @@ clock = time.perf_counter
 class Mail:
     """The messages of one operation, whose arrays lie in one piece."""
 
-    __slots__ = ("__weakref__", "_comm", "_finish", "_receives", "_sends", "_sizes")
+    __slots__ = (
+        *("__weakref__", "_comm", "_finish"),
+        *("_receives", "_sends", "_sizes", "_starts", "_tests"),
+    )
 
     def __init__(
         self, comm: MpiCommunicator, sends: Messages, receives: Messages, tag: int
@@ -30,17 +33,17 @@ class Mail:
         self._sizes = [(to, x.nbytes) for to, x in sends]
         self._sends = [*_requests(comm.comm.Send_init, comm.byte, sends, tag)]
         self._receives = [*_requests(comm.comm.Recv_init, comm.byte, receives, tag)]
+        self._starts = [r.Start for r in (*self._receives, *self._sends)]
+        self._tests = [r.Test for r in (*self._receives, *self._sends)]
 
-    def start(self, finish: Callable[[], None]) -> Mail:
+    def start(self, finish: Callable[[], None] | None = None) -> Mail:
         """Begin; who waits for it finishes, when all has arrived."""
         comm = self._comm
         began = clock()
         self._finish = finish
         comm.going.add(self)
-        for request in self._receives:
-            request.Start()
-        for request in self._sends:
-            request.Start()
+        for start in self._starts:
+            start()
         for to, size in self._sizes:
             comm.bytes_to[to] += size
         comm.talking += clock() - began
@@ -49,10 +52,9 @@ class Mail:
     def wait(self) -> None:
         comm = self._comm
         began = clock()
-        for requests in (self._receives, self._sends):
-            for request in requests:
-                if not request.Test():
-                    comm.until(request.Test)
+        for has_gone in self._tests:
+            if not has_gone():
+                comm.until(has_gone)
         comm.going.discard(self)
         finish, self._finish = self._finish, None
         if finish is not None:
@@ -71,6 +73,8 @@ class Mail:
         """Give back what MPI keeps for it."""
         receives, self._receives = self._receives, []
         sends, self._sends = self._sends, []
+        self._starts.clear()
+        self._tests.clear()
         for request in (*receives, *sends):
             request.Free()
 

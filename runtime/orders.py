@@ -80,14 +80,15 @@ def pack(
     text: bytes = b"",
 ) -> bytes:
     n, m = len(operands), len(freed)
-    form = _with_handles(n + m)
+    form = with_handles(n + m)
     length = form.size + len(text)
     said = form.pack(length, kind, epoch, n, m, number, plan, first, *operands, *freed)
     return said + text if text else said
 
 
 @functools.lru_cache(64)
-def _with_handles(count: int) -> struct.Struct:
+def with_handles(count: int) -> struct.Struct:
+    """An order without text."""
     return struct.Struct(f"{_FORM}{count}Q")
 
 
@@ -103,7 +104,7 @@ def unpack(data: bytes) -> Order:
     end = HEAD.size + 8 * (n + m)
     if end > length:
         raise Malformed(f"an order with {n + m} handles in {length} bytes")
-    handles = _with_handles(n + m).unpack_from(data)[_FACTS:]
+    handles = with_handles(n + m).unpack_from(data)[_FACTS:]
     text = None
     if end < length:
         try:

@@ -98,17 +98,17 @@ def _exchange(comm: Communicator, spec: Spec, made: Spec, x: Any, out: Any, xp: 
             after = [(p, s) for (_, s), (p, is_own) in zip(receives, taken, strict=True) if is_own]
 
             def begin(xs: Arrays, outs: Arrays) -> Request:
-                (x,), (out,) = xs, outs
+                x, out = xs[0], outs[0]
                 for place, s in before:
-                    np.copyto(place, x[s])
+                    place[...] = x[s]
 
                 def finish() -> None:
                     for place, s in after:
-                        np.copyto(out[s], place)
+                        out[s] = place
 
-                request = mail.start(finish)
+                request = mail.start(finish if after else None)
                 for to, source in stays:
-                    np.copyto(out[to], x[source])
+                    out[to] = x[source]
                 return request
 
             return begin
