@@ -24,10 +24,10 @@ Product = Callable[..., None]  # (left, right, result)
 
 _LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
 TINY = 1 << 15  # multiplications; smaller products are one call of BLAS, with the least around it
-GRAIN = 1 << 20  # multiplications that are worth waking a thread, where they are quick ...
-READS = 1 << 17  # ... and where memory limits them: in products with vectors
+GRAIN = 1 << 17  # multiplications that are worth waking a thread
 QUICK, QUICK_READS = 1 << 17, 1 << 13  # less is not worth letting other Python threads run
 BOTH = 64  # rows and columns from which packing both operands pays
+NARROW, FEW = 32, 16  # fewer columns, or rows, leave much of oneDNN's vectors and tiles empty
 LONG = 1 << 14  # terms of a sum that make a block
 PARTS = 32  # blocks of a sum at the most
 MOST_TURNS = 1 << 14
@@ -79,6 +79,8 @@ def ways(a: Any, b: Any, out: Any, threads: int, stays: bool = False) -> Mapping
     work = result.size * k
     alike = a.dtype == b.dtype == out.dtype and out.dtype.name in _LETTERS
     found: dict[str, Maker] = {}
+    if alike and _blas_pays(left, right, result):
+        found["blas"] = partial(_blas_product, left, right, result, threads)
     if not alike or (work > TINY and min(m, n) > 1):
         most = max(1, min(threads, work // GRAIN))
         whole = len(result.shape) == 2 and _packing_pays(left, right, result)
@@ -89,7 +91,7 @@ def ways(a: Any, b: Any, out: Any, threads: int, stays: bool = False) -> Mapping
                 _by_onednn, left, right, result, most, packed, work <= QUICK, keeps
             )
     if alike:
-        found["blas"] = partial(_blas_product, left, right, result, threads)
+        found.setdefault("blas", partial(_blas_product, left, right, result, threads))
     if alike and min(m, n) == 1 and max(m, n) >= STREAMS:
         found["streams"] = partial(_in_streams, left, right, result, threads)
         if streams_pay(_transposed(right) if m == 1 else left):
@@ -97,11 +99,17 @@ def ways(a: Any, b: Any, out: Any, threads: int, stays: bool = False) -> Mapping
     return found
 
 
+def _blas_pays(a: Stack, b: Stack, out: Stack) -> bool:
+    """Whether it is quicker than oneDNN: as timed over a grid of shapes."""
+    rows, columns = out.shape[-2:]
+    return columns < NARROW or (rows < FEW and a.strides[-1] == b.strides[-1] == 1)
+
+
 def _packing_pays(a: Stack, b: Stack, out: Stack) -> bool:
-    """Whether to copy both operands in an order that suits the processor first: as timed over a grid
-    of shapes.
-    """
-    return min(out.shape[-2:]) >= BOTH or a.strides[-1] != 1
+    """Whether to copy both operands in an order that suits the processor first, as timed."""
+    rows, columns = out.shape[-2:]
+    turned = a.strides[-1] != 1, b.strides[-1] != 1
+    return min(rows, columns) >= BOTH or turned == ((False, True) if rows < FEW else (True, False))
 
 
 def _by_onednn(
@@ -123,7 +131,7 @@ def _in_streams(a: Stack, b: Stack, out: Stack, threads: int) -> Product | None:
     if turned:
         a, b, out = _transposed(b), _transposed(a), _transposed(out)
     work = out.size * a.shape[-1]
-    count = 0 if work <= QUICK_READS else max(1, min(threads, work // READS))
+    count = 0 if work <= QUICK_READS else max(1, min(threads, work // GRAIN))
     return vector_product(a, b, out, turned, count)
 
 
@@ -213,7 +221,7 @@ def _blas_product(a: Stack, b: Stack, out: Stack, threads: int) -> Product | Non
     if forms is None:
         return None
     work, matrices = out.size * k, math.prod(out.shape[:-2])
-    worth = max(1, min(threads, work // (READS if vector else GRAIN)))
+    worth = max(1, min(threads, work // GRAIN))
     parts = _parts(m, n, k) if matrices == 1 and out.dtype.kind == "f" else 0
     block = (m, n, -(-k // parts)) if parts else (*_block(m, n, -(-worth // matrices)), k)
     table = _table(a, b, out, block, parts > 0)

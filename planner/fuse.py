@@ -188,7 +188,7 @@ def _worthy_nests(graph: Graph, target: Target, alone: set[int]) -> list[Nested]
         one = sum(n.op not in VIEWS for n in nodes) == 1
         one = one and nodes[-1].op in (*PRODUCTS, *GATHERS)
         pairs = _is_of_pairs(g) and not any(_reads_product(graph, n, target) for n in nodes)
-        if (not plain or pairs) and not one and work >= WORTH and _can_be(graph, g):
+        if (not plain or pairs) and not one and work >= BESIDE and _can_be(graph, g):
             found.append(g)
     return found
 

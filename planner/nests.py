@@ -132,6 +132,7 @@ def small_first(graph: Graph) -> Graph:
     for k, node in enumerate(graph.nodes):
         small = (
             node.op in OPS
+            and node.op not in GATHERS
             and not any(True for _ in node.subgraphs())
             and not collective_of(node.op, node.kw)
             and node.op not in ("wait", "barrier")

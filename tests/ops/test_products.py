@@ -338,6 +338,31 @@ def test_which_rule_a_vector_takes() -> None:
     assert first(1000, 1000, turned=True) == first(1 << 20, 8, turned=True) == "blas"
 
 
+@with_onednn
+@pytest.mark.parametrize(
+    ("m", "n", "k", "turned", "first"),
+    [
+        (300, 10, 200, (False, False), "blas"),
+        (300, 10, 200, (True, True), "blas"),
+        (8, 300, 200, (False, False), "blas"),
+        (8, 300, 200, (False, True), "onednn packed"),
+        (8, 300, 200, (True, True), "onednn"),
+        (40, 300, 200, (True, False), "onednn packed"),
+        (40, 300, 200, (True, True), "onednn"),
+    ],
+)
+def test_which_rule_a_narrow_product_takes(
+    m: int, n: int, k: int, turned: tuple[bool, bool], first: str
+) -> None:
+    shapes = (m, k), (k, n)
+    a, b = (
+        np.ones(s[::-1], np.float32).T if t else np.ones(s, np.float32)
+        for s, t in zip(shapes, turned, strict=True)
+    )
+    known = products.ways(a, b, np.empty((m, n), np.float32), 2)
+    assert next(iter(known)) == first
+
+
 def test_what_blas_cannot_read_is_left_to_numpy() -> None:
     a = numbers((40, 80), "float64")[:, ::2]
     assert product(a, numbers((40, 8), "float64"), np.empty((40, 8)), 2) is None

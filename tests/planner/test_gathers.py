@@ -51,6 +51,28 @@ def test_cross_entropy_and_its_gradient_are_one_kernel(function: Any) -> None:
         np.testing.assert_allclose(np.asarray(y), z, rtol=1e-11, atol=1e-15)
 
 
+def test_a_small_loss_behind_large_products_is_kernels() -> None:
+    def network(w: Any, v: Any, x: Any, y: Any) -> Any:
+        return loss(ost.nn.relu(x @ w) @ v, y)
+
+    rng = np.random.default_rng(12)
+    w, v, x = (rng.standard_normal(n) for n in ((200, 300), (300, 10), (64, 200)))
+    y = rng.integers(0, 10, 64)
+    slopes = ost.grad(network, (0, 1))
+    ops = [n.op for n in program_of(slopes, w, v, x, y).nodes]
+    assert ops.count("fused_nest") <= 3
+    assert {n for n in ops if "matmul" not in n and "fused" not in n} <= {
+        "in_bounds",
+        "permute_dims",
+    }
+    h = np.maximum(x @ w, 0)
+    g = expected(h @ v, y)[1]
+    with sessions.use():
+        made = ost.compile(slopes)(w, v, x, y)
+    for given, wanted in zip(made, (x.T @ ((g @ v.T) * (h > 0)), h.T @ g), strict=True):
+        np.testing.assert_allclose(np.asarray(given), wanted, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("workers", [2, 3])
 def test_on_several_workers(workers: int) -> None:
     with sessions.use((workers,)):
