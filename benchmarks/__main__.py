@@ -15,7 +15,7 @@ from pathlib import Path
 from . import machine, runner, table
 from .workload import split_name, workloads
 
-SUITES = ("dispatch", "planning", "compiling", "kernels", "products", "breadth", "cluster")
+SUITES = ("dispatch", "planning", "compiling", "kernels", "products", "breadth", "loops", "cluster")
 RESULTS = Path(__file__).resolve().parent / "results"
 
 

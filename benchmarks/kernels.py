@@ -49,8 +49,12 @@ def workload(
     in_steps: Function | None = None,
     tolerance: float = 1e-3,
     others: Mapping[str, Callable[[], Case]] | None = None,
+    only: Sequence[str] = (),
+    seconds: float = 6.0,
 ) -> Workload:
+    """In each library, or in these only."""
     cases = {**everywhere(function, operands, in_steps), **(others or {})}
+    cases = {name: case for name, case in cases.items() if not only or name in only}
     return Workload(
         name,
         about,
@@ -59,7 +63,7 @@ def workload(
         tolerance=tolerance,
         traffic=traffic,
         flops=flops,
-        seconds=6.0,
+        seconds=seconds,
     )
 
 

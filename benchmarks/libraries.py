@@ -57,6 +57,12 @@ class Ostinato:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.ost.nn if name == "softmax" else self.ost, name)
 
+    def turns(self, count: int, step: Function, state: Any) -> Any:
+        return self.ost.repeat(count, step, state)
+
+    def until(self, on: Function, step: Function, state: Any, most: int) -> Any:
+        return self.ost.while_loop(on, step, state, most=most)
+
 
 def jax_case(function: Function, operands: Sequence[Numbers]) -> Case:
     import jax  # type: ignore[import-not-found, unused-ignore]
@@ -84,7 +90,22 @@ class Jax:
             return jax.grad
         if name == "softmax":
             return jax.nn.softmax
+        if name == "scan":
+            return jax.lax.scan
         return getattr(self.jnp, name)
+
+    def turns(self, count: int, step: Function, state: Any) -> Any:
+        import jax
+
+        return jax.lax.fori_loop(0, count, lambda _, s: step(s), state)
+
+    def until(self, on: Function, step: Function, state: Any, most: int) -> Any:
+        import jax
+
+        def go_on(s: Any) -> Any:
+            return on(s[0]) & (s[1] < most)
+
+        return jax.lax.while_loop(go_on, lambda s: (step(s[0]), s[1] + 1), (state, 0))[0]
 
 
 def torch_case(function: Function, operands: Sequence[Numbers], slopes: bool = False) -> Case:
@@ -151,6 +172,25 @@ class NumPy:
 
     def one_hot(self, i: Any, n: int) -> Any:
         return (i[:, None] == np.arange(n)).astype(np.float32)
+
+    def turns(self, count: int, step: Function, state: Any) -> Any:
+        for _ in range(count):
+            state = step(state)
+        return state
+
+    def until(self, on: Function, step: Function, state: Any, most: int) -> Any:
+        for _ in range(most):
+            if not on(state):
+                break
+            state = step(state)
+        return state
+
+    def scan(self, step: Function, state: Any, xs: Any) -> Any:
+        made = []
+        for x in xs:
+            state, y = step(state, x)
+            made.append(y)
+        return state, np.stack(made)
 
 
 def everywhere(

@@ -17,6 +17,7 @@ from .libraries import case, nothing
 from .workload import Case, Numbers, Workload
 
 Operands = Callable[[], Sequence[Numbers]]
+quick = functools.partial(workload, only=("ostinato", "numpy"))  # others have no float64 here
 
 
 def numbers(*shapes: tuple[int, ...], dtype: Any = np.float32) -> Operands:
@@ -83,15 +84,6 @@ TABLE, LEFT, RIGHT = (500, 1000), (128, 528), (528, 784)
 
 def mixed() -> Sequence[Numbers]:
     return [*numbers(TABLE, LEFT, RIGHT)(), *numbers(LEFT, RIGHT, dtype=np.float64)()]
-
-
-def quick(
-    name: str, about: str, function: Any, operands: Operands, traffic: float, flops: float
-) -> Workload:
-    """Without the systems that have no float64 here."""
-    made = workload(name, about, function, operands, traffic, flops)
-    kept = {k: v for k, v in made.cases.items() if k in ("ostinato", "numpy")}
-    return Workload(name, about, made.expect, kept, tolerance=1e-3, seconds=6.0)
 
 
 def in_turns(function: Any, operands: Operands, many: int) -> Case:

@@ -39,7 +39,7 @@ def _opaque(ins: Specs, outs: Specs, p: Params) -> Indices:
     return Indices(tuple((None,) * s.ndim for s in ins), tuple((None,) * s.ndim for s in outs))
 
 
-def _graph_cost(graph: Graph) -> tuple[float, float]:
+def graph_cost(graph: Graph) -> tuple[float, float]:
     flops = moved = 0.0
     for node in graph.nodes:
         f, b = lookup(node.op).cost(tuple(graph.specs[v] for v in node.inputs), node.specs, node.kw)
@@ -56,7 +56,7 @@ def _loop_rule(
 
 
 def _loop_cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
-    flops, moved = _graph_cost(p["body"])
+    flops, moved = graph_cost(p["body"])
     return flops * p["trips"], moved * p["trips"]
 
 
@@ -286,7 +286,7 @@ op(
     "blocks",
     infer=lambda *xs, body, turns: tuple(s.bare for s in body.out_specs),
     indices=_opaque,
-    cost=lambda ins, outs, p: _graph_cost(p["body"]),
+    cost=lambda ins, outs, p: graph_cost(p["body"]),
 )
 
 
@@ -312,7 +312,7 @@ op(
     infer=_while_rule,
     indices=_opaque,
     grad=_while_grad,
-    cost=lambda ins, outs, p: _graph_cost(p["body"]),
+    cost=lambda ins, outs, p: graph_cost(p["body"]),
 )
 
 
@@ -418,7 +418,7 @@ op(
     infer=lambda *xs, then, otherwise: tuple(s.bare for s in then.out_specs),
     indices=_opaque,
     grad=_branch_grad,
-    cost=lambda ins, outs, p: max(_graph_cost(p["then"]), _graph_cost(p["otherwise"])),
+    cost=lambda ins, outs, p: max(graph_cost(p["then"]), graph_cost(p["otherwise"])),
 )
 
 

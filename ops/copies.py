@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,36 +34,61 @@ def copying(
     return native_kernel(body, shape, [source, target], threads)
 
 
-def copy_native(arrays: Sequence[Any], threads: int, **_: Any) -> Copy | None:
-    """Of one array to another, which may have the same elements in another shape, one by one."""
-    x, out = arrays
-    if out.nbytes < LEAST or x.dtype != out.dtype:
-        return None
-    if x.shape != out.shape:
-        if not out.flags.c_contiguous:
-            return None
-        out = out.reshape(x.shape)
-    return copying(x.shape, x.itemsize, x.strides, out.strides, threads)
+class Piece(NamedTuple):
+    """A part of a result, and the operand that is there; or the value that is everywhere in it."""
+
+    operand: int  # -1 for none
+    at: tuple[slice, ...] = ()
+    value: Any = 0
 
 
-def join_native(arrays: Sequence[Any], threads: int, *, axis: int, **_: Any) -> Copy | None:
-    """Of several arrays to places behind each other."""
+class Pieces:
+    """A function that puts a result together; it knows the kernel of each piece."""
+
+    def __init__(self, parts: Sequence[tuple[Copy, Piece]]) -> None:
+        self.parts = parts
+
+    def __call__(self, *arrays: Any) -> None:
+        *xs, out = arrays
+        for kernel, piece in self.parts:
+            kernel(*xs[piece.operand :][: piece.operand >= 0], out[piece.at])
+
+
+def in_pieces(
+    pieces: Sequence[Piece], arrays: Sequence[Any], threads: int, often: bool = False
+) -> Copy | None:
+    """The function of operands that lie so and the result, if there is much to copy, or it is done
+    `often`, and all of the result is here."""
     *xs, out = arrays
-    if out.nbytes < LEAST or any(x.dtype != out.dtype for x in xs):
+    if (out.nbytes < LEAST and not often) or any(x.dtype != out.dtype for x in xs):
         return None
-    parts, end = [], 0
-    for x in xs:
-        begin, end = end, end + x.shape[axis]
-        at = (*(slice(None),) * axis, slice(begin, end))
-        copy = copying(x.shape, x.itemsize, x.strides, out[at].strides, threads)
-        if copy is None:
+    parts = []
+    for piece in pieces:
+        to = out[piece.at]
+        if piece.operand < 0:
+            kernel = _filling(to, piece.value, threads)
+        else:
+            x = xs[piece.operand]
+            if x.size != to.size or (x.shape != to.shape and not to.flags.c_contiguous):
+                return None
+            kernel = copying(x.shape, x.itemsize, x.strides, to.reshape(x.shape).strides, threads)
+        if kernel is None:
             return None
-        if x.size:
-            parts.append((copy, at))
-    return partial(_join, parts) if end == out.shape[axis] else None
+        if to.size:
+            parts.append((kernel, piece))
+    whole = len(parts) == 1 and not parts[0][1].at
+    return parts[0][0] if whole else Pieces(parts)
 
 
-def _join(parts: Sequence[tuple[Copy, Any]], *arrays: Any) -> None:
-    *xs, out = arrays
-    for (copy, at), x in zip(parts, (x for x in xs if x.size), strict=True):
-        copy(x, out[at])
+def _filling(out: Any, value: Any, threads: int) -> Copy | None:
+    """The function of an array that lies so, which has this value everywhere from then on."""
+    if out.itemsize not in _WORDS or why_not():
+        return None
+    word = _WORDS[out.itemsize]
+    bits = int(np.asarray(value).astype(out.dtype).view(word))
+    builder = Builder([])
+    number = builder.call("constant", value=bits, dtype=word)
+    body = builder.graph(
+        [builder.add("astype", [number], {"dtype": word}, [Spec(out.shape, word)])[0]]
+    )
+    return native_kernel(body, out.shape, [out.strides], threads)

@@ -28,6 +28,7 @@ from .index import LETTERS, Indices
 from .matrices import (
     adjoint,
     as_diagonal,
+    at_once,
     bar_of,
     cubic,
     diagonal_of,
@@ -36,6 +37,7 @@ from .matrices import (
     matrix,
     put,
     sum_bytes,
+    turned,
     whole,
 )
 from .reduction import any as anywhere
@@ -47,22 +49,26 @@ from .spec import Shape, Spec, int64, real_of
 from .thin import phases, thin_qr, times
 from .where import misfit
 
-
 # -- cholesky --------------------------------------------------------------------------------
+INDEFINITE = "a matrix that is not positive definite"
+
+
 def _cholesky_kernel(xp: Any, out: Any, x: Any, *, upper: bool) -> None:
     """Of the lower triangle; the upper factor is the adjoint of the lower."""
-    if xp is not np or not lapack.found():
-        put(xp, out, xp.linalg.cholesky(x))
-    else:
-        xp.copyto(out, x)
-        for (a,) in each(out):
-            if a.size and lapack.potrf(a):
-                raise np.linalg.LinAlgError("a matrix that is not positive definite")
+    if xp is not np or not lapack.found() or at_once(x):
+        try:
+            lower = xp.linalg.cholesky(x)
+        except np.linalg.LinAlgError:
+            raise np.linalg.LinAlgError(INDEFINITE) from None
+        put(xp, out, turned(lower) if upper else lower)
+        return
+    xp.copyto(out, x)
     for (a,) in each(out):
+        if a.size and lapack.potrf(a):
+            raise np.linalg.LinAlgError(INDEFINITE)
         for k in range(a.shape[0]):
             a[k, k + 1 :] = 0
-    if upper:
-        for (a,) in each(out):
+        if upper:
             a[...] = a.conj().T.copy()
 
 
@@ -131,8 +137,18 @@ def _triangular_kernel(xp: Any, out: Any, a: Any, b: Any, *, upper: bool, unit: 
         return
     if not unit and not xp.all(xp.diagonal(a, 0, -2, -1)):
         raise np.linalg.LinAlgError(SINGULAR)
+    if max(a.shape[-2:]) <= HALVED and a.ndim > 2:
+        put(xp, out, xp.linalg.solve(_one_triangle(xp, a, upper, unit), b))
+        return
     for y, t in each(out, a):
         triangular(xp, t, y, upper, unit)
+
+
+def _one_triangle(xp: Any, t: Any, upper: bool, unit: bool) -> Any:
+    t = xp.triu(t) if upper else xp.tril(t)
+    if unit:
+        t = xp.where(xp.eye(t.shape[-1], dtype=bool), 1, t).astype(t.dtype)
+    return t
 
 
 def triangular(xp: Any, t: Any, y: Any, upper: bool, unit: bool = False) -> None:
@@ -148,17 +164,14 @@ def triangular(xp: Any, t: Any, y: Any, upper: bool, unit: bool = False) -> None
     by_halves(xp, t, y, upper, unit)
 
 
-SMALL = 32  # rows that `by_halves` leaves to xp.linalg
+HALVED = 32  # rows that are left to xp.linalg
 
 
 def by_halves(xp: Any, t: Any, y: Any, upper: bool, unit: bool) -> None:
     """The same where there is no such function: one half, a product, the other half."""
     n = t.shape[0]
-    if n <= SMALL:
-        t = xp.triu(t) if upper else xp.tril(t)
-        if unit:
-            t = t - xp.diag(xp.diagonal(t)) + xp.eye(n, dtype=t.dtype)
-        y[...] = xp.linalg.solve(t, y)
+    if n <= HALVED:
+        y[...] = xp.linalg.solve(_one_triangle(xp, t, upper, unit), y)
         return
     h = n // 2
     first, then = (slice(h, n), slice(0, h)) if upper else (slice(0, h), slice(h, n))
@@ -304,8 +317,11 @@ def _solve_kernel(xp: Any, out: Any, a: Any, b: Any, *, scratch: Sequence[Any]) 
     b = xp.broadcast_to(b, out.shape)
     if not out.size:
         return
-    if xp is not np or not lapack.found():
-        put(xp, out, xp.linalg.solve(a, b))
+    if xp is not np or not lapack.found() or at_once(a):
+        try:
+            put(xp, out, xp.linalg.solve(a, b))
+        except np.linalg.LinAlgError:
+            raise np.linalg.LinAlgError(SINGULAR) from None
         return
     before = 0
     for y, one, side in each(out, a, b):
@@ -427,6 +443,15 @@ def _qr_rule(x: Spec, *, mode: str) -> Specs:
 
 
 def _qr_kernel(xp: Any, out: Any, x: Any, *, mode: str, scratch: Sequence[Any]) -> None:
+    if at_once(x) and x.size:
+        q, r = xp.linalg.qr(x, mode)
+        signs = phases(xp, r)
+        small = signs.shape[-1]
+        q[..., :small] *= signs[..., None, :]
+        r[..., :small, :] *= signs.conj()[..., :, None]
+        put(xp, out[0], q)
+        put(xp, out[1], r)
+        return
     for one, q, r in each(x, *out):
         qr_of_one(xp, one, q, r, scratch[0] if scratch else None)
 

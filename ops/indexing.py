@@ -11,7 +11,7 @@ read at once; while tracing that is an error which names the static alternative.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any
@@ -23,7 +23,9 @@ from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
 from . import array
 from .array import Array, Operandish, apply, as_array, export, unify
 from .elementwise import astype, equal, less, where
+from .graph import Builder
 from .index import LETTERS, Indices, along
+from .native import native_kernel, strides_over, why_not
 from .registry import Params, Place, Specs, op, stream_cost
 from .shape import (
     MODES,
@@ -51,11 +53,16 @@ MOVE = stream_cost(0)
 
 def _in_bounds(indices: Any, size: int) -> None:
     """NumPy's own check, for kernels that run NumPy without it."""
-    if indices.size:
-        low, high = int(indices.min()), int(indices.max())
-        if low < -size or high >= size:
-            bad = low if low < -size else high
-            raise IndexError(f"index {bad} is out of bounds for an axis with {size} elements")
+    if indices.ndim == 0:
+        _check(int(indices), int(indices), size)
+    elif indices.size:
+        _check(int(indices.min()), int(indices.max()), size)
+
+
+def _check(low: int, high: int, size: int) -> None:
+    if low < -size or high >= size:
+        bad = low if low < -size else high
+        raise IndexError(f"index {bad} is out of bounds for an axis with {size} elements")
 
 
 def _from_front(indices: Any, size: int) -> Any:
@@ -68,11 +75,37 @@ def _in_bounds_kernel(xp: Any, out: Any, i: Any, *, size: int, name: str) -> Non
     out[...] = True
 
 
+def _in_bounds_native(
+    arrays: Sequence[Any], threads: int, *, size: int, **_: Any
+) -> Callable[..., None] | None:
+    """By a kernel that finds the least and the largest."""
+    i, _out = arrays
+    if why_not() or not i.size or not i.ndim:
+        return None
+    axes = tuple(range(i.ndim))
+    builder = Builder([Spec(i.shape, i.dtype)])
+    body = builder.graph([builder.call(name, 0, axes=axes) for name in ("min", "max")])
+    found = np.empty(2, i.dtype)
+    low, high = found[:1].reshape(()), found[1:].reshape(())
+    strides = strides_over(body, i.shape, [i, low, high], i.ndim)
+    kernel = native_kernel(body, i.shape, strides, threads, i.ndim)
+    if kernel is None:
+        return None
+
+    def check(i: Any, out: Any) -> None:
+        kernel(i, low, high)
+        _check(int(low), int(high), size)
+        out[()] = True
+
+    return check
+
+
 op(  # before a kernel that gathers: whether all places are inside
     "in_bounds",
     infer=lambda i, *, size, name: Spec((), bool_),
     indices=lambda ins, outs, p: Indices(((None,) * ins[0].ndim,), ((),)),
     kernel=_in_bounds_kernel,
+    native=_in_bounds_native,
 )
 
 

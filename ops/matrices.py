@@ -73,6 +73,19 @@ def each(x: Any, *others: Any) -> Iterator[tuple[Any, ...]]:
         yield tuple(None if y is None else y[at] for y in (x, *others))
 
 
+SMALL = 256  # rows and columns of matrices that NumPy's own functions are quicker for
+
+
+def at_once(x: Any) -> bool:
+    """Whether to leave a stack of matrices to one call of xp.linalg."""
+    return max(x.shape[-2:]) <= SMALL
+
+
+def turned(x: Any) -> Any:
+    """The adjoint of each matrix of a stack."""
+    return x.conj().swapaxes(-1, -2)
+
+
 def put(xp: Any, out: Any, value: Any) -> None:
     if out is not None:
         xp.copyto(out, value, casting="unsafe")

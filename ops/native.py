@@ -1182,6 +1182,18 @@ def function_of(text: str, about: Any, held: Any = None) -> Callable[..., None]:
     return made
 
 
+def is_kernel(function: Any) -> bool:
+    """Whether it is one of these functions, which machine code can call as well."""
+    return isinstance(getattr(function, "__self__", None), _Facts)
+
+
+def entry_of(kernel: Any) -> int:
+    """Where its machine code begins; it is compiled now at the latest."""
+    code = kernel.__self__.held[1]
+    code.ready()
+    return int(code.definition.function)
+
+
 class _Facts(np.ndarray):
     """A meta array, and the memory that it points to."""
 

@@ -87,6 +87,9 @@ class Op:
         None  # (arrays like operands and results, threads, scratch=, **params) -> a function of such,
         # a `Keeping` of one, or None
     )
+    pieces: Callable[..., Sequence[Any] | None] | None = (
+        None  # (shapes of operands, **params) -> what its result is put together of, if it is
+    )
     ways: Callable[[Specs, Specs, Params, int], Sequence[str]] | None = (
         None  # names of what `way` may be in params of scratch and native, the rule's first
     )

@@ -15,7 +15,7 @@ import numpy as np
 from ostinato.errors import ArgumentError, BoundsError, LayoutError, OstinatoError, ShapeError
 
 from .array import Array, Operandish, Split, apply, as_array, export, functions, unify
-from .copies import copy_native, join_native
+from .copies import Piece
 from .elementwise import astype, broadcast, greater_equal, number_of, where
 from .index import LETTERS, Indices, Reach, along, reshape_labels
 from .layout import Box
@@ -118,11 +118,18 @@ op(
     "copy",
     infer=_same,
     kernel=_copy_kernel,
-    native=copy_native,
+    pieces=lambda ins, **_: [Piece(0)],
     grad=lambda g, y, x: (g,),
     cost=MOVE,
 )
-op("resplit", infer=_same, kernel=_copy_kernel, grad=lambda g, y, x, **_: (g,), cost=MOVE)
+op(
+    "resplit",
+    infer=_same,
+    kernel=_copy_kernel,
+    pieces=lambda ins, **_: [Piece(0)],
+    grad=lambda g, y, x, **_: (g,),
+    cost=MOVE,
+)
 op("stop_gradient", infer=_same, kernel=_copy_kernel, grad=lambda g, y, x: (None,), cost=MOVE)
 
 
@@ -175,7 +182,7 @@ op(
     indices=lambda ins, outs, p: reshape_labels(ins[0].shape, outs[0].shape),
     view=_reshape_view,
     kernel=lambda xp, out, x, *, shape: xp.copyto(out, x.reshape(out.shape)),
-    native=copy_native,
+    pieces=lambda ins, **_: [Piece(0)],
     grad=lambda g, y, x, *, shape: (reshape(g, x.shape),),
     cost=MOVE,
     keeps_order=True,
@@ -554,6 +561,16 @@ def _concat_kernel(xp: Any, out: Any, *xs: Any, axis: int, at: Place) -> None:
         _paste(out, x, at, k, axis, offset)
 
 
+def _concat_pieces(ins: Sequence[Shape], *, axis: int) -> list[Piece]:
+    begins = _offsets(ins, axis)
+    ends = [begin + shape[axis] for begin, shape in zip(begins, ins, strict=False)]
+    before = (slice(None),) * axis
+    return [
+        Piece(k, (*before, slice(*ends_)))
+        for k, ends_ in enumerate(zip(begins, ends, strict=False))
+    ]
+
+
 def _concat_grad(g: Array, y: Array, *xs: Array, axis: int) -> Sequence[Array | None]:
     offsets = _offsets([x.shape for x in xs], axis)
     return [
@@ -567,7 +584,7 @@ op(
     infer=_concat_rule,
     indices=_concat_indices,
     kernel=_concat_kernel,
-    native=join_native,
+    pieces=_concat_pieces,
     grad=_concat_grad,
     cost=MOVE,
     placed=True,
@@ -628,6 +645,12 @@ def _pad_kernel(xp: Any, out: Any, x: Any, *, widths: Pairs, value: Any, at: Pla
     out[tuple(target)] = x[tuple(source)]
 
 
+def _pad_pieces(ins: Sequence[Shape], *, widths: Pairs, value: Any) -> list[Piece]:
+    (shape,) = ins
+    inside = tuple(slice(b, b + n) for n, (b, _) in zip(shape, widths, strict=True))
+    return [Piece(-1, value=value), Piece(0, inside)]
+
+
 def _pad_grad(g: Array, y: Array, x: Array, *, widths: Pairs, value: Any) -> Sequence[Array | None]:
     return (slice_axes(g, {d: (before, x.shape[d], 1) for d, (before, _) in enumerate(widths)}),)
 
@@ -639,6 +662,7 @@ op(
     ),
     indices=_pad_indices,
     kernel=_pad_kernel,
+    pieces=_pad_pieces,
     grad=_pad_grad,
     cost=MOVE,
     placed=True,
@@ -791,6 +815,16 @@ def _update_kernel(
         getattr(xp, _UFUNC[mode])(place, values, out=place, casting="unsafe")
 
 
+def _update_pieces(
+    ins: Sequence[Shape], *, starts: Shape, steps: Shape, mode: str
+) -> list[Piece] | None:
+    if mode != "set":
+        return None
+    ends = [a + step * n for a, step, n in zip(starts, steps, ins[1], strict=True)]
+    at = [slice(a, z if z >= 0 else None, s) for a, z, s in zip(starts, ends, steps, strict=True)]
+    return [Piece(0), Piece(1, tuple(at))]
+
+
 def _update_grad(
     g: Array, y: Array, x: Array, v: Array, *, starts: Shape, steps: Shape, mode: str
 ) -> Sequence[Array | None]:
@@ -819,6 +853,7 @@ op(
     infer=lambda x, v, *, starts, steps, mode: Spec(x.shape, x.dtype),
     indices=_update_indices,
     kernel=_update_kernel,
+    pieces=_update_pieces,
     grad=_update_grad,
     cost=MOVE,
     placed=True,

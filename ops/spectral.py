@@ -19,6 +19,7 @@ from .index import LETTERS, Indices
 from .matrices import (
     adjoint,
     as_diagonal,
+    at_once,
     bar_of,
     cubic,
     diagonal_of,
@@ -26,6 +27,7 @@ from .matrices import (
     is_tall,
     matrix,
     put,
+    turned,
     whole,
 )
 from .registry import Params, Scratch, Specs, op
@@ -47,6 +49,10 @@ def _svd_rule(x: Spec, *, full: bool) -> Specs:
 
 
 def _svd_kernel(xp: Any, out: Any, x: Any, *, full: bool) -> None:
+    if at_once(x) and x.size:
+        for y, value in zip(out, _singular(xp, x, out[0] is out[2] is None, full), strict=True):
+            put(xp, y, value)
+        return
     for one, u, s, vh in each(x, *out):
         svd_of_one(xp, one, u, s, vh, full)
 
@@ -187,6 +193,11 @@ op(
 
 # -- pseudo-inverse and least squares ----------------------------------------------------------
 def _pinv_kernel(xp: Any, out: Any, x: Any, *, rtol: float, scratch: Sequence[Any]) -> None:
+    if at_once(x) and x.size:
+        u, values, vh = _singular(xp, x, only=False)
+        weights = _weights(xp, values, rtol).astype(x.dtype)
+        put(xp, out, (turned(vh) * weights[..., None, :]) @ turned(u))
+        return
     u, values, vh = scratch
     for one, made in each(x, out):
         if one.size:
@@ -197,7 +208,7 @@ def _pinv_kernel(xp: Any, out: Any, x: Any, *, rtol: float, scratch: Sequence[An
 
 def _weights(xp: Any, values: Any, rtol: float) -> Any:
     """Reciprocals of the singular values that count, 0 for the others."""
-    counts = values > values[:1] * rtol
+    counts = values > values[..., :1] * rtol
     return xp.where(counts, 1 / xp.where(counts, values, 1), 0)
 
 
@@ -266,6 +277,15 @@ def _lstsq_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
 def _lstsq_kernel(
     xp: Any, out: Any, a: Any, b: Any, *, rtol: float, scratch: Sequence[Any]
 ) -> None:
+    if at_once(a) and a.size:
+        x, rank, s = out
+        u, values, vh = _singular(xp, a, only=False)
+        weights = _weights(xp, values, rtol)
+        put(xp, s, values)
+        put(xp, rank, xp.count_nonzero(weights, axis=-1))
+        if x is not None:
+            xp.matmul(turned(vh), (turned(u) @ b) * weights.astype(a.dtype)[..., None], out=x)
+        return
     u, values, vh = scratch
     for one, side, x, rank, s in each(a, b, *out):
         if not one.size:
@@ -278,8 +298,8 @@ def _lstsq_kernel(
         if rank is not None:
             rank[...] = xp.count_nonzero(weights)
         if x is not None:
-            turned = (u.conj().T @ side) * weights.astype(a.dtype)[:, None]
-            xp.matmul(vh.conj().T, turned, out=x)
+            inside = (turned(u) @ side) * weights.astype(a.dtype)[:, None]
+            xp.matmul(turned(vh), inside, out=x)
 
 
 def _lstsq_grad(

@@ -140,7 +140,7 @@ def _block(xp: Any, x: Any, q: Any) -> Any:
 
 
 def phases(xp: Any, upper: Any) -> Any:
-    """What turns the diagonal of R to the positive axis when Q is multiplied by it."""
-    d = xp.diagonal(upper)
+    """What turns the diagonal of (each) R to the positive axis when Q is multiplied by it."""
+    d = xp.diagonal(upper, 0, -2, -1)
     zero = d == 0
     return ((d + zero) / (abs(d) + zero)).astype(upper.dtype)

@@ -25,13 +25,14 @@ from .nests import small_first
 from .plan import Target
 from .rewrite import in_order_of
 
-LARGE = 4096  # elements; only this decides, so that no layout changes a bit
+LARGE = 4096  # elements, outside of loops; only this decides, so that no layout changes a bit
 DRAWN = ("bits32", "bits64", "normal32", "normal64")
 
 
-def draw_in_kernels(graph: Graph, target: Target) -> Graph:
-    """The pass."""
-    drawn = [n for n in graph.nodes if _is_drawn(n, target)]
+def draw_in_kernels(graph: Graph, target: Target, turns: int = 1) -> Graph:
+    """The pass. `turns`: how often all of it is done."""
+    least = LARGE if turns == 1 else 1
+    drawn = [n for n in graph.nodes if _is_drawn(n, target, least)]
     if not drawn or why_not():
         return graph
     builder = Builder(graph.inputs)
@@ -40,7 +41,7 @@ def draw_in_kernels(graph: Graph, target: Target) -> Graph:
         _numbers(builder, node.specs[0])  # at the beginning, as kernels read them
     for node in graph.nodes:
         inputs = [values[v] for v in node.inputs]
-        if _is_drawn(node, target):
+        if _is_drawn(node, target, least):
             values += _drawn(builder, node, inputs)
         else:
             values += builder.add(node.op, inputs, node.params, node.specs, node.line)
@@ -48,10 +49,10 @@ def draw_in_kernels(graph: Graph, target: Target) -> Graph:
     return _late(small_first(Graph(builder.inputs, tuple(builder.nodes), outputs)))
 
 
-def _is_drawn(node: Node, target: Target) -> bool:
+def _is_drawn(node: Node, target: Target, least: int) -> bool:
     if node.op == "normal" and target.math == "libm":
         return False
-    return node.op in ("random_bits", "normal") and node.specs[0].size >= LARGE
+    return node.op in ("random_bits", "normal") and node.specs[0].size >= least
 
 
 def _drawn(builder: Builder, node: Node, inputs: Sequence[int]) -> Sequence[int]:

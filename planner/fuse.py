@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ostinato.ops.epilogue import BEGINS, LEAST, multiplies
@@ -46,6 +47,8 @@ from .rewrite import in_order_of, map_bodies
 
 WORTH = 16384  # elements times operations that are worth kernels
 BESIDE = 2048  # and that are worth one more, in a plan that has some
+CALL = 64  # elements that a call in a loop counts as, at the least
+UNKNOWN = 100  # turns of a loop that ends when it ends
 LARGE = 4096  # elements, where the bits must not depend on what is beside
 NODES, OPERANDS = 128, 16  # of one kernel at the most
 NARROWEST = 16  # columns of a product in blocks of rows
@@ -67,25 +70,25 @@ class _Group:
     operands: dict[int, None] = field(default_factory=dict)  # in order
 
 
-def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
+def fuse(graph: Graph, target: Target, larger: bool = True, turns: int = 1) -> Graph:
     """The pass; nothing changes where kernels cannot be generated. Without the `larger` ones none has
-    stages or a product.
+    stages or a product. `turns`: how often all of it is done.
     """
     if target.device != "cpu":
         return graph
-    graph = _looks_early(draw_in_kernels(graph, target))
+    graph = _looks_early(draw_in_kernels(graph, target, turns))
     if larger:
         graph = _round_late(graph, target)
     nested: list[Nested] = []
-    if larger and target.numerics != "any-workers" and has_stages(graph):
+    if larger and target.numerics != "any-workers" and has_stages(graph, turns):
         graph = small_first(graph)
-        nested = _worthy_nests(graph, target, set())
+        nested = _worthy_nests(graph, target, set(), turns)
         if freed := _behind_products(graph, target, nested):
-            nested = _worthy_nests(graph, target, freed)
+            nested = _worthy_nests(graph, target, freed, turns)
     alone = {k for g in nested for k in g.members}
     if not larger:
         alone |= {k for k, n in enumerate(graph.nodes) if n.op in BEGINS}
-    groups = _worthy_groups(graph, target, alone, nested)
+    groups = _worthy_groups(graph, target, alone, nested, turns)
     if (groups or nested) and why_not():
         groups, nested = [], []
     if not groups and not nested and not any(True for n in graph.nodes for _ in n.subgraphs()):
@@ -104,7 +107,7 @@ def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
             _emit(graph, g, inside, builder, values)
         if k in inside:
             continue
-        node = map_bodies(node, lambda g: fuse(g, target))
+        node = map_bodies(node, partial(fuse, target=target, turns=turns * _turns(node)))
         made = builder.add(
             node.op, [values[v] for v in node.inputs], node.params, node.specs, node.line
         )
@@ -174,13 +177,28 @@ def _library_functions(graph: Graph, target: Target) -> set[int]:
     return {k for k, n in enumerate(graph.nodes) if n.op in OPS and has_own_bits(n.op)}
 
 
-def _worthy_nests(graph: Graph, target: Target, alone: set[int]) -> list[Nested]:
+def _turns(node: Node) -> int:
+    """How often a node does what is inside of it."""
+    if node.op == "while":
+        return int(node.kw["most"]) if node.kw["most"] >= 0 else UNKNOWN
+    return int(node.kw["trips"]) if node.op == "loop" else 1
+
+
+def _work(size: int, turns: int) -> int:
+    """Elements, where each call of NumPy's in a loop counts as some."""
+    return size if turns == 1 else max(size, CALL) * turns
+
+
+def _worthy_nests(graph: Graph, target: Target, alone: set[int], turns: int) -> list[Nested]:
     """Those that do more than flat kernels can, and enough of it."""
     found = []
     for g in nests(graph, alone | _library_functions(graph, target)):
         nodes = [graph.nodes[k] for k in g.members]
-        work = sum(max(graph.specs[v].size for v in (*n.inputs[n.op in GATHERS :], *graph.outs(k)))
-                   for k, n in zip(g.members, nodes, strict=True))  # fmt: skip
+        spaces = [
+            [graph.specs[v].size for v in (*n.inputs[n.op in GATHERS :], *graph.outs(k))]
+            for k, n in zip(g.members, nodes, strict=True)
+        ]
+        work = sum(_work(max(sizes), turns) for sizes in spaces)
         more = (*POSITIONS, *PRODUCTS, *GATHERS, "moments")
         plain = not g.consumed and all(
             n.op not in more and (n.op not in SUMS or _has_rows(graph, n)) for n in nodes
@@ -332,17 +350,17 @@ def _can_be(graph: Graph, group: Nested) -> bool:
 
 
 def _worthy_groups(
-    graph: Graph, target: Target, alone: set[int], nested: Sequence[Nested]
+    graph: Graph, target: Target, alone: set[int], nested: Sequence[Nested], turns: int
 ) -> list[_Group]:
     """Without small ones, whose operations then stand by themselves, each in its place."""
     alone = alone | _library_functions(graph, target)
     begin = {k: g.start for g in nested for k in g.members if graph.nodes[k].op not in VIEWS}
     groups = _groups(graph, target, alone, begin)
-    some = nested or any(_is_worth(g, target, WORTH) for g in groups)
+    some = nested or any(_is_worth(g, target, WORTH, turns) for g in groups)
     least = min(BESIDE, WORTH) if some else WORTH
     while True:
         groups = _groups(graph, target, alone, begin)
-        small = [k for g in groups if not _is_worth(g, target, least) for k in g.members]
+        small = [k for g in groups if not _is_worth(g, target, least, turns) for k in g.members]
         if not small:
             return groups
         alone.update(small)
@@ -460,13 +478,13 @@ def _has_rows(graph: Graph, node: Node) -> bool:
     return _rows(graph, node) > 0 and terms > SHORT
 
 
-def _is_worth(group: _Group, target: Target, least: int) -> bool:
+def _is_worth(group: _Group, target: Target, least: int, turns: int) -> bool:
     if group.product:
         return len(group.members) > 1
     size = math.prod(group.space[0])
     if target.numerics == "any-workers":
         return size >= LARGE
-    return size * group.work >= least
+    return _work(size, turns) * group.work >= least
 
 
 @dataclass(slots=True)

@@ -115,10 +115,10 @@ def nests(graph: Graph, alone: Collection[int] = ()) -> list[Nested]:
     return [g for g in found if any(graph.nodes[k].op in STAGED for k in g.members)]
 
 
-def has_stages(graph: Graph) -> bool:
-    """Whether there is something large that kernels in stages are for."""
+def has_stages(graph: Graph, turns: int = 1) -> bool:
+    """Whether there is something large that kernels in stages are for, or that is done often."""
     return any(
-        node.op in STAGED and any(graph.specs[v].nbytes > SMALL for v in node.inputs)
+        node.op in STAGED and any(graph.specs[v].nbytes * turns > SMALL for v in node.inputs)
         for node in graph.nodes
     )
 

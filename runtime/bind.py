@@ -12,6 +12,7 @@ generated names only, never of anything that a plan contains.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 import time
@@ -21,6 +22,8 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.collective import collective_of
+from ostinato.ops.control import graph_cost
+from ostinato.ops.copies import in_pieces
 from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Graph, Node
 from ostinato.ops.labels import SUMS
@@ -29,6 +32,7 @@ from ostinato.ops.monoid import MONOIDS
 from ostinato.ops.native import native_kernel, strides_over, together
 from ostinato.ops.products import Keeping
 from ostinato.ops.registry import OPS, Place
+from ostinato.ops.sequence import Sequenced, sequence
 from ostinato.ops.spec import Spec, is_inexact, lying
 from ostinato.planner.memory import CONTROL, body_order, contiguous, scratch_of
 from ostinato.planner.plan import ONE_THREAD, Program
@@ -38,10 +42,15 @@ from ostinato.errors import BoundsError, ExecutionError, LinAlgError, NaNError, 
 
 from .ahead import BUFFERS, ReadAhead, Step
 from .communicator import Communicator
+from .record import Record, distance
 from .starters import starter
 from .stay import Staying
 
 Look = Callable[[Any], Any]
+SLICE = 2e-3  # seconds of turns after which others may have the interpreter ...
+FLOPS, BYTES, CALL = 1e10, 1e10, 5e-8  # ... at so many a second, and seconds of a call
+CONSTANT = 1 << 12  # bytes of what is made once for all turns
+SHORT = 10  # of so many turns each is short enough for what Python does to matter
 _OUT_BY_NAME = ("maximum", "minimum")  # NumPy wants to be sure that `out` is no third operand
 
 
@@ -114,6 +123,8 @@ def bind(
         binder.write("t0 = clock()")
     with together():
         binder.program(program, ins, outs, 0)
+    for made in binder.sequences:
+        made.fill()
     binder.write("return")
     source = "\n".join(binder.text)
     if settings.debug >= 4:
@@ -155,9 +166,13 @@ class _Binder:
         self.requests: dict[str, str] = {}  # of pending values
         self.places: dict[Any, str] = {}
         self.turns: tuple[str, list[int]] = ("", [])  # the turn's name, and the rank in each
+        self.record: Record | None = None  # of the innermost loop
+        self.sequences: list[Sequenced] = []
 
     def write(self, line: str, row: Row | None = None) -> None:
         self.text.append("    " * self.depth + line)
+        if self.record is not None:
+            self.record.lines += 1
         if row is not None:
             self.lines[len(self.text)] = row
 
@@ -266,6 +281,16 @@ class _Binder:
         outs = names[first : first + len(node.specs)]
         if node.op == "constant":
             return
+        if (
+            self.record is not None
+            and op.kernel is not None
+            and self.is_fixed(program, node, first)
+        ):
+            value = self.xp.empty(self.shape(node.specs[0]), node.specs[0].dtype)
+            at = {"at": self.at(graph, node)} if op.placed else {}
+            op.kernel(self.xp, value, **node.kw, **at)
+            names[first] = self.array(value)
+            return
         if node.op == "blocks":
             self.blocks_(program, k, row, ins, outs, base, body_order(graph, k, in_order))
             return
@@ -292,10 +317,13 @@ class _Binder:
         kernel = self.native(node, ins, outs, scratch)
         if kernel is not None:
             keeps = kernel if isinstance(kernel, Keeping) else None
-            name = self.name("g", kernel if keeps is None else keeps.function)
+            function = kernel if keeps is None else keeps.function
+            name = self.name("g", function)
             if keeps is not None and ins[1] in self.looks:
                 self.stays.append(Staying(*self.looks[ins[1]], keeps, self.names, name))
             self.write(f"{name}({', '.join((*ins, *outs))})", row)
+            if self.record is not None:
+                self.record.call(function, (*ins, *outs), self.lies(outs[0]))
         elif op.ufunc and plain and not {*node.kw} - {"way", "stays"}:
             f = self.ufuncs.get(op.ufunc) or self.name("f", getattr(self.xp, op.ufunc))
             self.ufuncs[op.ufunc] = f
@@ -316,6 +344,17 @@ class _Binder:
             self.write(f"{f}({', '.join(('xp', out, *ins))}{more})", row)
         if watched:
             self.write(f"check_nan({self.name('n', node)}, {before}, ({', '.join(watched)},))", row)
+
+    def is_fixed(self, program: Program, node: Node, first: int) -> bool:
+        """Whether it is made of nothing, the same in each turn, and small: then it is made now."""
+        _, ranks = self.turns
+        return (
+            not node.inputs
+            and OPS[node.op].scratch is None
+            and not ranks
+            and program.slots[first].kind == "arena"
+            and node.specs[0].nbytes <= CONSTANT
+        )
 
     def views(
         self, program: Program, k: int, node: Node, row: Row, names: list[str], first: int
@@ -345,6 +384,9 @@ class _Binder:
                     which, before = self.looks[source]
                     self.looks[names[first + j]] = which, _in_turn(before, look)
                 self.write(f"{names[first + j]} = {self.name('w', look)}({source})", row)
+                made = self.shown.get(names[first + j])
+                if self.record is not None and made is not None:
+                    self.record.view(names[first + j], source, distance(self.shown[source], made))
 
     # -- generated kernels -----------------------------------------------------------------
     def lies(self, name: str) -> Any:
@@ -367,13 +409,21 @@ class _Binder:
         threads = 1 if node.kw.get("way") == ONE_THREAD else self.threads
         if make is None and node.op in FUSED:
             return self.generated(node, ins, outs, threads)
-        arrays = [self.lies(name) for name in (*ins, *outs)] if make is not None else []
-        if make is None or any(x is None for x in arrays):
+        pieces = OPS[node.op].pieces
+        if make is None and pieces is None:
+            return None
+        arrays = [self.lies(name) for name in (*ins, *outs)]
+        if any(x is None for x in arrays):
             return None
         if OPS[node.op].placed:  # such a function knows no places: everything has to be here
             here = [x.shape for x in arrays[len(ins) :]]
             if here != [s.shape for s in node.specs]:
                 return None
+        if pieces is not None:
+            parts = pieces([x.shape for x in arrays[: len(ins)]], **node.kw)
+            often = self.record is not None
+            return None if parts is None else in_pieces(parts, arrays, threads, often)
+        assert make is not None
         made: Callable[..., None] | Keeping | None = make(
             arrays, threads, scratch=scratch, **node.kw
         )
@@ -418,10 +468,13 @@ class _Binder:
 
     def turn(self, c: Sequence[str], n: Sequence[str], s: Sequence[str]) -> None:
         """The written buffer is read next, the other one written; unless somebody else has failed."""
+        before = len(self.text)
         if self.communicator.size > 1:
             self.write(f"{self.name('h', self.communicator.check)}()")
         for cj, nj, sj in zip(c, n, s, strict=True):
             self.write(f"{cj}, {nj}, {sj} = {nj}, {sj}, {nj}")
+        if self.record is not None:
+            self.record.known += len(self.text) - before
 
     def begin(
         self, inits: Sequence[str], firsts: Sequence[str], seconds: Sequence[str]
@@ -446,11 +499,6 @@ class _Binder:
                 known = which > 0 or (first is not None and first.strides == like.strides)
                 self.shown[name] = like if known else None
 
-    def show_item(self, stack: str, item: str) -> None:
-        whole = self.lies(stack)
-        if whole is not None:
-            self.shown[item] = lying(whole.shape[1:], whole.dtype, whole.strides[1:])
-
     def loop_(
         self,
         program: Program,
@@ -471,32 +519,84 @@ class _Binder:
             for end, init in zip(ends, inits, strict=True):
                 self.write(f"copyto({end}, {init})", row)
             return
-        c, n, s = self.begin(inits, *((ends, spare) if trips % 2 else (spare, ends)))
+        begin = len(self.text)
+        buffers = [inits, *((ends, spare) if trips % 2 else (spare, ends))]
+        c, n, s = self.begin(*buffers)
         self.show_carried(node.specs[:ns], inits, c, n, s)
         index = self.array(self.xp.zeros((), np.int64))
         i = self.local("i")
         order = f"range({trips - 1}, -1, -1)" if kw["reverse"] else f"range({trips})"
-        self.write(f"for {i} in {order}:")
+        with self.recorded(c, n, buffers) as record:
+            self.write(f"for {i} in {order}:")
+            self.depth += 1
+            self.write(f"{index}[()] = {i}")
+            record.known += 2
+            items = [self.item(x, "x", i) for x in xs]
+            yields = [self.item(y, "y", i) if y != "None" else y for y in outs[ns:]]
+            self.program(
+                program.bodies[k][0],
+                [index, *consts, *c, *items],
+                [*n, *yields],
+                base + program.bases[k],
+            )
+            self.turn(c, n, s)
+            self.depth -= 1
+        step = _at_once(kw["body"])
+        if self.is_sequence(record, step):
+            self.unwrite(begin)
+            last = trips - 1 if kw["reverse"] else -1
+            body = record.sequenced()
+            made = sequence(body, len(record.outside), index=self.fixed[index], last=last)
+            self.sequences.append(made)
+            t = self.local("t")
+            self.write(f"for {t} in range(0, {trips}, {step}):")
+            self.in_turns(made, record, f"{t}, min({t} + {step}, {trips})", row)
+
+    def item(self, stack: str, prefix: str, i: str) -> str:
+        """A turn's part of an array."""
+        name, whole = self.local(prefix), self.lies(stack)
+        self.write(f"{name} = {stack}[{i}, ...]")
+        if whole is not None:
+            self.shown[name] = lying(whole.shape[1:], whole.dtype, whole.strides[1:])
+            if self.record is not None:
+                self.record.item(name, stack, whole.strides[0])
+        return name
+
+    @contextlib.contextmanager
+    def recorded(
+        self, c: Sequence[str], n: Sequence[str], buffers: Sequence[Sequence[str]]
+    ) -> Iterator[Record]:
+        """What a loop's turns do is taken down, and timed as a whole; it is no part of what is outside."""
+        outer, self.record = self.record, Record(self.fixed)
+        timed, self.timed = self.timed, False
+        for cj, nj, init, first, second in zip(c, n, *buffers, strict=True):
+            self.record.carried(cj, init, first, second)
+            self.record.carried(nj, first, second, first)
+        self.record.stays = len(self.stays)
+        yield self.record
+        self.record, self.timed = outer, timed
+        if outer is not None:
+            outer.lines += 1
+
+    def is_sequence(self, record: Record, step: int) -> bool:
+        """Whether to leave its turns to machine code, if they are short; no operand is kept for them."""
+        found = record.is_whole and step >= SHORT
+        if found:
+            del self.stays[record.stays :]
+        return found
+
+    def unwrite(self, begin: int) -> None:
+        """Take back what was written since."""
+        del self.text[begin:]
+        self.lines = {line: row for line, row in self.lines.items() if line <= begin}
+
+    def in_turns(self, made: Sequenced, record: Record, turns: str, row: Row) -> None:
+        """In a loop, some turns of another one."""
+        given = ", ".join((turns, *record.outside))
         self.depth += 1
-        self.write(f"{index}[()] = {i}")
-        items = []
-        for x in xs:
-            items.append(self.local("x"))
-            self.show_item(x, items[-1])
-            self.write(f"{items[-1]} = {x}[{i}, ...]")
-        yields = []
-        for y in outs[ns:]:
-            yields.append(self.local("y") if y != "None" else y)
-            if y != "None":
-                self.show_item(y, yields[-1])
-                self.write(f"{yields[-1]} = {y}[{i}, ...]")
-        self.program(
-            program.bodies[k][0],
-            [index, *consts, *c, *items],
-            [*n, *yields],
-            base + program.bases[k],
-        )
-        self.turn(c, n, s)
+        if self.communicator.size > 1:
+            self.write(f"{self.name('h', self.communicator.check)}()")
+        self.write(f"{self.name('q', made.run)}({given})", row)
         self.depth -= 1
 
     def blocks_(
@@ -640,21 +740,47 @@ class _Binder:
         kw = node.kw
         nc, ns = kw["counts"]
         body, condition = program.bodies[k]
-        c, n, s = self.begin(ins[nc:], outs, self.spare(program, k, node, ns, base))
+        begin = len(self.text)
+        buffers = [ins[nc:], outs, self.spare(program, k, node, ns, base)]
+        c, n, s = self.begin(*buffers)
         self.show_carried(node.specs, ins[nc:], c, n, s)
         test = self.array(self.xp.zeros((), np.bool_))
         inner = base + program.bases[k]
         turns = self.local("u")
-        self.write(f"{turns} = 0")
-        self.write("while True:")
-        self.depth += 1
-        self.program(condition, [*ins[:nc], *c], [test], inner)
-        limit = f" or {turns} == {kw['most']}" if kw["most"] >= 0 else ""
-        self.write(f"if not {test}[()]{limit}: break")
-        self.write(f"{turns} += 1")
-        self.program(body, [*ins[:nc], *c], n, inner)
-        self.turn(c, n, s)
-        self.depth -= 1
+        most = kw["most"]
+        limit = f" or {turns} == {most}" if most >= 0 else ""
+        with self.recorded(c, n, buffers) as record:
+            self.write(f"{turns} = 0")
+            self.write("while True:")
+            self.depth += 1
+            self.program(condition, [*ins[:nc], *c], [test], inner)
+            asked = len(record.calls)
+            self.write(f"if not {test}[()]{limit}: break")
+            self.write(f"{turns} += 1")
+            record.known += 4
+            self.program(body, [*ins[:nc], *c], n, inner)
+            self.turn(c, n, s)
+            self.depth -= 1
+        step = _at_once(kw["body"])
+        if asked and self.is_sequence(record, step):
+            self.unwrite(begin)
+            made = sequence(
+                record.sequenced(asked),
+                len(record.outside),
+                condition=record.sequenced(0, asked),
+                test=self.fixed[test],
+            )
+            self.sequences.append(made)
+            end = f"{turns} + {step}"
+            end = f"min({end}, {most})" if most >= 0 else end
+            state = self.name("v", made.state)
+            self.write(f"{turns} = 0")
+            self.write("while True:")
+            self.in_turns(made, record, f"{turns}, {end}", row)
+            self.write(f"    {turns} = int({state}[0])")
+            self.write(f"    if {state}[1]{limit}: break")
+            for cj, init, first, second in zip(c, *buffers, strict=True):
+                self.write(f"{cj} = {first} if {turns} % 2 else {second} if {turns} else {init}")
         for cj, end in zip(c, outs, strict=True):
             self.write(f"if {cj} is not {end}: copyto({end}, {cj})", row)
 
@@ -675,6 +801,13 @@ class _Binder:
             self.write("pass")
             self.program(side, ins[1:], outs, base + program.bases[k])
             self.depth -= 1
+
+
+def _at_once(body: Graph) -> int:
+    """Turns in a slice of time."""
+    flops, moved = graph_cost(body)
+    seconds = flops / FLOPS + moved / BYTES + CALL * (1 + len(body.nodes))
+    return max(1, int(SLICE / seconds))
 
 
 def _in_turn(first: Look | None, second: Look) -> Look:

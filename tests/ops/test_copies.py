@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops import copies, native
-from ostinato.ops.copies import copy_native, join_native
+from ostinato.ops.copies import Piece, Pieces, in_pieces
 
 import ostinato as ost
 from tests import sessions
@@ -55,11 +55,23 @@ def test_what_moves_is_what_numpy_moves(
 def test_which_copies_are_shared() -> None:
     x = np.zeros((600, 900), np.float32)
     both = np.zeros((1200, 900), np.float32)
-    assert join_native([x, x, both], 2, axis=0) is not None
-    assert copy_native([x.T, np.empty(540_000, np.float32)], 2) is not None
-    assert copy_native([x[:9], both[:9]], 2) is None, "too small"
-    assert copy_native([x.T, np.empty((1080_000,), np.float32)[::2]], 2) is None, "no order"
-    assert join_native([x, both], 2, axis=0) is None, "not all of it is here"
-    assert copy_native([x.astype("c16"), both[:600].astype("c16")], 2) is None, (
+    whole, joined = [Piece(0)], [Piece(0, (slice(600),)), Piece(1, (slice(600, 1200),))]
+    assert in_pieces(joined, [x, x, both], 2) is not None
+    assert in_pieces(whole, [x.T, np.empty(540_000, np.float32)], 2) is not None
+    assert in_pieces(whole, [x[:9], both[:9]], 2) is None, "too small"
+    assert in_pieces(whole, [x[:9], both[:9]], 2, often=True) is not None
+    assert in_pieces(whole, [x.T, np.empty((1080_000,), np.float32)[::2]], 2) is None, "no order"
+    assert in_pieces(joined, [x, both, both], 2) is None, "more than there is room for"
+    assert in_pieces(whole, [x.astype("c16"), both[:600].astype("c16")], 2) is None, (
         "no register is so wide"
     )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_around_copies(dtype: str) -> None:
+    x = np.arange(6).reshape(2, 3).astype(dtype)
+    out = np.zeros((4, 10), dtype)[:, ::2]
+    made = in_pieces([Piece(-1, value=7), Piece(0, (slice(1, 3), slice(1, 4)))], [x, out], 1, True)
+    assert isinstance(made, Pieces)
+    made(x, out)
+    np.testing.assert_array_equal(out, np.pad(x, 1, constant_values=np.asarray(7).astype(dtype)))

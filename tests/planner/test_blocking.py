@@ -45,7 +45,7 @@ def turns(plan: Plan) -> list[int]:
 @pytest.fixture
 def no_stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kernels in stages keep what lies between in cache; without them there is more to split."""
-    monkeypatch.setattr(fuse, "has_stages", lambda graph: False)
+    monkeypatch.setattr(fuse, "has_stages", lambda graph, turns: False)
     forget_plans()
     yield
     forget_plans()

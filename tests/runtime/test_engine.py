@@ -370,7 +370,7 @@ def test_ctrl_c_between_any_two_steps_loses_nothing(monkeypatch: pytest.MonkeyPa
 
 def test_a_loop_that_talks_to_nobody_ends_with_ctrl_c() -> None:
     with use((2,)):
-        count = ost.while_loop(lambda k: k >= 0, lambda k: k + 1, ost.zeros(()), most=4_000_000)
+        count = ost.while_loop(lambda k: k >= 0, lambda k: k + 1, ost.zeros(()), most=4_000_000_000)
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         start = time.monotonic()
         with pytest.raises(KeyboardInterrupt):

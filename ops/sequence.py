@@ -1,0 +1,267 @@
+"""Calls of kernels turn after turn, without Python in between.
+
+Kernels are functions of Python that read of their arrays no more than the type and where the elements
+begin. So a turn can call them with stand-ins that have these two: they are filled in at the start, and
+those of arrays that move on are moved in each turn. Values that are carried are written where the next
+turn reads them: calls have three sets of stand-ins, for the first turn, and for odd and even ones."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .native import entry_of, function_of, symbol
+from .threads import address_of
+
+SETS = 3  # of stand-ins
+_RECORD = 3 + SETS  # words of a call: function, facts, count of arrays, and stand-ins
+_OBJECT = 3  # words of a stand-in: a count that nobody reads, the type, the elements
+Calls = Sequence["Call"]
+
+
+class Spot(NamedTuple):
+    """Where an array's elements begin."""
+
+    array: int  # which of those given, or -1: at this address
+    offset: int
+    step: int = 0  # bytes further in each turn
+
+
+class Call(NamedTuple):
+    kernel: Callable[..., None]
+    arrays: Sequence[Sequence[Spot]]  # of each, in the three sets
+
+
+class Sequenced(NamedTuple):
+    """`run(begin, end, *arrays)` does these turns; `state` then tells which would be next, and whether the
+    condition ended them."""
+
+    run: Callable[..., None]
+    state: Any
+    fill: Callable[[], None]  # to be called once the kernels are compiled
+
+
+def sequence(
+    body: Calls,
+    arrays: int,
+    index: Any = None,
+    last: int = -1,
+    condition: Calls = (),
+    test: Any = None,
+) -> Sequenced:
+    """Turns of these calls, given so many arrays. `index` is set to the turn's number, or counts down from
+    `last`. Where there is a `test`, a turn begins with the condition's calls, and is none if they leave
+    it false."""
+    for name in ("Py_DecRef", "PyLong_AsLongLong"):
+        symbol(name, address_of(ctypes.pythonapi, name))
+    calls = [*condition, *body]
+    found = sorted({s for c in calls for a in c.arrays for s in a}, key=lambda s: (s.step == 0, s))
+    spots = {s: k for k, s in enumerate(found)}  # those that move first
+    moving = sum(s.step != 0 for s in found)
+    objects = np.zeros((len(spots), _OBJECT), np.int64)
+    objects[:, 1] = id(np.ndarray)
+    where = np.array(found, np.int64).reshape(-1, 3)
+    sets = [[objects.ctypes.data + 8 * _OBJECT * spots[a[k]] for a in c.arrays]
+            for c in calls for k in range(SETS)]  # fmt: skip
+    given = [np.array(s, np.int64) for s in sets]
+    table = np.zeros((len(calls), _RECORD), np.int64)
+    for k, c in enumerate(calls):
+        table[k, 1:3] = id(c.kernel.__self__), len(c.arrays)  # type: ignore[attr-defined]
+        table[k, 3:] = [x.ctypes.data for x in given[SETS * k : SETS * (k + 1)]]
+    state = np.zeros(2, np.int64)
+    facts = [1, 0, arrays, len(spots), len(condition), len(calls), last, moving]
+    held = (objects, where, given, table, state, index, test, calls)
+    facts += [
+        0 if x is None else x.ctypes.data for x in (index, test, state, objects, where, table)
+    ]
+
+    def fill() -> None:
+        table[:, 0] = [entry_of(c.kernel) for c in calls]
+
+    return Sequenced(function_of(_TEXT, np.array(facts, np.int64), held), state, fill)
+
+
+_TEXT = """
+declare void @PyErr_SetString(ptr, ptr)
+declare i64 @PyLong_AsLongLong(ptr)
+declare void @Py_IncRef(ptr)
+declare void @Py_DecRef(ptr)
+@none = external global i8
+@array_type = external global i8
+@type_error = external global i8
+@words = private constant [32 x i8] c"turns of two numbers and arrays\\00"
+
+define internal i64 @fact(ptr %meta, i64 %k) alwaysinline {
+  %at = getelementptr i64, ptr %meta, i64 %k
+  %value = load i64, ptr %at
+  ret i64 %value
+}
+
+define internal ptr @place(ptr %meta, i64 %k) alwaysinline {
+  %at = getelementptr ptr, ptr %meta, i64 %k
+  %value = load ptr, ptr %at
+  ret ptr %value
+}
+
+define internal i1 @calls(ptr %table, i64 %from, i64 %to, i64 %set) {
+entry:
+  %some = icmp slt i64 %from, %to
+  br i1 %some, label %call, label %good
+call:
+  %k = phi i64 [%from, %entry], [%k1, %done]
+  %down = mul i64 %k, RECORD
+  %record = getelementptr i64, ptr %table, i64 %down
+  %function = load ptr, ptr %record
+  %self = call ptr @place(ptr %record, i64 1)
+  %count = call i64 @fact(ptr %record, i64 2)
+  %which = add i64 %set, 3
+  %given = call ptr @place(ptr %record, i64 %which)
+  %answer = call ptr %function(ptr %self, ptr %given, i64 %count)
+  %failed = icmp eq ptr %answer, null
+  br i1 %failed, label %bad, label %done
+done:
+  call void @Py_DecRef(ptr %answer)
+  %k1 = add i64 %k, 1
+  %more = icmp slt i64 %k1, %to
+  br i1 %more, label %call, label %good
+good:
+  ret i1 true
+bad:
+  ret i1 false
+}
+
+define ptr @run(ptr %self, ptr %args, i64 %given) {
+entry:
+  %m = getelementptr i8, ptr %self, i64 16
+  %meta = load ptr, ptr %m
+  %arrays = call i64 @fact(ptr %meta, i64 2)
+  %wanted = add i64 %arrays, 2
+  %right = icmp eq i64 %given, %wanted
+  br i1 %right, label %numbers, label %wrong
+wrong:
+  call void @PyErr_SetString(ptr @type_error, ptr @words)
+  ret ptr null
+numbers:
+  %spots = call i64 @fact(ptr %meta, i64 3)
+  %until = call i64 @fact(ptr %meta, i64 4)
+  %all = call i64 @fact(ptr %meta, i64 5)
+  %last = call i64 @fact(ptr %meta, i64 6)
+  %moving = call i64 @fact(ptr %meta, i64 7)
+  %index = call ptr @place(ptr %meta, i64 8)
+  %test = call ptr @place(ptr %meta, i64 9)
+  %state = call ptr @place(ptr %meta, i64 10)
+  %objects = call ptr @place(ptr %meta, i64 11)
+  %where = call ptr @place(ptr %meta, i64 12)
+  %table = call ptr @place(ptr %meta, i64 13)
+  %args0 = load ptr, ptr %args
+  %begin = call i64 @PyLong_AsLongLong(ptr %args0)
+  %args1_at = getelementptr ptr, ptr %args, i64 1
+  %args1 = load ptr, ptr %args1_at
+  %end = call i64 @PyLong_AsLongLong(ptr %args1)
+  %down = icmp sge i64 %last, 0
+  %back = sub i64 %last, %begin
+  %start = select i1 %down, i64 %back, i64 %begin
+  %any = icmp sgt i64 %spots, 0
+  br i1 %any, label %spot, label %ready
+spot:
+  %s = phi i64 [0, %numbers], [%s1, %filled]
+  %s3 = mul i64 %s, 3
+  %about = getelementptr i64, ptr %where, i64 %s3
+  %array = call i64 @fact(ptr %about, i64 0)
+  %offset = call i64 @fact(ptr %about, i64 1)
+  %step = call i64 @fact(ptr %about, i64 2)
+  %fixed = icmp slt i64 %array, 0
+  br i1 %fixed, label %fill, label %look
+look:
+  %which = add i64 %array, 2
+  %object_at = getelementptr ptr, ptr %args, i64 %which
+  %object = load ptr, ptr %object_at
+  %kind = call ptr @place(ptr %object, i64 1)
+  %is = icmp eq ptr %kind, @array_type
+  br i1 %is, label %base, label %wrong
+base:
+  %elements = call i64 @fact(ptr %object, i64 2)
+  br label %fill
+fill:
+  %from = phi i64 [0, %spot], [%elements, %base]
+  %moved = mul i64 %step, %start
+  %near = add i64 %from, %offset
+  %there = add i64 %near, %moved
+  %o3 = mul i64 %s, OBJECT
+  %o_at = getelementptr i64, ptr %objects, i64 %o3
+  %data_at = getelementptr i64, ptr %o_at, i64 2
+  store i64 %there, ptr %data_at
+  br label %filled
+filled:
+  %s1 = add i64 %s, 1
+  %more_spots = icmp slt i64 %s1, %spots
+  br i1 %more_spots, label %spot, label %ready
+ready:
+  %no_index = icmp eq ptr %index, null
+  %no_test = icmp eq ptr %test, null
+  %ended_at = getelementptr i64, ptr %state, i64 1
+  store i64 0, ptr %ended_at
+  br label %next
+next:
+  %t = phi i64 [%begin, %ready], [%t1, %moving_done]
+  store i64 %t, ptr %state
+  %unfinished = icmp slt i64 %t, %end
+  br i1 %unfinished, label %number, label %done
+number:
+  %backward = sub i64 %last, %t
+  %i = select i1 %down, i64 %backward, i64 %t
+  br i1 %no_index, label %choose, label %store_index
+store_index:
+  store i64 %i, ptr %index
+  br label %choose
+choose:
+  %odd = and i64 %t, 1
+  %even_set = sub i64 2, %odd
+  %is_first = icmp eq i64 %t, 0
+  %set = select i1 %is_first, i64 0, i64 %even_set
+  br i1 %no_test, label %work, label %ask
+ask:
+  %asked = call i1 @calls(ptr %table, i64 0, i64 %until, i64 %set)
+  br i1 %asked, label %decide, label %failed
+decide:
+  %answer = load i8, ptr %test
+  %go = icmp ne i8 %answer, 0
+  br i1 %go, label %work, label %over
+over:
+  store i64 1, ptr %ended_at
+  br label %done
+work:
+  %worked = call i1 @calls(ptr %table, i64 %until, i64 %all, i64 %set)
+  br i1 %worked, label %onward, label %failed
+onward:
+  %some_move = icmp sgt i64 %moving, 0
+  br i1 %some_move, label %move, label %moving_done
+move:
+  %p = phi i64 [0, %onward], [%p1, %move]
+  %p3 = mul i64 %p, 3
+  %p_about = getelementptr i64, ptr %where, i64 %p3
+  %p_step = call i64 @fact(ptr %p_about, i64 2)
+  %p_back = sub i64 0, %p_step
+  %p_by = select i1 %down, i64 %p_back, i64 %p_step
+  %p_object = mul i64 %p, OBJECT
+  %p_at = getelementptr i64, ptr %objects, i64 %p_object
+  %p_data = getelementptr i64, ptr %p_at, i64 2
+  %p_was = load i64, ptr %p_data
+  %p_is = add i64 %p_was, %p_by
+  store i64 %p_is, ptr %p_data
+  %p1 = add i64 %p, 1
+  %more_moves = icmp slt i64 %p1, %moving
+  br i1 %more_moves, label %move, label %moving_done
+moving_done:
+  %t1 = add i64 %t, 1
+  br label %next
+done:
+  call void @Py_IncRef(ptr @none)
+  ret ptr @none
+failed:
+  ret ptr null
+}
+""".replace("RECORD", str(_RECORD)).replace("OBJECT", str(_OBJECT))
