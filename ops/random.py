@@ -516,6 +516,8 @@ op(
 
 def _place_of(numbers: Any) -> tuple[Shape, Place]:
     """The global shape, as far as it matters, and the box, from how `numbers` lies."""
+    if not numbers.ndim:
+        return (), Place((), ((),), (), ((),))
     rest, box = int(numbers.flat[0]), []
     for step, n in zip(numbers.strides, numbers.shape, strict=True):
         lo, rest = divmod(rest, step)
