@@ -41,6 +41,10 @@ class Piece(NamedTuple):
     at: tuple[slice, ...] = ()
     value: Any = 0
 
+    def of(self, operands: Sequence[Any]) -> list[Any]:
+        """What of these it is made of."""
+        return [operands[self.operand]] if self.operand >= 0 else []
+
 
 class Pieces:
     """A function that puts a result together; it knows the kernel of each piece."""
@@ -51,7 +55,7 @@ class Pieces:
     def __call__(self, *arrays: Any) -> None:
         *xs, out = arrays
         for kernel, piece in self.parts:
-            kernel(*xs[piece.operand :][: piece.operand >= 0], out[piece.at])
+            kernel(*piece.of(xs), out[piece.at])
 
 
 def in_pieces(

@@ -7,10 +7,12 @@ import os
 import secrets
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ostinato.errors import DataFileError
+from ostinato.errors import DataFileError, OstinatoError
 
 _HERE, _EXCHANGE = -100, 2  # of Linux: AT_FDCWD, RENAME_EXCHANGE
 
@@ -19,9 +21,8 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file in one step: readers see the old one or the whole new one."""
     target = Path(path)
     made = target.parent / f".{target.name}.{secrets.token_hex(6)}.part"
-    handle = os.open(
-        made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666
-    )  # less what umask takes away
+    mode = 0o666  # less what umask takes away
+    handle = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -31,16 +32,25 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
         raise
 
 
-def write_page(path: str | os.PathLike[str], text: str) -> None:
-    """Write what people will read."""
+@contextmanager
+def writing(
+    path: str | os.PathLike[str], kind: type[OstinatoError] = DataFileError, what: str = "file"
+) -> Iterator[None]:
+    """What goes wrong at a file that the user named, as an error of this kind."""
     try:
-        write_whole(path, text.encode())
+        yield
     except OSError as error:
-        raise DataFileError.because(
-            f"file {os.fspath(path)}",
+        raise kind.because(
+            f"{what} {os.fspath(path)}",
             got=error.strerror or str(error),
             needed="a folder that exists and may be written to",
         ) from None
+
+
+def write_page(path: str | os.PathLike[str], text: str) -> None:
+    """Write what people will read."""
+    with writing(path):
+        write_whole(path, text.encode())
 
 
 def write(path: str | os.PathLike[str], data: Any, durable: bool = False) -> None:

@@ -821,6 +821,22 @@ done:
 """
 
 
+# Numbers and addresses that stand in a row.
+TABLES = """
+define internal i64 @fact(ptr %meta, i64 %k) alwaysinline {
+  %at = getelementptr i64, ptr %meta, i64 %k
+  %value = load i64, ptr %at
+  ret i64 %value
+}
+
+define internal ptr @array(ptr %data, i64 %k) alwaysinline {
+  %at = getelementptr ptr, ptr %data, i64 %k
+  %value = load ptr, ptr %at
+  ret ptr %value
+}
+"""
+
+
 def around(many: int, name: str = "run") -> str:
     """What Python calls: takes so many arrays' addresses and shares the turns of `body`."""
     text = _AROUND.replace("MANY", str(many)).replace("SLICES", str(SLICES))

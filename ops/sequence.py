@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .native import entry_of, function_of, symbol
+from .native import TABLES, entry_of, function_of, symbol
 from .threads import address_of
 
 SETS = 3  # of stand-ins
@@ -84,7 +84,7 @@ def sequence(
     return Sequenced(function_of(_TEXT, np.array(facts, np.int64), held), state, fill)
 
 
-_TEXT = """
+_TURNS = """
 declare void @PyErr_SetString(ptr, ptr)
 declare i64 @PyLong_AsLongLong(ptr)
 declare void @Py_IncRef(ptr)
@@ -93,18 +93,6 @@ declare void @Py_DecRef(ptr)
 @array_type = external global i8
 @type_error = external global i8
 @words = private constant [32 x i8] c"turns of two numbers and arrays\\00"
-
-define internal i64 @fact(ptr %meta, i64 %k) alwaysinline {
-  %at = getelementptr i64, ptr %meta, i64 %k
-  %value = load i64, ptr %at
-  ret i64 %value
-}
-
-define internal ptr @place(ptr %meta, i64 %k) alwaysinline {
-  %at = getelementptr ptr, ptr %meta, i64 %k
-  %value = load ptr, ptr %at
-  ret ptr %value
-}
 
 define internal i1 @calls(ptr %table, i64 %from, i64 %to, i64 %set) {
 entry:
@@ -115,10 +103,10 @@ call:
   %down = mul i64 %k, RECORD
   %record = getelementptr i64, ptr %table, i64 %down
   %function = load ptr, ptr %record
-  %self = call ptr @place(ptr %record, i64 1)
+  %self = call ptr @array(ptr %record, i64 1)
   %count = call i64 @fact(ptr %record, i64 2)
   %which = add i64 %set, 3
-  %given = call ptr @place(ptr %record, i64 %which)
+  %given = call ptr @array(ptr %record, i64 %which)
   %answer = call ptr %function(ptr %self, ptr %given, i64 %count)
   %failed = icmp eq ptr %answer, null
   br i1 %failed, label %bad, label %done
@@ -150,12 +138,12 @@ numbers:
   %all = call i64 @fact(ptr %meta, i64 5)
   %last = call i64 @fact(ptr %meta, i64 6)
   %moving = call i64 @fact(ptr %meta, i64 7)
-  %index = call ptr @place(ptr %meta, i64 8)
-  %test = call ptr @place(ptr %meta, i64 9)
-  %state = call ptr @place(ptr %meta, i64 10)
-  %objects = call ptr @place(ptr %meta, i64 11)
-  %where = call ptr @place(ptr %meta, i64 12)
-  %table = call ptr @place(ptr %meta, i64 13)
+  %index = call ptr @array(ptr %meta, i64 8)
+  %test = call ptr @array(ptr %meta, i64 9)
+  %state = call ptr @array(ptr %meta, i64 10)
+  %objects = call ptr @array(ptr %meta, i64 11)
+  %where = call ptr @array(ptr %meta, i64 12)
+  %table = call ptr @array(ptr %meta, i64 13)
   %args0 = load ptr, ptr %args
   %begin = call i64 @PyLong_AsLongLong(ptr %args0)
   %args1_at = getelementptr ptr, ptr %args, i64 1
@@ -179,7 +167,7 @@ look:
   %which = add i64 %array, 2
   %object_at = getelementptr ptr, ptr %args, i64 %which
   %object = load ptr, ptr %object_at
-  %kind = call ptr @place(ptr %object, i64 1)
+  %kind = call ptr @array(ptr %object, i64 1)
   %is = icmp eq ptr %kind, @array_type
   br i1 %is, label %base, label %wrong
 base:
@@ -264,4 +252,5 @@ done:
 failed:
   ret ptr null
 }
-""".replace("RECORD", str(_RECORD)).replace("OBJECT", str(_OBJECT))
+"""
+_TEXT = TABLES + _TURNS.replace("RECORD", str(_RECORD)).replace("OBJECT", str(_OBJECT))

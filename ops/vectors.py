@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .native import around, function_of, vector_bits
+from .native import TABLES, around, function_of, vector_bits
 from .onednn import Stack
 
 STREAMS = 4  # as `_COLUMNS` adds them up
@@ -80,7 +80,7 @@ def _text(turns: str, kind: str, bits: int, lanes: int) -> str:
         "ITEM": bits // 8,
     }.items():
         text = text.replace(name, str(number))
-    return text + around(3)
+    return TABLES + text + around(3)
 
 
 _SHARED = """
@@ -90,18 +90,6 @@ declare VEC @llvm.masked.load.OF.p0(ptr, i32, <LANES x i1>, VEC)
 declare void @llvm.masked.store.OF.p0(VEC, ptr, i32, <LANES x i1>)
 declare REAL @llvm.vector.reduce.fadd.OF(REAL, VEC)
 declare i64 @llvm.umin.i64(i64, i64)
-
-define internal i64 @fact(ptr %meta, i64 %k) alwaysinline {
-  %at = getelementptr i64, ptr %meta, i64 %k
-  %value = load i64, ptr %at
-  ret i64 %value
-}
-
-define internal ptr @array(ptr %data, i64 %k) alwaysinline {
-  %at = getelementptr ptr, ptr %data, i64 %k
-  %value = load ptr, ptr %at
-  ret ptr %value
-}
 
 define internal <LANES x i1> @mask(i64 %room) alwaysinline {
   %one = insertelement <LANES x i64> poison, i64 %room, i64 0

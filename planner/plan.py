@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ostinato.ops.disk import writing
 from ostinato.ops.encode import encode_graph, encode_spec
 from ostinato.ops.graph import Graph
 from ostinato.ops.layout import Mesh
@@ -245,14 +246,8 @@ class Plan:
         """Write the plan as a file that holds data, no code."""
         from .file import write_plan
 
-        try:
+        with writing(path, PlanFileError, "plan file"):
             write_plan(self, path)
-        except OSError as error:
-            raise PlanFileError.because(
-                f"plan file {os.fspath(path)}",
-                got=error.strerror or str(error),
-                needed="a folder that exists and may be written to",
-            ) from None
 
     @staticmethod
     def from_file(path: str | os.PathLike[str]) -> Plan:

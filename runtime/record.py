@@ -39,7 +39,7 @@ class Record:
             self.known += 1
             for part, piece in kernel.parts:
                 there = moved(spots[-1], distance(out, out[piece.at]))
-                self.calls.append((part, [*spots[piece.operand :][: piece.operand >= 0], there]))
+                self.calls.append((part, [*piece.of(spots), there]))
 
     def view(self, name: str, source: str, offset: int) -> None:
         self.known += 1
