@@ -9,6 +9,7 @@ import numpy as np
 
 from .graph import Builder
 from .native import native_kernel, why_not
+from .sequence import at_place
 from .spec import DType, Shape, Spec
 
 LEAST = 1 << 20  # bytes that are worth threads
@@ -40,10 +41,14 @@ class Piece(NamedTuple):
     operand: int  # -1 for none
     at: tuple[slice, ...] = ()
     value: Any = 0
+    place: int = -1  # the operand that says at which place along an axis ...
+    axis: int = 0
+    picks: bool = False  # ... of the operand, or else of the result
+    adds: bool = False  # the operand to what is there
 
     def of(self, operands: Sequence[Any]) -> list[Any]:
         """What of these it is made of."""
-        return [operands[self.operand]] if self.operand >= 0 else []
+        return [operands[k] for k in (self.operand, self.place) if k >= 0]
 
 
 class Pieces:
@@ -64,13 +69,17 @@ def in_pieces(
     """The function of operands that lie so and the result, if there is much to copy, or it is done
     `often`, and all of the result is here."""
     *xs, out = arrays
-    if (out.nbytes < LEAST and not often) or any(x.dtype != out.dtype for x in xs):
+    if out.nbytes < LEAST and not often:
+        return None
+    if any(xs[p.operand].dtype != out.dtype for p in pieces if p.operand >= 0):
         return None
     parts = []
     for piece in pieces:
         to = out[piece.at]
         if piece.operand < 0:
             kernel = _filling(to, piece.value, threads)
+        elif piece.place >= 0:
+            kernel = _at_index(piece, xs[piece.operand], xs[piece.place], to, threads)
         else:
             x = xs[piece.operand]
             if x.size != to.size or (x.shape != to.shape and not to.flags.c_contiguous):
@@ -82,6 +91,26 @@ def in_pieces(
             parts.append((kernel, piece))
     whole = len(parts) == 1 and not parts[0][1].at
     return parts[0][0] if whole else Pieces(parts)
+
+
+def _at_index(piece: Piece, x: Any, index: Any, out: Any, threads: int) -> Copy | None:
+    """The function of an array, one place along an axis, and the result, that lie so."""
+    whole = x if piece.picks else out
+    size, step = whole.shape[piece.axis], whole.strides[piece.axis]
+    if index.ndim or index.dtype != np.int64 or not size:
+        return None
+    first = whole[(*(slice(None),) * piece.axis, 0)]
+    source, target = (first, out) if piece.picks else (x, first)
+    if source.shape != target.shape:
+        return None
+    if piece.adds:
+        builder = Builder([Spec(x.shape, x.dtype)] * 2)
+        body = builder.graph([builder.call("add", 0, 1)])
+        lies = [source.strides, target.strides, target.strides]
+        kernel = native_kernel(body, x.shape, lies, threads) if x.dtype.kind in "iuf" else None
+    else:
+        kernel = copying(source.shape, x.itemsize, source.strides, target.strides, threads)
+    return None if kernel is None else at_place(kernel, size, step, piece.picks, piece.adds)
 
 
 def _filling(out: Any, value: Any, threads: int) -> Copy | None:

@@ -22,11 +22,13 @@ from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
 
 from . import array
 from .array import Array, Operandish, apply, as_array, export, unify
+from .copies import Piece, Pieces
 from .elementwise import astype, equal, less, where
 from .graph import Builder
 from .index import LETTERS, Indices, along
 from .native import native_kernel, strides_over, why_not
 from .registry import Params, Place, Specs, op, stream_cost
+from .sequence import at_place
 from .shape import (
     MODES,
     axis_of,
@@ -78,10 +80,16 @@ def _in_bounds_kernel(xp: Any, out: Any, i: Any, *, size: int, name: str) -> Non
 def _in_bounds_native(
     arrays: Sequence[Any], threads: int, *, size: int, **_: Any
 ) -> Callable[..., None] | None:
-    """By a kernel that finds the least and the largest."""
+    """By a kernel that finds the least and the largest; of one place by one that looks at it."""
     i, _out = arrays
-    if why_not() or not i.size or not i.ndim:
+    if why_not() or not i.size:
         return None
+    if not i.ndim:
+        builder = Builder([Spec((), i.dtype)])
+        true = native_kernel(builder.graph([builder.call("equal", 0, 0)]), (), [(), ()], 1)
+        if true is None or i.dtype != np.int64:
+            return None
+        return Pieces([(at_place(true, size, 0, source=False), Piece(0, place=0))])
     axes = tuple(range(i.ndim))
     builder = Builder([Spec(i.shape, i.dtype)])
     body = builder.graph([builder.call(name, 0, axes=axes) for name in ("min", "max")])
@@ -151,6 +159,10 @@ def _take_kernel(xp: Any, out: Any, x: Any, i: Any, *, axis: int, at: Place) -> 
         xp.copyto(out, picked, where=mask)
 
 
+def _take_pieces(ins: Sequence[Shape], *, axis: int) -> list[Piece] | None:
+    return None if ins[1] else [Piece(0, place=1, axis=axis, picks=True)]
+
+
 def _take_grad(g: Array, y: Array, x: Array, i: Array, *, axis: int) -> Sequence[Array | None]:
     zeros = apply("full", shape=x.shape, value=0, dtype=g.dtype)
     return apply("put", zeros, i, g, axis=axis, mode="add"), None
@@ -161,6 +173,7 @@ op(
     infer=_take_rule,
     indices=_take_indices,
     kernel=_take_kernel,
+    pieces=_take_pieces,
     grad=_take_grad,
     cost=MOVE,
     placed=True,
@@ -230,6 +243,12 @@ def _put_kernel(
         _at_ufunc(xp, mode).at(out, key, values)
 
 
+def _put_pieces(ins: Sequence[Shape], *, axis: int, mode: str) -> list[Piece] | None:
+    if ins[1] or mode not in ("set", "add"):
+        return None
+    return [Piece(0), Piece(2, place=1, axis=axis, adds=mode == "add")]
+
+
 def _put_grad(
     g: Array, y: Array, x: Array, i: Array, v: Array, *, axis: int, mode: str
 ) -> Sequence[Array | None]:
@@ -274,6 +293,7 @@ op(
     infer=lambda x, i, v, *, axis, mode: x.bare,
     indices=_put_indices,
     kernel=_put_kernel,
+    pieces=_put_pieces,
     grad=_put_grad,
     cost=MOVE,
     placed=True,

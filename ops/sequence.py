@@ -1,7 +1,8 @@
 """Calls of kernels turn after turn, without Python in between.
 
 Kernels are functions of Python that read of their arrays no more than the type and where the elements
-begin. So a turn can call them with stand-ins that have these two: they are filled in at the start, and
+begin. So machine code can call them with stand-ins that have these two: `at_place` puts one where an index
+says, and the turns of `sequence` have them for all arrays: they are filled in at the start, and
 those of arrays that move on are moved in each turn. Values that are carried are written where the next
 turn reads them: calls have three sets of stand-ins, for the first turn, and for odd and even ones."""
 
@@ -83,6 +84,96 @@ def sequence(
 
     return Sequenced(function_of(_TEXT, np.array(facts, np.int64), held), state, fill)
 
+
+def at_place(
+    kernel: Callable[..., None], size: int, step: int, source: bool, again: bool = False
+) -> Callable[..., None]:
+    """`run(x, index, out)`: what `kernel(x, out)` does, where x, the `source`, or else out, begins one step
+    further for each place that the index says; it has to be inside. `again`: `kernel(x, out, out)`."""
+    for name in ("PyErr_Format", "Py_DecRef"):
+        symbol(name, address_of(ctypes.pythonapi, name))
+    symbol("index_error", id(IndexError))
+    facts = [1, 0, size, step, 0 if source else 2, 3 if again else 2, id(kernel)]
+    return function_of(TABLES + _PLACE, np.array(facts, np.int64), kernel)
+
+
+# A function of Python has its entry point in the record that its third word leads to, and what it was made
+# with in the fourth.
+_PLACE = """
+declare ptr @PyErr_Format(ptr, ptr, ...)
+declare void @PyErr_SetString(ptr, ptr)
+@array_type = external global i8
+@type_error = external global i8
+@index_error = external global i8
+@words = private constant [26 x i8] c"an array, place and array\\00"
+@outside = private constant [59 x i8] c"index %lld is out of bounds for an axis with %lld elements\\00"
+
+define ptr @run(ptr %self, ptr %args, i64 %given) {
+entry:
+  %meta = call ptr @array(ptr %self, i64 2)
+  %right = icmp eq i64 %given, 3
+  br i1 %right, label %look, label %wrong
+wrong:
+  call void @PyErr_SetString(ptr @type_error, ptr @words)
+  ret ptr null
+look:
+  %k = phi i64 [0, %entry], [%k1, %is_array]
+  %object = call ptr @array(ptr %args, i64 %k)
+  %kind = call ptr @array(ptr %object, i64 1)
+  %is = icmp eq ptr %kind, @array_type
+  br i1 %is, label %is_array, label %wrong
+is_array:
+  %k1 = add i64 %k, 1
+  %more = icmp slt i64 %k1, 3
+  br i1 %more, label %look, label %known
+known:
+  %size = call i64 @fact(ptr %meta, i64 2)
+  %step = call i64 @fact(ptr %meta, i64 3)
+  %which = call i64 @fact(ptr %meta, i64 4)
+  %count = call i64 @fact(ptr %meta, i64 5)
+  %kernel = call ptr @array(ptr %meta, i64 6)
+  %index = call ptr @array(ptr %args, i64 1)
+  %index_at = call ptr @array(ptr %index, i64 2)
+  %place = load i64, ptr %index_at
+  %least = sub i64 0, %size
+  %low = icmp slt i64 %place, %least
+  %high = icmp sge i64 %place, %size
+  %out = or i1 %low, %high
+  br i1 %out, label %bad, label %inside
+bad:
+  %said = call ptr (ptr, ptr, ...) @PyErr_Format(ptr @index_error, ptr @outside, i64 %place, i64 %size)
+  ret ptr null
+inside:
+  %back = icmp slt i64 %place, 0
+  %added = add i64 %place, %size
+  %front = select i1 %back, i64 %added, i64 %place
+  %far = mul i64 %front, %step
+  %moving = call ptr @array(ptr %args, i64 %which)
+  %begin = call i64 @fact(ptr %moving, i64 2)
+  %there = add i64 %begin, %far
+  %stand = alloca [3 x i64]
+  %stand_type = getelementptr i64, ptr %stand, i64 1
+  store ptr @array_type, ptr %stand_type
+  %stand_data = getelementptr i64, ptr %stand, i64 2
+  store i64 %there, ptr %stand_data
+  %first = call ptr @array(ptr %args, i64 0)
+  %last = call ptr @array(ptr %args, i64 2)
+  %is_source = icmp eq i64 %which, 0
+  %source = select i1 %is_source, ptr %stand, ptr %first
+  %target = select i1 %is_source, ptr %last, ptr %stand
+  %arrays = alloca [3 x ptr]
+  store ptr %source, ptr %arrays
+  %second_at = getelementptr ptr, ptr %arrays, i64 1
+  store ptr %target, ptr %second_at
+  %third_at = getelementptr ptr, ptr %arrays, i64 2
+  store ptr %target, ptr %third_at
+  %record = call ptr @array(ptr %kernel, i64 2)
+  %function = call ptr @array(ptr %record, i64 1)
+  %own = call ptr @array(ptr %kernel, i64 3)
+  %answer = call ptr %function(ptr %own, ptr %arrays, i64 %count)
+  ret ptr %answer
+}
+"""
 
 _TURNS = """
 declare void @PyErr_SetString(ptr, ptr)

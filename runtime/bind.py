@@ -314,7 +314,7 @@ class _Binder:
             self.place(base + offset, s.shape, s.dtype)
             for offset, s in zip(program.scratch[k], needs, strict=False)
         )
-        kernel = self.native(node, ins, outs, scratch)
+        kernel = self.native(graph, node, ins, outs, scratch)
         if kernel is not None:
             keeps = kernel if isinstance(kernel, Keeping) else None
             function = kernel if keeps is None else keeps.function
@@ -395,6 +395,7 @@ class _Binder:
 
     def native(
         self,
+        graph: Graph,
         node: Node,
         ins: Sequence[str],
         outs: Sequence[str],
@@ -416,8 +417,8 @@ class _Binder:
         if any(x is None for x in arrays):
             return None
         if OPS[node.op].placed:  # such a function knows no places: everything has to be here
-            here = [x.shape for x in arrays[len(ins) :]]
-            if here != [s.shape for s in node.specs]:
+            specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
+            if any(x.shape != s.shape for x, s in zip(arrays, specs, strict=True)):
                 return None
         if pieces is not None:
             parts = pieces([x.shape for x in arrays[: len(ins)]], **node.kw)

@@ -67,6 +67,39 @@ def test_which_copies_are_shared() -> None:
     )
 
 
+@pytest.mark.parametrize(("shape", "axis"), [((5,), 0), ((4, 5), 0), ((4, 5), 1), ((2, 3, 4), 1)])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint8", "bool"])
+def test_at_a_place_that_is_found_out_as_it_runs(
+    shape: tuple[int, ...], axis: int, dtype: str
+) -> None:
+    def number(k: int) -> Any:
+        return np.array(k, np.int64)
+
+    rng, size = np.random.default_rng(axis), shape[axis]
+    x = rng.integers(0, 9, shape).astype(dtype)
+    v = np.array(rng.integers(0, 9, x.take(0, axis).shape)).astype(dtype)
+    picked = np.zeros(v.shape, dtype)
+    pick = in_pieces([Piece(0, place=1, axis=axis, picks=True)], [x, number(0), picked], 1, True)
+    assert pick is not None
+    for k in range(-size, size):
+        pick(x, number(k), picked)
+        np.testing.assert_array_equal(picked, x.take(k, axis))
+        for adds in (False, True)[: 1 + (dtype != "bool")]:
+            wanted, found = x.copy(), np.zeros(shape, dtype)
+            key = (*(slice(None),) * axis, k)
+            wanted[key] = v + wanted[key] * adds if adds else v
+            pieces = [Piece(0), Piece(2, place=1, axis=axis, adds=adds)]
+            put = in_pieces(pieces, [x, number(0), v, found], 1, True)
+            assert put is not None
+            put(x, number(k), v, found)
+            np.testing.assert_array_equal(found, wanted)
+    for k in (size, -size - 1, 1 << 62):
+        with pytest.raises(IndexError, match=f"index {k} is out of bounds for an axis with {size}"):
+            pick(x, number(k), picked)
+    with pytest.raises(TypeError):
+        pick(x, 1, picked)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values_around_copies(dtype: str) -> None:
     x = np.arange(6).reshape(2, 3).astype(dtype)

@@ -153,6 +153,15 @@ def newton(a: Any) -> Any:
     return ost.while_loop(lambda x: ost.max(abs(x * x - a)) > 1e-9, lambda x: (x + a / x) / 2, a)
 
 
+def one_after_another(a: Any, b: Any) -> Any:
+    def turn(s: Any) -> Any:
+        x, k = s
+        x = x.at[k].set((b[k] - (a[k] * x).sum() + a[k, k] * x[k]) / a[k, k])
+        return x, (k + 1) % 20
+
+    return ost.repeat(2000, turn, (b * 0, ost.asarray(0)))[0]
+
+
 ones = np.ones(())
 LOOPS: dict[str, tuple[Any, list[Any]]] = {
     "lorenz": (lambda *s: ost.repeat(2000, lorenz, s), [ones, ones, ones]),
@@ -166,6 +175,7 @@ LOOPS: dict[str, tuple[Any, list[Any]]] = {
         [np.arange(30.0)],
     ),
     "filter": (filtered, [np.ones(2000)]),
+    "seidel": (one_after_another, [np.eye(20) * 9 + 1, np.arange(20.0)]),
     "newton": (newton, [np.arange(1.0, 20.0)]),
 }
 
@@ -194,6 +204,8 @@ def test_turns_need_no_python(name: str) -> None:
         given = [ost.asarray(x) for x in given]
         compiled(*given)
         assert python_calls(lambda: compiled(*given)) < 200
+        if name == "seidel":
+            np.testing.assert_allclose(given[0] @ compiled(*given), given[1], rtol=1e-9, atol=1e-9)
 
 
 def test_a_nan_is_looked_for_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
