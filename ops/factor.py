@@ -12,7 +12,7 @@ conjugates of cotangents, as textbooks do, where a rule is not holomorphic."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ from .matrices import (
     turned,
     whole,
 )
+from .native import why_not
 from .reduction import any as anywhere
 from .reduction import prod
 from .reduction import sum as total
@@ -335,6 +336,17 @@ def _solve_kernel(xp: Any, out: Any, a: Any, b: Any, *, scratch: Sequence[Any]) 
         triangular(np, factors, y, upper=True)
 
 
+def _solve_native(
+    arrays: Sequence[Any], threads: int, *, scratch: Sequence[Any]
+) -> Callable[..., None] | None:
+    """For one small matrix, by LAPACK without NumPy around it."""
+    a, b, _ = arrays
+    plain = all(x.ndim == 2 and x.size and x.flags.c_contiguous for x in arrays)
+    if not plain or not at_once(a) or a.dtype.kind != "f" or why_not() or not lapack.found():
+        return None
+    return lapack.solving(b.shape[0], b.shape[1], a.dtype, SINGULAR)
+
+
 def _solve_grad(g: Array, y: Array, a: Array, b: Array) -> Sequence[Array | None]:
     back = apply("solve", matrix_transpose(a), g)
     return -back @ matrix_transpose(y), back
@@ -350,6 +362,7 @@ op(
     infer=lambda a, b: _equations_rule("solve", a, b),
     indices=_equations,
     kernel=_solve_kernel,
+    native=_solve_native,
     scratch=_copy_of_one,
     grad=_solve_grad,
     algorithms=blocked.solve,

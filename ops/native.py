@@ -821,6 +821,33 @@ done:
 """
 
 
+# Whether so many arrays were given.
+ARRAYS = """
+@array_type = external global i8
+
+define internal i1 @are_arrays(ptr %args, i64 %given, i64 %wanted) {
+entry:
+  %right = icmp eq i64 %given, %wanted
+  br i1 %right, label %look, label %no
+look:
+  %k = phi i64 [0, %entry], [%k1, %next]
+  %object_at = getelementptr ptr, ptr %args, i64 %k
+  %object = load ptr, ptr %object_at
+  %kind_at = getelementptr ptr, ptr %object, i64 1
+  %kind = load ptr, ptr %kind_at
+  %is = icmp eq ptr %kind, @array_type
+  br i1 %is, label %next, label %no
+next:
+  %k1 = add i64 %k, 1
+  %more = icmp slt i64 %k1, %wanted
+  br i1 %more, label %look, label %yes
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}
+"""
+
 # Numbers and addresses that stand in a row.
 TABLES = """
 define internal i64 @fact(ptr %meta, i64 %k) alwaysinline {

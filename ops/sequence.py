@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .native import TABLES, entry_of, function_of, symbol
+from .native import ARRAYS, TABLES, entry_of, function_of, symbol
 from .threads import address_of
 
 SETS = 3  # of stand-ins
@@ -94,7 +94,7 @@ def at_place(
         symbol(name, address_of(ctypes.pythonapi, name))
     symbol("index_error", id(IndexError))
     facts = [1, 0, size, step, 0 if source else 2, 3 if again else 2, id(kernel)]
-    return function_of(TABLES + _PLACE, np.array(facts, np.int64), kernel)
+    return function_of(ARRAYS + TABLES + _PLACE, np.array(facts, np.int64), kernel)
 
 
 # A function of Python has its entry point in the record that its third word leads to, and what it was made
@@ -102,7 +102,6 @@ def at_place(
 _PLACE = """
 declare ptr @PyErr_Format(ptr, ptr, ...)
 declare void @PyErr_SetString(ptr, ptr)
-@array_type = external global i8
 @type_error = external global i8
 @index_error = external global i8
 @words = private constant [26 x i8] c"an array, place and array\\00"
@@ -111,21 +110,11 @@ declare void @PyErr_SetString(ptr, ptr)
 define ptr @run(ptr %self, ptr %args, i64 %given) {
 entry:
   %meta = call ptr @array(ptr %self, i64 2)
-  %right = icmp eq i64 %given, 3
-  br i1 %right, label %look, label %wrong
+  %right = call i1 @are_arrays(ptr %args, i64 %given, i64 3)
+  br i1 %right, label %known, label %wrong
 wrong:
   call void @PyErr_SetString(ptr @type_error, ptr @words)
   ret ptr null
-look:
-  %k = phi i64 [0, %entry], [%k1, %is_array]
-  %object = call ptr @array(ptr %args, i64 %k)
-  %kind = call ptr @array(ptr %object, i64 1)
-  %is = icmp eq ptr %kind, @array_type
-  br i1 %is, label %is_array, label %wrong
-is_array:
-  %k1 = add i64 %k, 1
-  %more = icmp slt i64 %k1, 3
-  br i1 %more, label %look, label %known
 known:
   %size = call i64 @fact(ptr %meta, i64 2)
   %step = call i64 @fact(ptr %meta, i64 3)

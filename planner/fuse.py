@@ -358,6 +358,8 @@ def _worthy_groups(
     groups = _groups(graph, target, alone, begin)
     some = nested or any(_is_worth(g, target, WORTH, turns) for g in groups)
     least = min(BESIDE, WORTH) if some else WORTH
+    if turns > 1 and sum(_work(math.prod(g.space[0]), turns) * g.work for g in groups) >= WORTH:
+        least = 1  # as a turn needs no Python only if all of it are kernels
     while True:
         groups = _groups(graph, target, alone, begin)
         small = [k for g in groups if not _is_worth(g, target, least, turns) for k in g.members]

@@ -162,6 +162,17 @@ def one_after_another(a: Any, b: Any) -> Any:
     return ost.repeat(2000, turn, (b * 0, ost.asarray(0)))[0]
 
 
+def kalman(f: Any, h: Any, zs: Any) -> Any:
+    def turn(s: Any, z: Any) -> Any:
+        x, p = s
+        x, p = f @ x, f @ p @ f.T + 0.1 * ost.eye(4)
+        gain = ost.linalg.solve(h @ p @ h.T + ost.eye(2), h @ p).T
+        x = x + gain @ (z - h @ x)
+        return (x, p - gain @ (h @ p)), x
+
+    return ost.scan(turn, (ost.zeros(4, dtype=f.dtype), ost.eye(4, dtype=f.dtype)), zs)[1]
+
+
 ones = np.ones(())
 LOOPS: dict[str, tuple[Any, list[Any]]] = {
     "lorenz": (lambda *s: ost.repeat(2000, lorenz, s), [ones, ones, ones]),
@@ -175,6 +186,7 @@ LOOPS: dict[str, tuple[Any, list[Any]]] = {
         [np.arange(30.0)],
     ),
     "filter": (filtered, [np.ones(2000)]),
+    "kalman": (kalman, [np.eye(4) * 0.9, np.arange(8.0).reshape(2, 4), np.ones((2000, 2))]),
     "seidel": (one_after_another, [np.eye(20) * 9 + 1, np.arange(20.0)]),
     "newton": (newton, [np.arange(1.0, 20.0)]),
 }
