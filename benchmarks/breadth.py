@@ -126,6 +126,11 @@ def hessian(xp: Any, x: Any, w: Any) -> Any:
     return (x * (p * (1 - p))[:, None]).T @ x
 
 
+@work("2,000 systems of 6 equations", (2000, 6, 6), (2000, 6, 3), result=2000 * 18)
+def systems(xp: Any, a: Any, b: Any) -> Any:
+    return xp.linalg.solve(a, b)
+
+
 # -- layers --------------------------------------------------------------------------------
 @work("layer norm of (16384, 1024)", (16384, 1024), (1024,), (1024,), result=16384 * 1024)
 def layer_norm(xp: Any, x: Any, g: Any, b: Any) -> Any:

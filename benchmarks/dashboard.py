@@ -27,17 +27,17 @@ def take_turns(dask_worker: Any) -> None:
     def begin(self: Any, finish: Any) -> Any:
         comm, self._finish = self._comm, finish
         comm.going.add(self)
-        for request in (*self._receives, *self._sends):
-            request.Start()
+        for start in self._starts:
+            start()
         return self
 
     def wait(self: Any) -> None:
-        for requests in (self._receives, self._sends):
-            for request in requests:
-                if not request.Test():
-                    self._comm.until(request.Test)
+        for has_gone in self._tests:
+            if not has_gone():
+                self._comm.until(has_gone)
         self._comm.going.discard(self)
-        self._finish()
+        if self._finish is not None:
+            self._finish()
 
     def switched(self: Any, loaded: Any, arrays: Any) -> Any:
         on = loaded.runs // TURN % 2 == 0

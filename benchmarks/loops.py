@@ -168,6 +168,18 @@ def recursion(xp: Any, x: Any) -> Any:
     return xp.scan(step, x[0] * 0, x)[1]
 
 
+@work("a Kalman filter of 4 states and 2 measurements, 200 steps", numbers(26, 2, 4),
+      numbers(27, 200, 2), np.eye(4, dtype=np.float32))  # fmt: skip
+def kalman(xp: Any, seen: Any, measured: Any, one: Any) -> Any:
+    def step(s: Any, z: Any) -> tuple[Any, Any]:
+        x, p = s[0] * 0.9, s[1] * 0.81 + 0.1 * one
+        gain = xp.linalg.solve(seen @ p @ seen.T + one[:2, :2], seen @ p).T
+        x = x + gain @ (z - seen @ x)
+        return (x, p - gain @ (seen @ p)), x
+
+    return xp.scan(step, (seen[0] * 0, one), measured)[1]
+
+
 @work("a recurrent network of 32, 100 steps", numbers(18, 100, 16), numbers(19, 16, 32) / 10,
       numbers(20, 32, 32) / 10)  # fmt: skip
 def network(xp: Any, x: Any, w: Any, u: Any) -> Any:
