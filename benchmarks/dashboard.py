@@ -24,7 +24,7 @@ def take_turns(dask_worker: Any) -> None:
     counted = worker.SLOW, Mail.start, Mail.wait
     step = worker.Worker.step
 
-    def begin(self: Any, finish: Any) -> Any:
+    def begin(self: Any, finish: Any = None) -> Any:
         comm, self._finish = self._comm, finish
         comm.going.add(self)
         for start in self._starts:
