@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .native import ARRAYS, TABLES, function_of, symbol
+from .native import CALLS, TABLES, function_of, symbol
 from .threads import address_of
 
 _LETTER = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
@@ -157,19 +157,16 @@ def solving(n: int, columns: int, dtype: Any, otherwise: str) -> Callable[..., N
     )
     text = text.replace("WORD", f"i{8 * item}").replace("ITEM", str(item))
     text = text.replace("LENGTH", str(len(otherwise) + 1)).replace("OTHERWISE", otherwise)
-    return function_of(ARRAYS + TABLES + text, np.array(facts, np.int64), room)
+    return function_of(TABLES + CALLS + text, np.array(facts, np.int64), room)
 
 
 _SOLVE = """
-declare void @PyErr_SetString(ptr, ptr)
 declare void @Py_IncRef(ptr)
 declare void @KINDgetrf(ptr, ptr, ptr, ptr, ptr, ptr)
 declare void @KINDgetrs(ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, i64)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 @none = external global i8
-@type_error = external global i8
 @singular_error = external global i8
-@words = private constant [13 x i8] c"three arrays\\00"
 @singular = private constant [LENGTH x i8] c"OTHERWISE\\00"
 @turned = private constant [2 x i8] c"T\\00"
 
@@ -205,7 +202,6 @@ entry:
   %right = call i1 @are_arrays(ptr %args, i64 %given, i64 3)
   br i1 %right, label %known, label %wrong
 wrong:
-  call void @PyErr_SetString(ptr @type_error, ptr @words)
   ret ptr null
 known:
   %meta = call ptr @array(ptr %self, i64 2)

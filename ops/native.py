@@ -821,34 +821,44 @@ done:
 """
 
 
-# Whether so many arrays were given.
-ARRAYS = """
+# For texts without `around`: numbers and addresses that stand in a row, whether so many arrays were given,
+# and calls of other kernels. A function of Python has its entry point in the record that its third word
+# leads to, and what it was made with in the fourth.
+CALLS = """
+declare void @PyErr_SetString(ptr, ptr)
 @array_type = external global i8
+@type_error = external global i8
+@no_arrays = private constant [24 x i8] c"a kernel of arrays only\\00"
 
 define internal i1 @are_arrays(ptr %args, i64 %given, i64 %wanted) {
 entry:
   %right = icmp eq i64 %given, %wanted
-  br i1 %right, label %look, label %no
+  br i1 %right, label %next, label %no
+next:
+  %k = phi i64 [0, %entry], [%k1, %look]
+  %more = icmp slt i64 %k, %wanted
+  br i1 %more, label %look, label %yes
 look:
-  %k = phi i64 [0, %entry], [%k1, %next]
-  %object_at = getelementptr ptr, ptr %args, i64 %k
-  %object = load ptr, ptr %object_at
-  %kind_at = getelementptr ptr, ptr %object, i64 1
-  %kind = load ptr, ptr %kind_at
+  %object = call ptr @array(ptr %args, i64 %k)
+  %kind = call ptr @array(ptr %object, i64 1)
+  %k1 = add i64 %k, 1
   %is = icmp eq ptr %kind, @array_type
   br i1 %is, label %next, label %no
-next:
-  %k1 = add i64 %k, 1
-  %more = icmp slt i64 %k1, %wanted
-  br i1 %more, label %look, label %yes
 yes:
   ret i1 true
 no:
+  call void @PyErr_SetString(ptr @type_error, ptr @no_arrays)
   ret i1 false
 }
-"""
 
-# Numbers and addresses that stand in a row.
+define internal ptr @called(ptr %kernel, ptr %arrays, i64 %count) alwaysinline {
+  %record = call ptr @array(ptr %kernel, i64 2)
+  %function = call ptr @array(ptr %record, i64 1)
+  %own = call ptr @array(ptr %kernel, i64 3)
+  %answer = call ptr %function(ptr %own, ptr %arrays, i64 %count)
+  ret ptr %answer
+}
+"""
 TABLES = """
 define internal i64 @fact(ptr %meta, i64 %k) alwaysinline {
   %at = getelementptr i64, ptr %meta, i64 %k
@@ -1228,13 +1238,6 @@ def function_of(text: str, about: Any, held: Any = None) -> Callable[..., None]:
 def is_kernel(function: Any) -> bool:
     """Whether it is one of these functions, which machine code can call as well."""
     return isinstance(getattr(function, "__self__", None), _Facts)
-
-
-def entry_of(kernel: Any) -> int:
-    """Where its machine code begins; it is compiled now at the latest."""
-    code = kernel.__self__.held[1]
-    code.ready()
-    return int(code.definition.function)
 
 
 class _Facts(np.ndarray):

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .native import ARRAYS, TABLES, entry_of, function_of, symbol
+from .native import CALLS, TABLES, function_of, symbol
 from .threads import address_of
 
 SETS = 3  # of stand-ins
-_RECORD = 3 + SETS  # words of a call: function, facts, count of arrays, and stand-ins
+_RECORD = 2 + SETS  # words of a call: kernel, count of arrays, and stand-ins
 _OBJECT = 3  # words of a stand-in: a count that nobody reads, the type, the elements
 Calls = Sequence["Call"]
 
@@ -42,7 +42,6 @@ class Sequenced(NamedTuple):
 
     run: Callable[..., None]
     state: Any
-    fill: Callable[[], None]  # to be called once the kernels are compiled
 
 
 def sequence(
@@ -70,8 +69,8 @@ def sequence(
     given = [np.array(s, np.int64) for s in sets]
     table = np.zeros((len(calls), _RECORD), np.int64)
     for k, c in enumerate(calls):
-        table[k, 1:3] = id(c.kernel.__self__), len(c.arrays)  # type: ignore[attr-defined]
-        table[k, 3:] = [x.ctypes.data for x in given[SETS * k : SETS * (k + 1)]]
+        table[k, :2] = id(c.kernel), len(c.arrays)
+        table[k, 2:] = [x.ctypes.data for x in given[SETS * k : SETS * (k + 1)]]
     state = np.zeros(2, np.int64)
     facts = [1, 0, arrays, len(spots), len(condition), len(calls), last, moving]
     held = (objects, where, given, table, state, index, test, calls)
@@ -79,10 +78,7 @@ def sequence(
         0 if x is None else x.ctypes.data for x in (index, test, state, objects, where, table)
     ]
 
-    def fill() -> None:
-        table[:, 0] = [entry_of(c.kernel) for c in calls]
-
-    return Sequenced(function_of(_TEXT, np.array(facts, np.int64), held), state, fill)
+    return Sequenced(function_of(_TEXT, np.array(facts, np.int64), held), state)
 
 
 def at_place(
@@ -90,21 +86,15 @@ def at_place(
 ) -> Callable[..., None]:
     """`run(x, index, out)`: what `kernel(x, out)` does, where x, the `source`, or else out, begins one step
     further for each place that the index says; it has to be inside. `again`: `kernel(x, out, out)`."""
-    for name in ("PyErr_Format", "Py_DecRef"):
-        symbol(name, address_of(ctypes.pythonapi, name))
+    symbol("PyErr_Format", address_of(ctypes.pythonapi, "PyErr_Format"))
     symbol("index_error", id(IndexError))
     facts = [1, 0, size, step, 0 if source else 2, 3 if again else 2, id(kernel)]
-    return function_of(ARRAYS + TABLES + _PLACE, np.array(facts, np.int64), kernel)
+    return function_of(TABLES + CALLS + _PLACE, np.array(facts, np.int64), kernel)
 
 
-# A function of Python has its entry point in the record that its third word leads to, and what it was made
-# with in the fourth.
 _PLACE = """
 declare ptr @PyErr_Format(ptr, ptr, ...)
-declare void @PyErr_SetString(ptr, ptr)
-@type_error = external global i8
 @index_error = external global i8
-@words = private constant [26 x i8] c"an array, place and array\\00"
 @outside = private constant [59 x i8] c"index %lld is out of bounds for an axis with %lld elements\\00"
 
 define ptr @run(ptr %self, ptr %args, i64 %given) {
@@ -113,7 +103,6 @@ entry:
   %right = call i1 @are_arrays(ptr %args, i64 %given, i64 3)
   br i1 %right, label %known, label %wrong
 wrong:
-  call void @PyErr_SetString(ptr @type_error, ptr @words)
   ret ptr null
 known:
   %size = call i64 @fact(ptr %meta, i64 2)
@@ -156,22 +145,16 @@ inside:
   store ptr %target, ptr %second_at
   %third_at = getelementptr ptr, ptr %arrays, i64 2
   store ptr %target, ptr %third_at
-  %record = call ptr @array(ptr %kernel, i64 2)
-  %function = call ptr @array(ptr %record, i64 1)
-  %own = call ptr @array(ptr %kernel, i64 3)
-  %answer = call ptr %function(ptr %own, ptr %arrays, i64 %count)
+  %answer = call ptr @called(ptr %kernel, ptr %arrays, i64 %count)
   ret ptr %answer
 }
 """
 
 _TURNS = """
-declare void @PyErr_SetString(ptr, ptr)
 declare i64 @PyLong_AsLongLong(ptr)
 declare void @Py_IncRef(ptr)
 declare void @Py_DecRef(ptr)
 @none = external global i8
-@array_type = external global i8
-@type_error = external global i8
 @words = private constant [32 x i8] c"turns of two numbers and arrays\\00"
 
 define internal i1 @calls(ptr %table, i64 %from, i64 %to, i64 %set) {
@@ -182,12 +165,11 @@ call:
   %k = phi i64 [%from, %entry], [%k1, %done]
   %down = mul i64 %k, RECORD
   %record = getelementptr i64, ptr %table, i64 %down
-  %function = load ptr, ptr %record
-  %self = call ptr @array(ptr %record, i64 1)
-  %count = call i64 @fact(ptr %record, i64 2)
-  %which = add i64 %set, 3
+  %kernel = load ptr, ptr %record
+  %count = call i64 @fact(ptr %record, i64 1)
+  %which = add i64 %set, 2
   %given = call ptr @array(ptr %record, i64 %which)
-  %answer = call ptr %function(ptr %self, ptr %given, i64 %count)
+  %answer = call ptr @called(ptr %kernel, ptr %given, i64 %count)
   %failed = icmp eq ptr %answer, null
   br i1 %failed, label %bad, label %done
 done:
@@ -203,15 +185,18 @@ bad:
 
 define ptr @run(ptr %self, ptr %args, i64 %given) {
 entry:
-  %m = getelementptr i8, ptr %self, i64 16
-  %meta = load ptr, ptr %m
+  %meta = call ptr @array(ptr %self, i64 2)
   %arrays = call i64 @fact(ptr %meta, i64 2)
-  %wanted = add i64 %arrays, 2
-  %right = icmp eq i64 %given, %wanted
-  br i1 %right, label %numbers, label %wrong
+  %beyond = sub i64 %given, 2
+  %enough = icmp eq i64 %beyond, %arrays
+  br i1 %enough, label %check, label %wrong
 wrong:
   call void @PyErr_SetString(ptr @type_error, ptr @words)
   ret ptr null
+check:
+  %after = getelementptr ptr, ptr %args, i64 2
+  %right = call i1 @are_arrays(ptr %after, i64 %beyond, i64 %arrays)
+  br i1 %right, label %numbers, label %failed
 numbers:
   %spots = call i64 @fact(ptr %meta, i64 3)
   %until = call i64 @fact(ptr %meta, i64 4)
@@ -224,10 +209,9 @@ numbers:
   %objects = call ptr @array(ptr %meta, i64 11)
   %where = call ptr @array(ptr %meta, i64 12)
   %table = call ptr @array(ptr %meta, i64 13)
-  %args0 = load ptr, ptr %args
+  %args0 = call ptr @array(ptr %args, i64 0)
   %begin = call i64 @PyLong_AsLongLong(ptr %args0)
-  %args1_at = getelementptr ptr, ptr %args, i64 1
-  %args1 = load ptr, ptr %args1_at
+  %args1 = call ptr @array(ptr %args, i64 1)
   %end = call i64 @PyLong_AsLongLong(ptr %args1)
   %down = icmp sge i64 %last, 0
   %back = sub i64 %last, %begin
@@ -242,15 +226,9 @@ spot:
   %offset = call i64 @fact(ptr %about, i64 1)
   %step = call i64 @fact(ptr %about, i64 2)
   %fixed = icmp slt i64 %array, 0
-  br i1 %fixed, label %fill, label %look
-look:
-  %which = add i64 %array, 2
-  %object_at = getelementptr ptr, ptr %args, i64 %which
-  %object = load ptr, ptr %object_at
-  %kind = call ptr @array(ptr %object, i64 1)
-  %is = icmp eq ptr %kind, @array_type
-  br i1 %is, label %base, label %wrong
+  br i1 %fixed, label %fill, label %base
 base:
+  %object = call ptr @array(ptr %after, i64 %array)
   %elements = call i64 @fact(ptr %object, i64 2)
   br label %fill
 fill:
@@ -333,4 +311,4 @@ failed:
   ret ptr null
 }
 """
-_TEXT = TABLES + _TURNS.replace("RECORD", str(_RECORD)).replace("OBJECT", str(_OBJECT))
+_TEXT = TABLES + CALLS + _TURNS.replace("RECORD", str(_RECORD)).replace("OBJECT", str(_OBJECT))

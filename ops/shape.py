@@ -109,6 +109,10 @@ def _copy_kernel(xp: Any, out: Any, x: Any, **_: Any) -> None:
     xp.copyto(out, x)
 
 
+def _one_piece(ins: Sequence[Shape], **_: Any) -> list[Piece]:
+    return [Piece(0)]
+
+
 # -- identities ----------------------------------------------------------------------------
 def _same(x: Spec, **_: Any) -> Spec:
     return Spec(x.shape, x.dtype)
@@ -118,7 +122,7 @@ op(
     "copy",
     infer=_same,
     kernel=_copy_kernel,
-    pieces=lambda ins, **_: [Piece(0)],
+    pieces=_one_piece,
     grad=lambda g, y, x: (g,),
     cost=MOVE,
 )
@@ -126,11 +130,18 @@ op(
     "resplit",
     infer=_same,
     kernel=_copy_kernel,
-    pieces=lambda ins, **_: [Piece(0)],
+    pieces=_one_piece,
     grad=lambda g, y, x, **_: (g,),
     cost=MOVE,
 )
-op("stop_gradient", infer=_same, kernel=_copy_kernel, grad=lambda g, y, x: (None,), cost=MOVE)
+op(
+    "stop_gradient",
+    infer=_same,
+    kernel=_copy_kernel,
+    pieces=_one_piece,
+    grad=lambda g, y, x: (None,),
+    cost=MOVE,
+)
 
 
 @export
@@ -182,7 +193,7 @@ op(
     indices=lambda ins, outs, p: reshape_labels(ins[0].shape, outs[0].shape),
     view=_reshape_view,
     kernel=lambda xp, out, x, *, shape: xp.copyto(out, x.reshape(out.shape)),
-    pieces=lambda ins, **_: [Piece(0)],
+    pieces=_one_piece,
     grad=lambda g, y, x, *, shape: (reshape(g, x.shape),),
     cost=MOVE,
     keeps_order=True,
@@ -566,8 +577,8 @@ def _concat_pieces(ins: Sequence[Shape], *, axis: int) -> list[Piece]:
     ends = [begin + shape[axis] for begin, shape in zip(begins, ins, strict=False)]
     before = (slice(None),) * axis
     return [
-        Piece(k, (*before, slice(*ends_)))
-        for k, ends_ in enumerate(zip(begins, ends, strict=False))
+        Piece(k, (*before, slice(begin, end)))
+        for k, (begin, end) in enumerate(zip(begins, ends, strict=False))
     ]
 
 

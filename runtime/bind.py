@@ -123,8 +123,6 @@ def bind(
         binder.write("t0 = clock()")
     with together():
         binder.program(program, ins, outs, 0)
-    for made in binder.sequences:
-        made.fill()
     binder.write("return")
     source = "\n".join(binder.text)
     if settings.debug >= 4:
@@ -167,7 +165,6 @@ class _Binder:
         self.places: dict[Any, str] = {}
         self.turns: tuple[str, list[int]] = ("", [])  # the turn's name, and the rank in each
         self.record: Record | None = None  # of the innermost loop
-        self.sequences: list[Sequenced] = []
 
     def write(self, line: str, row: Row | None = None) -> None:
         self.text.append("    " * self.depth + line)
@@ -548,7 +545,6 @@ class _Binder:
             last = trips - 1 if kw["reverse"] else -1
             body = record.sequenced()
             made = sequence(body, len(record.outside), index=self.fixed[index], last=last)
-            self.sequences.append(made)
             t = self.local("t")
             self.write(f"for {t} in range(0, {trips}, {step}):")
             self.in_turns(made, record, f"{t}, min({t} + {step}, {trips})", row)
@@ -771,7 +767,6 @@ class _Binder:
                 condition=record.sequenced(0, asked),
                 test=self.fixed[test],
             )
-            self.sequences.append(made)
             end = f"{turns} + {step}"
             end = f"min({end}, {most})" if most >= 0 else end
             state = self.name("v", made.state)

@@ -51,10 +51,10 @@ from .orders import (
     WAIT,
     Order,
     described,
+    laid_out,
     length_of,
     rebuilt,
     unpack,
-    with_handles,
 )
 from .preload import unname_memory
 
@@ -388,20 +388,17 @@ class Lead(Crew):
     ) -> None:
         """An order without text is on its way, written where it is sent from if it is short."""
         self.number += 1
-        n, m = len(operands), len(freed)
-        form = with_handles(n + m)
-        size, epoch = form.size, self.epoch & 255
+        form, facts = laid_out(code, self.number, self.epoch & 255, plan, operands, freed, first)
         self.counts[code] += 1
-        self.bytes[code] += size
-        said = size, code, epoch, n, m, self.number, plan, first, *operands, *freed
-        if size > SMALL:
-            self._send(form.pack(*said))
+        self.bytes[code] += form.size
+        if form.size > SMALL:
+            self._send(form.pack(*facts))
             return
         self._ring()
         if self.sending:  # an interrupt came between
             self._taken()
-        form.pack_into(self.saying, 0, *said)
-        self._start(size)
+        form.pack_into(self.saying, 0, *facts)
+        self._start(form.size)
         self._taken()
 
     def order(self, kind: str, value: Any = None, **what: Any) -> Any:
@@ -423,8 +420,9 @@ class Lead(Crew):
             raise self._own(error) from error.__cause__
 
     def _count(self, kind: str, said: bytes) -> None:
-        self.counts[KINDS.index(kind)] += 1
-        self.bytes[KINDS.index(kind)] += len(said)
+        code = KINDS.index(kind)
+        self.counts[code] += 1
+        self.bytes[code] += len(said)
 
     def _send(self, data: bytes) -> None:
         self._ring()

@@ -79,16 +79,30 @@ def pack(
     first: int,
     text: bytes = b"",
 ) -> bytes:
-    n, m = len(operands), len(freed)
-    form = with_handles(n + m)
-    length = form.size + len(text)
-    said = form.pack(length, kind, epoch, n, m, number, plan, first, *operands, *freed)
+    form, facts = laid_out(kind, number, epoch, plan, operands, freed, first, len(text))
+    said = form.pack(*facts)
     return said + text if text else said
 
 
+def laid_out(
+    kind: int,
+    number: int,
+    epoch: int,
+    plan: bytes,
+    operands: Sequence[int],
+    freed: Sequence[int],
+    first: int,
+    text: int = 0,
+) -> tuple[struct.Struct, tuple[Any, ...]]:
+    """The form of an order in front of so many bytes of text, and what goes into it."""
+    n, m = len(operands), len(freed)
+    form = _with_handles(n + m)
+    length = form.size + text
+    return form, (length, kind, epoch, n, m, number, plan, first, *operands, *freed)
+
+
 @functools.lru_cache(64)
-def with_handles(count: int) -> struct.Struct:
-    """An order without text."""
+def _with_handles(count: int) -> struct.Struct:
     return struct.Struct(f"{_FORM}{count}Q")
 
 
@@ -104,7 +118,7 @@ def unpack(data: bytes) -> Order:
     end = HEAD.size + 8 * (n + m)
     if end > length:
         raise Malformed(f"an order with {n + m} handles in {length} bytes")
-    handles = with_handles(n + m).unpack_from(data)[_FACTS:]
+    handles = _with_handles(n + m).unpack_from(data)[_FACTS:]
     text = None
     if end < length:
         try:
