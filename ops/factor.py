@@ -41,6 +41,7 @@ from .matrices import (
     whole,
 )
 from .native import why_not
+from .products import QUICK
 from .reduction import any as anywhere
 from .reduction import prod
 from .reduction import sum as total
@@ -339,10 +340,12 @@ def _solve_kernel(xp: Any, out: Any, a: Any, b: Any, *, scratch: Sequence[Any]) 
 def _solve_native(
     arrays: Sequence[Any], threads: int, *, scratch: Sequence[Any]
 ) -> Callable[..., None] | None:
-    """For one small matrix, by LAPACK without NumPy around it."""
+    """For one small matrix, by LAPACK without NumPy around it; other Python threads wait meanwhile."""
     a, b, _ = arrays
     plain = all(x.ndim == 2 and x.size and x.flags.c_contiguous for x in arrays)
-    if not plain or not at_once(a) or a.dtype.kind != "f" or why_not() or not lapack.found():
+    if not plain or a.dtype.kind != "f" or a.size * (a.shape[0] + b.shape[1]) > QUICK:
+        return None
+    if why_not() or not lapack.found():
         return None
     return lapack.solving(b.shape[0], b.shape[1], a.dtype, SINGULAR)
 

@@ -46,7 +46,7 @@ from .plan import Target
 from .rewrite import in_order_of, map_bodies
 
 WORTH = 16384  # elements times operations that are worth kernels
-BESIDE = 2048  # and that are worth one more, in a plan that has some
+BESIDE = 2048  # and that are worth one more, in a plan that has some, or has large reductions
 CALL = 64  # elements that a call in a loop counts as, at the least
 UNKNOWN = 100  # turns of a loop that ends when it ends
 LARGE = 4096  # elements, where the bits must not depend on what is beside
