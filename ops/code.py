@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .monoid import highest, lowest
@@ -78,6 +78,27 @@ class Code:
         yield
         self.add(f"br label %after_{n}")
         self.lines.text.append(f"after_{n}:")
+
+    @contextlib.contextmanager
+    def until(self) -> Iterator[Callable[[str], None]]:
+        """A loop that ends where it is told that something holds."""
+        n = self.names = self.names + 1
+        self.add(f"br label %again_{n}")
+        self.lines.text.append(f"again_{n}:")
+
+        def ends(condition: str) -> None:
+            k = self.names = self.names + 1
+            self.add(f"br i1 {condition}, label %over_{n}, label %on_{k}")
+            self.lines.text.append(f"on_{k}:")
+
+        yield ends
+        self.add(f"br label %again_{n}")
+        self.lines.text.append(f"over_{n}:")
+
+    def clear(self, at: str, bytes_: str) -> None:
+        """Zeros."""
+        self.lines.declared.add("declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)")
+        self.add(f"call void @llvm.memset.p0.i64(ptr {at}, i8 0, i64 {bytes_}, i1 false)")
 
     def sum(self, *terms: str) -> str:
         found = terms[0]

@@ -47,6 +47,7 @@ from .reduction import prod
 from .reduction import sum as total
 from .registry import Params, Scratch, Specs, op
 from .shape import concat, expand_dims, matrix_transpose, tril, triu, zero_of
+from .sorting import argsort
 from .spec import Shape, Spec, int64, real_of
 from .thin import phases, thin_qr, times
 from .where import misfit
@@ -287,7 +288,7 @@ def _lu_grad(g: Sequence[Array | None], y: Sequence[Array], x: Array) -> Sequenc
         return (None,)
     left = _triangular(adjoint(lower), inner, upper=True, unit=True)
     permuted = adjoint(_triangular(upper, adjoint(left), upper=True))
-    back = apply("argsort", order, axis=order.ndim - 1, descending=False, stable=True)
+    back = argsort(order)
     return (conj(rows_of(permuted, back)),)
 
 

@@ -1,10 +1,11 @@
-"""Order: `. j -> . j`, whole along the axis that is sorted.
+"""Order: `. j -> . j`, whole along the axis that is sorted; by machine code (order.py) where there is one.
 
-bfloat16 is put in order as float32, since NumPy loses its way among bfloat16's NaN."""
+NumPy is given bfloat16 as float32, since it loses its way among bfloat16's NaN."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from .array import Array, Operandish, apply, as_array, export, unify
 from .elementwise import astype, equal, logical_not, minimum, not_equal, where
 from .index import LETTERS, Indices
 from .indexing import take_along_axis
+from .order import sort_function, sort_room
 from .reduction import any, cumulative_sum, running
 from .registry import Params, Scratch, Specs, op
 from .shape import (
@@ -53,20 +55,40 @@ def _ordered(x: Spec, name: str) -> Spec:
     return x
 
 
-def _sort_scratch(
-    ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], **_: Any
+def _room(
+    places: bool,
+    ins: Sequence[Shape],
+    outs: Sequence[Shape],
+    specs: Sequence[Spec],
+    *,
+    axis: int,
+    **_: Any,
 ) -> Sequence[Scratch]:
-    return (Scratch(ins[0], float32),) if specs[0].dtype == bfloat16 else ()
+    return sort_room(ins[0], specs[0].dtype, axis, outs[0][axis], places)
+
+
+def _native(
+    places: bool,
+    arrays: Sequence[Any],
+    threads: int,
+    *,
+    axis: int,
+    descending: bool,
+    scratch: Sequence[Any],
+    **_: Any,
+) -> Callable[..., None] | None:
+    x, out = arrays
+    return sort_function(x, out, threads, axis, descending, places, scratch)
 
 
 def _sort_kernel(
-    xp: Any, out: Any, x: Any, *, axis: int, descending: bool, stable: bool, scratch: Sequence[Any]
+    xp: Any, out: Any, x: Any, *, axis: int, descending: bool, stable: bool, **_: Any
 ) -> None:
-    work = scratch[0] if scratch else out
+    work = xp.empty(x.shape, float32) if x.dtype == bfloat16 else out
     xp.copyto(work, x)
     target = xp.flip(work, axis) if descending else work
     target.sort(axis=axis, kind="stable" if stable else None)
-    if scratch:
+    if work is not out:
         xp.copyto(out, work, casting="unsafe")
 
 
@@ -82,7 +104,8 @@ op(
     infer=lambda x, *, axis, descending, stable: Spec(_ordered(x, "sort").shape, x.dtype),
     indices=running,
     kernel=_sort_kernel,
-    scratch=_sort_scratch,
+    scratch=partial(_room, False),
+    native=partial(_native, False),
     grad=_sort_grad,
     cost=_sort_cost,
 )
@@ -99,27 +122,36 @@ def sort(
     )
 
 
+def _argsort_rule(x: Spec, *, axis: int, descending: bool, stable: bool, count: int) -> Spec:
+    shape = _ordered(x, "argsort").shape
+    return Spec((*shape[:axis], count, *shape[axis + 1 :]), int64)
+
+
 def _argsort_kernel(
-    xp: Any, out: Any, x: Any, *, axis: int, descending: bool, stable: bool, scratch: Sequence[Any]
+    xp: Any, out: Any, x: Any, *, axis: int, descending: bool, stable: bool, count: int, **_: Any
 ) -> None:
-    if scratch:
-        xp.copyto(scratch[0], x)
-        x = scratch[0]
-    if not descending:
-        xp.copyto(out, xp.argsort(x, axis=axis, kind="stable" if stable else None))
-        return
-    backwards = xp.argsort(xp.flip(x, axis), axis=axis, kind="stable" if stable else None)
-    xp.subtract(x.shape[axis] - 1, xp.flip(backwards, axis), out)
+    kind, n = "stable" if stable else None, x.shape[axis]
+    x = x.astype(xp.float32) if x.dtype == bfloat16 else x
+    places = xp.argsort(xp.flip(x, axis) if descending else x, axis=axis, kind=kind)
+    if descending:
+        places = n - 1 - xp.flip(places, axis)
+    xp.copyto(out, places[(slice(None),) * axis + (slice(count),)])
 
 
 op(
-    "argsort",
-    infer=lambda x, *, axis, descending, stable: Spec(_ordered(x, "argsort").shape, int64),
+    "argsort",  # the first ones
+    infer=_argsort_rule,
     indices=running,
     kernel=_argsort_kernel,
-    scratch=_sort_scratch,
+    scratch=partial(_room, True),
+    native=partial(_native, True),
     cost=_sort_cost,
 )
+
+
+def _order(x: Array, axis: int, descending: bool, stable: bool, count: int) -> Array:
+    facts = {"descending": descending, "stable": stable, "count": count}
+    return apply("argsort", x, axis=axis, **facts)
 
 
 @export
@@ -128,9 +160,8 @@ def argsort(
 ) -> Array:
     """The places that the elements in order come from."""
     x = as_array(x)
-    return apply(
-        "argsort", x, axis=axis_of(axis, x.ndim, "argsort"), descending=descending, stable=stable
-    )
+    d = axis_of(axis, x.ndim, "argsort")
+    return _order(x, d, descending, stable, x.shape[d])
 
 
 @export
@@ -143,7 +174,7 @@ def topk(x: Operandish, k: int, /, *, axis: int = -1, largest: bool = True) -> t
         raise misfit(
             ShapeError, "topk", got=f"k={k}", needed=f"0 to {x.shape[d]}, as many as the axis has"
         )
-    places = slice_axes(argsort(x, axis=d, descending=largest), {d: (0, k, 1)})
+    places = _order(x, d, largest, True, k)
     return take_along_axis(x, places, axis=d), places
 
 

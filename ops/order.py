@@ -1,0 +1,129 @@
+"""Order by machine code: which way, and with how much memory. Numbers become keys (keys.py). Short lines are
+put in order side by side (lanes.py), others digit by digit (radix.py); threads share lines, or the parts of
+one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .keys import DIGIT, Kind
+from .lanes import lanes_text
+from .native import function_of, why_not
+from .radix import lines_text, part_text, phases
+from .registry import Scratch
+from .spec import DType, Shape, int8
+from .threads import most_threads
+
+EXCHANGES = 1 << 10  # keys of a line that is put in order side by side with others
+LONG = 1 << 16  # keys of a line that threads share
+PARTS = 4  # of such a line, for each thread
+QUICK = 1 << 11  # keys that are not worth letting other Python threads run
+GRAIN = 1 << 13  # keys that are worth waking a thread
+FEW = 8  # one of so many is wanted: then the others are left out before
+
+
+class _Way(NamedTuple):
+    """How lines are put in order."""
+
+    turns: int
+    threads: int
+    parts: int  # of a line, if threads share it
+    lanes: int  # lines side by side
+    room: int  # bytes for one line, or for one thread
+
+
+def _way(dtype: DType, n: int, lines: int, first: int, places: bool, threads: int) -> _Way:
+    kind = Kind(dtype, places, False, True, False)
+    lanes = kind.lanes if n <= EXCHANGES and 2 * lines > kind.lanes else 0
+    shared = n >= LONG and lines < threads and first * FEW > n
+    parts = PARTS * threads if shared else 0
+    counts = 8 * DIGIT * (parts or dtype.itemsize)
+    room = 2 * (n * kind.item + 64) + counts
+    if lanes:
+        rows = -(-n // lanes) * lanes
+        room = rows * (kind.row + lanes * (8 if places else dtype.itemsize))
+    turns = parts or -(-lines // max(1, lanes))
+    worth = max(1, min(threads, n * lines // GRAIN, turns))
+    return _Way(turns, worth if n * lines > QUICK else 0, parts, lanes, -(-room // 64) * 64)
+
+
+def sort_room(x: Shape, dtype: DType, axis: int, first: int, places: bool) -> list[Scratch]:
+    """Memory for keys: of a line for each thread, or of one that all share."""
+    if not has_keys(dtype) or 0 in x:
+        return []
+    way = _way(dtype, x[axis], math.prod(x) // x[axis], first, places, most_threads())
+    return [Scratch(((1 if way.parts else max(1, way.threads)) * way.room + 64,), int8)]
+
+
+def has_keys(dtype: DType) -> bool:
+    return not why_not() and dtype.kind != "c"
+
+
+def sort_function(
+    x: Any,
+    out: Any,
+    threads: int,
+    axis: int,
+    descending: bool,
+    places: bool,
+    scratch: Sequence[Any],
+) -> Callable[..., None] | None:
+    """The function of numbers and their order, of which as many are wanted as the result has."""
+    n, first = x.shape[axis], out.shape[axis]
+    if not scratch or out.size == 0 or n >= 1 << 31:
+        return None
+    lines, dtype = x.size // n, x.dtype
+    way = _way(dtype, n, lines, first, places, threads)
+    start = -(-scratch[0].ctypes.data // 64) * 64
+    room = way.room * (1 if way.parts else max(1, way.threads))
+    if start + room > scratch[0].ctypes.data + scratch[0].nbytes:
+        return None
+    steps = x.strides[axis], out.strides[axis]
+    dense = steps == (x.itemsize, out.itemsize) or n == 1
+    kind = Kind(dtype, places, descending, dense, first * FEW <= n and not way.lanes)
+    if way.parts:
+        return _in_parts(kind, x, out, axis, way, start, scratch)
+    others = [d for d in range(x.ndim) if d != axis and x.shape[d] > 1]
+    facts = [way.turns, way.threads, n, first, *steps, start, way.room, lines]
+    for array in (x, out):
+        facts += [array.strides[d] for d in others]
+    facts += [x.shape[d] for d in others]
+    text = lanes_text if way.lanes else lines_text
+    return function_of(text(kind, len(others)), np.array(facts, np.int64), scratch)
+
+
+def _in_parts(
+    kind: Kind, x: Any, out: Any, axis: int, way: _Way, start: int, scratch: Sequence[Any]
+) -> Callable[..., None]:
+    """The function of a few long lines, one after the other."""
+    n, steps = x.shape[axis], (x.strides[axis], out.strides[axis])
+    room = -(-n * kind.item // 64) * 64
+    state = np.zeros(3, np.int64)  # where keys are, where they go, and in which bits they differ
+    turns = []
+    for place in np.ndindex(tuple(1 if d == axis else s for d, s in enumerate(x.shape))):
+        at = [sum(i * s for i, s in zip(place, a.strides, strict=True)) for a in (x, out)]
+        shared = [
+            way.parts,
+            way.threads,
+            n,
+            out.shape[axis],
+            *steps,
+            *at,
+            start,
+            start + room,
+            start + 2 * room,
+        ]
+        shared.append(state.ctypes.data)
+        for phase, digit in phases(kind):
+            about = np.array([*shared, kind.shift(digit)], np.int64)
+            turns.append(function_of(part_text(kind, phase), about, (state, scratch)))
+
+    def run(x: Any, out: Any) -> None:
+        for turn in turns:
+            turn(x, out)
+
+    return run
