@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from .spec import DTYPES, DType, bfloat16, bool_, float32, float64, uint32
+from .spec import DTYPES, DType, bfloat16, bool_, float16, float32, float64, uint32
 
-KINDS = {
-    n: d for n, d in DTYPES.items() if n not in ("float16", "bfloat16", "complex64", "complex128")
-}
+# Numbers of 16 bits, which a register holds as such; what is done with them is done in float32.
+HALVES = (float16, bfloat16)
+KINDS = {n: d for n, d in DTYPES.items() if d.kind != "c" and d not in HALVES}
 Function = Callable[..., "Value"]
 
 
@@ -59,17 +61,22 @@ class Lines:
 
 def llvm_type(dtype: DType) -> str:
     """As a register holds it; a bool is one bit there."""
-    if dtype.kind == "f":
+    if dtype.kind == "f" and dtype.itemsize > 2:
         return "float" if dtype.itemsize == 4 else "double"
     return "i1" if dtype.kind == "b" else f"i{8 * dtype.itemsize}"
+
+
+def can_add(dtype: DType) -> bool:
+    """Whether registers add and compare such numbers."""
+    return dtype.kind in "iuf" and dtype not in HALVES
 
 
 def literal(value: Any, dtype: DType) -> str:
     """A number as LLVM writes it, to the last bit."""
     if dtype.kind == "b":
         return "true" if value else "false"
-    if dtype == bfloat16:
-        return str(int(np.array(value, bfloat16).view(np.int16)))
+    if dtype in HALVES:
+        return str(int(np.array(value).astype(dtype).view(np.int16)))
     if dtype.kind != "f":
         return str(int(value))
     with np.errstate(all="ignore"):
@@ -238,11 +245,10 @@ def cast(x: Value, dtype: DType) -> Value:
     old = x.dtype
     if old == dtype:
         return x
-    if old == bfloat16 and dtype == float32:
-        whole = x.lines.write(f"zext i16 {x.name} to i32", uint32)
-        return unbits(shift(whole, "shl", 16))
-    if bfloat16 in (old, dtype):
-        return _halved(x, dtype)
+    if old in HALVES:
+        return cast(_widened(x), dtype)
+    if dtype in HALVES:
+        return _halved(x if old == float32 else _exactly(x), dtype)
     if dtype.kind == "b":
         return x != 0
     if dtype.kind == "f":
@@ -261,12 +267,45 @@ def cast(x: Value, dtype: DType) -> Value:
     return x.lines.write(f"{word} {x.kind} {x.name} to {llvm_type(dtype)}", dtype)
 
 
+@lru_cache(1)
+def _has_halves() -> bool:
+    """Whether this processor converts float16."""
+    import llvmlite.binding as llvm
+
+    features = llvm.get_host_cpu_features()
+    return bool(features.get("f16c", "sse2" not in features))
+
+
+def _widened(x: Value) -> Value:
+    """A number of 16 bits as float32."""
+    if x.number is not None:
+        return x.lines.constant(float(np.array(x.number).astype(x.dtype)), float32)
+    if x.dtype == bfloat16:
+        whole = x.lines.write(f"zext i16 {x.name} to i32", uint32)
+        return unbits(shift(whole, "shl", 16))
+    if not _has_halves():
+        raise Unsupported("float16")
+    half = x.lines.write(f"bitcast i16 {x.name} to half", float16)
+    return x.lines.write(f"fpext half {half.name} to float", float32)
+
+
+def _exactly(x: Value) -> Value:
+    """As float32, if that holds all numbers of this kind: what is rounded twice may be wrong."""
+    if x.dtype.kind == "f" or x.dtype.itemsize > 2:
+        raise Unsupported(f"{x.dtype} to 16 bits")
+    return cast(x, float32)
+
+
 def _halved(x: Value, dtype: DType) -> Value:
-    """The nearest bfloat16 of a float, ties to even: the upper half of its bits, which are all that a
-    register holds of it.
-    """
-    if x.dtype != float32 or dtype != bfloat16:
-        raise Unsupported(f"{x.dtype} to {dtype}")
+    """The nearest number of 16 bits, ties to even; of bfloat16 that is the upper half of a float's bits."""
+    if dtype == float16:
+        if not _has_halves():
+            raise Unsupported("float16")
+        x = where(
+            x != x, math.nan, x
+        )  # or LLVM rounds a double only once, by a function there is not
+        half = x.lines.write(f"fptrunc float {x.name} to half", dtype)
+        return x.lines.write(f"bitcast half {half.name} to i16", dtype)
     number = bits(x)
     whole = Value(x.lines, number.name, uint32)
     last = shift(whole, "lshr", 16) & 1

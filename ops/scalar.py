@@ -19,9 +19,9 @@ from .draws import DRAWS
 from .functions import FUNCTIONS, INEXACT
 from .graph import Graph
 from .labels import VIEWS
-from .registers import KINDS, Lines, Unsupported, Value, as_bits, cast
+from .registers import HALVES, KINDS, Lines, Unsupported, Value, as_bits, cast
 from .registry import OPS
-from .spec import DType, bfloat16, float32
+from .spec import DType, float32
 
 
 # -- whole expressions ---------------------------------------------------------------------
@@ -78,6 +78,10 @@ def lower(name: str, operands: Sequence[Value], dtype: DType) -> Value:
     if op.ufunc:
         types = _loop_types(op.ufunc, *(x.dtype for x in operands))
         given = [cast(x, t) for x, t in zip(operands, types, strict=True)]
+    if any(x.dtype in HALVES for x in given):
+        if name == "nextafter":  # which is another number there
+            raise Unsupported(name)
+        given = [cast(x, float32) if x.dtype in HALVES else x for x in given]
     if any(x.dtype not in KINDS.values() for x in given):
         raise Unsupported(name)
     words: dict[str, Any] = {**FUNCTIONS, **DRAWS, **{f"x{k}": x for k, x in enumerate(given)}}
@@ -93,9 +97,7 @@ def lower(name: str, operands: Sequence[Value], dtype: DType) -> Value:
 @lru_cache(4096)
 def can_lower(name: str, dtypes: tuple[DType, ...], out: DType) -> bool:
     """Whether kernels can be generated for an operation on these dtypes."""
-    if name == "astype" and {*dtypes, out} == {bfloat16, float32}:
-        return True
-    if out not in KINDS.values() or any(d not in KINDS.values() for d in dtypes):
+    if any(d.kind == "c" for d in (*dtypes, out)):
         return False
     lines = Lines()
     try:

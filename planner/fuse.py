@@ -32,6 +32,7 @@ from ostinato.ops.labels import (
 )
 from ostinato.ops.layout import Layout
 from ostinato.ops.native import why_not
+from ostinato.ops.registers import can_add
 from ostinato.ops.registry import OPS
 from ostinato.ops.scalar import can_lower, has_own_bits
 from ostinato.ops.spec import Shape, Spec, float32
@@ -469,7 +470,7 @@ def _rows(graph: Graph, node: Node) -> int:
     last = tuple(range(spec.ndim - len(axes), spec.ndim))
     if not axes or tuple(sorted(axes)) != last or spec.layout is None or spec.layout.partial_axes:
         return 0
-    if spec.size == 0 or made.dtype.kind not in "iuf" or spec.dtype.kind not in "biuf":
+    if spec.size == 0 or spec.dtype.kind == "c" or not can_add(made.dtype):
         return 0
     return len(axes) if can_lower("astype", (spec.dtype,), made.dtype) else 0
 

@@ -33,6 +33,7 @@ from ostinato.ops.labels import (
     indices_of,
 )
 from ostinato.ops.layout import Layout
+from ostinato.ops.registers import can_add
 from ostinato.ops.registry import OPS
 from ostinato.ops.scalar import can_lower
 from ostinato.ops.spec import Spec, bool_
@@ -192,7 +193,7 @@ def _is_able(graph: Graph, node: Node) -> bool:
     kinds = tuple(s.dtype for s in ins)
     out = node.specs[0].dtype
     if node.op in SUMS:
-        return bool(node.kw["axes"]) and out.kind in "iuf" and can_lower("astype", kinds, out)
+        return bool(node.kw["axes"]) and can_add(out) and can_lower("astype", kinds, out)
     if node.op == "moments":
         return (
             bool(node.kw["axes"])
@@ -200,10 +201,10 @@ def _is_able(graph: Graph, node: Node) -> bool:
             and can_lower("square", kinds, node.specs[1].dtype)
         )
     if node.op in POSITIONS:
-        return not partial and out.kind in "iuf" and can_lower("astype", kinds, out)
+        return not partial and can_add(out) and can_lower("astype", kinds, out)
     if node.op in PRODUCTS:
         same = all(d == out for d in kinds) and len(kinds) == 2
-        return same and out.kind == "f" and can_lower("add", (out, out), out)
+        return same and can_add(out) and out.kind == "f"
     if node.op in GATHERS:
         return not partial and _can_gather(node, ins)
     if not OPS[node.op].scalar or len(node.specs) != 1 or partial:
@@ -218,7 +219,7 @@ def _can_gather(node: Node, ins: Sequence[Spec]) -> bool:
         return False
     if node.op != "take" and places.shape[axis] != 1:
         return False
-    if any(s.dtype != x.dtype or s.dtype.kind not in "iuf" for s in added):
+    if any(s.dtype != x.dtype or not can_add(s.dtype) for s in added):
         return False
     return can_lower("astype", (x.dtype,), x.dtype)
 
