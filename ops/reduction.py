@@ -20,6 +20,7 @@ from .elementwise import as_dtype, astype, conj, equal, exp, isfinite, log, not_
 from .index import LETTERS, Indices, along
 from .monoid import highest, identity, lowest
 from .registry import Params, Place, Scratch, Specs, op, stream_cost
+from .running import running_kernel
 from .shape import (
     accumulator,
     add_up,
@@ -549,11 +550,15 @@ def _running(
     def kernel(xp: Any, out: Any, x: Any, *, axis: int, dtype: DType) -> None:
         getattr(xp, ufunc).accumulate(x, axis=axis, dtype=dtype, out=out)
 
+    def native(arrays: Sequence[Any], threads: int, *, axis: int, dtype: DType, **_: Any) -> Any:
+        return running_kernel(*arrays, axis, ufunc == "multiply", threads)
+
     op(
         name,
         infer=lambda x, *, axis, dtype: Spec(x.shape, dtype),
         indices=running,
         kernel=kernel,
+        native=native,
         grad=grad,
         cost=stream_cost(1),
     )

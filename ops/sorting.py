@@ -20,6 +20,7 @@ from .indexing import take_along_axis
 from .order import sort_function, sort_room
 from .reduction import any, cumulative_sum, running
 from .registry import Params, Scratch, Specs, op
+from .searching import searching_kernel
 from .shape import (
     axis_of,
     broadcast_to,
@@ -188,11 +189,16 @@ def _search_kernel(xp: Any, out: Any, x: Any, v: Any, *, side: str) -> None:
     xp.copyto(out, xp.searchsorted(x, v, side=side))
 
 
+def _search_native(arrays: Sequence[Any], threads: int, *, side: str, **_: Any) -> Any:
+    return searching_kernel(*arrays, side == "right", threads)
+
+
 op(
     "searchsorted",
     infer=lambda x, v, *, side: Spec(v.shape, int64),
     indices=_search_indices,
     kernel=_search_kernel,
+    native=_search_native,
     cost=lambda ins, outs, p: (20.0 * ins[1].size, float(ins[1].nbytes + outs[0].nbytes)),
 )
 
