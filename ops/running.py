@@ -23,8 +23,9 @@ from .registers import KINDS, Value, cast, literal, llvm_type
 from .spec import DType, bfloat16, int64
 
 LONG = 4096  # elements of a line that is cut
-WIDE = 1024  # of neighbours that are done side by side
+NARROW, WIDE = 256, 2048  # neighbours that are done side by side
 FEW = 4  # fewer lines are done one by one
+ROWS = 4  # of neighbours that are done together
 CHUNK = 64  # elements of a line that are put in order first
 QUICK, GRAIN = 1 << 14, 1 << 16  # elements that let others run; that are worth waking a thread
 ONCE, SUMS, REST = "once", "sums", "rest"  # a line in one turn; blocks' sums; blocks from there on
@@ -48,7 +49,7 @@ class Form(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Lines in a turn."""
+        """Lines in a turn, at the most."""
         return self.lanes if self.way == "squares" else WIDE
 
 
@@ -84,7 +85,8 @@ def running_kernel(x: Any, out: Any, axis: int, product: bool, threads: int) -> 
     lines = Lines(count, along, inner[0], inner[1:], tuple(axes))
     way = "neighbours" if beside else "squares" if cut or inner[0] >= FEW else "singles"
     unit = (inner if beside else (0, *along))[1:]
-    straight = unit[0] == source.itemsize and (beside or source == dtype), unit[1] == dtype.itemsize
+    simple = beside or source != bfloat16
+    straight = unit[0] == source.itemsize and simple, unit[1] == dtype.itemsize
     form = Form(product, source, dtype, way, straight, ONCE, cut, vector_bits())
     return _function(form, lines, threads)
 
@@ -97,6 +99,22 @@ def _knows(source: DType, dtype: DType) -> bool:
     return source.name in KINDS and np.can_cast(source, dtype, "same_kind")
 
 
+def _word(source: DType, dtype: DType) -> str:
+    """The instruction that makes one dtype of another; none where the bits stay."""
+    if dtype.kind == "f" and source.kind == "f":
+        words = "fptrunc", "", "fpext"
+    elif dtype.kind == "f":
+        words = ("sitofp" if source.kind == "i" else "uitofp",) * 3
+    else:
+        words = (
+            "trunc",
+            "zext" if source.kind == "b" else "",
+            "sext" if source.kind == "i" else "zext",
+        )
+    size = 1 if source.kind == "b" else source.itemsize
+    return words[1 + (dtype.itemsize > size) - (dtype.itemsize < size)]
+
+
 def block_of(count: int) -> int:
     """Elements of a block: about as many as there are blocks, but no power of two, since lines of
     the cache that far apart would take each other's place."""
@@ -105,42 +123,43 @@ def block_of(count: int) -> int:
 
 
 def _function(form: Form, lines: Lines, threads: int) -> Any:
-    size = lines.count * lines.inner * lines.many
+    size, block = lines.count * lines.inner * lines.many, block_of(lines.count)
     worth = 0 if size <= QUICK else max(1, min(threads, size // GRAIN))
-    groups = -(-lines.inner // form.width)
-    block = block_of(lines.count) if form.cut else lines.count
-    if not form.cut or groups * lines.many >= 4 * threads:
-        turns = groups * lines.many
-        return function_of(_text(form), _facts(lines, turns, worth, groups, block))
-    if form.way == "squares":  # blocks become the lines, the last one by itself if it is shorter
+    lanes, team = form.way == "squares", max(worth, 1)
+    wide = form.lanes
+    if not lanes:
+        wide = max(NARROW, min(WIDE, -(-lines.inner // (128 * team)) * 64))
+    groups = -(-lines.inner // wide)
+    turns = groups * lines.many
+    if not form.cut or turns >= 2 * team or (worth <= 1 and not lanes):
+        return function_of(_text(form), _facts(lines, turns, worth, wide, block))
+    blocks = -(-lines.count // block)
+    room = np.empty(blocks * lines.inner * lines.many, form.dtype)
+    if lanes:  # blocks become the lines, but for one that is shorter
         outer = (*lines.outer, (lines.inner, *lines.across))
-        whole = lines.count // block
         across = block * lines.along[0], block * lines.along[1]
-        lines = Lines(lines.count, lines.along, whole, across, outer)
-        groups = -(-whole // form.width)
-        turns = (groups + (lines.count % block > 0)) * lines.many
-        places = lines.many * -(-lines.count // block)
+        lines = Lines(lines.count, lines.along, lines.count // block, across, outer)
+        turns = (-(-lines.inner // wide) + (lines.count % block > 0)) * lines.many
     else:
-        turns = groups * -(-lines.count // block) * lines.many
-        places = -(-lines.count // block) * lines.many * lines.inner
-    room = np.empty(places, form.dtype)
-    facts = _facts(lines, turns, worth, groups, block, room.ctypes.data)
-    parts = [form._replace(phase=phase) for phase in (SUMS, REST)]
-    return Pieces([(function_of(_text(part), facts.copy(), room), Piece(0)) for part in parts])
+        turns *= blocks
+    facts = _facts(lines, turns, worth, wide, block, room.ctypes.data)
+    parts = [_text(form._replace(phase=phase)) for phase in (SUMS, REST)]
+    return Pieces([(function_of(text, facts.copy(), room), Piece(0)) for text in parts])
 
 
 _FACTS = (
     *("turns", "threads", "n", "along0", "along1", "inner", "across0", "across1"),
-    *("groups", "block", "blocks", "room", "dims"),
+    *("wide", "groups", "block", "blocks", "room", "dims"),
 )
 
 
 def _facts(
-    lines: Lines, turns: int, threads: int, groups: int, block: int, room: int = 0
+    lines: Lines, turns: int, threads: int, wide: int, block: int, room: int = 0
 ) -> np.ndarray[Any, Any]:
     facts = [turns, min(threads, turns), lines.count, *lines.along, lines.inner, *lines.across]
-    facts += [groups, block, -(-lines.count // block), room, len(lines.outer)]
-    return np.array([*facts, *(n for axis in lines.outer for n in axis)], np.int64)
+    facts += [wide, -(-lines.inner // wide), block, -(-lines.count // block), room]
+    facts += [len(lines.outer), *(n for axis in lines.outer for n in axis)]
+    return np.array(facts, np.int64)
 
 
 # -- text ----------------------------------------------------------------------------------
@@ -255,15 +274,28 @@ class _Writer:
                 zip((self.form.source, self.dtype), self.form.straight, strict=True)
             )
         ]
-        with code.loop("0", "%count") as r:
-            x, out = (self.at(code, f"%{a}", (r, f"%along{k}")) for k, a in enumerate(("x", "out")))
-            with code.loop("0", "%width", lanes=self.item) as c:
-                carry = self.at(code, "%carry", (c, self.item))
-                value = self.read(code, self.at(code, x, (c, steps[0])))
-                made = self.with_next(self.load(code, carry), value)
-                self.store(code, made, carry)
-                if keeps:
-                    self.store(code, made, self.at(code, out, (c, steps[1])))
+        rest = code.let(f"urem i64 %count, {ROWS}")
+        whole = code.let(f"sub i64 %count, {rest}")
+        for begin, end, rows in (("0", whole, ROWS), (whole, "%count", 1)):
+            with code.loop(begin, end, step=rows) as r:
+                ats = []
+                for n in range(rows):
+                    row = code.sum(r, str(n))
+                    ats.append(
+                        [
+                            self.at(code, f"%{a}", (row, f"%along{k}"))
+                            for k, a in enumerate(("x", "out"))
+                        ]
+                    )
+                with code.loop("0", "%width", lanes=self.item) as c:
+                    carry = self.at(code, "%carry", (c, self.item))
+                    made = self.load(code, carry)
+                    for x, out in ats:
+                        value = self.read(code, self.at(code, x, (c, steps[0])))
+                        made = self.with_next(made, value)
+                        if keeps:
+                            self.store(code, made, self.at(code, out, (c, steps[1])))
+                    self.store(code, made, carry)
         return self.function(f"@{name}({_LINES})", code)
 
     # -- singles
@@ -354,22 +386,10 @@ class _Writer:
         """A square of elements, or those columns of it that are inside."""
         vector, flags = self.vector, f"<{self.lanes} x i1>"
         name = f"v{self.lanes}{'f' if self.dtype.kind == 'f' else 'i'}{8 * self.item}.p0"
-        nothing = f"<{', '.join([f'{self.kind} {self.nothing}'] * self.lanes)}>"
         word = ("mul" if self.form.product else "add") if self.dtype.kind != "f" else None
         word = word or ("fmul" if self.form.product else "fadd")
-        self.declared.add(f"declare {vector} @llvm.masked.load.{name}(ptr, i32, {flags}, {vector})")
         self.declared.add(f"declare void @llvm.masked.store.{name}({vector}, ptr, i32, {flags})")
-        rows = []
-        for x in xs:
-            at = self.at(code, x, (j, self.item))
-            rows.append(
-                code.let(
-                    f"call {vector} @llvm.masked.load.{name}(ptr {at}, i32 {self.item}, {mask}, "
-                    f"{vector} {nothing})"
-                    if mask
-                    else f"load {vector}, ptr {at}, align {self.item}"
-                )
-            )
+        rows = [self.row(code, x, j, mask) for x in xs]
         total = code.let(f"load {vector}, ptr {cell}")
         columns = []
         for column in code.turned(rows, vector):
@@ -387,14 +407,42 @@ class _Writer:
                 else f"store {vector} {row}, ptr {at}, align {self.item}"
             )
 
+    def row(self, code: Code, x: str, j: str, mask: str) -> str:
+        """Elements of a line as a vector; nothing where the mask ends."""
+        source = self.form.source if self.form.straight[0] else self.dtype
+        kind, lanes = memory_type(source), self.lanes
+        vector, at = f"<{lanes} x {kind}>", self.at(code, x, (j, source.itemsize))
+        if not mask:
+            found = code.let(f"load {vector}, ptr {at}, align {source.itemsize}")
+        else:
+            name = f"v{lanes}{'f' if source.kind == 'f' else 'i'}{8 * source.itemsize}.p0"
+            name = f"@llvm.masked.load.{name}"
+            self.declared.add(f"declare {vector} {name}(ptr, i32, <{lanes} x i1>, {vector})")
+            found = code.let(
+                f"call {vector} {name}(ptr {at}, i32 {source.itemsize}, {mask}, {vector} "
+                f"zeroinitializer)"
+            )
+        if source.kind == "b":
+            found = code.let(f"icmp ne {vector} {found}, zeroinitializer")
+            vector = f"<{lanes} x i1>"
+        word = _word(source, self.dtype)
+        if word:
+            found = code.let(f"{word} {vector} {found} to {self.vector}")
+        if mask:
+            nothing = f"<{', '.join([f'{self.kind} {self.nothing}'] * lanes)}>"
+            found = code.let(f"select {mask}, {self.vector} {found}, {self.vector} {nothing}")
+        return found
+
     # -- turns
     def body(self) -> str:
         code, form = Code(), self.form
         loaded = [f"  %{n} = call i64 @fact(ptr %meta, i64 {k})" for k, n in enumerate(_FACTS)]
         loaded.append(f"  %axes = getelementptr i64, ptr %meta, i64 {len(_FACTS)}")
         loaded.append("  %at = alloca [2 x ptr]")
-        for name in ("carry", "before"):
-            loaded.append(f"  %{name} = alloca [{form.width} x {self.kind}], align 64")
+        loaded += [
+            f"  %{name} = alloca [{form.width} x {self.kind}], align 64"
+            for name in ("carry", "before")
+        ]
         with code.loop("%lo", "%hi") as t:
             if form.phase == ONCE:
                 which, g = (code.let(f"{op} i64 {t}, %groups") for op in ("udiv", "urem"))
@@ -405,8 +453,8 @@ class _Writer:
                 parts = code.times("%groups", "%blocks")
                 which, part = (code.let(f"{op} i64 {t}, {parts}") for op in ("udiv", "urem"))
                 b, g = (code.let(f"{op} i64 {part}, %groups") for op in ("udiv", "urem"))
-                first = code.times(g, str(form.width))
-                width = self.up_to(code, "%inner", first, form.width)
+                first = code.times(g, "%wide")
+                width = self.up_to(code, "%inner", first, "%wide")
                 begin = code.times(b, "%block")
                 count = self.up_to(code, "%n", begin, "%block")
                 xs = self.begin(code, which, (first, "%across"), (begin, "%along"))
@@ -415,8 +463,8 @@ class _Writer:
         head = "@body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %thread)"
         return self.function(head, code, loaded)
 
-    def up_to(self, code: Code, whole: str, begin: str, most: str | int) -> str:
-        return code.least(code.let(f"sub i64 {whole}, {begin}"), str(most))
+    def up_to(self, code: Code, whole: str, begin: str, most: str) -> str:
+        return code.least(code.let(f"sub i64 {whole}, {begin}"), most)
 
     def begin(self, code: Code, which: str, *terms: tuple[str, str]) -> list[str]:
         """Where operand and result begin, at one place along the other axes."""
@@ -450,8 +498,8 @@ class _Writer:
         return str(self.lanes) if self.form.way == "squares" else width
 
     def whole_lines(self, code: Code, which: str, g: str) -> None:
-        first = code.times(g, str(self.form.width))
-        width = self.up_to(code, "%inner", first, self.form.width)
+        first = code.times(g, "%wide")
+        width = self.up_to(code, "%inner", first, "%wide")
         many = self.many(width)
         xs = self.begin(code, which, (first, "%across"))
         if not self.form.cut:
@@ -478,9 +526,9 @@ class _Writer:
         parts = code.sum("%groups", code.let(f"zext i1 {more} to i64"))
         which, g = (code.let(f"{op} i64 {t}, {parts}") for op in ("udiv", "urem"))
         is_rest = code.let(f"icmp eq i64 {g}, %groups")
-        own = code.times(g, str(self.form.width))
+        own = code.times(g, "%wide")
         first = code.let(f"select i1 {is_rest}, i64 %inner, i64 {own}")
-        some = self.up_to(code, "%inner", own, self.form.width)
+        some = self.up_to(code, "%inner", own, "%wide")
         width = code.let(f"select i1 {is_rest}, i64 1, i64 {some}")
         count = code.let(f"select i1 {is_rest}, i64 {rest}, i64 %block")
         xs = self.begin(code, which, (first, "%across"))
@@ -508,9 +556,9 @@ class _Writer:
         """From the sums of blocks to those of all before them."""
         code = Code()
         names = ("inner", "blocks", "room", "dims")
-        loaded = [
-            f"  %{n} = call i64 @fact(ptr %meta, i64 {_FACTS.index(n)})" for n in names
-        ] + [f"  %axes = getelementptr i64, ptr %meta, i64 {len(_FACTS)}"]
+        loaded = [f"  %{n} = call i64 @fact(ptr %meta, i64 {_FACTS.index(n)})" for n in names] + [
+            f"  %axes = getelementptr i64, ptr %meta, i64 {len(_FACTS)}"
+        ]
         if self.form.phase == SUMS:
             side = "1" if self.form.way == "squares" else "%inner"
             cell, many = code.cell(self.dtype), code.cell(int64)

@@ -17,8 +17,8 @@ from .registers import KINDS, Value, llvm_type
 from .running import PLACES
 from .spec import DType, bool_, uint8
 
-CHAINS = 16  # values that are looked for at the same time
-WIDE = 512  # values in a turn
+CHAINS = 24  # values that are looked for at the same time
+WIDE = 20 * CHAINS  # values in a turn
 QUICK, GRAIN = 1 << 14, 1 << 15  # comparisons that let others run; that are worth waking a thread
 
 
@@ -32,7 +32,7 @@ class Form(NamedTuple):
 
 _FACTS = (
     *("turns", "threads", "n", "step", "steps", "inner", "across0", "across1"),
-    *("groups", "dims"),
+    *("wide", "groups", "dims"),
 )
 
 
@@ -47,7 +47,8 @@ def searching_kernel(x: Any, v: Any, out: Any, right: bool, threads: int) -> Any
     turns, steps = groups * math.prod(axis[0] for axis in outer), (n - 1).bit_length()
     work = v.size * (steps + 1)
     worth = 0 if work <= QUICK else max(1, min(threads, turns, work // GRAIN))
-    facts = [turns, worth, n, x.strides[0], steps, inner, across, down, groups, len(outer)]
+    facts = [turns, worth, n, x.strides[0], steps, inner, across, down]
+    facts += [WIDE, groups, len(outer)]
     text = _text(Form(dtype, right, x.strides[0] == dtype.itemsize))
     return function_of(text, np.array([*facts, *(n for axis in outer for n in axis)], np.int64))
 
@@ -66,8 +67,8 @@ def _text(form: Form) -> str:
             code.add(f"store ptr {code.let(f'call ptr @array(ptr %data, i64 {k})')}, ptr {at}")
         code.add(f"call void @places(ptr %axes, i64 %dims, i64 {which}, ptr %at)")
         v, out = (code.let(f"load ptr, ptr {at}") for at in ("%at", "%at1"))
-        first = code.times(g, str(WIDE))
-        end = code.least(code.sum(first, str(WIDE)), "%inner")
+        first = code.times(g, "%wide")
+        end = code.least(code.sum(first, "%wide"), "%inner")
         last = code.sum(end, "-1")
         with code.loop(first, end, step=CHAINS) as i:
             where = [code.least(code.sum(i, str(k)), last) for k in range(CHAINS)]
@@ -112,9 +113,7 @@ def _searched(code: Code, form: Form, values: list[Value] | None) -> list[str]:
         x = _load(code, at, form.dtype)
         is_before = x == x if value is None else x <= value if form.right else x < value
         on = code.sum(place, half)
-        made = code.let(
-            f"select i1 {is_before.name}, i64 {on}, i64 {place}, !unpredictable !9"
-        )
+        made = code.let(f"select i1 {is_before.name}, i64 {on}, i64 {place}, !unpredictable !9")
         code.add(f"store i64 {made}, ptr {cell}")
 
     with code.loop("0", "%steps"):
