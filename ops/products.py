@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .code import Code
+from .integers import KINDS as INTEGERS
+from .integers import integer_product
 from .native import around, function_of, symbol, why_not
 from .onednn import Stack, Unable, onednn_product, with_weights
 from .threads import blas
@@ -77,7 +79,10 @@ def ways(a: Any, b: Any, out: Any, threads: int, stays: bool = False) -> Mapping
     left, right, result = stacks
     m, n, k = *result.shape[-2:], left.shape[-1]
     work = result.size * k
-    alike = a.dtype == b.dtype == out.dtype and out.dtype.name in _LETTERS
+    same = a.dtype == b.dtype == out.dtype
+    if same and out.dtype.name in INTEGERS:
+        return {"tiles": partial(_of_integers, left, right, result, threads)}
+    alike = same and out.dtype.name in _LETTERS
     found: dict[str, Maker] = {}
     if alike and _blas_pays(left, right, result):
         found["blas"] = partial(_blas_product, left, right, result, threads)
@@ -124,6 +129,13 @@ def _by_onednn(
             return function
         return Keeping(function, partial(_kept, a, b, out, threads, quick))
     return None
+
+
+def _of_integers(a: Stack, b: Stack, out: Stack, threads: int) -> Product | None:
+    if out.shape[-1] == 1 or out.strides[-1] == 1:
+        return integer_product(a, b, out, threads)
+    turned = integer_product(_transposed(b), _transposed(a), _transposed(out), threads)
+    return None if turned is None else lambda a, b, out: turned(b, a, out)
 
 
 def _in_streams(a: Stack, b: Stack, out: Stack, threads: int) -> Product | None:

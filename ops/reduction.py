@@ -551,7 +551,8 @@ def _running(
         getattr(xp, ufunc).accumulate(x, axis=axis, dtype=dtype, out=out)
 
     def native(arrays: Sequence[Any], threads: int, *, axis: int, dtype: DType, **_: Any) -> Any:
-        return running_kernel(*arrays, axis, ufunc == "multiply", threads)
+        x, out = arrays
+        return running_kernel(x, out, axis, ufunc == "multiply", threads)
 
     op(
         name,

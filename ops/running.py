@@ -54,10 +54,10 @@ class Form(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """Lines that lie so: their elements, bytes along them and across in operand and result, and the
-    other axes with bytes in both."""
+    """Lines that lie so: their elements, how many side by side, bytes along and across in operand and
+    result; the other axes, with bytes in both."""
 
-    count: int
+    length: int
     along: tuple[int, int]
     inner: int
     across: tuple[int, int]
@@ -76,7 +76,7 @@ def running_kernel(x: Any, out: Any, axis: int, product: bool, threads: int) -> 
     count, along = x.shape[axis], (x.strides[axis], out.strides[axis])
     others = [d for d in range(x.ndim) if d != axis]
     steps = [[a.strides[d] for d in others] for a in (x, out)]
-    loops = loops_over([x.shape[d] for d in others], steps)
+    loops = loops_over(tuple(x.shape[d] for d in others), steps)
     axes = list(zip(loops.extents, *loops.strides, strict=True))
     cut = count >= LONG and not (product and dtype.kind == "f")
     near = [k for k, (n, _, step) in enumerate(axes) if step == dtype.itemsize and n >= FEW]
@@ -123,7 +123,7 @@ def block_of(count: int) -> int:
 
 
 def _function(form: Form, lines: Lines, threads: int) -> Any:
-    size, block = lines.count * lines.inner * lines.many, block_of(lines.count)
+    size, block = lines.length * lines.inner * lines.many, block_of(lines.length)
     worth = 0 if size <= QUICK else max(1, min(threads, size // GRAIN))
     lanes, team = form.way == "squares", max(worth, 1)
     wide = form.lanes
@@ -133,13 +133,13 @@ def _function(form: Form, lines: Lines, threads: int) -> Any:
     turns = groups * lines.many
     if not form.cut or turns >= 2 * team or (worth <= 1 and not lanes):
         return function_of(_text(form), _facts(lines, turns, worth, wide, block))
-    blocks = -(-lines.count // block)
+    blocks = -(-lines.length // block)
     room = np.empty(blocks * lines.inner * lines.many, form.dtype)
     if lanes:  # blocks become the lines, but for one that is shorter
         outer = (*lines.outer, (lines.inner, *lines.across))
         across = block * lines.along[0], block * lines.along[1]
-        lines = Lines(lines.count, lines.along, lines.count // block, across, outer)
-        turns = (-(-lines.inner // wide) + (lines.count % block > 0)) * lines.many
+        lines = Lines(lines.length, lines.along, lines.length // block, across, outer)
+        turns = (-(-lines.inner // wide) + (lines.length % block > 0)) * lines.many
     else:
         turns *= blocks
     facts = _facts(lines, turns, worth, wide, block, room.ctypes.data)
@@ -156,8 +156,8 @@ _FACTS = (
 def _facts(
     lines: Lines, turns: int, threads: int, wide: int, block: int, room: int = 0
 ) -> np.ndarray[Any, Any]:
-    facts = [turns, min(threads, turns), lines.count, *lines.along, lines.inner, *lines.across]
-    facts += [wide, -(-lines.inner // wide), block, -(-lines.count // block), room]
+    facts = [turns, min(threads, turns), lines.length, *lines.along, lines.inner, *lines.across]
+    facts += [wide, -(-lines.inner // wide), block, -(-lines.length // block), room]
     facts += [len(lines.outer), *(n for axis in lines.outer for n in axis)]
     return np.array(facts, np.int64)
 
@@ -170,11 +170,27 @@ def _text(form: Form) -> str:
     functions += [] if form.phase == SUMS else [writer.lines_("runs", True)]
     functions += [writer.body(), writer.finish()]
     declared = sorted(writer.declared)
-    return "\n".join([TABLES, PLACES, *declared, *functions, around(2), loop_facts(form.bits)])
+    return "\n".join([TABLES, places(2), *declared, *functions, around(2), loop_facts(form.bits)])
 
 
-# Two addresses go on to where a turn begins, given the axes' extents and steps.
-PLACES = """
+@lru_cache(4)
+def places(many: int) -> str:
+    """A function by which so many addresses go on to where a turn begins, given the axes' extents
+    and steps."""
+    lines = list[str]()
+    for k in range(many):
+        lines += [
+            f"  %step{k} = call i64 @fact(ptr %about, i64 {k + 1})",
+            f"  %on{k} = mul i64 %i, %step{k}",
+            f"  %at{k} = getelementptr ptr, ptr %at, i64 {k}",
+            f"  %was{k} = load ptr, ptr %at{k}",
+            f"  %is{k} = getelementptr i8, ptr %was{k}, i64 %on{k}",
+            f"  store ptr %is{k}, ptr %at{k}",
+        ]
+    return _PLACES.replace("MANY", str(many + 1)).replace("  ADDRESSES", "\n".join(lines))
+
+
+_PLACES = """
 define internal void @places(ptr %axes, i64 %dims, i64 %turn, ptr %at) {
 entry:
   br label %head
@@ -185,22 +201,12 @@ head:
   br i1 %some, label %axis, label %end
 axis:
   %d1 = sub i64 %d, 1
-  %d3 = mul i64 %d1, 3
-  %about = getelementptr i64, ptr %axes, i64 %d3
+  %before = mul i64 %d1, MANY
+  %about = getelementptr i64, ptr %axes, i64 %before
   %extent = call i64 @fact(ptr %about, i64 0)
-  %step0 = call i64 @fact(ptr %about, i64 1)
-  %step1 = call i64 @fact(ptr %about, i64 2)
   %i = urem i64 %rest, %extent
   %above = udiv i64 %rest, %extent
-  %on0 = mul i64 %i, %step0
-  %on1 = mul i64 %i, %step1
-  %at1 = getelementptr ptr, ptr %at, i64 1
-  %was0 = load ptr, ptr %at
-  %was1 = load ptr, ptr %at1
-  %is0 = getelementptr i8, ptr %was0, i64 %on0
-  %is1 = getelementptr i8, ptr %was1, i64 %on1
-  store ptr %is0, ptr %at
-  store ptr %is1, ptr %at1
+  ADDRESSES
   br label %head
 end:
   ret void

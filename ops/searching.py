@@ -6,6 +6,7 @@ nor wait: while one value's next element comes from memory, the others' do, too.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -14,12 +15,12 @@ import numpy as np
 from .code import Code, memory_type
 from .native import TABLES, around, function_of, loops_over, why_not
 from .registers import KINDS, Value, llvm_type
-from .running import PLACES
+from .running import places
 from .spec import DType, bool_, uint8
 
 CHAINS = 24  # values that are looked for at the same time
 WIDE = 20 * CHAINS  # values in a turn
-QUICK, GRAIN = 1 << 14, 1 << 15  # comparisons that let others run; that are worth waking a thread
+QUICK, GRAIN = 1 << 14, 1 << 16  # comparisons that let others run; that are worth waking a thread
 
 
 class Form(NamedTuple):
@@ -63,8 +64,8 @@ def _text(form: Form) -> str:
     nan = _place_of_nan(code, form)
     with code.loop("%lo", "%hi") as t:
         which, g = (code.let(f"{op} i64 {t}, %groups") for op in ("udiv", "urem"))
-        for k, at in ((1, "%at"), (2, "%at1")):
-            code.add(f"store ptr {code.let(f'call ptr @array(ptr %data, i64 {k})')}, ptr {at}")
+        for n, at in ((1, "%at"), (2, "%at1")):
+            code.add(f"store ptr {code.let(f'call ptr @array(ptr %data, i64 {n})')}, ptr {at}")
         code.add(f"call void @places(ptr %axes, i64 %dims, i64 {which}, ptr %at)")
         v, out = (code.let(f"load ptr, ptr {at}") for at in ("%at", "%at1"))
         first = code.times(g, "%wide")
@@ -82,7 +83,7 @@ def _text(form: Form) -> str:
     head = "define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %thread) {"
     finish = "define internal void @finish(ptr %data, ptr %meta) {\n  ret void\n}\n!9 = !{}"
     body = "\n".join([head, "entry:", *code.entry, *entry, *code.lines.text, "  ret void", "}"])
-    return "\n".join([TABLES, PLACES, *sorted(code.lines.declared), body, finish, around(3)])
+    return "\n".join([TABLES, places(2), *sorted(code.lines.declared), body, finish, around(3)])
 
 
 def _over(code: Code, base: str, count: str, step: str) -> str:
@@ -94,9 +95,9 @@ def _load(code: Code, at: str, dtype: DType) -> Value:
     return Value(code.lines, code.let(f"load {kind}, ptr {at}, align {dtype.itemsize}"), dtype)
 
 
-def _searched(code: Code, form: Form, values: list[Value] | None) -> list[str]:
-    """How many elements of the table come before each value; without values, before its NaN."""
-    cells = [code.cell(np.dtype(np.int64)) for _ in values or [None]]
+def _searched(code: Code, form: Form, values: Sequence[Value | None]) -> list[str]:
+    """How many elements of the table come before each value, or before its NaN."""
+    cells = [code.cell(np.dtype(np.int64)) for _ in values]
     left = code.cell(np.dtype(np.int64))
     for cell in cells:
         code.add(f"store i64 0, ptr {cell}")
@@ -120,10 +121,10 @@ def _searched(code: Code, form: Form, values: list[Value] | None) -> list[str]:
         many = code.let(f"load i64, ptr {left}")
         half = code.let(f"lshr i64 {many}, 1")
         before = code.sum(half, "-1")
-        for cell, value in zip(cells, values or [None], strict=True):
+        for cell, value in zip(cells, values, strict=True):
             go_on(cell, half, before, value)
         code.add(f"store i64 {code.let(f'sub i64 {many}, {half}')}, ptr {left}")
-    for cell, value in zip(cells, values or [None], strict=True):
+    for cell, value in zip(cells, values, strict=True):
         go_on(cell, "1", "0", value)
     return [code.let(f"load i64, ptr {cell}") for cell in cells]
 
@@ -132,4 +133,4 @@ def _place_of_nan(code: Code, form: Form) -> str:
     """NaN comes last: before the others, or at the end."""
     if form.dtype.kind != "f" or form.right:
         return "%n"
-    return _searched(code, form, None)[0]
+    return _searched(code, form, [None])[0]

@@ -190,7 +190,8 @@ def _search_kernel(xp: Any, out: Any, x: Any, v: Any, *, side: str) -> None:
 
 
 def _search_native(arrays: Sequence[Any], threads: int, *, side: str, **_: Any) -> Any:
-    return searching_kernel(*arrays, side == "right", threads)
+    x, v, out = arrays
+    return searching_kernel(x, v, out, side == "right", threads)
 
 
 op(
