@@ -79,7 +79,7 @@ def made(
     return out
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(
     shape=st.lists(st.sampled_from([1, 2, 5, 8, 17, 40]), min_size=1, max_size=3),
     kind=st.sampled_from(KINDS),
@@ -99,12 +99,12 @@ def test_short_lines_have_numpys_bits(
     assert found.tobytes() == exactly(x, axis, product, dtype).tobytes()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(
     n=st.sampled_from([64, 65, 200, 401]),
     others=st.sampled_from([(1, 0), (3, 0), (50, 0), (3, 1), (50, 1), (300, 1)]),
-    kind=st.sampled_from(KINDS),
-    lies=st.sampled_from(["plain", "backwards", "apart"]),
+    kind=st.sampled_from([KINDS[0], KINDS[1], KINDS[4], KINDS[8], KINDS[10]]),
+    lies=st.sampled_from(["plain", "plain", "backwards", "apart"]),
     product=st.booleans(),
 )
 def test_long_lines_are_cut_by_their_extent_only(

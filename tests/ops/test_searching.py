@@ -73,7 +73,8 @@ def test_places_are_numpys(
 
 def test_large_tables() -> None:
     rng = np.random.default_rng(0)
-    x, v = np.sort(rng.normal(size=100_003)), rng.normal(size=50_001)
+    x = np.sort(rng.normal(size=100_003))
+    v = np.concatenate([x, rng.normal(size=50_001), x + 1])
     out = np.empty(v.shape, np.int64)
     searching_kernel(x, v, out, False, 2)(x, v, out)
     np.testing.assert_array_equal(out, np.searchsorted(x, v))
