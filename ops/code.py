@@ -42,6 +42,12 @@ class Code:
         self.entry.append(f"  {name} = alloca {llvm_type(dtype)}")
         return name
 
+    def room(self, count: int) -> str:
+        """Memory for so many integers."""
+        name = self.name("room")
+        self.entry.append(f"  {name} = alloca [{count} x i64]")
+        return name
+
     def put(self, cell: str, value: Value) -> None:
         self.add(f"store {value.kind} {value.name}, ptr {cell}")
 

@@ -11,7 +11,7 @@ read at once; while tracing that is an error which names the static alternative.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any
@@ -22,13 +22,11 @@ from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
 
 from . import array
 from .array import Array, Operandish, apply, as_array, export, unify
-from .copies import Piece, Pieces
+from .copies import Piece
 from .elementwise import astype, equal, less, where
-from .graph import Builder
 from .index import LETTERS, Indices, along
-from .native import native_kernel, strides_over, why_not
 from .registry import Params, Place, Specs, op, stream_cost
-from .sequence import at_place
+from .scatter import adding_along, inside, putting, taking, taking_along
 from .shape import (
     MODES,
     axis_of,
@@ -77,43 +75,12 @@ def _in_bounds_kernel(xp: Any, out: Any, i: Any, *, size: int, name: str) -> Non
     out[...] = True
 
 
-def _in_bounds_native(
-    arrays: Sequence[Any], threads: int, *, size: int, **_: Any
-) -> Callable[..., None] | None:
-    """By a kernel that finds the least and the largest; of one place by one that looks at it."""
-    i, _out = arrays
-    if why_not() or not i.size:
-        return None
-    if not i.ndim:
-        builder = Builder([Spec((), i.dtype)])
-        true = native_kernel(builder.graph([builder.call("equal", 0, 0)]), (), [(), ()], 1)
-        if true is None or i.dtype != np.int64:
-            return None
-        return Pieces([(at_place(true, size, 0, source=False), Piece(0, place=0))])
-    axes = tuple(range(i.ndim))
-    builder = Builder([Spec(i.shape, i.dtype)])
-    body = builder.graph([builder.call(name, 0, axes=axes) for name in ("min", "max")])
-    found = np.empty(2, i.dtype)
-    low, high = found[:1].reshape(()), found[1:].reshape(())
-    strides = strides_over(body, i.shape, [i, low, high], i.ndim)
-    kernel = native_kernel(body, i.shape, strides, threads, i.ndim)
-    if kernel is None:
-        return None
-
-    def check(i: Any, out: Any) -> None:
-        kernel(i, low, high)
-        _check(int(low), int(high), size)
-        out[()] = True
-
-    return check
-
-
 op(  # before a kernel that gathers: whether all places are inside
     "in_bounds",
     infer=lambda i, *, size, name: Spec((), bool_),
     indices=lambda ins, outs, p: Indices(((None,) * ins[0].ndim,), ((),)),
     kernel=_in_bounds_kernel,
-    native=_in_bounds_native,
+    native=inside,
 )
 
 
@@ -174,6 +141,7 @@ op(
     indices=_take_indices,
     kernel=_take_kernel,
     pieces=_take_pieces,
+    native=taking,
     grad=_take_grad,
     cost=MOVE,
     placed=True,
@@ -294,6 +262,7 @@ op(
     indices=_put_indices,
     kernel=_put_kernel,
     pieces=_put_pieces,
+    native=putting,
     grad=_put_grad,
     cost=MOVE,
     placed=True,
@@ -352,6 +321,7 @@ op(
     infer=_along_rule,
     indices=_along_indices,
     kernel=_take_along_kernel,
+    native=taking_along,
     grad=_take_along_grad,
     cost=MOVE,
 )
@@ -392,6 +362,7 @@ op(
         (along((p["axis"],), outs[0]),) * 3, (along((p["axis"],), outs[0]),)
     ),
     kernel=_put_along_kernel,
+    native=adding_along,
     grad=lambda g, y, x, i, v, *, axis: (g, None, take_along_axis(g, i, axis=axis)),
     cost=MOVE,
     overwrite=(0,),

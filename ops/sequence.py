@@ -92,6 +92,71 @@ def at_place(
     return function_of(TABLES + CALLS + _PLACE, np.array(facts, np.int64), kernel)
 
 
+class Step(NamedTuple):
+    """A kernel, and which of the arrays given it is given."""
+
+    kernel: Callable[..., None]
+    arrays: Sequence[int]
+    unless_one: bool = False  # not if its two arrays begin at one place
+
+
+def in_order(steps: Sequence[Step], arrays: int) -> Callable[..., None]:
+    """A kernel of so many arrays that calls these, one after the other, until one fails."""
+    symbol("Py_DecRef", address_of(ctypes.pythonapi, "Py_DecRef"))
+    text = [_FIRST.replace("MANY", str(arrays))]
+    for k, step in enumerate(steps):
+        room = f"[{len(step.arrays)} x ptr]"
+        text += [
+            f"step{k}:",
+            f"  %kernel{k} = call ptr @array(ptr %meta, i64 {2 + k})",
+            f"  %given{k} = alloca {room}",
+        ]
+        for j, which in enumerate(step.arrays):
+            text += [
+                f"  %x{k}_{j} = call ptr @array(ptr %args, i64 {which})",
+                f"  %at{k}_{j} = getelementptr {room}, ptr %given{k}, i64 0, i64 {j}",
+                f"  store ptr %x{k}_{j}, ptr %at{k}_{j}",
+            ]
+        if step.unless_one:
+            text += [
+                *(f"  %data{k}_{j} = call i64 @fact(ptr %x{k}_{j}, i64 2)" for j in range(2)),
+                f"  %one{k} = icmp eq i64 %data{k}_0, %data{k}_1",
+                f"  br i1 %one{k}, label %step{k + 1}, label %call{k}",
+                f"call{k}:",
+            ]
+        text += [
+            f"  %answer{k} = call ptr @called(ptr %kernel{k}, ptr %given{k}, i64 {len(step.arrays)})",
+            f"  %failed{k} = icmp eq ptr %answer{k}, null",
+            f"  br i1 %failed{k}, label %bad, label %good{k}",
+            f"good{k}:",
+            f"  call void @Py_DecRef(ptr %answer{k})",
+            f"  br label %step{k + 1}",
+        ]
+    text.append(_LAST.replace("END", str(len(steps))))
+    kernels = [step.kernel for step in steps]
+    facts = np.array([1, 0, *map(id, kernels)], np.int64)
+    return function_of(TABLES + CALLS + "\n".join(text), facts, kernels)
+
+
+_FIRST = """
+declare void @Py_IncRef(ptr)
+declare void @Py_DecRef(ptr)
+@none = external global i8
+
+define ptr @run(ptr %self, ptr %args, i64 %given) {
+  %meta = call ptr @array(ptr %self, i64 2)
+  %right = call i1 @are_arrays(ptr %args, i64 %given, i64 MANY)
+  br i1 %right, label %step0, label %bad
+"""
+_LAST = """
+stepEND:
+  call void @Py_IncRef(ptr @none)
+  ret ptr @none
+bad:
+  ret ptr null
+}
+"""
+
 _PLACE = """
 declare ptr @PyErr_Format(ptr, ptr, ...)
 @index_error = external global i8

@@ -420,7 +420,9 @@ class _Binder:
         if pieces is not None:
             parts = pieces([x.shape for x in arrays[: len(ins)]], **node.kw)
             often = self.record is not None
-            return None if parts is None else in_pieces(parts, arrays, threads, often)
+            found = None if parts is None else in_pieces(parts, arrays, threads, often)
+            if found is not None or make is None:
+                return found
         assert make is not None
         made: Callable[..., None] | Keeping | None = make(
             arrays, threads, scratch=scratch, **node.kw
