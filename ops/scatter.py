@@ -29,7 +29,7 @@ from .threads import address_of
 GRAIN = 1 << 15  # elements that are worth waking a thread
 FEW = 1 << 12  # elements that are not worth vectors, whose text depends on a row's length
 COLUMNS = 1 << 10  # bytes of a row for each thread, from which threads share columns
-WIDE = 128  # bytes of a row from which they share places ...
+WIDE = 128  # bytes of a row from which more than two of them share places ...
 FAR = 1 << 24  # ... or of all that is updated
 BUCKETS = 64  # of places, of which each thread has some ...
 APART = 128  # ... that neighbours of so many bytes have in common
@@ -157,7 +157,7 @@ def _nest(
             cut, parts, whole = "places", 4 * worth, turns[0][0] if turns else 1
         elif row and extent * size >= worth * COLUMNS:
             cut, parts, whole, least = "row", worth, extent, 64 // size
-        elif turns and not along and (extent * size >= WIDE or updated >= FAR):
+        elif turns and not along and (extent * size * (worth > 2) >= WIDE or updated >= FAR):
             cut, parts = "owners", min(worth, BUCKETS)
             whole = parts
     each = -(-whole // parts // least) * least

@@ -229,13 +229,13 @@ def test_nothing_is_written_if_a_place_is_outside(kind: str, threads: int) -> No
             i[...] = 0
             i[-1] = wrong
             text = f"index {wrong} is out of bounds for an axis with {size} elements"
-            for call in (
-                lambda: put(x, i, values, out),
-                lambda: take(x, i, found),
-                lambda: look(i, answer),
+            for made, arrays in (
+                (put, (x, i, values, out)),
+                (take, (x, i, found)),
+                (look, (i, answer)),
             ):
                 with pytest.raises(IndexError, match=text):
-                    call()
+                    made(*arrays)
         assert not out.any()
         i[...] = 0
         look(i, answer)
