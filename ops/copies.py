@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .graph import Builder
-from .native import native_kernel, why_not
+from .native import SHARE, native_kernel, why_not
 from .sequence import at_place
 from .spec import DType, Shape, Spec
 
@@ -24,15 +24,21 @@ Copy = Callable[..., None]
 
 
 def copying(
-    shape: Shape, item: int, source: Sequence[int], target: Sequence[int], threads: int
+    shape: Shape,
+    item: int,
+    source: Sequence[int],
+    target: Sequence[int],
+    threads: int,
+    share: int = SHARE,
 ) -> Copy | None:
     """The function of two arrays that lie so, which copies the first one's elements, of so many bytes;
-    None for those that no register holds."""
+    None for those that no register holds. They stay in the last cache if they are no larger than such a
+    part of it."""
     if item not in _WORDS or why_not():
         return None
     builder = Builder([Spec(shape, _WORDS[item])])
     body = builder.graph([builder.call("astype", 0, dtype=_WORDS[item])])
-    return native_kernel(body, shape, [source, target], threads)
+    return native_kernel(body, shape, [source, target], threads, share=share)
 
 
 class Piece(NamedTuple):

@@ -46,6 +46,7 @@ LEAST_TILED, FAR_APART = (
     256,
 )  # elements; and bytes between neighbours, from which tiles pay
 TILE_ROWS, TILE_COLUMNS = 64, 64
+SHARE = 4  # of the last cache: what is larger than its fourth part does not stay there
 _DATA = 16  # where an array object keeps the address of its elements
 
 
@@ -138,14 +139,14 @@ class _Sum:
         return self.kind == "sum" and self.dtype.kind == "f"
 
 
-def kernel_text(body: Graph, loops: Loops) -> str:
+def kernel_text(body: Graph, loops: Loops, share: int = SHARE) -> str:
     """A module in LLVM's language: `body` for some turns, `task` for a thread's share, `finish` for
     what is put together at the end, and `run` for Python.
     """
-    return f"{kernel_code(body, loops)}\n{around(len(body.inputs) + len(body.outputs))}"
+    return f"{kernel_code(body, loops, share)}\n{around(len(body.inputs) + len(body.outputs))}"
 
 
-def kernel_code(body: Graph, loops: Loops) -> str:
+def kernel_code(body: Graph, loops: Loops, share: int = SHARE) -> str:
     """`body` and `finish`.
 
     A turn is an element, a row of the innermost loop where there are more, or a block of elements
@@ -170,7 +171,7 @@ def kernel_code(body: Graph, loops: Loops) -> str:
             values.append(cast(ins[0], dtype))
         else:
             values.append(lower(node.op, ins, dtype))
-    past = streams(body, loops)
+    past = streams(body, loops, share)
     stores, sums, written = list[str](), list[_Sum](), list[tuple[int, DType]]()
     for k, v in enumerate(body.outputs, len(body.inputs)):
         maker = body.nodes[body.producers[v]] if body.producers[v] >= 0 else None
@@ -507,7 +508,6 @@ def _finish(lines: Lines, sums: Sequence[_Sum], data: Sequence[str], room: int) 
 # -- large results -------------------------------------------------------------------------
 TILE = 1024  # elements that are made in cache before they go to memory
 ROW = 4  # tiles that a row has at the least
-SHARE = 4  # of the last cache: what is larger than its fourth part does not stay there
 
 
 @lru_cache(1)
@@ -520,7 +520,7 @@ def _last_cache() -> int:
     return found if found > 0 else 32 << 20
 
 
-def streams(body: Graph, loops: Loops) -> bool:
+def streams(body: Graph, loops: Loops, share: int = SHARE) -> bool:
     """Whether results go to memory past the caches: where no cache holds them anyway, a store that
     reads the line first, to write a part of it, moves half as many bytes again.
     """
@@ -538,7 +538,7 @@ def streams(body: Graph, loops: Loops) -> bool:
         size * math.prod(n for n, step in zip(loops.extents, own, strict=True) if step)
         for size, own in lies
     )
-    return SHARE * moved > _last_cache()
+    return share * moved > _last_cache()
 
 
 def _buffers(written: Sequence[tuple[int, DType]]) -> list[str]:
@@ -1124,7 +1124,12 @@ def _tidy(folder: Path) -> None:
 
 
 def native_kernel(
-    body: Graph, shape: Shape, strides: Sequence[Sequence[int]], threads: int, axes: int = 0
+    body: Graph,
+    shape: Shape,
+    strides: Sequence[Sequence[int]],
+    threads: int,
+    axes: int = 0,
+    share: int = SHARE,
 ) -> Callable[..., None] | None:
     """The kernel for operands and results that lie so, called as `kernel(*operands, *results)`.
 
@@ -1139,7 +1144,7 @@ def native_kernel(
         loops = Loops(loops.extents[-1:], tuple(s[-1:] for s in loops.strides))
     if not axes:
         loops = in_tiles(loops, [s.dtype.itemsize for s in (*body.inputs, *body.out_specs)])
-    text = kernel_text(body, loops)
+    text = kernel_text(body, loops, share)
     size = math.prod(loops.extents)
     worth = size * max(1, len(body.nodes)) // GRAIN
     last = len(loops.extents) - 1

@@ -103,7 +103,8 @@ def _updated(arrays: Sequence[Any], nest: Kernel | None, axis: int, threads: int
     """All places looked at, then the operand copied, if the result is not in its memory, then the nest."""
     x, i, _, out = arrays
     from_, to = (_halves(a) if a.itemsize > 8 else a for a in (x, out))
-    copy = copying(to.shape, to.itemsize, from_.strides, to.strides, threads)
+    # what is written again at once should be in the cache
+    copy = copying(to.shape, to.itemsize, from_.strides, to.strides, threads, share=1)
     if nest is None or copy is None:
         return None
     check = _checking(i, out.shape[axis], threads, False)
