@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from .kernels import workload
 from .libraries import Function
 from .products import numbers
@@ -129,6 +131,54 @@ def hessian(xp: Any, x: Any, w: Any) -> Any:
 @work("2,000 systems of 6 equations", (2000, 6, 6), (2000, 6, 3), result=2000 * 18)
 def systems(xp: Any, a: Any, b: Any) -> Any:
     return xp.linalg.solve(a, b)
+
+
+# -- order and places ----------------------------------------------------------------------
+@work("2,000 lines of 2,000 numbers in order", (2000, 2000), result=2000**2)
+def ordered(xp: Any, x: Any) -> Any:
+    return xp.sort(x, axis=1)
+
+
+@work("medians of 31 for each of 100,000", (100_000, 31), result=100_000)
+def medians(xp: Any, x: Any) -> Any:
+    return xp.sort(x, axis=1)[:, 15]
+
+
+@work("1,000,000 numbers by the places of their order", (1_000_000,), result=1_000_000)
+def by_places(xp: Any, x: Any) -> Any:
+    return xp.take(x, xp.argsort(x), axis=0)
+
+
+@work("running sums of 4,000,000", (4_000_000,), result=4_000_000)
+def running(xp: Any, x: Any) -> Any:
+    return xp.cumulative_sum(x)
+
+
+@work("a table of 1,000 at 1,000,000 places between", (1000,), (1_000_000,), result=1_000_000)
+def between(xp: Any, table: Any, x: Any) -> Any:
+    ends = xp.sort(table)
+    k = xp.clip(xp.searchsorted(ends, x), 1, 999)
+    low, high = (xp.take(ends, j, axis=0) for j in (k - 1, k))
+    return (x - low) / (high - low + 1e-3)
+
+
+@work("rows of 64 at 200,000 places of 50,000", (50_000, 64), (200_000,), result=200_000 * 64)
+def picked(xp: Any, x: Any, places: Any) -> Any:
+    return xp.take(x, _places(xp, places, 50_000), axis=0)
+
+
+@work("100,000 rows of 64 added at 20,000 places", (100_000, 64), (100_000,), result=20_000 * 64)
+def added(xp: Any, rows: Any, places: Any) -> Any:
+    total, k = xp.zeros((20_000, 64), dtype=rows.dtype), _places(xp, places, 20_000)
+    if hasattr(total, "at"):
+        return total.at[k].add(rows)
+    np.add.at(total, k, rows)
+    return total
+
+
+def _places(xp: Any, x: Any, size: int) -> Any:
+    """Of numbers between -1 and 1, the same in any precision."""
+    return xp.astype(x * 2**20, xp.int32) % size
 
 
 # -- layers --------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from .array import Array, Operandish, apply, as_array, export, unify
 from .copies import Piece
 from .elementwise import astype, equal, less, where
 from .index import LETTERS, Indices, along
-from .registry import Params, Place, Specs, op, stream_cost
+from .registry import COMPILED, Params, Place, Specs, op, stream_cost
 from .scatter import adding_along, inside, putting, taking, taking_along
 from .shape import (
     MODES,
@@ -81,6 +81,7 @@ op(  # before a kernel that gathers: whether all places are inside
     indices=lambda ins, outs, p: Indices(((None,) * ins[0].ndim,), ((),)),
     kernel=_in_bounds_kernel,
     native=inside,
+    least=COMPILED,
 )
 
 
@@ -142,6 +143,7 @@ op(
     kernel=_take_kernel,
     pieces=_take_pieces,
     native=taking,
+    least=COMPILED,
     grad=_take_grad,
     cost=MOVE,
     placed=True,
@@ -263,6 +265,7 @@ op(
     kernel=_put_kernel,
     pieces=_put_pieces,
     native=putting,
+    least=COMPILED,
     grad=_put_grad,
     cost=MOVE,
     placed=True,
@@ -322,6 +325,7 @@ op(
     indices=_along_indices,
     kernel=_take_along_kernel,
     native=taking_along,
+    least=COMPILED,
     grad=_take_along_grad,
     cost=MOVE,
 )
@@ -363,6 +367,7 @@ op(
     ),
     kernel=_put_along_kernel,
     native=adding_along,
+    least=COMPILED,
     grad=lambda g, y, x, i, v, *, axis: (g, None, take_along_axis(g, i, axis=axis)),
     cost=MOVE,
     overwrite=(0,),

@@ -86,8 +86,9 @@ class Keys:
                 made = code.let(f"select i1 {zero}, {kind} 0, {kind} {made}")
             sign = code.let(f"ashr {kind} {made}, {bits - 1}")
             turned = code.let(f"xor {kind} {made}, {code.let(f'or {kind} {sign}, {top}')}")
-            nan = code.let(f"icmp ugt {kind} {size}, {_infinity(dtype)}")
-            made = code.let(f"select i1 {nan}, {kind} -1, {kind} {turned}")
+            nan = code.let(f"icmp ugt {kind} {size}, {_bits(dtype, np.inf)}")
+            last = top | _bits(dtype, np.nan)
+            made = code.let(f"select i1 {nan}, {kind} {last}, {kind} {turned}")
         return code.let(f"xor {kind} {made}, -1") if self.kind.descending else made
 
     def number_of(self, code: Code, key: str) -> str:
@@ -172,6 +173,5 @@ class Keys:
         return found
 
 
-def _infinity(dtype: DType) -> int:
-    """Its bits; more than these is no number."""
-    return int(np.array(np.inf, dtype).view(f"u{dtype.itemsize}"))
+def _bits(dtype: DType, number: float) -> int:
+    return int(np.array(number, dtype).view(f"u{dtype.itemsize}"))

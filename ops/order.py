@@ -32,30 +32,34 @@ class _Way(NamedTuple):
     turns: int
     threads: int
     parts: int  # of a line, if threads share it
+    inside: bool  # whether some of its keys are where the result will be
     lanes: int  # lines side by side
     room: int  # bytes for one line, or for one thread
 
 
-def _way(dtype: DType, n: int, lines: int, first: int, places: bool, threads: int) -> _Way:
+def _way(x: Shape, dtype: DType, axis: int, first: int, places: bool, threads: int) -> _Way:
+    n, lines = x[axis], math.prod(x) // x[axis]
     kind = Kind(dtype, places, False, True, False)
     lanes = kind.lanes if n <= EXCHANGES and 2 * lines > kind.lanes else 0
     shared = n >= LONG and lines < threads and first * FEW > n
     parts = PARTS * threads if shared else 0
+    inside = shared and not places and first == n and math.prod(x[axis:]) == n
     counts = 8 * DIGIT * (parts or dtype.itemsize)
-    room = 2 * (n * kind.item + 64) + counts
+    room = (1 if inside else 2) * (n * kind.item + 64) + counts
     if lanes:
         rows = -(-n // lanes) * lanes
         room = rows * (kind.row + lanes * (8 if places else dtype.itemsize))
     turns = parts or -(-lines // max(1, lanes))
     worth = max(1, min(threads, n * lines // GRAIN, turns))
-    return _Way(turns, worth if n * lines > QUICK else 0, parts, lanes, -(-room // 64) * 64)
+    threads = worth if n * lines > QUICK else 0
+    return _Way(turns, threads, parts, inside, lanes, -(-room // 64) * 64)
 
 
 def sort_room(x: Shape, dtype: DType, axis: int, first: int, places: bool) -> list[Scratch]:
     """Memory for keys: of a line for each thread, or of one that all share."""
     if not has_keys(dtype) or 0 in x:
         return []
-    way = _way(dtype, x[axis], math.prod(x) // x[axis], first, places, most_threads())
+    way = _way(x, dtype, axis, first, places, most_threads())
     return [Scratch(((1 if way.parts else max(1, way.threads)) * way.room + 64,), int8)]
 
 
@@ -77,12 +81,14 @@ def sort_function(
     if not scratch or out.size == 0 or n >= 1 << 31:
         return None
     lines, dtype = x.size // n, x.dtype
-    way = _way(dtype, n, lines, first, places, threads)
+    way = _way(x.shape, dtype, axis, first, places, threads)
     start = -(-scratch[0].ctypes.data // 64) * 64
     room = way.room * (1 if way.parts else max(1, way.threads))
+    steps = x.strides[axis], out.strides[axis]
     if start + room > scratch[0].ctypes.data + scratch[0].nbytes:
         return None
-    steps = x.strides[axis], out.strides[axis]
+    if way.inside and steps[1] != out.itemsize:
+        return None
     dense = steps == (x.itemsize, out.itemsize) or n == 1
     kind = Kind(dtype, places, descending, dense, first * FEW <= n and not way.lanes)
     if way.parts:
@@ -106,17 +112,8 @@ def _in_parts(
     turns = []
     for place in np.ndindex(tuple(1 if d == axis else s for d, s in enumerate(x.shape))):
         at = [sum(i * s for i, s in zip(place, a.strides, strict=True)) for a in (x, out)]
-        shared = [
-            way.parts,
-            way.threads,
-            n,
-            out.shape[axis],
-            *steps,
-            *at,
-            start,
-            start + room,
-            start + 2 * room,
-        ]
+        shared = [way.parts, way.threads, n, out.shape[axis], *steps, *at, start]
+        shared += [0, start + room] if way.inside else [start + room, start + 2 * room]
         shared.append(state.ctypes.data)
         for phase, digit in phases(kind):
             about = np.array([*shared, kind.shift(digit)], np.int64)

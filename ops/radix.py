@@ -209,7 +209,13 @@ class _Radix(Keys):
         told = [code.let(f"getelementptr i64, ptr %told, i64 {k}") for k in range(3)]
         match name:
             case "load":
-                for at, value in zip(told, ("%keys", "%others", "0"), strict=True):
+                out = code.let(
+                    f"ptrtoint ptr {code.let('call ptr @array(ptr %data, i64 1)')} to i64"
+                )
+                inside = code.let("icmp eq i64 %others, 0")  # the other keys are in the result
+                here = code.sum(out, "%at_out")
+                others = code.let(f"select i1 {inside}, i64 {here}, i64 %others")
+                for at, value in zip(told, ("%keys", others, "0"), strict=True):
                     code.add(f"store i64 {value}, ptr {at}")
                 with code.loop("0", "%parts") as part:
                     at = code.let(f"getelementptr [{DIGIT} x i64], ptr %table, i64 {part}")

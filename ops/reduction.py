@@ -19,7 +19,7 @@ from .array import Array, Axis, Operandish, apply, apply_all, as_array, export
 from .elementwise import as_dtype, astype, conj, equal, exp, isfinite, log, not_equal, sqrt, where
 from .index import LETTERS, Indices, along
 from .monoid import highest, identity, lowest
-from .registry import Params, Place, Scratch, Specs, op, stream_cost
+from .registry import COMPILED, Params, Place, Scratch, Specs, op, stream_cost
 from .running import running_kernel
 from .shape import (
     accumulator,
@@ -560,6 +560,7 @@ def _running(
         indices=running,
         kernel=kernel,
         native=native,
+        least=COMPILED,
         grad=grad,
         cost=stream_cost(1),
     )

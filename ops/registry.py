@@ -31,6 +31,7 @@ Specs = tuple[Spec, ...]
 ANY = (-1,)
 Params = Mapping[str, Any]
 Cost = tuple[float, float]  # operations, bytes
+COMPILED = 1 << 12  # elements from which a kernel of one operation is worth compiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ class Op:
         None  # (arrays like operands and results, threads, scratch=, **params) -> a function of such,
         # a `Keeping` of one, or None
     )
+    least: int = 0  # elements from which, outside of loops, that is worth compiling
     pieces: Callable[..., Sequence[Any] | None] | None = (
         None  # (shapes of operands, **params) -> what its result is put together of, if it is
     )

@@ -19,7 +19,7 @@ from .index import LETTERS, Indices
 from .indexing import take_along_axis
 from .order import sort_function, sort_room
 from .reduction import any, cumulative_sum, running
-from .registry import Params, Scratch, Specs, op
+from .registry import COMPILED, Params, Scratch, Specs, op
 from .searching import searching_kernel
 from .shape import (
     axis_of,
@@ -30,7 +30,7 @@ from .shape import (
     slice_axes,
     whole_number,
 )
-from .spec import Shape, Spec, bfloat16, bool_, float32, int64, promote
+from .spec import Shape, Spec, bfloat16, bool_, float32, int64, is_inexact, promote
 from .where import misfit
 
 __all__ = [
@@ -82,15 +82,21 @@ def _native(
     return sort_function(x, out, threads, axis, descending, places, scratch)
 
 
+def _keys(xp: Any, x: Any) -> Any:
+    """Whole numbers in the order of the numbers, and back: NaN is the largest of all, and of two zeros the
+    negative one comes first, as it does by machine code."""
+    whole = x if x.dtype.kind == "i" else x.view(f"i{x.itemsize}")
+    return xp.where(whole < 0, whole ^ np.iinfo(whole.dtype).max, whole)
+
+
 def _sort_kernel(
     xp: Any, out: Any, x: Any, *, axis: int, descending: bool, stable: bool, **_: Any
 ) -> None:
-    work = xp.empty(x.shape, float32) if x.dtype == bfloat16 else out
-    xp.copyto(work, x)
-    target = xp.flip(work, axis) if descending else work
-    target.sort(axis=axis, kind="stable" if stable else None)
-    if work is not out:
-        xp.copyto(out, work, casting="unsafe")
+    real = is_inexact(x.dtype)
+    made = _keys(xp, xp.where(x == x, x, x.dtype.type(np.nan))) if real else x
+    made = xp.sort(made, axis=axis)
+    made = xp.flip(made, axis) if descending else made
+    xp.copyto(out, _keys(xp, made).view(x.dtype) if real else made)
 
 
 def _sort_grad(
@@ -107,6 +113,7 @@ op(
     kernel=_sort_kernel,
     scratch=partial(_room, False),
     native=partial(_native, False),
+    least=COMPILED,
     grad=_sort_grad,
     cost=_sort_cost,
 )
@@ -146,6 +153,7 @@ op(
     kernel=_argsort_kernel,
     scratch=partial(_room, True),
     native=partial(_native, True),
+    least=COMPILED,
     cost=_sort_cost,
 )
 
@@ -200,6 +208,7 @@ op(
     indices=_search_indices,
     kernel=_search_kernel,
     native=_search_native,
+    least=COMPILED,
     cost=lambda ins, outs, p: (20.0 * ins[1].size, float(ins[1].nbytes + outs[0].nbytes)),
 )
 

@@ -417,13 +417,14 @@ class _Binder:
             specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
             if any(x.shape != s.shape for x, s in zip(arrays, specs, strict=True)):
                 return None
+        often = self.record is not None
         if pieces is not None:
             parts = pieces([x.shape for x in arrays[: len(ins)]], **node.kw)
-            often = self.record is not None
             found = None if parts is None else in_pieces(parts, arrays, threads, often)
             if found is not None or make is None:
                 return found
-        assert make is not None
+        if make is None or (not often and max(x.size for x in arrays) < OPS[node.op].least):
+            return None
         made: Callable[..., None] | Keeping | None = make(
             arrays, threads, scratch=scratch, **node.kw
         )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from ostinato.ops.order import EXCHANGES, LONG, sort_function, sort_room
 from ostinato.ops.radix import SHORT
+from ostinato.ops.registry import OPS
 from ostinato.ops.spec import DTYPES, bfloat16
 
 import ostinato as ost
@@ -71,6 +72,12 @@ def check(x: Any, axis: int, descending: bool, first: int, threads: int) -> None
         about = (x.shape, x.strides, x.dtype, axis, descending, first, threads, places)
         wide = np.float64 if wanted.dtype.kind not in "iub" else wanted.dtype
         np.testing.assert_array_equal(out.astype(wide), wanted.astype(wide), str(about))
+        if not places and first == x.shape[axis]:
+            by_numpy = np.empty_like(out)
+            kernel = OPS["sort"].kernel
+            assert kernel is not None
+            kernel(np, by_numpy, x, axis=axis, descending=descending, stable=True)
+            assert out.tobytes() == by_numpy.tobytes(), about
         for whole in (memory, *(m for _, m in rooms)):
             assert (whole[:GUARD] == 77).all(), about
             assert (whole[-GUARD:] == 77).all(), about
