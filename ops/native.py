@@ -46,6 +46,10 @@ LEAST_TILED, FAR_APART = (
     256,
 )  # elements; and bytes between neighbours, from which tiles pay
 TILE_ROWS, TILE_COLUMNS = 64, 64
+FEW_BESIDE, MANY_TURNS = (
+    4,
+    64,
+)  # turns of an innermost loop that is written out, and of the next one
 SHARE = 4  # of the last cache: what is larger than its fourth part does not stay there
 _DATA = 16  # where an array object keeps the address of its elements
 
@@ -58,6 +62,10 @@ class Loops:
     strides: tuple[tuple[int, ...], ...]
     tiled: tuple[int, int, int] | None = None  # if the last two loops make a tile: which loop goes
     # from row to row of tiles (from column to column the third last one does), and the extents of all
+    beside: tuple[
+        tuple[int, ...], ...
+    ] = ()  # of a few elements that are done together in each turn
+    # of the last loop: for each element where it lies, for each operand
 
 
 def loops_over(shape: Shape, strides: Sequence[Sequence[int]], apart: int = -1) -> Loops:
@@ -101,6 +109,16 @@ def in_tiles(loops: Loops, sizes: Sequence[int]) -> Loops:
             if abs(steps[d]) == size and loops.extents[d] > 1:
                 return _tiled(loops, d)
     return loops
+
+
+def all_beside(loops: Loops) -> Loops:
+    """Loops of which the innermost has so few turns, as the channels of a picture, that they are written
+    one after the other, and the next loop is the one that has vectors."""
+    *outer, count = loops.extents
+    if not outer or count > FEW_BESIDE or outer[-1] < MANY_TURNS:
+        return loops
+    beside = tuple(tuple(c * steps[-1] for steps in loops.strides) for c in range(count))
+    return Loops(tuple(outer), tuple(steps[:-1] for steps in loops.strides), None, beside)
 
 
 def _tiled(loops: Loops, d: int) -> Loops:
@@ -157,30 +175,33 @@ def kernel_code(body: Graph, loops: Loops, share: int = SHARE) -> str:
     values: list[Value] = []
     known = {v: n for n, v in enumerate(numbers(body))}
     counted = numbers_in(body)
-    for k, s in enumerate(body.inputs):
-        step = loops.strides[k][-1]
-        take = _number if k in counted else _load
-        values.append(take(lines, loads if step else hoisted, k, s.dtype, step))
-    for node in body.nodes:
-        ins, dtype = [values[v] for v in node.inputs], node.specs[0].dtype
-        if node.op == "constant" and len(values) in known:
-            values.append(Value(lines, f"%known{known[len(values)]}", dtype))
-        elif node.op == "constant":
-            values.append(lines.constant(node.kw["value"], dtype))
-        elif node.op in SUMS:
-            values.append(cast(ins[0], dtype))
-        else:
-            values.append(lower(node.op, ins, dtype))
     past = streams(body, loops, share)
     stores, sums, written = list[str](), list[_Sum](), list[tuple[int, DType]]()
-    for k, v in enumerate(body.outputs, len(body.inputs)):
-        maker = body.nodes[body.producers[v]] if body.producers[v] >= 0 else None
-        if maker is not None and maker.op in SUMS:
-            kind = "sum" if maker.op == "mean" else maker.op
-            sums.append(_Sum(k, values[v], kind, maker.specs[0].dtype, known.get(v, -1)))
-        else:
-            _store(stores, k, values[v], loops.strides[k][-1], "tile" if past else "p")
-            written.append((k, dtypes[k]))
+    for first in range(many, many * (1 + len(loops.beside)), many) if loops.beside else (0,):
+        values = []
+        for k, s in enumerate(body.inputs):
+            step = loops.strides[k][-1]
+            take = _number if k in counted else _load
+            values.append(take(lines, loads if step else hoisted, first + k, s.dtype, step))
+        for node in body.nodes:
+            ins, dtype = [values[v] for v in node.inputs], node.specs[0].dtype
+            if node.op == "constant" and len(values) in known:
+                values.append(Value(lines, f"%known{known[len(values)]}", dtype))
+            elif node.op == "constant":
+                values.append(lines.constant(node.kw["value"], dtype))
+            elif node.op in SUMS:
+                values.append(cast(ins[0], dtype))
+            else:
+                values.append(lower(node.op, ins, dtype))
+        for k, v in enumerate(body.outputs, len(body.inputs)):
+            maker = body.nodes[body.producers[v]] if body.producers[v] >= 0 else None
+            if maker is not None and maker.op in SUMS:
+                kind = "sum" if maker.op == "mean" else maker.op
+                sums.append(_Sum(k, values[v], kind, maker.specs[0].dtype, known.get(v, -1)))
+            else:
+                step = loops.strides[k][-1]
+                _store(stores, first + k, values[v], step, "tile" if past else "p")
+                written.append((k, dtypes[k]))
     blocks = bool(sums) and last == 0
     data = _data(body, known, _meta_of(many, last))
     room = _meta_of(many, last) + len(known)  # for partial results
@@ -208,6 +229,12 @@ def kernel_code(body: Graph, loops: Loops, share: int = SHARE) -> str:
     begin, stop = ("0", extent) if last else ("%lo", "%hi")
     start = "row" if turns else "entry"
     code += each
+    for c, offsets in enumerate(
+        loops.beside, 1
+    ):  # steps that are known make vectors of what is beside
+        for k, offset in enumerate(offsets):
+            code.append(f"  %p{c * many + k} = getelementptr i8, ptr %p{k}, i64 {offset}")
+            code.append(f"  %step{c * many + k} = add i64 {loops.strides[k][-1]}, 0")
     if loops.tiled is not None:
         code += _inside_tile(last, loops.tiled[0], room)
         stop, start = "%stop", "inside"
@@ -524,7 +551,7 @@ def streams(body: Graph, loops: Loops, share: int = SHARE) -> bool:
     """Whether results go to memory past the caches: where no cache holds them anyway, a store that
     reads the line first, to write a part of it, moves half as many bytes again.
     """
-    if any(n.op in SUMS for n in body.nodes) or loops.extents[-1] < ROW * TILE:
+    if any(n.op in SUMS for n in body.nodes) or loops.extents[-1] < ROW * TILE or loops.beside:
         return False
     specs, nowhere = (*body.inputs, *body.out_specs), numbers_in(body)
     lies = [
@@ -1142,11 +1169,13 @@ def native_kernel(
         return None
     if axes and loops.extents[:-1] and math.prod(loops.extents[:-1]) == 1:  # one row: in blocks
         loops = Loops(loops.extents[-1:], tuple(s[-1:] for s in loops.strides))
-    if not axes:
+    if not axes and not numbers_in(body):
+        loops = all_beside(loops)
+    if not axes and not loops.beside:
         loops = in_tiles(loops, [s.dtype.itemsize for s in (*body.inputs, *body.out_specs)])
     text = kernel_text(body, loops, share)
     size = math.prod(loops.extents)
-    worth = size * max(1, len(body.nodes)) // GRAIN
+    worth = size * max(1, len(loops.beside)) * max(1, len(body.nodes)) // GRAIN
     last = len(loops.extents) - 1
     if last == 0:
         turns = -(-size // BLOCK) if axes else size

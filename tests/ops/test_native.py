@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import subprocess
@@ -102,6 +103,29 @@ def looks(draw: Any, shape: tuple[int, ...], dtype: str, seed: int) -> Any:
     x = np.asarray(np.random.default_rng(seed).integers(-9, 9, sizes)).astype(dtype)
     x = x[(..., *(slice(None, None, s or 1) for s in steps))]
     return x.transpose(np.argsort(axes)) if len(shape) else x
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_few_elements_are_done_together(count: int) -> None:
+    """As the channels of pictures."""
+    rng = np.random.default_rng(count)
+    body, shape = chain("float32"), (9, 67, count)
+    whole = rng.standard_normal((9, 67, 2 * count)).astype(np.float32)
+    lies = [
+        whole[..., :count],
+        whole[..., ::-2],
+        whole[0, 0, :count],
+        whole[..., :1],
+        np.asfortranarray(whole[..., count:]),
+        whole[::-1, :, count:],
+    ]
+    for xy in itertools.product(lies, lies):
+        out = np.empty((2, *shape[::-1]), np.float32).T
+        x, y = (np.broadcast_to(z, shape) for z in xy)
+        for outs in (None, [out[..., 0], np.empty(shape, bool)]):
+            made, less = run(body, x, y, threads=2, outs=outs)
+            np.testing.assert_array_equal(made, x * y + x)
+            np.testing.assert_array_equal(less, x < y)
 
 
 @settings(max_examples=150, deadline=None)
