@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .graph import Builder
-from .native import SHARE, native_kernel, why_not
+from .graph import Builder, Graph
+from .native import SHARE, loops_over, native_kernel, strides_over, why_not
 from .sequence import at_place
 from .spec import DType, Shape, Spec
 
@@ -39,6 +39,36 @@ def copying(
     builder = Builder([Spec(shape, _WORDS[item])])
     body = builder.graph([builder.call("astype", 0, dtype=_WORDS[item])])
     return native_kernel(body, shape, [source, target], threads, share=share)
+
+
+def in_rows(
+    body: Graph, shape: Shape, arrays: Sequence[Any], threads: int, axes: int
+) -> Copy | None:
+    """The kernel of a body that reduces the last axes, over which some operand has steps, as slices of pictures
+    have: these operands are copied in order first."""
+    count = len(body.inputs)
+    copies, looks = list[tuple[int, Copy, Any]](), list(arrays)
+    for k, x in enumerate(arrays[:count]):
+        rows = np.broadcast_to(x, (*x.shape[:-axes], *shape[-axes:]))
+        if len(loops_over(rows.shape[-axes:], [rows.strides[-axes:]]).extents) == 1:
+            continue
+        looks[k] = np.empty(rows.shape, rows.dtype)
+        copy = copying(rows.shape, rows.itemsize, rows.strides, looks[k].strides, threads)
+        if copy is None:
+            return None
+        copies.append((k, copy, looks[k]))
+    kernel = native_kernel(body, shape, strides_over(body, shape, looks, axes), threads, axes)
+    if kernel is None:
+        return None
+
+    def in_turn(*given: Any) -> None:
+        operands = list(given)
+        for k, copy, room in copies:
+            copy(given[k], room)
+            operands[k] = room
+        kernel(*operands)
+
+    return in_turn
 
 
 class Piece(NamedTuple):

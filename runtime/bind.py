@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from ostinato.ops.collective import collective_of
 from ostinato.ops.control import graph_cost
-from ostinato.ops.copies import in_pieces
+from ostinato.ops.copies import in_pieces, in_rows
 from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Graph, Node
 from ostinato.ops.labels import SUMS
@@ -442,7 +442,8 @@ class _Binder:
         if any(x is None for x in arrays):
             return None
         strides = strides_over(body, shape, arrays, axes)
-        return native_kernel(body, shape, strides, threads, axes)
+        kernel = native_kernel(body, shape, strides, threads, axes)
+        return kernel or in_rows(body, shape, arrays, threads, axes)
 
     # -- collectives -----------------------------------------------------------------------
     def collective(

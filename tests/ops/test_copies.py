@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops import copies, native
 from ostinato.ops.copies import Piece, Pieces, in_pieces
+from ostinato.ops.graph import Builder
+from ostinato.ops.spec import Spec
 
 import ostinato as ost
 from tests import sessions
@@ -108,3 +110,53 @@ def test_values_around_copies(dtype: str) -> None:
     assert isinstance(made, Pieces)
     made(x, out)
     np.testing.assert_array_equal(out, np.pad(x, 1, constant_values=np.asarray(7).astype(dtype)))
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_rows_that_are_slices_are_reduced_by_a_kernel(axes: int) -> None:
+    """Operands whose last axes are no single loop are copied first, and only they."""
+    rng = np.random.default_rng(axes)
+    whole = rng.standard_normal((5, 12, 14, 9)).astype(np.float32)
+    x, y = whole[:4, 1:11, 2:12, ::2], np.ascontiguousarray(whole[:1, :10, :10, :5])
+    scale = whole[:4, :1, :1, :1] if axes == 3 else np.float32(2)
+    last = tuple(range(4 - axes, 4))
+    builder = Builder([Spec(np.shape(a), np.dtype(np.float32)) for a in (x, y, scale)])
+    made = builder.call("multiply", builder.call("multiply", 0, 1), 2)
+    body = builder.graph([builder.call("sum", made, axes=last, dtype=np.dtype(np.float32))])
+    out = np.empty(x.shape[: 4 - axes], np.float32)
+    arrays = [x, y, np.asarray(scale), out]
+    function = copies.in_rows(body, x.shape, arrays, 2, axes)
+    assert function is not None
+    for _ in range(2):
+        out[...] = np.nan
+        function(*arrays)
+        expected = (x.astype(np.float64) * y * scale).sum(last)
+        np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
+        x[...] += 1  # it is read anew
+
+
+def test_a_gradient_through_slices_needs_no_numpy() -> None:
+    def loss(k: Any, x: Any) -> Any:
+        out = sum(k[i, j] * x[i : 62 + i, j : 62 + j] for i in range(3) for j in range(3))
+        return ost.sum(ost.tanh(out) ** 2)
+
+    rng = np.random.default_rng(0)
+    k, x = (ost.asarray(rng.standard_normal(shape)) for shape in ((3, 3), (64, 64)))
+    made = []
+
+    def seen(*given: Any) -> Any:
+        made.append(copies.in_rows(*given))
+        return made[-1]
+
+    with mock.patch("ostinato.runtime.bind.in_rows", seen):
+        slope = np.asarray(ost.compile(ost.grad(loss))(k, x))
+    assert made
+    assert None not in made
+    by_step = np.empty((3, 3))
+    for place in np.ndindex(3, 3):
+        near = [np.asarray(k).copy() for _ in range(2)]
+        near[0][place] += 1e-5
+        near[1][place] -= 1e-5
+        up, down = (float(loss(ost.asarray(n), x)) for n in near)
+        by_step[place] = (up - down) / 2e-5
+    np.testing.assert_allclose(slope, by_step, rtol=1e-5, atol=1e-5)
