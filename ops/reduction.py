@@ -18,6 +18,7 @@ from ostinato.errors import ArgumentError, DTypeError, ShapeError
 from .array import Array, Axis, Operandish, apply, apply_all, as_array, export
 from .elementwise import as_dtype, astype, conj, equal, exp, isfinite, log, not_equal, sqrt, where
 from .index import LETTERS, Indices, along
+from .labels import SHORT
 from .monoid import highest, identity, lowest
 from .registry import COMPILED, Params, Place, Scratch, Specs, op, stream_cost
 from .running import running_kernel
@@ -157,8 +158,21 @@ def sum(x: Operandish, /, axis: Axis = None, *, dtype: Any = None, keepdims: boo
     """The sum over axes; all of them for None."""
     x = as_array(x)
     axes, kind = axes_of(axis, x.ndim, "sum"), _sum_dtype(x.spec, dtype)
-    y = astype(apply("sum", x, axes=axes, dtype=accumulator(kind)), kind)
-    return restore(y, axes, keepdims)
+    y = x
+    for some in _in_turn(x.shape, axes):
+        y = apply("sum", y, axes=some, dtype=accumulator(kind))
+    return restore(astype(y, kind), axes, keepdims)
+
+
+def _in_turn(shape: Shape, axes: tuple[int, ...]) -> Sequence[tuple[int, ...]]:
+    """First the last axes, if they make long rows and others are not beside them: rows are summed in the order
+    of memory."""
+    first = len(shape)
+    while first - 1 in axes:
+        first -= 1
+    rows = tuple(range(first, len(shape)))
+    others = tuple(d for d in axes if d < first)
+    return (rows, others) if others and math.prod(shape[first:]) > SHORT else (axes,)
 
 
 def _mean_kernel(xp: Any, out: Any, x: Any, *, axes: tuple[int, ...], count: int) -> None:
