@@ -37,11 +37,13 @@ class _Way(NamedTuple):
     room: int  # bytes for one line, or for one thread
 
 
-def _way(x: Shape, dtype: DType, axis: int, first: int, places: bool, threads: int) -> _Way:
+def _way(x: Shape, dtype: DType, axis: int, first: int, places: bool) -> _Way:
+    """The same for any number of threads that there may be later."""
+    threads = most_threads()
     n, lines = x[axis], math.prod(x) // x[axis]
     kind = Kind(dtype, places, False, True, False)
     lanes = kind.lanes if n <= EXCHANGES and 2 * lines > kind.lanes else 0
-    shared = n >= LONG and lines < threads and first * FEW > n
+    shared = n >= LONG and lines < max(threads, 2) and first * FEW > n
     parts = PARTS * threads if shared else 0
     inside = shared and not places and first == n and math.prod(x[axis:]) == n
     counts = 8 * DIGIT * (parts or dtype.itemsize)
@@ -59,7 +61,7 @@ def sort_room(x: Shape, dtype: DType, axis: int, first: int, places: bool) -> li
     """Memory for keys: of a line for each thread, or of one that all share."""
     if not has_keys(dtype) or 0 in x:
         return []
-    way = _way(x, dtype, axis, first, places, most_threads())
+    way = _way(x, dtype, axis, first, places)
     return [Scratch(((1 if way.parts else max(1, way.threads)) * way.room + 64,), int8)]
 
 
@@ -81,7 +83,8 @@ def sort_function(
     if not scratch or out.size == 0 or n >= 1 << 31:
         return None
     lines, dtype = x.size // n, x.dtype
-    way = _way(x.shape, dtype, axis, first, places, threads)
+    way = _way(x.shape, dtype, axis, first, places)
+    threads = min(threads, way.threads)
     start = -(-scratch[0].ctypes.data // 64) * 64
     room = way.room * (1 if way.parts else max(1, way.threads))
     steps = x.strides[axis], out.strides[axis]
@@ -92,9 +95,9 @@ def sort_function(
     dense = steps == (x.itemsize, out.itemsize) or n == 1
     kind = Kind(dtype, places, descending, dense, first * FEW <= n and not way.lanes)
     if way.parts:
-        return _in_parts(kind, x, out, axis, way, start, scratch)
+        return _in_parts(kind, x, out, axis, way._replace(threads=threads), start, scratch)
     others = [d for d in range(x.ndim) if d != axis and x.shape[d] > 1]
-    facts = [way.turns, way.threads, n, first, *steps, start, way.room, lines]
+    facts = [way.turns, threads, n, first, *steps, start, way.room, lines]
     for array in (x, out):
         facts += [array.strides[d] for d in others]
     facts += [x.shape[d] for d in others]

@@ -328,6 +328,8 @@ class _Binder:
             self.write(f"{f}({', '.join((*ins, out))})", row)
         else:
             params, more = node.kw, ""
+            if params.get("way") == ONE_THREAD:  # which says nothing to NumPy
+                del params["way"]
             turn, ranks = self.turns
             if op.placed and turn:
                 more = f", at={self.name('a', [self.at(graph, node, r) for r in ranks])}[{turn}]"
