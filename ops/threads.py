@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 _is_child = False
+# As it was asked for: Dask sets it for the processes that it starts, and leaves it so in this one.
+ASKED = os.environ.get("OMP_NUM_THREADS", "")
 
 
 def address_of(library: Any, name: str) -> int:
@@ -43,7 +45,7 @@ def cores() -> int:
 
 def _asked(count: int) -> int:
     """OMP_NUM_THREADS if it asks for fewer; of a list, the first number."""
-    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    first = ASKED.split(",")[0].strip()
     return min(count, int(first)) if first.isdigit() and int(first) else count
 
 

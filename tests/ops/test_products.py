@@ -686,8 +686,26 @@ def test_limits_of_control_groups(tmp_path: Path) -> None:
 def test_cores_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "cores", lambda: 8)
     for text, count in (("3", 3), ("3,2", 3), ("20", 8), ("", 8), ("many", 8), ("0", 8)):
-        monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", text)
+        monkeypatch.setattr(threads, "ASKED", text)
         assert threads.most_threads() == (count if threads.has_pool() else 1)
+
+
+def test_what_others_ask_for_later_is_for_others() -> None:
+    """Dask sets the variable for its own processes, in whoever starts them."""
+    said = (
+        "import os; from ostinato.ops import threads; before = threads.most_threads(); "
+        "os.environ['OMP_NUM_THREADS'] = '1'; print(before, threads.most_threads())"
+    )
+    for asked, count in (("2", min(2, threads.cores())), ("1", 1)):
+        ran = subprocess.run(
+            [sys.executable, "-c", said],
+            env={**os.environ, "OMP_NUM_THREADS": asked},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        count = count if threads.has_pool() else 1
+        assert ran.stdout.split() == [str(count)] * 2
 
 
 # -- what people are told ------------------------------------------------------------------
