@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from .monoid import highest, lowest
@@ -124,15 +125,8 @@ class Code:
         """The first elements of a row as a vector."""
         if width == size:
             return self.let(f"load {vector}, ptr {at}, align {dtype.itemsize}")
-        name = (
-            f"@llvm.masked.load.v{size}{'f' if dtype.kind == 'f' else 'i'}{8 * dtype.itemsize}.p0"
-        )
         mask = ", ".join(f"i1 {'true' if k < width else 'false'}" for k in range(size))
-        self.lines.declared.add(f"declare {vector} {name}(ptr, i32, <{size} x i1>, {vector})")
-        return self.let(
-            f"call {vector} {name}(ptr {at}, i32 {dtype.itemsize}, <{size} x i1> <{mask}>,"
-            f" {vector} zeroinitializer)"
-        )
+        return self.masked_load(at, vector, f"<{size} x i1> <{mask}>")
 
     def keep_some(
         self, made: str, at: str, vector: str, width: int, size: int, dtype: DType
@@ -140,15 +134,43 @@ class Code:
         if width == size:
             self.add(f"store {vector} {made}, ptr {at}, align {dtype.itemsize}")
             return
-        name = (
-            f"@llvm.masked.store.v{size}{'f' if dtype.kind == 'f' else 'i'}{8 * dtype.itemsize}.p0"
-        )
         mask = ", ".join(f"i1 {'true' if k < width else 'false'}" for k in range(size))
-        self.lines.declared.add(f"declare void {name}({vector}, ptr, i32, <{size} x i1>)")
-        self.add(
-            f"call void {name}({vector} {made}, ptr {at}, i32 {dtype.itemsize},"
-            f" <{size} x i1> <{mask}>)"
+        self.masked_store(made, at, vector, f"<{size} x i1> <{mask}>")
+
+    def inside(self, many: str, lanes: int) -> str:
+        """A mask of so many first lanes, with its type."""
+        counts = f"<{lanes} x i64>"
+        one = self.let(f"insertelement {counts} poison, i64 {many}, i64 0")
+        zeros = f"<{lanes} x i32> zeroinitializer"
+        all_ = self.let(f"shufflevector {counts} {one}, {counts} poison, {zeros}")
+        numbers = ", ".join(f"i64 {k}" for k in range(lanes))
+        return f"<{lanes} x i1> {self.let(f'icmp sgt {counts} {all_}, <{numbers}>')}"
+
+    def masked_load(self, at: str, vector: str, mask: str) -> str:
+        """What the mask says of a vector, zeros elsewhere."""
+        name, size, flags = _masked("load", vector)
+        self.lines.declared.add(f"declare {vector} {name}(ptr, i32, {flags}, {vector})")
+        return self.let(
+            f"call {vector} {name}(ptr {at}, i32 {size}, {mask}, {vector} zeroinitializer)"
         )
+
+    def masked_store(self, made: str, at: str, vector: str, mask: str) -> None:
+        name, size, flags = _masked("store", vector)
+        self.lines.declared.add(f"declare void {name}({vector}, ptr, i32, {flags})")
+        self.add(f"call void {name}({vector} {made}, ptr {at}, i32 {size}, {mask})")
+
+    # -- lines
+    def begins(self, turn: str, arrays: Sequence[int]) -> list[str]:
+        """Where these arrays begin at a turn over `%dims` axes, about which `places` finds extents and steps
+        at `%axes`."""
+        ats = self.name("at")
+        self.entry.append(f"  {ats} = alloca [{len(arrays)} x ptr]")
+        slots = [self.let(f"getelementptr ptr, ptr {ats}, i64 {k}") for k in range(len(arrays))]
+        for slot, array in zip(slots, arrays, strict=True):
+            base = self.let(f"call ptr @array(ptr %data, i64 {array})")
+            self.add(f"store ptr {base}, ptr {slot}")
+        self.add(f"call void @places(ptr %axes, i64 %dims, i64 {turn}, ptr {ats})")
+        return [self.let(f"load ptr, ptr {slot}") for slot in slots]
 
     def turned(self, rows: list[str], vector: str) -> list[str]:
         """A square of vectors transposed."""
@@ -172,6 +194,55 @@ class Code:
                         f"shufflevector {vector} {a}, {vector} {b}, <{size} x i32> <{mask}>"
                     )
         return found
+
+
+def _masked(word: str, vector: str) -> tuple[str, int, str]:
+    """LLVM's function for such vectors, the bytes of their elements, and the type of masks."""
+    lanes, kind = vector[1:-1].split(" x ")
+    size = {"float": 4, "double": 8}.get(kind) or int(kind[1:]) // 8
+    letter = "i" if kind[0] == "i" else "f"
+    return f"@llvm.masked.{word}.v{lanes}{letter}{8 * size}.p0", size, f"<{lanes} x i1>"
+
+
+@lru_cache(4)
+def places(many: int) -> str:
+    """A function by which so many addresses go on to where a turn begins, given the axes' extents and steps;
+    for texts with `TABLES`."""
+    lines = list[str]()
+    for k in range(many):
+        lines += [
+            f"  %step{k} = call i64 @fact(ptr %about, i64 {k + 1})",
+            f"  %on{k} = mul i64 %i, %step{k}",
+            f"  %at{k} = getelementptr ptr, ptr %at, i64 {k}",
+            f"  %was{k} = load ptr, ptr %at{k}",
+            f"  %is{k} = getelementptr i8, ptr %was{k}, i64 %on{k}",
+            f"  store ptr %is{k}, ptr %at{k}",
+        ]
+    return _PLACES.replace("MANY", str(many + 1)).replace("  ADDRESSES", "\n".join(lines))
+
+
+_PLACES = """
+define internal void @places(ptr %axes, i64 %dims, i64 %turn, ptr %at) {
+entry:
+  br label %head
+head:
+  %d = phi i64 [%dims, %entry], [%d1, %axis]
+  %rest = phi i64 [%turn, %entry], [%above, %axis]
+  %some = icmp sgt i64 %d, 0
+  br i1 %some, label %axis, label %end
+axis:
+  %d1 = sub i64 %d, 1
+  %before = mul i64 %d1, MANY
+  %about = getelementptr i64, ptr %axes, i64 %before
+  %extent = call i64 @fact(ptr %about, i64 0)
+  %i = urem i64 %rest, %extent
+  %above = udiv i64 %rest, %extent
+  ADDRESSES
+  br label %head
+end:
+  ret void
+}
+"""
 
 
 def memory_type(dtype: DType) -> str:

@@ -58,7 +58,7 @@ def in_rows(
             return None
         copies.append((k, copy, looks[k]))
     kernel = native_kernel(body, shape, strides_over(body, shape, looks, axes), threads, axes)
-    if kernel is None:
+    if kernel is None:  # a result has steps, too
         return None
 
     def in_turn(*given: Any) -> None:

@@ -9,20 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from .code import Code
+from .code import Code, places
 from .native import TABLES, around, function_of, vector_bits
 from .onednn import Stack
-from .running import places
 from .spec import DType
 from .tiles import Tiles
 
 ROWS, VECTORS = 4, 3  # of a tile
 DEEP = 256  # terms whose columns are copied in order
 FEWEST = 4  # rows and columns
-QUICK, GRAIN = (
-    1 << 17,
-    1 << 19,
-)  # multiplications that let others run; that are worth waking a thread
+QUICK = 1 << 17  # multiplications that let other Python threads run
+GRAIN = 1 << 19  # that are worth waking a thread
 KINDS = ("int32", "int64", "uint32", "uint64")
 
 _FACTS = (
@@ -68,9 +65,6 @@ class _Writer(Tiles):
     def __init__(self, dtype: DType, lanes: int) -> None:
         super().__init__(dtype, lanes)
         self.width = VECTORS * lanes
-        flags = f"<{lanes} x i1>"
-        self.masked = f"@llvm.masked.store.{self.suffix}.p0"
-        self.declared.add(f"declare void {self.masked}({self.vector}, ptr, i32, {flags})")
 
     def panel(self, straight: bool) -> str:
         """Some terms of a panel's columns in order. What is behind the last column is never looked at."""
@@ -125,10 +119,8 @@ class _Writer(Tiles):
         with code.when(partly):
             for at, v, cell in self.cells(code, sums, outs):
                 made = code.let(f"load {self.vector}, ptr {cell}")
-                inside = self.inside(code, code.sum("%left", str(-v * self.lanes)))
-                code.add(
-                    f"call void {self.masked}({self.vector} {made}, ptr {at}, i32 {self.item}, {inside})"
-                )
+                inside = code.inside(code.sum("%left", str(-v * self.lanes)), self.lanes)
+                code.masked_store(made, at, self.vector, inside)
         head = (
             "ptr %a, i64 %down_a, i64 %along_a, i64 %rows, ptr %b, i64 %many, ptr %c, i64 %down_c, "
             "i64 %left, i1 %goes_on"
@@ -141,33 +133,18 @@ class _Writer(Tiles):
             for v, cell in enumerate(cells):
                 yield self.at(code, out, str(v * self.lanes)), v, cell
 
-    def inside(self, code: Code, many: str) -> str:
-        counts, numbers = (
-            f"<{self.lanes} x i64>",
-            ", ".join(f"i64 {k}" for k in range(self.lanes)),
-        )
-        one = code.let(f"insertelement {counts} poison, i64 {many}, i64 0")
-        zeros = f"<{self.lanes} x i32> zeroinitializer"
-        all_ = code.let(f"shufflevector {counts} {one}, {counts} poison, {zeros}")
-        return f"<{self.lanes} x i1> {code.let(f'icmp sgt {counts} {all_}, <{numbers}>')}"
-
     def body(self) -> str:
         code = Code()
         loaded = [
             f"  %{name} = call i64 @fact(ptr %meta, i64 {k})" for k, name in enumerate(_FACTS)
         ]
         loaded.append(f"  %axes = getelementptr i64, ptr %meta, i64 {len(_FACTS)}")
-        loaded.append("  %at = alloca [3 x ptr]")
         loaded.append(f"  %room = alloca [{DEEP * self.width} x {self.kind}], align 64")
-        ats = [code.let(f"getelementptr ptr, ptr %at, i64 {k}") for k in range(3)]
         parts = code.times("%panels", "%blocks")
         with code.loop("%lo", "%hi") as t:
             which, part = (code.let(f"{op} i64 {t}, {parts}") for op in ("udiv", "urem"))
             p, r = (code.let(f"{op} i64 {part}, %blocks") for op in ("udiv", "urem"))
-            for n, at in enumerate(ats):
-                code.add(f"store ptr {code.let(f'call ptr @array(ptr %data, i64 {n})')}, ptr {at}")
-            code.add(f"call void @places(ptr %axes, i64 %dims, i64 {which}, ptr %at)")
-            a, b, c = (code.let(f"load ptr, ptr {at}") for at in ats)
+            a, b, c = code.begins(which, (0, 1, 2))
             column, row = code.times(p, str(self.width)), code.times(r, "%block")
             left = code.let(f"sub i64 %columns, {column}")
             end = code.least(code.sum(row, "%block"), "%rows")

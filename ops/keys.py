@@ -13,8 +13,11 @@ from .native import vector_bits
 from .spec import DType
 
 DIGIT = 256
-# What modules are told about lines; behind it the steps of both arrays along other axes, and extents.
-LINES = ("turns", "threads", "n", "first", "step_x", "step_out", "start", "room", "lines")
+# What modules are told about lines; behind it each other axis, with its extent and the steps of both arrays.
+LINES = (
+    *("turns", "threads", "n", "first", "step_x", "step_out", "start", "room"),
+    *("lines", "dims"),
+)
 BODY = "define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %thread) {\nentry:"
 END = "define internal void @finish(ptr %data, ptr %meta) {\nentry:"
 NOTHING = f"{END}\n  ret void\n}}"
@@ -150,27 +153,14 @@ class Keys:
         return code.let(f"and i64 {code.let(f'lshr i64 {one}, {shift}')}, {most - 1}")
 
     # -- lines
-    def begin(self, code: Code, axes: int) -> list[list[str]]:
-        """Facts about lines; the steps of both arrays along the other axes, and their extents."""
-        count = len(LINES) + 3 * axes
-        facts = [code.let(f"call i64 @fact(ptr %meta, i64 {k})") for k in range(count)]
-        for name, fact in zip(LINES, facts, strict=False):
-            code.add(f"%{name} = add i64 {fact}, 0")
+    def begin(self) -> Code:
+        """Begins with what modules know about lines."""
+        code = Code()
+        for k, name in enumerate(LINES):
+            code.add(f"%{name} = call i64 @fact(ptr %meta, i64 {k})")
+        code.add(f"%axes = getelementptr i64, ptr %meta, i64 {len(LINES)}")
         code.add(f"%own = add i64 %start, {code.times('%thread', '%room')}")
-        return [facts[len(LINES) + k * axes :][:axes] for k in range(3)]
-
-    def starts(
-        self, code: Code, line: str, bases: Sequence[str], tables: Sequence[Sequence[str]]
-    ) -> list[str]:
-        """Where a line begins in both arrays."""
-        rest, places, found = line, list[str](), []
-        for extent in reversed(tables[2]):
-            places.insert(0, code.let(f"urem i64 {rest}, {extent}"))
-            rest = code.let(f"udiv i64 {rest}, {extent}")
-        for base, steps in zip(bases, tables, strict=False):
-            skip = code.sum("0", *(code.times(i, s) for i, s in zip(places, steps, strict=True)))
-            found.append(code.let(f"getelementptr i8, ptr {base}, i64 {skip}"))
-        return found
+        return code
 
 
 def _bits(dtype: DType, number: float) -> int:

@@ -6,21 +6,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-import numpy as np
-
-from .code import Code
+from .code import Code, places
 from .keys import BODY, NOTHING, Keys, Kind
 from .native import TABLES, around
+from .spec import int64
 
 
 class _Lanes(Keys):
     """The functions of a module."""
 
-    def lanes(self, axes: int) -> str:
+    def lanes(self) -> str:
         """A turn is as many lines as vectors have lanes; the last one comes again in lanes that are left."""
-        code, lanes, kind = Code(), self.kind.lanes, self.kind
-        tables = self.begin(code, axes)
-        arrays = [code.let(f"call ptr @array(ptr %data, i64 {k})") for k in range(2)]
+        code, lanes, kind = self.begin(), self.kind.lanes, self.kind
         rows = code.let(f"and i64 {code.sum('%n', str(lanes - 1))}, {-lanes}")
         from_, to = (code.name(name) for name in ("from", "to"))
         code.entry += [f"  {at} = alloca [{lanes} x ptr]" for at in (from_, to)]
@@ -31,9 +28,7 @@ class _Lanes(Keys):
             first = code.times(turn, str(lanes))
             with code.loop("0", str(lanes)) as lane:
                 line = code.least(code.sum(first, lane), last)
-                for table, start in zip(
-                    (from_, to), self.starts(code, line, arrays, tables), strict=True
-                ):
+                for table, start in zip((from_, to), code.begins(line, (0, 1)), strict=True):
                     at = code.let(f"getelementptr ptr, ptr {table}, i64 {lane}")
                     code.add(f"store ptr {start}, ptr {at}")
             code.add(f"call void @take(ptr {from_}, i64 %step_x, i64 %n, ptr {beside})")
@@ -84,7 +79,7 @@ class _Lanes(Keys):
 
     def exchange(self) -> str:
         """Pairs of rows, the smaller keys to the first one; which pairs depends on their number only."""
-        code, _lanes, int64 = Code(), self.kind.lanes, np.dtype(np.int64)
+        code = Code()
         p, q, r, d = (code.cell(int64) for _ in range(4))
         rows = code.let("call i64 @llvm.ctlz.i64(i64 %rows, i1 false)")
         self.declared.add("declare i64 @llvm.ctlz.i64(i64, i1)")
@@ -165,16 +160,16 @@ class _Lanes(Keys):
                 left = code.let(f"sub i64 %n, {i}")
                 ats = [code.let(f"getelementptr {element}, ptr {s}, i64 {i}") for s in starts]
                 theirs = [code.let(f"{row} {code.sum(i, str(k))}") for k in range(lanes)]
-                mask = self.mask(code, left)
+                mask = code.inside(left, lanes)
                 if takes:
-                    square = [self.some(code, at, mask, size) for at in ats]
+                    square = [code.masked_load(at, vector, mask) for at in ats]
                 else:
                     square = [code.let(f"load {vector}, ptr {at}, align {size}") for at in theirs]
                 for k, one in enumerate(code.turned(square, vector)):
                     if takes:
                         code.add(f"store {vector} {one}, ptr {theirs[k]}, align {size}")
                     else:
-                        self.keep_some(code, one, ats[k], mask, size)
+                        code.masked_store(one, ats[k], vector, mask)
         else:
             with code.loop("0", end) as i:
                 skip = code.times(i, "%step")
@@ -188,37 +183,10 @@ class _Lanes(Keys):
         head = f"define internal void @{name}(ptr %lines, i64 %step, i64 %n, ptr %rows) {{\nentry:"
         return self.function(head, code)
 
-    def mask(self, code: Code, many: str) -> str:
-        """The first lanes, so many."""
-        lanes = self.kind.lanes
-        counts = f"<{lanes} x i64>"
-        one = code.let(f"insertelement {counts} poison, i64 {many}, i64 0")
-        all_ = code.let(
-            f"shufflevector {counts} {one}, {counts} poison, <{lanes} x i32> zeroinitializer"
-        )
-        numbers = ", ".join(f"i64 {k}" for k in range(lanes))
-        return code.let(f"icmp sgt {counts} {all_}, <{numbers}>")
-
-    def some(self, code: Code, at: str, mask: str, size: int) -> str:
-        lanes = self.kind.lanes
-        vector, flags = f"<{lanes} x i{8 * size}>", f"<{lanes} x i1>"
-        name = f"@llvm.masked.load.v{lanes}i{8 * size}.p0"
-        self.declared.add(f"declare {vector} {name}(ptr, i32, {flags}, {vector})")
-        return code.let(
-            f"call {vector} {name}(ptr {at}, i32 {size}, {flags} {mask}, {vector} zeroinitializer)"
-        )
-
-    def keep_some(self, code: Code, made: str, at: str, mask: str, size: int) -> None:
-        lanes = self.kind.lanes
-        vector, flags = f"<{lanes} x i{8 * size}>", f"<{lanes} x i1>"
-        name = f"@llvm.masked.store.v{lanes}i{8 * size}.p0"
-        self.declared.add(f"declare void {name}({vector}, ptr, i32, {flags})")
-        code.add(f"call void {name}({vector} {made}, ptr {at}, i32 {size}, {flags} {mask})")
-
 
 @lru_cache(64)
-def lanes_text(kind: Kind, axes: int) -> str:
+def lanes_text(kind: Kind) -> str:
     writer, size = _Lanes(kind), kind.dtype.itemsize
     functions = [writer.across("take", size), writer.across("give", 8 if kind.places else size)]
-    functions += [writer.exchange(), writer.lanes(axes), NOTHING]
-    return "\n".join([*sorted(writer.declared), TABLES, *functions, around(2)])
+    functions += [writer.exchange(), writer.lanes(), NOTHING]
+    return "\n".join([*sorted(writer.declared), TABLES, places(2), *functions, around(2)])

@@ -46,10 +46,8 @@ LEAST_TILED, FAR_APART = (
     256,
 )  # elements; and bytes between neighbours, from which tiles pay
 TILE_ROWS, TILE_COLUMNS = 64, 64
-FEW_BESIDE, MANY_TURNS = (
-    4,
-    64,
-)  # turns of an innermost loop that is written out, and of the next one
+FEW_BESIDE = 4  # turns of an innermost loop that is written out ...
+MANY_TURNS = 64  # ... where the next one has so many
 SHARE = 4  # of the last cache: what is larger than its fourth part does not stay there
 _DATA = 16  # where an array object keeps the address of its elements
 
@@ -62,10 +60,8 @@ class Loops:
     strides: tuple[tuple[int, ...], ...]
     tiled: tuple[int, int, int] | None = None  # if the last two loops make a tile: which loop goes
     # from row to row of tiles (from column to column the third last one does), and the extents of all
-    beside: tuple[
-        tuple[int, ...], ...
-    ] = ()  # of a few elements that are done together in each turn
-    # of the last loop: for each element where it lies, for each operand
+    # of a few elements that are done together in each turn of the last loop: where each operand lies
+    beside: tuple[tuple[int, ...], ...] = ()
 
 
 def loops_over(shape: Shape, strides: Sequence[Sequence[int]], apart: int = -1) -> Loops:
@@ -172,13 +168,12 @@ def kernel_code(body: Graph, loops: Loops, share: int = SHARE) -> str:
     dtypes = [s.dtype for s in (*body.inputs, *body.out_specs)]
     many, last = len(dtypes), len(loops.extents) - 1
     lines, hoisted, loads = Lines(), list[str](), list[str]()
-    values: list[Value] = []
     known = {v: n for n, v in enumerate(numbers(body))}
     counted = numbers_in(body)
     past = streams(body, loops, share)
     stores, sums, written = list[str](), list[_Sum](), list[tuple[int, DType]]()
     for first in range(many, many * (1 + len(loops.beside)), many) if loops.beside else (0,):
-        values = []
+        values: list[Value] = []
         for k, s in enumerate(body.inputs):
             step = loops.strides[k][-1]
             take = _number if k in counted else _load

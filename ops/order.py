@@ -36,6 +36,10 @@ class _Way(NamedTuple):
     lanes: int  # lines side by side
     room: int  # bytes for one line, or for one thread
 
+    @property
+    def bytes(self) -> int:
+        return (1 if self.parts else max(1, self.threads)) * self.room
+
 
 def _way(x: Shape, dtype: DType, axis: int, first: int, places: bool) -> _Way:
     """The same for any number of threads that there may be later."""
@@ -62,7 +66,7 @@ def sort_room(x: Shape, dtype: DType, axis: int, first: int, places: bool) -> li
     if not has_keys(dtype) or 0 in x:
         return []
     way = _way(x, dtype, axis, first, places)
-    return [Scratch(((1 if way.parts else max(1, way.threads)) * way.room + 64,), int8)]
+    return [Scratch((way.bytes + 64,), int8)]
 
 
 def has_keys(dtype: DType) -> bool:
@@ -86,9 +90,8 @@ def sort_function(
     way = _way(x.shape, dtype, axis, first, places)
     threads = min(threads, way.threads)
     start = -(-scratch[0].ctypes.data // 64) * 64
-    room = way.room * (1 if way.parts else max(1, way.threads))
     steps = x.strides[axis], out.strides[axis]
-    if start + room > scratch[0].ctypes.data + scratch[0].nbytes:
+    if start + way.bytes > scratch[0].ctypes.data + scratch[0].nbytes:
         return None
     if way.inside and steps[1] != out.itemsize:
         return None
@@ -97,12 +100,11 @@ def sort_function(
     if way.parts:
         return _in_parts(kind, x, out, axis, way._replace(threads=threads), start, scratch)
     others = [d for d in range(x.ndim) if d != axis and x.shape[d] > 1]
-    facts = [way.turns, threads, n, first, *steps, start, way.room, lines]
-    for array in (x, out):
-        facts += [array.strides[d] for d in others]
-    facts += [x.shape[d] for d in others]
+    facts = [way.turns, threads, n, first, *steps, start, way.room, lines, len(others)]
+    for d in others:
+        facts += [x.shape[d], x.strides[d], out.strides[d]]
     text = lanes_text if way.lanes else lines_text
-    return function_of(text(kind, len(others)), np.array(facts, np.int64), scratch)
+    return function_of(text(kind), np.array(facts, np.int64), scratch)
 
 
 def _in_parts(

@@ -7,11 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-import numpy as np
-
-from .code import Code
+from .code import Code, places
 from .keys import BODY, DIGIT, END, NOTHING, Keys, Kind
 from .native import TABLES, around
+from .spec import int64
 
 SHORT = 48  # keys that are put in their places one by one
 _PARTS = (
@@ -29,7 +28,7 @@ class _Radix(Keys):
         code = Code()
         with code.loop("1", "%n") as i:
             new = self.load(code, "%keys", i)
-            cell = code.cell(np.dtype(np.int64))
+            cell = code.cell(int64)
             code.add(f"store i64 {i}, ptr {cell}")
             with code.until() as done:
                 hole = code.let(f"load i64, ptr {cell}")
@@ -76,7 +75,7 @@ class _Radix(Keys):
                 at = code.let(f"getelementptr i64, ptr {counts}, i64 {digit}")
                 many = code.let(f"load i64, ptr {at}")
                 with code.when(code.let(f"icmp ne i64 {many}, %n")):
-                    total = code.cell(np.dtype(np.int64))
+                    total = code.cell(int64)
                     code.add(f"store i64 0, ptr {total}")
                     with code.loop("0", str(DIGIT)) as b:
                         self.summed(code, total, counts, b)
@@ -90,18 +89,17 @@ class _Radix(Keys):
         head = "define internal ptr @order(ptr %keys, ptr %others, i64 %n, ptr %counts) {\nentry:"
         return self.function(head, code, f"ptr {where}")
 
-    def summed(self, code: Code, total: str, counts: str, index: str) -> str:
-        """A count becomes the sum of those before it; what it was."""
+    def summed(self, code: Code, total: str, counts: str, index: str) -> None:
+        """A count becomes the sum of those before it."""
         at = code.let(f"getelementptr i64, ptr {counts}, i64 {index}")
         many, before = code.let(f"load i64, ptr {at}"), code.let(f"load i64, ptr {total}")
         code.add(f"store i64 {before}, ptr {at}")
         code.add(f"store i64 {code.sum(before, many)}, ptr {total}")
-        return many
 
     def keep(self) -> str:
         """The keys up to the last one that is wanted, or a little more; how many. What is wanted is found
         by the two highest digits."""
-        code, int64 = Code(), np.dtype(np.int64)
+        code = Code()
         last = self.kind.dtype.itemsize - 1
         prefix, least = code.cell(int64), code.cell(int64)
         code.add(f"store i64 0, ptr {prefix}")  # digits that the last wanted key has
@@ -142,17 +140,15 @@ class _Radix(Keys):
         head = "define internal i64 @keep(ptr %keys, i64 %n, i64 %first, ptr %counts) {\nentry:"
         return self.function(head, code, f"i64 {code.let(f'load i64, ptr {made}')}")
 
-    def lines(self, axes: int) -> str:
-        code = Code()
-        tables = self.begin(code, axes)
-        x, out = (code.let(f"call ptr @array(ptr %data, i64 {k})") for k in range(2))
+    def lines(self) -> str:
+        code = self.begin()
         counts = code.let("inttoptr i64 %own to ptr")
         size = str(8 * DIGIT * self.kind.dtype.itemsize)
         keys = code.let(f"getelementptr i8, ptr {counts}, i64 {size}")
         bytes_ = code.let(f"and i64 {code.sum(code.times('%n', str(self.kind.item)), '63')}, -64")
         others = code.let(f"getelementptr i8, ptr {keys}, i64 {bytes_}")
         with code.loop("%lo", "%hi") as line:
-            x, out = self.starts(code, line, (x, out), tables)
+            x, out = code.begins(line, (0, 1))
             with code.loop("0", "%n") as i:
                 at = self.number(code, x, i, "%step_x", self.kind.dtype.itemsize)
                 self.store(code, self.read(code, at, i), keys, i)
@@ -205,7 +201,7 @@ class _Radix(Keys):
 
     def after(self, name: str) -> str:
         """What is done then."""
-        code, int64 = self.parts(), np.dtype(np.int64)
+        code = self.parts()
         told = [code.let(f"getelementptr i64, ptr %told, i64 {k}") for k in range(3)]
         match name:
             case "load":
@@ -227,14 +223,9 @@ class _Radix(Keys):
                     skip = code.sum(code.times(part, str(DIGIT)), digit)
                     self.summed(code, total, "%table", skip)
             case "move":
-                for at, value in zip(told, ("%from", "%to"), strict=False):
-                    old = code.let(f"ptrtoint ptr {value} to i64")
-                    other = code.let(
-                        f"ptrtoint ptr {'%to' if value == '%from' else '%from'} to i64"
-                    )
-                    code.add(
-                        f"store i64 {code.let(f'select i1 %goes, i64 {other}, i64 {old}')}, ptr {at}"
-                    )
+                for at, new, old in zip(told, ("%to", "%from"), ("%from", "%to"), strict=False):
+                    made = code.let(f"select i1 %goes, ptr {new}, ptr {old}")
+                    code.add(f"store ptr {made}, ptr {at}")
         return self.function(END, code)
 
     def parts(self) -> Code:
@@ -270,12 +261,12 @@ def phases(kind: Kind) -> Iterator[tuple[str, int]]:
 
 
 @lru_cache(64)
-def lines_text(kind: Kind, axes: int) -> str:
+def lines_text(kind: Kind) -> str:
     writer = _Radix(kind)
-    functions = [writer.insert(), writer.order(), writer.lines(axes), NOTHING]
+    functions = [writer.insert(), writer.order(), writer.lines(), NOTHING]
     if kind.selects:
         functions.append(writer.keep())
-    return "\n".join([*sorted(writer.declared), TABLES, *functions, around(2)])
+    return "\n".join([*sorted(writer.declared), TABLES, places(2), *functions, around(2)])
 
 
 @lru_cache(64)

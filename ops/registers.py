@@ -301,9 +301,8 @@ def _halved(x: Value, dtype: DType) -> Value:
     if dtype == float16:
         if not _has_halves():
             raise Unsupported("float16")
-        x = where(
-            x != x, math.nan, x
-        )  # or LLVM rounds a double only once, by a function there is not
+        # or LLVM rounds a double only once, by a function that there is not
+        x = where(x != x, math.nan, x)
         half = x.lines.write(f"fptrunc float {x.name} to half", dtype)
         return x.lines.write(f"bitcast half {half.name} to i16", dtype)
     number = bits(x)

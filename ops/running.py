@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .code import Code, loop_facts, memory_type
+from .code import Code, loop_facts, memory_type, places
 from .copies import Piece, Pieces
 from .native import TABLES, around, function_of, loops_over, vector_bits, why_not
 from .registers import KINDS, Value, cast, literal, llvm_type
@@ -172,46 +172,6 @@ def _text(form: Form) -> str:
     declared = sorted(writer.declared)
     return "\n".join([TABLES, places(2), *declared, *functions, around(2), loop_facts(form.bits)])
 
-
-@lru_cache(4)
-def places(many: int) -> str:
-    """A function by which so many addresses go on to where a turn begins, given the axes' extents
-    and steps."""
-    lines = list[str]()
-    for k in range(many):
-        lines += [
-            f"  %step{k} = call i64 @fact(ptr %about, i64 {k + 1})",
-            f"  %on{k} = mul i64 %i, %step{k}",
-            f"  %at{k} = getelementptr ptr, ptr %at, i64 {k}",
-            f"  %was{k} = load ptr, ptr %at{k}",
-            f"  %is{k} = getelementptr i8, ptr %was{k}, i64 %on{k}",
-            f"  store ptr %is{k}, ptr %at{k}",
-        ]
-    return _PLACES.replace("MANY", str(many + 1)).replace("  ADDRESSES", "\n".join(lines))
-
-
-_PLACES = """
-define internal void @places(ptr %axes, i64 %dims, i64 %turn, ptr %at) {
-entry:
-  br label %head
-head:
-  %d = phi i64 [%dims, %entry], [%d1, %axis]
-  %rest = phi i64 [%turn, %entry], [%above, %axis]
-  %some = icmp sgt i64 %d, 0
-  br i1 %some, label %axis, label %end
-axis:
-  %d1 = sub i64 %d, 1
-  %before = mul i64 %d1, MANY
-  %about = getelementptr i64, ptr %axes, i64 %before
-  %extent = call i64 @fact(ptr %about, i64 0)
-  %i = urem i64 %rest, %extent
-  %above = udiv i64 %rest, %extent
-  ADDRESSES
-  br label %head
-end:
-  ret void
-}
-"""
 
 _LINES = (
     "ptr %x, i64 %along0, i64 %across0, ptr %out, i64 %along1, i64 %across1, "
@@ -374,13 +334,7 @@ class _Writer:
         with code.loop("0", whole, step=lanes) as j:
             self.square(code, xs, outs, j, cell, "")
         with code.when(code.let(f"icmp sgt i64 {rest}, 0")):
-            counts = f"<{lanes} x i64>"
-            one = code.let(f"insertelement {counts} poison, i64 {rest}, i64 0")
-            zeros = f"<{lanes} x i32> zeroinitializer"
-            all_ = code.let(f"shufflevector {counts} {one}, {counts} poison, {zeros}")
-            numbers = ", ".join(f"i64 {k}" for k in range(lanes))
-            inside = code.let(f"icmp sgt {counts} {all_}, <{numbers}>")
-            self.square(code, xs, outs, whole, cell, f"<{lanes} x i1> {inside}")
+            self.square(code, xs, outs, whole, cell, code.inside(rest, lanes))
         final = code.let(f"load {self.vector}, ptr {cell}")
         code.add(f"store {self.vector} {final}, ptr %carry, align {self.item}")
         head = "ptr %x, i64 %row0, ptr %out, i64 %row1, i64 %width, i64 %count, ptr %carry"
@@ -390,11 +344,9 @@ class _Writer:
         self, code: Code, xs: Sequence[str], outs: Sequence[str], j: str, cell: str, mask: str
     ) -> None:
         """A square of elements, or those columns of it that are inside."""
-        vector, flags = self.vector, f"<{self.lanes} x i1>"
-        name = f"v{self.lanes}{'f' if self.dtype.kind == 'f' else 'i'}{8 * self.item}.p0"
+        vector = self.vector
         word = ("mul" if self.form.product else "add") if self.dtype.kind != "f" else None
         word = word or ("fmul" if self.form.product else "fadd")
-        self.declared.add(f"declare void @llvm.masked.store.{name}({vector}, ptr, i32, {flags})")
         rows = [self.row(code, x, j, mask) for x in xs]
         total = code.let(f"load {vector}, ptr {cell}")
         columns = []
@@ -406,12 +358,10 @@ class _Writer:
             return
         for row, out in zip(code.turned(columns, vector), outs, strict=True):
             at = self.at(code, out, (j, self.item))
-            code.add(
-                f"call void @llvm.masked.store.{name}({vector} {row}, ptr {at}, i32 {self.item}, "
-                f"{mask})"
-                if mask
-                else f"store {vector} {row}, ptr {at}, align {self.item}"
-            )
+            if mask:
+                code.masked_store(row, at, vector, mask)
+            else:
+                code.add(f"store {vector} {row}, ptr {at}, align {self.item}")
 
     def row(self, code: Code, x: str, j: str, mask: str) -> str:
         """Elements of a line as a vector; nothing where the mask ends."""
@@ -421,13 +371,7 @@ class _Writer:
         if not mask:
             found = code.let(f"load {vector}, ptr {at}, align {source.itemsize}")
         else:
-            name = f"v{lanes}{'f' if source.kind == 'f' else 'i'}{8 * source.itemsize}.p0"
-            name = f"@llvm.masked.load.{name}"
-            self.declared.add(f"declare {vector} {name}(ptr, i32, <{lanes} x i1>, {vector})")
-            found = code.let(
-                f"call {vector} {name}(ptr {at}, i32 {source.itemsize}, {mask}, {vector} "
-                f"zeroinitializer)"
-            )
+            found = code.masked_load(at, vector, mask)
         if source.kind == "b":
             found = code.let(f"icmp ne {vector} {found}, zeroinitializer")
             vector = f"<{lanes} x i1>"
@@ -444,7 +388,6 @@ class _Writer:
         code, form = Code(), self.form
         loaded = [f"  %{n} = call i64 @fact(ptr %meta, i64 {k})" for k, n in enumerate(_FACTS)]
         loaded.append(f"  %axes = getelementptr i64, ptr %meta, i64 {len(_FACTS)}")
-        loaded.append("  %at = alloca [2 x ptr]")
         loaded += [
             f"  %{name} = alloca [{form.width} x {self.kind}], align 64"
             for name in ("carry", "before")
@@ -474,11 +417,7 @@ class _Writer:
 
     def begin(self, code: Code, which: str, *terms: tuple[str, str]) -> list[str]:
         """Where operand and result begin, at one place along the other axes."""
-        ats = ["%at", self.at(code, "%at", ("1", 8))]
-        for k, at in enumerate(ats):
-            code.add(f"store ptr {code.let(f'call ptr @array(ptr %data, i64 {k})')}, ptr {at}")
-        code.add(f"call void @places(ptr %axes, i64 %dims, i64 {which}, ptr %at)")
-        found = [code.let(f"load ptr, ptr {at}") for at in ats]
+        found = code.begins(which, (0, 1))
         return [
             self.at(code, a, *((count, f"{step}{k}") for count, step in terms))
             for k, a in enumerate(found)

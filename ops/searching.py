@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .code import Code, memory_type
+from .code import Code, memory_type, places
 from .native import TABLES, around, function_of, loops_over, why_not
 from .registers import KINDS, Value, llvm_type
-from .running import places
-from .spec import DType, bool_, uint8
+from .spec import DType, bool_, int64, uint8
 
 CHAINS = 24  # values that are looked for at the same time
 WIDE = 20 * CHAINS  # values in a turn
@@ -59,15 +58,11 @@ def _text(form: Form) -> str:
     code = Code()
     entry = [f"  %{name} = call i64 @fact(ptr %meta, i64 {k})" for k, name in enumerate(_FACTS)]
     entry.append(f"  %axes = getelementptr i64, ptr %meta, i64 {len(_FACTS)}")
-    entry += ["  %at = alloca [2 x ptr]", "  %at1 = getelementptr ptr, ptr %at, i64 1"]
     entry.append("  %x = call ptr @array(ptr %data, i64 0)")
     nan = _place_of_nan(code, form)
     with code.loop("%lo", "%hi") as t:
         which, g = (code.let(f"{op} i64 {t}, %groups") for op in ("udiv", "urem"))
-        for n, at in ((1, "%at"), (2, "%at1")):
-            code.add(f"store ptr {code.let(f'call ptr @array(ptr %data, i64 {n})')}, ptr {at}")
-        code.add(f"call void @places(ptr %axes, i64 %dims, i64 {which}, ptr %at)")
-        v, out = (code.let(f"load ptr, ptr {at}") for at in ("%at", "%at1"))
+        v, out = code.begins(which, (1, 2))
         first = code.times(g, "%wide")
         end = code.least(code.sum(first, "%wide"), "%inner")
         last = code.sum(end, "-1")
@@ -97,8 +92,8 @@ def _load(code: Code, at: str, dtype: DType) -> Value:
 
 def _searched(code: Code, form: Form, values: Sequence[Value | None]) -> list[str]:
     """How many elements of the table come before each value, or before its NaN."""
-    cells = [code.cell(np.dtype(np.int64)) for _ in values]
-    left = code.cell(np.dtype(np.int64))
+    cells = [code.cell(int64) for _ in values]
+    left = code.cell(int64)
     for cell in cells:
         code.add(f"store i64 0, ptr {cell}")
     code.add(f"store i64 %n, ptr {left}")

@@ -143,23 +143,10 @@ class Tiles:
     def store(self, code: Code, vector: str, at: str) -> None:
         code.add(f"store {self.vector} {vector}, ptr {at}, align {self.item * self.lanes}")
 
-    def first(self, code: Code, at: str, many: str, kind: str = "", item: int = 0) -> str:
+    def first(self, code: Code, at: str, many: str, kind: str = "") -> str:
         """The first elements of a row as a vector, zeros behind."""
-        kind, item = kind or self.kind, item or self.item
-        vector = f"<{self.lanes} x {kind}>"
-        flags, counts = f"<{self.lanes} x i1>", f"<{self.lanes} x i64>"
-        one = code.let(f"insertelement {counts} poison, i64 {many}, i64 0")
-        all_ = code.let(
-            f"shufflevector {counts} {one}, {counts} poison, <{self.lanes} x i32> zeroinitializer"
-        )
-        numbers = ", ".join(f"i64 {k}" for k in range(self.lanes))
-        inside = code.let(f"icmp sgt {counts} {all_}, <{numbers}>")
-        name = f"@llvm.masked.load.v{self.lanes}{'i' if kind[0] == 'i' else 'f'}{8 * item}.p0"
-        self.declared.add(f"declare {vector} {name}(ptr, i32, {flags}, {vector})")
-        return code.let(
-            f"call {vector} {name}(ptr {at}, i32 {item}, {flags} {inside}, "
-            f"{vector} zeroinitializer)"
-        )
+        vector = f"<{self.lanes} x {kind or self.kind}>"
+        return code.masked_load(at, vector, code.inside(many, self.lanes))
 
     def everywhere(self, code: Code, at: str, align: int = 0) -> str:
         """An element in all lanes."""
@@ -309,9 +296,9 @@ class _Blocks(Tiles):
     def halves(self, code: Code, at: str, many: str, rounded: bool = True) -> str:
         """The first elements of a row, as numbers of bfloat16."""
         if rounded:
-            whole = self.first(code, at, many, "float", 4)
+            whole = self.first(code, at, many, "float")
             return code.let(f"fptrunc {self.sums} {whole} to <{self.lanes} x bfloat>")
-        found = self.first(code, at, many, "i16", 2)
+        found = self.first(code, at, many, "i16")
         return code.let(f"bitcast <{self.lanes} x i16> {found} to <{self.lanes} x bfloat>")
 
     def beside(self, code: Code, first: str, second: str, order: str = "pairs") -> str:
