@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .graph import Builder, Graph
-from .native import SHARE, loops_over, native_kernel, strides_over, why_not
+from .llvm import why_not
+from .native import SHARE, loops_over, native_kernel, strides_over
 from .sequence import at_place
 from .spec import DType, Shape, Spec
 

@@ -12,11 +12,12 @@ import numpy as np
 
 from .code import Code, loop_facts
 from .index import Indices
-from .native import around, function_of, vector_bits, why_not
+from .llvm import function_of, vector_bits, why_not
 from .products import GRAIN, _loaded
 from .registers import literal, llvm_type
 from .registry import Params, Specs, op
 from .spec import DType, Spec
+from .team import around
 
 BLOCK = 64  # columns that are looked at together
 NEAR = 1 / 8  # of the squared lengths: a shorter distance is made from differences

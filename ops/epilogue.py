@@ -19,21 +19,14 @@ from .code import Code
 from .draws import numbers_in
 from .graph import Graph, Node
 from .labels import PRODUCTS, SHORT, SUMS
-from .native import (
-    Loops,
-    around,
-    function_of,
-    kernel_code,
-    loops_over,
-    native_kernel,
-    strides_over,
-    symbol,
-)
+from .llvm import function_of, symbol
+from .native import Loops, kernel_code, loops_over, native_kernel, strides_over
 from .onednn import CHECKED, Stack, check_symbols, library
 from .products import _PLAIN, GRAIN, QUICK, _form, _loaded, _stacks, product
 from .registry import Params, Scratch, Specs
 from .scalar import numbers
 from .spec import DType, Shape, Spec, float32, int8, lying
+from .team import around
 from .threads import LIMITS, address_of, most_threads, pool
 from .tiles import AREA, CALLED, Area, Form, block_function, form_of
 

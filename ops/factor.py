@@ -25,6 +25,7 @@ from .creation import eye
 from .elementwise import abs as absolute
 from .elementwise import conj, convert, imag, logical_not, real, where
 from .index import LETTERS, Indices
+from .llvm import why_not
 from .matrices import (
     adjoint,
     as_diagonal,
@@ -40,7 +41,6 @@ from .matrices import (
     turned,
     whole,
 )
-from .native import why_not
 from .products import QUICK
 from .reduction import any as anywhere
 from .reduction import prod

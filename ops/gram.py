@@ -17,10 +17,11 @@ import numpy as np
 
 from .code import Code
 from .index import Indices
-from .native import around, function_of, vector_bits, why_not
+from .llvm import function_of, vector_bits, why_not
 from .products import _loaded, mirrored_product, product, ways
 from .registry import Params, Scratch, Specs, op
 from .spec import DType, Shape, Spec, float32, float64, int8, lying
+from .team import around
 from .threads import blas, most_threads
 from .tiles import Tiles
 

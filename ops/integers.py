@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from .code import Code, places
-from .native import TABLES, around, function_of, vector_bits
+from .llvm import function_of, vector_bits
 from .onednn import Stack
 from .spec import DType
+from .team import TABLES, around
 from .tiles import Tiles
 
 ROWS, VECTORS = 4, 3  # of a tile

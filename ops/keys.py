@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .code import Code
-from .native import vector_bits
+from .llvm import vector_bits
 from .spec import DType
 
 DIGIT = 256

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 from .code import Code, places
 from .keys import BODY, NOTHING, Keys, Kind
-from .native import TABLES, around
 from .spec import int64
+from .team import TABLES, around
 
 
 class _Lanes(Keys):

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from .native import CALLS, TABLES, function_of, symbol
+from .llvm import function_of, symbol
+from .team import CALLS, TABLES
 from .threads import address_of
 
 _LETTER = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}

@@ -18,8 +18,9 @@ import numpy as np
 
 from ostinato import settings
 
-from .native import around, function_of, symbol
+from .llvm import function_of, symbol
 from .spec import DType
+from .team import around
 from .threads import LIMITS, address_of, has_pool, pool
 
 _WHEEL, _FILE = "onednn-cpu-gomp", "libdnnl.so.3"

@@ -12,7 +12,7 @@ import numpy as np
 
 from .keys import DIGIT, Kind
 from .lanes import lanes_text
-from .native import function_of, why_not
+from .llvm import function_of, why_not
 from .radix import lines_text, part_text, phases
 from .registry import Scratch
 from .spec import DType, Shape, int8

@@ -17,8 +17,9 @@ import numpy as np
 from .code import Code
 from .integers import KINDS as INTEGERS
 from .integers import integer_product
-from .native import around, function_of, symbol, why_not
+from .llvm import function_of, symbol, why_not
 from .onednn import Stack, Unable, onednn_product, with_weights
+from .team import around
 from .threads import blas
 from .vectors import ADD_UP, STREAMS, streams_pay, vector_product
 

@@ -9,8 +9,8 @@ from functools import lru_cache
 
 from .code import Code, places
 from .keys import BODY, DIGIT, END, NOTHING, Keys, Kind
-from .native import TABLES, around
 from .spec import int64
+from .team import TABLES, around
 
 SHORT = 48  # keys that are put in their places one by one
 _PARTS = (

@@ -18,9 +18,11 @@ import numpy as np
 
 from .code import Code, loop_facts, memory_type, places
 from .copies import Piece, Pieces
-from .native import TABLES, around, function_of, loops_over, vector_bits, why_not
+from .llvm import function_of, vector_bits, why_not
+from .native import loops_over
 from .registers import KINDS, Value, cast, literal, llvm_type
 from .spec import DType, bfloat16, int64
+from .team import TABLES, around
 
 LONG = 4096  # elements of a line that is cut
 NARROW, WIDE = 256, 2048  # neighbours that are done side by side

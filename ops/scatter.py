@@ -20,10 +20,12 @@ import numpy as np
 
 from .code import Code, loop_facts, memory_type
 from .copies import _WORDS, copying
-from .native import TABLES, around, function_of, loops_over, symbol, vector_bits, why_not
+from .llvm import function_of, symbol, vector_bits, why_not
+from .native import loops_over
 from .registers import KINDS, Value, cast, llvm_type, where
 from .sequence import Step, in_order
 from .spec import DType, Shape, bfloat16, bool_, float32, int64, is_integer, lying, real_of, uint8
+from .team import TABLES, around
 from .threads import address_of
 
 GRAIN = 1 << 15  # elements that are worth waking a thread

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .code import Code, memory_type, places
-from .native import TABLES, around, function_of, loops_over, why_not
+from .llvm import function_of, why_not
+from .native import loops_over
 from .registers import KINDS, Value, llvm_type
 from .spec import DType, bool_, int64, uint8
+from .team import TABLES, around
 
 CHAINS = 24  # values that are looked for at the same time
 WIDE = 20 * CHAINS  # values in a turn

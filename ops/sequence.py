@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .native import CALLS, TABLES, function_of, symbol
+from .llvm import function_of, symbol
+from .team import CALLS, TABLES
 from .threads import address_of
 
 SETS = 3  # of stand-ins

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from .code import Code
-from .native import has, linked, symbol, vector_bits, why_not
+from .llvm import has, linked, symbol, vector_bits, why_not
 from .registers import llvm_type
 from .spec import DType, bfloat16, float32, uint32
 

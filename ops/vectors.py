@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from .native import TABLES, around, function_of, vector_bits
+from .llvm import function_of, vector_bits
 from .onednn import Stack
+from .team import TABLES, around
 
 STREAMS = 4  # as `_COLUMNS` adds them up
 UNROLLED = 2  # sums of a row side by side

@@ -65,7 +65,7 @@ def show() -> int:
 def facts() -> Iterator[tuple[str, str]]:
     """Pairs of a name and what there is to say about it."""
     from ostinato import __version__
-    from ostinato.ops.native import why_not
+    from ostinato.ops.llvm import why_not
     from ostinato.ops.onednn import in_words
     from ostinato.ops.threads import blas, cores, has_pool, most_threads
 

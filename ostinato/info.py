@@ -15,7 +15,7 @@ import numpy as np
 from ostinato.errors import ArgumentError, DTypeError
 from ostinato.ops.array import Array, as_array, weak_dtype, weak_kind
 from ostinato.ops.elementwise import as_dtype, check_device
-from ostinato.ops.native import why_not
+from ostinato.ops.llvm import why_not
 from ostinato.ops.onednn import in_words
 from ostinato.ops.spec import (
     DTYPES,

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from ostinato.ops.graph import Builder, Graph, Node
 from ostinato.ops.layout import Layout
-from ostinato.ops.native import why_not
+from ostinato.ops.llvm import why_not
 from ostinato.ops.registry import OPS
 from ostinato.ops.spec import Spec, float64, int64
 

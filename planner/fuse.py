@@ -31,7 +31,7 @@ from ostinato.ops.labels import (
     analyse_in_order,
 )
 from ostinato.ops.layout import Layout
-from ostinato.ops.native import why_not
+from ostinato.ops.llvm import why_not
 from ostinato.ops.registers import can_add
 from ostinato.ops.registry import OPS
 from ostinato.ops.scalar import can_lower, has_own_bits

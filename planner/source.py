@@ -24,6 +24,8 @@ from ostinato.ops.labels import (
     Nest,
     analyse_in_order,
 )
+from ostinato.ops.llvm import assembly as machine_code
+from ostinato.ops.llvm import why_not
 from ostinato.ops.registry import OPS
 from ostinato.ops.spec import Shape, Spec
 from ostinato.ops.where import short
@@ -45,9 +47,9 @@ def source(plan: Plan, llvm: bool, assembly: bool) -> str:
         if llvm:
             found.append(text.strip())
         if assembly:
-            found.append(native.assembly(text).strip())
+            found.append(machine_code(text).strip())
     if not found:
-        why = native.why_not()
+        why = why_not()
         return f"# no kernels: {why}" if why else "# no kernels: too little work, or no chains"
     return "\n\n".join(found)
 

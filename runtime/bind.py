@@ -28,8 +28,9 @@ from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Graph, Node
 from ostinato.ops.labels import SUMS
 from ostinato.ops.layout import Partial, slices
+from ostinato.ops.llvm import together
 from ostinato.ops.monoid import MONOIDS
-from ostinato.ops.native import native_kernel, strides_over, together
+from ostinato.ops.native import native_kernel, strides_over
 from ostinato.ops.products import Keeping
 from ostinato.ops.registry import OPS, Place
 from ostinato.ops.sequence import Sequenced, sequence

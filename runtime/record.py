@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ostinato.ops.copies import Pieces
-from ostinato.ops.native import is_kernel
+from ostinato.ops.llvm import is_kernel
 from ostinato.ops.sequence import SETS, Call, Spot
 
 Spots = Sequence[Spot]

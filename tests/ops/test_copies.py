@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops import copies, native
+from ostinato.ops import copies, llvm, native
 from ostinato.ops.copies import Piece, Pieces, in_pieces
 from ostinato.ops.graph import Builder
 from ostinato.ops.spec import Spec
@@ -17,7 +17,7 @@ from ostinato.ops.spec import Spec
 import ostinato as ost
 from tests import sessions
 
-pytestmark = pytest.mark.skipif(bool(native.why_not()), reason=native.why_not())
+pytestmark = pytest.mark.skipif(bool(llvm.why_not()), reason=llvm.why_not())
 
 DTYPES = ["float32", "float64", "int16", "uint8", "bool", "complex64"]
 MOVES: dict[str, Any] = {

@@ -10,14 +10,14 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from ostinato.ops import native
+from ostinato.ops import llvm, native
 from ostinato.ops.graph import Builder
 from ostinato.ops.scalar import can_lower
 from ostinato.ops.spec import Spec
 
 from .test_native import run, single
 
-pytestmark = pytest.mark.skipif(bool(native.why_not()), reason=native.why_not())
+pytestmark = pytest.mark.skipif(bool(llvm.why_not()), reason=llvm.why_not())
 FLOATS = ["float32", "float64"]
 INTEGERS = [f"{sign}int{n}" for sign in ("", "u") for n in (8, 16, 32, 64)]
 
@@ -313,10 +313,11 @@ def test_loops_are_of_vectors_and_call_nothing(name: str, dtype: str) -> None:
     given = [dtype] * (1 if name in ONE else 2)
     step = np.dtype(dtype).itemsize
     loops = native.Loops((1000,), ((step,),) * (len(given) + 1))
-    code = native.assembly(native.kernel_text(single(name, given, dtype), loops))
+    code = llvm.assembly(native.kernel_text(single(name, given, dtype), loops))
     calls = set(re.findall(r"^\s+(?:call|bl|blr)q?[ \t]+\*?_?(\w+)", code, re.M))
-    assert not {c for c in calls if not c.startswith(("body", "GOMP", "omp", "Py"))}
-    if "+avx" in native._tools()[2]:
+    ours = ("body", "begin_turns", "part_threads", "GOMP", "omp", "Py")
+    assert not {c for c in calls if not c.startswith(ours)}
+    if "+avx" in llvm._tools()[2]:
         assert re.search(r"\b[yz]mm\d", code)  # scalars are in xmm
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops import gram, products
 from ostinato.ops.gram import cut_of, pays, triangle
-from ostinato.ops.native import why_not
+from ostinato.ops.llvm import why_not
 from ostinato.ops.products import mirrored_product
 from ostinato.ops.spec import Spec
 from ostinato.ops.threads import blas

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops import integers, native
+from ostinato.ops import integers, llvm
 from ostinato.ops.products import product
 
 import ostinato as ost
 from tests.helpers import on
 
-pytestmark = pytest.mark.skipif(bool(native.why_not()), reason=native.why_not())
+pytestmark = pytest.mark.skipif(bool(llvm.why_not()), reason=llvm.why_not())
 
 
 def laid(x: np.ndarray, how: str) -> np.ndarray:

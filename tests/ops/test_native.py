@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops import OPS, native
+from ostinato.ops import OPS, llvm, native, team
 from ostinato.ops.graph import Builder, Graph
 from ostinato.ops.native import loops_over, native_kernel
 from ostinato.ops.registers import HALVES
 from ostinato.ops.scalar import can_lower, has_own_bits
 from ostinato.ops.spec import Spec, bfloat16
-from ostinato.ops.threads import has_pool
+from ostinato.ops.threads import has_pool, most_threads
 
 from ostinato import settings as knobs
 
 from .nodes import SAMPLED, nodes_of
 
-pytestmark = pytest.mark.skipif(bool(native.why_not()), reason=native.why_not())
+pytestmark = pytest.mark.skipif(bool(llvm.why_not()), reason=llvm.why_not())
 
 
 def single(name: str, dtypes: Sequence[Any], out: Any) -> Graph:
@@ -242,11 +243,11 @@ def test_a_result_over_an_operand() -> None:
 # -- machine code --------------------------------------------------------------------------
 def test_machine_code_is_kept_and_damage_is_noticed(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(knobs, "cache", tmp_path)
-    monkeypatch.setattr(native, "_made", {})
+    monkeypatch.setattr(llvm, "_made", {})
     x, y = np.arange(50.0), np.arange(50.0)[::-1].copy()
 
     def results() -> None:
-        native._made.clear()
+        llvm._made.clear()
         np.testing.assert_array_equal(run(chain("float64"), x, y)[0], x * y + x)
 
     results()
@@ -263,11 +264,11 @@ def test_machine_code_is_kept_and_damage_is_noticed(tmp_path: Path, monkeypatch:
 def test_kept_machine_code_is_not_made_again(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(knobs, "cache", tmp_path)
     x, looks, made = np.arange(50.0), list[Path](), list[str]()
-    make, listed = native._machine_code, Path.iterdir
-    monkeypatch.setattr(native, "_machine_code", lambda text: made.append(text) or make(text))
+    make, listed = llvm._machine_code, Path.iterdir
+    monkeypatch.setattr(llvm, "_machine_code", lambda text: made.append(text) or make(text))
     monkeypatch.setattr(Path, "iterdir", lambda self: looks.append(self) or listed(self))
     for _ in range(3):
-        monkeypatch.setattr(native, "_made", {})
+        monkeypatch.setattr(llvm, "_made", {})
         for dtype in ("float64", "int16", "float32"):
             run(chain(dtype), x.astype(dtype), x.astype(dtype))
     assert len(made) == 3
@@ -275,25 +276,25 @@ def test_kept_machine_code_is_not_made_again(tmp_path: Path, monkeypatch: Any) -
 
 
 def test_kernels_of_one_plan_are_compiled_side_by_side(monkeypatch: Any) -> None:
-    monkeypatch.setattr(native, "_made", {})
-    monkeypatch.setattr(native, "most_threads", lambda: 3)
-    make, both = native._machine_code, threading.Barrier(3)
+    monkeypatch.setattr(llvm, "_made", {})
+    monkeypatch.setattr(llvm, "most_threads", lambda: 3)
+    make, both = llvm._machine_code, threading.Barrier(3)
 
     def made(text: str) -> bytes:
         both.wait(20)  # nobody gets by here alone
         return make(text)
 
-    monkeypatch.setattr(native, "_machine_code", made)
+    monkeypatch.setattr(llvm, "_machine_code", made)
     monkeypatch.setattr(knobs, "cache", None)
     x = np.arange(300.0)
     kernels, outs = {}, {}
-    with native.together():
+    with llvm.together():
         for dtype in ("float64", "int16", "float32"):
             outs[dtype] = np.empty(300, dtype), np.empty(300, bool)
             looks = [a.strides for a in (outs[dtype][0],) * 3] + [(1,)]
             kernels[dtype] = native_kernel(chain(dtype), (300,), looks, 1)
-        assert not any(code.is_ready for code in native._made.values())
-    assert all(code.is_ready for code in native._made.values())
+        assert not any(code.is_ready for code in llvm._made.values())
+    assert all(code.is_ready for code in llvm._made.values())
     for dtype, kernel in kernels.items():
         y = x.astype(dtype)
         kernel(y, y, *outs[dtype])
@@ -301,9 +302,9 @@ def test_kernels_of_one_plan_are_compiled_side_by_side(monkeypatch: Any) -> None
 
 
 def test_a_kernel_that_is_called_early_waits_for_its_machine_code(monkeypatch: Any) -> None:
-    monkeypatch.setattr(native, "_made", {})
+    monkeypatch.setattr(llvm, "_made", {})
     x, out, less = np.arange(300.0), np.empty(300), np.empty(300, bool)
-    with native.together():
+    with llvm.together():
         kernel = native_kernel(chain("float64"), (300,), [(8,)] * 3 + [(1,)], 1)
         for _ in range(3):
             kernel(x, x, out, less)
@@ -312,12 +313,12 @@ def test_a_kernel_that_is_called_early_waits_for_its_machine_code(monkeypatch: A
 
 
 def test_what_cannot_be_compiled_is_said(monkeypatch: Any) -> None:
-    monkeypatch.setattr(native, "_made", {})
+    monkeypatch.setattr(llvm, "_made", {})
 
     def ask(*texts: str) -> None:
-        with native.together():
+        with llvm.together():
             for text in texts:
-                native.function_of(text, np.zeros(9, np.int64))
+                llvm.function_of(text, np.zeros(9, np.int64))
 
     for texts in (["nonsense"], ["nonsense", "more nonsense"]):
         with pytest.raises(RuntimeError, match="parsing error"):
@@ -325,11 +326,11 @@ def test_what_cannot_be_compiled_is_said(monkeypatch: Any) -> None:
 
 
 def test_old_machine_code_goes_first(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(native, "MOST_KEPT", 3)
+    monkeypatch.setattr(llvm, "MOST_KEPT", 3)
     for k in range(5):
         (tmp_path / str(k)).write_text("code")
         os.utime(tmp_path / str(k), (k, k))
-    native._tidy(tmp_path)
+    llvm._tidy(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["2", "3", "4"]
 
 
@@ -337,12 +338,10 @@ def test_the_work_of_a_kernel_is_compiled_once() -> None:
     """It is called from three places."""
     x = np.zeros(9)
     text = native.kernel_text(chain("float64"), loops_over(x.shape, [(8,)] * 3 + [(1,)]))
-    alone = native.assembly(text)
+    alone = llvm.assembly(text)
     assert sum(line.startswith("body:") for line in alone.splitlines()) == 1
     assert alone.count("\tcall") + alone.count("\tjmp\tbody") >= 3
-    assert (
-        alone.count("vmulpd") <= native.assembly(text.replace(" noinline", "")).count("vmulpd") / 3
-    )
+    assert alone.count("vmulpd") <= llvm.assembly(text.replace(" noinline", "")).count("vmulpd") / 3
 
 
 @pytest.mark.skipif(sys.platform != "linux" or sys.maxsize < 1 << 32, reason="for Linux, 64 bits")
@@ -355,16 +354,16 @@ def test_code_and_its_constants_are_never_far_apart() -> None:
 
 
 def test_one_kernel_serves_many_shapes() -> None:
-    native._made.clear()
+    llvm._made.clear()
     for n in (3, 100, 5000):
         run(chain("float32"), np.ones(n, "f4"), np.ones(n, "f4"))
     for n in (100, 200):  # rows of 70, one of them repeated
         run(chain("float32"), np.ones((n, 70), "f4"), np.ones(70, "f4"))
-    assert len(native._made) == 2
+    assert len(llvm._made) == 2
 
 
 def test_threads_make_kernels_at_once() -> None:
-    native._made.clear()
+    llvm._made.clear()
     x, errors = np.arange(200_000.0), []
 
     def work() -> None:
@@ -379,7 +378,7 @@ def test_threads_make_kernels_at_once() -> None:
     for t in team:
         t.join(60)
     assert not errors
-    assert len(native._made) == 1
+    assert len(llvm._made) == 1
 
 
 # The first turn waits until the last one of its thread's part has been done, or for very long.
@@ -422,9 +421,31 @@ def test_who_is_done_takes_turns_from_who_is_busy() -> None:
     turns = 1000
     about = np.array([turns, 2, turns // 2 - 1], np.int64)
     out = np.zeros(turns, np.int64)
-    native.function_of(PATIENT + native.around(1), about)(out)
+    llvm.function_of(PATIENT + team.around(1), about)(out)
     assert set(out) <= {1, 2}
     assert out[turns // 2 - 1] != out[0], "who waited did not do it itself"
+
+
+@pytest.mark.skipif(most_threads() < 2, reason="there is one core")
+def test_threads_on_one_core_part() -> None:
+    """The second one is brought to where the first one runs, until it is found there."""
+    x, out, less = np.ones(1 << 20), np.empty(1 << 20), np.empty(1 << 20, bool)
+    kernel = native_kernel(chain("float64"), x.shape, [(8,)] * 3 + [(1,)], 2)
+    kernel(x, x, out, less)
+    own, second = threading.get_native_id(), int(team._crew[1, 1])
+    assert second not in (0, own)
+    anywhere, before = os.sched_getaffinity(0), team.moved()
+    longest = time.monotonic() + 20
+    try:
+        while team.moved() == before and time.monotonic() < longest:
+            for cores in ({min(anywhere)}, anywhere):
+                for who in (own, second):
+                    os.sched_setaffinity(who, cores)
+            kernel(x, x, out, less)
+    finally:
+        os.sched_setaffinity(own, anywhere)
+    assert team.moved() > before
+    assert os.sched_getaffinity(second) == anywhere, "it may be anywhere again"
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7, 40])

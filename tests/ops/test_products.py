@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops import onednn, products, threads, tiles, vectors
-from ostinato.ops.native import why_not
+from ostinato.ops.llvm import why_not
 from ostinato.ops.products import product
 
 import ostinato as ost

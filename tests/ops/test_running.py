@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops import native, running
+from ostinato.ops import llvm, running
 from ostinato.ops.running import running_kernel
 from ostinato.ops.spec import bfloat16
 
 import ostinato as ost
 from tests.helpers import on
 
-pytestmark = pytest.mark.skipif(bool(native.why_not()), reason=native.why_not())
+pytestmark = pytest.mark.skipif(bool(llvm.why_not()), reason=llvm.why_not())
 
 KINDS = [
     ("float32", "float32"),

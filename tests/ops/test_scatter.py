@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops import native, scatter
+from ostinato.ops import llvm, scatter
 from ostinato.ops.indexing import _at_ufunc
-from ostinato.ops.native import is_kernel
+from ostinato.ops.llvm import is_kernel
 
 import ostinato as ost
 from ostinato.errors import BoundsError
 from tests.helpers import on
 
-pytestmark = pytest.mark.skipif(bool(native.why_not()), reason=native.why_not())
+pytestmark = pytest.mark.skipif(bool(llvm.why_not()), reason=llvm.why_not())
 
 MODES = ["set", "add", "multiply", "min", "max"]
 DTYPES = ["f4", "f8", "i1", "u2", "i4", "u8", "i8", "?", "bfloat16", "f2", "c8", "c16"]

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops import native, searching
+from ostinato.ops import llvm, searching
 from ostinato.ops.searching import searching_kernel
 
 import ostinato as ost
 from tests.helpers import on
 
-pytestmark = pytest.mark.skipif(bool(native.why_not()), reason=native.why_not())
+pytestmark = pytest.mark.skipif(bool(llvm.why_not()), reason=llvm.why_not())
 
 DTYPES = ["float32", "float64", "int8", "int64", "uint8", "uint64", "bool"]
 

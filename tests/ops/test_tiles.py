@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops import tiles
-from ostinato.ops.native import linked
+from ostinato.ops.llvm import linked
 from ostinato.ops.spec import DType, bfloat16, float32
 
 KINDS = [(float32, float32), (bfloat16, bfloat16), (bfloat16, float32)]

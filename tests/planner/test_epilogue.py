@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ostinato.ops import epilogue, onednn, tiles
 from ostinato.ops.fused import WITH_PRODUCT
 from ostinato.ops.graph import Graph
-from ostinato.ops.native import why_not
+from ostinato.ops.llvm import why_not
 from ostinato.ops.spec import Spec, float32
 
 import ostinato as ost

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ostinato.ops import native, nest
+from ostinato.ops import llvm, native, nest
 from ostinato.ops.fused import FUSED
 from ostinato.ops.graph import Builder, Graph
 from ostinato.ops.scalar import numbers
@@ -27,7 +27,7 @@ from tests.planner.test_any_layout import RELAXED, run_and_compare
 from tests.programs import make_program
 from tests.sessions import MESHES, use
 
-pytestmark = pytest.mark.skipif(bool(native.why_not()), reason=native.why_not())
+pytestmark = pytest.mark.skipif(bool(llvm.why_not()), reason=llvm.why_not())
 ROWS = np.random.default_rng(0).normal(size=(200, 300))
 
 
@@ -325,13 +325,13 @@ LAYERS = (shifted, of_rows, in_stages, of_integers)
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers_that_differ_in_numbers_share_their_machine_code(layer: Any) -> None:
-    native._made.clear()
+    llvm._made.clear()
     with use((1,)):
         for k in range(9):
             f = ost.compile(functools.partial(lambda k, x: layer(x, 1.33 + k / 10), k))
             f(ost.asarray(MORE[k:]))
             assert [n.op in FUSED for n in f.plan.program.graph.nodes].count(True) == 1
-    assert len(native._made) == 1
+    assert len(llvm._made) == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

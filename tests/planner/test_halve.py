@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops.gram import TRIANGLE
-from ostinato.ops.native import why_not
+from ostinato.ops.llvm import why_not
 from ostinato.ops.show import parse
 from ostinato.ops.threads import blas
 from ostinato.planner.halve import halve

@@ -13,7 +13,7 @@ import pytest
 from ostinato.ops import onednn, tiles
 from ostinato.ops.fused import WITH_PRODUCT
 from ostinato.ops.graph import Node
-from ostinato.ops.native import why_not
+from ostinato.ops.llvm import why_not
 from ostinato.ops.show import parse
 from ostinato.ops.spec import bfloat16, float32
 from ostinato.planner.file import decode_plan, encode_plan

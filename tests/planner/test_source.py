@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops import OPS, native
+from ostinato.ops import OPS, llvm
 from ostinato.ops.graph import Node
 
 import ostinato as ost
 from tests.sessions import use
 
-pytestmark = pytest.mark.skipif(bool(native.why_not()), reason=native.why_not())
+pytestmark = pytest.mark.skipif(bool(llvm.why_not()), reason=llvm.why_not())
 X = np.random.default_rng(0).normal(size=(20, 30))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops import native
+from ostinato.ops import llvm
 from ostinato.ops.sequence import sequence
 from ostinato.planner import fuse
 
@@ -19,7 +19,7 @@ import ostinato as ost
 from ostinato.errors import NaNError
 from tests import sessions
 
-pytestmark = pytest.mark.skipif(bool(native.why_not()), reason=native.why_not())
+pytestmark = pytest.mark.skipif(bool(llvm.why_not()), reason=llvm.why_not())
 ALL = mock.patch.multiple(fuse, WORTH=1, BESIDE=1)  # everything becomes kernels
 TURNS = 9000
 N = 5  # of vectors; matrices are N x N

@@ -1,0 +1,353 @@
+"""How machine code is called, with arrays, and how threads share its turns.
+
+Threads of a pool that wait for each other are best on cores of their own. The system puts one where
+another runs at times, as when both have slept, and leaves it there for some milliseconds: the one
+that waits awake has the core, and the one that has work has not. So a thread that has done a slice
+looks where the others are, and one that is on its core, or has not begun, may go on elsewhere only; it
+may be anywhere again at once."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+
+import numpy as np
+
+from .llvm import linked, symbol
+from .threads import address_of
+
+# Each thread has a part of the turns, and takes it slice by slice; who is done takes from others,
+# so that one whose core is busy with something else is not waited for.
+SLICES = 8
+# Once is enough of `body` and `finish`: most of the time goes into optimising them.
+_AROUND = """
+declare void @GOMP_parallel(ptr, ptr, i32, i32)
+declare i32 @omp_get_thread_num()
+declare i32 @omp_get_num_threads()
+declare void @begin_turns(ptr, i64)
+declare void @part_threads(ptr, i64, i64)
+declare ptr @PyEval_SaveThread()
+declare void @PyEval_RestoreThread(ptr)
+declare void @Py_IncRef(ptr)
+declare void @PyErr_SetString(ptr, ptr)
+@none = external global i8
+@array_type = external global i8
+@type_error = external global i8
+@words = private constant [24 x i8] c"a kernel of arrays only\\00"
+
+define internal void @task(ptr %job) {
+entry:
+  %data = load ptr, ptr %job
+  %j1 = getelementptr ptr, ptr %job, i64 1
+  %meta = load ptr, ptr %j1
+  %counters = getelementptr i8, ptr %job, i64 64
+  %turns = load i64, ptr %meta
+  %t32 = call i32 @omp_get_thread_num()
+  %n32 = call i32 @omp_get_num_threads()
+  %t = sext i32 %t32 to i64
+  %n = sext i32 %n32 to i64
+  %all = mul i64 %n, SLICES
+  %over = mul i64 %n, 64
+  %cores = getelementptr i8, ptr %counters, i64 %over
+  %own = getelementptr i16, ptr %cores, i64 %t
+  call void @begin_turns(ptr %own, i64 %t)
+  br label %share
+share:
+  %d = phi i64 [0, %entry], [%d1, %next]
+  %yet0 = phi i1 [true, %entry], [%yet1, %next]
+  %from = add i64 %t, %d
+  %whose = urem i64 %from, %n
+  %row = mul i64 %whose, 64
+  %counter = getelementptr i8, ptr %counters, i64 %row
+  %first = mul i64 %whose, SLICES
+  br label %slice
+slice:
+  %yet1 = phi i1 [%yet0, %share], [%yet1, %mine], [false, %work], [false, %look]
+  %k = atomicrmw add ptr %counter, i64 1 monotonic
+  %left = icmp slt i64 %k, SLICES
+  br i1 %left, label %mine, label %next
+mine:
+  %s0 = add i64 %first, %k
+  %s1 = add i64 %s0, 1
+  %x0 = mul i64 %turns, %s0
+  %x1 = mul i64 %turns, %s1
+  %lo = sdiv i64 %x0, %all
+  %hi = sdiv i64 %x1, %all
+  %some = icmp slt i64 %lo, %hi
+  br i1 %some, label %work, label %slice
+work:
+  call void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %t) noinline
+  br i1 %yet1, label %look, label %slice
+look:
+  call void @part_threads(ptr %cores, i64 %n, i64 %t)
+  br label %slice
+next:
+  %d1 = add i64 %d, 1
+  %others = icmp slt i64 %d1, %n
+  br i1 %others, label %share, label %end
+end:
+  ret void
+}
+
+define ptr @run(ptr %self, ptr %args, i64 %given) {
+entry:
+  %right = icmp eq i64 %given, MANY
+  br i1 %right, label %begin, label %wrong
+wrong:
+  call void @PyErr_SetString(ptr @type_error, ptr @words)
+  ret ptr null
+begin:
+  %data = alloca [MANY x ptr]
+  %m = getelementptr i8, ptr %self, i64 16
+  %meta = load ptr, ptr %m
+  br label %fill
+fill:
+  %k = phi i64 [0, %begin], [%k1, %array]
+  %from = getelementptr ptr, ptr %args, i64 %k
+  %object = load ptr, ptr %from
+  %kindfield = getelementptr i8, ptr %object, i64 8
+  %kind = load ptr, ptr %kindfield
+  %is = icmp eq ptr %kind, @array_type
+  br i1 %is, label %array, label %wrong
+array:
+  %field = getelementptr i8, ptr %object, i64 16
+  %elements = load ptr, ptr %field
+  %to = getelementptr ptr, ptr %data, i64 %k
+  store ptr %elements, ptr %to
+  %k1 = add i64 %k, 1
+  %more = icmp slt i64 %k1, MANY
+  br i1 %more, label %fill, label %filled
+filled:
+  %turns = load i64, ptr %meta
+  %m1 = getelementptr i64, ptr %meta, i64 1
+  %threads = load i64, ptr %m1
+  %small = icmp eq i64 %threads, 0
+  br i1 %small, label %alone, label %together
+alone:
+  call void @body(ptr %data, ptr %meta, i64 0, i64 %turns, i64 0) noinline
+  call void @finish(ptr %data, ptr %meta) noinline
+  br label %done
+together:
+  %count32 = trunc i64 %threads to i32
+  %state = call ptr @PyEval_SaveThread()
+  %one = icmp eq i64 %threads, 1
+  br i1 %one, label %single, label %team
+single:
+  call void @body(ptr %data, ptr %meta, i64 0, i64 %turns, i64 0) noinline
+  br label %ready
+team:
+  %lines = mul i64 %threads, 66
+  %most = add i64 %lines, 127
+  %bytes = and i64 %most, -64
+  %job = alloca i8, i64 %bytes, align 64
+  br label %clear
+clear:
+  %z = phi i64 [%bytes, %team], [%z1, %clear]
+  %z1 = sub i64 %z, 64
+  %line = getelementptr i8, ptr %job, i64 %z1
+  store volatile <8 x i64> zeroinitializer, ptr %line, align 64
+  %onward = icmp sgt i64 %z1, 0
+  br i1 %onward, label %clear, label %go
+go:
+  store ptr %data, ptr %job
+  %j1 = getelementptr ptr, ptr %job, i64 1
+  store ptr %meta, ptr %j1
+  call void @GOMP_parallel(ptr @task, ptr %job, i32 %count32, i32 0)
+  br label %ready
+ready:
+  call void @finish(ptr %data, ptr %meta) noinline
+  call void @PyEval_RestoreThread(ptr %state)
+  br label %done
+done:
+  call void @Py_IncRef(ptr @none)
+  ret ptr @none
+}
+!0 = distinct !{!0, !2}
+!1 = distinct !{}
+!2 = !{!"llvm.loop.parallel_accesses", !1}
+"""
+
+
+def around(many: int, name: str = "run") -> str:
+    """What Python calls: takes so many arrays' addresses and shares the turns of `body`."""
+    _ready()
+    text = _AROUND.replace("MANY", str(many)).replace("SLICES", str(SLICES))
+    return text.replace("@run(", f"@{name}(")
+
+
+# -- threads apart -------------------------------------------------------------------------
+MOST = 1024  # threads that are known
+_SYSTEM = ("pthread_self", "gettid", "sched_getcpu", "sched_getaffinity", "sched_setaffinity")
+_crew = np.zeros((MOST, 8), np.int64)  # who each thread is, and its number for the system; of the
+MOVED = 2  # first one also how often one was moved
+_BEGIN = """
+declare ptr @pthread_self()
+declare i32 @gettid()
+declare i32 @sched_getcpu()
+@crew = external global i8
+
+define void @run(ptr %place, i64 %t) {
+entry:
+  %core = call i32 @sched_getcpu()
+  %core1 = add i32 %core, 1
+  %told = trunc i32 %core1 to i16
+  store atomic i16 %told, ptr %place monotonic, align 2
+  %few = icmp ult i64 %t, MOST
+  br i1 %few, label %look, label %end
+look:
+  %over = shl i64 %t, 6
+  %row = getelementptr i8, ptr @crew, i64 %over
+  %who = call ptr @pthread_self()
+  %was = load ptr, ptr %row
+  %same = icmp eq ptr %who, %was
+  br i1 %same, label %end, label %new
+new:
+  %number = call i32 @gettid()
+  %to = getelementptr i64, ptr %row, i64 1
+  store i32 %number, ptr %to
+  store ptr %who, ptr %row
+  br label %end
+end:
+  ret void
+}
+"""
+_PART = """
+declare i32 @sched_getcpu()
+declare i32 @sched_getaffinity(i32, i64, ptr)
+declare i32 @sched_setaffinity(i32, i64, ptr)
+@crew = external global i8
+
+define void @run(ptr %cores, i64 %n, i64 %mine) {
+entry:
+  %allowed = alloca [16 x i64]
+  %here = call i32 @sched_getcpu()
+  %here1 = add i32 %here, 1
+  %told = trunc i32 %here1 to i16
+  %many = icmp ult i64 %n, MOST
+  %last = select i1 %many, i64 %n, i64 MOST
+  br label %each
+each:
+  %t = phi i64 [0, %entry], [%t1, %next]
+  %more = icmp slt i64 %t, %last
+  br i1 %more, label %look, label %end
+look:
+  %at = getelementptr i16, ptr %cores, i64 %t
+  %core = load atomic i16, ptr %at monotonic, align 2
+  %late = icmp eq i16 %core, 0
+  %beside = icmp eq i16 %core, %told
+  %waits = or i1 %late, %beside
+  %other = icmp ne i64 %t, %mine
+  %is = and i1 %waits, %other
+  br i1 %is, label %known, label %next
+known:
+  %over = shl i64 %t, 6
+  %row = getelementptr i8, ptr @crew, i64 %over
+  %number_at = getelementptr i64, ptr %row, i64 1
+  %number = load i32, ptr %number_at
+  %some = icmp ne i32 %number, 0
+  br i1 %some, label %ask, label %next
+ask:
+  %asked = call i32 @sched_getaffinity(i32 %number, i64 128, ptr %allowed)
+  %good = icmp eq i32 %asked, 0
+  br i1 %good, label %move, label %next
+move:
+  %c = zext i32 %here to i64
+  %which = lshr i64 %c, 6
+  %within = and i64 %c, 63
+  %bit = shl i64 1, %within
+  %not = xor i64 %bit, -1
+  %word = getelementptr i64, ptr %allowed, i64 %which
+  %before = load i64, ptr %word
+  %fewer = and i64 %before, %not
+  store i64 %fewer, ptr %word
+  %gone = call i32 @sched_setaffinity(i32 %number, i64 128, ptr %allowed)
+  store i64 %before, ptr %word
+  %went = icmp eq i32 %gone, 0
+  br i1 %went, label %back, label %next
+back:
+  %anywhere = call i32 @sched_setaffinity(i32 %number, i64 128, ptr %allowed)
+  %tally = getelementptr i64, ptr @crew, i64 MOVED
+  %count = atomicrmw add ptr %tally, i64 1 monotonic
+  br label %next
+next:
+  %t1 = add i64 %t, 1
+  br label %each
+end:
+  ret void
+}
+"""
+_NOTHING = "define void @run(ptr %place, i64 %t) {\n  ret void\n}\n"
+
+
+@lru_cache(1)
+def _ready() -> None:
+    """What texts call to keep threads apart is there from now on; where the system cannot, it does
+    nothing.
+    """
+    system = ctypes.CDLL(None)
+    can = all(hasattr(system, name) for name in _SYSTEM)
+    for name in _SYSTEM if can else ():
+        symbol(name, address_of(system, name))
+    symbol("crew", _crew.ctypes.data)
+    for name, text in (("begin_turns", _BEGIN), ("part_threads", _PART)):
+        known = text.replace("MOST", str(MOST)).replace("MOVED", str(MOVED))
+        symbol(name, linked(known if can else _NOTHING))
+
+
+def moved() -> int:
+    """How often a thread was moved to another core."""
+    return int(_crew[0, MOVED])
+
+
+# -- without threads -----------------------------------------------------------------------
+# For texts without `around`: numbers and addresses that stand in a row, whether so many arrays were given,
+# and calls of other kernels. A function of Python has its entry point in the record that its third word
+# leads to, and what it was made with in the fourth.
+CALLS = """
+declare void @PyErr_SetString(ptr, ptr)
+@array_type = external global i8
+@type_error = external global i8
+@no_arrays = private constant [24 x i8] c"a kernel of arrays only\\00"
+
+define internal i1 @are_arrays(ptr %args, i64 %given, i64 %wanted) {
+entry:
+  %right = icmp eq i64 %given, %wanted
+  br i1 %right, label %next, label %no
+next:
+  %k = phi i64 [0, %entry], [%k1, %look]
+  %more = icmp slt i64 %k, %wanted
+  br i1 %more, label %look, label %yes
+look:
+  %object = call ptr @array(ptr %args, i64 %k)
+  %kind = call ptr @array(ptr %object, i64 1)
+  %k1 = add i64 %k, 1
+  %is = icmp eq ptr %kind, @array_type
+  br i1 %is, label %next, label %no
+yes:
+  ret i1 true
+no:
+  call void @PyErr_SetString(ptr @type_error, ptr @no_arrays)
+  ret i1 false
+}
+
+define internal ptr @called(ptr %kernel, ptr %arrays, i64 %count) alwaysinline {
+  %record = call ptr @array(ptr %kernel, i64 2)
+  %function = call ptr @array(ptr %record, i64 1)
+  %own = call ptr @array(ptr %kernel, i64 3)
+  %answer = call ptr %function(ptr %own, ptr %arrays, i64 %count)
+  ret ptr %answer
+}
+"""
+TABLES = """
+define internal i64 @fact(ptr %meta, i64 %k) alwaysinline {
+  %at = getelementptr i64, ptr %meta, i64 %k
+  %value = load i64, ptr %at
+  ret i64 %value
+}
+
+define internal ptr @array(ptr %data, i64 %k) alwaysinline {
+  %at = getelementptr ptr, ptr %data, i64 %k
+  %value = load ptr, ptr %at
+  ret ptr %value
+}
+"""
