@@ -34,6 +34,8 @@ LEAST_TILED, FAR_APART = 1 << 14, 256
 TILE_ROWS, TILE_COLUMNS = 64, 64
 FEW_BESIDE = 4  # turns of an innermost loop that is written out ...
 MANY_TURNS = 64  # ... where the next one has so many
+FEW_APART = 4  # elements from one to the next in operands that are put side by side first ...
+MANY_APART = 128  # ... where a loop has so many turns
 SHARE = 4  # of the last cache: what is larger than its fourth part does not stay there
 
 
@@ -155,14 +157,19 @@ def kernel_code(body: Graph, loops: Loops, share: int = SHARE) -> str:
     lines, hoisted, loads = Lines(), list[str](), list[str]()
     known = {v: n for n, v in enumerate(numbers(body))}
     counted = numbers_in(body)
-    past = streams(body, loops, share)
+    past, apart = streams(body, loops, share), _apart(body, loops)
     stores, sums, written = list[str](), list[_Sum](), list[tuple[int, DType]]()
     for first in range(many, many * (1 + len(loops.beside)), many) if loops.beside else (0,):
         values: list[Value] = []
         for k, s in enumerate(body.inputs):
             step = loops.strides[k][-1]
-            take = _number if k in counted else _load
-            values.append(take(lines, loads if step else hoisted, first + k, s.dtype, step))
+            text = loads if step else hoisted
+            if k in counted:
+                values.append(_number(lines, text, first + k, s.dtype, step))
+            elif k in apart:
+                values.append(_load(lines, text, k, s.dtype, s.dtype.itemsize, "near"))
+            else:
+                values.append(_load(lines, text, first + k, s.dtype, step))
         for node in body.nodes:
             ins, dtype = [values[v] for v in node.inputs], node.specs[0].dtype
             if node.op == "constant" and len(values) in known:
@@ -196,7 +203,8 @@ def kernel_code(body: Graph, loops: Loops, share: int = SHARE) -> str:
         *(f"  %e{d} = load i64, ptr %m{3 + d}" for d in range(last)),
         *data,
         *once,
-        *(_buffers(written) if past else []),
+        *(_buffers("buffer", written) if past else []),
+        *_buffers("beside", [(k, dtypes[k]) for k in apart]),
     ]
     turns = last > 0 or blocks
     if turns:
@@ -228,12 +236,16 @@ def kernel_code(body: Graph, loops: Loops, share: int = SHARE) -> str:
         ]
         begin, stop = "%begin", "%stop"
     work = [*loads, *lines.text]
+    near = _brought_near(apart, dtypes)
+    lines.declared |= {_picking(step, dtypes[k]) for k, step in apart.items()}
     if sums:
-        code += _reduced(lines, sums, work, stores, begin, stop, short)
+        code += _reduced(lines, sums, near, work, stores, begin, stop, short)
         code += _partials(sums, blocks, room)
     elif past:
-        code += _streamed(work, stores, written, begin, stop, start)
+        code += _streamed(near, work, stores, written, begin, stop, start)
         lines.declared.add(_STREAM)
+    elif near:
+        code += _in_chunks(near, work, stores, begin, stop, start)
     else:
         code += [
             f"  %any = icmp slt i64 {begin}, {stop}",
@@ -339,6 +351,7 @@ def _data(body: Graph, known: Mapping[int, int], begin: int) -> list[str]:
 def _reduced(
     lines: Lines,
     sums: Sequence[_Sum],
+    near: Sequence[str],
     work: Sequence[str],
     stores: Sequence[str],
     begin: str,
@@ -372,6 +385,7 @@ def _reduced(
         f"  %cfull = add i64 %c, {SHORT if short else CHUNK}",
         f"  %cless = icmp slt i64 %cfull, {stop}",
         f"  %cend = select i1 %cless, i64 %cfull, i64 {stop}",
+        *near,
         "  br label %loop",
         "loop:",
         "  %i = phi i64 [%c, %chunk], [%i1, %loop]",
@@ -527,32 +541,132 @@ def _last_cache() -> int:
     return found if found > 0 else 32 << 20
 
 
+def _apart(body: Graph, loops: Loops) -> dict[int, int]:
+    """Operands whose neighbours are a few elements from each other, as the channels of a picture are or
+    every second number: how many. They are put side by side chunk by chunk, whose loop then has vectors.
+    """
+    if loops.tiled is not None or loops.beside or loops.extents[-1] < MANY_APART:
+        return {}
+    nowhere, found = numbers_in(body), {}
+    for k, s in enumerate(body.inputs):
+        step, over = divmod(loops.strides[k][-1], s.dtype.itemsize)
+        if k not in nowhere and not over and 1 < step <= FEW_APART:
+            found[k] = step
+    return found
+
+
 def streams(body: Graph, loops: Loops, share: int = SHARE) -> bool:
     """Whether results go to memory past the caches: where no cache holds them anyway, a store that
     reads the line first, to write a part of it, moves half as many bytes again.
     """
     if any(n.op in SUMS for n in body.nodes) or loops.extents[-1] < ROW * TILE or loops.beside:
         return False
-    specs, nowhere = (*body.inputs, *body.out_specs), numbers_in(body)
+    specs, nowhere, apart = (*body.inputs, *body.out_specs), numbers_in(body), _apart(body, loops)
     lies = [
-        (s.dtype.itemsize, own)
+        (s.dtype.itemsize, own, k in apart)
         for k, (s, own) in enumerate(zip(specs, loops.strides, strict=True))
         if k not in nowhere
     ]
-    if any(own[-1] not in (0, size) for size, own in lies):
+    if any(own[-1] not in (0, size) for size, own, brought in lies if not brought):
         return False
     moved = sum(
         size * math.prod(n for n, step in zip(loops.extents, own, strict=True) if step)
-        for size, own in lies
+        for size, own, _ in lies
     )
     return share * moved > _last_cache()
 
 
-def _buffers(written: Sequence[tuple[int, DType]]) -> list[str]:
-    return [f"  %buffer{k} = alloca [{TILE} x {memory_type(t)}], align 64" for k, t in written]
+def _buffers(name: str, wanted: Sequence[tuple[int, DType]]) -> list[str]:
+    return [f"  %{name}{k} = alloca [{TILE} x {memory_type(t)}], align 64" for k, t in wanted]
+
+
+def _brought_near(apart: Mapping[int, int], dtypes: Sequence[DType]) -> list[str]:
+    """For a chunk from %c to %cend: what operands have in it, side by side."""
+    code = ["  %many = sub i64 %cend, %c", "  %ago = sub i64 0, %c"] if apart else []
+    for k, step in apart.items():
+        kind = memory_type(dtypes[k])
+        code += [
+            f"  %skip{k} = mul i64 %c, {step}",
+            f"  %there{k} = getelementptr {kind}, ptr %p{k}, i64 %skip{k}",
+            f"  call void @pick{step}_{kind}(ptr %beside{k}, ptr %there{k}, i64 %many) noinline",
+            f"  %near{k} = getelementptr {kind}, ptr %beside{k}, i64 %ago",
+        ]
+    return code
+
+
+def _picking(step: int, dtype: DType) -> str:
+    """A function that copies every so manieth element. A vector of them is picked from a few that are
+    read whole; one more element follows, so that nothing behind the last one is read."""
+    kind, lanes = memory_type(dtype), min(16, 64 // dtype.itemsize)
+    whole, places = f"<{step * lanes} x {kind}>", ", ".join(f"i32 {step * n}" for n in range(lanes))
+    return f"""
+define internal void @pick{step}_{kind}(ptr %to, ptr %from, i64 %count) {{
+entry:
+  %least = icmp slt i64 {lanes}, %count
+  br i1 %least, label %vector, label %rest
+vector:
+  %i = phi i64 [0, %entry], [%i1, %vector]
+  %over = mul i64 %i, {step}
+  %at = getelementptr {kind}, ptr %from, i64 %over
+  %read = load {whole}, ptr %at, align {dtype.itemsize}
+  %made = shufflevector {whole} %read, {whole} poison, <{lanes} x i32> <{places}>
+  %there = getelementptr {kind}, ptr %to, i64 %i
+  store <{lanes} x {kind}> %made, ptr %there, align {dtype.itemsize}
+  %i1 = add i64 %i, {lanes}
+  %next = add i64 %i1, {lanes}
+  %more = icmp slt i64 %next, %count
+  br i1 %more, label %vector, label %rest
+rest:
+  %k = phi i64 [0, %entry], [%i1, %vector], [%k1, %one]
+  %left = icmp slt i64 %k, %count
+  br i1 %left, label %one, label %end
+one:
+  %skip = mul i64 %k, {step}
+  %source = getelementptr {kind}, ptr %from, i64 %skip
+  %x = load {kind}, ptr %source, align {dtype.itemsize}
+  %target = getelementptr {kind}, ptr %to, i64 %k
+  store {kind} %x, ptr %target, align {dtype.itemsize}
+  %k1 = add i64 %k, 1
+  br label %rest
+end:
+  ret void
+}}
+"""
+
+
+def _in_chunks(
+    near: Sequence[str],
+    work: Sequence[str],
+    stores: Sequence[str],
+    begin: str,
+    stop: str,
+    start: str,
+) -> list[str]:
+    return [
+        f"  %any = icmp slt i64 {begin}, {stop}",
+        "  br i1 %any, label %chunk, label %rowend",
+        "chunk:",
+        f"  %c = phi i64 [{begin}, %{start}], [%cend, %chunkend]",
+        f"  %cfull = add i64 %c, {TILE}",
+        f"  %cless = icmp slt i64 %cfull, {stop}",
+        f"  %cend = select i1 %cless, i64 %cfull, i64 {stop}",
+        *near,
+        "  br label %loop",
+        "loop:",
+        "  %i = phi i64 [%c, %chunk], [%i1, %loop]",
+        *work,
+        *stores,
+        "  %i1 = add nsw i64 %i, 1",
+        "  %more = icmp slt i64 %i1, %cend",
+        "  br i1 %more, label %loop, label %chunkend, !llvm.loop !0",
+        "chunkend:",
+        f"  %cmore = icmp slt i64 %cend, {stop}",
+        "  br i1 %cmore, label %chunk, label %rowend",
+    ]
 
 
 def _streamed(
+    near: Sequence[str],
     work: Sequence[str],
     stores: Sequence[str],
     written: Sequence[tuple[int, DType]],
@@ -586,6 +700,7 @@ def _streamed(
             f"  %bytes{k} = mul i64 %count, {t.itemsize}",
             f"  %tile{k} = getelementptr {memory_type(t)}, ptr %buffer{k}, i64 %back",
         ]
+    code += near
     code += ["  br label %loop", "loop:", "  %i = phi i64 [%c, %tile], [%i1, %loop]"]
     code += [
         *work,
@@ -655,13 +770,15 @@ def _address(text: list[str], k: int, dtype: DType, step: int, base: str = "p") 
         kind = "i8" if dtype == bool_ else llvm_type(dtype)
         text.append(f"  %a{k} = getelementptr {kind}, ptr %{base}{k}, i64 %i")
     else:
-        text.append(f"  %b{k} = mul i64 %step{k}, %i")
+        # LLVM makes vectors of what is backwards, if it knows
+        known = str(step) if step == -dtype.itemsize else f"%step{k}"
+        text.append(f"  %b{k} = mul nsw i64 {known}, %i")
         text.append(f"  %a{k} = getelementptr i8, ptr %p{k}, i64 %b{k}")
     return f"%a{k}"
 
 
-def _load(lines: Lines, text: list[str], k: int, dtype: DType, step: int) -> Value:
-    address = _address(text, k, dtype, step)
+def _load(lines: Lines, text: list[str], k: int, dtype: DType, step: int, base: str = "p") -> Value:
+    address = _address(text, k, dtype, step, base)
     kind = "i8" if dtype == bool_ else llvm_type(dtype)
     text.append(
         f"  %l{k} = load {kind}, ptr {address}, align {dtype.itemsize}, !llvm.access.group !1"

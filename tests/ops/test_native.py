@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
+import mmap
 import os
 import subprocess
 import sys
@@ -99,7 +101,7 @@ def chain(dtype: str) -> Graph:
 def looks(draw: Any, shape: tuple[int, ...], dtype: str, seed: int) -> Any:
     """An array that broadcasts to a shape: permuted, with steps, backwards, repeated."""
     axes = draw(st.permutations(range(len(shape))))
-    steps = [draw(st.sampled_from([1, 1, 2, -1, 0])) for _ in shape]
+    steps = [draw(st.sampled_from([1, 1, 2, 3, 4, -1, 0])) for _ in shape]
     sizes = [1 if s == 0 else shape[a] * max(abs(s), 1) for a, s in zip(axes, steps, strict=True)]
     x = np.asarray(np.random.default_rng(seed).integers(-9, 9, sizes)).astype(dtype)
     x = x[(..., *(slice(None, None, s or 1) for s in steps))]
@@ -140,7 +142,8 @@ def test_any_strides(data: Any) -> None:
     x = np.broadcast_to(x, np.broadcast_shapes(x.shape, y.shape, shape))
     threads = data.draw(st.sampled_from([1, 2, 3, 7]))
     tiled = {"LEAST_TILED": 1, "FAR_APART": 2} if data.draw(st.booleans()) else {}
-    with mock.patch.multiple(native, GRAIN=1, **tiled):
+    least = data.draw(st.sampled_from([1, 1000]))
+    with mock.patch.multiple(native, GRAIN=1, MANY_APART=least, **tiled):
         total, less = run(chain(dtype), x, y, threads=threads)
     np.testing.assert_array_equal(total, x * y + x)
     np.testing.assert_array_equal(less, x < y)
@@ -186,6 +189,35 @@ def test_transposes_are_read_in_tiles() -> None:
         assert tiled(*(np.broadcast_to(o, others[0].shape) for o in others)).tiled is None
 
 
+@pytest.mark.parametrize("step", [2, 3, 4])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "uint8"])
+def test_nothing_is_read_behind_the_last_of_what_lies_apart(dtype: str, step: int) -> None:
+    """Memory ends with the operand's last element; the sum of a row is in chunks, too."""
+    body = chain(dtype)
+    builder = Builder([Spec((1,), np.dtype(dtype))])
+    total = builder.graph([builder.call("sum", 0, axes=(0,), dtype=np.dtype(dtype))])
+    for n in (128, 129, 1024, 1040, 2063):
+        size = np.dtype(dtype).itemsize
+        used = ((n - 1) * step + 1) * size
+        pages = -(-used // mmap.PAGESIZE) * mmap.PAGESIZE
+        memory = mmap.mmap(-1, pages + mmap.PAGESIZE)
+        whole = np.frombuffer(memory, np.uint8)
+        nothing = ctypes.c_void_p(whole.ctypes.data + pages)
+        protect = ctypes.CDLL(None).mprotect
+        assert protect(nothing, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+        flat = whole[pages - used : pages].view(dtype)
+        flat[...] = np.random.default_rng(n).integers(0, 9, flat.size)
+        x, y = flat[::step], np.arange(n).astype(dtype)
+        assert native._apart(body, loops_over((n,), [x.strides, y.strides])) == {0: step}
+        made, less = run(body, x, y)
+        np.testing.assert_array_equal(made, x * y + x)
+        np.testing.assert_array_equal(less, x < y)
+        out = np.empty((), total.out_specs[0].dtype)
+        native_kernel(total, (n,), [x.strides, (0,)], 1, 1)(x, out)
+        assert out == x.sum(dtype=out.dtype)
+        assert protect(nothing, ctypes.c_size_t(mmap.PAGESIZE), 3) == 0
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_large_results_pass_the_caches(data: Any) -> None:
@@ -220,7 +252,8 @@ def test_which_results_pass_the_caches(monkeypatch: Any) -> None:
     assert passes(50_000)
     assert "nontemporal" in native.kernel_text(body, loops_over((50_000,), steps))
     assert not passes(5000), "what the cache holds"
-    assert not passes(50_000, [(8,), (16,), (8,), (1,)]), "what does not lie in order"
+    assert passes(50_000, [(8,), (16,), (8,), (1,)]), "what is brought side by side first"
+    assert not passes(50_000, [(8,), (40,), (8,), (1,)]), "what does not lie in order"
     rows = [(40_000, 8), (0, 8), (40_000, 8), (5000, 1)]
     assert native.streams(body, loops_over((30, 5000), rows))
     assert not native.streams(body, loops_over((2, 5000), rows)), "what the cache holds"
