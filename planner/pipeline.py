@@ -32,6 +32,7 @@ from .plan import Key, Plan, Program, Target, local_bytes, peak_bytes
 from .precision import mix_precision
 from .reads import read_files
 from .simplify import simplify
+from .slices import slice_first
 from .stay import mark_staying
 from .tuning import Tune, sites, with_ways
 
@@ -76,7 +77,7 @@ def make_plan(key: Key, names: tuple[str, ...] = (), called: str = "") -> Plan:
 
 def lower(graph: Graph, key: Key, results: Results) -> Program:
     """What this machine runs of a graph that every machine may have."""
-    graph = fuse(narrow(graph, key.target), key.target)
+    graph = fuse(slice_first(narrow(graph, key.target), key.target), key.target)
     graph = finish_early(graph, key.target, key.donated)
     reuse, limit = _to_reuse(key, results), key.target.memory_limit
     whole = mark_staying(halve(graph, key.target), key.target, key.donated)
