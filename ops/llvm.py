@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -161,13 +161,15 @@ def symbol(name: str, address: int) -> None:
 
 
 def linked(text: str) -> int:
-    """The address of a module's `run`, for others to call. It stays."""
-    return _kept(text)[0]
+    """The address of a module's `run`, for others to call. It stays, and is the same for all threads."""
+    with _linking:
+        if text not in _linked:
+            _linked[text] = _load_or_make(text)
+        return _linked[text][0]
 
 
-@cache
-def _kept(text: str) -> tuple[int, Any]:
-    return _load_or_make(text)
+_linking = threading.Lock()
+_linked: dict[str, tuple[int, Any]] = {}
 
 
 def _compiled(text: str) -> _Code:

@@ -459,6 +459,23 @@ def test_who_is_done_takes_turns_from_who_is_busy() -> None:
     assert out[turns // 2 - 1] != out[0], "who waited did not do it itself"
 
 
+def test_threads_that_link_at_once_get_the_same_code() -> None:
+    """One that another thread made, too, would be gone as soon as that is kept instead."""
+    text = "define void @run() {\n  ret void\n}\n; of this test\n"
+    meet, found = threading.Barrier(4), set[int]()
+
+    def link() -> None:
+        meet.wait()
+        found.add(llvm.linked(text))
+
+    team = [threading.Thread(target=link) for _ in range(4)]
+    for thread in team:
+        thread.start()
+    for thread in team:
+        thread.join()
+    assert found == {llvm.linked(text)}
+
+
 @pytest.mark.skipif(most_threads() < 2, reason="there is one core")
 def test_threads_on_one_core_part() -> None:
     """The second one is brought to where the first one runs, until it is found there."""
