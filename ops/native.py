@@ -35,7 +35,8 @@ TILE_ROWS, TILE_COLUMNS = 64, 64
 FEW_BESIDE = 4  # turns of an innermost loop that is written out ...
 MANY_TURNS = 64  # ... where the next one has so many
 FEW_APART = 4  # elements from one to the next in operands that are put side by side first ...
-MANY_APART = 128  # ... where a loop has so many turns
+NEAR = 16  # ... if these are fewer bytes, or it is every second one, and ...
+MANY_APART = 128  # ... a loop has so many turns
 SHARE = 4  # of the last cache: what is larger than its fourth part does not stay there
 
 
@@ -550,7 +551,8 @@ def _apart(body: Graph, loops: Loops) -> dict[int, int]:
     nowhere, found = numbers_in(body), {}
     for k, s in enumerate(body.inputs):
         step, over = divmod(loops.strides[k][-1], s.dtype.itemsize)
-        if k not in nowhere and not over and 1 < step <= FEW_APART:
+        near = step == 2 or step * s.dtype.itemsize < NEAR
+        if k not in nowhere and not over and near and 1 < step <= FEW_APART:
             found[k] = step
     return found
 

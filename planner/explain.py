@@ -19,6 +19,7 @@ from ostinato.ops.spec import Spec
 
 from .fuse import title
 from .machine import Machine, this_machine
+from .memory import is_joined
 from .plan import Choice, Plan, Program, largest_part
 
 REPEATED = {"loop": "trips", "blocks": "turns"}
@@ -55,6 +56,8 @@ def steps(program: Program, machine: Machine, depth: int = 0, turns: int = 1) ->
     graph = program.graph
     for k, node in enumerate(graph.nodes):
         if node.op in ("constant", "wait") or program.slots[graph.starts[k]].kind == "alias":
+            continue
+        if is_joined(program, k):
             continue
         ins = [graph.specs[v] for v in node.inputs]
         kind = collective_of(node.op, node.kw)
@@ -211,9 +214,10 @@ def count(program: Program) -> tuple[int, dict[str, int]]:
         kind = collective_of(node.op, node.kw)
         if kind:
             kinds[kind] = kinds.get(kind, 0) + 1
-        elif node.op != "wait" and program.slots[program.graph.starts[k]].kind not in (
-            "alias",
-            "constant",
+        elif (
+            node.op != "wait"
+            and program.slots[program.graph.starts[k]].kind not in ("alias", "constant")
+            and not is_joined(program, k)
         ):
             nodes += len(node.kw["body"].nodes) if node.op in FUSED else 1
             if node.op in FUSED:

@@ -3,7 +3,8 @@
 One walk over the nodes in running order. A value that a node makes gets a place in the arena (or is
 a result, which has memory of its own), a view shares the place of what it views, and a place is
 free again after its last reader. An elementwise result takes over the place of an operand that dies
-there. Sizes are those of the largest part that any worker holds, so that one assignment serves all.
+there. What kernels make for a `concat` only is made where that puts it. Sizes are those of the largest
+part that any worker holds, so that one assignment serves all.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from ostinato.ops.draws import numbers_in
 from ostinato.ops.graph import Graph, Node
 from ostinato.ops.layout import Partial
 from ostinato.ops.registry import ANY, OPS, Op, Scratch
@@ -21,6 +24,7 @@ from ostinato.ops.spec import Shape, Spec
 from .plan import Program, Slot, local_bytes
 
 ALIGN = 64
+RUN = 128  # bytes in a row, from which kernels write to parts of what is joined
 CONTROL = ("loop", "while", "branch", "blocks")
 
 
@@ -117,6 +121,77 @@ def _leads(graph: Graph, node: Node) -> bool:
     return False
 
 
+def joined(graph: Graph) -> dict[int, int]:
+    """What kernels make for a `concat` that joins nothing else: for each value the joined one."""
+    found: dict[int, int] = {}
+    for k, node in enumerate(graph.nodes):
+        if node.op != "concat":
+            continue
+        parts = [_before_join(graph, k, w) for w in node.inputs]
+        if all(v >= 0 for v in parts):
+            found |= dict.fromkeys(parts, graph.starts[k])
+    return found
+
+
+def _before_join(graph: Graph, k: int, w: int) -> int:
+    """The value that a kernel makes for this operand of a `concat` and for nobody else; -1 if it is
+    something else, or lies in so short rows that it is better copied."""
+    node, axis = graph.nodes[k], graph.nodes[k].kw["axis"]
+    before, after = graph.specs[w], node.specs[0]
+    here = after.layout is not None and before.layout == after.layout
+    cut = after.layout.splits if after.layout is not None else ()
+    if not here or axis in cut or before.dtype != after.dtype or before.pending:
+        return -1
+    if math.prod(before.shape[axis:]) * before.dtype.itemsize < RUN:
+        return -1
+    readers: tuple[int, ...] = (k,)
+    while (
+        (maker := graph.producers[w]) >= 0 and graph.uses[w] == readers and w not in graph.outputs
+    ):
+        made = graph.nodes[maker]
+        if made.op == "fused" and not numbers_in(made.kw["body"]):
+            return w
+        if made.op != "expand_dims":
+            break
+        (w,), readers = made.inputs, (maker,)
+    return -1
+
+
+def is_joined(program: Program, k: int) -> bool:
+    """Whether nothing is left to do for a node, as it joins what was made in its place."""
+    graph, slots = program.graph, program.slots
+    if graph.nodes[k].op != "concat":
+        return False
+    v = graph.nodes[k].inputs[0]
+    while slots[v].kind == "alias":
+        v = slots[v].at
+    return slots[v].kind == "part"
+
+
+def in_part(graph: Graph, v: int, shape_of: Callable[[Spec], Shape]) -> Callable[[Any], Any]:
+    """Of a joined array the part in which a value is made."""
+    (k,) = graph.uses[v]
+    looks = list[Node]()
+    while graph.nodes[k].op != "concat":
+        looks.append(graph.nodes[k])
+        v = graph.starts[k]
+        (k,) = graph.uses[v]
+    node = graph.nodes[k]
+    axis = node.kw["axis"]
+    begin = 0
+    for w in node.inputs[: node.inputs.index(v)]:
+        begin += shape_of(graph.specs[w])[axis]
+    end = begin + shape_of(graph.specs[v])[axis]
+
+    def part(whole: Any) -> Any:
+        found = whole[(*(slice(None),) * axis, slice(begin, end))]
+        for look in reversed(looks):
+            found = found.squeeze(look.kw["axes"])
+        return found
+
+    return part
+
+
 class Arena:
     """Free places by offset; the best fit is taken, and the arena grows where none fits."""
 
@@ -165,6 +240,8 @@ class _Assigner:
         self.slots: list[Slot] = [Slot("input", k) for k in range(len(graph.inputs))]
         self.root = list(range(len(graph.specs)))  # what each value's memory belongs to
         self.contiguous = contiguous(graph, in_order)
+        self.joined = joined(graph)
+        self.early: dict[int, Slot] = {}  # of what is joined, from its first part on
         self.result = {v: k for k, v in enumerate(graph.outputs)}
         self.last = self._last_reads()
         self.taken: set[int] = set()  # values whose memory another took over
@@ -239,6 +316,15 @@ class _Assigner:
 
     def _place(self, k: int, node: Node, v: int) -> Slot:
         graph = self.graph
+        if v in self.joined:
+            whole = self.joined[v]
+            if whole not in self.early:
+                self.begun |= {self.result[w] for w in (whole,) if w in self.result}
+                join = graph.producers[whole]
+                self.early[whole] = self._place(join, graph.nodes[join], whole)
+            return Slot("part", whole)
+        if v in self.early:
+            return self.early[v]
         if v in self.result:
             self._over_donated(k, node, v)
             return Slot("output", self.result[v])

@@ -77,7 +77,8 @@ class Slot:
     """Where a value lives.
 
     input, output: the k-th of the program's;  arena: at a byte offset;  alias: a view of another
-    value; constant: a number of the program itself;  none: nobody reads it."""
+    value; part: where that value joins it with others;  constant: a number of the program itself;
+    none: nobody reads it."""
 
     kind: str
     at: int = 0

@@ -35,7 +35,14 @@ from ostinato.ops.products import Keeping
 from ostinato.ops.registry import OPS, Place
 from ostinato.ops.sequence import Sequenced, sequence
 from ostinato.ops.spec import Spec, is_inexact, lying
-from ostinato.planner.memory import CONTROL, body_order, contiguous, scratch_of
+from ostinato.planner.memory import (
+    CONTROL,
+    body_order,
+    contiguous,
+    in_part,
+    is_joined,
+    scratch_of,
+)
 from ostinato.planner.plan import ONE_THREAD, Program
 
 from ostinato import settings
@@ -250,6 +257,8 @@ class _Binder:
                         names.append(self.array(value))
                     case "alias":
                         names.append("")
+                    case "part":
+                        names.append(self.part(program, v, outs, base))
                     case _:
                         names.append("None")
             row = Row(node, self.depth)
@@ -277,7 +286,7 @@ class _Binder:
             self.views(program, k, node, row, names, first)
             return
         outs = names[first : first + len(node.specs)]
-        if node.op == "constant":
+        if node.op == "constant" or is_joined(program, k):
             return
         if (
             self.record is not None
@@ -374,19 +383,33 @@ class _Binder:
             ) -> Any:
                 return view(xp, x, at, **params)
 
-            if source in self.fixed:
-                names[first + j] = self.array(look(self.fixed[source]))
-            else:
-                names[first + j] = self.local("x")
-                if self.shown.get(source) is not None:
-                    self.shown[names[first + j]] = look(self.shown[source])
-                if source in self.looks:
-                    which, before = self.looks[source]
-                    self.looks[names[first + j]] = which, _in_turn(before, look)
-                self.write(f"{names[first + j]} = {self.name('w', look)}({source})", row)
-                made = self.shown.get(names[first + j])
-                if self.record is not None and made is not None:
-                    self.record.view(names[first + j], source, distance(self.shown[source], made))
+            names[first + j] = self.seen(source, look, row)
+
+    def seen(self, source: str, look: Look, row: Row | None = None) -> str:
+        """A name for a look at an array."""
+        if source in self.fixed:
+            return self.array(look(self.fixed[source]))
+        made = self.local("x")
+        if self.shown.get(source) is not None:
+            self.shown[made] = look(self.shown[source])
+        if source in self.looks:
+            which, before = self.looks[source]
+            self.looks[made] = which, _in_turn(before, look)
+        self.write(f"{made} = {self.name('w', look)}({source})", row)
+        like = self.shown.get(made)
+        if self.record is not None and like is not None:
+            self.record.view(made, source, distance(self.shown[source], like))
+        return made
+
+    def part(self, program: Program, v: int, outs: Sequence[str], base: int) -> str:
+        """Where a value is made in what it will be joined to."""
+        graph, whole = program.graph, program.slots[v].at
+        slot, spec = program.slots[whole], graph.specs[whole]
+        if slot.kind == "output":
+            source = outs[slot.at]
+        else:
+            source = self.stored(base + slot.at, self.shape(spec), spec.dtype)
+        return self.seen(source, in_part(graph, v, self.shape))
 
     # -- generated kernels -----------------------------------------------------------------
     def lies(self, name: str) -> Any:

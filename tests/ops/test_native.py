@@ -189,8 +189,11 @@ def test_transposes_are_read_in_tiles() -> None:
         assert tiled(*(np.broadcast_to(o, others[0].shape) for o in others)).tiled is None
 
 
-@pytest.mark.parametrize("step", [2, 3, 4])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "uint8"])
+@pytest.mark.parametrize(
+    ("dtype", "step"),
+    [("float32", 2), ("float32", 3), ("float64", 2)]
+    + [(dtype, step) for dtype in ("int16", "uint8") for step in (2, 3, 4)],
+)
 def test_nothing_is_read_behind_the_last_of_what_lies_apart(dtype: str, step: int) -> None:
     """Memory ends with the operand's last element; the sum of a row is in chunks, too."""
     body = chain(dtype)

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import math
 import random
 import tracemalloc
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ostinato.ops.layout import Partial
+from ostinato.ops.llvm import why_not
 from ostinato.ops.registry import ANY, OPS
-from ostinato.planner import memory
+from ostinato.ops.spec import Spec
+from ostinato.planner import fuse, memory
 from ostinato.planner.plan import Program, local_bytes
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, DonatedError, LinAlgError, MemoryLimitError
+from tests.helpers import assert_same, compare_all
 from tests.planner.test_any_layout import RELAXED, splits_for
 from tests.programs import make_program
 from tests.sessions import MESHES, use
 
 MIB = 1 << 20
+needs_kernels = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
 class Overwritten(AssertionError):
@@ -39,7 +47,7 @@ def check_memory(program: Program, base: int = 0) -> None:
 
     def place(v: int) -> tuple[Any, int, int]:
         slot = slots[v]
-        while slot.kind == "alias":
+        while slot.kind in ("alias", "part"):
             v, slot = slot.at, slots[slot.at]
         size = local_bytes(graph.specs[v])
         if slot.kind == "arena":
@@ -52,6 +60,19 @@ def check_memory(program: Program, base: int = 0) -> None:
             if buffer == ("output", result):
                 buffer = ("input", operand)
         return buffer, 0, size
+
+    def runs(v: int) -> list[tuple[Any, int, int]]:
+        """The intervals of bytes in which a value lies."""
+        v = owner(v)
+        if slots[v].kind != "part":
+            return [place(v)]
+        buffer, begin, _ = place(v)
+        whole = graph.specs[slots[v].at]
+        size = whole.dtype.itemsize
+        numbers = np.arange(math.prod(largest(whole))).reshape(largest(whole))
+        mine = np.sort(memory.in_part(graph, v, largest)(numbers), axis=None)
+        cuts = np.split(mine, np.flatnonzero(np.diff(mine) != 1) + 1) if mine.size else []
+        return [(buffer, begin + size * c[0], begin + size * (c[-1] + 1)) for c in cuts]
 
     def owner(v: int) -> int:
         while slots[v].kind == "alias":
@@ -76,14 +97,14 @@ def check_memory(program: Program, base: int = 0) -> None:
         root = owner(v)
         if slots[root].kind in ("constant", "none"):
             return
-        buffer, lo, hi = place(v)
-        covered = sum(
-            min(b, hi) - max(a, lo)
-            for a, b, w in held.get(buffer, [])
-            if w == root and a < hi and lo < b
-        )
-        if covered != hi - lo:
-            raise Overwritten(f"value {v} at {buffer} [{lo}, {hi}) is not there when it is read")
+        for buffer, lo, hi in runs(v):
+            covered = sum(
+                min(b, hi) - max(a, lo)
+                for a, b, w in held.get(buffer, [])
+                if w == root and a < hi and lo < b
+            )
+            if covered != hi - lo:
+                raise Overwritten(f"value {v} at {buffer} [{lo}, {hi}) is not there when read")
 
     def meets(a: tuple[Any, int, int], b: tuple[Any, int, int]) -> bool:
         return a[0] == b[0] and a[1] < b[2] and b[1] < a[2]
@@ -93,7 +114,15 @@ def check_memory(program: Program, base: int = 0) -> None:
     for k, node in enumerate(graph.nodes):
         for v in node.inputs:
             holds(v)
-        outs = [v for v in graph.outs(k) if slots[v].kind in ("arena", "output")]
+        if memory.is_joined(program, k):
+            (whole,) = graph.outs(k)
+            assert (
+                sum(b - a for v in node.inputs for _, a, b in runs(v))
+                == place(whole)[2] - place(whole)[1]
+            )
+            write(*place(whole), whole)
+            continue
+        outs = [v for v in graph.outs(k) if slots[v].kind in ("arena", "output", "part")]
         spans: list[tuple[Any, int, int]] = []
         if node.op in memory.CONTROL:
             need = max(p.arena_bytes for p in program.bodies[k])
@@ -123,27 +152,37 @@ def check_memory(program: Program, base: int = 0) -> None:
             for span in spans:
                 assert not meets(place(v), span), f"{node.op}: scratch over operand {v}"
             for out in outs:
-                if meets(place(v), place(out)) and place(v)[1] < place(v)[2]:
+                if slots[out].kind == "part":
+                    pairs = itertools.product(runs(v), runs(out))
+                    assert not any(meets(a, b) for a, b in pairs), "a part over an operand"
+                elif meets(place(v), place(out)) and place(v)[1] < place(v)[2]:
                     allowed = OPS[node.op].overwrite
                     assert allowed == ANY or i in allowed, (
                         f"{node.op} may not write over operand {i}"
                     )
                     assert place(v) == place(out), f"{node.op}: result and operand overlap askew"
                     assert owner(v) == v, f"{node.op} writes over what a view shows"
-        for n, a in enumerate(spans + [place(v) for v in outs]):
-            for b in (spans + [place(v) for v in outs])[:n]:
+        written = spans + [run for v in outs for run in runs(v)]
+        for n, a in enumerate(written):
+            for b in written[:n]:
                 assert not meets(a, b), f"{node.op}: results or scratch overlap"
         for span in spans:
             assert span[2] <= base + program.arena_bytes
             write(*span, "garbage")
         for v in outs:
-            buffer, lo, hi = place(v)
-            assert buffer != "arena" or hi <= base + program.arena_bytes
-            write(buffer, lo, hi, v)
+            for buffer, lo, hi in runs(v):
+                assert buffer != "arena" or hi <= base + program.arena_bytes
+                write(buffer, lo, hi, v)
         for body in program.bodies.get(k, ()):
             check_memory(body, base + program.bases[k])
     for v in graph.outputs:
         holds(v)
+
+
+def largest(spec: Spec) -> tuple[int, ...]:
+    """The shape of the largest part."""
+    assert spec.layout is not None
+    return tuple(spec.layout.largest(spec.shape))
 
 
 def programs_of(session: Any) -> list[Program]:
@@ -289,6 +328,99 @@ def test_elementwise_chains_work_in_place() -> None:
         g = ost.compile(lambda x: ost.exp(ost.sin(x * 2) + 1))
         g(ost.ones(1000))
         assert g.plan.arena_bytes == 0
+
+
+@needs_kernels
+def test_what_is_joined_is_made_in_its_place() -> None:
+    def rotated(x: Any, c: Any, s: Any) -> Any:
+        a, b = x[:, :40], x[:, 40:]
+        return ost.concat([a * c - b * s, a * s + b * c], axis=1)
+
+    x, c, s = (np.random.default_rng(k).random((500, n)) for k, n in enumerate((80, 40, 40)))
+    wanted = np.concatenate([x[:, :40] * c - x[:, 40:] * s, x[:, :40] * s + x[:, 40:] * c], 1)
+    with use():
+        f, g = ost.compile(rotated), ost.compile(lambda *xs: ost.exp(rotated(*xs)).sum(0))
+        np.testing.assert_array_equal(np.asarray(f(x, c, s)), wanted)
+        np.testing.assert_allclose(np.asarray(g(x, c, s)), np.exp(wanted).sum(0))
+    for made, most in ((f, 0), (g, wanted.nbytes)):
+        program = made.plan.program
+        check_memory(program)
+        assert [slot.kind for slot in program.slots].count("part") == 2
+        assert program.arena_bytes <= most + 4096, "and what the sum works in"
+    assert "concat" not in f.plan.explain()
+
+
+@needs_kernels
+def test_what_is_joined_from_short_rows_or_read_elsewhere_is_copied() -> None:
+    x = np.random.default_rng(0).random((500, 30))
+
+    def few(x: Any) -> Any:
+        return ost.stack([x + 1, x * 2], axis=-1)
+
+    def again(x: Any) -> Any:
+        y = x + 1
+        return ost.concat([y, x * 2]), y.sum(0)
+
+    def given(x: Any) -> Any:
+        return ost.concat([x, x * 2])
+
+    with use():
+        for f in map(ost.compile, (few, again, given)):
+            f(x)
+            assert "part" not in [slot.kind for slot in f.plan.program.slots]
+
+
+@RELAXED
+@given(st.data())
+def test_joined_anywhere(data: Any) -> None:
+    """Along any axis, of parts of any length, in loops, read by anything, given away."""
+    shape = data.draw(st.lists(st.sampled_from([1, 3, 40]), min_size=1, max_size=3))
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    new = data.draw(st.booleans())
+    lengths = (
+        [shape[axis]] * 3
+        if new
+        else data.draw(st.lists(st.integers(1, 40), min_size=3, max_size=3))
+    )
+    then = data.draw(st.sampled_from(["nothing", "exp", "sum", "product", "turns"]))
+    xs = []
+    for k, n in enumerate(lengths):
+        xs.append(np.random.default_rng(k).random((*shape[:axis], n, *shape[axis + 1 :])))
+
+    def program(xp: Any, *xs: Any) -> Any:
+        a, b, c = (xp.sqrt(x) * (k + 1) - x for k, x in enumerate(xs))
+        made = xp.stack([a, b, c], axis=axis) if new else xp.concat([a, b, c], axis=axis)
+        match then:
+            case "exp":
+                return xp.exp(made) + 1
+            case "sum":
+                return xp.sum(made, axis=axis)
+            case "product":
+                flat = xp.reshape(made, (-1,))
+                return flat @ flat, made
+            case "turns":
+
+                def turn(s: Any) -> Any:
+                    parts = [s * 0.5, s * s, 1 - s]
+                    joined = xp.concat(parts, axis=axis) if not new else xp.stack(parts, axis=axis)
+                    return xp.sum(xp.reshape(joined, (3, *s.shape)), axis=0) / 4
+
+                if xp is ost:
+                    return ost.repeat(3, turn, a)
+                for _ in range(3):
+                    a = turn(a)
+                return a
+        return made
+
+    with mock.patch.multiple(fuse, WORTH=0, BESIDE=0):
+        assert_same(
+            partial(program, ost), partial(program, np), *xs, few=True, rtol=1e-12, atol=1e-12
+        )
+        with use():
+            f = ost.compile(lambda *xs: program(ost, *xs), donate=("xs",))
+            given_away = [ost.asarray(x.copy()) for x in xs]
+            compare_all(f(*given_away), program(np, *xs), "given away", 1e-12, 1e-12)
+            check_memory(f.plan.program)
 
 
 def test_donation_gives_the_memory_to_the_result() -> None:
