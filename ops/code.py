@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from .monoid import highest, lowest
-from .registers import Lines, Value, llvm_type, where
-from .spec import DType, bool_, int64
+from .registers import Lines, Value, bits, llvm_type, unbits, where
+from .spec import DType, bool_, float32, float64, int64
 
 
 class Code:
@@ -56,9 +58,12 @@ class Code:
         return Value(self.lines, self.let(f"load {llvm_type(dtype)}, ptr {cell}"), dtype)
 
     @contextlib.contextmanager
-    def loop(self, begin: str, end: str, step: int = 1, lanes: int = 0) -> Iterator[str]:
+    def loop(
+        self, begin: str, end: str, step: int = 1, lanes: int = 0, vectors: int = 0
+    ) -> Iterator[str]:
         """A loop while the index is below the end. `lanes` promises that turns are independent, of
-        elements of so many bytes.
+        elements of so many bytes; `vectors` is how many of them are one turn, 1 or 2, where LLVM
+        would take more than there are.
         """
         n = self.names = self.names + 1
         cell, i = self.cell(int64), f"%i_{n}"
@@ -72,9 +77,8 @@ class Code:
         yield i
         self.add(f"%next_{n} = add nsw i64 {i}, {step}")
         self.add(f"store i64 %next_{n}, ptr {cell}")
-        self.add(
-            f"br label %head_{n}" + (f", !llvm.loop !{_WIDTHS.index(lanes) + 3}" if lanes else "")
-        )
+        fact = f", !llvm.loop !{_WIDTHS.index(lanes) + 3 + 10 * vectors}" if lanes else ""
+        self.add(f"br label %head_{n}{fact}")
         self.lines.text.append(f"done_{n}:")
 
     @contextlib.contextmanager
@@ -260,6 +264,12 @@ def loop_facts(bits: int) -> str:
             f"!{k + 3} = distinct !{{!{k + 3}, !2, !{k + 8}}}",
             f'!{k + 8} = !{{!"llvm.loop.vectorize.width", i32 {bits // 8 // size}}}',
         ]
+        for vectors in (1, 2):
+            this, count = k + 3 + 10 * vectors, 8 + 10 * vectors
+            lines.append(f"!{this} = distinct !{{!{this}, !2, !{k + 8}, !{count}}}")
+    for vectors in (1, 2):
+        fact = f'!"llvm.loop.interleave.count", i32 {vectors}'
+        lines.append(f"!{8 + 10 * vectors} = !{{{fact}}}")
     return "\n".join(lines)
 
 
@@ -279,6 +289,38 @@ def joined(kind: str, a: Value, b: Value, flags: str = "") -> Value:
     if a.dtype.kind == "f":
         return a.lines.call(f"{kind}imum", a.dtype, a, b)
     return where(a > b if kind == "max" else a < b, a, b)
+
+
+def has_order(kind: str, dtype: DType) -> bool:
+    """Whether the best of such numbers is better found among whole numbers (`ordered`): LLVM makes dozens
+    of instructions of the maximum of a vector's floats, and none of it vectors where few are left over.
+    """
+    return kind in ("max", "min", "argmax", "argmin") and dtype in (float32, float64)
+
+
+def whole_of(dtype: DType) -> DType:
+    """Whole numbers of as many bits."""
+    return np.dtype(f"int{8 * dtype.itemsize}")
+
+
+def first_of(kind: str, dtype: DType) -> int:
+    """What looking for the best whole number begins with."""
+    most = 2 ** (8 * dtype.itemsize - 1)
+    return -most if kind in ("max", "argmax") else most - 1
+
+
+def ordered(kind: str, x: Value) -> Value:
+    """A whole number for a float, in the same order, that of -0.0 below that of 0.0; NaN's is the best."""
+    top = 8 * x.dtype.itemsize - 1
+    n = bits(x)
+    best = 2**top - 1 if kind in ("max", "argmax") else -(2**top)
+    return where(x != x, best, n ^ ((n >> top) & (2**top - 1)))
+
+
+def unordered(n: Value) -> Value:
+    """The float again."""
+    top = 8 * n.dtype.itemsize - 1
+    return unbits(n ^ ((n >> top) & (2**top - 1)))
 
 
 def compensated(total: Value, lost: Value, more: Value) -> tuple[Value, Value]:

@@ -15,7 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from .code import compensated, joined, memory_type, start_of
+from .code import (
+    compensated,
+    first_of,
+    has_order,
+    joined,
+    memory_type,
+    ordered,
+    start_of,
+    unordered,
+    whole_of,
+)
 from .draws import number_at, numbers_in
 from .graph import Graph
 from .labels import SHORT, SUMS, Nest
@@ -139,6 +149,18 @@ class _Sum:
     @property
     def compensated(self) -> bool:
         return self.kind == "sum" and self.dtype.kind == "f"
+
+    @property
+    def ordered(self) -> bool:
+        return has_order(self.kind, self.dtype)
+
+    @property
+    def inside(self) -> tuple[DType, str]:
+        """The dtype of a chunk's sum, and its start."""
+        if not self.ordered:
+            return self.dtype, self.start
+        dtype = whole_of(self.dtype)
+        return dtype, literal(first_of(self.kind, dtype), dtype)
 
 
 def kernel_text(body: Graph, loops: Loops, share: int = SHARE) -> str:
@@ -362,17 +384,20 @@ def _reduced(
     """A turn: chunks, whose sums are free in order, and their sum, which is compensated."""
     inside, between = Lines(), Lines()
     inside.count = lines.count
-    accumulated = [
-        joined(
-            s.kind,
-            Value(inside, f"%acc{n}", s.dtype),
+    accumulated = []
+    for n, s in enumerate(sums):
+        value, total = (
             Value(inside, s.value.name, s.dtype),
-            "reassoc",  # within a chunk the order is free, so that lanes can share it
+            Value(inside, f"%acc{n}", s.inside[0]),
         )
-        for n, s in enumerate(sums)
-    ]
+        if s.ordered:
+            value = ordered(s.kind, value)
+        # within a chunk the order is free, so that lanes can share it
+        accumulated.append(joined(s.kind, total, value, "reassoc"))
     between.count = inside.count
-    totals = [_onto(between, s, n, accumulated[n].name) for n, s in enumerate(sums)]
+    made = [Value(between, a.name, a.dtype) for a in accumulated]
+    made = [unordered(a) if s.ordered else a for s, a in zip(sums, made, strict=True)]
+    totals = [_onto(between, s, n, made[n].name) for n, s in enumerate(sums)]
     lines.count = between.count
     lines.declared |= inside.declared | between.declared
     code = [
@@ -392,8 +417,9 @@ def _reduced(
         "  %i = phi i64 [%c, %chunk], [%i1, %loop]",
     ]
     for n, s in enumerate(sums):
-        kind = llvm_type(s.dtype)
-        code.append(f"  %acc{n} = phi {kind} [{s.start}, %chunk], [{accumulated[n].name}, %loop]")
+        dtype, start = s.inside
+        again = accumulated[n].name
+        code.append(f"  %acc{n} = phi {llvm_type(dtype)} [{start}, %chunk], [{again}, %loop]")
     code += [
         *work,
         *inside.text,

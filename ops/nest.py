@@ -19,7 +19,18 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .code import Code, compensated, joined, memory_type, start_of
+from .code import (
+    Code,
+    compensated,
+    first_of,
+    has_order,
+    joined,
+    memory_type,
+    ordered,
+    start_of,
+    unordered,
+    whole_of,
+)
 from .draws import number_at, numbers_in
 from .graph import Node
 from .labels import (
@@ -103,8 +114,9 @@ Env = dict[int, str]
 class Writer:
     """Writes the stages of a unit."""
 
-    def __init__(self, nest: Nest) -> None:
+    def __init__(self, nest: Nest, bits: int) -> None:
         self.nest = nest
+        self.bits = bits  # of a vector
         self.body = nest.body
         self.numbers = numbers_in(nest.body)
         self.facts = facts(nest)
@@ -314,7 +326,9 @@ class Writer:
         code.lines.text = inside
         yield {nest.lane: f"%lane_{n}"}
         code.lines.text = before
-        with code.loop(begin, end, lanes=size) as i:
+        vectors, over = divmod(self.nest.extents[nest.lane] * size, self.bits // 8)
+        few = 0 if nest.across or over or vectors >= 4 else 2 - vectors % 2
+        with code.loop(begin, end, lanes=size, vectors=few) as i:
             code.add(f"%lane_{n} = add i64 {i}, 0")
             before.extend(inside)
         self.memo, self.outer = memo, outer
@@ -569,6 +583,8 @@ class Writer:
         long = r.kind == "sum" and dtype.kind == "f" and not nest.across
 
         def totals(indices: Sequence[Env], begin: str = "0", end: str = "") -> list[str]:
+            if has_order(r.kind, dtype):
+                return [self.best_along(r.kind, r.node.inputs[0], over, i) for i in indices]
             cells = [code.cell(dtype) for _ in indices]
             for cell in cells:
                 code.put(cell, self.start(r, dtype))
@@ -608,18 +624,35 @@ class Writer:
                     else:
                         self.store(self.shared(first, total), at)
 
+    def best_along(self, kind: str, x: int, over: Sequence[int], fixed: Env) -> str:
+        """A cell with the best of a value's floats along the lane and others, NaN before all."""
+        code, dtype = self.code, self.body.specs[x].dtype
+        whole = whole_of(dtype)
+        most, found = code.cell(whole), code.cell(dtype)
+        code.put(most, code.lines.constant(first_of(kind, whole), whole))
+        word = "max" if kind in ("max", "argmax") else "min"
+        with self.over(over, {}) as env, self.lanes(dtype.itemsize) as lane:
+            more = ordered(kind, self.value(x, fixed | env | lane))
+            code.put(most, self.joined(word, code.get(most, whole), more))
+        code.put(found, unordered(code.get(most, whole)))
+        return found
+
     def find_along(self, first: int, r: Reduction) -> None:
         """The best along the lane, then the first position that has it."""
         code, x = self.code, r.node.inputs[0]
         dtype = self.body.specs[first].dtype
         kind = "max" if r.kind == "argmax" else "min"
         with self.over(self.apart(first), {}) as env:
-            best, position = code.cell(dtype), code.cell(int64)
-            code.put(best, self.start(r, dtype))
+            position = code.cell(int64)
             code.put(position, code.lines.constant(2**62, int64))
-            with self.lanes(dtype.itemsize) as lane:
-                here = env | lane
-                code.put(best, self.joined(kind, code.get(best, dtype), self.value(x, here)))
+            if has_order(kind, dtype):
+                best = self.best_along(kind, x, (), env)
+            else:
+                best = code.cell(dtype)
+                code.put(best, self.start(r, dtype))
+                with self.lanes(dtype.itemsize) as lane:
+                    more = self.value(x, env | lane)
+                    code.put(best, self.joined(kind, code.get(best, dtype), more))
             found = code.get(best, dtype)
             with self.lanes(dtype.itemsize) as lane:
                 element = self.value(x, env | lane)

@@ -427,7 +427,7 @@ def _is_float_sum(r: Reduction, dtype: DType) -> bool:
 
 def nest_text(nest: Nest, bits: int) -> str:
     """The functions of a kernel, for native.py to call, with vectors of so many bits."""
-    body, end = Kernel(nest), Kernel(nest)
+    body, end = Kernel(nest, bits), Kernel(nest, bits)
     functions = [body.function(), end.finish()]
     declared = sorted(body.code.lines.declared | end.code.lines.declared)
     return "\n".join([*declared, *functions, loop_facts(bits)])

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,6 +30,7 @@ from ostinato.ops.scalar import can_lower, has_own_bits
 from ostinato.ops.spec import Spec, bfloat16
 from ostinato.ops.threads import has_pool, most_threads
 
+import ostinato as ost
 from ostinato import settings as knobs
 
 from .nodes import SAMPLED, nodes_of
@@ -263,6 +265,37 @@ def test_which_results_pass_the_caches(monkeypatch: Any) -> None:
     short = [(4000, 8), (0, 8), (4000, 8), (500, 1)]
     assert not native.streams(body, loops_over((300, 500), short)), "rows of less than some tiles"
     assert not passes(50_000, [(8,)] * 3 + [(0,)], reducing("float64", 1, 1, ["sum"]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("n", [7, 16, 31, 32, 48, 64, 100, 129, 1500])
+def test_the_best_of_floats(dtype: str, n: int) -> None:
+    """With infinities, zeros of both signs, and NaN of both signs: the same in any order."""
+    rng = np.random.default_rng(n)
+    x = rng.standard_normal((30_000 // n, n)).astype(dtype)  # too many for NumPy
+    nan = np.array(np.nan, dtype)
+    for row in x:
+        few = rng.integers(0, n, 3)
+        row[few] = rng.permutation([0.0, -0.0, rng.choice([np.inf, -np.inf, nan, -nan, 1.0])])
+        if rng.random() < 0.5:
+            row[...] = np.where(
+                np.isnan(row), row, -np.abs(row) if rng.random() < 0.5 else abs(row)
+            )
+    mixed = rng.permuted(x, axis=1)
+    with np.errstate(invalid="ignore"):
+        for name in ("max", "min", "argmax", "argmin"):
+            reduced = ost.compile(partial(getattr(ost, name), axis=1))
+            wanted = getattr(np, name)(x, 1)
+            found = np.asarray(reduced(x))
+            np.testing.assert_array_equal(found, wanted)
+            if not name.startswith("arg"):
+                again = np.asarray(reduced(mixed))
+                known = ~np.isnan(found)
+                assert found[known].tobytes() == again[known].tobytes()
+                is_zero = found == 0
+                zeros = np.where(x == 0, ~np.signbit(x), name == "min")
+                best = zeros.any(1) if name == "max" else zeros.all(1)
+                assert (np.signbit(found) == ~best)[is_zero].all()
 
 
 def test_a_result_over_an_operand() -> None:
