@@ -353,6 +353,7 @@ def _text(many: int) -> str:
         "declare i32 @dnnl_primitive_execute(ptr, ptr, i32, ptr)",
         "declare i32 @omp_get_max_threads()",
         "declare void @omp_set_num_threads(i32)",
+        "declare void @gather_threads(i64)",
         "define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %thread) {",
     ]
     for k, fact in enumerate(facts, 2):
@@ -380,6 +381,7 @@ _REST = """
   %before = call i32 @omp_get_max_threads()
   %team32 = trunc i64 %team to i32
   %count32 = trunc i64 %count to i32
+  call void @gather_threads(i64 %team)
   call void @omp_set_num_threads(i32 %team32)
   %done = call i32 @dnnl_primitive_execute(ptr %primitive_p, ptr %stream_p, i32 %count32, ptr %arguments_p)
   call void @omp_set_num_threads(i32 %before)

@@ -276,22 +276,104 @@ end:
   ret void
 }
 """
+SELDOM = 1 << 20  # of the processor's ticks between two gatherings at the least,
+PATIENCE = 1 << 14  # and looks at threads that have not begun
+_GATHER = """
+declare void @GOMP_parallel(ptr, ptr, i32, i32)
+declare i32 @omp_get_thread_num()
+declare i32 @omp_get_num_threads()
+declare i64 @llvm.readcyclecounter()
+declare void @begin_turns(ptr, i64)
+declare void @part_threads(ptr, i64, i64)
+@latest = internal global i64 0
+
+define internal void @each(ptr %cores) {
+entry:
+  %t32 = call i32 @omp_get_thread_num()
+  %n32 = call i32 @omp_get_num_threads()
+  %t = sext i32 %t32 to i64
+  %n = sext i32 %n32 to i64
+  %own = getelementptr i16, ptr %cores, i64 %t
+  call void @begin_turns(ptr %own, i64 %t)
+  %first = icmp eq i64 %t, 0
+  br i1 %first, label %wait, label %follow
+follow:
+  call void @part_threads(ptr %cores, i64 1, i64 %t)
+  ret void
+wait:
+  %looks = phi i64 [0, %entry], [%looks1, %wait]
+  %k = phi i64 [1, %entry], [%k1, %wait]
+  %at = getelementptr i16, ptr %cores, i64 %k
+  %core = load atomic i16, ptr %at monotonic, align 2
+  %begun = icmp ne i16 %core, 0
+  %more = zext i1 %begun to i64
+  %k1 = add i64 %k, %more
+  %looks1 = add i64 %looks, 1
+  %all = icmp sge i64 %k1, %n
+  %long = icmp sgt i64 %looks1, PATIENCE
+  %over = or i1 %all, %long
+  br i1 %over, label %part, label %wait
+part:
+  call void @part_threads(ptr %cores, i64 %n, i64 0)
+  ret void
+}
+
+define void @run(i64 %n) {
+entry:
+  %now = call i64 @llvm.readcyclecounter()
+  %then = load atomic i64, ptr @latest monotonic, align 8
+  %since = sub i64 %now, %then
+  %often = icmp ult i64 %since, SELDOM
+  %few = icmp slt i64 %n, 2
+  %no = or i1 %often, %few
+  br i1 %no, label %end, label %gather
+gather:
+  store atomic i64 %now, ptr @latest monotonic, align 8
+  %bytes = shl i64 %n, 1
+  %most = add i64 %bytes, 127
+  %size = and i64 %most, -64
+  %cores = alloca i8, i64 %size, align 64
+  br label %clear
+clear:
+  %z = phi i64 [%size, %gather], [%z1, %clear]
+  %z1 = sub i64 %z, 64
+  %line = getelementptr i8, ptr %cores, i64 %z1
+  store volatile <8 x i64> zeroinitializer, ptr %line, align 64
+  %onward = icmp sgt i64 %z1, 0
+  br i1 %onward, label %clear, label %go
+go:
+  %team = trunc i64 %n to i32
+  call void @GOMP_parallel(ptr @each, ptr %cores, i32 %team, i32 0)
+  br label %end
+end:
+  ret void
+}
+"""
 _NOTHING = "define void @run(ptr %place, i64 %t) {\n  ret void\n}\n"
+
+
+_NUMBERS = {"MOST": MOST, "MOVED": MOVED, "SELDOM": SELDOM, "PATIENCE": PATIENCE}
 
 
 @lru_cache(1)
 def _ready() -> None:
     """What texts call to keep threads apart is there from now on; where the system cannot, it does
-    nothing.
+    nothing. `gather_threads(n)` is for who calls a library that uses the pool: all of them meet, and
+    part.
     """
     system = ctypes.CDLL(None)
     can = all(hasattr(system, name) for name in _SYSTEM)
     for name in _SYSTEM if can else ():
         symbol(name, address_of(system, name))
     symbol("crew", _crew.ctypes.data)
-    for name, text in (("begin_turns", _BEGIN), ("part_threads", _PART)):
-        known = text.replace("MOST", str(MOST)).replace("MOVED", str(MOVED))
-        symbol(name, linked(known if can else _NOTHING))
+    for name, text in (
+        ("begin_turns", _BEGIN),
+        ("part_threads", _PART),
+        ("gather_threads", _GATHER),
+    ):
+        for word, number in _NUMBERS.items():
+            text = text.replace(word, str(number))
+        symbol(name, linked(text if can else _NOTHING))
 
 
 def moved() -> int:

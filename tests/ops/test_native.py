@@ -22,9 +22,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops import OPS, llvm, native, team
+from ostinato.ops import OPS, llvm, native, onednn, team
 from ostinato.ops.graph import Builder, Graph
 from ostinato.ops.native import loops_over, native_kernel
+from ostinato.ops.products import product
 from ostinato.ops.registers import HALVES
 from ostinato.ops.scalar import can_lower, has_own_bits
 from ostinato.ops.spec import Spec, bfloat16
@@ -513,11 +514,18 @@ def test_threads_that_link_at_once_get_the_same_code() -> None:
 
 
 @pytest.mark.skipif(most_threads() < 2, reason="there is one core")
-def test_threads_on_one_core_part() -> None:
+@pytest.mark.parametrize("by_library", [False, True])
+def test_threads_on_one_core_part(by_library: bool) -> None:
     """The second one is brought to where the first one runs, until it is found there."""
     x, out, less = np.ones(1 << 20), np.empty(1 << 20), np.empty(1 << 20, bool)
     kernel = native_kernel(chain("float64"), x.shape, [(8,)] * 3 + [(1,)], 2)
     kernel(x, x, out, less)
+    work = partial(kernel, x, x, out, less)
+    if by_library:
+        if isinstance(onednn.library(), str):
+            pytest.skip(str(onednn.library()))
+        a, made = np.ones((300, 300), np.float32), np.empty((300, 300), np.float32)
+        work = partial(product(a, a, made, 2), a, a, made)
     own, second = threading.get_native_id(), int(team._crew[1, 1])
     assert second not in (0, own)
     anywhere, before = os.sched_getaffinity(0), team.moved()
@@ -527,7 +535,7 @@ def test_threads_on_one_core_part() -> None:
             for cores in ({min(anywhere)}, anywhere):
                 for who in (own, second):
                     os.sched_setaffinity(who, cores)
-            kernel(x, x, out, less)
+            work()
     finally:
         os.sched_setaffinity(own, anywhere)
     assert team.moved() > before
