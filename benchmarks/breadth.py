@@ -103,6 +103,11 @@ def short_rows(xp: Any, x: Any) -> Any:
     return x.mean(1)
 
 
+@work("the largest of 40 for each of 100,000", (100_000, 40), result=100_000)
+def best(xp: Any, x: Any) -> Any:
+    return xp.max(x, axis=1)
+
+
 @work("the log of the sum of exponentials by columns, (4000, 2000)", (4000, 2000), result=2000)
 def logsumexp(xp: Any, x: Any) -> Any:
     return xp.log(xp.exp(x).sum(0))
@@ -203,6 +208,24 @@ def pooling(xp: Any, x: Any) -> Any:
 def adam(xp: Any, p: Any, g: Any, m: Any, v: Any) -> Any:
     m, v = 0.9 * m + 0.1 * g, 0.999 * v * v + 0.001 * g * g
     return p - 1e-3 * m / (xp.sqrt(v) + 1e-8)
+
+
+@work(
+    "pairs of numbers rotated, (8, 512, 8, 64)",
+    (8, 512, 8, 64),
+    (512, 32),
+    (512, 32),
+    result=1 << 21,
+)
+def rotated(xp: Any, x: Any, c: Any, s: Any) -> Any:
+    a, b, c, s = x[..., :32], x[..., 32:], c[:, None], s[:, None]
+    return xp.concat([a * c - b * s, a * s + b * c], axis=-1)
+
+
+@work("one half gates the other, (4096, 2048)", (4096, 2048), result=4096 * 1024)
+def halves(xp: Any, x: Any) -> Any:
+    y = 0.5 * x + 1
+    return y[:, :1024] / (1 + xp.exp(-y[:, 1024:]))
 
 
 @work("eight heads of attention, 8 x 256 x 256", *[(8, 256, 8, 32)] * 3, result=8 * 256**2,
