@@ -326,8 +326,8 @@ class Writer:
         code.lines.text = inside
         yield {nest.lane: f"%lane_{n}"}
         code.lines.text = before
-        vectors, over = divmod(self.nest.extents[nest.lane] * size, self.bits // 8)
-        few = 0 if nest.across or over or vectors >= 4 else 2 - vectors % 2
+        vectors = nest.extents[nest.lane] * size // (self.bits // 8)
+        few = 2 - vectors % 2 if not nest.across and 0 < vectors < 4 else 0
         with code.loop(begin, end, lanes=size, vectors=few) as i:
             code.add(f"%lane_{n} = add i64 {i}, 0")
             before.extend(inside)
