@@ -9,6 +9,7 @@ may be anywhere again at once."""
 from __future__ import annotations
 
 import ctypes
+import time
 from functools import lru_cache
 
 import numpy as np
@@ -16,6 +17,22 @@ import numpy as np
 from .llvm import linked, symbol
 from .threads import address_of
 
+# Volatile, or LLVM calls a function for it.
+_CLEAR = """
+define internal void @clear_lines(ptr %to, i64 %bytes) alwaysinline {
+entry:
+  br label %clear
+clear:
+  %z = phi i64 [%bytes, %entry], [%z1, %clear]
+  %z1 = sub i64 %z, 64
+  %line = getelementptr i8, ptr %to, i64 %z1
+  store volatile <8 x i64> zeroinitializer, ptr %line, align 64
+  %onward = icmp sgt i64 %z1, 0
+  br i1 %onward, label %clear, label %end
+end:
+  ret void
+}
+"""
 # Each thread has a part of the turns, and takes it slice by slice; who is done takes from others,
 # so that one whose core is busy with something else is not waited for.
 SLICES = 8
@@ -140,15 +157,7 @@ team:
   %most = add i64 %lines, 127
   %bytes = and i64 %most, -64
   %job = alloca i8, i64 %bytes, align 64
-  br label %clear
-clear:
-  %z = phi i64 [%bytes, %team], [%z1, %clear]
-  %z1 = sub i64 %z, 64
-  %line = getelementptr i8, ptr %job, i64 %z1
-  store volatile <8 x i64> zeroinitializer, ptr %line, align 64
-  %onward = icmp sgt i64 %z1, 0
-  br i1 %onward, label %clear, label %go
-go:
+  call void @clear_lines(ptr %job, i64 %bytes)
   store ptr %data, ptr %job
   %j1 = getelementptr ptr, ptr %job, i64 1
   store ptr %meta, ptr %j1
@@ -171,15 +180,21 @@ done:
 def around(many: int, name: str = "run") -> str:
     """What Python calls: takes so many arrays' addresses and shares the turns of `body`."""
     _ready()
-    text = _AROUND.replace("MANY", str(many)).replace("SLICES", str(SLICES))
+    text = (_CLEAR + _AROUND).replace("MANY", str(many)).replace("SLICES", str(SLICES))
     return text.replace("@run(", f"@{name}(")
 
 
 # -- threads apart -------------------------------------------------------------------------
-MOST = 1024  # threads that are known
-_SYSTEM = ("pthread_self", "gettid", "sched_getcpu", "sched_getaffinity", "sched_setaffinity")
-_crew = np.zeros((MOST, 8), np.int64)  # who each thread is, and its number for the system; of the
-MOVED = 2  # first one also how often one was moved
+MOST = 1024  # threads, and cores, that are known
+COARSE = time.CLOCK_MONOTONIC_COARSE if hasattr(time, "CLOCK_MONOTONIC_COARSE") else 0
+_SYSTEM = (
+    *("pthread_self", "gettid", "sched_getcpu", "sched_getaffinity", "sched_setaffinity"),
+    "clock_gettime",
+)
+# Who each thread is, and its number for the system; in the first one's row also how often one was moved,
+# and whether one is being moved now: of two who did that at once, one would keep what the other had left out.
+_crew = np.zeros((MOST, 8), np.int64)
+MOVED, MOVING = 2, 3
 _BEGIN = """
 declare ptr @pthread_self()
 declare i32 @gettid()
@@ -225,7 +240,9 @@ entry:
   %told = trunc i32 %here1 to i16
   %many = icmp ult i64 %n, MOST
   %last = select i1 %many, i64 %n, i64 MOST
-  br label %each
+  %moving = getelementptr i64, ptr @crew, i64 MOVING
+  %placed = icmp ult i32 %here, MOST
+  br i1 %placed, label %each, label %end
 each:
   %t = phi i64 [0, %entry], [%t1, %next]
   %more = icmp slt i64 %t, %last
@@ -245,11 +262,15 @@ known:
   %number_at = getelementptr i64, ptr %row, i64 1
   %number = load i32, ptr %number_at
   %some = icmp ne i32 %number, 0
-  br i1 %some, label %ask, label %next
+  br i1 %some, label %free, label %next
+free:
+  %taken = atomicrmw xchg ptr %moving, i64 1 acquire
+  %mine_now = icmp eq i64 %taken, 0
+  br i1 %mine_now, label %ask, label %end
 ask:
   %asked = call i32 @sched_getaffinity(i32 %number, i64 128, ptr %allowed)
   %good = icmp eq i32 %asked, 0
-  br i1 %good, label %move, label %next
+  br i1 %good, label %move, label %moved
 move:
   %c = zext i32 %here to i64
   %which = lshr i64 %c, 6
@@ -263,11 +284,14 @@ move:
   %gone = call i32 @sched_setaffinity(i32 %number, i64 128, ptr %allowed)
   store i64 %before, ptr %word
   %went = icmp eq i32 %gone, 0
-  br i1 %went, label %back, label %next
+  br i1 %went, label %back, label %moved
 back:
   %anywhere = call i32 @sched_setaffinity(i32 %number, i64 128, ptr %allowed)
   %tally = getelementptr i64, ptr @crew, i64 MOVED
   %count = atomicrmw add ptr %tally, i64 1 monotonic
+  br label %moved
+moved:
+  store atomic i64 0, ptr %moving release, align 8
   br label %next
 next:
   %t1 = add i64 %t, 1
@@ -276,13 +300,13 @@ end:
   ret void
 }
 """
-SELDOM = 1 << 20  # of the processor's ticks between two gatherings at the least,
-PATIENCE = 1 << 14  # and looks at threads that have not begun
+PATIENCE = 1 << 14  # looks at threads that have not begun
+# All meet at most once in a tick of the system's coarse clock, some milliseconds.
 _GATHER = """
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
 declare i32 @omp_get_thread_num()
 declare i32 @omp_get_num_threads()
-declare i64 @llvm.readcyclecounter()
+declare i32 @clock_gettime(i32, ptr)
 declare void @begin_turns(ptr, i64)
 declare void @part_threads(ptr, i64, i64)
 @latest = internal global i64 0
@@ -320,28 +344,26 @@ part:
 
 define void @run(i64 %n) {
 entry:
-  %now = call i64 @llvm.readcyclecounter()
+  %time = alloca [2 x i64]
+  store [2 x i64] zeroinitializer, ptr %time
+  %got = call i32 @clock_gettime(i32 COARSE, ptr %time)
+  %part_at = getelementptr i64, ptr %time, i64 1
+  %seconds = load i64, ptr %time
+  %part = load i64, ptr %part_at
+  %whole = mul i64 %seconds, 1000000000
+  %now = add i64 %whole, %part
   %then = load atomic i64, ptr @latest monotonic, align 8
-  %since = sub i64 %now, %then
-  %often = icmp ult i64 %since, SELDOM
+  %often = icmp eq i64 %now, %then
   %few = icmp slt i64 %n, 2
   %no = or i1 %often, %few
   br i1 %no, label %end, label %gather
 gather:
   store atomic i64 %now, ptr @latest monotonic, align 8
-  %bytes = shl i64 %n, 1
-  %most = add i64 %bytes, 127
-  %size = and i64 %most, -64
-  %cores = alloca i8, i64 %size, align 64
-  br label %clear
-clear:
-  %z = phi i64 [%size, %gather], [%z1, %clear]
-  %z1 = sub i64 %z, 64
-  %line = getelementptr i8, ptr %cores, i64 %z1
-  store volatile <8 x i64> zeroinitializer, ptr %line, align 64
-  %onward = icmp sgt i64 %z1, 0
-  br i1 %onward, label %clear, label %go
-go:
+  %flags = shl i64 %n, 1
+  %most = add i64 %flags, 63
+  %bytes = and i64 %most, -64
+  %cores = alloca i8, i64 %bytes, align 64
+  call void @clear_lines(ptr %cores, i64 %bytes)
   %team = trunc i64 %n to i32
   call void @GOMP_parallel(ptr @each, ptr %cores, i32 %team, i32 0)
   br label %end
@@ -350,9 +372,13 @@ end:
 }
 """
 _NOTHING = "define void @run(ptr %place, i64 %t) {\n  ret void\n}\n"
-
-
-_NUMBERS = {"MOST": MOST, "MOVED": MOVED, "SELDOM": SELDOM, "PATIENCE": PATIENCE}
+_NUMBERS = {
+    "MOST": MOST,
+    "MOVED": MOVED,
+    "MOVING": MOVING,
+    "PATIENCE": PATIENCE,
+    "COARSE": COARSE,
+}
 
 
 @lru_cache(1)
@@ -369,11 +395,15 @@ def _ready() -> None:
     for name, text in (
         ("begin_turns", _BEGIN),
         ("part_threads", _PART),
-        ("gather_threads", _GATHER),
+        ("gather_threads", _CLEAR + _GATHER),
     ):
-        for word, number in _NUMBERS.items():
-            text = text.replace(word, str(number))
-        symbol(name, linked(text if can else _NOTHING))
+        symbol(name, linked(_known(text) if can else _NOTHING))
+
+
+def _known(text: str) -> str:
+    for word, number in _NUMBERS.items():
+        text = text.replace(word, str(number))
+    return text
 
 
 def moved() -> int:

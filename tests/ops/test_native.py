@@ -542,6 +542,64 @@ def test_threads_on_one_core_part(by_library: bool) -> None:
     assert os.sched_getaffinity(second) == anywhere, "it may be anywhere again"
 
 
+def test_who_is_moved_by_two_at_once_keeps_all_cores() -> None:
+    """The system is played: the second one asks while the first has left out a core, and ends last."""
+    allowed, crew = [0b1111], np.zeros((team.MOST, 8), np.int64)
+    crew[1, 1] = 7  # the one that is late
+    at, narrowed, asked, restored = dict[int, int](), *(threading.Event() for _ in range(3))
+
+    def core() -> int:
+        return at[threading.get_ident()]
+
+    def ask(_: int, __: int, mask: int) -> int:
+        ctypes.c_uint64.from_address(mask).value = allowed[0]
+        if core() == 2:
+            asked.set()
+        return 0
+
+    def allow(_: int, __: int, mask: int) -> int:
+        first = not narrowed.is_set()
+        if core() == 2:
+            restored.wait(1)
+        allowed[0] = ctypes.c_uint64.from_address(mask).value
+        if core() == 0 and first:
+            narrowed.set()
+            asked.wait(1)
+        elif core() == 0:
+            restored.set()
+        return 0
+
+    look = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p)
+    played = {
+        "sched_getcpu": ctypes.CFUNCTYPE(ctypes.c_int)(core),
+        "sched_getaffinity": look(ask),
+        "sched_setaffinity": look(allow),
+    }
+    text = team._known(team._PART).replace("@crew", "@played_crew")
+    llvm.symbol("played_crew", crew.ctypes.data)
+    for name, function in played.items():
+        text = text.replace(f"@{name}", f"@played_{name}")
+        llvm.symbol(f"played_{name}", ctypes.cast(function, ctypes.c_void_p).value or 0)
+    # a module for this test alone: it calls functions that go with it
+    code, engine = llvm._load_or_make(text)
+    part = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(code)
+    late = np.zeros(32, np.int16)
+
+    def second() -> None:
+        at[threading.get_ident()] = 2
+        narrowed.wait(10)
+        part(late.ctypes.data, 3, 2)
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    at[threading.get_ident()] = 0
+    part(late.ctypes.data, 3, 0)
+    thread.join()
+    assert crew[0, team.MOVED] >= 1
+    assert allowed[0] == 0b1111
+    assert engine is not None
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 7, 40])
 def test_each_turn_is_done_once(threads: int) -> None:
     body = chain("float64")
