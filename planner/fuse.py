@@ -41,10 +41,10 @@ from ostinato.ops.tiles import form_of
 
 from .draws import DRAWN, draw_in_kernels
 from .halve import squared_by
-from .narrow import needed, uncast
+from .narrow import uncast
 from .nests import PRODUCT, Nested, checks_of, has_stages, nests, small_first
 from .plan import Target
-from .rewrite import in_order_of, map_bodies
+from .rewrite import in_order_of, map_bodies, needed
 
 WORTH = 16384  # elements times operations that are worth kernels
 BESIDE = 2048  # and that are worth one more, in a plan that has some, or has large reductions

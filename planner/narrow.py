@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from ostinato.ops.graph import Builder, Graph, Node
 from ostinato.ops.onednn import can_widen
 from ostinato.ops.registry import OPS
-from ostinato.ops.spec import Spec
 
 from .plan import Target
-from .rewrite import map_bodies
+from .rewrite import looked_at, map_bodies, needed
 
 
 def narrow(graph: Graph, target: Target) -> Graph:
@@ -48,14 +47,7 @@ def _sources(graph: Graph, node: Node, builder: Builder, values: Sequence[int]) 
         return None
     if not can_widen(dtypes[0], dtypes[1], node.specs[0].dtype):
         return None
-    made = []
-    for v, views in found:
-        at = values[v]
-        for view in views or ():
-            spec = Spec(view.specs[0].shape, graph.specs[v].dtype, view.specs[0].layout)
-            (at,) = builder.add(view.op, [at], view.params, (spec,), view.line)
-        made.append(at)
-    return made
+    return [looked_at(builder, values[v], views or ()) for v, views in found]
 
 
 def uncast(graph: Graph, v: int) -> tuple[int, list[Node] | None]:
@@ -72,22 +64,3 @@ def uncast(graph: Graph, v: int) -> tuple[int, list[Node] | None]:
         views.append(node)
         v = node.inputs[0]
     return v, None
-
-
-def needed(builder: Builder, outputs: Sequence[int]) -> Graph:
-    """Without casts that nothing reads any more; the others in their order."""
-    graph = Graph(builder.inputs, tuple(builder.nodes), tuple(outputs))
-    needed = set(outputs)
-    kept = []
-    for k in reversed(range(len(graph.nodes))):
-        if needed.intersection(graph.outs(k)):
-            needed.update(graph.nodes[k].inputs)
-            kept.append(k)
-    made, values = Builder(graph.inputs), {v: v for v in range(len(graph.inputs))}
-    for k in reversed(kept):
-        node = graph.nodes[k]
-        outs = made.add(
-            node.op, [values[v] for v in node.inputs], node.params, node.specs, node.line
-        )
-        values.update(zip(graph.outs(k), outs, strict=True))
-    return Graph(made.inputs, tuple(made.nodes), tuple(values[v] for v in outputs))

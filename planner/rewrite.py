@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ostinato.ops.graph import Builder, Graph, Node
+from ostinato.ops.spec import Spec
 
 Values = tuple[int, ...]
 
@@ -58,3 +59,32 @@ def in_order_of(graph: Graph, order: Sequence[int]) -> Graph:
         for v in graph.outs(k):
             number[v], count = count, count + 1
     return Graph(graph.inputs, tuple(nodes), tuple(number[v] for v in graph.outputs))
+
+
+def looked_at(builder: Builder, value: int, looks: Sequence[Node]) -> int:
+    """A value seen as these nodes see another, one after the other."""
+    dtype = builder.specs[value].dtype
+    for look in looks:
+        (seen,) = look.specs
+        spec = Spec(seen.shape, dtype, seen.layout)
+        (value,) = builder.add(look.op, (value,), look.params, (spec,), look.line)
+    return value
+
+
+def needed(builder: Builder, outputs: Sequence[int]) -> Graph:
+    """Without nodes that nothing reads any more; the others in their order."""
+    graph = Graph(builder.inputs, tuple(builder.nodes), tuple(outputs))
+    needed = set(outputs)
+    kept = []
+    for k in reversed(range(len(graph.nodes))):
+        if needed.intersection(graph.outs(k)):
+            needed.update(graph.nodes[k].inputs)
+            kept.append(k)
+    made, values = Builder(graph.inputs), {v: v for v in range(len(graph.inputs))}
+    for k in reversed(kept):
+        node = graph.nodes[k]
+        outs = made.add(
+            node.op, [values[v] for v in node.inputs], node.params, node.specs, node.line
+        )
+        values.update(zip(graph.outs(k), outs, strict=True))
+    return Graph(made.inputs, tuple(made.nodes), tuple(values[v] for v in outputs))

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops.graph import canonical
+from ostinato.ops.graph import Graph, canonical
 from ostinato.ops.llvm import why_not
 from ostinato.ops.show import parse
 from ostinato.planner.plan import Target
-from ostinato.planner.slices import slice_first
+from ostinato.planner.slices import FEW, slice_first
 
 import ostinato as ost
 from tests import sessions
@@ -69,6 +69,33 @@ def test_what_stays() -> None:
         assert slice_first(graph, HERE) is graph
     cheap = parse(again.replace("exp(%0)", "negative(%0)"))
     assert [n.op for n in slice_first(cheap, HERE).nodes].count("negative") == 2
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_long_chains_are_planned_at_once(wide: bool) -> None:
+    """Neither in as many steps as there are ways through them, nor one call in another."""
+    spec = "float32[1000000]"
+    chain = [f"%{k} = multiply(%{k - 1}, %{k - 1 if wide else 0}) : {spec}" for k in range(1, 1500)]
+    end = ["%1500 = slice(%1499; sizes=(1,), starts=(0,), steps=(1,)) : float32[1]", "return %1500"]
+    nodes = [f"(%0: {spec})", *chain, *end]
+    made = slice_first(parse("\n".join(nodes)), HERE)
+    assert [n.op for n in made.nodes] == ["slice"] + ["multiply"] * 1499
+    assert {n.specs[0].shape for n in made.nodes} == {(1,)}
+
+
+def test_what_is_read_in_many_slices_stays() -> None:
+    def rows(count: int) -> Graph:
+        begin = [f"(%0: float32[{count},9])", f"%1 = negative(%0) : float32[{count},9]"]
+        slices = [
+            f"%{k + 2} = slice(%1; sizes=(1, 9), starts=({k}, 0), steps=(1, 1)) : float32[1,9]"
+            for k in range(count)
+        ]
+        end = "return " + ", ".join(f"%{k + 2}" for k in range(count))
+        return parse("\n".join([*begin, *slices, end]))
+
+    many, few = rows(FEW + 1), rows(FEW)
+    assert slice_first(many, HERE) is many
+    assert [n.op for n in slice_first(few, HERE).nodes].count("negative") == FEW
 
 
 GRAY = np.array([0.299, 0.587, 0.114], np.float32)
