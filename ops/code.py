@@ -295,7 +295,7 @@ def has_order(kind: str, dtype: DType) -> bool:
     """Whether the best of such numbers is better found among whole numbers (`ordered`): LLVM makes dozens
     of instructions of the maximum of a vector's floats, and none of it vectors where few are left over.
     """
-    return kind in ("max", "min", "argmax", "argmin") and dtype in (float32, float64)
+    return kind in ("max", "min") and dtype in (float32, float64)
 
 
 def whole_of(dtype: DType) -> DType:
@@ -304,23 +304,25 @@ def whole_of(dtype: DType) -> DType:
 
 
 def first_of(kind: str, dtype: DType) -> int:
-    """What looking for the best whole number begins with."""
+    """What looking for the best whole number begins with; the other end is the best of all."""
     most = 2 ** (8 * dtype.itemsize - 1)
-    return -most if kind in ("max", "argmax") else most - 1
+    return -most if kind == "max" else most - 1
 
 
 def ordered(kind: str, x: Value) -> Value:
     """A whole number for a float, in the same order, that of -0.0 below that of 0.0; NaN's is the best."""
-    top = 8 * x.dtype.itemsize - 1
-    n = bits(x)
-    best = 2**top - 1 if kind in ("max", "argmax") else -(2**top)
-    return where(x != x, best, n ^ ((n >> top) & (2**top - 1)))
+    return where(x != x, ~first_of(kind, x.dtype), _turned_below(bits(x)))
 
 
 def unordered(n: Value) -> Value:
     """The float again."""
+    return unbits(_turned_below(n))
+
+
+def _turned_below(n: Value) -> Value:
+    """Numbers below zero the other way round; twice is nothing."""
     top = 8 * n.dtype.itemsize - 1
-    return unbits(n ^ ((n >> top) & (2**top - 1)))
+    return n ^ ((n >> top) & (2**top - 1))
 
 
 def compensated(total: Value, lost: Value, more: Value) -> tuple[Value, Value]:

@@ -264,11 +264,9 @@ def kernel_code(body: Graph, loops: Loops, share: int = SHARE) -> str:
     if sums:
         code += _reduced(lines, sums, near, work, stores, begin, stop, short)
         code += _partials(sums, blocks, room)
-    elif past:
-        code += _streamed(near, work, stores, written, begin, stop, start)
-        lines.declared.add(_STREAM)
-    elif near:
-        code += _in_chunks(near, work, stores, begin, stop, start)
+    elif past or near:
+        code += _tile_by_tile(near, work, stores, written if past else (), begin, stop, start)
+        lines.declared |= {_STREAM} if past else set()
     else:
         code += [
             f"  %any = icmp slt i64 {begin}, {stop}",
@@ -662,38 +660,7 @@ end:
 """
 
 
-def _in_chunks(
-    near: Sequence[str],
-    work: Sequence[str],
-    stores: Sequence[str],
-    begin: str,
-    stop: str,
-    start: str,
-) -> list[str]:
-    return [
-        f"  %any = icmp slt i64 {begin}, {stop}",
-        "  br i1 %any, label %chunk, label %rowend",
-        "chunk:",
-        f"  %c = phi i64 [{begin}, %{start}], [%cend, %chunkend]",
-        f"  %cfull = add i64 %c, {TILE}",
-        f"  %cless = icmp slt i64 %cfull, {stop}",
-        f"  %cend = select i1 %cless, i64 %cfull, i64 {stop}",
-        *near,
-        "  br label %loop",
-        "loop:",
-        "  %i = phi i64 [%c, %chunk], [%i1, %loop]",
-        *work,
-        *stores,
-        "  %i1 = add nsw i64 %i, 1",
-        "  %more = icmp slt i64 %i1, %cend",
-        "  br i1 %more, label %loop, label %chunkend, !llvm.loop !0",
-        "chunkend:",
-        f"  %cmore = icmp slt i64 %cend, {stop}",
-        "  br i1 %cmore, label %chunk, label %rowend",
-    ]
-
-
-def _streamed(
+def _tile_by_tile(
     near: Sequence[str],
     work: Sequence[str],
     stores: Sequence[str],
@@ -702,20 +669,20 @@ def _streamed(
     stop: str,
     start: str,
 ) -> list[str]:
-    """Tile after tile: made in a buffer, then copied. Tiles begin where the first result's lines
-    do.
-    """
-    first, size = written[0][0], written[0][1].itemsize
-    code = [
-        f"  %from = ptrtoint ptr %p{first} to i64",
-        f"  %skew = udiv i64 %from, {size}",
+    """What is read has been brought near, and what is `written` is made in a buffer, then copied; these
+    tiles begin where the first result's lines do."""
+    code = []
+    if written:
+        first, size = written[0][0], written[0][1].itemsize
+        code = [f"  %from = ptrtoint ptr %p{first} to i64", f"  %skew = udiv i64 %from, {size}"]
+    code += [
         f"  %any = icmp slt i64 {begin}, {stop}",
         "  br i1 %any, label %tile, label %rowend",
         "tile:",
         f"  %c = phi i64 [{begin}, %{start}], [%cend, %made]",
-        "  %cplace = add i64 %c, %skew",
+        f"  %cplace = add i64 %c, {'%skew' if written else 0}",
         f"  %cwhole = and i64 %cplace, {-TILE}",
-        "  %cstart = sub i64 %cwhole, %skew",
+        f"  %cstart = sub i64 %cwhole, {'%skew' if written else 0}",
         f"  %cfull = add i64 %cstart, {TILE}",
         f"  %cless = icmp slt i64 %cfull, {stop}",
         f"  %cend = select i1 %cless, i64 %cfull, i64 {stop}",

@@ -630,10 +630,9 @@ class Writer:
         whole = whole_of(dtype)
         most, found = code.cell(whole), code.cell(dtype)
         code.put(most, code.lines.constant(first_of(kind, whole), whole))
-        word = "max" if kind in ("max", "argmax") else "min"
         with self.over(over, {}) as env, self.lanes(dtype.itemsize) as lane:
             more = ordered(kind, self.value(x, fixed | env | lane))
-            code.put(most, self.joined(word, code.get(most, whole), more))
+            code.put(most, self.joined(kind, code.get(most, whole), more))
         code.put(found, unordered(code.get(most, whole)))
         return found
 

@@ -319,7 +319,10 @@ class _Assigner:
         if v in self.joined:
             whole = self.joined[v]
             if whole not in self.early:
-                self.begun |= {self.result[w] for w in (whole,) if w in self.result}
+                if (
+                    whole in self.result
+                ):  # written before it is known which operands are read no more
+                    self.begun.add(self.result[whole])
                 join = graph.producers[whole]
                 self.early[whole] = self._place(join, graph.nodes[join], whole)
             return Slot("part", whole)
