@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -197,14 +198,28 @@ class Seeds(threading.local):
     function, and each turn of a loop, draws anew."""
 
     draw: Callable[[], Any] | None = None
-    _base = 0
+    _base = int.from_bytes(os.urandom(8), "little")  # another in each process
     _count = itertools.count(1)
+    _forks = 0
 
     def next(self) -> Any:
         return self.draw() if self.draw is not None else self.advance()
 
     def advance(self) -> int:
         return mix(Seeds._base, next(Seeds._count))
+
+    @staticmethod
+    def start(base: int) -> None:
+        Seeds._base, Seeds._count, Seeds._forks = base, itertools.count(1), 0
+
+    @staticmethod
+    def before_fork() -> None:
+        Seeds._forks += 1
+
+    @staticmethod
+    def in_child() -> None:
+        """A sequence of its own, which the parent's seed and the number of the fork decide."""
+        Seeds.start(mix(~Seeds._base & (2**64 - 1), Seeds._forks))
 
     @contextlib.contextmanager
     def by_turn(self, index: Array) -> Iterator[None]:
@@ -250,11 +265,16 @@ def mix(base: int, count: int) -> int:
 
 
 seeds = Seeds()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=Seeds.before_fork, after_in_child=Seeds.in_child)
 
 
-def seed(value: int) -> None:
-    """Start the sequence of draws that name no seed of their own."""
-    Seeds._base, Seeds._count = whole_number(value, "seed") & (2**64 - 1), itertools.count(1)
+def seed(value: int | None = None) -> int:
+    """Start the sequence of draws that name no seed of their own. Without a value, the seed that this
+    process has drawn by itself, or was given: with it, another process draws the same numbers."""
+    if value is not None:
+        Seeds.start(whole_number(value, "seed") & (2**64 - 1))
+    return Seeds._base
 
 
 def _seed(given: Any) -> Array:
