@@ -64,6 +64,13 @@ class Operand:
         self.engine = None
 
 
+class Wish(tuple[int | None, ...]):
+    """How an array lay on a mesh, for a session that may have another one."""
+
+    def on(self, axes: int) -> Split:
+        return tuple(self) if len(self) == axes else next((s for s in self if s is not None), None)
+
+
 class Host(Operand):
     """A value in the caller's memory, to be placed on the workers when it is first used."""
 
@@ -339,6 +346,23 @@ class Array:
     def to_dask(self) -> Any:
         """A Dask array of the same values; on a Dask cluster its chunks are the workers' parts."""
         return reader.to_dask(self)
+
+    def __copy__(self) -> Array:
+        """What has its value shares it: arrays do not change, and what is shared is not given away."""
+        if self._operand is None:
+            return _call("copy", self)
+        self._operand.shared = True
+        return from_operand(self._operand, self.weak)
+
+    def __deepcopy__(self, memo: object) -> Array:
+        return self.__copy__()
+
+    def __reduce__(self) -> Any:
+        value = reader.known(self, "pickle")
+        lies: Any = self._operand.split if isinstance(self._operand, (Host, File)) else None
+        if self.spec.layout is not None:
+            lies = tuple([s if isinstance(s, int) else None for s in self.spec.layout.splits])
+        return restored, (value, lies, self.weak and self.weak.__name__)
 
     def __dlpack__(self, **options: Any) -> Any:
         value = reader.value(self)
@@ -738,6 +762,15 @@ def from_operand(operand: Operand, weak: type | None = None) -> Array:
     x._k = 0
     x.weak = weak
     return x
+
+
+def restored(value: np.ndarray[Any, Any], split: Any, weak: str | None) -> Array:
+    """An Array from a pickle, which lies as it did if the session has such a mesh."""
+    made = cast(Array, functions["asarray"](value))
+    assert isinstance(made._operand, Host)
+    made._operand.split = Wish(split) if isinstance(split, tuple) else split
+    made.weak = None if weak is None else _WEAK[weak[0]]
+    return made
 
 
 def from_term(term: Term, k: int = 0, weak: type | None = None) -> Array:

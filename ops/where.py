@@ -6,26 +6,38 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from types import CodeType
+from typing import Any
 
 from ostinato.errors import OstinatoError
 
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_ROOMS = tuple(
-    os.path.join(_HERE, room) + os.sep
-    for room in ("ops", "planner", "runtime", "ostinato", "io_pipeline")
+
+def _folder(function: Callable[..., Any]) -> str:
+    """Where code says that it comes from, which is what frames have."""
+    return os.path.dirname(function.__code__.co_filename) + os.sep
+
+
+_OPS = _folder(_folder)
+_ROOT = os.path.dirname(_OPS.rstrip(os.sep))
+_FOLDERS = (  # in a checkout the rooms lie beside the front door, installed they lie in it
+    _folder(OstinatoError.because.__func__),  # type: ignore[attr-defined]
+    *(os.path.join(_ROOT, room) + os.sep for room in ("ops", "planner", "runtime", "io_pipeline")),
 )
+_PYTHON = os.path.dirname(os.__file__) + os.sep  # copy, pickle and others that call us
 _GENERATED = ("<plan ", "<ostinato", "<frozen ")
 _ours: dict[CodeType, bool] = {}
 
 
 def is_ours(code: CodeType) -> bool:
-    """Whether this code belongs to the library."""
+    """Whether this code belongs to the library, or to Python's own."""
     found = _ours.get(code)
     if found is None:
         name = code.co_filename
-        found = _ours[code] = name.startswith(_ROOMS) or name.startswith(_GENERATED)
+        found = _ours[code] = name.startswith((*_FOLDERS, *_GENERATED)) or (
+            name.startswith(_PYTHON) and "-packages" not in name
+        )
     return found
 
 

@@ -19,7 +19,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ostinato.ops.array import Split
+from ostinato.ops.array import Split, Wish
 from ostinato.ops.graph import Builder, Graph, Node
 from ostinato.ops.index import Indices, Reach
 from ostinato.ops.layout import Layout, Mesh, Partial, Placement, Window, moved
@@ -44,7 +44,7 @@ def choose_layouts(graph: Graph, target: Target) -> Graph:
 
 def resolve(split: Split, mesh: Mesh, ndim: int, blocks: bool = False) -> Layout:
     """The layout that a user's `split=` means on a mesh."""
-    found = split_of(split, ndim)
+    found = split_of(split.on(len(mesh)) if isinstance(split, Wish) else split, ndim)
     given = found if isinstance(found, tuple) else (found,) * len(mesh)
     if len(given) != len(mesh):
         raise LayoutError.because(
