@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ostinato.errors import DonatedError, TracedValueError
 from ostinato.ops.spec import DTYPES
 
 import ostinato as ost
+from ostinato.errors import DonatedError, TracedValueError
 from tests.helpers import on
 
 from .conftest import Tally
