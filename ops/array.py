@@ -22,6 +22,7 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DonatedError, DTypeError
 
+from .exact import plain
 from .layout import Layout
 from .registry import Op, lookup
 from .spec import (
@@ -827,7 +828,7 @@ def apply_all(name: str, *operands: Array, **params: Any) -> tuple[Array, ...]:
     for t, _ in inputs:
         if t.traces:
             traces = traces | t.traces if traces else t.traces
-    items = tuple(sorted(params.items())) if len(params) > 1 else tuple(params.items())
+    items = tuple([(k, plain(params[k])) for k in sorted(params)])
     term = Term(op, inputs, items, specs, line, traces)
     if term.depth > DEEPEST and not term.is_open:
         made = tuple([from_term(term, k) for k in range(len(specs))])

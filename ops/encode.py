@@ -7,6 +7,8 @@ then checks the meaning."""
 from __future__ import annotations
 
 import math
+import re
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -34,7 +36,7 @@ def encode_value(value: Any, lines: bool = False) -> Any:
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else {"f": repr(value)}
+        return value if math.isfinite(value) else {"f": nan_bits(value) or repr(value)}
     if isinstance(value, complex):
         return {"c": [encode_value(value.real), encode_value(value.imag)]}
     if isinstance(value, tuple):
@@ -46,6 +48,20 @@ def encode_value(value: Any, lines: bool = False) -> Any:
     if isinstance(value, Graph):
         return {"g": encode_graph(value, lines)}
     raise TypeError(f"{type(value).__name__} cannot be a parameter of an operation")
+
+
+def nan_bits(value: float) -> str:
+    """What tells a NaN from the usual one; nothing for other numbers."""
+    found = struct.pack(">d", value).hex()
+    return found if math.isnan(value) and found != "7ff8000000000000" else ""
+
+
+def nan_of(text: str) -> float:
+    """The NaN of these bits."""
+    need(re.fullmatch("[0-9a-f]{16}", text) is not None, f"a float {text!r:.40}")
+    found = struct.unpack(">d", bytes.fromhex(text))[0]
+    need(math.isnan(found), f"a float {text!r:.40}")
+    return float(found)
 
 
 def encode_layout(layout: Layout) -> list[Any]:
@@ -134,8 +150,8 @@ def decode_value(value: Any, depth: int = 0, now: Lines = _AS_WRITTEN) -> Any:
     ((kind, content),) = value.items()
     match kind:
         case "f":
-            need(content in ("nan", "inf", "-inf"), f"a float {content!r:.40}")
-            return float(content)
+            need(isinstance(content, str), f"a float {content!r:.40}")
+            return float(content) if content in ("nan", "inf", "-inf") else nan_of(content)
         case "c":
             real, imag = listing(content, longest=2)
             return complex(decode_value(real, depth + 1), decode_value(imag, depth + 1))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from .exact import exact_items
 from .spec import Spec
 
 Items = tuple[tuple[str, Any], ...]
@@ -22,9 +23,14 @@ Items = tuple[tuple[str, Any], ...]
 class Node:
     op: str
     inputs: tuple[int, ...]
-    params: Items
+    params: Items = field(compare=False)
     specs: tuple[Spec, ...]
     line: str = field(default="", compare=False)  # the user's own file and line
+    key: Any = field(default=None, repr=False)  # its parameters, to the bit
+
+    def __post_init__(self) -> None:
+        if self.key is None:
+            object.__setattr__(self, "key", exact_items(self.params))
 
     @property
     def kw(self) -> dict[str, Any]:
@@ -133,11 +139,11 @@ class Builder:
         """The values of this node, which may have been there already."""
         if not isinstance(params, tuple):
             params = tuple(sorted(params.items()))
-        key = (op, tuple(inputs), _exact(params), tuple(specs))
+        key = (op, tuple(inputs), exact_items(params), tuple(specs))
         found = self._seen.get(key)
         if found is None:
             first = len(self.specs)
-            self.nodes.append(Node(op, key[1], params, key[3], line))
+            self.nodes.append(Node(op, key[1], params, key[3], line, key[2]))
             self.specs.extend(specs)
             self._makers.extend([len(self.nodes) - 1] * len(specs))
             found = self._seen[key] = tuple(range(first, len(self.specs)))
@@ -157,14 +163,6 @@ class Builder:
 
     def graph(self, outputs: Sequence[int]) -> Graph:
         return canonical(Graph(self.inputs, tuple(self.nodes), tuple(outputs)))
-
-
-def _exact(params: Items) -> Items | tuple[Any, ...]:
-    """Parameters as a key: 1, 1.0 and True are different, and so are 0.0 and -0.0."""
-    for _, value in params:
-        if isinstance(value, (bool, int, float, complex, tuple)):
-            return (params, repr(params))
-    return params
 
 
 def canonical(graph: Graph) -> Graph:
@@ -198,6 +196,7 @@ def canonical(graph: Graph) -> Graph:
                     node.params,
                     node.specs,
                     node.line,
+                    node.key,
                 )
             )
             for v in range(starts[k], starts[k] + len(node.specs)):

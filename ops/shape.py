@@ -78,7 +78,7 @@ def whole_number(value: Any, name: str, least: int | None = None) -> int:
     """As Python's own int, or an error that says for whom it should have been one."""
     found = None
     try:
-        found = operator.index(value)
+        found = int(operator.index(value))  # True is 1
     except OstinatoError:  # of an Array, which says more
         raise
     except TypeError:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from .encode import nan_bits, nan_of
 from .graph import Graph, Node
 from .layout import Layout, Partial, Placement, Window
 from .spec import DTYPES, Spec
@@ -29,6 +30,10 @@ def show_value(value: Any, indent: str = "") -> str:
     if isinstance(value, tuple):
         inner = ", ".join(show_value(v, indent) for v in value)
         return f"({inner},)" if len(value) == 1 else f"({inner})"
+    if isinstance(value, complex):
+        return f"complex({show_value(value.real)}, {show_value(value.imag)})"
+    if isinstance(value, float) and (bits := nan_bits(value)):
+        return f"nan '{bits}'"
     return repr(value)
 
 
@@ -48,7 +53,7 @@ def show(graph: Graph, indent: str = "") -> str:
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<value>%\d+)|(?P<layout><[^>]*>)|(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
-    r"|(?P<mesh>\d+(?:x\d+)+)|(?P<number>-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)j?\b)|(?P<name>[A-Za-z_]\w*)|(?P<mark>[^\s\w]))"
+    r"|(?P<mesh>\d+(?:x\d+)+)|(?P<number>-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)\b)|(?P<name>[A-Za-z_]\w*)|(?P<mark>[^\s\w]))"
 )
 
 
@@ -121,8 +126,6 @@ class _Reader:
             while not self.skip(")"):
                 values.append(self.param())
                 self.skip(",")
-            if len(values) == 1 and isinstance(values[0], complex):
-                return values[0]
             return tuple(values)
         self.at += 1
         if kind == "layout":
@@ -132,23 +135,17 @@ class _Reader:
 
             return ast.literal_eval(text)
         if kind == "number":
-            if text.endswith("j"):
-                return complex(text)
-            number = float(text) if re.search(r"[.en]", text) else int(text)
-            if self.tokens[self.at][0] == "number" and self.peek().endswith("j"):
-                return complex(number, complex(self.next()).imag)
-            if self.peek() == "+" and self.tokens[self.at + 1][1].endswith("j"):
-                self.at += 1
-                return complex(number, complex(self.next()).imag)
-            return number
+            if text == "nan" and self.tokens[self.at][0] == "text":
+                return nan_of(self.next()[1:-1])
+            return float(text) if re.search(r"[.en]", text) else int(text)
         if text == "dtype":
             return DTYPES[self.next("name")]
+        if text == "complex":
+            return complex(*self.param())
         return {
             "True": True,
             "False": False,
             "None": None,
-            "inf": float("inf"),
-            "nan": float("nan"),
         }[text]
 
     def values(self) -> list[int]:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+from .exact import Keys
+
 Leaf = Any
 
 
@@ -51,13 +53,23 @@ _LEAF = Structure(LEAF, None, ())
 _NONE = Structure(type(None), None, ())
 
 
-@lru_cache(4096)
-def in_order(keys: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The keys of a dict as trees take them."""
-    try:
-        return tuple(sorted(keys))
-    except TypeError:
-        return tuple(sorted(keys, key=lambda k: (type(k).__name__, repr(k))))
+class _Orders(dict[tuple[Any, ...], tuple[Any, ...]]):
+    """The keys of dicts as trees take them; orders of texts are kept."""
+
+    def __missing__(self, keys: tuple[Any, ...]) -> tuple[Any, ...]:
+        try:
+            found = tuple(sorted(keys))
+        except TypeError:
+            found = tuple(sorted(keys, key=lambda k: (type(k).__name__, repr(k))))
+        if not all(k.__class__ is str for k in keys):
+            return Keys(found)
+        if len(self) > 4096:
+            self.clear()
+        self[keys] = found
+        return found
+
+
+in_order = _Orders().__getitem__
 
 
 @lru_cache(4096)
@@ -86,7 +98,7 @@ def _flatten(tree: Any, leaves: list[Leaf]) -> Structure:
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return Structure(kind, None, tuple([_flatten(v, leaves) for v in tree]))
     if isinstance(tree, dict):
-        keys = tuple(tree)
+        keys = Keys(tree)
         return Structure(kind, keys, tuple([_flatten(tree[k], leaves) for k in keys]))
     names = fields_of(kind)  # type: ignore[arg-type]
     if names is not None:

@@ -23,6 +23,7 @@ from ostinato.errors import ArgumentError, TracedValueError
 from ostinato.ops import array, random
 from ostinato.ops.array import Array, Operand, Term, from_operand, placeholder
 from ostinato.ops.elementwise import astype
+from ostinato.ops.exact import exact
 from ostinato.ops.layout import Layout
 from ostinato.ops.spec import DTYPES, Spec, copied, uint64
 from ostinato.ops.trace import Ref, array_of, collect
@@ -379,7 +380,7 @@ class CompiledFunction(Generic[P, R]):
             return x.shape, x.dtype
         if self._is_input(x, k, where, fixed):
             return type(x)
-        return type(x), repr(x) if isinstance(x, (float, complex)) else x
+        return exact(x)
 
     def _parts(
         self, structure: Structure, leaves: Sequence[Any], where: Any, fixed: frozenset[int]
@@ -613,7 +614,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     found = []
     for name in dict.fromkeys((*old, *new)):
         a, b = old.get(name, UNSET), new.get(name, UNSET)
-        if type(a) is not type(b) or a != b:
+        if exact(a) != exact(b):
             before = "nothing" if a is UNSET else repr(a)
             after = "nothing" if b is UNSET else repr(b)
             found.append(f"{name}: {before} -> {after}")

@@ -55,7 +55,7 @@ def in_order_of(graph: Graph, order: Sequence[int]) -> Graph:
     for k in order:
         node = graph.nodes[k]
         inputs = tuple(number[v] for v in node.inputs)
-        nodes.append(Node(node.op, inputs, node.params, node.specs, node.line))
+        nodes.append(Node(node.op, inputs, node.params, node.specs, node.line, node.key))
         for v in graph.outs(k):
             number[v], count = count, count + 1
     return Graph(graph.inputs, tuple(nodes), tuple(number[v] for v in graph.outputs))

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from ostinato.ops.exact import exact_items
 from ostinato.ops.graph import Builder, Graph, Node
 from ostinato.ops.registry import OPS
-from ostinato.ops.spec import Spec, is_float
+from ostinato.ops.spec import DType, Spec, bfloat16, is_float, is_inexact, is_integer, real_of
 
 from .plan import Target
 from .rewrite import Values, inline, map_bodies, rebuild
@@ -179,11 +180,18 @@ def _astype(s: _State, node: Node) -> Sequence[int] | None:
     before = s.maker(x)
     if before is not None and before.op == "astype":
         origin = s.spec(before.inputs[0]).dtype
-        if np.can_cast(origin, before.kw["dtype"], "safe"):  # nothing was lost on the way
+        if _keeps_all(origin, before.kw["dtype"]):  # nothing was lost on the way
             return (
                 before.inputs if origin == dtype else s.add("astype", before.inputs, node.kw, node)
             )
     return None
+
+
+def _keeps_all(old: DType, new: DType) -> bool:
+    """Whether a dtype holds every number of another; NumPy also calls int64 to float64 safe."""
+    if is_integer(old) and is_inexact(new):
+        return 8 * old.itemsize <= np.finfo(real_of(new)).nmant if new != bfloat16 else False
+    return bool(np.can_cast(old, new, "safe"))
 
 
 # -- arithmetic ----------------------------------------------------------------------------
@@ -198,17 +206,17 @@ def _twice(s: _State, node: Node) -> Sequence[int] | None:
 @on("multiply", "divide", "subtract", "add")
 def _neutral(s: _State, node: Node) -> Sequence[int] | None:
     """x*1, 1*x, x/1, x-0 and, for integers, x+0. A float's x+0 is left alone: it turns -0.0 into
-    0.0.
+    0.0; so do parts of complex numbers in all of these.
     """
     (spec,), (x, y) = node.specs, node.inputs
     neutral = 1 if node.op in ("multiply", "divide") else 0
-    if node.op == "add" and (is_float(spec.dtype) or spec.dtype.kind == "c"):
+    if spec.dtype.kind == "c" or (node.op == "add" and is_float(spec.dtype)):
         return None
     for number, other in (
         (s.number(y), x),
         *(((s.number(x), y),) if node.op in ("multiply", "add") else ()),
     ):
-        if number == neutral and math.copysign(1, number.real) > 0 and s.spec(other) is spec:
+        if number == neutral and math.copysign(1, number) > 0 and s.spec(other) is spec:
             return (other,)
     return None
 
@@ -264,7 +272,7 @@ def _longer_twins(graph: Graph) -> dict[Node, Node]:
 
     `mean` where `moments` of the same axes is computed anyway, and loops that differ in what they
     yield (a gradient makes a second loop, which also yields the states)."""
-    moments = {(n.inputs, n.params): n for n in graph.nodes if n.op == "moments"}
+    moments = {(n.inputs, n.key): n for n in graph.nodes if n.op == "moments"}
     twins: dict[Node, Node] = {}
     longest: dict[Any, Node] = {}
     loops = [n for n in graph.nodes if n.op == "loop"]
@@ -279,7 +287,8 @@ def _longer_twins(graph: Graph) -> dict[Node, Node]:
     for n in graph.nodes:
         if (
             n.op == "mean"
-            and (found := moments.get((n.inputs, (("axes", n.kw["axes"]),)))) is not None
+            and (found := moments.get((n.inputs, exact_items([("axes", n.kw["axes"])]))))
+            is not None
         ):
             twins[n] = found
     return twins
