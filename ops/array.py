@@ -365,11 +365,22 @@ class Array:
             lies = tuple([s if isinstance(s, int) else None for s in self.spec.layout.splits])
         return restored, (value, lies, self.weak and self.weak.__name__)
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[Any, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """The values for another library: the same memory, marked as read-only, if it knows that mark
+        (DLPack 1.0), else a copy."""
         value = reader.value(self)
-        if not value.flags.writeable:  # DLPack of older consumers has no word for read-only
-            value = value.copy()
-        return value.__dlpack__(**options)
+        if copy is None and (max_version is None or tuple(max_version) < (1, 0)):
+            copy = True
+        return value.__dlpack__(
+            stream=stream, max_version=max_version, dl_device=dl_device, copy=copy
+        )
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)

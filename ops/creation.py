@@ -48,6 +48,7 @@ from .spec import (
     float64,
     int64,
     is_integer,
+    owned,
     uint64,
 )
 from .where import misfit
@@ -386,11 +387,13 @@ def asarray(
             got=f"dtype {host.dtype}",
             needed="one of " + ", ".join(DTYPES),
         )
-    fresh = isinstance(values, (list, tuple, range)) or (
+    fresh = type(values) in (list, tuple, range) or (
         isinstance(values, np.ndarray) and not np.may_share_memory(host, values)
     )
-    host = np.require(host, host.dtype.newbyteorder("="), ["C", "A"])
-    if copy or (copy is None and not fresh):
+    if fresh or copy is False:
+        host = np.require(host, host.dtype.newbyteorder("="), ["C", "A"])
+        host = owned(host) if fresh else host
+    else:
         host = copied(host)
     return from_operand(Host(host, None if split == ANYWHERE else split_of(split, host.ndim)))
 

@@ -146,14 +146,32 @@ def in_line(shape: Sequence[int], dtype: DType) -> Any:
     """
     size = math.prod(shape) * dtype.itemsize
     if size < 4096:
-        return np.empty(tuple(shape), dtype)
+        return np.ndarray(tuple(shape), dtype, Own(size, np.uint8))
     raw = Own(size + 64, np.uint8)
     return np.ndarray(tuple(shape), dtype, raw, -raw.ctypes.data % 64)
 
 
+def is_own(array: Any) -> bool:
+    """Whether it may be written to: nobody else's memory, and not what a user was given to look at."""
+    return not isinstance(array, np.ndarray) or type(array.base) is Own
+
+
+def owned(fresh: np.ndarray[Any, Any]) -> Any:
+    """An array in order that nobody else has, as memory of our own."""
+    return np.ndarray(fresh.shape, fresh.dtype, fresh.reshape(-1).view(np.uint8).view(Own))
+
+
+def lent(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """What users are given of an array: the same memory, which NumPy lets nobody make writeable again,
+    as what stands behind it is no array."""
+    if array.dtype == bfloat16:  # of which Python's buffers know nothing
+        return lent(array.view(np.uint16)).view(bfloat16)
+    return np.asarray(memoryview(array).toreadonly())  # type: ignore[arg-type]
+
+
 def copied(value: Any) -> Any:
-    """A copy in memory of our own."""
-    made = in_line(value.shape, value.dtype)
+    """A copy in memory of our own, in the machine's order of bytes."""
+    made = in_line(value.shape, value.dtype.newbyteorder("="))
     made[...] = value
     return made
 

@@ -312,10 +312,10 @@ class CompiledFunction(Generic[P, R]):
         if where == "out":
             return from_operand(made[k])
         if where == "in":
-            x, donated = leaves[k], k in entry.donated
-            if isinstance(x, np.ndarray) and not donated:  # which the caller may change
+            x = leaves[k]
+            if isinstance(x, np.ndarray):  # which the caller may change
                 return from_operand(entry.session.put(copied(x)))
-            keep = isinstance(x, Array) and not donated
+            keep = isinstance(x, Array) and k not in entry.donated
             return x if keep else from_operand(operands[entry.leaves.index(k)])
         if where == "captured":
             return from_operand(entry.captured[k])
@@ -705,13 +705,11 @@ def launch_given(
     who: str,
 ) -> list[Operand]:
     """Run what is given some of its operands, which are named by number, with what the caller has there.
-    In the list they become operands in no one else's hands: copies, where others hold on. Arrays are
+    Where others hold on to an Array's operand, what is given is one that nobody writes to. Arrays are
     gone when it began, unless it failed without having written to them."""
     twice = len(set(map(id, operands))) < len(operands)
     held: list[tuple[Array, Operand, Term | None]] = []
     for n, x in away:
-        if isinstance(x, np.ndarray):
-            operands[n] = session.put(copied(x))
         if not isinstance(x, Array):
             continue
         alone = _is_alone(x, operands, n)
@@ -726,7 +724,7 @@ def launch_given(
         held.append((x, operand, x._term))
         lies = operand.spec.layout
         if not alone and lies is not None and not lies.stored:
-            operands[n] = session.engine.put(copied(session.engine.get(operand)), lies)
+            operands[n] = session.engine.put(session.engine.get(operand), lies)
     try:
         for x, _, _ in held:
             x._operand, x._term = None, None

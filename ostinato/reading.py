@@ -13,7 +13,7 @@ import numpy as np
 from ostinato.errors import DataDependentShapeError, TracedValueError
 from ostinato.ops import array
 from ostinato.ops.array import Array, File, Host, Operand, Term, Trace
-from ostinato.ops.spec import Spec
+from ostinato.ops.spec import Spec, lent
 from ostinato.ops.trace import Ref, collect
 from ostinato.ops.tree import flatten
 from ostinato.ops.where import misfit
@@ -60,9 +60,8 @@ class _Reader:
         operand = x._operand
         assert operand is not None
         if isinstance(operand, Host):
-            view = operand.value.view()
-            view.flags.writeable = False
-            return view
+            operand.shared = True
+            return lent(operand.value)
         if isinstance(operand, File):
             operand = current().hold_array(x)
         return operand.engine.get(operand)

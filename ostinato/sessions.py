@@ -60,7 +60,9 @@ class Session:
         if operand.engine is self.engine:
             return operand
         if isinstance(operand, Host):
-            return self.put(operand.value, operand.split)
+            held = self.put(operand.value, operand.split)
+            held.shared = operand.shared
+            return held
         if isinstance(operand, File):
             return self.attach(operand.source, operand.split)
         if operand.spec.layout is not None and operand.spec.layout.stored:

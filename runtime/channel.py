@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.encode import decode_spec, integer, listing, need
-from ostinato.ops.spec import DTYPES
+from ostinato.ops.spec import DTYPES, in_line
 
 from ostinato.errors import CommunicatorError
 
@@ -298,7 +298,7 @@ class _Talk:
         if order.kind != "put":
             return None
         spec = decode_spec(order.text)
-        value = np.empty(spec.shape, spec.dtype)
+        value = in_line(spec.shape, spec.dtype)
         self.wire.fill(octets(value) if value.size else np.empty(0, np.uint8))
         return value
 

@@ -13,7 +13,7 @@ import numpy as np
 from ostinato.ops.array import Operand
 from ostinato.ops.encode import encode_spec
 from ostinato.ops.layout import Layout, Mesh
-from ostinato.ops.spec import Spec
+from ostinato.ops.spec import Spec, lent
 from ostinato.ops.where import misfit
 from ostinato.planner.explain import Measured
 from ostinato.planner.file import encode_plan
@@ -185,9 +185,7 @@ class CrewEngine:
             else:
                 said = encode_spec(operand.spec)
                 whole = self._order("get", operands=(operand.number,), text=said)
-        whole = whole.view()
-        whole.flags.writeable = False
-        return whole
+        return lent(whole)
 
     def _check_there(self) -> None:
         if self.closed:

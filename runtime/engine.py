@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from ostinato.ops.array import Operand
 from ostinato.ops.layout import Box, Layout, Mesh, chunks_of, held_pieces, slices, written
-from ostinato.ops.spec import Spec, copied, in_line
+from ostinato.ops.spec import Spec, copied, in_line, lent
 from ostinato.ops.threads import blas_threads
 from ostinato.planner.explain import Measured
 from ostinato.planner.plan import Plan, Program
@@ -215,8 +215,8 @@ class LocalEngine:
             whole = np.empty(spec.shape, spec.dtype)
             operand.parts[0].read(whole, tuple((0, n) for n in spec.shape))
         elif self.size == 1 or layout.is_whole:
-            whole = operand.parts[0].view()
             operand.shared = True
+            return lent(operand.parts[0])
         else:
             whole = np.empty(spec.shape, spec.dtype)
             everything = tuple((0, n) for n in spec.shape)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from ostinato.ops.encode import Malformed, decode_spec, listing, need
 from ostinato.ops.layout import Box, chunks_of, held_pieces, intersect, slices, volume, written
-from ostinato.ops.spec import Spec, copied, in_line
+from ostinato.ops.spec import Spec, copied, in_line, is_own
 from ostinato.planner.file import decode_plan
 
 from .engine import box_of, measured
@@ -86,10 +86,13 @@ class Member:
         assert spec.layout is not None
         comm, layout, shape = self.communicator, spec.layout, spec.shape
         if layout.is_whole:
-            out = value if self.rank == LEAD else in_line(shape, spec.dtype)
+            if self.rank != LEAD:
+                out = in_line(shape, spec.dtype)
+            else:  # its share of a run may wait, and the caller may change his array meanwhile
+                out = value if is_own(value) else copied(value)
             everybody = tuple(range(comm.size))
             if comm.size > 1:
-                comm.start_broadcast(value, out, LEAD, everybody).wait()
+                comm.start_broadcast(out, out, LEAD, everybody).wait()
             self.parts[order.first] = out
             return
         everything = tuple((0, n) for n in shape)

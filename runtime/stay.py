@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ostinato.ops.products import Keeping
-from ostinato.ops.spec import Own
+from ostinato.ops.spec import is_own
 
 OFTEN = 3  # times in a row that an array must come, twice as many after each time
 PAYS = 8  # that it then came fewer than so many times as often
@@ -59,7 +59,7 @@ class Staying:
             self.ends()
             self.array = weakref.ref(array)
         self.times += 1
-        return self.times == self.enough and type(array.base) is Own
+        return self.times == self.enough and is_own(array)
 
     def keep(self, array: Any, kept: Kept) -> None:
         """From now on the product has it as it is now."""

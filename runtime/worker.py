@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from ostinato.ops.spec import Spec, in_line
+from ostinato.ops.spec import Spec, in_line, is_own
 from ostinato.ops.threads import most_threads
 from ostinato.planner.plan import Plan
 
@@ -172,8 +172,12 @@ class Worker:
         loaded.runs += 1
         first = len(arrays)
         for result in loaded.results:
-            if loaded.reuse and (k := len(arrays) - first) in loaded.reuse:
-                arrays.append(arrays[loaded.reuse[k]])
+            if (
+                loaded.reuse
+                and (k := len(arrays) - first) in loaded.reuse
+                and is_own(given := arrays[loaded.reuse[k]])
+            ):
+                arrays.append(given)
                 if self.kept.found:
                     self.kept.changes(id(arrays[-1]))
                 continue
