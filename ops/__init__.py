@@ -17,6 +17,7 @@ from . import (  # noqa: F401  (registers the operations)
     indexing,
     linalg,
     nn,
+    numpy_calls,
     random,
     reduction,
     shape,

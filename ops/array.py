@@ -226,24 +226,6 @@ def install(made: Reader) -> None:
     reader = made
 
 
-_OF_NUMPY = {  # NumPy's names of ufuncs that are called otherwise here
-    "absolute": "abs",
-    "arccos": "acos",
-    "arccosh": "acosh",
-    "arcsin": "asin",
-    "arcsinh": "asinh",
-    "arctan": "atan",
-    "arctan2": "atan2",
-    "arctanh": "atanh",
-    "conjugate": "conj",
-    "invert": "bitwise_invert",
-    "left_shift": "bitwise_left_shift",
-    "power": "pow",
-    "right_shift": "bitwise_right_shift",
-    "rint": "round",
-}
-
-
 class Array:
     """An n-dimensional array; immutable, lazy, and laid out over the workers of a session."""
 
@@ -438,19 +420,11 @@ class Array:
     def __format__(self, form: str) -> str:
         return format(self.item(), form) if form and self.size == 1 else str(self)
 
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return functions["__array_function__"](function, types, args, kwargs)
+
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        """`np.sin(x)` and `ndarray + x` mean the function of that name here."""
-        name = _OF_NUMPY.get(ufunc.__name__, ufunc.__name__)
-        if method != "__call__" or options or name not in functions:
-            said = f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}")
-            raise misfit(
-                DTypeError,
-                said,
-                got="an ostinato array" + (f" and {', '.join(options)}=" if options else ""),
-                needed="a NumPy array, or a function that ostinato has too, without options",
-                do="use ostinato's functions, or np.asarray(x)",
-            )
-        return functions[name](*inputs)
+        return functions["__array_ufunc__"](ufunc, method, inputs, options)
 
     # -- the standard's namespace ----------------------------------------------------------
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
@@ -661,10 +635,26 @@ class Array:
     def mean(self, axis: Axis = None, *, keepdims: bool = False) -> Array:
         return _call("mean", self, axis=axis, keepdims=keepdims)
 
-    def var(self, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False) -> Array:
+    def var(
+        self,
+        axis: Axis = None,
+        *,
+        correction: float = 0.0,
+        keepdims: bool = False,
+        ddof: float | None = None,
+    ) -> Array:
+        correction = correction if ddof is None else ddof  # as NumPy calls it
         return _call("var", self, axis=axis, correction=correction, keepdims=keepdims)
 
-    def std(self, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False) -> Array:
+    def std(
+        self,
+        axis: Axis = None,
+        *,
+        correction: float = 0.0,
+        keepdims: bool = False,
+        ddof: float | None = None,
+    ) -> Array:
+        correction = correction if ddof is None else ddof  # as NumPy calls it
         return _call("std", self, axis=axis, correction=correction, keepdims=keepdims)
 
     def min(self, axis: Axis = None, *, keepdims: bool = False) -> Array:
@@ -882,6 +872,20 @@ def as_array(x: Any, dtype: DType | None = None) -> Array:
     if isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic):
         return constant(x, dtype)
     return cast(Array, functions["asarray"](x, dtype=dtype))
+
+
+def unmasked(x: Any, who: str) -> None:
+    """Refuse a masked array, or a list with some of them: what does not count would count."""
+    kinds = set(map(type, x)) if isinstance(x, list) else (type(x),)
+    for kind in kinds:
+        if issubclass(kind, np.ndarray) and hasattr(kind, "mask"):
+            raise misfit(
+                ArgumentError,
+                who,
+                got="a masked array",
+                needed="an array all of whose elements count",
+                do="pass x.filled(value), or the values and the mask as two arrays for ost.where",
+            )
 
 
 def weak_kind(x: Any) -> type | None:

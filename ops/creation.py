@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
 from typing import Any, SupportsIndex, cast
 
 import numpy as np
@@ -21,6 +20,7 @@ from .array import (
     constant,
     export,
     from_operand,
+    unmasked,
     weak_kind,
 )
 from .elementwise import as_dtype, astype, check_device, equal, number_of, where
@@ -348,8 +348,12 @@ def asarray(
     if type(values) in (bool, int, float, complex):
         number = values if kind is None else number_of("asarray", values, kind)
         return placed(constant(number, kind), split)
-    if isinstance(values, (list, tuple)) and any(isinstance(v, Array) for v in _leaves(values)):
-        return placed(_of_arrays(values, kind), split)
+    if isinstance(values, (list, tuple)):
+        inner = _leaves(values)
+        if any(isinstance(v, Array) for v in inner):
+            return placed(_of_arrays(values, kind), split)
+        unmasked(inner, "asarray")
+    unmasked(values, "asarray")
     if copy is False and not hasattr(values, "__array__") and not hasattr(values, "__dlpack__"):
         raise misfit(
             ArgumentError,
@@ -398,7 +402,7 @@ def asarray(
     return from_operand(Host(host, None if split == ANYWHERE else split_of(split, host.ndim)))
 
 
-def _leaves(values: Any) -> Sequence[Any]:
+def _leaves(values: Any) -> list[Any]:
     if isinstance(values, (list, tuple)):
         return [leaf for v in values for leaf in _leaves(v)]
     return [values]

@@ -16,7 +16,7 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
-from .array import Array, Operandish, Scalar, apply, as_array, export, functions, unify
+from .array import Array, Operandish, Scalar, apply, as_array, export, functions, unify, unmasked
 from .registry import ANY, Scratch, op, stream_cost
 from .spec import (
     DTYPES,
@@ -809,13 +809,14 @@ def as_dtype(dtype: Any) -> DType:
 
 def number_of(name: str, value: Any, dtype: DType) -> Scalar:
     """A number as a dtype holds it."""
+    unmasked(value, name)
     try:
         found = np.asarray(value).reshape(())[()]
         if np.iscomplexobj(found) and dtype.kind not in "cb":
             raise TypeError
         with np.errstate(all="ignore"):
             return cast(Scalar, dtype.type(found.item()).item())
-    except (TypeError, ValueError, OverflowError):
+    except (AttributeError, TypeError, ValueError, OverflowError):
         raise misfit(
             DTypeError,
             name,

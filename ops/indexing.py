@@ -21,7 +21,7 @@ import numpy as np
 from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
 
 from . import array
-from .array import Array, Operandish, apply, as_array, export, unify
+from .array import Array, Operandish, apply, as_array, export, unify, unmasked
 from .copies import Piece
 from .elementwise import astype, equal, less, where
 from .index import LETTERS, Indices, along
@@ -153,6 +153,7 @@ op(
 def _indices(i: Any, size: int, name: str) -> Array:
     """Indices as an Array; those that are known already are checked at the user's own line."""
     if not isinstance(i, Array):
+        unmasked(i, name)
         known = np.asarray(i)
         known = known.astype(np.int64) if known.size == 0 else known
         if (
@@ -471,6 +472,7 @@ def _is_mask(k: Any) -> bool:
 
 def _consumes(k: Any) -> int:
     """How many axes a part of a key speaks of."""
+    unmasked(k, "index")
     if k is None or isinstance(k, EllipsisType):
         return 0
     if isinstance(k, list):

@@ -14,7 +14,7 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, BoundsError, LayoutError, OstinatoError, ShapeError
 
-from .array import Array, Operandish, Split, apply, as_array, export, functions, unify
+from .array import Array, Operandish, Split, apply, as_array, export, functions, unify, unmasked
 from .copies import Piece
 from .elementwise import astype, broadcast, greater_equal, number_of, where
 from .index import LETTERS, Indices, Reach, along, reshape_labels
@@ -754,6 +754,7 @@ def repeat_elements(x: Operandish, repeats: Any, axis: int | None) -> Array:
     if axis is None:
         x, axis = reshape(x, (-1,)), 0
     d = axis_of(axis, x.ndim, "repeat")
+    unmasked(repeats, "repeat")
     counts = np.asarray(repeats)
     if counts.dtype.kind not in "iu" or counts.shape not in ((), (1,), (x.shape[d],)):
         raise misfit(

@@ -352,6 +352,7 @@ class CompiledFunction(Generic[P, R]):
                 array.term_of(x)  # raises: donated
             return x
         if not fixed and (isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__array__")):
+            array.unmasked(x, f"{self.name}()")
             host = np.asarray(x)
             if host.dtype.name in DTYPES:
                 return np.require(host, host.dtype.newbyteorder("="), ["C", "A"])

@@ -17,9 +17,10 @@ import pytest
 from ostinato.ops.spec import DTYPES
 
 import ostinato as ost
-from ostinato.errors import DonatedError, TracedValueError
+from ostinato.errors import ArgumentError, DonatedError, TracedValueError
 from tests.helpers import on
 
+from . import numpy_calls
 from .conftest import Tally
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -195,3 +196,131 @@ def test_pools_of_processes_take_and_give_arrays(start: str, when: str, tmp_path
         "['Array', 'Array'] [[3.0, 5.0, 7.0], [5.0, 7.0, 9.0]]",
         "[[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]]",
     ]
+
+
+# -- NumPy's functions ---------------------------------------------------------------------
+def test_numpys_functions_are_ours_or_say_what_to_write(tally: Tally, thorough: bool) -> None:
+    """Every public function of NumPy, in all the forms that its signature suggests."""
+    dtypes = [d for d in DTYPES if d != "bfloat16"] if thorough else ["float64", "int32"]
+    said = {"same": 0, "refused": 0}
+    wrong, names = [], set()
+    for call in numpy_calls.trials(dtypes, 9 if thorough else 2):
+        verdict = numpy_calls.verdict(call)
+        names.add(call[0])
+        if verdict in said:
+            said[verdict] += 1
+        else:
+            wrong.append((call[0], call[2], call[3], verdict))
+    assert not wrong, f"{len(wrong)} calls, the first: {wrong[:3]}"
+    assert said["same"] > len(dtypes) * 2000
+    tally("functions of NumPy", len(names))
+    tally("calls as NumPy's", said["same"])
+    tally("calls refused in a sentence", said["refused"])
+
+
+def test_numpys_functions_stay_pending_and_are_traced() -> None:
+    x = ost.ones((2, 3))
+    assert np.sum(np.exp(x) + np.ones(3), axis=0)._operand is None
+    y = ost.asarray([[1.0, 2.0, 4.0]])
+    assert y.var(1, ddof=1).item() == np.var(y, 1, ddof=1).item() == np.var([1, 2, 4], ddof=1)
+    f = ost.compile(lambda x: np.concatenate([np.mean(x, axis=0), np.linalg.norm(x, axis=0)]))
+    np.testing.assert_allclose(f(x), [1.0] * 3 + [2**0.5] * 3)
+    g = ost.grad(lambda x: np.sum(np.square(x)))(x)
+    np.testing.assert_array_equal(g, np.full((2, 3), 2.0))
+    with pytest.raises(TracedValueError, match=r"test_typed.py:\d+\): got .* is traced"):
+        ost.compile(lambda x: np.array_equal(x, x))(x)
+
+
+def test_what_numpy_writes_to_is_numpys() -> None:
+    x, sums = ost.arange(4.0), np.zeros(4)
+    sums += x
+    sums -= np.ones(4)
+    assert np.add(x, 1, out=sums) is sums
+    assert np.sum(x.reshape(2, 2), axis=0, out=sums[:2]).tolist() == [2.0, 4.0]
+    np.copyto(sums[2:], x[2:])
+    np.add.at(sums, [0, 0], x[1])
+    assert sums.tolist() == [4.0, 4.0, 2.0, 3.0]
+    sums[:2] = x[:2]
+    assert sums[x[0].astype(int)] == 0.0
+    y = x
+    y += 1
+    assert (x.tolist(), y.tolist()) == ([0.0, 1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0])
+    for write in (
+        lambda: np.add(x, 1, out=x),
+        lambda: np.copyto(x, 1.0),
+        lambda: np.sum(x, out=x[0]),
+        lambda: np.add.at(x, [0], 1.0),
+        lambda: np.fill_diagonal(x.reshape(2, 2), 0),
+    ):
+        with pytest.raises(ArgumentError, match=r"np\.[a-z._]+ \(.*test_typed.py:\d+\).*x\.at\["):
+            write()
+
+
+def test_hosts_functions_see_values(tmp_path: Path) -> None:
+    x = ost.arange(6.0).reshape(2, 3)
+    v = np.arange(6.0).reshape(2, 3)
+    np.testing.assert_array_equal(x, v)
+    np.testing.assert_allclose(v, x)
+    np.testing.assert_equal({"x": [x]}, {"x": [v]})
+    with pytest.raises(AssertionError):
+        np.testing.assert_array_equal(x, v + 1)
+    assert np.array_equal(x, v) is True
+    assert np.allclose(x, v + 1) is False
+    np.save(tmp_path / "x.npy", x)
+    np.savez(tmp_path / "x.npz", x=x)
+    np.savetxt(tmp_path / "x.txt", x)
+    loaded = [
+        np.load(tmp_path / "x.npy"),
+        np.load(tmp_path / "x.npz")["x"],
+        np.loadtxt(tmp_path / "x.txt"),
+    ]
+    for found in (
+        *loaded,
+        np.asarray(x),
+        np.array(x),
+        np.array([x, x])[1],
+        np.ascontiguousarray(x),
+        np.stack([v, v])[0],
+    ):
+        assert type(found) is np.ndarray
+        np.testing.assert_array_equal(found, v)
+    assert (np.array2string(x), f"{x[1, 2]:.2f}", list(x[0])[1].item()) == (
+        np.array2string(v),
+        "5.00",
+        1.0,
+    )
+    assert (np.shape(x), np.ndim(x), np.size(x), np.size(x, 1)) == ((2, 3), 2, 6, 3)
+    assert np.result_type(x, np.float32) == np.float64
+    copied = np.array(x)
+    copied[0] = 9
+    assert x[0, 0].item() == 0.0
+
+
+def test_masked_arrays_are_refused_wherever_they_come_in() -> None:
+    masked = np.ma.masked_array([1.0, 2.0], [False, True])
+    x = ost.ones(2)
+    double = ost.compile(lambda y: y * 2)
+    for take in (
+        lambda: ost.asarray(masked),
+        lambda: ost.asarray([masked, masked]),
+        lambda: ost.asarray([1.0, np.ma.masked]),
+        lambda: x + masked,
+        lambda: ost.sum(masked),
+        lambda: np.add(masked, x),
+        lambda: np.concatenate([x, masked]),
+        lambda: x.at[0].set(np.ma.masked),
+        lambda: x[np.ma.masked_array([0, 1], [False, True])],
+        lambda: double(masked),
+        lambda: double([masked]),
+        lambda: double({"a": masked}),
+        lambda: ost.full(2, np.ma.masked),
+        lambda: ost.where(masked > 1, x, x),
+        lambda: ost.repeat(2, lambda s: s, masked),
+        lambda: ost.run(double.plan_for(x), masked),
+        lambda: ost.save_state("nowhere", {"a": masked}, step=1),
+        lambda: ost.save("nowhere.npy", masked),
+        lambda: ost.random.uniform((2,), low=masked),
+    ):
+        with pytest.raises(ArgumentError, match=r"test_typed.py:\d+\): got a masked array.*filled"):
+            take()
+    assert (masked + x).tolist() == [2.0, None]  # NumPy's, which takes ours as values
