@@ -167,7 +167,11 @@ class Term:
         self.serial = next(_serial)
         self.depth: int = 1 + max([t.depth for t, _ in inputs]) if inputs else 0
         self.number = -1  # of a placeholder among its trace's inputs
-        self.operands: list[Operand | None] | None = None  # what it came to, once it ran
+        # what it came to, once it ran; of several results there is a list at once, since threads may
+        # settle them at the same time
+        self.operands: list[Operand | None] | None = (
+            None if len(specs) == 1 else [None] * len(specs)
+        )
         self.holders: list[weakref.ref[Array] | None] = []
         self.rule: Callable[..., Any] | None = None  # a gradient that stands in for the op's own
 
@@ -186,12 +190,23 @@ class Term:
         needs it.
         """
         if self.operands is None:
-            self.operands = [None] * len(self.specs)
-        self.operands[k] = operand
+            self.operands = [operand]
+        elif (known := self.operands[k]) is None:
+            self.operands[k] = operand
+        else:  # another thread was faster
+            operand = known
         x = self.held(k)
-        if x is None:
+        if x is not None:
+            self.tell(x, operand)
+
+    def tell(self, x: Array, operand: Operand) -> None:
+        """What an Array of this Term came to."""
+        if x._term is not self:
             return
-        x._operand, x.spec = operand, operand.spec
+        x.spec, x._operand = (
+            operand.spec,
+            operand,
+        )  # in this order: who sees the operand sees its spec
         watches = [t for t in self.traces if isinstance(t, Watch) and t.active]
         for watch in watches:
             watch.read.append(weakref.ref(x))
@@ -800,7 +815,8 @@ def term_of(x: Array) -> tuple[Term, int]:
     """The Term and output number of an Array; a materialised one becomes a leaf."""
     term = x._term
     if term is None:
-        if x._operand is None:
+        operand = x._operand
+        if operand is None:
             raise misfit(
                 DonatedError,
                 "use of a donated array",
@@ -808,11 +824,24 @@ def term_of(x: Array) -> tuple[Term, int]:
                 do="use that function's result (or make the array again, if the function failed), or leave "
                 "the argument out of donate=",
             )
-        term = Term(None, (), (), (x.spec,))
-        term.operands = [x._operand]
-        x._term, x._k = term, 0
-        term.holders.append(weakref.ref(x))
+        k = x._k  # which stays, since other threads may be about to read it
+        term = Term(None, (), (), (x.spec,) * (k + 1))
+        term.operands = [*[None] * k, operand]
+        term.holders = [*[None] * k, weakref.ref(x)]
+        x._term = term
     return term, x._k
+
+
+def settled(x: Array) -> Operand:
+    """The value of an Array that was computed. Its term has it too, where another thread made a second
+    Array of the same result."""
+    operand, term = x._operand, x._term
+    if operand is None and term is not None and term.operands is not None:
+        operand = term.operands[x._k]
+    if operand is None:
+        term_of(x)  # raises, if it was given away meanwhile
+        raise AssertionError("an array that is pending")
+    return operand
 
 
 _NO_TRACES: frozenset[Trace] = frozenset()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .array import Array, Term, Trace, from_term, placeholder, term_of
+from .array import Array, Operand, Term, Trace, from_term, placeholder, term_of
 from .graph import Builder, Graph
 from .registry import lookup
 from .spec import Spec
@@ -21,11 +21,16 @@ def array_of(term: Term, k: int) -> Array:
 
 
 class Collected:
-    """A graph with what its inputs stand for: placeholders, then captured Terms or Operands."""
+    """A graph with what its inputs stand for: placeholders, then captured Terms, with the Operands that
+    they had come to.
+    """
 
-    def __init__(self, graph: Graph, captured: list[Ref], terms: list[Term]) -> None:
+    def __init__(
+        self, graph: Graph, captured: list[Ref], held: list[Operand | None], terms: list[Term]
+    ) -> None:
         self.graph = graph
         self.captured = captured
+        self.held = held
         self.terms = terms  # all that the graph was made of, leaves excluded
 
 
@@ -40,17 +45,17 @@ def collect(
     Its first inputs are the placeholders of `trace`. Further inputs are what was materialised, what
     was there before the trace, and, for an inner graph (of a loop), what does not depend on it. Two
     walks: the first finds those inputs in the order in which the graph meets them, the second
-    builds."""
+    builds. Other threads may settle Terms meanwhile: what was found once holds."""
     captured: list[Ref] = []
+    held: list[Operand | None] = []
+    keys: dict[Ref, Any] = {}
     place: dict[Any, int] = {}
     order: list[Term] = []
     seen: set[int] = set()
     count = len(inputs)
 
-    def is_input(term: Term, k: int) -> Any:
-        """What identifies an input of the graph; None for a node of it."""
-        if term.operands is not None and (operand := term.operands[k]) is not None:
-            return id(operand)
+    def outside(term: Term, k: int) -> Any:
+        """What identifies an input of the graph that has no value yet; None for a node of it."""
         if term.op is None:
             return (id(term), k)
         if trace is None or term.op.name == "constant":
@@ -60,7 +65,10 @@ def collect(
 
     def meet(term: Term, k: int) -> bool:
         """Whether this is a node still to be visited."""
-        key = is_input(term, k)
+        if (term, k) in keys:
+            return keys[term, k] is None and id(term) not in seen
+        operand = term.operands[k] if term.operands is not None else None
+        key = keys[term, k] = id(operand) if operand is not None else outside(term, k)
         if key is None:
             return id(term) not in seen
         if key not in place:
@@ -69,6 +77,7 @@ def collect(
             else:
                 place[key] = count + len(captured)
                 captured.append((term, k))
+                held.append(operand)
         return False
 
     for root, k in roots:
@@ -86,12 +95,18 @@ def collect(
             seen.add(id(term))
             order.append(term)
 
-    specs = [*inputs, *(_input_spec(t, k) for t, k in captured)]
+    specs = [
+        *inputs,
+        *(
+            o.spec if o is not None else t.specs[k]
+            for (t, k), o in zip(captured, held, strict=True)
+        ),
+    ]
     builder = Builder(specs)
     values: dict[int, tuple[int, ...]] = {}
 
     def value(term: Term, k: int) -> int:
-        key = is_input(term, k)
+        key = keys[term, k]
         return place[key] if key is not None else values[id(term)][k]
 
     for term in order:
@@ -103,13 +118,7 @@ def collect(
             term.specs,
             short(term.line),
         )
-    return Collected(builder.graph([value(t, k) for t, k in roots]), captured, order)
-
-
-def _input_spec(term: Term, k: int) -> Spec:
-    if term.operands is not None and (operand := term.operands[k]) is not None:
-        return operand.spec
-    return term.specs[k]
+    return Collected(builder.graph([value(t, k) for t, k in roots]), captured, held, order)
 
 
 def inline(graph: Graph, args: Sequence[Array]) -> list[Array]:

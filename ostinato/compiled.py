@@ -12,8 +12,9 @@ import inspect
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import numpy as np
@@ -36,7 +37,15 @@ from ostinato.runtime.engine import Launcher
 from . import sessions
 from .guards import UNSET, Guard, Guards, have_changed
 from .reading import CompileTrace, NeedsValue, _Reader, run_plan
-from .sessions import Session, check_memory_limit, check_numerics, check_precision, current
+from .sessions import (
+    Session,
+    check_memory_limit,
+    check_numerics,
+    check_precision,
+    current,
+    here,
+    one_by_one,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,13 +53,15 @@ R = TypeVar("R")
 _NUMBERS = {int: np.dtype(np.int64), float: np.dtype(np.float64), complex: np.dtype(np.complex128)}
 
 
-@dataclass(slots=True)
+MOST = 4096  # signatures of a function; then the oldest go
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Entry:
     """What a signature leads to."""
 
     plan: Plan
     launch: Launcher
-    session: Session
     leaves: tuple[int, ...]  # arguments that are inputs of the graph
     captured: tuple[Operand, ...]
     draws: bool  # whether the last input is a seed
@@ -60,6 +71,16 @@ class Entry:
     made: bool  # whether the results are what the plan makes, one by one
     simple: bool  # arrays in and one array out, nothing captured, given or drawn
     guards: list[Guard]  # what is read of objects among the arguments
+    owner: weakref.ref[CompiledFunction[Any, Any]]
+    key: Any = None
+    # where `quick` leads to it, and the objects among the arguments, with which it goes
+    quick: set[tuple[tuple[Any, ...], tuple[Any, ...]]] = field(default_factory=set)
+    objects: list[weakref.ref[Any]] = field(default_factory=list)
+
+    def drop(self) -> None:
+        """Its plan, its session or an object among its arguments is gone."""
+        if (owner := self.owner()) is not None:
+            owner.drop(self)
 
 
 @dataclass(slots=True)
@@ -79,7 +100,11 @@ class Miss:
 
     parts: dict[str, Any]
     source: str
-    nearest: dict[str, Any] | None
+    before: list[dict[str, Any]]
+
+    @property
+    def nearest(self) -> dict[str, Any] | None:
+        return min(self.before, key=lambda p: len(differences(p, self.parts)), default=None)
 
 
 class CompiledFunction(Generic[P, R]):
@@ -111,7 +136,7 @@ class CompiledFunction(Generic[P, R]):
         self.lock = threading.RLock()
         self.guards = Guards(function)
         self.last: Entry | None = None
-        self.seen: list[tuple[dict[str, Any], Entry]] = []
+        self.seen: list[dict[str, Any]] = []
         self.misses: list[Miss] = []
         self.hits = 0
 
@@ -134,54 +159,63 @@ class CompiledFunction(Generic[P, R]):
 
     # -- calls -----------------------------------------------------------------------------
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        session = sessions.in_use
+        session = sessions.in_use or here()
         if session is not None and not (self.guards.items and self.guards.changed()):
-            tokens: list[Any] = []
+            tokens: list[Any] = [session.number]
             leaves: list[Any] = []
+            given: list[Any] = []  # operands of Arrays, which other threads may move or give away
             engine = session.engine
             try:
                 for a in args:
-                    if a.__class__ is Array and a._term is None and a._operand.engine is engine:  # type: ignore[union-attr]
-                        tokens.append(a.spec)  # as _scan would do
+                    o = a._operand if a.__class__ is Array and a._term is None else None
+                    if o is not None and o.engine is engine:
+                        tokens.append(o.spec)  # as _scan would do
                         leaves.append(a)
+                        given.append(o)
                     else:
-                        _scan(a, engine, tokens, leaves)
+                        _scan(a, engine, tokens, leaves, given)
                 if kwargs:
                     tokens.append(tuple(kwargs))
                     for a in kwargs.values():
-                        _scan(a, engine, tokens, leaves)
+                        _scan(a, engine, tokens, leaves, given)
                 known = self.quick[tuple(tokens)]
                 if known.order is not None:
                     leaves += known.rest
+                    given += known.rest
                     leaves = [leaves[k] for k in known.order]
+                    given = [given[k] for k in known.order]
                 entry = known.entry
                 if known.values:
                     entry = known.entries[tuple([leaves[k] for k in known.values])]
             except _UNREADY:
-                pass
+                given.clear()  # else somebody would still have what is given away
+                o = None
             else:
-                if entry.session is session:
-                    self.hits += 1
-                    self.last = entry
-                    if entry.simple:
-                        return from_operand(entry.launch([x._operand for x in leaves])[0])  # type: ignore[return-value]
-                    return self._run(entry, leaves)
+                self.hits += 1
+                self.last = entry
+                if entry.simple:
+                    return from_operand(entry.launch(given)[0])  # type: ignore[return-value]
+                o = None  # for the same reason
+                return self._run(entry, leaves, given, session)
         return self._call(args, kwargs)
 
     def _call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        entry, leaves = self._entry(args, kwargs)
+        session = current()
+        entry, leaves, given = self._entry(args, kwargs, session)
         if entry is None:  # inside another trace, or under a gradient: part of it
             return self.function(*args, **kwargs)
         self.last = entry
-        return self._run(entry, leaves)
+        return self._run(entry, leaves, given, session)
 
-    def _entry(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
-        """What a call leads to, and its leaves; no entry if the call belongs to another trace."""
-        session = current()
+    def _entry(
+        self, args: Sequence[Any], kwargs: dict[str, Any], session: Session
+    ) -> tuple[Any, list[Any], list[Any]]:
+        """What a call leads to, its leaves, and these with operands for Arrays; no entry if the call
+        belongs to another trace.
+        """
         if self.guards.changed():
-            with self.lock:
-                self.entries.clear()
-                self.quick.clear()
+            with one_by_one(self.lock):
+                self.entries, self.quick = {}, {}
                 self.guards.look()
         try:
             bound = self.signature.bind(*args, **kwargs)
@@ -192,26 +226,56 @@ class CompiledFunction(Generic[P, R]):
         fixed = self._fixed(structure)
         leaves = [self._leaf(x, k, k in fixed) for k, x in enumerate(leaves)]
         if any(isinstance(x, Array) and x._term is not None and x._term.is_open for x in leaves):
-            return None, leaves
+            return None, leaves, []
         pending = [x for x in leaves if isinstance(x, Array) and x._operand is None]
         if pending:
             _Reader().settle(pending)
-        for x in leaves:
-            if isinstance(x, Array):
-                session.hold_array(x)
-        where = (structure, session.target, id(session))
+        given = [session.hold_array(x) if isinstance(x, Array) else x for x in leaves]
+        where = (structure, session.target, session.number)
         key = (where, tuple([self._key(x, k, where, k in fixed) for k, x in enumerate(leaves)]))
         entry = self._known(key)
         if entry is None:
-            with self.lock:
+            with one_by_one(self.lock):
                 entry = self._known(key)
                 if entry is None:
                     entry, key = self._make(session, structure, leaves, where, fixed)
-                    self.entries[key] = entry
+                    self._keep(entry, key, leaves, session)
         else:
             self.hits += 1
-        self._remember(entry, args, kwargs, leaves, fixed, where)
-        return entry, leaves
+        self._remember(entry, args, kwargs, leaves, fixed, where, session)
+        return entry, leaves, given
+
+    # -- what is kept ----------------------------------------------------------------------
+    def _keep(self, entry: Entry, key: Any, leaves: Sequence[Any], session: Session) -> None:
+        gone = functools.partial(_gone, weakref.ref(entry))
+        entry.key = key
+        entry.objects = [weakref.ref(x, gone) for x in leaves if _is_itself(x)]
+        while len(self.entries) >= MOST:
+            self.drop(self.entries[next(iter(self.entries))])
+        self.entries[key] = entry
+        session.keep(self, entry, entry.plan)
+
+    def drop(self, entry: Entry) -> None:
+        """Forget an entry."""
+        if self.entries.get(entry.key) is entry:
+            del self.entries[entry.key]
+        for tokens, values in tuple(entry.quick):
+            known = self.quick.get(tokens)
+            if known is not None and known.entries.pop(values, None) is not None:
+                left = next(iter(known.entries.values()), None)
+                if left is None:
+                    del self.quick[tokens]
+                else:
+                    known.entry = left
+        if self.last is entry:
+            self.last = replace(entry, launch=_ended, captured=(), guards=[], objects=[])
+
+    def forget_session(self, number: int) -> None:
+        """A session ends, and all that was made for it."""
+        for key in list(self.entries):
+            if key[0][2] == number and (entry := self.entries.get(key)) is not None:
+                self.drop(entry)
+        self.needed = {n for n in list(self.needed) if n[0][2] != number}
 
     def _known(self, key: Any) -> Entry | None:
         """The entry of a signature, if all that it read of the objects in it is as it was."""
@@ -226,22 +290,23 @@ class CompiledFunction(Generic[P, R]):
         leaves: Sequence[Any],
         fixed: frozenset[int],
         where: Any,
+        session: Session,
     ) -> None:
         """Lead calls of the same form to the entry directly, if one look at the arguments is
         enough.
         """
-        tokens: list[Any] = []
+        tokens: list[Any] = [session.number]
         seen: list[Any] = []
         parts: dict[str, range] = {}
         try:
             for a in args:
-                _scan(a, entry.session.engine, tokens, seen)
+                _scan(a, session.engine, tokens, seen, [])
             places = list(range(len(seen)))
             if kwargs:
                 tokens.append(tuple(kwargs))
             for name, a in kwargs.items():
                 before = len(seen)
-                _scan(a, entry.session.engine, tokens, seen)
+                _scan(a, session.engine, tokens, seen, [])
                 parts[name] = range(before, len(seen))
         except _UNREADY:
             return
@@ -269,18 +334,22 @@ class CompiledFunction(Generic[P, R]):
         if any(isinstance(leaves[k], (float, complex)) for k in values):
             return  # 0.0 and -0.0 are equal
         order = None if places == list(range(len(leaves))) and not rest else places
-        with self.lock:
-            known = self.quick.get(tuple(tokens))
-            if known is None or known.values != values:
-                known = self.quick[tuple(tokens)] = _Known(values, order, tuple(rest), entry, {})
-            known.entry = entry
-            known.entries[tuple([leaves[k] for k in values])] = entry
+        if self.entries.get(entry.key) is not entry:  # dropped meanwhile
+            return
+        form, value = tuple(tokens), tuple([leaves[k] for k in values])
+        if len(self.quick) >= MOST or len(entry.quick) >= MOST:
+            self.quick = {}
+            entry.quick.clear()
+        known = self.quick.get(form)
+        if known is None or known.values != values:
+            known = self.quick[form] = _Known(values, order, tuple(rest), entry, {})
+        known.entries[value] = known.entry = entry
+        entry.quick.add((form, value))
 
-    def _run(self, entry: Entry, leaves: Sequence[Any]) -> Any:
-        session = entry.session
+    def _run(self, entry: Entry, leaves: Sequence[Any], given: list[Any], session: Session) -> Any:
         operands: list[Any] = [
-            x._operand if x.__class__ is Array else _operand(x, session)
-            for x in [leaves[k] for k in entry.leaves]
+            _operand(x, session) if x.__class__ in _VALUES else x
+            for x in [given[k] for k in entry.leaves]
         ]
         if entry.captured:
             operands += entry.captured
@@ -288,6 +357,7 @@ class CompiledFunction(Generic[P, R]):
             operands.append(session.put(np.asarray(random.seeds.advance(), np.uint64)))
         if entry.donated:
             away = [(entry.leaves.index(k), leaves[k]) for k in entry.donated]
+            given.clear()  # for the same reason
             made = launch_given(entry.launch, operands, away, session, f"{self.name}(donate=)")
         else:
             made = entry.launch(operands)
@@ -295,7 +365,8 @@ class CompiledFunction(Generic[P, R]):
             results = [from_operand(o) for o in made]
         else:
             results = [
-                self._result(at, k, entry, leaves, operands, made) for at, k in entry.outputs
+                self._result(at, k, entry, leaves, operands, made, session)
+                for at, k in entry.outputs
             ]
         return entry.build(results)
 
@@ -307,6 +378,7 @@ class CompiledFunction(Generic[P, R]):
         leaves: Sequence[Any],
         operands: Sequence[Operand],
         made: Sequence[Operand],
+        session: Session,
     ) -> Any:
         """A result that is not simply the next one that was made."""
         if where == "out":
@@ -314,7 +386,7 @@ class CompiledFunction(Generic[P, R]):
         if where == "in":
             x = leaves[k]
             if isinstance(x, np.ndarray):  # which the caller may change
-                return from_operand(entry.session.put(copied(x)))
+                return from_operand(session.put(copied(x)))
             keep = isinstance(x, Array) and k not in entry.donated
             return x if keep else from_operand(operands[entry.leaves.index(k)])
         if where == "captured":
@@ -381,7 +453,7 @@ class CompiledFunction(Generic[P, R]):
             return x.shape, x.dtype
         if self._is_input(x, k, where, fixed):
             return type(x)
-        return exact(x)
+        return weakref.ref(x) if _is_itself(x) else exact(x)
 
     def _parts(
         self, structure: Structure, leaves: Sequence[Any], where: Any, fixed: frozenset[int]
@@ -397,7 +469,7 @@ class CompiledFunction(Generic[P, R]):
             elif self._is_input(x, k, where, k in fixed):
                 found[f"{name}.type"] = type(x).__name__
             else:
-                found[name] = x
+                found[name] = object.__repr__(x) if _is_itself(x) else x
         target: Target = where[1]
         return {
             **found,
@@ -438,14 +510,12 @@ class CompiledFunction(Generic[P, R]):
         self.guards.look()
         key = (where, tuple([self._key(x, k, where, k in fixed) for k, x in enumerate(leaves)]))
         parts = self._parts(structure, leaves, where, fixed)
-        nearest = min(
-            (p for p, _ in self.seen), key=lambda p: len(differences(p, parts)), default=None
-        )
-        self.misses.append(Miss(parts, source, nearest))
+        miss = Miss(parts, source, list(self.seen))
+        self.misses.append(miss)
+        self.seen.append(parts)
         del self.misses[:-16], self.seen[:-64]
-        self.seen.append((parts, entry))
         if settings.debug >= 1:
-            took = (time.perf_counter() - start) * 1e3
+            took, nearest = (time.perf_counter() - start) * 1e3, miss.nearest
             why = (
                 "" if nearest is None else "; differs in " + ", ".join(differences(nearest, parts))
             )
@@ -500,7 +570,10 @@ class CompiledFunction(Generic[P, R]):
         if seed.base is not None:
             specs.append(seed.spec)
         found = collect(refs, specs, trace)
-        captured = tuple(_captured(t, k, session, trace) for t, k in found.captured)
+        captured = tuple(
+            _captured(t, k, held, session, trace)
+            for (t, k), held in zip(found.captured, found.held, strict=True)
+        )
         for operand in captured:
             operand.shared = True
         graph = type(found.graph)(
@@ -539,7 +612,6 @@ class CompiledFunction(Generic[P, R]):
         entry = Entry(
             plan,
             session.engine.launcher(plan),
-            session,
             tuple(inputs),
             captured,
             draws,
@@ -549,6 +621,7 @@ class CompiledFunction(Generic[P, R]):
             final == [("out", k) for k in range(len(final))],
             simple,
             self.guards.of(leaves),
+            weakref.ref(self),
         )
         return entry, source
 
@@ -572,7 +645,7 @@ class CompiledFunction(Generic[P, R]):
 
     def plan_for(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """The plan of a call, without running it."""
-        entry, _ = self._entry(args, kwargs)
+        entry, _, _ = self._entry(args, kwargs, current())
         if entry is None:
             raise misfit(
                 TracedValueError,
@@ -653,42 +726,61 @@ class _Unready(Exception):
 
 
 _UNREADY = (_Unready, AttributeError, KeyError, TypeError)
+_VALUES = frozenset((*_NUMBERS, np.ndarray))
 
 
-def _scan(x: Any, engine: Any, tokens: list[Any], leaves: list[Any]) -> None:
-    """The leaves of an argument, and tokens that tell whether another one has the same form. Arrays
-    have to be the engine's.
+def _is_itself(x: Any) -> bool:
+    """Whether an argument is an object that equals only itself, as instances do: entries go with it."""
+    kind: Any = type(x)
+    return kind.__hash__ is object.__hash__ and kind.__weakrefoffset__ != 0
+
+
+def _gone(entry: weakref.ref[Entry], _: object) -> None:
+    if (found := entry()) is not None:
+        found.drop()
+
+
+def _ended(operands: Sequence[Operand]) -> list[Operand]:
+    raise AssertionError("what was dropped is not run")
+
+
+def _scan(x: Any, engine: Any, tokens: list[Any], leaves: list[Any], given: list[Any]) -> None:
+    """The leaves of an argument, with the operands of Arrays, and tokens that tell whether another one
+    has the same form. Arrays have to be the engine's.
     """
     kind = x.__class__
     if kind is Array:
         operand, term = x._operand, x._term
         if operand is None or operand.engine is not engine or (term is not None and term.traces):
             raise _Unready
-        tokens.append(x.spec)
+        tokens.append(operand.spec)
         leaves.append(x)
+        given.append(operand)
     elif kind is float or kind is complex or (kind is int and -(2**63) <= x < 2**63):
         tokens.append(kind)
         leaves.append(x)
+        given.append(x)
     elif kind is dict:
         keys = in_order(tuple(x))
         tokens.append(kind)
         tokens.append(keys)
         for k in keys:
-            _scan(x[k], engine, tokens, leaves)
+            _scan(x[k], engine, tokens, leaves, given)
     elif kind is tuple or kind is list:
         tokens.append(kind)
         tokens.append(len(x))
         for v in x:
-            _scan(v, engine, tokens, leaves)
+            _scan(v, engine, tokens, leaves, given)
     elif x is None:
         tokens.append(kind)
     elif kind is bool or kind is str:
         tokens.append(kind)
         leaves.append(x)
+        given.append(x)
     elif (names := fields_of(kind)) is not None:
         tokens.append(kind)
         for name in names:
-            _scan(getattr(x, name), engine, tokens, leaves)
+            _scan(getattr(x, name), engine, tokens, leaves, given)
     else:
         raise _Unready
 
@@ -708,43 +800,48 @@ def launch_given(
     """Run what is given some of its operands, which are named by number, with what the caller has there.
     Where others hold on to an Array's operand, what is given is one that nobody writes to. Arrays are
     gone when it began, unless it failed without having written to them."""
-    twice = len(set(map(id, operands))) < len(operands)
-    held: list[tuple[Array, Operand, Term | None]] = []
-    for n, x in away:
-        if not isinstance(x, Array):
-            continue
-        alone = _is_alone(x, operands, n)
-        operand = operands[n]
-        if twice and sum(o is operand for o in operands) > 1:
-            raise misfit(
-                ArgumentError,
-                who,
-                got="an array that is given away and also used as another argument",
-                needed="an array that is passed once",
-            )
-        held.append((x, operand, x._term))
-        lies = operand.spec.layout
-        if not alone and lies is not None and not lies.stored:
-            operands[n] = session.engine.put(session.engine.get(operand), lies)
+    before = list(operands)
+    taken: list[tuple[int, Array, Term | None]] = []
     try:
-        for x, _, _ in held:
-            x._operand, x._term = None, None
+        for n, x in away:
+            if not isinstance(x, Array):
+                continue
+            if sum(o is before[n] for o in before) > 1:
+                raise misfit(
+                    ArgumentError,
+                    who,
+                    got="an array that is given away and also used as another argument",
+                    needed="an array that is passed once",
+                )
+            term, alone = _take(x)
+            taken.append((n, x, term))
+            held = term is not None and term.operands is not None
+            known = 3 + (held and term.operands[x._k] is operands[n])  # type: ignore[union-attr, index]
+            alone = alone and not operands[n].shared and sys.getrefcount(operands[n]) <= known
+            lies = operands[n].spec.layout
+            if not alone and lies is not None and not lies.stored:
+                operands[n] = session.engine.put(session.engine.get(operands[n]), lies)
         return launch(operands)
     except BaseException:
-        for x, operand, term in held:
-            if not operand.spoiled:
-                x._operand, x._term = operand, term
+        for n, x, term in taken:
+            if not before[n].spoiled:
+                x._operand, x._term = before[n], term
         raise
 
 
-def _is_alone(x: Array, operands: list[Any], n: int) -> bool:
-    """Whether an Array and this list are all that refers to its operand: no pending operation does."""
-    known, term = 3, x._term  # the third is who counts
-    if term is not None:
-        if sys.getrefcount(x._term) > 3:
-            return False
-        known += term.operands is not None and term.operands[x._k] is operands[n]
-    return not operands[n].shared and sys.getrefcount(operands[n]) <= known
+_taking = threading.Lock()
+
+
+def _take(x: Array) -> tuple[Term | None, bool]:
+    """Take an Array's value from it, which one thread can; its Term, and whether nobody else has that.
+    Who has the value in hand already is seen by its count of references."""
+    with _taking:
+        if x._operand is not None:
+            term = x._term
+            x._operand = x._term = None
+            return term, term is None or sys.getrefcount(term) <= 2
+    array.term_of(x)  # raises
+    raise AssertionError("an array without a value")
 
 
 def run(plan: Plan, *arrays: Any) -> Any:
@@ -779,7 +876,7 @@ def run(plan: Plan, *arrays: Any) -> Any:
     check_limit(plan)
     xs = [array.as_array(x) for x in arrays]
     _Reader().settle([x for x in xs if x._operand is None])
-    operands = [session.hold_array(x) for x in xs]
+    operands: list[Any] = [session.hold_array(x) for x in xs]
     for k, spec in enumerate(plan.traced.inputs):
         if operands[k].spec is not spec:
             raise misfit(
@@ -823,9 +920,11 @@ def _seed_last(graph: Any, at: int) -> Any:
     return relabel(graph, [graph.inputs[k] for k in order], values)
 
 
-def _captured(term: Term, k: int, session: Session, trace: CompileTrace) -> Operand:
+def _captured(
+    term: Term, k: int, held: Operand | None, session: Session, trace: CompileTrace
+) -> Operand:
     """The operand of what a function takes from around it."""
-    if term.operands is None or term.operands[k] is None:
+    if held is None:
         if term.is_traced:
             raise TracedValueError.because(
                 trace.name,
@@ -833,8 +932,10 @@ def _captured(term: Term, k: int, session: Session, trace: CompileTrace) -> Oper
                 needed="values that the function returned",
                 do="return the array from the function instead of storing it elsewhere",
             )
-        _Reader().settle([array_of(term, k)])
-    return session.hold_term(term, k)
+        x = array_of(term, k)
+        _Reader().settle([x])
+        return session.hold_array(x)
+    return session.hold_leaf(term, k, held)
 
 
 def _signature(function: Any) -> inspect.Signature:

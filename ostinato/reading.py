@@ -12,14 +12,14 @@ import numpy as np
 
 from ostinato.errors import DataDependentShapeError, TracedValueError
 from ostinato.ops import array
-from ostinato.ops.array import Array, File, Host, Operand, Term, Trace
+from ostinato.ops.array import Array, File, Host, Operand, Term, Trace, settled
 from ostinato.ops.spec import Spec, lent
 from ostinato.ops.trace import Ref, collect
 from ostinato.ops.tree import flatten
 from ostinato.ops.where import misfit
 from ostinato.planner.plan import Key, Plan
 
-from .sessions import Session, current
+from .sessions import Session, current, one_by_one
 
 
 class CompileTrace(Trace):
@@ -57,8 +57,7 @@ class _Reader:
     def value(self, x: Array) -> np.ndarray[Any, Any]:
         if x._operand is None:
             self.settle([x])
-        operand = x._operand
-        assert operand is not None
+        operand = settled(x)
         if isinstance(operand, Host):
             operand.shared = True
             return lent(operand.value)
@@ -82,13 +81,16 @@ class _Reader:
         return to_dask(x)
 
     def settle(self, xs: Sequence[Array]) -> None:
-        roots: list[Ref] = []
-        for x in xs:
-            if x._operand is None:
-                self._refuse_traced(x, "reading an array", False)
-                roots.append(array.term_of(x))
-        if roots:
-            settle_terms(roots, current())
+        pending = [x for x in xs if x._operand is None]
+        for x in pending:
+            self._refuse_traced(x, "reading an array", False)
+        if not pending:
+            return
+        session = current()
+        with one_by_one(session.settling):
+            if roots := _still(pending):
+                settle_terms(roots, session)
+        _still(pending)
 
     def _refuse_traced(self, x: Array, what: str, shape: bool) -> None:
         if x._operand is not None or x._term is None or not x._term.is_traced:
@@ -117,6 +119,21 @@ class _Reader:
         )
 
 
+def _still(pending: Sequence[Array]) -> list[Ref]:
+    """Those that have no value yet. One that another thread has computed is told so."""
+    roots: list[Ref] = []
+    for x in pending:
+        if x._operand is not None:
+            continue
+        term, k = array.term_of(x)
+        operand = term.operands[k] if term.operands is not None else None
+        if operand is None:
+            roots.append((term, k))
+        else:
+            term.tell(x, operand)
+    return roots
+
+
 _STATIC = {
     "x[mask]": "use ost.where(mask, x, 0) and reduce that, or ost.nonzero(mask, size=n)",
     "nonzero": "pass size=, e.g. ost.nonzero(x, size=n)",
@@ -138,7 +155,9 @@ def _placeholders(root: Term) -> list[Term]:
 
 
 def settle_terms(roots: Sequence[Ref], session: Session) -> None:
-    """Run pending Terms, and all that is held on the way."""
+    """Run pending Terms, and all that is held on the way. Several threads may do this at once with the
+    same Terms, each by what it found; the value that comes first stays.
+    """
     wanted = list(dict.fromkeys(roots))
     first = collect(wanted)
     known = set(wanted)
@@ -148,7 +167,11 @@ def settle_terms(roots: Sequence[Ref], session: Session) -> None:
                 wanted.append((term, k))
                 known.add((term, k))
     found = collect(wanted) if len(wanted) > len(first.graph.outputs) else first
-    operands = [session.hold_term(t, k) for t, k in found.captured]
+    operands = [
+        session.hold_leaf(t, k, operand)
+        for (t, k), operand in zip(found.captured, found.held, strict=True)
+        if operand is not None
+    ]
     graph = found.graph
     specs = tuple(o.spec for o in operands)
     if specs != graph.inputs:  # something came from elsewhere

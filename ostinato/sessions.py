@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
+import sys
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from functools import cached_property
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ostinato import settings
 from ostinato.errors import ArgumentError, LayoutError
-from ostinato.ops.array import Array, File, Host, Operand, Split, Term
+from ostinato.ops.array import Array, File, Host, Operand, Split, Term, settled
 from ostinato.ops.layout import Layout
 from ostinato.ops.where import misfit
 from ostinato.planner.cache import PlanCache
-from ostinato.planner.explain import told
+from ostinato.planner.explain import Measured, told
 from ostinato.planner.layouts import resolve
 from ostinato.planner.pipeline import make_plan, tune
 from ostinato.planner.plan import NUMERICS, PRECISIONS, Choice, Key, Plan, Target
@@ -31,14 +36,73 @@ from ostinato.runtime.engine import Engine, LocalEngine
 from . import watching
 
 
+class _Witness:
+    """What the runs of a plan have shown, as long as its engine is there."""
+
+    def __init__(self, engine: Engine, plan_id: str) -> None:
+        self.engine, self.plan_id = weakref.ref(engine), plan_id
+
+    def __call__(self) -> Measured | None:
+        engine = self.engine()
+        return engine.measured(self.plan_id) if engine is not None else None
+
+
+class Entry(Protocol):
+    """What a compiled function keeps for calls of one signature."""
+
+    def drop(self) -> None: ...
+
+
+class Function(Protocol):
+    """A compiled function."""
+
+    def forget_session(self, number: int) -> None: ...
+
+
+class _Made:
+    """What was made for a session, and goes when it ends, whoever ends it: it does not know the session."""
+
+    def __init__(self, number: int, engine: Engine) -> None:
+        self.number = number
+        self.engine = engine
+        self.functions: weakref.WeakSet[Function] = weakref.WeakSet()
+        self.entries: dict[str, weakref.WeakSet[Entry]] = {}  # by plan
+
+    def forget(self, plan: Plan) -> None:
+        """The cache let a plan go, and so does everybody."""
+        self.engine.forget(plan.id)
+        for entry in list(self.entries.pop(plan.id, ())):
+            entry.drop()
+
+    def forget_all(self) -> None:
+        self.entries.clear()
+        for function in list(self.functions):
+            function.forget_session(self.number)
+        self.functions.clear()
+
+    def abandon(self) -> None:
+        """Nobody has the session any more, though it was not closed. This runs at any moment, so it
+        waits for nobody."""
+        self.forget_all()
+        if not self.engine.abandon():
+            _left.append(self.engine)
+
+
 class Session:
     """Workers, and the plans that they know. Made by `ost.connect`; also a context manager."""
 
     def __init__(self, engine: Engine, target: Target) -> None:
+        self.number = next(_numbers)
         self.engine = engine
         self.target = target
-        self.plans = PlanCache(settings.cache, settings.cache_bytes, self._forget)
-        self._before: Session | None = None
+        self._made = _Made(self.number, engine)
+        self.plans = PlanCache(
+            settings.cache, settings.cache_bytes, self._made.forget, engine.ran_lately
+        )
+        self._before: Session | None = None  # in a context of its own: what was in use before
+        self.settling = threading.RLock()
+        self._over: Session | None = None  # what it took the place of, until it is used itself
+        weakref.finalize(self, self._made.abandon).atexit = False
 
     @property
     def workers(self) -> int:
@@ -75,29 +139,31 @@ class Session:
         return self.put(value, _first_split(layout))
 
     def hold_array(self, x: Array) -> Operand:
-        """A materialised Array's operand, moved here if it was elsewhere."""
-        assert x._operand is not None
-        held = self.hold(x._operand)
-        if held is not x._operand:
-            x._operand, x.spec = held, held.spec
-            if x._term is not None and x._term.operands is not None:
-                x._term.operands[x._k] = held
+        """A materialised Array's operand, moved here if it was elsewhere. Sessions of other threads may
+        move the Array on, so what this returns is what to use."""
+        operand = settled(x)
+        held = self.hold(operand)
+        if held is not operand and x._operand is operand:
+            x.spec, x._operand = held.spec, held  # in this order: other threads look at the operand
+            term = x._term
+            if term is not None and term.operands is not None:
+                term.operands[x._k] = held
         return held
 
-    def hold_term(self, term: Term, k: int) -> Operand:
-        """The same for a leaf of a graph."""
-        assert term.operands is not None
-        operand = term.operands[k]
-        assert operand is not None
+    def hold_leaf(self, term: Term, k: int, operand: Operand) -> Operand:
+        """The same for a leaf of a graph, that came to this operand."""
         x = term.held(k)
         if x is not None and x._operand is operand:
             return self.hold_array(x)
-        held = term.operands[k] = self.hold(operand)
+        held = self.hold(operand)
+        assert term.operands is not None
+        term.operands[k] = held
         return held
 
     # -- plans -----------------------------------------------------------------------------
     def plan(self, key: Key, names: tuple[str, ...] = (), called: str = "") -> tuple[Plan, str]:
         """The plan of a key, and where it came from: memory, disk, or made."""
+        self._begin()
         found = self.plans.get(key)
         if found is None:
             found = self._tuned(make_plan(key, names, called)), "made"
@@ -106,9 +172,18 @@ class Session:
             found = tuned, "disk"
             self.plans.put(tuned)
         if found[1] != "memory":
-            plan = found[0]
-            plan.witness.append(lambda: self.engine.measured(plan.id))
+            found[0].witness.append(_Witness(self.engine, found[0].id))
         return found
+
+    def _begin(self) -> None:
+        """It is used: what it took the place of gives its memory and threads back, until somebody
+        uses it again."""
+        over, self._over = self._over, None
+        if over is not None and not over.engine.closed:
+            over.rest()
+        while _left:
+            with contextlib.suppress(IndexError):
+                _left.pop().rest()
 
     def _tuned(self, plan: Plan) -> Plan:
         """The plan with what timing decides, unless it has that already for this machine."""
@@ -126,8 +201,18 @@ class Session:
         times, again = settings.tune == "on", settings.tune_again
         return Tuner(self.engine.trials, known, budget, times, again, _report)
 
-    def _forget(self, plan: Plan) -> None:
-        self.engine.forget(plan.id)
+    def keep(self, function: Function, entry: Entry, plan: Plan) -> None:
+        """An entry of a compiled function, which goes with its plan, or with this session."""
+        self._made.functions.add(function)
+        self._made.entries.setdefault(plan.id, weakref.WeakSet()).add(entry)
+        if self.engine.closed:  # meanwhile, by another thread
+            entry.drop()
+
+    def rest(self) -> None:
+        """Give memory, threads and plans back; what is asked next makes them anew. Arrays stay."""
+        self._made.forget_all()
+        self.plans.clear()
+        self.engine.rest()
 
     def wait(self) -> None:
         """Return when the workers have done all that was asked of them."""
@@ -148,14 +233,23 @@ class Session:
         for finish in before_close:
             finish()
         watching.end(self)
+        self._made.forget_all()
         self.engine.close()
-        global in_use
-        with _lock:
-            while in_use is not None and in_use.engine.closed:
-                in_use = in_use._before
+        self.plans.clear()
+        _look()
 
     def __enter__(self) -> Session:
         self.engine.check_open()
+        with _lock:
+            self._over = None  # which is used again at the end
+            known = [s for s in _everybodys if s is not self]
+            if _is_everybodys():
+                _everybodys[:] = [*known, self]
+            else:
+                _everybodys[:] = known
+                if _own.get() is not self:
+                    _set_own(self)
+            _look()
         return self
 
     def __exit__(
@@ -173,11 +267,112 @@ class Session:
         return f"<Session: {workers}, mesh {mesh}, {t.device}, numerics {t.numerics}>"
 
 
-in_use: Session | None = None
+# -- which session is in use ---------------------------------------------------------------
+# The main thread's sessions are everybody's who has none of his own. One that another thread makes, or
+# an asyncio task enters, is of this thread or task, and of tasks that it starts.
+MOST = 16  # sessions that were made and not closed, to come back to
+
+in_use: Session | None = (
+    None  # everybody's, as long as nobody has one of his own: for who is in haste
+)
+_everybodys: list[Session] = []  # the last one is in use
+_own: ContextVar[Session | None] = ContextVar("ostinato_session", default=None)
+_is_shared = True  # whether nobody ever had one of his own
+_left: deque[Engine] = deque()  # of sessions that nobody has any more, still to be closed
+_numbers = itertools.count(1)
+_lock = threading.RLock()
+
 before_close: list[Callable[[], None]] = []  # what still needs the workers
 budget = Budget(settings.tune_seconds)  # for timing, of this process
 _report: list[tuple[Site, Choice]] = []  # what it timed
-_lock = threading.RLock()
+
+
+def here() -> Session | None:
+    """The session in use in this thread or task, if there is one."""
+    session = _own.get()
+    while session is not None and session.engine.closed:
+        session = session._before
+    return session if session is not None else _everybodys[-1] if _everybodys else None
+
+
+def _look() -> None:
+    """Who is in haste finds what is in use now."""
+    global in_use
+    with _lock:
+        _everybodys[:] = [s for s in _everybodys if not s.engine.closed][-MOST:]
+        in_use = _everybodys[-1] if _is_shared and _everybodys else None
+
+
+def _is_everybodys() -> bool:
+    """Whether a session that is entered here is for all who have none of their own."""
+    return threading.current_thread() is threading.main_thread() and not _in_task()
+
+
+def _in_task() -> bool:
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and asyncio._get_running_loop() is not None
+
+
+def _publish(session: Session) -> None:
+    """Use a session from now on. A cell of a notebook is a task of the main thread, and the next cell
+    another: so what they connect without `with` is everybody's."""
+    if threading.current_thread() is threading.main_thread() and _own.get() is None:
+        with _lock:
+            session._over = _everybodys[-1] if _everybodys else None
+            _everybodys.append(session)
+            _look()
+    else:
+        session._over = _own.get()
+        _set_own(session)
+
+
+def _set_own(session: Session) -> None:
+    global _is_shared
+    _is_shared = False
+    before = session._before = _own.get()
+    for _ in range(MOST):
+        before = before._before if before is not None else None
+    if before is not None:
+        before._before = None
+    _own.set(session)
+    _look()
+
+
+@contextlib.contextmanager
+def using(session: Session | None) -> Iterator[None]:
+    """Within it, everybody uses this session, or, with None, a new one."""
+    global _everybodys
+    with _lock:
+        before, _everybodys = _everybodys, [] if session is None else [session]
+        _look()
+    try:
+        yield
+    finally:
+        with _lock:
+            _everybodys = before
+            _look()
+
+
+class _Inside(threading.local):
+    depth = 0
+
+
+_inside = _Inside()
+
+
+@contextlib.contextmanager
+def one_by_one(lock: threading.RLock) -> Iterator[None]:
+    """Threads that would do the same do it one after another, and the later ones find it done. That only
+    saves work: who is within such a thing already, as a finalizer may be, waits for nobody, so that no
+    two threads ever wait for each other."""
+    taken = lock.acquire(blocking=not _inside.depth)
+    _inside.depth += 1
+    try:
+        yield
+    finally:
+        _inside.depth -= 1
+        if taken:
+            lock.release()
 
 
 def _first_split(layout: Layout) -> Split:
@@ -227,8 +422,8 @@ def connect(
     threads: int | None = None,
     precision: str = "as-written",
 ) -> Session:
-    """Workers to compute with: this process with all its cores, or n workers that are threads of
-    it; under `mpiexec -n 4 python script.py` its processes: the first runs the script and works,
+    """Workers to compute with, from now on: this process with all its cores, or n workers that are
+    threads of it; under `mpiexec -n 4 python script.py` its processes: the first runs the script and works,
     the others serve it from here on, until it ends; or those of a Dask cluster whose workers were
     started under MPI, given by a client or an address.
 
@@ -239,7 +434,21 @@ def connect(
     used, which workers share; else all that this process may use, or OMP_NUM_THREADS. precision:
     "mixed_bf16" rounds what float32 products multiply to bfloat16, which some processors multiply
     much faster; sums and all else stay float32."""
-    global in_use
+    session = _opened(workers, mesh, numerics, memory_limit, threads, precision)
+    _publish(session)
+    watching.begin(session)
+    return session
+
+
+def _opened(
+    workers: Any,
+    mesh: tuple[int, ...] | None,
+    numerics: str,
+    memory_limit: int | None,
+    threads: int | None,
+    precision: str,
+) -> Session:
+    """A session, in use nowhere yet."""
     cluster = None
     if workers is not None and not is_whole(workers):
         cluster, workers = _cluster(workers), None
@@ -273,12 +482,7 @@ def connect(
         mesh = _mesh(mesh, workers)
         engine = LocalEngine(math.prod(mesh), mesh, threads)
     target = Target(mesh, "cpu", numerics, limit, precision=precision)
-    session = Session(engine, target)
-    with _lock:
-        session._before = in_use
-        in_use = session
-    watching.begin(session)
-    return session
+    return Session(engine, target)
 
 
 def _cluster(given: Any) -> Any:
@@ -339,10 +543,13 @@ def timed() -> list[str]:
 
 def current() -> Session:
     """The session in use; one worker in this process if none was asked for."""
-    global in_use
-    if in_use is None:
+    session = here()
+    if session is None:
         with _lock:
-            if in_use is None:
-                connect()
-    assert in_use is not None
-    return in_use
+            session = here()
+            if session is None:
+                session = _opened(None, None, "same-plan", None, None, "as-written")
+                _everybodys.append(session)
+                _look()
+                watching.begin(session)
+    return session

@@ -21,6 +21,7 @@ from .file import code_version, read_plan, write_plan
 from .plan import Key, Plan
 
 KEPT = 1024  # plans in memory
+SPARED = 8  # of them at the most that ran lately when one has to go
 _FRESH = 60.0  # seconds for which a file's time of use is good enough
 _SWEEP = 32  # writes between two looks at the folder's size
 
@@ -33,10 +34,12 @@ class PlanCache:
         folder: Path | None = None,
         limit: int = 1 << 28,
         dropped: Callable[[Plan], None] = lambda plan: None,
+        ran_lately: Callable[[str], bool] = lambda plan_id: False,
     ) -> None:
         self.plans: OrderedDict[Key, Plan] = OrderedDict()
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a finalizer may come back here
         self.dropped = dropped
+        self.ran_lately = ran_lately
         self.folder = folder / "plans" / code_version() if folder is not None else None
         self.limit = limit
         self.writes = 0
@@ -61,9 +64,24 @@ class PlanCache:
     def _keep(self, plan: Plan) -> None:
         with self.lock:
             self.plans[plan.key] = plan
-            old = self.plans.popitem(last=False)[1] if len(self.plans) > KEPT else None
+            old = self._oldest() if len(self.plans) > KEPT else None
         if old is not None:
             self.dropped(old)
+
+    def _oldest(self) -> Plan:
+        """One to drop: calls of compiled functions run plans without a look in here, so what was
+        running since it came to the end of the row begins anew."""
+        for _ in range(SPARED):
+            key, plan = next(iter(self.plans.items()))
+            if not self.ran_lately(plan.id):
+                break
+            self.plans.move_to_end(key)
+        return self.plans.popitem(last=False)[1]
+
+    def clear(self) -> None:
+        """Forget all that is in memory; whoever ran it lets go by himself."""
+        with self.lock:
+            self.plans.clear()
 
     # -- disk ------------------------------------------------------------------------------
     def path(self, plan_id: str) -> Path | None:

@@ -254,6 +254,14 @@ class CrewEngine:
         self.lead.plans[identity] += 1
         self.known.add(identity)
 
+    def ran_lately(self, plan_id: str) -> bool:
+        member = self.lead.member
+        loaded = member.worker.plans.get(plan_id) if member is not None else None
+        if loaded is None:
+            return False
+        before, loaded.seen = loaded.seen, loaded.runs
+        return before != loaded.runs
+
     def forget(self, plan_id: str) -> None:
         """Drop a plan that the cache let go. Who still has it sends it again when it runs."""
         with self.lock:
@@ -301,6 +309,16 @@ class CrewEngine:
     def check_open(self) -> None:
         if self.closed:
             raise SessionError("the session was closed; call ost.connect() for a new one.")
+
+    def rest(self) -> None:
+        with self.lock:
+            self.launchers.clear()
+            if not self.closed and not self.is_lost:
+                for identity in tuple(self.known):
+                    self._drop(identity)
+
+    def abandon(self) -> bool:
+        return self.closed  # orders are given by who may wait
 
     def close(self) -> None:
         with self.lock:

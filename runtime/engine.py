@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from ostinato.errors import CommunicatorError, SessionError
 
 from .communicator import Alone, ThreadWorld
 from .trials import trials
-from .worker import Loaded, Worker
+from .worker import CLOSED, Loaded, Worker
 
 FILES = 4  # threads for files at the most
 SMALL = 1 << 20  # bytes of an array for which no thread is started
@@ -79,6 +80,9 @@ class Engine(Protocol):
     def forget(self, plan_id: str) -> None:
         """Drop a plan."""
 
+    def ran_lately(self, plan_id: str) -> bool:
+        """Whether a plan ran since this was asked last, as far as that is known here."""
+
     def measured(self, plan_id: str) -> Measured | None:
         """What the runs of a plan have shown."""
 
@@ -93,6 +97,12 @@ class Engine(Protocol):
 
     def check_open(self) -> None:
         """An error if it was closed."""
+
+    def rest(self) -> None:
+        """Give plans, memory and threads back until something runs again. Operands stay."""
+
+    def abandon(self) -> bool:
+        """Nobody will run anything here again: rest, unless that would wait for somebody. Whether it did."""
 
     def close(self) -> None:
         """Give everything back. Whether its operands can still be read depends on where they lie."""
@@ -269,6 +279,13 @@ class LocalEngine:
 
         return giving(plan, launch_all, loaded)
 
+    def ran_lately(self, plan_id: str) -> bool:
+        found = False
+        for loaded in self.loaded(plan_id):
+            found |= loaded.runs != loaded.seen
+            loaded.seen = loaded.runs
+        return found
+
     def forget(self, plan_id: str) -> None:
         """Drop a plan that the cache let go."""
         with self.lock:
@@ -296,17 +313,37 @@ class LocalEngine:
 
     def check_open(self) -> None:
         if self.closed:
-            raise SessionError("the session was closed; call ost.connect() for a new one.")
+            raise SessionError(CLOSED)
+
+    def rest(self, wait: bool = True) -> None:
+        with self.lock:
+            self.launchers.clear()
+            for worker in self.workers:
+                worker.rest()
+            if self.team is not None:
+                self.team.rest(wait)
+
+    def abandon(self) -> bool:
+        if self.closed:
+            return True
+        if self.lock._is_owned() or not self.lock.acquire(blocking=False):  # type: ignore[attr-defined]
+            return False
+        try:
+            self._close(wait=False)
+        finally:
+            self.lock.release()
+        return True
 
     def close(self) -> None:
         with self.lock:
-            if not self.closed:
-                self.closed = True
-                if self.team is not None:
-                    self.team.close()
-                for worker in self.workers:
-                    for plan in tuple(worker.plans):
-                        worker.unload(plan)
+            self._close(wait=True)
+
+    def _close(self, wait: bool) -> None:
+        if not self.closed:
+            self.closed = True
+            for worker in self.workers:
+                worker.closed = True
+            self.rest(wait)
 
 
 def giving(plan: Plan, launch: Launcher, loaded: Sequence[Loaded]) -> Launcher:
@@ -352,6 +389,7 @@ class _Job:
     """A task for all workers, and how it ended on each."""
 
     task: Task
+    workers: Sequence[Worker]
     begun: list[bool]
     ended: list[tuple[list[Any], BaseException | None] | None]
     bell: SimpleQueue[None] = field(default_factory=SimpleQueue)  # rings when a worker has ended
@@ -368,42 +406,33 @@ class _Team:
         self.world = world
         self.jobs: list[SimpleQueue[_Job | None]] = [SimpleQueue() for _ in workers]
         self.last: _Job | None = None  # of which something may have to be cleared away
-        self.threads = [
-            threading.Thread(
-                target=self._serve, args=(k,), name=f"ostinato-worker-{k}", daemon=True
-            )
-            for k in range(len(workers))
-        ]
-        for thread in self.threads:
-            thread.start()
-        os.register_at_fork(after_in_child=self._forget)
+        self.threads: list[threading.Thread] = []
+        self.forked = False
+        weakref.finalize(self, _dismiss, self.jobs).atexit = False
+        _teams.add(self)
 
-    def _forget(self) -> None:
-        """A forked child has none of these threads."""
-        self.threads = []
-
-    def _serve(self, k: int) -> None:
-        worker = self.workers[k]
-        while (job := self.jobs[k].get()) is not None:
-            if not job.begun[k]:
-                job.begun[k] = True
-                try:
-                    job.ended[k] = job.task(worker), None
-                except BaseException as e:  # reported to the caller
-                    worker.communicator.abort(e)
-                    job.ended[k] = [], e
-                job.bell.put(None)
-            del job  # which must not keep arrays alive while this thread waits
-
-    def run(self, task: Task) -> list[list[Any]]:
-        """What the task gave, worker by worker."""
-        if not self.threads:
+    def _start(self) -> None:
+        if self.workers[0].closed:
+            raise SessionError(CLOSED)
+        if self.forked:
             raise SessionError(
                 "this process was forked and has no workers; call ost.connect() again."
             )
+        for k, jobs in enumerate(self.jobs):
+            name = f"ostinato-worker-{k}"
+            thread = threading.Thread(target=_serve, args=(k, jobs), name=name, daemon=True)
+            thread.start()
+            self.threads.append(thread)
+
+    def run(self, task: Task) -> list[list[Any]]:
+        """What the task gave, worker by worker."""
+        if len(self.threads) < len(self.jobs):
+            self.rest(wait=False)  # of those that were started before somebody interrupted this
+            self._start()
         if self.last is not None:
             self._clear(self.last)
-        job = self.last = _Job(task, [False] * len(self.workers), [None] * len(self.workers))
+        begun = [False] * len(self.workers)
+        job = self.last = _Job(task, self.workers, begun, [None] * len(self.workers))
         interrupted = self._done(job)
         found = [e[0] for e in job.ended if e is not None]
         errors = [e[1] for e in job.ended if e is not None and e[1] is not None]
@@ -441,10 +470,45 @@ class _Team:
             worker.communicator.restart()  # type: ignore[attr-defined]
         self.last = None
 
-    def close(self) -> None:
-        for jobs in self.jobs:
-            jobs.put(None)
-        for thread in self.threads:
+    def rest(self, wait: bool) -> None:
+        """The threads end; others begin when there is work."""
+        before, self.threads = self.threads, []
+        _dismiss(self.jobs)
+        self.jobs[:] = [SimpleQueue() for _ in self.workers]
+        for thread in before if wait else ():
             if thread is not threading.current_thread():
                 thread.join(timeout=5)
-        self.threads = []
+
+
+def _serve(k: int, jobs: SimpleQueue[_Job | None]) -> None:
+    """What a worker's thread does. It knows no team, so that a team of which nobody knows can end."""
+    while (job := jobs.get()) is not None:
+        if not job.begun[k]:
+            job.begun[k] = True
+            worker = job.workers[k]
+            try:
+                job.ended[k] = job.task(worker), None
+            except BaseException as e:  # reported to the caller
+                worker.communicator.abort(e)
+                job.ended[k] = [], e
+            job.bell.put(None)
+            del worker
+        del job  # which must not keep arrays alive while this thread waits
+
+
+def _dismiss(jobs: Sequence[SimpleQueue[_Job | None]]) -> None:
+    for queue in jobs:
+        queue.put(None)
+
+
+_teams: weakref.WeakSet[_Team] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    """A forked child has none of these threads."""
+    for team in list(_teams):
+        team.threads, team.forked = [], True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

@@ -20,6 +20,8 @@ from ostinato.ops.spec import Spec, in_line, is_own
 from ostinato.ops.threads import most_threads
 from ostinato.planner.plan import Plan
 
+from ostinato.errors import SessionError
+
 from .bind import Bound, Row, bind
 from .communicator import Communicator
 from .stay import Kept
@@ -29,6 +31,8 @@ CLOCKED = 16  # the first runs are measured, then every so many, or all that are
 SLOW = 100e-6  # seconds
 TIMED = 3  # the run of a plan that is timed step by step
 WORTH_TIMING = 20e-6  # seconds; shorter runs are not
+CLOSED = "the session was closed; call ost.connect() for a new one."
+SHRINK = 64  # plans that were dropped between two looks at the arena's size
 FEW = 2000  # nodes; longer plans are not timed step by step
 
 references = sys.getrefcount
@@ -66,6 +70,7 @@ class Loaded:
     first: float = 0.0  # seconds of the first run, without the wait for others that compile yet
     resting: int = 0  # runs when another plan was bound last
     clocked: int = 0  # later runs that were measured, and what they took together
+    seen: int = 0  # runs when the cache of plans last asked
     seconds: float = 0.0
     talking: float = 0.0  # of those seconds, in communication
     best: float = float("inf")
@@ -94,7 +99,9 @@ class Worker:
         self.kept_plans: weakref.WeakSet[Loaded] = weakref.WeakSet()  # by whomever
         self.arena: Any = block(xp, 0)
         self.allocations = 0
-        self.results: weakref.WeakSet[Result] = weakref.WeakSet()
+        self.awake: set[Loaded] = set()  # that have buffers, or keep operands
+        self.unloaded = 0
+        self.closed = False
         self.kept = Kept()
         self.context = contextvars.copy_context()
         self.context.run(np.seterr, all="ignore")
@@ -124,7 +131,32 @@ class Worker:
 
     def unload(self, plan_id: str) -> None:
         if (loaded := self.plans.pop(plan_id, None)) is not None:
-            loaded.unbind()
+            self._still(loaded)
+            self.unloaded += 1
+            if self.unloaded % SHRINK == 0:
+                self._shrink()
+
+    def _still(self, loaded: Loaded) -> None:
+        loaded.unbind()
+        for result in loaded.results:
+            result.kept.clear()
+        self.awake.discard(loaded)
+
+    def _shrink(self) -> None:
+        """The arena of what is bound, where that is much less than of what was."""
+        bound = [p for p in tuple(self.kept_plans) if p.bound is not None]
+        needed = max((p.plan.program.arena_bytes for p in bound), default=0)
+        if needed < self.arena.size // 2:
+            self.arena = block(self.xp, needed)
+            for plan in bound:
+                plan.unbind()
+
+    def rest(self) -> None:
+        """Give all memory back; plans are bound anew when they run again."""
+        for loaded in tuple(self.kept_plans):
+            self._still(loaded)
+        self.plans.clear()
+        self.arena = block(self.xp, 0)
 
     def restart(self) -> None:
         """After a failure: bound plans may have been in the middle of a run."""
@@ -133,14 +165,17 @@ class Worker:
 
     def _bind(self, loaded: Loaded, timed: bool = False) -> Bound:
         program = loaded.plan.program
+        if self.closed:
+            raise SessionError(CLOSED)
         self._rest()
         if program.arena_bytes > self.arena.size:
-            self.arena = block(self.xp, program.arena_bytes)
+            # by a quarter at least, so that a row of growing plans is not bound anew again and again
+            least = self.arena.size + self.arena.size // 4
+            self.arena = block(self.xp, max(program.arena_bytes, least))
             for other in tuple(self.kept_plans):  # they were bound to the old one
                 other.unbind()
         if not loaded.results:
             loaded.results = tuple(Result(*_local(s, self.rank)) for s in program.graph.out_specs)
-            self.results.update(loaded.results)
         loaded.reuse = dict(program.reuse)
         return bind(
             program,
@@ -155,11 +190,12 @@ class Worker:
 
     def _rest(self) -> None:
         """Plans that did not run since this was done last let go of their buffers."""
-        for plan in tuple(self.kept_plans):
+        for plan in tuple(self.awake):
             if plan.runs == plan.resting:
                 for result in plan.results:
                     result.kept.clear()
                 plan.let_go()
+                self.awake.discard(plan)
             plan.resting = plan.runs
 
     def step(self, loaded: Loaded, arrays: list[Any]) -> list[Any]:
@@ -186,9 +222,9 @@ class Worker:
                     arrays.append(buffer)
                     break
             else:
-                arrays.append(self._buffer(result))
+                arrays.append(self._buffer(result, loaded))
         if bound.stays:
-            self._look(bound, arrays)
+            self._look(bound, arrays, loaded)
         clocked = loaded.runs < CLOCKED or not loaded.runs % CLOCKED or loaded.best > SLOW
         if clocked:
             talking = self.communicator.talking
@@ -214,7 +250,7 @@ class Worker:
             loaded.best = min(loaded.best, took)
         return arrays[first:]
 
-    def _look(self, bound: Bound, arrays: list[Any]) -> None:
+    def _look(self, bound: Bound, arrays: list[Any], loaded: Loaded) -> None:
         """Products keep operands that were the same a few times, which then no plan writes over
         again.
         """
@@ -222,14 +258,16 @@ class Worker:
             array = arrays[operand.number]
             if not operand.is_due(array):
                 continue
-            for result in self.results:
+            for result in [r for plan in self.awake for r in plan.results]:
                 result.kept[:] = [buffer for buffer in result.kept if buffer is not array]
+            self.awake.add(loaded)
             operand.keep(array, self.kept)
 
-    def _buffer(self, result: Result) -> Any:
+    def _buffer(self, result: Result, loaded: Loaded) -> Any:
         """A new one, that stays in the place of the oldest."""
         made = (in_line if self.xp is np else self.xp.empty)(result.shape, result.dtype)
         self.allocations += 1
+        self.awake.add(loaded)
         if len(result.kept) == KEPT:
             del result.kept[0]
         result.kept.append(made)

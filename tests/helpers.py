@@ -34,15 +34,11 @@ def on(workers: int = 1, mesh: tuple[int, ...] | None = None, **options: Any) ->
     """Within it, a session with these workers is in use; it is made once and kept."""
     mesh = mesh or (workers,)
     key = (mesh, tuple(sorted(options.items())))
-    before = sessions.in_use
     if key not in _kept:
-        _kept[key] = ost.connect(mesh=mesh, **options)
-        _kept[key]._before = None
-    sessions.in_use = _kept[key]
-    try:
+        with sessions.using(None):
+            _kept[key] = ost.connect(mesh=mesh, **options)
+    with sessions.using(_kept[key]):
         yield _kept[key]
-    finally:
-        sessions.in_use = before
 
 
 def splits_of(x: Any, mesh: tuple[int, ...]) -> list[Split]:

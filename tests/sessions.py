@@ -25,15 +25,14 @@ _sessions: dict[tuple[tuple[int, ...], str], Session] = {}
 @contextmanager
 def use(mesh: tuple[int, ...] = (1,), numerics: str = "same-plan") -> Iterator[Session]:
     """A session with these workers, made current for a while."""
-    before = sessions.in_use
     key = (mesh, numerics)
     if key not in _sessions:
-        _sessions[key] = ost.connect(mesh=mesh, numerics=numerics)
-    sessions.in_use = _sessions[key]
+        with sessions.using(None):
+            _sessions[key] = ost.connect(mesh=mesh, numerics=numerics)
     try:
-        yield _sessions[key]
+        with sessions.using(_sessions[key]):
+            yield _sessions[key]
     finally:
-        sessions.in_use = before
         keep_plans(_sessions[key], FEW)  # their kernels take memory
 
 
@@ -41,7 +40,7 @@ def keep_plans(session: Session, count: int) -> None:
     """Forgets all but the `count` plans that were used last."""
     plans = session.plans.plans
     while len(plans) > count:
-        session._forget(plans.popitem(last=False)[1])
+        session._made.forget(plans.popitem(last=False)[1])
 
 
 def forget_plans() -> None:

@@ -52,11 +52,9 @@ def cluster() -> Iterator[ost.LocalCluster]:
 
 @pytest.fixture
 def session(cluster: ost.LocalCluster) -> Iterator[sessions.Session]:
-    before = sessions.in_use
     assert cluster.session is not None
-    sessions.in_use = cluster.session
-    yield cluster.session
-    sessions.in_use = before
+    with sessions.using(cluster.session):
+        yield cluster.session
 
 
 def processes(session: sessions.Session) -> list[int]:
@@ -128,7 +126,6 @@ def test_checkpoints_of_a_cluster_load_anywhere(session: sessions.Session, tmp_p
             found = ost.load_state(tmp_path / "state", split=0)
             assert found["epoch"] == 4
             assert np.asarray(found["w"]).tobytes() == x.tobytes()
-    sessions.in_use = session
     found = ost.load_state(tmp_path / "state", step=1, split=1)
     assert np.asarray(found["w"]).tobytes() == x.tobytes()
     assert found["epoch"] == 3
@@ -207,7 +204,6 @@ def test_arrays_of_other_sessions_come_along(session: sessions.Session) -> None:
     with ost.connect(3):
         x = ost.asarray(np.arange(7.0), split=0) + 1
         ost.evaluate(x)
-    sessions.in_use = session
     np.testing.assert_array_equal(np.asarray(x * 2), (np.arange(7.0) + 1) * 2)
 
 
@@ -322,7 +318,6 @@ def test_connect_says_what_it_needs(
 def test_clients_come_and_go(cluster: ost.LocalCluster) -> None:
     """A crew ends with its session, and so does that of a program which dies; then comes the next."""
     assert cluster.session is not None
-    before = sessions.in_use
     with cluster.connect() as second:
         assert float(ost.asarray(np.ones(3), split=0).sum()) == 3
     with pytest.raises(SessionError):
@@ -346,7 +341,6 @@ def test_clients_come_and_go(cluster: ost.LocalCluster) -> None:
     assert run.stdout.split() == ["5.0"]
     with cluster.connect():
         assert float(ost.asarray(np.ones(4), split=0).sum()) == 4
-    sessions.in_use = before
     cluster.connect()
 
 

@@ -329,7 +329,7 @@ def test_rows_of_a_program_know_their_lines() -> None:
 
 def test_sessions_may_be_closed_in_any_order() -> None:
     """What is in use is the last one that is open."""
-    before = sessions.in_use
+    before = sessions.here()
     first = ost.connect(2)
     second = ost.connect(3)
     third = ost.connect(2)
@@ -339,7 +339,7 @@ def test_sessions_may_be_closed_in_any_order() -> None:
     assert ost.session() is first
     assert float(ost.asarray(np.ones(4), split=0).sum()) == 4
     first.close()
-    assert sessions.in_use is before
+    assert sessions.here() is before
 
 
 def test_ctrl_c_between_any_two_steps_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
