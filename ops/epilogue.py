@@ -344,7 +344,8 @@ def _text(rest: Graph, loops: Loops, others: tuple[int, ...], many: int, form: F
     turns = _TURNS.replace("GIVEN", "\n".join(given)).replace("BESIDE", "\n".join(beside))
     turns = turns.replace("CALLED", "\n".join(called))
     after = "  call void @omp_set_num_threads(i32 %before)\n" if form is None else ""
-    return "\n".join([*code, turns.replace("AFTER", after), CHECKED, around(many, "shared")])
+    shared = around(many, "shared", held=form is None)
+    return "\n".join([*code, turns.replace("AFTER", after), CHECKED, shared])
 
 
 def _by_sgemm() -> tuple[list[str], list[str], str]:

@@ -31,6 +31,8 @@ _KINDS |= {("int8", "int8", "int32"), ("uint8", "int8", "int32")}
 _SOURCE, _WEIGHTS, _RESULT, _SCRATCHPAD = 1, 33, 17, 80  # dnnl.h's names for operands
 _CPU, _USER_SCRATCHPAD, _OPENMP = 1, 1, 2
 _QUERY_NAME, _QUERY_WEIGHTS, _QUERY_SCRATCHPAD = 8, 131, 136
+# Algorithms that keep to the stack; that of `dnnl_sgemm`, "gemm:jit", takes other memory for it.
+_ON_STACK = "brg"
 _ANY, _FROM, _TO = 1, 1, 17  # the form that is best; operands of a reorder
 
 
@@ -243,7 +245,7 @@ def _function(
     facts += [ctypes.addressof(arguments), *(m.value for m in given)]
     about = np.array(facts, np.int64)
     weakref.finalize(about, _release, owner, arguments, pad, *kept)
-    return function_of(_text(len(given)), about)
+    return function_of(_text(len(given), not _name(owner, made).startswith(_ON_STACK)), about)
 
 
 def _room(owner: _Owner, form: ctypes.c_void_p) -> tuple[Any, int]:
@@ -338,7 +340,7 @@ def _some(lies: Stack) -> Any:
 
 # -- machine code --------------------------------------------------------------------------
 @lru_cache(8)
-def _text(many: int) -> str:
+def _text(many: int, held: bool) -> str:
     """Facts: turns, threads, status, threads of the library, primitive, stream, count of arguments,
     arguments, and the memories that take the arrays' addresses.
     """
@@ -368,7 +370,7 @@ def _text(many: int) -> str:
             f"  %array{k} = load ptr, ptr %array{k}_at",
             f"  %set{k} = call i32 @dnnl_memory_set_data_handle(ptr %memory{k}, ptr %array{k})",
         ]
-    return "\n".join([*code, _REST, CHECKED, around(many, "shared")])
+    return "\n".join([*code, _REST, CHECKED, around(many, "shared", held)])
 
 
 def check_symbols() -> None:

@@ -4,11 +4,16 @@ Threads of a pool that wait for each other are best on cores of their own. The s
 another runs at times, as when both have slept, and leaves it there for some milliseconds: the one
 that waits awake has the core, and the one that has work has not. So a thread that has done a slice
 looks where the others are, and one that is on its core, or has not begun, may go on elsewhere only; it
-may be anywhere again at once."""
+may be anywhere again at once.
+
+No handler of a signal may run while a library's code uses the stack pointer as it likes, since the system
+puts the handler's frame below where that points to. So threads of the pool take no signals at all, and
+who calls such code takes them when it is back."""
 
 from __future__ import annotations
 
 import ctypes
+import signal
 import time
 from functools import lru_cache
 
@@ -135,6 +140,7 @@ array:
   %more = icmp slt i64 %k1, MANY
   br i1 %more, label %fill, label %filled
 filled:
+  HOLD
   %turns = load i64, ptr %meta
   %m1 = getelementptr i64, ptr %meta, i64 1
   %threads = load i64, ptr %m1
@@ -143,6 +149,7 @@ filled:
 alone:
   call void @body(ptr %data, ptr %meta, i64 0, i64 %turns, i64 0) noinline
   call void @finish(ptr %data, ptr %meta) noinline
+  FREE
   br label %done
 together:
   %count32 = trunc i64 %threads to i32
@@ -165,6 +172,7 @@ team:
   br label %ready
 ready:
   call void @finish(ptr %data, ptr %meta) noinline
+  FREE
   call void @PyEval_RestoreThread(ptr %state)
   br label %done
 done:
@@ -177,11 +185,27 @@ done:
 """
 
 
-def around(many: int, name: str = "run") -> str:
-    """What Python calls: takes so many arrays' addresses and shares the turns of `body`."""
-    _ready()
+# A signal meanwhile goes to another thread of the process, if one takes it, or waits.
+_BLOCK, _SET = (int(getattr(signal, name, 0)) for name in ("SIG_BLOCK", "SIG_SETMASK"))
+_HOLD = f"""
+  %signals = alloca [16 x i64]
+  %held = call i32 @pthread_sigmask(i32 {_BLOCK}, ptr @held_signals, ptr %signals)"""
+_FREE = f"%freed = call i32 @pthread_sigmask(i32 {_SET}, ptr %signals, ptr null)"
+_MASKS = """
+declare i32 @pthread_sigmask(i32, ptr, ptr)
+@held_signals = external global i8
+"""
+
+
+def around(many: int, name: str = "run", held: bool = False) -> str:
+    """What Python calls: takes so many arrays' addresses and shares the turns of `body`. `held`: no
+    handler of a signal may run meanwhile."""
+    held = _ready() and held
     text = (_CLEAR + _AROUND).replace("MANY", str(many)).replace("SLICES", str(SLICES))
-    return text.replace("@run(", f"@{name}(")
+    free = [_FREE.replace("freed", f"freed{k}") if held else "" for k in range(2)]
+    text = text.replace("HOLD", _HOLD if held else "")
+    text = text.replace("FREE", free[0], 1).replace("FREE", free[1], 1)
+    return (_MASKS if held else "") + text.replace("@run(", f"@{name}(")
 
 
 # -- threads apart -------------------------------------------------------------------------
@@ -189,17 +213,27 @@ MOST = 1024  # threads, and cores, that are known
 COARSE = time.CLOCK_MONOTONIC_COARSE if hasattr(time, "CLOCK_MONOTONIC_COARSE") else 0
 _SYSTEM = (
     *("pthread_self", "gettid", "sched_getcpu", "sched_getaffinity", "sched_setaffinity"),
-    "clock_gettime",
+    *("clock_gettime", "pthread_key_create", "pthread_getspecific", "pthread_setspecific"),
+    "pthread_sigmask",
 )
 # Who each thread is, and its number for the system; in the first one's row also how often one was moved,
-# and whether one is being moved now: of two who did that at once, one would keep what the other had left out.
+# and whether one is being moved now: of two who did that at once, one would keep what the other had left out;
+# and the key under which each thread notes that it has begun before.
 _crew = np.zeros((MOST, 8), np.int64)
-MOVED, MOVING = 2, 3
+MOVED, MOVING, KEY = 2, 3, 4
+# All but what a thread's own instruction raises: to hold that ends the process.
+_OWN = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGABRT")
+_held = np.zeros(16, np.int64)
+_held[0] = -1 - sum(1 << (getattr(signal, n) - 1) for n in _OWN if hasattr(signal, n))
 _BEGIN = """
 declare ptr @pthread_self()
 declare i32 @gettid()
 declare i32 @sched_getcpu()
+declare ptr @pthread_getspecific(i32)
+declare i32 @pthread_setspecific(i32, ptr)
+declare i32 @pthread_sigmask(i32, ptr, ptr)
 @crew = external global i8
+@held_signals = external global i8
 
 define void @run(ptr %place, i64 %t) {
 entry:
@@ -207,6 +241,19 @@ entry:
   %core1 = add i32 %core, 1
   %told = trunc i32 %core1 to i16
   store atomic i16 %told, ptr %place monotonic, align 2
+  %key_at = getelementptr i64, ptr @crew, i64 KEY
+  %key = load i32, ptr %key_at
+  %noted = call ptr @pthread_getspecific(i32 %key)
+  %known = icmp ne ptr %noted, null
+  br i1 %known, label %row_of, label %first
+first:
+  %note = call i32 @pthread_setspecific(i32 %key, ptr @crew)
+  %caller = icmp eq i64 %t, 0
+  br i1 %caller, label %row_of, label %hold
+hold:
+  %held = call i32 @pthread_sigmask(i32 BLOCK, ptr @held_signals, ptr null)
+  br label %row_of
+row_of:
   %few = icmp ult i64 %t, MOST
   br i1 %few, label %look, label %end
 look:
@@ -215,7 +262,8 @@ look:
   %who = call ptr @pthread_self()
   %was = load ptr, ptr %row
   %same = icmp eq ptr %who, %was
-  br i1 %same, label %end, label %new
+  %still = and i1 %same, %known
+  br i1 %still, label %end, label %new
 new:
   %number = call i32 @gettid()
   %to = getelementptr i64, ptr %row, i64 1
@@ -378,26 +426,34 @@ _NUMBERS = {
     "MOVING": MOVING,
     "PATIENCE": PATIENCE,
     "COARSE": COARSE,
+    "KEY": KEY,
+    "BLOCK": _BLOCK,
 }
 
 
 @lru_cache(1)
-def _ready() -> None:
-    """What texts call to keep threads apart is there from now on; where the system cannot, it does
-    nothing. `gather_threads(n)` is for who calls a library that uses the pool: all of them meet, and
-    part.
+def _ready() -> bool:
+    """What texts call to keep threads apart is there from now on; where the system cannot, which is the
+    answer, it does nothing. `gather_threads(n)` is for who calls a library that uses the pool: all of
+    them meet, and part.
     """
     system = ctypes.CDLL(None)
     can = all(hasattr(system, name) for name in _SYSTEM)
     for name in _SYSTEM if can else ():
         symbol(name, address_of(system, name))
     symbol("crew", _crew.ctypes.data)
+    symbol("held_signals", _held.ctypes.data)
+    if can:
+        key = ctypes.c_uint()
+        system.pthread_key_create(ctypes.byref(key), None)
+        _crew[0, KEY] = key.value
     for name, text in (
         ("begin_turns", _BEGIN),
         ("part_threads", _PART),
         ("gather_threads", _CLEAR + _GATHER),
     ):
         symbol(name, linked(_known(text) if can else _NOTHING))
+    return can
 
 
 def _known(text: str) -> str:

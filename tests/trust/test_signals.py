@@ -1,0 +1,96 @@
+"""No signal, in any thread, changes a bit or ends anything but by its own handler."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Tally
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals of Linux")
+
+TGKILL = 234  # the system call that signals one thread (x86-64)
+APART = 3e-4  # seconds between signals
+LONG = 120  # seconds that nothing takes
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where programs find what others have compiled."""
+    return tmp_path_factory.mktemp("kernels")
+
+
+@contextlib.contextmanager
+def program(how: str, cache: Path) -> Iterator[subprocess.Popen[str]]:
+    """Without faulthandler, whose stack for signals hides faults, and which pytest switches on."""
+    environment = os.environ | {"OSTINATO_CACHE": str(cache), "OSTINATO_TUNE": "off"}
+    environment["PYTHONFAULTHANDLER"] = ""
+    command = [sys.executable, "-m", "tests.trust.signalled", how]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    ) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def pestered(child: subprocess.Popen[str], count: int) -> dict[str, Any]:
+    """What a program tells that got so many signals, to each of its threads in turn."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stderr is not None
+    begun = child.stdout.readline().split()
+    if not begun:
+        raise AssertionError(child.communicate()[1])
+    send = ctypes.CDLL(None, use_errno=True).syscall
+    process, sent = int(begun[0]), 0
+    tasks = Path(f"/proc/{process}/task")
+    while sent < count and child.poll() is None:
+        for thread in [int(p.name) for p in tasks.iterdir()] if tasks.exists() else ():
+            sent += send(TGKILL, process, thread, int(signal.SIGUSR1)) == 0
+            time.sleep(APART)
+    said, errors = child.communicate(timeout=LONG)
+    assert child.returncode == 0, (child.returncode, errors[-2000:])
+    told: dict[str, Any] = json.loads(said.splitlines()[-1])
+    assert not errors, errors[-2000:]
+    return told
+
+
+@pytest.mark.parametrize("how", ["main", "workers", "thread", "fork"])
+def test_signals_change_nothing(how: str, kernels: Path, thorough: bool, tally: Tally) -> None:
+    count = 20_000 if thorough else 1500
+    with program(how, kernels) as child:
+        told = pestered(child, count)
+    tally("signals", count)
+    tally("runs of kernels", told["families"] * told["rounds"])
+    assert told["wrong"] == []
+    assert told["signals"] > 0, "handlers ran"
+    if how != "fork":  # which has no pool
+        assert told["masks"]["holding"] > 0, "the pool's threads take no signals"
+    assert told["masks"]["taking"] > 0
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="stack pointers of x86-64")
+def test_signals_come_only_while_the_stack_pointer_is_on_the_stack(
+    kernels: Path, thorough: bool, tally: Tally
+) -> None:
+    """The system puts a handler's frame below where it points to: elsewhere that is somebody's memory."""
+    count = 20_000 if thorough else 1500
+    with program("stack", kernels) as child:
+        told = pestered(child, count)
+    assert told["off"] == 0
+    assert told["noted"] > 100
+    tally("stack pointers", told["noted"])
