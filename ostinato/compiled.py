@@ -232,13 +232,13 @@ class CompiledFunction(Generic[P, R]):
             _Reader().settle(pending)
         given = [session.hold_array(x) if isinstance(x, Array) else x for x in leaves]
         where = (structure, session.target, session.number)
-        key = (where, tuple([self._key(x, k, where, k in fixed) for k, x in enumerate(leaves)]))
+        key = (where, tuple([self._key(x, k, where, k in fixed) for k, x in enumerate(given)]))
         entry = self._known(key)
         if entry is None:
             with one_by_one(self.lock):
                 entry = self._known(key)
                 if entry is None:
-                    entry, key = self._make(session, structure, leaves, where, fixed)
+                    entry, key = self._make(session, structure, given, where, fixed)
                     self._keep(entry, key, leaves, session)
         else:
             self.hits += 1
@@ -440,14 +440,14 @@ class CompiledFunction(Generic[P, R]):
         return x
 
     def _is_input(self, x: Any, k: int, where: Any, fixed: bool) -> bool:
-        if isinstance(x, (Array, np.ndarray)):
+        if isinstance(x, (Operand, Array, np.ndarray)):
             return True
         if fixed or type(x) not in _NUMBERS or (where, k) in self.needed:
             return False
         return not (type(x) is int and not -(2**63) <= x < 2**63)
 
     def _key(self, x: Any, k: int, where: Any, fixed: bool) -> Any:
-        if isinstance(x, Array):
+        if isinstance(x, Operand):
             return x.spec
         if isinstance(x, np.ndarray):
             return x.shape, x.dtype
@@ -461,8 +461,8 @@ class CompiledFunction(Generic[P, R]):
         """The signature in words, by the names that the user knows."""
         found: dict[str, Any] = {}
         for k, (name, x) in enumerate(zip(self._names(structure), leaves, strict=True)):
-            if isinstance(x, Array):
-                found[f"{name}.shape"], found[f"{name}.dtype"] = x.shape, x.dtype.name
+            if isinstance(x, Operand):
+                found[f"{name}.shape"], found[f"{name}.dtype"] = x.spec.shape, x.spec.dtype.name
                 found[f"{name}.layout"] = str(x.spec.layout)
             elif isinstance(x, np.ndarray):
                 found[f"{name}.shape"], found[f"{name}.dtype"] = x.shape, x.dtype.name
@@ -538,8 +538,8 @@ class CompiledFunction(Generic[P, R]):
         whole = Layout.whole(session.target.mesh)
         for n, k in enumerate(inputs):
             x = leaves[k]
-            if isinstance(x, (Array, np.ndarray)):
-                specs.append(x.spec if isinstance(x, Array) else Spec(x.shape, x.dtype, whole))
+            if isinstance(x, (Operand, np.ndarray)):
+                specs.append(x.spec if isinstance(x, Operand) else Spec(x.shape, x.dtype, whole))
                 args[k] = placeholder(specs[-1], n, trace)
             else:
                 specs.append(Spec((), _NUMBERS[type(x)], whole))
@@ -607,7 +607,7 @@ class CompiledFunction(Generic[P, R]):
             and out_structure.kind == "leaf"
             and final[0] == ("out", 0)
             and inputs == list(range(len(leaves)))
-            and all(isinstance(x, Array) for x in leaves)
+            and all(isinstance(x, Operand) for x in leaves)
         )
         entry = Entry(
             plan,
@@ -620,7 +620,7 @@ class CompiledFunction(Generic[P, R]):
             donated,
             final == [("out", k) for k in range(len(final))],
             simple,
-            self.guards.of(leaves),
+            self.guards.of([x for x in leaves if not isinstance(x, Operand)]),
             weakref.ref(self),
         )
         return entry, source
