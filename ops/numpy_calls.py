@@ -6,6 +6,7 @@ bool, a file, or writes to an array of NumPy's, reads values (`READ`). Anything 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from ostinato.errors import ArgumentError
 from . import contraction, creation, indexing, linalg, reduction, shape, sorting
 from . import elementwise as e
 from .array import Array, as_array, functions, weak_kind
-from .spec import bool_, float64, int64, is_inexact, promote
+from .spec import DType, bool_, float64, int64, is_inexact, promote
 from .where import misfit
 
 # -- what takes more than a name -----------------------------------------------------------
@@ -487,19 +488,19 @@ def of_function(function: Any, types: Any, args: Sequence[Any], kwargs: dict[str
         if name in _IN_PLACE and args and isinstance(args[0], Array):
             raise _unchanged(name)
         return function(*_read(args), **_read(kwargs))
-    given = _given(function, args, kwargs)
+    given = _given(name, args, kwargs)
     if _goes_to_numpy(name, given.arguments.get("out")):
         return function(*_read(args), **_read(kwargs))
     ours = MEANT.get(name)
     if ours is None:
         raise _refused(name)
-    known = _parameters(ours)
+    known = _parameters(name)
     places = [v for n, v in given.arguments.items() if n in _SEVERAL for v in v]
     named = {n: v for n, v in given.arguments.items() if n not in _SEVERAL}
     named.update(named.pop("kwargs", {}))
     named = {n: v for n, v in named.items() if v is not np._NoValue}
     for n in [n for n in named if n not in known]:
-        if not _is_default(function, n, named[n]):
+        if not _is_default(name, n, named[n]):
             raise misfit(
                 ArgumentError,
                 f"np.{name}",
@@ -536,7 +537,7 @@ def of_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], options: dict[str, 
         names = ("array", "axis", "dtype", "out", "keepdims")
         named = dict(zip(names, inputs, strict=False)) | options
         named = {n: v for n, v in named.items() if v is not None or n == "axis"}
-        if named.keys() <= {"array", *_parameters(ours)}:
+        if named.keys() <= {"array", *_parameters(name)}:
             return ours(named.pop("array"), **{"axis": 0, **named})
     if options:
         raise misfit(
@@ -604,7 +605,7 @@ def _alike(ufunc: Any, inputs: Sequence[Any], results: Any) -> Any:
 
 
 @lru_cache(4096)
-def _dtypes(ufunc: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def _dtypes(ufunc: np.ufunc, kinds: tuple[DType | type, ...]) -> tuple[Any, ...] | None:
     """What NumPy's results would be, if it has any of these dtypes."""
     given = tuple(int if k is bool else k for k in kinds)  # NumPy knows no weak bool
     try:
@@ -619,30 +620,33 @@ def _named(function: Any) -> str:
 
 
 @lru_cache(1024)
-def _signature(function: Any) -> inspect.Signature:
+def _signature(name: str) -> inspect.Signature:
+    """Of one of NumPy's functions."""
     try:
+        function: Any = functools.reduce(getattr, name.split("."), np)
         return inspect.signature(function)
     except ValueError:  # an older NumPy does not tell
         return inspect.signature(lambda *args, **kwargs: None)
 
 
 @lru_cache(1024)
-def _parameters(function: Any) -> dict[str, str]:
+def _parameters(name: str) -> dict[str, str]:
     """The parameters of one of ours; the first ones may go by no other name."""
+    ours = MEANT.get(name) or REDUCED[name]
     return {
         p.name: "first" if p.kind is p.POSITIONAL_ONLY else "named"
-        for p in inspect.signature(function).parameters.values()
+        for p in inspect.signature(ours).parameters.values()
     }
 
 
-def _given(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _given(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     try:
-        return _signature(function).bind(*args, **kwargs)
+        return _signature(name).bind(*args, **kwargs)
     except TypeError as error:
-        raise misfit(ArgumentError, f"np.{_named(function)}", got=str(error)) from None
+        raise misfit(ArgumentError, f"np.{name}", got=str(error)) from None
 
 
-def _is_default(function: Any, name: str, value: Any) -> bool:
+def _is_default(function: str, name: str, value: Any) -> bool:
     """Whether a parameter says nothing that would matter here."""
     if name in _ALL_THE_SAME or (name, value) in (("order", "K"), ("order", "C"), ("order", "A")):
         return True

@@ -1,7 +1,11 @@
 """Pytrees: dicts, lists, tuples, named tuples, dataclasses and None around leaves.
 
 `flatten` gives the leaves and a hashable description of what was around them. Dicts are taken in
-the order of their keys, so that the order in which they were filled makes no difference."""
+the order of their keys, so that the order in which they were filled makes no difference.
+
+A dataclass is its fields and what else was set on it: attributes that are arrays, or hold some, are
+leaves like fields; others belong to the structure. A cached property is left out, and made again from
+what the new object has."""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from .exact import Keys
+from .exact import Keys, exact
 
 Leaf = Any
 
@@ -20,14 +24,21 @@ Leaf = Any
 class Structure:
     """What was around the leaves. Compares by content."""
 
-    __slots__ = ("_hash", "children", "extra", "kind", "leaves")
+    __slots__ = ("_hash", "beside", "children", "extra", "kind", "leaves")
 
-    def __init__(self, kind: Any, extra: Any, children: tuple[Structure, ...]) -> None:
+    def __init__(
+        self,
+        kind: Any,
+        extra: Any,
+        children: tuple[Structure, ...],
+        beside: tuple[Beside, ...] = (),
+    ) -> None:
         self.kind = kind
         self.extra = extra
         self.children = children
+        self.beside = beside
         self.leaves: int = 1 if kind is LEAF else sum(c.leaves for c in children)
-        self._hash = hash((kind, extra, children))
+        self._hash = hash((kind, extra, children, beside))
 
     def __hash__(self) -> int:
         return self._hash
@@ -37,6 +48,7 @@ class Structure:
             isinstance(other, Structure)
             and self._hash == other._hash
             and (self.kind, self.extra, self.children) == (other.kind, other.extra, other.children)
+            and self.beside == other.beside
         )
 
     def __repr__(self) -> str:
@@ -46,6 +58,30 @@ class Structure:
         keys = self.extra if self.extra is not None else range(len(self.children))
         inner = ", ".join(f"{k}: {c!r}" for k, c in zip(keys, self.children, strict=False))
         return f"{name}({inner})"
+
+
+class Beside:
+    """An attribute of a dataclass without arrays that is none of its fields. Plain values compare to
+    the bit, other objects by identity."""
+
+    __slots__ = ("_key", "leaves", "name", "structure")
+
+    def __init__(self, name: str, structure: Structure, leaves: Sequence[Any]) -> None:
+        self.name = name
+        self.structure = structure
+        self.leaves = leaves
+        self._key = (name, structure, *[_key(x) for x in leaves])
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Beside) and self._key == other._key
+
+
+def _key(x: Any) -> Any:
+    plain = isinstance(x, (bool, int, float, complex, str, bytes))
+    return exact(x) if plain else (type(x), id(x))
 
 
 LEAF = "leaf"
@@ -80,31 +116,87 @@ def fields_of(kind: type) -> tuple[str, ...] | None:
     return tuple(f.name for f in dataclasses.fields(kind))
 
 
+@lru_cache(4096)
+def _spared(kind: type) -> frozenset[str]:
+    """What an object of a dataclass has that is no attribute beside the fields."""
+    own = [n for k in kind.__mro__ for n, v in vars(k).items() if _is_cached(v)]
+    return frozenset((*(fields_of(kind) or ()), *own, "__dict__", "__weakref__"))
+
+
+def _is_cached(x: object) -> bool:
+    return isinstance(x, functools.cached_property)
+
+
+@lru_cache(4096)
+def _slots(kind: type) -> tuple[str, ...]:
+    """Slots that are no fields."""
+    found = [vars(k).get("__slots__", ()) for k in kind.__mro__]
+    names = [n for given in found for n in ((given,) if isinstance(given, str) else given)]
+    return tuple(n for n in names if n not in _spared(kind))
+
+
+@lru_cache(4096)
+def _set_of_fields(kind: type) -> frozenset[str]:
+    return frozenset(fields_of(kind) or ())
+
+
+def has_fields_only(x: Any) -> bool:
+    """Whether an object of a dataclass has its fields, and nothing beside them."""
+    kind: type = type(x)
+    has = getattr(x, "__dict__", None)
+    return not _slots(kind) and (has is None or has.keys() == _set_of_fields(kind))
+
+
 def flatten(tree: Any) -> tuple[list[Leaf], Structure]:
     """The leaves in order, and what was around them."""
     leaves: list[Leaf] = []
     return leaves, _flatten(tree, leaves)
 
 
-def _flatten(tree: Any, leaves: list[Leaf]) -> Structure:
+def _flatten(tree: Any, leaves: list[Leaf], objects: bool = True) -> Structure:
     kind = type(tree)
     if kind is tuple or kind is list:
-        return Structure(kind, None, tuple([_flatten(v, leaves) for v in tree]))
+        return Structure(kind, None, tuple([_flatten(v, leaves, objects) for v in tree]))
     if kind is dict:
         keys = in_order(tuple(tree))
-        return Structure(dict, keys, tuple([_flatten(tree[k], leaves) for k in keys]))
+        return Structure(dict, keys, tuple([_flatten(tree[k], leaves, objects) for k in keys]))
     if tree is None:
         return _NONE
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return Structure(kind, None, tuple([_flatten(v, leaves) for v in tree]))
+        return Structure(kind, None, tuple([_flatten(v, leaves, objects) for v in tree]))
     if isinstance(tree, dict):
         keys = Keys(tree)
-        return Structure(kind, keys, tuple([_flatten(tree[k], leaves) for k in keys]))
+        return Structure(kind, keys, tuple([_flatten(tree[k], leaves, objects) for k in keys]))
     names = fields_of(kind)  # type: ignore[arg-type]
-    if names is not None:
-        return Structure(kind, names, tuple([_flatten(getattr(tree, n), leaves) for n in names]))
+    if names is not None and objects:
+        return _flatten_object(tree, names, leaves)
     leaves.append(tree)
     return _LEAF
+
+
+def _flatten_object(tree: Any, names: tuple[str, ...], leaves: list[Leaf]) -> Structure:
+    kind: type = type(tree)
+    beside: list[Beside] = []
+    if not (has_fields_only(tree) and hasattr(tree, "__dict__")):
+        names = tuple(n for n in names if hasattr(tree, n))  # one with init=False may not be set
+        for name in (*getattr(tree, "__dict__", ()), *_slots(kind)):
+            if name not in _spared(kind) and hasattr(tree, name):
+                inner: list[Leaf] = []  # with dataclasses as objects, since they may lead back here
+                structure = _flatten(getattr(tree, name), inner, objects=False)
+                if any(hasattr(x, "shape") for x in inner):
+                    names = (*names, name)
+                else:
+                    beside.append(Beside(name, structure, inner))
+    children = tuple([_flatten(getattr(tree, n), leaves) for n in names])
+    return Structure(kind, names, children, tuple(beside))
+
+
+def objects_beside(structure: Structure) -> list[Any]:
+    """The values of attributes that are no leaves."""
+    found = [x for b in structure.beside for x in b.leaves]
+    for child in structure.children:
+        found += objects_beside(child)
+    return found
 
 
 def unflatten(structure: Structure, leaves: Sequence[Leaf]) -> Any:
@@ -140,7 +232,9 @@ def constructor(structure: Structure) -> Callable[[Sequence[Leaf]], Any]:
             return "{" + "".join(f"{constant(k)}: {c}, " for k, c in pairs) + "}"
         if issubclass(kind, tuple):
             return f"{constant(kind)}({inner})"
-        make = _fill_dict if issubclass(kind, dict) else _fill_object
+        make: Callable[..., Any] = functools.partial(_fill_object, beside=s.beside)
+        if issubclass(kind, dict):
+            make = _fill_dict
         return f"{constant(functools.partial(make, kind, s.extra))}(({inner}))"
 
     made: Callable[[Sequence[Leaf]], Any] = eval(
@@ -157,10 +251,14 @@ def _fill_dict(kind: Any, keys: Sequence[Any], values: Sequence[Any]) -> Any:
     return made
 
 
-def _fill_object(kind: Any, names: Sequence[str], values: Sequence[Any]) -> Any:
+def _fill_object(
+    kind: Any, names: Sequence[str], values: Sequence[Any], beside: Sequence[Beside]
+) -> Any:
     made = object.__new__(kind)
     for name, value in zip(names, values, strict=True):
         object.__setattr__(made, name, value)
+    for b in beside:
+        object.__setattr__(made, b.name, unflatten(b.structure, b.leaves))
     return made
 
 

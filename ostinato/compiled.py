@@ -28,7 +28,17 @@ from ostinato.ops.exact import exact
 from ostinato.ops.layout import Layout
 from ostinato.ops.spec import DTYPES, Spec, copied, uint64
 from ostinato.ops.trace import Ref, array_of, collect
-from ostinato.ops.tree import Structure, constructor, fields_of, flatten, in_order, paths, unflatten
+from ostinato.ops.tree import (
+    Structure,
+    constructor,
+    fields_of,
+    flatten,
+    has_fields_only,
+    in_order,
+    objects_beside,
+    paths,
+    unflatten,
+)
 from ostinato.ops.where import misfit
 from ostinato.planner.pipeline import check_limit
 from ostinato.planner.plan import Key, Plan, Target
@@ -620,7 +630,9 @@ class CompiledFunction(Generic[P, R]):
             donated,
             final == [("out", k) for k in range(len(final))],
             simple,
-            self.guards.of([x for x in leaves if not isinstance(x, Operand)]),
+            self.guards.of(
+                [x for x in (*leaves, *objects_beside(structure)) if not isinstance(x, Operand)]
+            ),
             weakref.ref(self),
         )
         return entry, source
@@ -777,7 +789,7 @@ def _scan(x: Any, engine: Any, tokens: list[Any], leaves: list[Any], given: list
         tokens.append(kind)
         leaves.append(x)
         given.append(x)
-    elif (names := fields_of(kind)) is not None:
+    elif (names := fields_of(kind)) is not None and has_fields_only(x):
         tokens.append(kind)
         for name in names:
             _scan(getattr(x, name), engine, tokens, leaves, given)

@@ -10,11 +10,15 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import InitVar, dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from ostinato.ops.spec import DTYPES
+from ostinato.ops.tree import flatten, unflatten
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, DonatedError, TracedValueError
@@ -324,3 +328,128 @@ def test_masked_arrays_are_refused_wherever_they_come_in() -> None:
         with pytest.raises(ArgumentError, match=r"test_typed.py:\d+\): got a masked array.*filled"):
             take()
     assert (masked + x).tolist() == [2.0, None]  # NumPy's, which takes ours as values
+
+
+# -- dataclasses ---------------------------------------------------------------------------
+class Helper:
+    def __init__(self) -> None:
+        self.rate = 2.0
+
+
+@dataclass
+class Model:
+    w: Any
+    b: Any = 1.0
+    gain: InitVar[float] = 2.0
+    made: Any = field(init=False, default=3.0)
+    late: Any = field(init=False)
+    count: ClassVar[int] = 0
+
+    def __post_init__(self, gain: float) -> None:
+        self.scale = gain
+        self.sizes = [1, 2]
+        self.turned = [ost.asarray(self.w).T]
+        self.helper = Helper()
+        self.parent = self
+
+    @cached_property
+    def norm(self) -> Any:
+        return ost.sum(self.w * self.w)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frozen:
+    w: Any
+    size: Any = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", 4)
+
+
+class Base:
+    __slots__ = ("aside",)
+
+
+@dataclass(slots=True)
+class Slotted(Base):
+    w: Any
+
+
+def _models() -> list[Any]:
+    slotted = Slotted(ost.ones(2))
+    slotted.aside = "label"
+    late = Model(ost.ones((2, 3)))
+    late.late = ost.ones(2)
+    warm = Model(ost.ones((2, 3)), 2.0, gain=5.0)
+    assert warm.norm.item() == 6.0
+    return [Model(ost.ones((2, 3))), late, warm, Frozen(w=ost.ones(2)), slotted]
+
+
+def _beside(x: Any) -> dict[str, Any]:
+    found = {
+        n: getattr(x, n) for n in ("scale", "sizes", "made", "size", "aside", "b") if hasattr(x, n)
+    }
+    # numbers in fields go through a compiled function as inputs
+    return {n: v.item() if isinstance(v, ost.Array) else v for n, v in found.items()}
+
+
+def test_dataclasses_keep_what_is_beside_their_fields(tally: Tally) -> None:
+    for x in _models():
+        through = ost.compile(lambda m: m)
+        ways = (
+            lambda m: unflatten(*reversed(flatten(m))),
+            lambda m: ost.tree_map(lambda v: v, m),
+            through,
+            through,
+            copy.deepcopy,
+            lambda m: pickle.loads(pickle.dumps(m)),
+        )
+        for way in ways:
+            y = way(x)
+            assert type(y) is type(x)
+            assert repr(_beside(y)) == repr(_beside(x))
+            assert np.array_equal(y.w, x.w)
+            if isinstance(x, Model):
+                assert np.array_equal(y.turned[0], x.turned[0])
+                assert y.sizes is not x.sizes
+                assert y.norm.item() == 6.0
+                assert hasattr(y, "late") == hasattr(x, "late")
+        tally("ways of dataclasses", len(ways))
+
+
+def test_what_is_beside_the_fields_is_part_of_the_signature() -> None:
+    """Whatever is set anew is seen, on hits and on misses."""
+
+    @ost.compile
+    def f(m: Model) -> Any:
+        return m.w.sum() * m.scale + len(m.sizes) + m.turned[0].sum() * m.helper.rate + m.norm * 0
+
+    def wanted(m: Model) -> float:
+        return m.w.sum().item() * m.scale + len(m.sizes) + m.turned[0].sum().item() * m.helper.rate
+
+    m = Model(ost.ones((2, 3)))
+    changes = (
+        lambda: setattr(m, "scale", 3.0),
+        lambda: setattr(m, "scale", 3),
+        lambda: m.sizes.append(7),
+        lambda: setattr(m, "turned", [ost.zeros(2)]),
+        lambda: m.turned.append("x"),
+        lambda: setattr(m, "w", ost.ones((3, 3))),
+        lambda: setattr(m, "helper", Helper()),
+        lambda: setattr(m.helper, "rate", 5.0),
+        lambda: setattr(m, "more", "text"),
+        lambda: m.norm,
+    )
+    for change in changes:
+        assert f(m).item() == f(m).item() == wanted(m)
+        change()
+        assert f(m).item() == f(m).item() == wanted(m)
+    slotted = Slotted(ost.ones(2))
+    g = ost.compile(lambda m: m.w + m.aside)
+    for slotted.aside in (1.0, 2.0, -0.0):
+        assert g(slotted).tolist() == [1 + slotted.aside] * 2
+
+
+def test_gradients_are_of_all_arrays_of_a_dataclass() -> None:
+    g = ost.grad(lambda m: (m.w * m.scale).sum() + (3 * m.turned[0]).sum() + m.norm)(_models()[2])
+    assert (g.w.tolist(), g.turned[0].tolist()) == ([[7.0] * 3] * 2, [[3.0] * 2] * 3)
