@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import weakref
 from collections.abc import Callable
@@ -21,8 +20,9 @@ from typing import Any, TypeVar
 from ostinato.errors import ArgumentError, CommunicatorError, SessionError
 from ostinato.ops.disk import write_page
 from ostinato.ops.where import misfit
-from ostinato.runtime import preload
+from ostinato.runtime import forks, page, preload
 from ostinato.runtime.crew import among_processes
+from ostinato.runtime.keeper import Job
 
 from . import settings
 from .sessions import Session, connect
@@ -30,7 +30,10 @@ from .states import forgive_lost
 
 T = TypeVar("T")
 START = 60.0  # seconds for all to be there
+ANSWER = 2.0  # seconds for a scheduler to end by itself
 NEEDS = {"mpi4py": "mpi4py", "distributed": "distributed", "dask_mpi": "dask-mpi"}
+TLS = [f"{who}__{what}" for who in ("client", "scheduler", "worker") for what in ("cert", "key")]
+TLS += ["ca_file"]  # all are one key, with its certificate: who has it belongs to the cluster
 
 
 def mpiexec() -> list[str]:
@@ -50,8 +53,8 @@ def mpiexec() -> list[str]:
     return [found, "-disable-auto-cleanup"] if "HYDRA" in says.upper() else [found]
 
 
-def check_installed(who: str = "LocalCluster") -> None:
-    missing = [pip for name, pip in NEEDS.items() if importlib.util.find_spec(name) is None]
+def check_installed(who: str, needs: dict[str, str]) -> None:
+    missing = [pip for name, pip in needs.items() if importlib.util.find_spec(name) is None]
     if missing:
         raise misfit(
             SessionError,
@@ -69,9 +72,11 @@ class LocalCluster:
             print(cluster.dashboard_link)
             x = ost.random.normal((1_000_000, 16), split=0)
 
-    All of them listen on 127.0.0.1 alone. Inside `with`, the session is the cluster's; `cluster.connect()`
-    makes others. threads: cores that all workers share, else all. heartbeat: seconds without a sign
-    of life after which a worker counts as lost. restart: see `run`."""
+    All of them listen on 127.0.0.1 alone. Dask's speak TLS, with a key that is made for this cluster and
+    lies in a file that only this user can read; other clients of Dask's need `cluster.security`. Inside
+    `with`, the session is the cluster's; `cluster.connect()` makes others. threads: cores that all workers
+    share, else all. heartbeat: seconds without a sign of life after which a worker counts as lost.
+    restart: see `run`."""
 
     def __init__(
         self,
@@ -96,7 +101,7 @@ class LocalCluster:
                 got=f"heartbeat={heartbeat!r}",
                 needed=f"{settings.LEAST_HEARTBEAT:g} seconds or more",
             )
-        check_installed()
+        check_installed("LocalCluster", NEEDS | {"cryptography": "cryptography"})
         if among_processes():
             raise misfit(
                 SessionError,
@@ -118,20 +123,24 @@ class LocalCluster:
         self._start()
 
     def _start(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="ostinato-cluster-"))
+        from distributed.security import Security
+
+        self.job = Job("cluster")
+        self.folder = self.job.folder
         self.log = self.folder / "log"
-        file = self.folder / "scheduler.json"
-        with open(self.log, "wb") as log:
-            self.job = subprocess.Popen(
-                self._command(file),
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self._finish = weakref.finalize(self, _end, self.job, self.folder)
+        self._finish = weakref.finalize(self, self.job.end, (None, 1.0), (signal.SIGTERM, 1.0))
+        file, secret = self.folder / "scheduler.json", self.folder / "tls.pem"
         try:
+            self.job.begin(
+                self._command(file), self._environment(secret), "log", subprocess.DEVNULL
+            )
+            made = Security.temporary()
+            pem = made.tls_client_key + made.tls_client_cert
+            with open(secret, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
+                out.write(pem)
+            given = {f"tls_{name.replace('__', '_')}": str(secret) for name in TLS}
+            self.security = Security(require_encryption=True, **given)
+            self.job.start()
             self._meet(file)
         except BaseException:
             self.close()
@@ -143,16 +152,20 @@ class LocalCluster:
             *("-n", str(self.workers + 1)),
             *(sys.executable, "-m", "dask_mpi.cli"),
             *("--scheduler-file", str(file), "--interface", _loopback()),
-            *("--scheduler-port", "0"),
+            *("--scheduler-port", "0", "--protocol", "tls"),
             *("--worker-class", "distributed.Worker", "--nthreads", "1", "--memory-limit", "0"),
             *("--local-directory", str(self.folder)),
             *(("--dashboard-address", "127.0.0.1:0") if self.dashboard else ("--no-dashboard",)),
         ]
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, secret: Path) -> dict[str, str]:
         env = {
             **os.environ,
-            **preload.environment(str(self.folder)),
+            **preload.environment(),
+            **dict.fromkeys(
+                (f"DASK_DISTRIBUTED__COMM__TLS__{n.upper()}" for n in TLS), str(secret)
+            ),
+            "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True",
             "DASK_TEMPORARY_DIRECTORY": str(self.folder),
             "DASK_DISTRIBUTED__WORKER__HTTP__ROUTES": "[]",
             "UCX_NET_DEVICES": _loopback(),  # where MPI listens, by either of its libraries
@@ -176,9 +189,13 @@ class LocalCluster:
                     needed="a scheduler and workers",
                 )
             time.sleep(0.02)
-        self.client = Client(scheduler_file=str(file), timeout=START, set_as_default=False)
+        self.client = Client(
+            scheduler_file=str(file), timeout=START, set_as_default=False, security=self.security
+        )
         self.client.wait_for_workers(self.workers, timeout=START)
         self.dashboard_link = str(self.client.dashboard_link)
+        if self.client.run_on_scheduler(page.install):
+            self.dashboard_link = f"{self.dashboard_link.removesuffix('/status')}/{page.NAME}"
         self.scheduler_address = str(self.client.scheduler.address)
 
     def _tail(self) -> str:
@@ -186,7 +203,9 @@ class LocalCluster:
         return text[-2000:] or "they said nothing"
 
     def check_open(self) -> None:
-        """An error where the workers are gone."""
+        """An error where the workers are gone, or another process's."""
+        if os.getpid() != self.job.owner:
+            raise forks.not_here()
         closed = self.client is None
         if closed or any(s.is_lost for s in self.sessions):
             raise misfit(
@@ -235,8 +254,6 @@ class LocalCluster:
     def report(self, path: str | os.PathLike[str]) -> None:
         """Write what the workers did so far as a page (HTML) that needs nothing from elsewhere: plans, the
         times of their operations, predicted and measured, what each worker did, memory, messages."""
-        from ostinato.runtime import page
-
         self.check_open()
         messages = self.stats()["orders"]
         self.client.run(page.tell)
@@ -244,7 +261,9 @@ class LocalCluster:
         write_page(path, text)
 
     def close(self) -> None:
-        """End all processes."""
+        """End all processes; those of a forked child's parent stay."""
+        if os.getpid() != self.job.owner:
+            return
         well = self.job.poll() is None and not any(s.is_lost for s in self.sessions)
         while self.sessions:
             with contextlib.suppress(Exception):
@@ -256,7 +275,7 @@ class LocalCluster:
         log.setLevel(logging.CRITICAL)  # it would tell at length that it misses the scheduler
         if client is not None and well:
             with contextlib.suppress(Exception):
-                client.shutdown()
+                client.sync(client._shutdown, callback_timeout=ANSWER)
         self._finish()
         if client is not None:
             with contextlib.suppress(Exception):
@@ -279,17 +298,6 @@ class LocalCluster:
         workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
         closed = ", closed" if self.client is None else ""
         return f"<LocalCluster: {workers}, dashboard {self.dashboard_link}{closed}>"
-
-
-def _end(job: subprocess.Popen[bytes], folder: Path) -> None:
-    """End what was started here: kindly, if it is ending anyway, then surely."""
-    for sign, patience in ((None, 1.0), (signal.SIGTERM, 1.0), (signal.SIGKILL, 5.0)):
-        with contextlib.suppress(ProcessLookupError):
-            if sign is not None:
-                os.killpg(job.pid, sign)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            job.wait(patience)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _loopback() -> str:

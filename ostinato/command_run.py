@@ -6,19 +6,18 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import signal
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from ostinato.runtime import preload
+from ostinato.runtime.keeper import Job
 
-from .cluster import check_installed, home, mpiexec
+from .cluster import NEEDS, check_installed, home, mpiexec
 
 _RUN = """Run a script on several processes. It calls ost.connect(): there the first process goes on and works,
 too, and the others serve it. The exit status is the script's; Ctrl-C ends all.
@@ -36,7 +35,7 @@ by MPI. A program then attaches with ost.connect("tcp://...") or ost.connect(cli
     ostinato worker tcp://127.0.0.1:8786 -n 4
     ostinato worker --scheduler-file scheduler.json -n 4"""
 
-KINDLY = 5.0  # seconds to end before being killed
+KINDLY = 4.0  # seconds to end, by each of two signals, before being killed
 EVERY = 0.25  # seconds between two looks at the counters
 
 
@@ -84,11 +83,10 @@ def run_script(count: int, script: str, arguments: Sequence[str], stats: bool) -
     if not Path(script).is_file():
         return _refused("run", f"{script} is no file; give a Python script")
     command = [*mpiexec(), "-n", str(count), sys.executable, script, *arguments]
-    with tempfile.TemporaryDirectory(prefix="ostinato-run-") as folder:
-        counters = Path(folder) / "plans.json"
-        environment = _environment() | {"OSTINATO_WATCH": str(counters)}
+    with _job("run") as job:
+        counters = job.folder / "plans.json"
         with _shown(counters) as show:
-            status = _attend(command, environment, show)
+            status = _attend(job, command, {"OSTINATO_WATCH": str(counters)}, show)
         if status in _KILLED:  # mpich's launcher may have ended the script before it could tell
             print(_WORDS, file=sys.stderr)
         if stats:
@@ -165,7 +163,7 @@ def start_workers(count: int, address: str | None, file: str | None, interface: 
         return _refused("worker", f"got {address}; needed an address such as tcp://{address}{port}")
     if file is not None and not Path(file).is_file():
         return _refused("worker", f"{file} is no file; the scheduler has not written it")
-    check_installed("ostinato worker")
+    check_installed("ostinato worker", NEEDS)
     command = [
         *mpiexec(),
         *("-n", str(count), sys.executable, "-m", "dask_mpi.cli"),
@@ -174,17 +172,23 @@ def start_workers(count: int, address: str | None, file: str | None, interface: 
         *("--memory-limit", "0", "--name", f"ostinato-{os.getpid()}"),
         *(("--interface", interface) if interface is not None else ()),
     ]
-    return _attend(command, _environment() | preload.environment())
+    with _job("worker") as job:
+        return _attend(job, command, preload.environment())
 
 
 # -- both ----------------------------------------------------------------------------------
-def _environment() -> dict[str, str]:
-    path = [home(), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+@contextlib.contextmanager
+def _job(name: str) -> Iterator[Job]:
+    """Processes of which nothing is left."""
+    job = Job(name)
+    try:
+        yield job
+    finally:
+        shutil.rmtree(job.folder, ignore_errors=True)
 
 
 def _attend(
-    command: Sequence[str], environment: dict[str, str], show: Callable[[], None] = lambda: None
+    job: Job, command: Sequence[str], more: dict[str, str], show: Callable[[], None] = lambda: None
 ) -> int:
     """Run to the end, or until somebody wants an end; the exit status as a shell has it."""
     asked: list[int] = []
@@ -192,31 +196,21 @@ def _attend(
     def stop(number: int, frame: FrameType | None) -> None:
         asked.append(number)
 
+    path = [home(), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)} | more
     before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    job = subprocess.Popen(command, env=environment, start_new_session=True)
+    ended = False
     try:
-        while job.poll() is None and not asked:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                job.wait(EVERY)
+        job.begin(command, environment)
+        job.start()
+        while not asked and not (ended := job.wait(EVERY)):
             show()
-        if asked:
-            _stop(job)
-            return 128 + asked[0]
-        status = int(job.wait())
-        return status if status >= 0 else 128 - status
+        show()
+        status = job.poll() or 0
+        ended = status >= 0  # else the keeper was killed
+        return 128 + asked[0] if asked else status if ended else 128 - status
     finally:
-        _stop(job)
+        if asked or not ended:
+            job.end((signal.SIGINT, KINDLY), (signal.SIGTERM, KINDLY))
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _stop(job: subprocess.Popen[bytes]) -> None:
-    """First kindly, then surely."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        if job.poll() is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(job.pid, number)
-        end = time.monotonic() + KINDLY
-        while job.poll() is None and time.monotonic() < end:
-            time.sleep(0.05)

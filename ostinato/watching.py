@@ -37,6 +37,7 @@ def begin(session: Session) -> None:
             if not _path:
                 return
             atexit.register(look)
+            os.register_at_fork(after_in_child=_forget)
             threading.Thread(target=_again, name="ostinato-watch", daemon=True).start()
         _sessions[session] = next(_numbers)
 
@@ -55,6 +56,14 @@ def look() -> None:
         for session, number in _sessions.items():
             _note(session, number)
         write_whole(_path, json.dumps(list(_seen.values())).encode())
+
+
+def _forget() -> None:
+    """A forked child is not watched."""
+    global _lock
+    _lock = threading.Lock()
+    _sessions.clear()
+    atexit.unregister(look)
 
 
 def _note(session: Session, number: int) -> None:

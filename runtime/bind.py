@@ -65,12 +65,13 @@ _OUT_BY_NAME = ("maximum", "minimum")  # NumPy wants to be sure that `out` is no
 @dataclass(slots=True)
 class Row:
     """A line of the function: the node that it runs, and the seconds that it took when it was
-    timed.
+    timed, and those of them that were communication.
     """
 
     node: Node
     depth: int
     seconds: float = 0.0
+    talking: float = 0.0
     count: int = 0
 
 
@@ -128,7 +129,8 @@ def bind(
             if spec.layout is not None and not spec.layout.stored:
                 binder.shown[name_] = lying(binder.shape(spec), spec.dtype)
     if timed:
-        binder.write("t0 = clock()")
+        binder.names["talk"] = communicator
+        binder.write("t0 = clock(); c0 = talk.talking")
     with together():
         binder.program(program, ins, outs, 0)
     binder.write("return")
@@ -268,6 +270,7 @@ class _Binder:
                 self.rows.append(row)
                 stamp = self.name("r", row)
                 self.write(f"t1 = clock(); {stamp}.seconds += t1 - t0; {stamp}.count += 1; t0 = t1")
+                self.write(f"c1 = talk.talking; {stamp}.talking += c1 - c0; c0 = c1")
 
     def node(
         self,

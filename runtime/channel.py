@@ -17,6 +17,7 @@ import hmac
 import itertools
 import json
 import logging
+import os
 import secrets
 import socket
 import struct
@@ -33,6 +34,7 @@ from ostinato.ops.spec import DTYPES, in_line
 
 from ostinato.errors import CommunicatorError
 
+from . import forks
 from .communicator import octets
 from .crew import BEAT, GREET, Lead, callers, exactly
 from .orders import (
@@ -52,6 +54,7 @@ TOLD = 16  # of which so many are acknowledged together, unless nothing else com
 SIGNED = 16  # bytes of a signature
 TURNS = 8  # in which somebody waits for a sign of life
 AT_ONCE = 1 << 14  # bytes that are received together: many orders
+PARTING = 3.0  # seconds for a lead to say that it has ended
 PIECE = 1 << 24  # bytes of a value that are signed together
 _BACK = struct.Struct("<cxxxIQ")  # kind, length of the text, number
 _log = logging.getLogger("distributed.worker.ostinato")  # what Dask shows of its workers
@@ -376,6 +379,7 @@ class Channel:
         self.last = 0  # the order that ends all
         self.changed = threading.Condition()
         self.alive = True
+        self.forked = False  # since, and this is the child
         self.until_closed = contextlib.ExitStack()  # what is needed as long as this
         sock = socket.create_connection(address, timeout=GREET)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -383,6 +387,7 @@ class Channel:
         self.wire.expect(heartbeat)
         self.listener = threading.Thread(target=self._listen, name="ostinato-channel", daemon=True)
         self.listener.start()
+        forks.share(self)
 
     # -- what comes back -------------------------------------------------------------------
     def _listen(self) -> None:
@@ -444,6 +449,8 @@ class Channel:
     # -- orders ----------------------------------------------------------------------------
     def check(self) -> None:
         """Tell the user what happened since the last order."""
+        if self.forked:
+            raise forks.not_here()
         if self.failed is not None:
             with self.changed:
                 error, self.failed = self.failed, None
@@ -454,7 +461,7 @@ class Channel:
 
     def run(self, plan: bytes, operands: Sequence[int], first: int, freed: Sequence[int]) -> int:
         """A plan, once; the order's number. Returns before it has run."""
-        if self.failed is not None or self.fatal is not None:
+        if self.failed is not None or self.fatal is not None or self.forked:
             self.check()
         if self.number - self.done >= IN_FLIGHT:
             self._until(lambda: self.number - self.done < IN_FLIGHT)
@@ -515,11 +522,22 @@ class Channel:
             k: {"messages": self.counts[k], "bytes": self.bytes[k]} for k in KINDS if self.counts[k]
         }
 
+    def let_go(self) -> list[Any]:
+        """In a forked child: the connection is the parent's, which a word here, or its end, would spoil."""
+        os.close(self.wire.sock.detach())
+        return [self, self.client, self.until_closed]
+
     def close(self) -> None:
         """Let the crew go."""
+        if self.forked:
+            return
         if self.fatal is None:
+            late = threading.Timer(PARTING, self._end, [f"{self.name} is busy"])
+            late.daemon = True
+            late.start()
             with contextlib.suppress(Exception):
                 self.order("end")
+            late.cancel()
         self.alive = False
         self.wire.close()
         with contextlib.suppress(Exception):  # of a scheduler that is gone

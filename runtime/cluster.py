@@ -269,7 +269,7 @@ class CrewEngine:
             self._drop(bytes.fromhex(plan_id))
 
     def _drop(self, identity: bytes) -> None:
-        if identity not in self.known:
+        if identity not in self.known or self.lead.forked:
             return
         self.known.discard(identity)
         self.lead.plans[identity] -= 1
@@ -280,7 +280,7 @@ class CrewEngine:
         if self.lead.member is not None:
             plans = self.lead.member.worker.plans
             return measured([plans[plan_id]]) if plan_id in plans else None
-        if self.closed or self.lead.fatal is not None:
+        if self.closed or self.lead.forked or self.lead.fatal is not None:
             return None
         found = self._order("ask", text=["measured", plan_id])[0]
         if found is None:
@@ -326,7 +326,7 @@ class CrewEngine:
                 return
             if isinstance(self.lead, Channel):
                 self.lead.close()
-            elif self.lead.fatal is None:
+            elif self.lead.fatal is None and not self.lead.forked:
                 self._order("reset", first=self.base)
                 for identity in tuple(self.known):
                     self._drop(identity)

@@ -19,7 +19,6 @@ from ostinato.planner.explain import amount, name_of, steps
 from ostinato.planner.machine import this_machine
 from ostinato.planner.plan import Plan
 
-from .engine import measured
 from .member import LEAD, Member
 from .worker import TIMED, Loaded
 
@@ -114,13 +113,14 @@ def _ran(told: _Told) -> list[float] | None:
     return [a - b for a, b in zip(now, before, strict=True)] if now[0] > before[0] else None
 
 
-def _steps(told: _Told) -> dict[str, float] | None:
-    """The seconds of single operations, once they are known."""
+def _steps(told: _Told) -> dict[str, list[float]] | None:
+    """The seconds of single operations, and those in communication, once they are known."""
     if told.timed or not told.loaded.rows or told.loaded.runs <= TIMED:
         return None
     told.timed = True
-    found = measured([told.loaded])
-    return {str(k): took for k, took in found.steps.items()} if found is not None else None
+    nodes = {id(node): k for k, node in enumerate(told.loaded.plan.program.graph.nodes)}
+    timed = [row for row in told.loaded.rows if id(row.node) in nodes]
+    return {str(nodes[id(row.node)]): [row.seconds, row.talking] for row in timed}
 
 
 def axis_between(rank: int, peer: int, mesh: Mesh) -> str:

@@ -41,7 +41,7 @@ from ostinato.ops.encode import need
 from ostinato import settings
 from ostinato.errors import ArgumentError, CommunicatorError, OstinatoError
 
-from . import mpi
+from . import forks, mpi
 from .member import LEAD, Member
 from .mpi import MpiCommunicator
 from .orders import (
@@ -56,7 +56,7 @@ from .orders import (
     rebuilt,
     unpack,
 )
-from .preload import unname_memory
+from .preload import unname_memory, watch
 
 SMALL = 512  # bytes of an order's first message
 AWAKE = 0.005  # seconds of looking for the next order
@@ -88,6 +88,7 @@ class Crew:
     def __init__(self, comm: Any, threads: int | None = None) -> None:
         _assemble(comm)
         unname_memory()
+        watch()
         self.given = comm
         self.base = comm.Dup()  # to make others from
         self.control = comm.Dup()
@@ -105,6 +106,7 @@ class Crew:
             ::-1
         ]
         self.alive = True
+        self.forked = False  # since, and this is the child
         self.fatal: CommunicatorError | None = None
         self.saying = bytearray(SMALL)  # of the order that is on its way to those below
         self.ways: dict[int, list[Any]] = {}  # by an order's length, how it gets there
@@ -247,6 +249,7 @@ class Lead(Crew):
         self.watch = threading.Thread(target=self._watch, name="ostinato-lifelines", daemon=True)
         self._gather(comm, host)
         self.watch.start()
+        forks.share(self)
 
     def _gather(self, comm: Any, host: str) -> None:
         """Tell everybody where to come, and wait until all are there."""
@@ -459,6 +462,8 @@ class Lead(Crew):
 
     def check(self) -> None:
         """Tell the user what happened since the last order."""
+        if self.forked:
+            raise forks.not_here()
         if self.fatal is not None:
             raise self.fatal
         if self.broken:
@@ -486,6 +491,13 @@ class Lead(Crew):
         self._send(said)
         self.lost.append((self._meet(self.did + 1), self.number, why))
         self.did = self.number
+
+    def let_go(self) -> list[Any]:
+        """In a forked child: who waits at the other ends hears when the parent ends."""
+        self.alive, self.broken = False, True
+        for line in self.lines.values():
+            os.close(line.detach())
+        return [self, self.member]
 
     def stats(self) -> dict[str, Any]:
         """Messages and bytes that orders took, by their kind."""
@@ -788,34 +800,57 @@ _RANKS = (
 
 def among_processes() -> bool:
     """Whether mpiexec started others beside this process, which serve nobody yet."""
-    return _crew is None and any(os.environ.get(n, "1") not in ("", "1") for n in _RANKS)
+    named = any(os.environ.get(n, "1") not in ("", "1") for n in _RANKS)
+    return _crew is None and named and forks.is_rank()
 
 
 def job_size() -> int:
     """How many processes mpiexec started beside this one, itself included; 1 without it."""
+    if not forks.is_rank():
+        return 1
     if _crew is not None:
         return _crew.size
     if not among_processes() and "mpi4py.MPI" not in sys.modules:
         return 1
     try:
-        from mpi4py import MPI
+        MPI = _mpi()
     except ImportError:
         return 1
     return int(MPI.COMM_WORLD.size) if MPI.Is_initialized() and not MPI.Is_finalized() else 1
+
+
+def _mpi() -> Any:
+    """MPI, which ends with this process, and not with a forked child of it: it would wait for all."""
+    if "mpi4py.MPI" not in sys.modules:
+        import mpi4py
+
+        if mpi4py.rc.finalize is None:
+            mpi4py.rc.finalize = False
+            atexit.register(_finalize, os.getpid())
+    from mpi4py import MPI
+
+    return MPI
+
+
+def _finalize(owner: int) -> None:
+    from mpi4py import MPI
+
+    if os.getpid() == owner and MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.Finalize()
 
 
 def job_crew(threads: int | None = None, leave: Callable[[], None] = sys.exit) -> Lead:
     """The crew of this MPI job, for its lead. The others serve here, and then leave the script."""
     global _crew
     if _crew is None:
-        from mpi4py import MPI
-
+        MPI = _mpi()
         if MPI.COMM_WORLD.rank != LEAD:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the lead decides
             Hand(MPI.COMM_WORLD, threads).serve()
             leave()
         _crew = Lead(MPI.COMM_WORLD, threads)
+        forks.be_rank()
         atexit.register(_crew.end)
     asked = _crew.member.worker.asked
     if threads is not None and threads != asked:

@@ -154,20 +154,34 @@ openers["chunk"] = chunk
 
 # -- in the program ------------------------------------------------------------------------
 def as_client(cluster: Any) -> AbstractContextManager[Any]:
-    """A client of Dask: the one given, or, for an address, one of our own for this long."""
+    """A client of Dask: the one given, or, for an address or an asynchronous client, which could not be
+    waited for in its own loop, one of our own for this long.
+    """
     from distributed import Client
 
+    security = None
     if not isinstance(cluster, str):
-        return contextlib.nullcontext(cluster)
+        if not cluster._asynchronous:
+            return contextlib.nullcontext(cluster)
+        if cluster.scheduler is None:
+            raise misfit(
+                SessionError,
+                "connect",
+                got="an asynchronous Dask client that is not connected yet",
+                needed="one that is",
+                do="await it first: client = await Client(..., asynchronous=True)",
+            )
+        cluster, security = cluster.scheduler.address, cluster.security
     try:
-        return Client(cluster, timeout=ANSWER, set_as_default=False)
-    except (OSError, ValueError) as error:
+        return Client(cluster, timeout=ANSWER, set_as_default=False, security=security)
+    except (OSError, ValueError, TypeError) as error:  # Dask's of TLS without a key are TypeErrors
         raise misfit(
             SessionError,
             "connect",
             got=f"no scheduler at {cluster} ({error})",
-            needed="the address of a Dask scheduler that is running",
-            do="start one with `dask scheduler`, and workers with `ostinato worker`",
+            needed="the address of a Dask scheduler that is running, and its key if it speaks TLS",
+            do="start one with `dask scheduler`, and workers with `ostinato worker`; with TLS give a "
+            "client: Client(address, security=...)",
         ) from None
 
 

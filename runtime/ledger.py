@@ -91,9 +91,9 @@ class Worker:
 @dataclass
 class Ledger:
     plans: dict[str, dict[str, Any]] = field(default_factory=dict)  # as they were described
-    steps: dict[str, dict[str, dict[int, float]]] = field(
+    steps: dict[str, dict[str, dict[int, tuple[float, float]]]] = field(
         default_factory=dict
-    )  # seconds of operations, on each worker
+    )  # seconds of operations, on each worker, and those of them in communication
     workers: dict[str, Worker] = field(default_factory=dict)  # by address
     history: deque[tuple[float, dict[str, float]]] = field(
         default_factory=lambda: deque(maxlen=HISTORY)
@@ -113,7 +113,9 @@ class Ledger:
         for described in said["described"]:
             self.plans[described["id"]] = described
         for plan, took in said["steps"].items():
-            self.steps.setdefault(plan, {})[address] = {int(k): t for k, t in took.items()}
+            self.steps.setdefault(plan, {})[address] = {
+                int(k): (each, talk) for k, (each, talk) in took.items()
+            }
         for kept in (self.plans, self.steps):
             for old in list(kept)[:-MOST]:
                 del kept[old]
@@ -216,7 +218,7 @@ class Ledger:
         """Seconds of an operation in one run: on the slowest worker, or, where workers wait for each other,
         on the one that waits least."""
         found = [
-            sum(took.get(k, 0.0) for k in row["nodes"])
+            sum(took[k][0] for k in row["nodes"] if k in took)
             for took in self.steps.get(plan, {}).values()
         ]
         return (min if row["collective"] else max)(found, default=0.0)

@@ -152,16 +152,21 @@ class Office:
         yield from (runs, took, sent, memory)
 
 
-def install(dask_scheduler: Any) -> None:
-    """Show what crews of this scheduler's workers do, if that is not done yet."""
-    if NAME in dask_scheduler.extensions:
-        return
-    office = dask_scheduler.extensions[NAME] = Office(dask_scheduler)
-    for add in (_add_page, _add_metrics):
-        try:
-            add(dask_scheduler, office)
-        except ImportError as error:
-            _log.info("ostinato: the dashboard lacks %s", error.name)
+def install(dask_scheduler: Any) -> bool:
+    """Show what crews of this scheduler's workers do, if that is not done yet; whether there is a page."""
+    if NAME not in dask_scheduler.extensions:
+        office = dask_scheduler.extensions[NAME] = Office(dask_scheduler)
+        for add in (_add_page, _add_metrics):
+            try:
+                add(dask_scheduler, office)
+            except ImportError as error:
+                _log.info("ostinato: the dashboard lacks %s", error.name)
+    return _has_page(dask_scheduler, NAME)
+
+
+def _has_page(scheduler: Any, name: str) -> bool:
+    there = getattr(scheduler.http_application, "applications", ())
+    return any(f"/{name}" in getattr(app, "app_paths", ()) for app in there)
 
 
 def report(messages: dict[str, Any], dask_scheduler: Any) -> str:
@@ -195,8 +200,7 @@ def _add_page(scheduler: Any, office: Office) -> None:
     from distributed.dashboard.scheduler import template_variables
     from tornado.ioloop import IOLoop
 
-    there = scheduler.http_application.applications
-    if not any("/status" in getattr(app, "app_paths", ()) for app in there):
+    if not _has_page(scheduler, "status"):
         return  # started without a dashboard
     variables = template_variables(scheduler)
     if NAME not in variables["pages"]:

@@ -259,24 +259,28 @@ def operations(ledger: Ledger, plan: str) -> str:
 
 
 def timeline(ledger: Ledger, plan: str) -> str:
-    """One run of a plan on each worker: its operations one after the other, and beside them the
-    messages that are under way meanwhile.
+    """One run of a plan on each worker: its operations one after the other, of each first what it spent in
+    communication, as the worker's clock has it (a loop is one operation), and beside them the messages that
+    are under way meanwhile.
     """
     known, timed = ledger.plans.get(plan), ledger.steps.get(plan, {})
     ran = [(w.name, timed[a]) for a, w in ledger.places if a in timed]
     if known is None or not ran:
         return ""
-    of = {k: row for row in known["rows"] for k in row["nodes"] if k >= 0}
-    whole = max(sum(took.values()) for _, took in ran)
+    of = {k: row["name"] for row in known["rows"] for k in row["nodes"] if k >= 0}
+    whole = max(sum(each for each, _ in took.values()) for _, took in ran)
     rows = []
     for name, took in ran[:SHOWN]:
-        ends, at = dict[int, float](), 0.0
-        for k in sorted(took):
-            at += took[k]
-            ends[k] = at
-        rows.append([name, _spans([_span(of, k, ends[k] - took[k], ends[k]) for k in ends], whole)])
+        began, ends, at = dict[int, float](), dict[int, float](), 0.0
+        spans: list[_Span] = []
+        for k, (each, talk) in sorted(took.items()):
+            began[k], parted, ends[k] = at, at + min(talk, each), at + each
+            spans += [(of.get(k, ""), TALK, at, parted)] if talk > 0 else []
+            spans += [(of.get(k, ""), COMPUTE, parted, ends[k])] if talk < each else []
+            at = ends[k]
+        rows.append([name, _spans(spans, whole)])
         sent = [
-            (row["name"], TALK, ends[start] - took[start], ends[end])
+            (row["name"], TALK, began[start], ends[end])
             for row in known["rows"]
             if len(row["nodes"]) == 2
             for start, end in [row["nodes"]]
@@ -291,11 +295,6 @@ def timeline(ledger: Ledger, plan: str) -> str:
 
 
 _Span = tuple[str, str, float, float]  # name, colour, from, to
-
-
-def _span(of: dict[int, Any], node: int, start: float, end: float) -> _Span:
-    row = of.get(node, {"name": "", "collective": False})
-    return row["name"], TALK if row["collective"] else COMPUTE, start, end
 
 
 def _lanes(spans: Sequence[_Span]) -> list[list[_Span]]:

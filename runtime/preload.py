@@ -1,28 +1,31 @@
-"""What Dask loads into each process that we start for it: those beside the program that started them
-end with it; those on other machines with mpiexec, or the scheduler."""
+"""What Dask loads into each process that we start for it. Those beside the program that started them end
+with it, though nobody ends them (keeper.py); those on other machines with mpiexec, or the scheduler."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import platform
-import shutil
 import sys
 import threading
 import time
 from typing import Any
 
+from . import keeper
+
 MEMORY = "/dev/shm/mpich_shm_"
+LATE = (
+    3.0  # seconds in which somebody else should have ended this process, and one more for each rank
+)
 
 
-def environment(folder: str = "") -> dict[str, str]:
-    """Of processes that end with this one, and take this folder with them if it cannot."""
+def environment() -> dict[str, str]:
+    """Of a job's processes that Dask starts."""
     return {
-        "OSTINATO_FOLDER": folder,
         "DASK_DISTRIBUTED__WORKER__PRELOAD": __name__,
         "DASK_DISTRIBUTED__SCHEDULER__PRELOAD": __name__,
-        "OSTINATO_PARENT": f"{os.getpid()}@{platform.node()}",
     }
 
 
@@ -30,11 +33,7 @@ def dask_setup(server: Any) -> None:
     """Watch the program that started this cluster, if it is on this machine."""
     atexit.register(_leave)
     unname_memory()
-    parent, _, machine = os.environ.get("OSTINATO_PARENT", "").partition("@")
-    if parent.isdigit() and machine == platform.node():
-        threading.Thread(
-            target=_watch, args=(int(parent),), name="ostinato-parent", daemon=True
-        ).start()
+    watch()
 
 
 def unname_memory() -> None:
@@ -53,14 +52,20 @@ def _leave() -> None:
     os._exit(0)
 
 
-def _watch(parent: int) -> None:
-    while True:
+@functools.cache
+def watch() -> None:
+    """End when the program that started this job has ended, if it is on this machine."""
+    program, _, machine = os.environ.get(keeper.PROGRAM, "").rpartition("@")
+    if program and machine == platform.node():
+        threading.Thread(
+            target=_watch, args=(program,), name="ostinato-parent", daemon=True
+        ).start()
+
+
+def _watch(program: str) -> None:
+    while keeper.is_there(program):
         time.sleep(1)
-        try:
-            os.kill(parent, 0)
-        except ProcessLookupError:
-            if folder := os.environ.get("OSTINATO_FOLDER"):
-                shutil.rmtree(folder, ignore_errors=True)
-            os._exit(1)
-        except PermissionError:
-            pass
+    rank = os.environ.get("PMI_RANK", "")
+    time.sleep(LATE + (int(rank) if rank.isdigit() else 0))  # the keeper was killed, too
+    keeper.sweep(os.environ[keeper.MARK], os.environ[keeper.FOLDER])
+    os._exit(1)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,12 @@ def gone(processes: Iterable[int]) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+def with_key(cluster: Any) -> dict[str, str]:
+    """An environment in which Dask's clients find a cluster's key."""
+    names = ("CA_FILE", "CLIENT__CERT", "CLIENT__KEY")
+    return {f"DASK_DISTRIBUTED__COMM__TLS__{n}": cluster.security.tls_ca_file for n in names}
 
 
 def _runs(process: int) -> bool:

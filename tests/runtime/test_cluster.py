@@ -35,7 +35,7 @@ from ostinato.errors import (
     LinAlgError,
     SessionError,
 )
-from tests.clusters import ROOT, gone, needs_dask
+from tests.clusters import ROOT, gone, needs_dask, with_key
 from tests.programs import make_program
 
 pytestmark = [
@@ -328,7 +328,7 @@ def test_clients_come_and_go(cluster: ost.LocalCluster) -> None:
         "print(float(ost.asarray(np.ones(5), split=0).sum()), flush=True)\n"
         "os._exit(7)\n"
     )
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OSTINATO_CACHE": "off"}
+    env = {**os.environ, **with_key(cluster), "PYTHONPATH": str(ROOT), "OSTINATO_CACHE": "off"}
     run = subprocess.run(
         [sys.executable, "-c", code, cluster.scheduler_address],
         env=env,
@@ -427,6 +427,7 @@ def test_a_desk_that_cannot_open_sends_everybody_home(cluster: ost.LocalCluster)
 
 
 def test_a_client_of_our_own_is_nobody_elses_and_ends(cluster: ost.LocalCluster) -> None:
+    from dask import config as dask_config
     from distributed.client import _get_global_client
 
     def clients() -> int:
@@ -434,7 +435,12 @@ def test_a_client_of_our_own_is_nobody_elses_and_ends(cluster: ost.LocalCluster)
         return int(found)
 
     before = clients()
-    with ost.connect(cluster.scheduler_address) as session:
+    names = ("ca-file", "client.cert", "client.key")
+    key = {f"distributed.comm.tls.{name}": cluster.security.tls_ca_file for name in names}
+    with (
+        dask_config.set(key),
+        ost.connect(cluster.scheduler_address) as session,
+    ):
         client = session.engine.lead.client  # type: ignore[attr-defined]
         assert client.status == "running"
         assert _get_global_client() is None
@@ -442,7 +448,10 @@ def test_a_client_of_our_own_is_nobody_elses_and_ends(cluster: ost.LocalCluster)
     with ost.connect(cluster.client):
         pass
     assert cluster.client.status == "running"
-    with pytest.raises(LayoutError):
+    with (
+        dask_config.set(key),
+        pytest.raises(LayoutError),
+    ):
         ost.connect(cluster.scheduler_address, mesh=(3,))
     assert soon(lambda: clients() == before), "also where connect failed"
 
@@ -534,6 +543,7 @@ import platform, sys, threading
 if sys.argv[1]:
     platform.node = lambda: sys.argv[1]
 from ostinato.runtime import preload
+preload.LATE = 0.0
 preload.dask_setup(None)
 for thread in threading.enumerate():
     if thread.name == "ostinato-parent":
@@ -554,7 +564,7 @@ def test_only_processes_beside_the_program_look_whether_it_is_there(machine: str
         )
 
     program = run(
-        "import json; from ostinato.runtime import preload; print(json.dumps(preload.environment()))"
+        "import json; from ostinato.runtime.keeper import Job; print(json.dumps(Job('x').environment()))"
     )
     found = run(AWAY, machine, **json.loads(program.stdout))  # when that program has ended
     assert (found.returncode, found.stdout) == ((0, "goes on\n") if machine else (1, ""))
@@ -700,7 +710,7 @@ def test_the_program_ends_and_so_does_its_cluster(how: str, tmp_path: Path) -> N
         "cluster = ost.LocalCluster(1)\n"
         "session = cluster.connect()\n"
         "found = [w['process'] for w in session.stats()['workers']]\n"
-        "found.append(cluster.client.run_on_scheduler(os.getpid))\n"
+        "found += [cluster.client.run_on_scheduler(os.getpid), cluster.job.keeper.pid]\n"
         "shared = [p for p in open(f'/proc/{found[0]}/maps') if 'mpich_shm_' in p]\n"
         "assert all('(deleted)' in p for p in shared), shared\n"
         "print(json.dumps([found, str(cluster.folder)]), flush=True)\n"

@@ -69,7 +69,7 @@ class Work:
 
     @property
     def address(self) -> str:
-        return self.cluster.dashboard_link.removesuffix("/status")
+        return self.cluster.dashboard_link.removesuffix("/ostinato")
 
 
 @pytest.fixture(scope="module")
@@ -277,7 +277,9 @@ def test_the_oldest_plans_go() -> None:
     for k in range(MOST + 3):
         described = [{"id": f"p{k}", "name": "f", "mesh": [1]}]
         ran = {f"p{k}": [1, 1, 0.1, 0.0, 0.1]}
-        ledger.hear("a", said(0, plans=ran, described=described, steps={f"p{k}": {"0": 0.1}}))
+        ledger.hear(
+            "a", said(0, plans=ran, described=described, steps={f"p{k}": {"0": [0.1, 0.0]}})
+        )
     assert [*ledger.plans] == [*ledger.steps] == [f"p{k}" for k in range(3, MOST + 3)]
     assert ledger.called("p0") == "p0"
 
@@ -323,9 +325,9 @@ def test_messages_are_seen_beside_what_is_computed_meanwhile() -> None:
         {"nodes": [2, 4], "collective": True, "name": "all_gather"},
     ]
     ledger = Ledger()
-    took = {"0": 0.1, "1": 0.4, "2": 0.1, "3": 0.3, "4": 0.1}
+    took = {"0": [0.1] * 2, "1": [0.4, 0.0], "2": [0.1] * 2, "3": [0.3] * 2, "4": [0.1] * 2}
     ledger.hear("a", said(0, described=[{"id": "p", "rows": rows}], steps={"p": took}))
-    ledger.hear("b", said(1, steps={"p": {"0": 0.2, "1": 0.3}}))
+    ledger.hear("b", said(1, steps={"p": {"0": [0.2, 0.2], "1": [0.3, 0.0]}}))
     found = re.findall(
         r'title="(\w+): .*?left:([\d.]+)%;width:([\d.]+)%', panels.timeline(ledger, "p")
     )
@@ -336,6 +338,56 @@ def test_messages_are_seen_beside_what_is_computed_meanwhile() -> None:
     assert [(name, float(at), float(wide)) for name, at, wide in found] == own + sent + other
     assert panels.timeline(ledger, "p").count(">messages<") == 2, "both are under way at a time"
     assert panels.timeline(Ledger(), "p") == ""
+
+
+def shares(text: str) -> dict[str, float]:
+    """How much of the first worker's run a timeline shows in each colour, in percent."""
+    found = dict.fromkeys((panels.COMPUTE, panels.TALK), 0.0)
+    row = text.split("<tr>")[2]
+    for wide, colour in re.findall(r"width:([\d.]+)%;background:(#\w+)", row):
+        found[colour] += float(wide)
+    return found
+
+
+def test_a_loop_that_mostly_communicates_is_shown_so() -> None:
+    """What is communication is what the clock says, not what an operation is called."""
+    ledger = Ledger()
+    rows = [{"nodes": [0], "collective": False, "name": "loop x 300"}]
+    rows += [{"nodes": [-1], "collective": True, "name": "all_reduce"}]
+    described = [{"id": "p", "rows": rows}]
+    ledger.hear("a", said(0, described=described, steps={"p": {"0": [0.1, 0.074]}}))
+    assert shares(panels.timeline(ledger, "p")) == {panels.COMPUTE: 26.0, panels.TALK: 74.0}
+
+
+@needs_page
+def test_the_turns_of_a_loop_tell_what_they_spend_in_communication(work: Work) -> None:
+    f = ost.compile(lambda x: ost.repeat(300, lambda y: x * (y.sum() * 1e-6) + 1, x))
+    x = ost.asarray(np.ones((200, 8)), split=0)
+    for _ in range(4):
+        f(x)
+    ost.session().wait()
+    work.told()
+
+    def look(dask_scheduler: Any, plan: str = f.plan.id) -> Any:
+        from ostinato.runtime import panels
+
+        ledger = dask_scheduler.extensions["ostinato"].ledger
+        return ledger.steps[plan][ledger.places[0][0]], panels.timeline(ledger, plan)
+
+    steps, text = work.cluster.client.run_on_scheduler(look)
+    took = max(each for each, _ in steps.values())
+    loop, talk = next(step for step in steps.values() if step[0] == took)
+    assert 0 < talk <= loop
+    whole = sum(shares(text).values())
+    talks = sum(talk for _, talk in steps.values()) / sum(each for each, _ in steps.values())
+    assert shares(text)[panels.TALK] / whole == pytest.approx(talks, abs=0.01)
+
+
+@needs_page
+def test_the_link_of_a_cluster_opens_our_page(work: Work) -> None:
+    assert work.cluster.dashboard_link.endswith("/ostinato")
+    with urllib.request.urlopen(work.cluster.dashboard_link, timeout=10) as answer:
+        assert "Ostinato" in answer.read().decode()
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())

@@ -393,7 +393,9 @@ def test_workers_of_this_machine_listen_to_it_alone() -> None:
         assert float(ost.asarray(np.ones(4), split=0).sum()) == 4
         workers = [w["process"] for w in cluster.stats()["workers"]]
         scheduler = cluster.client.run_on_scheduler(os.getpid)
-        inherited = ports(cluster.job.pid)
+        assert cluster.job.keeper is not None
+        (launcher,) = psutil.Process(cluster.job.keeper.pid).children()
+        inherited = ports(launcher.pid)
         own = set().union(*map(ports, [*workers, scheduler])) - inherited
     assert len(own) >= 3
     assert {host for host, _ in own} == {"127.0.0.1"}

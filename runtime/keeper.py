@@ -1,0 +1,251 @@
+"""Who starts a job under mpiexec and sees to its end, whatever is stopped or killed meanwhile.
+
+    program ── starts ──► keeper ── starts ──► mpiexec ──► proxy ──► workers
+
+All of them carry a mark in their environment, by which they are found: mpiexec gives each worker a session of
+its own. The keeper, this file run as a script without the rest of the package, kills what carries the mark
+when the program is gone, and removes its folder and what MPI left in shared memory; so does the program
+(`Job.end`), and so do workers (preload.py) if the keeper is gone, too. SIGKILL also ends who was stopped. The
+keeper has a process group of its own in the program's session: one that is stopped when the program dies is
+then the system's to wake, which sends SIGHUP and SIGCONT to groups that nobody is left to continue."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+EVERY = 0.5  # seconds between looks whether the program is there
+SURELY = 5.0  # seconds for what was killed to be gone
+MARK, PROGRAM, FOLDER = "OSTINATO_JOB", "OSTINATO_PROGRAM", "OSTINATO_FOLDER"
+SHARED = Path("/dev/shm")
+NAMES = ("mpich_shm_", "ucx_shm_posix_")  # of memory that MPI shares between processes
+
+
+# -- the program ---------------------------------------------------------------------------
+class Job:
+    """Processes that a command starts. They end with this process, and take their folder with them."""
+
+    def __init__(self, name: str) -> None:
+        self.mark = f"{int(time.time())}-{secrets.token_hex(8)}"
+        self.folder = Path(tempfile.gettempdir()) / f"ostinato-{name}-{self.mark}"
+        self.owner = os.getpid()
+        self.keeper: subprocess.Popen[bytes] | None = None
+        self.go = -1
+
+    def begin(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        log: str = "",
+        stdin: int | None = None,
+    ) -> None:
+        """There is a keeper, and then a folder, so that whoever dies now leaves neither. The command
+        starts when it is told to (`start`). log: a file of the folder for all that is said."""
+        told, self.go = os.pipe()
+        words = [str(self.owner), str(told), log, *command]
+        out = subprocess.DEVNULL if log else None
+        try:
+            self.keeper = subprocess.Popen(
+                [sys.executable, "-I", "-S", __file__, *words],
+                env={**env, **self.environment()},
+                stdin=stdin,
+                stdout=out,
+                stderr=out,
+                pass_fds=[told],
+                process_group=0,
+            )
+        finally:
+            os.close(told)
+        self.folder.mkdir(mode=0o700)
+
+    def start(self) -> None:
+        go, self.go = self.go, -1
+        os.write(go, b".")
+        os.close(go)
+
+    def environment(self) -> dict[str, str]:
+        """By which processes know whose they are."""
+        return {
+            MARK: self.mark,
+            PROGRAM: f"{self.owner}:{_born(self.owner)}@{platform.node()}",
+            FOLDER: str(self.folder),
+            "SPT_NOENV": "1",  # setproctitle would write over the mark
+        }
+
+    def poll(self) -> int | None:
+        """The command's exit status, as a shell has it; None while it runs."""
+        assert self.keeper is not None
+        return self.keeper.poll()
+
+    def wait(self, patience: float) -> bool:
+        """Whether the command ended by itself within so many seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if self.keeper is not None:
+                self.keeper.wait(patience)
+        return self.keeper is None or self.keeper.returncode is not None
+
+    def end(self, *kindly: tuple[signal.Signals | None, float]) -> None:
+        """All of it. kindly: signals for mpiexec to end by itself, and how long each may take; else, and for
+        who is left, surely. A forked child leaves it alone."""
+        if os.getpid() != self.owner:
+            return
+        if self.go >= 0:
+            os.close(self.go)
+            self.go = -1
+        for sign, patience in kindly:
+            if sign is not None and self.keeper is not None:
+                self.keeper.send_signal(sign)
+            if self.wait(patience):
+                break
+        sweep(self.mark, str(self.folder))
+        self.wait(SURELY)
+
+
+# -- whoever ends all ----------------------------------------------------------------------
+def sweep(mark: str, folder: str) -> None:
+    """Kill all other processes that carry a mark, and remove what they leave."""
+    end = time.monotonic() + SURELY
+    while (killed := _killed(mark)) and time.monotonic() < end:
+        for held in killed:
+            gone = select.poll()
+            gone.register(held, select.POLLIN)
+            gone.poll(max(0.0, 1000 * (end - time.monotonic())))
+            os.close(held)
+    for path in _forgotten(float(mark.partition("-")[0])):
+        with contextlib.suppress(OSError):
+            path.unlink()
+    while folder and os.path.isdir(folder) and time.monotonic() < end:
+        shutil.rmtree(folder, ignore_errors=True)  # in which this process may still write
+
+
+def _killed(mark: str) -> list[int]:
+    """Handles of those that were still there."""
+    wanted, found = f"\0{MARK}={mark}\0".encode(), list[int]()
+    for pid in _processes():
+        if pid == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            held = os.pidfd_open(pid)  # before the look, so that its number cannot be another's
+            try:
+                if wanted in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
+                    signal.pidfd_send_signal(held, signal.SIGKILL)
+                    found.append(held)
+            finally:
+                if held not in found:
+                    os.close(held)
+    return found
+
+
+def _forgotten(since: float) -> list[Path]:
+    """Memory of this user's that has had a name since then, and that no process has any more. MPI gives
+    it names of its own, which stay if one is killed before all have met."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in SHARED.iterdir():
+            with contextlib.suppress(OSError):
+                facts = path.lstat()
+                ours = path.name.startswith(NAMES) and facts.st_uid == os.getuid()
+                if ours and facts.st_ctime >= since:
+                    found.append(path)
+    if found:
+        used = set(_used())
+        found = [path for path in found if str(path) not in used]
+    return found
+
+
+def _used() -> Iterator[str]:
+    """Shared memory that processes of this user have, by name."""
+    for pid in _processes():
+        with contextlib.suppress(OSError):
+            for fd in os.scandir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    yield os.readlink(fd.path)
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as maps:
+            for line in maps:
+                if str(SHARED) in line:
+                    yield line.split(maxsplit=5)[5].strip()
+
+
+def _processes() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:  # of a system without it: keeper and mpiexec end all the same
+        return []
+
+
+def _born(pid: int) -> str:
+    """When a process began, in the system's ticks; empty if it has ended, or nobody knows."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    state, *facts = text.rpartition(")")[2].split()
+    return "" if state in "ZX" else facts[18]
+
+
+def is_there(program: str) -> bool:
+    """Whether a process runs that `Job.environment` has named."""
+    pid, _, born = program.partition(":")
+    if born:
+        return _born(int(pid)) == born
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+# -- the keeper ----------------------------------------------------------------------------
+def main(program: int, told: int, log: str, *command: str) -> int:
+    asked: list[int] = []
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+
+    awake, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, ask)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    mark, folder = os.environ[MARK], os.environ[FOLDER]
+    there = False
+    while not there and not asked and os.getppid() == program:
+        ready = select.select([told, awake], [], [], EVERY)[0]
+        if told in ready and not os.read(told, 1):
+            return 1  # the program will not start it
+        there = told in ready
+    if not there:
+        sweep(mark, folder)
+        return 1
+    os.close(told)
+    out = os.open(Path(folder, log), os.O_WRONLY | os.O_CREAT, 0o600) if log else None
+    job = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+    while job.poll() is None and os.getppid() == program:
+        if select.select([awake], [], [], EVERY)[0]:
+            os.read(awake, 512)
+        while asked:
+            job.send_signal(asked.pop(0))
+    if os.getppid() != program or int(job.returncode) < 0:
+        sweep(mark, folder if os.getppid() != program else "")
+    if job.poll() is None:  # where processes cannot be found
+        job.kill()
+    return int(job.returncode) if int(job.wait()) >= 0 else 128 - int(job.returncode)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]))

@@ -1,0 +1,151 @@
+"""A cluster or job ends within 15 seconds with nothing left, whichever process is stopped or killed at whatever moment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.clusters import ROOT, needs_dask
+from tests.trust.conftest import Tally
+
+pytestmark = needs_dask
+
+LIMIT = 15.0  # seconds in which all ends
+MARK = "OSTINATO_TRIAL"
+CLUSTER = """
+import ostinato as ost
+with ost.LocalCluster(2, dashboard=False) as cluster:
+    x = ost.asarray([1.0, 2.0, 3.0], split=0)
+    f = ost.compile(lambda x: x / x.sum())
+    while True:
+        x = f(x)
+        float(x[0])
+"""
+JOB = """
+import ostinato as ost
+ost.connect()
+x = ost.asarray([1.0, 2.0, 3.0], split=0)
+f = ost.compile(lambda x: x / x.sum())
+while True:
+    x = f(x)
+    float(x[0])
+"""
+
+
+class Trial:
+    """A program with a cluster, or `ostinato run`, in a folder of its own."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self.mark = secrets.token_hex(8)
+        script = folder / "script.py"
+        script.write_text(CLUSTER if kind == "cluster" else JOB)
+        command = [sys.executable, str(script)]
+        if kind == "job":
+            command = [sys.executable, "-m", "ostinato", "run", "-n", "2", str(script)]
+        temporary = folder / "tmp"
+        temporary.mkdir()
+        more = {"OSTINATO_CACHE": "off", "TMPDIR": str(temporary), MARK: self.mark}
+        with open(folder / "said", "wb") as out:
+            self.program = subprocess.Popen(
+                command,
+                env={**os.environ, "PYTHONPATH": str(ROOT), **more},
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+
+    def processes(self) -> list[int]:
+        """All that the program has started, and itself, as long as they run."""
+        wanted, found = f"\0{MARK}={self.mark}\0".encode(), []
+        for name in os.listdir("/proc"):
+            try:
+                if name.isdigit() and wanted in b"\0" + Path(f"/proc/{name}/environ").read_bytes():
+                    found.append(int(name))
+            except OSError:
+                pass
+        return sorted(found)
+
+    def names(self) -> list[str]:
+        return [
+            " ".join(Path(f"/proc/{p}/cmdline").read_text().split("\0"))[:90]
+            for p in self.processes()
+        ]
+
+    def left(self) -> list[str]:
+        """What there should not be in the end."""
+        self.program.poll()
+        found = [f"process {p}" for p in self.processes()]
+        found += [path.name for path in (self.folder / "tmp").iterdir()]
+        return found
+
+    def ends(self) -> list[str]:
+        """Whether nothing is left in time; else what is."""
+        end = time.monotonic() + LIMIT
+        while (found := self.left()) and time.monotonic() < end:
+            time.sleep(0.05)
+        return found
+
+    def clear(self) -> None:
+        for p in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(p, signal.SIGKILL)
+        self.program.wait(10)
+
+
+def shared() -> set[str]:
+    """Names of memory that MPI shares and that no process has."""
+    found = {f"/dev/shm/{n}" for n in os.listdir("/dev/shm") if n.startswith(("mpich_", "ucx_"))}
+    for maps in Path("/proc").glob("[0-9]*/maps") if found else ():
+        try:
+            text = maps.read_text(errors="replace")
+        except OSError:
+            continue
+        found -= {name for name in found if name in text}
+    return found
+
+
+def attempt(folder: Path, r: random.Random) -> str:
+    """Something is stopped or killed at some moment, and then the program ends, in some way; what is left."""
+    kind, sign = r.choice(("cluster", "job")), r.choice((signal.SIGSTOP, signal.SIGKILL))
+    moment, later = r.uniform(0, 4), r.choice((0.0, r.uniform(0, 2)))
+    how = r.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
+    trial = Trial(folder, kind)
+    try:
+        time.sleep(moment)
+        there, names = trial.processes(), trial.names()
+        victim = r.choice(there)
+        told = f"{kind} {moment:.2f} s {sign.name} {victim} of {there}, {later:.2f} s {how.name}"
+        os.kill(victim, sign)
+        time.sleep(later)
+        stopped = victim == trial.program.pid and sign == signal.SIGSTOP
+        trial.program.send_signal(signal.SIGKILL if stopped else how)
+        left = trial.ends()
+        if not left:
+            return ""
+        said = (folder / "said").read_text()[-1500:]
+        return "\n".join((told, *names, "left:", *left, *trial.names(), "said:", said))
+    finally:
+        trial.clear()
+
+
+def test_nothing_is_left_whatever_is_stopped_or_killed(
+    tmp_path: Path, thorough: bool, tally: Tally
+) -> None:
+    before, count = shared(), 100 if thorough else 6
+    seed = int(os.environ.get("OSTINATO_SEED", "0")) or secrets.randbits(32)
+    for k in range(count):
+        found = attempt(tmp_path / str(k), random.Random(f"{seed}-{k}"))
+        assert not found, f"OSTINATO_SEED={seed}, trial {k}: {found}"
+        tally("processes stopped or killed", 1)
+    assert not shared() - before
