@@ -223,14 +223,11 @@ def main(program: int, told: int, log: str, *command: str) -> int:
         signal.signal(number, ask)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     mark, folder = os.environ[MARK], os.environ[FOLDER]
-    there = False
-    while not there and not asked and os.getppid() == program:
-        ready = select.select([told, awake], [], [], EVERY)[0]
-        if told in ready and not os.read(told, 1):
-            return 1  # the program will not start it
-        there = told in ready
-    if not there:
-        sweep(mark, folder)
+    while not asked and os.getppid() == program:
+        if told in select.select([told, awake], [], [], EVERY)[0]:
+            break
+    if not (told in select.select([told], [], [], 0)[0] and os.read(told, 1)):
+        sweep(mark, folder)  # the program will not start it
         return 1
     os.close(told)
     out = os.open(Path(folder, log), os.O_WRONLY | os.O_CREAT, 0o600) if log else None
