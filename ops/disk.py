@@ -17,11 +17,11 @@ from ostinato.errors import DataFileError, OstinatoError
 _HERE, _EXCHANGE = -100, 2  # of Linux: AT_FDCWD, RENAME_EXCHANGE
 
 
-def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file in one step: readers see the old one or the whole new one."""
+def write_whole(path: str | os.PathLike[str], data: bytes, mode: int = 0o666) -> None:
+    """Write a file in one step: readers see the old one or the whole new one. Its mode is this, less
+    what umask takes away."""
     target = Path(path)
     made = target.parent / f".{target.name}.{secrets.token_hex(6)}.part"
-    mode = 0o666  # less what umask takes away
     handle = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(handle, "wb") as file:

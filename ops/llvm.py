@@ -16,14 +16,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ostinato import settings
 
-from .disk import write_whole
+from . import kept
 from .threads import address_of, most_threads, pool
 
 MOST_KEPT = 4096  # kernels on disk, of some 10 kB each; the oldest go first
@@ -190,11 +189,12 @@ def _load_or_make(text: str) -> tuple[int, Any]:
     """The address of `run`, and the engine in which it lies: each has its own, as all have that name."""
     llvm, _, about = _tools()
     digest = hashlib.blake2b(f"{about}\n{text}".encode(), digest_size=16).hexdigest()
-    path = settings.cache / "kernels" / f"{digest}.o" if settings.cache is not None else None
-    code = _read(path)
+    disk, name = kept.at(settings.cache), f"kernels/{digest}.o"
+    code = disk.read(name)
     if code is None:
         code = _machine_code(text)
-        _write(path, code)
+        disk.write(name, code)
+        _tidy(disk)
     empty = llvm.parse_assembly("", llvm.create_context())
     # in one piece: code reaches its constants by 32 bits, and pages that lie free may be far apart
     engine = llvm.create_mcjit_compiler(empty, _machine(), use_lmm=True)
@@ -246,32 +246,9 @@ def assembly(text: str) -> str:
     return str(machine.emit_assembly(_optimised(text, machine)))
 
 
-def _read(path: Path | None) -> bytes | None:
-    """Machine code that was kept, if it is whole."""
-    if path is None:
-        return None
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None
-    digest, code = data[:16], data[16:]
-    return code if hashlib.blake2b(code, digest_size=16).digest() == digest else None
-
-
-def _write(path: Path | None, code: bytes) -> None:
-    if path is None:
-        return
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, hashlib.blake2b(code, digest_size=16).digest() + code)
-        _tidy(path.parent)
-
-
 @lru_cache(1)  # once in a process: looking at thousands of files takes longer than a kernel
-def _tidy(folder: Path) -> None:
-    kept = sorted(folder.iterdir(), key=lambda p: p.stat().st_mtime)
-    for old in kept[: len(kept) - MOST_KEPT]:
-        old.unlink()
+def _tidy(disk: kept.Cache) -> None:
+    disk.keep_within("kernels", count=MOST_KEPT)
 
 
 def function_of(text: str, about: Any, held: Any = None) -> Callable[..., None]:

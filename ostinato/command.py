@@ -113,8 +113,10 @@ def _tune(script: str, arguments: Sequence[str], seconds: float) -> int:
 
 def _found(lines: Sequence[str], spent: float, most: float) -> str:
     """What timing showed, for people."""
-    kept = settings.cache / "tuned" if settings.cache is not None else None
-    where = f"kept in {kept}" if kept else "kept nowhere, since OSTINATO_CACHE is off"
+    from .ops import kept
+
+    there = kept.at(settings.cache).where("tuned")
+    where = f"kept in {there}" if there else "kept nowhere, since OSTINATO_CACHE is off"
     head = f"ostinato tune: {len(lines)} choices timed in {spent:.1f} s of {most:.0f}, {where}"
     if not lines:
         head += "; nothing that takes long enough has other ways"

@@ -5,16 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-import os
-import shutil
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from . import settings
-from .errors import PlanFileError
 
 _ABOUT = """The plans that are kept on disk, for every later process that asks for the same.
 
@@ -53,36 +49,29 @@ def _refused(why: str) -> int:
     return 2
 
 
-def _folder() -> Path | None:
-    """Where this version keeps its plans."""
+def _plans() -> Any:
+    """What is kept of this version, and how to read it."""
     from ostinato.planner.cache import PlanCache
 
-    return PlanCache(settings.cache).folder
+    return PlanCache(settings.cache)
 
 
-def _files(folder: Path | None) -> list[tuple[Path, os.stat_result]]:
-    """The plans in a folder, those used last first; meanwhile other processes may remove some."""
-    found = []
-    with contextlib.suppress(OSError):
-        for path in folder.iterdir() if folder is not None else ():
-            with contextlib.suppress(OSError):
-                if path.suffix == ".plan":
-                    found.append((path, path.stat()))
-    return sorted(found, key=lambda f: -f[1].st_mtime)
+def _files() -> list[Any]:
+    """Plans of this version, those used last first."""
+    plans = _plans()
+    return sorted(plans.disk.files(plans.folder), key=lambda f: -f.used)
 
 
 def show_all() -> int:
-    from ostinato.planner.file import read_plan
-
     if settings.cache is None:
         return _refused("OSTINATO_CACHE is off, so plans are kept nowhere")
     rows = [("id", "size", "used", "takes", "gives")]
     total = 0
-    for path, facts in _files(_folder()):
-        total += facts.st_size
-        try:
-            plan = read_plan(path)
-        except PlanFileError:
+    plans = _plans()
+    for file in _files():
+        total += file.size
+        plan = plans.plan_of(file.path.stem)
+        if plan is None:
             takes, gives = "damaged: a miss, which replaces it", ""
         else:
             takes = _listed(
@@ -90,17 +79,16 @@ def show_all() -> int:
                 for name, spec in zip(_names(plan), plan.traced.inputs, strict=True)
             )
             gives = _listed(_said(plan, spec) for spec in plan.out_specs)
-        used = _ago(time.time() - facts.st_mtime)
-        rows.append((path.stem[:12], f"{facts.st_size / 1024:.1f} KB", used, takes, gives))
+        used = _ago(time.time() - file.used)
+        rows.append((file.path.stem[:12], f"{file.size / 1024:.1f} KB", used, takes, gives))
     if len(rows) > 1:
         wide = [max(len(row[k]) for row in rows) for k in range(4)]
         for row in rows:
             cells = [row[k].ljust(wide[k]) for k in range(4)]
             print("  ".join([*cells, row[4]]).rstrip())
-    print(f"{len(rows) - 1} plans, {total / 2**20:.1f} MB, in {_folder()}")
-    old = list(_others())
-    if old:
-        print(f"{len(old)} folders of other versions: ostinato cache prune")
+    print(f"{len(rows) - 1} plans, {total / 2**20:.1f} MB, in {plans.disk.where(plans.folder)}")
+    if old := len({f.path.parent for f in _others()}):
+        print(f"{old} folders of other versions: ostinato cache prune")
     return 0
 
 
@@ -128,22 +116,22 @@ def _ago(seconds: float) -> str:
 
 
 def show_one(start: str) -> int:
-    from ostinato.planner.file import read_plan
-
-    found = [p for p, _ in _files(_folder()) if p.stem.startswith(start.lower())]
+    found = [f.path.stem for f in _files() if f.path.stem.startswith(start.lower())]
     if len(found) != 1:
         how = "no plan" if not found else f"{len(found)} plans"
         return _refused(f"{how} with an id that begins with {start!r}; see `ostinato cache list`")
-    print(read_plan(found[0]).explain())
+    plan = _plans().plan_of(found[0])
+    if plan is None:
+        return _refused(f"plan {found[0][:12]} is damaged: a miss, which replaces it")
+    print(plan.explain())
     return 0
 
 
-def _others() -> Iterator[Path]:
-    """Folders of other versions of this code."""
-    mine = _folder()
-    with contextlib.suppress(OSError):
-        if mine is not None:
-            yield from (p for p in sorted(mine.parent.iterdir()) if p.is_dir() and p != mine)
+def _others() -> list[Any]:
+    """Plans of other versions of this code."""
+    plans = _plans()
+    mine = plans.disk.where(plans.folder)
+    return [f for f in plans.disk.files("plans") if f.path.parent != mine]
 
 
 def make_room(keep_mb: float | None, everything: bool) -> int:
@@ -154,8 +142,7 @@ def make_room(keep_mb: float | None, everything: bool) -> int:
     if everything and keep_mb is not None:
         return _refused("got --all and --keep-mb; needed one of them")
     before = _size()
-    for folder in _others():
-        shutil.rmtree(folder, ignore_errors=True)
+    _plans().disk.forget(_others())
     limit = 0 if everything else settings.cache_bytes
     limit = limit if keep_mb is None else int(keep_mb * 2**20)
     PlanCache(settings.cache, limit).sweep()
@@ -167,5 +154,5 @@ def make_room(keep_mb: float | None, everything: bool) -> int:
 
 def _size() -> tuple[int, int]:
     """How many plans there are, and their bytes, of all versions."""
-    files = [f for folder in (_folder(), *_others()) for f in _files(folder)]
-    return len(files), sum(facts.st_size for _, facts in files)
+    files = list(_plans().disk.files("plans"))
+    return len(files), sum(f.size for f in files)

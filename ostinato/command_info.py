@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import os
 import platform
 import subprocess
 import sys
@@ -118,15 +117,12 @@ def mpi() -> str:
 def cache() -> str:
     if settings.cache is None:
         return "off (OSTINATO_CACHE)"
-    size, plans = 0, 0
-    for folder, _, names in os.walk(settings.cache):
-        for name in names:
-            plans += name.endswith(".plan")
-            try:
-                size += os.stat(os.path.join(folder, name)).st_size
-            except OSError:  # another process removed it
-                continue
-    return f"{settings.cache}: {plans} plans, {size / 2**20:.1f} MB in all"
+    from .ops import kept
+
+    disk = kept.at(settings.cache)
+    files = list(disk.files())
+    plans, size = sum(f.path.suffix == ".plan" for f in files), sum(f.size for f in files)
+    return f"{disk.where()}: {plans} plans, {size / 2**20:.1f} MB in all"
 
 
 def absent() -> Iterator[tuple[str, str, str]]:

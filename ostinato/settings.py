@@ -2,7 +2,8 @@
 
 OSTINATO_DEBUG      0-4: 1 a line per plan, 2 the passes, 3 graphs after each pass, 4 what workers run
 OSTINATO_DUMP       a folder: the graph after each pass, as text
-OSTINATO_CACHE      where plans are kept on disk; "off" for nowhere
+OSTINATO_CACHE      where plans and machine code are kept on disk, for this user alone; "off" for nowhere.
+                    In a folder that has other files it is the folder ostinato-cache there
 OSTINATO_CACHE_MB   how much of it, in megabytes; the least recently used plans go first
 OSTINATO_MATH       whose exp, sin, pow, ... run: "own", in kernels, within 4 units in the last place;
                     or "libm", NumPy's, which stay out of kernels. A part of every plan's id

@@ -1,28 +1,25 @@
 """Plans that were made: in memory by their key, on disk by their id.
 
 A folder holds one file per plan, named by its id; each version of the code that plans has a folder
-of its own. Files appear whole or not at all, so any number
-of processes may share it. A file that is damaged or from another version is a miss and makes way
-for a good one. When the folder is full, the least recently used go."""
+of its own. Files appear whole or not at all, so any number of processes may share it. A file that is
+damaged, from another version or somebody else's is a miss and makes way for a good one
+(ops/kept.py). When the folder is full, the least recently used go."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-from ostinato.errors import PlanFileError
+from ostinato.ops import kept
+from ostinato.ops.encode import Malformed
 
-from .file import code_version, read_plan, write_plan
+from .file import code_version, decode_plan, encode_plan
 from .plan import Key, Plan
 
 KEPT = 1024  # plans in memory
 SPARED = 8  # of them at the most that ran lately when one has to go
-_FRESH = 60.0  # seconds for which a file's time of use is good enough
 _SWEEP = 32  # writes between two looks at the folder's size
 
 
@@ -40,7 +37,8 @@ class PlanCache:
         self.lock = threading.RLock()  # a finalizer may come back here
         self.dropped = dropped
         self.ran_lately = ran_lately
-        self.folder = folder / "plans" / code_version() if folder is not None else None
+        self.disk = kept.at(folder)
+        self.folder = f"plans/{code_version()}"
         self.limit = limit
         self.writes = 0
 
@@ -84,57 +82,29 @@ class PlanCache:
             self.plans.clear()
 
     # -- disk ------------------------------------------------------------------------------
-    def path(self, plan_id: str) -> Path | None:
-        return self.folder / f"{plan_id}.plan" if self.folder is not None else None
+    def _name(self, plan_id: str) -> str:
+        return f"{self.folder}/{plan_id}.plan"
 
     def _read(self, key: Key) -> Plan | None:
-        path = self.path(key.id)
-        if path is None or not os.path.isfile(path):  # nor anything that one may not look at
-            return None
+        return self.plan_of(key.id, key)
+
+    def plan_of(self, plan_id: str, key: Key | None = None) -> Plan | None:
+        """A plan that is kept under this id; with its key, it need not be proven."""
+        data = self.disk.read(self._name(plan_id))
         try:
-            plan = read_plan(path, key)
-        except PlanFileError:
-            with contextlib.suppress(OSError):
-                path.unlink()
+            return decode_plan(data, key) if data is not None else None
+        except Malformed:
             return None
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > _FRESH:
-                os.utime(path)
-        return plan
 
     def _write(self, plan: Plan) -> None:
-        """Keep a plan on disk; a folder that cannot be written is no reason to fail."""
-        path = self.path(plan.id)
-        if path is None or self.limit == 0:
+        """Keep a plan on disk."""
+        if self.limit == 0:
             return
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_plan(plan, path)
+        self.disk.write(self._name(plan.id), encode_plan(plan))
         self.writes += 1
         if self.writes % _SWEEP == 1:
             self.sweep()
 
-    def kept(self) -> list[Path]:
-        """What is in the folder; nothing if it is not there, or not for this process to read."""
-        with contextlib.suppress(OSError):
-            return list(self.folder.iterdir()) if self.folder is not None else []
-        return []
-
     def sweep(self) -> None:
         """Remove what was not used for longest, until the folder is within its limit."""
-        files = []
-        now = time.time()
-        for path in self.kept():
-            with contextlib.suppress(OSError):
-                facts = path.stat()
-                if path.suffix == ".part" and now - facts.st_mtime > 3600:
-                    path.unlink()  # of a process that died while it wrote
-                elif path.suffix == ".plan":
-                    files.append((facts.st_mtime, facts.st_size, path))
-        total = sum(size for _, size, _ in files)
-        for _, size, path in sorted(files):
-            if total <= self.limit:
-                break
-            with contextlib.suppress(OSError):
-                path.unlink()
-            total -= size
+        self.disk.keep_within(self.folder, self.limit)

@@ -5,8 +5,8 @@
 
 The file holds the graph as it was traced and as it was lowered. What follows from those (places in
 memory, the id) is computed anew when it is read, so a file cannot claim anything about it.
-`read_plan` proves, node by node, that the program computes its source. Only of a file that it wrote
-itself, for a key that the caller has, it believes digest and id."""
+`read_plan` proves, node by node, that the program computes its source. Only what comes from the
+cache (ops/kept.py), for a key that the caller has, is believed."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     write_whole(path, encode_plan(plan))
 
 
-def read_plan(path: str | os.PathLike[str], key: Key | None = None) -> Plan:
-    """The plan of a file, or PlanFileError. With a key: the plan of this key, written here."""
+def read_plan(path: str | os.PathLike[str]) -> Plan:
+    """The plan of a file, or PlanFileError."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -79,7 +79,7 @@ def read_plan(path: str | os.PathLike[str], key: Key | None = None) -> Plan:
         ) from None
     try:
         need(size <= LARGEST, f"{size} bytes")
-        return decode_plan(data, key)
+        return decode_plan(data)
     except Malformed as error:
         raise PlanFileError.because(
             f"plan file {path}",
@@ -90,8 +90,8 @@ def read_plan(path: str | os.PathLike[str], key: Key | None = None) -> Plan:
 
 
 def decode_plan(data: bytes, key: Key | None = None, trusted: bool = False) -> Plan:
-    """The plan of a file's bytes, or Malformed. Trusted is what comes from whoever may tell this
-    process what to run: nothing is proven then."""
+    """The plan of a file's bytes, or Malformed. With a key: the plan of this key, kept here. Trusted is
+    what comes from whoever may tell this process what to run: nothing is proven then."""
     head, newline, rest = data[:_HEAD].partition(b"\n")[0], data.find(b"\n", 0, _HEAD), b""
     words = head.split(b" ")
     need(newline >= 0 and head.startswith(MAGIC + b" ") and len(words) == 5, "no plan file")

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from ostinato.ops.disk import write_whole
+from ostinato.ops import kept
 
 from ostinato import settings
 
@@ -63,19 +63,15 @@ def processor() -> str:
 @cache
 def this_machine() -> Machine:
     """This machine, measured when it is first asked for, and remembered on disk."""
-    path = settings.cache / "machine.json" if settings.cache is not None else None
+    disk = kept.at(settings.cache)
     name = f"{platform.node()}/{platform.machine()}/{os.cpu_count()}/numpy {np.__version__}"
-    if path is not None:
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            known = json.loads(path.read_text())
-            if known["name"] == name:
-                rates = [float(known[f.name]) for f in fields(Machine)[1:]]
-                return Machine(name, *rates)
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        known = json.loads(disk.read("machine.json") or b"{}")
+        if known["name"] == name:
+            rates = [float(known[f.name]) for f in fields(Machine)[1:]]
+            return Machine(name, *rates)
     found = measure(name)
-    if path is not None:
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, json.dumps(asdict(found)).encode())
+    disk.write("machine.json", json.dumps(asdict(found)).encode())
     return found
 
 

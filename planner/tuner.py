@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from ostinato.ops.disk import write_whole
+from ostinato.ops import kept
 from ostinato.ops.graph import Graph
 from ostinato.ops.onednn import in_words
 
@@ -77,23 +77,15 @@ class Known:
     def __init__(self, folder: Path | None, machine: str) -> None:
         self.machine = machine
         digest = hashlib.blake2b(machine.encode(), digest_size=8).hexdigest()
-        self.path = folder / "tuned" / f"{digest}.jsonl" if folder is not None else None
+        self.disk, self.name = kept.at(folder), f"tuned/{digest}.jsonl"
         self.choices: dict[str, tuple[str, tuple[tuple[str, float], ...]]] = {}
-        lines = self._lines()
+        lines = self.disk.lines(self.name)
         self.count = len(lines)  # of those that were read, and added since
         for line in lines:
             with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
                 found = json.loads(line)
                 times = tuple((str(k), float(t)) for k, t in found["times"].items())
                 self.choices[str(found["kind"])] = str(found["way"]), times
-
-    def _lines(self) -> list[str]:
-        if self.path is None:
-            return []
-        try:
-            return self.path.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return []
 
     def get(self, site: Site) -> Choice | None:
         """What is known of this kind, if it is still one of the ways."""
@@ -104,26 +96,21 @@ class Known:
 
     def put(self, site: Site, choice: Choice) -> None:
         self.choices[site.kind] = choice.way, choice.times
-        if self.path is None:
-            return
         line = {"kind": site.kind, "what": site.what, "way": choice.way}
-        text = json.dumps({**line, "times": dict(choice.times)}) + "\n"
-        with contextlib.suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
-                if file.tell() == 0:
-                    file.write(json.dumps({"machine": self.machine}) + "\n")
-                file.write(text)
-            self.count += 1
-            if self.count > self.MOST:
-                self._drop_older(self.path)
+        lines = [json.dumps({**line, "times": dict(choice.times)})]
+        if not self.count:
+            lines.insert(0, json.dumps({"machine": self.machine}))
+        self.disk.add(self.name, lines)
+        self.count += 1
+        if self.count > self.MOST:
+            self._drop_older()
 
-    def _drop_older(self, path: Path) -> None:
+    def _drop_older(self) -> None:
         """Keep who the machine is, and the newer half of what others have added, too."""
-        lines = self._lines()
-        kept = [*lines[:1], *lines[1:][-self.MOST // 2 :]]
-        write_whole(path, "".join(f"{line}\n" for line in kept).encode())
-        self.count = len(kept)
+        lines = self.disk.lines(self.name)
+        newer = [*lines[:1], *lines[1:][-self.MOST // 2 :]]
+        self.disk.rewrite(self.name, newer)
+        self.count = len(newer)
 
 
 @dataclass

@@ -274,9 +274,9 @@ def test_the_cache_is_listed_shown_and_pruned(tmp_path: Path) -> None:
     assert unknown.returncode == 2
     needed = "no plan with an id that begins with 'xyz'; see `ostinato cache list`\n"
     assert unknown.stderr == f"ostinato cache: {needed}"
-    old = tmp_path / "cache" / "plans" / "0-old"
+    old = tmp_path / "cache" / "plans" / "0-0123456789ab"
     old.mkdir()
-    (old / "a.plan").write_text("of another version")
+    (old / f"{'a' * 32}.plan").write_text("ostinato plan 0 of another version")
     (Path(listed.split(" in ")[-1].split("\n")[0]) / "gone.plan").symlink_to(tmp_path / "nothing")
     assert cache("list").returncode == 0, "another process may remove a plan meanwhile"
     count = int(re.search(r"^(\d+) plans, ", listed, re.M)[1])  # type: ignore[index]

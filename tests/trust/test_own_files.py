@@ -1,0 +1,492 @@
+"""Only files of our own are removed, replaced or believed: the cache, arrays and checkpoints that are written.
+
+The cache holds machine code: it is used where nobody else can have written it, and what is removed carries our
+names and marks."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ostinato.ops import kept, llvm
+from ostinato.planner import cache as plan_cache
+from ostinato.planner.tuner import Known
+
+import ostinato as ost
+from ostinato import command, settings
+from tests.clusters import ROOT
+from tests.trust.conftest import Tally
+
+OTHER = 54321  # some other user
+needs_root = pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may give files away"
+)
+UNUSED = "is not used as a part of the cache"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty place for a cache, in a process that was told of nothing yet."""
+    place = tmp_path / "cache"
+    use_cache(place, monkeypatch)
+    return place
+
+
+def use_cache(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "cache", place)
+    fresh(monkeypatch)
+
+
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a new process would be."""
+    kept.at.cache_clear()
+    llvm._tidy.cache_clear()
+    monkeypatch.setattr(kept, "_told", False)
+    monkeypatch.setattr(llvm, "_made", {})
+    monkeypatch.setattr(llvm, "_linked", {})
+
+
+def work(scale: float = 2.0) -> str:
+    """Make a plan and its kernels, or find them; where the plan came from."""
+    x = np.linspace(0, 1, 50_000)
+    with ost.connect():
+        f = ost.compile(lambda x: ost.tanh(x) * scale + ost.exp(x))
+        np.testing.assert_allclose(np.asarray(f(x)), np.tanh(x) * scale + np.exp(x))
+        g = ost.compile(lambda x: x - x * scale)
+        np.testing.assert_allclose(np.asarray(g(x)), x - x * scale, atol=1e-12)
+        return f.misses[-1].source
+
+
+def tree(folder: Path) -> dict[str, Any]:
+    """All that is in a folder: names, kinds, owners, modes, contents."""
+    found = {}
+    for place, folders, files in os.walk(folder):
+        for name in [*folders, *files]:
+            path = Path(place) / name
+            facts = path.lstat()
+            content: Any = None
+            if stat.S_ISLNK(facts.st_mode):
+                content = os.readlink(path)
+            elif stat.S_ISREG(facts.st_mode):
+                content = path.read_bytes()
+            found[str(path.relative_to(folder))] = facts.st_uid, facts.st_mode, content
+    return found
+
+
+def entries(place: Path) -> Iterator[Path]:
+    for name in ("plans", "kernels", "tuned", "machine.json"):
+        top = place / name
+        yield from (p for p in [top, *top.rglob("*")] if p.is_file())
+
+
+def told(run: Callable[[], Any]) -> list[str]:
+    """What is said about the cache meanwhile."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        run()
+    return [str(w.message) for w in found if UNUSED in str(w.message)]
+
+
+# -- what is removed -----------------------------------------------------------------------
+HEX = "0123456789abcdef" * 2
+OLD = "plans/0-0123456789ab"
+
+
+def plant(cache: Path, outside: Path) -> set[str]:
+    """Look-alikes in a cache, none of which are ours; links that lead to what looks like ours outside."""
+    outside.mkdir()
+    good = kept._head(f"kernels/{HEX}.o", b"code") + b"\ncode"
+    theirs: dict[str, Any] = {
+        "thesis.plan": b"of my life",
+        "plans/floor.plan": b"of my house",
+        "plans/2024/floor.plan": b"of my house",
+        "plans/0-old/a.plan": b"of my house",
+        f"{OLD}/notes.txt": b"mine",
+        f"{OLD}/{HEX}.plan": b"a plan of mine, by chance under this name",
+        f"{OLD}/{HEX}.plan.txt": good,
+        f"{OLD}/{HEX[:-1]}.plan": good,
+        f"{OLD}/.{HEX}.plan.0123456789ab.part": b"half of mine",
+        f"{OLD}/deeper/{HEX}.plan": good,
+        "kernels/linux.o": b"\x7fELF",
+        f"kernels/{HEX}.o/inside": b"in a folder of this name",
+        f"kernels/{HEX.upper()}.o": good,
+        "tuned/piano.jsonl": b"{}",
+        f"tuned/{HEX[:16]}.jsonl": b"[]",
+        "kernels.tar": b"mine",
+        "other/kernels/" + HEX + ".o": good,
+    }
+    for name, content in theirs.items():
+        path = cache / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        os.utime(path, (1e9, 1e9))
+    (outside / f"{HEX}.plan").write_bytes(good)
+    (outside / f"{HEX}.o").write_bytes(good)
+    links = {
+        "plans/1-aaaaaaaaaaaa": outside,
+        f"{OLD}/{'b' * 32}.plan": outside / f"{HEX}.plan",
+        f"kernels/{'b' * 32}.o": outside / f"{HEX}.o",
+        f"kernels/{'c' * 32}.o": outside / "nothing",
+    }
+    for name, target in links.items():
+        (cache / name).symlink_to(target)
+    os.mkfifo(cache / f"kernels/{'d' * 32}.o")
+    names = {*theirs, *links, f"kernels/{'d' * 32}.o"}
+    if os.geteuid() == 0:
+        for name in (f"kernels/{'e' * 32}.o", f"{OLD}/{'e' * 32}.plan"):
+            (cache / name).write_bytes(good)
+            os.chown(cache / name, OTHER, OTHER)
+            names.add(name)
+    return names
+
+
+def ours(cache: Path) -> set[str]:
+    """Files of this version and earlier ones, of which some were left half written long ago."""
+    good = kept._head("anything", b"code") + b"\ncode"
+    made = {
+        f"{OLD}/{'1' * 32}.plan": good,
+        f"{OLD}/{'2' * 32}.plan": b"ostinato plan 1 as they were before",
+        f"{OLD}/.{'3' * 32}.plan.0123456789ab.part": good[:9],
+        "plans/3-ffffffffffff/" + "4" * 32 + ".plan": good,
+    }
+    for name, content in made.items():
+        path = cache / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        os.utime(path, (1e9, 1e9))
+    return set(made)
+
+
+@pytest.mark.parametrize("how", [["prune"], ["prune", "--all"], ["prune", "--keep-mb", "0"]])
+def test_prune_removes_what_is_ours(
+    folder: Path, tmp_path: Path, how: list[str], tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work()
+    theirs, mine = plant(folder, tmp_path / "outside"), ours(folder)
+    before, outside = tree(folder), tree(tmp_path / "outside")
+    fresh(monkeypatch)
+    assert command.main(["cache", *how]) == 0
+    after = tree(folder)
+    assert tree(tmp_path / "outside") == outside
+    assert {n: before[n] for n in theirs} == {n: after.get(n) for n in theirs}
+    if how == ["prune"]:
+        mine.discard(f"{OLD}/.{'3' * 32}.plan.0123456789ab.part")  # of a version that nobody runs
+    assert not {n for n in mine if n.endswith(".plan")} & set(after)
+    assert not (folder / "plans/3-ffffffffffff").exists(), "nothing else was in it"
+    gone = set(before) - set(after)
+    tops = {"plans", "kernels", "tuned", "machine.json"}
+    assert all(n.split("/")[0] in tops for n in gone)
+    tally("look-alikes that stayed", len(theirs))
+
+
+def test_limits_remove_what_is_ours(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caches' own limits, by the same rule."""
+    work()
+    theirs = plant(folder, tmp_path / "outside")
+    before = tree(folder)
+    monkeypatch.setattr(llvm, "MOST_KEPT", 0)
+    monkeypatch.setattr(settings, "cache_bytes", 1)
+    fresh(monkeypatch)
+    work(3.0)
+    for kind in ("plans", "kernels", "tuned"):
+        kept.at(folder).keep_within(kind, 0)
+    after = tree(folder)
+    assert {n: before[n] for n in theirs} == {n: after.get(n) for n in theirs}
+    left = {str(f.path.relative_to(folder)) for f in kept.at(folder).files()}
+    assert left <= theirs, "what is there has names of ours, and no more"
+
+
+IMPORTANT = {
+    "letter.txt": b"mine",
+    "plans/house.plan": b"mine",
+    "plans/0-0123456789ab/" + HEX + ".plan": b"mine, by chance",
+    "kernels/" + HEX + ".o": b"a kernel of mine",
+    "kernels/popcorn.txt": b"mine",
+    "tuned/piano.jsonl": b"{}",
+    "machine.json": b'{"washing": true}',
+}
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o777, 0o700])
+@pytest.mark.parametrize("also", [(), (".ostinato-cache",), ("ostinato-cache/x.txt",)])
+def test_a_folder_with_other_files_is_left_as_it_is(
+    folder: Path, mode: int, also: tuple[str, ...], tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever OSTINATO_CACHE says: not one file, mode or time of what was there changes."""
+    for name, content in {**IMPORTANT, **dict.fromkeys(also, b"mine, too")}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    for path in [folder, *folder.rglob("*")]:
+        if path.is_dir():
+            path.chmod(mode)
+    before, seen = tree(folder), folder.stat().st_mode
+
+    def all_of_it() -> None:
+        for how in ([], ["--all"]):
+            work()
+            assert command.main(["cache", "prune", *how]) == 0
+            assert command.main(["cache", "list"]) == 0
+
+    said = told(all_of_it)
+    after = tree(folder)
+    assert {n: after.get(n) for n in before} == before
+    assert folder.stat().st_mode == seen
+    inside = set(after) - set(before)
+    if "ostinato-cache/x.txt" in also:
+        assert not inside
+        assert len(said) == 1
+    else:
+        assert {n.split("/")[0] for n in inside} == {"ostinato-cache"}
+        assert not said
+        fresh(monkeypatch)
+        work()
+        fresh(monkeypatch)
+        assert work() == "disk"
+    tally("foreign files that stayed", len(before))
+
+
+def test_random_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally, thorough: bool) -> None:  # fmt: skip
+    """Names and contents put together at random from parts of ours: what goes has both."""
+    rng = np.random.default_rng(0)
+    parts = {
+        "folder": ["plans", OLD, "plans/1-zz", "kernels", "tuned", "", "mine", f"plans/{HEX}"],
+        "name": [f"{HEX}.plan", f"{HEX}.o", f"{HEX[:16]}.jsonl", "machine.json", "x.plan", "x", f".{HEX}.o.0123456789ab.part"],
+        "content": [b"", b"mine", kept._head("x", b"") + b"\n", b"ostinato", b"0" * 16 + b"\x7fELF", b"0" * 16 + b" {}", b"\xff" * 80],
+    }  # fmt: skip
+    count = 300 if thorough else 30
+    for k in range(count):
+        place = tmp_path / str(k)
+        place.mkdir()
+        if k % 2:
+            (place / kept.MARKER).write_bytes(kept.SAID)
+        for _ in range(rng.integers(1, 12)):
+            folder, name, content = (p[rng.integers(len(p))] for p in parts.values())
+            path = place / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                path.write_bytes(content)
+                os.utime(path, (1e9, 1e9))
+        before = tree(place)
+        use_cache(place, monkeypatch)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            command.main(["cache", "prune", "--all"])
+            for kind in ("plans", "kernels", "tuned", ""):
+                kept.at(place).keep_within(kind, 0)
+        after = tree(place)
+        for name in set(before) - set(after):
+            content = before[name][2]
+            if content is None:  # a folder of a version, with nothing left in it
+                assert kept.re.fullmatch(rf"plans/{kept._VERSION}", name)
+                continue
+            at, _, file = name.rpartition("/")
+            plain = file.removeprefix(".").removesuffix(".0123456789ab.part")
+            assert any(
+                kept.re.fullmatch(a, at) and kept.re.fullmatch(b, plain)
+                for a, b in kept._FILES.items()
+            ), name
+            assert kept._BEGINS.match(content) or (file[0] == "." and content in (b"", b"ostinato"))
+    tally("random trees pruned", count)
+
+
+# -- what is believed ----------------------------------------------------------------------
+def test_all_is_for_this_user_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.umask(0)
+    try:
+        work()
+        Known(folder, "here").disk.add("tuned/0123456789abcdef.jsonl", ["{}"])
+        kept.at(folder).write("machine.json", b"{}")
+    finally:
+        os.umask(before)
+    modes = {n: stat.S_IMODE(mode) for n, (_, mode, _) in tree(folder).items()}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    kinds = {n.split("/")[0] for n in modes}
+    assert kinds == {"plans", "kernels", "tuned", "machine.json", kept.MARKER}
+    for name, mode in modes.items():
+        assert mode == (0o700 if (folder / name).is_dir() else 0o600), name
+
+
+def test_folders_of_earlier_versions_are_closed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("plans/1-0123456789ab", "kernels", "tuned"):
+        (folder / name).mkdir(parents=True)
+    (folder / f"kernels/{HEX}.o").write_bytes(b"x" * 16 + b"\x7fELF")
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    fresh(monkeypatch)
+    assert work() == "made"
+    assert (folder / kept.MARKER).read_bytes() == kept.SAID
+    for path in (folder, folder / "plans", folder / "kernels"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
+    fresh(monkeypatch)
+    assert work() == "disk"
+
+
+SPOILS: dict[str, Callable[[Path], object]] = {
+    "others may write to it": lambda p: p.chmod(0o602),
+    "its group may write to it": lambda p: p.chmod(0o620),
+    "it is somebody else's": lambda p: os.chown(p, OTHER, OTHER),
+    "it is another's content": lambda p: p.write_bytes(next(swapped(p)).read_bytes()),
+    "it is a link": lambda p: p.symlink_to(p.rename(p.with_suffix(".moved"))),
+    "it is cut off": lambda p: p.write_bytes(p.read_bytes()[:-1]),
+    "one bit is another": lambda p: p.write_bytes(
+        p.read_bytes()[:-9] + bytes([p.read_bytes()[-9] ^ 4]) + p.read_bytes()[-8:]
+    ),
+}
+
+
+def swapped(path: Path) -> Iterator[Path]:
+    return (p for p in sorted(path.parent.iterdir()) if p != path and p.suffix == path.suffix)
+
+
+@pytest.mark.parametrize("kind", ["plans", "kernels"])
+@pytest.mark.parametrize("spoil", SPOILS)
+def test_what_others_may_have_written_is_a_miss(
+    folder: Path, kind: str, spoil: str, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one sentence; afterwards there is a good one in its place. No other code ever runs."""
+    if "somebody" in spoil and os.geteuid() != 0:
+        pytest.skip("only root may give files away")
+    work()
+    whole = kept.at(folder)
+    spoiled = [f.path for f in whole.files(kind)]
+    assert len(spoiled) > 1
+    contents = {p: p.read_bytes() for p in spoiled}
+    for path in spoiled if "another's" not in spoil else spoiled[:1]:
+        SPOILS[spoil](path)
+    fresh(monkeypatch)
+    made: list[str] = []
+    make = llvm._machine_code
+    monkeypatch.setattr(llvm, "_machine_code", lambda text: made.append(text) or make(text))
+    said = told(lambda: made.append(work()))
+    assert len(said) == 1, said
+    assert str(spoiled[0].parent) in said[0]
+    assert "needed what only this user can have written" in said[0]
+    if kind == "kernels":
+        assert len(made) > 1
+    elif "another's" not in spoil:
+        assert "made" in made
+    fresh(monkeypatch)
+    assert not told(work)
+    for path, content in contents.items():
+        assert not path.is_symlink()
+        assert path.stat().st_uid == os.geteuid()
+        assert kind == "plans" or path.read_bytes() == content
+    tally("files that were not believed", len(spoiled))
+
+
+def test_lines_of_others_are_not_believed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, name = kept.at(folder), "tuned/0123456789abcdef.jsonl"
+    disk.add(name, ["a", "b"])
+    path = folder / name
+    first, second = path.read_text().splitlines()
+    path.write_text(f"{first}\n{second[:-1]}c\nc\n{second}\n\n{first[:8]}")
+    assert disk.lines(name) == ["a", "b"]
+    (folder / "tuned/fedcba9876543210.jsonl").write_text(f"{first}\n")
+    os.chmod(folder / "tuned/fedcba9876543210.jsonl", 0o600)
+    assert disk.lines("tuned/fedcba9876543210.jsonl") == [], "of another machine"
+    path.chmod(0o666)
+    assert len(told(lambda: disk.lines(name))) == 1
+    assert disk.lines(name) == []
+    disk.add(name, ["d"])
+    assert disk.lines(name) == ["d"], "nor is it added to"
+
+
+@needs_root
+@pytest.mark.parametrize("mode", [0o755, 0o777, 0o1777, 0o700])
+@pytest.mark.parametrize("what", ["", "plans", "kernels"])
+def test_a_folder_of_somebody_elses_holds_nothing(
+    folder: Path, mode: int, what: str, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that another user made first in a folder that all share."""
+    folder.mkdir(mode=0o700)
+    (folder / kept.MARKER).write_bytes(kept.SAID)
+    (folder / what).mkdir(exist_ok=True)
+    os.chown(folder / what, OTHER, OTHER)
+    (folder / what).chmod(mode)
+
+    def twice() -> None:
+        for _ in range(2):
+            assert work() == "made" or what == "kernels"
+
+    said = told(twice)
+    assert len(said) == 1
+    assert f"one of user {OTHER}, not of this user" in said[0]
+    assert "set OSTINATO_CACHE to a folder of your own" in said[0]
+    assert not list((folder / what).rglob("*.o")) + list((folder / what).rglob("*.plan"))
+    assert (folder / what).stat().st_uid == OTHER
+    tally("folders that were not used", 1)
+
+
+def test_a_cache_of_ours_that_all_may_write_to_is_closed(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+    work()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_links_are_followed_to_the_cache_and_not_out_of_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link that the user gave is his; one in the cache is nobody's."""
+    (tmp_path / "scratch").mkdir()
+    folder.symlink_to(tmp_path / "scratch")
+    work()
+    assert (tmp_path / "scratch" / "plans").is_dir()
+    (tmp_path / "scratch" / "kernels").rename(tmp_path / "elsewhere")
+    (tmp_path / "scratch" / "kernels").symlink_to(tmp_path / "elsewhere")
+    fresh(monkeypatch)
+    before = tree(tmp_path / "elsewhere")
+    said = told(lambda: work(5.0))
+    assert len(said) == 1
+    assert "something else than a folder" in said[0]
+    assert tree(tmp_path / "elsewhere") == before
+
+
+def test_a_new_process_warns_once_and_works(folder: Path) -> None:
+    """As a user sees it."""
+    code = (
+        "import numpy as np, ostinato as ost\n"
+        "f = ost.compile(lambda x: ost.tanh(x) * 2 + x)\n"
+        "print(float(f(np.ones(50_000)).sum()), f.misses[-1].source)\n"
+    )
+    env = {**os.environ, "OSTINATO_CACHE": str(folder), "PYTHONPATH": str(ROOT)}
+
+    def run() -> tuple[str, str]:
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+        )
+        return done.stdout.split()[1], done.stderr
+
+    assert run() == ("made", "")
+    assert run() == ("disk", "")
+    for path in entries(folder):
+        path.chmod(0o666)
+    source, said = run()
+    assert source == "made"
+    assert said.count(UNUSED) == 1
+    assert "RuntimeWarning" in said
+    assert run() == ("disk", "")
+
+
+def test_the_plan_of_another_id_is_a_miss(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with the digest that its content would have under its own name."""
+    work()
+    plans = plan_cache.PlanCache(folder)
+    names = [f.path.name for f in plans.disk.files("plans")]
+    data = plans.disk.read(f"{plans.folder}/{names[0]}")
+    assert data is not None
+    plans.disk.write(f"{plans.folder}/{names[1]}", data)
+    fresh(monkeypatch)
+    work()
