@@ -7,8 +7,8 @@ whatever the layout."""
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -75,10 +75,18 @@ def complex_of(dtype: DType) -> DType:
     return dtype if dtype.kind == "c" else promote(dtype, complex64)
 
 
+_known: dict[Any, Callable[[], Spec | None]] = {}  # what somebody has
+
+
+def _gone(known: Any) -> None:
+    if _known.get(known.key) is known:
+        del _known[known.key]
+
+
 class Spec:
     """Shape, dtype, layout of one array. `pending`: it is the request of a started collective."""
 
-    __slots__ = ("dtype", "layout", "nbytes", "pending", "shape", "size")
+    __slots__ = ("__weakref__", "dtype", "layout", "nbytes", "pending", "shape", "size")
     shape: Shape
     dtype: DType
     layout: Layout | None
@@ -86,28 +94,24 @@ class Spec:
     size: int
     nbytes: int
 
-    _made: dict[tuple[Any, ...], Spec] = {}  # noqa: RUF012  (a class attribute of a slotted class)
-    _lock = threading.Lock()
-
     def __new__(
         cls, shape: Shape, dtype: DType, layout: Layout | None = None, pending: bool = False
     ) -> Spec:
         key = (shape, dtype, layout, pending)
-        found = cls._made.get(key)
-        if found is not None:
-            return found
-        with cls._lock:
-            found = cls._made.get(key)
-            if found is None:
-                found = object.__new__(cls)
-                size = math.prod(shape)
-                for name, value in zip(
-                    ("shape", "dtype", "layout", "pending", "size", "nbytes"),
-                    (shape, dtype, layout, pending, size, size * dtype.itemsize),
-                    strict=True,
-                ):
-                    object.__setattr__(found, name, value)
-                cls._made[key] = found
+        known = _known.get(key)
+        found = known() if known is not None else None
+        while found is None:
+            made = object.__new__(cls)
+            size = math.prod(shape)
+            for name, value in zip(
+                ("shape", "dtype", "layout", "pending", "size", "nbytes"),
+                (*key, size, size * dtype.itemsize),
+                strict=True,
+            ):
+                object.__setattr__(made, name, value)
+            found = _known.setdefault(
+                key, weakref.KeyedRef(made, _gone, key)
+            )()  # or another thread's
         return found
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
@@ -71,7 +72,7 @@ class _Around:
             if objects:
                 self.items = []
             for x in objects:
-                self._take(functools.partial(_itself, x), x, True)
+                self._take(_held(x), x, True)
 
     def _follow(self, function: Any) -> None:
         code = getattr(function, "__code__", None)
@@ -112,10 +113,22 @@ class _Around:
             for name in sorted(self.names):
                 found = _found(value, name)
                 if found is not UNSET:
-                    look = functools.partial(_found, value, name)
+                    look = functools.partial(_found_of, _held(value), name)
                     self._take(look, found, not isinstance(value, ModuleType))
-            if len(self.items) > count:
+            if len(self.items) > count and not isinstance(read, weakref.ref):
                 self.items.append((read, value))
+
+
+def _held(x: Any) -> Callable[[], Any]:
+    """How an object is found, without keeping it where that is possible: what is known of it goes with it."""
+    try:
+        return weakref.ref(x)
+    except TypeError:
+        return functools.partial(_itself, x)
+
+
+def _found_of(held: Callable[[], Any], name: str) -> Any:
+    return _found(held(), name)
 
 
 def _itself(x: Any) -> Any:

@@ -110,8 +110,15 @@ class Session:
 
     # -- operands --------------------------------------------------------------------------
     def put(self, value: np.ndarray[Any, Any], split: Split = None) -> Operand:
+        if split is None:
+            return self.engine.put(value, self._whole)
         blocks = self.target.numerics == "any-workers"
         return self.engine.put(value, resolve(split, self.target.mesh, value.ndim, blocks))
+
+    @cached_property
+    def _whole(self) -> Layout:
+        """Of what everybody has all of."""
+        return resolve(None, self.target.mesh, 0, self.target.numerics == "any-workers")
 
     def attach(self, source: Any, split: Split = None, resident: bool = False) -> Operand:
         """An operand that stays in its file, or is read from it now."""
