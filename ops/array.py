@@ -873,13 +873,13 @@ def apply(name: str, *operands: Array, **params: Any) -> Array:
 
 
 # -- operands of every kind ----------------------------------------------------------------
-_DEFAULTS: dict[type, DType] = {bool: bool_, int: int64, float: float64, complex: complex128}
+DEFAULTS: dict[type, DType] = {bool: bool_, int: int64, float: float64, complex: complex128}
 
 
 def constant(value: Scalar, dtype: DType | None = None) -> Array:
     """A number as part of the graph."""
     kind = type(value)
-    dtype = dtype if dtype is not None else _DEFAULTS[kind]
+    dtype = dtype if dtype is not None else DEFAULTS[kind]
     return apply("constant", value=_python(value, dtype), dtype=dtype)
 
 
@@ -924,7 +924,7 @@ def weak_kind(x: Any) -> type | None:
     if isinstance(x, Array):
         return x.weak
     kind = type(x)
-    return kind if kind in _DEFAULTS else None
+    return kind if kind in DEFAULTS else None
 
 
 def weak_dtype(kind: type, beside: DType) -> DType:
@@ -953,8 +953,8 @@ def unify(*xs: Any) -> list[Array]:
     strong = [x if isinstance(x, Array) else as_array(x) for x in xs if weak_kind(x) is None]
     if not strong:
         kinds = [weak_kind(x) for x in xs]
-        dtype = promote(*(_DEFAULTS[k] for k in kinds if k is not None))
-        return [_weakly(x, dtype) for x in xs]
+        dtype = promote(*(DEFAULTS[k] for k in kinds if k is not None))
+        return [in_dtype(x, dtype) for x in xs]
     if len(strong) == len(xs):
         return strong
     beside = promote(*(x.dtype for x in strong))
@@ -962,14 +962,17 @@ def unify(*xs: Any) -> list[Array]:
     found = []
     for x in xs:
         kind = weak_kind(x)
-        found.append(next(arrays) if kind is None else _weakly(x, weak_dtype(kind, beside)))
+        found.append(next(arrays) if kind is None else in_dtype(x, weak_dtype(kind, beside)))
     return found
 
 
-def _weakly(x: Any, dtype: DType) -> Array:
+def in_dtype(x: Any, dtype: DType) -> Array:
     """A Python number, or one lifted to an input, in a dtype."""
     if isinstance(x, Array) and x.weak is int and dtype.kind in "iu" and dtype != int64:
-        x = int(x)  # the value decides whether it fits
+        turns = x._term is not None and any(type(t) is Trace for t in x._term.traces)
+        x = (
+            x if turns else int(x)
+        )  # the value decides whether it fits; in a loop, the first one did
     if isinstance(x, Array):
         return x if x.dtype == dtype else cast(Array, functions["astype"](x, dtype))
     if dtype.kind in "iu" and isinstance(x, int):

@@ -7,12 +7,23 @@ index: a split in time."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ostinato.errors import ArgumentError, DTypeError, GradientError, ShapeError
 
-from .array import Array, Operandish, apply_all, as_array, export
+from .array import (
+    DEFAULTS,
+    Array,
+    Operandish,
+    apply_all,
+    as_array,
+    export,
+    in_dtype,
+    weak_dtype,
+    weak_kind,
+)
 from .gradient import vjp
 from .graph import Builder, Graph
 from .index import Indices
@@ -165,6 +176,70 @@ def _leaves(tree: Any, what: str) -> tuple[list[Array], Any]:
     return [as_array(x) for x in leaves], structure
 
 
+class _Again(Exception):
+    """A number in the state took another dtype, so the turn has to be looked at again."""
+
+
+class _State:
+    """What goes from turn to turn. Python numbers in it are as weak as they are elsewhere: they take
+    the dtype that the turn makes of them."""
+
+    def __init__(self, tree: Any, what: str) -> None:
+        self.what = what
+        self.given, self.structure = flatten(tree)
+        self.names = paths(self.structure, "state")
+        self.kinds = [weak_kind(x) for x in self.given]
+        self.carry = [as_array(x) for x in self.given]
+
+    def enter(self, args: Sequence[Array]) -> Any:
+        """The state at the beginning of a turn."""
+        for x, kind in zip(args, self.kinds, strict=True):
+            x.weak = kind
+        return unflatten(self.structure, args)
+
+    def leave(self, results: Any) -> list[Array]:
+        """What the state is after a turn."""
+        leaves, found = flatten(results)
+        if found != self.structure:
+            raise misfit(
+                ArgumentError,
+                self.what,
+                got=f"a state {found} coming out",
+                needed=f"the structure that goes in, {self.structure}",
+            )
+        adapted = [self._adapt(k, y) for k, y in enumerate(leaves)]
+        if any(adapted):
+            raise _Again
+        after = [as_array(y) for y in leaves]
+        _check_state(self.carry, after, self.names, self.what)
+        return after
+
+    def _adapt(self, k: int, y: Any) -> bool:
+        """Whether a number became something else than it was."""
+        kind = self.kinds[k]
+        if kind is None:
+            return False
+        other = weak_kind(y)
+        if other is not None:
+            if _KINDS.index(other) <= _KINDS.index(kind):
+                return False
+            self.kinds[k], dtype = other, DEFAULTS[other]
+        else:
+            y = as_array(y)
+            dtype = y.dtype
+            if y.shape or weak_dtype(kind, dtype) != dtype:
+                return False
+            self.kinds[k] = None
+        self.carry[k] = in_dtype(self.given[k], dtype)
+        return True
+
+    def result(self, made: Sequence[Array]) -> Any:
+        return self.enter(made)
+
+
+_KINDS = [bool, int, float, complex]
+
+
 def _check_state(
     before: Sequence[Array], after: Sequence[Array], names: Sequence[str], what: str
 ) -> None:
@@ -186,18 +261,6 @@ def _check_state(
             )
 
 
-def _state_after(results: Any, structure: Any, what: str) -> list[Array]:
-    leaves, found = _leaves(results, what)
-    if found != structure:
-        raise misfit(
-            ArgumentError,
-            what,
-            got=f"a state {found} coming out",
-            needed=f"the structure that goes in, {structure}",
-        )
-    return leaves
-
-
 def _run_loop(
     function: Callable[[Array, Any, Any], tuple[Any, Any]],
     init: Any,
@@ -206,16 +269,15 @@ def _run_loop(
     reverse: bool,
     what: str,
 ) -> tuple[Any, Any]:
-    carry, structure = _leaves(init, what)
+    state = _State(init, what)
+    count = len(state.carry)
     xs, items_structure = _leaves(items, what)
-    names = paths(structure, "state")
     yielded: list[Any] = []
 
     def turn(index: Array, *args: Array) -> list[Array]:
-        state = unflatten(structure, args[: len(carry)])
-        given = unflatten(items_structure, args[len(carry) :])
+        given = unflatten(items_structure, args[count:])
         with seeds.by_turn(index):
-            made = function(index, state, given)
+            made = function(index, state.enter(args[:count]), given)
         if not (isinstance(made, (tuple, list)) and len(made) == 2):
             raise misfit(
                 ArgumentError,
@@ -225,14 +287,16 @@ def _run_loop(
                 do="return state, None if it yields nothing",
             )
         after, y = made
-        leaves = _state_after(after, structure, what)
-        _check_state(carry, leaves, names, what)
+        leaves = state.leave(after)
         outs, y_structure = _leaves(y, what)
         yielded[:] = [y_structure]
         return [*leaves, *outs]
 
-    made = _loop(turn, (), carry, xs, trips, reverse, what)
-    return unflatten(structure, made[: len(carry)]), unflatten(yielded[0], made[len(carry) :])
+    while True:
+        with contextlib.suppress(_Again):
+            made = _loop(turn, (), state.carry, xs, trips, reverse, what)
+            break
+    return state.result(made[:count]), unflatten(yielded[0], made[count:])
 
 
 @export
@@ -340,22 +404,23 @@ def while_loop(
     """The state after the function was applied for as long as the condition holds, `most` times at
     the most.
     """
-    carry, structure = _leaves(state, "while_loop")
+    carried = _State(state, "while_loop")
     limit = -1 if most is None else whole_number(most, "while_loop", 0)
-    names = paths(structure, "state")
-    specs = [x.spec for x in carry]
 
     def go_on(*args: Array) -> list[Array]:
-        return [_truth(condition(unflatten(structure, args)), "while_loop")]
+        return [_truth(condition(carried.enter(args)), "while_loop")]
 
     def turn(*args: Array) -> list[Array]:
-        leaves = _state_after(function(unflatten(structure, args)), structure, "while_loop")
-        _check_state(carry, leaves, names, "while_loop")
-        return leaves
+        return carried.leave(function(carried.enter(args)))
 
     with seeds.refused("while_loop"):
+        while True:
+            specs = [x.spec for x in carried.carry]
+            with contextlib.suppress(_Again):
+                body, outer_body = subgraph(turn, specs, "while_loop")
+                break
         test, outer_test = subgraph(go_on, specs, "while_loop")
-        body, outer_body = subgraph(turn, specs, "while_loop")
+    carry = carried.carry
     ns, nt, nb = len(carry), len(outer_test), len(outer_body)
     inputs = (*outer_test, *outer_body, *carry)
     bare = [x.spec.bare for x in inputs]
@@ -369,7 +434,7 @@ def while_loop(
         counts=(nt + nb, ns),
         most=limit,
     )
-    return unflatten(structure, made)
+    return carried.result(made)
 
 
 def relabel(graph: Graph, inputs: Sequence[Spec], values: list[int]) -> Graph:
@@ -431,10 +496,13 @@ def cond(
     """
     test = _truth(condition, "cond")
     leaves, structure = _leaves(operands, "cond")
+    kinds = [weak_kind(x) for x in flatten(operands)[0]]
     shapes: list[Any] = []
 
     def side(function: Callable[..., Any]) -> Callable[..., list[Array]]:
         def run(*args: Array) -> list[Array]:
+            for x, kind in zip(args, kinds, strict=True):
+                x.weak = kind
             outs, found = _leaves(function(*unflatten(structure, args)), "cond")
             shapes.append((found, [x.spec.bare for x in outs]))
             return outs

@@ -17,11 +17,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from ostinato.ops.array import weak_dtype
 from ostinato.ops.spec import DTYPES
 from ostinato.ops.tree import flatten, unflatten
 
 import ostinato as ost
-from ostinato.errors import ArgumentError, DonatedError, TracedValueError
+from ostinato.errors import ArgumentError, DonatedError, DTypeError, OstinatoError, TracedValueError
 from tests.helpers import on
 
 from . import numpy_calls
@@ -453,3 +454,70 @@ def test_what_is_beside_the_fields_is_part_of_the_signature() -> None:
 def test_gradients_are_of_all_arrays_of_a_dataclass() -> None:
     g = ost.grad(lambda m: (m.w * m.scale).sum() + (3 * m.turned[0]).sum() + m.norm)(_models()[2])
     assert (g.w.tolist(), g.turned[0].tolist()) == ([[7.0] * 3] * 2, [[3.0] * 2] * 3)
+
+
+# -- numbers in the state of loops ---------------------------------------------------------
+def _loops(step: Any, x: ost.Array) -> list[Any]:
+    """Three turns."""
+
+    def turn(s: Any) -> Any:
+        return step(s, x)
+
+    eager = [
+        lambda s: ost.repeat(3, turn, s),
+        lambda s: ost.scan(lambda t, _: (turn(t), None), s, length=3)[0],
+        lambda s: ost.while_loop(lambda t: t[1] < 3, lambda t: (turn(t[0]), t[1] + 1), (s, 0))[0],
+    ]
+    return [*eager, *map(ost.compile, eager)]
+
+
+def test_a_number_in_a_loops_state_is_as_weak_as_elsewhere(tally: Tally, thorough: bool) -> None:
+    """The loop gives what the same loop in Python gives, with its dtype."""
+    steps: dict[str, Any] = {
+        "s + x.sum()": lambda s, x: s + x.sum(),
+        "s * 2 + x[0]": lambda s, x: s * 2 + x[0],
+        "s + 1": lambda s, x: s + 1,
+        "s + 0.5": lambda s, x: s + 0.5,
+        "s * 1j": lambda s, x: s * 1j,
+        "x[1]": lambda s, x: x[1],
+        "where": lambda s, x: ost.where(s > 2, s, x[2]),
+        "maximum": lambda s, x: ost.maximum(s, x[2]),
+    }
+    count = 0
+    for dtype in (
+        [d for d in DTYPES if d != "bool"] if thorough else ("float32", "int8", "complex64")
+    ):
+        x = ost.asarray([1, 2, 3], dtype=dtype)
+        for start in (0, 1.5, 2j, -1):
+            for name, step in steps.items():
+                by_hand = start
+                try:
+                    for _ in range(3):
+                        by_hand = step(by_hand, x)
+                except (OstinatoError, TypeError):
+                    continue
+                wanted = ost.asarray(by_hand)
+                fits = weak_dtype(type(start), wanted.dtype) == wanted.dtype
+                for loop in _loops(step, x):
+                    where = f"{name} of {dtype} from {start}"
+                    if not fits:  # a float that becomes a whole number
+                        with pytest.raises(DTypeError, match="going in and"):
+                            loop(start)
+                        continue
+                    got = loop(start)
+                    assert (got.dtype, got.shape) == (wanted.dtype, ()), where
+                    np.testing.assert_allclose(got, wanted, 1e-3, err_msg=where)
+                    count += 1
+    tally("loops with numbers", count)
+
+
+def test_numbers_after_loops_are_weak_and_arrays_are_not() -> None:
+    x = ost.ones(2, dtype="float32")
+    f = ost.compile(lambda n: x * ost.repeat(3, lambda s: s + 0.5, n))
+    assert f(1).dtype == ost.float32
+    s, n = ost.repeat(3, lambda t: (t[0] + x.sum(), t[1] + 1), (0.0, 0))
+    assert ((x * n).dtype, s.dtype, n.item()) == (ost.float32, ost.float32, 3)
+    assert ost.cond(x.sum() > 0, lambda s: s * x, lambda s: x, 2.0).dtype == ost.float32
+    assert ost.grad(lambda a: ost.repeat(3, lambda s: s + a * a, 0.0))(x[0]).item() == 6.0
+    with pytest.raises(DTypeError, match=r"repeat \(.*float64 going in and int64 coming out"):
+        ost.repeat(3, lambda s: ost.asarray(2), 0.5)
