@@ -125,6 +125,7 @@ class LocalCluster:
     def _start(self) -> None:
         from distributed.security import Security
 
+        made = Security.temporary()  # which takes a moment in which nobody is there to clear up
         self.job = Job("cluster")
         self.folder = self.job.folder
         self.log = self.folder / "log"
@@ -134,10 +135,8 @@ class LocalCluster:
             self.job.begin(
                 self._command(file), self._environment(secret), "log", subprocess.DEVNULL
             )
-            made = Security.temporary()
-            pem = made.tls_client_key + made.tls_client_cert
             with open(secret, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
-                out.write(pem)
+                out.write(made.tls_client_key + made.tls_client_cert)
             given = {f"tls_{name.replace('__', '_')}": str(secret) for name in TLS}
             self.security = Security(require_encryption=True, **given)
             self.job.start()

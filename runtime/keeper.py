@@ -130,8 +130,15 @@ def sweep(mark: str, folder: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)  # in which this process may still write
 
 
+def sweep_beside(mark: str, folder: str) -> None:
+    """The same in a process of its own, that has no mark: who carries one ends before this is done."""
+    env = {name: text for name, text in os.environ.items() if name != MARK}
+    command = [sys.executable, "-I", "-S", __file__, mark, folder]
+    subprocess.Popen(command, env=env, start_new_session=True)
+
+
 def _killed(mark: str) -> list[int]:
-    """Handles of those that were still there."""
+    """Handles of those that were still there. All are stopped first, so that nobody does anything about it."""
     wanted, found = f"\0{MARK}={mark}\0".encode(), list[int]()
     for pid in _processes():
         if pid == os.getpid():
@@ -140,11 +147,14 @@ def _killed(mark: str) -> list[int]:
             held = os.pidfd_open(pid)  # before the look, so that its number cannot be another's
             try:
                 if wanted in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
-                    signal.pidfd_send_signal(held, signal.SIGKILL)
+                    signal.pidfd_send_signal(held, signal.SIGSTOP)
                     found.append(held)
             finally:
                 if held not in found:
                     os.close(held)
+    for held in found:
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(held, signal.SIGKILL)
     return found
 
 
@@ -245,4 +255,6 @@ def main(program: int, told: int, log: str, *command: str) -> int:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        sys.exit(sweep(*sys.argv[1:]))
     sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]))

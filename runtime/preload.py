@@ -67,5 +67,6 @@ def _watch(program: str) -> None:
         time.sleep(1)
     rank = os.environ.get("PMI_RANK", "")
     time.sleep(LATE + (int(rank) if rank.isdigit() else 0))  # the keeper was killed, too
-    keeper.sweep(os.environ[keeper.MARK], os.environ[keeper.FOLDER])
+    keeper.sweep_beside(os.environ[keeper.MARK], os.environ[keeper.FOLDER])
+    time.sleep(keeper.SURELY)
     os._exit(1)

@@ -543,7 +543,7 @@ import platform, sys, threading
 if sys.argv[1]:
     platform.node = lambda: sys.argv[1]
 from ostinato.runtime import preload
-preload.LATE = 0.0
+preload.LATE = preload.keeper.SURELY = 0.0
 preload.dask_setup(None)
 for thread in threading.enumerate():
     if thread.name == "ostinato-parent":
