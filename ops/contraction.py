@@ -25,6 +25,7 @@ from .shape import (
     add_up,
     axis_of,
     broadcast_to,
+    diagonal_number,
     expand_dims,
     listed,
     moveaxis,
@@ -616,7 +617,8 @@ def diagonal(x: Operandish, /, *, offset: int = 0) -> Array:
     x = as_array(x)
     if x.ndim < 2:
         raise misfit(ShapeError, "diagonal", got=f"shape {x.shape}", needed="two axes or more")
-    return apply("diagonal", x, offset=whole_number(offset, "diagonal"))
+    k = diagonal_number(whole_number(offset, "diagonal"), x.shape, "diagonal")
+    return apply("diagonal", x, offset=k)
 
 
 @export

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import math
 import operator
 from typing import Any, SupportsIndex, cast
@@ -11,6 +12,7 @@ import numpy as np
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
 from .array import (
+    DEFAULTS,
     Array,
     Host,
     Operandish,
@@ -29,6 +31,7 @@ from .registry import Params, Place, Specs, op, stream_cost
 from .shape import (
     axis_of,
     broadcast_to,
+    diagonal_number,
     expand_dims,
     listed,
     reshape,
@@ -249,10 +252,17 @@ def _modulo(number: float, dtype: DType) -> float:
     return int(number) % 2**64 if dtype == uint64 else number
 
 
+def _step(start: Any, stop: Any, count: int) -> Any:
+    whole = stop - start
+    if isinstance(whole, Array) or cmath.isfinite(whole):
+        return whole / count
+    return stop / count - start / count
+
+
 @export
 def linspace(
-    start: complex,
-    stop: complex,
+    start: Any,
+    stop: Any,
     /,
     num: int,
     *,
@@ -271,7 +281,9 @@ def linspace(
         raise misfit(DTypeError, "linspace", got=kind.name, needed="a floating dtype")
     count = num - 1 if endpoint else num
     k = iota((num,), 0, float64)
-    x = k * ((stop - start) / count) + start if count else (k + start)
+    x = k * _step(start, stop, count) + start if count else (k + start)
+    if not all(isinstance(v, Array) or cmath.isfinite(v) for v in (start, stop)):
+        x = where(equal(k, 0), start, x)
     if endpoint and num > 1:
         x = where(equal(k, num - 1), stop, x)  # exactly, as rounding may miss it
     return placed(x.astype(kind), split)
@@ -292,6 +304,7 @@ def eye(
     check_device("eye", device)
     height, width = _shape((n_rows, n_rows if n_cols is None else n_cols))
     kind = as_dtype(dtype) if dtype is not None else float64
+    k = diagonal_number(k, (height, width), "eye")
     on = equal(iota((height, 1), 0) + k, iota((1, width), 1))
     return placed(on.astype(kind), split)
 
@@ -341,27 +354,23 @@ def asarray(
     check_device("asarray", device)
     kind = as_dtype(dtype) if dtype is not None else None
     if isinstance(values, Array):
+        if copy is False and kind not in (None, values.dtype):
+            raise _no_loan(f"an array of dtype {values.dtype} as {kind}")
         x = as_array(values) if kind is None else astype(values, kind)
         if copy and x is values:
             x = apply("copy", x)
         return placed(x, split)
+    if copy is False and not _has_memory(values):
+        raise _no_loan(f"a {type(values).__name__}")
     if type(values) in (bool, int, float, complex):
-        number = values if kind is None else number_of("asarray", values, kind)
-        return placed(constant(number, kind), split)
+        kind = DEFAULTS[type(values)] if kind is None else kind
+        return placed(constant(number_of("asarray", values, kind), kind), split)
     if isinstance(values, (list, tuple)):
         inner = _leaves(values)
         if any(isinstance(v, Array) for v in inner):
             return placed(_of_arrays(values, kind), split)
         unmasked(inner, "asarray")
     unmasked(values, "asarray")
-    if copy is False and not hasattr(values, "__array__") and not hasattr(values, "__dlpack__"):
-        raise misfit(
-            ArgumentError,
-            "asarray(copy=False)",
-            got=f"a {type(values).__name__}",
-            needed="an array, whose memory can be borrowed",
-            do="leave out copy=False",
-        )
     if kind is not None and kind.kind not in "cb" and np.iscomplexobj(values):
         raise misfit(
             DTypeError,
@@ -394,12 +403,38 @@ def asarray(
     fresh = type(values) in (list, tuple, range) or (
         isinstance(values, np.ndarray) and not np.may_share_memory(host, values)
     )
-    if fresh or copy is False:
+    if copy is False:
+        given = values if isinstance(values, np.ndarray) else host
         host = np.require(host, host.dtype.newbyteorder("="), ["C", "A"])
-        host = owned(host) if fresh else host
+        if host.ctypes.data != given.ctypes.data:
+            lies = "" if given.flags.c_contiguous else " that does not lie in order"
+            raise _no_loan(f"an array of dtype {given.dtype}{lies} as {host.dtype}")
+    elif fresh:
+        host = owned(np.require(host, host.dtype.newbyteorder("="), ["C", "A"]))
     else:
         host = copied(host)
     return from_operand(Host(host, None if split == ANYWHERE else split_of(split, host.ndim)))
+
+
+def _has_memory(values: Any) -> bool:
+    """Whether it is an array, or offers a buffer."""
+    if hasattr(values, "__array__") or hasattr(values, "__dlpack__"):
+        return not isinstance(values, np.generic)
+    try:
+        memoryview(values).release()
+    except TypeError:
+        return False
+    return True
+
+
+def _no_loan(got: str) -> Exception:
+    return misfit(
+        ArgumentError,
+        "asarray(copy=False)",
+        got=got,
+        needed="an array, whose memory can be borrowed",
+        do="leave out copy=False",
+    )
 
 
 def _leaves(values: Any) -> list[Any]:
@@ -426,7 +461,7 @@ def from_dlpack(x: Any, /, *, device: str | None = None, copy: bool | None = Non
             needed="an array of a library that knows DLPack",
             do="use ost.asarray(values)",
         )
-    return asarray(np.from_dlpack(x), copy=copy)
+    return asarray(x if isinstance(x, Array) else np.from_dlpack(x), copy=copy)
 
 
 @export

@@ -26,6 +26,7 @@ from .spec import (
     bool_,
     float32,
     float64,
+    is_float,
     is_inexact,
     is_integer,
     promote,
@@ -193,7 +194,8 @@ def unary(
     op(
         name,
         infer=ufunc_rule(name, ufunc or like),
-        ufunc=ufunc,
+        ufunc="" if kernel else ufunc,
+        types=ufunc,
         kernel=kernel,
         grad=grad,
         scalar=scalar or f"{name}({{0}})",
@@ -226,6 +228,7 @@ def binary(
         name,
         infer=ufunc_rule(name, ufunc),
         ufunc="" if kernel else ufunc,
+        types=ufunc,
         kernel=kernel,
         grad=grad,
         scalar=scalar or f"{name}({{0}}, {{1}})",
@@ -266,9 +269,20 @@ def _sign_grad(g: Array, y: Array, x: Array) -> Sequence[Array | None]:
     return (where(equal(size, 0), 0, flat),)
 
 
+def _sign_kernel(xp: Any, out: Any, x: Any) -> None:
+    """NumPy's gives numbers for infinities beside NaN."""
+    if out.dtype.kind != "c":
+        xp.sign(x, out)
+        return
+    nan = xp.isnan(x)
+    xp.sign(x, out)
+    xp.copyto(out, complex(math.nan, math.nan), where=nan)
+
+
 sign: Unary = unary(
     "sign",
     "sign",
+    kernel=_sign_kernel,
     doc="-1, 0 or 1; x / |x| for complex x.",
     grad=_sign_grad,
 )
@@ -340,8 +354,27 @@ exp: Unary = unary("exp", "exp", doc="e to the x.", grad=lambda g, y, x: (g * y,
 exp2: Unary = unary(
     "exp2", "exp2", doc="2 to the x.", grad=lambda g, y, x: (g * y * math.log(2),), flops=10
 )
+
+
+def _expm1_kernel(xp: Any, out: Any, x: Any) -> None:
+    """NumPy's of complex numbers multiplies infinities by zeros."""
+    if out.dtype.kind != "c":
+        xp.expm1(x, out)
+        return
+    far = ~((xp.abs(x.real) < 40) & xp.isfinite(x.imag))
+    large = xp.array(xp.exp(x))
+    large.real -= 1
+    xp.expm1(x, out)
+    xp.copyto(out, large, where=far)
+
+
 expm1: Unary = unary(
-    "expm1", "expm1", doc="exp(x) - 1", grad=lambda g, y, x: (g * (y + 1),), flops=12
+    "expm1",
+    "expm1",
+    kernel=_expm1_kernel,
+    doc="exp(x) - 1",
+    grad=lambda g, y, x: (g * (y + 1),),
+    flops=12,
 )
 log: Unary = unary("log", "log", doc="Natural logarithm.", grad=lambda g, y, x: (g / x,), flops=10)
 log1p: Unary = unary(
@@ -584,8 +617,27 @@ divide: Binary = binary(
     scalar="{0} / {1}",
     flops=4,
 )
+
+
+def _floor_divide_kernel(xp: Any, out: Any, x: Any, y: Any) -> None:
+    """Infinities as in floor(x / y); NumPy, as Python, has what is left over from them in mind."""
+    if out.dtype.kind in "iu":
+        xp.floor_divide(x, y, out)
+        return
+    infinite = xp.isinf(x) | xp.isinf(y)
+    quotient = xp.divide(x, y)
+    xp.floor_divide(x, y, out)
+    xp.copyto(out, quotient, where=infinite)
+
+
 floor_divide: Binary = binary(
-    "floor_divide", "floor_divide", doc="floor(x / y)", grad=flat, scalar="{0} // {1}", flops=6
+    "floor_divide",
+    "floor_divide",
+    kernel=_floor_divide_kernel,
+    doc="floor(x / y)",
+    grad=flat,
+    scalar="{0} // {1}",
+    flops=6,
 )
 remainder: Binary = binary(
     "remainder",
@@ -603,7 +655,21 @@ def _pow_grad(g: Array, out: Array, x: Array, y: Array) -> Sequence[Array | None
     return g * by_x, (g * by_y if is_inexact(y.dtype) else None)
 
 
-_pow: Binary = binary("pow", "power", doc="x to the y.", grad=_pow_grad, flops=20)
+def _pow_kernel(xp: Any, out: Any, x: Any, y: Any) -> None:
+    """NumPy's takes square roots for exponents 1/2, which differ for -0 and -inf."""
+    roots = (y == 0.5) if is_float(out.dtype) else False
+    if not xp.any(roots):
+        xp.power(x, y, out)
+        return
+    zeros, infinite = roots & (x == 0), roots & (x == -math.inf)
+    xp.power(x, y, out)
+    xp.copyto(out, 0, where=zeros)
+    xp.copyto(out, math.inf, where=infinite)
+
+
+_pow: Binary = binary(
+    "pow", "power", kernel=_pow_kernel, doc="x to the y.", grad=_pow_grad, flops=20
+)
 
 
 @export
@@ -614,8 +680,6 @@ def pow(x: Operandish, y: Operandish, /) -> Array:
             return square(x)
         if y == 1:
             return x
-        if y == 0.5:
-            return sqrt(x)
         if y == -1:
             return _reciprocal(x)
     if isinstance(y, int) and y < 0 and not is_inexact(as_array(x).dtype):

@@ -529,6 +529,9 @@ def pow(x: Value, y: Value) -> Value:
     n = _small_exponent(y)
     if n is not None and n <= (4 if wide else 16):
         return cast(_multiplied(cast(x, float64), n), kind)
+    if y.number in (0.5, -0.5):  # the root of -0 is 0 here, and that of -inf infinite
+        root = _sqrt(where(x == -math.inf, x.like(math.inf), x) + 0.0)
+        return root if y.number > 0 else 1.0 / root
     a = abs(x)
     power = _power_of_doubles if wide else _power_of_floats
     usual = cast(power(cast(where(a > 0, a, 1.0), float64), cast(y, float64)), kind)

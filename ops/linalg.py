@@ -271,11 +271,23 @@ def _most(shape: Sequence[int]) -> int:
     return shape[0] if shape[0] > shape[1] else shape[1]
 
 
-def pinv(x: Operandish, /, *, rtol: float | None = None) -> Array:
-    """The pseudo-inverse. Singular values up to `rtol` (eps times the larger extent, if not given)
-    of the largest count as 0."""
+def _pinv_by_svd(x: Array, rtol: Array) -> Array:
+    """With a limit of its own for each matrix of a stack."""
+    u, values, vh = svd(x, full_matrices=False)
+    if not values.shape[-1]:
+        return adjoint(x)
+    counts = values > max(values, axis=-1, keepdims=True) * expand_dims(rtol, axis=-1)
+    inverse = where(counts, 1 / where(counts, values, 1), 0)
+    return (adjoint(vh) * expand_dims(inverse, axis=-2)) @ adjoint(u)
+
+
+def pinv(x: Operandish, /, *, rtol: Any = None) -> Array:
+    """The pseudo-inverse. Singular values up to `rtol` (eps times the larger extent, if not given;
+    one number, or one for each matrix) of the largest count as 0."""
     x = as_array(x)
     matrix("pinv", x.spec)
+    if isinstance(rtol, np.ndarray) or (isinstance(rtol, Array) and rtol.weak is None):
+        return _pinv_by_svd(x, as_array(rtol))
     tolerance = _tolerance(x, rtol, "pinv")
     if x.shape[-1] > x.shape[-2]:
         return adjoint(apply("pinv", adjoint(x), rtol=tolerance))

@@ -76,19 +76,21 @@ def literal(value: Any, dtype: DType) -> str:
     if dtype.kind == "b":
         return "true" if value else "false"
     if dtype in HALVES:
-        return str(int(np.array(value).astype(dtype).view(np.int16)))
+        return str(int(_held(value, dtype).view(np.int16)))
     if dtype.kind != "f":
         return str(int(value))
+    return "0x" + struct.pack(">d", float(_held(value, dtype))).hex().upper()
+
+
+def _held(value: Any, dtype: DType) -> Any:
+    """A number as a dtype has it; what is too large is infinite."""
     with np.errstate(all="ignore"):
-        exact = float(dtype.type(value))
-    return "0x" + struct.pack(">d", exact).hex().upper()
+        return np.asarray(value).astype(dtype)
 
 
 def as_bits(value: Any, dtype: DType) -> int:
     """A number as it lies in memory, in a whole of eight bytes."""
-    with np.errstate(all="ignore"):
-        exact = np.asarray(value).astype(dtype)
-    return int.from_bytes(exact.tobytes().ljust(8, b"\0"), sys.byteorder, signed=True)
+    return int.from_bytes(_held(value, dtype).tobytes().ljust(8, b"\0"), sys.byteorder, signed=True)
 
 
 class Value:
@@ -279,7 +281,7 @@ def _has_halves() -> bool:
 def _widened(x: Value) -> Value:
     """A number of 16 bits as float32."""
     if x.number is not None:
-        return x.lines.constant(float(np.array(x.number).astype(x.dtype)), float32)
+        return x.lines.constant(float(_held(x.number, x.dtype)), float32)
     if x.dtype == bfloat16:
         whole = x.lines.write(f"zext i16 {x.name} to i32", uint32)
         return unbits(shift(whole, "shl", 16))
@@ -302,7 +304,7 @@ def _halved(x: Value, dtype: DType) -> Value:
         if not _has_halves():
             raise Unsupported("float16")
         # or LLVM rounds a double only once, by a function that there is not
-        x = where(x != x, math.nan, x)
+        x = where(x != x, copysign(x.like(math.nan), x), x)
         half = x.lines.write(f"fptrunc float {x.name} to half", dtype)
         return x.lines.write(f"bitcast half {half.name} to i16", dtype)
     number = bits(x)
@@ -330,7 +332,8 @@ def _whole(x: Value, dtype: DType) -> Value:
 
 
 def divided(a: Value, b: Value) -> tuple[Value, Value]:
-    """The quotient rounded down and the rest, which has the sign of b, to NumPy's bits."""
+    """The quotient rounded down and the rest, which has the sign of b, to NumPy's bits; but a quotient
+    of infinities is the usual one."""
     if a.dtype.kind == "f":
         return _divided_floats(a, b)
     if a.dtype.kind == "b":
@@ -350,14 +353,15 @@ def divided(a: Value, b: Value) -> tuple[Value, Value]:
 
 def _divided_floats(a: Value, b: Value) -> tuple[Value, Value]:
     rest = a.lines.write(f"frem {a.kind} {a.name}, {b.name}", a.dtype)
-    quotient = (a - rest) / b
+    quotient, plain = (a - rest) / b, a / b
     other = ((b < 0) != (rest < 0)) & (rest != 0)
     quotient = where(other, quotient - 1.0, quotient)
     down = a.lines.call("floor", a.dtype, quotient)
     down = where(quotient - down > 0.5, down + 1.0, down)
-    down = where(quotient == 0, copysign(a.like(0.0), a / b), down)
+    down = where(quotient == 0, copysign(a.like(0.0), plain), down)
     found = where(other, rest + b, where(rest == 0, copysign(a.like(0.0), b), rest))
-    return where(b == 0, a / b, down), where(b == 0, rest, found)
+    infinite = (abs(plain) == math.inf) | (abs(b) == math.inf)
+    return where(infinite, plain, down), where(b == 0, rest, found)
 
 
 # -- pieces --------------------------------------------------------------------------------

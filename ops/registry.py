@@ -73,6 +73,7 @@ class Op:
     kernel: Callable[..., None] | None = None
     ufunc: str = ""  # this function of xp does it, as f(*operands, out); where there is a kernel
     # too, only of contiguous operands and without scratch
+    types: str = ""  # NumPy's function to whose types generated kernels convert operands
     view: Callable[..., Any] | None = None  # (xp, x, at, **params) -> view
     grad: Callable[..., Sequence[Array | None]] | None = None  # (g, y, *operands, **params)
     scalar: str = ""  # expression of {0}, {1}, ... where elementwise

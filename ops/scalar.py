@@ -75,8 +75,8 @@ def lower(name: str, operands: Sequence[Value], dtype: DType) -> Value:
     if not op.scalar:
         raise Unsupported(name)
     given = list(operands)
-    if op.ufunc:
-        types = _loop_types(op.ufunc, *(x.dtype for x in operands))
+    if op.types:
+        types = _loop_types(op.types, *(x.dtype for x in operands))
         given = [cast(x, t) for x, t in zip(operands, types, strict=True)]
     if any(x.dtype in HALVES for x in given):
         if name == "nextafter":  # which is another number there

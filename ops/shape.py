@@ -95,6 +95,13 @@ def listed(value: Any, name: str) -> tuple[int, ...]:
     return tuple(whole_number(n, name) for n in ((value,) if one else value))
 
 
+def diagonal_number(k: Any, shape: Shape, name: str) -> Any:
+    """Which diagonal of the last two axes is meant: those beyond the matrix are as the nearest one there."""
+    if isinstance(k, Array):  # a number that is not known yet
+        return k
+    return min(max(whole_number(k, name), -shape[-2]), shape[-1])
+
+
 def axes_of(axis: int | Sequence[int] | None, ndim: int, name: str) -> tuple[int, ...]:
     """Axes counted from the front, in order; all of them for None."""
     if axis is None:
@@ -882,6 +889,7 @@ def _triangle(x: Array, k: int, lower: bool) -> Array:
             got=f"shape {x.shape}",
             needed="two axes or more",
         )
+    k = diagonal_number(k, x.shape, "tril" if lower else "triu")
     rows = apply("iota", shape=(x.shape[-2], 1), axis=0, dtype=int64)
     columns = apply("iota", shape=(1, x.shape[-1]), axis=1, dtype=int64)
     keep = greater_equal(rows + k, columns) if lower else greater_equal(columns, rows + k)

@@ -255,7 +255,8 @@ class _Binder:
                         names.append(self.stored(base + slot.at, self.shape(spec), spec.dtype))
                     case "constant":
                         value = self.xp.empty((), spec.dtype)
-                        value[...] = node.kw["value"]
+                        with np.errstate(all="ignore"):
+                            value[...] = node.kw["value"]
                         names.append(self.array(value))
                     case "alias":
                         names.append("")
@@ -555,7 +556,7 @@ class _Binder:
         c, n, s = self.begin(*buffers)
         self.show_carried(node.specs[:ns], inits, c, n, s)
         index = self.array(self.xp.zeros((), np.int64))
-        i = self.local("i")
+        i = self.local("t")  # "i" are the inputs
         order = f"range({trips - 1}, -1, -1)" if kw["reverse"] else f"range({trips})"
         with self.recorded(c, n, buffers) as record:
             self.write(f"for {i} in {order}:")

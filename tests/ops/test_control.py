@@ -133,6 +133,18 @@ def test_scan_of_trees_and_lengths():
     assert (float(state), ys) == (6, None)
 
 
+def test_a_loop_among_many_operands():
+    """Operands have names as what is made on the way has; none is another's."""
+    xs = [np.full((2, 3), float(k)) for k in range(60)]
+
+    @ost.compile
+    def f(xs):
+        return ost.scan(lambda s, x: (s + 1, [a * 2 for a in x]), 0, xs)[1]
+
+    for k, y in enumerate(f(xs)):
+        assert np.array_equal(y, xs[k] * 2)
+
+
 def test_scan_over_columns():
     """Whatever the split, each worker goes through all turns."""
     assert_same(
