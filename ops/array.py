@@ -103,10 +103,11 @@ _serial = itertools.count(1)
 class Trace:
     """One tracing in progress; its placeholders are the inputs of the graph that it will become."""
 
-    __slots__ = ("__weakref__", "name", "serial")
+    __slots__ = ("__weakref__", "name", "refused", "serial")
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.refused: BaseException | None = None  # what was said when a value was asked for
         self.serial = next(_serial)  # Terms with lower ones were there before
 
 

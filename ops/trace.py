@@ -144,6 +144,8 @@ def subgraph(
     trace = Trace(name)
     args = [placeholder(s.bare, k, trace) for k, s in enumerate(specs)]
     results = function(*args)
+    if trace.refused is not None:  # which the function swallowed
+        raise trace.refused
     found = collect([term_of(r) for r in results], [s.bare for s in specs], trace, inner=True)
     graph = found.graph
     bare = Graph(tuple(s.bare for s in graph.inputs), graph.nodes, graph.outputs)

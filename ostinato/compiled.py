@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,11 +22,12 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 import numpy as np
 
 from ostinato import settings
-from ostinato.errors import ArgumentError, TracedValueError
+from ostinato.errors import ArgumentError, StaleResultError, StaleWarning, TracedValueError
 from ostinato.ops import array, random
 from ostinato.ops.array import Array, Operand, Term, from_operand, placeholder
 from ostinato.ops.elementwise import astype
 from ostinato.ops.exact import exact
+from ostinato.ops.graph import Graph
 from ostinato.ops.layout import Layout
 from ostinato.ops.spec import DTYPES, Spec, copied, uint64
 from ostinato.ops.trace import Ref, array_of, collect
@@ -45,7 +48,8 @@ from ostinato.planner.plan import Key, Plan, Target
 from ostinato.runtime.engine import Launcher
 
 from . import sessions
-from .guards import UNSET, Guard, Guards, have_changed
+from .guards import UNSET, Change, Guards, is_alike
+from .reach import WRAPPERS, Reach, reaching, watch_calls_of
 from .reading import CompileTrace, NeedsValue, _Reader, run_plan
 from .sessions import (
     Session,
@@ -66,6 +70,32 @@ _NUMBERS = {int: np.dtype(np.int64), float: np.dtype(np.float64), complex: np.dt
 MOST = 4096  # signatures of a function; then the oldest go
 
 
+@dataclass(slots=True)
+class _Traced:
+    """What a trace gives."""
+
+    graph: Graph
+    inputs: list[int]
+    captured: tuple[Operand, ...]
+    draws: bool
+    outputs: tuple[tuple[str, Any], ...]
+    structure: Structure
+
+    def differs(self, other: _Traced) -> str:
+        """What another trace of the same call gives that this one does not; nothing if all is alike."""
+        if self.graph != other.graph:
+            return _difference(self.graph, other.graph)
+        if any(a is not b for a, b in zip(self.captured, other.captured, strict=True)):
+            return "other arrays from around it"
+        if self.structure != other.structure:
+            return f"a result {other.structure} in place of {self.structure}"
+        for (a, x), (b, y) in zip(self.outputs, other.outputs, strict=True):
+            same = x == y if a == b == "ref" else a == b and (is_alike(x, y) or type(x) is type(y))
+            if not same:
+                return f"a result {y!r:.60} in place of {x!r:.60}"
+        return ""
+
+
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Entry:
     """What a signature leads to."""
@@ -80,7 +110,9 @@ class Entry:
     donated: tuple[int, ...]  # arguments
     made: bool  # whether the results are what the plan makes, one by one
     simple: bool  # arrays in and one array out, nothing captured, given or drawn
-    guards: list[Guard]  # what is read of objects among the arguments
+    traced: _Traced
+    guards: Guards  # what the trace read of what is around
+    hold: Callable[[Sequence[Any]], bool] | None  # whether that is as it was
     owner: weakref.ref[CompiledFunction[Any, Any]]
     key: Any = None
     # where `quick` leads to it, and the objects among the arguments, with which it goes
@@ -111,6 +143,9 @@ class Miss:
     parts: dict[str, Any]
     source: str
     before: list[dict[str, Any]]
+    change: str = ""  # around the function
+    changed: str = ""  # what that was
+    hits: int = 0  # until then
 
     @property
     def nearest(self) -> dict[str, Any] | None:
@@ -119,6 +154,30 @@ class Miss:
 
 class CompiledFunction(Generic[P, R]):
     """A function whose calls become plans."""
+
+    # beside the attributes that `functools.wraps` copies to wrappers, and from what is wrapped
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "donate",
+        "entries",
+        "function",
+        "hits",
+        "last",
+        "lock",
+        "memory_limit",
+        "misses",
+        "name",
+        "needed",
+        "numerics",
+        "parameters",
+        "precision",
+        "quick",
+        "seen",
+        "signature",
+        "static",
+        "told",
+    )
 
     def __init__(
         self,
@@ -131,9 +190,8 @@ class CompiledFunction(Generic[P, R]):
         precision: str | None = None,
     ) -> None:
         self.function = function
-        functools.update_wrapper(self, function)
-        self.signature = _signature(function)
-        self.parameters = tuple(self.signature.parameters)
+        functools.update_wrapper(self, function, updated=())  # its state is not ours
+        self._sign()
         self.name = getattr(function, "__name__", type(function).__name__)
         self.static = self._named(static, "static")
         self.donate = self._named(donate, "donate")
@@ -144,11 +202,15 @@ class CompiledFunction(Generic[P, R]):
         self.quick: dict[tuple[Any, ...], _Known] = {}  # by what one look at the arguments gives
         self.needed: set[tuple[Any, int]] = set()  # numbers that turned out to be needed by value
         self.lock = threading.RLock()
-        self.guards = Guards(function)
         self.last: Entry | None = None
         self.seen: list[dict[str, Any]] = []
         self.misses: list[Miss] = []
+        self.told: set[tuple[str, str]] = set()  # what cannot be watched
         self.hits = 0
+
+    def _sign(self) -> None:
+        self.signature = _signature(self.function)
+        self.parameters = tuple(self.signature.parameters)
 
     def _named(self, given: Iterable[str | int], what: str) -> frozenset[str]:
         names = list(self.signature.parameters)
@@ -170,7 +232,7 @@ class CompiledFunction(Generic[P, R]):
     # -- calls -----------------------------------------------------------------------------
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         session = sessions.in_use or here()
-        if session is not None and not (self.guards.items and self.guards.changed()):
+        if session is not None:
             tokens: list[Any] = [session.number]
             leaves: list[Any] = []
             given: list[Any] = []  # operands of Arrays, which other threads may move or give away
@@ -201,12 +263,15 @@ class CompiledFunction(Generic[P, R]):
                 given.clear()  # else somebody would still have what is given away
                 o = None
             else:
-                self.hits += 1
-                self.last = entry
-                if entry.simple:
-                    return from_operand(entry.launch(given)[0])  # type: ignore[return-value]
-                o = None  # for the same reason
-                return self._run(entry, leaves, given, session)
+                if entry.hold is None or entry.hold(leaves):
+                    self.hits += 1
+                    self.last = entry
+                    if entry.simple:
+                        return from_operand(entry.launch(given)[0])  # type: ignore[return-value]
+                    o = None  # for the same reason
+                    return self._run(entry, leaves, given, session)
+                given.clear()
+                o = None
         return self._call(args, kwargs)
 
     def _call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -223,10 +288,6 @@ class CompiledFunction(Generic[P, R]):
         """What a call leads to, its leaves, and these with operands for Arrays; no entry if the call
         belongs to another trace.
         """
-        if self.guards.changed():
-            with one_by_one(self.lock):
-                self.entries, self.quick = {}, {}
-                self.guards.look()
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -243,15 +304,22 @@ class CompiledFunction(Generic[P, R]):
         given = [session.hold_array(x) if isinstance(x, Array) else x for x in leaves]
         where = (structure, session.target, session.number)
         key = (where, tuple([self._key(x, k, where, k in fixed) for k, x in enumerate(given)]))
-        entry = self._known(key)
+        entry, change = self._known(key, leaves)
         if entry is None:
             with one_by_one(self.lock):
-                entry = self._known(key)
+                entry, change = self._known(key, leaves)
+                if change is not None and (stale := self.entries.get(key)) is not None:
+                    self.drop(stale)
+                    if change.guard.key in _OF_CODE:
+                        self._sign()
+                        return self._entry(args, kwargs, session)
                 if entry is None:
-                    entry, key = self._make(session, structure, given, where, fixed)
+                    entry, key = self._make(session, structure, given, where, fixed, change)
                     self._keep(entry, key, leaves, session)
         else:
             self.hits += 1
+            if settings.check_stale and self.hits % settings.check_stale == 0:
+                self._check(entry, session, structure, given, where, fixed)
         self._remember(entry, args, kwargs, leaves, fixed, where, session)
         return entry, leaves, given
 
@@ -278,7 +346,9 @@ class CompiledFunction(Generic[P, R]):
                 else:
                     known.entry = left
         if self.last is entry:
-            self.last = replace(entry, launch=_ended, captured=(), guards=[], objects=[])
+            self.last = replace(
+                entry, launch=_ended, captured=(), guards=Guards(()), hold=None, objects=[]
+            )
 
     def forget_session(self, number: int) -> None:
         """A session ends, and all that was made for it."""
@@ -287,10 +357,13 @@ class CompiledFunction(Generic[P, R]):
                 self.drop(entry)
         self.needed = {n for n in list(self.needed) if n[0][2] != number}
 
-    def _known(self, key: Any) -> Entry | None:
-        """The entry of a signature, if all that it read of the objects in it is as it was."""
+    def _known(self, key: Any, leaves: Sequence[Any]) -> tuple[Entry | None, Change | None]:
+        """The entry of a signature, if all that it read is as it was; else what changed."""
         entry = self.entries.get(key)
-        return entry if entry is not None and not have_changed(entry.guards) else None
+        if entry is None or entry.hold is None or entry.hold(leaves):
+            return entry, None
+        change = entry.guards.change(leaves)
+        return (entry if change is None else None), change
 
     def _remember(
         self,
@@ -305,6 +378,8 @@ class CompiledFunction(Generic[P, R]):
         """Lead calls of the same form to the entry directly, if one look at the arguments is
         enough.
         """
+        if settings.check_stale:
+            return
         tokens: list[Any] = [session.number]
         seen: list[Any] = []
         parts: dict[str, range] = {}
@@ -353,6 +428,7 @@ class CompiledFunction(Generic[P, R]):
         known = self.quick.get(form)
         if known is None or known.values != values:
             known = self.quick[form] = _Known(values, order, tuple(rest), entry, {})
+        known.rest = tuple(rest)  # defaults may have been changed
         known.entries[value] = known.entry = entry
         entry.quick.add((form, value))
 
@@ -505,44 +581,85 @@ class CompiledFunction(Generic[P, R]):
         leaves: Sequence[Any],
         where: Any,
         fixed: frozenset[int],
+        change: Change | None,
     ) -> tuple[Entry, Any]:
         start = time.perf_counter()
-        while True:
-            inputs = [k for k, x in enumerate(leaves) if self._is_input(x, k, where, k in fixed)]
-            trace = CompileTrace(self.name)
-            try:
-                entry, source = self._trace(session, structure, leaves, inputs, trace)
-                break
-            except NeedsValue as need:
-                if need.trace is not trace:
-                    raise
-                self.needed.update((where, inputs[n]) for n in need.numbers)
-        self.guards.look()
+        traced, guards = self._trace(session, structure, leaves, where, fixed)
+        entry, source = self._planned(session, structure, leaves, traced, guards)
         key = (where, tuple([self._key(x, k, where, k in fixed) for k, x in enumerate(leaves)]))
         parts = self._parts(structure, leaves, where, fixed)
-        miss = Miss(parts, source, list(self.seen))
+        miss = Miss(parts, source, list(self.seen), hits=self.hits)
+        if change is not None:
+            miss.change, miss.changed = str(change), change.guard.name
         self.misses.append(miss)
         self.seen.append(parts)
         del self.misses[:-16], self.seen[:-64]
+        self._warn_of_change()
         if settings.debug >= 1:
             took, nearest = (time.perf_counter() - start) * 1e3, miss.nearest
-            why = (
-                "" if nearest is None else "; differs in " + ", ".join(differences(nearest, parts))
-            )
+            fields = [] if nearest is None else differences(nearest, parts)
+            if miss.change:
+                fields.append(miss.change)
+            why = "; differs in " + ", ".join(fields) if fields else ""
             print(
                 f"ostinato: {self.name} plan {entry.plan.id[:8]} {source} in {took:.1f} ms{why}",
                 file=sys.stderr,
             )
         return entry, key
 
+    def _warn_of_change(self) -> None:
+        """Say so, once, if one thing around it makes each call another trace."""
+        last = self.misses[-_OFTEN:]
+        names = {(m.changed, m.hits) for m in last}
+        said = ("", last[-1].changed)
+        if len(last) < _OFTEN or len(names) > 1 or not said[1] or said in self.told:
+            return
+        self.told.add(said)
+        warnings.warn(
+            f"{self.name} was traced {_OFTEN} times in a row, since {said[1]} changes from call to call; "
+            "pass it as an argument.",
+            StaleWarning,
+            stacklevel=2,
+        )
+
     def _trace(
+        self,
+        session: Session,
+        structure: Structure,
+        leaves: Sequence[Any],
+        where: Any,
+        fixed: frozenset[int],
+    ) -> tuple[_Traced, Guards]:
+        """What the function does, and what it read of what is around it; traced again while it needs
+        the value of another number, or another thread changed what it read."""
+        names = self._names(structure)
+        for attempt in itertools.count():
+            inputs = [k for k, x in enumerate(leaves) if self._is_input(x, k, where, k in fixed)]
+            objects = [(k, names[k], x) for k, x in enumerate(leaves) if k not in inputs]
+            trace = CompileTrace(self.name)
+            reach = Reach(self.function, self.name, objects, objects_beside(structure))
+            try:
+                traced = self._run_traced(session, structure, leaves, inputs, trace, reach)
+            except NeedsValue as need:
+                if need.trace is not trace:
+                    raise
+                self.needed.update((where, inputs[n]) for n in need.numbers)
+                continue
+            guards = reach.finish()
+            if attempt > _OFTEN or not reach.changed():
+                break
+        reach.tell(self.name, getattr(inspect.unwrap(self.function), "__code__", None), self.told)
+        return traced, Guards(guards)
+
+    def _run_traced(
         self,
         session: Session,
         structure: Structure,
         leaves: Sequence[Any],
         inputs: list[int],
         trace: CompileTrace,
-    ) -> tuple[Entry, str]:
+        reach: Reach,
+    ) -> _Traced:
         specs: list[Spec] = []
         args = list(leaves)
         whole = Layout.whole(session.target.mesh)
@@ -563,9 +680,17 @@ class CompiledFunction(Generic[P, R]):
             bound = self.signature.bind(
                 *_positional(self.signature, given), **_keywords(self.signature, given)
             )
-            results = self.function(*bound.args, **bound.kwargs)
+            del given
+            with reaching(reach):
+                results = self.function(*bound.args, **bound.kwargs)
+        except Exception:
+            if isinstance(trace.refused, NeedsValue):  # which the function swallowed
+                raise trace.refused from None
+            raise
         finally:
             random.seeds.draw = outer_draw
+        if trace.refused is not None:  # it went on with what it does if there is no value
+            raise trace.refused
         outs, out_structure = flatten(results)
         refs: list[Ref] = []
         outputs: list[tuple[str, Any]] = []
@@ -590,31 +715,41 @@ class CompiledFunction(Generic[P, R]):
             (*specs, *(o.spec for o in captured)), found.graph.nodes, found.graph.outputs
         )
         if seed.base is not None:  # the seed comes last
-            graph, captured_first = _seed_last(graph, len(inputs)), len(inputs)
-        else:
-            captured_first = len(inputs)
-        target = self._target(session.target)
+            graph = _seed_last(graph, len(inputs))
+        draws = seed.base is not None
+        return _Traced(graph, inputs, captured, draws, tuple(outputs), out_structure)
+
+    def _key_of(self, traced: _Traced, session: Session, structure: Structure) -> Key:
+        donated = [k for k in self._donated(structure) if k in traced.inputs]
+        places = tuple(traced.inputs.index(k) for k in donated)
+        return Key(traced.graph, self._target(session.target), places)
+
+    def _planned(
+        self,
+        session: Session,
+        structure: Structure,
+        leaves: Sequence[Any],
+        traced: _Traced,
+        guards: Guards,
+    ) -> tuple[Entry, str]:
+        inputs, captured, draws = traced.inputs, traced.captured, traced.draws
         names = [self._names(structure)[k] for k in inputs]
         donated = tuple(k for k in self._donated(structure) if k in inputs)
-        key = Key(graph, target, tuple(inputs.index(k) for k in donated))
+        key = self._key_of(traced, session, structure)
         plan, source = session.plan(key, tuple(names), self.name)
         final: list[tuple[str, Any]] = []
-        for where, value in outputs:
+        for where, value in traced.outputs:
             if where == "ref":
                 where, n = plan.results[value]
                 if where == "in":
-                    where, value = (
-                        ("in", inputs[n])
-                        if n < captured_first
-                        else ("captured", n - captured_first)
-                    )
+                    first = len(inputs)
+                    where, value = ("in", inputs[n]) if n < first else ("captured", n - first)
                 else:
                     value = n
             final.append((where, value))
-        draws = seed.base is not None
         simple = (
             not (captured or draws or donated)
-            and out_structure.kind == "leaf"
+            and traced.structure.kind == "leaf"
             and final[0] == ("out", 0)
             and inputs == list(range(len(leaves)))
             and all(isinstance(x, Operand) for x in leaves)
@@ -626,16 +761,37 @@ class CompiledFunction(Generic[P, R]):
             captured,
             draws,
             tuple(final),
-            constructor(out_structure),
+            constructor(traced.structure),
             donated,
             final == [("out", k) for k in range(len(final))],
             simple,
-            self.guards.of(
-                [x for x in (*leaves, *objects_beside(structure)) if not isinstance(x, Operand)]
-            ),
+            traced,
+            guards,
+            guards.hold,
             weakref.ref(self),
         )
         return entry, source
+
+    def _check(
+        self,
+        entry: Entry,
+        session: Session,
+        structure: Structure,
+        leaves: Sequence[Any],
+        where: Any,
+        fixed: frozenset[int],
+    ) -> None:
+        """Trace a hit again, and see whether it would become the same (OSTINATO_CHECK_STALE)."""
+        traced, _ = self._trace(session, structure, leaves, where, fixed)
+        found = entry.traced.differs(traced)
+        if found:
+            raise misfit(
+                StaleResultError,
+                f"a hit of {self.name}",
+                got=f"another graph when it was traced again: {found}",
+                needed=f"that of its plan {entry.plan.id[:8]}",
+                do="pass what changes from call to call as an argument",
+            )
 
     def _target(self, target: Target) -> Target:
         return Target(
@@ -725,14 +881,34 @@ def why_miss(function: CompiledFunction[Any, Any]) -> str:
     if miss.nearest is None:
         return f"{function.name} was called for the first time."
     fields = differences(miss.nearest, miss.parts)
+    if miss.change:
+        return f"{function.name} was traced again since what it uses from around it changed:\n  {miss.change}"
     if not fields:
-        return f"{function.name} was traced again because something that it uses from around it changed."
+        return f"{function.name} was traced again, with the same signature."
     return f"{function.name} needed a new plan since the nearest one differs in\n  " + "\n  ".join(
         fields
     )
 
 
 # -- helpers -------------------------------------------------------------------------------
+_OF_CODE = ("__code__", "__defaults__", "__kwdefaults__")  # what a signature is made of
+_OFTEN = 8
+WRAPPERS[CompiledFunction] = ("function",)
+watch_calls_of(CompiledFunction.__call__)
+
+
+def _difference(a: Graph, b: Graph) -> str:
+    """The first node in which two graphs differ, with the user's line."""
+    if a.inputs != b.inputs:
+        return f"inputs {', '.join(map(str, b.inputs))} in place of {', '.join(map(str, a.inputs))}"
+    for x, y in itertools.zip_longest(a.nodes, b.nodes):
+        if x != y:
+            was = "nothing" if x is None else f"{x.op} {dict(x.params)}"
+            now = "nothing" if y is None else f"{y.op} {dict(y.params)}"
+            return f"{now:.80} in place of {was:.80} ({(y or x).line})"
+    return "other results"
+
+
 class _Unready(Exception):
     """One look is not enough for this argument."""
 

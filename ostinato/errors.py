@@ -17,8 +17,11 @@
     ├── DataFileError         (OSError)        a data file that cannot be read
     ├── ExecutionError        (RuntimeError)   an operation that failed while a plan ran
     │   └── LinAlgError       (numpy.linalg.LinAlgError)  a matrix that has no such factors
+    ├── StaleResultError      (RuntimeError)   a hit that another trace does not confirm
     ├── CommunicatorError     (RuntimeError)   workers that lost each other
     └── SessionError          (RuntimeError)   no session, or one that was closed
+
+    StaleWarning (UserWarning): something that a compiled function reads and that cannot be watched
 
 A message is one sentence in four parts: what (the operation and the user's own line), got, needed,
 do this."""
@@ -112,6 +115,14 @@ class ExecutionError(OstinatoError, RuntimeError):
 
 class LinAlgError(ExecutionError, np.linalg.LinAlgError):
     """A matrix that is singular, not positive definite, or does not converge; found when it runs."""
+
+
+class StaleResultError(OstinatoError, RuntimeError):
+    """A compiled function's hit is not what another trace gives (OSTINATO_CHECK_STALE)."""
+
+
+class StaleWarning(UserWarning):
+    """A compiled function reads something that cannot be watched, or that changes with each call."""
 
 
 class CommunicatorError(OstinatoError, RuntimeError):

@@ -33,7 +33,7 @@ def value_and_grad(
     several = isinstance(argnums, Sequence) and not isinstance(argnums, str)
     wanted = cast("Sequence[int]", argnums if several else (argnums,))
 
-    @functools.wraps(function)
+    @functools.wraps(function, updated=())  # the state of a wrapper is its own
     def both(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         numbers = [_number(name, n, args) for n in wanted]
         watch = Watch()
@@ -126,7 +126,7 @@ def grad(
     """The gradient of a scalar function with respect to some arguments."""
     both = value_and_grad(function, argnums, has_aux=has_aux)
 
-    @functools.wraps(function)
+    @functools.wraps(function, updated=())  # the state of a wrapper is its own
     def only(*args: Any, **kwargs: Any) -> Any:
         value, grads = both(*args, **kwargs)
         return (grads, value[1]) if has_aux else grads
@@ -178,7 +178,7 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
     kept.
     """
 
-    @functools.wraps(function)
+    @functools.wraps(function, updated=())  # the state of a wrapper is its own
     def run(*args: Any, **kwargs: Any) -> Any:
         leaves, structure = flatten(args)
         places = [k for k, x in enumerate(leaves) if isinstance(x, (Array, np.ndarray))]
@@ -206,7 +206,7 @@ def custom_gradient(
     cotangent to those of its arguments (one, or a tuple of as many as there are; None for no
     gradient)."""
 
-    @functools.wraps(function)
+    @functools.wraps(function, updated=())  # the state of a wrapper is its own
     def run(*args: Any) -> Any:
         leaves, structure = flatten(args)
         arrays = [as_array(x) for x in leaves]

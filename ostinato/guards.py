@@ -1,182 +1,190 @@
-"""What a compiled function takes from around it, watched: where it changes, another trace is needed.
+"""What a compiled function read of what is around it, checked at every hit.
 
-Names say what a function reads: of its closure and module, and, down into attributes, of the objects that
-it finds there or is given. Nothing of the user's runs while this looks."""
+A guard is one place and what stood there: a global, a cell, an attribute, an item, the number of keys. All
+guards of an entry are one generated expression of identities, some 15 ns a guard; only where it is false are
+values compared, so an equal number that is another object is no change."""
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
+import decimal
+import fractions
 import functools
-import inspect
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
+import pathlib
+import types
+from collections.abc import Callable, Collection, Sequence
+from operator import is_
 from typing import Any
 
 import numpy as np
 
 from ostinato.ops.array import Array
-from ostinato.ops.tree import Structure, flatten
 
-UNSET: Any = object()
-Guard = tuple[Callable[[], Any], Any]  # how something is read, and what it was
+UNSET: Any = type("Unset", (), {"__repr__": lambda _: "nothing"})()
+
+
+@dataclasses.dataclass(slots=True)
+class Guard:
+    """One place, what stood there, and what a user calls it. The kind says how it is read."""
+
+    kind: str  # of _TEXT
+    of: Any  # what it is read of; a `Leaf` for an argument
+    key: Any
+    value: Any
+    name: str
+    expected: Collection[str] = ()  # of "len": keys that would matter if they appeared
+
+    def read(self, leaves: Sequence[Any] = ()) -> Any:
+        """What stands there now."""
+        of = leaves[self.of.number] if type(self.of) is Leaf else self.of
+        try:
+            return _READ[self.kind](of, self.key)
+        except Exception:  # not there any more; or the user's own code failed
+            return UNSET
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Leaf:
+    """An argument's leaf, by number: a guard must not keep it alive."""
+
+    number: int
+
+
+@dataclasses.dataclass(slots=True)
+class Change:
+    """Something that is no longer what it was."""
+
+    guard: Guard
+    now: Any
+
+    def __str__(self) -> str:
+        if self.guard.kind in ("len", "keys", "each"):
+            return f"what is in {self.guard.name} changed"
+        return f"{self.guard.name}: {_short(self.guard.value)} -> {_short(self.now)}"
+
+
+_READ: dict[str, Callable[[Any, Any], Any]] = {
+    "item": lambda of, key: of[key],
+    "attr": getattr,
+    "call": lambda of, key: of(),
+    "len": lambda of, key: len(of),
+    "keys": lambda of, key: list(of),
+    "each": lambda of, key: tuple(of),
+    "bytes": lambda of, key: (of.dtype.str, of.shape, of.tobytes()),
+}
+_TEXT = {  # {o}: what it is read of, {k}: the key, {v}: what stood there
+    "item": "{o}[{k}] is {v}",
+    "attr": "{o}.{key} is {v}",
+    "call": "{o}() is {v}",
+    "len": "len({o}) == {v}",
+    "keys": "[*{o}] == {v}",
+    "each": "same({o}, {v})",
+    "bytes": "written({o}, {v})",
+}
+
+
+def _same(of: Any, elements: tuple[Any, ...]) -> bool:
+    """Whether a container has just these elements, in this order."""
+    return len(of) == len(elements) and all(map(is_, of, elements))
+
+
+def _written(of: np.ndarray[Any, Any], then: tuple[str, tuple[int, ...], bytes]) -> bool:
+    return of.shape == then[1] and of.tobytes() == then[2] and of.dtype.str == then[0]
 
 
 class Guards:
-    """What a function takes from its closure and its module: arrays, numbers, texts, containers of such
-    things, what it reads of objects, functions of the same module and methods, and what these take; as
-    it was when the function was traced."""
+    """All that one trace read; `hold(leaves)` tells whether it is as it was."""
 
-    def __init__(self, function: Any) -> None:
-        self.function = inspect.unwrap(function)
-        self.items: list[Guard] = []
+    __slots__ = ("hold", "items", "names")
 
-    def look(self) -> None:
-        """Take things as they are now."""
-        self.items = _Around(self.function, ()).items
+    def __init__(self, items: Sequence[Guard]) -> None:
+        self.items = list(items)
+        self.names: dict[str, Any] = {"same": _same, "written": _written}
+        self.hold: Callable[[Sequence[Any]], bool] | None = None
+        if self.items:
+            texts = []
+            for n, g in enumerate(self.items):
+                of = f"o{n}"
+                if type(g.of) is Leaf:
+                    of = f"leaves[{g.of.number}]"
+                self.names |= {f"o{n}": g.of, f"k{n}": g.key, f"v{n}": g.value}
+                texts.append(_TEXT[g.kind].format(o=of, k=f"k{n}", key=g.key, v=f"v{n}"))
+            exec(_code("\n  and ".join(texts)), self.names)
+            self.hold = self.names["hold"]
 
-    def changed(self) -> bool:
-        return have_changed(self.items)
+    def change(self, leaves: Sequence[Any]) -> Change | None:
+        """What changed, if anything did; equal values of other objects take their places."""
+        for n, g in enumerate(self.items):
+            now = g.read(leaves)
+            if now is g.value:
+                continue
+            if g.kind == "len" and now is not UNSET:
+                of = leaves[g.of.number] if type(g.of) is Leaf else g.of
+                if type(of) is list or any(name in of for name in g.expected):
+                    return Change(g, now)
+            elif not is_alike(now, g.value):
+                return Change(g, now)
+            self.names[f"v{n}"] = g.value = now
+        return None
 
-    def of(self, leaves: Sequence[Any]) -> list[Guard]:
-        """What the function reads of the objects among its arguments."""
-        objects = [x for x in leaves if not isinstance(x, (*_WATCHED, bytes))]
-        return _Around(self.function, objects).items if objects else []
+
+@functools.lru_cache(1024)
+def _code(text: str) -> Any:
+    body = f"def hold(leaves):\n try:\n  return ({text})\n except Exception:\n  return False\n"
+    return compile(body, "<ostinato guards>", "exec")
 
 
-def have_changed(items: Sequence[Guard]) -> bool:
-    for read, value in items:
-        now = read()
-        if now is not value and _differs(now, value):
-            return True
+def is_alike(a: Any, b: Any) -> bool:
+    """Whether no function can tell two values apart: equal to the bit, of one type, and without parts
+    that could be changed."""
+    if a is b:
+        return True
+    kind = type(a)
+    if kind is not type(b):
+        return False
+    if kind in (float, complex):
+        return repr(a) == repr(b)  # zeros with their signs, and NaN
+    if kind is tuple:
+        return len(a) == len(b) and all(map(is_alike, a, b))
+    if kind is frozenset:  # 1 and 1.0 are one element
+        return a == b and {type(x) for x in a} == {type(x) for x in b}
+    if kind in (slice, range):
+        return all(is_alike(getattr(a, n), getattr(b, n)) for n in ("start", "stop", "step"))
+    if isinstance(a, np.generic):
+        return a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    if kind in (types.MethodType, types.BuiltinMethodType):
+        return a.__self__ is b.__self__ and a == b
+    if isinstance(a, np.dtype) or kind in VALUES:
+        return bool(a == b)
     return False
 
 
-class _Around:
-    """A walk over what functions read, down into the attributes that they name: in the objects of a
-    call, or, where there are none, in closures and modules."""
-
-    def __init__(self, function: Any, objects: Sequence[Any]) -> None:
-        self.items: list[Guard] = []
-        self.home = getattr(function, "__globals__", None)
-        self.names = {"__call__"}
-        self.codes: set[int] = set()
-        self.roots: list[Guard] = []
-        self.seen: set[int] = set()
-        self._follow(function)
-        known = -1
-        while known < len(self.codes):  # a method that is found names further attributes
-            known = len(self.codes)
-            self.items, self.seen = [], set()
-            for read, value in tuple(self.roots):
-                self._take(read, value, False)
-            if objects:
-                self.items = []
-            for x in objects:
-                self._take(_held(x), x, True)
-
-    def _follow(self, function: Any) -> None:
-        code = getattr(function, "__code__", None)
-        if code is None or id(code) in self.codes:
-            return
-        self.codes.add(id(code))
-        names = function.__globals__
-        read = {*_names(code)}
-        self.names |= read
-        cells = [functools.partial(_cell, cell) for cell in function.__closure__ or ()]
-        around = [functools.partial(names.get, n) for n in sorted(read) if n in names]
-        self.roots += [(look, look()) for look in (*cells, *around)]
-
-    def _take(self, read: Callable[[], Any], value: Any, is_method: bool) -> None:
-        inner = value if isinstance(value, FunctionType) else _found(value, "__wrapped__")
-        if isinstance(inner, FunctionType):  # itself, or what was compiled
-            if is_method or inner.__globals__ is self.home:
-                self._follow(inner)
-                self.items.append((read, value))
-        elif isinstance(value, _WATCHED):
-            self.items.append((read, value))
-        elif isinstance(value, (dict, list, tuple)):
-            contents = functools.partial(_contents, read)
-            try:
-                leaves = contents()
-            except RecursionError:  # it holds itself
-                return
-            if len(leaves) <= _MANY:
-                self.items.append((contents, leaves))
-                for x in leaves[1:]:
-                    if not isinstance(x, _WATCHED):
-                        self._take(functools.partial(_itself, x), x, True)
-        elif isinstance(value, property):
-            self._follow(value.fget)
-        elif id(value) not in self.seen:
-            self.seen.add(id(value))
-            count = len(self.items)
-            for name in sorted(self.names):
-                found = _found(value, name)
-                if found is not UNSET:
-                    look = functools.partial(_found_of, _held(value), name)
-                    self._take(look, found, not isinstance(value, ModuleType))
-            if len(self.items) > count and not isinstance(read, weakref.ref):
-                self.items.append((read, value))
+VALUES: tuple[type, ...] = (
+    bool,
+    int,
+    str,
+    bytes,
+    decimal.Decimal,
+    fractions.Fraction,
+    datetime.date,
+    datetime.datetime,
+    datetime.time,
+    datetime.timedelta,
+    pathlib.PosixPath,
+    pathlib.PurePosixPath,
+)
 
 
-def _held(x: Any) -> Callable[[], Any]:
-    """How an object is found, without keeping it where that is possible: what is known of it goes with it."""
+def _short(x: Any) -> str:
+    if isinstance(x, Array):
+        return f"an array {x.spec.bare}"
+    if isinstance(x, np.ndarray):
+        return f"a NumPy array {x.dtype}{list(x.shape)}"
+    if isinstance(x, tuple) and len(x) == 3 and isinstance(x[2], bytes):
+        return "other numbers"
     try:
-        return weakref.ref(x)
-    except TypeError:
-        return functools.partial(_itself, x)
-
-
-def _found_of(held: Callable[[], Any], name: str) -> Any:
-    return _found(held(), name)
-
-
-def _itself(x: Any) -> Any:
-    return x
-
-
-def _found(x: Any, name: str) -> Any:
-    """An attribute as it is stored, without running any code of the user's."""
-    try:
-        kinds = x.__mro__ if isinstance(x, type) else (x, *type(x).__mro__)
-        for kind in kinds:
-            own = getattr(kind, "__dict__", {})
-            if name in own:
-                found = own[name]
-                return found.__get__(x) if isinstance(found, MemberDescriptorType) else found
-    except Exception:  # objects may be of any kind
-        pass
-    return UNSET
-
-
-_WATCHED = (Array, np.ndarray, bool, int, float, complex, str)
-_MANY = 256  # leaves of a container; larger ones are not looked through at every call
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """The names that a function looks up, in the functions within it too."""
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names(inner)
-
-
-def _contents(read: Callable[[], Any]) -> tuple[Any, ...]:
-    leaves, structure = flatten(read())
-    return (structure, *leaves)
-
-
-def _differs(now: Any, value: Any) -> bool:
-    if now is value:
-        return False
-    if type(now) is tuple and type(value) is tuple:
-        return len(now) != len(value) or any(map(_differs, now, value))
-    alike = type(now) is type(value) and isinstance(now, (*_WATCHED[2:], Structure))
-    return not alike or bool(now != value)
-
-
-def _cell(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return UNSET
+        text = repr(x)
+    except Exception:
+        text = type(x).__name__
+    return text if len(text) <= 60 else f"a {type(x).__name__}"

@@ -97,26 +97,37 @@ class _Reader:
             return
         owners = _placeholders(x._term)
         traces = {t for term in owners for t in term.traces}
-        trace = next(iter(traces))
-        if len(traces) == 1 and isinstance(trace, CompileTrace):
-            numbers = {term.number for term in owners}
-            if numbers <= trace.lifted.keys():
-                raise NeedsValue(trace, numbers)
-        if shape:
-            raise misfit(
-                DataDependentShapeError,
-                what,
-                got=f"{x.spec.bare} while {trace.name} is traced, where values are not known yet",
-                needed="a result whose shape does not depend on data",
-                do=_STATIC.get(what, "compute it outside, or pass size="),
-            )
-        raise misfit(
-            TracedValueError,
+        error = _refusal(x, what, shape, owners, traces)
+        for trace in traces:  # should the function go on as if it had not heard
+            trace.refused = error
+        raise error
+
+
+def _refusal(
+    x: Array, what: str, shape: bool, owners: Sequence[Term], traces: set[Trace]
+) -> BaseException:
+    """Why a value is not there; or what would give it, if it depends on lifted numbers alone."""
+    trace = next(iter(traces))
+    if len(traces) == 1 and isinstance(trace, CompileTrace):
+        numbers = {term.number for term in owners}
+        if numbers <= trace.lifted.keys():
+            return NeedsValue(trace, numbers)
+    got = f"{x.spec.bare} while {trace.name} is traced, where values are not known yet"
+    if shape:
+        return misfit(
+            DataDependentShapeError,
             what,
-            got=f"{x.spec.bare} while {trace.name} is traced, where values are not known yet",
-            needed="operations on arrays only",
-            do="use ost.where or ost.cond for `if`, ost.while_loop for loops, or compute it outside",
+            got=got,
+            needed="a result whose shape does not depend on data",
+            do=_STATIC.get(what, "compute it outside, or pass size="),
         )
+    return misfit(
+        TracedValueError,
+        what,
+        got=got,
+        needed="operations on arrays only",
+        do="use ost.where or ost.cond for `if`, ost.while_loop for loops, or compute it outside",
+    )
 
 
 def _still(pending: Sequence[Array]) -> list[Ref]:

@@ -11,6 +11,8 @@ OSTINATO_TUNE       "on": what only timing can decide is timed when a plan is ma
                     there is a cache on disk); "read": only what was timed before counts; "off": nothing
 OSTINATO_TUNE_SECONDS  how long this process may spend on that, all together
 OSTINATO_CHECK_NAN  1: look for NaN after each operation and name the first that made one
+OSTINATO_CHECK_STALE  n: trace every n-th hit of a compiled function again, and raise an error if that gives
+                    another graph, since something changed that is not watched
 OSTINATO_HEARTBEAT  seconds without a sign of life after which a worker counts as lost, 2 or more
 OSTINATO_ONEDNN     a libdnnl.so.3 to use instead of the wheel's; "off" for NumPy's library alone
 """
@@ -76,6 +78,7 @@ cache: Path | None = _cache()
 cache_bytes: int = _number("OSTINATO_CACHE_MB", 256, 0, 1 << 20) * 2**20
 math: str = _word("OSTINATO_MATH", "own", "libm")
 check_nan: bool = bool(_number("OSTINATO_CHECK_NAN", 0, 0, 1))
+check_stale: int = _number("OSTINATO_CHECK_STALE", 0, 0, 1 << 30)
 tune: str = _word("OSTINATO_TUNE", "on" if cache is not None else "read", "on", "read", "off")
 tune_seconds: int = _number("OSTINATO_TUNE_SECONDS", 2, 0, 1 << 20)
 tune_again: bool = False  # what was timed before, too

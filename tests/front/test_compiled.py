@@ -260,7 +260,7 @@ def test_what_is_used_from_around_is_watched() -> None:
     assert float(f(x)) == 9
     assert float(f(x)) == 9
     assert len(f.misses) == 3
-    assert "something that it uses from around it changed" in ost.why_miss(f)
+    assert "what it uses from around it changed:\n  w: an array" in ost.why_miss(f)
 
 
 def test_captured_arrays_are_operands_not_constants() -> None:

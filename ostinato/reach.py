@@ -1,0 +1,734 @@
+"""What a trace reaches: every function of the user's that it runs, and what these name.
+
+While a function is traced the interpreter tells of each call (`sys.monitoring`, or a profiling function where
+Python is older). Whatever is called, through whatever wrapper, is looked at before its body runs: the globals
+and cells that its code names, and, down into attributes, items and classes, all that these lead to. So it does
+not matter how a function is found, only that it ran. Code of Python's library, NumPy and Ostinato is not looked
+at; nothing of the user's runs while this looks."""
+
+from __future__ import annotations
+
+import array as _array
+import collections
+import contextlib
+import dis
+import functools
+import gc
+import os
+import random as _random
+import sys
+import threading
+import time as _time
+import types
+import warnings
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ostinato.errors import StaleWarning
+from ostinato.ops.array import Array
+from ostinato.ops.where import is_ours, short
+
+from .guards import UNSET, VALUES, Guard, Leaf, is_alike
+
+FEW = 256  # elements of a container that are looked into; of larger ones each counts as it is
+SMALL = 1 << 14  # bytes of a NumPy array whose numbers are compared at each hit
+WRAPPERS: dict[type, tuple[str, ...]] = {  # where wrappers keep what they wrap
+    functools.partial: ("func", "args", "keywords"),
+    functools.partialmethod: ("func", "args", "keywords"),
+    types.MethodType: ("__func__", "__self__"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    property: ("fget",),
+    functools.cached_property: ("func",),
+    collections.UserDict: ("data",),
+    collections.UserList: ("data",),
+    collections.ChainMap: ("maps",),
+    type(os.environ): ("_data",),
+}
+_ATOMS = (bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented))
+
+
+# -- code ----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a function's code names."""
+
+    globals: frozenset[str]
+    attributes: frozenset[str]
+    stored: frozenset[str]
+    read: frozenset[str]  # names whose value counts, other than those of a counter or a log
+    imports: frozenset[str]
+    named: frozenset[str]  # all names that it loads
+    mutates: bool  # it may change a container
+    any_attribute: bool  # it may read attributes whose names it makes
+
+
+_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
+_LOADS_OF_NAMES = (
+    *_LOADS,
+    "LOAD_ATTR",
+    "LOAD_METHOD",
+    "LOAD_SUPER",
+    "LOAD_DEREF",
+    "LOAD_CLASSDEREF",
+)
+_SIMPLE = (
+    "LOAD_FAST",
+    "LOAD_DEREF",
+    "LOAD_GLOBAL",
+    "LOAD_NAME",
+    "LOAD_ATTR",
+    "LOAD_CONST",
+    "PUSH_NULL",
+)
+_MUTATORS = frozenset(
+    (
+        *("append", "appendleft", "extend", "extendleft", "insert", "pop", "popleft", "popitem"),
+        *("remove", "clear", "update", "add", "discard", "setdefault", "sort", "reverse", "rotate"),
+        *("__setitem__", "__setattr__", "setattr", "delattr", "fill", "put"),
+    )
+)
+_ANY = frozenset(("vars", "__dict__", "attrgetter", "__getattribute__", "getmembers", "dir"))
+
+
+@functools.lru_cache(4096)
+def facts(code: types.CodeType) -> Facts:
+    found: dict[str, set[str]] = {
+        "globals": set(),
+        "attrs": set(),
+        "stored": set(),
+        "imports": set(),
+    }
+    mutates = any_attribute = False
+    steps = list(dis.get_instructions(code))
+    loaded, read = set(), set()
+    for n, step in enumerate(steps):
+        name = step.opname
+        if name.startswith(_LOADS_OF_NAMES):
+            loaded.add(step.argval)
+            if not _is_log(steps, n):
+                read.add(step.argval)
+        if name in _LOADS:
+            found["globals"].add(step.argval)
+            if step.argval in ("getattr", "hasattr"):
+                any_attribute = any_attribute or not _is_plain(steps[n + 1 : n + 16])
+        elif name in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"):
+            found["attrs"].add(step.argval)
+        elif name.startswith(
+            ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "DELETE_ATTR", "DELETE_GLOBAL")
+        ):
+            found["stored"].add(step.argval)
+        elif name in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"):
+            mutates = True
+        elif name == "IMPORT_NAME":
+            found["imports"].add(step.argval)
+    named = found["globals"] | found["attrs"]
+    found["attrs"] |= {x for x in _texts(code.co_consts) if x.isidentifier()}
+    found["attrs"].add(code.co_name)
+    return Facts(
+        frozenset(found["globals"]),
+        frozenset(found["attrs"]),
+        frozenset(found["stored"]),
+        frozenset(read | found["attrs"] - loaded),
+        frozenset(found["imports"]),
+        frozenset(found["attrs"] | found["globals"] | set(code.co_freevars)),
+        mutates or bool(named & _MUTATORS),
+        any_attribute or bool(named & _ANY),
+    )
+
+
+def _is_log(steps: Sequence[dis.Instruction], n: int) -> bool:
+    """Whether what is loaded here is only added to: `log.append(x)`, `count += 1`, `count[k] += 1`."""
+    names = [s.opname for s in steps[n : n + 7]]
+    if names[1:2] and names[1].startswith(("LOAD_ATTR", "LOAD_METHOD")):
+        return steps[n + 1].argval in _ADDERS
+    if names[2:3] == ["BINARY_OP"] and names[1].startswith(("LOAD_CONST", "LOAD_FAST")):
+        stores = [s for s in steps[n + 3 : n + 5] if s.opname.startswith("STORE")]
+        return any(s.argval == steps[n].argval for s in stores)
+    return names[2:5] == ["COPY", "COPY", "BINARY_SUBSCR"]
+
+
+_ADDERS = frozenset(("append", "add", "extend", "appendleft", "insert", "clear"))
+
+
+def _is_plain(steps: Sequence[dis.Instruction]) -> bool:
+    """Whether a call of `getattr` that begins here has a name that stands in the code."""
+    last = None
+    for step in steps:
+        if step.opname in ("CALL", "PRECALL"):
+            return last is not None
+        if not step.opname.startswith(_SIMPLE) or (step.opname == "LOAD_ATTR" and last):
+            return step.opname in ("CACHE",)
+        if step.opname == "LOAD_CONST" and isinstance(step.argval, str):
+            last = step.argval
+    return False
+
+
+def _texts(consts: Sequence[Any]) -> Iterator[str]:
+    for x in consts:
+        if isinstance(x, str):
+            yield x
+        elif isinstance(x, (tuple, frozenset)):
+            yield from _texts(tuple(x))
+
+
+_STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_PACKAGES = tuple(_STDLIB + name + os.sep for name in ("site-packages", "dist-packages"))
+_NUMPY = os.path.dirname(np.__file__) + os.sep
+
+
+@functools.lru_cache(4096)
+def _is_library_file(name: str) -> bool:
+    if name.startswith(("<frozen", _NUMPY)):
+        return True
+    return name.startswith(_STDLIB) and not name.startswith(_PACKAGES)
+
+
+def _is_library_code(code: types.CodeType) -> bool:
+    return is_ours(code) or _is_library_file(code.co_filename)
+
+
+def _is_library_module(name: str | None) -> bool:
+    if name is None or name.partition(".")[0] in ("ostinato", "numpy", "ml_dtypes"):
+        return True
+    if name == "__main__" or name.partition(".")[0] not in sys.stdlib_module_names:
+        return False
+    file = getattr(sys.modules.get(name), "__file__", None)  # a user's own may have the same name
+    return file is None or _is_library_file(file)
+
+
+@functools.lru_cache(4096)
+def _is_library_type(kind: type) -> bool:
+    return _is_library_module(getattr(kind, "__module__", None))
+
+
+# -- what is reached -----------------------------------------------------------------------
+class Reach:
+    """What one trace reaches, taken as it is before it can be read."""
+
+    def __init__(
+        self,
+        function: Any,
+        name: str,
+        leaves: Sequence[tuple[int, str, Any]],
+        beside: Sequence[Any] = (),
+    ) -> None:
+        self.guards: list[Guard] = []
+        self.places: set[tuple[Any, ...]] = set()  # what has a guard
+        self.executed: dict[int, types.CodeType] = {}
+        self.beside = {id(getattr(f, "__code__", None)) for f in gc.callbacks}  # not of the trace
+        self.functions: dict[int, list[types.FunctionType]] = {}  # that were met, by code
+        self.attributes: set[str] = set()
+        self.every = False
+        self.seen: dict[int, Any] = {}
+        self.spaces: list[tuple[Any, str, bool]] = []  # of named attributes
+        self.slotted: list[tuple[Any, Any, str]] = []
+        self.modules: dict[int, tuple[Any, set[str], str]] = {}
+        self.locals: dict[int, Any] = {}  # objects that were found in frames
+        self.cells: dict[int, dict[str, Any]] = {}
+        self.nested: list[Any] = []  # compiled functions that were called
+        self.warned: list[tuple[str, str]] = []
+        for number, leaf, x in leaves:
+            self._descend(x, leaf, Leaf(number))
+        for x in beside:
+            self._descend(x, f"a {type(x).__name__}")
+        self._descend(function, name)
+
+    # -- calls -----------------------------------------------------------------------------
+    def called(self, code: types.CodeType, frame: types.FrameType) -> None:
+        """A function of the user's begins."""
+        if code.co_name == "__del__" or id(code) in self.beside:
+            return
+        given = frame.f_locals
+        count = (
+            code.co_argcount
+            + code.co_kwonlyargcount
+            + bool(code.co_flags & 4)
+            + bool(code.co_flags & 8)
+        )
+        for name in code.co_varnames[:count]:
+            self._local(given.get(name))
+        if id(code) in self.executed:
+            return
+        self.executed[id(code)] = code
+        known = facts(code)
+        if code.co_freevars:
+            self.cells[id(code)] = {n: given.get(n, UNSET) for n in code.co_freevars}
+        self._space(frame.f_globals, known.globals)
+        for name in known.imports:
+            if (module := sys.modules.get(name)) is not None:
+                self._descend(module, name)
+        self.every = self.every or known.any_attribute
+        self._name(known.attributes)
+        for f in self.functions.get(id(code), ()):
+            self._function_runs(f)
+
+    def returned(self, frame: types.FrameType) -> None:
+        """It ends: what it found meanwhile may have attributes that it read."""
+        for x in frame.f_locals.values():
+            self._local(x)
+
+    def _local(self, x: Any) -> None:
+        if type(x) not in _ATOMS and id(x) not in self.seen and not isinstance(x, (Array, type)):
+            self.locals[id(x)] = x
+
+    # -- places ----------------------------------------------------------------------------
+    def _guard(self, kind: str, of: Any, key: Any, value: Any, name: str) -> Guard | None:
+        place = (
+            kind,
+            of if type(of) is Leaf else id(of),
+            key if isinstance(key, (str, int)) else id(key),
+        )
+        if place in self.places:
+            return None
+        self.places.add(place)
+        self.guards.append(Guard(kind, of, key, value, name))
+        return self.guards[-1]
+
+    def _item(self, space: Any, key: Any, name: str) -> None:
+        value = space[key]
+        if self._guard("item", space, key, value, name) is not None:
+            self._descend(value, name)
+
+    def _space(self, names: dict[str, Any], wanted: frozenset[str]) -> None:
+        """What a function takes from its module."""
+        _, known, _ = self.modules.setdefault(id(names), (names, set(), ""))
+        for n in wanted - known:
+            known.add(n)
+            if n in names:
+                self._item(names, n, n)
+            else:  # of builtins, as long as the module has none of that name
+                value = names.get("__builtins__")
+                space = value if isinstance(value, dict) else vars(value) if value else {}
+                if n in space:
+                    self._descend(space[n], n)
+        self._length(names, known, "the module's names")
+
+    def _length(self, names: Any, expected: set[str], name: str) -> None:
+        """A guard of what would matter if it appeared."""
+        guard = self._guard("len", names, None, len(names), name)
+        if guard is not None:
+            guard.expected = _Missing(names, expected)
+
+    def _name(self, names: frozenset[str]) -> None:
+        """Further attributes are read, of anything."""
+        new = names - self.attributes
+        if not new and not self.every:
+            return
+        self.attributes |= new
+        for space in tuple(self.spaces):
+            self._named(space)
+        for slots in tuple(self.slotted):
+            self._slots(slots)
+
+    def _named(self, space: tuple[Any, str, bool]) -> None:
+        names, path, is_object = space
+        wanted = (
+            list(names) if self.every and is_object else [n for n in self.attributes if n in names]
+        )
+        for n in wanted:
+            self._item(names, n, f"{path}.{n}")
+
+    def _slots(self, slots: tuple[Any, Any, str]) -> None:
+        of, x, path = slots
+        for kind in type(x).__mro__:
+            for n, d in tuple(kind.__dict__.items()):
+                if isinstance(d, types.MemberDescriptorType) and (
+                    self.every or n in self.attributes
+                ):
+                    try:
+                        value = d.__get__(x)
+                    except AttributeError:
+                        continue
+                    if self._guard("attr", of, n, value, f"{path}.{n}") is not None:
+                        self._descend(value, f"{path}.{n}")
+
+    # -- values ----------------------------------------------------------------------------
+    def _descend(self, x: Any, path: str, of: Any = None) -> None:
+        """All that a value leads to."""
+        kind = type(x)
+        if kind in _ATOMS or id(x) in self.seen or kind in VALUES or kind is np.dtype:
+            return
+        self.seen[id(x)] = x
+        self.locals.pop(id(x), None)
+        if isinstance(x, Array):
+            self._guard("attr", x, "_operand", x._operand, path)
+        elif kind is types.FunctionType:
+            self._function(x, path)
+        elif kind in WRAPPERS:
+            self._builtin(x, path)
+            for name in WRAPPERS[kind]:
+                self._descend(getattr(x, name), path)
+        elif isinstance(x, types.ModuleType):
+            if not _is_library_module(x.__name__):
+                self._attributes(x.__dict__, path, False)
+        elif isinstance(x, type):
+            self._class(x, path)
+        elif isinstance(x, (dict, types.MappingProxyType)):
+            self._contents(x, path, x)
+            self._object(x, path, of)
+        elif isinstance(x, (list, tuple, set, frozenset, collections.deque)):
+            self._contents(x, path, None)
+            self._object(x, path, of)
+        elif isinstance(x, np.ndarray):
+            self._numbers(x, path)
+        elif isinstance(x, (bytearray, memoryview, _array.array)):
+            self._warn(
+                path, f"a {kind.__name__}, which may be written to", "bytes or a NumPy array"
+            )
+        elif isinstance(x, weakref.ref):
+            value = x()
+            self._guard("call", x, None, value, path)
+            self._descend(value, path)
+        elif kind is types.BuiltinFunctionType:
+            self._builtin(x, path)
+        elif hasattr(kind, "__next__"):
+            self._warn(path, "an iterator, which is used up by the trace", "a list")
+        elif not kind.__module__.startswith("ostinato."):
+            self._object(x, path, of)
+
+    def _object(self, x: Any, path: str, of: Any) -> None:
+        """An instance: its class, and of its attributes those that are named anywhere."""
+        of = x if of is None else of
+        kind = type(x)
+        if kind.__module__ == "builtins":
+            return
+        if not _is_library_type(kind):
+            self._guard("attr", of, "__class__", kind, f"the class of {path}")
+        self._class(kind, kind.__name__)
+        names = _dict_of(x)
+        if names is not None:
+            if kind.__getattribute__ is object.__getattribute__:
+                self._guard("attr", of, "__dict__", names, f"{path}.__dict__")
+            self._attributes(names, path, True)
+        if any(
+            isinstance(d, types.MemberDescriptorType)
+            for k in kind.__mro__
+            for d in vars(k).values()
+        ):
+            self.slotted.append((of, x, path))
+            self._slots(self.slotted[-1])
+
+    def _attributes(self, names: Any, path: str, is_object: bool) -> None:
+        space = (names, path, is_object)
+        self.spaces.append(space)
+        self._named(space)
+        self._length(names, self.attributes, f"the attributes of {path}")
+
+    def _class(self, kind: type, path: str) -> None:
+        for k in kind.__mro__:
+            if not _is_library_type(k) and ("class", id(k)) not in self.places:
+                self.places.add(("class", id(k)))
+                self.seen[id(k)] = k
+                self._attributes(k.__dict__, k.__name__, False)
+
+    def _contents(self, x: Any, path: str, items: Any) -> None:
+        """A container: which elements it has, and what these lead to, unless they are many."""
+        if items is not None:
+            inner = [(f"{path}[{k!r:.40}]", k, v) for k, v in items.items()]
+            plain = len(inner) <= FEW and all(type(k) is str for k in items)
+            if plain:
+                self._guard("keys", x, None, list(items), path)
+            else:
+                self._guard("each", x, None, tuple(items), path)
+                self._guard("each", x.values(), None, tuple(items.values()), path)
+        else:
+            elements = tuple(x)
+            inner = [(f"{path}[{k}]", k, v) for k, v in enumerate(elements)]
+            fixed = isinstance(x, (tuple, frozenset))
+            plain = type(x) is list and len(elements) <= FEW
+            if plain:
+                self._guard("len", x, None, len(elements), path)
+            elif not fixed:
+                self._guard("each", x, None, elements, path)
+        for name, key, value in inner if len(inner) <= FEW else ():
+            if plain:
+                self._guard("item", x, key, value, name)
+            self._descend(value, name)
+
+    def _numbers(self, x: np.ndarray[Any, Any], path: str) -> None:
+        if x.dtype.hasobject:
+            return
+        if x.nbytes <= SMALL:
+            self._guard("bytes", x, None, (x.dtype.str, x.shape, x.tobytes()), path)
+            return
+        base: Any = x
+        while isinstance(base, np.ndarray) and not base.flags.writeable and base.base is not None:
+            base = base.base
+        if not isinstance(base, np.ndarray) or base.flags.writeable:
+            self._warn(
+                path,
+                f"a NumPy array of {x.nbytes:,} bytes; what is written to it later is not seen",
+                f"it as an argument, ost.asarray of it, or {path}.flags.writeable = False",
+            )
+
+    def _builtin(self, x: Any, path: str) -> None:
+        owner = getattr(x, "__self__", None)
+        if isinstance(owner, (_random.Random, np.random.RandomState, np.random.Generator)):
+            self._warn(path, "random numbers, drawn once, when it is traced", "ost.random")
+        elif owner is _time:
+            self._warn(path, "a clock, read once, when it is traced", "the time as an argument")
+
+    def _function(self, f: types.FunctionType, path: str) -> None:
+        self.functions.setdefault(id(f.__code__), []).append(f)
+        library = _is_library_code(f.__code__)
+        for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=False):
+            with contextlib.suppress(ValueError):
+                value = cell.cell_contents
+                if library:  # what decorators of ours keep
+                    self._descend(value, name)
+                elif isinstance(value, (types.FunctionType, *WRAPPERS)):
+                    self._descend(value, name)  # so that it is known should it run
+        if "__wrapped__" in f.__dict__:
+            self._descend(f.__dict__["__wrapped__"], path)
+        if id(f.__code__) in self.executed:
+            self._function_runs(f)
+
+    def _function_runs(self, f: types.FunctionType) -> None:
+        """A function that runs: its cells, its defaults, and its code, which a reload may replace."""
+        name = f.__name__
+        self._guard("attr", f, "__code__", f.__code__, f"the code of {name}")
+        for n, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=False):
+            with contextlib.suppress(ValueError):
+                value = cell.cell_contents
+                if self._guard("attr", cell, "cell_contents", value, n) is not None:
+                    self._descend(value, n)
+        for defaults in ("__defaults__", "__kwdefaults__"):
+            value = getattr(f, defaults)
+            if value is not None:
+                self._guard("attr", f, defaults, value, f"the defaults of {name}")
+            for x in (value.values() if isinstance(value, dict) else value) or ():
+                self._descend(x, f"a default of {name}")
+        if f.__dict__:
+            self._attributes(f.__dict__, name, True)
+
+    # -- the end ---------------------------------------------------------------------------
+    def _warn(self, path: str, what: str, instead: str) -> None:
+        self.warned.append((path, f"{what}; use {instead}"))
+
+    def finish(self) -> list[Guard]:
+        """All guards, once the trace is over and its results are gone."""
+        self._unmet()
+        held = self.locals
+        self.locals = {}
+        while held:
+            x = held.popitem()[1]
+            # this name and the call's: nobody but the trace had it
+            if sys.getrefcount(x) > 2 and id(x) not in self.seen and not _is_traced(x):
+                self._descend(x, f"a {type(x).__name__}")
+        for f in self.nested:
+            if f.last is not None and f.last.guards is not None:
+                self.guards += [g for g in f.last.guards.items if type(g.of) is not Leaf]
+        read = frozenset[str]().union(*(facts(c).read for c in self.executed.values()))
+        logs = frozenset[str]().union(*(facts(c).named for c in self.executed.values())) - read
+        self.guards = [g for g in self.guards if _last(g.name) not in logs]
+        for guard in self.guards:
+            if guard.key == "_operand":  # what was pending has run, if the trace read it
+                guard.value = guard.of._operand
+        self.guards = [g for g in self.guards if g.key != "_operand" or g.value is not None]
+        return self.guards
+
+    def _unmet(self) -> None:
+        """Functions that ran, but to which nothing led: their cells are found by their code."""
+        inner = {id(c) for code in self.executed.values() for c in code.co_consts}
+        lost = [c for k, c in self.executed.items() if k not in self.functions and k not in inner]
+        lost = [c for c in lost if c.co_freevars]
+        if not lost:
+            return
+        for f in gc.get_referrers(*lost):
+            if isinstance(f, types.FunctionType) and id(f.__code__) in self.executed:
+                then = self.cells.get(id(f.__code__), {})
+                cells = zip(f.__code__.co_freevars, f.__closure__ or (), strict=False)
+                with contextlib.suppress(ValueError):
+                    if all(cell.cell_contents is then.get(n) for n, cell in cells):
+                        self._descend(f, f.__name__)
+
+    def changed(self) -> list[Guard]:
+        """What another thread changed during the trace; what the functions themselves wrote to is
+        taken as they left it."""
+        found: list[Guard] = []
+        known = [facts(c) for c in self.executed.values()]
+        stored = frozenset[str]().union(*(k.stored for k in known))
+        mutates = any(k.mutates for k in known)
+        for g in self.guards:
+            if type(g.of) is Leaf:
+                continue
+            now = g.read()
+            if now is g.value or is_alike(now, g.value):
+                continue
+            if g.kind in ("keys", "each", "bytes"):
+                own = mutates
+            elif g.kind == "item":
+                own = g.key in stored or mutates
+            elif g.key == "cell_contents":
+                own = g.name in stored
+            else:
+                own = g.kind == "len" or g.key in stored
+            if not own:
+                found.append(g)
+            elif now is not UNSET:
+                g.value = now
+        return found
+
+    def tell(self, name: str, where: types.CodeType | None, told: set[tuple[str, str]]) -> None:
+        """Say what cannot be watched, once per place."""
+        new = [w for w in dict.fromkeys(self.warned) if w not in told]
+        told.update(new)
+        for path, why in new:
+            code = next(
+                (c for c in self.executed.values() if path.partition(".")[0] in facts(c).globals),
+                where,
+            )
+            file, line = (code.co_filename, code.co_firstlineno) if code else ("<unknown>", 1)
+            for step in dis.get_instructions(code) if code else ():
+                if step.starts_line is not None:
+                    line = step.positions.lineno or line if step.positions else line
+                if step.argval == path.partition(".")[0]:
+                    break
+            text = f"{name} ({short(f'{file}:{line}')}): {path} cannot be watched: {why}."
+            warnings.warn_explicit(text, StaleWarning, file, line)
+
+
+def _last(path: str) -> str:
+    """The name that a path ends with: `log` of `model.log[3]`."""
+    return path.rpartition(".")[2].partition("[")[0]
+
+
+class _Missing:
+    """Names that a function would find, if they were there."""
+
+    __slots__ = ("had", "names", "wanted")
+
+    def __init__(self, names: Any, wanted: set[str]) -> None:
+        self.wanted = wanted
+        self.had = frozenset(names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([n for n in self.wanted if n not in self.had])
+
+
+def _dict_of(x: Any) -> dict[str, Any] | None:
+    try:
+        found = object.__getattribute__(x, "__dict__")
+    except AttributeError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _is_traced(x: Any) -> bool:
+    """Whether it was made by the trace: what it holds has no values."""
+    values = list((_dict_of(x) or {}).values())
+    if isinstance(x, dict):
+        values += list(x.values())
+    elif isinstance(x, (list, tuple, set)):
+        values += list(x)
+    return any(
+        isinstance(v, Array) and v._term is not None and v._term.is_traced for v in values[:64]
+    )
+
+
+# -- how calls are heard of ----------------------------------------------------------------
+_local = threading.local()
+
+
+@contextlib.contextmanager
+def reaching(reach: Reach) -> Iterator[None]:
+    """Within it, all that this thread calls is looked at."""
+    outer = getattr(_local, "reach", None)
+    _local.reach = reach
+    try:
+        with _heard(reach):
+            yield
+    finally:
+        _local.reach = outer
+
+
+if sys.version_info >= (3, 12):
+    _tool: list[int] = []  # of `sys.monitoring`, while anybody traces
+    _tracing = 0
+    _lock = threading.Lock()
+
+    def _begins(code: types.CodeType, offset: int) -> Any:
+        reach = getattr(_local, "reach", None)
+        if code is _entering:
+            if reach is not None:
+                reach.nested.append(sys._getframe(1).f_locals["self"])
+        elif _is_library_code(code):
+            return sys.monitoring.DISABLE
+        elif reach is not None:
+            reach.called(code, sys._getframe(1))
+        return None
+
+    def _ends(code: types.CodeType, offset: int, value: object) -> Any:
+        reach = getattr(_local, "reach", None)
+        if code is _entering or _is_library_code(code):
+            return sys.monitoring.DISABLE
+        if reach is not None:
+            reach.returned(sys._getframe(1))
+        return None
+
+    @contextlib.contextmanager
+    def _heard(reach: Reach) -> Iterator[None]:
+        global _tracing
+        monitoring = sys.monitoring
+        events = monitoring.events
+        with _lock:
+            if not _tracing:
+                tool = next(n for n in (4, 3, 5, 1, 2, 0) if monitoring.get_tool(n) is None)
+                monitoring.use_tool_id(tool, "ostinato")
+                monitoring.register_callback(tool, events.PY_START, _begins)
+                monitoring.register_callback(tool, events.PY_RETURN, _ends)
+                monitoring.set_events(tool, events.PY_START | events.PY_RETURN)
+                _tool[:] = [tool]
+            _tracing += 1
+        try:
+            yield
+        finally:
+            with _lock:
+                _tracing -= 1
+                if not _tracing:
+                    monitoring.set_events(_tool[0], 0)
+                    monitoring.free_tool_id(_tool[0])
+
+else:
+
+    @contextlib.contextmanager
+    def _heard(reach: Reach) -> Iterator[None]:
+        known: dict[int, types.CodeType | None] = {}  # by id, as codes are hashed anew each time
+
+        def hear(frame: types.FrameType, event: str, arg: Any) -> None:
+            if event == "call":
+                code = frame.f_code
+                if id(code) not in known:
+                    known[id(code)] = None if _is_library_code(code) else code
+                if known[id(code)] is not None:
+                    reach.called(code, frame)
+                elif code is _entering:
+                    reach.nested.append(frame.f_locals["self"])
+            elif event == "return" and known.get(id(frame.f_code)) is not None:
+                reach.returned(frame)
+
+        before = sys.getprofile()
+        sys.setprofile(hear)
+        try:
+            yield
+        finally:
+            restore = getattr(before, "enable", None)  # cProfile's
+            if restore is not None:
+                sys.setprofile(None)
+                restore()
+            else:
+                sys.setprofile(before)
+
+
+_entering: types.CodeType | None = None  # the code of a compiled function's call
+
+
+def watch_calls_of(function: Any) -> None:
+    """Tell which code a call of a compiled function enters."""
+    global _entering
+    _entering = function.__code__
