@@ -13,7 +13,7 @@ import fractions
 import functools
 import pathlib
 import types
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import is_
 from typing import Any
 
@@ -33,7 +33,7 @@ class Guard:
     key: Any
     value: Any
     name: str
-    expected: Collection[str] = ()  # of "len": keys that would matter if they appeared
+    expected: Iterable[str] = ()  # of "len": keys that would matter if they appeared
 
     def read(self, leaves: Sequence[Any] = ()) -> Any:
         """What stands there now."""

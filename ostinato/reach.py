@@ -394,7 +394,7 @@ class Reach:
     def _object(self, x: Any, path: str, of: Any) -> None:
         """An instance: its class, and of its attributes those that are named anywhere."""
         of = x if of is None else of
-        kind = type(x)
+        kind: Any = type(x)
         if kind.__module__ == "builtins":
             return
         if not _is_library_type(kind):
