@@ -26,8 +26,9 @@ from .elementwise import conj, log, sign, where
 from .graph import Graph
 from .index import Indices
 from .jacobi import eigh_in_pairs
+from .kinds import BOUNDS, unfit
 from .layout import Layout
-from .matrices import adjoint
+from .matrices import adjoint, matrix, one_matrix
 from .reduction import prod, sum
 from .registry import Params, Place, Scratch, Specs, op
 from .shape import concat, expand_dims, reshape
@@ -88,8 +89,8 @@ def _panels(n: int, workers: int) -> list[tuple[int, int]]:
 
 # -- tall matrices ---------------------------------------------------------------------------
 def _parts_rule(x: Spec, *, bounds: Bounds) -> Specs:
-    m, n = x.shape
-    if bounds[0] != 0 or bounds[-1] != m or any(b - a < n for a, b in itertools.pairwise(bounds)):
+    m, n = one_matrix("qr_of_parts", x).shape
+    if bounds[-1] != m or any(b - a < n for a, b in itertools.pairwise(bounds)):
         raise misfit(
             ShapeError,
             "qr_of_parts",
@@ -120,6 +121,8 @@ def _parts_kernel(xp: Any, out: Any, x: Any, *, bounds: Bounds, at: Place) -> No
 op(
     "qr_of_parts",  # x = (each part's q w) r: w is for the caller to multiply q with
     infer=_parts_rule,
+    takes={"bounds": BOUNDS},
+    made_by="passes",
     indices=_parts_indices,
     kernel=_parts_kernel,
     placed=True,
@@ -132,8 +135,9 @@ op(
 
 
 def _by_parts_rule(x: Spec, w: Spec, *, bounds: Bounds) -> Spec:
-    fits = len(bounds) == w.shape[0] + 1 and bounds[0] == 0 and bounds[-1] == x.shape[0]
-    if not fits or w.shape[1] != x.shape[1] or list(bounds) != sorted(bounds):
+    one_matrix("matmul_of_parts", x)
+    fits = matrix("matmul_of_parts", w).ndim == 3 and w.dtype == x.dtype
+    if not fits or w.shape[:2] != (len(bounds) - 1, x.shape[1]) or bounds[-1] != x.shape[0]:
         raise misfit(
             ShapeError,
             "matmul_of_parts",
@@ -153,6 +157,8 @@ def _by_parts_kernel(xp: Any, out: Any, x: Any, w: Any, *, bounds: Bounds, at: P
 op(
     "matmul_of_parts",
     infer=_by_parts_rule,
+    takes={"bounds": BOUNDS},
+    made_by="passes",
     indices=lambda ins, outs, p: Indices(
         (("p", None), ("p", None, None)), (("p", None),), parts=(("p", p["bounds"]),)
     ),
@@ -381,7 +387,7 @@ def solve_triangular(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
 
 # -- orthogonal factors of square matrices -----------------------------------------------------
 def _reflectors_rule(x: Spec) -> Specs:
-    m, n = x.shape
+    m, n = one_matrix("reflectors", x).shape
     if m < n:
         raise misfit(ShapeError, "reflectors", got=str(x.bare), needed="rows for all columns")
     small = Spec((n, n), x.dtype)
@@ -416,6 +422,7 @@ def _reflectors_kernel(xp: Any, out: Any, x: Any, *, scratch: Sequence[Any]) -> 
 op(
     "reflectors",
     infer=_reflectors_rule,
+    made_by="passes",
     indices=lambda ins, outs, p: Indices(((None, None),), ((None, None),) * 3),
     kernel=_reflectors_kernel,
     scratch=lambda ins, outs, specs: (Scratch(ins[0], specs[0].dtype),),
@@ -472,9 +479,16 @@ def _parity_kernel(xp: Any, out: Any, order: Any) -> None:
     out[...] = sign
 
 
+def _parity_rule(order: Spec) -> Spec:
+    if order.ndim != 1 or order.dtype != int64:
+        raise unfit("parity", (order,), "int64 along one axis")
+    return Spec((), int64)
+
+
 op(
     "parity",  # of a permutation: 1 if it takes an even number of swaps, else -1
-    infer=lambda order: Spec((), int64),
+    infer=_parity_rule,
+    made_by="passes",
     indices=lambda ins, outs, p: Indices(((None,),), ((),)),
     kernel=_parity_kernel,
     cost=lambda ins, outs, p: (10.0 * ins[0].size, float(ins[0].nbytes)),

@@ -20,8 +20,10 @@ from __future__ import annotations
 from typing import Any
 
 from .index import Indices
+from .kinds import MESH_AXES, MONOID, one_of, unfit
 from .layout import slices
-from .registry import Params, Place, Specs, op
+from .monoid import MONOIDS
+from .registry import Params, Place, Specs, lookup, op
 from .spec import Spec
 
 REDUCING = ("all_reduce", "reduce_scatter")
@@ -29,8 +31,17 @@ MOVING = ("all_gather", "all_to_all", "halo", "broadcast")
 COLLECTIVES = (*REDUCING, *MOVING)
 
 
-def _alike(*xs: Spec, **_: Any) -> Specs:
+def _alike(*xs: Spec) -> Specs:
     return tuple(x.bare for x in xs)
+
+
+def _reducing(*xs: Spec, monoid: str, axes: tuple[int, ...]) -> Specs:
+    if len(xs) != MONOIDS[monoid].width:
+        raise unfit(monoid, xs, f"a state of {MONOIDS[monoid].width}")
+    return _alike(*xs)
+
+
+_COMBINES = {"monoid": MONOID, "axes": MESH_AXES}
 
 
 def _nowhere(ins: Specs, outs: Specs, p: Params) -> Indices:
@@ -41,8 +52,17 @@ def _wire_cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
     return 0.0, float(sum(s.nbytes for s in ins))
 
 
-for _name in ("relayout", *COLLECTIVES):
-    op(_name, infer=_alike, indices=_nowhere, cost=_wire_cost)
+for _name in ("relayout", *MOVING):
+    op(_name, infer=_alike, indices=_nowhere, cost=_wire_cost, made_by="passes")
+for _name in REDUCING:
+    op(
+        _name,
+        infer=_reducing,
+        takes=_COMBINES,
+        indices=_nowhere,
+        cost=_wire_cost,
+        made_by="passes",
+    )
 
 
 def _narrow_view(xp: Any, x: Any, at: Place) -> Any:
@@ -55,6 +75,7 @@ op(
     indices=_nowhere,
     view=_narrow_view,
     cost=lambda ins, outs, p: (0.0, 0.0),
+    made_by="passes",
 )
 
 
@@ -62,20 +83,37 @@ def _read_kernel(xp: Any, out: Any, x: Any, *, at: Place) -> None:
     x.read(out, at.outs[0])
 
 
-op("read", infer=_alike, kernel=_read_kernel, placed=True)
+op("read", infer=_alike, kernel=_read_kernel, placed=True, made_by="passes")
 
 
-def _start_rule(*xs: Spec, collective: str, **_: Any) -> Specs:
+def _start_rule(*xs: Spec, collective: str, **params: Any) -> Specs:
+    lookup(collective).infer(*xs, **params)
     return tuple(Spec(x.shape, x.dtype, None, True) for x in xs)
 
 
 def _wait_rule(*xs: Spec) -> Specs:
     """Requests first, then what they send, which has to stay until they are done."""
-    return tuple(Spec(x.shape, x.dtype) for x in xs[: len(xs) // 2])
+    half = len(xs) // 2
+    if len(xs) % 2 or not all(x.pending for x in xs[:half]):
+        raise unfit("wait", xs, "requests, and as many operands")
+    return tuple(Spec(x.shape, x.dtype) for x in xs[:half])
 
 
-op("start", infer=_start_rule, indices=_nowhere, cost=_wire_cost)
-op("wait", infer=_wait_rule, indices=_nowhere, cost=lambda ins, outs, p: (0.0, 0.0))
+op(
+    "start",
+    infer=_start_rule,
+    takes={"collective": one_of(*COLLECTIVES)},
+    indices=_nowhere,
+    cost=_wire_cost,
+    made_by="passes",
+)
+op(
+    "wait",
+    infer=_wait_rule,
+    indices=_nowhere,
+    cost=lambda ins, outs, p: (0.0, 0.0),
+    made_by="passes",
+)
 
 
 def collective_of(name: str, params: Params) -> str:

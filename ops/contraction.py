@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from ostinato.errors import ArgumentError, ShapeError
+from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
 from .array import Array, Operandish, apply, as_array, export, unify
 from .elementwise import broadcast, conj, convert
 from .index import LETTERS, Indices, along, einsum_indices, subscripts
+from .kinds import DTYPE, FARTHEST, TEXT, unfit, whole
 from .products import any_product, product, ways
 from .registry import Params, Scratch, Specs, op
 from .shape import (
@@ -52,6 +53,8 @@ __all__ = [
 # -- matmul --------------------------------------------------------------------------------
 def _matmul_rule(a: Spec, b: Spec) -> Spec:
     """Vectors are a row on the left, a column on the right, and leave no axis."""
+    if not a.ndim or not b.ndim or a.dtype != b.dtype:
+        raise unfit("matmul", (a, b), "at least one axis each, and one dtype")
     if a.shape[-1] != b.shape[-2:][0]:
         raise misfit(
             ShapeError,
@@ -191,6 +194,8 @@ def _wide_kernel(
 op(
     "wide_matmul",
     infer=_wide_rule,
+    takes={"dtype": DTYPE},
+    made_by="machine",
     indices=_matmul_indices,
     kernel=_wide_kernel,
     native=_matmul_native,
@@ -223,14 +228,31 @@ def matmul(a: Operandish, b: Operandish, /) -> Array:
 
 
 # -- einsum --------------------------------------------------------------------------------
-def _einsum_rule(*xs: Spec, text: str) -> Spec:
+def _einsum_rule(a: Spec, b: Spec, *, text: str) -> Spec:
     operands, out = subscripts(text)
+    lengths = [len(own) for own in operands]
+    if lengths != [a.ndim, b.ndim] or not _is_product(operands[0], operands[1], out):
+        needed = f"a product of two for {text!r:.60}, each of their axes with a letter of its own"
+        raise unfit("einsum", (a, b), needed)
+    if a.dtype != b.dtype:
+        raise unfit("einsum", (a, b), "one dtype", DTypeError)
     sizes: dict[str, int] = {}
-    for labels, x in zip(operands, xs, strict=True):
+    for labels, x in zip(operands, (a, b), strict=True):
         for label, n in zip(labels, x.shape, strict=True):
             if sizes.setdefault(label, n) != n:
-                raise _two_extents(text, label, xs)
-    return Spec(tuple(sizes[c] for c in out), promote(*(x.dtype for x in xs)))
+                raise _two_extents(text, label, (a, b))
+    return Spec(tuple(sizes[c] for c in out), a.dtype)
+
+
+def _is_product(left: str, right: str, out: str) -> bool:
+    """Whether each label stands once in an operand, and is summed only if it stands in both."""
+    both = set(left) & set(right)
+    every = set(left) | set(right)
+    return (
+        all(len({*own}) == len(own) for own in (left, right, out))
+        and every <= set(string.ascii_letters)
+        and every - both <= set(out) <= every
+    )
 
 
 def _two_extents(text: str, label: str, xs: Sequence[Spec] | Sequence[Array]) -> Exception:
@@ -348,6 +370,7 @@ def _einsum_grad(g: Array, y: Array, a: Array, b: Array, *, text: str) -> Sequen
 op(
     "einsum",
     infer=_einsum_rule,
+    takes={"text": TEXT},
     indices=lambda ins, outs, p: einsum_indices(p["text"], ins),
     kernel=_einsum_kernel,
     native=_einsum_native,
@@ -602,9 +625,16 @@ def _diagonal_grad(g: Array, y: Array, x: Array, *, offset: int) -> Sequence[Arr
     return (where(eye(*x.shape[-2:], k=offset, dtype=bool), wide, 0),)
 
 
+def _diagonal_rule(x: Spec, *, offset: int) -> Spec:
+    if x.ndim < 2:
+        raise misfit(ShapeError, "diagonal", got=f"shape {x.shape}", needed="two axes or more")
+    return Spec((*x.shape[:-2], _diagonal_length(x.shape, offset)), x.dtype)
+
+
 op(
     "diagonal",
-    infer=lambda x, *, offset: Spec((*x.shape[:-2], _diagonal_length(x.shape, offset)), x.dtype),
+    infer=_diagonal_rule,
+    takes={"offset": whole(-FARTHEST)},
     indices=_diagonal_indices,
     view=lambda xp, x, at, *, offset: xp.diagonal(x, offset, -2, -1),
     grad=_diagonal_grad,

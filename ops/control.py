@@ -27,6 +27,7 @@ from .array import (
 from .gradient import vjp
 from .graph import Builder, Graph
 from .index import Indices
+from .kinds import FLAG, GRAPH, PLACES, joined, unfit, whole
 from .random import seeds
 from .registry import Params, Specs, lookup, op
 from .shape import repeat_elements, whole_number, zero_of
@@ -62,7 +63,14 @@ def graph_cost(graph: Graph) -> tuple[float, float]:
 def _loop_rule(
     *xs: Spec, body: Graph, trips: int, counts: tuple[int, int, int], reverse: bool
 ) -> Specs:
+    if len(counts) != 3 or sum(counts) != len(xs) or len(body.outputs) < counts[1]:
+        raise unfit("loop", xs, f"{counts} constants, states and operands to go through")
     outs = [s.bare for s in body.out_specs]
+    split = counts[0] + counts[1]
+    if any(x.shape[:1] != (trips,) for x in xs[split:]):
+        raise unfit("loop", xs[split:], f"a first axis of {trips} each")
+    joined("loop", (INDEX, *xs[:split], *map(_item, xs[split:])), body.inputs)
+    joined("loop", outs[: counts[1]], xs[counts[0] : split])
     return (*outs[: counts[1]], *(Spec((trips, *s.shape), s.dtype) for s in outs[counts[1] :]))
 
 
@@ -132,7 +140,14 @@ def _loop_grad(
     return found
 
 
-op("loop", infer=_loop_rule, indices=_opaque, grad=_loop_grad, cost=_loop_cost)
+op(
+    "loop",
+    infer=_loop_rule,
+    takes={"body": GRAPH, "trips": whole(0), "counts": PLACES, "reverse": FLAG},
+    indices=_opaque,
+    grad=_loop_grad,
+    cost=_loop_cost,
+)
 
 
 def _loop(
@@ -346,9 +361,16 @@ def scan(
 # The body's values have their whole shapes, and layouts with one more mesh axis, the last one: the
 # turn. So a turn is to a block what a rank is to a part: what is cut along it is read and written
 # block by block, and addends of turns are combined as addends of workers are.
+def _blocks_rule(*xs: Spec, body: Graph, turns: int) -> Specs:
+    joined("blocks", xs, body.inputs)
+    return tuple(s.bare for s in body.out_specs)
+
+
 op(
     "blocks",
-    infer=lambda *xs, body, turns: tuple(s.bare for s in body.out_specs),
+    infer=_blocks_rule,
+    takes={"body": GRAPH, "turns": whole(2, 1 << 20)},
+    made_by="passes",
     indices=_opaque,
     cost=lambda ins, outs, p: graph_cost(p["body"]),
 )
@@ -358,6 +380,12 @@ op(
 def _while_rule(
     *xs: Spec, condition: Graph, body: Graph, counts: tuple[int, int], most: int
 ) -> Specs:
+    if len(counts) != 2 or sum(counts) != len(xs):
+        raise unfit("while", xs, f"{counts} constants and states")
+    for graph in (condition, body):
+        joined("while", xs, graph.inputs)
+    joined("while", body.out_specs, xs[counts[0] :])
+    joined("while", condition.out_specs, (Spec((), bool_),))
     return tuple(s.bare for s in body.out_specs)
 
 
@@ -374,6 +402,7 @@ def _while_grad(g: Any, y: Any, *xs: Array, **_: Any) -> Sequence[Array | None]:
 op(
     "while",
     infer=_while_rule,
+    takes={"condition": GRAPH, "body": GRAPH, "counts": PLACES, "most": whole(-1)},
     indices=_opaque,
     grad=_while_grad,
     cost=lambda ins, outs, p: graph_cost(p["body"]),
@@ -478,9 +507,19 @@ def _solid(ct: Array | None, x: Array) -> Array:
     return ct if ct is not None else zero_of(x)
 
 
+def _branch_rule(*xs: Spec, then: Graph, otherwise: Graph) -> Specs:
+    if not xs or xs[0].shape or xs[0].dtype != bool_:
+        raise unfit("cond", xs[:1], "a condition bool[]")
+    for graph in (then, otherwise):
+        joined("cond", xs[1:], graph.inputs)
+    joined("cond", otherwise.out_specs, then.out_specs)
+    return tuple(s.bare for s in then.out_specs)
+
+
 op(
     "branch",
-    infer=lambda *xs, then, otherwise: tuple(s.bare for s in then.out_specs),
+    infer=_branch_rule,
+    takes={"then": GRAPH, "otherwise": GRAPH},
     indices=_opaque,
     grad=_branch_grad,
     cost=lambda ins, outs, p: max(graph_cost(p["then"]), graph_cost(p["otherwise"])),

@@ -27,6 +27,8 @@ from .array import (
 )
 from .elementwise import as_dtype, astype, check_device, equal, number_of, where
 from .index import LETTERS, Indices
+from .kinds import DTYPE, NUMBER, SHAPE, check_value, unfit
+from .kinds import whole as whole_from
 from .registry import Params, Place, Specs, op, stream_cost
 from .shape import (
     axis_of,
@@ -86,9 +88,15 @@ def _full_kernel(xp: Any, out: Any, *, shape: Shape, value: Any, dtype: DType) -
     out[...] = value
 
 
+def _full_rule(*, shape: Shape, value: Any, dtype: DType) -> Spec:
+    check_value("full", value, dtype)
+    return Spec(shape, dtype)
+
+
 op(
     "full",
-    infer=lambda *, shape, value, dtype: Spec(shape, dtype),
+    infer=_full_rule,
+    takes={"shape": SHAPE, "value": NUMBER, "dtype": DTYPE},
     indices=_from_nothing,
     kernel=_full_kernel,
     cost=FILL,
@@ -101,9 +109,16 @@ def _iota_kernel(xp: Any, out: Any, *, shape: Shape, axis: int, dtype: DType, at
     xp.copyto(out, line, casting="unsafe")
 
 
+def _iota_rule(*, shape: Shape, axis: int, dtype: DType) -> Spec:
+    if axis >= len(shape):
+        raise unfit("iota", (Spec(shape, dtype),), f"an axis {axis}")
+    return Spec(shape, dtype)
+
+
 op(
     "iota",
-    infer=lambda *, shape, axis, dtype: Spec(shape, dtype),
+    infer=_iota_rule,
+    takes={"shape": SHAPE, "axis": whole_from(0), "dtype": DTYPE},
     indices=_from_nothing,
     kernel=_iota_kernel,
     cost=FILL,

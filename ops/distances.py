@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from ostinato.errors import DTypeError
+
 from .code import Code, loop_facts
 from .index import Indices
+from .kinds import unfit
 from .llvm import function_of, vector_bits, why_not
 from .products import GRAIN, _loaded
 from .registers import literal, llvm_type
 from .registry import Params, Specs, op
-from .spec import DType, Spec
+from .spec import DType, Spec, float32, float64
 from .team import around
 
 BLOCK = 64  # columns that are looked at together
@@ -55,9 +58,21 @@ def _cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
 
 
 # What the planner makes of differences that are squared and summed.
+def _rule(products: Spec, a: Spec, b: Spec, x: Spec, c: Spec) -> Spec:
+    ins = (products, a, b, x, c)
+    shapes = products.shape, (*a.shape, *b.shape), (*x.shape[:1], *c.shape[:1])
+    square = len(set(shapes)) == 1 and [s.ndim for s in ins] == [2, 1, 1, 2, 2]
+    if not square or x.shape[1] != c.shape[1]:
+        raise unfit("pair_distances", ins, "lengths of rows, of columns, and both tables")
+    if len({s.dtype for s in ins}) > 1 or products.dtype not in (float32, float64):
+        raise unfit("pair_distances", ins, "float32 or float64 everywhere", DTypeError)
+    return products.bare
+
+
 op(
     "pair_distances",
-    infer=lambda products, a, b, x, c: Spec(products.shape, products.dtype),
+    infer=_rule,
+    made_by="passes",
     indices=_indices,
     kernel=_kernel,
     native=_native,

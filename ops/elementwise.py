@@ -17,6 +17,7 @@ import numpy as np
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
 from .array import Array, Operandish, Scalar, apply, as_array, export, functions, unify, unmasked
+from .kinds import DTYPE, NUMBER, check_value, unfit, wrong_number
 from .registry import ANY, Scratch, op, stream_cost
 from .spec import (
     DTYPES,
@@ -162,7 +163,11 @@ def _no_meaning(name: str, specs: Sequence[Spec]) -> Exception:
 def ufunc_rule(name: str, ufunc: str) -> Callable[..., Spec]:
     """Broadcast shape; NumPy's dtype rule."""
 
-    def infer(*specs: Spec) -> Spec:
+    count: int = getattr(np, ufunc).nin
+
+    def infer(*specs: Spec, **params: Any) -> Spec:
+        if len(specs) != count or params:
+            raise wrong_number(name, specs, count, params)
         shape = specs[0].shape
         for s in specs[1:]:
             if s.shape != shape:
@@ -557,6 +562,8 @@ def conj(x: Operandish, /) -> Array:
 
 def _part(name: str, factor: complex) -> Callable[[Array], Array]:
     def infer(x: Spec) -> Spec:
+        if x.dtype.kind != "c":
+            raise unfit(f"{name}_part", (x,), "complex numbers", DTypeError)
         return Spec(x.shape, real_of(x.dtype))
 
     def kernel(xp: Any, out: Any, x: Any) -> None:
@@ -784,6 +791,8 @@ bitwise_right_shift: Binary = binary(
 
 # -- choice --------------------------------------------------------------------------------
 def _where_rule(c: Spec, x: Spec, y: Spec) -> Spec:
+    if c.dtype.kind != "b":
+        raise unfit("where", (c,), "a condition of bools", DTypeError)
     return Spec(broadcast("where", c.shape, x.shape, y.shape), promote(x.dtype, y.dtype))
 
 
@@ -845,9 +854,22 @@ def _astype_kernel(xp: Any, out: Any, x: Any, *, dtype: DType) -> None:
     )
 
 
+def _astype_rule(x: Spec, *, dtype: DType) -> Spec:
+    if x.dtype.kind == "c" and dtype.kind not in "cb":
+        raise misfit(
+            DTypeError,
+            "astype",
+            got=f"{x.dtype.name} to {dtype.name}",
+            needed="a complex or bool dtype",
+            do="take ost.real(x) or abs(x) first",
+        )
+    return Spec(x.shape, dtype)
+
+
 op(
     "astype",
-    infer=lambda x, *, dtype: Spec(x.shape, dtype),
+    infer=_astype_rule,
+    takes={"dtype": DTYPE},
     kernel=_astype_kernel,
     grad=lambda g, y, x, *, dtype: (g if is_inexact(x.dtype) else None,),
     scalar="cast({0})",
@@ -894,17 +916,7 @@ def astype(x: Operandish, dtype: Any, /, *, copy: bool = True, device: str | Non
     """The values in another dtype. They never change, so a copy is never needed."""
     check_device("astype", device)
     x, dtype = as_array(x), as_dtype(dtype)
-    if x.dtype == dtype:
-        return x
-    if x.dtype.kind == "c" and dtype.kind not in "cb":
-        raise misfit(
-            DTypeError,
-            "astype",
-            got=f"{x.dtype.name} to {dtype.name}",
-            needed="a complex or bool dtype",
-            do="take ost.real(x) or abs(x) first",
-        )
-    return apply("astype", x, dtype=dtype)
+    return x if x.dtype == dtype else apply("astype", x, dtype=dtype)
 
 
 def convert(x: Array, dtype: DType) -> Array:
@@ -919,4 +931,14 @@ def _constant_kernel(xp: Any, out: Any, *, value: Any, dtype: DType) -> None:
     out[...] = value
 
 
-op("constant", infer=lambda *, value, dtype: Spec((), dtype), kernel=_constant_kernel)
+def _constant_rule(*, value: Scalar, dtype: DType) -> Spec:
+    check_value("constant", value, dtype)
+    return Spec((), dtype)
+
+
+op(
+    "constant",
+    infer=_constant_rule,
+    takes={"value": NUMBER, "dtype": DTYPE},
+    kernel=_constant_kernel,
+)

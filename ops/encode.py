@@ -200,6 +200,10 @@ def decode_spec(value: Any) -> Spec:
     return Spec(shape, DTYPES[parts[1]], layout, parts[3])
 
 
+def _is_line(value: Any) -> bool:
+    return isinstance(value, str) and len(value) < 4096 and value.isprintable()
+
+
 def decode_graph(value: Any, depth: int = 0, now: Lines = _AS_WRITTEN) -> Graph:
     """The graph, or `Malformed`. Values are only ever read after they were made, so there can be no
     cycle. `now`: what has become of the lines that were written.
@@ -207,9 +211,7 @@ def decode_graph(value: Any, depth: int = 0, now: Lines = _AS_WRITTEN) -> Graph:
     need(depth < DEEPEST, "graphs inside graphs without end")
     inputs, nodes, outputs, table = fields(value, "inputs", "nodes", "outputs", "specs")
     lines = value.get("lines", [""])
-    need(
-        isinstance(lines, list) and all(isinstance(x, str) for x in lines), "lines that are no text"
-    )
+    need(isinstance(lines, list) and all(map(_is_line, lines)), "lines that are no text")
     lines = [now.get(x, x) for x in lines]
     specs = listing(table, decode_spec)
 

@@ -23,8 +23,9 @@ from . import blocked, lapack
 from .array import Array, apply, apply_all
 from .creation import eye
 from .elementwise import abs as absolute
-from .elementwise import conj, convert, imag, logical_not, real, where
+from .elementwise import broadcast, conj, convert, imag, logical_not, real, where
 from .index import LETTERS, Indices
+from .kinds import FLAG, one_of
 from .llvm import why_not
 from .matrices import (
     adjoint,
@@ -87,6 +88,7 @@ def _cholesky_grad(g: Array, y: Array, x: Array, *, upper: bool) -> Sequence[Arr
 op(
     "cholesky",
     infer=lambda x, *, upper: Spec(matrix("cholesky", x, True).shape, x.dtype),
+    takes={"upper": FLAG},
     indices=whole,
     kernel=_cholesky_kernel,
     grad=_cholesky_grad,
@@ -129,7 +131,7 @@ def _equations_rule(name: str, a: Spec, b: Spec) -> Spec:
         )
     if a.dtype != b.dtype:
         raise misfit(DTypeError, name, got=f"{a.bare} and {b.bare}", needed="one dtype")
-    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    batch = broadcast(name, a.shape[:-2], b.shape[:-2])
     return Spec((*batch, *b.shape[-2:]), a.dtype)
 
 
@@ -202,6 +204,7 @@ def _triangular_cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
 op(
     "solve_triangular",
     infer=lambda a, b, *, upper, unit: _equations_rule("solve_triangular", a, b),
+    takes={"upper": FLAG, "unit": FLAG},
     indices=_equations,
     kernel=_triangular_kernel,
     grad=_triangular_grad,
@@ -558,6 +561,7 @@ def _tall_qr_grad(gq: Array | None, gr: Array | None, q: Array, r: Array) -> Arr
 op(
     "qr",
     infer=_qr_rule,
+    takes={"mode": one_of("reduced", "complete")},
     indices=whole,
     kernel=_qr_kernel,
     scratch=_qr_scratch,

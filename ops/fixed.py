@@ -18,6 +18,7 @@ import numpy as np
 
 from .graph import Builder, Graph
 from .index import LETTERS, Indices
+from .kinds import AXIS, one_of, unfit
 from .layout import grid_bounds, grid_size
 from .monoid import identity
 from .reduction import _left, read_cost
@@ -25,6 +26,7 @@ from .registry import Params, Place, Scratch, Specs, op
 from .spec import Shape, Spec
 
 _UFUNC = {"sum": "add", "prod": "multiply"}
+_MONOID = one_of(*_UFUNC)
 
 
 def _fold(xp: Any, combine: Any, rows: Any) -> None:
@@ -101,6 +103,8 @@ def _block_sum_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
 op(
     "block_sum",
     infer=lambda x, *, axis, monoid: Spec((grid_size(x.shape[axis]), *_left(x, (axis,))), x.dtype),
+    takes={"axis": AXIS, "monoid": _MONOID},
+    made_by="passes",
     indices=_block_sum_indices,
     kernel=_block_sum_kernel,
     scratch=lambda ins, outs, specs, *, axis, monoid: (_work(ins, specs, axis),),
@@ -120,9 +124,17 @@ def _tree_kernel(xp: Any, out: Any, x: Any, *, monoid: str, scratch: Sequence[An
     out[...] = scratch[0][0]
 
 
+def _tree_rule(x: Spec, *, monoid: str) -> Spec:
+    if not x.ndim or not x.shape[0]:
+        raise unfit("tree", (x,), "something along a first axis")
+    return Spec(x.shape[1:], x.dtype)
+
+
 op(
     "tree",
-    infer=lambda x, *, monoid: Spec(x.shape[1:], x.dtype),
+    infer=_tree_rule,
+    takes={"monoid": _MONOID},
+    made_by="passes",
     indices=_tree_indices,
     kernel=_tree_kernel,
     scratch=lambda ins, outs, specs, *, monoid: (Scratch(ins[0], specs[0].dtype),),
@@ -151,6 +163,8 @@ def _fixed_sum_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
 op(
     "fixed_sum",
     infer=lambda x, *, axis, monoid: Spec(_left(x, (axis,)), x.dtype),
+    takes={"axis": AXIS, "monoid": _MONOID},
+    made_by="passes",
     indices=_fixed_sum_indices,
     kernel=_fixed_sum_kernel,
     scratch=lambda ins, outs, specs, *, axis, monoid: (
@@ -243,6 +257,8 @@ def _matmul_facts(stacked: bool) -> dict[str, Any]:
 
     def infer(a: Spec, b: Spec) -> Spec:
         y = _matmul_rule(a, b)
+        if min(a.ndim, b.ndim) < 2:
+            raise unfit("matmul", (a, b), "two axes or more")
         return Spec((grid_size(a.shape[-1]), *y.shape), y.dtype) if stacked else y
 
     def indices(ins: Specs, outs: Specs, p: Params) -> Indices:
@@ -256,6 +272,7 @@ def _matmul_facts(stacked: bool) -> dict[str, Any]:
 
     return {
         "infer": infer,
+        "made_by": "passes",
         "indices": indices,
         "cost": _matmul_cost if not stacked else _block_matmul_cost,
     }

@@ -11,6 +11,7 @@ import numpy as np
 
 from .epilogue import BEGINS, epilogue_native, epilogue_room, epilogue_ways, shape_of
 from .graph import Graph
+from .kinds import GRAPH, unfit
 from .labels import BLOCKS, SUMS, UNITS, analyse, analyse_in_order, label, lanes_of
 from .layout import Box
 from .native import crew_of, nest_kernel
@@ -21,7 +22,12 @@ from .threads import most_threads
 
 
 def _infer(*ins: Spec, body: Graph, **_: Any) -> Specs:
+    if len(ins) != len(body.inputs):
+        raise unfit("a kernel", ins, f"{len(body.inputs)} operands")
     return body.out_specs
+
+
+_FACTS: dict[str, Any] = {"infer": _infer, "takes": {"body": GRAPH}, "made_by": "machine"}
 
 
 def _cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
@@ -130,15 +136,15 @@ def _shapes(body: Graph, given: Sequence[Shape], labelled: Any) -> list[Shape]:
 WITH_PRODUCT = ("fused_matmul", "fused_matmul_rows")
 FUSED = ("fused", "fused_rows", "fused_nest", *WITH_PRODUCT)
 
-op("fused", infer=_infer, kernel=_kernel, cost=_cost, overwrite=ANY)
-op("fused_rows", infer=_infer, kernel=_kernel, cost=_cost)  # with reductions over the last axes
+op("fused", **_FACTS, kernel=_kernel, cost=_cost, overwrite=ANY)
+op("fused_rows", **_FACTS, kernel=_kernel, cost=_cost)  # with reductions over the last axes
 for _name, _overwrite in (
     ("fused_matmul", tuple(range(2, 64))),  # a product, and what is behind: all but its matrices
     ("fused_matmul_rows", ()),  # with reductions of its rows
 ):
     op(
         _name,
-        infer=_infer,
+        **_FACTS,
         kernel=_kernel,
         native=epilogue_native,
         ways=epilogue_ways,
@@ -149,7 +155,7 @@ for _name, _overwrite in (
     )
 op(  # in stages
     "fused_nest",
-    infer=_infer,
+    **_FACTS,
     kernel=_kernel,
     native=_stages,
     ways=_ways,

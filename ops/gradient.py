@@ -14,7 +14,9 @@ from ostinato.errors import ArgumentError, GradientError
 
 from .array import Array, Term, Watch, apply, apply_all, term_of
 from .elementwise import convert
+from .graph import Graph
 from .index import Indices, pointwise
+from .kinds import GRAPH, joined, unfit, whole
 from .registry import Params, Specs, op, stream_cost
 from .shape import sum_to
 from .spec import Spec, is_inexact
@@ -24,7 +26,12 @@ from .where import misfit, short
 
 # -- identities that only gradients see; the planner removes all but `barrier` -------------
 def _firsts(*xs: Spec, outputs: int) -> Specs:
+    if outputs > len(xs):
+        raise unfit("a barrier", xs, f"{outputs} operands or more")
     return tuple(x.bare for x in xs[:outputs])
+
+
+_FIRST = {"outputs": whole(1)}
 
 
 def _aligned(ins: Specs, outs: Specs, p: Params) -> Indices:
@@ -40,17 +47,19 @@ op(
     kernel=lambda xp, out, x: xp.copyto(out, x),
     grad=lambda g, y, x: (g,),
 )
-op("custom", infer=_firsts, indices=_aligned, cost=stream_cost(0))
+op("custom", infer=_firsts, takes=_FIRST, indices=_aligned, cost=stream_cost(0))
 op(
     "barrier",
-    infer=lambda *xs, outputs: _firsts(*xs, outputs=outputs),
+    infer=_firsts,
+    takes=_FIRST,
     indices=_aligned,
     grad=lambda g, y, *xs, outputs: (*((g,) if outputs == 1 else g), *(None for _ in xs[outputs:])),
     cost=stream_cost(0),
 )
 
 
-def _call_rule(*xs: Spec, body: Any) -> Specs:
+def _call_rule(*xs: Spec, body: Graph) -> Specs:
+    joined("call", xs, body.inputs)
     return tuple(s.bare for s in body.out_specs)
 
 
@@ -62,7 +71,14 @@ def _call_grad(g: Any, y: Any, *xs: Array, body: Any) -> Sequence[Array | None]:
     return vjp(inline(body, again), again, gs)
 
 
-op("call", infer=_call_rule, grad=_call_grad, indices=_aligned, cost=stream_cost(0))
+op(
+    "call",
+    infer=_call_rule,
+    takes={"body": GRAPH},
+    grad=_call_grad,
+    indices=_aligned,
+    cost=stream_cost(0),
+)
 
 
 def mark(x: Array, watch: Watch) -> Array:

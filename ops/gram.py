@@ -154,6 +154,7 @@ def _cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
 op(
     "gram",
     infer=lambda x: Spec((x.shape[1], x.shape[1]), x.dtype),
+    made_by="machine",
     indices=_indices,
     kernel=_kernel,
     native=_native,

@@ -25,6 +25,7 @@ from .array import Array, Operandish, apply, as_array, export, unify, unmasked
 from .copies import Piece
 from .elementwise import astype, equal, less, where
 from .index import LETTERS, Indices, along
+from .kinds import AXIS, TEXT, one_of, unfit, whole
 from .registry import COMPILED, Params, Place, Specs, op, stream_cost
 from .scatter import adding_along, inside, putting, taking, taking_along
 from .shape import (
@@ -78,6 +79,8 @@ def _in_bounds_kernel(xp: Any, out: Any, i: Any, *, size: int, name: str) -> Non
 op(  # before a kernel that gathers: whether all places are inside
     "in_bounds",
     infer=lambda i, *, size, name: Spec((), bool_),
+    takes={"size": whole(0), "name": TEXT},
+    made_by="machine",
     indices=lambda ins, outs, p: Indices(((None,) * ins[0].ndim,), ((),)),
     kernel=_in_bounds_kernel,
     native=inside,
@@ -139,6 +142,7 @@ def _take_grad(g: Array, y: Array, x: Array, i: Array, *, axis: int) -> Sequence
 op(
     "take",
     infer=_take_rule,
+    takes={"axis": AXIS},
     indices=_take_indices,
     kernel=_take_kernel,
     pieces=_take_pieces,
@@ -259,9 +263,18 @@ def _last_writer(x: Array, i: Array, v: Array, axis: int) -> Array:
     return reshape(mine, (1,) * axis + i.shape + (1,) * (x.ndim - axis - 1))
 
 
+def _put_rule(x: Spec, i: Spec, v: Spec, *, axis: int, mode: str) -> Spec:
+    taken = (*x.shape[:axis], *i.shape, *x.shape[axis + 1 :])
+    if not is_integer(i.dtype) or v.shape != taken or v.dtype != x.dtype:
+        needed = f"places that are integers, and values {Spec(taken, x.dtype)}"
+        raise unfit("put", (x, i, v), needed)
+    return x.bare
+
+
 op(
     "put",
-    infer=lambda x, i, v, *, axis, mode: x.bare,
+    infer=_put_rule,
+    takes={"axis": AXIS, "mode": one_of(*MODES)},
     indices=_put_indices,
     kernel=_put_kernel,
     pieces=_put_pieces,
@@ -290,6 +303,17 @@ def _along_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
 
 
 def _along_rule(x: Spec, i: Spec, *, axis: int) -> Spec:
+    if not is_integer(i.dtype):
+        raise misfit(
+            DTypeError, "take_along_axis", got=f"indices of {i.dtype.name}", needed="integers"
+        )
+    if x.ndim != i.ndim:
+        raise misfit(
+            ShapeError,
+            "take_along_axis",
+            got=f"{x.shape} and indices {i.shape}",
+            needed="as many axes in both",
+        )
     shape = tuple(
         m if d == axis else max(n, m) if 0 not in (n, m) else 0
         for d, (n, m) in enumerate(zip(x.shape, i.shape, strict=True))
@@ -323,6 +347,7 @@ def _take_along_grad(
 op(
     "take_along_axis",
     infer=_along_rule,
+    takes={"axis": AXIS},
     indices=_along_indices,
     kernel=_take_along_kernel,
     native=taking_along,
@@ -336,17 +361,6 @@ op(
 def take_along_axis(x: Operandish, indices: Operandish, /, axis: int = -1) -> Array:
     """For each line along an axis, the elements at that line's own places."""
     x, i = as_array(x), as_array(indices)
-    if not is_integer(i.dtype):
-        raise misfit(
-            DTypeError, "take_along_axis", got=f"indices of {i.dtype.name}", needed="integers"
-        )
-    if x.ndim != i.ndim:
-        raise misfit(
-            ShapeError,
-            "take_along_axis",
-            got=f"{x.shape} and indices {i.shape}",
-            needed="as many axes in both",
-        )
     return apply("take_along_axis", x, i, axis=axis_of(axis, x.ndim, "take_along_axis"))
 
 
@@ -360,9 +374,20 @@ def _put_along_kernel(xp: Any, out: Any, x: Any, i: Any, v: Any, *, axis: int) -
     xp.add.at(out, tuple(grid), v)
 
 
+def _put_along_rule(x: Spec, i: Spec, v: Spec, *, axis: int) -> Spec:
+    lines = x.ndim == i.ndim and all(
+        n == m for d, (n, m) in enumerate(zip(x.shape, i.shape, strict=True)) if d != axis
+    )
+    if not lines or v.shape != i.shape or v.dtype != x.dtype or not is_integer(i.dtype):
+        needed = f"integers and values of one shape, that of the first but for axis {axis}"
+        raise unfit("put_along_axis", (x, i, v), needed)
+    return x.bare
+
+
 op(
     "put_along_axis",  # adds: the gradient of take_along_axis
-    infer=lambda x, i, v, *, axis: x.bare,
+    infer=_put_along_rule,
+    takes={"axis": AXIS},
     indices=lambda ins, outs, p: Indices(
         (along((p["axis"],), outs[0]),) * 3, (along((p["axis"],), outs[0]),)
     ),

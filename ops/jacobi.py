@@ -21,6 +21,7 @@ from .elementwise import abs as absolute
 from .elementwise import maximum, real, sqrt, square, where
 from .index import Indices
 from .indexing import take_along_axis
+from .kinds import unfit
 from .matrices import adjoint, as_diagonal
 from .reduction import cumulative_sum, max, sum
 from .registry import op
@@ -128,9 +129,16 @@ def _converged_kernel(xp: Any, out: Any, w: Any, left: Any, most: Any) -> None:
     out[...] = w
 
 
+def _converged_rule(w: Spec, left: Spec, most: Spec) -> Spec:
+    if w.ndim != 1 or left.shape or most.shape or not w.dtype == left.dtype == most.dtype:
+        raise unfit("eigh_in_parts", (w, left, most), "a vector and two numbers of one dtype")
+    return w.bare
+
+
 op(
     "eigh_in_parts",  # the end of it: the first operand, unless the second is larger than the third
-    infer=lambda w, left, most: Spec(w.shape, w.dtype),
+    infer=_converged_rule,
+    made_by="passes",
     indices=lambda ins, outs, p: Indices((("i",), (), ()), (("i",),)),
     kernel=_converged_kernel,
 )

@@ -45,6 +45,13 @@ def matrix(name: str, x: Spec, square: bool = False) -> Spec:
     return x
 
 
+def one_matrix(name: str, x: Spec) -> Spec:
+    """Two axes, and such a dtype."""
+    if matrix(name, x).ndim != 2:
+        raise misfit(ShapeError, name, got=str(x.bare), needed="one matrix")
+    return x
+
+
 def whole(ins: Specs, outs: Specs, p: Params) -> Indices:
     """Leading axes are parallel, those of the matrices whole."""
     batch = ins[0].ndim - 2

@@ -24,6 +24,7 @@ from .creation import ANYWHERE, _shape, placed
 from .draws import LOW, MULTIPLIERS, NORMAL, WEYL
 from .elementwise import as_dtype, astype, broadcast, clip, log, minimum, nextafter
 from .index import LETTERS, Indices
+from .kinds import DTYPE, FLAG, PLACES, SHAPE, unfit, whole
 from .reduction import argmax
 from .registry import Params, Place, Scratch, Specs, op, stream_cost
 from .shape import axis_of, broadcast_to, moveaxis, whole_number
@@ -180,9 +181,20 @@ def _bits_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
     return Indices(((),), (tuple(LETTERS[: outs[0].ndim]),))
 
 
+def _check_seed(name: str, seed: Spec) -> None:
+    if seed.shape or seed.dtype != uint64:
+        raise unfit(name, (seed,), "a seed uint64[]")
+
+
+def _bits_rule(seed: Spec, *, shape: Shape, stream: int, wide: bool) -> Spec:
+    _check_seed("random_bits", seed)
+    return Spec(shape, uint64 if wide else uint32)
+
+
 op(
     "random_bits",
-    infer=lambda seed, *, shape, stream, wide: Spec(shape, uint64 if wide else uint32),
+    infer=_bits_rule,
+    takes={"shape": SHAPE, "stream": whole(0, 2**64 - 1), "wide": FLAG},
     indices=_bits_indices,
     kernel=_bits_kernel,
     scratch=_bits_scratch,
@@ -405,9 +417,17 @@ def _normal_kernel(
             done += hi - lo
 
 
+def _normal_rule(seed: Spec, *, shape: Shape, dtype: DType) -> Spec:
+    _check_seed("normal", seed)
+    if dtype not in (float32, float64):
+        raise misfit(DTypeError, "normal", got=dtype.name, needed="float32 or float64")
+    return Spec(shape, dtype)
+
+
 op(
     "normal",
-    infer=lambda seed, *, shape, dtype: Spec(shape, dtype),
+    infer=_normal_rule,
+    takes={"shape": SHAPE, "dtype": DTYPE},
     indices=_bits_indices,
     kernel=_normal_kernel,
     scratch=lambda ins, outs, specs, *, shape, dtype: _bits_scratch(
@@ -522,6 +542,8 @@ def _without_labels(ins: Specs, outs: Specs, p: Params) -> Indices:
 op(  # of each worker's first element
     "first_number",
     infer=lambda *, numbers: Spec((len(numbers),), int64),
+    takes={"numbers": PLACES},
+    made_by="machine",
     indices=_without_labels,
     kernel=_first_number,
     placed=True,
@@ -529,6 +551,8 @@ op(  # of each worker's first element
 op(
     "numbers",
     infer=lambda first, *, shape: Spec(shape, int64),
+    takes={"shape": SHAPE},
+    made_by="machine",
     indices=_without_labels,
     view=_numbers_view,
 )
@@ -564,10 +588,20 @@ def _drawn(kernel: Callable[..., None], dtype: DType) -> Callable[..., None]:
     return draw
 
 
+def _drawn_rule(dtype: DType, count: int) -> Callable[..., Spec]:
+    def infer(*ins: Spec) -> Spec:
+        if len(ins) != count or ins[0].shape or ins[1].dtype != int64:
+            raise unfit("random numbers", ins, "a seed, numbers of elements, perhaps a stream")
+        return Spec(ins[1].shape, dtype)
+
+    return infer
+
+
 for _name, _dtype in (("bits32", uint32), ("bits64", uint64)):
     op(
         _name,
-        infer=lambda seed, numbers, stream, d=_dtype: Spec(numbers.shape, d),
+        infer=_drawn_rule(_dtype, 3),
+        made_by="machine",
         kernel=_drawn(_bits_kernel, _dtype),
         scalar=f"{_name}({{0}}, {{1}}, {{2}})",
         cost=stream_cost(100),
@@ -575,7 +609,8 @@ for _name, _dtype in (("bits32", uint32), ("bits64", uint64)):
 for _name, _dtype in (("normal32", float32), ("normal64", float64)):
     op(
         _name,
-        infer=lambda seed, numbers, d=_dtype: Spec(numbers.shape, d),
+        infer=_drawn_rule(_dtype, 2),
+        made_by="machine",
         kernel=_drawn(_normal_kernel, _dtype),
         scalar=f"{_name}({{0}}, {{1}})",
         cost=stream_cost(150),

@@ -18,6 +18,8 @@ from ostinato.errors import ArgumentError, DTypeError, ShapeError
 from .array import Array, Axis, Operandish, apply, apply_all, as_array, export
 from .elementwise import as_dtype, astype, conj, equal, exp, isfinite, log, not_equal, sqrt, where
 from .index import LETTERS, Indices, along
+from .kinds import AXES, AXIS, DTYPE, whole
+from .kinds import unfit as _unfit
 from .labels import SHORT
 from .monoid import highest, identity, lowest
 from .registry import COMPILED, Params, Place, Scratch, Specs, op, stream_cost
@@ -101,6 +103,33 @@ def _left(x: Spec, axes: tuple[int, ...]) -> Shape:
     return tuple(n for d, n in enumerate(x.shape) if d not in axes)
 
 
+def _real_or_complex(name: str, x: Spec) -> None:
+    """Means of whole numbers and halves are made of wider ones."""
+    if not is_inexact(x.dtype) or accumulator(x.dtype) != x.dtype:
+        raise _unfit(name, (x,), "floating numbers of 32 bits or more", DTypeError)
+
+
+def _adds_up(name: str) -> Callable[..., Spec]:
+    """Sums and products in a dtype that takes what there is."""
+
+    def infer(x: Spec, *, axes: tuple[int, ...], dtype: DType) -> Spec:
+        _taken(name, x, dtype)
+        return Spec(_left(x, axes), dtype)
+
+    return infer
+
+
+def _taken(name: str, x: Spec, dtype: DType) -> None:
+    if accumulator(dtype) != dtype or not np.can_cast(x.dtype, dtype, "same_kind"):
+        raise misfit(
+            DTypeError,
+            name,
+            got=f"{x.bare} in {dtype.name}",
+            needed="a dtype of 32 bits or more that holds such numbers",
+            do="convert with x.astype(...)",
+        )
+
+
 def restore(y: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
     return expand_dims(y, axis=axes) if keepdims and axes else y
 
@@ -137,7 +166,8 @@ def _sum_kernel(xp: Any, out: Any, x: Any, *, axes: tuple[int, ...], dtype: DTyp
 
 op(
     "sum",
-    infer=lambda x, *, axes, dtype: Spec(_left(x, axes), dtype),
+    infer=_adds_up("sum"),
+    takes={"axes": AXES, "dtype": DTYPE},
     indices=reduced("sum"),
     kernel=_sum_kernel,
     grad=lambda g, y, x, *, axes, dtype: (spread(g, x, axes),),
@@ -180,9 +210,17 @@ def _mean_kernel(xp: Any, out: Any, x: Any, *, axes: tuple[int, ...], count: int
     xp.divide(out, count, out)
 
 
+def _mean_rule(x: Spec, *, axes: tuple[int, ...], count: int) -> Spec:
+    _real_or_complex("mean", x)
+    if count != math.prod(x.shape[a] for a in axes):
+        raise _unfit("mean", (x,), f"{count} elements along axes {axes}")
+    return Spec(_left(x, axes), x.dtype)
+
+
 op(
     "mean",
-    infer=lambda x, *, axes, count: Spec(_left(x, axes), x.dtype),
+    infer=_mean_rule,
+    takes={"axes": AXES, "count": whole(0)},
     indices=reduced("sum"),
     kernel=_mean_kernel,
     grad=lambda g, y, x, *, axes, count: (spread(g / count, x, axes),),
@@ -236,7 +274,8 @@ def _fold(x: Array, keep: Sequence[int], axes: Sequence[int]) -> Array:
 
 op(
     "prod",
-    infer=lambda x, *, axes, dtype: Spec(_left(x, axes), dtype),
+    infer=_adds_up("prod"),
+    takes={"axes": AXES, "dtype": DTYPE},
     indices=reduced("prod"),
     kernel=_prod_kernel,
     grad=_prod_grad,
@@ -277,7 +316,15 @@ def _extreme(name: str, ufunc: str) -> Callable[[Array, tuple[int, ...]], Array]
             )
         return Spec(_left(x, axes), x.dtype)
 
-    op(name, infer=infer, indices=reduced(name), kernel=kernel, grad=grad, cost=read_cost(1))
+    op(
+        name,
+        infer=infer,
+        takes={"axes": AXES},
+        indices=reduced(name),
+        kernel=kernel,
+        grad=grad,
+        cost=read_cost(1),
+    )
     return lambda x, axes: apply(name, x, axes=axes)
 
 
@@ -304,12 +351,12 @@ def _position(name: str, worst: Callable[[DType], Any]) -> Callable[[Array, int]
     def infer(x: Spec, *, axes: tuple[int, ...]) -> Specs:
         if x.dtype.kind == "c":
             raise misfit(DTypeError, name, got=x.dtype.name, needed="a dtype with an order")
-        if x.shape[axes[0]] == 0:
+        if len(axes) != 1 or x.shape[axes[0]] == 0:
             raise misfit(
                 ShapeError,
                 name,
-                got=f"shape {x.shape}",
-                needed="at least one element along the axis",
+                got=f"shape {x.shape} along axes {axes}",
+                needed="one axis, and at least one element along it",
             )
         return Spec(_left(x, axes), x.dtype), Spec(_left(x, axes), int64)
 
@@ -332,6 +379,7 @@ def _position(name: str, worst: Callable[[DType], Any]) -> Callable[[Array, int]
     op(
         f"{name}_pair",
         infer=infer,
+        takes={"axes": AXES},
         indices=reduced(name),
         kernel=kernel,
         cost=read_cost(1),
@@ -370,9 +418,15 @@ def _truth(name: str, ufunc: str) -> Callable[[Array, tuple[int, ...]], Array]:
     def kernel(xp: Any, out: Any, x: Any, *, axes: tuple[int, ...]) -> None:
         getattr(xp, ufunc).reduce(x, axis=axes, out=out)
 
+    def infer(x: Spec, *, axes: tuple[int, ...]) -> Spec:
+        if x.dtype != bool_:
+            raise _unfit(name, (x,), "bools", DTypeError)
+        return Spec(_left(x, axes), bool_)
+
     op(
         name,
-        infer=lambda x, *, axes: Spec(_left(x, axes), bool_),
+        infer=infer,
+        takes={"axes": AXES},
         indices=reduced(name),
         kernel=kernel,
         cost=read_cost(1),
@@ -407,6 +461,7 @@ def count_nonzero(x: Operandish, /, axis: Axis = None, *, keepdims: bool = False
 
 # -- moments -------------------------------------------------------------------------------
 def _moments_rule(x: Spec, *, axes: tuple[int, ...]) -> Specs:
+    _real_or_complex("moments", x)
     left = _left(x, axes)
     return Spec((), float64), Spec(left, x.dtype), Spec(left, real_of(x.dtype))
 
@@ -503,6 +558,7 @@ def _moments_grad(
 op(
     "moments",
     infer=_moments_rule,
+    takes={"axes": AXES},
     indices=reduced("moments"),
     kernel=_moments_kernel,
     scratch=_moments_scratch,
@@ -568,9 +624,14 @@ def _running(
         x, out = arrays
         return running_kernel(x, out, axis, ufunc == "multiply", threads)
 
+    def infer(x: Spec, *, axis: int, dtype: DType) -> Spec:
+        _taken(name, x, dtype)
+        return Spec(x.shape, dtype)
+
     op(
         name,
-        infer=lambda x, *, axis, dtype: Spec(x.shape, dtype),
+        infer=infer,
+        takes={"axis": AXIS, "dtype": DTYPE},
         indices=running,
         kernel=kernel,
         native=native,

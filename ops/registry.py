@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy as np
 from ostinato.errors import UnknownOpError
 
 from .index import Indices, pointwise
+from .kinds import Kind, complete
 from .layout import Box
 from .spec import Shape, Spec
 from .where import misfit
@@ -68,7 +70,7 @@ class Op:
     """One operation, whole."""
 
     name: str
-    infer: Callable[..., Spec | Specs]  # (*operand specs, **params)
+    infer: Callable[..., Spec | Specs]  # (*operand specs, **params): complete, whoever asks
     indices: Callable[[Specs, Specs, Params], Indices]
     kernel: Callable[..., None] | None = None
     ufunc: str = ""  # this function of xp does it, as f(*operands, out); where there is a kernel
@@ -101,6 +103,8 @@ class Op:
     )
     keeps_order: bool = False  # a view that leaves contiguous data contiguous
     dense: bool = False  # products, which run at another rate than functions of elements
+    made_by: str = "users"  # whose functions have it; "passes", which put it into what plan files
+    # hold; or "machine": what is lowered for the machine it runs on, and never in a file
 
     @property
     def only_looks(self) -> bool:
@@ -115,11 +119,14 @@ def op(
     name: str,
     *,
     infer: Callable[..., Spec | Specs],
+    takes: Mapping[str, Kind] = MappingProxyType({}),
     indices: Callable[[Specs, Specs, Params], Indices] = lambda i, o, p: pointwise(i, o),
     **facts: Any,
 ) -> Op:
-    """Register an operation. See `Op` for the facts that it may state."""
+    """Register an operation: its rule, what its parameters may be (each of them), and the facts that
+    `Op` has room for."""
     assert name not in OPS, f"{name} is registered twice"
+    infer = complete(name, infer, takes)
     OPS[name] = made = Op(name, infer, indices, **facts)
     return made
 

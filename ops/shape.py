@@ -18,6 +18,21 @@ from .array import Array, Operandish, Split, apply, as_array, export, functions,
 from .copies import Piece
 from .elementwise import astype, broadcast, greater_equal, number_of, where
 from .index import LETTERS, Indices, Reach, along, reshape_labels
+from .kinds import (
+    AXES,
+    AXIS,
+    MESH,
+    NEW_AXES,
+    NUMBER,
+    ORDER,
+    SHAPE,
+    SPLIT,
+    STEPS,
+    WIDTHS,
+    check_value,
+    one_of,
+    unfit,
+)
 from .layout import Box
 from .registry import Params, Place, Specs, op, stream_cost
 from .spec import DType, Shape, Spec, float32, int64, is_float, promote
@@ -121,7 +136,11 @@ def _one_piece(ins: Sequence[Shape], **_: Any) -> list[Piece]:
 
 
 # -- identities ----------------------------------------------------------------------------
-def _same(x: Spec, **_: Any) -> Spec:
+def _same(x: Spec) -> Spec:
+    return Spec(x.shape, x.dtype)
+
+
+def _resplit_rule(x: Spec, *, split: Split, mesh: tuple[int, ...] | None) -> Spec:
     return Spec(x.shape, x.dtype)
 
 
@@ -135,7 +154,8 @@ op(
 )
 op(
     "resplit",
-    infer=_same,
+    infer=_resplit_rule,
+    takes={"split": SPLIT, "mesh": MESH},
     kernel=_copy_kernel,
     pieces=_one_piece,
     grad=lambda g, y, x, **_: (g,),
@@ -194,9 +214,17 @@ def _reshape_view(xp: Any, x: Any, at: Place, **_: Any) -> Any:
     return x.reshape(extent(at.outs[0]))
 
 
+def _reshape_rule(x: Spec, *, shape: Shape) -> Spec:
+    y = Spec(shape, x.dtype)
+    if y.size != x.size:
+        raise unfit("reshape", (x, y), f"a shape of {x.size} elements")
+    return y
+
+
 op(
     "reshape",
-    infer=lambda x, *, shape: Spec(shape, x.dtype),
+    infer=_reshape_rule,
+    takes={"shape": SHAPE},
     indices=lambda ins, outs, p: reshape_labels(ins[0].shape, outs[0].shape),
     view=_reshape_view,
     kernel=lambda xp, out, x, *, shape: xp.copyto(out, x.reshape(out.shape)),
@@ -245,6 +273,7 @@ def _expand_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
 op(
     "expand_dims",
     infer=_expand_rule,
+    takes={"axes": NEW_AXES},
     indices=_expand_indices,
     view=_reshape_view,
     grad=lambda g, y, x, *, axes: (squeeze(g, axes),),
@@ -262,6 +291,13 @@ def expand_dims(x: Operandish, /, axis: int | Sequence[int] = 0) -> Array:
 
 
 def _squeeze_rule(x: Spec, *, axes: tuple[int, ...]) -> Spec:
+    if any(x.shape[a] != 1 for a in axes):
+        raise misfit(
+            ShapeError,
+            "squeeze",
+            got=f"axis {', '.join(map(str, axes))} of shape {x.shape}",
+            needed="axes of size 1",
+        )
     return Spec(tuple(n for d, n in enumerate(x.shape) if d not in axes), x.dtype)
 
 
@@ -273,6 +309,7 @@ def _squeeze_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
 op(
     "squeeze",
     infer=_squeeze_rule,
+    takes={"axes": AXES},
     indices=_squeeze_indices,
     view=_reshape_view,
     grad=lambda g, y, x, *, axes: (expand_dims(g, axis=axes),),
@@ -286,10 +323,6 @@ def squeeze(x: Operandish, /, axis: int | Sequence[int]) -> Array:
     """Without these axes, each of size 1."""
     x = as_array(x)
     axes = axes_of(axis, x.ndim, "squeeze")
-    if any(x.shape[a] != 1 for a in axes):
-        raise misfit(
-            ShapeError, "squeeze", got=f"axis {axis} of shape {x.shape}", needed="axes of size 1"
-        )
     return apply("squeeze", x, axes=axes) if axes else x
 
 
@@ -300,6 +333,7 @@ def _permute_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
 op(
     "permute_dims",
     infer=lambda x, *, axes: Spec(tuple(x.shape[a] for a in axes), x.dtype),
+    takes={"axes": ORDER},
     indices=_permute_indices,
     view=lambda xp, x, at, *, axes: x.transpose(axes),
     grad=lambda g, y, x, *, axes: (permute_dims(g, tuple(np.argsort(axes).tolist())),),
@@ -372,9 +406,21 @@ def _broadcast_grad(g: Array, y: Array, x: Array, *, shape: Shape) -> Sequence[A
     return (sum_to(g, x.shape),)
 
 
+def _broadcast_rule(x: Spec, *, shape: Shape) -> Spec:
+    if broadcast("broadcast_to", x.shape, shape) != shape:
+        raise misfit(
+            ShapeError,
+            "broadcast_to",
+            got=f"{x.shape} to {shape}",
+            needed="a shape that it broadcasts to",
+        )
+    return Spec(shape, x.dtype)
+
+
 op(
     "broadcast_to",
-    infer=lambda x, *, shape: Spec(shape, x.dtype),
+    infer=_broadcast_rule,
+    takes={"shape": SHAPE},
     view=lambda xp, x, at, *, shape: xp.broadcast_to(x, extent(at.outs[0])),
     grad=_broadcast_grad,
     cost=MOVE,
@@ -385,16 +431,7 @@ op(
 def broadcast_to(x: Operandish, /, shape: Sequence[int]) -> Array:
     """Repeated along axes of size 1, without a copy."""
     x, new = as_array(x), listed(shape, "broadcast_to")
-    if x.shape == new:
-        return x
-    if broadcast("broadcast_to", x.shape, new) != new:
-        raise misfit(
-            ShapeError,
-            "broadcast_to",
-            got=f"{x.shape} to {new}",
-            needed="a shape that it broadcasts to",
-        )
-    return apply("broadcast_to", x, shape=new)
+    return x if x.shape == new else apply("broadcast_to", x, shape=new)
 
 
 @export
@@ -432,7 +469,20 @@ def sum_to(x: Array, shape: Shape) -> Array:
 
 # -- slices --------------------------------------------------------------------------------
 def _slice_rule(x: Spec, *, starts: Shape, sizes: Shape, steps: Shape) -> Spec:
+    _inside("slice", x, starts, sizes, steps)
     return Spec(sizes, x.dtype)
+
+
+def _inside(name: str, x: Spec, starts: Shape, sizes: Shape, steps: Shape) -> None:
+    for start, size, step, n in zip(starts, sizes, steps, x.shape, strict=True):
+        last = start + step * (size - 1)
+        if step == 0 or size < 0 or (size > 0 and not (0 <= start < n and 0 <= last < n)):
+            raise misfit(
+                BoundsError,
+                name,
+                got=f"{size} elements from {start} on in steps of {step}",
+                needed=f"elements of an axis with {n}",
+            )
 
 
 def _slice_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
@@ -470,6 +520,7 @@ def _slice_grad(
 op(
     "slice",
     infer=_slice_rule,
+    takes={"starts": STEPS, "sizes": STEPS, "steps": STEPS},
     indices=_slice_indices,
     view=_slice_view,
     grad=_slice_grad,
@@ -530,12 +581,7 @@ def _concat_rule(*xs: Spec, axis: int) -> Spec:
         if x.ndim != first.ndim or any(
             m != n for d, (m, n) in enumerate(zip(x.shape, first.shape, strict=True)) if d != axis
         ):
-            raise misfit(
-                ShapeError,
-                "concat",
-                got=" and ".join(str(s.shape) for s in xs),
-                needed=f"shapes that differ in axis {axis} only",
-            )
+            raise unfit("concat", (first, x), f"shapes that differ in axis {axis} only")
     shape = list(first.shape)
     shape[axis] = sum(x.shape[axis] for x in xs)
     return Spec(tuple(shape), promote(*(x.dtype for x in xs)))
@@ -600,6 +646,7 @@ def _concat_grad(g: Array, y: Array, *xs: Array, axis: int) -> Sequence[Array | 
 op(
     "concat",
     infer=_concat_rule,
+    takes={"axis": AXIS},
     indices=_concat_indices,
     kernel=_concat_kernel,
     pieces=_concat_pieces,
@@ -673,11 +720,15 @@ def _pad_grad(g: Array, y: Array, x: Array, *, widths: Pairs, value: Any) -> Seq
     return (slice_axes(g, {d: (before, x.shape[d], 1) for d, (before, _) in enumerate(widths)}),)
 
 
+def _pad_rule(x: Spec, *, widths: Pairs, value: Any) -> Spec:
+    check_value("pad", value, x.dtype)
+    return Spec(tuple(n + b + a for n, (b, a) in zip(x.shape, widths, strict=True)), x.dtype)
+
+
 op(
     "pad",
-    infer=lambda x, *, widths, value: Spec(
-        tuple(n + b + a for n, (b, a) in zip(x.shape, widths, strict=True)), x.dtype
-    ),
+    infer=_pad_rule,
+    takes={"widths": WIDTHS, "value": NUMBER},
     indices=_pad_indices,
     kernel=_pad_kernel,
     pieces=_pad_pieces,
@@ -867,9 +918,17 @@ def _update_grad(
     return put(share * by_x), share * by_v
 
 
+def _update_rule(x: Spec, v: Spec, *, starts: Shape, steps: Shape, mode: str) -> Spec:
+    if v.ndim != x.ndim or v.dtype != x.dtype:
+        raise unfit("update_slice", (x, v), "as many axes in both, and one dtype")
+    _inside("update_slice", x, starts, v.shape, steps)
+    return Spec(x.shape, x.dtype)
+
+
 op(
     "update_slice",
-    infer=lambda x, v, *, starts, steps, mode: Spec(x.shape, x.dtype),
+    infer=_update_rule,
+    takes={"starts": STEPS, "steps": STEPS, "mode": one_of(*MODES)},
     indices=_update_indices,
     kernel=_update_kernel,
     pieces=_update_pieces,

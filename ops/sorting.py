@@ -17,6 +17,8 @@ from .array import Array, Operandish, apply, as_array, export, unify
 from .elementwise import astype, equal, logical_not, minimum, not_equal, where
 from .index import LETTERS, Indices
 from .indexing import take_along_axis
+from .kinds import AXIS, FLAG, one_of, unfit
+from .kinds import whole as whole_from
 from .order import sort_function, sort_room
 from .reduction import any, cumulative_sum, running
 from .registry import COMPILED, Params, Scratch, Specs, op
@@ -109,6 +111,7 @@ def _sort_grad(
 op(
     "sort",
     infer=lambda x, *, axis, descending, stable: Spec(_ordered(x, "sort").shape, x.dtype),
+    takes={"axis": AXIS, "descending": FLAG, "stable": FLAG},
     indices=running,
     kernel=_sort_kernel,
     scratch=partial(_room, False),
@@ -132,6 +135,8 @@ def sort(
 
 def _argsort_rule(x: Spec, *, axis: int, descending: bool, stable: bool, count: int) -> Spec:
     shape = _ordered(x, "argsort").shape
+    if count > shape[axis]:
+        raise unfit("argsort", (x,), f"{count} elements along axis {axis}")
     return Spec((*shape[:axis], count, *shape[axis + 1 :]), int64)
 
 
@@ -149,6 +154,7 @@ def _argsort_kernel(
 op(
     "argsort",  # the first ones
     infer=_argsort_rule,
+    takes={"axis": AXIS, "descending": FLAG, "stable": FLAG, "count": whole_from(0)},
     indices=running,
     kernel=_argsort_kernel,
     scratch=partial(_room, True),
@@ -202,9 +208,18 @@ def _search_native(arrays: Sequence[Any], threads: int, *, side: str, **_: Any) 
     return searching_kernel(x, v, out, side == "right", threads)
 
 
+def _search_rule(x: Spec, v: Spec, *, side: str) -> Spec:
+    if x.ndim != 1:
+        raise misfit(ShapeError, "searchsorted", got=f"shape {x.shape}", needed="one axis, sorted")
+    if x.dtype != v.dtype or x.dtype == bfloat16:
+        raise unfit("searchsorted", (x, v), "one dtype", DTypeError)
+    return Spec(_ordered(v, "searchsorted").shape, int64)
+
+
 op(
     "searchsorted",
-    infer=lambda x, v, *, side: Spec(v.shape, int64),
+    infer=_search_rule,
+    takes={"side": one_of("left", "right")},
     indices=_search_indices,
     kernel=_search_kernel,
     native=_search_native,
@@ -219,8 +234,6 @@ def searchsorted(
 ) -> Array:
     """Where each v belongs among the sorted x."""
     x, v = as_array(x), as_array(v)
-    if x.ndim != 1:
-        raise misfit(ShapeError, "searchsorted", got=f"shape {x.shape}", needed="one axis, sorted")
     if side not in ("left", "right"):
         raise misfit(
             ArgumentError, "searchsorted", got=f"side={side!r}", needed="'left' or 'right'"

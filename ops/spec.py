@@ -15,7 +15,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ostinato.errors import ShapeError
+
 from .layout import Layout
+from .where import misfit
 
 DType = np.dtype[Any]
 Shape = tuple[int, ...]
@@ -83,6 +86,18 @@ def _gone(known: Any) -> None:
         del _known[known.key]
 
 
+MOST_AXES = 50  # letters for indices, and room in NumPy
+MOST_BYTES = 2**62  # of one array, counted without extents of 0
+
+
+def misshapen(shape: Any, itemsize: int) -> bool:
+    """Whether no array can have these extents: some are no numbers or below 0, or all are too much."""
+    for n in shape:
+        if type(n) is not int or n < 0:
+            return True
+    return len(shape) > MOST_AXES or math.prod(filter(None, shape)) * itemsize > MOST_BYTES
+
+
 class Spec:
     """Shape, dtype, layout of one array. `pending`: it is the request of a started collective."""
 
@@ -100,6 +115,13 @@ class Spec:
         key = (shape, dtype, layout, pending)
         known = _known.get(key)
         found = known() if known is not None else None
+        if found is None and misshapen(shape, dtype.itemsize):
+            raise misfit(
+                ShapeError,
+                "an array",
+                got=f"shape {shape!r:.120} of {dtype.name}",
+                needed=f"up to {MOST_AXES} extents of 0 or more, and fewer than 2**62 bytes",
+            )
         while found is None:
             made = object.__new__(cls)
             size = math.prod(shape)

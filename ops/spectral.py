@@ -16,6 +16,7 @@ from .creation import eye
 from .elementwise import conj, convert, imag, where
 from .factor import qr_of_one
 from .index import LETTERS, Indices
+from .kinds import FLAG, SHARE
 from .matrices import (
     adjoint,
     as_diagonal,
@@ -139,6 +140,7 @@ def _svd_grad(
 op(
     "svd",
     infer=_svd_rule,
+    takes={"full": FLAG},
     indices=whole,
     kernel=_svd_kernel,
     grad=_svd_grad,
@@ -241,6 +243,7 @@ op(
     infer=lambda x, *, rtol: Spec(
         (*matrix("pinv", x).shape[:-2], x.shape[-1], x.shape[-2]), x.dtype
     ),
+    takes={"rtol": SHARE},
     indices=whole,
     kernel=_pinv_kernel,
     scratch=_svd_scratch,
@@ -325,6 +328,7 @@ def _lstsq_grad(
 op(
     "lstsq",
     infer=_lstsq_rule,
+    takes={"rtol": SHARE},
     indices=_lstsq_indices,
     kernel=_lstsq_kernel,
     scratch=_svd_scratch,

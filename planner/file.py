@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,18 @@ from ostinato.ops.graph import Graph
 
 from ostinato.errors import PlanFileError
 
-from .check import check_graph, check_layouts, same_program
+from .check import check_graph, check_layouts, check_source, same_program, seconds_of
+from .machine import memory
 from .pipeline import done_so, lower
 from .plan import FORMAT, MATH, NUMERICS, PRECISIONS, Choice, Key, Plan, Target, Tuned
 
 MAGIC = b"ostinato plan"
+DAY = 86400.0
 LARGEST = 1 << 30  # bytes of a file
+FOREIGN = 1 << 24  # of one from elsewhere, and
+VALUES = 1 << 22  # numbers and lists in it, and
+NODES = 1 << 16  # operations of both graphs, and
+JOINED = 1 << 14  # operands of one of them, if nothing else is said
 _HEAD = 256  # bytes of a first line at the most
 
 
@@ -67,19 +74,32 @@ def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     write_whole(path, encode_plan(plan))
 
 
-def read_plan(path: str | os.PathLike[str]) -> Plan:
-    """The plan of a file, or PlanFileError."""
+def read_plan(path: str | os.PathLike[str], limit: float | None = DAY) -> Plan:
+    """The plan of a file, or PlanFileError. Unless the limit is None, it may take no more than so many
+    seconds to run, and be no larger than people's plans are.
+    """
+    most = LARGEST if limit is None else FOREIGN
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            data = file.read() if size <= LARGEST else b""
+        with open(path, "rb", opener=_no_wait) as file:
+            facts = os.fstat(file.fileno())
+            size = facts.st_size if stat.S_ISREG(facts.st_mode) else LARGEST + 1
+            data = file.read(most) if size <= most else b""
     except OSError as error:
         raise PlanFileError.because(
             f"plan file {path}", got=str(error), needed="a file that can be read"
         ) from None
     try:
+        need(stat.S_ISREG(facts.st_mode), "something that is no plain file")
         need(size <= LARGEST, f"{size} bytes")
-        return decode_plan(data)
+        _allow(size, most, "bytes")
+        return decode_plan(data, limit=limit)
+    except TooMuch as error:
+        raise PlanFileError.because(
+            f"plan file {path}",
+            got=str(error),
+            needed="no more than is read of a file from elsewhere",
+            do="pass limit= in seconds, or limit=None if you know who wrote it",
+        ) from None
     except Malformed as error:
         raise PlanFileError.because(
             f"plan file {path}",
@@ -89,9 +109,26 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
         ) from None
 
 
-def decode_plan(data: bytes, key: Key | None = None, trusted: bool = False) -> Plan:
+class TooMuch(Malformed):
+    """More than somebody else's plan may ask for."""
+
+
+def _allow(count: float, most: float, what: str) -> None:
+    if count > most:
+        raise TooMuch(f"{count:,.0f} {what}, of which {most:,.0f} are allowed")
+
+
+def _no_wait(path: str, flags: int) -> int:
+    """Opens what nobody writes to, too, which then is no plain file."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def decode_plan(
+    data: bytes, key: Key | None = None, trusted: bool = False, limit: float | None = DAY
+) -> Plan:
     """The plan of a file's bytes, or Malformed. With a key: the plan of this key, kept here. Trusted is
-    what comes from whoever may tell this process what to run: nothing is proven then."""
+    what comes from whoever may tell this process what to run: nothing is proven then, nor limited.
+    """
     head, newline, rest = data[:_HEAD].partition(b"\n")[0], data.find(b"\n", 0, _HEAD), b""
     words = head.split(b" ")
     need(newline >= 0 and head.startswith(MAGIC + b" ") and len(words) == 5, "no plan file")
@@ -109,17 +146,30 @@ def decode_plan(data: bytes, key: Key | None = None, trusted: bool = False) -> P
     )
     digest = hashlib.blake2b(rest, digest_size=32).hexdigest().encode()
     need(digest == words[3], "content that differs from what was written: damaged")
+    foreign = key is None and not trusted
+    if foreign and limit is not None:
+        many = rest.count(b",") + rest.count(b"[") + rest.count(b"{")
+        _allow(many, VALUES, "values")
     try:
-        return _decode(json.loads(rest), key, trusted)
-    except Malformed:
+        return _decode(json.loads(rest), key, foreign, limit)
+    except TooMuch:
         raise
+    except Malformed as error:
+        raise Malformed(_one_line(error)) from None
     except MemoryError:
         raise Malformed("content that is larger than memory") from None
-    except Exception as error:  # the rules of operations expect operands that make sense
-        raise Malformed(f"content that is no plan ({type(error).__name__}: {error})") from None
+    except Exception as error:
+        what = f"content that is no plan ({type(error).__name__}: {_one_line(error)})"
+        raise Malformed(what) from None
 
 
-def _decode(content: Any, known: Key | None, trusted: bool) -> Plan:
+def _one_line(error: Exception) -> str:
+    """What it says, whatever a file made it say."""
+    text = " ".join(str(error).split())
+    return "".join(c if c.isprintable() else "?" for c in text)[:400]
+
+
+def _decode(content: Any, known: Key | None, foreign: bool, limit: float | None) -> Plan:
     key = _key(content) if known is None else known
     identity, lowered, results, names = fields(content, "id", "program", "results", "names")
     need(identity == key.id, "an id that is not its content's")
@@ -135,15 +185,42 @@ def _decode(content: Any, known: Key | None, trusted: bool) -> Plan:
         )
     need(len(made) == len(graph.outputs), "other results than its source has")
     called = tuple(listing(names))
-    need(all(isinstance(n, str) and len(n) < 4096 for n in called), "names that are no text")
-    if known is None and not trusted:
+    need(all(map(_is_name, called)), "names that are no text")
+    if foreign:
+        if limit is not None:
+            _check_size(key.graph, program)
         _prove(key, program, made)
+        if limit is not None:
+            _check_work(key, program, limit)
     function = content.get("called", "")
-    need(type(function) is str and len(function) < 4096, "a function whose name is no text")
+    need(_is_name(function), "a function whose name is no text")
     tuned = _tuned(content.get("tuned"), now)
     ways = tuned.ways if tuned is not None else ()
     runs = done_so(lower(program, key, made), key, made, ways)
-    return Plan(key, program, runs, tuple(made), called, tuned=tuned, called=function)
+    plan = Plan(key, program, runs, tuple(made), called, tuned=tuned, called=function)
+    if foreign and limit is not None:
+        _allow(plan.peak_bytes, memory(), "bytes of memory")
+    return plan
+
+
+def _is_name(value: Any) -> bool:
+    return type(value) is str and len(value) < 4096 and value.isprintable()
+
+
+def _check_size(*graphs: Graph) -> None:
+    count, widest = 0, 0
+    waiting = list(graphs)
+    while waiting:
+        graph = waiting.pop()
+        count += len(graph.nodes)
+        widest = max([widest, *(len(n.inputs) for n in graph.nodes)])
+        waiting += [body for n in graph.nodes for _, body in n.subgraphs()]
+    _allow(count, NODES, "operations")
+    _allow(widest, JOINED, "operands of one operation")
+
+
+def _check_work(key: Key, program: Graph, limit: float) -> None:
+    _allow(seconds_of(program) / key.target.workers, limit, "seconds of work")
 
 
 def _moved(written: Any, source: Graph) -> dict[str, str]:
@@ -201,7 +278,7 @@ def _key(content: Any) -> Key:
 
 def _prove(key: Key, program: Any, results: list[tuple[str, int]]) -> None:
     """That everything in the file follows from its source graph."""
-    check_graph(key.graph)
+    check_source(key.graph)
     check_graph(program)
     check_layouts(program, key.target)
     outputs = tuple(k if where == "in" else program.outputs[k] for where, k in results)

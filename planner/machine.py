@@ -60,6 +60,11 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def memory() -> int:
+    """Bytes that it has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 @cache
 def this_machine() -> Machine:
     """This machine, measured when it is first asked for, and remembered on disk."""

@@ -251,11 +251,14 @@ class Plan:
             write_plan(self, path)
 
     @staticmethod
-    def from_file(path: str | os.PathLike[str]) -> Plan:
-        """The plan of a file, after a proof that it computes what it says; PlanFileError if it is no good."""
+    def from_file(path: str | os.PathLike[str], *, limit: float | None = 86400.0) -> Plan:
+        """The plan of a file, after a proof that it computes what it says; PlanFileError if it is no
+        good. Nor is it if it would run for more than `limit` seconds, needs more memory than there
+        is, or is larger than people's plans are (16 MiB, 65,536 operations); None allows all that.
+        """
         from .file import read_plan
 
-        return read_plan(path)
+        return read_plan(path, limit=limit)
 
     def __str__(self) -> str:
         from .explain import summary

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import linecache
 import math
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -256,5 +258,14 @@ def _reduced(node: Node, target: str, value: str) -> str:
 def _of_user(line: str) -> str:
     """Where it stands, and what stands there."""
     path, _, number = line.rpartition(":")
-    text = linecache.getline(path, int(number)).strip() if path and number.isdigit() else ""
+    known = number.isdecimal() and len(number) < 9 and _runs_here(path)
+    text = linecache.getline(path, int(number)).strip() if known else ""
     return f"{short(line)}  {text}".rstrip()
+
+
+def _runs_here(path: str) -> bool:
+    """Whether this process runs that file (or cell): a plan from elsewhere may name any."""
+    if path in linecache.cache:
+        return True
+    files = (getattr(m, "__file__", None) for m in list(sys.modules.values()))
+    return os.path.abspath(path) in {os.path.abspath(f) for f in files if f}

@@ -674,7 +674,10 @@ def reducing(dtype: str, ndim: int, axes: int, kinds: Sequence[str], count: int 
         more: dict[str, Any] = {"sum": {"dtype": np.dtype(dtype)}, "mean": {"count": count}}.get(
             kind, {}
         )
-        made.append(builder.call(kind, value, axes=over, **more))
+        left = (
+            Spec(spec.shape[: ndim - axes], spec.dtype),
+        )  # the count is the operands', not the body's
+        made += builder.add(kind, (value,), {"axes": over, **more}, left)
     return builder.graph(made)
 
 
