@@ -176,7 +176,7 @@ def test_functions_of_numpy(name: str) -> None:
         return
     try:
         found = f(*[ost.asarray(x), *[x] * (f.nin - 1)])
-    except DTypeError as error:
+    except ArgumentError as error:
         assert f"np.{name}" in str(error)  # noqa: PT017
         assert name not in ("add", "arcsin", "matmul", "left_shift", "power", "isnan")
         return
