@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, cast, runtime_ch
 
 import numpy as np
 
-from ostinato.errors import ArgumentError, DonatedError, DTypeError
+from ostinato.errors import (
+    ArgumentError,
+    AssignmentError,
+    DonatedError,
+    DTypeError,
+    OstinatoError,
+    ShapeError,
+)
 
 from .exact import plain
 from .layout import Layout
@@ -319,7 +326,7 @@ class Array:
     def __len__(self) -> int:
         if not self.shape:
             raise misfit(
-                DTypeError, "len()", got="a 0-dimensional array", needed="at least one axis"
+                ArgumentError, "len()", got="a 0-dimensional array", needed="at least one axis"
             )
         return self.shape[0]
 
@@ -328,7 +335,10 @@ class Array:
 
     def __hash__(self) -> int:
         raise misfit(
-            DTypeError, "hash()", got="an array", do="use a tuple of numbers, or id(x), as the key"
+            ArgumentError,
+            "hash()",
+            got="an array",
+            do="use a tuple of numbers, or id(x), as the key",
         )
 
     # -- reading ---------------------------------------------------------------------------
@@ -383,10 +393,10 @@ class Array:
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)
 
-    def _scalar(self, what: str) -> Any:
+    def _scalar(self, what: str, kind: type[OstinatoError] = ArgumentError) -> Any:
         if self.size != 1:
             raise misfit(
-                DTypeError,
+                kind,
                 what,
                 got=f"an array of shape {self.shape}",
                 needed="one element",
@@ -403,13 +413,13 @@ class Array:
 
     def item(self) -> Scalar:
         """The one element as a Python number."""
-        return cast(Scalar, self._scalar("item()").item())
+        return cast(Scalar, self._scalar("item()", ShapeError).item())
 
     def tolist(self) -> Any:
         return reader.value(self).tolist()
 
     def __bool__(self) -> bool:
-        return bool(self._scalar("bool()"))
+        return bool(self._scalar("bool()", ShapeError))
 
     def __int__(self) -> int:
         return int(self._real("int()"))
@@ -570,7 +580,7 @@ class Array:
 
     def __setitem__(self, key: Any, value: Any) -> None:
         raise misfit(
-            DTypeError,
+            AssignmentError,
             "x[...] = value",
             got="an assignment",
             needed="an expression, since arrays do not change",
@@ -871,6 +881,13 @@ def apply_all(name: str, *operands: Array, **params: Any) -> tuple[Array, ...]:
 def apply(name: str, *operands: Array, **params: Any) -> Array:
     """The result of an operation that has one."""
     return apply_all(name, *operands, **params)[0]
+
+
+def called(name: str, made: Array) -> Array:
+    """The result of an operation that users know by another name, which errors then say."""
+    if made._term is not None:
+        made._term.line += f" ({name})"
+    return made
 
 
 # -- operands of every kind ----------------------------------------------------------------

@@ -13,7 +13,7 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
-from .array import Array, Operandish, apply, apply_all, as_array, unify
+from .array import Array, Operandish, apply, apply_all, as_array, called, unify
 from .contraction import diagonal, matmul, outer, tensordot, vecdot
 from .contraction import trace as trace
 from .creation import eye
@@ -237,7 +237,7 @@ def inv(x: Operandish, /) -> Array:
     """The inverse. To solve equations, use solve."""
     x = as_array(x)
     n = matrix("inv", x.spec, square=True).shape[-1]
-    return apply("solve", x, eye(n, dtype=x.dtype))
+    return called("inv", apply("solve", x, eye(n, dtype=x.dtype)))
 
 
 def lstsq(a: Operandish, b: Operandish, /, *, rtol: float | None = None) -> LstsqResult:

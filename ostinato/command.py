@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import runpy
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -44,7 +46,18 @@ _BENCH = """Measure against other libraries, as `python -m benchmarks` in a chec
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit status."""
+    """Run the command; its exit status. If who reads its output leaves, as `head` does, it ends."""
+    try:
+        try:
+            return _main(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return 128 + signal.SIGPIPE
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     from ostinato import __version__
 
     parser = argparse.ArgumentParser("ostinato", description=_ABOUT, formatter_class=PLAIN)

@@ -6,6 +6,7 @@
     ├── LayoutError           (ValueError)     a split or mesh that does not exist
     ├── BoundsError           (IndexError)     an index outside its axis
     ├── ArgumentError         (TypeError, ValueError)  any other argument that cannot be used
+    ├── AssignmentError       (TypeError, ValueError)  an assignment to an array, which does not change
     ├── UnknownOpError        (LookupError)    an operation name that is not registered
     ├── TracedValueError      (TypeError)      a value asked for while a function is being traced
     ├── DataDependentShapeError (TypeError)    a shape that depends on data, while tracing
@@ -71,6 +72,10 @@ class BoundsError(OstinatoError, IndexError):
 
 class ArgumentError(OstinatoError, TypeError, ValueError):
     """Any other argument that cannot be used."""
+
+
+class AssignmentError(OstinatoError, TypeError, ValueError):
+    """An assignment to an array, which does not change."""
 
 
 class UnknownOpError(OstinatoError, LookupError):

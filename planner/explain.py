@@ -231,7 +231,8 @@ def count(program: Program) -> tuple[int, dict[str, int]]:
 
 
 def rows(plan: Plan, machine: Machine, measured: Measured | None) -> list[tuple[str, ...]]:
-    """The table of `explain`: operation, result, layout, work, traffic, predicted, measured, line."""
+    """The table of `explain`: operation, result, layout, work, traffic, predicted, measured, line; of a
+    whole run, all turns of loops together."""
     found: list[tuple[str, ...]] = []
     times = dict(measured.steps) if measured is not None else {}
     number = {id(node): k for k, node in enumerate(plan.program.graph.nodes)}
@@ -243,9 +244,11 @@ def rows(plan: Plan, machine: Machine, measured: Measured | None) -> list[tuple[
                 "  " * step.depth + name_of(step),
                 str(spec.bare) if spec is not None else "",
                 str(spec.layout) if spec is not None else "",
-                f"{step.operations:.2g} op" if step.operations else "",
-                amount(step.sent) + " sent" if step.collective else amount(step.moved),
-                seconds(step.predicted) if step.predicted else "",
+                f"{step.operations * step.turns:.2g} op" if step.operations else "",
+                f"{amount(step.sent * step.turns)} sent"
+                if step.collective
+                else amount(step.moved * step.turns),
+                seconds(step.predicted * step.turns) if step.predicted else "",
                 seconds(took) if took is not None else "",
                 node.line,
             )

@@ -102,8 +102,24 @@ class Bound:
             kind = LinAlgError
         if row is None:
             return kind.because("a plan's run", got=f"{type(error).__name__}: {error}")
-        name = row.node.kw["name"] if row.node.op == "in_bounds" else row.node.op
-        return kind.because(name, got=f"{error}", line=row.node.line)
+        node = row.node
+        inner = list(_factors(node)) if kind is LinAlgError else []
+        if len(inner) == 1:  # all turns of a loop are one call
+            node = inner[0]
+        name = node.kw["name"] if node.op == "in_bounds" else node.op
+        path, _, number = node.line.rpartition(":")
+        number, _, other = number.partition(" (")  # what users call it, if that is not its name
+        line = f"{path}:{number}" if path else ""
+        return kind.because(other.rstrip(")") or name, got=f"{error}", line=line)
+
+
+def _factors(node: Node) -> Iterator[Node]:
+    """What may not exist of a matrix, in the bodies of a node."""
+    for value in node.kw.values():
+        for inner in value.nodes if isinstance(value, Graph) else ():
+            if inner.op in ("cholesky", "solve"):
+                yield inner
+            yield from _factors(inner)
 
 
 def bind(

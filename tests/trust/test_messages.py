@@ -5,10 +5,19 @@ The library is copied into a folder like site-packages, and a script of a user r
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ostinato as ost
+from ostinato.errors import ArgumentError, AssignmentError, DTypeError, LinAlgError, ShapeError
+from tests.helpers import on
 
 from .conftest import Tally
 
@@ -84,3 +93,98 @@ def test_lines_are_the_users_from_an_installed_library(tmp_path: Path, tally: Ta
     assert "ostinato/" not in plan
     assert plan.count("prog.py:") > 12
     tally("messages and plan lines from an installation", len(lines) + plan.count("prog.py:"))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_errors_say_the_name_that_was_typed(workers: int) -> None:
+    with on(workers):
+        x = ost.zeros((3, 3))
+        for call, name in (
+            (lambda: ost.linalg.inv(x), "inv"),
+            (
+                lambda: ost.linalg.inv(
+                    ost.asarray(np.zeros((6, 6)), split=0 if workers > 1 else None)
+                ),
+                "inv",
+            ),
+            (lambda: ost.linalg.solve(x, x), "solve"),
+            (lambda: ost.compile(lambda x: ost.linalg.inv(x) + 1)(x), "inv"),
+            (lambda: ost.repeat(2, lambda s: ost.linalg.inv(s), x), "inv"),
+        ):
+            with pytest.raises(
+                LinAlgError, match=rf"^{name} \(tests/trust/test_messages.py:\d+\): got a singular"
+            ):
+                ost.evaluate(call())
+
+
+def test_the_kind_of_an_error_is_the_kind_of_the_mistake() -> None:
+    """As NumPy's, wherever NumPy has one: so `except` of programs catches ours."""
+    x, v = ost.ones((2, 3)), np.ones((2, 3))
+
+    def assign(y: Any) -> None:
+        y.flags.writeable = False
+        y[0] = 1.0
+
+    def assign_ours(y: Any) -> None:
+        y[0] = 1.0
+
+    for ours, theirs, kind in (
+        (lambda: assign_ours(x), lambda: assign(v.copy()), AssignmentError),
+        (lambda: ost.compile(assign_ours)(x), lambda: assign(v.copy()), AssignmentError),
+        (lambda: bool(x), lambda: bool(v), ShapeError),
+        (lambda: x.item(), lambda: v.item(), ShapeError),
+        (lambda: float(x), lambda: float(v), ArgumentError),
+        (lambda: int(x), lambda: int(v), ArgumentError),
+        (lambda: len(ost.asarray(1.0)), lambda: len(np.array(1.0)), ArgumentError),
+        (lambda: {x}, lambda: {v}, ArgumentError),
+        (lambda: [1][ost.asarray(0.0)], lambda: [1][np.array(0.0)], DTypeError),
+        (lambda: x[5], lambda: v[5], IndexError),
+        (lambda: x @ x, lambda: v @ v, ShapeError),
+        (lambda: x + ost.ones(2), lambda: v + np.ones(2), ShapeError),
+    ):
+        with pytest.raises((TypeError, ValueError, IndexError)) as wanted:
+            theirs()
+        with pytest.raises(kind) as got:
+            ours()
+        assert isinstance(got.value, wanted.type), (got.value, wanted.type)
+
+
+UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def test_the_rows_of_explain_add_up_to_its_total() -> None:
+    def turn(c: Any, r: Any) -> Any:
+        inner = ost.repeat(5, lambda s: ost.sort(s) + 1, c)
+        return ost.cond(c.sum() > 0, lambda s: s + 1, lambda s: s * 2, inner), ost.sort(r)
+
+    f = ost.compile(lambda x: ost.scan(turn, x[0], x)[1].sum() + ost.sort(x).sum())
+    f(ost.ones((40, 300)))
+    text = f.plan.explain()
+    header = next(line for line in text.splitlines() if line.startswith("operation"))
+    at = header.index("predicted")
+    rows = [line[at:].split()[:2] for line in text.splitlines() if line[at:].strip()]
+    found = [
+        float(n) * UNITS[unit] for n, unit in (r for r in rows if len(r) == 2) if unit in UNITS
+    ]
+    (total,) = re.findall(r"^predicted ([\d.]+) (\S+) per run", text, re.M)
+    assert len(found) > 5
+    assert sum(found) == pytest.approx(float(total[0]) * UNITS[total[1]], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["cache", "list"], ["info"], ["--help"], ["cache", "show", "0"], ["--version"]]
+)
+def test_commands_end_quietly_when_nobody_reads(arguments: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ostinato", *arguments]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OSTINATO_CACHE": str(tmp_path)}
+    for k in range(60):  # more than fits into a pipe, if the command lists it
+        (tmp_path / f"{k:064x}.plan").write_bytes(b"")
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "wb") as closed:
+        found = subprocess.run(
+            command, env=env, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert not found.stderr.count("Traceback"), found.stderr
+    assert "Exception ignored" not in found.stderr
+    assert "BrokenPipe" not in found.stderr
