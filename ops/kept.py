@@ -210,9 +210,9 @@ class Cache:
                     names = sorted(os.listdir(root / name))
                     yield from ((root / name, n) for n in names if ours.fullmatch(n))
 
-    def keep_within(self, kind: str, size: float = float("inf"), count: int = 1 << 62) -> None:
+    def keep_within(self, kind: str, size: float = float("inf"), count: int = 1 << 62) -> int:
         """Remove what was not used for longest, until no more than this is left; and what was left half
-        written by who died."""
+        written by who died. How many are left."""
         for folder, name in self._listed((kind,)):
             if name[0] == ".":
                 with contextlib.suppress(OSError):
@@ -225,6 +225,7 @@ class Cache:
                 break
             remove(file.path)
             total, left = total - file.size, left - 1
+        return left
 
     def forget(self, files: Iterable[File]) -> None:
         """Remove these, and the folders of versions in which nothing is left."""

@@ -91,7 +91,9 @@ def together() -> Iterator[None]:
             while True:
                 waiting.popleft().ready()
 
-    team = [threading.Thread(target=work) for _ in late[1 : most_threads()]]
+    team = [
+        threading.Thread(target=work, name="ostinato-compiler") for _ in late[1 : most_threads()]
+    ]
     for thread in team:
         thread.start()
     work()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -78,12 +78,13 @@ def complex_of(dtype: DType) -> DType:
     return dtype if dtype.kind == "c" else promote(dtype, complex64)
 
 
-_known: dict[Any, Callable[[], Spec | None]] = {}  # what somebody has
+_known: dict[Any, Any] = {}  # what somebody has
 
 
 def _gone(known: Any) -> None:
-    if _known.get(known.key) is known:
-        del _known[known.key]
+    key = known.key
+    if _known.get(key) is known:
+        del _known[key]
 
 
 MOST_AXES = 50  # letters for indices, and room in NumPy

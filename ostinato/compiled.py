@@ -306,7 +306,7 @@ class CompiledFunction(Generic[P, R]):
         key = (where, tuple([self._key(x, k, where, k in fixed) for k, x in enumerate(given)]))
         entry, change = self._known(key, leaves)
         if entry is None:
-            with one_by_one(self.lock):
+            with one_by_one(self.lock, session):
                 entry, change = self._known(key, leaves)
                 if change is not None and (stale := self.entries.get(key)) is not None:
                     self.drop(stale)

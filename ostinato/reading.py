@@ -87,7 +87,7 @@ class _Reader:
         if not pending:
             return
         session = current()
-        with one_by_one(session.settling):
+        with one_by_one(session.settling, session):
             if roots := _still(pending):
                 settle_terms(roots, session)
         _still(pending)

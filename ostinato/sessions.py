@@ -21,6 +21,7 @@ from ostinato import settings
 from ostinato.errors import ArgumentError, LayoutError
 from ostinato.ops.array import Array, File, Host, Operand, Split, Term, settled
 from ostinato.ops.layout import Layout
+from ostinato.ops.threads import is_helper
 from ostinato.ops.where import misfit
 from ostinato.planner.cache import PlanCache
 from ostinato.planner.explain import Measured, told
@@ -368,11 +369,12 @@ _inside = _Inside()
 
 
 @contextlib.contextmanager
-def one_by_one(lock: threading.RLock) -> Iterator[None]:
+def one_by_one(lock: threading.RLock, session: Session) -> Iterator[None]:
     """Threads that would do the same do it one after another, and the later ones find it done. That only
-    saves work: who is within such a thing already, as a finalizer may be, waits for nobody, so that no
+    saves work: who is within such a thing already, or a run, as finalizers are, waits for nobody, so that no
     two threads ever wait for each other."""
-    taken = lock.acquire(blocking=not _inside.depth)
+    inside = _inside.depth or session.engine.lock._is_owned() or is_helper()  # type: ignore[attr-defined]
+    taken = lock.acquire(blocking=not inside)
     _inside.depth += 1
     try:
         yield

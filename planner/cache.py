@@ -20,7 +20,7 @@ from .plan import Key, Plan
 
 KEPT = 1024  # plans in memory
 SPARED = 8  # of them at the most that ran lately when one has to go
-_SWEEP = 32  # writes between two looks at the folder's size
+_SWEEP = 32  # writes between two looks at the folder, or a quarter of its files, if that is more
 
 
 class PlanCache:
@@ -101,10 +101,10 @@ class PlanCache:
         if self.limit == 0:
             return
         self.disk.write(self._name(plan.id), encode_plan(plan))
-        self.writes += 1
-        if self.writes % _SWEEP == 1:
-            self.sweep()
+        self.writes -= 1
+        if self.writes <= 0:
+            self.writes = max(_SWEEP, self.sweep() // 4)
 
-    def sweep(self) -> None:
-        """Remove what was not used for longest, until the folder is within its limit."""
-        self.disk.keep_within(self.folder, self.limit)
+    def sweep(self) -> int:
+        """Remove what was not used for longest, until the folder is within its limit. How many are left."""
+        return self.disk.keep_within(self.folder, self.limit)

@@ -20,7 +20,7 @@ import numpy as np
 from ostinato.ops.array import Operand
 from ostinato.ops.layout import Box, Layout, Mesh, chunks_of, held_pieces, slices, written
 from ostinato.ops.spec import Spec, copied, in_line, lent
-from ostinato.ops.threads import blas_threads
+from ostinato.ops.threads import blas_threads, is_helper
 from ostinato.planner.explain import Measured
 from ostinato.planner.plan import Plan, Program
 
@@ -42,6 +42,7 @@ class Engine(Protocol):
     mesh: Mesh
     device: str
     closed: bool
+    lock: threading.RLock  # of one run at a time
 
     @property
     def is_elsewhere(self) -> bool:
@@ -243,6 +244,7 @@ class LocalEngine:
         found = self.launchers.get(plan.id)
         if found is None:
             self.check_open()
+            check_thread()
             with self.lock:
                 for worker in self.workers:
                     worker.load(plan)
@@ -272,6 +274,7 @@ class LocalEngine:
                 r = worker.rank
                 return worker.step(loaded[r], [o.parts[r] for o in operands])  # type: ignore[attr-defined]
 
+            check_thread()
             with lock, blas_threads(share):
                 made = team.run(part)
             columns = zip(*made, strict=True)
@@ -344,6 +347,15 @@ class LocalEngine:
             for worker in self.workers:
                 worker.closed = True
             self.rest(wait)
+
+
+def check_thread() -> None:
+    """An error for finalizers in threads that a run waits for."""
+    if is_helper():
+        raise SessionError(
+            "nothing can be computed here: a finalizer was called in a thread of Ostinato's, while a "
+            "plan runs; let it do without arrays, or call it in a thread of the program's."
+        )
 
 
 def giving(plan: Plan, launch: Launcher, loaded: Sequence[Loaded]) -> Launcher:

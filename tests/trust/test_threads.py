@@ -4,12 +4,13 @@ array away and the others are told, sessions are their own, and nobody waits for
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -374,3 +375,74 @@ def test_close_while_others_run(workers: int, tally: Tally, thorough: bool) -> N
             elif isinstance(one, BaseException):
                 raise one
     tally("closings while others run", trials)
+
+
+# -- finalizers, which run at any moment, in any thread ------------------------------------
+class Late:
+    """Garbage that computes when it is collected, and leaves other garbage behind."""
+
+    turns = 0
+    errors: ClassVar[list[BaseException]] = []
+    inside = threading.local()
+
+    def __init__(self, work: Callable[[], None], left: list[int]) -> None:
+        self.work, self.left, self.me = work, left, self
+
+    def __del__(self) -> None:
+        if getattr(self.inside, "on", False) or not self.left:
+            return
+        self.left.pop()
+        self.inside.on = True
+        try:
+            Late.turns += 1
+            self.work()
+        except BaseException as error:
+            Late.errors.append(error)
+        finally:
+            self.inside.on = False
+            Late(self.work, self.left)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_finalizers_compute(workers: int, tally: Tally, thorough: bool) -> None:
+    """Wherever garbage is collected: while functions are traced and plans made, and while they run."""
+    Late.turns, Late.errors = 0, []
+    threshold = gc.get_threshold()
+    with ost.connect(workers):
+        f = ost.compile(lambda x, n: (ost.cumulative_sum(x) @ x) * n)
+        g = ost.compile(  # its turns run in Python
+            lambda x, n: ost.while_loop(lambda s: s.sum() < n, lambda s: ost.sort(s) + 1.0, x).sum()
+        )
+        x, y = ost.asarray(np.arange(8.0), split=0), ost.asarray(np.arange(8.0))
+        want = float(np.cumsum(np.arange(8.0)) @ np.arange(8.0))
+
+        def compute(x: Any, n: int) -> None:
+            assert float(f(x, float(n))) == n * want
+            assert float(g(x, 100.0 + n)) == 28.0 + 8.0 * -(-(72 + n) // 8)
+            assert float((x * float(n) + y).sum()) == 28.0 * (n + 1)
+
+        def new(k: int) -> None:
+            for n in range(2):
+                assert float(ost.asarray(np.arange(3.0 + n + k)).sum()) == sum(range(3 + n + k))
+
+        def both(x: Any, n: int) -> None:
+            compute(x, n)
+            new(4 * n)
+
+        def repeat(part: Callable[[Any, int], None]) -> None:
+            compute(x, 1)
+            compute(y, 1)
+            gc.set_threshold(1)
+            try:
+                Late(lambda: compute(y, 2), [0] * (2000 if thorough else 200))
+                for n in range(40 if thorough else 10):
+                    without_errors(at_once(*[lambda n=n: part(x, n) for _ in range(3)]))  # type: ignore[misc]
+            finally:
+                gc.set_threshold(*threshold)
+                gc.collect()
+
+        repeat(compute)  # whose plans are there
+        repeat(both)
+    refused = [e for e in Late.errors if not isinstance(e, SessionError)]
+    assert not refused, refused[0]
+    tally("finalizers that computed", Late.turns)
