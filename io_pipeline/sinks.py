@@ -4,8 +4,9 @@
     sink.write(part, box)      by each writer, wherever it runs; boxes do not overlap
     sink.finish()              the file takes the target's name
 
-Until then, readers see the old file; after `discard`, too. A sink is plain data: `as_data` tells
-another process all that it needs to write its parts."""
+Until then, readers see the old file; after `discard`, too. All is on the disk before a file takes the
+name, and its mode and owner are those of the old one. A sink is plain data: `as_data` tells another
+process all that it needs to write its parts."""
 
 from __future__ import annotations
 
@@ -14,14 +15,13 @@ import errno
 import itertools
 import math
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ostinato.ops.disk import replace_folder, sync_folder, write
+from ostinato.ops.disk import Stage, clear, replace_folder, staged, sync, take_after, unstage, write
 from ostinato.ops.layout import Box, Shape
 from ostinato.ops.spec import DTYPES
 
@@ -53,11 +53,9 @@ class Sink:
         if self.dataset is not None and {"", ".", ".."} & set(self.dataset.split("/")):
             raise trouble(self.path, f"dataset={dataset!r}", "names, with one / between them")
         self.shape, self.dtype = shape, dtype
-        self.part = part if part is not None else self._beside(self.path)
-
-    def _beside(self, path: str) -> str:
-        folder, name = os.path.split(path)
-        return os.path.join(folder, f".{name}.{secrets.token_hex(4)}.part")
+        self.is_given = part is not None
+        self.part = part if part is not None else staged(self.path)
+        self.stage: Stage | None = None
 
     def as_data(self) -> dict[str, Any]:
         """What another process needs to write its parts: numbers, words, lists."""
@@ -73,6 +71,23 @@ class Sink:
         """Make the file beside the target."""
         raise NotImplementedError
 
+    def _begin_beside(self, target: str) -> None:
+        """Where it is made, unless that was said; what may not be written to stays, as `open` has it."""
+        if self.is_given:
+            return
+        if os.path.lexists(target):
+            if not os.path.isfile(target) and not os.path.isdir(target):
+                raise trouble(target, "something else than a file there", "another name")
+            if not os.access(target, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        self.stage = Stage(target)
+        self.part = self.stage.part
+
+    def _end_beside(self) -> None:
+        unstage(self.part)
+        if self.stage is not None:
+            self.stage.let_go()
+
     def write(self, part: np.ndarray[Any, Any], box: Box) -> Any:
         """Write a box of the array. What it gives, the caller of the engine gets."""
         raise NotImplementedError
@@ -80,12 +95,15 @@ class Sink:
     def finish(self) -> None:
         """Let the file take the target's name."""
         with self.trouble():
+            take_after(self.part, self.path)
+            sync(self.part)
             os.replace(self.part, self.path)
+            sync(os.path.dirname(self.path))
+        self._end_beside()
 
     def discard(self) -> None:
         """Leave nothing behind."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.part)
+        self._end_beside()
 
     @contextlib.contextmanager
     def trouble(self) -> Iterator[None]:
@@ -140,7 +158,7 @@ def from_data(data: dict[str, Any]) -> Sink:
 
 # -- npy -----------------------------------------------------------------------------------
 class NpySink(Sink):
-    def _begin(self) -> int:
+    def _data(self) -> int:
         with open(self.part, "rb") as file:
             np.lib.format.read_magic(file)
             np.lib.format.read_array_header_1_0(file)
@@ -152,7 +170,12 @@ class NpySink(Sink):
             "fortran_order": False,
             "shape": self.shape,
         }
-        with self.trouble(), open(self.part, "xb") as file:
+        with self.trouble():
+            self._begin_beside(self.path)
+            self._make(about)
+
+    def _make(self, about: dict[str, Any]) -> None:
+        with open(self.part, "xb") as file:
             np.lib.format.write_array_header_1_0(file, about)
             file.flush()
             size = math.prod(self.shape) * self.dtype.itemsize
@@ -164,7 +187,7 @@ class NpySink(Sink):
         if not part.size:
             return
         with self.trouble():
-            begin = self._begin()
+            begin = self._data()
             whole = np.ascontiguousarray(part).reshape([hi - lo for lo, hi in box])
             first, _ = next(runs(whole, box, self.shape))
             if first.nbytes < LONG and first.size < whole.size:
@@ -176,6 +199,7 @@ class NpySink(Sink):
             try:
                 for stretch, start in runs(whole, box, self.shape):
                     _put(handle, stretch, begin + start * self.dtype.itemsize)
+                os.fsync(handle)
             finally:
                 os.close(handle)
 
@@ -223,6 +247,7 @@ class Hdf5Sink(Sink):
                 self.path, "no h5py to write it with", "h5py", "install it: pip install h5py"
             ) from None
         with self.trouble():
+            self._begin_beside(self.path)
             self._copy_others(h5py)
             with h5py.File(self.part, "a") as file:
                 assert self.dataset is not None
@@ -262,8 +287,10 @@ class Hdf5Sink(Sink):
 
         if not part.size:
             return
-        with self.trouble(), h5py.File(self.part, "r+") as file:
-            file[self.dataset][tuple(slice(lo, hi) for lo, hi in box)] = part
+        with self.trouble():
+            with h5py.File(self.part, "r+") as file:
+                file[self.dataset][tuple(slice(lo, hi) for lo, hi in box)] = part
+            sync(self.part)
 
     def finish(self) -> None:
         if version(self.path) != self.replaces:
@@ -278,8 +305,7 @@ class Hdf5Sink(Sink):
 
 # -- Zarr ----------------------------------------------------------------------------------
 class ZarrSink(Sink):
-    """A folder with a file per chunk. `checked`: what each file holds is on the disk when `write` is
-    done, which gives its name and checksum."""
+    """A folder with a file per chunk. `checked`: `write` gives each file's name and checksum."""
 
     def __init__(
         self,
@@ -291,16 +317,17 @@ class ZarrSink(Sink):
         part: str | None = None,
         checked: bool = False,
     ) -> None:
-        super().__init__(path, dataset, shape, dtype, "")
+        super().__init__(path, dataset, shape, dtype, part)
         self.chunks: Shape = chunks
         self.checked = checked
         # What is made is the first folder on the way that is not there yet, or else the array's own.
         steps = self.dataset.split("/") if self.dataset else []
-        self.target = self.path
+        self.target, self.above = self.path, list[str]()
         while steps and os.path.isdir(self.target):
+            self.above.append(self.target)
             self.target = os.path.join(self.target, steps.pop(0))
         self.inner = "/".join(steps)  # the array's folder in it
-        self.part = part if part is not None else self._beside(self.target)
+        self.part = part if part is not None else staged(self.target)
 
     def as_data(self) -> dict[str, Any]:
         return super().as_data() | {"chunks": list(self.chunks), "checked": self.checked}
@@ -312,10 +339,13 @@ class ZarrSink(Sink):
     def create(self) -> None:
         with self.trouble():
             self._refuse_others()
+            for folder in self.above:  # which writers may have made and died
+                clear(folder)
+            self._begin_beside(self.target)
             os.mkdir(self.part)
             folder = self.part
             for step in self.inner.split("/") if self.inner else []:
-                write(os.path.join(folder, zarr.HEADER), zarr.group())
+                write(os.path.join(folder, zarr.HEADER), zarr.group(), durable=True)
                 os.mkdir(folder := os.path.join(folder, step))
 
     def _refuse_others(self) -> None:
@@ -345,16 +375,18 @@ class ZarrSink(Sink):
             part = whole
         data = memoryview(np.ascontiguousarray(part).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
         with self.trouble():
-            write(os.path.join(self.folder, name), data, self.checked)
+            write(os.path.join(self.folder, name), data, durable=True)
         return name, zarr.checksum(data) if self.checked else ""
 
     def seal(self) -> tuple[str, str]:
         """Write what Zarr must know of the array: that file's name and checksum."""
         about = zarr.header(self.shape, self.dtype, self.chunks)
         with self.trouble():
-            write(os.path.join(self.folder, zarr.HEADER), about, self.checked)
-            if self.checked:
-                sync_folder(self.folder)
+            write(os.path.join(self.folder, zarr.HEADER), about, durable=True)
+            folder = self.folder
+            sync(folder)
+            while folder != self.part:
+                sync(folder := os.path.dirname(folder))
         return zarr.HEADER, zarr.checksum(about)
 
     def finish(self) -> None:
@@ -363,15 +395,24 @@ class ZarrSink(Sink):
             while self.inner and os.path.isdir(self.target):  # another made this group meanwhile
                 step, _, self.inner = self.inner.partition("/")
                 self.target = os.path.join(self.target, step)
-                rest = self._beside(self.target)
-                os.rename(os.path.join(self.part, step), rest)
-                shutil.rmtree(self.part)
-                self.part = rest
+                rest = Stage(self.target)
+                os.rename(os.path.join(self.part, step), rest.part)
+                self._end_beside()
+                self.part, self.stage = rest.part, rest
             self._refuse_others()
             if self.inner:
                 os.rename(self.part, self.target)
+                sync(os.path.dirname(self.target))
             else:
-                replace_folder(self.part, self.target)
+                self._take_after()
+                replace_folder(self.part, self.target, durable=True)
+        self._end_beside()
 
-    def discard(self) -> None:
-        shutil.rmtree(self.part, ignore_errors=True)
+    def _take_after(self) -> None:
+        """Modes and owners of an array's folder and files, as those that were there had them."""
+        if os.path.exists(before := os.path.join(self.target, zarr.HEADER)):
+            for name in os.listdir(self.part):
+                take_after(file := os.path.join(self.part, name), before)
+                sync(file)
+        take_after(self.part, self.target)
+        sync(self.part)

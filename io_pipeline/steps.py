@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ostinato.ops.disk import replace_folder, sync_folder, write
+from ostinato.ops.disk import make_folders, replace_folder, sync, write
 
 from ostinato.errors import DataFileError
 
@@ -92,7 +92,7 @@ class Steps:
     def writing(self, step: int) -> Iterator[Path]:
         """A folder for a step's arrays, which goes if they are not published."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folders(self.path)
             with _locked(self.path / ".lock"):
                 for number in self._there():
                     self.folder(number).rename(self.path / f"step-{number}")
@@ -118,7 +118,7 @@ class Steps:
         rest = json.dumps(content, separators=(",", ":")).encode()
         line = b"%s %d %s\n" % (MAGIC, number, _digest(number, rest).encode())
         write(part / MANIFEST, line + rest, durable=True)
-        sync_folder(part)
+        sync(part)
         replace_folder(part, self.folder(step), durable=True)
         if keep is not None:
             numbers = self._numbered()

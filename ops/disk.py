@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import os
+import platform
+import re
 import secrets
 import shutil
+import stat
 import sys
+import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,19 +21,33 @@ from typing import Any
 
 from ostinato.errors import DataFileError, OstinatoError
 
+try:
+    import fcntl
+except ImportError:  # a system without
+    fcntl = None  # type: ignore[assignment]
+
 _HERE, _EXCHANGE = -100, 2  # of Linux: AT_FDCWD, RENAME_EXCHANGE
 
 
-def write_whole(path: str | os.PathLike[str], data: bytes, mode: int = 0o666) -> None:
-    """Write a file in one step: readers see the old one or the whole new one. Its mode is this, less
-    what umask takes away."""
-    target = Path(path)
+def write_whole(
+    path: str | os.PathLike[str], data: bytes, mode: int | None = None, durable: bool = False
+) -> None:
+    """Write a file in one step: readers see the old one or the whole new one. Without a mode, a link
+    leads to what is written, and mode and owner are those of the old file. If durable, it outlives the
+    machine's next stop."""
+    target = Path(path if mode is not None else os.path.realpath(path))
     made = target.parent / f".{target.name}.{secrets.token_hex(6)}.part"
-    handle = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    handle = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
+        if mode is None:
+            take_after(made, target)
+        if durable:
+            sync(made)
         os.replace(made, target)
+        if durable:
+            sync(target.parent)
     except BaseException:
         made.unlink(missing_ok=True)
         raise
@@ -50,7 +71,7 @@ def writing(
 def write_page(path: str | os.PathLike[str], text: str) -> None:
     """Write what people will read."""
     with writing(path):
-        write_whole(path, text.encode())
+        write_whole(path, text.encode(), durable=True)
 
 
 def write(path: str | os.PathLike[str], data: Any, durable: bool = False) -> None:
@@ -63,13 +84,47 @@ def write(path: str | os.PathLike[str], data: Any, durable: bool = False) -> Non
             os.fsync(file.fileno())
 
 
-def sync_folder(path: str | os.PathLike[str]) -> None:
-    """See to it that the names in a folder outlive the machine's next stop."""
-    handle = os.open(path, os.O_RDONLY)
+def sync(path: str | os.PathLike[str]) -> None:
+    """See to it that a file's content, or the names in a folder, outlive the machine's next stop."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except PermissionError:
+        if os.path.isdir(path):  # one that this user may write to and not list
+            return
+        raise
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF):  # not for folders, on some file systems
+            raise
     finally:
         os.close(handle)
+
+
+def make_folders(path: Path) -> None:
+    """Make a folder, and those above it, so that they outlive the machine's next stop."""
+    if not path.is_dir():
+        make_folders(path.parent)
+        path.mkdir(exist_ok=True)
+        sync(path.parent)
+
+
+def take_after(made: str | os.PathLike[str], old: str | os.PathLike[str]) -> None:
+    """Give a new file or folder mode and owner of the one whose place it takes, if there is one; the
+    owner as far as this user may."""
+    try:
+        facts = os.stat(old)
+    except FileNotFoundError:
+        return
+    mode = stat.S_IMODE(facts.st_mode) & (0o3777 if stat.S_ISDIR(facts.st_mode) else 0o777)
+    if hasattr(os, "chown"):
+        for owner in (facts.st_uid, -1):
+            with contextlib.suppress(OSError):
+                os.chown(made, owner, facts.st_gid)
+                break
+        if os.stat(made).st_gid != facts.st_gid:  # another group gets what all others have
+            mode &= ~0o070 | (mode & 0o007) << 3
+    os.chmod(made, mode)
 
 
 def replace_folder(
@@ -88,7 +143,7 @@ def replace_folder(
         target.rename(old)
         made.rename(target)
     if durable:
-        sync_folder(target.parent)
+        sync(target.parent)
     if old is not None:
         shutil.rmtree(old)
 
@@ -98,3 +153,112 @@ def _exchange(a: Path, b: Path) -> bool:
         return False
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     return rename is not None and not rename(_HERE, bytes(a), _HERE, bytes(b), _EXCHANGE)
+
+
+# -- beside a target -----------------------------------------------------------------------
+LOCK = "lock"
+AGED = (
+    86400.0  # seconds after which what another machine left is nobody's, if nobody holds its lock
+)
+_STAGE = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part", re.S)
+_MARK = (
+    b"ostinato writes what is beside this; it was left behind if nobody holds a lock on this file: "
+)
+
+
+class Stage:
+    """A folder beside a target, for this user alone, in which the next one is made:
+
+        .x.npy.0123abcd.part/x.npy     it
+        .x.npy.0123abcd.part/lock      held while its writer lives
+
+    What dead writers left there goes first."""
+
+    def __init__(self, target: str) -> None:
+        clear(target)
+        taken = None
+        while taken is None:
+            self.part = staged(target)
+            os.mkdir(os.path.dirname(self.part), 0o700)
+            taken = _taken(os.path.join(os.path.dirname(self.part), LOCK))
+        self.let_go = weakref.finalize(self, os.close, taken)
+
+
+def staged(target: str) -> str:
+    """A name for what will take a target's place."""
+    folder, name = os.path.split(target)
+    return os.path.join(folder, f".{name}.{secrets.token_hex(4)}.part", name)
+
+
+def unstage(part: str) -> None:
+    """Leave nothing behind of where something was made."""
+    folder = os.path.dirname(part)
+    if _STAGE.fullmatch(os.path.basename(folder)):
+        for path in (part, part + ".old"):
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(folder, LOCK))
+        with contextlib.suppress(OSError):  # of somebody else, or gone
+            os.rmdir(folder)
+
+
+def _taken(path: str) -> int | None:
+    """A handle of a new lock that is held; None if somebody took it for left behind meanwhile."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except FileNotFoundError:
+        return None
+    if fcntl is not None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            return None
+        except OSError:  # a file system without: then nothing is ever taken for left behind
+            pass
+        if not os.fstat(handle).st_nlink:
+            os.close(handle)
+            return None
+    os.write(handle, _MARK + platform.node().encode())
+    return handle
+
+
+def clear(target: str) -> None:
+    """Remove what writers of this target left who are no more."""
+    folder, name = os.path.split(target)
+    names: list[str] = []
+    with contextlib.suppress(OSError):  # of a folder that this user may not list
+        names = os.listdir(folder) if fcntl is not None else []
+    for left in names:
+        if (m := _STAGE.fullmatch(left)) and m[1] == name:
+            with contextlib.suppress(OSError):
+                _clear_one(target, os.path.join(folder, left))
+
+
+def _clear_one(target: str, stage: str) -> None:
+    if not stat.S_ISDIR(os.lstat(stage).st_mode):
+        return
+    lock, part = os.path.join(stage, LOCK), os.path.join(stage, os.path.basename(target))
+    if not os.listdir(stage):  # its writer died at once, or has to look for another name
+        os.rmdir(stage)
+        return
+    handle = os.open(lock, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        said, facts = os.read(handle, 1024), os.fstat(handle)
+        if said and not said.startswith(_MARK):
+            return
+        here = not said or said == _MARK + platform.node().encode()
+        if not here:  # whose locks may not be seen from here
+            newest = max(os.lstat(os.path.join(stage, n)).st_mtime for n in os.listdir(stage))
+            if time.time() - max(newest, facts.st_mtime) < AGED:
+                return
+        if os.path.exists(part + ".old") and not os.path.exists(target):
+            os.rename(part + ".old", target)
+        unstage(part)
+    finally:
+        os.close(handle)

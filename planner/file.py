@@ -71,7 +71,7 @@ def encode_plan(plan: Plan) -> bytes:
 
 def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write a file in one step: readers see the old one or the whole new one."""
-    write_whole(path, encode_plan(plan))
+    write_whole(path, encode_plan(plan), durable=True)
 
 
 def read_plan(path: str | os.PathLike[str], limit: float | None = DAY) -> Plan:

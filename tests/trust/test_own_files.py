@@ -6,9 +6,11 @@ names and marks."""
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import subprocess
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,13 +18,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops import kept, llvm
+from ostinato.io_pipeline import sinks
+from ostinato.ops import disk, kept, llvm
 from ostinato.planner import cache as plan_cache
 from ostinato.planner.tuner import Known
 
 import ostinato as ost
 from ostinato import command, settings
-from tests.clusters import ROOT
+from ostinato.errors import DataFileError
+from tests.clusters import ROOT, needs_mpi
+from tests.runtime.test_job import mpiexec
+from tests.sessions import use
 from tests.trust.conftest import Tally
 
 OTHER = 54321  # some other user
@@ -490,3 +496,394 @@ def test_the_plan_of_another_id_is_a_miss(folder: Path, monkeypatch: pytest.Monk
     plans.disk.write(f"{plans.folder}/{names[1]}", data)
     fresh(monkeypatch)
     work()
+
+
+# -- what is saved -------------------------------------------------------------------------
+KINDS = (".npy", ".h5", ".zarr")
+LEFT = ".x.npy.0123abcd.part"
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    if request.param == ".h5":
+        pytest.importorskip("h5py")
+    return str(request.param)
+
+
+class Watcher:
+    """What is synced and renamed, in order; at each renaming, what was written since it was synced."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.did: list[tuple[str, str]] = []
+        self.unsynced: list[str] = []
+        self.synced: dict[str, tuple[int, int]] = {}
+        fsync, exchange = os.fsync, disk._exchange
+        monkeypatch.setattr(os, "fsync", lambda handle: (fsync(handle), self._synced(handle))[0])
+        for name in ("replace", "rename"):
+            monkeypatch.setattr(os, name, self._renaming(getattr(os, name)))
+        monkeypatch.setattr(disk, "_exchange", self._renaming(exchange))
+
+    def _synced(self, handle: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{handle}")
+        self.synced[path] = state(path)
+        self.did.append(("sync", path))
+
+    def _renaming(self, rename: Any) -> Any:
+        def renamed(a: Any, b: Any) -> Any:
+            for path in [a, *Path(a).rglob("*")]:
+                if self.synced.get(str(path)) != state(path):
+                    self.unsynced.append(str(path))
+            self.did.append(("rename", str(b)))
+            return rename(a, b)
+
+        return renamed
+
+
+def state(path: Any) -> tuple[int, int]:
+    facts = os.stat(path)
+    return (facts.st_mtime_ns, facts.st_mode) if stat.S_ISREG(facts.st_mode) else (0, 0)
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no /proc")
+
+
+@needs_proc
+@pytest.mark.parametrize("workers", [1, 3])
+def test_all_is_synced_before_it_has_the_name(
+    tmp_path: Path, kind: str, workers: int, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the folder after; new files and old ones, by rows and by columns, in new groups of a store."""
+    count = 0
+    with use((workers,)):
+        for name in (None, "deep/group/a", "deep/b") if kind != ".npy" else (None,):
+            path = tmp_path / f"x{'' if name is None else 'g'}{kind}"
+            for split in (0, 1, None):
+                x = ost.asarray(np.random.default_rng(0).normal(size=(60, 50)), split=split)
+                with monkeypatch.context() as patched:
+                    seen = Watcher(patched)
+                    ost.save(path, x, dataset=name)
+                assert not seen.unsynced
+                renamed = [n for n, (what, _) in enumerate(seen.did) if what == "rename"]
+                assert len(renamed) == 1
+                target = seen.did[renamed[0]][1]
+                assert ("sync", os.path.dirname(target)) in seen.did[renamed[0] :]
+                np.testing.assert_array_equal(np.asarray(ost.load(path, dataset=name)), x)
+                count += 1
+    tally("savings whose order was looked at", count)
+
+
+@needs_proc
+def test_plans_and_pages_are_synced_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the user named goes where his link leads, with the mode that was there."""
+    f = ost.compile(lambda x: x + 1)
+    plan = f.plan_for(ost.zeros(3))
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "real").chmod(0o640)
+    (tmp_path / "a.plan").symlink_to("real")
+    with monkeypatch.context() as patched:
+        seen = Watcher(patched)
+        plan.to_file(tmp_path / "a.plan")
+    assert not seen.unsynced
+    assert seen.did[-1] == ("sync", str(tmp_path))
+    assert (tmp_path / "a.plan").is_symlink()
+    assert stat.S_IMODE((tmp_path / "real").stat().st_mode) == 0o640
+    assert ost.Plan.from_file(tmp_path / "real").id == plan.id
+
+
+@needs_proc
+def test_a_checkpoint_and_all_folders_above_it_are_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"w": np.ones((50, 40)), "b": np.zeros(3), "n": 3}
+    with monkeypatch.context() as patched:
+        seen = Watcher(patched)
+        ost.save_state(tmp_path / "new" / "run" / "states", state, step=1)
+    assert not seen.unsynced
+    synced = [path for what, path in seen.did if what == "sync"]
+    for folder in ("", "new", "new/run", "new/run/states"):
+        assert str(tmp_path / folder) in synced, f"the name of what is new in {folder!r}"
+    assert seen.did[-1] == ("sync", str(tmp_path / "new" / "run" / "states"))
+
+
+def modes(path: Path) -> set[tuple[int, int, int]]:
+    files = [path] if path.is_file() else [path, *path.rglob("*")]
+    found = set()
+    for file in files:
+        facts = file.stat()
+        found.add((stat.S_IMODE(facts.st_mode), facts.st_uid, facts.st_gid))
+    return found
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664, 0o666])
+def test_mode_and_owner_stay(tmp_path: Path, kind: str, mode: int, tally: Tally) -> None:
+    path = tmp_path / f"x{kind}"
+    before = os.umask(0o027)
+    try:
+        ost.save(path, np.zeros(5))
+        (me, group), high = (path.stat().st_uid, path.stat().st_gid), 0o750
+        new = {(0o640, me, group)} | ({(high, me, group)} if path.is_dir() else set())
+        assert modes(path) == new, "as umask says"
+        owner = (OTHER, OTHER) if me == 0 else (me, group)
+        for file in [path, *path.rglob("*")]:
+            file.chmod(mode | (mode & 0o444) >> 2 if file.is_dir() else mode)
+            os.chown(file, *owner)
+        kept_so = modes(path)
+        for workers in (1, 2):
+            with use((workers,)):
+                ost.save(path, ost.asarray(np.arange(600.0).reshape(60, 10), split=0))
+                assert modes(path) == kept_so
+    finally:
+        os.umask(before)
+    tally("savings that kept mode and owner", 2)
+
+
+def test_nobody_looks_at_what_is_half_written(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, seen = tmp_path / f"x{kind}", []
+    ost.save(path, np.zeros(5))
+    kinds = {".npy": sinks.NpySink, ".h5": sinks.Hdf5Sink, ".zarr": sinks.ZarrSink}
+    write = kinds[kind].write
+
+    def looked_at(self: Any, *args: Any) -> Any:
+        (stage,) = (p for p in tmp_path.iterdir() if p.name.endswith(".part"))
+        seen.append(stat.S_IMODE(stage.stat().st_mode))
+        return write(self, *args)
+
+    monkeypatch.setattr(kinds[kind], "write", looked_at)
+    ost.save(path, np.ones(5))
+    assert seen == [0o700]
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_what_may_not_be_written_to_stays(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with `open`, though the folder would allow it; nor are pipes replaced."""
+    path = tmp_path / f"x{kind}"
+    ost.save(path, np.zeros(5))
+    before = tree(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda path, how: False)  # nobody tells root so
+        with pytest.raises(DataFileError, match="Permission denied"):
+            ost.save(path, np.ones(5))
+    assert tree(tmp_path) == before
+    if kind != ".zarr":
+        os.mkfifo(tmp_path / f"pipe{kind}")
+        with pytest.raises(DataFileError, match="something else than a file there"):
+            ost.save(tmp_path / f"pipe{kind}", np.ones(5))
+        assert (tmp_path / f"pipe{kind}").is_fifo()
+
+
+def test_links_lead_to_what_is_written(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "far").mkdir()
+    real, link = tmp_path / "far" / f"real{kind}", tmp_path / f"b{kind}"
+    (tmp_path / f"a{kind}").symlink_to(f"far/real{kind}")
+    link.symlink_to(f"a{kind}")
+    for value in (1.0, 2.0):  # at first it leads to nothing
+        ost.save(link, [value])
+        assert ost.load(real).tolist() == [value]
+        assert link.is_symlink()
+        assert os.listdir(tmp_path / "far") == [real.name]
+
+
+# -- who dies ------------------------------------------------------------------------------
+def test_live_writers_are_left_alone_and_dead_ones_cleared(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"x{kind}"
+    about = (None if kind != ".h5" else "data", (3,), np.dtype("f8"), (3,))
+    live = sinks.open_sink(path, *about)
+    live.create()
+    child = os.fork() if hasattr(os, "fork") else pytest.skip("no fork")
+    if not child:
+        dead = sinks.open_sink(path, *about)
+        dead.create()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    stages = {p.name for p in tmp_path.iterdir()}
+    assert len(stages) == 2
+    ost.save(tmp_path / f"y{kind}", [1.0])
+    assert {p.name for p in tmp_path.iterdir()} == stages | {f"y{kind}"}, "another target's"
+    ost.save(path, [1.0])
+    mine = os.path.basename(os.path.dirname(live.part))
+    assert {p.name for p in tmp_path.iterdir()} == {mine, path.name, f"y{kind}"}
+    live.write(np.arange(3.0), ((0, 3),))
+    if kind == ".h5":  # of which each writer must know what was there
+        with pytest.raises(DataFileError, match="one writer at a time"):
+            live.finish()
+        live.discard()
+    else:
+        live.finish()
+        assert ost.load(path).tolist() == [0, 1, 2]
+    assert {p.name for p in tmp_path.iterdir()} == {path.name, f"y{kind}"}
+
+
+def test_what_only_looks_left_behind_stays(tmp_path: Path, tally: Tally) -> None:
+    mark = disk._MARK + b"another machine"
+    plants: dict[str, bytes] = {
+        f"{LEFT}.txt": b"mine",
+        "x.npy.0123abcd.part/lock": disk._MARK,
+        ".x.npy.0123abcX.part/lock": disk._MARK,
+        ".y.npy.0123abcd.part/lock": disk._MARK,
+        f"{LEFT}/lock": b"a lock of mine",
+        f"{LEFT}/x.npy": b"mine",
+        ".x.npy.0123abce.part/notes": b"mine",
+        ".x.npy.0123abcf.part": b"a file of mine",
+        ".x.npy.01234567.part/lock": mark,
+        ".x.npy.01234567.part/x.npy": b"of a writer on another machine, whose locks we may not see",
+    }
+    for name, content in plants.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    before = tree(tmp_path)
+    ost.save(tmp_path / "x.npy", [1.0])
+    after = tree(tmp_path)
+    after.pop("x.npy")
+    assert after == before
+    for path in (tmp_path / ".x.npy.01234567.part").iterdir():
+        os.utime(path, (1e9, 1e9))
+    ost.save(tmp_path / "x.npy", [1.0])
+    gone = set(before) - set(tree(tmp_path))
+    assert {n.split("/")[0] for n in gone} == {".x.npy.01234567.part"}, "nobody's after a day"
+    tally("look-alikes that stayed", len(plants))
+
+
+def test_an_old_one_that_was_moved_aside_comes_back(tmp_path: Path) -> None:
+    """Where the system cannot exchange two names, a kill may come between two steps."""
+    path = tmp_path / "x.zarr"
+    ost.save(path, [1.0, 2.0])
+    stage = tmp_path / ".x.zarr.0123abcd.part"
+    stage.mkdir()
+    (stage / "lock").write_bytes(disk._MARK + disk.platform.node().encode())
+    path.rename(stage / "x.zarr.old")
+    sinks.open_sink(path, None, (1,), np.dtype("f8"), (1,)).create()
+    assert ost.load(path).tolist() == [1.0, 2.0]
+    assert not stage.exists()
+
+
+def test_killed_at_any_step(tmp_path: Path, kind: str, tally: Tally, thorough: bool) -> None:
+    """Before the n-th call of the system's, for each n: the old or the new one is there, and the next writer
+    leaves nothing else."""
+    some = "1" if thorough else "6"
+    command = [sys.executable, "-m", "tests.trust.test_own_files", str(tmp_path), kind, some]
+    env = {**os.environ, "OSTINATO_CACHE": "off", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    kills = int(done.stdout.split()[0])
+    assert kills >= 8
+    tally("writers killed", kills)
+
+
+def killed_at_any_step() -> None:
+    """What that runs. It forks before any thread or worker is there."""
+    folder, kind = Path(sys.argv[1]), sys.argv[2]
+    kills = 0
+    some = int(sys.argv[3])
+    for k, (workers, is_new) in enumerate(((1, True), (1, False), (2, False))):
+        for n in range(k % some, 400, some):
+            place = folder / f"{workers}-{is_new}-{n}"
+            place.mkdir()
+            if not killed_at(place / f"x{kind}", n, workers, is_new):
+                break
+            kills += 1
+        else:
+            raise AssertionError("it never ends")
+    print(kills)
+
+
+def killed_at(path: Path, n: int, workers: int, is_new: bool) -> int:
+    """How a writer ended that was killed at its n-th call; 0 if it made fewer."""
+    dataset, old = None if path.suffix == ".npy" else "g/a", np.zeros((8, 3))
+
+    def save(x: Any) -> Callable[[], None]:
+        return lambda: ost.save(path, x, dataset=dataset)
+
+    if not is_new:
+        in_child(save(old))
+    ended = in_child(save(value()), n, workers)
+    assert is_new or path.exists(), "the old one is gone"
+    if path.exists():
+        in_child(lambda: check_one_of(path, dataset, [value().tobytes(), old.tobytes()]))
+    in_child(save(value()))
+    in_child(lambda: check_one_of(path, dataset, [value().tobytes()]))
+    assert os.listdir(path.parent) == [path.name], (n, os.listdir(path.parent))
+    left = [str(p) for p in path.rglob("*") if p.name.endswith((".part", "lock"))]
+    assert not left, left
+    return ended
+
+
+def value() -> Any:
+    return np.arange(24.0).reshape(8, 3) + 1
+
+
+def check_one_of(path: Path, dataset: str | None, found: list[bytes]) -> None:
+    assert np.asarray(ost.load(path, dataset=dataset)).tobytes() in found, path
+
+
+def in_child(run: Callable[[], object], kill_at: int = -1, workers: int = 1) -> int:
+    """Do it in a fork, which is killed before its n-th call; its status."""
+    child = os.fork()
+    if child:
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert status == (0 if kill_at < 0 or status == 0 else -signal.SIGKILL), status
+        return status
+    try:
+        with ost.connect(workers):
+            if kill_at >= 0:
+                die_at(kill_at)
+            run()
+            os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
+
+
+def die_at(n: int) -> None:
+    count = [0]
+
+    def step(event: str, *about: object) -> None:
+        if event in ("open", "fsync") or (event.startswith("os.") and event != "os.kill"):
+            count[0] += 1
+            if count[0] > n:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    fsync, exchange = os.fsync, disk._exchange
+    os.fsync = lambda handle: (step("fsync"), fsync(handle))[1]  # type: ignore[assignment,func-returns-value]
+    disk._exchange = lambda a, b: (step("fsync"), exchange(a, b))[1]  # type: ignore[func-returns-value]
+    sys.addaudithook(step)
+
+
+# -- processes -----------------------------------------------------------------------------
+JOB = """
+import os, sys, numpy as np, ostinato as ost
+folder = sys.argv[1]
+with ost.connect() as session:
+    for kind in (".npy", ".h5", ".zarr"):
+        for k, split in enumerate((0, 1, None)):
+            x = ost.asarray(np.arange(600.0).reshape(60, 10) + k, split=split)
+            ost.save(f"{folder}/x{kind}", x)
+            assert np.array_equal(np.asarray(ost.load(f"{folder}/x{kind}")), np.asarray(x))
+    print("saved by", session.workers, flush=True)
+"""
+
+
+@needs_mpi
+def test_processes_keep_modes_and_leave_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    place, script = tmp_path / "files", tmp_path / "job.py"
+    place.mkdir()
+    script.write_text(JOB)
+    for kind in KINDS:
+        ost.save(place / f"x{kind}", np.zeros(3))
+    for path in place.rglob("*"):
+        path.chmod(0o750 if path.is_dir() else 0o640)
+    job = mpiexec(3, str(script), str(place))
+    assert "saved by 3" in job.stdout, job.stderr[-3000:]
+    assert sorted(os.listdir(place)) == [f"x{kind}" for kind in sorted(KINDS)]
+    for path in place.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o750 if path.is_dir() else 0o640), path
+
+
+if __name__ == "__main__":
+    killed_at_any_step()
