@@ -220,6 +220,75 @@ NULL = Workload(
 )
 
 
+# -- weights -------------------------------------------------------------------------------
+LAYERS = 10
+
+
+def weights() -> dict[str, Numbers]:
+    """Twenty arrays, such as a small network's."""
+    return {f"{kind}{k}": ones() + np.float32(k) for k in range(LAYERS) for kind in "bw"}
+
+
+def descend(weights: dict[str, Any], rate: float) -> dict[str, Any]:
+    return {name: w - rate * w for name, w in weights.items()}
+
+
+def weights_case(compiled: Any, put: Step, end: Step) -> Case:
+    """A dict of twenty arrays and a number that is another one in each call."""
+    start = {name: put(w) for name, w in weights().items()}
+
+    def loop(n: int) -> dict[str, Any]:
+        found = start
+        for k in range(n):
+            found = compiled(found, 1e-6 * (1 + k % 2))
+        end(found["w0"])
+        return found
+
+    return Case(lambda: np.asarray(loop(4)["w3"]), loop)
+
+
+def ostinato_weights() -> Case:
+    import ostinato as ost
+
+    return weights_case(ost.compile(descend), ost.asarray, nothing)
+
+
+def ostinato_model() -> Case:
+    """The same of an object's method, which reads what is around it: its rate, a table, a function."""
+    import ostinato as ost
+
+    class Model:
+        def __init__(self) -> None:
+            self.rate, self.scales, self.rule = 1.0, {"w": 1.0, "b": 1.0}, descend
+
+        @ost.compile
+        def step(self, weights: dict[str, Any], rate: float) -> dict[str, Any]:
+            return self.rule(weights, rate * self.rate * self.scales["w"])
+
+    return weights_case(Model().step, ost.asarray, nothing)
+
+
+def jax_weights() -> Case:
+    import jax
+
+    return weights_case(jax.jit(descend), jax.device_put, lambda x: x.block_until_ready())
+
+
+WEIGHTS = Workload(
+    "weights",
+    "w - rate * w for a dict of 20 arrays of 8 numbers, where the rate is another one in each call; "
+    "as a method of an object (model)",
+    lambda: (ones() + np.float32(3)) * np.float32((1 - 1e-6) ** 2 * (1 - 2e-6) ** 2),
+    {
+        "ostinato": ostinato_weights,
+        "ostinato/model": ostinato_model,
+        "numpy": lambda: weights_case(descend, np.asarray, nothing),
+        "jax": jax_weights,
+    },
+    tolerance=1e-6,
+)
+
+
 # -- chain ---------------------------------------------------------------------------------
 def thousand() -> Numbers:
     return np.random.default_rng(7).random(1000, np.float32)
@@ -352,4 +421,4 @@ MATVEC = Workload(
     tolerance=1e-4,
 )
 
-WORKLOADS = (NULL, CHAIN, MATVEC)
+WORKLOADS = (NULL, WEIGHTS, CHAIN, MATVEC)

@@ -414,7 +414,9 @@ class CompiledFunction(Generic[P, R]):
         ):
             return
         values = tuple(
-            k for k, x in enumerate(leaves) if not self._is_input(x, k, where, k in fixed)
+            k
+            for k, x in enumerate(leaves)
+            if not self._is_input(x, k, where, k in fixed) and not _is_itself(x)
         )
         if any(isinstance(leaves[k], (float, complex)) for k in values):
             return  # 0.0 and -0.0 are equal
@@ -969,6 +971,10 @@ def _scan(x: Any, engine: Any, tokens: list[Any], leaves: list[Any], given: list
         tokens.append(kind)
         for name in names:
             _scan(getattr(x, name), engine, tokens, leaves, given)
+    elif kind.__hash__ is object.__hash__:  # itself; what is known of it goes with it
+        tokens.append((kind, id(x)))
+        leaves.append(x)
+        given.append(x)
     else:
         raise _Unready
 
