@@ -29,6 +29,8 @@ class Counter:
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when == "call" or report.outcome != "passed":
             self.outcomes[report.outcome] += 1
+        if report.outcome == "failed":
+            print(f"{report.nodeid} ({report.when})\n{report.longreprtext[-4000:]}", flush=True)
         if report.when == "call":
             for what, count in report.user_properties:
                 self.tallies[what] += count
@@ -53,7 +55,8 @@ def main() -> int:
     for name in asked.classes or names:
         path, counter, start = HERE / f"test_{name}.py", Counter(), time.monotonic()
         code = pytest.main(
-            [str(path), "-q", "--no-header", "--no-summary", "-p", "no:terminal"], [counter]
+            [str(path), "-p", "no:terminal", "-o", "addopts=--strict-markers -p no:cacheprovider"],
+            [counter],
         )
         bad = code not in (0, 5) or counter.outcomes["failed"] > 0
         failed += bad

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.errors import DonatedError
+from ostinato.errors import ArgumentError, DonatedError
 from tests.clusters import MPIEXEC, needs_mpi
 from tests.runtime.test_job import mpiexec
 from tests.sessions import use
@@ -38,7 +38,12 @@ class Borrowed:
 
     def borrow(self, split: int | None = None) -> Any:
         if self.through is None:
-            return ost.asarray(self.array, copy=False, split=split)
+            flags = self.array.flags
+            if flags.c_contiguous and flags.aligned:
+                return ost.asarray(self.array, copy=False, split=split)
+            with pytest.raises(ArgumentError, match="whose memory can be borrowed"):
+                ost.asarray(self.array, copy=False, split=split)
+            return ost.asarray(self.array, split=split)
         made = ost.from_dlpack(self.through, copy=False)
         return made if split is None else made.resplit(split)
 
