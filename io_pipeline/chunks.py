@@ -82,6 +82,7 @@ class ChunkSource(Source):
         self.folder = inside(self.path, dataset)
         self.shape, self.dtype, self.chunks = shape, dtype, chunks
         self.sums = sums
+        self.grain = chunks if sums is not None else None
         self.keys = keys
         self.empty = empty  # the value of chunks that have no file
         self.opened = version(os.path.join(self.folder, HEADER))

@@ -36,7 +36,6 @@ HEADERS: dict[tuple[int, int], Any] = {
 class NpySource(Source):
     """Read with `preadv`, straight to where it is wanted."""
 
-    by_columns: bool  # Fortran order
     stored: np.dtype[Any]  # in the file's byte order
 
     def __init__(self, path: str) -> None:
@@ -117,6 +116,7 @@ class Hdf5Source(Source):
         self.data = self.file[self.dataset]
         self.shape = tuple(int(n) for n in self.data.shape)
         self.dtype = self.known(self.data.dtype)
+        self.grain = self.data.chunks
 
     def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
         if not out.size:
@@ -163,6 +163,7 @@ class ZarrSource(Source):
         self.data = found
         self.shape = tuple(int(n) for n in found.shape)
         self.dtype = self.known(np.dtype(found.dtype))
+        self.grain = tuple(int(n) for n in found.chunks)
 
     def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
         if not out.size:

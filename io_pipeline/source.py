@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,10 +32,25 @@ class Source:
     dataset: str | None = None
     shape: Shape
     dtype: np.dtype[Any]
+    grain: Shape | None = None  # extents of chunks that are read whole
+    by_columns = False  # whether the first axis is the one whose neighbours are next to each other
 
     def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
         """Fill `out`, an array in order, with a box of the file's."""
         raise NotImplementedError
+
+    def sliced(self, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Source:
+        """A slice of it, of which nothing is read yet."""
+        return self._part().sliced(starts, sizes, steps)
+
+    def taken(self, places: Any, axis: int) -> Source:
+        """These places along an axis, of which nothing is read yet."""
+        return self._part().taken(places, axis)
+
+    def _part(self) -> Source:
+        from .picks import Part  # which is a Source
+
+        return Part(self, [range(n) for n in self.shape])
 
     def trouble(self, got: str, needed: str, do: str = "") -> DataFileError:
         return trouble(self.path, got, needed, do)

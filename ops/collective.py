@@ -13,11 +13,15 @@ result what each gets. An op with several operands combines a state of several a
     halo              parts -> overlapping parts
     start, wait       any of them in two halves; between them stands a pending value
     read              what lies in a file -> parts in memory; each worker reads its own
+    slice_file        what lies in a file -> a slice of it, of which nothing is read yet
+    take_file         the same for places along an axis, which stay as they are until it is read
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from ostinato.errors import ShapeError
 
 from .index import Indices
 from .kinds import MESH_AXES, MONOID, one_of, unfit
@@ -25,6 +29,7 @@ from .layout import slices
 from .monoid import MONOIDS
 from .registry import Params, Place, Specs, lookup, op
 from .spec import Spec
+from .where import misfit
 
 REDUCING = ("all_reduce", "reduce_scatter")
 MOVING = ("all_gather", "all_to_all", "halo", "broadcast")
@@ -84,6 +89,34 @@ def _read_kernel(xp: Any, out: Any, x: Any, *, at: Place) -> None:
 
 
 op("read", infer=_alike, kernel=_read_kernel, placed=True, made_by="passes")
+
+
+STORED = ("slice_file", "take_file")  # whose results lie in files, too
+
+
+def _take_file_rule(i: Spec, x: Spec, **kw: Any) -> Spec:
+    if i.ndim != 1:
+        raise misfit(ShapeError, "take_file", got=f"places {i.shape}", needed="one axis of them")
+    made: Spec = lookup("take").infer(x, i, **kw)
+    return made
+
+
+op(
+    "slice_file",
+    infer=lambda x, **kw: lookup("slice").infer(x, **kw),
+    indices=_nowhere,
+    view=lambda x, **kw: x.sliced(**kw),
+    cost=lambda ins, outs, p: (0.0, 0.0),
+    made_by="passes",
+)
+op(
+    "take_file",  # the places come first: it is their memory that has to stay
+    infer=_take_file_rule,
+    indices=_nowhere,
+    view=lambda i, x, *, axis: x.taken(i, axis),
+    cost=lambda ins, outs, p: (0.0, 0.0),
+    made_by="passes",
+)
 
 
 def _start_rule(*xs: Spec, collective: str, **params: Any) -> Specs:

@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ostinato.ops.collective import COLLECTIVES
+from ostinato.ops.collective import COLLECTIVES, STORED
 from ostinato.ops.graph import Builder, Graph, Node
 from ostinato.ops.index import Indices, Reach
 from ostinato.ops.layout import BLOCKS, Layout, Partial
@@ -52,6 +52,7 @@ _ALONE = (
     "barrier",
     "constant",
     "read",
+    *STORED,
 )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ostinato.ops.collective import COLLECTIVES, collective_of
+from ostinato.ops.collective import COLLECTIVES, STORED, collective_of
 from ostinato.ops.encode import Malformed, need
 from ostinato.ops.graph import Builder, Graph, Node
 from ostinato.ops.index import Reach
@@ -101,7 +101,7 @@ def check_layouts(graph: Graph, target: Target) -> None:
         need(spec.layout.workers == target.workers, "a layout for other workers")
     boxes = len(set(graph.specs)) * target.workers
     need(boxes <= MOST_BOXES, f"{boxes} parts of arrays")
-    for spec in (s for n in graph.nodes for s in n.specs):
+    for spec in (s for n in graph.nodes for s in n.specs if n.op not in STORED):
         need(not _layout(spec).stored, "a file that is made on the way")
     started: dict[int, Node] = {}
     for k, node in enumerate(graph.nodes):
@@ -124,6 +124,13 @@ def check_layouts(graph: Graph, target: Target) -> None:
             need(_layout(ins[0]).stored, "a read of what is there")
             need(not _layout(node.specs[0]).windows, "a read of overlapping parts")
             need(not _layout(node.specs[0]).partial_axes, "a read of addends")
+            continue
+        if node.op in STORED:
+            *places, file = map(_layout, ins)
+            need(file.stored, "a part of a file of what is there")
+            need(_layout(node.specs[0]) is file, "a part of a file that lies elsewhere")
+            need(not any(s.pending for s in ins), "a value that is read before it has come")
+            need(all(p.is_whole and not p.stored for p in places), "places that not all have")
             continue
         if node.op not in CONTROL:
             need(not any(_layout(s).stored for s in ins), "a file that nobody reads")

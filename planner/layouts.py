@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ostinato.ops.array import Split, Wish
+from ostinato.ops.collective import STORED
 from ostinato.ops.graph import Builder, Graph, Node
 from ostinato.ops.index import Indices, Reach
 from ostinato.ops.layout import Layout, Mesh, Partial, Placement, Window, moved
@@ -94,7 +95,7 @@ def _alone(graph: Graph, inputs: Sequence[Spec], target: Target) -> Graph:
                 n.op,
                 n.inputs,
                 tuple([(k, body(v)) if isinstance(v, Graph) else (k, v) for k, v in n.params]),
-                tuple([s.at(whole) for s in n.specs]),
+                tuple([s.at(whole.on_disk if n.op in STORED else whole) for s in n.specs]),
                 n.line,
             )
             for n in graph.nodes
@@ -177,6 +178,20 @@ class _Planner:
                 (spec,) = node.specs
                 lies = self.layout(inputs[0]).resident
                 return self.builder.add("read", inputs, (), (spec.at(lies),), node.line)
+            case "slice_file":
+                return self.builder.add(
+                    node.op,
+                    inputs,
+                    node.params,
+                    (node.specs[0].at(self.layout(inputs[0])),),
+                    node.line,
+                )
+            case "take_file":
+                lies = self.layout(inputs[1])
+                places = self.relayout(inputs[0], Layout.whole(lies.mesh))
+                return self.builder.add(
+                    node.op, (places, inputs[1]), node.params, (node.specs[0].at(lies),), node.line
+                )
             case "resplit":
                 return (
                     self.relayout_all(inputs, (_resplit_layout(node, self.target),), node.line)[0],

@@ -60,9 +60,14 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+@cache
 def memory() -> int:
-    """Bytes that it has."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """The bytes that a process here may have: the machine's, or its control group's if that is less."""
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            found = min(found, int(Path("/sys/fs/cgroup", name).read_text()))
+    return found
 
 
 @cache

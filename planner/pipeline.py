@@ -23,6 +23,7 @@ from .fuse import fuse, title
 from .halve import halve
 from .in_cache import stay_in_cache
 from .layouts import choose_layouts
+from .machine import memory
 from .memory import assign_memory
 from .narrow import narrow
 from .numerics import fix_order
@@ -136,7 +137,7 @@ def check_limit(plan: Plan) -> None:
     """Refuse a plan that needs more memory per worker than it may, before it runs."""
     limit = plan.target.memory_limit
     whole = _read_whole(plan.program.graph)
-    if whole is not None and plan.peak_bytes > (READ_BYTES if limit is None else limit):
+    if whole is not None and plan.peak_bytes > (memory() if limit is None else limit):
         spec, reader = whole
         raise MemoryLimitError.because(
             f"{title(reader)} of {spec}, which lies in a file",

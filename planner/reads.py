@@ -14,19 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ostinato.ops.collective import STORED
 from ostinato.ops.graph import Builder, Graph, Node
 from ostinato.ops.registry import OPS
 from ostinato.ops.spec import Spec
 
+from .picks import read_parts
 from .plan import Target
 from .rewrite import inline
 
 CONTROL = ("loop", "while", "branch")
+LARGE = 1 << 22  # bytes that are not read at once for a loop that wants them row by row
 
 
 def read_files(graph: Graph, target: Target) -> Graph:
     """The pass; nothing for a graph whose operands are in memory."""
-    return _with_reads(graph, [v for v, s in enumerate(graph.inputs) if _is_file(s)])
+    return _with_reads(graph, [v for v, s in enumerate(graph.inputs) if _is_file(s)], target)
 
 
 def _is_file(spec: Spec) -> bool:
@@ -46,26 +49,38 @@ def seen_as(node: Node) -> dict[int, list[tuple[str, int]]]:
     return {}
 
 
-def _with_reads(graph: Graph, files: Iterable[int]) -> Graph:
-    """The graph with a `read` in front of who needs one of these inputs in memory."""
+def _with_reads(graph: Graph, files: Iterable[int], target: Target) -> Graph:
+    """The graph with a `read` in front of who needs one of these inputs, or a part of it, in memory."""
     files = set(files)
     if not files:
         return graph
+    graph = read_parts(graph, files, target)
+    files |= {graph.starts[k] for k, n in enumerate(graph.nodes) if n.op in STORED}
     rows = _rows(graph, files)
     builder = Builder(graph.inputs)
     values = list(range(len(graph.inputs)))
+
+    def read(v: int, line: str) -> int:
+        return builder.add("read", (values[v],), (), (graph.specs[v].bare,), line)[0]
+
     for node in graph.nodes:
         inputs: Sequence[int] = node.inputs
+        if node.op == "loop":
+            node = _by_turns(graph, node, rows)
         if node.op in CONTROL:
-            node, inputs = _take_along(graph, node, rows, files)
+            node, inputs = _take_along(graph, node, rows, files, target)
+        stays = seen_as(node) if node.op in CONTROL else ()
         operands = [
-            builder.add("read", (v,), (), (graph.specs[v].bare,), node.line)[0]
-            if v in files and node.op != "read" and not (node.op in CONTROL and j in seen_as(node))
+            read(v, node.line)
+            if v in files and node.op not in ("read", *STORED) and j not in stays
             else values[v]
             for j, v in enumerate(inputs)
         ]
         values.extend(builder.add(node.op, operands, node.params, node.specs, node.line))
-    return builder.graph([values[v] for v in graph.outputs])
+    outputs = [
+        read(v, "") if v in files and v >= len(graph.inputs) else values[v] for v in graph.outputs
+    ]
+    return builder.graph(outputs)
 
 
 def _rows(graph: Graph, files: set[int]) -> dict[int, int]:
@@ -73,7 +88,8 @@ def _rows(graph: Graph, files: set[int]) -> dict[int, int]:
     axis of their rows."""
     found = dict.fromkeys((v for v in files if graph.specs[v].ndim), 0)
     for k, node in enumerate(graph.nodes):
-        if node.op in CONTROL or not any(v in found for v in node.inputs) or len(node.specs) > 1:
+        known = node.op in CONTROL or graph.starts[k] in found
+        if known or not any(v in found for v in node.inputs) or len(node.specs) > 1:
             continue
         ins = tuple(graph.specs[v] for v in node.inputs)
         indices = OPS[node.op].indices(ins, node.specs, node.kw)
@@ -86,14 +102,45 @@ def _rows(graph: Graph, files: set[int]) -> dict[int, int]:
     return found
 
 
+def _by_turns(graph: Graph, node: Node, rows: dict[int, int]) -> Node:
+    """The loop that looks at large arrays of files' rows by its turn's number, where it had of each a
+    row handed in."""
+    kw = node.kw
+    (nc, ns, _), body = kw["counts"], kw["body"]
+    begin = nc + ns
+    moved = [
+        j
+        for j, v in enumerate(node.inputs)
+        if j >= begin and rows.get(v) == 0 and graph.specs[v].nbytes > LARGE
+    ]
+    if not moved:
+        return node
+    stay = [j for j in range(len(node.inputs)) if j not in moved]
+    order = [*stay[:nc], *moved, *stay[nc:]]
+    specs = [graph.specs[node.inputs[j]].bare if j in moved else body.inputs[1 + j] for j in order]
+    builder = Builder([body.inputs[0], *specs])
+    index = builder.call("reshape", 0, line=node.line, shape=(1,))
+    values = [0] * len(body.inputs)
+    for at, j in enumerate(order, 1):
+        values[1 + j] = at
+        if j in moved:
+            row = builder.call("take", at, index, line=node.line, axis=0)
+            shape = body.inputs[1 + j].shape
+            values[1 + j] = builder.call("reshape", row, line=node.line, shape=shape)
+    kw["body"] = builder.graph(inline(builder, body, values))
+    kw["counts"] = (nc + len(moved), ns, len(stay) - begin)
+    inputs = tuple(node.inputs[j] for j in order)
+    return Node("loop", inputs, tuple(sorted(kw.items())), node.specs, node.line)
+
+
 def _take_along(
-    graph: Graph, node: Node, rows: dict[int, int], files: set[int]
+    graph: Graph, node: Node, rows: dict[int, int], files: set[int], target: Target
 ) -> tuple[Node, list[int]]:
     """The node of control flow whose bodies make themselves what has rows of a file; and its
     operands."""
     seen = seen_as(node)
     sunk = {
-        j: _cone(graph, node.inputs[j], rows)
+        j: _cone(graph, node.inputs[j], rows, files)
         for j in seen
         if node.inputs[j] in rows and node.inputs[j] not in files
     }
@@ -115,7 +162,7 @@ def _take_along(
         specs = [
             graph.specs[inputs[taken[v]]] if v in taken else s for v, s in enumerate(body.inputs)
         ]
-        params[name] = _with_reads(Graph(tuple(specs), body.nodes, body.outputs), taken)
+        params[name] = _with_reads(Graph(tuple(specs), body.nodes, body.outputs), taken, target)
     return Node(node.op, made.inputs, tuple(sorted(params.items())), node.specs, node.line), inputs
 
 
@@ -143,7 +190,9 @@ def _sinking(
     return builder.graph(inline(builder, body, [new[v] for v in range(len(body.inputs))]))
 
 
-def _cone(graph: Graph, value: int, rows: dict[int, int]) -> tuple[list[int], Graph]:
+def _cone(
+    graph: Graph, value: int, rows: dict[int, int], files: set[int]
+) -> tuple[list[int], Graph]:
     """What makes a value of the rows of files: its operands, and the nodes between."""
     nodes: set[int] = set()
     outer: dict[int, None] = {}
@@ -151,7 +200,7 @@ def _cone(graph: Graph, value: int, rows: dict[int, int]) -> tuple[list[int], Gr
     while todo:
         v = todo.pop()
         k = graph.producers[v]
-        if k >= 0 and (v in rows or graph.nodes[k].op == "constant"):
+        if k >= 0 and v not in files and (v in rows or graph.nodes[k].op == "constant"):
             nodes.add(k)
             todo.extend(graph.nodes[k].inputs)
         else:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from ostinato.ops.collective import collective_of
+from ostinato.ops.collective import STORED, collective_of
 from ostinato.ops.control import graph_cost
 from ostinato.ops.copies import in_pieces, in_rows
 from ostinato.ops.fused import FUSED
@@ -106,7 +106,7 @@ class Bound:
         inner = list(_factors(node)) if kind is LinAlgError else []
         if len(inner) == 1:  # all turns of a loop are one call
             node = inner[0]
-        name = node.kw["name"] if node.op == "in_bounds" else node.op
+        name = node.kw["name"] if node.op == "in_bounds" else node.op.removesuffix("_file")
         path, _, number = node.line.rpartition(":")
         number, _, other = number.partition(" (")  # what users call it, if that is not its name
         line = f"{path}:{number}" if path else ""
@@ -391,6 +391,12 @@ class _Binder:
         graph, op = program.graph, OPS[node.op]
         if node.op == "wait":
             self.write(f"{self.requests[names[node.inputs[0]]]}.wait()", row)
+        if node.op in STORED:
+            names[first] = self.local("x")
+            look, params = self.name("w", op.view), self.name("p", node.kw)
+            operands = ", ".join(names[v] for v in node.inputs)
+            self.write(f"{names[first]} = {look}({operands}, **{params})", row)
+            return
         for j in range(len(node.specs)):
             source = names[node.inputs[j]]
             if op.view is None:

@@ -224,6 +224,7 @@ def test_without_a_limit_files_are_read_in_blocks_too(
 
     monkeypatch.setattr(blocking, "READ_BYTES", MIB)
     monkeypatch.setattr(pipeline, "READ_BYTES", MIB)
+    monkeypatch.setattr(pipeline, "memory", lambda: MIB)
     x = ost.load(written(tmp_path, numbers(100_000, 8)), resident=False)
     with ost.connect():
         f = ost.compile(lambda x: x.mean(0))
