@@ -300,7 +300,10 @@ def here() -> Session | None:
     session = _own.get()
     while session is not None and session.engine.closed:
         session = session._before
-    return session if session is not None else _everybodys[-1] if _everybodys else None
+    if session is not None:
+        return session
+    last = _everybodys[-1:]  # in one step: other threads close sessions
+    return last[0] if last else None
 
 
 def _look() -> None:
