@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import secrets
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from tests.clusters import ROOT, needs_dask
 from tests.trust.conftest import Tally
@@ -27,6 +30,7 @@ with ost.LocalCluster(2, dashboard=False) as cluster:
     while True:
         x = f(x)
         float(x[0])
+        print("runs", flush=True)
 """
 JOB = """
 import ostinato as ost
@@ -36,6 +40,7 @@ f = ost.compile(lambda x: x / x.sum())
 while True:
     x = f(x)
     float(x[0])
+    print("runs", flush=True)
 """
 
 
@@ -76,6 +81,22 @@ class Trial:
                 pass
         return sorted(found)
 
+    def runs(self) -> bool:
+        """Whether it comes so far that it computes."""
+        end = time.monotonic() + 60
+        while "runs" not in (self.folder / "said").read_text() and time.monotonic() < end:
+            time.sleep(0.02)
+        return "runs" in (self.folder / "said").read_text()
+
+    def find(self, who: str) -> int:
+        """A process by what it is."""
+        for p in self.processes():
+            said = Path(f"/proc/{p}/cmdline").read_text()
+            rank = re.search(r"\0PMI_RANK=(\d+)", Path(f"/proc/{p}/environ").read_text())
+            if who == f"rank {rank[1]}" if rank else f"/{who}\0" in said:
+                return p
+        raise AssertionError(f"no {who} among {self.names()}")
+
     def names(self) -> list[str]:
         return [
             " ".join(Path(f"/proc/{p}/cmdline").read_text().split("\0"))[:90]
@@ -115,6 +136,43 @@ def shared() -> set[str]:
     return found
 
 
+def left_after(trial: Trial, victim: int, sign: int, later: float, how: int) -> str:
+    """A process is stopped or killed, and then the program ends, in some way; what is left."""
+    there, names = trial.processes(), trial.names()
+    told = f"signal {sign} to {victim} of {there}, {later:.2f} s later {how} to the program"
+    os.kill(victim, sign)
+    time.sleep(later)
+    stopped = victim == trial.program.pid and sign == signal.SIGSTOP
+    trial.program.send_signal(signal.SIGKILL if stopped else how)
+    if not (left := trial.ends()):
+        return ""
+    said = (trial.folder / "said").read_text()[-1500:]
+    return "\n".join((told, *names, "left:", *left, *trial.names(), "said:", said))
+
+
+@pytest.mark.parametrize(
+    ("kind", "who", "sign", "how"),
+    [
+        ("cluster", "rank 0", signal.SIGSTOP, signal.SIGINT),  # the scheduler
+        ("cluster", "rank 2", signal.SIGSTOP, signal.SIGKILL),
+        ("cluster", "keeper.py", signal.SIGKILL, signal.SIGKILL),
+        ("cluster", "keeper.py", signal.SIGSTOP, signal.SIGKILL),
+        ("job", "hydra_pmi_proxy", signal.SIGSTOP, signal.SIGTERM),
+        ("job", "mpiexec", signal.SIGKILL, signal.SIGINT),
+    ],
+)
+def test_nothing_is_left_of_what_runs(
+    tmp_path: Path, kind: str, who: str, sign: int, how: int, tally: Tally
+) -> None:
+    trial = Trial(tmp_path / "trial", kind)
+    try:
+        assert trial.runs(), (trial.folder / "said").read_text()
+        assert not (found := left_after(trial, trial.find(who), sign, 0.0, how)), found
+    finally:
+        trial.clear()
+    tally("processes stopped or killed", 1)
+
+
 def attempt(folder: Path, r: random.Random) -> str:
     """Something is stopped or killed at some moment, and then the program ends, in some way; what is left."""
     kind, sign = r.choice(("cluster", "job")), r.choice((signal.SIGSTOP, signal.SIGKILL))
@@ -123,18 +181,8 @@ def attempt(folder: Path, r: random.Random) -> str:
     trial = Trial(folder, kind)
     try:
         time.sleep(moment)
-        there, names = trial.processes(), trial.names()
-        victim = r.choice(there)
-        told = f"{kind} {moment:.2f} s {sign.name} {victim} of {there}, {later:.2f} s {how.name}"
-        os.kill(victim, sign)
-        time.sleep(later)
-        stopped = victim == trial.program.pid and sign == signal.SIGSTOP
-        trial.program.send_signal(signal.SIGKILL if stopped else how)
-        left = trial.ends()
-        if not left:
-            return ""
-        said = (folder / "said").read_text()[-1500:]
-        return "\n".join((told, *names, "left:", *left, *trial.names(), "said:", said))
+        found = left_after(trial, r.choice(trial.processes()), sign, later, how)
+        return f"{kind} after {moment:.2f} s: {found}" if found else ""
     finally:
         trial.clear()
 
@@ -142,7 +190,7 @@ def attempt(folder: Path, r: random.Random) -> str:
 def test_nothing_is_left_whatever_is_stopped_or_killed(
     tmp_path: Path, thorough: bool, tally: Tally
 ) -> None:
-    before, count = shared(), 100 if thorough else 6
+    before, count = shared(), 100 if thorough else 4
     seed = int(os.environ.get("OSTINATO_SEED", "0")) or secrets.randbits(32)
     for k in range(count):
         found = attempt(tmp_path / str(k), random.Random(f"{seed}-{k}"))
