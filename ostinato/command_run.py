@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -184,7 +183,7 @@ def _job(name: str) -> Iterator[Job]:
     try:
         yield job
     finally:
-        shutil.rmtree(job.folder, ignore_errors=True)
+        job.leave()
 
 
 def _attend(
@@ -199,18 +198,16 @@ def _attend(
     path = [home(), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)} | more
     before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    ended = False
+    status: int | None = None
     try:
         job.begin(command, environment)
         job.start()
-        while not asked and not (ended := job.wait(EVERY)):
+        while not asked and (status := job.poll(EVERY)) is None:
             show()
         show()
-        status = job.poll() or 0
-        ended = status >= 0  # else the keeper was killed
-        return 128 + asked[0] if asked else status if ended else 128 - status
+        return 128 + asked[0] if asked else int(status or 0)
     finally:
-        if asked or not ended:
+        if status is None or status in _KILLED:
             job.end((signal.SIGINT, KINDLY), (signal.SIGTERM, KINDLY))
         for number, handler in before.items():
             signal.signal(number, handler)

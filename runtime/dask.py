@@ -172,9 +172,14 @@ def as_client(cluster: Any) -> AbstractContextManager[Any]:
                 do="await it first: client = await Client(..., asynchronous=True)",
             )
         cluster, security = cluster.scheduler.address, cluster.security
+    before = set(Client._instances)
     try:
         return Client(cluster, timeout=ANSWER, set_as_default=False, security=security)
     except (OSError, ValueError, TypeError) as error:  # Dask's of TLS without a key are TypeErrors
+        for failed in set(Client._instances) - before:
+            if failed._start_arg is cluster:  # as garbage it would wait for a loop, perhaps its own
+                failed.status = "closed"
+                failed._loop_runner.stop()
         raise misfit(
             SessionError,
             "connect",

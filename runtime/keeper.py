@@ -28,6 +28,7 @@ from types import FrameType
 
 EVERY = 0.5  # seconds between looks whether the program is there
 SURELY = 5.0  # seconds for what was killed to be gone
+KILLED = 128 + signal.SIGKILL
 MARK, PROGRAM, FOLDER = "OSTINATO_JOB", "OSTINATO_PROGRAM", "OSTINATO_FOLDER"
 SHARED = Path("/dev/shm")
 NAMES = ("mpich_shm_", "ucx_shm_posix_")  # of memory that MPI shares between processes
@@ -42,7 +43,8 @@ class Job:
         self.folder = Path(tempfile.gettempdir()) / f"ostinato-{name}-{self.mark}"
         self.owner = os.getpid()
         self.keeper: subprocess.Popen[bytes] | None = None
-        self.go = -1
+        self.go = self.tells = -1  # ends of pipes: "start", and the command's status
+        self.status: int | None = None
 
     def begin(
         self,
@@ -54,7 +56,8 @@ class Job:
         """There is a keeper, and then a folder, so that whoever dies now leaves neither. The command
         starts when it is told to (`start`). log: a file of the folder for all that is said."""
         told, self.go = os.pipe()
-        words = [str(self.owner), str(told), log, *command]
+        self.tells, tell = os.pipe()
+        words = [str(self.owner), str(told), str(tell), log, *command]
         out = subprocess.DEVNULL if log else None
         try:
             self.keeper = subprocess.Popen(
@@ -63,11 +66,12 @@ class Job:
                 stdin=stdin,
                 stdout=out,
                 stderr=out,
-                pass_fds=[told],
+                pass_fds=[told, tell],
                 process_group=0,
             )
         finally:
             os.close(told)
+            os.close(tell)
         self.folder.mkdir(mode=0o700)
 
     def start(self) -> None:
@@ -84,33 +88,41 @@ class Job:
             "SPT_NOENV": "1",  # setproctitle would write over the mark
         }
 
-    def poll(self) -> int | None:
-        """The command's exit status, as a shell has it; None while it runs."""
-        assert self.keeper is not None
-        return self.keeper.poll()
+    def poll(self, patience: float = 0.0) -> int | None:
+        """The command's exit status, as a shell has it, or that of a keeper that was killed; None while it
+        runs, also after so many seconds."""
+        if self.status is None and self.tells >= 0:
+            ready = select.poll()
+            ready.register(self.tells, select.POLLIN)
+            if ready.poll(1000 * patience):
+                self.status = int(os.read(self.tells, 16) or KILLED)
+        return self.status
 
-    def wait(self, patience: float) -> bool:
-        """Whether the command ended by itself within so many seconds."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            if self.keeper is not None:
-                self.keeper.wait(patience)
-        return self.keeper is None or self.keeper.returncode is not None
+    def leave(self) -> None:
+        """The command has ended by itself: the keeper and the folder go."""
+        if os.getpid() != self.owner:
+            return
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.keeper is not None:
+            self.keeper.kill()
+            self.keeper.wait()
+        for end in (self.go, self.tells):
+            if end >= 0:
+                os.close(end)
+        self.go = self.tells = -1
 
     def end(self, *kindly: tuple[signal.Signals | None, float]) -> None:
         """All of it. kindly: signals for mpiexec to end by itself, and how long each may take; else, and for
         who is left, surely. A forked child leaves it alone."""
         if os.getpid() != self.owner:
             return
-        if self.go >= 0:
-            os.close(self.go)
-            self.go = -1
-        for sign, patience in kindly:
+        for sign, patience in kindly if self.tells >= 0 else ():
             if sign is not None and self.keeper is not None:
                 self.keeper.send_signal(sign)
-            if self.wait(patience):
+            if self.poll(patience) is not None:
                 break
         sweep(self.mark, str(self.folder))
-        self.wait(SURELY)
+        self.leave()
 
 
 # -- whoever ends all ----------------------------------------------------------------------
@@ -220,11 +232,18 @@ def is_there(program: str) -> bool:
 
 
 # -- the keeper ----------------------------------------------------------------------------
-def main(program: int, told: int, log: str, *command: str) -> int:
+def main(program: int, told: int, tell: int, log: str, *command: str) -> int:
+    mark, folder = os.environ[MARK], os.environ[FOLDER]
     asked: list[int] = []
 
     def ask(number: int, frame: FrameType | None) -> None:
         asked.append(number)
+
+    def nap() -> bool:
+        """For a moment, or until a signal comes; whether the program is there."""
+        if select.select([awake], [], [], EVERY)[0]:
+            os.read(awake, 512)
+        return os.getppid() == program
 
     awake, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -232,29 +251,36 @@ def main(program: int, told: int, log: str, *command: str) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, ask)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    mark, folder = os.environ[MARK], os.environ[FOLDER]
     while not asked and os.getppid() == program:
         if told in select.select([told, awake], [], [], EVERY)[0]:
             break
-    if not (told in select.select([told], [], [], 0)[0] and os.read(told, 1)):
-        sweep(mark, folder)  # the program will not start it
-        return 1
-    os.close(told)
-    out = os.open(Path(folder, log), os.O_WRONLY | os.O_CREAT, 0o600) if log else None
-    job = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
-    while job.poll() is None and os.getppid() == program:
-        if select.select([awake], [], [], EVERY)[0]:
-            os.read(awake, 512)
-        while asked:
-            job.send_signal(asked.pop(0))
-    if os.getppid() != program or int(job.returncode) < 0:
-        sweep(mark, folder if os.getppid() != program else "")
-    if job.poll() is None:  # where processes cannot be found
-        job.kill()
-    return int(job.returncode) if int(job.wait()) >= 0 else 128 - int(job.returncode)
+    if select.select([told], [], [], 0)[0] and os.read(told, 1):
+        os.close(told)
+        out = os.open(Path(folder, log), os.O_WRONLY | os.O_CREAT, 0o600) if log else None
+        job = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+        there = os.getppid() == program
+        while there and job.poll() is None:
+            there = nap()
+            while asked:
+                job.send_signal(asked.pop(0))
+        if there:
+            status = int(job.wait())
+            if status < 0:
+                sweep(mark, "")
+            os.write(tell, str(status if status >= 0 else 128 - status).encode())
+        while there and not asked:  # the folder is the program's, which may die
+            there = nap()
+        if there:
+            return 0
+        if job.poll() is None:
+            job.kill()
+    sweep(mark, folder)
+    return 1
 
 
 if __name__ == "__main__":
     if len(sys.argv) == 3:
-        sys.exit(sweep(*sys.argv[1:]))
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]))
+        sweep(*sys.argv[1:])
+    else:
+        ends = map(int, sys.argv[1:4])
+        sys.exit(main(*ends, *sys.argv[4:]))  # type: ignore[arg-type]

@@ -140,7 +140,8 @@ def left_after(trial: Trial, victim: int, sign: int, later: float, how: int) -> 
     """A process is stopped or killed, and then the program ends, in some way; what is left."""
     there, names = trial.processes(), trial.names()
     told = f"signal {sign} to {victim} of {there}, {later:.2f} s later {how} to the program"
-    os.kill(victim, sign)
+    with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
+        os.kill(victim, sign)
     time.sleep(later)
     stopped = victim == trial.program.pid and sign == signal.SIGSTOP
     trial.program.send_signal(signal.SIGKILL if stopped else how)
