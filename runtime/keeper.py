@@ -267,7 +267,8 @@ def main(program: int, told: int, tell: int, log: str, *command: str) -> int:
             status = int(job.wait())
             if status < 0:
                 sweep(mark, "")
-            os.write(tell, str(status if status >= 0 else 128 - status).encode())
+            with contextlib.suppress(OSError):  # of a program that has just died
+                os.write(tell, str(status if status >= 0 else 128 - status).encode())
         while there and not asked:  # the folder is the program's, which may die
             there = nap()
         if there:

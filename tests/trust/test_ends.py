@@ -85,6 +85,8 @@ class Trial:
         """Whether it comes so far that it computes."""
         end = time.monotonic() + 60
         while "runs" not in (self.folder / "said").read_text() and time.monotonic() < end:
+            if self.program.poll() is not None:
+                break
             time.sleep(0.02)
         return "runs" in (self.folder / "said").read_text()
 
