@@ -482,7 +482,7 @@ def _opened(
 
         with contextlib.ExitStack() as stack:
             client = stack.enter_context(dask.as_client(cluster))
-            there = len(client.scheduler_info(n_workers=-1)["workers"])
+            there = len(client.nthreads())
             mesh = _mesh(mesh, None, there, f"{there} workers of the cluster")
             channel = dask.begin(client, threads)
             channel.until_closed = stack.pop_all()

@@ -36,7 +36,7 @@ def cluster() -> Iterator[ost.LocalCluster]:
 
 def doors(cluster: ost.LocalCluster) -> list[str]:
     """Where scheduler and workers listen."""
-    there = cluster.client.scheduler_info(n_workers=-1)["workers"]
+    there = cluster.client.nthreads()
     found = [cluster.scheduler_address, *there]
     assert all(door.startswith("tls://127.0.0.1:") for door in found)
     return found
