@@ -321,7 +321,7 @@ def _is_safe(folder: Path) -> bool:
 
 
 _ANEW = "it is made anew"
-_ELSEWHERE = "remove it, or set OSTINATO_CACHE to a folder of your own, or to off"
+_ELSEWHERE = "set OSTINATO_CACHE to a folder of your own, or to off"
 
 
 def _tell(path: Path | None, got: str, do: str = _ELSEWHERE) -> None:
