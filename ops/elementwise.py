@@ -327,8 +327,23 @@ square: Unary = unary(
 cbrt: Unary = unary(
     "cbrt", "cbrt", doc="Cube root.", grad=lambda g, y, x: (g / (3 * y * y),), flops=10
 )
+
+
+def _reciprocal_kernel(xp: Any, out: Any, x: Any) -> None:
+    """NumPy's own of complex numbers has zeros and infinities in other places."""
+    if out.dtype.kind == "c":
+        xp.divide(1, x, out)
+    else:
+        xp.reciprocal(x, out)
+
+
 _reciprocal: Unary = unary(
-    "reciprocal", "reciprocal", doc="1 / x", grad=lambda g, y, x: (-g * y * y,), scalar="1 / {0}"
+    "reciprocal",
+    "reciprocal",
+    kernel=_reciprocal_kernel,
+    doc="1 / x",
+    grad=lambda g, y, x: (-g * y * y,),
+    scalar="1 / {0}",
 )
 
 

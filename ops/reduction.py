@@ -571,11 +571,13 @@ op(
 def var(
     x: Operandish, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False
 ) -> Array:
-    """The variance over axes; the sum of squares is divided by their number less the correction."""
+    """The variance over axes; the sum of squares is divided by their number less the correction. NaN
+    where nothing is left of that number."""
     x = _floating(as_array(x))
     axes = axes_of(axis, x.ndim, "var")
     square = apply_all("moments", astype(x, accumulator(x.dtype)), axes=axes)[2]
-    found = square / float(builtins.max(_count(x, axes) - correction, 0))
+    count = float(_count(x, axes) - correction)
+    found = square / (count if count > 0 else math.nan)
     return restore(astype(found, real_of(x.dtype)), axes, keepdims)
 
 

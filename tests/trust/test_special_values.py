@@ -262,6 +262,33 @@ _TELLING = {
 
 
 # -- what the standard says beside its tables ---------------------------------------------------
+@pytest.mark.parametrize("kind", ["complex128", "complex64", "float64", "float32"])
+def test_reciprocals_and_squares(kind, tally):
+    """1 / x and x * x, to the sign of each zero; sums of complex numbers part by part."""
+    real = np.dtype(kind).type(0).real.dtype.type
+    parts = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1.5, -2.0, *standard.limits(real)]
+    if kind[0] == "c":
+        pairs = [complex(a, b) for a in parts for b in parts]
+        x = np.array(pairs, kind)
+        x.real, x.imag = [z.real for z in pairs], [z.imag for z in pairs]
+    else:
+        x = np.array(parts, kind)
+    for n in (len(x), MANY):
+        grown = ost.asarray(np.resize(x, n))
+        for f, g in ((ost.reciprocal, lambda x: 1.0 / x), (ost.square, lambda x: x * x), (lambda x: x**2, ost.square)):  # fmt: skip
+            for how in (lambda f: f, ost.compile):
+                a, b = np.asarray(how(f)(grown)), np.asarray(how(g)(grown))
+                u, v = a.view(real), b.view(real)
+                assert np.array_equal(u, v, equal_nan=True)
+                assert np.array_equal(np.signbit(u)[u == u], np.signbit(v)[v == v])
+        back = (
+            np.asarray(ost.subtract(grown, grown[::-1])),
+            np.asarray(ost.add(grown, -grown[::-1])),
+        )
+        assert np.array_equal(*back, equal_nan=True)
+        tally("results", 8 * n)
+
+
 HUGE = [10**30, 2**63 - 1, 2**31, 7, 3, 0, -3, -7, -(2**31), -(2**63), -(10**30)]
 
 
@@ -486,11 +513,8 @@ def test_sums_of_nothing():
     for f in (ost.mean, ost.var, ost.std):
         assert np.isnan(np.asarray(f(e, axis=0))).all()
     for correction in (3, 4, 3.5):
-        for f, theirs in ((ost.var, np.var), (ost.std, np.std)):
-            with np.errstate(all="ignore"), pytest.warns(RuntimeWarning):
-                wanted = theirs(np.array([1.0, 2, 4]), ddof=correction)
-            assert np.isnan(wanted) or np.isinf(wanted)
-            assert not np.isfinite(np.asarray(f(ost.asarray([1.0, 2, 4]), correction=correction)))
+        for f in (ost.var, ost.std):
+            assert np.isnan(np.asarray(f(ost.asarray([1.0, 2, 4]), correction=correction)))
     for f in (ost.max, ost.min, ost.argmax, ost.argmin):
         with pytest.raises(ValueError, match="needed at least one element"):
             f(e, axis=0)
