@@ -304,9 +304,12 @@ def _halved(x: Value, dtype: DType) -> Value:
         if not _has_halves():
             raise Unsupported("float16")
         # or LLVM rounds a double only once, by a function that there is not
-        x = where(x != x, copysign(x.like(math.nan), x), x)
-        half = x.lines.write(f"fptrunc float {x.name} to half", dtype)
-        return x.lines.write(f"bitcast half {half.name} to i16", dtype)
+        known = where(x != x, math.nan, x)
+        half = x.lines.write(f"fptrunc float {known.name} to half", dtype)
+        made = x.lines.write(f"bitcast half {half.name} to i16", dtype)
+        sign = shift(Value(x.lines, bits(x).name, uint32), "lshr", 16) & 0x8000  # also of NaN
+        sign = x.lines.write(f"trunc i32 {sign.name} to i16", dtype)
+        return x.lines.write(f"or i16 {made.name}, {sign.name}", dtype)
     number = bits(x)
     whole = Value(x.lines, number.name, uint32)
     last = shift(whole, "lshr", 16) & 1

@@ -52,6 +52,7 @@ MOVED: dict[str, Callable[[Any, Any, Any], Any]] = {
     "full": lambda xp, x, v: xp.full(3, v),
     "asarray": lambda xp, x, v: xp.asarray(v),
     "where": lambda xp, x, v: xp.where(xp.asarray(M), v, x),
+    "state": lambda xp, x, v: ost.repeat(2, lambda s: s, v) if xp is ost else np.asarray(v),
 }
 COMPUTED: dict[str, Callable[[Any, Any, Any], Any]] = {
     "multiply": lambda xp, x, v: x * v,

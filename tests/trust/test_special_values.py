@@ -244,6 +244,27 @@ def test_numbers_as_operands(side, many, tally, thorough):
     assert not wrong, f"{len(wrong)} wrong:\n" + "\n".join(wrong[:60])
 
 
+def test_numbers_alone(tally, thorough):
+    """Of numbers that are all known, results are made when a plan is."""
+    wrong: list[str] = []
+    count = 0
+    with np.errstate(all="ignore"):
+        for t in tasks(float64=np.float64, float32=np.float32, complex128=np.float64):
+            kind, step = t.operands[0].dtype, 1 if thorough else 1 + len(t.cases) // 12
+            few = Task(t.name, kind, t.cases[::step], t.real)
+            columns = [[x.item() for x in operand] for operand in few.operands]
+
+            @ost.compile
+            def run(few=few, columns=columns, kind=kind):
+                f = function(few.name)
+                rows = zip(*columns, strict=True)
+                return [f(*[ost.asarray(v, dtype=kind) for v in row]) for row in rows]
+
+            count += few.check(np.stack([np.asarray(y) for y in run()]), "alone", wrong)
+    tally("results", count)
+    assert not wrong, f"{len(wrong)} wrong:\n" + "\n".join(wrong[:60])
+
+
 _TELLING = {
     "0.0",
     "-0.0",
