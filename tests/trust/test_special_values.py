@@ -455,7 +455,7 @@ def test_numbers_that_a_dtype_has_not():
                 assert np.isinf(np.asarray(y).astype(float)).all()
     for number in (2**63, -(2**63) - 1):
         for f in (ost.asarray, lambda v: ost.full(2, v)):
-            with pytest.raises(TypeError, match="one number that int64 can hold"):
+            with pytest.raises(TypeError, match=r"needed .*number.* int64"):
                 f(number)
 
 
