@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from .aside import aside
 from .graph import Builder, Graph
 from .index import LETTERS, Indices
 from .kinds import AXIS, one_of, unfit
@@ -178,29 +180,27 @@ op(
 
 
 # -- matrix products -----------------------------------------------------------------------
-_compiled: Any = None
-
-
+@lru_cache(1)
 def _accumulate() -> Any:
     """c += a @ b with the terms of each element added one by one, in order, each product rounded:
     no fused multiply-add, so that an element's bits depend on its own row and column only, however
     the loop is vectorised."""
-    global _compiled
-    if _compiled is None:
-        import numba
+    import numba
 
-        @numba.njit(nogil=True, cache=True, fastmath=False, error_model="numpy")
-        def accumulate(a: Any, b: Any, c: Any) -> None:
-            rows, depth = a.shape
-            columns = b.shape[1]
-            for i in range(rows):
-                for k in range(depth):
-                    x = a[i, k]
-                    for j in range(columns):
-                        c[i, j] += x * b[k, j]
+    @numba.njit(nogil=True, cache=True, fastmath=False, error_model="numpy")
+    def accumulate(a: Any, b: Any, c: Any) -> None:
+        rows, depth = a.shape
+        columns = b.shape[1]
+        for i in range(rows):
+            for k in range(depth):
+                x = a[i, k]
+                for j in range(columns):
+                    c[i, j] += x * b[k, j]
 
-        _compiled = accumulate
-    return _compiled
+    return accumulate
+
+
+_known = set[tuple[Any, ...]]()  # dtypes and layouts that it was compiled for
 
 
 def _block_product(xp: Any, out: Any, a: Any, b: Any) -> None:
@@ -214,8 +214,17 @@ def _block_product(xp: Any, out: Any, a: Any, b: Any) -> None:
     batch = out.shape[:-2]
     a = np.broadcast_to(a, (*batch, *a.shape[-2:]))
     b = np.broadcast_to(b, (*batch, *b.shape[-2:]))
-    for place in np.ndindex(batch):
-        run(np.ascontiguousarray(a[place]), np.ascontiguousarray(b[place]), out[place])
+
+    def work() -> None:
+        for place in np.ndindex(batch):
+            run(np.ascontiguousarray(a[place]), np.ascontiguousarray(b[place]), out[place])
+
+    flags = out.flags
+    if (kind := (a.dtype, b.dtype, out.dtype, flags.c_contiguous, flags.f_contiguous)) in _known:
+        work()
+    else:
+        aside(work)
+        _known.add(kind)
 
 
 def _inner_blocks(at: Place) -> list[tuple[int, int]]:

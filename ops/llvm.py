@@ -23,6 +23,7 @@ import numpy as np
 from ostinato import settings
 
 from . import kept
+from .aside import aside, clear, once_gone
 from .threads import address_of, most_threads, pool
 
 MOST_KEPT = 4096  # kernels on disk, of some 10 kB each; the oldest go first
@@ -38,39 +39,37 @@ class _MethodDef(ctypes.Structure):
     )
 
 
-_FASTCALL = 0x80
-_CALL = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ssize_t)
+_FASTCALL, _KEYWORDS = 0x80, 0x02
 
 
 class _Code:
-    """A module's entry point, as Python calls it. Who calls it before its machine code is there
-    waits for that.
+    """A module's entry point, as Python calls it. Until its machine code is there, it is Python's own for
+    the call of an object: a function's facts, which wait for the machine code.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.lock = threading.Lock()
         self.is_ready = False
-        self.engine: Any = None  # whose memory the machine code lies in
-        self.first = _CALL(self.late)
-        address = ctypes.cast(self.first, ctypes.c_void_p).value
-        self.definition = _MethodDef(b"kernel", address, _FASTCALL, None)
+        first = address_of(ctypes.pythonapi, "PyObject_Vectorcall")
+        self.definition = _MethodDef(b"kernel", first, _FASTCALL | _KEYWORDS, None)
 
     def ready(self) -> None:
         """Machine code from disk, or made."""
+        if not self.is_ready:
+            aside(self._make)
+
+    def _make(self) -> None:
         with self.lock:
             if not self.is_ready:
-                self.definition.function, self.engine = _load_or_make(self.text)
+                self.definition.function, engine = _load_or_make(self.text)
+                once_gone(self, lambda: engine.close())  # in whose memory the machine code lies
                 self.is_ready = True
-
-    def late(self, *call: Any) -> Any:
-        self.ready()
-        return _CALL(self.definition.function)(*call)
 
 
 # Each takes three of the maps of memory that a process may have (65,530): so what no function uses any
 # more goes, but for the latest.
-_made: weakref.WeakValueDictionary[str, _Code] = weakref.WeakValueDictionary()
+_made: dict[str, weakref.ref[_Code]] = {}
 _latest: deque[_Code] = deque(maxlen=1024)
 _asked = threading.local()
 
@@ -84,6 +83,8 @@ def together() -> Iterator[None]:
         late = [code for code in dict.fromkeys(_asked.codes) if not code.is_ready]
     finally:
         _asked.codes = outer
+    if not late:
+        return
     waiting = deque(late)
 
     def work() -> None:
@@ -91,16 +92,22 @@ def together() -> Iterator[None]:
             while True:
                 waiting.popleft().ready()
 
-    team = [
-        threading.Thread(target=work, name="ostinato-compiler") for _ in late[1 : most_threads()]
-    ]
-    for thread in team:
-        thread.start()
-    work()
-    for thread in team:
-        thread.join()
-    for code in late:
-        code.ready()
+    def all_of_them() -> None:
+        team = [threading.Thread(target=work) for _ in late[1 : most_threads()]]
+        for thread in team:
+            thread.start()
+        work()
+        for thread in team:
+            thread.join()
+        for code in late:
+            code.ready()
+
+    try:
+        aside(all_of_them)
+    except BaseException:  # nobody waits for the others
+        waiting.clear()
+        late.clear()
+        raise
 
 
 @lru_cache(1)
@@ -121,6 +128,10 @@ def why_not() -> str:
 @lru_cache(1)
 def _tools() -> Any:
     """LLVM, what this processor has, and both in words; the names that kernels call are known."""
+    return aside(_begin)
+
+
+def _begin() -> Any:
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
@@ -128,11 +139,11 @@ def _tools() -> Any:
     features = llvm.get_host_cpu_features()
     features["prefer-256-bit"] = False
     for name in ("PyEval_SaveThread", "PyEval_RestoreThread", "Py_IncRef", "PyErr_SetString"):
-        llvm.add_symbol(name, address_of(ctypes.pythonapi, name))
+        symbol(name, address_of(ctypes.pythonapi, name))
     for name, thing in (("none", None), ("array_type", np.ndarray), ("type_error", TypeError)):
-        llvm.add_symbol(name, id(thing))
+        symbol(name, id(thing))
     for name, address in pool().items():
-        llvm.add_symbol(name, address)
+        symbol(name, address)
     about = f"{llvm.llvm_version_info} {llvm.get_host_cpu_name()} {features.flatten()}"
     return llvm, features.flatten(), about
 
@@ -158,14 +169,21 @@ def has(*features: str) -> bool:
 
 def symbol(name: str, address: int) -> None:
     """A name that texts may call."""
-    _tools()[0].add_symbol(name, address)
+    if _symbols.get(name) != address:
+        _untold.append((name, address))
+        _symbols[name] = address
+
+
+_symbols: dict[str, int] = {}
+_untold: deque[tuple[str, int]] = deque()  # of these, what LLVM does not know yet
+_telling = threading.Lock()
 
 
 def linked(text: str) -> int:
     """The address of a module's `run`, for others to call. It stays, and is the same for all threads."""
     with _linking:
         if text not in _linked:
-            _linked[text] = _load_or_make(text)
+            _linked[text] = aside(lambda: _load_or_make(text))
         return _linked[text][0]
 
 
@@ -175,9 +193,11 @@ _linked: dict[str, tuple[int, Any]] = {}
 
 def _compiled(text: str) -> _Code:
     """The entry point of a module's machine code, at once or at the end of `together`."""
-    found = _made.get(text)
+    found = known() if (known := _made.get(text)) is not None else None
     if found is None:
-        found = _made.setdefault(text, _Code(text))
+        found = _Code(text)
+        _made[text] = known = weakref.ref(found)
+        once_gone(found, lambda: _made.pop(text) if _made.get(text) is known else None)
     _latest.append(found)
     waiting = getattr(_asked, "codes", None)
     if waiting is None:
@@ -190,6 +210,10 @@ def _compiled(text: str) -> _Code:
 def _load_or_make(text: str) -> tuple[int, Any]:
     """The address of `run`, and the engine in which it lies: each has its own, as all have that name."""
     llvm, _, about = _tools()
+    clear()
+    with _telling:
+        while _untold:
+            llvm.add_symbol(*_untold.popleft())
     digest = hashlib.blake2b(f"{about}\n{text}".encode(), digest_size=16).hexdigest()
     disk, name = kept.at(settings.cache), f"kernels/{digest}.o"
     code = disk.read(name)
@@ -258,15 +282,11 @@ def function_of(text: str, about: Any, held: Any = None) -> Callable[..., None]:
     `held` is memory that they point to.
     """
     code = _compiled(text)
-    new = ctypes.pythonapi.PyCFunction_NewEx
-    new.restype = ctypes.py_object
-    new.argtypes = [ctypes.POINTER(_MethodDef), ctypes.py_object, ctypes.c_void_p]
     about = about.view(_Facts)
     about.held = held, code  # a function lets go of its facts last
     if about[1] > 1:
-        _shared[id(about)] = about
-    made: Callable[..., None] = new(ctypes.byref(code.definition), about, None)
-    return made
+        _shared.add(weakref.ref(about, _shared.discard))
+    return about.function()
 
 
 def is_kernel(function: Any) -> bool:
@@ -278,17 +298,31 @@ class _Facts(np.ndarray):
     """A meta array, and the memory that it points to."""
 
     held: Any = None
+    __hash__ = object.__hash__  # type: ignore[assignment]  # each is one of its own
+
+    def function(self) -> Callable[..., None]:
+        new = ctypes.pythonapi.PyCFunction_NewEx
+        new.restype = ctypes.py_object
+        new.argtypes = [ctypes.POINTER(_MethodDef), ctypes.py_object, ctypes.c_void_p]
+        made: Callable[..., None] = new(ctypes.byref(self.held[1].definition), self, None)
+        return made
+
+    def __call__(self, *arrays: Any) -> Any:
+        """What its function does before there is machine code."""
+        self.held[1].ready()
+        return self.function()(*arrays)
 
 
 # Kernels that use threads, by their meta arrays: a forked child has none of libgomp's threads, and
 # would wait for them forever.
-_shared: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_shared: set[weakref.ref[Any]] = set()
 
 
 def _alone() -> None:
     """What a forked child does: all kernels run in one thread from now on."""
-    for about in list(_shared.values()):
-        about[1] = 1
+    for shared in list(_shared):
+        if (about := shared()) is not None:
+            about[1] = 1
 
 
 if hasattr(os, "register_at_fork"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import math
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -18,6 +17,7 @@ import numpy as np
 
 from ostinato import settings
 
+from .aside import clear, once_gone
 from .llvm import function_of, symbol
 from .spec import DType
 from .team import around
@@ -216,6 +216,7 @@ def _owner(a: Stack, b: Stack, out: Stack) -> Iterator[_Owner]:
         raise Unable(found)
     if (a.dtype.name, b.dtype.name, out.dtype.name) not in _KINDS:
         raise Unable("these dtypes")
+    clear()
     owner = _Owner(found)
     try:
         yield owner
@@ -244,18 +245,15 @@ def _function(
     facts = [1, 0 if quick else 1, 0, threads, primitive.value, _stream().value, 4]
     facts += [ctypes.addressof(arguments), *(m.value for m in given)]
     about = np.array(facts, np.int64)
-    weakref.finalize(about, _release, owner, arguments, pad, *kept)
-    return function_of(_text(len(given), not _name(owner, made).startswith(_ON_STACK)), about)
+    once_gone(about, owner.destroy)
+    text = _text(len(given), not _name(owner, made).startswith(_ON_STACK))
+    return function_of(text, about, (arguments, pad, *kept))
 
 
 def _room(owner: _Owner, form: ctypes.c_void_p) -> tuple[Any, int]:
     """Memory for what lies so, and where it begins."""
     room = np.empty(owner.library.dnnl_memory_desc_get_size(form) + 64, np.uint8)
     return room, room.ctypes.data + -room.ctypes.data % 64
-
-
-def _release(owner: _Owner, *kept: Any) -> None:
-    owner.destroy()
 
 
 def _algorithm(owner: _Owner, forms: Sequence[Any], wanted: str) -> ctypes.c_void_p:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .llvm import has
 from .spec import DTYPES, DType, bfloat16, bool_, float16, float32, float64, uint32
 
 # Numbers of 16 bits, which a register holds as such; what is done with them is done in float32.
@@ -272,10 +273,7 @@ def cast(x: Value, dtype: DType) -> Value:
 @lru_cache(1)
 def _has_halves() -> bool:
     """Whether this processor converts float16."""
-    import llvmlite.binding as llvm
-
-    features = llvm.get_host_cpu_features()
-    return bool(features.get("f16c", "sse2" not in features))
+    return has("f16c") or not has("sse2")
 
 
 def _widened(x: Value) -> Value:

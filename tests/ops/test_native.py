@@ -366,8 +366,8 @@ def test_kernels_of_one_plan_are_compiled_side_by_side(monkeypatch: Any) -> None
             outs[dtype] = np.empty(300, dtype), np.empty(300, bool)
             looks = [a.strides for a in (outs[dtype][0],) * 3] + [(1,)]
             kernels[dtype] = native_kernel(chain(dtype), (300,), looks, 1)
-        assert not any(code.is_ready for code in llvm._made.values())
-    assert all(code.is_ready for code in llvm._made.values())
+        assert not any(known().is_ready for known in llvm._made.values())
+    assert all(known().is_ready for known in llvm._made.values())
     for dtype, kernel in kernels.items():
         y = x.astype(dtype)
         kernel(y, y, *outs[dtype])

@@ -68,7 +68,7 @@ def families() -> dict[str, Work]:
     numbers, where = normal(20_000), np.random.default_rng(0).integers(0, 500, 20_000)
     half, whole = x.astype(ost.bfloat16), where[:8100].reshape(90, 90).astype(np.int32)
     linalg, nn = ost.linalg, ost.nn
-    found = {
+    return {
         "loops": compiled(lambda x: ost.tanh(x) * x + ost.exp(-x * x), table),
         "reductions": compiled(lambda x: (x.sum(0), x.max(1), x.argmin(0), x.std()), table),
         "nests": compiled(lambda x: nn.softmax(nn.layer_norm(x)).sum(0), x),
@@ -92,7 +92,6 @@ def families() -> dict[str, Work]:
             lambda v, w: ost.repeat(300, lambda s: ost.tanh(w @ s) + 0.5, v), x[0, :32], x[:32, :32]
         ),
     }
-    return found | each_way(100)
 
 
 def each_way(n: int) -> dict[str, Work]:
@@ -134,7 +133,7 @@ def listening(ends: threading.Event) -> None:
 
 def works(before: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Rounds through all families; those whose bits were once other than without signals."""
-    some, ends = families(), threading.Event()
+    some, ends = families() | each_way(100), threading.Event()
     right = {name: bits(work()) for name, work in some.items()}
     listening(ends)
     before()

@@ -6,6 +6,8 @@ import contextlib
 import ctypes
 import json
 import os
+import random
+import re
 import signal
 import subprocess
 import sys
@@ -32,11 +34,11 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def program(how: str, cache: Path) -> Iterator[subprocess.Popen[str]]:
+def program(name: str, how: str, cache: Path, tune: str = "off") -> Iterator[subprocess.Popen[str]]:
     """Without faulthandler, whose stack for signals hides faults, and which pytest switches on."""
-    environment = os.environ | {"OSTINATO_CACHE": str(cache), "OSTINATO_TUNE": "off"}
+    environment = os.environ | {"OSTINATO_CACHE": str(cache), "OSTINATO_TUNE": tune}
     environment["PYTHONFAULTHANDLER"] = ""
-    command = [sys.executable, "-m", "tests.trust.signalled", how]
+    command = [sys.executable, "-m", f"tests.trust.{name}", how]
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
@@ -72,7 +74,7 @@ def pestered(child: subprocess.Popen[str], count: int) -> dict[str, Any]:
 @pytest.mark.parametrize("how", ["main", "workers", "thread", "fork"])
 def test_signals_change_nothing(how: str, kernels: Path, thorough: bool, tally: Tally) -> None:
     count = 20_000 if thorough else 1500
-    with program(how, kernels) as child:
+    with program("signalled", how, kernels) as child:
         told = pestered(child, count)
     tally("signals", count)
     tally("runs of kernels", told["families"] * told["rounds"])
@@ -89,8 +91,39 @@ def test_signals_come_only_while_the_stack_pointer_is_on_the_stack(
 ) -> None:
     """The system puts a handler's frame below where it points to: elsewhere that is somebody's memory."""
     count = 20_000 if thorough else 1500
-    with program("stack", kernels) as child:
+    with program("signalled", "stack", kernels) as child:
         told = pestered(child, count)
     assert told["off"] == 0
     assert told["noted"] > 100
     tally("stack pointers", told["noted"])
+
+
+# -- Ctrl-C --------------------------------------------------------------------------------
+def test_ctrl_c_ends_a_cold_start_once(tmp_path: Path, thorough: bool, tally: Tally) -> None:
+    """Whatever it interrupts: the import, the compiler, what is timed, a run. Nothing is left half done."""
+    with program("cold", "ends", tmp_path / "right") as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        begun = time.monotonic()
+        right = child.stdout.readline()
+        whole = time.monotonic() - begun
+    rng, ended = random.Random(0), {"by it": 0, "after it": 0}
+    for k in range(200 if thorough else 8):
+        how, tune = ("ends", "on") if k % 2 else ("goes on", "off")
+        with program("cold", how, tmp_path / str(k), tune) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline(), child.communicate()[1]
+            time.sleep(rng.uniform(0, 1.1 * whole))
+            child.send_signal(signal.SIGINT)
+            said, errors = child.communicate(timeout=LONG)
+        if how == "goes on" and child.returncode == 0:
+            assert errors == "", (k, errors[-3000:])
+            assert said.endswith(right), "what was made after it"
+            ended["after it"] += 1
+            continue
+        assert child.returncode in (-signal.SIGINT, 130, 1), (k, child.returncode, errors[-3000:])
+        assert len(re.findall("^KeyboardInterrupt", errors, re.M)) == 1, (k, errors[-3000:])
+        assert "ignored" not in errors, (k, errors[-3000:])
+        ended["by it"] += 1
+    assert min(ended.values()) > 0
+    tally("cold starts interrupted", sum(ended.values()))

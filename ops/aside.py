@@ -1,0 +1,71 @@
+"""What Ctrl-C does not find half done.
+
+Handlers of signals that are functions of Python run in the main thread, wherever that is. What they raise
+there in a destructor or a callback, Python prints and forgets; LLVM's objects in Python have destructors,
+and are gone right after work that takes long. So such work has a thread of its own, for which the main
+one waits; and what is to be done once an object is gone waits for that, too."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def aside(work: Callable[[], T]) -> T:
+    """What this gives, made in a thread that is not the main one. Who is interrupted while waiting for it
+    leaves, and it is done to its end."""
+    if threading.current_thread() is not threading.main_thread():
+        return work()
+    made = Future[T]()
+
+    def run() -> None:
+        try:
+            made.set_result(work())
+        except BaseException as error:
+            made.set_exception(error)
+
+    try:
+        threading.Thread(target=run, name="ostinato-aside").start()
+    except RuntimeError:  # the interpreter ends, and begins no more threads
+        run()
+    return made.result()
+
+
+class _Last(weakref.ref[Any]):
+    """What is to be done when an object is gone."""
+
+    __slots__ = ("then",)
+    then: Callable[[], object]
+
+
+_kept: dict[int, _Last] = {}
+_gone: deque[_Last] = deque()  # as the interpreter lists them, without a line of Python
+
+
+def once_gone(thing: Any, then: Callable[[], object]) -> None:
+    """To be done some time after an object is gone: at the next `clear`."""
+    last = _Last(thing, _gone.append)
+    last.then = then
+    _kept[id(last)] = last
+
+
+def clear() -> None:
+    """Do what is to be done for what is gone by now. Before something new is made of the same kind."""
+    if _gone:
+        aside(_clear)
+
+
+def _clear() -> None:
+    while True:
+        try:
+            last = _gone.popleft()
+        except IndexError:
+            return
+        del _kept[id(last)]
+        last.then()
