@@ -7,11 +7,13 @@ one waits; and what is to be done once an object is gone waits for that, too."""
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from types import FrameType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -31,10 +33,29 @@ def aside(work: Callable[[], T]) -> T:
             made.set_exception(error)
 
     try:
-        threading.Thread(target=run, name="ostinato-aside").start()
+        thread_for(run).start()
     except RuntimeError:  # the interpreter ends, and begins no more threads
         run()
     return made.result()
+
+
+def thread_for(work: Callable[[], object]) -> threading.Thread:
+    """One that does this; its warnings are at the line of who has begun it, who waits."""
+    frame = beginner() or sys._getframe(1)
+
+    def run() -> None:
+        _begun.frame = frame
+        work()
+
+    return threading.Thread(target=run, name="ostinato-aside")
+
+
+def beginner() -> FrameType | None:
+    """Where this thread was begun, if it is one of these."""
+    return getattr(_begun, "frame", None)
+
+
+_begun = threading.local()
 
 
 class _Last(weakref.ref[Any]):

@@ -23,7 +23,7 @@ import numpy as np
 from ostinato import settings
 
 from . import kept
-from .aside import aside, clear, once_gone
+from .aside import aside, clear, once_gone, thread_for
 from .threads import address_of, most_threads, pool
 
 MOST_KEPT = 4096  # kernels on disk, of some 10 kB each; the oldest go first
@@ -93,7 +93,7 @@ def together() -> Iterator[None]:
                 waiting.popleft().ready()
 
     def all_of_them() -> None:
-        team = [threading.Thread(target=work) for _ in late[1 : most_threads()]]
+        team = [thread_for(work) for _ in late[1 : most_threads()]]
         for thread in team:
             thread.start()
         work()

@@ -8,10 +8,12 @@ import os
 import sys
 from collections.abc import Callable
 from functools import lru_cache
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 from ostinato.errors import OstinatoError
+
+from .aside import beginner
 
 
 def _folder(function: Callable[..., Any]) -> str:
@@ -43,10 +45,14 @@ def is_ours(code: CodeType) -> bool:
 
 def user_line() -> str:
     """`file.py:12` of the innermost frame that is not the library's own; empty if there is none."""
-    frame = sys._getframe(1)
-    while frame is not None and is_ours(frame.f_code):
-        frame = frame.f_back  # type: ignore[assignment]
+    frame = _outside(sys._getframe(1)) or _outside(beginner())
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+
+
+def _outside(frame: FrameType | None) -> FrameType | None:
+    while frame is not None and is_ours(frame.f_code):
+        frame = frame.f_back
+    return frame
 
 
 def short(line: str) -> str:

@@ -57,7 +57,11 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     llvm._tidy.cache_clear()
     monkeypatch.setattr(kept, "_told", False)
     monkeypatch.setattr(llvm, "_made", {})
-    monkeypatch.setattr(llvm, "_linked", {})
+    _linked.append({})
+    monkeypatch.setattr(llvm, "_linked", _linked[-1])
+
+
+_linked: list[dict[str, Any]] = []  # what was linked stays: other machine code has its address
 
 
 def work(scale: float = 2.0) -> str:
