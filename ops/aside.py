@@ -47,7 +47,7 @@ def thread_for(work: Callable[[], object]) -> threading.Thread:
         _begun.frame = frame
         work()
 
-    return threading.Thread(target=run, name="ostinato-aside")
+    return threading.Thread(target=run, name="ostinato-compiler")
 
 
 def beginner() -> FrameType | None:

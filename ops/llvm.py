@@ -187,7 +187,7 @@ def linked(text: str) -> int:
         return _linked[text][0]
 
 
-_linking = threading.Lock()
+_linking = threading.RLock()  # a handler of a signal may come here while its thread waits
 _linked: dict[str, tuple[int, Any]] = {}
 
 
