@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 
-WANTED = ("loops", "nests", "epilogues", "systems", "sorts", "scans", "sequences")
+WANTED = ("loops", "epilogues", "systems", "sorts", "sequences")
 
 
 def made() -> str:
