@@ -20,7 +20,7 @@ from ostinato.errors import ArgumentError
 from . import contraction, creation, indexing, linalg, reduction, shape, sorting
 from . import elementwise as e
 from .array import Array, as_array, functions, weak_kind
-from .spec import DType, bool_, float64, int64, is_inexact, promote
+from .spec import DTYPES, DType, bool_, float64, int64, is_inexact, promote
 from .where import misfit
 
 # -- what takes more than a name -----------------------------------------------------------
@@ -111,6 +111,16 @@ _one, _two, _three = (_at_least(n) for n in (1, 2, 3))
 def _joined(arrays: Sequence[Any], axis: int | None = 0, dtype: Any = None) -> Array:
     x = shape.concat(list(arrays), axis=axis)
     return _cast(x, dtype)
+
+
+def _broadcast(args: Sequence[Any]) -> tuple[Any, ...]:
+    """What has a dtype that there is none of here stays NumPy's."""
+    wide = np.broadcast_shapes(*[np.shape(x) for x in args])
+    known = [isinstance(x, Array) or np.asarray(x).dtype.name in DTYPES for x in args]
+    return tuple(
+        shape.broadcast_to(x, wide) if ours else np.broadcast_to(x, wide)
+        for x, ours in zip(args, known, strict=True)
+    )
 
 
 def _columns(tup: Sequence[Any]) -> Array:
@@ -329,7 +339,7 @@ MEANT: dict[str, Callable[..., Any]] = {
     "atleast_1d": _one,
     "atleast_2d": _two,
     "atleast_3d": _three,
-    "broadcast_arrays": lambda *args: tuple(shape.broadcast_arrays(*args)),
+    "broadcast_arrays": lambda *args: _broadcast(args),
     "broadcast_to": lambda array, shape: functions["broadcast_to"](array, shape),
     "column_stack": _columns,
     "concat": _joined,
@@ -429,6 +439,8 @@ READ = frozenset(  # NumPy's own answer from the values, as text, a bool, a file
         "savez",
         "savez_compressed",
         "savetxt",
+        "may_share_memory",
+        "shares_memory",
         "copyto",
         "putmask",
         "place",
@@ -452,7 +464,7 @@ FORMS = frozenset(  # NumPy's own code, which asks for shape and dtype only, and
         "dsplit",
     ]
 )
-DTYPES = frozenset(("result_type", "can_cast"))  # of dtypes, for which an array stands
+TYPES = frozenset(("result_type", "can_cast"))  # of dtypes, for which an array stands
 
 INSTEAD = {
     "argpartition": "ost.argsort(x) or ost.topk(x, k)",
@@ -482,7 +494,7 @@ def of_function(function: Any, types: Any, args: Sequence[Any], kwargs: dict[str
     name = _named(function)
     if name in FORMS:
         return function._implementation(*args, **kwargs)
-    if name in DTYPES:
+    if name in TYPES:
         return function(*_each(args, lambda x: x.dtype), **kwargs)
     if name in READ:
         if name in _IN_PLACE and args and isinstance(args[0], Array):

@@ -15,10 +15,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ostinato.errors import ShapeError
+from ostinato.errors import MemoryLimitError, OstinatoError, ShapeError
 
 from .layout import Layout
-from .where import misfit
+from .where import misfit, short, user_line
 
 DType = np.dtype[Any]
 Shape = tuple[int, ...]
@@ -167,6 +167,14 @@ class Own(np.ndarray[Any, Any]):
     """Memory that only workers write to: what users are given of it is read-only."""
 
 
+def no_memory(size: int, what: str, why: str = "an allocation", line: str = "") -> OstinatoError:
+    """There is less memory than is needed. What was there before is as it was."""
+    do = "free other arrays, or let ost.connect(memory_limit=bytes) run it block after block"
+    got = f"no {size / 2**20:,.0f} MiB of memory for {what}"
+    line = line or short(user_line())
+    return MemoryLimitError.because(why, got=got, do=do, line=line)
+
+
 def in_line(shape: Sequence[int], dtype: DType) -> Any:
     """Memory of our own for an array that begins on a line of the cache, which whole vectors then
     never cross; little ones lie where they come.
@@ -174,7 +182,10 @@ def in_line(shape: Sequence[int], dtype: DType) -> Any:
     size = math.prod(shape) * dtype.itemsize
     if size < 4096:
         return np.ndarray(tuple(shape), dtype, Own(size, np.uint8))
-    raw = Own(size + 64, np.uint8)
+    try:
+        raw = Own(size + 64, np.uint8)
+    except MemoryError:
+        raise no_memory(size, "an array") from None
     return np.ndarray(tuple(shape), dtype, raw, -raw.ctypes.data % 64)
 
 

@@ -843,6 +843,19 @@ class CompiledFunction(Generic[P, R]):
         """As a method: `self` is one more argument, by identity."""
         return self if instance is None else functools.partial(self, instance)
 
+    def __reduce__(self) -> Any:
+        """By name, as functions are pickled; what is in `__main__`, which may be another elsewhere, or
+        has no name, by the function, if the pickler can do that (cloudpickle, joblib)."""
+        options = {n: getattr(self, n) for n in _OPTIONS}
+        name = str(getattr(self, "__qualname__", ""))
+        home: Any = sys.modules.get(self.__module__)
+        for part in name.split("."):
+            home = getattr(home, part, None)
+        by_value = "cloudpickle" in sys._getframe(1).f_globals.get("__name__", "")
+        if home is self and not (by_value and self.__module__ == "__main__"):
+            return name
+        return _compiled_again, (self.function, options)
+
     def __repr__(self) -> str:
         counts = (
             (len(self.entries), "plan", "s"),
@@ -851,6 +864,13 @@ class CompiledFunction(Generic[P, R]):
         )
         said = ", ".join(f"{n} {what}{'' if n == 1 else many}" for n, what, many in counts)
         return f"<compiled {self.name}: {said}>"
+
+
+_OPTIONS = ("donate", "static", "memory_limit", "numerics", "precision")
+
+
+def _compiled_again(function: Any, options: dict[str, Any]) -> CompiledFunction[Any, Any]:
+    return CompiledFunction(function, **options)
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

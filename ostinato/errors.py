@@ -12,7 +12,7 @@
     ├── DataDependentShapeError (TypeError)    a shape that depends on data, while tracing
     ├── GradientError         (TypeError)      a gradient that does not exist
     ├── DonatedError          (RuntimeError)   use of an array that was given away
-    ├── MemoryLimitError      (MemoryError)    a plan that needs more than it may
+    ├── MemoryLimitError      (MemoryError)    a plan that needs more than it may, or than there is
     ├── NaNError              (FloatingPointError)  a NaN, with the operation that made it
     ├── PlanFileError         (ValueError)     a plan file that cannot be trusted
     ├── DataFileError         (OSError)        a data file that cannot be read
@@ -99,7 +99,7 @@ class DonatedError(OstinatoError, RuntimeError):
 
 
 class MemoryLimitError(OstinatoError, MemoryError):
-    """A plan that needs more memory per worker than it may use."""
+    """A plan that needs more memory per worker than it may use, or than there is."""
 
 
 class NaNError(OstinatoError, FloatingPointError):

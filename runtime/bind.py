@@ -46,7 +46,14 @@ from ostinato.planner.memory import (
 from ostinato.planner.plan import ONE_THREAD, Program
 
 from ostinato import settings
-from ostinato.errors import BoundsError, ExecutionError, LinAlgError, NaNError, OstinatoError
+from ostinato.errors import (
+    BoundsError,
+    ExecutionError,
+    LinAlgError,
+    MemoryLimitError,
+    NaNError,
+    OstinatoError,
+)
 
 from .ahead import BUFFERS, ReadAhead, Step
 from .communicator import Communicator
@@ -100,6 +107,8 @@ class Bound:
             kind = BoundsError
         elif isinstance(error, np.linalg.LinAlgError):
             kind = LinAlgError
+        elif isinstance(error, MemoryError):
+            kind = MemoryLimitError
         if row is None:
             return kind.because("a plan's run", got=f"{type(error).__name__}: {error}")
         node = row.node

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from ostinato.ops.spec import Spec, in_line, is_own
+from ostinato.ops.spec import Spec, in_line, is_own, no_memory
 from ostinato.ops.threads import most_threads
+from ostinato.planner.fuse import title
 from ostinato.planner.plan import Plan
 
-from ostinato.errors import SessionError
+from ostinato.errors import OstinatoError, SessionError
 
 from .bind import Bound, Row, bind
 from .communicator import Communicator
@@ -173,7 +174,10 @@ class Worker:
         if program.arena_bytes > self.arena.size:
             # by a quarter at least, so that a row of growing plans is not bound anew again and again
             least = self.arena.size + self.arena.size // 4
-            self.arena = block(self.xp, max(program.arena_bytes, least))
+            try:
+                self.arena = block(self.xp, max(program.arena_bytes, least))
+            except MemoryError:
+                raise _no_memory(loaded, program.peak_node, "intermediates") from None
             for other in tuple(self.kept_plans):  # they were bound to the old one
                 other.unbind()
         if not loaded.results:
@@ -224,7 +228,12 @@ class Worker:
                     arrays.append(buffer)
                     break
             else:
-                arrays.append(self._buffer(result, loaded))
+                try:
+                    arrays.append(self._buffer(result, loaded))
+                except MemoryError:
+                    graph = loaded.plan.program.graph
+                    made = graph.producers[graph.outputs[len(arrays) - first]]
+                    raise _no_memory(loaded, made, "a result") from None
         if bound.stays:
             self._look(bound, arrays, loaded)
         clocked = loaded.runs < CLOCKED or not loaded.runs % CLOCKED or loaded.best > SLOW
@@ -306,6 +315,18 @@ def _bind_anew() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_bind_anew)
+
+
+def _no_memory(loaded: Loaded, k: int, what: str) -> OstinatoError:
+    """At the operation that needs most, or makes what there is no memory for."""
+    graph = loaded.plan.program.graph
+    if what == "intermediates":
+        size = loaded.plan.program.arena_bytes
+    else:
+        size = graph.nodes[k].specs[0].nbytes
+    if k < 0:
+        return no_memory(size, what, f"plan {loaded.plan.id[:8]}")
+    return no_memory(size, what, title(graph.nodes[k]), graph.nodes[k].line)
 
 
 def _local(spec: Spec, rank: int) -> tuple[tuple[int, ...], np.dtype[Any]]:

@@ -37,9 +37,10 @@ def script(code: str, *args: str, **env: str) -> str:
 
 
 def run(*args: str, **env: str) -> str:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     found = subprocess.run(
         [sys.executable, *args],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OSTINATO_CACHE": "off", **env},
+        env={**os.environ, "PYTHONPATH": path, "OSTINATO_CACHE": "off", **env},
         capture_output=True,
         text=True,
         timeout=120,
@@ -521,3 +522,121 @@ def test_numbers_after_loops_are_weak_and_arrays_are_not() -> None:
     assert ost.grad(lambda a: ost.repeat(3, lambda s: s + a * a, 0.0))(x[0]).item() == 6.0
     with pytest.raises(DTypeError, match=r"repeat \(.*float64 going in and int64 coming out"):
         ost.repeat(3, lambda s: ost.asarray(2), 0.5)
+
+
+# -- memory --------------------------------------------------------------------------------
+NO_MEMORY = """
+import resource
+import numpy as np
+import ostinato as ost
+from ostinato.errors import MemoryLimitError
+
+small = ost.ones(1000)
+work = ost.compile(lambda x: ost.sort(x * 2).sum())
+assert work(small).item() == 2000.0
+sessions = [ost.session(), ost.connect(3)]
+assert work(small).item() == 2000.0
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (512 << 20),) * 2)
+big = 10**9
+calls = [
+    ("full", lambda: ost.evaluate(ost.ones(big))),
+    ("sort", lambda: ost.evaluate(ost.sort(ost.ones(big) * 2)[:3])),
+    ("fused", lambda: ost.compile(lambda x: ost.zeros(big) + x[0] * 3)(small)),
+    ("loop", lambda: ost.evaluate(ost.repeat(3, lambda s: ost.sort(s * 2), ost.zeros(big)))),
+    ("sort", lambda: ost.evaluate(ost.sort(ost.random.uniform((big,), split=0))[:2])),
+    ("an allocation", lambda: ost.asarray(np.broadcast_to(np.float64(1), big))),
+]
+count = 0
+for name, call in calls * 2:
+    try:
+        call()
+    except MemoryError as error:
+        assert isinstance(error, MemoryLimitError), repr(error)
+        assert str(error).startswith(name), error
+        assert "(<string>:" in str(error) and "MiB" in str(error), error
+        count += 1
+    assert work(small).item() == 2000.0
+    assert ost.random.uniform((1000,), seed=3).sum().item() > 0
+sessions[1].close()
+assert work(small).item() == 2000.0
+print(count)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS")
+def test_no_memory_is_an_error_with_operation_and_line_and_the_session_goes_on(
+    tally: Tally,
+) -> None:
+    count = int(script(NO_MEMORY))
+    assert count == 12
+    tally("allocations refused", count)
+
+
+# -- other libraries -----------------------------------------------------------------------
+PLOTS: dict[str, Any] = {
+    "plot": lambda plt, x: plt.plot(x),
+    "plot of two": lambda plt, x: plt.plot(x, x * 2, "r-"),
+    "scatter": lambda plt, x: plt.scatter(x, x, c=x, s=x + 1),
+    "hist": lambda plt, x: plt.hist([x, x + 1], bins=3),
+    "bar": lambda plt, x: plt.bar(x, x),
+    "errorbar": lambda plt, x: plt.errorbar(x, x, yerr=x * 0.1),
+    "fill_between": lambda plt, x: plt.fill_between(x, x, x + 1),
+    "imshow": lambda plt, x: plt.imshow(x.reshape(5, 1) * x),
+    "contourf": lambda plt, x: plt.contourf(x.reshape(5, 1) * x),
+    "boxplot": lambda plt, x: plt.boxplot(x),
+    "limits": lambda plt, x: plt.xlim(x[0], x[4]),
+}
+
+
+def test_matplotlib_draws_what_it_draws_of_numpy(tally: Tally) -> None:
+    pytest.importorskip("matplotlib").use("agg")
+    import matplotlib.pyplot as plt
+
+    for name, draw in PLOTS.items():
+        pictures = []
+        for x in (np.arange(5.0), ost.arange(5.0)):
+            figure = plt.figure()
+            draw(plt, x)
+            figure.canvas.draw()
+            pictures.append(bytes(figure.canvas.buffer_rgba()))
+            plt.close(figure)
+        assert pictures[0] == pictures[1], name
+    tally("plots", len(PLOTS))
+
+
+FITTED = """
+import numpy as np
+import ostinato as ost
+from joblib import Parallel, delayed
+from sklearn.cluster import KMeans
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import GridSearchCV, train_test_split
+from sklearn.preprocessing import StandardScaler
+
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(60, 4)), (rng.normal(size=60) > 0).astype(int)
+double = ost.compile(lambda x: (x * 2).sum(0))
+
+def fitted(x, y):
+    search = GridSearchCV(Ridge(), {"alpha": [0.1, 1.0, 10.0]}, n_jobs=2).fit(x, y)
+    parts = train_test_split(x, y, random_state=0)
+    return [
+        search.cv_results_["mean_test_score"], search.predict(x), *parts,
+        LogisticRegression().fit(x, y).predict(x), StandardScaler().fit_transform(x),
+        KMeans(2, n_init=1, random_state=0).fit(x).labels_,
+        *Parallel(2)(delayed(np.sum)(v, axis=0) for v in (x, x + 1)),
+        *Parallel(2)(delayed(double)(v) for v in (x, x + 1)),
+    ]
+
+pairs = list(zip(fitted(ost.asarray(x), ost.asarray(y)), fitted(x, y), strict=True))
+for ours, theirs in pairs:
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+print(len(pairs))
+"""
+
+
+@pytest.mark.slow
+def test_scikit_learn_and_joblib_work_with_arrays(tally: Tally) -> None:
+    pytest.importorskip("sklearn")
+    tally("results of scikit-learn and joblib", int(run("-c", FITTED)))
