@@ -470,13 +470,15 @@ def eigh(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
 # -- determinants ------------------------------------------------------------------------------
 def _parity_kernel(xp: Any, out: Any, order: Any) -> None:
     left = np.array(order.get() if xp is not np else order)
-    sign = 1
+    swaps = 0
     for start in range(left.size):
         while left[start] != start:
             there = left[start]
             left[start], left[there] = left[there], there
-            sign = -sign
-    out[...] = sign
+            swaps += 1
+            if swaps >= left.size:
+                raise IndexError("an order in which a place stands twice")
+    out[...] = 1 - 2 * (swaps % 2)
 
 
 def _parity_rule(order: Spec) -> Spec:

@@ -446,7 +446,8 @@ def _parse(x: Array, key: Any) -> tuple[list[_Axis | None], bool]:
         size = x.shape[axis] if axis < x.ndim else 0
         if isinstance(k, slice):
             start, stop, step = k.indices(size)
-            found.append(_Axis((start, len(range(start, stop, step)), step)))
+            count = len(range(start, stop, step))
+            found.append(_Axis((start, count, step if count > 1 else 1)))
             inside = False
         elif advanced and (_is_places(k) or _is_number(k)):
             runs, inside = runs + (not inside), True

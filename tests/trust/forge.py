@@ -31,7 +31,7 @@ from ostinato.ops.graph import canonical
 from ostinato.ops.layout import Layout
 from ostinato.ops.spec import DTYPES, Spec
 from ostinato.planner import fuse
-from ostinato.planner.check import seconds_of
+from ostinato.planner.check import check_source, seconds_of
 from ostinato.planner.file import FORMAT, MAGIC, _key, encode_plan
 from ostinato.planner.pipeline import make_plan
 from ostinato.planner.plan import Key, Plan, Target
@@ -102,7 +102,11 @@ def packed(content: Any) -> bytes:
     """A file of some content, as somebody who knows the format would make it."""
     with contextlib.suppress(Exception):
         content["id"] = _key(content).id
-    rest = json.dumps(content, separators=(",", ":")).encode()
+    return sealed(json.dumps(content, separators=(",", ":")).encode())
+
+
+def sealed(rest: bytes) -> bytes:
+    """The same of a text."""
     digest = hashlib.blake2b(rest, digest_size=32).hexdigest().encode()
     return b"%s %d %s %d\n" % (MAGIC, FORMAT, digest, len(rest)) + rest
 
@@ -209,6 +213,7 @@ def by_source(r: random.Random, plan: Plan) -> bytes:
         graph = inferred(graph)
     target = plan.target
     with contextlib.suppress(Exception):
+        check_source(graph)  # what rules refuse, the passes need not bear
         made = make_plan(Key(canonical(laid_inputs(graph, Layout.whole(target.mesh))), target))
         return packed(json.loads(json.dumps(made.content)))
     whole = Layout.whole(target.mesh)

@@ -7,7 +7,6 @@ as they are NumPy's arrays too."""
 from __future__ import annotations
 
 import ctypes
-import itertools
 import mmap
 from typing import Any
 
@@ -40,7 +39,9 @@ class _Handler(ctypes.Structure):
 
 
 _areas: dict[int, tuple[int, int, int]] = {}  # of each array: its pages, their bytes, its own
-_gone = (ctypes.c_int64 * (1 << 20))()  # how many, and where they were
+_KEPT = 1 << 16
+_gone = (ctypes.c_int64 * (1 + _KEPT))()  # how many, and where the last ones were
+_taken = [0]  # how many of them are unmapped
 _NOTE = """
 define void @note(ptr %gone, ptr %at, i64 %size) {
 entry:
@@ -50,7 +51,9 @@ some:
   %count = load i64, ptr %gone
   %more = add i64 %count, 1
   store i64 %more, ptr %gone
-  %place = getelementptr i64, ptr %gone, i64 %more
+  %nth = and i64 %more, 65535
+  %after = add i64 %nth, 1
+  %place = getelementptr i64, ptr %gone, i64 %after
   store ptr %at, ptr %place
   br label %done
 done:
@@ -68,20 +71,17 @@ def _noting() -> Any:
     return engine
 
 
-_turn = itertools.count()
-
-
 def _malloc(ctx: Any, size: int) -> int | None:
-    while _gone[0]:
-        _free(_gone[_gone[0]])
-        _gone[0] -= 1
+    while _taken[0] < _gone[0]:
+        _taken[0] += 1
+        _free(_gone[1 + _taken[0] % _KEPT])
     room = -(-max(size, 1) // _PAGE) * _PAGE
     base = _libc.mmap(None, room + 2 * _PAGE, 0, 0x22, -1, 0)
     if base in (None, ctypes.c_void_p(-1).value):
         return None
     first = int(base) + _PAGE
     _libc.mprotect(first, room, mmap.PROT_READ | mmap.PROT_WRITE)
-    at = first + (room - -(-size // 16) * 16 if next(_turn) % 2 else 0)
+    at = first + (room - -(-size // 16) * 16 if len(_areas) % 2 else 0)
     _areas[at] = int(base), room + 2 * _PAGE, size
     ctypes.memset(at, 0xA5, size)  # what nobody has written shows
     return at
