@@ -15,7 +15,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,9 +23,13 @@ import numpy as np
 from ostinato.ops.layout import Box, Shape, intersect, slices
 from ostinato.ops.spec import DTYPES
 
-from .source import Source, read_box, version
+from ostinato.errors import DataFileError
+
+from .source import Source, opened, read_box, trouble, version
 
 HEADER = "zarr.json"
+LONGEST_HEAD = 1 << 24  # bytes of what says what an array is
+MANY = 1 << 12  # chunks at once, from which it is looked which of them there are
 LARGE = 1 << 22  # bytes for which it is worth to start threads
 THREADS = 4
 _KEYS = {"default": ("c", "/"), "v2": ("", ".")}  # what chunks' names begin with, and separators
@@ -86,6 +90,9 @@ class ChunkSource(Source):
         self.keys = keys
         self.empty = empty  # the value of chunks that have no file
         self.opened = version(os.path.join(self.folder, HEADER))
+        self.real = os.path.realpath(self.path)
+        self.held: dict[str, bool] = {}  # folders of chunks: whether they are inside
+        self.check_size(chunks if sums is not None else ())
         if sums is not None:
             self._checked(HEADER)
 
@@ -106,12 +113,16 @@ class ChunkSource(Source):
             common = intersect(chunk, box)
             self._read(whole[(*slices(common, box), ...)], index, chunk, common)
 
-        found = list(itertools.product(*ranges))
         if self.sums is None:
-            for index in found:
+            wanted: Iterable[tuple[int, ...]] = itertools.product(*ranges)
+            if math.prod(map(len, ranges)) > MANY:
+                out[...] = self.empty
+                wanted = (i for i in self._there() if all(map(_is_in, i, ranges)))
+            for index in wanted:
                 read(index)
             self._look()
             return
+        found = list(itertools.product(*ranges))
         if len(found) == 1 or out.nbytes < LARGE:
             for index in found:
                 read(index)
@@ -122,27 +133,65 @@ class ChunkSource(Source):
     def _read(self, out: Any, index: tuple[int, ...], chunk: Box, common: Box) -> None:
         if self.sums is not None:
             name = chunk_name(index)
-            whole = np.frombuffer(self._checked(name), self.dtype)
-            if whole.size != math.prod(self.chunks):
-                raise self.trouble(f"{name} of {whole.size} elements", f"a chunk of {self.chunks}")
+            data = self._checked(name)
+            if len(data) != math.prod(self.chunks) * self.dtype.itemsize:
+                raise self.trouble(f"{name} of {len(data)} bytes", f"a chunk of {self.chunks}")
+            whole = np.frombuffer(data, self.dtype)
             out[...] = whole.reshape(self.chunks)[slices(common, chunk)]
             return
         begin, separator = self.keys
         name = separator.join([*([begin] if begin else []), *map(str, index)]) or "0"
         try:
-            handle = os.open(os.path.join(self.folder, name), os.O_RDONLY)
+            path = os.path.join(self.folder, name)
+            self._stays(os.path.dirname(path), name)
+            handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         except FileNotFoundError:
             out[...] = self.empty
             return
+        except DataFileError:
+            raise
+        except OSError as error:
+            raise self.trouble(f"chunk {name}: {error.strerror}", "a file in the store") from None
         try:
+            size, right = os.fstat(handle).st_size, math.prod(self.chunks) * self.dtype.itemsize
+            if size != right:
+                self._look()
+                what = "which is cut off" if size < right else f"{size - right} bytes too long"
+                raise self.trouble(f"chunk {name}, {what}", "a store that is whole")
             place = out if out.flags.c_contiguous else np.empty(out.shape, self.dtype)
             if read_box(handle, place, tuple(_inside(common, chunk)), self.chunks) is not None:
                 self._look()
-                raise self.trouble(f"chunk {name}, which is cut off", "a store that is whole")
+                raise self.changed()
             if place is not out:
                 out[...] = place
         finally:
             os.close(handle)
+
+    def stored_bytes(self) -> int:
+        found = (os.path.join(at, name) for at, _, names in os.walk(self.folder) for name in names)
+        return sum(os.lstat(path).st_size for path in found)
+
+    def _there(self) -> Iterator[tuple[int, ...]]:
+        """The chunks that have files."""
+        begin, separator = self.keys
+        for folder, _, names in os.walk(self.folder):
+            inner = os.path.relpath(folder, self.folder)
+            for name in names:
+                key = (name if inner == "." else f"{inner}/{name}").split(separator)
+                if begin and key.pop(0) != begin:
+                    continue
+                if len(key) == len(self.shape) and all(k.isascii() and k.isdigit() for k in key):
+                    index = tuple(map(int, key))
+                    if separator.join(map(str, index)) == separator.join(key):
+                        yield index
+
+    def _stays(self, folder: str, name: str) -> None:
+        """Refuse a folder of chunks that leads out of the store."""
+        if folder not in self.held:
+            real = os.path.realpath(folder)
+            self.held[folder] = os.path.commonpath([real, self.real]) == self.real
+        if not self.held[folder]:
+            raise self.trouble(f"chunk {name} behind a link", "a file in the store")
 
     def _look(self) -> None:
         """Whether this is the store that was opened."""
@@ -166,17 +215,27 @@ def _inside(box: Box, outer: Box) -> Iterator[tuple[int, int]]:
     return ((lo - o, hi - o) for (lo, hi), (o, _) in zip(box, outer, strict=True))
 
 
+def _is_in(index: int, wanted: range) -> bool:
+    return index in wanted
+
+
 def inside(path: str, dataset: str | None) -> str:
     """The folder of an array in a store."""
+    if dataset is not None and {"..", "."} & {*dataset.split("/")}:
+        raise trouble(path, f"dataset={dataset!r:.60}", "a name of the store's own")
     return path if dataset is None else os.path.join(path, dataset.strip("/"))
 
 
 def kind(folder: str) -> str:
     """What Zarr says a folder is: "array", "group", or nothing."""
     try:
-        with open(os.path.join(folder, HEADER), "rb") as file:
-            return str(json.load(file).get("node_type"))
-    except (OSError, ValueError, AttributeError):  # version 2 has no groups for arrays of version 3
+        return str(_about(folder).get("node_type"))
+    except (
+        OSError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+    ):  # version 2 has no groups for arrays of version 3
         return "array" if os.path.exists(os.path.join(folder, ".zarray")) else ""
 
 
@@ -196,11 +255,30 @@ def arrays(path: str) -> list[str]:
 def plain(path: str, dataset: str | None) -> ChunkSource | None:
     """The array in a folder, if this module can read it; else Zarr's own library must."""
     try:
-        with open(os.path.join(inside(path, dataset), HEADER), "rb") as file:
-            about = json.load(file)
-        return _plain(path, dataset, about)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return _plain(path, dataset, _about(inside(path, dataset)))
+    except DataFileError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
+    except (ArithmeticError, RecursionError, MemoryError):
+        return None
+
+
+def _about(folder: str) -> Any:
+    return json.loads(opened(os.path.join(folder, HEADER), LONGEST_HEAD))
+
+
+def _number(value: Any, dtype: np.dtype[Any]) -> Any:
+    """JSON's value as one of a dtype; raises where that is another number, or none."""
+    if dtype.kind == "c":
+        real, imag = (float(_number(part, np.dtype(np.float64))) for part in value)
+        return np.asarray(complex(real, imag), dtype)
+    words = ("NaN", "Infinity", "-Infinity")
+    kinds: Any = bool if dtype.kind == "b" else int if dtype.kind in "iu" else (int, float)
+    fits = isinstance(value, kinds) and (dtype.kind == "b") == isinstance(value, bool)
+    if not fits and not (dtype.kind in "fV" and value in words):
+        raise ValueError(value)
+    return np.asarray(float(value) if dtype.kind in "fV" else value, dtype)
 
 
 def _plain(path: str, dataset: str | None, about: dict[str, Any]) -> ChunkSource | None:
@@ -221,12 +299,9 @@ def _plain(path: str, dataset: str | None, about: dict[str, Any]) -> ChunkSource
         and all(type(n) is int and n >= 0 for n in shape)
         and all(type(n) is int and n > 0 for n in chunks)
         and len(shape) == len(chunks)
-        and math.prod(shape) < 1 << 62
         and separator in ("/", ".")
     )
     if not known or dtype is None:
         return None
-    if dtype.kind == "c" and isinstance(empty, list):
-        empty = complex(*empty)
-    value = np.asarray(empty, dtype)  # raises where JSON has no number for it
+    value = _number(empty, dtype)
     return ChunkSource(path, dataset, shape, dtype, chunks, None, (begin, separator), value)

@@ -10,8 +10,10 @@ not other numbers."""
 
 from __future__ import annotations
 
+import io
 import math
 import os
+import warnings
 import weakref
 from pathlib import Path
 from typing import Any
@@ -22,10 +24,13 @@ from ostinato.ops.spec import DTYPES
 
 from ostinato.errors import DataFileError
 
-from .chunks import ChunkSource, arrays, plain
-from .source import Source, read_box, trouble
+from .chunks import LONGEST_HEAD, ChunkSource, arrays, plain
+from .source import Source, read_box, regular, short, trouble
 
 SUFFIXES = (".npy", ".h5", ".hdf5", ".zarr")
+MOST_CHUNKS = 1 << 16  # that Zarr's library is asked for at once
+HEADS = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+HEADER = 1 << 16  # bytes of a header, which has a shape and the name of a dtype
 HEADERS: dict[tuple[int, int], Any] = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -41,6 +46,7 @@ class NpySource(Source):
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
         try:
+            regular(self.path)
             with open(self.path, "rb") as file:
                 self._header(file)
                 self.begin = file.tell()
@@ -64,11 +70,16 @@ class NpySource(Source):
             version = np.lib.format.read_magic(file)
             if version not in HEADERS:
                 raise ValueError(f"format {version}")
-            self.shape, self.by_columns, self.stored = HEADERS[version](file)
-        except ValueError as error:
-            raise self.trouble(str(error), "an array that np.save wrote") from None
+            head = io.BytesIO(file.read(HEADER))  # a header may say that it is of any length
+            self.shape, self.by_columns, self.stored = HEADERS[version](head)
+            file.seek(head.tell() + np.lib.format.MAGIC_LEN)
+        except OSError:
+            raise
+        except Exception as error:  # of a parser that meets anything
+            raise self.trouble(short(error), "an array that np.save wrote") from None
         self.by_columns = self.by_columns and len(self.shape) > 1
         self.dtype = self.known(self.stored)
+        self.check_size()
 
     def _state(self) -> tuple[int, int]:
         found = os.fstat(self.handle)
@@ -104,27 +115,51 @@ class Hdf5Source(Source):
             raise self.trouble(
                 "no h5py to read it with", "h5py", "install it: pip install h5py"
             ) from None
-        try:
-            self.file = h5py.File(self.path, "r")
-        except OSError as error:
-            raise self.trouble(str(error), "an HDF5 file that can be read") from None
         names: list[str] = []
-        self.file.visititems(
-            lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None
-        )
+        try:
+            regular(self.path)
+            self.file = h5py.File(self.path, "r")
+            self.file.visititems(  # which follows no links
+                lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None
+            )
+        except Exception as error:  # of a library that meets anything
+            raise self.trouble(short(error), "an HDF5 file that can be read") from None
+        try:
+            self._choose(names, dataset)
+        except BaseException:
+            self.file.close()
+            raise
+
+    def _choose(self, names: list[str], dataset: str | None) -> None:
         self.dataset = chosen(self.path, names, dataset)
-        self.data = self.file[self.dataset]
-        self.shape = tuple(int(n) for n in self.data.shape)
-        self.dtype = self.known(self.data.dtype)
-        self.grain = self.data.chunks
+        try:
+            self.data = self.file[self.dataset]
+            shape, dtype, self.grain = self.data.shape, self.data.dtype, self.data.chunks
+            elsewhere = self.data.external or self.data.is_virtual
+        except Exception as error:
+            raise self.trouble(short(error), "an array of numbers") from None
+        if elsewhere:
+            raise self.trouble(
+                "an array whose numbers lie in other files",
+                "one that is in this file",
+                "open those files themselves",
+            )
+        if shape is None:
+            raise self.trouble("a dataset without extents", "an array")
+        self.dtype = self.known(dtype)
+        self.shape = tuple(int(n) for n in shape)
+        self.check_size(self.grain or ())
+
+    def stored_bytes(self) -> int:
+        return int(self.data.id.get_storage_size())
 
     def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
         if not out.size:
             return
         try:
             self.data.read_direct(out, tuple(slice(lo, hi) for lo, hi in box))
-        except OSError as error:
-            raise self.trouble(str(error), "an HDF5 file that is whole") from None
+        except Exception as error:
+            raise self.trouble(short(error), "an HDF5 file that is whole") from None
 
 
 def chosen(path: str, names: list[str], dataset: str | None) -> str:
@@ -152,22 +187,59 @@ class ZarrSource(Source):
             ) from None
         if not os.path.isdir(self.path):
             raise self.trouble("no folder of that name", "a Zarr store")
+        self._look_inside()
         try:
-            found: Any = zarr.open(self.path, mode="r")
+            with warnings.catch_warnings():  # which it has for what it does not know
+                warnings.simplefilter("ignore")
+                found: Any = zarr.open(self.path, mode="r")
+                if not hasattr(found, "dtype"):
+                    names = [name for name, item in found.members(None) if hasattr(item, "dtype")]
+                    self.dataset = chosen(self.path, sorted(names), dataset)
+                    found = found[self.dataset]
+                shape, dtype, chunks = found.shape, np.dtype(found.dtype), found.chunks
+        except DataFileError:
+            raise
         except Exception as error:  # zarr has many
-            raise self.trouble(f"{error}", "a Zarr array or group") from None
-        if not hasattr(found, "dtype"):
-            names = [name for name, item in found.members(None) if hasattr(item, "dtype")]
-            self.dataset = chosen(self.path, sorted(names), dataset)
-            found = found[self.dataset]
-        self.data = found
-        self.shape = tuple(int(n) for n in found.shape)
-        self.dtype = self.known(np.dtype(found.dtype))
-        self.grain = tuple(int(n) for n in found.chunks)
+            raise self.trouble(short(error), "a Zarr array or group") from None
+        self.data, self.dtype = found, self.known(dtype)
+        self.shape, self.grain = tuple(map(int, shape)), tuple(map(int, chunks))
+        if not all(n > 0 for n in self.grain):
+            raise self.trouble(f"chunks {self.grain!r:.80}", "extents of 1 or more")
+        self.check_size(self.grain)
+
+    def _look_inside(self) -> None:
+        """The bytes of all files of the store; raises if there are others, or links."""
+        self.bytes = 0
+        waiting = [self.path]
+        while waiting:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if entry.is_symlink() or not (entry.is_dir() or entry.is_file()):
+                        raise self.trouble(
+                            f"{entry.name!r:.60}, a link or no file", "files and folders"
+                        )
+                    if entry.is_dir():
+                        waiting.append(entry.path)
+                        continue
+                    size = entry.stat().st_size
+                    self.bytes += size
+                    if entry.name in HEADS and size > LONGEST_HEAD:
+                        raise self.trouble(
+                            f"{entry.name} of {size} bytes", f"{LONGEST_HEAD} at most"
+                        )
+
+    def stored_bytes(self) -> int:
+        return self.bytes
 
     def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
         if not out.size:
             return
+        assert self.grain is not None
+        many = math.prod(-(-hi // n) - lo // n for (lo, hi), n in zip(box, self.grain, strict=True))
+        if many > MOST_CHUNKS:
+            raise self.trouble(
+                f"a read of {many} chunks", f"at most {MOST_CHUNKS}", "read parts of it"
+            )
         try:
             out[...] = self.data[tuple(slice(lo, hi) for lo, hi in box)]
         except Exception as error:  # of a store that lost a chunk, or holds a damaged one

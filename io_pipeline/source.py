@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from ostinato.ops.layout import Box, Shape
-from ostinato.ops.spec import DTYPES
+from ostinato.ops.spec import DTYPES, MOST_AXES, misshapen
 
 from ostinato.errors import DataFileError
 
 LONGEST = 1 << 30  # bytes of one read or write
 NEAR = 1 << 14  # bytes between two rows that are sooner read than left out,
+LARGEST_CHUNK = 1 << 30  # bytes of what is read whole
+HOLES = 1 << 30  # bytes of an array that may be all holes
+RATIO = 1100  # times as large as its file: more than compression makes of numbers
+_LAZY = "load it with resident=False, and use parts of it"
 SLAB = 1 << 16  # if no more than this is read at once
 
 
@@ -71,6 +77,36 @@ class Source:
             "dtype": self.dtype.name,
         }
 
+    def check_size(self, chunk: Sequence[int] = ()) -> None:
+        """Refuse extents that no array can have, and chunks that no memory should have to hold."""
+        size = self.dtype.itemsize
+        if misshapen(self.shape, size):
+            needed = f"at most {MOST_AXES} extents of 0 or more, of fewer than 2**62 bytes"
+            raise self.trouble(f"extents {self.shape!r:.80}", needed)
+        if chunk and math.prod(chunk) * size > LARGEST_CHUNK:
+            raise self.trouble(
+                f"chunks {tuple(chunk)!r:.80}", f"at most {LARGEST_CHUNK} bytes each"
+            )
+
+    def stored_bytes(self) -> int | None:
+        """The bytes that it takes in the file, if that may be much less than in memory."""
+        return None
+
+    def check_resident(self, most: int) -> None:
+        """Refuse to read all of an array that memory cannot hold, or that is almost all holes."""
+        size = math.prod(self.shape) * self.dtype.itemsize
+        if size > most:
+            raise self.trouble(
+                f"an array of {size} bytes", f"at most {most}, which this machine has", _LAZY
+            )
+        stored = self.stored_bytes() if size > HOLES else None
+        if stored is not None and stored * RATIO < size:
+            raise self.trouble(
+                f"an array of {size} bytes in {stored}",
+                "no such holes in what memory must hold",
+                _LAZY,
+            )
+
     def known(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """The dtype in this machine's byte order, if arrays can have it."""
         found = dtype.newbyteorder("=")
@@ -83,6 +119,32 @@ class Source:
         if found not in DTYPES.values():
             raise self.trouble(f"dtype {dtype}", "one of " + ", ".join(DTYPES))
         return found
+
+
+def short(error: BaseException) -> str:
+    """What a library says, as part of a sentence."""
+    said = " ".join(str(error).split()).rstrip(".")
+    return f"{type(error).__name__}: {said:.200}" if said else type(error).__name__
+
+
+def opened(path: str, most: int | None = None) -> bytes:
+    """What is in a file, if it is one and no longer than it may be."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    with os.fdopen(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or (most is not None and found.st_size > most):
+            raise OSError(errno.EINVAL, "no file, or one that is too long", path)
+        return file.read()
+
+
+def regular(path: str) -> None:
+    """Raises an OSError unless this is a file: opening a pipe would wait for who writes to it."""
+    found = os.stat(path).st_mode
+    if not stat.S_ISREG(found):
+        kind = errno.EISDIR if stat.S_ISDIR(found) else errno.EINVAL
+        raise OSError(
+            kind, os.strerror(kind) if stat.S_ISDIR(found) else "not a regular file", path
+        )
 
 
 def version(path: str) -> tuple[int, int] | None:

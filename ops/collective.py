@@ -94,11 +94,10 @@ op("read", infer=_alike, kernel=_read_kernel, placed=True, made_by="passes")
 STORED = ("slice_file", "take_file")  # whose results lie in files, too
 
 
-def _take_file_rule(i: Spec, x: Spec, **kw: Any) -> Spec:
+def _take_file_rule(i: Spec, x: Spec, **kw: Any) -> Spec | Specs:
     if i.ndim != 1:
         raise misfit(ShapeError, "take_file", got=f"places {i.shape}", needed="one axis of them")
-    made: Spec = lookup("take").infer(x, i, **kw)
-    return made
+    return lookup("take").infer(x, i, **kw)
 
 
 op(

@@ -12,6 +12,7 @@ from ostinato.io_pipeline.sinks import open_sink
 from ostinato.ops.array import Array, File, Operandish, Split, as_array, from_operand
 from ostinato.ops.layout import chunks_of
 from ostinato.ops.where import misfit
+from ostinato.planner.machine import memory
 from ostinato.runtime.member import openers
 
 from .reading import evaluate
@@ -39,6 +40,7 @@ def load(
     try:
         source = open_source(path, dataset)
         if resident:
+            source.check_resident(memory())
             return from_operand(current().attach(source, split, resident=True))
     except DataFileError as error:
         raise at_user(error) from None

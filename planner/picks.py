@@ -596,7 +596,8 @@ def _small(boxes: dict[int, Box], size: int, most: int) -> dict[int, Box]:
     """Groups of small boxes, each of which is little more than all that are in it."""
     found: dict[int, Box] = {}
     group: list[int] = []
-    hull, held = (), 0
+    hull: Box = ()
+    held = 0
 
     def close() -> None:
         if len(group) > 1:

@@ -402,9 +402,8 @@ class _Binder:
             self.write(f"{self.requests[names[node.inputs[0]]]}.wait()", row)
         if node.op in STORED:
             names[first] = self.local("x")
-            look, params = self.name("w", op.view), self.name("p", node.kw)
-            operands = ", ".join(names[v] for v in node.inputs)
-            self.write(f"{names[first]} = {look}({operands}, **{params})", row)
+            operands = [names[v] for v in node.inputs] + [f"**{self.name('p', node.kw)}"]
+            self.write(f"{names[first]} = {self.name('w', op.view)}({', '.join(operands)})", row)
             return
         for j in range(len(node.specs)):
             source = names[node.inputs[j]]
