@@ -1,12 +1,13 @@
 # make demo          a virtual environment, an installation, and the main example
 # make demo-cluster  the same on processes, with Dask and MPI
 # make test          the same, and the tests
+# make test-stale    the tests, with every hit of a compiled function traced again and compared
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo demo-cluster test check lint types wheel clean help
+.PHONY: demo demo-cluster test test-stale check lint types wheel clean help
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -39,6 +40,9 @@ demo-cluster: $(VENV)/made-cluster
 
 test: $(VENV)/made-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0
+
+test-stale: $(VENV)/made-dev
+	OSTINATO_CHECK_STALE=1 $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0
 
 lint: $(VENV)/made-dev
 	$(BIN)/ruff check .

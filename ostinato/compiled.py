@@ -85,8 +85,9 @@ class _Traced:
         """What another trace of the same call gives that this one does not; nothing if all is alike."""
         if self.graph != other.graph:
             return _difference(self.graph, other.graph)
-        if any(a is not b for a, b in zip(self.captured, other.captured, strict=True)):
-            return "other arrays from around it"
+        for a, b in zip(self.captured, other.captured, strict=True):
+            if a is not b and a.engine.get(a).tobytes() != b.engine.get(b).tobytes():
+                return f"another array {a.spec.bare} from around it"
         if self.structure != other.structure:
             return f"a result {other.structure} in place of {self.structure}"
         for (a, x), (b, y) in zip(self.outputs, other.outputs, strict=True):
