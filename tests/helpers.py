@@ -15,12 +15,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from ostinato.ops.spec import bfloat16, is_inexact, real_of
 from ostinato.ops.tree import flatten, unflatten
 
 import ostinato as ost
-from ostinato import sessions
+from ostinato import sessions, settings
 
+counts_traces = pytest.mark.skipif(
+    bool(settings.check_stale), reason="it counts traces, and OSTINATO_CHECK_STALE makes more"
+)
 Split = int | tuple[int | None, ...] | None
 
 MESHES: tuple[tuple[tuple[int, ...], int], ...] = (((2,), 2), ((3,), 5), ((2, 2), 4))

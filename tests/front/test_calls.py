@@ -13,6 +13,7 @@ import pytest
 
 import ostinato as ost
 from ostinato.compiled import CompiledFunction
+from tests.helpers import counts_traces
 from tests.sessions import use
 
 
@@ -72,6 +73,7 @@ FORMS: list[Any] = [
 ]
 
 
+@counts_traces
 @pytest.mark.parametrize("form", range(len(FORMS)))
 def test_every_form_of_a_call(workers: None, form: int, monkeypatch: pytest.MonkeyPatch) -> None:
     f = ost.compile(body)
@@ -89,6 +91,7 @@ def test_forms_mix(workers: None) -> None:
     assert len(f.misses) == len({m.parts["mode"] for m in f.misses}) == 2
 
 
+@counts_traces
 def test_values_that_matter(workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     f = ost.compile(lambda x, n, flip, by: x.reshape(n, -1) * (-by if flip else by))
     x = ones(2.0)

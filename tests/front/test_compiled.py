@@ -21,6 +21,7 @@ from ostinato.errors import (
     ShapeError,
     TracedValueError,
 )
+from tests.helpers import counts_traces
 from tests.sessions import use
 
 
@@ -30,6 +31,7 @@ def _one_worker() -> Iterator[None]:
         yield
 
 
+@counts_traces
 def test_a_changing_number_never_misses() -> None:
     calls = []
 

@@ -263,7 +263,7 @@ WRONG = [
         r"state of shape \(2, 3\) going in and \(1, 3\) coming out",
     ),
     (
-        lambda: ost.repeat(2, lambda s: {"a": s["a"] / 2}, {"a": 1}),
+        lambda: ost.repeat(2, lambda s: {"a": s["a"] / 2}, {"a": ost.asarray(1)}),
         DTypeError,
         r"state\['a'\] of dtype int64 going in and float64 coming out.*astype\(ost.float64\)",
     ),
