@@ -628,6 +628,8 @@ def _diagonal_grad(g: Array, y: Array, x: Array, *, offset: int) -> Sequence[Arr
 def _diagonal_rule(x: Spec, *, offset: int) -> Spec:
     if x.ndim < 2:
         raise misfit(ShapeError, "diagonal", got=f"shape {x.shape}", needed="two axes or more")
+    if not -x.shape[-2] <= offset <= x.shape[-1]:
+        raise unfit("diagonal", (x,), f"a diagonal {offset}")
     return Spec((*x.shape[:-2], _diagonal_length(x.shape, offset)), x.dtype)
 
 

@@ -160,8 +160,8 @@ def _no_meaning(name: str, specs: Sequence[Spec]) -> Exception:
     )
 
 
-def ufunc_rule(name: str, ufunc: str) -> Callable[..., Spec]:
-    """Broadcast shape; NumPy's dtype rule."""
+def ufunc_rule(name: str, ufunc: str, inexact: bool = False) -> Callable[..., Spec]:
+    """Broadcast shape; NumPy's dtype rule, perhaps for floats only."""
 
     count: int = getattr(np, ufunc).nin
 
@@ -174,7 +174,7 @@ def ufunc_rule(name: str, ufunc: str) -> Callable[..., Spec]:
                 shape = broadcast(name, *(s.shape for s in specs))
                 break
         dtype = _resolve(ufunc, *[s.dtype for s in specs])
-        if dtype is None:
+        if dtype is None or (inexact and not is_inexact(specs[0].dtype)):
             raise _no_meaning(name, specs)
         return Spec(shape, dtype)
 
@@ -198,7 +198,7 @@ def unary(
     """
     op(
         name,
-        infer=ufunc_rule(name, ufunc or like),
+        infer=ufunc_rule(name, ufunc or like, inexact=bool(like)),
         ufunc="" if kernel else ufunc,
         types=ufunc,
         kernel=kernel,

@@ -269,6 +269,7 @@ def _key(content: Any) -> Key:
         math,
         precision,
     )
+    need(1 <= len(target.mesh) <= 4, f"a mesh with {len(target.mesh)} axes")
     need(1 <= target.workers <= 1 << 20, "a mesh of that many workers")
     graph = decode_graph(source)
     return Key(
