@@ -51,16 +51,21 @@ def _ndim(ins: Specs) -> int:
 
 
 def _wholes(value: Any) -> bool:
-    return type(value) is tuple and all(type(n) is int for n in value)
+    if type(value) is not tuple:
+        return False
+    for n in value:  # noqa: SIM110  (this stands in the way of every operation)
+        if type(n) is not int:
+            return False
+    return True
 
 
 def ascending(axes: Any, ndim: int) -> bool:
     """Whether these are axes, counted from the front, each once and in order."""
-    if not _wholes(axes):
+    if type(axes) is not tuple:
         return False
     before = -1
     for a in axes:
-        if not before < a < ndim:
+        if type(a) is not int or not before < a < ndim:
             return False
         before = a
     return True
@@ -76,7 +81,9 @@ def _split(value: Any, ins: Specs) -> bool:
 
 
 def _steps(value: Any, ins: Specs) -> bool:
-    return _wholes(value) and len(value) == _ndim(ins) and all(abs(n) < FARTHEST for n in value)
+    if not _wholes(value) or len(value) != _ndim(ins):
+        return False
+    return not value or (max(value) < FARTHEST and min(value) > -FARTHEST)
 
 
 def _widths(value: Any, ins: Specs) -> bool:
@@ -115,7 +122,8 @@ ORDER = Kind("each axis once", lambda v, ins: _wholes(v) and sorted(v) == list(r
 SHAPE = Kind(
     "a tuple of extents of 0 or more", lambda v, _: type(v) is tuple and not misshapen(v, 16)
 )
-DTYPE = Kind("a dtype of ours", lambda v, _: isinstance(v, np.dtype) and DTYPES.get(v.name) == v)
+_OURS = frozenset(DTYPES.values())
+DTYPE = Kind("a dtype of ours", lambda v, _: isinstance(v, np.dtype) and v in _OURS)
 FLAG = Kind("True or False", lambda v, _: type(v) is bool)
 SHARE = Kind("a number of 0 or more", lambda v, _: type(v) is float and v >= 0)
 NUMBER = Kind("a number", lambda v, _: type(v) in (bool, int, float, complex))

@@ -7,6 +7,7 @@ shared equally among the elements that attain it."""
 from __future__ import annotations
 
 import builtins
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -119,8 +120,13 @@ def _adds_up(name: str) -> Callable[..., Spec]:
     return infer
 
 
+@functools.lru_cache(1024)
+def _takes(source: DType, target: DType) -> bool:
+    return accumulator(target) == target and np.can_cast(source, target, "same_kind")
+
+
 def _taken(name: str, x: Spec, dtype: DType) -> None:
-    if accumulator(dtype) != dtype or not np.can_cast(x.dtype, dtype, "same_kind"):
+    if not _takes(x.dtype, dtype):
         raise misfit(
             DTypeError,
             name,
