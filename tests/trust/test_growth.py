@@ -68,7 +68,8 @@ def census() -> Census:
 def check_flat(before: Census, after: Census, count: int) -> None:
     """Nothing grew by more than a little of the times that something was repeated."""
     for what in after:
-        slack = 64 + before[what] // 4 if what in ("maps", "bytes") else 3 + count // 30
+        more = {"bytes": 1 << 16, "maps": 64}.get(what)  # later shapes are larger
+        slack = 3 + count // 30 if more is None else more + before[what] // 4
         assert after[what] <= before[what] + slack, (
             f"{what}: {before[what]}, then {after[what]} after {count} more"
         )
@@ -286,6 +287,7 @@ def test_shapes(
     f = ost.compile(lambda x: ((x * 2.0 + 1.0) * x).sum())
     steady = ost.compile(lambda x: x + 1.0)
     y = ost.zeros(4)
+    f(ost.ones(1000 + count))  # an arena that grows has all plans bound anew
     work: dict[int, int] = {}
     probe = {*range(20, 30), *range(count // 2, count // 2 + 10), *range(count - 10, count)}
 
