@@ -90,8 +90,10 @@ class _Traced:
                 return f"another array {a.spec.bare} from around it"
         if self.structure != other.structure:
             return f"a result {other.structure} in place of {self.structure}"
-        for (a, x), (b, y) in zip(self.outputs, other.outputs, strict=True):
-            same = x == y if a == b == "ref" else a == b and (is_alike(x, y) or type(x) is type(y))
+        for (how, x), (again, y) in zip(self.outputs, other.outputs, strict=True):
+            same = how == again and (
+                x == y if how == "ref" else is_alike(x, y) or type(x) is type(y)
+            )
             if not same:
                 return f"a result {y!r:.60} in place of {x!r:.60}"
         return ""
