@@ -14,86 +14,27 @@ overlap much, or as a whole too, stays whole, unless the parts are small beside 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ostinato.ops.collective import STORED
 from ostinato.ops.graph import Builder, Graph, Node
 from ostinato.ops.index import Indices
 from ostinato.ops.registry import OPS
 from ostinato.ops.spec import Shape, Spec, int64
 
+from .looks import Cut, Fold, Look, Part, Pick, cut_of, groups, number
 from .plan import Target
+from .together import together
 
 AGAIN = 0.5  # of a value that is also read as a whole, what may be made once more
-CLOSE = 1 << 12  # bytes between two parts of a file that are sooner read than left out
 JOINED = 1 << 20  # bytes of parts that are read as one; under a memory limit less
 ROW = 1 << 16  # bytes of a row that is read for one element
-SPARSE = 8  # times as much between the first and the last as is wanted
+FEW = 8  # operands of a concat, of each of which places are picked
 MOST = 1 << 14  # nodes that are made in parts
-
-Part = tuple[int, int, int]  # of an axis a start, a size and a step
 
 _VIEWS = ("reshape", "expand_dims", "squeeze", "permute_dims", "broadcast_to")
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Of some axes a start, a size and a step."""
-
-    parts: tuple[tuple[int, int, int, int], ...]  # axis first
-
-    @property
-    def axes(self) -> tuple[int, ...]:
-        return tuple(part[0] for part in self.parts)
-
-    def on(self, axes: dict[int, int]) -> Cut | None:
-        parts = tuple((axes[a], *rest) for a, *rest in self.parts if a in axes)
-        return Cut(tuple(sorted(parts))) if parts else None  # type: ignore[arg-type]
-
-    def then(self, other: Cut) -> Cut:
-        """This one, then another of what it leaves."""
-        parts = {a: (start, size, step) for a, start, size, step in self.parts}
-        for a, start, size, step in other.parts:
-            begin, _, by = parts.get(a, (0, 0, 1))
-            parts[a] = begin + by * start, size, by * step
-        return Cut(tuple((a, *part) for a, part in sorted(parts.items())))
-
-    def shape(self, builder: Builder, shape: Shape) -> Shape:
-        sizes = {a: size for a, _, size, _ in self.parts}
-        return tuple(sizes.get(d, n) for d, n in enumerate(shape))
-
-
-def cut_of(parts: Iterable[Part], shape: Shape) -> Cut | None:
-    """What is cut of an array of this shape, if anything is."""
-    found = [
-        (d, start, size, step if size > 1 else 1)
-        for d, ((start, size, step), n) in enumerate(zip(parts, shape, strict=True))
-        if (start, size, step if size > 1 else 1) != (0, n, 1)
-    ]
-    return Cut(tuple(found)) if found else None
-
-
-@dataclass(frozen=True, slots=True)
-class Pick:
-    """Places along an axis."""
-
-    axis: int
-    places: int  # a value, with one axis
-
-    @property
-    def axes(self) -> tuple[int, ...]:
-        return (self.axis,)
-
-    def on(self, axes: dict[int, int]) -> Pick | None:
-        return Pick(axes[self.axis], self.places) if self.axis in axes else None
-
-    def shape(self, builder: Builder, shape: Shape) -> Shape:
-        return (*shape[: self.axis], *builder.specs[self.places].shape, *shape[self.axis + 1 :])
-
-
-Look = Cut | Pick
 Seen = tuple[int, tuple[Look, ...]]  # a value, and how it is looked at, one after the other
 Made = tuple[Sequence[Seen], Callable[[Sequence[int]], int]]  # of what, and how
 
@@ -163,7 +104,7 @@ class _Parts:
             self.values.extend(builder.add(node.op, inputs, node.params, node.specs, node.line))
         limit = self.target.memory_limit
         most = JOINED if limit is None else min(JOINED, limit // 16)
-        return _together(builder.graph([self.values[v] for v in graph.outputs]), most)
+        return together(builder.graph([self.values[v] for v in graph.outputs]), most)
 
     def _looked(self, node: Node, k: int) -> int:
         """A slice, or what is taken, wherever it is made."""
@@ -189,8 +130,13 @@ class _Parts:
         kw, (shape, *_) = node.kw, (self.graph.specs[v].shape for v in node.inputs)
         if node.op == "slice":
             cut = cut_of(zip(kw["starts"], kw["sizes"], kw["steps"], strict=True), shape)
-            if cut and looks and isinstance(looks[0], Cut):
-                return node.inputs[0], (cut.then(looks[0]), *looks[1:])
+            first = looks[0] if looks else None
+            if cut and isinstance(first, Cut):
+                return node.inputs[0], (cut.then(first), *looks[1:])
+            outside = node.inputs[0] in self.files
+            if cut and isinstance(first, Pick) and first.axis in cut.axes and not outside:
+                first, cut = self._picked_of_cut(cut, first, shape, node.line)
+                looks = first, *looks[1:]
             return node.inputs[0], (*((cut,) if cut else ()), *looks)
         v, i = node.inputs
         spec = self.graph.specs[i]
@@ -198,6 +144,27 @@ class _Parts:
             return None
         places = self._in_shape(self.values[i], Spec((spec.size,), spec.dtype), node.line)
         return v, (Pick(kw["axis"], places), *looks)
+
+    def _picked_of_cut(
+        self, cut: Cut, pick: Pick, shape: Shape, line: str
+    ) -> tuple[Pick, Cut | None]:
+        """Places in a cut as places in what was cut, and what else is cut."""
+        builder = self.builder
+        (part,) = (p for p in cut.parts if p[0] == pick.axis)
+        axis, start, size, step = part
+
+        def call(op: str, *values: int) -> int:
+            return builder.call(op, *values, line=line)
+
+        own = builder.call("astype", pick.places, line=line, dtype=int64)
+        below = call("less", own, number(builder, 0))
+        own = call("where", below, call("add", own, number(builder, size)), own)
+        low, high = call("less", own, number(builder, 0)), number(builder, size)
+        wrong = call("logical_or", low, call("greater_equal", own, high))
+        own = call("add", call("multiply", own, number(builder, step)), number(builder, start))
+        own = call("where", wrong, number(builder, shape[axis]), own)  # which is outside
+        rest = tuple(p for p in cut.parts if p is not part)
+        return Pick(axis, own), Cut(rest) if rest else None
 
     def _made(self, seen: Seen, line: str) -> int:
         """A value as it is looked at, made of its operands as they are looked at."""
@@ -273,8 +240,8 @@ class _Parts:
         indices = op.indices(ins, outs, kw)
         touched = {d for look in looks for d in look.axes}
         dims = indices.outs[output]
-        if len(looks) == 1 and node.op == "concat" and node.kw["axis"] in touched:
-            return self._through_concat(node, looks[0])
+        if node.op == "concat" and node.kw["axis"] in touched:
+            return self._through_concat(node, looks)
         if len(looks) == 1 and node.op == "reshape":
             return self._through_reshape(node, looks[0])
         if not all(_is_parallel(indices, dims[d], node.op) for d in touched):
@@ -299,11 +266,23 @@ class _Parts:
 
         return operands, build
 
-    def _through_concat(self, node: Node, look: Look) -> Made | None:
-        """Of each operand what is wanted of it."""
+    def _through_concat(self, node: Node, looks: tuple[Look, ...]) -> Made | None:
+        """Of each operand what is wanted of it, if one look cuts where they are joined."""
         axis = node.kw["axis"]
-        if not isinstance(look, Cut):
+        (at, look), *more = ((n, look) for n, look in enumerate(looks) if axis in look.axes)
+        if more:
             return None
+        shape = node.specs[0].shape
+        for each in looks:
+            shape = each.shape(self.builder, shape)
+        made = Spec(shape, node.specs[0].dtype)
+
+        def instead(own: Look) -> tuple[Look, ...]:
+            return (*looks[:at], own, *looks[at + 1 :])
+
+        if isinstance(look, Pick):
+            few = len(node.inputs) <= FEW
+            return self._picked_of_each(node, look, instead, made) if few else None
         parts = {a: tuple(part) for a, *part in look.parts}
         start, size, step = parts.pop(axis)
         found: list[Seen] = []
@@ -316,13 +295,11 @@ class _Parts:
             if first <= last:
                 own = (axis, start + step * first - offset, last - first + 1, step)
                 cut = Cut(tuple(sorted((own, *((a, *p) for a, p in parts.items())))))  # type: ignore[arg-type]
-                found.append((v, (cut,)))
+                found.append((v, instead(cut)))
             offset += n
         if not found:
             return None
         found = found if step > 0 else found[::-1]
-        shape = look.shape(self.builder, node.specs[0].shape)
-        made = Spec(shape, node.specs[0].dtype)
 
         def build(values: Sequence[int]) -> int:
             kinds = {self.builder.specs[v].dtype for v in values}
@@ -332,13 +309,55 @@ class _Parts:
 
         return found, build
 
+    def _picked_of_each(
+        self, node: Node, look: Pick, instead: Callable[[Look], tuple[Look, ...]], made: Spec
+    ) -> Made:
+        """The places that are in an operand, its first where they are not; then of each what is its
+        own. Places outside of all are outside of the last operand."""
+        builder, line = self.builder, node.line
+        extents = [self.graph.specs[v].shape[look.axis] for v in node.inputs]
+        all_ = number(builder, sum(extents))
+
+        def call(op: str, *values: int) -> int:
+            return builder.call(op, *values, line=line)
+
+        own = builder.call("astype", look.places, line=line, dtype=int64)
+        own = call("where", call("less", own, number(builder, 0)), call("add", own, all_), own)
+        found: list[tuple[int, int]] = []
+        masks: list[int] = []
+        end = 0
+        for v, n in zip(node.inputs, extents, strict=True):
+            begin, end = number(builder, end), end + n
+            if not n:
+                continue
+            inside = call("less", own, number(builder, end))
+            inside = call("logical_and", call("greater_equal", own, begin), inside)
+            place = call("where", inside, call("subtract", own, begin), number(builder, 0))
+            found.append((v, place))
+            masks.append(inside)
+        below = call("less", own, number(builder, 0))
+        wrong = call("logical_or", below, call("greater_equal", own, all_))
+        v, last = found[-1]
+        found[-1] = v, call("where", wrong, all_, last)
+        ones = [1] * len(made.shape)
+        ones[look.axis] = made.shape[look.axis]
+
+        def build(values: Sequence[int]) -> int:
+            *first, value = (builder.call("astype", v, line=line, dtype=made.dtype) for v in values)
+            for mask, other in zip(masks, first, strict=False):
+                mask = builder.call("reshape", mask, line=line, shape=tuple(ones))
+                value = builder.call("where", mask, other, value, line=line)
+            return value
+
+        return [(v, instead(Pick(look.axis, place))) for v, place in found], build
+
     def _through_reshape(self, node: Node, look: Look) -> Made | None:
         """Of a reshape's operand the rows that have what is wanted."""
         (x,), spec = node.inputs, node.specs[0]
         old, new = self.graph.specs[x].shape, spec.shape
         if 0 in (*old, *look.shape(self.builder, new)):
             return None
-        folds = [_Fold(olds, news, old, new, look) for olds, news in groups(old, new)]
+        folds = [Fold(olds, news, old, new, look) for olds, news in groups(old, new)]
         touched = [f for f in folds if f.is_touched]
         beside = math.prod(f.size for f in folds if not f.is_touched) * spec.dtype.itemsize
         if len(touched) == 1 and (isinstance(look, Pick) or touched[0].is_sparse):
@@ -371,11 +390,11 @@ class _Parts:
         cut = cut_of(parts, self.builder.specs[value].shape)
         return self._look(value, cut, line) if cut else value
 
-    def _rows_of(self, node: Node, look: Look, folds: Sequence[_Fold], fold: _Fold) -> Made:
+    def _rows_of(self, node: Node, look: Look, folds: Sequence[Fold], fold: Fold) -> Made:
         """Single elements of a fold: the rows that have them, and of each row its element."""
         builder, line = self.builder, node.line
         flat = fold.places(builder, look, line)
-        inner = builder.call("constant", value=fold.inner, dtype=int64)
+        inner = number(builder, fold.inner)
         row = builder.call("floor_divide", flat, inner, line=line)
         (count,) = builder.specs[flat].shape
 
@@ -419,204 +438,3 @@ def _is_parallel(indices: Indices, label: str | None, name: str) -> bool:
     found = [dims for dims in indices.ins if any(getattr(c, "label", c) == label for c in dims)]
     plain = all([getattr(c, "label", c) for c in dims].count(label) == 1 for dims in found)
     return plain and all(label in dims for dims in found) and bool(found or name == "broadcast_to")
-
-
-# -- reshapes -----------------------------------------------------------------------------------
-def groups(old: Shape, new: Shape) -> Iterator[tuple[list[int], list[int]]]:
-    """Neighbouring dimensions of both that have the same elements."""
-    i = j = 0
-    while i < len(old) or j < len(new):
-        olds, news = [i] if i < len(old) else [], [j] if j < len(new) else []
-        i, j = i + len(olds), j + len(news)
-        left, right = math.prod(old[d] for d in olds), math.prod(new[d] for d in news)
-        while left != right:
-            if left < right:
-                olds, left, i = [*olds, i], left * old[i], i + 1
-            else:
-                news, right, j = [*news, j], right * new[j], j + 1
-        yield olds, news
-
-
-class _Fold:
-    """What is wanted of a group of dimensions, and the rows of the old ones that have it."""
-
-    def __init__(
-        self, olds: list[int], news: list[int], old: Shape, new: Shape, look: Look
-    ) -> None:
-        self.news, self.new_sizes = news, tuple(new[d] for d in news)
-        self.is_touched = any(d in news for d in look.axes)
-        self.size = math.prod(self.new_sizes)
-        self.big = next((d for d in olds if old[d] > 1), olds[0] if olds else -1)
-        self.inner = self.size // (old[self.big] if self.big >= 0 else 1)
-        given = {a: (s, n, t) for a, s, n, t in look.parts} if isinstance(look, Cut) else {}
-        self.parts: list[Part] = [given.get(d, (0, new[d], 1)) for d in news]
-        self.between = self.rest = self.parts
-        if not self.is_touched:
-            return
-        ends = [sorted((s, s + step * (n - 1))) for s, n, step in self.parts]
-        steps = [math.prod(self.new_sizes[d + 1 :]) for d in range(len(news))]
-        p = next((d for d, (lo, hi) in enumerate(ends) if lo < hi), len(news) - 1)
-        begin = sum(lo * n for (lo, _), n in zip(ends[: p + 1], steps, strict=False))
-        span = ends[p][1] - ends[p][0] + 1
-        end = begin + span * steps[p]
-        self.is_sparse = end - begin > SPARSE * math.prod(n for _, n, _ in self.parts)
-        self.rows: list[tuple[int, Part]] = []
-        size, left, low, high = self.size, self.size, begin, end
-        for d in olds:  # down to the dimension along which more than one place is needed
-            left //= old[d]
-            first, last = low // left, -(-high // left)
-            self.rows.append((d, (first, last - first, 1)))
-            low, high, size = low - first * left, high - first * left, (last - first) * left
-            if last - first > 1:
-                break
-        self.between = [(low, end - begin, 1)]
-        self.shapes: tuple[Shape, Shape] = (
-            (size,),
-            (*(1,) * p, span, *self.new_sizes[p + 1 :]),
-        )
-        start, count, step = self.parts[p]
-        self.rest = [*[(0, 1, 1)] * p, (start - ends[p][0], count, step), *self.parts[p + 1 :]]
-
-    def places(self, builder: Builder, look: Look, line: str) -> int:
-        """The number of each wanted element in the group; one behind all, if it is nowhere."""
-
-        def number(value: int) -> int:
-            return builder.call("constant", value=value, dtype=int64)
-
-        def call(op: str, *values: int) -> int:
-            return builder.call(op, *values, line=line)
-
-        picks = isinstance(look, Pick)
-        sizes = [n for _, n, _ in self.parts]
-        if isinstance(look, Pick):
-            sizes[self.news.index(look.axis)] = builder.specs[look.places].size
-        total, wrong = number(0), number(0)
-        for d, (start, n, step) in enumerate(self.parts):
-            if isinstance(look, Pick) and self.news[d] == look.axis:
-                own = builder.call("astype", look.places, line=line, dtype=int64)
-                below = call("less", own, number(-n))
-                wrong = call("logical_or", below, call("greater_equal", own, number(n)))
-                own = call("where", call("less", own, number(0)), call("add", own, number(n)), own)
-                shape = tuple(m if k == d else 1 for k, m in enumerate(sizes))
-                own = builder.call("reshape", own, line=line, shape=shape)
-                wrong = builder.call("reshape", wrong, line=line, shape=shape)
-            else:
-                own = builder.call("iota", line=line, shape=tuple(sizes), axis=d, dtype=int64)
-                own = call("add", call("multiply", own, number(step)), number(start))
-            by = math.prod(self.new_sizes[d + 1 :])
-            total = call("add", total, call("multiply", own, number(by)))
-        if picks:
-            total = call("where", wrong, number(self.size), total)
-        return builder.call("reshape", total, line=line, shape=(math.prod(sizes),))
-
-
-# -- parts that are near each other ------------------------------------------------------------
-Box = tuple[Part, ...]
-
-
-def _together(graph: Graph, most: int) -> Graph:
-    """Parts that have the same rows are read as one, and so are small ones that overlap, or nearly."""
-    parts: dict[int, dict[int, Box]] = {}
-    for k, node in enumerate(graph.nodes):
-        readers = [graph.nodes[u] for u in graph.uses[graph.starts[k]]] if node.specs else []
-        stays = any(n.op in STORED or any(n.subgraphs()) for n in readers)
-        if node.op == "slice_file" and node.specs[0].size and not stays:
-            kw = node.kw
-            box = tuple(zip(kw["starts"], kw["sizes"], kw["steps"], strict=True))
-            parts.setdefault(node.inputs[0], {})[k] = box
-    hulls: dict[int, Box] = {}
-    for v, boxes in parts.items():
-        spec = graph.specs[v]
-        whole = v in graph.outputs or any(
-            graph.nodes[u].op not in STORED and not any(graph.nodes[u].subgraphs())
-            for u in graph.uses[v]
-        )
-        rows: dict[Part, list[int]] = {}
-        for k, box in boxes.items():
-            rows.setdefault(box[0], []).append(k)
-        for row, same in rows.items():
-            all_ = [*same, -1] if whole and row == (0, spec.shape[0], 1) else same
-            hull = _hull([boxes[k] if k >= 0 else _all(spec.shape) for k in all_])
-            if len(all_) > 1 and (-1 in all_ or _inner(hull) * spec.dtype.itemsize <= ROW):
-                hulls.update(dict.fromkeys(same, hull))
-        small = {k: box for k, box in boxes.items() if k not in hulls}
-        hulls.update(_small(small, spec.dtype.itemsize, most))
-    return _read_as_one(graph, hulls) if hulls else graph
-
-
-def _read_as_one(graph: Graph, hulls: dict[int, Box]) -> Graph:
-    """The graph that reads these boxes, and of each in memory what is wanted."""
-    builder, values = Builder(graph.inputs), list(range(len(graph.inputs)))
-    for k, node in enumerate(graph.nodes):
-        hull = hulls.get(k)
-        inputs = [values[v] for v in node.inputs]
-        if hull is None:
-            values.extend(builder.add(node.op, inputs, node.params, node.specs, node.line))
-            continue
-        (source,), file = inputs, graph.specs[node.inputs[0]]
-        starts, sizes, steps = (tuple(p[j] for p in hull) for j in range(3))
-        if hull != _all(file.shape):
-            params = {"starts": starts, "sizes": sizes, "steps": steps}
-            made = Spec(sizes, file.dtype, file.layout)
-            (source,) = builder.add("slice_file", inputs, params, (made,), node.line)
-        (value,) = builder.add("read", (source,), (), (Spec(sizes, file.dtype),), node.line)
-        kw = node.kw
-        kw["starts"] = tuple(
-            (a - b) // by for a, b, by in zip(kw["starts"], starts, steps, strict=True)
-        )
-        kw["steps"] = tuple(a // by for a, by in zip(kw["steps"], steps, strict=True))
-        full = (kw["starts"], kw["sizes"]) == ((0,) * len(sizes), sizes) and set(kw["steps"]) == {1}
-        if not full:
-            (value,) = builder.add("slice", (value,), kw, (node.specs[0].bare,), node.line)
-        values.append(value)
-    return builder.graph([values[v] for v in graph.outputs])
-
-
-def _all(shape: Shape) -> Box:
-    return tuple((0, n, 1) for n in shape)
-
-
-def _inner(box: Box) -> int:
-    return math.prod(n for _, n, _ in box[1:])
-
-
-def _hull(boxes: Sequence[Box]) -> Box:
-    """The smallest box that has them all; an axis that is the same in all stays as it is."""
-    found = []
-    for parts in zip(*boxes, strict=True):
-        if len(set(parts)) == 1:
-            found.append(parts[0])
-            continue
-        ends = [e for start, n, step in parts for e in (start, start + step * (n - 1))]
-        found.append((min(ends), max(ends) + 1 - min(ends), 1))
-    return tuple(found)
-
-
-def _small(boxes: dict[int, Box], size: int, most: int) -> dict[int, Box]:
-    """Groups of small boxes, each of which is little more than all that are in it."""
-    found: dict[int, Box] = {}
-    group: list[int] = []
-    hull: Box = ()
-    held = 0
-
-    def close() -> None:
-        if len(group) > 1:
-            found.update(dict.fromkeys(group, hull))
-
-    for k in sorted(boxes, key=lambda k: (min(_ends(boxes[k])), k)):
-        own = math.prod(n for _, n, _ in boxes[k])
-        new = _hull([hull, boxes[k]]) if group else boxes[k]
-        enough = min((held + own) * size + CLOSE, most)
-        if group and math.prod(n for _, n, _ in new) * size <= enough:
-            hull, held = new, held + own
-        else:
-            close()
-            group, hull, held = [], boxes[k], own
-        group.append(k)
-    close()
-    return found
-
-
-def _ends(box: Box) -> tuple[int, int]:
-    start, n, step = box[0] if box else (0, 1, 1)
-    return start, start + step * (n - 1)

@@ -115,6 +115,7 @@ LARGE: dict[str, tuple[Callable[[Any], Any], int]] = {
     "flat picks": (lambda x: x.reshape((-1,))[[45, -1]], 2 * ROW),
     "folded across": (lambda x: x.reshape((20, 8_000_000))[:, :2], 40 * ROW),
     "rolled": (lambda x: ost.roll(x, 1, axis=0)[:2], 2 * ROW),
+    "rolled rows": (lambda x: ost.roll(x, 1, axis=0)[[0, 5, -1]], 7 * ROW),
     "joined": (lambda x: ost.concat([x, x * 2])[7_999_999:8_000_001], 2 * ROW),
     "flipped": (lambda x: ost.flip(x)[:2], 2 * ROW),
     "several": (lambda x: x[5:50].sum(0) * x[10:60].max(0) + x[52], 55 * ROW),
@@ -154,7 +155,17 @@ def test_what_is_needed_of_a_large_file(
 SMALL = (  # which see the first rows, or the last ones
     *("x[5:8]", "x[0]", "x[-1]", "x[1000:1064].mean()", "x[:100, 4].sum()", "x[3, 4]", "x[[5, 6]]"),
     *("x[[1, 2], [3, 4]]", "computed rows", "mask", "transposed", "elementwise", "with others"),
-    *("reduced", "flat", "flat picks", "rolled", "flipped", "several", "loop", "batches"),
+    *(
+        "reduced",
+        "flat",
+        "flat picks",
+        "rolled",
+        "rolled rows",
+        "flipped",
+        "several",
+        "loop",
+        "batches",
+    ),
     *("while", "condition", "rows of a loop", "gradient"),
 )
 
