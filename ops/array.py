@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import builtins
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, cast, runtime_checkable
@@ -103,6 +104,7 @@ class File(Operand):
         self.split = split
 
 
+changing = threading.RLock()  # held while an Array gets, or loses, its operand
 DEEPEST = 400  # operations that may wait one behind another; then they run, asked for or not
 _serial = itertools.count(1)
 
@@ -209,12 +211,10 @@ class Term:
 
     def tell(self, x: Array, operand: Operand) -> None:
         """What an Array of this Term came to."""
-        if x._term is not self:
-            return
-        x.spec, x._operand = (
-            operand.spec,
-            operand,
-        )  # in this order: who sees the operand sees its spec
+        with changing:
+            if x._term is not self:
+                return
+            x.spec, x._operand = operand.spec, operand  # in this order: who sees it sees its spec
         watches = [t for t in self.traces if isinstance(t, Watch) and t.active]
         for watch in watches:
             watch.read.append(weakref.ref(x))
@@ -839,7 +839,10 @@ def term_of(x: Array) -> tuple[Term, int]:
         term = Term(None, (), (), (x.spec,) * (k + 1))
         term.operands = [*[None] * k, operand]
         term.holders = [*[None] * k, weakref.ref(x)]
-        x._term = term
+        with changing:
+            if x._operand is operand:  # else it was given away, by who sees that we still have it
+                x._term = term
+        return term, k
     return term, x._k
 
 

@@ -1042,17 +1042,15 @@ def launch_given(
     except BaseException:
         for n, x, term in taken:
             if not before[n].spoiled:
-                x._operand, x._term = before[n], term
+                with array.changing:
+                    x._operand, x._term = before[n], term
         raise
-
-
-_taking = threading.Lock()
 
 
 def _take(x: Array) -> tuple[Term | None, bool]:
     """Take an Array's value from it, which one thread can; its Term, and whether nobody else has that.
     Who has the value in hand already is seen by its count of references."""
-    with _taking:
+    with array.changing:
         if x._operand is not None:
             term = x._term
             x._operand = x._term = None

@@ -19,7 +19,7 @@ import numpy as np
 
 from ostinato import settings
 from ostinato.errors import ArgumentError, LayoutError
-from ostinato.ops.array import Array, File, Host, Operand, Split, Term, settled
+from ostinato.ops.array import Array, File, Host, Operand, Split, Term, changing, settled
 from ostinato.ops.layout import Layout
 from ostinato.ops.threads import is_helper
 from ostinato.ops.where import misfit
@@ -151,11 +151,13 @@ class Session:
         move the Array on, so what this returns is what to use."""
         operand = settled(x)
         held = self.hold(operand)
-        if held is not operand and x._operand is operand:
-            x.spec, x._operand = held.spec, held  # in this order: other threads look at the operand
-            term = x._term
-            if term is not None and term.operands is not None:
-                term.operands[x._k] = held
+        if held is not operand:
+            with changing:
+                if x._operand is operand:
+                    x.spec, x._operand = held.spec, held  # in this order: who sees it sees its spec
+                    term = x._term
+                    if term is not None and term.operands is not None:
+                        term.operands[x._k] = held
         return held
 
     def hold_leaf(self, term: Term, k: int, operand: Operand) -> Operand:

@@ -1,5 +1,4 @@
-"""What is not used any more is given back, whatever a program repeats: sessions, instances, shapes, iterations, functions;
-and a miss does as much work at the end as at the beginning.
+"""What is not used any more is given back, whatever a program repeats; misses stay as cheap as they were.
 
 Counted are the objects of ours that live, the bytes of arenas and buffers, threads, open files, mapped memory, and calls."""
 

@@ -1,5 +1,6 @@
-"""Threads and tasks may use arrays, functions and sessions at the same time: values are right, one gives an
-array away and the others are told, sessions are their own, and nobody waits for ever."""
+"""Threads and tasks may share arrays and functions, with sessions of their own; nobody waits for ever.
+
+Values are right; of several who give an array away one does, and the others are told."""
 
 from __future__ import annotations
 
@@ -189,7 +190,7 @@ def test_seeds_of_a_trace_are_its_own(tally: Tally) -> None:
 def test_one_of_those_who_give_an_array_away_wins(
     workers: int, tally: Tally, thorough: bool
 ) -> None:
-    trials = 300 if thorough else 40
+    trials = 1000 if thorough else 150
     with ost.connect(workers):
         step = ost.compile(lambda x: x * 2.0 + 1.0, donate="x")
         look = ost.compile(lambda x: x.sum())
