@@ -273,7 +273,9 @@ class Reach:
             self._local(x)
 
     def _local(self, x: Any) -> None:
-        if type(x) not in _ATOMS and id(x) not in self.seen and not isinstance(x, (Array, type)):
+        if type(x) in _ATOMS or id(x) in self.seen or isinstance(x, (Array, type)):
+            return
+        if not isinstance(x, np.ndarray) or x.nbytes <= SMALL:  # it is kept as long as the trace is
             self.locals[id(x)] = x
 
     # -- places ----------------------------------------------------------------------------
