@@ -62,7 +62,9 @@ NOT_SAMPLED = {
     ),
     "in_bounds": "made by the planner; see planner/test_gathers.py",
     "blocks": "made by the planner; see planner/test_blocking.py",
-    "read": "made by the planner; see front/test_files.py",
+    **dict.fromkeys(
+        ("read", "slice_file", "take_file"), "made by the planner; see front/test_files.py"
+    ),
 }
 
 
