@@ -211,7 +211,7 @@ def check_value(name: str, value: Any, dtype: DType) -> None:
         limits = np.iinfo(dtype)
         fits = type(value) in (bool, int) and limits.min <= value <= limits.max
     else:
-        whole = type(value) in (bool, int) and -(2**63) <= value < 2**64
+        whole = type(value) in (bool, int) and abs(value) <= 2**53
         fits = whole or type(value) is float or (type(value) is complex and not is_float(dtype))
     if not fits:
         raise misfit(

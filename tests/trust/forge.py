@@ -26,12 +26,12 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops import OPS, Graph, Node
-from ostinato.ops.encode import encode_graph
+from ostinato.ops.encode import Malformed, encode_graph
 from ostinato.ops.graph import canonical
 from ostinato.ops.layout import Layout
 from ostinato.ops.spec import DTYPES, Spec
 from ostinato.planner import fuse
-from ostinato.planner.check import check_source, seconds_of
+from ostinato.planner.check import check_graph, check_source, seconds_of
 from ostinato.planner.file import FORMAT, MAGIC, _key, encode_plan
 from ostinato.planner.pipeline import make_plan
 from ostinato.planner.plan import Key, Plan, Target
@@ -571,7 +571,10 @@ def walk(k: int, folder: Path) -> str:
             params[r.choice(EXTRA)] = r.choice(NUMBERS)
     try:
         made = OPS[name].infer(*xs, **params)
-    except OstinatoError as error:
+        for body in params.values():
+            if isinstance(body, Graph):
+                check_graph(body)  # whose nodes are held to their own rules
+    except (OstinatoError, Malformed) as error:
         return "refused" if "\n" not in str(error) else f"no sentence: {error}"
     specs = made if isinstance(made, tuple) else (made,)
     if sum(s.nbytes for s in (*xs, *specs)) > LARGE or params.get("trips", 0) > 1000:
