@@ -162,7 +162,7 @@ def _is_plain(steps: Sequence[dis.Instruction]) -> bool:
         if step.opname in ("CALL", "PRECALL"):
             return last is not None
         if not step.opname.startswith(_SIMPLE) or (step.opname == "LOAD_ATTR" and last):
-            return step.opname in ("CACHE",)
+            return False
         if step.opname == "LOAD_CONST" and isinstance(step.argval, str):
             last = step.argval
     return False
@@ -226,12 +226,14 @@ class Reach:
         self.every = False
         self.seen: dict[int, Any] = {}
         self.spaces: list[tuple[Any, str, bool]] = []  # of named attributes
-        self.slotted: list[tuple[Any, Any, str]] = []
-        self.modules: dict[int, tuple[Any, set[str], str]] = {}
+        self.slotted: list[tuple[Any, Any, str]] = []  # of named slots
+        self.modules: dict[int, tuple[Any, set[str]]] = {}  # names that functions take of theirs
         self.locals: dict[int, Any] = {}  # objects that were found in frames
-        self.cells: dict[int, dict[str, Any]] = {}
+        self.cells: dict[
+            int, dict[str, Any]
+        ] = {}  # free variables, as they were at the call, by code
         self.nested: list[Any] = []  # compiled functions that were called
-        self.warned: list[tuple[str, str]] = []
+        self.warned: list[tuple[str, str]] = []  # what cannot be watched
         for number, leaf, x in leaves:
             self._descend(x, leaf, Leaf(number))
         for x in beside:
@@ -298,7 +300,7 @@ class Reach:
 
     def _space(self, names: dict[str, Any], wanted: frozenset[str]) -> None:
         """What a function takes from its module."""
-        _, known, _ = self.modules.setdefault(id(names), (names, set(), ""))
+        _, known = self.modules.setdefault(id(names), (names, set()))
         for n in wanted - known:
             known.add(n)
             if n in names:
