@@ -21,17 +21,17 @@ def step(a: Any, x: Any) -> Any:
     return y / ost.sqrt((y * y).sum())
 
 
-def main(address: str | None = None, size: int = 2000, steps: int = 100) -> float:
+def main(
+    address: str | None = None, size: int = 2000, steps: int = 100, security: Any = None
+) -> float:
     """The largest eigenvalue of a matrix that no worker has as a whole."""
     with contextlib.ExitStack() as stack:
-        security = None
         if address is None:
             cluster = ost.LocalCluster(2)
             stack.callback(cluster.close)
             address, security = cluster.scheduler_address, cluster.security
-        client = stack.enter_context(
-            Client(address, security=security)
-        )  # Dask's own, of use for Dask's things, too
+        # Dask's own client, of use for Dask's things, too
+        client = stack.enter_context(Client(address, security=security))
         session = stack.enter_context(ost.connect(client))
         print(f"{session}; the dashboard: {client.dashboard_link}")
         u = np.random.default_rng(0).normal(size=size) / size**0.5

@@ -113,7 +113,7 @@ class Entry:
     donated: tuple[int, ...]  # arguments
     made: bool  # whether the results are what the plan makes, one by one
     simple: bool  # arrays in and one array out, nothing captured, given or drawn
-    traced: _Traced
+    traced: _Traced | None  # to be compared with, if asked for
     guards: Guards  # what the trace read of what is around
     hold: Callable[[Sequence[Any]], bool] | None  # whether that is as it was
     owner: weakref.ref[CompiledFunction[Any, Any]]
@@ -770,7 +770,7 @@ class CompiledFunction(Generic[P, R]):
             donated,
             final == [("out", k) for k in range(len(final))],
             simple,
-            traced,
+            traced if settings.check_stale else None,
             guards,
             guards.hold,
             weakref.ref(self),
@@ -788,8 +788,7 @@ class CompiledFunction(Generic[P, R]):
     ) -> None:
         """Trace a hit again, and see whether it would become the same (OSTINATO_CHECK_STALE)."""
         traced, _ = self._trace(session, structure, leaves, where, fixed)
-        found = entry.traced.differs(traced)
-        if found:
+        if entry.traced is not None and (found := entry.traced.differs(traced)):
             raise misfit(
                 StaleResultError,
                 f"a hit of {self.name}",

@@ -35,7 +35,7 @@ from ostinato.ops.where import is_ours, short
 from .guards import UNSET, VALUES, Guard, Leaf, is_alike
 
 FEW = 256  # elements of a container that are looked into; of larger ones each counts as it is
-SMALL = 1 << 14  # bytes of a NumPy array whose numbers are compared at each hit
+SMALL = 1 << 16  # bytes of a NumPy array whose numbers are compared at each hit
 WRAPPERS: dict[type, tuple[str, ...]] = {  # where wrappers keep what they wrap
     functools.partial: ("func", "args", "keywords"),
     functools.partialmethod: ("func", "args", "keywords"),
@@ -64,7 +64,8 @@ class Facts:
     imports: frozenset[str]
     named: frozenset[str]  # all names that it loads
     mutates: bool  # it may change a container
-    any_attribute: bool  # it may read attributes whose names it makes
+    valued: frozenset[str]  # names of which more is read than shape and dtype
+    any_attribute: frozenset[str]  # what it reads attributes of whose names it makes; "": who knows
 
 
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
@@ -103,19 +104,22 @@ def facts(code: types.CodeType) -> Facts:
         "stored": set(),
         "imports": set(),
     }
-    mutates = any_attribute = False
+    mutates = False
+    any_attribute = set()
     steps = list(dis.get_instructions(code))
-    loaded, read = set(), set()
+    loaded, read, valued = set(), set(), set()
     for n, step in enumerate(steps):
         name = step.opname
         if name.startswith(_LOADS_OF_NAMES):
             loaded.add(step.argval)
             if not _is_log(steps, n):
                 read.add(step.argval)
+            if n + 1 == len(steps) or steps[n + 1].argval not in _DESCRIBED:
+                valued.add(step.argval)
         if name in _LOADS:
             found["globals"].add(step.argval)
-            if step.argval in ("getattr", "hasattr"):
-                any_attribute = any_attribute or not _is_plain(steps[n + 1 : n + 16])
+            if step.argval in ("getattr", "hasattr") and not _is_plain(steps[n + 1 : n + 16]):
+                any_attribute.add(_first(steps[n + 1 : n + 4]))
         elif name in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"):
             found["attrs"].add(step.argval)
         elif name.startswith(
@@ -137,7 +141,8 @@ def facts(code: types.CodeType) -> Facts:
         frozenset(found["imports"]),
         frozenset(found["attrs"] | found["globals"] | set(code.co_freevars)),
         mutates or bool(named & _MUTATORS),
-        any_attribute or bool(named & _ANY),
+        frozenset(valued | found["attrs"] - loaded),
+        frozenset(any_attribute | {"" for _ in named & _ANY}),
     )
 
 
@@ -152,6 +157,7 @@ def _is_log(steps: Sequence[dis.Instruction], n: int) -> bool:
     return names[2:5] == ["COPY", "COPY", "BINARY_SUBSCR"]
 
 
+_DESCRIBED = ("shape", "dtype", "ndim", "size", "nbytes", "itemsize")
 _ADDERS = frozenset(("append", "add", "extend", "appendleft", "insert", "clear"))
 
 
@@ -166,6 +172,12 @@ def _is_plain(steps: Sequence[dis.Instruction]) -> bool:
         if step.opname == "LOAD_CONST" and isinstance(step.argval, str):
             last = step.argval
     return False
+
+
+def _first(steps: Sequence[dis.Instruction]) -> str:
+    """The global whose attribute a call of `getattr` reads, if it is one."""
+    found = [s for s in steps if s.opname not in ("PUSH_NULL", "RESUME")][:1]
+    return next((s.argval for s in found if s.opname in _LOADS), "")
 
 
 def _texts(consts: Sequence[Any]) -> Iterator[str]:
@@ -199,6 +211,12 @@ def _is_library_module(name: str | None) -> bool:
         return False
     file = getattr(sys.modules.get(name), "__file__", None)  # a user's own may have the same name
     return file is None or _is_library_file(file)
+
+
+def _is_installed(module: types.ModuleType) -> bool:
+    """Whether a module is somebody's package, and not of the user's own program."""
+    file = getattr(module, "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file
 
 
 @functools.lru_cache(4096)
@@ -264,7 +282,12 @@ class Reach:
         for name in known.imports:
             if (module := sys.modules.get(name)) is not None:
                 self._descend(module, name)
-        self.every = self.every or known.any_attribute
+        if any(
+            not isinstance(m := frame.f_globals.get(n), types.ModuleType)
+            or not _is_library_module(m.__name__)
+            for n in known.any_attribute
+        ):
+            self.every = True
         self._name(known.attributes)
         for f in self.functions.get(id(code), ()):
             self._function_runs(f)
@@ -331,9 +354,10 @@ class Reach:
 
     def _named(self, space: tuple[Any, str, bool]) -> None:
         names, path, is_object = space
-        wanted = (
-            list(names) if self.every and is_object else [n for n in self.attributes if n in names]
-        )
+        if self.every and is_object:
+            wanted = [n for n in names if not n.startswith("__")]
+        else:
+            wanted = [n for n in self.attributes if n in names]
         for n in wanted:
             self._item(names, n, f"{path}.{n}")
 
@@ -369,7 +393,7 @@ class Reach:
                 self._descend(getattr(x, name), path)
         elif isinstance(x, types.ModuleType):
             if not _is_library_module(x.__name__):
-                self._attributes(x.__dict__, path, False)
+                self._attributes(x.__dict__, path, not _is_installed(x))
         elif isinstance(x, type):
             self._class(x, path)
         elif isinstance(x, (dict, types.MappingProxyType)):
@@ -528,7 +552,10 @@ class Reach:
             if f.last is not None and f.last.guards is not None:
                 self.guards += [g for g in f.last.guards.items if type(g.of) is not Leaf]
         read = frozenset[str]().union(*(facts(c).read for c in self.executed.values()))
-        logs = frozenset[str]().union(*(facts(c).named for c in self.executed.values())) - read
+        named = frozenset[str]().union(*(facts(c).named for c in self.executed.values()))
+        logs = named - read
+        valued = frozenset[str]().union(*(facts(c).valued for c in self.executed.values()))
+        self.warned = [w for w in self.warned if _last(w[0]) not in named - valued]
         self.guards = [g for g in self.guards if _last(g.name) not in logs]
         for guard in self.guards:
             if guard.key == "_operand":  # what was pending has run, if the trace read it

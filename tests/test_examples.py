@@ -140,7 +140,7 @@ def test_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     found = example("cluster").main(2, points=5_000, steps=20)
     assert found["after"] < 0.5 * found["before"]
     said = capsys.readouterr().out
-    assert re.search(r"^2 workers; the dashboard: http://127\.0\.0\.1:\d+/status$", said, re.M)
+    assert re.search(r"^2 workers; the dashboard: http://127\.0\.0\.1:\d+/ostinato$", said, re.M)
     assert re.search(r"ms a step, \d+ bytes sent for it$", said, re.M)
     assert found["orders"]["bytes"] < 200 * found["orders"]["messages"]
 
@@ -152,7 +152,9 @@ def test_a_client_of_a_cluster_that_it_starts_and_of_one_that_runs() -> None:
     assert client.main(size=50) == pytest.approx(1 + u @ u)
     with contextlib.closing(ost.LocalCluster(2)) as cluster:
         for _ in range(2):  # the workers are free again after the first
-            assert client.main(cluster.scheduler_address, 50) == pytest.approx(1 + u @ u)
+            assert client.main(
+                cluster.scheduler_address, 50, security=cluster.security
+            ) == pytest.approx(1 + u @ u)
 
 
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from ostinato.ops.spec import DTYPES
 
 import ostinato as ost
 from ostinato import spelling
-from ostinato.errors import ArgumentError, DTypeError
+from ostinato.errors import ArgumentError, DTypeError, ShapeError
 from tests.helpers import assert_same, on
 
 from .samples import BINARY, UNARY
@@ -722,7 +722,7 @@ def test_numbers():
     assert list(range(3))[ost.asarray(1)] == 1
     assert f"{ost.asarray(2.5):.2f}" == "2.50"
     with pytest.raises(
-        DTypeError, match=r"bool\(\).*got an array of shape \(2,\); needed one element"
+        ShapeError, match=r"bool\(\).*got an array of shape \(2,\); needed one element"
     ):
         bool(ost.ones(2))
     with pytest.raises(DTypeError, match=r"index.*got float64; needed an integer dtype"):

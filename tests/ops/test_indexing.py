@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ostinato as ost
-from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
+from ostinato.errors import ArgumentError, AssignmentError, BoundsError, DTypeError, ShapeError
 from tests.helpers import assert_same, compare, on
 
 X = np.arange(60.0).reshape(5, 4, 3)
@@ -293,7 +293,9 @@ def test_places_out_of_bounds_that_only_running_shows():
 
 def test_assignment_says_what_to_write():
     x = ost.asarray(X)
-    with pytest.raises(DTypeError, match=r"needed an expression.*x = x.at\[...\].set\(value\)"):
+    with pytest.raises(
+        AssignmentError, match=r"needed an expression.*x = x.at\[...\].set\(value\)"
+    ):
         x[0] = 1
 
 

@@ -66,6 +66,7 @@ def test_no_layout_and_no_neighbour_changes_a_bit(name: str, numerics: str) -> N
 
 def test_dropout_stores_no_mask() -> None:
     x = np.random.default_rng(0).standard_normal((300, 400)).astype(np.float32)
+    x.flags.writeable = False
     with sessions.use():
         f = ost.compile(lambda x, s: ost.nn.softmax(ost.nn.dropout(ost.tanh(x), 0.3, seed=s)))
         made = np.asarray(f(x, np.uint64(5)))

@@ -29,6 +29,7 @@ from tests.sessions import MESHES, use
 
 pytestmark = pytest.mark.skipif(bool(llvm.why_not()), reason=llvm.why_not())
 ROWS = np.random.default_rng(0).normal(size=(200, 300))
+ROWS.flags.writeable = False  # so that what captures it need not be told of writes
 
 
 def program_of(function: Any, *inputs: Any, mesh: tuple[int, ...] = (1,), **options: Any) -> Graph:

@@ -143,7 +143,13 @@ def works(before: Callable[[], None] = lambda: None) -> dict[str, Any]:
         wrong |= {name for name, work in some.items() if bits(work()) != right[name]}
         rounds += 1
     timers(0)
-    return {"families": len(some), "rounds": rounds, "wrong": sorted(wrong), "masks": masks()}
+    return {
+        "families": len(some),
+        "rounds": rounds,
+        "wrong": sorted(wrong),
+        "masks": masks(),
+        "threads": most_threads(),
+    }
 
 
 def masks() -> dict[str, int]:

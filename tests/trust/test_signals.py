@@ -80,7 +80,7 @@ def test_signals_change_nothing(how: str, kernels: Path, thorough: bool, tally: 
     tally("runs of kernels", told["families"] * told["rounds"])
     assert told["wrong"] == []
     assert told["signals"] > 0, "handlers ran"
-    if how != "fork":  # which has no pool
+    if how != "fork" and told["threads"] > 1:  # else there is no pool
         assert told["masks"]["holding"] > 0, "the pool's threads take no signals"
     assert told["masks"]["taking"] > 0
 

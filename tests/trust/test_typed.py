@@ -485,12 +485,13 @@ def test_a_number_in_a_loops_state_is_as_weak_as_elsewhere(tally: Tally, thoroug
         "maximum": lambda s, x: ost.maximum(s, x[2]),
     }
     count = 0
-    for dtype in (
-        [d for d in DTYPES if d != "bool"] if thorough else ("float32", "int8", "complex64")
-    ):
+    kinds = [d for d in DTYPES if d != "bool"] if thorough else ["float32", "int8", "complex64"]
+    for n, dtype in enumerate(kinds):
         x = ost.asarray([1, 2, 3], dtype=dtype)
         for start in (0, 1.5, 2j, -1):
-            for name, step in steps.items():
+            for k, (name, step) in enumerate(steps.items()):
+                if not thorough and (k + n) % 3:
+                    continue
                 by_hand = start
                 try:
                     for _ in range(3):
