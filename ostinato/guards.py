@@ -105,10 +105,13 @@ class Guards:
         if self.items:
             texts = []
             for n, g in enumerate(self.items):
-                of = f"o{n}"
+                of, self.names[f"v{n}"] = f"o{n}", g.value
                 if type(g.of) is Leaf:
                     of = f"leaves[{g.of.number}]"
-                self.names |= {f"o{n}": g.of, f"k{n}": g.key, f"v{n}": g.value}
+                else:
+                    self.names[of] = g.of
+                if g.kind == "item":
+                    self.names[f"k{n}"] = g.key
                 texts.append(_TEXT[g.kind].format(o=of, k=f"k{n}", key=g.key, v=f"v{n}"))
             exec(_code("\n  and ".join(texts)), self.names)
             self.hold = self.names["hold"]

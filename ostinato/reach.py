@@ -175,9 +175,9 @@ def _is_plain(steps: Sequence[dis.Instruction]) -> bool:
 
 
 def _first(steps: Sequence[dis.Instruction]) -> str:
-    """The global whose attribute a call of `getattr` reads, if it is one."""
-    found = [s for s in steps if s.opname not in ("PUSH_NULL", "RESUME")][:1]
-    return next((s.argval for s in found if s.opname in _LOADS), "")
+    """The name of what a call of `getattr` reads an attribute of, if it has one."""
+    found = [s for s in steps if s.opname != "PUSH_NULL"][:1]
+    return next((s.argval for s in found if s.opname in (*_LOADS, "LOAD_FAST", "LOAD_DEREF")), "")
 
 
 def _texts(consts: Sequence[Any]) -> Iterator[str]:
@@ -200,8 +200,14 @@ def _is_library_file(name: str) -> bool:
     return name.startswith(_STDLIB) and not name.startswith(_PACKAGES)
 
 
-def _is_library_code(code: types.CodeType) -> bool:
-    return is_ours(code) or _is_library_file(code.co_filename)
+def _is_library_code(code: types.CodeType, frame: types.FrameType | None = None) -> bool:
+    """Whether code is Python's, NumPy's or ours; what was generated belongs to its module."""
+    if is_ours(code) or _is_library_file(code.co_filename):
+        return True
+    if frame is None or not code.co_filename.startswith("<"):
+        return False
+    name = frame.f_globals.get("__name__")
+    return name is not None and _is_library_module(name)
 
 
 def _is_library_module(name: str | None) -> bool:
@@ -241,7 +247,8 @@ class Reach:
         self.beside = {id(getattr(f, "__code__", None)) for f in gc.callbacks}  # not of the trace
         self.functions: dict[int, list[types.FunctionType]] = {}  # that were met, by code
         self.attributes: set[str] = set()
-        self.every = False
+        self.every = False  # attribute's names are made, so any may be read
+        self.named = True  # whether the trace certainly names what is looked at
         self.seen: dict[int, Any] = {}
         self.spaces: list[tuple[Any, str, bool]] = []  # of named attributes
         self.slotted: list[tuple[Any, Any, str]] = []  # of named slots
@@ -283,7 +290,7 @@ class Reach:
             if (module := sys.modules.get(name)) is not None:
                 self._descend(module, name)
         if any(
-            not isinstance(m := frame.f_globals.get(n), types.ModuleType)
+            not isinstance(m := given.get(n, frame.f_globals.get(n)), types.ModuleType)
             or not _is_library_module(m.__name__)
             for n in known.any_attribute
         ):
@@ -359,7 +366,10 @@ class Reach:
         else:
             wanted = [n for n in self.attributes if n in names]
         for n in wanted:
+            outer = self.named
+            self.named = outer and n in self.attributes
             self._item(names, n, f"{path}.{n}")
+            self.named = outer
 
     def _slots(self, slots: tuple[Any, Any, str]) -> None:
         of, x, path = slots
@@ -536,7 +546,8 @@ class Reach:
 
     # -- the end ---------------------------------------------------------------------------
     def _warn(self, path: str, what: str, instead: str) -> None:
-        self.warned.append((path, f"{what}; use {instead}"))
+        if self.named:
+            self.warned.append((path, f"{what}; use {instead}"))
 
     def finish(self) -> list[Guard]:
         """All guards, once the trace is over and its results are gone."""
@@ -688,7 +699,7 @@ if sys.version_info >= (3, 12):
         if code is _entering:
             if reach is not None:
                 reach.nested.append(sys._getframe(1).f_locals["self"])
-        elif _is_library_code(code):
+        elif _is_library_code(code, sys._getframe(1)):
             return sys.monitoring.DISABLE
         elif reach is not None:
             reach.called(code, sys._getframe(1))
@@ -696,7 +707,7 @@ if sys.version_info >= (3, 12):
 
     def _ends(code: types.CodeType, offset: int, value: object) -> Any:
         reach = getattr(_local, "reach", None)
-        if code is _entering or _is_library_code(code):
+        if code is _entering or _is_library_code(code, sys._getframe(1)):
             return sys.monitoring.DISABLE
         if reach is not None:
             reach.returned(sys._getframe(1))
@@ -735,7 +746,7 @@ else:
             if event == "call":
                 code = frame.f_code
                 if id(code) not in known:
-                    known[id(code)] = None if _is_library_code(code) else code
+                    known[id(code)] = None if _is_library_code(code, frame) else code
                 if known[id(code)] is not None:
                     reach.called(code, frame)
                 elif code is _entering:
