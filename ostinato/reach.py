@@ -77,15 +77,7 @@ _LOADS_OF_NAMES = (
     "LOAD_DEREF",
     "LOAD_CLASSDEREF",
 )
-_SIMPLE = (
-    "LOAD_FAST",
-    "LOAD_DEREF",
-    "LOAD_GLOBAL",
-    "LOAD_NAME",
-    "LOAD_ATTR",
-    "LOAD_CONST",
-    "PUSH_NULL",
-)
+_VALUES = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_CONST")
 _MUTATORS = frozenset(
     (
         *("append", "appendleft", "extend", "extendleft", "insert", "pop", "popleft", "popitem"),
@@ -148,13 +140,14 @@ def facts(code: types.CodeType) -> Facts:
 
 def _is_log(steps: Sequence[dis.Instruction], n: int) -> bool:
     """Whether what is loaded here is only added to: `log.append(x)`, `count += 1`, `count[k] += 1`."""
-    names = [s.opname for s in steps[n : n + 7]]
-    if names[1:2] and names[1].startswith(("LOAD_ATTR", "LOAD_METHOD")):
-        return steps[n + 1].argval in _ADDERS
-    if names[2:3] == ["BINARY_OP"] and names[1].startswith(("LOAD_CONST", "LOAD_FAST")):
-        stores = [s for s in steps[n + 3 : n + 5] if s.opname.startswith("STORE")]
-        return any(s.argval == steps[n].argval for s in stores)
-    return names[2:5] == ["COPY", "COPY", "BINARY_SUBSCR"]
+    after = steps[n + 1 : n + 6]
+    names = [s.opname for s in after]
+    if names[:1] and names[0].startswith(("LOAD_ATTR", "LOAD_METHOD")):
+        return after[0].argval in _ADDERS
+    if names[1:2] == ["BINARY_OP"] and names[0] in _VALUES:  # in place, and stored where it was
+        stores = [s for s in after[2:4] if s.opname == steps[n].opname.replace("LOAD", "STORE")]
+        return after[1].argrepr.endswith("=") and [s.argval for s in stores] == [steps[n].argval]
+    return names[1:4] == ["COPY", "COPY", "BINARY_SUBSCR"]
 
 
 _DESCRIBED = ("shape", "dtype", "ndim", "size", "nbytes", "itemsize")
@@ -162,15 +155,16 @@ _ADDERS = frozenset(("append", "add", "extend", "appendleft", "insert", "clear")
 
 
 def _is_plain(steps: Sequence[dis.Instruction]) -> bool:
-    """Whether a call of `getattr` that begins here has a name that stands in the code."""
-    last = None
+    """Whether the arguments of a `getattr` that begin here are names, and the second is a text."""
+    given: list[dis.Instruction] = []
     for step in steps:
-        if step.opname in ("CALL", "PRECALL"):
-            return last is not None
-        if not step.opname.startswith(_SIMPLE) or (step.opname == "LOAD_ATTR" and last):
+        if step.opname in _VALUES:
+            given.append(step)
+        elif step.opname == "CALL":
+            text = given[1] if step.argval == len(given) >= 2 else None
+            return text is not None and text.opname == "LOAD_CONST" and isinstance(text.argval, str)
+        elif step.opname not in ("LOAD_ATTR", "PRECALL", "PUSH_NULL"):
             return False
-        if step.opname == "LOAD_CONST" and isinstance(step.argval, str):
-            last = step.argval
     return False
 
 
@@ -567,7 +561,7 @@ class Reach:
         logs = named - read
         valued = frozenset[str]().union(*(facts(c).valued for c in self.executed.values()))
         self.warned = [w for w in self.warned if _last(w[0]) not in named - valued]
-        self.guards = [g for g in self.guards if _last(g.name) not in logs]
+        self.guards = [g for g in self.guards if not _is_of_log(g, logs)]
         for guard in self.guards:
             if guard.key == "_operand":  # what was pending has run, if the trace read it
                 guard.value = guard.of._operand
@@ -633,6 +627,15 @@ class Reach:
                     break
             text = f"{name} ({short(f'{file}:{line}')}): {path} cannot be watched: {why}."
             warnings.warn_explicit(text, StaleWarning, file, line)
+
+
+def _is_of_log(guard: Guard, logs: frozenset[str]) -> bool:
+    """Whether a guard is of a counter's number or of a log's contents; which object it is still counts."""
+    if _last(guard.name) not in logs or guard.name.startswith("the "):
+        return False
+    if guard.kind in ("item", "attr") and not guard.name.endswith("]"):
+        return type(guard.value) in (int, float)
+    return True
 
 
 def _last(path: str) -> str:

@@ -697,6 +697,38 @@ def test_counters_and_logs_are_not_read() -> None:
     assert len(compiled.misses) == 3
 
 
+def test_what_looks_like_a_counter_a_log_or_a_plain_name_and_is_none() -> None:
+    class Adder:
+        def __init__(self, k: float) -> None:
+            self.k = k
+
+        def add(self, x: Any) -> Any:
+            return x + self.k
+
+    holder, name = Holder(2.0), "v"
+    block = Adder(1.0)
+
+    def of_same_name(x: Any) -> Any:
+        v = holder.v * 2
+        return x * v
+
+    def rebound(x: Any) -> Any:
+        return block.add(x)
+
+    def with_default(x: Any) -> Any:
+        made = name
+        return x * getattr(holder, made, "none")
+
+    def of_call(x: Any, letters: str = "v") -> Any:
+        return x * getattr((lambda _: holder)("q"), "".join(letters))
+
+    for f in (of_same_name, rebound, with_default, of_call):
+        compiled = ost.compile(f)
+        for k in (2.0, 3.0, 4.0):
+            holder.v, block = k, Adder(k)
+            same(f, compiled)
+
+
 def test_an_equal_value_is_no_change() -> None:
     holder = Holder((1.5, "a", (2, np.float32(3))))
     f = ost.compile(lambda x: x * holder.v[0] + len(holder.v[1]) * holder.v[2][1])
