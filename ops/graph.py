@@ -97,6 +97,18 @@ class Graph:
             for _, body in node.subgraphs():
                 yield from body.lines()
 
+    def at_lines(self, now: Mapping[str, str]) -> Graph:
+        """The same graph, asked for by other lines."""
+        nodes = []
+        for n in self.nodes:
+            params = n.params
+            if any(isinstance(v, Graph) for _, v in params):
+                params = tuple(
+                    (k, v.at_lines(now) if isinstance(v, Graph) else v) for k, v in params
+                )
+            nodes.append(Node(n.op, n.inputs, params, n.specs, now.get(n.line, n.line), n.key))
+        return Graph(self.inputs, tuple(nodes), self.outputs)
+
     @cached_property
     def digest(self) -> str:
         """What identifies the computation: 128 bits over its canonical content."""

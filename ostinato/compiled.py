@@ -761,7 +761,7 @@ class CompiledFunction(Generic[P, R]):
         )
         entry = Entry(
             plan,
-            session.engine.launcher(plan),
+            session.launcher(plan),
             tuple(inputs),
             captured,
             draws,

@@ -195,7 +195,7 @@ def settle_terms(roots: Sequence[Ref], session: Session) -> None:
 
 def run_plan(plan: Plan, operands: Sequence[Operand], session: Session) -> list[Operand]:
     """The results of the plan's source, in its order."""
-    made = session.engine.run(plan, operands)
+    made = session.launcher(plan)(operands)
     found = []
     for where, k in plan.results:
         found.append(made[k] if where == "out" else operands[k])

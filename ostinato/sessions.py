@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ostinato import settings
-from ostinato.errors import ArgumentError, LayoutError
+from ostinato.errors import ArgumentError, LayoutError, OstinatoError
 from ostinato.ops.array import Array, File, Host, Operand, Split, Term, changing, settled
 from ostinato.ops.layout import Layout
 from ostinato.ops.threads import is_helper
@@ -32,7 +32,7 @@ from ostinato.planner.tuner import Budget, Known, Tuner, machine
 from ostinato.planner.tuning import Site
 from ostinato.runtime.cluster import CrewEngine
 from ostinato.runtime.crew import job_crew, job_size
-from ostinato.runtime.engine import Engine, LocalEngine
+from ostinato.runtime.engine import Engine, Launcher, LocalEngine
 
 from . import watching
 
@@ -178,12 +178,27 @@ class Session:
         if found is None:
             found = self._tuned(make_plan(key, names, called)), "made"
             self.plans.put(found[0])
+        elif found[1] == "memory":
+            return found[0].for_trace(key, names, called), "memory"
         elif found[1] == "disk" and (tuned := self._tuned(found[0])) is not found[0]:
             found = tuned, "disk"
             self.plans.put(tuned)
-        if found[1] != "memory":
-            found[0].witness.append(_Witness(self.engine, found[0].id))
+        found[0].witness.append(_Witness(self.engine, found[0].id))
         return found
+
+    def launcher(self, plan: Plan) -> Launcher:
+        """Runs a plan; errors name the lines of whom the plan was made for."""
+        launch = self.engine.launcher(plan.original or plan)
+        if plan.original is None:
+            return launch
+
+        def launch_at_its_lines(operands: Sequence[Operand]) -> list[Operand]:
+            try:
+                return launch(operands)
+            except OstinatoError as error:
+                raise plan.at_its_lines(error) from error.__cause__
+
+        return launch_at_its_lines
 
     def _begin(self) -> None:
         """It is used: what it took the place of gives its memory and threads back, until somebody

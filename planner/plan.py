@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,10 @@ from ostinato.ops.encode import encode_graph, encode_spec
 from ostinato.ops.graph import Graph
 from ostinato.ops.layout import Mesh
 from ostinato.ops.spec import Spec
+from ostinato.ops.where import short
 
 from ostinato import settings
-from ostinato.errors import PlanFileError
+from ostinato.errors import OstinatoError, PlanFileError
 
 if TYPE_CHECKING:
     from .explain import Measured
@@ -103,6 +104,11 @@ class Program:
         tuple[int, int], ...
     ] = ()  # (result, operand): written over an operand that was given away
 
+    def at_lines(self, now: Mapping[str, str]) -> Program:
+        """The same program, asked for by other lines."""
+        bodies = {k: tuple(b.at_lines(now) for b in inner) for k, inner in self.bodies.items()}
+        return replace(self, graph=self.graph.at_lines(now), bodies=bodies)
+
 
 @dataclass(frozen=True)
 class Key:
@@ -151,6 +157,7 @@ class Plan:
     witness: list[Callable[[], Measured | None]] = field(default_factory=list, compare=False)
     tuned: Tuned | None = None  # no part of the id
     called: str = ""  # the user's function; no part of the id
+    original: Plan | None = field(default=None, compare=False)  # whose user's lines differ
 
     @property
     def id(self) -> str:
@@ -184,6 +191,42 @@ class Plan:
             "donated": list(self.key.donated),
             "tuned": _in_lists(self.tuned) if self.tuned is not None else None,
         }
+
+    def for_trace(self, key: Key, names: tuple[str, ...], called: str) -> Plan:
+        """This plan as another trace of the same graph knows it: by its own lines and names. Engines are
+        given the original."""
+        names, called = names or self.names, called or self.called
+        pairs = zip(self.traced.lines(), key.graph.lines(), strict=True)
+        now = {before: today for before, today in pairs if before != today}
+        if not now and (names, called) == (self.names, self.called):
+            return self
+        tuned = self.tuned
+        if tuned is not None:
+            choices = [replace(c, line=now.get(c.line, c.line)) for c in tuned.choices]
+            tuned = replace(tuned, choices=tuple(choices))
+        return replace(
+            self,
+            key=key,
+            lowered=self.lowered.at_lines(now),
+            program=self.program.at_lines(now),
+            names=names,
+            tuned=tuned,
+            called=called,
+            original=self.original or self,
+        )
+
+    def at_its_lines(self, error: OstinatoError) -> OstinatoError:
+        """An error of its original's run, with this one's line."""
+        if self.original is not None and error.line:
+            pairs = zip(self.original.traced.lines(), self.traced.lines(), strict=True)
+            for before, today in pairs:
+                before, today = before.partition(" (")[0], today.partition(" (")[0]
+                for line, instead in ((before, today), (short(before), short(today))):
+                    if line == error.line:
+                        made = type(error)(str(error).replace(f"({line})", f"({instead})", 1))
+                        made.line = instead
+                        return made.with_traceback(error.__traceback__)
+        return error
 
     @cached_property
     def out_specs(self) -> tuple[Spec, ...]:

@@ -188,3 +188,44 @@ def test_commands_end_quietly_when_nobody_reads(arguments: list[str], tmp_path: 
     assert not found.stderr.count("Traceback"), found.stderr
     assert "Exception ignored" not in found.stderr
     assert "BrokenPipe" not in found.stderr
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_plan_that_two_functions_share_names_the_lines_of_each(workers: int) -> None:
+    def one(x: Any) -> Any:
+        return ost.linalg.cholesky(x) + 1
+
+    def two(there: Any) -> Any:
+        return ost.linalg.cholesky(there) + 1
+
+    def loop_one(x: Any) -> Any:
+        return ost.repeat(2, lambda s: ost.linalg.cholesky(s), x)
+
+    def loop_two(there: Any) -> Any:
+        return ost.repeat(2, lambda s: ost.linalg.cholesky(s), there)
+
+    def line(f: Any) -> int:
+        return int(f.__code__.co_firstlineno) + 1
+
+    with on(workers):
+        bad = ost.asarray(-np.eye(3))
+        for f, g in ((one, two), (loop_one, loop_two)):
+            plans = {}
+            for h in (f, g, f):
+                compiled = ost.compile(h)
+                with pytest.raises(LinAlgError, match=f"test_messages.py:{line(h)}\\)") as raised:
+                    np.asarray(compiled(bad))
+                assert raised.value.line.endswith(f"test_messages.py:{line(h)}")
+                plans[h] = compiled.plan
+                assert {x.rpartition(":")[2] for x in compiled.plan.traced.lines()} == {
+                    str(line(h))
+                }
+                assert f".py:{line(h)}" in compiled.plan.explain()
+                assert compiled.plan.called == h.__name__
+            assert plans[f].id == plans[g].id
+            assert (plans[f].names, plans[g].names) == (("x",), ("there",))
+        for _ in range(2):  # outside of functions, too
+            with pytest.raises(LinAlgError) as raised:
+                np.asarray(ost.linalg.cholesky(bad) + 1)
+            here = raised.traceback[0].lineno + 1
+            assert raised.value.line.endswith(f":{here}")
