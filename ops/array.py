@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import builtins
 import itertools
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -862,7 +863,19 @@ _NO_TRACES: frozenset[Trace] = frozenset()
 
 
 def apply_all(name: str, *operands: Array, **params: Any) -> tuple[Array, ...]:
-    """The results of one operation, as pending Arrays."""
+    """The results of one operation, as pending Arrays. No code of the user's runs in here, so the
+    function by which a trace hears of calls (before Python 3.12) rests meanwhile."""
+    heard = sys.getprofile()
+    if heard is None or not hasattr(heard, "of_trace"):
+        return _apply_all(name, operands, params)
+    sys.setprofile(None)
+    try:
+        return _apply_all(name, operands, params)
+    finally:
+        sys.setprofile(heard)
+
+
+def _apply_all(name: str, operands: Sequence[Array], params: dict[str, Any]) -> tuple[Array, ...]:
     op = lookup(name)
     line = user_line()
     inferred = op.infer(*[x.spec for x in operands], **params)

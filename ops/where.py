@@ -29,15 +29,15 @@ _FOLDERS = (  # in a checkout the rooms lie beside the front door, installed the
 )
 _PYTHON = os.path.dirname(os.__file__) + os.sep  # copy, pickle and others that call us
 _GENERATED = ("<plan ", "<ostinato", "<frozen ")
-_ours: dict[CodeType, bool] = {}
+_ours: dict[str, bool] = {}  # by file, as the hash of a string is kept, and that of code is not
 
 
 def is_ours(code: CodeType) -> bool:
     """Whether this code belongs to the library, or to Python's own."""
-    found = _ours.get(code)
+    name = code.co_filename
+    found = _ours.get(name)
     if found is None:
-        name = code.co_filename
-        found = _ours[code] = name.startswith((*_FOLDERS, *_GENERATED)) or (
+        found = _ours[name] = name.startswith((*_FOLDERS, *_GENERATED)) or (
             name.startswith(_PYTHON) and "-packages" not in name
         )
     return found
@@ -50,7 +50,10 @@ def user_line() -> str:
 
 
 def _outside(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and is_ours(frame.f_code):
+    known = _ours.get
+    while frame is not None and (
+        known(name := frame.f_code.co_filename) or (name not in _ours and is_ours(frame.f_code))
+    ):
         frame = frame.f_back
     return frame
 

@@ -757,6 +757,7 @@ else:
             elif event == "return" and known.get(id(frame.f_code)) is not None:
                 reach.returned(frame)
 
+        hear.of_trace = True  # type: ignore[attr-defined]
         before = sys.getprofile()
         sys.setprofile(hear)
         try:
