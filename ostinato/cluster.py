@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -22,7 +24,8 @@ from ostinato.ops.disk import write_page
 from ostinato.ops.where import misfit
 from ostinato.runtime import forks, page, preload
 from ostinato.runtime.crew import among_processes
-from ostinato.runtime.keeper import Job
+from ostinato.runtime.dask import client_of, give_up
+from ostinato.runtime.keeper import Job, sweep
 
 from . import settings
 from .sessions import Session, connect
@@ -30,6 +33,8 @@ from .states import forgive_lost
 
 T = TypeVar("T")
 START = 60.0  # seconds for all to be there
+ASKED = 3.0  # seconds for an answer, before it is asked again
+LOOK = 0.5  # seconds between looks at the processes that start
 ANSWER = 2.0  # seconds for a scheduler to end by itself
 NEEDS = {"mpi4py": "mpi4py", "distributed": "distributed", "dask_mpi": "dask-mpi"}
 TLS = [f"{who}__{what}" for who in ("client", "scheduler", "worker") for what in ("cert", "key")]
@@ -140,7 +145,8 @@ class LocalCluster:
             given = {f"tls_{name.replace('__', '_')}": str(secret) for name in TLS}
             self.security = Security(require_encryption=True, **given)
             self.job.start()
-            self._meet(file)
+            with self._watched():
+                self._meet(file)
         except BaseException:
             self.close()
             raise
@@ -176,26 +182,63 @@ class LocalCluster:
         return env
 
     def _meet(self, file: Path) -> None:
-        from distributed import Client
-
         end = time.monotonic() + START
-        while not file.exists() or not file.stat().st_size:
-            failed = self.job.poll() is not None or "Traceback" in self._tail()
-            if failed or time.monotonic() > end:
-                raise SessionError.because(
-                    "LocalCluster",
-                    got="processes that did not start: " + self._tail(),
-                    needed="a scheduler and workers",
-                )
+        while (address := _address(file)) is None:
+            self._check_start(end)
             time.sleep(0.02)
-        self.client = Client(
-            scheduler_file=str(file), timeout=START, set_as_default=False, security=self.security
-        )
-        self.client.wait_for_workers(self.workers, timeout=START)
+        self.client = self._asked(lambda: client_of(address, self.security, ASKED), end)
+        self._asked(lambda: self.client.wait_for_workers(self.workers, timeout=ASKED), end)
         self.dashboard_link = str(self.client.dashboard_link)
         if self.client.run_on_scheduler(page.install):
             self.dashboard_link = f"{self.dashboard_link.removesuffix('/status')}/{page.NAME}"
         self.scheduler_address = str(self.client.scheduler.address)
+
+    def _asked(self, ask: Callable[[], T], end: float) -> T:
+        """What somebody says who may not answer, asked again as long as there is hope."""
+        while True:
+            try:
+                return ask()
+            except OSError:  # and with it TimeoutError
+                self._check_start(end)
+
+    def _check_start(self, end: float) -> None:
+        failed = self.job.poll() is not None or "Traceback" in self._tail()
+        if failed or time.monotonic() > end:
+            raise SessionError.because(
+                "LocalCluster",
+                got="processes that did not start: " + self._tail(),
+                needed="a scheduler and workers",
+            )
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """While processes meet: nobody waits for one that was stopped for as long as a heartbeat may fail
+        to come. All of them end."""
+        done, limit = threading.Event(), self.heartbeat or settings.heartbeat
+        found: list[int] = []
+
+        def watch() -> None:
+            while not found and not done.wait(LOOK):
+                if (stopped := self.job.stopped(limit)) is not None:
+                    found.append(stopped)
+                    sweep(self.job.mark, "")
+
+        watching = threading.Thread(target=watch, name="ostinato-start", daemon=True)
+        watching.start()
+        try:
+            yield
+        except Exception:
+            if not found:
+                raise
+            raise SessionError.because(
+                "LocalCluster",
+                got=f"process {found[0]}, which was stopped for {limit:g} s while all started",
+                needed="processes that run",
+                do="start again",
+            ) from None
+        finally:
+            done.set()
+            watching.join()
 
     def _tail(self) -> str:
         text = self.log.read_text(errors="replace").strip() if self.log.exists() else ""
@@ -220,7 +263,8 @@ class LocalCluster:
         self.check_open()
         options.setdefault("threads", self.threads)
         self.options = options
-        self.session = connect(self.client, **options)
+        with self._watched():
+            self.session = connect(self.client, **options)
         self.sessions.append(self.session)
         return self.session
 
@@ -279,6 +323,7 @@ class LocalCluster:
         if client is not None:
             with contextlib.suppress(Exception):
                 client.close(timeout=0.5)
+            give_up(client)
         log.setLevel(before)
 
     def __enter__(self) -> LocalCluster:
@@ -297,6 +342,14 @@ class LocalCluster:
         workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
         closed = ", closed" if self.client is None else ""
         return f"<LocalCluster: {workers}, dashboard {self.dashboard_link}{closed}>"
+
+
+def _address(file: Path) -> str | None:
+    """Of a scheduler, once it has written it."""
+    try:
+        return str(json.loads(file.read_text())["address"])
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def _loopback() -> str:

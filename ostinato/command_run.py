@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 from ostinato.runtime import preload
 from ostinato.runtime.keeper import Job
 
+from . import settings
 from .cluster import NEEDS, check_installed, home, mpiexec
 
 _RUN = """Run a script on several processes. It calls ost.connect(): there the first process goes on and works,
@@ -36,6 +38,8 @@ by MPI. A program then attaches with ost.connect("tcp://...") or ost.connect(cli
 
 KINDLY = 4.0  # seconds to end, by each of two signals, before being killed
 EVERY = 0.25  # seconds between two looks at the counters
+AFTER = 2.0  # seconds for the script to say first that it lost a worker
+LOOK = 4  # of these between two looks whether a process was stopped
 
 
 def add(commands: Any) -> None:
@@ -75,6 +79,11 @@ _KILLED = (signal.SIGKILL, 128 + signal.SIGKILL)  # a job's status when one of i
 _WORDS = (
     "ostinato run: a process was killed, perhaps for want of memory, and the job is over; what its workers "
     "held is lost: start again (a checkpoint keeps values)."
+)
+
+_STOPPED = (
+    "ostinato: process {} was stopped for {:g} s, and the job is over; what its workers held is lost: start "
+    "again (a checkpoint keeps values)."
 )
 
 
@@ -199,11 +208,16 @@ def _attend(
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)} | more
     before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     status: int | None = None
+    looks, limit = itertools.count(1), settings.heartbeat + AFTER
     try:
         job.begin(command, environment)
         job.start()
         while not asked and (status := job.poll(EVERY)) is None:
             show()
+            if next(looks) % LOOK == 0 and (stopped := job.stopped(limit)) is not None:
+                print(_STOPPED.format(stopped, limit), file=sys.stderr)
+                job.end((signal.SIGTERM, EVERY))
+                return 1
         show()
         return 128 + asked[0] if asked else int(status or 0)
     finally:

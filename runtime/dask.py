@@ -157,8 +157,6 @@ def as_client(cluster: Any) -> AbstractContextManager[Any]:
     """A client of Dask: the one given, or, for an address or an asynchronous client, which could not be
     waited for in its own loop, one of our own for this long.
     """
-    from distributed import Client
-
     security = None
     if not isinstance(cluster, str):
         if not cluster._asynchronous:
@@ -172,14 +170,9 @@ def as_client(cluster: Any) -> AbstractContextManager[Any]:
                 do="await it first: client = await Client(..., asynchronous=True)",
             )
         cluster, security = cluster.scheduler.address, cluster.security
-    before = set(Client._instances)
     try:
-        return Client(cluster, timeout=ANSWER, set_as_default=False, security=security)
+        return client_of(cluster, security, ANSWER)
     except (OSError, ValueError, TypeError) as error:  # Dask's of TLS without a key are TypeErrors
-        for failed in set(Client._instances) - before:
-            if failed._start_arg is cluster:  # as garbage it would wait for a loop, perhaps its own
-                failed.status = "closed"
-                failed._loop_runner.stop()
         raise misfit(
             SessionError,
             "connect",
@@ -188,6 +181,26 @@ def as_client(cluster: Any) -> AbstractContextManager[Any]:
             do="start one with `dask scheduler`, and workers with `ostinato worker`; with TLS give a "
             "client: Client(address, security=...)",
         ) from None
+
+
+def client_of(address: str, security: Any, timeout: float) -> Any:
+    from distributed import Client
+
+    client: Any = Client.__new__(Client)  # what fails to connect is nowhere else
+    try:
+        client.__init__(address, timeout=timeout, set_as_default=False, security=security)
+    except BaseException:
+        give_up(client)
+        raise
+    return client
+
+
+def give_up(client: Any) -> None:
+    """A client that did not connect, or could not be closed, is closed. As garbage it would wait for a
+    loop: in whatever thread the collector runs, perhaps for a lock that waits for this thread."""
+    client.status = "closed"
+    if hasattr(client, "_loop_runner"):
+        client._loop_runner.stop()
 
 
 def begin(client: Any, threads: int | None = None) -> Channel:

@@ -45,6 +45,10 @@ class Job:
         self.keeper: subprocess.Popen[bytes] | None = None
         self.go = self.tells = -1  # ends of pipes: "start", and the command's status
         self.status: int | None = None
+        self.ours: dict[
+            int, bool
+        ] = {}  # processes that were looked at: whether they carry the mark
+        self.since: dict[int, float] = {}  # those that stand still
 
     def begin(
         self,
@@ -97,6 +101,15 @@ class Job:
             if ready.poll(1000 * patience):
                 self.status = int(os.read(self.tells, 16) or KILLED)
         return self.status
+
+    def stopped(self, seconds: float) -> int | None:
+        """One of its processes that somebody stopped (SIGSTOP) so long ago, as looks now and then show."""
+        there = _processes()
+        self.ours = {p: self.ours[p] if p in self.ours else _carries(p, self.mark) for p in there}
+        now = time.monotonic()
+        still = [p for p, is_ours in self.ours.items() if is_ours and _state(p)[:1] == ["T"]]
+        self.since = {p: self.since.get(p, now) for p in still}
+        return next((p for p, since in self.since.items() if now - since > seconds), None)
 
     def leave(self) -> None:
         """The command has ended by itself: the keeper and the folder go."""
@@ -151,14 +164,14 @@ def sweep_beside(mark: str, folder: str) -> None:
 
 def _killed(mark: str) -> list[int]:
     """Handles of those that were still there. All are stopped first, so that nobody does anything about it."""
-    wanted, found = f"\0{MARK}={mark}\0".encode(), list[int]()
+    found: list[int] = []
     for pid in _processes():
         if pid == os.getpid():
             continue
         with contextlib.suppress(OSError):
             held = os.pidfd_open(pid)  # before the look, so that its number cannot be another's
             try:
-                if wanted in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
+                if _carries(pid, mark):
                     signal.pidfd_send_signal(held, signal.SIGSTOP)
                     found.append(held)
             finally:
@@ -207,14 +220,27 @@ def _processes() -> list[int]:
         return []
 
 
-def _born(pid: int) -> str:
-    """When a process began, in the system's ticks; empty if it has ended, or nobody knows."""
+def _carries(pid: int, mark: str) -> bool:
+    try:
+        return f"\0{MARK}={mark}\0".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+
+
+def _state(pid: int) -> list[str]:
+    """What the system says of a process: a letter for what it does, and facts; nothing if it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return ""
-    state, *facts = text.rpartition(")")[2].split()
-    return "" if state in "ZX" else facts[18]
+        return []
+    found = text.rpartition(")")[2].split()
+    return [] if found[0] in "ZX" else found
+
+
+def _born(pid: int) -> str:
+    """When a process began, in the system's ticks; empty if it has ended, or nobody knows."""
+    found = _state(pid)
+    return found[19] if found else ""
 
 
 def is_there(program: str) -> bool:

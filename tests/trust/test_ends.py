@@ -10,11 +10,14 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+import ostinato as ost
+from ostinato.errors import SessionError
 from tests.clusters import ROOT, needs_dask
 from tests.trust.conftest import Tally
 
@@ -200,3 +203,45 @@ def test_nothing_is_left_whatever_is_stopped_or_killed(
         assert not found, f"OSTINATO_SEED={seed}, trial {k}: {found}"
         tally("processes stopped or killed", 1)
     assert not shared() - before
+
+
+@pytest.mark.parametrize(
+    ("kind", "who", "moment"),
+    [("cluster", "rank 1", 0.0), ("cluster", "rank 0", 1.5), ("job", "rank 1", 0.0)],
+)
+def test_nobody_waits_for_what_was_stopped_at_the_start(
+    tmp_path: Path, kind: str, who: str, moment: float, tally: Tally
+) -> None:
+    trial = Trial(tmp_path / "trial", kind)
+    try:
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            with contextlib.suppress(AssertionError, OSError):
+                victim = trial.find(who)
+                break
+            time.sleep(0.02)
+        time.sleep(moment)
+        os.kill(victim, signal.SIGSTOP)
+        assert not trial.ends(), trial.names()
+        said = (trial.folder / "said").read_text()
+        assert re.search(f"process {victim}\\b.*was stopped for", said), said
+        assert trial.program.wait(5) == 1
+    finally:
+        trial.clear()
+    tally("processes stopped or killed", 1)
+
+
+def test_no_client_is_left_open_as_garbage(tmp_path: Path, tally: Tally) -> None:
+    """Dask closes one that the collector finds, in whatever thread, and waits for locks there."""
+    cluster = ost.LocalCluster(1, dashboard=False)
+    scheduler = cluster.client.run_on_scheduler(os.getpid)
+    client = cluster.client
+    os.kill(scheduler, signal.SIGKILL)
+    cluster.close()
+    assert client.status == "closed"
+    assert not client._loop_runner.is_started()
+    threads = {t for t in threading.enumerate() if t.name == "IO loop"}
+    with pytest.raises(SessionError, match="no scheduler at"):
+        ost.connect(cluster.scheduler_address)
+    assert {t for t in threading.enumerate() if t.name == "IO loop"} <= threads
+    tally("clients of Dask left open", 0)
