@@ -54,12 +54,17 @@ def code_version() -> str:
     ours.
     """
     here = Path(__file__).resolve().parent
+    return f"{FORMAT}-{_digest(here.parent / 'ops', here)}"
+
+
+def _digest(*rooms: Path) -> str:
+    """Of all modules in some folders and those inside: where each lies, and what it says."""
     found = hashlib.blake2b(digest_size=6)
-    for room in (here.parent / "ops", here):
-        for path in sorted(room.glob("*.py")):
-            found.update(path.name.encode())
-            found.update(path.read_bytes())
-    return f"{FORMAT}-{found.hexdigest()}"
+    for room in rooms:
+        for path in sorted(room.rglob("*.py")):
+            name, text = str(path.relative_to(room.parent)).encode(), path.read_bytes()
+            found.update(b"%d %d " % (len(name), len(text)) + name + text)
+    return found.hexdigest()
 
 
 def encode_plan(plan: Plan) -> bytes:

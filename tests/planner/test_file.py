@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops.encode import Malformed
+from ostinato.planner import file
 from ostinato.planner.file import MAGIC, decode_plan, encode_plan
 from ostinato.planner.plan import FORMAT, Plan
 
@@ -330,3 +331,33 @@ def test_a_narrower_part_of_an_overlapping_one(numerics: str) -> None:
         x = ost.asarray(np.arange(2.0)[:, None], split=(0, 0))
         plan = ost.compile(lambda x: (x[1:2] - x[0:1]).sum(0)).plan_for(x)
         assert decode_plan(encode_plan(plan)).program == plan.program
+
+
+def test_the_version_of_the_code_knows_where_each_module_lies(tmp_path: Path) -> None:
+    """So that no plan of other code is used: nested modules count, and so do their places."""
+    ops, planner = tmp_path / "ops", tmp_path / "planner"
+    (ops / "core").mkdir(parents=True)
+    planner.mkdir()
+    (ops / "core" / "a.py").write_text("x = 1\n")
+    (planner / "b.py").write_text("y = 2\n")
+    seen = {file._digest(ops, planner)}
+
+    def changed() -> bool:
+        now = file._digest(ops, planner)
+        known = now in seen
+        seen.add(now)
+        return not known
+
+    assert not changed()
+    (ops / "core" / "a.py").write_text("x = 3\n")
+    assert changed()
+    (ops / "core" / "a.py").rename(ops / "a.py")
+    assert changed()
+    (ops / "a.py").rename(planner / "a.py")
+    assert changed()
+    (planner / "b.py").rename(planner / "c.py")
+    assert changed()
+    (ops / "cpu" / "jit").mkdir(parents=True)
+    (ops / "cpu" / "jit" / "d.py").write_text("")
+    assert changed()
+    assert not changed()
