@@ -24,7 +24,7 @@ from ostinato.planner.plan import Program, local_bytes
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, DonatedError, LinAlgError, MemoryLimitError
-from tests.helpers import assert_same, compare_all
+from tests.helpers import assert_same, compare_all, counts_traces
 from tests.planner.test_any_layout import RELAXED, splits_for
 from tests.programs import make_program
 from tests.sessions import MESHES, use
@@ -275,6 +275,7 @@ def test_a_repeated_plan_allocates_no_array(name: str) -> None:
         del y
 
 
+@counts_traces
 def test_a_training_step_allocates_nothing() -> None:
     with use() as session:
         step = ost.compile(mlp)

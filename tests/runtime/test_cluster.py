@@ -36,6 +36,7 @@ from ostinato.errors import (
     SessionError,
 )
 from tests.clusters import ROOT, gone, needs_dask, with_key
+from tests.helpers import counts_traces
 from tests.programs import make_program
 
 pytestmark = [
@@ -224,6 +225,7 @@ def test_the_same_seed_and_plan_give_what_threads_give(session: sessions.Session
 
 
 # -- orders --------------------------------------------------------------------------------
+@counts_traces
 def test_an_iteration_is_one_small_message(session: sessions.Session) -> None:
     found = {}
     for count in (10, 100, 2000):

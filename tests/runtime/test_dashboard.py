@@ -25,6 +25,7 @@ from ostinato.runtime.ledger import MOST, RECENT, Ledger
 import ostinato as ost
 from ostinato.errors import BoundsError
 from tests.clusters import needs_page
+from tests.helpers import counts_traces
 from tests.runtime.browser import CHROMIUM, Browser
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH")
@@ -154,6 +155,7 @@ def metrics(work: Work) -> dict[str, float]:
     return {name: float(value) for name, value in pairs}
 
 
+@counts_traces
 @needs_page
 def test_prometheus_counts_every_run(work: Work) -> None:
     work.go(37)

@@ -18,6 +18,7 @@ from ostinato.planner import fuse
 import ostinato as ost
 from ostinato.errors import NaNError
 from tests import sessions
+from tests.helpers import counts_traces
 
 pytestmark = pytest.mark.skipif(bool(llvm.why_not()), reason=llvm.why_not())
 ALL = mock.patch.multiple(fuse, WORTH=1, BESIDE=1)  # everything becomes kernels
@@ -208,6 +209,7 @@ def python_calls(f: Callable[[], Any]) -> int:
     return count
 
 
+@counts_traces
 @pytest.mark.parametrize("name", LOOPS)
 def test_turns_need_no_python(name: str) -> None:
     f, given = LOOPS[name]

@@ -263,8 +263,8 @@ def test_zero_strides_do_not_hide_work(tmp_path: Path) -> None:
 LONG = """
 import sys, numpy as np, ostinato as ost
 plan = ost.Plan.from_file(sys.argv[1])
-print("runs", flush=True)
 try:
+    print("runs", flush=True)
     np.asarray(ost.run(plan, ost.asarray(np.ones(3))))
 except KeyboardInterrupt:
     print("ended", flush=True)

@@ -29,6 +29,7 @@ from ostinato.ops.spec import Spec, complex128, float64
 from ostinato.planner.plan import Key, Target
 
 import ostinato as ost
+from tests.helpers import counts_traces
 
 
 def nan(bits: int) -> float:
@@ -273,6 +274,7 @@ def test_files_refuse_what_is_no_nan():
 KEYS = [1, True, 1.0, 0, 0.0, -0.0, False, "1", None, (1,), (True,)]
 
 
+@counts_traces
 def test_keys_of_dicts():
     """A dict's keys come back as they were given, and functions see them as they are."""
     x = ost.ones(2)
