@@ -487,7 +487,7 @@ def ours_allreduce(count: int) -> Case:
 def ours_alone(count: int) -> Case:
     """What carries it, without orders and plans."""
     from mpi4py import MPI
-    from ostinato.runtime.mpi import MpiCommunicator
+    from ostinato.runtime.messages.mpi import MpiCommunicator
 
     comm = MpiCommunicator(MPI.COMM_WORLD.Dup(), 2)
     x = ranks.mine(MPI.COMM_WORLD, rows(count)).sum(0)

@@ -19,7 +19,7 @@ _took: dict[bool, list[float]] = {True: [], False: []}
 def take_turns(dask_worker: Any) -> None:
     """From now on, every other few runs of this worker happen without clocks."""
     from ostinato.runtime import worker
-    from ostinato.runtime.mail import Mail
+    from ostinato.runtime.messages.persistent import Mail
 
     counted = worker.SLOW, Mail.start, Mail.wait
     step = worker.Worker.step
@@ -55,7 +55,7 @@ def take_turns(dask_worker: Any) -> None:
 
 def look(dask_worker: Any) -> tuple[dict[bool, list[float]], float]:
     """Seconds of each run, and of reading all counters once."""
-    from ostinato.runtime import page
+    from ostinato.runtime.dashboard import page
 
     looks = []
     for _ in range(50):

@@ -265,9 +265,9 @@ def whole(function: Function, operands: Callable[[], Sequence[Numbers]]) -> dict
     """Ours, with what is large between products made at once and kept in memory."""
 
     def ready() -> Case:
-        from ostinato.planner import in_cache
+        from ostinato.planner.passes import cache_blocking
 
-        in_cache.LARGE = sys.maxsize
+        cache_blocking.LARGE = sys.maxsize
         return ostinato_case(function, operands())
 
     return {"ostinato/whole": ready}

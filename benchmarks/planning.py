@@ -210,8 +210,8 @@ class Planned:
         self.specs = [self.session.hold_array(x).spec for x in self.values]
 
     def trace(self) -> Any:
-        from ostinato.ops.array import placeholder, term_of
-        from ostinato.ops.trace import collect
+        from ostinato.ops.core.array import placeholder, term_of
+        from ostinato.ops.core.trace import collect
 
         from ostinato.reading import CompileTrace
 

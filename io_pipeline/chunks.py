@@ -20,8 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from ostinato.ops.layout import Box, Shape, intersect, slices
-from ostinato.ops.spec import DTYPES
+from ostinato.ops.core.layout import Box, Shape, intersect, slices
+from ostinato.ops.core.spec import DTYPES
 
 from ostinato.errors import DataFileError
 

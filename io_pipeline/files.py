@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ostinato.ops.layout import Box, Shape
-from ostinato.ops.spec import DTYPES
+from ostinato.ops.core.layout import Box, Shape
+from ostinato.ops.core.spec import DTYPES
 
 from ostinato.errors import DataFileError
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from ostinato.ops.layout import Box
+from ostinato.ops.core.layout import Box
 
 from .source import Source
 

@@ -21,9 +21,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ostinato.ops.disk import Stage, clear, replace_folder, staged, sync, take_after, unstage, write
-from ostinato.ops.layout import Box, Shape
-from ostinato.ops.spec import DTYPES
+from ostinato.ops.core.disk import (
+    Stage,
+    clear,
+    replace_folder,
+    staged,
+    sync,
+    take_after,
+    unstage,
+    write,
+)
+from ostinato.ops.core.layout import Box, Shape
+from ostinato.ops.core.spec import DTYPES
 
 from ostinato.errors import DataFileError
 

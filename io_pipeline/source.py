@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from ostinato.ops.layout import Box, Shape
-from ostinato.ops.spec import DTYPES, MOST_AXES, misshapen
+from ostinato.ops.core.layout import Box, Shape
+from ostinato.ops.core.spec import DTYPES, MOST_AXES, misshapen
 
 from ostinato.errors import DataFileError
 

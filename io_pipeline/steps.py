@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ostinato.ops.disk import make_folders, replace_folder, sync, write
+from ostinato.ops.core.disk import make_folders, replace_folder, sync, write
 
 from ostinato.errors import DataFileError
 

@@ -3,31 +3,29 @@ file.
 """
 
 from . import (  # noqa: F401  (registers the operations)
+    array_function,
     collective,
     contraction,
     control,
     creation,
     distances,
     elementwise,
-    factor,
-    fixed,
     fused,
     gradient,
-    gram,
     indexing,
     linalg,
     nn,
-    numpy_calls,
     random,
     reduction,
+    reproducible,
     shape,
     sorting,
-    spectral,
 )
-from .array import Array
-from .graph import Builder, Graph, Node
-from .layout import Layout
-from .registry import OPS, Op, lookup
-from .spec import Spec
+from .core.array import Array
+from .core.graph import Builder, Graph, Node
+from .core.layout import Layout
+from .core.registry import OPS, Op, lookup
+from .core.spec import Spec
+from .cpu.kernels import syrk  # noqa: F401
 
 __all__ = ["OPS", "Array", "Builder", "Graph", "Layout", "Node", "Op", "Spec", "lookup"]

@@ -23,13 +23,13 @@ from typing import Any
 
 from ostinato.errors import ShapeError
 
-from .index import Indices
-from .kinds import MESH_AXES, MONOID, one_of, unfit
-from .layout import slices
-from .monoid import MONOIDS
-from .registry import Params, Place, Specs, lookup, op
-from .spec import Spec
-from .where import misfit
+from .core.index import Indices
+from .core.layout import slices
+from .core.monoid import MONOIDS
+from .core.parameters import MESH_AXES, MONOID, one_of, unfit
+from .core.registry import Params, Place, Specs, lookup, op
+from .core.spec import Spec
+from .core.user_line import misfit
 
 REDUCING = ("all_reduce", "reduce_scatter")
 MOVING = ("all_gather", "all_to_all", "halo", "broadcast")

@@ -15,12 +15,14 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
-from .array import Array, Operandish, apply, as_array, export, unify
+from .core.array import Array, Operandish, apply, as_array, export, unify
+from .core.index import LETTERS, Indices, along, einsum_indices, subscripts
+from .core.parameters import DTYPE, FARTHEST, TEXT, unfit, whole
+from .core.registry import Params, Scratch, Specs, op
+from .core.spec import DType, Shape, Spec, float32, lying, promote
+from .core.user_line import misfit
+from .cpu.kernels.gemm import any_product, product, ways
 from .elementwise import broadcast, conj, convert
-from .index import LETTERS, Indices, along, einsum_indices, subscripts
-from .kinds import DTYPE, FARTHEST, TEXT, unfit, whole
-from .products import any_product, product, ways
-from .registry import Params, Scratch, Specs, op
 from .shape import (
     accumulator,
     add_up,
@@ -36,8 +38,6 @@ from .shape import (
     swapaxes,
     whole_number,
 )
-from .spec import DType, Shape, Spec, float32, lying, promote
-from .where import misfit
 
 __all__ = [
     "diagonal",

@@ -13,7 +13,7 @@ from typing import Any
 
 from ostinato.errors import ArgumentError, DTypeError, GradientError, ShapeError
 
-from .array import (
+from .core.array import (
     DEFAULTS,
     Array,
     Operandish,
@@ -24,17 +24,17 @@ from .array import (
     weak_dtype,
     weak_kind,
 )
+from .core.graph import Builder, Graph
+from .core.index import Indices
+from .core.parameters import FLAG, GRAPH, PLACES, joined, unfit, whole
+from .core.registry import Params, Specs, lookup, op
+from .core.spec import Spec, bool_, int64, is_inexact
+from .core.trace import inline, subgraph
+from .core.tree import flatten, paths, unflatten
+from .core.user_line import misfit
 from .gradient import vjp
-from .graph import Builder, Graph
-from .index import Indices
-from .kinds import FLAG, GRAPH, PLACES, joined, unfit, whole
 from .random import seeds
-from .registry import Params, Specs, lookup, op
 from .shape import repeat_elements, whole_number, zero_of
-from .spec import Spec, bool_, int64, is_inexact
-from .trace import inline, subgraph
-from .tree import flatten, paths, unflatten
-from .where import misfit
 
 __all__ = [
     "cond",

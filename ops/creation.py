@@ -11,7 +11,7 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
-from .array import (
+from .core.array import (
     DEFAULTS,
     Array,
     Host,
@@ -25,24 +25,11 @@ from .array import (
     unmasked,
     weak_kind,
 )
-from .elementwise import as_dtype, astype, check_device, equal, number_of, where
-from .index import LETTERS, Indices
-from .kinds import DTYPE, NUMBER, SHAPE, check_value, unfit
-from .kinds import whole as whole_from
-from .registry import Params, Place, Specs, op, stream_cost
-from .shape import (
-    axis_of,
-    broadcast_to,
-    diagonal_number,
-    expand_dims,
-    listed,
-    reshape,
-    resplit,
-    split_of,
-    stack,
-    whole_number,
-)
-from .spec import (
+from .core.index import LETTERS, Indices
+from .core.parameters import DTYPE, NUMBER, SHAPE, check_value, unfit
+from .core.parameters import whole as whole_from
+from .core.registry import Params, Place, Specs, op, stream_cost
+from .core.spec import (
     DTYPES,
     DType,
     Shape,
@@ -56,7 +43,20 @@ from .spec import (
     owned,
     uint64,
 )
-from .where import misfit
+from .core.user_line import misfit
+from .elementwise import as_dtype, astype, check_device, equal, number_of, where
+from .shape import (
+    axis_of,
+    broadcast_to,
+    diagonal_number,
+    expand_dims,
+    listed,
+    reshape,
+    resplit,
+    split_of,
+    stack,
+    whole_number,
+)
 
 __all__ = [
     "arange",

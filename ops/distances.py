@@ -12,15 +12,15 @@ import numpy as np
 
 from ostinato.errors import DTypeError
 
-from .code import Code, loop_facts
-from .index import Indices
-from .kinds import unfit
-from .llvm import function_of, vector_bits, why_not
-from .products import GRAIN, _loaded
-from .registers import literal, llvm_type
-from .registry import Params, Specs, op
-from .spec import DType, Spec, float32, float64
-from .team import around
+from .core.index import Indices
+from .core.parameters import unfit
+from .core.registry import Params, Specs, op
+from .core.spec import DType, Spec, float32, float64
+from .cpu.jit.emitter import Code, loop_facts
+from .cpu.jit.llvm import function_of, vector_bits, why_not
+from .cpu.jit.parallel import around
+from .cpu.jit.values import literal, llvm_type
+from .cpu.kernels.gemm import GRAIN, _loaded
 
 BLOCK = 64  # columns that are looked at together
 NEAR = 1 / 8  # of the squared lengths: a shorter distance is made from differences

@@ -16,10 +16,20 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
-from .array import Array, Operandish, Scalar, apply, as_array, export, functions, unify, unmasked
-from .kinds import DTYPE, NUMBER, check_value, unfit, wrong_number
-from .registry import ANY, Scratch, op, stream_cost
-from .spec import (
+from .core.array import (
+    Array,
+    Operandish,
+    Scalar,
+    apply,
+    as_array,
+    export,
+    functions,
+    unify,
+    unmasked,
+)
+from .core.parameters import DTYPE, NUMBER, check_value, unfit, wrong_number
+from .core.registry import ANY, Scratch, op, stream_cost
+from .core.spec import (
     DTYPES,
     DType,
     Shape,
@@ -34,7 +44,7 @@ from .spec import (
     real_of,
     widened,
 )
-from .where import misfit
+from .core.user_line import misfit
 
 __all__ = [
     "abs",

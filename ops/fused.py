@@ -1,6 +1,6 @@
 """Several elementwise operations as one, and reductions of their results over the last axes: what
 the planner makes of chains, so that what lies between never goes to memory. On CPUs it is machine
-code (native.py); this kernel is for the rest."""
+code (flat.py); this kernel is for the rest."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from .epilogue import BEGINS, epilogue_native, epilogue_room, epilogue_ways, shape_of
-from .graph import Graph
-from .kinds import GRAPH, unfit
-from .labels import BLOCKS, SUMS, UNITS, analyse, analyse_in_order, label, lanes_of
-from .layout import Box
-from .native import crew_of, nest_kernel
-from .nest import facts
-from .registry import ANY, OPS, Params, Place, Scratch, Specs, op
-from .spec import Shape, Spec, int8
-from .threads import most_threads
+from .core.graph import Graph
+from .core.layout import Box
+from .core.parameters import GRAPH, unfit
+from .core.registry import ANY, OPS, Params, Place, Scratch, Specs, op
+from .core.spec import Shape, Spec, int8
+from .cpu.kernels.gemm_epilogue import (
+    BEGINS,
+    epilogue_native,
+    epilogue_room,
+    epilogue_ways,
+    shape_of,
+)
+from .cpu.loops.flat import crew_of, nest_kernel
+from .cpu.loops.labels import BLOCKS, SUMS, UNITS, analyse, analyse_in_order, label, lanes_of
+from .cpu.loops.stages import facts
+from .cpu.threads import most_threads
 
 
 def _infer(*ins: Spec, body: Graph, **_: Any) -> Specs:

@@ -12,16 +12,16 @@ from typing import Any
 
 from ostinato.errors import ArgumentError, GradientError
 
-from .array import Array, Term, Watch, apply, apply_all, term_of
+from .core.array import Array, Term, Watch, apply, apply_all, term_of
+from .core.graph import Graph
+from .core.index import Indices, pointwise
+from .core.parameters import GRAPH, joined, unfit, whole
+from .core.registry import Params, Specs, op, stream_cost
+from .core.spec import Spec, is_inexact
+from .core.trace import Ref, array_of, inline, subgraph
+from .core.user_line import misfit, short
 from .elementwise import convert
-from .graph import Graph
-from .index import Indices, pointwise
-from .kinds import GRAPH, joined, unfit, whole
-from .registry import Params, Specs, op, stream_cost
 from .shape import sum_to
-from .spec import Spec, is_inexact
-from .trace import Ref, array_of, inline, subgraph
-from .where import misfit, short
 
 
 # -- identities that only gradients see; the planner removes all but `barrier` -------------

@@ -20,14 +20,16 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
 
-from . import array
-from .array import Array, Operandish, apply, as_array, export, unify, unmasked
-from .copies import Piece
+from .core import array
+from .core.array import Array, Operandish, apply, as_array, export, unify, unmasked
+from .core.index import LETTERS, Indices, along
+from .core.parameters import AXIS, TEXT, one_of, unfit, whole
+from .core.registry import COMPILED, Params, Place, Specs, op, stream_cost
+from .core.spec import Shape, Spec, bool_, int64, is_inexact, is_integer
+from .core.user_line import misfit
+from .cpu.kernels.gather_scatter import adding_along, inside, putting, taking, taking_along
+from .cpu.loops.copies import Piece
 from .elementwise import astype, equal, less, where
-from .index import LETTERS, Indices, along
-from .kinds import AXIS, TEXT, one_of, unfit, whole
-from .registry import COMPILED, Params, Place, Specs, op, stream_cost
-from .scatter import adding_along, inside, putting, taking, taking_along
 from .shape import (
     MODES,
     axis_of,
@@ -40,8 +42,6 @@ from .shape import (
     whole_number,
     zero_of,
 )
-from .spec import Shape, Spec, bool_, int64, is_inexact, is_integer
-from .where import misfit
 
 __all__ = [
     "nonzero",

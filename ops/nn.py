@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
-from .array import Array, Axis, Operandish, as_array
+from .core.array import Array, Axis, Operandish, as_array
+from .core.spec import float32, float64, is_inexact, is_integer
+from .core.user_line import misfit
 from .creation import ANYWHERE, one_hot
 from .elementwise import (
     astype,
@@ -26,8 +28,6 @@ from .indexing import take_along_axis
 from .random import _unit
 from .reduction import max, mean, moments_of, sum
 from .shape import axes_of, axis_of, expand_dims, squeeze, stop_gradient
-from .spec import float32, float64, is_inexact, is_integer
-from .where import misfit
 
 __all__ = [
     "cross_entropy",

@@ -19,17 +19,11 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
-from .array import Array, Operandish, Split, apply, as_array
-from .creation import ANYWHERE, _shape, placed
-from .draws import LOW, MULTIPLIERS, NORMAL, WEYL
-from .elementwise import as_dtype, astype, broadcast, clip, log, minimum, nextafter
-from .index import LETTERS, Indices
-from .kinds import DTYPE, FLAG, PLACES, SHAPE, unfit, whole
-from .reduction import argmax
-from .registry import Params, Place, Scratch, Specs, op, stream_cost
-from .shape import axis_of, broadcast_to, moveaxis, whole_number
-from .sorting import argsort
-from .spec import (
+from .core.array import Array, Operandish, Split, apply, as_array
+from .core.index import LETTERS, Indices
+from .core.parameters import DTYPE, FLAG, PLACES, SHAPE, unfit, whole
+from .core.registry import Params, Place, Scratch, Specs, op, stream_cost
+from .core.spec import (
     DType,
     Shape,
     Spec,
@@ -44,7 +38,13 @@ from .spec import (
     uint32,
     uint64,
 )
-from .where import misfit
+from .core.user_line import misfit
+from .creation import ANYWHERE, _shape, placed
+from .elementwise import as_dtype, astype, broadcast, clip, log, minimum, nextafter
+from .random_bits import LOW, MULTIPLIERS, NORMAL, WEYL
+from .reduction import argmax
+from .shape import axis_of, broadcast_to, moveaxis, whole_number
+from .sorting import argsort
 
 __all__ = [
     "bernoulli",
@@ -572,7 +572,7 @@ def _place_of(numbers: Any) -> tuple[Shape, Place]:
 
 
 def _drawn(kernel: Callable[..., None], dtype: DType) -> Callable[..., None]:
-    """What kernels compute (draws.py), by NumPy, where these numbers are."""
+    """What kernels compute (random_bits.py), by NumPy, where these numbers are."""
     wide = dtype.itemsize == 8
 
     def draw(xp: Any, out: Any, seed: Any, numbers: Any, stream: Any = NORMAL) -> None:

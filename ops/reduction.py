@@ -16,15 +16,17 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
-from .array import Array, Axis, Operandish, apply, apply_all, as_array, export
+from .core.array import Array, Axis, Operandish, apply, apply_all, as_array, export
+from .core.index import LETTERS, Indices, along
+from .core.monoid import highest, identity, lowest
+from .core.parameters import AXES, AXIS, DTYPE, whole
+from .core.parameters import unfit as _unfit
+from .core.registry import COMPILED, Params, Place, Scratch, Specs, op, stream_cost
+from .core.spec import DType, Shape, Spec, bool_, float64, int64, is_inexact, real_of, uint64
+from .core.user_line import misfit
+from .cpu.kernels.scan import running_kernel
+from .cpu.loops.labels import SHORT
 from .elementwise import as_dtype, astype, conj, equal, exp, isfinite, log, not_equal, sqrt, where
-from .index import LETTERS, Indices, along
-from .kinds import AXES, AXIS, DTYPE, whole
-from .kinds import unfit as _unfit
-from .labels import SHORT
-from .monoid import highest, identity, lowest
-from .registry import COMPILED, Params, Place, Scratch, Specs, op, stream_cost
-from .running import running_kernel
 from .shape import (
     accumulator,
     add_up,
@@ -41,18 +43,6 @@ from .shape import (
     stop_gradient,
     zero_of,
 )
-from .spec import (
-    DType,
-    Shape,
-    Spec,
-    bool_,
-    float64,
-    int64,
-    is_inexact,
-    real_of,
-    uint64,
-)
-from .where import misfit
 
 __all__ = [
     "all",

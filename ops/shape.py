@@ -14,11 +14,20 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, BoundsError, LayoutError, OstinatoError, ShapeError
 
-from .array import Array, Operandish, Split, apply, as_array, export, functions, unify, unmasked
-from .copies import Piece
-from .elementwise import astype, broadcast, greater_equal, number_of, where
-from .index import LETTERS, Indices, Reach, along, reshape_labels
-from .kinds import (
+from .core.array import (
+    Array,
+    Operandish,
+    Split,
+    apply,
+    as_array,
+    export,
+    functions,
+    unify,
+    unmasked,
+)
+from .core.index import LETTERS, Indices, Reach, along, reshape_labels
+from .core.layout import Box
+from .core.parameters import (
     AXES,
     AXIS,
     MESH,
@@ -33,10 +42,11 @@ from .kinds import (
     one_of,
     unfit,
 )
-from .layout import Box
-from .registry import Params, Place, Specs, op, stream_cost
-from .spec import DType, Shape, Spec, float32, int64, is_float, promote
-from .where import misfit
+from .core.registry import Params, Place, Specs, op, stream_cost
+from .core.spec import DType, Shape, Spec, float32, int64, is_float, promote
+from .core.user_line import misfit
+from .cpu.loops.copies import Piece
+from .elementwise import astype, broadcast, greater_equal, number_of, where
 
 __all__ = [
     "broadcast_arrays",

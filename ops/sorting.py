@@ -12,28 +12,20 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
-from . import array
-from .array import Array, Operandish, apply, as_array, export, unify
+from .core import array
+from .core.array import Array, Operandish, apply, as_array, export, unify
+from .core.index import LETTERS, Indices
+from .core.parameters import AXIS, FLAG, one_of, unfit
+from .core.parameters import whole as whole_from
+from .core.registry import COMPILED, Params, Scratch, Specs, op
+from .core.spec import Shape, Spec, bfloat16, bool_, float32, int64, is_inexact, promote
+from .core.user_line import misfit
+from .cpu.kernels.search import searching_kernel
+from .cpu.kernels.sort.order import sort_function, sort_room
 from .elementwise import astype, equal, logical_not, minimum, not_equal, where
-from .index import LETTERS, Indices
 from .indexing import take_along_axis
-from .kinds import AXIS, FLAG, one_of, unfit
-from .kinds import whole as whole_from
-from .order import sort_function, sort_room
 from .reduction import any, cumulative_sum, running
-from .registry import COMPILED, Params, Scratch, Specs, op
-from .searching import searching_kernel
-from .shape import (
-    axis_of,
-    broadcast_to,
-    concat,
-    expand_dims,
-    reshape,
-    slice_axes,
-    whole_number,
-)
-from .spec import Shape, Spec, bfloat16, bool_, float32, int64, is_inexact, promote
-from .where import misfit
+from .shape import axis_of, broadcast_to, concat, expand_dims, reshape, slice_axes, whole_number
 
 __all__ = [
     "argsort",

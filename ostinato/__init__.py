@@ -17,31 +17,31 @@ if _os.path.isdir(_os.path.join(_root, "planner")) and _os.path.isfile(
 from ostinato.ops import linalg as linalg
 from ostinato.ops import nn as nn
 from ostinato.ops import random as random
-from ostinato.ops.array import Array as Array
 from ostinato.ops.contraction import *
 from ostinato.ops.control import *
+from ostinato.ops.core.array import Array as Array
+from ostinato.ops.core.spec import bfloat16 as bfloat16
+from ostinato.ops.core.spec import bool_ as bool
+from ostinato.ops.core.spec import complex64 as complex64
+from ostinato.ops.core.spec import complex128 as complex128
+from ostinato.ops.core.spec import float16 as float16
+from ostinato.ops.core.spec import float32 as float32
+from ostinato.ops.core.spec import float64 as float64
+from ostinato.ops.core.spec import int8 as int8
+from ostinato.ops.core.spec import int16 as int16
+from ostinato.ops.core.spec import int32 as int32
+from ostinato.ops.core.spec import int64 as int64
+from ostinato.ops.core.spec import uint8 as uint8
+from ostinato.ops.core.spec import uint16 as uint16
+from ostinato.ops.core.spec import uint32 as uint32
+from ostinato.ops.core.spec import uint64 as uint64
+from ostinato.ops.core.tree import tree_map as tree_map
 from ostinato.ops.creation import *
 from ostinato.ops.elementwise import *
 from ostinato.ops.indexing import *
 from ostinato.ops.reduction import *
 from ostinato.ops.shape import *
 from ostinato.ops.sorting import *
-from ostinato.ops.spec import bfloat16 as bfloat16
-from ostinato.ops.spec import bool_ as bool
-from ostinato.ops.spec import complex64 as complex64
-from ostinato.ops.spec import complex128 as complex128
-from ostinato.ops.spec import float16 as float16
-from ostinato.ops.spec import float32 as float32
-from ostinato.ops.spec import float64 as float64
-from ostinato.ops.spec import int8 as int8
-from ostinato.ops.spec import int16 as int16
-from ostinato.ops.spec import int32 as int32
-from ostinato.ops.spec import int64 as int64
-from ostinato.ops.spec import uint8 as uint8
-from ostinato.ops.spec import uint16 as uint16
-from ostinato.ops.spec import uint32 as uint32
-from ostinato.ops.spec import uint64 as uint64
-from ostinato.ops.tree import tree_map as tree_map
 from ostinato.planner.plan import Plan as Plan
 
 from . import errors as errors

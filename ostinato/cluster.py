@@ -20,12 +20,13 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from ostinato.errors import ArgumentError, CommunicatorError, SessionError
-from ostinato.ops.disk import write_page
-from ostinato.ops.where import misfit
-from ostinato.runtime import forks, page, preload
-from ostinato.runtime.crew import among_processes
-from ostinato.runtime.dask import client_of, give_up
-from ostinato.runtime.keeper import Job, sweep
+from ostinato.ops.core.disk import write_page
+from ostinato.ops.core.user_line import misfit
+from ostinato.runtime.crew import forks, preload
+from ostinato.runtime.crew.crew import among_processes
+from ostinato.runtime.crew.dask import client_of, give_up
+from ostinato.runtime.crew.keeper import Job, sweep
+from ostinato.runtime.dashboard import page
 
 from . import settings
 from .sessions import Session, connect

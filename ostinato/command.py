@@ -126,9 +126,9 @@ def _tune(script: str, arguments: Sequence[str], seconds: float) -> int:
 
 def _found(lines: Sequence[str], spent: float, most: float) -> str:
     """What timing showed, for people."""
-    from .ops import kept
+    from ostinato.ops.core import disk_cache
 
-    there = kept.at(settings.cache).where("tuned")
+    there = disk_cache.at(settings.cache).where("tuned")
     where = f"kept in {there}" if there else "kept nowhere, since OSTINATO_CACHE is off"
     head = f"ostinato tune: {len(lines)} choices timed in {spent:.1f} s of {most:.0f}, {where}"
     if not lines:

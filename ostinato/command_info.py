@@ -64,9 +64,9 @@ def show() -> int:
 def facts() -> Iterator[tuple[str, str]]:
     """Pairs of a name and what there is to say about it."""
     from ostinato import __version__
-    from ostinato.ops.llvm import why_not
-    from ostinato.ops.onednn import in_words
-    from ostinato.ops.threads import blas, cores, has_pool, most_threads
+    from ostinato.ops.cpu.jit.llvm import why_not
+    from ostinato.ops.cpu.libraries.onednn import in_words
+    from ostinato.ops.cpu.threads import blas, cores, has_pool, most_threads
 
     yield "ostinato", f"{__version__}, {Path(__file__).parent}"
     yield "Python", f"{platform.python_version()}, {sys.executable}"
@@ -117,9 +117,9 @@ def mpi() -> str:
 def cache() -> str:
     if settings.cache is None:
         return "off (OSTINATO_CACHE)"
-    from .ops import kept
+    from ostinato.ops.core import disk_cache
 
-    disk = kept.at(settings.cache)
+    disk = disk_cache.at(settings.cache)
     files = list(disk.files())
     plans, size = sum(f.path.suffix == ".plan" for f in files), sum(f.size for f in files)
     return f"{disk.where()}: {plans} plans, {size / 2**20:.1f} MB in all"

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ostinato.runtime import preload
-from ostinato.runtime.keeper import Job
+from ostinato.runtime.crew import preload
+from ostinato.runtime.crew.keeper import Job
 
 from . import settings
 from .cluster import NEEDS, check_installed, home, mpiexec

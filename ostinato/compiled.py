@@ -23,15 +23,15 @@ import numpy as np
 
 from ostinato import settings
 from ostinato.errors import ArgumentError, StaleResultError, StaleWarning, TracedValueError
-from ostinato.ops import array, random
-from ostinato.ops.array import Array, Operand, Term, from_operand, placeholder
-from ostinato.ops.elementwise import astype
-from ostinato.ops.exact import exact
-from ostinato.ops.graph import Graph
-from ostinato.ops.layout import Layout
-from ostinato.ops.spec import DTYPES, Spec, copied, uint64
-from ostinato.ops.trace import Ref, array_of, collect
-from ostinato.ops.tree import (
+from ostinato.ops import random
+from ostinato.ops.core import array
+from ostinato.ops.core.array import Array, Operand, Term, from_operand, placeholder
+from ostinato.ops.core.exact import exact
+from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.layout import Layout
+from ostinato.ops.core.spec import DTYPES, Spec, copied, uint64
+from ostinato.ops.core.trace import Ref, array_of, collect
+from ostinato.ops.core.tree import (
     Structure,
     constructor,
     fields_of,
@@ -42,7 +42,8 @@ from ostinato.ops.tree import (
     paths,
     unflatten,
 )
-from ostinato.ops.where import misfit
+from ostinato.ops.core.user_line import misfit
+from ostinato.ops.elementwise import astype
 from ostinato.planner.pipeline import check_limit
 from ostinato.planner.plan import Key, Plan, Target
 from ostinato.runtime.engine import Launcher

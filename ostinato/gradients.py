@@ -12,12 +12,12 @@ import numpy as np
 
 from ostinato.errors import GradientError
 from ostinato.ops import gradient
-from ostinato.ops.array import Array, Watch, as_array
+from ostinato.ops.core.array import Array, Watch, as_array
+from ostinato.ops.core.spec import is_inexact
+from ostinato.ops.core.tree import flatten, paths, unflatten
+from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import ones_like
 from ostinato.ops.shape import zero_of
-from ostinato.ops.spec import is_inexact
-from ostinato.ops.tree import flatten, paths, unflatten
-from ostinato.ops.where import misfit
 
 Numbers = int | Sequence[int]
 

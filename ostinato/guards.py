@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ostinato.ops.array import Array
+from ostinato.ops.core.array import Array
 
 UNSET: Any = type("Unset", (), {"__repr__": lambda _: "nothing"})()
 

@@ -13,11 +13,8 @@ import ml_dtypes
 import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError
-from ostinato.ops.array import Array, as_array, weak_dtype, weak_kind
-from ostinato.ops.elementwise import as_dtype, check_device
-from ostinato.ops.llvm import why_not
-from ostinato.ops.onednn import in_words
-from ostinato.ops.spec import (
+from ostinato.ops.core.array import Array, as_array, weak_dtype, weak_kind
+from ostinato.ops.core.spec import (
     DTYPES,
     DType,
     bool_,
@@ -30,8 +27,11 @@ from ostinato.ops.spec import (
     promote,
     real_of,
 )
-from ostinato.ops.threads import blas, cores, has_pool
-from ostinato.ops.where import misfit
+from ostinato.ops.core.user_line import misfit
+from ostinato.ops.cpu.jit.llvm import why_not
+from ostinato.ops.cpu.libraries.onednn import in_words
+from ostinato.ops.cpu.threads import blas, cores, has_pool
+from ostinato.ops.elementwise import as_dtype, check_device
 
 from .sessions import current
 

@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 from ostinato.errors import StaleWarning
-from ostinato.ops.array import Array
-from ostinato.ops.where import is_ours, short
+from ostinato.ops.core.array import Array
+from ostinato.ops.core.user_line import is_ours, short
 
 from .guards import UNSET, VALUES, Guard, Leaf, is_alike
 

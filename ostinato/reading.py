@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from ostinato.errors import DataDependentShapeError, TracedValueError
-from ostinato.ops import array
-from ostinato.ops.array import Array, File, Host, Operand, Term, Trace, settled
-from ostinato.ops.spec import Spec, lent
-from ostinato.ops.trace import Ref, collect
-from ostinato.ops.tree import flatten
-from ostinato.ops.where import misfit
+from ostinato.ops.core import array
+from ostinato.ops.core.array import Array, File, Host, Operand, Term, Trace, settled
+from ostinato.ops.core.spec import Spec, lent
+from ostinato.ops.core.trace import Ref, collect
+from ostinato.ops.core.tree import flatten
+from ostinato.ops.core.user_line import misfit
 from ostinato.planner.plan import Key, Plan
 
 from .sessions import Session, current, one_by_one

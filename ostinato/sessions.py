@@ -19,19 +19,19 @@ import numpy as np
 
 from ostinato import settings
 from ostinato.errors import ArgumentError, LayoutError, OstinatoError
-from ostinato.ops.array import Array, File, Host, Operand, Split, Term, changing, settled
-from ostinato.ops.layout import Layout
-from ostinato.ops.threads import is_helper
-from ostinato.ops.where import misfit
+from ostinato.ops.core.array import Array, File, Host, Operand, Split, Term, changing, settled
+from ostinato.ops.core.layout import Layout
+from ostinato.ops.core.user_line import misfit
+from ostinato.ops.cpu.threads import is_helper
 from ostinato.planner.cache import PlanCache
-from ostinato.planner.explain import Measured, told
-from ostinato.planner.layouts import resolve
+from ostinato.planner.passes.layouts import resolve
 from ostinato.planner.pipeline import make_plan, tune
 from ostinato.planner.plan import NUMERICS, PRECISIONS, Choice, Key, Plan, Target
-from ostinato.planner.tuner import Budget, Known, Tuner, machine
-from ostinato.planner.tuning import Site
-from ostinato.runtime.cluster import CrewEngine
-from ostinato.runtime.crew import job_crew, job_size
+from ostinato.planner.seeing.explain import Measured, told
+from ostinato.planner.tuning.sites import Site
+from ostinato.planner.tuning.tuner import Budget, Known, Tuner, machine
+from ostinato.runtime.crew.crew import job_crew, job_size
+from ostinato.runtime.crew.engine import CrewEngine
 from ostinato.runtime.engine import Engine, Launcher, LocalEngine
 
 from . import watching
@@ -495,7 +495,7 @@ def _opened(
     job = 1 if cluster is not None else job_size()
     engine: Engine
     if cluster is not None:
-        from ostinato.runtime import dask
+        from ostinato.runtime.crew import dask
 
         with contextlib.ExitStack() as stack:
             client = stack.enter_context(dask.as_client(cluster))

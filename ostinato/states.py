@@ -22,8 +22,8 @@ from ostinato.errors import ArgumentError, CommunicatorError, DataFileError, Ost
 from ostinato.io_pipeline.chunks import ChunkSource
 from ostinato.io_pipeline.sinks import ZarrSink
 from ostinato.io_pipeline.steps import Steps
-from ostinato.ops.array import Array, Operand, as_array, from_operand
-from ostinato.ops.encode import (
+from ostinato.ops.core.array import Array, Operand, as_array, from_operand
+from ostinato.ops.core.encode import (
     Malformed,
     decode_value,
     encode_value,
@@ -32,10 +32,10 @@ from ostinato.ops.encode import (
     listing,
     need,
 )
-from ostinato.ops.layout import chunks_of
-from ostinato.ops.spec import DTYPES, Spec
-from ostinato.ops.tree import LEAF, Structure, flatten, paths, unflatten
-from ostinato.ops.where import misfit, short, user_line
+from ostinato.ops.core.layout import chunks_of
+from ostinato.ops.core.spec import DTYPES, Spec
+from ostinato.ops.core.tree import LEAF, Structure, flatten, paths, unflatten
+from ostinato.ops.core.user_line import misfit, short, user_line
 
 from .files import at_user
 from .reading import evaluate

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from ostinato.ops.disk import write_whole
+from ostinato.ops.core.disk import write_whole
 
 if TYPE_CHECKING:
     from .sessions import Session

@@ -3,7 +3,7 @@
 A folder holds one file per plan, named by its id; each version of the code that plans has a folder
 of its own. Files appear whole or not at all, so any number of processes may share it. A file that is
 damaged, from another version or somebody else's is a miss and makes way for a good one
-(ops/kept.py). When the folder is full, the least recently used go."""
+(ops/core/disk_cache.py). When the folder is full, the least recently used go."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-from ostinato.ops import kept
-from ostinato.ops.encode import Malformed
+from ostinato.ops.core import disk_cache
+from ostinato.ops.core.encode import Malformed
 
 from .file import code_version, decode_plan, encode_plan
 from .plan import Key, Plan
@@ -37,7 +37,7 @@ class PlanCache:
         self.lock = threading.RLock()  # a finalizer may come back here
         self.dropped = dropped
         self.ran_lately = ran_lately
-        self.disk = kept.at(folder)
+        self.disk = disk_cache.at(folder)
         self.folder = f"plans/{code_version()}"
         self.limit = limit
         self.writes = 0

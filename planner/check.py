@@ -13,24 +13,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ostinato.ops.collective import COLLECTIVES, STORED, collective_of
-from ostinato.ops.encode import Malformed, need
-from ostinato.ops.graph import Builder, Graph, Node
-from ostinato.ops.index import Reach
-from ostinato.ops.layout import Layout, Partial
-from ostinato.ops.monoid import MONOIDS
-from ostinato.ops.registry import OPS
-from ostinato.ops.spec import Spec
+from ostinato.ops.core.encode import Malformed, need
+from ostinato.ops.core.graph import Builder, Graph, Node
+from ostinato.ops.core.index import Reach
+from ostinato.ops.core.layout import Layout, Partial
+from ostinato.ops.core.monoid import MONOIDS
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import Spec
 
-from .distances import multiply_differences
-from .layouts import _extents, _way, choose_layouts
 from .machine import NOMINAL
-from .memory import CONTROL
-from .numerics import fix_order
+from .passes.distances import multiply_differences
+from .passes.layouts import _extents, _way, choose_layouts
+from .passes.memory import CONTROL
+from .passes.numerics import fix_order
+from .passes.precision import mix_precision
+from .passes.reads import read_files
+from .passes.simplify import simplify
 from .plan import Target
-from .precision import mix_precision
-from .reads import read_files
 from .rewrite import Values, map_bodies, rebuild
-from .simplify import simplify
 
 MOST_BOXES = 1 << 21  # parts of arrays that layouts of one graph may name
 DEEPEST = 16  # of loops inside loops; Python's own limit is 20

@@ -6,7 +6,7 @@
 The file holds the graph as it was traced and as it was lowered. What follows from those (places in
 memory, the id) is computed anew when it is read, so a file cannot claim anything about it.
 `read_plan` proves, node by node, that the program computes its source. Only what comes from the
-cache (ops/kept.py), for a key that the caller has, is believed."""
+cache (ops/core/disk_cache.py), for a key that the caller has, is believed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ostinato.ops.disk import write_whole
-from ostinato.ops.encode import (
+from ostinato.ops.core.disk import write_whole
+from ostinato.ops.core.encode import (
     Lines,
     Malformed,
     decode_graph,
@@ -29,7 +29,7 @@ from ostinato.ops.encode import (
     listing,
     need,
 )
-from ostinato.ops.graph import Graph
+from ostinato.ops.core.graph import Graph
 
 from ostinato.errors import PlanFileError
 

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from ostinato.ops import kept
+from ostinato.ops.core import disk_cache
 
 from ostinato import settings
 
@@ -73,7 +73,7 @@ def memory() -> int:
 @cache
 def this_machine() -> Machine:
     """This machine, measured when it is first asked for, and remembered on disk."""
-    disk = kept.at(settings.cache)
+    disk = disk_cache.at(settings.cache)
     name = f"{platform.node()}/{platform.machine()}/{os.cpu_count()}/numpy {np.__version__}"
     with contextlib.suppress(ValueError, TypeError, KeyError):
         known = json.loads(disk.read("machine.json") or b"{}")

@@ -9,33 +9,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ostinato.ops.graph import Graph, Node
-from ostinato.ops.spec import Spec
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.spec import Spec
 
 from ostinato import settings
 from ostinato.errors import MemoryLimitError
 
-from .blocking import READ_BYTES, split_time
-from .communicate import communicate
-from .distances import multiply_differences
-from .early import finish_early
-from .fuse import fuse, title
-from .halve import halve
-from .in_cache import stay_in_cache
-from .layouts import choose_layouts
 from .machine import memory
-from .memory import assign_memory
-from .narrow import narrow
-from .numerics import fix_order
-from .overlap import overlap
-from .parts import make_parts
+from .passes.blocking import READ_BYTES, split_time
+from .passes.cache_blocking import stay_in_cache
+from .passes.communicate import communicate
+from .passes.distances import multiply_differences
+from .passes.finish_early import finish_early
+from .passes.fuse import fuse, title
+from .passes.layouts import choose_layouts
+from .passes.memory import assign_memory
+from .passes.narrow_operands import narrow
+from .passes.numerics import fix_order
+from .passes.overlap import overlap
+from .passes.packed_weights import mark_staying
+from .passes.parts import make_parts
+from .passes.precision import mix_precision
+from .passes.reads import read_files
+from .passes.simplify import simplify
+from .passes.slices import slice_first
+from .passes.symmetric import halve
 from .plan import Key, Plan, Program, Target, local_bytes, peak_bytes
-from .precision import mix_precision
-from .reads import read_files
-from .simplify import simplify
-from .slices import slice_first
-from .stay import mark_staying
-from .tuning import Tune, sites, with_ways
+from .tuning.sites import Tune, sites, with_ways
 
 Pass = Callable[[Graph, Target], Graph]
 Results = Sequence[tuple[str, int]]  # as a plan has them

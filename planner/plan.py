@@ -10,18 +10,18 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ostinato.ops.disk import writing
-from ostinato.ops.encode import encode_graph, encode_spec
-from ostinato.ops.graph import Graph
-from ostinato.ops.layout import Mesh
-from ostinato.ops.spec import Spec
-from ostinato.ops.where import short
+from ostinato.ops.core.disk import writing
+from ostinato.ops.core.encode import encode_graph, encode_spec
+from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.layout import Mesh
+from ostinato.ops.core.spec import Spec
+from ostinato.ops.core.user_line import short
 
 from ostinato import settings
 from ostinato.errors import OstinatoError, PlanFileError
 
 if TYPE_CHECKING:
-    from .explain import Measured
+    from .seeing.explain import Measured
 
 FORMAT = 3  # of plans and plan files; part of every id
 
@@ -63,7 +63,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What timing on a machine decided, node by node; see tuning.py."""
+    """What timing on a machine decided, node by node; see sites.py."""
 
     machine: str
     choices: tuple[Choice, ...]
@@ -262,7 +262,7 @@ class Plan:
 
     def explain(self) -> str:
         """What was decided, what it should cost, and what it did cost, with the lines that asked for it."""
-        from .explain import explain
+        from .seeing.explain import explain
 
         return explain(self, self.measured)
 
@@ -270,19 +270,19 @@ class Plan:
         """The generated kernels with the user's own lines as comments; on demand as they are given
         to LLVM, and the machine code that it makes of them here.
         """
-        from .source import source
+        from .seeing.source import source
 
         return source(self, llvm, assembly)
 
     def diff(self, other: Plan) -> str:
         """In what another plan differs from this one."""
-        from .explain import differences
+        from .seeing.explain import differences
 
         return differences(self, other)
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Write the program as a picture (SVG)."""
-        from .draw import draw
+        from .seeing.picture import draw
 
         draw(self, path)
 
@@ -304,7 +304,7 @@ class Plan:
         return read_plan(path, limit=limit)
 
     def __str__(self) -> str:
-        from .explain import summary
+        from .seeing.explain import summary
 
         return summary(self)
 
@@ -312,7 +312,7 @@ class Plan:
         return f"<Plan {self.id[:12]}: {len(self.program.graph.nodes)} nodes>"
 
     def _repr_html_(self) -> str:
-        from .explain import as_html
+        from .seeing.explain import as_html
 
         return as_html(self, self.measured)
 

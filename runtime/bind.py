@@ -23,19 +23,19 @@ from typing import Any
 import numpy as np
 from ostinato.ops.collective import STORED, collective_of
 from ostinato.ops.control import graph_cost
-from ostinato.ops.copies import in_pieces, in_rows
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.layout import Partial, slices
+from ostinato.ops.core.monoid import MONOIDS
+from ostinato.ops.core.registry import OPS, Place
+from ostinato.ops.core.spec import Spec, is_inexact, lying
+from ostinato.ops.cpu.jit.llvm import together
+from ostinato.ops.cpu.jit.sequence import Sequenced, sequence
+from ostinato.ops.cpu.kernels.gemm import Keeping
+from ostinato.ops.cpu.loops.copies import in_pieces, in_rows
+from ostinato.ops.cpu.loops.flat import native_kernel, strides_over
+from ostinato.ops.cpu.loops.labels import SUMS
 from ostinato.ops.fused import FUSED
-from ostinato.ops.graph import Graph, Node
-from ostinato.ops.labels import SUMS
-from ostinato.ops.layout import Partial, slices
-from ostinato.ops.llvm import together
-from ostinato.ops.monoid import MONOIDS
-from ostinato.ops.native import native_kernel, strides_over
-from ostinato.ops.products import Keeping
-from ostinato.ops.registry import OPS, Place
-from ostinato.ops.sequence import Sequenced, sequence
-from ostinato.ops.spec import Spec, is_inexact, lying
-from ostinato.planner.memory import (
+from ostinato.planner.passes.memory import (
     CONTROL,
     body_order,
     contiguous,
@@ -55,11 +55,11 @@ from ostinato.errors import (
     OstinatoError,
 )
 
-from .ahead import BUFFERS, ReadAhead, Step
-from .communicator import Communicator
-from .record import Record, distance
-from .starters import starter
-from .stay import Staying
+from .loop_record import Record, distance
+from .messages.collectives import starter
+from .messages.communicator import Communicator
+from .packed_weights import Staying
+from .prefetch import BUFFERS, ReadAhead, Step
 
 Look = Callable[[Any], Any]
 SLICE = 2e-3  # seconds of turns after which others may have the interpreter ...

@@ -17,16 +17,16 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 import numpy as np
-from ostinato.ops.array import Operand
-from ostinato.ops.layout import Box, Layout, Mesh, chunks_of, held_pieces, slices, written
-from ostinato.ops.spec import Spec, copied, in_line, lent
-from ostinato.ops.threads import blas_threads, is_helper
-from ostinato.planner.explain import Measured
+from ostinato.ops.core.array import Operand
+from ostinato.ops.core.layout import Box, Layout, Mesh, chunks_of, held_pieces, slices, written
+from ostinato.ops.core.spec import Spec, copied, in_line, lent
+from ostinato.ops.cpu.threads import blas_threads, is_helper
 from ostinato.planner.plan import Plan, Program
+from ostinato.planner.seeing.explain import Measured
 
 from ostinato.errors import CommunicatorError, SessionError
 
-from .communicator import Alone, ThreadWorld
+from .messages.communicator import Alone, ThreadWorld
 from .trials import trials
 from .worker import CLOSED, Loaded, Worker
 

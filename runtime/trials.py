@@ -12,12 +12,12 @@ from time import perf_counter as clock
 from typing import Any
 
 import numpy as np
-from ostinato.ops.spec import Spec
+from ostinato.ops.core.spec import Spec
 from ostinato.planner.plan import Program, largest_part
 
 from .bind import bind
-from .communicator import Alone
-from .stay import Kept
+from .messages.communicator import Alone
+from .packed_weights import Kept
 from .worker import block
 
 SAMPLE = 2e-4  # seconds of one measurement, at least

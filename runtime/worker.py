@@ -17,16 +17,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from ostinato.ops.spec import Spec, in_line, is_own, no_memory
-from ostinato.ops.threads import most_threads
-from ostinato.planner.fuse import title
+from ostinato.ops.core.spec import Spec, in_line, is_own, no_memory
+from ostinato.ops.cpu.threads import most_threads
+from ostinato.planner.passes.fuse import title
 from ostinato.planner.plan import Plan
 
 from ostinato.errors import OstinatoError, SessionError
 
 from .bind import Bound, Row, bind
-from .communicator import Communicator
-from .stay import Kept
+from .messages.communicator import Communicator
+from .packed_weights import Kept
 
 KEPT = 4  # buffers of a result at the most
 CLOCKED = 16  # the first runs are measured, then every so many, or all that are slow

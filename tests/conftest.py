@@ -8,7 +8,7 @@ os.environ.setdefault("OSTINATO_CACHE", "off")
 
 import signal
 
-from ostinato.runtime.crew import job_size
+from ostinato.runtime.crew.crew import job_size
 
 import ostinato as ost
 

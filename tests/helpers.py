@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.spec import bfloat16, is_inexact, real_of
-from ostinato.ops.tree import flatten, unflatten
+from ostinato.ops.core.spec import bfloat16, is_inexact, real_of
+from ostinato.ops.core.tree import flatten, unflatten
 
 import ostinato as ost
 from ostinato import sessions, settings

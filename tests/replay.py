@@ -61,7 +61,7 @@ class Recorder:
         self._listen()
 
     def _listen(self) -> None:
-        from ostinato.ops import llvm
+        from ostinato.ops.cpu.jit import llvm
 
         from ostinato.sessions import Session
 
@@ -97,7 +97,7 @@ class Recorder:
 
 
 def in_digests(plan: Any) -> list[str]:
-    from ostinato.ops.encode import encode_graph
+    from ostinato.ops.core.encode import encode_graph
 
     def placed(program: Any) -> Any:
         return [

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ostinato.runtime.crew import job_size
+from ostinato.runtime.crew.crew import job_size
 
 import ostinato as ost
 from ostinato import sessions

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ostinato.ops.encode import Malformed, decode_graph, encode_graph
-from ostinato.ops.graph import Builder, Graph, Node, canonical
-from ostinato.ops.layout import Layout, Partial
-from ostinato.ops.show import parse, parse_layout, show
-from ostinato.ops.spec import Spec, float32, int64
+from ostinato.ops.core.encode import Malformed, decode_graph, encode_graph
+from ostinato.ops.core.graph import Builder, Graph, Node, canonical
+from ostinato.ops.core.layout import Layout, Partial
+from ostinato.ops.core.show import parse, parse_layout, show
+from ostinato.ops.core.spec import Spec, float32, int64
 
 import ostinato as ost
 from tests.planner.test_any_layout import RELAXED, splits_for

@@ -82,8 +82,8 @@ def test_the_runtime_knows_no_passes() -> None:
         for name, _ in imports(path):
             assert name not in (
                 "ostinato.planner.pipeline",
-                "ostinato.planner.layouts",
-                "ostinato.planner.simplify",
+                "ostinato.planner.passes.layouts",
+                "ostinato.planner.passes.simplify",
                 "ostinato.planner.cache",
             ), path
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ostinato.ops import disk
+from ostinato.ops.core import disk
 
 import ostinato as ost
 

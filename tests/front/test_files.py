@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from ostinato.io_pipeline import source as io_source
 from ostinato.io_pipeline.files import NpySource
 from ostinato.io_pipeline.source import runs
-from ostinato.ops.spec import DTYPES
-from ostinato.runtime.ahead import ReadAhead
+from ostinato.ops.core.spec import DTYPES
+from ostinato.runtime.prefetch import ReadAhead
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, DataFileError, DTypeError, MemoryLimitError
@@ -220,7 +220,8 @@ def test_the_process_stays_small(tmp_path: Path) -> None:
 def test_without_a_limit_files_are_read_in_blocks_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ostinato.planner import blocking, pipeline
+    from ostinato.planner import pipeline
+    from ostinato.planner.passes import blocking
 
     monkeypatch.setattr(blocking, "READ_BYTES", MIB)
     monkeypatch.setattr(pipeline, "READ_BYTES", MIB)

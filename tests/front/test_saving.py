@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from ostinato.io_pipeline import files, sinks
 from ostinato.io_pipeline.chunks import ChunkSource
 from ostinato.io_pipeline.sinks import NpySink, Sink, ZarrSink, open_sink
-from ostinato.ops import layout as layouts
-from ostinato.ops.layout import Layout, chunks_of, held_pieces, intersect, volume, written
-from ostinato.ops.spec import DTYPES
+from ostinato.ops.core import layout as layouts
+from ostinato.ops.core.layout import Layout, chunks_of, held_pieces, intersect, volume, written
+from ostinato.ops.core.spec import DTYPES
 
 import ostinato as ost
 from ostinato.errors import DataFileError
@@ -462,7 +462,7 @@ def test_no_space_is_noticed_before_anything_is_written(
 
 
 def test_without_an_exchange_of_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ostinato.ops import disk
+    from ostinato.ops.core import disk
 
     monkeypatch.setattr(disk, "_exchange", lambda a, b: False)
     for value in ([1.0], [2.0, 3.0]):

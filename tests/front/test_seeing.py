@@ -224,7 +224,7 @@ def test_the_machine_is_measured_with_sense() -> None:
 def test_predictions_follow_the_machine() -> None:
     plan = a_plan()
     slow = Machine("slow", 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
-    from ostinato.planner.explain import explain, steps
+    from ostinato.planner.seeing.explain import explain, steps
 
     assert sum(s.predicted for s in steps(plan.program, slow)) > 1e6
     assert "per run" in explain(plan, None, slow)

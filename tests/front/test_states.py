@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 from ostinato.io_pipeline import steps
 from ostinato.io_pipeline.chunks import ChunkSource
 from ostinato.io_pipeline.sinks import ZarrSink
-from ostinato.ops import disk
-from ostinato.ops import layout as layouts
-from ostinato.ops.layout import chunks_of
-from ostinato.ops.spec import DTYPES
-from ostinato.ops.tree import flatten
+from ostinato.ops.core import disk
+from ostinato.ops.core import layout as layouts
+from ostinato.ops.core.layout import chunks_of
+from ostinato.ops.core.spec import DTYPES
+from ostinato.ops.core.tree import flatten
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, DataFileError, LayoutError, TracedValueError

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops import OPS, Graph, Node
-from ostinato.ops.array import term_of
-from ostinato.ops.registry import Op, Place
-from ostinato.ops.trace import collect
-from ostinato.ops.tree import flatten
+from ostinato.ops.core.array import term_of
+from ostinato.ops.core.registry import Op, Place
+from ostinato.ops.core.trace import collect
+from ostinato.ops.core.tree import flatten
 
 import ostinato as ost
 

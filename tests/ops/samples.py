@@ -16,8 +16,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import scipy.linalg
-from ostinato.ops.array import apply, apply_all
-from ostinato.ops.layout import grid_bounds
+from ostinato.ops.core.array import apply, apply_all
+from ostinato.ops.core.layout import grid_bounds
 
 import ostinato as ost
 

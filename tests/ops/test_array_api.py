@@ -14,7 +14,7 @@ from typing import Any
 import array_api_strict as strict
 import numpy as np
 import pytest
-from ostinato.ops.spec import DTYPES
+from ostinato.ops.core.spec import DTYPES
 
 import ostinato as ost
 from ostinato import spelling

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops import copies, llvm, native
-from ostinato.ops.copies import Piece, Pieces, in_pieces
-from ostinato.ops.graph import Builder
-from ostinato.ops.spec import Spec
+from ostinato.ops.core.graph import Builder
+from ostinato.ops.core.spec import Spec
+from ostinato.ops.cpu.jit import llvm
+from ostinato.ops.cpu.loops import copies, flat
+from ostinato.ops.cpu.loops.copies import Piece, Pieces, in_pieces
 
 import ostinato as ost
 from tests import sessions
@@ -47,7 +48,7 @@ def test_what_moves_is_what_numpy_moves(
     tiny = {"LEAST_TILED": 1, "FAR_APART": 2, "GRAIN": 1}
     with (
         mock.patch.object(copies, "LEAST", 1),
-        mock.patch.multiple(native, **tiny),
+        mock.patch.multiple(flat, **tiny),
         sessions.use((workers,)),
     ):
         y = ost.compile(lambda x: f(ost, x))(ost.asarray(x, split=0 if workers > 1 else None))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops import distances
-from ostinato.ops.llvm import why_not
+from ostinato.ops.cpu.jit.llvm import why_not
 
 DTYPES = [np.float32, np.float64]
 

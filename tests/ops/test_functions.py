@@ -10,10 +10,11 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from ostinato.ops import llvm, native
-from ostinato.ops.graph import Builder
-from ostinato.ops.scalar import can_lower
-from ostinato.ops.spec import Spec
+from ostinato.ops.core.graph import Builder
+from ostinato.ops.core.spec import Spec
+from ostinato.ops.cpu.jit import llvm
+from ostinato.ops.cpu.jit.scalar import can_lower
+from ostinato.ops.cpu.loops import flat
 
 from .test_native import run, single
 
@@ -314,8 +315,8 @@ def test_loops_are_of_vectors_and_call_nothing(name: str, dtype: str) -> None:
     """Otherwise a function takes ten times as long."""
     given = [dtype] * (1 if name in ONE else 2)
     step = np.dtype(dtype).itemsize
-    loops = native.Loops((1000,), ((step,),) * (len(given) + 1))
-    code = llvm.assembly(native.kernel_text(single(name, given, dtype), loops))
+    loops = flat.Loops((1000,), ((step,),) * (len(given) + 1))
+    code = llvm.assembly(flat.kernel_text(single(name, given, dtype), loops))
     calls = set(re.findall(r"^\s+(?:call|bl|blr)q?[ \t]+\*?_?(\w+)", code, re.M))
     ours = ("body", "begin_turns", "part_threads", "GOMP", "omp", "Py")
     assert not {c for c in calls if not c.startswith(ours)}
@@ -326,6 +327,6 @@ def test_loops_are_of_vectors_and_call_nothing(name: str, dtype: str) -> None:
 @pytest.mark.parametrize(("name", "most"), [("erf", 0), ("exp", 0), ("log", 0), ("tanh", 1)])
 def test_divisions_of_floats_are_few(name: str, most: int) -> None:
     """One takes as long as ten other operations."""
-    loops = native.Loops((1000,), ((4,), (4,)))
-    text = native.kernel_text(single(name, ["float32"], "float32"), loops)
+    loops = flat.Loops((1000,), ((4,), (4,)))
+    text = flat.kernel_text(single(name, ["float32"], "float32"), loops)
     assert text.count(" fdiv ") <= most

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops import OPS
-from ostinato.ops.tree import flatten, unflatten
+from ostinato.ops.core.tree import flatten, unflatten
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, GradientError

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops import gram, products
-from ostinato.ops.gram import cut_of, pays, triangle
-from ostinato.ops.llvm import why_not
-from ostinato.ops.products import mirrored_product
-from ostinato.ops.spec import Spec
-from ostinato.ops.threads import blas
+from ostinato.ops.core.spec import Spec
+from ostinato.ops.cpu.jit.llvm import why_not
+from ostinato.ops.cpu.kernels import gemm, syrk
+from ostinato.ops.cpu.kernels.gemm import mirrored_product
+from ostinato.ops.cpu.kernels.syrk import cut_of, pays, triangle
+from ostinato.ops.cpu.threads import blas
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -85,8 +85,8 @@ def test_large_results_in_blocks(
     out = np.full((columns, columns + 3), np.nan, dtype)
     room = out[:, :columns].T if turned else out[:, :columns]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(products, "SMALLEST", blocks[0])
-        patch.setattr(products, "LARGEST", blocks[1])
+        patch.setattr(gemm, "SMALLEST", blocks[0])
+        patch.setattr(gemm, "LARGEST", blocks[1])
         f = mirrored_product(x, room, 2)
     if f is None:
         assert 1 in (depth, columns), "what is one row or one column may lie in any way"
@@ -104,10 +104,10 @@ def test_blocks_of_large_results_are_half_of_them() -> None:
     """Each element below the diagonal is in one block, and few above are."""
     for columns in (1, 100, 129, 1000, 1537):
         times = np.zeros((columns, columns), int)
-        for i, j, rows, width in products._below(0, columns):
+        for i, j, rows, width in gemm._below(0, columns):
             times[i : i + rows, j : j + width] += 1
         assert (np.tril(times) == np.tril(np.ones_like(times))).all()
-        assert times.sum() <= columns * (columns + 1) / 2 + columns * products.SMALLEST / 2
+        assert times.sum() <= columns * (columns + 1) / 2 + columns * gemm.SMALLEST / 2
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -138,7 +138,7 @@ def test_infinities_and_nan_stay_in_their_columns(lies: str) -> None:
 def test_narrower_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     """As processors have them that this one is not."""
     for bits in (128, 256):
-        monkeypatch.setattr(gram, "vector_bits", lambda bits=bits: bits)
+        monkeypatch.setattr(syrk, "vector_bits", lambda bits=bits: bits)
         for dtype in DTYPES:
             for lies in LIES[:2]:
                 check(numbers(5000, 53, dtype, lies), np.empty((53, 53), dtype))

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops import OPS, Graph, Node
-from ostinato.ops.index import Indices, Reach
-from ostinato.ops.layout import Window, grid_bounds
-from ostinato.ops.monoid import MONOIDS
+from ostinato.ops.core.index import Indices, Reach
+from ostinato.ops.core.layout import Window, grid_bounds
+from ostinato.ops.core.monoid import MONOIDS
 
 from .nodes import SAMPLED, Box, blank, extent, ins_of, nodes_of, place, run, same
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops import integers, llvm
-from ostinato.ops.products import product
+from ostinato.ops.cpu.jit import llvm
+from ostinato.ops.cpu.kernels import integer_gemm
+from ostinato.ops.cpu.kernels.gemm import product
 
 import ostinato as ost
 from tests.helpers import on
@@ -41,7 +42,7 @@ LIES = st.sampled_from(["plain", "plain", "turned", "backwards", "apart", "repea
     n=st.sampled_from([4, 7, 24, 49, 60]),
     k=st.sampled_from([1, 3, 30, 256, 300]),
     batch=st.sampled_from([(), (3,), (2, 3)]),
-    dtype=st.sampled_from(integers.KINDS),
+    dtype=st.sampled_from(integer_gemm.KINDS),
     left=LIES,
     right=LIES,
     goes=st.sampled_from(["plain", "turned", "apart rows"]),
@@ -55,7 +56,7 @@ def test_products_are_numpys(
     wanted = a @ b
     room = np.full((*wanted.shape[:-1], n + 5), 7, dtype)
     out = room[..., :n] if goes == "apart rows" else laid(np.full_like(wanted, 7), goes)
-    with mock.patch.multiple(integers, QUICK=100, GRAIN=100):
+    with mock.patch.multiple(integer_gemm, QUICK=100, GRAIN=100):
         found = [product(a, b, out, threads) for threads in (1, 5)]
     for kernel in found:
         assert kernel is not None

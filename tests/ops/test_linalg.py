@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.linalg
-from ostinato.ops import blocked, jacobi, lapack
-from ostinato.ops.graph import Builder
-from ostinato.ops.layout import Layout
-from ostinato.ops.registry import OPS
-from ostinato.ops.spec import Spec
-from ostinato.ops.threads import blas
-from ostinato.planner import layouts
-from ostinato.planner.explain import facts
+from ostinato.ops.core.graph import Builder
+from ostinato.ops.core.layout import Layout
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import Spec
+from ostinato.ops.cpu.libraries import lapack
+from ostinato.ops.cpu.threads import blas
+from ostinato.ops.linalg import blocked, jacobi
+from ostinato.planner.passes import layouts
 from ostinato.planner.pipeline import make_plan
 from ostinato.planner.plan import Key, Target
+from ostinato.planner.seeing.explain import facts
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, DTypeError, GradientError, LinAlgError, ShapeError

@@ -22,14 +22,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops import OPS, kept, llvm, native, onednn, team
-from ostinato.ops.graph import Builder, Graph
-from ostinato.ops.native import loops_over, native_kernel
-from ostinato.ops.products import product
-from ostinato.ops.registers import HALVES
-from ostinato.ops.scalar import can_lower, has_own_bits
-from ostinato.ops.spec import Spec, bfloat16
-from ostinato.ops.threads import has_pool, most_threads
+from ostinato.ops import OPS
+from ostinato.ops.core import disk_cache
+from ostinato.ops.core.graph import Builder, Graph
+from ostinato.ops.core.spec import Spec, bfloat16
+from ostinato.ops.cpu.jit import llvm, parallel
+from ostinato.ops.cpu.jit.scalar import can_lower, has_own_bits
+from ostinato.ops.cpu.jit.values import HALVES
+from ostinato.ops.cpu.kernels.gemm import product
+from ostinato.ops.cpu.libraries import onednn
+from ostinato.ops.cpu.loops import flat as native
+from ostinato.ops.cpu.loops.flat import loops_over, native_kernel
+from ostinato.ops.cpu.threads import has_pool, most_threads
 
 import ostinato as ost
 from ostinato import settings as knobs
@@ -320,7 +324,7 @@ def test_machine_code_is_kept_and_damage_is_noticed(tmp_path: Path, monkeypatch:
         llvm._made.clear()
         np.testing.assert_array_equal(run(chain("float64"), x, y)[0], x * y + x)
 
-    monkeypatch.setattr(kept, "_told", True)
+    monkeypatch.setattr(disk_cache, "_told", True)
     results()
     (path,) = (tmp_path / "kernels").iterdir()
     good = path.read_bytes()
@@ -400,7 +404,7 @@ def test_what_cannot_be_compiled_is_said(monkeypatch: Any) -> None:
 
 def test_old_machine_code_goes_first(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(llvm, "MOST_KEPT", 3)
-    disk = kept.at(tmp_path)
+    disk = disk_cache.at(tmp_path)
     for k in range(5):
         disk.write(f"kernels/{k:032x}.o", b"code")
         os.utime(tmp_path / "kernels" / f"{k:032x}.o", (k, k))
@@ -446,10 +450,10 @@ def test_threads_make_kernels_at_once() -> None:
             if not np.array_equal(total, x * x + x):
                 errors.append("wrong")
 
-    team = [threading.Thread(target=work) for _ in range(4)]
-    for t in team:
+    parallel = [threading.Thread(target=work) for _ in range(4)]
+    for t in parallel:
         t.start()
-    for t in team:
+    for t in parallel:
         t.join(60)
     assert not errors
     assert len(llvm._made) == 1
@@ -495,7 +499,7 @@ def test_who_is_done_takes_turns_from_who_is_busy() -> None:
     turns = 1000
     about = np.array([turns, 2, turns // 2 - 1], np.int64)
     out = np.zeros(turns, np.int64)
-    llvm.function_of(PATIENT + team.around(1), about)(out)
+    llvm.function_of(PATIENT + parallel.around(1), about)(out)
     assert set(out) <= {1, 2}
     assert out[turns // 2 - 1] != out[0], "who waited did not do it itself"
 
@@ -509,10 +513,10 @@ def test_threads_that_link_at_once_get_the_same_code() -> None:
         meet.wait()
         found.add(llvm.linked(text))
 
-    team = [threading.Thread(target=link) for _ in range(4)]
-    for thread in team:
+    parallel = [threading.Thread(target=link) for _ in range(4)]
+    for thread in parallel:
         thread.start()
-    for thread in team:
+    for thread in parallel:
         thread.join()
     assert found == {llvm.linked(text)}
 
@@ -530,25 +534,25 @@ def test_threads_on_one_core_part(by_library: bool) -> None:
             pytest.skip(str(onednn.library()))
         a, made = np.ones((300, 300), np.float32), np.empty((300, 300), np.float32)
         work = partial(product(a, a, made, 2), a, a, made)
-    own, second = threading.get_native_id(), int(team._crew[1, 1])
+    own, second = threading.get_native_id(), int(parallel._crew[1, 1])
     assert second not in (0, own)
-    anywhere, before = os.sched_getaffinity(0), team.moved()
+    anywhere, before = os.sched_getaffinity(0), parallel.moved()
     longest = time.monotonic() + 20
     try:
-        while team.moved() == before and time.monotonic() < longest:
+        while parallel.moved() == before and time.monotonic() < longest:
             for cores in ({min(anywhere)}, anywhere):
                 for who in (own, second):
                     os.sched_setaffinity(who, cores)
             work()
     finally:
         os.sched_setaffinity(own, anywhere)
-    assert team.moved() > before
+    assert parallel.moved() > before
     assert os.sched_getaffinity(second) == anywhere, "it may be anywhere again"
 
 
 def test_who_is_moved_by_two_at_once_keeps_all_cores() -> None:
     """The system is played: the second one asks while the first has left out a core, and ends last."""
-    allowed, crew = [0b1111], np.zeros((team.MOST, 8), np.int64)
+    allowed, crew = [0b1111], np.zeros((parallel.MOST, 8), np.int64)
     crew[1, 1] = 7  # the one that is late
     at, narrowed, asked, restored = dict[int, int](), *(threading.Event() for _ in range(3))
 
@@ -579,7 +583,7 @@ def test_who_is_moved_by_two_at_once_keeps_all_cores() -> None:
         "sched_getaffinity": look(ask),
         "sched_setaffinity": look(allow),
     }
-    text = team._known(team._PART).replace("@crew", "@played_crew")
+    text = parallel._known(parallel._PART).replace("@crew", "@played_crew")
     llvm.symbol("played_crew", crew.ctypes.data)
     for name, function in played.items():
         text = text.replace(f"@{name}", f"@played_{name}")
@@ -599,7 +603,7 @@ def test_who_is_moved_by_two_at_once_keeps_all_cores() -> None:
     at[threading.get_ident()] = 0
     part(late.ctypes.data, 3, 0)
     thread.join()
-    assert crew[0, team.MOVED] >= 1
+    assert crew[0, parallel.MOVED] >= 1
     assert allowed[0] == 0b1111
     assert engine is not None
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.spec import DTYPES
+from ostinato.ops.core.spec import DTYPES
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, DTypeError, ShapeError

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops import OPS
-from ostinato.ops.encode import decode_graph, encode_graph
-from ostinato.ops.registry import ANY
-from ostinato.ops.show import parse
+from ostinato.ops.core.encode import decode_graph, encode_graph
+from ostinato.ops.core.registry import ANY
+from ostinato.ops.core.show import parse
 
 from tests.helpers import assert_same
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.order import EXCHANGES, LONG, sort_function, sort_room
-from ostinato.ops.radix import SHORT
-from ostinato.ops.registry import OPS
-from ostinato.ops.spec import DTYPES, bfloat16
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import DTYPES, bfloat16
+from ostinato.ops.cpu.kernels.sort.order import EXCHANGES, LONG, sort_function, sort_room
+from ostinato.ops.cpu.kernels.sort.radix import SHORT
 
 import ostinato as ost
 

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops import onednn, products, threads, tiles, vectors
-from ostinato.ops.llvm import why_not
-from ostinato.ops.products import product
+from ostinato.ops.cpu import threads
+from ostinato.ops.cpu.jit.llvm import why_not
+from ostinato.ops.cpu.kernels import gemm, gemm_tiles, gemv
+from ostinato.ops.cpu.kernels.gemm import product
+from ostinato.ops.cpu.libraries import onednn
 
 import ostinato as ost
 from ostinato.errors import ArgumentError
@@ -88,8 +90,8 @@ def checked(f: Any, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which library each product was made by."""
     seen: list[str] = []
-    by_onednn, by_blas = products.onednn_product, products._blas_product
-    by_us = products.vector_product
+    by_onednn, by_blas = gemm.onednn_product, gemm._blas_product
+    by_us = gemm.vector_product
 
     def first(*args: Any) -> Any:
         f = by_onednn(*args)
@@ -106,9 +108,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.extend(["streams"] * (f is not None))
         return f
 
-    monkeypatch.setattr(products, "vector_product", third)
-    monkeypatch.setattr(products, "onednn_product", first)
-    monkeypatch.setattr(products, "_blas_product", second)
+    monkeypatch.setattr(gemm, "vector_product", third)
+    monkeypatch.setattr(gemm, "onednn_product", first)
+    monkeypatch.setattr(gemm, "_blas_product", second)
     return seen
 
 
@@ -130,7 +132,7 @@ def test_products_of_any_form(m: int, n: int, k: int, batch: Any, lies: Any, dty
     b = laid(numbers((*batch, k, n), dtype, 1), lies[1])
     out = laid(numbers((*batch, m, n), dtype), lies[2])
     there = check(a, b, out)
-    if dtype in products._LETTERS:  # BLAS reads all of these where they are
+    if dtype in gemm._LETTERS:  # BLAS reads all of these where they are
         assert there
 
 
@@ -157,8 +159,8 @@ def test_all_ways_are_right(shape: Any, batch: Any, lies: Any, dtype: str) -> No
     a = laid(numbers((*batch, m, k), dtype), lies[0])
     b = laid(numbers((*batch, k, n), dtype, 1), lies[1])
     out = laid(numbers((*batch, m, n), dtype), lies[2])
-    made = {name: make() for name, make in products.ways(a, b, out, 2).items()}
-    assert len(made) >= (dtype in products._LETTERS)
+    made = {name: make() for name, make in gemm.ways(a, b, out, 2).items()}
+    assert len(made) >= (dtype in gemm._LETTERS)
     first = next((f for f in made.values() if f is not None), None)
     assert (first is None) == (product(a, b, out, 2) is None)
     for f in made.values():
@@ -181,8 +183,8 @@ def test_products_that_keep_their_right_matrix(
 ) -> None:
     a, b = laid(numbers((m, k), dtype), lies[0]), laid(numbers((k, n), dtype, 1), lies[1])
     out = laid(np.zeros((m, n), dtype), lies[2])
-    made = products.any_product(a, b, out, count, "onednn kept", stays=True)
-    if not isinstance(made, products.Keeping):  # too little work
+    made = gemm.any_product(a, b, out, count, "onednn kept", stays=True)
+    if not isinstance(made, gemm.Keeping):  # too little work
         return
     checked(made.function, a, b, out)
     plain, right = out.tobytes(), b.copy()
@@ -205,15 +207,15 @@ def test_most_matrices_can_be_kept() -> None:
     a, out = numbers((16, 528), "float32"), np.zeros((16, 528), np.float32)
     for lies in ("plain", "turned"):
         b = laid(numbers((528, 528), "float32", 1), lies)
-        made = products.any_product(a, b, out, 2, "", stays=True)
-        assert isinstance(made, products.Keeping)
+        made = gemm.any_product(a, b, out, 2, "", stays=True)
+        assert isinstance(made, gemm.Keeping)
         assert made.keep(b) is not None
-        assert not isinstance(products.any_product(a, b, out, 2, "", False), products.Keeping)
+        assert not isinstance(gemm.any_product(a, b, out, 2, "", False), gemm.Keeping)
 
 
 def test_who_adds_up_in_another_order_is_found_out() -> None:
     a, b, out = numbers((16, 50), "float32"), numbers((50, 30), "float32"), np.zeros((16, 30), "f4")
-    left, _, result = products._stacks(a, b, out)
+    left, _, result = gemm._stacks(a, b, out)
 
     def backwards(a: Any, b: Any, out: Any) -> None:
         out[...] = sum(np.outer(a[:, k], b[k]) for k in reversed(range(50)))
@@ -228,9 +230,9 @@ def test_who_adds_up_in_another_order_is_found_out() -> None:
 @with_onednn
 def test_the_ways_have_names() -> None:
     a, b, c = numbers((300, 300), "float32"), numbers((300, 300), "float32", 1), np.zeros((4, 4))
-    assert list(products.ways(a, b, a.copy(), 2)) == ["onednn packed", "onednn", "blas"]
-    assert list(products.ways(c, c, c.copy(), 2)) == ["blas"]  # it is tiny
-    assert not products.ways(c[:0], c, c[:0], 2)
+    assert list(gemm.ways(a, b, a.copy(), 2)) == ["onednn packed", "onednn", "blas"]
+    assert list(gemm.ways(c, c, c.copy(), 2)) == ["blas"]  # it is tiny
+    assert not gemm.ways(c[:0], c, c[:0], 2)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
@@ -239,14 +241,14 @@ def test_batches_that_share_a_matrix_are_rows(dtype: str) -> None:
     for shape in ((5, 4, 40, 30), (6, 1, 30), (2, 3, 1, 30)):
         a = numbers(shape, dtype)
         out = np.empty((*shape[:-1], 50), dtype)
-        stacks = products._stacks(a, b, out)
+        stacks = gemm._stacks(a, b, out)
         assert stacks is not None
         assert [s.shape for s in stacks] == [(a.size // 30, 30), (30, 50), (a.size // 30, 50)]
         check(a, b, out)
     apart = laid(
         numbers((5, 4, 40, 30), dtype), "other"
     )  # rows of batches do not follow each other
-    assert len(products._stacks(apart, b, np.empty((5, 4, 40, 50), dtype))[0].shape) > 2  # type: ignore[index]
+    assert len(gemm._stacks(apart, b, np.empty((5, 4, 40, 50), dtype))[0].shape) > 2  # type: ignore[index]
     check(apart, b, np.empty((5, 4, 40, 50), dtype))
 
 
@@ -285,7 +287,7 @@ def test_streams_of_rows(dtype: str, data: Any) -> None:
 
     def run(a: np.ndarray, out: np.ndarray, count: int) -> None:
         given = (x, a.T) if turned else (a, x)
-        made = products.ways(*given, out, count)["streams"]()
+        made = gemm.ways(*given, out, count)["streams"]()
         assert made is not None
         made(*given, out)
 
@@ -313,10 +315,10 @@ def test_streams_of_columns(dtype: str, data: Any) -> None:
         64 * data.draw(st.integers(1, 9)),
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vectors, "PART", part)
-        patch.setattr(vectors, "BLOCK", block)
+        patch.setattr(gemv, "PART", part)
+        patch.setattr(gemv, "BLOCK", block)
         for count in (0, 2, 3):
-            made = products.ways(*given, out, count)["streams"]()
+            made = gemm.ways(*given, out, count)["streams"]()
             assert isinstance(made, types.BuiltinFunctionType)
             out[...] = np.nan
             made(*given, out)
@@ -330,7 +332,7 @@ def test_which_rule_a_vector_takes() -> None:
     def first(*shape: int, turned: bool = False) -> str:
         a, x = np.ones(shape, np.float32), np.ones(shape[0 if turned else 1], np.float32)
         out = np.empty(shape[1 if turned else 0], np.float32)
-        return next(iter(products.ways(*((x, a) if turned else (a, x)), out, 2)))
+        return next(iter(gemm.ways(*((x, a) if turned else (a, x)), out, 2)))
 
     assert first(1000, 1000) == first(7, 32) == "streams"
     assert first(1000, 16) == first(3, 1000) == first(8, 1 << 16) == "blas"
@@ -359,7 +361,7 @@ def test_which_rule_a_narrow_product_takes(
         np.ones(s[::-1], np.float32).T if t else np.ones(s, np.float32)
         for s, t in zip(shapes, turned, strict=True)
     )
-    known = products.ways(a, b, np.empty((m, n), np.float32), 2)
+    known = gemm.ways(a, b, np.empty((m, n), np.float32), 2)
     assert next(iter(known)) == first
 
 
@@ -461,7 +463,9 @@ def test_casts_that_are_not_for_products_stay(monkeypatch: pytest.MonkeyPatch) -
     y = np.asarray(f(ost.asarray(a), ost.asarray(b)))
     assert "wide_matmul" not in steps(f)
     np.testing.assert_allclose(y, a.astype(float) @ b.astype(float), rtol=1e-12)
-    monkeypatch.setattr("ostinato.planner.narrow.can_widen", lambda *_: True)  # by the op's kernel
+    monkeypatch.setattr(
+        "ostinato.planner.passes.narrow_operands.can_widen", lambda *_: True
+    )  # by the op's kernel
     g = ost.compile(lambda a, b: ost.exp(a.astype(ost.float64) @ b.astype(ost.float64)))
     z = np.asarray(g(ost.asarray(a), ost.asarray(b)))
     assert "wide_matmul" in steps(g)
@@ -518,7 +522,7 @@ def test_without_onednn_blas_does_all(made: list[str], monkeypatch: pytest.Monke
         assert made == ["blas"]
         np.testing.assert_allclose(y, a @ b, rtol=1e-3, atol=1e-3)
         y = np.asarray(ost.compile(lambda a, b: (a @ b) * 3)(*operands))
-        assert made == ["blas"] * (1 if tiles.form_of(a.dtype) else 2)
+        assert made == ["blas"] * (1 if gemm_tiles.form_of(a.dtype) else 2)
         np.testing.assert_allclose(y, (a @ b) * 3, rtol=1e-3, atol=1e-3)
         before = list(made)
         halves = [ost.asarray(x.astype(ml_dtypes.bfloat16)) for x in (a, b)]
@@ -573,11 +577,11 @@ def test_blas_has_its_threads_back_and_one_meanwhile() -> None:
     watch.join()
     assert min(fewest) == 1
     assert pool_of_blas() == before
-    assert products._state[0] == 0
+    assert gemm._state[0] == 0
     with pytest.raises(TypeError):
         f(a, a, "no array")
     assert pool_of_blas() == before
-    assert products._state[0] == 0
+    assert gemm._state[0] == 0
 
 
 def test_long_sums_have_the_same_bits_for_any_number_of_threads() -> None:
@@ -644,7 +648,7 @@ def test_plans_start_no_threads_but_the_pool() -> None:
     """OpenBLAS's threads are made when NumPy is; products of all kinds add the pool's alone."""
     code = """
 import os, numpy as np, ostinato as ost
-from ostinato.ops.threads import most_threads
+from ostinato.ops.cpu.threads import most_threads
 count = lambda: len(os.listdir("/proc/self/task"))
 np.ones((300, 300)) @ np.ones((300, 300))
 before = count()
@@ -725,7 +729,9 @@ def test_a_plan_with_products_says_what_is_missing(monkeypatch: pytest.MonkeyPat
     f(a)
     if not isinstance(onednn.library(), str):
         assert "oneDNN" not in f.plan.explain()
-    monkeypatch.setattr("ostinato.planner.explain.library", lambda: "no libdnnl: pip install it")
+    monkeypatch.setattr(
+        "ostinato.planner.seeing.explain.library", lambda: "no libdnnl: pip install it"
+    )
     assert "products by NumPy's library, no libdnnl: pip install it" in f.plan.explain()
     g = ost.compile(lambda a: a + a)
     g(a)

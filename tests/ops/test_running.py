@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops import llvm, running
-from ostinato.ops.running import running_kernel
-from ostinato.ops.spec import bfloat16
+from ostinato.ops.core.spec import bfloat16
+from ostinato.ops.cpu.jit import llvm
+from ostinato.ops.cpu.kernels import scan
+from ostinato.ops.cpu.kernels.scan import running_kernel
 
 import ostinato as ost
 from tests.helpers import on
@@ -94,7 +95,7 @@ def test_short_lines_have_numpys_bits(
     source, dtype = kind
     x = laid(numbers(tuple(shape), source, len(shape)), lies)
     axis %= x.ndim
-    with mock.patch.object(running, "QUICK", 100), mock.patch.object(running, "GRAIN", 50):
+    with mock.patch.object(scan, "QUICK", 100), mock.patch.object(scan, "GRAIN", 50):
         found = made(x, axis, product, dtype, 3, goes)
     assert found.tobytes() == exactly(x, axis, product, dtype).tobytes()
 
@@ -116,7 +117,7 @@ def test_long_lines_are_cut_by_their_extent_only(
     x = laid(x if side else np.ascontiguousarray(x.T), lies)
     axis = 1 - side
     few = {"LONG": 64, "QUICK": 0, "GRAIN": 1}
-    with mock.patch.multiple(running, **few):
+    with mock.patch.multiple(scan, **few):
         found = [made(x, axis, product, dtype, threads) for threads in (1, 2, 8)]
         line = made(np.moveaxis(x, axis, -1)[-1].copy(), 0, product, dtype, 2)
     wanted = exactly(x, axis, product, dtype)

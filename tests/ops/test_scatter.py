@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops import llvm, scatter
+from ostinato.ops.cpu.jit import llvm
+from ostinato.ops.cpu.jit.llvm import is_kernel
+from ostinato.ops.cpu.kernels import gather_scatter
 from ostinato.ops.indexing import _at_ufunc
-from ostinato.ops.llvm import is_kernel
 
 import ostinato as ost
 from ostinato.errors import BoundsError
@@ -106,8 +107,8 @@ def test_put(
         out[...] = x
         x = out
     wanted, key = x.copy(), (*(slice(None),) * axis, i)
-    with mock.patch.multiple(scatter, GRAIN=1, FEW=1, **sharing):
-        made = scatter.putting([x, i, v, out], threads, axis=axis, mode=mode)
+    with mock.patch.multiple(gather_scatter, GRAIN=1, FEW=1, **sharing):
+        made = gather_scatter.putting([x, i, v, out], threads, axis=axis, mode=mode)
     known = not (dtype == "f2" and mode != "set") and not (
         dtype[0] == "c" and mode not in ("set", "add")
     )
@@ -154,8 +155,8 @@ def test_take(
         x = np.broadcast_to(x.reshape(-1)[0], shape)
     wanted = np.take(x, i, axis)
     out = laid(rng, np.zeros(wanted.shape, x.dtype))
-    with mock.patch.multiple(scatter, GRAIN=1, FEW=1):
-        made = scatter.taking([x, i, out], threads, axis=axis)
+    with mock.patch.multiple(gather_scatter, GRAIN=1, FEW=1):
+        made = gather_scatter.taking([x, i, out], threads, axis=axis)
     assert made is not None
     assert is_kernel(made)
     made(x, i, out)
@@ -190,9 +191,9 @@ def test_along_an_axis(
         i = i[tuple(slice(None) if d == axis else slice(1) for d in range(i.ndim))]
     every = np.broadcast_to(i, some)
     out, picked = laid(rng, np.zeros(shape, x.dtype)), laid(rng, np.zeros(some, x.dtype))
-    with mock.patch.multiple(scatter, GRAIN=1, FEW=1, **sharing):
-        take = scatter.taking_along([x, i, picked], threads, axis=axis)
-        add = scatter.adding_along([x, every, v, out], threads, axis=axis)
+    with mock.patch.multiple(gather_scatter, GRAIN=1, FEW=1, **sharing):
+        take = gather_scatter.taking_along([x, i, picked], threads, axis=axis)
+        add = gather_scatter.adding_along([x, every, v, out], threads, axis=axis)
     assert take is not None
     take(x, i, picked)
     same(picked, np.take_along_axis(x, every.astype("i8"), axis))
@@ -218,10 +219,10 @@ def test_nothing_is_written_if_a_place_is_outside(kind: str, threads: int) -> No
     for shape in ((40,), (8, 5)):
         i = np.zeros(shape, kind)
         values, found = v.reshape(*shape, 3), picked.reshape(*shape, 3)
-        with mock.patch.multiple(scatter, GRAIN=1, FEW=1):
-            put = scatter.putting([x, i, values, out], threads, axis=0, mode="add")
-            take = scatter.taking([x, i, found], threads, axis=0)
-            look = scatter.inside([i, answer], threads, size=size)
+        with mock.patch.multiple(gather_scatter, GRAIN=1, FEW=1):
+            put = gather_scatter.putting([x, i, values, out], threads, axis=0, mode="add")
+            take = gather_scatter.taking([x, i, found], threads, axis=0)
+            look = gather_scatter.inside([i, answer], threads, size=size)
         assert put is not None
         assert take is not None
         assert look is not None

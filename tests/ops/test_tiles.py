@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops import tiles
-from ostinato.ops.llvm import linked
-from ostinato.ops.spec import DType, bfloat16, float32
+from ostinato.ops.core.spec import DType, bfloat16, float32
+from ostinato.ops.cpu.jit.llvm import linked
+from ostinato.ops.cpu.kernels import gemm_tiles
 
 KINDS = [(float32, float32), (bfloat16, bfloat16), (bfloat16, float32)]
 SHAPES = [(8, 16, 2), (33, 70, 200), (132, 16, 130), (9, 129, 98), (40, 48, 1024), (64, 264, 30)]
@@ -25,25 +25,25 @@ def lines(size: int) -> np.ndarray:
     return whole[-whole.ctypes.data % 64 :][:size]
 
 
-def form_of(left: DType, right: DType, turned: bool) -> tiles.Form:
-    form = tiles.form_of(left, turned, right)
+def form_of(left: DType, right: DType, turned: bool) -> gemm_tiles.Form:
+    form = gemm_tiles.form_of(left, turned, right)
     if form is None:
         pytest.skip("this processor has no such tiles")
     return form
 
 
-def block(form: tiles.Form, a: Any, b: Any, turned_b: bool) -> np.ndarray:
+def block(form: gemm_tiles.Form, a: Any, b: Any, turned_b: bool) -> np.ndarray:
     """The product of the matrices that lie so; `a` is transposed if the form says so."""
     rows, columns = a.shape[form.turned], b.shape[1 - turned_b]
     depth, width = a.shape[1 - form.turned], form.width(columns)
     above, below = form.beyond
     place = lines(4 * width * (above + rows + below)).view(np.float32).reshape(-1, width)
-    room, none = lines(form.room(rows, depth)), np.zeros(tiles.AREA, np.uint8)
+    room, none = lines(form.room(rows, depth)), np.zeros(gemm_tiles.AREA, np.uint8)
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     kinds = {"ptr": pointer, "i64": number, "i1": ctypes.c_bool}
-    call = ctypes.CFUNCTYPE(None, *(kinds[kind] for kind in tiles.CALLED.split(", ")))
+    call = ctypes.CFUNCTYPE(None, *(kinds[kind] for kind in gemm_tiles.CALLED.split(", ")))
     made = place[above:]
-    call(linked(tiles._text(form)))(
+    call(linked(gemm_tiles._text(form)))(
         *(a.ctypes.data, a.strides[0], rows, b.ctypes.data, b.strides[0], turned_b, columns),
         *(depth, made.ctypes.data, made.strides[0], room.ctypes.data, none.ctypes.data),
     )

@@ -13,12 +13,14 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from ostinato.ops import fixed, layout, monoid
-from ostinato.ops.index import LETTERS, Indices, Reach
-from ostinato.ops.registry import OPS, Place
-from ostinato.planner import communicate, layouts, memory, parts, simplify
+from ostinato.ops import reproducible
+from ostinato.ops.core import layout, monoid
+from ostinato.ops.core.index import LETTERS, Indices, Reach
+from ostinato.ops.core.registry import OPS, Place
 from ostinato.planner.cache import PlanCache
-from ostinato.runtime import bind, communicator, starters
+from ostinato.planner.passes import communicate, layouts, memory, parts, simplify
+from ostinato.runtime import bind
+from ostinato.runtime.messages import collectives, communicator
 
 import ostinato as ost
 from tests import sessions
@@ -193,7 +195,7 @@ def _lost() -> Any:
         crossing = [p for p in found if p.source != p.target]
         return tuple(p for p in found if p is not crossing[-1]) if crossing else found
 
-    return mock.patch.object(starters, "exchange_lists", lists)
+    return mock.patch.object(collectives, "exchange_lists", lists)
 
 
 @plant("combine: the last worker is left out")
@@ -317,9 +319,9 @@ def _neutral() -> Any:
 
 @plant("blocks: the last one is lost (any-workers)")
 def _blocks() -> Any:
-    rule = fixed._blocks_here
+    rule = reproducible._blocks_here
     return mock.patch.object(
-        fixed, "_blocks_here", lambda at, axis: rule(at, axis)[:-1] or rule(at, axis)
+        reproducible, "_blocks_here", lambda at, axis: rule(at, axis)[:-1] or rule(at, axis)
     )
 
 
@@ -332,7 +334,7 @@ def _odd() -> Any:
                 combine(rows[2 * k : 2 * k + 1], rows[2 * k + 1 : 2 * k + 2], rows[k : k + 1])
             n //= 2
 
-    return mock.patch.object(fixed, "_pairs", pairs)
+    return mock.patch.object(reproducible, "_pairs", pairs)
 
 
 def fresh() -> None:

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ostinato.ops.graph import Graph
-from ostinato.ops.layout import Partial
-from ostinato.planner import fuse
+from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.layout import Partial
 from ostinato.planner.file import _prove
+from ostinato.planner.passes import fuse
 from ostinato.planner.plan import Plan
 from ostinato.runtime import bind
 
@@ -354,7 +354,7 @@ def test_turns_that_do_not_add_up_are_refused() -> None:
     _prove(plan.key, plan.lowered, list(plan.results))
 
     def changed(change: Callable[[dict[str, Any]], None]) -> Graph:
-        from ostinato.ops.encode import decode_graph, encode_graph
+        from ostinato.ops.core.encode import decode_graph, encode_graph
 
         data = json.loads(json.dumps(encode_graph(plan.lowered)))
         node = next(n for n in data["nodes"] if n[0] == "blocks")

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.show import parse
 from ostinato.ops.distances import NEAR
-from ostinato.ops.registry import OPS
-from ostinato.ops.show import parse
-from ostinato.planner.distances import LONG, multiply_differences
 from ostinato.planner.file import decode_plan, encode_plan
+from ostinato.planner.passes.distances import LONG, multiply_differences
 from ostinato.planner.plan import Target
 
 import ostinato as ost

@@ -8,7 +8,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from ostinato.planner import draws
+from ostinato.planner.passes import random
 
 import ostinato as ost
 from tests import sessions
@@ -29,7 +29,7 @@ def drawn(make: Any, shape: Any, seed: int = 77) -> Any:
 
 
 def by_numpy(make: Any, shape: Any, seed: int = 77) -> Any:
-    with mock.patch.object(draws, "LARGE", 1 << 60), ost.connect():
+    with mock.patch.object(random, "LARGE", 1 << 60), ost.connect():
         return drawn(make, shape, seed)
 
 
@@ -61,7 +61,7 @@ def test_no_layout_and_no_neighbour_changes_a_bit(name: str, numerics: str) -> N
                                           else DRAW[name](s, shape) + x))  # fmt: skip
             assert np.asarray(f(zero, np.uint64(77))).tobytes() == wanted.tobytes(), (mesh, split)
             kernels = [n for n in f.plan.program.graph.nodes if n.op == "fused"]
-            assert any(m.op in draws.DRAWN for n in kernels for m in n.kw["body"].nodes)
+            assert any(m.op in random.DRAWN for n in kernels for m in n.kw["body"].nodes)
 
 
 def test_dropout_stores_no_mask() -> None:
@@ -96,7 +96,7 @@ def test_what_is_read_twice_is_drawn_once() -> None:
         f(np.uint64(5))
         (kernel,) = [n for n in f.plan.program.graph.nodes if n.op == "fused_nest"]
     assert [m.op for m in kernel.kw["body"].nodes].count("normal32") == 1
-    from ostinato.ops.labels import analyse_in_order
+    from ostinato.ops.cpu.loops.labels import analyse_in_order
 
     body, rest = kernel.kw["body"], {k: v for k, v in kernel.kw.items() if k != "body"}
     shapes = [s.shape for s in (*body.inputs, *body.out_specs)]

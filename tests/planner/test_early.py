@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.show import parse
-from ostinato.planner.early import finish_early
+from ostinato.ops.core.show import parse
+from ostinato.planner.passes.finish_early import finish_early
 from ostinato.planner.plan import Target
 
 import ostinato as ost

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops import epilogue, onednn, tiles
+from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.spec import Spec, float32
+from ostinato.ops.cpu.jit.llvm import why_not
+from ostinato.ops.cpu.kernels import gemm_epilogue, gemm_tiles
+from ostinato.ops.cpu.libraries import onednn
 from ostinato.ops.fused import WITH_PRODUCT
-from ostinato.ops.graph import Graph
-from ostinato.ops.llvm import why_not
-from ostinato.ops.spec import Spec, float32
 
 import ostinato as ost
 
@@ -200,10 +201,10 @@ def test_in_loops_and_by_the_ops_own_kernel(monkeypatch: pytest.MonkeyPatch) -> 
         right = np.tanh(right @ w + 0.5)
     made, _ = run(f, x, w)
     np.testing.assert_allclose(made, right, atol=1e-5)
-    monkeypatch.setattr(epilogue, "_in_blocks", lambda *_: None)  # product, then the rest
+    monkeypatch.setattr(gemm_epilogue, "_in_blocks", lambda *_: None)  # product, then the rest
     made, _ = run(f, x, w)
     np.testing.assert_allclose(made, right, atol=1e-5)
-    monkeypatch.setattr(epilogue, "_in_turn", lambda *_: None)  # node by node
+    monkeypatch.setattr(gemm_epilogue, "_in_turn", lambda *_: None)  # node by node
     made, _ = run(f, x, w)
     np.testing.assert_allclose(made, right, atol=1e-5)
 
@@ -218,7 +219,7 @@ def test_matrices_that_sgemm_cannot_read() -> None:
 @pytest.mark.parametrize("heads", ["both", "left", "rows"])
 def test_heads_that_lie_between_each_other(heads: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of matrices that are no one axis; the right ones may be the same for some of them."""
-    monkeypatch.setattr(epilogue, "_in_turn", None)  # the product is nowhere as a whole
+    monkeypatch.setattr(gemm_epilogue, "_in_turn", None)  # the product is nowhere as a whole
     q, k, c = numbers(5, 90, 3, 72), numbers(5, 84, 3, 72, seed=1), numbers(3, 1, 84, seed=2)
 
     def f(xp: Any, q: Any, k: Any, c: Any) -> Any:
@@ -244,12 +245,12 @@ def test_with_several_threads(threads: int) -> None:
             np.testing.assert_allclose(np.asarray(z), right.max(1), atol=1e-4)
 
 
-@pytest.mark.parametrize("way", [epilogue.TILES, epilogue.SGEMM])
+@pytest.mark.parametrize("way", [gemm_epilogue.TILES, gemm_epilogue.SGEMM])
 def test_who_makes_the_blocks(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where rows are cut, for many threads. Their number changes no bit."""
-    monkeypatch.setattr(epilogue, "_in_turn", None)
-    in_blocks = epilogue._in_blocks
-    monkeypatch.setattr(epilogue, "most_threads", lambda: 8)
+    monkeypatch.setattr(gemm_epilogue, "_in_turn", None)
+    in_blocks = gemm_epilogue._in_blocks
+    monkeypatch.setattr(gemm_epilogue, "most_threads", lambda: 8)
     a, b = numbers(261, 200), numbers(700, 200, seed=1)
     bias, r = numbers(700, seed=2), numbers(261, 700, seed=3)
     found = []
@@ -258,7 +259,7 @@ def test_who_makes_the_blocks(way: str, monkeypatch: pytest.MonkeyPatch) -> None
         def forced(arrays: Any, rest: Any, _: int, room: Any, __: str, n: int = threads) -> Any:
             return in_blocks(arrays, rest, n, room, way)
 
-        monkeypatch.setattr(epilogue, "_in_blocks", forced)
+        monkeypatch.setattr(gemm_epilogue, "_in_blocks", forced)
         with ost.connect():
             f = ost.compile(lambda a, b, bias, r: (ost.maximum(a @ b.T + bias, 0) * r, bias > 0))
             found.append(np.asarray(f(*map(ost.asarray, (a, b, bias, r)))[0]))
@@ -270,23 +271,23 @@ def test_who_makes_the_blocks(way: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_blocks_cover_a_product() -> None:
     """And fit into the memory that was asked for, for any number of threads."""
-    form = tiles.form_of(float32)
+    form = gemm_tiles.form_of(float32)
     if form is None:
         pytest.skip("this processor has no tiles")
     for m, n, k in ((64, 16, 8), (128, 528, 528), (1000, 64, 1024), (96, 5000, 300)):
         for threads in (1, 2, 3, 8, 64):
             for turned, whole in ((False, False), (True, False), (True, True)):
-                grid = epilogue.blocks_of_tiles(form, m, n, k, 1, threads, turned, whole)
+                grid = gemm_epilogue.blocks_of_tiles(form, m, n, k, 1, threads, turned, whole)
                 assert grid.blocks * grid.block >= m > (grid.blocks - 1) * grid.block
                 assert grid.strips * grid.strip >= n > (grid.strips - 1) * grid.strip
                 assert grid.width >= grid.strip
                 assert not whole or grid.strips == 1
-                room, *_ = epilogue._room(form, grid.width, grid.block, grid.block, k)
+                room, *_ = gemm_epilogue._room(form, grid.width, grid.block, grid.block, k)
                 specs = Spec((m, k), float32), Spec((k, n), float32)
-                (given_,) = epilogue.epilogue_room(
+                (given_,) = gemm_epilogue.epilogue_room(
                     [s.shape for s in specs], [(m, n)], specs, body=Graph((), (), ())
                 )
-                assert room * epilogue.most_threads() <= given_.shape[0]
+                assert room * gemm_epilogue.most_threads() <= given_.shape[0]
 
 
 def test_workers_without_rows() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.encode import Malformed
+from ostinato.ops.core.encode import Malformed
 from ostinato.planner import file
 from ostinato.planner.file import MAGIC, decode_plan, encode_plan
 from ostinato.planner.plan import FORMAT, Plan
@@ -87,7 +87,7 @@ def test_it_runs_without_tracing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     plan, inputs = a_plan()
     plan.to_file(tmp_path / "p")
     again = Plan.from_file(tmp_path / "p")
-    from ostinato.ops import array
+    from ostinato.ops.core import array
     from ostinato.planner import pipeline
 
     def never(*args: Any, **kwargs: Any) -> Any:

@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ostinato.ops import llvm, native, nest
+from ostinato.ops.core.graph import Builder, Graph
+from ostinato.ops.core.spec import Spec
+from ostinato.ops.cpu.jit import llvm
+from ostinato.ops.cpu.jit.scalar import numbers
+from ostinato.ops.cpu.loops import flat, stages
 from ostinato.ops.fused import FUSED
-from ostinato.ops.graph import Builder, Graph
-from ostinato.ops.scalar import numbers
-from ostinato.ops.spec import Spec
-from ostinato.planner import fuse as rule
-from ostinato.planner import nests
-from ostinato.planner.fuse import title
+from ostinato.planner.passes import fuse as rule
+from ostinato.planner.passes import fuse_stages
+from ostinato.planner.passes.fuse import title
 
 import ostinato as ost
 from ostinato import settings
@@ -47,8 +48,8 @@ def ops(graph: Graph) -> list[str]:
 def test_random_programs_however_small(numerics: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rule, "WORTH", 0)
     monkeypatch.setattr(rule, "LARGE", 0)
-    monkeypatch.setattr(nests, "ROWS", 1)
-    monkeypatch.setattr(nests, "SMALL", -1)
+    monkeypatch.setattr(fuse_stages, "ROWS", 1)
+    monkeypatch.setattr(fuse_stages, "SMALL", -1)
 
     @RELAXED
     @given(st.randoms(use_true_random=False), st.sampled_from(MESHES))
@@ -347,7 +348,7 @@ def test_numbers_as_data_give_the_bits_of_numbers_in_the_text(
             return [np.asarray(y).tobytes() for y in made]
 
     as_data = found()
-    for room in (native, nest):
+    for room in (flat, stages):
         monkeypatch.setattr(room, "numbers", lambda body: counts(body))
     assert found() == as_data
 

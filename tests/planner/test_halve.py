@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.gram import TRIANGLE
-from ostinato.ops.llvm import why_not
-from ostinato.ops.show import parse
-from ostinato.ops.threads import blas
-from ostinato.planner.halve import halve
+from ostinato.ops.core.show import parse
+from ostinato.ops.cpu.jit.llvm import why_not
+from ostinato.ops.cpu.kernels.syrk import TRIANGLE
+from ostinato.ops.cpu.threads import blas
+from ostinato.planner.passes.symmetric import halve
 from ostinato.planner.plan import Target
-from ostinato.planner.tuning import sites
+from ostinato.planner.tuning.sites import sites
 from ostinato.runtime.bind import bind
-from ostinato.runtime.communicator import Alone
+from ostinato.runtime.messages.communicator import Alone
 
 import ostinato as ost
 

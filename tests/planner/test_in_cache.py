@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.planner import fuse, in_cache
 from ostinato.planner.file import decode_plan, encode_plan
+from ostinato.planner.passes import cache_blocking, fuse
 from ostinato.planner.plan import Plan
 
 import ostinato as ost
@@ -53,7 +53,7 @@ def small_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Everything a hundredth of its size, and turns cost nothing."""
     forget_plans()
     for name, size in (("LARGE", 1 << 18), ("BLOCK", 1 << 15), ("NEAR", 3 << 16), ("START", 0)):
-        monkeypatch.setattr(in_cache, name, size)
+        monkeypatch.setattr(cache_blocking, name, size)
     monkeypatch.setattr(fuse, "WORTH", 0)
     yield
     forget_plans()

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.layout import Layout, Partial, exchange_lists, intersect, volume
-from ostinato.planner.explain import facts
+from ostinato.ops.core.layout import Layout, Partial, exchange_lists, intersect, volume
+from ostinato.planner.seeing.explain import facts
 
 import ostinato as ost
 from ostinato.errors import LayoutError

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ostinato.ops.layout import Partial
-from ostinato.ops.llvm import why_not
-from ostinato.ops.registry import ANY, OPS
-from ostinato.ops.spec import Spec
-from ostinato.planner import fuse, memory
+from ostinato.ops.core.layout import Partial
+from ostinato.ops.core.registry import ANY, OPS
+from ostinato.ops.core.spec import Spec
+from ostinato.ops.cpu.jit.llvm import why_not
+from ostinato.planner.passes import fuse, memory
 from ostinato.planner.plan import Program, local_bytes
 
 import ostinato as ost

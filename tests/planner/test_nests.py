@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops.graph import Graph
-from ostinato.ops.labels import _join_neighbours, label
-from ostinato.planner import fuse, nests
+from ostinato.ops.core.graph import Graph
+from ostinato.ops.cpu.loops.labels import _join_neighbours, label
+from ostinato.planner.passes import fuse, fuse_stages
 
 import ostinato as ost
 from tests import sessions
@@ -139,8 +139,8 @@ def test_random_programs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_small_things_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuse, "WORTH", 0)
-    monkeypatch.setattr(nests, "ROWS", 1)
-    monkeypatch.setattr(nests, "SMALL", -1)
+    monkeypatch.setattr(fuse_stages, "ROWS", 1)
+    monkeypatch.setattr(fuse_stages, "SMALL", -1)
 
 
 def test_the_random_programs_are_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,9 +298,9 @@ def test_the_kernel_of_numpy_agrees() -> None:
 
 
 def test_indices_that_cannot_be_one_are_refused() -> None:
-    from ostinato.ops.labels import Labels
-    from ostinato.ops.registry import OPS
-    from ostinato.ops.spec import Spec, float64
+    from ostinato.ops.core.registry import OPS
+    from ostinato.ops.core.spec import Spec, float64
+    from ostinato.ops.cpu.loops.labels import Labels
 
     square = Spec((5, 5), float64)
     labels = Labels()
@@ -364,7 +364,7 @@ def test_pairs_of_rows_are_made_block_by_block(n: int, m: int, d: int) -> None:
 
 
 def nest_of(graph: Graph) -> Any:
-    from ostinato.ops.labels import analyse_in_order
+    from ostinato.ops.cpu.loops.labels import analyse_in_order
 
     (kernel,) = [n for n in graph.nodes if n.op == "fused_nest"]
     specs = (*kernel.kw["body"].inputs, *kernel.specs)

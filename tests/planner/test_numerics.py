@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ostinato.ops.layout import grid_bounds, grid_size
+from ostinato.ops.core.layout import grid_bounds, grid_size
 
 import ostinato as ost
 from tests.planner.test_any_layout import RELAXED, splits_for

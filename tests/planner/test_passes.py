@@ -5,15 +5,15 @@ from __future__ import annotations
 import textwrap
 
 import pytest
-from ostinato.ops.graph import Graph
-from ostinato.ops.show import parse, show
-from ostinato.planner.communicate import communicate
-from ostinato.planner.layouts import choose_layouts
-from ostinato.planner.memory import assign_memory, own_outputs
-from ostinato.planner.numerics import fix_order
-from ostinato.planner.overlap import overlap
+from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.show import parse, show
+from ostinato.planner.passes.communicate import communicate
+from ostinato.planner.passes.layouts import choose_layouts
+from ostinato.planner.passes.memory import assign_memory, own_outputs
+from ostinato.planner.passes.numerics import fix_order
+from ostinato.planner.passes.overlap import overlap
+from ostinato.planner.passes.simplify import simplify
 from ostinato.planner.plan import Target
-from ostinato.planner.simplify import simplify
 
 ONE, TWO = Target(), Target((2,))
 EXACT = Target((1,), numerics="any-workers")

@@ -10,15 +10,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from ostinato.ops import onednn, tiles
+from ostinato.ops.core.graph import Node
+from ostinato.ops.core.show import parse
+from ostinato.ops.core.spec import bfloat16, float32
+from ostinato.ops.cpu.jit.llvm import why_not
+from ostinato.ops.cpu.kernels import gemm_tiles
+from ostinato.ops.cpu.libraries import onednn
 from ostinato.ops.fused import WITH_PRODUCT
-from ostinato.ops.graph import Node
-from ostinato.ops.llvm import why_not
-from ostinato.ops.show import parse
-from ostinato.ops.spec import bfloat16, float32
 from ostinato.planner.file import decode_plan, encode_plan
+from ostinato.planner.passes.precision import mix_precision
 from ostinato.planner.plan import Plan, Target
-from ostinato.planner.precision import mix_precision
 
 import ostinato as ost
 from ostinato.errors import ArgumentError
@@ -89,7 +90,7 @@ def test_products_of_rounded_numbers(
     m, k, n = shape
     a, b = numbers(m, k), numbers(k, n, seed=1)
     if how == "without bfloat16":
-        monkeypatch.setattr("ostinato.planner.narrow.can_widen", lambda *_: False)
+        monkeypatch.setattr("ostinato.planner.passes.narrow_operands.can_widen", lambda *_: False)
     numerics = "any-workers" if how == "any-workers" else "same-plan"
     with ost.connect(workers=2 if how == "two workers" else 1, numerics=numerics):
         f = mixed(lambda a, b: ost.tanh(a @ b))
@@ -134,7 +135,7 @@ def test_casts_are_in_the_kernels_that_make_a_value() -> None:
 
 
 in_tiles = pytest.mark.skipif(
-    tiles.form_of(bfloat16, right=float32) is None, reason="no tiles of bfloat16"
+    gemm_tiles.form_of(bfloat16, right=float32) is None, reason="no tiles of bfloat16"
 )
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops.graph import Graph, canonical
-from ostinato.ops.llvm import why_not
-from ostinato.ops.show import parse
+from ostinato.ops.core.graph import Graph, canonical
+from ostinato.ops.core.show import parse
+from ostinato.ops.cpu.jit.llvm import why_not
+from ostinato.planner.passes.slices import FEW, slice_first
 from ostinato.planner.plan import Target
-from ostinato.planner.slices import FEW, slice_first
 
 import ostinato as ost
 from tests import sessions

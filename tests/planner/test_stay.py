@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from ostinato.ops import onednn
-from ostinato.ops.graph import Graph
-from ostinato.ops.show import parse
+from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.show import parse
+from ostinato.ops.cpu.libraries import onednn
+from ostinato.planner.passes.packed_weights import mark_staying
 from ostinato.planner.plan import Target
-from ostinato.planner.stay import mark_staying
 
 import ostinato as ost
 from tests.sessions import use

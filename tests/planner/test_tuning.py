@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops import kept
-from ostinato.ops.graph import Graph
-from ostinato.planner import tuning
+from ostinato.ops.core import disk_cache
+from ostinato.ops.core.graph import Graph
 from ostinato.planner.file import decode_plan, encode_plan
 from ostinato.planner.pipeline import tune
 from ostinato.planner.plan import ONE_THREAD, Choice, Plan, Tuned
-from ostinato.planner.tuner import GAIN, Budget, Known, Tuner, decide
-from ostinato.planner.tuning import APART, Site, sites
+from ostinato.planner.tuning import sites as tuning
+from ostinato.planner.tuning.sites import APART, Site, sites
+from ostinato.planner.tuning.tuner import GAIN, Budget, Known, Tuner, decide
 
 import ostinato as ost
 from ostinato import settings
@@ -255,7 +255,7 @@ def test_a_damaged_line_says_nothing(tmp_path: Path, damage: str) -> None:
     (file,) = (tmp_path / "tuned").iterdir()
     with file.open("a") as f:
         f.write(f"{damage}\n")
-    kept.at(tmp_path).add(f"tuned/{file.name}", [damage])
+    disk_cache.at(tmp_path).add(f"tuned/{file.name}", [damage])
     known = Known(tmp_path, "here")
     assert known.get(site("a", "b")) is not None
     known.put(site("a", "b", kind="2"), Choice("", "", "a"))
@@ -266,9 +266,9 @@ def test_the_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Known, "MOST", 20)
     known = Known(tmp_path, "here")
     looks = []
-    read = kept.Cache.lines
+    read = disk_cache.Cache.lines
     monkeypatch.setattr(
-        kept.Cache, "lines", lambda self, name: looks.append(self) or read(self, name)
+        disk_cache.Cache, "lines", lambda self, name: looks.append(self) or read(self, name)
     )
     for k in range(100):
         known.put(site("a", "b", kind=str(k)), Choice("", "", "b"))
@@ -278,7 +278,7 @@ def test_the_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.Mon
     known = Known(tmp_path, "here")
     assert known.get(site("a", "b", kind="99")) is not None
     assert known.get(site("a", "b", kind="0")) is None
-    assert json.loads(kept.at(tmp_path).lines(f"tuned/{file.name}")[0]) == {"machine": "here"}
+    assert json.loads(disk_cache.at(tmp_path).lines(f"tuned/{file.name}")[0]) == {"machine": "here"}
 
 
 def test_what_others_added_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from ostinato.runtime import crew, mpi
+from ostinato.runtime.crew import crew
+from ostinato.runtime.messages import mpi
 from ostinato.runtime.worker import Worker
 
 import ostinato as ost
@@ -205,7 +206,7 @@ def astray() -> None:
 def unknown() -> None:
     """A worker that has another plan than the others."""
     if RANK == 1:
-        from ostinato.runtime.member import Member
+        from ostinato.runtime.crew.member import Member
 
         load = Member._load
 
@@ -643,9 +644,9 @@ def fuzz() -> None:
     import socket
     import threading
 
-    from ostinato.runtime import channel
-    from ostinato.runtime.channel import Wire, greet
-    from ostinato.runtime.orders import KINDS, Order
+    from ostinato.runtime.crew import channel
+    from ostinato.runtime.crew.channel import Wire, greet
+    from ostinato.runtime.crew.orders import KINDS, Order
 
     count, r = int(sys.argv[2]), random.Random(int(sys.argv[3]))
     lead = crew.Lead(MPI.COMM_SELF)
@@ -760,7 +761,7 @@ def silent() -> None:
     import socket
     import threading
 
-    from ostinato.runtime import channel
+    from ostinato.runtime.crew import channel
 
     channel.GREET = 3.0
     lead, secret = crew.Lead(MPI.COMM_SELF), b"s" * 32

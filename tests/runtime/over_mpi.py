@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from mpi4py import MPI
-from ostinato.runtime import mpi
-from ostinato.runtime.mpi import MpiCommunicator
+from ostinato.runtime.messages import mpi
+from ostinato.runtime.messages.mpi import MpiCommunicator
 
 from tests.runtime import test_communicator as tests
 

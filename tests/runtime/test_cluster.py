@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.io_pipeline.sinks import ZarrSink
-from ostinato.runtime import dask
-from ostinato.runtime.channel import Channel, Wire
+from ostinato.runtime.crew import dask
+from ostinato.runtime.crew.channel import Channel, Wire
 
 import ostinato as ost
 from ostinato import sessions
@@ -367,7 +367,7 @@ def test_crews_that_come_together_at_once_do_not_mix(cluster: ost.LocalCluster) 
         lead.close()
 
         def gone(name: str = name) -> bool:
-            from ostinato.runtime import dask
+            from ostinato.runtime.crew import dask
 
             return name not in dask._members
 
@@ -389,7 +389,7 @@ def engines(cluster: ost.LocalCluster) -> list[tuple[int, int]]:
         import gc
         import threading
 
-        from ostinato.runtime.member import Member
+        from ostinato.runtime.crew.member import Member
 
         gc.collect()
         members = sum(isinstance(o, Member) for o in gc.get_objects())
@@ -409,7 +409,7 @@ def test_a_session_that_ended_leaves_nothing(cluster: ost.LocalCluster) -> None:
 
 def test_a_desk_that_cannot_open_sends_everybody_home(cluster: ost.LocalCluster) -> None:
     def break_it(on: bool) -> None:
-        from ostinato.runtime import channel, dask
+        from ostinato.runtime.crew import channel, dask
 
         def bad(*_: Any) -> Any:
             raise OSError("no such address")
@@ -566,7 +566,7 @@ def test_only_processes_beside_the_program_look_whether_it_is_there(machine: str
         )
 
     program = run(
-        "import json; from ostinato.runtime.keeper import Job; print(json.dumps(Job('x').environment()))"
+        "import json; from ostinato.runtime.crew.keeper import Job; print(json.dumps(Job('x').environment()))"
     )
     found = run(AWAY, machine, **json.loads(program.stdout))  # when that program has ended
     assert (found.returncode, found.stdout) == ((0, "goes on\n") if machine else (1, ""))

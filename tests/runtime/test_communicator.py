@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.layout import Layout, exchange_lists, part_ranks, slices
-from ostinato.runtime.communicator import Alone, ThreadCommunicator, ThreadWorld
+from ostinato.ops.core.layout import Layout, exchange_lists, part_ranks, slices
+from ostinato.runtime.messages.communicator import Alone, ThreadCommunicator, ThreadWorld
 
 from ostinato.errors import CommunicatorError
 

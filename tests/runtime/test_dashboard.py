@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ostinato.ops.layout import Layout
-from ostinato.planner.explain import amount
-from ostinato.runtime import panels
-from ostinato.runtime.counts import axis_between
-from ostinato.runtime.ledger import MOST, RECENT, Ledger
+from ostinato.ops.core.layout import Layout
+from ostinato.planner.seeing.explain import amount
+from ostinato.runtime.dashboard import panels
+from ostinato.runtime.dashboard.counts import axis_between
+from ostinato.runtime.dashboard.ledger import MOST, RECENT, Ledger
 
 import ostinato as ost
 from ostinato.errors import BoundsError
@@ -64,7 +64,7 @@ class Work:
 
     def told(self) -> None:
         """All workers have said what they did."""
-        from ostinato.runtime import page
+        from ostinato.runtime.dashboard import page
 
         self.cluster.client.run(page.tell)
 
@@ -371,7 +371,7 @@ def test_the_turns_of_a_loop_tell_what_they_spend_in_communication(work: Work) -
     work.told()
 
     def look(dask_scheduler: Any, plan: str = f.plan.id) -> Any:
-        from ostinato.runtime import panels
+        from ostinato.runtime.dashboard import panels
 
         ledger = dask_scheduler.extensions["ostinato"].ledger
         return ledger.steps[plan][ledger.places[0][0]], panels.timeline(ledger, plan)

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.graph import Graph, Node
-from ostinato.ops.show import parse
-from ostinato.planner.memory import assign_memory
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.show import parse
+from ostinato.planner.passes.memory import assign_memory
 from ostinato.runtime import engine
 from ostinato.runtime.bind import bind
-from ostinato.runtime.communicator import Alone
+from ostinato.runtime.messages.communicator import Alone
 from ostinato.runtime.worker import Worker
 
 import ostinato as ost

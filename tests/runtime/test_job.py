@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops import onednn
-from ostinato.ops.encode import Malformed
-from ostinato.runtime.orders import HEAD, KINDS, Order, unpack
+from ostinato.ops.core.encode import Malformed
+from ostinato.ops.cpu.libraries import onednn
+from ostinato.runtime.crew.orders import HEAD, KINDS, Order, unpack
 
 import ostinato as ost
 from ostinato.errors import CommunicatorError

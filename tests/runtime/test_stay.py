@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as example
 from hypothesis import strategies as st
-from ostinato.ops import onednn, products
-from ostinato.ops.spec import Own
-from ostinato.runtime import stay
+from ostinato.ops.core.spec import Own
+from ostinato.ops.cpu.kernels import gemm
+from ostinato.ops.cpu.libraries import onednn
+from ostinato.runtime import packed_weights
 
 import ostinato as ost
 from ostinato.sessions import current
@@ -22,7 +23,7 @@ from ostinato.sessions import current
 pytestmark = pytest.mark.skipif(isinstance(onednn.library(), str), reason=onednn.in_words())
 
 N = 96
-OFTEN = stay.OFTEN
+OFTEN = packed_weights.OFTEN
 
 
 @pytest.fixture(autouse=True)
@@ -211,14 +212,14 @@ def test_borrowed_memory_may_be_written_to_by_its_owner() -> None:
 
 def test_who_changes_often_is_asked_more_of(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    keeps = products.with_weights
-    monkeypatch.setattr(products, "with_weights", lambda *args: [keeps(*args), made.append(1)][0])
+    keeps = gemm.with_weights
+    monkeypatch.setattr(gemm, "with_weights", lambda *args: [keeps(*args), made.append(1)][0])
     run = run_of()
     for k in range(12):
         near(same_often(run, ost.asarray(numbers(k, N, N)), OFTEN + 1), X @ numbers(k, N, N))
     assert len(made) == 1
     w = ost.asarray(numbers(1, N, N))
-    same_often(run, w, 2 * OFTEN * stay.PAYS)  # this one is worth it
+    same_often(run, w, 2 * OFTEN * packed_weights.PAYS)  # this one is worth it
     for k in range(2):
         assert len(made) == 2 + k
         same_often(run, ost.asarray(numbers(k, N, N)), OFTEN)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops import llvm
-from ostinato.ops.sequence import sequence
-from ostinato.planner import fuse
+from ostinato.ops.cpu.jit import llvm
+from ostinato.ops.cpu.jit.sequence import sequence
+from ostinato.planner.passes import fuse
 
 import ostinato as ost
 from ostinato.errors import NaNError

@@ -26,13 +26,13 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops import OPS, Graph, Node
-from ostinato.ops.encode import Malformed, encode_graph
-from ostinato.ops.graph import canonical
-from ostinato.ops.layout import Layout
-from ostinato.ops.spec import DTYPES, Spec
-from ostinato.planner import fuse
+from ostinato.ops.core.encode import Malformed, encode_graph
+from ostinato.ops.core.graph import canonical
+from ostinato.ops.core.layout import Layout
+from ostinato.ops.core.spec import DTYPES, Spec
 from ostinato.planner.check import check_graph, check_source, seconds_of
 from ostinato.planner.file import FORMAT, MAGIC, _key, encode_plan
+from ostinato.planner.passes import fuse
 from ostinato.planner.pipeline import make_plan
 from ostinato.planner.plan import Key, Plan, Target
 

@@ -131,7 +131,7 @@ def install() -> None:
 
 def at_the_edge() -> None:
     """Arenas and results without room around them."""
-    from ostinato.ops import spec
+    from ostinato.ops.core import spec
     from ostinato.runtime import engine, worker
 
     def bare(shape: Any, dtype: Any) -> Any:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from ostinato.ops import array, numpy_calls
-from ostinato.ops.spec import DTYPES
+from ostinato.ops import array_function
+from ostinato.ops.core import array
+from ostinato.ops.core.spec import DTYPES
 
 import ostinato as ost
 from ostinato.errors import OstinatoError
@@ -235,7 +236,7 @@ def differs(name: str, got: Any, wanted: Any, unasked: bool) -> str:
             return f"got {type(got).__name__} of {len(got)}, needed {len(wanted)}"
         said = [differs(name, g, w, unasked) for g, w in zip(got, wanted, strict=True)]
         return next((s for s in said if s != "same"), "same")
-    reads = name in numpy_calls.READ | numpy_calls.FORMS | numpy_calls.TYPES
+    reads = name in array_function.READ | array_function.FORMS | array_function.TYPES
     strange = isinstance(wanted, np.ndarray) and wanted.dtype.name not in DTYPES  # stays NumPy's
     reads = reads or (name == "broadcast_arrays" and strange)
     if not isinstance(got, ost.Array):

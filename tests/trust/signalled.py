@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ostinato.ops import llvm, products
-from ostinato.ops.threads import address_of, most_threads
+from ostinato.ops.cpu.jit import llvm
+from ostinato.ops.cpu.kernels import gemm
+from ostinato.ops.cpu.threads import address_of, most_threads
 
 import ostinato as ost
 
@@ -100,7 +101,7 @@ def each_way(n: int) -> dict[str, Work]:
     for kind in ("float32", "float64", "bfloat16"):
         a, out = normal(n, n, dtype=kind), np.empty((n, n), kind)
         for threads in sorted({1, min(2, most_threads())}):
-            for way, make in products.ways(a, a, out, threads).items():
+            for way, make in gemm.ways(a, a, out, threads).items():
                 if (function := make()) is not None:
                     found[f"{way} of {kind}, {threads} threads"] = filling(function, a, out)
     return found

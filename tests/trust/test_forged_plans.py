@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops import OPS
-from ostinato.ops.encode import encode_graph
-from ostinato.ops.graph import Builder, Graph, Node
-from ostinato.ops.layout import Layout
-from ostinato.ops.spec import Spec, float64
+from ostinato.ops.core.encode import encode_graph
+from ostinato.ops.core.graph import Builder, Graph, Node
+from ostinato.ops.core.layout import Layout
+from ostinato.ops.core.spec import Spec, float64
 from ostinato.planner.file import encode_plan
 from ostinato.planner.pipeline import make_plan
 from ostinato.planner.plan import Key, Plan, Target

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops import tree
-from ostinato.ops.encode import decode_graph, encode_graph
-from ostinato.ops.exact import exact
-from ostinato.ops.graph import Graph, Node
-from ostinato.ops.show import parse, show
-from ostinato.ops.spec import Spec, complex128, float64
+from ostinato.ops.core import tree
+from ostinato.ops.core.encode import decode_graph, encode_graph
+from ostinato.ops.core.exact import exact
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.show import parse, show
+from ostinato.ops.core.spec import Spec, complex128, float64
 from ostinato.planner.plan import Key, Target
 
 import ostinato as ost
@@ -255,7 +255,7 @@ def test_exact_of_what_may_be_static():
 
 
 def test_files_refuse_what_is_no_nan():
-    from ostinato.ops.encode import Malformed, decode_value
+    from ostinato.ops.core.encode import Malformed, decode_value
 
     for text in (
         "7ff0000000000000",
@@ -331,7 +331,7 @@ MARKED = {"lru_cache", "cache"}
 def cached_functions() -> list[tuple[str, ast.FunctionDef]]:
     found = []
     for room in ("ops", "planner", "runtime", "ostinato", "io_pipeline"):
-        for path in sorted((ROOT / room).glob("*.py")):
+        for path in sorted((ROOT / room).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 if not isinstance(node, ast.FunctionDef):
                     continue

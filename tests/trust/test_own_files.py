@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.io_pipeline import sinks
-from ostinato.ops import disk, kept, llvm
+from ostinato.ops.core import disk, disk_cache
+from ostinato.ops.cpu.jit import llvm
 from ostinato.planner import cache as plan_cache
-from ostinato.planner.tuner import Known
+from ostinato.planner.tuning.tuner import Known
 
 import ostinato as ost
 from ostinato import command, settings
@@ -53,9 +54,9 @@ def use_cache(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a new process would be."""
-    kept.at.cache_clear()
+    disk_cache.at.cache_clear()
     llvm._tidy.cache_clear()
-    monkeypatch.setattr(kept, "_told", False)
+    monkeypatch.setattr(disk_cache, "_told", False)
     monkeypatch.setattr(llvm, "_made", {})
     _linked.append({})
     monkeypatch.setattr(llvm, "_linked", _linked[-1])
@@ -113,7 +114,7 @@ OLD = "plans/0-0123456789ab"
 def plant(cache: Path, outside: Path) -> set[str]:
     """Look-alikes in a cache, none of which are ours; links that lead to what looks like ours outside."""
     outside.mkdir()
-    good = kept._head(f"kernels/{HEX}.o", b"code") + b"\ncode"
+    good = disk_cache._head(f"kernels/{HEX}.o", b"code") + b"\ncode"
     theirs: dict[str, Any] = {
         "thesis.plan": b"of my life",
         "plans/floor.plan": b"of my house",
@@ -160,7 +161,7 @@ def plant(cache: Path, outside: Path) -> set[str]:
 
 def ours(cache: Path) -> set[str]:
     """Files of this version and earlier ones, of which some were left half written long ago."""
-    good = kept._head("anything", b"code") + b"\ncode"
+    good = disk_cache._head("anything", b"code") + b"\ncode"
     made = {
         f"{OLD}/{'1' * 32}.plan": good,
         f"{OLD}/{'2' * 32}.plan": b"ostinato plan 1 as they were before",
@@ -209,10 +210,10 @@ def test_limits_remove_what_is_ours(
     fresh(monkeypatch)
     work(3.0)
     for kind in ("plans", "kernels", "tuned"):
-        kept.at(folder).keep_within(kind, 0)
+        disk_cache.at(folder).keep_within(kind, 0)
     after = tree(folder)
     assert {n: before[n] for n in theirs} == {n: after.get(n) for n in theirs}
-    left = {str(f.path.relative_to(folder)) for f in kept.at(folder).files()}
+    left = {str(f.path.relative_to(folder)) for f in disk_cache.at(folder).files()}
     assert left <= theirs, "what is there has names of ours, and no more"
 
 
@@ -271,14 +272,14 @@ def test_random_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Ta
     parts = {
         "folder": ["plans", OLD, "plans/1-zz", "kernels", "tuned", "", "mine", f"plans/{HEX}"],
         "name": [f"{HEX}.plan", f"{HEX}.o", f"{HEX[:16]}.jsonl", "machine.json", "x.plan", "x", f".{HEX}.o.0123456789ab.part"],
-        "content": [b"", b"mine", kept._head("x", b"") + b"\n", b"ostinato", b"0" * 16 + b"\x7fELF", b"0" * 16 + b" {}", b"\xff" * 80],
+        "content": [b"", b"mine", disk_cache._head("x", b"") + b"\n", b"ostinato", b"0" * 16 + b"\x7fELF", b"0" * 16 + b" {}", b"\xff" * 80],
     }  # fmt: skip
     count = 300 if thorough else 30
     for k in range(count):
         place = tmp_path / str(k)
         place.mkdir()
         if k % 2:
-            (place / kept.MARKER).write_bytes(kept.SAID)
+            (place / disk_cache.MARKER).write_bytes(disk_cache.SAID)
         for _ in range(rng.integers(1, 12)):
             folder, name, content = (p[rng.integers(len(p))] for p in parts.values())
             path = place / folder / name
@@ -292,20 +293,22 @@ def test_random_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Ta
             warnings.simplefilter("ignore")
             command.main(["cache", "prune", "--all"])
             for kind in ("plans", "kernels", "tuned", ""):
-                kept.at(place).keep_within(kind, 0)
+                disk_cache.at(place).keep_within(kind, 0)
         after = tree(place)
         for name in set(before) - set(after):
             content = before[name][2]
             if content is None:  # a folder of a version, with nothing left in it
-                assert kept.re.fullmatch(rf"plans/{kept._VERSION}", name)
+                assert disk_cache.re.fullmatch(rf"plans/{disk_cache._VERSION}", name)
                 continue
             at, _, file = name.rpartition("/")
             plain = file.removeprefix(".").removesuffix(".0123456789ab.part")
             assert any(
-                kept.re.fullmatch(a, at) and kept.re.fullmatch(b, plain)
-                for a, b in kept._FILES.items()
+                disk_cache.re.fullmatch(a, at) and disk_cache.re.fullmatch(b, plain)
+                for a, b in disk_cache._FILES.items()
             ), name
-            assert kept._BEGINS.match(content) or (file[0] == "." and content in (b"", b"ostinato"))
+            assert disk_cache._BEGINS.match(content) or (
+                file[0] == "." and content in (b"", b"ostinato")
+            )
     tally("random trees pruned", count)
 
 
@@ -315,13 +318,13 @@ def test_all_is_for_this_user_alone(folder: Path, monkeypatch: pytest.MonkeyPatc
     try:
         work()
         Known(folder, "here").disk.add("tuned/0123456789abcdef.jsonl", ["{}"])
-        kept.at(folder).write("machine.json", b"{}")
+        disk_cache.at(folder).write("machine.json", b"{}")
     finally:
         os.umask(before)
     modes = {n: stat.S_IMODE(mode) for n, (_, mode, _) in tree(folder).items()}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     kinds = {n.split("/")[0] for n in modes}
-    assert kinds == {"plans", "kernels", "tuned", "machine.json", kept.MARKER}
+    assert kinds == {"plans", "kernels", "tuned", "machine.json", disk_cache.MARKER}
     for name, mode in modes.items():
         assert mode == (0o700 if (folder / name).is_dir() else 0o600), name
 
@@ -336,7 +339,7 @@ def test_folders_of_earlier_versions_are_closed(
         path.chmod(0o755 if path.is_dir() else 0o644)
     fresh(monkeypatch)
     assert work() == "made"
-    assert (folder / kept.MARKER).read_bytes() == kept.SAID
+    assert (folder / disk_cache.MARKER).read_bytes() == disk_cache.SAID
     for path in (folder, folder / "plans", folder / "kernels"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
     fresh(monkeypatch)
@@ -369,7 +372,7 @@ def test_what_others_may_have_written_is_a_miss(
     if "somebody" in spoil and os.geteuid() != 0:
         pytest.skip("only root may give files away")
     work()
-    whole = kept.at(folder)
+    whole = disk_cache.at(folder)
     spoiled = [f.path for f in whole.files(kind)]
     assert len(spoiled) > 1
     contents = {p: p.read_bytes() for p in spoiled}
@@ -397,7 +400,7 @@ def test_what_others_may_have_written_is_a_miss(
 
 
 def test_lines_of_others_are_not_believed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk, name = kept.at(folder), "tuned/0123456789abcdef.jsonl"
+    disk, name = disk_cache.at(folder), "tuned/0123456789abcdef.jsonl"
     disk.add(name, ["a", "b"])
     path = folder / name
     first, second = path.read_text().splitlines()
@@ -421,7 +424,7 @@ def test_a_folder_of_somebody_elses_holds_nothing(
 ) -> None:
     """As one that another user made first in a folder that all share."""
     folder.mkdir(mode=0o700)
-    (folder / kept.MARKER).write_bytes(kept.SAID)
+    (folder / disk_cache.MARKER).write_bytes(disk_cache.SAID)
     (folder / what).mkdir(exist_ok=True)
     os.chown(folder / what, OTHER, OTHER)
     (folder / what).chmod(mode)

@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from ostinato.ops.array import weak_dtype
-from ostinato.ops.spec import DTYPES
-from ostinato.ops.tree import flatten, unflatten
+from ostinato.ops.core.array import weak_dtype
+from ostinato.ops.core.spec import DTYPES
+from ostinato.ops.core.tree import flatten, unflatten
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, DonatedError, DTypeError, OstinatoError, TracedValueError
@@ -142,7 +142,7 @@ def test_a_pickle_names_one_function_of_ours_and_numpys() -> None:
     found: set[str] = set()
     Names(io.BytesIO(pickle.dumps({"w": ost.ones((2, 2)), "n": [ost.asarray(3)]}))).load()
     ours = {name for name in found if not name.startswith("numpy")}
-    assert ours == {"ostinato.ops.array.restored"}
+    assert ours == {"ostinato.ops.core.array.restored"}
 
 
 def test_neither_a_copy_nor_its_original_is_written_over() -> None:

@@ -1,0 +1,711 @@
+"""NumPy's functions of our arrays: `np.sum(x, axis=0)` is `ost.sum`, pending as any other.
+
+`MEANT` says for each of NumPy's functions what it is here, with the parameters that have a meaning here
+under NumPy's names; any other parameter has to be left at NumPy's default. What gives text, a Python
+bool, a file, or writes to an array of NumPy's, reads values (`READ`). Anything else is refused."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ostinato.errors import ArgumentError
+
+from . import contraction, creation, indexing, linalg, reduction, shape, sorting
+from . import elementwise as e
+from .core.array import Array, as_array, functions, weak_kind
+from .core.spec import DTYPES, DType, bool_, float64, int64, is_inexact, promote
+from .core.user_line import misfit
+
+# -- what takes more than a name -----------------------------------------------------------
+
+
+def _flat(x: Any) -> Array:
+    return shape.reshape(x, (-1,))
+
+
+def _along(function: Callable[..., Any], default: int = -1) -> Callable[..., Any]:
+    """Along an axis; None means the elements in one row."""
+
+    def run(a: Any, axis: int | None = default, **options: Any) -> Any:
+        return (
+            function(_flat(a), axis=0, **options)
+            if axis is None
+            else function(a, axis=axis, **options)
+        )
+
+    return run
+
+
+_sorted, _order = _along(sorting.sort), _along(sorting.argsort)
+_sums, _products = _along(reduction.cumulative_sum), _along(reduction.cumulative_prod)
+_KINDS = (None, "quicksort", "heapsort", "mergesort", "stable")  # all of which a stable one is
+
+
+def _in_order(run: Callable[..., Array]) -> Callable[..., Array]:
+    return lambda a, axis=-1, kind=None, stable=None: run(a, axis)
+
+
+def _reduced(function: Callable[..., Array]) -> Callable[..., Array]:
+    return lambda a, axis=None, keepdims=False: function(a, axis, keepdims=keepdims)
+
+
+def _summed(function: Callable[..., Array]) -> Callable[..., Array]:
+    return lambda a, axis=None, dtype=None, keepdims=False: function(
+        a, axis, dtype=dtype, keepdims=keepdims
+    )
+
+
+def _cast(x: Any, dtype: Any) -> Array:
+    return as_array(x) if dtype is None else e.astype(x, dtype)
+
+
+def _in(x: Any, dtype: Any, what: str) -> Array:
+    """What is to be averaged, in the dtype that the average is to have."""
+    if dtype is not None and np.dtype(dtype).kind != "f":
+        raise misfit(
+            ArgumentError,
+            f"np.{what}",
+            got=f"dtype={np.dtype(dtype).name} and an ostinato array",
+            needed="a real floating dtype",
+            do="convert the result with .astype",
+        )
+    return _cast(x, dtype)
+
+
+def _spread(function: Callable[..., Array]) -> Callable[..., Array]:
+    return lambda a, axis=None, dtype=None, ddof=0, keepdims=False, correction=None: function(
+        _in(a, dtype, function.__name__),
+        axis,
+        correction=ddof if correction is None else correction,
+        keepdims=keepdims,
+    )
+
+
+def _two_last(x: Any, axis1: int, axis2: int) -> Array:
+    return shape.moveaxis(x, (axis1, axis2), (-2, -1))
+
+
+def _at_least(n: int) -> Callable[..., Any]:
+    def one(x: Array) -> Array:
+        if x.ndim >= n:
+            return x
+        if n == 3 and x.ndim:
+            return x[None, :, None] if x.ndim == 1 else x[:, :, None]
+        return shape.reshape(x, (1,) * (n - x.ndim) + x.shape)
+
+    return lambda *arys: (
+        one(as_array(arys[0])) if len(arys) == 1 else tuple(one(as_array(x)) for x in arys)
+    )
+
+
+_one, _two, _three = (_at_least(n) for n in (1, 2, 3))
+
+
+def _joined(arrays: Sequence[Any], axis: int | None = 0, dtype: Any = None) -> Array:
+    x = shape.concat(list(arrays), axis=axis)
+    return _cast(x, dtype)
+
+
+def _broadcast(args: Sequence[Any]) -> tuple[Any, ...]:
+    """What has a dtype that there is none of here stays NumPy's."""
+    wide = np.broadcast_shapes(*[np.shape(x) for x in args])
+    known = [isinstance(x, Array) or np.asarray(x).dtype.name in DTYPES for x in args]
+    return tuple(
+        shape.broadcast_to(x, wide) if ours else np.broadcast_to(x, wide)
+        for x, ours in zip(args, known, strict=True)
+    )
+
+
+def _columns(tup: Sequence[Any]) -> Array:
+    return _joined([x if x.ndim > 1 else x[:, None] for x in map(_one, tup)], 1)
+
+
+def _dot(a: Any, b: Any) -> Array:
+    x, y = as_array(a), as_array(b)
+    if not (x.ndim and y.ndim):
+        return e.multiply(x, y)
+    if x.ndim <= 2 and y.ndim <= 2:
+        return contraction.matmul(x, y)
+    return contraction.tensordot(x, y, axes=((-1,), (-min(y.ndim, 2),)))
+
+
+def _inner(a: Any, b: Any) -> Array:
+    x, y = as_array(a), as_array(b)
+    if not (x.ndim and y.ndim):
+        return e.multiply(x, y)
+    return contraction.tensordot(x, y, axes=((-1,), (-1,)))
+
+
+def _cross(a: Any, b: Any, axis: int) -> Array:
+    """The axis is one of each operand, so where it is counted from the front they may differ in it."""
+    x, y = (shape.moveaxis(as_array(v), axis, -1) for v in (a, b))
+    return shape.moveaxis(linalg.cross(x, y), -1, axis)
+
+
+def _like(function: Callable[..., Array], full: bool = False) -> Callable[..., Array]:
+    def run(
+        a: Any = None,
+        fill_value: Any = None,
+        dtype: Any = None,
+        shape: Any = None,
+        prototype: Any = None,
+    ) -> Array:
+        x = as_array(a if prototype is None else prototype)
+        given = [as_array(fill_value)] if full else []
+        if shape is None:
+            return function(x, *given, dtype=dtype)
+        plain = functions[function.__name__.removesuffix("_like")]
+        return plain(shape, *given, dtype=x.dtype if dtype is None else dtype)
+
+    return run
+
+
+def _unique(
+    ar: Any,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    equal_nan: bool = True,
+) -> Any:
+    if not (return_index or return_inverse or return_counts):
+        return _one_nan(sorting.unique_values(ar), equal_nan)
+    values, first, inverse, counts = sorting.unique_all(ar)
+    if _one_nan(values, equal_nan) is not values:
+        raise misfit(
+            ArgumentError,
+            "np.unique",
+            got="several NaN in an ostinato array, each of which is itself here",
+            needed="equal_nan=False",
+        )
+    asked = ((return_index, first), (return_inverse, inverse), (return_counts, counts))
+    return (values, *(part for wanted, part in asked if wanted))
+
+
+def _one_nan(values: Array, equal: bool) -> Array:
+    """Sorted values with at most one NaN."""
+    nans = int(reduction.sum(e.isnan(values))) if equal and is_inexact(values.dtype) else 0
+    return values[: 1 - nans] if nans > 1 else values
+
+
+def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Array:
+    a = as_array(x)
+    if ord is None:
+        return linalg.vector_norm(a, axis=axis, keepdims=keepdims)
+    if a.ndim == 1 or isinstance(axis, int):
+        return linalg.vector_norm(a, axis=axis, keepdims=keepdims, ord=ord)
+    if axis is None and a.ndim == 2:
+        axis = (-2, -1)
+    if not isinstance(axis, tuple) or len(axis) != 2:
+        raise misfit(
+            ArgumentError,
+            "np.linalg.norm",
+            got=f"ord={ord!r}, axis={axis!r}",
+            needed="one axis, or the two of a matrix",
+        )
+    found = linalg.matrix_norm(_two_last(a, *axis), ord=ord)
+    return shape.expand_dims(found, tuple(d % a.ndim for d in axis)) if keepdims else found
+
+
+def _close(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Array:
+    x, y = as_array(a), _floating(b)
+    near = e.less_equal(e.abs(x - y), atol + rtol * e.abs(y))
+    found = e.logical_or(e.logical_and(near, e.isfinite(y)), e.equal(x, y))
+    return e.logical_or(found, e.logical_and(e.isnan(x), e.isnan(y))) if equal_nan else found
+
+
+def _clipped(
+    a: Any, a_min: Any = None, a_max: Any = None, min: Any = None, max: Any = None
+) -> Array:
+    return e.clip(a, a_min if min is None else min, a_max if max is None else max)
+
+
+def _padded(array: Any, pad_width: Any, mode: str = "constant", constant_values: Any = 0) -> Array:
+    return shape.pad(array, pad_width, mode=mode, value=constant_values)
+
+
+def _averaged(a: Any, axis: Any = None, weights: Any = None, keepdims: bool = False) -> Array:
+    if weights is None:
+        return reduction.mean(a, axis, keepdims=keepdims)
+    x, w = as_array(a), as_array(weights)
+    if x.shape != w.shape:
+        raise misfit(
+            ArgumentError,
+            "np.average",
+            got=f"weights of shape {w.shape}",
+            needed=f"those of the array, {x.shape}",
+        )
+    kinds = (x.dtype, w.dtype) if is_inexact(x.dtype) else (x.dtype, w.dtype, float64)
+    x, w = (e.astype(v, promote(*kinds)) for v in (x, w))
+    return reduction.sum(x * w, axis, keepdims=keepdims) / reduction.sum(w, axis, keepdims=keepdims)
+
+
+def _places(indices: Any) -> Array:
+    x = as_array(indices)
+    return e.astype(x, int64) if x.dtype == bool_ else x
+
+
+def _floating(x: Any) -> Array:
+    """What is to be solved; NumPy takes whole numbers for float64."""
+    found = as_array(x)
+    return found if is_inexact(found.dtype) else e.astype(found, float64)
+
+
+def _chosen(condition: Any, x: Any = None, y: Any = None) -> Any:
+    return indexing.nonzero(condition) if x is None else e.where(condition, x, y)
+
+
+def _diagonal(v: Any, k: int = 0) -> Array:
+    x = as_array(v)
+    if x.ndim != 1:
+        return contraction.diagonal(x, offset=k)
+    n = x.size + abs(k)
+    column = x if k >= 0 else shape.pad(x, (-k, 0))
+    column = shape.pad(column, (0, n - column.size))
+    return e.where(creation.eye(n, k=k, dtype=bool), column[:, None], e.astype(0, x.dtype))
+
+
+def _flip_on(axis: int) -> Callable[..., Array]:
+    return lambda m: shape.flip(m, axis)
+
+
+# -- what each of NumPy's functions is -----------------------------------------------------
+
+MEANT: dict[str, Callable[..., Any]] = {
+    **{name: _reduced(getattr(reduction, name)) for name in ("all", "any", "max", "min")},
+    **{name: _reduced(getattr(reduction, name)) for name in ("argmax", "argmin", "count_nonzero")},
+    "amax": _reduced(reduction.max),
+    "amin": _reduced(reduction.min),
+    "sum": _summed(reduction.sum),
+    "prod": _summed(reduction.prod),
+    "mean": lambda a, axis=None, dtype=None, keepdims=False: reduction.mean(
+        _in(a, dtype, "mean"), axis, keepdims=keepdims
+    ),
+    "var": _spread(reduction.var),
+    "std": _spread(reduction.std),
+    "average": _averaged,
+    "ptp": lambda a, axis=None, keepdims=False: (
+        reduction.max(a, axis, keepdims=keepdims) - reduction.min(a, axis, keepdims=keepdims)
+    ),
+    "cumsum": lambda a, axis=None, dtype=None: _sums(a, axis, dtype=dtype),
+    "cumprod": lambda a, axis=None, dtype=None: _products(a, axis, dtype=dtype),
+    "cumulative_sum": reduction.cumulative_sum,
+    "cumulative_prod": reduction.cumulative_prod,
+    "diff": lambda a, n=1, axis=-1, prepend=None, append=None: reduction.diff(
+        a, n=n, axis=axis, prepend=prepend, append=append
+    ),
+    # sorting
+    "sort": _in_order(_sorted),
+    "argsort": _in_order(_order),
+    "searchsorted": lambda a, v, side="left", sorter=None: sorting.searchsorted(
+        a, v, side=side, sorter=sorter
+    ),
+    "isin": lambda element, test_elements, invert=False: sorting.isin(
+        element, test_elements, invert=invert
+    ),
+    "unique": _unique,
+    **{name: getattr(sorting, name) for name in ("unique_all", "unique_counts", "unique_inverse")},
+    "unique_values": sorting.unique_values,
+    "argwhere": lambda a: shape.stack(indexing.nonzero(_one(a)), axis=-1)[:, : as_array(a).ndim],
+    "flatnonzero": lambda a: indexing.nonzero(_flat(a))[0],
+    "nonzero": lambda a: indexing.nonzero(a),
+    "where": _chosen,
+    "take": lambda a, indices, axis=None: indexing.take(
+        _flat(a) if axis is None else a, _places(indices), axis=axis or 0
+    ),
+    "take_along_axis": lambda arr, indices, axis=-1: _along(
+        lambda x, axis: indexing.take_along_axis(x, indices, axis=axis)
+    )(arr, axis),
+    # elements
+    "astype": lambda x, dtype: e.astype(x, dtype),
+    "around": lambda a, decimals=0: e.round(a, decimals),
+    "round": lambda a, decimals=0: e.round(a, decimals),
+    "clip": _clipped,
+    "isclose": _close,
+    "imag": lambda val: e.imag(val),
+    "real": lambda val: e.real(val),
+    "isposinf": lambda x: e.logical_and(e.isinf(x), e.greater(x, 0)),
+    "isneginf": lambda x: e.logical_and(e.isinf(x), e.less(x, 0)),
+    # shapes
+    "append": lambda arr, values, axis=None: _joined(
+        [_flat(arr), _flat(values)] if axis is None else [arr, values], axis or 0
+    ),
+    "atleast_1d": _one,
+    "atleast_2d": _two,
+    "atleast_3d": _three,
+    "broadcast_arrays": lambda *args: _broadcast(args),
+    "broadcast_to": lambda array, shape: functions["broadcast_to"](array, shape),
+    "column_stack": _columns,
+    "concat": _joined,
+    "concatenate": _joined,
+    "copy": lambda a: shape.copy(a),
+    "diag": _diagonal,
+    "diagonal": lambda a, offset=0, axis1=0, axis2=1: contraction.diagonal(
+        _two_last(a, axis1, axis2), offset=offset
+    ),
+    "dstack": lambda tup: _joined([_three(x) for x in tup], 2),
+    "expand_dims": lambda a, axis: shape.expand_dims(a, axis),
+    "flip": lambda m, axis=None: shape.flip(m, axis),
+    "fliplr": _flip_on(1),
+    "flipud": _flip_on(0),
+    "hstack": lambda tup, dtype=None: _joined(
+        (rows := [_one(x) for x in tup]), 0 if rows[0].ndim == 1 else 1, dtype
+    ),
+    "matrix_transpose": lambda x: shape.matrix_transpose(x),
+    "meshgrid": lambda *xi, indexing="xy": tuple(creation.meshgrid(*xi, indexing=indexing)),
+    "moveaxis": lambda a, source, destination: shape.moveaxis(a, source, destination),
+    "pad": _padded,
+    "permute_dims": lambda a, axes=None: as_array(a).transpose(*([] if axes is None else [axes])),
+    "ravel": lambda a: _flat(a),
+    "repeat": lambda a, repeats, axis=None: functions["repeat"](a, repeats, axis=axis),
+    "reshape": lambda a, shape, copy=None: functions["reshape"](a, shape, copy=copy),
+    "roll": lambda a, shift, axis=None: shape.roll(a, shift, axis),
+    "squeeze": lambda a, axis=None: as_array(a).squeeze(axis),
+    "stack": lambda arrays, axis=0, dtype=None: _cast(shape.stack(list(arrays), axis), dtype),
+    "swapaxes": lambda a, axis1, axis2: shape.swapaxes(a, axis1, axis2),
+    "tile": lambda A, reps: shape.tile(A, reps),
+    "transpose": lambda a, axes=None: as_array(a).transpose(*([] if axes is None else [axes])),
+    "tril": lambda m, k=0: shape.tril(m, k=k),
+    "triu": lambda m, k=0: shape.triu(m, k=k),
+    "unstack": lambda x, axis=0: shape.unstack(x, axis),
+    "vstack": lambda tup, dtype=None: _joined([_two(x) for x in tup], 0, dtype),
+    **{
+        f"{name}_like": _like(getattr(creation, f"{name}_like"))
+        for name in ("empty", "ones", "zeros")
+    },
+    "full_like": _like(creation.full_like, full=True),
+    # products
+    "cross": lambda a, b, axis=None: _cross(a, b, -1 if axis is None else axis),
+    "dot": _dot,
+    "einsum": lambda *operands: contraction.einsum(*operands),
+    "inner": _inner,
+    "kron": lambda a, b: linalg.kron(as_array(a), as_array(b)),
+    "outer": lambda a, b: contraction.outer(_flat(a), _flat(b)),
+    "tensordot": lambda a, b, axes=2: contraction.tensordot(as_array(a), as_array(b), axes=axes),
+    "trace": lambda a, offset=0, axis1=0, axis2=1, dtype=None: contraction.trace(
+        _two_last(a, axis1, axis2), offset=offset, dtype=dtype
+    ),
+    "vdot": lambda a, b: contraction.vecdot(_flat(a), _flat(b)),
+    # linear algebra
+    "linalg.cholesky": lambda a, upper=False: linalg.cholesky(a, upper=upper),
+    "linalg.cross": lambda x1, x2, axis=-1: _cross(x1, x2, axis),
+    "linalg.det": lambda a: linalg.det(a),
+    "linalg.diagonal": lambda x, offset=0: contraction.diagonal(x, offset=offset),
+    "linalg.eigh": lambda a: linalg.eigh(a),
+    "linalg.eigvalsh": lambda a: linalg.eigvalsh(a),
+    "linalg.inv": lambda a: linalg.inv(a),
+    "linalg.matmul": lambda x1, x2: contraction.matmul(x1, x2),
+    "linalg.matrix_norm": lambda x, keepdims=False, ord="fro": linalg.matrix_norm(
+        x, keepdims=keepdims, ord=ord
+    ),
+    "linalg.matrix_power": lambda a, n: linalg.matrix_power(a, n),
+    "linalg.matrix_rank": lambda A, rtol=None: linalg.matrix_rank(A, rtol=rtol),
+    "linalg.matrix_transpose": lambda x: shape.matrix_transpose(x),
+    "linalg.norm": _norm,
+    "linalg.outer": lambda x1, x2: contraction.outer(x1, x2),
+    "linalg.pinv": lambda a, rtol=None: linalg.pinv(a, rtol=rtol),
+    "linalg.qr": lambda a, mode="reduced": linalg.qr(a, mode=mode),
+    "linalg.slogdet": lambda a: linalg.slogdet(a),
+    "linalg.solve": lambda a, b: linalg.solve(_floating(a), _floating(b)),
+    "linalg.svd": lambda a, full_matrices=True, compute_uv=True: (
+        linalg.svd(a, full_matrices=full_matrices) if compute_uv else linalg.svdvals(a)
+    ),
+    "linalg.svdvals": lambda x: linalg.svdvals(x),
+    "linalg.tensordot": lambda x1, x2, axes=2: contraction.tensordot(x1, x2, axes=axes),
+    "linalg.trace": lambda x, offset=0, dtype=None: contraction.trace(
+        x, offset=offset, dtype=dtype
+    ),
+    "linalg.vecdot": lambda x1, x2, axis=-1: contraction.vecdot(x1, x2, axis=axis),
+    "linalg.vector_norm": lambda x, axis=None, keepdims=False, ord=2: linalg.vector_norm(
+        x, axis=axis, keepdims=keepdims, ord=ord
+    ),
+}
+
+READ = frozenset(  # NumPy's own answer from the values, as text, a bool, a file, or in place
+    [
+        "allclose",
+        "array_equal",
+        "array_equiv",
+        "array2string",
+        "array_repr",
+        "array_str",
+        "save",
+        "savez",
+        "savez_compressed",
+        "savetxt",
+        "may_share_memory",
+        "shares_memory",
+        "copyto",
+        "putmask",
+        "place",
+        "put",
+        "put_along_axis",
+        "fill_diagonal",
+    ]
+)
+FORMS = frozenset(  # NumPy's own code, which asks for shape and dtype only, and slices
+    [
+        "shape",
+        "ndim",
+        "size",
+        "iscomplexobj",
+        "isrealobj",
+        "common_type",
+        "array_split",
+        "split",
+        "hsplit",
+        "vsplit",
+        "dsplit",
+    ]
+)
+TYPES = frozenset(("result_type", "can_cast"))  # of dtypes, for which an array stands
+
+INSTEAD = {
+    "argpartition": "ost.argsort(x) or ost.topk(x, k)",
+    "linalg.lstsq": "ost.linalg.lstsq(a, b)",
+    "linalg.multi_dot": "a @ b @ c",
+    "median": "ost.sort(x) and the element in the middle",
+    "nanmax": "ost.max(ost.where(ost.isnan(x), -ost.inf, x))",
+    "nanmin": "ost.min(ost.where(ost.isnan(x), ost.inf, x))",
+    "nansum": "ost.sum(ost.where(ost.isnan(x), 0, x))",
+    "nan_to_num": "ost.where(ost.isnan(x), 0, x)",
+    "partition": "ost.sort(x) or ost.topk(x, k)",
+    "add.at": "x = x.at[places].add(values)",
+    "maximum.at": "x = x.at[places].max(values)",
+    "minimum.at": "x = x.at[places].min(values)",
+    "multiply.at": "x = x.at[places].multiply(values)",
+    "subtract.at": "x = x.at[places].add(-values)",
+}
+
+
+# -- calls ---------------------------------------------------------------------------------
+def of_function(function: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What a function of NumPy's makes of arguments some of which are ours."""
+    for kind in types:
+        theirs = kind.__array_function__
+        if not issubclass(kind, Array) and theirs is not np.ndarray.__array_function__:
+            return NotImplemented
+    name = _named(function)
+    if name in FORMS:
+        return function._implementation(*args, **kwargs)
+    if name in TYPES:
+        return function(*_each(args, lambda x: x.dtype), **kwargs)
+    if name in READ:
+        if name in _IN_PLACE and args and isinstance(args[0], Array):
+            raise _unchanged(name)
+        return function(*_read(args), **_read(kwargs))
+    given = _given(name, args, kwargs)
+    if _goes_to_numpy(name, given.arguments.get("out")):
+        return function(*_read(args), **_read(kwargs))
+    ours = MEANT.get(name)
+    if ours is None:
+        raise _refused(name)
+    known = _parameters(name)
+    places = [v for n, v in given.arguments.items() if n in _SEVERAL for v in v]
+    named = {n: v for n, v in given.arguments.items() if n not in _SEVERAL}
+    named.update(named.pop("kwargs", {}))
+    named = {n: v for n, v in named.items() if v is not np._NoValue}
+    for n in [n for n in named if n not in known]:
+        if not _is_default(name, n, named[n]):
+            raise misfit(
+                ArgumentError,
+                f"np.{name}",
+                got=f"{n}= and an ostinato array",
+                needed="no more than " + ", ".join(known),
+                do=f"leave it out, or write np.{name}(np.asarray(x), ...)",
+            )
+        del named[n]
+    if name in ("sort", "argsort") and named.get("kind") not in _KINDS:
+        raise misfit(ArgumentError, f"np.{name}", got=f"kind={named['kind']!r}", needed="'stable'")
+    positional = [named.pop(n) for n in list(named) if known.get(n) == "first"]
+    return ours(*positional, *places, **named)
+
+
+def of_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], options: dict[str, Any]) -> Any:
+    """The same for ufuncs and their methods."""
+    name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+    if method == "at":
+        if not isinstance(inputs[0], Array):
+            return getattr(ufunc, method)(*_read(inputs))
+        raise _refused(name)
+    if _goes_to_numpy(name, options.get("out")):
+        return getattr(ufunc, method)(*_read(inputs), **_read(options))
+    options = {n: v for n, v in options.items() if not (n == "out" and v == (None,))}
+    plain = UFUNCS.get(ufunc.__name__, functions.get(OURS.get(ufunc.__name__, ufunc.__name__)))
+    if plain is not None and method == "__call__" and not options:
+        return _alike(ufunc, inputs, plain(*inputs))
+    if plain is not None and method == "outer" and not options:
+        first, second = map(as_array, inputs)
+        spread = shape.reshape(first, first.shape + (1,) * second.ndim)
+        return _alike(ufunc, (first, second), plain(spread, second))
+    ours = REDUCED.get(name)
+    if ours is not None:
+        names = ("array", "axis", "dtype", "out", "keepdims")
+        named = dict(zip(names, inputs, strict=False)) | options
+        named = {n: v for n, v in named.items() if v is not None or n == "axis"}
+        if named.keys() <= {"array", *_parameters(name)}:
+            return ours(named.pop("array"), **{"axis": 0, **named})
+    if options:
+        raise misfit(
+            ArgumentError,
+            f"np.{name}",
+            got=f"{', '.join(options)}= and an ostinato array",
+            needed="no such options",
+            do=f"leave them out, or write np.{name}(np.asarray(x), ...)",
+        )
+    raise _refused(name)
+
+
+OURS = {  # NumPy's names of ufuncs that are called otherwise here
+    "absolute": "abs",
+    "arccos": "acos",
+    "arccosh": "acosh",
+    "arcsin": "asin",
+    "arcsinh": "asinh",
+    "arctan": "atan",
+    "arctan2": "atan2",
+    "arctanh": "atanh",
+    "conjugate": "conj",
+    "invert": "bitwise_invert",
+    "left_shift": "bitwise_left_shift",
+    "power": "pow",
+    "right_shift": "bitwise_right_shift",
+    "rint": "round",
+}
+UFUNCS: dict[str, Callable[..., Any]] = {  # those that are more than one function here
+    "deg2rad": lambda x: e.multiply(x, math.pi / 180),
+    "degrees": lambda x: e.multiply(x, 180 / math.pi),
+    "divmod": lambda x, y: (e.floor_divide(x, y), e.remainder(x, y)),
+    "rad2deg": lambda x: e.multiply(x, 180 / math.pi),
+    "radians": lambda x: e.multiply(x, math.pi / 180),
+}
+REDUCED: dict[str, Callable[..., Any]] = {
+    "add.accumulate": reduction.cumulative_sum,
+    "add.reduce": reduction.sum,
+    "logical_and.reduce": reduction.all,
+    "logical_or.reduce": reduction.any,
+    "maximum.reduce": reduction.max,
+    "minimum.reduce": reduction.min,
+    "multiply.accumulate": reduction.cumulative_prod,
+    "multiply.reduce": reduction.prod,
+}
+_SEVERAL = ("args", "arys", "operands", "xi")  # parameters that take any number of arguments
+_ALL_THE_SAME = ("assume_unique", "copy", "kind", "optimize", "subok")  # of what is not changed
+_IN_PLACE = ("copyto", "putmask", "place", "put", "put_along_axis", "fill_diagonal")
+
+
+def _alike(ufunc: Any, inputs: Sequence[Any], results: Any) -> Any:
+    """The results, if NumPy would give them this dtype; some functions of integers differ in that."""
+    kinds = tuple([weak_kind(x) or as_array(x).dtype for x in inputs])
+    wanted = _dtypes(ufunc, kinds)
+    got = tuple([x.dtype for x in (results if isinstance(results, tuple) else (results,))])
+    if wanted is None or wanted == got:
+        return results
+    raise misfit(
+        ArgumentError,
+        f"np.{ufunc.__name__}",
+        got=" and ".join(k.__name__ if isinstance(k, type) else k.name for k in kinds),
+        needed=f"dtypes for which the result is NumPy's {wanted[0].name}, not {got[0].name}",
+        do="use ostinato's function, or convert with .astype first",
+    )
+
+
+@lru_cache(4096)
+def _dtypes(ufunc: np.ufunc, kinds: tuple[DType | type, ...]) -> tuple[Any, ...] | None:
+    """What NumPy's results would be, if it has any of these dtypes."""
+    given = tuple(int if k is bool else k for k in kinds)  # NumPy knows no weak bool
+    try:
+        return tuple(ufunc.resolve_dtypes((*given, *(None,) * ufunc.nout))[ufunc.nin :])
+    except TypeError:
+        return None
+
+
+def _named(function: Any) -> str:
+    module = str(getattr(function, "__module__", "")).removeprefix("numpy").strip(".")
+    return f"{module}.{function.__name__}" if module else str(function.__name__)
+
+
+@lru_cache(1024)
+def _signature(name: str) -> inspect.Signature:
+    """Of one of NumPy's functions."""
+    try:
+        function: Any = functools.reduce(getattr, name.split("."), np)
+        return inspect.signature(function)
+    except ValueError:  # an older NumPy does not tell
+        return inspect.signature(lambda *args, **kwargs: None)
+
+
+@lru_cache(1024)
+def _parameters(name: str) -> dict[str, str]:
+    """The parameters of one of ours; the first ones may go by no other name."""
+    ours = MEANT.get(name) or REDUCED[name]
+    return {
+        p.name: "first" if p.kind is p.POSITIONAL_ONLY else "named"
+        for p in inspect.signature(ours).parameters.values()
+    }
+
+
+def _given(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    try:
+        return _signature(name).bind(*args, **kwargs)
+    except TypeError as error:
+        raise misfit(ArgumentError, f"np.{name}", got=str(error)) from None
+
+
+def _is_default(function: str, name: str, value: Any) -> bool:
+    """Whether a parameter says nothing that would matter here."""
+    if name in _ALL_THE_SAME or (name, value) in (("order", "K"), ("order", "C"), ("order", "A")):
+        return True
+    p = _signature(function).parameters.get(name)
+    return p is not None and value is p.default
+
+
+def _goes_to_numpy(name: str, out: Any) -> bool:
+    """Whether the results are to be written to NumPy's arrays, so that NumPy computes."""
+    outs = [x for x in (out if isinstance(out, tuple) else (out,)) if x is not None]
+    if any(isinstance(x, Array) for x in outs):
+        raise _unchanged(name)
+    return bool(outs)
+
+
+def _each(tree: Any, function: Callable[[Array], Any]) -> Any:
+    if isinstance(tree, Array):
+        return function(tree)
+    if type(tree) in (list, tuple):
+        return type(tree)(_each(x, function) for x in tree)
+    return {k: _each(x, function) for k, x in tree.items()} if type(tree) is dict else tree
+
+
+def _read(tree: Any) -> Any:
+    return _each(tree, np.asarray)
+
+
+def _unchanged(name: str) -> Exception:
+    return misfit(
+        ArgumentError,
+        f"np.{name}",
+        got="an ostinato array to be written to",
+        needed="an array of NumPy's, since ours do not change",
+        do="use the result, or x.at[...]",
+    )
+
+
+def _refused(name: str) -> Exception:
+    do = INSTEAD.get(name, f"np.{name}(np.asarray(x), ...), which reads the values")
+    return misfit(
+        ArgumentError,
+        f"np.{name}",
+        got="an ostinato array",
+        needed="a function that ostinato has too, or values",
+        do=f"write {do}",
+    )
+
+
+functions["__array_function__"] = of_function
+functions["__array_ufunc__"] = of_ufunc

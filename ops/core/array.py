@@ -1,0 +1,1028 @@
+"""Array: what a user holds. A value that workers keep, or a pending Term: the symbolic graph as it
+grows.
+
+    Array ──► Operand          materialised: a handle of an engine, or host memory not yet placed
+      │
+      └─────► Term ──► Term    pending: op, inputs, parameters
+                 └──► Operand / placeholder
+
+Array and Term are two objects so that a Term knows which of its results somebody still holds: when
+a graph runs, those results are kept, and a loop in plain Python never builds up history. An Array
+cannot compute. Reading a value goes through `reader`, which the front door installs."""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, cast, runtime_checkable
+
+import numpy as np
+
+from ostinato.errors import (
+    ArgumentError,
+    AssignmentError,
+    DonatedError,
+    DTypeError,
+    OstinatoError,
+    ShapeError,
+)
+
+from .exact import plain
+from .layout import Layout
+from .registry import Op, lookup
+from .spec import (
+    DType,
+    Shape,
+    Spec,
+    bool_,
+    complex64,
+    complex128,
+    float64,
+    int64,
+    is_inexact,
+    promote,
+)
+from .user_line import misfit, user_line
+
+if TYPE_CHECKING:
+    from ostinato.ops.indexing import At
+
+Scalar = bool | int | float | complex
+Split = int | tuple[int | None, ...] | None
+
+
+class Operand:
+    """A value that exists. Engines subclass it; `Host` is one in the caller's own memory.
+
+    `shared`: more than one Array, a compiled function, or a NumPy view refers to it, so that no one may
+    give it away. `spoiled`: it was given to a run that failed, which may have written over it.
+    """
+
+    __slots__ = ("__weakref__", "engine", "shared", "spec", "spoiled")
+    spec: Spec
+    shared: bool
+    spoiled: bool
+    engine: Any  # that holds it; None where the caller does
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.shared = self.spoiled = False
+        self.engine = None
+
+
+class Wish(tuple[int | None, ...]):
+    """How an array lay on a mesh, for a session that may have another one."""
+
+    def on(self, axes: int) -> Split:
+        return tuple(self) if len(self) == axes else next((s for s in self if s is not None), None)
+
+
+class Host(Operand):
+    """A value in the caller's memory, to be placed on the workers when it is first used."""
+
+    __slots__ = ("split", "value")
+
+    def __init__(self, value: np.ndarray[Any, Any], split: Split = None) -> None:
+        super().__init__(Spec(value.shape, value.dtype))
+        self.value = value
+        self.split = split
+
+
+class File(Operand):
+    """A value in a file, to be read by the workers where they need it.
+
+    `source.read(out, box)` reads a box of it."""
+
+    __slots__ = ("source", "split")
+
+    def __init__(self, source: Any, split: Split = None) -> None:
+        super().__init__(Spec(source.shape, source.dtype))
+        self.source = source
+        self.split = split
+
+
+changing = threading.RLock()  # held while an Array gets, or loses, its operand
+DEEPEST = 400  # operations that may wait one behind another; then they run, asked for or not
+_serial = itertools.count(1)
+
+
+class Trace:
+    """One tracing in progress; its placeholders are the inputs of the graph that it will become."""
+
+    __slots__ = ("__weakref__", "name", "refused", "serial")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.refused: BaseException | None = None  # what was said when a value was asked for
+        self.serial = next(_serial)  # Terms with lower ones were there before
+
+
+class Watch(Trace):
+    """A gradient in progress: results that depend on its variables keep their history, even when
+    they are read.
+    """
+
+    __slots__ = ("active", "read")
+
+    def __init__(self) -> None:
+        super().__init__("a gradient")
+        self.active = True
+        self.read: list[weakref.ref[Array]] = []
+
+    def end(self) -> None:
+        """Let go of the history that was kept."""
+        self.active = False
+        for ref in self.read:
+            x = ref()
+            if x is not None and x._operand is not None:
+                x._term = None
+
+
+class Term:
+    """One node of the graph as it grows, or a leaf of it."""
+
+    __slots__ = (
+        "depth",
+        "holders",
+        "inputs",
+        "line",
+        "number",
+        "op",
+        "operands",
+        "params",
+        "rule",
+        "serial",
+        "specs",
+        "traces",
+    )
+
+    def __init__(
+        self,
+        op: Op | None,
+        inputs: tuple[tuple[Term, int], ...],
+        params: tuple[tuple[str, Any], ...],
+        specs: tuple[Spec, ...],
+        line: str = "",
+        traces: frozenset[Trace] = frozenset(),
+    ) -> None:
+        self.op = op
+        self.inputs = inputs
+        self.params = params
+        self.specs = specs
+        self.line = line
+        self.traces = traces
+        self.serial = next(_serial)
+        self.depth: int = 1 + max([t.depth for t, _ in inputs]) if inputs else 0
+        self.number = -1  # of a placeholder among its trace's inputs
+        # what it came to, once it ran; of several results there is a list at once, since threads may
+        # settle them at the same time
+        self.operands: list[Operand | None] | None = (
+            None if len(specs) == 1 else [None] * len(specs)
+        )
+        self.holders: list[weakref.ref[Array] | None] = []
+        self.rule: Callable[..., Any] | None = None  # a gradient that stands in for the op's own
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether it depends on placeholders, so that it has no value yet."""
+        return any(not isinstance(t, Watch) for t in self.traces)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it belongs to a tracing or a gradient that is still in progress."""
+        return any(not isinstance(t, Watch) or t.active for t in self.traces)
+
+    def settle(self, k: int, operand: Operand) -> None:
+        """Output k has become a value; its Array lets go of the history, unless a gradient still
+        needs it.
+        """
+        if self.operands is None:
+            self.operands = [operand]
+        elif (known := self.operands[k]) is None:
+            self.operands[k] = operand
+        else:  # another thread was faster
+            operand = known
+        x = self.held(k)
+        if x is not None:
+            self.tell(x, operand)
+
+    def tell(self, x: Array, operand: Operand) -> None:
+        """What an Array of this Term came to."""
+        with changing:
+            if x._term is not self:
+                return
+            x.spec, x._operand = operand.spec, operand  # in this order: who sees it sees its spec
+        watches = [t for t in self.traces if isinstance(t, Watch) and t.active]
+        for watch in watches:
+            watch.read.append(weakref.ref(x))
+        if not watches:
+            x._term = None
+
+    def held(self, k: int) -> Array | None:
+        """The Array that somebody still holds for output k."""
+        ref = self.holders[k] if k < len(self.holders) else None
+        return ref() if ref is not None else None
+
+
+class Reader(Protocol):
+    """How values are read; installed by the front door."""
+
+    def value(self, x: Array) -> np.ndarray[Any, Any]: ...
+    def settle(self, xs: Sequence[Array]) -> None: ...
+    def place(self, x: Array) -> Spec: ...
+    def known(self, x: Array, what: str, shape: bool = False) -> np.ndarray[Any, Any]: ...
+    def to_dask(self, x: Array) -> Any: ...
+
+
+reader: Reader
+functions: dict[
+    str, Callable[..., Any]
+] = {}  # filled by the op families; what operators and methods call
+
+
+def install(made: Reader) -> None:
+    """Tell Arrays how to read their values."""
+    global reader
+    reader = made
+
+
+class Array:
+    """An n-dimensional array; immutable, lazy, and laid out over the workers of a session."""
+
+    __slots__ = ("__weakref__", "_k", "_operand", "_term", "spec", "weak")
+    _operand: Operand | None
+    _term: Term | None
+    _k: int
+    spec: Spec
+    weak: type | None
+
+    __array_priority__ = 1000
+
+    def __init__(self) -> None:
+        raise misfit(
+            ArgumentError,
+            "Array()",
+            got="a direct call",
+            do="use ost.asarray(values), ost.zeros(shape), ...",
+        )
+
+    # -- what is known without computing ---------------------------------------------------
+    @property
+    def shape(self) -> Shape:
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.spec.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.spec.shape)
+
+    @property
+    def size(self) -> int:
+        return self.spec.size
+
+    @property
+    def nbytes(self) -> int:
+        return self.spec.nbytes
+
+    @property
+    def itemsize(self) -> int:
+        return self.spec.dtype.itemsize
+
+    @property
+    def device(self) -> str:
+        return "cpu"
+
+    def to_device(self, device: str, /, *, stream: object = None) -> Array:
+        """This array; all arrays of a session live on its workers."""
+        if device != "cpu":
+            raise misfit(
+                ArgumentError,
+                "to_device",
+                got=repr(device),
+                needed="'cpu'",
+                do="arrays live where their session's workers are",
+            )
+        return self
+
+    @property
+    def layout(self) -> Layout:
+        """How the array lies on the workers (computes it if it is pending)."""
+        layout = reader.place(self).layout
+        assert layout is not None
+        return layout
+
+    @property
+    def split(self) -> Split:
+        """The dimension that each mesh axis splits, in the form that `split=` takes."""
+        splits = cast("tuple[int | None, ...]", self.layout.splits)
+        return splits[0] if len(set(splits)) == 1 else splits
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise misfit(
+                ArgumentError, "len()", got="a 0-dimensional array", needed="at least one axis"
+            )
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Array]:
+        return (self[k] for k in range(len(self)))
+
+    def __hash__(self) -> int:
+        raise misfit(
+            ArgumentError,
+            "hash()",
+            got="an array",
+            do="use a tuple of numbers, or id(x), as the key",
+        )
+
+    # -- reading ---------------------------------------------------------------------------
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        value = reader.value(self)
+        if dtype is not None and value.dtype != dtype:
+            return value.astype(dtype)
+        return value.copy() if copy else value
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The values as a read-only NumPy array (a view of them where they lie in this process)."""
+        return reader.value(self)
+
+    def to_dask(self) -> Any:
+        """A Dask array of the same values; on a Dask cluster its chunks are the workers' parts."""
+        return reader.to_dask(self)
+
+    def __copy__(self) -> Array:
+        """What has its value shares it: arrays do not change, and what is shared is not given away."""
+        if self._operand is None:
+            return _call("copy", self)
+        self._operand.shared = True
+        return from_operand(self._operand, self.weak)
+
+    def __deepcopy__(self, memo: object) -> Array:
+        return self.__copy__()
+
+    def __reduce__(self) -> Any:
+        value = reader.known(self, "pickle")
+        lies: Any = self._operand.split if isinstance(self._operand, (Host, File)) else None
+        if self.spec.layout is not None:
+            lies = tuple([s if isinstance(s, int) else None for s in self.spec.layout.splits])
+        return restored, (value, lies, self.weak and self.weak.__name__)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[Any, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """The values for another library: the same memory, marked as read-only, if it knows that mark
+        (DLPack 1.0), else a copy."""
+        value = reader.value(self)
+        if copy is None and (max_version is None or tuple(max_version) < (1, 0)):
+            copy = True
+        return value.__dlpack__(
+            stream=stream, max_version=max_version, dl_device=dl_device, copy=copy
+        )
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    def _scalar(self, what: str, kind: type[OstinatoError] = ArgumentError) -> Any:
+        if self.size != 1:
+            raise misfit(
+                kind,
+                what,
+                got=f"an array of shape {self.shape}",
+                needed="one element",
+                do="reduce it first, e.g. x.all(), x.any() or x.sum()",
+            )
+        return reader.known(self, what).reshape(())[()]
+
+    def _real(self, what: str) -> Any:
+        if self.dtype.kind == "c":
+            raise misfit(
+                DTypeError, what, got=self.dtype.name, needed="a real dtype", do="take x.real first"
+            )
+        return self._scalar(what)
+
+    def item(self) -> Scalar:
+        """The one element as a Python number."""
+        return cast(Scalar, self._scalar("item()", ShapeError).item())
+
+    def tolist(self) -> Any:
+        return reader.value(self).tolist()
+
+    def __bool__(self) -> bool:
+        return bool(self._scalar("bool()", ShapeError))
+
+    def __int__(self) -> int:
+        return int(self._real("int()"))
+
+    def __float__(self) -> float:
+        return float(self._real("float()"))
+
+    def __complex__(self) -> complex:
+        return complex(self._scalar("complex()"))
+
+    def __index__(self) -> int:
+        if self.dtype.kind not in "iu":
+            raise misfit(DTypeError, "index", got=f"{self.dtype.name}", needed="an integer dtype")
+        return int(self._scalar("index"))
+
+    def __repr__(self) -> str:
+        if self._operand is None and self._term is not None and self._term.is_traced:
+            return f"Array({self.spec.bare}, traced)"
+        if isinstance(self._operand, File) or (self.spec.layout and self.spec.layout.stored):
+            return f"Array({self.spec.bare}, in a file)"
+        text = np.array2string(reader.value(self), separator=", ", prefix="Array(", threshold=200)
+        return f"Array({text}, dtype={self.dtype.name}, {self.layout})"
+
+    def __format__(self, form: str) -> str:
+        return format(self.item(), form) if form and self.size == 1 else str(self)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return functions["__array_function__"](function, types, args, kwargs)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        return functions["__array_ufunc__"](ufunc, method, inputs, options)
+
+    # -- the standard's namespace ----------------------------------------------------------
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        import ostinato
+
+        if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
+            raise misfit(
+                ArgumentError, "__array_namespace__", got=repr(api_version), needed="'2024.12'"
+            )
+        return ostinato
+
+    # -- operators -------------------------------------------------------------------------
+    def __add__(self, other: Operandish) -> Array:
+        return _binary("add", self, other)
+
+    def __radd__(self, other: Operandish) -> Array:
+        return _binary("add", other, self)
+
+    def __sub__(self, other: Operandish) -> Array:
+        return _binary("subtract", self, other)
+
+    def __rsub__(self, other: Operandish) -> Array:
+        return _binary("subtract", other, self)
+
+    def __mul__(self, other: Operandish) -> Array:
+        return _binary("multiply", self, other)
+
+    def __rmul__(self, other: Operandish) -> Array:
+        return _binary("multiply", other, self)
+
+    def __truediv__(self, other: Operandish) -> Array:
+        return _binary("divide", self, other)
+
+    def __rtruediv__(self, other: Operandish) -> Array:
+        return _binary("divide", other, self)
+
+    def __floordiv__(self, other: Operandish) -> Array:
+        return _binary("floor_divide", self, other)
+
+    def __rfloordiv__(self, other: Operandish) -> Array:
+        return _binary("floor_divide", other, self)
+
+    def __mod__(self, other: Operandish) -> Array:
+        return _binary("remainder", self, other)
+
+    def __rmod__(self, other: Operandish) -> Array:
+        return _binary("remainder", other, self)
+
+    def __pow__(self, other: Operandish) -> Array:
+        return _binary("pow", self, other)
+
+    def __rpow__(self, other: Operandish) -> Array:
+        return _binary("pow", other, self)
+
+    def __matmul__(self, other: Operandish) -> Array:
+        return _binary("matmul", self, other)
+
+    def __rmatmul__(self, other: Operandish) -> Array:
+        return _binary("matmul", other, self)
+
+    def __and__(self, other: Operandish) -> Array:
+        return _binary("bitwise_and", self, other)
+
+    def __rand__(self, other: Operandish) -> Array:
+        return _binary("bitwise_and", other, self)
+
+    def __or__(self, other: Operandish) -> Array:
+        return _binary("bitwise_or", self, other)
+
+    def __ror__(self, other: Operandish) -> Array:
+        return _binary("bitwise_or", other, self)
+
+    def __xor__(self, other: Operandish) -> Array:
+        return _binary("bitwise_xor", self, other)
+
+    def __rxor__(self, other: Operandish) -> Array:
+        return _binary("bitwise_xor", other, self)
+
+    def __lshift__(self, other: Operandish) -> Array:
+        return _binary("bitwise_left_shift", self, other)
+
+    def __rlshift__(self, other: Operandish) -> Array:
+        return _binary("bitwise_left_shift", other, self)
+
+    def __rshift__(self, other: Operandish) -> Array:
+        return _binary("bitwise_right_shift", self, other)
+
+    def __rrshift__(self, other: Operandish) -> Array:
+        return _binary("bitwise_right_shift", other, self)
+
+    def __eq__(self, other: object) -> Array:  # type: ignore[override]
+        return _binary("equal", self, other)
+
+    def __ne__(self, other: object) -> Array:  # type: ignore[override]
+        return _binary("not_equal", self, other)
+
+    def __lt__(self, other: Operandish) -> Array:
+        return _binary("less", self, other)
+
+    def __le__(self, other: Operandish) -> Array:
+        return _binary("less_equal", self, other)
+
+    def __gt__(self, other: Operandish) -> Array:
+        return _binary("greater", self, other)
+
+    def __ge__(self, other: Operandish) -> Array:
+        return _binary("greater_equal", self, other)
+
+    def __neg__(self) -> Array:
+        return _call("negative", self)
+
+    def __pos__(self) -> Array:
+        return _call("positive", self)
+
+    def __abs__(self) -> Array:
+        return _call("abs", self)
+
+    def __invert__(self) -> Array:
+        return _call("bitwise_invert", self)
+
+    def __round__(self, digits: int = 0) -> Array:
+        return _call("round", self, digits)
+
+    # -- indexing --------------------------------------------------------------------------
+    def __getitem__(self, key: Any) -> Array:
+        return _call("getitem", self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise misfit(
+            AssignmentError,
+            "x[...] = value",
+            got="an assignment",
+            needed="an expression, since arrays do not change",
+            do="write x = x.at[...].set(value), or .add, .multiply, .min, .max",
+        )
+
+    @property
+    def at(self) -> At:
+        """`x.at[key].set(v)`, `.add(v)`, ...: the array with some elements changed."""
+        return cast("At", functions["at"](self))
+
+    # -- methods that read better than functions -------------------------------------------
+    @property
+    def T(self) -> Array:
+        """The array with its axes reversed."""
+        return _call("permute_dims", self, builtins_range(self.ndim - 1, -1, -1))
+
+    @property
+    def mT(self) -> Array:
+        """The last two axes swapped."""
+        return _call("matrix_transpose", self)
+
+    @property
+    def real(self) -> Array:
+        return _call("real", self)
+
+    @property
+    def imag(self) -> Array:
+        return _call("imag", self)
+
+    def conj(self) -> Array:
+        return _call("conj", self)
+
+    conjugate = conj
+
+    def copy(self) -> Array:
+        return _call("copy", self)
+
+    def astype(self, dtype: Any, /, *, copy: bool = True) -> Array:
+        return _call("astype", self, dtype)
+
+    def reshape(self, *shape: Any) -> Array:
+        return _call(
+            "reshape", self, shape[0] if len(shape) == 1 and not _is_int(shape[0]) else shape
+        )
+
+    def transpose(self, *axes: Any) -> Array:
+        """Axes in the given order; reversed if none is given."""
+        if not axes:
+            return self.T
+        return _call("permute_dims", self, axes[0] if not _is_int(axes[0]) else axes)
+
+    def swapaxes(self, a: int, b: int) -> Array:
+        return _call("swapaxes", self, a, b)
+
+    def ravel(self) -> Array:
+        return _call("reshape", self, (-1,))
+
+    flatten = ravel
+
+    def squeeze(self, axis: int | tuple[int, ...] | None = None) -> Array:
+        if axis is None:
+            axis = tuple(d for d, n in enumerate(self.shape) if n == 1)
+        return _call("squeeze", self, axis)
+
+    def resplit(self, split: Split = None, *, mesh: tuple[int, ...] | None = None) -> Array:
+        """The same values in another layout: split along a dimension (or one per mesh axis), None
+        for replicas.
+        """
+        return _call("resplit", self, split, mesh=mesh)
+
+    def sum(self, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
+        return _call("sum", self, axis=axis, dtype=dtype, keepdims=keepdims)
+
+    def prod(self, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
+        return _call("prod", self, axis=axis, dtype=dtype, keepdims=keepdims)
+
+    def mean(self, axis: Axis = None, *, keepdims: bool = False) -> Array:
+        return _call("mean", self, axis=axis, keepdims=keepdims)
+
+    def var(
+        self,
+        axis: Axis = None,
+        *,
+        correction: float = 0.0,
+        keepdims: bool = False,
+        ddof: float | None = None,
+    ) -> Array:
+        correction = correction if ddof is None else ddof  # as NumPy calls it
+        return _call("var", self, axis=axis, correction=correction, keepdims=keepdims)
+
+    def std(
+        self,
+        axis: Axis = None,
+        *,
+        correction: float = 0.0,
+        keepdims: bool = False,
+        ddof: float | None = None,
+    ) -> Array:
+        correction = correction if ddof is None else ddof  # as NumPy calls it
+        return _call("std", self, axis=axis, correction=correction, keepdims=keepdims)
+
+    def min(self, axis: Axis = None, *, keepdims: bool = False) -> Array:
+        return _call("min", self, axis=axis, keepdims=keepdims)
+
+    def max(self, axis: Axis = None, *, keepdims: bool = False) -> Array:
+        return _call("max", self, axis=axis, keepdims=keepdims)
+
+    def argmin(self, axis: int | None = None, *, keepdims: bool = False) -> Array:
+        return _call("argmin", self, axis=axis, keepdims=keepdims)
+
+    def argmax(self, axis: int | None = None, *, keepdims: bool = False) -> Array:
+        return _call("argmax", self, axis=axis, keepdims=keepdims)
+
+    def any(self, axis: Axis = None, *, keepdims: bool = False) -> Array:
+        return _call("any", self, axis=axis, keepdims=keepdims)
+
+    def all(self, axis: Axis = None, *, keepdims: bool = False) -> Array:
+        return _call("all", self, axis=axis, keepdims=keepdims)
+
+    def cumsum(self, axis: int | None = None) -> Array:
+        return _call("cumulative_sum", self, axis=axis)
+
+    def cumprod(self, axis: int | None = None) -> Array:
+        return _call("cumulative_prod", self, axis=axis)
+
+    def repeat(self, repeats: Any, axis: int | None = None) -> Array:
+        return _call("repeat", self, repeats, axis=axis)
+
+    def clip(self, min: Operandish | None = None, max: Operandish | None = None) -> Array:
+        return _call("clip", self, min, max)
+
+    def round(self, digits: int = 0) -> Array:
+        return _call("round", self, digits)
+
+    def dot(self, other: Operandish) -> Array:
+        return _binary("matmul", self, other)
+
+    def sort(self, axis: int = -1, *, descending: bool = False, stable: bool = True) -> Array:
+        return _call("sort", self, axis=axis, descending=descending, stable=stable)
+
+    def argsort(self, axis: int = -1, *, descending: bool = False, stable: bool = True) -> Array:
+        return _call("argsort", self, axis=axis, descending=descending, stable=stable)
+
+    def take(self, indices: Operandish, axis: int | None = None) -> Array:
+        return _call("take", self, indices, axis=axis)
+
+    def searchsorted(self, v: Operandish, side: str = "left") -> Array:
+        return _call("searchsorted", self, v, side=side)
+
+    def nonzero(self) -> tuple[Array, ...]:
+        return cast("tuple[Array, ...]", functions["nonzero"](self))
+
+
+Axis = int | tuple[int, ...] | None
+Operandish = Any  # an Array, a number, or anything that NumPy can read
+
+
+def builtins_range(*args: int) -> tuple[int, ...]:
+    return tuple(builtins.range(*args))
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, SupportsIndex) and getattr(value, "ndim", 0) == 0
+
+
+_WEAK = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
+
+
+def _call(name: str, x: Array, *args: Any, **kwargs: Any) -> Array:
+    made = cast(Array, functions[name](x, *args, **kwargs))
+    if x.weak is not None:
+        made.weak = _WEAK.get(made.dtype.kind)
+    return made
+
+
+def _binary(name: str, x: Any, y: Any) -> Array:
+    """What operators make of Python numbers is a number again; what functions make is an array."""
+    if not isinstance(x if y.__class__ is Array else y, _READABLE):
+        return NotImplemented
+    made = cast(Array, functions[name](x, y))
+    if weak_kind(x) is not None and weak_kind(y) is not None:
+        made.weak = _WEAK.get(made.dtype.kind)
+    return made
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """Anything that offers its values as an array."""
+
+    def __array__(self) -> Any: ...
+
+
+_READABLE = (Array, bool, int, float, complex, np.ndarray, np.generic, list, tuple, Readable)
+
+
+# -- making arrays -------------------------------------------------------------------------
+_new = object.__new__
+
+
+def from_operand(operand: Operand, weak: type | None = None) -> Array:
+    """An Array of a value that exists."""
+    x: Array = _new(Array)
+    x.spec = operand.spec
+    x._operand = operand
+    x._term = None
+    x._k = 0
+    x.weak = weak
+    return x
+
+
+def restored(value: np.ndarray[Any, Any], split: Any, weak: str | None) -> Array:
+    """An Array from a pickle, which lies as it did if the session has such a mesh."""
+    made = cast(Array, functions["asarray"](value))
+    assert isinstance(made._operand, Host)
+    made._operand.split = Wish(split) if isinstance(split, tuple) else split
+    made.weak = None if weak is None else _WEAK[weak[0]]
+    return made
+
+
+def from_term(term: Term, k: int = 0, weak: type | None = None) -> Array:
+    """An Array of a result that is pending."""
+    x: Array = _new(Array)
+    x.spec = term.specs[k]
+    x._operand = None
+    x._term = term
+    x._k = k
+    x.weak = weak
+    while len(term.holders) <= k:
+        term.holders.append(None)
+    term.holders[k] = weakref.ref(x)
+    return x
+
+
+def placeholder(spec: Spec, number: int, trace: Trace, weak: type | None = None) -> Array:
+    """An input of a graph that is being traced."""
+    term = Term(None, (), (), (spec,), traces=frozenset((trace,)))
+    term.number = number
+    return from_term(term, 0, weak)
+
+
+def term_of(x: Array) -> tuple[Term, int]:
+    """The Term and output number of an Array; a materialised one becomes a leaf."""
+    term = x._term
+    if term is None:
+        operand = x._operand
+        if operand is None:
+            raise misfit(
+                DonatedError,
+                "use of a donated array",
+                got=f"{x.spec.bare} whose memory was given to a compiled function",
+                do="use that function's result (or make the array again, if the function failed), or leave "
+                "the argument out of donate=",
+            )
+        k = x._k  # which stays, since other threads may be about to read it
+        term = Term(None, (), (), (x.spec,) * (k + 1))
+        term.operands = [*[None] * k, operand]
+        term.holders = [*[None] * k, weakref.ref(x)]
+        with changing:
+            if x._operand is operand:  # else it was given away, by who sees that we still have it
+                x._term = term
+        return term, k
+    return term, x._k
+
+
+def settled(x: Array) -> Operand:
+    """The value of an Array that was computed. Its term has it too, where another thread made a second
+    Array of the same result."""
+    operand, term = x._operand, x._term
+    if operand is None and term is not None and term.operands is not None:
+        operand = term.operands[x._k]
+    if operand is None:
+        term_of(x)  # raises, if it was given away meanwhile
+        raise AssertionError("an array that is pending")
+    return operand
+
+
+_NO_TRACES: frozenset[Trace] = frozenset()
+
+
+def apply_all(name: str, *operands: Array, **params: Any) -> tuple[Array, ...]:
+    """The results of one operation, as pending Arrays. No code of the user's runs in here, so the
+    function by which a trace hears of calls (before Python 3.12) rests meanwhile."""
+    heard = sys.getprofile()
+    if heard is None or not hasattr(heard, "of_trace"):
+        return _apply_all(name, operands, params)
+    sys.setprofile(None)
+    try:
+        return _apply_all(name, operands, params)
+    finally:
+        sys.setprofile(heard)
+
+
+def _apply_all(name: str, operands: Sequence[Array], params: dict[str, Any]) -> tuple[Array, ...]:
+    op = lookup(name)
+    line = user_line()
+    inferred = op.infer(*[x.spec for x in operands], **params)
+    specs = inferred if isinstance(inferred, tuple) else (inferred,)
+    inputs = tuple([term_of(x) for x in operands])
+    traces = _NO_TRACES
+    for t, _ in inputs:
+        if t.traces:
+            traces = traces | t.traces if traces else t.traces
+    items = tuple([(k, plain(params[k])) for k in sorted(params)])
+    term = Term(op, inputs, items, specs, line, traces)
+    if term.depth > DEEPEST and not term.is_open:
+        made = tuple([from_term(term, k) for k in range(len(specs))])
+        reader.settle(made)
+        return made
+    return tuple([from_term(term, k) for k in range(len(specs))])
+
+
+def apply(name: str, *operands: Array, **params: Any) -> Array:
+    """The result of an operation that has one."""
+    return apply_all(name, *operands, **params)[0]
+
+
+def called(name: str, made: Array) -> Array:
+    """The result of an operation that users know by another name, which errors then say."""
+    if made._term is not None:
+        made._term.line += f" ({name})"
+    return made
+
+
+# -- operands of every kind ----------------------------------------------------------------
+DEFAULTS: dict[type, DType] = {bool: bool_, int: int64, float: float64, complex: complex128}
+
+
+def constant(value: Scalar, dtype: DType | None = None) -> Array:
+    """A number as part of the graph."""
+    kind = type(value)
+    dtype = dtype if dtype is not None else DEFAULTS[kind]
+    return apply("constant", value=_python(value, dtype), dtype=dtype)
+
+
+def _python(value: Scalar, dtype: DType) -> Scalar:
+    """The Python number that a dtype makes of a number."""
+    if dtype.kind == "b":
+        return bool(value)
+    if dtype.kind in "iu":
+        return int(value)  # type: ignore[arg-type]
+    if dtype.kind == "c":
+        return complex(value)
+    return float(value)  # type: ignore[arg-type]
+
+
+def as_array(x: Any, dtype: DType | None = None) -> Array:
+    """Any operand as an Array; numbers become constants, foreign arrays are copied."""
+    if isinstance(x, Array):
+        return x if x.weak is None else from_term(*term_of(x))
+    if isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic):
+        return constant(x, dtype)
+    return cast(Array, functions["asarray"](x, dtype=dtype))
+
+
+def unmasked(x: Any, who: str) -> None:
+    """Refuse a masked array, or a list with some of them: what does not count would count."""
+    kinds = set(map(type, x)) if isinstance(x, list) else (type(x),)
+    for kind in kinds:
+        if issubclass(kind, np.ndarray) and hasattr(kind, "mask"):
+            raise misfit(
+                ArgumentError,
+                who,
+                got="a masked array",
+                needed="an array all of whose elements count",
+                do="pass x.filled(value), or the values and the mask as two arrays for ost.where",
+            )
+
+
+def weak_kind(x: Any) -> type | None:
+    """bool, int, float or complex for a Python number (or one lifted to an input), which does not
+    promote arrays.
+    """
+    if isinstance(x, Array):
+        return x.weak
+    kind = type(x)
+    return kind if kind in DEFAULTS else None
+
+
+def weak_dtype(kind: type, beside: DType) -> DType:
+    """The dtype that a Python number takes beside an array: its own kind only if that is the higher
+    one.
+    """
+    if kind is bool:
+        return beside if beside.kind != "b" else bool_
+    if kind is int:
+        return beside if beside.kind != "b" else int64
+    if kind is float:
+        return beside if is_inexact(beside) else float64
+    return (
+        beside
+        if beside.kind == "c"
+        else promote(beside, complex64)
+        if is_inexact(beside)
+        else complex128
+    )
+
+
+def unify(*xs: Any) -> list[Array]:
+    """Operands of one operation as Arrays; Python numbers take the dtype of the arrays that they
+    meet.
+    """
+    strong = [x if isinstance(x, Array) else as_array(x) for x in xs if weak_kind(x) is None]
+    if not strong:
+        kinds = [weak_kind(x) for x in xs]
+        dtype = promote(*(DEFAULTS[k] for k in kinds if k is not None))
+        return [in_dtype(x, dtype) for x in xs]
+    if len(strong) == len(xs):
+        return strong
+    beside = promote(*(x.dtype for x in strong))
+    arrays = iter(strong)
+    found = []
+    for x in xs:
+        kind = weak_kind(x)
+        found.append(next(arrays) if kind is None else in_dtype(x, weak_dtype(kind, beside)))
+    return found
+
+
+def in_dtype(x: Any, dtype: DType) -> Array:
+    """A Python number, or one lifted to an input, in a dtype."""
+    if isinstance(x, Array) and x.weak is int and dtype.kind in "iu" and dtype != int64:
+        turns = x._term is not None and any(type(t) is Trace for t in x._term.traces)
+        x = (
+            x if turns else int(x)
+        )  # the value decides whether it fits; in a loop, the first one did
+    if isinstance(x, Array):
+        return x if x.dtype == dtype else cast(Array, functions["astype"](x, dtype))
+    if dtype.kind in "iu" and isinstance(x, int):
+        limits = np.iinfo(dtype)
+        if not limits.min <= x <= limits.max:
+            raise misfit(
+                DTypeError,
+                f"the number {x}",
+                got=f"an operand of dtype {dtype.name}",
+                needed=f"a number from {limits.min} to {limits.max}",
+                do="convert the array first, e.g. x.astype(ost.int64)",
+            )
+    return constant(x, dtype)
+
+
+def export(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function available to Array's operators and methods under its own name."""
+    functions[function.__name__] = function
+    return function

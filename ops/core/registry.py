@@ -1,0 +1,145 @@
+"""The registry: what an operation is, and the one place where all of them can be found.
+
+A kernel has the form `kernel(xp, out, *operands, **params)`: `xp` is NumPy or CuPy, `out` the array
+to write (a tuple of arrays, some of them perhaps None, where there are several results). It never
+allocates what it can write in place, never keeps what it is given.
+
+`placed` kernels also get `at: Place`, the boxes of the global arrays that they see: a worker's
+part, or a block of it. An op with a `view` makes its result without touching data; it may also have
+a kernel, for operands that cannot be viewed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ostinato.errors import UnknownOpError
+
+from .index import Indices, pointwise
+from .layout import Box
+from .parameters import Kind, complete
+from .spec import Shape, Spec
+from .user_line import misfit
+
+if TYPE_CHECKING:
+    from .array import Array
+    from .graph import Graph
+
+Specs = tuple[Spec, ...]
+ANY = (-1,)
+Params = Mapping[str, Any]
+Cost = tuple[float, float]  # operations, bytes
+COMPILED = 1 << 12  # elements from which a kernel of one operation is worth compiling
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the global arrays a kernel works."""
+
+    ins: tuple[Box, ...]
+    outs: tuple[Box, ...]
+    in_shapes: tuple[Shape, ...]
+    out_shapes: tuple[Shape, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Memory a kernel needs while it runs; handed to it as `scratch`, a tuple of arrays."""
+
+    shape: Shape
+    dtype: np.dtype[Any]
+
+
+def stream_cost(flops_each: float) -> Callable[[Specs, Specs, Params], Cost]:
+    """Reads its operands once, writes its results once."""
+
+    def cost(ins: Specs, outs: Specs, params: Params) -> Cost:
+        return flops_each * sum(s.size for s in outs[:1]), float(
+            sum(s.nbytes for s in ins) + sum(s.nbytes for s in outs)
+        )
+
+    return cost
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation, whole."""
+
+    name: str
+    infer: Callable[..., Spec | Specs]  # (*operand specs, **params): complete, whoever asks
+    indices: Callable[[Specs, Specs, Params], Indices]
+    kernel: Callable[..., None] | None = None
+    ufunc: str = ""  # this function of xp does it, as f(*operands, out); where there is a kernel
+    # too, only of contiguous operands and without scratch
+    types: str = ""  # NumPy's function to whose types generated kernels convert operands
+    view: Callable[..., Any] | None = None  # (xp, x, at, **params) -> view
+    grad: Callable[..., Sequence[Array | None]] | None = None  # (g, y, *operands, **params)
+    scalar: str = ""  # expression of {0}, {1}, ... where elementwise
+    cost: Callable[[Specs, Specs, Params], Cost] = field(default_factory=lambda: stream_cost(1))
+    placed: bool = False
+    overwrite: tuple[
+        int, ...
+    ] = ()  # operands whose memory may take the result; ANY: each of its size
+    scratch: Callable[..., Sequence[Scratch]] | None = (
+        None  # (in shapes, out shapes, specs.., **params)
+    )
+    native: Callable[..., Any] | None = (
+        None  # (arrays like operands and results, threads, scratch=, **params) -> a function of such,
+        # a `Keeping` of one, or None
+    )
+    least: int = 0  # elements from which, outside of loops, that is worth compiling
+    pieces: Callable[..., Sequence[Any] | None] | None = (
+        None  # (shapes of operands, **params) -> what its result is put together of, if it is
+    )
+    ways: Callable[[Specs, Specs, Params, int], Sequence[str]] | None = (
+        None  # names of what `way` may be in params of scratch and native, the rule's first
+    )
+    algorithms: Callable[[Specs, Specs, Params], Sequence[Graph]] | None = (
+        None  # graphs that do the same
+    )
+    keeps_order: bool = False  # a view that leaves contiguous data contiguous
+    dense: bool = False  # products, which run at another rate than functions of elements
+    made_by: str = "users"  # whose functions have it; "passes", which put it into what plan files
+    # hold; or "machine": what is lowered for the machine it runs on, and never in a file
+
+    @property
+    def only_looks(self) -> bool:
+        """Whether its result is always another look at its operand's memory."""
+        return self.view is not None and self.kernel is None
+
+
+OPS: dict[str, Op] = {}
+
+
+def op(
+    name: str,
+    *,
+    infer: Callable[..., Spec | Specs],
+    takes: Mapping[str, Kind] = MappingProxyType({}),
+    indices: Callable[[Specs, Specs, Params], Indices] = lambda i, o, p: pointwise(i, o),
+    **facts: Any,
+) -> Op:
+    """Register an operation: its rule, what its parameters may be (each of them), and the facts that
+    `Op` has room for."""
+    assert name not in OPS, f"{name} is registered twice"
+    infer = complete(name, infer, takes)
+    OPS[name] = made = Op(name, infer, indices, **facts)
+    return made
+
+
+def lookup(name: str) -> Op:
+    """The op of this name."""
+    found = OPS.get(name)
+    if found is None:
+        near = ", ".join(sorted(n for n in OPS if n[:3] == name[:3])[:5])
+        raise misfit(
+            UnknownOpError,
+            f"operation {name[:60]!r}",
+            got="a name that is not registered",
+            needed="one of ostinato's operations" + (f", such as {near}" if near else ""),
+        )
+    return found

@@ -1,0 +1,152 @@
+"""From pending Terms to a Graph, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .array import Array, Operand, Term, Trace, from_term, placeholder, term_of
+from .graph import Builder, Graph
+from .registry import lookup
+from .spec import Spec
+from .user_line import short
+
+Ref = tuple[Term, int]
+
+
+def array_of(term: Term, k: int) -> Array:
+    """The Array of a Term's output; the one that somebody holds, if there is one."""
+    x = term.held(k)
+    return x if x is not None else from_term(term, k)
+
+
+class Collected:
+    """A graph with what its inputs stand for: placeholders, then captured Terms, with the Operands that
+    they had come to.
+    """
+
+    def __init__(
+        self, graph: Graph, captured: list[Ref], held: list[Operand | None], terms: list[Term]
+    ) -> None:
+        self.graph = graph
+        self.captured = captured
+        self.held = held
+        self.terms = terms  # all that the graph was made of, leaves excluded
+
+
+def collect(
+    roots: Sequence[Ref],
+    inputs: Sequence[Spec] = (),
+    trace: Trace | None = None,
+    inner: bool = False,
+) -> Collected:
+    """The graph of some Terms.
+
+    Its first inputs are the placeholders of `trace`. Further inputs are what was materialised, what
+    was there before the trace, and, for an inner graph (of a loop), what does not depend on it. Two
+    walks: the first finds those inputs in the order in which the graph meets them, the second
+    builds. Other threads may settle Terms meanwhile: what was found once holds."""
+    captured: list[Ref] = []
+    held: list[Operand | None] = []
+    keys: dict[Ref, Any] = {}
+    place: dict[Any, int] = {}
+    order: list[Term] = []
+    seen: set[int] = set()
+    count = len(inputs)
+
+    def outside(term: Term, k: int) -> Any:
+        """What identifies an input of the graph that has no value yet; None for a node of it."""
+        if term.op is None:
+            return (id(term), k)
+        if trace is None or term.op.name == "constant":
+            return None
+        outside = trace not in term.traces if inner else term.serial < trace.serial
+        return (id(term), k) if outside else None
+
+    def meet(term: Term, k: int) -> bool:
+        """Whether this is a node still to be visited."""
+        if (term, k) in keys:
+            return keys[term, k] is None and id(term) not in seen
+        operand = term.operands[k] if term.operands is not None else None
+        key = keys[term, k] = id(operand) if operand is not None else outside(term, k)
+        if key is None:
+            return id(term) not in seen
+        if key not in place:
+            if trace is not None and trace in term.traces:
+                place[key] = term.number
+            else:
+                place[key] = count + len(captured)
+                captured.append((term, k))
+                held.append(operand)
+        return False
+
+    for root, k in roots:
+        stack = [root] if meet(root, k) else []
+        while stack:
+            term = stack[-1]
+            if id(term) in seen:
+                stack.pop()
+                continue
+            waiting = [t for t, j in reversed(term.inputs) if meet(t, j)]
+            if waiting:
+                stack.extend(waiting)
+                continue
+            stack.pop()
+            seen.add(id(term))
+            order.append(term)
+
+    specs = [
+        *inputs,
+        *(
+            o.spec if o is not None else t.specs[k]
+            for (t, k), o in zip(captured, held, strict=True)
+        ),
+    ]
+    builder = Builder(specs)
+    values: dict[int, tuple[int, ...]] = {}
+
+    def value(term: Term, k: int) -> int:
+        key = keys[term, k]
+        return place[key] if key is not None else values[id(term)][k]
+
+    for term in order:
+        assert term.op is not None
+        values[id(term)] = builder.add(
+            term.op.name,
+            [value(t, j) for t, j in term.inputs],
+            term.params,
+            term.specs,
+            short(term.line),
+        )
+    return Collected(builder.graph([value(t, k) for t, k in roots]), captured, held, order)
+
+
+def inline(graph: Graph, args: Sequence[Array]) -> list[Array]:
+    """The graph's outputs as Terms over other inputs."""
+    values: list[Ref] = [term_of(x) for x in args]
+    kept: list[Array] = list(args)
+    for node in graph.nodes:
+        inputs = tuple(values[v] for v in node.inputs)
+        traces = frozenset[Trace]().union(*(t.traces for t, _ in inputs))
+        specs = tuple(s.bare for s in node.specs)
+        term = Term(lookup(node.op), inputs, node.params, specs, node.line, traces)
+        values.extend((term, k) for k in range(len(specs)))
+    assert len(kept) == len(graph.inputs)
+    return [array_of(*values[v]) for v in graph.outputs]
+
+
+def subgraph(
+    function: Callable[..., Sequence[Array]], specs: Sequence[Spec], name: str
+) -> tuple[Graph, list[Array]]:
+    """The graph of a function of Arrays, and the outer Arrays that it uses; those are its last
+    inputs.
+    """
+    trace = Trace(name)
+    args = [placeholder(s.bare, k, trace) for k, s in enumerate(specs)]
+    results = function(*args)
+    if trace.refused is not None:  # which the function swallowed
+        raise trace.refused
+    found = collect([term_of(r) for r in results], [s.bare for s in specs], trace, inner=True)
+    graph = found.graph
+    bare = Graph(tuple(s.bare for s in graph.inputs), graph.nodes, graph.outputs)
+    return bare, [array_of(t, k) for t, k in found.captured]

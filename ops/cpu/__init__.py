@@ -1,0 +1,1 @@
+"""How a CPU does it: generated kernels, loop nests, and libraries."""

@@ -1,0 +1,332 @@
+"""LLVM text with loops, and how kernels combine values."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from ostinato.ops.core.monoid import highest, lowest
+from ostinato.ops.core.spec import DType, bool_, float32, float64, int64
+
+from .values import Lines, Value, bits, llvm_type, unbits, where
+
+
+class Code:
+    """LLVM text with loops. Counters and totals are in memory, which LLVM turns into registers."""
+
+    def __init__(self) -> None:
+        self.lines = Lines()
+        self.entry: list[str] = []
+        self.names = 0
+
+    def add(self, text: str) -> None:
+        self.lines.text.append(f"  {text}")
+
+    def name(self, prefix: str = "v") -> str:
+        self.names += 1
+        return f"%{prefix}_{self.names}"
+
+    def let(self, text: str, prefix: str = "v") -> str:
+        name = self.name(prefix)
+        self.add(f"{name} = {text}")
+        return name
+
+    def fetch(self, address: str) -> None:
+        """Ask memory for what will be read soon, into the second cache."""
+        self.lines.declared.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+        self.add(f"call void @llvm.prefetch.p0(ptr {address}, i32 0, i32 2, i32 1)")
+
+    def cell(self, dtype: DType) -> str:
+        name = self.name("cell")
+        self.entry.append(f"  {name} = alloca {llvm_type(dtype)}")
+        return name
+
+    def room(self, count: int) -> str:
+        """Memory for so many integers."""
+        name = self.name("room")
+        self.entry.append(f"  {name} = alloca [{count} x i64]")
+        return name
+
+    def put(self, cell: str, value: Value) -> None:
+        self.add(f"store {value.kind} {value.name}, ptr {cell}")
+
+    def get(self, cell: str, dtype: DType) -> Value:
+        return Value(self.lines, self.let(f"load {llvm_type(dtype)}, ptr {cell}"), dtype)
+
+    @contextlib.contextmanager
+    def loop(
+        self, begin: str, end: str, step: int = 1, lanes: int = 0, vectors: int = 0
+    ) -> Iterator[str]:
+        """A loop while the index is below the end. `lanes` promises that turns are independent, of
+        elements of so many bytes; `vectors` is how many of them are one turn, 1 or 2, where LLVM
+        would take more than there are.
+        """
+        n = self.names = self.names + 1
+        cell, i = self.cell(int64), f"%i_{n}"
+        self.add(f"store i64 {begin}, ptr {cell}")
+        self.add(f"br label %head_{n}")
+        self.lines.text.append(f"head_{n}:")
+        self.add(f"{i} = load i64, ptr {cell}")
+        self.add(f"%more_{n} = icmp slt i64 {i}, {end}")
+        self.add(f"br i1 %more_{n}, label %turn_{n}, label %done_{n}")
+        self.lines.text.append(f"turn_{n}:")
+        yield i
+        self.add(f"%next_{n} = add nsw i64 {i}, {step}")
+        self.add(f"store i64 %next_{n}, ptr {cell}")
+        fact = f", !llvm.loop !{_WIDTHS.index(lanes) + 3 + 10 * vectors}" if lanes else ""
+        self.add(f"br label %head_{n}{fact}")
+        self.lines.text.append(f"done_{n}:")
+
+    @contextlib.contextmanager
+    def when(self, condition: str) -> Iterator[None]:
+        n = self.names = self.names + 1
+        self.add(f"br i1 {condition}, label %then_{n}, label %after_{n}")
+        self.lines.text.append(f"then_{n}:")
+        yield
+        self.add(f"br label %after_{n}")
+        self.lines.text.append(f"after_{n}:")
+
+    @contextlib.contextmanager
+    def until(self) -> Iterator[Callable[[str], None]]:
+        """A loop that ends where it is told that something holds."""
+        n = self.names = self.names + 1
+        self.add(f"br label %again_{n}")
+        self.lines.text.append(f"again_{n}:")
+
+        def ends(condition: str) -> None:
+            k = self.names = self.names + 1
+            self.add(f"br i1 {condition}, label %over_{n}, label %on_{k}")
+            self.lines.text.append(f"on_{k}:")
+
+        yield ends
+        self.add(f"br label %again_{n}")
+        self.lines.text.append(f"over_{n}:")
+
+    def clear(self, at: str, bytes_: str) -> None:
+        """Zeros."""
+        self.lines.declared.add("declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)")
+        self.add(f"call void @llvm.memset.p0.i64(ptr {at}, i8 0, i64 {bytes_}, i1 false)")
+
+    def sum(self, *terms: str) -> str:
+        found = terms[0]
+        for t in terms[1:]:
+            found = self.let(f"add nsw i64 {found}, {t}") if t != "0" else found
+        return found
+
+    def times(self, a: str, b: str) -> str:
+        return self.let(f"mul nsw i64 {a}, {b}")
+
+    def least(self, a: str, b: str) -> str:
+        less = self.let(f"icmp slt i64 {a}, {b}")
+        return self.let(f"select i1 {less}, i64 {a}, i64 {b}")
+
+    # -- squares of vectors
+    def some(self, at: str, vector: str, width: int, size: int, dtype: DType) -> str:
+        """The first elements of a row as a vector."""
+        if width == size:
+            return self.let(f"load {vector}, ptr {at}, align {dtype.itemsize}")
+        mask = ", ".join(f"i1 {'true' if k < width else 'false'}" for k in range(size))
+        return self.masked_load(at, vector, f"<{size} x i1> <{mask}>")
+
+    def keep_some(
+        self, made: str, at: str, vector: str, width: int, size: int, dtype: DType
+    ) -> None:
+        if width == size:
+            self.add(f"store {vector} {made}, ptr {at}, align {dtype.itemsize}")
+            return
+        mask = ", ".join(f"i1 {'true' if k < width else 'false'}" for k in range(size))
+        self.masked_store(made, at, vector, f"<{size} x i1> <{mask}>")
+
+    def inside(self, many: str, lanes: int) -> str:
+        """A mask of so many first lanes, with its type."""
+        counts = f"<{lanes} x i64>"
+        one = self.let(f"insertelement {counts} poison, i64 {many}, i64 0")
+        zeros = f"<{lanes} x i32> zeroinitializer"
+        all_ = self.let(f"shufflevector {counts} {one}, {counts} poison, {zeros}")
+        numbers = ", ".join(f"i64 {k}" for k in range(lanes))
+        return f"<{lanes} x i1> {self.let(f'icmp sgt {counts} {all_}, <{numbers}>')}"
+
+    def masked_load(self, at: str, vector: str, mask: str) -> str:
+        """What the mask says of a vector, zeros elsewhere."""
+        name, size, flags = _masked("load", vector)
+        self.lines.declared.add(f"declare {vector} {name}(ptr, i32, {flags}, {vector})")
+        return self.let(
+            f"call {vector} {name}(ptr {at}, i32 {size}, {mask}, {vector} zeroinitializer)"
+        )
+
+    def masked_store(self, made: str, at: str, vector: str, mask: str) -> None:
+        name, size, flags = _masked("store", vector)
+        self.lines.declared.add(f"declare void {name}({vector}, ptr, i32, {flags})")
+        self.add(f"call void {name}({vector} {made}, ptr {at}, i32 {size}, {mask})")
+
+    # -- lines
+    def begins(self, turn: str, arrays: Sequence[int]) -> list[str]:
+        """Where these arrays begin at a turn over `%dims` axes, about which `places` finds extents and steps
+        at `%axes`."""
+        ats = self.name("at")
+        self.entry.append(f"  {ats} = alloca [{len(arrays)} x ptr]")
+        slots = [self.let(f"getelementptr ptr, ptr {ats}, i64 {k}") for k in range(len(arrays))]
+        for slot, array in zip(slots, arrays, strict=True):
+            base = self.let(f"call ptr @array(ptr %data, i64 {array})")
+            self.add(f"store ptr {base}, ptr {slot}")
+        self.add(f"call void @places(ptr %axes, i64 %dims, i64 {turn}, ptr {ats})")
+        return [self.let(f"load ptr, ptr {slot}") for slot in slots]
+
+    def turned(self, rows: list[str], vector: str) -> list[str]:
+        """A square of vectors transposed."""
+        step = 1
+        while step < len(rows):
+            rows = self.exchanged(rows, step, len(rows), vector)
+            step *= 2
+        return rows
+
+    def exchanged(self, rows: list[str], step: int, size: int, vector: str) -> list[str]:
+        """Pairs of rows that are `step` apart exchange blocks of so many elements."""
+        found = list(rows)
+        upper = [k if not k & step else size + k - step for k in range(size)]
+        lower = [k + step if not k & step else size + k for k in range(size)]
+        for k in range(size):
+            if not k & step:
+                a, b = rows[k], rows[k | step]
+                for target, order in ((k, upper), (k | step, lower)):
+                    mask = ", ".join(f"i32 {n}" for n in order)
+                    found[target] = self.let(
+                        f"shufflevector {vector} {a}, {vector} {b}, <{size} x i32> <{mask}>"
+                    )
+        return found
+
+
+def _masked(word: str, vector: str) -> tuple[str, int, str]:
+    """LLVM's function for such vectors, the bytes of their elements, and the type of masks."""
+    lanes, kind = vector[1:-1].split(" x ")
+    size = {"float": 4, "double": 8}.get(kind) or int(kind[1:]) // 8
+    letter = "i" if kind[0] == "i" else "f"
+    return f"@llvm.masked.{word}.v{lanes}{letter}{8 * size}.p0", size, f"<{lanes} x i1>"
+
+
+@lru_cache(4)
+def places(many: int) -> str:
+    """A function by which so many addresses go on to where a turn begins, given the axes' extents and steps;
+    for texts with `TABLES`."""
+    lines = list[str]()
+    for k in range(many):
+        lines += [
+            f"  %step{k} = call i64 @fact(ptr %about, i64 {k + 1})",
+            f"  %on{k} = mul i64 %i, %step{k}",
+            f"  %at{k} = getelementptr ptr, ptr %at, i64 {k}",
+            f"  %was{k} = load ptr, ptr %at{k}",
+            f"  %is{k} = getelementptr i8, ptr %was{k}, i64 %on{k}",
+            f"  store ptr %is{k}, ptr %at{k}",
+        ]
+    return _PLACES.replace("MANY", str(many + 1)).replace("  ADDRESSES", "\n".join(lines))
+
+
+_PLACES = """
+define internal void @places(ptr %axes, i64 %dims, i64 %turn, ptr %at) {
+entry:
+  br label %head
+head:
+  %d = phi i64 [%dims, %entry], [%d1, %axis]
+  %rest = phi i64 [%turn, %entry], [%above, %axis]
+  %some = icmp sgt i64 %d, 0
+  br i1 %some, label %axis, label %end
+axis:
+  %d1 = sub i64 %d, 1
+  %before = mul i64 %d1, MANY
+  %about = getelementptr i64, ptr %axes, i64 %before
+  %extent = call i64 @fact(ptr %about, i64 0)
+  %i = urem i64 %rest, %extent
+  %above = udiv i64 %rest, %extent
+  ADDRESSES
+  br label %head
+end:
+  ret void
+}
+"""
+
+
+def memory_type(dtype: DType) -> str:
+    return "i8" if dtype == bool_ else llvm_type(dtype)
+
+
+_WIDTHS = (1, 2, 4, 8)
+
+
+def loop_facts(bits: int) -> str:
+    """What loops are told: whole vectors of the elements that they make."""
+    lines = []
+    for k, size in enumerate(_WIDTHS):
+        lines += [
+            f"!{k + 3} = distinct !{{!{k + 3}, !2, !{k + 8}}}",
+            f'!{k + 8} = !{{!"llvm.loop.vectorize.width", i32 {bits // 8 // size}}}',
+        ]
+        for vectors in (1, 2):
+            this, count = k + 3 + 10 * vectors, 8 + 10 * vectors
+            lines.append(f"!{this} = distinct !{{!{this}, !2, !{k + 8}, !{count}}}")
+    for vectors in (1, 2):
+        fact = f'!"llvm.loop.interleave.count", i32 {vectors}'
+        lines.append(f"!{8 + 10 * vectors} = !{{{fact}}}")
+    return "\n".join(lines)
+
+
+# -- combining -----------------------------------------------------------------------------
+def start_of(kind: str, dtype: DType) -> Any:
+    """What combining begins with."""
+    if kind in ("sum", "moments"):
+        return 0
+    return lowest(dtype) if kind in ("max", "argmax") else highest(dtype)
+
+
+def joined(kind: str, a: Value, b: Value, flags: str = "") -> Value:
+    """Two values combined; `flags` say what LLVM may do with sums of floats."""
+    if kind == "sum":
+        word = f"fadd {flags}".rstrip() if a.dtype.kind == "f" else "add"
+        return a.lines.write(f"{word} {a.kind} {a.name}, {b.name}", a.dtype)
+    if a.dtype.kind == "f":
+        return a.lines.call(f"{kind}imum", a.dtype, a, b)
+    return where(a > b if kind == "max" else a < b, a, b)
+
+
+def has_order(kind: str, dtype: DType) -> bool:
+    """Whether the best of such numbers is better found among whole numbers (`ordered`): LLVM makes dozens
+    of instructions of the maximum of a vector's floats, and none of it vectors where few are left over.
+    """
+    return kind in ("max", "min") and dtype in (float32, float64)
+
+
+def whole_of(dtype: DType) -> DType:
+    """Whole numbers of as many bits."""
+    return np.dtype(f"int{8 * dtype.itemsize}")
+
+
+def first_of(kind: str, dtype: DType) -> int:
+    """What looking for the best whole number begins with; the other end is the best of all."""
+    most = 2 ** (8 * dtype.itemsize - 1)
+    return -most if kind == "max" else most - 1
+
+
+def ordered(kind: str, x: Value) -> Value:
+    """A whole number for a float, in the same order, that of -0.0 below that of 0.0; NaN's is the best."""
+    return where(x != x, ~first_of(kind, x.dtype), _turned_below(bits(x)))
+
+
+def unordered(n: Value) -> Value:
+    """The float again."""
+    return unbits(_turned_below(n))
+
+
+def _turned_below(n: Value) -> Value:
+    """Numbers below zero the other way round; twice is nothing."""
+    top = 8 * n.dtype.itemsize - 1
+    return n ^ ((n >> top) & (2**top - 1))
+
+
+def compensated(total: Value, lost: Value, more: Value) -> tuple[Value, Value]:
+    """The total with one more, and what rounding has lost so far (Neumaier)."""
+    made = total + more
+    gone = where(abs(total) >= abs(more), (total - made) + more, (more - made) + total)
+    return made, lost + where(abs(made) < math.inf, gone, 0)

@@ -1,0 +1,148 @@
+"""What generated kernels compute for one element: an op's scalar text, as LLVM instructions.
+
+The text is evaluated with `Value`s, whose operators write instructions: so `1 / (1 + exp(-{0}))`
+becomes what it says. Basic operations are IEEE's and give the bits that NumPy gives; functions
+(math_functions.py) are our own."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from types import CodeType
+from typing import Any
+
+import numpy as np
+from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import DType, float32
+from ostinato.ops.cpu.loops.labels import VIEWS
+from ostinato.ops.random_bits import DRAWS
+
+from .math_functions import FUNCTIONS, INEXACT
+from .values import HALVES, KINDS, Lines, Unsupported, Value, as_bits, cast
+
+
+# -- whole expressions ---------------------------------------------------------------------
+class _Branchless(ast.NodeTransformer):
+    """`a if c else b`, `and`, `or`, `not` as calls."""
+
+    def visit_IfExp(self, node: ast.IfExp) -> Any:
+        self.generic_visit(node)
+        return _call("where", node.test, node.body, node.orelse)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
+        self.generic_visit(node)
+        name = "and_" if isinstance(node.op, ast.And) else "or_"
+        return _call(name, *node.values)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        self.generic_visit(node)
+        return _call("not_", node.operand) if isinstance(node.op, ast.Not) else node
+
+
+def _call(name: str, *args: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), list(args), [])
+
+
+@lru_cache(1024)
+def _code(text: str) -> tuple[CodeType, frozenset[str]]:
+    tree = ast.parse(text.format("x0", "x1", "x2"), mode="eval")
+    called = {
+        n.func.id
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
+    }
+    tree = ast.fix_missing_locations(_Branchless().visit(tree))
+    return compile(tree, "<ostinato scalar>", "eval"), frozenset(called)
+
+
+@lru_cache(4096)
+def _loop_types(ufunc: str, *dtypes: DType) -> tuple[DType, ...]:
+    """What NumPy's function turns its operands into first."""
+    try:
+        return tuple(getattr(np, ufunc).resolve_dtypes((*dtypes, None))[:-1])
+    except TypeError:
+        raise Unsupported(ufunc) from None
+
+
+def lower(name: str, operands: Sequence[Value], dtype: DType) -> Value:
+    """One operation on registers."""
+    op = OPS[name]
+    if name == "astype":
+        return cast(operands[0], dtype)
+    if not op.scalar:
+        raise Unsupported(name)
+    given = list(operands)
+    if op.types:
+        types = _loop_types(op.types, *(x.dtype for x in operands))
+        given = [cast(x, t) for x, t in zip(operands, types, strict=True)]
+    if any(x.dtype in HALVES for x in given):
+        if name == "nextafter":  # which is another number there
+            raise Unsupported(name)
+        given = [cast(x, float32) if x.dtype in HALVES else x for x in given]
+    if any(x.dtype not in KINDS.values() for x in given):
+        raise Unsupported(name)
+    words: dict[str, Any] = {**FUNCTIONS, **DRAWS, **{f"x{k}": x for k, x in enumerate(given)}}
+    try:
+        found = eval(_code(op.scalar)[0], {"__builtins__": {}}, words)
+    except (NameError, TypeError) as error:
+        raise Unsupported(f"{name}: {error}") from None
+    if not isinstance(found, Value):
+        raise Unsupported(name)
+    return cast(found, dtype)
+
+
+@lru_cache(4096)
+def can_lower(name: str, dtypes: tuple[DType, ...], out: DType) -> bool:
+    """Whether kernels can be generated for an operation on these dtypes."""
+    if any(d.kind == "c" for d in (*dtypes, out)):
+        return False
+    lines = Lines()
+    try:
+        lower(name, [Value(lines, f"%x{k}", d) for k, d in enumerate(dtypes)], out)
+    except Unsupported:
+        return False
+    return True
+
+
+@lru_cache(1024)
+def has_own_bits(name: str) -> bool:
+    """Whether a generated kernel's results may differ from NumPy's in the last bits."""
+    return bool(_code(OPS[name].scalar)[1] & set(INEXACT)) if OPS[name].scalar else False
+
+
+# -- numbers -------------------------------------------------------------------------------
+_KNOWING = (ast.FloorDiv, ast.Mod, ast.LShift, ast.RShift, ast.Pow)
+
+
+@lru_cache(1024)
+def _is_better_for_knowing(name: str) -> bool:
+    """Whether an operation by a number that is known is another, cheaper one."""
+    text = OPS[name].scalar if name in OPS else ""
+    if not text:
+        return False
+    words = ast.walk(ast.parse(text.format("x0", "x1", "x2"), mode="eval"))
+    return "pow" in _code(text)[1] or any(isinstance(w, _KNOWING) for w in words)
+
+
+def numbers(body: Graph) -> dict[int, int]:
+    """The numbers that a kernel of this body reads as data, by their bits: so kernels that differ in
+    them only share their machine code. They are constants, by value, and what means divide by.
+
+    Zeros, powers of two and whatever has no mantissa stay in the text, as does what an operation is
+    better for knowing: there LLVM makes other instructions of them."""
+    found: dict[int, int] = {}
+    for node, v in zip(body.nodes, body.starts, strict=True):
+        dtype = node.specs[0].dtype
+        if node.op == "mean":
+            found[v] = as_bits(node.kw["count"], dtype)
+        elif node.op in ("constant", "full") and dtype.kind in "iuf":
+            mantissa, _ = math.frexp(abs(node.kw["value"]))  # inf and nan are their own
+            readers = {body.nodes[u].op for u in body.uses[v]}
+            if 0.5 < mantissa < 1 and not any(
+                op in VIEWS or _is_better_for_knowing(op) for op in readers
+            ):
+                found[v] = as_bits(node.kw["value"], dtype)
+    return found

@@ -1,0 +1,1 @@
+"""Kernels of single operations: products, scans, gathers, searches, sorts."""

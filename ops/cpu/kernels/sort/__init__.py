@@ -1,0 +1,1 @@
+"""Sorting: keys, networks for short lines, radix sort for long ones."""

@@ -1,0 +1,131 @@
+"""Order by machine code: which way, and with how much memory. Numbers become keys (keys.py). Short lines are
+put in order side by side (networks.py), others digit by digit (radix.py); threads share lines, or the parts of
+one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from ostinato.ops.core.registry import Scratch
+from ostinato.ops.core.spec import DType, Shape, int8
+from ostinato.ops.cpu.jit.llvm import function_of, why_not
+from ostinato.ops.cpu.threads import most_threads
+
+from .keys import DIGIT, Kind
+from .networks import lanes_text
+from .radix import lines_text, part_text, phases
+
+EXCHANGES = 1 << 10  # keys of a line that is put in order side by side with others
+LONG = 1 << 16  # keys of a line that threads share
+PARTS = 4  # of such a line, for each thread
+QUICK = 1 << 11  # keys that are not worth letting other Python threads run
+GRAIN = 1 << 13  # keys that are worth waking a thread
+FEW = 8  # one of so many is wanted: then the others are left out before
+
+
+class _Way(NamedTuple):
+    """How lines are put in order."""
+
+    turns: int
+    threads: int
+    parts: int  # of a line, if threads share it
+    inside: bool  # whether some of its keys are where the result will be
+    lanes: int  # lines side by side
+    room: int  # bytes for one line, or for one thread
+
+    @property
+    def bytes(self) -> int:
+        return (1 if self.parts else max(1, self.threads)) * self.room
+
+
+def _way(x: Shape, dtype: DType, axis: int, first: int, places: bool) -> _Way:
+    """The same for any number of threads that there may be later."""
+    threads = most_threads()
+    n, lines = x[axis], math.prod(x) // x[axis]
+    kind = Kind(dtype, places, False, True, False)
+    lanes = kind.lanes if n <= EXCHANGES and 2 * lines > kind.lanes else 0
+    shared = n >= LONG and lines < max(threads, 2) and first * FEW > n
+    parts = PARTS * threads if shared else 0
+    inside = shared and not places and first == n and math.prod(x[axis:]) == n
+    counts = 8 * DIGIT * (parts or dtype.itemsize)
+    room = (1 if inside else 2) * (n * kind.item + 64) + counts
+    if lanes:
+        rows = -(-n // lanes) * lanes
+        room = rows * (kind.row + lanes * (8 if places else dtype.itemsize))
+    turns = parts or -(-lines // max(1, lanes))
+    worth = max(1, min(threads, n * lines // GRAIN, turns))
+    threads = worth if n * lines > QUICK else 0
+    return _Way(turns, threads, parts, inside, lanes, -(-room // 64) * 64)
+
+
+def sort_room(x: Shape, dtype: DType, axis: int, first: int, places: bool) -> list[Scratch]:
+    """Memory for keys: of a line for each thread, or of one that all share."""
+    if not has_keys(dtype) or 0 in x:
+        return []
+    way = _way(x, dtype, axis, first, places)
+    return [Scratch((way.bytes + 64,), int8)]
+
+
+def has_keys(dtype: DType) -> bool:
+    return not why_not() and dtype.kind != "c"
+
+
+def sort_function(
+    x: Any,
+    out: Any,
+    threads: int,
+    axis: int,
+    descending: bool,
+    places: bool,
+    scratch: Sequence[Any],
+) -> Callable[..., None] | None:
+    """The function of numbers and their order, of which as many are wanted as the result has."""
+    n, first = x.shape[axis], out.shape[axis]
+    if not scratch or out.size == 0 or n >= 1 << 31:
+        return None
+    lines, dtype = x.size // n, x.dtype
+    way = _way(x.shape, dtype, axis, first, places)
+    threads = min(threads, way.threads)
+    start = -(-scratch[0].ctypes.data // 64) * 64
+    steps = x.strides[axis], out.strides[axis]
+    if start + way.bytes > scratch[0].ctypes.data + scratch[0].nbytes:
+        return None
+    if way.inside and steps[1] != out.itemsize:
+        return None
+    dense = steps == (x.itemsize, out.itemsize) or n == 1
+    kind = Kind(dtype, places, descending, dense, first * FEW <= n and not way.lanes)
+    if way.parts:
+        return _in_parts(kind, x, out, axis, way._replace(threads=threads), start, scratch)
+    others = [d for d in range(x.ndim) if d != axis and x.shape[d] > 1]
+    facts = [way.turns, threads, n, first, *steps, start, way.room, lines, len(others)]
+    for d in others:
+        facts += [x.shape[d], x.strides[d], out.strides[d]]
+    text = lanes_text if way.lanes else lines_text
+    return function_of(text(kind), np.array(facts, np.int64), scratch)
+
+
+def _in_parts(
+    kind: Kind, x: Any, out: Any, axis: int, way: _Way, start: int, scratch: Sequence[Any]
+) -> Callable[..., None]:
+    """The function of a few long lines, one after the other."""
+    n, steps = x.shape[axis], (x.strides[axis], out.strides[axis])
+    room = -(-n * kind.item // 64) * 64
+    state = np.zeros(3, np.int64)  # where keys are, where they go, and in which bits they differ
+    turns = []
+    for place in np.ndindex(tuple(1 if d == axis else s for d, s in enumerate(x.shape))):
+        at = [sum(i * s for i, s in zip(place, a.strides, strict=True)) for a in (x, out)]
+        shared = [way.parts, way.threads, n, out.shape[axis], *steps, *at, start]
+        shared += [0, start + room] if way.inside else [start + room, start + 2 * room]
+        shared.append(state.ctypes.data)
+        for phase, digit in phases(kind):
+            about = np.array([*shared, kind.shift(digit)], np.int64)
+            turns.append(function_of(part_text(kind, phase), about, (state, scratch)))
+
+    def run(x: Any, out: Any) -> None:
+        for turn in turns:
+            turn(x, out)
+
+    return run

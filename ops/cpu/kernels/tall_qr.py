@@ -1,0 +1,145 @@
+"""QR of a tall matrix by way of its Gram matrix, which is all products.
+
+XᴴX = RᴴR by Cholesky, and X R⁻¹ is nearly orthonormal, unless X is ill-conditioned; done again with
+what came out, it is orthonormal to the last digit. How far it is from that is read off the next Gram
+matrix, so that nothing is believed: while a Gram matrix is far from 1, there is another turn, with a
+shift where Cholesky fails. What has not come near after a few (it lacks rank) is left to
+Householder. Each turn solves with R, row by row, therefore Q R is X to the last digit in any case.
+
+Rows are worked on in blocks, which stay in cache between the solve and the next Gram matrix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from ostinato.ops.cpu.libraries import lapack
+
+TURNS = 4
+NEAR = 0.1  # how far a Gram matrix may be from 1 for the next turn to be the last; theory: 5/64
+CACHE = 1 << 20  # bytes of a block
+
+
+def thin_qr(xp: Any, x: Any, q: Any) -> tuple[Any, Any]:
+    """w and R of x = q w R: q is written, the small w (None for 1) is left to the caller to multiply
+    with. Without q only R is made. The diagonal of R is not negative."""
+    if xp is np and lapack.found():
+        made = _by_gram(x, q)
+        if made is not None:
+            return made
+    return None, _by_householder(xp, x, q)
+
+
+def times(q: Any, w: Any) -> None:
+    """q = q w in place."""
+    for a, b in _blocks(q):
+        q[a:b] = q[a:b] @ w
+
+
+def _blocks(x: Any) -> Iterator[tuple[int, int]]:
+    """Bounds of blocks of rows that fit into cache, each of twice as many rows as columns."""
+    m, n = x.shape
+    step = max(256, 2 * n, CACHE // max(1, n * x.itemsize))
+    count = max(1, m // step)
+    for k in range(count):
+        yield m * k // count, m * (k + 1) // count
+
+
+# -- by Gram matrices ------------------------------------------------------------------------
+def _by_gram(x: Any, q: Any) -> tuple[Any, Any] | None:
+    n = x.shape[1]
+    wide = np.dtype(np.complex128 if x.dtype.kind == "c" else np.float64)
+    gram = np.zeros((n, n), wide)
+    for a, b in _blocks(x):
+        gram += x[a:b].conj().T @ x[a:b]
+    whole = np.eye(n, dtype=wide)
+    turns: list[Any] = []
+    while len(turns) < TURNS:
+        upper = _cholesky(gram, x)
+        if upper is None:
+            return None
+        if turns and np.abs(gram - np.eye(n)).sum(0).max() < NEAR:
+            return np.linalg.inv(upper).astype(x.dtype), (upper @ whole).astype(x.dtype)
+        turns.append(upper.astype(x.dtype))
+        whole = turns[-1] @ whole
+        _turn(x, q, turns, gram)
+    return None
+
+
+def _turn(x: Any, q: Any, turns: Sequence[Any], gram: Any) -> None:
+    """q = q R⁻¹ for the last R, and the Gram matrix of that. Without q, begin with x each time."""
+    gram[...] = 0
+    for a, b in _blocks(x):
+        if q is None:
+            part = np.array(x[a:b], order="C")
+        else:
+            part = q[a:b]
+            if len(turns) == 1:
+                np.copyto(part, x[a:b])
+        for upper in turns if q is None else turns[-1:]:
+            lapack.trsm(upper, part, upper=True, left=False)
+        gram += part.conj().T @ part
+
+
+def _cholesky(gram: Any, x: Any) -> Any:
+    """The upper factor; of a matrix that is not definite, that of one close by."""
+    m, n = x.shape
+    if not np.isfinite(gram).all():
+        return None
+    eps = float(np.finfo(x.dtype).eps)
+    diagonal = np.diagonal(gram).real
+    noise = 11 * eps * (n + 1 + math.sqrt(m)) * float(diagonal.sum())
+    for shift in (0.0, noise, 100 * noise):
+        moved = gram + shift * np.eye(n)
+        if lapack.potrf(moved) == 0:
+            lower = np.tril(moved)
+            if (np.diagonal(lower).real ** 2 > 10 * eps * diagonal).all():
+                return np.ascontiguousarray(lower.conj().T)
+    return None
+
+
+# -- by Householder --------------------------------------------------------------------------
+def _by_householder(xp: Any, x: Any, q: Any) -> Any:
+    """Block after block, then their R's."""
+    n = x.shape[1]
+    blocks = list(_blocks(x))
+    uppers = [_block(xp, x[a:b], None if q is None else q[a:b]) for a, b in blocks]
+    if len(blocks) == 1:
+        return uppers[0]
+    stack = xp.concatenate(uppers)
+    if q is None:
+        return _block(xp, stack, None)
+    turn = xp.empty_like(stack)
+    upper = _block(xp, stack, turn)
+    for k, (a, b) in enumerate(blocks):
+        q[a:b] = q[a:b] @ turn[k * n : (k + 1) * n]
+    return upper
+
+
+def _block(xp: Any, x: Any, q: Any) -> Any:
+    n = x.shape[1]
+    if xp is np and lapack.found():
+        part = np.empty(x.shape, x.dtype) if q is None else q
+        np.copyto(part, x)
+        tau = np.empty(n, x.dtype)
+        lapack.gelqf(part, tau)
+        upper = np.triu(part[:n])
+        if q is not None:
+            lapack.orglq(part, tau)
+    elif q is None:
+        upper = xp.linalg.qr(x, "r")
+    else:
+        q[...], upper = xp.linalg.qr(x)
+    signs = phases(xp, upper)
+    if q is not None:
+        q *= signs
+    return signs.conj()[:, None] * upper
+
+
+def phases(xp: Any, upper: Any) -> Any:
+    """What turns the diagonal of (each) R to the positive axis when Q is multiplied by it."""
+    d = xp.diagonal(upper, 0, -2, -1)
+    zero = d == 0
+    return ((d + zero) / (abs(d) + zero)).astype(upper.dtype)

@@ -1,0 +1,1 @@
+"""oneDNN, BLAS and LAPACK."""

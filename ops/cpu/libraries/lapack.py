@@ -1,0 +1,250 @@
+"""The few routines of BLAS and LAPACK that kernels call by themselves, in the library that NumPy
+already uses.
+
+NumPy's own functions compute in double precision, copy what they are given, and have no triangular
+solve. `found()` says whether the library lets itself be called; where not (another device, another
+build of NumPy), kernels use `xp.linalg`.
+
+LAPACK counts columns first. An array in C order is its transpose to LAPACK, so each function here
+says what it does in terms of C order, and nothing is transposed."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from ostinato.ops.cpu.jit.llvm import function_of, symbol
+from ostinato.ops.cpu.jit.parallel import CALLS, TABLES
+from ostinato.ops.cpu.threads import address_of
+
+_LETTER = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
+_NAMES = (  # how builds of NumPy call `dpotrf`, and their integers
+    ("scipy_{}_64_", ctypes.c_int64),
+    ("{}_64_", ctypes.c_int64),
+    ("scipy_{}_", ctypes.c_int32),
+    ("{}_", ctypes.c_int32),
+)
+
+
+@cache
+def _library() -> tuple[Any, str, Any] | None:
+    """The library, its way of naming, its integers."""
+    from numpy.linalg import _umath_linalg
+
+    try:
+        library = ctypes.CDLL(_umath_linalg.__file__)
+    except (OSError, AttributeError, TypeError):
+        return None
+    for form, integer in _NAMES:
+        if all(hasattr(library, form.format(f)) for f in ("spotrf", "dtrsm", "cgelqf", "zgetrf")):
+            return library, form, integer
+    return None
+
+
+def found() -> bool:
+    """Whether this module's functions can be called."""
+    return _library() is not None
+
+
+@cache
+def _routine(name: str) -> Any:
+    known = _library()
+    assert known is not None
+    library, form, _ = known
+    routine = getattr(library, form.format(name))
+    routine.restype = None
+    return routine
+
+
+def _call(routine: str, *args: Any) -> int:
+    """Call by reference, as Fortran does; the value of `info`, which comes last."""
+    known = _library()
+    assert known is not None
+    integer = known[2]
+    info = integer(0)
+    passed: list[Any] = []
+    letters = 0
+    for x in (*args, info):
+        if isinstance(x, np.ndarray):
+            passed.append(ctypes.c_void_p(x.ctypes.data))
+        elif isinstance(x, str):
+            passed.append(ctypes.c_char_p(x.encode()))
+            letters += 1
+        else:
+            passed.append(ctypes.byref(integer(x) if isinstance(x, int) else x))
+    lengths = [ctypes.c_size_t(1)] * letters  # Fortran's hidden lengths of strings
+    _routine(routine)(*passed, *lengths)
+    return int(info.value)
+
+
+def _step(x: Any) -> int:
+    """Elements from one row to the next, of a matrix whose rows lie in order."""
+    assert x.ndim == 2
+    assert x.shape[1] < 2 or x.strides[1] == x.itemsize
+    return max(1, x.shape[1], x.strides[0] // x.itemsize if x.shape[0] > 1 else 1)
+
+
+def rows_in_order(x: Any) -> bool:
+    """Whether these functions can work on a matrix as it lies."""
+    return x.shape[1] < 2 or (
+        x.strides[1] == x.itemsize and (x.shape[0] < 2 or x.strides[0] >= x.itemsize * x.shape[1])
+    )
+
+
+def letter(x: Any) -> str:
+    return _LETTER[x.dtype.name]
+
+
+def potrf(a: Any) -> int:
+    """a = L Lᴴ in place, of which only the lower triangle is read and written. The number of the
+    first pivot that is not positive; 0 if all are."""
+    return _call(f"{letter(a)}potrf", "U", a.shape[0], a, _step(a))
+
+
+def trsm(t: Any, b: Any, *, upper: bool, left: bool, unit: bool = False, turned: str = "N") -> None:
+    """b = t⁻¹ b in place, or b t⁻¹ (`left=False`); t turned by T or C (its adjoint) before."""
+    one = np.ones(1, b.dtype)
+    args = (
+        *("R" if left else "L", "L" if upper else "U", turned, "U" if unit else "N"),
+        *(b.shape[1], b.shape[0], one, t, _step(t), b, _step(b)),
+    )
+    _call(f"{letter(b)}trsm", *args)
+
+
+def gelqf(a: Any, tau: Any) -> None:
+    """Householder vectors in place, of a = Q R."""
+    m, n = a.shape
+    work = np.empty(max(1, 64 * n), a.dtype)
+    info = _call(f"{letter(a)}gelqf", n, m, a, _step(a), tau, work, work.size)
+    assert info == 0
+
+
+def orglq(a: Any, tau: Any) -> None:
+    """Q of those vectors, in place; as many columns as `a` has."""
+    m, n = a.shape
+    name = "unglq" if a.dtype.kind == "c" else "orglq"
+    work = np.empty(max(1, 64 * n), a.dtype)
+    info = _call(f"{letter(a)}{name}", n, m, tau.size, a, _step(a), tau, work, work.size)
+    assert info == 0
+
+
+def getrf(a: Any, swaps: Any) -> int:
+    """P a = L U in place, where `a` holds the transpose of the matrix (columns in order). The number
+    of the first pivot that is zero; 0 if there is none. Row k was swapped with row swaps[k] - 1."""
+    n, m = a.shape
+    return _call(f"{letter(a)}getrf", m, n, a, _step(a), swaps)
+
+
+def solving(n: int, columns: int, dtype: Any, otherwise: str) -> Callable[..., None]:
+    """The function of a matrix of n rows, right-hand sides and what becomes of the unknowns, all in order.
+    A matrix row by row is its transpose to LAPACK, which is factored, and turned back as it solves.
+    `otherwise`: what is said of a singular one."""
+    item, kind = dtype.itemsize, _LETTER[dtype.name]
+    known = _library()
+    assert known is not None
+    library, form, integer = known
+    for name in ("getrf", "getrs"):
+        symbol(f"{kind}{name}", address_of(library, form.format(f"{kind}{name}")))
+    symbol("singular_error", id(np.linalg.LinAlgError))
+    room = np.empty((n * n + n * columns) * item + 8 * n, np.int8)
+    start = room.ctypes.data
+    facts = [1, 0, n, columns, start, start + n * n * item, start + (n * n + n * columns) * item]
+    text = _SOLVE.replace("KIND", kind).replace(
+        "INT", "i64" if integer is ctypes.c_int64 else "i32"
+    )
+    text = text.replace("WORD", f"i{8 * item}").replace("ITEM", str(item))
+    text = text.replace("LENGTH", str(len(otherwise) + 1)).replace("OTHERWISE", otherwise)
+    return function_of(TABLES + CALLS + text, np.array(facts, np.int64), room)
+
+
+_SOLVE = """
+declare void @Py_IncRef(ptr)
+declare void @KINDgetrf(ptr, ptr, ptr, ptr, ptr, ptr)
+declare void @KINDgetrs(ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, i64)
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+@none = external global i8
+@singular_error = external global i8
+@singular = private constant [LENGTH x i8] c"OTHERWISE\\00"
+@turned = private constant [2 x i8] c"T\\00"
+
+define internal void @across(ptr %from, ptr %to, i64 %rows, i64 %columns) {
+entry:
+  br label %row
+row:
+  %i = phi i64 [0, %entry], [%i1, %ended]
+  %begin = mul i64 %i, %columns
+  br label %column
+column:
+  %j = phi i64 [0, %row], [%j1, %column]
+  %here = add i64 %begin, %j
+  %down = mul i64 %j, %rows
+  %there = add i64 %down, %i
+  %from_at = getelementptr WORD, ptr %from, i64 %here
+  %to_at = getelementptr WORD, ptr %to, i64 %there
+  %x = load WORD, ptr %from_at
+  store WORD %x, ptr %to_at
+  %j1 = add i64 %j, 1
+  %more = icmp slt i64 %j1, %columns
+  br i1 %more, label %column, label %ended
+ended:
+  %i1 = add i64 %i, 1
+  %rows_left = icmp slt i64 %i1, %rows
+  br i1 %rows_left, label %row, label %end
+end:
+  ret void
+}
+
+define ptr @run(ptr %self, ptr %args, i64 %given) {
+entry:
+  %right = call i1 @are_arrays(ptr %args, i64 %given, i64 3)
+  br i1 %right, label %known, label %wrong
+wrong:
+  ret ptr null
+known:
+  %meta = call ptr @array(ptr %self, i64 2)
+  %n = call i64 @fact(ptr %meta, i64 2)
+  %k = call i64 @fact(ptr %meta, i64 3)
+  %factors = call ptr @array(ptr %meta, i64 4)
+  %side = call ptr @array(ptr %meta, i64 5)
+  %swaps = call ptr @array(ptr %meta, i64 6)
+  %first = call ptr @array(ptr %args, i64 0)
+  %second = call ptr @array(ptr %args, i64 1)
+  %third = call ptr @array(ptr %args, i64 2)
+  %matrix = call ptr @array(ptr %first, i64 2)
+  %given_side = call ptr @array(ptr %second, i64 2)
+  %result = call ptr @array(ptr %third, i64 2)
+  %rows = alloca i64
+  store i64 %n, ptr %rows
+  %columns = alloca i64
+  store i64 %k, ptr %columns
+  %info = alloca i64
+  store i64 0, ptr %info
+  %square = mul i64 %n, %n
+  %bytes = mul i64 %square, ITEM
+  call void @llvm.memcpy.p0.p0.i64(ptr %factors, ptr %matrix, i64 %bytes, i1 false)
+  call void @KINDgetrf(ptr %rows, ptr %rows, ptr %factors, ptr %rows, ptr %swaps, ptr %info)
+  %failed = load INT, ptr %info
+  %good = icmp eq INT %failed, 0
+  br i1 %good, label %solve, label %bad
+bad:
+  call void @PyErr_SetString(ptr @singular_error, ptr @singular)
+  ret ptr null
+solve:
+  call void @across(ptr %given_side, ptr %side, i64 %n, i64 %k)
+  call void @KINDgetrs(ptr @turned, ptr %rows, ptr %columns, ptr %factors, ptr %rows, ptr %swaps,
+    ptr %side, ptr %rows, ptr %info, i64 1)
+  call void @across(ptr %side, ptr %result, i64 %k, i64 %n)
+  call void @Py_IncRef(ptr @none)
+  ret ptr @none
+}
+"""
+
+
+def integer() -> Any:
+    """The dtype of LAPACK's integers."""
+    known = _library()
+    assert known is not None
+    return np.dtype(known[2])

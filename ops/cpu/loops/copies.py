@@ -1,0 +1,164 @@
+"""Copies of large arrays, which threads share: what joins and reshapes arrays does little else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from ostinato.ops.core.graph import Builder, Graph
+from ostinato.ops.core.spec import DType, Shape, Spec
+from ostinato.ops.cpu.jit.llvm import why_not
+from ostinato.ops.cpu.jit.sequence import at_place
+
+from .flat import SHARE, loops_over, native_kernel, strides_over
+
+LEAST = 1 << 20  # bytes that are worth threads
+_WORDS: dict[int, DType] = {
+    1: np.dtype(np.uint8),
+    2: np.dtype(np.uint16),
+    4: np.dtype(np.uint32),
+    8: np.dtype(np.uint64),
+}
+
+Copy = Callable[..., None]
+
+
+def copying(
+    shape: Shape,
+    item: int,
+    source: Sequence[int],
+    target: Sequence[int],
+    threads: int,
+    share: int = SHARE,
+) -> Copy | None:
+    """The function of two arrays that lie so, which copies the first one's elements, of so many bytes;
+    None for those that no register holds. They stay in the last cache if they are no larger than such a
+    part of it."""
+    if item not in _WORDS or why_not():
+        return None
+    builder = Builder([Spec(shape, _WORDS[item])])
+    body = builder.graph([builder.call("astype", 0, dtype=_WORDS[item])])
+    return native_kernel(body, shape, [source, target], threads, share=share)
+
+
+def in_rows(
+    body: Graph, shape: Shape, arrays: Sequence[Any], threads: int, axes: int
+) -> Copy | None:
+    """The kernel of a body that reduces the last axes, over which some operand has steps, as slices of pictures
+    have: these operands are copied in order first."""
+    count = len(body.inputs)
+    copies, looks = list[tuple[int, Copy, Any]](), list(arrays)
+    for k, x in enumerate(arrays[:count]):
+        rows = np.broadcast_to(x, (*x.shape[:-axes], *shape[-axes:]))
+        if len(loops_over(rows.shape[-axes:], [rows.strides[-axes:]]).extents) == 1:
+            continue
+        looks[k] = np.empty(rows.shape, rows.dtype)
+        copy = copying(rows.shape, rows.itemsize, rows.strides, looks[k].strides, threads)
+        if copy is None:
+            return None
+        copies.append((k, copy, looks[k]))
+    kernel = native_kernel(body, shape, strides_over(body, shape, looks, axes), threads, axes)
+    if kernel is None:  # a result has steps, too
+        return None
+
+    def in_turn(*given: Any) -> None:
+        operands = list(given)
+        for k, copy, room in copies:
+            copy(given[k], room)
+            operands[k] = room
+        kernel(*operands)
+
+    return in_turn
+
+
+class Piece(NamedTuple):
+    """A part of a result, and the operand that is there; or the value that is everywhere in it."""
+
+    operand: int  # -1 for none
+    at: tuple[slice, ...] = ()
+    value: Any = 0
+    place: int = -1  # the operand that says at which place along an axis ...
+    axis: int = 0
+    picks: bool = False  # ... of the operand, or else of the result
+    adds: bool = False  # the operand to what is there
+
+    def of(self, operands: Sequence[Any]) -> list[Any]:
+        """What of these it is made of."""
+        return [operands[k] for k in (self.operand, self.place) if k >= 0]
+
+
+class Pieces:
+    """A function that puts a result together; it knows the kernel of each piece."""
+
+    def __init__(self, parts: Sequence[tuple[Copy, Piece]]) -> None:
+        self.parts = parts
+
+    def __call__(self, *arrays: Any) -> None:
+        *xs, out = arrays
+        for kernel, piece in self.parts:
+            kernel(*piece.of(xs), out[piece.at])
+
+
+def in_pieces(
+    pieces: Sequence[Piece], arrays: Sequence[Any], threads: int, often: bool = False
+) -> Copy | None:
+    """The function of operands that lie so and the result, if there is much to copy, or it is done
+    `often`, and all of the result is here."""
+    *xs, out = arrays
+    if out.nbytes < LEAST and not often:
+        return None
+    if any(xs[p.operand].dtype != out.dtype for p in pieces if p.operand >= 0):
+        return None
+    parts = []
+    for piece in pieces:
+        to = out[piece.at]
+        if piece.operand < 0:
+            kernel = _filling(to, piece.value, threads)
+        elif piece.place >= 0:
+            kernel = _at_index(piece, xs[piece.operand], xs[piece.place], to, threads)
+        else:
+            x = xs[piece.operand]
+            if x.size != to.size or (x.shape != to.shape and not to.flags.c_contiguous):
+                return None
+            kernel = copying(x.shape, x.itemsize, x.strides, to.reshape(x.shape).strides, threads)
+        if kernel is None:
+            return None
+        if to.size:
+            parts.append((kernel, piece))
+    whole = len(parts) == 1 and not parts[0][1].at
+    return parts[0][0] if whole else Pieces(parts)
+
+
+def _at_index(piece: Piece, x: Any, index: Any, out: Any, threads: int) -> Copy | None:
+    """The function of an array, one place along an axis, and the result, that lie so."""
+    whole = x if piece.picks else out
+    size, step = whole.shape[piece.axis], whole.strides[piece.axis]
+    if index.ndim or index.dtype != np.int64 or not size:
+        return None
+    first = whole[(*(slice(None),) * piece.axis, 0)]
+    source, target = (first, out) if piece.picks else (x, first)
+    if source.shape != target.shape:
+        return None
+    if piece.adds:
+        builder = Builder([Spec(x.shape, x.dtype)] * 2)
+        body = builder.graph([builder.call("add", 0, 1)])
+        lies = [source.strides, target.strides, target.strides]
+        kernel = native_kernel(body, x.shape, lies, threads) if x.dtype.kind in "iuf" else None
+    else:
+        kernel = copying(source.shape, x.itemsize, source.strides, target.strides, threads)
+    return None if kernel is None else at_place(kernel, size, step, piece.picks, piece.adds)
+
+
+def _filling(out: Any, value: Any, threads: int) -> Copy | None:
+    """The function of an array that lies so, which has this value everywhere from then on."""
+    if out.itemsize not in _WORDS or why_not():
+        return None
+    word = _WORDS[out.itemsize]
+    bits = int(np.asarray(value).astype(out.dtype).view(word))
+    builder = Builder([])
+    number = builder.call("constant", value=bits, dtype=word)
+    body = builder.graph(
+        [builder.add("astype", [number], {"dtype": word}, [Spec(out.shape, word)])[0]]
+    )
+    return native_kernel(body, out.shape, [out.strides], threads)

@@ -1,0 +1,903 @@
+"""Kernels as machine code: a chain of elementwise operations in one loop, made with LLVM.
+
+A kernel's text depends on what it computes, on dtypes, and on how operands are repeated, but not on
+extents, so that few kernels serve many shapes. llvm.py makes a function of it that Python calls
+directly, with arrays; parallel.py shares large ones among threads."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.spec import DType, Shape, bool_
+from ostinato.ops.cpu.jit.emitter import (
+    compensated,
+    first_of,
+    has_order,
+    joined,
+    memory_type,
+    ordered,
+    start_of,
+    unordered,
+    whole_of,
+)
+from ostinato.ops.cpu.jit.llvm import function_of, vector_bits
+from ostinato.ops.cpu.jit.parallel import around
+from ostinato.ops.cpu.jit.scalar import lower, numbers
+from ostinato.ops.cpu.jit.values import Lines, Value, cast, literal, llvm_type
+from ostinato.ops.random_bits import number_at, numbers_in
+
+from .labels import SHORT, SUMS, Nest
+from .schedules import TURNS, WAITING, nest_text
+from .stages import CHUNK, Facts, chunk_units, facts
+
+GRAIN = 1 << 18  # elements times operations that are worth waking a thread
+BLOCK = 16384  # elements that one turn sums
+# Elements; and bytes between neighbours, from which tiles pay.
+LEAST_TILED, FAR_APART = 1 << 14, 256
+TILE_ROWS, TILE_COLUMNS = 64, 64
+FEW_BESIDE = 4  # turns of an innermost loop that is written out ...
+MANY_TURNS = 64  # ... where the next one has so many
+FEW_APART = 4  # elements from one to the next in operands that are put side by side first ...
+NEAR = 16  # ... if these are fewer bytes, or it is every second one, and ...
+MANY_APART = 128  # ... a loop has so many turns
+SHARE = 4  # of the last cache: what is larger than its fourth part does not stay there
+
+
+@dataclass(frozen=True, slots=True)
+class Loops:
+    """Extents and, for each operand, strides of a nest of loops; neighbours that can be are one."""
+
+    extents: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+    tiled: tuple[int, int, int] | None = None  # if the last two loops make a tile: which loop goes
+    # from row to row of tiles (from column to column the third last one does), and the extents of all
+    # of a few elements that are done together in each turn of the last loop: where each operand lies
+    beside: tuple[tuple[int, ...], ...] = ()
+
+
+def loops_over(shape: Shape, strides: Sequence[Sequence[int]], apart: int = -1) -> Loops:
+    """The fewest loops that visit all elements, in the order of the result; the axis `apart` begins
+    a loop of its own.
+    """
+    extents: list[int] = []
+    steps: list[list[int]] = [[] for _ in strides]
+    for d, n in enumerate(shape):
+        if n == 1 and len(shape) > 1 and d != apart:
+            continue
+        joins = (
+            bool(extents)
+            and d != apart
+            and all(mine[-1] == own[d] * n for mine, own in zip(steps, strides, strict=True))
+        )
+        for mine, own in zip(steps, strides, strict=True):
+            if joins:
+                mine[-1] = own[d]
+            else:
+                mine.append(own[d])
+        if joins:
+            extents[-1] *= n
+        else:
+            extents.append(n)
+    if not extents:
+        extents, steps = [1], [[0] for _ in strides]
+    return Loops(tuple(extents), tuple(map(tuple, steps)))
+
+
+def in_tiles(loops: Loops, sizes: Sequence[int]) -> Loops:
+    """Loops of which some operand is a transpose, so that its lines of the cache are used up before they
+    go; the same for others. `sizes` are the bytes of their elements.
+    """
+    last = len(loops.extents) - 1
+    whole = math.prod(loops.extents)
+    for size, steps in zip(sizes, loops.strides, strict=True):
+        if last < 1 or whole < LEAST_TILED or abs(steps[last]) < FAR_APART:
+            continue
+        for d in range(last):
+            if abs(steps[d]) == size and loops.extents[d] > 1:
+                return _tiled(loops, d)
+    return loops
+
+
+def all_beside(loops: Loops) -> Loops:
+    """Loops of which the innermost has so few turns, as the channels of a picture, that they are written
+    one after the other, and the next loop is the one that has vectors."""
+    *outer, count = loops.extents
+    if not outer or count > FEW_BESIDE or outer[-1] < MANY_TURNS:
+        return loops
+    beside = tuple(tuple(c * steps[-1] for steps in loops.strides) for c in range(count))
+    return Loops(tuple(outer), tuple(steps[:-1] for steps in loops.strides), None, beside)
+
+
+def _tiled(loops: Loops, d: int) -> Loops:
+    def outer(n: int, size: int) -> int:
+        return -(-n // size)
+
+    *others, columns = loops.extents
+    rows = others[d]
+    others[d] = outer(rows, TILE_ROWS)
+    extents = (*others, outer(columns, TILE_COLUMNS), TILE_ROWS, TILE_COLUMNS)
+    strides = []
+    for *steps, along in loops.strides:
+        down = steps[d]
+        steps[d] *= TILE_ROWS
+        strides.append((*steps, along * TILE_COLUMNS, down, along))
+    return Loops(extents, tuple(strides), (d, rows, columns))
+
+
+# -- text ----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """A reduction in a kernel: what goes in, how it is combined, where it goes."""
+
+    out: int  # which result
+    value: Value
+    kind: str  # sum, max or min
+    dtype: DType
+    divisor: int = -1  # which of the kernel's numbers
+
+    @property
+    def start(self) -> str:
+        return literal(start_of(self.kind, self.dtype), self.dtype)
+
+    @property
+    def compensated(self) -> bool:
+        return self.kind == "sum" and self.dtype.kind == "f"
+
+    @property
+    def ordered(self) -> bool:
+        return has_order(self.kind, self.dtype)
+
+    @property
+    def inside(self) -> tuple[DType, str]:
+        """The dtype of a chunk's sum, and its start."""
+        if not self.ordered:
+            return self.dtype, self.start
+        dtype = whole_of(self.dtype)
+        return dtype, literal(first_of(self.kind, dtype), dtype)
+
+
+def kernel_text(body: Graph, loops: Loops, share: int = SHARE) -> str:
+    """A module in LLVM's language: `body` for some turns, `task` for a thread's share, `finish` for
+    what is put together at the end, and `run` for Python.
+    """
+    return f"{kernel_code(body, loops, share)}\n{around(len(body.inputs) + len(body.outputs))}"
+
+
+def kernel_code(body: Graph, loops: Loops, share: int = SHARE) -> str:
+    """`body` and `finish`.
+
+    A turn is an element, a row of the innermost loop where there are more, or a block of elements
+    where all of them are reduced."""
+    dtypes = [s.dtype for s in (*body.inputs, *body.out_specs)]
+    many, last = len(dtypes), len(loops.extents) - 1
+    lines, hoisted, loads = Lines(), list[str](), list[str]()
+    known = {v: n for n, v in enumerate(numbers(body))}
+    counted = numbers_in(body)
+    past, apart = streams(body, loops, share), _apart(body, loops)
+    stores, sums, written = list[str](), list[_Sum](), list[tuple[int, DType]]()
+    for first in range(many, many * (1 + len(loops.beside)), many) if loops.beside else (0,):
+        values: list[Value] = []
+        for k, s in enumerate(body.inputs):
+            step = loops.strides[k][-1]
+            text = loads if step else hoisted
+            if k in counted:
+                values.append(_number(lines, text, first + k, s.dtype, step))
+            elif k in apart:
+                values.append(_load(lines, text, k, s.dtype, s.dtype.itemsize, "near"))
+            else:
+                values.append(_load(lines, text, first + k, s.dtype, step))
+        for node in body.nodes:
+            ins, dtype = [values[v] for v in node.inputs], node.specs[0].dtype
+            if node.op == "constant" and len(values) in known:
+                values.append(Value(lines, f"%known{known[len(values)]}", dtype))
+            elif node.op == "constant":
+                values.append(lines.constant(node.kw["value"], dtype))
+            elif node.op in SUMS:
+                values.append(cast(ins[0], dtype))
+            else:
+                values.append(lower(node.op, ins, dtype))
+        for k, v in enumerate(body.outputs, len(body.inputs)):
+            maker = body.nodes[body.producers[v]] if body.producers[v] >= 0 else None
+            if maker is not None and maker.op in SUMS:
+                kind = "sum" if maker.op == "mean" else maker.op
+                sums.append(_Sum(k, values[v], kind, maker.specs[0].dtype, known.get(v, -1)))
+            else:
+                step = loops.strides[k][-1]
+                _store(stores, first + k, values[v], step, "tile" if past else "p")
+                written.append((k, dtypes[k]))
+    blocks = bool(sums) and last == 0
+    data = _data(body, known, _meta_of(many, last))
+    room = _meta_of(many, last) + len(known)  # for partial results
+    once, each, after = _places(loops, many)
+    short = last > 0 and loops.extents[-1] <= SHORT
+    extent = str(loops.extents[-1]) if short else "%extent"
+    code = [
+        "define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %thread) {",
+        "entry:",
+        *(f"  %m{k} = getelementptr i64, ptr %meta, i64 {k}" for k in range(3 + last)),
+        "  %extent = load i64, ptr %m2",
+        *(f"  %e{d} = load i64, ptr %m{3 + d}" for d in range(last)),
+        *data,
+        *once,
+        *(_buffers("buffer", written) if past else []),
+        *_buffers("beside", [(k, dtypes[k]) for k in apart]),
+    ]
+    turns = last > 0 or blocks
+    if turns:
+        code += [
+            "  %some = icmp slt i64 %lo, %hi",
+            "  br i1 %some, label %row, label %end",
+            "row:",
+            "  %o = phi i64 [%lo, %entry], [%o1, %rowend]",
+        ]
+    begin, stop = ("0", extent) if last else ("%lo", "%hi")
+    start = "row" if turns else "entry"
+    code += each
+    for c, offsets in enumerate(
+        loops.beside, 1
+    ):  # steps that are known make vectors of what is beside
+        for k, offset in enumerate(offsets):
+            code.append(f"  %p{c * many + k} = getelementptr i8, ptr %p{k}, i64 {offset}")
+            code.append(f"  %step{c * many + k} = add i64 {loops.strides[k][-1]}, 0")
+    if loops.tiled is not None:
+        code += _inside_tile(last, loops.tiled[0], room)
+        stop, start = "%stop", "inside"
+    code += hoisted
+    if blocks:
+        code += [
+            f"  %begin = mul i64 %o, {BLOCK}",
+            f"  %full = add i64 %begin, {BLOCK}",
+            "  %least = icmp slt i64 %full, %extent",
+            "  %stop = select i1 %least, i64 %full, i64 %extent",
+        ]
+        begin, stop = "%begin", "%stop"
+    work = [*loads, *lines.text]
+    near = _brought_near(apart, dtypes)
+    lines.declared |= {_picking(step, dtypes[k]) for k, step in apart.items()}
+    if sums:
+        code += _reduced(lines, sums, near, work, stores, begin, stop, short)
+        code += _partials(sums, blocks, room)
+    elif past or near:
+        code += _tile_by_tile(near, work, stores, written if past else (), begin, stop, start)
+        lines.declared |= {_STREAM} if past else set()
+    else:
+        code += [
+            f"  %any = icmp slt i64 {begin}, {stop}",
+            "  br i1 %any, label %loop, label %rowend",
+            "loop:",
+            f"  %i = phi i64 [{begin}, %{start}], [%i1, %loop]",
+            *work,
+            *stores,
+            "  %i1 = add nsw i64 %i, 1",
+            f"  %more = icmp slt i64 %i1, {stop}",
+            "  br i1 %more, label %loop, label %rowend, !llvm.loop !0",
+        ]
+    code.append("rowend:")
+    if turns:
+        code += [
+            *after,
+            "  %o1 = add nsw i64 %o, 1",
+            "  %rest = icmp slt i64 %o1, %hi",
+            "  br i1 %rest, label %row, label %end",
+        ]
+    else:
+        code.append("  br label %end")
+    fence = (
+        ["  fence seq_cst"] if past else []
+    )  # stores past the caches are in no order with others
+    code += ["end:", *fence, "  ret void", "}"]
+    code += _finish(lines, sums if blocks else [], data, room)
+    return "\n".join([*sorted(lines.declared), *code])
+
+
+def _places(loops: Loops, many: int) -> tuple[list[str], list[str], list[str]]:
+    """Where each operand begins in a turn: what is found out once, in each turn, and at its end,
+    when the outermost loops' counters go on like those of a clock.
+    """
+    last = len(loops.extents) - 1
+    once, each, after = list[str](), list[str](), list[str]()
+    if last:
+        once.append(f"  %r{last} = add i64 %lo, 0")
+        for d in reversed(range(1, last)):
+            once += [f"  %f{d} = urem i64 %r{d + 1}, %e{d}", f"  %r{d} = udiv i64 %r{d + 1}, %e{d}"]
+        once.append("  %f0 = add i64 %r1, 0")
+        each += [f"  %x{d} = phi i64 [%f{d}, %entry], [%n{d}, %rowend]" for d in range(last)]
+        after.append(f"  %u{last - 1} = add i64 %x{last - 1}, 1")
+        for d in reversed(range(1, last)):
+            after += [
+                f"  %over{d} = icmp eq i64 %u{d}, %e{d}",
+                f"  %n{d} = select i1 %over{d}, i64 0, i64 %u{d}",
+                f"  %carry{d} = zext i1 %over{d} to i64",
+                f"  %u{d - 1} = add i64 %x{d - 1}, %carry{d}",
+            ]
+        after.append("  %n0 = add i64 %u0, 0")
+    for k in range(many):
+        at = _meta_of(k, last)
+        once.append(f"  %q{k}_0 = load ptr, ptr {_slot('%data', k, 'ptr', once)}")
+        for d in range(last):
+            once.append(f"  %s{k}_{d} = load i64, ptr {_slot('%meta', at + d, 'i64', once)}")
+            each.append(f"  %w{k}_{d} = mul i64 %s{k}_{d}, %x{d}")
+            each.append(f"  %q{k}_{d + 1} = getelementptr i8, ptr %q{k}_{d}, i64 %w{k}_{d}")
+        once.append(f"  %step{k} = load i64, ptr {_slot('%meta', at + last, 'i64', once)}")
+        each.append(f"  %p{k} = getelementptr i8, ptr %q{k}_{last}, i64 0")
+    return once, each, after
+
+
+def _inside_tile(last: int, d: int, room: int) -> list[str]:
+    """Leaves out the rows of a tile that are none of the operand's, and its columns."""
+    return [
+        f"  %rows_p = getelementptr i64, ptr %meta, i64 {room}",
+        "  %rows = load i64, ptr %rows_p",
+        f"  %columns_p = getelementptr i64, ptr %meta, i64 {room + 1}",
+        "  %columns = load i64, ptr %columns_p",
+        f"  %above = mul i64 %x{d}, {TILE_ROWS}",
+        f"  %here = add i64 %above, %x{last - 1}",
+        f"  %before = mul i64 %x{last - 2}, {TILE_COLUMNS}",
+        "  %left = sub i64 %columns, %before",
+        f"  %few = icmp slt i64 %left, {TILE_COLUMNS}",
+        f"  %stop = select i1 %few, i64 %left, i64 {TILE_COLUMNS}",
+        "  %in = icmp slt i64 %here, %rows",
+        "  br i1 %in, label %inside, label %rowend",
+        "inside:",
+    ]
+
+
+def _meta_of(k: int, last: int) -> int:
+    """Where the meta array has an operand's strides. Before them: turns, threads, the
+    innermost extent, the other extents; behind them numbers, and room for partial results.
+    """
+    return 3 + last + k * (1 + last)
+
+
+def _data(body: Graph, known: Mapping[int, int], begin: int) -> list[str]:
+    """Loads of the numbers that are data: `%known0`, ..."""
+    code = list[str]()
+    for v, n in known.items():
+        kind = llvm_type(body.specs[v].dtype)
+        code += [
+            f"  %known{n}_p = getelementptr i64, ptr %meta, i64 {begin + n}",
+            f"  %known{n} = load {kind}, ptr %known{n}_p",
+        ]
+    return code
+
+
+# -- reductions ----------------------------------------------------------------------------
+def _reduced(
+    lines: Lines,
+    sums: Sequence[_Sum],
+    near: Sequence[str],
+    work: Sequence[str],
+    stores: Sequence[str],
+    begin: str,
+    stop: str,
+    short: bool,
+) -> list[str]:
+    """A turn: chunks, whose sums are free in order, and their sum, which is compensated."""
+    inside, between = Lines(), Lines()
+    inside.count = lines.count
+    accumulated = []
+    for n, s in enumerate(sums):
+        value, total = (
+            Value(inside, s.value.name, s.dtype),
+            Value(inside, f"%acc{n}", s.inside[0]),
+        )
+        if s.ordered:
+            value = ordered(s.kind, value)
+        # within a chunk the order is free, so that lanes can share it
+        accumulated.append(joined(s.kind, total, value, "reassoc"))
+    between.count = inside.count
+    made = [Value(between, a.name, a.dtype) for a in accumulated]
+    made = [unordered(a) if s.ordered else a for s, a in zip(sums, made, strict=True)]
+    totals = [_onto(between, s, n, made[n].name) for n, s in enumerate(sums)]
+    lines.count = between.count
+    lines.declared |= inside.declared | between.declared
+    code = [
+        f"  %any = icmp slt i64 {begin}, {stop}",
+        "  br i1 %any, label %chunk, label %summed",
+        "chunk:",
+        f"  %c = phi i64 [{begin}, %row], [%cend, %chunkend]",
+    ]
+    code += [
+        *_carried(sums, totals, "tot", "lost", "row", "chunkend"),
+        f"  %cfull = add i64 %c, {SHORT if short else CHUNK}",
+        f"  %cless = icmp slt i64 %cfull, {stop}",
+        f"  %cend = select i1 %cless, i64 %cfull, i64 {stop}",
+        *near,
+        "  br label %loop",
+        "loop:",
+        "  %i = phi i64 [%c, %chunk], [%i1, %loop]",
+    ]
+    for n, s in enumerate(sums):
+        dtype, start = s.inside
+        again = accumulated[n].name
+        code.append(f"  %acc{n} = phi {llvm_type(dtype)} [{start}, %chunk], [{again}, %loop]")
+    code += [
+        *work,
+        *inside.text,
+        *stores,
+        "  %i1 = add nsw i64 %i, 1",
+        "  %more = icmp slt i64 %i1, %cend",
+        "  br i1 %more, label %loop, label %chunkend, !llvm.loop !0",
+        "chunkend:",
+        *between.text,
+        f"  %cmore = icmp slt i64 %cend, {stop}",
+        "  br i1 %cmore, label %chunk, label %summed",
+        "summed:",
+        *_ended(sums, totals, "row", "chunkend"),
+    ]
+    return code
+
+
+def _carried(
+    sums: Sequence[_Sum],
+    totals: Sequence[tuple[str, str]],
+    total: str,
+    lost: str,
+    before: str,
+    back: str,
+) -> list[str]:
+    """Totals and what rounding lost, as they come into a block of code from two others."""
+    code = []
+    for n, s in enumerate(sums):
+        kind, (made, kept) = llvm_type(s.dtype), totals[n]
+        code.append(f"  %{total}{n} = phi {kind} [{s.start}, %{before}], [{made}, %{back}]")
+        if s.compensated:
+            zero = literal(0, s.dtype)
+            code.append(f"  %{lost}{n} = phi {kind} [{zero}, %{before}], [{kept}, %{back}]")
+    return code
+
+
+def _ended(
+    sums: Sequence[_Sum], totals: Sequence[tuple[str, str]], before: str, back: str
+) -> list[str]:
+    """The sums after a loop, named `_total` of each."""
+    code = _carried(sums, totals, "sum", "rest", before, back)
+    for n, s in enumerate(sums):
+        if s.compensated:
+            code.append(f"  {_total(s, n)} = fadd {llvm_type(s.dtype)} %sum{n}, %rest{n}")
+    return code
+
+
+def _total(s: _Sum, n: int) -> str:
+    return f"%all{n}" if s.compensated else f"%sum{n}"
+
+
+def _onto(lines: Lines, s: _Sum, n: int, more: str) -> tuple[str, str]:
+    """The total with one more, and what rounding lost."""
+    total, value = Value(lines, f"%tot{n}", s.dtype), Value(lines, more, s.dtype)
+    if not s.compensated:
+        return joined(s.kind, total, value).name, ""
+    made, kept = compensated(total, Value(lines, f"%lost{n}", s.dtype), value)
+    return made.name, kept.name
+
+
+def _final(lines: list[str], s: _Sum, n: int) -> str:
+    """The name of a finished sum."""
+    name = _total(s, n)
+    if s.divisor < 0:
+        return name
+    lines.append(f"  %mean{n} = fdiv {llvm_type(s.dtype)} {name}, %known{s.divisor}")
+    return f"%mean{n}"
+
+
+def _partials(sums: Sequence[_Sum], blocks: bool, room: int) -> list[str]:
+    """A turn's results: to their place, or, where blocks are put together later, to a waiting room."""
+    code: list[str] = []
+    if blocks:
+        code.append("  %turns = load i64, ptr %meta")
+    for n, s in enumerate(sums):
+        kind = llvm_type(s.dtype)
+        if not blocks:
+            name = _final(code, s, n)
+            code.append(f"  store {kind} {name}, ptr %p{s.out}, align {s.dtype.itemsize}")
+            continue
+        code += _waiting(n, room)
+        code.append(f"  store {kind} {_total(s, n)}, ptr %wait{n}, align 8")
+    return [*code, "  br label %rowend"]
+
+
+def _waiting(n: int, room: int) -> list[str]:
+    """Where turn %o's part of a sum waits: behind the meta array's facts."""
+    return [
+        f"  %room{n} = mul i64 %turns, {n}",
+        f"  %seat{n} = add i64 %room{n}, %o",
+        f"  %spot{n} = add i64 %seat{n}, {room}",
+        f"  %wait{n} = getelementptr i64, ptr %meta, i64 %spot{n}",
+    ]
+
+
+def _finish(lines: Lines, sums: Sequence[_Sum], data: Sequence[str], room: int) -> list[str]:
+    """Puts the blocks' results together, in their order."""
+    code = ["define internal void @finish(ptr %data, ptr %meta) {", "entry:", *data]
+    if not sums:
+        return [*code, "  ret void", "}"]
+    between = Lines()
+    totals = [_onto(between, s, n, f"%part{n}") for n, s in enumerate(sums)]
+    lines.declared |= between.declared
+    code += [
+        "  %turns = load i64, ptr %meta",
+        "  %any = icmp slt i64 0, %turns",
+        "  br i1 %any, label %loop, label %summed",
+        "loop:",
+        "  %o = phi i64 [0, %entry], [%o1, %loop]",
+        *_carried(sums, totals, "tot", "lost", "entry", "loop"),
+    ]
+    for n, s in enumerate(sums):
+        code += _waiting(n, room)
+        code.append(f"  %part{n} = load {llvm_type(s.dtype)}, ptr %wait{n}, align 8")
+    code += [
+        *between.text,
+        "  %o1 = add nsw i64 %o, 1",
+        "  %more = icmp slt i64 %o1, %turns",
+        "  br i1 %more, label %loop, label %summed",
+        "summed:",
+        *_ended(sums, totals, "entry", "loop"),
+    ]
+    for n, s in enumerate(sums):
+        kind = llvm_type(s.dtype)
+        name = _final(code, s, n)
+        base = _slot("%data", s.out, "ptr", code)
+        code += [
+            f"  %to{n} = load ptr, ptr {base}",
+            f"  store {kind} {name}, ptr %to{n}, align {s.dtype.itemsize}",
+        ]
+    return [*code, "  ret void", "}"]
+
+
+# -- large results -------------------------------------------------------------------------
+TILE = 1024  # elements that are made in cache before they go to memory
+ROW = 4  # tiles that a row has at the least
+
+
+@lru_cache(1)
+def _last_cache() -> int:
+    """Its bytes; those of a small one if the system does not say."""
+    try:
+        found = os.sysconf("SC_LEVEL3_CACHE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        found = 0
+    return found if found > 0 else 32 << 20
+
+
+def _apart(body: Graph, loops: Loops) -> dict[int, int]:
+    """Operands whose neighbours are a few elements from each other, as the channels of a picture are or
+    every second number: how many. They are put side by side chunk by chunk, whose loop then has vectors.
+    """
+    if loops.tiled is not None or loops.beside or loops.extents[-1] < MANY_APART:
+        return {}
+    nowhere, found = numbers_in(body), {}
+    for k, s in enumerate(body.inputs):
+        step, over = divmod(loops.strides[k][-1], s.dtype.itemsize)
+        near = step == 2 or step * s.dtype.itemsize < NEAR
+        if k not in nowhere and not over and near and 1 < step <= FEW_APART:
+            found[k] = step
+    return found
+
+
+def streams(body: Graph, loops: Loops, share: int = SHARE) -> bool:
+    """Whether results go to memory past the caches: where no cache holds them anyway, a store that
+    reads the line first, to write a part of it, moves half as many bytes again.
+    """
+    if any(n.op in SUMS for n in body.nodes) or loops.extents[-1] < ROW * TILE or loops.beside:
+        return False
+    specs, nowhere, apart = (*body.inputs, *body.out_specs), numbers_in(body), _apart(body, loops)
+    lies = [
+        (s.dtype.itemsize, own, k in apart)
+        for k, (s, own) in enumerate(zip(specs, loops.strides, strict=True))
+        if k not in nowhere
+    ]
+    if any(own[-1] not in (0, size) for size, own, brought in lies if not brought):
+        return False
+    moved = sum(
+        size * math.prod(n for n, step in zip(loops.extents, own, strict=True) if step)
+        for size, own, _ in lies
+    )
+    return share * moved > _last_cache()
+
+
+def _buffers(name: str, wanted: Sequence[tuple[int, DType]]) -> list[str]:
+    return [f"  %{name}{k} = alloca [{TILE} x {memory_type(t)}], align 64" for k, t in wanted]
+
+
+def _brought_near(apart: Mapping[int, int], dtypes: Sequence[DType]) -> list[str]:
+    """For a chunk from %c to %cend: what operands have in it, side by side."""
+    code = ["  %many = sub i64 %cend, %c", "  %ago = sub i64 0, %c"] if apart else []
+    for k, step in apart.items():
+        kind = memory_type(dtypes[k])
+        code += [
+            f"  %skip{k} = mul i64 %c, {step}",
+            f"  %there{k} = getelementptr {kind}, ptr %p{k}, i64 %skip{k}",
+            f"  call void @pick{step}_{kind}(ptr %beside{k}, ptr %there{k}, i64 %many) noinline",
+            f"  %near{k} = getelementptr {kind}, ptr %beside{k}, i64 %ago",
+        ]
+    return code
+
+
+def _picking(step: int, dtype: DType) -> str:
+    """A function that copies every so manieth element. A vector of them is picked from a few that are
+    read whole; one more element follows, so that nothing behind the last one is read."""
+    kind, lanes = memory_type(dtype), min(16, 64 // dtype.itemsize)
+    whole, places = f"<{step * lanes} x {kind}>", ", ".join(f"i32 {step * n}" for n in range(lanes))
+    return f"""
+define internal void @pick{step}_{kind}(ptr %to, ptr %from, i64 %count) {{
+entry:
+  %least = icmp slt i64 {lanes}, %count
+  br i1 %least, label %vector, label %rest
+vector:
+  %i = phi i64 [0, %entry], [%i1, %vector]
+  %over = mul i64 %i, {step}
+  %at = getelementptr {kind}, ptr %from, i64 %over
+  %read = load {whole}, ptr %at, align {dtype.itemsize}
+  %made = shufflevector {whole} %read, {whole} poison, <{lanes} x i32> <{places}>
+  %there = getelementptr {kind}, ptr %to, i64 %i
+  store <{lanes} x {kind}> %made, ptr %there, align {dtype.itemsize}
+  %i1 = add i64 %i, {lanes}
+  %next = add i64 %i1, {lanes}
+  %more = icmp slt i64 %next, %count
+  br i1 %more, label %vector, label %rest
+rest:
+  %k = phi i64 [0, %entry], [%i1, %vector], [%k1, %one]
+  %left = icmp slt i64 %k, %count
+  br i1 %left, label %one, label %end
+one:
+  %skip = mul i64 %k, {step}
+  %source = getelementptr {kind}, ptr %from, i64 %skip
+  %x = load {kind}, ptr %source, align {dtype.itemsize}
+  %target = getelementptr {kind}, ptr %to, i64 %k
+  store {kind} %x, ptr %target, align {dtype.itemsize}
+  %k1 = add i64 %k, 1
+  br label %rest
+end:
+  ret void
+}}
+"""
+
+
+def _tile_by_tile(
+    near: Sequence[str],
+    work: Sequence[str],
+    stores: Sequence[str],
+    written: Sequence[tuple[int, DType]],
+    begin: str,
+    stop: str,
+    start: str,
+) -> list[str]:
+    """What is read has been brought near, and what is `written` is made in a buffer, then copied; these
+    tiles begin where the first result's lines do."""
+    code = []
+    if written:
+        first, size = written[0][0], written[0][1].itemsize
+        code = [f"  %from = ptrtoint ptr %p{first} to i64", f"  %skew = udiv i64 %from, {size}"]
+    code += [
+        f"  %any = icmp slt i64 {begin}, {stop}",
+        "  br i1 %any, label %tile, label %rowend",
+        "tile:",
+        f"  %c = phi i64 [{begin}, %{start}], [%cend, %made]",
+        f"  %cplace = add i64 %c, {'%skew' if written else 0}",
+        f"  %cwhole = and i64 %cplace, {-TILE}",
+        f"  %cstart = sub i64 %cwhole, {'%skew' if written else 0}",
+        f"  %cfull = add i64 %cstart, {TILE}",
+        f"  %cless = icmp slt i64 %cfull, {stop}",
+        f"  %cend = select i1 %cless, i64 %cfull, i64 {stop}",
+        "  %count = sub i64 %cend, %c",
+        "  %back = sub i64 0, %c",
+    ]
+    for k, t in written:
+        code += [
+            f"  %to{k} = getelementptr {memory_type(t)}, ptr %p{k}, i64 %c",
+            f"  %bytes{k} = mul i64 %count, {t.itemsize}",
+            f"  %tile{k} = getelementptr {memory_type(t)}, ptr %buffer{k}, i64 %back",
+        ]
+    code += near
+    code += ["  br label %loop", "loop:", "  %i = phi i64 [%c, %tile], [%i1, %loop]"]
+    code += [
+        *work,
+        *stores,
+        "  %i1 = add nsw i64 %i, 1",
+        "  %more = icmp slt i64 %i1, %cend",
+        "  br i1 %more, label %loop, label %made, !llvm.loop !0",
+        "made:",
+    ]
+    code += [
+        f"  call void @stream(ptr %to{k}, ptr %buffer{k}, i64 %bytes{k}) noinline"
+        for k, _ in written
+    ]
+    return [
+        *code,
+        f"  %again = icmp slt i64 %cend, {stop}",
+        "  br i1 %again, label %tile, label %rowend",
+    ]
+
+
+_STREAM = """
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+define internal void @stream(ptr %to, ptr %from, i64 %bytes) {
+entry:
+  %at = ptrtoint ptr %to to i64
+  %minus = sub i64 0, %at
+  %gap = and i64 %minus, 63
+  %short = icmp ult i64 %gap, %bytes
+  %head = select i1 %short, i64 %gap, i64 %bytes
+  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %head, i1 false)
+  %rest = sub i64 %bytes, %head
+  %lines = and i64 %rest, -64
+  %end = add i64 %head, %lines
+  %some = icmp ult i64 %head, %end
+  br i1 %some, label %line, label %tail
+line:
+  %k = phi i64 [%head, %entry], [%k1, %line]
+  %source = getelementptr i8, ptr %from, i64 %k
+  %target = getelementptr i8, ptr %to, i64 %k
+  %whole = load <16 x i32>, ptr %source, align 4
+  store <16 x i32> %whole, ptr %target, align 64, !nontemporal !3
+  %k1 = add i64 %k, 64
+  %more = icmp ult i64 %k1, %end
+  br i1 %more, label %line, label %tail
+tail:
+  %left = sub i64 %bytes, %end
+  %after = getelementptr i8, ptr %to, i64 %end
+  %last = getelementptr i8, ptr %from, i64 %end
+  call void @llvm.memcpy.p0.p0.i64(ptr %after, ptr %last, i64 %left, i1 false)
+  ret void
+}
+!3 = !{i32 1}
+"""
+
+
+# -- loads and stores ----------------------------------------------------------------------
+def _slot(base: str, k: int, kind: str, lines: list[str]) -> str:
+    name = f"%g{len(lines)}"
+    lines.append(f"  {name} = getelementptr {kind}, ptr {base}, i64 {k}")
+    return name
+
+
+def _address(text: list[str], k: int, dtype: DType, step: int, base: str = "p") -> str:
+    if step == 0:
+        return f"%p{k}"
+    if step == dtype.itemsize:
+        kind = "i8" if dtype == bool_ else llvm_type(dtype)
+        text.append(f"  %a{k} = getelementptr {kind}, ptr %{base}{k}, i64 %i")
+    else:
+        # LLVM makes vectors of what is backwards, if it knows
+        known = str(step) if step == -dtype.itemsize else f"%step{k}"
+        text.append(f"  %b{k} = mul nsw i64 {known}, %i")
+        text.append(f"  %a{k} = getelementptr i8, ptr %p{k}, i64 %b{k}")
+    return f"%a{k}"
+
+
+def _load(lines: Lines, text: list[str], k: int, dtype: DType, step: int, base: str = "p") -> Value:
+    address = _address(text, k, dtype, step, base)
+    kind = "i8" if dtype == bool_ else llvm_type(dtype)
+    text.append(
+        f"  %l{k} = load {kind}, ptr {address}, align {dtype.itemsize}, !llvm.access.group !1"
+    )
+    if dtype != bool_:
+        return Value(lines, f"%l{k}", dtype)
+    text.append(f"  %l{k}b = icmp ne i8 %l{k}, 0")
+    return Value(lines, f"%l{k}b", dtype)
+
+
+def _number(lines: Lines, text: list[str], k: int, dtype: DType, step: int) -> Value:
+    """Which one an element is among all: the first one's number, and how far it is from there."""
+    address = _address(text, k, np.dtype(np.int8) if step == 1 else dtype, step)
+    return number_at(lines, text, f"n{k}", f"%q{k}_0", address)
+
+
+def _store(text: list[str], k: int, value: Value, step: int, base: str) -> None:
+    name, kind = value.name, llvm_type(value.dtype)
+    if value.dtype == bool_:
+        text.append(f"  %z{k} = zext i1 {name} to i8")
+        name, kind = f"%z{k}", "i8"
+    address = _address(text, k, value.dtype, step, base)
+    size = value.dtype.itemsize
+    text.append(f"  store {kind} {name}, ptr {address}, align {size}, !llvm.access.group !1")
+
+
+def native_kernel(
+    body: Graph,
+    shape: Shape,
+    strides: Sequence[Sequence[int]],
+    threads: int,
+    axes: int = 0,
+    share: int = SHARE,
+) -> Callable[..., None] | None:
+    """The kernel for operands and results that lie so, called as `kernel(*operands, *results)`.
+
+    `shape` is that of the elements on this worker, `strides` are of all operands and results, in
+    bytes along each axis of the shape (0 along what a result is reduced over: the last `axes` of
+    them). None if they lie so that rows are no single loop."""
+    apart = len(shape) - axes if axes else -1
+    loops = loops_over(shape, strides, apart)
+    if axes and math.prod(shape[apart:]) != loops.extents[-1]:
+        return None
+    if axes and loops.extents[:-1] and math.prod(loops.extents[:-1]) == 1:  # one row: in blocks
+        loops = Loops(loops.extents[-1:], tuple(s[-1:] for s in loops.strides))
+    if not axes and not numbers_in(body):
+        loops = all_beside(loops)
+    if not axes and not loops.beside:
+        loops = in_tiles(loops, [s.dtype.itemsize for s in (*body.inputs, *body.out_specs)])
+    text = kernel_text(body, loops, share)
+    size = math.prod(loops.extents)
+    worth = size * max(1, len(loops.beside)) * max(1, len(body.nodes)) // GRAIN
+    last = len(loops.extents) - 1
+    if last == 0:
+        turns = -(-size // BLOCK) if axes else size
+    else:
+        turns = math.prod(loops.extents[:-1])
+    # threads: none for what is too short to let other Python threads run meanwhile
+    meta = [turns, min(threads, worth, turns), loops.extents[-1], *loops.extents[:-1]]
+    for steps in loops.strides:
+        meta += steps
+    meta += numbers(body).values()
+    meta += loops.tiled[1:] if loops.tiled is not None else ()
+    if last == 0 and axes:
+        meta += [0] * (turns * len(body.outputs))
+    return function_of(text, np.array(meta, np.int64))
+
+
+def strides_over(
+    body: Graph, shape: Shape, arrays: Sequence[Any], axes: int
+) -> list[tuple[int, ...]]:
+    """Of operands and results along each axis of the elements, of which the last `axes` are reduced."""
+    found = []
+    for array, v in zip(arrays, (*range(len(body.inputs)), *body.outputs), strict=True):
+        k = body.producers[v]
+        if axes and k >= 0 and body.nodes[k].op in SUMS:
+            found.append((*array.strides, *[0] * axes))
+        else:
+            found.append(np.broadcast_to(array, shape).strides)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """How a nest is shared: turns, units of each, threads, and the bytes that all of them need."""
+
+    turns: int
+    each: int
+    threads: int
+    bytes: int
+
+
+def crew_of(nest: Nest, told: Facts, threads: int) -> Crew:
+    """Turns depend on extents only."""
+    work = sum(
+        math.prod(nest.extents[x] for x in nest.iterates(k)) for k in range(len(nest.body.nodes))
+    )
+    turns, each = told.units, 1
+    if told.waiting:
+        step = chunk_units(nest)
+        most = max(1, min(TURNS, WAITING // told.waiting, -(-told.units // step)))
+        each = max(step, -(-told.units // most // step) * step)
+        turns = -(-told.units // each)
+    threads = min(threads, work // GRAIN, turns)
+    needed = max(threads, 1) * told.room + turns * told.waiting + 64
+    return Crew(turns, each, threads, needed)
+
+
+def nest_kernel(nest: Nest, threads: int, scratch: Sequence[Any] = ()) -> Callable[..., None]:
+    """The kernel of a nest of stages, called as `kernel(*operands, *results)`; it works in memory
+    that is given, if that is enough.
+    """
+    told = facts(nest)
+    crew = crew_of(nest, told, threads)
+    room = scratch[0] if scratch and scratch[0].nbytes >= crew.bytes else None
+    if room is None:
+        room = np.empty(crew.bytes, np.int8)
+    start = -(-room.ctypes.data // 64) * 64
+    waiting = start + max(crew.threads, 1) * told.room
+    front = [crew.turns, crew.threads, told.units, crew.each]
+    front += [start, told.room, waiting, told.waiting]
+    return function_of(nest_module(nest), np.array([*front, *told.values], np.int64), room)
+
+
+def nest_module(nest: Nest) -> str:
+    """Its whole text, for this machine's vectors."""
+    return f"{nest_text(nest, vector_bits())}\n{around(len(nest.strides))}"

@@ -1,0 +1,657 @@
+"""Kernels in stages: reductions, products and what is made of them, block after block of rows.
+
+A kernel's values run over labelled indices, as the ops' index rules connect them. The `rows` are
+labels that every operation has: they are what is cut in time, into units, and shared among threads.
+In a unit, stage follows stage, and what lies between stays in cache:
+
+    distances -> argmin -> one_hot -> matmul        rows: i; k, d are short; lanes along i
+    max -> exp -> sum -> divide  (softmax)          rows: i; lanes along j
+
+Each stage is a nest of loops, the innermost along the `lane`: the rows themselves where all else
+is short (a unit is then up to 256 rows), or else the index with most of the work. What is
+reduced over rows is summed in chunks, whose sums are added with compensation, turn by turn; turns
+depend on extents only, so the number of threads changes no bit."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ostinato.ops.core.graph import Node
+from ostinato.ops.core.spec import DType, bool_, int64
+from ostinato.ops.cpu.jit.emitter import (
+    Code,
+    compensated,
+    first_of,
+    has_order,
+    joined,
+    memory_type,
+    ordered,
+    start_of,
+    unordered,
+    whole_of,
+)
+from ostinato.ops.cpu.jit.scalar import lower, numbers
+from ostinato.ops.cpu.jit.values import Value, cast, fma, llvm_type, where
+from ostinato.ops.random_bits import number_at, numbers_in
+
+from .labels import PICKS, PRODUCTS, REDUCING, SHORT, SOURCES, VIEWS, Nest, Reduction
+
+CHUNK, ROWS = 1024, 256  # elements whose order of summing is free; rows that are summed in one go
+UNROLLED = 16
+LINE = 64  # bytes of a line of the cache
+
+
+# -- what a kernel is told -----------------------------------------------------------------
+FRONT = 8  # turns, threads, units, units of a turn; address and bytes of a thread's, a turn's room
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The meta array of a kernel: where it has which number, and the numbers behind its front."""
+
+    places: dict[tuple[str, int, int], int]
+    values: list[int]
+    room: int  # bytes that a thread needs
+    waiting: int  # bytes that a turn's sums need
+    units: int
+
+
+def chunk_units(nest: Nest) -> int:
+    """How many units are summed in one go."""
+    return CHUNK // nest.lanes if nest.across else ROWS
+
+
+def facts(nest: Nest) -> Facts:
+    places: dict[tuple[str, int, int], int] = {}
+    values: list[int] = []
+
+    def put(value: int, kind: str, a: int, b: int = -1) -> int:
+        places[kind, a, b] = FRONT + len(values)
+        values.append(value)
+        return value
+
+    for label, n in enumerate(nest.extents):
+        put(n, "extent", label)
+    for k, lies in enumerate(nest.strides):
+        for label, step in lies.items():
+            put(step, "stride", k, label)
+    for v, bits in numbers(nest.body).items():
+        put(bits, "number", v)
+    room = waiting = 0
+    for v in sorted(nest.held):
+        put(room, "held", v)
+        room += nest.room(v)
+    for v in nest.gathered:
+        put(nest.volume(v), "count", v)
+        double = 2 if nest.reductions[v].kind == "moments" else 1
+        put(room, "part", v)
+        put(room + nest.room(v), "part2", v)
+        room += double * nest.room(v)
+        put(waiting, "total", v)
+        put(waiting + double * nest.room(v), "lost", v)
+        waiting += 2 * double * nest.room(v)
+        put(waiting, "done", v)
+        waiting += 64
+    steps = {nest.lane: nest.lanes} if nest.across else {}
+    units = math.prod(-(-nest.extents[x] // steps.get(x, 1)) for x in nest.rows)
+    return Facts(places, values, room, waiting, units)
+
+
+Env = dict[int, str]
+
+
+class Writer:
+    """Writes the stages of a unit."""
+
+    def __init__(self, nest: Nest, bits: int) -> None:
+        self.nest = nest
+        self.bits = bits  # of a vector
+        self.body = nest.body
+        self.numbers = numbers_in(nest.body)
+        self.facts = facts(nest)
+        self.code = Code()
+        self.outer = self.code.lines.text  # where what does not depend on the lane goes
+        self.memo: dict[tuple[int, tuple[str, ...]], Value] | None = None  # within a lane
+        self.known: set[str] = set()  # names that the entry defines
+        self.begins: Env = {}  # where a unit begins, along its rows
+        self.bases: list[str] = []  # what lies in this thread's room
+
+    # -- facts
+    def fact(self, kind: str, a: int, b: int = -1) -> str:
+        """A number from the meta array, loaded once at the entry."""
+        return self.at_entry(self.facts.places[kind, a, b], "i64")
+
+    def at_entry(self, place: int, kind: str) -> str:
+        key = f"%meta_{place}"
+        if key not in self.known:
+            self.known.add(key)
+            self.code.entry += [
+                f"  {key}_p = getelementptr i64, ptr %meta, i64 {place}",
+                f"  {key} = load {kind}, ptr {key}_p",
+            ]
+        return key
+
+    def number(self, v: int) -> Value | None:
+        """What the kernel is told of a constant's value, or of a mean's divisor."""
+        place = self.facts.places.get(("number", v, -1))
+        if place is None:
+            return None
+        dtype = self.body.specs[v].dtype
+        return Value(self.code.lines, self.at_entry(place, llvm_type(dtype)), dtype)
+
+    def extent(self, label: int) -> str:
+        n = self.nest.extents[label]
+        return str(n) if self.is_short(label) else self.fact("extent", label)
+
+    def is_short(self, label: int) -> bool:
+        return label not in self.nest.rows and label != self.nest.lane and (
+            self.nest.extents[label] <= SHORT
+        )  # fmt: skip
+
+    # -- addresses
+    def held_at(self, v: int, env: Env, base: str = "") -> str:
+        """The address of a held value's element."""
+        nest, code = self.nest, self.code
+        index = "0"
+        for x in nest.inner(v):
+            n = str(nest.lanes) if x == nest.lane and nest.across else self.extent(x)
+            index = env[x] if index == "0" else code.sum(code.times(index, n), env[x])
+        base = base or self.base("held", v)
+        kind = memory_type(self.body.specs[v].dtype)
+        return code.let(f"getelementptr {kind}, ptr {base}, i64 {index}", "a")
+
+    def base(self, kind: str, v: int) -> str:
+        """Where something of this thread (held, part) or of this turn (total, lost) begins."""
+        key = f"%{kind}_{v}"
+        if key not in self.known:
+            self.known.add(key)
+            offset = self.fact(kind, v)
+            if kind in ("held", "part", "part2"):
+                self.bases.append(f"  {key} = getelementptr i8, ptr %room, i64 {offset}")
+        return key
+
+    def place(self, a: int, env: Env) -> str:
+        """The address of an operand's or result's element."""
+        nest, code = self.nest, self.code
+        v = a if a < nest.operands else self.body.outputs[a - nest.operands]
+        dtype = self.body.specs[v].dtype
+        at = f"%at_{a}"
+        lane = nest.lane if nest.lane in nest.strides[a] else -1
+        for x in nest.strides[a]:
+            if x != lane and (x not in nest.rows):
+                step = code.times(env[x], self.fact("stride", a, x))
+                at = code.let(f"getelementptr i8, ptr {at}, i64 {step}", "a")
+        if lane >= 0:
+            if nest.strides[a][lane] == dtype.itemsize:
+                return code.let(
+                    f"getelementptr {memory_type(dtype)}, ptr {at}, i64 {env[lane]}", "a"
+                )
+            step = code.times(env[lane], self.fact("stride", a, lane))
+            return code.let(f"getelementptr i8, ptr {at}, i64 {step}", "a")
+        return at
+
+    def load(self, address: str, dtype: DType) -> Value:
+        name = self.code.let(
+            f"load {memory_type(dtype)}, ptr {address}, align {dtype.itemsize}, !llvm.access.group !1"
+        )
+        if dtype == bool_:
+            name = self.code.let(f"icmp ne i8 {name}, 0")
+        return Value(self.code.lines, name, dtype)
+
+    def store(self, value: Value, address: str) -> None:
+        name, kind = value.name, value.kind
+        if value.dtype == bool_:
+            name, kind = self.code.let(f"zext i1 {name} to i8"), "i8"
+        size = value.dtype.itemsize
+        self.code.add(f"store {kind} {name}, ptr {address}, align {size}, !llvm.access.group !1")
+
+    # -- values
+    def value(self, v: int, env: Env) -> Value:
+        """A value's element; what does not depend on the lane is found out before its loop."""
+        nest, lines = self.nest, self.code.lines
+        if self.memo is None:
+            return self._value(v, env)
+        key = (v, tuple(env[x] for x in nest.labels(v) if x in env))
+        if key not in self.memo:
+            here = lines.text
+            if nest.lane not in nest.labels(v):
+                lines.text = self.outer
+            self.memo[key] = self._value(v, env)
+            lines.text = here
+        return self.memo[key]
+
+    def _value(self, v: int, env: Env) -> Value:
+        if v in self.nest.held:
+            return self.load(self.held_at(v, env), self.body.specs[v].dtype)
+        return self.made(v, env)
+
+    def made(self, v: int, env: Env) -> Value:
+        """From memory, or from other values."""
+        dtype = self.body.specs[v].dtype
+        if v in self.numbers:
+            name = self.code.name("n").removeprefix("%")
+            text = self.code.lines.text
+            return number_at(self.code.lines, text, name, f"%data_{v}", self.place(v, env))
+        if v < self.nest.operands:
+            return self.load(self.place(v, env), dtype)
+        node = self.body.nodes[self.body.producers[v]]
+        if node.op in VIEWS:
+            return self.value(node.inputs[0], env)
+        if node.op == "iota":
+            label = self.nest.dims[v][node.kw["axis"]]
+            return cast(self.index(label, env), dtype)
+        if node.op in SOURCES:
+            told = self.number(v)
+            return self.code.lines.constant(node.kw["value"], dtype) if told is None else told
+        if node.op in PICKS:
+            return self.picked(node, env)
+        if node.op == "put_along_axis":
+            return self.put(v, node, env)
+        return lower(node.op, [self.value(u, env) for u in node.inputs], dtype)
+
+    def picked(self, node: Node, env: Env) -> Value:
+        """A value's element where another value says; it is made there, if it is not in memory."""
+        x, places = node.inputs
+        label = self.nest.dims[x][node.kw["axis"]]
+        if label is None:
+            return self.value(x, env)
+        index = self.place_along(label, places, env)
+        outer, memo = self.outer, self.memo
+        # what depends on this index comes behind it, and nobody else's values are those
+        self.outer, self.memo = self.code.lines.text, None if memo is None else dict(memo)
+        found = self.value(x, {**env, label: index.name})
+        self.outer, self.memo = outer, memo
+        return found
+
+    def put(self, v: int, node: Node, env: Env) -> Value:
+        """An element, and what is added to one of each line."""
+        x, places, more = node.inputs
+        whole, added = self.value(x, env), self.value(more, env)
+        label = self.nest.dims[v][node.kw["axis"]]
+        if label is None:
+            return whole + added
+        here = self.place_along(label, places, env) == self.index(label, env)
+        return where(here, whole + added, whole)
+
+    def place_along(self, label: int, places: int, env: Env) -> Value:
+        """An index from the front, which is known to be inside."""
+        index = cast(self.value(places, env), int64)
+        size = Value(self.code.lines, self.extent(label), int64)
+        return where(index < 0, index + size, index)
+
+    def index(self, label: int | None, env: Env) -> Value:
+        """Where an element is along a label; a unit's rows begin somewhere."""
+        name = "0" if label is None else env.get(label, "0")
+        if label in self.begins:
+            name = self.code.sum(self.begins[label], name)
+        return Value(self.code.lines, name, int64)
+
+    def factors(self, v: int, dtype: DType, env: Env) -> tuple[Value, Value] | None:
+        """Two values whose product this one is, to be added at once."""
+        k = self.body.producers[v]
+        while k >= 0 and v not in self.nest.held and self.body.nodes[k].op in VIEWS:
+            v = self.body.nodes[k].inputs[0]
+            k = self.body.producers[v]
+        if k < 0 or v in self.nest.held or dtype.kind != "f":
+            return None
+        node = self.body.nodes[k]
+        if node.op not in ("multiply", "square"):
+            return None
+        ins = node.inputs
+        if any(self.body.specs[u].dtype != dtype for u in ins):
+            return None
+        return self.value(ins[0], env), self.value(ins[-1], env)
+
+    @contextlib.contextmanager
+    def lanes(self, size: int, begin: str = "0", end: str = "") -> Iterator[Env]:
+        """The innermost loop, along the lane; what is invariant is written before it."""
+        code, nest = self.code, self.nest
+        end = end or ("%count" if nest.across else self.extent(nest.lane))
+        before, inside = code.lines.text, list[str]()
+        memo, outer = self.memo, self.outer
+        self.outer, self.memo = before, {}
+        # the header is written behind the invariants
+        n = code.names = code.names + 1
+        code.lines.text = inside
+        yield {nest.lane: f"%lane_{n}"}
+        code.lines.text = before
+        vectors = nest.extents[nest.lane] * size // (self.bits // 8)
+        few = 2 - vectors % 2 if not nest.across and 0 < vectors < 4 else 0
+        with code.loop(begin, end, lanes=size, vectors=few) as i:
+            code.add(f"%lane_{n} = add i64 {i}, 0")
+            before.extend(inside)
+        self.memo, self.outer = memo, outer
+
+    @contextlib.contextmanager
+    def over(self, labels: Sequence[int], env: Env) -> Iterator[Env]:
+        """Loops over labels, one in the other."""
+        with contextlib.ExitStack() as stack:
+            found = dict(env)
+            for x in labels:
+                found[x] = stack.enter_context(self.code.loop("0", self.extent(x)))
+            yield found
+
+    def pieces(self, label: int) -> Iterator[tuple[bool, list[str]]]:
+        """An index in steps of UNROLLED: each time whether it is the only one, and the indices."""
+        code = self.code
+        if not self.is_short(label):
+            with code.loop("0", self.extent(label)) as i:
+                yield False, [i]
+            return
+        n = self.nest.extents[label]
+        whole = n - n % UNROLLED
+        if whole == UNROLLED:
+            yield n == whole, [str(k) for k in range(whole)]
+        elif whole:
+            with code.loop("0", str(whole), UNROLLED) as i:
+                yield False, [code.sum(i, str(k)) for k in range(UNROLLED)]
+        if n > whole:
+            yield not whole, [str(k) for k in range(whole, n)]
+
+    # -- combining
+    def start(self, r: Reduction, dtype: DType) -> Value:
+        return self.code.lines.constant(start_of(r.kind, dtype), dtype)
+
+    def joined(self, kind: str, a: Value, b: Value, free: bool = False) -> Value:
+        return joined(kind, a, b, "reassoc contract" if free else "")
+
+    def added(self, r: Reduction, total: Value, env: Env, free: bool) -> Value:
+        """The total with one more. Products are added without being rounded first."""
+        ins, dtype, lines = r.node.inputs, total.dtype, self.code.lines
+        pair: tuple[Value, Value] | None = None
+        if r.node.op in PRODUCTS:
+            a, b = (cast(self.value(u, env), dtype) for u in ins)
+            pair = a, b
+        elif r.kind == "sum":
+            pair = self.factors(ins[0], dtype, env)
+        if pair is None:
+            return self.joined(r.kind, total, cast(self.value(ins[0], env), dtype), free)
+        a, b = pair
+        if dtype.kind != "f":
+            return self.joined("sum", total, a * b)
+        if free:
+            product = lines.write(f"fmul contract {a.kind} {a.name}, {b.name}", dtype)
+            return self.joined("sum", total, product, free)
+        return fma(a, b, total)
+
+    def better(
+        self, kind: str, best: Value, position: Value, x: Value, i: str
+    ) -> tuple[Value, Value]:
+        """The first best so far; NaN beats all, as in NumPy."""
+        wins = x > best if kind == "argmax" else x < best
+        if x.dtype.kind == "f":
+            wins = (wins | (x != x)) & (best == best)
+        index = Value(self.code.lines, i, int64)
+        return where(wins, x, best), where(wins, index, position)
+
+    # -- stages
+    def unit(self) -> None:
+        """All stages of one unit."""
+        nest, body = self.nest, self.body
+        for v in sorted(nest.held - nest.packed):
+            if v < nest.operands:
+                self.hold(v)
+        for k in range(len(body.nodes)):
+            for v in body.outs(k):
+                if v in nest.reductions:
+                    self.reduce(v)
+                elif v in nest.held and body.nodes[k].op not in REDUCING:
+                    self.hold(v)
+        for a, v in enumerate(body.outputs, nest.operands):
+            if not nest.gathers(v):
+                self.write(v, a)
+
+    def along(self, v: int) -> contextlib.AbstractContextManager[Env]:
+        """The lanes, if a value has them."""
+        if self.nest.lane not in self.nest.labels(v):
+            return contextlib.nullcontext({})
+        return self.lanes(self.body.specs[v].dtype.itemsize)
+
+    def apart(self, v: int) -> list[int]:
+        return [x for x in self.nest.inner(v) if x != self.nest.lane]
+
+    def hold(self, v: int) -> None:
+        if v < self.nest.operands and (column := self.columns(v)) is not None:
+            self.transpose(v, column)
+            return
+        with self.over(self.apart(v), {}) as env, self.along(v) as lane:
+            here = env | lane
+            self.store(self.made(v, here), self.held_at(v, here))
+
+    def columns(self, a: int) -> int | None:
+        """The label along which the rows of an operand or a result are contiguous and short."""
+        nest = self.nest
+        v = a if a < nest.operands else self.body.outputs[a - nest.operands]
+        dtype = self.body.specs[v].dtype
+        if not nest.across or nest.lane not in nest.strides[a] or dtype == bool_:
+            return None
+        for x, step in nest.strides[a].items():
+            if step == dtype.itemsize and self.is_short(x) and dtype.itemsize in (4, 8):
+                return x
+        return None
+
+    def transpose(self, v: int, column: int) -> None:
+        """Rows of an operand as lanes: squares of vectors, halved again and again."""
+        nest, code, dtype = self.nest, self.code, self.body.specs[v].dtype
+        kind, size = llvm_type(dtype), 64 // dtype.itemsize
+        vector = f"<{size} x {kind}>"
+        each = max(
+            1, LINE // (nest.extents[column] * dtype.itemsize)
+        )  # rows of a line of the cache
+        with self.over([x for x in self.apart(v) if x != column], {}) as env:
+            last = code.let("sub i64 %count, 1")
+            ahead = code.times(self.fact("stride", v, nest.lane), str(nest.lanes))
+            with code.loop("0", "%count", size) as row:
+                rows = [code.least(code.sum(row, str(k)), last) for k in range(size)]
+                for begin in range(0, nest.extents[column], size):
+                    width = min(size, nest.extents[column] - begin)
+                    here = [self.place(v, {**env, nest.lane: r, column: str(begin)}) for r in rows]
+                    for at in here[::each]:  # the next unit's, while this one is computed
+                        code.fetch(code.let(f"getelementptr i8, ptr {at}, i64 {ahead}", "a"))
+                    found = [code.some(at, vector, width, size, dtype) for at in here]
+                    found = code.turned(found, vector)
+                    for k in range(width):
+                        at = self.held_at(v, {**env, nest.lane: row, column: str(begin + k)})
+                        code.add(f"store {vector} {found[k]}, ptr {at}, align 64")
+
+    def transpose_back(self, v: int, a: int, column: int) -> None:
+        """Lanes as rows of a result; the last ones element by element."""
+        nest, code, dtype = self.nest, self.code, self.body.specs[v].dtype
+        kind, size = llvm_type(dtype), 64 // dtype.itemsize
+        vector = f"<{size} x {kind}>"
+        with self.over([x for x in self.apart(v) if x != column], {}) as env:
+            whole = code.let(f"and i64 %count, {-size}")
+            with code.loop("0", whole, size) as row:
+                for begin in range(0, nest.extents[column], size):
+                    width = min(size, nest.extents[column] - begin)
+                    lanes = [
+                        self.held_at(v, {**env, nest.lane: row, column: str(begin + k)})
+                        for k in range(width)
+                    ]
+                    found = [code.let(f"load {vector}, ptr {at}, align 64") for at in lanes]
+                    found += [found[0]] * (size - width)
+                    for k, made in enumerate(code.turned(found, vector)):
+                        here = {**env, nest.lane: code.sum(row, str(k)), column: str(begin)}
+                        code.keep_some(made, self.place(a, here), vector, width, size, dtype)
+            with (
+                code.loop("0", str(nest.extents[column])) as i,
+                self.lanes(dtype.itemsize, whole) as lane,
+            ):
+                here = {**env, **lane, column: i}
+                self.store(self.value(v, here), self.place(a, here))
+
+    def write(self, v: int, a: int) -> None:
+        """A result to its place."""
+        if v in self.nest.held and (column := self.columns(a)) is not None:
+            self.transpose_back(v, a, column)
+            return
+        with self.over(self.apart(v), {}) as env, self.along(v) as lane:
+            here = env | lane
+            self.store(self.value(v, here), self.place(a, here))
+
+    def reduce(self, first: int) -> None:
+        r = self.nest.reductions[first]
+        if self.nest.lane not in r.over:
+            self.reduce_aside(first, r)
+        elif r.kind in ("argmin", "argmax"):
+            self.find_along(first, r)
+        else:
+            self.reduce_along(first, r)
+
+    def targets(self, first: int, r: Reduction) -> tuple[list[int], str]:
+        """The values that a reduction makes, and where they wait."""
+        many = len(r.node.specs)
+        values = [first + j for j in range(many)]
+        return values, "part" if self.nest.gathers(first) else "held"
+
+    def reduce_aside(self, first: int, r: Reduction) -> None:
+        """Over other labels than the lane: element by element of the lane."""
+        nest, body = self.nest, self.body
+        values, home = self.targets(first, r)
+        gathers = home == "part"
+        over = sorted(x for x in r.over if x not in nest.rows)
+        outer, last = over[:-1], over[-1] if over else None
+        short = last is None or (self.is_short(last) and nest.extents[last] <= UNROLLED)
+        alone = not gathers and not outer and short
+        dtypes = [body.specs[v].dtype for v in values]
+
+        def addresses(env: Env) -> list[str]:
+            return [self.held_at(v, env, self.base(home, v)) for v in values]
+
+        def begin() -> list[Value]:
+            found = [self.start(r, dtypes[0])]
+            return [*found, self.code.lines.constant(0, int64)] if len(values) > 1 else found
+
+        def step(env: Env, indices: Sequence[str], total: list[Value]) -> list[Value]:
+            for i in indices:
+                here = env if last is None else {**env, last: i}
+                if len(total) == 1:
+                    total = [self.added(r, total[0], here, False)]
+                else:
+                    x = self.value(r.node.inputs[0], here)
+                    total = list(self.better(r.kind, total[0], total[1], x, i))
+            return total
+
+        def keep(total: list[Value], at: list[str]) -> None:
+            for value, address in zip(total, at, strict=True):
+                self.store(value, address)
+
+        with self.over(self.apart(first), {}) as env:
+            if not gathers and not alone:
+                with self.along(first) as lane:
+                    keep(begin(), addresses(env | lane))
+            with self.over(outer, env) as inside:
+                pieces = [(True, ["0"])] if last is None else self.pieces(last)
+                for _, indices in pieces:
+                    with self.along(first) as lane:
+                        here = inside | lane
+                        at = addresses(here)
+                        total = begin() if alone else list(map(self.load, at, dtypes))
+                        total = step(here, indices, total)
+                        keep(
+                            [self.shared(first, total[0])] if alone and len(total) == 1 else total,
+                            at,
+                        )
+            if not gathers and not alone and self.number(first) is not None:
+                with self.along(first) as lane:
+                    at = addresses(env | lane)
+                    keep([self.shared(first, self.load(at[0], dtypes[0]))], at)
+
+    def shared(self, v: int, total: Value) -> Value:
+        """Of a mean, the total's share."""
+        count = self.number(v)
+        return total if count is None else total / count
+
+    def reduce_along(self, first: int, r: Reduction) -> None:
+        """Over the lane, and perhaps more; several results at a time."""
+        nest, code = self.nest, self.code
+        dtype = self.body.specs[first].dtype
+        _, home = self.targets(first, r)
+        over = sorted(x for x in r.over if x not in nest.rows and x != nest.lane)
+        apart = self.apart(first)
+        long = r.kind == "sum" and dtype.kind == "f" and not nest.across
+
+        def totals(indices: Sequence[Env], begin: str = "0", end: str = "") -> list[str]:
+            if has_order(r.kind, dtype):
+                return [self.best_along(r.kind, r.node.inputs[0], over, i) for i in indices]
+            cells = [code.cell(dtype) for _ in indices]
+            for cell in cells:
+                code.put(cell, self.start(r, dtype))
+            with self.over(over, {}) as env, self.lanes(dtype.itemsize, begin, end) as lane:
+                for cell, more in zip(cells, indices, strict=True):
+                    code.put(cell, self.added(r, code.get(cell, dtype), env | lane | more, True))
+            return cells
+
+        def in_chunks(indices: Sequence[Env]) -> list[str]:
+            """Sums of CHUNK elements, added with compensation."""
+            sums = [code.cell(dtype) for _ in indices]
+            lost = [code.cell(dtype) for _ in indices]
+            for cell in (*sums, *lost):
+                code.put(cell, self.start(r, dtype))
+            with code.loop("0", self.extent(nest.lane), CHUNK) as i:
+                end = code.least(code.sum(i, str(CHUNK)), self.extent(nest.lane))
+                for s, gone, cell in zip(sums, lost, totals(indices, i, end), strict=True):
+                    more = code.get(cell, dtype)
+                    made, kept = compensated(code.get(s, dtype), code.get(gone, dtype), more)
+                    code.put(s, made)
+                    code.put(gone, kept)
+            for s, gone in zip(sums, lost, strict=True):
+                code.put(s, code.get(s, dtype) + code.get(gone, dtype))
+            return sums
+
+        with self.over(apart[:-1], {}) as env:
+            pieces = self.pieces(apart[-1]) if apart else [(True, [""])]
+            for _, names in pieces:
+                indices = [{**env, apart[-1]: i} if apart else env for i in names]
+                for cell, here in zip(
+                    (in_chunks if long else totals)(indices), indices, strict=True
+                ):
+                    at = self.held_at(first, here, self.base(home, first))
+                    total = code.get(cell, dtype)
+                    if home == "part":
+                        self.store(self.joined(r.kind, self.load(at, dtype), total), at)
+                    else:
+                        self.store(self.shared(first, total), at)
+
+    def best_along(self, kind: str, x: int, over: Sequence[int], fixed: Env) -> str:
+        """A cell with the best of a value's floats along the lane and others, NaN before all."""
+        code, dtype = self.code, self.body.specs[x].dtype
+        whole = whole_of(dtype)
+        most, found = code.cell(whole), code.cell(dtype)
+        code.put(most, code.lines.constant(first_of(kind, whole), whole))
+        with self.over(over, {}) as env, self.lanes(dtype.itemsize) as lane:
+            more = ordered(kind, self.value(x, fixed | env | lane))
+            code.put(most, self.joined(kind, code.get(most, whole), more))
+        code.put(found, unordered(code.get(most, whole)))
+        return found
+
+    def find_along(self, first: int, r: Reduction) -> None:
+        """The best along the lane, then the first position that has it."""
+        code, x = self.code, r.node.inputs[0]
+        dtype = self.body.specs[first].dtype
+        kind = "max" if r.kind == "argmax" else "min"
+        with self.over(self.apart(first), {}) as env:
+            position = code.cell(int64)
+            code.put(position, code.lines.constant(2**62, int64))
+            if has_order(kind, dtype):
+                best = self.best_along(kind, x, (), env)
+            else:
+                best = code.cell(dtype)
+                code.put(best, self.start(r, dtype))
+                with self.lanes(dtype.itemsize) as lane:
+                    more = self.value(x, env | lane)
+                    code.put(best, self.joined(kind, code.get(best, dtype), more))
+            found = code.get(best, dtype)
+            with self.lanes(dtype.itemsize) as lane:
+                element = self.value(x, env | lane)
+                hit = element == found
+                if dtype.kind == "f":
+                    hit = hit | ((element != element) & (found != found))
+                index = Value(code.lines, lane[self.nest.lane], int64)
+                candidate = where(hit, index, 2**62)
+                code.put(position, self.joined("min", code.get(position, int64), candidate))
+            for v, cell, dtype_of in ((first, best, dtype), (first + 1, position, int64)):
+                self.store(code.get(cell, dtype_of), self.held_at(v, env))

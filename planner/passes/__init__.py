@@ -1,0 +1,1 @@
+"""What is decided: one pass a file, Graph -> Graph."""

@@ -1,0 +1,581 @@
+"""A split in time: a part of a graph runs block after block of an index, so that what lies between
+never exists as a whole.
+
+before, with a memory limit                      after
+(%0: float32[n,4], %1: float32[k,4])             (%0: float32[n,4], %1: float32[k,4])
+%2 = matmul(%0, %1.T) : float32[n,k]             %2 = blocks(%0, %1; turns=16, body={
+%3 = exp(%2) : float32[n,k]                          ... the same three nodes, cut into 16 turns
+%4 = sum(%3; axes=(0,)) : float32[k]                 })
+return %4                                        return %2
+
+A turn is one more mesh axis (see ops/control.py), so the rules are those of a cut in space: an
+index that is parallel is written side by side, one that is reduced leaves addends, one that is
+whole ends the part. The pass is not idempotent: what was split is not split again.
+
+A part grows from a value and one of its axes: along the nodes that keep the index, and back to what
+is only read in blocks. Of a few such parts, and of a few numbers of turns, the cheapest that fits
+is taken; if one is not enough, more follow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ostinato.ops.collective import COLLECTIVES, STORED
+from ostinato.ops.core.graph import Builder, Graph, Node
+from ostinato.ops.core.index import Indices, Reach
+from ostinato.ops.core.layout import BLOCKS, Layout, Partial
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import Spec
+from ostinato.planner.plan import Target, local_bytes, peak_bytes
+from ostinato.planner.rewrite import Values, map_bodies, rebuild
+
+from .fuse import fuse
+from .layouts import Way, _extents, _may_split, _way
+from .memory import CONTROL, assign_memory, leading
+from .overlap import overlap
+
+READ_BYTES = 32 << 20  # of a file at once
+MOST_TURNS = 4096
+TRIED = 128  # turns at which a part shows whether it is worth while
+SEEDS = 8  # values from which parts grow
+PARTS = 8  # that one graph is split into
+TURN_BYTES = 20_000  # what could be moved while one node starts
+_ALONE = (
+    *COLLECTIVES,
+    *CONTROL,
+    "narrow",
+    "relayout",
+    "start",
+    "wait",
+    "barrier",
+    "constant",
+    "read",
+    *STORED,
+)
+
+
+def split_time(graph: Graph, target: Target, donated: Sequence[int] = ()) -> Graph:
+    """The pass; nothing unless the plan reads files, or needs more memory than it may."""
+    limit = target.memory_limit
+    before = graph
+    if target.numerics == "any-workers" and (
+        any(s.layout is not None and s.layout.stored for s in graph.inputs)
+        or (limit is not None and peak(graph, target, donated) > limit)
+    ):
+        graph = in_fixed_blocks(graph)
+    found = _split(graph, target, donated, limit)
+    return before if found is graph else found
+
+
+def _split(graph: Graph, target: Target, donated: Sequence[int], limit: int | None) -> Graph:
+    if limit is None:
+        return streamed(graph, target, READ_BYTES, READ_BYTES)
+    size = min(READ_BYTES, max(limit // 8, 1))
+    if streamed(graph, target, size, size) == graph:
+        return _within(graph, target, donated, limit)
+    for shrink in (1, 4, 16, 64):
+        for keep in (size, 0, math.inf):
+            found = streamed(graph, target, size // shrink, keep)
+            if peak(found, target, donated) <= limit:
+                return found
+    return _within(streamed(graph, target, size, 0), target, donated, limit)
+
+
+def _within(graph: Graph, target: Target, donated: Sequence[int], limit: int) -> Graph:
+    """The graph split until it fits; as it is where nothing helps."""
+    found = graph
+    for _ in range(PARTS):
+        if peak(found, target, donated) <= limit:
+            return found
+        best = _best_step(found, target, donated, limit)
+        if best is None:
+            break
+        found = best
+    return found if peak(found, target, donated) <= limit else graph
+
+
+def in_fixed_blocks(graph: Graph) -> Graph:
+    """Reductions in a fixed order as the blocks that they are made of, and the tree over these: the
+    same bits, and an index that can be cut."""
+
+    def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
+        algorithms = OPS[node.op].algorithms
+        if not node.op.startswith("fixed_") or algorithms is None:
+            return None
+        ins = tuple(builder.specs[v] for v in inputs)
+        lies = node.specs[0].layout
+        if lies is None or any(s.layout is None or not s.layout.is_whole for s in ins):
+            return None  # cut in space
+        (found,) = algorithms(ins, node.specs, node.kw)
+        values = list(inputs)
+        for inner in found.nodes:
+            specs = [s.at(lies) for s in inner.specs]
+            read = [values[v] for v in inner.inputs]
+            values.extend(builder.add(inner.op, read, inner.params, specs, node.line))
+        return [values[v] for v in found.outputs]
+
+    return rebuild(graph, rule)
+
+
+def peak(graph: Graph, target: Target, donated: Sequence[int] = ()) -> int:
+    """The bytes that a plan of this graph needs per worker."""
+    outputs = tuple(v for v in graph.outputs if v >= len(graph.inputs))
+    kept = Graph(graph.inputs, graph.nodes, outputs)
+    return peak_bytes(assign_memory(as_run(kept, target), donated))
+
+
+def as_run(graph: Graph, target: Target) -> Graph:
+    """The kernels that this would become."""
+    return fuse(overlap(graph, target), target)
+
+
+def streamed(graph: Graph, target: Target, size: int, keep: float) -> Graph:
+    """The graph that reads files block after block along their first axis, as far as it can."""
+    whole: set[Node] = set()
+    for _ in range(PARTS):
+        k = next((k for k, n in enumerate(graph.nodes) if n not in whole and _reads(n, size)), None)
+        if k is None:
+            break
+        spec = graph.nodes[k].specs[0]
+        most = min(shortest(spec, 0), most_turns(target)) if spec.ndim else 1
+        turns = min(-(-local_bytes(spec) // max(size, 1)), most)
+        made = split_along(graph, target, graph.starts[k], 0, turns, keep) if turns > 1 else None
+        whole.add(graph.nodes[k])
+        if made is not None:
+            graph = made[0]
+    nodes = tuple(map_bodies(n, lambda g: streamed(g, target, size, keep)) for n in graph.nodes)
+    return Graph(graph.inputs, nodes, graph.outputs) if nodes != graph.nodes else graph
+
+
+def _reads(node: Node, size: int) -> bool:
+    return node.op == "read" and local_bytes(node.specs[0]) > size
+
+
+# -- the search ----------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Seed:
+    """A value, or what makes it, and the axis that is cut; down into bodies."""
+
+    path: tuple[tuple[int, str], ...]  # nodes and the names of their graphs
+    value: int
+    dim: int
+    most: int  # turns
+    keep: float  # bytes; larger values that are needed later are computed again
+
+
+def _best_step(graph: Graph, target: Target, donated: Sequence[int], limit: int) -> Graph | None:
+    """The graph with one more part in turns: the cheapest that fits, else what needs least."""
+
+    before = peak(graph, target, donated)
+    reach: list[tuple[int, _Seed]] = []
+    seen: set[Graph] = set()
+    for seed in _seeds(graph, target, limit):
+        made = _apply(graph, target, seed, min(seed.most, TRIED))
+        if made is None or made[0] in seen:
+            continue
+        seen.add(made[0])
+        needs = peak(made[0], target, donated)
+        if needs < before:
+            reach.append((needs, seed))
+    if not reach:
+        return None
+    lowest = min(p for p, _ in reach)
+    if lowest > limit:  # more turns may do, or more parts
+        reach = [(p, s) for p, s in reach if p <= lowest * 1.1]
+    best: tuple[bool, float, Graph] | None = None
+    for low, seed in reach:
+        if low > limit and lowest <= limit:
+            continue
+        enough = limit if low <= limit else max(limit, low + low // 20)
+        for turns in _ladder(seed):
+            made = _apply(graph, target, seed, turns)
+            needs = peak(made[0], target, donated) if made is not None else enough + 1
+            if made is not None and needs <= enough:
+                if best is None or (needs > limit, made[1]) < best[:2]:
+                    best = needs > limit, made[1], made[0]
+                break
+    return best[2] if best is not None else None
+
+
+def _ladder(seed: _Seed) -> Iterator[int]:
+    turns = 2
+    while turns < seed.most:
+        yield turns
+        turns *= 2
+    yield seed.most
+
+
+def _seeds(
+    graph: Graph, target: Target, limit: int, path: tuple[tuple[int, str], ...] = ()
+) -> Iterator[_Seed]:
+    """The axes of the largest values, down into bodies."""
+    large = sorted(
+        (v for v, s in enumerate(graph.specs) if local_bytes(s) * 64 > limit and not s.pending),
+        key=lambda v: (-local_bytes(graph.specs[v]), v),
+    )
+    for v in large[:SEEDS]:
+        spec = graph.specs[v]
+        assert spec.layout is not None
+        for d in range(spec.ndim):
+            most = min(shortest(spec, d), most_turns(target))
+            if most >= 2:
+                for keep in (math.inf, limit / 8, 0):
+                    yield _Seed(path, v, d, most, keep)
+    for k, node in enumerate(graph.nodes):
+        if node.op in CONTROL and node.op != "blocks":
+            for name, body in node.subgraphs():
+                yield from _seeds(body, target, limit, (*path, (k, name)))
+
+
+def most_turns(target: Target) -> int:
+    """Blocks of the fixed grid are not cut."""
+    return BLOCKS // target.workers if target.numerics == "any-workers" else MOST_TURNS
+
+
+def shortest(spec: Spec, dim: int) -> int:
+    """The smallest extent that any worker has."""
+    assert spec.layout is not None
+    if dim not in spec.layout.splits:
+        return spec.shape[dim]
+    boxes = (spec.layout.box(spec.shape, r) for r in range(spec.layout.workers))
+    return min(box[dim][1] - box[dim][0] for box in boxes)
+
+
+def _apply(graph: Graph, target: Target, seed: _Seed, turns: int) -> tuple[Graph, float] | None:
+    """The graph with the seed's part in turns, and the bytes that this moves in addition."""
+    if seed.path:
+        (k, name), *rest = seed.path
+        node = graph.nodes[k]
+        body = dict(node.subgraphs())[name]
+        inner = _Seed(tuple(rest), seed.value, seed.dim, seed.most, seed.keep)
+        made = _apply(body, target, inner, turns)
+        if made is None:
+            return None
+        times = node.kw["trips"] if node.op == "loop" else 1
+        params = tuple((p, made[0] if p == name else value) for p, value in node.params)
+        nodes = list(graph.nodes)
+        nodes[k] = Node(node.op, node.inputs, params, node.specs, node.line)
+        return Graph(graph.inputs, tuple(nodes), graph.outputs), made[1] * times
+    return split_along(graph, target, seed.value, seed.dim, turns, seed.keep)
+
+
+def split_along(
+    graph: Graph, target: Target, value: int, dim: int, turns: int, keep: float
+) -> tuple[Graph, float] | None:
+    """All that can run in turns along a value's axis: a part, then one of what needs the end of the
+    first, and so on; and the bytes that this moves in addition."""
+    price, before = 0.0, graph
+    for _ in range(PARTS):
+        part = grow(graph, target, value, dim, turns)
+        made = emit(graph, part, keep, value) if part is not None else None
+        if part is None or made is None or made[0] == graph:
+            break
+        price += part.price(keep)
+        graph, value = made
+        if value >= len(graph.specs) or not graph.uses[value]:
+            break
+    return (graph, price) if graph is not before else None
+
+
+# -- a part of a graph ---------------------------------------------------------------------
+@dataclass(slots=True)
+class Part:
+    """Nodes that run in turns."""
+
+    graph: Graph
+    target: Target
+    turns: int
+    ways: dict[int, Way] = field(default_factory=dict)  # how each node runs
+    cut: dict[int, int] = field(default_factory=dict)  # of values made here: the axis that is cut
+    after: set[int] = field(default_factory=set)  # values that need the end of the last turn
+
+    @property
+    def later(self) -> set[int]:
+        """Nodes that run after the last turn."""
+        producers = self.graph.producers
+        return {producers[v] for v in self.after} - self.ways.keys()
+
+    def results(self, keep: float) -> list[int]:
+        """What the turns leave: addends, all of a node's together, and what is read later or is a
+        result. Larger values than `keep` are computed again where they are read."""
+        graph, later = self.graph, self.later
+        found: list[int] = []
+        for k in sorted(self.ways):
+            outs = list(graph.outs(k))
+            if outs[0] not in self.cut:
+                found.extend(outs)
+                continue
+            for v in outs:
+                read = any(u in later for u in graph.uses[v])
+                small = local_bytes(graph.specs[v]) <= keep
+                if v in graph.outputs or (read and small):
+                    found.append(v)
+        return found
+
+    def price(self, keep: float) -> float:
+        """What turns move in addition: operands that are read whole in each, addends, the start of
+        each node, and what is computed again."""
+        graph = self.graph
+        whole = {
+            v: local_bytes(graph.specs[v])
+            for k, way in self.ways.items()
+            for v, need in zip(graph.nodes[k].inputs, way.needs, strict=True)
+            if v not in self.cut and need.splits[-1] is None
+        }
+        results = self.results(keep)
+        added = sum(3 * local_bytes(graph.specs[v]) for v in results if v not in self.cut)
+        each = sum(whole.values()) + added + TURN_BYTES * len(self.ways)
+        later = self.later
+        again = sum(
+            2 * local_bytes(graph.specs[v])
+            for v in self.cut
+            if v not in results and any(u in later for u in graph.uses[v])
+        )
+        return (self.turns - 1) * each + 2 * again
+
+
+def grow(graph: Graph, target: Target, value: int, dim: int, turns: int) -> Part | None:
+    """The part around a value, cut along one of its axes; None if nothing can run so."""
+    part = Part(graph, target, turns)
+    seed = graph.producers[value]
+    label = _out_label(graph, seed, value, dim) if seed >= 0 else None
+    start = label is not None and _fit(part, seed, label) is not None
+    for k, node in enumerate(graph.nodes):
+        if any(v in part.after for v in node.inputs):
+            part.after.update(graph.outs(k))
+            continue
+        if start and k == seed:
+            wanted = label
+        else:
+            wanted = _label(part, k, None if start else (value, dim))
+        way = _fit(part, k, wanted) if wanted is not None else None
+        if way is not None:
+            _join(part, k, way)
+        elif any(v in part.cut for v in node.inputs):
+            part.after.update(graph.outs(k))
+    if not part.ways:
+        return None
+    _pull(part)
+    return part
+
+
+def _join(part: Part, k: int, way: Way) -> None:
+    part.ways[k] = way
+    for v, gives in zip(part.graph.outs(k), way.gives, strict=True):
+        split = gives.splits[-1]
+        if isinstance(split, int):
+            part.cut[v] = split
+        else:
+            part.after.add(v)
+
+
+def _indices(graph: Graph, k: int) -> Indices:
+    node = graph.nodes[k]
+    return OPS[node.op].indices(tuple(graph.specs[v] for v in node.inputs), node.specs, node.kw)
+
+
+def _out_label(graph: Graph, k: int, value: int, dim: int) -> str | None:
+    if graph.nodes[k].op in _ALONE:
+        return None
+    dims = _indices(graph, k).outs[value - graph.starts[k]]
+    return dims[dim] if dim < len(dims) else None
+
+
+def _label(part: Part, k: int, seed: tuple[int, int] | None) -> str | None:
+    """The index along which a node would run in turns, since its operands come so."""
+    node = part.graph.nodes[k]
+    if node.op in _ALONE:
+        return None
+    ins = _indices(part.graph, k).ins
+    labels = {dims[part.cut[v]] for v, dims in zip(node.inputs, ins, strict=True) if v in part.cut}
+    if not labels and seed is not None:
+        labels = {dims[seed[1]] for v, dims in zip(node.inputs, ins, strict=True) if v == seed[0]}
+        labels = set(sorted(x for x in labels if isinstance(x, str))[:1])
+    label = labels.pop() if len(labels) == 1 else None
+    return label if isinstance(label, str) else None
+
+
+def _fit(part: Part, k: int, label: str) -> Way | None:
+    """The way to run a node in turns along an index, its parts as they lie; None if there is
+    none."""
+    graph, target = part.graph, part.target
+    node = graph.nodes[k]
+    if node.op in _ALONE:
+        return None
+    ins = [graph.specs[v] for v in node.inputs]
+    indices = _indices(graph, k)
+    blocks = target.numerics == "any-workers"
+    if any(isinstance(d, Reach) and d.label == label for dims in indices.ins for d in dims):
+        return None
+    space = _space(indices, ins, node, target)
+    if space is None or not _may_split(indices, label, node, blocks):
+        return None
+    mesh = (*target.mesh, part.turns)
+    extents = _extents(indices, ins, node.specs)
+    way = _way(indices, extents, ins, node, (*space, label), mesh, blocks)
+    if way is None or any(w.windows for w in way.needs):
+        return None
+    if any(gives.splits[-1] is None for gives in way.gives):
+        return None
+    lies = [s.layout for s in (*ins, *node.specs)]
+    if any(w.at_once is not s for w, s in zip((*way.needs, *way.gives), lies, strict=True)):
+        return None
+    for v, need in zip(node.inputs, way.needs, strict=True):
+        split = need.splits[-1]
+        if v in part.cut and part.cut[v] != split:
+            return None
+        if isinstance(split, int) and shortest(graph.specs[v], split) < part.turns:
+            return None
+    for spec, gives in zip(node.specs, way.gives, strict=True):
+        split = gives.splits[-1]
+        if isinstance(split, int) and shortest(spec, split) < part.turns:
+            return None
+    return way
+
+
+def _space(
+    indices: Indices, ins: Sequence[Spec], node: Node, target: Target
+) -> tuple[str | None, ...] | None:
+    """The index that each mesh axis cuts now; None if that cannot be said."""
+    chosen: list[str | None] = []
+    for axis in range(len(target.mesh)):
+        labels = set()
+        for dims, spec in zip((*indices.ins, *indices.outs), (*ins, *node.specs), strict=True):
+            assert spec.layout is not None
+            split = spec.layout.splits[axis]
+            if isinstance(split, int):
+                labels.add(dims[split])
+        if len(labels) > 1 or not all(isinstance(label, str) for label in labels):
+            return None
+        chosen.append(labels.pop() if labels else None)  # type: ignore[arg-type]
+    return tuple(chosen)
+
+
+def _pull(part: Part) -> None:
+    """Take in what is only read in blocks, from the last to the first."""
+    graph = part.graph
+    wanted: dict[int, set[int | None]] = {}
+
+    def want(k: int) -> None:
+        for v, need in zip(graph.nodes[k].inputs, part.ways[k].needs, strict=True):
+            split = need.splits[-1]
+            wanted.setdefault(v, set()).add(split if isinstance(split, int) else None)
+
+    for k in sorted(part.ways, reverse=True):
+        want(k)
+    for k in reversed(range(len(graph.nodes))):
+        outs = graph.outs(k)
+        cuts = set().union(*(wanted.get(v, set()) for v in outs))
+        if k in part.ways or len(cuts) != 1 or any(v in part.after for v in outs):
+            continue
+        (dim,) = cuts
+        value = next(v for v in outs if v in wanted)
+        label = _out_label(graph, k, value, dim) if dim is not None else None
+        way = _fit(part, k, label) if label is not None else None
+        if way is None or any(w.splits[-1] != dim for w in way.gives):
+            continue
+        _join(part, k, way)
+        want(k)
+
+
+# -- the part as a node --------------------------------------------------------------------
+def emit(graph: Graph, part: Part, keep: float, value: int) -> tuple[Graph, int] | None:
+    """The graph with the part as one node, and where a value is in it, if it still is; None if the
+    part would leave nothing."""
+    results = part.results(keep)
+    if not results:
+        results = part.results(math.inf)
+    if not results:
+        return None
+    taken, body = _body(part, results)
+    later = part.later
+    builder = Builder(graph.inputs)
+    own = list(range(len(graph.inputs))) + [-1] * (len(graph.specs) - len(graph.inputs))
+
+    def put(k: int, values: Sequence[int]) -> None:
+        node = graph.nodes[k]
+        made = builder.add(
+            node.op, [values[v] for v in node.inputs], node.params, node.specs, node.line
+        )
+        for v, new in zip(graph.outs(k), made, strict=True):
+            own[v] = new
+
+    for k in range(
+        len(graph.nodes)
+    ):  # also those of the part: who needs more of them than it gives
+        if k not in later:
+            put(k, own)
+    operands = []
+    for v, spec in zip(taken, body.inputs, strict=True):
+        k = graph.producers[v]
+        assert spec.layout is not None
+        if k >= 0 and graph.nodes[k].op == "read" and spec.layout.splits[-1] is not None:
+            operands.append(own[graph.nodes[k].inputs[0]])  # a block of a file is read by itself
+        else:
+            operands.append(own[v])
+    specs = [graph.specs[v] for v in results]
+    line = graph.nodes[max(part.ways)].line
+    params = {"body": body, "turns": part.turns}
+    made = builder.add("blocks", operands, params, specs, line)
+    for v, new in zip(results, made, strict=True):
+        own[v] = new
+    for k in sorted(later):
+        put(k, own)
+    outputs = [own[v] for v in graph.outputs]
+    found = builder.graph(outputs)
+    return found, builder.graph([*outputs, own[value]]).outputs[-1]
+
+
+def _body(part: Part, results: Sequence[int]) -> tuple[list[int], Graph]:
+    """What the turns read from outside, and what one of them does."""
+    graph, turns = part.graph, part.turns
+    needed: set[int] = set()
+    todo = [graph.producers[v] for v in results]
+    while todo:
+        k = todo.pop()
+        if k in part.ways and k not in needed:
+            needed.add(k)
+            todo.extend(graph.producers[v] for v in graph.nodes[k].inputs)
+    inputs: dict[tuple[int, Layout], int] = {}
+    numbers: set[int] = set()
+    for k in sorted(needed):
+        for v, need in zip(graph.nodes[k].inputs, part.ways[k].needs, strict=True):
+            if graph.producers[v] >= 0 and graph.nodes[graph.producers[v]].op == "constant":
+                numbers.add(v)
+            elif graph.producers[v] not in needed:
+                inputs.setdefault((v, need), len(inputs))
+    builder = Builder([graph.specs[v].at(need) for v, need in inputs])
+    own: dict[int, int] = {}
+    for v in sorted(numbers):
+        node = graph.nodes[graph.producers[v]]
+        spec = node.specs[0]
+        assert spec.layout is not None
+        (own[v],) = builder.add(
+            "constant", (), node.params, [spec.at(spec.layout.in_turns(turns, None))]
+        )
+    for k in sorted(needed):
+        node, way = graph.nodes[k], part.ways[k]
+        read = [
+            own[v] if v in own else inputs[v, need]
+            for v, need in zip(node.inputs, way.needs, strict=True)
+        ]
+        specs = [s.at(w) for s, w in zip(node.specs, way.gives, strict=True)]
+        own.update(
+            zip(
+                graph.outs(k),
+                builder.add(node.op, read, node.params, specs, node.line),
+                strict=True,
+            )
+        )
+    outputs = []
+    for v in results:
+        spec = builder.specs[own[v]]
+        assert spec.layout is not None
+        if not isinstance(spec.layout.splits[-1], Partial) and not leading(spec):
+            line = graph.nodes[graph.producers[v]].line  # kernels write in order
+            outputs.append(builder.add("copy", (own[v],), (), (spec,), line)[0])
+        else:
+            outputs.append(own[v])
+    return [v for v, _ in inputs], builder.graph(outputs)

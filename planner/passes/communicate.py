@@ -1,0 +1,140 @@
+"""Each `relayout` becomes the collective that it is; halos of one value become one.
+
+before                                                   after
+%1 = relayout(%0) : ... @ partial sum -> whole           %1 = all_reduce(%0; axes=(0,), monoid='sum')
+%1 = relayout(%0) : ... @ split 0 -> whole               %1 = all_gather(%0)
+%1 = relayout(%0) : ... @ split 0 -> window 6:0:1:1      %1 = halo(%0) : ... @ window 6:0:1:3
+%2 = relayout(%0) : ... @ split 0 -> window 6:2:1:1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ostinato.ops.core.graph import Builder, Graph, Node
+from ostinato.ops.core.layout import Layout, Partial, Window, _scatters, moved, volume
+from ostinato.ops.core.spec import Spec
+from ostinato.planner.plan import Target
+from ostinato.planner.rewrite import Values, map_bodies, rebuild
+
+
+def communicate(graph: Graph, target: Target) -> Graph:
+    """The pass. A graph without relayouts stays as it is."""
+    if target.workers == 1:
+        return graph
+    merged = _merged_halos(graph)
+
+    def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
+        if node.op != "relayout":
+            whole = map_bodies(node, lambda g: communicate(g, target))
+            return (
+                builder.add(whole.op, inputs, whole.params, whole.specs, whole.line)
+                if whole is not node
+                else None
+            )
+        ends = [_layout(s) for s in node.specs]
+        if len(inputs) == 1:
+            ends = [merged.get((node.inputs[0], ends[0]), ends[0])]
+        return _lower(builder, inputs, ends, node.line)
+
+    return rebuild(graph, rule)
+
+
+def _layout(spec: Spec) -> Layout:
+    assert spec.layout is not None
+    return spec.layout
+
+
+def _lower(b: Builder, values: Sequence[int], ends: Sequence[Layout], line: str) -> Sequence[int]:
+    """Combine what comes as addends, then move what is left to move."""
+    for axis in _layout(b.specs[values[0]]).partial_axes:
+        here = [_layout(b.specs[v]) for v in values]
+        partial = here[0].splits[axis]
+        if not isinstance(partial, Partial):  # another axis was combined together with this one
+            continue
+        if len(values) == 1 and _scatters(here[0], ends[0], axis):
+            split = ends[0].splits[axis]
+            assert isinstance(split, int)
+            axes: tuple[int, ...] = (axis,)
+            name = "reduce_scatter"
+            there = [
+                Layout(here[0].mesh, here[0].with_split(axis, split).splits, (), ends[0].blocks)
+            ]
+        else:
+            axes = tuple(
+                a
+                for a in here[0].partial_axes
+                if here[0].splits[a] == partial
+                and not (len(values) == 1 and _scatters(here[0], ends[0], a))
+            )
+            name, there = "all_reduce", here
+            for a in axes:
+                there = [w.with_split(a, None) for w in there]
+        specs = [b.specs[v].at(w) for v, w in zip(values, there, strict=True)]
+        values = b.add(name, values, {"monoid": partial.monoid, "axes": axes}, specs, line)
+    return [_move(b, v, end, line) for v, end in zip(values, ends, strict=True)]
+
+
+def _move(b: Builder, value: int, end: Layout, line: str) -> int:
+    spec = b.specs[value]
+    here = _layout(spec)
+    if here is end:
+        return value
+    return b.add(kind_of(spec, end), (value,), (), (spec.at(end),), line)[0]
+
+
+def kind_of(spec: Spec, end: Layout) -> str:
+    """Which collective turns an array into a layout; `narrow` if all of it is there already."""
+    here = _layout(spec)
+    if here.has_copy(end, spec.shape):
+        return "narrow"
+    if end.windows:
+        return "halo"
+    gathers = here.mesh == end.mesh and all(
+        e in (h, None) for h, e in zip(here.splits, end.splits, strict=True)
+    )
+    if not gathers:
+        return "all_to_all"
+    holders = {here.box(spec.shape, r) for r in range(here.workers)}
+    return (
+        "broadcast"
+        if sum(volume(box) > 0 for box in holders) == 1 and end.is_whole
+        else "all_gather"
+    )
+
+
+def _merged_halos(graph: Graph) -> dict[tuple[int, Layout], Layout]:
+    """For windows on one value that may be fetched together, the window around them."""
+    groups: dict[Any, list[Layout]] = {}
+    for node in graph.nodes:
+        if (
+            node.op == "relayout"
+            and len(node.inputs) == 1
+            and (end := _layout(node.specs[0])).windows
+        ):
+            steps = tuple((d, w.count, w.stride) for d, w in end.windows)
+            groups.setdefault((node.inputs[0], end.mesh, end.splits, end.blocks, steps), []).append(
+                end
+            )
+    found = {}
+    for (value, *_), ends in groups.items():
+        spec = graph.specs[value]
+        here = _layout(spec)
+        around = ends[0]
+        for end in ends[1:]:
+            around = _around(around, end)
+        if len(ends) > 1 and not here.partial_axes:
+            apart = sum(moved(here, end, spec.shape) for end in ends)
+            if moved(here, around, spec.shape) <= apart:
+                found.update({(value, end): around for end in ends})
+    return found
+
+
+def _around(a: Layout, b: Layout) -> Layout:
+    windows = []
+    for (d, v), (_, w) in zip(a.windows, b.windows, strict=True):
+        offset = min(v.offset, w.offset)
+        reach = max(v.offset + v.reach, w.offset + w.reach) - offset
+        windows.append((d, Window(v.count, offset, v.stride, reach)))
+    return Layout(a.mesh, a.splits, tuple(windows), a.blocks)

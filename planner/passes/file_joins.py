@@ -1,0 +1,131 @@
+"""Parts of files that are near each other are read as one.
+
+before                                             after
+%1 = slice_file(%0; starts=(5, 0), sizes=(3, 4))   %1 = slice_file(%0; starts=(5, 0), sizes=(4, 4))
+%2 = slice_file(%0; starts=(6, 0), sizes=(3, 4))   %2 = read(%1) : float32[4,4]
+...                                                %3 = slice(%2; starts=(0, 0), sizes=(3, 4))
+                                                   %4 = slice(%2; starts=(1, 0), sizes=(3, 4))"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ostinato.ops.collective import STORED
+from ostinato.ops.core.graph import Builder, Graph
+from ostinato.ops.core.spec import Shape, Spec
+
+from .file_views import Part
+
+CLOSE = 1 << 12  # bytes between two parts of a file that are sooner read than left out
+ROW = 1 << 16  # bytes of a row that is read for a few columns
+
+Box = tuple[Part, ...]
+
+
+def together(graph: Graph, most: int) -> Graph:
+    """Parts that have the same rows are read as one, and so are small ones that overlap, or nearly."""
+    parts: dict[int, dict[int, Box]] = {}
+    for k, node in enumerate(graph.nodes):
+        readers = [graph.nodes[u] for u in graph.uses[graph.starts[k]]] if node.specs else []
+        stays = any(n.op in STORED or any(n.subgraphs()) for n in readers)
+        if node.op == "slice_file" and node.specs[0].size and not stays:
+            kw = node.kw
+            box = tuple(zip(kw["starts"], kw["sizes"], kw["steps"], strict=True))
+            parts.setdefault(node.inputs[0], {})[k] = box
+    hulls: dict[int, Box] = {}
+    for v, boxes in parts.items():
+        spec = graph.specs[v]
+        whole = v in graph.outputs or any(
+            graph.nodes[u].op not in STORED and not any(graph.nodes[u].subgraphs())
+            for u in graph.uses[v]
+        )
+        rows: dict[Part, list[int]] = {}
+        for k, box in boxes.items():
+            rows.setdefault(box[0], []).append(k)
+        for row, same in rows.items():
+            all_ = [*same, -1] if whole and row == (0, spec.shape[0], 1) else same
+            hull = _hull([boxes[k] if k >= 0 else _all(spec.shape) for k in all_])
+            if len(all_) > 1 and (-1 in all_ or _inner(hull) * spec.dtype.itemsize <= ROW):
+                hulls.update(dict.fromkeys(same, hull))
+        small = {k: box for k, box in boxes.items() if k not in hulls}
+        hulls.update(_small(small, spec.dtype.itemsize, most))
+    return _read_as_one(graph, hulls) if hulls else graph
+
+
+def _read_as_one(graph: Graph, hulls: dict[int, Box]) -> Graph:
+    """The graph that reads these boxes, and of each in memory what is wanted."""
+    builder, values = Builder(graph.inputs), list(range(len(graph.inputs)))
+    for k, node in enumerate(graph.nodes):
+        hull = hulls.get(k)
+        inputs = [values[v] for v in node.inputs]
+        if hull is None:
+            values.extend(builder.add(node.op, inputs, node.params, node.specs, node.line))
+            continue
+        (source,), file = inputs, graph.specs[node.inputs[0]]
+        starts, sizes, steps = (tuple(p[j] for p in hull) for j in range(3))
+        if hull != _all(file.shape):
+            params = {"starts": starts, "sizes": sizes, "steps": steps}
+            made = Spec(sizes, file.dtype, file.layout)
+            (source,) = builder.add("slice_file", inputs, params, (made,), node.line)
+        (value,) = builder.add("read", (source,), (), (Spec(sizes, file.dtype),), node.line)
+        kw = node.kw
+        kw["starts"] = tuple(
+            (a - b) // by for a, b, by in zip(kw["starts"], starts, steps, strict=True)
+        )
+        kw["steps"] = tuple(a // by for a, by in zip(kw["steps"], steps, strict=True))
+        full = (kw["starts"], kw["sizes"]) == ((0,) * len(sizes), sizes) and set(kw["steps"]) == {1}
+        if not full:
+            (value,) = builder.add("slice", (value,), kw, (node.specs[0].bare,), node.line)
+        values.append(value)
+    return builder.graph([values[v] for v in graph.outputs])
+
+
+def _all(shape: Shape) -> Box:
+    return tuple((0, n, 1) for n in shape)
+
+
+def _inner(box: Box) -> int:
+    return math.prod(n for _, n, _ in box[1:])
+
+
+def _hull(boxes: Sequence[Box]) -> Box:
+    """The smallest box that has them all; an axis that is the same in all stays as it is."""
+    found = []
+    for parts in zip(*boxes, strict=True):
+        if len(set(parts)) == 1:
+            found.append(parts[0])
+            continue
+        ends = [e for start, n, step in parts for e in (start, start + step * (n - 1))]
+        found.append((min(ends), max(ends) + 1 - min(ends), 1))
+    return tuple(found)
+
+
+def _small(boxes: dict[int, Box], size: int, most: int) -> dict[int, Box]:
+    """Groups of small boxes, each of which is little more than all that are in it."""
+    found: dict[int, Box] = {}
+    group: list[int] = []
+    hull: Box = ()
+    held = 0
+
+    def close() -> None:
+        if len(group) > 1:
+            found.update(dict.fromkeys(group, hull))
+
+    for k in sorted(boxes, key=lambda k: (min(_ends(boxes[k])), k)):
+        own = math.prod(n for _, n, _ in boxes[k])
+        new = _hull([hull, boxes[k]]) if group else boxes[k]
+        enough = min((held + own) * size + CLOSE, most)
+        if group and math.prod(n for _, n, _ in new) * size <= enough:
+            hull, held = new, held + own
+        else:
+            close()
+            group, hull, held = [], boxes[k], own
+        group.append(k)
+    close()
+    return found
+
+
+def _ends(box: Box) -> tuple[int, int]:
+    start, n, step = box[0] if box else (0, 1, 1)
+    return start, start + step * (n - 1)

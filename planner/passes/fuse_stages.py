@@ -1,0 +1,495 @@
+"""Which operations make a kernel in stages: reductions, products with short indices, and what is
+elementwise around them, as long as one index runs through all of them (`ops/cpu/loops/stages.py`).
+
+    d = ((x[:, None] - c) ** 2).sum(-1)         i k d -> i k
+    near = one_hot(d.argmin(1), 8)              i k -> i -> i k'      all of them have i: one kernel,
+    near.T @ x, near.sum(0)                     i k', i d -> k' d     sums over i at its end
+
+An operation joins the kernel of one that it reads, or that reads what it reads, if their labels fit,
+if an index is left that all of them have and none needs complete, and if all else that it reads
+exists where the kernel begins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ostinato.ops.collective import collective_of
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.layout import Layout
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import Spec, bool_
+from ostinato.ops.cpu.jit.scalar import can_lower
+from ostinato.ops.cpu.jit.values import can_add
+from ostinato.ops.cpu.loops.labels import (
+    GATHERS,
+    LONG,
+    PICKS,
+    POSITIONS,
+    PRODUCTS,
+    REDUCING,
+    SHORT,
+    SOURCES,
+    SUMS,
+    VIEWS,
+    Fit,
+    Labels,
+    indices_of,
+)
+from ostinato.planner.rewrite import in_order_of
+
+SMALL = 1 << 16  # bytes that need no kernel, and may be made at any time
+ROWS = 16  # fewer are not worth cutting
+MANY = 1 << 14  # fewer are not cut, if a longer sum outside of them can be cut instead
+PRODUCT = 1024  # multiplications of a row: libraries are better at more
+NODES, OPERANDS = 128, 16
+STAGED = (*REDUCING, *GATHERS)  # what only these kernels can do
+
+
+@dataclass(eq=False, slots=True)
+class Nested:
+    """Operations that make one kernel."""
+
+    start: int
+    labels: Labels = field(default_factory=Labels)
+    common: frozenset[int] | None = None  # labels that may be rows
+    members: list[int] = field(default_factory=list)
+    made: set[int] = field(default_factory=set)  # the values of members
+    operands: dict[int, None] = field(default_factory=dict)
+    lost: dict[int, frozenset[int]] = field(default_factory=dict)  # what values were reduced over
+    reduced: set[int] = field(default_factory=set)
+    looped: set[int] = field(default_factory=set)  # what its loops run over
+    consumed: bool = False  # whether a member reads what another one reduced
+
+    def rows(self) -> tuple[int, ...]:
+        """The labels to cut, the larger steps first."""
+        extents, common = self.labels.extents, self.common or frozenset()
+        parallel = [x for x in common if x not in self.reduced]
+        if not parallel or math.prod(extents[x] for x in parallel) < ROWS:
+            return (max(common, key=lambda x: extents[x]),)
+        if outer := _outer(self.labels, common.difference(parallel), frozenset(parallel)):
+            return (max(outer, key=lambda x: extents[x]),)
+        largest = max(parallel, key=lambda x: extents[x])
+        if any(extents[x] > SHORT for x in self.looped - {largest}):
+            return tuple(sorted(parallel))
+        return (largest,)
+
+
+def nests(graph: Graph, alone: Collection[int] = ()) -> list[Nested]:
+    """The groups, in the order in which they begin; `alone` are in none."""
+    near = _region(graph, alone)
+    if not near:
+        return []
+    found: list[Nested] = []
+    home: dict[int, Nested] = {}  # of values that members make
+    readers: dict[int, Nested] = {}  # of what comes from outside, the latest
+    ready = [-1] * len(graph.inputs)
+    for k, node in enumerate(graph.nodes):
+        outs = graph.outs(k)
+        group = _join(graph, k, home, readers, ready) if k in near else None
+        if group is None and k in near:
+            group = Nested(k)
+            if _try(graph, k, group, ready):
+                found.append(group)
+            else:
+                group = None
+        if group is None:
+            moment = -1 if node.op in SOURCES else k
+            if node.op in VIEWS:
+                moment = ready[node.inputs[0]]
+            ready.extend([moment] * len(node.specs))
+            continue
+        ready.extend([group.start] * len(node.specs))
+        home.update(dict.fromkeys(outs, group))
+        for other in dict.fromkeys(home[v] for u in node.inputs for v in (u, *_behind(graph, u))
+                                   if v in home):  # fmt: skip
+            made = _both(graph, group, other, ready) if other is not group else None
+            if made is not None:
+                found = [g for g in found if g not in (group, other)] + [made]
+                group = made
+                for v in group.made:
+                    home[v], ready[v] = group, group.start
+        readers.update(dict.fromkeys(group.operands, group))
+    found.sort(key=lambda g: g.start)
+    return [g for g in found if any(graph.nodes[k].op in STAGED for k in g.members)]
+
+
+def has_stages(graph: Graph, turns: int = 1) -> bool:
+    """Whether there is something large that kernels in stages are for, or that is done often."""
+    return any(
+        node.op in STAGED and any(graph.specs[v].nbytes * turns > SMALL for v in node.inputs)
+        for node in graph.nodes
+    )
+
+
+def small_first(graph: Graph) -> Graph:
+    """What is small and made of small things only comes first, as kernels that read it may begin
+    early.
+    """
+    early = [s.nbytes <= SMALL for s in graph.inputs]
+    chosen: list[int] = []
+    for k, node in enumerate(graph.nodes):
+        small = (
+            node.op in OPS
+            and node.op not in GATHERS
+            and not any(True for _ in node.subgraphs())
+            and not collective_of(node.op, node.kw)
+            and node.op not in ("wait", "barrier")
+            and all(s.nbytes <= SMALL for s in node.specs)
+            and all(early[v] for v in node.inputs)
+        )
+        early += [small] * len(node.specs)
+        if small:
+            chosen.append(k)
+    if chosen == list(range(len(chosen))):
+        return graph
+    first = {*chosen}
+    order = [*chosen, *(k for k in range(len(graph.nodes)) if k not in first)]
+    return in_order_of(graph, order)
+
+
+def _region(graph: Graph, alone: Collection[int]) -> set[int]:
+    """The operations that are connected with a reduction, or a gather, by others that kernels can
+    do.
+    """
+    able = [k not in alone and _is_able(graph, node) for k, node in enumerate(graph.nodes)]
+    if not any(a and n.op in STAGED for a, n in zip(able, graph.nodes, strict=True)):
+        return set()
+    found: set[int] = set()
+    seen: set[int] = set()
+    for k, node in enumerate(graph.nodes):
+        if not able[k] or node.op not in STAGED or k in seen:
+            continue
+        stack = [k]
+        while stack:
+            j = stack.pop()
+            if j in seen:
+                continue
+            seen.add(j)
+            look = graph.nodes[j].op in (*VIEWS, *SOURCES)
+            if not able[j] and not look:
+                continue
+            if able[j]:
+                found.add(j)
+            if graph.nodes[j].op in SOURCES:
+                continue
+            stack += [p for v in graph.nodes[j].inputs if (p := graph.producers[v]) >= 0]
+            stack += [u for v in graph.outs(j) for u in graph.uses[v]]
+    return found
+
+
+# -- what kernels can do -------------------------------------------------------------------
+def _is_able(graph: Graph, node: Node) -> bool:
+    if node.op in (*VIEWS, *SOURCES) or node.op not in OPS:
+        return False
+    ins = [graph.specs[v] for v in node.inputs]
+    if not all(map(_is_plain, (*ins, *node.specs))):
+        return False
+    if any(s.layout is not None and s.layout.partial_axes for s in ins):
+        return False
+    partial = any(s.layout is not None and s.layout.partial_axes for s in node.specs)
+    kinds = tuple(s.dtype for s in ins)
+    out = node.specs[0].dtype
+    if node.op in SUMS:
+        return bool(node.kw["axes"]) and can_add(out) and can_lower("astype", kinds, out)
+    if node.op == "moments":
+        return (
+            bool(node.kw["axes"])
+            and not partial
+            and can_lower("square", kinds, node.specs[1].dtype)
+        )
+    if node.op in POSITIONS:
+        return not partial and can_add(out) and can_lower("astype", kinds, out)
+    if node.op in PRODUCTS:
+        same = all(d == out for d in kinds) and len(kinds) == 2
+        return same and can_add(out) and out.kind == "f"
+    if node.op in GATHERS:
+        return not partial and _can_gather(node, ins)
+    if not OPS[node.op].scalar or len(node.specs) != 1 or partial:
+        return False
+    return can_lower(node.op, kinds, out)
+
+
+def _can_gather(node: Node, ins: Sequence[Spec]) -> bool:
+    """One element of each line, if all of the line is there."""
+    axis, (x, places, *added) = node.kw["axis"], ins
+    if x.layout is None or axis in x.layout.splits or places.dtype.kind not in "iu":
+        return False
+    if node.op != "take" and places.shape[axis] != 1:
+        return False
+    if any(s.dtype != x.dtype or not can_add(s.dtype) for s in added):
+        return False
+    return can_lower("astype", (x.dtype,), x.dtype)
+
+
+def _is_plain(spec: Spec) -> bool:
+    """Whether each worker's part is a range of whole indices, and an extent of 1 is nowhere 0."""
+    layout = spec.layout
+    if spec.size == 0 or layout is None or layout.windows:
+        return False
+    return not any(isinstance(d, int) and spec.shape[d] == 1 for d in layout.splits)
+
+
+# -- joining -------------------------------------------------------------------------------
+def _join(
+    graph: Graph,
+    k: int,
+    home: dict[int, Nested],
+    readers: dict[int, Nested],
+    ready: Sequence[int],
+) -> Nested | None:
+    """The group that a node joined."""
+    sources = [v for u in graph.nodes[k].inputs for v in (u, *_behind(graph, u))]
+    near = [home[v] for v in sources if v in home] + [readers[v] for v in sources if v in readers]
+    return next((g for g in dict.fromkeys(near) if _try(graph, k, g, ready)), None)
+
+
+def _both(graph: Graph, one: Nested, other: Nested, ready: Sequence[int]) -> Nested | None:
+    """Two groups, of which one reads the other, as one that begins where the first of them does."""
+    labels = _labels_of_both(one.labels, other.labels)
+    if labels is None:
+        return None
+    made = Nested(min(one.start, other.start), labels)
+    for k in sorted({*one.members, *other.members}):
+        node = graph.nodes[k]
+        if node.op not in VIEWS:
+            if not _try(graph, k, made, ready):
+                return None
+            continue
+        (v,) = node.inputs
+        if v not in made.made and not _is_source(graph, v):
+            if max(ready[v], _stands(graph, v)) >= made.start:
+                return None
+            made.operands[v] = None
+        made.members.append(k)
+        made.made |= {*graph.outs(k)}
+        made.lost |= dict.fromkeys(graph.outs(k), made.lost.get(v, frozenset()))
+    return made
+
+
+def _labels_of_both(one: Labels, other: Labels) -> Labels | None:
+    """The values that both know say which labels are the same."""
+    same: dict[int, int] = {}
+    for v in one.dims.keys() & other.dims.keys():
+        for mine, its in zip(one.dims[v], other.dims[v], strict=True):
+            if its is not None and (mine is None or same.setdefault(its, mine) != mine):
+                return None
+    made = Labels(list(one.extents), dict(one.dims))
+    for dims in other.dims.values():
+        for x in dims:
+            if x is not None and x not in same:
+                same[x] = len(made.extents)
+                made.extents.append(other.extents[x])
+    for v, dims in other.dims.items():
+        made.dims.setdefault(v, tuple(None if x is None else same[x] for x in dims))
+    return None if made.repeats else made
+
+
+def _behind(graph: Graph, v: int) -> Iterator[int]:
+    """What a value is a view of, and what that is a view of."""
+    k = graph.producers[v]
+    while k >= 0 and graph.nodes[k].op in VIEWS:
+        v = graph.nodes[k].inputs[0]
+        yield v
+        k = graph.producers[v]
+
+
+def _try(graph: Graph, k: int, group: Nested, ready: Sequence[int]) -> bool:
+    """Whether a node fits into a group; if so, it is a member, with the views that it reads."""
+    node = graph.nodes[k]
+    if len(group.members) >= NODES:
+        return False
+    views: list[int] = []
+    labels = Labels(list(group.labels.extents), dict(group.labels.dims))
+    for v in node.inputs:
+        labels, found = _labelled(
+            graph, [p for p in _views(graph, v, group) if p not in views], labels
+        )
+        views += found
+    made = group.made | {v for p in views for v in graph.outs(p)}
+    outside = [
+        v
+        for p in (*views, k)
+        for v in graph.nodes[p].inputs
+        if v not in made and not _is_source(graph, v)
+    ]
+    if any(max(ready[v], _stands(graph, v)) >= group.start for v in outside):
+        return False
+    fixed = {x for v in group.operands for x in group.labels.dims[v]}
+    fit = _fit(graph, k, labels, fixed)  # new ones, and those of numbers, may turn out to be others
+    if fit is None or labels.repeats:
+        return False
+    if node.op in GATHERS and not _is_inside(graph, node, group):
+        return False
+    if len({*group.operands, *outside}) > OPERANDS:
+        return False
+    lost = labels.now(
+        x for p in (*views, k) for v in graph.nodes[p].inputs for x in group.lost.get(v, ())
+    )
+    common = fit.labels - lost
+    common = common if group.common is None else common & labels.now(group.common)
+    if node.op in (*POSITIONS, *PICKS):
+        common -= fit.reduced
+    before = frozenset() if group.common is None else labels.now(group.common)
+    lost_here = (before | fit.labels) - common
+    if node.op in POSITIONS:  # which there is no other way to do
+        lost_here -= fit.reduced
+    labels.take(fit, graph.outs(k))
+    if not _is_worthwhile(node, fit, common, labels) or _outer(labels, lost_here, common):
+        return False
+    group.labels, group.common = labels, common
+    group.members += [p for p in views if p not in group.members]
+    group.members.append(k)
+    group.made = made | {*graph.outs(k)}
+    group.operands |= dict.fromkeys(outside)
+    group.reduced = {*labels.now(group.reduced), *fit.reduced}
+    group.looped = {*labels.now(group.looped), *_looped(node, fit)}
+    group.consumed |= bool(lost)
+    gone = lost | fit.reduced
+    if labels.joined:
+        group.lost = {v: labels.now(own) for v, own in group.lost.items()}
+        labels.joined = {}
+    group.lost |= dict.fromkeys(graph.outs(k), gone)
+    for p in views:
+        group.lost |= dict.fromkeys(graph.outs(p), lost)
+    return True
+
+
+def _stands(graph: Graph, v: int) -> int:
+    """Where a view stands, if a value is one."""
+    k = graph.producers[v]
+    return k if k >= 0 and graph.nodes[k].op in VIEWS else -1
+
+
+def _views(graph: Graph, v: int, group: Nested) -> list[int]:
+    """The views between a value and what it shows, the first one first."""
+    found: list[int] = []
+    k = graph.producers[v]
+    while k >= 0 and graph.nodes[k].op in VIEWS and v not in group.labels.dims:
+        spec = graph.nodes[k].specs[0]
+        if not _is_plain(spec) or (spec.layout is not None and spec.layout.partial_axes):
+            break
+        found.append(k)
+        v = graph.nodes[k].inputs[0]
+        k = graph.producers[v]
+    return list(reversed(found))
+
+
+def _labelled(graph: Graph, views: Sequence[int], labels: Labels) -> tuple[Labels, list[int]]:
+    """A value's views, up to one whose indices are others than its operand's: what that gives is read
+    as it is."""
+    made, found = labels, list[int]()
+    for p in views:
+        before = made if found else Labels(list(labels.extents), dict(labels.dims))
+        fit = _fit(graph, p, before)
+        if fit is None:
+            made, found = labels, []
+        else:
+            before.take(fit, graph.outs(p))
+            made, found = before, [*found, p]
+    return made, found
+
+
+def _looped(node: Node, fit: Fit) -> set[int]:
+    """The labels that a node's own loops run over."""
+    if node.op in PICKS:
+        return {x for dims in fit.outs for x in dims if x is not None}
+    return {*fit.labels}
+
+
+def _is_inside(graph: Graph, node: Node, group: Nested) -> bool:
+    """Whether places are in bounds, or can be looked at before the kernel begins."""
+    v = node.inputs[1]
+    v = next((u for u in (v, *_behind(graph, v)) if graph.producers[u] < 0 or
+              graph.nodes[graph.producers[u]].op not in VIEWS), v)  # fmt: skip
+    maker = graph.producers[v]
+    if maker < 0 or v not in group.made:
+        return maker < 0 or graph.nodes[maker].op not in SOURCES
+    found = graph.nodes[maker]
+    if found.op not in POSITIONS:
+        return False
+    most = math.prod(graph.specs[found.inputs[0]].shape[a] for a in found.kw["axes"])
+    return most <= graph.specs[node.inputs[0]].shape[node.kw["axis"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What has to be looked at before a kernel begins: places among so many."""
+
+    places: int
+    size: int
+    node: Node
+    spec: Spec
+
+    @property
+    def params(self) -> dict[str, object]:
+        return {"size": self.size, "name": self.node.op}
+
+
+def checks_of(graph: Graph, group: Nested) -> list[Check]:
+    """For the operands that say where something is gathered."""
+    found: dict[tuple[int, int], Check] = {}
+    for k in group.members:
+        node = graph.nodes[k]
+        if node.op not in GATHERS:
+            continue
+        x, v = node.inputs[:2]
+        size, layout = graph.specs[x].shape[node.kw["axis"]], graph.specs[x].layout
+        assert layout is not None
+        spec = Spec((), bool_, Layout.whole(layout.mesh))
+        for u in (v, *_behind(graph, v)):
+            if u in group.operands:
+                found.setdefault((u, size), Check(u, size, node, spec))
+    return list(found.values())
+
+
+def _is_source(graph: Graph, v: int) -> bool:
+    k = graph.producers[v]
+    return k >= 0 and graph.nodes[k].op in SOURCES
+
+
+def _fit(
+    graph: Graph, k: int, labels: Labels, fixed: Collection[int | None] | None = None
+) -> Fit | None:
+    node = graph.nodes[k]
+    specs = [graph.specs[v] for v in node.inputs]
+    for v in node.inputs:
+        p = graph.producers[v]
+        if p >= 0 and graph.nodes[p].op == "iota" and _is_split(graph.nodes[p]):
+            return None
+    return labels.fit(indices_of(node, specs), node.inputs, specs, node.specs, fixed)
+
+
+def _is_split(iota: Node) -> bool:
+    layout = iota.specs[0].layout
+    return layout is None or iota.kw["axis"] in layout.splits
+
+
+def _outer(labels: Labels, some: frozenset[int], inner: frozenset[int]) -> set[int]:
+    """Which of some indices are long, and outside of others, of which there are few: to cut those
+    instead would make rows that lie across all of memory, and long sums in one go.
+    """
+    extents, found = labels.extents, set[int]()
+    rows = math.prod(extents[x] for x in inner)
+    for dims in labels.dims.values() if some and rows < MANY else ():
+        known = [x for x in dims if x is not None]
+        if known and known[-1] in inner:
+            found |= {x for x in known[:-1] if x in some and extents[x] > rows}
+    return found
+
+
+def _is_worthwhile(node: Node, fit: Fit, common: frozenset[int], labels: Labels) -> bool:
+    """Whether enough rows are left, of which each fits into cache."""
+    extents = labels.extents
+    rows = max((extents[x] for x in common), default=0)
+    if rows < ROWS:
+        return False
+    best = max(common, key=lambda x: extents[x])
+    looped = _looped(node, fit)
+    others = [extents[x] for x in looped if x != best]
+    if node.op in PRODUCTS and (math.prod(others) > PRODUCT or max(others, default=0) > SHORT):
+        return False
+    parallel = [extents[x] for x in common - fit.reduced]
+    row = math.prod(extents[x] for x in looped) // max(rows, math.prod(parallel))
+    return row * node.specs[0].dtype.itemsize <= LONG // 8

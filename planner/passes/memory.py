@@ -1,0 +1,463 @@
+"""Where each value lives: Graph -> Program.
+
+One walk over the nodes in running order. A value that a node makes gets a place in the arena (or is
+a result, which has memory of its own), a view shares the place of what it views, and a place is
+free again after its last reader. An elementwise result takes over the place of an operand that dies
+there. What kernels make for a `concat` only is made where that puts it. Sizes are those of the largest
+part that any worker holds, so that one assignment serves all.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.layout import Partial
+from ostinato.ops.core.registry import ANY, OPS, Op, Scratch
+from ostinato.ops.core.spec import Shape, Spec
+from ostinato.ops.random_bits import numbers_in
+from ostinato.planner.plan import Program, Slot, local_bytes
+
+ALIGN = 64
+RUN = 128  # bytes in a row, from which kernels write to parts of what is joined
+CONTROL = ("loop", "while", "branch", "blocks")
+
+
+def assign_memory(
+    graph: Graph, donated: Sequence[int] = (), in_order: Sequence[bool] | None = None
+) -> Program:
+    """The pass. Operands that were given away (`donated`) may take results; `in_order` says which
+    operands lie in order without gaps, if not all."""
+    graph = own_outputs(graph, in_order)
+    return _Assigner(graph, donated, in_order).run()
+
+
+def own_outputs(graph: Graph, given: Sequence[bool] | None = None) -> Graph:
+    """Each output a value of its own that a node makes: views, inputs, numbers and repeated outputs
+    are copied.
+    """
+    seen: set[int] = set()
+    extra: list[Node] = []
+    outputs = []
+    count = len(graph.specs)
+    in_order = contiguous(graph, given)
+    for v in graph.outputs:
+        k = graph.producers[v]
+        fresh = k >= 0 and graph.nodes[k].op != "constant" and not is_view(graph, k, in_order)
+        if fresh and v not in seen:
+            seen.add(v)
+            outputs.append(v)
+        else:
+            line = graph.nodes[k].line if k >= 0 else ""
+            extra.append(Node("copy", (v,), (), (graph.specs[v],), line))
+            outputs.append(count)
+            count += 1
+    return Graph(graph.inputs, (*graph.nodes, *extra), tuple(outputs)) if extra else graph
+
+
+def is_view(graph: Graph, k: int, in_order: Sequence[bool]) -> bool:
+    """Whether a node's result is another look at its operand's memory."""
+    node = graph.nodes[k]
+    if node.op in ("barrier", "wait"):
+        return True
+    op = OPS[node.op]
+    return op.view is not None and (op.name != "reshape" or in_order[node.inputs[0]])
+
+
+def contiguous(graph: Graph, given: Sequence[bool] | None = None) -> list[bool]:
+    """For each value whether its elements lie in order without gaps, on every worker."""
+    found = [True] * len(graph.inputs) if given is None else list(given)
+    for node in graph.nodes:
+        op = OPS[node.op]
+        for _ in node.specs:
+            if op.view is None:
+                found.append(node.op != "barrier" or found[node.inputs[0]])
+            elif op.keeps_order:
+                found.append(found[node.inputs[0]] or op.name == "reshape")
+            else:
+                found.append(found[node.inputs[0]] and _leads(graph, node))
+    return found
+
+
+def body_order(graph: Graph, k: int, in_order: Sequence[bool]) -> list[bool] | None:
+    """The same for the operands of a node's bodies; None where all of them do."""
+    node = graph.nodes[k]
+    if node.op != "blocks":
+        return None
+    body: Graph = node.kw["body"]
+    return [in_order[v] and leading(spec) for v, spec in zip(node.inputs, body.inputs, strict=True)]
+
+
+def leading(spec: Spec) -> bool:
+    """Whether the blocks of an array that is cut into turns are in order where the whole is."""
+    assert spec.layout is not None
+    cut = spec.layout.splits[-1]
+    return not isinstance(cut, int) or all(n <= 1 for n in spec.layout.largest(spec.shape)[:cut])
+
+
+def _leads(graph: Graph, node: Node) -> bool:
+    """Whether a slice or narrow cuts nothing but the first axis, and without steps."""
+    before, after = graph.specs[node.inputs[0]], node.specs[0]
+    if node.op == "slice":
+        kw = node.kw
+        return (
+            all(s == 1 for s in kw["steps"][:1])
+            and before.shape[1:] == after.shape[1:]
+            and all(
+                (start, step) == (0, 1)
+                for start, step in zip(kw["starts"][1:], kw["steps"][1:], strict=True)
+            )
+        )
+    if node.op == "narrow":
+        assert after.layout is not None
+        assert before.layout is not None
+        cut = {s for s in after.layout.splits if isinstance(s, int)}
+        return cut <= {0}
+    return False
+
+
+def joined(graph: Graph) -> dict[int, int]:
+    """What kernels make for a `concat` that joins nothing else: for each value the joined one."""
+    found: dict[int, int] = {}
+    for k, node in enumerate(graph.nodes):
+        if node.op != "concat":
+            continue
+        parts = [_before_join(graph, k, w) for w in node.inputs]
+        if all(v >= 0 for v in parts):
+            found |= dict.fromkeys(parts, graph.starts[k])
+    return found
+
+
+def _before_join(graph: Graph, k: int, w: int) -> int:
+    """The value that a kernel makes for this operand of a `concat` and for nobody else; -1 if it is
+    something else, or lies in so short rows that it is better copied."""
+    node, axis = graph.nodes[k], graph.nodes[k].kw["axis"]
+    before, after = graph.specs[w], node.specs[0]
+    here = after.layout is not None and before.layout == after.layout
+    cut = after.layout.splits if after.layout is not None else ()
+    if not here or axis in cut or before.dtype != after.dtype or before.pending:
+        return -1
+    if math.prod(before.shape[axis:]) * before.dtype.itemsize < RUN:
+        return -1
+    readers: tuple[int, ...] = (k,)
+    while (
+        (maker := graph.producers[w]) >= 0 and graph.uses[w] == readers and w not in graph.outputs
+    ):
+        made = graph.nodes[maker]
+        if made.op == "fused" and not numbers_in(made.kw["body"]):
+            return w
+        if made.op != "expand_dims":
+            break
+        (w,), readers = made.inputs, (maker,)
+    return -1
+
+
+def is_joined(program: Program, k: int) -> bool:
+    """Whether nothing is left to do for a node, as it joins what was made in its place."""
+    graph, slots = program.graph, program.slots
+    if graph.nodes[k].op != "concat":
+        return False
+    v = graph.nodes[k].inputs[0]
+    while slots[v].kind == "alias":
+        v = slots[v].at
+    return slots[v].kind == "part"
+
+
+def in_part(graph: Graph, v: int, shape_of: Callable[[Spec], Shape]) -> Callable[[Any], Any]:
+    """Of a joined array the part in which a value is made."""
+    (k,) = graph.uses[v]
+    looks = list[Node]()
+    while graph.nodes[k].op != "concat":
+        looks.append(graph.nodes[k])
+        v = graph.starts[k]
+        (k,) = graph.uses[v]
+    node = graph.nodes[k]
+    axis = node.kw["axis"]
+    begin = 0
+    for w in node.inputs[: node.inputs.index(v)]:
+        begin += shape_of(graph.specs[w])[axis]
+    end = begin + shape_of(graph.specs[v])[axis]
+
+    def part(whole: Any) -> Any:
+        found = whole[(*(slice(None),) * axis, slice(begin, end))]
+        for look in reversed(looks):
+            found = found.squeeze(look.kw["axes"])
+        return found
+
+    return part
+
+
+class Arena:
+    """Free places by offset; the best fit is taken, and the arena grows where none fits."""
+
+    def __init__(self) -> None:
+        self.free: list[tuple[int, int]] = []
+        self.end = 0
+
+    def take(self, size: int) -> int:
+        size = -(-max(size, 1) // ALIGN) * ALIGN
+        fits = [(length, offset) for offset, length in self.free if length >= size]
+        if fits:
+            length, offset = min(fits)
+            k = bisect.bisect_left(self.free, (offset, 0))
+            if length == size:
+                del self.free[k]
+            else:
+                self.free[k] = (offset + size, length - size)
+            return offset
+        if self.free and sum(self.free[-1]) == self.end:
+            offset, _ = self.free.pop()
+        else:
+            offset = self.end
+        self.end = offset + size
+        return offset
+
+    def give(self, offset: int, size: int) -> None:
+        size = -(-max(size, 1) // ALIGN) * ALIGN
+        k = bisect.bisect_left(self.free, (offset, 0))
+        if k < len(self.free) and offset + size == self.free[k][0]:
+            size += self.free.pop(k)[1]
+        if k and sum(self.free[k - 1]) == offset:
+            offset, size = self.free[k - 1][0], self.free[k - 1][1] + size
+            self.free[k - 1] = (offset, size)
+        else:
+            self.free.insert(k, (offset, size))
+
+
+class _Assigner:
+    def __init__(
+        self, graph: Graph, donated: Sequence[int], in_order: Sequence[bool] | None
+    ) -> None:
+        self.graph = graph
+        self.donated = list(donated)
+        self.reuse: list[tuple[int, int]] = []
+        self.arena = Arena()
+        self.slots: list[Slot] = [Slot("input", k) for k in range(len(graph.inputs))]
+        self.root = list(range(len(graph.specs)))  # what each value's memory belongs to
+        self.contiguous = contiguous(graph, in_order)
+        self.joined = joined(graph)
+        self.early: dict[int, Slot] = {}  # of what is joined, from its first part on
+        self.result = {v: k for k, v in enumerate(graph.outputs)}
+        self.last = self._last_reads()
+        self.taken: set[int] = set()  # values whose memory another took over
+        self.begun: set[int] = set()  # results whose memory was written already
+        self._reach_back()
+
+    def _last_reads(self) -> list[int]:
+        """For each root the last node that reads it, through whatever view."""
+        graph = self.graph
+        last = [-1] * len(graph.specs)
+        for k, node in enumerate(graph.nodes):
+            for v in node.inputs:
+                last[self.root[v]] = k
+            if is_view(graph, k, self.contiguous):
+                for v, source in zip(graph.outs(k), node.inputs, strict=False):
+                    self.root[v] = self.root[source]
+            for v in graph.outs(k):
+                last[self.root[v]] = max(last[self.root[v]], k)
+        for v in graph.outputs:
+            last[self.root[v]] = len(graph.nodes)
+        return last
+
+    def run(self) -> Program:
+        graph = self.graph
+        scratch: list[tuple[int, ...]] = []
+        bodies: dict[int, tuple[Program, ...]] = {}
+        bases: dict[int, int] = {}
+        dying: list[list[int]] = [[] for _ in graph.nodes]
+        for v, k in enumerate(self.last):
+            if 0 <= k < len(graph.nodes) and self.root[v] == v:
+                dying[k].append(v)
+        fullest, peak_node = -1, -1
+        for k, node in enumerate(graph.nodes):
+            if node.op == "constant":
+                self.slots.append(Slot("constant", k))
+            elif is_view(graph, k, self.contiguous):
+                self.slots.extend(
+                    Slot("alias", source)
+                    for _, source in zip(node.specs, node.inputs, strict=False)
+                )
+            else:
+                for v in graph.outs(k):
+                    self.slots.append(self._place(k, node, v))
+            sizes = self._scratch_sizes(k, node)
+            places = tuple(self.arena.take(n) for n in sizes)
+            if node.op in CONTROL:
+                order = body_order(graph, k, self.contiguous)
+                bodies[k] = tuple(assign_memory(g, (), order) for _, g in node.subgraphs())
+                need = max((p.arena_bytes for p in bodies[k]), default=0)
+                bases[k] = self.arena.take(need)
+            if self.arena.end > fullest:
+                fullest, peak_node = self.arena.end, k
+            if node.op in CONTROL:
+                self.arena.give(bases[k], need)
+            for place, n in zip(places, sizes, strict=True):
+                self.arena.give(place, n)
+            for v in dying[k]:
+                slot = self.slots[v]
+                if slot.kind == "arena" and v not in self.taken:
+                    self.arena.give(slot.at, local_bytes(graph.specs[v]))
+            scratch.append(places)
+        return Program(
+            graph,
+            tuple(self.slots),
+            tuple(scratch),
+            bodies,
+            bases,
+            self.arena.end,
+            peak_node,
+            tuple(self.reuse),
+        )
+
+    def _place(self, k: int, node: Node, v: int) -> Slot:
+        graph = self.graph
+        if v in self.joined:
+            whole = self.joined[v]
+            if whole not in self.early:
+                if (
+                    whole in self.result
+                ):  # written before it is known which operands are read no more
+                    self.begun.add(self.result[whole])
+                join = graph.producers[whole]
+                self.early[whole] = self._place(join, graph.nodes[join], whole)
+            return Slot("part", whole)
+        if v in self.early:
+            return self.early[v]
+        if v in self.result:
+            self._over_donated(k, node, v)
+            return Slot("output", self.result[v])
+        if self.last[v] <= k and len(node.specs) > 1 and OPS[node.op].kernel is not None:
+            return Slot("none")
+        spec = graph.specs[v]
+        heir = self._overwrites(k, node, spec)
+        if heir is not None and self.slots[heir].kind == "arena":
+            self.taken.add(heir)
+            return self.slots[heir]
+        return Slot("arena", self.arena.take(local_bytes(spec)))
+
+    def _over_donated(self, k: int, node: Node, v: int) -> None:
+        """Write a result over an operand that was given away and is not read any more.
+
+        Decided where the result's memory is first written; later would be too late.
+        """
+        if self.result[v] in self.begun:
+            return
+        self.begun.add(self.result[v])
+        spec = self.graph.specs[v]
+        for j in self.donated:
+            mine = self.graph.inputs[j]
+            if (mine.shape, mine.dtype, mine.layout) != (spec.shape, spec.dtype, spec.layout):
+                continue
+            here = j in node.inputs and all(self.root[w] != j or w == j for w in node.inputs)
+            op = OPS[node.op]
+            over = here and (
+                op.overwrite == ANY or any(node.inputs[n : n + 1] == (j,) for n in op.overwrite)
+            )
+            once = op.overwrite == ANY or node.inputs.count(j) == 1
+            if self.last[j] < k or (self.last[j] == k and over and once):
+                self.donated.remove(j)
+                self.reuse.append((self.result[v], j))
+                return
+
+    def _reach_back(self) -> None:
+        """Results of elementwise chains are made in the result's memory from the first link on."""
+        for v, k in list(self.result.items()):
+            heir: int | None = v
+            while heir is not None:
+                maker = self.graph.producers[heir]
+                node = self.graph.nodes[maker]
+                heir = self._overwrites(maker, node, self.graph.specs[heir])
+                if heir is not None and (
+                    heir in self.result
+                    or self.graph.producers[heir] < 0
+                    or self.graph.nodes[self.graph.producers[heir]].op == "constant"
+                ):
+                    heir = None
+                if heir is not None:
+                    self.result[heir] = k
+
+    def _overwrites(self, k: int, node: Node, spec: Spec) -> int | None:
+        """An operand that dies here and whose memory the result may take."""
+        op: Op = OPS[node.op]
+        if not op.overwrite or len(node.specs) > 1:
+            return None
+        for n, v in enumerate(node.inputs):
+            if op.overwrite != ANY and n not in op.overwrite:
+                continue
+            mine = self.graph.specs[v]
+            if (
+                self.root[v] == v
+                and self.last[v] == k
+                and not any(self.root[w] == v and w != v for w in node.inputs)
+                and (node.inputs.count(v) == 1 or op.overwrite == ANY)
+                and (mine.shape, mine.dtype, mine.layout) == (spec.shape, spec.dtype, spec.layout)
+                and v not in self.taken
+            ):
+                return v
+        return None
+
+    def _scratch_sizes(self, k: int, node: Node) -> list[int]:
+        graph = self.graph
+        if node.op in ("loop", "while"):  # a second buffer for each carried value
+            carried = node.kw["counts"][1]
+            return [local_bytes(s) for s in node.specs[:carried]]
+        if node.op == "blocks":
+            ahead = [local_bytes(s) for s in read_ahead(graph, node) for _ in range(2)]
+            return ahead + [local_bytes(s) for s in addends(node)]
+        op = OPS[node.op]
+        if op.scratch is None:
+            return []
+        return scratch_bytes(op, graph, node)
+
+
+def read_ahead(graph: Graph, node: Node) -> list[Spec]:
+    """The operands of `blocks` that are read from files: one block while another is worked on."""
+    return [
+        spec
+        for v, spec in zip(node.inputs, node.kw["body"].inputs, strict=True)
+        if (lies := graph.specs[v].layout) is not None and lies.stored
+    ]
+
+
+def addends(node: Node) -> list[Spec]:
+    """What the turns of `blocks` leave one addend of each."""
+    found: list[Spec] = node.kw["body"].out_specs
+    return [s for s in found if s.layout is not None and isinstance(s.layout.splits[-1], Partial)]
+
+
+def scratch_of(op: Op, graph: Graph, node: Node, rank: int) -> Sequence[Scratch]:
+    """The memory that a node's kernel needs on a worker, beside its operands and results."""
+    specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
+    return _scratch_for(op, graph, node, [_local(s, rank) for s in specs])
+
+
+def scratch_bytes(op: Op, graph: Graph, node: Node) -> list[int]:
+    """The same in bytes, enough for each worker: smaller parts may need more than larger ones."""
+    specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
+    layouts = [s.layout for s in specs if s.layout is not None]
+    ranks = range(1 if all(x.is_whole for x in layouts) else math.prod(layouts[0].mesh))
+    parts = dict.fromkeys(tuple(_local(s, rank) for s in specs) for rank in ranks)
+    needs = [[_bytes(s) for s in _scratch_for(op, graph, node, shapes)] for shapes in parts]
+    return [max(sizes) for sizes in itertools.zip_longest(*needs, fillvalue=0)]
+
+
+def _local(spec: Spec, rank: int) -> Shape:
+    assert spec.layout is not None
+    return spec.layout.local_shape(spec.shape, rank)
+
+
+def _scratch_for(op: Op, graph: Graph, node: Node, shapes: Sequence[Shape]) -> Sequence[Scratch]:
+    assert op.scratch is not None
+    ins, count = tuple(graph.specs[v] for v in node.inputs), len(node.inputs)
+    made: Sequence[Scratch] = op.scratch(
+        list(shapes[:count]), list(shapes[count:]), (*ins, *node.specs), **node.kw
+    )
+    return made
+
+
+def _bytes(s: Scratch) -> int:
+    return math.prod(s.shape) * s.dtype.itemsize

@@ -1,0 +1,67 @@
+"""Products whose right matrix is an operand of the plan, which may be the same in many runs.
+
+before                                       after
+(%0: float32[16,900], %1: float32[900,900])  (%0: float32[16,900], %1: float32[900,900])
+%2 = matmul(%0, %1) : float32[16,900]        %2 = matmul(%0, %1; stays=True) : float32[16,900]
+return %2                                    return %2
+
+What was given away does not stay; and where there are more rows than columns, the order in which the
+library reads a matrix hardly matters. This belongs to this machine: plan files hold the graph without
+it. Idempotent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+from ostinato.ops.core.graph import Builder, Graph, Node
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.cpu.libraries.onednn import library
+from ostinato.ops.fused import FUSED
+from ostinato.planner.plan import Target, largest_part
+
+from .reads import seen_as
+
+PRODUCTS = ("matmul", "wide_matmul")
+
+
+def mark_staying(graph: Graph, target: Target, donated: Sequence[int] = ()) -> Graph:
+    """The pass. Under a limit of memory nothing is kept, and under `any-workers` products are others."""
+    free = target.memory_limit is None and target.numerics != "any-workers"
+    if target.device != "cpu" or not free or isinstance(library(), str):
+        return graph
+    return _marked(graph, {v for v in range(len(graph.inputs)) if v not in donated})
+
+
+def _marked(graph: Graph, staying: Collection[int]) -> Graph:
+    """With these inputs staying."""
+    stays = set(staying)
+    builder, changed = Builder(graph.inputs), False
+    for k, node in enumerate(graph.nodes):
+        if OPS[node.op].only_looks and len(node.inputs) == 1 and node.inputs[0] in stays:
+            stays.update(graph.outs(k))
+        new = node if node.op in FUSED else _with_marked_bodies(node, stays)
+        is_product = node.op in PRODUCTS and "stays" not in node.kw
+        if is_product and node.inputs[1] in stays and _pays(graph, node):
+            params = {**node.kw, "stays": True}
+            new = Node(node.op, node.inputs, tuple(sorted(params.items())), node.specs, node.line)
+        changed = changed or new is not node
+        builder.add(new.op, new.inputs, new.params, new.specs, new.line)
+    return Graph(builder.inputs, tuple(builder.nodes), graph.outputs) if changed else graph
+
+
+def _with_marked_bodies(node: Node, stays: Collection[int]) -> Node:
+    inside: dict[str, set[int]] = {}
+    for j, places in seen_as(node).items():
+        for name, v in places if node.inputs[j] in stays else ():
+            inside.setdefault(name, set()).add(v)
+    if not inside:
+        return node
+    params = tuple((k, _marked(v, inside[k]) if k in inside else v) for k, v in node.params)
+    same = all(new is old for (_, new), (_, old) in zip(params, node.params, strict=True))
+    return node if same else Node(node.op, node.inputs, params, node.specs, node.line)
+
+
+def _pays(graph: Graph, node: Node) -> bool:
+    left, right = (largest_part(graph.specs[v]) for v in node.inputs)
+    return right.ndim == 2 and math.prod(left.shape[:-1]) <= right.shape[-1]

@@ -1,0 +1,118 @@
+"""Random numbers as elementwise operations on the numbers of elements, so that kernels take them in.
+
+before                                           after
+%2 = random_bits(%1) : uint32[n]                 %2 = first_number() : int64[1]
+%3 = less(%2, %0) : bool[n]                      %3 = numbers(%2) : int64[n]
+return %3                                        %4 = bits32(%1, %3, 4) : uint32[n]
+                                                 %5 = less(%4, %0) : bool[n]
+                                                 return %5
+
+`numbers` has no memory: it only tells kernels where elements are among all. What is made of nothing
+but random numbers moves to where it is first needed, as kernels stand where they begin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ostinato.ops.core.graph import Builder, Graph, Node
+from ostinato.ops.core.layout import Layout
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import Spec, float64, int64
+from ostinato.ops.cpu.jit.llvm import why_not
+from ostinato.planner.plan import Target
+from ostinato.planner.rewrite import in_order_of
+
+from .fuse_stages import small_first
+
+LARGE = 4096  # elements, outside of loops; only this decides, so that no layout changes a bit
+DRAWN = ("bits32", "bits64", "normal32", "normal64")
+
+
+def draw_in_kernels(graph: Graph, target: Target, turns: int = 1) -> Graph:
+    """The pass. `turns`: how often all of it is done."""
+    least = LARGE if turns == 1 else 1
+    drawn = [n for n in graph.nodes if _is_drawn(n, target, least)]
+    if not drawn or why_not():
+        return graph
+    builder = Builder(graph.inputs)
+    values = list(range(len(graph.inputs)))
+    for node in drawn:
+        _numbers(builder, node.specs[0])  # at the beginning, as kernels read them
+    for node in graph.nodes:
+        inputs = [values[v] for v in node.inputs]
+        if _is_drawn(node, target, least):
+            values += _drawn(builder, node, inputs)
+        else:
+            values += builder.add(node.op, inputs, node.params, node.specs, node.line)
+    outputs = tuple(values[v] for v in graph.outputs)
+    return _late(small_first(Graph(builder.inputs, tuple(builder.nodes), outputs)))
+
+
+def _is_drawn(node: Node, target: Target, least: int) -> bool:
+    if node.op == "normal" and target.math == "libm":
+        return False
+    return node.op in ("random_bits", "normal") and node.specs[0].size >= least
+
+
+def _drawn(builder: Builder, node: Node, inputs: Sequence[int]) -> Sequence[int]:
+    """The numbers of the elements, and what is drawn for them."""
+    numbers = _numbers(builder, node.specs[0])
+    if node.op == "normal":
+        name = "normal64" if node.kw["dtype"] == float64 else "normal32"
+        return builder.add(name, (*inputs, numbers), {}, node.specs, node.line)
+    assert node.specs[0].layout is not None
+    layout = Layout.whole(node.specs[0].layout.mesh)
+    params = {"value": node.kw["stream"], "dtype": int64}
+    (stream,) = builder.add("constant", (), params, (Spec((), int64, layout),))
+    name = "bits64" if node.kw["wide"] else "bits32"
+    return builder.add(name, (*inputs, numbers, stream), {}, node.specs, node.line)
+
+
+def _numbers(builder: Builder, spec: Spec) -> int:
+    """The numbers of a value's elements among all of the global array, row by row."""
+    layout, shape = spec.layout, spec.shape
+    assert layout is not None
+    strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+    firsts = tuple(
+        sum(lo * step for (lo, _), step in zip(layout.box(shape, r), strides, strict=True))
+        for r in range(layout.workers)
+    )
+    each = Layout(layout.mesh, (0,) * len(layout.mesh))
+    own = Spec((layout.workers,), int64, each)
+    first = builder.add("first_number", (), {"numbers": firsts}, (own,))
+    return builder.add("numbers", first, {"shape": shape}, (Spec(shape, int64, layout),))[0]
+
+
+def _late(graph: Graph) -> Graph:
+    """What is made of random numbers alone stands before its first reader that is not."""
+    waiting: set[int] = set()
+    for k, node in enumerate(graph.nodes):
+        makers = [graph.producers[v] for v in node.inputs]
+        small = [not graph.specs[v].shape for v in node.inputs]
+        own = node.op in DRAWN or any(p in waiting for p in makers)
+        simple = node.op in OPS and bool(OPS[node.op].scalar)
+        if (
+            own
+            and simple
+            and (
+                node.op in DRAWN
+                or all(p in waiting or s for p, s in zip(makers, small, strict=True))
+            )
+        ):
+            waiting.add(k)
+    order: list[int] = []
+    placed: set[int] = set()
+
+    def place(k: int) -> None:
+        if k in placed:
+            return
+        placed.add(k)
+        for v in graph.nodes[k].inputs:
+            if graph.producers[v] in waiting:
+                place(graph.producers[v])
+        order.append(k)
+
+    for k in (*(k for k in range(len(graph.nodes)) if k not in waiting), *sorted(waiting)):
+        place(k)
+    return in_order_of(graph, order)

@@ -1,0 +1,450 @@
+"""Plans for people: what was decided, what it should cost, what it did cost, and in what two plans differ."""
+
+from __future__ import annotations
+
+import difflib
+import html
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.ops.collective import collective_of
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.layout import exchange_lists, volume
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import Spec
+from ostinato.ops.cpu.libraries.onednn import library
+from ostinato.ops.cpu.loops.labels import SOURCES, VIEWS
+from ostinato.ops.fused import FUSED
+from ostinato.planner.machine import Machine, this_machine
+from ostinato.planner.passes.fuse import title
+from ostinato.planner.passes.memory import is_joined
+from ostinato.planner.plan import Choice, Plan, Program, largest_part
+
+REPEATED = {"loop": "trips", "blocks": "turns"}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node of a program, as far as people care."""
+
+    node: Node
+    depth: int
+    collective: str
+    operations: float  # on the worker with the largest parts
+    moved: float  # bytes read and written there
+    sent: int  # bytes that cross between workers, all together
+    predicted: float  # seconds
+    turns: int  # how often it runs
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What runs have shown."""
+
+    runs: int
+    best: float  # seconds of a whole run
+    mean: float
+    steps: dict[
+        int, float
+    ]  # seconds of each top-level node, from one run that was timed step by step
+
+
+def steps(program: Program, machine: Machine, depth: int = 0, turns: int = 1) -> Iterator[Step]:
+    """The nodes in running order, those of bodies behind their loop."""
+    graph = program.graph
+    for k, node in enumerate(graph.nodes):
+        if node.op in ("constant", "wait") or program.slots[graph.starts[k]].kind == "alias":
+            continue
+        if is_joined(program, k):
+            continue
+        ins = [graph.specs[v] for v in node.inputs]
+        kind = collective_of(node.op, node.kw)
+        inner = program.bodies.get(k, ())
+        times = turns * repeats(node)
+        if kind:
+            sent = bytes_sent(node, ins)
+            workers = ins[0].layout.workers if ins[0].layout is not None else 1
+            predicted = machine.message_seconds(sent / workers)
+            yield Step(node, depth, kind, 0.0, 0.0, sent, predicted, turns)
+        elif inner:
+            yield Step(node, depth, "", 0.0, 0.0, 0, 0.0, turns)
+            for body in inner:
+                yield from steps(body, machine, depth + 1, times)
+        else:
+            here = tuple(map(largest_part, ins)), tuple(map(largest_part, node.specs))
+            flops, moved = OPS[node.op].cost(*here, node.kw)
+            predicted = machine.kernel_seconds(flops, moved, OPS[node.op].dense)
+            yield Step(node, depth, "", flops, moved, 0, predicted, turns)
+
+
+def repeats(node: Node) -> int:
+    """How often the bodies of a node run, as far as that is known."""
+    return int(node.kw[REPEATED[node.op]]) if node.op in REPEATED else 1
+
+
+def bytes_sent(node: Node, ins: Sequence[Spec]) -> int:
+    """What crosses between workers in one collective, over all workers."""
+    kind = collective_of(node.op, node.kw)
+    total = 0
+    for has, gets in zip(ins, node.specs, strict=True):
+        here, there = has.layout, gets.layout
+        assert here is not None
+        assert there is not None
+        if kind in ("all_reduce", "reduce_scatter"):
+            group = 1
+            for a in node.kw["axes"]:
+                group *= here.mesh[a]
+            parts = sum(volume(here.box(has.shape, r)) for r in range(here.workers))
+            share = 2 if kind == "all_reduce" else 1
+            total += share * parts * (group - 1) // group * has.dtype.itemsize
+        else:
+            pieces = exchange_lists(here, there, has.shape)
+            total += sum(volume(p.box) for p in pieces if p.source != p.target) * has.dtype.itemsize
+    return total
+
+
+# -- splits in time -----------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """A part of a program that runs block after block."""
+
+    turns: int
+    axis: int
+    extent: int
+    of: str  # whose axis it is
+    moved: float  # bytes in addition, over all turns
+    seconds: float  # in addition, as predicted
+
+
+def splits_in_time(program: Program, machine: Machine, called: Sequence[str]) -> Iterator[Turns]:
+    """The parts in turns, bodies included."""
+    graph = program.graph
+    for k, node in enumerate(graph.nodes):
+        if node.op == "blocks":
+            yield _turns(graph, node, machine, called)
+        for body in program.bodies.get(k, ()):
+            yield from splits_in_time(body, machine, ())
+
+
+def _turns(graph: Graph, node: Node, machine: Machine, called: Sequence[str]) -> Turns:
+    body, count = node.kw["body"], node.kw["turns"]
+    cut = [
+        (s.nbytes, -v, s.layout.splits[-1])
+        for v, s in enumerate(body.specs)
+        if s.layout is not None and isinstance(s.layout.splits[-1], int)
+    ]
+    read = [c for c in cut if -c[1] < len(body.inputs)]
+    _, v, axis = max(read or cut)
+    of = "what is made there"
+    if read:
+        maker = graph.producers[node.inputs[-v]]
+        outside = called[node.inputs[-v]] if node.inputs[-v] < len(called) else "an operand"
+        of = outside if maker < 0 else title(graph.nodes[maker])
+    moved = spent = 0.0
+    for inner in body.nodes:
+        ins = [body.specs[v] for v in inner.inputs]
+        costs = [
+            OPS[inner.op].cost(tuple(map(part, ins)), tuple(map(part, inner.specs)), inner.kw)
+            for part in (largest_part, _at_once)
+        ]
+        times = [machine.kernel_seconds(*cost, OPS[inner.op].dense) for cost in costs]
+        moved += count * costs[0][1] - costs[1][1]
+        spent += count * times[0] - times[1]
+    return Turns(count, axis, body.specs[-v].shape[axis], of, max(moved, 0.0), spent)
+
+
+def _at_once(spec: Spec) -> Spec:
+    return largest_part(spec.at(spec.layout.at_once)) if spec.layout is not None else spec
+
+
+# -- text -----------------------------------------------------------------------------------
+def seconds(t: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if t >= size:
+            return f"{_digits(t / size)} {unit}"
+    return f"{t * 1e9:.0f} ns"
+
+
+def _sign(t: float) -> str:
+    return f"{seconds(t)} slower" if t >= 0 else f"{seconds(-t)} faster"
+
+
+def amount(n: float) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if n >= size:
+            return f"{_digits(n / size)} {unit}"
+    return f"{n:.0f} B"
+
+
+def _digits(n: float) -> str:
+    """Three of them, or all before the point."""
+    return f"{n:.0f}" if n >= 100 else f"{n:.3g}"
+
+
+def summary(plan: Plan) -> str:
+    """The plan in a few lines."""
+    nodes, collectives = count(plan.program)
+    mesh = "x".join(map(str, plan.target.mesh))
+    talk = ", ".join(f"{n} {kind}" for kind, n in collectives.items()) or "no communication"
+    ins = ", ".join(f"{n}: {s}" for n, s in zip(named(plan), plan.traced.inputs, strict=False))
+    return (
+        f"plan {plan.id[:12]} for {plan.target.workers} x {plan.target.device} (mesh {mesh}), "
+        f"numerics {plan.target.numerics}, math {plan.target.math}, "
+        f"precision {plan.target.precision}\n"
+        f"  takes   {ins or 'nothing'}\n"
+        f"  gives   {', '.join(map(str, plan.out_specs)) or 'nothing'}\n"
+        f"  runs    {nodes} operations, {talk}\n"
+        f"  memory  {amount(plan.peak_bytes)} per worker: operands {amount(plan.operand_bytes)}, "
+        f"results {amount(plan.result_bytes)}, intermediates {amount(plan.arena_bytes)}"
+    )
+
+
+def named(plan: Plan) -> list[str]:
+    """What the user calls the inputs; numbers where there are no names."""
+    names = list(plan.names)
+    return names + [f"input {k}" for k in range(len(names), len(plan.traced.inputs))]
+
+
+def count(program: Program) -> tuple[int, dict[str, int]]:
+    """How many operations run, and how many collectives of each kind."""
+    nodes, kinds = 0, dict[str, int]()
+    for k, node in enumerate(program.graph.nodes):
+        kind = collective_of(node.op, node.kw)
+        if kind:
+            kinds[kind] = kinds.get(kind, 0) + 1
+        elif (
+            node.op != "wait"
+            and program.slots[program.graph.starts[k]].kind not in ("alias", "constant")
+            and not is_joined(program, k)
+        ):
+            nodes += len(node.kw["body"].nodes) if node.op in FUSED else 1
+            if node.op in FUSED:
+                nodes -= sum(n.op in (*SOURCES, *VIEWS) for n in node.kw["body"].nodes)
+        for body in program.bodies.get(k, ()):
+            more, inner = count(body)
+            nodes += more
+            for name, n in inner.items():
+                kinds[name] = kinds.get(name, 0) + n
+    return nodes, kinds
+
+
+def rows(plan: Plan, machine: Machine, measured: Measured | None) -> list[tuple[str, ...]]:
+    """The table of `explain`: operation, result, layout, work, traffic, predicted, measured, line; of a
+    whole run, all turns of loops together."""
+    found: list[tuple[str, ...]] = []
+    times = dict(measured.steps) if measured is not None else {}
+    number = {id(node): k for k, node in enumerate(plan.program.graph.nodes)}
+    for step in steps(plan.program, machine):
+        node, spec = step.node, step.node.specs[0] if step.node.specs else None
+        took = times.get(number.get(id(node), -1)) if step.depth == 0 else None
+        found.append(
+            (
+                "  " * step.depth + name_of(step),
+                str(spec.bare) if spec is not None else "",
+                str(spec.layout) if spec is not None else "",
+                f"{step.operations * step.turns:.2g} op" if step.operations else "",
+                f"{amount(step.sent * step.turns)} sent"
+                if step.collective
+                else amount(step.moved * step.turns),
+                seconds(step.predicted * step.turns) if step.predicted else "",
+                seconds(took) if took is not None else "",
+                node.line,
+            )
+        )
+    return found
+
+
+def name_of(step: Step) -> str:
+    """What an operation is called in tables."""
+    node = step.node
+    name = step.collective or title(node)
+    if node.op == "start":
+        name += " (started)"
+    return name + (f" x {repeats(node)}" if node.op in REPEATED else "")
+
+
+HEADS = ("operation", "result", "layout", "work", "traffic", "predicted", "measured", "line")
+
+
+def explain(plan: Plan, measured: Measured | None, machine: Machine | None = None) -> str:
+    """Everything that was decided, as text."""
+    machine = machine or this_machine()
+    table = [HEADS, *rows(plan, machine, measured)]
+    keep = [k for k in range(len(HEADS)) if any(row[k] for row in table[1:])]
+    if plan.target.workers == 1:
+        keep = [k for k in keep if HEADS[k] != "layout"]
+    widths = {k: max(len(row[k]) for row in table) for k in keep}
+    lines = ["  ".join(row[k].ljust(widths[k]) for k in keep).rstrip() for row in table]
+    lines = [lines[0], "  ".join("-" * widths[k] for k in keep), *lines[1:], ""] if keep else []
+    return "\n".join([summary(plan), "", *lines, *_totals(plan, machine, measured)])
+
+
+def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str]:
+    work = list(steps(plan.program, machine))
+    predicted = sum(s.predicted * s.turns for s in work)
+    sent = sum(s.sent * s.turns for s in work)
+    lines = [f"predicted {seconds(predicted)} per run; {amount(sent)} between workers"]
+    lines += [
+        f"split in time: axis {t.axis} ({t.extent}) of {t.of} in {t.turns} turns, which moves "
+        f"{amount(t.moved)} more; predicted {_sign(t.seconds)}"
+        for t in splits_in_time(plan.program, machine, named(plan))
+    ]
+    if measured is not None and measured.runs:
+        lines.append(
+            f"measured  {seconds(measured.best)} at best, {seconds(measured.mean)} on average, "
+            f"{measured.runs} run{'s' if measured.runs > 1 else ''}"
+        )
+        if not measured.steps:
+            lines.append("          (single operations are timed in the third run of longer plans)")
+    else:
+        lines.append("measured  not yet")
+    lines += _algorithms(plan)
+    lines += dict.fromkeys(_rewritten(s.node) for s in work if s.node.op == "pair_distances")
+    if plan.tuned is not None:
+        lines += [f"timed     {line}" for line in told(plan.tuned.choices)]
+    k = plan.program.peak_node
+    if k >= 0 and plan.arena_bytes:
+        node = plan.program.graph.nodes[k]
+        lines.append(
+            f"memory is fullest at {title(node)}" + (f" ({node.line})" if node.line else "")
+        )
+    missing = library()
+    if isinstance(missing, str) and any(s.node.op == "matmul" for s in work):
+        lines.append(f"products by NumPy's library, {missing}")
+    planning = sum(plan.seconds.values())
+    if planning:
+        slowest = max(plan.seconds, key=lambda name: plan.seconds[name])
+        lines.append(
+            f"planned in {seconds(planning)}, longest {slowest} {seconds(plan.seconds[slowest])}"
+        )
+    return lines
+
+
+def told(choices: Sequence[Choice]) -> Iterator[str]:
+    """A line for each choice that was timed, the same one once."""
+    for choice in dict.fromkeys(c for c in choices if c.times):
+        by = dict(choice.times)
+        taken = choice.way or choice.times[0][0]
+        others = ", ".join(f"{way} {seconds(t)}" for way, t in by.items() if way != taken)
+        line = f" ({choice.line})" if choice.line else ""
+        yield f"{choice.what}: {taken} {seconds(by[taken])}, not {others}{line}"
+
+
+def _rewritten(node: Node) -> str:
+    where = f" ({node.line})" if node.line else ""
+    return (
+        f"rewritten squared differences of all pairs of rows are a product, as rows are long; "
+        f"pairs that lost over 3 bits are made from differences{where}"
+    )
+
+
+def _algorithms(plan: Plan) -> list[str]:
+    """Of operations that have several ways to be spread over workers, which was taken."""
+    if plan.target.workers == 1:
+        return []
+    made = plan.lowered
+    whole = {
+        (n.op, n.line, tuple(made.specs[v].bare for v in n.inputs))
+        for n in made.nodes
+        if all(s.layout is not None and s.layout.is_whole for s in n.specs)
+    }
+    lines = []
+    for node in plan.traced.nodes:
+        if OPS[node.op].algorithms is not None:
+            ins = tuple(plan.traced.specs[v].bare for v in node.inputs)
+            how = "by every worker" if (node.op, node.line, ins) in whole else "in parts"
+            lines.append(f"{node.op} of {ins[0]} is done {how} ({node.line})")
+    return lines
+
+
+# -- differences -------------------------------------------------------------------------------
+def differences(old: Plan, new: Plan) -> str:
+    """In what two plans differ: their keys part by part, then operation by operation."""
+    if old.id == new.id and old.program == new.program:
+        return f"the same plan, {old.id[:12]}"
+    lines = [f"{old.id[:12]} -> {new.id[:12]}"]
+    for name, before in old.key.parts.items():
+        after = new.key.parts[name]
+        if name == "signature":
+            pairs = zip(named(old), old.traced.inputs, new.traced.inputs, strict=False)
+            lines.extend(f"  {what}: {a} -> {b}" for what, a, b in pairs if a is not b)
+            if len(old.traced.inputs) != len(new.traced.inputs):
+                lines.append(f"  inputs: {len(old.traced.inputs)} -> {len(new.traced.inputs)}")
+        elif before != after and name != "graph":
+            lines.append(f"  {name}: {before} -> {after}")
+    a, b = (_operations(p.program.graph) for p in (old, new))
+    changes = [
+        d for d in difflib.unified_diff(a, b, lineterm="", n=1) if d[:3] not in ("---", "+++")
+    ]
+    lines.extend(f"  {d}" for d in changes if not d.startswith("@@"))
+    if old.peak_bytes != new.peak_bytes:
+        lines.append(f"  memory: {amount(old.peak_bytes)} -> {amount(new.peak_bytes)} per worker")
+    return "\n".join(lines)
+
+
+def _operations(graph: Graph) -> list[str]:
+    """A line per node without the numbers of values, which shift when one node is added."""
+    found = []
+    for node in graph.nodes:
+        told = ((k, v) for k, v in node.params if not isinstance(v, Graph) and k != "stays")
+        params = ", ".join(f"{k}={v}" for k, v in told)  # without what is this machine's
+        found.append(f"{node.op}({params}) -> {', '.join(map(str, node.specs))}")
+        for name, body in node.subgraphs():
+            found.extend(f"    {name}: {line}" for line in _operations(body))
+    return found
+
+
+# -- notebooks -----------------------------------------------------------------------------------
+_STYLE = (
+    "font-family:system-ui,sans-serif;font-size:13px;line-height:1.45;color:#1c2733;"
+    "background:#fff;border:1px solid #d6dde4;border-radius:8px;padding:12px 16px;max-width:1100px"
+)
+
+
+def as_html(plan: Plan, measured: Measured | None, machine: Machine | None = None) -> str:
+    """One self-contained piece of HTML: facts, memory as a bar, and the table of `explain`."""
+    machine = machine or this_machine()
+    total = max(plan.peak_bytes, 1)
+    bar = "".join(
+        f'<span title="{name} {amount(n)}" style="display:inline-block;height:10px;'
+        f'width:{100 * n / total:.1f}%;background:{colour}"></span>'
+        for name, n, colour in (
+            ("operands", plan.operand_bytes, "#3b6ea5"),
+            ("results", plan.peak_bytes - plan.operand_bytes - plan.arena_bytes, "#5aa469"),
+            ("intermediates", plan.arena_bytes, "#d9a441"),
+        )
+    )
+    cell = "padding:2px 10px 2px 0;text-align:left;vertical-align:top;white-space:pre"
+    table = rows(plan, machine, measured)
+    keep = [k for k in range(len(HEADS)) if any(row[k] for row in table)]
+    head = "".join(
+        f'<th style="{cell};border-bottom:1px solid #d6dde4">{HEADS[k]}</th>' for k in keep
+    )
+    body = "".join(
+        "<tr>" + "".join(f'<td style="{cell}">{html.escape(row[k])}</td>' for k in keep) + "</tr>"
+        for row in table[:200]
+    )
+    more = f"<p>and {len(table) - 200} more</p>" if len(table) > 200 else ""
+    facts = html.escape(summary(plan))
+    totals = html.escape("\n".join(_totals(plan, machine, measured)))
+    return (
+        f'<div style="{_STYLE}"><pre style="margin:0 0 8px;color:inherit;background:none">{facts}</pre>'
+        f'<div style="width:100%;background:#eef1f4;line-height:0">{bar}</div>'
+        f'<div style="overflow-x:auto"><table style="border-collapse:collapse;margin:8px 0">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{more}"
+        f'<pre style="margin:0;color:inherit;background:none">{totals}</pre></div>'
+    )
+
+
+def facts(plan: Plan) -> dict[str, Any]:
+    """Numbers that tests pin: operations, collectives by kind, bytes sent, peak bytes per worker."""
+    machine = Machine("none", 0, 1, 1, 1, 1, 0, 1)
+    work = list(steps(plan.program, machine))
+    nodes, kinds = count(plan.program)
+    return {
+        "operations": nodes,
+        "collectives": kinds,
+        "sent": sum(s.sent * s.turns for s in work),
+        "peak_bytes": plan.peak_bytes,
+    }

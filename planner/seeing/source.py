@@ -1,0 +1,271 @@
+"""Generated kernels as people read them: loops, what one turn computes, and the user's own lines."""
+
+from __future__ import annotations
+
+import linecache
+import math
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import Shape, Spec
+from ostinato.ops.core.user_line import short
+from ostinato.ops.cpu.jit.llvm import assembly as machine_code
+from ostinato.ops.cpu.jit.llvm import why_not
+from ostinato.ops.cpu.kernels.gemm_epilogue import BEGINS, rest_of
+from ostinato.ops.cpu.loops import flat
+from ostinato.ops.cpu.loops.labels import (
+    GATHERS,
+    PICKS,
+    POSITIONS,
+    PRODUCTS,
+    REDUCING,
+    SOURCES,
+    SUMS,
+    VIEWS,
+    Nest,
+    analyse_in_order,
+)
+from ostinato.ops.fused import FUSED, WITH_PRODUCT
+from ostinato.ops.random_bits import numbers_in
+
+if TYPE_CHECKING:
+    from ostinato.planner.plan import Plan
+
+
+def source(plan: Plan, llvm: bool, assembly: bool) -> str:
+    """All kernels of a plan, as the worker with the largest parts runs them where operands lie
+    contiguously.
+    """
+    kernels = list(_kernels(plan.program.graph))
+    found = []
+    for k, node in enumerate(kernels, 1):
+        listing = _stages(node) if "rows" in node.kw else _listing(node)
+        found.append(f"# kernel {k} of {len(kernels)}\n{listing}")
+        text = _text(node) if llvm or assembly else ""
+        if llvm:
+            found.append(text.strip())
+        if assembly:
+            found.append(machine_code(text).strip())
+    if not found:
+        why = why_not()
+        return f"# no kernels: {why}" if why else "# no kernels: too little work, or no chains"
+    return "\n\n".join(found)
+
+
+def _kernels(graph: Graph) -> Iterator[Node]:
+    """Those of bodies, too."""
+    for node in graph.nodes:
+        if node.op in FUSED:
+            yield node
+            continue
+        for _, body in node.subgraphs():
+            yield from _kernels(body)
+
+
+def _text(node: Node) -> str:
+    if "rows" in node.kw:
+        return flat.nest_module(_nest(node))
+    node = _behind(node)
+    return flat.kernel_text(node.kw["body"], _loops(node))
+
+
+# -- stages --------------------------------------------------------------------------------
+def _nest(node: Node) -> Nest:
+    """As it is of contiguous operands."""
+    body: Graph = node.kw["body"]
+    found = analyse_in_order(**node.kw, shapes=[_part(s) for s in (*body.inputs, *body.out_specs)])
+    assert found is not None, "it was one when the plan was made"
+    return found
+
+
+def _stages(node: Node) -> str:
+    """What each element of a value is, where its indices are known."""
+    nest = _nest(node)
+    body, rows = nest.body, ", ".join(_counter(x) for x in nest.rows)
+    each = f"{nest.lanes} of {_counter(nest.lane)}" if nest.across else f"1 of {rows}"
+    lines = [f"# in stages, units of {each}; lanes run along {_counter(nest.lane)}"]
+    names = [f"x{k}{_indexed(nest, k)}" for k in range(nest.operands)]
+    for word, specs in (("x", body.inputs), ("y", body.out_specs)):
+        lines += [f"# {word}{k}: {s.dtype.name}{list(_part(s))}" for k, s in enumerate(specs)]
+    lines += [f"for {_counter(x)} in range({nest.extents[x]}):" for x in nest.rows[:1]]
+    lines += [f"    for {_counter(x)} in range({nest.extents[x]}):" for x in nest.rows[1:]]
+    indent = "    " * (2 if len(nest.rows) > 1 else 1)
+    written = {v: f"y{k}{_indexed(nest, v)}" for k, v in enumerate(body.outputs)}
+    before = ""
+    for k, made in enumerate(body.nodes):
+        ins = [names[u] for u in made.inputs]
+        if made.line and made.line != before and made.op not in SOURCES:
+            lines.append(f"{indent}# {_of_user(made.line)}")
+            before = made.line
+        for v in body.outs(k):
+            if made.op in VIEWS:
+                names.append(ins[0])
+            elif made.op in ("constant", "full"):
+                names.append(repr(made.kw["value"]))
+            elif made.op == "iota":
+                label = nest.dims[v][made.kw["axis"]]
+                names.append("0" if label is None else _counter(label))
+            else:
+                names.append(f"t{v}{_indexed(nest, v)}")
+                text = _staged(nest, v, made, ins)
+                if text:
+                    lines.append(f"{indent}{written.get(v, names[v])} {text}")
+                names[v] = written.get(v, names[v])
+    return "\n".join(lines)
+
+
+def _indexed(nest: Nest, v: int) -> str:
+    return f"[{', '.join(_counter(x) for x in nest.labels(v))}]"
+
+
+def _staged(nest: Nest, v: int, node: Node, ins: Sequence[str]) -> str:
+    """How a value is made; empty for what comes with its neighbour."""
+    if v in nest.reductions:
+        r = nest.reductions[v]
+        over = ", ".join(_counter(x) for x in sorted(r.over))
+        term = " * ".join(ins)
+        name = {"moments": "mean"}.get(node.op, node.op.removesuffix("_pair"))
+        name = "sum" if node.op in PRODUCTS else name
+        return f"= {name} over {over or 'nothing'} of {term}"
+    if node.op in REDUCING:
+        if node.op in POSITIONS:
+            return "= its position"
+        return "= the squared deviations from it" if v - 1 in nest.reductions else "= their number"
+    if node.op in GATHERS:
+        label = nest.dims[node.inputs[0]][node.kw["axis"]]
+        place = f"{_counter(label) if label is not None else '0'} = {ins[1]}"
+        if node.op in PICKS:
+            return f"= {ins[0]} at {place}"
+        return f"= {ins[0]}, with {ins[2]} added at {place}"
+    return f"= {_scalar(node, ins)}"
+
+
+# -- loops ---------------------------------------------------------------------------------
+def _part(spec: Spec) -> Shape:
+    return spec.shape if spec.layout is None else tuple(spec.layout.largest(spec.shape))
+
+
+def _reductions(body: Graph) -> list[Node]:
+    return [n for n in body.nodes if n.op in SUMS]
+
+
+def _behind(node: Node) -> Node:
+    """Of a kernel that begins with a product what follows it, whose first operand is the product."""
+    if node.op not in WITH_PRODUCT:
+        return node
+    return Node("fused", (), (("body", rest_of(node.kw["body"])[0]),), node.specs, node.line)
+
+
+def _loops(node: Node) -> flat.Loops:
+    """Those over contiguous operands."""
+    body: Graph = node.kw["body"]
+    sums = _reductions(body)
+    axes = len(sums[0].kw["axes"]) if sums else 0
+    shape = _part(body.specs[sums[0].inputs[0]] if sums else node.specs[0])
+    reduced = {body.starts[body.nodes.index(n)] for n in sums}
+    strides, numbers = [], numbers_in(body)
+    for v in (*range(len(body.inputs)), *body.outputs):
+        size = 1 if v in numbers else body.specs[v].dtype.itemsize
+        lies = _contiguous(_part(body.specs[v]), size)
+        if v in reduced:
+            strides.append((*lies, *(0,) * axes))
+        else:
+            strides.append((*(0,) * (len(shape) - len(lies)), *lies))
+    found = flat.loops_over(shape, strides, len(shape) - axes if axes else -1)
+    if axes and math.prod(found.extents[:-1]) == 1:  # one row: in blocks
+        return flat.Loops(found.extents[-1:], tuple(s[-1:] for s in found.strides))
+    return found
+
+
+def _contiguous(shape: Shape, size: int) -> list[int]:
+    """Strides; 0 along what is repeated."""
+    found, step = list[int](), size
+    for n in reversed(shape):
+        found.append(step if n > 1 else 0)
+        step *= n
+    return found[::-1]
+
+
+# -- text ----------------------------------------------------------------------------------
+def _listing(node: Node) -> str:
+    ahead = _product(node) if node.op in WITH_PRODUCT else []
+    node = _behind(node)
+    body, loops = node.kw["body"], _loops(node)
+    places = [_place(steps) for steps in loops.strides]
+    names = [f"x{k}{places[k]}" for k in range(len(body.inputs))]
+    lines = ahead
+    lines += [f"# x{k}: {s.dtype.name}{list(_part(s))}" for k, s in enumerate(body.inputs)]
+    lines += [f"# y{k}: {s.dtype.name}{list(_part(s))}" for k, s in enumerate(body.out_specs)]
+    indent = ""
+    for d, n in enumerate(loops.extents):
+        lines.append(f"{indent}for {_counter(d)} in range({n}):")
+        indent += "    "
+    written = {v: f"y{k}{places[len(names) + k]}" for k, v in enumerate(body.outputs)}
+    before = ""
+    for node, v in zip(body.nodes, body.starts, strict=True):
+        ins = [names[u] for u in node.inputs]
+        if node.op == "constant":
+            names.append(repr(node.kw["value"]))
+            continue
+        if node.line and node.line != before:
+            lines.append(f"{indent}# {_of_user(node.line)}")
+            before = node.line
+        if node.op in SUMS:
+            names.append(written[v])
+            lines.append(f"{indent}{_reduced(node, written[v], ins[0])}")
+            continue
+        names.append(f"t{v}")
+        lines.append(f"{indent}t{v} = {_scalar(node, ins)}")
+        if v in written:
+            lines.append(f"{indent}{written[v]} = t{v}")
+    return "\n".join(lines)
+
+
+def _product(node: Node) -> list[str]:
+    """What stands above the loops."""
+    body: Graph = node.kw["body"]
+    (made,) = (n for n in body.nodes if n.op in BEGINS)
+    a, b = ("x".join(map(str, _part(body.specs[v]))) for v in made.inputs)
+    return [f"# x0 is a product, {a} by {b}, of which each block of rows is followed at once by"]
+
+
+def _counter(d: int) -> str:
+    return "ijklmnop"[d] if d < 8 else f"i{d}"
+
+
+def _place(steps: Sequence[int]) -> str:
+    moving = [_counter(d) for d, step in enumerate(steps) if step]
+    return f"[{', '.join(moving)}]" if moving else "[0]"
+
+
+def _scalar(node: Node, ins: Sequence[str]) -> str:
+    if node.op == "astype":
+        return f"{node.specs[0].dtype.name}({ins[0]})"
+    return OPS[node.op].scalar.format(*ins)
+
+
+def _reduced(node: Node, target: str, value: str) -> str:
+    if node.op in ("max", "min"):
+        return f"{target} = {node.op}({target}, {value})"
+    count: Any = node.kw.get("count", 1)
+    return f"{target} += {value}" + (f" / {count}" if count != 1 else "")
+
+
+def _of_user(line: str) -> str:
+    """Where it stands, and what stands there."""
+    path, _, number = line.rpartition(":")
+    known = number.isdecimal() and len(number) < 9 and _runs_here(path)
+    text = linecache.getline(path, int(number)).strip() if known else ""
+    return f"{short(line)}  {text}".rstrip()
+
+
+def _runs_here(path: str) -> bool:
+    """Whether this process runs that file (or cell): a plan from elsewhere may name any."""
+    if path in linecache.cache:
+        return True
+    files = (getattr(m, "__file__", None) for m in list(sys.modules.values()))
+    return os.path.abspath(path) in {os.path.abspath(f) for f in files if f}

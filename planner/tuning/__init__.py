@@ -1,0 +1,1 @@
+"""What only timing can decide."""

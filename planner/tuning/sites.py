@@ -1,0 +1,178 @@
+"""Choices that only timing can make: which library multiplies, how many rows a kernel takes at a
+time, whether operations are one kernel or several, one thread or all.
+
+before                                          after
+%2 = matmul(%0, %1) : float32[512,512]          %2 = matmul(%0, %1; way='blas') : float32[512,512]
+
+A *site* is a node of the graph that a machine runs which may be done in other ways. Each way of it
+is a small program; the engine times them in turn, and one is taken only if it is clearly faster
+than what the rules would do. What was found is kept on disk by kind of site and machine, and
+recorded in the plan: whoever runs the plan does the same, and nobody times on his own."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from ostinato.ops.core.graph import Builder, Graph, Node
+from ostinato.ops.core.layout import Layout
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import Spec
+from ostinato.ops.fused import FUSED
+from ostinato.planner.machine import NOMINAL
+from ostinato.planner.passes.fuse import fuse, title
+from ostinato.planner.passes.memory import assign_memory
+from ostinato.planner.plan import ONE_THREAD, Program, Target, Tuned, largest_part
+from ostinato.planner.rewrite import inline, map_bodies
+
+APART = "apart"  # the operations of a larger kernel by themselves
+LARGER = ("fused_nest", "fused_matmul", "fused_matmul_rows")
+WORTH = 30e-6  # seconds that a site must be predicted to take
+SHORT = 1e-3  # seconds below which waking threads may not pay
+EXACT = 64  # extents up to this are a class of their own
+
+Tune = Callable[["Sequence[Site]", int | None], Tuned]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A node and the ways in which it may be done; the first is what the rules would do."""
+
+    kind: str  # operation, form and class of extents, as a digest
+    what: str
+    line: str
+    ways: tuple[str, ...]
+    graphs: tuple[Graph, ...]
+
+    def programs(self) -> list[Program]:
+        return [assign_memory(g) for g in self.graphs]
+
+
+# -- sites ---------------------------------------------------------------------------------
+def sites(graph: Graph, target: Target, threads: int) -> list[Site]:
+    """All of them in order, those of bodies too."""
+    if target.device != "cpu":
+        return []
+    return [_site(around, k, target, threads) for around, k in _places(graph)]
+
+
+def _places(graph: Graph) -> Iterator[tuple[Graph, int]]:
+    """The graph and the number of each node that is a site."""
+    for k, node in enumerate(graph.nodes):
+        if _is_site(graph, node):
+            yield graph, k
+        if node.op not in FUSED:
+            for _, body in node.subgraphs():
+                yield from _places(body)
+
+
+def with_ways(graph: Graph, target: Target, ways: Sequence[str]) -> Graph:
+    """The graph whose sites, in the order of `sites`, are done so; "" leaves one to the rules."""
+    return _done(graph, target, iter(ways)) if target.device == "cpu" else graph
+
+
+def _done(graph: Graph, target: Target, ways: Iterator[str]) -> Graph:
+    builder = Builder(graph.inputs)
+    values = list(range(len(graph.inputs)))
+    changed = False
+    for node in graph.nodes:
+        way = next(ways, "") if _is_site(graph, node) else ""
+        ins = [values[v] for v in node.inputs]
+        if way == APART and node.op in LARGER:
+            values += inline(builder, fuse(node.kw["body"], target, larger=False), ins)
+            changed = True
+            continue
+        new = map_bodies(node, lambda g: _done(g, target, ways)) if node.op not in FUSED else node
+        params = (*new.params, ("way", way)) if way else new.params
+        changed = changed or params is not node.params
+        values += builder.add(node.op, ins, tuple(sorted(params)), node.specs, node.line)
+    outputs = tuple(values[v] for v in graph.outputs)
+    return Graph(builder.inputs, tuple(builder.nodes), outputs) if changed else graph
+
+
+def _is_site(graph: Graph, node: Node) -> bool:
+    if node.op not in FUSED and OPS[node.op].native is None:
+        return False
+    specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
+    here = all(s.layout is not None and not s.layout.stored for s in specs)
+    return here and _seconds(graph, node) >= WORTH
+
+
+def _parts(graph: Graph, node: Node) -> tuple[tuple[Spec, ...], tuple[Spec, ...]]:
+    ins = tuple(largest_part(graph.specs[v]) for v in node.inputs)
+    return ins, tuple(map(largest_part, node.specs))
+
+
+def _seconds(graph: Graph, node: Node) -> float:
+    op = OPS[node.op]
+    return NOMINAL.kernel_seconds(*op.cost(*_parts(graph, node), node.kw), op.dense)
+
+
+def _site(graph: Graph, k: int, target: Target, threads: int) -> Site:
+    node, alone = graph.nodes[k], _alone(graph, k)
+    rule = OPS[node.op].ways
+    free = target.numerics != "any-workers"  # where bits may depend on how it is done
+    ways = list(rule(*_parts(graph, node), node.kw, threads)) if rule is not None and free else []
+    ways = ways or ["all threads" if threads > 1 else "as it is"]
+    if node.op in LARGER:
+        ways.append(APART)
+    if threads > 1 and _seconds(graph, node) < SHORT:
+        ways.append(ONE_THREAD)
+    graphs = (alone, *(with_ways(alone, target, [way]) for way in ways[1:]))
+    digest = hashlib.blake2b(repr(_kind(alone)).encode(), digest_size=12).hexdigest()
+    what = f"{title(node)} -> {', '.join(str(s.bare) for s in node.specs)}"
+    return Site(f"{digest}-{threads}", what, node.line, tuple(ways), graphs)
+
+
+def _alone(graph: Graph, k: int) -> Graph:
+    """A node, what it looks at its operands through, and its numbers, as a graph of its own."""
+    inside: set[int] = set()
+
+    def collect(n: int) -> None:
+        inside.add(n)
+        for v in graph.nodes[n].inputs:
+            m = graph.producers[v]
+            if m >= 0 and m not in inside and _is_look(graph.nodes[m]):
+                collect(m)
+
+    collect(k)
+    read = dict.fromkeys(
+        v for n in sorted(inside) for v in graph.nodes[n].inputs if graph.producers[v] not in inside
+    )
+    builder = Builder([graph.specs[v] for v in read])
+    values = {v: n for n, v in enumerate(read)}
+    for n in sorted(inside):
+        node = graph.nodes[n]
+        made = builder.add(node.op, [values[v] for v in node.inputs], node.params, node.specs)
+        values.update(zip(graph.outs(n), made, strict=True))
+    outputs = tuple(values[v] for v in graph.outs(k))
+    return Graph(builder.inputs, tuple(builder.nodes), outputs)
+
+
+def _is_look(node: Node) -> bool:
+    return node.op == "constant" or OPS[node.op].only_looks
+
+
+def _kind(value: Any) -> Any:
+    """What timing depends on: operations and dtypes, classes of extents, no other numbers."""
+    if isinstance(value, Graph):
+        nodes = [
+            (n.op, n.inputs, _kind(n.params), [_kind(largest_part(s)) for s in n.specs])
+            for n in value.nodes
+        ]
+        return [_kind(largest_part(s)) for s in value.inputs], nodes, value.outputs
+    if isinstance(value, Spec):
+        return value.dtype.name, _kind(value.shape)
+    if isinstance(value, tuple):
+        return tuple(map(_kind, value))
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) <= EXACT else f"2^{round(4 * math.log2(abs(value))) / 4}"
+    if isinstance(value, np.dtype):
+        return value.name
+    return "layout" if isinstance(value, Layout) else "number"

@@ -1,0 +1,302 @@
+"""Crews inside Dask: workers that were started under MPI become a crew when a program connects to
+their cluster, and are Dask's again when it leaves.
+
+Dask carries what begins and ends a crew, on its own authenticated channel: who is there, who takes
+part, where the lead listens and the secret that it expects. Engines live in threads of their own, so
+Dask's loop goes on. Data and orders never pass the scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import platform
+import secrets
+import threading
+import traceback
+import zlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from ostinato.ops.core.user_line import misfit
+from ostinato.planner.file import code_version
+from ostinato.planner.machine import this_machine
+from ostinato.runtime.dashboard import page
+
+from ostinato import settings
+from ostinato.errors import ExecutionError, SessionError
+
+from .channel import Channel, Desk
+from .crew import BEAT, Hand, Lead
+from .member import openers
+from .orders import KINDS
+
+JOIN = 60.0  # seconds for a crew to come together
+ANSWER = 8.0  # seconds for a scheduler to answer
+_log = logging.getLogger("distributed.worker.ostinato")
+_members: dict[str, Any] = {}  # of crews that this process takes part in
+_desks: dict[str, dict[str, Any]] = {}  # of crews that this process leads: where, or why not
+
+
+# -- in a Dask worker ----------------------------------------------------------------------
+def version() -> str:
+    """Of the code that both sides of a channel must have in common."""
+    return f"{code_version()}-{zlib.crc32(' '.join(KINDS).encode()):08x}"
+
+
+def present() -> dict[str, Any]:
+    """Who this worker is among the processes that mpiexec started with it."""
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        return {"error": str(error)}
+    world = MPI.COMM_WORLD
+    return {
+        "rank": world.rank,
+        "size": world.size,
+        "host": platform.node(),
+        "process": os.getpid(),
+        "version": version(),
+    }
+
+
+def enlist(
+    name: str,
+    ranks: Sequence[int],
+    secret: bytes,
+    host: str,
+    threads: int | None,
+    dask_worker: Any,
+) -> None:
+    """Take part in a crew; the first of the ranks leads."""
+    threading.Thread(
+        target=_take_part,
+        args=(name, list(ranks), secret, host, threads, page.teller(dask_worker)),
+        name="ostinato-engine",
+        daemon=True,
+    ).start()
+
+
+def _take_part(
+    name: str,
+    ranks: list[int],
+    secret: bytes,
+    host: str,
+    threads: int | None,
+    teller: page.Teller,
+) -> None:
+    from mpi4py import MPI
+
+    leads = MPI.COMM_WORLD.rank == ranks[0]
+    try:
+        # programs that connect at once have crews of their own
+        tag = int(name, 16) % (int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0) + 1)
+        comm = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.group.Incl(ranks), tag)
+        crew = Lead(comm, threads, host) if leads else Hand(comm, threads)
+        _members[name] = crew.member
+        with teller.watching(crew.member):
+            if isinstance(crew, Hand):
+                crew.serve()
+            else:
+                _lead(name, crew, secret, host)
+    except BaseException as error:
+        # as text: Dask keeps its log, and an error would keep all that this worker has
+        _log.error("ostinato: this worker's engine ended: %s", traceback.format_exc())
+        if leads:
+            _desks[name] = {"error": f"{type(error).__name__}: {error}"}
+    finally:
+        _members.pop(name, None)
+
+
+def _lead(name: str, lead: Lead, secret: bytes, host: str) -> None:
+    """Serve a program; then everybody goes home, whatever happened."""
+    try:
+        this_machine()  # measured before there is work that would disturb it
+        desk = Desk(lead, secret, host)
+        threads, heartbeat = lead.member.worker.threads, settings.heartbeat
+        _desks[name] = {"address": desk.address, "threads": threads, "heartbeat": heartbeat}
+        desk.serve(JOIN)
+    finally:
+        _desks.pop(name, None)
+        lead.end()
+
+
+async def desk_of(name: str) -> dict[str, Any]:
+    """Where a crew's lead listens, asked at the lead."""
+    for _ in range(int(JOIN / 0.01)):
+        if name in _desks:
+            return _desks[name]
+        await asyncio.sleep(0.01)
+    return {"error": f"the workers did not come together within {JOIN:g} s"}
+
+
+def part_of(name: str, handle: int) -> Any:
+    """A copy of this worker's part of an operand, for Dask to keep."""
+    return _members[name].parts[handle].copy()
+
+
+def chunk(name: str, index: Sequence[int]) -> Any:
+    """A chunk of a Dask array that this worker keeps."""
+    from distributed import Worker
+
+    key = (name, *index)
+    for worker in list(Worker._instances):
+        if key in worker.data:
+            return worker.data[key]
+    raise KeyError(f"Dask does not keep chunk {key} here any more")
+
+
+openers["chunk"] = chunk
+
+
+# -- in the program ------------------------------------------------------------------------
+def as_client(cluster: Any) -> AbstractContextManager[Any]:
+    """A client of Dask: the one given, or, for an address or an asynchronous client, which could not be
+    waited for in its own loop, one of our own for this long.
+    """
+    security = None
+    if not isinstance(cluster, str):
+        if not cluster._asynchronous:
+            return contextlib.nullcontext(cluster)
+        if cluster.scheduler is None:
+            raise misfit(
+                SessionError,
+                "connect",
+                got="an asynchronous Dask client that is not connected yet",
+                needed="one that is",
+                do="await it first: client = await Client(..., asynchronous=True)",
+            )
+        cluster, security = cluster.scheduler.address, cluster.security
+    try:
+        return client_of(cluster, security, ANSWER)
+    except (OSError, ValueError, TypeError) as error:  # Dask's of TLS without a key are TypeErrors
+        raise misfit(
+            SessionError,
+            "connect",
+            got=f"no scheduler at {cluster} ({error})",
+            needed="the address of a Dask scheduler that is running, and its key if it speaks TLS",
+            do="start one with `dask scheduler`, and workers with `ostinato worker`; with TLS give a "
+            "client: Client(address, security=...)",
+        ) from None
+
+
+def client_of(address: str, security: Any, timeout: float) -> Any:
+    from distributed import Client
+
+    client: Any = Client.__new__(Client)  # what fails to connect is nowhere else
+    try:
+        client.__init__(address, timeout=timeout, set_as_default=False, security=security)
+    except BaseException:
+        give_up(client)
+        raise
+    return client
+
+
+def give_up(client: Any) -> None:
+    """A client that did not connect, or could not be closed, is closed. As garbage it would wait for a
+    loop: in whatever thread the collector runs, perhaps for a lock that waits for this thread."""
+    client.status = "closed"
+    if hasattr(client, "_loop_runner"):
+        client._loop_runner.stop()
+
+
+def begin(client: Any, threads: int | None = None) -> Channel:
+    """Make a crew of a cluster's workers, and connect to its lead."""
+    found = client.run(present)
+    if not found:
+        raise SessionError.because(
+            "connect", got="a Dask cluster without workers", needed="one worker or more"
+        )
+    errors = [f["error"] for f in found.values() if "error" in f]
+    ranks = sorted(f["rank"] for f in found.values() if "error" not in f)
+    if errors or len(set(ranks)) != len(found):
+        raise SessionError.because(
+            "connect",
+            got=f"{len(found)} Dask workers that cannot reach each other by MPI"
+            + (f" ({errors[0]})" if errors else ""),
+            needed="workers that one mpiexec has started",
+            do="start them with ost.LocalCluster(n), `ostinato worker`, or dask-mpi",
+        )
+    others = sorted({f["host"] for f in found.values() if f["version"] != version()})
+    if others:
+        raise SessionError.because(
+            "connect",
+            got=f"workers on {', '.join(others)} with another version of ostinato than this program's",
+            needed="the same one everywhere",
+            do="install it there, and start the workers again",
+        )
+    by_rank = {f["rank"]: address for address, f in found.items()}
+    lead = by_rank[ranks[0]]
+    host = lead.split("://")[-1].rsplit(":", 1)[0].strip("[]")
+    name, secret = secrets.token_hex(8), secrets.token_bytes(32)
+    client.run_on_scheduler(page.install)
+    client.run(enlist, name, ranks, secret, host, threads)
+    where = client.run(desk_of, name, workers=[lead])[lead]
+    if "error" in where:
+        raise SessionError.because("connect", got=where["error"], needed="workers that are free")
+    first = found[lead]
+    channel = Channel(
+        tuple(where["address"]),
+        secret,
+        len(ranks),
+        int(where["threads"]),
+        f"the lead of the workers (process {first['process']} on {first['host']})",
+        float(where["heartbeat"]),
+    )
+    channel.client, channel.crew = client, name
+    channel.addresses = [by_rank[r] for r in ranks]
+    return channel
+
+
+def keep_parts(channel: Channel, handle: int, ranks: Sequence[int]) -> list[Any]:
+    """Dask's futures of copies of an operand's parts on these workers, once they are made."""
+    submit = channel.client.submit
+    futures = [
+        submit(part_of, channel.crew, handle, workers=[channel.addresses[r]], pure=False)
+        for r in ranks
+    ]
+    _await(channel, futures, "to_dask")
+    return futures
+
+
+def keep(channel: Channel, array: Any) -> tuple[Any, list[tuple[list[int], int]]]:
+    """A Dask array whose chunks are kept by workers; the index of each, and the rank that has it."""
+    from distributed import futures_of
+
+    array = channel.client.persist(array)
+    futures = futures_of(array)
+    _await(channel, futures, "from_dask")
+    held = channel.client.who_has(futures)
+    ranks = {address: k for k, address in enumerate(channel.addresses)}
+    found = []
+    for index in itertools.product(*(range(n) for n in array.numblocks)):
+        who = [ranks[a] for a in held.get((array.name, *index), ()) if a in ranks]
+        if not who:
+            raise misfit(
+                SessionError,
+                "from_dask",
+                got=f"a Dask array whose chunk {index} no worker of the session keeps",
+                needed="an array of the session's own cluster",
+            )
+        found.append((list(index), min(who)))
+    return array, found
+
+
+def _await(channel: Channel, futures: Sequence[Any], what: str) -> None:
+    """Until Dask has made all of these, or says why it cannot, or a worker is lost."""
+    from distributed import wait
+
+    done = False
+    while not done:
+        with contextlib.suppress(TimeoutError), channel.client.as_current():
+            wait(futures, timeout=BEAT)
+            done = True
+        channel.check()
+    for future in futures:
+        if future.status != "finished":
+            error = future.exception() if future.status == "error" else None
+            why = future.status if error is None else f"{type(error).__name__}: {error}"
+            raise misfit(ExecutionError, what, got=f"an error from Dask ({why})") from error

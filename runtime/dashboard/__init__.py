@@ -1,0 +1,1 @@
+"""What workers did, counted, added up and shown."""

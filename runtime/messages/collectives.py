@@ -1,0 +1,137 @@
+"""What starts a collective, given its operands and results.
+
+Small messages are made ready once, with memory of their own for whatever does not lie at the same place in
+every run; large ones go from and to where operands and results are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.layout import exchange_lists, part_ranks, slices, volume
+from ostinato.ops.core.spec import Spec
+
+from .communicator import Arrays, Communicator, Group, Request, fold
+
+SMALL = 1 << 16  # bytes of the largest message that is made ready
+Start = Callable[[Arrays, Arrays], Request]
+Slices = tuple[slice, ...]
+
+
+def starter(
+    comm: Communicator, graph: Graph, node: Node, kind: str, ins: Arrays, outs: Arrays, xp: Any
+) -> Start:
+    """For a node of this kind. `ins` and `outs` are its arrays, None where they are others in each run."""
+    spec, made = graph.specs[node.inputs[0]], node.specs[0]
+    here, there = spec.layout, made.layout
+    assert here is not None
+    assert there is not None
+    if kind in ("all_reduce", "reduce_scatter"):
+        monoid = str(node.kw["monoid"])
+        group = part_ranks(here.mesh, node.kw["axes"], comm.rank)
+        if kind == "all_reduce":
+            specs = [graph.specs[v] for v in node.inputs]
+            return _all_reduce(comm, specs, ins, monoid, group, xp)
+        own = here.box(spec.shape, comm.rank)
+        parts = [slices(there.box(spec.shape, r), own) for r in group]
+        return lambda xs, outs: comm.start_reduce_scatter(xs[0], outs[0], monoid, group, parts)
+    if kind == "broadcast":
+        everybody = tuple(range(here.workers))
+        root = next(r for r in everybody if volume(here.box(spec.shape, r)))
+        return lambda xs, outs: comm.start_broadcast(xs[0], outs[0], root, everybody)
+    return _exchange(comm, spec, made, ins[0], outs[0], xp)
+
+
+def _all_reduce(
+    comm: Communicator, specs: Sequence[Spec], ins: Arrays, monoid: str, group: Group, xp: Any
+) -> Start:
+    shapes = [s.layout.local_shape(s.shape, comm.rank) for s in specs if s.layout is not None]
+    size = sum(math.prod(n) * s.dtype.itemsize for n, s in zip(shapes, specs, strict=True))
+    others = [r for r in group if r != comm.rank]
+    if xp is np and others and size * len(others) <= SMALL:
+        places = [_memory(x, (), n, s) for x, n, s in zip(ins, shapes, specs, strict=True)]
+        blocks = {
+            r: [np.empty(n, s.dtype) for n, s in zip(shapes, specs, strict=True)] for r in others
+        }
+        mail = comm.prepare(
+            [(r, place) for r in others for place, _ in places],
+            [(r, block) for r in others for block in blocks[r]],
+        )
+        if mail is not None:
+            copies = [(k, place) for k, (place, is_own) in enumerate(places) if is_own]
+
+            def start(xs: Arrays, outs: Arrays) -> Request:
+                for k, place in copies:
+                    np.copyto(place, xs[k])
+                states = [blocks.get(r, xs) for r in group]
+                return mail.start(lambda: fold(states, outs, monoid))
+
+            return start
+    return lambda xs, outs: comm.start_all_reduce(xs, outs, monoid, group)
+
+
+def _exchange(comm: Communicator, spec: Spec, made: Spec, x: Any, out: Any, xp: Any) -> Start:
+    here, there, rank = spec.layout, made.layout, comm.rank
+    assert here is not None
+    assert there is not None
+    pieces = exchange_lists(here, there, spec.shape)
+    own, wanted = here.box(spec.shape, rank), there.box(spec.shape, rank)
+    moved = [p for p in pieces if p.source != p.target]
+    sends = [(p.target, slices(p.box, own)) for p in moved if p.source == rank]
+    receives = [(p.source, slices(p.box, wanted)) for p in moved if p.target == rank]
+    stays = [
+        (slices(p.box, wanted), slices(p.box, own)) for p in pieces if p.source == p.target == rank
+    ]
+    largest = max((volume(p.box) for p in moved), default=0) * spec.dtype.itemsize
+    if xp is np and largest <= SMALL:
+        given = [_memory(x, s, _extents(s), spec) for _, s in sends]
+        taken = [_memory(out, s, _extents(s), spec) for _, s in receives]
+        mail = comm.prepare(
+            [(r, place) for (r, _), (place, _) in zip(sends, given, strict=True)],
+            [(r, place) for (r, _), (place, _) in zip(receives, taken, strict=True)],
+        )
+        if mail is not None:
+            before = [(p, s) for (_, s), (p, is_own) in zip(sends, given, strict=True) if is_own]
+            after = [(p, s) for (_, s), (p, is_own) in zip(receives, taken, strict=True) if is_own]
+
+            def begin(xs: Arrays, outs: Arrays) -> Request:
+                x, out = xs[0], outs[0]
+                for place, s in before:
+                    place[...] = x[s]
+
+                def finish() -> None:
+                    for place, s in after:
+                        out[s] = place
+
+                request = mail.start(finish if after else None)
+                for to, source in stays:
+                    out[to] = x[source]
+                return request
+
+            return begin
+
+    def start(xs: Arrays, outs: Arrays) -> Request:
+        (x,), (out,) = xs, outs
+        request = comm.start_exchange(
+            [(r, x[s]) for r, s in sends], [(r, out[s]) for r, s in receives]
+        )
+        for to, source in stays:
+            xp.copyto(out[to], x[source])
+        return request
+
+    return start
+
+
+def _extents(s: Slices) -> tuple[int, ...]:
+    return tuple(x.stop - x.start for x in s)
+
+
+def _memory(x: Any, s: Slices, shape: tuple[int, ...], spec: Spec) -> tuple[Any, bool]:
+    """A piece of an array, if it lies in one piece at the same place in each run; else memory of its own."""
+    piece = None if x is None else x[(*s, ...)]
+    if piece is None or not piece.flags.c_contiguous:
+        return np.empty(shape, spec.dtype), True
+    return piece, False

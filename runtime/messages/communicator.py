@@ -1,0 +1,316 @@
+"""How workers talk: the protocol, and its form for workers that are threads of one process.
+
+A communicator belongs to one worker. Every operation has a started form that returns a request, and
+a blocking one. All workers of a group call the same operations in the same order. Reductions
+combine in the order of ranks, so the same plan gives the same bits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from ostinato.ops.core.monoid import MONOIDS
+
+from ostinato.errors import CommunicatorError
+
+Arrays = Sequence[Any]
+Messages = Sequence[tuple[int, Any]]  # peer, and what it is sent or what its message is written to
+Group = tuple[int, ...]
+
+
+class Request(Protocol):
+    """A started operation."""
+
+    def wait(self) -> None:
+        """Return when its results are written and its operands may be overwritten."""
+
+
+class Prepared(Protocol):
+    """Messages that were made ready, to be sent as often as one likes."""
+
+    def start(self, finish: Callable[[], None] | None = None) -> Request:
+        """Send what lies in their arrays now; whoever waits for it then finishes."""
+
+
+class Communicator(Protocol):
+    rank: int
+    size: int
+    beside: int  # workers that share this machine's cores, itself included
+    talking: float  # seconds spent in operations, where that is counted
+
+    def start_all_reduce(self, ins: Arrays, outs: Arrays, monoid: str, group: Group) -> Request:
+        """Combine a state of one or more arrays over a group; everybody gets the result."""
+
+    def start_reduce_scatter(
+        self, x: Any, out: Any, monoid: str, group: Group, parts: Sequence[tuple[slice, ...]]
+    ) -> Request:
+        """Combine over a group; the k-th of it gets the k-th part."""
+
+    def start_exchange(self, sends: Messages, receives: Messages) -> Request:
+        """Messages between any workers: all-gather, all-to-all and halos are made of it."""
+
+    def prepare(self, sends: Messages, receives: Messages) -> Prepared | None:
+        """An exchange between arrays in one piece that will be done again and again; None if nothing is
+        gained by that. All of a group prepare it, and start it in the same order."""
+
+    def start_broadcast(self, x: Any, out: Any, root: int, group: Group) -> Request:
+        """What the root has goes to everybody."""
+
+    def send(self, x: Any, to: int) -> None:
+        """One message; returns when x may be overwritten."""
+
+    def receive(self, out: Any, source: int) -> None:
+        """The matching message."""
+
+    def barrier(self) -> None:
+        """Return when everybody has come here."""
+
+    def overlap(self, request: Request) -> Request:
+        """A started operation that should go on while its worker computes."""
+
+    def abort(self, error: BaseException) -> None:
+        """Release all others from whatever they wait for."""
+
+    def check(self) -> None:
+        """An error if another worker failed: for who computes for long and talks to nobody."""
+
+
+class ThreadWorld:
+    """What the threads share: a board to which messages are pinned, and one condition to wait
+    on.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.board: dict[Any, Any] = {}
+        self.changed = threading.Condition()
+        self.error: BaseException | None = None
+        self.messages = 0
+        self.bytes = 0
+
+    def communicator(self, rank: int) -> ThreadCommunicator:
+        return ThreadCommunicator(self, rank)
+
+    def post(self, key: Any, value: Any) -> None:
+        with self.changed:
+            self.board[key] = value
+            self.changed.notify_all()
+
+    def take(self, key: Any, keep: bool = False) -> Any:
+        with self.changed:
+            while key not in self.board:
+                self.check()
+                self.changed.wait()
+            return self.board[key] if keep else self.board.pop(key)
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise CommunicatorError("a worker waited for another that failed.") from self.error
+
+    def recover(self) -> None:
+        """Forget what was under way when a run failed."""
+        with self.changed:
+            self.board.clear()
+            self.error = None
+
+
+class _Later:
+    """A request whose work is done when it is awaited; its operands were pinned to the board when
+    it started.
+    """
+
+    __slots__ = ("_finish",)
+
+    def __init__(self, finish: Callable[[], None]) -> None:
+        self._finish = finish
+
+    def wait(self) -> None:
+        self._finish()
+
+
+class ThreadCommunicator:
+    """A worker's end of a ThreadWorld. Nothing is copied but by its reader."""
+
+    talking = 0.0
+
+    def __init__(self, world: ThreadWorld, rank: int) -> None:
+        self.world = world
+        self.rank = rank
+        self.size = self.beside = world.size
+        self.turns: dict[Any, int] = {}
+
+    def _turn(self, line: Any) -> Any:
+        """The next number on a line of communication, the same for all who take part."""
+        self.turns[line] = self.turns.get(line, 0) + 1
+        return line, self.turns[line]
+
+    def restart(self) -> None:
+        self.turns.clear()
+
+    def _count(self, moved: int) -> None:
+        with self.world.changed:
+            self.world.messages += 1
+            self.world.bytes += moved
+
+    def _meet(self, value: Any, group: Group, read: Callable[[list[Any]], None]) -> Request:
+        """Everybody of a group shows a value, reads the others', and leaves when all have read."""
+        key = self._turn(("group", group))
+        self.world.post((key, self.rank), value)
+
+        def finish() -> None:
+            read([self.world.take((key, r), keep=True) for r in group])
+            self.world.post((key, self.rank, "read"), None)
+            for r in group:
+                self.world.take((key, r, "read"), keep=True)
+            self.world.post((key, self.rank, "left"), None)
+            if self.rank == group[0]:  # clear up behind the last
+                for r in group:
+                    self.world.take((key, r, "left"))
+                with self.world.changed:
+                    for r in group:
+                        del self.world.board[key, r]
+                        del self.world.board[key, r, "read"]
+
+        return _Later(finish)
+
+    def start_all_reduce(self, ins: Arrays, outs: Arrays, monoid: str, group: Group) -> Request:
+        self._count(sum(x.nbytes for x in ins))
+
+        def read(states: list[Arrays]) -> None:
+            fold(states, outs, monoid)
+
+        return self._meet(ins, group, read)
+
+    def start_reduce_scatter(
+        self, x: Any, out: Any, monoid: str, group: Group, parts: Sequence[tuple[slice, ...]]
+    ) -> Request:
+        self._count(x.nbytes)
+        mine = parts[group.index(self.rank)]
+
+        def read(addends: list[Any]) -> None:
+            fold([(a[mine],) for a in addends], (out,), monoid)
+
+        return self._meet(x, group, read)
+
+    def start_exchange(self, sends: Messages, receives: Messages) -> Request:
+        keys = []
+        for peer, x in sends:
+            key = self._turn(("from", self.rank, "to", peer))
+            self.world.post(key, x)
+            self._count(x.nbytes)
+            keys.append(key)
+        inbox = [(self._turn(("from", peer, "to", self.rank)), out) for peer, out in receives]
+
+        def finish() -> None:
+            for key, out in inbox:
+                np.copyto(out, self.world.take(key))
+                self.world.post((key, "read"), None)
+            for key in keys:
+                self.world.take((key, "read"))
+
+        return _Later(finish)
+
+    def prepare(self, sends: Messages, receives: Messages) -> Prepared | None:
+        return None
+
+    def start_broadcast(self, x: Any, out: Any, root: int, group: Group) -> Request:
+        self._count(x.nbytes if self.rank == root else 0)
+
+        def read(shown: list[Any]) -> None:
+            np.copyto(out, shown[group.index(root)])
+
+        return self._meet(x, group, read)
+
+    def send(self, x: Any, to: int) -> None:
+        self.start_exchange([(to, x)], []).wait()
+
+    def receive(self, out: Any, source: int) -> None:
+        self.start_exchange([], [(source, out)]).wait()
+
+    def barrier(self) -> None:
+        self._meet(None, tuple(range(self.size)), lambda _: None).wait()
+
+    def overlap(self, request: Request) -> Request:
+        return request
+
+    def abort(self, error: BaseException) -> None:
+        with self.world.changed:
+            self.world.error = self.world.error or error
+            self.world.changed.notify_all()
+
+    def check(self) -> None:
+        self.world.check()
+
+
+def flat(x: Any) -> Any:
+    """All elements in one piece."""
+    return x.reshape(-1) if x.flags.c_contiguous else np.ascontiguousarray(x).reshape(-1)
+
+
+def octets(x: Any) -> Any:
+    """Its bytes in one piece."""
+    return flat(x).view(np.uint8)
+
+
+def fold(states: Sequence[Arrays], outs: Arrays, monoid: str) -> None:
+    """Combine states in order: ((0 1) 2) 3 ..."""
+    if len(states) == 1:
+        for out, x in zip(outs, states[0], strict=True):
+            np.copyto(out, x)
+        return
+    combine = MONOIDS[monoid].combine
+    combine(np, outs, states[0], states[1])
+    for state in states[2:]:
+        combine(np, outs, outs, state)
+
+
+class Alone:
+    """The communicator of a single worker, to whom nobody talks."""
+
+    rank, size, beside = 0, 1, 1
+    talking = 0.0
+
+    def start_all_reduce(self, ins: Arrays, outs: Arrays, monoid: str, group: Group) -> Request:
+        fold([ins], outs, monoid)
+        return _DONE
+
+    def start_reduce_scatter(
+        self, x: Any, out: Any, monoid: str, group: Group, parts: Sequence[tuple[slice, ...]]
+    ) -> Request:
+        np.copyto(out, x)
+        return _DONE
+
+    def start_exchange(self, sends: Messages, receives: Messages) -> Request:
+        for (_, x), (_, out) in zip(sends, receives, strict=True):
+            np.copyto(out, x)
+        return _DONE
+
+    def prepare(self, sends: Messages, receives: Messages) -> Prepared | None:
+        return None
+
+    def start_broadcast(self, x: Any, out: Any, root: int, group: Group) -> Request:
+        np.copyto(out, x)
+        return _DONE
+
+    def send(self, x: Any, to: int) -> None:
+        raise CommunicatorError("a single worker has nobody to send to.")
+
+    def receive(self, out: Any, source: int) -> None:
+        raise CommunicatorError("a single worker has nobody to receive from.")
+
+    def barrier(self) -> None:
+        """Everybody is here."""
+
+    def overlap(self, request: Request) -> Request:
+        return request
+
+    def abort(self, error: BaseException) -> None:
+        """Nobody waits."""
+
+    def check(self) -> None:
+        """Nobody else is there to fail."""
+
+
+_DONE: Request = _Later(lambda: None)
