@@ -21,8 +21,10 @@ from . import (  # noqa: F401  (registers the operations)
     shape,
     sorting,
 )
+from .core import show  # noqa: F401  (how graphs print)
 from .core.array import Array
-from .core.graph import Builder, Graph, Node
+from .core.build import Builder
+from .core.graph import Graph, Node
 from .core.layout import Layout
 from .core.registry import OPS, Op, lookup
 from .core.spec import Spec

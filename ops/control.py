@@ -24,7 +24,8 @@ from .core.array import (
     weak_dtype,
     weak_kind,
 )
-from .core.graph import Builder, Graph
+from .core.build import Builder
+from .core.graph import Graph
 from .core.index import Indices
 from .core.parameters import FLAG, GRAPH, PLACES, joined, unfit, whole
 from .core.registry import Params, Specs, lookup, op
@@ -33,7 +34,7 @@ from .core.trace import inline, subgraph
 from .core.tree import flatten, paths, unflatten
 from .core.user_line import misfit
 from .gradient import vjp
-from .random import seeds
+from .seeds import seeds
 from .shape import repeat_elements, whole_number, zero_of
 
 __all__ = [

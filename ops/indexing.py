@@ -29,7 +29,8 @@ from .core.spec import Shape, Spec, bool_, int64, is_inexact, is_integer
 from .core.user_line import misfit
 from .cpu.kernels.gather_scatter import adding_along, inside, putting, taking, taking_along
 from .cpu.loops.copies import Piece
-from .elementwise import astype, equal, less, where
+from .elementwise import astype, equal, less, maximum, minimum, where
+from .reduction import cumulative_sum
 from .shape import (
     MODES,
     axis_of,
@@ -615,59 +616,8 @@ def flat_index(places: Sequence[Array], sizes: Shape) -> Array:
 
 
 # -- updates -------------------------------------------------------------------------------
-class At:
-    """`x.at`: a place in an array, to make another array that differs there."""
-
-    __slots__ = ("_x",)
-
-    def __init__(self, x: Array) -> None:
-        self._x = x
-
-    def __getitem__(self, key: Any) -> Spot:
-        return Spot(self._x, key)
-
-
-class Spot:
-    """`x.at[key]`."""
-
-    __slots__ = ("_key", "_x")
-
-    def __init__(self, x: Array, key: Any) -> None:
-        self._x = x
-        self._key = key
-
-    def get(self) -> Array:
-        """x[key]"""
-        return self._x[self._key]
-
-    def set(self, values: Operandish) -> Array:
-        """The array with these values there; of several for one place, the last."""
-        return _update(self._x, self._key, values, "set")
-
-    def add(self, values: Operandish) -> Array:
-        """The array with these values added there, each as often as it comes."""
-        return _update(self._x, self._key, values, "add")
-
-    def multiply(self, values: Operandish) -> Array:
-        """The array multiplied there."""
-        return _update(self._x, self._key, values, "multiply")
-
-    def min(self, values: Operandish) -> Array:
-        """The array with the smaller of old and new there."""
-        return _update(self._x, self._key, values, "min")
-
-    def max(self, values: Operandish) -> Array:
-        """The array with the larger of old and new there."""
-        return _update(self._x, self._key, values, "max")
-
-
 @export
-def at(x: Array) -> At:
-    """`x.at[key].set(values)` and relatives."""
-    return At(x)
-
-
-def _update(x: Array, key: Any, values: Operandish, mode: str) -> Array:
+def updated(x: Array, key: Any, values: Operandish, mode: str) -> Array:
     assert mode in MODES
     v = _values(x, values)
     is_mask = _is_places(key) and _is_mask(key) and not isinstance(key, bool)
@@ -738,8 +688,6 @@ def _fits(v: Array, target: Shape) -> Shape:
 
 
 def _combine(x: Array, v: Array, mode: str) -> Array:
-    from .elementwise import maximum, minimum
-
     match mode:
         case "set":
             return broadcast_to(v, x.shape)
@@ -760,8 +708,6 @@ def nonzero(x: Operandish, /, *, size: int | None = None) -> tuple[Array, ...]:
         raise misfit(ShapeError, "nonzero", got="a 0-dimensional array", needed="at least one axis")
     if size is None:
         return tuple(as_array(i) for i in np.nonzero(array.reader.known(x, "nonzero", shape=True)))
-    from .reduction import cumulative_sum
-
     size = whole_number(size, "nonzero", 0)
     hit = reshape(x, (-1,)) != 0
     rank = cumulative_sum(astype(hit, int64)) - 1

@@ -7,11 +7,8 @@ is an operand, not a parameter: another seed is no other plan."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -43,6 +40,7 @@ from .creation import ANYWHERE, _shape, placed
 from .elementwise import as_dtype, astype, broadcast, clip, log, minimum, nextafter
 from .random_bits import LOW, MULTIPLIERS, NORMAL, WEYL
 from .reduction import argmax
+from .seeds import Seeds, as_seed
 from .shape import axis_of, broadcast_to, moveaxis, whole_number
 from .sorting import argsort
 
@@ -203,84 +201,6 @@ op(
 )
 
 
-# -- seeds ---------------------------------------------------------------------------------
-class Seeds(threading.local):
-    """Where seeds come from when a call names none: a base and a counter, the same for all threads.
-    While a function is traced, its own `draw` stands here, so that each call of the compiled
-    function, and each turn of a loop, draws anew."""
-
-    draw: Callable[[], Any] | None = None
-    _base = int.from_bytes(os.urandom(8), "little")  # another in each process
-    _count = itertools.count(1)
-    _forks = 0
-
-    def next(self) -> Any:
-        return self.draw() if self.draw is not None else self.advance()
-
-    def advance(self) -> int:
-        return mix(Seeds._base, next(Seeds._count))
-
-    @staticmethod
-    def start(base: int) -> None:
-        Seeds._base, Seeds._count, Seeds._forks = base, itertools.count(1), 0
-
-    @staticmethod
-    def before_fork() -> None:
-        Seeds._forks += 1
-
-    @staticmethod
-    def in_child() -> None:
-        """A sequence of its own, which the parent's seed and the number of the fork decide."""
-        Seeds.start(mix(~Seeds._base & (2**64 - 1), Seeds._forks))
-
-    @contextlib.contextmanager
-    def by_turn(self, index: Array) -> Iterator[None]:
-        """Within it, draws differ from turn to turn of a loop."""
-        outer = self.draw
-        self.draw = lambda: (
-            _seed(outer() if outer else self.advance()) + _TURN * astype(index, uint64)
-        )
-        try:
-            yield
-        finally:
-            self.draw = outer
-
-    @contextlib.contextmanager
-    def refused(self, what: str) -> Iterator[None]:
-        """Within it, a draw has to name its seed."""
-
-        def refuse() -> Any:
-            raise misfit(
-                ArgumentError,
-                f"random numbers in {what}",
-                got="no seed",
-                needed="a seed of their own, that changes from turn to turn",
-                do="carry one in the state and pass seed=",
-            )
-
-        outer, self.draw = self.draw, refuse
-        try:
-            yield
-        finally:
-            self.draw = outer
-
-
-_TURN = np.uint64(0xD1342543DE82EF95)
-
-
-def mix(base: int, count: int) -> int:
-    """One seed from two numbers (splitmix64)."""
-    z = (base + count * 0x9E3779B97F4A7C15) & (2**64 - 1)
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
-    return z ^ (z >> 31)
-
-
-seeds = Seeds()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=Seeds.before_fork, after_in_child=Seeds.in_child)
-
-
 def seed(value: int | None = None) -> int:
     """Start the sequence of draws that name no seed of their own. Without a value, the seed that this
     process has drawn by itself, or was given: with it, another process draws the same numbers."""
@@ -289,20 +209,9 @@ def seed(value: int | None = None) -> int:
     return Seeds._base
 
 
-def _seed(given: Any) -> Array:
-    if given is None:
-        given = seeds.next()
-    if isinstance(given, int):
-        return as_array(np.uint64(given & (2**64 - 1)))
-    x = as_array(given)
-    if x.shape or not is_integer(x.dtype):
-        raise misfit(ArgumentError, "seed", got=f"{x.spec.bare}", needed="one whole number")
-    return astype(x, uint64)
-
-
 def bits(shape: Shape, stream: str, seed: Any, *, wide: bool, split: Split) -> Array:
     """Random words, one per element."""
-    x = apply("random_bits", _seed(seed), shape=shape, stream=STREAMS[stream], wide=wide)
+    x = apply("random_bits", as_seed(seed), shape=shape, stream=STREAMS[stream], wide=wide)
     return placed(x, split)
 
 
@@ -361,7 +270,7 @@ def normal(
 ) -> Array:
     """Normally distributed numbers (Box-Muller, on the words of an element's own pair)."""
     kind, size = _float_dtype(dtype), _shape(shape)
-    x = apply("normal", _seed(seed), shape=size, dtype=promote(kind, float32))
+    x = apply("normal", as_seed(seed), shape=size, dtype=promote(kind, float32))
     x = placed(x, split)
     if not (type(std) is float and std == 1.0):
         x = x * std

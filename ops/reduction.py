@@ -16,6 +16,7 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
+from .control import scan
 from .core.array import Array, Axis, Operandish, apply, apply_all, as_array, export
 from .core.index import LETTERS, Indices, along
 from .core.monoid import highest, identity, lowest
@@ -675,8 +676,6 @@ def _cumprod_grad(
     """dx_j = (product before j) * s_j with s_j = g_j + x_{j+1} s_{j+1}: right where an element is 0
     too.
     """
-    from .control import scan
-
     n = x.shape[axis]
     if n == 0:
         return (x,)

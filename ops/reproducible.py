@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from .core.graph import Builder, Graph
+from .core.build import Builder
+from .core.graph import Graph
 from .core.index import LETTERS, Indices
 from .core.layout import grid_bounds, grid_size
 from .core.monoid import identity

@@ -23,7 +23,6 @@ import numpy as np
 
 from ostinato import settings
 from ostinato.errors import ArgumentError, StaleResultError, StaleWarning, TracedValueError
-from ostinato.ops import random
 from ostinato.ops.core import array
 from ostinato.ops.core.array import Array, Operand, Term, from_operand, placeholder
 from ostinato.ops.core.exact import exact
@@ -44,6 +43,7 @@ from ostinato.ops.core.tree import (
 )
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.elementwise import astype
+from ostinato.ops.seeds import mix, seeds
 from ostinato.planner.pipeline import check_limit
 from ostinato.planner.plan import Key, Plan, Target
 from ostinato.runtime.engine import Launcher
@@ -446,7 +446,7 @@ class CompiledFunction(Generic[P, R]):
         if entry.captured:
             operands += entry.captured
         if entry.draws:
-            operands.append(session.put(np.asarray(random.seeds.advance(), np.uint64)))
+            operands.append(session.put(np.asarray(seeds.advance(), np.uint64)))
         if entry.donated:
             away = [(entry.leaves.index(k), leaves[k]) for k in entry.donated]
             given.clear()  # for the same reason
@@ -679,8 +679,8 @@ class CompiledFunction(Generic[P, R]):
                 args[k] = placeholder(specs[-1], n, trace, type(x))
                 trace.lifted[n] = x
         seed = _Draws(len(inputs), trace, Spec((), uint64, whole))
-        outer_draw = random.seeds.draw
-        random.seeds.draw = seed.draw
+        outer_draw = seeds.draw
+        seeds.draw = seed.draw
         try:
             given = dict(zip(self.parameters, unflatten(structure, args), strict=True))
             bound = self.signature.bind(
@@ -694,7 +694,7 @@ class CompiledFunction(Generic[P, R]):
                 raise trace.refused from None
             raise
         finally:
-            random.seeds.draw = outer_draw
+            seeds.draw = outer_draw
         if trace.refused is not None:  # it went on with what it does if there is no value
             raise trace.refused
         outs, out_structure = flatten(results)
@@ -1122,7 +1122,7 @@ class _Draws:
         if self.base is None:
             self.base = placeholder(self.spec, self.number, self.trace)
         self.count += 1
-        return astype(self.base, uint64) + np.uint64(random.mix(0, self.count))
+        return astype(self.base, uint64) + np.uint64(mix(0, self.count))
 
 
 def _seed_last(graph: Any, at: int) -> Any:

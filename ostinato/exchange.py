@@ -3,6 +3,7 @@ scheduler sees them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ def from_dask(x: Any, /, *, split: Split = None) -> Array:
     return from_operand(engine.adopt(x, layout))
 
 
-def to_dask(x: Array) -> Any:
+def to_dask(x: Array, evaluate: Callable[[Array], None]) -> Any:
     """A Dask array of the parts of an array: where they are, if the session is of a Dask cluster."""
     try:
         import dask.array as da
@@ -69,8 +70,6 @@ def to_dask(x: Array) -> Any:
             do="pip install 'dask[array]'",
         ) from None
     session = current()
-    from .reading import evaluate
-
     evaluate(x)
     operand = session.hold_array(x)
     engine = _on_dask(session)

@@ -19,6 +19,7 @@ from ostinato.ops.core.tree import flatten
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.plan import Key, Plan
 
+from .exchange import to_dask
 from .sessions import Session, current, one_by_one
 
 
@@ -75,10 +76,8 @@ class _Reader:
         return current().hold_array(x).spec
 
     def to_dask(self, x: Array) -> Any:
-        from .exchange import to_dask
-
         self._refuse_traced(x, "to_dask", False)
-        return to_dask(x)
+        return to_dask(x, evaluate)
 
     def settle(self, xs: Sequence[Array]) -> None:
         pending = [x for x in xs if x._operand is None]

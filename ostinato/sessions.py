@@ -26,8 +26,8 @@ from ostinato.ops.cpu.threads import is_helper
 from ostinato.planner.cache import PlanCache
 from ostinato.planner.passes.layouts import resolve
 from ostinato.planner.pipeline import make_plan, tune
-from ostinato.planner.plan import NUMERICS, PRECISIONS, Choice, Key, Plan, Target
-from ostinato.planner.seeing.explain import Measured, told
+from ostinato.planner.plan import NUMERICS, PRECISIONS, Choice, Key, Measured, Plan, Target
+from ostinato.planner.seeing.explain import told
 from ostinato.planner.tuning.sites import Site
 from ostinato.planner.tuning.tuner import Budget, Known, Tuner, machine
 from ostinato.runtime.crew.crew import job_crew, job_size

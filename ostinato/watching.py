@@ -12,14 +12,19 @@ import json
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ostinato.ops.core.disk import write_whole
-
-if TYPE_CHECKING:
-    from .sessions import Session
+from ostinato.planner.cache import PlanCache
+from ostinato.runtime.engine import Engine
 
 EVERY = 0.5  # seconds
+
+
+class Session(Protocol):
+    engine: Engine
+    plans: PlanCache
+
 
 _seen: dict[tuple[int, str], dict[str, Any]] = {}  # of each session's plans, what was found last
 _sessions: dict[Session, int] = {}

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ostinato.ops.collective import COLLECTIVES, STORED, collective_of
-from ostinato.ops.core.encode import Malformed, need
-from ostinato.ops.core.graph import Builder, Graph, Node
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.encode import Malformed, digest, need
+from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.index import Reach
 from ostinato.ops.core.layout import Layout, Partial
 from ostinato.ops.core.monoid import MONOIDS
@@ -299,9 +300,9 @@ def same_program(source: Graph, lowered: Graph, target: Target) -> bool:
     wanted = mix_precision(simplify(source, target), target)
     wanted = multiply_differences(fix_order(wanted, target), target)
     wanted = read_files(wanted, target)
-    found = plain(lowered).digest  # which tells 0.0 from -0.0, and 1 from True
-    return plain(wanted).digest == found or (
-        _has_algorithms(wanted) and plain(choose_layouts(wanted, target)).digest == found
+    found = digest(plain(lowered))  # which tells 0.0 from -0.0, and 1 from True
+    return digest(plain(wanted)) == found or (
+        _has_algorithms(wanted) and digest(plain(choose_layouts(wanted, target))) == found
     )
 
 

@@ -36,7 +36,7 @@ from ostinato.errors import PlanFileError
 from .check import check_graph, check_layouts, check_source, same_program, seconds_of
 from .machine import memory
 from .pipeline import done_so, lower
-from .plan import FORMAT, MATH, NUMERICS, PRECISIONS, Choice, Key, Plan, Target, Tuned
+from .plan import FORMAT, MATH, NUMERICS, PRECISIONS, Choice, Key, Plan, Target, Tuned, export
 
 MAGIC = b"ostinato plan"
 DAY = 86400.0
@@ -74,11 +74,13 @@ def encode_plan(plan: Plan) -> bytes:
     return b"%s %d %s %d\n" % (MAGIC, FORMAT, digest.encode(), len(rest)) + rest
 
 
+@export
 def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write a file in one step: readers see the old one or the whole new one."""
     write_whole(path, encode_plan(plan), durable=True)
 
 
+@export
 def read_plan(path: str | os.PathLike[str], limit: float | None = DAY) -> Plan:
     """The plan of a file, or PlanFileError. Unless the limit is None, it may take no more than so many
     seconds to run, and be no larger than people's plans are.

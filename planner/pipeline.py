@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ostinato.ops.core.encode import digest
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.spec import Spec
 
@@ -226,6 +227,6 @@ def _dump(number: int, name: str, graph: Graph) -> None:
     if settings.dump:
         folder = Path(settings.dump)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{os.getpid()}_{graph.digest[:8]}_{number:02d}_{name}.txt").write_text(
+        (folder / f"{os.getpid()}_{digest(graph)[:8]}_{number:02d}_{name}.txt").write_text(
             f"{graph}\n"
         )

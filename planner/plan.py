@@ -8,10 +8,10 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar, cast
 
 from ostinato.ops.core.disk import writing
-from ostinato.ops.core.encode import encode_graph, encode_spec
+from ostinato.ops.core.encode import digest, encode_graph, encode_spec
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Mesh
 from ostinato.ops.core.spec import Spec
@@ -20,9 +20,9 @@ from ostinato.ops.core.user_line import short
 from ostinato import settings
 from ostinato.errors import OstinatoError, PlanFileError
 
-if TYPE_CHECKING:
-    from .seeing.explain import Measured
-
+F = TypeVar("F", bound=Callable[..., Any])
+# What plans can do by modules that know them: these write themselves in here (file.py, seeing/).
+functions: dict[str, Callable[..., Any]] = {}
 FORMAT = 3  # of plans and plan files; part of every id
 
 
@@ -49,6 +49,16 @@ NUMERICS = ("same-plan", "any-workers", "fast")
 MATH = ("own", "libm")
 PRECISIONS = ("as-written", "mixed_bf16")
 ONE_THREAD = "one thread"  # a way of any kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What runs have shown."""
+
+    runs: int
+    best: float  # seconds of a whole run
+    mean: float
+    steps: dict[int, float]  # seconds of each top-level node, of one run that was timed so
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +132,7 @@ class Key:
     def parts(self) -> dict[str, Any]:
         return {
             "signature": [encode_spec(s) for s in self.graph.inputs],
-            "graph": self.graph.digest,
+            "graph": digest(self.graph),
             "mesh": list(self.target.mesh),
             "device": self.target.device,
             "policy": {
@@ -262,36 +272,26 @@ class Plan:
 
     def explain(self) -> str:
         """What was decided, what it should cost, and what it did cost, with the lines that asked for it."""
-        from .seeing.explain import explain
-
-        return explain(self, self.measured)
+        return cast(str, functions["explain"](self, self.measured))
 
     def source(self, *, llvm: bool = False, assembly: bool = False) -> str:
         """The generated kernels with the user's own lines as comments; on demand as they are given
         to LLVM, and the machine code that it makes of them here.
         """
-        from .seeing.source import source
-
-        return source(self, llvm, assembly)
+        return cast(str, functions["source"](self, llvm, assembly))
 
     def diff(self, other: Plan) -> str:
         """In what another plan differs from this one."""
-        from .seeing.explain import differences
-
-        return differences(self, other)
+        return cast(str, functions["differences"](self, other))
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Write the program as a picture (SVG)."""
-        from .seeing.picture import draw
-
-        draw(self, path)
+        functions["draw"](self, path)
 
     def to_file(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as a file that holds data, no code."""
-        from .file import write_plan
-
         with writing(path, PlanFileError, "plan file"):
-            write_plan(self, path)
+            functions["write_plan"](self, path)
 
     @staticmethod
     def from_file(path: str | os.PathLike[str], *, limit: float | None = 86400.0) -> Plan:
@@ -299,22 +299,22 @@ class Plan:
         good. Nor is it if it would run for more than `limit` seconds, needs more memory than there
         is, or is larger than people's plans are (16 MiB, 65,536 operations); None allows all that.
         """
-        from .file import read_plan
-
-        return read_plan(path, limit=limit)
+        return cast(Plan, functions["read_plan"](path, limit=limit))
 
     def __str__(self) -> str:
-        from .seeing.explain import summary
-
-        return summary(self)
+        return cast(str, functions["summary"](self))
 
     def __repr__(self) -> str:
         return f"<Plan {self.id[:12]}: {len(self.program.graph.nodes)} nodes>"
 
     def _repr_html_(self) -> str:
-        from .seeing.explain import as_html
+        return cast(str, functions["as_html"](self, self.measured))
 
-        return as_html(self, self.measured)
+
+def export(function: F) -> F:
+    """Make a function available to plans under its own name."""
+    functions[function.__name__] = function
+    return function
 
 
 def _in_lists(tuned: Tuned) -> list[Any]:

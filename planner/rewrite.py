@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ostinato.ops.core.graph import Builder, Graph, Node
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.spec import Spec
 
 Values = tuple[int, ...]

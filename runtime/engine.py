@@ -21,8 +21,7 @@ from ostinato.ops.core.array import Operand
 from ostinato.ops.core.layout import Box, Layout, Mesh, chunks_of, held_pieces, slices, written
 from ostinato.ops.core.spec import Spec, copied, in_line, lent
 from ostinato.ops.cpu.threads import blas_threads, is_helper
-from ostinato.planner.plan import Plan, Program
-from ostinato.planner.seeing.explain import Measured
+from ostinato.planner.plan import Measured, Plan, Program
 
 from ostinato.errors import CommunicatorError, SessionError
 

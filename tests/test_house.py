@@ -77,6 +77,35 @@ def test_arrows_point_down(room: str) -> None:
             assert FLOORS[other] < FLOORS[room] or late, f"{path.relative_to(ROOT)} imports {name}"
 
 
+def test_no_circles() -> None:
+    """Nowhere, inside rooms too; imports within functions and for types count."""
+    import networkx
+
+    files = [path for room in (*FLOORS, "io_pipeline") for path in modules(room)]
+    names = {module_name(path): path for path in files}
+    arrows = networkx.DiGraph()
+    for name, path in names.items():
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                outer = package.split(".")
+                outer = outer[: len(outer) + 1 - node.level] if node.level else []
+                base = ".".join([*outer, *([node.module] if node.module else [])])
+                for alias in node.names:
+                    inner = f"{base}.{alias.name}"
+                    other = inner if inner in names else base
+                    if other in names and names[other].name != "__init__.py":
+                        arrows.add_edge(name, other)
+    assert arrows.number_of_edges() > 800
+    assert [c for c in networkx.strongly_connected_components(arrows) if len(c) > 1] == []
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts[:-1] if parts[-1] == "__init__" else parts
+    return ".".join(parts if parts[0] == "ostinato" else ("ostinato", *parts))
+
+
 def test_the_runtime_knows_no_passes() -> None:
     for path in modules("runtime"):
         for name, _ in imports(path):

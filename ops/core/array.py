@@ -18,7 +18,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, cast, runtime_checkable
+from typing import Any, Protocol, SupportsIndex, cast, runtime_checkable
 
 import numpy as np
 
@@ -47,9 +47,6 @@ from .spec import (
     promote,
 )
 from .user_line import misfit, user_line
-
-if TYPE_CHECKING:
-    from ostinato.ops.indexing import At
 
 Scalar = bool | int | float | complex
 Split = int | tuple[int | None, ...] | None
@@ -591,7 +588,7 @@ class Array:
     @property
     def at(self) -> At:
         """`x.at[key].set(v)`, `.add(v)`, ...: the array with some elements changed."""
-        return cast("At", functions["at"](self))
+        return At(self)
 
     # -- methods that read better than functions -------------------------------------------
     @property
@@ -1020,6 +1017,52 @@ def in_dtype(x: Any, dtype: DType) -> Array:
                 do="convert the array first, e.g. x.astype(ost.int64)",
             )
     return constant(x, dtype)
+
+
+class At:
+    """`x.at`: a place in an array, to make another array that differs there."""
+
+    __slots__ = ("_x",)
+
+    def __init__(self, x: Array) -> None:
+        self._x = x
+
+    def __getitem__(self, key: Any) -> Spot:
+        return Spot(self._x, key)
+
+
+class Spot:
+    """`x.at[key]`."""
+
+    __slots__ = ("_key", "_x")
+
+    def __init__(self, x: Array, key: Any) -> None:
+        self._x = x
+        self._key = key
+
+    def get(self) -> Array:
+        """x[key]"""
+        return self._x[self._key]
+
+    def set(self, values: Operandish) -> Array:
+        """The array with these values there; of several for one place, the last."""
+        return cast(Array, functions["updated"](self._x, self._key, values, "set"))
+
+    def add(self, values: Operandish) -> Array:
+        """The array with these values added there, each as often as it comes."""
+        return cast(Array, functions["updated"](self._x, self._key, values, "add"))
+
+    def multiply(self, values: Operandish) -> Array:
+        """The array multiplied there."""
+        return cast(Array, functions["updated"](self._x, self._key, values, "multiply"))
+
+    def min(self, values: Operandish) -> Array:
+        """The array with the smaller of old and new there."""
+        return cast(Array, functions["updated"](self._x, self._key, values, "min"))
+
+    def max(self, values: Operandish) -> Array:
+        """The array with the larger of old and new there."""
+        return cast(Array, functions["updated"](self._x, self._key, values, "max"))
 
 
 def export(function: Callable[..., Any]) -> Callable[..., Any]:

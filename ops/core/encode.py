@@ -6,6 +6,8 @@ then checks the meaning."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
 import struct
@@ -202,6 +204,12 @@ def decode_spec(value: Any) -> Spec:
 
 def _is_line(value: Any) -> bool:
     return isinstance(value, str) and len(value) < 4096 and value.isprintable()
+
+
+def digest(graph: Graph) -> str:
+    """What identifies a computation: 128 bits over its canonical content."""
+    text = json.dumps(encode_graph(graph), separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def decode_graph(value: Any, depth: int = 0, now: Lines = _AS_WRITTEN) -> Graph:

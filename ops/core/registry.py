@@ -13,21 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ostinato.errors import UnknownOpError
 
+from .graph import Graph
 from .index import Indices, pointwise
 from .layout import Box
 from .parameters import Kind, complete
 from .spec import Shape, Spec
 from .user_line import misfit
-
-if TYPE_CHECKING:
-    from .array import Array
-    from .graph import Graph
 
 Specs = tuple[Spec, ...]
 ANY = (-1,)
@@ -77,7 +74,7 @@ class Op:
     # too, only of contiguous operands and without scratch
     types: str = ""  # NumPy's function to whose types generated kernels convert operands
     view: Callable[..., Any] | None = None  # (xp, x, at, **params) -> view
-    grad: Callable[..., Sequence[Array | None]] | None = None  # (g, y, *operands, **params)
+    grad: Callable[..., Sequence[Any]] | None = None  # (g, y, *operands, **params) -> Arrays
     scalar: str = ""  # expression of {0}, {1}, ... where elementwise
     cost: Callable[[Specs, Specs, Params], Cost] = field(default_factory=lambda: stream_cost(1))
     placed: bool = False

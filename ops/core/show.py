@@ -51,6 +51,9 @@ def show(graph: Graph, indent: str = "") -> str:
     return "\n".join(rows)
 
 
+Graph.__repr__ = show  # type: ignore[method-assign, assignment]
+
+
 _TOKEN = re.compile(
     r"\s*(?:(?P<value>%\d+)|(?P<layout><[^>]*>)|(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
     r"|(?P<mesh>\d+(?:x\d+)+)|(?P<number>-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)\b)|(?P<name>[A-Za-z_]\w*)|(?P<mark>[^\s\w]))"

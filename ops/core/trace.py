@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .array import Array, Operand, Term, Trace, from_term, placeholder, term_of
-from .graph import Builder, Graph
+from .build import Builder
+from .graph import Graph
 from .registry import lookup
 from .spec import Spec
 from .user_line import short

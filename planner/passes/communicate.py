@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ostinato.ops.core.graph import Builder, Graph, Node
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Partial, Window, _scatters, moved, volume
 from ostinato.ops.core.spec import Spec
 from ostinato.planner.plan import Target

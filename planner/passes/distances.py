@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ostinato.ops.core.graph import Builder, Graph, Node
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.spec import Spec, float32, float64
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import Values, map_bodies, rebuild

@@ -12,7 +12,8 @@ import math
 from collections.abc import Sequence
 
 from ostinato.ops.collective import STORED
-from ostinato.ops.core.graph import Builder, Graph
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import Shape, Spec
 
 from .file_views import Part

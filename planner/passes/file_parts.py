@@ -17,7 +17,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ostinato.ops.core.graph import Builder, Graph, Node
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.index import Indices
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec, int64

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ostinato.ops.core.graph import Builder
+from ostinato.ops.core.build import Builder
 from ostinato.ops.core.spec import Shape, int64
 
 SPARSE = 8  # times as much between the first and the last as is wanted

@@ -18,7 +18,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from ostinato.ops.core.graph import Builder, Graph
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS
 from ostinato.planner.plan import Target
 

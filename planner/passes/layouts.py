@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 from ostinato.ops.collective import STORED
 from ostinato.ops.core.array import Split, Wish
-from ostinato.ops.core.graph import Builder, Graph, Node
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.index import Indices, Reach
 from ostinato.ops.core.layout import Layout, Mesh, Partial, Placement, Window, moved
 from ostinato.ops.core.monoid import MONOIDS

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ostinato.ops.contraction import _groups
-from ostinato.ops.core.graph import Builder, Graph, Node
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.index import subscripts
 from ostinato.ops.core.spec import float32, is_float, is_inexact, real_of
 from ostinato.planner.plan import Target

@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from ostinato.ops.core.graph import Builder, Graph, Node
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.cpu.libraries.onednn import library
 from ostinato.ops.fused import FUSED

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ostinato.ops.collective import STORED
-from ostinato.ops.core.graph import Builder, Graph, Node
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.planner.plan import Target

@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence, Set
 
-from ostinato.ops.core.graph import Builder, Graph, Node
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.loops.labels import CHEAP

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ostinato.ops.core.graph import Builder, Graph, Node
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.cpu.kernels.syrk import pays
 from ostinato.ops.fused import FUSED
 from ostinato.planner.plan import Target, largest_part

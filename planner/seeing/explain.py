@@ -19,7 +19,7 @@ from ostinato.ops.fused import FUSED
 from ostinato.planner.machine import Machine, this_machine
 from ostinato.planner.passes.fuse import title
 from ostinato.planner.passes.memory import is_joined
-from ostinato.planner.plan import Choice, Plan, Program, largest_part
+from ostinato.planner.plan import Choice, Measured, Plan, Program, export, largest_part
 
 REPEATED = {"loop": "trips", "blocks": "turns"}
 
@@ -36,18 +36,6 @@ class Step:
     sent: int  # bytes that cross between workers, all together
     predicted: float  # seconds
     turns: int  # how often it runs
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What runs have shown."""
-
-    runs: int
-    best: float  # seconds of a whole run
-    mean: float
-    steps: dict[
-        int, float
-    ]  # seconds of each top-level node, from one run that was timed step by step
 
 
 def steps(program: Program, machine: Machine, depth: int = 0, turns: int = 1) -> Iterator[Step]:
@@ -182,6 +170,7 @@ def _digits(n: float) -> str:
     return f"{n:.0f}" if n >= 100 else f"{n:.3g}"
 
 
+@export
 def summary(plan: Plan) -> str:
     """The plan in a few lines."""
     nodes, collectives = count(plan.program)
@@ -267,6 +256,7 @@ def name_of(step: Step) -> str:
 HEADS = ("operation", "result", "layout", "work", "traffic", "predicted", "measured", "line")
 
 
+@export
 def explain(plan: Plan, measured: Measured | None, machine: Machine | None = None) -> str:
     """Everything that was decided, as text."""
     machine = machine or this_machine()
@@ -359,6 +349,7 @@ def _algorithms(plan: Plan) -> list[str]:
 
 
 # -- differences -------------------------------------------------------------------------------
+@export
 def differences(old: Plan, new: Plan) -> str:
     """In what two plans differ: their keys part by part, then operation by operation."""
     if old.id == new.id and old.program == new.program:
@@ -402,6 +393,7 @@ _STYLE = (
 )
 
 
+@export
 def as_html(plan: Plan, measured: Measured | None, machine: Machine | None = None) -> str:
     """One self-contained piece of HTML: facts, memory as a bar, and the table of `explain`."""
     machine = machine or this_machine()

@@ -13,7 +13,7 @@ from ostinato.ops.collective import collective_of
 from ostinato.ops.core.disk import write_page
 from ostinato.planner.passes.fuse import title
 from ostinato.planner.passes.memory import CONTROL
-from ostinato.planner.plan import Plan
+from ostinato.planner.plan import Plan, export
 
 from .explain import REPEATED, repeats
 
@@ -29,6 +29,7 @@ WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 216, 40, 18, 34, 24
 MOST = 600  # nodes that a picture may have and still be looked at
 
 
+@export
 def draw(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write the picture of a plan's program."""
     write_page(path, svg(plan))

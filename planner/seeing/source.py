@@ -7,7 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
@@ -31,11 +31,10 @@ from ostinato.ops.cpu.loops.labels import (
 )
 from ostinato.ops.fused import FUSED, WITH_PRODUCT
 from ostinato.ops.random_bits import numbers_in
-
-if TYPE_CHECKING:
-    from ostinato.planner.plan import Plan
+from ostinato.planner.plan import Plan, export
 
 
+@export
 def source(plan: Plan, llvm: bool, assembly: bool) -> str:
     """All kernels of a plan, as the worker with the largest parts runs them where operands lie
     contiguously.

@@ -16,8 +16,7 @@ from ostinato.ops.core.layout import Layout, Mesh
 from ostinato.ops.core.spec import Spec, lent
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.file import encode_plan
-from ostinato.planner.plan import Plan, Program
-from ostinato.planner.seeing.explain import Measured
+from ostinato.planner.plan import Measured, Plan, Program
 from ostinato.runtime.engine import Launcher, measured
 from ostinato.runtime.trials import trials
 

@@ -25,7 +25,7 @@ import numpy as np
 from ostinato.errors import CommunicatorError
 
 from .communicator import Arrays, Group, Messages, Prepared, Request, flat, fold, octets
-from .persistent import Mail
+from .persistent import Mail, Pending
 
 LONGEST = 1 << 30  # bytes of one message; MPI counts in 31 bits
 AT_ONCE = 1 << 18  # bytes: what is smaller goes to everybody of a group, instead of a part to each
@@ -39,7 +39,6 @@ SLEEP = 5e-3  # seconds: the longer a wait has been, the longer are its naps, up
 
 clock = time.perf_counter
 
-Pending = tuple[list[Any], list[Any]]  # requests of what is received, and of what is sent
 Steps = Iterator[Pending]
 
 

@@ -7,12 +7,24 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from .communicator import Messages, octets
 
-if TYPE_CHECKING:
-    from .mpi import MpiCommunicator, Pending
+Pending = tuple[list[Any], list[Any]]  # requests of what is received, and of what is sent
+
+
+class Sender(Protocol):
+    """Whose messages they are."""
+
+    comm: Any
+    byte: Any
+    going: Any  # operations under way
+    bytes_to: list[int]
+    talking: float
+
+    def until(self, happened: Any) -> None: ...
+
 
 clock = time.perf_counter
 
@@ -25,9 +37,7 @@ class Mail:
         *("_receives", "_sends", "_sizes", "_starts", "_tests"),
     )
 
-    def __init__(
-        self, comm: MpiCommunicator, sends: Messages, receives: Messages, tag: int
-    ) -> None:
+    def __init__(self, comm: Sender, sends: Messages, receives: Messages, tag: int) -> None:
         self._comm = comm
         self._finish: Callable[[], None] | None = None
         self._sizes = [(to, x.nbytes) for to, x in sends]

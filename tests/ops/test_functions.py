@@ -10,7 +10,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from ostinato.ops.core.graph import Builder
+from ostinato.ops.core.build import Builder
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.jit import llvm
 from ostinato.ops.cpu.jit.scalar import can_lower

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.linalg
-from ostinato.ops.core.graph import Builder
+from ostinato.ops.core.build import Builder
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec

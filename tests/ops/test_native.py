@@ -24,7 +24,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops import OPS
 from ostinato.ops.core import disk_cache
-from ostinato.ops.core.graph import Builder, Graph
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import Spec, bfloat16
 from ostinato.ops.cpu.jit import llvm, parallel
 from ostinato.ops.cpu.jit.scalar import can_lower, has_own_bits

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.random import STREAMS, mix
+from ostinato.ops.random import STREAMS
+from ostinato.ops.seeds import mix
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, DTypeError, LayoutError, ShapeError

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ostinato.ops.core.graph import Builder, Graph
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.jit import llvm
 from ostinato.ops.cpu.jit.scalar import numbers

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops import OPS
+from ostinato.ops.core.build import Builder
 from ostinato.ops.core.encode import encode_graph
-from ostinato.ops.core.graph import Builder, Graph, Node
+from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.spec import Spec, float64
 from ostinato.planner.file import encode_plan

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from ostinato.ops.core.graph import Builder, Graph
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import DType, Shape, Spec
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.jit.sequence import at_place

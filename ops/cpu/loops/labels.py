@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ostinato.ops.core.graph import Builder, Graph, Node
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.index import LETTERS, Indices
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec, lying
