@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,8 @@ from .core.layout import grid_bounds, grid_size
 from .core.monoid import identity
 from .core.parameters import AXIS, one_of, unfit
 from .core.registry import Params, Place, Scratch, Specs, op
-from .core.signals import aside
 from .core.spec import Shape, Spec
+from .cpu.kernels.gemm import in_order
 from .reduction import _left, read_cost
 
 _UFUNC = {"sum": "add", "prod": "multiply"}
@@ -181,51 +180,28 @@ op(
 
 
 # -- matrix products -----------------------------------------------------------------------
-@lru_cache(1)
-def _accumulate() -> Any:
-    """c += a @ b with the terms of each element added one by one, in order, each product rounded:
-    no fused multiply-add, so that an element's bits depend on its own row and column only, however
-    the loop is vectorised."""
-    import numba
-
-    @numba.njit(nogil=True, cache=True, fastmath=False, error_model="numpy")
-    def accumulate(a: Any, b: Any, c: Any) -> None:
-        rows, depth = a.shape
-        columns = b.shape[1]
-        for i in range(rows):
-            for k in range(depth):
-                x = a[i, k]
-                for j in range(columns):
-                    c[i, j] += x * b[k, j]
-
-    return accumulate
-
-
-_known = set[tuple[Any, ...]]()  # dtypes and layouts that it was compiled for
-
-
 def _block_product(xp: Any, out: Any, a: Any, b: Any) -> None:
-    """out = a @ b for one block of the summed index."""
-    out[...] = 0
-    if xp is not np:
-        for k in range(a.shape[-1]):
-            out += a[..., :, k, None] * b[..., None, k, :]
+    """out = a @ b for one block of the summed index, with the terms of each element added one by one, in
+    order, each product rounded: an element's bits depend on its own row and column only."""
+    if xp is np and out.dtype.kind == "c":
+        parts = [(x.real, x.imag) for x in (a.astype(out.dtype), b.astype(out.dtype))]
+        (ar, ai), (br, bi) = parts
+        out.real = _real_product(ar, br, out) - _real_product(ai, bi, out)
+        out.imag = _real_product(ar, bi, out) + _real_product(ai, br, out)
         return
-    run = _accumulate()
-    batch = out.shape[:-2]
-    a = np.broadcast_to(a, (*batch, *a.shape[-2:]))
-    b = np.broadcast_to(b, (*batch, *b.shape[-2:]))
+    run = in_order(a, b, out, 1) if xp is np else None
+    if run is not None:
+        run(a, b, out)
+        return
+    out[...] = 0
+    for k in range(a.shape[-1]):
+        out += a[..., :, k, None] * b[..., None, k, :]
 
-    def work() -> None:
-        for place in np.ndindex(batch):
-            run(np.ascontiguousarray(a[place]), np.ascontiguousarray(b[place]), out[place])
 
-    flags = out.flags
-    if (kind := (a.dtype, b.dtype, out.dtype, flags.c_contiguous, flags.f_contiguous)) in _known:
-        work()
-    else:
-        aside(work)
-        _known.add(kind)
+def _real_product(a: Any, b: Any, like: Any) -> Any:
+    made = np.empty(like.shape, a.dtype)
+    _block_product(np, made, a, b)
+    return made
 
 
 def _inner_blocks(at: Place) -> list[tuple[int, int]]:

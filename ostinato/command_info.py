@@ -70,7 +70,7 @@ def facts() -> Iterator[tuple[str, str]]:
 
     yield "ostinato", f"{__version__}, {Path(__file__).parent}"
     yield "Python", f"{platform.python_version()}, {sys.executable}"
-    for name in ("numpy", "llvmlite", "numba"):
+    for name in ("numpy", "llvmlite"):
         yield name, version(name) or "missing"
     yield "cores", f"{cores()}, threads {most_threads()}"
     yield "thread pool", "libgomp" if has_pool() else "none: apt-get install libgomp1"

@@ -42,6 +42,7 @@ SCENES = 200  # random programs
 WORKERS = (1, 2, 3)
 LIMIT = 1800  # seconds for a group
 TESTS = ("ops", "planner", "front")
+OPTIONS = ("-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0")
 
 Record = dict[str, Any]
 
@@ -206,7 +207,7 @@ def _tests(recorder: Recorder, folder: str) -> None:
             recorder.name = nodeid
 
     with contextlib.redirect_stdout(sys.stderr):
-        pytest.main(["-p", "no:cacheprovider", "-p", "no:xdist", f"tests/{folder}"], [Names()])
+        pytest.main([*OPTIONS, f"tests/{folder}"], [Names()])
 
 
 def groups(root: Path, tests: bool) -> Iterator[str]:

@@ -20,8 +20,7 @@ from ostinato.ops.cpu.libraries.onednn import Stack, Unable, onednn_product, wit
 from ostinato.ops.cpu.threads import blas
 
 from .gemv import ADD_UP, STREAMS, streams_pay, vector_product
-from .integer_gemm import KINDS as INTEGERS
-from .integer_gemm import integer_product
+from .ordered_gemm import INTEGERS, KINDS, ordered_product
 
 Product = Callable[..., None]  # (left, right, result)
 
@@ -31,6 +30,7 @@ GRAIN = 1 << 17  # multiplications that are worth waking a thread
 QUICK, QUICK_READS = 1 << 17, 1 << 13  # less is not worth letting other Python threads run
 BOTH = 64  # rows and columns from which packing both operands pays
 NARROW, FEW = 32, 16  # fewer columns, or rows, leave much of oneDNN's vectors and tiles empty
+FEWEST = 4  # rows and columns of integers that are not left to NumPy
 LONG = 1 << 14  # terms of a sum that make a block
 PARTS = 32  # blocks of a sum at the most
 MOST_TURNS = 1 << 14
@@ -133,10 +133,36 @@ def _by_onednn(
 
 
 def _of_integers(a: Stack, b: Stack, out: Stack, threads: int) -> Product | None:
-    if out.shape[-1] == 1 or out.strides[-1] == 1:
-        return integer_product(a, b, out, threads)
-    turned = integer_product(_transposed(b), _transposed(a), _transposed(out), threads)
-    return None if turned is None else lambda a, b, out: turned(b, a, out)
+    return None if min(out.shape[-2:]) < FEWEST else _in_order(a, b, out, threads)
+
+
+def in_order(a: Any, b: Any, out: Any, threads: int) -> Product | None:
+    """What multiplies arrays that lie as these do, each sum term by term: the bits of an element depend
+    on its row and its column only. None where there is no machine code for it."""
+    same = a.dtype == b.dtype == out.dtype and out.dtype.name in KINDS
+    if not same or out.size == 0 or a.size == 0 or why_not():
+        return None
+    stacks = _stacks(a, b, out)
+    return None if stacks is None else _made_in_order(*stacks, threads)
+
+
+@lru_cache(64)
+def _made_in_order(a: Stack, b: Stack, out: Stack, threads: int) -> Product | None:
+    return _in_order(a, b, out, threads)
+
+
+def _in_order(a: Stack, b: Stack, out: Stack, threads: int) -> Product | None:
+    """As it is, or as the transposes' product: in whichever the result's rows lie in one piece, and are
+    the longer ones."""
+    found = None
+    if out.shape[-1] >= out.shape[-2] or out.shape[-2] > 1 < out.shape[-1]:
+        found = ordered_product(a, b, out, threads)
+    if found is None:
+        turned = ordered_product(_transposed(b), _transposed(a), _transposed(out), threads)
+        if turned is not None:
+            return lambda a, b, out: turned(b, a, out)
+        found = ordered_product(a, b, out, threads)
+    return found
 
 
 def _in_streams(a: Stack, b: Stack, out: Stack, threads: int) -> Product | None:

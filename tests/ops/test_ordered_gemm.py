@@ -1,4 +1,4 @@
-"""Products of integers by machine code, against NumPy's."""
+"""Products whose sums are made in order: of integers against NumPy's, of floats against a plain loop."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops.cpu.jit import llvm
-from ostinato.ops.cpu.kernels import integer_gemm
-from ostinato.ops.cpu.kernels.gemm import product
+from ostinato.ops.cpu.kernels import ordered_gemm
+from ostinato.ops.cpu.kernels.gemm import in_order, product
 
 import ostinato as ost
 from tests.helpers import on
@@ -42,7 +42,7 @@ LIES = st.sampled_from(["plain", "plain", "turned", "backwards", "apart", "repea
     n=st.sampled_from([4, 7, 24, 49, 60]),
     k=st.sampled_from([1, 3, 30, 256, 300]),
     batch=st.sampled_from([(), (3,), (2, 3)]),
-    dtype=st.sampled_from(integer_gemm.KINDS),
+    dtype=st.sampled_from(ordered_gemm.INTEGERS),
     left=LIES,
     right=LIES,
     goes=st.sampled_from(["plain", "turned", "apart rows"]),
@@ -56,13 +56,46 @@ def test_products_are_numpys(
     wanted = a @ b
     room = np.full((*wanted.shape[:-1], n + 5), 7, dtype)
     out = room[..., :n] if goes == "apart rows" else laid(np.full_like(wanted, 7), goes)
-    with mock.patch.multiple(integer_gemm, QUICK=100, GRAIN=100):
+    with mock.patch.multiple(ordered_gemm, QUICK=100, GRAIN=100):
         found = [product(a, b, out, threads) for threads in (1, 5)]
     for kernel in found:
         assert kernel is not None
         out[...] = 7
         kernel(a, b, out)
         np.testing.assert_array_equal(out, wanted)
+    assert np.all(room[..., n:] == 7)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    m=st.sampled_from([1, 2, 4, 9, 40]),
+    n=st.sampled_from([1, 3, 7, 24, 49]),
+    k=st.sampled_from([1, 3, 30, 256, 300]),
+    batch=st.sampled_from([(), (3,), (2, 3)]),
+    dtype=st.sampled_from(["float32", "float64"]),
+    left=LIES,
+    right=LIES,
+    goes=st.sampled_from(["plain", "turned", "apart rows"]),
+)
+def test_floats_are_added_in_order(
+    m: int, n: int, k: int, batch: tuple[int, ...], dtype: str, left: str, right: str, goes: str
+) -> None:
+    """To the bit, however matrices lie: each product is rounded, and added to those before it."""
+    rng = np.random.default_rng((m, n, k))
+    a = laid(rng.normal(size=(*batch, m, k)).astype(dtype), left)
+    b = laid(rng.normal(size=(*batch, k, n)).astype(dtype), right)
+    wanted = np.zeros_like(a @ b)
+    for t in range(k):
+        wanted += a[..., :, t, None] * b[..., None, t, :]
+    room = np.full((*wanted.shape[:-1], n + 5), 7, dtype)
+    out = room[..., :n] if goes == "apart rows" else laid(np.full_like(wanted, 7), goes)
+    with mock.patch.multiple(ordered_gemm, QUICK=100, GRAIN=100):
+        found = [in_order(a, b, out, threads) for threads in (1, 5)]
+    for kernel in found:
+        assert kernel is not None
+        out[...] = 7
+        kernel(a, b, out)
+        assert out.tobytes() == wanted.tobytes()
     assert np.all(room[..., n:] == 7)
 
 

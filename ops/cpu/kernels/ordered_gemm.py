@@ -1,5 +1,7 @@
-"""Products of matrices of integers, for which there is no library: tiles of some rows and a few vectors of
-columns are summed in registers, term by term. What does not fit wraps around, as NumPy's does."""
+"""Products of matrices whose sums are made term by term, in order: of integers, for which there is no
+library, and of floats whose bits must not depend on how matrices are cut. Tiles of some rows and a few
+vectors of columns are summed in registers. Integers that do not fit wrap around, as NumPy's do; each
+product of floats is rounded before it is added."""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ from .gemm_tiles import Tiles
 
 ROWS, VECTORS = 4, 3  # of a tile
 DEEP = 256  # terms whose columns are copied in order
-FEWEST = 4  # rows and columns
 QUICK = 1 << 17  # multiplications that let other Python threads run
 GRAIN = 1 << 19  # that are worth waking a thread
-KINDS = ("int32", "int64", "uint32", "uint64")
+INTEGERS = ("int32", "int64", "uint32", "uint64")
+KINDS = (*INTEGERS, "float32", "float64")
 
 _FACTS = (
     *("turns", "threads", "rows", "columns", "terms", "down_a", "along_a", "down_b", "along_b"),
@@ -29,13 +31,12 @@ _FACTS = (
 )
 
 
-def integer_product(a: Stack, b: Stack, out: Stack, threads: int) -> Any:
-    """The function of three arrays that lie so; None if NumPy does it."""
+def ordered_product(a: Stack, b: Stack, out: Stack, threads: int) -> Any:
+    """The function of three arrays that lie so, of one of these kinds; None if the result's rows do not
+    lie in one piece."""
     if out.shape[-1] > 1 and out.strides[-1] != 1:
         return None
     (rows, columns), terms, item = out.shape[-2:], a.shape[-1], out.dtype.itemsize
-    if min(rows, columns) < FEWEST:
-        return None
     lanes = vector_bits() // (8 * item)
     work, many = out.size * terms, math.prod(out.shape[:-2])
     team = 0 if work <= QUICK else max(1, min(threads, work // GRAIN))
@@ -54,7 +55,7 @@ def integer_product(a: Stack, b: Stack, out: Stack, threads: int) -> Any:
     return function_of(_text(out.dtype, lanes, b.strides[-1] == 1), about)
 
 
-@lru_cache(16)
+@lru_cache(32)
 def _text(dtype: DType, lanes: int, straight: bool) -> str:
     writer = _Writer(dtype, lanes)
     functions = [writer.panel(straight), writer.tile(), writer.body()]
@@ -66,9 +67,12 @@ class _Writer(Tiles):
     def __init__(self, dtype: DType, lanes: int) -> None:
         super().__init__(dtype, lanes)
         self.width = VECTORS * lanes
+        self.zero = "0.0" if dtype.kind == "f" else "0"
+        self.multiply, self.add = ("fmul", "fadd") if dtype.kind == "f" else ("mul", "add")
 
     def panel(self, straight: bool) -> str:
-        """Some terms of a panel's columns in order. What is behind the last column is never looked at."""
+        """Some terms of a panel's columns in order, and zeros behind the last column: whatever else may lie
+        there could be denormal, with which processors are slow."""
         code = Code()
         along = str(self.item) if straight else "%along"
         some = code.least("%left", str(self.width))
@@ -78,6 +82,8 @@ class _Writer(Tiles):
             with code.loop("0", some) as j:
                 x = code.let(f"load {self.kind}, ptr {self.over(code, from_, j, along)}")
                 code.add(f"store {self.kind} {x}, ptr {self.at(code, to, j)}")
+            with code.loop(some, str(self.width)) as j:
+                code.add(f"store {self.kind} {self.zero}, ptr {self.at(code, to, j)}")
         head = "ptr %from, i64 %down, i64 %along, i64 %many, i64 %left, ptr %to"
         return self.function("panel", head, code)
 
@@ -109,9 +115,9 @@ class _Writer(Tiles):
             for a, cells in zip(rows, sums, strict=True):
                 x = self.everywhere(code, self.over(code, a, k, "%along_a"))
                 for cell, y in zip(cells, columns, strict=True):
-                    more = code.let(f"mul {self.vector} {x}, {y}")
+                    more = code.let(f"{self.multiply} {self.vector} {x}, {y}")
                     was = code.let(f"load {self.vector}, ptr {cell}")
-                    made = code.let(f"add {self.vector} {was}, {more}")
+                    made = code.let(f"{self.add} {self.vector} {was}, {more}")
                     code.add(f"store {self.vector} {made}, ptr {cell}")
         with code.when(full):
             for at, _, cell in self.cells(code, sums, outs):
