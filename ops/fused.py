@@ -1,6 +1,6 @@
 """Several elementwise operations as one, and reductions of their results over the last axes: what
 the planner makes of chains, so that what lies between never goes to memory. On CPUs it is machine
-code (flat.py); this kernel is for the rest."""
+code (ops/cpu/loops/flat.py); this kernel is for the rest."""
 
 from __future__ import annotations
 

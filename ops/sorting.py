@@ -1,4 +1,5 @@
-"""Order: `. j -> . j`, whole along the axis that is sorted; by machine code (order.py) where there is one.
+"""Order: `. j -> . j`, whole along the axis that is sorted; by machine code where there is one
+(ops/cpu/kernels/sort/order.py).
 
 NumPy is given bfloat16 as float32, since it loses its way among bfloat16's NaN."""
 

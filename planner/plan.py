@@ -73,7 +73,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What timing on a machine decided, node by node; see sites.py."""
+    """What timing on a machine decided, node by node; see planner/tuning/sites.py."""
 
     machine: str
     choices: tuple[Choice, ...]

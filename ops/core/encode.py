@@ -1,8 +1,8 @@
 """Graphs as plain JSON-able lists, and back: what is hashed for an id, kept in a plan file, and
 sent to workers.
 
-Decoding trusts nothing: every field is checked for its type and range, and `check_graph` (check.py)
-then checks the meaning."""
+Decoding trusts nothing: every field is checked for its type and range, and `check_graph`
+(planner/check.py) then checks the meaning."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def is_ours(code: CodeType) -> bool:
 
 
 def user_line() -> str:
-    """`file.py:12` of the innermost frame that is not the library's own; empty if there is none."""
+    """`train.py:12` of the innermost frame that is not the library's own; empty if there is none."""
     frame = _outside(sys._getframe(1)) or _outside(beginner())
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 

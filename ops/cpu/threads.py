@@ -1,8 +1,9 @@
 """Threads: how many cores this process may use, and the one pool that shares work among them.
 
-The pool is libgomp's: generated kernels (flat.py) and products (gemm.py) use it alike. A
-second pool would wait for its next work on the same cores; so the linear algebra library that NumPy
-brings, which has threads of its own, is kept at one thread where it works beside the pool."""
+The pool is libgomp's: generated kernels (ops/cpu/loops/flat.py) and matrix products
+(ops/cpu/kernels/gemm.py) use it alike. A second pool would wait for its next work on the same cores; so
+the linear algebra library that NumPy brings, which has threads of its own, is kept at one thread where it
+works beside the pool."""
 
 from __future__ import annotations
 

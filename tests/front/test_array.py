@@ -140,7 +140,7 @@ def test_errors_are_one_clear_sentence(make: Any, error: type[Exception], messag
 
 
 def test_the_tree_of_errors_is_drawn_as_it_is() -> None:
-    """The picture at the top of errors.py names each class with its parent."""
+    """The picture at the top of ostinato/errors.py names each class with its parent."""
     import inspect
 
     from ostinato import errors

@@ -1,6 +1,6 @@
 """`python -m tests.trust [--thorough] [CLASS ...]`: a line for each class of promises, with what was counted.
 
-A class is a file `tests/trust/test_CLASS.py`, whose docstring's first line says what it promises; what its
+A class is one of the files `tests/trust/test_*.py`, whose docstring's first line says what it promises; what its
 tests tally is added up. `--thorough` runs as many trials as an audit would, which takes much longer."""
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A product and what is elementwise behind it, block after block: a thread multiplies some rows and
-columns, and at once does with them what the kernel of the rest does, while they are in its cache. The
+"""A matrix product and its epilogue, what is elementwise behind it, block by block: a thread multiplies
+some rows and columns, and at once runs the kernel of the rest over them, while they are in its cache. The
 product itself is nowhere else.
 
 The blocks are made of tiles (gemm_tiles.py), or are oneDNN's sgemm, one thread each; the rest is a kernel
-as flat.py writes it, over the elements, or rows, of a block. Where operands lie so that this cannot
-be, the two follow each other."""
+as ops/cpu/loops/flat.py writes it, over the elements, or rows, of a block. Where operands lie so that
+this cannot be, the two follow each other."""
 
 from __future__ import annotations
 

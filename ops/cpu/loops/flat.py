@@ -1,8 +1,8 @@
 """Kernels as machine code: a chain of elementwise operations in one loop, made with LLVM.
 
 A kernel's text depends on what it computes, on dtypes, and on how operands are repeated, but not on
-extents, so that few kernels serve many shapes. llvm.py makes a function of it that Python calls
-directly, with arrays; parallel.py shares large ones among threads."""
+extents, so that few kernels serve many shapes. ops/cpu/jit/llvm.py makes a function of it that Python
+calls directly, with arrays; ops/cpu/jit/parallel.py shares large ones among threads."""
 
 from __future__ import annotations
 
