@@ -209,6 +209,25 @@ def test_names_exist(document: Path) -> None:
     assert not lost, f"{document} names what is not there: {lost}"
 
 
+@pytest.mark.parametrize(
+    "document", ["docs/architecture.md", "ops/cpu/README.md", "CONTRIBUTING.md"]
+)
+def test_code_has_what_is_called_so(document: str) -> None:
+    """Names in backticks, such as `Op.pieces`, `same_program` or `kernel=`, are names in the code."""
+    files = [p for room in (*ROOMS, "tests/ops") for p in (ROOT / room).rglob("*.py")]
+    code = "".join(p.read_text() for p in files)
+    known = {*re.findall(r"\w+", code), *targets()}
+    said = [
+        name
+        for span in spans((ROOT / document).read_text())
+        if not is_path(span) and (match := re.fullmatch(r"([A-Za-z_][\w.]*)(=|\(.*\))?", span))
+        for name in match[1].split(".")
+    ]
+    assert len(said) > 10
+    lost = [name for name in said if name not in known]
+    assert not lost, f"{document} names what is not there: {lost}"
+
+
 def test_the_operation_of_the_guide_is_one() -> None:
     """The block of CONTRIBUTING.md, in a process of its own, with its kernel and gradient."""
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.S)
