@@ -15,10 +15,11 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
+from . import in_blocks
 from .core.array import Array, Operandish, apply, as_array, export, unify
-from .core.index import LETTERS, Indices, along, einsum_indices, subscripts
+from .core.index import LETTERS, Indices, along, einsum_indices, product_labels, subscripts
 from .core.parameters import DTYPE, FARTHEST, TEXT, unfit, whole
-from .core.registry import Params, Scratch, Specs, op
+from .core.registry import Params, Product, Scratch, Specs, op
 from .core.spec import DType, Shape, Spec, float32, lying, promote
 from .core.user_line import misfit
 from .cpu.kernels.gemm import any_product, product, ways
@@ -177,6 +178,8 @@ op(
     grad=_matmul_grad,
     cost=_matmul_cost,
     dense=True,
+    product=Product(wide="wide_matmul", squared="gram", keeps=True),
+    in_blocks=in_blocks.matmul,
 )
 
 
@@ -202,6 +205,7 @@ op(
     ways=_matmul_ways,
     cost=_matmul_cost,
     dense=True,
+    product=Product(keeps=True),
 )
 
 
@@ -264,23 +268,12 @@ def _two_extents(text: str, label: str, xs: Sequence[Spec] | Sequence[Array]) ->
     )
 
 
-def _groups(text: str) -> tuple[str, str, str, str]:
-    """Labels of batches, rows, columns, and the sum."""
-    (a, b), out = subscripts(text)
-    return (
-        "".join(c for c in out if c in a and c in b),
-        "".join(c for c in out if c in a and c not in b),
-        "".join(c for c in out if c in b and c not in a),
-        "".join(c for c in a if c in b and c not in out),
-    )
-
-
 class _Folds:
     """Operands of an einsum as stacks of matrices, and its result."""
 
     def __init__(self, text: str, a: Any, b: Any) -> None:
         (left, right), self.result = subscripts(text)
-        batch, rows, columns, summed = _groups(text)
+        batch, rows, columns, summed = product_labels(text)
         self.extents = dict(zip((*left, *right), (*a.shape, *b.shape), strict=True))
         self.labels = left, right, self.result
         self.groups = (batch, rows, summed), (batch, summed, columns), (batch, rows, columns)
@@ -379,6 +372,8 @@ op(
     grad=_einsum_grad,
     cost=_einsum_cost,
     dense=True,
+    product=Product(),
+    in_blocks=in_blocks.einsum,
 )
 
 
@@ -509,7 +504,7 @@ def _pair(a: Array, left: str, b: Array, right: str, out: str) -> Array:
     b, right = _single(b, right, own), own
     a, b = _same_dtype(a, b)
     text = f"{left},{right}->{out}"
-    batch, rows, columns, summed = _groups(text)
+    batch, rows, columns, summed = product_labels(text)
     if not summed:  # a product of elements
         full = batch + rows + columns
         a = _place(a, left, full)

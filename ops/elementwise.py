@@ -898,6 +898,7 @@ op(
     kernel=_astype_kernel,
     grad=lambda g, y, x, *, dtype: (g if is_inexact(x.dtype) else None,),
     scalar="cast({0})",
+    converts=True,
 )
 
 

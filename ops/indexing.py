@@ -152,6 +152,7 @@ op(
     grad=_take_grad,
     cost=MOVE,
     placed=True,
+    selects="places",
 )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
+from . import in_blocks
 from .control import scan
 from .core.array import Array, Axis, Operandish, apply, apply_all, as_array, export
 from .core.index import LETTERS, Indices, along
@@ -169,6 +170,7 @@ op(
     kernel=_sum_kernel,
     grad=lambda g, y, x, *, axes, dtype: (spread(g, x, axes),),
     cost=read_cost(1),
+    in_blocks=in_blocks.total,
 )
 
 
@@ -222,6 +224,7 @@ op(
     kernel=_mean_kernel,
     grad=lambda g, y, x, *, axes, count: (spread(g / count, x, axes),),
     cost=read_cost(1),
+    in_blocks=in_blocks.mean,
 )
 
 
@@ -277,6 +280,7 @@ op(
     kernel=_prod_kernel,
     grad=_prod_grad,
     cost=read_cost(1),
+    in_blocks=in_blocks.total,
 )
 
 
@@ -561,6 +565,7 @@ op(
     scratch=_moments_scratch,
     grad=_moments_grad,
     cost=read_cost(4),
+    in_blocks=in_blocks.moments,
 )
 
 

@@ -242,6 +242,7 @@ op(
     grad=lambda g, y, x, *, shape: (reshape(g, x.shape),),
     cost=MOVE,
     keeps_order=True,
+    same_elements=True,
 )
 
 
@@ -289,6 +290,7 @@ op(
     grad=lambda g, y, x, *, axes: (squeeze(g, axes),),
     cost=MOVE,
     keeps_order=True,
+    same_elements=True,
 )
 
 
@@ -325,6 +327,7 @@ op(
     grad=lambda g, y, x, *, axes: (expand_dims(g, axis=axes),),
     cost=MOVE,
     keeps_order=True,
+    same_elements=True,
 )
 
 
@@ -348,6 +351,7 @@ op(
     view=lambda xp, x, at, *, axes: x.transpose(axes),
     grad=lambda g, y, x, *, axes: (permute_dims(g, tuple(np.argsort(axes).tolist())),),
     cost=MOVE,
+    same_elements=True,
 )
 
 
@@ -535,6 +539,7 @@ op(
     view=_slice_view,
     grad=_slice_grad,
     cost=MOVE,
+    selects="slices",
 )
 
 
@@ -663,6 +668,7 @@ op(
     grad=_concat_grad,
     cost=MOVE,
     placed=True,
+    joins=True,
 )
 
 

@@ -71,6 +71,17 @@ def subscripts(text: str) -> tuple[tuple[str, ...], str]:
     return tuple(ins.split(",")), out
 
 
+def product_labels(text: str) -> tuple[str, str, str, str]:
+    """Of an einsum of two operands the labels of batches, rows, columns, and the sum."""
+    (a, b), out = subscripts(text)
+    return (
+        "".join(c for c in out if c in a and c in b),
+        "".join(c for c in out if c in a and c not in b),
+        "".join(c for c in out if c in b and c not in a),
+        "".join(c for c in a if c in b and c not in out),
+    )
+
+
 def einsum_indices(text: str, ins: Sequence[Spec]) -> Indices:
     """Read off an einsum text; a dimension of size 1 that stands beside a larger one is
     repeated.

@@ -63,6 +63,19 @@ def stream_cost(flops_each: float) -> Callable[[Specs, Specs, Params], Cost]:
 
 
 @dataclass(frozen=True, slots=True)
+class Product:
+    """What a sum of products of two operands' elements is to passes."""
+
+    left: int = 0
+    right: int = 1
+    wide: str = ""  # the op that reads narrower operands, and sums in `dtype`
+    squared: str = ""  # the op that multiplies a matrix's transpose with it
+    keeps: bool = (
+        False  # whether its kernels may keep what they make of the right operand (`stays`)
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """One operation, whole."""
 
@@ -99,6 +112,19 @@ class Op:
         None  # graphs that do the same
     )
     keeps_order: bool = False  # a view that leaves contiguous data contiguous
+    product: Product | None = None
+    same_elements: bool = (
+        False  # its result has its operand's elements, each once, in another shape
+    )
+    converts: bool = False  # to another dtype, and nothing else
+    joins: bool = False  # its operands one behind the other along `axis`
+    selects: str = ""  # of its operand the "slices" that `starts`, `sizes` and `steps` say, or the
+    # "places" along `axis` that its second operand says
+    in_blocks: Callable[..., Sequence[Any]] | None = (
+        None  # (node, *operands) -> the same of fixed blocks in a fixed tree (`any-workers`), as
+        # expressions (ops/expressions.py)
+    )
+    drawn: Callable[[Params], str] | None = None  # random numbers: what makes them in registers
     dense: bool = False  # products, which run at another rate than functions of elements
     made_by: str = "users"  # whose functions have it; "passes", which put it into what plan files
     # hold; or "machine": what is lowered for the machine it runs on, and never in a file
