@@ -178,7 +178,7 @@ op(
     grad=_matmul_grad,
     cost=_matmul_cost,
     dense=True,
-    product=Product(wide="wide_matmul", squared="gram", keeps=True),
+    product=Product(wide="wide_matmul", squared="gram", gemm=True),
     in_blocks=in_blocks.matmul,
 )
 
@@ -205,7 +205,7 @@ op(
     ways=_matmul_ways,
     cost=_matmul_cost,
     dense=True,
-    product=Product(keeps=True),
+    product=Product(gemm=True),
 )
 
 

@@ -198,6 +198,7 @@ op(
     scratch=_bits_scratch,
     cost=lambda ins, outs, p: (100.0 * outs[0].size, float(outs[0].nbytes)),
     placed=True,
+    drawn=lambda p, math: "bits64" if p["wide"] else "bits32",
 )
 
 
@@ -333,6 +334,13 @@ def _normal_rule(seed: Spec, *, shape: Shape, dtype: DType) -> Spec:
     return Spec(shape, dtype)
 
 
+def _normal_drawn(p: Params, math: str) -> str:
+    """With NumPy's logarithm there is none."""
+    if math == "libm":
+        return ""
+    return "normal64" if p["dtype"] == float64 else "normal32"
+
+
 op(
     "normal",
     infer=_normal_rule,
@@ -344,6 +352,7 @@ op(
     ),
     cost=lambda ins, outs, p: (150.0 * outs[0].size, float(outs[0].nbytes)),
     placed=True,
+    drawn=_normal_drawn,
 )
 
 
@@ -514,6 +523,7 @@ for _name, _dtype in (("bits32", uint32), ("bits64", uint64)):
         kernel=_drawn(_bits_kernel, _dtype),
         scalar=f"{_name}({{0}}, {{1}}, {{2}})",
         cost=stream_cost(100),
+        draws=True,
     )
 for _name, _dtype in (("normal32", float32), ("normal64", float64)):
     op(
@@ -523,4 +533,5 @@ for _name, _dtype in (("normal32", float32), ("normal64", float64)):
         kernel=_drawn(_normal_kernel, _dtype),
         scalar=f"{_name}({{0}}, {{1}})",
         cost=stream_cost(150),
+        draws=True,
     )

@@ -438,6 +438,7 @@ op(
     view=lambda xp, x, at, *, shape: xp.broadcast_to(x, extent(at.outs[0])),
     grad=_broadcast_grad,
     cost=MOVE,
+    repeats=True,
 )
 
 

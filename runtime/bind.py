@@ -126,7 +126,7 @@ def _factors(node: Node) -> Iterator[Node]:
     """What may not exist of a matrix, in the bodies of a node."""
     for value in node.kw.values():
         for inner in value.nodes if isinstance(value, Graph) else ():
-            if inner.op in ("cholesky", "solve"):
+            if OPS[inner.op].factors:
                 yield inner
             yield from _factors(inner)
 

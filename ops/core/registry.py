@@ -70,9 +70,10 @@ class Product:
     right: int = 1
     wide: str = ""  # the op that reads narrower operands, and sums in `dtype`
     squared: str = ""  # the op that multiplies a matrix's transpose with it
-    keeps: bool = (
-        False  # whether its kernels may keep what they make of the right operand (`stays`)
+    gemm: bool = (
+        False  # of stacks of matrices, `... m k` and `... k n`; its kernels may keep what they
     )
+    # make of the right one, and take `stays`
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ class Op:
     same_elements: bool = (
         False  # its result has its operand's elements, each once, in another shape
     )
+    repeats: bool = False  # its result has its operand's elements again and again
     converts: bool = False  # to another dtype, and nothing else
     joins: bool = False  # its operands one behind the other along `axis`
     selects: str = ""  # of its operand the "slices" that `starts`, `sizes` and `steps` say, or the
@@ -124,10 +126,24 @@ class Op:
         None  # (node, *operands) -> the same of fixed blocks in a fixed tree (`any-workers`), as
         # expressions (ops/expressions.py)
     )
-    drawn: Callable[[Params], str] | None = None  # random numbers: what makes them in registers
+    drawn: Callable[[Params, str], str] | None = (
+        None  # (params, math) -> the op that makes such random numbers in registers, if one does
+    )
+    factors: bool = False  # of a matrix, which may turn out to have none
+    draws: bool = False  # makes random numbers of elements' numbers
     dense: bool = False  # products, which run at another rate than functions of elements
     made_by: str = "users"  # whose functions have it; "passes", which put it into what plan files
     # hold; or "machine": what is lowered for the machine it runs on, and never in a file
+
+    @property
+    def reshapes(self) -> bool:
+        """Whether its result looks at its operand's memory only where that is in order."""
+        return self.same_elements and not self.only_looks
+
+    @property
+    def renames_axes(self) -> bool:
+        """Whether it puts axes of one element in, or takes them out, and does nothing else."""
+        return self.same_elements and self.only_looks and self.keeps_order
 
     @property
     def only_looks(self) -> bool:

@@ -96,6 +96,7 @@ op(
     algorithms=blocked.cholesky,
     cost=cubic(1 / 3),
     dense=True,
+    factors=True,
 )
 
 
@@ -376,6 +377,7 @@ op(
     algorithms=blocked.solve,
     cost=_solve_cost,
     dense=True,
+    factors=True,
 )
 
 

@@ -15,6 +15,7 @@ from ostinato.ops.collective import STORED
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import Shape, Spec
+from ostinato.ops.expressions import Expression
 
 from .file_views import Part
 
@@ -77,7 +78,8 @@ def _read_as_one(graph: Graph, hulls: dict[int, Box]) -> Graph:
         kw["steps"] = tuple(a // by for a, by in zip(kw["steps"], steps, strict=True))
         full = (kw["starts"], kw["sizes"]) == ((0,) * len(sizes), sizes) and set(kw["steps"]) == {1}
         if not full:
-            (value,) = builder.add("slice", (value,), kw, (node.specs[0].bare,), node.line)
+            parts = [*zip(kw["starts"], kw["sizes"], kw["steps"], strict=True)]
+            value = Expression(builder, value, node.line).slice(parts).value
         values.append(value)
     return builder.graph([values[v] for v in graph.outputs])
 

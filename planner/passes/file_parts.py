@@ -20,20 +20,19 @@ from typing import Any
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.index import Indices
-from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.registry import OPS, Op
 from ostinato.ops.core.spec import Shape, Spec, int64
+from ostinato.ops.expressions import Expression, where
 from ostinato.planner.plan import Target
 
 from .file_joins import together
-from .file_views import Cut, Fold, Look, Part, Pick, cut_of, groups, number
+from .file_views import Cut, Fold, Look, Part, Pick, cut_of, groups
 
 AGAIN = 0.5  # of a value that is also read as a whole, what may be made once more
 JOINED = 1 << 20  # bytes of parts that are read as one; under a memory limit less
 ROW = 1 << 16  # bytes of a row that is read for one element
 FEW = 8  # operands of a concat, of each of which places are picked
 MOST = 1 << 14  # nodes that are made in parts
-
-_VIEWS = ("reshape", "expand_dims", "squeeze", "permute_dims", "broadcast_to")
 
 
 Seen = tuple[int, tuple[Look, ...]]  # a value, and how it is looked at, one after the other
@@ -43,7 +42,7 @@ Made = tuple[Sequence[Seen], Callable[[Sequence[int]], int]]  # of what, and how
 def read_parts(graph: Graph, files: Iterable[int], target: Target) -> Graph:
     """The graph with slices and picks at its files. Those of files lie in files, too."""
     files = set(files)
-    if not any(node.op in ("slice", "take") for node in graph.nodes):
+    if not any(OPS[node.op].selects for node in graph.nodes):
         return graph
     found = _Parts(graph, files, target)
     return found.run() if found.any else graph
@@ -54,7 +53,7 @@ class _Parts:
         self.graph, self.target = graph, target
         self.leads = self._leads(files)
         self.files = files
-        self.any = any(n.op in ("slice", "take") and n.inputs[0] in self.leads for n in graph.nodes)
+        self.any = any(OPS[n.op].selects and n.inputs[0] in self.leads for n in graph.nodes)
         self.passes = self._passes() if self.any else set()
         self.builder = Builder(graph.inputs)
         self.values: list[int] = list(range(len(graph.inputs)))
@@ -80,7 +79,7 @@ class _Parts:
             node, outs = graph.nodes[k], graph.outs(k)
             part, all_ = max(parts[v] for v in outs), any(whole[v] for v in outs)
             passes = 0 < part <= (AGAIN if all_ else 1) and not any(node.subgraphs())
-            if node.op in ("slice", "take") and node.inputs[0] in self.leads:
+            if OPS[node.op].selects and node.inputs[0] in self.leads:
                 share = graph.specs[outs[0]].size / max(graph.specs[node.inputs[0]].size, 1)
                 share *= part if passes and not all_ else 1
                 parts[node.inputs[0]] += max(share, 1e-15)
@@ -98,7 +97,7 @@ class _Parts:
     def run(self) -> Graph:
         graph, builder = self.graph, self.builder
         for k, node in enumerate(graph.nodes):
-            if node.op in ("slice", "take") and node.inputs[0] in self.leads:
+            if OPS[node.op].selects and node.inputs[0] in self.leads:
                 self.values.append(self._looked(node, k))
                 continue
             inputs = [self.values[v] for v in node.inputs]
@@ -118,18 +117,15 @@ class _Parts:
             inputs = [self.values[v] for v in node.inputs]
             return self.builder.add(node.op, inputs, node.params, node.specs, node.line)[0]
         made = self._made(seen, node.line)
-        return self._in_shape(made, node.specs[0], node.line)
+        return self._in_shape(made, node.specs[0].shape, node.line)
 
-    def _in_shape(self, value: int, spec: Spec, line: str) -> int:
-        if self.builder.specs[value].shape == spec.shape:
-            return value
-        params = {"shape": spec.shape}
-        return self.builder.add("reshape", (value,), params, (spec.bare,), line)[0]
+    def _in_shape(self, value: int, shape: Shape, line: str) -> int:
+        return Expression(self.builder, value, line).reshape(*shape).value
 
     def _before(self, node: Node, looks: tuple[Look, ...]) -> Seen | None:
         """What a slice or a take sees, seen through it as well; None if that cannot be said."""
         kw, (shape, *_) = node.kw, (self.graph.specs[v].shape for v in node.inputs)
-        if node.op == "slice":
+        if OPS[node.op].selects == "slices":
             cut = cut_of(zip(kw["starts"], kw["sizes"], kw["steps"], strict=True), shape)
             first = looks[0] if looks else None
             if cut and isinstance(first, Cut):
@@ -143,29 +139,21 @@ class _Parts:
         spec = self.graph.specs[i]
         if spec.ndim != 1 and looks:
             return None
-        places = self._in_shape(self.values[i], Spec((spec.size,), spec.dtype), node.line)
+        places = self._in_shape(self.values[i], (spec.size,), node.line)
         return v, (Pick(kw["axis"], places), *looks)
 
     def _picked_of_cut(
         self, cut: Cut, pick: Pick, shape: Shape, line: str
     ) -> tuple[Pick, Cut | None]:
         """Places in a cut as places in what was cut, and what else is cut."""
-        builder = self.builder
         (part,) = (p for p in cut.parts if p[0] == pick.axis)
         axis, start, size, step = part
-
-        def call(op: str, *values: int) -> int:
-            return builder.call(op, *values, line=line)
-
-        own = builder.call("astype", pick.places, line=line, dtype=int64)
-        below = call("less", own, number(builder, 0))
-        own = call("where", below, call("add", own, number(builder, size)), own)
-        low, high = call("less", own, number(builder, 0)), number(builder, size)
-        wrong = call("logical_or", low, call("greater_equal", own, high))
-        own = call("add", call("multiply", own, number(builder, step)), number(builder, start))
-        own = call("where", wrong, number(builder, shape[axis]), own)  # which is outside
+        own = Expression(self.builder, pick.places, line).astype(int64)
+        own = where(own < 0, own + size, own)
+        outside = shape[axis]
+        own = where((own < 0) | (own >= size), outside, own * step + start)
         rest = tuple(p for p in cut.parts if p is not part)
-        return Pick(axis, own), Cut(rest) if rest else None
+        return Pick(axis, own.value), Cut(rest) if rest else None
 
     def _made(self, seen: Seen, line: str) -> int:
         """A value as it is looked at, made of its operands as they are looked at."""
@@ -192,7 +180,7 @@ class _Parts:
         k = self.graph.producers[v]
         if k >= 0 and v in self.passes and v in self.leads and len(self.builder.nodes) < MOST:
             node = self.graph.nodes[k]
-            if node.op in ("slice", "take"):
+            if OPS[node.op].selects:
                 before = self._before(node, looks)
                 if before is not None:
                     return (before,), lambda made: made[0]
@@ -212,21 +200,25 @@ class _Parts:
             params: dict[str, Any] = {"axis": look.axis}
             if stored:
                 return builder.add("take_file", (look.places, value), params, (made,), line)[0]
-            return builder.add("take", (value, look.places), params, (made,), line)[0]
+            places = Expression(builder, look.places, line)
+            return Expression(builder, value, line).take(places, look.axis).value
         full = [(0, n, 1) for n in spec.shape]
         for d, *part in look.parts:
             full[d] = part  # type: ignore[call-overload]
         before = builder.maker(value)
-        source, name = value, "slice_file" if stored else "slice"
-        if before is not None and before.op == name:
+        source = value
+        if before is not None and before.op == "slice_file" if stored else _is_slice(before):
+            assert before is not None
             (source,), old = before.inputs, before.kw
             full = [
                 (s + t * start, size, t * step)
                 for s, t, (start, size, step) in zip(old["starts"], old["steps"], full, strict=True)
             ]
         starts, sizes, steps = (tuple(p[k] for p in full) for k in range(3))
+        if not stored:
+            return Expression(builder, source, line).slice(full).value
         params = {"starts": starts, "sizes": sizes, "steps": steps}
-        return builder.add(name, (source,), params, (made,), line)[0]
+        return builder.add("slice_file", (source,), params, (made,), line)[0]
 
     # -- one operation ----------------------------------------------------------------------
     def _through(self, node: Node, output: int, looks: tuple[Look, ...]) -> Made | None:
@@ -235,17 +227,17 @@ class _Parts:
         op, kw = OPS[node.op], node.kw
         bits = self.target.numerics != "any-workers"
         rows = bits and op.kernel is not None and not op.placed
-        if not (op.scalar or node.op in (*_VIEWS, "concat") or rows):
+        if not (op.scalar or op.same_elements or op.joins or op.repeats or rows):
             return None
         outs = tuple(s.bare for s in node.specs)
         indices = op.indices(ins, outs, kw)
         touched = {d for look in looks for d in look.axes}
         dims = indices.outs[output]
-        if node.op == "concat" and node.kw["axis"] in touched:
+        if op.joins and node.kw["axis"] in touched:
             return self._through_concat(node, looks)
-        if len(looks) == 1 and node.op == "reshape":
+        if len(looks) == 1 and op.same_elements and op.kernel is not None:
             return self._through_reshape(node, looks[0])
-        if not all(_is_parallel(indices, dims[d], node.op) for d in touched):
+        if not all(_is_parallel(indices, dims[d], op) for d in touched):
             return None
         labels = {dims[d]: d for d in touched}
         operands: list[Seen] = []
@@ -305,7 +297,7 @@ class _Parts:
         def build(values: Sequence[int]) -> int:
             kinds = {self.builder.specs[v].dtype for v in values}
             if len(values) > 1 or kinds != {made.dtype}:
-                return self.builder.add("concat", values, node.params, (made,), node.line)[0]
+                return self.builder.add(node.op, values, node.params, (made,), node.line)[0]
             return values[0]
 
         return found, build
@@ -317,40 +309,28 @@ class _Parts:
         own. Places outside of all are outside of the last operand."""
         builder, line = self.builder, node.line
         extents = [self.graph.specs[v].shape[look.axis] for v in node.inputs]
-        all_ = number(builder, sum(extents))
-
-        def call(op: str, *values: int) -> int:
-            return builder.call(op, *values, line=line)
-
-        own = builder.call("astype", look.places, line=line, dtype=int64)
-        own = call("where", call("less", own, number(builder, 0)), call("add", own, all_), own)
-        found: list[tuple[int, int]] = []
-        masks: list[int] = []
+        own = Expression(builder, look.places, line).astype(int64)
+        own = where(own < 0, own + sum(extents), own)
+        found: list[tuple[int, Expression]] = []
+        masks: list[Expression] = []
         end = 0
         for v, n in zip(node.inputs, extents, strict=True):
-            begin, end = number(builder, end), end + n
-            if not n:
-                continue
-            inside = call("less", own, number(builder, end))
-            inside = call("logical_and", call("greater_equal", own, begin), inside)
-            place = call("where", inside, call("subtract", own, begin), number(builder, 0))
-            found.append((v, place))
-            masks.append(inside)
-        below = call("less", own, number(builder, 0))
-        wrong = call("logical_or", below, call("greater_equal", own, all_))
+            begin, end = end, end + n
+            if n:
+                masks.append((own >= begin) & (own < end))
+                found.append((v, where(masks[-1], own - begin, own.number(0))))
         v, last = found[-1]
-        found[-1] = v, call("where", wrong, all_, last)
+        found[-1] = v, where((own < 0) | (own >= end), end, last)
         ones = [1] * len(made.shape)
         ones[look.axis] = made.shape[look.axis]
 
         def build(values: Sequence[int]) -> int:
-            *first, value = (builder.call("astype", v, line=line, dtype=made.dtype) for v in values)
+            *first, value = (Expression(builder, v, line).astype(made.dtype) for v in values)
             for mask, other in zip(masks, first, strict=False):
-                mask = builder.call("reshape", mask, line=line, shape=tuple(ones))
-                value = builder.call("where", mask, other, value, line=line)
-            return value
+                value = where(mask.reshape(*ones), other, value)
+            return value.value
 
-        return [(v, instead(Pick(look.axis, place))) for v, place in found], build
+        return [(v, instead(Pick(look.axis, place.value))) for v, place in found], build
 
     def _through_reshape(self, node: Node, look: Look) -> Made | None:
         """Of a reshape's operand the rows that have what is wanted."""
@@ -385,7 +365,7 @@ class _Parts:
 
     def _shaped(self, value: int, shapes: Sequence[Shape], line: str) -> int:
         shape = tuple(n for part in shapes for n in part)
-        return self._in_shape(value, Spec(shape, self.builder.specs[value].dtype), line)
+        return self._in_shape(value, shape, line)
 
     def _cut(self, value: int, parts: Sequence[Part], line: str) -> int:
         cut = cut_of(parts, self.builder.specs[value].shape)
@@ -395,24 +375,20 @@ class _Parts:
         """Single elements of a fold: the rows that have them, and of each row its element."""
         builder, line = self.builder, node.line
         flat = fold.places(builder, look, line)
-        inner = number(builder, fold.inner)
-        row = builder.call("floor_divide", flat, inner, line=line)
-        (count,) = builder.specs[flat].shape
+        (count,) = flat.shape
 
         def build(values: Sequence[int]) -> int:
             (value,) = values
             shapes = [f.new_sizes if f is not fold else (count, fold.inner) for f in folds]
-            value = self._shaped(value, shapes, line)
+            rows = Expression(builder, self._shaped(value, shapes, line), line)
             if fold.inner > 1:
                 axis = 1 + sum(len(s) for s in shapes[: folds.index(fold)])
-                ones = [1] * builder.specs[value].ndim
+                ones = [1] * len(rows.shape)
                 ones[axis - 1] = count
-                place = builder.call("remainder", flat, inner, line=line)
-                place = self._in_shape(place, Spec(tuple(ones), int64), line)
-                value = builder.call("take_along_axis", value, place, line=line, axis=axis)
-            shape = look.shape(builder, node.specs[0].shape)
-            return self._in_shape(value, Spec(shape, node.specs[0].dtype), line)
+                rows = rows.take_along_axis((flat % fold.inner).reshape(*ones), axis)
+            return rows.reshape(*look.shape(builder, node.specs[0].shape)).value
 
+        row = (flat // fold.inner).value
         return ((node.inputs[0], (Pick(fold.big, row),)),), build
 
     def _spec(self, seen: Seen) -> Spec:
@@ -424,6 +400,10 @@ class _Parts:
         return Spec(shape, spec.dtype)
 
 
+def _is_slice(node: Node | None) -> bool:
+    return node is not None and OPS[node.op].selects == "slices"
+
+
 def _infer(rule: Callable[..., Any], ins: Sequence[Spec], kw: dict[str, Any]) -> Any:
     try:
         made = rule(*ins, **kw)
@@ -432,10 +412,10 @@ def _infer(rule: Callable[..., Any], ins: Sequence[Spec], kw: dict[str, Any]) ->
     return made if isinstance(made, tuple) else (made,)
 
 
-def _is_parallel(indices: Indices, label: str | None, name: str) -> bool:
+def _is_parallel(indices: Indices, label: str | None, op: Op) -> bool:
     """Whether a part of an index is made of just this part of the operands."""
     if label is None or label in indices.chunked or label in dict(indices.parts):
         return False
     found = [dims for dims in indices.ins if any(getattr(c, "label", c) == label for c in dims)]
     plain = all([getattr(c, "label", c) for c in dims].count(label) == 1 for dims in found)
-    return plain and all(label in dims for dims in found) and bool(found or name == "broadcast_to")
+    return plain and all(label in dims for dims in found) and bool(found or op.repeats)

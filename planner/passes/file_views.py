@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.spec import Shape, int64
+from ostinato.ops.expressions import Expression, constant, iota, where
 
 SPARSE = 8  # times as much between the first and the last as is wanted
 
@@ -72,11 +73,6 @@ class Pick:
 Look = Cut | Pick
 
 
-def number(builder: Builder, value: int) -> int:
-    """A whole number as a value."""
-    return builder.call("constant", value=value, dtype=int64)
-
-
 # -- reshapes -----------------------------------------------------------------------------------
 def groups(old: Shape, new: Shape) -> Iterator[tuple[list[int], list[int]]]:
     """Neighbouring dimensions of both that have the same elements."""
@@ -133,38 +129,21 @@ class Fold:
         start, count, step = self.parts[p]
         self.rest = [*[(0, 1, 1)] * p, (start - ends[p][0], count, step), *self.parts[p + 1 :]]
 
-    def places(self, builder: Builder, look: Look, line: str) -> int:
+    def places(self, builder: Builder, look: Look, line: str) -> Expression:
         """The number of each wanted element in the group; one behind all, if it is nowhere."""
-
-        def call(op: str, *values: int) -> int:
-            return builder.call(op, *values, line=line)
-
-        picks = isinstance(look, Pick)
         sizes = [n for _, n, _ in self.parts]
         if isinstance(look, Pick):
             sizes[self.news.index(look.axis)] = builder.specs[look.places].size
-        total, wrong = number(builder, 0), number(builder, 0)
+        total, wrong = constant(builder, 0, line=line), None
         for d, (start, n, step) in enumerate(self.parts):
             if isinstance(look, Pick) and self.news[d] == look.axis:
-                own = builder.call("astype", look.places, line=line, dtype=int64)
-                below = call("less", own, number(builder, -n))
-                wrong = call("logical_or", below, call("greater_equal", own, number(builder, n)))
-                own = call(
-                    "where",
-                    call("less", own, number(builder, 0)),
-                    call("add", own, number(builder, n)),
-                    own,
-                )
-                shape = tuple(m if k == d else 1 for k, m in enumerate(sizes))
-                own = builder.call("reshape", own, line=line, shape=shape)
-                wrong = builder.call("reshape", wrong, line=line, shape=shape)
+                own = Expression(builder, look.places, line).astype(int64)
+                shape = [m if k == d else 1 for k, m in enumerate(sizes)]
+                wrong = ((own < -n) | (own >= n)).reshape(*shape)
+                own = where(own < 0, own + n, own).reshape(*shape)
             else:
-                own = builder.call("iota", line=line, shape=tuple(sizes), axis=d, dtype=int64)
-                own = call(
-                    "add", call("multiply", own, number(builder, step)), number(builder, start)
-                )
-            by = math.prod(self.new_sizes[d + 1 :])
-            total = call("add", total, call("multiply", own, number(builder, by)))
-        if picks:
-            total = call("where", wrong, number(builder, self.size), total)
-        return builder.call("reshape", total, line=line, shape=(math.prod(sizes),))
+                own = iota(builder, tuple(sizes), d, line) * step + start
+            total = total + own * math.prod(self.new_sizes[d + 1 :])
+        if wrong is not None:
+            total = where(wrong, self.size, total)
+        return total.reshape(math.prod(sizes))

@@ -23,12 +23,13 @@ from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec, float32
 from ostinato.ops.cpu.jit.llvm import why_not
-from ostinato.ops.cpu.jit.scalar import can_lower, has_own_bits
+from ostinato.ops.cpu.jit.scalar import can_cast, can_lower, has_own_bits
 from ostinato.ops.cpu.jit.values import can_add
 from ostinato.ops.cpu.kernels.gemm_epilogue import BEGINS, LEAST, multiplies
 from ostinato.ops.cpu.kernels.gemm_tiles import form_of
 from ostinato.ops.cpu.loops.labels import (
     GATHERS,
+    MOMENTS,
     POSITIONS,
     PRODUCTS,
     SHORT,
@@ -38,13 +39,14 @@ from ostinato.ops.cpu.loops.labels import (
     analyse_in_order,
 )
 from ostinato.ops.cpu.threads import most_threads
+from ostinato.ops.expressions import cast
 from ostinato.ops.fused import FUSED
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import in_order_of, map_bodies, needed
 
 from .fuse_stages import PRODUCT, Nested, checks_of, has_stages, nests, small_first
 from .narrow_operands import uncast
-from .random import DRAWN, draw_in_kernels
+from .random import draw_in_kernels
 from .symmetric import squared_by
 
 WORTH = 16384  # elements times operations that are worth kernels
@@ -201,7 +203,7 @@ def _worthy_nests(graph: Graph, target: Target, alone: set[int], turns: int) -> 
             for k, n in zip(g.members, nodes, strict=True)
         ]
         work = sum(_work(max(sizes), turns) for sizes in spaces)
-        more = (*POSITIONS, *PRODUCTS, *GATHERS, "moments")
+        more = (*POSITIONS, *PRODUCTS, *GATHERS, *MOMENTS)
         plain = not g.consumed and all(
             n.op not in more and (n.op not in SUMS or _has_rows(graph, n)) for n in nodes
         )
@@ -268,7 +270,8 @@ def _ways_to_memory(
 
 def _is_product(graph: Graph, node: Node, target: Target) -> bool:
     """Whether blocks of a product's rows may be followed at once by what is behind it."""
-    if node.op not in ("matmul", "wide_matmul") or target.numerics == "any-workers":
+    product = OPS[node.op].product
+    if product is None or not product.gemm or target.numerics == "any-workers":
         return False
     specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
     if specs[2].dtype != float32 or specs[0].dtype != specs[1].dtype or why_not():
@@ -302,7 +305,7 @@ def _round_late(graph: Graph, target: Target) -> Graph:
                 spec = Spec(view.specs[0].shape, float32, layout)
                 (at,) = builder.add(view.op, [at], view.params, (spec,), view.line)
             spec = graph.specs[node.inputs[1]]
-            ins[1] = builder.add("astype", [at], {"dtype": spec.dtype}, (spec,), node.line)[0]
+            ins[1] = cast(builder, at, spec, node.line)
             changed = True
         values += builder.add(node.op, ins, node.params, node.specs, node.line)
     return needed(builder, [values[v] for v in graph.outputs]) if changed else graph
@@ -328,7 +331,7 @@ def _rounded_late(graph: Graph, alone: Container[int]) -> set[int]:
 
 def _is_rounded_late(graph: Graph, v: int) -> bool:
     k = graph.producers[v]
-    if k < 0 or graph.nodes[k].op != "astype" or len(graph.uses[v]) > 1 or v in graph.outputs:
+    if k < 0 or not OPS[graph.nodes[k].op].converts or len(graph.uses[v]) > 1 or v in graph.outputs:
         return False
     source = graph.nodes[k].inputs[0]
     while (maker := graph.producers[source]) >= 0 and OPS[graph.nodes[maker].op].only_looks:
@@ -405,7 +408,7 @@ def _groups(
             found.append(joined)
         group = joined
         group.members.append(k)
-        group.work += 10 if node.op in DRAWN else 1
+        group.work += 10 if OPS[node.op].draws else 1
         group.operands |= dict.fromkeys(v for v in outside if home.get(v) is not group)
         if rows:
             group.rows = rows
@@ -473,7 +476,7 @@ def _rows(graph: Graph, node: Node) -> int:
         return 0
     if spec.size == 0 or spec.dtype.kind == "c" or not can_add(made.dtype):
         return 0
-    return len(axes) if can_lower("astype", (spec.dtype,), made.dtype) else 0
+    return len(axes) if can_cast((spec.dtype,), made.dtype) else 0
 
 
 def _has_rows(graph: Graph, node: Node) -> bool:

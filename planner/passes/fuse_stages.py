@@ -20,11 +20,12 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec, bool_
-from ostinato.ops.cpu.jit.scalar import can_lower
+from ostinato.ops.cpu.jit.scalar import can_cast, can_lower, can_square
 from ostinato.ops.cpu.jit.values import can_add
 from ostinato.ops.cpu.loops.labels import (
     GATHERS,
     LONG,
+    MOMENTS,
     PICKS,
     POSITIONS,
     PRODUCTS,
@@ -192,15 +193,11 @@ def _is_able(graph: Graph, node: Node) -> bool:
     kinds = tuple(s.dtype for s in ins)
     out = node.specs[0].dtype
     if node.op in SUMS:
-        return bool(node.kw["axes"]) and can_add(out) and can_lower("astype", kinds, out)
-    if node.op == "moments":
-        return (
-            bool(node.kw["axes"])
-            and not partial
-            and can_lower("square", kinds, node.specs[1].dtype)
-        )
+        return bool(node.kw["axes"]) and can_add(out) and can_cast(kinds, out)
+    if node.op in MOMENTS:
+        return bool(node.kw["axes"]) and not partial and can_square(kinds, node.specs[1].dtype)
     if node.op in POSITIONS:
-        return not partial and can_add(out) and can_lower("astype", kinds, out)
+        return not partial and can_add(out) and can_cast(kinds, out)
     if node.op in PRODUCTS:
         same = all(d == out for d in kinds) and len(kinds) == 2
         return same and can_add(out) and out.kind == "f"
@@ -216,11 +213,11 @@ def _can_gather(node: Node, ins: Sequence[Spec]) -> bool:
     axis, (x, places, *added) = node.kw["axis"], ins
     if x.layout is None or axis in x.layout.splits or places.dtype.kind not in "iu":
         return False
-    if node.op != "take" and places.shape[axis] != 1:
+    if OPS[node.op].selects != "places" and places.shape[axis] != 1:
         return False
     if any(s.dtype != x.dtype or not can_add(s.dtype) for s in added):
         return False
-    return can_lower("astype", (x.dtype,), x.dtype)
+    return can_cast((x.dtype,), x.dtype)
 
 
 def _is_plain(spec: Spec) -> bool:

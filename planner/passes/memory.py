@@ -65,7 +65,7 @@ def is_view(graph: Graph, k: int, in_order: Sequence[bool]) -> bool:
     if node.op in ("barrier", "wait"):
         return True
     op = OPS[node.op]
-    return op.view is not None and (op.name != "reshape" or in_order[node.inputs[0]])
+    return op.view is not None and (not op.reshapes or in_order[node.inputs[0]])
 
 
 def contiguous(graph: Graph, given: Sequence[bool] | None = None) -> list[bool]:
@@ -77,7 +77,7 @@ def contiguous(graph: Graph, given: Sequence[bool] | None = None) -> list[bool]:
             if op.view is None:
                 found.append(node.op != "barrier" or found[node.inputs[0]])
             elif op.keeps_order:
-                found.append(found[node.inputs[0]] or op.name == "reshape")
+                found.append(found[node.inputs[0]] or op.reshapes)
             else:
                 found.append(found[node.inputs[0]] and _leads(graph, node))
     return found
@@ -102,7 +102,7 @@ def leading(spec: Spec) -> bool:
 def _leads(graph: Graph, node: Node) -> bool:
     """Whether a slice or narrow cuts nothing but the first axis, and without steps."""
     before, after = graph.specs[node.inputs[0]], node.specs[0]
-    if node.op == "slice":
+    if OPS[node.op].selects == "slices":
         kw = node.kw
         return (
             all(s == 1 for s in kw["steps"][:1])
@@ -124,7 +124,7 @@ def joined(graph: Graph) -> dict[int, int]:
     """What kernels make for a `concat` that joins nothing else: for each value the joined one."""
     found: dict[int, int] = {}
     for k, node in enumerate(graph.nodes):
-        if node.op != "concat":
+        if not OPS[node.op].joins:
             continue
         parts = [_before_join(graph, k, w) for w in node.inputs]
         if all(v >= 0 for v in parts):
@@ -150,7 +150,7 @@ def _before_join(graph: Graph, k: int, w: int) -> int:
         made = graph.nodes[maker]
         if made.op == "fused" and not numbers_in(made.kw["body"]):
             return w
-        if made.op != "expand_dims":
+        if not OPS[made.op].renames_axes:
             break
         (w,), readers = made.inputs, (maker,)
     return -1
@@ -159,7 +159,7 @@ def _before_join(graph: Graph, k: int, w: int) -> int:
 def is_joined(program: Program, k: int) -> bool:
     """Whether nothing is left to do for a node, as it joins what was made in its place."""
     graph, slots = program.graph, program.slots
-    if graph.nodes[k].op != "concat":
+    if not OPS[graph.nodes[k].op].joins:
         return False
     v = graph.nodes[k].inputs[0]
     while slots[v].kind == "alias":
@@ -171,7 +171,7 @@ def in_part(graph: Graph, v: int, shape_of: Callable[[Spec], Shape]) -> Callable
     """Of a joined array the part in which a value is made."""
     (k,) = graph.uses[v]
     looks = list[Node]()
-    while graph.nodes[k].op != "concat":
+    while not OPS[graph.nodes[k].op].joins:
         looks.append(graph.nodes[k])
         v = graph.starts[k]
         (k,) = graph.uses[v]
@@ -185,7 +185,7 @@ def in_part(graph: Graph, v: int, shape_of: Callable[[Spec], Shape]) -> Callable
     def part(whole: Any) -> Any:
         found = whole[(*(slice(None),) * axis, slice(begin, end))]
         for look in reversed(looks):
-            found = found.squeeze(look.kw["axes"])
+            found = found.reshape(shape_of(graph.specs[look.inputs[0]]))
         return found
 
     return part

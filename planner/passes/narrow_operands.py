@@ -29,12 +29,14 @@ def narrow(graph: Graph, target: Target) -> Graph:
     changed = False
     for node in graph.nodes:
         whole = map_bodies(node, lambda g: narrow(g, target))
-        inputs = _sources(graph, node, builder, values) if node.op == "matmul" else None
+        product = OPS[node.op].product
+        wide = product.wide if product is not None else ""
+        inputs = _sources(graph, node, builder, values) if wide else None
         changed |= inputs is not None or whole is not node
         if inputs is None:
             inputs, op, params = [values[v] for v in node.inputs], node.op, whole.params
         else:
-            op, params = "wide_matmul", (("dtype", node.specs[0].dtype),)
+            op, params = wide, (("dtype", node.specs[0].dtype),)
         values.extend(builder.add(op, inputs, params, node.specs, node.line))
     return needed(builder, [values[v] for v in graph.outputs]) if changed else graph
 
@@ -55,7 +57,7 @@ def uncast(graph: Graph, v: int) -> tuple[int, list[Node] | None]:
     views: list[Node] = []
     while (k := graph.producers[v]) >= 0:
         node = graph.nodes[k]
-        if node.op == "astype":
+        if OPS[node.op].converts:
             source = node.inputs[0]
             same = graph.specs[source].layout == node.specs[0].layout
             return source, views[::-1] if same else None

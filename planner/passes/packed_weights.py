@@ -23,8 +23,6 @@ from ostinato.planner.plan import Target, largest_part
 
 from .reads import seen_as
 
-PRODUCTS = ("matmul", "wide_matmul")
-
 
 def mark_staying(graph: Graph, target: Target, donated: Sequence[int] = ()) -> Graph:
     """The pass. Under a limit of memory nothing is kept, and under `any-workers` products are others."""
@@ -42,8 +40,14 @@ def _marked(graph: Graph, staying: Collection[int]) -> Graph:
         if OPS[node.op].only_looks and len(node.inputs) == 1 and node.inputs[0] in stays:
             stays.update(graph.outs(k))
         new = node if node.op in FUSED else _with_marked_bodies(node, stays)
-        is_product = node.op in PRODUCTS and "stays" not in node.kw
-        if is_product and node.inputs[1] in stays and _pays(graph, node):
+        product = OPS[node.op].product
+        if (
+            product is not None
+            and product.gemm
+            and "stays" not in node.kw
+            and node.inputs[product.right] in stays
+            and _pays(graph, node)
+        ):
             params = {**node.kw, "stays": True}
             new = Node(node.op, node.inputs, tuple(sorted(params.items())), node.specs, node.line)
         changed = changed or new is not node

@@ -18,12 +18,11 @@ from collections.abc import Sequence
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.spec import Spec, bfloat16, float32
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import bfloat16, float32
+from ostinato.ops.expressions import Expression
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import Values, map_bodies, rebuild
-
-PRODUCTS = ("matmul",)
-SAME_ELEMENTS = ("permute_dims", "reshape", "expand_dims", "squeeze")  # views that lose none
 
 
 def mix_precision(graph: Graph, target: Target) -> Graph:
@@ -34,8 +33,13 @@ def mix_precision(graph: Graph, target: Target) -> Graph:
     def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
         node = map_bodies(node, lambda g: mix_precision(g, target))
         specs = [*(builder.specs[v] for v in inputs), *node.specs]
-        if node.op in PRODUCTS and all(s.dtype == float32 for s in specs):
-            inputs = tuple([_rounded(builder, v, node.line) for v in inputs])
+        product = OPS[node.op].product
+        if product is not None and all(s.dtype == float32 for s in specs):
+            multiplied = (product.left, product.right)
+            inputs = tuple(
+                _rounded(builder, v, node.line) if j in multiplied else v
+                for j, v in enumerate(inputs)
+            )
         return builder.add(node.op, inputs, node.params, node.specs, node.line)
 
     return rebuild(graph, rule)
@@ -46,18 +50,15 @@ def _rounded(builder: Builder, v: int, line: str) -> int:
     as it was before, so that both need one rounding.
     """
     maker = builder.maker(v)
-    if maker is not None and maker.op in SAME_ELEMENTS and len(maker.inputs) == 1:
+    if maker is not None and OPS[maker.op].same_elements:
         source = _rounded(builder, maker.inputs[0], line)
         return builder.add(maker.op, (source,), maker.params, maker.specs, maker.line)[0]
     if _is_rounded(builder, maker):
         return v
-    for dtype in (bfloat16, float32):
-        spec = Spec(builder.specs[v].shape, dtype)
-        (v,) = builder.add("astype", (v,), {"dtype": dtype}, (spec,), line)
-    return v
+    return Expression(builder, v, line).astype(bfloat16).astype(float32).value
 
 
 def _is_rounded(builder: Builder, maker: Node | None) -> bool:
-    if maker is None or maker.op != "astype":
+    if maker is None or not OPS[maker.op].converts:
         return False
     return builder.specs[maker.inputs[0]].dtype == bfloat16

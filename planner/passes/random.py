@@ -19,7 +19,7 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import Spec, float64, int64
+from ostinato.ops.core.spec import Spec, int64
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import in_order_of
@@ -27,7 +27,6 @@ from ostinato.planner.rewrite import in_order_of
 from .fuse_stages import small_first
 
 LARGE = 4096  # elements, outside of loops; only this decides, so that no layout changes a bit
-DRAWN = ("bits32", "bits64", "normal32", "normal64")
 
 
 def draw_in_kernels(graph: Graph, target: Target, turns: int = 1) -> Graph:
@@ -43,7 +42,7 @@ def draw_in_kernels(graph: Graph, target: Target, turns: int = 1) -> Graph:
     for node in graph.nodes:
         inputs = [values[v] for v in node.inputs]
         if _is_drawn(node, target, least):
-            values += _drawn(builder, node, inputs)
+            values += _drawn(builder, node, inputs, target)
         else:
             values += builder.add(node.op, inputs, node.params, node.specs, node.line)
     outputs = tuple(values[v] for v in graph.outputs)
@@ -51,22 +50,23 @@ def draw_in_kernels(graph: Graph, target: Target, turns: int = 1) -> Graph:
 
 
 def _is_drawn(node: Node, target: Target, least: int) -> bool:
-    if node.op == "normal" and target.math == "libm":
-        return False
-    return node.op in ("random_bits", "normal") and node.specs[0].size >= least
+    drawn = OPS[node.op].drawn
+    large = node.specs[0].size >= least
+    return drawn is not None and large and drawn(node.kw, target.math) != ""
 
 
-def _drawn(builder: Builder, node: Node, inputs: Sequence[int]) -> Sequence[int]:
+def _drawn(builder: Builder, node: Node, inputs: Sequence[int], target: Target) -> Sequence[int]:
     """The numbers of the elements, and what is drawn for them."""
     numbers = _numbers(builder, node.specs[0])
-    if node.op == "normal":
-        name = "normal64" if node.kw["dtype"] == float64 else "normal32"
+    drawn = OPS[node.op].drawn
+    assert drawn is not None
+    name = drawn(node.kw, target.math)
+    if "stream" not in node.kw:
         return builder.add(name, (*inputs, numbers), {}, node.specs, node.line)
     assert node.specs[0].layout is not None
     layout = Layout.whole(node.specs[0].layout.mesh)
     params = {"value": node.kw["stream"], "dtype": int64}
     (stream,) = builder.add("constant", (), params, (Spec((), int64, layout),))
-    name = "bits64" if node.kw["wide"] else "bits32"
     return builder.add(name, (*inputs, numbers, stream), {}, node.specs, node.line)
 
 
@@ -91,16 +91,10 @@ def _late(graph: Graph) -> Graph:
     for k, node in enumerate(graph.nodes):
         makers = [graph.producers[v] for v in node.inputs]
         small = [not graph.specs[v].shape for v in node.inputs]
-        own = node.op in DRAWN or any(p in waiting for p in makers)
-        simple = node.op in OPS and bool(OPS[node.op].scalar)
-        if (
-            own
-            and simple
-            and (
-                node.op in DRAWN
-                or all(p in waiting or s for p, s in zip(makers, small, strict=True))
-            )
-        ):
+        op = OPS[node.op]
+        made = any(p in waiting for p in makers) and bool(op.scalar)
+        alone = all(p in waiting or s for p, s in zip(makers, small, strict=True))
+        if op.draws or (made and alone):
             waiting.add(k)
     order: list[int] = []
     placed: set[int] = set()

@@ -19,6 +19,7 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
+from ostinato.ops.expressions import Expression
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import inline
 
@@ -120,14 +121,13 @@ def _by_turns(graph: Graph, node: Node, rows: dict[int, int]) -> Node:
     order = [*stay[:nc], *moved, *stay[nc:]]
     specs = [graph.specs[node.inputs[j]].bare if j in moved else body.inputs[1 + j] for j in order]
     builder = Builder([body.inputs[0], *specs])
-    index = builder.call("reshape", 0, line=node.line, shape=(1,))
+    turn = Expression(builder, 0, node.line).reshape(1)
     values = [0] * len(body.inputs)
     for at, j in enumerate(order, 1):
         values[1 + j] = at
         if j in moved:
-            row = builder.call("take", at, index, line=node.line, axis=0)
-            shape = body.inputs[1 + j].shape
-            values[1 + j] = builder.call("reshape", row, line=node.line, shape=shape)
+            large = Expression(builder, at, node.line)
+            values[1 + j] = large.take(turn, 0).reshape(*body.inputs[1 + j].shape).value
     kw["body"] = builder.graph(inline(builder, body, values))
     kw["counts"] = (nc + len(moved), ns, len(stay) - begin)
     inputs = tuple(node.inputs[j] for j in order)

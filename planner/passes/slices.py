@@ -40,8 +40,9 @@ def slice_first(graph: Graph, target: Target) -> Graph:
     builder, values = Builder(graph.inputs), list(range(len(graph.inputs)))
     looks: dict[int, tuple[int, list[Node]]] = {}  # what is cut, and how values look at it
     for k, node in enumerate(graph.nodes):
-        v = node.inputs[0] if node.op in ("slice", *_AFTER) else -1
-        if v in looks or (v in cut and node.op == "slice"):
+        cuts = OPS[node.op].selects == "slices"  # or looks at what is cut, which then still is cut
+        v = node.inputs[0] if cuts or OPS[node.op].renames_axes else -1
+        if v in looks or (v in cut and cuts):
             source, before = looks.get(v, (v, []))
             look = looks[graph.starts[k]] = source, [*before, node]
             values.append(_made(graph, builder, values, cut, *look))
@@ -51,12 +52,9 @@ def slice_first(graph: Graph, target: Target) -> Graph:
     return needed(builder, [values[v] for v in graph.outputs])
 
 
-_AFTER = ("squeeze", "expand_dims")  # a slice that is looked at in such ways still is one
-
-
 def _cut(graph: Graph) -> set[int]:
     """Values that are made of operands and numbers element by element, and read in slices only."""
-    if not any(node.op == "slice" for node in graph.nodes):
+    if not any(_is_slice(node) for node in graph.nodes):
         return set()
     begins = set(range(len(graph.inputs)))
     for k, node in enumerate(graph.nodes):
@@ -76,12 +74,16 @@ def _cut(graph: Graph) -> set[int]:
             continue
         found = set[int]()
         for j in graph.uses[v]:
-            found |= {j} if graph.nodes[j].op == "slice" else slices.get(graph.starts[j], {ALL})
+            found |= {j} if _is_slice(graph.nodes[j]) else slices.get(graph.starts[j], {ALL})
         often = sum(_size(graph.nodes[j].specs[0]) for j in found if j != ALL)
         most = AGAIN if node.op in CHEAP else 1
         if 0 < len(found) <= FEW and ALL not in found and often <= most * _size(spec):
             slices[v] = found
     return set(slices)
+
+
+def _is_slice(node: Node) -> bool:
+    return OPS[node.op].selects == "slices"
 
 
 ALL = -1  # in the place of a slice: who reads it whole

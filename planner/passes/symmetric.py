@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.registry import OPS
 from ostinato.ops.cpu.kernels.syrk import pays
 from ostinato.ops.fused import FUSED
 from ostinato.planner.plan import Target, largest_part
@@ -31,7 +32,9 @@ def halve(graph: Graph, target: Target) -> Graph:
         if _is_unread(graph, k, squared):
             continue
         if k in squared:
-            new = Node("gram", (squared[k],), (), node.specs, node.line)
+            product = OPS[node.op].product
+            assert product is not None
+            new = Node(product.squared, (squared[k],), (), node.specs, node.line)
         else:
             new = node if node.op in FUSED else map_bodies(node, lambda g: halve(g, target))
         changed |= new is not node
@@ -44,9 +47,10 @@ def halve(graph: Graph, target: Target) -> Graph:
 
 def squared_by(graph: Graph, node: Node) -> int:
     """The value whose transpose a product multiplies with it; else -1."""
-    if node.op != "matmul":
+    product = OPS[node.op].product
+    if product is None or not product.squared:
         return -1
-    left, right = node.inputs
+    left, right = node.inputs[product.left], node.inputs[product.right]
     if right != _transposed(graph, left) and left != _transposed(graph, right):
         return -1
     return right if pays(largest_part(graph.specs[right])) else -1
@@ -55,14 +59,18 @@ def squared_by(graph: Graph, node: Node) -> int:
 def _transposed(graph: Graph, v: int) -> int:
     """The matrix that a value is the transpose of; else -1."""
     k = graph.producers[v]
-    if k < 0 or graph.nodes[k].op != "permute_dims" or graph.nodes[k].kw["axes"] != (1, 0):
+    if k < 0 or not _is_transpose(graph.nodes[k]):
         return -1
     return graph.nodes[k].inputs[0]
+
+
+def _is_transpose(node: Node) -> bool:
+    return OPS[node.op].same_elements and node.kw.get("axes") == (1, 0) and node.specs[0].ndim == 2
 
 
 def _is_unread(graph: Graph, k: int, squared: Mapping[int, int]) -> bool:
     """Whether only those products read a transpose, which do not need it."""
     v = graph.starts[k]
-    if graph.nodes[k].op != "permute_dims" or v in graph.outputs:
+    if not _is_transpose(graph.nodes[k]) or v in graph.outputs:
         return False
     return bool(graph.uses[v]) and all(squared.get(u, v) != v for u in graph.uses[v])

@@ -300,7 +300,7 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
             f"memory is fullest at {title(node)}" + (f" ({node.line})" if node.line else "")
         )
     missing = library()
-    if isinstance(missing, str) and any(s.node.op == "matmul" for s in work):
+    if isinstance(missing, str) and any(OPS[s.node.op].product for s in work):
         lines.append(f"products by NumPy's library, {missing}")
     planning = sum(plan.seconds.values())
     if planning:

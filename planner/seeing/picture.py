@@ -11,6 +11,7 @@ import os
 
 from ostinato.ops.collective import collective_of
 from ostinato.ops.core.disk import write_page
+from ostinato.ops.core.registry import OPS
 from ostinato.planner.passes.fuse import title
 from ostinato.planner.passes.memory import CONTROL
 from ostinato.planner.plan import Plan, export
@@ -93,7 +94,7 @@ def _graph(
         control = node.op in CONTROL
         name = kind or title(node) + (f" x {repeats(node)}" if node.op in REPEATED else "")
         labels[f"n{k}"] = (_short(name), _short(str(node.specs[0]) if node.specs else ""))
-        dense = node.op in ("matmul", "einsum", "fixed_matmul", "block_matmul")
+        dense = OPS[node.op].dense
         kinds[f"n{k}"] = (
             "collective" if kind else "control" if control else "dense" if dense else "compute"
         )

@@ -18,7 +18,9 @@ from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.kernels.gemm_epilogue import BEGINS, rest_of
 from ostinato.ops.cpu.loops import flat
 from ostinato.ops.cpu.loops.labels import (
+    EXTREMES,
     GATHERS,
+    MOMENTS,
     PICKS,
     POSITIONS,
     PRODUCTS,
@@ -127,7 +129,7 @@ def _staged(nest: Nest, v: int, node: Node, ins: Sequence[str]) -> str:
         r = nest.reductions[v]
         over = ", ".join(_counter(x) for x in sorted(r.over))
         term = " * ".join(ins)
-        name = {"moments": "mean"}.get(node.op, node.op.removesuffix("_pair"))
+        name = "mean" if node.op in MOMENTS else node.op.removesuffix("_pair")
         name = "sum" if node.op in PRODUCTS else name
         return f"= {name} over {over or 'nothing'} of {term}"
     if node.op in REDUCING:
@@ -242,13 +244,13 @@ def _place(steps: Sequence[int]) -> str:
 
 
 def _scalar(node: Node, ins: Sequence[str]) -> str:
-    if node.op == "astype":
+    if OPS[node.op].converts:
         return f"{node.specs[0].dtype.name}({ins[0]})"
     return OPS[node.op].scalar.format(*ins)
 
 
 def _reduced(node: Node, target: str, value: str) -> str:
-    if node.op in ("max", "min"):
+    if node.op in EXTREMES:
         return f"{target} = {node.op}({target}, {value})"
     count: Any = node.kw.get("count", 1)
     return f"{target} += {value}" + (f" / {count}" if count != 1 else "")

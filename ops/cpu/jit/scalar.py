@@ -107,6 +107,14 @@ def can_lower(name: str, dtypes: tuple[DType, ...], out: DType) -> bool:
     return True
 
 
+def can_cast(dtypes: tuple[DType, ...], out: DType) -> bool:
+    return can_lower("astype", dtypes, out)
+
+
+def can_square(dtypes: tuple[DType, ...], out: DType) -> bool:
+    return can_lower("square", dtypes, out)
+
+
 @lru_cache(1024)
 def has_own_bits(name: str) -> bool:
     """Whether a generated kernel's results may differ from NumPy's in the last bits."""

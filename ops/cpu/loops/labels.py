@@ -30,12 +30,14 @@ LONG = (
     1 << 25
 )  # of one row: it may not fit into cache, but is not read and written as a whole array
 
-SUMS = ("sum", "mean", "max", "min")
+EXTREMES = ("max", "min")
+SUMS = ("sum", "mean", *EXTREMES)
 POSITIONS = ("argmin_pair", "argmax_pair")
 PRODUCTS = ("matmul", "einsum")
 VIEWS = ("expand_dims", "squeeze", "permute_dims", "broadcast_to", "reshape")
 SOURCES = ("constant", "full", "iota")
-REDUCING = (*SUMS, *POSITIONS, *PRODUCTS, "moments")
+MOMENTS = ("moments",)
+REDUCING = (*SUMS, *POSITIONS, *PRODUCTS, *MOMENTS)
 PICKS = ("take", "take_along_axis")  # elements at places that are found out as it runs
 GATHERS = (*PICKS, "put_along_axis")
 
