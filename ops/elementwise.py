@@ -689,8 +689,8 @@ def _pow_grad(g: Array, out: Array, x: Array, y: Array) -> Sequence[Array | None
 
 def _pow_kernel(xp: Any, out: Any, x: Any, y: Any) -> None:
     """NumPy's takes square roots for exponents 1/2, which differ for -0 and -inf."""
-    roots = (y == 0.5) if is_float(out.dtype) else False
-    if not xp.any(roots):
+    roots = (y == 0.5) if is_float(out.dtype) else None
+    if roots is None or not xp.any(roots):
         xp.power(x, y, out)
         return
     zeros, infinite = roots & (x == 0), roots & (x == -math.inf)

@@ -120,13 +120,13 @@ def _take_kernel(xp: Any, out: Any, x: Any, i: Any, *, axis: int, at: Place) -> 
     lo, hi = at.ins[0][axis]
     if hi - lo == size:
         if x.size:
-            xp.take(x, i, axis=axis, out=out, mode="wrap")
+            x.take(i, axis, out)
         return
     place = _from_front(i, size) - lo
     inside = (place >= 0) & (place < hi - lo)
     out[...] = 0
     if hi > lo:
-        picked = xp.take(x, place, axis=axis, mode="clip")
+        picked = x.take(place * inside, axis)
         mask = inside.reshape((1,) * axis + i.shape + (1,) * (x.ndim - axis - 1))
         xp.copyto(out, picked, where=mask)
 

@@ -296,9 +296,12 @@ def prod(
 
 
 # -- smallest and largest ------------------------------------------------------------------
-def _extreme(name: str, ufunc: str) -> Callable[[Array, tuple[int, ...]], Array]:
+def _extreme(name: str) -> Callable[[Array, tuple[int, ...]], Array]:
     def kernel(xp: Any, out: Any, x: Any, *, axes: tuple[int, ...]) -> None:
-        getattr(xp, ufunc).reduce(x, axis=axes, out=out, initial=identity(name, x.dtype))
+        if x.size:
+            getattr(x, name)(axis=axes, out=out)
+        else:  # a worker may have nothing
+            out[...] = identity(name, x.dtype)
 
     def grad(g: Array, y: Array, x: Array, *, axes: tuple[int, ...]) -> Sequence[Array | None]:
         won = astype(equal(x, spread(y, x, axes)), x.dtype)
@@ -329,7 +332,7 @@ def _extreme(name: str, ufunc: str) -> Callable[[Array, tuple[int, ...]], Array]
     return lambda x, axes: apply(name, x, axes=axes)
 
 
-_min, _max = _extreme("min", "minimum"), _extreme("max", "maximum")
+_min, _max = _extreme("min"), _extreme("max")
 
 
 @export
@@ -415,9 +418,9 @@ def argmax(x: Operandish, /, axis: int | None = None, *, keepdims: bool = False)
 
 
 # -- truth ---------------------------------------------------------------------------------
-def _truth(name: str, ufunc: str) -> Callable[[Array, tuple[int, ...]], Array]:
+def _truth(name: str) -> Callable[[Array, tuple[int, ...]], Array]:
     def kernel(xp: Any, out: Any, x: Any, *, axes: tuple[int, ...]) -> None:
-        getattr(xp, ufunc).reduce(x, axis=axes, out=out)
+        getattr(x, name)(axis=axes, out=out)
 
     def infer(x: Spec, *, axes: tuple[int, ...]) -> Spec:
         if x.dtype != bool_:
@@ -435,7 +438,7 @@ def _truth(name: str, ufunc: str) -> Callable[[Array, tuple[int, ...]], Array]:
     return lambda x, axes: apply(name, x if x.dtype.kind == "b" else not_equal(x, 0), axes=axes)
 
 
-_any, _all = _truth("any", "logical_or"), _truth("all", "logical_and")
+_any, _all = _truth("any"), _truth("all")
 
 
 @export

@@ -2,7 +2,8 @@
 
 A kernel has the form `kernel(xp, out, *operands, **params)`: `xp` is NumPy or CuPy, `out` the array
 to write (a tuple of arrays, some of them perhaps None, where there are several results). It never
-allocates what it can write in place, never keeps what it is given.
+allocates what it can write in place, never keeps what it is given, and uses of `xp` and of arrays
+what both libraries have: tests run it with a third `xp` that refuses the rest (tests/fake_xp.py).
 
 `placed` kernels also get `at: Place`, the boxes of the global arrays that they see: a worker's
 part, or a block of it. An op with a `view` makes its result without touching data; it may also have

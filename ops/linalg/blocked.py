@@ -399,7 +399,7 @@ def _reflectors_kernel(xp: Any, out: Any, x: Any, *, scratch: Sequence[Any]) -> 
     v, t, r = out
     v = scratch[0] if v is None else v
     n = x.shape[1]
-    if xp is np and lapack.found():
+    if lapack.takes(x):
         np.copyto(v, x)
         tau = np.empty(n, x.dtype)
         lapack.gelqf(v, tau)
@@ -469,16 +469,15 @@ def eigh(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
 
 # -- determinants ------------------------------------------------------------------------------
 def _parity_kernel(xp: Any, out: Any, order: Any) -> None:
-    left = np.array(order.get() if xp is not np else order)
-    swaps = 0
-    for start in range(left.size):
-        while left[start] != start:
-            there = left[start]
-            left[start], left[there] = left[there], there
-            swaps += 1
-            if swaps >= left.size:
-                raise IndexError("an order in which a place stands twice")
-    out[...] = 1 - 2 * (swaps % 2)
+    """Each cycle counts one less than its places. They learn of the least place in their cycle, looking
+    twice as far each time."""
+    places = xp.arange(order.size)
+    if (xp.sort(order) != places).any():
+        raise IndexError("an order in which a place stands twice")
+    least, far = places, order
+    for _ in range(order.size.bit_length()):
+        least, far = xp.minimum(least, least[far]), far[far]
+    out[...] = 1 - 2 * ((least != places).sum() % 2)
 
 
 def _parity_rule(order: Spec) -> Spec:

@@ -60,7 +60,7 @@ INDEFINITE = "a matrix that is not positive definite"
 
 def _cholesky_kernel(xp: Any, out: Any, x: Any, *, upper: bool) -> None:
     """Of the lower triangle; the upper factor is the adjoint of the lower."""
-    if xp is not np or not lapack.found() or at_once(x):
+    if at_once(x) or not lapack.takes(x):
         try:
             lower = xp.linalg.cholesky(x)
         except np.linalg.LinAlgError:
@@ -160,7 +160,7 @@ def _one_triangle(xp: Any, t: Any, upper: bool, unit: bool) -> Any:
 
 def triangular(xp: Any, t: Any, y: Any, upper: bool, unit: bool = False) -> None:
     """y = t⁻¹ y in place, for `y` whose rows lie in order."""
-    if xp is np and lapack.found() and lapack.rows_in_order(y):
+    if lapack.takes(y) and lapack.rows_in_order(y):
         if lapack.rows_in_order(t):
             lapack.trsm(t, y, upper=upper, left=True, unit=unit)
         elif lapack.rows_in_order(t.T):
@@ -244,7 +244,7 @@ def _packed(xp: Any, x: Any, work: Any) -> tuple[Any, Any]:
     """Both factors in one matrix, and where their rows were. `work` has as many elements as x."""
     m, n = x.shape
     rows = xp.arange(m)
-    if xp is np and lapack.found() and x.size:
+    if x.size and lapack.takes(x):
         turned = work.reshape(-1)[: m * n].reshape(n, m)
         np.copyto(turned, x.T)
         swaps = np.empty(min(m, n), lapack.integer())
@@ -254,7 +254,7 @@ def _packed(xp: Any, x: Any, work: Any) -> tuple[Any, Any]:
         return turned.T, rows
     a = x.copy()
     for c in range(min(m, n)):
-        p = c + int(xp.argmax(xp.abs(a[c:, c])))
+        p = c + int(xp.argmax(_size(xp, a[c:, c])))
         if p != c:
             a[[c, p]] = a[[p, c]]
             rows[[c, p]] = rows[[p, c]]
@@ -262,6 +262,11 @@ def _packed(xp: Any, x: Any, work: Any) -> tuple[Any, Any]:
             a[c + 1 :, c] /= a[c, c]
             a[c + 1 :, c + 1 :] -= a[c + 1 :, c, None] * a[c, None, c + 1 :]
     return a, rows
+
+
+def _size(xp: Any, x: Any) -> Any:
+    """By which LAPACK chooses pivots."""
+    return xp.abs(x.real) + xp.abs(x.imag) if x.dtype.kind == "c" else xp.abs(x)
 
 
 def _copy_of_one(
@@ -325,7 +330,7 @@ def _solve_kernel(xp: Any, out: Any, a: Any, b: Any, *, scratch: Sequence[Any]) 
     b = xp.broadcast_to(b, out.shape)
     if not out.size:
         return
-    if xp is not np or not lapack.found() or at_once(a):
+    if at_once(a) or not lapack.takes(a):
         try:
             put(xp, out, xp.linalg.solve(a, b))
         except np.linalg.LinAlgError:
@@ -335,12 +340,12 @@ def _solve_kernel(xp: Any, out: Any, a: Any, b: Any, *, scratch: Sequence[Any]) 
     for y, one, side in each(out, a, b):
         if one.ctypes.data != before:  # else it is repeated
             before = one.ctypes.data
-            factors, rows = _packed(np, one, scratch[0])
-            if not np.diagonal(factors).all():
+            factors, rows = _packed(xp, one, scratch[0])
+            if not xp.diagonal(factors).all():
                 raise np.linalg.LinAlgError(SINGULAR)
         y[...] = side[rows]
-        triangular(np, factors, y, upper=False, unit=True)
-        triangular(np, factors, y, upper=True)
+        triangular(xp, factors, y, upper=False, unit=True)
+        triangular(xp, factors, y, upper=True)
 
 
 def _solve_native(
@@ -500,7 +505,7 @@ def qr_of_one(xp: Any, x: Any, q: Any, r: Any, work: Any) -> None:
     small = min(m, n)
     if q is not None and q.shape[1] > small:
         q[...] = 0
-    if xp is np and lapack.found() and small:
+    if small and lapack.takes(x):
         np.copyto(work, x)
         tau = np.empty(small, x.dtype)
         lapack.gelqf(work, tau)

@@ -25,7 +25,7 @@ CACHE = 1 << 20  # bytes of a block
 def thin_qr(xp: Any, x: Any, q: Any) -> tuple[Any, Any]:
     """w and R of x = q w R: q is written, the small w (None for 1) is left to the caller to multiply
     with. Without q only R is made. The diagonal of R is not negative."""
-    if xp is np and lapack.found():
+    if lapack.takes(x):
         made = _by_gram(x, q)
         if made is not None:
             return made
@@ -120,7 +120,7 @@ def _by_householder(xp: Any, x: Any, q: Any) -> Any:
 
 def _block(xp: Any, x: Any, q: Any) -> Any:
     n = x.shape[1]
-    if xp is np and lapack.found():
+    if lapack.takes(x):
         part = np.empty(x.shape, x.dtype) if q is None else q
         np.copyto(part, x)
         tau = np.empty(n, x.dtype)
