@@ -54,9 +54,9 @@ def extent(box: Box) -> tuple[int, ...]:
     return tuple(hi - lo for lo, hi in box)
 
 
-def blank(shape: Sequence[int], dtype: Any) -> Any:
+def blank(shape: Sequence[int], dtype: Any, xp: Any = np) -> Any:
     """Memory in which it shows when an element is not written."""
-    raw = np.full(math.prod(shape) * dtype.itemsize, 0x7B, np.uint8)
+    raw = xp.full(math.prod(shape) * dtype.itemsize, 0x7B, np.uint8)
     return raw.view(dtype).reshape(tuple(shape))
 
 
@@ -77,23 +77,24 @@ def run(
     *,
     outs: Sequence[Any] | None = None,
     unread: Sequence[int] = (),
+    xp: Any = np,
 ) -> list[Any]:
-    """What a node makes of its operands, or of parts of them."""
+    """What a node makes of its operands, or of parts of them, which are arrays of `xp`."""
     op: Op = OPS[node.op]
     if at is None:
         boxes = [whole(x.shape) for x in operands], [whole(s.shape) for s in node.specs]
         at = place(graph, node, *boxes)
     if op.kernel is None and not op.ufunc:
         assert op.view is not None
-        return [op.view(np, operands[0], at, **node.kw)]
+        return [op.view(xp, operands[0], at, **node.kw)]
     made: list[Any] = [
-        None if k in unread else blank(extent(box), s.dtype)
+        None if k in unread else blank(extent(box), s.dtype, xp)
         for k, (box, s) in enumerate(zip(at.outs, node.specs, strict=True))
     ]
     made = list(outs) if outs is not None else made
     params = node.kw
     if op.ufunc:
-        getattr(np, op.ufunc)(*operands, out=made[0])
+        getattr(xp, op.ufunc)(*operands, out=made[0])
         return made
     assert op.kernel is not None
     if op.scratch is not None:
@@ -101,10 +102,10 @@ def run(
         needs = op.scratch(
             [x.shape for x in operands], [extent(b) for b in at.outs], specs, **params
         )
-        params["scratch"] = tuple(blank(s.shape, s.dtype) for s in needs)
+        params["scratch"] = tuple(blank(s.shape, s.dtype, xp) for s in needs)
     if op.placed:
         params["at"] = at
-    op.kernel(np, made[0] if len(made) == 1 else made, *operands, **params)
+    op.kernel(xp, made[0] if len(made) == 1 else made, *operands, **params)
     return made
 
 

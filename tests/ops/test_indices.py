@@ -16,6 +16,8 @@ from ostinato.ops.core.index import Indices, Reach
 from ostinato.ops.core.layout import Window, grid_bounds
 from ostinato.ops.core.monoid import MONOIDS
 
+from tests.fake_xp import from_host, to_host
+
 from .nodes import SAMPLED, Box, blank, extent, ins_of, nodes_of, place, run, same
 
 Part = dict[int, tuple[int, int]]  # a part of a label, for each extent that the label has
@@ -95,8 +97,11 @@ def part_of(x: Any, box: Box) -> Any:
     return x[(*(slice(lo, hi) for lo, hi in box), ...)]
 
 
-def check(graph: Graph, node: Node, operands: Any, made: Any, chosen: dict[str, Way]) -> None:
-    """The node part by part is the node at once."""
+def check(
+    graph: Graph, node: Node, operands: Any, made: Any, chosen: dict[str, Way], xp: Any = np
+) -> None:
+    """The node part by part, with arrays of `xp`, is the node at once."""
+    move, back = (from_host, to_host) if xp is not np else (np.asarray, np.asarray)
     ins = ins_of(graph, node)
     indices = OPS[node.op].indices(ins, node.specs, node.kw)
     counts = {c: extents(indices, c, ins, node.specs)[0] for c in chosen}
@@ -114,19 +119,19 @@ def check(graph: Graph, node: Node, operands: Any, made: Any, chosen: dict[str, 
                 for dims, y in zip(indices.outs, made, strict=True)
             ]
             parts = [
-                np.ascontiguousarray(part_of(x, box)).reshape(extent(box))
+                move(np.ascontiguousarray(part_of(x, box)).reshape(extent(box)))
                 for x, box in zip(operands, needs, strict=True)
             ]
             with np.errstate(all="ignore"):
-                addends = run(graph, node, parts, place(graph, node, needs, gives))
+                addends = run(graph, node, parts, place(graph, node, needs, gives), xp=xp)
                 if state is None:
                     state = [y.copy() for y in addends]
                 else:
                     monoid = indices.monoid(reduced[0])
-                    MONOIDS[str(monoid)].combine(np, state, state, addends)
+                    MONOIDS[str(monoid)].combine(xp, state, state, addends)
         assert state is not None
         for target, value, box in zip(found, state, gives, strict=True):
-            part_of(target, box)[...] = value
+            part_of(target, box)[...] = back(value)
     for y, wanted in zip(found, made, strict=True):
         same(y, wanted, f"{node} with {list(chosen)} cut")
 

@@ -1,0 +1,547 @@
+"""An `xp` that is not NumPy: the namespace and the arrays of CuPy 14, in memory of the host.
+
+Kernels are written for `xp`, which is NumPy on a CPU and CuPy on a GPU. Here is a third one, for
+machines without a GPU. Its arrays are of a type of their own. They do not mix with NumPy's: whoever
+hands one to the other's functions gets a TypeError, in both directions; only `from_host` and `to_host`
+move data, and both are counted, as are the values that a kernel waits for (`counted`). What CuPy lacks
+is refused by name (NotImplementedError), and so are arguments that its functions do not have.
+
+Where CuPy does another thing than NumPy, so do these arrays:
+    - indexing and `take` wrap around at the ends of an axis instead of failing
+    - `a[places] = values` with a place that stands twice keeps any of the values: here it is an error
+    - functions of arrays give arrays, of no axes perhaps, and never NumPy's scalars
+    - of ufuncs' methods there are add's and multiply's `reduce` and `accumulate`, and `at` where CUDA has
+      atomic operations: for some functions, and some dtypes
+    - `linalg` takes float32, float64 and their complex numbers; it looks at a status word (a wait) and
+      raises, which is what CuPy does under `cupyx.errstate(linalg="raise")`
+
+It says nothing of speed, streams, or rounding: all is computed by NumPy."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import ml_dtypes
+import numpy as np
+
+
+@dataclass
+class Counts:
+    """What went over the bus, and how often a kernel waited for a value."""
+
+    from_host: int = 0
+    to_host: int = 0
+    waits: int = 0
+
+
+counted = Counts()
+
+_DTYPES = {
+    np.dtype(name)
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64", "complex64", "complex128", ml_dtypes.bfloat16),
+    )
+}
+_SCALARS = (bool, int, float, complex, np.generic)
+
+
+def from_host(x: Any) -> DeviceArray:
+    """A copy of a NumPy array on the device."""
+    counted.from_host += 1
+    return _made(np.array(x, copy=True, order="K"))
+
+
+def to_host(x: DeviceArray) -> Any:
+    """A copy of an array of the device as NumPy's."""
+    counted.to_host += 1
+    return _host(x).copy(order="K")
+
+
+def _made(x: Any) -> Any:
+    """What NumPy's function gave, as CuPy's would have."""
+    if isinstance(x, tuple | list):
+        return tuple(map(_made, x)) if isinstance(x, tuple) else list(map(_made, x))
+    if not isinstance(x, np.ndarray | np.generic):
+        return x
+    if x.dtype not in _DTYPES:
+        raise TypeError(f"the device has no arrays of dtype {x.dtype}")
+    made = object.__new__(DeviceArray)
+    object.__setattr__(made, "_memory", x if isinstance(x, np.ndarray) else np.array(x))
+    return made
+
+
+def _host(x: Any) -> Any:
+    """What an argument is to NumPy. A NumPy array is none that a device can read."""
+    if isinstance(x, DeviceArray):
+        return x._memory
+    if isinstance(x, np.ndarray):
+        raise TypeError(
+            f"a NumPy array {x.dtype}{list(x.shape)} was given to a function of the device: "
+            "move it with from_host first"
+        )
+    if isinstance(x, tuple | list):
+        return type(x)(map(_host, x))
+    return x
+
+
+def _refuse(what: str) -> NoReturn:
+    raise TypeError(
+        f"an array of the device was given to {what} of NumPy: use xp's, or move it with to_host first"
+    )
+
+
+def _wait() -> None:
+    counted.waits += 1
+
+
+class DeviceArray:
+    """An array of the device."""
+
+    __slots__ = ("__weakref__", "_memory")
+    __hash__ = None  # type: ignore[assignment]
+    _memory: Any
+
+    def __init__(self) -> None:
+        raise TypeError("arrays of the device are made by xp.empty and its like")
+
+    # -- NumPy keeps out -----------------------------------------------------------------
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("a function")
+
+    def __array_function__(self, function: Any, *_: Any) -> NoReturn:
+        _refuse(getattr(function, "__name__", "a function"))
+
+    def __array_ufunc__(self, function: Any, method: str, *given: Any, **more: Any) -> Any:
+        """A NumPy number on the left of an operator comes here, too, and is as good as any other."""
+        numbers = sum(isinstance(x, np.generic) for x in given)
+        if method == "__call__" and not more and numbers == 1 == len(given) - 1:
+            return getattr(xp, function.__name__)(*given)
+        _refuse(function.__name__)
+
+    # -- how it lies ---------------------------------------------------------------------
+    def __getattr__(self, name: str) -> Any:
+        if name in _ATTRIBUTES:
+            found = getattr(self._memory, name)
+            return _made(found) if isinstance(found, np.ndarray) else found
+        if name in _METHODS:
+            return _checked(f"ndarray.{name}", getattr(self._memory, name), _METHODS[name])
+        if hasattr(self._memory, name) and not name.startswith("__"):
+            raise NotImplementedError(
+                f"arrays of CuPy have no {name}, or kernels should not use it"
+            )
+        raise AttributeError(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in ("real", "imag"):
+            raise NotImplementedError(f"{name} of an array of the device is not to be set")
+        setattr(self._memory, name, _host(value))
+
+    def __len__(self) -> int:
+        return len(self._memory)
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError("a loop over the elements of an array of the device")
+
+    def __repr__(self) -> str:
+        return f"DeviceArray({self._memory!r})"
+
+    def take(self, indices: Any, axis: int | None = None, out: Any = None) -> Any:
+        return xp.take(self, indices, axis, out)
+
+    def nonzero(self) -> Any:
+        return xp.nonzero(self)
+
+    def compress(self, condition: Any, axis: int | None = None, out: Any = None) -> Any:
+        return xp.compress(condition, self, axis, out)
+
+    # -- elements ------------------------------------------------------------------------
+    def _place(self, key: Any) -> Any:
+        """A key for NumPy: places wrap around, and masks have to be looked at."""
+        items = key if isinstance(key, tuple) else (key,)
+        wide = [k.ndim if isinstance(k, DeviceArray) and k.dtype == bool else 1 for k in items]
+        used = sum(n for k, n in zip(items, wide, strict=True) if k is not None and k is not ...)
+        axis, found = 0, []
+        for k, n in zip(items, wide, strict=True):
+            if k is None or k is ...:
+                axis += self._memory.ndim - used if k is ... else 0
+                found.append(k)
+                continue
+            k = np.array(k, np.int64) if isinstance(k, list) else _host(k)
+            if isinstance(k, np.ndarray) and k.dtype == bool:
+                _wait()
+            elif isinstance(k, np.ndarray):
+                k = k % max(self.shape[axis], 1)
+            found.append(k)
+            axis += n
+        return tuple(found)
+
+    def __getitem__(self, key: Any) -> Any:
+        place = self._place(key)
+        if not any(k is ... for k in place):
+            place = (*place, ...)  # one element is a view, too
+        return _made(self._memory[place])
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if not isinstance(value, (DeviceArray, *_SCALARS)):
+            _host(value)
+            raise TypeError(f"a {type(value).__name__} cannot be written to an array of the device")
+        place = self._place(key)
+        places = [k for k in place if isinstance(k, np.ndarray) and k.dtype != bool]
+        if places and isinstance(value, DeviceArray):
+            together = np.stack([k.ravel() for k in np.broadcast_arrays(*places)])
+            if np.unique(together, axis=1).shape != together.shape:
+                raise ValueError("two values for one place: either may stay on a device")
+        self._memory[place] = _host(value)
+
+    # -- values that the host waits for ----------------------------------------------------
+    def __bool__(self) -> bool:
+        _wait()
+        return bool(self._memory)
+
+    def __int__(self) -> int:
+        _wait()
+        return int(self._memory)
+
+    def __float__(self) -> float:
+        _wait()
+        return float(self._memory)
+
+    def __complex__(self) -> complex:
+        _wait()
+        return complex(self._memory)
+
+    def __index__(self) -> int:
+        _wait()
+        return operator.index(self._memory)
+
+
+def _operators() -> Iterator[tuple[str, Callable[..., Any]]]:
+    def plain(name: str) -> Callable[..., Any]:
+        def method(self: DeviceArray, *other: Any) -> Any:
+            if other and not isinstance(other[0], (DeviceArray, *_SCALARS)):
+                _host(other[0])
+                return NotImplemented
+            found = getattr(self._memory, name)(*map(_host, other))
+            return self if found is self._memory else _made(found)
+
+        return method
+
+    binary = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
+    for word in binary.split():
+        yield f"__{word}__", plain(f"__{word}__")
+        yield f"__r{word}__", plain(f"__r{word}__")
+        yield f"__i{word}__", plain(f"__i{word}__")
+    for word in ("neg", "pos", "abs", "invert", "eq", "ne", "lt", "le", "gt", "ge"):
+        yield f"__{word}__", plain(f"__{word}__")
+
+
+for _name, _method in _operators():
+    setattr(DeviceArray, _name, _method)
+
+
+# -- functions, by the names of their arguments in CuPy ------------------------------------
+_ATTRIBUTES = "T mT dtype flags imag itemsize nbytes ndim real shape size strides".split()  # noqa: SIM905
+
+
+def _table(text: str) -> dict[str, tuple[str, ...]]:
+    rows = [line.split() for line in text.strip().splitlines()]
+    return {name: tuple(arguments) for name, *arguments in rows}
+
+
+_METHODS = _table("""
+all axis out keepdims
+any axis out keepdims
+argmax axis out dtype keepdims
+argmin axis out dtype keepdims
+argsort axis kind
+astype dtype order casting subok copy
+clip min max out
+conj
+conjugate
+copy order
+cumprod axis dtype out
+cumsum axis dtype out
+diagonal offset axis1 axis2
+dot b out
+fill value
+flatten order
+max axis out keepdims
+mean axis dtype out keepdims
+min axis out keepdims
+prod axis dtype out keepdims
+ravel order
+repeat repeats axis
+reshape * order
+round decimals out
+sort axis kind
+squeeze axis
+sum axis dtype out keepdims
+swapaxes axis1 axis2
+trace offset axis1 axis2 dtype out
+transpose *
+view dtype
+""")
+
+_FUNCTIONS = _table("""
+all a axis out keepdims
+allclose a b rtol atol equal_nan
+amax a axis out keepdims
+amin a axis out keepdims
+any a axis out keepdims
+arange start stop step dtype
+argmax a axis dtype out keepdims
+argmin a axis dtype out keepdims
+argsort a axis kind
+argwhere a
+array object dtype copy order subok ndmin
+array_equal a1 a2 equal_nan
+asarray a dtype order
+ascontiguousarray a dtype
+asfortranarray a dtype
+atleast_1d *
+atleast_2d *
+bincount x weights minlength
+broadcast_arrays *
+broadcast_to array shape
+clip a min max out
+column_stack tup
+compress condition a axis out
+concatenate arrays axis out dtype casting
+copy a order
+copyto dst src casting where
+count_nonzero a axis
+cross a b axisa axisb axisc axis
+cumprod a axis dtype out
+cumsum a axis dtype out
+diag v k
+diagonal a offset axis1 axis2
+diff a n axis prepend append
+dot a b out
+einsum * out optimize
+empty shape dtype order
+empty_like prototype dtype order shape
+expand_dims a axis
+extract condition a
+eye N M k dtype order
+fill_diagonal a val wrap
+flatnonzero a
+flip a axis
+full shape fill_value dtype order
+full_like a fill_value dtype order shape
+identity n dtype
+indices dimensions dtype
+inner a b
+isin element test_elements assume_unique invert
+kron a b
+lexsort keys
+linspace start stop num endpoint retstep dtype axis
+logspace start stop num endpoint base dtype axis
+max a axis out keepdims
+mean a axis dtype out keepdims
+median a axis out overwrite_input keepdims
+meshgrid * indexing sparse copy
+min a axis out keepdims
+moveaxis a source destination
+nan_to_num x copy nan posinf neginf
+nanmax a axis out keepdims
+nanmin a axis out keepdims
+ndim a
+nonzero a
+ones shape dtype order
+ones_like a dtype order shape
+outer a b
+pad array pad_width mode
+prod a axis dtype out keepdims
+ravel a order
+repeat a repeats axis
+reshape a newshape order
+roll a shift axis
+rot90 k axes
+searchsorted a v side sorter
+shape a
+size a
+sort a axis kind
+split ary indices_or_sections axis
+squeeze a axis
+stack tup axis out dtype casting
+std a axis dtype out ddof keepdims
+sum a axis dtype out keepdims
+swapaxes a axis1 axis2
+take_along_axis a indices axis
+tensordot a b axes
+tile A reps
+trace a offset axis1 axis2 dtype out
+transpose a axes
+tri N M k dtype
+tril m k
+triu m k
+unique ar return_index return_inverse return_counts axis equal_nan
+vdot a b
+var a axis dtype out ddof keepdims
+where condition x y
+zeros shape dtype order
+zeros_like a dtype order shape
+""")
+_WAITING = ("argwhere", "bincount", "compress", "extract", "flatnonzero", "nonzero", "unique")
+
+_LINALG = _table("""
+cholesky a
+det a
+eigh a UPLO
+eigvalsh a UPLO
+inv a
+lstsq a b rcond
+matrix_power M n
+matrix_rank M tol
+norm x ord axis keepdims
+pinv a rcond
+qr a mode
+slogdet a
+solve a b
+svd a full_matrices compute_uv
+tensorinv a ind
+tensorsolve a b axes
+""")
+
+_UFUNCS = """
+abs absolute acos acosh add arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan
+atan2 atanh bitwise_and bitwise_invert bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift
+bitwise_xor cbrt ceil conj conjugate copysign cos cosh deg2rad degrees divide divmod equal exp exp2
+expm1 fabs float_power floor floor_divide fmax fmin fmod frexp gcd greater greater_equal heaviside
+hypot invert isfinite isinf isnan lcm ldexp left_shift less less_equal log log10 log1p log2 logaddexp
+logaddexp2 logical_and logical_not logical_or logical_xor matmul maximum minimum mod modf multiply
+negative nextafter not_equal positive pow power rad2deg radians reciprocal remainder right_shift rint
+sign signbit sin sinh spacing sqrt square subtract tan tanh true_divide trunc
+""".split()  # noqa: SIM905
+
+ATOMIC = {  # where CUDA has such an operation
+    "add": "int32 uint32 uint64 float16 float32 float64 complex64 complex128",
+    "subtract": "int32 uint32",
+    "maximum": "int32 uint32 uint64 float32 float64",
+    "minimum": "int32 uint32 uint64 float32 float64",
+    "bitwise_and": "int32 uint32 int64 uint64",
+    "bitwise_or": "int32 uint32 int64 uint64",
+    "bitwise_xor": "int32 uint32 int64 uint64",
+}
+
+_SHARED = """
+bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128
+dtype e finfo generic iinfo inf integer intp issubdtype nan newaxis pi promote_types
+""".split()  # noqa: SIM905
+
+
+def _checked(
+    name: str, function: Callable[..., Any], arguments: tuple[str, ...], waits: bool = False
+) -> Callable[..., Any]:
+    """NumPy's function for arrays of the device, with CuPy's arguments only."""
+    many = "*" in arguments
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        unknown = [k for k in kwargs if k not in arguments]
+        if unknown or (len(args) > len(arguments) and not many):
+            raise NotImplementedError(
+                f"cupy.{name} takes {arguments}, and no {unknown or args!r:.60}"
+            )
+        if arguments[:1] in (("a",), ("x",)) and args and not isinstance(args[0], DeviceArray):
+            _host(args[0])
+            raise TypeError(f"cupy.{name} takes arrays, and no {type(args[0]).__name__}")
+        if waits:
+            _wait()
+        out = kwargs.get("out")
+        found = function(*map(_host, args), **{k: _host(v) for k, v in kwargs.items()})
+        return out if out is not None else _made(found)
+
+    call.__name__ = name
+    return call
+
+
+class Ufunc:
+    """CuPy's: a call, and of NumPy's methods those that it has."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+        self.plain = getattr(np, name)
+        self.nin, self.nout = self.plain.nin, self.plain.nout
+        self.name = self.plain.__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _checked(
+            self.__name__,
+            self.plain,
+            (*(f"x{k}" for k in range(self.nin + self.nout)), "out", "dtype", "casting"),
+        )(*args, **kwargs)
+
+    def _lacks(self, method: str) -> NoReturn:
+        raise NotImplementedError(f"`cupy_{self.name}.{method}` is not supported yet")
+
+    def reduce(
+        self, a: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False
+    ) -> Any:
+        if self.name not in ("add", "multiply"):
+            self._lacks("reduce")
+        return (a.sum if self.name == "add" else a.prod)(axis, dtype, out, keepdims)
+
+    def accumulate(self, a: Any, axis: int = 0, dtype: Any = None, out: Any = None) -> Any:
+        if self.name not in ("add", "multiply"):
+            self._lacks("accumulate")
+        return (a.cumsum if self.name == "add" else a.cumprod)(axis, dtype, out)
+
+    def reduceat(self, a: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.name != "add":
+            self._lacks("reduceat")
+        return _checked("add.reduceat", np.add.reduceat, ("a", "i", "axis", "dtype", "out"))(
+            a, *args, **kwargs
+        )
+
+    def outer(self, a: Any, b: Any) -> Any:
+        return _made(self.plain.outer(_host(a), _host(b)))
+
+    def at(self, a: DeviceArray, indices: Any, b: Any) -> None:
+        if self.name not in ATOMIC:
+            self._lacks("at")
+        if str(a.dtype) not in ATOMIC[self.name].split():
+            raise TypeError(f"cupy.{self.name}.at only supports {ATOMIC[self.name]}, not {a.dtype}")
+        self.plain.at(a._memory, a._place(indices), _host(b))
+
+
+def _take(a: Any, indices: Any, axis: int | None = None, out: Any = None) -> Any:
+    return np.take(a, indices, axis, out, "wrap")
+
+
+def _linalg(name: str) -> Callable[..., Any]:
+    checked = _checked(f"linalg.{name}", getattr(np.linalg, name), _LINALG[name], waits=True)
+
+    def call(a: Any, *args: Any, **kwargs: Any) -> Any:
+        if _host(a).dtype.char not in "fdFD":
+            raise TypeError(f"cupy.linalg.{name} takes no {a.dtype}")
+        return checked(a, *args, **kwargs)
+
+    return call
+
+
+class Namespace:
+    """What an `xp` is to kernels. What is not here is refused by name."""
+
+    def __init__(self, name: str, **members: Any) -> None:
+        self.__name__ = name
+        vars(self).update(members)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotImplementedError(f"{self.__name__}.{name} does not exist, or is not known here")
+
+
+xp = Namespace(
+    "cupy",
+    **{n: _checked(n, getattr(np, n), known, n in _WAITING) for n, known in _FUNCTIONS.items()},
+    **{n: Ufunc(n) for n in _UFUNCS},
+    **{n: getattr(np, n) for n in _SHARED},
+    take=_checked("take", _take, ("a", "indices", "axis", "out")),
+    ndarray=DeviceArray,
+    linalg=Namespace("cupy.linalg", **{n: _linalg(n) for n in _LINALG}),
+)
