@@ -697,7 +697,7 @@ def test_cores_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_others_ask_for_later_is_for_others() -> None:
     """Dask sets the variable for its own processes, in whoever starts them."""
     said = (
-        "import os; from ostinato.ops import threads; before = threads.most_threads(); "
+        "import os; from ostinato.ops.cpu import threads; before = threads.most_threads(); "
         "os.environ['OMP_NUM_THREADS'] = '1'; print(before, threads.most_threads())"
     )
     for asked, count in (("2", min(2, threads.cores())), ("1", 1)):
