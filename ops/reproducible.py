@@ -14,8 +14,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from .core.build import Builder
 from .core.graph import Graph
 from .core.index import LETTERS, Indices
@@ -183,13 +181,13 @@ op(
 def _block_product(xp: Any, out: Any, a: Any, b: Any) -> None:
     """out = a @ b for one block of the summed index, with the terms of each element added one by one, in
     order, each product rounded: an element's bits depend on its own row and column only."""
-    if xp is np and out.dtype.kind == "c":
+    if out.dtype.kind == "c":
         parts = [(x.real, x.imag) for x in (a.astype(out.dtype), b.astype(out.dtype))]
         (ar, ai), (br, bi) = parts
-        out.real = _real_product(ar, br, out) - _real_product(ai, bi, out)
-        out.imag = _real_product(ar, bi, out) + _real_product(ai, br, out)
+        out.real = _real_product(xp, ar, br, out) - _real_product(xp, ai, bi, out)
+        out.imag = _real_product(xp, ar, bi, out) + _real_product(xp, ai, br, out)
         return
-    run = in_order(a, b, out, 1) if xp is np else None
+    run = in_order(a, b, out, 1)
     if run is not None:
         run(a, b, out)
         return
@@ -198,9 +196,9 @@ def _block_product(xp: Any, out: Any, a: Any, b: Any) -> None:
         out += a[..., :, k, None] * b[..., None, k, :]
 
 
-def _real_product(a: Any, b: Any, like: Any) -> Any:
-    made = np.empty(like.shape, a.dtype)
-    _block_product(np, made, a, b)
+def _real_product(xp: Any, a: Any, b: Any, like: Any) -> Any:
+    made = xp.empty(like.shape, a.dtype)
+    _block_product(xp, made, a, b)
     return made
 
 

@@ -7,8 +7,10 @@ fails where something unlisted is refused or waits, and where something listed n
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -236,6 +238,15 @@ def test_lists_name_operations():
     assert set(WAITS) <= set(RUN)
     assert {r.op for r in REFUSED} <= set(RUN)
     assert set(LOWERED) | set(BUILT) <= set(NOT_SAMPLED)
+
+
+def test_kernels_do_not_ask_which_library_xp_is():
+    """What a CPU does otherwise is said in its own room: of arrays that its functions take."""
+    root = Path(__file__).parents[2] / "ops"
+    asked = re.compile(r"\bxp (is|is not|==|!=) np\b")
+    files = {p.relative_to(root): p.read_text() for p in root.rglob("*.py")}
+    assert len(files) > 50
+    assert [str(name) for name, text in files.items() if asked.search(text)] == []
 
 
 def test_errors_of_values_on_the_device():

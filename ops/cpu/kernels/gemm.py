@@ -138,9 +138,9 @@ def _of_integers(a: Stack, b: Stack, out: Stack, threads: int) -> Product | None
 
 def in_order(a: Any, b: Any, out: Any, threads: int) -> Product | None:
     """What multiplies arrays that lie as these do, each sum term by term: the bits of an element depend
-    on its row and its column only. None where there is no machine code for it."""
+    on its row and its column only. None where there is no machine code for it, or on another device."""
     same = a.dtype == b.dtype == out.dtype and out.dtype.name in KINDS
-    if not same or out.size == 0 or a.size == 0 or why_not():
+    if not same or out.size == 0 or a.size == 0 or why_not() or not isinstance(out, np.ndarray):
         return None
     stacks = _stacks(a, b, out)
     return None if stacks is None else _made_in_order(*stacks, threads)
