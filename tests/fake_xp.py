@@ -307,10 +307,10 @@ atleast_2d *
 bincount x weights minlength
 broadcast_arrays *
 broadcast_to array shape
-clip a min max out
+clip a a_min a_max out
 column_stack tup
 compress condition a axis out
-concatenate arrays axis out dtype casting
+concatenate tup axis out dtype casting
 copy a order
 copyto dst src casting where
 count_nonzero a axis
@@ -415,11 +415,11 @@ expm1 fabs float_power floor floor_divide fmax fmin fmod frexp gcd greater great
 hypot invert isfinite isinf isnan lcm ldexp left_shift less less_equal log log10 log1p log2 logaddexp
 logaddexp2 logical_and logical_not logical_or logical_xor matmul maximum minimum mod modf multiply
 negative nextafter not_equal positive pow power rad2deg radians reciprocal remainder right_shift rint
-sign signbit sin sinh spacing sqrt square subtract tan tanh true_divide trunc
+sign signbit sin sinh sqrt square subtract tan tanh true_divide trunc
 """.split()  # noqa: SIM905
 
-ATOMIC = {  # where CUDA has such an operation
-    "add": "int32 uint32 uint64 float16 float32 float64 complex64 complex128",
+ATOMIC = {  # where CUDA has such an operation, and CuPy uses it
+    "add": "int32 uint32 uint64 float16 float32 float64",
     "subtract": "int32 uint32",
     "maximum": "int32 uint32 uint64 float32 float64",
     "minimum": "int32 uint32 uint64 float32 float64",
@@ -472,7 +472,7 @@ class Ufunc:
         return _checked(
             self.__name__,
             self.plain,
-            (*(f"x{k}" for k in range(self.nin + self.nout)), "out", "dtype", "casting"),
+            (*(f"x{k}" for k in range(self.nin + self.nout)), "out", "dtype", "casting", "where"),
         )(*args, **kwargs)
 
     def _lacks(self, method: str) -> NoReturn:
