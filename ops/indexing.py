@@ -199,6 +199,35 @@ def _at_ufunc(xp: Any, mode: str) -> Any:
     return {"add": xp.add, "multiply": xp.multiply, "min": xp.minimum, "max": xp.maximum}[mode]
 
 
+def _combine_at(xp: Any, combine: Any, out: Any, key: tuple[Any, ...], values: Any) -> None:
+    """`combine.at`. CuPy has it for few functions and dtypes; for others what goes to one place is
+    combined before: those in order, two and two, until each place stands once."""
+    try:
+        combine.at(out, key, values)
+        return
+    except (NotImplementedError, TypeError):
+        pass
+    axis = next(d for d, k in enumerate(key) if not isinstance(k, slice))
+    before, sizes = key[:axis], out.shape[axis : len(key)]
+    place = xp.ravel_multi_index(
+        tuple(k.astype(np.int64, copy=False) for k in key[axis:]), sizes, mode="wrap"
+    )
+    values = values.reshape((*out.shape[:axis], place.size, *out.shape[len(key) :]))
+    order = xp.argsort(place.reshape(-1), kind="stable")
+    place, values = place.reshape(-1)[order], values.take(order, axis)
+    while True:
+        number = xp.arange(place.size) - xp.searchsorted(place, place)
+        (second,) = xp.nonzero(number % 2)
+        if not second.size:
+            break
+        into = (*before, second - 1)
+        values[into] = combine(values[into], values.take(second, axis))
+        (first,) = xp.nonzero(number % 2 == 0)
+        place, values = place[first], values.take(first, axis)
+    key = (*before, *xp.unravel_index(place, sizes))
+    out[key] = combine(out[key], values)
+
+
 def _put_kernel(
     xp: Any, out: Any, x: Any, i: Any, v: Any, *, axis: int, mode: str, at: Place
 ) -> None:
@@ -217,7 +246,7 @@ def _put_kernel(
     if mode == "set":
         out[key] = values
     else:
-        _at_ufunc(xp, mode).at(out, key, values)
+        _combine_at(xp, _at_ufunc(xp, mode), out, key, values)
 
 
 def _put_pieces(ins: Sequence[Shape], *, axis: int, mode: str) -> list[Piece] | None:
@@ -373,7 +402,7 @@ def _put_along_kernel(xp: Any, out: Any, x: Any, i: Any, v: Any, *, axis: int) -
         i if d == axis else xp.arange(n).reshape((1,) * d + (-1,) + (1,) * (i.ndim - d - 1))
         for d, n in enumerate(i.shape)
     ]
-    xp.add.at(out, tuple(grid), v)
+    _combine_at(xp, xp.add, out, tuple(grid), v)
 
 
 def _put_along_rule(x: Spec, i: Spec, v: Spec, *, axis: int) -> Spec:

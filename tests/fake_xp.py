@@ -357,6 +357,7 @@ outer a b
 pad array pad_width mode
 prod a axis dtype out keepdims
 ravel a order
+ravel_multi_index multi_index dims mode order
 repeat a repeats axis
 reshape a newshape order
 roll a shift axis
@@ -380,6 +381,7 @@ tri N M k dtype
 tril m k
 triu m k
 unique ar return_index return_inverse return_counts axis equal_nan
+unravel_index indices dims order
 vdot a b
 var a axis dtype out ddof keepdims
 where condition x y
