@@ -35,7 +35,7 @@ from ostinato.errors import PlanFileError
 
 from .check import check_graph, check_layouts, check_source, same_program, seconds_of
 from .machine import memory
-from .pipeline import done_so, lower
+from .pipeline import done_so, program_of
 from .plan import FORMAT, MATH, NUMERICS, PRECISIONS, Choice, Key, Plan, Target, Tuned, export
 
 MAGIC = b"ostinato plan"
@@ -203,7 +203,7 @@ def _decode(content: Any, known: Key | None, foreign: bool, limit: float | None)
     need(_is_name(function), "a function whose name is no text")
     tuned = _tuned(content.get("tuned"), now)
     ways = tuned.ways if tuned is not None else ()
-    runs = done_so(lower(program, key, made), key, made, ways)
+    runs = done_so(program_of(program, key, made), key, made, ways)
     plan = Plan(key, program, runs, tuple(made), called, tuned=tuned, called=function)
     if foreign and limit is not None:
         _allow(plan.peak_bytes, memory(), "bytes of memory")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,29 +16,24 @@ from ostinato.ops.core.spec import Spec
 from ostinato import settings
 from ostinato.errors import MemoryLimitError
 
+from .cpu.fuse import title
+from .lowering import Pass, lower, run
 from .machine import memory
 from .passes.blocking import READ_BYTES, split_time
 from .passes.cache_blocking import stay_in_cache
 from .passes.communicate import communicate
 from .passes.distances import multiply_differences
-from .passes.finish_early import finish_early
-from .passes.fuse import fuse, title
 from .passes.layouts import choose_layouts
 from .passes.memory import assign_memory
-from .passes.narrow_operands import narrow
 from .passes.numerics import fix_order
 from .passes.overlap import overlap
-from .passes.packed_weights import mark_staying
 from .passes.parts import make_parts
 from .passes.precision import mix_precision
 from .passes.reads import read_files
 from .passes.simplify import simplify
-from .passes.slices import slice_first
-from .passes.symmetric import halve
 from .plan import Key, Plan, Program, Target, local_bytes, peak_bytes
 from .tuning.sites import Tune, sites, with_ways
 
-Pass = Callable[[Graph, Target], Graph]
 Results = Sequence[tuple[str, int]]  # as a plan has them
 
 PASSES: tuple[Pass, ...] = (
@@ -61,32 +56,31 @@ def make_plan(key: Key, names: tuple[str, ...] = (), called: str = "") -> Plan:
     graph, target = key.graph, key.target
     seconds: dict[str, float] = {}
     _dump(0, "traced", graph)
-    for number, run in enumerate(PASSES, 1):
+
+    def timed(each: Pass, graph: Graph, target: Target, donated: Sequence[int]) -> Graph:
         start = time.perf_counter()
-        made = split_time(graph, target, key.donated) if run is split_time else run(graph, target)
-        seconds[run.__name__] = time.perf_counter() - start
-        _show(number, run.__name__, graph, made, seconds[run.__name__])
-        graph = made
+        made = run(each, graph, target, donated)
+        name = each.__name__
+        seconds[name] = time.perf_counter() - start
+        _show(len(seconds), name, graph, made, seconds[name])
+        return made
+
+    for each in PASSES:
+        graph = timed(each, graph, target, key.donated)
     graph, results = _strip(graph)
-    start = time.perf_counter()
-    program = lower(graph, key, results)
-    seconds["assign_memory"] = time.perf_counter() - start
-    _dump(len(PASSES) + 1, "program", program.graph)
+    start, before = time.perf_counter(), sum(seconds.values())
+    program = lower(graph, target, key.donated, _to_reuse(key, results), timed)
+    took = time.perf_counter() - start
+    seconds["assign_memory"] = took - (sum(seconds.values()) - before)
+    _dump(len(seconds), "program", program.graph)
     plan = Plan(key, graph, program, results, names, seconds, called=called)
     check_limit(plan)
     return plan
 
 
-def lower(graph: Graph, key: Key, results: Results) -> Program:
+def program_of(graph: Graph, key: Key, results: Results) -> Program:
     """What this machine runs of a graph that every machine may have."""
-    graph = fuse(slice_first(narrow(graph, key.target), key.target), key.target)
-    graph = finish_early(graph, key.target, key.donated)
-    reuse, limit = _to_reuse(key, results), key.target.memory_limit
-    whole = mark_staying(halve(graph, key.target), key.target, key.donated)
-    program = assign_memory(whole, reuse)
-    if limit is not None and peak_bytes(program) > limit:  # halves need room of their own
-        return assign_memory(graph, reuse)
-    return program
+    return lower(graph, key.target, key.donated, _to_reuse(key, results))
 
 
 def _to_reuse(key: Key, results: Results) -> list[int]:
@@ -98,7 +92,7 @@ def tune(plan: Plan, decide: Tune, threads: int) -> Plan:
     """The plan with its sites done as timing says, if it has any, and if that fits into memory."""
     by_rule = plan.program
     if plan.tuned is not None and any(plan.tuned.ways):
-        by_rule = lower(plan.lowered, plan.key, plan.results)
+        by_rule = program_of(plan.lowered, plan.key, plan.results)
     found = sites(by_rule.graph, plan.target, threads)
     if not found:
         return plan

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core.spec import Spec, in_line, is_own, no_memory
 from ostinato.ops.cpu.threads import most_threads
-from ostinato.planner.passes.fuse import title
+from ostinato.planner.cpu.fuse import title
 from ostinato.planner.plan import Plan
 
 from ostinato.errors import OstinatoError, SessionError

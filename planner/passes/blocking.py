@@ -29,12 +29,12 @@ from ostinato.ops.core.index import Indices, Reach
 from ostinato.ops.core.layout import BLOCKS, Layout, Partial
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
+from ostinato.planner.lowering import lower
 from ostinato.planner.plan import Target, local_bytes, peak_bytes
 from ostinato.planner.rewrite import Values, map_bodies, rebuild
 
-from .fuse import fuse
 from .layouts import Way, _extents, _may_split, _way
-from .memory import CONTROL, assign_memory, leading
+from .memory import CONTROL, leading
 from .overlap import overlap
 
 READ_BYTES = 32 << 20  # of a file at once
@@ -124,12 +124,7 @@ def peak(graph: Graph, target: Target, donated: Sequence[int] = ()) -> int:
     """The bytes that a plan of this graph needs per worker."""
     outputs = tuple(v for v in graph.outputs if v >= len(graph.inputs))
     kept = Graph(graph.inputs, graph.nodes, outputs)
-    return peak_bytes(assign_memory(as_run(kept, target), donated))
-
-
-def as_run(graph: Graph, target: Target) -> Graph:
-    """The kernels that this would become."""
-    return fuse(overlap(graph, target), target)
+    return peak_bytes(lower(overlap(kept, target), target, donated, donated))
 
 
 def streamed(graph: Graph, target: Target, size: int, keep: float) -> Graph:

@@ -16,13 +16,14 @@ from collections.abc import Iterator
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
+from ostinato.planner.lowering import as_run, rules
 from ostinato.planner.plan import Target, local_bytes
 
-from .blocking import MOST_TURNS, as_run, shortest, split_along
+from .blocking import MOST_TURNS, shortest, split_along
 from .memory import CONTROL
+from .overlap import overlap
 
 LARGE = 1 << 25  # bytes of a value that is worth it
-BLOCK = 1 << 22  # of it in one turn
 NEAR = 1 << 23  # bytes that stay in cache until they are read
 START = 100_000  # bytes that could be moved while a node of a turn starts
 SHARE = 8  # at least this part of all that is moved has to be saved
@@ -32,19 +33,20 @@ NODES = 2000  # of graphs that are looked at
 
 def stay_in_cache(graph: Graph, target: Target) -> Graph:
     """The pass; nothing where all that is large is an operand or a result."""
-    if target.device != "cpu" or target.numerics == "any-workers" or len(graph.nodes) > NODES:
+    block = rules(target).cache
+    if not block or target.numerics == "any-workers" or len(graph.nodes) > NODES:
         return graph
     for _ in range(PARTS):
         if not any(local_bytes(s) >= LARGE for s in graph.specs[len(graph.inputs) :]):
             break
-        lowered = as_run(graph, target)
+        lowered = as_run(overlap(graph, target), target)
         before = moved(lowered)
         made = [
             found[0]
-            for v, d, turns in _cuts(graph, lowered)
+            for v, d, turns in _cuts(graph, lowered, block)
             if (found := split_along(graph, target, v, d, turns, float("inf"))) is not None
         ]
-        costs = [(moved(as_run(g, target)), k) for k, g in enumerate(made)]
+        costs = [(moved(as_run(overlap(g, target), target)), k) for k, g in enumerate(made)]
         least, k = min(costs, default=(before, -1))
         if k < 0 or before - least < before / SHARE:
             break
@@ -52,7 +54,7 @@ def stay_in_cache(graph: Graph, target: Target) -> Graph:
     return graph
 
 
-def _cuts(graph: Graph, lowered: Graph) -> Iterator[tuple[int, int, int]]:
+def _cuts(graph: Graph, lowered: Graph, block: int) -> Iterator[tuple[int, int, int]]:
     """Values that go to memory and come back, each axis of theirs, and the turns for it."""
     between = {
         lowered.specs[v].bare
@@ -68,7 +70,7 @@ def _cuts(graph: Graph, lowered: Graph) -> Iterator[tuple[int, int, int]]:
     ]
     for v in sorted(large, key=lambda v: -local_bytes(graph.specs[v]))[:SEEDS]:
         spec = graph.specs[v]
-        turns = -(-local_bytes(spec) // BLOCK)
+        turns = -(-local_bytes(spec) // block)
         for d in range(spec.ndim):
             if turns <= min(shortest(spec, d), MOST_TURNS):
                 yield v, d, turns

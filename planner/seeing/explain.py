@@ -16,8 +16,8 @@ from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.libraries.onednn import library
 from ostinato.ops.cpu.loops.labels import SOURCES, VIEWS
 from ostinato.ops.fused import FUSED
+from ostinato.planner.cpu.fuse import title
 from ostinato.planner.machine import Machine, this_machine
-from ostinato.planner.passes.fuse import title
 from ostinato.planner.passes.memory import is_joined
 from ostinato.planner.plan import Choice, Measured, Plan, Program, export, largest_part
 

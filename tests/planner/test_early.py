@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops.core.show import parse
-from ostinato.planner.passes.finish_early import finish_early
+from ostinato.planner.cpu.finish_early import finish_early
 from ostinato.planner.plan import Target
 
 import ostinato as ost

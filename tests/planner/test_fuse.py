@@ -19,9 +19,9 @@ from ostinato.ops.cpu.jit import llvm
 from ostinato.ops.cpu.jit.scalar import numbers
 from ostinato.ops.cpu.loops import flat, stages
 from ostinato.ops.fused import FUSED
-from ostinato.planner.passes import fuse as rule
-from ostinato.planner.passes import fuse_stages
-from ostinato.planner.passes.fuse import title
+from ostinato.planner.cpu import fuse as rule
+from ostinato.planner.cpu import fuse_stages
+from ostinato.planner.cpu.fuse import title
 
 import ostinato as ost
 from ostinato import settings

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.planner import lowering
+from ostinato.planner.cpu import fuse
 from ostinato.planner.file import decode_plan, encode_plan
-from ostinato.planner.passes import cache_blocking, fuse
+from ostinato.planner.passes import cache_blocking
 from ostinato.planner.plan import Plan
 
 import ostinato as ost
@@ -52,8 +55,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 def small_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Everything a hundredth of its size, and turns cost nothing."""
     forget_plans()
-    for name, size in (("LARGE", 1 << 18), ("BLOCK", 1 << 15), ("NEAR", 3 << 16), ("START", 0)):
+    for name, size in (("LARGE", 1 << 18), ("NEAR", 3 << 16), ("START", 0)):
         monkeypatch.setattr(cache_blocking, name, size)
+    cpu = dataclasses.replace(lowering.RULES["cpu"], cache=1 << 15)
+    monkeypatch.setitem(lowering.RULES, "cpu", cpu)
     monkeypatch.setattr(fuse, "WORTH", 0)
     yield
     forget_plans()

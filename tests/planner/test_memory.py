@@ -19,7 +19,8 @@ from ostinato.ops.core.layout import Partial
 from ostinato.ops.core.registry import ANY, OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.jit.llvm import why_not
-from ostinato.planner.passes import fuse, memory
+from ostinato.planner.cpu import fuse
+from ostinato.planner.passes import memory
 from ostinato.planner.plan import Program, local_bytes
 
 import ostinato as ost

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.cpu.loops.labels import _join_neighbours, label
-from ostinato.planner.passes import fuse, fuse_stages
+from ostinato.planner.cpu import fuse, fuse_stages
 
 import ostinato as ost
 from tests import sessions

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 
 import pytest
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.show import parse, show
+from ostinato.planner import pipeline
+from ostinato.planner.cpu import passes as cpu
+from ostinato.planner.lowering import lower
 from ostinato.planner.passes.communicate import communicate
 from ostinato.planner.passes.layouts import choose_layouts
 from ostinato.planner.passes.memory import assign_memory, own_outputs
 from ostinato.planner.passes.numerics import fix_order
 from ostinato.planner.passes.overlap import overlap
 from ostinato.planner.passes.simplify import simplify
-from ostinato.planner.plan import Target
+from ostinato.planner.pipeline import make_plan
+from ostinato.planner.plan import Key, Target
+
+from ostinato import settings
 
 ONE, TWO = Target(), Target((2,))
 EXACT = Target((1,), numerics="any-workers")
@@ -313,3 +320,33 @@ def test_slots() -> None:
     kinds = [(s.kind, s.at) for s in program.slots]
     assert kinds == [("input", 0), ("arena", 0), ("alias", 1), ("output", 0), ("output", 0)]
     assert program.arena_bytes == 64
+
+
+# -- devices -------------------------------------------------------------------------------------
+CHAIN = """
+    (%0: float32[300,300] @ whole of 1)
+    %1 = permute_dims(%0; axes=(1, 0)) : float32[300,300] @ whole of 1
+    %2 = matmul(%1, %0) : float32[300,300] @ whole of 1
+    %3 = exp(%2) : float32[300,300] @ whole of 1
+    %4 = tanh(%3) : float32[300,300] @ whole of 1
+    return %4
+"""
+
+
+def test_another_device_has_none_of_the_cpus_passes() -> None:
+    before = graph(CHAIN)
+    elsewhere = lower(before, Target(device="elsewhere")).graph
+    assert elsewhere == before
+    assert any(n.op.startswith("fused") for n in lower(before, ONE).graph.nodes)
+
+
+def test_every_pass_of_a_device_is_timed_dumped_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "dump", str(tmp_path))
+    plan = make_plan(Key(simplify(graph(CHAIN.replace(" @ whole of 1", "")), ONE), ONE))
+    named = [run.__name__ for run in (*pipeline.PASSES, *cpu.PASSES)]
+    assert list(plan.seconds) == [*named, "assign_memory"]
+    numbered = sorted(path.stem.split("_", 3)[2:] for path in tmp_path.iterdir())
+    dumped = [name for _, name in numbered]
+    assert dumped == ["traced", *named, "program"]

@@ -53,7 +53,7 @@ def run_listing(node: Node, text: str) -> None:
 
 
 def test_listings_compute_what_the_kernels_compute(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ostinato.planner.passes.fuse.WORTH", 0)
+    monkeypatch.setattr("ostinato.planner.cpu.fuse.WORTH", 0)
     with use():
         f = ost.compile(squares)
         f(ost.asarray(X), ost.asarray(X[:7]))
@@ -69,7 +69,7 @@ def test_listings_compute_what_the_kernels_compute(monkeypatch: pytest.MonkeyPat
 
 
 def test_parts_of_workers_and_bodies_of_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ostinato.planner.passes.fuse.WORTH", 0)
+    monkeypatch.setattr("ostinato.planner.cpu.fuse.WORTH", 0)
     with use((3,)):
         f = ost.compile(lambda x: ost.repeat(4, lambda x: ost.exp(-x) * 0.5, x))
         f(ost.asarray(X, split=0))
@@ -80,7 +80,7 @@ def test_parts_of_workers_and_bodies_of_loops(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_on_demand_the_text_for_llvm_and_the_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ostinato.planner.passes.fuse.WORTH", 0)
+    monkeypatch.setattr("ostinato.planner.cpu.fuse.WORTH", 0)
     with use():
         f = ost.compile(lambda x: ost.exp(x) + 1)
         f(ost.asarray(X))

@@ -6,7 +6,7 @@ import pytest
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.show import parse
 from ostinato.ops.cpu.libraries import onednn
-from ostinato.planner.passes.packed_weights import mark_staying
+from ostinato.planner.cpu.packed_weights import mark_staying
 from ostinato.planner.plan import Target
 
 import ostinato as ost
@@ -37,7 +37,6 @@ def test_before_and_after() -> None:
 def test_what_does_not_stay_or_would_not_pay() -> None:
     before = graph()
     for target in (
-        Target((1,), device="gpu"),
         Target((1,), numerics="any-workers"),
         Target((1,), memory_limit=1 << 30),
     ):

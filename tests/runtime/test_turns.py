@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops.cpu.jit import llvm
 from ostinato.ops.cpu.jit.sequence import sequence
-from ostinato.planner.passes import fuse
+from ostinato.planner.cpu import fuse
 
 import ostinato as ost
 from ostinato.errors import NaNError

@@ -31,8 +31,8 @@ from ostinato.ops.core.graph import canonical
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.spec import DTYPES, Spec
 from ostinato.planner.check import check_graph, check_source, seconds_of
+from ostinato.planner.cpu import fuse
 from ostinato.planner.file import FORMAT, MAGIC, _key, encode_plan
-from ostinato.planner.passes import fuse
 from ostinato.planner.pipeline import make_plan
 from ostinato.planner.plan import Key, Plan, Target
 

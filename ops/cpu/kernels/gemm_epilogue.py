@@ -36,6 +36,7 @@ BEGINS = (*PRODUCTS, "wide_matmul")  # what a kernel with a product begins with
 TILES, SGEMM = "tiles", "sgemm"  # ways of it
 BYTES = 1 << 18  # of a block of the product, and of what is copied of the left matrix for it
 LEAST = 32  # rows of a block, of which each packs the right matrix anew
+ENOUGH = 2 * LEAST  # rows from which blocks are worth it
 VECTORS = 6  # of a strip at least
 # Rows that take as long to multiply as a row of the right matrix, or of its transpose, takes to pack;
 # and columns that take as long as to read a row that another thread has made.

@@ -25,7 +25,7 @@ from ostinato.ops.core.spec import Shape, Spec, float32
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.jit.scalar import can_cast, can_lower, has_own_bits
 from ostinato.ops.cpu.jit.values import can_add
-from ostinato.ops.cpu.kernels.gemm_epilogue import BEGINS, LEAST, multiplies
+from ostinato.ops.cpu.kernels.gemm_epilogue import BEGINS, ENOUGH, multiplies
 from ostinato.ops.cpu.kernels.gemm_tiles import form_of
 from ostinato.ops.cpu.loops.labels import (
     GATHERS,
@@ -38,7 +38,6 @@ from ostinato.ops.cpu.loops.labels import (
     VIEWS,
     analyse_in_order,
 )
-from ostinato.ops.cpu.threads import most_threads
 from ostinato.ops.expressions import cast
 from ostinato.ops.fused import FUSED
 from ostinato.planner.plan import Target
@@ -78,8 +77,6 @@ def fuse(graph: Graph, target: Target, larger: bool = True, turns: int = 1) -> G
     """The pass; nothing changes where kernels cannot be generated. Without the `larger` ones none has
     stages or a product. `turns`: how often all of it is done.
     """
-    if target.device != "cpu":
-        return graph
     graph = _looks_early(draw_in_kernels(graph, target, turns))
     if larger:
         graph = _round_late(graph, target)
@@ -285,7 +282,7 @@ def _is_product(graph: Graph, node: Node, target: Target) -> bool:
     rows = m * math.prod(batches)
     if k >= HALVED and squared_by(graph, node) >= 0:
         return False
-    enough = rows >= LEAST * most_threads() and n >= NARROWEST
+    enough = rows >= ENOUGH and n >= NARROWEST
     return enough and n * k > PRODUCT and k <= DEEPEST
 
 

@@ -29,8 +29,6 @@ FEW = 4  # slices of a value, for each of which all that leads to it is one more
 
 def slice_first(graph: Graph, target: Target) -> Graph:
     """The pass."""
-    if target.device != "cpu":
-        return graph
     if any(any(node.subgraphs()) for node in graph.nodes):
         nodes = [map_bodies(n, lambda g: slice_first(g, target)) for n in graph.nodes]
         graph = Graph(graph.inputs, tuple(nodes), graph.outputs)

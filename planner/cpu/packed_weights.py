@@ -19,15 +19,14 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.cpu.libraries.onednn import library
 from ostinato.ops.fused import FUSED
+from ostinato.planner.passes.reads import seen_as
 from ostinato.planner.plan import Target, largest_part
-
-from .reads import seen_as
 
 
 def mark_staying(graph: Graph, target: Target, donated: Sequence[int] = ()) -> Graph:
     """The pass. Under a limit of memory nothing is kept, and under `any-workers` products are others."""
     free = target.memory_limit is None and target.numerics != "any-workers"
-    if target.device != "cpu" or not free or isinstance(library(), str):
+    if not free or isinstance(library(), str):
         return graph
     return _marked(graph, {v for v in range(len(graph.inputs)) if v not in donated})
 

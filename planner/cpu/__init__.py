@@ -1,0 +1,1 @@
+"""What a CPU makes of a graph: kernels, and what they need."""

@@ -1,0 +1,71 @@
+"""From a graph that every machine may have to the program that one kind of machine runs: its own passes,
+then memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from ostinato.ops.core.graph import Graph
+
+from .cpu import passes as cpu
+from .passes.memory import assign_memory
+from .plan import Program, Target, peak_bytes
+
+Pass = Callable[..., Graph]  # (graph, target), and what the user gives away if it wants to know
+Runner = Callable[[Pass, Graph, Target, Sequence[int]], Graph]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What one kind of device makes of plans."""
+
+    passes: Sequence[Pass] = ()
+    need_room: Collection[Pass] = ()  # of these, what is left out where memory is short
+    cache: int = 0  # bytes of a turn that stay in cache until they are read; 0: no such turns
+    has_ways: bool = False  # whether its kernels have several ways, of which timing takes one
+
+
+RULES = {"cpu": Rules(cpu.PASSES, cpu.NEED_ROOM, cpu.CACHE, True)}
+PLAIN = Rules()
+
+
+def rules(target: Target) -> Rules:
+    return RULES.get(target.device, PLAIN)
+
+
+def run(each: Pass, graph: Graph, target: Target, donated: Sequence[int]) -> Graph:
+    """One pass."""
+    code = each.__code__
+    if "donated" in code.co_varnames[: code.co_argcount]:
+        return each(graph, target, donated)
+    return each(graph, target)
+
+
+def as_run(
+    graph: Graph, target: Target, donated: Sequence[int] = (), runner: Runner = run
+) -> Graph:
+    """The kernels that a graph becomes."""
+    for each in rules(target).passes:
+        graph = runner(each, graph, target, donated)
+    return graph
+
+
+def lower(
+    graph: Graph,
+    target: Target,
+    donated: Sequence[int] = (),
+    reuse: Sequence[int] = (),
+    runner: Runner = run,
+) -> Program:
+    """The program. `reuse`: operands whose memory results may take. Where the limit leaves no room for
+    passes that need some, it is made without them."""
+    program = assign_memory(as_run(graph, target, donated, runner), reuse)
+    limit = target.memory_limit
+    if limit is None or peak_bytes(program) <= limit:
+        return program
+
+    def without(each: Pass, graph: Graph, target: Target, donated: Sequence[int]) -> Graph:
+        return graph if each in rules(target).need_room else run(each, graph, target, donated)
+
+    return assign_memory(as_run(graph, target, donated, without), reuse)
