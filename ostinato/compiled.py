@@ -8,8 +8,6 @@ too: another array or number there means another trace."""
 from __future__ import annotations
 
 import functools
-import inspect
-import itertools
 import sys
 import threading
 import time
@@ -24,34 +22,25 @@ import numpy as np
 from ostinato import settings
 from ostinato.errors import ArgumentError, StaleResultError, StaleWarning, TracedValueError
 from ostinato.ops.core import array
-from ostinato.ops.core.array import Array, Operand, Term, from_operand, placeholder
+from ostinato.ops.core.array import Array, Operand, from_operand
 from ostinato.ops.core.exact import exact
-from ostinato.ops.core.graph import Graph
-from ostinato.ops.core.layout import Layout
-from ostinato.ops.core.spec import DTYPES, Spec, copied, uint64
-from ostinato.ops.core.trace import Ref, array_of, collect
+from ostinato.ops.core.spec import copied
 from ostinato.ops.core.tree import (
-    Structure,
     constructor,
-    fields_of,
     flatten,
-    has_fields_only,
-    in_order,
-    objects_beside,
-    paths,
-    unflatten,
 )
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.elementwise import astype
-from ostinato.ops.seeds import mix, seeds
+from ostinato.ops.seeds import seeds
 from ostinato.planner.pipeline import check_limit
 from ostinato.planner.plan import Key, Plan, Target
 from ostinato.runtime.engine import Launcher
 
 from . import sessions
-from .guards import UNSET, Change, Guards, is_alike
-from .reach import WRAPPERS, Reach, reaching, watch_calls_of
-from .reading import CompileTrace, NeedsValue, _Reader, run_plan
+from .arguments import NUMBERS, UNREADY, Call, fixed_leaves, is_itself, leaf, scan, signature_of
+from .donation import launch_given
+from .guards import UNSET, Change, Guards
+from .reach import WRAPPERS, watch_calls_of
+from .reading import _Reader, run_plan
 from .sessions import (
     Session,
     check_memory_limit,
@@ -61,43 +50,12 @@ from .sessions import (
     here,
     one_by_one,
 )
+from .tracing import Traced, traced
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_NUMBERS = {int: np.dtype(np.int64), float: np.dtype(np.float64), complex: np.dtype(np.complex128)}
-
-
 MOST = 4096  # signatures of a function; then the oldest go
-
-
-@dataclass(slots=True)
-class _Traced:
-    """What a trace gives."""
-
-    graph: Graph
-    inputs: list[int]
-    captured: tuple[Operand, ...]
-    draws: bool
-    outputs: tuple[tuple[str, Any], ...]
-    structure: Structure
-
-    def differs(self, other: _Traced) -> str:
-        """What another trace of the same call gives that this one does not; nothing if all is alike."""
-        if self.graph != other.graph:
-            return _difference(self.graph, other.graph)
-        for a, b in zip(self.captured, other.captured, strict=True):
-            if a is not b and a.engine.get(a).tobytes() != b.engine.get(b).tobytes():
-                return f"another array {a.spec.bare} from around it"
-        if self.structure != other.structure:
-            return f"a result {other.structure} in place of {self.structure}"
-        for (how, x), (again, y) in zip(self.outputs, other.outputs, strict=True):
-            same = how == again and (
-                x == y if how == "ref" else is_alike(x, y) or type(x) is type(y)
-            )
-            if not same:
-                return f"a result {y!r:.60} in place of {x!r:.60}"
-        return ""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -114,7 +72,7 @@ class Entry:
     donated: tuple[int, ...]  # arguments
     made: bool  # whether the results are what the plan makes, one by one
     simple: bool  # arrays in and one array out, nothing captured, given or drawn
-    traced: _Traced | None  # to be compared with, if asked for
+    traced: Traced | None  # to be compared with, if asked for
     guards: Guards  # what the trace read of what is around
     hold: Callable[[Sequence[Any]], bool] | None  # whether that is as it was
     owner: weakref.ref[CompiledFunction[Any, Any]]
@@ -213,7 +171,7 @@ class CompiledFunction(Generic[P, R]):
         self.hits = 0
 
     def _sign(self) -> None:
-        self.signature = _signature(self.function)
+        self.signature = signature_of(self.function)
         self.parameters = tuple(self.signature.parameters)
 
     def _named(self, given: Iterable[str | int], what: str) -> frozenset[str]:
@@ -249,11 +207,11 @@ class CompiledFunction(Generic[P, R]):
                         leaves.append(a)
                         given.append(o)
                     else:
-                        _scan(a, engine, tokens, leaves, given)
+                        scan(a, engine, tokens, leaves, given)
                 if kwargs:
                     tokens.append(tuple(kwargs))
                     for a in kwargs.values():
-                        _scan(a, engine, tokens, leaves, given)
+                        scan(a, engine, tokens, leaves, given)
                 known = self.quick[tuple(tokens)]
                 if known.order is not None:
                     leaves += known.rest
@@ -263,7 +221,7 @@ class CompiledFunction(Generic[P, R]):
                 entry = known.entry
                 if known.values:
                     entry = known.entries[tuple([leaves[k] for k in known.values])]
-            except _UNREADY:
+            except UNREADY:
                 given.clear()  # else somebody would still have what is given away
                 o = None
             else:
@@ -298,16 +256,16 @@ class CompiledFunction(Generic[P, R]):
             raise misfit(ArgumentError, f"{self.name}()", got=str(error)) from None
         bound.apply_defaults()
         leaves, structure = flatten(tuple(bound.arguments.values()))
-        fixed = self._fixed(structure)
-        leaves = [self._leaf(x, k, k in fixed) for k, x in enumerate(leaves)]
+        fixed = fixed_leaves(self, structure)
+        leaves = [leaf(x, self.name, k in fixed) for k, x in enumerate(leaves)]
         if any(isinstance(x, Array) and x._term is not None and x._term.is_open for x in leaves):
             return None, leaves, []
         pending = [x for x in leaves if isinstance(x, Array) and x._operand is None]
         if pending:
             _Reader().settle(pending)
         given = [session.hold_array(x) if isinstance(x, Array) else x for x in leaves]
-        where = (structure, session.target, session.number)
-        key = (where, tuple([self._key(x, k, where, k in fixed) for k, x in enumerate(given)]))
+        call = Call(self, session, structure, given, fixed)
+        key = call.key
         entry, change = self._known(key, leaves)
         if entry is None:
             with one_by_one(self.lock, session):
@@ -318,20 +276,20 @@ class CompiledFunction(Generic[P, R]):
                         self._sign()
                         return self._entry(args, kwargs, session)
                 if entry is None:
-                    entry, key = self._make(session, structure, given, where, fixed, change)
-                    self._keep(entry, key, leaves, session)
+                    entry = self._make(call, change)
+                    self._keep(entry, call.key, leaves, session)
         else:
             self.hits += 1
             if settings.check_stale and self.hits % settings.check_stale == 0:
-                self._check(entry, session, structure, given, where, fixed)
-        self._remember(entry, args, kwargs, leaves, fixed, where, session)
+                self._check(entry, call)
+        self._remember(entry, call, args, kwargs, leaves)
         return entry, leaves, given
 
     # -- what is kept ----------------------------------------------------------------------
     def _keep(self, entry: Entry, key: Any, leaves: Sequence[Any], session: Session) -> None:
         gone = functools.partial(_gone, weakref.ref(entry))
         entry.key = key
-        entry.objects = [weakref.ref(x, gone) for x in leaves if _is_itself(x)]
+        entry.objects = [weakref.ref(x, gone) for x in leaves if is_itself(x)]
         while len(self.entries) >= MOST:
             self.drop(self.entries[next(iter(self.entries))])
         self.entries[key] = entry
@@ -372,32 +330,31 @@ class CompiledFunction(Generic[P, R]):
     def _remember(
         self,
         entry: Entry,
+        call: Call,
         args: Sequence[Any],
         kwargs: dict[str, Any],
         leaves: Sequence[Any],
-        fixed: frozenset[int],
-        where: Any,
-        session: Session,
     ) -> None:
         """Lead calls of the same form to the entry directly, if one look at the arguments is
         enough.
         """
         if settings.check_stale:
             return
+        session = call.session
         tokens: list[Any] = [session.number]
         seen: list[Any] = []
         parts: dict[str, range] = {}
         try:
             for a in args:
-                _scan(a, session.engine, tokens, seen, [])
+                scan(a, session.engine, tokens, seen, [])
             places = list(range(len(seen)))
             if kwargs:
                 tokens.append(tuple(kwargs))
             for name, a in kwargs.items():
                 before = len(seen)
-                _scan(a, session.engine, tokens, seen, [])
+                scan(a, session.engine, tokens, seen, [])
                 parts[name] = range(before, len(seen))
-        except _UNREADY:
+        except UNREADY:
             return
         rest: list[Any] = []
         for name in self.parameters[len(args) :]:
@@ -417,11 +374,8 @@ class CompiledFunction(Generic[P, R]):
             found[p] is not x for p, x in zip(places, leaves, strict=True)
         ):
             return
-        values = tuple(
-            k
-            for k, x in enumerate(leaves)
-            if not self._is_input(x, k, where, k in fixed) and not _is_itself(x)
-        )
+        inputs = set(call.inputs)
+        values = tuple(k for k, x in enumerate(leaves) if k not in inputs and not is_itself(x))
         if any(isinstance(leaves[k], (float, complex)) for k in values):
             return  # 0.0 and -0.0 are equal
         order = None if places == list(range(len(leaves))) and not rest else places
@@ -486,114 +440,20 @@ class CompiledFunction(Generic[P, R]):
         return k
 
     # -- signatures ------------------------------------------------------------------------
-    def _fixed(self, structure: Structure) -> frozenset[int]:
-        """Leaves of arguments that were declared static."""
-        if not self.static:
-            return frozenset()
-        found: set[int] = set()
-        at = 0
-        for name, child in zip(self.parameters, structure.children, strict=True):
-            if name in self.static:
-                found.update(range(at, at + child.leaves))
-            at += child.leaves
-        return frozenset(found)
-
-    def _leaf(self, x: Any, k: int, fixed: bool) -> Any:
-        """A leaf as it enters the signature: an Array, a number, a NumPy array to be borrowed, or a
-        value.
-        """
-        if isinstance(x, (Array, bool, int, float, complex, str, bytes)) and not isinstance(
-            x, np.generic
-        ):
-            if isinstance(x, Array) and fixed:
-                raise misfit(
-                    ArgumentError,
-                    f"{self.name}(static=)",
-                    got=f"an array {x.spec.bare} for a static argument",
-                    needed="a hashable value",
-                )
-            if isinstance(x, Array) and x._operand is None and x._term is None:
-                array.term_of(x)  # raises: donated
-            return x
-        if not fixed and (isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__array__")):
-            array.unmasked(x, f"{self.name}()")
-            host = np.asarray(x)
-            if host.dtype.name in DTYPES:
-                return np.require(host, host.dtype.newbyteorder("="), ["C", "A"])
-        try:
-            hash(x)
-        except TypeError:
-            raise misfit(
-                ArgumentError,
-                f"{self.name}()",
-                got=f"a {type(x).__name__} as an argument",
-                needed="arrays, numbers, hashable values, or dicts, lists, tuples and dataclasses of them",
-            ) from None
-        return x
-
-    def _is_input(self, x: Any, k: int, where: Any, fixed: bool) -> bool:
-        if isinstance(x, (Operand, Array, np.ndarray)):
-            return True
-        if fixed or type(x) not in _NUMBERS or (where, k) in self.needed:
-            return False
-        return not (type(x) is int and not -(2**63) <= x < 2**63)
-
-    def _key(self, x: Any, k: int, where: Any, fixed: bool) -> Any:
-        if isinstance(x, Operand):
-            return x.spec
-        if isinstance(x, np.ndarray):
-            return x.shape, x.dtype
-        if self._is_input(x, k, where, fixed):
-            return type(x)
-        return weakref.ref(x) if _is_itself(x) else exact(x)
-
-    def _parts(
-        self, structure: Structure, leaves: Sequence[Any], where: Any, fixed: frozenset[int]
-    ) -> dict[str, Any]:
-        """The signature in words, by the names that the user knows."""
-        found: dict[str, Any] = {}
-        for k, (name, x) in enumerate(zip(self._names(structure), leaves, strict=True)):
-            if isinstance(x, Operand):
-                found[f"{name}.shape"], found[f"{name}.dtype"] = x.spec.shape, x.spec.dtype.name
-                found[f"{name}.layout"] = str(x.spec.layout)
-            elif isinstance(x, np.ndarray):
-                found[f"{name}.shape"], found[f"{name}.dtype"] = x.shape, x.dtype.name
-            elif self._is_input(x, k, where, k in fixed):
-                found[f"{name}.type"] = type(x).__name__
-            else:
-                found[name] = object.__repr__(x) if _is_itself(x) else x
-        target: Target = where[1]
-        return {
-            **found,
-            "structure": repr(structure),
+    # -- tracing ---------------------------------------------------------------------------
+    def _make(self, call: Call, change: Change | None) -> Entry:
+        start = time.perf_counter()
+        found, guards = traced(self, call)
+        entry, source = self._planned(call, found, guards)
+        target = self._target(call.session.target)
+        parts = {
+            **call.parts,
             "mesh": target.mesh,
             "device": target.device,
-            "numerics": self.numerics or target.numerics,
-            "precision": self.precision or target.precision,
-            "memory_limit": self.memory_limit or target.memory_limit,
+            "numerics": target.numerics,
+            "precision": target.precision,
+            "memory_limit": target.memory_limit,
         }
-
-    def _names(self, structure: Structure) -> list[str]:
-        found = []
-        for name, child in zip(self.parameters, structure.children, strict=True):
-            found.extend(paths(child, str(name)))
-        return found
-
-    # -- tracing ---------------------------------------------------------------------------
-    def _make(
-        self,
-        session: Session,
-        structure: Structure,
-        leaves: Sequence[Any],
-        where: Any,
-        fixed: frozenset[int],
-        change: Change | None,
-    ) -> tuple[Entry, Any]:
-        start = time.perf_counter()
-        traced, guards = self._trace(session, structure, leaves, where, fixed)
-        entry, source = self._planned(session, structure, leaves, traced, guards)
-        key = (where, tuple([self._key(x, k, where, k in fixed) for k, x in enumerate(leaves)]))
-        parts = self._parts(structure, leaves, where, fixed)
         miss = Miss(parts, source, list(self.seen), hits=self.hits)
         if change is not None:
             miss.change, miss.changed = str(change), change.guard.name
@@ -611,7 +471,7 @@ class CompiledFunction(Generic[P, R]):
                 f"ostinato: {self.name} plan {entry.plan.id[:8]} {source} in {took:.1f} ms{why}",
                 file=sys.stderr,
             )
-        return entry, key
+        return entry
 
     def _warn_of_change(self) -> None:
         """Say so, once, if one thing around it makes each call another trace."""
@@ -628,120 +488,13 @@ class CompiledFunction(Generic[P, R]):
             stacklevel=2,
         )
 
-    def _trace(
-        self,
-        session: Session,
-        structure: Structure,
-        leaves: Sequence[Any],
-        where: Any,
-        fixed: frozenset[int],
-    ) -> tuple[_Traced, Guards]:
-        """What the function does, and what it read of what is around it; traced again while it needs
-        the value of another number, or another thread changed what it read."""
-        names = self._names(structure)
-        for attempt in itertools.count():
-            inputs = [k for k, x in enumerate(leaves) if self._is_input(x, k, where, k in fixed)]
-            objects = [(k, names[k], x) for k, x in enumerate(leaves) if k not in inputs]
-            trace = CompileTrace(self.name)
-            reach = Reach(self.function, self.name, objects, objects_beside(structure))
-            try:
-                traced = self._run_traced(session, structure, leaves, inputs, trace, reach)
-            except NeedsValue as need:
-                if need.trace is not trace:
-                    raise
-                self.needed.update((where, inputs[n]) for n in need.numbers)
-                continue
-            guards = reach.finish()
-            if attempt > _OFTEN or not reach.changed():
-                break
-        reach.tell(self.name, getattr(inspect.unwrap(self.function), "__code__", None), self.told)
-        return traced, Guards(guards)
-
-    def _run_traced(
-        self,
-        session: Session,
-        structure: Structure,
-        leaves: Sequence[Any],
-        inputs: list[int],
-        trace: CompileTrace,
-        reach: Reach,
-    ) -> _Traced:
-        specs: list[Spec] = []
-        args = list(leaves)
-        whole = Layout.whole(session.target.mesh)
-        for n, k in enumerate(inputs):
-            x = leaves[k]
-            if isinstance(x, (Operand, np.ndarray)):
-                specs.append(x.spec if isinstance(x, Operand) else Spec(x.shape, x.dtype, whole))
-                args[k] = placeholder(specs[-1], n, trace)
-            else:
-                specs.append(Spec((), _NUMBERS[type(x)], whole))
-                args[k] = placeholder(specs[-1], n, trace, type(x))
-                trace.lifted[n] = x
-        seed = _Draws(len(inputs), trace, Spec((), uint64, whole))
-        outer_draw = seeds.draw
-        seeds.draw = seed.draw
-        try:
-            given = dict(zip(self.parameters, unflatten(structure, args), strict=True))
-            bound = self.signature.bind(
-                *_positional(self.signature, given), **_keywords(self.signature, given)
-            )
-            del given
-            with reaching(reach):
-                results = self.function(*bound.args, **bound.kwargs)
-        except Exception:
-            if isinstance(trace.refused, NeedsValue):  # which the function swallowed
-                raise trace.refused from None
-            raise
-        finally:
-            seeds.draw = outer_draw
-        if trace.refused is not None:  # it went on with what it does if there is no value
-            raise trace.refused
-        outs, out_structure = flatten(results)
-        refs: list[Ref] = []
-        outputs: list[tuple[str, Any]] = []
-        for x in outs:
-            if isinstance(x, (np.ndarray, np.generic)):
-                x = array.as_array(x)
-            if isinstance(x, Array):
-                outputs.append(("ref", len(refs)))
-                refs.append(array.term_of(x))
-            else:
-                outputs.append(("is", x))
-        if seed.base is not None:
-            specs.append(seed.spec)
-        found = collect(refs, specs, trace)
-        captured = tuple(
-            _captured(t, k, held, session, trace)
-            for (t, k), held in zip(found.captured, found.held, strict=True)
-        )
-        for operand in captured:
-            operand.shared = True
-        graph = type(found.graph)(
-            (*specs, *(o.spec for o in captured)), found.graph.nodes, found.graph.outputs
-        )
-        if seed.base is not None:  # the seed comes last
-            graph = _seed_last(graph, len(inputs))
-        draws = seed.base is not None
-        return _Traced(graph, inputs, captured, draws, tuple(outputs), out_structure)
-
-    def _key_of(self, traced: _Traced, session: Session, structure: Structure) -> Key:
-        donated = [k for k in self._donated(structure) if k in traced.inputs]
-        places = tuple(traced.inputs.index(k) for k in donated)
-        return Key(traced.graph, self._target(session.target), places)
-
-    def _planned(
-        self,
-        session: Session,
-        structure: Structure,
-        leaves: Sequence[Any],
-        traced: _Traced,
-        guards: Guards,
-    ) -> tuple[Entry, str]:
-        inputs, captured, draws = traced.inputs, traced.captured, traced.draws
-        names = [self._names(structure)[k] for k in inputs]
-        donated = tuple(k for k in self._donated(structure) if k in inputs)
-        key = self._key_of(traced, session, structure)
+    def _planned(self, call: Call, traced: Traced, guards: Guards) -> tuple[Entry, str]:
+        session, inputs = call.session, traced.inputs
+        captured, draws = traced.captured, traced.draws
+        names = [call.names[k] for k in inputs]
+        donated = tuple(k for k in call.donated if k in inputs)
+        places = tuple(inputs.index(k) for k in donated)
+        key = Key(traced.graph, self._target(session.target), places)
         plan, source = session.plan(key, tuple(names), self.name)
         final: list[tuple[str, Any]] = []
         for where, value in traced.outputs:
@@ -757,8 +510,8 @@ class CompiledFunction(Generic[P, R]):
             not (captured or draws or donated)
             and traced.structure.kind == "leaf"
             and final[0] == ("out", 0)
-            and inputs == list(range(len(leaves)))
-            and all(isinstance(x, Operand) for x in leaves)
+            and inputs == list(range(len(call.leaves)))
+            and all(isinstance(x, Operand) for x in call.leaves)
         )
         entry = Entry(
             plan,
@@ -778,18 +531,10 @@ class CompiledFunction(Generic[P, R]):
         )
         return entry, source
 
-    def _check(
-        self,
-        entry: Entry,
-        session: Session,
-        structure: Structure,
-        leaves: Sequence[Any],
-        where: Any,
-        fixed: frozenset[int],
-    ) -> None:
+    def _check(self, entry: Entry, call: Call) -> None:
         """Trace a hit again, and see whether it would become the same (OSTINATO_CHECK_STALE)."""
-        traced, _ = self._trace(session, structure, leaves, where, fixed)
-        if entry.traced is not None and (found := entry.traced.differs(traced)):
+        again, _ = traced(self, call)
+        if entry.traced is not None and (found := entry.traced.differs(again)):
             raise misfit(
                 StaleResultError,
                 f"a hit of {self.name}",
@@ -806,15 +551,6 @@ class CompiledFunction(Generic[P, R]):
             self.memory_limit if self.memory_limit is not None else target.memory_limit,
             precision=self.precision or target.precision,
         )
-
-    def _donated(self, structure: Structure) -> list[int]:
-        found: list[int] = []
-        at = 0
-        for name, child in zip(self.parameters, structure.children, strict=True):
-            if name in self.donate:
-                found.extend(range(at, at + child.leaves))
-            at += child.leaves
-        return found
 
     def plan_for(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """The plan of a call, without running it."""
@@ -922,30 +658,7 @@ WRAPPERS[CompiledFunction] = ("function",)
 watch_calls_of(CompiledFunction.__call__)
 
 
-def _difference(a: Graph, b: Graph) -> str:
-    """The first node in which two graphs differ, with the user's line."""
-    if a.inputs != b.inputs:
-        return f"inputs {', '.join(map(str, b.inputs))} in place of {', '.join(map(str, a.inputs))}"
-    for x, y in itertools.zip_longest(a.nodes, b.nodes):
-        if x != y:
-            was = "nothing" if x is None else f"{x.op} {dict(x.params)}"
-            now = "nothing" if y is None else f"{y.op} {dict(y.params)}"
-            return f"{now:.80} in place of {was:.80} ({(y or x).line})"
-    return "other results"
-
-
-class _Unready(Exception):
-    """One look is not enough for this argument."""
-
-
-_UNREADY = (_Unready, AttributeError, KeyError, TypeError)
-_VALUES = frozenset((*_NUMBERS, np.ndarray))
-
-
-def _is_itself(x: Any) -> bool:
-    """Whether an argument is an object that equals only itself, as instances do: entries go with it."""
-    kind: Any = type(x)
-    return kind.__hash__ is object.__hash__ and kind.__weakrefoffset__ != 0
+_VALUES = frozenset((*NUMBERS, np.ndarray))
 
 
 def _gone(entry: weakref.ref[Entry], _: object) -> None:
@@ -957,106 +670,9 @@ def _ended(operands: Sequence[Operand]) -> list[Operand]:
     raise AssertionError("what was dropped is not run")
 
 
-def _scan(x: Any, engine: Any, tokens: list[Any], leaves: list[Any], given: list[Any]) -> None:
-    """The leaves of an argument, with the operands of Arrays, and tokens that tell whether another one
-    has the same form. Arrays have to be the engine's.
-    """
-    kind = x.__class__
-    if kind is Array:
-        operand, term = x._operand, x._term
-        if operand is None or operand.engine is not engine or (term is not None and term.traces):
-            raise _Unready
-        tokens.append(operand.spec)
-        leaves.append(x)
-        given.append(operand)
-    elif kind is float or kind is complex or (kind is int and -(2**63) <= x < 2**63):
-        tokens.append(kind)
-        leaves.append(x)
-        given.append(x)
-    elif kind is dict:
-        keys = in_order(tuple(x))
-        tokens.append(kind)
-        tokens.append(keys)
-        for k in keys:
-            _scan(x[k], engine, tokens, leaves, given)
-    elif kind is tuple or kind is list:
-        tokens.append(kind)
-        tokens.append(len(x))
-        for v in x:
-            _scan(v, engine, tokens, leaves, given)
-    elif x is None:
-        tokens.append(kind)
-    elif kind is bool or kind is str:
-        tokens.append(kind)
-        leaves.append(x)
-        given.append(x)
-    elif (names := fields_of(kind)) is not None and has_fields_only(x):
-        tokens.append(kind)
-        for name in names:
-            _scan(getattr(x, name), engine, tokens, leaves, given)
-    elif kind.__hash__ is object.__hash__:  # itself; what is known of it goes with it
-        tokens.append((kind, id(x)))
-        leaves.append(x)
-        given.append(x)
-    else:
-        raise _Unready
-
-
 def _operand(x: Any, session: Session) -> Operand:
-    value = x if isinstance(x, np.ndarray) else np.asarray(x, _NUMBERS[type(x)])
+    value = x if isinstance(x, np.ndarray) else np.asarray(x, NUMBERS[type(x)])
     return session.put(value)
-
-
-def launch_given(
-    launch: Launcher,
-    operands: list[Any],
-    away: Sequence[tuple[int, Any]],
-    session: Session,
-    who: str,
-) -> list[Operand]:
-    """Run what is given some of its operands, which are named by number, with what the caller has there.
-    Where others hold on to an Array's operand, what is given is one that nobody writes to. Arrays are
-    gone when it began, unless it failed without having written to them."""
-    before = list(operands)
-    taken: list[tuple[int, Array, Term | None]] = []
-    try:
-        for n, x in away:
-            if not isinstance(x, Array):
-                continue
-            if sum(o is before[n] for o in before) > 1:
-                raise misfit(
-                    ArgumentError,
-                    who,
-                    got="an array that is given away and also used as another argument",
-                    needed="an array that is passed once",
-                )
-            term, alone = _take(x)
-            taken.append((n, x, term))
-            held = term is not None and term.operands is not None
-            known = 3 + (held and term.operands[x._k] is operands[n])  # type: ignore[union-attr, index]
-            alone = alone and not operands[n].shared and sys.getrefcount(operands[n]) <= known
-            lies = operands[n].spec.layout
-            if not alone and lies is not None and not lies.stored:
-                operands[n] = session.engine.put(session.engine.get(operands[n]), lies)
-        return launch(operands)
-    except BaseException:
-        for n, x, term in taken:
-            if not before[n].spoiled:
-                with array.changing:
-                    x._operand, x._term = before[n], term
-        raise
-
-
-def _take(x: Array) -> tuple[Term | None, bool]:
-    """Take an Array's value from it, which one thread can; its Term, and whether nobody else has that.
-    Who has the value in hand already is seen by its count of references."""
-    with array.changing:
-        if x._operand is not None:
-            term = x._term
-            x._operand = x._term = None
-            return term, term is None or sys.getrefcount(term) <= 2
-    array.term_of(x)  # raises
-    raise AssertionError("an array without a value")
 
 
 def run(plan: Plan, *arrays: Any) -> Any:
@@ -1106,90 +722,6 @@ def run(plan: Plan, *arrays: Any) -> Any:
     found = launch_given(lambda given: run_plan(plan, given, session), operands, away, session, who)
     made = [from_operand(o) for o in found]
     return made[0] if len(made) == 1 else tuple(made)
-
-
-class _Draws:
-    """Seeds for a function that is being traced: one input, and a number for each draw."""
-
-    def __init__(self, number: int, trace: CompileTrace, spec: Spec) -> None:
-        self.number = number
-        self.trace = trace
-        self.spec = spec
-        self.base: Array | None = None
-        self.count = 0
-
-    def draw(self) -> Array:
-        if self.base is None:
-            self.base = placeholder(self.spec, self.number, self.trace)
-        self.count += 1
-        return astype(self.base, uint64) + np.uint64(mix(0, self.count))
-
-
-def _seed_last(graph: Any, at: int) -> Any:
-    """The graph with the input `at` behind all others."""
-    from ostinato.ops.control import relabel
-
-    n = len(graph.inputs)
-    order = [*range(at), *range(at + 1, n), at]
-    values = [order.index(k) for k in range(n)]
-    return relabel(graph, [graph.inputs[k] for k in order], values)
-
-
-def _captured(
-    term: Term, k: int, held: Operand | None, session: Session, trace: CompileTrace
-) -> Operand:
-    """The operand of what a function takes from around it."""
-    if held is None:
-        if term.is_traced:
-            raise TracedValueError.because(
-                trace.name,
-                got=f"an array {term.specs[k].bare} of the tracing of {next(iter(term.traces)).name}",
-                needed="values that the function returned",
-                do="return the array from the function instead of storing it elsewhere",
-            )
-        x = array_of(term, k)
-        _Reader().settle([x])
-        return session.hold_array(x)
-    return session.hold_leaf(term, k, held)
-
-
-def _signature(function: Any) -> inspect.Signature:
-    try:
-        if not any(test(function) for test in _LATER):
-            return inspect.signature(function)
-        got = "a function whose values come later (a coroutine or generator)"
-    except (TypeError, ValueError):
-        got = repr(function)[:80]
-    raise misfit(
-        ArgumentError,
-        "compile",
-        got=got,
-        needed="a function of arrays whose parameters are known",
-        do="wrap it in a plain `def`",
-    )
-
-
-_LATER = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-
-
-def _positional(signature: inspect.Signature, given: Any) -> list[Any]:
-    found: list[Any] = []
-    for name, p in signature.parameters.items():
-        if p.kind is p.VAR_POSITIONAL:
-            found.extend(given[name])
-        elif p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
-            found.append(given[name])
-    return found
-
-
-def _keywords(signature: inspect.Signature, given: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, p in signature.parameters.items():
-        if p.kind is p.VAR_KEYWORD:
-            found.update(given[name])
-        elif p.kind is p.KEYWORD_ONLY:
-            found[name] = given[name]
-    return found
 
 
 # -- the decorator -------------------------------------------------------------------------
