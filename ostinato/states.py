@@ -32,7 +32,7 @@ from ostinato.ops.core.encode import (
     listing,
     need,
 )
-from ostinato.ops.core.layout import chunks_of
+from ostinato.ops.core.exchange import chunks_of
 from ostinato.ops.core.spec import DTYPES, Spec
 from ostinato.ops.core.tree import LEAF, Structure, flatten, paths, unflatten
 from ostinato.ops.core.user_line import misfit, short, user_line

@@ -33,7 +33,7 @@ from .passes.simplify import simplify
 from .plan import Target
 from .rewrite import Values, map_bodies, rebuild
 
-MOST_BOXES = 1 << 21  # parts of arrays that layouts of one graph may name
+MOST_BOXES = 1 << 21  # parts of arrays with windows or in blocks, which are listed
 DEEPEST = 16  # of loops inside loops; Python's own limit is 20
 _NEVER = ("relayout", "mark", "custom", "call")  # no program has them
 
@@ -100,7 +100,8 @@ def check_layouts(graph: Graph, target: Target) -> None:
         need(spec.layout is not None, "a value that lies nowhere")
         assert spec.layout is not None
         need(spec.layout.workers == target.workers, "a layout for other workers")
-    boxes = len(set(graph.specs)) * target.workers
+    listed = {s for s in graph.specs if (lies := s.layout) and (lies.windows or lies.blocks)}
+    boxes = len(listed) * target.workers
     need(boxes <= MOST_BOXES, f"{boxes} parts of arrays")
     for spec in (s for n in graph.nodes for s in n.specs if n.op not in STORED):
         need(not _layout(spec).stored, "a file that is made on the way")

@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 import numpy as np
 from ostinato.ops.core.array import Operand
-from ostinato.ops.core.layout import Box, Layout, Mesh, chunks_of, held_pieces, slices, written
+from ostinato.ops.core.exchange import chunks_of, held_pieces, written
+from ostinato.ops.core.layout import Box, Layout, Mesh, slices
 from ostinato.ops.core.spec import Spec, copied, in_line, lent
 from ostinato.ops.cpu.threads import blas_threads, is_helper
 from ostinato.planner.plan import Measured, Plan, Program

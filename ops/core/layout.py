@@ -11,7 +11,9 @@ Parts are balanced, the larger ones first. With a `Window` the parts are the ima
 array's parts and may overlap (halos). With `blocks`, parts are made of whole blocks of a fixed
 grid.
 
-`exchange_lists` is the one routine that turns "what each has" and "what each needs" into messages.
+Nothing here lists the workers of a mesh: which part a worker has follows from its coordinates, and
+what holds for all workers from how the parts are made. `exchange.py` says which messages turn one
+layout into another, `traffic.py` how much they move.
 """
 
 from __future__ import annotations
@@ -19,10 +21,12 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 Shape = tuple[int, ...]
 Mesh = tuple[int, ...]
@@ -59,6 +63,16 @@ class Window:
         first, last = self.offset + self.stride * lo, self.offset + self.stride * (hi - 1)
         start = max(0, min(first, last))
         return start, max(start, min(size, max(first, last) + self.reach))
+
+    def outputs(self, lo: int, hi: int) -> tuple[int, int]:
+        """Whose windows meet the inputs `[lo, hi)`: what outputs `[a, b)` need does if a is less than
+        the first number and b more than the second."""
+        first, step = self.offset, abs(self.stride)
+        if not step:
+            return (self.count, -1) if first < hi and lo < first + self.reach else (0, self.count)
+        if self.stride > 0:
+            return -((first - hi) // step), (lo - first - self.reach) // step + 1
+        return -((lo - first - self.reach) // step), (first - hi) // step + 1
 
     def covers(self, size: int) -> bool:
         """Whether it is no window at all: each output needs just its own input."""
@@ -179,7 +193,7 @@ class Layout:
 
     def box(self, shape: Shape, rank: int) -> Box:
         """What a worker holds of an array of this shape."""
-        return _boxes(self, shape)[rank]
+        return _box(self, shape, rank)
 
     def local_shape(self, shape: Shape, rank: int) -> Shape:
         return tuple(hi - lo for lo, hi in self.box(shape, rank))
@@ -187,6 +201,22 @@ class Layout:
     def largest(self, shape: Shape) -> Shape:
         """Per dimension, the largest extent that any worker holds."""
         return _largest(self, shape)
+
+    def axes(self, dim: int) -> tuple[int, ...]:
+        """The mesh axes that split a dimension, the outer first."""
+        return tuple([a for a, s in enumerate(self.splits) if isinstance(s, int) and s == dim])
+
+    def window(self, dim: int) -> Window | None:
+        return next((w for d, w in self.windows if d == dim), None)
+
+    def parts(self, shape: Shape) -> int:
+        """How many different parts an array has that are not empty."""
+        assert not self.windows
+        count = 1
+        for dim, size in enumerate(shape):
+            cut = math.prod([self.mesh[a] for a in self.axes(dim)])
+            count *= min(cut, grid_size(size) if self.blocks and size else size)
+        return count
 
     def has_copy(self, other: Layout, shape: Shape) -> bool:
         """Whether each worker already holds all that it would hold in `other`."""
@@ -219,10 +249,10 @@ def _coords(mesh: Mesh, rank: int) -> tuple[int, ...]:
 
 def _bounds(layout: Layout, size: int, dim: int, coords: tuple[int, ...]) -> tuple[int, int]:
     """Which part of one dimension the worker at these coordinates holds."""
-    axes = [a for a, s in enumerate(layout.splits) if s == dim and isinstance(s, int)]
+    axes = layout.axes(dim)
     if not axes:
         return 0, size
-    window = dict(layout.windows).get(dim)
+    window = layout.window(dim)
     count = window.count if window is not None else size
     grid = grid_bounds(count) if layout.blocks else None
     lo, hi = 0, (len(grid) - 1 if grid is not None else count)
@@ -233,37 +263,122 @@ def _bounds(layout: Layout, size: int, dim: int, coords: tuple[int, ...]) -> tup
     return window.image(lo, hi, size) if window is not None else (lo, hi)
 
 
+def bounds_of_many(
+    layout: Layout, size: int, dim: int, coords: Sequence[Any]
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """`_bounds` for arrays of coordinates: one for each mesh axis, which are broadcast."""
+    axes, window = layout.axes(dim), layout.window(dim)
+    count = window.count if window is not None else size
+    grid = np.array(grid_bounds(count)) if layout.blocks and axes else None
+    lo: Any = np.int64(0)
+    hi: Any = np.int64(size if not axes else len(grid) - 1 if grid is not None else count)
+    for a in axes:
+        each, more = np.divmod(hi - lo, layout.mesh[a])
+        start = lo + coords[a] * each + np.minimum(coords[a], more)
+        lo, hi = start, start + each + (coords[a] < more)
+    if grid is not None:
+        lo, hi = grid[lo], grid[hi]
+    if axes and window is not None:
+        first, last = window.offset + window.stride * lo, window.offset + window.stride * (hi - 1)
+        start = np.maximum(0, np.minimum(first, last))
+        end = np.maximum(start, np.minimum(size, np.maximum(first, last) + window.reach))
+        lo, hi = np.where(lo < hi, start, 0), np.where(lo < hi, end, 0)
+    return lo, hi
+
+
+def every_bounds(layout: Layout, size: int, dim: int) -> tuple[Any, Any]:
+    """`_bounds` at all coordinates along the axes that split a dimension."""
+    lo, hi = bounds_of_many(layout, size, dim, all_coords(layout.mesh, layout.axes(dim)))
+    return lo.ravel(), hi.ravel()
+
+
+def all_coords(mesh: Mesh, axes: Sequence[int]) -> list[Any]:
+    """Arrays of coordinates along the mesh, to be broadcast: all along some axes, 0 along others."""
+    coords: list[Any] = [0] * len(mesh)
+    for k, a in enumerate(axes):
+        coords[a] = np.arange(mesh[a]).reshape([-1] + [1] * (len(axes) - 1 - k))
+    return coords
+
+
 @lru_cache(65536)
-def _boxes(layout: Layout, shape: Shape) -> tuple[Box, ...]:
-    """The boxes of all ranks."""
-    ranks = [_coords(layout.mesh, r) for r in range(layout.workers)]
-    dims = []
-    for dim, size in enumerate(shape):
-        if dim in layout.splits:
-            dims.append([_bounds(layout, size, dim, c) for c in ranks])
-        else:
-            dims.append([(0, size)] * len(ranks))
-    return tuple(zip(*dims, strict=True)) if dims else ((),) * len(ranks)
+def _box(layout: Layout, shape: Shape, rank: int) -> Box:
+    coords = _coords(layout.mesh, rank)
+    return tuple([_bounds(layout, size, dim, coords) for dim, size in enumerate(shape)])
 
 
 @lru_cache(65536)
 def _largest(layout: Layout, shape: Shape) -> Shape:
     if not any(isinstance(s, int) for s in layout.splits):
         return shape
-    boxes = _boxes(layout, shape)
-    return tuple(max(b[d][1] - b[d][0] for b in boxes) for d in range(len(shape)))
+    return tuple([extents(layout, size, dim)[1] for dim, size in enumerate(shape)])
+
+
+@lru_cache(65536)
+def extents(layout: Layout, size: int, dim: int) -> tuple[int, int]:
+    """The smallest and the largest extent of a dimension that any worker holds.
+
+    Parts of parts are balanced as those of one cut into as many, so both follow by division. Parts in
+    blocks, of which at most 24 are not empty, and windows over an array's edges are listed, along
+    this dimension alone."""
+    axes, window = layout.axes(dim), layout.window(dim)
+    if not axes:
+        return size, size
+    parts = math.prod([layout.mesh[a] for a in axes])
+    count = window.count if window is not None else size
+    if not layout.blocks:
+        least, most = count // parts, -(-count // parts)
+        if window is None:
+            return least, most
+        first, last = window.offset, window.offset + window.stride * (count - 1)
+        if min(first, last) >= 0 and max(first, last) + window.reach <= size:
+            reach = [abs(window.stride) * (n - 1) + window.reach if n else 0 for n in (least, most)]
+            return reach[0], reach[1]
+    elif grid_size(count) < parts:  # a block or nothing
+        parts_in_blocks = itertools.pairwise(grid_bounds(count))
+        held = [window.image(*b, size) if window is not None else b for b in parts_in_blocks]
+        return 0, max(hi - lo for lo, hi in held)
+    los, his = every_bounds(layout, size, dim)
+    return int((his - los).min()), int((his - los).max())
 
 
 @lru_cache(65536)
 def _contains(has: Layout, needs: Layout, shape: Shape) -> bool:
     if has.partial_axes or needs.partial_axes or has.workers != needs.workers:
         return has is needs
-    pairs = zip(_boxes(has, shape), _boxes(needs, shape), strict=True)
-    return all(
-        n_lo == n_hi or (h_lo <= n_lo and n_hi <= h_hi)
-        for h, n in pairs
-        for (h_lo, h_hi), (n_lo, n_hi) in zip(h, n, strict=True)
-    )
+    return all(_holds(has, needs, size, dim) for dim, size in enumerate(shape))
+
+
+def _holds(has: Layout, needs: Layout, size: int, dim: int) -> bool:
+    """Whether each worker already has what it needs along one dimension: by the rules that cut it; else
+    by a worker that has not; and if neither tells, of all workers along its mesh axes."""
+    outer, inner = has.axes(dim), needs.axes(dim)
+    if not outer:
+        return True
+    if has.mesh == needs.mesh and has.blocks == needs.blocks:
+        cut, wanted = has.window(dim), needs.window(dim)
+        if (outer == inner and cut == wanted) or (
+            outer == inner[: len(outer)] and cut is None is wanted
+        ):
+            return True
+    for rank in (0, has.workers - 1, has.workers // 2):
+        lo, hi = _bounds(needs, size, dim, _coords(needs.mesh, rank))
+        own = _bounds(has, size, dim, _coords(has.mesh, rank))
+        if lo < hi and not own[0] <= lo <= hi <= own[1]:
+            return False
+    if has.mesh == needs.mesh:
+        axes = sorted({*outer, *inner})
+        mine = theirs = all_coords(has.mesh, axes)
+    else:
+        ranks = np.arange(has.workers)
+        mine, theirs = coords_of_many(has.mesh, ranks), coords_of_many(needs.mesh, ranks)
+    held, needed = bounds_of_many(has, size, dim, mine), bounds_of_many(needs, size, dim, theirs)
+    inside = (held[0] <= needed[0]) & (needed[1] <= held[1])
+    return bool((inside | (needed[0] == needed[1])).all())
+
+
+def coords_of_many(mesh: Mesh, ranks: np.ndarray[Any, Any]) -> list[Any]:
+    """The coordinates of many workers, an array for each mesh axis."""
+    return [ranks // math.prod(mesh[a + 1 :]) % n for a, n in enumerate(mesh)]
 
 
 def volume(box: Box) -> int:
@@ -282,133 +397,6 @@ def intersect(a: Box, b: Box) -> Box:
 def slices(box: Box, inside: Box) -> tuple[slice, ...]:
     """Where a box lies in the array that holds another."""
     return tuple(slice(lo - o, hi - o) for (lo, hi), (o, _) in zip(box, inside, strict=True))
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One message: a box of the global array from one rank to another."""
-
-    source: int
-    target: int
-    box: Box
-
-
-@lru_cache(4096)
-def exchange_lists(has: Layout, needs: Layout, shape: Shape) -> tuple[Piece, ...]:
-    """The messages that turn one layout into another, pieces that stay where they are included.
-
-    Where several workers hold the same part, a worker takes its own copy if it has one, else that
-    of a holder picked by its rank, so that replicas share the work."""
-    assert not has.partial_axes
-    assert not needs.partial_axes
-    assert has.workers == needs.workers
-    holders: dict[Box, list[int]] = {}
-    for rank, box in enumerate(_boxes(has, shape)):
-        if volume(box):
-            holders.setdefault(box, []).append(rank)
-    cells = [(box, ranks, set(ranks)) for box, ranks in holders.items()]
-    pieces = []
-    for target, wanted in enumerate(_boxes(needs, shape)):
-        if not volume(wanted):
-            continue
-        own = has.box(shape, target)
-        if intersect(own, wanted) == wanted:
-            pieces.append(Piece(target, target, wanted))
-            continue
-        for box, ranks, owners in cells:
-            common = intersect(box, wanted)
-            if volume(common):
-                source = target if target in owners else ranks[target % len(ranks)]
-                pieces.append(Piece(source, target, common))
-    return tuple(pieces)
-
-
-CHUNK = 32 << 20  # bytes of a chunk of a file, about
-
-
-@lru_cache(4096)
-def chunks_of(layout: Layout, shape: Shape, itemsize: int) -> Shape:
-    """Extents of chunks for a file that the holders of these parts write: a part, or, of a large one,
-    its share along the first axes."""
-    chunks = [max(1, n) for n in layout.largest(shape)]
-    for d, n in enumerate(chunks):
-        pieces = min(n, -(-math.prod(chunks) * itemsize // CHUNK))
-        even = next((k for k in range(pieces, min(n, 2 * pieces) + 1) if n % k == 0), pieces)
-        chunks[d] = -(-n // even)
-    return tuple(chunks)
-
-
-@lru_cache(4096)
-def written(
-    layout: Layout, shape: Shape, chunks: Shape | None = None
-) -> tuple[tuple[Box, ...], ...]:
-    """Which boxes each rank writes, so that all is written, by one writer each: its part, if no rank
-    before has the same one; or whole chunks, of which it has some and no rank before has any.
-    """
-    shares = []
-    taken: set[Box] = set()
-    for part in _boxes(layout, shape):
-        boxes = [part] if chunks is None else _chunks_in(part, chunks, shape)
-        mine = tuple(b for b in boxes if volume(part) and b not in taken)
-        taken.update(mine)
-        shares.append(mine)
-    return tuple(shares)
-
-
-def _chunks_in(box: Box, chunks: Shape, shape: Shape) -> Iterator[Box]:
-    """The chunks that have some of a box."""
-    return itertools.product(
-        *(
-            [(k * n, min((k + 1) * n, end)) for k in range(lo // n, -(-hi // n))]
-            for (lo, hi), n, end in zip(box, chunks, shape, strict=True)
-        )
-    )
-
-
-def held_pieces(layout: Layout, shape: Shape, box: Box) -> Iterator[tuple[int, Box]]:
-    """The ranks that together hold a box, and which piece of it each has: one rank, if there is one
-    that has all."""
-    ranks: dict[Box, int] = {}
-    for rank, part in enumerate(_boxes(layout, shape)):
-        ranks.setdefault(part, rank)
-    pieces = [(rank, intersect(part, box)) for part, rank in ranks.items()]
-    alone = [(rank, piece) for rank, piece in pieces if piece == box]
-    yield from alone[:1] or (p for p in pieces if volume(p[1]))
-
-
-@lru_cache(65536)
-def moved(has: Layout, needs: Layout, shape: Shape) -> int:
-    """How many elements cross between workers when one layout is turned into another, reductions
-    included.
-    """
-    if has is needs:
-        return 0
-    total = 0
-    here = has
-    for axis in has.partial_axes:
-        scatter = _scatters(here, needs, axis)
-        there = here.with_split(axis, needs.splits[axis] if scatter else None)
-        parts = sum(volume(b) for b in _boxes(there, shape)) // (1 if scatter else has.mesh[axis])
-        total += parts * (has.mesh[axis] - 1) * (1 if scatter else 2)
-        here = there
-    if here is needs or here.has_copy(needs, shape):
-        return total
-    return total + sum(
-        volume(needed) - volume(intersect(held, needed))
-        for held, needed in zip(_boxes(here, shape), _boxes(needs, shape), strict=True)
-    )
-
-
-def _scatters(here: Layout, needs: Layout, axis: int) -> bool:
-    """Whether the partial sums on an axis may go straight to their owners (a reduce-scatter)."""
-    split = needs.splits[axis] if here.mesh == needs.mesh else None
-    return (
-        isinstance(split, int)
-        and not needs.windows
-        and here.blocks in (needs.blocks, False)
-        # a dimension that two axes split must be split by the outer axis first
-        and not any(s == split for s in here.splits)
-    )
 
 
 def part_ranks(mesh: Mesh, axes: tuple[int, ...], rank: int) -> tuple[int, ...]:

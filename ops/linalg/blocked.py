@@ -18,7 +18,7 @@ import numpy as np
 from ostinato.ops.core.array import Array, Trace, apply, apply_all, placeholder, term_of
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.index import Indices
-from ostinato.ops.core.layout import Layout
+from ostinato.ops.core.layout import Layout, every_bounds
 from ostinato.ops.core.parameters import BOUNDS, unfit
 from ostinato.ops.core.registry import Params, Place, Scratch, Specs, op
 from ostinato.ops.core.spec import Spec, int64
@@ -68,12 +68,8 @@ def parts_of(x: Spec) -> Bounds:
     assert x.layout is not None
     used = [isinstance(s, int) for s in x.layout.splits]
     rows = Layout(x.layout.mesh, tuple(0 if u else None for u in used))
-    starts = [
-        rows.box(x.shape, rank)[0][0]
-        for rank in range(rows.workers)
-        if not any(c for c, u in zip(rows.coords(rank), used, strict=True) if not u)
-    ]
-    return (*starts, x.shape[0])
+    starts, _ = every_bounds(rows, x.shape[0], 0)
+    return (*starts.tolist(), x.shape[0])
 
 
 def _tall(x: Spec, columns: int) -> bool:

@@ -26,7 +26,7 @@ from ostinato.ops.collective import COLLECTIVES, STORED
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.index import Indices, Reach
-from ostinato.ops.core.layout import BLOCKS, Layout, Partial
+from ostinato.ops.core.layout import BLOCKS, Layout, Partial, extents
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.planner.lowering import lower
@@ -233,10 +233,7 @@ def most_turns(target: Target) -> int:
 def shortest(spec: Spec, dim: int) -> int:
     """The smallest extent that any worker has."""
     assert spec.layout is not None
-    if dim not in spec.layout.splits:
-        return spec.shape[dim]
-    boxes = (spec.layout.box(spec.shape, r) for r in range(spec.layout.workers))
-    return min(box[dim][1] - box[dim][0] for box in boxes)
+    return extents(spec.layout, spec.shape[dim], dim)[0]
 
 
 def _apply(graph: Graph, target: Target, seed: _Seed, turns: int) -> tuple[Graph, float] | None:

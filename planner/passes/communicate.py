@@ -14,8 +14,9 @@ from typing import Any
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.layout import Layout, Partial, Window, _scatters, moved, volume
+from ostinato.ops.core.layout import Layout, Partial, Window
 from ostinato.ops.core.spec import Spec
+from ostinato.ops.core.traffic import moved, scatters
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import Values, map_bodies, rebuild
 
@@ -54,7 +55,7 @@ def _lower(b: Builder, values: Sequence[int], ends: Sequence[Layout], line: str)
         partial = here[0].splits[axis]
         if not isinstance(partial, Partial):  # another axis was combined together with this one
             continue
-        if len(values) == 1 and _scatters(here[0], ends[0], axis):
+        if len(values) == 1 and scatters(here[0], ends[0], axis):
             split = ends[0].splits[axis]
             assert isinstance(split, int)
             axes: tuple[int, ...] = (axis,)
@@ -67,7 +68,7 @@ def _lower(b: Builder, values: Sequence[int], ends: Sequence[Layout], line: str)
                 a
                 for a in here[0].partial_axes
                 if here[0].splits[a] == partial
-                and not (len(values) == 1 and _scatters(here[0], ends[0], a))
+                and not (len(values) == 1 and scatters(here[0], ends[0], a))
             )
             name, there = "all_reduce", here
             for a in axes:
@@ -97,12 +98,7 @@ def kind_of(spec: Spec, end: Layout) -> str:
     )
     if not gathers:
         return "all_to_all"
-    holders = {here.box(spec.shape, r) for r in range(here.workers)}
-    return (
-        "broadcast"
-        if sum(volume(box) > 0 for box in holders) == 1 and end.is_whole
-        else "all_gather"
-    )
+    return "broadcast" if here.parts(spec.shape) == 1 and end.is_whole else "all_gather"
 
 
 def _merged_halos(graph: Graph) -> dict[tuple[int, Layout], Layout]:

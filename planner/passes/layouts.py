@@ -19,15 +19,24 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from ostinato.ops.collective import STORED
 from ostinato.ops.core.array import Split, Wish
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.index import Indices, Reach
-from ostinato.ops.core.layout import Layout, Mesh, Partial, Placement, Window, moved
+from ostinato.ops.core.layout import (
+    Layout,
+    Mesh,
+    Partial,
+    Placement,
+    Window,
+    every_bounds,
+)
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec, is_inexact
+from ostinato.ops.core.traffic import moved
 from ostinato.ops.shape import split_of
 from ostinato.planner.machine import NOMINAL
 from ostinato.planner.plan import Target, largest_part, local_bytes
@@ -582,21 +591,16 @@ def _parts_agree(
 ) -> bool:
     """Whether each worker gets whole parts, and the rows of just these parts."""
     held = [
-        (
-            spec.shape[d],
-            [box[d] for box in (layout.box(spec.shape, r) for r in range(layout.workers))],
-        )
+        (spec.shape[d], every_bounds(layout, spec.shape[d], d))
         for dims, layout, spec in zip(
             (*indices.ins, *indices.outs), (*needs, *gives), (*operands, *node.specs), strict=True
         )
         for d, dim in enumerate(dims)
         if dim == label
     ]
-    rows = {
-        tuple((bounds[lo], bounds[hi]) if n == len(bounds) - 1 else (lo, hi) for lo, hi in boxes)
-        for n, boxes in held
-    }
-    return len(rows) == 1
+    starts = np.array(bounds)
+    rows = [(starts[lo], starts[hi]) if n == len(bounds) - 1 else (lo, hi) for n, (lo, hi) in held]
+    return bool(rows) and all(np.array_equal(rows[0], r) for r in rows)
 
 
 def _chunks_agree(
@@ -611,10 +615,10 @@ def _chunks_agree(
     """Whether a cut of a folded group falls on the same elements before and after the reshape."""
     x, y = operands[0].shape, outs[0].shape
     n, m = x[indices.ins[0].index(label)], y[indices.outs[0].index(label)]
-    total = max(n, m)  # compare as fractions of the group: n parts and m parts of the same elements
     layout = Layout(mesh, tuple(0 if c == label else None for c in chosen), (), blocks)
-    for rank in range(layout.workers):
-        (a,), (b,) = layout.box((n,), rank), layout.box((m,), rank)
-        if a[0] * m != b[0] * n or a[1] * m != b[1] * n:
-            return False
-    return total > 0
+    # compare as fractions of the group: n parts and m parts of the same elements
+    (first,), (other,) = layout.local_shape((n,), 0), layout.local_shape((m,), 0)
+    if first * m != other * n:
+        return False
+    pairs = zip(every_bounds(layout, n, 0), every_bounds(layout, m, 0), strict=True)
+    return max(n, m) > 0 and all(bool((a * m == b * n).all()) for a, b in pairs)

@@ -10,9 +10,9 @@ from typing import Any
 
 from ostinato.ops.collective import collective_of
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.layout import exchange_lists, volume
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
+from ostinato.ops.core.traffic import held, traffic
 from ostinato.ops.cpu.libraries.onednn import library
 from ostinato.ops.cpu.loops.labels import SOURCES, VIEWS
 from ostinato.ops.fused import FUSED
@@ -83,12 +83,11 @@ def bytes_sent(node: Node, ins: Sequence[Spec]) -> int:
             group = 1
             for a in node.kw["axes"]:
                 group *= here.mesh[a]
-            parts = sum(volume(here.box(has.shape, r)) for r in range(here.workers))
             share = 2 if kind == "all_reduce" else 1
+            parts = held(here, has.shape)
             total += share * parts * (group - 1) // group * has.dtype.itemsize
         else:
-            pieces = exchange_lists(here, there, has.shape)
-            total += sum(volume(p.box) for p in pieces if p.source != p.target) * has.dtype.itemsize
+            total += traffic(here, there, has.shape).moved * has.dtype.itemsize
     return total
 
 

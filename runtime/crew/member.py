@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core.encode import Malformed, decode_spec, listing, need
-from ostinato.ops.core.layout import Box, chunks_of, held_pieces, intersect, slices, volume, written
+from ostinato.ops.core.exchange import chunks_of, held_pieces, written
+from ostinato.ops.core.layout import Box, intersect, slices, volume
 from ostinato.ops.core.spec import Spec, copied, in_line, is_own
 from ostinato.planner.file import decode_plan
 from ostinato.runtime.engine import box_of, measured

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.exchange import largest_piece, pieces_from, pieces_to
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.layout import exchange_lists, part_ranks, slices, volume
+from ostinato.ops.core.layout import part_ranks, slices, volume
 from ostinato.ops.core.spec import Spec
 
 from .communicator import Arrays, Communicator, Group, Request, fold
@@ -77,15 +78,13 @@ def _exchange(comm: Communicator, spec: Spec, made: Spec, x: Any, out: Any, xp: 
     here, there, rank = spec.layout, made.layout, comm.rank
     assert here is not None
     assert there is not None
-    pieces = exchange_lists(here, there, spec.shape)
     own, wanted = here.box(spec.shape, rank), there.box(spec.shape, rank)
-    moved = [p for p in pieces if p.source != p.target]
-    sends = [(p.target, slices(p.box, own)) for p in moved if p.source == rank]
-    receives = [(p.source, slices(p.box, wanted)) for p in moved if p.target == rank]
-    stays = [
-        (slices(p.box, wanted), slices(p.box, own)) for p in pieces if p.source == p.target == rank
-    ]
-    largest = max((volume(p.box) for p in moved), default=0) * spec.dtype.itemsize
+    comes = pieces_to(here, there, spec.shape, rank)
+    goes = pieces_from(here, there, spec.shape, rank)
+    sends = [(p.target, slices(p.box, own)) for p in goes if p.target != rank]
+    receives = [(p.source, slices(p.box, wanted)) for p in comes if p.source != rank]
+    stays = [(slices(p.box, wanted), slices(p.box, own)) for p in comes if p.source == rank]
+    largest = largest_piece(here, there, spec.shape) * spec.dtype.itemsize
     if xp is np and largest <= SMALL:
         given = [_memory(x, s, _extents(s), spec) for _, s in sends]
         taken = [_memory(out, s, _extents(s), spec) for _, s in receives]

@@ -17,7 +17,8 @@ from ostinato.io_pipeline import files, sinks
 from ostinato.io_pipeline.chunks import ChunkSource
 from ostinato.io_pipeline.sinks import NpySink, Sink, ZarrSink, open_sink
 from ostinato.ops.core import layout as layouts
-from ostinato.ops.core.layout import Layout, chunks_of, held_pieces, intersect, volume, written
+from ostinato.ops.core.exchange import chunks_of, held_pieces, written
+from ostinato.ops.core.layout import Layout, intersect, volume
 from ostinato.ops.core.spec import DTYPES
 
 import ostinato as ost

@@ -25,7 +25,7 @@ from ostinato.io_pipeline.chunks import ChunkSource
 from ostinato.io_pipeline.sinks import ZarrSink
 from ostinato.ops.core import disk
 from ostinato.ops.core import layout as layouts
-from ostinato.ops.core.layout import chunks_of
+from ostinato.ops.core.exchange import chunks_of
 from ostinato.ops.core.spec import DTYPES
 from ostinato.ops.core.tree import flatten
 

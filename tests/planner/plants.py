@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from ostinato.ops import reproducible
-from ostinato.ops.core import layout, monoid
+from ostinato.ops.core import exchange, layout, monoid, traffic
 from ostinato.ops.core.index import LETTERS, Indices, Reach
 from ostinato.ops.core.registry import OPS, Place
 from ostinato.planner.cache import PlanCache
@@ -188,14 +188,20 @@ def _merged() -> Any:
 
 @plant("exchange: one message lost")
 def _lost() -> Any:
-    rule = layout.exchange_lists
+    to, from_ = exchange.pieces_to, exchange.pieces_from
 
-    def lists(has: Any, needs: Any, shape: Any) -> Any:
-        found = rule(has, needs, shape)
-        crossing = [p for p in found if p.source != p.target]
-        return tuple(p for p in found if p is not crossing[-1]) if crossing else found
+    def gone(has: Any, needs: Any, shape: Any) -> list[Any]:
+        last = has.workers - 1
+        return [p for p in to(has, needs, shape, last) if p.source != last][-1:]
 
-    return mock.patch.object(collectives, "exchange_lists", lists)
+    def less(rule: Any) -> Any:
+        def pieces(has: Any, needs: Any, shape: Any, rank: int) -> Any:
+            lost = gone(has, needs, shape)
+            return tuple(p for p in rule(has, needs, shape, rank) if p not in lost)
+
+        return pieces
+
+    return mock.patch.multiple(collectives, pieces_to=less(to), pieces_from=less(from_))
 
 
 @plant("combine: the last worker is left out")
@@ -339,10 +345,10 @@ def _odd() -> Any:
 
 def fresh() -> None:
     """Forget plans and layouts that were made before or under a plant."""
-    for name in ("_boxes", "_largest", "_contains", "exchange_lists", "moved"):
-        cached = getattr(layout, name)
-        if hasattr(cached, "cache_clear"):
-            cached.cache_clear()
+    for module in (layout, exchange, traffic):
+        for cached in vars(module).values():
+            if hasattr(cached, "cache_clear"):
+                cached.cache_clear()
     for session in sessions._sessions.values():
         session.plans = PlanCache()
         session.engine.launchers.clear()

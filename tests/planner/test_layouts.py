@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.core.layout import Layout, Partial, exchange_lists, intersect, volume
+from ostinato.ops.core.exchange import pieces_to
+from ostinato.ops.core.layout import Layout, Partial, intersect, volume
 from ostinato.planner.seeing.explain import facts
 
 import ostinato as ost
@@ -237,7 +238,7 @@ def test_messages_bring_each_element_once(shape: tuple[int, ...]) -> None:
     for has, needs in itertools.product(layouts, repeat=2):
         for rank in range(4):
             wanted = needs.box(shape, rank)
-            pieces = [p for p in exchange_lists(has, needs, shape) if p.target == rank]
+            pieces = pieces_to(has, needs, shape, rank)
             assert sum(volume(p.box) for p in pieces) == volume(wanted)
             for p in pieces:
                 assert intersect(has.box(shape, p.source), p.box) == p.box, (

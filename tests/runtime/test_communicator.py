@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.core.layout import Layout, exchange_lists, part_ranks, slices
+from ostinato.ops.core.exchange import pieces_from, pieces_to
+from ostinato.ops.core.layout import Layout, part_ranks, slices
 from ostinato.runtime.messages.communicator import Alone, ThreadCommunicator, ThreadWorld
 
 from ostinato.errors import CommunicatorError
@@ -131,20 +132,13 @@ def test_exchange_moves_layouts(size: int) -> None:
         own, wanted = has.box(x.shape, comm.rank), needs.box(x.shape, comm.rank)
         mine = x[slices(own, ((0, 6), (0, 7)))].copy()
         out = np.full(needs.local_shape(x.shape, comm.rank), np.nan)
-        pieces = exchange_lists(has, needs, x.shape)
-        sends = [
-            (p.target, mine[slices(p.box, own)])
-            for p in pieces
-            if p.source == comm.rank != p.target
-        ]
-        receives = [
-            (p.source, out[slices(p.box, wanted)])
-            for p in pieces
-            if p.target == comm.rank != p.source
-        ]
+        goes = pieces_from(has, needs, x.shape, comm.rank)
+        comes = pieces_to(has, needs, x.shape, comm.rank)
+        sends = [(p.target, mine[slices(p.box, own)]) for p in goes if p.target != comm.rank]
+        receives = [(p.source, out[slices(p.box, wanted)]) for p in comes if p.source != comm.rank]
         request = comm.start_exchange(sends, receives)
-        for p in pieces:
-            if p.source == p.target == comm.rank:
+        for p in comes:
+            if p.source == comm.rank:
                 out[slices(p.box, wanted)] = mine[slices(p.box, own)]
         request.wait()
         return out

@@ -171,9 +171,9 @@ def inside(depth: int) -> Any:
 
 
 def crowded(workers: int) -> bytes:
-    """A plan for many workers, each with its own part of many arrays."""
+    """A plan for many workers, with many arrays whose parts have to be listed."""
     target = Target((workers,))
-    lies = [Layout((workers,), (0,))] * 40
+    lies = [Layout((workers,), (0,), (), blocks=True)] * 40
     builder = Builder([Spec((workers + k,), float64, at) for k, at in enumerate(lies)])
     outs = []
     for k, spec in enumerate(builder.inputs):

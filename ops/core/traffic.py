@@ -1,0 +1,468 @@
+"""How much crosses between workers when one layout is turned into another.
+
+    has: split 0 of 4, float32[8, 6]     needed       8 * 6            by all workers
+    needs: split 1 of 4                  there        4 of 2 * 2, 2, 1, 1 elements
+                                         received     8 * 2 - 2 * 2    the most by one worker
+
+A worker's part is a product over the dimensions, and its interval of one dimension depends on its
+coordinates along the mesh axes that split it. So what all workers need is a product over groups of
+dimensions that share no mesh axis, and so is what they have of it. Within a group:
+
+* parts of parts (`split=(0, 0)` from `split=(0, None)`), gathered, sliced or side by side: only how
+  large they are counts. Balanced parts have two sizes, the larger ones first, so that a run of
+  coordinates is one case: a handful of cases for any mesh.
+* one dimension cut by other axes than before: all pairs of parts overlap once; the parts along the
+  one or the other side are listed where the question is who meets most of them.
+* all else (windows, blocks, axes that cross over) is listed in arrays over the coordinates of the axes
+  that the group shares; another mesh, over all of them.
+
+The first takes microseconds, the others grow with the parts of the dimensions that they are about."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from .exchange import pieces_from
+from .layout import (
+    Layout,
+    Shape,
+    all_coords,
+    bounds_of_many,
+    coords_of_many,
+    every_bounds,
+    grid_bounds,
+    volume,
+)
+
+Pairs = tuple[tuple[int, int], ...]  # (more, less): of which the difference may be largest
+# Of each dimension, the extents of what a worker has and needs, and of the parts to which it gives,
+# with their numbers; and how many workers are in each case.
+Cases = dict[tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...], int]
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """In elements."""
+
+    needed: int  # by all workers together
+    there: int  # what they have of it
+    received: int  # by the worker that gets most
+    sent: int  # by the worker that gives most
+    messages: int  # of the worker that gets or gives most of them
+
+    @property
+    def moved(self) -> int:
+        """What crosses between workers."""
+        return self.needed - self.there
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The same of some dimensions; for each worker's share, what it has of it itself is apart."""
+
+    needed: int
+    there: int
+    gets: Pairs
+    gives: Pairs
+    comes: Pairs  # messages, its own among them
+    goes: Pairs
+
+
+# -- questions -----------------------------------------------------------------------------------
+@lru_cache(65536)
+def moved(has: Layout, needs: Layout, shape: Shape) -> int:
+    """How many elements cross between workers when one layout is turned into another, reductions
+    included.
+    """
+    if has is needs:
+        return 0
+    total = 0
+    here = has
+    for axis in has.partial_axes:
+        scatter = scatters(here, needs, axis)
+        there = here.with_split(axis, needs.splits[axis] if scatter else None)
+        parts = held(there, shape) // (1 if scatter else has.mesh[axis])
+        total += parts * (has.mesh[axis] - 1) * (1 if scatter else 2)
+        here = there
+    if here is needs or here.has_copy(needs, shape):
+        return total
+    return total + traffic(here, needs, shape).moved
+
+
+def held(layout: Layout, shape: Shape) -> int:
+    """The elements that all workers together hold."""
+    total = math.prod([n for n, s in zip(layout.mesh, layout.splits, strict=True) if not _cuts(s)])
+    for dim, size in enumerate(shape):
+        if layout.window(dim) is None:
+            total *= size
+        else:
+            lo, hi = every_bounds(layout, size, dim)
+            total *= int((hi - lo).sum())
+    return total
+
+
+def scatters(here: Layout, needs: Layout, axis: int) -> bool:
+    """Whether the partial sums on an axis may go straight to their owners (a reduce-scatter)."""
+    split = needs.splits[axis] if here.mesh == needs.mesh else None
+    return (
+        isinstance(split, int)
+        and not needs.windows
+        and here.blocks in (needs.blocks, False)
+        # a dimension that two axes split must be split by the outer axis first
+        and not any(s == split for s in here.splits)
+    )
+
+
+@lru_cache(65536)
+def traffic(has: Layout, needs: Layout, shape: Shape) -> Traffic:
+    """What an exchange moves; neither layout has addends, nor `has` overlapping parts."""
+    assert not has.partial_axes
+    assert not needs.partial_axes
+    assert not has.windows
+    assert has.workers == needs.workers
+    if 0 in shape:
+        return Traffic(0, 0, 0, 0, 0)
+    if has.mesh != needs.mesh:
+        return _on_two_meshes(has, needs, shape)
+    groups = []
+    needed = there = 1
+    for dims, axes in _grouped(has, needs, len(shape)):
+        if dims:
+            group = _by_sizes(has, needs, shape, dims, axes)
+            group = group or _apart(has, needs, shape, dims, axes)
+            groups.append(group or _listed(has, needs, shape, dims, axes))
+        else:  # replicas before and after
+            needed, there = (x * math.prod([has.mesh[a] for a in axes]) for x in (needed, there))
+    return Traffic(
+        needed * math.prod([g.needed for g in groups]),
+        there * math.prod([g.there for g in groups]),
+        _most([g.gets for g in groups]),
+        _most([g.gives for g in groups]),
+        max(_most([g.comes for g in groups]), _most([g.goes for g in groups])),
+    )
+
+
+# -- groups --------------------------------------------------------------------------------------
+def _cuts(split: object) -> bool:
+    return isinstance(split, int)
+
+
+def _grouped(has: Layout, needs: Layout, ndim: int) -> list[tuple[list[int], list[int]]]:
+    """Dimensions and mesh axes that belong together, since an axis cuts a dimension."""
+    group = list(range(ndim))  # of each dimension, its first one
+    for i, j in zip(has.splits, needs.splits, strict=True):
+        if isinstance(i, int) and isinstance(j, int) and group[i] != group[j]:
+            one, other = sorted((group[i], group[j]))
+            group = [one if g == other else g for g in group]
+    found: dict[int, tuple[list[int], list[int]]] = {}
+    for d in range(ndim):
+        found.setdefault(group[d], ([], []))[0].append(d)
+    for a, (i, j) in enumerate(zip(has.splits, needs.splits, strict=True)):
+        cut = i if isinstance(i, int) else j if isinstance(j, int) else None
+        found.setdefault(-1 if cut is None else group[cut], ([], []))[1].append(a)
+    return list(found.values())
+
+
+def _best(pairs: Iterable[tuple[int, int]]) -> Pairs:
+    """Those of which none has both more and less to take away."""
+    kept: list[tuple[int, int]] = []
+    for more, less in sorted(set(pairs), key=lambda p: (-p[0], p[1])):
+        if not kept or less < kept[-1][1]:
+            kept.append((more, less))
+    return tuple(kept)
+
+
+def _most(groups: Sequence[Pairs]) -> int:
+    """The largest difference of products, of one pair of each group."""
+    found: Pairs = ((1, 1),)
+    for pairs in groups:
+        found = _best([(a * c, b * d) for a, b in found for c, d in pairs])
+    return max(more - less for more, less in found)
+
+
+# -- parts of parts ------------------------------------------------------------------------------
+def _by_sizes(
+    has: Layout, needs: Layout, shape: Shape, dims: Sequence[int], axes: Sequence[int]
+) -> _Group | None:
+    """A group where one of the two parts of each dimension is always within the other; None if it is
+    not such a group."""
+    if has.blocks or needs.blocks:
+        return None
+    place = {d: k for k, d in enumerate(dims)}
+    before: list[int] = []  # per dimension: into how many parts what a worker needs was cut
+    for d in dims:
+        outer, inner = has.axes(d), needs.axes(d)
+        if needs.window(d) is not None or outer[: len(inner)] != inner[: len(outer)]:
+            return None
+        before.append(math.prod([has.mesh[a] for a in outer[len(inner) :]]))
+    roles: list[tuple[int | None, int | None, int]] = []  # axes: what they cut before and after
+    alike = 1  # workers that need the same, whom one worker serves
+    for a in axes:
+        i, j, n = has.splits[a], needs.splits[a], has.mesh[a]
+        k = place[i] if isinstance(i, int) else None
+        m = place[j] if isinstance(j, int) else None
+        alike *= n if m is None else 1
+        if roles and roles[-1][:2] == (k, m):  # parts of parts are as many as large as of one cut
+            n *= roles.pop()[2]
+        roles.append((k, m, n))
+    cases: Cases = {tuple([(shape[d], shape[d], ((shape[d], 1),)) for d in dims]): 1}
+    for k, m, n in roles:
+        cases = _cut(cases, k, m, n)
+    needed = there = 0
+    pairs: list[list[tuple[int, int]]] = [[], [], [], []]
+    for case, workers in cases.items():
+        total = own = gives = comes = goes = 1
+        for (mine, wanted, given), parts in zip(case, before, strict=True):
+            total *= wanted
+            own *= min(mine, wanted)
+            gives *= sum([n * count for n, count in given])
+            comes *= min(wanted, parts)
+            goes *= sum([count for n, count in given if n])
+        needed += total * workers
+        there += own * workers
+        most = total, gives * alike, comes, goes * alike
+        for found, more, less in zip(pairs, most, (own, own, own > 0, own > 0), strict=True):
+            found.append((more, int(less)))
+    return _Group(needed, there, *map(_best, pairs))
+
+
+def _cut(cases: Cases, k: int | None, m: int | None, n: int) -> Cases:
+    """What becomes of the cases along a mesh axis that cuts dimension k of what there is and dimension
+    m of what is needed."""
+    after: Cases = {}
+    for case, workers in cases.items():
+        ends = {n}  # of runs of coordinates with the same extents
+        if k is not None:
+            ends.add(case[k][0] % n)
+        if m is not None:
+            ends.add(case[m][1] % n)
+            ends.update([size % n for size, _ in case[m][2]])
+        lo = 0
+        for hi in sorted(ends - {0}):
+            made = list(case)
+            if k is not None:
+                mine, wanted, _ = case[k]
+                mine = mine // n + (lo < mine % n)
+                made[k] = (mine, mine if k == m else wanted, ((mine, 1),))
+            if m is not None and m != k:
+                mine, wanted, given = case[m]
+                extents: dict[int, int] = {}
+                for size, count in given:
+                    q, r = divmod(size, n)
+                    if k is None:  # others who give have the others
+                        extents[q + (lo < r)] = extents.get(q + (lo < r), 0) + count
+                    else:
+                        extents[q] = extents.get(q, 0) + count * (n - r)
+                        extents[q + 1] = extents.get(q + 1, 0) + count * r
+                made[m] = (mine, wanted // n + (lo < wanted % n), tuple(extents.items()))
+            then = tuple(made)
+            after[then] = after.get(then, 0) + workers * (hi - lo)
+            lo = hi
+    return after
+
+
+# -- one dimension, cut by other axes -------------------------------------------------------------
+def _apart(
+    has: Layout, needs: Layout, shape: Shape, dims: Sequence[int], axes: Sequence[int]
+) -> _Group | None:
+    """A dimension of its own that other axes cut than before; None if it is not such a group."""
+    d = dims[0]
+    size, outer, inner = shape[d], has.axes(d), needs.axes(d)
+    if len(dims) > 1 or {*outer} & {*inner} or has.blocks or needs.blocks or needs.window(d):
+        return None
+    before = math.prod([has.mesh[a] for a in outer])
+    lo, hi = every_bounds(needs, size, d)
+    met = _parts_met(has, size, d, lo, hi)
+    alone = met < before  # one of the holders has nothing of it
+    gets = [(int((hi - lo)[alone].max()), 0)] if alone.any() else []
+    comes = [(int(met[alone].max()), 0)] if alone.any() else []
+    if not alone.all():
+        lo, hi = lo[~alone], hi[~alone]
+        first, end = every_bounds(has, size, d)
+        common = np.minimum(end.reshape(-1, 1), hi) - np.maximum(first.reshape(-1, 1), lo)
+        gets += zip((hi - lo).tolist(), common.min(0).tolist(), strict=True)
+        comes.append((before, 1))
+    both = min(has.largest(shape)[d], needs.largest(shape)[d])  # of the first ones
+    return _Group(
+        size * before, size, _best(gets), ((both * before, both),), _best(comes), ((before, 1),)
+    )
+
+
+def _parts_met(layout: Layout, size: int, dim: int, lo: Any, hi: Any) -> Any:
+    """How many parts of a dimension have some of each interval."""
+    axes = layout.axes(dim)
+    some = lo < hi
+    if not axes:
+        return np.asarray(some, np.int64)
+    count, last = size, hi - 1
+    if layout.blocks:
+        grid = np.array(grid_bounds(size))
+        count = len(grid) - 1
+        lo, last = (np.searchsorted(grid, x, "right") - 1 for x in (lo, last))
+    if count <= math.prod([layout.mesh[a] for a in axes]):  # one or none each
+        found = last - lo + 1
+    else:
+        found = _part_of(layout, axes, count, last) - _part_of(layout, axes, count, lo) + 1
+    return np.where(some, found, 0)
+
+
+def _part_of(layout: Layout, axes: Sequence[int], count: int, x: Any) -> Any:
+    """Which part has each place, in order."""
+    index: Any = np.zeros_like(x)
+    extent: Any = np.int64(count)
+    for a in axes:
+        n = layout.mesh[a]
+        each, more = np.divmod(extent, n)
+        large = more * (each + 1)
+        k = np.where(x < large, x // (each + 1), more + (x - large) // np.maximum(each, 1))
+        index, x = index * n + k, x - k * each - np.minimum(k, more)
+        extent = each + (k < more)
+    return index
+
+
+# -- in arrays -----------------------------------------------------------------------------------
+def _listed(
+    has: Layout, needs: Layout, shape: Shape, dims: Sequence[int], axes: Sequence[int]
+) -> _Group:
+    """Any group, worker by worker along its mesh axes."""
+    coords = all_coords(has.mesh, axes)
+    parts = [
+        (bounds_of_many(has, shape[d], d, coords), bounds_of_many(needs, shape[d], d, coords))
+        for d in dims
+    ]
+    alike = {a for a in axes if has.splits[a] is None}
+    total, own, comes = _along(has, shape, dims, parts)
+    gives: Any = np.int64(1)
+    goes: Any = np.int64(1)
+    for d, (mine, _) in zip(dims, parts, strict=True):
+        given, met = _given(needs, shape[d], d, mine, coords, alike)
+        gives, goes = gives * given, goes * met
+    others = math.prod([has.mesh[a] for a in axes if needs.splits[a] is None])
+    return _group([has.mesh[a] for a in axes], total, own, gives * others, comes, goes * others)
+
+
+def _on_two_meshes(has: Layout, needs: Layout, shape: Shape) -> Traffic:
+    """All workers, one by one in arrays; where replicas give, all messages too, one by one."""
+    ranks = np.arange(has.workers)
+    mine, theirs = coords_of_many(has.mesh, ranks), coords_of_many(needs.mesh, ranks)
+    dims = range(len(shape))
+    parts = [
+        (bounds_of_many(has, shape[d], d, mine), bounds_of_many(needs, shape[d], d, theirs))
+        for d in dims
+    ]
+    total, own, comes = _along(has, shape, dims, parts)
+    gives: Any = np.int64(1)
+    goes: Any = np.int64(1)
+    if None in has.splits:
+        given = [
+            [p for p in pieces_from(has, needs, shape, r) if p.target != r] for r in ranks.tolist()
+        ]
+        gives = own + np.array([sum(volume(p.box) for p in pieces) for pieces in given])
+        goes = (own > 0) + np.array([len(pieces) for pieces in given])
+    else:
+        for d in dims:
+            more, met = _given(needs, shape[d], d, parts[d][0], theirs, set())
+            gives, goes = gives * more, goes * met
+        others = math.prod([n for n, s in zip(needs.mesh, needs.splits, strict=True) if s is None])
+        gives, goes = gives * others, goes * others
+    group = _group([has.workers], total, own, gives, comes, goes)
+    return Traffic(
+        group.needed,
+        group.there,
+        _most([group.gets]),
+        _most([group.gives]),
+        max(_most([group.comes]), _most([group.goes])),
+    )
+
+
+def _along(
+    has: Layout, shape: Shape, dims: Iterable[int], parts: Sequence[Any]
+) -> tuple[Any, Any, Any]:
+    """What workers need, what they have of it, and from how many parts it is."""
+    total: Any = np.int64(1)
+    own: Any = np.int64(1)
+    comes: Any = np.int64(1)
+    for d, ((first, end), (lo, hi)) in zip(dims, parts, strict=True):
+        total = total * (hi - lo)
+        own = own * np.maximum(0, np.minimum(end, hi) - np.maximum(first, lo))
+        comes = comes * _parts_met(has, shape[d], d, lo, hi)
+    return total, own, comes
+
+
+def _group(
+    extents: Sequence[int], total: Any, own: Any, gives: Any, comes: Any, goes: Any
+) -> _Group:
+    total, own, gives, comes, goes = (
+        np.broadcast_to(x, extents).ravel() for x in (total, own, gives, comes, goes)
+    )
+    is_there = (own > 0).astype(np.int64)
+    return _Group(
+        int(total.sum()),
+        int(own.sum()),
+        *(
+            _front(*pair)
+            for pair in ((total, own), (gives, own), (comes, is_there), (goes, is_there))
+        ),
+    )
+
+
+def _front(more: Array, less: Array) -> Pairs:
+    """`_best` of arrays."""
+    order = np.lexsort((less, -more))
+    least = np.minimum.accumulate(less[order])
+    first = np.concatenate([[True], least[1:] < least[:-1]])
+    return tuple(zip(more[order][first].tolist(), less[order][first].tolist(), strict=True))
+
+
+def _given(
+    needs: Layout,
+    size: int,
+    dim: int,
+    mine: tuple[Any, Any],
+    coords: Sequence[Any],
+    alike: set[int],
+) -> tuple[Any, Any]:
+    """How much of its interval each worker gives to all that need it, itself included, and to how many
+    parts; `alike`: axes along which those lie as it does."""
+    axes = needs.axes(dim)
+    if not axes:
+        return mine[1] - mine[0], np.asarray(mine[0] < mine[1], np.int64)
+    fixed = [a for a in axes if a in alike]
+    lo, hi = bounds_of_many(needs, size, dim, all_coords(needs.mesh, axes))
+    order = [k for k, a in enumerate(axes) if a in alike]
+    order += [k for k, a in enumerate(axes) if a not in alike]
+    rows = math.prod([needs.mesh[a] for a in fixed])
+    lo, hi = (np.transpose(x, order).reshape(rows, -1) for x in (lo, hi))
+    row: Any = 0
+    for a in fixed:
+        row = row * needs.mesh[a] + coords[a]
+    if lo.shape[1] == 1:  # one part for each
+        lo, hi = lo[row, 0], hi[row, 0]
+        common = np.maximum(0, np.minimum(mine[1], hi) - np.maximum(mine[0], lo))
+        return common, (common > 0).astype(np.int64)
+    row, first, end = np.broadcast_arrays(row, *mine)
+    given, met = np.zeros(row.shape, np.int64), np.zeros(row.shape, np.int64)
+    for k in range(rows):
+        here = row == k
+        some = lo[k] < hi[k]
+        starts, ends = np.sort(lo[k][some]), np.sort(hi[k][some])
+        given[here] = _before(starts, ends, end[here]) - _before(starts, ends, first[here])
+        met[here] = np.searchsorted(starts, end[here]) - np.searchsorted(ends, first[here], "right")
+    return given, np.where(first < end, met, 0)
+
+
+def _before(starts: Array, ends: Array, x: Array) -> Any:
+    """How much of all intervals lies before each place."""
+
+    def gone(edges: Array) -> Any:
+        k = np.searchsorted(edges, x)
+        return k * x - np.concatenate([[0], np.cumsum(edges)])[k]
+
+    return gone(starts) - gone(ends)

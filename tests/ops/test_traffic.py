@@ -1,0 +1,155 @@
+"""Messages and volumes by rule are those that a look at every worker finds."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from ostinato.ops.core.exchange import held_pieces, pieces_from, pieces_to
+from ostinato.ops.core.layout import Layout, Window, extents, intersect, volume
+from ostinato.ops.core.traffic import held, moved, scatters, traffic
+
+from tests import ranks
+from tests.ranks import Shape, boxes
+
+CASES = [*ranks.cases(2000)]
+LARGE = [(65536,), (256, 256), (32, 32, 64), (2,) * 16]
+
+
+def test_each_worker_knows_its_own_messages() -> None:
+    """In the order of all messages, each of which one worker gives and one gets."""
+    for has, needs, shape in CASES:
+        pieces = ranks.exchange_lists(has, needs, shape)
+        for rank in range(has.workers):
+            said = f"{has} -> {needs}, {shape}, rank {rank}"
+            gets = [p for p in pieces if p.target == rank]
+            gives = [p for p in pieces if p.source == rank]
+            assert [*pieces_to(has, needs, shape, rank)] == gets, said
+            assert [*pieces_from(has, needs, shape, rank)] == gives, said
+
+
+def test_volumes_are_those_of_the_messages() -> None:
+    for has, needs, shape in CASES:
+        crossing = [p for p in ranks.exchange_lists(has, needs, shape) if p.source != p.target]
+        gets, gives = [0] * has.workers, [0] * has.workers
+        comes, goes = [0] * has.workers, [0] * has.workers
+        for p in crossing:
+            gets[p.target] += volume(p.box)
+            gives[p.source] += volume(p.box)
+            comes[p.target] += 1
+            goes[p.source] += 1
+        found, said = traffic(has, needs, shape), f"{has} -> {needs}, {shape}"
+        assert found.moved == sum(gets) == ranks.crossing(has, needs, shape), said
+        assert found.needed == sum(map(volume, boxes(needs, shape))), said
+        assert found.received == max(gets), said
+        assert found.sent == max(gives), said
+        assert found.messages == max(comes + goes), said
+
+
+def test_parts_are_as_large_as_they_are_found() -> None:
+    for layout, shape in [(c[k], c[2]) for c in CASES for k in (0, 1)]:
+        every = boxes(layout, shape)
+        for d, size in enumerate(shape):
+            found = [box[d][1] - box[d][0] for box in every]
+            assert extents(layout, size, d) == (min(found), max(found)), f"{layout}, {shape}"
+        assert held(layout, shape) == sum(map(volume, every)), f"{layout}, {shape}"
+        if not layout.windows:
+            assert layout.parts(shape) == len({b for b in every if volume(b)})
+
+
+def test_what_is_there_is_known() -> None:
+    draw = random.Random(3)
+    found = []
+    for has, needs, shape in CASES:
+        if draw.random() < 0.3:  # a halo, of which less is wanted, or as much
+            has = (
+                needs if draw.random() < 0.3 else Layout(needs.mesh, needs.splits, (), needs.blocks)
+            )
+        found.append(ranks.has_copy(has, needs, shape))
+        assert has.has_copy(needs, shape) == found[-1], f"{has} -> {needs}, {shape}"
+    assert 400 < sum(found) < 1600, "of both kinds"
+
+
+def test_addends_are_counted() -> None:
+    """Each axis on its own: to their owners, or to everybody; then what is left crosses."""
+    draw = random.Random(5)
+    for has, needs, shape in ranks.cases(500):
+        here, needs = ranks.with_addends(draw, has), ranks.with_addends(draw, needs)
+        if needs.partial_axes or here is needs:
+            continue
+        total, end = 0, here
+        for axis in here.partial_axes:
+            n = here.mesh[axis]
+            if scatters(end, needs, axis):
+                end = end.with_split(axis, needs.splits[axis])
+                total += sum(map(volume, boxes(end, shape))) * (n - 1)
+            else:
+                end = end.with_split(axis, None)
+                total += sum(map(volume, boxes(end, shape))) // n * (n - 1) * 2
+        total += ranks.crossing(end, needs, shape)
+        assert moved(here, needs, shape) == total, f"{here} -> {needs}, {shape}"
+
+
+def test_holders_of_a_box() -> None:
+    draw = random.Random(7)
+    for layout, _, shape in CASES[:500]:
+        box = []
+        for n in shape:
+            ends = sorted((draw.randint(0, n), draw.randint(0, n)))
+            box.append((ends[0], ends[1]))
+        if not volume(tuple(box)):
+            continue
+        first: dict[ranks.Box, int] = {}
+        for rank, part in enumerate(boxes(layout, shape)):
+            first.setdefault(part, rank)
+        wanted = [(rank, intersect(part, tuple(box))) for part, rank in first.items()]
+        assert [*held_pieces(layout, shape, tuple(box))] == [w for w in wanted if volume(w[1])]
+
+
+@pytest.mark.parametrize("mesh", LARGE, ids=lambda m: "x".join(map(str, m)))
+def test_many_workers_are_not_asked_one_by_one(
+    mesh: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is not a window, a block or a crossing is known without an array over the workers."""
+    from ostinato.ops.core import layout
+    from ostinato.ops.core import traffic as module
+
+    def listed(*given: object) -> None:
+        raise AssertionError("workers one by one")
+
+    monkeypatch.setattr(module, "_listed", listed)
+    monkeypatch.setattr(module, "_on_two_meshes", listed)
+    monkeypatch.setattr(layout, "_box", listed)
+    shape: Shape = (70_001, 1000, 129)
+    n = len(mesh)
+    ends = [
+        Layout(mesh, (0,) * n),
+        Layout(mesh, (1,) * n),
+        Layout.whole(mesh),
+        Layout(mesh, (0,) + (None,) * (n - 1)),
+        Layout(mesh, (0,) + (2,) * (n - 1)),
+    ]
+    for has, needs in itertools.product(ends, repeat=2):
+        found = traffic(has, needs, shape)
+        assert found.needed == held(needs, shape)
+        assert 0 <= found.there <= found.needed
+        assert (found.moved == 0) == has.has_copy(needs, shape)
+        assert found.received <= volume(tuple((0, k) for k in needs.largest(shape)))
+        if has.splits == (0,) * n and needs.is_whole:
+            assert found.messages == 65535
+            assert found.received == volume(tuple((0, k) for k in shape)) - 1 * 1000 * 129
+
+
+def test_a_halo_of_many_workers() -> None:
+    """A worker and its neighbours tell what all do."""
+    mesh, shape = (65536,), (10_000_019,)
+    has = Layout(mesh, (0,))
+    halo = Layout(mesh, (0,), ((0, Window(shape[0] - 2, 0, 1, 3)),))
+    found = traffic(has, halo, shape)
+    looked_at = (0, 1, 2, 38_564, 40_000, 65_534, 65_535)
+    gets = [[p for p in pieces_to(has, halo, shape, r) if p.source != r] for r in looked_at]
+    assert max(sum(volume(p.box) for p in pieces) for pieces in gets) == found.received == 2
+    assert max(map(len, gets)) == 1
+    assert found.messages == 2
+    assert found.needed == shape[0] - 2 + 2 * 65536
