@@ -381,6 +381,41 @@ def coords_of_many(mesh: Mesh, ranks: np.ndarray[Any, Any]) -> list[Any]:
     return [ranks // math.prod(mesh[a + 1 :]) % n for a, n in enumerate(mesh)]
 
 
+def different_shapes(arrays: Sequence[tuple[Layout, Shape]]) -> list[tuple[Shape, ...]]:
+    """The shapes of the parts that one worker has of each of these arrays, without repetitions."""
+    meshes = {layout.mesh for layout, _ in arrays}
+    if len(meshes) == 1:
+        cut = sorted(
+            {a for layout, shape in arrays for d in range(len(shape)) for a in layout.axes(d)}
+        )
+        coords = {mesh: all_coords(mesh, cut) for mesh in meshes}
+    else:
+        coords = {mesh: coords_of_many(mesh, np.arange(math.prod(mesh))) for mesh in meshes}
+    columns: dict[Any, Any] = {}  # extents along a dimension, by what decides them
+    keys: list[list[Any]] = []
+    for layout, shape in arrays:
+        keys.append([])
+        for dim, size in enumerate(shape):
+            axes = layout.axes(dim)
+            key = layout.mesh, axes, layout.window(dim), layout.blocks, size
+            keys[-1].append(key)
+            if key not in columns:
+                lo, hi = bounds_of_many(layout, size, dim, coords[layout.mesh])
+                columns[key] = hi - lo
+    extents = [x.ravel() for x in np.broadcast_arrays(*columns.values())]
+    case: Any = np.int64(0)  # a number for each combination of extents
+    for n in extents:
+        found = n - n.min()
+        if found.max() > 1:
+            found = np.unique(found, return_inverse=True)[1]
+        case = case * (found.max() + 1) + found
+        if case.max() > 1 << 31:
+            case = np.unique(case, return_inverse=True)[1]
+    first = np.unique(case, return_index=True)[1]
+    at = dict(zip(columns, [n[first].tolist() for n in extents], strict=True))
+    return [tuple([tuple([at[key][k] for key in of]) for of in keys]) for k in range(len(first))]
+
+
 def volume(box: Box) -> int:
     return math.prod(hi - lo for lo, hi in box)
 

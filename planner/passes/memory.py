@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.layout import Partial
+from ostinato.ops.core.layout import Partial, different_shapes
 from ostinato.ops.core.registry import ANY, OPS, Op, Scratch
 from ostinato.ops.core.spec import Shape, Spec
 from ostinato.ops.random_bits import numbers_in
@@ -438,9 +438,7 @@ def scratch_of(op: Op, graph: Graph, node: Node, rank: int) -> Sequence[Scratch]
 def scratch_bytes(op: Op, graph: Graph, node: Node) -> list[int]:
     """The same in bytes, enough for each worker: smaller parts may need more than larger ones."""
     specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
-    layouts = [s.layout for s in specs if s.layout is not None]
-    ranks = range(1 if all(x.is_whole for x in layouts) else math.prod(layouts[0].mesh))
-    parts = dict.fromkeys(tuple(_local(s, rank) for s in specs) for rank in ranks)
+    parts = different_shapes([(s.layout, s.shape) for s in specs if s.layout is not None])
     needs = [[_bytes(s) for s in _scratch_for(op, graph, node, shapes)] for shapes in parts]
     return [max(sizes) for sizes in itertools.zip_longest(*needs, fillvalue=0)]
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 from ostinato.ops.core.exchange import held_pieces, pieces_from, pieces_to
-from ostinato.ops.core.layout import Layout, Window, extents, intersect, volume
+from ostinato.ops.core.layout import Layout, Window, different_shapes, extents, intersect, volume
 from ostinato.ops.core.traffic import held, moved, scatters, traffic
 
 from tests import ranks
@@ -56,6 +56,18 @@ def test_parts_are_as_large_as_they_are_found() -> None:
         assert held(layout, shape) == sum(map(volume, every)), f"{layout}, {shape}"
         if not layout.windows:
             assert layout.parts(shape) == len({b for b in every if volume(b)})
+
+
+def test_shapes_of_several_arrays() -> None:
+    for has, needs, shape in CASES:
+        arrays = [(has, shape), (needs, shape), (has, (5,) * len(shape))]
+        every = {
+            tuple(layout.local_shape(n, rank) for layout, n in arrays)
+            for rank in range(has.workers)
+        }
+        found = different_shapes(arrays)
+        assert len(found) == len(every)
+        assert {*found} == every
 
 
 def test_what_is_there_is_known() -> None:
