@@ -10,6 +10,12 @@ first_call  the first call: trace, plan, bind, run
 hit         a call of a function that is planned; numpy: the same calls, eagerly
 memory_hit  the first call of another function that is the same program, in the same process
 disk_hit    the first call in a new process whose cache folder has the plan; imports do not count
+
+And what a planner asks about layouts on 65,536 workers, each time of a size that nobody asked before:
+
+moved    how many elements cross between workers
+largest  the largest part
+there    whether each worker has all that it needs
 """
 
 from __future__ import annotations
@@ -472,7 +478,87 @@ def workload(nodes: int) -> Workload:
     )
 
 
-WORKLOADS = tuple(workload(n) for n in SIZES)
+# -- questions about layouts ---------------------------------------------------------------
+MESHES = ((65536,), (256, 256))
+CHANGES = ("rows to columns", "rows to whole", "rows in rows", "axes cross", "halo")
+FIRST, STEP, ASKED = 10_000_019, 7919, 200  # sizes
+
+
+def layouts(mesh: tuple[int, ...]) -> dict[str, tuple[Any, Any]]:
+    """What workers have and need: a matrix, and what is asked for depends on its rows."""
+    from ostinato.ops.core.layout import Layout
+
+    every, n = Layout(mesh, (0,) * len(mesh)), len(mesh)
+    first = Layout(mesh, (0,) + (1,) * (n - 1))
+    return {
+        "rows to columns": (every, Layout(mesh, (1,) * n)),
+        "rows to whole": (every, Layout.whole(mesh)),
+        "rows in rows": (Layout(mesh, (0,) + (None,) * (n - 1)), every),
+        "axes cross": (first, Layout(mesh, (1,) + (0,) * (n - 1))),
+        "halo": (every, None),
+    }
+
+
+def question(mesh: tuple[int, ...], name: str, rows: int) -> tuple[Any, Any, tuple[int, int]]:
+    from ostinato.ops.core.layout import Layout, Window
+
+    has, needs = layouts(mesh)[name]
+    halo = Layout(mesh, has.splits, ((0, Window(rows - 2, 0, 1, 3)),))
+    return has, needs or halo, (rows, 65536 * 3 + 5)
+
+
+def answers(mesh: tuple[int, ...], name: str) -> Numbers:
+    """To all questions, of one size."""
+    from ostinato.ops.core.traffic import moved
+
+    has, needs, shape = question(mesh, name, FIRST)
+    found = moved(has, needs, shape), *needs.largest(shape), has.has_copy(needs, shape)
+    return np.array(found, float)
+
+
+def one_by_one(mesh: tuple[int, ...], name: str) -> Numbers:
+    """The same, from the parts of all workers."""
+    has, needs, shape = question(mesh, name, FIRST)
+    first, end, lo, hi = (
+        np.array([[side[k] for side in w.box(shape, rank)] for rank in range(w.workers)])
+        for w, k in ((has, 0), (has, 1), (needs, 0), (needs, 1))
+    )
+    common = np.maximum(0, np.minimum(end, hi) - np.maximum(first, lo))
+    crossing = (np.prod(hi - lo, 1) - np.prod(common, 1)).sum()
+    return np.array((crossing, *(hi - lo).max(0), (common == hi - lo).all()), float)
+
+
+def questions(mesh: tuple[int, ...], name: str, ask: Callable[..., Any]) -> Case:
+    sizes = iter(range(FIRST + STEP, 1 << 40, STEP))
+
+    def clock() -> float:
+        new = [question(mesh, name, next(sizes)) for _ in range(ASKED)]
+        return clocked(lambda: [ask(*q) for q in new])
+
+    return Case(functools.partial(answers, mesh, name), clock=clock, per=ASKED)
+
+
+def asked(mesh: tuple[int, ...], name: str) -> Workload:
+    from ostinato.ops.core.layout import Layout
+    from ostinato.ops.core.traffic import moved
+
+    ways: dict[str, Callable[..., Any]] = {
+        "moved": moved,
+        "largest": lambda has, needs, shape: needs.largest(shape),
+        "there": Layout.has_copy,
+    }
+    return Workload(
+        f"layouts-{'x'.join(map(str, mesh))}-{name.replace(' ', '-')}",
+        f"{name}, {' x '.join(f'{n:,}' for n in mesh)} workers",
+        functools.partial(one_by_one, mesh, name),
+        {f"ostinato/{way}": functools.partial(questions, mesh, name, f) for way, f in ways.items()},
+    )
+
+
+WORKLOADS = (
+    *(workload(n) for n in SIZES),
+    *(asked(mesh, name) for mesh in MESHES for name in CHANGES),
+)
 
 if __name__ == "__main__":
     print(json.dumps(first_call(sys.argv[1], int(sys.argv[2]))))

@@ -28,6 +28,7 @@ from .layout import (
     balanced,
     grid_bounds,
     intersect,
+    part_at,
     volume,
 )
 
@@ -75,7 +76,7 @@ def pieces_from(has: Layout, needs: Layout, shape: Shape, rank: int) -> tuple[Pi
         for a, s in enumerate(needs.splits)
         if s is None
     ]
-    dims = [list(_meeting(needs, size, d, own[d], fixed)) for d, size in enumerate(shape)]
+    dims = [list(meeting(needs, size, d, own[d], fixed)) for d, size in enumerate(shape)]
     found = []
     for choice in itertools.product(*dims, *places):
         target = sum(at for at, _ in choice)
@@ -117,7 +118,7 @@ def _strides(mesh: Mesh) -> list[int]:
 
 def _cells(layout: Layout, shape: Shape, box: Box) -> list[tuple[int, Box]]:
     """The parts that have some of a box: the first rank that has each, and what it has of the box."""
-    dims = [list(_meeting(layout, size, d, box[d], {})) for d, size in enumerate(shape)]
+    dims = [list(meeting(layout, size, d, box[d], {})) for d, size in enumerate(shape)]
     found = [
         (sum(at for at, _ in choice), tuple([part for _, part in choice]))
         for choice in itertools.product(*dims)
@@ -125,7 +126,7 @@ def _cells(layout: Layout, shape: Shape, box: Box) -> list[tuple[int, Box]]:
     return sorted(found)
 
 
-def _meeting(
+def meeting(
     layout: Layout, size: int, dim: int, interval: tuple[int, int], fixed: Mapping[int, int]
 ) -> Iterator[tuple[int, tuple[int, int]]]:
     """The parts of a dimension that meet an interval: what their coordinates add to a rank, and what
@@ -151,7 +152,8 @@ def _meeting(
             return
         a = axes[depth]
         n = layout.mesh[a]
-        first, last = _part_at(start, end, n, after), _part_at(start, end, n, before - 1)
+        first, last = part_at(start, end, n, after), part_at(start, end, n, before - 1)
+        last = min(last, end - start - 1)  # behind it all are empty
         if a in fixed:
             first, last = max(first, fixed[a]), min(last, fixed[a])
         for k in range(first, last + 1):
@@ -166,18 +168,6 @@ def _meeting(
         common = max(lo, part[0]), min(hi, part[1])
         if common[0] < common[1]:
             yield at, common
-
-
-def _part_at(lo: int, hi: int, parts: int, x: int) -> int:
-    """Which of the balanced parts of `[lo, hi)` has `x`; the first or the last if none has."""
-    if x < lo:
-        return 0
-    if x >= hi:
-        return parts - 1
-    each, more = divmod(hi - lo, parts)
-    large = more * (each + 1)
-    x -= lo
-    return x // (each + 1) if x < large else more + (x - large) // each
 
 
 # -- files --------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ Shape = tuple[int, ...]
 Mesh = tuple[int, ...]
 Box = tuple[tuple[int, int], ...]
 
+FEW = 32  # outputs whose windows reach over an array's edges
 BLOCKS = 24  # of the fixed grid: even for 1, 2, 3, 4, 6, 8, 12 and 24 workers
 
 
@@ -74,6 +75,16 @@ class Window:
             return -((first - hi) // step), (lo - first - self.reach) // step + 1
         return -((lo - first - self.reach) // step), (first - hi) // step + 1
 
+    def inside(self, size: int) -> tuple[int, int]:
+        """The outputs whose windows are within `[0, size)`; the stride is not 0."""
+        first, step = self.offset, abs(self.stride)
+        if self.stride > 0:
+            lo, hi = -(first // step), (size - self.reach - first) // step + 1
+        else:
+            lo, hi = -((size - self.reach - first) // step), first // step + 1
+        lo = min(max(lo, 0), self.count)
+        return lo, min(max(hi, lo), self.count)
+
     def covers(self, size: int) -> bool:
         """Whether it is no window at all: each output needs just its own input."""
         return (self.count, self.offset, self.stride, self.reach) == (size, 0, 1, 1)
@@ -98,6 +109,18 @@ def balanced(lo: int, hi: int, parts: int, k: int) -> tuple[int, int]:
     each, more = divmod(hi - lo, parts)
     start = lo + k * each + min(k, more)
     return start, start + each + (k < more)
+
+
+def part_at(lo: int, hi: int, parts: int, x: int) -> int:
+    """Which of the balanced parts of `[lo, hi)` has `x`; the first or the last if none has."""
+    if x < lo:
+        return 0
+    if x >= hi:
+        return parts - 1
+    each, more = divmod(hi - lo, parts)
+    large = more * (each + 1)
+    x -= lo
+    return x // (each + 1) if x < large else more + (x - large) // each
 
 
 class Layout:
@@ -318,7 +341,7 @@ def extents(layout: Layout, size: int, dim: int) -> tuple[int, int]:
     """The smallest and the largest extent of a dimension that any worker holds.
 
     Parts of parts are balanced as those of one cut into as many, so both follow by division. Parts in
-    blocks, of which at most 24 are not empty, and windows over an array's edges are listed, along
+    blocks, of which at most 24 are not empty, and windows far over an array's edges are listed, along
     this dimension alone."""
     axes, window = layout.axes(dim), layout.window(dim)
     if not axes:
@@ -329,16 +352,40 @@ def extents(layout: Layout, size: int, dim: int) -> tuple[int, int]:
         least, most = count // parts, -(-count // parts)
         if window is None:
             return least, most
-        first, last = window.offset, window.offset + window.stride * (count - 1)
-        if min(first, last) >= 0 and max(first, last) + window.reach <= size:
-            reach = [abs(window.stride) * (n - 1) + window.reach if n else 0 for n in (least, most)]
-            return reach[0], reach[1]
+        over = parts_over_edges(layout, size, dim)
+        if over is not None:
+            found = [hi - lo for lo, hi in (window.image(*part, size) for part in over)]
+            sizes = [hi - lo for lo, hi in over]
+            for n, times in ((least, parts - count % parts), (most, count % parts or parts)):
+                if times > sizes.count(n):  # some are within the array
+                    found.append(abs(window.stride) * (n - 1) + window.reach if n else 0)
+            return min(found), max(found)
     elif grid_size(count) < parts:  # a block or nothing
         parts_in_blocks = itertools.pairwise(grid_bounds(count))
         held = [window.image(*b, size) if window is not None else b for b in parts_in_blocks]
         return 0, max(hi - lo for lo, hi in held)
     los, his = every_bounds(layout, size, dim)
     return int((his - los).min()), int((his - los).max())
+
+
+def parts_over_edges(layout: Layout, size: int, dim: int) -> list[tuple[int, int]] | None:
+    """The outputs of those parts of a dimension whose windows reach over the array's edges; None where
+    they are not few."""
+    window = layout.window(dim)
+    assert window is not None
+    if layout.blocks or not window.stride:
+        return None
+    first, end = window.inside(size)  # outputs that need nothing from beyond the edges
+    if first + window.count - end > FEW:
+        return None
+    found = set()
+    for x in (*range(first), *range(end, window.count)):
+        lo, hi = 0, window.count
+        for a in layout.axes(dim):
+            n = layout.mesh[a]
+            lo, hi = balanced(lo, hi, n, part_at(lo, hi, n, x))
+        found.add((lo, hi))
+    return sorted(found)
 
 
 @lru_cache(65536)
@@ -360,7 +407,7 @@ def _holds(has: Layout, needs: Layout, size: int, dim: int) -> bool:
             outer == inner[: len(outer)] and cut is None is wanted
         ):
             return True
-    for rank in (0, has.workers - 1, has.workers // 2):
+    for rank in {0, 1, has.workers // 3, has.workers // 2, has.workers - 1}:
         lo, hi = _bounds(needs, size, dim, _coords(needs.mesh, rank))
         own = _bounds(has, size, dim, _coords(has.mesh, rank))
         if lo < hi and not own[0] <= lo <= hi <= own[1]:

@@ -28,15 +28,18 @@ from typing import Any
 
 import numpy as np
 
-from .exchange import pieces_from
+from .exchange import meeting, pieces_from
 from .layout import (
+    BLOCKS,
     Layout,
     Shape,
+    Window,
     all_coords,
     bounds_of_many,
     coords_of_many,
     every_bounds,
     grid_bounds,
+    parts_over_edges,
     volume,
 )
 
@@ -93,18 +96,39 @@ def moved(has: Layout, needs: Layout, shape: Shape) -> int:
         here = there
     if here is needs or here.has_copy(needs, shape):
         return total
-    return total + traffic(here, needs, shape).moved
+    return total + held(needs, shape) - there_already(here, needs, shape)
 
 
 def held(layout: Layout, shape: Shape) -> int:
     """The elements that all workers together hold."""
     total = math.prod([n for n, s in zip(layout.mesh, layout.splits, strict=True) if not _cuts(s)])
     for dim, size in enumerate(shape):
-        if layout.window(dim) is None:
-            total *= size
+        total *= _held_along(layout, size, dim)
+    return total
+
+
+@lru_cache(65536)
+def there_already(has: Layout, needs: Layout, shape: Shape) -> int:
+    """The elements that workers need and have, all together."""
+    assert not has.windows
+    if 0 in shape:
+        return 0
+    if has.mesh != needs.mesh:
+        return traffic(has, needs, shape).there
+    total = 1
+    for dims, axes in _grouped(has, needs, len(shape)):
+        if not dims:  # replicas before and after
+            total *= math.prod([has.mesh[a] for a in axes])
+            continue
+        d = dims[0]
+        outer, inner, window = has.axes(d), needs.axes(d), needs.window(d)
+        if len(dims) == 1 and not {*outer} & {*inner}:
+            total *= _held_along(needs, shape[d], d)  # each part is somewhere
+        elif len(dims) == 1 and outer == inner and not has.blocks and not needs.blocks and window:
+            total *= _in_windows([has.mesh[a] for a in outer], shape[d], window)
         else:
-            lo, hi = every_bounds(layout, size, dim)
-            total *= int((hi - lo).sum())
+            group = _by_sizes(has, needs, shape, dims, axes, sums=True)
+            total *= group.there if group else _overlaps(has, needs, shape, dims, axes)
     return total
 
 
@@ -189,10 +213,15 @@ def _most(groups: Sequence[Pairs]) -> int:
 
 # -- parts of parts ------------------------------------------------------------------------------
 def _by_sizes(
-    has: Layout, needs: Layout, shape: Shape, dims: Sequence[int], axes: Sequence[int]
+    has: Layout,
+    needs: Layout,
+    shape: Shape,
+    dims: Sequence[int],
+    axes: Sequence[int],
+    sums: bool = False,
 ) -> _Group | None:
     """A group where one of the two parts of each dimension is always within the other; None if it is
-    not such a group."""
+    not such a group. `sums`: nobody asks who moves most."""
     if has.blocks or needs.blocks:
         return None
     place = {d: k for k, d in enumerate(dims)}
@@ -212,7 +241,9 @@ def _by_sizes(
         if roles and roles[-1][:2] == (k, m):  # parts of parts are as many as large as of one cut
             n *= roles.pop()[2]
         roles.append((k, m, n))
-    cases: Cases = {tuple([(shape[d], shape[d], ((shape[d], 1),)) for d in dims]): 1}
+    cases: Cases = {
+        tuple([(shape[d], shape[d], () if sums else ((shape[d], 1),)) for d in dims]): 1
+    }
     for k, m, n in roles:
         cases = _cut(cases, k, m, n)
     needed = there = 0
@@ -227,6 +258,8 @@ def _by_sizes(
             goes *= sum([count for n, count in given if n])
         needed += total * workers
         there += own * workers
+        if sums:
+            continue
         most = total, gives * alike, comes, goes * alike
         for found, more, less in zip(pairs, most, (own, own, own > 0, own > 0), strict=True):
             found.append((more, int(less)))
@@ -248,9 +281,9 @@ def _cut(cases: Cases, k: int | None, m: int | None, n: int) -> Cases:
         for hi in sorted(ends - {0}):
             made = list(case)
             if k is not None:
-                mine, wanted, _ = case[k]
+                mine, wanted, given = case[k]
                 mine = mine // n + (lo < mine % n)
-                made[k] = (mine, mine if k == m else wanted, ((mine, 1),))
+                made[k] = (mine, mine if k == m else wanted, ((mine, 1),) if given else ())
             if m is not None and m != k:
                 mine, wanted, given = case[m]
                 extents: dict[int, int] = {}
@@ -325,6 +358,162 @@ def _part_of(layout: Layout, axes: Sequence[int], count: int, x: Any) -> Any:
         index, x = index * n + k, x - k * each - np.minimum(k, more)
         extent = each + (k < more)
     return index
+
+
+# -- what is there already ----------------------------------------------------------------------
+def _held_along(layout: Layout, size: int, dim: int) -> int:
+    """The extents of all parts of a dimension together. Windows over the array's edges are looked at
+    one by one, if they are few."""
+    window, axes = layout.window(dim), layout.axes(dim)
+    if window is None or not axes:
+        return size
+    over = parts_over_edges(layout, size, dim)
+    if over is not None:
+        parts = min(window.count, math.prod([layout.mesh[a] for a in axes]))
+        step = abs(window.stride)
+        total = step * (window.count - parts) + window.reach * parts
+        for lo, hi in over:
+            start, end = window.image(lo, hi, size)
+            total -= step * (hi - lo - 1) + window.reach - (end - start)
+        return total
+    los, his = every_bounds(layout, size, dim)
+    return int((his - los).sum())
+
+
+def _in_windows(mesh: Sequence[int], size: int, window: Window) -> int:
+    """How much workers have of windows on their parts, all together.
+
+    What counts is how long a part is, for how many outputs there are, and how far the first window
+    begins behind it. Along a run of coordinates where the former two stay, the latter moves by equal
+    steps, mostly of 0: one case then, or in the end an arithmetic series."""
+    step, reach = window.stride, window.reach
+    cases = {(size, window.count, window.offset): 1}
+    total = 0
+    for depth, n in enumerate(mesh):
+        after: dict[tuple[int, int, int], int] = {}
+        for (extent, count, behind), workers in cases.items():
+            (q, r), (s, t) = divmod(extent, n), divmod(count, n)
+            lo = 0
+            for hi in sorted({r, t, n} - {0}):
+                mine, outputs, times = q + (lo < r), s + (lo < t), hi - lo
+                begin = behind + step * (lo * s + min(lo, t)) - (lo * q + min(lo, r))
+                lo = hi
+                if not mine or not outputs:
+                    continue
+                shift, length = step * outputs - mine, abs(step) * (outputs - 1) + reach
+                begin += min(0, step * (outputs - 1))
+                if depth == len(mesh) - 1:
+                    total += workers * _common(mine, length, begin, shift, times)
+                    continue
+                begin -= min(0, step * (outputs - 1))
+                if not shift:
+                    case = mine, outputs, begin
+                    after[case] = after.get(case, 0) + workers * times
+                    continue
+                for k in range(times):
+                    case = mine, outputs, begin + k * shift
+                    after[case] = after.get(case, 0) + workers
+        cases = after
+    return total
+
+
+def _common(extent: int, length: int, begin: int, shift: int, times: int) -> int:
+    """What `[0, extent)` has in common with intervals of one length that begin at `begin`, `begin +
+    shift`, ..., all together."""
+
+    def positive(first: int) -> int:
+        """The sum of those of `first, first + shift, ...` that are more than 0."""
+        if not shift:
+            return times * max(0, first)
+        low, by = (first, shift) if shift > 0 else (first + shift * (times - 1), -shift)
+        count = times - (0 if low > 0 else min(times, -low // by + 1))
+        return count * (low + by * (times - 1)) - by * (count * (count - 1) // 2)
+
+    return (
+        positive(begin + length)
+        - positive(begin)
+        - positive(begin + length - extent)
+        + positive(begin - extent)
+    )
+
+
+def _overlaps(
+    has: Layout, needs: Layout, shape: Shape, dims: Sequence[int], axes: Sequence[int]
+) -> int:
+    """What workers have of what they need, all together, in any group of dimensions: in arrays over
+    the mesh axes, of which those are left out that tell nothing. Of a dimension that other axes cut than
+    before, the pairs of parts are listed that have something in common."""
+    cut: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+    free = [*axes]
+    pairs: tuple[int, Array] | None = None
+    coords: list[Any] = [0] * len(has.mesh)
+    for d in dims:
+        outer, inner = has.axes(d), needs.axes(d)
+        if outer and inner and not {*outer} & {*inner} and not needs.window(d):
+            if all(needs.splits[a] is None for a in outer):
+                free, outer = [a for a in free if a not in outer], ()
+            elif all(has.splits[a] is None for a in inner):
+                free, inner = [a for a in free if a not in inner], ()
+            elif pairs is None:
+                first, second, common = _pairs(has, needs, shape[d], d)
+                free = [a for a in free if a not in (*outer, *inner)]
+                for along, index in ((outer, first), (inner, second)):
+                    found = coords_of_many(tuple([has.mesh[a] for a in along]), index)
+                    for a, x in zip(along, found, strict=True):
+                        coords[a] = x.reshape(-1, *[1] * len(free))
+                pairs = d, common.reshape(-1, *[1] * len(free))
+        cut[d] = outer, inner
+    if pairs is None and (has.blocks or needs.blocks):
+        free = _in_blocks(has if has.blocks else needs, shape, dims, free, coords)
+    for k, a in enumerate(free):
+        i, j = has.splits[a], needs.splits[a]
+        # of more parts than blocks only the first ones have some
+        grid = (has.blocks and i is not None) or (needs.blocks and j is not None)
+        n = min(has.mesh[a], BLOCKS) if grid else has.mesh[a]
+        coords[a] = np.arange(n).reshape(-1, *[1] * (len(free) - 1 - k))
+    total: Any = np.int64(1)
+    for d, (outer, inner) in cut.items():
+        if pairs is not None and d == pairs[0]:
+            total = total * pairs[1]
+            continue
+        lo: Any = np.int64(0)
+        hi: Any = np.int64(shape[d])
+        if outer:
+            lo, hi = bounds_of_many(has, shape[d], d, coords)
+        if inner:
+            first, end = bounds_of_many(needs, shape[d], d, coords)
+            lo, hi = np.maximum(lo, first), np.minimum(hi, end)
+        total = total * np.maximum(0, hi - lo)
+    return int(total.sum())
+
+
+def _in_blocks(
+    layout: Layout, shape: Shape, dims: Sequence[int], free: Sequence[int], coords: list[Any]
+) -> list[int]:
+    """Where axes cut a dimension of few blocks, only the coordinates of parts that have some: these
+    become one row. The other axes are left."""
+    d = max(dims, key=lambda d: len(layout.axes(d)))
+    axes = layout.axes(d)
+    if len(axes) < 2 or not {*axes} <= {*free}:
+        return [*free]
+    left = [a for a in free if a not in axes]
+    parts = meeting(layout, shape[d], d, (0, shape[d]), {})
+    ranks = np.array([at for at, _ in parts], np.int64)
+    found = coords_of_many(layout.mesh, ranks)
+    for a in axes:
+        coords[a] = found[a].reshape(-1, *[1] * len(left))
+    return left
+
+
+def _pairs(has: Layout, needs: Layout, size: int, dim: int) -> tuple[Array, Array, Array]:
+    """The parts of a dimension before and after that have something in common, and how much."""
+    bounds = [every_bounds(layout, size, dim) for layout in (has, needs)]
+    starts = np.unique(np.concatenate([lo[lo < hi] for lo, hi in bounds]))
+    found = []
+    for lo, hi in bounds:
+        some = np.flatnonzero(lo < hi)
+        found.append(some[np.searchsorted(lo[some], starts, "right") - 1])
+    return found[0], found[1], np.diff(starts, append=size)
 
 
 # -- in arrays -----------------------------------------------------------------------------------

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.layout import Layout
+from ostinato.ops.core.layout import Layout, all_coords, bounds_of_many
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec, int64
 from ostinato.ops.cpu.jit.llvm import why_not
@@ -75,14 +77,15 @@ def _numbers(builder: Builder, spec: Spec) -> int:
     layout, shape = spec.layout, spec.shape
     assert layout is not None
     strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
-    firsts = tuple(
-        sum(lo * step for (lo, _), step in zip(layout.box(shape, r), strides, strict=True))
-        for r in range(layout.workers)
-    )
+    coords = all_coords(layout.mesh, range(len(layout.mesh)))
+    first: Any = np.zeros(layout.mesh, np.int64)
+    for d, step in enumerate(strides):
+        first = first + bounds_of_many(layout, shape[d], d, coords)[0] * step
+    firsts = tuple(first.ravel().tolist())
     each = Layout(layout.mesh, (0,) * len(layout.mesh))
     own = Spec((layout.workers,), int64, each)
-    first = builder.add("first_number", (), {"numbers": firsts}, (own,))
-    return builder.add("numbers", first, {"shape": shape}, (Spec(shape, int64, layout),))[0]
+    made = builder.add("first_number", (), {"numbers": firsts}, (own,))
+    return builder.add("numbers", made, {"shape": shape}, (Spec(shape, int64, layout),))[0]
 
 
 def _late(graph: Graph) -> Graph:

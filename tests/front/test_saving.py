@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ostinato.io_pipeline import files, sinks
 from ostinato.io_pipeline.chunks import ChunkSource
 from ostinato.io_pipeline.sinks import NpySink, Sink, ZarrSink, open_sink
-from ostinato.ops.core import layout as layouts
+from ostinato.ops.core import exchange
 from ostinato.ops.core.exchange import chunks_of, held_pieces, written
 from ostinato.ops.core.layout import Layout, intersect, volume
 from ostinato.ops.core.spec import DTYPES
@@ -38,7 +38,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Any:
     chunks_of.cache_clear()
-    monkeypatch.setattr(layouts, "CHUNK", 64)
+    monkeypatch.setattr(exchange, "CHUNK", 64)
     yield
     chunks_of.cache_clear()
 
@@ -85,7 +85,7 @@ def test_chunks_are_parts_where_these_are_of_one_size(workers: int) -> None:
     layout = Layout((workers,), (0,))
     shape = (4800 * workers, 4096)
     chunks = chunks_of(layout, shape, 4)
-    assert math.prod(chunks) * 4 <= layouts.CHUNK
+    assert math.prod(chunks) * 4 <= exchange.CHUNK
     for rank, boxes in enumerate(written(layout, shape, chunks)):
         part = layout.box(shape, rank)
         assert all(intersect(part, box) == box for box in boxes), "no worker needs another's rows"
@@ -174,7 +174,7 @@ def test_a_file_goes_to_another_block_after_block(
     value = numbers((5000, 8))
     np.save(tmp_path / "a.npy", value)
     chunks_of.cache_clear()
-    monkeypatch.setattr(layouts, "CHUNK", 16_000)
+    monkeypatch.setattr(exchange, "CHUNK", 16_000)
     sizes: list[int] = []
     read = files.NpySource.read
     monkeypatch.setattr(

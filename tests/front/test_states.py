@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 from ostinato.io_pipeline import steps
 from ostinato.io_pipeline.chunks import ChunkSource
 from ostinato.io_pipeline.sinks import ZarrSink
-from ostinato.ops.core import disk
-from ostinato.ops.core import layout as layouts
+from ostinato.ops.core import disk, exchange
 from ostinato.ops.core.exchange import chunks_of
 from ostinato.ops.core.spec import DTYPES
 from ostinato.ops.core.tree import flatten
@@ -48,7 +47,7 @@ Point = collections.namedtuple("Point", "x y")
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # which takes its time on busy disks
     chunks_of.cache_clear()
-    monkeypatch.setattr(layouts, "CHUNK", 256)
+    monkeypatch.setattr(exchange, "CHUNK", 256)
     yield
     chunks_of.cache_clear()
 

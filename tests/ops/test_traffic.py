@@ -41,6 +41,7 @@ def test_volumes_are_those_of_the_messages() -> None:
             goes[p.source] += 1
         found, said = traffic(has, needs, shape), f"{has} -> {needs}, {shape}"
         assert found.moved == sum(gets) == ranks.crossing(has, needs, shape), said
+        assert moved(has, needs, shape) == found.moved, said
         assert found.needed == sum(map(volume, boxes(needs, shape))), said
         assert found.received == max(gets), said
         assert found.sent == max(gives), said
