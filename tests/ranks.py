@@ -117,6 +117,10 @@ def cases(count: int, windows: bool = True) -> Iterator[tuple[Layout, Layout, Sh
             dims = {s for s in has.splits if isinstance(s, int)}
             seen = [(d, _window(draw, shape[d])) for d in sorted(dims) if draw.random() < 0.7]
             needs = Layout(mesh, has.splits, tuple(seen) if windows else (), has.blocks)
+        elif other == mesh and draw.random() < 0.2:  # by other axes than before
+            before = [draw.random() < 0.5 for _ in mesh]
+            has = Layout(mesh, tuple(0 if b else None for b in before))
+            needs = Layout(mesh, tuple(None if b else 0 for b in before))
         else:
             needs = layouts(draw, other, shape, windows)
         yield has, needs, shape

@@ -11,12 +11,17 @@ dimensions that share no mesh axis, and so is what they have of it. Within a gro
 * parts of parts (`split=(0, 0)` from `split=(0, None)`), gathered, sliced or side by side: only how
   large they are counts. Balanced parts have two sizes, the larger ones first, so that a run of
   coordinates is one case: a handful of cases for any mesh.
-* one dimension cut by other axes than before: all pairs of parts overlap once; the parts along the
-  one or the other side are listed where the question is who meets most of them.
-* all else (windows, blocks, axes that cross over) is listed in arrays over the coordinates of the axes
-  that the group shares; another mesh, over all of them.
+* one dimension cut by other axes than before: each element of a part is somewhere, once.
+* windows on parts: along a run of coordinates where neither extents nor the numbers of outputs change,
+  the windows move by equal steps, mostly of 0: one case, or an arithmetic series.
+* axes that cross over (`split=(0, 1)` to `split=(1, 0)`): the pairs of parts that have something in
+  common, of which there are no more than parts before and after. Blocks: those parts that have some.
 
-The first takes microseconds, the others grow with the parts of the dimensions that they are about."""
+So `moved` takes tens of microseconds on 65,536 workers, up to half a millisecond where axes of many
+parts cross over or windows of another stride drift along them. `traffic` also tells who moves most:
+as fast for parts of parts; of windows, blocks and axes that cross over there is no such rule, and arrays
+over the coordinates of the axes that a group shares are made, which takes milliseconds. So it does for
+another mesh, over all workers."""
 
 from __future__ import annotations
 
@@ -604,10 +609,14 @@ def _group(
 
 def _front(more: Array, less: Array) -> Pairs:
     """`_best` of arrays."""
-    order = np.lexsort((less, -more))
-    least = np.minimum.accumulate(less[order])
-    first = np.concatenate([[True], least[1:] < least[:-1]])
-    return tuple(zip(more[order][first].tolist(), less[order][first].tolist(), strict=True))
+    found = []
+    while more.size:
+        most = more.max()
+        least = less[more == most].min()
+        found.append((int(most), int(least)))
+        kept = less < least
+        more, less = more[kept], less[kept]
+    return tuple(found)
 
 
 def _given(
