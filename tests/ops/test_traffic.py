@@ -166,3 +166,12 @@ def test_a_halo_of_many_workers() -> None:
     assert max(map(len, gets)) == 1
     assert found.messages == 2
     assert found.needed == shape[0] - 2 + 2 * 65536
+
+
+def test_replicas_share_the_work() -> None:
+    """Each serves those who lie as it does along the axes of the replicas."""
+    has, needs = Layout((2, 2), (None, 0)), Layout.whole((2, 2))
+    gives = [
+        [p.target for p in pieces_from(has, needs, (4,), r) if p.target != r] for r in range(4)
+    ]
+    assert gives == [[1], [0], [3], [2]]
