@@ -90,8 +90,11 @@ def pieces_from(has: Layout, needs: Layout, shape: Shape, rank: int) -> tuple[Pi
 
 @lru_cache(4096)
 def largest_piece(has: Layout, needs: Layout, shape: Shape) -> int:
-    """The elements of the largest message between two workers, of those that some workers get who
-    are spread over all: the same for whoever asks."""
+    """About how many elements the largest message between two workers has, the same for whoever asks:
+    no more than a part before and a part after have in common; of windows, what is found with some
+    workers who are spread over all."""
+    if not needs.windows:
+        return math.prod(map(min, has.largest(shape), needs.largest(shape)))
     ranks = {k * (has.workers - 1) // (LOOKED_AT - 1) for k in range(LOOKED_AT)}
     return max(
         (
