@@ -127,13 +127,10 @@ class _Parts:
         kw, (shape, *_) = node.kw, (self.graph.specs[v].shape for v in node.inputs)
         if OPS[node.op].selects == "slices":
             cut = cut_of(zip(kw["starts"], kw["sizes"], kw["steps"], strict=True), shape)
-            first = looks[0] if looks else None
-            if cut and isinstance(first, Cut):
-                return node.inputs[0], (cut.then(first), *looks[1:])
-            outside = node.inputs[0] in self.files
-            if cut and isinstance(first, Pick) and first.axis in cut.axes and not outside:
-                first, cut = self._picked_of_cut(cut, first, shape, node.line)
-                looks = first, *looks[1:]
+            if cut and node.inputs[0] not in self.files:
+                looks, cut = self._picked_first(cut, looks, shape, node.line)
+            if cut and looks and isinstance(looks[0], Cut):
+                return node.inputs[0], (cut.then(looks[0]), *looks[1:])
             return node.inputs[0], (*((cut,) if cut else ()), *looks)
         v, i = node.inputs
         spec = self.graph.specs[i]
@@ -141,6 +138,19 @@ class _Parts:
             return None
         places = self._in_shape(self.values[i], (spec.size,), node.line)
         return v, (Pick(kw["axis"], places), *looks)
+
+    def _picked_first(
+        self, cut: Cut, looks: tuple[Look, ...], shape: Shape, line: str
+    ) -> tuple[tuple[Look, ...], Cut | None]:
+        """Places along an axis that is cut, and that nothing else looks at before, as places in what was
+        cut."""
+        for n, look in enumerate(looks):
+            if not isinstance(look, Pick) or look.axis not in cut.axes:
+                continue
+            if not any(look.axis in before.axes for before in looks[:n]):
+                own, rest = self._picked_of_cut(cut, look, shape, line)
+                return (*looks[:n], own, *looks[n + 1 :]), rest
+        return looks, cut
 
     def _picked_of_cut(
         self, cut: Cut, pick: Pick, shape: Shape, line: str
@@ -188,7 +198,29 @@ class _Parts:
                 found = self._through(node, v - self.graph.starts[k], looks)
                 if found is not None:
                     return found
+                if len(looks) > 1 and OPS[node.op].reshapes:
+                    return self._one_first(v, looks, line)
         return ((v, looks[:-1]),), lambda made: self._look(made[0], looks[-1], line)
+
+    def _one_first(self, v: int, looks: tuple[Look, ...], line: str) -> Made:
+        """Of several looks the one that leaves least, of those that may as well come first; then the
+        others."""
+        shape = self.graph.specs[v].shape
+        free = [
+            (math.prod(look.shape(self.builder, shape)), n)
+            for n, look in enumerate(looks)
+            if not {*look.axes} & {a for before in looks[:n] for a in before.axes}
+        ]
+        _, first = min(free)
+        rest = [look for n, look in enumerate(looks) if n != first]
+
+        def build(values: Sequence[int]) -> int:
+            (value,) = values
+            for look in rest:
+                value = self._look(value, look, line)
+            return value
+
+        return ((v, (looks[first],)),), build
 
     def _look(self, value: int, look: Look, line: str) -> int:
         """A node that looks at a value which is there, or at a file."""

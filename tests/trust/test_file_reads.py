@@ -22,6 +22,7 @@ from tests.trust.conftest import Tally
 KIB = 1 << 10
 NEAR = source.NEAR + 4 * KIB  # bytes between two numbers that may be read with them
 ROWS, COLUMNS = 60_000, 16
+MENDED = (386, 1049, 1129)  # programs that read too much once
 
 
 class Count:
@@ -278,7 +279,7 @@ def test_programs_by_chance(
     path, chunks = written(tmp_path, value, kind)
     numbers = np.arange(value.size).reshape(value.shape)
     over = []
-    for seed in range(400 if thorough else 25):
+    for seed in (*range(400 if thorough else 25), *MENDED):
         program = Random(seed).program(value.shape)
         touched = numbers
         expected: Any = value
