@@ -6,6 +6,7 @@ result is small and the sum long, they are of the sum, in a number that depends 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -149,6 +150,9 @@ def in_order(a: Any, b: Any, out: Any, threads: int) -> Product | None:
 @lru_cache(64)
 def _made_in_order(a: Stack, b: Stack, out: Stack, threads: int) -> Product | None:
     return _in_order(a, b, out, threads)
+
+
+atexit.register(_made_in_order.cache_clear)  # machine code goes before LLVM does
 
 
 def _in_order(a: Stack, b: Stack, out: Stack, threads: int) -> Product | None:
