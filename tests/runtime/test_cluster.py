@@ -544,7 +544,7 @@ AWAY = """
 import platform, sys, threading
 if sys.argv[1]:
     platform.node = lambda: sys.argv[1]
-from ostinato.runtime import preload
+from ostinato.runtime.crew import preload
 preload.LATE = preload.keeper.SURELY = 0.0
 preload.dask_setup(None)
 for thread in threading.enumerate():
@@ -570,6 +570,7 @@ def test_only_processes_beside_the_program_look_whether_it_is_there(machine: str
     )
     found = run(AWAY, machine, **json.loads(program.stdout))  # when that program has ended
     assert (found.returncode, found.stdout) == ((0, "goes on\n") if machine else (1, ""))
+    assert "Traceback" not in found.stderr
 
 
 def test_silence_is_as_long_as_the_lead_says(session: sessions.Session) -> None:
