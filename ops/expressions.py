@@ -132,11 +132,6 @@ def where(condition: Expression, x: Expression | float, y: Expression) -> Expres
     return condition.call("where", x, y)
 
 
-def concat(parts: Sequence[Expression], axis: int) -> Expression:
-    first, *others = parts
-    return first.call("concat", *others, axis=axis)
-
-
 def cast(builder: Builder, value: int, spec: Spec, line: str = "") -> int:
     """A value in another dtype, where layouts are known."""
     return builder.add("astype", (value,), {"dtype": spec.dtype}, (spec,), line)[0]

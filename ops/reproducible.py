@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .contraction import _matmul_cost, _matmul_indices, _matmul_rule
 from .core.build import Builder
 from .core.graph import Graph
 from .core.index import LETTERS, Indices
@@ -237,8 +238,6 @@ def _merge(xp: Any, stack: list[tuple[int, Any]]) -> None:
 
 
 def _matmul_facts(stacked: bool) -> dict[str, Any]:
-    from .contraction import _matmul_cost, _matmul_indices, _matmul_rule
-
     def infer(a: Spec, b: Spec) -> Spec:
         y = _matmul_rule(a, b)
         if min(a.ndim, b.ndim) < 2:

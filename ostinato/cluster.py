@@ -187,20 +187,22 @@ class LocalCluster:
         while (address := _address(file)) is None:
             self._check_start(end)
             time.sleep(0.02)
-        self.client = self._asked(lambda: client_of(address, self.security, ASKED), end)
-        self._asked(lambda: self.client.wait_for_workers(self.workers, timeout=ASKED), end)
+        self.client = self._asked(lambda wait: client_of(address, self.security, wait), end)
+        self._asked(lambda wait: self.client.wait_for_workers(self.workers, timeout=wait), end)
         self.dashboard_link = str(self.client.dashboard_link)
         if self.client.run_on_scheduler(page.install):
             self.dashboard_link = f"{self.dashboard_link.removesuffix('/status')}/{page.NAME}"
         self.scheduler_address = str(self.client.scheduler.address)
 
-    def _asked(self, ask: Callable[[], T], end: float) -> T:
-        """What somebody says who may not answer, asked again as long as there is hope."""
+    def _asked(self, ask: Callable[[float], T], end: float) -> T:
+        """What somebody says who may not answer, asked again, for longer, as long as there is hope."""
+        wait = ASKED
         while True:
             try:
-                return ask()
+                return ask(wait)
             except OSError:  # and with it TimeoutError
                 self._check_start(end)
+            wait *= 2
 
     def _check_start(self, end: float) -> None:
         failed = self.job.poll() is not None or "Traceback" in self._tail()

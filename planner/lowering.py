@@ -60,12 +60,20 @@ def lower(
 ) -> Program:
     """The program. `reuse`: operands whose memory results may take. Where the limit leaves no room for
     passes that need some, it is made without them."""
-    program = assign_memory(as_run(graph, target, donated, runner), reuse)
-    limit = target.memory_limit
-    if limit is None or peak_bytes(program) <= limit:
+    limit, need_room = target.memory_limit, rules(target).need_room
+    took_room = False
+
+    def noting(each: Pass, graph: Graph, target: Target, donated: Sequence[int]) -> Graph:
+        nonlocal took_room
+        made = runner(each, graph, target, donated)
+        took_room |= each in need_room and made is not graph
+        return made
+
+    program = assign_memory(as_run(graph, target, donated, noting), reuse)
+    if limit is None or not took_room or peak_bytes(program) <= limit:
         return program
 
     def without(each: Pass, graph: Graph, target: Target, donated: Sequence[int]) -> Graph:
-        return graph if each in rules(target).need_room else run(each, graph, target, donated)
+        return graph if each in need_room else run(each, graph, target, donated)
 
     return assign_memory(as_run(graph, target, donated, without), reuse)

@@ -72,11 +72,9 @@ class Engine(Protocol):
     def get(self, operand: Operand) -> np.ndarray[Any, Any]:
         """The whole value, to be read only."""
 
-    def run(self, plan: Plan, operands: Sequence[Operand]) -> list[Operand]:
-        """The program's results; operands stay as they are, unless the plan was given them."""
-
     def launcher(self, plan: Plan) -> Launcher:
-        """`run` of one plan, for who runs it again and again."""
+        """What runs a plan: the program's results; operands stay as they are, unless the plan was given
+        them."""
 
     def forget(self, plan_id: str) -> None:
         """Drop a plan."""
@@ -237,9 +235,6 @@ class LocalEngine:
         return whole
 
     # -- plans -----------------------------------------------------------------------------
-    def run(self, plan: Plan, operands: Sequence[Operand]) -> list[Operand]:
-        return self.launcher(plan)(operands)
-
     def launcher(self, plan: Plan) -> Launcher:
         found = self.launchers.get(plan.id)
         if found is None:

@@ -72,9 +72,9 @@ class Product:
     wide: str = ""  # the op that reads narrower operands, and sums in `dtype`
     squared: str = ""  # the op that multiplies a matrix's transpose with it
     gemm: bool = (
-        False  # of stacks of matrices, `... m k` and `... k n`; its kernels may keep what they
+        False  # of stacks of matrices, `... m k` and `... k n`; takes `stays`, by which its
     )
-    # make of the right one, and take `stays`
+    # kernels may keep what they make of the right one
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +115,7 @@ class Op:
     )
     keeps_order: bool = False  # a view that leaves contiguous data contiguous
     product: Product | None = None
-    same_elements: bool = (
-        False  # its result has its operand's elements, each once, in another shape
-    )
+    same_elements: bool = False  # its result has its operand's, each once, in another shape
     repeats: bool = False  # its result has its operand's elements again and again
     converts: bool = False  # to another dtype, and nothing else
     joins: bool = False  # its operands one behind the other along `axis`

@@ -207,9 +207,6 @@ class CrewEngine:
                     )
 
     # -- plans -----------------------------------------------------------------------------
-    def run(self, plan: Plan, operands: Sequence[Operand]) -> list[Operand]:
-        return self.launcher(plan)(operands)
-
     def launcher(self, plan: Plan) -> Launcher:
         found = self.launchers.get(plan.id)
         if found is None:

@@ -356,7 +356,7 @@ def test_ways_that_do_not_exist_change_nothing(ways: list[str]) -> None:
     back = decode_plan(encode_plan(other), plan.key)
     x = np.random.default_rng(3).standard_normal((600, 600)).astype(np.float32) / 30
     with use() as session:
-        (y,) = session.engine.run(back, [session.put(x)])
+        (y,) = session.launcher(back)([session.put(x)])
         np.testing.assert_allclose(session.engine.get(y), x @ x + 1, rtol=1e-4)
 
 

@@ -158,15 +158,13 @@ atexit.register(_made_in_order.cache_clear)  # machine code goes before LLVM doe
 def _in_order(a: Stack, b: Stack, out: Stack, threads: int) -> Product | None:
     """As it is, or as the transposes' product: in whichever the result's rows lie in one piece, and are
     the longer ones."""
-    found = None
-    if out.shape[-1] >= out.shape[-2] or out.shape[-2] > 1 < out.shape[-1]:
-        found = ordered_product(a, b, out, threads)
-    if found is None:
-        turned = ordered_product(_transposed(b), _transposed(a), _transposed(out), threads)
-        if turned is not None:
-            return lambda a, b, out: turned(b, a, out)
-        found = ordered_product(a, b, out, threads)
-    return found
+    rows, columns = out.shape[-2:]
+    if (columns > 1 or rows == 1) and (found := ordered_product(a, b, out, threads)) is not None:
+        return found
+    turned = ordered_product(_transposed(b), _transposed(a), _transposed(out), threads)
+    if turned is not None:
+        return lambda a, b, out: turned(b, a, out)
+    return ordered_product(a, b, out, threads) if columns == 1 else None
 
 
 def _in_streams(a: Stack, b: Stack, out: Stack, threads: int) -> Product | None:
