@@ -20,7 +20,8 @@ from ostinato.ops.core.spec import bfloat16, is_inexact, real_of
 from ostinato.ops.core.tree import flatten, unflatten
 
 import ostinato as ost
-from ostinato import sessions, settings
+from ostinato import settings
+from tests.sessions import use
 
 counts_traces = pytest.mark.skipif(
     bool(settings.check_stale), reason="it counts traces, and OSTINATO_CHECK_STALE makes more"
@@ -30,19 +31,12 @@ Split = int | tuple[int | None, ...] | None
 MESHES: tuple[tuple[tuple[int, ...], int], ...] = (((2,), 2), ((3,), 5), ((2, 2), 4))
 TOLERANCE = {"float64": 1e-11, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
-_kept: dict[Any, sessions.Session] = {}
-
 
 @contextlib.contextmanager
 def on(workers: int = 1, mesh: tuple[int, ...] | None = None, **options: Any) -> Iterator[Any]:
-    """Within it, a session with these workers is in use; it is made once and kept."""
-    mesh = mesh or (workers,)
-    key = (mesh, tuple(sorted(options.items())))
-    if key not in _kept:
-        with sessions.using(None):
-            _kept[key] = ost.connect(mesh=mesh, **options)
-    with sessions.using(_kept[key]):
-        yield _kept[key]
+    """Within it, a session with these workers is in use."""
+    with use(mesh or (workers,), **options) as session:
+        yield session
 
 
 def splits_of(x: Any, mesh: tuple[int, ...]) -> list[Split]:

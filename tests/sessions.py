@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from ostinato.runtime.crew.crew import job_size
 
@@ -19,16 +20,19 @@ FEW = 64  # plans that a session keeps between tests
 MESHES: tuple[tuple[int, ...], ...] = ((1,), (2,), (3,), (4,), (5,), (2, 2), (3, 2), (1, 3), (2, 1))
 if JOB > 1:
     MESHES = tuple(m for m in (*MESHES, (1, 2), (1, 4)) if math.prod(m) == JOB)
-_sessions: dict[tuple[tuple[int, ...], str], Session] = {}
+_sessions: dict[tuple[Any, ...], Session] = {}
 
 
 @contextmanager
-def use(mesh: tuple[int, ...] = (1,), numerics: str = "same-plan") -> Iterator[Session]:
-    """A session with these workers, made current for a while."""
-    key = (mesh, numerics)
+def use(
+    mesh: tuple[int, ...] = (1,), numerics: str = "same-plan", **options: Any
+) -> Iterator[Session]:
+    """A session with these workers, made current for a while. It is made once and kept, and so are its
+    workers' threads."""
+    key = (mesh, numerics, *sorted(options.items()))
     if key not in _sessions:
         with sessions.using(None):
-            _sessions[key] = ost.connect(mesh=mesh, numerics=numerics)
+            _sessions[key] = ost.connect(mesh=mesh, numerics=numerics, **options)
     try:
         with sessions.using(_sessions[key]):
             yield _sessions[key]
