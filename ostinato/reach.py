@@ -8,6 +8,7 @@ at; nothing of the user's runs while this looks."""
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # its getsignal makes no enums, which takes 0.1 ms
 import array as _array
 import collections
 import contextlib
@@ -16,6 +17,7 @@ import functools
 import gc
 import os
 import random as _random
+import signal
 import sys
 import threading
 import time as _time
@@ -238,7 +240,10 @@ class Reach:
         self.guards: list[Guard] = []
         self.places: set[tuple[Any, ...]] = set()  # what has a guard
         self.executed: dict[int, types.CodeType] = {}
-        self.beside = {id(getattr(f, "__code__", None)) for f in gc.callbacks}  # not of the trace
+        self.within = _collection()  # a finalizer may trace, too
+        self.beside = _beside()
+        self.interrupted = False  # whether any of these ran
+        self.base = 0  # the frame that calls the function, by id
         self.functions: dict[int, list[types.FunctionType]] = {}  # that were met, by code
         self.attributes: set[str] = set()
         self.every = False  # attribute's names are made, so any may be read
@@ -263,6 +268,8 @@ class Reach:
     def called(self, code: types.CodeType, frame: types.FrameType) -> None:
         """A function of the user's begins."""
         if code.co_name == "__del__" or id(code) in self.beside:
+            self.interrupted = True
+        if self._is_beside(frame):
             return
         given = frame.f_locals
         count = (
@@ -295,8 +302,27 @@ class Reach:
 
     def returned(self, frame: types.FrameType) -> None:
         """It ends: what it found meanwhile may have attributes that it read."""
+        if self._is_beside(frame):
+            return
         for x in frame.f_locals.values():
             self._local(x)
+
+    def enters(self, frame: types.FrameType) -> None:
+        """A compiled function is called."""
+        if not self._is_beside(frame):
+            self.nested.append(frame.f_locals["self"])
+
+    def _is_beside(self, frame: types.FrameType) -> bool:
+        """Whether it is no part of the trace, but runs in this thread meanwhile: what the garbage
+        collector calls, finalizers, handlers of signals, and what these call."""
+        if _collection() is not self.within:
+            return True
+        f: types.FrameType | None = frame if self.interrupted else None
+        while f is not None and id(f) != self.base:
+            if f.f_code.co_name == "__del__" or id(f.f_code) in self.beside:
+                return True
+            f = f.f_back
+        return False
 
     def _local(self, x: Any) -> None:
         if type(x) in _ATOMS or id(x) in self.seen or isinstance(x, (Array, type)):
@@ -676,15 +702,42 @@ def _is_traced(x: Any) -> bool:
     )
 
 
+# -- what runs meanwhile -------------------------------------------------------------------
+# What tells of collections is not written in Python: a handler of Ctrl-C may run in what is, and what
+# that raises would be lost. Each collection comes with an object of its own.
+_collected = threading.local()  # by this thread
+_latest = collections.OrderedDict[str, Any](start=None, stop=None)  # by any; the latest comes last
+_callbacks: list[Any] = [_collected.__setattr__, _latest.__setitem__, _latest.move_to_end]
+gc.callbacks += _callbacks
+_SIGNALS = tuple(signal.valid_signals())
+
+
+def _collection() -> Any:
+    """The garbage collection in which this thread is, if it is in one."""
+    mine = getattr(_collected, "start", None)  # first: what others begin now is another one
+    try:
+        latest = next(reversed(_latest))
+    except RuntimeError:  # one began or ended in between
+        return _collection()
+    return mine if latest == "start" and _latest["start"] is mine else None
+
+
+def _beside() -> set[int]:
+    """The code, by id, of what interrupts whatever runs: handlers of collections and of signals."""
+    known = [*gc.callbacks, *map(_signal.getsignal, _SIGNALS)]
+    known = [f.__func__ if type(f) is types.MethodType else f for f in known]
+    return {id(f.__code__) for f in known if type(f) is types.FunctionType}
+
+
 # -- how calls are heard of ----------------------------------------------------------------
 _local = threading.local()
 
 
 @contextlib.contextmanager
-def reaching(reach: Reach) -> Iterator[None]:
-    """Within it, all that this thread calls is looked at."""
+def reaching(reach: Reach, frame: types.FrameType) -> Iterator[None]:
+    """Within it, all that this frame calls is looked at."""
     outer = getattr(_local, "reach", None)
-    _local.reach = reach
+    _local.reach, reach.base = reach, id(frame)
     try:
         with _heard(reach):
             yield
@@ -701,7 +754,7 @@ if sys.version_info >= (3, 12):
         reach = getattr(_local, "reach", None)
         if code is _entering:
             if reach is not None:
-                reach.nested.append(sys._getframe(1).f_locals["self"])
+                reach.enters(sys._getframe(1))
         elif _is_library_code(code, sys._getframe(1)):
             return sys.monitoring.DISABLE
         elif reach is not None:
@@ -753,7 +806,7 @@ else:
                 if known[id(code)] is not None:
                     reach.called(code, frame)
                 elif code is _entering:
-                    reach.nested.append(frame.f_locals["self"])
+                    reach.enters(frame)
             elif event == "return" and known.get(id(frame.f_code)) is not None:
                 reach.returned(frame)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -152,7 +153,7 @@ def _results(
         positions = positional(function.signature, given)
         bound = function.signature.bind(*positions, **keywords(function.signature, given))
         del given, positions
-        with reaching(reach):
+        with reaching(reach, sys._getframe()):
             results = function.function(*bound.args, **bound.kwargs)
     except Exception:
         if isinstance(trace.refused, NeedsValue):  # which the function swallowed

@@ -8,12 +8,15 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import gc
 import importlib
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 import types
 import weakref
 from collections import ChainMap, OrderedDict, UserDict, defaultdict, deque
@@ -824,6 +827,121 @@ def test_the_tracers_own_signal_is_not_swallowed(bare: bool) -> None:
 
     with pytest.raises(TracedValueError, match="float"):
         ost.compile(of_array)(ost.asarray(X))
+
+
+# -- what runs meanwhile -------------------------------------------------------------------
+noise = 0.5
+
+
+def reads_noise(*_: Any) -> float:
+    """What nobody who traces has called; a clock is read, too, which would be warned of."""
+    return noise + time.time()
+
+
+class Finished:
+    """Garbage of somebody else's."""
+
+    def __del__(self) -> None:
+        reads_noise()
+
+
+def closed() -> Iterator[float]:
+    try:
+        yield 1.0
+    finally:
+        reads_noise()
+
+
+def garbage(kind: str) -> Any:
+    """Things that only the collector finds; and what has to stay until then."""
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    if kind == "a finalizer":
+        cycle.append(Finished())
+    elif kind == "a generator":
+        cycle.append(closed())
+        next(cycle[1])
+    elif kind == "a callback":
+        cycle.append(Holder(1))
+        return weakref.ref(cycle[1], reads_noise)
+    return None
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """But for those that a test asks for."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def handler(*_: Any) -> None:
+    reads_noise()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["a finalizer", "a generator", "a callback", "a handler", "a signal", "the last reference"],
+)
+@pytest.mark.usefixtures("no_collection")
+def test_what_runs_meanwhile_is_no_part_of_the_trace(kind: str, tally: Tally) -> None:
+    """The collector, finalizers and handlers run at any moment, in whatever thread."""
+    holder = Holder(2.0)
+
+    def f(x: Any) -> Any:
+        if kind == "a signal":
+            signal.raise_signal(signal.SIGUSR1)
+        elif kind == "the last reference":
+            Finished()
+        else:
+            gc.collect()
+        return x * holder.v
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    gc.callbacks.extend([handler] if kind == "a handler" else [])
+    compiled = ost.compile(f)
+    try:
+        for noise in (1.0, 2.0):
+            stays = garbage(kind)
+            globals()["noise"] = noise
+            np.testing.assert_array_equal(np.asarray(compiled(ost.asarray(X))), X * 2)
+        assert stays is None or stays() is not None, "only a trace collects"
+        assert len(compiled.misses) == 1
+        holder.v = 3.0
+        np.testing.assert_array_equal(np.asarray(compiled(ost.asarray(X))), X * 3)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        gc.callbacks[:] = [c for c in gc.callbacks if c is not handler]
+    tally("what ran meanwhile", 1)
+
+
+class Computes:
+    """A finalizer that traces."""
+
+    def __init__(self, f: Any, found: list[Any]) -> None:
+        self.f, self.found, self.me = f, found, self
+
+    def __del__(self) -> None:
+        self.found.append(np.asarray(self.f(ost.asarray(X))))
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_what_a_finalizer_traces_is_watched(tally: Tally) -> None:
+    holder, found = Holder(2.0), list[Any]()
+    inner = ost.compile(lambda x: x * holder.v)
+
+    def outer(x: Any) -> Any:
+        gc.collect()
+        return x + 1.0
+
+    for value in (2.0, 3.0):
+        holder.v = value
+        Computes(inner, found)
+        compiled = ost.compile(outer)
+        np.testing.assert_array_equal(np.asarray(compiled(ost.asarray(X))), X + 1.0)
+        np.testing.assert_array_equal(found.pop(), X * value)
+        assert not found
+    tally("what ran meanwhile", 2)
 
 
 def test_another_trace_is_compared(tmp_path: Path) -> None:
