@@ -10,7 +10,6 @@ from . import (  # noqa: F401  (registers the operations)
     creation,
     distances,
     elementwise,
-    fused,
     gradient,
     indexing,
     linalg,
@@ -28,6 +27,6 @@ from .core.graph import Graph, Node
 from .core.layout import Layout
 from .core.registry import OPS, Op, lookup
 from .core.spec import Spec
-from .cpu.kernels import syrk  # noqa: F401
+from .cpu.device import CPU  # noqa: F401  (registers how a CPU does it)
 
 __all__ = ["OPS", "Array", "Builder", "Graph", "Layout", "Node", "Op", "Spec", "lookup"]

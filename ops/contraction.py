@@ -20,9 +20,8 @@ from .core.array import Array, Operandish, apply, as_array, export, unify
 from .core.index import LETTERS, Indices, along, einsum_indices, product_labels, subscripts
 from .core.parameters import DTYPE, FARTHEST, TEXT, unfit, whole
 from .core.registry import Params, Product, Scratch, Specs, op
-from .core.spec import DType, Shape, Spec, float32, lying, promote
+from .core.spec import DType, Shape, Spec, float32, promote
 from .core.user_line import misfit
-from .cpu.kernels.gemm import any_product, product, ways
 from .elementwise import broadcast, conj, convert
 from .shape import (
     accumulator,
@@ -135,8 +134,6 @@ def _matmul_kernel(
     b: Any,
     *,
     scratch: Sequence[Any],
-    way: str = "",
-    stays: bool = False,
 ) -> None:
     if scratch:
         left, right, product = scratch
@@ -150,18 +147,6 @@ def _matmul_kernel(
         xp.matmul(a, b, out=out)
 
 
-def _matmul_native(
-    arrays: Sequence[Any], threads: int, *, way: str = "", stays: bool = False, **_: Any
-) -> Any:
-    a, b, out = arrays
-    return any_product(a, b, out, threads, way, stays)
-
-
-def _matmul_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Sequence[str]:
-    a, b, out = (lying(s.shape, s.dtype) for s in (*ins, *outs))
-    return list(ways(a, b, out, threads, p.get("stays", False)))
-
-
 def _matmul_cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
     return 2.0 * outs[0].size * ins[0].shape[-1], float(sum(s.nbytes for s in (*ins, *outs)))
 
@@ -172,8 +157,6 @@ op(
     indices=_matmul_indices,
     ufunc="matmul",
     kernel=_matmul_kernel,
-    native=_matmul_native,
-    ways=_matmul_ways,
     scratch=_wide_scratch,
     grad=_matmul_grad,
     cost=_matmul_cost,
@@ -187,9 +170,7 @@ def _wide_rule(a: Spec, b: Spec, *, dtype: DType) -> Spec:
     return Spec(_matmul_rule(a, b).shape, dtype)
 
 
-def _wide_kernel(
-    xp: Any, out: Any, a: Any, b: Any, *, dtype: DType, way: str = "", stays: bool = False
-) -> None:
+def _wide_kernel(xp: Any, out: Any, a: Any, b: Any, *, dtype: DType) -> None:
     xp.matmul(a.astype(dtype), b.astype(dtype), out=out)
 
 
@@ -201,8 +182,6 @@ op(
     made_by="machine",
     indices=_matmul_indices,
     kernel=_wide_kernel,
-    native=_matmul_native,
-    ways=_matmul_ways,
     cost=_matmul_cost,
     dense=True,
     product=Product(gemm=True),
@@ -268,7 +247,7 @@ def _two_extents(text: str, label: str, xs: Sequence[Spec] | Sequence[Array]) ->
     )
 
 
-class _Folds:
+class Folds:
     """Operands of an einsum as stacks of matrices, and its result."""
 
     def __init__(self, text: str, a: Any, b: Any) -> None:
@@ -296,49 +275,14 @@ class _Folds:
         return whole.transpose([order.index(c) for c in self.result])
 
 
-def _einsum_kernel(
-    xp: Any, out: Any, a: Any, b: Any, *, text: str, scratch: Sequence[Any], way: str = ""
-) -> None:
+def _einsum_kernel(xp: Any, out: Any, a: Any, b: Any, *, text: str, scratch: Sequence[Any]) -> None:
     if scratch:
         xp.copyto(scratch[0], a)
         xp.copyto(scratch[1], b)
         a, b = scratch[:2]
-    folds = _Folds(text, a, b)
+    folds = Folds(text, a, b)
     product = xp.matmul(folds.matrices(0, a), folds.matrices(1, b))
     xp.copyto(out, folds.unfold(product), casting="unsafe")
-
-
-def _einsum_native(
-    arrays: Sequence[Any], threads: int, *, text: str, way: str = "", **_: Any
-) -> Any:
-    """A product of matrices, which are copies only where they must be."""
-    folds = _Folds(text, *arrays[:2])
-    views, like = [], []
-    for k, x in enumerate(arrays):
-        try:
-            like.append(np.reshape(folds.ordered(k, x), folds.shape(k), copy=False))
-            views.append(True)
-        except ValueError:
-            like.append(lying(folds.shape(k), x.dtype))
-            views.append(False)
-    run = product(like[0], like[1], like[2], threads, way)
-    if run is None:
-        return None
-
-    def einsum(a: Any, b: Any, out: Any) -> None:
-        left, right = folds.matrices(0, a), folds.matrices(1, b)
-        made = folds.matrices(2, out) if views[2] else np.empty(folds.shape(2), out.dtype)
-        run(left, right, made)
-        if not views[2]:
-            np.copyto(out, folds.unfold(made))
-
-    return einsum
-
-
-def _einsum_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Sequence[str]:
-    folds = _Folds(p["text"], *(lying(s.shape, s.dtype) for s in ins))
-    a, b, out = (lying(folds.shape(k), s.dtype) for k, s in enumerate((*ins, *outs)))
-    return list(ways(a, b, out, threads))
 
 
 def _size(extents: dict[str, int], labels: str) -> int:
@@ -366,8 +310,6 @@ op(
     takes={"text": TEXT},
     indices=lambda ins, outs, p: einsum_indices(p["text"], ins),
     kernel=_einsum_kernel,
-    native=_einsum_native,
-    ways=_einsum_ways,
     scratch=_wide_scratch,
     grad=_einsum_grad,
     cost=_einsum_cost,

@@ -24,11 +24,9 @@ from .core import array
 from .core.array import Array, Operandish, apply, as_array, export, unify, unmasked
 from .core.index import LETTERS, Indices, along
 from .core.parameters import AXIS, TEXT, one_of, unfit, whole
-from .core.registry import COMPILED, Params, Place, Specs, op, stream_cost
+from .core.registry import Params, Piece, Place, Specs, op, stream_cost
 from .core.spec import Shape, Spec, bool_, int64, is_inexact, is_integer
 from .core.user_line import misfit
-from .cpu.kernels.gather_scatter import adding_along, inside, putting, taking, taking_along
-from .cpu.loops.copies import Piece
 from .elementwise import astype, equal, less, maximum, minimum, where
 from .reduction import cumulative_sum
 from .shape import (
@@ -84,8 +82,6 @@ op(  # before a kernel that gathers: whether all places are inside
     made_by="machine",
     indices=lambda ins, outs, p: Indices(((None,) * ins[0].ndim,), ((),)),
     kernel=_in_bounds_kernel,
-    native=inside,
-    least=COMPILED,
 )
 
 
@@ -147,8 +143,6 @@ op(
     indices=_take_indices,
     kernel=_take_kernel,
     pieces=_take_pieces,
-    native=taking,
-    least=COMPILED,
     grad=_take_grad,
     cost=MOVE,
     placed=True,
@@ -309,8 +303,6 @@ op(
     indices=_put_indices,
     kernel=_put_kernel,
     pieces=_put_pieces,
-    native=putting,
-    least=COMPILED,
     grad=_put_grad,
     cost=MOVE,
     placed=True,
@@ -381,8 +373,6 @@ op(
     takes={"axis": AXIS},
     indices=_along_indices,
     kernel=_take_along_kernel,
-    native=taking_along,
-    least=COMPILED,
     grad=_take_along_grad,
     cost=MOVE,
 )
@@ -423,8 +413,6 @@ op(
         (along((p["axis"],), outs[0]),) * 3, (along((p["axis"],), outs[0]),)
     ),
     kernel=_put_along_kernel,
-    native=adding_along,
-    least=COMPILED,
     grad=lambda g, y, x, i, v, *, axis: (g, None, take_along_axis(g, i, axis=axis)),
     cost=MOVE,
     overwrite=(0,),

@@ -38,7 +38,6 @@ from .core.spec import (
 from .core.user_line import misfit
 from .creation import ANYWHERE, _shape, placed
 from .elementwise import as_dtype, astype, broadcast, clip, log, minimum, nextafter
-from .random_bits import LOW, MULTIPLIERS, NORMAL, WEYL
 from .reduction import argmax
 from .seeds import Seeds, as_seed
 from .shape import axis_of, broadcast_to, moveaxis, whole_number
@@ -60,6 +59,11 @@ def __dir__() -> list[str]:
     return __all__
 
 
+# Philox; kernels in registers do the same (ops/cpu/jit/random_bits.py)
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+LOW = 0xFFFFFFFF
+NORMAL = 2  # the stream of normally distributed numbers
 _CHUNK = 16384  # blocks of four words at a time, so that the rounds stay in cache
 
 STREAMS = {
@@ -490,7 +494,7 @@ def _place_of(numbers: Any) -> tuple[Shape, Place]:
 
 
 def _drawn(kernel: Callable[..., None], dtype: DType) -> Callable[..., None]:
-    """What kernels compute (random_bits.py), by NumPy, where these numbers are."""
+    """What kernels compute (ops/cpu/jit/random_bits.py), by NumPy, where these numbers are."""
     wide = dtype.itemsize == 8
 
     def draw(xp: Any, out: Any, seed: Any, numbers: Any, stream: Any = NORMAL) -> None:

@@ -23,11 +23,9 @@ from .core.index import LETTERS, Indices, along
 from .core.monoid import highest, identity, lowest
 from .core.parameters import AXES, AXIS, DTYPE, whole
 from .core.parameters import unfit as _unfit
-from .core.registry import COMPILED, Params, Place, Scratch, Specs, op, stream_cost
+from .core.registry import Params, Place, Scratch, Specs, op, stream_cost
 from .core.spec import DType, Shape, Spec, bool_, float64, int64, is_inexact, real_of, uint64
 from .core.user_line import misfit
-from .cpu.kernels.scan import running_kernel
-from .cpu.loops.labels import SHORT
 from .elementwise import as_dtype, astype, conj, equal, exp, isfinite, log, not_equal, sqrt, where
 from .shape import (
     accumulator,
@@ -64,6 +62,9 @@ __all__ = [
     "sum",
     "var",
 ]
+
+
+SHORT_ROWS = 64  # elements; sums over rows of more, and over other axes, are done in turn
 
 
 def read_cost(flops_each: float) -> Callable[[Specs, Specs, Params], tuple[float, float]]:
@@ -201,7 +202,7 @@ def _in_turn(shape: Shape, axes: tuple[int, ...]) -> Sequence[tuple[int, ...]]:
         first -= 1
     rows = tuple(range(first, len(shape)))
     others = tuple(d for d in axes if d < first)
-    return (rows, others) if others and math.prod(shape[first:]) > SHORT else (axes,)
+    return (rows, others) if others and math.prod(shape[first:]) > SHORT_ROWS else (axes,)
 
 
 def _mean_kernel(xp: Any, out: Any, x: Any, *, axes: tuple[int, ...], count: int) -> None:
@@ -627,10 +628,6 @@ def _running(
     def kernel(xp: Any, out: Any, x: Any, *, axis: int, dtype: DType) -> None:
         getattr(xp, ufunc).accumulate(x, axis=axis, dtype=dtype, out=out)
 
-    def native(arrays: Sequence[Any], threads: int, *, axis: int, dtype: DType, **_: Any) -> Any:
-        x, out = arrays
-        return running_kernel(x, out, axis, ufunc == "multiply", threads)
-
     def infer(x: Spec, *, axis: int, dtype: DType) -> Spec:
         _taken(name, x, dtype)
         return Spec(x.shape, dtype)
@@ -641,8 +638,6 @@ def _running(
         takes={"axis": AXIS, "dtype": DTYPE},
         indices=running,
         kernel=kernel,
-        native=native,
-        least=COMPILED,
         grad=grad,
         cost=stream_cost(1),
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 from .contraction import _matmul_cost, _matmul_indices, _matmul_rule
 from .core.build import Builder
+from .core.device import device_of
 from .core.graph import Graph
 from .core.index import LETTERS, Indices
 from .core.layout import grid_bounds, grid_size
@@ -23,7 +24,6 @@ from .core.monoid import identity
 from .core.parameters import AXIS, one_of, unfit
 from .core.registry import Params, Place, Scratch, Specs, op
 from .core.spec import Shape, Spec
-from .cpu.kernels.gemm import in_order
 from .reduction import _left, read_cost
 
 _UFUNC = {"sum": "add", "prod": "multiply"}
@@ -188,7 +188,7 @@ def _block_product(xp: Any, out: Any, a: Any, b: Any) -> None:
         out.real = _real_product(xp, ar, br, out) - _real_product(xp, ai, bi, out)
         out.imag = _real_product(xp, ar, bi, out) + _real_product(xp, ai, br, out)
         return
-    run = in_order(a, b, out, 1)
+    run = device_of(out).ordered_product(a, b, out)
     if run is not None:
         run(a, b, out)
         return

@@ -42,10 +42,9 @@ from .core.parameters import (
     one_of,
     unfit,
 )
-from .core.registry import Params, Place, Specs, op, stream_cost
+from .core.registry import Params, Piece, Place, Specs, op, stream_cost
 from .core.spec import DType, Shape, Spec, float32, int64, is_float, promote
 from .core.user_line import misfit
-from .cpu.loops.copies import Piece
 from .elementwise import astype, broadcast, greater_equal, number_of, where
 
 __all__ = [

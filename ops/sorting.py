@@ -6,7 +6,6 @@ NumPy is given bfloat16 as float32, since it loses its way among bfloat16's NaN.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +17,9 @@ from .core.array import Array, Operandish, apply, as_array, export, unify
 from .core.index import LETTERS, Indices
 from .core.parameters import AXIS, FLAG, one_of, unfit
 from .core.parameters import whole as whole_from
-from .core.registry import COMPILED, Params, Scratch, Specs, op
-from .core.spec import Shape, Spec, bfloat16, bool_, float32, int64, is_inexact, promote
+from .core.registry import Params, Specs, op
+from .core.spec import Spec, bfloat16, bool_, float32, int64, is_inexact, promote
 from .core.user_line import misfit
-from .cpu.kernels.search import searching_kernel
-from .cpu.kernels.sort.order import sort_function, sort_room
 from .elementwise import astype, equal, logical_not, minimum, not_equal, where
 from .indexing import take_along_axis
 from .reduction import any, cumulative_sum, running
@@ -51,32 +48,6 @@ def _ordered(x: Spec, name: str) -> Spec:
     return x
 
 
-def _room(
-    places: bool,
-    ins: Sequence[Shape],
-    outs: Sequence[Shape],
-    specs: Sequence[Spec],
-    *,
-    axis: int,
-    **_: Any,
-) -> Sequence[Scratch]:
-    return sort_room(ins[0], specs[0].dtype, axis, outs[0][axis], places)
-
-
-def _native(
-    places: bool,
-    arrays: Sequence[Any],
-    threads: int,
-    *,
-    axis: int,
-    descending: bool,
-    scratch: Sequence[Any],
-    **_: Any,
-) -> Callable[..., None] | None:
-    x, out = arrays
-    return sort_function(x, out, threads, axis, descending, places, scratch)
-
-
 def _keys(xp: Any, x: Any) -> Any:
     """Whole numbers in the order of the numbers, and back: NaN is the largest of all, and of two zeros the
     negative one comes first, as it does by machine code."""
@@ -84,9 +55,7 @@ def _keys(xp: Any, x: Any) -> Any:
     return xp.where(whole < 0, whole ^ np.iinfo(whole.dtype).max, whole)
 
 
-def _sort_kernel(
-    xp: Any, out: Any, x: Any, *, axis: int, descending: bool, stable: bool, **_: Any
-) -> None:
+def _sort_kernel(xp: Any, out: Any, x: Any, *, axis: int, descending: bool, stable: bool) -> None:
     real = is_inexact(x.dtype)
     made = _keys(xp, xp.where(x == x, x, x.dtype.type(np.nan))) if real else x
     made = xp.sort(made, axis=axis)
@@ -107,9 +76,6 @@ op(
     takes={"axis": AXIS, "descending": FLAG, "stable": FLAG},
     indices=running,
     kernel=_sort_kernel,
-    scratch=partial(_room, False),
-    native=partial(_native, False),
-    least=COMPILED,
     grad=_sort_grad,
     cost=_sort_cost,
 )
@@ -134,7 +100,7 @@ def _argsort_rule(x: Spec, *, axis: int, descending: bool, stable: bool, count: 
 
 
 def _argsort_kernel(
-    xp: Any, out: Any, x: Any, *, axis: int, descending: bool, stable: bool, count: int, **_: Any
+    xp: Any, out: Any, x: Any, *, axis: int, descending: bool, stable: bool, count: int
 ) -> None:
     kind, n = "stable" if stable else None, x.shape[axis]
     x = x.astype(xp.float32) if x.dtype == bfloat16 else x
@@ -150,9 +116,6 @@ op(
     takes={"axis": AXIS, "descending": FLAG, "stable": FLAG, "count": whole_from(0)},
     indices=running,
     kernel=_argsort_kernel,
-    scratch=partial(_room, True),
-    native=partial(_native, True),
-    least=COMPILED,
     cost=_sort_cost,
 )
 
@@ -196,11 +159,6 @@ def _search_kernel(xp: Any, out: Any, x: Any, v: Any, *, side: str) -> None:
     xp.copyto(out, xp.searchsorted(x, v, side=side))
 
 
-def _search_native(arrays: Sequence[Any], threads: int, *, side: str, **_: Any) -> Any:
-    x, v, out = arrays
-    return searching_kernel(x, v, out, side == "right", threads)
-
-
 def _search_rule(x: Spec, v: Spec, *, side: str) -> Spec:
     if x.ndim != 1:
         raise misfit(ShapeError, "searchsorted", got=f"shape {x.shape}", needed="one axis, sorted")
@@ -215,8 +173,6 @@ op(
     takes={"side": one_of("left", "right")},
     indices=_search_indices,
     kernel=_search_kernel,
-    native=_search_native,
-    least=COMPILED,
     cost=lambda ins, outs, p: (20.0 * ins[1].size, float(ins[1].nbytes + outs[0].nbytes)),
 )
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.graph import Graph
 
 from .cpu import passes as cpu
@@ -69,11 +70,12 @@ def lower(
         took_room |= each in need_room and made is not graph
         return made
 
-    program = assign_memory(as_run(graph, target, donated, noting), reuse)
+    device = DEVICES[target.device]
+    program = assign_memory(as_run(graph, target, donated, noting), device, reuse)
     if limit is None or not took_room or peak_bytes(program) <= limit:
         return program
 
     def without(each: Pass, graph: Graph, target: Target, donated: Sequence[int]) -> Graph:
         return graph if each in need_room else run(each, graph, target, donated)
 
-    return assign_memory(as_run(graph, target, donated, without), reuse)
+    return assign_memory(as_run(graph, target, donated, without), device, reuse)

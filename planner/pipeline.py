@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.encode import digest
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.spec import Spec
@@ -108,7 +109,8 @@ def done_so(program: Program, key: Key, results: Results, ways: Sequence[str]) -
     """The program with its sites done in these ways."""
     if not any(ways):
         return program
-    return assign_memory(with_ways(program.graph, key.target, ways), _to_reuse(key, results))
+    graph = with_ways(program.graph, key.target, ways)
+    return assign_memory(graph, DEVICES[key.target.device], _to_reuse(key, results))
 
 
 def _strip(graph: Graph) -> tuple[Graph, tuple[tuple[str, int], ...]]:

@@ -15,33 +15,26 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 from ostinato.ops.collective import STORED, collective_of
 from ostinato.ops.control import graph_cost
+from ostinato.ops.core.device import Device, Keeping, Recorder, Repeated, plain
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Partial, slices
 from ostinato.ops.core.monoid import MONOIDS
-from ostinato.ops.core.registry import OPS, Place
+from ostinato.ops.core.registry import OPS, Place, Scratch
 from ostinato.ops.core.spec import Spec, is_inexact, lying
-from ostinato.ops.cpu.jit.llvm import together
-from ostinato.ops.cpu.jit.sequence import Sequenced, sequence
-from ostinato.ops.cpu.kernels.gemm import Keeping
-from ostinato.ops.cpu.loops.copies import in_pieces, in_rows
-from ostinato.ops.cpu.loops.flat import native_kernel, strides_over
-from ostinato.ops.cpu.loops.labels import SUMS
-from ostinato.ops.fused import FUSED
 from ostinato.planner.passes.memory import (
     CONTROL,
     body_order,
     contiguous,
     in_part,
     is_joined,
-    scratch_of,
 )
 from ostinato.planner.plan import ONE_THREAD, Program
 
@@ -55,8 +48,7 @@ from ostinato.errors import (
     OstinatoError,
 )
 
-from .loop_record import Record, distance
-from .messages.collectives import starter
+from .messages.collectives import Start, staged, starter
 from .messages.communicator import Communicator
 from .packed_weights import Staying
 from .prefetch import BUFFERS, ReadAhead, Step
@@ -135,14 +127,14 @@ def bind(
     program: Program,
     rank: int,
     communicator: Communicator,
-    xp: Any,
+    device: Device,
     arena: Any,
     name: str,
     threads: int = 1,
     timed: bool = False,
 ) -> Bound:
     """The function that runs a program on one worker."""
-    binder = _Binder(rank, communicator, xp, arena, threads, timed)
+    binder = _Binder(rank, communicator, device, arena, threads, timed)
     graph = program.graph
     ins = [f"i{k}" for k in range(len(graph.inputs))]
     outs = [f"o{k}" for k in range(len(graph.outputs))]
@@ -156,7 +148,7 @@ def bind(
     if timed:
         binder.names["talk"] = communicator
         binder.write("t0 = clock(); c0 = talk.talking")
-    with together():
+    with device.together():
         binder.program(program, ins, outs, 0)
     binder.write("return")
     source = "\n".join(binder.text)
@@ -172,14 +164,14 @@ class _Binder:
         self,
         rank: int,
         communicator: Communicator,
-        xp: Any,
+        device: Device,
         arena: Any,
         threads: int,
         timed: bool,
     ) -> None:
         self.rank = rank
         self.communicator = communicator
-        self.xp = xp
+        self.device, self.xp = device, device.xp
         self.arena = arena
         self.threads = threads
         self.timed = timed
@@ -187,9 +179,14 @@ class _Binder:
         self.lines: dict[int, Row] = {}
         self.rows: list[Row] = []
         self.depth = 0
-        self.names: dict[str, Any] = {"xp": xp, "clock": time.perf_counter, "copyto": xp.copyto}
+        self.names: dict[str, Any] = {
+            "xp": self.xp,
+            "clock": device.clock,
+            "copyto": self.xp.copyto,
+        }
         self.names["ReadAhead"] = ReadAhead
-        self.names |= {"has_nan": _has_nan, "check_nan": _check_nan}
+        self.names |= {"has_nan": partial(_has_nan, self.xp)}
+        self.names["check_nan"] = partial(_check_nan, self.xp)
         self.fixed: dict[str, Any] = {}  # names that are the same array in every run
         self.shown: dict[str, Any] = {}  # the others: arrays that lie like them, without memory
         self.looks: dict[str, tuple[int, Look | None]] = {}  # at operands: which one, and how
@@ -199,7 +196,7 @@ class _Binder:
         self.requests: dict[str, str] = {}  # of pending values
         self.places: dict[Any, str] = {}
         self.turns: tuple[str, list[int]] = ("", [])  # the turn's name, and the rank in each
-        self.record: Record | None = None  # of the innermost loop
+        self.record: Recorder | None = None  # of the innermost loop
 
     def write(self, line: str, row: Row | None = None) -> None:
         self.text.append("    " * self.depth + line)
@@ -344,13 +341,12 @@ class _Binder:
         if watched:  # now, as the result may take an operand's memory
             before = self.local("b")
             self.write(f"{before} = has_nan({', '.join(ins)})", row)
-        needs = scratch_of(op, graph, node, self.rank) if op.scratch is not None else ()
-        plain = op.kernel is None or (not needs and all(in_order[v] for v in node.inputs))
+        needs, more = self.scratch(graph, node)
         scratch = tuple(
             self.place(base + offset, s.shape, s.dtype)
-            for offset, s in zip(program.scratch[k], needs, strict=False)
+            for offset, s in zip(program.scratch[k], (*needs, *more), strict=False)
         )
-        kernel = self.native(graph, node, ins, outs, scratch)
+        kernel = self.native(graph, node, ins, outs, scratch[len(needs) :])
         if kernel is not None:
             keeps = kernel if isinstance(kernel, Keeping) else None
             function = kernel if keeps is None else keeps.function
@@ -360,28 +356,45 @@ class _Binder:
             self.write(f"{name}({', '.join((*ins, *outs))})", row)
             if self.record is not None:
                 self.record.call(function, (*ins, *outs), self.lies(outs[0]))
-        elif op.ufunc and plain and not {*node.kw} - {"way", "stays"}:
+        elif (
+            op.ufunc
+            and (op.kernel is None or (not needs and all(in_order[v] for v in node.inputs)))
+            and not plain(node.kw)
+        ):
             f = self.ufuncs.get(op.ufunc) or self.name("f", getattr(self.xp, op.ufunc))
             self.ufuncs[op.ufunc] = f
             out = f"out={outs[0]}" if op.ufunc in _OUT_BY_NAME else outs[0]
             self.write(f"{f}({', '.join((*ins, out))})", row)
         else:
-            params, more = node.kw, ""
-            if params.get("way") == ONE_THREAD:  # which says nothing to NumPy
-                del params["way"]
+            params, place = plain(node.kw), ""
             turn, ranks = self.turns
             if op.placed and turn:
-                more = f", at={self.name('a', [self.at(graph, node, r) for r in ranks])}[{turn}]"
+                place = f", at={self.name('a', [self.at(graph, node, r) for r in ranks])}[{turn}]"
             elif op.placed:
                 params["at"] = self.at(graph, node)
             if op.scratch is not None:
-                params["scratch"] = scratch
-            f = self.name("k", op.kernel)
+                params["scratch"] = scratch[: len(needs)]
+            f = self.name("k", self.in_memory(graph, node))
             out = outs[0] if len(outs) == 1 else f"({', '.join(outs)})"
-            more += f", **{self.name('p', params)}" if params else ""
-            self.write(f"{f}({', '.join(('xp', out, *ins))}{more})", row)
+            place += f", **{self.name('p', params)}" if params else ""
+            self.write(f"{f}({', '.join(('xp', out, *ins))}{place})", row)
         if watched:
             self.write(f"check_nan({self.name('n', node)}, {before}, ({', '.join(watched)},))", row)
+
+    def in_memory(self, graph: Graph, node: Node) -> Callable[..., None]:
+        """The op's kernel. One that reads a file writes to the host's memory."""
+        kernel, device = OPS[node.op].kernel, self.device
+        assert kernel is not None
+        layouts = [graph.specs[v].layout for v in node.inputs]
+        if device.is_host or not any(x is not None and x.stored for x in layouts):
+            return kernel
+
+        def staged(xp: Any, out: Any, *files: Any, **params: Any) -> None:
+            made = np.empty(out.shape, out.dtype)
+            kernel(np, made, *files, **params)
+            xp.copyto(out, device.from_host(made))
+
+        return staged
 
     def is_fixed(self, program: Program, node: Node, first: int) -> bool:
         """Whether it is made of nothing, the same in each turn, and small: then it is made now."""
@@ -402,7 +415,8 @@ class _Binder:
             self.write(f"{self.requests[names[node.inputs[0]]]}.wait()", row)
         if node.op in STORED:
             names[first] = self.local("x")
-            operands = [names[v] for v in node.inputs] + [f"**{self.name('p', node.kw)}"]
+            operands = [self.on_host(names, graph, v) for v in node.inputs]
+            operands.append(f"**{self.name('p', node.kw)}")
             self.write(f"{names[first]} = {self.name('w', op.view)}({', '.join(operands)})", row)
             return
         for j in range(len(node.specs)):
@@ -417,22 +431,31 @@ class _Binder:
             ) -> Any:
                 return view(xp, x, at, **params)
 
-            names[first + j] = self.seen(source, look, row)
+            names[first + j] = self.seen(source, look, row, partial(look, xp=np))
 
-    def seen(self, source: str, look: Look, row: Row | None = None) -> str:
-        """A name for a look at an array."""
+    def on_host(self, names: Sequence[str], graph: Graph, v: int) -> str:
+        """What whoever reads files wants to see: places along an axis, or a file."""
+        layout = graph.specs[v].layout
+        if self.device.is_host or layout is None or layout.stored:
+            return names[v]
+        return f"{self.name('h', self.device.to_host)}({names[v]})"
+
+    def seen(
+        self, source: str, look: Look, row: Row | None = None, shown: Look | None = None
+    ) -> str:
+        """A name for a look at an array. `shown`: the same at NumPy's that lies like it."""
         if source in self.fixed:
             return self.array(look(self.fixed[source]))
         made = self.local("x")
         if self.shown.get(source) is not None:
-            self.shown[made] = look(self.shown[source])
+            self.shown[made] = (shown or look)(self.shown[source])
         if source in self.looks:
             which, before = self.looks[source]
             self.looks[made] = which, _in_turn(before, look)
         self.write(f"{made} = {self.name('w', look)}({source})", row)
         like = self.shown.get(made)
         if self.record is not None and like is not None:
-            self.record.view(made, source, distance(self.shown[source], like))
+            self.record.view(made, source, self.shown[source], like)
         return made
 
     def part(self, program: Program, v: int, outs: Sequence[str], base: int) -> str:
@@ -461,57 +484,28 @@ class _Binder:
         """A function of arrays that lie as these do in every run; None if there is no better one
         than the op's kernel.
         """
-        if self.xp is not np:
+        arrays = [self.lies(name) for name in (*ins, *outs)]
+        if any(x is None for x in arrays):
             return None
-        make = OPS[node.op].native
+        specs = (*(graph.specs[v] for v in node.inputs), *node.specs)
         threads = 1 if node.kw.get("way") == ONE_THREAD else self.threads
-        if make is None and node.op in FUSED:
-            return self.generated(node, ins, outs, threads)
-        pieces = OPS[node.op].pieces
-        if make is None and pieces is None:
-            return None
-        arrays = [self.lies(name) for name in (*ins, *outs)]
-        if any(x is None for x in arrays):
-            return None
-        if OPS[node.op].placed:  # such a function knows no places: everything has to be here
-            specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
-            if any(x.shape != s.shape for x, s in zip(arrays, specs, strict=True)):
-                return None
         often = self.record is not None
-        if pieces is not None:
-            parts = pieces([x.shape for x in arrays[: len(ins)]], **node.kw)
-            found = None if parts is None else in_pieces(parts, arrays, threads, often)
-            if found is not None or make is None:
-                return found
-        if make is None or (not often and max(x.size for x in arrays) < OPS[node.op].least):
-            return None
-        made: Callable[..., None] | Keeping | None = make(
-            arrays, threads, scratch=scratch, **node.kw
-        )
-        return made
+        return self.device.kernel(node, specs, self.shape, arrays, threads, scratch, often)
 
-    def generated(
-        self, node: Node, ins: Sequence[str], outs: Sequence[str], threads: int
-    ) -> Callable[..., None] | None:
-        """Machine code for operands that lie as these do; None if that is not known."""
-        body: Graph = node.kw["body"]
-        sums = [n for n in body.nodes if n.op in SUMS]
-        axes = len(sums[0].kw["axes"]) if sums else 0
-        shape = self.shape(body.specs[sums[0].inputs[0]] if sums else node.specs[0])
-        arrays = [self.lies(name) for name in (*ins, *outs)]
-        if any(x is None for x in arrays):
-            return None
-        strides = strides_over(body, shape, arrays, axes)
-        kernel = native_kernel(body, shape, strides, threads, axes)
-        return kernel or in_rows(body, shape, arrays, threads, axes)
+    def scratch(self, graph: Graph, node: Node) -> tuple[Sequence[Scratch], Sequence[Scratch]]:
+        """What the op's own kernel needs here, and the device's."""
+        specs = (*(graph.specs[v] for v in node.inputs), *node.specs)
+        if not self.device.has_scratch(node):
+            return (), ()
+        shapes, count = [self.shape(s) for s in specs], len(node.inputs)
+        return self.device.scratch(node, shapes[:count], shapes[count:], specs)
 
     # -- collectives -----------------------------------------------------------------------
     def collective(
         self, graph: Graph, node: Node, row: Row, ins: Sequence[str], outs: Sequence[str]
     ) -> None:
         kind = collective_of(node.op, node.kw)
-        from_, to = ([self.fixed.get(name) for name in names] for names in (ins, outs))
-        start = self.name("s", starter(self.communicator, graph, node, kind, from_, to, self.xp))
+        start = self.name("s", self.starter(graph, node, kind, ins, outs))
         call = f"{start}(({', '.join(ins)},), ({', '.join(outs)},))"
         if node.op != "start":
             self.write(f"{call}.wait()", row)
@@ -519,6 +513,20 @@ class _Binder:
         self.requests[outs[0]] = self.local("q")
         overlap = self.name("h", self.communicator.overlap)
         self.write(f"{self.requests[outs[0]]} = {overlap}({call})", row)
+
+    def starter(
+        self, graph: Graph, node: Node, kind: str, ins: Sequence[str], outs: Sequence[str]
+    ) -> Start:
+        """What starts it; on another device by way of the host's memory."""
+        if self.device.is_host:
+            from_, to = ([self.fixed.get(name) for name in names] for names in (ins, outs))
+            return starter(self.communicator, graph, node, kind, from_, to)
+        given = [
+            np.empty(self.shape(s), s.dtype) for s in map(graph.specs.__getitem__, node.inputs)
+        ]
+        made = [np.empty(self.shape(s), s.dtype) for s in node.specs]
+        start = starter(self.communicator, graph, node, kind, given, made)
+        return staged(start, given, made, self.device)
 
     # -- control flow ----------------------------------------------------------------------
     def spare(self, program: Program, k: int, node: Node, count: int, base: int) -> list[str]:
@@ -607,8 +615,7 @@ class _Binder:
         if self.is_sequence(record, step):
             self.unwrite(begin)
             last = trips - 1 if kw["reverse"] else -1
-            body = record.sequenced()
-            made = sequence(body, len(record.outside), index=self.fixed[index], last=last)
+            made = record.repeat(self.fixed[index], last)
             t = self.local("t")
             self.write(f"for {t} in range(0, {trips}, {step}):")
             self.in_turns(made, record, f"{t}, min({t} + {step}, {trips})", row)
@@ -626,9 +633,9 @@ class _Binder:
     @contextlib.contextmanager
     def recorded(
         self, c: Sequence[str], n: Sequence[str], buffers: Sequence[Sequence[str]]
-    ) -> Iterator[Record]:
+    ) -> Iterator[Recorder]:
         """What a loop's turns do is taken down, and timed as a whole; it is no part of what is outside."""
-        outer, self.record = self.record, Record(self.fixed)
+        outer, self.record = self.record, self.device.recorder(self.fixed)
         timed, self.timed = self.timed, False
         for cj, nj, init, first, second in zip(c, n, *buffers, strict=True):
             self.record.carried(cj, init, first, second)
@@ -639,7 +646,7 @@ class _Binder:
         if outer is not None:
             outer.lines += 1
 
-    def is_sequence(self, record: Record, step: int) -> bool:
+    def is_sequence(self, record: Recorder, step: int) -> bool:
         """Whether to leave its turns to machine code, if they are short; no operand is kept for them."""
         found = record.is_whole and step >= SHORT
         if found:
@@ -651,7 +658,7 @@ class _Binder:
         del self.text[begin:]
         self.lines = {line: row for line, row in self.lines.items() if line <= begin}
 
-    def in_turns(self, made: Sequenced, record: Record, turns: str, row: Row) -> None:
+    def in_turns(self, made: Repeated, record: Recorder, turns: str, row: Row) -> None:
         """In a loop, some turns of another one."""
         given = ", ".join((turns, *record.outside))
         self.depth += 1
@@ -694,6 +701,9 @@ class _Binder:
             read = [self.local("x") for _ in files]
             if files:
                 self.write(f"{', '.join(read)}, = {reader}.take()", row)
+                if not self.device.is_host:
+                    move = self.name("h", self.device.from_host)
+                    self.write(f"{', '.join(read)}, = map({move}, ({', '.join(read)},))", row)
             self.one_turn(program, k, row, ins, outs, base, given, not first, read)
             self.depth -= 1
         if files:
@@ -722,7 +732,8 @@ class _Binder:
             for j, spec in enumerate(specs):
                 assert spec.layout is not None
                 at = base + program.scratch[k][BUFFERS * j + t % BUFFERS]
-                out = self.place(at, spec.layout.local_shape(spec.shape, r), spec.dtype)
+                form = spec.layout.local_shape(spec.shape, r), spec.dtype
+                out = self.place(at, *form) if self.device.is_host else np.empty(*form)
                 step.append((out, spec.layout.box(spec.shape, r)))
             steps.append(step)
         return steps
@@ -815,7 +826,7 @@ class _Binder:
             self.write("while True:")
             self.depth += 1
             self.program(condition, [*ins[:nc], *c], [test], inner)
-            asked = len(record.calls)
+            asked = record.count
             self.write(f"if not {test}[()]{limit}: break")
             self.write(f"{turns} += 1")
             record.known += 4
@@ -825,12 +836,7 @@ class _Binder:
         step = _at_once(kw["body"])
         if asked and self.is_sequence(record, step):
             self.unwrite(begin)
-            made = sequence(
-                record.sequenced(asked),
-                len(record.outside),
-                condition=record.sequenced(0, asked),
-                test=self.fixed[test],
-            )
+            made = record.repeat_while(asked, self.fixed[test])
             end = f"{turns} + {step}"
             end = f"min({end}, {most})" if most >= 0 else end
             state = self.name("v", made.state)
@@ -874,14 +880,14 @@ def _in_turn(first: Look | None, second: Look) -> Look:
     return second if first is None else lambda x: second(first(x))
 
 
-def _has_nan(*arrays: Any) -> bool:
-    return any(x.dtype.kind in "fcV" and bool(np.isnan(x).any()) for x in arrays)
+def _has_nan(xp: Any, *arrays: Any) -> bool:
+    return any(x.dtype.kind in "fcV" and bool(xp.isnan(x).any()) for x in arrays)
 
 
-def _check_nan(node: Node, before: bool, outs: Sequence[Any]) -> None:
+def _check_nan(xp: Any, node: Node, before: bool, outs: Sequence[Any]) -> None:
     """Raises if a result has a NaN where no operand had one."""
-    if not before and _has_nan(*outs):
-        count = sum(int(np.isnan(x).sum()) for x in outs)
+    if not before and _has_nan(xp, *outs):
+        count = sum(int(xp.isnan(x).sum()) for x in outs)
         raise NaNError.because(
             node.op,
             got=f"{count} NaN in {node.specs[0].bare} from operands that have none",

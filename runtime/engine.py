@@ -18,9 +18,10 @@ from typing import Any, Protocol
 
 import numpy as np
 from ostinato.ops.core.array import Operand
+from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.exchange import chunks_of, held_pieces, written
 from ostinato.ops.core.layout import Box, Layout, Mesh, slices
-from ostinato.ops.core.spec import Spec, copied, in_line, lent
+from ostinato.ops.core.spec import Spec, in_line, lent
 from ostinato.ops.cpu.threads import blas_threads, is_helper
 from ostinato.planner.plan import Measured, Plan, Program
 
@@ -126,24 +127,29 @@ class Held(Operand):
 
 
 class LocalEngine:
-    device = "cpu"
     is_elsewhere = is_lost = False
 
     def __init__(
-        self, workers: int = 1, mesh: Mesh | None = None, threads: int | None = None
+        self,
+        workers: int = 1,
+        mesh: Mesh | None = None,
+        threads: int | None = None,
+        device: str = "cpu",
     ) -> None:
+        self.device = device
+        self.memory = DEVICES[device]  # of its workers
         self.mesh = mesh if mesh is not None else (workers,)
         self.size = workers
         self.closed = False
         self.lock = threading.RLock()
         self.launchers: dict[str, Launcher] = {}
         if workers == 1:
-            self.workers = [Worker(0, Alone(), threads=threads)]
+            self.workers = [Worker(0, Alone(), self.memory, threads)]
             self.team = None
         else:
             self.world = ThreadWorld(workers)
             self.workers = [
-                Worker(r, self.world.communicator(r), threads=threads) for r in range(workers)
+                Worker(r, self.world.communicator(r), self.memory, threads) for r in range(workers)
             ]
             self.team = _Team(self.workers, self.world)
 
@@ -157,13 +163,16 @@ class LocalEngine:
         self.check_open()
         spec = Spec(value.shape, value.dtype, layout)
         if self.size == 1:
-            return Held(spec, self, (value,))
+            return Held(spec, self, (self.memory.from_host(value),))
         if layout.is_whole:
-            return Held(spec, self, tuple([copied(value) for _ in self.workers]))
+            return Held(
+                spec, self, tuple([self.memory.copy_from_host(value) for _ in self.workers])
+            )
         parts = []
         for worker in self.workers:
             box = layout.box(value.shape, worker.rank)
-            parts.append(copied(value[slices(box, tuple((0, n) for n in value.shape))]))
+            part = value[slices(box, tuple((0, n) for n in value.shape))]
+            parts.append(self.memory.copy_from_host(part))
         return Held(spec, self, tuple(parts))
 
     def attach(self, source: Any, layout: Layout) -> Operand:
@@ -174,7 +183,8 @@ class LocalEngine:
         self.check_open()
         spec = Spec(source.shape, source.dtype, layout)
         boxes = [layout.box(spec.shape, rank) for rank in range(self.size)]
-        return Held(spec, self, tuple(self._side_by_side(partial(box_of, source), boxes, spec)))
+        parts = self._side_by_side(partial(box_of, source), boxes, spec)
+        return Held(spec, self, tuple(map(self.memory.from_host, parts)))
 
     def write(self, operand: Operand, sink: Any) -> list[Any]:
         spec = operand.spec
@@ -209,6 +219,7 @@ class LocalEngine:
         whole: Any = None
         for rank, piece in held_pieces(layout, spec.shape, box):
             part = operand.parts[rank][(*slices(piece, layout.box(spec.shape, rank)), ...)]
+            part = self.memory.to_host(part)
             if piece == box:
                 return part
             whole = in_line([hi - lo for lo, hi in box], spec.dtype) if whole is None else whole
@@ -224,13 +235,13 @@ class LocalEngine:
             whole = np.empty(spec.shape, spec.dtype)
             operand.parts[0].read(whole, tuple((0, n) for n in spec.shape))
         elif self.size == 1 or layout.is_whole:
-            operand.shared = True
-            return lent(operand.parts[0])
+            operand.shared = operand.shared or self.memory.is_host
+            return lent(self.memory.to_host(operand.parts[0]))
         else:
             whole = np.empty(spec.shape, spec.dtype)
             everything = tuple((0, n) for n in spec.shape)
             for rank, part in enumerate(operand.parts):
-                whole[slices(layout.box(spec.shape, rank), everything)] = part
+                whole[slices(layout.box(spec.shape, rank), everything)] = self.memory.to_host(part)
         whole.flags.writeable = False
         return whole
 
@@ -300,7 +311,7 @@ class LocalEngine:
 
     def trials(self, programs: Sequence[Program], limit: float) -> list[list[float]]:
         with self.lock, np.errstate(all="ignore"):
-            return trials(programs, limit, self.threads)
+            return trials(programs, limit, self.threads, self.memory)
 
     def wait(self) -> None:
         """A run returns when it is done."""

@@ -11,8 +11,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from ostinato.ops.core.device import Keeping
 from ostinato.ops.core.spec import is_own
-from ostinato.ops.cpu.kernels.gemm import Keeping
 
 OFTEN = 3  # times in a row that an array must come, twice as many after each time
 PAYS = 8  # that it then came fewer than so many times as often

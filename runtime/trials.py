@@ -12,13 +12,13 @@ from time import perf_counter as clock
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.device import Device
 from ostinato.ops.core.spec import Spec
 from ostinato.planner.plan import Program, largest_part
 
 from .bind import bind
 from .messages.communicator import Alone
 from .packed_weights import Kept
-from .worker import block
 
 SAMPLE = 2e-4  # seconds of one measurement, at least
 ROUNDS = 25
@@ -28,14 +28,17 @@ TRUSTED = 3  # rounds before somebody is given up
 COLD = 4  # a first run may take so many times as long as another program's, if it need not compile
 
 
-def trials(programs: Sequence[Program], limit: float, threads: int) -> list[list[float]]:
+def trials(
+    programs: Sequence[Program], limit: float, threads: int, device: Device
+) -> list[list[float]]:
     """Seconds of each program in each round, infinite for who dropped out, or was not tried since
     `limit` seconds were too few. To compile the first one is not counted: it will be needed.
     """
     end = 0.0
-    arrays = [_some(largest_part(s)) for s in programs[0].graph.inputs]
-    arrays += [np.empty(s.shape, s.dtype) for s in map(largest_part, programs[0].graph.out_specs)]
-    arena = block(np, max(p.arena_bytes for p in programs))
+    graph = programs[0].graph
+    arrays = [device.from_host(_some(largest_part(s))) for s in graph.inputs]
+    arrays += [device.empty(s.shape, s.dtype) for s in map(largest_part, graph.out_specs)]
+    arena = device.arena(max(p.arena_bytes for p in programs))
     calls: dict[int, Callable[[], None]] = {}
     each: dict[int, float] = {}
     cold = 0.0
@@ -44,7 +47,7 @@ def trials(programs: Sequence[Program], limit: float, threads: int) -> list[list
             break
         begun = clock()
         try:
-            bound = bind(program, 0, Alone(), np, arena, "<trial>", threads)
+            bound = bind(program, 0, Alone(), device, arena, "<trial>", threads)
             call = partial(bound.call, *arrays)
             call()  # compiles, and touches the pages
             for operand in bound.stays:

@@ -12,12 +12,14 @@ import platform
 import sys
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.spec import Spec, in_line, is_own, no_memory
+from ostinato.ops.core.device import Device
+from ostinato.ops.core.spec import Spec, is_own, no_memory
 from ostinato.ops.cpu.threads import most_threads
 from ostinato.planner.cpu.fuse import title
 from ostinato.planner.plan import Plan
@@ -77,6 +79,24 @@ class Loaded:
     talking: float = 0.0  # of those seconds, in communication
     best: float = float("inf")
     rows: list[Row] = field(default_factory=list)  # its operations, as timed in one run
+    going: deque[tuple[bool, Any, Any, float]] = field(default_factory=deque)  # runs to which the
+    # device has not come yet: whether it is the first, marks of begin and end, communication
+
+    def clock(self, device: Device) -> None:
+        """Take down what runs took that are done."""
+        while self.going:
+            is_first, begin, end, talking = self.going[0]
+            took = device.seconds(begin, end)
+            if took is None:
+                return
+            self.going.popleft()
+            if is_first:
+                self.first = took - talking
+            else:
+                self.seconds += took
+                self.talking += talking
+                self.clocked += 1
+            self.best = min(self.best, took)
 
     def unbind(self) -> None:
         """It is bound anew before its next run."""
@@ -91,15 +111,19 @@ class Loaded:
 
 class Worker:
     def __init__(
-        self, rank: int, communicator: Communicator, xp: Any = np, threads: int | None = None
+        self,
+        rank: int,
+        communicator: Communicator,
+        device: Device,
+        threads: int | None = None,
     ) -> None:
         self.rank = rank
         self.asked = threads
         self.communicator = communicator
-        self.xp = xp
+        self.device = device
         self.plans: dict[str, Loaded] = {}
         self.kept_plans: weakref.WeakSet[Loaded] = weakref.WeakSet()  # by whomever
-        self.arena: Any = block(xp, 0)
+        self.arena: Any = device.arena(0)
         self.allocations = 0
         self.awake: set[Loaded] = set()  # that have buffers, or keep operands
         self.unloaded = 0
@@ -150,7 +174,7 @@ class Worker:
         bound = [p for p in tuple(self.kept_plans) if p.bound is not None]
         needed = max((p.plan.program.arena_bytes for p in bound), default=0)
         if needed < self.arena.size // 2:
-            self.arena = block(self.xp, needed)
+            self.arena = self.device.arena(needed)
             for plan in bound:
                 plan.unbind()
 
@@ -159,7 +183,7 @@ class Worker:
         for loaded in tuple(self.kept_plans):
             self._still(loaded)
         self.plans.clear()
-        self.arena = block(self.xp, 0)
+        self.arena = self.device.arena(0)
 
     def restart(self) -> None:
         """After a failure: bound plans may have been in the middle of a run."""
@@ -175,7 +199,7 @@ class Worker:
             # by a quarter at least, so that a row of growing plans is not bound anew again and again
             least = self.arena.size + self.arena.size // 4
             try:
-                self.arena = block(self.xp, max(program.arena_bytes, least))
+                self.arena = self.device.arena(max(program.arena_bytes, least))
             except MemoryError:
                 raise _no_memory(loaded, program.peak_node, "intermediates") from None
             for other in tuple(self.kept_plans):  # they were bound to the old one
@@ -187,7 +211,7 @@ class Worker:
             program,
             self.rank,
             self.communicator,
-            self.xp,
+            self.device,
             self.arena,
             f"<plan {loaded.plan.id}>",
             self.threads,
@@ -241,7 +265,7 @@ class Worker:
             talking = self.communicator.talking
             if loaded.runs == TIMED:
                 bound = self._timing(loaded, bound)
-            start = time.perf_counter()
+            start = self.device.mark()
         try:
             self.context.run(bound.call, *arrays)
         except BaseException as error:
@@ -252,20 +276,14 @@ class Worker:
                 raise
             raise blamed from error
         if clocked:
-            took = time.perf_counter() - start
-            talking = self.communicator.talking - talking
-            if loaded.runs == 1:
-                loaded.first = took - talking
-            else:
-                loaded.seconds += took
-                loaded.talking += talking
-                loaded.clocked += 1
-            loaded.best = min(loaded.best, took)
+            end, talking = self.device.mark(), self.communicator.talking - talking
+            loaded.going.append((loaded.runs == 1, start, end, talking))
+            loaded.clock(self.device)
         return arrays[first:]
 
     def _beside(self, plan: Plan, arrays: list[Any]) -> list[Any]:
         """Run a plan within a run, as finalizers and handlers of signals do: the arena is in use."""
-        other = Worker(self.rank, self.communicator, self.xp, self.asked)
+        other = Worker(self.rank, self.communicator, self.device, self.asked)
         other.load(plan)
         return other.step(other.plans[plan.id], arrays)
 
@@ -284,7 +302,7 @@ class Worker:
 
     def _buffer(self, result: Result, loaded: Loaded) -> Any:
         """A new one, that stays in the place of the oldest."""
-        made = (in_line if self.xp is np else self.xp.empty)(result.shape, result.dtype)
+        made = self.device.empty(result.shape, result.dtype)
         self.allocations += 1
         self.awake.add(loaded)
         if len(result.kept) == KEPT:
@@ -332,12 +350,3 @@ def _no_memory(loaded: Loaded, k: int, what: str) -> OstinatoError:
 def _local(spec: Spec, rank: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
     assert spec.layout is not None
     return spec.layout.local_shape(spec.shape, rank), spec.dtype
-
-
-def block(xp: Any, size: int) -> Any:
-    """Memory that starts on a cache line."""
-    if size == 0:
-        return xp.empty(0, np.uint8)
-    raw = xp.empty(size + 64, np.uint8)
-    skip = -raw.ctypes.data % 64 if xp is np else 0
-    return raw[skip : skip + size]

@@ -35,6 +35,8 @@ class Counts:
     from_host: int = 0
     to_host: int = 0
     waits: int = 0
+    asked: int = 0  # functions that were called; the device does them in order, some time later
+    done: int = 0  # of these, what it is known to have done
 
 
 counted = Counts()
@@ -58,6 +60,7 @@ def from_host(x: Any) -> DeviceArray:
 def to_host(x: DeviceArray) -> Any:
     """A copy of an array of the device as NumPy's."""
     counted.to_host += 1
+    counted.done = counted.asked
     return _host(x).copy(order="K")
 
 
@@ -96,6 +99,7 @@ def _refuse(what: str) -> NoReturn:
 
 def _wait() -> None:
     counted.waits += 1
+    counted.done = counted.asked
 
 
 class DeviceArray:
@@ -451,6 +455,7 @@ def _checked(
         if arguments[:1] in (("a",), ("x",)) and args and not isinstance(args[0], DeviceArray):
             _host(args[0])
             raise TypeError(f"cupy.{name} takes arrays, and no {type(args[0]).__name__}")
+        counted.asked += 1
         if waits:
             _wait()
         out = kwargs.get("out")

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,7 +31,6 @@ Specs = tuple[Spec, ...]
 ANY = (-1,)
 Params = Mapping[str, Any]
 Cost = tuple[float, float]  # operations, bytes
-COMPILED = 1 << 12  # elements from which a kernel of one operation is worth compiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +49,22 @@ class Scratch:
 
     shape: Shape
     dtype: np.dtype[Any]
+
+
+class Piece(NamedTuple):
+    """A part of a result, and the operand that is there; or the value that is everywhere in it."""
+
+    operand: int  # -1 for none
+    at: tuple[slice, ...] = ()
+    value: Any = 0
+    place: int = -1  # the operand that says at which place along an axis ...
+    axis: int = 0
+    picks: bool = False  # ... of the operand, or else of the result
+    adds: bool = False  # the operand to what is there
+
+    def of(self, operands: Sequence[Any]) -> list[Any]:
+        """What of these it is made of."""
+        return [operands[k] for k in (self.operand, self.place) if k >= 0]
 
 
 def stream_cost(flops_each: float) -> Callable[[Specs, Specs, Params], Cost]:
@@ -93,22 +108,15 @@ class Op:
     scalar: str = ""  # expression of {0}, {1}, ... where elementwise
     cost: Callable[[Specs, Specs, Params], Cost] = field(default_factory=lambda: stream_cost(1))
     placed: bool = False
+    writes_parts: bool = False  # its kernel writes as well where a result lies with gaps
     overwrite: tuple[
         int, ...
     ] = ()  # operands whose memory may take the result; ANY: each of its size
     scratch: Callable[..., Sequence[Scratch]] | None = (
         None  # (in shapes, out shapes, specs.., **params)
     )
-    native: Callable[..., Any] | None = (
-        None  # (arrays like operands and results, threads, scratch=, **params) -> a function of such,
-        # a `Keeping` of one, or None
-    )
-    least: int = 0  # elements from which, outside of loops, that is worth compiling
-    pieces: Callable[..., Sequence[Any] | None] | None = (
+    pieces: Callable[..., Sequence[Piece] | None] | None = (
         None  # (shapes of operands, **params) -> what its result is put together of, if it is
-    )
-    ways: Callable[[Specs, Specs, Params, int], Sequence[str]] | None = (
-        None  # names of what `way` may be in params of scratch and native, the rule's first
     )
     algorithms: Callable[[Specs, Specs, Params], Sequence[Graph]] | None = (
         None  # graphs that do the same

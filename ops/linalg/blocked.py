@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core.array import Array, Trace, apply, apply_all, placeholder, term_of
+from ostinato.ops.core.device import device_of
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.index import Indices
 from ostinato.ops.core.layout import Layout, every_bounds
@@ -24,8 +25,6 @@ from ostinato.ops.core.registry import Params, Place, Scratch, Specs, op
 from ostinato.ops.core.spec import Spec, int64
 from ostinato.ops.core.trace import collect
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.cpu.kernels.tall_qr import thin_qr
-from ostinato.ops.cpu.libraries import lapack
 from ostinato.ops.creation import eye, zeros
 from ostinato.ops.elementwise import abs as absolute
 from ostinato.ops.elementwise import conj, log, sign, where
@@ -36,6 +35,7 @@ from ostinato.errors import ShapeError
 
 from .jacobi import eigh_in_pairs
 from .matrices import adjoint, matrix, one_matrix
+from .tall_qr import thin_qr
 
 LEAST = 1024  # rows of a matrix that is worth several steps; more than a panel has columns
 Bounds = tuple[int, ...]
@@ -395,7 +395,7 @@ def _reflectors_kernel(xp: Any, out: Any, x: Any, *, scratch: Sequence[Any]) -> 
     v, t, r = out
     v = scratch[0] if v is None else v
     n = x.shape[1]
-    if lapack.takes(x):
+    if (lapack := device_of(x).lapack) is not None:
         np.copyto(v, x)
         tau = np.empty(n, x.dtype)
         lapack.gelqf(v, tau)

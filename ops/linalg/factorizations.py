@@ -12,20 +12,17 @@ conjugates of cotangents, as textbooks do, where a rule is not holomorphic."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from ostinato.ops.core.array import Array, apply, apply_all
+from ostinato.ops.core.device import device_of
 from ostinato.ops.core.index import LETTERS, Indices
 from ostinato.ops.core.parameters import FLAG, one_of
 from ostinato.ops.core.registry import Params, Scratch, Specs, op
 from ostinato.ops.core.spec import Shape, Spec, int64, real_of
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.cpu.jit.llvm import why_not
-from ostinato.ops.cpu.kernels.gemm import QUICK
-from ostinato.ops.cpu.kernels.tall_qr import phases, thin_qr, times
-from ostinato.ops.cpu.libraries import lapack
 from ostinato.ops.creation import eye
 from ostinato.ops.elementwise import abs as absolute
 from ostinato.ops.elementwise import broadcast, conj, convert, imag, logical_not, real, where
@@ -53,6 +50,7 @@ from .matrices import (
     turned,
     whole,
 )
+from .tall_qr import phases, thin_qr, times
 
 # -- cholesky --------------------------------------------------------------------------------
 INDEFINITE = "a matrix that is not positive definite"
@@ -60,7 +58,8 @@ INDEFINITE = "a matrix that is not positive definite"
 
 def _cholesky_kernel(xp: Any, out: Any, x: Any, *, upper: bool) -> None:
     """Of the lower triangle; the upper factor is the adjoint of the lower."""
-    if at_once(x) or not lapack.takes(x):
+    lapack = device_of(x).lapack
+    if at_once(x) or lapack is None:
         try:
             lower = xp.linalg.cholesky(x)
         except np.linalg.LinAlgError:
@@ -160,7 +159,8 @@ def _one_triangle(xp: Any, t: Any, upper: bool, unit: bool) -> Any:
 
 def triangular(xp: Any, t: Any, y: Any, upper: bool, unit: bool = False) -> None:
     """y = t⁻¹ y in place, for `y` whose rows lie in order."""
-    if lapack.takes(y) and lapack.rows_in_order(y):
+    lapack = device_of(y).lapack
+    if lapack is not None and lapack.rows_in_order(y):
         if lapack.rows_in_order(t):
             lapack.trsm(t, y, upper=upper, left=True, unit=unit)
         elif lapack.rows_in_order(t.T):
@@ -244,7 +244,8 @@ def _packed(xp: Any, x: Any, work: Any) -> tuple[Any, Any]:
     """Both factors in one matrix, and where their rows were. `work` has as many elements as x."""
     m, n = x.shape
     rows = xp.arange(m)
-    if x.size and lapack.takes(x):
+    lapack = device_of(x).lapack
+    if x.size and lapack is not None:
         turned = work.reshape(-1)[: m * n].reshape(n, m)
         np.copyto(turned, x.T)
         swaps = np.empty(min(m, n), lapack.integer())
@@ -330,7 +331,7 @@ def _solve_kernel(xp: Any, out: Any, a: Any, b: Any, *, scratch: Sequence[Any]) 
     b = xp.broadcast_to(b, out.shape)
     if not out.size:
         return
-    if at_once(a) or not lapack.takes(a):
+    if at_once(a) or device_of(a).lapack is None:
         try:
             put(xp, out, xp.linalg.solve(a, b))
         except np.linalg.LinAlgError:
@@ -348,19 +349,6 @@ def _solve_kernel(xp: Any, out: Any, a: Any, b: Any, *, scratch: Sequence[Any]) 
         triangular(xp, factors, y, upper=True)
 
 
-def _solve_native(
-    arrays: Sequence[Any], threads: int, *, scratch: Sequence[Any]
-) -> Callable[..., None] | None:
-    """For one small matrix, by LAPACK without NumPy around it; other Python threads wait meanwhile."""
-    a, b, _ = arrays
-    plain = all(x.ndim == 2 and x.size and x.flags.c_contiguous for x in arrays)
-    if not plain or a.dtype.kind != "f" or a.size * (a.shape[0] + b.shape[1]) > QUICK:
-        return None
-    if why_not() or not lapack.found():
-        return None
-    return lapack.solving(b.shape[0], b.shape[1], a.dtype, SINGULAR)
-
-
 def _solve_grad(g: Array, y: Array, a: Array, b: Array) -> Sequence[Array | None]:
     back = apply("solve", matrix_transpose(a), g)
     return -back @ matrix_transpose(y), back
@@ -376,7 +364,6 @@ op(
     infer=lambda a, b: _equations_rule("solve", a, b),
     indices=_equations,
     kernel=_solve_kernel,
-    native=_solve_native,
     scratch=_copy_of_one,
     grad=_solve_grad,
     algorithms=blocked.solve,
@@ -505,7 +492,8 @@ def qr_of_one(xp: Any, x: Any, q: Any, r: Any, work: Any) -> None:
     small = min(m, n)
     if q is not None and q.shape[1] > small:
         q[...] = 0
-    if small and lapack.takes(x):
+    lapack = device_of(x).lapack
+    if small and lapack is not None:
         np.copyto(work, x)
         tau = np.empty(small, x.dtype)
         lapack.gelqf(work, tau)

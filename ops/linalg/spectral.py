@@ -14,7 +14,6 @@ from ostinato.ops.core.parameters import FLAG, SHARE
 from ostinato.ops.core.registry import Params, Scratch, Specs, op
 from ostinato.ops.core.spec import Shape, Spec, int64, real_of
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.cpu.kernels.tall_qr import thin_qr, times
 from ostinato.ops.creation import eye
 from ostinato.ops.elementwise import conj, convert, imag, where
 from ostinato.ops.shape import concat, expand_dims, matrix_transpose, zero_of
@@ -37,6 +36,7 @@ from .matrices import (
     turned,
     whole,
 )
+from .tall_qr import thin_qr, times
 
 
 # -- singular values -------------------------------------------------------------------------

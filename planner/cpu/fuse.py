@@ -22,6 +22,7 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec, float32
+from ostinato.ops.cpu.fused import FUSED
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.jit.scalar import can_cast, can_lower, has_own_bits
 from ostinato.ops.cpu.jit.values import can_add
@@ -39,7 +40,6 @@ from ostinato.ops.cpu.loops.labels import (
     analyse_in_order,
 )
 from ostinato.ops.expressions import cast
-from ostinato.ops.fused import FUSED
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import in_order_of, map_bodies, needed
 

@@ -17,8 +17,8 @@ from collections.abc import Collection, Sequence
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
+from ostinato.ops.cpu.fused import FUSED
 from ostinato.ops.cpu.libraries.onednn import library
-from ostinato.ops.fused import FUSED
 from ostinato.planner.passes.reads import seen_as
 from ostinato.planner.plan import Target, largest_part
 

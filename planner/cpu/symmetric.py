@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
+from ostinato.ops.cpu.fused import FUSED
 from ostinato.ops.cpu.kernels.syrk import pays
-from ostinato.ops.fused import FUSED
 from ostinato.planner.plan import Target, largest_part
 from ostinato.planner.rewrite import map_bodies
 

@@ -15,11 +15,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ostinato.ops.core.device import Device
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Partial, different_shapes
-from ostinato.ops.core.registry import ANY, OPS, Op, Scratch
+from ostinato.ops.core.registry import ANY, OPS
 from ostinato.ops.core.spec import Shape, Spec
-from ostinato.ops.random_bits import numbers_in
 from ostinato.planner.plan import Program, Slot, local_bytes
 
 ALIGN = 64
@@ -28,12 +28,15 @@ CONTROL = ("loop", "while", "branch", "blocks")
 
 
 def assign_memory(
-    graph: Graph, donated: Sequence[int] = (), in_order: Sequence[bool] | None = None
+    graph: Graph,
+    device: Device,
+    donated: Sequence[int] = (),
+    in_order: Sequence[bool] | None = None,
 ) -> Program:
-    """The pass. Operands that were given away (`donated`) may take results; `in_order` says which
-    operands lie in order without gaps, if not all."""
+    """The pass, for the kernels of a device. Operands that were given away (`donated`) may take results;
+    `in_order` says which operands lie in order without gaps, if not all."""
     graph = own_outputs(graph, in_order)
-    return _Assigner(graph, donated, in_order).run()
+    return _Assigner(graph, device, donated, in_order).run()
 
 
 def own_outputs(graph: Graph, given: Sequence[bool] | None = None) -> Graph:
@@ -148,7 +151,7 @@ def _before_join(graph: Graph, k: int, w: int) -> int:
         (maker := graph.producers[w]) >= 0 and graph.uses[w] == readers and w not in graph.outputs
     ):
         made = graph.nodes[maker]
-        if made.op == "fused" and not numbers_in(made.kw["body"]):
+        if OPS[made.op].writes_parts and not any(OPS[n.op].draws for n in made.kw["body"].nodes):
             return w
         if not OPS[made.op].renames_axes:
             break
@@ -230,9 +233,14 @@ class Arena:
 
 class _Assigner:
     def __init__(
-        self, graph: Graph, donated: Sequence[int], in_order: Sequence[bool] | None
+        self,
+        graph: Graph,
+        device: Device,
+        donated: Sequence[int],
+        in_order: Sequence[bool] | None,
     ) -> None:
         self.graph = graph
+        self.device = device
         self.donated = list(donated)
         self.reuse: list[tuple[int, int]] = []
         self.arena = Arena()
@@ -288,7 +296,9 @@ class _Assigner:
             places = tuple(self.arena.take(n) for n in sizes)
             if node.op in CONTROL:
                 order = body_order(graph, k, self.contiguous)
-                bodies[k] = tuple(assign_memory(g, (), order) for _, g in node.subgraphs())
+                bodies[k] = tuple(
+                    assign_memory(g, self.device, (), order) for _, g in node.subgraphs()
+                )
                 need = max((p.arena_bytes for p in bodies[k]), default=0)
                 bases[k] = self.arena.take(need)
             if self.arena.end > fullest:
@@ -382,7 +392,7 @@ class _Assigner:
 
     def _overwrites(self, k: int, node: Node, spec: Spec) -> int | None:
         """An operand that dies here and whose memory the result may take."""
-        op: Op = OPS[node.op]
+        op = OPS[node.op]
         if not op.overwrite or len(node.specs) > 1:
             return None
         for n, v in enumerate(node.inputs):
@@ -408,10 +418,7 @@ class _Assigner:
         if node.op == "blocks":
             ahead = [local_bytes(s) for s in read_ahead(graph, node) for _ in range(2)]
             return ahead + [local_bytes(s) for s in addends(node)]
-        op = OPS[node.op]
-        if op.scratch is None:
-            return []
-        return scratch_bytes(op, graph, node)
+        return scratch_bytes(self.device, graph, node)
 
 
 def read_ahead(graph: Graph, node: Node) -> list[Spec]:
@@ -429,33 +436,16 @@ def addends(node: Node) -> list[Spec]:
     return [s for s in found if s.layout is not None and isinstance(s.layout.splits[-1], Partial)]
 
 
-def scratch_of(op: Op, graph: Graph, node: Node, rank: int) -> Sequence[Scratch]:
-    """The memory that a node's kernel needs on a worker, beside its operands and results."""
-    specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
-    return _scratch_for(op, graph, node, [_local(s, rank) for s in specs])
-
-
-def scratch_bytes(op: Op, graph: Graph, node: Node) -> list[int]:
-    """The same in bytes, enough for each worker: smaller parts may need more than larger ones."""
-    specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
+def scratch_bytes(device: Device, graph: Graph, node: Node) -> list[int]:
+    """The memory that a node's kernel needs beside operands and results, enough for each worker: smaller
+    parts may need more than larger ones."""
+    specs = (*(graph.specs[v] for v in node.inputs), *node.specs)
+    if not device.has_scratch(node):
+        return []
     parts = different_shapes([(s.layout, s.shape) for s in specs if s.layout is not None])
-    needs = [[_bytes(s) for s in _scratch_for(op, graph, node, shapes)] for shapes in parts]
-    return [max(sizes) for sizes in itertools.zip_longest(*needs, fillvalue=0)]
-
-
-def _local(spec: Spec, rank: int) -> Shape:
-    assert spec.layout is not None
-    return spec.layout.local_shape(spec.shape, rank)
-
-
-def _scratch_for(op: Op, graph: Graph, node: Node, shapes: Sequence[Shape]) -> Sequence[Scratch]:
-    assert op.scratch is not None
-    ins, count = tuple(graph.specs[v] for v in node.inputs), len(node.inputs)
-    made: Sequence[Scratch] = op.scratch(
-        list(shapes[:count]), list(shapes[count:]), (*ins, *node.specs), **node.kw
-    )
-    return made
-
-
-def _bytes(s: Scratch) -> int:
-    return math.prod(s.shape) * s.dtype.itemsize
+    count = len(node.inputs)
+    sizes = [
+        [math.prod(s.shape) * s.dtype.itemsize for s in sum(found, ())]
+        for found in (device.scratch(node, p[:count], p[count:], specs) for p in parts)
+    ]
+    return [max(each) for each in itertools.zip_longest(*sizes, fillvalue=0)]

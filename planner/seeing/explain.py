@@ -13,9 +13,9 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.traffic import held, traffic
+from ostinato.ops.cpu.fused import FUSED
 from ostinato.ops.cpu.libraries.onednn import library
 from ostinato.ops.cpu.loops.labels import SOURCES, VIEWS
-from ostinato.ops.fused import FUSED
 from ostinato.planner.cpu.fuse import title
 from ostinato.planner.machine import Machine, this_machine
 from ostinato.planner.passes.memory import is_joined

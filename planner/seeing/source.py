@@ -13,8 +13,10 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec
 from ostinato.ops.core.user_line import short
+from ostinato.ops.cpu.fused import FUSED, WITH_PRODUCT
 from ostinato.ops.cpu.jit.llvm import assembly as machine_code
 from ostinato.ops.cpu.jit.llvm import why_not
+from ostinato.ops.cpu.jit.random_bits import numbers_in
 from ostinato.ops.cpu.kernels.gemm_epilogue import BEGINS, rest_of
 from ostinato.ops.cpu.loops import flat
 from ostinato.ops.cpu.loops.labels import (
@@ -31,8 +33,6 @@ from ostinato.ops.cpu.loops.labels import (
     Nest,
     analyse_in_order,
 )
-from ostinato.ops.fused import FUSED, WITH_PRODUCT
-from ostinato.ops.random_bits import numbers_in
 from ostinato.planner.plan import Plan, export
 
 

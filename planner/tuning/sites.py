@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core.build import Builder
+from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.fused import FUSED
+from ostinato.ops.cpu.fused import FUSED
 from ostinato.planner.cpu.fuse import fuse, title
 from ostinato.planner.lowering import rules
 from ostinato.planner.machine import NOMINAL
@@ -49,9 +50,10 @@ class Site:
     line: str
     ways: tuple[str, ...]
     graphs: tuple[Graph, ...]
+    device: str = "cpu"
 
     def programs(self) -> list[Program]:
-        return [assign_memory(g) for g in self.graphs]
+        return [assign_memory(g, DEVICES[self.device]) for g in self.graphs]
 
 
 # -- sites ---------------------------------------------------------------------------------
@@ -59,17 +61,17 @@ def sites(graph: Graph, target: Target, threads: int) -> list[Site]:
     """All of them in order, those of bodies too."""
     if not rules(target).has_ways:
         return []
-    return [_site(around, k, target, threads) for around, k in _places(graph)]
+    return [_site(around, k, target, threads) for around, k in _places(graph, target)]
 
 
-def _places(graph: Graph) -> Iterator[tuple[Graph, int]]:
+def _places(graph: Graph, target: Target) -> Iterator[tuple[Graph, int]]:
     """The graph and the number of each node that is a site."""
     for k, node in enumerate(graph.nodes):
-        if _is_site(graph, node):
+        if _is_site(graph, node, target):
             yield graph, k
         if node.op not in FUSED:
             for _, body in node.subgraphs():
-                yield from _places(body)
+                yield from _places(body, target)
 
 
 def with_ways(graph: Graph, target: Target, ways: Sequence[str]) -> Graph:
@@ -82,7 +84,7 @@ def _done(graph: Graph, target: Target, ways: Iterator[str]) -> Graph:
     values = list(range(len(graph.inputs)))
     changed = False
     for node in graph.nodes:
-        way = next(ways, "") if _is_site(graph, node) else ""
+        way = next(ways, "") if _is_site(graph, node, target) else ""
         ins = [values[v] for v in node.inputs]
         if way == APART and node.op in LARGER:
             values += inline(builder, fuse(node.kw["body"], target, larger=False), ins)
@@ -96,8 +98,8 @@ def _done(graph: Graph, target: Target, ways: Iterator[str]) -> Graph:
     return Graph(builder.inputs, tuple(builder.nodes), outputs) if changed else graph
 
 
-def _is_site(graph: Graph, node: Node) -> bool:
-    if node.op not in FUSED and OPS[node.op].native is None:
+def _is_site(graph: Graph, node: Node, target: Target) -> bool:
+    if node.op not in FUSED and node.op not in DEVICES[target.device].natives:
         return False
     specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
     here = all(s.layout is not None and not s.layout.stored for s in specs)
@@ -116,7 +118,8 @@ def _seconds(graph: Graph, node: Node) -> float:
 
 def _site(graph: Graph, k: int, target: Target, threads: int) -> Site:
     node, alone = graph.nodes[k], _alone(graph, k)
-    rule = OPS[node.op].ways
+    native = DEVICES[target.device].natives.get(node.op)
+    rule = native.ways if native is not None else None
     free = target.numerics != "any-workers"  # where bits may depend on how it is done
     ways = list(rule(*_parts(graph, node), node.kw, threads)) if rule is not None and free else []
     ways = ways or ["all threads" if threads > 1 else "as it is"]
@@ -127,7 +130,7 @@ def _site(graph: Graph, k: int, target: Target, threads: int) -> Site:
     graphs = (alone, *(with_ways(alone, target, [way]) for way in ways[1:]))
     digest = hashlib.blake2b(repr(_kind(alone)).encode(), digest_size=12).hexdigest()
     what = f"{title(node)} -> {', '.join(str(s.bare) for s in node.specs)}"
-    return Site(f"{digest}-{threads}", what, node.line, tuple(ways), graphs)
+    return Site(f"{digest}-{threads}", what, node.line, tuple(ways), graphs, target.device)
 
 
 def _alone(graph: Graph, k: int) -> Graph:

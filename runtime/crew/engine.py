@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core.array import Operand
+from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.encode import encode_spec
 from ostinato.ops.core.layout import Layout, Mesh
 from ostinato.ops.core.spec import Spec, lent
@@ -288,7 +289,7 @@ class CrewEngine:
         if self.lead.member is None:  # what is fastest here says nothing about the workers
             return []
         with self.lock, np.errstate(all="ignore"):
-            return trials(programs, limit, self.threads)
+            return trials(programs, limit, self.threads, DEVICES[self.device])
 
     # -- the crew --------------------------------------------------------------------------
     def wait(self) -> None:

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.encode import Malformed, decode_spec, listing, need
 from ostinato.ops.core.exchange import chunks_of, held_pieces, written
 from ostinato.ops.core.layout import Box, intersect, slices, volume
@@ -36,7 +37,7 @@ class Member:
         self.rank = communicator.rank
         self.parts: dict[int, Any] = {}
         self.plans: dict[bytes, Loaded] = {}
-        self.worker = Worker(self.rank, communicator, threads=threads)
+        self.worker = Worker(self.rank, communicator, DEVICES["cpu"], threads)
         self.files = ThreadPoolExecutor(1, "ostinato-files")
 
     # -- orders ----------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.device import Device
 from ostinato.ops.core.exchange import largest_piece, pieces_from, pieces_to
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import part_ranks, slices, volume
@@ -23,7 +24,7 @@ Slices = tuple[slice, ...]
 
 
 def starter(
-    comm: Communicator, graph: Graph, node: Node, kind: str, ins: Arrays, outs: Arrays, xp: Any
+    comm: Communicator, graph: Graph, node: Node, kind: str, ins: Arrays, outs: Arrays
 ) -> Start:
     """For a node of this kind. `ins` and `outs` are its arrays, None where they are others in each run."""
     spec, made = graph.specs[node.inputs[0]], node.specs[0]
@@ -35,7 +36,7 @@ def starter(
         group = part_ranks(here.mesh, node.kw["axes"], comm.rank)
         if kind == "all_reduce":
             specs = [graph.specs[v] for v in node.inputs]
-            return _all_reduce(comm, specs, ins, monoid, group, xp)
+            return _all_reduce(comm, specs, ins, monoid, group)
         own = here.box(spec.shape, comm.rank)
         parts = [slices(there.box(spec.shape, r), own) for r in group]
         return lambda xs, outs: comm.start_reduce_scatter(xs[0], outs[0], monoid, group, parts)
@@ -43,16 +44,37 @@ def starter(
         everybody = tuple(range(here.workers))
         root = next(r for r in everybody if volume(here.box(spec.shape, r)))
         return lambda xs, outs: comm.start_broadcast(xs[0], outs[0], root, everybody)
-    return _exchange(comm, spec, made, ins[0], outs[0], xp)
+    return _exchange(comm, spec, made, ins[0], outs[0])
+
+
+def staged(start: Start, ins: Arrays, outs: Arrays, device: Device) -> Start:
+    """The same for arrays of another device: they are copied to and from these of the host."""
+
+    def begin(xs: Arrays, made: Arrays) -> Request:
+        for place, x in zip(ins, xs, strict=True):
+            np.copyto(place, device.to_host(x))
+        return _Staged(start(ins, outs), outs, made, device)
+
+    return begin
+
+
+class _Staged:
+    def __init__(self, request: Request, outs: Arrays, made: Arrays, device: Device) -> None:
+        self.request, self.outs, self.made, self.device = request, outs, made, device
+
+    def wait(self) -> None:
+        self.request.wait()
+        for x, place in zip(self.made, self.outs, strict=True):
+            self.device.xp.copyto(x, self.device.from_host(place))
 
 
 def _all_reduce(
-    comm: Communicator, specs: Sequence[Spec], ins: Arrays, monoid: str, group: Group, xp: Any
+    comm: Communicator, specs: Sequence[Spec], ins: Arrays, monoid: str, group: Group
 ) -> Start:
     shapes = [s.layout.local_shape(s.shape, comm.rank) for s in specs if s.layout is not None]
     size = sum(math.prod(n) * s.dtype.itemsize for n, s in zip(shapes, specs, strict=True))
     others = [r for r in group if r != comm.rank]
-    if xp is np and others and size * len(others) <= SMALL:
+    if others and size * len(others) <= SMALL:
         places = [_memory(x, (), n, s) for x, n, s in zip(ins, shapes, specs, strict=True)]
         blocks = {
             r: [np.empty(n, s.dtype) for n, s in zip(shapes, specs, strict=True)] for r in others
@@ -74,7 +96,7 @@ def _all_reduce(
     return lambda xs, outs: comm.start_all_reduce(xs, outs, monoid, group)
 
 
-def _exchange(comm: Communicator, spec: Spec, made: Spec, x: Any, out: Any, xp: Any) -> Start:
+def _exchange(comm: Communicator, spec: Spec, made: Spec, x: Any, out: Any) -> Start:
     here, there, rank = spec.layout, made.layout, comm.rank
     assert here is not None
     assert there is not None
@@ -85,7 +107,7 @@ def _exchange(comm: Communicator, spec: Spec, made: Spec, x: Any, out: Any, xp: 
     receives = [(p.source, slices(p.box, wanted)) for p in comes if p.source != rank]
     stays = [(slices(p.box, wanted), slices(p.box, own)) for p in comes if p.source == rank]
     largest = largest_piece(here, there, spec.shape) * spec.dtype.itemsize
-    if xp is np and largest <= SMALL:
+    if largest <= SMALL:
         given = [_memory(x, s, _extents(s), spec) for _, s in sends]
         taken = [_memory(out, s, _extents(s), spec) for _, s in receives]
         mail = comm.prepare(
@@ -118,7 +140,7 @@ def _exchange(comm: Communicator, spec: Spec, made: Spec, x: Any, out: Any, xp: 
             [(r, x[s]) for r, s in sends], [(r, out[s]) for r, s in receives]
         )
         for to, source in stays:
-            xp.copyto(out[to], x[source])
+            np.copyto(out[to], x[source])
         return request
 
     return start

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from ostinato.ops import OPS, Graph, Node
 from ostinato.ops.core.array import term_of
+from ostinato.ops.core.device import plain
 from ostinato.ops.core.registry import Op, Place
 from ostinato.ops.core.trace import collect
 from ostinato.ops.core.tree import flatten
@@ -92,7 +93,7 @@ def run(
         for k, (box, s) in enumerate(zip(at.outs, node.specs, strict=True))
     ]
     made = list(outs) if outs is not None else made
-    params = node.kw
+    params = plain(node.kw)
     if op.ufunc:
         getattr(xp, op.ufunc)(*operands, out=made[0])
         return made

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops.core.build import Builder
+from ostinato.ops.core.registry import Piece
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.jit import llvm
 from ostinato.ops.cpu.loops import copies, flat
-from ostinato.ops.cpu.loops.copies import Piece, Pieces, in_pieces
+from ostinato.ops.cpu.loops.copies import Pieces, in_pieces
 
 import ostinato as ost
 from tests import sessions
@@ -149,7 +150,7 @@ def test_a_gradient_through_slices_needs_no_numpy() -> None:
         made.append(copies.in_rows(*given))
         return made[-1]
 
-    with mock.patch("ostinato.runtime.bind.in_rows", seen):
+    with mock.patch("ostinato.ops.cpu.device.in_rows", seen):
         slope = np.asarray(ost.compile(ost.grad(loss))(k, x))
     assert made
     assert None not in made

@@ -19,9 +19,9 @@ from ostinato.ops import OPS, Graph, Node
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.registry import ANY
 from ostinato.ops.core.spec import Spec, float32
+from ostinato.ops.cpu.fused import WITH_PRODUCT
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.libraries import onednn
-from ostinato.ops.fused import WITH_PRODUCT
 from ostinato.ops.linalg import factorizations, matrices
 
 import ostinato as ost

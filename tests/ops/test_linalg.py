@@ -471,7 +471,7 @@ def test_workers_share_the_threads_of_lapack(monkeypatch: pytest.MonkeyPatch) ->
         seen.append(found.threads())
         out[...] = 0
 
-    changed = dataclasses.replace(OPS["cholesky"], kernel=kernel, native=None)
+    changed = dataclasses.replace(OPS["cholesky"], kernel=kernel)
     monkeypatch.setitem(OPS, "cholesky", changed)
     before = found.threads()
     try:

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import Spec, float32
+from ostinato.ops.cpu.fused import WITH_PRODUCT
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.kernels import gemm_epilogue, gemm_tiles
 from ostinato.ops.cpu.libraries import onednn
-from ostinato.ops.fused import WITH_PRODUCT
 
 import ostinato as ost
 

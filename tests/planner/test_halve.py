@@ -186,5 +186,5 @@ def test_timing_may_choose_another_way() -> None:
     for program in site.programs():
         y = np.full((COLUMNS, COLUMNS), np.nan, np.float32)
         arena = np.empty(program.arena_bytes, np.uint8)
-        bind(program, 0, Alone(), np, arena, "<way>", 2).call(x, y)
+        bind(program, 0, Alone(), CPU, arena, "<way>", 2).call(x, y)
         np.testing.assert_allclose(y, right, atol=0.05)

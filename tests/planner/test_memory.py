@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from ostinato.ops.core.layout import Partial
 from ostinato.ops.core.registry import ANY, OPS
 from ostinato.ops.core.spec import Spec
+from ostinato.ops.cpu.device import CPU
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.planner.cpu import fuse
 from ostinato.planner.passes import memory
@@ -135,10 +136,8 @@ def check_memory(program: Program, base: int = 0) -> None:
                 ends = node.kw["body"].out_specs
                 carried = [s for s in ends if isinstance(s.layout.splits[-1], Partial)]
             sizes = [local_bytes(s) for s in carried]
-        elif OPS[node.op].scratch is not None:
-            sizes = memory.scratch_bytes(OPS[node.op], graph, node)
         else:
-            sizes = []
+            sizes = memory.scratch_bytes(CPU, graph, node)
         spans += [
             ("arena", base + at, base + at + n)
             for at, n in zip(program.scratch[k], sizes, strict=True)
@@ -200,7 +199,7 @@ def test_no_live_value_is_written_over(r: random.Random, mesh: tuple[int, ...]) 
         run = ost.compile(lambda *xs: program.by_ostinato(*xs))
         run(*inputs)
         check_memory(run.plan.program)
-        redone = memory.assign_memory(run.plan.program.graph, given_away)
+        redone = memory.assign_memory(run.plan.program.graph, CPU, given_away)
         check_memory(redone)
 
 

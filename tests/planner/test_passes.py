@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.show import parse, show
+from ostinato.ops.cpu.device import CPU
 from ostinato.planner import pipeline
 from ostinato.planner.cpu import passes as cpu
 from ostinato.planner.lowering import lower
@@ -315,7 +316,8 @@ def test_slots() -> None:
         %3 = matmul(%2, %2) : float32[2,2] @ whole of 1
         %4 = sin(%3) : float32[2,2] @ whole of 1
         return %4
-        """)
+        """),
+        CPU,
     )
     kinds = [(s.kind, s.at) for s in program.slots]
     assert kinds == [("input", 0), ("arena", 0), ("alias", 1), ("output", 0), ("output", 0)]

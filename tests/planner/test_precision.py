@@ -13,10 +13,10 @@ import pytest
 from ostinato.ops.core.graph import Node
 from ostinato.ops.core.show import parse
 from ostinato.ops.core.spec import bfloat16, float32
+from ostinato.ops.cpu.fused import WITH_PRODUCT
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.kernels import gemm_tiles
 from ostinato.ops.cpu.libraries import onednn
-from ostinato.ops.fused import WITH_PRODUCT
 from ostinato.planner.file import decode_plan, encode_plan
 from ostinato.planner.passes.precision import mix_precision
 from ostinato.planner.plan import Plan, Target

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.show import parse
+from ostinato.ops.cpu.device import CPU
 from ostinato.planner.passes.memory import assign_memory
 from ostinato.runtime import engine
 from ostinato.runtime.bind import bind
@@ -215,10 +216,10 @@ def test_closing_ends_the_threads() -> None:
 # -- a worker's program as data --------------------------------------------------------------------
 def run_text(text: str, *inputs: np.ndarray) -> list[np.ndarray]:
     """Lower and run a graph that no pass has seen."""
-    program = assign_memory(parse(text))
-    worker = Worker(0, Alone())
+    program = assign_memory(parse(text), CPU)
+    worker = Worker(0, Alone(), CPU)
     arena = np.zeros(program.arena_bytes, np.uint8)
-    bound = bind(program, 0, worker.communicator, np, arena, "<plan test>")
+    bound = bind(program, 0, worker.communicator, CPU, arena, "<plan test>")
     outs = [np.empty(s.shape, s.dtype) for s in program.graph.out_specs]
     bound.call(*inputs, *outs)
     return outs
@@ -318,7 +319,7 @@ def test_rows_of_a_program_know_their_lines() -> None:
     )
     graph = Graph(node.specs, (node,), (1,))
     bound = bind(
-        assign_memory(graph), 0, Alone(), np, np.empty(0, np.uint8), "<plan x>", timed=True
+        assign_memory(graph, CPU), 0, Alone(), CPU, np.empty(0, np.uint8), "<plan x>", timed=True
     )
     out = np.empty(2)
     bound.call(np.zeros(2), out)

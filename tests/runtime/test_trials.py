@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ostinato.ops.cpu.device import CPU
 from ostinato.planner.plan import Program
 from ostinato.runtime import trials as module
 from ostinato.runtime.trials import ROUNDS, TRUSTED, trials
@@ -25,14 +26,14 @@ def slow(x: Any) -> Any:
 
 
 def test_rounds_have_all_that_are_left() -> None:
-    found = trials([program(lambda x: x + 1), program(slow), program(lambda x: x + 2)], 5.0, 1)
+    found = trials([program(lambda x: x + 1), program(slow), program(lambda x: x + 2)], 5.0, 1, CPU)
     assert TRUSTED < len(found) <= ROUNDS
     assert all(0 < row[k] < math.inf for row in found for k in (0, 2))
     assert all(math.isfinite(row[1]) == (k < TRUSTED) for k, row in enumerate(found))
 
 
 def test_the_first_stays_however_slow() -> None:
-    found = trials([program(slow), program(lambda x: x + 1)], 5.0, 1)
+    found = trials([program(slow), program(lambda x: x + 1)], 5.0, 1, CPU)
     assert all(math.isfinite(row[0]) for row in found)
 
 
@@ -46,11 +47,11 @@ def test_who_fails_is_no_way(monkeypatch: pytest.MonkeyPatch) -> None:
         return bind(p, *rest)
 
     monkeypatch.setattr(module, "bind", broken)
-    found = trials([good, bad, program(lambda x: x + 2)], 2.0, 1)
+    found = trials([good, bad, program(lambda x: x + 2)], 2.0, 1, CPU)
     assert found
     assert all(row[1] == math.inf and row[2] < math.inf for row in found)
-    assert trials([bad, good], 2.0, 1) == []
-    assert trials([good, bad], 2.0, 1) == []
+    assert trials([bad, good], 2.0, 1, CPU) == []
+    assert trials([good, bad], 2.0, 1, CPU) == []
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ import numpy as np
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, float32
+from ostinato.ops.cpu.jit.random_bits import DRAWS
 from ostinato.ops.cpu.loops.labels import VIEWS
-from ostinato.ops.random_bits import DRAWS
 
 from .math_functions import FUNCTIONS, INEXACT
 from .values import HALVES, KINDS, Lines, Unsupported, Value, as_bits, cast

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from ostinato.ops.core.device import Repeated
 from ostinato.ops.cpu.threads import address_of
 
 from .llvm import function_of, symbol
@@ -37,14 +38,6 @@ class Call(NamedTuple):
     arrays: Sequence[Sequence[Spot]]  # of each, in the three sets
 
 
-class Sequenced(NamedTuple):
-    """`run(begin, end, *arrays)` does these turns; `state` then tells which would be next, and whether the
-    condition ended them."""
-
-    run: Callable[..., None]
-    state: Any
-
-
 def sequence(
     body: Calls,
     arrays: int,
@@ -52,7 +45,7 @@ def sequence(
     last: int = -1,
     condition: Calls = (),
     test: Any = None,
-) -> Sequenced:
+) -> Repeated:
     """Turns of these calls, given so many arrays. `index` is set to the turn's number, or counts down from
     `last`. Where there is a `test`, a turn begins with the condition's calls, and is none if they leave
     it false."""
@@ -79,7 +72,7 @@ def sequence(
         0 if x is None else x.ctypes.data for x in (index, test, state, objects, where, table)
     ]
 
-    return Sequenced(function_of(_TEXT, np.array(facts, np.int64), held), state)
+    return Repeated(function_of(_TEXT, np.array(facts, np.int64), held), state)
 
 
 def at_place(

@@ -11,9 +11,10 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from ostinato.ops.core.device import Keeping
 from ostinato.ops.cpu.jit.emitter import Code
 from ostinato.ops.cpu.jit.llvm import function_of, symbol, why_not
 from ostinato.ops.cpu.jit.parallel import around
@@ -37,16 +38,6 @@ PARTS = 32  # blocks of a sum at the most
 MOST_TURNS = 1 << 14
 LINE = 64  # bytes of a line of the cache
 SMALLEST, LARGEST = 128, 512  # rows and columns of blocks of what is symmetric
-
-
-class Keeping(NamedTuple):
-    """A product whose right matrix may be the same in many calls."""
-
-    function: Product
-    keep: Callable[
-        [Any], tuple[Product, int] | None
-    ]  # that matrix -> the same to the bit, but with
-    # the matrix as it is now in a form that is read faster, and the bytes of that; None if it isn't
 
 
 Maker = Callable[[], Product | Keeping | None]
@@ -139,9 +130,9 @@ def _of_integers(a: Stack, b: Stack, out: Stack, threads: int) -> Product | None
 
 def in_order(a: Any, b: Any, out: Any, threads: int) -> Product | None:
     """What multiplies arrays that lie as these do, each sum term by term: the bits of an element depend
-    on its row and its column only. None where there is no machine code for it, or on another device."""
+    on its row and its column only. None where there is no machine code for it."""
     same = a.dtype == b.dtype == out.dtype and out.dtype.name in KINDS
-    if not same or out.size == 0 or a.size == 0 or why_not() or not isinstance(out, np.ndarray):
+    if not same or out.size == 0 or a.size == 0 or why_not():
         return None
     stacks = _stacks(a, b, out)
     return None if stacks is None else _made_in_order(*stacks, threads)

@@ -110,11 +110,11 @@ def _indices(ins: Specs, outs: Specs, p: Params) -> Indices:
     return Indices((("k", None),), ((None, None),), (("k", "sum"),))
 
 
-def _kernel(xp: Any, out: Any, x: Any, *, scratch: Sequence[Any], way: str = "") -> None:
+def _kernel(xp: Any, out: Any, x: Any) -> None:
     xp.matmul(x.T, x, out=out)
 
 
-def _native(
+def gram_native(
     arrays: Sequence[Any], threads: int, *, scratch: Sequence[Any], way: str = ""
 ) -> Callable[..., None] | None:
     x, out = arrays
@@ -131,13 +131,13 @@ def _native(
     return None if whole is None else lambda x, out: whole(x.T, x, out)
 
 
-def _ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Sequence[str]:
+def gram_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Sequence[str]:
     x, out = (lying(s.shape, s.dtype) for s in (*ins, *outs))
     own = {TRIANGLE: _is_deep(ins[0]), MIRRORED: _is_wide(ins[0])}
     return [*(way for way in own if own[way]), *ways(x.T, x, out, threads)]
 
 
-def _room(
+def gram_room(
     ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], way: str = ""
 ) -> Sequence[Scratch]:
     x = Spec(ins[0], specs[0].dtype)
@@ -157,9 +157,6 @@ op(
     made_by="machine",
     indices=_indices,
     kernel=_kernel,
-    native=_native,
-    ways=_ways,
-    scratch=_room,
     cost=_cost,
     dense=True,
 )

@@ -2,8 +2,8 @@
 already uses.
 
 NumPy's own functions compute in double precision, copy what they are given, and have no triangular
-solve. `takes(x)` says whether the library can be called with an array; where not (another device,
-another build of NumPy), kernels use `xp.linalg`.
+solve. Kernels have this module as `device_of(x).lapack`; where that is None (another device, another
+build of NumPy), they use `xp.linalg`.
 
 LAPACK counts columns first. An array in C order is its transpose to LAPACK, so each function here
 says what it does in terms of C order, and nothing is transposed."""
@@ -47,11 +47,6 @@ def _library() -> tuple[Any, str, Any] | None:
 def found() -> bool:
     """Whether this module's functions can be called."""
     return _library() is not None
-
-
-def takes(x: Any) -> bool:
-    """Whether they can be called with this array, which may be one of another device."""
-    return isinstance(x, np.ndarray) and found()
 
 
 @cache

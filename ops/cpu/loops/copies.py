@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.registry import Piece
 from ostinato.ops.core.spec import DType, Shape, Spec
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.jit.sequence import at_place
@@ -71,22 +72,6 @@ def in_rows(
         kernel(*operands)
 
     return in_turn
-
-
-class Piece(NamedTuple):
-    """A part of a result, and the operand that is there; or the value that is everywhere in it."""
-
-    operand: int  # -1 for none
-    at: tuple[slice, ...] = ()
-    value: Any = 0
-    place: int = -1  # the operand that says at which place along an axis ...
-    axis: int = 0
-    picks: bool = False  # ... of the operand, or else of the result
-    adds: bool = False  # the operand to what is there
-
-    def of(self, operands: Sequence[Any]) -> list[Any]:
-        """What of these it is made of."""
-        return [operands[k] for k in (self.operand, self.place) if k >= 0]
 
 
 class Pieces:

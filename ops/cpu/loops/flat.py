@@ -29,9 +29,9 @@ from ostinato.ops.cpu.jit.emitter import (
 )
 from ostinato.ops.cpu.jit.llvm import function_of, vector_bits
 from ostinato.ops.cpu.jit.parallel import around
+from ostinato.ops.cpu.jit.random_bits import number_at, numbers_in
 from ostinato.ops.cpu.jit.scalar import lower, numbers
 from ostinato.ops.cpu.jit.values import Lines, Value, cast, literal, llvm_type
-from ostinato.ops.random_bits import number_at, numbers_in
 
 from .labels import SHORT, SUMS, Nest
 from .schedules import TURNS, WAITING, nest_text

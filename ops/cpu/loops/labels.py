@@ -18,7 +18,7 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.index import LETTERS, Indices
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec, lying
-from ostinato.ops.random_bits import numbers_in
+from ostinato.ops.cpu.jit.random_bits import numbers_in
 
 LANES = (256, 128, 64)  # rows of a unit where lanes run along the rows: as many as fit
 BLOCKS, UNITS = ("64", "128", "256", "512"), " rows at a time"  # ways of a kernel in stages

@@ -33,9 +33,9 @@ from ostinato.ops.cpu.jit.emitter import (
     unordered,
     whole_of,
 )
+from ostinato.ops.cpu.jit.random_bits import number_at, numbers_in
 from ostinato.ops.cpu.jit.scalar import lower, numbers
 from ostinato.ops.cpu.jit.values import Value, cast, fma, llvm_type, where
-from ostinato.ops.random_bits import number_at, numbers_in
 
 from .labels import PICKS, PRODUCTS, REDUCING, SHORT, SOURCES, VIEWS, Nest, Reduction
 

@@ -8,23 +8,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.layout import Box
+from ostinato.ops.core.parameters import GRAPH, unfit
+from ostinato.ops.core.registry import ANY, OPS, Params, Place, Scratch, Specs, op
+from ostinato.ops.core.spec import Shape, Spec, int8
 
-from .core.graph import Graph
-from .core.layout import Box
-from .core.parameters import GRAPH, unfit
-from .core.registry import ANY, OPS, Params, Place, Scratch, Specs, op
-from .core.spec import Shape, Spec, int8
-from .cpu.kernels.gemm_epilogue import (
+from .kernels.gemm_epilogue import (
     BEGINS,
-    epilogue_native,
-    epilogue_room,
-    epilogue_ways,
     shape_of,
 )
-from .cpu.loops.flat import crew_of, nest_kernel
-from .cpu.loops.labels import BLOCKS, SUMS, UNITS, analyse, analyse_in_order, label, lanes_of
-from .cpu.loops.stages import facts
-from .cpu.threads import most_threads
+from .loops.flat import crew_of, nest_kernel
+from .loops.labels import BLOCKS, SUMS, UNITS, analyse, analyse_in_order, label, lanes_of
+from .loops.stages import facts
+from .threads import most_threads
 
 
 def _infer(*ins: Spec, body: Graph, **_: Any) -> Specs:
@@ -46,7 +43,7 @@ def _cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
     return flops, float(sum(s.nbytes for s in (*ins, *outs)))
 
 
-def _room(
+def stages_room(
     ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], **labelled: Any
 ) -> Sequence[Scratch]:
     """What a kernel in stages keeps in cache, and what waits for its end, for operands in order."""
@@ -56,7 +53,7 @@ def _room(
     return [Scratch((crew_of(nest, facts(nest), most_threads()).bytes,), int8)]
 
 
-def _ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Sequence[str]:
+def stages_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Sequence[str]:
     """Where lanes run along rows, how many of them make a unit."""
     nest = analyse_in_order(**p, shapes=[s.shape for s in (*ins, *outs)])
     if nest is None or not nest.across:
@@ -65,7 +62,7 @@ def _ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Sequence[str]:
     return [f"{n}{UNITS}" for n in counts]
 
 
-def _stages(
+def stages(
     arrays: Sequence[Any], threads: int, *, scratch: Sequence[Any], way: str = "", **labelled: Any
 ) -> Any:
     """The kernel in stages for operands and results that lie so."""
@@ -79,8 +76,6 @@ def _kernel(
     out: Any,
     *xs: Any,
     body: Graph,
-    scratch: Sequence[Any] = (),
-    way: str = "",
     **labelled: Any,
 ) -> None:
     """Node by node."""
@@ -142,7 +137,7 @@ def _shapes(body: Graph, given: Sequence[Shape], labelled: Any) -> list[Shape]:
 WITH_PRODUCT = ("fused_matmul", "fused_matmul_rows")
 FUSED = ("fused", "fused_rows", "fused_nest", *WITH_PRODUCT)
 
-op("fused", **_FACTS, kernel=_kernel, cost=_cost, overwrite=ANY)
+op("fused", **_FACTS, kernel=_kernel, cost=_cost, overwrite=ANY, writes_parts=True)
 op("fused_rows", **_FACTS, kernel=_kernel, cost=_cost)  # with reductions over the last axes
 for _name, _overwrite in (
     ("fused_matmul", tuple(range(2, 64))),  # a product, and what is behind: all but its matrices
@@ -152,9 +147,6 @@ for _name, _overwrite in (
         _name,
         **_FACTS,
         kernel=_kernel,
-        native=epilogue_native,
-        ways=epilogue_ways,
-        scratch=epilogue_room,
         overwrite=_overwrite,
         cost=_cost,
         dense=True,
@@ -163,8 +155,5 @@ op(  # in stages
     "fused_nest",
     **_FACTS,
     kernel=_kernel,
-    native=_stages,
-    ways=_ways,
     cost=_cost,
-    scratch=_room,
 )

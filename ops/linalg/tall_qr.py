@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from ostinato.ops.cpu.libraries import lapack
+from ostinato.ops.core.device import device_of
 
 TURNS = 4
 NEAR = 0.1  # how far a Gram matrix may be from 1 for the next turn to be the last; theory: 5/64
@@ -25,7 +25,7 @@ CACHE = 1 << 20  # bytes of a block
 def thin_qr(xp: Any, x: Any, q: Any) -> tuple[Any, Any]:
     """w and R of x = q w R: q is written, the small w (None for 1) is left to the caller to multiply
     with. Without q only R is made. The diagonal of R is not negative."""
-    if lapack.takes(x):
+    if device_of(x).lapack is not None:
         made = _by_gram(x, q)
         if made is not None:
             return made
@@ -79,7 +79,7 @@ def _turn(x: Any, q: Any, turns: Sequence[Any], gram: Any) -> None:
             if len(turns) == 1:
                 np.copyto(part, x[a:b])
         for upper in turns if q is None else turns[-1:]:
-            lapack.trsm(upper, part, upper=True, left=False)
+            device_of(x).lapack.trsm(upper, part, upper=True, left=False)
         gram += part.conj().T @ part
 
 
@@ -93,7 +93,7 @@ def _cholesky(gram: Any, x: Any) -> Any:
     noise = 11 * eps * (n + 1 + math.sqrt(m)) * float(diagonal.sum())
     for shift in (0.0, noise, 100 * noise):
         moved = gram + shift * np.eye(n)
-        if lapack.potrf(moved) == 0:
+        if device_of(x).lapack.potrf(moved) == 0:
             lower = np.tril(moved)
             if (np.diagonal(lower).real ** 2 > 10 * eps * diagonal).all():
                 return np.ascontiguousarray(lower.conj().T)
@@ -120,7 +120,7 @@ def _by_householder(xp: Any, x: Any, q: Any) -> Any:
 
 def _block(xp: Any, x: Any, q: Any) -> Any:
     n = x.shape[1]
-    if lapack.takes(x):
+    if (lapack := device_of(x).lapack) is not None:
         part = np.empty(x.shape, x.dtype) if q is None else q
         np.copyto(part, x)
         tau = np.empty(n, x.dtype)

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import math
 
-from .core.graph import Graph
-from .core.spec import DType, float32, float64, int32, int64, uint32, uint64
-from .cpu.jit.math_functions import FUNCTIONS
-from .cpu.jit.values import Function, Lines, Value, cast, shift, where
+from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.spec import DType, float32, float64, int32, int64, uint32, uint64
+from ostinato.ops.random import LOW, MULTIPLIERS, NORMAL, WEYL
 
-MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-WEYL = (0x9E3779B9, 0xBB67AE85)
-LOW = 0xFFFFFFFF
-NORMAL = 2  # the stream of normally distributed numbers
+from .math_functions import FUNCTIONS
+from .values import Function, Lines, Value, cast, shift, where
 
 
 def _philox(seed: Value, counter: Value, stream: Value) -> tuple[Value, Value, Value, Value]:

@@ -1,0 +1,218 @@
+"""Devices: where arrays lie, and who computes on them.
+
+An operation says what it means, and how any `xp` computes it (ops/core/registry.py). A device says what
+`xp` is, how memory is had, how values come and go, and what it does better than the ops' own kernels:
+`runs` registers that by an op's name. The planner asks for a device by the name that plans have, the
+runtime binds programs to it; neither knows what kinds there are. A new one is a subclass of `Device`
+with an instance that `add` made known (ops/cpu/device.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .graph import Node
+from .registry import OPS, Params, Scratch, Specs
+from .spec import DType, Shape, Spec
+
+Function = Callable[..., None]  # of operands and results
+
+
+class Keeping(NamedTuple):
+    """A product whose right matrix may be the same in many calls."""
+
+    function: Function
+    keep: Callable[
+        [Any], tuple[Function, int] | None
+    ]  # that matrix -> the same to the bit, but with
+    # the matrix as it is now in a form that is read faster, and the bytes of that; None if it isn't
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """How a device runs an op where it does better than the op's own kernel."""
+
+    make: Callable[..., Any]  # (arrays like operands and results, threads, scratch=, **params) ->
+    # a Function, a `Keeping` of one, or None
+    scratch: Callable[..., Sequence[Scratch]] | None = None  # as Op.scratch, and behind that
+    ways: Callable[[Specs, Specs, Params, int], Sequence[str]] | None = None  # names of what `way`
+    # may be in its params, the rule's first
+    least: int = 0  # elements from which, outside of loops, it is worth making
+
+
+class Repeated(NamedTuple):
+    """Iterations that need no Python: `run(begin, end, *arrays)` does these; `state` then tells which would
+    be next, and whether the condition ended them."""
+
+    run: Function
+    state: Any
+
+
+class Recorder:
+    """What the iterations of a loop call, for a device that repeats them without Python. This one is
+    told of all and repeats nothing."""
+
+    def __init__(self) -> None:
+        self.lines = self.known = 0  # of the loop, and of these those that could be repeated
+        self.stays = 0  # operands that products outside may keep
+        self.outside: dict[str, int] = {}  # names that are given to it, by their number
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it could be."""
+        return False
+
+    @property
+    def count(self) -> int:
+        """Calls that it knows."""
+        return 0
+
+    def call(self, function: Any, arrays: Sequence[str], out: Any) -> None:
+        """Of a device's function; the (last) result lies so."""
+
+    def view(self, name: str, source: str, whole: Any, part: Any) -> None:
+        """A look at an array; they lie so."""
+
+    def item(self, name: str, source: str, step: int) -> None:
+        """The part of an array that is this iteration's."""
+
+    def carried(self, name: str, *buffers: str) -> None:
+        """What lies elsewhere in the first iteration, and in odd and even ones."""
+
+    def repeat(self, index: Any, last: int) -> Repeated:
+        """As a function. `index` is set to an iteration's number, or counts down from `last`."""
+        raise NotImplementedError
+
+    def repeat_while(self, asked: int, test: Any) -> Repeated:
+        """The same of a loop whose first calls, so many, make `test`, which ends it if it is false."""
+        raise NotImplementedError
+
+
+class Device:
+    """A kind of memory, and what computes there. This one does it all by the ops' own kernels."""
+
+    is_host = False  # whether its arrays are NumPy's
+    lapack: Any = None  # routines that kernels call by themselves (ops/cpu/libraries/lapack.py)
+
+    def __init__(self, name: str, xp: Any) -> None:
+        self.name = name
+        self.xp = xp
+        self.natives: dict[str, Native] = {}
+
+    # -- what it knows of ops --------------------------------------------------------------
+    def runs(self, op: str, make: Callable[..., Any], **facts: Any) -> None:
+        """Registers how it does an op."""
+        assert op in OPS, f"{self.name} runs {op}, which is no operation"
+        assert op not in self.natives, f"{op} is registered twice on {self.name}"
+        self.natives[op] = Native(make, **facts)
+
+    def has_scratch(self, node: Node) -> bool:
+        """Whether a node's kernels may need memory while they run."""
+        native = self.natives.get(node.op)
+        return OPS[node.op].scratch is not None or (
+            native is not None and native.scratch is not None
+        )
+
+    def scratch(
+        self, node: Node, ins: Sequence[Shape], outs: Sequence[Shape], specs: Specs
+    ) -> tuple[tuple[Scratch, ...], tuple[Scratch, ...]]:
+        """The memory that the op's own kernel needs while it runs, beside operands and results of these
+        shapes, and that which the device's needs."""
+        native = self.natives.get(node.op)
+        own, more = OPS[node.op].scratch, native.scratch if native is not None else None
+        return (
+            tuple(own(ins, outs, specs, **plain(node.kw))) if own is not None else (),
+            tuple(more(ins, outs, specs, **node.kw)) if more is not None else (),
+        )
+
+    def kernel(
+        self,
+        node: Node,
+        specs: Specs,
+        shape: Callable[[Spec], Shape],
+        arrays: Sequence[Any],
+        threads: int,
+        scratch: Sequence[Any],
+        often: bool,
+    ) -> Function | Keeping | None:
+        """A function of arrays that lie as these do in every run, its operands and results; None where
+        the op's own kernel is as good. `shape` tells how much of an array is here. `often`: it is
+        called in a loop."""
+        return None
+
+    # -- memory ----------------------------------------------------------------------------
+    def empty(self, shape: Sequence[int], dtype: DType) -> Any:
+        """For one array, which may become a result."""
+        return self.xp.empty(tuple(shape), dtype)
+
+    def arena(self, size: int) -> Any:
+        """So many bytes, aligned for all that is put there."""
+        return self.xp.empty(size, np.uint8)
+
+    def from_host(self, value: Any) -> Any:
+        """NumPy's array here; itself, if it is."""
+        return self.xp.asarray(value)
+
+    def copy_from_host(self, value: Any) -> Any:
+        """The same in memory that nobody else has."""
+        return self.from_host(value)
+
+    def to_host(self, value: Any) -> Any:
+        """What lies here as NumPy's array, when it is done; itself, if it is one."""
+        return self.xp.asnumpy(value)
+
+    # -- time ------------------------------------------------------------------------------
+    def clock(self) -> float:
+        """Seconds, when all that was asked of it is done."""
+        return time.perf_counter()
+
+    def mark(self) -> Any:
+        """A moment on the device: after all that was asked of it before."""
+        return time.perf_counter()
+
+    def seconds(self, first: Any, last: Any) -> float | None:
+        """Between two marks; None as long as the device has not come to the last one."""
+        taken: float = last - first
+        return taken
+
+    # -- how programs are bound ------------------------------------------------------------
+    def together(self) -> AbstractContextManager[None]:
+        """Kernels that are asked for in here may be made side by side, until its end."""
+        return contextlib.nullcontext()
+
+    def recorder(self, fixed: Mapping[str, Any]) -> Recorder:
+        """For a loop, among names that are the same array in every run."""
+        return Recorder()
+
+    def ordered_product(self, a: Any, b: Any, out: Any) -> Function | None:
+        """What multiplies arrays that lie as these do, each sum term by term: the bits of an element
+        depend on its row and its column only."""
+        return None
+
+
+def plain(params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters without what only says how a device does it."""
+    return {name: x for name, x in params.items() if name not in ("way", "stays")}
+
+
+DEVICES: dict[str, Device] = {}
+_BY_ARRAY: list[tuple[type, Device]] = []
+_UNKNOWN = Device("", None)
+
+
+def add(device: Device, array: type) -> Device:
+    """Makes a device known, and the type of its arrays."""
+    DEVICES[device.name] = device
+    _BY_ARRAY.append((array, device))
+    return device
+
+
+def device_of(x: Any) -> Device:
+    """Where an array lies."""
+    return next((device for kind, device in _BY_ARRAY if isinstance(x, kind)), _UNKNOWN)

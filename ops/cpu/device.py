@@ -1,0 +1,105 @@
+"""The CPU as a device: NumPy's arrays in lines of the cache, generated kernels and libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from ostinato.ops.core.device import Device, Function, Keeping, add
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.registry import OPS, Specs
+from ostinato.ops.core.spec import DType, Shape, Spec, copied, in_line
+
+from . import natives
+from .fused import FUSED
+from .jit.llvm import together
+from .kernels.gemm import in_order
+from .libraries import lapack
+from .loops.copies import in_pieces, in_rows
+from .loops.flat import native_kernel, strides_over
+from .loops.labels import SUMS
+from .loops.record import Record
+
+LINE = 64  # bytes
+
+
+class Cpu(Device):
+    is_host = True
+
+    def empty(self, shape: Sequence[int], dtype: DType) -> Any:
+        return in_line(shape, dtype)
+
+    def arena(self, size: int) -> Any:
+        """It starts on a line of the cache."""
+        if size == 0:
+            return np.empty(0, np.uint8)
+        raw = np.empty(size + LINE, np.uint8)
+        skip = -raw.ctypes.data % LINE
+        return raw[skip : skip + size]
+
+    def from_host(self, value: Any) -> Any:
+        return value
+
+    def copy_from_host(self, value: Any) -> Any:
+        return copied(value)
+
+    def to_host(self, value: Any) -> Any:
+        return value
+
+    @property
+    def lapack(self) -> Any:
+        return lapack if lapack.found() else None
+
+    def ordered_product(self, a: Any, b: Any, out: Any) -> Function | None:
+        return in_order(a, b, out, 1)
+
+    def together(self) -> AbstractContextManager[None]:
+        return together()
+
+    def recorder(self, fixed: Mapping[str, Any]) -> Record:
+        return Record(fixed)
+
+    # -- kernels ---------------------------------------------------------------------------
+    def kernel(
+        self,
+        node: Node,
+        specs: Specs,
+        shape: Callable[[Spec], Shape],
+        arrays: Sequence[Any],
+        threads: int,
+        scratch: Sequence[Any],
+        often: bool,
+    ) -> Function | Keeping | None:
+        native, op = self.natives.get(node.op), OPS[node.op]
+        if native is None and node.op in FUSED:
+            return _generated(node, shape, arrays, threads)
+        if op.placed and any(x.shape != s.shape for x, s in zip(arrays, specs, strict=True)):
+            return None  # such a function knows no places: everything has to be here
+        if op.pieces is not None:
+            parts = op.pieces([x.shape for x in arrays[: len(node.inputs)]], **node.kw)
+            found = None if parts is None else in_pieces(parts, arrays, threads, often)
+            if found is not None:
+                return found
+        if native is None or (not often and max(x.size for x in arrays) < native.least):
+            return None
+        made: Function | Keeping | None = native.make(arrays, threads, scratch=scratch, **node.kw)
+        return made
+
+
+def _generated(
+    node: Node, shape: Callable[[Spec], Shape], arrays: Sequence[Any], threads: int
+) -> Function | None:
+    """A loop over a body's elements."""
+    body: Graph = node.kw["body"]
+    sums = [n for n in body.nodes if n.op in SUMS]
+    axes = len(sums[0].kw["axes"]) if sums else 0
+    whole = shape(body.specs[sums[0].inputs[0]] if sums else node.specs[0])
+    strides = strides_over(body, whole, arrays, axes)
+    kernel = native_kernel(body, whole, strides, threads, axes)
+    return kernel or in_rows(body, whole, arrays, threads, axes)
+
+
+CPU = add(Cpu("cpu", np), np.ndarray)
+natives.register(CPU)
