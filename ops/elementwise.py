@@ -16,6 +16,7 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
+from .core import array
 from .core.array import (
     Array,
     Operandish,
@@ -863,11 +864,11 @@ def clip(x: Operandish, /, min: Operandish | None = None, max: Operandish | None
 
 # -- dtypes --------------------------------------------------------------------------------
 def check_device(name: str, device: str | None) -> None:
-    """Arrays live where their session's workers are, which the standard calls "cpu"."""
-    if device not in (None, "cpu"):
-        raise misfit(
-            ArgumentError, name, got=f"device={device!r}", needed="'cpu' or None", do=_PLACED
-        )
+    """Arrays live where their session's workers are."""
+    here = array.reader.device
+    if device not in (None, here):
+        needed = f"{here!r} or None"
+        raise misfit(ArgumentError, name, got=f"device={device!r}", needed=needed, do=_PLACED)
 
 
 _PLACED = "arrays live where their session's workers are; see ost.connect"

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError
+from ostinato.ops.core import array
 from ostinato.ops.core.array import Array, as_array, weak_dtype, weak_kind
 from ostinato.ops.core.spec import (
     DTYPES,
@@ -174,10 +175,10 @@ class Info:
         }
 
     def default_device(self) -> str:
-        return "cpu"
+        return array.reader.device
 
     def devices(self) -> list[str]:
-        return ["cpu"]
+        return [array.reader.device]
 
     def default_dtypes(self, *, device: str | None = None) -> dict[str, DType]:
         check_device("default_dtypes", device)

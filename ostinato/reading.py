@@ -20,7 +20,7 @@ from ostinato.ops.core.user_line import misfit
 from ostinato.planner.plan import Key, Plan
 
 from .exchange import to_dask
-from .sessions import Session, current, one_by_one
+from .sessions import Session, current, here, one_by_one
 
 
 class CompileTrace(Trace):
@@ -54,6 +54,11 @@ def evaluate(*trees: Any) -> None:
 
 class _Reader:
     """How Arrays read their values."""
+
+    @property
+    def device(self) -> str:
+        session = here()
+        return session.target.device if session is not None else "cpu"
 
     def value(self, x: Array) -> np.ndarray[Any, Any]:
         if x._operand is None:

@@ -20,6 +20,7 @@ import numpy as np
 from ostinato import settings
 from ostinato.errors import ArgumentError, LayoutError, OstinatoError
 from ostinato.ops.core.array import Array, File, Host, Operand, Split, Term, changing, settled
+from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.cpu.threads import is_helper
@@ -450,6 +451,7 @@ def connect(
     memory_limit: int | None = None,
     threads: int | None = None,
     precision: str = "as-written",
+    device: str = "cpu",
 ) -> Session:
     """Workers to compute with, from now on: this process with all its cores, or n workers that are
     threads of it; under `mpiexec -n 4 python script.py` its processes: the first runs the script and works,
@@ -462,8 +464,8 @@ def connect(
     index, or is refused before it runs if that is not enough. threads: at most so many cores are
     used, which workers share; else all that this process may use, or OMP_NUM_THREADS. precision:
     "mixed_bf16" rounds what float32 products multiply to bfloat16, which some processors multiply
-    much faster; sums and all else stay float32."""
-    session = _opened(workers, mesh, numerics, memory_limit, threads, precision)
+    much faster; sums and all else stay float32. device: where workers keep arrays and compute."""
+    session = _opened(workers, mesh, numerics, memory_limit, threads, precision, device)
     _publish(session)
     watching.begin(session)
     return session
@@ -476,6 +478,7 @@ def _opened(
     memory_limit: int | None,
     threads: int | None,
     precision: str,
+    device: str = "cpu",
 ) -> Session:
     """A session, in use nowhere yet."""
     cluster = None
@@ -492,7 +495,28 @@ def _opened(
             do="leave it out to use all cores",
         )
     check_precision("connect", precision)
+    if device not in DEVICES:
+        raise misfit(
+            ArgumentError,
+            "connect",
+            got=f"device={device!r}",
+            needed="one of " + ", ".join(map(repr, DEVICES)),
+        )
     job = 1 if cluster is not None else job_size()
+    if (cluster is not None or job > 1) and not DEVICES[device].is_host:
+        raise misfit(
+            ArgumentError,
+            "connect",
+            got=f"device={device!r} for workers that are processes",
+            needed="'cpu', or workers of this process",
+        )
+    if (cluster is not None or job > 1) and not DEVICES[device].is_host:
+        raise misfit(
+            ArgumentError,
+            "connect",
+            got=f"device={device!r} for workers that are processes",
+            needed="'cpu', or workers of this process",
+        )
     engine: Engine
     if cluster is not None:
         from ostinato.runtime.crew import dask
@@ -509,8 +533,8 @@ def _opened(
         engine = CrewEngine(job_crew(threads), mesh)
     else:
         mesh = _mesh(mesh, workers)
-        engine = LocalEngine(math.prod(mesh), mesh, threads)
-    target = Target(mesh, "cpu", numerics, limit, precision=precision)
+        engine = LocalEngine(math.prod(mesh), mesh, threads, device)
+    target = Target(mesh, device, numerics, limit, precision=precision)
     return Session(engine, target)
 
 

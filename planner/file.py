@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.disk import write_whole
 from ostinato.ops.core.encode import (
     Lines,
@@ -264,7 +265,7 @@ def _key(content: Any) -> Key:
     numerics, limit, math, precision = fields(
         content, "numerics", "memory_limit", "math", "precision"
     )
-    need(isinstance(device, str) and len(device) < 64, "a device that is none")
+    need(type(device) is str and device in DEVICES, f"device {device!r:.40}")
     need(numerics in NUMERICS, f"numerics {numerics!r:.40}")
     need(math in MATH, f"math {math!r:.40}")
     need(precision in PRECISIONS, f"precision {precision!r:.40}")

@@ -17,7 +17,6 @@ from ostinato.ops.core.spec import Spec
 from ostinato import settings
 from ostinato.errors import MemoryLimitError
 
-from .cpu.fuse import title
 from .lowering import Pass, lower, run
 from .machine import memory
 from .passes.blocking import READ_BYTES, split_time
@@ -33,6 +32,7 @@ from .passes.precision import mix_precision
 from .passes.reads import read_files
 from .passes.simplify import simplify
 from .plan import Key, Plan, Program, Target, local_bytes, peak_bytes
+from .seeing.title import title
 from .tuning.sites import Tune, sites, with_ways
 
 Results = Sequence[tuple[str, int]]  # as a plan has them

@@ -21,8 +21,8 @@ import numpy as np
 from ostinato.ops.core.device import Device
 from ostinato.ops.core.spec import Spec, is_own, no_memory
 from ostinato.ops.cpu.threads import most_threads
-from ostinato.planner.cpu.fuse import title
 from ostinato.planner.plan import Plan
+from ostinato.planner.seeing.title import title
 
 from ostinato.errors import OstinatoError, SessionError
 

@@ -142,6 +142,35 @@ def test_passes_know_ops_by_their_facts() -> None:
     assert found == []
 
 
+def test_what_is_about_one_device_stays_in_its_rooms() -> None:
+    """Ops mean the same everywhere, passes hold for every machine, and programs are bound to any device;
+    what shows people a plan may look at kernels."""
+    asks = re.compile(r"\bxp (is|is not|==|!=) np\b|\bdevice (==|!=) [\"']")
+    homes = {ROOT / "ops/cpu", ROOT / "planner/cpu", ROOT / "planner/seeing"}
+    may = {  # the lists of devices, what is timed, and threads of the host
+        "ops/__init__.py": {"ostinato.ops.cpu.device"},
+        "planner/lowering.py": {"ostinato.planner.cpu"},
+        "planner/tuning/sites.py": {"ostinato.ops.cpu.fused", "ostinato.planner.cpu.fuse"},
+        "planner/tuning/tuner.py": {"ostinato.ops.cpu.libraries.onednn"},
+        "runtime/worker.py": {"ostinato.ops.cpu.threads"},
+        "runtime/engine.py": {"ostinato.ops.cpu.threads"},
+    }
+    found, seen = [], 0
+    for room in ("ops", "planner", "runtime"):
+        for path in modules(room):
+            if homes & {*path.parents}:
+                continue
+            seen += 1
+            name, package = str(path.relative_to(ROOT)), module_name(path.parent / "__init__.py")
+            found += [f"{name}: {asked[0]}" for asked in asks.finditer(path.read_text())]
+            for other, relative in imports(path):
+                whole = f"{package}.{other}" if relative else other
+                if re.match(r"ostinato\.(ops|planner)\.cpu\b", whole):
+                    found += [f"{name} imports {whole}"] * (whole not in may.get(name, ()))
+    assert seen > 90
+    assert found == []
+
+
 def test_the_runtime_knows_no_passes() -> None:
     for path in modules("runtime"):
         for name, _ in imports(path):

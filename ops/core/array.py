@@ -228,6 +228,8 @@ class Term:
 class Reader(Protocol):
     """How values are read; installed by the front door."""
 
+    @property
+    def device(self) -> str: ...  # where the session's workers keep arrays
     def value(self, x: Array) -> np.ndarray[Any, Any]: ...
     def settle(self, xs: Sequence[Array]) -> None: ...
     def place(self, x: Array) -> Spec: ...
@@ -294,16 +296,16 @@ class Array:
 
     @property
     def device(self) -> str:
-        return "cpu"
+        return reader.device
 
     def to_device(self, device: str, /, *, stream: object = None) -> Array:
         """This array; all arrays of a session live on its workers."""
-        if device != "cpu":
+        if device != reader.device:
             raise misfit(
                 ArgumentError,
                 "to_device",
                 got=repr(device),
-                needed="'cpu'",
+                needed=repr(reader.device),
                 do="arrays live where their session's workers are",
             )
         return self

@@ -22,7 +22,6 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec, float32
-from ostinato.ops.cpu.fused import FUSED
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.jit.scalar import can_cast, can_lower, has_own_bits
 from ostinato.ops.cpu.jit.values import can_add
@@ -126,22 +125,6 @@ def _looks_early(graph: Graph) -> Graph:
         place += [keys[k]] * len(node.specs)
     order = sorted(range(len(keys)), key=lambda k: (keys[k], keys[k] != k, k))
     return graph if order == list(range(len(order))) else in_order_of(graph, order)
-
-
-def title(node: Node) -> str:
-    """What a node does, in few words."""
-    if node.op not in FUSED:
-        return node.op + _how(node)
-    names = [n.op for n in node.kw["body"].nodes if n.op not in (*SOURCES, *VIEWS)]
-    shown = list(dict.fromkeys(names))
-    more = f", ... {len(names)} operations" if len(names) > 4 else ""
-    return f"fused({', '.join(shown[:3] if more else shown)}{more}){_how(node)}"
-
-
-def _how(node: Node) -> str:
-    """The way that timing took."""
-    way = node.kw.get("way", "")
-    return f", {way}" if way else ""
 
 
 def _in_order(builder: Builder, outputs: Sequence[int]) -> Graph:

@@ -16,10 +16,10 @@ from ostinato.ops.core.traffic import held, traffic
 from ostinato.ops.cpu.fused import FUSED
 from ostinato.ops.cpu.libraries.onednn import library
 from ostinato.ops.cpu.loops.labels import SOURCES, VIEWS
-from ostinato.planner.cpu.fuse import title
 from ostinato.planner.machine import Machine, this_machine
 from ostinato.planner.passes.memory import is_joined
 from ostinato.planner.plan import Choice, Measured, Plan, Program, export, largest_part
+from ostinato.planner.seeing.title import title
 
 REPEATED = {"loop": "trips", "blocks": "turns"}
 

@@ -12,9 +12,9 @@ import os
 from ostinato.ops.collective import collective_of
 from ostinato.ops.core.disk import write_page
 from ostinato.ops.core.registry import OPS
-from ostinato.planner.cpu.fuse import title
 from ostinato.planner.passes.memory import CONTROL
 from ostinato.planner.plan import Plan, export
+from ostinato.planner.seeing.title import title
 
 from .explain import REPEATED, repeats
 

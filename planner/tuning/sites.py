@@ -25,12 +25,13 @@ from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.fused import FUSED
-from ostinato.planner.cpu.fuse import fuse, title
+from ostinato.planner.cpu.fuse import fuse
 from ostinato.planner.lowering import rules
 from ostinato.planner.machine import NOMINAL
 from ostinato.planner.passes.memory import assign_memory
 from ostinato.planner.plan import ONE_THREAD, Program, Target, Tuned, largest_part
 from ostinato.planner.rewrite import inline, map_bodies
+from ostinato.planner.seeing.title import title
 
 APART = "apart"  # the operations of a larger kernel by themselves
 LARGER = ("fused_nest", "fused_matmul", "fused_matmul_rows")

@@ -26,11 +26,15 @@ def splits_for(r: random.Random, ndim: int, mesh: tuple[int, ...]) -> tuple[int 
 
 
 def run_and_compare(
-    r: random.Random, program: Program, mesh: tuple[int, ...], numerics: str = "same-plan"
+    r: random.Random,
+    program: Program,
+    mesh: tuple[int, ...],
+    numerics: str = "same-plan",
+    device: str = "cpu",
 ) -> None:
     """One program, placed at random, run lazily or compiled."""
     expected = program.by_numpy()
-    with use(mesh, numerics):
+    with use(mesh, numerics, device=device):
         inputs = [ost.asarray(x, split=splits_for(r, x.ndim, mesh)) for x in program.inputs]
         compiled = r.random() < 0.5
         run = ost.compile(program.by_ostinato) if compiled else program.by_ostinato

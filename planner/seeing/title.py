@@ -1,0 +1,23 @@
+"""What a node is called where people read of it."""
+
+from __future__ import annotations
+
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.registry import OPS
+
+
+def title(node: Node) -> str:
+    """What a node does, in few words."""
+    body = node.kw.get("body")
+    if not isinstance(body, Graph) or OPS[node.op].made_by != "machine":
+        return node.op + _how(node)
+    names = [n.op for n in body.nodes if n.inputs and OPS[n.op].view is None]
+    shown = list(dict.fromkeys(names))
+    more = f", ... {len(names)} operations" if len(names) > 4 else ""
+    return f"fused({', '.join(shown[:3] if more else shown)}{more}){_how(node)}"
+
+
+def _how(node: Node) -> str:
+    """The way that timing took."""
+    way = node.kw.get("way", "")
+    return f", {way}" if way else ""
