@@ -11,6 +11,7 @@ from ostinato.ops.core.device import Device, Function, Keeping, add
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS, Specs
 from ostinato.ops.core.spec import DType, Shape, Spec, copied, in_line
+from ostinato.ops.cpu.limits import LIMITS
 
 from . import natives
 from .fused import FUSED
@@ -22,7 +23,7 @@ from .loops.flat import native_kernel, strides_over
 from .loops.labels import SUMS
 from .loops.record import Record
 
-LINE = 64  # bytes
+LINE = LIMITS.line
 
 
 class Cpu(Device):

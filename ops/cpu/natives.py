@@ -12,6 +12,7 @@ from ostinato.ops.contraction import Folds
 from ostinato.ops.core.device import Device, Keeping
 from ostinato.ops.core.registry import Params, Scratch, Specs
 from ostinato.ops.core.spec import Shape, Spec, lying
+from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.linalg.factorizations import SINGULAR
 
 from .fused import stages, stages_room, stages_ways
@@ -28,7 +29,7 @@ from .libraries import lapack
 
 Made = Callable[..., None] | Keeping | None
 Arrays = Sequence[Any]
-COMPILED = 1 << 12  # elements from which a kernel of one operation is worth compiling
+COMPILED = LIMITS.compiled
 
 
 # -- products ------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def _limit(folder: Path, old: bool) -> float:
 
 # -- the pool ------------------------------------------------------------------------------
 POOL = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-LIMITS = ("omp_get_max_threads", "omp_set_num_threads")
+OF_POOL = ("omp_get_max_threads", "omp_set_num_threads")
 
 
 @lru_cache(1)
@@ -97,8 +97,8 @@ def pool() -> dict[str, int]:
     try:
         library = ctypes.CDLL("libgomp.so.1")
     except OSError:
-        return dict.fromkeys((*POOL, *LIMITS), id(None))  # never called
-    return {name: address_of(library, name) for name in (*POOL, *LIMITS)}
+        return dict.fromkeys((*POOL, *OF_POOL), id(None))  # never called
+    return {name: address_of(library, name) for name in (*POOL, *OF_POOL)}
 
 
 def has_pool() -> bool:

@@ -34,19 +34,20 @@ from ostinato.ops.cpu.jit.llvm import function_of, symbol, vector_bits, why_not
 from ostinato.ops.cpu.jit.parallel import TABLES, around
 from ostinato.ops.cpu.jit.sequence import Step, in_order
 from ostinato.ops.cpu.jit.values import KINDS, Value, cast, llvm_type, where
+from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.copies import _WORDS, copying
 from ostinato.ops.cpu.loops.flat import loops_over
 from ostinato.ops.cpu.threads import address_of
 
-GRAIN = 1 << 15  # elements that are worth waking a thread
+GRAIN = LIMITS.places_wake
 FEW = 1 << 12  # elements that are not worth vectors, whose text depends on a row's length
 COLUMNS = 1 << 10  # bytes of a row for each thread, from which threads share columns
 WIDE = 128  # bytes of a row from which more than two of them share places ...
-FAR = 1 << 24  # ... or of all that is updated
+FAR = LIMITS.scatter_far
 BUCKETS = 64  # of places, of which each thread has some ...
 APART = 128  # ... that neighbours of so many bytes have in common
 BLOCK = 512  # places of which a thread sees first which are its own
-AHEAD, LINES = 16, 4  # how many updates before it asks for so many lines of what it will update
+AHEAD, LINES = LIMITS.scatter_ahead, LIMITS.scatter_lines
 TAKES, PAIRS = "take", ("take", "set", "add")  # which of a complex number's parts know nothing
 Kernel = Callable[..., None]
 

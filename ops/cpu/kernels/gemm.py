@@ -19,6 +19,7 @@ from ostinato.ops.cpu.jit.emitter import Code
 from ostinato.ops.cpu.jit.llvm import function_of, symbol, why_not
 from ostinato.ops.cpu.jit.parallel import around
 from ostinato.ops.cpu.libraries.onednn import Stack, Unable, onednn_product, with_weights
+from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.threads import blas
 
 from .gemv import ADD_UP, STREAMS, streams_pay, vector_product
@@ -27,16 +28,16 @@ from .ordered_gemm import INTEGERS, KINDS, ordered_product
 Product = Callable[..., None]  # (left, right, result)
 
 _LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
-TINY = 1 << 15  # multiplications; smaller products are one call of BLAS, with the least around it
-GRAIN = 1 << 17  # multiplications that are worth waking a thread
-QUICK, QUICK_READS = 1 << 17, 1 << 13  # less is not worth letting other Python threads run
-BOTH = 64  # rows and columns from which packing both operands pays
-NARROW, FEW = 32, 16  # fewer columns, or rows, leave much of oneDNN's vectors and tiles empty
+TINY = LIMITS.product_tiny
+GRAIN = LIMITS.product_wake
+QUICK, QUICK_READS = LIMITS.product_quick, LIMITS.reads_quick
+BOTH = LIMITS.packs_both
+NARROW, FEW = LIMITS.narrow, LIMITS.few
 FEWEST = 4  # rows and columns of integers that are not left to NumPy
 LONG = 1 << 14  # terms of a sum that make a block
 PARTS = 32  # blocks of a sum at the most
 MOST_TURNS = 1 << 14
-LINE = 64  # bytes of a line of the cache
+LINE = LIMITS.line
 SMALLEST, LARGEST = 128, 512  # rows and columns of blocks of what is symmetric
 
 

@@ -23,9 +23,10 @@ from ostinato.ops.cpu.jit.parallel import around
 from ostinato.ops.cpu.jit.random_bits import numbers_in
 from ostinato.ops.cpu.jit.scalar import numbers
 from ostinato.ops.cpu.libraries.onednn import CHECKED, Stack, check_symbols, library
+from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.flat import Loops, kernel_code, loops_over, native_kernel, strides_over
 from ostinato.ops.cpu.loops.labels import PRODUCTS, SHORT, SUMS
-from ostinato.ops.cpu.threads import LIMITS, address_of, most_threads, pool
+from ostinato.ops.cpu.threads import OF_POOL, address_of, most_threads, pool
 
 from .gemm import _PLAIN, GRAIN, QUICK, _form, _loaded, _stacks, product
 from .gemm_tiles import AREA, CALLED, Area, Form, block_function, form_of
@@ -34,10 +35,10 @@ Behind = Callable[..., None]
 
 BEGINS = (*PRODUCTS, "wide_matmul")  # what a kernel with a product begins with
 TILES, SGEMM = "tiles", "sgemm"  # ways of it
-BYTES = 1 << 18  # of a block of the product, and of what is copied of the left matrix for it
+BYTES = LIMITS.block_bytes
 LEAST = 32  # rows of a block, of which each packs the right matrix anew
 ENOUGH = 2 * LEAST  # rows from which blocks are worth it
-VECTORS = 6  # of a strip at least
+VECTORS = LIMITS.strip_vectors
 # Rows that take as long to multiply as a row of the right matrix, or of its transpose, takes to pack;
 # and columns that take as long as to read a row that another thread has made.
 PACKING, READING = (8, 24), 24
@@ -352,7 +353,7 @@ def _text(rest: Graph, loops: Loops, others: tuple[int, ...], many: int, form: F
 def _by_sgemm() -> tuple[list[str], list[str], str]:
     """What stands before the turns, in each of them, and before all."""
     symbol("dnnl_sgemm", address_of(library(), "dnnl_sgemm"))
-    for name in LIMITS:
+    for name in OF_POOL:
         symbol(name, pool()[name])
     before = [
         "  %char_a = trunc i64 %turn_a to i8",

@@ -13,15 +13,16 @@ import numpy as np
 from ostinato.ops.cpu.jit.llvm import function_of, vector_bits
 from ostinato.ops.cpu.jit.parallel import TABLES, around
 from ostinato.ops.cpu.libraries.onednn import Stack
+from ostinato.ops.cpu.limits import LIMITS
 
 STREAMS = 4  # as `_COLUMNS` adds them up
 UNROLLED = 2  # sums of a row side by side
-PART = 1 << 20  # bytes of a matrix whose rows one thread adds up ...
+PART = LIMITS.part_bytes
 PARTS = 32  # ... in so many parts at the most
-BLOCK = 1 << 17  # bytes of sums that stay in the second cache
-WIDE = 128  # bytes of a row from which streams are quicker than BLAS
+BLOCK = LIMITS.sums_bytes
+WIDE = LIMITS.streamed_row
 FEW, LONG = 64, 1 << 15  # so few rows of so many terms are better cut otherwise
-FAR = 1 << 22  # bytes of a matrix from which they pay for columns ...
+FAR = LIMITS.streamed_matrix
 TALL = 4  # ... and rows for each of these
 _KINDS = {"float32": ("float", 32), "float64": ("double", 64)}
 

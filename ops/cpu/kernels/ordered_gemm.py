@@ -15,13 +15,14 @@ from ostinato.ops.cpu.jit.emitter import Code, places
 from ostinato.ops.cpu.jit.llvm import function_of, vector_bits
 from ostinato.ops.cpu.jit.parallel import TABLES, around
 from ostinato.ops.cpu.libraries.onednn import Stack
+from ostinato.ops.cpu.limits import LIMITS
 
 from .gemm_tiles import Tiles
 
-ROWS, VECTORS = 4, 3  # of a tile
+ROWS, VECTORS = LIMITS.ordered_rows, LIMITS.ordered_vectors
 DEEP = 256  # terms whose columns are copied in order
-QUICK = 1 << 17  # multiplications that let other Python threads run
-GRAIN = 1 << 19  # that are worth waking a thread
+QUICK = LIMITS.product_quick
+GRAIN = LIMITS.ordered_wake
 INTEGERS = ("int32", "int64", "uint32", "uint64")
 KINDS = (*INTEGERS, "float32", "float64")
 

@@ -21,6 +21,7 @@ from ostinato.ops.cpu.jit.emitter import Code, loop_facts, memory_type, places
 from ostinato.ops.cpu.jit.llvm import function_of, vector_bits, why_not
 from ostinato.ops.cpu.jit.parallel import TABLES, around
 from ostinato.ops.cpu.jit.values import KINDS, Value, cast, literal, llvm_type
+from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.copies import Pieces
 from ostinato.ops.cpu.loops.flat import loops_over
 
@@ -29,7 +30,7 @@ NARROW, WIDE = 256, 2048  # neighbours that are done side by side
 FEW = 4  # fewer lines are done one by one
 ROWS = 4  # of neighbours that are done together
 CHUNK = 64  # elements of a line that are put in order first
-QUICK, GRAIN = 1 << 14, 1 << 16  # elements that let others run; that are worth waking a thread
+QUICK, GRAIN = LIMITS.scan_quick, LIMITS.scan_wake
 ONCE, SUMS, REST = "once", "sums", "rest"  # a line in one turn; blocks' sums; blocks from there on
 
 

@@ -16,11 +16,12 @@ from ostinato.ops.cpu.jit.emitter import Code, memory_type, places
 from ostinato.ops.cpu.jit.llvm import function_of, why_not
 from ostinato.ops.cpu.jit.parallel import TABLES, around
 from ostinato.ops.cpu.jit.values import KINDS, Value, llvm_type
+from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.flat import loops_over
 
-CHAINS = 24  # values that are looked for at the same time
+CHAINS = LIMITS.chains
 WIDE = 20 * CHAINS  # values in a turn
-QUICK, GRAIN = 1 << 14, 1 << 16  # comparisons that let others run; that are worth waking a thread
+QUICK, GRAIN = LIMITS.search_quick, LIMITS.search_wake
 
 
 class Form(NamedTuple):

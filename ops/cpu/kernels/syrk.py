@@ -20,6 +20,7 @@ from ostinato.ops.core.spec import DType, Shape, Spec, float32, float64, int8, l
 from ostinato.ops.cpu.jit.emitter import Code
 from ostinato.ops.cpu.jit.llvm import function_of, vector_bits, why_not
 from ostinato.ops.cpu.jit.parallel import around
+from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.threads import blas, most_threads
 
 from .gemm import _loaded, mirrored_product, product, ways
@@ -30,9 +31,9 @@ COLUMNS = 16  # fewer leave vectors half empty
 LARGE, TERMS = 384, 32  # columns of a result in blocks, and terms of its sums at least
 DEEP = 1024  # rows of a part at least,
 FEWEST, PARTS = 4, 32  # parts at least, for threads to share, and at the most,
-WAITING = 1 << 22  # and elements of all their triangles
+WAITING = LIMITS.triangles
 CHUNK = 64, 128  # rows of a chunk at least and at the most,
-PACKED = 1 << 17  # and bytes of its panels, if that leaves so many
+PACKED = LIMITS.panel_bytes
 TURNED = 512  # bytes of a row, below which it costs too much to gather rows from columns
 
 

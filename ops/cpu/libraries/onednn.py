@@ -18,7 +18,7 @@ from ostinato.ops.core.signals import clear, once_gone
 from ostinato.ops.core.spec import DType
 from ostinato.ops.cpu.jit.llvm import function_of, symbol
 from ostinato.ops.cpu.jit.parallel import around
-from ostinato.ops.cpu.threads import LIMITS, address_of, has_pool, pool
+from ostinato.ops.cpu.threads import OF_POOL, address_of, has_pool, pool
 
 from ostinato import settings
 
@@ -343,7 +343,7 @@ def _text(many: int, held: bool) -> str:
     """
     for name in ("dnnl_memory_set_data_handle", "dnnl_primitive_execute"):
         symbol(name, address_of(library(), name))
-    for name in LIMITS:
+    for name in OF_POOL:
         symbol(name, pool()[name])
     check_symbols()
     facts = ("status", "team", "primitive", "stream", "count", "arguments")

@@ -12,10 +12,11 @@ from ostinato.ops.core.registry import Piece
 from ostinato.ops.core.spec import DType, Shape, Spec
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.jit.sequence import at_place
+from ostinato.ops.cpu.limits import LIMITS
 
 from .flat import SHARE, loops_over, native_kernel, strides_over
 
-LEAST = 1 << 20  # bytes that are worth threads
+LEAST = LIMITS.copy_wake
 _WORDS: dict[int, DType] = {
     1: np.dtype(np.uint8),
     2: np.dtype(np.uint16),

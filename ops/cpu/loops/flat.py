@@ -32,22 +32,23 @@ from ostinato.ops.cpu.jit.parallel import around
 from ostinato.ops.cpu.jit.random_bits import number_at, numbers_in
 from ostinato.ops.cpu.jit.scalar import lower, numbers
 from ostinato.ops.cpu.jit.values import Lines, Value, cast, literal, llvm_type
+from ostinato.ops.cpu.limits import LIMITS
 
 from .labels import SHORT, SUMS, Nest
 from .schedules import TURNS, WAITING, nest_text
 from .stages import CHUNK, Facts, chunk_units, facts
 
-GRAIN = 1 << 18  # elements times operations that are worth waking a thread
+GRAIN = LIMITS.loops_wake
 BLOCK = 16384  # elements that one turn sums
 # Elements; and bytes between neighbours, from which tiles pay.
-LEAST_TILED, FAR_APART = 1 << 14, 256
-TILE_ROWS, TILE_COLUMNS = 64, 64
+LEAST_TILED, FAR_APART = LIMITS.least_tiled, LIMITS.far_apart
+TILE_ROWS, TILE_COLUMNS = LIMITS.tile, LIMITS.tile
 FEW_BESIDE = 4  # turns of an innermost loop that is written out ...
 MANY_TURNS = 64  # ... where the next one has so many
 FEW_APART = 4  # elements from one to the next in operands that are put side by side first ...
 NEAR = 16  # ... if these are fewer bytes, or it is every second one, and ...
 MANY_APART = 128  # ... a loop has so many turns
-SHARE = 4  # of the last cache: what is larger than its fourth part does not stay there
+SHARE = LIMITS.last_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -552,7 +553,7 @@ def _finish(lines: Lines, sums: Sequence[_Sum], data: Sequence[str], room: int) 
 
 
 # -- large results -------------------------------------------------------------------------
-TILE = 1024  # elements that are made in cache before they go to memory
+TILE = LIMITS.written_tile
 ROW = 4  # tiles that a row has at the least
 
 

@@ -19,16 +19,15 @@ from ostinato.ops.core.index import LETTERS, Indices
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec, lying
 from ostinato.ops.cpu.jit.random_bits import numbers_in
+from ostinato.ops.cpu.limits import LIMITS
 
 LANES = (256, 128, 64)  # rows of a unit where lanes run along the rows: as many as fit
 BLOCKS, UNITS = ("64", "128", "256", "512"), " rows at a time"  # ways of a kernel in stages
-WIDE, TOGETHER = 16, 8  # elements of a vector; what it costs to put those of one together
+WIDE, TOGETHER = LIMITS.wide, LIMITS.together
 LEAST = 15  # an index of more turns may be the lane, if its elements are neighbours
 SHORT = 64  # an index of at most so many turns is written for their number
-HELD = 1 << 20  # bytes of values of a unit of many rows, for each thread
-LONG = (
-    1 << 25
-)  # of one row: it may not fit into cache, but is not read and written as a whole array
+HELD = LIMITS.unit_bytes
+LONG = LIMITS.row_bytes
 
 EXTREMES = ("max", "min")
 SUMS = ("sum", "mean", *EXTREMES)

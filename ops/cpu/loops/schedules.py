@@ -14,12 +14,13 @@ from collections.abc import Callable, Collection, Sequence
 from ostinato.ops.core.spec import DType, float64, int64
 from ostinato.ops.cpu.jit.emitter import compensated, loop_facts
 from ostinato.ops.cpu.jit.values import Value, cast, fma, llvm_type, where
+from ostinato.ops.cpu.limits import LIMITS
 
 from .labels import VIEWS, Nest, Reduction
 from .stages import Env, Writer, chunk_units
 
 TURNS = 64  # whose sums over rows wait to be put together, and
-WAITING = 4 << 20  # bytes for that
+WAITING = LIMITS.waiting_bytes
 FEW = 16  # groups: for so many, sums of all rows are faster than finding each row's own
 
 

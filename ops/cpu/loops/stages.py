@@ -36,12 +36,13 @@ from ostinato.ops.cpu.jit.emitter import (
 from ostinato.ops.cpu.jit.random_bits import number_at, numbers_in
 from ostinato.ops.cpu.jit.scalar import lower, numbers
 from ostinato.ops.cpu.jit.values import Value, cast, fma, llvm_type, where
+from ostinato.ops.cpu.limits import LIMITS
 
 from .labels import PICKS, PRODUCTS, REDUCING, SHORT, SOURCES, VIEWS, Nest, Reduction
 
 CHUNK, ROWS = 1024, 256  # elements whose order of summing is free; rows that are summed in one go
-UNROLLED = 16
-LINE = 64  # bytes of a line of the cache
+UNROLLED = LIMITS.unrolled
+LINE = LIMITS.line
 
 
 # -- what a kernel is told -----------------------------------------------------------------

@@ -12,6 +12,7 @@ import numpy as np
 from ostinato.ops.core.registry import Scratch
 from ostinato.ops.core.spec import DType, Shape, int8
 from ostinato.ops.cpu.jit.llvm import function_of, why_not
+from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.threads import most_threads
 
 from .keys import DIGIT, Kind
@@ -21,8 +22,8 @@ from .radix import lines_text, part_text, phases
 EXCHANGES = 1 << 10  # keys of a line that is put in order side by side with others
 LONG = 1 << 16  # keys of a line that threads share
 PARTS = 4  # of such a line, for each thread
-QUICK = 1 << 11  # keys that are not worth letting other Python threads run
-GRAIN = 1 << 13  # keys that are worth waking a thread
+QUICK = LIMITS.sort_quick
+GRAIN = LIMITS.sort_wake
 FEW = 8  # one of so many is wanted: then the others are left out before
 
 
