@@ -74,6 +74,6 @@ def test_when_time_is_up_it_is_up(
 
     monkeypatch.setattr(module, "bind", bind)
     monkeypatch.setattr(module, "clock", lambda: now)
-    found = trials([program(slow)] * 40, limit, 1)
+    found = trials([program(slow)] * 40, limit, 1, CPU)
     assert (binds, len(found)) == (bound, rounds)
     assert now <= 6 + max(1, limit), "what comes after the first is compiled counts"
