@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from ostinato.ops.core.encode import Malformed, encode_graph
 from ostinato.ops.core.graph import canonical
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.spec import DTYPES, Spec
+from ostinato.ops.cpu.device import CPU
 from ostinato.planner.check import check_graph, check_source, seconds_of
 from ostinato.planner.cpu import fuse
 from ostinato.planner.file import FORMAT, MAGIC, _key, encode_plan
@@ -606,8 +608,8 @@ def main(first: int, last: int, report: Path, what: str) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if first % 2:  # machine code however little there is to do
         fuse.WORTH = fuse.BESIDE = 0
-        for op in OPS.values():
-            object.__setattr__(op, "least", 0)
+        for name, native in CPU.natives.items():
+            CPU.natives[name] = replace(native, least=0)
     guard.install()
     guard.at_the_edge()
     counts: Counter[str] = Counter()
