@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.helpers import begin_to_help
 from ostinato.ops.core.layout import Box, Shape, intersect, slices
 from ostinato.ops.core.spec import DTYPES
 
@@ -127,7 +128,9 @@ class ChunkSource(Source):
             for index in found:
                 read(index)
             return
-        with ThreadPoolExecutor(THREADS, "ostinato-files") as pool:  # checksums take longest
+        with ThreadPoolExecutor(
+            THREADS, "ostinato-files", begin_to_help
+        ) as pool:  # checksums take longest
             list(pool.map(read, found))
 
     def _read(self, out: Any, index: tuple[int, ...], chunk: Box, common: Box) -> None:

@@ -748,7 +748,7 @@ def reaching(reach: Reach, frame: types.FrameType) -> Iterator[None]:
 if sys.version_info >= (3, 12):
     _tool: list[int] = []  # of `sys.monitoring`, while anybody traces
     _tracing = 0
-    _lock = threading.Lock()
+    _lock = threading.RLock()  # a finalizer may come back here
 
     def _begins(code: types.CodeType, offset: int) -> Any:
         reach = getattr(_local, "reach", None)

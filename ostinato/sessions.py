@@ -21,9 +21,9 @@ from ostinato import settings
 from ostinato.errors import ArgumentError, LayoutError, OstinatoError
 from ostinato.ops.core.array import Array, File, Host, Operand, Split, Term, changing, settled
 from ostinato.ops.core.device import DEVICES
+from ostinato.ops.core.helpers import check_thread, helper
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.cpu.threads import is_helper
 from ostinato.planner.cache import PlanCache
 from ostinato.planner.passes.layouts import resolve
 from ostinato.planner.pipeline import make_plan, tune
@@ -204,6 +204,7 @@ class Session:
     def _begin(self) -> None:
         """It is used: what it took the place of gives its memory and threads back, until somebody
         uses it again."""
+        check_thread()
         over, self._over = self._over, None
         if over is not None and not over.engine.closed:
             over.rest()
@@ -256,6 +257,7 @@ class Session:
     # -- life ------------------------------------------------------------------------------
     def close(self) -> None:
         """Give the workers back. Arrays that they made in this process stay, for the next session."""
+        check_thread()
         for finish in before_close:
             finish()
         watching.end(self)
@@ -394,7 +396,7 @@ def one_by_one(lock: threading.RLock, session: Session) -> Iterator[None]:
     """Threads that would do the same do it one after another, and the later ones find it done. That only
     saves work: who is within such a thing already, or a run, as finalizers are, waits for nobody, so that no
     two threads ever wait for each other."""
-    inside = _inside.depth or session.engine.lock._is_owned() or is_helper()  # type: ignore[attr-defined]
+    inside = _inside.depth or helper.on or session.engine.lock._is_owned()  # type: ignore[attr-defined]
     taken = lock.acquire(blocking=not inside)
     _inside.depth += 1
     try:

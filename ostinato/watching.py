@@ -30,7 +30,7 @@ _seen: dict[tuple[int, str], dict[str, Any]] = {}  # of each session's plans, wh
 _sessions: dict[Session, int] = {}
 _numbers = itertools.count()
 _path = ""
-_lock = threading.Lock()
+_lock = threading.RLock()  # a finalizer may come back here
 
 
 def begin(session: Session) -> None:
@@ -66,7 +66,7 @@ def look() -> None:
 def _forget() -> None:
     """A forked child is not watched."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     _sessions.clear()
     atexit.unregister(look)
 

@@ -20,9 +20,10 @@ import numpy as np
 from ostinato.ops.core.array import Operand
 from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.exchange import chunks_of, held_pieces, written
+from ostinato.ops.core.helpers import begin_to_help, check_thread, helper
 from ostinato.ops.core.layout import Box, Layout, Mesh, slices
 from ostinato.ops.core.spec import Spec, in_line, lent
-from ostinato.ops.cpu.threads import blas_threads, is_helper
+from ostinato.ops.cpu.threads import blas_threads
 from ostinato.planner.plan import Measured, Plan, Program
 
 from ostinato.errors import CommunicatorError, SessionError
@@ -43,7 +44,10 @@ class Engine(Protocol):
     mesh: Mesh
     device: str
     closed: bool
-    lock: threading.RLock  # of one run at a time
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Of one run at a time. Threads that a run waits for must not have it."""
 
     @property
     def is_elsewhere(self) -> bool:
@@ -141,7 +145,7 @@ class LocalEngine:
         self.mesh = mesh if mesh is not None else (workers,)
         self.size = workers
         self.closed = False
-        self.lock = threading.RLock()
+        self._lock = threading.RLock()
         self.launchers: dict[str, Launcher] = {}
         if workers == 1:
             self.workers = [Worker(0, Alone(), self.memory, threads)]
@@ -152,6 +156,11 @@ class LocalEngine:
                 Worker(r, self.world.communicator(r), self.memory, threads) for r in range(workers)
             ]
             self.team = _Team(self.workers, self.world)
+
+    @property
+    def lock(self) -> threading.RLock:
+        check_thread()
+        return self._lock
 
     @property
     def threads(self) -> int:
@@ -206,7 +215,7 @@ class LocalEngine:
         threads = min(len(boxes), self.size * self.threads, FILES)
         if threads < 2 or of.nbytes < SMALL:
             return [*map(work, boxes)]
-        with ThreadPoolExecutor(threads, "ostinato-files") as pool:
+        with ThreadPoolExecutor(threads, "ostinato-files", begin_to_help) as pool:
             return list(pool.map(work, boxes))
 
     def _box(self, operand: Operand, box: Box) -> np.ndarray[Any, Any]:
@@ -250,7 +259,6 @@ class LocalEngine:
         found = self.launchers.get(plan.id)
         if found is None:
             self.check_open()
-            check_thread()
             with self.lock:
                 for worker in self.workers:
                     worker.load(plan)
@@ -258,16 +266,20 @@ class LocalEngine:
         return found
 
     def _launcher(self, plan: Plan) -> Launcher:
-        specs, lock, loaded = plan.program.graph.out_specs, self.lock, self.loaded(plan.id)
+        specs, lock, loaded = plan.program.graph.out_specs, self._lock, self.loaded(plan.id)
         if self.team is None:
             step, mine = self.workers[0].step, loaded[0]
 
             def launch(operands: Sequence[Operand]) -> list[Operand]:
+                if helper.on:
+                    check_thread()
                 with lock:
                     made = step(mine, [o.parts[0] for o in operands])  # type: ignore[attr-defined]
                 return [Held(spec, self, (value,)) for spec, value in zip(specs, made)]  # noqa: B905
 
             def launch_one(operands: Sequence[Operand]) -> list[Operand]:
+                if helper.on:
+                    check_thread()
                 with lock:
                     made = step(mine, [o.parts[0] for o in operands])  # type: ignore[attr-defined]
                 return [Held(specs[0], self, tuple(made))]
@@ -324,23 +336,26 @@ class LocalEngine:
         if self.closed:
             raise SessionError(CLOSED)
 
-    def rest(self, wait: bool = True) -> None:
+    def rest(self) -> None:
         with self.lock:
-            self.launchers.clear()
-            for worker in self.workers:
-                worker.rest()
-            if self.team is not None:
-                self.team.rest(wait)
+            self._rest(wait=True)
+
+    def _rest(self, wait: bool) -> None:
+        self.launchers.clear()
+        for worker in self.workers:
+            worker.rest()
+        if self.team is not None:
+            self.team.rest(wait)
 
     def abandon(self) -> bool:
         if self.closed:
             return True
-        if self.lock._is_owned() or not self.lock.acquire(blocking=False):  # type: ignore[attr-defined]
+        if self._lock._is_owned() or not self._lock.acquire(blocking=False):  # type: ignore[attr-defined]
             return False
         try:
             self._close(wait=False)
         finally:
-            self.lock.release()
+            self._lock.release()
         return True
 
     def close(self) -> None:
@@ -352,16 +367,7 @@ class LocalEngine:
             self.closed = True
             for worker in self.workers:
                 worker.closed = True
-            self.rest(wait)
-
-
-def check_thread() -> None:
-    """An error for finalizers in threads that a run waits for."""
-    if is_helper():
-        raise SessionError(
-            "nothing can be computed here: a finalizer was called in a thread of Ostinato's, while a "
-            "plan runs; let it do without arrays, or call it in a thread of the program's."
-        )
+            self._rest(wait)
 
 
 def giving(plan: Plan, launch: Launcher, loaded: Sequence[Loaded]) -> Launcher:
@@ -500,6 +506,7 @@ class _Team:
 
 def _serve(k: int, jobs: SimpleQueue[_Job | None]) -> None:
     """What a worker's thread does. It knows no team, so that a team of which nobody knows can end."""
+    begin_to_help()
     while (job := jobs.get()) is not None:
         if not job.begun[k]:
             job.begun[k] = True

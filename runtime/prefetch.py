@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any
 
+from ostinato.ops.core.helpers import begin_to_help
 from ostinato.ops.core.layout import Box
 
 Step = Sequence[tuple[Any, Box]]  # of each file, where a block goes and which it is
@@ -27,6 +28,7 @@ class ReadAhead:
         self.thread.start()
 
     def _read(self) -> None:
+        begin_to_help()
         try:
             for step in self.steps:
                 self.free.acquire()

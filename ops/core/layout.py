@@ -134,7 +134,7 @@ class Layout:
     stored: bool
 
     _made: dict[tuple[Any, ...], Layout] = {}  # noqa: RUF012
-    _lock = threading.Lock()
+    _lock = threading.RLock()  # a finalizer may come back here
 
     def __new__(
         cls,

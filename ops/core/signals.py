@@ -16,6 +16,8 @@ from concurrent.futures import Future
 from types import FrameType
 from typing import Any, TypeVar
 
+from .helpers import begin_to_help
+
 T = TypeVar("T")
 
 
@@ -44,6 +46,7 @@ def thread_for(work: Callable[[], object]) -> threading.Thread:
     frame = beginner() or sys._getframe(1)
 
     def run() -> None:
+        begin_to_help()
         _begun.frame = frame
         work()
 

@@ -12,7 +12,6 @@ import ctypes
 import importlib
 import math
 import os
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -164,15 +163,6 @@ def blas_threads(most: int) -> Iterator[None]:
         yield
     finally:
         found.limit(before)
-
-
-_HELPERS = ("ostinato-worker-", "ostinato-reader", "ostinato-compiler", "ostinato-files")
-
-
-def is_helper() -> bool:
-    """Whether this thread is one of ours that a run waits for. The user's finalizers may come here, and
-    must not wait for that run."""
-    return threading.current_thread().name.startswith(_HELPERS)
 
 
 def _after_fork() -> None:

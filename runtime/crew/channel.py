@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core.encode import decode_spec, integer, listing, need
+from ostinato.ops.core.helpers import begin_to_help
 from ostinato.ops.core.spec import DTYPES, in_line
 from ostinato.runtime.messages.communicator import octets
 
@@ -381,6 +382,7 @@ class Channel:
 
     # -- what comes back -------------------------------------------------------------------
     def _listen(self) -> None:
+        begin_to_help()
         try:
             while self.alive:
                 self._hear()

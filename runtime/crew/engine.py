@@ -5,6 +5,7 @@ handle that nobody refers to any more is freed with the next order."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from ostinato.ops.core.array import Operand
 from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.encode import encode_spec
+from ostinato.ops.core.helpers import check_thread, helper
 from ostinato.ops.core.layout import Layout, Mesh
 from ostinato.ops.core.spec import Spec, lent
 from ostinato.ops.core.user_line import misfit
@@ -59,12 +61,16 @@ class CrewEngine:
         self.mesh = mesh
         self.size = lead.size
         self.closed = False
-        self.lock = lead.ordering
         self.base = next(lead.sessions) * SESSION
         self.next = self.base + 1
         self.dropped: list[int] = []
         self.launchers: dict[str, Launcher] = {}
         self.known: set[bytes] = set()  # plans that the workers have
+
+    @property
+    def lock(self) -> threading.RLock:
+        check_thread()
+        return self.lead.ordering
 
     @property
     def is_elsewhere(self) -> bool:
@@ -216,11 +222,14 @@ class CrewEngine:
 
     def _launcher(self, plan: Plan) -> Launcher:
         identity = bytes.fromhex(plan.id)
-        specs, lock, lead, known = plan.program.graph.out_specs, self.lock, self.lead, self.known
+        specs, lead, known = plan.program.graph.out_specs, self.lead, self.known
+        lock = lead.ordering
         count, reuse = len(specs), [k for _, k in plan.program.reuse]
         dropped = self.dropped
 
         def launch(operands: Sequence[Operand]) -> list[Operand]:
+            if helper.on:
+                check_thread()
             with lock:
                 if lead.lost:
                     self._check_made(operands)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ import numpy as np
 from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.encode import Malformed, decode_spec, listing, need
 from ostinato.ops.core.exchange import chunks_of, held_pieces, written
+from ostinato.ops.core.helpers import begin_to_help
 from ostinato.ops.core.layout import Box, intersect, slices, volume
 from ostinato.ops.core.spec import Spec, copied, in_line, is_own
 from ostinato.planner.file import decode_plan
@@ -38,7 +39,7 @@ class Member:
         self.parts: dict[int, Any] = {}
         self.plans: dict[bytes, Loaded] = {}
         self.worker = Worker(self.rank, communicator, DEVICES["cpu"], threads)
-        self.files = ThreadPoolExecutor(1, "ostinato-files")
+        self.files = ThreadPoolExecutor(1, "ostinato-files", begin_to_help)
 
     # -- orders ----------------------------------------------------------------------------
     def obey(self, order: Order, value: Any = None) -> Any:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.helpers import begin_to_help
 
 from ostinato.errors import CommunicatorError
 
@@ -158,6 +159,7 @@ class MpiCommunicator:
         return request
 
     def _help(self) -> None:
+        begin_to_help()
         with np.errstate(all="ignore"):
             while not self.closed:
                 if not self.left:

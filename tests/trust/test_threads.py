@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +22,9 @@ import pytest
 import ostinato as ost
 from ostinato import sessions
 from ostinato.errors import DonatedError, SessionError
+from tests.clusters import ROOT
+
+from .finalized import WHAT, WHERE
 
 Tally = Callable[[str, int], None]
 HANG = 120  # seconds after which threads wait for ever
@@ -447,3 +453,25 @@ def test_finalizers_compute(workers: int, tally: Tally, thorough: bool) -> None:
     refused = [e for e in Late.errors if not isinstance(e, SessionError)]
     assert not refused, refused[0]
     tally("finalizers that computed", Late.turns)
+
+
+def test_finalizers_wait_for_nobody(tmp_path: Path, tally: Tally) -> None:
+    """In threads of ours they are refused, at once; in those of the program they may compute anything."""
+    command = [sys.executable, "-m", "tests.trust.finalized", str(tmp_path / "x.npy")]
+    environment = os.environ | {"OSTINATO_CACHE": "off"}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=HANG, env=environment, cwd=ROOT
+        )
+    except subprocess.TimeoutExpired as slow:
+        raise AssertionError(f"it waits after {(slow.stdout or b'').decode()}") from None
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(WHERE) * len(WHAT)
+    for line in lines:
+        where, _, is_right, said = line.split(maxsplit=3)
+        wanted = "done" if where == "thread" else "refused: nothing can be computed or closed here"
+        assert is_right == "right", line
+        assert said.startswith(wanted), line
+    assert not done.stderr, done.stderr[-3000:]
+    tally("finalizers that computed", len(lines))

@@ -48,7 +48,7 @@ class _Code:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a finalizer may come back here
         self.is_ready = False
         first = address_of(ctypes.pythonapi, "PyObject_Vectorcall")
         self.definition = _MethodDef(b"kernel", first, _FASTCALL | _KEYWORDS, None)
@@ -175,7 +175,7 @@ def symbol(name: str, address: int) -> None:
 
 _symbols: dict[str, int] = {}
 _untold: deque[tuple[str, int]] = deque()  # of these, what LLVM does not know yet
-_telling = threading.Lock()
+_telling = threading.RLock()
 
 
 def linked(text: str) -> int:
