@@ -23,6 +23,7 @@ from ostinato.ops.core.array import Array, File, Host, Operand, Split, Term, cha
 from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.helpers import check_thread, helper
 from ostinato.ops.core.layout import Layout
+from ostinato.ops.core.signals import Living
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.cache import PlanCache
 from ostinato.planner.passes.layouts import resolve
@@ -67,18 +68,18 @@ class _Made:
     def __init__(self, number: int, engine: Engine) -> None:
         self.number = number
         self.engine = engine
-        self.functions: weakref.WeakSet[Function] = weakref.WeakSet()
-        self.entries: dict[str, weakref.WeakSet[Entry]] = {}  # by plan
+        self.functions: Living[Function] = Living()
+        self.entries: dict[str, Living[Entry]] = {}  # by plan
 
     def forget(self, plan: Plan) -> None:
         """The cache let a plan go, and so does everybody."""
         self.engine.forget(plan.id)
-        for entry in list(self.entries.pop(plan.id, ())):
+        for entry in self.entries.pop(plan.id, ()):
             entry.drop()
 
     def forget_all(self) -> None:
         self.entries.clear()
-        for function in list(self.functions):
+        for function in self.functions:
             function.forget_session(self.number)
         self.functions.clear()
 
@@ -231,7 +232,7 @@ class Session:
     def keep(self, function: Function, entry: Entry, plan: Plan) -> None:
         """An entry of a compiled function, which goes with its plan, or with this session."""
         self._made.functions.add(function)
-        self._made.entries.setdefault(plan.id, weakref.WeakSet()).add(entry)
+        self._made.entries.setdefault(plan.id, Living()).add(entry)
         if self.engine.closed:  # meanwhile, by another thread
             entry.drop()
 

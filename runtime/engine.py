@@ -22,6 +22,7 @@ from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.exchange import chunks_of, held_pieces, written
 from ostinato.ops.core.helpers import begin_to_help, check_thread, helper
 from ostinato.ops.core.layout import Box, Layout, Mesh, slices
+from ostinato.ops.core.signals import Living
 from ostinato.ops.core.spec import Spec, in_line, lent
 from ostinato.ops.cpu.threads import blas_threads
 from ostinato.planner.plan import Measured, Plan, Program
@@ -526,12 +527,12 @@ def _dismiss(jobs: Sequence[SimpleQueue[_Job | None]]) -> None:
         queue.put(None)
 
 
-_teams: weakref.WeakSet[_Team] = weakref.WeakSet()
+_teams: Living[_Team] = Living()
 
 
 def _in_child() -> None:
     """A forked child has none of these threads."""
-    for team in list(_teams):
+    for team in _teams:
         team.threads, team.forked = [], True
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core.device import Device
+from ostinato.ops.core.signals import Living
 from ostinato.ops.core.spec import Spec, is_own, no_memory
 from ostinato.ops.cpu.threads import most_threads
 from ostinato.planner.plan import Plan
@@ -122,7 +123,7 @@ class Worker:
         self.communicator = communicator
         self.device = device
         self.plans: dict[str, Loaded] = {}
-        self.kept_plans: weakref.WeakSet[Loaded] = weakref.WeakSet()  # by whomever
+        self.kept_plans: Living[Loaded] = Living()  # by whomever
         self.arena: Any = device.arena(0)
         self.allocations = 0
         self.awake: set[Loaded] = set()  # that have buffers, or keep operands
@@ -171,7 +172,7 @@ class Worker:
 
     def _shrink(self) -> None:
         """The arena of what is bound, where that is much less than of what was."""
-        bound = [p for p in tuple(self.kept_plans) if p.bound is not None]
+        bound = [p for p in self.kept_plans if p.bound is not None]
         needed = max((p.plan.program.arena_bytes for p in bound), default=0)
         if needed < self.arena.size // 2:
             self.arena = self.device.arena(needed)
@@ -180,14 +181,14 @@ class Worker:
 
     def rest(self) -> None:
         """Give all memory back; plans are bound anew when they run again."""
-        for loaded in tuple(self.kept_plans):
+        for loaded in self.kept_plans:
             self._still(loaded)
         self.plans.clear()
         self.arena = self.device.arena(0)
 
     def restart(self) -> None:
         """After a failure: bound plans may have been in the middle of a run."""
-        for loaded in tuple(self.kept_plans):
+        for loaded in self.kept_plans:
             loaded.unbind()
 
     def _bind(self, loaded: Loaded, timed: bool = False) -> Bound:
@@ -202,7 +203,7 @@ class Worker:
                 self.arena = self.device.arena(max(program.arena_bytes, least))
             except MemoryError:
                 raise _no_memory(loaded, program.peak_node, "intermediates") from None
-            for other in tuple(self.kept_plans):  # they were bound to the old one
+            for other in self.kept_plans:  # they were bound to the old one
                 other.unbind()
         if not loaded.results:
             loaded.results = tuple(Result(*_local(s, self.rank)) for s in program.graph.out_specs)
@@ -319,7 +320,7 @@ class Worker:
         return timed
 
 
-_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+_workers: Living[Worker] = Living()
 _within: contextvars.ContextVar[Callable[[], Worker | None]] = contextvars.ContextVar(
     "ostinato_worker", default=lambda: None
 )  # whose run this is
@@ -327,7 +328,7 @@ _within: contextvars.ContextVar[Callable[[], Worker | None]] = contextvars.Conte
 
 def _bind_anew() -> None:
     """What a forked child does: it has one thread, and bound plans were made for more."""
-    for worker in list(_workers):
+    for worker in _workers:
         worker.restart()
 
 

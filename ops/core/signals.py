@@ -11,10 +11,10 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .helpers import begin_to_help
 
@@ -59,6 +59,24 @@ def beginner() -> FrameType | None:
 
 
 _begun = threading.local()
+
+
+class Living(Generic[T]):
+    """A set of things as long as they live. What is gone leaves it without a line of Python, other than a
+    `weakref.WeakSet`'s, in which Ctrl-C would be lost."""
+
+    def __init__(self) -> None:
+        self._known: set[weakref.ref[T]] = set()
+
+    def add(self, thing: T) -> None:
+        self._known.add(weakref.ref(thing, self._known.discard))
+
+    def clear(self) -> None:
+        self._known.clear()
+
+    def __iter__(self) -> Iterator[T]:
+        """Those that live now; meanwhile others may come and go."""
+        return iter([x for known in list(self._known) if (x := known()) is not None])
 
 
 class _Last(weakref.ref[Any]):

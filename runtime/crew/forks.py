@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import weakref
 from typing import Any, Protocol
 
+from ostinato.ops.core.signals import Living
 from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import OstinatoError, SessionError
@@ -25,7 +25,7 @@ class Shared(Protocol):
         """Give up what is the parent's, without a word to others; what must never be cleared away."""
 
 
-_shared: weakref.WeakSet[Any] = weakref.WeakSet()
+_shared: Living[Any] = Living()
 _kept: list[Any] = []  # whose end would end the parent's
 
 
@@ -34,7 +34,7 @@ def share(what: Shared) -> None:
 
 
 def _leave() -> None:
-    for what in list(_shared):
+    for what in _shared:
         what.forked = True
         what.ordering._at_fork_reinit()
         with contextlib.suppress(Exception):

@@ -15,13 +15,13 @@ import json
 import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from ostinato.ops.core.helpers import begin_to_help
+from ostinato.ops.core.signals import Living
 
 from ostinato.errors import CommunicatorError
 
@@ -112,7 +112,7 @@ class MpiCommunicator:
         self.got = [0] * self.size
         self.spare: dict[Any, list[Any]] = {}  # memory for what is received, by its shape and dtype
         self.going: set[Flow | Mail] = set()  # operations under way
-        self.mails = weakref.WeakSet[Mail]()
+        self.mails = Living[Mail]()
         self.posting: Pending = ([], [])  # the messages that were started last
         self.left: deque[Flow] = deque()  # operations that the thread drives
         self.work = threading.Event()
@@ -184,7 +184,7 @@ class MpiCommunicator:
         self._free()
 
     def _free(self) -> None:
-        for mail in tuple(self.mails):
+        for mail in self.mails:
             mail.free()
         self.comm.Free()
 

@@ -45,7 +45,7 @@ def living(kind: type) -> list[Any]:
 def threads() -> set[threading.Thread]:
     """Ours that are there to stay. Those of a session that nobody has any more were told to end, and
     nobody waits until they have, as finalizers must not; this does."""
-    serving = {t for team in list(engine._teams) for t in team.threads}
+    serving = {t for team in engine._teams for t in team.threads}
     for t in set(threading.enumerate()) - serving:
         if t.name.startswith("ostinato-worker"):
             t.join(PATIENCE)
