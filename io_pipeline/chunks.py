@@ -3,9 +3,9 @@
     x.zarr/zarr.json     shape, dtype, extents of a chunk
     x.zarr/c.0.0 ...     the numbers of one chunk, in order, as they lie in memory
 
-What is written here, any library of Zarr reads. What others wrote in this manner, uncompressed, is
-read here: of a chunk only the bytes that are wanted. With checksums chunks are read whole, and what
-differs from what was written is refused."""
+What is written here, any library of Zarr reads. What others wrote in this manner, in version 2 too, is
+read here: of a chunk that is not compressed only the bytes that are wanted. With checksums chunks are
+read whole, and what differs from what was written is refused."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import itertools
 import json
 import math
 import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,12 +27,15 @@ from ostinato.ops.core.spec import DTYPES
 
 from ostinato.errors import DataFileError
 
-from .source import Source, opened, read_box, trouble, version
+from .inflate import can, inflated
+from .source import Kept, Source, chunk_box, chunks_in, opened, read_box, trouble, version
 
 HEADER = "zarr.json"
+OLD_HEADER = ".zarray"  # of version 2
 LONGEST_HEAD = 1 << 24  # bytes of what says what an array is
 MANY = 1 << 12  # chunks at once, from which it is looked which of them there are
 LARGE = 1 << 22  # bytes for which it is worth to start threads
+SPARE = 1 << 16  # bytes that a codec may need in addition
 THREADS = 4
 _KEYS = {"default": ("c", "/"), "v2": ("", ".")}  # what chunks' names begin with, and separators
 
@@ -70,7 +74,7 @@ def checksum(data: Any) -> str:
 
 
 class ChunkSource(Source):
-    """An array in chunks that are not compressed."""
+    """An array in chunks that are not compressed, or by a codec of which we know what it makes."""
 
     def __init__(
         self,
@@ -82,18 +86,21 @@ class ChunkSource(Source):
         sums: Mapping[str, str] | None = None,
         keys: tuple[str, str] = ("c", "."),
         empty: Any = 0,
+        codec: str = "",
+        head: str = HEADER,
     ) -> None:
         self.path, self.dataset = os.path.abspath(path), dataset
         self.folder = inside(self.path, dataset)
         self.shape, self.dtype, self.chunks = shape, dtype, chunks
         self.sums = sums
-        self.grain = chunks if sums is not None else None
+        self.codec, self.head, self.kept = codec, head, Kept()
+        self.grain = chunks if sums is not None or codec else None
         self.keys = keys
         self.empty = empty  # the value of chunks that have no file
-        self.opened = version(os.path.join(self.folder, HEADER))
+        self.opened = version(os.path.join(self.folder, head))
         self.real = os.path.realpath(self.path)
         self.held: dict[str, bool] = {}  # folders of chunks: whether they are inside
-        self.check_size(chunks if sums is not None else ())
+        self.check_size(self.grain or ())
         if sums is not None:
             self._checked(HEADER)
 
@@ -107,40 +114,37 @@ class ChunkSource(Source):
         if not out.size:
             return
         whole: Any = out
-        ranges = [range(lo // n, -(-hi // n)) for (lo, hi), n in zip(box, self.chunks, strict=True)]
+        ranges = chunks_in(box, self.chunks)
 
         def read(index: tuple[int, ...]) -> None:
-            chunk = tuple((k * n, (k + 1) * n) for k, n in zip(index, self.chunks, strict=True))
+            chunk = chunk_box(index, self.chunks)
             common = intersect(chunk, box)
             self._read(whole[(*slices(common, box), ...)], index, chunk, common)
 
-        if self.sums is None:
-            wanted: Iterable[tuple[int, ...]] = itertools.product(*ranges)
-            if math.prod(map(len, ranges)) > MANY:
-                out[...] = self.empty
-                wanted = (i for i in self._there() if all(map(_is_in, i, ranges)))
+        wanted: Iterable[tuple[int, ...]] = itertools.product(*ranges)
+        many = math.prod(map(len, ranges))
+        if self.sums is None and many > MANY:
+            out[...] = self.empty
+            wanted = (i for i in self._there() if all(map(_is_in, i, ranges)))
+        if self.grain is None or many == 1 or out.nbytes < LARGE:
             for index in wanted:
                 read(index)
+        else:
+            with ThreadPoolExecutor(  # codecs and checksums take long
+                THREADS, "ostinato-files", begin_to_help
+            ) as pool:
+                list(pool.map(read, wanted))
+        if self.sums is None:
             self._look()
-            return
-        found = list(itertools.product(*ranges))
-        if len(found) == 1 or out.nbytes < LARGE:
-            for index in found:
-                read(index)
-            return
-        with ThreadPoolExecutor(
-            THREADS, "ostinato-files", begin_to_help
-        ) as pool:  # checksums take longest
-            list(pool.map(read, found))
 
     def _read(self, out: Any, index: tuple[int, ...], chunk: Box, common: Box) -> None:
         if self.sums is not None:
-            name = chunk_name(index)
-            data = self._checked(name)
-            if len(data) != math.prod(self.chunks) * self.dtype.itemsize:
-                raise self.trouble(f"{name} of {len(data)} bytes", f"a chunk of {self.chunks}")
-            whole = np.frombuffer(data, self.dtype)
-            out[...] = whole.reshape(self.chunks)[slices(common, chunk)]
+            found = self.kept.get(index, None)
+            if found is None:
+                name = chunk_name(index)
+                found = self._numbers(name, self._checked(name))
+                self.kept.put(index, None, found)
+            out[...] = found[slices(common, chunk)]
             return
         begin, separator = self.keys
         name = separator.join([*([begin] if begin else []), *map(str, index)]) or "0"
@@ -156,7 +160,10 @@ class ChunkSource(Source):
         except OSError as error:
             raise self.trouble(f"chunk {name}: {error.strerror}", "a file in the store") from None
         try:
-            size, right = os.fstat(handle).st_size, math.prod(self.chunks) * self.dtype.itemsize
+            if self.codec:
+                out[...] = self._inflated(handle, index, name)[slices(common, chunk)]
+                return
+            size, right = os.fstat(handle).st_size, self.chunk_bytes
             if size != right:
                 self._look()
                 what = "which is cut off" if size < right else f"{size - right} bytes too long"
@@ -169,6 +176,36 @@ class ChunkSource(Source):
                 out[...] = place
         finally:
             os.close(handle)
+
+    def _inflated(self, handle: int, index: tuple[int, ...], name: str) -> np.ndarray[Any, Any]:
+        """A chunk's numbers, unless they are more than it has."""
+        about = os.fstat(handle)
+        state = about.st_ino, about.st_mtime_ns, about.st_size
+        found = self.kept.get(index, state)
+        if found is not None:
+            return found
+        most = self.chunk_bytes + self.chunk_bytes // 8 + SPARE
+        if not stat.S_ISREG(about.st_mode) or about.st_size > most:
+            got = f"chunk {name} of {about.st_size} bytes"
+            raise self.trouble(got, f"at most {most}, as it has {self.chunk_bytes} inflated")
+        with os.fdopen(os.dup(handle), "rb") as file:
+            data = file.read(most)
+        try:
+            found = self._numbers(name, inflated(self.codec, data, self.chunk_bytes))
+        except ValueError as error:
+            self._look()
+            raise self.trouble(f"chunk {name}, {error}", "a store that is whole") from None
+        self.kept.put(index, state, found)
+        return found
+
+    @property
+    def chunk_bytes(self) -> int:
+        return math.prod(self.chunks) * self.dtype.itemsize
+
+    def _numbers(self, name: str, data: Any) -> np.ndarray[Any, Any]:
+        if len(data) != self.chunk_bytes:
+            raise self.trouble(f"{name} of {len(data)} bytes", f"a chunk of {self.chunks}")
+        return np.frombuffer(data, self.dtype).reshape(self.chunks)
 
     def stored_bytes(self) -> int:
         found = (os.path.join(at, name) for at, _, names in os.walk(self.folder) for name in names)
@@ -198,7 +235,7 @@ class ChunkSource(Source):
 
     def _look(self) -> None:
         """Whether this is the store that was opened."""
-        if version(os.path.join(self.folder, HEADER)) != self.opened:
+        if version(os.path.join(self.folder, self.head)) != self.opened:
             raise self.changed()
 
     def _checked(self, name: str) -> bytes:
@@ -257,14 +294,19 @@ def arrays(path: str) -> list[str]:
 
 def plain(path: str, dataset: str | None) -> ChunkSource | None:
     """The array in a folder, if this module can read it; else Zarr's own library must."""
-    try:
-        return _plain(path, dataset, _about(inside(path, dataset)))
-    except DataFileError:
-        raise
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return None
-    except (ArithmeticError, RecursionError, MemoryError):
-        return None
+    folder = inside(path, dataset)
+    for head, read in ((HEADER, _plain), (OLD_HEADER, _plain_old)):
+        try:
+            return read(path, dataset, json.loads(opened(os.path.join(folder, head), LONGEST_HEAD)))
+        except DataFileError:
+            raise
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return None
+        except (ArithmeticError, RecursionError, MemoryError):
+            return None
+    return None
 
 
 def _about(folder: str) -> Any:
@@ -286,7 +328,8 @@ def _number(value: Any, dtype: np.dtype[Any]) -> Any:
 
 def _plain(path: str, dataset: str | None, about: dict[str, Any]) -> ChunkSource | None:
     dtype, keys = DTYPES.get(about["data_type"]), about["chunk_key_encoding"]
-    (codec,), empty = about["codecs"], about["fill_value"]
+    (codec, *more), empty = about["codecs"], about["fill_value"]
+    (packed,) = [c["name"] for c in more] or [""]
     begin, separator = _KEYS[keys["name"]]
     separator = keys.get("configuration", {}).get("separator", separator)
     endian = codec.get("configuration", {}).get("endian", sys.byteorder)
@@ -303,8 +346,34 @@ def _plain(path: str, dataset: str | None, about: dict[str, Any]) -> ChunkSource
         and all(type(n) is int and n > 0 for n in chunks)
         and len(shape) == len(chunks)
         and separator in ("/", ".")
+        and (not packed or can(packed))
     )
     if not known or dtype is None:
         return None
     value = _number(empty, dtype)
-    return ChunkSource(path, dataset, shape, dtype, chunks, None, (begin, separator), value)
+    return ChunkSource(path, dataset, shape, dtype, chunks, None, (begin, separator), value, packed)
+
+
+def _plain_old(path: str, dataset: str | None, about: dict[str, Any]) -> ChunkSource | None:
+    """Of version 2."""
+    dtype, shape, chunks = np.dtype(about["dtype"]), tuple(about["shape"]), tuple(about["chunks"])
+    packed = "" if about["compressor"] is None else about["compressor"]["id"]
+    separator = about.get("dimension_separator", ".")
+    known = (
+        about["zarr_format"] == 2
+        and type(about["dtype"]) is str
+        and dtype.isnative
+        and about["order"] == "C"
+        and not about["filters"]
+        and all(type(n) is int and n >= 0 for n in shape)
+        and all(type(n) is int and n > 0 for n in chunks)
+        and len(shape) == len(chunks)
+        and separator in ("/", ".")
+        and (not packed or can(packed))
+    )
+    if not known or dtype not in DTYPES.values():
+        return None
+    empty = about["fill_value"]
+    value = np.zeros((), dtype) if empty is None else _number(empty, dtype)
+    keys = ("", separator)
+    return ChunkSource(path, dataset, shape, dtype, chunks, None, keys, value, packed, OLD_HEADER)

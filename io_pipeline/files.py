@@ -2,8 +2,8 @@
 
     data.npy            one array, as np.save writes it
     data.h5, .hdf5      a dataset of an HDF5 file (h5py)
-    data.zarr           an array of a Zarr store (zarr, where it is compressed, of version 2 or in
-                        another byte order)
+    data.zarr           an array of a Zarr store (numcodecs, where it is compressed; zarr, where it is
+                        in another byte order or order of axes, in shards, or has filters)
 
 A file is data: nothing in it is ever unpickled. One that changes while it is in use is an error,
 not other numbers."""
@@ -11,6 +11,7 @@ not other numbers."""
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import os
 import warnings
@@ -19,15 +20,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.layout import Box, Shape
+from ostinato.ops.core.layout import Box, Shape, intersect, slices
 from ostinato.ops.core.spec import DTYPES
 
 from ostinato.errors import DataFileError
 
-from .chunks import LONGEST_HEAD, ChunkSource, arrays, plain
-from .source import Source, read_box, regular, short, trouble
+from .chunks import LONGEST_HEAD, SPARE, ChunkSource, arrays, plain
+from .inflate import inflated, unshuffled
+from .source import (
+    Kept,
+    Source,
+    chunk_box,
+    chunks_in,
+    read_box,
+    regular,
+    short,
+    trouble,
+    version,
+)
 
 SUFFIXES = (".npy", ".h5", ".hdf5", ".zarr")
+DEFLATE, SHUFFLE, FLETCHER = 1, 2, 3  # HDF5's numbers of filters
 MOST_CHUNKS = 1 << 16  # that Zarr's library is asked for at once
 HEADS = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 HEADER = 1 << 16  # bytes of a header, which has a shape and the name of a dtype
@@ -149,6 +162,9 @@ class Hdf5Source(Source):
         self.dtype = self.known(dtype)
         self.shape = tuple(int(n) for n in shape)
         self.check_size(self.grain or ())
+        how = self.data.id.get_create_plist()
+        self.filters = [how.get_filter(k)[:1] for k in range(how.get_nfilters())]
+        self.kept, self.opened = Kept(), version(self.path)
 
     def stored_bytes(self) -> int:
         return int(self.data.id.get_storage_size())
@@ -156,10 +172,59 @@ class Hdf5Source(Source):
     def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
         if not out.size:
             return
+        state = version(self.path)
+        if not self.filters:
+            self._read(out, box)
+        else:
+            assert self.grain is not None
+            whole: Any = out
+            for index in itertools.product(*chunks_in(box, self.grain)):
+                chunk = chunk_box(index, self.grain)
+                common = intersect(chunk, box)
+                found = self.kept.get(index, state)
+                if found is None:
+                    found = self._chunk(tuple(lo for lo, _ in chunk))
+                    self.kept.put(index, state, found)
+                whole[(*slices(common, box), ...)] = found[slices(common, chunk)]
+        if version(self.path) != self.opened:
+            raise self.changed()
+
+    def _read(self, out: np.ndarray[Any, Any], box: Box) -> None:
         try:
             self.data.read_direct(out, tuple(slice(lo, hi) for lo, hi in box))
         except Exception as error:
             raise self.trouble(short(error), "an HDF5 file that is whole") from None
+
+    def _chunk(self, at: Shape) -> np.ndarray[Any, Any]:
+        """All numbers of a chunk, of one at the end as many as are in the array; its own bytes, inflated
+        no further than it says, where that can be said."""
+        assert self.grain is not None
+        ends = (min(lo + n, end) for lo, n, end in zip(at, self.grain, self.shape, strict=True))
+        box = tuple(zip(at, ends, strict=True))
+        size = math.prod(self.grain) * self.data.dtype.itemsize
+        try:
+            stored = self.data.id.get_chunk_info_by_coord(at)
+            skipped = stored.filter_mask
+            used = [f for k, f in enumerate(self.filters) if not skipped >> k & 1]
+            sums = [f for f in used if f[0] == FLETCHER]
+            known = used and stored.size and [f for f in used if f not in sums][-1:]
+            if known and known[0][0] == DEFLATE and used[-1] in (*known, *sums):
+                if stored.size > size + size // 8 + SPARE:
+                    raise ValueError(f"of {stored.size} bytes, which are more than its {size}")
+                data = self.data.id.read_direct_chunk(at)[1]
+                data = inflated("zlib", data[: -4 * len(sums) or None], size)
+                rest = [f for f in used if f not in (*known, *sums)]
+                if not sums and [f[0] for f in rest] in ([], [SHUFFLE]):
+                    each = self.data.dtype.itemsize
+                    plain = unshuffled(data, each) if rest else np.frombuffer(data, np.uint8)
+                    whole = plain.view(self.data.dtype).reshape(self.grain)
+                    return whole.astype(self.dtype, copy=False)
+        except Exception as error:
+            text = str(error) if isinstance(error, ValueError) else short(error)
+            raise self.trouble(f"the chunk at {at}, {text}", "an HDF5 file that is whole") from None
+        found = np.empty([hi - lo for lo, hi in box], self.dtype)
+        self._read(found, box)
+        return found
 
 
 def chosen(path: str, names: list[str], dataset: str | None) -> str:

@@ -12,6 +12,8 @@ import itertools
 import math
 import os
 import stat
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -32,6 +34,7 @@ CLOSE = 1 << 12  # bytes between two places that are sooner read than left out
 LARGEST_BOX = (
     1 << 18
 )  # bytes of a box that is read beside what is wanted, about; more if chunks are larger
+KEPT = 8 << 20  # bytes of chunks that stay for who reads another part of them
 LITTLE = 1 << 20  # bytes that are always there to note places in
 NOTES = 40  # bytes for each of them
 
@@ -68,6 +71,11 @@ class Source:
     def taken(self, places: Any, axis: int) -> Source:
         """These places along an axis, of which nothing is read yet."""
         return self._part().taken(places, axis)
+
+    def merged(self, axes: int) -> Source:
+        """The same with its first axes in one row, followed by axes of 1."""
+        row = [range(math.prod(self.shape[:axes])), *[range(1)] * (axes - 1)]
+        return Part(self, [*row, *map(range, self.shape[axes:])], axes)
 
     def _part(self) -> Source:
         return Part(self, [range(n) for n in self.shape])
@@ -234,12 +242,51 @@ def fill(handle: int, out: np.ndarray[Any, Any], at: int) -> bool:
     return True
 
 
+# -- chunks that are read whole ---------------------------------------------------------------
+class Kept:
+    """The chunks that were read last, as many as there is room for, since parts of one run often need
+    the same ones; each with what tells whether it is still what lies in the file."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.chunks: OrderedDict[tuple[int, ...], tuple[Any, np.ndarray[Any, Any]]] = OrderedDict()
+        self.bytes = 0
+
+    def get(self, index: tuple[int, ...], state: Any) -> np.ndarray[Any, Any] | None:
+        with self.lock:
+            found = self.chunks.get(index)
+            if found is None or found[0] != state:
+                return None
+            self.chunks.move_to_end(index)
+            return found[1]
+
+    def put(self, index: tuple[int, ...], state: Any, chunk: np.ndarray[Any, Any]) -> None:
+        if chunk.nbytes > KEPT:
+            return
+        with self.lock:
+            before = self.chunks.pop(index, None)
+            self.chunks[index] = state, chunk
+            self.bytes += chunk.nbytes - (before[1].nbytes if before else 0)
+            while self.bytes > KEPT:
+                _, (_, oldest) = self.chunks.popitem(last=False)
+                self.bytes -= oldest.nbytes
+
+
+def chunks_in(box: Box, chunks: Shape) -> list[range]:
+    """The numbers of the chunks that have a part of a box, along each axis."""
+    return [range(lo // n, -(-hi // n)) for (lo, hi), n in zip(box, chunks, strict=True)]
+
+
+def chunk_box(index: Sequence[int], chunks: Shape) -> Box:
+    return tuple((k * n, (k + 1) * n) for k, n in zip(index, chunks, strict=True))
+
+
 # -- parts that are no boxes ------------------------------------------------------------------
 class Part(Source):
-    """Some places of each axis of another array."""
+    """Some places of each axis of another array, of which the first axes may count as one row."""
 
-    def __init__(self, source: Source, axes: Sequence[Axis]) -> None:
-        self.source, self.axes = source, tuple(axes)
+    def __init__(self, source: Source, axes: Sequence[Axis], row: int = 1) -> None:
+        self.source, self.axes, self.row = source, tuple(axes), row
         self.path, self.dataset, self.dtype = source.path, source.dataset, source.dtype
         self.shape = tuple(map(len, self.axes))
 
@@ -247,13 +294,22 @@ class Part(Source):
         if not out.size:
             return
         first, *inner = (axis[lo:hi] for axis, (lo, hi) in zip(self.axes, box, strict=True))
-        many = len(first) if _is_range(first) else max(out.nbytes // 4, LITTLE) // NOTES
+        out = out.reshape(len(first), *out.shape[self.row :])
+        inner = inner[self.row - 1 :]
+        straight = _is_range(first) and (self.row == 1 or all(map(_is_range, inner)))
+        many = len(first) if straight else max(out.nbytes // 4, LITTLE) // NOTES
         for k in range(0, len(first), many):
-            read_places(self.source, out[k : k + many], [first[k : k + many], *inner])
+            part, places = out[k : k + many], first[k : k + many]
+            if self.row == 1:
+                read_places(self.source, part, [places, *inner])
+            elif straight:
+                read_row(self.source, part, places, inner, self.row)
+            else:
+                read_single(self.source, part, places, inner, self.row)
 
     def sliced(self, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Source:
         cuts = zip(self.axes, starts, sizes, steps, strict=True)
-        return Part(self.source, [_cut(*cut) for cut in cuts])
+        return Part(self.source, [_cut(*cut) for cut in cuts], self.row)
 
     def taken(self, places: Any, axis: int) -> Source:
         own = self.axes[axis]
@@ -262,7 +318,8 @@ class Part(Source):
             wanted = own[wanted]
         elif (own.start, own.step) != (0, 1):
             wanted = own.start + own.step * wanted
-        return Part(self.source, [*self.axes[:axis], wanted, *self.axes[axis + 1 :]])
+        axes = [*self.axes[:axis], wanted, *self.axes[axis + 1 :]]
+        return Part(self.source, axes, self.row)
 
 
 def _cut(axis: Axis, start: int, size: int, step: int) -> Axis:
@@ -300,6 +357,82 @@ def read_places(source: Source, out: np.ndarray[Any, Any], axes: Sequence[Axis])
         found = np.empty([hi - lo for lo, hi in box], out.dtype)
         source.read(found, box)
         out[np.ix_(*(to for _, _, _, to in runs))] = found[np.ix_(*(at for _, _, at, _ in runs))]
+
+
+def read_row(
+    source: Source, out: np.ndarray[Any, Any], row: Axis, inner: Sequence[Axis], axes: int
+) -> None:
+    """Fill `out` with what lies from one place to another, the first axes counted in one row."""
+    rest = tuple((int(a[0]), int(a[-1]) + 1) for a in inner)
+    at = 0
+    for lead in _boxes(int(row[0]), int(row[-1]) + 1, source.shape[:axes]):
+        sizes = [hi - lo for lo, hi in lead]
+        end = at + math.prod(sizes)
+        part = out[at:end]
+        source.read(part.reshape(*sizes, *part.shape[1:]), (*lead, *rest))
+        at = end
+
+
+def _boxes(lo: int, hi: int, shape: Shape) -> Iterator[Box]:
+    """What lies from one place to another, in order: rows, and parts of the first and the last one."""
+    each = math.prod(shape[1:])
+    if lo >= hi:
+        return
+    first, last = -(-lo // each), hi // each
+    if first > last:  # within one row
+        yield from (((last, last + 1), *b) for b in _boxes(lo % each, hi - last * each, shape[1:]))
+        return
+    if lo % each:
+        inner = _boxes(lo % each, each, shape[1:])
+        yield from (((first - 1, first), *b) for b in inner)
+    if first < last:
+        yield ((first, last), *((0, n) for n in shape[1:]))
+    if hi % each:
+        yield from (((last, last + 1), *b) for b in _boxes(0, hi % each, shape[1:]))
+
+
+def read_single(
+    source: Source, out: np.ndarray[Any, Any], places: Axis, inner: Sequence[Axis], axes: int
+) -> None:
+    """Fill `out` with what has one of these places in the row of the first axes, and of each other axis
+    one of these. Those in one tile of the file, whose numbers are near each other, are read at once."""
+    size = source.dtype.itemsize * math.prod(map(len, inner))
+    in_order = source.grain is None and not source.by_columns and all(map(_is_range, inner))
+    if isinstance(places, range) and in_order and abs(places.step) * size <= 4 * NOTES:
+        low, high = sorted((places[0], places[-1]))  # with what lies between
+        between = np.empty((high - low + 1, *out.shape[1:]), out.dtype)
+        read_row(source, between, range(low, high + 1), inner, axes)
+        out[...] = between[:: places.step]
+        return
+    row = np.arange(places.start, places.stop, places.step) if isinstance(places, range) else places
+    shape = source.shape[:axes]
+    index = np.unravel_index(row, shape)
+    tile = [i // n for i, n in zip(index, _tile(source), strict=False)]
+    number = np.ravel_multi_index(tile, shape)
+    order = np.argsort(number, kind="stable")
+    starts = np.flatnonzero(np.diff(number[order])) + 1
+    rest = _ranges(source, [*[range(1)] * axes, *inner])[axes:]
+    for here in np.split(order, starts):
+        at = [i[here] for i in index]
+        lead = tuple((int(i.min()), int(i.max()) + 1) for i in at)
+        own = tuple(i - lo for i, (lo, _) in zip(at, lead, strict=True))
+        for runs in itertools.product(*rest):
+            box = (*lead, *((lo, hi) for lo, hi, _, _ in runs))
+            found = np.empty([hi - lo for lo, hi in box], out.dtype)
+            source.read(found, box)
+            wanted = np.ix_(np.arange(len(here)), *(k for _, _, k, _ in runs))
+            out[np.ix_(here, *(to for _, _, _, to in runs))] = found[own][wanted]
+
+
+def _tile(source: Source) -> Shape:
+    """The extents of what is read at once for single elements."""
+    if source.grain is not None:
+        return source.grain
+    left, found = NEAR // source.dtype.itemsize, []
+    for n in source.shape if source.by_columns else reversed(source.shape):
+        found.append(max(min(left, n), 1))
+        left //= max(n, 1)
+    return tuple(found if source.by_columns else reversed(found))
 
 
 def _is_range(axis: Axis) -> bool:

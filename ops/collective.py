@@ -15,10 +15,12 @@ result what each gets. An op with several operands combines a state of several a
     read              what lies in a file -> parts in memory; each worker reads its own
     slice_file        what lies in a file -> a slice of it, of which nothing is read yet
     take_file         the same for places along an axis, which stay as they are until it is read
+    merge_file        the same with its first axes in one row, followed by axes of 1
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ostinato.errors import ShapeError
@@ -26,7 +28,7 @@ from ostinato.errors import ShapeError
 from .core.index import Indices
 from .core.layout import slices
 from .core.monoid import MONOIDS
-from .core.parameters import MESH_AXES, MONOID, one_of, unfit
+from .core.parameters import MESH_AXES, MONOID, one_of, unfit, whole
 from .core.registry import Params, Place, Specs, lookup, op
 from .core.spec import Spec
 from .core.user_line import misfit
@@ -91,7 +93,7 @@ def _read_kernel(xp: Any, out: Any, x: Any, *, at: Place) -> None:
 op("read", infer=_alike, kernel=_read_kernel, placed=True, made_by="passes")
 
 
-STORED = ("slice_file", "take_file")  # whose results lie in files, too
+STORED = ("slice_file", "take_file", "merge_file")  # whose results lie in files, too
 
 
 def _take_file_rule(i: Spec, x: Spec, **kw: Any) -> Spec | Specs:
@@ -113,6 +115,24 @@ op(
     infer=_take_file_rule,
     indices=_nowhere,
     view=lambda i, x, *, axis: x.taken(i, axis),
+    cost=lambda ins, outs, p: (0.0, 0.0),
+    made_by="passes",
+)
+
+
+def _merge_file_rule(x: Spec, *, axes: int) -> Spec:
+    if not 2 <= axes <= x.ndim:
+        raise unfit("merge_file", (x,), f"{axes} axes or more")
+    row = math.prod(x.shape[:axes])
+    return Spec((row, *(1,) * (axes - 1), *x.shape[axes:]), x.dtype)
+
+
+op(
+    "merge_file",
+    infer=_merge_file_rule,
+    takes={"axes": whole(2)},
+    indices=_nowhere,
+    view=lambda x, *, axes: x.merged(axes),
     cost=lambda ins, outs, p: (0.0, 0.0),
     made_by="passes",
 )

@@ -22,8 +22,8 @@ from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
 
 from .core import array
 from .core.array import Array, Operandish, apply, as_array, export, unify, unmasked
-from .core.index import LETTERS, Indices, along
-from .core.parameters import AXIS, TEXT, one_of, unfit, whole
+from .core.index import LETTERS, Indices, along, pointwise
+from .core.parameters import AXIS, FLAG, TEXT, one_of, unfit, whole
 from .core.registry import Params, Piece, Place, Specs, op, stream_cost
 from .core.spec import Shape, Spec, bool_, int64, is_inexact, is_integer
 from .core.user_line import misfit
@@ -82,6 +82,29 @@ op(  # before a kernel that gathers: whether all places are inside
     made_by="machine",
     indices=lambda ins, outs, p: Indices(((None,) * ins[0].ndim,), ((),)),
     kernel=_in_bounds_kernel,
+)
+
+
+def _take_places_rule(i: Spec, *, size: int, checks: bool) -> Spec:
+    if not is_integer(i.dtype):
+        raise unfit("take_places", (i,), "integers")
+    return Spec(() if checks else i.shape, int64)
+
+
+def _take_places_kernel(xp: Any, out: Any, i: Any, *, size: int, checks: bool) -> None:
+    _in_bounds(i, size)
+    out[...] = 0 if checks else _from_front(i, size)
+
+
+op(  # places counted from the first, each inside; or 0, if all are
+    "take_places",
+    infer=_take_places_rule,
+    takes={"size": whole(0), "checks": FLAG},
+    made_by="passes",
+    indices=lambda ins, outs, p: (
+        Indices(((None,) * ins[0].ndim,), ((),)) if p["checks"] else pointwise(ins, outs)
+    ),
+    kernel=_take_places_kernel,
 )
 
 

@@ -1,79 +1,374 @@
-"""How a value is looked at: a cut, or places along an axis; and what that is of a reshape's operand."""
+"""How a value is looked at: of each of its axes, the place that each element of the result has there.
+
+    x[5:8]                        axis 0: 5 + i         axis 1: j
+    x.T[3, ::2]                   axis 0: 2i            axis 1: 3
+    x[places]                     axis 0: places[i]     axis 1: j
+    x.reshape(-1)[7:]             axes 0 and 1, counted in one row: 7 + i
+
+A look through slices, picks and reshapes, one behind the other, is one look at what is under them all,
+so that what stands between matters to nobody: `Looks` puts them together."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ostinato.ops.core.build import Builder
-from ostinato.ops.core.spec import Shape, int64
-from ostinato.ops.expressions import Expression, constant, iota, where
+from ostinato.ops.core.graph import Node
+from ostinato.ops.core.parameters import FARTHEST
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import Shape, Spec
+from ostinato.ops.expressions import Expression, constant, iota
 
-SPARSE = 8  # times as much between the first and the last as is wanted
+TABLE = 1 << 22  # places that may be listed one by one; under a memory limit fewer
 
 Part = tuple[int, int, int]  # of an axis a start, a size and a step
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Of some axes a start, a size and a step."""
-
-    parts: tuple[tuple[int, int, int, int], ...]  # axis first
-
-    @property
-    def axes(self) -> tuple[int, ...]:
-        return tuple(part[0] for part in self.parts)
-
-    def on(self, axes: dict[int, int]) -> Cut | None:
-        parts = tuple((axes[a], *rest) for a, *rest in self.parts if a in axes)
-        return Cut(tuple(sorted(parts))) if parts else None  # type: ignore[arg-type]
-
-    def then(self, other: Cut) -> Cut:
-        """This one, then another of what it leaves."""
-        parts = {a: (start, size, step) for a, start, size, step in self.parts}
-        for a, start, size, step in other.parts:
-            begin, _, by = parts.get(a, (0, 0, 1))
-            parts[a] = begin + by * start, size, by * step
-        return Cut(tuple((a, *part) for a, part in sorted(parts.items())))
-
-    def shape(self, builder: Builder, shape: Shape) -> Shape:
-        sizes = {a: size for a, _, size, _ in self.parts}
-        return tuple(sizes.get(d, n) for d, n in enumerate(shape))
-
-
-def cut_of(parts: Iterable[Part], shape: Shape) -> Cut | None:
-    """What is cut of an array of this shape, if anything is."""
-    found = [
-        (d, start, size, step if size > 1 else 1)
-        for d, ((start, size, step), n) in enumerate(zip(parts, shape, strict=True))
-        if (start, size, step if size > 1 else 1) != (0, n, 1)
-    ]
-    return Cut(tuple(found)) if found else None
+class TooLargeError(Exception):
+    """A look that would need a list of too many places."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pick:
-    """Places along an axis."""
+class Index:
+    """Places along an axis, or along neighbouring ones counted in one row: a start, and a step for
+    each dimension of the result; or a table of them."""
 
-    axis: int
-    places: int  # a value, with one axis
-
-    @property
-    def axes(self) -> tuple[int, ...]:
-        return (self.axis,)
-
-    def on(self, axes: dict[int, int]) -> Pick | None:
-        return Pick(axes[self.axis], self.places) if self.axis in axes else None
-
-    def shape(self, builder: Builder, shape: Shape) -> Shape:
-        return (*shape[: self.axis], *builder.specs[self.places].shape, *shape[self.axis + 1 :])
+    start: int = 0
+    steps: tuple[tuple[int, int], ...] = ()  # of dimensions with more than one element
+    table: int = (
+        -1
+    )  # a value with all dimensions of the result, of size 1 where it is the same all along
+    raw: int = -1  # the extent in which the table's places may count from the end, and lie outside
+    line: str = ""  # where these were picked
+    span: int = 1  # axes
 
 
-Look = Cut | Pick
+@dataclass(frozen=True, slots=True)
+class View:
+    """One look."""
+
+    shape: Shape  # of the result
+    indices: tuple[Index, ...]
 
 
-# -- reshapes -----------------------------------------------------------------------------------
+def all_of(shape: Shape) -> View:
+    return View(shape, tuple(along(d, n) for d, n in enumerate(shape)))
+
+
+def along(dim: int, size: int, start: int = 0, step: int = 1) -> Index:
+    return Index(start, ((dim, step),) if size > 1 else ())
+
+
+class Looks:
+    """Looks at the values that a builder has."""
+
+    def __init__(self, builder: Builder, most: int) -> None:
+        self.builder, self.most = builder, most
+
+    # -- what an index is -------------------------------------------------------------------
+    def dims(self, index: Index) -> tuple[int, ...]:
+        """The dimensions of the result along which places differ."""
+        if index.table < 0:
+            return tuple(d for d, _ in index.steps)
+        return tuple(d for d, n in enumerate(self.builder.specs[index.table].shape) if n > 1)
+
+    def reduced(self, view: View) -> Shape:
+        """The result's shape, with 1 where it is the same all along."""
+        found = {d for index in view.indices for d in self.dims(index)}
+        return tuple(n if d in found else 1 for d, n in enumerate(view.shape))
+
+    def table(self, index: Index, shape: Shape, line: str) -> Expression:
+        """All its places, counted from the first."""
+        if math.prod(shape[d] for d in self.dims(index)) > self.most:
+            raise TooLargeError
+        if index.table >= 0:
+            own = Expression(self.builder, index.table, line)
+            if index.raw < 0:
+                return own
+            own = Expression(self.builder, index.table, index.line)
+            return own.call("take_places", size=index.raw, checks=False)
+        total = constant(self.builder, index.start, line=line).reshape(*(1,) * len(shape))
+        for d, step in index.steps:
+            extents = tuple(n if k == d else 1 for k, n in enumerate(shape))
+            total = total + iota(self.builder, extents, d, line) * step
+        return total
+
+    def listed(self, places: Expression, span: int = 1) -> Index:
+        return Index(table=places.value, span=span)
+
+    # -- one behind the other -----------------------------------------------------------------
+    def through(self, node: Node, old: Shape, view: View, values: Sequence[int]) -> View | None:
+        """The look at a node's first operand that a look at its result is, if it only moves; `values`:
+        its operands."""
+        op, kw = OPS[node.op], node.kw
+        if op.same_elements and op.keeps_order:
+            return self._reshaped(view, old, node.specs[0].shape, node.line)
+        if not (op.selects or op.same_elements or op.repeats):
+            return None
+        view = self.apart(view, node.specs[0].shape, node.line)
+        indices = view.indices
+        if op.selects == "slices":
+            cuts = zip(indices, kw["starts"], kw["steps"], strict=True)
+            return View(view.shape, tuple(self._cut(*c, view.shape, node.line) for c in cuts))
+        if op.selects:
+            axis, end = kw["axis"], kw["axis"] + len(indices) + 1 - len(old)
+            places = self.look(values[1], View(view.shape, indices[axis:end]), node.line)
+            if self.is_file(places):
+                spec = self.builder.specs[places].bare
+                (places,) = self.builder.add("read", (places,), (), (spec,), node.line)
+            own = Index(table=places, raw=old[axis], line=node.line)
+            return View(view.shape, (*indices[:axis], own, *indices[end:]))
+        if op.repeats:
+            return self.repeated(view, node.specs[0].shape, old, node.line, checks=True)
+        order = kw["axes"]
+        return View(view.shape, tuple(indices[order.index(a)] for a in range(len(old))))
+
+    def repeated(self, view: View, new: Shape, old: Shape, line: str, checks: bool = False) -> View:
+        """The look at what is repeated, of one at the result; `checks`: nothing else sees places along
+        what is repeated."""
+        if new == old:
+            return view
+        view = self.apart(view, new, line)
+        more = len(new) - len(old)
+        kept = [n == m for n, m in zip(new[more:], old, strict=True)]
+        found = [i if k else Index() for i, k in zip(view.indices[more:], kept, strict=True)]
+        gone = [i for i, k in zip(view.indices, [False] * more + kept, strict=True) if not k]
+        found = self._checked(found, gone, view.shape, line) if checks else found
+        return View(view.shape, tuple(found))
+
+    def _checked(
+        self, found: list[Index], gone: Sequence[Index], shape: Shape, line: str
+    ) -> list[Index]:
+        """Indices of which the first fails where a place is outside that makes no other difference."""
+        for index in gone:
+            if index.table >= 0 and found:
+                own, size = Expression(self.builder, index.table, index.line), index.raw
+                size = size if size >= 0 else FARTHEST  # what it was made of, is checked already
+                zero = own.call("take_places", size=size, checks=True)
+                first = self.table(found[0], shape, line) + zero
+                found = [self.listed(first, found[0].span), *found[1:]]
+        return found
+
+    def _cut(self, index: Index, start: int, step: int, shape: Shape, line: str) -> Index:
+        if (start, step) == (0, 1) and index.raw < 0:
+            return index
+        if index.table < 0:
+            steps = tuple((d, step * by) for d, by in index.steps)
+            return Index(start + step * index.start, steps)
+        return self.listed(self.table(index, shape, line) * step + start)
+
+    def _reshaped(self, view: View, old: Shape, new: Shape, line: str) -> View:
+        """Neighbouring axes that have the same elements, counted in one row and apart again, if their
+        places come so."""
+        extents = _extents(view, new)
+        found: list[Index] = []
+        for olds, news in groups(old, extents):
+            own, sizes = [view.indices[k] for k in news], [extents[k] for k in news]
+            if len(own) == 1 and len(olds) == 1:
+                found.append(replace(own[0], span=1))
+                continue
+            if not olds:
+                found = self._checked(found, own, view.shape, line)
+                continue
+            flat = self._flat(own, sizes, view.shape, line)
+            apart = _apart(flat, [old[d] for d in olds], view.shape)
+            found.extend([replace(flat, span=len(olds))] if apart is None else apart)
+        return View(view.shape, tuple(found))
+
+    def _flat(self, own: Sequence[Index], extents: Sequence[int], shape: Shape, line: str) -> Index:
+        """Places along several axes as places in one row."""
+        sizes = [n for i, n in zip(own, extents, strict=True) if n > 1 or i.table >= 0]
+        own = [i for i, n in zip(own, extents, strict=True) if n > 1 or i.table >= 0]
+        if len(own) == 1:
+            return replace(own[0], span=1)
+        by = [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
+        if all(i.table < 0 for i in own):
+            steps: dict[int, int] = {}
+            for index, step in zip(own, by, strict=True):
+                for d, s in index.steps:
+                    steps[d] = steps.get(d, 0) + s * step
+            start = sum(i.start * step for i, step in zip(own, by, strict=True))
+            return Index(start, tuple(sorted((d, s) for d, s in steps.items() if s)))
+        total = constant(self.builder, 0, line=line).reshape(*(1,) * len(shape))
+        for index, step in zip(own, by, strict=True):
+            total = total + self.table(index, shape, line) * step
+        if total.spec.size > self.most:
+            raise TooLargeError
+        return self.listed(total)
+
+    def apart(self, view: View, shape: Shape, line: str) -> View:
+        """The same with an index for each axis."""
+        found: list[Index] = []
+        for index, axes in zip(view.indices, _spans(view), strict=True):
+            sizes = [shape[d] for d in axes]
+            own = [index] if index.span == 1 else _apart(index, sizes, view.shape)
+            if own is None:
+                left, own = self.table(index, view.shape, line), []
+                for n in reversed(sizes):
+                    own.insert(0, self.listed(left % n))
+                    left = left // n
+            found.extend(own)
+        return View(view.shape, tuple(found))
+
+    def part_of(self, view: View, dim: int, first: int, count: int) -> View:
+        """Of the result only a range of one dimension."""
+        found = []
+        for index in view.indices:
+            by = dict(index.steps).get(dim, 0)
+            if index.table >= 0 and dim in self.dims(index):
+                old = self.builder.specs[index.table].shape
+                parts = [(0, n, 1) for n in old]
+                parts[dim] = (first, count, 1)
+                own = Expression(self.builder, index.table).slice(parts)
+                index = replace(index, table=own.value)
+            elif by:
+                steps = tuple((d, s) for d, s in index.steps if d != dim or count > 1)
+                index = replace(index, start=index.start + by * first, steps=steps)
+            found.append(index)
+        shape = (*view.shape[:dim], count, *view.shape[dim + 1 :])
+        return View(shape, tuple(found))
+
+    # -- done ---------------------------------------------------------------------------------
+    def look(self, value: int, view: View, line: str) -> int:
+        """A value so looked at, in `reduced` shape; of one in a file, what of it is wanted."""
+        shape = self.builder.specs[value].shape
+        if view == all_of(shape):
+            return value
+        indices, lead = list(view.indices), self._together(view)
+        if lead:
+            count = next(k for k, axes in enumerate(_spans(view), 1) if axes.stop >= lead)
+            flat = self._flat(indices[:count], _extents(view, shape)[:count], view.shape, line)
+            if math.prod(view.shape[d] for d in self.dims(flat)) > math.prod(shape[:lead]):
+                raise TooLargeError  # all of it is less than the list of its places
+            value = self._merged(value, lead, line)
+            ones = [Index()] * (len(self.builder.specs[value].shape) - len(shape) + lead - 1)
+            indices = [flat, *ones, *indices[count:]]
+            shape = self.builder.specs[value].shape
+        parts, picks, order = [(0, n, 1) for n in shape], [], list[int]()
+        for axis, index in enumerate(indices):
+            dims = _in_order(index, view.shape)
+            if dims is not None:
+                step = index.steps and dict(index.steps)[dims[-1]]
+                parts[axis] = (index.start, math.prod(view.shape[d] for d in dims), step or 1)
+            else:
+                dims = self.dims(index)
+                raw = index.raw == shape[axis]
+                places = Expression(self.builder, index.table, line) if raw else None
+                places = places or self.table(replace(index, span=1), view.shape, line)
+                picks.append((axis, places.reshape(places.spec.size)))
+            order.extend(dims)
+        value = self._sliced(value, parts, line)
+        for axis, places in picks:
+            value = self._picked(value, places, axis, line)
+        found = Expression(self.builder, value, line)
+        sizes = [view.shape[d] for d in order]
+        if order != sorted(order):
+            found = found.reshape(*sizes)
+            found = found.permute_dims(*(order.index(d) for d in sorted(order)))
+        return found.reshape(*self.reduced(view)).value
+
+    def _together(self, view: View) -> int:
+        """How many axes, from the first, are to be looked at as one: those whose places depend on each
+        other."""
+        seen: set[int] = set()
+        lead = 0
+        for index, axes in zip(view.indices, _spans(view), strict=True):
+            dims = self.dims(index)
+            if index.span > 1 or seen.intersection(dims):
+                lead = axes.stop
+            seen.update(dims)
+        return lead
+
+    def is_file(self, value: int) -> bool:
+        layout = self.builder.specs[value].layout
+        return layout is not None and layout.stored
+
+    def _merged(self, value: int, lead: int, line: str) -> int:
+        spec = self.builder.specs[value]
+        if lead == 1:
+            return value
+        if not self.is_file(value):
+            shape = (math.prod(spec.shape[:lead]), *spec.shape[lead:])
+            return Expression(self.builder, value, line).reshape(*shape).value
+        return self._stored("merge_file", value, {"axes": lead}, line)
+
+    def _sliced(self, value: int, parts: Sequence[Part], line: str) -> int:
+        if all(part == (0, n, 1) for part, n in zip(parts, self._shape(value), strict=True)):
+            return value
+        before = self.builder.maker(value)
+        stored = self.is_file(value)
+        if before is not None and before.op == "slice_file":
+            (value,), kw = before.inputs, before.kw
+            cuts = zip(kw["starts"], kw["steps"], parts, strict=True)
+            parts = [(s + by * start, n, by * step) for s, by, (start, n, step) in cuts]
+        if not stored:
+            return Expression(self.builder, value, line).slice(parts).value
+        names = ("starts", "sizes", "steps")
+        kw = {name: tuple(p[k] for p in parts) for k, name in enumerate(names)}
+        return self._stored("slice_file", value, kw, line)
+
+    def _picked(self, value: int, places: Expression, axis: int, line: str) -> int:
+        if not self.is_file(value):
+            return Expression(self.builder, value, line).take(places, axis).value
+        return self._stored("take_file", value, {"axis": axis}, line, places.value)
+
+    def _stored(self, op: str, file: int, params: dict[str, Any], line: str, *places: int) -> int:
+        spec = self.builder.specs[file]
+        ins = [self.builder.specs[v].bare for v in (*places, file)]
+        made = OPS[op].infer(*ins, **params)
+        made = Spec(made.shape, made.dtype, spec.layout)  # type: ignore[union-attr]
+        return self.builder.add(op, (*places, file), params, (made,), line)[0]
+
+    def _shape(self, value: int) -> Shape:
+        return self.builder.specs[value].shape
+
+
+def _spans(view: View) -> Iterator[range]:
+    at = 0
+    for index in view.indices:
+        yield range(at, at + index.span)
+        at += index.span
+
+
+def _extents(view: View, shape: Shape) -> Shape:
+    return tuple(math.prod(shape[d] for d in axes) for axes in _spans(view))
+
+
+def _apart(index: Index, extents: Sequence[int], shape: Shape) -> list[Index] | None:
+    """Places in one row as places along each of these axes, where each step is along one of them."""
+    if index.table >= 0:
+        total = math.prod(extents)
+        found = [index if n == total else Index() for n in extents]
+        return [replace(i, span=1) for i in found] if found.count(index) == 1 else None
+    found = []
+    start, steps = index.start, index.steps
+    for n in reversed(extents):
+        own = [(d, s) for d, s in steps if s % n]
+        ends = [s * (shape[d] - 1) for d, s in own]
+        low, high = sum(min(e, 0) for e in ends), sum(max(e, 0) for e in ends)
+        left, first = divmod(start + low, n)
+        if first + high - low >= n:
+            return None
+        found.insert(0, Index(first - low, tuple(own)))
+        start, steps = left, tuple((d, s // n) for d, s in steps if s % n == 0)
+    return found
+
+
+def _in_order(index: Index, shape: Shape) -> tuple[int, ...] | None:
+    """The dimensions along which places go on in equal steps, the outermost first."""
+    if index.table >= 0:
+        return None
+    steps = sorted(index.steps, key=lambda s: -abs(s[1]))
+    for (_, outer), (d, inner) in itertools.pairwise(steps):
+        if outer != inner * shape[d]:
+            return None
+    return tuple(d for d, _ in steps)
+
+
 def groups(old: Shape, new: Shape) -> Iterator[tuple[list[int], list[int]]]:
     """Neighbouring dimensions of both that have the same elements."""
     i = j = 0
@@ -87,63 +382,3 @@ def groups(old: Shape, new: Shape) -> Iterator[tuple[list[int], list[int]]]:
             else:
                 news, right, j = [*news, j], right * new[j], j + 1
         yield olds, news
-
-
-class Fold:
-    """What is wanted of a group of dimensions, and the rows of the old ones that have it."""
-
-    def __init__(
-        self, olds: list[int], news: list[int], old: Shape, new: Shape, look: Look
-    ) -> None:
-        self.news, self.new_sizes = news, tuple(new[d] for d in news)
-        self.is_touched = any(d in news for d in look.axes)
-        self.size = math.prod(self.new_sizes)
-        self.big = next((d for d in olds if old[d] > 1), olds[0] if olds else -1)
-        self.inner = self.size // (old[self.big] if self.big >= 0 else 1)
-        given = {a: (s, n, t) for a, s, n, t in look.parts} if isinstance(look, Cut) else {}
-        self.parts: list[Part] = [given.get(d, (0, new[d], 1)) for d in news]
-        self.between = self.rest = self.parts
-        if not self.is_touched:
-            return
-        ends = [sorted((s, s + step * (n - 1))) for s, n, step in self.parts]
-        steps = [math.prod(self.new_sizes[d + 1 :]) for d in range(len(news))]
-        p = next((d for d, (lo, hi) in enumerate(ends) if lo < hi), len(news) - 1)
-        begin = sum(lo * n for (lo, _), n in zip(ends[: p + 1], steps, strict=False))
-        span = ends[p][1] - ends[p][0] + 1
-        end = begin + span * steps[p]
-        self.is_sparse = end - begin > SPARSE * math.prod(n for _, n, _ in self.parts)
-        self.rows: list[tuple[int, Part]] = []
-        size, left, low, high = self.size, self.size, begin, end
-        for d in olds:  # down to the dimension along which more than one place is needed
-            left //= old[d]
-            first, last = low // left, -(-high // left)
-            self.rows.append((d, (first, last - first, 1)))
-            low, high, size = low - first * left, high - first * left, (last - first) * left
-            if last - first > 1:
-                break
-        self.between = [(low, end - begin, 1)]
-        self.shapes: tuple[Shape, Shape] = (
-            (size,),
-            (*(1,) * p, span, *self.new_sizes[p + 1 :]),
-        )
-        start, count, step = self.parts[p]
-        self.rest = [*[(0, 1, 1)] * p, (start - ends[p][0], count, step), *self.parts[p + 1 :]]
-
-    def places(self, builder: Builder, look: Look, line: str) -> Expression:
-        """The number of each wanted element in the group; one behind all, if it is nowhere."""
-        sizes = [n for _, n, _ in self.parts]
-        if isinstance(look, Pick):
-            sizes[self.news.index(look.axis)] = builder.specs[look.places].size
-        total, wrong = constant(builder, 0, line=line), None
-        for d, (start, n, step) in enumerate(self.parts):
-            if isinstance(look, Pick) and self.news[d] == look.axis:
-                own = Expression(builder, look.places, line).astype(int64)
-                shape = [m if k == d else 1 for k, m in enumerate(sizes)]
-                wrong = ((own < -n) | (own >= n)).reshape(*shape)
-                own = where(own < 0, own + n, own).reshape(*shape)
-            else:
-                own = iota(builder, tuple(sizes), d, line) * step + start
-            total = total + own * math.prod(self.new_sizes[d + 1 :])
-        if wrong is not None:
-            total = where(wrong, self.size, total)
-        return total.reshape(math.prod(sizes))

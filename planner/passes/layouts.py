@@ -187,7 +187,7 @@ class _Planner:
                 (spec,) = node.specs
                 lies = self.layout(inputs[0]).resident
                 return self.builder.add("read", inputs, (), (spec.at(lies),), node.line)
-            case "slice_file":
+            case "slice_file" | "merge_file":
                 return self.builder.add(
                     node.op,
                     inputs,

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.io_pipeline import source as io_source
-from ostinato.io_pipeline.files import NpySource
+from ostinato.io_pipeline.chunks import ChunkSource
+from ostinato.io_pipeline.files import NpySource, open_source
 from ostinato.io_pipeline.source import runs
 from ostinato.ops.core.spec import DTYPES
 from ostinato.runtime.prefetch import ReadAhead
@@ -443,6 +444,65 @@ def test_zarr(tmp_path: Path) -> None:
     both(tmp_path / "g.zarr", value, "inner")
     with pytest.raises(DataFileError, match="got no folder of that name; needed a Zarr store"):
         ost.load(tmp_path / "nothing.zarr")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_compressed_stores(version: int, tmp_path: Path) -> None:
+    """Read without Zarr's library, where their codec is a known one."""
+    zarr, numcodecs = pytest.importorskip("zarr"), pytest.importorskip("numcodecs")
+    codecs = {
+        2: (
+            *(numcodecs.Zlib(), numcodecs.GZip(), numcodecs.BZ2(), numcodecs.Blosc(), None),
+            numcodecs.Zstd(),
+            numcodecs.LZ4(),
+        ),
+        3: (zarr.codecs.GzipCodec(), zarr.codecs.BloscCodec(), zarr.codecs.ZstdCodec(), None),
+    }
+    value = numbers(1000, 7)
+    for k, codec in enumerate(codecs[version]):
+        path = tmp_path / f"{k}.zarr"
+        array = zarr.create_array(
+            str(path),
+            shape=value.shape,
+            dtype="f4",
+            chunks=(300, 4),
+            compressors=codec,
+            zarr_format=version,
+            fill_value=3,
+        )
+        array[:900] = value[:900]
+        expected = np.concatenate([value[:900], np.full((100, 7), 3, "f4")])
+        found = open_source(path)
+        assert isinstance(found, ChunkSource), codec
+        out = np.empty((500, 5), "f4")
+        found.read(out, ((450, 950), (1, 6)))
+        np.testing.assert_array_equal(out, expected[450:950, 1:6])
+        np.testing.assert_array_equal(np.asarray(ost.load(path)), expected)
+
+
+def test_filters_of_hdf5(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    value = numbers(1000, 7)
+    ways: tuple[dict[str, Any], ...] = (
+        {"compression": "gzip"},
+        {"compression": "gzip", "shuffle": True},
+        {"compression": "gzip", "shuffle": True, "fletcher32": True},
+        {"compression": "lzf", "shuffle": True},
+        {"fletcher32": True},
+        {"scaleoffset": 0},
+        {},
+    )
+    for dtype in ("f4", ">i8", "?", "c16"):
+        with h5py.File(tmp_path / "x.h5", "w") as file:
+            for k, way in enumerate(ways):
+                if "scaleoffset" in way and dtype != ">i8":
+                    continue
+                x = file.create_dataset(f"x{k}", (1000, 7), dtype, chunks=(300, 4), **way)
+                x[:900] = value[:900].astype(dtype)
+        with h5py.File(tmp_path / "x.h5") as file:
+            for name in file:
+                found = np.asarray(ost.load(tmp_path / "x.h5", dataset=name)[450:950, 1:6])
+                np.testing.assert_array_equal(found, file[name][450:950, 1:6], err_msg=name)
 
 
 def both(path: Path, value: np.ndarray, dataset: str | None = None) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import scipy.linalg
+from ostinato.ops.collective import STORED
 from ostinato.ops.core.array import apply, apply_all
 from ostinato.ops.core.layout import grid_bounds
 
@@ -62,9 +63,7 @@ NOT_SAMPLED = {
     ),
     "in_bounds": "made by the planner; see planner/test_gathers.py",
     "blocks": "made by the planner; see planner/test_blocking.py",
-    **dict.fromkeys(
-        ("read", "slice_file", "take_file"), "made by the planner; see front/test_files.py"
-    ),
+    **dict.fromkeys(("read", *STORED), "made by the planner; see front/test_files.py"),
 }
 
 
@@ -583,6 +582,14 @@ for _axis in (0, 1, -1):
         alike("take", lambda xp, x, i, a=_axis: xp.take(x, i, axis=a), normal(5, 3), _i)
 for _x in (normal(7, dtype="int8"), REAL.astype(BF16), normal(7, dtype="bool"), COMPLEX):
     alike("take", lambda xp, x, i: x[i], _x, np.array([6, -1, 0], np.int8))
+for _i in (np.array([6, -1, 0], np.int8), np.array([[0, -7], [1, 2]])):
+    for _checks in (False, True):
+        sample(
+            "take_places",
+            lambda i, c=_checks: apply("take_places", i, size=7, checks=c),
+            lambda i, c=_checks: np.int64(0) if c else i % np.int64(7),
+            _i,
+        )
 
 for _axis, _mode in itertools.product((0, 1), MODES):
     for _i in (np.array([4, 0, -4]), np.array([3, 3, 1]), np.zeros(0, int)):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops import OPS, Graph, Node
+from ostinato.ops.collective import STORED
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.registry import ANY
 from ostinato.ops.core.spec import Spec, float32
@@ -149,7 +150,7 @@ FILES = "a file's part is read to the host's memory"
 NOT_RUN = {
     **dict.fromkeys(("first_number", "numbers", "bits32", "bits64", "normal32"), MACHINE_CODE),
     "normal64": MACHINE_CODE,
-    **dict.fromkeys(("read", "slice_file", "take_file"), FILES),
+    **dict.fromkeys(("read", *STORED), FILES),
     **{n: NO_KERNEL for n, op in OPS.items() if not (op.kernel or op.ufunc or op.view)},
 }
 RUN = sorted(set(OPS) - set(NOT_RUN))
@@ -158,7 +159,7 @@ RUN = sorted(set(OPS) - set(NOT_RUN))
 _BOUNDS, _SINGULAR = "places out of bounds are an error", "a singular matrix is an error"
 _STATUS = "CuPy looks whether the factorization succeeded"
 WAITS = {
-    **dict.fromkeys(("take", "take_along_axis", "put", "in_bounds"), _BOUNDS),
+    **dict.fromkeys(("take", "take_along_axis", "take_places", "put", "in_bounds"), _BOUNDS),
     **dict.fromkeys(("solve", "solve_triangular"), _SINGULAR),
     **dict.fromkeys(("cholesky", "det", "slogdet", "eigh", "svd", "pinv", "lstsq"), _STATUS),
     **dict.fromkeys(("qr", "qr_of_parts", "reflectors"), _STATUS),

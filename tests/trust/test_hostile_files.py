@@ -4,7 +4,9 @@ Whatever a file says, nothing is allocated before it is known to be there, and n
 
 from __future__ import annotations
 
+import bz2
 import gc
+import gzip
 import json
 import os
 import resource
@@ -13,6 +15,7 @@ import subprocess
 import sys
 import time
 import warnings
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -181,6 +184,74 @@ def test_chunks_of_zarr(tmp_path: Path) -> None:
         ost.load(path, dataset="../elsewhere")
 
 
+ZERO = zlib.compress(bytes(50 << 20), 9)  # 50 MB in 50 KB
+FRAME = b"\x28\xb5\x2f\xfd"
+ROWS = b"".join(bytes([n, 0, 16, 0]) for n in [2] * 4000)  # Zstandard's runs of 128 KiB
+PACKED: dict[str, tuple[str, bytes]] = {  # chunks that hold much more than the 240 bytes of theirs
+    "zlib": ("zlib", ZERO),
+    "gzip": ("gzip", gzip.compress(bytes(50 << 20), 9)),
+    "members": ("gzip", gzip.compress(b"1" * 200) * 300),
+    "bz2": ("bz2", bz2.compress(bytes(200 << 20))),
+    "zstd says": ("zstd", FRAME + b"\xe0" + (1 << 33).to_bytes(8, "little") + ROWS),
+    "zstd has": ("zstd", FRAME + b"\x00\x58" + ROWS + bytes([3, 0, 16, 0])),
+    "blosc": ("blosc", b"\x02\x01\x01\x04" + b"\xff\xff\xff\x7f" * 2 + b"\x20\0\0\0" + bytes(16)),
+    "lz4": ("lz4", b"\xff\xff\xff\x7f" + bytes(50)),
+    "long": ("zlib", ZERO + bytes(1 << 20)),
+    "cut off": ("zlib", zlib.compress(VALUE.tobytes())[:-9]),
+    "short": ("zlib", zlib.compress(VALUE.tobytes()[:-4])),
+    "damaged": ("zlib", b"\x78\x9c" + bytes(range(200))),
+    "no zstd": ("zstd", b"1234" * 9),
+    "empty": ("zstd", b""),
+}
+
+
+def packed(folder: Path, codec: str, chunk: bytes, version: int = 3) -> Path:
+    """A store with one chunk, which is said to be compressed."""
+    path = folder / "x.zarr"
+    path.mkdir(exist_ok=True)
+    if version == 3:
+        shutil.rmtree(path)
+        zarr(folder, codecs=[{"name": "bytes"}, {"name": codec}])
+        (path / "c.0.0").write_bytes(chunk)
+        return path
+    about = {"zarr_format": 2, "shape": [12, 5], "chunks": [12, 5], "dtype": "<f4", "order": "C"}
+    about |= {"filters": None, "fill_value": 0, "compressor": {"id": codec}}
+    (path / ".zarray").write_text(json.dumps(about))
+    (path / "0.0").write_bytes(chunk)
+    return path
+
+
+def inflated_too_far(folder: str) -> None:
+    """In a process of its own: prints the memory that it took to refuse them."""
+    high = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # noqa: E731
+    path = packed(Path(folder), "zlib", zlib.compress(VALUE.tobytes()))
+    np.testing.assert_array_equal(np.asarray(ost.load(path, resident=False)[:3]), VALUE[:3])
+    before = high()
+    for codec, chunk in PACKED.values():
+        for version in (3, 2):
+            refused(packed(Path(folder), codec, chunk, version), "chunk (c.)?0.0")
+            shutil.rmtree(Path(folder) / "x.zarr")
+    print((high() - before) * 1024)
+
+
+def of_itself(code: str, folder: Path) -> int:
+    root = str(Path(__file__).resolve().parents[2])
+    text = (
+        f"import sys; sys.path.insert(0, {root!r})\nfrom tests.trust.test_hostile_files import *\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", f"{text}{code}({str(folder)!r})"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    return int(ran.stdout)
+
+
+def test_chunks_that_inflate_too_far(tmp_path: Path, tally: Tally) -> None:
+    """Much that few bytes hold, or say that they hold."""
+    pytest.importorskip("numcodecs")
+    assert of_itself("inflated_too_far", tmp_path) < 20 << 20
+    tally("hostile files", 2 * len(PACKED))
+
+
 def test_many_chunks_in_few_bytes(tmp_path: Path) -> None:
     """2^24 of them, all but one of which are not there: legal, and read at once."""
     path = zarr(tmp_path, shape=[1 << 24], chunks=[1], fill_value=3.0)
@@ -297,6 +368,36 @@ def test_hdf5(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.asarray(x[(1 << 20) - 1 : (1 << 20) + 1, 0]), [2, 7])
     with pytest.raises(DataFileError, match="resident=False"):
         ost.load(tmp_path / "x.h5")
+
+
+def hdf5_inflated_too_far(folder: str) -> None:
+    """The same of HDF5."""
+    import h5py
+
+    high = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # noqa: E731
+    before = 0
+    for chunk in (None, ZERO, ZERO + bytes(1 << 20), ZERO[:99], b"1234"):
+        for way in ({}, {"shuffle": True}, {"fletcher32": True}):
+            path = Path(folder) / f"{len(os.listdir(folder))}.h5"
+            with h5py.File(path, "w") as file:
+                x = file.create_dataset(
+                    "x", (12, 5), "f4", chunks=(12, 5), compression="gzip", **way
+                )
+                if chunk is None:
+                    x[...] = VALUE
+                else:
+                    x.id.write_direct_chunk((0, 0), chunk)
+            if chunk is not None:
+                refused(path, r"the chunk at \(0, 0\)")
+                continue
+            np.testing.assert_array_equal(np.asarray(ost.load(path, resident=False)[:3]), VALUE[:3])
+            before = high()
+    print((high() - before) * 1024)
+
+
+def test_chunks_of_hdf5_that_inflate_too_far(tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    assert of_itself("hdf5_inflated_too_far", tmp_path) < 20 << 20
 
 
 # -- headers by chance -----------------------------------------------------------------------------
