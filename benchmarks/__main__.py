@@ -15,7 +15,17 @@ from pathlib import Path
 from . import machine, runner, table
 from .workload import split_name, workloads
 
-SUITES = ("dispatch", "planning", "compiling", "kernels", "products", "breadth", "loops", "cluster")
+SUITES = (
+    "dispatch",
+    "planning",
+    "compiling",
+    "kernels",
+    "products",
+    "breadth",
+    "loops",
+    "cluster",
+    "keep",
+)
 RESULTS = Path(__file__).resolve().parent / "results"
 
 

@@ -1,0 +1,242 @@
+"""What has to earn its place: mechanisms of our own, and the same work without them.
+
+`without` is the same program with the mechanism taken out: by the library that stands behind it, or by
+what the planner would do next. `onednn` does bias and activation in the library's own product."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .kernels import workload
+from .libraries import case, nothing, ostinato_case
+from .products import in_turn as between
+from .products import in_turns, mixed, numbers
+from .workload import Case, Numbers, Workload, scaled
+
+Operands = Callable[[], Sequence[Numbers]]
+
+
+def without(take_out: Callable[[], None], function: Any, operands: Operands) -> Case:
+    """In a process of its own, so that nobody else misses it."""
+    take_out()
+    return ostinato_case(function, operands())
+
+
+def natives(*names: str) -> Callable[[], None]:
+    def take_out() -> None:
+        from ostinato.ops.cpu.device import CPU
+
+        for name in names:
+            del CPU.natives[name]
+
+    return take_out
+
+
+def no_triangles() -> None:
+    from ostinato.planner.cpu import passes, symmetric
+
+    passes.PASSES = tuple(p for p in passes.PASSES if p is not symmetric.halve)
+    _planned_by(passes)
+
+
+def no_epilogue() -> None:
+    from ostinato.planner.cpu import fuse
+
+    fuse.ENOUGH = 1 << 62  # type: ignore[attr-defined]
+
+
+def nothing_stays() -> None:
+    from ostinato.planner.cpu import packed_weights, passes
+
+    passes.PASSES = tuple(p for p in passes.PASSES if p is not packed_weights.mark_staying)
+    _planned_by(passes)
+
+
+def _planned_by(passes: Any) -> None:
+    from ostinato.planner import lowering
+
+    cpu = lowering.RULES["cpu"]
+    lowering.RULES["cpu"] = lowering.Rules(passes.PASSES, cpu.need_room, cpu.cache, cpu.has_ways)
+
+
+def no_streams() -> None:
+    from ostinato.ops.cpu.kernels import gemm
+
+    gemm.STREAMS = 1 << 62
+
+
+def nobody_moves() -> None:
+    from ostinato.ops.cpu.jit import parallel
+
+    parallel._crew[0, parallel.MOVING] = 1  # as if somebody were moving one all the time
+
+
+# -- the work ------------------------------------------------------------------------------
+def gram(xp: Any, x: Any) -> Any:
+    return x.T @ x
+
+
+def product(xp: Any, a: Any, b: Any) -> Any:
+    return a @ b
+
+
+def turned_left(xp: Any, a: Any, b: Any) -> Any:
+    return a.T @ b
+
+
+def sort(xp: Any, x: Any) -> Any:
+    return xp.sort(x, axis=-1)
+
+
+def dense(xp: Any, x: Any, w: Any, b: Any) -> Any:
+    return xp.maximum(x @ w + b, xp.zeros_like(b))
+
+
+def by_onednn(operands: Operands) -> Case:
+    """The library's own product with bias and maximum, called by ctypes."""
+    from ostinato.ops.cpu.kernels.gemm import _stacks
+    from ostinato.ops.cpu.libraries.onednn import Stack, _Argument, _engine, _owner, _stream, _team
+
+    x, w, b = operands()
+    y = np.empty((x.shape[0], w.shape[1]), x.dtype)
+    stacks = _stacks(x, w, y)
+    assert stacks is not None
+    with _owner(*stacks) as owner, _team(2):
+        found = owner.library
+        bias = Stack((1, b.size), (b.size, 1), b.dtype)
+        forms = [owner.descriptor(s) for s in (*stacks, bias)]
+        after = owner.make("post_ops", "dnnl_post_ops_create")
+        none = ctypes.c_float(0)
+        assert found.dnnl_post_ops_append_eltwise(after, 0x20, none, none) == 0  # relu
+        attributes = owner.make("primitive_attr", "dnnl_primitive_attr_create")
+        assert found.dnnl_primitive_attr_set_post_ops(attributes, after) == 0
+        given = (_engine(), forms[0], forms[1], forms[3], forms[2], attributes)
+        made = owner.make("primitive_desc", "dnnl_matmul_primitive_desc_create", *given)
+        primitive = owner.make("primitive", "dnnl_primitive_create", made)
+        held = [owner.memory(f, v.ctypes.data) for f, v in zip(forms, (x, w, y, b), strict=True)]
+        which = (1, 33, 17, 41)  # source, weights, result, bias
+        arguments = (_Argument * 4)(*map(_Argument, which, held))
+
+    def run() -> Any:
+        assert found.dnnl_primitive_execute(primitive, _stream(), 4, arguments) == 0
+        found.dnnl_stream_wait(_stream())
+        return y
+
+    return case(run, (), nothing, np.asarray)
+
+
+def keep(
+    name: str,
+    about: str,
+    function: Any,
+    operands: Operands,
+    take_out: Callable[[], None],
+    traffic: float,
+    flops: float = 0,
+    **others: Callable[[], Case],
+) -> Workload:
+    """As it is, without, and by NumPy."""
+    cases = {"ostinato/without": functools.partial(without, take_out, function, operands)}
+    cases |= {f"ostinato/{system}": make for system, make in others.items()}
+    only = ("ostinato", "numpy", *cases)
+    return workload(name, about, function, operands, traffic, flops, others=cases, only=only)
+
+
+ROWS, LONG = scaled(200_000), scaled(10_000_000)
+X = numbers((ROWS, 400))
+LAYER = numbers((128, 784), (784, 528), (528,))
+WEIGHTS = numbers((16, 1024), (1024, 1024))
+
+
+def changing(function: Any) -> Case:
+    nothing_stays()
+    return in_turns(function, WEIGHTS, 1)
+
+
+WORKLOADS = (
+    keep(
+        "triangle",
+        f"x.T @ x of ({ROWS:,}, 400): half of it, against a whole product",
+        gram,
+        X,
+        no_triangles,
+        1600 * ROWS,
+        400 * 401 * ROWS,
+    ),
+    keep(
+        "streams",
+        "(20000, 1000) @ (1000,): our streams, against BLAS",
+        product,
+        numbers((20_000, 1000), (1000,)),
+        no_streams,
+        80e6,
+    ),
+    keep(
+        "streams_tall",
+        "(1M, 32) @ (32,): the same",
+        product,
+        numbers((1_000_000, 32), (32,)),
+        no_streams,
+        132e6,
+    ),
+    keep(
+        "streams_turned",
+        "x.T @ y, (50000, 300) and (50000,), in float64: the same",
+        turned_left,
+        numbers((50_000, 300), (50_000,), dtype=np.float64),
+        no_streams,
+        120e6,
+    ),
+    keep(
+        "sort",
+        f"{LONG:,} float32: by digits, against NumPy's",
+        sort,
+        numbers((LONG,)),
+        natives("sort"),
+        8 * LONG,
+    ),
+    keep(
+        "sort_rows",
+        f"({LONG // 1000:,}, 1000) float32, along rows",
+        sort,
+        numbers((LONG // 1000, 1000)),
+        natives("sort"),
+        8 * LONG,
+    ),
+    keep(
+        "dense",
+        "max(x @ w + b, 0), 128 x 784 x 528: in blocks behind the product, against two kernels",
+        dense,
+        LAYER,
+        no_epilogue,
+        4 * (128 * 784 + 784 * 528 + 128 * 528),
+        2 * 128 * 784 * 528,
+        onednn=functools.partial(by_onednn, LAYER),
+    ),
+    workload(
+        "stays",
+        "16 x 1024 x 1024: weights that stay are kept packed, against never",
+        product,
+        WEIGHTS,
+        4 * (16 * 1024 + 1024 * 1024 + 16 * 1024),
+        2 * 16 * 1024 * 1024,
+        others={
+            "ostinato": functools.partial(in_turns, product, WEIGHTS, 1),
+            "ostinato/without": functools.partial(changing, product),
+        },
+        only=("ostinato", "ostinato/without", "numpy"),
+    ),
+    keep(
+        "moves",
+        "kernels and products in turn: threads are moved from cores that others use, against not",
+        between,
+        mixed,
+        nobody_moves,
+        0,
+    ),
+)
