@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,10 +39,9 @@ def natives(*names: str) -> Callable[[], None]:
 
 
 def no_triangles() -> None:
-    from ostinato.planner.cpu import passes, symmetric
+    from ostinato.planner.cpu import symmetric
 
-    passes.PASSES = tuple(p for p in passes.PASSES if p is not symmetric.halve)
-    _planned_by(passes)
+    _leave_out(symmetric.halve)
 
 
 def no_epilogue() -> None:
@@ -51,23 +51,22 @@ def no_epilogue() -> None:
 
 
 def nothing_stays() -> None:
-    from ostinato.planner.cpu import packed_weights, passes
+    from ostinato.planner.cpu import packed_weights
 
-    passes.PASSES = tuple(p for p in passes.PASSES if p is not packed_weights.mark_staying)
-    _planned_by(passes)
+    _leave_out(packed_weights.mark_staying)
 
 
-def _planned_by(passes: Any) -> None:
-    from ostinato.planner import lowering
+def _leave_out(one: Any) -> None:
+    """Plan without a pass."""
+    from ostinato.planner.lowering import RULES
 
-    cpu = lowering.RULES["cpu"]
-    lowering.RULES["cpu"] = lowering.Rules(passes.PASSES, cpu.need_room, cpu.cache, cpu.has_ways)
+    RULES["cpu"] = replace(RULES["cpu"], passes=[p for p in RULES["cpu"].passes if p is not one])
 
 
 def no_streams() -> None:
     from ostinato.ops.cpu.kernels import gemm
 
-    gemm.STREAMS = 1 << 62
+    gemm.STREAMS = 1 << 62  # type: ignore[attr-defined]
 
 
 def nobody_moves() -> None:
@@ -141,8 +140,8 @@ def keep(
     **others: Callable[[], Case],
 ) -> Workload:
     """As it is, without, and by NumPy."""
-    cases = {"ostinato/without": functools.partial(without, take_out, function, operands)}
-    cases |= {f"ostinato/{system}": make for system, make in others.items()}
+    cases: dict[str, Callable[[], Case]] = {f"ostinato/{n}": make for n, make in others.items()}
+    cases["ostinato/without"] = functools.partial(without, take_out, function, operands)
     only = ("ostinato", "numpy", *cases)
     return workload(name, about, function, operands, traffic, flops, others=cases, only=only)
 

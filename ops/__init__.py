@@ -28,5 +28,6 @@ from .core.layout import Layout
 from .core.registry import OPS, Op, lookup
 from .core.spec import Spec
 from .cpu.device import CPU  # noqa: F401  (registers how a CPU does it)
+from .gpu.device import Gpu  # noqa: F401
 
 __all__ = ["OPS", "Array", "Builder", "Graph", "Layout", "Node", "Op", "Spec", "lookup"]

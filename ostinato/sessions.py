@@ -20,7 +20,7 @@ import numpy as np
 from ostinato import settings
 from ostinato.errors import ArgumentError, LayoutError, OstinatoError
 from ostinato.ops.core.array import Array, File, Host, Operand, Split, Term, changing, settled
-from ostinato.ops.core.device import DEVICES
+from ostinato.ops.core.device import DEVICES, LATER, Absent, Device, find
 from ostinato.ops.core.helpers import check_thread, helper
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.signals import Living
@@ -498,22 +498,16 @@ def _opened(
             do="leave it out to use all cores",
         )
     check_precision("connect", precision)
-    if device not in DEVICES:
-        raise misfit(
-            ArgumentError,
-            "connect",
-            got=f"device={device!r}",
-            needed="one of " + ", ".join(map(repr, DEVICES)),
-        )
+    here = _device(device)
     job = 1 if cluster is not None else job_size()
-    if (cluster is not None or job > 1) and not DEVICES[device].is_host:
+    if (cluster is not None or job > 1) and not here.is_host:
         raise misfit(
             ArgumentError,
             "connect",
             got=f"device={device!r} for workers that are processes",
             needed="'cpu', or workers of this process",
         )
-    if (cluster is not None or job > 1) and not DEVICES[device].is_host:
+    if (cluster is not None or job > 1) and not here.is_host:
         raise misfit(
             ArgumentError,
             "connect",
@@ -539,6 +533,18 @@ def _opened(
         engine = LocalEngine(math.prod(mesh), mesh, threads, device)
     target = Target(mesh, device, numerics, limit, precision=precision)
     return Session(engine, target)
+
+
+def _device(name: Any) -> Device:
+    """Where workers are to compute."""
+    known = dict.fromkeys((*DEVICES, *LATER))
+    needed = "one of " + ", ".join(map(repr, known))
+    if name in known:
+        try:
+            return find(name)
+        except Absent as error:
+            needed = str(error)
+    raise misfit(ArgumentError, "connect", got=f"device={name!r}", needed=needed)
 
 
 def _cluster(given: Any) -> Any:

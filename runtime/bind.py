@@ -57,6 +57,7 @@ Look = Callable[[Any], Any]
 SLICE = 2e-3  # seconds of turns after which others may have the interpreter ...
 FLOPS, BYTES, CALL = 1e10, 1e10, 5e-8  # ... at so many a second, and seconds of a call
 CONSTANT = 1 << 12  # bytes of what is made once for all turns
+MOST_GOING = 1000  # spans of one row that wait to be counted
 SHORT = 10  # of so many turns each is short enough for what Python does to matter
 _OUT_BY_NAME = ("maximum", "minimum")  # NumPy wants to be sure that `out` is no third operand
 
@@ -72,6 +73,22 @@ class Row:
     seconds: float = 0.0
     talking: float = 0.0
     count: int = 0
+    going: list[tuple[Any, Any]] = field(default_factory=list)  # between marks to which the device
+    # has not come yet
+
+    def span(self, device: Device, first: Any, last: Any) -> None:
+        """It ran between these marks."""
+        self.count += 1
+        self.going.append((first, last))
+        if len(self.going) == MOST_GOING:
+            device.clock()
+        self.settle(device)
+
+    def settle(self, device: Device) -> None:
+        """Count what is known by now."""
+        found = [device.seconds(*marks) for marks in self.going]
+        self.seconds += sum(took for took in found if took is not None)
+        self.going[:] = [m for m, took in zip(self.going, found, strict=True) if took is None]
 
 
 @dataclass
@@ -148,7 +165,7 @@ def bind(
                 binder.shown[name_] = lying(binder.shape(spec), spec.dtype)
     if timed:
         binder.names["talk"] = communicator
-        binder.write("t0 = clock(); c0 = talk.talking")
+        binder.write("t0 = mark(); c0 = talk.talking")
     with device.together():
         binder.program(program, ins, outs, 0)
     binder.write("return")
@@ -182,7 +199,8 @@ class _Binder:
         self.depth = 0
         self.names: dict[str, Any] = {
             "xp": self.xp,
-            "clock": device.clock,
+            "mark": device.mark,
+            "device": device,
             "copyto": self.xp.copyto,
         }
         self.names["ReadAhead"] = ReadAhead
@@ -293,8 +311,8 @@ class _Binder:
             if self.timed and len(self.text) > before:
                 self.rows.append(row)
                 stamp = self.name("r", row)
-                self.write(f"t1 = clock(); {stamp}.seconds += t1 - t0; {stamp}.count += 1; t0 = t1")
-                self.write(f"c1 = talk.talking; {stamp}.talking += c1 - c0; c0 = c1")
+                self.write(f"{stamp}.span(device, t0, mark())")
+                self.write(f"c1 = talk.talking; {stamp}.talking += c1 - c0; c0 = c1; t0 = mark()")
 
     def node(
         self,

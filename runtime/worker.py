@@ -85,6 +85,8 @@ class Loaded:
 
     def clock(self, device: Device) -> None:
         """Take down what runs took that are done."""
+        for row in self.rows:
+            row.settle(device)
         while self.going:
             is_first, begin, end, talking = self.going[0]
             took = device.seconds(begin, end)

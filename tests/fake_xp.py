@@ -126,6 +126,19 @@ class DeviceArray:
             return getattr(xp, function.__name__)(*given)
         _refuse(function.__name__)
 
+    # -- from and to the host --------------------------------------------------------------
+    def set(self, values: Any) -> None:
+        """As CuPy: from an array that lies in order, of the same form."""
+        if not isinstance(values, np.ndarray) or not values.flags.c_contiguous:
+            raise TypeError("ndarray.set takes an array of the host that lies in order")
+        if (values.shape, values.dtype) != (self.shape, self.dtype):
+            raise ValueError(f"{values.dtype}{values.shape} for {self.dtype}{self.shape}")
+        counted.from_host += 1
+        self._memory[...] = values
+
+    def get(self) -> Any:
+        return to_host(self)
+
     # -- how it lies ---------------------------------------------------------------------
     def __getattr__(self, name: str) -> Any:
         if name in _ATTRIBUTES:
@@ -543,6 +556,30 @@ class Namespace:
         raise NotImplementedError(f"{self.__name__}.{name} does not exist, or is not known here")
 
 
+class Event:
+    """A moment on the device."""
+
+    def record(self) -> None:
+        self.at = counted.asked
+
+    @property
+    def done(self) -> bool:
+        return counted.done >= self.at
+
+
+class _Stream:
+    def synchronize(self) -> None:
+        counted.done = counted.asked
+
+
+CALL = 1e-6  # seconds that a function takes on the device
+_cuda = Namespace(
+    "cupy.cuda",
+    Event=Event,
+    get_current_stream=_Stream,
+    get_elapsed_time=lambda first, last: (last.at - first.at) * CALL * 1e3,
+)
+
 xp = Namespace(
     "cupy",
     **{n: _checked(n, getattr(np, n), known, n in _WAITING) for n, known in _FUNCTIONS.items()},
@@ -550,5 +587,6 @@ xp = Namespace(
     **{n: getattr(np, n) for n in _SHARED},
     take=_checked("take", _take, ("a", "indices", "axis", "out")),
     ndarray=DeviceArray,
+    cuda=_cuda,
     linalg=Namespace("cupy.linalg", **{n: _linalg(n) for n in _LINALG}),
 )

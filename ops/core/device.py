@@ -157,7 +157,7 @@ class Device:
 
     def from_host(self, value: Any) -> Any:
         """NumPy's array here; itself, if it is."""
-        return self.xp.asarray(value)
+        raise NotImplementedError
 
     def copy_from_host(self, value: Any) -> Any:
         """The same in memory that nobody else has."""
@@ -165,7 +165,7 @@ class Device:
 
     def to_host(self, value: Any) -> Any:
         """What lies here as NumPy's array, when it is done; itself, if it is one."""
-        return self.xp.asnumpy(value)
+        raise NotImplementedError
 
     # -- time ------------------------------------------------------------------------------
     def clock(self) -> float:
@@ -201,7 +201,12 @@ def plain(params: dict[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in params.items() if name not in ("way", "stays")}
 
 
+class Absent(Exception):
+    """What a device would need that is not here."""
+
+
 DEVICES: dict[str, Device] = {}
+LATER: dict[str, Callable[[], Device]] = {}  # those that are looked for when somebody asks
 _BY_ARRAY: list[tuple[type, Device]] = []
 _UNKNOWN = Device("", None)
 
@@ -211,6 +216,16 @@ def add(device: Device, array: type) -> Device:
     DEVICES[device.name] = device
     _BY_ARRAY.append((array, device))
     return device
+
+
+def later(name: str, find: Callable[[], Device]) -> None:
+    """Makes known how a device is found, which raises `Absent` where there is none."""
+    LATER[name] = find
+
+
+def find(name: str) -> Device:
+    """The device of a name that is known."""
+    return DEVICES[name] if name in DEVICES else LATER[name]()
 
 
 def device_of(x: Any) -> Device:

@@ -4,6 +4,8 @@ what has to be moved is."""
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,8 @@ from ostinato.ops.core.device import DEVICES
 import ostinato as ost
 from ostinato import settings
 from ostinato.errors import ArgumentError, BoundsError, LinAlgError, NaNError
-from tests.fake_device import CALL, FAKE
-from tests.fake_xp import DeviceArray, counted
+from tests.fake_device import FAKE
+from tests.fake_xp import CALL, DeviceArray, counted
 from tests.helpers import compare_all
 from tests.ops.nodes import SAMPLED, of
 from tests.planner.test_any_layout import run_and_compare, splits_for
@@ -213,7 +215,7 @@ def test_errors_name_the_users_line() -> None:
 
 
 def test_the_device_is_asked_for_by_name() -> None:
-    with pytest.raises(ArgumentError, match=r"device='gpux'; needed one of 'cpu', .*'fake'"):
+    with pytest.raises(ArgumentError, match=r"device='gpux'; needed one of 'cpu', 'fake', 'cuda'"):
         ost.connect(device="gpux")
     with use(device="fake"):
         assert ost.ones(2).device == "fake"
@@ -232,3 +234,25 @@ def test_arrays_move_between_sessions() -> None:
         np.testing.assert_allclose(np.asarray(y), LONG * 2 + 1)
     with use((2,), device="fake"):
         np.testing.assert_allclose(np.asarray(y * y), (LONG * 2 + 1) ** 2)
+
+
+def test_a_gpu_that_is_not_there_is_said_to_be_missing() -> None:
+    """In a process that finds no CuPy, and in one whose CuPy finds no GPU."""
+    code = """
+import sys, types
+import ostinato as ost
+for cupy in (None, types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=types.SimpleNamespace(getDeviceCount=lambda: 0)))):
+    sys.modules["cupy"] = cupy
+    try:
+        ost.connect(device="cuda")
+    except ost.errors.ArgumentError as error:
+        print(error)
+print(ost.ones(2).device)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, second, device = done.stdout.splitlines()
+    assert (
+        "device='cuda'; needed CuPy, which is not installed: pip install 'ostinato[gpu]'" in first
+    )
+    assert "needed a GPU, and CuPy finds none" in second
+    assert device == "cpu"
