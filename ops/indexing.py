@@ -22,6 +22,7 @@ from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
 
 from .core import array
 from .core.array import Array, Operandish, apply, as_array, export, unify, unmasked
+from .core.device import device_of
 from .core.index import LETTERS, Indices, along, pointwise
 from .core.parameters import AXIS, FLAG, TEXT, one_of, unfit, whole
 from .core.registry import Params, Piece, Place, Specs, op, stream_cost
@@ -261,6 +262,10 @@ def _put_kernel(
     key = (slice(None),) * axis + (place,)
     values = values.astype(out.dtype, copy=False)
     if mode == "set":
+        if not device_of(out).is_host:  # NumPy's last value stays; others' may be any
+            last = xp.zeros(out.shape[axis], np.int32 if place.size < 1 << 31 else np.uint64)
+            xp.maximum.at(last, place, xp.arange(place.size, dtype=last.dtype))
+            values = values.take(last[place].astype(np.int64, copy=False), axis)
         out[key] = values
     else:
         _combine_at(xp, _at_ufunc(xp, mode), out, key, values)

@@ -454,7 +454,7 @@ def connect(
     memory_limit: int | None = None,
     threads: int | None = None,
     precision: str = "as-written",
-    device: str = "cpu",
+    device: str | None = None,
 ) -> Session:
     """Workers to compute with, from now on: this process with all its cores, or n workers that are
     threads of it; under `mpiexec -n 4 python script.py` its processes: the first runs the script and works,
@@ -467,7 +467,8 @@ def connect(
     index, or is refused before it runs if that is not enough. threads: at most so many cores are
     used, which workers share; else all that this process may use, or OMP_NUM_THREADS. precision:
     "mixed_bf16" rounds what float32 products multiply to bfloat16, which some processors multiply
-    much faster; sums and all else stay float32. device: where workers keep arrays and compute."""
+    much faster; sums and all else stay float32. device: where workers keep arrays and compute,
+    "cpu" or "cuda"."""
     session = _opened(workers, mesh, numerics, memory_limit, threads, precision, device)
     _publish(session)
     watching.begin(session)
@@ -481,7 +482,7 @@ def _opened(
     memory_limit: int | None,
     threads: int | None,
     precision: str,
-    device: str = "cpu",
+    device: str | None = None,
 ) -> Session:
     """A session, in use nowhere yet."""
     cluster = None
@@ -498,16 +499,12 @@ def _opened(
             do="leave it out to use all cores",
         )
     check_precision("connect", precision)
-    here = _device(device)
     job = 1 if cluster is not None else job_size()
-    if (cluster is not None or job > 1) and not here.is_host:
-        raise misfit(
-            ArgumentError,
-            "connect",
-            got=f"device={device!r} for workers that are processes",
-            needed="'cpu', or workers of this process",
-        )
-    if (cluster is not None or job > 1) and not here.is_host:
+    apart = cluster is not None or job > 1
+    if device is None:
+        device = "cpu" if apart else settings.device
+    here = _device(device)
+    if apart and not here.is_host:
         raise misfit(
             ArgumentError,
             "connect",

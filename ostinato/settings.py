@@ -14,6 +14,7 @@ OSTINATO_CHECK_NAN  1: look for NaN after each operation and name the first that
 OSTINATO_CHECK_STALE  n: trace every n-th hit of a compiled function again, and raise an error if that gives
                     another graph, since something changed that is not watched
 OSTINATO_HEARTBEAT  seconds without a sign of life after which a worker counts as lost, 2 or more
+OSTINATO_DEVICE     where workers of this process compute if nothing else is said: "cpu" or "cuda"
 OSTINATO_ONEDNN     a libdnnl.so.3 to use instead of the wheel's; "off" for NumPy's library alone
 """
 
@@ -83,4 +84,5 @@ tune: str = _word("OSTINATO_TUNE", "on" if cache is not None else "read", "on", 
 tune_seconds: int = _number("OSTINATO_TUNE_SECONDS", 2, 0, 1 << 20)
 tune_again: bool = False  # what was timed before, too
 onednn: str = os.environ.get("OSTINATO_ONEDNN", "").strip()
+device: str = os.environ.get("OSTINATO_DEVICE", "").strip() or "cpu"
 heartbeat: float = _heartbeat(8.0)

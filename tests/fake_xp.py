@@ -8,7 +8,8 @@ is refused by name (NotImplementedError), and so are arguments that its function
 
 Where CuPy does another thing than NumPy, so do these arrays:
     - indexing and `take` wrap around at the ends of an axis instead of failing
-    - `a[places] = values` with a place that stands twice keeps any of the values: here it is an error
+    - `a[places] = values` with a place that stands twice keeps any of the values: here it is an error,
+      unless they are equal
     - functions of arrays give arrays, of no axes perhaps, and never NumPy's scalars
     - of ufuncs' methods there are add's and multiply's `reduce` and `accumulate`, and `at` where CUDA has
       atomic operations: for some functions, and some dtypes
@@ -208,11 +209,12 @@ class DeviceArray:
             raise TypeError(f"a {type(value).__name__} cannot be written to an array of the device")
         place = self._place(key)
         places = [k for k in place if isinstance(k, np.ndarray) and k.dtype != bool]
-        if places and isinstance(value, DeviceArray):
-            together = np.stack([k.ravel() for k in np.broadcast_arrays(*places)])
-            if np.unique(together, axis=1).shape != together.shape:
+        given = np.array(_host(value), self.dtype)
+        self._memory[place] = given
+        if places:
+            there = self._memory[place]
+            if there.tobytes() != np.broadcast_to(given, there.shape).tobytes():
                 raise ValueError("two values for one place: either may stay on a device")
-        self._memory[place] = _host(value)
 
     # -- values that the host waits for ----------------------------------------------------
     def __bool__(self) -> bool:

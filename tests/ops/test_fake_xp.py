@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,26 +123,6 @@ def ran_by_numpy(name: str) -> Iterator[Ran]:
 
 
 # -- what does not run there -----------------------------------------------------------------
-@dataclass(frozen=True)
-class Refusal:
-    op: str
-    why: str
-    said: str  # by the error
-    where: Callable[[Node, list[Any]], bool] = lambda node, operands: True
-
-
-def _twice(node: Node, operands: list[Any]) -> bool:
-    return len(np.unique(operands[1])) < operands[1].size
-
-
-REFUSED = (
-    Refusal(
-        "put",
-        "CuPy leaves open which value stays where a place stands twice; with NumPy it is the last",
-        "two values for one place",
-        lambda node, operands: node.kw["mode"] == "set" and _twice(node, operands),
-    ),
-)
 MACHINE_CODE = "numbers of elements are told by where they lie, which only generated kernels read"
 NO_KERNEL = "run by the worker itself: control flow, collectives, what gradients leave behind"
 FILES = "a file's part is read to the host's memory"
@@ -189,22 +168,15 @@ def on_the_device(ran: Ran) -> tuple[list[Any], int]:
 
 @pytest.mark.parametrize("name", RUN)
 def test_on_the_device(name):
-    seen, waited, some = set(), 0, False
+    waited, some = 0, False
     for ran in ran_by_numpy(name):
         some = True
-        _, node, operands, wanted = ran
-        refused = [r for r in REFUSED if r.op == name and r.where(node, operands)]
-        seen.update(refused)
-        if refused:
-            with pytest.raises((NotImplementedError, TypeError, ValueError), match=refused[0].said):
-                on_the_device(ran)
-            continue
+        _, node, _, wanted = ran
         found, waits = on_the_device(ran)
         waited += waits
         for y, w in zip(found, wanted, strict=True):
             same(y, w, str(node))
     assert some, f"{name} has neither samples nor a place in LOWERED, BUILT or NOT_RUN"
-    assert seen == {r for r in REFUSED if r.op == name}, "what is listed as refused does not occur"
     assert bool(waited) == (name in WAITS), f"{name} made the host wait {waited} times"
 
 
@@ -212,8 +184,6 @@ def test_on_the_device(name):
 def test_parts_on_the_device(name):
     """Parts of operands, which kernels that are told their place need; and monoids."""
     for graph, node, operands, made in nodes_of(name):
-        if any(r.op == name and r.where(node, operands) for r in REFUSED):
-            continue
         ins = tuple(graph.specs[v] for v in node.inputs)
         indices = OPS[name].indices(ins, node.specs, node.kw)
         for label in splittable(indices):
@@ -226,8 +196,6 @@ def test_overwrite_on_the_device(name):
     """A result may be written over an operand of its size."""
     allowed = OPS[name].overwrite
     for graph, node, operands, (made,) in nodes_of(name):
-        if any(r.op == name and r.where(node, operands) for r in REFUSED):
-            continue
         for k, x in enumerate(operands):
             if (x.shape, x.dtype) == (made.shape, made.dtype) and (k in allowed or allowed == ANY):
                 given = [from_host(y) for y in operands]
@@ -252,7 +220,6 @@ def test_large_matrices_on_the_device(name, monkeypatch):
 
 def test_lists_name_operations():
     assert set(WAITS) <= set(RUN)
-    assert {r.op for r in REFUSED} <= set(RUN)
     assert set(LOWERED) | set(BUILT) <= set(NOT_SAMPLED)
 
 
