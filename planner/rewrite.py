@@ -11,9 +11,13 @@ from ostinato.ops.core.spec import Spec
 Values = tuple[int, ...]
 
 
-def rebuild(graph: Graph, rule: Callable[[Builder, Node, Values], Sequence[int] | None]) -> Graph:
+def rebuild(
+    graph: Graph,
+    rule: Callable[[Builder, Node, Values], Sequence[int] | None],
+    keep_order: bool = False,
+) -> Graph:
     """The graph with each node replaced by what the rule makes of it over its new inputs; kept
-    where the rule says None.
+    where the rule says None. In canonical order, unless the nodes are to stand where they stood.
 
     A rule may make more values than the node had; the first ones take its place.
     """
@@ -26,7 +30,8 @@ def rebuild(graph: Graph, rule: Callable[[Builder, Node, Values], Sequence[int] 
             made = builder.add(node.op, inputs, node.params, node.specs, node.line)
         assert len(made) >= len(node.specs), f"{node.op}: {len(made)} values for {len(node.specs)}"
         values.extend(made[: len(node.specs)])
-    return builder.graph([values[v] for v in graph.outputs])
+    outputs = [values[v] for v in graph.outputs]
+    return needed(builder, outputs) if keep_order else builder.graph(outputs)
 
 
 def inline(builder: Builder, graph: Graph, inputs: Sequence[int]) -> list[int]:
@@ -51,6 +56,8 @@ def map_bodies(node: Node, change: Callable[[Graph], Graph]) -> Node:
 
 def in_order_of(graph: Graph, order: Sequence[int]) -> Graph:
     """The same nodes in another order."""
+    if list(order) == list(range(len(graph.nodes))):
+        return graph
     number = list(range(len(graph.inputs))) + [-1] * (len(graph.specs) - len(graph.inputs))
     nodes, count = [], len(graph.inputs)
     for k in order:
@@ -78,14 +85,7 @@ def needed(builder: Builder, outputs: Sequence[int]) -> Graph:
     needed = set(outputs)
     kept = []
     for k in reversed(range(len(graph.nodes))):
-        if needed.intersection(graph.outs(k)):
+        if not needed.isdisjoint(graph.outs(k)):
             needed.update(graph.nodes[k].inputs)
             kept.append(k)
-    made, values = Builder(graph.inputs), {v: v for v in range(len(graph.inputs))}
-    for k in reversed(kept):
-        node = graph.nodes[k]
-        outs = made.add(
-            node.op, [values[v] for v in node.inputs], node.params, node.specs, node.line
-        )
-        values.update(zip(graph.outs(k), outs, strict=True))
-    return Graph(made.inputs, tuple(made.nodes), tuple(values[v] for v in outputs))
+    return in_order_of(graph, kept[::-1])

@@ -6,14 +6,16 @@ before                                  after
 %3 = add(%2, %0) : float32[n]               ... })
 return %3                               return %1
 
-A kernel stands where its first operation stood, so an operation may join one if all else that it
-reads exists by then. This belongs to this machine: plan files hold the graph without it."""
+An operation joins the kernel of one that it reads, if nothing else that it reads waits for that
+(`convex.py`); and the latest kernel over the same elements, if that then waits for nothing that stands
+behind it. Kernels stand where their first operation stood, or as soon as their operands exist. This
+belongs to this machine: plan files hold the graph without it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +24,7 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec, float32
+from ostinato.ops.cpu.fused import FUSED
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.jit.scalar import can_cast, can_lower, has_own_bits
 from ostinato.ops.cpu.jit.values import can_add
@@ -39,10 +42,12 @@ from ostinato.ops.cpu.loops.labels import (
     analyse_in_order,
 )
 from ostinato.ops.expressions import cast
+from ostinato.planner.passes.order import meetings, schedule
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import in_order_of, map_bodies, needed
 
-from .fuse_stages import PRODUCT, Nested, checks_of, has_stages, nests, small_first
+from .convex import LATER, NOW, Unit, Units
+from .fuse_stages import PRODUCT, Nested, checks_of, has_stages, nests
 from .narrow_operands import uncast
 from .random import draw_in_kernels
 from .symmetric import squared_by
@@ -61,96 +66,42 @@ DEEPEST = 1024  # terms of its sums; beyond, passing over the product once more 
 Space = tuple[Shape, Layout | None]  # the elements that an operation works on
 
 
-@dataclass(slots=True)
-class _Group:
-    start: int
+@dataclass(eq=False, slots=True)
+class _Group(Unit):
     space: Space
     rows: int = 0  # how many of the last axes are reduced
     product: bool = False  # whether it begins with a product
     work: int = 0  # operations
-    members: list[int] = field(default_factory=list)
-    operands: dict[int, None] = field(default_factory=dict)  # in order
 
 
 def fuse(graph: Graph, target: Target, larger: bool = True, turns: int = 1) -> Graph:
     """The pass; nothing changes where kernels cannot be generated. Without the `larger` ones none has
     stages or a product. `turns`: how often all of it is done.
     """
-    graph = _looks_early(draw_in_kernels(graph, target, turns))
+    graph = draw_in_kernels(graph, target, turns)
+    nested: list[Nested] = []
+    alone = set[int]()
     if larger:
         graph = _round_late(graph, target)
-    nested: list[Nested] = []
-    if larger and target.numerics != "any-workers" and has_stages(graph, turns):
-        graph = small_first(graph)
-        nested = _worthy_nests(graph, target, set(), turns)
-        if freed := _behind_products(graph, target, nested):
-            nested = _worthy_nests(graph, target, freed, turns)
-    alone = {k for g in nested for k in g.members}
-    if not larger:
-        alone |= {k for k, n in enumerate(graph.nodes) if n.op in BEGINS}
-    groups = _worthy_groups(graph, target, alone, nested, turns)
-    if (groups or nested) and why_not():
-        groups, nested = [], []
-    if not groups and not nested and not any(True for n in graph.nodes for _ in n.subgraphs()):
+        if target.numerics != "any-workers" and has_stages(graph, turns):
+            nested = _worthy_nests(graph, target, set(), turns)
+            if freed := _behind_products(graph, target, nested):
+                nested = _worthy_nests(graph, target, freed, turns)
+            if nested and not why_not():
+                graph = _with_kernels(graph, target, nested)
+    else:
+        alone = {k for k, n in enumerate(graph.nodes) if n.op in BEGINS}
+    groups = _worthy_groups(graph, target, alone, bool(nested), turns)
+    if groups and not why_not():
+        graph = _with_kernels(graph, target, groups)
+    if not any(True for n in graph.nodes if n.op not in FUSED for _ in n.subgraphs()):
         return graph
-    first: dict[int, list[_Group | Nested]] = {}
-    groups = sorted(groups, key=lambda g: not g.product)  # products first, which others may read
-    everything: list[_Group | Nested] = [*groups, *nested]
-    for group in everything:
-        first.setdefault(group.start, []).append(group)
-    inside = {k for g in groups for k in g.members}
-    inside |= _gone(graph, inside, nested)
-    builder = Builder(graph.inputs)
-    values: dict[int, int] = {v: v for v in range(len(graph.inputs))}
-    for k, node in enumerate(graph.nodes):
-        for g in first.get(k, ()):
-            _emit(graph, g, inside, builder, values)
-        if k in inside:
-            continue
-        node = map_bodies(node, partial(fuse, target=target, turns=turns * _turns(node)))
-        made = builder.add(
-            node.op, [values[v] for v in node.inputs], node.params, node.specs, node.line
-        )
-        values.update(zip(graph.outs(k), made, strict=True))
-    return _in_order(builder, [values[v] for v in graph.outputs])
 
+    def inside(node: Node) -> Node:
+        return map_bodies(node, partial(fuse, target=target, turns=turns * _turns(node)))
 
-def _looks_early(graph: Graph) -> Graph:
-    """What only looks at a value comes behind what makes it, so that kernels that read it may begin there."""
-    place = [-1] * len(graph.inputs)  # of the operation that each value is made, or looked at, from
-    keys = []
-    for k, node in enumerate(graph.nodes):
-        looks = node.op in OPS and OPS[node.op].only_looks and len(node.inputs) == 1
-        keys.append(place[node.inputs[0]] if looks else k)
-        place += [keys[k]] * len(node.specs)
-    order = sorted(range(len(keys)), key=lambda k: (keys[k], keys[k] != k, k))
-    return graph if order == list(range(len(order))) else in_order_of(graph, order)
-
-
-def _in_order(builder: Builder, outputs: Sequence[int]) -> Graph:
-    """As it was built: collectives begin and end where they did."""
-    return Graph(builder.inputs, tuple(builder.nodes), tuple(outputs))
-
-
-def _gone(graph: Graph, flat: set[int], nested: Sequence[Nested]) -> set[int]:
-    """What is nowhere but in kernels: their operations, and the views and numbers that only they
-    read.
-    """
-    home = {k: g for g in nested for k in g.members}
-    found = {k for k in home if graph.nodes[k].op not in VIEWS}
-    for k in reversed(range(len(graph.nodes))):
-        node, v = graph.nodes[k], graph.starts[k]
-        if node.op not in (*SOURCES, *VIEWS) or v in graph.outputs or not graph.uses[v]:
-            continue
-        members = {*home[k].members} if node.op in VIEWS and k in home else home
-        if node.op in VIEWS and k not in home:
-            continue
-        if all(
-            (u in found and u in members) or (u in flat and node.op == "constant")
-            for u in graph.uses[v]
-        ):
-            found.add(k)
-    return found
+    nodes = tuple(n if n.op in FUSED else inside(n) for n in graph.nodes)
+    return Graph(graph.inputs, nodes, graph.outputs)
 
 
 # -- what goes together --------------------------------------------------------------------
@@ -176,7 +127,7 @@ def _work(size: int, turns: int) -> int:
 def _worthy_nests(graph: Graph, target: Target, alone: set[int], turns: int) -> list[Nested]:
     """Those that do more than flat kernels can, and enough of it."""
     found = []
-    for g in nests(graph, alone | _library_functions(graph, target)):
+    for g in nests(graph, target.workers, alone | _library_functions(graph, target)):
         nodes = [graph.nodes[k] for k in g.members]
         spaces = [
             [graph.specs[v].size for v in (*n.inputs[n.op in GATHERS :], *graph.outs(k))]
@@ -232,17 +183,19 @@ def _ways_to_memory(
     and of what is outside.
     """
     chain: dict[int, bool] = {}  # whether a value of those behind goes there
+    late: set[int] = set()  # what is behind and does something else
     for k in group.members:
         node, shape = graph.nodes[k], graph.nodes[k].specs[0].shape
         makers = [graph.producers[v] for v in node.inputs]
+        behind = [(m in products or m in chain) for m in makers]
         follows = any(
-            (m in products or m in chain) and graph.specs[v].shape == shape
-            for m, v in zip(makers, node.inputs, strict=True)
+            b and graph.specs[v].shape == shape for b, v in zip(behind, node.inputs, strict=True)
         )
-        others = all(m in chain or m not in inside for m in makers)
-        if follows and others and _is_elementwise(graph, node):
+        if follows and late.isdisjoint(makers) and _is_elementwise(graph, node):
             (v, *_) = graph.outs(k)
             chain[k] = v in graph.outputs or any(u not in inside for u in graph.uses[v])
+        elif any(behind) or not late.isdisjoint(makers):
+            late.add(k)
     for k in reversed(chain):
         chain[k] = chain[k] or any(chain.get(u, False) for u in graph.uses[graph.outs(k)[0]])
     return {k for k, leads in chain.items() if leads}
@@ -328,107 +281,116 @@ def _is_of_pairs(group: Nested) -> bool:
 
 def _can_be(graph: Graph, group: Nested) -> bool:
     """Whether the values of a unit fit into cache, for operands in order."""
-    node = _body(graph, group, {*group.members})
-    specs = [*node.body.inputs, *(graph.specs[v] for v in node.made)]
+    members = {*group.members}
+    outs = [v for k in members for v in graph.outs(k)]
+    read = {v for v in outs if v in graph.outputs or not members.issuperset(graph.uses[v])}
+    node, _, _ = _kernel(graph, group, read)
+    kw = node.kw
+    specs = [*kw["body"].inputs, *node.specs]
     shapes = [s.layout.largest(s.shape) for s in specs if s.layout is not None]
-    return analyse_in_order(node.body, node.dims, group.rows(), shapes) is not None
+    return analyse_in_order(**kw, shapes=shapes) is not None
 
 
 def _worthy_groups(
-    graph: Graph, target: Target, alone: set[int], nested: Sequence[Nested], turns: int
+    graph: Graph, target: Target, alone: set[int], beside: bool, turns: int
 ) -> list[_Group]:
-    """Without small ones, whose operations then stand by themselves, each in its place."""
+    """Without small ones, whose operations then stand by themselves. `beside`: there are others."""
     alone = alone | _library_functions(graph, target)
-    begin = {k: g.start for g in nested for k in g.members if graph.nodes[k].op not in VIEWS}
-    groups = _groups(graph, target, alone, begin)
-    some = nested or any(_is_worth(g, target, WORTH, turns) for g in groups)
+    groups = _groups(graph, target, alone)
+    some = beside or any(_is_worth(g, target, WORTH, turns) for g in groups)
     least = min(BESIDE, WORTH) if some else WORTH
     if turns > 1 and sum(_work(math.prod(g.space[0]), turns) * g.work for g in groups) >= WORTH:
         least = 1  # as a turn needs no Python only if all of it are kernels
-    while True:
-        groups = _groups(graph, target, alone, begin)
-        small = [k for g in groups if not _is_worth(g, target, least, turns) for k in g.members]
-        if not small:
-            return groups
+    while small := [k for g in groups if not _is_worth(g, target, least, turns) for k in g.members]:
         alone.update(small)
+        groups = _groups(graph, target, alone)
+    return groups
 
 
-def _groups(
-    graph: Graph, target: Target, alone: set[int], begin: Mapping[int, int]
-) -> list[_Group]:
-    found: list[_Group] = []
+def _groups(graph: Graph, target: Target, alone: set[int]) -> list[_Group]:
+    found: dict[_Group, None] = {}
     latest: dict[Space, _Group] = {}
     home: dict[int, _Group] = {}  # of values
-    ready = [-1] * len(graph.inputs)  # after which node each value exists
+    units = Units(graph, target.workers)
     late = _rounded_late(graph, alone)
     for k, node in enumerate(graph.nodes):
-        if k in late:
-            ready.append(k)
-            continue
-        product = None if k in alone else _product_group(graph, k, target, begin, found)
-        if product is not None:
-            found.append(product)
-            home[len(ready)] = product
-            ready.append(product.start)
-            continue
-        rows = 0 if k in alone else _rows(graph, node)
-        if k in alone or not (rows or _is_elementwise(graph, node)):
-            ready.extend([-1 if node.op == "constant" else begin.get(k, k)] * len(node.specs))
+        product = k not in alone and _is_product(graph, node, target)
+        rows = 0 if product or k in alone else _rows(graph, node)
+        if k in late or k in alone or not (product or rows or _is_elementwise(graph, node)):
+            units.alone(k)
             continue
         spec = graph.specs[node.inputs[0]] if rows else node.specs[0]
         space = spec.shape, spec.layout
+        read = [v for v in node.inputs if not _is_constant(graph, v)]
         near = [home[v] for v in node.inputs if v in home and home[v].space == space]
         near += [latest[space]] if space in latest else []
-        outside = [v for v in node.inputs if not _is_constant(graph, v)]
         near = [g for g in near if not rows or g.rows in (0, rows)]
-        near = [g for g in near if rows <= 1 or not g.product]
-        joined = next((g for g in near if _may_join(outside, g, home, ready)), None)
-        if joined is None:
-            joined = latest[space] = _Group(k, space)
-            found.append(joined)
-        group = joined
+        near = [g for g in near if (rows <= 1 or not g.product) and not product]
+        group = _joined(read, near, home, units)
+        if group is None:
+            group = _Group(space=space, product=product)
+            found[group] = None
+            if not product:
+                latest[space] = group
+        if product:
+            if (rounded := graph.producers[node.inputs[1]]) in late:
+                units.merge(group, units.of[rounded])
+                group.members.append(rounded)
+                read[1:] = graph.nodes[rounded].inputs
+            group.place = min(graph.uses[graph.starts[k]], default=k)  # where it is read first
         group.members.append(k)
         group.work += 10 if OPS[node.op].draws else 1
-        group.operands |= dict.fromkeys(v for v in outside if home.get(v) is not group)
+        group.operands |= dict.fromkeys(v for v in read if home.get(v) is not group)
+        units.join(k, group)
         if rows:
             group.rows = rows
         else:
-            home[len(ready)] = group
-        ready.append(group.start)
-    return found
+            home[graph.starts[k]] = group
+        for other in dict.fromkeys(home[v] for v in node.inputs if v in home):
+            if other in found and _absorbs(graph, group, other, home, units):
+                del found[other]
+                if latest[space] is other:
+                    latest[space] = group
+    return [*found]
 
 
-def _product_group(
-    graph: Graph, k: int, target: Target, begin: Mapping[int, int], others: Sequence[_Group]
+def _joined(
+    operands: Sequence[int], near: Sequence[_Group], home: Mapping[int, _Group], units: Units
 ) -> _Group | None:
-    """What may follow a product in its kernel, which stands where the product is read first."""
-    node, (v, *_) = graph.nodes[k], graph.outs(k)
-    if not graph.uses[v] or not _is_product(graph, node, target):
-        return None
-    rounded = _is_rounded_late(graph, node.inputs[1])
-    start = min(begin.get(u, u) for u in graph.uses[v])
-    if any(g.product and g.start == start for g in others):
-        if not rounded:
-            return None
-        start = k
-    space = node.specs[0].shape, node.specs[0].layout
-    a, b = node.inputs
-    if not rounded:
-        return _Group(start, space, 0, True, 1, [k], dict.fromkeys(node.inputs))
-    maker = graph.producers[b]
-    operands = dict.fromkeys((a, graph.nodes[maker].inputs[0]))
-    return _Group(start, space, 0, True, 1, [maker, k], operands)
+    """The group for an operation: one that needs not wait, or one that it reads."""
+    later: list[_Group] = []
+    for group in near:
+        outside = [v for v in operands if home.get(v) is not group]
+        if len(group.members) >= NODES or len({*group.operands, *outside}) > OPERANDS:
+            continue
+        joins = units.joins(group, outside)
+        if joins == NOW:
+            return group
+        if joins == LATER and len(outside) < len(operands):
+            later.append(group)
+    return later[0] if later else None
 
 
-def _may_join(
-    operands: Sequence[int], group: _Group, home: dict[int, _Group], ready: Sequence[int]
+def _absorbs(
+    graph: Graph, group: _Group, other: _Group, home: dict[int, _Group], units: Units
 ) -> bool:
-    outside = [v for v in operands if home.get(v) is not group]
-    return (
-        all(ready[v] < group.start for v in outside)
-        and len(group.members) < NODES
-        and len({*group.operands, *outside}) <= OPERANDS
-    )
+    """Whether a group takes in another one that it reads."""
+    if other is group or group.product or other.product or group.space != other.space:
+        return False
+    members = [*other.members, *group.members]
+    operands = [v for v in (*other.operands, *group.operands) if home.get(v) is not other]
+    if len(members) > NODES or len({*operands}) > OPERANDS:
+        return False
+    if 0 < min(group.rows, other.rows) != max(group.rows, other.rows):
+        return False
+    values = {v for k in other.members for v in graph.outs(k)}
+    if not values.isdisjoint(operands) or not units.merges(group, other):
+        return False
+    home.update((v, group) for v in values if home.get(v) is other)
+    group.members, group.operands = sorted(members), dict.fromkeys(operands)
+    group.work, group.rows = group.work + other.work, max(group.rows, other.rows)
+    units.merge(group, group, other)
+    return True
 
 
 def _is_constant(graph: Graph, v: int) -> bool:
@@ -474,44 +436,55 @@ def _is_worth(group: _Group, target: Target, least: int, turns: int) -> bool:
     return _work(size, turns) * group.work >= least
 
 
-@dataclass(slots=True)
-class _Made:
-    """A group as the body of one node."""
+# -- kernels ---------------------------------------------------------------------------------
+def _with_kernels(
+    graph: Graph, target: Target, groups: Sequence[_Group] | Sequence[Nested]
+) -> Graph:
+    """Each group as one node; the views and numbers that only kernels read are gone."""
+    looks = (*SOURCES, *VIEWS)
+    gone = {k for g in groups for k in g.members if graph.nodes[k].op not in looks}
+    read = {v for g in groups for v in g.operands} | {*graph.outputs}
+    for k, node in reversed([*enumerate(graph.nodes)]):
+        if node.op in looks and read.isdisjoint(graph.outs(k)):
+            gone.add(k)
+        if k not in gone:
+            read.update(node.inputs)
+    first: dict[int, list[_Group | Nested]] = {}
+    for g in groups:
+        first.setdefault(g.start, []).append(g)
+    nodes: list[Node] = []
+    made: list[int] = []  # the values of nodes, by their numbers in the graph
+    checked: dict[Node, int] = {}
+    for k, node in enumerate(graph.nodes):
+        for g in first.get(k, ()):
+            kernel, values, checks = _kernel(graph, g, read)
+            for check in checks:
+                if check not in checked:
+                    checked[check] = len(graph.specs) + len(checked)
+                    nodes.append(check)
+                    made.append(checked[check])
+            ins = (*kernel.inputs, *(checked[c] for c in checks))
+            nodes.append(replace(kernel, inputs=ins))
+            made += values
+        if k not in gone:
+            nodes.append(node)
+            made += graph.outs(k)
+    number = {v: n for n, v in enumerate((*range(len(graph.inputs)), *made))}
+    nodes = [replace(n, inputs=tuple([number[v] for v in n.inputs])) for n in nodes]
+    outputs = tuple([number[v] for v in graph.outputs])
+    raw = Graph(graph.inputs, tuple(nodes), outputs)
+    return in_order_of(raw, schedule(raw, meetings(raw, target.workers)))
 
-    body: Graph
-    made: list[int]  # the values that others read
-    dims: tuple[tuple[int, ...], ...] = ()
 
-
-def _emit(
-    graph: Graph,
-    group: _Group | Nested,
-    gone: Container[int],
-    builder: Builder,
-    values: dict[int, int],
-) -> None:
-    """The group as one node."""
-    found = _body(graph, group, gone)
-    line = graph.nodes[group.members[-1]].line
-    specs = [graph.specs[v] for v in found.made]
-    params: dict[str, Any] = {"body": found.body}
-    ins = [values[v] for v in group.operands]
-    if isinstance(group, Nested):
-        kind = "fused_nest"
-        for c in checks_of(graph, group):
-            ins += builder.add("in_bounds", [values[c.places]], c.params, [c.spec], c.node.line)
-        params |= {"dims": found.dims, "rows": group.rows()}
-    else:
-        kind = f"fused{'_matmul' * group.product}{'_rows' * (group.rows > 0)}"
-    outs = builder.add(kind, ins, params, specs, line)
-    values.update(zip(found.made, outs, strict=True))
-
-
-def _body(graph: Graph, group: _Group | Nested, gone: Container[int]) -> _Made:
-    members = {k for k in group.members if k in gone}
+def _kernel(
+    graph: Graph, group: _Group | Nested, read: Container[int]
+) -> tuple[Node, list[int], list[Node]]:
+    """A group as a node over its operands, the values that are read of it, and what has to be looked at
+    before.
+    """
     operands = list(group.operands)
-    checks = list(checks_of(graph, group)) if isinstance(group, Nested) else []
-    body = Builder([*(graph.specs[v] for v in operands), *(c.spec for c in checks)])
+    checks = checks_of(graph, group) if isinstance(group, Nested) else []
+    body = Builder([*(graph.specs[v] for v in operands), *(c.specs[0] for c in checks)])
     known = {v: n for n, v in enumerate(operands)}
     made: list[int] = []
     for k in group.members:
@@ -523,16 +496,14 @@ def _body(graph: Graph, group: _Group | Nested, gone: Container[int]) -> _Made:
         ins = [known[u] for u in node.inputs]
         outs = body.add(node.op, ins, node.params, node.specs, node.line)
         known.update(zip(graph.outs(k), outs, strict=True))
-        if node.op in VIEWS:
-            continue
-        made += [
-            v
-            for v in graph.outs(k)
-            if v in graph.outputs or any(u not in members for u in graph.uses[v])
-        ]
-    dims: tuple[tuple[int, ...], ...] = ()
+        if node.op not in VIEWS:
+            made += [v for v in graph.outs(k) if v in read]
+    params: dict[str, Any] = {"body": body.graph([known[v] for v in made])}
     if isinstance(group, Nested):
-        labels = group.labels.dims
+        kind, labels = "fused_nest", group.labels.dims
         dims = tuple(tuple(-1 if x is None else x for x in labels[v]) for v in operands)
-        dims += ((),) * len(checks)
-    return _Made(body.graph([known[v] for v in made]), made, dims)
+        params |= {"dims": (*dims, *((),) * len(checks)), "rows": group.rows()}
+    else:
+        kind = f"fused{'_matmul' * group.product}{'_rows' * (group.rows > 0)}"
+    specs, line = tuple([graph.specs[v] for v in made]), graph.nodes[group.members[-1]].line
+    return Node(kind, tuple(operands), tuple(params.items()), specs, line), made, checks

@@ -6,8 +6,8 @@ elementwise around them, as long as one index runs through all of them (`ops/cpu
     near.T @ x, near.sum(0)                     i k', i d -> k' d     sums over i at its end
 
 An operation joins the kernel of one that it reads, or that reads what it reads, if their labels fit,
-if an index is left that all of them have and none needs complete, and if all else that it reads
-exists where the kernel begins."""
+if an index is left that all of them have and none needs complete, and if nothing else that it reads
+waits for the kernel (`convex.py`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ostinato.ops.collective import collective_of
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
@@ -38,9 +37,10 @@ from ostinato.ops.cpu.loops.labels import (
     Labels,
     indices_of,
 )
-from ostinato.planner.rewrite import in_order_of
 
-SMALL = 1 << 16  # bytes that need no kernel, and may be made at any time
+from .convex import LATER, NEVER, NOW, Unit, Units
+
+SMALL = 1 << 16  # bytes that need no kernel
 ROWS = 16  # fewer are not worth cutting
 MANY = 1 << 14  # fewer are not cut, if a longer sum outside of them can be cut instead
 PRODUCT = 1024  # multiplications of a row: libraries are better at more
@@ -49,15 +49,12 @@ STAGED = (*REDUCING, *GATHERS)  # what only these kernels can do
 
 
 @dataclass(eq=False, slots=True)
-class Nested:
-    """Operations that make one kernel."""
+class Nested(Unit):
+    """Operations that make one kernel, and the views that they read."""
 
-    start: int
     labels: Labels = field(default_factory=Labels)
     common: frozenset[int] | None = None  # labels that may be rows
-    members: list[int] = field(default_factory=list)
     made: set[int] = field(default_factory=set)  # the values of members
-    operands: dict[int, None] = field(default_factory=dict)
     lost: dict[int, frozenset[int]] = field(default_factory=dict)  # what values were reduced over
     reduced: set[int] = field(default_factory=set)
     looped: set[int] = field(default_factory=set)  # what its loops run over
@@ -77,43 +74,37 @@ class Nested:
         return (largest,)
 
 
-def nests(graph: Graph, alone: Collection[int] = ()) -> list[Nested]:
+def nests(graph: Graph, workers: int, alone: Collection[int] = ()) -> list[Nested]:
     """The groups, in the order in which they begin; `alone` are in none."""
     near = _region(graph, alone)
     if not near:
         return []
-    found: list[Nested] = []
+    found: dict[Nested, None] = {}
     home: dict[int, Nested] = {}  # of values that members make
     readers: dict[int, Nested] = {}  # of what comes from outside, the latest
-    ready = [-1] * len(graph.inputs)
+    units = Units(graph, workers)
     for k, node in enumerate(graph.nodes):
-        outs = graph.outs(k)
-        group = _join(graph, k, home, readers, ready) if k in near else None
-        if group is None and k in near:
-            group = Nested(k)
-            if _try(graph, k, group, ready):
-                found.append(group)
-            else:
-                group = None
+        group = _join(graph, k, home, readers, units) if k in near else None
         if group is None:
-            moment = -1 if node.op in SOURCES else k
-            if node.op in VIEWS:
-                moment = ready[node.inputs[0]]
-            ready.extend([moment] * len(node.specs))
-            continue
-        ready.extend([group.start] * len(node.specs))
-        home.update(dict.fromkeys(outs, group))
+            group = Nested()
+            if k not in near or _try(graph, k, group, units) != NOW:
+                units.alone(k)
+                continue
+            found[group] = None
+        units.join(k, group)
+        home.update(dict.fromkeys(graph.outs(k), group))
         for other in dict.fromkeys(home[v] for u in node.inputs for v in (u, *_behind(graph, u))
                                    if v in home):  # fmt: skip
-            made = _both(graph, group, other, ready) if other is not group else None
-            if made is not None:
-                found = [g for g in found if g not in (group, other)] + [made]
-                group = made
-                for v in group.made:
-                    home[v], ready[v] = group, group.start
+            if other is group or other not in found:  # which became a part of this one
+                continue
+            if (made := _both(graph, group, other, units)) is not None:
+                units.merge(made, group, other)
+                del found[group], found[other]
+                found[made], group = None, made
+                home.update(dict.fromkeys(made.made, made))
         readers.update(dict.fromkeys(group.operands, group))
-    found.sort(key=lambda g: g.start)
-    return [g for g in found if any(graph.nodes[k].op in STAGED for k in g.members)]
+    staged = [g for g in found if any(graph.nodes[k].op in STAGED for k in g.members)]
+    return sorted(staged, key=lambda g: g.start)
 
 
 def has_stages(graph: Graph, turns: int = 1) -> bool:
@@ -122,32 +113,6 @@ def has_stages(graph: Graph, turns: int = 1) -> bool:
         node.op in STAGED and any(graph.specs[v].nbytes * turns > SMALL for v in node.inputs)
         for node in graph.nodes
     )
-
-
-def small_first(graph: Graph) -> Graph:
-    """What is small and made of small things only comes first, as kernels that read it may begin
-    early.
-    """
-    early = [s.nbytes <= SMALL for s in graph.inputs]
-    chosen: list[int] = []
-    for k, node in enumerate(graph.nodes):
-        small = (
-            node.op in OPS
-            and node.op not in GATHERS
-            and not any(True for _ in node.subgraphs())
-            and not collective_of(node.op, node.kw)
-            and node.op not in ("wait", "barrier")
-            and all(s.nbytes <= SMALL for s in node.specs)
-            and all(early[v] for v in node.inputs)
-        )
-        early += [small] * len(node.specs)
-        if small:
-            chosen.append(k)
-    if chosen == list(range(len(chosen))):
-        return graph
-    first = {*chosen}
-    order = [*chosen, *(k for k in range(len(graph.nodes)) if k not in first)]
-    return in_order_of(graph, order)
 
 
 def _region(graph: Graph, alone: Collection[int]) -> set[int]:
@@ -234,30 +199,34 @@ def _join(
     k: int,
     home: dict[int, Nested],
     readers: dict[int, Nested],
-    ready: Sequence[int],
+    units: Units,
 ) -> Nested | None:
     """The group that a node joined."""
     sources = [v for u in graph.nodes[k].inputs for v in (u, *_behind(graph, u))]
     near = [home[v] for v in sources if v in home] + [readers[v] for v in sources if v in readers]
-    return next((g for g in dict.fromkeys(near) if _try(graph, k, g, ready)), None)
+    later: list[Nested] = []
+    for group in dict.fromkeys(near):
+        found = _try(graph, k, group, units)
+        if found == NOW:
+            return group
+        later += [group] * (found == LATER)
+    return next((g for g in later if _try(graph, k, g, units, wait=True) == NOW), None)
 
 
-def _both(graph: Graph, one: Nested, other: Nested, ready: Sequence[int]) -> Nested | None:
-    """Two groups, of which one reads the other, as one that begins where the first of them does."""
+def _both(graph: Graph, one: Nested, other: Nested, units: Units) -> Nested | None:
+    """Two groups, of which one reads the other, as one."""
     labels = _labels_of_both(one.labels, other.labels)
-    if labels is None:
+    if labels is None or not units.merges(one, other):
         return None
-    made = Nested(min(one.start, other.start), labels)
+    made = Nested(bits=one.bits | other.bits, place=len(graph.nodes), labels=labels)
     for k in sorted({*one.members, *other.members}):
         node = graph.nodes[k]
         if node.op not in VIEWS:
-            if not _try(graph, k, made, ready):
+            if _try(graph, k, made, units) != NOW:
                 return None
             continue
         (v,) = node.inputs
         if v not in made.made and not _is_source(graph, v):
-            if max(ready[v], _stands(graph, v)) >= made.start:
-                return None
             made.operands[v] = None
         made.members.append(k)
         made.made |= {*graph.outs(k)}
@@ -292,11 +261,13 @@ def _behind(graph: Graph, v: int) -> Iterator[int]:
         k = graph.producers[v]
 
 
-def _try(graph: Graph, k: int, group: Nested, ready: Sequence[int]) -> bool:
-    """Whether a node fits into a group; if so, it is a member, with the views that it reads."""
+def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) -> int:
+    """Whether a node fits into a group: NOW, and then it is a member, with the views that it reads; LATER,
+    if the group may `wait` for what it reads; or NEVER.
+    """
     node = graph.nodes[k]
     if len(group.members) >= NODES:
-        return False
+        return NEVER
     views: list[int] = []
     labels = Labels(list(group.labels.extents), dict(group.labels.dims))
     for v in node.inputs:
@@ -311,16 +282,17 @@ def _try(graph: Graph, k: int, group: Nested, ready: Sequence[int]) -> bool:
         for v in graph.nodes[p].inputs
         if v not in made and not _is_source(graph, v)
     ]
-    if any(max(ready[v], _stands(graph, v)) >= group.start for v in outside):
-        return False
+    joins = units.joins(group, outside)
+    if joins == NEVER or (joins == LATER and not wait):
+        return joins
     fixed = {x for v in group.operands for x in group.labels.dims[v]}
     fit = _fit(graph, k, labels, fixed)  # new ones, and those of numbers, may turn out to be others
     if fit is None or labels.repeats:
-        return False
+        return NEVER
     if node.op in GATHERS and not _is_inside(graph, node, group):
-        return False
+        return NEVER
     if len({*group.operands, *outside}) > OPERANDS:
-        return False
+        return NEVER
     lost = labels.now(
         x for p in (*views, k) for v in graph.nodes[p].inputs for x in group.lost.get(v, ())
     )
@@ -334,7 +306,7 @@ def _try(graph: Graph, k: int, group: Nested, ready: Sequence[int]) -> bool:
         lost_here -= fit.reduced
     labels.take(fit, graph.outs(k))
     if not _is_worthwhile(node, fit, common, labels) or _outer(labels, lost_here, common):
-        return False
+        return NEVER
     group.labels, group.common = labels, common
     group.members += [p for p in views if p not in group.members]
     group.members.append(k)
@@ -350,13 +322,7 @@ def _try(graph: Graph, k: int, group: Nested, ready: Sequence[int]) -> bool:
     group.lost |= dict.fromkeys(graph.outs(k), gone)
     for p in views:
         group.lost |= dict.fromkeys(graph.outs(p), lost)
-    return True
-
-
-def _stands(graph: Graph, v: int) -> int:
-    """Where a view stands, if a value is one."""
-    k = graph.producers[v]
-    return k if k >= 0 and graph.nodes[k].op in VIEWS else -1
+    return NOW
 
 
 def _views(graph: Graph, v: int, group: Nested) -> list[int]:
@@ -410,23 +376,11 @@ def _is_inside(graph: Graph, node: Node, group: Nested) -> bool:
     return most <= graph.specs[node.inputs[0]].shape[node.kw["axis"]]
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """What has to be looked at before a kernel begins: places among so many."""
-
-    places: int
-    size: int
-    node: Node
-    spec: Spec
-
-    @property
-    def params(self) -> dict[str, object]:
-        return {"size": self.size, "name": self.node.op}
-
-
-def checks_of(graph: Graph, group: Nested) -> list[Check]:
-    """For the operands that say where something is gathered."""
-    found: dict[tuple[int, int], Check] = {}
+def checks_of(graph: Graph, group: Nested) -> list[Node]:
+    """What has to be looked at before a kernel begins: whether the operands that say where something
+    is gathered are places in it.
+    """
+    found: dict[tuple[int, int], Node] = {}
     for k in group.members:
         node = graph.nodes[k]
         if node.op not in GATHERS:
@@ -435,9 +389,10 @@ def checks_of(graph: Graph, group: Nested) -> list[Check]:
         size, layout = graph.specs[x].shape[node.kw["axis"]], graph.specs[x].layout
         assert layout is not None
         spec = Spec((), bool_, Layout.whole(layout.mesh))
+        params = (("name", node.op), ("size", size))
         for u in (v, *_behind(graph, v)):
             if u in group.operands:
-                found.setdefault((u, size), Check(u, size, node, spec))
+                found.setdefault((u, size), Node("in_bounds", (u,), params, (spec,), node.line))
     return list(found.values())
 
 

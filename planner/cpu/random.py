@@ -7,8 +7,7 @@ return %3                                        %4 = bits32(%1, %3, 4) : uint32
                                                  %5 = less(%4, %0) : bool[n]
                                                  return %5
 
-`numbers` has no memory: it only tells kernels where elements are among all. What is made of nothing
-but random numbers moves to where it is first needed, as kernels stand where they begin."""
+`numbers` has no memory: it only tells kernels where elements are among all."""
 
 from __future__ import annotations
 
@@ -24,9 +23,6 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec, int64
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.planner.plan import Target
-from ostinato.planner.rewrite import in_order_of
-
-from .fuse_stages import small_first
 
 LARGE = 4096  # elements, outside of loops; only this decides, so that no layout changes a bit
 
@@ -34,13 +30,10 @@ LARGE = 4096  # elements, outside of loops; only this decides, so that no layout
 def draw_in_kernels(graph: Graph, target: Target, turns: int = 1) -> Graph:
     """The pass. `turns`: how often all of it is done."""
     least = LARGE if turns == 1 else 1
-    drawn = [n for n in graph.nodes if _is_drawn(n, target, least)]
-    if not drawn or why_not():
+    if not any(_is_drawn(n, target, least) for n in graph.nodes) or why_not():
         return graph
     builder = Builder(graph.inputs)
     values = list(range(len(graph.inputs)))
-    for node in drawn:
-        _numbers(builder, node.specs[0])  # at the beginning, as kernels read them
     for node in graph.nodes:
         inputs = [values[v] for v in node.inputs]
         if _is_drawn(node, target, least):
@@ -48,7 +41,7 @@ def draw_in_kernels(graph: Graph, target: Target, turns: int = 1) -> Graph:
         else:
             values += builder.add(node.op, inputs, node.params, node.specs, node.line)
     outputs = tuple(values[v] for v in graph.outputs)
-    return _late(small_first(Graph(builder.inputs, tuple(builder.nodes), outputs)))
+    return Graph(builder.inputs, tuple(builder.nodes), outputs)
 
 
 def _is_drawn(node: Node, target: Target, least: int) -> bool:
@@ -86,31 +79,3 @@ def _numbers(builder: Builder, spec: Spec) -> int:
     own = Spec((layout.workers,), int64, each)
     made = builder.add("first_number", (), {"numbers": firsts}, (own,))
     return builder.add("numbers", made, {"shape": shape}, (Spec(shape, int64, layout),))[0]
-
-
-def _late(graph: Graph) -> Graph:
-    """What is made of random numbers alone stands before its first reader that is not."""
-    waiting: set[int] = set()
-    for k, node in enumerate(graph.nodes):
-        makers = [graph.producers[v] for v in node.inputs]
-        small = [not graph.specs[v].shape for v in node.inputs]
-        op = OPS[node.op]
-        made = any(p in waiting for p in makers) and bool(op.scalar)
-        alone = all(p in waiting or s for p, s in zip(makers, small, strict=True))
-        if op.draws or (made and alone):
-            waiting.add(k)
-    order: list[int] = []
-    placed: set[int] = set()
-
-    def place(k: int) -> None:
-        if k in placed:
-            return
-        placed.add(k)
-        for v in graph.nodes[k].inputs:
-            if graph.producers[v] in waiting:
-                place(graph.producers[v])
-        order.append(k)
-
-    for k in (*(k for k in range(len(graph.nodes)) if k not in waiting), *sorted(waiting)):
-        place(k)
-    return in_order_of(graph, order)

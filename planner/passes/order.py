@@ -1,0 +1,171 @@
+"""The order in which nodes run.
+
+before                                   after
+%2 = tanh(%0) : float32[n]               %2 = tanh(%0) : float32[n]
+%3 = sort(%2; ...) : float32[n]          %3 = subtract(%1, %2) : float32[n]
+%4 = negative(%3) : float32[n]           %4 = sort(%2; ...) : float32[n]
+%5 = multiply(%1, %3) : float32[n]       %5 = negative(%4) : float32[n]
+%6 = subtract(%1, %2) : float32[n]       %6 = multiply(%1, %4) : float32[n]
+return %4, %5, %6                        return %5, %6, %3
+
+Of the nodes whose operands exist, these run first: those that start a collective; those that lead to one
+collective only, or, where there is one worker, to one result, once all that leads there can run (its
+operands are in cache then, and may go); then the one that stood first; and a wait for a collective only
+when nothing else is left. So slopes are sent while those of the layers before are made, and a network's
+new weights are made behind the product that read the old ones last: all others read an operand that was
+given away before its place may be taken.
+
+Workers meet in collectives, so these keep the order in which they stood, which is the same for all
+(`overlap`), whatever else each worker's machine makes of the graph. Idempotent."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+
+from ostinato.ops.collective import COLLECTIVES
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.registry import OPS
+from ostinato.planner.plan import Target
+from ostinato.planner.rewrite import in_order_of
+
+STARTS, ENDS, OTHERS, WAITS = range(4)  # which of the nodes that can run comes first
+STARTING = (*COLLECTIVES, "start")
+ALONE = -1  # what leads to several results, or is one and is read, too
+
+
+def order(graph: Graph, target: Target, donated: Collection[int] = ()) -> Graph:
+    """The pass."""
+    return ordered(graph, target, donated, meetings(graph, target.workers))
+
+
+def ordered(
+    graph: Graph, target: Target, donated: Collection[int], in_turn: Sequence[int] = ()
+) -> Graph:
+    """The graph in that order; some nodes in turn, other collectives as soon as they can start."""
+    starts = {k for k in meetings(graph, target.workers) if graph.nodes[k].op in STARTING}
+    ends = _ends(graph, starts)
+    if target.workers > 1:  # what leads to no collective is what others overlap with
+        ends = [end if end in starts else ALONE for end in ends]
+    waits = _waits(graph, ends, donated)
+    waits |= {(a, b) for a, b in pairwise(in_turn) if b in starts}
+    return in_order_of(graph, schedule(graph, in_turn, ends, waits))
+
+
+def meetings(graph: Graph, workers: int) -> list[int]:
+    """The nodes in which workers meet."""
+    return [k for k, node in enumerate(graph.nodes) if workers > 1 and _meets(node)]
+
+
+def _meets(node: Node) -> bool:
+    if node.op in (*STARTING, "wait"):
+        return True
+    return any(_meets(n) for _, body in node.subgraphs() for n in body.nodes)
+
+
+def schedule(
+    graph: Graph,
+    in_turn: Sequence[int] = (),
+    ends: Sequence[int] = (),
+    waits: Collection[tuple[int, int]] = (),
+) -> list[int]:
+    """The nodes in running order. `ends`: of each node the one that makes the only result to which it
+    leads; `waits`: nodes and ends that wait for them. The graph's own order may be any.
+    """
+    nodes, producers = graph.nodes, graph.producers
+    left = [0] * len(nodes)
+    readers: list[list[int]] = [[] for _ in nodes]
+    pairs = [(p, k) for k, n in enumerate(nodes) for v in n.inputs if (p := producers[v]) >= 0]
+    for p, k in (*pairs, *pairwise(in_turn)):
+        readers[p].append(k)
+        left[k] += 1
+    open_: dict[int, int] = {}  # how many nodes an end waits for
+    opens: dict[int, list[int]] = {}
+    for k, end in waits:
+        open_[end] = open_.get(end, 0) + 1
+        opens.setdefault(k, []).append(end)
+    trees: dict[int, list[int]] = {}
+    for k, end in enumerate(ends):
+        if end != ALONE:
+            trees.setdefault(end, []).append(k)
+    ready: list[tuple[int, int, int]] = []
+    found: list[int] = []
+    done = [False] * len(nodes)
+
+    def enter(k: int) -> None:
+        op = nodes[k].op
+        if op in STARTING:
+            heapq.heappush(ready, (STARTS, k, k))
+        elif op == "wait":
+            heapq.heappush(ready, (WAITS, len(found), k))
+        else:
+            early = ends and ends[k] != ALONE and not open_.get(ends[k])
+            heapq.heappush(ready, (ENDS if early else OTHERS, k, k))
+
+    for k, n in enumerate(left):
+        if not n:
+            enter(k)
+    while ready:
+        k = heapq.heappop(ready)[2]
+        if done[k]:
+            continue
+        done[k] = True
+        found.append(k)
+        for r in readers[k]:
+            left[r] -= 1
+            if not left[r]:
+                enter(r)
+        for end in opens.get(k, ()):
+            open_[end] -= 1
+            if not open_[end]:
+                for j in trees[end]:
+                    if not left[j] and not done[j]:
+                        enter(j)
+    assert len(found) == len(nodes), "nodes that wait for each other"
+    return found
+
+
+def _ends(graph: Graph, starts: Collection[int]) -> list[int]:
+    """For each node the one that makes the only result to which it leads, or that starts the only
+    collective.
+    """
+    ends = [ALONE] * len(graph.nodes)
+    outputs = {*graph.outputs}
+    for k in reversed(range(len(graph.nodes))):
+        outs = graph.outs(k)
+        behind = {ends[u] for v in outs for u in graph.uses[v]}
+        if graph.nodes[k].op == "wait":  # which reads what its collective sends, too
+            ends[k] = graph.producers[graph.nodes[k].inputs[0]]
+        elif not behind or k in starts:
+            ends[k] = k
+        elif len(behind) == 1 and outputs.isdisjoint(outs):
+            (ends[k],) = behind
+    return ends
+
+
+def _waits(graph: Graph, ends: Sequence[int], donated: Collection[int]) -> set[tuple[int, int]]:
+    """What has to run before all that leads to an end can, and who else reads what was given away and
+    is read there.
+    """
+    readers, found = _readers(graph, donated), set[tuple[int, int]]()
+    for k, node in enumerate(graph.nodes):
+        end = ends[k]
+        for v in node.inputs if end != ALONE else ():
+            for other in (graph.producers[v], *readers.get(v, ())):
+                if other >= 0 and ends[other] != end:
+                    found.add((other, end))
+    return found
+
+
+def _readers(graph: Graph, donated: Collection[int]) -> dict[int, list[int]]:
+    """Who reads what was given away, by each value that looks at it."""
+    shown = {v: v for v in donated}
+    readers: dict[int, list[int]] = {v: [] for v in donated}
+    for k, node in enumerate(graph.nodes):
+        looked = [shown[v] for v in node.inputs if v in shown]
+        for v in looked:
+            readers[v].append(k)
+        if looked and OPS[node.op].only_looks:
+            shown.update(dict.fromkeys(graph.outs(k), looked[0]))
+    return {v: readers[whole] for v, whole in shown.items()}
