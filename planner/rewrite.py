@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 
 Values = tuple[int, ...]
 
 
+Bodies = Callable[[Graph], Graph]
+
+
 def rebuild(
     graph: Graph,
     rule: Callable[[Builder, Node, Values], Sequence[int] | None],
-    keep_order: bool = False,
+    bodies: Bodies | None = None,
 ) -> Graph:
-    """The graph with each node replaced by what the rule makes of it over its new inputs; kept
-    where the rule says None. In canonical order, unless the nodes are to stand where they stood.
+    """The graph in canonical order, with each node replaced by what the rule makes of it over its new
+    inputs; kept where the rule says None, with its `bodies` changed.
 
     A rule may make more values than the node had; the first ones take its place.
     """
@@ -27,11 +31,58 @@ def rebuild(
         inputs = tuple([values[v] for v in node.inputs])
         made = rule(builder, node, inputs)
         if made is None:
+            node = map_bodies(node, bodies) if bodies is not None else node
             made = builder.add(node.op, inputs, node.params, node.specs, node.line)
         assert len(made) >= len(node.specs), f"{node.op}: {len(made)} values for {len(node.specs)}"
         values.extend(made[: len(node.specs)])
+    return builder.graph([values[v] for v in graph.outputs])
+
+
+def replace(
+    graph: Graph,
+    chosen: Collection[int],
+    make: Callable[[Builder, int, Sequence[int]], Sequence[int]],
+    bodies: Bodies | None = None,
+) -> Graph:
+    """The graph with what is made of the chosen nodes, over the values made so far, in their place, and
+    without what nothing reads any more; all others stand where they stood, with their `bodies` changed.
+    """
+    changed = graph if bodies is None else in_bodies(graph, bodies)
+    if not chosen:
+        return changed
+    builder = Builder(graph.inputs)
+    values = list(range(len(graph.inputs)))
+    for k, node in enumerate(changed.nodes):
+        if k in chosen:
+            made = make(builder, k, values)
+        else:
+            inputs = [values[v] for v in node.inputs]
+            made = builder.add(node.op, inputs, node.params, node.specs, node.line)
+        values.extend(made[: len(node.specs)])
     outputs = [values[v] for v in graph.outputs]
-    return needed(builder, outputs) if keep_order else builder.graph(outputs)
+    whole = Graph(builder.inputs, tuple(builder.nodes), tuple(outputs))
+    read, kept = {*outputs}, list[int]()
+    for k in reversed(range(len(whole.nodes))):
+        if not read.isdisjoint(whole.outs(k)):
+            read.update(whole.nodes[k].inputs)
+            kept.append(k)
+    return in_order_of(whole, kept[::-1])
+
+
+def in_bodies(graph: Graph, change: Bodies) -> Graph:
+    """The graph with all bodies changed but those of kernels."""
+    return with_nodes(graph, [n if is_kernel(n) else map_bodies(n, change) for n in graph.nodes])
+
+
+def with_nodes(graph: Graph, nodes: Sequence[Node]) -> Graph:
+    """The graph with these nodes; itself if they are the same."""
+    same = graph.nodes == (nodes := tuple(nodes))
+    return graph if same else Graph(graph.inputs, nodes, graph.outputs)
+
+
+def is_kernel(node: Node) -> bool:
+    """Whether this machine made it of others."""
+    return OPS[node.op].made_by == "machine"
 
 
 def inline(builder: Builder, graph: Graph, inputs: Sequence[int]) -> list[int]:
@@ -46,12 +97,17 @@ def inline(builder: Builder, graph: Graph, inputs: Sequence[int]) -> list[int]:
     return [values[v] for v in graph.outputs]
 
 
-def map_bodies(node: Node, change: Callable[[Graph], Graph]) -> Node:
+def map_bodies(node: Node, change: Bodies) -> Node:
     """The node with its subgraphs changed."""
     if not any(isinstance(v, Graph) for _, v in node.params):
         return node
     params = tuple((k, change(v) if isinstance(v, Graph) else v) for k, v in node.params)
     return Node(node.op, node.inputs, params, node.specs, node.line)
+
+
+def reading(node: Node, inputs: Sequence[int]) -> Node:
+    """The node over other operands."""
+    return Node(node.op, tuple(inputs), node.params, node.specs, node.line, node.key)
 
 
 def in_order_of(graph: Graph, order: Sequence[int]) -> Graph:
@@ -61,9 +117,7 @@ def in_order_of(graph: Graph, order: Sequence[int]) -> Graph:
     number = list(range(len(graph.inputs))) + [-1] * (len(graph.specs) - len(graph.inputs))
     nodes, count = [], len(graph.inputs)
     for k in order:
-        node = graph.nodes[k]
-        inputs = tuple(number[v] for v in node.inputs)
-        nodes.append(Node(node.op, inputs, node.params, node.specs, node.line, node.key))
+        nodes.append(reading(graph.nodes[k], [number[v] for v in graph.nodes[k].inputs]))
         for v in graph.outs(k):
             number[v], count = count, count + 1
     return Graph(graph.inputs, tuple(nodes), tuple(number[v] for v in graph.outputs))
@@ -77,15 +131,3 @@ def looked_at(builder: Builder, value: int, looks: Sequence[Node]) -> int:
         spec = Spec(seen.shape, dtype, seen.layout)
         (value,) = builder.add(look.op, (value,), look.params, (spec,), look.line)
     return value
-
-
-def needed(builder: Builder, outputs: Sequence[int]) -> Graph:
-    """Without nodes that nothing reads any more; the others in their order."""
-    graph = Graph(builder.inputs, tuple(builder.nodes), tuple(outputs))
-    needed = set(outputs)
-    kept = []
-    for k in reversed(range(len(graph.nodes))):
-        if not needed.isdisjoint(graph.outs(k)):
-            needed.update(graph.nodes[k].inputs)
-            kept.append(k)
-    return in_order_of(graph, kept[::-1])

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,8 +23,7 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import Shape, Spec, float32
-from ostinato.ops.cpu.fused import FUSED
+from ostinato.ops.core.spec import Shape, float32
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.jit.scalar import can_cast, can_lower, has_own_bits
 from ostinato.ops.cpu.jit.values import can_add
@@ -44,7 +43,15 @@ from ostinato.ops.cpu.loops.labels import (
 from ostinato.ops.expressions import cast
 from ostinato.planner.passes.order import meetings, schedule
 from ostinato.planner.plan import Target
-from ostinato.planner.rewrite import in_order_of, map_bodies, needed
+from ostinato.planner.rewrite import (
+    in_order_of,
+    is_kernel,
+    looked_at,
+    map_bodies,
+    reading,
+    replace,
+    with_nodes,
+)
 
 from .convex import LATER, NOW, Unit, Units
 from .fuse_stages import PRODUCT, Nested, checks_of, has_stages, nests
@@ -94,14 +101,11 @@ def fuse(graph: Graph, target: Target, larger: bool = True, turns: int = 1) -> G
     groups = _worthy_groups(graph, target, alone, bool(nested), turns)
     if groups and not why_not():
         graph = _with_kernels(graph, target, groups)
-    if not any(True for n in graph.nodes if n.op not in FUSED for _ in n.subgraphs()):
-        return graph
 
     def inside(node: Node) -> Node:
         return map_bodies(node, partial(fuse, target=target, turns=turns * _turns(node)))
 
-    nodes = tuple(n if n.op in FUSED else inside(n) for n in graph.nodes)
-    return Graph(graph.inputs, nodes, graph.outputs)
+    return with_nodes(graph, [n if is_kernel(n) else inside(n) for n in graph.nodes])
 
 
 # -- what goes together --------------------------------------------------------------------
@@ -226,31 +230,32 @@ def _round_late(graph: Graph, target: Target) -> Graph:
     """Products that round operands of the plan as they read them: each has a cast of its own, which
     will be a part of it. What is computed on the way is rounded where it is made.
     """
-    builder, values, changed = Builder(graph.inputs), list(range(len(graph.inputs))), False
-    for node in graph.nodes:
-        ins = [values[v] for v in node.inputs]
-        rounds = node.op == "wide_matmul"
-        source, views = uncast(graph, node.inputs[1]) if rounds else (0, None)
-        if views is not None and _may_round(graph, node, source, target):
-            at, layout = values[source], graph.specs[source].layout
-            for view in views:
-                layout = view.specs[0].layout
-                spec = Spec(view.specs[0].shape, float32, layout)
-                (at,) = builder.add(view.op, [at], view.params, (spec,), view.line)
-            spec = graph.specs[node.inputs[1]]
-            ins[1] = cast(builder, at, spec, node.line)
-            changed = True
-        values += builder.add(node.op, ins, node.params, node.specs, node.line)
-    return needed(builder, [values[v] for v in graph.outputs]) if changed else graph
+    rounds = {
+        k: found
+        for k, node in enumerate(graph.nodes)
+        if node.op == "wide_matmul" and (found := _may_round(graph, node, target))
+    }
+
+    def make(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
+        node, (source, views) = graph.nodes[k], rounds[k]
+        left, right = node.inputs
+        rounded = cast(
+            builder, looked_at(builder, values[source], views), graph.specs[right], node.line
+        )
+        return builder.add(node.op, (values[left], rounded), node.params, node.specs, node.line)
+
+    return replace(graph, rounds, make)
 
 
-def _may_round(graph: Graph, node: Node, source: int, target: Target) -> bool:
-    dtypes = [graph.specs[v].dtype for v in node.inputs]
-    if graph.producers[source] >= 0 or graph.specs[source].dtype != float32:
-        return False
-    form = form_of(dtypes[0], right=float32)
+def _may_round(graph: Graph, node: Node, target: Target) -> tuple[int, list[Node]] | None:
+    """The operand of the plan that a product's right matrix rounds, and how it looks at it."""
+    source, views = uncast(graph, node.inputs[1])
+    if views is None or graph.producers[source] >= 0 or graph.specs[source].dtype != float32:
+        return None
+    form = form_of(graph.specs[node.inputs[0]].dtype, right=float32)
     even = graph.specs[node.inputs[0]].shape[-1] % 2 == 0
-    return form is not None and even and _is_product(graph, node, target)
+    may = form is not None and even and _is_product(graph, node, target)
+    return (source, views) if may else None
 
 
 def _rounded_late(graph: Graph, alone: Container[int]) -> set[int]:
@@ -464,13 +469,13 @@ def _with_kernels(
                     nodes.append(check)
                     made.append(checked[check])
             ins = (*kernel.inputs, *(checked[c] for c in checks))
-            nodes.append(replace(kernel, inputs=ins))
+            nodes.append(reading(kernel, ins))
             made += values
         if k not in gone:
             nodes.append(node)
             made += graph.outs(k)
     number = {v: n for n, v in enumerate((*range(len(graph.inputs)), *made))}
-    nodes = [replace(n, inputs=tuple([number[v] for v in n.inputs])) for n in nodes]
+    nodes = [reading(n, [number[v] for v in n.inputs]) for n in nodes]
     outputs = tuple([number[v] for v in graph.outputs])
     raw = Graph(graph.inputs, tuple(nodes), outputs)
     return in_order_of(raw, schedule(raw, meetings(raw, target.workers)))

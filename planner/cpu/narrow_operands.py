@@ -18,36 +18,37 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.cpu.libraries.onednn import can_widen
 from ostinato.planner.plan import Target
-from ostinato.planner.rewrite import looked_at, map_bodies, needed
+from ostinato.planner.rewrite import looked_at, replace
 
 
 def narrow(graph: Graph, target: Target) -> Graph:
     """The pass; nothing changes where no product's operands are casts."""
-    builder, values = Builder(graph.inputs), list(range(len(graph.inputs)))
-    changed = False
-    for node in graph.nodes:
-        whole = map_bodies(node, lambda g: narrow(g, target))
-        product = OPS[node.op].product
-        wide = product.wide if product is not None else ""
-        inputs = _sources(graph, node, builder, values) if wide else None
-        changed |= inputs is not None or whole is not node
-        if inputs is None:
-            inputs, op, params = [values[v] for v in node.inputs], node.op, whole.params
-        else:
-            op, params = wide, (("dtype", node.specs[0].dtype),)
-        values.extend(builder.add(op, inputs, params, node.specs, node.line))
-    return needed(builder, [values[v] for v in graph.outputs]) if changed else graph
+    found = {k: s for k, node in enumerate(graph.nodes) if (s := _sources(graph, node))}
+
+    def make(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
+        node, product = graph.nodes[k], OPS[graph.nodes[k].op].product
+        assert product is not None
+        inputs = [looked_at(builder, values[v], views) for v, views in found[k]]
+        params = (("dtype", node.specs[0].dtype),)
+        return builder.add(product.wide, inputs, params, node.specs, node.line)
+
+    return replace(graph, found, make, lambda g: narrow(g, target))
 
 
-def _sources(graph: Graph, node: Node, builder: Builder, values: Sequence[int]) -> list[int] | None:
-    """What a product's operands are cast from, seen as the casts are."""
-    found = [uncast(graph, v) for v in node.inputs]
-    dtypes = [graph.specs[v].dtype for v, _ in found]
-    if not all(views is not None for _, views in found):
-        return None
-    if not can_widen(dtypes[0], dtypes[1], node.specs[0].dtype):
-        return None
-    return [looked_at(builder, values[v], views or ()) for v, views in found]
+def _sources(graph: Graph, node: Node) -> list[tuple[int, list[Node]]]:
+    """What a product's operands are cast from, and how the casts are looked at; nothing where one is
+    no cast, or gains nothing.
+    """
+    product = OPS[node.op].product
+    if product is None or not product.wide:
+        return []
+    found = [
+        (v, views) for v, views in (uncast(graph, v) for v in node.inputs) if views is not None
+    ]
+    if len(found) < len(node.inputs):
+        return []
+    left, right = (graph.specs[v].dtype for v, _ in found)
+    return found if can_widen(left, right, node.specs[0].dtype) else []
 
 
 def uncast(graph: Graph, v: int) -> tuple[int, list[Node] | None]:

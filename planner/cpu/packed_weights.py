@@ -14,13 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.cpu.fused import FUSED
 from ostinato.ops.cpu.libraries.onednn import library
 from ostinato.planner.passes.reads import seen_as
 from ostinato.planner.plan import Target, largest_part
+from ostinato.planner.rewrite import is_kernel, with_nodes
 
 
 def mark_staying(graph: Graph, target: Target, donated: Sequence[int] = ()) -> Graph:
@@ -34,24 +33,17 @@ def mark_staying(graph: Graph, target: Target, donated: Sequence[int] = ()) -> G
 def _marked(graph: Graph, staying: Collection[int]) -> Graph:
     """With these inputs staying."""
     stays = set(staying)
-    builder, changed = Builder(graph.inputs), False
-    for k, node in enumerate(graph.nodes):
+    nodes = list(graph.nodes)
+    for k, node in enumerate(nodes):
+        product = OPS[node.op].product
         if OPS[node.op].only_looks and len(node.inputs) == 1 and node.inputs[0] in stays:
             stays.update(graph.outs(k))
-        new = node if node.op in FUSED else _with_marked_bodies(node, stays)
-        product = OPS[node.op].product
-        if (
-            product is not None
-            and product.gemm
-            and "stays" not in node.kw
-            and node.inputs[product.right] in stays
-            and _pays(graph, node)
-        ):
-            params = {**node.kw, "stays": True}
-            new = Node(node.op, node.inputs, tuple(sorted(params.items())), node.specs, node.line)
-        changed = changed or new is not node
-        builder.add(new.op, new.inputs, new.params, new.specs, new.line)
-    return Graph(builder.inputs, tuple(builder.nodes), graph.outputs) if changed else graph
+        elif product is None:
+            nodes[k] = node if is_kernel(node) else _with_marked_bodies(node, stays)
+        elif product.gemm and node.inputs[product.right] in stays and _pays(graph, node):
+            params = tuple(sorted({**node.kw, "stays": True}.items()))
+            nodes[k] = Node(node.op, node.inputs, params, node.specs, node.line)
+    return with_nodes(graph, nodes)
 
 
 def _with_marked_bodies(node: Node, stays: Collection[int]) -> Node:

@@ -23,6 +23,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec, int64
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.planner.plan import Target
+from ostinato.planner.rewrite import replace
 
 LARGE = 4096  # elements, outside of loops; only this decides, so that no layout changes a bit
 
@@ -30,18 +31,13 @@ LARGE = 4096  # elements, outside of loops; only this decides, so that no layout
 def draw_in_kernels(graph: Graph, target: Target, turns: int = 1) -> Graph:
     """The pass. `turns`: how often all of it is done."""
     least = LARGE if turns == 1 else 1
-    if not any(_is_drawn(n, target, least) for n in graph.nodes) or why_not():
-        return graph
-    builder = Builder(graph.inputs)
-    values = list(range(len(graph.inputs)))
-    for node in graph.nodes:
-        inputs = [values[v] for v in node.inputs]
-        if _is_drawn(node, target, least):
-            values += _drawn(builder, node, inputs, target)
-        else:
-            values += builder.add(node.op, inputs, node.params, node.specs, node.line)
-    outputs = tuple(values[v] for v in graph.outputs)
-    return Graph(builder.inputs, tuple(builder.nodes), outputs)
+    drawn = {k for k, node in enumerate(graph.nodes) if _is_drawn(node, target, least)}
+
+    def make(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
+        node = graph.nodes[k]
+        return _drawn(builder, node, [values[v] for v in node.inputs], target)
+
+    return graph if why_not() else replace(graph, drawn, make)
 
 
 def _is_drawn(node: Node, target: Target, least: int) -> bool:

@@ -21,7 +21,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.loops.labels import CHEAP
 from ostinato.planner.plan import Target
-from ostinato.planner.rewrite import looked_at, map_bodies, needed
+from ostinato.planner.rewrite import looked_at, replace
 
 AGAIN = 2  # times that an element is computed at the most, on average
 FEW = 4  # slices of a value, for each of which all that leads to it is one more node
@@ -29,25 +29,20 @@ FEW = 4  # slices of a value, for each of which all that leads to it is one more
 
 def slice_first(graph: Graph, target: Target) -> Graph:
     """The pass."""
-    if any(any(node.subgraphs()) for node in graph.nodes):
-        nodes = [map_bodies(n, lambda g: slice_first(g, target)) for n in graph.nodes]
-        graph = Graph(graph.inputs, tuple(nodes), graph.outputs)
     cut = _cut(graph)
-    if not cut:
-        return graph
-    builder, values = Builder(graph.inputs), list(range(len(graph.inputs)))
     looks: dict[int, tuple[int, list[Node]]] = {}  # what is cut, and how values look at it
-    for k, node in enumerate(graph.nodes):
+    for k, node in enumerate(graph.nodes if cut else ()):
         cuts = OPS[node.op].selects == "slices"  # or looks at what is cut, which then still is cut
         v = node.inputs[0] if cuts or OPS[node.op].renames_axes else -1
         if v in looks or (v in cut and cuts):
             source, before = looks.get(v, (v, []))
-            look = looks[graph.starts[k]] = source, [*before, node]
-            values.append(_made(graph, builder, values, cut, *look))
-        else:
-            inputs = [values[v] for v in node.inputs]
-            values.extend(builder.add(node.op, inputs, node.params, node.specs, node.line))
-    return needed(builder, [values[v] for v in graph.outputs])
+            looks[graph.starts[k]] = source, [*before, node]
+
+    def make(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
+        return (_made(graph, builder, values, cut, *looks[graph.starts[k]]),)
+
+    chosen = {graph.producers[v] for v in looks}
+    return replace(graph, chosen, make, lambda g: slice_first(g, target))
 
 
 def _cut(graph: Graph) -> set[int]:

@@ -10,37 +10,26 @@ largest part."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.cpu.fused import FUSED
 from ostinato.ops.cpu.kernels.syrk import pays
 from ostinato.planner.plan import Target, largest_part
-from ostinato.planner.rewrite import map_bodies
+from ostinato.planner.rewrite import replace
 
 
 def halve(graph: Graph, target: Target) -> Graph:
     """The pass; kernels that hold a product keep it."""
     squared = {k: v for k, node in enumerate(graph.nodes) if (v := squared_by(graph, node)) >= 0}
-    builder, values = Builder(graph.inputs), {v: v for v in range(len(graph.inputs))}
-    changed = bool(squared)
-    for k, node in enumerate(graph.nodes):
-        if _is_unread(graph, k, squared):
-            continue
-        if k in squared:
-            product = OPS[node.op].product
-            assert product is not None
-            new = Node(product.squared, (squared[k],), (), node.specs, node.line)
-        else:
-            new = node if node.op in FUSED else map_bodies(node, lambda g: halve(g, target))
-        changed |= new is not node
-        inputs = [values[v] for v in new.inputs]
-        made = builder.add(new.op, inputs, new.params, new.specs, new.line)
-        values.update(zip(graph.outs(k), made, strict=True))
-    outputs = tuple(values[v] for v in graph.outputs)
-    return Graph(builder.inputs, tuple(builder.nodes), outputs) if changed else graph
+
+    def make(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
+        node, product = graph.nodes[k], OPS[graph.nodes[k].op].product
+        assert product is not None
+        return builder.add(product.squared, (values[squared[k]],), (), node.specs, node.line)
+
+    return replace(graph, squared, make, lambda g: halve(g, target))
 
 
 def squared_by(graph: Graph, node: Node) -> int:
@@ -64,11 +53,3 @@ def _transposed(graph: Graph, v: int) -> int:
 
 def _is_transpose(node: Node) -> bool:
     return OPS[node.op].same_elements and node.kw.get("axes") == (1, 0) and node.specs[0].ndim == 2
-
-
-def _is_unread(graph: Graph, k: int, squared: Mapping[int, int]) -> bool:
-    """Whether only those products read a transpose, which do not need it."""
-    v = graph.starts[k]
-    if not _is_transpose(graph.nodes[k]) or v in graph.outputs:
-        return False
-    return bool(graph.uses[v]) and all(squared.get(u, v) != v for u in graph.uses[v])

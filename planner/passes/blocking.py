@@ -31,7 +31,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.planner.lowering import lower
 from ostinato.planner.plan import Target, local_bytes, peak_bytes
-from ostinato.planner.rewrite import Values, map_bodies, rebuild
+from ostinato.planner.rewrite import Values, in_bodies, rebuild
 
 from .layouts import Way, _extents, _may_split, _way
 from .memory import CONTROL, leading
@@ -141,8 +141,7 @@ def streamed(graph: Graph, target: Target, size: int, keep: float) -> Graph:
         whole.add(graph.nodes[k])
         if made is not None:
             graph = made[0]
-    nodes = tuple(map_bodies(n, lambda g: streamed(g, target, size, keep)) for n in graph.nodes)
-    return Graph(graph.inputs, nodes, graph.outputs) if nodes != graph.nodes else graph
+    return in_bodies(graph, lambda g: streamed(g, target, size, keep))
 
 
 def _reads(node: Node, size: int) -> bool:

@@ -18,7 +18,7 @@ from ostinato.ops.core.layout import Layout, Partial, Window
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.traffic import moved, scatters
 from ostinato.planner.plan import Target
-from ostinato.planner.rewrite import Values, map_bodies, rebuild
+from ostinato.planner.rewrite import Values, rebuild
 
 
 def communicate(graph: Graph, target: Target) -> Graph:
@@ -29,18 +29,13 @@ def communicate(graph: Graph, target: Target) -> Graph:
 
     def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
         if node.op != "relayout":
-            whole = map_bodies(node, lambda g: communicate(g, target))
-            return (
-                builder.add(whole.op, inputs, whole.params, whole.specs, whole.line)
-                if whole is not node
-                else None
-            )
+            return None
         ends = [_layout(s) for s in node.specs]
         if len(inputs) == 1:
             ends = [merged.get((node.inputs[0], ends[0]), ends[0])]
         return _lower(builder, inputs, ends, node.line)
 
-    return rebuild(graph, rule)
+    return rebuild(graph, rule, lambda g: communicate(g, target))
 
 
 def _layout(spec: Spec) -> Layout:

@@ -21,7 +21,7 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.spec import Spec, float32, float64
 from ostinato.planner.plan import Target
-from ostinato.planner.rewrite import Values, map_bodies, rebuild
+from ostinato.planner.rewrite import Values, rebuild
 
 LONG = 96  # elements of a row
 MANY = 128  # rows of each operand
@@ -35,13 +35,12 @@ def multiply_differences(graph: Graph, target: Target) -> Graph:
     found = {node for node in graph.nodes if _is_of_pairs(graph, node)}
 
     def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
-        if node in found:
-            return (_by_product(builder, node, inputs[0]),)
-        whole = map_bodies(node, lambda g: multiply_differences(g, target))
-        return builder.add(node.op, inputs, whole.params, node.specs, node.line)
+        return (_by_product(builder, node, inputs[0]),) if node in found else None
 
     has_bodies = any(True for node in graph.nodes for _ in node.subgraphs())
-    return rebuild(graph, rule) if found or has_bodies else graph
+    if not found and not has_bodies:
+        return graph
+    return rebuild(graph, rule, lambda g: multiply_differences(g, target))
 
 
 def _is_of_pairs(graph: Graph, node: Node) -> bool:

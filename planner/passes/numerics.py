@@ -21,7 +21,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import is_inexact
 from ostinato.ops.expressions import Expression
 from ostinato.planner.plan import Target
-from ostinato.planner.rewrite import Values, map_bodies, rebuild
+from ostinato.planner.rewrite import Values, rebuild
 
 
 def fix_order(graph: Graph, target: Target) -> Graph:
@@ -31,14 +31,9 @@ def fix_order(graph: Graph, target: Target) -> Graph:
 
     def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
         in_blocks = OPS[node.op].in_blocks
-        if in_blocks is not None and is_inexact(node.specs[-1].dtype):
-            made = in_blocks(node, *(Expression(builder, v, node.line) for v in inputs))
-            return [x.value for x in made]
-        whole = map_bodies(node, lambda g: fix_order(g, target))
-        return (
-            builder.add(whole.op, inputs, whole.params, whole.specs, whole.line)
-            if whole is not node
-            else None
-        )
+        if in_blocks is None or not is_inexact(node.specs[-1].dtype):
+            return None
+        made = in_blocks(node, *(Expression(builder, v, node.line) for v in inputs))
+        return [x.value for x in made]
 
-    return rebuild(graph, rule)
+    return rebuild(graph, rule, lambda g: fix_order(g, target))

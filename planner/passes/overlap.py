@@ -19,10 +19,10 @@ from itertools import pairwise
 
 from ostinato.ops.collective import COLLECTIVES
 from ostinato.ops.core.build import Builder
-from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import Spec
 from ostinato.planner.plan import Target
-from ostinato.planner.rewrite import Values, map_bodies, rebuild
+from ostinato.planner.rewrite import in_bodies, replace
 
 from .order import ordered
 
@@ -32,30 +32,33 @@ def overlap(graph: Graph, target: Target, donated: Collection[int] = ()) -> Grap
     as it leaves no whole collective that has something to overlap with."""
     if target.workers == 1:
         return graph
-    nodes = [map_bodies(n, lambda g: overlap(g, target)) for n in graph.nodes]
-    graph = Graph(graph.inputs, tuple(nodes), graph.outputs)
-    if not any(n.op in COLLECTIVES for n in nodes):
+    graph = in_bodies(graph, lambda g: overlap(g, target))
+    met = {k for k, node in enumerate(graph.nodes) if node.op in COLLECTIVES}
+
+    def in_halves(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
+        node = graph.nodes[k]
+        inputs = [values[v] for v in node.inputs]
+        params = tuple(sorted((*node.params, ("collective", node.op))))
+        specs = [Spec(s.shape, s.dtype, s.layout, True) for s in node.specs]
+        pending = builder.add("start", inputs, params, specs, node.line)
+        return builder.add("wait", (*pending, *inputs), (), node.specs, node.line)
+
+    if not met:
         return graph
-    halves = rebuild(graph, _in_halves, keep_order=True)
-    halves = ordered(halves, target, donated)
-    both = {(a, b) for a, b in pairwise(halves.nodes) if (a.op, b.op) == ("start", "wait")}
-    starts = {a for a, b in both if halves.nodes[halves.producers[b.inputs[0]]] is a}
+    halves = ordered(replace(graph, met, in_halves), target, donated)
+    together = {
+        k
+        for k, (a, b) in enumerate(pairwise(halves.nodes))
+        if a.op == "start" and b.op == "wait" and b.inputs[0] == halves.starts[k]
+    }
 
-    def whole(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
-        if node in starts:
-            params = tuple(p for p in node.params if p[0] != "collective")
-            specs = [Spec(s.shape, s.dtype, s.layout) for s in node.specs]
-            return builder.add(node.kw["collective"], inputs, params, specs, node.line)
-        made = builder.maker(inputs[0]) if node.op == "wait" else None
-        return inputs[: len(node.specs)] if made and made.op in COLLECTIVES else None
+    def whole(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
+        node = halves.nodes[k]
+        inputs = [values[v] for v in node.inputs]
+        if node.op == "wait":
+            return inputs[: len(node.specs)]
+        params = tuple(p for p in node.params if p[0] != "collective")
+        specs = [Spec(s.shape, s.dtype, s.layout) for s in node.specs]
+        return builder.add(node.kw["collective"], inputs, params, specs, node.line)
 
-    return rebuild(halves, whole, keep_order=True)
-
-
-def _in_halves(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
-    if node.op not in COLLECTIVES:
-        return None
-    params = tuple(sorted((*node.params, ("collective", node.op))))
-    specs = [Spec(s.shape, s.dtype, s.layout, True) for s in node.specs]
-    pending = builder.add("start", inputs, params, specs, node.line)
-    return builder.add("wait", (*pending, *inputs), (), node.specs, node.line)
+    return replace(halves, {k + n for k in together for n in (0, 1)}, whole)

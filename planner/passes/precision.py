@@ -22,7 +22,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import bfloat16, float32
 from ostinato.ops.expressions import Expression
 from ostinato.planner.plan import Target
-from ostinato.planner.rewrite import Values, map_bodies, rebuild
+from ostinato.planner.rewrite import Values, rebuild
 
 
 def mix_precision(graph: Graph, target: Target) -> Graph:
@@ -31,18 +31,17 @@ def mix_precision(graph: Graph, target: Target) -> Graph:
         return graph
 
     def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
-        node = map_bodies(node, lambda g: mix_precision(g, target))
         specs = [*(builder.specs[v] for v in inputs), *node.specs]
         product = OPS[node.op].product
-        if product is not None and all(s.dtype == float32 for s in specs):
-            multiplied = (product.left, product.right)
-            inputs = tuple(
-                _rounded(builder, v, node.line) if j in multiplied else v
-                for j, v in enumerate(inputs)
-            )
+        if product is None or any(s.dtype != float32 for s in specs):
+            return None
+        multiplied = (product.left, product.right)
+        inputs = tuple(
+            _rounded(builder, v, node.line) if j in multiplied else v for j, v in enumerate(inputs)
+        )
         return builder.add(node.op, inputs, node.params, node.specs, node.line)
 
-    return rebuild(graph, rule)
+    return rebuild(graph, rule, lambda g: mix_precision(g, target))
 
 
 def _rounded(builder: Builder, v: int, line: str) -> int:

@@ -22,15 +22,14 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Spec, bfloat16, is_float, is_inexact, is_integer, real_of
 from ostinato.planner.plan import Target
-from ostinato.planner.rewrite import Values, inline, map_bodies, rebuild
+from ostinato.planner.rewrite import Values, in_bodies, inline, rebuild
 
 Rule = Callable[["_State", Node], "Sequence[int] | None"]
 
 
 def simplify(graph: Graph, target: Target) -> Graph:
     """The pass. Bodies of loops and branches are simplified too."""
-    nodes = tuple([map_bodies(n, lambda g: simplify(g, target)) for n in graph.nodes])
-    graph = Graph(graph.inputs, nodes, graph.outputs)
+    graph = in_bodies(graph, lambda g: simplify(g, target))
     twins = _longer_twins(graph)
 
     def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
