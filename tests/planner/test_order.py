@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.show import parse
 from ostinato.planner.passes.order import order
 from ostinato.planner.passes.overlap import overlap
 from ostinato.planner.plan import Target
+from ostinato.planner.rewrite import replace
 
 import ostinato as ost
 from ostinato import settings
@@ -111,3 +115,23 @@ def test_new_weights_follow_who_reads_the_old_ones_last(monkeypatch: pytest.Monk
     assert sorted(v for v, _ in f.plan.program.reuse) == [0, 1, 2, 3]
     ends = sorted(graph.producers[v] for v in graph.outputs)
     assert ends[-1] - ends[0] > 3  # not all at the end
+
+
+def test_what_is_replaced_stands_where_it_stood() -> None:
+    """And what only it read is gone; where nothing is chosen nothing is made again."""
+    graph = parse(BEFORE)
+    exp = 1
+
+    def squares(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
+        node = graph.nodes[k]
+        return builder.add("square", (values[0],), (), node.specs, node.line)
+
+    made = replace(graph, [exp], squares)
+    assert [n.op for n in made.nodes] == ["tanh", "square", "negative", "multiply", "subtract"]
+    whole = Graph(graph.inputs, graph.nodes, graph.outputs[:2])
+    assert [n.op for n in replace(whole, [exp], squares).nodes] == [
+        "square",
+        "negative",
+        "multiply",
+    ]
+    assert replace(graph, [], squares, lambda body: body) is graph
