@@ -6,8 +6,10 @@ whatever the layout."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
+from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -78,13 +80,18 @@ def complex_of(dtype: DType) -> DType:
     return dtype if dtype.kind == "c" else promote(dtype, complex64)
 
 
-_known: dict[Any, Any] = {}  # what somebody has
+_known: dict[Any, Any] = {}  # what somebody has, and what `_gone` lists
+_gone: deque[Any] = deque()  # listed by the interpreter: in a line of Python Ctrl-C is lost
 
 
-def _gone(known: Any) -> None:
-    key = known.key
-    if _known.get(key) is known:
-        del _known[key]
+def _forget() -> None:
+    """What nobody has any more, before another is made."""
+    while _gone:
+        with contextlib.suppress(IndexError):  # another thread was faster
+            lost = _gone.popleft()
+            key = lost.key
+            if _known.get(key) is lost:
+                del _known[key]
 
 
 MOST_AXES = 50  # letters for indices, and room in NumPy
@@ -124,6 +131,7 @@ class Spec:
                 needed=f"up to {MOST_AXES} extents of 0 or more, and fewer than 2**62 bytes",
             )
         while found is None:
+            _forget()
             made = object.__new__(cls)
             size = math.prod(shape)
             for name, value in zip(
@@ -132,9 +140,9 @@ class Spec:
                 strict=True,
             ):
                 object.__setattr__(made, name, value)
-            found = _known.setdefault(
-                key, weakref.KeyedRef(made, _gone, key)
-            )()  # or another thread's
+            there = _known.setdefault(key, weakref.KeyedRef(made, _gone.append, key))
+            if (found := there()) is None:  # Ctrl-C came before that was forgotten
+                _gone.append(there)
         return found
 
     def __setattr__(self, name: str, value: object) -> None:
