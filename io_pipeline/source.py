@@ -318,8 +318,9 @@ class Part(Source):
             wanted = own[wanted]
         elif (own.start, own.step) != (0, 1):
             wanted = own.start + own.step * wanted
-        axes = [*self.axes[:axis], wanted, *self.axes[axis + 1 :]]
-        return Part(self.source, axes, self.row)
+        # a plan keeps the memory of the last places only
+        axes = [a if isinstance(a, range) else a.copy() for a in self.axes]
+        return Part(self.source, [*axes[:axis], wanted, *axes[axis + 1 :]], self.row)
 
 
 def _cut(axis: Axis, start: int, size: int, step: int) -> Axis:
@@ -441,8 +442,8 @@ def _is_range(axis: Axis) -> bool:
 
 def _straight(run: Run) -> bool:
     """Whether a range is wanted as it is, in one piece."""
-    lo, hi, at, to = run
-    return len(at) == hi - lo and bool((np.diff(to) == 1).all())
+    _, _, at, to = run
+    return bool((np.diff(at) == 1).all() and (np.diff(to) == 1).all())
 
 
 def _span(axis: Axis) -> int:

@@ -15,6 +15,7 @@ stays whole, unless the parts are small beside it."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -29,7 +30,7 @@ from ostinato.ops.expressions import Expression, where
 from ostinato.planner.plan import Target
 
 from .file_joins import together
-from .file_views import TABLE, Index, Looks, TooLargeError, View, all_of, along
+from .file_views import TABLE, FoldedError, Index, Looks, TooLargeError, View, all_of, along, spans
 
 AGAIN = 0.5  # of a value that is also read as a whole, what may be made once more
 JOINED = 1 << 20  # bytes of parts that are read as one; under a memory limit less
@@ -118,11 +119,18 @@ class _Parts:
         if not spec.size:
             params = {"shape": spec.shape, "value": 0, "dtype": spec.dtype}
             return self.builder.add("full", (), params, node.specs, node.line)[0]
+        self.looks.checks.clear()
         try:
             seen = self._under((self.graph.starts[k], all_of(spec.shape)))
             if seen[0] not in self.files and not self._may_pass(seen[0]):
                 return None
-            return self._full(self._made(seen, node.line), spec.shape, node.line)
+            found = self._full(self._made(seen, node.line), spec.shape, node.line)
+            if self.looks.checks:
+                values = (found, *self.looks.checks)
+                (found,) = self.builder.add(
+                    "barrier", values, {"outputs": 1}, (spec.bare,), node.line
+                )
+            return found
         except TooLargeError:
             return None
 
@@ -143,12 +151,16 @@ class _Parts:
             if v in self.files or k < 0 or v not in self.leads:
                 return seen
             node = self.graph.nodes[k]
-            before = self._one_source(node, view) if OPS[node.op].joins else None
-            if before is None:
+            before = None
+            if OPS[node.op].joins:
+                with contextlib.suppress(FoldedError):
+                    before = self._one_source(node, view)
+            else:
                 old = self.graph.specs[node.inputs[0]].shape if node.inputs else ()
                 values = [self.values[u] for u in node.inputs]
-                under = self.looks.through(node, old, view, values)
-                before = None if under is None else (node.inputs[0], under)
+                with contextlib.suppress(FoldedError):
+                    under = self.looks.through(node, old, view, values)
+                    before = None if under is None else (node.inputs[0], under)
             if before is None:
                 return seen
             seen = before
@@ -187,14 +199,15 @@ class _Parts:
     def _through(self, node: Node, output: int, view: View) -> Made | None:
         """How to make a part of a node's result of parts of its operands, if its indices say so."""
         op = OPS[node.op]
-        if op.scalar:
-            return self._elements(node, output, view)
-        if op.joins:
-            return self._through_concat(node, view)
+        with contextlib.suppress(FoldedError):
+            if op.scalar:
+                return self._elements(node, output, view)
+            if op.joins:
+                return self._through_concat(node, view)
+        moves = op.scalar or op.joins or op.repeats or op.same_elements
         bits = self.target.numerics != "any-workers"
-        if bits and op.kernel is not None and not op.placed and not any(node.subgraphs()):
-            return self._rows(node, output, view)
-        return None
+        rows = bits and op.kernel is not None and not op.placed and not any(node.subgraphs())
+        return self._rows(node, output, view) if moves or rows else None
 
     def _elements(self, node: Node, output: int, view: View) -> Made:
         """Functions of elements, of each operand as much as of the result."""
@@ -219,35 +232,38 @@ class _Parts:
         op, shape = OPS[node.op], node.specs[output].shape
         indices = op.indices(ins, outs, node.kw)
         dims = indices.outs[output]
-        view = self.looks.apart(view, shape, line)
-        rest, cut = list(view.indices), dict[str, tuple[int, Index, int]]()
+        rest, cut = list(view.indices), dict[str, tuple[int, Index]]()  # along dimension 0
         taken: set[int] = set()
-        for d in sorted(range(len(shape)), key=lambda d: -shape[d]):
-            index, label = view.indices[d], dims[d]
-            own = self.looks.dims(index)
-            size = math.prod(view.shape[k] for k in own)
+        axes = [axes.start for axes in spans(view)]
+        for k in sorted(range(len(axes)), key=lambda k: -shape[axes[k]]):
+            index, d = view.indices[k], axes[k]
+            label, own = dims[d] if index.span == 1 else None, self.looks.dims(index)
+            size = math.prod(view.shape[j] for j in own)
             is_less = size < shape[d] and not taken.intersection(own)
             if not (is_less and label is not None and _is_parallel(indices, label, op)):
                 continue
             taken.update(own)
             if len(own) <= 1 and index.table < 0:
                 step = dict(index.steps).get(own[0] if own else -1, 1)
-                cut[label] = size, along(0, size, index.start, step), -1
-                rest[d] = along(own[0], size) if own else Index()
+                cut[label] = size, along(0, size, index.start, step)
+                rest[k] = along(own[0], size) if own else Index()
             else:
                 places = self.looks.table(index, view.shape, line).reshape(size)
-                cut[label] = size, self.looks.listed(places), places.value
-                by = [math.prod(view.shape[k] for k in own[n + 1 :]) for n in range(len(own))]
-                rest[d] = Index(0, tuple(zip(own, by, strict=True)))
+                cut[label] = size, self.looks.listed(places)
+                by = [math.prod(view.shape[j] for j in own[n + 1 :]) for n in range(len(own))]
+                rest[k] = Index(0, tuple(zip(own, by, strict=True)))
         if not cut:
             return None
-        operands: list[Seen] = []
-        for v, own_dims in zip(node.inputs, indices.ins, strict=True):
-            operands.append((v, self._cut_along(self.graph.specs[v].shape, own_dims, cut)))
-        made = _infer(
-            op.infer, [Spec(s.shape, self.graph.specs[v].dtype) for v, s in operands], node.kw
-        )
+        operands = [
+            (v, self._cut_along(self.graph.specs[v].shape, own, cut))
+            for v, own in zip(node.inputs, indices.ins, strict=True)
+        ]
+        parts = [Spec(s.shape, self.graph.specs[v].dtype) for v, s in operands]
         wanted = tuple(cut[c][0] if c in cut else n for c, n in zip(dims, shape, strict=True))
+        kw = node.kw
+        if "shape" in kw:
+            kw["shape"] = wanted
+        made = _infer(op.infer, parts, kw)
         if made is None or made[output] != Spec(wanted, outs[output].dtype):
             return None
 
@@ -255,22 +271,22 @@ class _Parts:
             full = [
                 self._full(v, s.shape, line) for v, (_, s) in zip(values, operands, strict=True)
             ]
-            value = self.builder.add(node.op, full, node.params, made, line)[output]
+            value = self.builder.add(node.op, full, kw, made, line)[output]
             return self.looks.look(value, View(view.shape, tuple(rest)), line)
 
         return operands, build
 
     def _cut_along(
-        self, shape: Shape, dims: Sequence[Any], cut: dict[str, tuple[int, Index, int]]
+        self, shape: Shape, dims: Sequence[Any], cut: dict[str, tuple[int, Index]]
     ) -> View:
         """The look at an operand of which some indices are cut."""
         found = []
         sizes = tuple(cut[c][0] if c in cut else n for c, n in zip(dims, shape, strict=True))
         for d, (label, n) in enumerate(zip(dims, shape, strict=True)):
-            size, index, places = cut.get(label, (n, along(0, n), -1))
-            if places >= 0:
+            size, index = cut.get(label, (n, along(0, n)))
+            if index.table >= 0:
                 ones = [size if k == d else 1 for k in range(len(shape))]
-                index = self.looks.listed(Expression(self.builder, places).reshape(*ones))
+                index = self.looks.listed(Expression(self.builder, index.table).reshape(*ones))
             found.append(replace(index, steps=tuple((d, s) for _, s in index.steps)))
         return View(sizes, tuple(found))
 

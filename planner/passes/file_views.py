@@ -32,6 +32,10 @@ class TooLargeError(Exception):
     """A look that would need a list of too many places."""
 
 
+class FoldedError(Exception):
+    """A look at axes that are seen whole, but in one row."""
+
+
 @dataclass(frozen=True, slots=True)
 class Index:
     """Places along an axis, or along neighbouring ones counted in one row: a start, and a step for
@@ -68,6 +72,7 @@ class Looks:
 
     def __init__(self, builder: Builder, most: int) -> None:
         self.builder, self.most = builder, most
+        self.checks: list[int] = []  # values that a look's result must not come without
 
     # -- what an index is -------------------------------------------------------------------
     def dims(self, index: Index) -> tuple[int, ...]:
@@ -137,21 +142,18 @@ class Looks:
         kept = [n == m for n, m in zip(new[more:], old, strict=True)]
         found = [i if k else Index() for i, k in zip(view.indices[more:], kept, strict=True)]
         gone = [i for i, k in zip(view.indices, [False] * more + kept, strict=True) if not k]
-        found = self._checked(found, gone, view.shape, line) if checks else found
+        if checks:
+            self._gone(gone)
         return View(view.shape, tuple(found))
 
-    def _checked(
-        self, found: list[Index], gone: Sequence[Index], shape: Shape, line: str
-    ) -> list[Index]:
-        """Indices of which the first fails where a place is outside that makes no other difference."""
-        for index in gone:
-            if index.table >= 0 and found:
+    def _gone(self, indices: Sequence[Index]) -> None:
+        """Take down what fails where one of these places is outside, since they make no other
+        difference."""
+        for index in indices:
+            if index.table >= 0:
                 own, size = Expression(self.builder, index.table, index.line), index.raw
                 size = size if size >= 0 else FARTHEST  # what it was made of, is checked already
-                zero = own.call("take_places", size=size, checks=True)
-                first = self.table(found[0], shape, line) + zero
-                found = [self.listed(first, found[0].span), *found[1:]]
-        return found
+                self.checks.append(own.call("take_places", size=size, checks=True).value)
 
     def _cut(self, index: Index, start: int, step: int, shape: Shape, line: str) -> Index:
         if (start, step) == (0, 1) and index.raw < 0:
@@ -171,9 +173,7 @@ class Looks:
             if len(own) == 1 and len(olds) == 1:
                 found.append(replace(own[0], span=1))
                 continue
-            if not olds:
-                found = self._checked(found, own, view.shape, line)
-                continue
+            self._gone([i for i, n in zip(own, sizes, strict=True) if n == 1])
             flat = self._flat(own, sizes, view.shape, line)
             apart = _apart(flat, [old[d] for d in olds], view.shape)
             found.extend([replace(flat, span=len(olds))] if apart is None else apart)
@@ -181,8 +181,8 @@ class Looks:
 
     def _flat(self, own: Sequence[Index], extents: Sequence[int], shape: Shape, line: str) -> Index:
         """Places along several axes as places in one row."""
-        sizes = [n for i, n in zip(own, extents, strict=True) if n > 1 or i.table >= 0]
-        own = [i for i, n in zip(own, extents, strict=True) if n > 1 or i.table >= 0]
+        sizes = [n for n in extents if n > 1]
+        own = [i for i, n in zip(own, extents, strict=True) if n > 1]
         if len(own) == 1:
             return replace(own[0], span=1)
         by = [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
@@ -203,10 +203,12 @@ class Looks:
     def apart(self, view: View, shape: Shape, line: str) -> View:
         """The same with an index for each axis."""
         found: list[Index] = []
-        for index, axes in zip(view.indices, _spans(view), strict=True):
+        for index, axes in zip(view.indices, spans(view), strict=True):
             sizes = [shape[d] for d in axes]
             own = [index] if index.span == 1 else _apart(index, sizes, view.shape)
             if own is None:
+                if _outermost(index, sizes, view.shape) == (0, sizes[0], 1):
+                    raise FoldedError
                 left, own = self.table(index, view.shape, line), []
                 for n in reversed(sizes):
                     own.insert(0, self.listed(left % n))
@@ -238,9 +240,9 @@ class Looks:
         shape = self.builder.specs[value].shape
         if view == all_of(shape):
             return value
-        indices, lead = list(view.indices), self._together(view)
+        indices, lead = list(view.indices), self._together(view, shape)
         if lead:
-            count = next(k for k, axes in enumerate(_spans(view), 1) if axes.stop >= lead)
+            count = next(k for k, axes in enumerate(spans(view), 1) if axes.stop >= lead)
             flat = self._flat(indices[:count], _extents(view, shape)[:count], view.shape, line)
             if math.prod(view.shape[d] for d in self.dims(flat)) > math.prod(shape[:lead]):
                 raise TooLargeError  # all of it is less than the list of its places
@@ -249,18 +251,17 @@ class Looks:
             indices = [flat, *ones, *indices[count:]]
             shape = self.builder.specs[value].shape
         parts, picks, order = [(0, n, 1) for n in shape], [], list[int]()
-        for axis, index in enumerate(indices):
-            dims = _in_order(index, view.shape)
-            if dims is not None:
-                step = index.steps and dict(index.steps)[dims[-1]]
-                parts[axis] = (index.start, math.prod(view.shape[d] for d in dims), step or 1)
+        for index, axes in zip(indices, spans(View(view.shape, tuple(indices))), strict=True):
+            axis, dims = axes.start, _in_order(index, view.shape)
+            part = _outermost(index, [shape[d] for d in axes], view.shape)
+            if part is not None:
+                parts[axis] = part
             else:
-                dims = self.dims(index)
                 raw = index.raw == shape[axis]
                 places = Expression(self.builder, index.table, line) if raw else None
-                places = places or self.table(replace(index, span=1), view.shape, line)
+                places = places or self.table(index, view.shape, line)
                 picks.append((axis, places.reshape(places.spec.size)))
-            order.extend(dims)
+            order.extend(self.dims(index) if dims is None else dims)
         value = self._sliced(value, parts, line)
         for axis, places in picks:
             value = self._picked(value, places, axis, line)
@@ -269,16 +270,17 @@ class Looks:
         if order != sorted(order):
             found = found.reshape(*sizes)
             found = found.permute_dims(*(order.index(d) for d in sorted(order)))
-        return found.reshape(*self.reduced(view)).value
+        return found.reshape(*self.reduced(View(view.shape, tuple(indices)))).value
 
-    def _together(self, view: View) -> int:
+    def _together(self, view: View, shape: Shape) -> int:
         """How many axes, from the first, are to be looked at as one: those whose places depend on each
         other."""
         seen: set[int] = set()
         lead = 0
-        for index, axes in zip(view.indices, _spans(view), strict=True):
+        for index, axes in zip(view.indices, spans(view), strict=True):
             dims = self.dims(index)
-            if index.span > 1 or seen.intersection(dims):
+            is_apart = _outermost(index, [shape[d] for d in axes], view.shape) is not None
+            if (index.span > 1 and not is_apart) or seen.intersection(dims):
                 lead = axes.stop
             seen.update(dims)
         return lead
@@ -327,7 +329,7 @@ class Looks:
         return self.builder.specs[value].shape
 
 
-def _spans(view: View) -> Iterator[range]:
+def spans(view: View) -> Iterator[range]:
     at = 0
     for index in view.indices:
         yield range(at, at + index.span)
@@ -335,7 +337,7 @@ def _spans(view: View) -> Iterator[range]:
 
 
 def _extents(view: View, shape: Shape) -> Shape:
-    return tuple(math.prod(shape[d] for d in axes) for axes in _spans(view))
+    return tuple(math.prod(shape[d] for d in axes) for axes in spans(view))
 
 
 def _apart(index: Index, extents: Sequence[int], shape: Shape) -> list[Index] | None:
@@ -367,6 +369,18 @@ def _in_order(index: Index, shape: Shape) -> tuple[int, ...] | None:
         if outer != inner * shape[d]:
             return None
     return tuple(d for d, _ in steps)
+
+
+def _outermost(index: Index, extents: Sequence[int], shape: Shape) -> Part | None:
+    """Of the first of its axes what it has, if that is in equal steps, and of the others all."""
+    dims = _in_order(index, shape)
+    if dims is None:
+        return None
+    step = dict(index.steps)[dims[-1]] if dims else 1
+    count, inner = math.prod(shape[d] for d in dims), math.prod(extents[1:])
+    if inner > 1 and (step != 1 or index.start % inner or count % inner):
+        return None
+    return index.start // inner, count // inner, step
 
 
 def groups(old: Shape, new: Shape) -> Iterator[tuple[list[int], list[int]]]:

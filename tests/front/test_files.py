@@ -98,6 +98,46 @@ def test_any_box_of_a_file(data: Any) -> None:
         np.testing.assert_array_equal(found, expected)
 
 
+def test_parts_of_parts(tmp_path: Path) -> None:
+    """Of a part in a row, backwards, and of places: those that a plan may have let go of, too."""
+    value = numbers(6, 5)
+    for order in ("C", "F"):
+        np.save(tmp_path / "x.npy", np.asarray(value, order=order))  # type: ignore[call-overload]
+        file, rows, columns = (
+            NpySource(str(tmp_path / "x.npy")),
+            np.array([4, -6, 4]),
+            np.array([3]),
+        )
+        part = file.taken(rows, 0).taken(columns, 1)
+        rows[:] = 5
+        found = np.empty((3, 1), "f4")
+        part.read(found, ((0, 3), (0, 1)))
+        np.testing.assert_array_equal(found, value[[4, 0, 4]][:, [3]])
+        for places in (
+            [1, 3, 3],
+            [1, 1, 2],
+            [2, 1, 0],
+            [0, 1, 2],
+            [5, 3, 4],
+        ):  # of a run, some twice
+            found = np.empty((3, 5), "f4")
+            file.taken(np.array(places), 0).read(found, ((0, 3), (0, 5)))
+            np.testing.assert_array_equal(found, value[places])
+        row = file.merged(2)
+        assert row.shape == (30, 1)
+        for start, size, step in ((3, 20, 1), (29, 14, -2), (6, 3, 1), (4, 1, 1), (0, 30, 1)):
+            cut = row.sliced((start, 0), (size, 1), (step, 1))
+            found = np.empty((size, 1), "f4")
+            cut.read(found, ((0, size), (0, 1)))
+            wanted = value.reshape(-1)[start + step * np.arange(size)]
+            np.testing.assert_array_equal(found[:, 0], wanted)
+            found = np.empty((size - size // 2, 1), "f4")
+            cut.read(found, ((size // 2, size), (0, 1)))
+            np.testing.assert_array_equal(found[:, 0], wanted[size // 2 :])
+        with pytest.raises(IndexError, match="index 30 is out of bounds for an axis with 30"):
+            row.taken(np.array([30]), 0)
+
+
 def test_columns_are_not_read_number_by_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
