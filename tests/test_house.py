@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 FLOORS = {"ops": 0, "planner": 1, "runtime": 2, "ostinato": 3}
 LEAVES = ("ostinato.errors", "ostinato.settings")
 HEAVY = {
+    "asyncio",
+    "ssl",
     "dask",
     "distributed",
     "mpi4py",

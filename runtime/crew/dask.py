@@ -7,7 +7,6 @@ Dask's loop goes on. Data and orders never pass the scheduler."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import logging
@@ -126,6 +125,8 @@ def _lead(name: str, lead: Lead, secret: bytes, host: str) -> None:
 
 async def desk_of(name: str) -> dict[str, Any]:
     """Where a crew's lead listens, asked at the lead."""
+    import asyncio  # with ssl it takes a while, and who has a cluster has it
+
     for _ in range(int(JOIN / 0.01)):
         if name in _desks:
             return _desks[name]

@@ -5,7 +5,6 @@ Workers tell their counts with the heartbeats that Dask sends anyway, so nothing
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import weakref
@@ -59,6 +58,8 @@ def teller(worker: Any) -> Teller:
 
 async def tell(dask_worker: Any) -> None:
     """Say now what has happened, and what the plans are."""
+    import asyncio
+
     await dask_worker.heartbeat()
     while any(c.writer is not None and c.writer.is_alive() for c in teller(dask_worker).counts):
         await asyncio.sleep(0.01)
