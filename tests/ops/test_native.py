@@ -353,7 +353,7 @@ def test_kept_machine_code_is_not_made_again(tmp_path: Path, monkeypatch: Any) -
     assert len(looks) == 2, "which may hold thousands, once in a process"
 
 
-def test_kernels_of_one_plan_are_compiled_side_by_side(monkeypatch: Any) -> None:
+def test_kernels_of_one_plan_are_compiled_side_by_side(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(llvm, "_made", {})
     monkeypatch.setattr(llvm, "most_threads", lambda: 3)
     make, both = llvm._machine_code, threading.Barrier(3)
@@ -363,7 +363,7 @@ def test_kernels_of_one_plan_are_compiled_side_by_side(monkeypatch: Any) -> None
         return make(text)
 
     monkeypatch.setattr(llvm, "_machine_code", made)
-    monkeypatch.setattr(knobs, "cache", None)
+    monkeypatch.setattr(knobs, "cache", tmp_path)
     x = np.arange(300.0)
     kernels, outs = {}, {}
     with llvm.together():
@@ -441,7 +441,8 @@ def test_one_kernel_serves_many_shapes() -> None:
     assert len(llvm._made) == 2
 
 
-def test_threads_make_kernels_at_once() -> None:
+def test_threads_make_kernels_at_once(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(knobs, "cache", tmp_path)
     llvm._made.clear()
     x, errors = np.arange(200_000.0), []
 
