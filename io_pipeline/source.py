@@ -35,6 +35,7 @@ LARGEST_BOX = (
     1 << 18
 )  # bytes of a box that is read beside what is wanted, about; more if chunks are larger
 KEPT = 8 << 20  # bytes of chunks that stay for who reads another part of them
+FEW = 64  # reads that are not worth looking for fewer
 LITTLE = 1 << 20  # bytes that are always there to note places in
 NOTES = 40  # bytes for each of them
 
@@ -408,10 +409,11 @@ def read_single(
     row = np.arange(places.start, places.stop, places.step) if isinstance(places, range) else places
     shape = source.shape[:axes]
     index = np.unravel_index(row, shape)
-    tile = [i // n for i, n in zip(index, _tile(source), strict=False)]
-    number = np.ravel_multi_index(tile, shape)
-    order = np.argsort(number, kind="stable")
-    starts = np.flatnonzero(np.diff(number[order])) + 1
+    order, starts = _in_tiles(index, shape, _tile(source, NEAR))
+    if source.grain is None and len(starts) > FEW:
+        large = _in_tiles(index, shape, _tile(source, LARGEST_BOX))
+        if _covered(index, *large) * size <= (len(starts) + 1) * NEAR:
+            order, starts = large  # fewer reads of no more bytes
     rest = _ranges(source, [*[range(1)] * axes, *inner])[axes:]
     for here in np.split(order, starts):
         at = [i[here] for i in index]
@@ -425,11 +427,30 @@ def read_single(
             out[np.ix_(here, *(to for _, _, _, to in runs))] = found[own][wanted]
 
 
-def _tile(source: Source) -> Shape:
-    """The extents of what is read at once for single elements."""
+def _in_tiles(index: Sequence[Places], shape: Shape, tile: Shape) -> tuple[Places, Places]:
+    """Places in the order of the tiles in which they are, and where tiles begin but for the first."""
+    each = [i // n for i, n in zip(index, tile, strict=False)]
+    number = np.ravel_multi_index(each, shape)
+    order = np.argsort(number, kind="stable")
+    return order, np.flatnonzero(np.diff(number[order])) + 1
+
+
+def _covered(index: Sequence[Places], order: Places, starts: Places) -> int:
+    """The elements of the boxes around the places of each tile."""
+    begins = np.concatenate([[0], starts])
+    total: Any = 1
+    for i in index:
+        total = total * (
+            np.maximum.reduceat(i[order], begins) - np.minimum.reduceat(i[order], begins) + 1
+        )
+    return int(np.sum(total))
+
+
+def _tile(source: Source, room: int) -> Shape:
+    """The extents of what is read at once for single elements: so many bytes."""
     if source.grain is not None:
         return source.grain
-    left, found = NEAR // source.dtype.itemsize, []
+    left, found = room // source.dtype.itemsize, []
     for n in source.shape if source.by_columns else reversed(source.shape):
         found.append(max(min(left, n), 1))
         left //= max(n, 1)
