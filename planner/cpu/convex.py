@@ -7,7 +7,7 @@
 Nodes are seen one by one, operands first, and join groups of those before them. Each unit (a group, or
 a node that is alone) has a bit, that of its first node, and knows as a bit set what has to run before it;
 where a group begins to wait for more, so does all that waits for it. What only looks at values, or is made
-of nothing, has no bit.
+of nothing, has no bit, and what stood long before loses it: nothing joins it any more.
 
 No group begins to wait for anything large if what it reads takes more memory until then than what it makes.
 Workers meet in collectives: these keep their order, and no group begins to wait for one, as what reads the
@@ -26,6 +26,7 @@ from ostinato.planner.passes.order import meetings
 
 SMALL = 1 << 16  # bytes that matter to nobody
 NEVER, LATER, NOW = range(3)
+LONG = 4096  # nodes after which nothing joins a group, as bit sets would take memory
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -35,11 +36,7 @@ class Unit:
     place: int = -1  # where it stands: at its first node, or behind all that it waits for
     members: list[int] = field(default_factory=list)
     operands: dict[int, None] = field(default_factory=dict)  # in order
-
-    @property
-    def start(self) -> int:
-        """Its first node."""
-        return (self.bits & -self.bits).bit_length() - 1
+    start: int = -1  # its first node
 
 
 class Units:
@@ -48,6 +45,7 @@ class Units:
     def __init__(self, graph: Graph, workers: int) -> None:
         self.graph = graph
         self.of: list[Unit] = []
+        self._first = 0  # the node of the first bit
         met = meetings(graph, workers)
         self._met = sum(1 << k for k in met)
         self._next = dict(pairwise(met))  # which has to follow
@@ -62,9 +60,11 @@ class Units:
         LATER if it has to wait for them.
         """
         makers = self._makers(values)
-        if any(m.before & unit.bits for m in makers):
+        if not (unit.members or unit.bits):
+            return NOW
+        if not unit.bits or any(m.before & unit.bits for m in makers):
             return NEVER
-        if not unit.bits or self._ready(makers) < unit.place:
+        if self._ready(makers) < unit.place:
             return NOW
         return LATER if self._may_wait(unit, self._before(makers)) else NEVER
 
@@ -72,7 +72,8 @@ class Units:
         """Whether two may be one, of which one reads the other."""
         outside = [m for m in self._makers((*reader.operands, *read.operands))
                    if m not in (reader, read)]  # fmt: skip
-        if any(m.before & (reader.bits | read.bits) for m in outside):
+        both = reader.bits | read.bits
+        if not (reader.bits and read.bits) or any(m.before & both for m in outside):
             return False
         at_once = self._ready(outside) < min(reader.place, read.place)
         return at_once or self._may_wait(read, self._before(outside))
@@ -118,20 +119,22 @@ class Units:
     # -- changes ---------------------------------------------------------------------------
     def alone(self, k: int) -> None:
         """The next node is no part of a group, yet."""
-        node = self.graph.nodes[k]
+        node, bit = self.graph.nodes[k], self._bit(k)
         makers = self._makers(node.inputs)
         if k in self._last:
             makers.append(self.of[self._last[k]])
         unit = Unit(before=self._before(makers), place=self._ready(makers), members=[k])
         if node.inputs and not OPS[node.op].only_looks:
-            unit.bits, unit.place = 1 << k, k
+            unit.bits, unit.place, unit.start = bit, k, k
             unit.before |= unit.bits
             self._note(node, unit)
         self.of.append(unit)
 
     def join(self, k: int, unit: Unit) -> None:
         """The next node is one of this unit."""
-        unit.bits = unit.bits or 1 << k
+        bit = self._bit(k)
+        if not unit.bits:
+            unit.bits, unit.start = bit, k
         self._note(self.graph.nodes[k], unit)
         self.of.append(unit)
         self._wait(unit, k)
@@ -139,12 +142,24 @@ class Units:
     def merge(self, unit: Unit, *others: Unit) -> None:
         """One unit takes the place of some."""
         unit.place, place = -1, min(other.place for other in others)
+        unit.start = min(other.start for other in others)
         for other in others:
             unit.bits |= other.bits
             for k in other.members:
                 if self.of[k] is other:
                     self.of[k] = unit
         self._wait(unit, place)
+
+    def _bit(self, k: int) -> int:
+        """The bit of the next node."""
+        if k - self._first >= 2 * LONG:
+            by, self._first = k - LONG - self._first, k - LONG
+            for unit in dict.fromkeys(self.of):
+                unit.bits >>= by
+                unit.before >>= by
+            self._met, self._large = self._met >> by, self._large >> by
+            self._other >>= by
+        return 1 << (k - self._first)
 
     def _note(self, node: Node, unit: Unit) -> None:
         if self._size(node.specs) > SMALL:
