@@ -23,6 +23,7 @@ class Limits:
     reads_quick: int = 1 << 13  # elements that a product reads
     scan_quick: int = 1 << 14  # elements of running sums
     search_quick: int = 1 << 14  # comparisons
+    sort_plain: int = 4  # threads from which a long line is sorted by them, and not by NumPy
     sort_quick: int = 1 << 11  # keys
     product_tiny: int = 1 << 15  # multiplications of a product that is one plain call of BLAS
     compiled: int = 1 << 12  # elements of a single operation that is worth a kernel

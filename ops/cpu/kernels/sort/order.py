@@ -1,6 +1,7 @@
 """Order by machine code: which way, and with how much memory. Numbers become keys (keys.py). Short lines are
 put in order side by side (networks.py), others digit by digit (radix.py); threads share lines, or the parts of
-one."""
+one. One long line of plain numbers is NumPy's, whose vectors put it in order twice as fast as two threads of
+ours (`python -m benchmarks keep`, row `sort`)."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy._core._multiarray_umath import __cpu_features__  # type: ignore[import-not-found, unused-ignore]
 from ostinato.ops.core.registry import Scratch
 from ostinato.ops.core.spec import DType, Shape, int8
 from ostinato.ops.cpu.jit.llvm import function_of, why_not
@@ -24,7 +26,11 @@ LONG = 1 << 16  # keys of a line that threads share
 PARTS = 4  # of such a line, for each thread
 QUICK = LIMITS.sort_quick
 GRAIN = LIMITS.sort_wake
+PLAIN = LIMITS.sort_plain
 FEW = 8  # one of so many is wanted: then the others are left out before
+
+
+_FEATURES = {name for name, has in __cpu_features__.items() if has}
 
 
 class _Way(NamedTuple):
@@ -67,6 +73,8 @@ def sort_room(x: Shape, dtype: DType, axis: int, first: int, places: bool) -> li
     if not has_keys(dtype) or 0 in x:
         return []
     way = _way(x, dtype, axis, first, places)
+    if way.inside and _is_numpys(dtype):
+        return []
     return [Scratch((way.bytes + 64,), int8)]
 
 
@@ -85,10 +93,14 @@ def sort_function(
 ) -> Callable[..., None] | None:
     """The function of numbers and their order, of which as many are wanted as the result has."""
     n, first = x.shape[axis], out.shape[axis]
-    if not scratch or out.size == 0 or n >= 1 << 31:
+    if not has_keys(x.dtype) or out.size == 0 or n >= 1 << 31:
         return None
     lines, dtype = x.size // n, x.dtype
     way = _way(x.shape, dtype, axis, first, places)
+    if way.inside and _is_numpys(dtype):
+        return _by_numpy(axis, descending)
+    if not scratch:
+        return None
     threads = min(threads, way.threads)
     start = -(-scratch[0].ctypes.data // 64) * 64
     steps = x.strides[axis], out.strides[axis]
@@ -106,6 +118,33 @@ def sort_function(
         facts += [x.shape[d], x.strides[d], out.strides[d]]
     text = lanes_text if way.lanes else lines_text
     return function_of(text(kind), np.array(facts, np.int64), scratch)
+
+
+def _is_numpys(dtype: DType) -> bool:
+    """Whether NumPy has vectors to sort such numbers, and there are no more threads than these are worth."""
+    plain = dtype.kind in "iuf" and dtype.itemsize in (4, 8)
+    return plain and most_threads() <= PLAIN and bool(_FEATURES & {"AVX2", "AVX512_SKX"})
+
+
+def _by_numpy(axis: int, descending: bool) -> Callable[..., None]:
+    """The function of a few long lines."""
+
+    def run(x: Any, out: Any) -> None:
+        np.copyto(out, x)
+        out.sort(axis)
+        lines = np.moveaxis(out, axis, -1)
+        for at in np.ndindex(lines.shape[:-1]):
+            line = lines[at]
+            if out.dtype.kind == "f":
+                zero, nan = line.dtype.type(0), line.dtype.type(np.nan)
+                line[np.searchsorted(line, nan) :] = nan  # of any sign
+                zeros = line[np.searchsorted(line, zero) : np.searchsorted(line, zero, "right")]
+                negative = np.count_nonzero(np.signbit(zeros))
+                zeros[:negative], zeros[negative:] = -0.0, 0.0
+            if descending:
+                line[...] = line[::-1]
+
+    return run
 
 
 def _in_parts(
