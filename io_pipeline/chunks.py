@@ -139,11 +139,8 @@ class ChunkSource(Source):
 
     def _read(self, out: Any, index: tuple[int, ...], chunk: Box, common: Box) -> None:
         if self.sums is not None:
-            found = self.kept.get(index, None)
-            if found is None:
-                name = chunk_name(index)
-                found = self._numbers(name, self._checked(name))
-                self.kept.put(index, None, found)
+            name = chunk_name(index)
+            found = self.kept.of(index, None, lambda: self._numbers(name, self._checked(name)))
             out[...] = found[slices(common, chunk)]
             return
         begin, separator = self.keys
@@ -161,7 +158,10 @@ class ChunkSource(Source):
             raise self.trouble(f"chunk {name}: {error.strerror}", "a file in the store") from None
         try:
             if self.codec:
-                out[...] = self._inflated(handle, index, name)[slices(common, chunk)]
+                about = os.fstat(handle)
+                state = about.st_ino, about.st_mtime_ns, about.st_size
+                found = self.kept.of(index, state, lambda: self._inflated(handle, about, name))
+                out[...] = found[slices(common, chunk)]
                 return
             size, right = os.fstat(handle).st_size, self.chunk_bytes
             if size != right:
@@ -177,13 +177,8 @@ class ChunkSource(Source):
         finally:
             os.close(handle)
 
-    def _inflated(self, handle: int, index: tuple[int, ...], name: str) -> np.ndarray[Any, Any]:
+    def _inflated(self, handle: int, about: os.stat_result, name: str) -> np.ndarray[Any, Any]:
         """A chunk's numbers, unless they are more than it has."""
-        about = os.fstat(handle)
-        state = about.st_ino, about.st_mtime_ns, about.st_size
-        found = self.kept.get(index, state)
-        if found is not None:
-            return found
         most = self.chunk_bytes + self.chunk_bytes // 8 + SPARE
         if not stat.S_ISREG(about.st_mode) or about.st_size > most:
             got = f"chunk {name} of {about.st_size} bytes"
@@ -191,12 +186,10 @@ class ChunkSource(Source):
         with os.fdopen(os.dup(handle), "rb") as file:
             data = file.read(most)
         try:
-            found = self._numbers(name, inflated(self.codec, data, self.chunk_bytes))
+            return self._numbers(name, inflated(self.codec, data, self.chunk_bytes))
         except ValueError as error:
             self._look()
             raise self.trouble(f"chunk {name}, {error}", "a store that is whole") from None
-        self.kept.put(index, state, found)
-        return found
 
     @property
     def chunk_bytes(self) -> int:

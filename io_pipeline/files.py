@@ -16,6 +16,7 @@ import math
 import os
 import warnings
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,10 +182,8 @@ class Hdf5Source(Source):
             for index in itertools.product(*chunks_in(box, self.grain)):
                 chunk = chunk_box(index, self.grain)
                 common = intersect(chunk, box)
-                found = self.kept.get(index, state)
-                if found is None:
-                    found = self._chunk(tuple(lo for lo, _ in chunk))
-                    self.kept.put(index, state, found)
+                at = tuple(lo for lo, _ in chunk)
+                found = self.kept.of(index, state, partial(self._chunk, at))
                 whole[(*slices(common, box), ...)] = found[slices(common, chunk)]
         if version(self.path) != self.opened:
             raise self.changed()

@@ -14,7 +14,7 @@ import os
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -253,24 +253,25 @@ class Kept:
         self.chunks: OrderedDict[tuple[int, ...], tuple[Any, np.ndarray[Any, Any]]] = OrderedDict()
         self.bytes = 0
 
-    def get(self, index: tuple[int, ...], state: Any) -> np.ndarray[Any, Any] | None:
+    def of(
+        self, index: tuple[int, ...], state: Any, read: Callable[[], np.ndarray[Any, Any]]
+    ) -> np.ndarray[Any, Any]:
+        """A chunk, read if it is not here as it is now."""
         with self.lock:
             found = self.chunks.get(index)
-            if found is None or found[0] != state:
-                return None
-            self.chunks.move_to_end(index)
-            return found[1]
-
-    def put(self, index: tuple[int, ...], state: Any, chunk: np.ndarray[Any, Any]) -> None:
-        if chunk.nbytes > KEPT:
-            return
-        with self.lock:
-            before = self.chunks.pop(index, None)
-            self.chunks[index] = state, chunk
-            self.bytes += chunk.nbytes - (before[1].nbytes if before else 0)
-            while self.bytes > KEPT:
-                _, (_, oldest) = self.chunks.popitem(last=False)
-                self.bytes -= oldest.nbytes
+            if found is not None and found[0] == state:
+                self.chunks.move_to_end(index)
+                return found[1]
+        chunk = read()
+        if chunk.nbytes <= KEPT:
+            with self.lock:
+                before = self.chunks.pop(index, None)
+                self.chunks[index] = state, chunk
+                self.bytes += chunk.nbytes - (before[1].nbytes if before else 0)
+                while self.bytes > KEPT:
+                    _, (_, oldest) = self.chunks.popitem(last=False)
+                    self.bytes -= oldest.nbytes
+        return chunk
 
 
 def chunks_in(box: Box, chunks: Shape) -> list[range]:

@@ -20,7 +20,7 @@ import numpy as np
 from ostinato import settings
 from ostinato.errors import ArgumentError, LayoutError, OstinatoError
 from ostinato.ops.core.array import Array, File, Host, Operand, Split, Term, changing, settled
-from ostinato.ops.core.device import DEVICES, LATER, Absent, Device, find
+from ostinato.ops.core.device import Absent, Device, find
 from ostinato.ops.core.helpers import check_thread, helper
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.signals import Living
@@ -534,14 +534,11 @@ def _opened(
 
 def _device(name: Any) -> Device:
     """Where workers are to compute."""
-    known = dict.fromkeys((*DEVICES, *LATER))
-    needed = "one of " + ", ".join(map(repr, known))
-    if name in known:
-        try:
-            return find(name)
-        except Absent as error:
-            needed = str(error)
-    raise misfit(ArgumentError, "connect", got=f"device={name!r}", needed=needed)
+    try:
+        return find(name)
+    except Absent as error:
+        got, needed = f"device={name!r}", str(error)
+        raise misfit(ArgumentError, "connect", got=got, needed=needed) from None
 
 
 def _cluster(given: Any) -> Any:

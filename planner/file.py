@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ostinato.ops.core.device import DEVICES, LATER
+from ostinato.ops.core.device import Absent, find
 from ostinato.ops.core.disk import write_whole
 from ostinato.ops.core.encode import (
     Lines,
@@ -265,7 +265,10 @@ def _key(content: Any) -> Key:
     numerics, limit, math, precision = fields(
         content, "numerics", "memory_limit", "math", "precision"
     )
-    need(type(device) is str and device in (*DEVICES, *LATER), f"device {device!r:.40}")
+    try:
+        find(device)
+    except Absent as error:
+        raise Malformed(f"device {device!r:.40}; needed {error}") from None
     need(numerics in NUMERICS, f"numerics {numerics!r:.40}")
     need(math in MATH, f"math {math!r:.40}")
     need(precision in PRECISIONS, f"precision {precision!r:.40}")

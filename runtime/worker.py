@@ -13,7 +13,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,19 +80,22 @@ class Loaded:
     talking: float = 0.0  # of those seconds, in communication
     best: float = float("inf")
     rows: list[Row] = field(default_factory=list)  # its operations, as timed in one run
-    going: deque[tuple[bool, Any, Any, float]] = field(default_factory=deque)  # runs to which the
-    # device has not come yet: whether it is the first, marks of begin and end, communication
+    going: deque[tuple[bool, Any, Any, float, Sequence[Row]]] = field(
+        default_factory=deque
+    )  # runs to
+    # which the device has not come yet: whether it is the first, marks of begin and end, communication,
+    # and its operations if they were timed
 
     def clock(self, device: Device) -> None:
         """Take down what runs took that are done."""
-        for row in self.rows:
-            row.settle(device)
         while self.going:
-            is_first, begin, end, talking = self.going[0]
+            is_first, begin, end, talking, rows = self.going[0]
             took = device.seconds(begin, end)
             if took is None:
                 return
             self.going.popleft()
+            for row in rows:
+                row.settle(device)
             if is_first:
                 self.first = took - talking
             else:
@@ -280,7 +283,7 @@ class Worker:
             raise blamed from error
         if clocked:
             end, talking = self.device.mark(), self.communicator.talking - talking
-            loaded.going.append((loaded.runs == 1, start, end, talking))
+            loaded.going.append((loaded.runs == 1, start, end, talking, bound.rows))
             loaded.clock(self.device)
         return arrays[first:]
 

@@ -25,13 +25,12 @@ Function = Callable[..., None]  # of operands and results
 
 
 class Keeping(NamedTuple):
-    """A product whose right matrix may be the same in many calls."""
+    """A product whose right matrix may be the same in many calls. `keep` gives, of that matrix, the same
+    function to the bit, but with the matrix as it is now in a form that is read faster, and the bytes of
+    that; None if there is no such form."""
 
     function: Function
-    keep: Callable[
-        [Any], tuple[Function, int] | None
-    ]  # that matrix -> the same to the bit, but with
-    # the matrix as it is now in a form that is read faster, and the bytes of that; None if it isn't
+    keep: Callable[[Any], tuple[Function, int] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +201,7 @@ def plain(params: dict[str, Any]) -> dict[str, Any]:
 
 
 class Absent(Exception):
-    """What a device would need that is not here."""
+    """What would be needed for a device to be here."""
 
 
 DEVICES: dict[str, Device] = {}
@@ -223,8 +222,11 @@ def later(name: str, find: Callable[[], Device]) -> None:
     LATER[name] = find
 
 
-def find(name: str) -> Device:
-    """The device of a name that is known."""
+def find(name: Any) -> Device:
+    """The device of this name; raises `Absent` where there is none."""
+    known = [*dict.fromkeys((*DEVICES, *LATER))]
+    if name not in known:
+        raise Absent("one of " + ", ".join(map(repr, known)))
     return DEVICES[name] if name in DEVICES else LATER[name]()
 
 

@@ -1,6 +1,6 @@
 """Several elementwise operations as one, and reductions of their results over the last axes: what
-the planner makes of chains, so that what lies between never goes to memory. On CPUs it is machine
-code (ops/cpu/loops/flat.py); this kernel is for the rest."""
+the planner makes of chains, so that what lies between never goes to memory. They run as
+machine code (loops/flat.py); the kernel here goes node by node, where there is none."""
 
 from __future__ import annotations
 

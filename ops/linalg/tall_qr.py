@@ -71,6 +71,7 @@ def _by_gram(x: Any, q: Any) -> tuple[Any, Any] | None:
 def _turn(x: Any, q: Any, turns: Sequence[Any], gram: Any) -> None:
     """q = q R⁻¹ for the last R, and the Gram matrix of that. Without q, begin with x each time."""
     gram[...] = 0
+    lapack = device_of(x).lapack
     for a, b in _blocks(x):
         if q is None:
             part = np.array(x[a:b], order="C")
@@ -79,7 +80,7 @@ def _turn(x: Any, q: Any, turns: Sequence[Any], gram: Any) -> None:
             if len(turns) == 1:
                 np.copyto(part, x[a:b])
         for upper in turns if q is None else turns[-1:]:
-            device_of(x).lapack.trsm(upper, part, upper=True, left=False)
+            lapack.trsm(upper, part, upper=True, left=False)
         gram += part.conj().T @ part
 
 

@@ -217,6 +217,8 @@ def test_errors_name_the_users_line() -> None:
 def test_the_device_is_asked_for_by_name() -> None:
     with pytest.raises(ArgumentError, match=r"device='gpux'; needed one of 'cpu', 'fake', 'cuda'"):
         ost.connect(device="gpux")
+    with pytest.raises(ArgumentError, match=r"device=\['cpu'\]; needed one of"):
+        ost.connect(device=["cpu"])  # type: ignore[arg-type]
     with use(device="fake"):
         assert ost.ones(2).device == "fake"
         assert ost.ones(2, device="fake").to_device("fake").shape == (2,)
@@ -256,3 +258,31 @@ print(ost.ones(2).device)
     )
     assert "needed a GPU, and CuPy finds none" in second
     assert device == "cpu"
+
+
+def test_a_plan_for_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with use(device="fake"):
+        f = ost.compile(lambda x: x + 1)
+        f(ost.asarray(LONG))
+        f.plan.to_file(tmp_path / "made.plan")
+    code = """
+import sys
+import ostinato as ost
+from ostinato.ops.core.device import LATER
+for known in (False, True):
+    if known:
+        LATER["fake"], sys.modules["cupy"] = LATER["cuda"], None
+    try:
+        ost.Plan.from_file(sys.argv[1])
+    except ost.errors.OstinatoError as error:
+        print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "made.plan")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    unknown, absent = done.stdout.splitlines()
+    assert "device 'fake'; needed one of 'cpu', 'cuda'" in unknown
+    assert "device 'fake'; needed CuPy, which is not installed" in absent

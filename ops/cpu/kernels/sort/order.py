@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy._core._multiarray_umath import __cpu_features__  # type: ignore[import-not-found, unused-ignore]
 from ostinato.ops.core.registry import Scratch
 from ostinato.ops.core.spec import DType, Shape, int8
 from ostinato.ops.cpu.jit.llvm import function_of, why_not
@@ -28,9 +28,6 @@ QUICK = LIMITS.sort_quick
 GRAIN = LIMITS.sort_wake
 PLAIN = LIMITS.sort_plain
 FEW = 8  # one of so many is wanted: then the others are left out before
-
-
-_FEATURES = {name for name, has in __cpu_features__.items() if has}
 
 
 class _Way(NamedTuple):
@@ -123,7 +120,19 @@ def sort_function(
 def _is_numpys(dtype: DType) -> bool:
     """Whether NumPy has vectors to sort such numbers, and there are no more threads than these are worth."""
     plain = dtype.kind in "iuf" and dtype.itemsize in (4, 8)
-    return plain and most_threads() <= PLAIN and bool(_FEATURES & {"AVX2", "AVX512_SKX"})
+    return plain and most_threads() <= PLAIN and _has_vectors()
+
+
+@lru_cache(1)
+def _has_vectors() -> bool:
+    """Whether NumPy knows this processor as one whose vectors it sorts by."""
+    try:
+        from numpy._core._multiarray_umath import (  # type: ignore[import-not-found, unused-ignore]
+            __cpu_features__,
+        )
+    except ImportError:
+        return False
+    return any(__cpu_features__.get(name) for name in ("AVX2", "AVX512_SKX"))
 
 
 def _by_numpy(axis: int, descending: bool) -> Callable[..., None]:
