@@ -14,7 +14,7 @@ from .workload import Case, Numbers
 
 
 def _parallel(function: Callable[..., Any]) -> Any:
-    import numba  # type: ignore[import-untyped, unused-ignore]
+    import numba
 
     return numba.njit(parallel=True, fastmath=True)(function)
 
