@@ -16,7 +16,7 @@ from ostinato.ops.core.traffic import held, traffic
 from ostinato.ops.cpu.fused import FUSED
 from ostinato.ops.cpu.libraries.onednn import library
 from ostinato.ops.cpu.loops.labels import SOURCES, VIEWS
-from ostinato.planner.machine import Machine, this_machine
+from ostinato.planner.machine import Link, Machine, this_machine
 from ostinato.planner.passes.memory import is_joined
 from ostinato.planner.plan import Choice, Measured, Plan, Program, export, largest_part
 from ostinato.planner.seeing.title import title
@@ -430,7 +430,7 @@ def as_html(plan: Plan, measured: Measured | None, machine: Machine | None = Non
 
 def facts(plan: Plan) -> dict[str, Any]:
     """Numbers that tests pin: operations, collectives by kind, bytes sent, peak bytes per worker."""
-    machine = Machine("none", 0, 1, 1, 1, 1, 0, 1)
+    machine = Machine("none", 0, 1, 1, 1, 1, ((0, Link(0, 1)),))
     work = list(steps(plan.program, machine))
     nodes, kinds = count(plan.program)
     return {

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.planner.machine import Machine, measure
+from ostinato.planner.machine import Link, Machine, measure
 
 import ostinato as ost
 from tests.sessions import use
@@ -223,7 +223,7 @@ def test_the_machine_is_measured_with_sense() -> None:
 
 def test_predictions_follow_the_machine() -> None:
     plan = a_plan()
-    slow = Machine("slow", 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+    slow = Machine("slow", 1.0, 1.0, 1.0, 1.0, 1.0, ((0, Link(1.0, 1.0)),))
     from ostinato.planner.seeing.explain import explain, steps
 
     assert sum(s.predicted for s in steps(plan.program, slow)) > 1e6
