@@ -100,6 +100,15 @@ class Machine:
 
 
 NOMINAL = Machine("nominal", 2e-6, 1e11, 2e10, 1e11, 2e9, ((0, Link(30e-6, 5e9)),))
+BYTES = Machine(  # on which only what crosses between workers takes time
+    "bytes", 0.0, math.inf, math.inf, math.inf, math.inf, ((0, Link(0.0, 1e9)),)
+)
+MACHINES = {m.name: m for m in (NOMINAL, BYTES)}
+
+
+def deciding() -> Machine:
+    """The machine by which layouts are chosen (`OSTINATO_MACHINE`)."""
+    return MACHINES[settings.machine]
 
 
 @cache

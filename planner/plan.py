@@ -20,6 +20,8 @@ from ostinato.ops.core.user_line import short
 from ostinato import settings
 from ostinato.errors import OstinatoError, PlanFileError
 
+from .machine import Machine, deciding
+
 F = TypeVar("F", bound=Callable[..., Any])
 # What plans can do by modules that know them: these write themselves in here (file.py, seeing/).
 functions: dict[str, Callable[..., Any]] = {}
@@ -36,6 +38,7 @@ class Target:
     memory_limit: int | None = None  # bytes per worker
     math: str = field(default_factory=lambda: settings.math)  # whose functions: "own" or "libm"
     precision: str = "as-written"  # or "mixed_bf16"
+    machine: Machine = field(default_factory=deciding, compare=False, repr=False)
 
     @property
     def workers(self) -> int:
