@@ -1,4 +1,4 @@
-"""What a machine can do: a handful of rates, from which the planner predicts what a plan takes.
+"""What a machine can do: rates, from which the planner predicts what a plan takes.
 
 A machine has workers, each with rates of its own, joined by links. `levels` says which link joins how
 many of them, from the innermost: 8 GPUs of a node by NVLink, all nodes by InfiniBand. Ranks run through
@@ -6,6 +6,10 @@ a mesh row by row, so the last axes of a mesh lie within a node, and each axis h
 smallest level that spans it.
 
     machine.links((256, 8))     (InfiniBand, NVLink)
+
+Machines are data (planner/machines/*.toml has those of real systems, with their sources), or measured:
+`ostinato calibrate` keeps what it finds in the cache, and `known` gives it. Where nobody measured,
+`NOMINAL` is meant.
 
 No machine is part of a plan's id: the same question may be answered differently on another machine."""
 
@@ -16,46 +20,84 @@ import json
 import math
 import os
 import platform
-import time
-from collections.abc import Callable
+import tomllib
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from ostinato.ops.core import disk_cache
 from ostinato.ops.core.layout import Mesh
+from ostinato.ops.core.user_line import misfit
 
 from ostinato import settings
+from ostinato.errors import ArgumentError, OstinatoError
 
-NEAR = 1 << 18  # bytes that a kernel may touch and still work in cache
+FORMAT = 2  # of what is kept of measurements
+KEPT = "machine.json"
+PRESETS = Path(__file__).resolve().parent / "machines"
+NEAR = 1 << 18  # bytes that a kernel may touch and still work in cache, on the nominal machine
+
+
+# -- links ---------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A collective as it was measured, among so many workers."""
+
+    kind: str
+    workers: int
+    seconds: float  # of a small one
+    bandwidth: float  # bytes per second of a large one
+
+    def time(self, n: int, size: float) -> float:
+        """Among other numbers of workers, more steps are taken, and more of the bytes are others'."""
+        steps = math.ceil(math.log2(n)) / math.ceil(math.log2(self.workers))
+        others = (1 - 1 / n) / (1 - 1 / self.workers)
+        return steps * self.seconds + others * size / self.bandwidth
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What joins workers. A collective among `n` of them takes the time of its library's best
-    algorithm, on a worker that has `size` bytes before it and after it; `size` of a gather or a scatter
-    is that of all parts."""
+    """What joins workers. A collective among `n` of them takes what was measured, or else the time of
+    its library's best algorithm, on a worker that has `size` bytes before it and after it; `size` of a
+    gather or a scatter is that of all parts."""
 
     seconds: float  # to start one message
     bandwidth: float  # bytes per second that a worker sends, and receives, while all do
+    name: str = ""
+    seen: tuple[Seen, ...] = ()
 
     def message(self, size: float) -> float:
         return self.seconds + size / self.bandwidth
 
+    def _seen(self, kind: str) -> Seen | None:
+        return next((s for s in self.seen if s.kind == kind), None)
+
     def reduce_scatter(self, n: int, size: float) -> float:
         """By recursive halving: half the bytes, then a quarter, ..."""
+        return self._halved("reduce_scatter", n, size)
+
+    def all_gather(self, n: int, size: float) -> float:
+        """The same messages in the other order."""
+        return self._halved("all_gather", n, size)
+
+    def _halved(self, kind: str, n: int, size: float) -> float:
         if n < 2:
             return 0.0
+        if seen := self._seen(kind):
+            return seen.time(n, size)
         return math.ceil(math.log2(n)) * self.seconds + size * (n - 1) / n / self.bandwidth
-
-    all_gather = reduce_scatter  # the same messages in the other order
 
     def all_reduce(self, n: int, size: float) -> float:
         """Small ones by recursive doubling, each step with all bytes; large ones as a reduce-scatter and
         an all-gather."""
         if n < 2:
             return 0.0
+        if seen := self._seen("all_reduce"):
+            return seen.time(n, size)
         small = math.ceil(math.log2(n)) * self.message(size)
         return min(small, 2 * self.reduce_scatter(n, size))
 
@@ -63,45 +105,219 @@ class Link:
         """Pairwise; few bytes are gathered by all instead, in fewer messages."""
         if n < 2:
             return 0.0
+        if seen := self._seen("all_to_all"):
+            return seen.time(n, size)
         pairwise = (n - 1) * self.seconds + size * (n - 1) / n / self.bandwidth
         steps = math.ceil(math.log2(n))
         return min(pairwise, steps * (self.seconds + size / 2 / self.bandwidth))
 
 
+# -- machines ------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Of products of one dtype: small ones do not reach it."""
+
+    dtype: str
+    most: float  # operations per second
+    half: float = 0.0  # operations of a product that reaches half of it
+
+    def time(self, flops: float) -> float:
+        return (flops + self.half) / self.most if flops else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Rates per worker."""
+    """Rates per worker. Those of a dtype that is not listed are those of the first one."""
 
     name: str
     call_seconds: float  # to start one kernel
-    near_bandwidth: float  # bytes per second within cache
-    far_bandwidth: float  # from memory
-    gemm_rate: float  # operations per second of a large float32 product
-    element_rate: float  # of elementwise functions
+    stream: tuple[
+        tuple[float, float], ...
+    ]  # bytes that are looked at again and again, and bytes per
+    # second that then come and go, from few to many
+    products: tuple[Rate, ...]
+    elements: tuple[tuple[str, float], ...]  # (dtype, sums and products of elements per second)
+    functions: tuple[tuple[str, float], ...]  # (dtype, exp and its like per second)
     levels: tuple[tuple[int, Link], ...]  # (workers that the link joins, the link); 0: all
+    factors: tuple[Rate, ...] = ()  # of factorizations, as for products; empty: as products
+    run_seconds: float = 0.0  # to start a plan
+    again_seconds: float | None = None  # to start a kernel in a loop that needs no Python
+    background: float = (
+        1.0  # the share of a started collective that goes on while its worker computes
+    )
+    memory: float = math.inf  # bytes
+    device: str = "cpu"
+    about: str = ""
 
-    def kernel_seconds(self, flops: float, moved: float, dense: bool) -> float:
+    # -- time ------------------------------------------------------------------------------
+    def kernel_seconds(
+        self, flops: float, moved: float, dense: bool, dtype: str = "float32"
+    ) -> float:
         """The longer of computing and moving, and the start."""
-        bandwidth = self.near_bandwidth if moved <= NEAR else self.far_bandwidth
-        rate = self.gemm_rate if dense else self.element_rate
-        return self.call_seconds + max(flops / rate, moved / bandwidth)
+        return self.call_seconds + max(
+            self.flops_seconds(flops, dense, dtype), self.moving_seconds(moved, moved)
+        )
+
+    def flops_seconds(self, flops: float, dense: bool, dtype: str = "float32") -> float:
+        if dense:
+            return _of(self.products, dtype).time(flops)
+        return flops / _rate(self.elements, dtype)
+
+    def moving_seconds(self, moved: float, among: float) -> float:
+        """Bytes that come and go, of so many that are looked at in turn."""
+        return moved / self.bandwidth(among) if moved else 0.0
+
+    def bandwidth(self, among: float) -> float:
+        """Between the sizes that are listed, in the measure of their logarithms."""
+        sizes = self.stream
+        k = bisect_left(sizes, among, key=lambda s: s[0])
+        if k == 0 or k == len(sizes):
+            return sizes[min(k, len(sizes) - 1)][1]
+        (few, fast), (many, slow) = sizes[k - 1], sizes[k]
+        share = math.log(among / few) / math.log(many / few)
+        return fast ** (1 - share) * slow**share
 
     def message_seconds(self, moved: float) -> float:
         return self.levels[0][1].message(moved)
 
     def links(self, mesh: Mesh) -> tuple[Link, ...]:
         """The link of each axis of a mesh."""
+        return tuple([self.levels[k][1] for k in self.levels_of(mesh)])
+
+    def levels_of(self, mesh: Mesh) -> tuple[int, ...]:
+        """Which of the levels each axis of a mesh has."""
         found, span = [], 1
         for n in reversed(mesh):
             span *= n
-            within = [link for workers, link in self.levels if workers >= span]
-            found.append(within[0] if within else self.levels[-1][1])
+            within = [k for k, (workers, _) in enumerate(self.levels) if workers >= span]
+            found.append(within[0] if within else len(self.levels) - 1)
         return tuple(reversed(found))
 
+    # -- as data ---------------------------------------------------------------------------
+    @property
+    def data(self) -> dict[str, Any]:
+        """As a file has it."""
+        made = asdict(self)
+        for name, columns in _TABLES.items():
+            made[name] = [dict(zip(columns, row, strict=True)) for row in made[name]]
+        made["levels"] = [{"workers": n, **asdict(link)} for n, link in self.levels]
+        return {k: v for k, v in made.items() if v is not None and v != math.inf}
 
-NOMINAL = Machine("nominal", 2e-6, 1e11, 2e10, 1e11, 2e9, ((0, Link(30e-6, 5e9)),))
+    @staticmethod
+    def of(data: Mapping[str, Any]) -> Machine:
+        """From what a file has; columns that it has in addition, such as sources, are for people."""
+        found = {f.name: data[f.name] for f in fields(Machine) if f.name in data}
+        for name, columns in _TABLES.items():
+            rows = [tuple(_plain(row[c]) for c in columns) for row in data[name]]
+            found[name] = tuple(rows)
+        for name in ("products", "factors"):
+            found[name] = tuple([_row(Rate, row) for row in data.get(name, ())])
+        levels = []
+        for row in data["levels"]:
+            seen = tuple([_row(Seen, s) for s in row.get("seen", ())])
+            levels.append((int(row["workers"]), _row(Link, {**row, "seen": seen})))
+        found["levels"] = tuple(levels)
+        for name in ("call_seconds", "run_seconds", "again_seconds", "background", "memory"):
+            if name in found:
+                found[name] = float(found[name])
+        return _checked(Machine(**found))
+
+    @staticmethod
+    def load(name: str | os.PathLike[str]) -> Machine:
+        """A preset by its name, or the machine of a TOML or JSON file."""
+        path = Path(name)
+        if path.suffix not in (".toml", ".json"):
+            path = PRESETS / f"{name}.toml"
+            if str(name) not in presets():
+                raise _unfit(name, "one of " + ", ".join(map(repr, presets())), "")
+        try:
+            text = path.read_text()
+            return Machine.of(tomllib.loads(text) if path.suffix == ".toml" else json.loads(text))
+        except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
+            raise _unfit(path, "a file that describes a machine", f"{error!r:.100}") from None
+
+
+_TABLES = {  # tables of two columns
+    "stream": ("bytes", "bandwidth"),
+    "elements": ("dtype", "rate"),
+    "functions": ("dtype", "rate"),
+}
+
+
+def _row(kind: Any, row: Mapping[str, Any]) -> Any:
+    known = {f.name: row[f.name] for f in fields(kind) if f.name in row}
+    return kind(**{k: v if isinstance(v, tuple) else _plain(v) for k, v in known.items()})
+
+
+def _plain(x: Any) -> Any:
+    return x if isinstance(x, str) else float(x)
+
+
+def _checked(machine: Machine) -> Machine:
+    """All that is divided by is more than 0, and sizes rise."""
+    sizes = [size for size, _ in machine.stream]
+    rates = [
+        rate for table in (machine.stream, machine.elements, machine.functions) for _, rate in table
+    ]
+    rates += [r.most for r in (*machine.products, *machine.factors)]
+    for _, link in machine.levels:
+        rates += [link.bandwidth, *(s.bandwidth for s in link.seen)]
+        rates += [s.workers - 1 for s in link.seen]
+    tables = (machine.stream, machine.products, machine.elements, machine.functions, machine.levels)
+    if not all(tables) or sizes != sorted(set(sizes)) or not all(x > 0 for x in (*rates, *sizes)):
+        raise ValueError("rates above 0, and sizes that rise")
+    return machine
+
+
+def _unfit(name: object, needed: str, error: str) -> OstinatoError:
+    return misfit(
+        ArgumentError,
+        f"machine={str(name)!r}",
+        got=error or "a name that is not known",
+        needed=needed,
+        do="take a preset, such as 'h200-ib', or a file like those in planner/machines",
+    )
+
+
+def _of(rates: Sequence[Rate], dtype: str) -> Rate:
+    return next((r for r in rates if r.dtype == dtype), rates[0])
+
+
+def _rate(rates: Iterable[tuple[str, float]], dtype: str) -> float:
+    table = dict(rates)
+    return table.get(dtype) or next(iter(table.values()))
+
+
+@cache
+def presets() -> tuple[str, ...]:
+    """The names of machines that come with this library."""
+    return tuple(sorted(p.stem for p in PRESETS.glob("*.toml")))
+
+
+def resolve(machine: Machine | str | os.PathLike[str]) -> Machine:
+    """What users mean by `machine=`."""
+    if isinstance(machine, Machine):
+        return machine
+    return MACHINES.get(str(machine)) or Machine.load(machine)
+
+
+NOMINAL = Machine(
+    "nominal",
+    call_seconds=2e-6,
+    stream=((NEAR, 1e11), (NEAR + 1, 2e10)),
+    products=(Rate("float32", 1e11),),
+    elements=(("float32", 2e9),),
+    functions=(("float32", 2e9),),
+    levels=((0, Link(30e-6, 5e9)),),
+)
 BYTES = Machine(  # on which only what crosses between workers takes time
-    "bytes", 0.0, math.inf, math.inf, math.inf, math.inf, ((0, Link(0.0, 1e9)),)
+    "bytes",
+    call_seconds=0.0,
+    stream=((1.0, math.inf),),
+    products=(Rate("float32", math.inf),),
+    elements=(("float32", math.inf),),
+    functions=(("float32", math.inf),),
+    levels=((0, Link(0.0, 1e9)),),
 )
 MACHINES = {m.name: m for m in (NOMINAL, BYTES)}
 
@@ -111,6 +327,7 @@ def deciding() -> Machine:
     return MACHINES[settings.machine]
 
 
+# -- this one ------------------------------------------------------------------------------------
 @cache
 def processor() -> str:
     """What it is called."""
@@ -132,48 +349,44 @@ def memory() -> int:
 
 
 @cache
-def this_machine() -> Machine:
-    """This machine, measured when it is first asked for, and remembered on disk."""
-    disk = disk_cache.at(settings.cache)
-    name = f"{platform.node()}/{platform.machine()}/{os.cpu_count()}/numpy {np.__version__}"
+def _here() -> str:
+    """What measurements hold for."""
+    return f"{platform.node()}/{processor()}/{os.cpu_count()}/numpy {np.__version__}"
+
+
+def _kept(folder: Path | None) -> dict[str, Any]:
+    """What was measured here, by kind of workers."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
-        known = json.loads(disk.read("machine.json") or b"{}")
-        if known["name"] == name:
-            rates = [float(known[f.name]) for f in fields(Machine)[1:-1]]
-            levels = tuple([(int(n), Link(*map(float, link))) for n, link in known["levels"]])
-            return Machine(name, *rates, levels)
-    found = measure(name)
-    levels = [(n, (link.seconds, link.bandwidth)) for n, link in found.levels]
-    disk.write("machine.json", json.dumps({**asdict(found), "levels": levels}).encode())
-    return found
+        data = json.loads(disk_cache.at(folder).read(KEPT) or b"{}")
+        if data["format"] == FORMAT and data["of"] == _here():
+            return dict(data["machines"])
+    return {}
 
 
-def measure(name: str = "") -> Machine:
-    """Takes about a tenth of a second."""
-    small, near = np.zeros(8, np.float32), np.zeros(NEAR // 12, np.float32)
-    out_near = np.empty_like(near)
-    far = np.ones(1 << 22, np.float32)
-    out_far = np.empty_like(far)
-    square = np.ones((512, 512), np.float32)
-    product = np.empty_like(square)
-    copied = _best(lambda: np.copyto(out_far, far), 4)
-    return Machine(
-        name,
-        call_seconds=_best(lambda: np.add(small, small, small), 1000),
-        near_bandwidth=3 * near.nbytes / _best(lambda: np.add(near, near, out_near), 100),
-        far_bandwidth=2 * far.nbytes / copied,
-        gemm_rate=2 * 512**3 / _best(lambda: np.matmul(square, square, product), 4),
-        element_rate=10 * near.size / _best(lambda: np.exp(near, out_near), 50),
-        levels=((0, Link(30e-6, far.nbytes / copied)),),
-    )
+def kind_of(device: str, workers: int, apart: bool) -> str:
+    """How measurements of such workers are called."""
+    return f"{device} {workers} {'processes' if apart and workers > 1 else 'threads'}"
 
 
-def _best(run: Callable[[], object], times: int) -> float:
-    """Seconds per call, of the best of five rounds."""
-    best = float("inf")
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(times):
-            run()
-        best = min(best, (time.perf_counter() - start) / times)
-    return best
+def keep(machine: Machine, workers: int, apart: bool) -> None:
+    """Remember what was measured."""
+    machines = _kept(settings.cache)
+    machines[kind_of(machine.device, workers, apart)] = machine.data
+    data = {"format": FORMAT, "of": _here(), "machines": machines}
+    disk_cache.at(settings.cache).write(KEPT, json.dumps(data).encode())
+    _found.cache_clear()
+
+
+def known(device: str, mesh: Mesh, apart: bool = False) -> Machine:
+    """The machine as it was measured with so many workers, which are processes of their own or threads;
+    the nominal one if nobody did."""
+    return _found(settings.cache, device, math.prod(mesh), apart)
+
+
+@cache
+def _found(folder: Path | None, device: str, workers: int, apart: bool) -> Machine:
+    with contextlib.suppress(ValueError, TypeError, KeyError, IndexError):
+        data = _kept(folder).get(kind_of(device, workers, apart))
+        if data is not None:
+            return Machine.of(data)
+    return NOMINAL

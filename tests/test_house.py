@@ -237,6 +237,22 @@ def test_every_package_is_in_the_wheel_list() -> None:
     assert set(listed["package-dir"]) >= {p for p in there if p.count(".") <= 1}
 
 
+def test_data_of_packages_is_in_the_wheel_list() -> None:
+    """So is a file that is no module."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    packed = set()
+    for package, patterns in listed["package-data"].items():
+        room = ROOT / listed["package-dir"][package]
+        packed |= {path for pattern in patterns for path in room.glob(pattern)}
+    there = {
+        path
+        for room in (*FLOORS, "io_pipeline")
+        for path in (ROOT / room).rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc", ".md")
+    }
+    assert packed == there
+
+
 @pytest.mark.install
 def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
     copy = tmp_path / "source"  # a build leaves its traces, and would find those of the last one
@@ -276,7 +292,8 @@ def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
     code = (
         "import ostinato as ost, numpy as np; f = ost.compile(lambda x: (x @ x.T).sum()); "
         "print(float(f(np.ones((2, 3)))), ost.__file__); f.plan.explain(); f.plan.draw('p.svg'); "
-        "import ostinato.io_pipeline"
+        "import ostinato.io_pipeline; from ostinato.planner.machine import presets, resolve; "
+        "assert [resolve(name).name for name in presets()]"
     )
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     run = subprocess.run(

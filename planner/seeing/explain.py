@@ -16,7 +16,7 @@ from ostinato.ops.core.traffic import held, traffic
 from ostinato.ops.cpu.fused import FUSED
 from ostinato.ops.cpu.libraries.onednn import library
 from ostinato.ops.cpu.loops.labels import SOURCES, VIEWS
-from ostinato.planner.machine import Link, Machine, this_machine
+from ostinato.planner.machine import NOMINAL, Machine, known
 from ostinato.planner.passes.memory import is_joined
 from ostinato.planner.plan import Choice, Measured, Plan, Program, export, largest_part
 from ostinato.planner.seeing.title import title
@@ -258,7 +258,7 @@ HEADS = ("operation", "result", "layout", "work", "traffic", "predicted", "measu
 @export
 def explain(plan: Plan, measured: Measured | None, machine: Machine | None = None) -> str:
     """Everything that was decided, as text."""
-    machine = machine or this_machine()
+    machine = machine or known(plan.target.device, plan.target.mesh)
     table = [HEADS, *rows(plan, machine, measured)]
     keep = [k for k in range(len(HEADS)) if any(row[k] for row in table[1:])]
     if plan.target.workers == 1:
@@ -395,7 +395,7 @@ _STYLE = (
 @export
 def as_html(plan: Plan, measured: Measured | None, machine: Machine | None = None) -> str:
     """One self-contained piece of HTML: facts, memory as a bar, and the table of `explain`."""
-    machine = machine or this_machine()
+    machine = machine or known(plan.target.device, plan.target.mesh)
     total = max(plan.peak_bytes, 1)
     bar = "".join(
         f'<span title="{name} {amount(n)}" style="display:inline-block;height:10px;'
@@ -430,8 +430,7 @@ def as_html(plan: Plan, measured: Measured | None, machine: Machine | None = Non
 
 def facts(plan: Plan) -> dict[str, Any]:
     """Numbers that tests pin: operations, collectives by kind, bytes sent, peak bytes per worker."""
-    machine = Machine("none", 0, 1, 1, 1, 1, ((0, Link(0, 1)),))
-    work = list(steps(plan.program, machine))
+    work = list(steps(plan.program, NOMINAL))
     nodes, kinds = count(plan.program)
     return {
         "operations": nodes,

@@ -22,7 +22,6 @@ from typing import Any
 
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.file import code_version
-from ostinato.planner.machine import this_machine
 from ostinato.runtime.dashboard import page
 
 from ostinato import settings
@@ -113,7 +112,6 @@ def _take_part(
 def _lead(name: str, lead: Lead, secret: bytes, host: str) -> None:
     """Serve a program; then everybody goes home, whatever happened."""
     try:
-        this_machine()  # measured before there is work that would disturb it
         desk = Desk(lead, secret, host)
         threads, heartbeat = lead.member.worker.threads, settings.heartbeat
         _desks[name] = {"address": desk.address, "threads": threads, "heartbeat": heartbeat}

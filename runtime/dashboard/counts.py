@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.ops.core.layout import Mesh
-from ostinato.planner.machine import this_machine
+from ostinato.planner.machine import known
 from ostinato.planner.plan import Plan
 from ostinato.planner.seeing.explain import amount, name_of, steps
 from ostinato.planner.seeing.picture import svg
@@ -135,7 +135,8 @@ def axis_between(rank: int, peer: int, mesh: Mesh) -> str:
 
 def description(plan: Plan) -> dict[str, Any]:
     """What people want to know of a plan, as plain data."""
-    machine, rows = this_machine(), list[dict[str, Any]]()
+    machine = known(plan.target.device, plan.target.mesh, apart=True)
+    rows = list[dict[str, Any]]()
     graph = plan.program.graph
     number = {id(node): k for k, node in enumerate(graph.nodes)}
     waits = {

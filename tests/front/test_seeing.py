@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.planner.machine import Link, Machine, measure
+from ostinato.planner.machine import Link, Machine, Rate
+from ostinato.planner.seeing.explain import explain, steps
 
 import ostinato as ost
 from tests.sessions import use
@@ -211,21 +212,17 @@ def test_dump(tmp_path: Path) -> None:
     assert any("matmul" in p.read_text() for p in tmp_path.glob("*_program.txt"))
 
 
-def test_the_machine_is_measured_with_sense() -> None:
-    found = measure()
-    assert 1e-8 < found.call_seconds < 1e-4
-    assert 1e8 < found.far_bandwidth < 1e13
-    assert 1e8 < found.gemm_rate < 1e15
-    assert found.kernel_seconds(0, 0, False) == found.call_seconds
-    assert found.kernel_seconds(1e9, 0, True) > found.kernel_seconds(1e6, 0, True)
-    assert found.message_seconds(1 << 30) > found.message_seconds(8)
-
-
 def test_predictions_follow_the_machine() -> None:
     plan = a_plan()
-    slow = Machine("slow", 1.0, 1.0, 1.0, 1.0, 1.0, ((0, Link(1.0, 1.0)),))
-    from ostinato.planner.seeing.explain import explain, steps
-
+    slow = Machine(
+        "slow",
+        call_seconds=1.0,
+        stream=((1.0, 1.0),),
+        products=(Rate("float32", 1.0),),
+        elements=(("float32", 1.0),),
+        functions=(("float32", 1.0),),
+        levels=((0, Link(1.0, 1.0)),),
+    )
     assert sum(s.predicted for s in steps(plan.program, slow)) > 1e6
     assert "per run" in explain(plan, None, slow)
 

@@ -19,6 +19,7 @@ from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.libraries import lapack
 from ostinato.ops.cpu.threads import blas
 from ostinato.ops.linalg import blocked, jacobi
+from ostinato.planner.machine import Rate
 from ostinato.planner.passes import layouts
 from ostinato.planner.pipeline import make_plan
 from ostinato.planner.plan import Key, Target
@@ -324,7 +325,7 @@ def test_any_workers_gives_the_same_bits() -> None:
 def slow_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """A nominal machine on which spreading the work always pays, and steps already for small
     matrices."""
-    slow = dataclasses.replace(layouts.NOMINAL, gemm_rate=1e3)
+    slow = dataclasses.replace(layouts.NOMINAL, products=(Rate("float32", 1e3),))
     monkeypatch.setattr(layouts, "NOMINAL", slow)
     monkeypatch.setattr(blocked, "LEAST", 150)
 
