@@ -43,6 +43,7 @@ from ostinato.ops.reduction import *
 from ostinato.ops.shape import *
 from ostinato.ops.sorting import *
 from ostinato.planner.plan import Plan as Plan
+from ostinato.planner.policy import Precision as Precision
 
 from . import errors as errors
 from .cluster import LocalCluster as LocalCluster

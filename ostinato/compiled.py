@@ -33,6 +33,7 @@ from ostinato.ops.core.user_line import misfit
 from ostinato.ops.seeds import seeds
 from ostinato.planner.pipeline import check_limit
 from ostinato.planner.plan import Key, Plan, Target
+from ostinato.planner.policy import Precision, check_precision
 from ostinato.runtime.engine import Launcher
 
 from . import sessions
@@ -45,7 +46,6 @@ from .sessions import (
     Session,
     check_memory_limit,
     check_numerics,
-    check_precision,
     current,
     here,
     one_by_one,
@@ -149,7 +149,7 @@ class CompiledFunction(Generic[P, R]):
         static: Iterable[str | int] = (),
         memory_limit: int | None = None,
         numerics: str | None = None,
-        precision: str | None = None,
+        precision: str | Precision | None = None,
     ) -> None:
         self.function = function
         functools.update_wrapper(self, function, updated=())  # its state is not ours
@@ -736,7 +736,7 @@ def compile(
     static: Iterable[str | int] = ...,
     memory_limit: int | None = ...,
     numerics: str | None = ...,
-    precision: str | None = ...,
+    precision: str | Precision | None = ...,
 ) -> Callable[[Callable[P, R]], CompiledFunction[P, R]]: ...
 
 

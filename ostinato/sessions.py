@@ -28,7 +28,8 @@ from ostinato.ops.core.user_line import misfit
 from ostinato.planner.cache import PlanCache
 from ostinato.planner.passes.layouts import resolve
 from ostinato.planner.pipeline import make_plan, tune
-from ostinato.planner.plan import NUMERICS, PRECISIONS, Choice, Key, Measured, Plan, Target
+from ostinato.planner.plan import NUMERICS, Choice, Key, Measured, Plan, Target
+from ostinato.planner.policy import Precision, check_precision
 from ostinato.planner.seeing.explain import told
 from ostinato.planner.tuning.sites import Site
 from ostinato.planner.tuning.tuner import Budget, Known, Tuner, machine
@@ -412,11 +413,6 @@ def _first_split(layout: Layout) -> Split:
     return next((s for s in layout.splits if isinstance(s, int)), None)
 
 
-def check_precision(who: str, precision: str) -> str:
-    """One of the names of policies."""
-    return _one_of(who, "precision", precision, PRECISIONS)
-
-
 def check_numerics(who: str, numerics: str) -> str:
     """One of the names of promises."""
     return _one_of(who, "numerics", numerics, NUMERICS)
@@ -453,7 +449,7 @@ def connect(
     numerics: str = "same-plan",
     memory_limit: int | None = None,
     threads: int | None = None,
-    precision: str = "as-written",
+    precision: str | Precision = "as-written",
     device: str | None = None,
 ) -> Session:
     """Workers to compute with, from now on: this process with all its cores, or n workers that are
@@ -466,8 +462,10 @@ def connect(
     "fast". memory_limit: bytes per worker; a plan that needs more runs block after block of an
     index, or is refused before it runs if that is not enough. threads: at most so many cores are
     used, which workers share; else all that this process may use, or OMP_NUM_THREADS. precision:
-    "mixed_bf16" rounds what float32 products multiply to bfloat16, which some processors multiply
-    much faster; sums and all else stay float32. device: where workers keep arrays and compute,
+    "mixed_bf16" and "mixed_f16" round what float32 products multiply to halves, which some processors
+    multiply much faster; sums and all else stay float32. "f32" and "f64" compute in that dtype
+    between arguments and results, which keep theirs; an ost.Precision says each by name. device:
+    where workers keep arrays and compute,
     "cpu" or "cuda"."""
     session = _opened(workers, mesh, numerics, memory_limit, threads, precision, device)
     _publish(session)
@@ -481,7 +479,7 @@ def _opened(
     numerics: str,
     memory_limit: int | None,
     threads: int | None,
-    precision: str,
+    precision: str | Precision,
     device: str | None = None,
 ) -> Session:
     """A session, in use nowhere yet."""
@@ -498,7 +496,7 @@ def _opened(
             needed="a whole number of 1 or more",
             do="leave it out to use all cores",
         )
-    check_precision("connect", precision)
+    policy = check_precision("connect", precision)
     job = 1 if cluster is not None else job_size()
     apart = cluster is not None or job > 1
     if device is None:
@@ -528,7 +526,7 @@ def _opened(
     else:
         mesh = _mesh(mesh, workers)
         engine = LocalEngine(math.prod(mesh), mesh, threads, device)
-    target = Target(mesh, device, numerics, limit, precision=precision)
+    target = Target(mesh, device, numerics, limit, precision=policy)
     return Session(engine, target)
 
 

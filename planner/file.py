@@ -37,7 +37,8 @@ from ostinato.errors import PlanFileError
 from .check import check_graph, check_layouts, check_source, same_program, seconds_of
 from .machine import memory
 from .pipeline import done_so, program_of
-from .plan import FORMAT, MATH, NUMERICS, PRECISIONS, Choice, Key, Plan, Target, Tuned, export
+from .plan import FORMAT, MATH, NUMERICS, Choice, Key, Plan, Target, Tuned, export
+from .policy import Precision
 
 MAGIC = b"ostinato plan"
 DAY = 86400.0
@@ -271,7 +272,11 @@ def _key(content: Any) -> Key:
         raise Malformed(f"device {device!r:.40}; needed {error}") from None
     need(numerics in NUMERICS, f"numerics {numerics!r:.40}")
     need(math in MATH, f"math {math!r:.40}")
-    need(precision in PRECISIONS, f"precision {precision!r:.40}")
+    need(type(precision) is str, f"precision {precision!r:.40}")
+    try:
+        Precision.of(precision)
+    except ValueError as error:
+        raise Malformed(str(error)) from None
     target = Target(
         tuple(listing(mesh, lambda n: integer(n, 1, 1 << 20), 8)),
         device,

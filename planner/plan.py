@@ -21,6 +21,7 @@ from ostinato import settings
 from ostinato.errors import OstinatoError, PlanFileError
 
 from .machine import Machine, deciding
+from .policy import AS_WRITTEN
 
 F = TypeVar("F", bound=Callable[..., Any])
 # What plans can do by modules that know them: these write themselves in here (file.py, seeing/).
@@ -37,7 +38,7 @@ class Target:
     numerics: str = "same-plan"  # or "any-workers", "fast"
     memory_limit: int | None = None  # bytes per worker
     math: str = field(default_factory=lambda: settings.math)  # whose functions: "own" or "libm"
-    precision: str = "as-written"  # or "mixed_bf16"
+    precision: str = AS_WRITTEN  # the text of a policy (policy.py)
     machine: Machine = field(default_factory=deciding, compare=False, repr=False)
 
     @property
@@ -50,7 +51,6 @@ class Target:
 
 NUMERICS = ("same-plan", "any-workers", "fast")
 MATH = ("own", "libm")
-PRECISIONS = ("as-written", "mixed_bf16")
 ONE_THREAD = "one thread"  # a way of any kernel
 
 

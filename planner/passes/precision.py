@@ -1,7 +1,7 @@
-"""Under `mixed_bf16`: what float32 products multiply is rounded to bfloat16, once for each value; sums,
-results, and all that is no product stay float32.
+"""Floating arithmetic in the dtypes of the target's policy: what is kept (storage.py), what products read
+of their operands, once for each value, and what products and sums add up in.
 
-before                                     after
+before                                     after, under `mixed_bf16`
 %2 = matmul(%0, %1) : float32[4,5]         %2 = astype(%0; dtype=dtype bfloat16) : bfloat16[4,6]
 return %2                                  %3 = astype(%2; dtype=dtype float32) : float32[4,6]
                                            %4 = astype(%1; dtype=dtype bfloat16) : bfloat16[6,5]
@@ -18,46 +18,89 @@ from collections.abc import Sequence
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import bfloat16, float32
-from ostinato.ops.expressions import Expression
+from ostinato.ops.core.spec import DType, Spec, is_float, is_inexact
+from ostinato.ops.shape import accumulator
 from ostinato.planner.plan import Target
+from ostinato.planner.policy import Precision
 from ostinato.planner.rewrite import Values, rebuild
+
+from .storage import cast_once, store_in
 
 
 def mix_precision(graph: Graph, target: Target) -> Graph:
-    """The pass; nothing unless the target asks for `mixed_bf16`."""
-    if target.precision != "mixed_bf16":
+    """The pass; nothing if the policy is "as-written"."""
+    policy = Precision.of(target.precision)
+    storage, compute, accumulate = policy.dtypes
+    if storage is not None:
+        graph = store_in(graph, storage)
+    if accumulate is None or (storage is compute and compute is accumulate):
         return graph
+    return _mixed(graph, compute, accumulate, storage is not None)
+
+
+def _mixed(graph: Graph, compute: DType | None, accumulate: DType, anyhow: bool) -> Graph:
+    """Products and sums in the policy's dtypes; products wider than `accumulate` only if `anyhow`."""
 
     def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
-        specs = [*(builder.specs[v] for v in inputs), *node.specs]
-        product = OPS[node.op].product
-        if product is None or any(s.dtype != float32 for s in specs):
-            return None
-        multiplied = (product.left, product.right)
-        inputs = tuple(
-            _rounded(builder, v, node.line) if j in multiplied else v for j, v in enumerate(inputs)
-        )
-        return builder.add(node.op, inputs, node.params, node.specs, node.line)
+        kept = node.specs[-1].dtype
+        if OPS[node.op].product is not None:
+            specs = [*(builder.specs[v] for v in inputs), *node.specs]
+            if not is_float(kept) or any(s.dtype != kept for s in specs):
+                return None
+            if kept.itemsize > accumulate.itemsize and not anyhow:
+                return None
+            return multiplied(builder, node, inputs, compute, accumulate)
+        if _adds_up(node, [builder.specs[v] for v in inputs]):
+            return _added(builder, node, inputs, accumulate)
+        return None
 
-    return rebuild(graph, rule, lambda g: mix_precision(g, target))
-
-
-def _rounded(builder: Builder, v: int, line: str) -> int:
-    """A value's nearest numbers of bfloat16, as float32. What is seen turned or reshaped is rounded
-    as it was before, so that both need one rounding.
-    """
-    maker = builder.maker(v)
-    if maker is not None and OPS[maker.op].same_elements:
-        source = _rounded(builder, maker.inputs[0], line)
-        return builder.add(maker.op, (source,), maker.params, maker.specs, maker.line)[0]
-    if _is_rounded(builder, maker):
-        return v
-    return Expression(builder, v, line).astype(bfloat16).astype(float32).value
+    return rebuild(graph, rule, lambda g: _mixed(g, compute, accumulate, anyhow))
 
 
-def _is_rounded(builder: Builder, maker: Node | None) -> bool:
-    if maker is None or not OPS[maker.op].converts:
+def multiplied(
+    builder: Builder, node: Node, inputs: Values, compute: DType | None, accumulate: DType
+) -> Sequence[int] | None:
+    """A product of what it reads rounded, added up in a dtype, with results as they were."""
+    kept = node.specs[0].dtype
+    rounds = compute is not None and compute.itemsize < kept.itemsize
+    work = accumulate if accumulate.itemsize > accumulator(kept).itemsize or rounds else kept
+    if not rounds and work == kept:
+        return None
+    read = list(inputs)
+    product = OPS[node.op].product
+    assert product is not None
+    for j, v in enumerate(inputs):
+        if rounds and compute is not None and j in (product.left, product.right):
+            v = cast_once(builder, v, compute, node.line)
+        read[j] = cast_once(builder, v, work, node.line)
+    specs = [Spec(s.shape, work) for s in node.specs]
+    made = builder.add(node.op, read, node.params, specs, node.line)
+    return [cast_once(builder, v, kept, node.line) for v in made]
+
+
+def _adds_up(node: Node, ins: Sequence[Spec]) -> bool:
+    """Whether it makes sums or products of many elements, which are floating."""
+    if not ins or any(node.subgraphs()) or not is_inexact(node.specs[-1].dtype):
         return False
-    return builder.specs[maker.inputs[0]].dtype == bfloat16
+    if OPS[node.op].converts or OPS[node.op].made_by != "users":
+        return False
+    if any(key == "dtype" for key, _ in node.params):
+        return True
+    reduced = OPS[node.op].indices(tuple(ins), node.specs, node.kw).reduce
+    return any(not MONOIDS[monoid].exact for _, monoid in reduced)
+
+
+def _added(builder: Builder, node: Node, inputs: Values, accumulate: DType) -> Sequence[int] | None:
+    kept = [s.dtype for s in node.specs]
+    if not all(is_float(d) for d in (kept[-1], *(builder.specs[v].dtype for v in inputs))):
+        return None
+    if accumulator(kept[-1]).itemsize >= accumulate.itemsize:
+        return None
+    read = [cast_once(builder, v, accumulate, node.line) for v in inputs]
+    params = {k: accumulate if k == "dtype" else v for k, v in node.params}
+    made = OPS[node.op].infer(*(builder.specs[v].bare for v in read), **params)
+    specs = made if isinstance(made, tuple) else (made,)
+    found = builder.add(node.op, read, params, specs, node.line)
+    return [cast_once(builder, v, d, node.line) for v, d in zip(found, kept, strict=True)]

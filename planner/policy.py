@@ -1,0 +1,120 @@
+"""Policies of precision: in which dtypes a plan keeps, multiplies and adds up what was written.
+
+A policy is plain data; keys and plan files hold its text, which `Precision.of` reads again."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ostinato.ops.core.spec import DType, bfloat16, float16, float32, float64
+from ostinato.ops.core.user_line import misfit
+
+from ostinato.errors import ArgumentError
+
+AS_WRITTEN = "as-written"
+FLOATS: dict[str, DType] = {"f16": float16, "bf16": bfloat16, "f32": float32, "f64": float64}
+WIDE = ("f32", "f64")  # what can be summed in: nobody sums in halves
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """In which floating dtypes a function computes: "f16", "bf16", "f32", "f64" or "as-written".
+
+    storage: of every floating value: arguments are cast where the function begins, and results back
+    to the dtype as written where it ends, so that `y.dtype` says the same inside and outside, and
+    states go round with one signature (`y.astype(ost.float64)` inside keeps all digits of a result
+    under "f64"). Random numbers are drawn as written. Integers, bools, and what has no such dtype,
+    as factorizations of halves, stay as they are; complex numbers are pairs of "f32" or "f64".
+    compute: what products read of their operands. Where storage is "as-written", it holds for
+    products that are no wider than `accumulate`; others stay.
+    accumulate: what products, sums and means add up in, if it is wider: "f32" or "f64".
+    """
+
+    storage: str = AS_WRITTEN
+    compute: str = AS_WRITTEN
+    accumulate: str = AS_WRITTEN
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            given = getattr(self, f.name)
+            names = (AS_WRITTEN, *(WIDE if f.name == "accumulate" else FLOATS))
+            if type(given) is not str or given not in names:
+                needed = " or ".join(map(repr, names))
+                raise misfit(
+                    ArgumentError, "Precision", got=f"{f.name}={given!r:.60}", needed=needed
+                )
+        _, compute, accumulate = self.dtypes
+        if (
+            compute is not None
+            and accumulate is not None
+            and compute.itemsize > accumulate.itemsize
+        ):
+            got = f"compute={self.compute!r} with accumulate={self.accumulate!r}"
+            needed = "sums at least as wide as what is multiplied"
+            raise misfit(ArgumentError, "Precision", got=got, needed=needed)
+
+    @property
+    def dtypes(self) -> tuple[DType | None, DType | None, DType | None]:
+        """Of what is kept, read by products, and summed; None for as written. What is not said
+        follows from the others."""
+        storage, compute, accumulate = (
+            FLOATS.get(n) for n in (self.storage, self.compute, self.accumulate)
+        )
+        compute = compute if compute is not None else storage
+        if accumulate is None and compute is not None:
+            widest = max(
+                (compute, storage if storage is not None else compute), key=lambda d: d.itemsize
+            )
+            accumulate = widest if widest.itemsize >= 4 else float32
+        return storage, compute, accumulate
+
+    def __str__(self) -> str:
+        names = {d: n for n, d in FLOATS.items()}
+        said = Precision.__new__(Precision)  # with what follows said, too
+        for f, dtype in zip(fields(self), self.dtypes, strict=True):
+            object.__setattr__(said, f.name, AS_WRITTEN if dtype is None else names[dtype])
+        for name, preset in PRESETS.items():
+            if preset == said:
+                return name
+        return " ".join(f"{f.name}={getattr(said, f.name)}" for f in fields(self))
+
+    @staticmethod
+    def of(text: str) -> Precision:
+        """The policy that has this text; ValueError if none has."""
+        if text in PRESETS:
+            return PRESETS[text]
+        words = dict(word.partition("=")[::2] for word in text[:80].split(" "))
+        if words.keys() == {f.name for f in fields(Precision)}:
+            try:
+                found = Precision(**words)
+            except ArgumentError:
+                found = Precision()
+            if str(found) == text:
+                return found
+        raise ValueError(f"precision {text[:80]!r}")
+
+
+PRESETS = {
+    AS_WRITTEN: Precision(),
+    "f32": Precision("f32", "f32", "f32"),
+    "f64": Precision("f64", "f64", "f64"),
+    "mixed_bf16": Precision(AS_WRITTEN, "bf16", "f32"),
+    "mixed_f16": Precision(AS_WRITTEN, "f16", "f32"),
+}
+
+
+def check_precision(who: str, given: Any) -> str:
+    """The text of a policy that a user names or gives."""
+    if isinstance(given, Precision):
+        return str(given)
+    if type(given) is str:
+        with contextlib.suppress(ValueError):
+            return str(Precision.of(given))
+    raise misfit(
+        ArgumentError,
+        who,
+        got=f"precision={given!r:.60}",
+        needed=" or ".join(map(repr, PRESETS)) + ", or an ost.Precision",
+    )
