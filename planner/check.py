@@ -318,7 +318,9 @@ MOVING = ("narrow", "relayout", "resplit", "copy", "start", "wait", "read")
 
 
 def plain(graph: Graph) -> Graph:
-    """The graph without layouts, collectives and copies."""
+    """The graph without layouts, collectives and copies, and with casts behind what only looks at
+    their operands: the same numbers, whichever comes first.
+    """
     bare = Graph(tuple(s.bare for s in graph.inputs), graph.nodes, graph.outputs)
 
     def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int]:
@@ -331,6 +333,8 @@ def plain(graph: Graph) -> Graph:
         if node.op in (*COLLECTIVES, *MOVING):
             return inputs[: len(node.specs)]
         node = map_bodies(node, plain)
+        if OPS[node.op].same_elements:
+            return (_seen_before_casts(builder, node, inputs[0]),)
         if node.op == "tree":  # of blocks: the fixed form of the same reduction
             blocks = builder.maker(inputs[0])
             if blocks is not None and blocks.op.startswith("block_"):
@@ -340,3 +344,14 @@ def plain(graph: Graph) -> Graph:
         return builder.add(node.op, inputs, node.params, [s.bare for s in node.specs], node.line)
 
     return rebuild(bare, rule)
+
+
+def _seen_before_casts(builder: Builder, look: Node, v: int) -> int:
+    """A value as a node looks at it, with its casts behind that."""
+    maker, (spec,) = builder.maker(v), look.specs
+    if maker is not None and OPS[maker.op].converts:
+        seen = _seen_before_casts(builder, look, maker.inputs[0])
+        cast = Spec(spec.shape, maker.specs[0].dtype)
+        return builder.add(maker.op, (seen,), maker.params, (cast,), maker.line)[0]
+    seen_spec = Spec(spec.shape, builder.specs[v].dtype)
+    return builder.add(look.op, (v,), look.params, (seen_spec,), look.line)[0]

@@ -25,6 +25,7 @@ from .passes.communicate import communicate
 from .passes.distances import multiply_differences
 from .passes.layouts import choose_layouts
 from .passes.memory import assign_memory
+from .passes.narrow_messages import send_narrow
 from .passes.numerics import fix_order
 from .passes.overlap import overlap
 from .passes.parts import make_parts
@@ -45,6 +46,7 @@ PASSES: tuple[Pass, ...] = (
     read_files,
     choose_layouts,
     make_parts,
+    send_narrow,
     communicate,
     split_time,
     stay_in_cache,
