@@ -46,6 +46,7 @@ from ostinato.planner.plan import Plan as Plan
 from ostinato.planner.policy import Precision as Precision
 
 from . import errors as errors
+from . import optim as optim
 from .cluster import LocalCluster as LocalCluster
 from .compiled import compile as compile
 from .compiled import run as run
@@ -81,4 +82,4 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     hidden = {n for n, x in globals().items() if isinstance(x, type(_sys))} | {"annotations"}
-    return sorted(globals().keys() - hidden | {"errors", "linalg", "nn", "random"})
+    return sorted(globals().keys() - hidden | {"errors", "linalg", "nn", "optim", "random"})
