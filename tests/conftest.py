@@ -1,11 +1,25 @@
-"""Plans of tests are kept nowhere on disk, unless a test says so. OSTINATO_TEST_KERNELS may name a folder for machine
-code: what one process or run of the tests compiled, others load."""
+"""Plans of tests are kept nowhere on disk, unless a test says so. Processes of one run of the tests share a folder of
+bytecode and machine code: what one of them compiled, others load. OSTINATO_TEST_KERNELS may name another one for
+machine code, which stays for the next run."""
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 
 os.environ.setdefault("OSTINATO_CACHE", "off")
+if "OSTINATO_TEST_FOLDER" not in os.environ:  # else the process that started this one has made it
+    folder = os.environ["OSTINATO_TEST_FOLDER"] = tempfile.mkdtemp(prefix="ostinato-tests-")
+    process = os.getpid()
+    atexit.register(
+        lambda: os.getpid() == process and shutil.rmtree(folder, ignore_errors=True)  # not a fork
+    )
+    os.environ.setdefault("OSTINATO_TEST_KERNELS", os.path.join(folder, "kernels"))
+    os.environ["PYTHONPYCACHEPREFIX"] = os.path.join(folder, "bytecode")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # else its threads turn for long: to 2**n
 
 import signal
 from pathlib import Path
@@ -30,8 +44,7 @@ def share_kernels(folder: Path) -> None:
     llvm.disk_cache = shared
 
 
-if "OSTINATO_TEST_KERNELS" in os.environ:
-    share_kernels(Path(os.environ["OSTINATO_TEST_KERNELS"]))
+share_kernels(Path(os.environ["OSTINATO_TEST_KERNELS"]))
 
 if job_size() > 1:  # under mpiexec the first process runs the tests, and the others leave here
     ost.connect()
