@@ -38,11 +38,13 @@ $(VENV)/made-cluster: $(VENV)/made
 demo-cluster: $(VENV)/made-cluster
 	@$(BIN)/python examples/cluster.py
 
+SHARED := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0  # in the order of tests/conftest.py
+
 test: $(VENV)/made-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0
+	$(BIN)/python -m pytest $(SHARED)
 
 test-stale: $(VENV)/made-dev
-	OSTINATO_CHECK_STALE=1 $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0
+	OSTINATO_CHECK_STALE=1 $(BIN)/python -m pytest $(SHARED)
 
 lint: $(VENV)/made-dev
 	$(BIN)/ruff check .

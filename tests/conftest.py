@@ -26,6 +26,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from ostinato.ops.core import disk_cache
 from ostinato.ops.cpu.jit import llvm
 from ostinato.runtime.crew.crew import job_size
@@ -45,6 +46,25 @@ def share_kernels(folder: Path) -> None:
 
 
 share_kernels(Path(os.environ["OSTINATO_TEST_KERNELS"]))
+
+LONG = [  # 15 seconds and more, the longest first
+    "ops/test_ops", "runtime/test_job", "trust/test_ends", "runtime/test_cluster",
+    "ops/test_linalg", "trust/test_file_reads", "ops/test_native", "trust/test_growth",
+    "planner/test_nests", "planner/test_blocking", "test_benchmarks", "planner/test_plants",
+    "test_examples", "planner/test_memory", "ops/test_order", "trust/test_forged_plans",
+    "trust/test_signals", "trust/test_forks", "ops/test_gradients", "trust/test_special_values",
+    "planner/test_numerics", "trust/test_typed", "front/test_command", "trust/test_stale",
+    "ops/test_scatter", "planner/test_distances",
+]  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Processes that share the files (xdist's) end together if the long ones come first."""
+    here = Path(__file__).parent
+    turn = {here / f"{name}.py": k for k, name in enumerate(LONG)}
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: turn.get(item.path, len(turn)))
+
 
 if job_size() > 1:  # under mpiexec the first process runs the tests, and the others leave here
     ost.connect()

@@ -1,9 +1,12 @@
 """The helper itself: it fails for each thing that it claims to check."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.conftest import LONG
 from tests.helpers import assert_same, on, ways
 
 X = np.arange(15.0).reshape(5, 3)
@@ -92,3 +95,8 @@ def test_sessions_are_kept_and_put_back():
     with on(3) as second:
         assert first is second
     assert ost.session() is before
+
+
+def test_files_that_come_first_are_there():
+    here = Path(__file__).parent
+    assert [name for name in LONG if not (here / f"{name}.py").is_file()] == []
