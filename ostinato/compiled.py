@@ -7,6 +7,7 @@ too: another array or number there means another trace."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
@@ -20,10 +21,17 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 import numpy as np
 
 from ostinato import settings
-from ostinato.errors import ArgumentError, StaleResultError, StaleWarning, TracedValueError
+from ostinato.errors import (
+    ArgumentError,
+    PrecisionWarning,
+    StaleResultError,
+    StaleWarning,
+    TracedValueError,
+)
 from ostinato.ops.core import array
 from ostinato.ops.core.array import Array, Operand, from_operand
 from ostinato.ops.core.exact import exact
+from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import copied
 from ostinato.ops.core.tree import (
     constructor,
@@ -33,11 +41,12 @@ from ostinato.ops.core.user_line import misfit
 from ostinato.ops.seeds import seeds
 from ostinato.planner.pipeline import check_limit
 from ostinato.planner.plan import Key, Plan, Target
-from ostinato.planner.policy import Precision, check_precision
+from ostinato.planner.policy import AS_WRITTEN, Precision, check_precision
 from ostinato.runtime.engine import Launcher
 
 from . import sessions
 from .arguments import NUMBERS, UNREADY, Call, fixed_leaves, is_itself, leaf, scan, signature_of
+from .auto_precision import AUTO, Tolerated, Watched, check_tolerance, tolerated
 from .donation import launch_given
 from .guards import UNSET, Change, Guards
 from .reach import WRAPPERS, watch_calls_of
@@ -139,6 +148,8 @@ class CompiledFunction(Generic[P, R]):
         "signature",
         "static",
         "told",
+        "tolerance",
+        "widest",
     )
 
     def __init__(
@@ -150,6 +161,7 @@ class CompiledFunction(Generic[P, R]):
         memory_limit: int | None = None,
         numerics: str | None = None,
         precision: str | Precision | None = None,
+        tolerance: float | None = None,
     ) -> None:
         self.function = function
         functools.update_wrapper(self, function, updated=())  # its state is not ours
@@ -159,7 +171,7 @@ class CompiledFunction(Generic[P, R]):
         self.donate = self._named(donate, "donate")
         self.memory_limit = check_memory_limit("compile", memory_limit)
         self.numerics = None if numerics is None else check_numerics("compile", numerics)
-        self.precision = None if precision is None else check_precision("compile", precision)
+        self._allow(precision, tolerance)
         self.entries: dict[Any, Entry] = {}
         self.quick: dict[tuple[Any, ...], _Known] = {}  # by what one look at the arguments gives
         self.needed: set[tuple[Any, int]] = set()  # numbers that turned out to be needed by value
@@ -169,6 +181,20 @@ class CompiledFunction(Generic[P, R]):
         self.misses: list[Miss] = []
         self.told: set[tuple[str, str]] = set()  # what cannot be watched
         self.hits = 0
+
+    def _allow(self, precision: str | Precision | None, tolerance: float | None) -> None:
+        """What it computes in."""
+        self.precision: str | None = None
+        self.tolerance: float | None = None  # of results, where precision is "auto"
+        self.widest: dict[Graph, str] = {}  # letters beyond which it was chosen to go no more
+        if precision == AUTO:
+            self.precision, self.tolerance = AUTO, check_tolerance("compile", tolerance)
+            return
+        if tolerance is not None:
+            got = f"tolerance={tolerance!r:.60} with precision={precision!r:.60}"
+            raise misfit(ArgumentError, "compile", got=got, needed="precision='auto'")
+        if precision is not None:
+            self.precision = check_precision("compile", precision)
 
     def _sign(self) -> None:
         self.signature = signature_of(self.function)
@@ -393,10 +419,7 @@ class CompiledFunction(Generic[P, R]):
         entry.quick.add((form, value))
 
     def _run(self, entry: Entry, leaves: Sequence[Any], given: list[Any], session: Session) -> Any:
-        operands: list[Any] = [
-            _operand(x, session) if x.__class__ in _VALUES else x
-            for x in [given[k] for k in entry.leaves]
-        ]
+        operands: list[Any] = [_held(x, session) for x in [given[k] for k in entry.leaves]]
         if entry.captured:
             operands += entry.captured
         if entry.draws:
@@ -451,7 +474,7 @@ class CompiledFunction(Generic[P, R]):
             "mesh": target.mesh,
             "device": target.device,
             "numerics": target.numerics,
-            "precision": target.precision,
+            "precision": entry.plan.target.precision,
             "memory_limit": target.memory_limit,
         }
         miss = Miss(parts, source, list(self.seen), hits=self.hits)
@@ -495,7 +518,16 @@ class CompiledFunction(Generic[P, R]):
         donated = tuple(k for k in call.donated if k in inputs)
         places = tuple(inputs.index(k) for k in donated)
         key = Key(traced.graph, self._target(session.target), places)
+        chosen = None
+        if self.tolerance is not None:
+            operands = [_held(call.leaves[k], session) for k in inputs] + [*captured]
+            operands += [session.put(np.asarray(0, np.uint64))] * draws
+            before = self.widest.get(key.graph, "")
+            chosen = tolerated(session, key, operands, self.tolerance, self.name, before)
+            key = chosen.key
         plan, source = session.plan(key, tuple(names), self.name)
+        if chosen is not None:
+            plan = replace(plan, report=chosen.report)
         final: list[tuple[str, Any]] = []
         for where, value in traced.outputs:
             if where == "ref":
@@ -515,7 +547,7 @@ class CompiledFunction(Generic[P, R]):
         )
         entry = Entry(
             plan,
-            session.launcher(plan),
+            session.launcher(plan) if chosen is None else self._watched(plan, chosen, session),
             tuple(inputs),
             captured,
             draws,
@@ -530,6 +562,28 @@ class CompiledFunction(Generic[P, R]):
             weakref.ref(self),
         )
         return entry, source
+
+    def _watched(self, plan: Plan, chosen: Tolerated, session: Session) -> Launcher:
+        """What runs a plan, and chooses again when it is beyond the tolerance."""
+        assert self.tolerance is not None
+        tolerance, me = self.tolerance, weakref.ref(self)
+
+        def again(what: str, session: Session, operands: Sequence[Operand]) -> Launcher:
+            warnings.warn(f"{plan.called}: {what}.", PrecisionWarning, stacklevel=2)
+            key = Key(plan.traced, replace(plan.target, precision=AS_WRITTEN), plan.key.donated)
+            letters = "-" * len(chosen.letters)
+            with contextlib.suppress(ArgumentError):  # not even as written
+                found = tolerated(session, key, operands, tolerance, plan.called, chosen.letters)
+                key, letters = found.key, found.letters
+            function = me()
+            if function is not None:
+                function.widest[plan.traced] = letters
+                for entry in list(function.entries.values()):
+                    if entry.plan is plan:
+                        function.drop(entry)
+            return session.launcher(session.plan(key, plan.names, plan.called)[0])
+
+        return Watched(session, plan, chosen, tolerance, again)
 
     def _check(self, entry: Entry, call: Call) -> None:
         """Trace a hit again, and see whether it would become the same (OSTINATO_CHECK_STALE)."""
@@ -549,7 +603,7 @@ class CompiledFunction(Generic[P, R]):
             target.device,
             self.numerics or target.numerics,
             self.memory_limit if self.memory_limit is not None else target.memory_limit,
-            precision=self.precision or target.precision,
+            precision=AS_WRITTEN if self.precision == AUTO else self.precision or target.precision,
         )
 
     def plan_for(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
@@ -605,7 +659,7 @@ class CompiledFunction(Generic[P, R]):
         return f"<compiled {self.name}: {said}>"
 
 
-_OPTIONS = ("donate", "static", "memory_limit", "numerics", "precision")
+_OPTIONS = ("donate", "static", "memory_limit", "numerics", "precision", "tolerance")
 
 
 def _compiled_again(function: Any, options: dict[str, Any]) -> CompiledFunction[Any, Any]:
@@ -668,6 +722,10 @@ def _gone(entry: weakref.ref[Entry], _: object) -> None:
 
 def _ended(operands: Sequence[Operand]) -> list[Operand]:
     raise AssertionError("what was dropped is not run")
+
+
+def _held(x: Any, session: Session) -> Any:
+    return _operand(x, session) if x.__class__ in _VALUES else x
 
 
 def _operand(x: Any, session: Session) -> Operand:
@@ -737,6 +795,7 @@ def compile(
     memory_limit: int | None = ...,
     numerics: str | None = ...,
     precision: str | Precision | None = ...,
+    tolerance: float | None = ...,
 ) -> Callable[[Callable[P, R]], CompiledFunction[P, R]]: ...
 
 
@@ -747,6 +806,9 @@ def compile(function: Any = None, /, **options: Any) -> Any:
     donate: arguments whose memory the results may take; they cannot be used afterwards.
     static: arguments that are part of the signature by value.
     memory_limit, numerics, precision: as in `connect`, for this function.
+    tolerance: with precision="auto", products are rounded to halves (of float64 to float32, too) as
+    far as results stay within this relative error, 1e-3 if nothing is said. What to round is measured on
+    the operands of the first call, and looked at again on calls 2, 4, 8, ...
     """
     if function is None:
         return lambda f: CompiledFunction(f, **options)

@@ -23,6 +23,7 @@
     └── SessionError          (RuntimeError)   no session, or one that was closed
 
     StaleWarning (UserWarning): something that a compiled function reads and that cannot be watched
+    PrecisionWarning (UserWarning): results that were less exact than precision="auto" was to keep
 
 A message is one sentence in four parts: what (the operation and the user's own line), got, needed,
 do this."""
@@ -128,6 +129,10 @@ class StaleResultError(OstinatoError, RuntimeError):
 
 class StaleWarning(UserWarning):
     """A compiled function reads something that cannot be watched, or that changes with each call."""
+
+
+class PrecisionWarning(UserWarning):
+    """A call of a function with `precision="auto"` gave results beyond its tolerance."""
 
 
 class CommunicatorError(OstinatoError, RuntimeError):

@@ -31,7 +31,9 @@ from .passes.precision import mix_precision
 from .passes.reads import read_files
 from .passes.simplify import simplify
 from .plan import Target
+from .policy import Chosen, policy_of
 from .rewrite import Values, map_bodies, rebuild
+from .tolerance import sites
 
 MOST_BOXES = 1 << 21  # parts of arrays with windows or in blocks, which are listed
 DEEPEST = 16  # of loops inside loops; Python's own limit is 20
@@ -298,7 +300,11 @@ def same_program(source: Graph, lowered: Graph, target: Target) -> bool:
     """Whether a lowered graph computes its source: both without what only moves data are the same
     graph. Where an op may bring algorithms of its own, the layouts are chosen again to see which.
     """
-    wanted = mix_precision(simplify(source, target), target)
+    wanted = simplify(source, target)
+    policy = policy_of(target.precision)
+    if isinstance(policy, Chosen):
+        need(len(policy.products) == len(list(sites(wanted))), "a letter for each product")
+    wanted = mix_precision(wanted, target)
     wanted = multiply_differences(fix_order(wanted, target), target)
     wanted = read_files(wanted, target)
     found = digest(plain(lowered))  # which tells 0.0 from -0.0, and 1 from True

@@ -38,7 +38,7 @@ from .check import check_graph, check_layouts, check_source, same_program, secon
 from .machine import memory
 from .pipeline import done_so, program_of
 from .plan import FORMAT, MATH, NUMERICS, Choice, Key, Plan, Target, Tuned, export
-from .policy import Precision
+from .policy import policy_of
 
 MAGIC = b"ostinato plan"
 DAY = 86400.0
@@ -274,7 +274,7 @@ def _key(content: Any) -> Key:
     need(math in MATH, f"math {math!r:.40}")
     need(type(precision) is str, f"precision {precision!r:.40}")
     try:
-        Precision.of(precision)
+        policy_of(precision)
     except ValueError as error:
         raise Malformed(str(error)) from None
     target = Target(

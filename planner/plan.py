@@ -170,6 +170,7 @@ class Plan:
     witness: list[Callable[[], Measured | None]] = field(default_factory=list, compare=False)
     tuned: Tuned | None = None  # no part of the id
     called: str = ""  # the user's function; no part of the id
+    report: list[str] = field(default_factory=list, compare=False)  # of what was measured for it
     original: Plan | None = field(default=None, compare=False)  # whose user's lines differ
 
     @property

@@ -5,6 +5,7 @@ A policy is plain data; keys and plan files hold its text, which `Precision.of` 
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -118,3 +119,30 @@ def check_precision(who: str, given: Any) -> str:
         got=f"precision={given!r:.60}",
         needed=" or ".join(map(repr, PRESETS)) + ", or an ost.Precision",
     )
+
+
+LETTERS: dict[str, DType | None] = {"-": None, "b": bfloat16, "h": float16, "s": float32}
+_CHOSEN = re.compile(r"auto tolerance=([0-9.e+-]{1,24}) products=([bhs-]{0,65536})")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which products read their operands rounded so that results stay within a tolerance, one letter for
+    each product, bodies of loops included: "b" for bfloat16, "h" for float16, "s" for float32, "-" for as
+    written. Sums are of float32, or wider."""
+
+    tolerance: float
+    products: str
+
+    def __str__(self) -> str:
+        return f"auto tolerance={self.tolerance!r} products={self.products}"
+
+
+def policy_of(text: str) -> Precision | Chosen:
+    """The policy that a plan's text means; ValueError if it means none."""
+    found = _CHOSEN.fullmatch(text)
+    if found is not None:
+        chosen = Chosen(float(found[1]), found[2])
+        if str(chosen) == text:
+            return chosen
+    return Precision.of(text)

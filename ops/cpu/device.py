@@ -10,7 +10,7 @@ import numpy as np
 from ostinato.ops.core.device import Device, Function, Keeping, add
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS, Specs
-from ostinato.ops.core.spec import DType, Shape, Spec, copied, in_line
+from ostinato.ops.core.spec import DType, Shape, Spec, bfloat16, copied, float16, float32, in_line
 from ostinato.ops.cpu.limits import LIMITS
 
 from . import natives
@@ -18,6 +18,7 @@ from .fused import FUSED
 from .jit.llvm import together
 from .kernels.gemm import in_order
 from .libraries import lapack
+from .libraries.onednn import can_widen
 from .loops.copies import in_pieces, in_rows
 from .loops.flat import native_kernel, strides_over
 from .loops.labels import SUMS
@@ -48,6 +49,10 @@ class Cpu(Device):
 
     def to_host(self, value: Any) -> Any:
         return value
+
+    @property
+    def halves(self) -> tuple[DType, ...]:  # type: ignore[override]
+        return tuple([d for d in (bfloat16, float16) if can_widen(d, d, float32)])
 
     @property
     def lapack(self) -> Any:

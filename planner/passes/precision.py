@@ -14,16 +14,16 @@ rounded values as they are (cpu/narrow_operands.py); others multiply them in flo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import DType, Spec, is_float, is_inexact
+from ostinato.ops.core.spec import DType, Spec, float32, is_float, is_inexact
 from ostinato.ops.shape import accumulator
 from ostinato.planner.plan import Target
-from ostinato.planner.policy import Precision
+from ostinato.planner.policy import LETTERS, Chosen, policy_of
 from ostinato.planner.rewrite import Values, rebuild
 
 from .storage import cast_once, store_in
@@ -31,13 +31,35 @@ from .storage import cast_once, store_in
 
 def mix_precision(graph: Graph, target: Target) -> Graph:
     """The pass; nothing if the policy is "as-written"."""
-    policy = Precision.of(target.precision)
+    policy = policy_of(target.precision)
+    if isinstance(policy, Chosen):
+        return _rounded(graph, iter(policy.products))
     storage, compute, accumulate = policy.dtypes
     if storage is not None:
         graph = store_in(graph, storage)
     if accumulate is None or (storage is compute and compute is accumulate):
         return graph
     return _mixed(graph, compute, accumulate, storage is not None)
+
+
+def is_site(builder: Builder | Graph, node: Node, inputs: Sequence[int]) -> bool:
+    """Whether a node multiplies numbers that can be rounded."""
+    dtypes = {s.dtype for s in (*(builder.specs[v] for v in inputs), *node.specs)}
+    kept = node.specs[-1].dtype if node.specs else None
+    wide = kept is not None and is_float(kept) and kept.itemsize > 2
+    return wide and OPS[node.op].product is not None and dtypes == {kept}
+
+
+def _rounded(graph: Graph, letters: Iterator[str]) -> Graph:
+    """Each product with what it reads rounded as its letter says; sums in float32, which widen after."""
+
+    def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
+        if not is_site(builder, node, inputs):
+            return None
+        compute = LETTERS[next(letters, "-")]
+        return None if compute is None else multiplied(builder, node, inputs, compute, float32)
+
+    return rebuild(graph, rule, lambda g: _rounded(g, letters))
 
 
 def _mixed(graph: Graph, compute: DType | None, accumulate: DType, anyhow: bool) -> Graph:

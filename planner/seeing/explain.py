@@ -18,8 +18,11 @@ from ostinato.ops.cpu.libraries.onednn import library
 from ostinato.ops.cpu.loops.labels import SOURCES, VIEWS
 from ostinato.planner.machine import NOMINAL, Machine, known
 from ostinato.planner.passes.memory import is_joined
+from ostinato.planner.passes.simplify import simplify
 from ostinato.planner.plan import Choice, Measured, Plan, Program, export, largest_part
+from ostinato.planner.policy import LETTERS, Chosen, policy_of
 from ostinato.planner.seeing.title import title
+from ostinato.planner.tolerance import sites
 
 REPEATED = {"loop": "trips", "blocks": "turns"}
 
@@ -288,6 +291,7 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
             lines.append("          (single operations are timed in the third run of longer plans)")
     else:
         lines.append("measured  not yet")
+    lines += _roundings(plan, machine)
     lines += _algorithms(plan)
     lines += dict.fromkeys(_rewritten(s.node) for s in work if s.node.op == "pair_distances")
     if plan.tuned is not None:
@@ -318,6 +322,29 @@ def told(choices: Sequence[Choice]) -> Iterator[str]:
         others = ", ".join(f"{way} {seconds(t)}" for way, t in by.items() if way != taken)
         line = f" ({choice.line})" if choice.line else ""
         yield f"{choice.what}: {taken} {seconds(by[taken])}, not {others}{line}"
+
+
+def _roundings(plan: Plan, machine: Machine) -> list[str]:
+    """What products read rounded, where that was chosen for them, and what it brings."""
+    policy = policy_of(plan.target.precision)
+    if not isinstance(policy, Chosen):
+        return []
+    found = list(sites(simplify(plan.traced, plan.target)))
+    told, lines = 0.0, dict[str, int]()
+    for site, letter in zip(found, policy.products, strict=False):
+        to = LETTERS[letter]
+        if to is not None:
+            told += site.seconds(machine, site.dtype) - site.seconds(machine, to)
+            line = f"{site.op}: {site.dtype.name} -> {to.name}"
+            line += f" ({site.line})" if site.line else ""
+            lines[line] = lines.get(line, 0) + 1
+    saved = sum(s.saved(x) for s, x in zip(found, policy.products, strict=False))
+    down = sum(lines.values())
+    head = f"rounded   {down} of {len(found)} products for tolerance {policy.tolerance!r}"
+    if down:
+        head += f": {amount(saved)} less to read, predicted {seconds(max(told, 0.0))} less"
+    many = [f"{line} x {n}" if n > 1 else line for line, n in lines.items()]
+    return [head, *(f"          {line}" for line in many), *plan.report]
 
 
 def _rewritten(node: Node) -> str:

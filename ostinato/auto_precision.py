@@ -1,0 +1,218 @@
+"""`precision="auto"`: products are rounded as far as a tolerance allows, measured on the operands of a call.
+
+The first call runs the function in float64 and as written, then a plan in which what each product reads
+can be rounded by two operands more (planner/tolerance.py), and at last what was chosen. Calls 2, 4, 8, ...
+compare with float64 again; one that finds more than the tolerance warns, chooses anew before it gives
+results, and from then on nothing becomes narrower than that."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ostinato.errors import ArgumentError
+from ostinato.ops.core.array import Operand
+from ostinato.ops.core.device import DEVICES
+from ostinato.ops.core.spec import bfloat16, float16
+from ostinato.ops.core.user_line import misfit
+from ostinato.planner.passes.simplify import simplify
+from ostinato.planner.plan import Key, Plan
+from ostinato.planner.policy import Chosen
+from ostinato.planner.tolerance import (
+    Choice,
+    Site,
+    choose,
+    relative_error,
+    sites,
+    widened,
+    with_knobs,
+)
+from ostinato.runtime.engine import Launcher
+
+from .sessions import Session
+
+AUTO, TOLERANCE = "auto", 1e-3
+SHARE = 0.7  # of the tolerance that what was chosen may take on the operands it was chosen for
+FLOOR = 2.0**-48  # relative; what float64 gives is not told from what is exact
+
+Values = list[np.ndarray[Any, Any]]
+
+
+def check_tolerance(who: str, given: Any) -> float:
+    """A relative error that results may have."""
+    if given is None:
+        return TOLERANCE
+    if isinstance(given, float) and 0 < given < 1:
+        return given
+    raise misfit(
+        ArgumentError,
+        who,
+        got=f"tolerance={given!r:.60}",
+        needed="a number between 0 and 1, the relative error that results may have",
+        do="write e.g. tolerance=1e-3",
+    )
+
+
+@dataclass(slots=True)
+class Tolerated:
+    """A plan within a tolerance: its key, what was measured, and what calls are compared with."""
+
+    key: Key
+    letters: str
+    report: list[str]
+    exact: Plan
+    plan: Plan  # which is given no operands
+
+
+class _Runs:
+    """What plans of one graph give for the operands of one call."""
+
+    def __init__(self, session: Session, operands: Sequence[Operand]) -> None:
+        self.session, self.operands = session, operands
+
+    def plan(self, key: Key, called: str) -> Plan:
+        return self.session.plan(Key(key.graph, key.target), (), called)[0]
+
+    def values(self, plan: Plan, more: Sequence[Operand] = ()) -> Values:
+        given = [*self.operands, *more]
+        return results(self.session, plan, given, self.session.launcher(plan)(given))
+
+
+def results(
+    session: Session, plan: Plan, given: Sequence[Operand], made: Sequence[Operand]
+) -> Values:
+    """Of each output of the source, the value."""
+    found = [made[k] if where == "out" else given[k] for where, k in plan.results]
+    return [session.engine.get(x) for x in found]
+
+
+def tolerated(
+    session: Session,
+    key: Key,
+    operands: Sequence[Operand],
+    tolerance: float,
+    called: str,
+    most: str = "",
+) -> Tolerated:
+    """The plan of a call, in which products are rounded as far as the tolerance allows."""
+    target, runs = key.target, _Runs(session, operands)
+    exact = runs.plan(Key(key.graph, replace(target, precision="f64")), called)
+    right = runs.values(exact)
+    as_written = runs.plan(key, called)
+    written = runs.values(as_written)
+    off = [relative_error(x, y) for x, y in zip(written, right, strict=True)]
+    _refuse(key, off, tolerance, called)
+
+    graph = simplify(key.graph, target)
+    device = DEVICES[target.device]
+    halves = "".join(
+        x for x, d in (("b", bfloat16), ("h", float16)) if d in device.halves or target.workers > 1
+    )
+    found = [replace(s, halves=halves) for s in sites(graph)]
+    knobs = runs.plan(Key(with_knobs(graph, target), target), called) if found else as_written
+
+    def errors(codes: Sequence[int], scales: Sequence[float]) -> Sequence[float]:
+        more = [session.put(np.array(codes, np.int64)), session.put(np.array(scales, np.float64))]
+        made = runs.values(knobs, more)
+        return [relative_error(x, y) for x, y in zip(made, written, strict=True)]
+
+    choice = choose(found, errors, off, [y.size for y in right], tolerance, most)
+    letters = choice.letters
+    while True:
+        chosen = Key(
+            key.graph, replace(target, precision=str(Chosen(tolerance, letters))), key.donated
+        )
+        plan = runs.plan(chosen, called)
+        made = runs.values(plan)
+        errors_now = [relative_error(x, y) for x, y in zip(made, right, strict=True)]
+        over = [e / max(SHARE * tolerance, o) for e, o in zip(errors_now, off, strict=True)]
+        worst = max(range(len(over)), key=lambda o: over[o], default=0)
+        if not set(letters) - {"-"} or not over[worst] > 1:
+            break
+        letters = widened(found, letters, [s[worst] for s in choice.shares])
+    choice = replace(choice, letters=letters)
+    report = _told(found, choice, off, errors_now)
+    return Tolerated(chosen, letters, report, exact, plan)
+
+
+def _refuse(key: Key, off: Sequence[float], tolerance: float, called: str) -> None:
+    """A tolerance that the function as it is written does not keep."""
+    worst = max(range(len(off)), key=lambda o: off[o], default=0)
+    least = max([*(2 * e for e in off), FLOOR])
+    if tolerance >= least:
+        return
+    what = "float64 itself rounds as much"
+    if off and 2 * off[worst] >= FLOOR:
+        dtype = key.graph.out_specs[worst].dtype.name
+        what = f"result {worst} ({dtype}) as written is {off[worst]:.2g} off float64 already"
+    raise misfit(
+        ArgumentError,
+        f"compile(tolerance=) of {called}",
+        got=f"tolerance={tolerance!r}",
+        needed=f"at least {least:.2g}, as {what}" if math.isfinite(least) else what,
+    )
+
+
+def _told(
+    found: Sequence[Site], choice: Choice, off: Sequence[float], errors: Sequence[float]
+) -> list[str]:
+    lines = []
+    for site, letter, shares in zip(found, choice.letters, choice.shares, strict=True):
+        if letter == "-" and site.letters != "-":
+            where = f" ({site.line})" if site.line else ""
+            lines.append(
+                f"stays     {site.op}, which in bfloat16 changes a result by "
+                f"{max(shares, default=0.0):.2g}{where}"
+            )
+    told = ", ".join(
+        f"{e:.2g} of result {k} (as written {o:.2g})"
+        for k, (e, o) in enumerate(zip(errors, off, strict=True))
+        if e or o
+    )
+    return [*lines, f"measured error beside float64: {told or 'none'}"]
+
+
+class Watched:
+    """A launcher that now and then compares what it gives with float64. `again` chooses for operands
+    beyond the tolerance, and gives what to launch then."""
+
+    def __init__(
+        self,
+        session: Session,
+        plan: Plan,
+        chosen: Tolerated,
+        tolerance: float,
+        again: Callable[[str, Session, Sequence[Operand]], Launcher],
+    ) -> None:
+        self.session = weakref.ref(session)  # which nobody keeps by keeping this
+        self.launch = session.launcher(plan)
+        self.chosen, self.tolerance, self.again = chosen, tolerance, again
+        self.calls = 0
+
+    def __call__(self, operands: Sequence[Operand]) -> list[Operand]:
+        self.calls += 1
+        session = self.session()
+        if session is None or self.calls == 1 or self.calls & (self.calls - 1):
+            return self.launch(operands)
+        runs = _Runs(session, operands)
+        errors = [
+            relative_error(x, y)
+            for x, y in zip(
+                runs.values(self.chosen.plan), runs.values(self.chosen.exact), strict=True
+            )
+        ]
+        worst = max(range(len(errors)), key=lambda o: errors[o], default=0)
+        error = errors[worst] if errors else 0.0
+        self.chosen.report.append(f"measured error on call {self.calls}: at most {error:.2g}")
+        if error <= self.tolerance:
+            return self.launch(operands)
+        what = (
+            f"result {worst} of call {self.calls} would be {error:.2g} off float64, where "
+            f"tolerance={self.tolerance!r}, so what to round was chosen again"
+        )
+        return self.again(what, session, operands)(operands)

@@ -1,0 +1,263 @@
+"""Which products can read rounded operands so that results stay within a tolerance.
+
+The error of a result is the norm of its difference over its norm, of integers the share that differ.
+
+The model. Rounding what product p reads to a format of unit roundoff u changes result o, to first order,
+by u c(p, o): c says how sensitive o is to p. Roundings of different products are independent, so what
+they change adds up as squares:
+
+    E(o)^2 = sum over p of (u(p) c(p, o))^2
+
+Sensitivities are measured on sample operands, by rounding one product after another to bfloat16. The
+error of one number is chance, so each is measured several times with operands scaled by numbers between
+1 and 2, which rounds them elsewhere, and the root of the mean square is taken. Other formats follow by
+the ratio of their roundoffs.
+
+The choice. From the products that gain most for their share of the error to those that gain least, each
+takes the narrowest format with which MARGIN * E(o) and what o is off as written stay within the
+tolerance. Then all that was chosen is measured together, also with operands 16 times as large and as
+small, where halves overflow; while that does not fit, the product with the greatest share is widened."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.layout import Layout
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import DType, Shape, Spec, float64, int64
+from ostinato.ops.expressions import Expression, where
+
+from .machine import Machine
+from .passes.memory import CONTROL
+from .passes.precision import is_site
+from .plan import Target
+from .policy import LETTERS
+
+ROUNDOFF = {"b": 2.0**-9, "h": 2.0**-12, "s": 2.0**-25, "-": 0.0}
+CODES = {letter: code for code, letter in enumerate(LETTERS)}
+MARGIN, FEW, OF_FEW = 3.0, 64, 5.0  # of results of few elements, whose errors are more by chance
+PROBES = 64  # runs that measure sensitivities; products beyond that are measured in groups
+OFTEN = 4  # times each group is measured, if they are few
+TOGETHER = 6  # times what was chosen is measured
+FARTHER = (16.0, 1 / 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A product whose operands can be rounded."""
+
+    line: str
+    op: str
+    dtype: DType
+    operands: tuple[Shape, ...]
+    flops: float
+    times: int  # how often it runs, in loops
+    halves: str = "bh"  # letters of those that the device multiplies
+
+    @property
+    def letters(self) -> str:
+        """Its formats, the narrowest first."""
+        return self.halves + ("s-" if self.dtype == float64 else "-")
+
+    def saved(self, letter: str) -> int:
+        """Bytes that it reads less."""
+        to = LETTERS[letter]
+        by = 0 if to is None else self.dtype.itemsize - to.itemsize
+        return self.times * by * sum(math.prod(shape) for shape in self.operands)
+
+    def seconds(self, machine: Machine, dtype: DType) -> float:
+        """What it takes, all times together, where its operands are of a dtype."""
+        moved = dtype.itemsize * sum(math.prod(shape) for shape in self.operands)
+        return self.times * machine.kernel_seconds(self.flops, moved, True, dtype.name)
+
+    def gain(self, letter: str) -> float:
+        """In work, as if operations took time in proportion to the bytes of a number."""
+        to = LETTERS[letter]
+        return 0.0 if to is None else self.times * self.flops * (self.dtype.itemsize - to.itemsize)
+
+
+def sites(graph: Graph, times: int = 1) -> Iterator[Site]:
+    """The products of a graph that can be rounded, in the order of a policy's letters."""
+    for node in graph.nodes:
+        if is_site(graph, node, node.inputs):
+            ins = tuple(graph.specs[v].bare for v in node.inputs)
+            flops, _ = OPS[node.op].cost(ins, tuple(s.bare for s in node.specs), node.kw)
+            shapes = tuple(s.shape for s in ins)
+            yield Site(node.line, node.op, node.specs[0].dtype, shapes, flops, times)
+        for _, body in node.subgraphs():
+            yield from sites(body, times * int(node.kw.get("trips", 1)))
+
+
+# -- a graph that can round --------------------------------------------------------------------------
+def with_knobs(graph: Graph, target: Target) -> Graph:
+    """The graph with two inputs more: of each site what its operands are rounded to (CODES), and by what
+    they are multiplied before."""
+    count = len(list(sites(graph)))
+    whole = Layout.whole(target.mesh)
+    knobs = Spec((count,), int64, whole), Spec((count,), float64, whole)
+    return _knobbed(graph, len(graph.inputs), knobs, iter(range(count)))
+
+
+def _knobbed(graph: Graph, at: int, knobs: tuple[Spec, Spec], numbers: Iterator[int]) -> Graph:
+    builder = Builder((*graph.inputs[:at], *knobs, *graph.inputs[at:]))
+    values = [v if v < at else v + 2 for v in range(len(graph.inputs))]
+    bare = knobs[0].bare, knobs[1].bare
+    for node in graph.nodes:
+        inputs = [values[v] for v in node.inputs]
+        params = dict(node.params)
+        if is_site(graph, node, node.inputs):
+            product = OPS[node.op].product
+            assert product is not None
+            number = next(numbers)
+            for j in (product.left, product.right):
+                inputs[j] = _turned(builder, inputs[j], at, number, node.line)
+        elif node.op in CONTROL:
+            first = int(node.op == "branch")  # behind the condition
+            inputs[first:first] = [at, at + 1]
+            if "counts" in params:
+                params["counts"] = (params["counts"][0] + 2, *params["counts"][1:])
+            for name, body in node.subgraphs():
+                params[name] = _knobbed(body, int(node.op == "loop"), bare, numbers)
+        made = builder.add(node.op, inputs, params, node.specs, node.line)
+        values.extend(made[: len(node.specs)])
+    return builder.graph([values[v] for v in graph.outputs])
+
+
+def _turned(builder: Builder, v: int, at: int, number: int, line: str) -> int:
+    """An operand as the knobs say."""
+    x = Expression(builder, v, line)
+    code, scale = (
+        Expression(builder, k, line).slice(((number, 1, 1),)).reshape() for k in (at, at + 1)
+    )
+    scale, found = scale.astype(x.dtype), x
+    for letter, to in LETTERS.items():
+        if to is not None and to.itemsize < x.dtype.itemsize:
+            is_this = (code >= CODES[letter]) & (code < CODES[letter] + 1)
+            rounded = (x * scale).astype(to).astype(x.dtype) / scale
+            found = where(is_this, rounded, found)
+    return found.value
+
+
+# -- errors ------------------------------------------------------------------------------------------
+def relative_error(found: np.ndarray, right: np.ndarray) -> float:
+    """How far a result is from what it should be; infinite where only one of them is finite."""
+    if right.size == 0 or found.tobytes() == right.tobytes():
+        return 0.0
+    if right.dtype.kind in "biu":
+        return float(np.mean(found != right))
+    kind = np.complex128 if right.dtype.kind == "c" else np.float64
+    with np.errstate(all="ignore"):
+        a, b = np.asarray(found, kind), np.asarray(right, kind)
+        fine = np.isfinite(b)
+        same = fine == np.isfinite(a)
+        if not same.all():
+            return math.inf
+        off, size = np.linalg.norm((a - b)[fine]), np.linalg.norm(b[fine])
+    if off == 0:
+        return 0.0
+    return float(off / size) if size > 0 else math.inf
+
+
+Errors = Callable[[Sequence[int], Sequence[float]], Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was chosen, and why."""
+
+    letters: str
+    shares: tuple[tuple[float, ...], ...]  # of each site, what rounding it to bfloat16 changes
+
+
+def choose(
+    found: Sequence[Site],
+    errors: Errors,
+    written: Sequence[float],
+    sizes: Sequence[int],
+    tolerance: float,
+    most: str = "",
+) -> Choice:
+    """The letters of the sites. `errors`: of each result beside the graph as written, for codes and
+    scales of all sites; `written`: what it is off then; `most`: letters that are not to be narrower."""
+    draw = random.Random(0)
+    room = [
+        max(tolerance - e, 0.0) / (OF_FEW if n < FEW else MARGIN)
+        for e, n in zip(written, sizes, strict=True)
+    ]
+    groups = [range(k, len(found), PROBES) for k in range(min(PROBES, len(found)))]
+    often = max(1, min(OFTEN, PROBES // max(len(groups), 1)))
+    shares = [(0.0,) * len(room)] * len(found)
+    for group in groups:
+        codes = [CODES["b"] if k in group else 0 for k in range(len(found))]
+        runs = [errors(codes, [_scale(draw)] * len(found)) for _ in range(often)]
+        share = tuple(math.hypot(*(r[o] for r in runs)) / often**0.5 for o in range(len(room)))
+        for k in group:
+            shares[k] = tuple(s / len(group) ** 0.5 for s in share)
+    letters = _cheapest(found, shares, room, most)
+    while set(letters) - {"-"}:
+        codes = [CODES[x] for x in letters]
+        scales = [*(_scale(draw) for _ in range(TOGETHER)), *FARTHER]
+        runs = [errors(codes, [s] * len(found)) for s in scales]
+        over = [
+            math.hypot(*(r[o] for r in runs)) / len(runs) ** 0.5 / room[o] if room[o] else math.inf
+            for o in range(len(room))
+        ]
+        worst = max(range(len(room)), key=lambda o: over[o])
+        if not over[worst] > 1:
+            break
+        letters = widened(found, letters, [s[worst] for s in shares])
+    return Choice(letters, tuple(shares))
+
+
+def _scale(draw: random.Random) -> float:
+    return 2.0 ** draw.random()
+
+
+def _part(letter: str, share: float) -> float:
+    """Of the square of an error, what a site adds."""
+    return (share * ROUNDOFF[letter] / ROUNDOFF["b"]) ** 2 if ROUNDOFF[letter] else 0.0
+
+
+def _cheapest(
+    found: Sequence[Site],
+    shares: Sequence[Sequence[float]],
+    room: Sequence[float],
+    most: str,
+) -> str:
+    letters = ["-"] * len(found)
+    left = [r**2 for r in room]
+
+    def worth(k: int) -> float:
+        part = max(
+            (_part("b", s) / r**2 if r else math.inf) for s, r in zip(shares[k], room, strict=True)
+        )
+        return found[k].gain(found[k].letters[0]) / part if part else math.inf
+
+    for k in sorted(range(len(found)), key=lambda k: (-worth(k), k)):
+        allowed = found[k].letters
+        if most:
+            allowed = allowed[allowed.find(most[k]) :]
+        for letter in allowed:
+            parts = [_part(letter, s) for s in shares[k]]
+            if all(p <= n for p, n in zip(parts, left, strict=True)):
+                letters[k] = letter
+                left = [n - p for p, n in zip(parts, left, strict=True)]
+                break
+    return "".join(letters)
+
+
+def widened(found: Sequence[Site], letters: str, shares: Sequence[float]) -> str:
+    """The letters with that of the greatest share one format wider."""
+    worst = max(
+        (k for k in range(len(found)) if letters[k] != "-"),
+        key=lambda k: _part(letters[k], shares[k]),
+    )
+    order = found[worst].letters
+    wider = order[order.find(letters[worst]) + 1]
+    return f"{letters[:worst]}{wider}{letters[worst + 1 :]}"
