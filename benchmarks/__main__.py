@@ -25,6 +25,7 @@ SUITES = (
     "loops",
     "cluster",
     "keep",
+    "predict",
 )
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -40,6 +41,10 @@ def suites() -> str:
 
 
 def main(args: Sequence[str]) -> int:
+    if args and args[0] == "predict":  # which compares with itself
+        from . import predict
+
+        return predict.main(args[1:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("suite", nargs="?", choices=SUITES)
     parser.add_argument("--json", action="store_true", help="one line of JSON per row")

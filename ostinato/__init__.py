@@ -62,6 +62,8 @@ from .gradients import vjp as vjp
 from .info import *
 from .info import __array_api_version__ as __array_api_version__
 from .info import __array_namespace_info__ as __array_namespace_info__
+from .planning import plan as plan
+from .planning import spec as spec
 from .reading import evaluate as evaluate
 from .sessions import connect as connect
 from .sessions import current as session

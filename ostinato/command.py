@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import command_cache, command_info, command_run, settings
+from . import command_cache, command_calibrate, command_info, command_run, settings
 from .errors import OstinatoError
 
 PLAIN = argparse.RawDescriptionHelpFormatter
@@ -25,6 +25,7 @@ _ABOUT = """Plans that run again and again.
     ostinato worker tcp://host:8786 -n 4 workers for a Dask cluster that is running
     ostinato cache list                  plans that are kept on disk
     ostinato tune train.py               time what only timing can decide
+    ostinato calibrate                   measure what this machine can do
     ostinato bench dispatch              measure against other libraries
 
 Each says more with --help."""
@@ -66,6 +67,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     command_info.add(commands)
     command_run.add(commands)
     command_cache.add(commands)
+    command_calibrate.add(commands)
     tune = commands.add_parser(
         "tune", help="time a script's choices", description=_TUNE, formatter_class=PLAIN
     )

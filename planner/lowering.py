@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from ostinato.ops.core.device import DEVICES
+from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph
 
 from .cpu import passes as cpu
@@ -70,7 +70,7 @@ def lower(
         took_room |= each in need_room and made is not graph
         return made
 
-    device = DEVICES[target.device]
+    device = described(target.device)
     program = assign_memory(as_run(graph, target, donated, noting), device, reuse)
     if limit is None or not took_room or peak_bytes(program) <= limit:
         return program

@@ -163,6 +163,25 @@ class Machine:
             return _of(self.products, dtype).time(flops)
         return flops / _rate(self.elements, dtype)
 
+    def work_seconds(
+        self,
+        dtype: str,
+        dense: float,
+        factors: float,
+        simple: float,
+        functions: float,
+        moving: float,
+    ) -> float:
+        """Of a kernel that does all of these: what elements take and what memory takes are one beside the
+        other, but products move their operands before they compute."""
+        elements = simple / _rate(self.elements, dtype) + functions / _rate(self.functions, dtype)
+        products = _of(self.products, dtype).time(dense)
+        return (
+            products
+            + _of(self.factors or self.products, dtype).time(factors)
+            + max(elements, moving)
+        )
+
     def moving_seconds(self, moved: float, among: float) -> float:
         """Bytes that come and go, of so many that are looked at in turn."""
         return moved / self.bandwidth(among) if moved else 0.0

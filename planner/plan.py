@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from ostinato.ops.core.disk import writing
 from ostinato.ops.core.encode import digest, encode_graph, encode_spec
@@ -155,6 +155,13 @@ class Key:
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+class Again(Protocol):
+    """Makes a plan once more, for another mesh."""
+
+    def __call__(self, mesh: Mesh, grow: bool) -> Plan:
+        """`grow`: extents that were split grow as the mesh does."""
+
+
 @dataclass(frozen=True, repr=False)
 class Plan:
     """Everything decided about one graph."""
@@ -172,6 +179,7 @@ class Plan:
     called: str = ""  # the user's function; no part of the id
     report: list[str] = field(default_factory=list, compare=False)  # of what was measured for it
     original: Plan | None = field(default=None, compare=False)  # whose user's lines differ
+    again: Again | None = field(default=None, compare=False)  # as `ost.plan` made it
 
     @property
     def id(self) -> str:
@@ -291,6 +299,19 @@ class Plan:
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Write the program as a picture (SVG)."""
         functions["draw"](self, path)
+
+    def simulate(self, machine: Machine | str | os.PathLike[str] | None = None) -> Any:
+        """A run on the model of a machine: the one that the plan was made for, or a preset ("h200-ib"),
+        a file that describes one, or a `Machine`. A `Simulation` (simulation.py)."""
+        return functions["simulated"](self, machine)
+
+    def timeline(self, path: str | os.PathLike[str]) -> None:
+        """Write what `simulate` gives as a page (HTML) that needs nothing else."""
+        functions["timeline"](self.simulate(), path, str(self))
+
+    def trace(self, path: str | os.PathLike[str]) -> None:
+        """Write what `simulate` gives as a trace for chrome://tracing or Perfetto (JSON)."""
+        functions["trace"](self.simulate(), path)
 
     def to_file(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as a file that holds data, no code."""

@@ -11,8 +11,10 @@ a kernel, for operands that cannot be viewed."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -143,6 +145,15 @@ class Op:
     # hold; or "machine": what is lowered for the machine it runs on, and never in a file
 
     @property
+    def work(self) -> tuple[float, float]:
+        """What its scalar expression takes for an element: simple operations, and functions such as exp."""
+        return (
+            _work(self.scalar)
+            if self.scalar and not self.draws
+            else (1.0, _DRAWN if self.draws else 0.0)
+        )
+
+    @property
     def reshapes(self) -> bool:
         """Whether its result looks at its operand's memory only where that is in order."""
         return self.same_elements and not self.only_looks
@@ -156,6 +167,23 @@ class Op:
     def only_looks(self) -> bool:
         """Whether its result is always another look at its operand's memory."""
         return self.view is not None and self.kernel is None
+
+
+_PLAIN = {  # a few instructions
+    *("abs", "max", "min", "bool", "cast", "conj", "floor", "ceil", "trunc", "rint"),
+    *("sign", "copysign", "signbit", "isinf", "isfinite"),
+}
+_DRAWN = 3.0  # functions that a random number is worth
+_SLOW = 4.0  # of those that divide or take a root, against one that adds
+
+
+@lru_cache(1024)
+def _work(scalar: str) -> tuple[float, float]:
+    calls = re.findall(r"([a-z]\w*)\(", scalar)
+    functions = {c for c in calls if c not in _PLAIN and c != "sqrt"}
+    slow = calls.count("sqrt") + sum(scalar.count(sign) for sign in "/%")
+    signs = len(re.findall(r" (?:[-+*<>&|^]|==|!=|<=|>=|<<|>>|and|or|if) ", scalar))
+    return max(1.0, signs + _SLOW * slow), float(len(functions))
 
 
 OPS: dict[str, Op] = {}

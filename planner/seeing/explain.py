@@ -12,86 +12,18 @@ from ostinato.ops.collective import collective_of
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.core.traffic import held, traffic
 from ostinato.ops.cpu.fused import FUSED
 from ostinato.ops.cpu.libraries.onednn import library
 from ostinato.ops.cpu.loops.labels import SOURCES, VIEWS
-from ostinato.planner.machine import NOMINAL, Machine, known
+from ostinato.planner.machine import NOMINAL, Machine
 from ostinato.planner.passes.memory import is_joined
 from ostinato.planner.passes.simplify import simplify
 from ostinato.planner.plan import Choice, Measured, Plan, Program, export, largest_part
 from ostinato.planner.policy import LETTERS, Chosen, policy_of
+from ostinato.planner.prediction import REPEATED, Step, machine_of, repeats, steps
 from ostinato.planner.seeing.title import title
+from ostinato.planner.simulation import simulate
 from ostinato.planner.tolerance import sites
-
-REPEATED = {"loop": "trips", "blocks": "turns"}
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One node of a program, as far as people care."""
-
-    node: Node
-    depth: int
-    collective: str
-    operations: float  # on the worker with the largest parts
-    moved: float  # bytes read and written there
-    sent: int  # bytes that cross between workers, all together
-    predicted: float  # seconds
-    turns: int  # how often it runs
-
-
-def steps(program: Program, machine: Machine, depth: int = 0, turns: int = 1) -> Iterator[Step]:
-    """The nodes in running order, those of bodies behind their loop."""
-    graph = program.graph
-    for k, node in enumerate(graph.nodes):
-        if node.op in ("constant", "wait") or program.slots[graph.starts[k]].kind == "alias":
-            continue
-        if is_joined(program, k):
-            continue
-        ins = [graph.specs[v] for v in node.inputs]
-        kind = collective_of(node.op, node.kw)
-        inner = program.bodies.get(k, ())
-        times = turns * repeats(node)
-        if kind:
-            sent = bytes_sent(node, ins)
-            workers = ins[0].layout.workers if ins[0].layout is not None else 1
-            predicted = machine.message_seconds(sent / workers)
-            yield Step(node, depth, kind, 0.0, 0.0, sent, predicted, turns)
-        elif inner:
-            yield Step(node, depth, "", 0.0, 0.0, 0, 0.0, turns)
-            for body in inner:
-                yield from steps(body, machine, depth + 1, times)
-        else:
-            here = tuple(map(largest_part, ins)), tuple(map(largest_part, node.specs))
-            flops, moved = OPS[node.op].cost(*here, node.kw)
-            predicted = machine.kernel_seconds(flops, moved, OPS[node.op].dense)
-            yield Step(node, depth, "", flops, moved, 0, predicted, turns)
-
-
-def repeats(node: Node) -> int:
-    """How often the bodies of a node run, as far as that is known."""
-    return int(node.kw[REPEATED[node.op]]) if node.op in REPEATED else 1
-
-
-def bytes_sent(node: Node, ins: Sequence[Spec]) -> int:
-    """What crosses between workers in one collective, over all workers."""
-    kind = collective_of(node.op, node.kw)
-    total = 0
-    for has, gets in zip(ins, node.specs, strict=True):
-        here, there = has.layout, gets.layout
-        assert here is not None
-        assert there is not None
-        if kind in ("all_reduce", "reduce_scatter"):
-            group = 1
-            for a in node.kw["axes"]:
-                group *= here.mesh[a]
-            share = 2 if kind == "all_reduce" else 1
-            parts = held(here, has.shape)
-            total += share * parts * (group - 1) // group * has.dtype.itemsize
-        else:
-            total += traffic(here, there, has.shape).moved * has.dtype.itemsize
-    return total
 
 
 # -- splits in time -----------------------------------------------------------------------------
@@ -261,7 +193,7 @@ HEADS = ("operation", "result", "layout", "work", "traffic", "predicted", "measu
 @export
 def explain(plan: Plan, measured: Measured | None, machine: Machine | None = None) -> str:
     """Everything that was decided, as text."""
-    machine = machine or known(plan.target.device, plan.target.mesh)
+    machine = machine or machine_of(plan.target)
     table = [HEADS, *rows(plan, machine, measured)]
     keep = [k for k in range(len(HEADS)) if any(row[k] for row in table[1:])]
     if plan.target.workers == 1:
@@ -274,7 +206,7 @@ def explain(plan: Plan, measured: Measured | None, machine: Machine | None = Non
 
 def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str]:
     work = list(steps(plan.program, machine))
-    predicted = sum(s.predicted * s.turns for s in work)
+    predicted = simulate(plan.program, machine, plan.target.mesh).seconds
     sent = sum(s.sent * s.turns for s in work)
     lines = [f"predicted {seconds(predicted)} per run; {amount(sent)} between workers"]
     lines += [
@@ -422,7 +354,7 @@ _STYLE = (
 @export
 def as_html(plan: Plan, measured: Measured | None, machine: Machine | None = None) -> str:
     """One self-contained piece of HTML: facts, memory as a bar, and the table of `explain`."""
-    machine = machine or known(plan.target.device, plan.target.mesh)
+    machine = machine or machine_of(plan.target)
     total = max(plan.peak_bytes, 1)
     bar = "".join(
         f'<span title="{name} {amount(n)}" style="display:inline-block;height:10px;'

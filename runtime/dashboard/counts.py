@@ -16,8 +16,10 @@ from typing import Any
 from ostinato.ops.core.layout import Mesh
 from ostinato.planner.machine import known
 from ostinato.planner.plan import Plan
-from ostinato.planner.seeing.explain import amount, name_of, steps
+from ostinato.planner.prediction import steps
+from ostinato.planner.seeing.explain import amount, name_of
 from ostinato.planner.seeing.picture import svg
+from ostinato.planner.simulation import simulate
 from ostinato.runtime.crew.member import LEAD, Member
 from ostinato.runtime.worker import TIMED, Loaded
 
@@ -145,9 +147,8 @@ def description(plan: Plan) -> dict[str, Any]:
         if node.op == "wait"
         for v in node.inputs
     }
-    predicted = 0.0
+    predicted = simulate(plan.program, machine, plan.target.mesh).seconds
     for step in steps(plan.program, machine):
-        predicted += step.predicted * step.turns
         k = number.get(id(step.node), -1)
         spec = step.node.specs[0] if step.node.specs else None
         rows.append(

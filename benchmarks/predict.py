@@ -1,0 +1,325 @@
+"""predicted and measured time and memory of twelve programs, on 1, 2 and 4 workers.
+
+    python -m benchmarks predict [--workload NAME,...] [--workers 1,2] [--seconds 1]
+
+Workers are threads of this process. Measure the machine before, `ostinato calibrate -n 1,2`; what nobody
+measured is predicted by the nominal machine. Time is that of the fastest run; memory is what a run holds
+at its height, beside what was there: operands, results, the arena."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ostinato as ost
+from ostinato.sessions import current
+
+Make = Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]
+
+
+# -- programs ------------------------------------------------------------------------------------
+def some(*shape: int, seed: int = 1, split: Any = 0) -> Any:
+    return ost.random.normal(shape, seed=seed, split=split)
+
+
+def k_means() -> Any:
+    def lloyd(x: Any, c: Any) -> Any:
+        d = ((x[:, None, :] - c[None]) ** 2).sum(-1)
+        near = ost.nn.one_hot(d.argmin(1), c.shape[0])
+        moved = (near.T @ x) / ost.maximum(near.sum(0), 1)[:, None]
+        return moved, d.min(1).mean()
+
+    return lloyd, (some(200_000, 4), some(8, 4, split=None))
+
+
+def logistic_regression() -> Any:
+    def step(w: Any, x: Any, y: Any) -> Any:
+        def loss(w: Any) -> Any:
+            z = x @ w
+            return ost.mean(ost.nn.softplus(z) - y * z)
+
+        value, slope = ost.value_and_grad(loss)(w)
+        return w - 0.1 * slope, value
+
+    return step, (some(64, split=None), some(100_000, 64), some(100_000, seed=2))
+
+
+def mlp() -> Any:
+    def loss(weights: Any, x: Any, y: Any) -> Any:
+        for w in weights[:-1]:
+            x = ost.maximum(x @ w, 0.0)
+        return ((x @ weights[-1] - y) ** 2).mean()
+
+    def step(weights: Any, x: Any, y: Any) -> Any:
+        value, slopes = ost.value_and_grad(loss)(weights, x, y)
+        return [w - 0.01 * g for w, g in zip(weights, slopes, strict=True)], value
+
+    sides = (256, 512, 512, 64)
+    weights = [some(a, b, split=None, seed=a) for a, b in itertools.pairwise(sides)]
+    return step, (weights, some(4096, 256), some(4096, 64, seed=3))
+
+
+def heat() -> Any:
+    def spread(u: Any) -> Any:
+        def turn(u: Any) -> Any:
+            inner = u[1:-1, 1:-1]
+            around = u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2]
+            return u.at[1:-1, 1:-1].set(inner + 0.2 * (around - 4 * inner))
+
+        return ost.repeat(20, turn, u)
+
+    return spread, (some(1500, 1500),)
+
+
+def attention() -> Any:
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        scores = q @ ost.matrix_transpose(k) / q.shape[-1] ** 0.5
+        return ost.nn.softmax(scores, axis=-1) @ v
+
+    return attend, tuple(some(16, 512, 64, seed=s) for s in (1, 2, 3))
+
+
+def black_scholes() -> Any:
+    def price(s: Any, k: Any, t: Any) -> Any:
+        root = 0.3 * ost.sqrt(t)
+        a = (ost.log(s / k) + (0.02 + 0.045) * t) / root
+        b = a - root
+
+        def normal(x: Any) -> Any:
+            return 0.5 * (1 + ost.erf(x / 2**0.5))
+
+        return s * normal(a) - k * ost.exp(-0.02 * t) * normal(b)
+
+    return price, tuple(ost.exp(0.1 * some(1_000_000, seed=s)) for s in (1, 2, 3))
+
+
+def covariance() -> Any:
+    def gram(x: Any) -> Any:
+        y = x - x.mean(0)
+        return y.T @ y / x.shape[0]
+
+    return gram, (some(50_000, 256),)
+
+
+def power_iteration() -> Any:
+    def largest(a: Any, v: Any) -> Any:
+        def turn(v: Any) -> Any:
+            y = a @ v
+            return y / ost.sqrt((y * y).sum())
+
+        return ost.repeat(20, turn, v)
+
+    return largest, (some(3000, 3000), some(3000, split=None, seed=2))
+
+
+def cholesky() -> Any:
+    def solve(a: Any, b: Any) -> Any:
+        return ost.linalg.solve_triangular(ost.linalg.cholesky(a), b)
+
+    x = np.random.default_rng(1).normal(size=(768, 768)).astype(np.float32)
+    a = x @ x.T / 768 + np.eye(768, dtype=np.float32)
+    if not hasattr(ost.linalg, "solve_triangular"):
+        return (lambda a, b: ost.linalg.solve(a, b)), (
+            ost.asarray(a),
+            some(768, 8, split=None),
+        )
+    return solve, (ost.asarray(a), some(768, 8, split=None))
+
+
+def statistics() -> Any:
+    def describe(x: Any) -> Any:
+        return x.mean(0), x.std(0), x.min(0), x.max(0)
+
+    return describe, (some(200_000, 32),)
+
+
+def random_numbers() -> Any:
+    def estimate(radius: Any) -> Any:
+        x, y = (ost.random.uniform((2_000_000,), seed=s, split=0) for s in (1, 2))
+        return 4 * (x * x + y * y < radius).mean()
+
+    return estimate, (ost.asarray(np.float32(1.0)),)
+
+
+def transformer() -> Any:
+    heads = 8
+
+    def norm(x: Any) -> Any:
+        y = x - x.mean(-1, keepdims=True)
+        return y / ost.sqrt((y * y).mean(-1, keepdims=True) + 1e-5)
+
+    def layer(w: Any, x: Any) -> Any:
+        def split(y: Any) -> Any:
+            return ost.permute_dims(ost.reshape(y, (*y.shape[:2], heads, -1)), (0, 2, 1, 3))
+
+        y = norm(x)
+        q, k, v = (split(y @ w[name]) for name in "qkv")
+        scores = q @ ost.matrix_transpose(k) / q.shape[-1] ** 0.5
+        found = ost.permute_dims(ost.nn.softmax(scores, axis=-1) @ v, (0, 2, 1, 3))
+        x = x + ost.reshape(found, x.shape) @ w["out"]
+        return x + ost.maximum(norm(x) @ w["up"], 0.0) @ w["down"]
+
+    width = 256
+    shapes = {
+        **dict.fromkeys(("q", "k", "v", "out"), (width, width)),
+        "up": (width, 4 * width),
+        "down": (4 * width, width),
+    }
+    w = {n: some(*s, seed=k, split=None) / 16 for k, (n, s) in enumerate(shapes.items())}
+    return layer, (w, some(16, 128, width))
+
+
+PROGRAMS: dict[str, Make] = {
+    f.__name__: f
+    for f in (
+        k_means,
+        logistic_regression,
+        mlp,
+        heat,
+        attention,
+        black_scholes,
+        covariance,
+        power_iteration,
+        cholesky,
+        statistics,
+        random_numbers,
+        transformer,
+    )
+}
+
+
+# -- rows ----------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Row:
+    program: str
+    workers: int
+    predicted: float  # seconds
+    measured: float
+    predicted_bytes: int  # per worker
+    measured_bytes: int
+
+    @property
+    def memory(self) -> float:
+        """Predicted against measured."""
+        return self.predicted_bytes / self.measured_bytes if self.measured_bytes else math.nan
+
+    @property
+    def ratio(self) -> float:
+        return self.predicted / self.measured
+
+    @property
+    def error(self) -> float:
+        return abs(self.ratio - 1)
+
+
+def measure(name: str, seconds: float) -> Row:
+    """In the session in use."""
+    work, operands = PROGRAMS[name]()
+    made: Any = ost.compile(work)
+    ost.evaluate(*_arrays(operands))
+    end = time.perf_counter() + seconds
+    best, runs = math.inf, 0
+    while runs < 5 or time.perf_counter() < end:
+        start = time.perf_counter()
+        made(*operands)
+        best, runs = min(best, time.perf_counter() - start), runs + 1
+    plan = made.plan
+    workers = plan.target.workers
+    held = _held(lambda: made(*operands))
+    more = round(held / workers) + plan.operand_bytes if held else 0
+    return Row(name, workers, plan.simulate().seconds, best, plan.peak_bytes, more)
+
+
+def _held(run: Callable[[], object]) -> int:
+    """The memory that runs need beside what is there, as the system counts it; 0 where it does not tell."""
+    try:
+        run()  # what is compiled again is not counted
+        current().rest()
+        _trim()
+        before = _resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is now
+        for _ in range(3):
+            run()
+        return _resident("VmHWM") - before
+    except OSError:
+        return 0
+
+
+def _trim() -> None:
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _resident(what: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(what))
+
+
+def _arrays(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, dict):
+        tree = tuple(tree.values())
+    if isinstance(tree, (tuple, list)):
+        for x in tree:
+            yield from _arrays(x)
+    else:
+        yield tree
+
+
+def table(rows: Sequence[Row]) -> str:
+    lines = [
+        f"{'program':<20} workers   predicted    measured  ratio      memory    measured  ratio"
+    ]
+    lines += [
+        f"{r.program:<20} {r.workers:>7}  {r.predicted * 1e3:>7.3f} ms  "
+        f"{r.measured * 1e3:>7.3f} ms  {r.ratio:>5.2f}  {r.predicted_bytes / 2**20:>6.1f} MiB  "
+        f"{r.measured_bytes / 2**20:>6.1f} MiB  {r.memory:>5.2f}"
+        for r in rows
+    ]
+    for what, errors in (
+        ("time", [r.error for r in rows]),
+        ("memory", [abs(r.memory - 1) for r in rows if r.measured_bytes]),
+    ):
+        if errors:
+            middle, late = (float(np.quantile(errors, q)) for q in (0.5, 0.9))
+            lines.append(f"error of {what}: median {middle:.0%}, 90th percentile {late:.0%}")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks predict", description=__doc__)
+    parser.add_argument("--workload", default="", help="programs, by how their names begin")
+    parser.add_argument("--workers", default="1,2", help="numbers of workers, e.g. 1,2,4")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each of them")
+    parser.add_argument("--json", action="store_true", help="one line of JSON per row")
+    given = parser.parse_args(arguments)
+    which = [w for w in given.workload.split(",") if w]
+    names = [n for n in PROGRAMS if not which or any(n.startswith(w) for w in which)]
+    rows = []
+    for workers in map(int, given.workers.split(",")):
+        with ost.connect(workers):
+            for name in names:
+                rows.append(measure(name, given.seconds))
+                if given.json:
+                    print(json.dumps(asdict(rows[-1])), flush=True)
+    if not given.json:
+        print(table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,303 @@
+"""What this machine can do, measured with the workers of a session: plans of one kind of work each.
+
+    stream     x * 2 + 1 of arrays from 64 KiB to 256 MiB: bytes per second, by all that is looked at
+    products   small and large squares of each dtype: the rate, and from which size on it is reached
+    links      a sum over workers, and changes of layout, along each axis of the mesh
+
+Everything goes through compiled functions, so what is measured is what plans get: their kernels, their
+threads, their communicator. All workers do the same at the same time. What is found is kept for
+`planner.machine.known`."""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ostinato import settings
+from ostinato.ops.control import repeat
+from ostinato.ops.core.array import Array, as_array
+from ostinato.ops.core.layout import Mesh
+from ostinato.ops.core.spec import bfloat16, float16, float32, float64
+from ostinato.ops.creation import zeros
+from ostinato.ops.elementwise import exp, log, maximum, sin, tanh
+from ostinato.ops.linalg import cholesky
+from ostinato.ops.reduction import cumulative_sum
+from ostinato.planner.machine import NOMINAL, Link, Machine, Rate, Seen, keep, memory
+from ostinato.planner.plan import Plan
+from ostinato.runtime.crew.engine import CrewEngine
+
+from .compiled import compile
+from .sessions import Session, current
+
+STREAM = tuple(1 << k for k in (16, 18, 20, 21, 22, 23, 24, 25, 26, 28))  # bytes per worker
+SIDES = (96, 256, 768)  # of products
+SMALL, LARGE = 1 << 8, 1 << 20  # elements of collectives
+SHORT = 5e-4  # seconds of one sample, at least: short ones are seldom disturbed by others
+SAMPLES = 64
+QUICK = 1 << 21  # bytes that are looked at in less time than it takes to start a plan
+TURNS = 64
+ROWS = 8  # of what is summed over workers, on each
+
+
+class Calibration:
+    """One session's workers, being measured."""
+
+    def __init__(self, session: Session, seconds: float) -> None:
+        self.session = session
+        self.mesh: Mesh = session.target.mesh
+        self.workers = session.workers
+        self.end = time.perf_counter() + seconds
+        self.each = seconds / 50  # for one plan
+        self.call = self.run = 0.0
+        self.memory = NOMINAL.stream
+
+    # -- clock -----------------------------------------------------------------------------
+    def took(self, work: Callable[..., Any], *operands: Any) -> float:
+        """Seconds of a run, of the fastest sample."""
+        return self.timed(work, *operands)[0]
+
+    def timed(self, work: Callable[..., Any], *operands: Any) -> tuple[float, Plan]:
+        made: Any = compile(work)
+        for _ in range(4):  # the third one is timed step by step
+            made(*operands)
+        start = time.perf_counter()
+        made(*operands)
+        self.session.wait()
+        times = max(1, int(SHORT / max(time.perf_counter() - start, 1e-7)))
+        best, end = math.inf, start + self.each
+        for k in range(SAMPLES):
+            start = time.perf_counter()
+            if k > 2 and start > end:
+                break
+            for _ in range(times):
+                made(*operands)
+            self.session.wait()
+            best = min(best, (time.perf_counter() - start) / times)
+        return best, made.plan
+
+    def beyond(self, work: Callable[..., Any], *operands: Any) -> float:
+        """The same without what starts a plan and its kernel."""
+        return max(self.took(work, *operands) - self.run - self.call, 1e-9)
+
+    # -- what is measured ------------------------------------------------------------------
+    def parts(self, rows: int, *more: int, dtype: Any = float32) -> Array:
+        """An array of which each worker has so many rows."""
+        splits = (0,) * len(self.mesh)
+        made = np.full((rows * self.workers, *more), 0.5, dtype)
+        return as_array(made).resplit(splits if len(self.mesh) > 1 else 0)
+
+    def overheads(self) -> float:
+        """Of a plan and of a kernel; what a kernel takes in a loop without Python."""
+        x = self.parts(8, 8)
+
+        def chain(n: int) -> Callable[..., Any]:
+            def work(x: Any) -> Any:
+                for _ in range(n):
+                    x = cumulative_sum(x, axis=1)  # which is a kernel by itself
+                return x
+
+            return work
+
+        one, many = self.took(chain(1), x), self.took(chain(33), x)
+        self.call = max((many - one) / 32, 1e-8)
+        self.run = max(one - self.call, 0.0)
+        few, more = (
+            self.took(lambda x, n=n: repeat(n, lambda s: s * 0.5 + 1, x), x) for n in (200, 2200)
+        )
+        return max((more - few) / 2000, 1e-9)
+
+    def stream(self, again: float) -> list[tuple[float, float]]:
+        found = list[tuple[float, float]]()
+        room = memory() / 4 / self.workers
+        for size in STREAM:
+            if size > room:
+                break
+            x = self.parts(size // 8)
+            if size <= QUICK:  # a plan would take longer to start
+                work = partial(repeat, TURNS, lambda s: s * 0.5 + 1)
+                took = max(self.beyond(work, x) / TURNS - again, 1e-9)
+            else:
+                took = self.beyond(lambda x: x * 2 + 1, x)
+            found.append((float(size), size / took))
+        self.memory = tuple(found)
+        return found
+
+    def elements(self) -> tuple[list[tuple[str, float]], list[tuple[str, float]]]:
+        """Sums and products, and functions, per second, where memory does not matter."""
+        size = 1 << 18
+
+        def sums(x: Any) -> Any:
+            y = x
+            for _ in range(16):
+                y = maximum(y * x, 0.25) - x
+            return y
+
+        def functions(x: Any) -> Any:
+            return tanh(exp(x) * 0.25) + log(x) * sin(x)
+
+        plain, slow = list[tuple[str, float]](), list[tuple[str, float]]()
+        for dtype in (float32, float64):
+            x = self.parts(size, dtype=dtype)
+            plain.append((dtype.name, 48 * size / self.beyond(sums, x)))
+            slow.append((dtype.name, 4 * size / self.beyond(functions, x)))
+        return plain, slow
+
+    def products(self) -> list[Rate]:
+        found = []
+        for dtype in (float32, float64, bfloat16, float16):
+            points = []
+            for n in SIDES if dtype in (float32, float64) else SIDES[:2]:
+                x, w = self.parts(n, n, dtype=dtype), as_array(np.full((n, n), 0.5, dtype))
+                times = max(1, 1024 // n)
+                chain = partial(_multiplied, times)
+                points.append((2.0 * n**3, self.beyond(chain, x, w) / times))
+            found.append(rate_of(dtype.name, points))
+        return found
+
+    def factors(self) -> list[Rate]:
+        found = []
+        for dtype in (float32, float64):
+            points = []
+            for n in (128, 640):
+                x = self.parts(1, n, n, dtype=dtype) + n * np.eye(n, dtype=dtype)
+                points.append((n**3 / 3, self.beyond(cholesky, x)))
+                if points[-1][1] < self.run:
+                    points.pop()  # of which little is the work
+            found.append(rate_of(dtype.name, points))
+        return found
+
+    # -- links -----------------------------------------------------------------------------
+    def levels(self) -> tuple[tuple[int, Link], ...]:
+        """The link of each axis of the mesh, from the innermost."""
+        found: list[tuple[int, Link]] = []
+        span = 1
+        for axis in reversed(range(len(self.mesh))):
+            span *= self.mesh[axis]
+            if self.mesh[axis] > 1:
+                found.append((span, self.link(axis)))
+        if not found:
+            return NOMINAL.levels
+        return (*found[:-1], (0, found[-1][1]))
+
+    def added(self, size: float) -> float:
+        """What it takes a worker to sum so many bytes."""
+        known = replace(NOMINAL, stream=self.memory)
+        return self.call + known.moving_seconds(size, size)
+
+    def link(self, axis: int) -> Link:
+        n = self.mesh[axis]
+
+        def along(split: int | None) -> Any:
+            splits: list[int | None] = [None] * len(self.mesh)
+            splits[axis] = split
+            return tuple(splits) if len(splits) > 1 else split
+
+        def begin(length: int, rows: int) -> Array:
+            return zeros((n * rows, length), dtype=float32, split=along(0))
+
+        def total(x: Any) -> Any:
+            return x.sum(0)
+
+        ways: list[tuple[str, Callable[..., Any]]] = [
+            ("all_reduce", total),
+            ("reduce_scatter", lambda x: x.sum(0).resplit(along(0))),
+            ("all_gather", lambda x: x.resplit(along(None))),
+            ("all_to_all", lambda x: x.resplit(along(1))),
+        ]
+        seen = []
+        for kind, work in ways:
+            points = []
+            for length in (SMALL, LARGE):
+                sums = kind in ("all_reduce", "reduce_scatter")
+                took, plan = self.timed(work, begin(length, ROWS if sums else 1))
+                if kinds_of(plan) == [kind]:
+                    size = length * 4.0 * (n if kind == "all_gather" else 1)
+                    made = self.added(ROWS * length * 4) if sums else 0.0
+                    points.append((size, max(took - self.run - made, 1e-7)))
+            if len(points) == 2:
+                (few, short), (many, long) = points
+                slope = max(long - short, 1e-9) / (many - few)
+                seen.append(Seen(kind, n, max(short - few * slope, 1e-8), 1 / slope))
+        exchange = next((s for s in seen if s.kind == "all_to_all"), seen[-1] if seen else None)
+        if exchange is None:
+            return NOMINAL.levels[0][1]
+        others = 1 - 1 / n
+        return Link(exchange.seconds, exchange.bandwidth * others, f"axis {axis}", tuple(seen))
+
+    def background(self) -> float:
+        """The share of a collective that goes on while its worker computes."""
+        axis = next((a for a, n in enumerate(self.mesh) if n > 1), None)
+        if axis is None:
+            return 1.0
+        splits = (0,) * len(self.mesh) if len(self.mesh) > 1 else 0
+        x, w = self.parts(384, 384), as_array(np.full((384, 384), 0.5, np.float32))
+        y = zeros((self.workers * ROWS, LARGE // 4), dtype=float32, split=splits)
+        alone = self.took(lambda x, w: (x @ w) @ w, x, w), self.took(lambda y: y.sum(0), y)
+        both = self.took(lambda x, w, y: ((x @ w) @ w, y.sum(0)), x, w, y)
+        hidden = (sum(alone) - both) / max(min(alone) - self.run, 1e-9)
+        return min(1.0, max(0.0, hidden))
+
+    # -- all of it -------------------------------------------------------------------------
+    def found(self) -> Machine:
+        again = self.overheads()
+        stream = self.stream(again)
+        elements, functions = self.elements()
+        products, factors = self.products(), self.factors()
+        engine = self.session.engine
+        apart = isinstance(engine, CrewEngine)
+        return Machine(
+            platform.node(),
+            self.call,
+            tuple(stream),
+            tuple(products),
+            tuple(elements),
+            tuple(functions),
+            self.levels(),
+            tuple(factors),
+            self.run,
+            again,
+            self.background(),
+            math.inf if apart else memory() / self.workers,
+            self.session.target.device,
+            f"measured with {self.workers} workers of {engine.threads} threads",
+        )
+
+
+def _multiplied(times: int, x: Any, w: Any) -> Any:
+    for _ in range(times):
+        x = x @ w
+    return x
+
+
+def rate_of(dtype: str, points: Sequence[tuple[float, float]]) -> Rate:
+    """The line through small and large products, by relative errors: time is (operations + half) / most."""
+    a = np.array([[flops / took, 1 / took] for flops, took in points])
+    slope, start = np.linalg.lstsq(a, np.ones(len(points)), rcond=None)[0]
+    if slope <= 0 or start < 0:
+        return Rate(dtype, max(flops / took for flops, took in points))
+    return Rate(dtype, 1 / slope, start / slope)
+
+
+def kinds_of(plan: Plan) -> list[str]:
+    from ostinato.planner.seeing.explain import count
+
+    return [kind for kind, n in count(plan.program)[1].items() for _ in range(n)]
+
+
+def calibrate(seconds: float = 50.0) -> Machine:
+    """Measure the workers of the session in use, and keep what was found."""
+    session = current()
+    tune, settings.tune = settings.tune, "read"
+    try:
+        found = Calibration(session, seconds).found()
+    finally:
+        settings.tune = tune
+    keep(found, session.workers, isinstance(session.engine, CrewEngine))
+    return found

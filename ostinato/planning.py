@@ -1,0 +1,186 @@
+"""`ost.plan`: what a function would become on any mesh of any machine, without a worker there or here.
+
+    plan = ost.plan(step, ost.spec((8192, 1024), split=0), mesh=(256, 8), machine="h200-ib")
+    print(plan.simulate())
+
+The function is traced as for a call of a compiled one, with arrays of which only shapes, dtypes and layouts
+are known. What it takes from around it counts by its shape, too."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ostinato.errors import ArgumentError
+from ostinato.ops.core.array import Array, Operand, Split, Term, Wish
+from ostinato.ops.core.layout import Mesh
+from ostinato.ops.core.spec import DTYPES, Spec
+from ostinato.ops.core.tree import flatten
+from ostinato.ops.core.user_line import misfit
+from ostinato.ops.shape import split_of
+from ostinato.planner.machine import Machine, resolve
+from ostinato.planner.passes import layouts
+from ostinato.planner.pipeline import make_plan
+from ostinato.planner.plan import Key, Plan, Target
+from ostinato.planner.policy import AS_WRITTEN, Precision, check_precision
+from ostinato.runtime.engine import LocalEngine
+
+from .arguments import Call, fixed_leaves, leaf
+from .compiled import CompiledFunction
+from .sessions import Session, _mesh, check_memory_limit, check_numerics
+from .tracing import traced
+
+
+class ArraySpec:
+    """An array of which only this is known; made by `ost.spec`."""
+
+    __slots__ = ("dtype", "shape", "split")
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], split: Split) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.split = split
+
+    def __repr__(self) -> str:
+        split = f", split={self.split}" if self.split is not None else ""
+        return f"spec({self.shape}, {self.dtype.name}{split})"
+
+
+def spec(shape: int | Sequence[int], dtype: Any = np.float32, split: Split = None) -> ArraySpec:
+    """An array to plan with (`ost.plan`): its shape, its dtype, and how it lies on the workers, as in
+    `ost.asarray(..., split=)`."""
+    extents = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    known = np.dtype(dtype)
+    if known.name not in DTYPES or not all(
+        isinstance(n, (int, np.integer)) and n >= 0 for n in extents
+    ):
+        raise misfit(
+            ArgumentError,
+            "spec",
+            got=f"shape {shape!r:.80} of {dtype!r:.40}",
+            needed="extents of 0 or more, and a dtype that arrays may have",
+        )
+    return ArraySpec(tuple(map(int, extents)), known, split)
+
+
+class _Paper(Session):
+    """A session in which arrays have no values, and nothing runs."""
+
+    def hold(self, operand: Operand) -> Operand:
+        known = operand.spec.layout
+        split = next((s for s in known.splits if isinstance(s, int)), None) if known else None
+        return self.like(operand.spec.shape, operand.spec.dtype, split)
+
+    def hold_array(self, x: Array) -> Operand:
+        return self.hold(Operand(x.spec))
+
+    def hold_leaf(self, term: Term, k: int, operand: Operand) -> Operand:
+        return self.hold(operand)
+
+    def like(self, shape: tuple[int, ...], dtype: np.dtype[Any], split: Split) -> Operand:
+        blocks = self.target.numerics == "any-workers"
+        found = layouts.resolve(split, self.target.mesh, len(shape), blocks)
+        return Operand(Spec(shape, dtype, found))
+
+
+class _NoWorkers(LocalEngine):
+    """The engine of who only plans."""
+
+    def __init__(self, mesh: Mesh, device: str) -> None:
+        self.device, self.mesh = device, mesh
+        self.size, self.closed = math.prod(mesh), False
+        self._lock = threading.RLock()
+        self.launchers, self.workers, self.team = {}, [], None
+
+
+def plan(
+    function: Callable[..., Any],
+    *args: Any,
+    mesh: int | tuple[int, ...] = 1,
+    machine: Machine | str | os.PathLike[str] = "nominal",
+    device: str | None = None,
+    donate: Iterable[str | int] = (),
+    static: Iterable[str | int] = (),
+    numerics: str | None = None,
+    memory_limit: int | None = None,
+    precision: str | Precision | None = None,
+    **kwargs: Any,
+) -> Plan:
+    """The plan of a call of a function on a mesh of a machine; nothing has to be there.
+
+    args, kwargs: as for the function, with `ost.spec(shape, dtype, split=)` for arrays. machine: a preset
+    ("h200-ib", "dgx-v100", "p100-pcie", "cpu-10gbe", "cpu-100gbe"), a file that describes one, or a
+    `Machine`; layouts are chosen for it. memory_limit: bytes per worker; if it is not given, what the
+    machine's workers have. The others are as in `ost.compile` and `ost.connect`; a compiled function
+    keeps its own."""
+    model = resolve(machine)
+    compiled = (
+        function
+        if isinstance(function, CompiledFunction)
+        else CompiledFunction(function, donate=donate, static=static)
+    )
+    if memory_limit is None and model.memory < math.inf:
+        memory_limit = int(model.memory)
+    target = Target(
+        _mesh((mesh,) if isinstance(mesh, int) else mesh, None),
+        device or model.device,
+        check_numerics("plan", numerics or compiled.numerics or "same-plan"),
+        check_memory_limit("plan", compiled.memory_limit or memory_limit),
+        precision=check_precision("plan", precision or compiled.precision or AS_WRITTEN),
+        machine=model,
+    )
+    return _planned(compiled, args, kwargs, target, target.mesh, False)
+
+
+def _planned(
+    function: CompiledFunction[Any, Any],
+    args: Any,
+    kwargs: Any,
+    target: Target,
+    mesh: Mesh,
+    grow: bool,
+) -> Plan:
+    """For another mesh; if arrays are to grow, along what they are split by the axes that did."""
+    more = [n / m for n, m in zip(mesh, target.mesh, strict=True)] if grow else [1.0] * len(mesh)
+    wanted = replace(target, mesh=mesh)
+    session = _Paper(_NoWorkers(mesh, target.device), wanted)
+    try:
+        bound = function.signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise misfit(ArgumentError, f"plan of {function.name}", got=str(error)) from None
+    bound.apply_defaults()
+    leaves, structure = flatten(tuple(bound.arguments.values()))
+    fixed = fixed_leaves(function, structure)
+    held: list[Any] = []
+    for k, x in enumerate(leaves):
+        if isinstance(x, ArraySpec):
+            held.append(session.like(_grown(x, more), x.dtype, x.split))
+        elif isinstance(x, Array):
+            held.append(session.hold_array(x))
+        else:
+            held.append(leaf(x, function.name, k in fixed))
+    call = Call(function, session, structure, held, fixed)
+    found, _ = traced(function, call)
+    names = [call.names[k] for k in found.inputs]
+    places = tuple([found.inputs.index(k) for k in call.donated if k in found.inputs])
+    made = make_plan(Key(found.graph, wanted, places), tuple(names), function.name)
+    return replace(made, again=partial(_planned, function, args, kwargs, target))
+
+
+def _grown(x: ArraySpec, more: Sequence[float]) -> tuple[int, ...]:
+    """Its extents, where those along which it is split are so much larger, axis of the mesh by axis."""
+    split = x.split.on(len(more)) if isinstance(x.split, Wish) else x.split
+    found = split_of(split, len(x.shape))
+    splits = found if isinstance(found, tuple) else (found,) * len(more)
+    extents = [float(n) for n in x.shape]
+    for by, d in zip(more, splits, strict=False):
+        if d is not None:
+            extents[d] *= by
+    return tuple(max(1, round(n)) if n else 0 for n in extents)

@@ -1,0 +1,329 @@
+"""What single nodes of a program take on a machine: the work of a kernel, and the way of a collective.
+
+    %2 = fused(%0, %1; body={multiply, add, exp})     3 sums and products, 1 function an element; %0 and %1
+                                                      come from where they lie: cache or memory
+    %3 = all_reduce(%2; axes=(0, 1))                  8 x NVLink, then 256 x InfiniBand, and back
+
+A kernel takes the longer of computing and moving, and its start. What it reads comes from the cache that
+holds all that was looked at since it was looked at last; so the work of a node depends on those before
+it (`Reuse`). `planner/simulation.py` puts nodes together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ostinato.ops.collective import REDUCING, collective_of
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.layout import Layout, Mesh
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import Spec
+from ostinato.ops.core.traffic import held, moved, traffic
+
+from .machine import MACHINES, Link, Machine, known
+from .passes.memory import is_joined
+from .plan import Program, Target, largest_part, peak_bytes
+
+REPEATED = {"loop": "trips", "blocks": "turns"}
+Part = Callable[[Spec], Spec]  # what a worker has of an array, as an array of its own
+
+
+def machine_of(target: Target) -> Machine:
+    """By which times of a plan are predicted: the one that it was made for, if that was said; else this one
+    as it was measured, or the nominal one."""
+    if target.machine.name in MACHINES:
+        return known(target.device, target.mesh)
+    return target.machine
+
+
+def repeats(node: Node) -> int:
+    """How often the bodies of a node run, as far as that is known."""
+    return int(node.kw[REPEATED[node.op]]) if node.op in REPEATED else 1
+
+
+def runs(program: Program, k: int) -> bool:
+    """Whether anything is left to do for a node."""
+    graph = program.graph
+    node = graph.nodes[k]
+    if node.op == "constant" or is_joined(program, k):
+        return False
+    return node.op == "wait" or program.slots[graph.starts[k]].kind != "alias"
+
+
+# -- kernels -------------------------------------------------------------------------------------
+@dataclass(slots=True)
+class Work:
+    """What a kernel does on one worker."""
+
+    dtype: str
+    dense: float = 0.0  # operations of products
+    factors: float = 0.0  # of factorizations
+    simple: float = 0.0  # sums and products of elements
+    functions: float = 0.0  # exp and its like
+    moved: float = 0.0  # bytes read and written
+
+    @property
+    def operations(self) -> float:
+        return self.dense + self.factors + self.simple
+
+    def seconds(self, machine: Machine, moving: float) -> float:
+        """Without its start; `moving`: seconds for what it reads and writes."""
+        work = self.dense, self.factors, self.simple, self.functions
+        return machine.work_seconds(self.dtype, *work, moving)
+
+
+def work_of(graph: Graph, node: Node, part: Part = largest_part) -> Work:
+    """Of a worker that has these parts."""
+    ins = tuple([part(graph.specs[v]) for v in node.inputs])
+    outs = tuple(map(part, node.specs))
+    dtype = next((s.dtype.name for s in (*ins, *outs) if s.dtype.kind in "fcV"), "int64")
+    found = Work(dtype)
+    op, body = OPS[node.op], node.kw.get("body")
+    if op.made_by == "machine" and isinstance(body, Graph):
+        for n in body.nodes:
+            if n.inputs or OPS[n.op].draws:
+                _count(found, n, tuple([part(body.specs[v]) for v in n.inputs]), part)
+        found.moved = float(sum(s.nbytes for s in (*ins, *outs)))
+    else:
+        found.moved = _count(found, node, ins, part)
+    return found
+
+
+def _count(found: Work, node: Node, ins: tuple[Spec, ...], part: Part) -> float:
+    """Adds a node's operations; the bytes that it moves."""
+    op, outs = OPS[node.op], tuple(map(part, node.specs))
+    flops, moved = op.cost(ins, outs, node.kw)
+    if op.only_looks:
+        return 0.0
+    if op.dense and (op.product is not None or op.made_by == "machine"):
+        found.dense += flops
+    elif op.dense:
+        found.factors += flops
+    elif op.scalar or op.draws:
+        simple, functions = op.work
+        size = max((s.size for s in outs), default=0)
+        found.simple += simple * size
+        found.functions += functions * size
+    else:
+        found.simple += flops
+    return moved
+
+
+@dataclass(slots=True)
+class Reuse:
+    """How many bytes were looked at since a value was looked at last, in a program that runs again and
+    again."""
+
+    program: Program
+    part: Part
+    footprint: float = 0.0  # all its memory
+    turn: float = 0.0  # all that a run looks at
+    now: float = 0.0
+    last: dict[int, float] = field(default_factory=dict)  # of each value that is no view of another
+    roots: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        program, graph = self.program, self.program.graph
+        self.footprint = float(peak_bytes(program))
+        for v in range(len(program.slots)):
+            while program.slots[v].kind in ("alias", "part"):
+                v = program.slots[v].at
+            self.roots.append(v)
+        for k, node in enumerate(graph.nodes):
+            if runs(program, k):
+                self.turn += sum(self._bytes(v) for v in (*node.inputs, *graph.outs(k)))
+
+    def _bytes(self, v: int) -> float:
+        spec = self.program.graph.specs[v]
+        return 0.0 if spec.pending else float(self.part(spec).nbytes)
+
+    def seconds(self, k: int, machine: Machine, moved: float) -> float:
+        """What it takes a node to read and write; `moved` of the bytes of its operands and results."""
+        graph, before = self.program.graph, self.now
+        ins, outs = graph.nodes[k].inputs, graph.outs(k)
+        spent = total = 0.0
+        for v in dict.fromkeys((*ins, *outs)):
+            size, root = self._bytes(v), self.roots[v]
+            since = before - self.last[root] if root in self.last else self.turn
+            if self.program.slots[root].kind == "arena" and root not in self.last:
+                since = min(since, self.program.arena_bytes)
+            among = min(max(since, size), self.footprint)
+            spent += machine.moving_seconds(size, among)
+            total += size
+            self.last[root] = before
+        self.now = before + total
+        return spent * moved / total if total else 0.0
+
+
+# -- collectives ---------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """What a collective does along one axis of the mesh, or between workers of which several differ."""
+
+    level: int  # of the machine's links
+    seconds: float
+    sent: int  # bytes that cross there, over all workers
+
+
+def legs(node: Node, ins: Sequence[Spec], machine: Machine) -> list[Leg]:
+    """A collective's way, link by link."""
+    kind = collective_of(node.op, node.kw)
+    found: list[Leg] = []
+    for has, gets in zip(ins, node.specs, strict=True):
+        here, there = has.layout, gets.layout
+        assert here is not None
+        assert there is not None
+        if kind in REDUCING:
+            found += _reducing(kind, has, here, node.kw["axes"], machine)
+        else:
+            found += _moving(kind, has, here, there, machine)
+    return found
+
+
+def _reducing(
+    kind: str, spec: Spec, here: Layout, axes: Sequence[int], machine: Machine
+) -> Iterator[Leg]:
+    """Along several axes from the inside: parts of sums are made there, combined outside, and gathered."""
+    mesh, item = here.mesh, spec.dtype.itemsize
+    levels, parts = machine.levels_of(mesh), held(here, spec.shape) * item
+    size = float(largest_part(spec.at(here)).nbytes)
+    inner = sorted((a for a in axes if mesh[a] > 1), reverse=True)
+    for k, a in enumerate(inner):
+        n, link = mesh[a], machine.levels[levels[a]][1]
+        sent = parts * (n - 1) // n
+        if kind == "all_reduce" and k == len(inner) - 1:
+            yield Leg(levels[a], link.all_reduce(n, size), 2 * sent)
+        elif kind == "all_reduce":
+            both = link.reduce_scatter(n, size) + link.all_gather(n, size)
+            yield Leg(levels[a], both, 2 * sent)
+        else:
+            yield Leg(levels[a], link.reduce_scatter(n, size), sent)
+        size, parts = size / n, parts // n
+
+
+def _moving(kind: str, spec: Spec, here: Layout, there: Layout, machine: Machine) -> Iterator[Leg]:
+    mesh, item = here.mesh, spec.dtype.itemsize
+    levels = machine.levels_of(mesh)
+    if kind == "all_gather":
+        for a in (a for a in range(len(mesh)) if here.splits[a] != there.splits[a]):
+            # outside first, where the fewest bytes cross the slowest link
+            end = here.with_split(a, None)
+            size = float(largest_part(spec.at(end)).nbytes)
+            sent = moved(here, end, spec.shape) * item
+            link = machine.levels[levels[a]][1]
+            if mesh[a] > 1:
+                yield Leg(levels[a], link.all_gather(mesh[a], size), sent)
+            here = end
+        return
+    crossed = [a for a, n in enumerate(mesh) if n > 1 and _differs(here, there, a)]
+    if here.mesh != there.mesh or not crossed:
+        crossed = [0]
+    level = levels[crossed[0]]
+    link = machine.levels[level][1]
+    found = traffic(here, there, spec.shape)
+    most = max(found.received, found.sent) * item
+    yield Leg(
+        level, _exchanged(kind, link, mesh, crossed, most, found.messages), found.moved * item
+    )
+
+
+def _exchanged(
+    kind: str, link: Link, mesh: Mesh, crossed: Sequence[int], most: float, messages: int
+) -> float:
+    n = math.prod(mesh[a] for a in crossed)
+    if kind == "all_to_all" and n > 1:
+        return link.all_to_all(n, most * n / (n - 1))
+    if kind == "broadcast":
+        return math.ceil(math.log2(max(n, 2))) * link.seconds + most / link.bandwidth
+    return messages * link.seconds + most / link.bandwidth
+
+
+def _differs(here: Layout, there: Layout, axis: int) -> bool:
+    split = there.splits[axis]
+    around = isinstance(split, int) and there.window(split) is not None
+    return here.splits[axis] != split or around
+
+
+def bytes_sent(node: Node, ins: Sequence[Spec]) -> int:
+    """What crosses between workers in one collective, over all workers."""
+    kind = collective_of(node.op, node.kw)
+    total = 0
+    for has, gets in zip(ins, node.specs, strict=True):
+        here, there = has.layout, gets.layout
+        assert here is not None
+        assert there is not None
+        if kind in REDUCING:
+            group = math.prod(here.mesh[a] for a in node.kw["axes"])
+            share = 2 if kind == "all_reduce" else 1
+            parts = held(here, has.shape)
+            total += share * parts * (group - 1) // group * has.dtype.itemsize
+        else:
+            total += traffic(here, there, has.shape).moved * has.dtype.itemsize
+    return total
+
+
+# -- node by node --------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node of a program, as far as people care."""
+
+    node: Node
+    depth: int
+    collective: str
+    operations: float  # on the worker with the largest parts
+    moved: float  # bytes read and written there
+    sent: int  # bytes that cross between workers, all together
+    predicted: float  # seconds
+    turns: int  # how often it runs
+
+
+def steps(program: Program, machine: Machine, depth: int = 0, turns: int = 1) -> Iterator[Step]:
+    """The nodes in running order, those of bodies behind their loop."""
+    graph, reuse = program.graph, Reuse(program, largest_part)
+    call = call_seconds(program, machine, depth)
+    for k, node in enumerate(graph.nodes):
+        if node.op == "wait" or not runs(program, k):
+            continue
+        ins = [graph.specs[v] for v in node.inputs]
+        kind = collective_of(node.op, node.kw)
+        inner: Sequence[Program] = program.bodies.get(k, ())
+        if kind:
+            sent = bytes_sent(node, ins)
+            predicted = sum(leg.seconds for leg in legs(node, ins, machine))
+            reuse.seconds(k, machine, 0.0)
+            yield Step(node, depth, kind, 0.0, 0.0, sent, predicted, turns)
+        elif inner:
+            reuse.seconds(k, machine, 0.0)
+            yield Step(node, depth, "", 0.0, 0.0, 0, 0.0, turns)
+            for body in inner:
+                yield from steps(body, machine, depth + 1, turns * repeats(node))
+        else:
+            work = work_of(graph, node)
+            moving = reuse.seconds(k, machine, work.moved)
+            predicted = call + work.seconds(machine, moving)
+            yield Step(node, depth, "", work.operations, work.moved, 0, predicted, turns)
+
+
+def call_seconds(program: Program, machine: Machine, depth: int) -> float:
+    """To start a kernel of it: in loops that need no Python, less."""
+    if depth == 0 or machine.again_seconds is None:
+        return machine.call_seconds
+    talks = any(collective_of(n.op, n.kw) for n in program.graph.nodes)
+    return machine.call_seconds if talks else machine.again_seconds
+
+
+def local(mesh: Mesh, rank: int) -> Part:
+    """What a worker has of any array; of those in turns, in the first one."""
+    workers, found = math.prod(mesh), dict[Spec, Spec]()
+
+    def part(spec: Spec) -> Spec:
+        if spec.layout is None or spec.layout.is_whole:
+            return spec
+        if spec not in found:
+            turns = spec.layout.workers // workers
+            shape = spec.layout.local_shape(spec.shape, rank * turns)
+            found[spec] = Spec(shape, spec.dtype)
+        return found[spec]
+
+    return part
