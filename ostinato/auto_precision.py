@@ -8,6 +8,7 @@ results, and from then on nothing becomes narrower than that."""
 from __future__ import annotations
 
 import math
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,9 +21,11 @@ from ostinato.ops.core.array import Operand
 from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.spec import bfloat16, float16
 from ostinato.ops.core.user_line import misfit
+from ostinato.planner.machine import known
 from ostinato.planner.passes.simplify import simplify
 from ostinato.planner.plan import Key, Plan
 from ostinato.planner.policy import Chosen
+from ostinato.planner.seeing.explain import seconds
 from ostinato.planner.tolerance import (
     Choice,
     Site,
@@ -38,6 +41,7 @@ from .sessions import Session
 
 AUTO, TOLERANCE = "auto", 1e-3
 SHARE = 0.7  # of the tolerance that what was chosen may take on the operands it was chosen for
+RUNS = 3  # of which the best counts
 FLOOR = 2.0**-48  # relative; what float64 gives is not told from what is exact
 
 Values = list[np.ndarray[Any, Any]]
@@ -82,6 +86,18 @@ class _Runs:
         given = [*self.operands, *more]
         return results(self.session, plan, given, self.session.launcher(plan)(given))
 
+    def compared(self, plan: Plan, other: Plan) -> str:
+        """What one takes, and the other: the best of a few runs."""
+        best = [math.inf, math.inf]
+        for _ in range(RUNS):
+            for k, each in enumerate((plan, other)):
+                launch = self.session.launcher(each)
+                start = time.perf_counter()
+                launch(self.operands)
+                self.session.wait()
+                best[k] = min(best[k], time.perf_counter() - start)
+        return f"measured time {seconds(best[0])} a run, as written {seconds(best[1])}"
+
 
 def results(
     session: Session, plan: Plan, given: Sequence[Operand], made: Sequence[Operand]
@@ -110,10 +126,14 @@ def tolerated(
 
     graph = simplify(key.graph, target)
     device = DEVICES[target.device]
-    halves = "".join(
-        x for x, d in (("b", bfloat16), ("h", float16)) if d in device.halves or target.workers > 1
-    )
-    found = [replace(s, halves=halves) for s in sites(graph)]
+    machine, found = known(target.device, target.mesh), list[Site]()
+    for site in sites(graph):
+        halves = "".join(
+            letter
+            for letter, dtype in (("b", bfloat16), ("h", float16))
+            if target.workers > 1 or (dtype in device.halves and site.gains_on(machine, letter))
+        )
+        found.append(replace(site, halves=halves))
     knobs = runs.plan(Key(with_knobs(graph, target), target), called) if found else as_written
 
     def errors(codes: Sequence[int], scales: Sequence[float]) -> Sequence[float]:
@@ -136,7 +156,7 @@ def tolerated(
             break
         letters = widened(found, letters, [s[worst] for s in choice.shares])
     choice = replace(choice, letters=letters)
-    report = _told(found, choice, off, errors_now)
+    report = [*_told(found, choice, off, errors_now), runs.compared(plan, as_written)]
     return Tolerated(chosen, letters, report, exact, plan)
 
 

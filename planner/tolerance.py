@@ -11,7 +11,7 @@ they change adds up as squares:
 Sensitivities are measured on sample operands, by rounding one product after another to bfloat16. The
 error of one number is chance, so each is measured several times with operands scaled by numbers between
 1 and 2, which rounds them elsewhere, and the root of the mean square is taken. Other formats follow by
-the ratio of their roundoffs.
+the ratio of their roundoffs; that of float32 counts twice, as its sums round, too.
 
 The choice. From the products that gain most for their share of the error to those that gain least, each
 takes the narrowest format with which MARGIN * E(o) and what o is off as written stay within the
@@ -39,7 +39,7 @@ from .passes.precision import is_site
 from .plan import Target
 from .policy import LETTERS
 
-ROUNDOFF = {"b": 2.0**-9, "h": 2.0**-12, "s": 2.0**-25, "-": 0.0}
+ROUNDOFF = {"b": 2.0**-9, "h": 2.0**-12, "s": 2.0**-24, "-": 0.0}
 CODES = {letter: code for code, letter in enumerate(LETTERS)}
 MARGIN, FEW, OF_FEW = 3.0, 64, 5.0  # of results of few elements, whose errors are more by chance
 PROBES = 64  # runs that measure sensitivities; products beyond that are measured in groups
@@ -75,6 +75,14 @@ class Site:
         """What it takes, all times together, where its operands are of a dtype."""
         moved = dtype.itemsize * sum(math.prod(shape) for shape in self.operands)
         return self.times * machine.kernel_seconds(self.flops, moved, True, dtype.name)
+
+    def gains_on(self, machine: Machine, letter: str) -> bool:
+        """Whether it is predicted to be faster so; by machines that do not list the dtype it is taken
+        for granted."""
+        to = LETTERS[letter]
+        if to is None or not any(r.dtype == to.name for r in machine.products):
+            return True
+        return self.seconds(machine, to) < self.seconds(machine, self.dtype)
 
     def gain(self, letter: str) -> float:
         """In work, as if operations took time in proportion to the bytes of a number."""

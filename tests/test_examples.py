@@ -124,6 +124,18 @@ def test_out_of_core(workers: int) -> None:
     assert np.isfinite(found["centres"]).all()
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_mixed_precision(workers: int, capsys: pytest.CaptureFixture[str]) -> None:
+    ends = example("mixed_precision").main(512, 60, workers)
+    assert list(ends) == ["f32", "mixed_bf16", "auto", "mixed_f16"]
+    for end in ends.values():
+        assert end == pytest.approx(ends["f32"], rel=0.1)
+    said = capsys.readouterr().out
+    assert re.search(r"^float16: [1-9]\d* steps left out, a scale of \d+$", said, re.M)
+    assert re.search(r"^rounded   \d of 8 products for tolerance 0\.01", said, re.M)
+    assert "measured error beside float64" in said
+
+
 def test_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
     stopped, whole = example("checkpoint").main(100)
     assert stopped["step"] == whole["step"] == 100

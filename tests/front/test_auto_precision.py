@@ -69,6 +69,7 @@ def test_one_worker_or_several_choose_and_explain(tmp_path: Path) -> None:
             assert "rounded   2 of 2 products for tolerance 0.3: 7.42 KiB less to read" in text
             assert "          matmul: float32 -> bfloat16 (" in text
             assert "measured error beside float64: 0.00" in text
+            assert "measured time " in text
             path = tmp_path / str(workers)
             f.plan.to_file(path)
             assert "rounded   2 of 2 products" in Plan.from_file(path).explain()
