@@ -39,6 +39,18 @@ def test_kmeans(workers: int) -> None:
     assert losses[-1] == pytest.approx(losses[-2], rel=1e-3)
 
 
+def test_plan_2048_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "step.html"
+    small = {"depth": 1, "batch": 64, "length": 64, "width": 256}
+    found = example("plan_2048_gpus").main((16, 8), **small, picture=str(picture))
+    assert {link.name for link in found.links} == {"NVLink", "InfiniBand"}
+    assert found.fits
+    said = capsys.readouterr().out
+    assert "simulated on 128 workers (mesh 16x8) of h200-ib" in said
+    assert said.count("efficiency") == 6
+    assert "NVLink" in picture.read_text()
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_logistic_regression(workers: int) -> None:
     losses, right = example("logistic_regression").main(5_000, 6, workers)

@@ -93,7 +93,7 @@ def _sign(t: float) -> str:
 
 
 def amount(n: float) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if n >= size:
             return f"{_digits(n / size)} {unit}"
     return f"{n:.0f} B"

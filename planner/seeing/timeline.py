@@ -75,7 +75,7 @@ function draw(){for(const r of s.querySelectorAll('.bar')){const x=(+r.dataset.a
 y=(+r.dataset.b-a)/(b-a),l=Math.max(0,Math.min(1,x)),h=Math.max(0,Math.min(1,y));
 r.setAttribute('x',+s.dataset.left+l*w);r.setAttribute('width',h>l?Math.max(.4,(h-l)*w):0)}
 for(const m of s.querySelectorAll('.tick')){const f=+m.dataset.f,v=(a+f*(b-a))*+s.dataset.span;
-m.textContent=v>=1?v.toPrecision(4)+' s':v>=1e-3?(v*1e3).toPrecision(4)+' ms':
+m.textContent=v==0?'0':v>=1?v.toPrecision(4)+' s':v>=1e-3?(v*1e3).toPrecision(4)+' ms':
 (v*1e6).toPrecision(4)+' \\u00b5s'}}
 s.addEventListener('mousemove',e=>{const d=e.target.dataset;t.textContent=d&&d.t?d.t:''});
 s.addEventListener('wheel',e=>{e.preventDefault();const q=s.getBoundingClientRect(),
@@ -152,7 +152,8 @@ def _picture(found: Simulation) -> str:
         x = left + wide * k / 5
         drawn.append(
             f'<line x1="{x}" x2="{x}" y1="18" y2="{tall - 8}" stroke="#d6dde4"/>'
-            f'<text class="tick" data-f="{k / 5}" x="{x}" y="12" text-anchor="middle">'
+            f'<text class="tick" data-f="{k / 5}" x="{x}" y="12" '
+            f'text-anchor="{"end" if k == 5 else "middle"}">'
             f"{seconds(span * k / 5)}</text>"
         )
     shown = [e for e in found.events if (e.workers, e.stream) in at]
