@@ -15,7 +15,7 @@ from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.fused import FUSED
 from ostinato.ops.cpu.libraries.onednn import library
 from ostinato.ops.cpu.loops.labels import SOURCES, VIEWS
-from ostinato.planner.machine import NOMINAL, Machine
+from ostinato.planner.machine import NOMINAL, Machine, presets
 from ostinato.planner.passes.memory import is_joined
 from ostinato.planner.passes.simplify import simplify
 from ostinato.planner.plan import Choice, Measured, Plan, Program, export, largest_part
@@ -187,6 +187,7 @@ def name_of(step: Step) -> str:
     return name + (f" x {repeats(node)}" if node.op in REPEATED else "")
 
 
+OFF = 1.25  # times as long, or as short, as predicted, from which it is told
 HEADS = ("operation", "result", "layout", "work", "traffic", "predicted", "measured", "line")
 
 
@@ -209,6 +210,10 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
     predicted = simulate(plan.program, machine, plan.target.mesh).seconds
     sent = sum(s.sent * s.turns for s in work)
     lines = [f"predicted {seconds(predicted)} per run; {amount(sent)} between workers"]
+    if machine is NOMINAL:
+        lines.append("          (of a nominal machine: `ostinato calibrate` measures this one)")
+    elif machine.name in presets():
+        lines[0] += f", simulated for {machine.name}"
     lines += [
         f"split in time: axis {t.axis} ({t.extent}) of {t.of} in {t.turns} turns, which moves "
         f"{amount(t.moved)} more; predicted {_sign(t.seconds)}"
@@ -217,7 +222,7 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
     if measured is not None and measured.runs:
         lines.append(
             f"measured  {seconds(measured.best)} at best, {seconds(measured.mean)} on average, "
-            f"{measured.runs} run{'s' if measured.runs > 1 else ''}"
+            f"{measured.runs} run{'s' if measured.runs > 1 else ''}{_drift(measured.best, predicted)}"
         )
         if not measured.steps:
             lines.append("          (single operations are timed in the third run of longer plans)")
@@ -244,6 +249,12 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
             f"planned in {seconds(planning)}, longest {slowest} {seconds(plan.seconds[slowest])}"
         )
     return lines
+
+
+def _drift(best: float, predicted: float) -> str:
+    """How far a prediction was off, where that is worth telling."""
+    ratio = best / predicted if predicted else 1.0
+    return f"; {_digits(ratio)} x as predicted" if not 1 / OFF < ratio < OFF else ""
 
 
 def told(choices: Sequence[Choice]) -> Iterator[str]:
