@@ -171,6 +171,9 @@ class Scaled:
     peak_bytes: int
     efficiency: float = 1.0  # against the smallest number on which it fits
 
+    def __str__(self) -> str:
+        return str(functions["scaled_in_words"](self))
+
 
 def _efficiency(first: Scaled, row: Scaled, weak: bool) -> float:
     if row.seconds in (0.0, math.inf):

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import os
 from collections.abc import Iterator
 
 from ostinato.ops.core.disk import write_page
 from ostinato.planner.plan import export
-from ostinato.planner.simulation import COMPUTE, Event, Simulation
+from ostinato.planner.simulation import COMPUTE, Event, Scaled, Simulation
 
 from .explain import amount, seconds
 
@@ -48,9 +49,19 @@ def simulation_in_words(found: Simulation) -> str:
         if found.seconds
     ]
     if found.peak_bytes:
-        room = f" of {amount(found.machine.memory)}" if found.machine.memory < float("inf") else ""
+        room = f" of {amount(found.machine.memory)}" if found.machine.memory < math.inf else ""
         lines.append(f"  memory {amount(found.peak_bytes)}{room} per worker")
     return "\n".join(lines)
+
+
+@export
+def scaled_in_words(row: Scaled) -> str:
+    if row.seconds == math.inf:
+        return f"  {row.workers:>6} workers: no room"
+    return (
+        f"  {row.workers:>6} workers: {seconds(row.seconds)}, efficiency {row.efficiency:.0%}, "
+        f"{amount(row.peak_bytes)} each"
+    )
 
 
 # -- the page ------------------------------------------------------------------------------------

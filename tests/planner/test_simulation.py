@@ -328,6 +328,7 @@ def test_where_it_does_not_fit_there_is_no_time() -> None:
     found = ost.plan(lambda x: ost.sort(x, axis=1), big, mesh=16, machine="p100-pcie").simulate()
     rows = found.scaling((1, 16))
     assert rows[0].seconds == math.inf
+    assert "1 workers: no room" in str(rows[0])
     assert rows[1].efficiency == 1
 
 
