@@ -106,21 +106,6 @@ PRESETS = {
 }
 
 
-def check_precision(who: str, given: Any) -> str:
-    """The text of a policy that a user names or gives."""
-    if isinstance(given, Precision):
-        return str(given)
-    if type(given) is str:
-        with contextlib.suppress(ValueError):
-            return str(Precision.of(given))
-    raise misfit(
-        ArgumentError,
-        who,
-        got=f"precision={given!r:.60}",
-        needed=" or ".join(map(repr, PRESETS)) + ", or an ost.Precision",
-    )
-
-
 LETTERS: dict[str, DType | None] = {"-": None, "b": bfloat16, "h": float16, "s": float32}
 _CHOSEN = re.compile(r"auto tolerance=([0-9.e+-]{1,24}) products=([bhs-]{0,65536})")
 
@@ -146,3 +131,25 @@ def policy_of(text: str) -> Precision | Chosen:
         if str(chosen) == text:
             return chosen
     return Precision.of(text)
+
+
+def check_precision(who: str, given: Any) -> str:
+    """The text of a policy that a user names or gives. What was chosen for one function is of use only
+    where there is one."""
+    if isinstance(given, Precision):
+        return str(given)
+    if type(given) is str:
+        with contextlib.suppress(ValueError):
+            policy = policy_of(given)
+            if isinstance(policy, Precision) or who != "connect":
+                return str(policy)
+    auto = given == "auto"
+    raise misfit(
+        ArgumentError,
+        who,
+        got=f"precision={given!r:.60}",
+        needed=" or ".join(map(repr, PRESETS)) + ", or an ost.Precision",
+        do="'auto' looks at what a call is given: use ost.compile(precision='auto')"
+        if auto
+        else "",
+    )

@@ -19,7 +19,7 @@ import numpy as np
 
 from .graph import Node
 from .registry import OPS, Params, Scratch, Specs
-from .spec import DType, Shape, Spec, bfloat16, float16
+from .spec import DType, Shape, Spec
 
 Function = Callable[..., None]  # of operands and results
 
@@ -97,7 +97,7 @@ class Device:
     """A kind of memory, and what computes there. This one does it all by the ops' own kernels."""
 
     is_host = False  # whether its arrays are NumPy's
-    halves: tuple[DType, ...] = (bfloat16, float16)  # whose products it adds up in float32 as fast
+    halves: tuple[DType, ...] = ()  # whose products into float32 are faster than those of float32
     lapack: Any = None  # routines that kernels call by themselves (ops/cpu/libraries/lapack.py)
 
     def __init__(self, name: str, xp: Any) -> None:

@@ -14,18 +14,22 @@ rounded values as they are (cpu/narrow_operands.py); others multiply them in flo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Spec, float32, is_float, is_inexact
+from ostinato.ops.core.user_line import misfit
 from ostinato.ops.shape import accumulator
 from ostinato.planner.plan import Target
 from ostinato.planner.policy import LETTERS, Chosen, policy_of
-from ostinato.planner.rewrite import Values, rebuild
+from ostinato.planner.rewrite import Values, map_bodies, rebuild
 
+from ostinato.errors import ArgumentError, OstinatoError
+
+from .loop_casts import LOOPS, cast_before
 from .storage import cast_once, store_in
 
 
@@ -33,7 +37,11 @@ def mix_precision(graph: Graph, target: Target) -> Graph:
     """The pass; nothing if the policy is "as-written"."""
     policy = policy_of(target.precision)
     if isinstance(policy, Chosen):
-        return _rounded(graph, iter(policy.products))
+        letters = list(reversed(policy.products))
+        made = _rounded(graph, letters)
+        if letters:
+            raise _misfit(policy.products)
+        return made
     storage, compute, accumulate = policy.dtypes
     if storage is not None:
         graph = store_in(graph, storage)
@@ -50,22 +58,45 @@ def is_site(builder: Builder | Graph, node: Node, inputs: Sequence[int]) -> bool
     return wide and OPS[node.op].product is not None and dtypes == {kept}
 
 
-def _rounded(graph: Graph, letters: Iterator[str]) -> Graph:
-    """Each product with what it reads rounded as its letter says; sums in float32, which widen after."""
+def _rounded(graph: Graph, letters: list[str]) -> Graph:
+    """Each product with what it reads rounded as its letter says, of which the last is the next; sums in
+    float32, which widen after."""
+
+    def bodies(graph: Graph) -> Graph:
+        return _rounded(graph, letters)
 
     def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
+        if node.op in LOOPS:
+            return cast_before(builder, map_bodies(node, bodies), inputs)
         if not is_site(builder, node, inputs):
             return None
-        compute = LETTERS[next(letters, "-")]
+        if not letters:
+            raise _misfit("too few")
+        compute = LETTERS[letters.pop()]
         return None if compute is None else multiplied(builder, node, inputs, compute, float32)
 
-    return rebuild(graph, rule, lambda g: _rounded(g, letters))
+    return rebuild(graph, rule, bodies)
+
+
+def _misfit(letters: str) -> OstinatoError:
+    return misfit(
+        ArgumentError,
+        "precision='auto ...'",
+        got=f"letters for other products ({letters:.40})",
+        needed="one for each product of the function",
+        do="take the policy of a plan of the same function, or precision='auto'",
+    )
 
 
 def _mixed(graph: Graph, compute: DType | None, accumulate: DType, anyhow: bool) -> Graph:
     """Products and sums in the policy's dtypes; products wider than `accumulate` only if `anyhow`."""
 
+    def bodies(graph: Graph) -> Graph:
+        return _mixed(graph, compute, accumulate, anyhow)
+
     def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
+        if node.op in LOOPS:
+            return cast_before(builder, map_bodies(node, bodies), inputs)
         kept = node.specs[-1].dtype
         if OPS[node.op].product is not None:
             specs = [*(builder.specs[v] for v in inputs), *node.specs]
@@ -78,7 +109,7 @@ def _mixed(graph: Graph, compute: DType | None, accumulate: DType, anyhow: bool)
             return _added(builder, node, inputs, accumulate)
         return None
 
-    return rebuild(graph, rule, lambda g: _mixed(g, compute, accumulate, anyhow))
+    return rebuild(graph, rule, bodies)
 
 
 def multiplied(

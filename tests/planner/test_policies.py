@@ -19,7 +19,7 @@ from ostinato.planner.file import decode_plan, encode_plan
 from ostinato.planner.passes.precision import mix_precision
 from ostinato.planner.passes.simplify import simplify
 from ostinato.planner.plan import Plan, Target
-from ostinato.planner.policy import FLOATS, PRESETS, Precision
+from ostinato.planner.policy import FLOATS, PRESETS, Chosen, Precision
 
 import ostinato as ost
 from ostinato.errors import ArgumentError
@@ -174,6 +174,49 @@ def test_mixed_halves() -> None:
     np.testing.assert_allclose(np.asarray(f(x, w)), right, rtol=1e-5)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_loops_read_what_was_rounded_once(workers: int, tmp_path: Path) -> None:
+    """Constants of loops, of loops in loops too; one that is read as it is stays beside."""
+
+    def f(x: Any, w: Any, v: Any) -> Any:
+        def inner(x: Any) -> Any:
+            return ost.repeat(2, lambda x: ost.sin(x @ w) @ w.T, x)
+
+        def turn(s: Any, row: Any) -> Any:
+            return inner(s) + row, (s @ v).sum() + v[0, 0]
+
+        y, sums = ost.scan(turn, x, ost.stack([x, x * 2]))
+        return ost.while_loop(
+            lambda s: (s @ w).sum() < 50, lambda s: s @ (w @ w.T) * 0.1 + 9, y
+        ), sums
+
+    given = [numbers(*s, seed=k, dtype=np.float32) for k, s in enumerate(((8, 6), (6, 4), (6, 3)))]
+    with on(workers):
+        arrays = [ost.asarray(x, split=0) for x in given]
+        g = ost.compile(f, precision="mixed_f16")
+        made = [np.asarray(y) for y in g(*arrays)]
+        right = [np.asarray(y) for y in ost.compile(f)(*arrays)]
+        assert g.plan.target.workers == workers
+        for y, wanted in zip(made, right, strict=True):
+            error = np.linalg.norm(y - wanted) / np.linalg.norm(wanted)
+            assert 1e-6 < error < 1e-2
+        graph = mix_precision(simplify(g.plan.traced, g.plan.target), g.plan.target)
+        outside = sorted(s.shape for s in rounded_of(graph))
+        assert outside == [(6, 3), (6, 4), (6, 6)]  # v, w, and w @ w.T, which no turn changes
+        inside = [h for h in graphs(graph) if h is not graph]
+        shapes = {s.shape for h in inside for s in rounded_of(h)}
+        assert shapes == {(8, 6), (8, 4)}  # what turns make
+        assert mix_precision(graph, g.plan.target) == graph
+        g.plan.to_file(tmp_path / "plan")
+        assert Plan.from_file(tmp_path / "plan") == g.plan
+
+
+def rounded_of(graph: Graph) -> list[Any]:
+    """What is cast to a half there."""
+    halves = [n for n in graph.nodes if OPS[n.op].converts and n.specs[0].dtype.itemsize == 2]
+    return [n.specs[0] for n in halves]
+
+
 def test_texts_are_policies() -> None:
     names = ("as-written", *FLOATS)
     texts = set()
@@ -210,9 +253,24 @@ def test_policies_that_are_none() -> None:
     ):
         with pytest.raises(ArgumentError, match=message):
             Precision(**options)  # type: ignore[arg-type]
-    for given in ("half", Target(), None, 3):
+    for given in ("half", Target(), None, 3, str(Chosen(0.1, "b"))):
         with pytest.raises(ArgumentError, match=r"connect.*got precision=.*or an ost\.Precision"):
             ost.connect(precision=given)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"'auto' looks at what a call is given"):
+        ost.connect(precision="auto")
+
+
+def test_what_was_chosen_can_be_given() -> None:
+    x = numbers(8, 8, dtype=np.float32)
+    f = ost.compile(triple, precision=str(Chosen(0.1, "b")))
+    right = ost.compile(triple, precision="mixed_bf16")(x)
+    np.testing.assert_array_equal(np.asarray(f(x)), np.asarray(right))
+    assert "rounded   1 of 1 products for tolerance 0.1" in f.plan.explain()
+    for letters in ("", "bb"):
+        with pytest.raises(
+            ArgumentError, match=r"letters for other products.*one for each product"
+        ):
+            ost.compile(triple, precision=str(Chosen(0.1, letters)))(x)
 
 
 def triple(x: Any) -> Any:

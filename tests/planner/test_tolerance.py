@@ -15,7 +15,6 @@ from ostinato.ops.cpu.device import Cpu
 from ostinato.planner.file import decode_plan, encode_plan
 from ostinato.planner.passes.precision import mix_precision
 from ostinato.planner.passes.simplify import simplify
-from ostinato.planner.pipeline import make_plan
 from ostinato.planner.plan import Key, Plan, Target
 from ostinato.planner.policy import Chosen, Precision, policy_of
 from ostinato.planner.tolerance import (
@@ -251,9 +250,9 @@ def test_files_that_round_otherwise_are_refused() -> None:
         ("bh", "something else than its source"),
     ):
         target = replace(f.plan.target, precision=str(Chosen(0.1, letters)))
-        other = content(make_plan(Key(f.plan.traced, target)))
+        other = replace(f.plan, key=Key(f.plan.traced, target))
         with pytest.raises(Exception, match=message):
-            decode_plan(repacked({**other, "program": good["program"]}))
+            decode_plan(repacked(content(other)))
     with pytest.raises(Exception, match="precision 'auto"):
         decode_plan(repacked({**good, "precision": "auto tolerance=0.1 products=bx"}))
 
