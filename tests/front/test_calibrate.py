@@ -64,11 +64,31 @@ def test_a_rate_and_where_half_of_it_is_reached() -> None:
 
 def test_explain_goes_by_what_was_measured(cache: Path) -> None:
     work = ost.compile(lambda x: ost.sort(x, axis=0))
-    work(np.ones((64, 8), np.float32))
-    before = work.plan.explain()
     slow: Machine = Machine.of({**NOMINAL.data, "name": "slow", "call_seconds": 3.0})
-    keep(slow, 1, apart=False)
-    assert "predicted 3 s per run" in work.plan.explain() != before
+    with ost.connect(1):
+        work(np.ones((64, 8), np.float32))
+        before = work.plan.explain()
+        assert "of a nominal machine" in before
+        keep(slow, 1, apart=False)
+        after = work.plan.explain()
+    assert "predicted 3 s per run" in after
+    assert "of a nominal machine" not in after
+    assert "x as predicted" in after
+
+
+def test_sessions_decide_by_what_was_measured(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow: Machine = Machine.of({**NOMINAL.data, "name": "slow", "call_seconds": 3.0})
+    keep(slow, 2, apart=False)
+    with ost.connect(2) as two, ost.connect(1) as one:
+        assert two.target.machine == slow
+        assert one.target.machine is NOMINAL
+    work = ost.compile(lambda x: x + 1)
+    with ost.connect(2):
+        work(ost.ones((8, 8), split=0))
+        assert work.plan.target.machine == slow
+    monkeypatch.setattr(settings, "machine", "bytes")
+    with ost.connect(2) as two:
+        assert two.target.machine.name == "bytes"
 
 
 @pytest.mark.usefixtures("few")
