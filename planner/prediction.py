@@ -206,15 +206,15 @@ def _moving(kind: str, spec: Spec, here: Layout, there: Layout, machine: Machine
     mesh, item = here.mesh, spec.dtype.itemsize
     levels = machine.levels_of(mesh)
     if kind == "all_gather":
-        for a in (a for a in range(len(mesh)) if here.splits[a] != there.splits[a]):
-            # outside first, where the fewest bytes cross the slowest link
-            end = here.with_split(a, None)
-            size = float(largest_part(spec.at(end)).nbytes)
-            sent = moved(here, end, spec.shape) * item
-            link = machine.levels[levels[a]][1]
-            if mesh[a] > 1:
-                yield Leg(levels[a], link.all_gather(mesh[a], size), sent)
-            here = end
+        # outside first, where the fewest bytes cross the slowest link
+        axes = [a for a, n in enumerate(mesh) if n > 1 and here.splits[a] != there.splits[a]]
+        left, more = moved(here, there, spec.shape) * item, math.prod(mesh[a] for a in axes)
+        size = float(largest_part(spec.at(there)).nbytes) / more
+        for a in axes:
+            n, link = mesh[a], machine.levels[levels[a]][1]
+            sent = left * (n - 1) // (more - 1)  # all that is left, along the last axis
+            left, more, size = left - sent, more // n, size * n
+            yield Leg(levels[a], link.all_gather(n, size), sent)
         return
     crossed = [a for a, n in enumerate(mesh) if n > 1 and _differs(here, there, a)]
     if here.mesh != there.mesh or not crossed:

@@ -142,14 +142,22 @@ def test_a_branch_takes_its_longer_side() -> None:
 
 # -- who does what -------------------------------------------------------------------------------
 def test_bytes_by_link_are_what_crosses() -> None:
-    for mesh in ((4, 8), (2, 2, 8), (16,), (3, 5)):
-        plan = a_plan(mesh, rows=4000)
+    def moves(x: Any) -> Any:
+        return x.resplit(None) * 2, ost.sort(x, axis=0), x[1:] - x[:-1]
+
+    kinds = set[str]()
+    meshes = ((4, 8), (2, 2, 8), (16,), (3, 5))
+    rows = ost.spec((4000, 96), split=0)
+    plans = [a_plan(mesh, rows=4000) for mesh in meshes]
+    plans += [ost.plan(moves, rows, mesh=mesh, machine=CLUSTER) for mesh in meshes]
+    for plan in plans:
         found = plan.simulate()
         graph = plan.program.graph
         crossing = 0
         for node in graph.nodes:
             ins = [graph.specs[v] for v in node.inputs]
             if kind := collective_of(node.op, node.kw):
+                kinds.add(kind)
                 way = legs(node, ins, CLUSTER)
                 sent = bytes_sent(node, ins)
                 if kind in ("all_reduce", "reduce_scatter"):  # parts of parts are rounded down
@@ -161,6 +169,7 @@ def test_bytes_by_link_are_what_crosses() -> None:
                     )
                 crossing += sum(leg.sent for leg in way)
         assert sum(link.bytes for link in found.links) == crossing > 0
+    assert kinds >= {"all_reduce", "all_gather", "all_to_all", "halo"}
 
 
 def test_the_inner_axis_has_the_inner_link() -> None:
@@ -316,6 +325,8 @@ def test_strong_and_weak_scaling() -> None:
     assert [r.mesh for r in strong] == [(1, 1), (1, 8), (4, 8)]
     assert strong[0].efficiency == 1
     assert strong[0].seconds > strong[1].seconds
+    share = strong[0].seconds / strong[1].seconds / 8
+    assert strong[1].efficiency == pytest.approx(share)
     assert strong[2].seconds == found.seconds
     weak = found.scaling((1, 32), weak=True)
     assert weak[1].seconds == found.seconds
