@@ -83,6 +83,7 @@ def facts() -> Iterator[tuple[str, str]]:
             yield name, said
     yield "MPI", mpi()
     yield "cache", cache()
+    yield "calibrated", calibrated()
 
 
 def version(package: str) -> str:
@@ -123,6 +124,13 @@ def cache() -> str:
     files = list(disk.files())
     plans, size = sum(f.path.suffix == ".plan" for f in files), sum(f.size for f in files)
     return f"{disk.where()}: {plans} plans, {size / 2**20:.1f} MB in all"
+
+
+def calibrated() -> str:
+    """With what kinds of workers this machine was measured."""
+    from ostinato.planner.machine import kinds_known
+
+    return ", ".join(kinds_known()) or "no: ostinato calibrate"
 
 
 def absent() -> Iterator[tuple[str, str, str]]:

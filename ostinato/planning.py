@@ -33,6 +33,7 @@ from ostinato.planner.policy import AS_WRITTEN, Precision, check_precision
 from ostinato.runtime.engine import LocalEngine
 
 from .arguments import Call, fixed_leaves, leaf
+from .auto_precision import AUTO
 from .compiled import CompiledFunction
 from .sessions import Session, _mesh, check_memory_limit, check_numerics
 from .tracing import traced
@@ -133,10 +134,15 @@ def plan(
         device or model.device,
         check_numerics("plan", numerics or compiled.numerics or "same-plan"),
         check_memory_limit("plan", compiled.memory_limit or memory_limit),
-        precision=check_precision("plan", precision or compiled.precision or AS_WRITTEN),
+        precision=check_precision("plan", precision or _precision(compiled)),
         machine=model,
     )
     return _planned(compiled, args, kwargs, target, target.mesh, False)
+
+
+def _precision(function: CompiledFunction[Any, Any]) -> str:
+    """What is chosen by rounding operands that exist cannot be planned for."""
+    return AS_WRITTEN if function.precision in (None, AUTO) else str(function.precision)
 
 
 def _planned(

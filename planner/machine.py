@@ -391,6 +391,11 @@ def kind_of(device: str, workers: int, apart: bool) -> str:
     return f"{device} {workers} {'processes' if apart and workers > 1 else 'threads'}"
 
 
+def kinds_known() -> list[str]:
+    """The kinds of workers with which this machine was measured."""
+    return list(_kept(settings.cache))
+
+
 def keep(machine: Machine, workers: int, apart: bool) -> None:
     """Remember what was measured."""
     machines = _kept(settings.cache)

@@ -379,7 +379,7 @@ def _say(div: Any, text: str) -> None:
         div.text = text
 
 
-_WIDTHS = (80, 170, 80, 80, 80, 80, 70, 70, 70)
+_WIDTHS = (80, 170, 80, 80, 80, 80, 60, 70, 70, 70)
 _ROW: dict[str, Any] = {"sizing_mode": "stretch_width", "spacing": 14}
 _CARD: dict[str, Any] = {
     "sizing_mode": "stretch_width",

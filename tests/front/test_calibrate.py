@@ -9,7 +9,7 @@ import pytest
 from ostinato.planner.machine import NOMINAL, Machine, keep, known
 
 import ostinato as ost
-from ostinato import calibration, command, settings
+from ostinato import calibration, command, command_info, settings
 from ostinato.calibration import Calibration, calibrate, rate_of
 
 
@@ -95,6 +95,7 @@ def test_sessions_decide_by_what_was_measured(cache: Path, monkeypatch: pytest.M
 def test_the_command(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["calibrate", "-n", "1", "--seconds", "0.5"]) == 0
     said = capsys.readouterr().out
+    assert dict(command_info.facts())["calibrated"] == "cpu 1 threads"
     for word in ("to start a plan", "GB/s", "products float32", f"{cache / 'machine.json'}"):
         assert word in said
     with pytest.raises(SystemExit):

@@ -295,6 +295,34 @@ def test_a_model_that_does_not_fit_is_refused() -> None:
         ost.plan(lambda x: ost.sort(x @ x.T, axis=0), huge, machine="p100-pcie")
 
 
+def test_a_compiled_function_keeps_its_options() -> None:
+    @ost.compile(donate="x", precision="mixed_bf16", numerics="any-workers")
+    def work(x: Any) -> Any:
+        return x @ x
+
+    square = ost.spec((64, 64), split=0)
+    plan = ost.plan(work, square, mesh=2)
+    assert plan.key.donated == (0,)
+    assert plan.target.numerics == "any-workers"
+    assert plan.target.precision == "mixed_bf16"
+    assert ost.plan(work, square, mesh=2, precision="f32").target.precision == "f32"
+    auto = ost.compile(precision="auto", tolerance=1e-3)(lambda x: x @ x)
+    assert ost.plan(auto, square).target.precision == "as-written"
+
+
+def test_random_numbers_take_a_seed_more() -> None:
+    def noisy(x: Any) -> Any:
+        return x + ost.random.normal(x.shape)
+
+    plan = ost.plan(noisy, ost.spec((64, 8)))
+    there = ost.compile(noisy)
+    with ost.connect(1):
+        there(ost.zeros((64, 8), dtype=ost.float32))
+    assert plan.traced.inputs == there.plan.traced.inputs
+    assert plan.traced.inputs[-1].dtype == np.uint64
+    assert plan.simulate().seconds > 0
+
+
 @pytest.mark.parametrize("wrong", [{"shape": (3, -1)}, {"shape": 3, "dtype": "U3"}])
 def test_a_spec_that_cannot_be_is_refused(wrong: Any) -> None:
     with pytest.raises(ArgumentError, match="spec"):
