@@ -1,10 +1,12 @@
 """what was predicted against what was measured: time and memory of twelve programs.
 
-    python -m benchmarks predict [--workload NAME,...] [--workers 1,2] [--seconds 1]
+    python -m benchmarks predict [--workload NAME,...] [--workers 1,2] [--seconds 1] [--layouts]
 
 Workers are threads of this process. Measure the machine before, `ostinato calibrate -n 1,2`; what nobody
 measured is predicted by the nominal machine. Time is that of the fastest run; memory is what a run holds
-at its height, beside what was there: operands, results, the arena."""
+at its height, beside what was there: operands, results, the arena. With --layouts, six computations run
+with their operands in all layouts, and it is told for how many pairs that differ by more than 20 % the
+faster one was predicted to be that."""
 
 from __future__ import annotations
 
@@ -203,6 +205,52 @@ PROGRAMS: dict[str, Make] = {
 }
 
 
+# -- layouts -------------------------------------------------------------------------------------
+def products(work: Callable[..., Any], *shapes: tuple[int, ...]) -> dict[str, Make]:
+    """The same with its operands in all layouts."""
+    found: dict[str, Make] = {}
+    for splits in itertools.product((0, 1, None), repeat=len(shapes)):
+
+        def make(splits: Any = splits) -> Any:
+            pairs = enumerate(zip(shapes, splits, strict=True))
+            return work, tuple(some(*shape, seed=k, split=split) for k, (shape, split) in pairs)
+
+        found[str(splits)] = make
+    return found
+
+
+RIVALS: dict[str, dict[str, Make]] = {
+    "square product": products(lambda x, w: x @ w, (768, 768), (768, 768)),
+    "tall product": products(lambda x, w: (x @ w).sum(0), (8192, 128), (128, 128)),
+    "gram": products(lambda x: x.T @ x, (8192, 128)),
+    "two layers": products(
+        lambda x, up, down: ost.maximum(x @ up, 0.0) @ down, (256, 512), (512, 2048), (2048, 512)
+    ),
+    "softmax": products(lambda x: ost.nn.softmax(x, axis=1), (2048, 512)),
+    "distances": products(
+        lambda x, c: ((x[:, None, :] - c[None]) ** 2).sum(-1).min(1), (20_000, 16), (64, 16)
+    ),
+}
+APART = 1.2  # times by which two layouts differ that have an order
+
+
+def ranked(workers: int, seconds: float) -> list[tuple[str, int, int]]:
+    """Of each computation: pairs of layouts that differ, and in how many the faster one was predicted to
+    be that."""
+    found = []
+    with ost.connect(workers):
+        for name, rivals in RIVALS.items():
+            rows = [measure(name, seconds, make) for make in rivals.values()]
+            pairs = [
+                (a, b)
+                for a, b in itertools.combinations(rows, 2)
+                if not 1 / APART < a.measured / b.measured < APART
+            ]
+            right = sum((a.predicted < b.predicted) == (a.measured < b.measured) for a, b in pairs)
+            found.append((name, len(pairs), right))
+    return found
+
+
 # -- rows ----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Row:
@@ -227,9 +275,9 @@ class Row:
         return abs(self.ratio - 1)
 
 
-def measure(name: str, seconds: float) -> Row:
+def measure(name: str, seconds: float, make: Make | None = None) -> Row:
     """In the session in use."""
-    work, operands = PROGRAMS[name]()
+    work, operands = (make or PROGRAMS[name])()
     made: Any = ost.compile(work)
     ost.evaluate(*_arrays(operands))
     end = time.perf_counter() + seconds
@@ -334,11 +382,20 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--workload", default="", help="programs, by how their names begin")
     parser.add_argument("--workers", default="1,2", help="numbers of workers, e.g. 1,2,4")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each of them")
+    parser.add_argument("--layouts", action="store_true", help="which of two is faster, instead")
     parser.add_argument("--memory", action="store_true", help="only what it takes, as JSON")
     parser.add_argument("--json", action="store_true", help="one line of JSON per row")
     given = parser.parse_args(arguments)
     which = [w for w in given.workload.split(",") if w]
     names = [n for n in PROGRAMS if not which or any(n.startswith(w) for w in which)]
+    if given.layouts:
+        for workers in map(int, given.workers.split(",")):
+            found = ranked(workers, given.seconds)
+            for name, pairs, right in found:
+                print(f"{name:<16} {workers} workers  {right:>4} of {pairs:>4} pairs in order")
+            pairs, right = sum(n for _, n, _ in found), sum(n for _, _, n in found)
+            print(f"all on {workers} workers: {right / max(pairs, 1):.0%} of {pairs} pairs")
+        return 0
     rows = []
     for workers in map(int, given.workers.split(",")):
         with ost.connect(workers):

@@ -15,7 +15,7 @@ import pytest
 
 import ostinato as ost
 from benchmarks import __main__ as command
-from benchmarks import cluster, compiling, kernels, machine, planning, runner, table
+from benchmarks import cluster, compiling, kernels, machine, planning, predict, runner, table
 from benchmarks.dispatch import numpy_case, ostinato_case
 from benchmarks.workload import SYSTEMS, Case, System, Workload, agree, summary
 from tests.clusters import needs_mpi
@@ -204,6 +204,24 @@ def test_shares_of_the_roof(capsys):
 def test_suites_are_listed(capsys):
     assert command.main([]) == 0
     assert [x.split()[0] for x in capsys.readouterr().out.splitlines()] == list(command.SUITES)
+
+
+def test_what_is_predicted_is_compared(capsys):
+    assert len(predict.PROGRAMS) == 12
+    asked = ["predict", "--workload", "statistics", "--workers", "1", "--seconds", "0.01"]
+    assert command.main(asked) == 0
+    _, row, times, memory = capsys.readouterr().out.splitlines()
+    assert row.split()[:2] == ["statistics", "1"]
+    assert 0.8 < float(row.split()[-1]) < 1.25  # of memory
+    assert times.startswith("error of time")
+    assert memory.startswith("error of memory")
+
+
+def test_layouts_are_ranked(capsys, monkeypatch):
+    few = predict.products(lambda x: x * 2, (512, 8))
+    monkeypatch.setattr(predict, "RIVALS", {"doubled": few})
+    assert command.main(["predict", "--layouts", "--workers", "2", "--seconds", "0.01"]) == 0
+    assert "doubled          2 workers" in capsys.readouterr().out
 
 
 def test_an_unknown_system_is_refused(capsys):
