@@ -125,6 +125,21 @@ def test_in_loops_and_branches(workers: int) -> None:
         assert [n.specs[0].dtype.name for n in inside] == ["float32"]
 
 
+def test_random_numbers_are_drawn_as_written() -> None:
+    def f(x: Any) -> Any:
+        return x * ost.random.normal((99,), dtype="float32", seed=3), ost.random.uniform(
+            (9,), seed=1
+        )
+
+    x = numbers(99, dtype=np.float32)
+    for policy in ("f32", "f64"):
+        for y, right in zip(ost.compile(f, precision=policy)(x), f(x), strict=True):
+            np.testing.assert_allclose(np.asarray(y), np.asarray(right), rtol=2e-7)
+    g = ost.compile(lambda: ost.random.normal((99,), dtype="float32", seed=3).astype("float64"))
+    wide = ost.compile(g.function, precision="f64")
+    np.testing.assert_array_equal(np.asarray(wide()), np.asarray(g()))
+
+
 def test_complex_numbers_are_pairs() -> None:
     f = ost.compile(lambda z: (abs(z * z), z.conj()), precision="f32")
     z = numbers(30) + 1j * numbers(30, seed=1)
@@ -183,7 +198,7 @@ def test_loops_read_what_was_rounded_once(workers: int, tmp_path: Path) -> None:
             return ost.repeat(2, lambda x: ost.sin(x @ w) @ w.T, x)
 
         def turn(s: Any, row: Any) -> Any:
-            return inner(s) + row, (s @ v).sum() + v[0, 0]
+            return inner(s) + row, (s @ v).sum() + (s.T @ x).sum() + (s * x).sum()
 
         y, sums = ost.scan(turn, x, ost.stack([x, x * 2]))
         return ost.while_loop(
@@ -202,7 +217,7 @@ def test_loops_read_what_was_rounded_once(workers: int, tmp_path: Path) -> None:
             assert 1e-6 < error < 1e-2
         graph = mix_precision(simplify(g.plan.traced, g.plan.target), g.plan.target)
         outside = sorted(s.shape for s in rounded_of(graph))
-        assert outside == [(6, 3), (6, 4), (6, 6)]  # v, w, and w @ w.T, which no turn changes
+        assert outside == [(6, 3), (6, 4), (6, 6), (8, 6)]  # v, w, w @ w.T, x
         inside = [h for h in graphs(graph) if h is not graph]
         shapes = {s.shape for h in inside for s in rounded_of(h)}
         assert shapes == {(8, 6), (8, 4)}  # what turns make
