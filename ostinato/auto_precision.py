@@ -7,6 +7,7 @@ results, and from then on nothing becomes narrower than that."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 import weakref
@@ -21,7 +22,6 @@ from ostinato.ops.core.array import Operand
 from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.spec import bfloat16, float16
 from ostinato.ops.core.user_line import misfit
-from ostinato.planner.machine import known
 from ostinato.planner.passes.simplify import simplify
 from ostinato.planner.plan import Key, Plan
 from ostinato.planner.policy import Chosen
@@ -38,6 +38,7 @@ from ostinato.planner.tolerance import (
 from ostinato.runtime.engine import Launcher
 
 from .sessions import Session
+from .tracing import Traced
 
 AUTO, TOLERANCE = "auto", 1e-3
 SHARE = 0.7  # of the tolerance that what was chosen may take on the operands it was chosen for
@@ -45,21 +46,46 @@ RUNS = 3  # of which the best counts
 FLOOR = 2.0**-48  # relative; what float64 gives is not told from what is exact
 
 Values = list[np.ndarray[Any, Any]]
+Tolerance = float | dict[Any, float]
 
 
-def check_tolerance(who: str, given: Any) -> float:
-    """A relative error that results may have."""
+def check_tolerance(who: str, given: Any) -> Tolerance:
+    """A relative error that results may have, all of them, or those that are named."""
     if given is None:
         return TOLERANCE
-    if isinstance(given, float) and 0 < given < 1:
-        return given
+    each = list(given.values()) if isinstance(given, dict) else [given]
+    if each and all(isinstance(t, float) and 0 < t < 1 for t in each):
+        return dict(given) if isinstance(given, dict) else float(given)
     raise misfit(
         ArgumentError,
         who,
         got=f"tolerance={given!r:.60}",
-        needed="a number between 0 and 1, the relative error that results may have",
+        needed="a number between 0 and 1, the relative error that results may have, or a dict of them",
         do="write e.g. tolerance=1e-3",
     )
+
+
+def budgets(tolerance: Tolerance, traced: Traced, called: str) -> list[float]:
+    """Of each output of the graph, the relative error that it may have; infinite for those that are not
+    named."""
+    if isinstance(tolerance, float):
+        return [tolerance] * len(traced.graph.outputs)
+    structure = traced.structure
+    names = structure.extra if structure.extra is not None else range(len(structure.children))
+    if missing := tolerance.keys() - set(names):
+        raise misfit(
+            ArgumentError,
+            f"compile(tolerance=) of {called}",
+            got=f"a result {next(iter(missing))!r}",
+            needed=f"names of what it returns: {', '.join(map(repr, names)) or 'one result has none'}",
+        )
+    found = [math.inf] * len(traced.graph.outputs)
+    leaves = iter(traced.outputs)
+    for name, child in zip(names, structure.children, strict=True):
+        for where, k in itertools.islice(leaves, child.leaves):
+            if where == "ref":
+                found[k] = min(found[k], tolerance.get(name, math.inf))
+    return found
 
 
 @dataclass(slots=True)
@@ -111,27 +137,28 @@ def tolerated(
     session: Session,
     key: Key,
     operands: Sequence[Operand],
-    tolerance: float,
+    allowed: Sequence[float],
     called: str,
     most: str = "",
 ) -> Tolerated:
-    """The plan of a call, in which products are rounded as far as the tolerance allows."""
+    """The plan of a call, in which products are rounded as far as is allowed for each output."""
     target, runs = key.target, _Runs(session, operands)
     exact = runs.plan(Key(key.graph, replace(target, precision="f64")), called)
     right = runs.values(exact)
     as_written = runs.plan(key, called)
     written = runs.values(as_written)
     off = [relative_error(x, y) for x, y in zip(written, right, strict=True)]
-    _refuse(key, off, tolerance, called)
+    _refuse(key, off, allowed, called)
 
     graph = simplify(key.graph, target)
     device = DEVICES[target.device]
-    machine, found = known(target.device, target.mesh), list[Site]()
+    found = list[Site]()
     for site in sites(graph):
         halves = "".join(
             letter
             for letter, dtype in (("b", bfloat16), ("h", float16))
-            if target.workers > 1 or (dtype in device.halves and site.gains_on(machine, letter))
+            if target.workers > 1
+            or (dtype in device.halves and site.gains_on(target.machine, letter))
         )
         found.append(replace(site, halves=halves))
     knobs = runs.plan(Key(with_knobs(graph, target), target), called) if found else as_written
@@ -141,8 +168,8 @@ def tolerated(
         made = runs.values(knobs, more)
         return [relative_error(x, y) for x, y in zip(made, written, strict=True)]
 
-    choice = choose(found, errors, off, [y.size for y in right], tolerance, most)
-    letters = choice.letters
+    choice = choose(found, errors, off, [y.size for y in right], allowed, most)
+    letters, tolerance = choice.letters, min(allowed, default=TOLERANCE)
     while True:
         chosen = Key(
             key.graph, replace(target, precision=str(Chosen(tolerance, letters))), key.donated
@@ -150,7 +177,10 @@ def tolerated(
         plan = runs.plan(chosen, called)
         made = runs.values(plan)
         errors_now = [relative_error(x, y) for x, y in zip(made, right, strict=True)]
-        over = [e / max(SHARE * tolerance, o) for e, o in zip(errors_now, off, strict=True)]
+        over = [
+            e / max(SHARE * t, o) if t < math.inf else 0.0
+            for e, t, o in zip(errors_now, allowed, off, strict=True)
+        ]
         worst = max(range(len(over)), key=lambda o: over[o], default=0)
         if not set(letters) - {"-"} or not over[worst] > 1:
             break
@@ -160,22 +190,22 @@ def tolerated(
     return Tolerated(chosen, letters, report, exact, plan)
 
 
-def _refuse(key: Key, off: Sequence[float], tolerance: float, called: str) -> None:
+def _refuse(key: Key, off: Sequence[float], allowed: Sequence[float], called: str) -> None:
     """A tolerance that the function as it is written does not keep."""
-    worst = max(range(len(off)), key=lambda o: off[o], default=0)
-    least = max([*(2 * e for e in off), FLOOR])
-    if tolerance >= least:
-        return
-    what = "float64 itself rounds as much"
-    if off and 2 * off[worst] >= FLOOR:
-        dtype = key.graph.out_specs[worst].dtype.name
-        what = f"result {worst} ({dtype}) as written is {off[worst]:.2g} off float64 already"
-    raise misfit(
-        ArgumentError,
-        f"compile(tolerance=) of {called}",
-        got=f"tolerance={tolerance!r}",
-        needed=f"at least {least:.2g}, as {what}" if math.isfinite(least) else what,
-    )
+    for k, (e, tolerance) in enumerate(zip(off, allowed, strict=True)):
+        least = max(2 * e, FLOOR)
+        if tolerance >= least:
+            continue
+        what = "float64 itself rounds as much"
+        if least > FLOOR:
+            dtype = key.graph.out_specs[k].dtype.name
+            what = f"result {k} ({dtype}) as written is {e:.2g} off float64 already"
+        raise misfit(
+            ArgumentError,
+            f"compile(tolerance=) of {called}",
+            got=f"tolerance={tolerance!r}",
+            needed=f"at least {least:.2g}, as {what}" if math.isfinite(least) else what,
+        )
 
 
 def _told(
@@ -206,12 +236,12 @@ class Watched:
         session: Session,
         plan: Plan,
         chosen: Tolerated,
-        tolerance: float,
+        allowed: Sequence[float],
         again: Callable[[str, Session, Sequence[Operand]], Launcher],
     ) -> None:
         self.session = weakref.ref(session)  # which nobody keeps by keeping this
         self.launch = session.launcher(plan)
-        self.chosen, self.tolerance, self.again = chosen, tolerance, again
+        self.chosen, self.allowed, self.again = chosen, allowed, again
         self.calls = 0
 
     def __call__(self, operands: Sequence[Operand]) -> list[Operand]:
@@ -226,13 +256,16 @@ class Watched:
                 runs.values(self.chosen.plan), runs.values(self.chosen.exact), strict=True
             )
         ]
-        worst = max(range(len(errors)), key=lambda o: errors[o], default=0)
-        error = errors[worst] if errors else 0.0
-        self.chosen.report.append(f"measured error on call {self.calls}: at most {error:.2g}")
-        if error <= self.tolerance:
-            return self.launch(operands)
-        what = (
-            f"result {worst} of call {self.calls} would be {error:.2g} off float64, where "
-            f"tolerance={self.tolerance!r}, so what to round was chosen again"
+        over = [e / t for e, t in zip(errors, self.allowed, strict=True) if t < math.inf]
+        self.chosen.report.append(
+            f"measured error on call {self.calls}: at most {max(errors, default=0.0):.2g}, "
+            f"{max(over, default=0.0):.2f} x the tolerance"
         )
-        return self.again(what, session, operands)(operands)
+        for k, (error, tolerance) in enumerate(zip(errors, self.allowed, strict=True)):
+            if error > tolerance:
+                what = (
+                    f"result {k} of call {self.calls} would be {error:.2g} off float64, where "
+                    f"tolerance={tolerance!r}, so what to round was chosen again"
+                )
+                return self.again(what, session, operands)(operands)
+        return self.launch(operands)

@@ -46,7 +46,7 @@ from ostinato.runtime.engine import Launcher
 
 from . import sessions
 from .arguments import NUMBERS, UNREADY, Call, fixed_leaves, is_itself, leaf, scan, signature_of
-from .auto_precision import AUTO, Tolerated, Watched, check_tolerance, tolerated
+from .auto_precision import AUTO, Tolerance, Tolerated, Watched, budgets, check_tolerance, tolerated
 from .donation import launch_given
 from .guards import UNSET, Change, Guards
 from .reach import WRAPPERS, watch_calls_of
@@ -161,7 +161,7 @@ class CompiledFunction(Generic[P, R]):
         memory_limit: int | None = None,
         numerics: str | None = None,
         precision: str | Precision | None = None,
-        tolerance: float | None = None,
+        tolerance: Tolerance | None = None,
     ) -> None:
         self.function = function
         functools.update_wrapper(self, function, updated=())  # its state is not ours
@@ -182,10 +182,10 @@ class CompiledFunction(Generic[P, R]):
         self.told: set[tuple[str, str]] = set()  # what cannot be watched
         self.hits = 0
 
-    def _allow(self, precision: str | Precision | None, tolerance: float | None) -> None:
+    def _allow(self, precision: str | Precision | None, tolerance: Tolerance | None) -> None:
         """What it computes in."""
         self.precision: str | None = None
-        self.tolerance: float | None = None  # of results, where precision is "auto"
+        self.tolerance: Tolerance | None = None  # of results, where precision is "auto"
         self.widest: dict[Graph, str] = {}  # letters beyond which it was chosen to go no more
         if precision == AUTO:
             self.precision, self.tolerance = AUTO, check_tolerance("compile", tolerance)
@@ -518,12 +518,13 @@ class CompiledFunction(Generic[P, R]):
         donated = tuple(k for k in call.donated if k in inputs)
         places = tuple(inputs.index(k) for k in donated)
         key = Key(traced.graph, self._target(session.target), places)
-        chosen = None
+        chosen, allowed = None, list[float]()
         if self.tolerance is not None:
             operands = [_held(call.leaves[k], session) for k in inputs] + [*captured]
             operands += [session.put(np.asarray(0, np.uint64))] * draws
             before = self.widest.get(key.graph, "")
-            chosen = tolerated(session, key, operands, self.tolerance, self.name, before)
+            allowed = budgets(self.tolerance, traced, self.name)
+            chosen = tolerated(session, key, operands, allowed, self.name, before)
             key = chosen.key
         plan, source = session.plan(key, tuple(names), self.name)
         if chosen is not None:
@@ -547,7 +548,9 @@ class CompiledFunction(Generic[P, R]):
         )
         entry = Entry(
             plan,
-            session.launcher(plan) if chosen is None else self._watched(plan, chosen, session),
+            session.launcher(plan)
+            if chosen is None
+            else self._watched(plan, chosen, allowed, session),
             tuple(inputs),
             captured,
             draws,
@@ -563,17 +566,18 @@ class CompiledFunction(Generic[P, R]):
         )
         return entry, source
 
-    def _watched(self, plan: Plan, chosen: Tolerated, session: Session) -> Launcher:
+    def _watched(
+        self, plan: Plan, chosen: Tolerated, allowed: list[float], session: Session
+    ) -> Launcher:
         """What runs a plan, and chooses again when it is beyond the tolerance."""
-        assert self.tolerance is not None
-        tolerance, me = self.tolerance, weakref.ref(self)
+        me = weakref.ref(self)
 
         def again(what: str, session: Session, operands: Sequence[Operand]) -> Launcher:
             warnings.warn(f"{plan.called}: {what}.", PrecisionWarning, stacklevel=2)
             key = Key(plan.traced, replace(plan.target, precision=AS_WRITTEN), plan.key.donated)
             letters = "-" * len(chosen.letters)
             with contextlib.suppress(ArgumentError):  # not even as written
-                found = tolerated(session, key, operands, tolerance, plan.called, chosen.letters)
+                found = tolerated(session, key, operands, allowed, plan.called, chosen.letters)
                 key, letters = found.key, found.letters
             function = me()
             if function is not None:
@@ -583,7 +587,7 @@ class CompiledFunction(Generic[P, R]):
                         function.drop(entry)
             return session.launcher(session.plan(key, plan.names, plan.called)[0])
 
-        return Watched(session, plan, chosen, tolerance, again)
+        return Watched(session, plan, chosen, allowed, again)
 
     def _check(self, entry: Entry, call: Call) -> None:
         """Trace a hit again, and see whether it would become the same (OSTINATO_CHECK_STALE)."""
@@ -796,7 +800,7 @@ def compile(
     memory_limit: int | None = ...,
     numerics: str | None = ...,
     precision: str | Precision | None = ...,
-    tolerance: float | None = ...,
+    tolerance: Tolerance | None = ...,
 ) -> Callable[[Callable[P, R]], CompiledFunction[P, R]]: ...
 
 
@@ -808,8 +812,9 @@ def compile(function: Any = None, /, **options: Any) -> Any:
     static: arguments that are part of the signature by value.
     memory_limit, numerics, precision: as in `connect`, for this function.
     tolerance: with precision="auto", products are rounded to halves (of float64 to float32, too) as
-    far as results stay within this relative error, 1e-3 if nothing is said. What to round is measured on
-    the operands of the first call, and looked at again on calls 2, 4, 8, ...
+    far as results stay within this relative error, 1e-3 if nothing is said; a dict names results that
+    are to, by their key, field or position. What to round is measured on the operands of the first
+    call, and looked at again on calls 2, 4, 8, ...
     """
     if function is None:
         return lambda f: CompiledFunction(f, **options)

@@ -188,15 +188,16 @@ def choose(
     errors: Errors,
     written: Sequence[float],
     sizes: Sequence[int],
-    tolerance: float,
+    allowed: Sequence[float],
     most: str = "",
 ) -> Choice:
     """The letters of the sites. `errors`: of each result beside the graph as written, for codes and
-    scales of all sites; `written`: what it is off then; `most`: letters that are not to be narrower."""
+    scales of all sites; `written`: what it is off then; `allowed`: its tolerance; `most`: letters that are
+    not to be narrower."""
     draw = random.Random(0)
     room = [
-        max(tolerance - e, 0.0) / (OF_FEW if n < FEW else MARGIN)
-        for e, n in zip(written, sizes, strict=True)
+        max(t - e, 0.0) / (OF_FEW if n < FEW else MARGIN) if t < math.inf else math.inf
+        for t, e, n in zip(allowed, written, sizes, strict=True)
     ]
     groups = [range(k, len(found), PROBES) for k in range(min(PROBES, len(found)))]
     often = max(1, min(OFTEN, PROBES // max(len(groups), 1)))
@@ -213,7 +214,7 @@ def choose(
         scales = [*(_scale(draw) for _ in range(TOGETHER)), *FARTHER]
         runs = [errors(codes, [s] * len(found)) for s in scales]
         over = [
-            math.hypot(*(r[o] for r in runs)) / len(runs) ** 0.5 / room[o] if room[o] else math.inf
+            _over(math.hypot(*(r[o] for r in runs)) / len(runs) ** 0.5, room[o])
             for o in range(len(room))
         ]
         worst = max(range(len(room)), key=lambda o: over[o])
@@ -221,6 +222,13 @@ def choose(
             break
         letters = widened(found, letters, [s[worst] for s in shares])
     return Choice(letters, tuple(shares))
+
+
+def _over(error: float, room: float) -> float:
+    """How often an error fits into what there is for it, or less."""
+    if room == math.inf:
+        return 0.0
+    return error / room if room else math.inf
 
 
 def _scale(draw: random.Random) -> float:

@@ -57,6 +57,29 @@ def test_it_goes_as_far_as_the_tolerance_allows() -> None:
     assert chosen(g) == "ss"
 
 
+def test_results_that_are_named() -> None:
+    def f(x: Any, w: Any, v: Any) -> Any:
+        out, size = net(x, w, v)
+        return {"out": out, "rest": (size, x @ w)}
+
+    found = []
+    for tolerance in ({"out": 3e-3, "rest": 0.3}, {"rest": 0.3}, {"out": 3e-3}, {"rest": 1e-5}):
+        g = ost.compile(f, precision="auto", tolerance=tolerance)
+        g(*arrays())
+        found.append(chosen(g))
+    assert found == ["hh", "bb", "hh", "-b"]
+    by_place = ost.compile(net, precision="auto", tolerance={1: 1e-5})
+    by_place(*arrays())
+    assert chosen(by_place) == "-b"
+    for options, names in (({"loss": 0.1}, "'out', 'rest'"), ({0: 0.1}, "'out', 'rest'")):
+        g = ost.compile(f, precision="auto", tolerance=options)
+        with pytest.raises(ArgumentError, match=f"got a result .*; needed names of .*: {names}"):
+            g(*arrays())
+    g = ost.compile(lambda x, w, v: x @ w, precision="auto", tolerance={0: 0.1})
+    with pytest.raises(ArgumentError, match="needed names of what it returns: one result has none"):
+        g(*arrays())
+
+
 def test_one_worker_or_several_choose_and_explain(tmp_path: Path) -> None:
     letters = set()
     for workers in (1, 2):
@@ -99,6 +122,8 @@ def test_what_is_no_tolerance() -> None:
         ({"tolerance": 0.1, "precision": "f32"}, "needed precision='auto'"),
         ({"tolerance": 2.0, "precision": "auto"}, "got tolerance=2.0; needed a number between 0"),
         ({"tolerance": "low", "precision": "auto"}, "got tolerance='low'"),
+        ({"tolerance": {}, "precision": "auto"}, "got tolerance={}"),
+        ({"tolerance": {0: 3.0}, "precision": "auto"}, "got tolerance={0: 3.0}"),
     ):
         with pytest.raises(ArgumentError, match=message):
             ost.compile(net, **options)  # type: ignore[call-overload]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from ostinato.ops.core.spec import float32, float64
 from ostinato.ops.cpu.device import Cpu
+from ostinato.planner import tolerance as planned
 from ostinato.planner.file import decode_plan, encode_plan
 from ostinato.planner.passes.precision import mix_precision
 from ostinato.planner.passes.simplify import simplify
@@ -25,7 +26,6 @@ from ostinato.planner.tolerance import (
     PROBES,
     ROUNDOFF,
     Site,
-    choose,
     relative_error,
     sites,
     widened,
@@ -114,6 +114,12 @@ def test_knobs_do_what_policies_do(workers: int, dtype: str) -> None:
             assert any(relative_error(y, x) > 1e-5 for y, x in zip(wanted, written, strict=True))
 
 
+def choose(
+    found: Any, errors: Any, written: Any, sizes: Any, tolerance: float, most: str = ""
+) -> Any:
+    return planned.choose(found, errors, written, sizes, [tolerance] * len(written), most)
+
+
 def site(flops: float = 1.0, dtype: Any = float32) -> Site:
     return Site("", "matmul", dtype, ((2, 3), (3, 4)), flops, 1)
 
@@ -167,6 +173,9 @@ def test_each_result_has_its_budget() -> None:
     shares = [(1e-3, 0.0), (0.0, 1e-2), (1e-3, 1e-3)]
     made = choose([site()] * 3, model(shares), [0.0, 0.0], [FEW, FEW], MARGIN * 2e-3)
     assert made.letters == "bhb"
+    free = [MARGIN * 2e-3, math.inf]
+    made = planned.choose([site()] * 3, model(shares), [0.0, math.inf], [FEW, FEW], free)
+    assert made.letters == "bbb"
 
 
 def test_what_is_measured_together_counts() -> None:
