@@ -312,6 +312,8 @@ class _Pending:
     start: Any  # of each class
     seconds: float
     legs: list[Leg]
+    name: str
+    line: str
 
 
 @dataclass(slots=True)
@@ -446,14 +448,16 @@ class _Run:
             begin = at if leg is way[0] else begin
             end = at + leg.seconds
             self.free[leg.level] = end
-            name = collective_of(node.op, node.kw)
-            self.draw(leg.level, at, end, name, node.line)
+            if (
+                node.op != "start" or self.machine.background == 1.0
+            ):  # else its end is not known yet
+                self.draw(leg.level, at, end, collective_of(node.op, node.kw), node.line)
             self.sent[leg.level] += leg.sent
             self.used[leg.level] += leg.seconds
             self.count[leg.level] += 1
             at = end
         seconds = float((at - begin).max()) if way else 0.0
-        return _Pending(begin, seconds, way)
+        return _Pending(begin, seconds, way, collective_of(node.op, node.kw), node.line)
 
     def wait(self, started: _Pending) -> None:
         """What did not go on in the background is done now."""
@@ -464,6 +468,9 @@ class _Run:
         if share < 1.0:
             for leg in started.legs:
                 self.free[leg.level] = np.maximum(self.free[leg.level], end)
+            if started.legs:
+                last = started.legs[-1].level
+                self.draw(last, started.start, end, started.name, started.line)
         self.until(end)
 
     def until(self, end: Any) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from ostinato.ops.core.disk import write_page
 from ostinato.planner.plan import export
-from ostinato.planner.simulation import COMPUTE, Event, Scaled, Simulation
+from ostinato.planner.simulation import COMPUTE, Event, Scaled, Simulation, WorkerClass
 
 from .explain import amount, seconds
 
@@ -151,7 +151,7 @@ def _picture(found: Simulation) -> str:
     drawn = []
     for (c, s), y in at.items():
         group = found.classes[c]
-        who = f"{group.workers} workers" if s == COMPUTE else ""
+        who = _who(group) if s == COMPUTE else ""
         drawn.append(f'<text x="6" y="{y + 12}">{who}</text>')
         drawn.append(
             f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{html.escape(streams[s])}</text>'
@@ -181,6 +181,10 @@ def _picture(found: Simulation) -> str:
         f'<svg class="time" viewBox="0 0 {left + wide + 20} {tall}" data-left="{left}" '
         f'data-wide="{wide}" data-span="{span:.9g}">{"".join(drawn)}</svg>'
     )
+
+
+def _who(group: WorkerClass) -> str:
+    return f"{group.workers} workers" if group.workers > 1 else f"worker {group.first}"
 
 
 def _told(event: Event) -> str:
@@ -229,7 +233,7 @@ def _share(spent: float, found: Simulation) -> float:
 
 def _classes(found: Simulation) -> str:
     rows = "".join(
-        f"<tr><td>{c.workers} like worker {c.first}<td class=n>{seconds(c.computing)}"
+        f"<tr><td>{_who(c)}<td class=n>{c.first}<td class=n>{seconds(c.computing)}"
         f"<td class=n>{seconds(c.waiting)}"
         f'<td><span class="meter"><i style="width:{_share(c.computing, found):.1f}%"></i></span> '
         f"{_share(c.computing, found):.0f} %"
@@ -238,7 +242,7 @@ def _classes(found: Simulation) -> str:
     more = len(found.classes) - SHOWN
     rest = f"<tr><td>and {more} more classes" if more > 0 else ""
     return (
-        "<table><tr><th>workers<th class=n>computing<th class=n>waiting"
+        "<table><tr><th>workers<th class=n>first of them<th class=n>computing<th class=n>waiting"
         f"<th>of a run{rows}{rest}</table>"
     )
 
