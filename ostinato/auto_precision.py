@@ -20,11 +20,11 @@ import numpy as np
 from ostinato.errors import ArgumentError
 from ostinato.ops.core.array import Operand
 from ostinato.ops.core.device import DEVICES
-from ostinato.ops.core.spec import bfloat16, float16
+from ostinato.ops.core.spec import DType, float32
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.passes.simplify import simplify
-from ostinato.planner.plan import Key, Plan
-from ostinato.planner.policy import Chosen
+from ostinato.planner.plan import Key, Plan, Target
+from ostinato.planner.policy import LETTERS, Chosen
 from ostinato.planner.seeing.explain import seconds
 from ostinato.planner.tolerance import (
     Choice,
@@ -43,6 +43,7 @@ from .tracing import Traced
 AUTO, TOLERANCE = "auto", 1e-3
 SHARE = 0.7  # of the tolerance that what was chosen may take on the operands it was chosen for
 RUNS = 3  # of which the best counts
+MOST = 4  # results whose errors are told
 FLOOR = 2.0**-48  # relative; what float64 gives is not told from what is exact
 
 Values = list[np.ndarray[Any, Any]]
@@ -152,15 +153,7 @@ def tolerated(
 
     graph = simplify(key.graph, target)
     device = DEVICES[target.device]
-    found = list[Site]()
-    for site in sites(graph):
-        halves = "".join(
-            letter
-            for letter, dtype in (("b", bfloat16), ("h", float16))
-            if target.workers > 1
-            or (dtype in device.halves and site.gains_on(target.machine, letter))
-        )
-        found.append(replace(site, halves=halves))
+    found = [replace(s, formats=_formats(s, target, device.halves)) for s in sites(graph)]
     knobs = runs.plan(Key(with_knobs(graph, target), target), called) if found else as_written
 
     def errors(codes: Sequence[int], scales: Sequence[float]) -> Sequence[float]:
@@ -188,6 +181,17 @@ def tolerated(
     choice = replace(choice, letters=letters)
     report = [*_told(found, choice, off, errors_now), runs.compared(plan, as_written)]
     return Tolerated(chosen, letters, report, exact, plan)
+
+
+def _formats(site: Site, target: Target, halves: Sequence[DType]) -> str:
+    """The letters that are worth while: what is narrow is faster to multiply, or to send."""
+    multiplied = (float32, *halves)
+    return "".join(
+        letter
+        for letter, dtype in LETTERS.items()
+        if dtype is not None
+        and (target.workers > 1 or (dtype in multiplied and site.gains_on(target.machine, letter)))
+    )
 
 
 def _refuse(key: Key, off: Sequence[float], allowed: Sequence[float], called: str) -> None:
@@ -219,12 +223,11 @@ def _told(
                 f"stays     {site.op}, which in bfloat16 changes a result by "
                 f"{max(shares, default=0.0):.2g}{where}"
             )
-    told = ", ".join(
-        f"{e:.2g} of result {k} (as written {o:.2g})"
-        for k, (e, o) in enumerate(zip(errors, off, strict=True))
-        if e or o
-    )
-    return [*lines, f"measured error beside float64: {told or 'none'}"]
+    order = sorted(range(len(errors)), key=lambda k: -errors[k])
+    told = [f"{errors[k]:.2g} of result {k} (as written {off[k]:.2g})" for k in order if errors[k]]
+    if len(told) > MOST:
+        told[MOST:] = [f"less of {len(told) - MOST} others"]
+    return [*lines, f"measured error beside float64: {', '.join(told) or 'none'}"]
 
 
 class Watched:

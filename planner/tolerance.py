@@ -58,17 +58,17 @@ class Site:
     operands: tuple[Shape, ...]
     flops: float
     times: int  # how often it runs, in loops
-    halves: str = "bh"  # letters of those that the device multiplies
+    formats: str = "bhs"  # letters of those in which products are faster
 
     @property
     def letters(self) -> str:
         """Its formats, the narrowest first."""
-        return self.halves + ("s-" if self.dtype == float64 else "-")
+        return "".join(x for x in "bhs" if x in self.formats and self.saved(x) > 0) + "-"
 
     def saved(self, letter: str) -> int:
         """Bytes that it reads less."""
         to = LETTERS[letter]
-        by = 0 if to is None else self.dtype.itemsize - to.itemsize
+        by = 0 if to is None else max(self.dtype.itemsize - to.itemsize, 0)
         return self.times * by * sum(math.prod(shape) for shape in self.operands)
 
     def seconds(self, machine: Machine, dtype: DType) -> float:
@@ -77,10 +77,10 @@ class Site:
         return self.times * machine.kernel_seconds(self.flops, moved, True, dtype.name)
 
     def gains_on(self, machine: Machine, letter: str) -> bool:
-        """Whether it is predicted to be faster so; by machines that do not list the dtype it is taken
+        """Whether it is predicted to be faster so; of machines that do not list the dtypes it is taken
         for granted."""
         to = LETTERS[letter]
-        if to is None or not any(r.dtype == to.name for r in machine.products):
+        if to is None or not {to.name, self.dtype.name} <= {r.dtype for r in machine.products}:
             return True
         return self.seconds(machine, to) < self.seconds(machine, self.dtype)
 

@@ -182,6 +182,16 @@ def test_state_that_is_given_away_and_random_numbers() -> None:
     assert np.linalg.norm(np.asarray(state)) < np.linalg.norm(w)
 
 
+def test_the_worst_results_are_told() -> None:
+    weights = [numbers(9, 9, seed=k) for k in range(6)]
+    f = ost.compile(lambda *ws: [w @ w for w in ws], precision="auto", tolerance=0.1)
+    f(*weights)
+    (line,) = [x for x in f.plan.report if "beside float64" in x]
+    assert line.endswith("), less of 2 others")
+    found = [float(part.split(" of result")[0].split(" ")[-1]) for part in line.split(",")[:4]]
+    assert found == sorted(found, reverse=True)
+
+
 def test_functions_without_products() -> None:
     f = ost.compile(lambda x: (ost.exp(x), x, x.argmax()), precision="auto")
     made = f(numbers(9))

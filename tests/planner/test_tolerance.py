@@ -14,6 +14,7 @@ from ostinato.ops.core.spec import float32, float64
 from ostinato.ops.cpu.device import Cpu
 from ostinato.planner import tolerance as planned
 from ostinato.planner.file import decode_plan, encode_plan
+from ostinato.planner.machine import NOMINAL, Rate
 from ostinato.planner.passes.precision import mix_precision
 from ostinato.planner.passes.simplify import simplify
 from ostinato.planner.plan import Key, Plan, Target
@@ -153,8 +154,24 @@ def test_the_narrowest_formats_that_fit() -> None:
     assert letters(0.9, most="h-hb") == "h-hh"
     wide = [site(dtype=float64) for _ in shares]
     assert choose(wide, model(shares), [0.0], [FEW], 1e-6, "").letters == "ssb-"
-    none = [Site("", "matmul", float32, ((2, 3),), 1.0, 1, halves="") for _ in shares]
+    none = [Site("", "matmul", float32, ((2, 3),), 1.0, 1, formats="s") for _ in shares]
     assert choose(none, model(shares), [0.0], [FEW], 0.9).letters == "----"
+
+
+def test_formats_that_gain() -> None:
+    """A machine whose halves start slowly gains by them in large products only."""
+    rates = (Rate("float32", 1e11), Rate("bfloat16", 4e11, half=1e8), Rate("float16", 1e10))
+    machine = replace(NOMINAL, products=rates)
+    small, large = (
+        Site("", "matmul", float32, ((n, n), (n, n)), 2.0 * n**3, 1) for n in (64, 2048)
+    )
+    assert [x.gains_on(machine, "b") for x in (small, large)] == [False, True]
+    assert not large.gains_on(machine, "h")
+    assert all(
+        site(dtype=float64).gains_on(machine, x) for x in "bhs"
+    )  # it says nothing of float64
+    assert small.gains_on(NOMINAL, "b")
+    assert (small.letters, site(dtype=float64).letters) == ("bh-", "bhs-")
 
 
 def test_what_gains_most_for_its_error_goes_first() -> None:
