@@ -25,7 +25,7 @@ from ostinato.ops.control import repeat
 from ostinato.ops.core.array import Array, as_array
 from ostinato.ops.core.layout import Mesh
 from ostinato.ops.core.spec import bfloat16, float16, float32, float64
-from ostinato.ops.creation import zeros
+from ostinato.ops.creation import full, zeros
 from ostinato.ops.elementwise import exp, log, maximum, sin, tanh
 from ostinato.ops.linalg import cholesky
 from ostinato.ops.reduction import cumulative_sum
@@ -90,8 +90,8 @@ class Calibration:
     def parts(self, rows: int, *more: int, dtype: Any = float32) -> Array:
         """An array of which each worker has so many rows."""
         splits = (0,) * len(self.mesh)
-        made = np.full((rows * self.workers, *more), 0.5, dtype)
-        return as_array(made).resplit(splits if len(self.mesh) > 1 else 0)
+        split = splits if len(self.mesh) > 1 else 0
+        return full((rows * self.workers, *more), 0.5, dtype=dtype, split=split)
 
     def overheads(self) -> float:
         """Of a plan and of a kernel; what a kernel takes in a loop without Python."""
