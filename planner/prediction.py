@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from ostinato.ops.collective import REDUCING, collective_of
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.layout import Layout, Mesh
+from ostinato.ops.core.layout import Layout, Mesh, bounds_of_many
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.traffic import held, moved, traffic
@@ -93,9 +93,9 @@ def work_of(graph: Graph, node: Node, part: Part = largest_part) -> Work:
 def _count(found: Work, node: Node, ins: tuple[Spec, ...], part: Part) -> float:
     """Adds a node's operations; the bytes that it moves."""
     op, outs = OPS[node.op], tuple(map(part, node.specs))
-    flops, moved = op.cost(ins, outs, node.kw)
-    if op.only_looks:
+    if op.only_looks or not any(s.size for s in outs):  # on a worker of which the part is empty
         return 0.0
+    flops, moved = op.cost(ins, outs, node.kw)
     if op.dense and (op.product is not None or op.made_by == "machine"):
         found.dense += flops
     elif op.dense:
@@ -321,8 +321,10 @@ def local(mesh: Mesh, rank: int) -> Part:
         if spec.layout is None or spec.layout.is_whole:
             return spec
         if spec not in found:
-            turns = spec.layout.workers // workers
-            shape = spec.layout.local_shape(spec.shape, rank * turns)
+            layout = spec.layout
+            coords = layout.coords(rank * (layout.workers // workers))
+            bounds = (bounds_of_many(layout, n, d, coords) for d, n in enumerate(spec.shape))
+            shape = tuple([int(hi - lo) for lo, hi in bounds])
             found[spec] = Spec(shape, spec.dtype)
         return found[spec]
 
