@@ -1,4 +1,4 @@
-"""A transformer's training step for 2,048 GPUs, planned and simulated on a laptop; writes step.html."""
+"""A transformer's training step for 2,048 GPUs, on a laptop: plan, simulation, picture (of the name given)."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ def step(layers: Any, momenta: Any, x: Any, wanted: Any, rate: float) -> Any:
     return ost.tree_map(lambda w, m: (w - rate * m).astype(w.dtype), layers, momenta), momenta
 
 
-def main(
-    mesh: Any = (256, 8), depth: int = 4, batch: int = 1024, length: int = 2048, wide: int = 4096
-) -> Any:
+def main(depth: int = 4, mesh: Any = (256, 8), size: Any = (1024, 2048, 4096), to: str = "") -> Any:
     """The batch is cut along the first axis, weights along the second: a node has eight GPUs."""
+    wide = size[-1]
     down, up = (None, 0), (None, 1)
     shapes = dict.fromkeys(("q", "k", "v"), ((wide, wide), up)) | {"out": ((wide, wide), down)}
     shapes |= {"up": ((wide, 4 * wide), up), "down": ((4 * wide, wide), down)}
@@ -42,17 +41,19 @@ def main(
     def layers(dtype: Any) -> Any:
         return [{name: ost.spec(s, dtype, split) for name, (s, split) in shapes.items()}] * depth
 
-    x = ost.spec((batch, length, wide), ost.bfloat16, split=(0, None))
-    given = layers(ost.bfloat16), layers(ost.float32), x, x, 1e-3
-    plan = ost.plan(step, *given, mesh=mesh, machine="h200-ib", donate=("layers", "momenta"))
+    x = ost.spec(size, ost.bfloat16, split=(0, None))
+    given = (step, layers(ost.bfloat16), layers(ost.float32), x, x, 1e-3)
+    plan = ost.plan(*given, mesh=mesh, machine="h200-ib", donate=("layers", "momenta"))
     for node in [n for n in plan.lowered.nodes if n.op == "matmul"][:8]:
         print(f"{node.specs[0]}  {node.line.rpartition('/')[2]}")
     found = plan.simulate()
     counts = [mesh[0] * mesh[1] // n for n in (16, 4, 1)]
     print(found, "the same batch:", *found.scaling(counts), sep="\n")
     print("a batch that grows with them:", *found.scaling(counts, weak=True), sep="\n")
+    if to:
+        found.timeline(to)
     return found
 
 
 if __name__ == "__main__":
-    main().timeline(sys.argv[1] if len(sys.argv) > 1 else "step.html")
+    main(to=sys.argv[1] if len(sys.argv) > 1 else "")
