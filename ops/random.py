@@ -505,7 +505,10 @@ def _drawn(kernel: Callable[..., None], dtype: DType) -> Callable[..., None]:
         needs = _bits_scratch((), (out.shape,), (), **bits)
         params = bits if kernel is _bits_kernel else {"shape": shape, "dtype": dtype}
         scratch = [xp.empty(s.shape, s.dtype) for s in needs]
-        kernel(xp, out, seed, at=at, scratch=scratch, **params)
+        flat = out if out.flags.c_contiguous else xp.empty(out.shape, out.dtype)
+        kernel(xp, flat, seed, at=at, scratch=scratch, **params)
+        if flat is not out:  # which lies with gaps
+            out[...] = flat
 
     return draw
 

@@ -262,7 +262,7 @@ def _matmul_facts(stacked: bool) -> dict[str, Any]:
 
 
 def _block_matmul_cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
-    return 2.0 * ins[0].shape[-1] * outs[0].size / outs[0].shape[0], float(
+    return 2.0 * ins[0].shape[-1] * outs[0].size / max(1, outs[0].shape[0]), float(
         sum(s.nbytes for s in (*ins, *outs))
     )
 

@@ -608,7 +608,7 @@ class CompiledFunction(Generic[P, R]):
             self.numerics or target.numerics,
             self.memory_limit if self.memory_limit is not None else target.memory_limit,
             precision=AS_WRITTEN if self.precision == AUTO else self.precision or target.precision,
-            machine=target.machine,
+            named=target.named,
         )
 
     def plan_for(self, *args: P.args, **kwargs: P.kwargs) -> Plan:

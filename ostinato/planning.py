@@ -135,7 +135,7 @@ def plan(
         check_numerics("plan", numerics or compiled.numerics or "same-plan"),
         check_memory_limit("plan", compiled.memory_limit or memory_limit),
         precision=check_precision("plan", precision or _precision(compiled)),
-        machine=model,
+        named=model,
     )
     return _planned(compiled, args, kwargs, target, target.mesh, False)
 

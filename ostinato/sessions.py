@@ -26,7 +26,7 @@ from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.signals import Living
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.cache import PlanCache
-from ostinato.planner.machine import NOMINAL, deciding, known
+from ostinato.planner.machine import HERE, known
 from ostinato.planner.passes.layouts import resolve
 from ostinato.planner.pipeline import make_plan, tune
 from ostinato.planner.plan import NUMERICS, Choice, Key, Measured, Plan, Target
@@ -527,8 +527,8 @@ def _opened(
     else:
         mesh = _mesh(mesh, workers)
         engine = LocalEngine(math.prod(mesh), mesh, threads, device)
-    model = known(device, mesh, apart) if settings.machine == NOMINAL.name else deciding()
-    target = Target(mesh, device, numerics, limit, precision=policy, machine=model)
+    model = known(device, mesh, apart) if settings.machine == HERE else None
+    target = Target(mesh, device, numerics, limit, precision=policy, named=model)
     return Session(engine, target)
 
 

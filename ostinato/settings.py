@@ -15,8 +15,9 @@ OSTINATO_CHECK_STALE  n: trace every n-th hit of a compiled function again, and 
                     another graph, since something changed that is not watched
 OSTINATO_HEARTBEAT  seconds without a sign of life after which a worker counts as lost, 2 or more
 OSTINATO_DEVICE     where workers of this process compute if nothing else is said: "cpu" or "cuda"
-OSTINATO_MACHINE    the machine by which layouts are chosen: "nominal", or "bytes", on which only what
-                    crosses between workers takes time
+OSTINATO_MACHINE    the machine by which layouts are chosen: "here", which `ostinato calibrate`
+                    measured, or else "nominal"; or "prompt", on which kernels and messages start at
+                    once, so that small arrays are cut as large ones are
 OSTINATO_ONEDNN     a libdnnl.so.3 to use instead of the wheel's; "off" for NumPy's library alone
 """
 
@@ -79,7 +80,7 @@ debug: int = _number("OSTINATO_DEBUG", 0, 0, 4)
 dump: str = os.environ.get("OSTINATO_DUMP", "").strip()
 cache: Path | None = _cache()
 cache_bytes: int = _number("OSTINATO_CACHE_MB", 256, 0, 1 << 20) * 2**20
-machine: str = _word("OSTINATO_MACHINE", "nominal", "bytes")
+machine: str = _word("OSTINATO_MACHINE", "here", "nominal", "prompt")
 math: str = _word("OSTINATO_MATH", "own", "libm")
 check_nan: bool = bool(_number("OSTINATO_CHECK_NAN", 0, 0, 1))
 check_stale: int = _number("OSTINATO_CHECK_STALE", 0, 0, 1 << 30)

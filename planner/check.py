@@ -22,9 +22,10 @@ from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 
+from .layouts.ways import extents_of, way_of
 from .machine import NOMINAL
 from .passes.distances import multiply_differences
-from .passes.layouts import _extents, _way, choose_layouts
+from .passes.layouts import choose_layouts
 from .passes.memory import CONTROL
 from .passes.numerics import fix_order
 from .passes.precision import mix_precision
@@ -265,9 +266,9 @@ def _check_way(node: Node, ins: Sequence[Spec], target: Target) -> None:
         need(len(labels) <= 1, f"{node.op} cut along two indices at once")
         need(not partial or len(labels) == 1, f"{node.op} with addends of nothing")
         chosen.append(labels.pop() if labels else None)
-    way = _way(
+    way = way_of(
         indices,
-        _extents(indices, ins, node.specs),
+        extents_of(indices, ins, node.specs),
         ins,
         node,
         tuple(chosen),

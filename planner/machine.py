@@ -23,7 +23,7 @@ import platform
 import tomllib
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from ostinato import settings
 from ostinato.errors import ArgumentError, OstinatoError
 
 FORMAT = 2  # of what is kept of measurements
+HERE = "here"  # of settings
 KEPT = "machine.json"
 PRESETS = Path(__file__).resolve().parent / "machines"
 BESIDE = (
@@ -151,6 +152,9 @@ class Machine:
     memory: float = math.inf  # bytes
     device: str = "cpu"
     about: str = ""
+
+    def __hash__(self) -> int:
+        return hash(self.name)  # it is a part of many keys
 
     # -- time ------------------------------------------------------------------------------
     def kernel_seconds(
@@ -329,25 +333,19 @@ NOMINAL = Machine(
     call_seconds=2e-6,
     stream=((NEAR, 1e11), (NEAR + 1, 2e10)),
     products=(Rate("float32", 1e11),),
-    elements=(("float32", 2e9),),
-    functions=(("float32", 2e9),),
+    elements=(("float32", 1e10),),
+    functions=(("float32", 1e9),),
     levels=((0, Link(30e-6, 5e9)),),
 )
-BYTES = Machine(  # on which only what crosses between workers takes time
-    "bytes",
-    call_seconds=0.0,
-    stream=((1.0, math.inf),),
-    products=(Rate("float32", math.inf),),
-    elements=(("float32", math.inf),),
-    functions=(("float32", math.inf),),
-    levels=((0, Link(0.0, 1e9)),),
+PROMPT = replace(  # on which all starts at once: small arrays are cut as large ones are
+    NOMINAL, name="prompt", call_seconds=0.0, levels=((0, Link(2e-7, 5e9)),)
 )
-MACHINES = {m.name: m for m in (NOMINAL, BYTES)}
+MACHINES = {m.name: m for m in (NOMINAL, PROMPT)}
 
 
-def deciding() -> Machine:
-    """The machine by which layouts are chosen (`OSTINATO_MACHINE`)."""
-    return MACHINES[settings.machine]
+def deciding(device: str, mesh: Mesh) -> Machine:
+    """The machine by which layouts are chosen: that of `OSTINATO_MACHINE`, or the one here."""
+    return known(device, mesh) if settings.machine == HERE else MACHINES[settings.machine]
 
 
 # -- this one ------------------------------------------------------------------------------------

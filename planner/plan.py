@@ -39,7 +39,7 @@ class Target:
     memory_limit: int | None = None  # bytes per worker
     math: str = field(default_factory=lambda: settings.math)  # whose functions: "own" or "libm"
     precision: str = AS_WRITTEN  # the text of a policy (policy.py)
-    machine: Machine = field(default_factory=deciding, compare=False, repr=False)
+    named: Machine | None = field(default=None, compare=False, repr=False)  # if a user names one
 
     @property
     def workers(self) -> int:
@@ -47,6 +47,11 @@ class Target:
         for n in self.mesh:
             count *= n
         return count
+
+    @property
+    def machine(self) -> Machine:
+        """By which it is decided; no part of what is asked."""
+        return self.named or deciding(self.device, self.mesh)
 
 
 NUMERICS = ("same-plan", "any-workers", "fast")

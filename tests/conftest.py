@@ -20,6 +20,7 @@ if "OSTINATO_TEST_FOLDER" not in os.environ:  # else the process that started th
     os.environ["PYTHONPYCACHEPREFIX"] = os.path.join(folder, "bytecode")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # else its threads turn for long: to 2**n
+os.environ.setdefault("OSTINATO_MACHINE", "prompt")  # small arrays are cut, too
 
 import signal
 from pathlib import Path

@@ -29,11 +29,11 @@ from ostinato.ops.core.index import Indices, Reach
 from ostinato.ops.core.layout import BLOCKS, Layout, Partial, extents
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
+from ostinato.planner.layouts.ways import Way, extents_of, may_split, way_of
 from ostinato.planner.lowering import lower
 from ostinato.planner.plan import Target, local_bytes, peak_bytes
 from ostinato.planner.rewrite import Values, in_bodies, rebuild
 
-from .layouts import Way, _extents, _may_split, _way
 from .memory import CONTROL, leading
 from .overlap import overlap
 
@@ -402,11 +402,11 @@ def _fit(part: Part, k: int, label: str) -> Way | None:
     if any(isinstance(d, Reach) and d.label == label for dims in indices.ins for d in dims):
         return None
     space = _space(indices, ins, node, target)
-    if space is None or not _may_split(indices, label, node, blocks):
+    if space is None or not may_split(indices, label, node, blocks):
         return None
     mesh = (*target.mesh, part.turns)
-    extents = _extents(indices, ins, node.specs)
-    way = _way(indices, extents, ins, node, (*space, label), mesh, blocks)
+    extents = extents_of(indices, ins, node.specs)
+    way = way_of(indices, extents, ins, node, (*space, label), mesh, blocks)
     if way is None or any(w.windows for w in way.needs):
         return None
     if any(gives.splits[-1] is None for gives in way.gives):

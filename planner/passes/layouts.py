@@ -7,41 +7,44 @@ before                                        after
 return %3                                     %4 = relayout(%3) : float32[3] @ whole of 2
                                               return %4
 
-Node by node, in order: each way to give the node's indices to mesh axes needs its operands in
-certain layouts and leaves its results in others; the way that moves the fewest bytes is taken. Of
-equal ones, the one that cuts least: what is whole stays whole until a cut operand or a `resplit`
-asks for parts. A reduction's result becomes whole (all-reduce), unless a `resplit` takes it
-elsewhere or a replica would outgrow the parts it was made from (reduce-scatter)."""
+Each node has several ways to give its indices to mesh axes (`layouts/ways.py`); each takes time, and
+so does bringing its operands to where it needs them (`layouts/costs.py`). The choice for all nodes that
+takes the least time is searched (`layouts/search.py`): nodes are variables, operands tie two of them
+together. Bodies of loops are part of the same search, with what they take times the turns; the state
+of a loop is a variable of its own, so what is needed in another layout is brought there before the loop
+if that is cheaper. Of equal ones, the choice that cuts least is taken.
+
+Results go where they are cheapest for this plan and the next: one that looks like an operand may come
+back as it, so bringing it to the operand's layout counts; others count as whole along mesh axes along
+which nobody asked for parts, and so do sums that are no larger than what they were made from."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from ostinato.ops.collective import STORED
 from ostinato.ops.core.array import Split, Wish
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.index import Indices, Reach
-from ostinato.ops.core.layout import (
-    Layout,
-    Mesh,
-    Partial,
-    Placement,
-    Window,
-    every_bounds,
-)
-from ostinato.ops.core.monoid import MONOIDS
-from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import Spec, is_inexact
-from ostinato.ops.core.traffic import moved
+from ostinato.ops.core.layout import Layout, Mesh, Shape
+from ostinato.ops.core.spec import Spec
 from ostinato.ops.shape import split_of
-from ostinato.planner.machine import NOMINAL
-from ostinato.planner.plan import Target, largest_part, local_bytes
+from ostinato.planner.layouts.costs import relayout_seconds, repeats
+from ostinato.planner.layouts.options import CUT, Options, candidates, cuts, options, summed
+from ostinato.planner.layouts.search import Problem, Table, solve
+from ostinato.planner.machine import Machine
+from ostinato.planner.plan import Target, local_bytes
+from ostinato.planner.rewrite import inline
 
 from ostinato.errors import LayoutError
+
+LATER = 1.001  # what the next plan would have to move is better moved now
+TOO_LARGE = 1e3  # seconds for a message that exceeds the memory
+MOVE = 1e-13  # seconds by which leaving a value where it is is preferred, of two that cost the same
 
 
 def choose_layouts(graph: Graph, target: Target) -> Graph:
@@ -49,7 +52,27 @@ def choose_layouts(graph: Graph, target: Target) -> Graph:
     planned again.
     """
     specs = [s if s.layout is not None else s.at(Layout.whole(target.mesh)) for s in graph.inputs]
-    return _lay_out(graph, specs, target)
+    return lay_out(graph, specs, target)
+
+
+def lay_out(
+    graph: Graph,
+    inputs: Sequence[Spec],
+    target: Target,
+    wanted: Sequence[Layout | None] | None = None,
+) -> Graph:
+    """The graph over inputs in these layouts; its outputs where they are cheapest, or in the layouts
+    that are wanted.
+    """
+    if target.workers == 1:
+        return _alone(graph, inputs, target)
+    search, ends = _Search(target, target.machine), wanted or [None] * len(graph.outputs)
+    laid = search.graph(graph, [_fixed(s) for s in inputs], 1, True)
+    search.ends(laid, ends)
+    emit, builder = _Emit(target, solve(search.problem).values), Builder(inputs)
+    outs = emit.graph(builder, laid, range(len(inputs)))
+    pairs = zip(outs, ends, strict=True)
+    return builder.graph([v if w is None else emit.brought(builder, v, w) for v, w in pairs])
 
 
 def resolve(split: Split, mesh: Mesh, ndim: int, blocks: bool = False) -> Layout:
@@ -63,30 +86,6 @@ def resolve(split: Split, mesh: Mesh, ndim: int, blocks: bool = False) -> Layout
             needed="one entry per mesh axis, or one number for all",
         )
     return Layout(mesh, given, (), blocks)
-
-
-# -- one graph -----------------------------------------------------------------------------
-def _lay_out(
-    graph: Graph,
-    inputs: Sequence[Spec],
-    target: Target,
-    wanted: Sequence[Layout | None] | None = None,
-) -> Graph:
-    """The graph over inputs in these layouts; its outputs as they come, or in the layouts that are
-    wanted.
-    """
-    if target.workers == 1:
-        return _alone(graph, inputs, target)
-    state = _Planner(Builder(inputs), target, list(range(len(inputs))))
-    pinned = _pins(graph, target)
-    for k, node in enumerate(graph.nodes):
-        state.values.extend(state.node(node, [pinned.get(v) for v in graph.outs(k)]))
-    outputs = [state.values[v] for v in graph.outputs]
-    if wanted is not None:
-        outputs = [
-            v if w is None else state.relayout(v, w) for v, w in zip(outputs, wanted, strict=True)
-        ]
-    return state.builder.graph(outputs)
 
 
 def _alone(graph: Graph, inputs: Sequence[Spec], target: Target) -> Graph:
@@ -113,17 +112,6 @@ def _alone(graph: Graph, inputs: Sequence[Spec], target: Target) -> Graph:
     return Graph(tuple(inputs), nodes, graph.outputs)
 
 
-def _pins(graph: Graph, target: Target) -> dict[int, Layout]:
-    """Values that nobody reads but `resplit` to one layout: they may as well be made there."""
-    found = {}
-    outputs = set(graph.outputs)
-    for v, users in enumerate(graph.uses):
-        nodes = {graph.nodes[k] for k in users}
-        if v not in outputs and len(nodes) == 1 and (node := next(iter(nodes))).op == "resplit":
-            found[v] = _resplit_layout(node, target)
-    return found
-
-
 def _resplit_layout(node: Node, target: Target) -> Layout:
     kw = node.kw
     mesh = kw["mesh"] or target.mesh
@@ -141,484 +129,434 @@ def _resplit_layout(node: Node, target: Target) -> Layout:
     return resolve(kw["split"], mesh, node.specs[0].ndim, blocks)
 
 
-# -- one node ------------------------------------------------------------------------------
+# -- the search ----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way to run a node: the layouts that its operands need and its results come in."""
+class _Ref:
+    """A value's layout for each choice of a variable; the only one if there is no variable (-1)."""
 
-    labels: tuple[str | None, ...]  # per mesh axis
-    needs: tuple[Layout, ...]
-    gives: tuple[Layout, ...]
-    fresh: tuple[int, ...] = ()  # axes whose label no operand is cut along yet
-    reduces: bool = False
+    variable: int
+    layouts: tuple[Layout, ...]
 
 
 @dataclass(slots=True)
-class _Planner:
-    builder: Builder
+class _Laid:
+    """A graph within the search."""
+
+    graph: Graph
+    inputs: list[_Ref]  # as they come
+    refs: list[_Ref]  # of all values; inputs where they are brought for all who read them
+    options: dict[int, Options] = field(default_factory=dict)  # of nodes
+    variables: dict[int, int] = field(default_factory=dict)
+    bodies: dict[int, dict[str, _Laid]] = field(default_factory=dict)
+    around: dict[int, list[_Ref]] = field(default_factory=dict)  # operands as a loop takes them
+    state: dict[int, list[_Ref]] = field(default_factory=dict)  # where its bodies leave results
+
+
+@dataclass(slots=True)
+class _Search:
     target: Target
-    values: list[int]  # of the old graph's values
+    machine: Machine
+    problem: Problem = field(default_factory=Problem)
 
     @property
     def blocks(self) -> bool:
         return self.target.numerics == "any-workers"
 
-    def layout(self, value: int) -> Layout:
-        found = self.builder.specs[value].layout
-        assert found is not None
-        return found
+    @property
+    def whole(self) -> Layout:
+        return Layout.whole(self.target.mesh)
 
-    def relayout(self, value: int, layout: Layout) -> int:
-        return self.relayout_all((value,), (layout,))[0]
+    def graph(
+        self, graph: Graph, inputs: Sequence[_Ref], weight: int, outermost: bool = False
+    ) -> _Laid:
+        """Adds a graph that runs so many times. Operands of the outermost one that several read may be
+        gathered once for all."""
+        laid = _Laid(graph, list(inputs), list(inputs))
+        read = _readers(graph)
+        if outermost:
+            for v, ref in enumerate(inputs):
+                if read[v] > 1 and ref.layouts[0].mesh == self.target.mesh:
+                    laid.refs[v] = self.gathered(graph.specs[v], ref, weight)
+        for k, node in enumerate(graph.nodes):
+            laid.refs.extend(self.node(laid, k, node, read, weight))
+        return laid
 
-    def relayout_all(
-        self, values: Sequence[int], layouts: Sequence[Layout], line: str = ""
-    ) -> tuple[int, ...]:
-        specs = [self.builder.specs[v] for v in values]
-        if all(s.layout is w for s, w in zip(specs, layouts, strict=True)):
-            return tuple(values)
-        made = [s.at(w) for s, w in zip(specs, layouts, strict=True)]
-        return self.builder.add("relayout", values, (), made, line)
+    def gathered(self, spec: Spec, ref: _Ref, weight: int) -> _Ref:
+        (given,) = ref.layouts
+        if given.is_whole or given.stored:
+            return ref
+        layouts = (given, Layout(given.mesh, (None,) * len(given.mesh), (), given.blocks))
+        return self.placed(spec, ref, layouts, weight)
 
-    def node(self, node: Node, pins: Sequence[Layout | None]) -> Sequence[int]:
-        inputs = [self.values[v] for v in node.inputs]
+    def placed(self, spec: Spec, ref: _Ref, layouts: Sequence[Layout], weight: int) -> _Ref:
+        """A value that is brought to one of these layouts."""
+        variable = self.problem.variable(np.array([CUT * cuts(w) for w in layouts]))
+        self.needs(ref, spec, layouts, variable, weight)
+        return _Ref(variable, tuple(layouts))
+
+    def needs(
+        self,
+        ref: _Ref,
+        spec: Spec,
+        layouts: Sequence[Layout],
+        variable: int,
+        weight: int,
+        share: float = 1.0,
+    ) -> None:
+        """Counts what it takes to bring a value to where each choice of a variable needs it."""
+        if ref.variable == variable:
+            return
+        limit, item = self.target.memory_limit, spec.dtype.itemsize
+        table = _table(self.machine, spec.shape, item, ref.layouts, tuple(layouts), weight, limit)
+        costs = self.problem.costs
+        if variable < 0:
+            costs[ref.variable] = costs[ref.variable] + table[:, 0] * share
+        elif ref.variable < 0:
+            costs[variable] = costs[variable] + table[0]
+        else:
+            self.problem.pair(ref.variable, variable, table)
+
+    def node(self, laid: _Laid, k: int, node: Node, read: Sequence[int], weight: int) -> list[_Ref]:
+        graph = laid.graph
+        refs = [laid.refs[v] for v in node.inputs]
         match node.op:
             case "read":
-                (spec,) = node.specs
-                lies = self.layout(inputs[0]).resident
-                return self.builder.add("read", inputs, (), (spec.at(lies),), node.line)
+                return [_Ref(-1, (refs[0].layouts[0].resident,))]
             case "slice_file" | "merge_file":
-                return self.builder.add(
-                    node.op,
-                    inputs,
-                    node.params,
-                    (node.specs[0].at(self.layout(inputs[0])),),
-                    node.line,
-                )
+                return [_Ref(-1, refs[0].layouts)]
             case "take_file":
-                lies = self.layout(inputs[1])
-                places = self.relayout(inputs[0], Layout.whole(lies.mesh))
-                return self.builder.add(
-                    node.op, (places, inputs[1]), node.params, (node.specs[0].at(lies),), node.line
-                )
+                places = graph.specs[node.inputs[0]]
+                self.needs(refs[0], places, (Layout.whole(refs[1].layouts[0].mesh),), -1, weight)
+                return [_Ref(-1, refs[1].layouts)]
             case "resplit":
-                return (
-                    self.relayout_all(inputs, (_resplit_layout(node, self.target),), node.line)[0],
-                )
+                end = _Ref(-1, (_resplit_layout(node, self.target),))
+                self.needs(refs[0], graph.specs[node.inputs[0]], end.layouts, -1, weight)
+                return [end]
             case "loop":
-                return self.loop(node, inputs)
+                return self.loop(laid, k, node, refs, weight)
             case "while":
-                return self.while_(node, inputs)
+                return self.while_(laid, k, node, refs, weight)
             case "branch":
-                return self.branch(node, inputs)
-        way, price = self.best(node, inputs, pins)
-        algorithms = OPS[node.op].algorithms
-        if algorithms is not None:
-            ins = tuple(self.builder.specs[v] for v in inputs)
-            whole = Layout.whole(self.target.mesh)
-            parts = sum(local_bytes(s) for s in ins)
-            wanted = [
-                pin or (whole if s.nbytes <= parts else None)
-                for s, pin in zip(node.specs, pins, strict=True)
-            ]
-            direct = price_of_way(node, ins, way, price)
-            made = [
-                _lay_out(g, ins, self.target, wanted) for g in algorithms(ins, node.specs, node.kw)
-            ]
-            best = min(made, key=seconds, default=None)
-            if best is not None and seconds(best) < direct:
-                return self.include(best, inputs, node.line)
-        return self.emit(node, inputs, way, pins)
+                return self.branch(laid, k, node, refs, weight)
+        ins = [graph.specs[v].bare for v in node.inputs]
+        several = tuple([read[v] > 1 or v in graph.outputs for v in graph.outs(k)])
+        near = [_near(r, s, self.target.mesh, self.blocks) for r, s in zip(refs, ins, strict=True)]
+        bare = node if all(s.layout is None for s in node.specs) else _bare(node)
+        chosen = options(bare, ins, several, self.target, self.machine, near, lay_out)
+        costs = chosen.costs if weight == 1 else chosen.costs * weight
+        variable = self.problem.variable(costs)
+        reads = zip(node.inputs, chosen.needs, strict=True)
+        for v, needs in dict.fromkeys(reads):  # what is read twice is brought once
+            self.needs(laid.refs[v], graph.specs[v].bare, needs, variable, weight)
+        laid.options[k], laid.variables[k] = chosen, variable
+        return [_Ref(variable, ends) for ends in chosen.ends]
 
-    def include(self, graph: Graph, inputs: Sequence[int], line: str) -> list[int]:
-        values = list(inputs)
-        for node in graph.nodes:
-            values.extend(
-                self.builder.add(
-                    node.op, [values[v] for v in node.inputs], node.params, node.specs, line
-                )
+    def ends(self, laid: _Laid, wanted: Sequence[Layout | None]) -> None:
+        """Counts where the outputs of the outermost graph are left."""
+        graph = laid.graph
+        free = {v: s for v, s in enumerate(graph.inputs) if s.ndim and not _stored(laid.inputs[v])}
+        asked = _asked(graph, laid.inputs, self.target)
+        for v, end in zip(graph.outputs, wanted, strict=True):
+            spec, ref = graph.specs[v], laid.refs[v]
+            if v < len(graph.inputs):
+                continue
+            if end is not None:
+                self.needs(ref, spec, (end,), -1, 1)
+                continue
+            twin = next((i for i, s in free.items() if s.bare == spec.bare), None)
+            if twin is not None:
+                del free[twin]
+                self.needs(ref, spec, laid.inputs[twin].layouts, -1, 1, LATER)
+            elif ref.variable >= 0:
+                self.comes(laid, v, spec, ref, asked[v])
+
+    def comes(self, laid: _Laid, v: int, spec: Spec, ref: _Ref, asked: set[int]) -> None:
+        """A result counts as whole along mesh axes along which nobody asked for parts. So does a sum, if
+        a replica is no larger than the parts that it was made from."""
+        made = self.sums(laid, v, spec, ref)
+        machine, costs = self.machine, np.zeros(len(ref.layouts))
+        for c, end in enumerate(ref.layouts):
+            whole = end
+            for axis, split in enumerate(end.splits):
+                if split is not None and (axis not in asked or (made and axis in made[c])):
+                    whole = whole.with_split(axis, None)
+            costs[c] = LATER * relayout_seconds(
+                machine, spec.shape, spec.dtype.itemsize, end, whole
             )
-        return [values[v] for v in graph.outputs]
+        if costs.any():
+            self.problem.costs[ref.variable] = self.problem.costs[ref.variable] + costs
 
-    def best(
-        self, node: Node, inputs: Sequence[int], pins: Sequence[Layout | None]
-    ) -> tuple[Way, int]:
-        specs = [self.builder.specs[v] for v in inputs]
-        best: tuple[tuple[int, int, int], Way] | None = None
-        for order, way in enumerate(ways(node, specs, self.target, pins)):
-            price = sum(_bytes(s, need) for s, need in zip(specs, way.needs, strict=True))
-            for spec, gives, pin in zip(node.specs, way.gives, pins, strict=True):
-                end = pin if pin is not None else self.settled(spec, gives, way, specs)
-                price += _bytes(spec.at(gives), end) + self._scattering(spec, gives, way, pin)
-            rank = (price, sum(c is not None for c in way.labels), order)
-            if best is None or rank < best[0]:
-                best = rank, way
-        assert best is not None, f"{node.op} has no way to run"
-        return best[1], best[0][0]
+    def sums(self, laid: _Laid, v: int, spec: Spec, ref: _Ref) -> list[tuple[int, ...]]:
+        """Of each choice, the axes along which small sums are made."""
+        k = laid.graph.producers[v]
+        if k not in laid.options:
+            return []
+        node, chosen = laid.graph.nodes[k], laid.options[k]
+        ins = [laid.graph.specs[u].bare for u in node.inputs]
+        found: list[tuple[int, ...]] = []
+        for c, made in enumerate(chosen.gives[v - laid.graph.starts[k]]):
+            axes = made.partial_axes
+            parts = sum([local_bytes(s.at(chosen.needs[j][c])) for j, s in enumerate(ins)])
+            small = axes and local_bytes(spec.at(summed(made))) <= parts
+            found.append(axes if small else ())
+        return found
 
-    def _scattering(self, spec: Spec, gives: Layout, way: Way, pin: Layout | None) -> int:
-        """What it costs to gather a reduction's result that only this way of running it would split:
-        such results are small, and whoever reads them wants them whole."""
-        if pin is not None or not way.fresh or not way.reduces or gives.partial_axes:
-            return 0
-        whole = gives
-        for axis in way.fresh:
-            if isinstance(gives.splits[axis], int):
-                whole = whole.with_split(axis, None)
-        return _bytes(spec.at(gives), whole)
-
-    def emit(
-        self, node: Node, inputs: Sequence[int], way: Way, pins: Sequence[Layout | None]
-    ) -> Sequence[int]:
-        operands = [
-            self.relayout_all((v,), (n,), node.line)[0]
-            for v, n in zip(inputs, way.needs, strict=True)
-        ]
-        specs = [self.builder.specs[v] for v in inputs]
-        made = [s.at(g) for s, g in zip(node.specs, way.gives, strict=True)]
-        outs = self.builder.add(node.op, operands, node.params, made, node.line)
-        if not any(g.partial_axes for g in way.gives):
-            return outs
-        ends = [
-            pin if pin is not None and len(outs) == 1 else self.settled(s, g, way, specs)
-            for s, g, pin in zip(node.specs, way.gives, pins, strict=True)
-        ]
-        return self.relayout_all(outs, ends, node.line)
-
-    def settled(self, spec: Spec, gives: Layout, way: Way, operands: Sequence[Spec]) -> Layout:
-        """Where a result goes that came as addends: whole, or in parts if a replica would outgrow
-        what it was made from.
-        """
-        if not gives.partial_axes:
-            return gives
-        end = gives
-        for axis in gives.partial_axes:
-            end = end.with_split(axis, None)
-        parts = sum(local_bytes(s.at(need)) for s, need in zip(operands, way.needs, strict=True))
-        if len(way.gives) == 1 and local_bytes(spec.at(end)) > parts:
-            for axis in gives.partial_axes:
-                free = [
-                    d
-                    for d in range(spec.ndim)
-                    if d not in end.splits and spec.shape[d] >= gives.mesh[axis]
-                ]
-                if free:
-                    end = end.with_split(axis, max(free, key=lambda d: (spec.shape[d], -d)))
-        return end
-
-    # -- control flow ----------------------------------------------------------------------
-    def loop(self, node: Node, inputs: Sequence[int]) -> Sequence[int]:
+    # -- control flow --------------------------------------------------------------------------
+    def loop(
+        self, laid: _Laid, k: int, node: Node, refs: Sequence[_Ref], weight: int
+    ) -> list[_Ref]:
         kw = node.kw
         nc, ns, _ = kw["counts"]
-        consts, carry, xs = list(inputs[:nc]), list(inputs[nc : nc + ns]), list(inputs[nc + ns :])
-        xs = [self.relayout(v, self._turnable(v)) for v in xs]
         body: Graph = kw["body"]
-        index = body.inputs[0].at(Layout.whole(self.target.mesh))
-        specs = self.builder.specs
-        items = [_slice_spec(specs[v]) for v in xs]
-
-        def laid(state: Sequence[Spec], wanted: Sequence[Layout | None] | None) -> Graph:
-            return _lay_out(
-                body, [index, *(specs[v] for v in consts), *state, *items], self.target, wanted
-            )
-
-        state = [specs[v] for v in carry]
-        natural = laid(state, None)
-        ends = [s.layout for s in natural.out_specs[:ns]]
-        if ends != [s.layout for s in state]:
-            carry = [
-                self.relayout(v, end) if end is not None else v
-                for v, end in zip(carry, ends, strict=True)
-            ]
-            state = [specs[v] for v in carry]
-            natural = laid(state, [*ends, *(None for _ in natural.outputs[ns:])])
-        made = [
-            s.at(_carried(o.layout, 0))
-            for s, o in zip(node.specs[:ns], natural.out_specs, strict=False)
-        ] + [
-            s.at(_carried(o.layout, 1))
-            for s, o in zip(node.specs[ns:], natural.out_specs[ns:], strict=True)
+        inside = weight * max(1, repeats(node))
+        specs = [laid.graph.specs[v] for v in node.inputs]
+        consts = [self.before(s, r, weight) for s, r in zip(specs[:nc], refs[:nc], strict=True)]
+        state = [
+            self.before(s, r, weight, free=True)
+            for s, r in zip(specs[nc : nc + ns], refs[nc : nc + ns], strict=True)
         ]
-        params = {**kw, "body": natural}
-        return self.builder.add("loop", [*consts, *carry, *xs], params, made, node.line)
+        stacks, items = [], []
+        for s, r in zip(specs[nc + ns :], refs[nc + ns :], strict=True):
+            one = Spec(s.shape[1:], s.dtype)
+            kinds = candidates(one, self.target.mesh, self.blocks)
+            stack = self.placed(s, r, [_stacked(w) for w in kinds], weight)
+            stacks.append(stack)
+            items.append(_Ref(stack.variable, tuple(kinds)))
+        inputs = [_Ref(-1, (self.whole,)), *consts, *state, *items]
+        inner = self.graph(body, inputs, inside)
+        ends = list(state)
+        for v, ref in zip(body.outputs[:ns], state, strict=True):
+            self.back(inner.refs[v], body.specs[v], ref, inside)
+        ends.extend([inner.refs[v] for v in body.outputs[ns:]])
+        laid.bodies[k], laid.around[k] = {"body": inner}, [*consts, *state, *stacks]
+        laid.state[k] = ends
+        return [*state, *(_Ref(r.variable, tuple(map(_stacked, r.layouts))) for r in ends[ns:])]
 
-    def _turnable(self, value: int) -> Layout:
-        """A layout in which each worker has all turns: what was split along them is split along
-        another axis, if one is long enough.
-        """
-        spec = self.builder.specs[value]
-        layout = self.layout(value)
-        for axis, split in enumerate(layout.splits):
-            if split == 0:
-                free = [
-                    d
-                    for d in range(1, spec.ndim)
-                    if d not in layout.splits and spec.shape[d] >= layout.mesh[axis]
-                ]
-                layout = layout.with_split(
-                    axis, max(free, key=lambda d: spec.shape[d]) if free else None
-                )
-        return layout
+    def before(self, spec: Spec, ref: _Ref, weight: int, free: bool = False) -> _Ref:
+        """An operand of a loop, in one layout in all turns; state may have any."""
+        if _stored(ref):
+            return ref
+        if ref.variable < 0 and ref.layouts[0].is_whole and not free:
+            return ref
+        found = dict.fromkeys(candidates(spec, self.target.mesh, self.blocks))
+        if len(set(ref.layouts)) <= 4:
+            found.update(dict.fromkeys([w for w in ref.layouts if not w.partial_axes]))
+        return self.placed(spec, ref, list(found), weight)
 
-    def while_(self, node: Node, inputs: Sequence[int]) -> Sequence[int]:
+    def back(self, ref: _Ref, spec: Spec, state: _Ref, weight: int) -> None:
+        """What a body makes comes back as the state of the next turn."""
+        if ref.variable == state.variable and ref.layouts == state.layouts:
+            return
+        self.needs(ref, spec, state.layouts, state.variable, weight)
+
+    def while_(
+        self, laid: _Laid, k: int, node: Node, refs: Sequence[_Ref], weight: int
+    ) -> list[_Ref]:
         kw = node.kw
         nc, _ = kw["counts"]
-        consts, carry = list(inputs[:nc]), list(inputs[nc:])
-        specs = self.builder.specs
-        body: Graph = kw["body"]
+        inside = weight * max(1, repeats(node))
+        specs = [laid.graph.specs[v] for v in node.inputs]
+        consts = [self.before(s, r, weight) for s, r in zip(specs[:nc], refs[:nc], strict=True)]
+        state = [
+            self.before(s, r, weight, free=True) for s, r in zip(specs[nc:], refs[nc:], strict=True)
+        ]
+        body = self.graph(kw["body"], [*consts, *state], inside)
+        test = self.graph(kw["condition"], [*consts, *state], inside)
+        for v, ref in zip(kw["body"].outputs, state, strict=True):
+            self.back(body.refs[v], kw["body"].specs[v], ref, inside)
+        (v,) = kw["condition"].outputs
+        self.needs(test.refs[v], kw["condition"].specs[v], (self.whole,), -1, inside)
+        laid.bodies[k], laid.around[k] = {"body": body, "condition": test}, [*consts, *state]
+        laid.state[k] = state
+        return state
 
-        def laid(state: Sequence[Spec], wanted: Sequence[Layout | None] | None) -> Graph:
-            return _lay_out(body, [*(specs[v] for v in consts), *state], self.target, wanted)
-
-        state = [specs[v] for v in carry]
-        natural = laid(state, None)
-        ends = [s.layout for s in natural.out_specs]
-        if ends != [s.layout for s in state]:
-            carry = [
-                self.relayout(v, end) if end is not None else v
-                for v, end in zip(carry, ends, strict=True)
-            ]
-            state = [specs[v] for v in carry]
-            natural = laid(state, ends)
-        whole = [Layout.whole(self.target.mesh)]
-        test = _lay_out(kw["condition"], [*(specs[v] for v in consts), *state], self.target, whole)
-        made = [s.at(o.layout) for s, o in zip(node.specs, natural.out_specs, strict=True)]
-        params = {**kw, "body": natural, "condition": test}
-        return self.builder.add("while", [*consts, *carry], params, made, node.line)
-
-    def branch(self, node: Node, inputs: Sequence[int]) -> Sequence[int]:
+    def branch(
+        self, laid: _Laid, k: int, node: Node, refs: Sequence[_Ref], weight: int
+    ) -> list[_Ref]:
         kw = node.kw
-        test = self.relayout(inputs[0], Layout.whole(self.target.mesh))
-        specs = [self.builder.specs[v] for v in inputs[1:]]
-        ends = [s.layout for s in _lay_out(kw["then"], specs, self.target).out_specs]
-        sides = {
-            side: _lay_out(kw[side], specs, self.target, ends) for side in ("then", "otherwise")
-        }
-        made = [s.at(end) for s, end in zip(node.specs, ends, strict=True)]
-        return self.builder.add("branch", [test, *inputs[1:]], sides, made, node.line)
+        specs = [laid.graph.specs[v] for v in node.inputs]
+        self.needs(refs[0], specs[0], (self.whole,), -1, weight)
+        inputs = [self.before(s, r, weight) for s, r in zip(specs[1:], refs[1:], strict=True)]
+        sides = {s: self.graph(kw[s], inputs, weight) for s in ("then", "otherwise")}
+        ends = []
+        for n, spec in enumerate(node.specs):
+            kinds = candidates(spec.bare, self.target.mesh, self.blocks)
+            variable = self.problem.variable(np.array([CUT * cuts(w) for w in kinds]))
+            ends.append(_Ref(variable, tuple(kinds)))
+            for name, side in sides.items():
+                self.back(side.refs[kw[name].outputs[n]], spec.bare, ends[-1], weight)
+        laid.bodies[k], laid.around[k] = dict(sides), inputs
+        laid.state[k] = ends
+        return ends
 
 
-def _carried(layout: Layout | None, shift: int) -> Layout:
-    """The layout of the stack of arrays that have this one each."""
-    assert layout is not None
-    splits = tuple(s + shift if isinstance(s, int) else s for s in layout.splits)
-    return Layout(layout.mesh, splits, (), layout.blocks)
+@lru_cache(1 << 14)
+def _table(
+    machine: Machine,
+    shape: Shape,
+    itemsize: int,
+    has: tuple[Layout, ...],
+    needs: tuple[Layout, ...],
+    weight: int,
+    limit: int | None,
+) -> Table:
+    """What it takes from each layout to each other one."""
+    rows, columns = list(dict.fromkeys(has)), list(dict.fromkeys(needs))
+
+    def seconds(a: Layout, b: Layout) -> float:
+        if a is b:
+            return 0.0
+        found = relayout_seconds(machine, shape, itemsize, a, b)
+        size = math.prod(b.largest(shape)) * itemsize
+        if found and limit is not None and size > limit:  # turns could not make it smaller
+            found += TOO_LARGE * size / limit
+        return found + MOVE
+
+    costs = np.array([[seconds(a, b) for b in columns] for a in rows])
+    at = {w: i for i, w in enumerate(rows)}, {w: i for i, w in enumerate(columns)}
+    made = costs[np.ix_([at[0][w] for w in has], [at[1][w] for w in needs])]
+    return made * weight if weight != 1 else made
 
 
-def _slice_spec(spec: Spec) -> Spec:
-    assert spec.layout is not None
-    return Spec(spec.shape[1:], spec.dtype, _carried(spec.layout, -1))
+def _asked(graph: Graph, inputs: Sequence[_Ref], target: Target) -> list[set[int]]:
+    """Of each value, the mesh axes along which a user cut what it is made from."""
 
+    def axes(layout: Layout) -> set[int]:
+        if layout.mesh != target.mesh:
+            return set() if layout.is_whole else set(range(len(target.mesh)))
+        return {a for a, s in enumerate(layout.splits) if s is not None}
 
-def _bytes(spec: Spec, end: Layout) -> int:
-    assert spec.layout is not None
-    return moved(spec.layout, end, spec.shape) * spec.dtype.itemsize
-
-
-# -- what an algorithm takes -----------------------------------------------------------------
-def seconds(graph: Graph) -> float:
-    """What a graph with layouts takes on the nominal machine."""
-    return sum(_node_seconds(node, [graph.specs[v] for v in node.inputs]) for node in graph.nodes)
-
-
-def _node_seconds(node: Node, ins: Sequence[Spec]) -> float:
-    if node.op == "relayout":
-        pairs = [(s, out.layout) for s, out in zip(ins, node.specs, strict=True) if out.layout]
-        return _message_seconds(sum(_bytes(s, end) for s, end in pairs), pairs[0][1].workers)
-    inner = [seconds(g) for _, g in node.subgraphs()]
-    if inner:
-        return max(inner) * node.kw.get("trips", max(1, node.kw.get("most", 0) // 2))
-    return _kernel_seconds(
-        node, [largest_part(s) for s in ins], [largest_part(s) for s in node.specs]
-    )
-
-
-def _message_seconds(moved: int, workers: int) -> float:
-    return NOMINAL.message_seconds(moved / workers) if moved else 0.0
-
-
-def _kernel_seconds(node: Node, ins: Sequence[Spec], outs: Sequence[Spec]) -> float:
-    if OPS[node.op].view is not None:
-        return 0.0
-    flops, touched = OPS[node.op].cost(tuple(ins), tuple(outs), node.kw)
-    return NOMINAL.kernel_seconds(flops, touched, OPS[node.op].dense)
-
-
-def price_of_way(node: Node, ins: Sequence[Spec], way: Way, price: int) -> float:
-    """What a node takes that is run in a way, which moves so many bytes."""
-    needs = [largest_part(s.at(n)) for s, n in zip(ins, way.needs, strict=True)]
-    gives = [largest_part(s.at(g)) for s, g in zip(node.specs, way.gives, strict=True)]
-    return _message_seconds(price, way.gives[0].workers) + _kernel_seconds(node, needs, gives)
-
-
-# -- the ways to run a node ----------------------------------------------------------------
-def ways(
-    node: Node, operands: Sequence[Spec], target: Target, pins: Sequence[Layout | None] = ()
-) -> Iterator[Way]:
-    """The ways to give a node's indices to mesh axes; the first gives none away. An axis along
-    which nothing is cut yet, and no result has to be, is not given away."""
-    used = [
-        any(
-            s.layout is not None
-            and (s.layout.mesh != target.mesh or s.layout.splits[a] is not None)
-            for s in operands
-        )
-        or any(p is not None and (p.mesh != target.mesh or p.splits[a] is not None) for p in pins)
-        for a in range(len(target.mesh))
-    ]
-    indices = OPS[node.op].indices(tuple(operands), node.specs, node.kw)
-    extents = _extents(indices, operands, node.specs)
-    blocks = target.numerics == "any-workers"
-    labels = [c for c in extents if _may_split(indices, c, node, blocks)]
-    axes = [[None, *labels] if in_use else [None] for in_use in used]
-    for chosen in itertools.product(*axes):
-        way = _way(indices, extents, operands, node, chosen, target.mesh, blocks)
-        if way is not None:
-            yield way
-
-
-def way_to(node: Node, operands: Sequence[Spec], end: Layout, target: Target) -> Way | None:
-    """The way to run a node whose result comes in a layout; None if there is none."""
-    if node.op in ("relayout", "resplit", "mark") or end.mesh != target.mesh or end.partial_axes:
-        return None
-    indices = OPS[node.op].indices(tuple(operands), node.specs, node.kw)
-    blocks = target.numerics == "any-workers"
-    chosen = tuple(indices.outs[0][s] if isinstance(s, int) else None for s in end.splits)
-    if any((c is None) != (s is None) for c, s in zip(chosen, end.splits, strict=True)):
-        return None
-    if any(c is not None and not _may_split(indices, c, node, blocks) for c in chosen):
-        return None
-    extents = _extents(indices, operands, node.specs)
-    way = _way(indices, extents, operands, node, chosen, target.mesh, blocks)
-    return way if way is not None and way.gives == (end,) else None
-
-
-def _extents(indices: Indices, ins: Sequence[Spec], outs: Sequence[Spec]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for dims, spec in zip((*indices.outs, *indices.ins), (*outs, *ins), strict=True):
-        for dim, n in zip(dims, spec.shape, strict=True):
-            if isinstance(dim, str):
-                found.setdefault(dim, n)
+    found = [axes(r.layouts[0]) for r in inputs]
+    for node in graph.nodes:
+        cut = axes(_resplit_layout(node, target)) if node.op == "resplit" else set[int]()
+        found += [cut.union(*[found[v] for v in node.inputs])] * len(node.specs)
     return found
 
 
-def _may_split(indices: Indices, label: str, node: Node, blocks: bool) -> bool:
-    """A label that stands once in each array that has it, and is parallel or has a monoid."""
-    for dims in indices.ins:
-        if sum(d == label or (isinstance(d, Reach) and d.label == label) for d in dims) > 1:
-            return False
-    if any(dims.count(label) > 1 for dims in indices.outs):
-        return False
-    if any(label in dims for dims in indices.outs):
-        return True
-    name = indices.monoid(label)
-    if name is None:
-        return False
-    return MONOIDS[name].exact or not blocks or not any(is_inexact(s.dtype) for s in node.specs)
+def _readers(graph: Graph) -> list[int]:
+    """How many nodes read each value."""
+    return [len(set(users)) for users in graph.uses]
 
 
-def _way(
-    indices: Indices,
-    extents: dict[str, int],
-    operands: Sequence[Spec],
-    node: Node,
-    chosen: tuple[str | None, ...],
-    mesh: Mesh,
-    blocks: bool,
-) -> Way | None:
-    needs = []
-    for dims in indices.ins:
-        splits: list[Placement] = []
-        windows: dict[int, Window] = {}
-        for label in chosen:
-            place = None
-            for d, dim in enumerate(dims):
-                if label is not None and dim == label:
-                    place = d
-                elif label is not None and isinstance(dim, Reach) and dim.label == label:
-                    place = d
-                    windows[d] = Window(extents[label], dim.offset, dim.stride, dim.reach)
-            splits.append(place)
-        needs.append((splits, windows))
-    made = []
-    for k, spec in enumerate(operands):
-        splits, windows = needs[k]
-        kept = tuple(sorted((d, w) for d, w in windows.items() if not w.covers(spec.shape[d])))
-        made.append(Layout(mesh, tuple(splits), kept, blocks))
-    gives = []
-    for dims in indices.outs:
-        placed: list[Placement] = []
-        for label in chosen:
-            if label is None:
-                placed.append(None)
-            elif label in dims:
-                placed.append(dims.index(label))
-            elif any(label in o for o in indices.outs):
-                placed.append(None)
-            else:
-                placed.append(Partial(str(indices.monoid(label))))
-        gives.append(Layout(mesh, tuple(placed), (), blocks))
-    for label in indices.chunked.intersection(c for c in chosen if c is not None):
-        if not _chunks_agree(indices, label, chosen, operands, node.specs, mesh, blocks):
-            return None
-    for label, bounds in indices.parts:
-        if label in chosen and not _parts_agree(
-            indices, label, bounds, made, gives, operands, node
-        ):
-            return None
-    reduces = bool(indices.reduce) or OPS[node.op].algorithms is not None
-    fresh = tuple(
-        a
-        for a, label in enumerate(chosen)
-        if label is not None
-        and all(
-            s.layout is None or s.layout.splits[a : a + 1] != need.splits[a : a + 1]
-            for s, need in zip(operands, made, strict=True)
-            if isinstance(need.splits[a], int)
-        )
-    )
-    return Way(chosen, tuple(made), tuple(gives), fresh, reduces)
+def _fixed(spec: Spec) -> _Ref:
+    assert spec.layout is not None
+    return _Ref(-1, (spec.layout,))
 
 
-def _parts_agree(
-    indices: Indices,
-    label: str,
-    bounds: Sequence[int],
-    needs: Sequence[Layout],
-    gives: Sequence[Layout],
-    operands: Sequence[Spec],
-    node: Node,
-) -> bool:
-    """Whether each worker gets whole parts, and the rows of just these parts."""
-    held = [
-        (spec.shape[d], every_bounds(layout, spec.shape[d], d))
-        for dims, layout, spec in zip(
-            (*indices.ins, *indices.outs), (*needs, *gives), (*operands, *node.specs), strict=True
-        )
-        for d, dim in enumerate(dims)
-        if dim == label
-    ]
-    starts = np.array(bounds)
-    rows = [(starts[lo], starts[hi]) if n == len(bounds) - 1 else (lo, hi) for n, (lo, hi) in held]
-    return bool(rows) and all(np.array_equal(rows[0], r) for r in rows)
+def _stored(ref: _Ref) -> bool:
+    return ref.layouts[0].stored
 
 
-def _chunks_agree(
-    indices: Indices,
-    label: str,
-    chosen: tuple[str | None, ...],
-    operands: Sequence[Spec],
-    outs: Sequence[Spec],
-    mesh: Mesh,
-    blocks: bool,
-) -> bool:
-    """Whether a cut of a folded group falls on the same elements before and after the reshape."""
-    x, y = operands[0].shape, outs[0].shape
-    n, m = x[indices.ins[0].index(label)], y[indices.outs[0].index(label)]
-    layout = Layout(mesh, tuple(0 if c == label else None for c in chosen), (), blocks)
-    # compare as fractions of the group: n parts and m parts of the same elements
-    (first,), (other,) = layout.local_shape((n,), 0), layout.local_shape((m,), 0)
-    if first * m != other * n:
-        return False
-    pairs = zip(every_bounds(layout, n, 0), every_bounds(layout, m, 0), strict=True)
-    return max(n, m) > 0 and all(bool((a * m == b * n).all()) for a, b in pairs)
+def _bare(node: Node) -> Node:
+    return Node(node.op, node.inputs, node.params, tuple([s.bare for s in node.specs]), node.line)
+
+
+def _near(ref: _Ref, spec: Spec, mesh: Mesh, blocks: bool) -> list[Layout]:
+    """The layouts in which a value may come to an algorithm."""
+    if ref.variable < 0:
+        return [ref.layouts[0]]
+    rest = (None,) * (len(mesh) - 1)
+    dims = range(max(0, spec.ndim - 2), spec.ndim)
+    return [Layout.whole(mesh), *(Layout(mesh, (d, *rest), (), blocks) for d in dims)]
+
+
+def _stacked(layout: Layout) -> Layout:
+    """The layout of the stack of arrays that have this one each."""
+    splits = tuple(s + 1 if isinstance(s, int) else s for s in layout.splits)
+    return Layout(layout.mesh, splits, (), layout.blocks)
+
+
+# -- the graph ---------------------------------------------------------------------------------------
+@dataclass(slots=True)
+class _Emit:
+    """Makes the graph of what was chosen."""
+
+    target: Target
+    chosen: Sequence[int]
+
+    def layout(self, ref: _Ref) -> Layout:
+        return ref.layouts[self.chosen[ref.variable] if ref.variable >= 0 else 0]
+
+    def graph(self, builder: Builder, laid: _Laid, inputs: Sequence[int]) -> list[int]:
+        """The outputs of a graph over these values."""
+        values = list(inputs)
+        for v, ref in enumerate(laid.refs[: len(inputs)]):
+            values[v] = self.brought(builder, inputs[v], self.layout(ref))
+        for k, node in enumerate(laid.graph.nodes):
+            values.extend(self.node(builder, laid, k, node, [values[v] for v in node.inputs]))
+        return [inputs[v] if v < len(inputs) else values[v] for v in laid.graph.outputs]
+
+    def brought(self, builder: Builder, value: int, layout: Layout, line: str = "") -> int:
+        return self.all_brought(builder, (value,), (layout,), line)[0]
+
+    def all_brought(
+        self, builder: Builder, values: Sequence[int], layouts: Sequence[Layout], line: str
+    ) -> Sequence[int]:
+        specs = [builder.specs[v] for v in values]
+        if all(s.layout is w for s, w in zip(specs, layouts, strict=True)):
+            return values
+        made = [s.at(w) for s, w in zip(specs, layouts, strict=True)]
+        return builder.add("relayout", values, (), made, line)
+
+    def node(
+        self, builder: Builder, laid: _Laid, k: int, node: Node, inputs: Sequence[int]
+    ) -> Sequence[int]:
+        if k in laid.bodies:
+            return self.control(builder, laid, k, node, inputs)
+        if k not in laid.options:
+            refs = laid.refs[laid.graph.starts[k] :][: len(node.specs)]
+            ends = [self.layout(r) for r in refs]
+            if node.op == "resplit":
+                return [self.brought(builder, inputs[0], ends[0], node.line)]
+            if node.op == "take_file":
+                whole = Layout.whole(ends[0].mesh)
+                inputs = [self.brought(builder, inputs[0], whole), inputs[1]]
+            made = [s.at(w) for s, w in zip(node.specs, ends, strict=True)]
+            return builder.add(node.op, inputs, node.params, made, node.line)
+        chosen, c = laid.options[k], self.chosen[laid.variables[k]]
+        operands = [
+            self.brought(builder, v, needs[c], node.line)
+            for v, needs in zip(inputs, chosen.needs, strict=True)
+        ]
+        graph = chosen.graphs[c]
+        if graph is not None:
+            return inline(builder, _at(graph, node.line), operands)
+        made = [s.at(g[c]) for s, g in zip(node.specs, chosen.gives, strict=True)]
+        outs = builder.add(node.op, operands, node.params, made, node.line)
+        ends = [e[c] for e in chosen.ends]
+        if any(s.layout is not None and s.layout.partial_axes for s in made):
+            return self.all_brought(builder, outs, ends, node.line)
+        return [self.brought(builder, v, e, node.line) for v, e in zip(outs, ends, strict=True)]
+
+    def control(
+        self, builder: Builder, laid: _Laid, k: int, node: Node, inputs: Sequence[int]
+    ) -> Sequence[int]:
+        kw, around = node.kw, [self.layout(r) for r in laid.around[k]]
+        ends = [self.layout(r) for r in laid.state[k]]
+        given = inputs
+        if node.op == "branch":
+            test, *given = inputs
+        operands = [self.brought(builder, v, w) for v, w in zip(given, around, strict=True)]
+        bodies = {}
+        for name, inner in laid.bodies[k].items():
+            specs = [
+                s.at(self.layout(r)) for s, r in zip(inner.graph.inputs, inner.inputs, strict=True)
+            ]
+            within = Builder(specs)
+            outs = self.graph(within, inner, range(len(specs)))
+            wanted = [Layout.whole(self.target.mesh)] if name == "condition" else ends
+            outs = [self.brought(within, v, w) for v, w in zip(outs, wanted, strict=True)]
+            bodies[name] = within.graph(outs)
+        if node.op == "branch":
+            operands = [self.brought(builder, test, Layout.whole(self.target.mesh)), *operands]
+        if node.op == "loop":
+            ns = kw["counts"][1]
+            ends = [*ends[:ns], *map(_stacked, ends[ns:])]
+        made = [s.at(w) for s, w in zip(node.specs, ends, strict=True)]
+        return builder.add(node.op, operands, {**kw, **bodies}, made, node.line)
+
+
+def _at(graph: Graph, line: str) -> Graph:
+    """A graph that an operation brought, as the user's line that asked for it."""
+    nodes = tuple([Node(n.op, n.inputs, n.params, n.specs, line, n.key) for n in graph.nodes])
+    return Graph(graph.inputs, nodes, graph.outputs)

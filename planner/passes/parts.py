@@ -19,9 +19,9 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.spec import Spec
+from ostinato.planner.layouts.ways import Way, way_to
 from ostinato.planner.plan import Target
 
-from .layouts import Way, way_to
 from .reads import seen_as
 
 Wanted = list[set[Layout | None]]

@@ -79,6 +79,7 @@ def test_explain_goes_by_what_was_measured(cache: Path) -> None:
 def test_sessions_decide_by_what_was_measured(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow: Machine = Machine.of({**NOMINAL.data, "name": "slow", "call_seconds": 3.0})
     keep(slow, 2, apart=False)
+    monkeypatch.setattr(settings, "machine", "here")
     with ost.connect(2) as two, ost.connect(1) as one:
         assert two.target.machine == slow
         assert one.target.machine is NOMINAL
@@ -86,9 +87,9 @@ def test_sessions_decide_by_what_was_measured(cache: Path, monkeypatch: pytest.M
     with ost.connect(2):
         work(ost.ones((8, 8), split=0))
         assert work.plan.target.machine == slow
-    monkeypatch.setattr(settings, "machine", "bytes")
+    monkeypatch.setattr(settings, "machine", "prompt")
     with ost.connect(2) as two:
-        assert two.target.machine.name == "bytes"
+        assert two.target.machine.name == "prompt"
 
 
 @pytest.mark.usefixtures("few")

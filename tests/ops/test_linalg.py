@@ -19,13 +19,14 @@ from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.libraries import lapack
 from ostinato.ops.cpu.threads import blas
 from ostinato.ops.linalg import blocked, jacobi
+from ostinato.planner import machine
 from ostinato.planner.machine import Rate
-from ostinato.planner.passes import layouts
 from ostinato.planner.pipeline import make_plan
 from ostinato.planner.plan import Key, Target
 from ostinato.planner.seeing.explain import facts
 
 import ostinato as ost
+from ostinato import settings
 from ostinato.errors import ArgumentError, DTypeError, GradientError, LinAlgError, ShapeError
 from tests.helpers import assert_same, on
 
@@ -325,8 +326,8 @@ def test_any_workers_gives_the_same_bits() -> None:
 def slow_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """A nominal machine on which spreading the work always pays, and steps already for small
     matrices."""
-    slow = dataclasses.replace(layouts.NOMINAL, products=(Rate("float32", 1e3),))
-    monkeypatch.setattr(layouts, "NOMINAL", slow)
+    slow = dataclasses.replace(machine.PROMPT, name="slow", products=(Rate("float32", 1e3),))
+    monkeypatch.setitem(machine.MACHINES, settings.machine, slow)
     monkeypatch.setattr(blocked, "LEAST", 150)
 
 

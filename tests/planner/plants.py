@@ -18,7 +18,8 @@ from ostinato.ops.core import exchange, layout, monoid, traffic
 from ostinato.ops.core.index import LETTERS, Indices, Reach
 from ostinato.ops.core.registry import OPS, Place
 from ostinato.planner.cache import PlanCache
-from ostinato.planner.passes import communicate, layouts, memory, parts, simplify
+from ostinato.planner.layouts import ways
+from ostinato.planner.passes import communicate, memory, parts, simplify
 from ostinato.runtime import bind
 from ostinato.runtime.messages import collectives, communicator
 
@@ -125,7 +126,7 @@ plant("einsum: a sum that nobody combines")(
     )
 )
 plant("reshape: may be cut where the pieces do not agree")(
-    lambda: mock.patch.object(layouts, "_chunks_agree", lambda *a: True)
+    lambda: mock.patch.object(ways, "_chunks_agree", lambda *a: True)
 )
 
 

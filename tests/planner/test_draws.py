@@ -143,3 +143,12 @@ def test_the_kernel_of_numpy_agrees() -> None:
         f = ost.compile(lambda s: DRAW["integers"](s, (70, 130)) * 2)
         assert np.asarray(f(np.uint64(77))).tobytes() == wanted.tobytes()
         assert "fused" in [n.op for n in f.plan.program.graph.nodes]
+
+
+def test_sums_of_columns_that_lie_with_gaps() -> None:
+    found = []
+    for workers in (1, 3):
+        with sessions.use((workers,)):
+            f = ost.compile(lambda s: (DRAW["normal64"](s, (70, 130)).resplit(1) * 2).sum())
+            found.append(float(f(np.uint64(77))))
+    assert found[0] == pytest.approx(found[1], rel=1e-12)

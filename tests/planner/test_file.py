@@ -252,7 +252,7 @@ def test_a_wrong_layout_is_seen() -> None:
             with pytest.raises(Malformed):
                 decode_plan(repacked(bad))
             seen += 1
-    assert seen > 3
+    assert seen > 1
 
 
 def test_a_collective_left_out_is_seen() -> None:

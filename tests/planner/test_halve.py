@@ -132,9 +132,9 @@ def test_layouts(workers: int, split: int | None) -> None:
     right = x.astype(np.float64).T @ x.astype(np.float64)
     with ost.connect(workers):
         y, ops = run(lambda x: x.T @ x, x, split=split)
-    assert "gram" in ops or split == 1
+    assert "gram" in ops or split != 0  # else each worker makes some of its columns
     np.testing.assert_allclose(y, right, atol=0.05)
-    if split != 1:
+    if split == 0:
         np.testing.assert_array_equal(y, y.T)
 
 

@@ -93,8 +93,8 @@ def test_nobody_asks_worker_by_worker(
         finally:
             tracemalloc.stop()
         if numerics == "any-workers" and collective == "all_reduce":
-            collective = "all_to_all"  # of the fixed blocks
+            collective = "all_gather"  # of what each makes of the fixed blocks
         assert collective in said, f"{function.__name__}: {said}"
-        assert len(asked) <= FEW, function.__name__
+        assert len(set(asked)) <= FEW, function.__name__
         assert peak < MEMORY, f"{function.__name__}: {peak:,} bytes"
         asked.clear()

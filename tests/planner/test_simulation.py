@@ -125,10 +125,11 @@ def test_collectives_in_a_loop_are_counted_as_often_as_they_run() -> None:
     def power(a: Any, v: Any) -> Any:
         return ost.repeat(50, lambda v: (a @ v).resplit(None), v)
 
-    plan = alone(power, ost.spec((512, 512), split=0), ost.spec((512,)), mesh=4)
+    n = 8192  # so large that it is not gathered before the loop
+    plan = alone(power, ost.spec((n, n), split=0), ost.spec((n,)), mesh=4)
     found = plan.simulate()
     assert [link.collectives for link in found.links] == [50]
-    assert found.links[0].bytes == 50 * 4 * 3 * 512
+    assert found.links[0].bytes == 50 * 4 * 3 * n
 
 
 def test_a_branch_takes_its_longer_side() -> None:
@@ -142,14 +143,16 @@ def test_a_branch_takes_its_longer_side() -> None:
 
 # -- who does what -------------------------------------------------------------------------------
 def test_bytes_by_link_are_what_crosses() -> None:
-    def moves(x: Any) -> Any:
-        return x.resplit(None) * 2, ost.sort(x, axis=0), x[1:] - x[:-1]
-
+    moves = (
+        lambda x: x.resplit(None) * 2,
+        lambda x: ost.exp(x).resplit(1),
+        lambda x: (x[1:] - x[:-1]).resplit(0),
+    )
     kinds = set[str]()
     meshes = ((4, 8), (2, 2, 8), (16,), (3, 5))
     rows = ost.spec((4000, 96), split=0)
     plans = [a_plan(mesh, rows=4000) for mesh in meshes]
-    plans += [ost.plan(moves, rows, mesh=mesh, machine=CLUSTER) for mesh in meshes]
+    plans += [ost.plan(f, rows, mesh=m, machine=CLUSTER) for f in moves for m in meshes]
     for plan in plans:
         found = plan.simulate()
         graph = plan.program.graph
@@ -268,7 +271,7 @@ def test_a_plan_without_workers_is_that_of_a_call() -> None:
         step(x, x, w, w)
         there = step.plan
     rows, square = ost.spec((64, 8), split=0), ost.spec((8, 8))
-    here = ost.plan(training, rows, rows, square, square, mesh=2, machine="nominal")
+    here = ost.plan(training, rows, rows, square, square, mesh=2, machine="prompt")
     assert here.id == there.id
     assert here.program.graph == there.program.graph
 

@@ -364,7 +364,7 @@ def test_a_loop_that_mostly_communicates_is_shown_so() -> None:
 @needs_page
 def test_the_turns_of_a_loop_tell_what_they_spend_in_communication(work: Work) -> None:
     f = ost.compile(lambda x: ost.repeat(300, lambda y: x * (y.sum() * 1e-6) + 1, x))
-    x = ost.asarray(np.ones((200, 8)), split=0)
+    x = ost.asarray(np.ones((60_000, 8)), split=0)  # too large to be gathered before the loop
     for _ in range(4):
         f(x)
     ost.session().wait()

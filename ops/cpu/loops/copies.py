@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph
-from ostinato.ops.core.registry import Piece
+from ostinato.ops.core.registry import OPS, Piece
 from ostinato.ops.core.spec import DType, Shape, Spec
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.jit.sequence import at_place
@@ -50,6 +50,10 @@ def in_rows(
 ) -> Copy | None:
     """The kernel of a body that reduces the last axes, over which some operand has steps, as slices of pictures
     have: these operands are copied in order first."""
+    if not axes or any(
+        OPS[n.op].draws for n in body.nodes
+    ):  # numbers of elements say where these lie
+        return None
     count = len(body.inputs)
     copies, looks = list[tuple[int, Copy, Any]](), list(arrays)
     for k, x in enumerate(arrays[:count]):

@@ -1,0 +1,145 @@
+"""What layouts cost on a machine: a node run in a way, and a value brought from one layout to another.
+
+On the worker that has most to do. A relayout is what `communicate` makes of it: addends are summed
+along each axis (all-reduce, or reduce-scatter where the sum is wanted in parts), then a worker gets
+what it needs and does not have; each collective takes a message's time more, in which workers meet.
+All of it follows from the sizes of the mesh's axes, in microseconds, for any number of workers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.layout import Layout, Shape
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import Spec
+from ostinato.ops.core.traffic import scatters
+from ostinato.planner.machine import Link, Machine
+from ostinato.planner.plan import largest_part
+
+from .ways import Way
+
+
+def way_seconds(machine: Machine, node: Node, ins: Sequence[Spec], way: Way) -> float:
+    """What a node takes that is run in a way, its operands being where it needs them."""
+    needs = [largest_part(s.at(n)) for s, n in zip(ins, way.needs, strict=True)]
+    gives = [largest_part(s.at(g)) for s, g in zip(node.specs, way.gives, strict=True)]
+    return kernel_seconds(machine, node, needs, gives)
+
+
+def kernel_seconds(
+    machine: Machine, node: Node, ins: Sequence[Spec], outs: Sequence[Spec]
+) -> float:
+    op = OPS[node.op]
+    if op.view is not None:
+        return 0.0
+    flops, touched = op.cost(tuple(ins), tuple(outs), node.kw)
+    if op.scalar:  # fused with its neighbours: what it reads was made there
+        touched = sum([s.nbytes for s in outs])
+    return machine.kernel_seconds(flops, touched, op.dense)
+
+
+def graph_seconds(machine: Machine, graph: Graph) -> float:
+    """What a graph with layouts takes, one node after the other."""
+    total = 0.0
+    for node in graph.nodes:
+        ins = [graph.specs[v] for v in node.inputs]
+        inner = [graph_seconds(machine, g) for _, g in node.subgraphs()]
+        if node.op == "relayout":
+            total += sum(
+                [spec_seconds(machine, s, out) for s, out in zip(ins, node.specs, strict=True)]
+            )
+        elif inner:
+            total += max(inner) * repeats(node)
+        else:
+            outs = [largest_part(s) for s in node.specs]
+            total += kernel_seconds(machine, node, [largest_part(s) for s in ins], outs)
+    return total
+
+
+def repeats(node: Node) -> int:
+    """How often the bodies of a node may be expected to run."""
+    kw = node.kw
+    return int(kw["trips"]) if "trips" in kw else max(1, kw.get("most", 0) // 2)
+
+
+def spec_seconds(machine: Machine, has: Spec, needs: Spec) -> float:
+    assert has.layout is not None
+    assert needs.layout is not None
+    return relayout_seconds(machine, has.shape, has.dtype.itemsize, has.layout, needs.layout)
+
+
+@lru_cache(1 << 18)
+def relayout_seconds(
+    machine: Machine, shape: Shape, itemsize: int, has: Layout, needs: Layout
+) -> float:
+    """What it takes to bring a value from one layout to another."""
+    if has is needs or 0 in shape:
+        return 0.0
+    links = machine.links(has.mesh)
+    total, here = 0.0, has
+    joined: dict[tuple[str, Link], int] = {}  # one all-reduce: how many workers of each link
+    for axis in has.partial_axes:
+        n, split = has.mesh[axis], has.splits[axis]
+        if scatters(here, needs, axis):
+            total += links[axis].seconds + links[axis].reduce_scatter(
+                n, _local(here, shape) * itemsize
+            )
+            here = here.with_split(axis, needs.splits[axis])
+        else:
+            key = repr(split), links[axis]
+            joined[key] = joined.get(key, 1) * n
+            here = here.with_split(axis, None)
+    if joined:
+        size = _local(here, shape) * itemsize
+        total += sum([link.seconds + link.all_reduce(n, size) for (_, link), n in joined.items()])
+    if here is needs or _has_copy(here, needs):
+        return total
+    return total + _move_seconds(links, shape, itemsize, here, needs)
+
+
+def _has_copy(has: Layout, needs: Layout) -> bool:
+    """Whether each worker has what it needs: every dimension is whole, or cut by the same axes first."""
+    if has.mesh != needs.mesh:
+        return has.is_whole
+    for d in {s for s in has.splits if isinstance(s, int)}:
+        axes = has.axes(d)
+        if needs.axes(d)[: len(axes)] != axes or needs.window(d) or has.blocks != needs.blocks:
+            return False
+    return True
+
+
+def _move_seconds(
+    links: Sequence[Link], shape: Shape, itemsize: int, has: Layout, needs: Layout
+) -> float:
+    wanted = _local(needs, shape)
+    if has.mesh != needs.mesh:
+        n = has.workers
+        size = (wanted - wanted // n) * itemsize
+        return max([link.message(size) for link in links]) + (n - 2) * min(k.seconds for k in links)
+    there = 1.0
+    for d, size in enumerate(shape):
+        before, after = has.axes(d), needs.axes(d)
+        if before == after and needs.window(d) is not None:
+            there *= min(has.largest(shape)[d], needs.largest(shape)[d])
+        else:
+            there *= size / math.prod([has.mesh[a] for a in {*before, *after}])
+    moved = max(0.0, wanted - there) * itemsize
+    axes = [a for a, (i, j) in enumerate(zip(has.splits, needs.splits, strict=True)) if i != j]
+    near = [a for d, _ in needs.windows for a in needs.axes(d) if has.axes(d) == needs.axes(d)]
+    if near and not axes:  # with the neighbours on both sides
+        slowest = max([links[a] for a in near], key=lambda link: link.message(moved))
+        return (1 + 2 * len(near)) * slowest.seconds + moved / slowest.bandwidth
+    axes = axes or near or [a for a, n in enumerate(has.mesh) if n > 1]
+    n = math.prod([has.mesh[a] for a in axes])
+    slowest = max([links[a] for a in axes], key=lambda link: link.message(moved))
+    whole = moved * n / max(n - 1, 1)  # of which a worker gets all but its own part
+    if all(needs.splits[a] is None for a in axes):
+        return slowest.seconds + slowest.all_gather(n, whole)
+    return slowest.seconds + slowest.all_to_all(n, whole)
+
+
+def _local(layout: Layout, shape: Shape) -> int:
+    return math.prod(layout.largest(shape))

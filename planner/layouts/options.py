@@ -1,0 +1,171 @@
+"""What may be chosen for one node: a way to run it, and where its results then go.
+
+Results that come as addends are summed on their way to the one who reads them. If several do, or if
+they are several addends that belong together (a minimum and its place), they are summed at once, and it
+is chosen here where the sums go: whole, or in parts. So is whether parts that several read are gathered
+once for all."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.layout import Layout, Mesh, Placement
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import Spec
+from ostinato.ops.core.traffic import scatters
+from ostinato.planner.machine import Machine
+from ostinato.planner.plan import Target, local_bytes
+
+from .costs import graph_seconds, spec_seconds, way_seconds
+from .ways import Way, ways
+
+CUT = 1e-12  # seconds by which what cuts less is preferred, of two that cost the same
+MOST = 64  # layouts that are tried for what has no way to run, such as the state of a loop
+
+Seen = tuple[bool, ...]  # of each result, whether several read it
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Of each choice: the layouts that operands are needed in, those in which results are made and
+    those in which they are left, and the seconds of all but the operands' relayouts."""
+
+    needs: tuple[tuple[Layout, ...], ...]  # [operand][choice]
+    gives: tuple[tuple[Layout, ...], ...]  # [result][choice]
+    ends: tuple[tuple[Layout, ...], ...]  # [result][choice]
+    graphs: tuple[Graph | None, ...]  # what is run instead of the node
+    costs: np.ndarray[Any, Any]
+
+
+def options(
+    node: Node,
+    ins: Sequence[Spec],
+    seen: Seen,
+    target: Target,
+    machine: Machine,
+    near: Sequence[Sequence[Layout]],
+    solved: Callable[[Graph, Sequence[Spec], Target, Sequence[Layout | None]], Graph],
+) -> Options:
+    """The choices for a node. `near` are layouts in which its operands may come, for algorithms, whose
+    graphs are `solved`."""
+    bare = Node(node.op, (), node.params, node.specs, "", node.key)
+    if OPS[node.op].algorithms is None:
+        return _options(bare, tuple(ins), seen, target, machine)
+    return _with_algorithms(bare, tuple(ins), seen, target, machine, near, solved)
+
+
+@lru_cache(1 << 14)
+def _options(
+    node: Node, ins: tuple[Spec, ...], seen: Seen, target: Target, machine: Machine
+) -> Options:
+    choices: list[tuple[Way, tuple[Layout, ...]]] = []
+    costs = []
+    for way in ways(node, ins, target):
+        cost = way_seconds(machine, node, ins, way)
+        cost += CUT * sum([c is not None for c in way.labels])
+        for ends in _ends(node, way, seen, target.numerics == "any-workers"):
+            pairs = zip(node.specs, way.gives, ends, strict=True)
+            costs.append(cost + sum([spec_seconds(machine, s.at(g), s.at(e)) for s, g, e in pairs]))
+            choices.append((way, ends))
+    return Options(
+        tuple([tuple([w.needs[k] for w, _ in choices]) for k in range(len(ins))]),
+        tuple([tuple([w.gives[k] for w, _ in choices]) for k in range(len(node.specs))]),
+        tuple([tuple([e[k] for _, e in choices]) for k in range(len(node.specs))]),
+        (None,) * len(choices),
+        np.array(costs),
+    )
+
+
+def _ends(node: Node, way: Way, seen: Seen, blocks: bool) -> list[tuple[Layout, ...]]:
+    """Where a node's results may be left, of those that a way makes."""
+    addends = any(g.partial_axes for g in way.gives)
+    if addends and len(node.specs) > 1:
+        return [tuple([summed(g) for g in way.gives])]
+    if not any(seen) or len(node.specs) > 1:
+        return [way.gives]
+    (spec,), (gives,) = node.specs, way.gives
+    if addends:
+        return [(end,) for end in sums_of(spec, gives, blocks)]
+    axes = [a for a, s in enumerate(gives.splits) if s is not None]
+    found = [gives]
+    for axis in axes:
+        found += [w.with_split(axis, None) for w in found]
+    return [(w,) for w in found]
+
+
+def summed(layout: Layout) -> Layout:
+    for axis in layout.partial_axes:
+        layout = layout.with_split(axis, None)
+    return layout
+
+
+def sums_of(spec: Spec, gives: Layout, blocks: bool) -> list[Layout]:
+    """Where the sum of addends may go: whole or in parts, along each axis."""
+    found = [gives]
+    for axis in gives.partial_axes:
+        more = []
+        for here in found:
+            more.append(here.with_split(axis, None))
+            for d, size in enumerate(spec.shape):
+                there = Layout(here.mesh, here.with_split(axis, d).splits, (), blocks)
+                if size >= here.mesh[axis] and scatters(here, summed(there), axis):
+                    more.append(there)
+        found = more
+    return found
+
+
+def candidates(spec: Spec, mesh: Mesh, blocks: bool) -> list[Layout]:
+    """The layouts that a value may have; those that cut least first."""
+    places: list[list[Placement]] = []
+    for n in mesh:
+        dims = [d for d, size in enumerate(spec.shape) if size >= n > 1]
+        places.append([None, *dims])
+    found = [Layout(mesh, splits, (), blocks) for splits in itertools.product(*places)]
+    found.sort(key=cuts)
+    return found[:MOST]
+
+
+def cuts(layout: Layout) -> int:
+    return sum([s is not None for s in layout.splits])
+
+
+# -- algorithms ------------------------------------------------------------------------------------
+def _with_algorithms(
+    node: Node,
+    ins: tuple[Spec, ...],
+    seen: Seen,
+    target: Target,
+    machine: Machine,
+    near: Sequence[Sequence[Layout]],
+    solved: Callable[[Graph, Sequence[Spec], Target, Sequence[Layout | None]], Graph],
+) -> Options:
+    """The ways to run it, and what its algorithms take of operands in the layouts in which they may
+    come."""
+    direct = _options(node, ins, seen, target, machine)
+    algorithms = OPS[node.op].algorithms
+    assert algorithms is not None
+    made: list[tuple[tuple[Layout, ...], Graph, float]] = []
+    for layouts in itertools.islice(itertools.product(*near), 16):
+        specs = tuple([s.at(w) for s, w in zip(ins, layouts, strict=True)])
+        whole = Layout.whole(target.mesh)
+        parts = sum([local_bytes(s) for s in specs])
+        wanted = [whole if s.nbytes <= parts else None for s in node.specs]
+        for g in algorithms(specs, node.specs, node.kw):
+            graph = solved(g, specs, target, wanted)
+            made.append((layouts, graph, graph_seconds(machine, graph)))
+    if not made:
+        return direct
+    ends = [tuple([s.layout or Layout.whole(target.mesh) for s in g.out_specs]) for _, g, _ in made]
+    return Options(
+        tuple([(*n, *(w[k] for w, _, _ in made)) for k, n in enumerate(direct.needs)]),
+        tuple([(*g, *(e[k] for e in ends)) for k, g in enumerate(direct.gives)]),
+        tuple([(*d, *(e[k] for e in ends)) for k, d in enumerate(direct.ends)]),
+        (*direct.graphs, *(g for _, g, _ in made)),
+        np.concatenate([direct.costs, [s for _, _, s in made]]),
+    )

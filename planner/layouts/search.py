@@ -1,0 +1,526 @@
+"""The cheapest values of many variables, where each cost depends on one variable or on two.
+
+    cost of a variable's values       cost of two variables' values        cheapest
+    a: [0, 2]   b: [1, 0]             a-b: [[5, 5],                        a = 1, b = 1: 2 + 0 + 0
+                                            [5, 0]]
+
+In four steps, each of which leaves the optimum where it is:
+
+1. A value that another value of its variable beats, whatever the others do, is dropped.
+2. A variable with one or two neighbours is eliminated: a table over them says what its best value costs
+   for each choice of theirs. Chains and trees of any length are gone after that.
+3. Costs are moved between the tables that are left so that the sum of their minima, which is a lower
+   bound, rises (sequential reweighted message passing). With it, values are dropped that no answer
+   better than the best one found so far can have.
+4. What is left is eliminated, the smallest table first. One that would be larger than `limit` is cut in
+   two, each of which takes its own best value. This alone is not exact, but still a bound.
+
+So the answer comes with a bound, and where no table was cut it is the optimum."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Table = np.ndarray[Any, Any]
+LIMIT = 1 << 20  # entries of a table
+SWEEPS = 60
+NEVER = 1e18  # the cost of what must not be
+
+
+@dataclass(slots=True)
+class Problem:
+    """Costs may be shared between variables that are alike: the same table is worked on once."""
+
+    costs: list[Table] = field(default_factory=list)
+    pairs: dict[tuple[int, int], list[Table]] = field(default_factory=dict)  # the lower first
+
+    def variable(self, costs: Table) -> int:
+        self.costs.append(costs)
+        return len(self.costs) - 1
+
+    def pair(self, i: int, j: int, table: Table) -> None:
+        """What values of i (rows) and of j (columns) cost together."""
+        if i > j:
+            i, j, table = j, i, _turned(table)
+        self.pairs.setdefault((i, j), []).append(table)
+
+    def cost(self, values: Sequence[int]) -> float:
+        """What a choice costs."""
+        total = sum([float(c[v]) for c, v in zip(self.costs, values, strict=True)])
+        for (i, j), tables in self.pairs.items():
+            total += sum([float(t[values[i], values[j]]) for t in tables])
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    values: list[int]
+    cost: float
+    bound: float  # no choice costs less
+
+    @property
+    def gap(self) -> float:
+        """By how much it may be above the optimum."""
+        return 0.0 if self.cost <= self.bound else (self.cost - self.bound) / max(self.bound, 1e-30)
+
+
+_turns: dict[int, tuple[Table, Table]] = {}  # of shared tables; emptied by `solve`
+
+
+def _turned(table: Table) -> Table:
+    found = _turns.get(id(table))
+    if found is None:
+        found = _turns[id(table)] = (table, table.T)
+    return found[1]
+
+
+def solve(problem: Problem, limit: int = LIMIT) -> Answer:
+    """The cheapest choice, or one near it with a bound."""
+    try:
+        return _Solver(problem, limit).answer()
+    finally:
+        _turns.clear()
+
+
+@dataclass(slots=True)
+class _Solver:
+    problem: Problem
+    limit: int
+    kept: list[Table] = field(default_factory=list)  # of each variable, the values that are left
+    sums: dict[tuple[int, ...], Table] = field(default_factory=dict)
+    parts: dict[tuple[int, bytes, bytes], Table] = field(default_factory=dict)
+    worst: dict[tuple[int, int], Table] = field(default_factory=dict)
+    hold: list[Any] = field(default_factory=list)  # objects whose ids are keys
+
+    def answer(self) -> Answer:
+        costs = list(self.problem.costs)
+        self.kept = [np.arange(len(c)) for c in costs]
+        pairs = {ij: self._sum(tables) for ij, tables in self.problem.pairs.items()}
+        for _ in range(2):
+            if not self._drop(costs, pairs):
+                break
+        costs, pairs = self._without_constants(costs, pairs)
+        near: list[dict[int, Table]] = [{} for _ in costs]
+        for (i, j), table in pairs.items():
+            near[i][j], near[j][i] = table, table.T
+        order = _contract(costs, near)
+        gone = {i for i, _, _ in order}
+        names = [i for i in range(len(costs)) if i not in gone]
+        core = _Core.of(names, costs, near)
+        found, gap = core.solved(self.limit)
+        values = dict(zip(names, found, strict=True))
+        for i, cost, others in reversed(order):
+            total = cost
+            for j, table in others:
+                total = total + table[:, values[j]]
+            values[i] = int(np.argmin(total))
+        made = [int(k[values[i]]) for i, k in enumerate(self.kept)]
+        least = self.problem.cost(made)
+        return Answer(made, least, least - gap)
+
+    # -- smaller -------------------------------------------------------------------------------
+    def _sum(self, tables: Sequence[Table]) -> Table:
+        if len(tables) == 1:
+            return tables[0]
+        key = tuple([id(t) for t in tables])
+        if key not in self.sums:
+            self.hold.append(tables)
+            self.sums[key] = sum(tables[1:], tables[0])
+        return self.sums[key]
+
+    def _drop(self, costs: list[Table], pairs: dict[tuple[int, int], Table]) -> bool:
+        """Drops values that another one beats whatever the neighbours do."""
+        around: dict[int, list[Table]] = {}
+        for (i, j), table in pairs.items():
+            around.setdefault(i, []).append(table)
+            around.setdefault(j, []).append(_turned(table))
+        seen: dict[tuple[int, ...], Table] = {}
+        dropped: dict[int, Table] = {}
+        for i, cost in enumerate(costs):
+            if len(cost) < 2:
+                continue
+            tables = around.get(i, [])
+            key = (id(cost), *(id(t) for t in tables))
+            keeps = seen.get(key)
+            if keeps is None:
+                self.hold.append((cost, tables))
+                more = cost[:, None] - cost[None, :]  # by how much a row's value costs more
+                for table in tables:
+                    more = more + self._least_more(table)
+                worse = (more > 0) | ((more == 0) & np.tri(len(cost), k=-1, dtype=bool))
+                keeps = seen[key] = np.flatnonzero(~worse.any(1))
+            if len(keeps) < len(cost):
+                dropped[i] = keeps
+        if not dropped:
+            return False
+        for i, keeps in dropped.items():
+            self.kept[i] = self.kept[i][keeps]
+            costs[i] = self._part(costs[i], keeps, None)
+        for (i, j), table in pairs.items():
+            rows, columns = dropped.get(i), dropped.get(j)
+            if rows is not None or columns is not None:
+                pairs[i, j] = self._part(table, rows, columns)
+        return True
+
+    def _least_more(self, table: Table) -> Table:
+        """For each two rows, by how much the first costs more than the second at the least."""
+        found = self.worst.get((id(table), 0))
+        if found is None:
+            self.hold.append(table)
+            unique = np.unique(table, axis=1) if table.shape[1] > 8 else table
+            rows = len(table)
+            found = np.empty((rows, rows))
+            for r in range(rows):
+                found[r] = (unique[r] - unique).min(1)
+            self.worst[id(table), 0] = found
+        return found
+
+    def _part(self, table: Table, rows: Table | None, columns: Table | None) -> Table:
+        key = (
+            id(table),
+            b"" if rows is None else rows.tobytes(),
+            b"" if columns is None else columns.tobytes(),
+        )
+        found = self.parts.get(key)
+        if found is None:
+            self.hold.append(table)
+            found = table if rows is None else table[rows]
+            found = found if columns is None else found[:, columns]
+            self.parts[key] = found
+        return found
+
+    def _without_constants(
+        self, costs: list[Table], pairs: dict[tuple[int, int], Table]
+    ) -> tuple[list[Table], dict[tuple[int, int], Table]]:
+        """A variable with one value left is no variable: what it costs with a neighbour is the
+        neighbour's alone."""
+        left = {}
+        for (i, j), table in pairs.items():
+            if table.shape[0] == 1:
+                costs[j] = costs[j] + table[0]
+            elif table.shape[1] == 1:
+                costs[i] = costs[i] + table[:, 0]
+            else:
+                left[i, j] = table
+        return costs, left
+
+
+# -- elimination -----------------------------------------------------------------------------------
+Gone = list[tuple[int, Table, list[tuple[int, Table]]]]  # variables, their costs and pairs
+
+
+def _contract(costs: list[Table], near: list[dict[int, Table]]) -> Gone:
+    """Eliminates variables that have one neighbour or two, again and again."""
+    order: Gone = []
+    queue = [i for i, others in enumerate(near) if len(others) < 3]
+    done = [False] * len(costs)
+    while queue:
+        i = queue.pop()
+        if done[i] or len(near[i]) > 2:
+            continue
+        done[i] = True
+        others = list(near[i].items())
+        order.append((i, costs[i], others))
+        for j, _ in others:
+            del near[j][i]
+        if len(others) == 1:
+            ((j, table),) = others
+            costs[j] = costs[j] + (costs[i][:, None] + table).min(0)
+        elif others:
+            (j, one), (k, other) = others
+            made = (one[:, :, None] + (costs[i][:, None] + other)[:, None, :]).min(0)
+            made = near[j][k] + made if k in near[j] else made
+            near[j][k], near[k][j] = made, made.T
+        queue.extend([j for j, _ in others if len(near[j]) < 3])
+    return order
+
+
+@dataclass(slots=True)
+class _Core:
+    """Variables of which each has three neighbours or more, numbered in the order of the problem's.
+    `base`, the costs and the pairs add up to the cost of a choice, however they are moved."""
+
+    costs: list[Table]
+    pairs: dict[tuple[int, int], Table]  # the lower first
+    near: list[list[int]]
+    kept: list[Table]
+    base: float = 0.0
+    bound: float = -math.inf
+    best: list[int] = field(default_factory=list)
+    least: float = math.inf  # what it costs
+
+    @classmethod
+    def of(cls, names: Sequence[int], costs: list[Table], near: list[dict[int, Table]]) -> _Core:
+        at = {i: k for k, i in enumerate(names)}
+        pairs = {
+            (at[i], at[j]): t.astype(float) for i in names for j, t in near[i].items() if i < j
+        }
+        return cls(
+            [costs[i].astype(float) for i in names],
+            pairs,
+            [sorted([at[j] for j in near[i]]) for i in names],
+            [np.arange(len(costs[i])) for i in names],
+        )
+
+    def solved(self, limit: int) -> tuple[list[int], float]:
+        """The best values, and by how much they may be above the optimum."""
+        for turn in range(SWEEPS if self.costs else 0):
+            if turn and self.least - self.bound <= 1e-12 * abs(self.least):
+                return self.best, 0.0
+            if turn % 4 == 0 and self._width() <= limit:
+                break
+            self._sweep(back=turn % 2 == 1)
+            if turn % 2 == 1:
+                self._drop()
+        values, bound = _eliminate(list(self.costs), self.pairs, limit)
+        self._try(values)
+        if bound is None:
+            return self.best, 0.0
+        return self.best, max(0.0, self.least - max(self.bound, self.base + bound))
+
+    def _try(self, values: list[int]) -> None:
+        values = _improved(self.costs, self.pairs, values)
+        cost = self.base + sum([float(c[v]) for c, v in zip(self.costs, values, strict=True)])
+        cost += sum([float(t[values[i], values[j]]) for (i, j), t in self.pairs.items()])
+        if cost < self.least:
+            self.least = cost
+            self.best = [int(k[v]) for k, v in zip(self.kept, values, strict=True)]
+
+    def _sweep(self, back: bool) -> None:
+        """Moves costs along the variables, so that the minima rise; what is chosen on the way is tried."""
+        order = range(len(self.costs))
+        values = [-1] * len(order)
+        for i in reversed(order) if back else order:
+            cost, ahead, behind = self.costs[i], list[tuple[bool, Table]](), 0
+            for j in self.near[i]:
+                first = i < j
+                table = self.pairs[(i, j) if first else (j, i)]
+                much = table.min(1 if first else 0)
+                table -= much[:, None] if first else much
+                cost = cost + much
+                if first is back:
+                    behind += 1
+                else:
+                    ahead.append((first, table))
+            low = float(cost.min())
+            self.base += low
+            cost = cost - low
+            guess = cost
+            for j in self.near[i]:
+                if values[j] >= 0:
+                    first = i < j
+                    table = self.pairs[(i, j) if first else (j, i)]
+                    guess = guess + (table[:, values[j]] if first else table[values[j]])
+            values[i] = int(guess.argmin())
+            if ahead:
+                share = cost / max(len(ahead), behind)
+                for first, table in ahead:
+                    table += share[:, None] if first else share
+                cost = cost - share * len(ahead)
+            self.costs[i] = cost
+        self.bound = max(self.bound, self._minima())
+        self._try(values)
+
+    def _minima(self) -> float:
+        return self.base + sum([float(c.min()) for c in (*self.costs, *self.pairs.values())])
+
+    def _drop(self) -> None:
+        """Drops values without which the best answer so far can only be beaten."""
+        room = self.least - self._minima()
+        room += 1e-9 * abs(self.least)
+        keeps: dict[int, Table] = {}
+        for i, cost in enumerate(self.costs):
+            more = cost - cost.min()
+            for j in self.near[i]:
+                table = self.pairs[(i, j) if i < j else (j, i)]
+                much = table.min(1 if i < j else 0)
+                more = more + (much - much.min())
+            alive = more <= room
+            if not alive.all():
+                keeps[i] = np.flatnonzero(alive)
+        for i, rows in keeps.items():
+            if len(rows):
+                self.costs[i], self.kept[i] = self.costs[i][rows], self.kept[i][rows]
+        for (i, j), table in self.pairs.items():
+            if i in keeps and len(keeps[i]):
+                table = table[keeps[i]]
+            if j in keeps and len(keeps[j]):
+                table = table[:, keeps[j]]
+            self.pairs[i, j] = np.ascontiguousarray(table)
+
+    def _width(self) -> float:
+        """The largest table that their elimination makes."""
+        sizes = [len(c) for c in self.costs]
+        near = [{j for j in js if sizes[j] > 1} for js in self.near]
+        weights = [math.log(n) for n in sizes]
+        queue = [(_weight(weights, i, near[i]), i) for i in range(len(sizes)) if sizes[i] > 1]
+        heapq.heapify(queue)
+        widest, gone = 0.0, set[int]()
+        while queue:
+            weight, i = heapq.heappop(queue)
+            if i in gone:
+                continue
+            now = _weight(weights, i, near[i])
+            if now > weight + 1e-9:
+                heapq.heappush(queue, (now, i))
+                continue
+            gone.add(i)
+            widest = max(widest, now)
+            for j in near[i]:
+                near[j] |= near[i]
+                near[j] -= {i, j}
+                heapq.heappush(queue, (_weight(weights, j, near[j]), j))
+        return math.exp(min(widest, 100.0))
+
+
+def _eliminate(
+    costs: list[Table], pairs: dict[tuple[int, int], Table], limit: int
+) -> tuple[list[int], float | None]:
+    """The best values, and a bound if a table was cut, so that they may not be the best."""
+    sizes = [len(c) for c in costs]
+    factors: dict[int, tuple[tuple[int, ...], Table]] = {}
+    at: list[set[int]] = [set() for _ in costs]  # the factors of each variable
+    near: list[set[int]] = [set() for _ in costs]
+    for number, (ij, table) in enumerate(pairs.items()):
+        factors[number] = ij, table
+        for a, b in (ij, ij[::-1]):
+            at[a].add(number)
+            near[a].add(b)
+    number = len(factors)
+    base, cut = 0.0, False
+    weights = [math.log(n) for n in sizes]
+    queue = [(_weight(weights, i, near[i]), i) for i in range(len(costs))]
+    heapq.heapify(queue)
+    gone = [False] * len(costs)
+    order: list[tuple[int, list[tuple[tuple[int, ...], Table]]]] = []
+    while queue:
+        weight, i = heapq.heappop(queue)
+        if gone[i]:
+            continue
+        now = _weight(weights, i, near[i])
+        if now > weight + 1e-9:
+            heapq.heappush(queue, (now, i))
+            continue
+        gone[i] = True
+        mine = [factors.pop(k) for k in sorted(at[i])]
+        for scope, _ in mine:
+            for j in scope:
+                if j != i:
+                    near[j].discard(i)
+        old = set(at[i])
+        at[i] = set()
+        order.append((i, [((i,), costs[i]), *mine]))
+        buckets = _buckets(i, mine, sizes, limit)
+        cut = cut or len(buckets) > 1
+        touched = set[int]()
+        for k, bucket in enumerate(buckets):
+            own = costs[i] if k == 0 else None
+            scope = tuple(sorted({j for s, _ in bucket for j in s} - {i}))
+            table = _eliminated(i, own, bucket, scope, sizes)
+            if not scope:
+                base += float(table)
+                continue
+            if len(scope) == 1:
+                costs[scope[0]] = costs[scope[0]] + table
+                touched.update(scope)
+                continue
+            factors[number] = scope, table
+            for j in scope:
+                at[j].add(number)
+                near[j].update(scope)
+                near[j].discard(j)
+                touched.add(j)
+            number += 1
+        for scope, _ in mine:
+            for j in scope:
+                if j != i:
+                    at[j] -= old
+                    touched.add(j)
+        for j in touched:
+            # neighbours that only an eliminated factor named are none any more
+            near[j] = {m for k in at[j] for m in factors[k][0]} - {j}
+            heapq.heappush(queue, (_weight(weights, j, near[j]), j))
+    values = [0] * len(costs)
+    for i, bucket in reversed(order):
+        total: Any = 0.0
+        for scope, table in bucket:
+            total = total + table[tuple([slice(None) if j == i else values[j] for j in scope])]
+        values[i] = int(np.argmin(total))
+    return values, base if cut else None
+
+
+def _weight(weights: Sequence[float], i: int, near: Iterable[int]) -> float:
+    return weights[i] + sum([weights[j] for j in near])
+
+
+def _buckets(
+    i: int, factors: list[tuple[tuple[int, ...], Table]], sizes: Sequence[int], limit: int
+) -> list[list[tuple[tuple[int, ...], Table]]]:
+    """The factors of a variable in groups of which each makes a table within the limit."""
+    made: list[tuple[set[int], list[tuple[tuple[int, ...], Table]]]] = []
+    for scope, table in sorted(factors, key=lambda f: -f[1].size):
+        for names, bucket in made:
+            if math.prod([sizes[j] for j in names | set(scope)]) <= limit:
+                names.update(scope)
+                bucket.append((scope, table))
+                break
+        else:
+            made.append(({i, *scope}, [(scope, table)]))
+    return [bucket for _, bucket in made] or [[]]
+
+
+def _eliminated(
+    i: int,
+    own: Table | None,
+    bucket: list[tuple[tuple[int, ...], Table]],
+    scope: tuple[int, ...],
+    sizes: Sequence[int],
+) -> Table:
+    """What the best value of a variable costs, for each choice of the others of its factors."""
+    if len(bucket) == 1 and own is not None:
+        ((names, table),) = bucket
+        if len(names) == 2:
+            return (table + own[:, None]).min(0) if names[0] == i else (table + own).min(1)
+    every = (i, *scope)
+    total = np.zeros([sizes[j] for j in every])
+    if own is not None:
+        total += own.reshape([-1] + [1] * len(scope))
+    for names, table in bucket:
+        axes = [names.index(j) for j in every if j in names]
+        shape = [sizes[j] if j in names else 1 for j in every]
+        total += table.transpose(axes).reshape(shape)
+    return np.asarray(total.min(0))
+
+
+def _improved(
+    costs: Sequence[Table], pairs: dict[tuple[int, int], Table], values: list[int]
+) -> list[int]:
+    """Changes one variable at a time while that makes it cheaper."""
+    around: list[list[tuple[int, Table]]] = [[] for _ in costs]
+    for (i, j), table in pairs.items():
+        around[i].append((j, table))
+        around[j].append((i, table.T))
+    values, queue = list(values), list(range(len(costs)))
+    waits = set(queue)
+    for _ in range(50 * len(costs)):
+        if not queue:
+            break
+        i = queue.pop()
+        waits.discard(i)
+        total = costs[i].astype(float)
+        for j, table in around[i]:
+            total = total + table[:, values[j]]
+        best = int(np.argmin(total))
+        if total[best] < total[values[i]] - 1e-15:
+            values[i] = best
+            for j, _ in around[i]:
+                if j not in waits:
+                    waits.add(j)
+                    queue.append(j)
+    return values

@@ -1,0 +1,190 @@
+"""The ways to run a node on a mesh: which index goes to which mesh axis, what that needs and gives.
+
+    matmul(a, b): m k, k n -> m n, on a mesh of one axis
+
+    index    needs                      gives
+    none     a whole, b whole           whole
+    m        a split 0, b whole         split 0
+    n        a whole, b split 1         split 1
+    k        a split 1, b split 0       partial sum
+
+All follows from the operation's indices; no kind of parallelism is known by name."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from ostinato.ops.core.graph import Node
+from ostinato.ops.core.index import Indices, Reach
+from ostinato.ops.core.layout import (
+    Layout,
+    Mesh,
+    Partial,
+    Placement,
+    Window,
+    every_bounds,
+)
+from ostinato.ops.core.monoid import MONOIDS
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import Spec, is_inexact
+from ostinato.planner.plan import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to run a node: the layouts that its operands need and its results come in."""
+
+    labels: tuple[str | None, ...]  # per mesh axis
+    needs: tuple[Layout, ...]
+    gives: tuple[Layout, ...]
+
+
+def ways(node: Node, operands: Sequence[Spec], target: Target) -> Iterator[Way]:
+    """The ways to give a node's indices to mesh axes; the first gives none away."""
+    indices = OPS[node.op].indices(tuple(operands), node.specs, node.kw)
+    extents = extents_of(indices, operands, node.specs)
+    blocks = target.numerics == "any-workers"
+    labels = [c for c in extents if may_split(indices, c, node, blocks)]
+    for chosen in itertools.product(*([None, *labels] if n > 1 else [None] for n in target.mesh)):
+        way = way_of(indices, extents, operands, node, chosen, target.mesh, blocks)
+        if way is not None:
+            yield way
+
+
+def way_to(node: Node, operands: Sequence[Spec], end: Layout, target: Target) -> Way | None:
+    """The way to run a node whose result comes in a layout; None if there is none."""
+    if node.op in ("relayout", "resplit", "mark") or end.mesh != target.mesh or end.partial_axes:
+        return None
+    indices = OPS[node.op].indices(tuple(operands), node.specs, node.kw)
+    blocks = target.numerics == "any-workers"
+    chosen = tuple(indices.outs[0][s] if isinstance(s, int) else None for s in end.splits)
+    if any((c is None) != (s is None) for c, s in zip(chosen, end.splits, strict=True)):
+        return None
+    if any(c is not None and not may_split(indices, c, node, blocks) for c in chosen):
+        return None
+    extents = extents_of(indices, operands, node.specs)
+    way = way_of(indices, extents, operands, node, chosen, target.mesh, blocks)
+    return way if way is not None and way.gives == (end,) else None
+
+
+def extents_of(indices: Indices, ins: Sequence[Spec], outs: Sequence[Spec]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for dims, spec in zip((*indices.outs, *indices.ins), (*outs, *ins), strict=True):
+        for dim, n in zip(dims, spec.shape, strict=True):
+            if isinstance(dim, str):
+                found.setdefault(dim, n)
+    return found
+
+
+def may_split(indices: Indices, label: str, node: Node, blocks: bool) -> bool:
+    """A label that stands once in each array that has it, and is parallel or has a monoid."""
+    for dims in indices.ins:
+        if sum(d == label or (isinstance(d, Reach) and d.label == label) for d in dims) > 1:
+            return False
+    if any(dims.count(label) > 1 for dims in indices.outs):
+        return False
+    if any(label in dims for dims in indices.outs):
+        return True
+    name = indices.monoid(label)
+    if name is None:
+        return False
+    return MONOIDS[name].exact or not blocks or not any(is_inexact(s.dtype) for s in node.specs)
+
+
+def way_of(
+    indices: Indices,
+    extents: dict[str, int],
+    operands: Sequence[Spec],
+    node: Node,
+    chosen: tuple[str | None, ...],
+    mesh: Mesh,
+    blocks: bool,
+) -> Way | None:
+    needs = []
+    for dims in indices.ins:
+        splits: list[Placement] = []
+        windows: dict[int, Window] = {}
+        for label in chosen:
+            place = None
+            for d, dim in enumerate(dims):
+                if label is not None and dim == label:
+                    place = d
+                elif label is not None and isinstance(dim, Reach) and dim.label == label:
+                    place = d
+                    windows[d] = Window(extents[label], dim.offset, dim.stride, dim.reach)
+            splits.append(place)
+        needs.append((splits, windows))
+    made = []
+    for k, spec in enumerate(operands):
+        splits, windows = needs[k]
+        kept = tuple(sorted((d, w) for d, w in windows.items() if not w.covers(spec.shape[d])))
+        made.append(Layout(mesh, tuple(splits), kept, blocks))
+    gives = []
+    for dims in indices.outs:
+        placed: list[Placement] = []
+        for label in chosen:
+            if label is None:
+                placed.append(None)
+            elif label in dims:
+                placed.append(dims.index(label))
+            elif any(label in o for o in indices.outs):
+                placed.append(None)
+            else:
+                placed.append(Partial(str(indices.monoid(label))))
+        gives.append(Layout(mesh, tuple(placed), (), blocks))
+    for label in indices.chunked.intersection(c for c in chosen if c is not None):
+        if not _chunks_agree(indices, label, chosen, operands, node.specs, mesh, blocks):
+            return None
+    for label, bounds in indices.parts:
+        if label in chosen and not _parts_agree(
+            indices, label, bounds, made, gives, operands, node
+        ):
+            return None
+    return Way(chosen, tuple(made), tuple(gives))
+
+
+def _parts_agree(
+    indices: Indices,
+    label: str,
+    bounds: Sequence[int],
+    needs: Sequence[Layout],
+    gives: Sequence[Layout],
+    operands: Sequence[Spec],
+    node: Node,
+) -> bool:
+    """Whether each worker gets whole parts, and the rows of just these parts."""
+    held = [
+        (spec.shape[d], every_bounds(layout, spec.shape[d], d))
+        for dims, layout, spec in zip(
+            (*indices.ins, *indices.outs), (*needs, *gives), (*operands, *node.specs), strict=True
+        )
+        for d, dim in enumerate(dims)
+        if dim == label
+    ]
+    starts = np.array(bounds)
+    rows = [(starts[lo], starts[hi]) if n == len(bounds) - 1 else (lo, hi) for n, (lo, hi) in held]
+    return bool(rows) and all(np.array_equal(rows[0], r) for r in rows)
+
+
+def _chunks_agree(
+    indices: Indices,
+    label: str,
+    chosen: tuple[str | None, ...],
+    operands: Sequence[Spec],
+    outs: Sequence[Spec],
+    mesh: Mesh,
+    blocks: bool,
+) -> bool:
+    """Whether a cut of a folded group falls on the same elements before and after the reshape."""
+    x, y = operands[0].shape, outs[0].shape
+    n, m = x[indices.ins[0].index(label)], y[indices.outs[0].index(label)]
+    layout = Layout(mesh, tuple(0 if c == label else None for c in chosen), (), blocks)
+    # compare as fractions of the group: n parts and m parts of the same elements
+    (first,), (other,) = layout.local_shape((n,), 0), layout.local_shape((m,), 0)
+    if first * m != other * n:
+        return False
+    pairs = zip(every_bounds(layout, n, 0), every_bounds(layout, m, 0), strict=True)
+    return max(n, m) > 0 and all(bool((a * m == b * n).all()) for a, b in pairs)

@@ -1,0 +1,112 @@
+"""The search for layouts: the solver against every choice, what it finds, and that it is cheap."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from ostinato.planner.layouts.search import Answer, Problem, solve
+from ostinato.planner.passes import layouts
+
+import ostinato as ost
+from tests.planner.test_any_layout import splits_for
+from tests.programs import make_program
+from tests.sessions import use
+
+
+# -- the solver ------------------------------------------------------------------------------------
+def random_problem(r: np.random.Generator, variables: int, values: int, share: float) -> Problem:
+    """Every other one has costs of which many are equal."""
+    equal = r.random() < 0.5
+
+    def costs(*shape: int) -> Any:
+        return r.integers(0, 4, shape).astype(float) if equal else r.random(shape)
+
+    made = Problem()
+    sizes = r.integers(1, values + 1, variables)
+    for n in sizes:
+        made.variable(costs(n))
+    for i, j in itertools.permutations(range(variables), 2):
+        if r.random() < share:
+            made.pair(i, j, costs(sizes[i], sizes[j]))
+    return made
+
+
+def test_the_best_of_all_choices() -> None:
+    r = np.random.default_rng(1)
+    for _ in range(600):
+        problem = random_problem(r, int(r.integers(1, 8)), 4, 0.5)
+        sizes = [len(c) for c in problem.costs]
+        best = min(problem.cost(v) for v in itertools.product(*map(range, sizes)))
+        answer = solve(problem)
+        assert answer.cost == pytest.approx(best, abs=1e-9)
+        assert answer.gap < 1e-9
+        assert problem.cost(answer.values) == answer.cost
+
+
+def test_where_tables_must_be_cut_the_answer_comes_with_a_bound() -> None:
+    r = np.random.default_rng(2)
+    gaps = []
+    for _ in range(40):
+        problem = random_problem(r, 14, 3, 0.6)
+        exact, near = solve(problem), solve(problem, limit=30)
+        assert near.bound <= exact.cost + 1e-9
+        assert near.cost >= exact.cost - 1e-9
+        gaps.append(near.cost / exact.cost - 1)
+    assert np.mean(gaps) < 0.01, "it is near"
+
+
+def test_a_ladder_of_any_length_is_exact() -> None:
+    r = np.random.default_rng(3)
+    problem, n = Problem(), 400
+    for _ in range(n):
+        problem.variable(r.random(6))
+    for i in range(n - 1):
+        problem.pair(i, i + 1, r.random((6, 6)))
+    for i in range(n // 2 - 1):
+        problem.pair(i, n - 1 - i, r.random((6, 6)))
+    answer = solve(problem)
+    assert answer.gap < 1e-9
+    assert problem.cost(answer.values) == answer.cost
+
+
+# -- layouts ---------------------------------------------------------------------------------------
+def cheapest(problem: Problem) -> float:
+    """By a table of all choices."""
+    sizes = [len(c) for c in problem.costs]
+    total = np.zeros(sizes)
+    for i, cost in enumerate(problem.costs):
+        total += cost.reshape([-1 if k == i else 1 for k in range(len(sizes))])
+    for (i, j), tables in problem.pairs.items():
+        shape = [n if k in (i, j) else 1 for k, n in enumerate(sizes)]
+        for table in tables:
+            total += table.reshape(shape)
+    return float(total.min())
+
+
+def test_random_programs_get_the_best_of_all_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+
+    def both(problem: Problem) -> Answer:
+        answer = solve(problem)
+        sizes = [len(c) for c in problem.costs]
+        if 1 < len(sizes) < 30 and math.prod(sizes) <= 1 << 16:
+            assert answer.cost == pytest.approx(cheapest(problem), rel=1e-9)
+            compared.append(math.prod(sizes))
+        return answer
+
+    monkeypatch.setattr(layouts, "solve", both)
+    r = random.Random(5)
+    for _ in range(400):
+        program, mesh = make_program(r, length=r.randint(2, 6)), r.choice([(2,), (3,), (2, 2)])
+        with use(mesh):
+            inputs = [ost.asarray(x, split=splits_for(r, x.ndim, mesh)) for x in program.inputs]
+            ost.compile(program.by_ostinato).plan_for(*inputs)
+        if len(compared) >= 200:
+            break
+    assert len(compared) >= 200
+    assert max(compared) > 1000
