@@ -30,7 +30,7 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import DType, Shape, Spec, float64, int64
+from ostinato.ops.core.spec import DType, Shape, Spec, float32, float64, int64
 from ostinato.ops.expressions import Expression, where
 
 from .machine import Machine
@@ -72,9 +72,13 @@ class Site:
         return self.times * by * sum(math.prod(shape) for shape in self.operands)
 
     def seconds(self, machine: Machine, dtype: DType) -> float:
-        """What it takes, all times together, where its operands are of a dtype."""
+        """What it takes, all times together, where its operands are of a dtype. If the machine says
+        nothing of it, its rate follows from that of float32 by the bytes of a number."""
         moved = dtype.itemsize * sum(math.prod(shape) for shape in self.operands)
-        return self.times * machine.kernel_seconds(self.flops, moved, True, dtype.name)
+        listed = any(r.dtype == dtype.name for r in machine.products)
+        flops = self.flops if listed else self.flops * dtype.itemsize / float32.itemsize
+        name = dtype.name if listed else float32.name
+        return self.times * machine.kernel_seconds(flops, moved, True, name)
 
     def gains_on(self, machine: Machine, letter: str) -> bool:
         """Whether it is predicted to be faster so; of machines that do not list the dtypes it is taken

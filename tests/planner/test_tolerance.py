@@ -171,6 +171,9 @@ def test_formats_that_gain() -> None:
         site(dtype=float64).gains_on(machine, x) for x in "bhs"
     )  # it says nothing of float64
     assert small.gains_on(NOMINAL, "b")
+    flops = large.flops / NOMINAL.products[0].most
+    took = [large.seconds(NOMINAL, d) for d in (float64, float32, np.dtype(np.float16))]
+    np.testing.assert_allclose(took, [2 * flops, flops, flops / 2], rtol=1e-3)
     assert (small.letters, site(dtype=float64).letters) == ("bh-", "bhs-")
 
 
