@@ -100,6 +100,8 @@ def _count(found: Work, node: Node, ins: tuple[Spec, ...], part: Part) -> float:
         found.dense += flops
     elif op.dense:
         found.factors += flops
+    elif op.pieces is not None:  # each element comes from somewhere, and goes to one place
+        moved = 2.0 * sum(s.nbytes for s in outs)
     elif op.scalar or op.draws:
         simple, functions = op.work
         size = max((s.size for s in outs), default=0)
@@ -142,17 +144,23 @@ class Reuse:
         """What it takes a node to read and write; `moved` of the bytes of its operands and results."""
         graph, before = self.program.graph, self.now
         ins, outs = graph.nodes[k].inputs, graph.outs(k)
-        spent = total = 0.0
-        for v in dict.fromkeys((*ins, *outs)):
-            size, root = self._bytes(v), self.roots[v]
+        sizes: dict[tuple[int, bool], float] = {}
+        for v, is_made in [*((v, False) for v in dict.fromkeys(ins)), *((v, True) for v in outs)]:
+            at = self.roots[v], is_made
+            sizes[at] = sizes.get(at, 0.0) + self._bytes(v)
+        total = sum(sizes.values())
+        spent = touched = 0.0
+        for (root, _), size in sizes.items():
+            size = min(size, self._bytes(root))  # looks at one array that overlap are one
             since = before - self.last[root] if root in self.last else self.turn
             if self.program.slots[root].kind == "arena" and root not in self.last:
                 since = min(since, self.program.arena_bytes)
             among = min(max(since, size), self.footprint)
             spent += machine.moving_seconds(size, among)
-            total += size
+            touched += size
+        for root, _ in sizes:
             self.last[root] = before
-        self.now = before + total
+        self.now = before + touched
         return spent * moved / total if total else 0.0
 
 

@@ -254,6 +254,25 @@ def test_what_was_just_made_comes_from_cache() -> None:
         assert reuse.seconds(0, machine, size) == pytest.approx(size / rate)
 
 
+def test_looks_at_one_array_that_overlap_are_read_once() -> None:
+    def stencil(u: Any) -> Any:
+        return u[2:] + u[1:-1] + u[:-2]
+
+    program = alone(stencil, ost.spec((1 << 16, 16))).program
+    k = len(program.graph.nodes) - 1
+    reuse = Reuse(program, local((1,), 0))
+    size = 4 * 16 * (1 << 16)
+    work = work_of(program.graph, program.graph.nodes[k])
+    flat = dataclasses.replace(NOMINAL, stream=((1.0, 1e9),))
+    assert work.moved == pytest.approx(4 * size, rel=1e-3)
+    assert reuse.seconds(k, flat, work.moved) == pytest.approx(2 * size / 1e9, rel=1e-3)
+
+
+def test_what_is_put_together_is_moved_once() -> None:
+    graph = alone(lambda u, v: u.at[5:9].set(v), SQUARE, ost.spec((4, 256))).program.graph
+    assert work_of(graph, graph.nodes[-1]).moved == 2 * 4 * 256 * 256
+
+
 def test_wide_numbers_take_longer_than_narrow_ones() -> None:
     times = [
         ost.plan(lambda x: x @ x, ost.spec((4096, 4096), dtype), machine="dgx-v100").simulate()
