@@ -13,6 +13,7 @@ from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
 from .core.array import (
     DEFAULTS,
+    FREE,
     Array,
     Host,
     Operandish,
@@ -135,6 +136,9 @@ def _shape(shape: Any) -> Shape:
 
 def placed(x: Array, split: Split) -> Array:
     """In the layout that was asked for, if one was."""
+    if split == FREE:
+        traced = x._term is not None and x._term.is_open
+        return x if traced else from_operand(Host(copied(np.asarray(x)), FREE), x.weak)
     return x if split == ANYWHERE else resplit(x, split)
 
 
@@ -365,7 +369,8 @@ def asarray(
     """An Array of numbers, nested lists, a NumPy array, or anything with `__array__` or DLPack.
 
     Foreign memory is copied, so that later changes to it have no effect; `copy=False` borrows it
-    instead."""
+    instead. split: the axis that is cut over the workers, or one for each axis of the mesh; None: each
+    worker has all of it; "auto": as the first compiled function that takes it works fastest."""
     check_device("asarray", device)
     kind = as_dtype(dtype) if dtype is not None else None
     if isinstance(values, Array):
@@ -428,7 +433,9 @@ def asarray(
         host = owned(np.require(host, host.dtype.newbyteorder("="), ["C", "A"]))
     else:
         host = copied(host)
-    return from_operand(Host(host, None if split == ANYWHERE else split_of(split, host.ndim)))
+    if split != FREE:
+        split = None if split == ANYWHERE else split_of(split, host.ndim)
+    return from_operand(Host(host, split))
 
 
 def _has_memory(values: Any) -> bool:

@@ -189,10 +189,10 @@ def resplit(x: Operandish, /, split: Split = None, *, mesh: tuple[int, ...] | No
     return apply("resplit", x, split=split_of(split, x.ndim), mesh=mesh)
 
 
-def split_of(split: Any, ndim: int) -> Split:
+def split_of(split: Any, ndim: int) -> int | tuple[int | None, ...] | None:
     """A user's `split=` with axes counted from the first."""
     given = split if isinstance(split, (tuple, list)) else (split,)
-    found = []
+    found = list[int | None]()
     for s in given:
         whole = isinstance(s, (int, np.integer)) and not isinstance(s, bool)
         if s is not None and not (whole and -ndim <= s < ndim):

@@ -29,7 +29,7 @@ from ostinato.errors import (
     TracedValueError,
 )
 from ostinato.ops.core import array
-from ostinato.ops.core.array import Array, Operand, from_operand
+from ostinato.ops.core.array import FREE, Array, Host, Operand, from_operand
 from ostinato.ops.core.exact import exact
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import copied
@@ -39,7 +39,7 @@ from ostinato.ops.core.tree import (
 )
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.seeds import seeds
-from ostinato.planner.pipeline import check_limit
+from ostinato.planner.pipeline import check_limit, place_operands
 from ostinato.planner.plan import Key, Plan, Target
 from ostinato.planner.policy import AS_WRITTEN, Precision, check_precision
 from ostinato.runtime.engine import Launcher
@@ -289,6 +289,8 @@ class CompiledFunction(Generic[P, R]):
         pending = [x for x in leaves if isinstance(x, Array) and x._operand is None]
         if pending:
             _Reader().settle(pending)
+        if session.workers > 1 and any(map(_is_free, leaves)):
+            self._place(Call(self, session, structure, list(leaves), fixed))
         given = [session.hold_array(x) if isinstance(x, Array) else x for x in leaves]
         call = Call(self, session, structure, given, fixed)
         key = call.key
@@ -310,6 +312,21 @@ class CompiledFunction(Generic[P, R]):
                 self._check(entry, call)
         self._remember(entry, call, args, kwargs, leaves)
         return entry, leaves, given
+
+    def _place(self, call: Call) -> None:
+        """Decide where arrays with split="auto" are to lie, before they are brought anywhere."""
+        session, arrays = call.session, dict(enumerate(call.leaves))
+        free = {k: x for k, x in arrays.items() if _is_free(x)}
+        for k, x in arrays.items():
+            if isinstance(x, Array):
+                call.leaves[k] = Operand(x.spec.bare) if k in free else session.hold_array(x)
+        found, _ = traced(self, call)
+        places = [n for n, k in enumerate(found.inputs) if k in free]
+        layouts = place_operands(found.graph, self._target(session.target), places)
+        for n, layout in zip(places, layouts, strict=True):
+            host = free[found.inputs[n]]._operand
+            if isinstance(host, Host):
+                host.split = tuple([s if isinstance(s, int) else None for s in layout.splits])
 
     # -- what is kept ----------------------------------------------------------------------
     def _keep(self, entry: Entry, key: Any, leaves: Sequence[Any], session: Session) -> None:
@@ -727,6 +744,11 @@ def _gone(entry: weakref.ref[Entry], _: object) -> None:
 
 def _ended(operands: Sequence[Operand]) -> list[Operand]:
     raise AssertionError("what was dropped is not run")
+
+
+def _is_free(x: Any) -> bool:
+    """Whether it is an Array that may lie anywhere, and lies nowhere yet."""
+    return isinstance(x, Array) and isinstance(x._operand, Host) and x._operand.split == FREE
 
 
 def _held(x: Any, session: Session) -> Any:

@@ -53,7 +53,7 @@ def from_dask(x: Any, /, *, split: Split = None) -> Array:
     if engine is None:
         return asarray(x.compute(scheduler="threads"), split=split)
     blocks = session.target.numerics == "any-workers"
-    layout = resolve(split, session.target.mesh, x.ndim, blocks)
+    layout = resolve(split, session.target.mesh, x.shape, blocks)
     return from_operand(engine.adopt(x, layout))
 
 

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from ostinato.errors import ArgumentError
-from ostinato.ops.core.array import Array, Operand, Split, Term, Wish
+from ostinato.ops.core.array import FREE, Array, Operand, Split, Term, Wish
+from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Mesh
 from ostinato.ops.core.spec import DTYPES, Spec
 from ostinato.ops.core.tree import flatten
@@ -27,7 +28,7 @@ from ostinato.ops.core.user_line import misfit
 from ostinato.ops.shape import split_of
 from ostinato.planner.machine import Machine, resolve
 from ostinato.planner.passes import layouts
-from ostinato.planner.pipeline import make_plan
+from ostinato.planner.pipeline import make_plan, place_operands
 from ostinato.planner.plan import Key, Plan, Target
 from ostinato.planner.policy import AS_WRITTEN, Precision, check_precision
 from ostinato.runtime.engine import LocalEngine
@@ -87,7 +88,7 @@ class _Paper(Session):
 
     def like(self, shape: tuple[int, ...], dtype: np.dtype[Any], split: Split) -> Operand:
         blocks = self.target.numerics == "any-workers"
-        found = layouts.resolve(split, self.target.mesh, len(shape), blocks)
+        found = layouts.resolve(split, self.target.mesh, shape, blocks)
         return Operand(Spec(shape, dtype, found))
 
 
@@ -176,13 +177,23 @@ def _planned(
     found, _ = traced(function, call)
     names = [call.names[k] for k in found.inputs]
     places = tuple([found.inputs.index(k) for k in call.donated if k in found.inputs])
-    made = make_plan(Key(found.graph, wanted, places), tuple(names), function.name)
+    graph, free = found.graph, list[int]()
+    for n, k in enumerate(found.inputs):
+        if isinstance(x := leaves[k], ArraySpec) and x.split == FREE:
+            free.append(n)
+    if free:
+        ends = dict(zip(free, place_operands(graph, wanted, free), strict=True))
+        inputs = [s.at(ends.get(n, s.layout)) for n, s in enumerate(graph.inputs)]
+        graph = Graph(tuple(inputs), graph.nodes, graph.outputs)
+    made = make_plan(Key(graph, wanted, places), tuple(names), function.name)
     return replace(made, again=partial(_planned, function, args, kwargs, target))
 
 
 def _grown(x: ArraySpec, more: Sequence[float]) -> tuple[int, ...]:
     """Its extents, where those along which it is split are so much larger, axis of the mesh by axis."""
     split = x.split.on(len(more)) if isinstance(x.split, Wish) else x.split
+    if split == FREE:
+        split = max(range(len(x.shape)), key=lambda d: x.shape[d]) if x.shape else None
     found = split_of(split, len(x.shape))
     splits = found if isinstance(found, tuple) else (found,) * len(more)
     extents = [float(n) for n in x.shape]

@@ -118,17 +118,17 @@ class Session:
         if split is None:
             return self.engine.put(value, self._whole)
         blocks = self.target.numerics == "any-workers"
-        return self.engine.put(value, resolve(split, self.target.mesh, value.ndim, blocks))
+        return self.engine.put(value, resolve(split, self.target.mesh, value.shape, blocks))
 
     @cached_property
     def _whole(self) -> Layout:
         """Of what everybody has all of."""
-        return resolve(None, self.target.mesh, 0, self.target.numerics == "any-workers")
+        return resolve(None, self.target.mesh, (), self.target.numerics == "any-workers")
 
     def attach(self, source: Any, split: Split = None, resident: bool = False) -> Operand:
         """An operand that stays in its file, or is read from it now."""
         blocks = self.target.numerics == "any-workers"
-        layout = resolve(split, self.target.mesh, len(source.shape), blocks)
+        layout = resolve(split, self.target.mesh, source.shape, blocks)
         return (self.engine.read if resident else self.engine.attach)(source, layout)
 
     def hold(self, operand: Operand) -> Operand:

@@ -7,11 +7,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.encode import digest
 from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.spec import Spec
 
 from ostinato import settings
@@ -23,7 +25,7 @@ from .passes.blocking import READ_BYTES, split_time
 from .passes.cache_blocking import stay_in_cache
 from .passes.communicate import communicate
 from .passes.distances import multiply_differences
-from .passes.layouts import choose_layouts
+from .passes.layouts import choose_layouts, place
 from .passes.memory import assign_memory
 from .passes.narrow_messages import send_narrow
 from .passes.numerics import fix_order
@@ -79,6 +81,29 @@ def make_plan(key: Key, names: tuple[str, ...] = (), called: str = "") -> Plan:
     plan = Plan(key, graph, program, results, names, seconds, called=called)
     check_limit(plan)
     return plan
+
+
+HOLDING = 1e-15  # seconds for a byte of a worker's memory, where that is not short
+
+
+def place_operands(graph: Graph, target: Target, free: Sequence[int]) -> list[Layout]:
+    """Where operands are to lie that may lie anywhere: where the graph runs fastest and, as far as that
+    can be had, fits into memory."""
+    room = min(target.memory_limit or inf, target.machine.memory)
+    found: list[tuple[int, Graph]] = []
+    for k in range(12):
+        made = place(graph, target, free, HOLDING * 16**k)
+        if found and made.inputs == found[-1][1].inputs:
+            continue
+        if room == inf:
+            found.append((0, made))
+            break
+        peak = make_plan(Key(made, replace(target, memory_limit=None))).peak_bytes
+        found.append((peak, made))
+        if peak <= room:
+            break
+    inputs = min(found, key=lambda f: f[0])[1].inputs
+    return [s.layout for k in free if (s := inputs[k]).layout is not None]
 
 
 def program_of(graph: Graph, key: Key, results: Results) -> Program:

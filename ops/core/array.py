@@ -49,7 +49,8 @@ from .spec import (
 from .user_line import misfit, user_line
 
 Scalar = bool | int | float | complex
-Split = int | tuple[int | None, ...] | None
+Split = int | str | tuple[int | None, ...] | None
+FREE = "auto"  # the split of a Host that lies where plans make best use of it
 
 
 class Operand:

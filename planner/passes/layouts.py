@@ -21,13 +21,13 @@ which nobody asked for parts, and so do sums that are no larger than what they w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 from ostinato.ops.collective import STORED
-from ostinato.ops.core.array import Split, Wish
+from ostinato.ops.core.array import FREE, Split, Wish
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Mesh, Shape
@@ -75,8 +75,25 @@ def lay_out(
     return builder.graph([v if w is None else emit.brought(builder, v, w) for v, w in pairs])
 
 
-def resolve(split: Split, mesh: Mesh, ndim: int, blocks: bool = False) -> Layout:
-    """The layout that a user's `split=` means on a mesh."""
+def place(graph: Graph, target: Target, free: Collection[int], dearer: float) -> Graph:
+    """The graph with operands, of those that may lie anywhere, where it runs fastest again and again,
+    if a byte of a worker's memory that an operand takes costs so many seconds."""
+    whole = Layout.whole(target.mesh)
+    inputs = [s if s.layout is not None else s.at(whole) for s in graph.inputs]
+    search = _Search(target, target.machine)
+    refs = [search.anywhere(s, dearer) if k in free else _fixed(s) for k, s in enumerate(inputs)]
+    search.ends(search.graph(graph, refs, 1, True), [None] * len(graph.outputs))
+    emit = _Emit(target, solve(search.problem).values)
+    made = [s.at(emit.layout(r)) for s, r in zip(inputs, refs, strict=True)]
+    return Graph(tuple(made), graph.nodes, graph.outputs)
+
+
+def resolve(split: Split, mesh: Mesh, shape: Shape, blocks: bool = False) -> Layout:
+    """The layout that a user's `split=` means on a mesh. What may lie anywhere, and is used before
+    anything was planned for it, is cut along its longest axis."""
+    ndim = len(shape)
+    if split == FREE:
+        split = max(range(ndim), key=lambda d: shape[d]) if ndim else None
     found = split_of(split.on(len(mesh)) if isinstance(split, Wish) else split, ndim)
     given = found if isinstance(found, tuple) else (found,) * len(mesh)
     if len(given) != len(mesh):
@@ -126,7 +143,7 @@ def _resplit_layout(node: Node, target: Target) -> Layout:
             line=node.line,
         )
     blocks = target.numerics == "any-workers"
-    return resolve(kw["split"], mesh, node.specs[0].ndim, blocks)
+    return resolve(kw["split"], mesh, node.specs[0].shape, blocks)
 
 
 # -- the search ----------------------------------------------------------------------------------
@@ -175,7 +192,7 @@ class _Search:
         read = _readers(graph)
         if outermost:
             for v, ref in enumerate(inputs):
-                if read[v] > 1 and ref.layouts[0].mesh == self.target.mesh:
+                if read[v] > 1 and ref.variable < 0 and ref.layouts[0].mesh == self.target.mesh:
                     laid.refs[v] = self.gathered(graph.specs[v], ref, weight)
         for k, node in enumerate(graph.nodes):
             laid.refs.extend(self.node(laid, k, node, read, weight))
@@ -187,6 +204,12 @@ class _Search:
             return ref
         layouts = (given, Layout(given.mesh, (None,) * len(given.mesh), (), given.blocks))
         return self.placed(spec, ref, layouts, weight)
+
+    def anywhere(self, spec: Spec, dearer: float) -> _Ref:
+        """An operand that lies where it is best, at so many seconds per byte."""
+        kinds = candidates(spec, self.target.mesh, self.blocks)
+        costs = [CUT * cuts(w) + dearer * local_bytes(spec.at(w)) for w in kinds]
+        return _Ref(self.problem.variable(np.array(costs)), tuple(kinds))
 
     def placed(self, spec: Spec, ref: _Ref, layouts: Sequence[Layout], weight: int) -> _Ref:
         """A value that is brought to one of these layouts."""
@@ -266,7 +289,8 @@ class _Search:
             twin = next((i for i, s in free.items() if s.bare == spec.bare), None)
             if twin is not None:
                 del free[twin]
-                self.needs(ref, spec, laid.inputs[twin].layouts, -1, 1, LATER)
+                other = laid.inputs[twin]
+                self.needs(ref, spec, other.layouts, other.variable, 1, LATER)
             elif ref.variable >= 0:
                 self.comes(laid, v, spec, ref, asked[v])
 
