@@ -24,15 +24,12 @@ from ostinato.ops.core.spec import Spec
 
 from .layouts.ways import extents_of, way_of
 from .machine import NOMINAL
-from .passes.distances import multiply_differences
 from .passes.layouts import choose_layouts
 from .passes.memory import CONTROL
-from .passes.numerics import fix_order
-from .passes.precision import mix_precision
-from .passes.reads import read_files
 from .passes.simplify import simplify
 from .plan import Target
 from .policy import Chosen, policy_of
+from .preparing import prepared
 from .rewrite import Values, map_bodies, rebuild
 from .tolerance import sites
 
@@ -301,13 +298,11 @@ def same_program(source: Graph, lowered: Graph, target: Target) -> bool:
     """Whether a lowered graph computes its source: both without what only moves data are the same
     graph. Where an op may bring algorithms of its own, the layouts are chosen again to see which.
     """
-    wanted = simplify(source, target)
     policy = policy_of(target.precision)
     if isinstance(policy, Chosen):
-        need(len(policy.products) == len(list(sites(wanted))), "a letter for each product")
-    wanted = mix_precision(wanted, target)
-    wanted = multiply_differences(fix_order(wanted, target), target)
-    wanted = read_files(wanted, target)
+        count = len(list(sites(simplify(source, target))))
+        need(len(policy.products) == count, "a letter for each product")
+    wanted = prepared(source, target)
     found = digest(plain(lowered))  # which tells 0.0 from -0.0, and 1 from True
     return digest(plain(wanted)) == found or (
         _has_algorithms(wanted) and digest(plain(choose_layouts(wanted, target))) == found

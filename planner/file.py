@@ -35,7 +35,7 @@ from ostinato.ops.core.graph import Graph
 from ostinato.errors import PlanFileError
 
 from .check import check_graph, check_layouts, check_source, same_program, seconds_of
-from .machine import memory
+from .machine import Machine, memory
 from .pipeline import done_so, program_of
 from .plan import FORMAT, MATH, NUMERICS, Choice, Key, Plan, Target, Tuned, export
 from .policy import policy_of
@@ -180,6 +180,9 @@ def _one_line(error: Exception) -> str:
 
 def _decode(content: Any, known: Key | None, foreign: bool, limit: float | None) -> Plan:
     key = _key(content) if known is None else known
+    if known is not None and known.target.workers > 1:
+        (machine,) = fields(content, "machine")
+        need(_machine(machine) == known.target.machine, "layouts that another machine decided")
     identity, lowered, results, names = fields(content, "id", "program", "results", "names")
     need(identity == key.id, "an id that is not its content's")
     now = {} if known is None else _moved(content["source"], key.graph)
@@ -263,8 +266,8 @@ def _tuned(value: Any, now: Lines) -> Tuned | None:
 def _key(content: Any) -> Key:
     """What the plan was made of."""
     source, mesh, device, donated = fields(content, "source", "mesh", "device", "donated")
-    numerics, limit, math, precision = fields(
-        content, "numerics", "memory_limit", "math", "precision"
+    numerics, limit, math, precision, machine = fields(
+        content, "numerics", "memory_limit", "math", "precision", "machine"
     )
     try:
         find(device)
@@ -284,6 +287,7 @@ def _key(content: Any) -> Key:
         None if limit is None else integer(limit, 0),
         math,
         precision,
+        _machine(machine),
     )
     need(1 <= len(target.mesh) <= 4, f"a mesh with {len(target.mesh)} axes")
     need(1 <= target.workers <= 1 << 20, "a mesh of that many workers")
@@ -291,6 +295,14 @@ def _key(content: Any) -> Key:
     return Key(
         graph, target, tuple(listing(donated, lambda k: integer(k, 0, len(graph.inputs) - 1)))
     )
+
+
+def _machine(data: Any) -> Machine | None:
+    """By which layouts were chosen."""
+    try:
+        return None if data is None else Machine.of(data)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Malformed(f"a machine that is none: {error!r:.60}") from None
 
 
 def _prove(key: Key, program: Any, results: list[tuple[str, int]]) -> None:

@@ -24,28 +24,20 @@ from .machine import memory
 from .passes.blocking import READ_BYTES, split_time
 from .passes.cache_blocking import stay_in_cache
 from .passes.communicate import communicate
-from .passes.distances import multiply_differences
 from .passes.layouts import choose_layouts, place
 from .passes.memory import assign_memory
 from .passes.narrow_messages import send_narrow
-from .passes.numerics import fix_order
 from .passes.overlap import overlap
 from .passes.parts import make_parts
-from .passes.precision import mix_precision
-from .passes.reads import read_files
-from .passes.simplify import simplify
 from .plan import Key, Plan, Program, Target, local_bytes, peak_bytes
+from .preparing import PREPARING
 from .seeing.title import title
 from .tuning.sites import Tune, sites, with_ways
 
 Results = Sequence[tuple[str, int]]  # as a plan has them
 
 PASSES: tuple[Pass, ...] = (
-    simplify,
-    mix_precision,
-    fix_order,
-    multiply_differences,
-    read_files,
+    *PREPARING,
     choose_layouts,
     make_parts,
     send_narrow,

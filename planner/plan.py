@@ -215,6 +215,8 @@ class Plan:
             "memory_limit": self.target.memory_limit,
             "math": self.target.math,
             "precision": self.target.precision,
+            # what decided, where there was something to decide: a part of no id
+            "machine": self.target.machine.data if self.target.workers > 1 else None,
             "donated": list(self.key.donated),
             "tuned": _in_lists(self.tuned) if self.tuned is not None else None,
         }
@@ -290,6 +292,11 @@ class Plan:
     def explain(self) -> str:
         """What was decided, what it should cost, and what it did cost, with the lines that asked for it."""
         return cast(str, functions["explain"](self, self.measured))
+
+    def why(self, name: str) -> str:
+        """Why an operand or a result ("w", "result 0") lies as it does: what the next best layouts would
+        cost more, and at which line."""
+        return cast(str, functions["why"](self, name))
 
     def source(self, *, llvm: bool = False, assembly: bool = False) -> str:
         """The generated kernels with the user's own lines as comments; on demand as they are given

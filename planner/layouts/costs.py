@@ -8,7 +8,7 @@ All of it follows from the sizes of the mesh's axes, in microseconds, for any nu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from ostinato.ops.core.graph import Graph, Node
@@ -43,20 +43,23 @@ def kernel_seconds(
 
 def graph_seconds(machine: Machine, graph: Graph) -> float:
     """What a graph with layouts takes, one node after the other."""
-    total = 0.0
+    return sum([seconds for _, seconds in node_seconds(machine, graph)])
+
+
+def node_seconds(machine: Machine, graph: Graph, times: int = 1) -> Iterator[tuple[Node, float]]:
+    """What each node takes, those of bodies as often as they run; of a branch both sides count."""
     for node in graph.nodes:
         ins = [graph.specs[v] for v in node.inputs]
-        inner = [graph_seconds(machine, g) for _, g in node.subgraphs()]
+        inner = [g for _, g in node.subgraphs()]
+        for g in inner:
+            yield from node_seconds(machine, g, times * max(1, repeats(node)))
         if node.op == "relayout":
-            total += sum(
-                [spec_seconds(machine, s, out) for s, out in zip(ins, node.specs, strict=True)]
-            )
-        elif inner:
-            total += max(inner) * repeats(node)
-        else:
+            pairs = zip(ins, node.specs, strict=True)
+            yield node, times * sum([spec_seconds(machine, s, out) for s, out in pairs])
+        elif not inner:
             outs = [largest_part(s) for s in node.specs]
-            total += kernel_seconds(machine, node, [largest_part(s) for s in ins], outs)
-    return total
+            took = kernel_seconds(machine, node, [largest_part(s) for s in ins], outs)
+            yield node, times * took
 
 
 def repeats(node: Node) -> int:

@@ -1,0 +1,21 @@
+"""The passes before layouts are chosen: what is computed, and what is read from files."""
+
+from __future__ import annotations
+
+from ostinato.ops.core.graph import Graph
+
+from .passes.distances import multiply_differences
+from .passes.numerics import fix_order
+from .passes.precision import mix_precision
+from .passes.reads import read_files
+from .passes.simplify import simplify
+from .plan import Target
+
+PREPARING = (simplify, mix_precision, fix_order, multiply_differences, read_files)
+
+
+def prepared(graph: Graph, target: Target) -> Graph:
+    """The graph for which layouts are chosen."""
+    for each in PREPARING:
+        graph = each(graph, target)
+    return graph
