@@ -26,7 +26,9 @@ SUITES = (
     "cluster",
     "keep",
     "predict",
+    "planner",
 )
+ALONE = ("predict", "planner")  # which compare with nobody
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -41,10 +43,8 @@ def suites() -> str:
 
 
 def main(args: Sequence[str]) -> int:
-    if args and args[0] == "predict":  # which compares with itself
-        from . import predict
-
-        return predict.main(args[1:])
+    if args and args[0] in ALONE:
+        return int(importlib.import_module(f"benchmarks.{args[0]}").main(args[1:]))
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("suite", nargs="?", choices=SUITES)
     parser.add_argument("--json", action="store_true", help="one line of JSON per row")

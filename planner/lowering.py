@@ -13,7 +13,8 @@ from .cpu import passes as cpu
 from .passes.memory import assign_memory
 from .plan import Program, Target, peak_bytes
 
-Pass = Callable[..., Graph]  # (graph, target), and what the user gives away if it wants to know
+# (graph, target); what the user gives away, if it wants to know; where it tells of its answer, if it does
+Pass = Callable[..., Graph]
 Runner = Callable[[Pass, Graph, Target, Sequence[int]], Graph]
 
 
@@ -35,12 +36,18 @@ def rules(target: Target) -> Rules:
     return RULES.get(target.device, PLAIN)
 
 
-def run(each: Pass, graph: Graph, target: Target, donated: Sequence[int]) -> Graph:
-    """One pass."""
+def run(
+    each: Pass,
+    graph: Graph,
+    target: Target,
+    donated: Sequence[int],
+    told: dict[str, float] | None = None,
+) -> Graph:
+    """One pass. What it tells of its answer, if it does, stands in `told` afterwards."""
     code = each.__code__
-    if "donated" in code.co_varnames[: code.co_argcount]:
-        return each(graph, target, donated)
-    return each(graph, target)
+    names = code.co_varnames[: code.co_argcount]
+    more = {"donated": donated, "told": told}
+    return each(graph, target, **{k: v for k, v in more.items() if k in names})
 
 
 def as_run(

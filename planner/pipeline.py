@@ -52,11 +52,12 @@ def make_plan(key: Key, names: tuple[str, ...] = (), called: str = "") -> Plan:
     """Decide everything about a graph."""
     graph, target = key.graph, key.target
     seconds: dict[str, float] = {}
+    told: dict[str, float] = {}
     _dump(0, "traced", graph)
 
     def timed(each: Pass, graph: Graph, target: Target, donated: Sequence[int]) -> Graph:
         start = time.perf_counter()
-        made = run(each, graph, target, donated)
+        made = run(each, graph, target, donated, told)
         name = each.__name__
         seconds[name] = time.perf_counter() - start
         _show(len(seconds), name, graph, made, seconds[name])
@@ -70,7 +71,8 @@ def make_plan(key: Key, names: tuple[str, ...] = (), called: str = "") -> Plan:
     took = time.perf_counter() - start
     seconds["assign_memory"] = took - (sum(seconds.values()) - before)
     _dump(len(seconds), "program", program.graph)
-    plan = Plan(key, graph, program, results, names, seconds, called=called)
+    gap = told.get("gap")
+    plan = Plan(key, graph, program, results, names, seconds, called=called, gap=gap)
     check_limit(plan)
     return plan
 

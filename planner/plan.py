@@ -179,6 +179,7 @@ class Plan:
     ]  # of each output of the source: ("out", k) of the program, or ("in", k)
     names: tuple[str, ...] = ()  # what the user calls the inputs; no part of the id
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)  # of each pass
+    gap: float | None = field(default=None, compare=False)  # how much better layouts may be
     witness: list[Callable[[], Measured | None]] = field(default_factory=list, compare=False)
     tuned: Tuned | None = None  # no part of the id
     called: str = ""  # the user's function; no part of the id

@@ -206,6 +206,17 @@ def test_suites_are_listed(capsys):
     assert [x.split()[0] for x in capsys.readouterr().out.splitlines()] == list(command.SUITES)
 
 
+def test_planning_is_timed_in_processes_of_its_own(capsys):
+    asked = ["planner", "--workload", "k-means", "--mesh", "2,4x2", "--repeat", "1", "--json"]
+    assert command.main(asked) == 0
+    _, *rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(r["program"], r["mesh"]) for r in rows] == [("k-means", [2]), ("k-means", [4, 2])]
+    for found in rows:
+        assert found["gap"] == 0
+        assert 0 < found["layouts_s"] < found["plan_s"] < 10
+        assert found["nodes"] > 10
+
+
 def test_what_is_predicted_is_compared(capsys):
     assert len(predict.PROGRAMS) == 12
     asked = ["predict", "--workload", "statistics", "--workers", "1", "--seconds", "0.01"]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.layout import Layout, Shape
+from ostinato.ops.core.layout import Layout, Mesh, Shape
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.traffic import scatters
@@ -38,7 +38,8 @@ def kernel_seconds(
     flops, touched = op.cost(tuple(ins), tuple(outs), node.kw)
     if op.scalar:  # fused with its neighbours: what it reads was made there
         touched = sum([s.nbytes for s in outs])
-    return machine.kernel_seconds(flops, touched, op.dense)
+    dtype = next((s.dtype.name for s in (*ins, *outs) if s.dtype.kind in "fcV"), "float32")
+    return machine.kernel_seconds(flops, touched, op.dense, dtype)
 
 
 def graph_seconds(machine: Machine, graph: Graph) -> float:
@@ -83,7 +84,7 @@ def relayout_seconds(
         return 0.0
     links = machine.links(has.mesh)
     total, here = 0.0, has
-    joined: dict[tuple[str, Link], int] = {}  # one all-reduce: how many workers of each link
+    joined: dict[str, list[int]] = {}  # the axes of each all-reduce
     for axis in has.partial_axes:
         n, split = has.mesh[axis], has.splits[axis]
         if scatters(here, needs, axis):
@@ -92,15 +93,38 @@ def relayout_seconds(
             )
             here = here.with_split(axis, needs.splits[axis])
         else:
-            key = repr(split), links[axis]
-            joined[key] = joined.get(key, 1) * n
+            joined.setdefault(repr(split), []).append(axis)
             here = here.with_split(axis, None)
     if joined:
         size = _local(here, shape) * itemsize
-        total += sum([link.seconds + link.all_reduce(n, size) for (_, link), n in joined.items()])
+        total += sum([_reduced(links, has.mesh, axes, size) for axes in joined.values()])
     if here is needs or _has_copy(here, needs):
         return total
     return total + _move_seconds(links, shape, itemsize, here, needs)
+
+
+def _reduced(links: Sequence[Link], mesh: Mesh, axes: Sequence[int], size: float) -> float:
+    """An all-reduce along several axes: within the inner ones each worker sums a part, which alone is
+    sent along the next, so that few bytes cross the slow links."""
+    total = links[axes[0]].seconds
+    for axis in sorted(axes, reverse=True):
+        n, link = mesh[axis], links[axis]
+        if axis == min(axes):
+            total += link.all_reduce(n, size)
+        else:
+            total += link.reduce_scatter(n, size) + link.all_gather(n, size)
+        size /= n
+    return total
+
+
+def _gathered(links: Sequence[Link], mesh: Mesh, axes: Sequence[int], whole: float) -> float:
+    """An all-gather along several axes: the outer ones first, where the fewest bytes are sent."""
+    size = whole / math.prod([mesh[a] for a in axes])
+    total = links[axes[0]].seconds
+    for axis in axes:
+        size *= mesh[axis]
+        total += links[axis].all_gather(mesh[axis], size)
+    return total
 
 
 def _has_copy(has: Layout, needs: Layout) -> bool:
@@ -140,7 +164,7 @@ def _move_seconds(
     slowest = max([links[a] for a in axes], key=lambda link: link.message(moved))
     whole = moved * n / max(n - 1, 1)  # of which a worker gets all but its own part
     if all(needs.splits[a] is None for a in axes):
-        return slowest.seconds + slowest.all_gather(n, whole)
+        return _gathered(links, has.mesh, axes, whole)
     return slowest.seconds + slowest.all_to_all(n, whole)
 
 

@@ -47,12 +47,12 @@ TOO_LARGE = 1e3  # seconds for a message that exceeds the memory
 MOVE = 1e-13  # seconds by which leaving a value where it is is preferred, of two that cost the same
 
 
-def choose_layouts(graph: Graph, target: Target) -> Graph:
+def choose_layouts(graph: Graph, target: Target, told: dict[str, float] | None = None) -> Graph:
     """The pass. It is idempotent only up to `relayout` nodes: a graph that has layouts is not
-    planned again.
+    planned again. `told` is told the answer's gap.
     """
     specs = [s if s.layout is not None else s.at(Layout.whole(target.mesh)) for s in graph.inputs]
-    return lay_out(graph, specs, target)
+    return lay_out(graph, specs, target, told=told)
 
 
 def lay_out(
@@ -60,6 +60,7 @@ def lay_out(
     inputs: Sequence[Spec],
     target: Target,
     wanted: Sequence[Layout | None] | None = None,
+    told: dict[str, float] | None = None,
 ) -> Graph:
     """The graph over inputs in these layouts; its outputs where they are cheapest, or in the layouts
     that are wanted.
@@ -69,7 +70,10 @@ def lay_out(
     search, ends = _Search(target, target.machine), wanted or [None] * len(graph.outputs)
     laid = search.graph(graph, [_fixed(s) for s in inputs], 1, True)
     search.ends(laid, ends)
-    emit, builder = _Emit(target, solve(search.problem).values), Builder(inputs)
+    answer = solve(search.problem)
+    if told is not None:
+        told["gap"] = answer.gap
+    emit, builder = _Emit(target, answer.values), Builder(inputs)
     outs = emit.graph(builder, laid, range(len(inputs)))
     pairs = zip(outs, ends, strict=True)
     return builder.graph([v if w is None else emit.brought(builder, v, w) for v, w in pairs])

@@ -1,0 +1,393 @@
+"""What the search for layouts finds by itself, on shapes for which people would choose it by hand; and
+that no plan that people make by hand is predicted to take less time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from ostinato.ops.core.layout import Partial
+from ostinato.planner.layouts.costs import graph_seconds
+from ostinato.planner.machine import resolve
+from ostinato.planner.passes.layouts import choose_layouts
+from ostinato.planner.passes.simplify import simplify
+from ostinato.planner.plan import Plan
+from ostinato.planner.seeing.explain import facts
+
+import ostinato as ost
+
+MACHINES = ("h200-ib", "cpu-10gbe")
+each_machine = pytest.mark.parametrize("machine", MACHINES)
+ROOM = 10**13  # bytes: what is found does not hang on memory here
+spec = ost.spec
+WHOLE, ROWS, COLUMNS, ADDENDS = ".", "0", "1", "+"
+
+
+def planned(function: Any, *given: Any, mesh: Any = 8, machine: str = "h200-ib") -> Plan:
+    plan = ost.plan(function, *given, mesh=mesh, machine=machine, memory_limit=ROOM)
+    assert plan.gap == 0
+    return plan
+
+
+def collectives(plan: Plan) -> dict[str, int]:
+    found: dict[str, int] = facts(plan)["collectives"]
+    return found
+
+
+def lies(layout: Any) -> str:
+    """Per axis of the mesh: the dimension that is cut, or + for addends."""
+    return "".join(
+        WHOLE if s is None else ADDENDS if isinstance(s, Partial) else str(s) for s in layout.splits
+    )
+
+
+def products(plan: Plan) -> list[tuple[str, str, str]]:
+    """How the operands and the result of each lie, kernels' own included."""
+    graph = simplify(plan.traced, plan.target)
+    graph = choose_layouts(graph, plan.target)
+    return [
+        (*(lies(graph.specs[v].layout) for v in n.inputs), lies(n.specs[0].layout))
+        for n in graph.nodes
+        if n.op == "matmul"
+    ]
+
+
+def ends(plan: Plan) -> list[str]:
+    return [lies(s.layout) for s in plan.out_specs]
+
+
+# -- rows ------------------------------------------------------------------------------------------
+def k_means(x: Any, c: Any, at: Any = lambda name, x: x) -> Any:
+    d = at("rows", ((x[:, None, :] - c[None]) ** 2).sum(-1))
+    near = ost.nn.one_hot(d.argmin(1), c.shape[0])
+    return (near.T @ x) / ost.maximum(near.sum(0), 1)[:, None]
+
+
+def lasso(x: Any, y: Any, w: Any, at: Any = lambda name, x: x) -> Any:
+    w = w - 0.01 * x.T @ at("vector", x @ w - y) / x.shape[0]
+    return ost.sign(w) * ost.maximum(abs(w) - 0.001, 0)
+
+
+def statistics(x: Any, at: Any = lambda name, x: x) -> Any:
+    x = at("rows", x)
+    return x.mean(0), x.std(0), x.min(0), x.max(0)
+
+
+@each_machine
+@pytest.mark.parametrize("split", [0, None], ids=["rows", "whole"])
+def test_k_means_by_rows(machine: str, split: int | None) -> None:
+    # Points come by rows, or whole on every worker; centres are whole.
+    plan = planned(k_means, spec((10_000_000, 16), split=split), spec((64, 16)), machine=machine)
+    assert products(plan) == [(COLUMNS, ROWS, ADDENDS)]
+    assert collectives(plan) == {"all_reduce": 2}, "sums of points, and how many they are"
+    assert ends(plan) == [WHOLE]
+
+
+@each_machine
+@pytest.mark.parametrize("split", [0, None], ids=["rows", "whole"])
+def test_lasso_by_rows(machine: str, split: int | None) -> None:
+    n = 4_000_000
+    given = spec((n, 100), split=split), spec(n, split=split), spec(100)
+    plan = planned(lasso, *given, machine=machine)
+    assert products(plan) == [(ROWS, WHOLE, ROWS), (COLUMNS, ROWS, ADDENDS)]
+    assert collectives(plan) == {"all_reduce": 1}, "the slope"
+    assert ends(plan) == [WHOLE]
+
+
+@each_machine
+def test_statistics_by_rows(machine: str) -> None:
+    plan = planned(statistics, spec((4_000_000, 100), split=0), machine=machine)
+    graph = choose_layouts(simplify(plan.traced, plan.target), plan.target)
+    read = [lies(graph.specs[n.inputs[0]].layout) for n in graph.nodes if 0 in n.inputs]
+    assert set(read) == {ROWS}, "nobody moves the table"
+    sent = collectives(plan)
+    assert 1 <= sent["all_reduce"] <= 4
+    assert facts(plan)["sent"] < 2 * 8 * 100 * 4 * 6
+
+
+# -- training --------------------------------------------------------------------------------------
+def network(ws: Any, x: Any, at: Any = lambda name, x: x) -> Any:
+    for k, w in enumerate(ws[:-1]):
+        x = ost.nn.relu(at("even" if k % 2 else "odd", x @ w))
+    return at("last", x @ ws[-1])
+
+
+def step(ws: Any, x: Any, y: Any, at: Any = lambda name, x: x) -> Any:
+    found, slopes = ost.value_and_grad(lambda ws: ost.nn.mse_loss(network(ws, x, at), y))(ws)
+    return ost.tree_map(lambda w, g: w - 0.1 * g, ws, slopes), found
+
+
+@each_machine
+@pytest.mark.parametrize("split", [0, None], ids=["rows", "whole"])
+def test_data_parallel_where_weights_are_small_and_the_batch_is_large(
+    machine: str, split: int | None
+) -> None:
+    # The batch comes by rows, or whole; weights are whole.
+    x = spec((262_144, 1024), split=split)
+    plan = planned(step, [spec((1024, 1024))] * 3, x, x, machine=machine)
+    forward, slope = (ROWS, WHOLE, ROWS), (COLUMNS, ROWS, ADDENDS)
+    assert sorted(products(plan)) == sorted([forward] * 5 + [slope] * 3)
+    assert collectives(plan) == {"all_reduce": 4}, "each slope once, and the loss"
+    assert ends(plan) == [WHOLE] * 4
+
+
+@each_machine
+@pytest.mark.parametrize("given", ["whole", "parts"])
+def test_columns_then_rows_where_weights_are_large_and_the_batch_is_small(
+    machine: str, given: str
+) -> None:
+    # All is given whole; or weights as the products want them.
+    cut = (1, 0) if given == "parts" else (None, None)
+    first, second = spec((8192, 32_768), split=cut[0]), spec((32_768, 8192), split=cut[1])
+    plan = planned(network, [first, second], spec((32, 8192)), machine=machine)
+    assert products(plan) == [(WHOLE, COLUMNS, COLUMNS), (COLUMNS, ROWS, ADDENDS)]
+    assert collectives(plan) == {"all_reduce": 1}
+    assert ends(plan) == [WHOLE]
+
+
+PLACES = ((3025, 363, 96), (729, 2400, 256), (169, 2304, 384))  # of an image; inputs, outputs
+
+
+def convolved(ws: Any, dense: Any, patches: Any, x: Any, y: Any, at: Any = lambda n, x: x) -> Any:
+    """AlexNet's products: of patches, where activations are large, then of vectors, where weights are."""
+
+    def loss(both: Any) -> Any:
+        total = 0.0
+        for w, p in zip(both[0], patches, strict=True):
+            total = total + ost.mean(ost.nn.relu(at("image", p @ w)) ** 2)
+        return total + ost.nn.mse_loss(network(both[1], x, at), y)
+
+    found, slopes = ost.value_and_grad(loss)((ws, dense))
+    return ost.tree_map(lambda w, g: w - 0.1 * g, (ws, dense), slopes), found
+
+
+def alexnet(images: int, split: int | None, cut: tuple[int | None, ...] = (None,) * 3) -> Any:
+    shapes = (9216, 4096), (4096, 4096), (4096, 1000)
+    return (
+        [spec((k, m)) for _, k, m in PLACES],
+        [spec(s, split=c) for s, c in zip(shapes, cut, strict=True)],
+        [spec((images * n, k), split=split) for n, k, _ in PLACES],
+        spec((images, 9216), split=split),
+        spec((images, 1000), split=split),
+    )
+
+
+@pytest.mark.parametrize("machine", ["h200-ib", "dgx-v100", "cpu-10gbe"])
+def test_data_parallel_convolutions_and_model_parallel_vectors(machine: str) -> None:
+    # The batch comes by rows, weights of patches whole, large weights in parts.
+    plan = planned(convolved, *alexnet(256, 0, (1, 0, 1)), machine=machine)
+    found = products(plan)
+    graph = choose_layouts(simplify(plan.traced, plan.target), plan.target)
+    nodes = [n for n in graph.nodes if n.op == "matmul"]
+    for node, (a, b, c) in zip(nodes, found, strict=True):
+        if max(graph.specs[node.inputs[0]].shape) > 10_000:  # patches
+            assert (a, b, c) in {(ROWS, WHOLE, ROWS), (COLUMNS, ROWS, ADDENDS)}
+    large = {(9216, 4096), (4096, 4096)}
+    reads = [
+        lies(graph.specs[v].layout)
+        for n in nodes
+        for v in n.inputs
+        if graph.specs[v].shape in large or graph.specs[v].shape[::-1] in large
+    ]
+    assert reads
+    assert WHOLE not in reads, "no worker has all of the large weights"
+    slopes = [lies(n.specs[0].layout) for n in nodes if n.specs[0].shape in large]
+    assert len(slopes) == 2
+    assert ADDENDS not in slopes, "so their slopes are sent nowhere"
+
+
+def test_the_same_where_large_weights_lie_whole() -> None:
+    plan = planned(convolved, *alexnet(256, 0))
+    found = products(plan)
+    assert (WHOLE, COLUMNS, COLUMNS) in found, "the largest one is used by columns"
+    assert found.count((COLUMNS, ROWS, ADDENDS)) == len(PLACES), "only patches' slopes are summed"
+
+
+# -- products --------------------------------------------------------------------------------------
+def product(a: Any, b: Any, at: Any = lambda name, x: x) -> Any:
+    return at("square", a @ b)
+
+
+@pytest.mark.parametrize("machine", [*MACHINES, "nominal"])
+def test_square_products_on_a_square_mesh_gather_rows_and_columns(machine: str) -> None:
+    # As in SUMMA both lie in tiles, and so does what is made.
+    a = spec((16_384, 16_384), split=(0, 1))
+    plan = planned(product, a, a, mesh=(4, 4), machine=machine)
+    assert products(plan) == [("0.", ".1", "01")]
+    assert collectives(plan) == {"all_gather": 2}
+    assert ends(plan) == ["01"]
+
+
+@each_machine
+def test_small_operands_are_gathered_once_and_large_ones_stay(machine: str) -> None:
+    def shifted(x: Any, w: Any, b: Any) -> Any:
+        return ost.tanh(x @ w + b) @ w.T - b
+
+    x, w, b = spec((4_000_000, 64), split=0), spec((64, 64), split=0), spec(64, split=0)
+    plan = planned(shifted, x, w, b, machine=machine)
+    assert products(plan) == [(ROWS, WHOLE, ROWS)] * 2
+    assert collectives(plan) == {"all_gather": 2}
+    assert facts(plan)["sent"] == 7 * (64 * 64 + 64) * 4
+
+
+# -- attention, stencils, small problems -----------------------------------------------------------
+def attention(q: Any, k: Any, v: Any, at: Any = lambda name, x: x) -> Any:
+    scores = at("scores", ost.nn.softmax(q @ ost.matrix_transpose(k) * 0.1))
+    return at("attended", scores @ v)
+
+
+def test_attention_by_sequence_where_there_is_one_head() -> None:
+    # Queries, keys and values come in parts of the sequence.
+    for machine in MACHINES:
+        plan = planned(attention, *[spec((32_768, 64), split=0)] * 3, machine=machine)
+        assert products(plan) == [(ROWS, WHOLE, ROWS)] * 2
+        assert collectives(plan) == {"all_gather": 2}, "of keys and values"
+        assert ends(plan) == [ROWS]
+
+
+def test_attention_by_heads_where_they_come_so() -> None:
+    for machine in MACHINES:
+        plan = planned(attention, *[spec((8, 16, 2048, 64), split=1)] * 3, machine=machine)
+        assert products(plan) == [(COLUMNS, COLUMNS, COLUMNS)] * 2
+        assert collectives(plan) == {}
+
+
+def projected(x: Any, ws: Any, at: Any = lambda name, x: x) -> Any:
+    """Attention with its projections."""
+
+    def heads(y: Any) -> Any:
+        return ost.permute_dims(ost.reshape(y, (*y.shape[:2], 16, -1)), (0, 2, 1, 3))
+
+    q, k, v = (heads(at("heads", x @ w)) for w in ws[:3])
+    y = ost.reshape(ost.permute_dims(attention(q, k, v), (0, 2, 1, 3)), x.shape)
+    return at("last", x + y @ ws[3])
+
+
+def test_attention_by_features_where_weights_come_so() -> None:
+    # Weights by columns for queries, keys, values, and by rows after them: as in tensor parallelism.
+    ws = [spec((4096, 4096), split=1)] * 3 + [spec((4096, 4096), split=0)]
+    plan = planned(projected, spec((1, 512, 4096)), ws)
+    heads = [(WHOLE, COLUMNS, "2")] * 3 + [(COLUMNS, COLUMNS, COLUMNS)] * 2
+    assert sorted(products(plan)) == sorted([*heads, ("2", ROWS, ADDENDS)])
+    assert collectives(plan) == {"all_reduce": 1}
+
+
+def heat(u: Any, at: Any = lambda name, x: x) -> Any:
+    return at("rows", u[1:-1] * 0.5 + (u[:-2] + u[2:]) * 0.25)
+
+
+@each_machine
+def test_a_stencil_exchanges_halos(machine: str) -> None:
+    plan = planned(heat, spec((80_002, 1000), split=0), machine=machine)
+    assert collectives(plan) == {"halo": 1}
+    assert facts(plan)["sent"] <= 7 * 2 * 2 * 1000 * 4
+    assert ends(plan) == [ROWS]
+
+
+@each_machine
+def test_a_tiny_problem_is_done_by_everyone_alone(machine: str) -> None:
+    plan = planned(step, [spec((16, 16))] * 3, spec((32, 16)), spec((32, 16)), machine=machine)
+    assert collectives(plan) == {}
+    assert set(products(plan)) == {(WHOLE, WHOLE, WHOLE)}
+
+
+# -- against plans made by hand --------------------------------------------------------------------
+HANDS = ("data", "model", "replicated", "column/row")
+At = Callable[[str, Any], Any]
+Program = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...], int | None]
+
+
+def programs() -> dict[str, Program]:
+    """Functions, their operands, which of these are data, and how the largest results shall lie."""
+    small, large, long = spec((1024, 1024)), spec((8192, 8192)), spec((262_144, 1024), split=0)
+    short, table = spec((32, 8192)), spec((4_000_000, 100), split=0)
+    y = spec(4_000_000, split=0)
+    found: dict[str, Program] = {
+        "k-means": (k_means, (spec((10_000_000, 16), split=0), spec((64, 16))), (0,), None),
+        "lasso": (lasso, (table, y, spec(100)), (0, 1), None),
+        "statistics": (statistics, (table,), (0,), None),
+        "small weights": (step, ([small] * 3, long, long), (1, 2), None),
+        "large weights": (step, ([large] * 2, short, short), (1, 2), None),
+        "two products": (
+            network,
+            ([spec((8192, 131_072)), spec((131_072, 8192))], short),
+            (1,),
+            None,
+        ),
+        "alexnet": (convolved, alexnet(256, 0), (2, 3, 4), None),
+        "attention": (attention, (spec((32_768, 64), split=0),) * 3, (0, 1, 2), 0),
+        "projected": (
+            projected,
+            (spec((8, 512, 4096), split=0), [spec((4096, 4096))] * 4),
+            (0,),
+            0,
+        ),
+        "square": (product, (spec((16_384, 16_384)),) * 2, (0,), 0),
+        "heat": (heat, (spec((80_002, 1000), split=0),), (0,), 0),
+    }
+    return found
+
+
+def every_other(seen: list[None]) -> bool:
+    """True for the first, false for the second, and so on."""
+    seen.append(None)
+    return len(seen) % 2 == 1
+
+
+def by_hand(kind: str, x: Any, data: bool, column: bool) -> Any:
+    """An array laid out as this kind of plan has it."""
+    if x.ndim == 0 or not isinstance(x, ost.Array):
+        return x
+    last = x.ndim - 1
+    if kind == "column/row":
+        return x.resplit(None if data else last if column else max(0, last - 1))
+    return x.resplit({"data": 0 if data else None, "model": None if data else last}.get(kind))
+
+
+def laid_out(program: Program, kind: str | None) -> Callable[..., Any]:
+    """The function with its operands and what lies between laid out by hand, or not; its results where
+    they shall be."""
+    function, _, data, end = program
+
+    def run(*args: Any) -> Any:
+        def at(name: str, x: Any) -> Any:
+            if kind is None:
+                return x
+            whole = kind == "replicated" or (kind == "column/row" and not every_other(between))
+            return x.resplit(None if whole else 0 if kind == "data" else x.ndim - 1)
+
+        weights: list[None] = []
+        between: list[None] = []
+        if kind is not None:
+
+            def entering(x: Any, data: bool) -> Any:
+                return by_hand(kind, x, data, data or every_other(weights))
+
+            args = tuple(
+                [ost.tree_map(lambda x, d=k in data: entering(x, d), a) for k, a in enumerate(args)]
+            )
+        results = function(*args, at=at)
+        return ost.tree_map(lambda x: x.resplit(end) if x.ndim else x, results)
+
+    return run
+
+
+def predicted(program: Program, kind: str | None, mesh: Any, machine: str) -> tuple[float, float]:
+    """What the search counts, and what the simulation does, in seconds."""
+    args = program[1]
+    plan = ost.plan(laid_out(program, kind), *args, mesh=mesh, machine=machine, memory_limit=ROOM)
+    graph = choose_layouts(simplify(plan.traced, plan.target), plan.target)
+    return graph_seconds(resolve(machine), graph), plan.simulate().seconds
+
+
+@each_machine
+@pytest.mark.parametrize("mesh", [8, (4, 2)], ids=str)
+@pytest.mark.parametrize("name", programs())
+def test_no_plan_made_by_hand_takes_less(name: str, mesh: Any, machine: str) -> None:
+    program = programs()[name]
+    counted, simulated = predicted(program, None, mesh, machine)
+    for kind in HANDS:
+        by_search, by_simulation = predicted(program, kind, mesh, machine)
+        assert counted <= by_search * (1 + 1e-6), kind
+        assert simulated <= by_simulation * 1.03, kind
