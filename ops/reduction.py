@@ -573,6 +573,21 @@ op(
 )
 
 
+def _count_kernel(xp: Any, out: Any, x: Any, *, axes: tuple[int, ...]) -> None:
+    out[...] = math.prod(x.shape[a] for a in axes)
+
+
+op(  # of the elements that moments are made of, where these are made in kernels
+    "count",
+    infer=lambda x, *, axes: Spec((), float64),
+    takes={"axes": AXES},
+    made_by="machine",
+    indices=reduced("sum"),
+    kernel=_count_kernel,
+    cost=lambda ins, outs, params: (0.0, 8.0),
+)
+
+
 @export
 def var(
     x: Operandish, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False

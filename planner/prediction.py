@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ostinato.ops.collective import REDUCING, collective_of
 from ostinato.ops.core.graph import Graph, Node
@@ -304,8 +304,15 @@ def steps(program: Program, machine: Machine, depth: int = 0, turns: int = 1) ->
         elif inner:
             reuse.seconds(k, machine, 0.0)
             yield Step(node, depth, "", 0.0, 0.0, 0, 0.0, turns)
-            for body in inner:
-                yield from steps(body, machine, depth + 1, turns * repeats(node))
+            rows = [list(steps(b, machine, depth + 1, turns * repeats(node))) for b in inner]
+            if node.op == "branch":  # counts as its longer side
+                longer = max(rows, key=lambda side: sum(s.predicted * s.turns for s in side))
+                rows = [
+                    side if side is longer else [replace(s, predicted=0.0) for s in side]
+                    for side in rows
+                ]
+            for side in rows:
+                yield from side
         else:
             work = work_of(graph, node)
             moving = reuse.seconds(k, machine, work.moved)

@@ -54,7 +54,7 @@ from ostinato.planner.rewrite import (
 )
 
 from .convex import LATER, NOW, Unit, Units
-from .fuse_stages import PRODUCT, Nested, checks_of, has_stages, nests
+from .fuse_stages import PRODUCT, Nested, checks_of, count_apart, has_stages, nests
 from .narrow_operands import uncast
 from .random import draw_in_kernels
 from .symmetric import squared_by
@@ -91,6 +91,7 @@ def fuse(graph: Graph, target: Target, larger: bool = True, turns: int = 1) -> G
     if larger:
         graph = _round_late(graph, target)
         if target.numerics != "any-workers" and has_stages(graph, turns):
+            graph = count_apart(graph)
             nested = _worthy_nests(graph, target, set(), turns)
             if freed := _behind_products(graph, target, nested):
                 nested = _worthy_nests(graph, target, freed, turns)

@@ -15,6 +15,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
@@ -37,6 +38,7 @@ from ostinato.ops.cpu.loops.labels import (
     Labels,
     indices_of,
 )
+from ostinato.planner.rewrite import replace
 
 from .convex import LATER, NEVER, NOW, Unit, Units
 
@@ -107,6 +109,24 @@ def nests(graph: Graph, workers: int, alone: Collection[int] = ()) -> list[Neste
     return sorted(staged, key=lambda g: g.start)
 
 
+def count_apart(graph: Graph) -> Graph:
+    """Moments of parts, and how many elements these have, which is known without them."""
+    read = {v for n in graph.nodes for v in n.inputs} | {*graph.outputs}
+    chosen = [
+        k
+        for k, n in enumerate(graph.nodes)
+        if n.op in MOMENTS and graph.starts[k] in read and _is_able(graph, n)
+    ]
+
+    def made(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
+        node = graph.nodes[k]
+        inputs = [values[v] for v in node.inputs]
+        count = builder.add("count", inputs, node.params, node.specs[:1], node.line)
+        return [*count, *builder.add(node.op, inputs, node.params, node.specs, node.line)[1:]]
+
+    return replace(graph, chosen, made)
+
+
 def has_stages(graph: Graph, turns: int = 1) -> bool:
     """Whether there is something large that kernels in stages are for, or that is done often."""
     return any(
@@ -160,7 +180,7 @@ def _is_able(graph: Graph, node: Node) -> bool:
     if node.op in SUMS:
         return bool(node.kw["axes"]) and can_add(out) and can_cast(kinds, out)
     if node.op in MOMENTS:
-        return bool(node.kw["axes"]) and not partial and can_square(kinds, node.specs[1].dtype)
+        return bool(node.kw["axes"]) and can_square(kinds, node.specs[1].dtype)
     if node.op in POSITIONS:
         return not partial and can_add(out) and can_cast(kinds, out)
     if node.op in PRODUCTS:

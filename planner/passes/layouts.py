@@ -438,7 +438,7 @@ def _table(
         size = math.prod(b.largest(shape)) * itemsize
         if found and limit is not None and size > limit:  # turns could not make it smaller
             found += TOO_LARGE * size / limit
-        return found + MOVE
+        return found + MOVE + machine.call_seconds / 10  # a slice is a node, too
 
     costs = np.array([[seconds(a, b) for b in columns] for a in rows])
     at = {w: i for i, w in enumerate(rows)}, {w: i for i, w in enumerate(columns)}

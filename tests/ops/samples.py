@@ -55,6 +55,7 @@ NOT_SAMPLED = {
     "wide_matmul": "made by the planner; see test_products.py",
     "fused": "made by the planner; see test_native.py and planner/test_fuse.py",
     "fused_nest": "made by the planner; see planner/test_nests.py",
+    "count": "made by the planner; see planner/test_nests.py",
     "fused_matmul": "made by the planner; see planner/test_epilogue.py",
     "fused_matmul_rows": "made by the planner; see planner/test_epilogue.py",
     **dict.fromkeys(

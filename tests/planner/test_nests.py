@@ -509,3 +509,19 @@ def test_small_parts_may_need_more_room_than_large_ones() -> None:
         for axes in ((2, 4), (0, 4), (3, 4), (1, 3)):
             y = ost.compile(lambda x, axes=axes: x.sum(axes))(ost.asarray(x, split=2))
             np.testing.assert_allclose(np.asarray(y), x.sum(axes), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)], ids=str)
+@pytest.mark.parametrize("axis", [0, 2, (0, 1), (1, 2), None], ids=str)
+def test_moments_of_parts_are_made_in_kernels(mesh: tuple[int, ...], axis: Any) -> None:
+    """Their counts, by which they are put together, are those of the parts."""
+    x = np.random.default_rng(0).normal(3.0, size=(61, 5, 1301))
+    with sessions.use(mesh):
+        for split in (0, 1, 2):
+            f = ost.compile(lambda x: (ost.exp(x * 0.1).mean(axis), ost.exp(x * 0.1).std(axis)))
+            mean, std = f(ost.asarray(x, split=split))
+            y = np.exp(x * 0.1)
+            np.testing.assert_allclose(np.asarray(mean), y.mean(axis), rtol=1e-12)
+            np.testing.assert_allclose(np.asarray(std), y.std(axis), rtol=1e-11)
+            ops = [n.op for n in f.plan.program.graph.nodes]
+            assert "moments" not in ops

@@ -244,7 +244,7 @@ def analyse(
     """The nest of a body for operands and results that lie so; None if no kernel can do it."""
     nest = label(body, dims, rows, shapes, strides)
     if nest is not None and any(r.kind == "moments" for r in nest.reductions.values()):
-        nest = label(_spelled(body, nest.gathered), dims, rows, shapes, strides)
+        nest = label(_spelled(nest), dims, rows, shapes, strides)
     if nest is not None:
         _join_neighbours(nest)
     return nest if nest is not None and _arrange(nest, lanes) else None
@@ -369,8 +369,10 @@ def _are_one(nest: Nest, outer: int, inner: int) -> bool:
     return all(lies[outer] == lies[inner] * n for lies in nest.strides if outer in lies)
 
 
-def _spelled(body: Graph, whole: Collection[int]) -> Graph:
-    """With moments, but for those of the given means, as a mean and a sum of squared deviations."""
+def _spelled(nest: Nest) -> Graph:
+    """The body with moments, but for those over the rows, as a mean and a sum of squared deviations: of
+    the elements that are here."""
+    body, whole = nest.body, nest.gathered
     builder = Builder(body.inputs)
     values = list(range(len(body.inputs)))
     for k, node in enumerate(body.nodes):
@@ -379,10 +381,11 @@ def _spelled(body: Graph, whole: Collection[int]) -> Graph:
             values += builder.add(node.op, ins, node.params, node.specs, node.line)
             continue
         (x,), axes = ins, node.kw["axes"]
-        shape = builder.specs[x].shape
-        count = math.prod(shape[a] for a in axes)
+        count = math.prod(nest.extents[i] for i in nest.reductions[body.starts[k] + 1].over)
         n = builder.call("constant", value=float(count), dtype=node.specs[0].dtype)
-        mean = builder.call("mean", x, axes=axes, count=count, line=node.line)
+        # Not by the rule of `mean`, which is one of whole arrays.
+        params = {"axes": axes, "count": count}
+        (mean,) = builder.add("mean", (x,), params, (node.specs[1].bare,), node.line)
         spread = builder.call("expand_dims", mean, axes=axes) if axes else mean
         off = builder.call("square", builder.call("subtract", x, spread))
         square = builder.call("sum", off, axes=axes, dtype=node.specs[2].dtype, line=node.line)
