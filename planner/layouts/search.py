@@ -29,8 +29,9 @@ import numpy as np
 
 Table = np.ndarray[Any, Any]
 LIMIT = 1 << 20  # entries of a table
-SWEEPS = 60
-NEVER = 1e18  # the cost of what must not be
+SWEEPS = 60  # over all variables that are left; of many, fewer:
+MOVES = 150_000  # of costs to and from a table
+CUT_SMALLER = 128  # tables, where some have to be cut
 
 
 @dataclass(slots=True)
@@ -270,15 +271,17 @@ class _Core:
 
     def solved(self, limit: int) -> tuple[list[int], float]:
         """The best values, and by how much they may be above the optimum."""
-        for turn in range(SWEEPS if self.costs else 0):
+        sweeps = min(SWEEPS, max(8, MOVES // max(1, len(self.pairs))))
+        for turn in range(sweeps if self.costs else 0):
             if turn and self.least - self.bound <= 1e-12 * abs(self.least):
                 return self.best, 0.0
-            if turn % 4 == 0 and self._width() <= limit:
+            if turn % 4 == 0 and self._fits(limit):
                 break
             self._sweep(back=turn % 2 == 1)
             if turn % 2 == 1:
                 self._drop()
-        values, bound = _eliminate(list(self.costs), self.pairs, limit)
+        small = limit if self._fits(limit) else limit // CUT_SMALLER  # a better bound takes long
+        values, bound = _eliminate(list(self.costs), self.pairs, small)
         self._try(values)
         if bound is None:
             return self.best, 0.0
@@ -354,14 +357,14 @@ class _Core:
                 table = table[:, keeps[j]]
             self.pairs[i, j] = np.ascontiguousarray(table)
 
-    def _width(self) -> float:
-        """The largest table that their elimination makes."""
+    def _fits(self, limit: int) -> bool:
+        """Whether their elimination makes no table that is larger."""
         sizes = [len(c) for c in self.costs]
         near = [{j for j in js if sizes[j] > 1} for js in self.near]
         weights = [math.log(n) for n in sizes]
         queue = [(_weight(weights, i, near[i]), i) for i in range(len(sizes)) if sizes[i] > 1]
         heapq.heapify(queue)
-        widest, gone = 0.0, set[int]()
+        most, gone = math.log(limit), set[int]()
         while queue:
             weight, i = heapq.heappop(queue)
             if i in gone:
@@ -370,13 +373,14 @@ class _Core:
             if now > weight + 1e-9:
                 heapq.heappush(queue, (now, i))
                 continue
+            if now > most:
+                return False
             gone.add(i)
-            widest = max(widest, now)
             for j in near[i]:
                 near[j] |= near[i]
                 near[j] -= {i, j}
                 heapq.heappush(queue, (_weight(weights, j, near[j]), j))
-        return math.exp(min(widest, 100.0))
+        return True
 
 
 def _eliminate(
