@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato import settings
 from tests.clusters import needs_dask
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,6 +108,22 @@ def test_blackscholes(workers: int) -> None:
     below, left = statistics.NormalDist().cdf, 40 * math.exp(-0.01)
     price = 42 * below(d) - left * below(d - root)
     assert found == pytest.approx([price, price - 42 + left, below(d)], rel=1e-12)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_hybrid(
+    workers: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(settings, "machine", "nominal")  # on which messages take their time
+    losses, lies = example("hybrid").main(workers=workers)
+    assert losses[-1] < 0.95 * losses[0]
+    cut = {name: where.partition(" of ")[0] for name, where in lies.items()}
+    if workers > 1:
+        assert cut["x"] == "split 0", "images are cut where activations are large"
+        assert cut["patch"] == "whole"
+        assert cut["dense[0]"].startswith("split"), "weights where they are"
+        assert cut["dense[1]"].startswith("split")
+    assert "dense[0]  float32[2048,2048] @" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ostinato.ops.core.layout import Partial
-from ostinato.planner.layouts.costs import graph_seconds
+from ostinato.ops.core.graph import Node
+from ostinato.ops.core.layout import Layout, Partial
+from ostinato.ops.core.spec import Spec, bfloat16, float32
+from ostinato.planner.layouts.costs import graph_seconds, kernel_seconds, relayout_seconds
 from ostinato.planner.machine import resolve
 from ostinato.planner.passes.layouts import choose_layouts
 from ostinato.planner.passes.simplify import simplify
 from ostinato.planner.plan import Plan
+from ostinato.planner.prediction import legs
 from ostinato.planner.seeing.explain import facts
 
 import ostinato as ost
@@ -290,6 +293,36 @@ def test_a_tiny_problem_is_done_by_everyone_alone(machine: str) -> None:
     plan = planned(step, [spec((16, 16))] * 3, spec((32, 16)), spec((32, 16)), machine=machine)
     assert collectives(plan) == {}
     assert set(products(plan)) == {(WHOLE, WHOLE, WHOLE)}
+
+
+# -- costs -----------------------------------------------------------------------------------------
+SUM = Partial("sum")
+
+
+@each_machine
+@pytest.mark.parametrize("mesh", [(4, 2), (2, 4, 8)], ids=str)
+@pytest.mark.parametrize("placed", [SUM, 0], ids=["all_reduce", "all_gather"])
+def test_collectives_along_several_axes_count_as_they_are_predicted(
+    placed: Any, mesh: tuple[int, ...], machine: str
+) -> None:
+    model, x = resolve(machine), Spec((4096, 512), float32)
+    has, gets = Layout(mesh, (placed,) * len(mesh)), Layout.whole(mesh)
+    axes = tuple(range(len(mesh)))
+    params = {"axes": axes, "monoid": "sum"} if placed is SUM else {}
+    node = Node(
+        "all_reduce" if placed is SUM else "all_gather", (0,), tuple(params.items()), (x.at(gets),)
+    )
+    way = sum(leg.seconds for leg in legs(node, [x.at(has)], model))
+    counted = relayout_seconds(model, x.shape, 4, has, gets)
+    assert counted == pytest.approx(way + model.links(mesh)[0].seconds)
+
+
+def test_products_count_at_the_rate_of_their_dtype() -> None:
+    model, found = resolve("h200-ib"), []
+    for dtype in (float32, bfloat16):
+        a = Spec((4096, 4096), dtype)
+        found.append(kernel_seconds(model, Node("matmul", (0, 1), (), (a,)), [a, a], [a]))
+    assert found[0] > 5 * found[1]
 
 
 # -- against plans made by hand --------------------------------------------------------------------
