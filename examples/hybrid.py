@@ -1,8 +1,5 @@
-"""A network of which the planner finds how to cut it: data parallel where activations are large, model
-parallel where weights are. Nothing here says which is which.
-
-Patches of images go through small weights, then what they come to through large ones, as in AlexNet.
-`split="auto"` leaves to the planner where arrays lie."""
+"""The planner finds data parallelism where activations are large, and model parallelism where weights are:
+small weights for patches of images, then large ones, as in AlexNet. Nothing here says which is which."""
 
 from __future__ import annotations
 
@@ -19,11 +16,8 @@ WIDTHS = (PLACES * CHANNELS, 2048, 2048, 10)
 
 
 def forward(patch: Any, dense: Any, x: Any) -> Any:
-    x = ost.nn.relu(x @ patch)
-    x = ost.reshape(x, (-1, WIDTHS[0]))
-    for w in dense[:-1]:
-        x = ost.nn.relu(x @ w)
-    return x @ dense[-1]
+    x = ost.reshape(ost.nn.relu(x @ patch), (-1, WIDTHS[0]))
+    return ost.nn.relu(ost.nn.relu(x @ dense[0]) @ dense[1]) @ dense[2]
 
 
 @ost.compile
@@ -41,14 +35,14 @@ def main(
     """The loss along the way, and how operands lie."""
     rng = np.random.default_rng(1)
 
-    def some(*shape: int) -> Any:
-        return ost.asarray(rng.normal(0, shape[0] ** -0.5, shape).astype(np.float32), split="auto")
+    def some(*shape: int) -> Any:  # "auto": where arrays lie is left to the planner
+        x = rng.normal(0, shape[0] ** -0.5, shape).astype(np.float32)
+        return ost.asarray(x, split="auto")
 
     with ost.connect(workers=workers):
         patch = some(PATCH, CHANNELS)
         dense = [some(m, n) for m, n in pairwise(WIDTHS)]
-        x = some(images * PLACES, PATCH) * 100
-        y = ost.asarray(rng.integers(0, 10, images), split="auto")
+        x, y = some(images * PLACES, PATCH) * 100, ost.asarray(rng.integers(0, 10, images))
         losses = []
         for _ in range(steps):
             (patch, dense), value = step(patch, dense, x, y)
