@@ -79,6 +79,22 @@ def lay_out(
     return builder.graph([v if w is None else emit.brought(builder, v, w) for v, w in pairs])
 
 
+def twins(graph: Graph) -> dict[int, int]:
+    """Outputs that may be the state of the next call: each with the operand that looks like it, in their
+    order."""
+    free = {
+        v: s for v, s in enumerate(graph.inputs) if s.ndim and not (s.layout and s.layout.stored)
+    }
+    found = {}
+    for k, v in enumerate(graph.outputs):
+        spec = graph.specs[v]
+        twin = next((i for i, s in free.items() if s.bare == spec.bare), None)
+        if v >= len(graph.inputs) and twin is not None:
+            del free[twin]
+            found[k] = twin
+    return found
+
+
 def place(graph: Graph, target: Target, free: Collection[int], dearer: float) -> Graph:
     """The graph with operands, of those that may lie anywhere, where it runs fastest again and again,
     if a byte of a worker's memory that an operand takes costs so many seconds."""
@@ -280,20 +296,17 @@ class _Search:
 
     def ends(self, laid: _Laid, wanted: Sequence[Layout | None]) -> None:
         """Counts where the outputs of the outermost graph are left."""
-        graph = laid.graph
-        free = {v: s for v, s in enumerate(graph.inputs) if s.ndim and not _stored(laid.inputs[v])}
+        graph, state = laid.graph, twins(laid.graph)
         asked = _asked(graph, laid.inputs, self.target)
-        for v, end in zip(graph.outputs, wanted, strict=True):
+        for k, (v, end) in enumerate(zip(graph.outputs, wanted, strict=True)):
             spec, ref = graph.specs[v], laid.refs[v]
             if v < len(graph.inputs):
                 continue
             if end is not None:
                 self.needs(ref, spec, (end,), -1, 1)
                 continue
-            twin = next((i for i, s in free.items() if s.bare == spec.bare), None)
-            if twin is not None:
-                del free[twin]
-                other = laid.inputs[twin]
+            other = laid.inputs[state[k]] if k in state else None
+            if other is not None and not _stored(other):
                 self.needs(ref, spec, other.layouts, other.variable, 1, LATER)
             elif ref.variable >= 0:
                 self.comes(laid, v, spec, ref, asked[v])

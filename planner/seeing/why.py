@@ -15,7 +15,7 @@ from ostinato.planner.layouts.costs import node_seconds
 from ostinato.planner.layouts.options import candidates
 from ostinato.planner.machine import Machine
 from ostinato.planner.passes.communicate import kind_of
-from ostinato.planner.passes.layouts import lay_out
+from ostinato.planner.passes.layouts import lay_out, twins
 from ostinato.planner.plan import Plan, Target, export, local_bytes
 from ostinato.planner.preparing import prepared
 from ostinato.planner.seeing.explain import amount, seconds
@@ -51,13 +51,14 @@ def why(plan: Plan, name: str) -> str:
     assert spec.layout is not None
     if spec.layout.stored:
         return f"{name}: lies in a file, of which each worker reads what it needs"
-    found = []
+    found, state = [], twins(graph)
     for layout in candidates(spec.bare, target.mesh, target.numerics == "any-workers"):
         if layout is spec.layout:
             continue
         if name in names:
             others = [*inputs[:k], spec.at(layout), *inputs[k + 1 :]]
-            made = lay_out(graph, others, target, ends)
+            back = [layout if state.get(n) == k else end for n, end in enumerate(ends)]
+            made = lay_out(graph, others, target, back)
         else:
             made = lay_out(graph, inputs, target, [*ends[:k], layout, *ends[k + 1 :]])
         found.append((layout, _spent(target.machine, made, target)))
