@@ -23,6 +23,7 @@ if "OSTINATO_TEST_FOLDER" not in os.environ:  # else the process that started th
 os.environ.setdefault("OSTINATO_MACHINE", "prompt")  # small arrays are cut, too
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +34,7 @@ from ostinato.ops.cpu.jit import llvm
 from ostinato.runtime.crew.crew import job_size
 
 import ostinato as ost
+from ostinato import sessions
 
 from . import fake_device  # noqa: F401  (OSTINATO_DEVICE=fake runs tests there)
 
@@ -57,6 +59,16 @@ LONG = [  # 15 seconds and more, the longest first
     "planner/test_numerics", "trust/test_typed", "front/test_command", "trust/test_stale",
     "ops/test_scatter", "planner/test_distances",
 ]  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_session_of_several_is_left() -> Iterator[None]:
+    """What a file of tests left open is not the session of the next one."""
+    yield
+    if job_size() == 1 and any(s.workers > 1 for s in sessions._everybodys):
+        with sessions._lock:
+            sessions._everybodys = [s for s in sessions._everybodys if s.workers == 1]
+            sessions._look()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
