@@ -63,12 +63,10 @@ LONG = [  # 15 seconds and more, the longest first
 
 @pytest.fixture(autouse=True, scope="module")
 def no_session_of_several_is_left() -> Iterator[None]:
-    """What a file of tests left open is not the session of the next one."""
+    """A file of tests ends the sessions that it opened: they are not those of the next one."""
     yield
-    if job_size() == 1 and any(s.workers > 1 for s in sessions._everybodys):
-        with sessions._lock:
-            sessions._everybodys = [s for s in sessions._everybodys if s.workers == 1]
-            sessions._look()
+    if job_size() == 1:
+        assert [s.mesh for s in sessions._everybodys if s.workers > 1] == []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
