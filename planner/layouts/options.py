@@ -52,16 +52,36 @@ def options(
     near: Sequence[Sequence[Layout]],
     solved: Callable[[Graph, Sequence[Spec], Target, Sequence[Layout | None]], Graph],
 ) -> Options:
-    """The choices for a node. `near` are layouts in which its operands may come, for algorithms, whose
-    graphs are `solved`."""
-    bare = Node(node.op, (), node.params, node.specs, "", node.key)
-    if OPS[node.op].algorithms is None:
-        return _options(bare, tuple(ins), seen, target, machine)
-    return _with_algorithms(bare, tuple(ins), seen, target, machine, near, solved)
+    """The choices for a node: ways to run it, and its algorithms. `near` are layouts in which its
+    operands may come, for algorithms, whose graphs are `solved`."""
+    bare = Node(node.op, (), node.params, tuple([s.bare for s in node.specs]), "", node.key)
+    direct = _direct(bare, tuple(ins), seen, target, machine)
+    algorithms = OPS[node.op].algorithms
+    if algorithms is None:
+        return direct
+    made: list[tuple[tuple[Layout, ...], Graph, float]] = []
+    for layouts in itertools.islice(itertools.product(*near), 16):
+        specs = tuple([s.at(w) for s, w in zip(ins, layouts, strict=True)])
+        whole = Layout.whole(target.mesh)
+        parts = sum([local_bytes(s) for s in specs])
+        wanted = [whole if s.nbytes <= parts else None for s in bare.specs]
+        for g in algorithms(specs, bare.specs, node.kw):
+            graph = solved(g, specs, target, wanted)
+            made.append((layouts, graph, graph_seconds(machine, graph)))
+    if not made:
+        return direct
+    ends = [tuple([s.layout or Layout.whole(target.mesh) for s in g.out_specs]) for _, g, _ in made]
+    return Options(
+        tuple([(*n, *(w[k] for w, _, _ in made)) for k, n in enumerate(direct.needs)]),
+        tuple([(*g, *(e[k] for e in ends)) for k, g in enumerate(direct.gives)]),
+        tuple([(*d, *(e[k] for e in ends)) for k, d in enumerate(direct.ends)]),
+        (*direct.graphs, *(g for _, g, _ in made)),
+        np.concatenate([direct.costs, [s for _, _, s in made]]),
+    )
 
 
 @lru_cache(1 << 14)
-def _options(
+def _direct(
     node: Node, ins: tuple[Spec, ...], seen: Seen, target: Target, machine: Machine
 ) -> Options:
     choices: list[tuple[Way, tuple[Layout, ...]]] = []
@@ -133,39 +153,3 @@ def candidates(spec: Spec, mesh: Mesh, blocks: bool) -> list[Layout]:
 
 def cuts(layout: Layout) -> int:
     return sum([s is not None for s in layout.splits])
-
-
-# -- algorithms ------------------------------------------------------------------------------------
-def _with_algorithms(
-    node: Node,
-    ins: tuple[Spec, ...],
-    seen: Seen,
-    target: Target,
-    machine: Machine,
-    near: Sequence[Sequence[Layout]],
-    solved: Callable[[Graph, Sequence[Spec], Target, Sequence[Layout | None]], Graph],
-) -> Options:
-    """The ways to run it, and what its algorithms take of operands in the layouts in which they may
-    come."""
-    direct = _options(node, ins, seen, target, machine)
-    algorithms = OPS[node.op].algorithms
-    assert algorithms is not None
-    made: list[tuple[tuple[Layout, ...], Graph, float]] = []
-    for layouts in itertools.islice(itertools.product(*near), 16):
-        specs = tuple([s.at(w) for s, w in zip(ins, layouts, strict=True)])
-        whole = Layout.whole(target.mesh)
-        parts = sum([local_bytes(s) for s in specs])
-        wanted = [whole if s.nbytes <= parts else None for s in node.specs]
-        for g in algorithms(specs, node.specs, node.kw):
-            graph = solved(g, specs, target, wanted)
-            made.append((layouts, graph, graph_seconds(machine, graph)))
-    if not made:
-        return direct
-    ends = [tuple([s.layout or Layout.whole(target.mesh) for s in g.out_specs]) for _, g, _ in made]
-    return Options(
-        tuple([(*n, *(w[k] for w, _, _ in made)) for k, n in enumerate(direct.needs)]),
-        tuple([(*g, *(e[k] for e in ends)) for k, g in enumerate(direct.gives)]),
-        tuple([(*d, *(e[k] for e in ends)) for k, d in enumerate(direct.ends)]),
-        (*direct.graphs, *(g for _, g, _ in made)),
-        np.concatenate([direct.costs, [s for _, _, s in made]]),
-    )

@@ -40,6 +40,7 @@ class Problem:
 
     costs: list[Table] = field(default_factory=list)
     pairs: dict[tuple[int, int], list[Table]] = field(default_factory=dict)  # the lower first
+    turns: dict[int, tuple[Table, Table]] = field(default_factory=dict)  # of shared tables, by id
 
     def variable(self, costs: Table) -> int:
         self.costs.append(costs)
@@ -48,8 +49,13 @@ class Problem:
     def pair(self, i: int, j: int, table: Table) -> None:
         """What values of i (rows) and of j (columns) cost together."""
         if i > j:
-            i, j, table = j, i, _turned(table)
+            i, j, table = j, i, self.turned(table)
         self.pairs.setdefault((i, j), []).append(table)
+
+    def turned(self, table: Table) -> Table:
+        if id(table) not in self.turns:
+            self.turns[id(table)] = (table, table.T)
+        return self.turns[id(table)][1]
 
     def cost(self, values: Sequence[int]) -> float:
         """What a choice costs."""
@@ -71,22 +77,9 @@ class Answer:
         return 0.0 if self.cost <= self.bound else (self.cost - self.bound) / max(self.bound, 1e-30)
 
 
-_turns: dict[int, tuple[Table, Table]] = {}  # of shared tables; emptied by `solve`
-
-
-def _turned(table: Table) -> Table:
-    found = _turns.get(id(table))
-    if found is None:
-        found = _turns[id(table)] = (table, table.T)
-    return found[1]
-
-
 def solve(problem: Problem, limit: int = LIMIT) -> Answer:
     """The cheapest choice, or one near it with a bound."""
-    try:
-        return _Solver(problem, limit).answer()
-    finally:
-        _turns.clear()
+    return _Solver(problem, limit).answer()
 
 
 @dataclass(slots=True)
@@ -96,7 +89,7 @@ class _Solver:
     kept: list[Table] = field(default_factory=list)  # of each variable, the values that are left
     sums: dict[tuple[int, ...], Table] = field(default_factory=dict)
     parts: dict[tuple[int, bytes, bytes], Table] = field(default_factory=dict)
-    worst: dict[tuple[int, int], Table] = field(default_factory=dict)
+    worst: dict[int, Table] = field(default_factory=dict)
     hold: list[Any] = field(default_factory=list)  # objects whose ids are keys
 
     def answer(self) -> Answer:
@@ -140,7 +133,7 @@ class _Solver:
         around: dict[int, list[Table]] = {}
         for (i, j), table in pairs.items():
             around.setdefault(i, []).append(table)
-            around.setdefault(j, []).append(_turned(table))
+            around.setdefault(j, []).append(self.problem.turned(table))
         seen: dict[tuple[int, ...], Table] = {}
         dropped: dict[int, Table] = {}
         for i, cost in enumerate(costs):
@@ -171,7 +164,7 @@ class _Solver:
 
     def _least_more(self, table: Table) -> Table:
         """For each two rows, by how much the first costs more than the second at the least."""
-        found = self.worst.get((id(table), 0))
+        found = self.worst.get(id(table))
         if found is None:
             self.hold.append(table)
             unique = np.unique(table, axis=1) if table.shape[1] > 8 else table
@@ -179,7 +172,7 @@ class _Solver:
             found = np.empty((rows, rows))
             for r in range(rows):
                 found[r] = (unique[r] - unique).min(1)
-            self.worst[id(table), 0] = found
+            self.worst[id(table)] = found
         return found
 
     def _part(self, table: Table, rows: Table | None, columns: Table | None) -> Table:
@@ -345,15 +338,14 @@ class _Core:
                 much = table.min(1 if i < j else 0)
                 more = more + (much - much.min())
             alive = more <= room
-            if not alive.all():
+            if alive.any() and not alive.all():
                 keeps[i] = np.flatnonzero(alive)
         for i, rows in keeps.items():
-            if len(rows):
-                self.costs[i], self.kept[i] = self.costs[i][rows], self.kept[i][rows]
+            self.costs[i], self.kept[i] = self.costs[i][rows], self.kept[i][rows]
         for (i, j), table in self.pairs.items():
-            if i in keeps and len(keeps[i]):
+            if i in keeps:
                 table = table[keeps[i]]
-            if j in keeps and len(keeps[j]):
+            if j in keeps:
                 table = table[:, keeps[j]]
             self.pairs[i, j] = np.ascontiguousarray(table)
 

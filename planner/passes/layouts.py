@@ -31,6 +31,7 @@ from ostinato.ops.core.array import FREE, Split, Wish
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Mesh, Shape
+from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.shape import split_of
 from ostinato.planner.layouts.costs import relayout_seconds, repeats
@@ -51,8 +52,13 @@ def choose_layouts(graph: Graph, target: Target, told: dict[str, float] | None =
     """The pass. It is idempotent only up to `relayout` nodes: a graph that has layouts is not
     planned again. `told` is told the answer's gap.
     """
-    specs = [s if s.layout is not None else s.at(Layout.whole(target.mesh)) for s in graph.inputs]
-    return lay_out(graph, specs, target, told=told)
+    return lay_out(graph, given(graph, target), target, told=told)
+
+
+def given(graph: Graph, target: Target) -> list[Spec]:
+    """A graph's operands; those that have no layout are whole."""
+    whole = Layout.whole(target.mesh)
+    return [s if s.layout is not None else s.at(whole) for s in graph.inputs]
 
 
 def lay_out(
@@ -98,8 +104,7 @@ def twins(graph: Graph) -> dict[int, int]:
 def place(graph: Graph, target: Target, free: Collection[int], dearer: float) -> Graph:
     """The graph with operands, of those that may lie anywhere, where it runs fastest again and again,
     if a byte of a worker's memory that an operand takes costs so many seconds."""
-    whole = Layout.whole(target.mesh)
-    inputs = [s if s.layout is not None else s.at(whole) for s in graph.inputs]
+    inputs = given(graph, target)
     search = _Search(target, target.machine)
     refs = [search.anywhere(s, dearer) if k in free else _fixed(s) for k, s in enumerate(inputs)]
     search.ends(search.graph(graph, refs, 1, True), [None] * len(graph.outputs))
@@ -282,10 +287,12 @@ class _Search:
             case "branch":
                 return self.branch(laid, k, node, refs, weight)
         ins = [graph.specs[v].bare for v in node.inputs]
-        several = tuple([read[v] > 1 or v in graph.outputs for v in graph.outs(k)])
-        near = [_near(r, s, self.target.mesh, self.blocks) for r, s in zip(refs, ins, strict=True)]
-        bare = node if all(s.layout is None for s in node.specs) else _bare(node)
-        chosen = options(bare, ins, several, self.target, self.machine, near, lay_out)
+        several = tuple([read[v] > 1 for v in graph.outs(k)])
+        near = []
+        if OPS[node.op].algorithms is not None:
+            pairs = zip(refs, ins, strict=True)
+            near = [_near(r, s, self.target.mesh, self.blocks) for r, s in pairs]
+        chosen = options(node, ins, several, self.target, self.machine, near, lay_out)
         costs = chosen.costs if weight == 1 else chosen.costs * weight
         variable = self.problem.variable(costs)
         reads = zip(node.inputs, chosen.needs, strict=True)
@@ -314,7 +321,7 @@ class _Search:
     def comes(self, laid: _Laid, v: int, spec: Spec, ref: _Ref, asked: set[int]) -> None:
         """A result counts as whole along mesh axes along which nobody asked for parts. So does a sum, if
         a replica is no larger than the parts that it was made from."""
-        made = self.sums(laid, v, spec, ref)
+        made = self.sums(laid, v, spec)
         machine, costs = self.machine, np.zeros(len(ref.layouts))
         for c, end in enumerate(ref.layouts):
             whole = end
@@ -327,7 +334,7 @@ class _Search:
         if costs.any():
             self.problem.costs[ref.variable] = self.problem.costs[ref.variable] + costs
 
-    def sums(self, laid: _Laid, v: int, spec: Spec, ref: _Ref) -> list[tuple[int, ...]]:
+    def sums(self, laid: _Laid, v: int, spec: Spec) -> list[tuple[int, ...]]:
         """Of each choice, the axes along which small sums are made."""
         k = laid.graph.producers[v]
         if k not in laid.options:
@@ -351,11 +358,8 @@ class _Search:
         body: Graph = kw["body"]
         inside = weight * max(1, repeats(node))
         specs = [laid.graph.specs[v] for v in node.inputs]
-        consts = [self.before(s, r, weight) for s, r in zip(specs[:nc], refs[:nc], strict=True)]
-        state = [
-            self.before(s, r, weight, free=True)
-            for s, r in zip(specs[nc : nc + ns], refs[nc : nc + ns], strict=True)
-        ]
+        consts = self.before(specs[:nc], refs[:nc], weight)
+        state = self.before(specs[nc : nc + ns], refs[nc : nc + ns], weight, free=True)
         stacks, items = [], []
         for s, r in zip(specs[nc + ns :], refs[nc + ns :], strict=True):
             one = Spec(s.shape[1:], s.dtype)
@@ -373,16 +377,21 @@ class _Search:
         laid.state[k] = ends
         return [*state, *(_Ref(r.variable, tuple(map(_stacked, r.layouts))) for r in ends[ns:])]
 
-    def before(self, spec: Spec, ref: _Ref, weight: int, free: bool = False) -> _Ref:
-        """An operand of a loop, in one layout in all turns; state may have any."""
-        if _stored(ref):
-            return ref
-        if ref.variable < 0 and ref.layouts[0].is_whole and not free:
-            return ref
-        found = dict.fromkeys(candidates(spec, self.target.mesh, self.blocks))
-        if len(set(ref.layouts)) <= 4:
-            found.update(dict.fromkeys([w for w in ref.layouts if not w.partial_axes]))
-        return self.placed(spec, ref, list(found), weight)
+    def before(
+        self, specs: Sequence[Spec], refs: Sequence[_Ref], weight: int, free: bool = False
+    ) -> list[_Ref]:
+        """Operands of a loop, each in one layout in all turns; state may have any."""
+        made = []
+        for spec, ref in zip(specs, refs, strict=True):
+            fixed = ref.variable < 0 and ref.layouts[0].is_whole and not free
+            if _stored(ref) or fixed:
+                made.append(ref)
+                continue
+            found = dict.fromkeys(candidates(spec, self.target.mesh, self.blocks))
+            if len(set(ref.layouts)) <= 4:
+                found.update(dict.fromkeys([w for w in ref.layouts if not w.partial_axes]))
+            made.append(self.placed(spec, ref, list(found), weight))
+        return made
 
     def back(self, ref: _Ref, spec: Spec, state: _Ref, weight: int) -> None:
         """What a body makes comes back as the state of the next turn."""
@@ -397,10 +406,8 @@ class _Search:
         nc, _ = kw["counts"]
         inside = weight * max(1, repeats(node))
         specs = [laid.graph.specs[v] for v in node.inputs]
-        consts = [self.before(s, r, weight) for s, r in zip(specs[:nc], refs[:nc], strict=True)]
-        state = [
-            self.before(s, r, weight, free=True) for s, r in zip(specs[nc:], refs[nc:], strict=True)
-        ]
+        consts = self.before(specs[:nc], refs[:nc], weight)
+        state = self.before(specs[nc:], refs[nc:], weight, free=True)
         body = self.graph(kw["body"], [*consts, *state], inside)
         test = self.graph(kw["condition"], [*consts, *state], inside)
         for v, ref in zip(kw["body"].outputs, state, strict=True):
@@ -417,7 +424,7 @@ class _Search:
         kw = node.kw
         specs = [laid.graph.specs[v] for v in node.inputs]
         self.needs(refs[0], specs[0], (self.whole,), -1, weight)
-        inputs = [self.before(s, r, weight) for s, r in zip(specs[1:], refs[1:], strict=True)]
+        inputs = self.before(specs[1:], refs[1:], weight)
         sides = {s: self.graph(kw[s], inputs, weight) for s in ("then", "otherwise")}
         ends = []
         for n, spec in enumerate(node.specs):
@@ -475,8 +482,12 @@ def _asked(graph: Graph, inputs: Sequence[_Ref], target: Target) -> list[set[int
 
 
 def _readers(graph: Graph) -> list[int]:
-    """How many nodes read each value."""
-    return [len(set(users)) for users in graph.uses]
+    """How many nodes read each value; who reads a result counts as many."""
+    found = [len(set(users)) for users in graph.uses]
+    for v in graph.outputs:
+        if v >= len(graph.inputs):
+            found[v] += 2
+    return found
 
 
 def _fixed(spec: Spec) -> _Ref:
@@ -486,10 +497,6 @@ def _fixed(spec: Spec) -> _Ref:
 
 def _stored(ref: _Ref) -> bool:
     return ref.layouts[0].stored
-
-
-def _bare(node: Node) -> Node:
-    return Node(node.op, node.inputs, node.params, tuple([s.bare for s in node.specs]), node.line)
 
 
 def _near(ref: _Ref, spec: Spec, mesh: Mesh, blocks: bool) -> list[Layout]:

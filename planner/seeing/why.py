@@ -15,8 +15,8 @@ from ostinato.planner.layouts.costs import node_seconds
 from ostinato.planner.layouts.options import candidates
 from ostinato.planner.machine import Machine
 from ostinato.planner.passes.communicate import kind_of
-from ostinato.planner.passes.layouts import lay_out, twins
-from ostinato.planner.plan import Plan, Target, export, local_bytes
+from ostinato.planner.passes.layouts import given, lay_out, twins
+from ostinato.planner.plan import Plan, export, local_bytes
 from ostinato.planner.preparing import prepared
 from ostinato.planner.seeing.explain import amount, seconds
 
@@ -42,8 +42,7 @@ def why(plan: Plan, name: str) -> str:
             got="no array of this plan",
             needed="one of " + ", ".join([*names, *results]),
         )
-    whole = Layout.whole(target.mesh)
-    inputs = [s if s.layout is not None else s.at(whole) for s in graph.inputs]
+    inputs = given(graph, target)
     chosen = lay_out(graph, inputs, target)
     ends: list[Layout | None] = [s.layout for s in chosen.out_specs]
     k = names.index(name) if name in names else results.index(name)
@@ -61,8 +60,8 @@ def why(plan: Plan, name: str) -> str:
             made = lay_out(graph, others, target, back)
         else:
             made = lay_out(graph, inputs, target, [*ends[:k], layout, *ends[k + 1 :]])
-        found.append((layout, _spent(target.machine, made, target)))
-    now = _spent(target.machine, chosen, target)
+        found.append((layout, _spent(target.machine, made)))
+    now = _spent(target.machine, chosen)
     total = sum(now.values())
     lines = [f"{name}: {spec.layout} takes {seconds(total)} ({target.machine.name} machine)"]
     found.sort(key=lambda f: sum(f[1].values()))
@@ -81,7 +80,7 @@ def _more(extra: float) -> str:
     return ("+" if extra >= 0 else "-") + seconds(abs(extra))
 
 
-def _spent(machine: Machine, graph: Graph, target: Target) -> Spent:
+def _spent(machine: Machine, graph: Graph) -> Spent:
     spent: Spent = defaultdict(float)
     specs = {id(n): [g.specs[v] for v in n.inputs] for g in _graphs(graph) for n in g.nodes}
     for node, took in node_seconds(machine, graph):
