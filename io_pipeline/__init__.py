@@ -1,1 +1,1 @@
-"""The feed: sources, stages and their tuner. Today: arrays in files, block by block (files.py)."""
+"""The feed: arrays in files, block by block (files.py), and pipes of samples in batches (feed/)."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os as _os
 import sys as _sys
+from typing import TYPE_CHECKING as _CHECKED
 
 _root = _os.path.dirname(_os.path.dirname(_os.path.abspath(__file__)))
 if _os.path.isdir(_os.path.join(_root, "planner")) and _os.path.isfile(
@@ -72,10 +73,17 @@ from .states import load_state as load_state
 from .states import save_state as save_state
 from .states import saved_steps as saved_steps
 
+if _CHECKED:
+    from . import io as io
+
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
+    if name == "io":  # which not every worker needs
+        from importlib import import_module
+
+        return import_module("ostinato.io")
     from .spelling import hint
 
     message = f"module 'ostinato' has no attribute {name!r}{hint(name)}"
@@ -84,4 +92,4 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     hidden = {n for n, x in globals().items() if isinstance(x, type(_sys))} | {"annotations"}
-    return sorted(globals().keys() - hidden | {"errors", "linalg", "nn", "optim", "random"})
+    return sorted(globals().keys() - hidden | {"errors", "io", "linalg", "nn", "optim", "random"})

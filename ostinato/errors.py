@@ -16,6 +16,7 @@
     ├── NaNError              (FloatingPointError)  a NaN, with the operation that made it
     ├── PlanFileError         (ValueError)     a plan file that cannot be trusted
     ├── DataFileError         (OSError)        a data file that cannot be read
+    ├── SampleError           (RuntimeError)   a sample that a pipe could not make
     ├── ExecutionError        (RuntimeError)   an operation that failed while a plan ran
     │   └── LinAlgError       (numpy.linalg.LinAlgError)  a matrix that has no such factors
     ├── StaleResultError      (RuntimeError)   a hit that another trace does not confirm
@@ -113,6 +114,10 @@ class PlanFileError(OstinatoError, ValueError):
 
 class DataFileError(OstinatoError, OSError):
     """A data file that is missing, damaged, of an unknown kind, or changed while it was in use."""
+
+
+class SampleError(OstinatoError, RuntimeError):
+    """A sample that a pipe could not make; the message names it, the stage and the user's line."""
 
 
 class ExecutionError(OstinatoError, RuntimeError):

@@ -1,0 +1,532 @@
+"""Threads that make batches.
+
+    portions --> a batch is opened --> chunks of its samples --> threads: read, all stages, into the slot
+                      ^                                                          |
+                      +---- room, once a batch is handed out, in order <---------+
+
+A thread takes a chunk of a batch's samples and brings each of them through all stages, one after another,
+so that it stays in the thread's cache; the last stage writes into the batch's own memory. Nothing is
+queued per sample: chunks are counted off under a lock, and a batch is done when none of its samples is
+left. Threads do not wait for a slow sample, but go on with the batches behind it, as far as memory allows.
+
+What a batch holds depends on its number alone; threads and chunks only decide when it is made."""
+
+from __future__ import annotations
+
+import atexit
+import contextvars
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from ostinato.ops.core.signals import Living
+
+from ostinato.errors import OstinatoError, SampleError
+
+from ..source import short
+from .chain import Chain, Sample
+from .draws import REPLACED, Draws
+from .faults import RAISE, REPLACE, TRIES, Fault, Policy
+from .fields import Fields, fields_of
+from .portions import Portion, Portions
+from .samples import Samples
+from .slots import Slots
+from .stats import Costs
+
+CHUNK = 8  # samples that a thread takes at a time
+AHEAD = 256 << 20  # bytes of batches that wait to be taken
+LEAST, MOST = 2, 64  # batches that are made at a time, whatever they hold
+SWITCH = 2e-4  # seconds after which a thread of Python's gives way, while a pipe runs
+PATIENCE = 5.0  # seconds for threads to end with the sample that they work on
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What makes batches, but for which samples they have."""
+
+    source: Samples
+    chain: Chain
+    batched: Chain | None  # stages of whole batches; None if samples stay single
+    policy: Policy  # of the source
+    seed: int
+    threads: int
+    chunk: int = CHUNK
+    ahead: int = AHEAD
+
+
+@dataclass
+class Failure:
+    """A sample that could not be made."""
+
+    row: int
+    fault: Fault
+    error: SampleError | None  # None: it is left out
+
+
+@dataclass
+class Batch:
+    """A batch that is being made."""
+
+    portion: Portion
+    taken: int = 0  # samples that a thread has taken
+    left: int = 0  # samples that are not done yet
+    fields: Fields | None = None
+    slots: list[Any] | None = None  # of each leaf: an array of all samples, or a list
+    loose: dict[int, tuple[list[Any], Fields]] = field(default_factory=dict)  # what fits none
+    failures: list[Failure] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)  # also of what was replaced
+    error: BaseException | None = None
+    is_done: bool = False
+
+    @property
+    def count(self) -> int:
+        return len(self.portion.places)
+
+
+class Work:
+    """An epoch that is being made. Threads know this, and not the iterator that users hold: when that is
+    gone, they stop."""
+
+    def __init__(self, recipe: Recipe, portions: Portions, epoch: int) -> None:
+        self.recipe, self.portions, self.epoch = recipe, portions, epoch
+        self.lock = threading.Lock()
+        self.to_do = threading.Condition(self.lock)  # for threads: room, or chunks
+        self.done = threading.Condition(self.lock)  # for who takes batches
+        self.open: deque[Batch] = deque()  # in order; the first is handed out next
+        self.is_opening = self.is_at_end = self.is_stopped = False
+        self.error: BaseException | None = None
+        self.form: tuple[Fields, list[Any]] | None = None  # of batches, as the last one was
+        self.slots = Slots()
+        self.batch_bytes = 0
+        stages = len(recipe.chain.stages)
+        self.costs = [Costs(stages + 1) for _ in range(recipe.threads)]
+        self.waited = self.held = 0.0  # seconds: of who takes batches, and of threads for room
+        self.threads: list[threading.Thread] = []
+        self.alive = 0
+        self.has_left = False
+
+    # -- the beginning and the end ---------------------------------------------------------------
+    def begin(self) -> None:
+        _running.enter(self)
+        for k in range(self.recipe.threads):
+            context = contextvars.copy_context()
+            run = Thread(self, k, context)
+            self.threads.append(run)
+        for thread in self.threads:
+            self.alive += 1
+            thread.start()
+
+    def stop(self) -> None:
+        """Threads end with the sample that they work on. Waits for nobody, so finalizers may call it."""
+        self.is_stopped = True
+        if self.lock.acquire(blocking=False):  # else who has it looks at `is_stopped` next
+            try:
+                self.to_do.notify_all()
+                self.done.notify_all()
+            finally:
+                self.lock.release()
+
+    def join(self) -> None:
+        self.is_stopped = True
+        with self.lock:
+            self.to_do.notify_all()
+            self.done.notify_all()
+        until = time.monotonic() + PATIENCE
+        for thread in self.threads:
+            if thread is not threading.current_thread() and thread.ident is not None:
+                thread.join(max(until - time.monotonic(), 0.0))
+        if self.alive == 0:
+            self.open.clear()
+
+    def gone(self) -> None:
+        """A thread has ended; with the last one, so has all that holds while they run."""
+        with self.lock:
+            self.alive -= 1
+            if self.alive:
+                return
+            if self.is_stopped:
+                self.open.clear()
+        _running.leave(self)
+
+    # -- threads ---------------------------------------------------------------------------------
+    def work(self, number: int) -> None:
+        """What a thread does until the epoch is made."""
+        sample = Sample(Draws(self.recipe.seed, self.epoch))
+        costs = self.costs[number]
+        while (task := self._task()) is not None:
+            batch, rows = task
+            for row in rows:
+                if self.is_stopped:
+                    return
+                timed = costs if row == rows.start else None
+                try:
+                    self._make(batch, row, sample, timed)
+                except BaseException as error:  # of the pipe itself
+                    batch.error = batch.error or error
+            self._finish(batch, len(rows), sample)
+
+    def _task(self) -> tuple[Batch, range] | None:
+        """The next chunk; None if there is none left."""
+        while True:
+            with self.lock:
+                while True:
+                    if self.is_stopped:
+                        return None
+                    last = self.open[-1] if self.open else None
+                    if last is not None and last.taken < last.count:
+                        first = last.taken
+                        last.taken = min(first + self.recipe.chunk, last.count)
+                        return last, range(first, last.taken)
+                    if self.is_at_end:
+                        return None
+                    if not self.is_opening and self._has_room():
+                        self.is_opening = True
+                        break
+                    begin = time.perf_counter()
+                    self.to_do.wait(1.0)
+                    self.held += time.perf_counter() - begin
+            self._open()
+
+    def _has_room(self) -> bool:
+        waiting = len(self.open)
+        if waiting < LEAST or not self.batch_bytes:
+            return waiting < LEAST
+        return waiting < MOST and (waiting + 1) * self.batch_bytes <= self.recipe.ahead
+
+    def _open(self) -> None:
+        """Find out what is in the next batch. One thread at a time."""
+        portion: Portion | None = None
+        error: BaseException | None = None
+        try:
+            portion = self.portions.open()
+        except BaseException as found:
+            error = found
+        with self.lock:
+            self.is_opening = False
+            if portion is None:
+                self.is_at_end, self.error = True, error
+            else:
+                batch = Batch(portion, left=len(portion.places))
+                if self.form is not None and batch.count and self.recipe.batched is not None:
+                    batch.fields = self.form[0]
+                    batch.slots = self._slots(batch.count, self.form[1])
+                if not batch.count:
+                    batch.is_done = True
+                self.open.append(batch)
+            self.to_do.notify_all()
+            self.done.notify_all()
+
+    def _slots(self, count: int, forms: Sequence[Any]) -> list[Any]:
+        return [
+            self.slots.array((count, *form[0]), form[1]) if form is not None else [None] * count
+            for form in forms
+        ]
+
+    # -- samples ---------------------------------------------------------------------------------
+    def _make(self, batch: Batch, row: int, sample: Sample, costs: Costs | None) -> None:
+        """One sample of a batch, or what takes its place."""
+        recipe, portion = self.recipe, batch.portion
+        sample.place = place = portion.places[row]
+        index = portion.samples[row]
+        item = None if portion.items is None else portion.items[row]
+        for attempt in range(TRIES):
+            sample.step, sample.out = None, None
+            if batch.slots is not None and batch.fields is not None:
+                sample.out = [s[row] if isinstance(s, np.ndarray) else None for s in batch.slots]
+            if costs is not None:
+                costs.begin()
+            try:
+                if item is not None:
+                    sample.fields, sample.values = fields_of(item, recipe.source.kinds)  # type: ignore[attr-defined]
+                else:
+                    sample.values, sample.fields = recipe.source.read(index)
+                if costs is not None:
+                    costs.end(0, sample.values)
+                recipe.chain.run(sample, costs)
+                assert sample.fields is not None
+                self._put(batch, row, sample.values, sample.fields, sample.out)
+                return
+            except Exception as error:
+                policy, fault = self._fault(sample, index, error)
+                if policy.do == REPLACE and item is None and attempt + 1 < TRIES:
+                    batch.faults.append(fault)
+                    draws = sample.draws.at(place, REPLACED + attempt)
+                    index = draws.integer(0, len(recipe.source))
+                    continue
+                raised = None
+                if policy.do in (RAISE, REPLACE):
+                    raised = self._error(sample, fault, error)
+                batch.failures.append(Failure(row, fault, raised))
+                return
+
+    def _fault(self, sample: Sample, index: int, error: Exception) -> tuple[Policy, Fault]:
+        step = sample.step
+        stage = step.stage.name if step is not None else "read"
+        policy = step.placed.policy if step is not None else self.recipe.policy
+        name = self.recipe.source.name(index)
+        return policy, Fault(self.epoch, sample.place, index, name, stage, short(error))
+
+    def _error(self, sample: Sample, fault: Fault, error: Exception) -> SampleError:
+        """The error that names the file, the sample, the stage and the user's line."""
+        step = sample.step
+        name = f"sample {fault.sample}"
+        what = name if fault.name == name else f"{name}, {fault.name}"
+        made = SampleError.because(
+            f"{what}, in {fault.stage} (place {fault.place} of epoch {fault.epoch})",
+            got=str(error).rstrip(".") if isinstance(error, OstinatoError) else fault.reason,
+            line=step.placed.line if step is not None else "",
+        )
+        assert isinstance(made, SampleError)
+        made.__cause__ = error
+        return made
+
+    def _put(
+        self, batch: Batch, row: int, values: list[Any], fields: Fields, out: Sequence[Any] | None
+    ) -> None:
+        """A sample to its place in the batch."""
+        if self.recipe.batched is None:
+            own = [_own(v) for v in values]
+            batch.loose[row] = own, fields
+            self.batch_bytes = self.batch_bytes or batch.count * sum(map(_bytes, own))
+            return
+        slots = batch.slots
+        if slots is None:
+            with self.lock:
+                if batch.slots is None:
+                    forms = [_form(v) for v in values]
+                    batch.fields, batch.slots = fields, self._slots(batch.count, forms)
+                    self.batch_bytes = sum(
+                        s.nbytes for s in batch.slots if isinstance(s, np.ndarray)
+                    )
+                    self.form = self.form or (fields, forms)
+                slots = batch.slots
+        if fields is not batch.fields and fields != batch.fields:
+            batch.loose[row] = list(values), fields
+            return
+        for k, (slot, value) in enumerate(zip(slots, values, strict=True)):
+            if out is not None and value is out[k] and value is not None:
+                continue
+            if isinstance(slot, list) or _fits(slot, value):
+                slot[row] = value
+            else:
+                batch.loose[row] = list(values), fields
+                return
+
+    # -- batches ---------------------------------------------------------------------------------
+    def _finish(self, batch: Batch, rows: int, sample: Sample) -> None:
+        """A chunk is done; with the last one, so is the batch."""
+        with self.lock:
+            batch.left -= rows
+            if batch.left:
+                return
+        try:
+            if self.recipe.batched is not None and batch.error is None:
+                self._collate(batch)
+                if batch.slots is not None and self.recipe.batched.stages:
+                    self._run_batched(batch, sample)
+        except BaseException as error:
+            batch.error = error
+        with self.lock:
+            batch.is_done = True
+            self.done.notify_all()
+
+    def _collate(self, batch: Batch) -> None:
+        """Samples in one array each, without those that are left out."""
+        failures = sorted(batch.failures, key=lambda f: f.row)
+        if any(f.error is not None for f in failures):
+            return
+        gone = {f.row for f in failures}
+        keep = [row for row in range(batch.count) if row not in gone]
+        if batch.loose:
+            rows = [batch.loose.get(row) or self._row(batch, row) for row in keep]
+            batch.fields, batch.slots = self._stacked(batch, keep, rows)
+        elif gone and batch.slots is not None:
+            batch.slots = [
+                s[keep] if isinstance(s, np.ndarray) else [s[row] for row in keep]
+                for s in batch.slots
+            ]
+        if gone:
+            places = batch.portion.places
+            batch.portion.places[:] = [places[row] for row in keep]
+
+    def _row(self, batch: Batch, row: int) -> tuple[list[Any], Fields]:
+        assert batch.slots is not None
+        assert batch.fields is not None
+        return [slot[row] for slot in batch.slots], batch.fields
+
+    def _stacked(
+        self, batch: Batch, keep: list[int], rows: Sequence[tuple[list[Any], Fields]]
+    ) -> tuple[Fields, list[Any]]:
+        """Samples that do not have the form of the last ones: they may agree in another."""
+        values, fields = rows[0]
+        forms = [_form(v) for v in values]
+        found: list[Any] = [[] for _ in values]
+        for row, (others, theirs) in zip(keep, rows, strict=True):
+            shapes = [_form(v) for v in others]
+            if theirs != fields or any(
+                (a and a[0]) != (b and b[0]) for a, b in zip(forms, shapes, strict=False)
+            ):
+                index = batch.portion.samples[row]
+                raise SampleError.because(
+                    f"batch: {self.recipe.source.name(index)}",
+                    got=f"a sample of {_told(theirs, shapes)}",
+                    needed=f"one of {_told(fields, forms)}, as the first of its batch",
+                    do="bring samples to one shape before `batch`, e.g. with resize or center_crop",
+                )
+            for k, value in enumerate(others):
+                found[k].append(value)
+        slots = [
+            np.stack(column) if form is not None else column
+            for form, column in zip(forms, found, strict=True)
+        ]
+        with self.lock:
+            self.form = fields, [_form(v) for v in values]
+        return fields, slots
+
+    def _run_batched(self, batch: Batch, sample: Sample) -> None:
+        assert self.recipe.batched is not None
+        assert batch.slots is not None
+        sample.values, sample.fields, sample.out = batch.slots, batch.fields, None
+        sample.places = batch.portion.places
+        sample.place = sample.places[0] if sample.places else 0
+        try:
+            self.recipe.batched.run(sample)
+        except Exception as error:
+            step = sample.step
+            assert step is not None
+            made = SampleError.because(
+                f"batch {batch.portion.number} of epoch {self.epoch}, in {step.stage.name}",
+                got=short(error),
+                line=step.placed.line,
+            )
+            raise made from error
+        batch.slots, batch.fields = sample.values, sample.fields
+
+    # -- who takes batches -----------------------------------------------------------------------
+    def take(self) -> Batch | None:
+        """The next batch, once it is made; None at the end."""
+        begin = time.perf_counter()
+        with self.lock:
+            while not (self.open and self.open[0].is_done):
+                if self.is_stopped or (self.is_at_end and not self.open):
+                    if self.error is not None:
+                        raise self.error
+                    return None
+                self.done.wait(1.0)
+            batch = self.open.popleft()
+            self.to_do.notify_all()
+        self.waited += time.perf_counter() - begin
+        return batch
+
+
+class Thread(threading.Thread):
+    """One of an epoch's threads. It is a daemon, since what ends the interpreter ends it before."""
+
+    def __init__(self, work: Work, number: int, context: contextvars.Context) -> None:
+        super().__init__(name=f"ostinato-feed-{number}", daemon=True)
+        self.work_on, self.number, self.context = work, number, context
+
+    def run(self) -> None:
+        try:
+            self.context.run(self.work_on.work, self.number)
+        finally:
+            work = self.work_on
+            del self.work_on, self.context
+            work.gone()
+
+
+def _own(value: Any) -> Any:
+    """A value that users may write to: no view of the source's memory."""
+    is_view = isinstance(value, np.ndarray) and not value.flags.owndata
+    return value.copy() if is_view else value
+
+
+def _bytes(value: Any) -> int:
+    size: int = getattr(value, "nbytes", 64)
+    return size
+
+
+def _form(value: Any) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+    """Shape and dtype of what lies in an array; None for what lies in a list."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return (
+            (value.shape, value.dtype)
+            if value.dtype.kind not in "OUSV" or value.dtype.name == "bfloat16"
+            else None
+        )
+    if isinstance(value, (bool, int, float, complex)):
+        return (), np.asarray(value).dtype
+    return None
+
+
+def _fits(slot: np.ndarray[Any, Any], value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.shape == slot.shape[1:] and value.dtype == slot.dtype
+    form = _form(value)
+    return form is not None and form == (slot.shape[1:], slot.dtype)
+
+
+def _told(fields: Fields, forms: Sequence[Any]) -> str:
+    """A sample's fields in words."""
+    names = [name.strip("[]'.") or "sample" for name in fields.names]
+    return ", ".join(
+        f"{name} {form[1]}{list(form[0])}" if form is not None else name
+        for name, form in zip(names, forms, strict=True)
+    )
+
+
+# -- while pipes run ---------------------------------------------------------------------------
+class Running:
+    """Epochs that are being made, and what holds meanwhile: threads of Python give way sooner, or one that
+    decodes would wait 5 ms for a busy main thread each time it comes back from its library."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.works: Living[Work] = Living()
+        self.count = 0
+        self.before = 0.0
+        self.leaving: list[Callable[[], None]] = []
+
+    def enter(self, work: Work) -> None:
+        with self.lock:
+            self.works.add(work)
+            self.count += 1
+            if self.count == 1:
+                self.before = sys.getswitchinterval()
+                if self.before > SWITCH:
+                    sys.setswitchinterval(SWITCH)
+
+    def leave(self, work: Work) -> None:
+        with self.lock:
+            if not work.has_left:
+                work.has_left = True
+                self.count -= 1
+                if self.count == 0 and abs(sys.getswitchinterval() - SWITCH) < SWITCH / 100:
+                    sys.setswitchinterval(self.before)
+
+    def end(self) -> None:
+        """The interpreter ends."""
+        works = list(self.works)
+        for work in works:
+            work.stop()
+        for work in works:
+            work.join()
+
+    def forked(self) -> None:
+        """In a child nothing of it goes on."""
+        before, was = self.before, self.count
+        self.__init__()  # type: ignore[misc]
+        if was and before:
+            sys.setswitchinterval(before)
+
+
+_running = Running()
+atexit.register(_running.end)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_running.forked)

@@ -1,0 +1,66 @@
+"""What a sample consists of: leaves of the tree that users see (a tuple, a dict, one value), each with a kind,
+by which stages know what to do with it.
+
+| kind | a value |
+|---|---|
+| image | height x width x channels; before it is decoded, the bytes of a file |
+| mask | height x width, numbers of classes: never mixed, and moved as the image is |
+| boxes | n x 4: x0, y0, x1, y1 in pixels of the image, float32 |
+| label | a number of a class, or a row of weights of classes |
+| volume | depth x height x width, or with channels behind |
+| data | anything else: stages leave it alone |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.ops.core.tree import Structure, constructor, flatten, paths
+
+IMAGE, MASK, BOXES, LABEL, VOLUME, DATA = KINDS = (
+    "image", "mask", "boxes", "label", "volume", "data"
+)  # fmt: skip
+SIZED = (IMAGE, VOLUME, MASK)  # whose extents are the sample's, the first of them that there is
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The leaves of a sample, in the order of `flatten`."""
+
+    kinds: tuple[str, ...]
+    structure: Structure
+
+    @property
+    def names(self) -> list[str]:
+        """What users call the leaves: `[0]`, `['image']`."""
+        return paths(self.structure)
+
+    def tree(self, leaves: Sequence[Any]) -> Any:
+        """What users see."""
+        return constructor(self.structure)(leaves)
+
+    def of_kind(self, *kinds: str) -> list[int]:
+        return [k for k, kind in enumerate(self.kinds) if kind in kinds]
+
+    def sized(self) -> int | None:
+        """The leaf whose extents are the sample's."""
+        return next((k for kind in SIZED for k in self.of_kind(kind)), None)
+
+
+def fields_of(sample: Any, kinds: Sequence[str] | None = None) -> tuple[Fields, list[Any]]:
+    """The fields of a sample of which nobody said what they are: kinds by the keys of a dict, else as
+    given."""
+    leaves, structure = flatten(sample)
+    if kinds is None:
+        kinds = [by_name(path) for path in paths(structure)]
+    return Fields(tuple(kinds), structure), leaves
+
+
+def by_name(path: str) -> str:
+    """The kind of what users call so."""
+    for kind in KINDS:
+        if path.endswith((f"[{kind!r}]", f".{kind}")):
+            return kind
+    return DATA

@@ -1,0 +1,155 @@
+"""Files as samples: found by patterns, read as they are; what is in them is for `decode` to know."""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ostinato.ops.core.tree import flatten
+from ostinato.ops.core.user_line import misfit
+
+from ostinato.errors import ArgumentError, DataFileError
+
+from ..source import trouble
+from .fields import IMAGE, LABEL, MASK, Fields
+from .samples import Samples, digest
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+MOST_BYTES = 1 << 30  # of a file that is read whole
+
+
+class Files(Samples):
+    """The contents of files, each with what else is known of it: a label, the file of its mask."""
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        labels: Sequence[Any] | None = None,
+        masks: Sequence[str] | None = None,
+        classes: Sequence[str] | None = None,
+        base: str = "",
+    ) -> None:
+        self.paths, self.labels, self.masks = paths, labels, masks
+        self.classes, self.base = classes, base
+        beside = [(IMAGE, paths), (MASK, masks), (LABEL, labels)]
+        kinds = [kind for kind, given in beside if given is not None]
+        sample = tuple(kinds) if len(kinds) > 1 else kinds[0]
+        self.fields: Fields = Fields(tuple(kinds), flatten(sample)[1])
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, index: int) -> tuple[list[Any], Fields]:
+        found: list[Any] = [content(self.paths[index])]
+        if self.masks is not None:
+            found.append(content(self.masks[index]))
+        if self.labels is not None:
+            found.append(self.labels[index])
+        return found, self.fields
+
+    def identity(self) -> str:
+        """Of the names below the folder that all files are in, so that it may lie elsewhere."""
+        below = len(self.base)
+        masks = self.masks or ()
+        labels = () if self.labels is None else map(str, self.labels)
+        return digest("files", *(p[below:] for p in self.paths), "", *masks, "", *labels)
+
+    def name(self, index: int) -> str:
+        return f"file {self.paths[index]}"
+
+
+def content(path: str) -> bytes:
+    """What is in a file. A name that leads to no file is refused: a pipe would let us wait."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            found = os.fstat(handle)
+            if not stat.S_ISREG(found.st_mode):
+                raise trouble(path, "what is no file", "a file")
+            if found.st_size > MOST_BYTES:
+                raise trouble(path, f"{found.st_size} bytes", f"at most {MOST_BYTES}")
+            data = os.read(handle, found.st_size)
+            while len(data) < found.st_size and (
+                more := os.read(handle, found.st_size - len(data))
+            ):
+                data += more
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if isinstance(error, DataFileError):
+            raise
+        said = error.strerror or type(error).__name__
+        raise trouble(path, said[:1].lower() + said[1:], "a file that can be read") from None
+    if not data:
+        raise trouble(path, "an empty file", "one with content")
+    return data
+
+
+def find(paths: Paths, suffixes: Sequence[str] = IMAGES) -> list[str]:
+    """Files in the order of their names: of a pattern, of a folder and those in it, or a list as it
+    is."""
+    if not isinstance(paths, (str, os.PathLike)):
+        return [os.fspath(p) for p in paths]
+    pattern = os.path.expanduser(os.fspath(paths))
+    if os.path.isdir(pattern):
+        pattern = os.path.join(glob.escape(pattern), "**", "*")
+    elif not glob.has_magic(pattern):
+        return [pattern]
+    found = glob.glob(pattern, recursive=True)
+    return sorted(p for p in found if p.lower().endswith(tuple(suffixes)))
+
+
+def files(
+    who: str,
+    paths: Paths,
+    labels: str | Sequence[Any] | Mapping[str, Any] | Callable[[str], Any] | None,
+    masks: Sequence[str | os.PathLike[str]] | Callable[[str], str] | None,
+    classes: Sequence[str] | None,
+) -> Files:
+    """Files with their labels and masks."""
+    found = find(paths)
+    if not found:
+        raise misfit(
+            ArgumentError,
+            who,
+            got=f"no file for {paths!r}",
+            needed=f"files that end with {', '.join(IMAGES)}, or a list of files",
+        )
+    base = os.path.commonpath([os.path.dirname(p) for p in found]) if len(found) > 1 else ""
+    made: list[Any] | None = None
+    if labels == "folder":
+        names = [os.path.basename(os.path.dirname(p)) for p in found]
+        known = sorted({*names}) if classes is None else list(classes)
+        numbers = {name: k for k, name in enumerate(known)}
+        lost = next((n for n in names if n not in numbers), None)
+        if lost is not None:
+            needed = f"one of {', '.join(known)}"
+            raise misfit(ArgumentError, who, got=f"a folder {lost!r}", needed=needed)
+        made, classes = [numbers[n] for n in names], known
+    elif callable(labels):
+        made = [labels(p) for p in found]
+    elif isinstance(labels, Mapping):
+        try:
+            made = [labels[p] for p in found]
+        except KeyError as error:
+            got = f"no label for {error}"
+            raise misfit(ArgumentError, who, got=got, needed="one for each file") from None
+    elif labels is not None and not isinstance(labels, str):
+        made = list(labels)
+    elif labels is not None:
+        needed = "'folder', a list, a dict by file, or a function of the file's name"
+        raise misfit(ArgumentError, who, got=f"labels={labels!r}", needed=needed)
+    covers: list[str] | None = None
+    if callable(masks):
+        covers = [os.fspath(masks(p)) for p in found]
+    elif masks is not None:
+        covers = [os.fspath(p) for p in masks]
+    for name, given in (("labels", made), ("masks", covers)):
+        if given is not None and len(given) != len(found):
+            got = f"{len(given)} {name} for {len(found)} files"
+            raise misfit(ArgumentError, who, got=got, needed="one for each")
+    return Files(found, made, covers, classes, base)

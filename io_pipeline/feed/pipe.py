@@ -1,0 +1,511 @@
+"""Pipes: what users write down, and the epochs that they iterate over.
+
+A pipe is a source and a tuple of stages; each method gives another pipe with one more. Nothing runs
+before `epoch`. What an epoch holds depends on the pipe, its seed and the epoch's number alone."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from ostinato.ops.core.user_line import misfit, short, user_line
+from ostinato.ops.cpu.threads import cores
+
+from ostinato.errors import ArgumentError, SampleError, SessionError
+
+from .chain import Chain, Placed
+from .executor import AHEAD, CHUNK, Batch, Recipe, Work
+from .faults import FEW, POLICIES, RAISE, Fault, Policy, Quarantine
+from .fields import Fields
+from .order import Order
+from .portions import DROP, KEEP, TAILS, Portions, StreamPortions
+from .samples import Samples, Stream, digest
+from .stage import STAGES, Map, Stage
+from .stats import report
+from .targets import check_target, converter
+
+FORMAT = 1  # of states
+SINGLE = 16  # samples that are made together where nobody asked for batches
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    seed: int = 0
+    block: int = 0
+    window: int = 1
+
+
+@dataclass(frozen=True)
+class Repeat:
+    passes: int
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where batches are made."""
+
+    size: int
+    tail: str
+
+
+@dataclass(frozen=True)
+class OnError:
+    policy: Policy
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a pipe."""
+
+    what: Stage | Shuffle | Repeat | Cut | OnError
+    line: str
+
+
+@dataclass
+class Cursor:
+    """Where who iterates over a pipe is."""
+
+    epoch: int = 0
+    place: int = 0  # samples of the epoch that were handed out, to all workers together
+    is_restored: bool = False  # the next epoch of this number begins there
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    work: Work | None = None  # the last one, for its figures
+
+
+@dataclass(frozen=True)
+class Pipe:
+    """Samples from a source, through stages, in batches."""
+
+    source: Samples
+    entries: tuple[Entry, ...] = ()
+    target: str = "numpy"
+    threads: int = 0  # 0: one for each core
+    chunk: int = CHUNK
+    ahead: int = AHEAD
+    cursor: Cursor = field(default_factory=Cursor, compare=False, repr=False)
+
+    # -- what makes it longer --------------------------------------------------------------------
+    def shuffle(self, seed: int = 0, *, block: int = 0, window: int = 1) -> Pipe:
+        """Each epoch in another order, which its number and the seed decide. The seed is that of all
+        that is random in the pipe.
+
+        block: runs of so many samples stay together, as they lie in a shard; `window` of them are
+        shuffled together."""
+        _whole("shuffle", "seed", seed, None)
+        _whole("shuffle", "block", block, 0)
+        _whole("shuffle", "window", window, 1)
+        if isinstance(self.source, Stream):
+            raise misfit(
+                ArgumentError,
+                "shuffle",
+                got="a stream, which is read in its own order",
+                needed="a source whose samples have numbers",
+                do="use ost.io.samples, or shuffle what the stream is made of",
+            )
+        return self._then(Shuffle(seed, block, window))
+
+    def repeat(self, passes: int) -> Pipe:
+        """All samples so many times in an epoch, shuffled anew each time."""
+        _whole("repeat", "passes", passes, 1)
+        if isinstance(self.source, Stream):
+            got = "a stream"
+            raise misfit(ArgumentError, "repeat", got=got, needed="a source with a length")
+        return self._then(Repeat(passes))
+
+    def map(
+        self,
+        function: Any,
+        *,
+        on: str | None = None,
+        kinds: Sequence[str] | None = None,
+        random: bool = False,
+    ) -> Pipe:
+        """A function of samples; behind `batch`, of batches. It runs in several threads at once.
+
+        on: it is given the fields of this kind, one by one, instead of whole samples. kinds: what the
+        leaves are of what it gives. random: it is also given a NumPy generator, which depends on
+        nothing but the seed, the epoch and the sample's place."""
+        if not callable(function):
+            got = type(function).__name__
+            raise misfit(ArgumentError, "map", got=got, needed="a function")
+        return self._then(Map(function, on, None if kinds is None else tuple(kinds), random))
+
+    def batch(self, size: int, *, tail: str = DROP) -> Pipe:
+        """So many samples in one array each; of several workers, together. What is left at an
+        epoch's end is dropped, kept as a smaller batch, or padded with the epoch's first samples."""
+        _whole("batch", "size", size, 1)
+        if tail not in TAILS:
+            needed = " or ".join(map(repr, TAILS))
+            raise misfit(ArgumentError, "batch", got=f"tail={tail!r}", needed=needed)
+        if any(isinstance(e.what, Cut) for e in self.entries):
+            raise misfit(ArgumentError, "batch", got="a second one", needed="one in a pipe")
+        return self._then(Cut(size, tail))
+
+    def on_error(self, do: str, *, most: float = 0.01) -> Pipe:
+        """What is to be done about samples that the source and the stages so far cannot make:
+        "raise" the error, "skip" them, so that their batch is smaller, or "replace" them by others,
+        which their places decide. If more than this part of all fails, an error is raised anyway."""
+        if do not in POLICIES or not 0 <= most <= 1:
+            needed = " or ".join(map(repr, POLICIES)) + ", and a part of all from 0 to 1"
+            raise misfit(ArgumentError, "on_error", got=f"{do!r}, most={most!r}", needed=needed)
+        return self._then(OnError(Policy(do, most)))
+
+    def to(self, target: str) -> Pipe:
+        """Whose arrays batches are: "numpy", "torch", "jax", "ostinato"."""
+        return replace(self, target=check_target(target), cursor=Cursor())
+
+    def run_with(
+        self, *, threads: int | None = None, chunk: int | None = None, ahead: int | None = None
+    ) -> Pipe:
+        """How it runs, which changes no bit of what it gives: threads; samples that one of them takes
+        at a time; bytes of batches that wait to be taken."""
+        for name, given, least in (
+            ("threads", threads, 0),
+            ("chunk", chunk, 1),
+            ("ahead", ahead, 0),
+        ):
+            if given is not None:
+                _whole("run_with", name, given, least)
+        return replace(
+            self,
+            threads=self.threads if threads is None else threads,
+            chunk=self.chunk if chunk is None else chunk,
+            ahead=self.ahead if ahead is None else ahead,
+            cursor=Cursor(),
+        )
+
+    def then(self, stage: Stage) -> Pipe:
+        """One more stage, of this package or of the user's."""
+        return self._then(stage)
+
+    def __getattr__(self, name: str) -> Callable[..., Pipe]:
+        """Stages by their names (stage.py)."""
+        kind = STAGES.get(name)
+        if kind is None:
+            raise AttributeError(
+                f"a pipe has no stage {name!r}; it has {', '.join(sorted(STAGES))}",
+                name=name,
+                obj=self,
+            )
+
+        def add(*given: Any, **named: Any) -> Pipe:
+            try:
+                made = kind(*given, **named)
+            except TypeError as error:
+                said = str(error).replace(f"{kind.__name__}.__init__()", name)
+                raise misfit(ArgumentError, name, got=said, needed=_signature(kind)) from None
+            return self._then(made)
+
+        add.__name__, add.__doc__ = name, kind.__doc__
+        return add
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *STAGES})
+
+    def _then(self, what: Any) -> Pipe:
+        behind = any(isinstance(e.what, Cut) for e in self.entries)
+        if isinstance(what, Stage):
+            if what.batched != behind and not isinstance(what, Map):
+                raise misfit(
+                    ArgumentError,
+                    what.name,
+                    got="samples" if what.batched else "batches",
+                    needed="batches" if what.batched else "single samples",
+                    do=f"write it {'behind' if what.batched else 'before'} `batch`",
+                )
+            known = self._fields()
+            if known is not None:
+                what.check(known)
+        elif behind and isinstance(what, Shuffle | Repeat):
+            name = type(what).__name__.lower()
+            got = "batches"
+            raise misfit(
+                ArgumentError, name, got=got, needed="samples", do="write it before `batch`"
+            )
+        made = Entry(what, short(user_line()))
+        return replace(self, entries=(*self.entries, made), cursor=Cursor())
+
+    def _fields(self) -> Fields | None:
+        """The fields of samples so far, where no function of the user's may have changed them."""
+        maps = [e.what for e in self.entries if isinstance(e.what, Map)]
+        return self.source.fields if all(m.on is not None for m in maps) else None
+
+    # -- what runs -------------------------------------------------------------------------------
+    def epoch(self, epoch: int = 0, *, part: tuple[int, int] = (0, 1)) -> Epoch:
+        """The batches of an epoch, made ahead of who iterates over them. part: a worker's number, and
+        how many there are; each has its part of every batch."""
+        _whole("epoch", "epoch", epoch, 0)
+        rank, workers = part
+        _whole("epoch", "part", rank, 0)
+        _whole("epoch", "part", workers, 1)
+        if rank >= workers:
+            got = f"part={part!r}"
+            raise misfit(ArgumentError, "epoch", got=got, needed="a number below that of workers")
+        cursor = self.cursor
+        start = cursor.place if cursor.is_restored and cursor.epoch == epoch else 0
+        cursor.epoch, cursor.place, cursor.is_restored = epoch, start, False
+        recipe, cut, order = self._recipe()
+        kind = StreamPortions if isinstance(self.source, Stream) else Portions
+        portions = kind(self.source, order, epoch, cut.size, cut.tail, (rank, workers), start)
+        return Epoch(self, recipe, portions, epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The epoch after the last one, or what is left of one that was restored."""
+        cursor = self.cursor
+        is_first = cursor.work is None or cursor.is_restored
+        return self.epoch(cursor.epoch if is_first else cursor.epoch + 1)
+
+    def __len__(self) -> int:
+        """Batches of an epoch, or samples if there are none."""
+        recipe, cut, order = self._recipe()
+        if recipe.batched is None:
+            return len(order)
+        return len(Portions(self.source, order, 0, cut.size, cut.tail, (0, 1), 0))
+
+    def _recipe(self) -> tuple[Recipe, Cut, Order]:
+        seed, passes, shuffled, cut = 0, 1, None, None
+        before: list[Entry] = []
+        behind: list[Entry] = []
+        policies: dict[int, Policy] = {}  # of the source (-1) and of stages, by their places
+        covered = -1
+        for entry in self.entries:
+            what = entry.what
+            if isinstance(what, Shuffle):
+                shuffled, seed = what, what.seed
+            elif isinstance(what, Repeat):
+                passes *= what.passes
+            elif isinstance(what, Cut):
+                cut = what
+            elif isinstance(what, OnError):
+                count = len(before)
+                policies |= dict.fromkeys(range(covered, count), what.policy)
+                covered = count
+            elif cut is None:
+                before.append(entry)
+            else:
+                behind.append(entry)
+        draws = iter(range(len(before) + len(behind)))
+
+        def placed(entries: Sequence[Entry], is_behind: bool) -> list[Placed]:
+            made = []
+            for k, e in enumerate(entries):
+                assert isinstance(e.what, Stage)
+                policy = Policy() if is_behind else policies.get(k, Policy())
+                number = next(draws) if e.what.is_random else -1
+                made.append(Placed(e.what, e.line, number, policy))
+            return made
+
+        chain = Chain(placed(before, False))
+        batched = Chain(placed(behind, True)) if cut is not None else None
+        length = 0 if isinstance(self.source, Stream) else len(self.source)
+        order = Order(
+            length,
+            None if shuffled is None else shuffled.seed,
+            passes,
+            *((shuffled.block, shuffled.window) if shuffled is not None else ()),
+        )
+        policy = policies.get(-1, Policy())
+        recipe = Recipe(
+            self.source,
+            chain,
+            batched,
+            policy,
+            seed,
+            self.threads or cores(),
+            self.chunk,
+            self.ahead,
+        )
+        return recipe, cut or Cut(SINGLE, KEEP), order
+
+    # -- where it is -----------------------------------------------------------------------------
+    def identity(self) -> str:
+        """A digest of all that decides what the epochs hold."""
+        told = [
+            e.what.identity() if isinstance(e.what, Stage) else repr(e.what) for e in self.entries
+        ]
+        return digest(self.source.identity(), *told)
+
+    def state(self) -> dict[str, Any]:
+        """Where it is: plain data of a few hundred bytes, and what failed so far. What was handed out
+        counts as used."""
+        cursor = self.cursor
+        return {
+            "format": FORMAT,
+            "pipe": self.identity(),
+            "epoch": cursor.epoch,
+            "place": cursor.place,
+            "quarantine": cursor.quarantine.as_data(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> int:
+        """Go on where a pipe with the same source and stages was: the epoch of the number that this
+        gives begins there. Threads and workers may be others, of whom there may be more or fewer."""
+        try:
+            is_known = state["format"] == FORMAT
+            pipe, epoch, place = state["pipe"], state["epoch"], state["place"]
+            quarantine = Quarantine.from_data(state["quarantine"])
+        except (KeyError, TypeError):
+            is_known = False
+        if not is_known:
+            got = "what no pipe gave, or one of another version"
+            raise misfit(ArgumentError, "restore", got=got, needed="what `state` gave")
+        if pipe != self.identity():
+            raise misfit(
+                ArgumentError,
+                "restore",
+                got="the state of another pipe",
+                needed="one with the same source, stages, seed and batch",
+            )
+        _whole("restore", "epoch", epoch, 0)
+        _whole("restore", "place", place, 0)
+        cursor = self.cursor
+        cursor.epoch, cursor.place, cursor.is_restored = epoch, place, True
+        cursor.quarantine = quarantine
+        return int(epoch)
+
+    def faults(self) -> list[Fault]:
+        """The samples that could not be made so far, each with its reason."""
+        return list(self.cursor.quarantine.faults.values())
+
+    def stats(self) -> list[dict[str, Any]]:
+        """What the stages of the last epoch cost: a row for the source and for each stage."""
+        work = self.cursor.work
+        if work is None:
+            return []
+        names = ["read", *(p.stage.name for p in work.recipe.chain.stages)]
+        return report(names, work.costs)
+
+
+class Epoch:
+    """An iterator over the batches of an epoch. `close` ends its threads; so does letting go of it."""
+
+    def __init__(self, pipe: Pipe, recipe: Recipe, portions: Portions, epoch: int) -> None:
+        self._convert = converter(pipe.target) if recipe.batched is not None else None
+        self._pipe, self._cursor, self._portions = pipe, pipe.cursor, portions
+        self._left = None if isinstance(portions, StreamPortions) else len(portions)
+        self._process = os.getpid()
+        self._counts = {"faults": 0, "seen": 0}
+        self._single: Iterator[Any] = iter(())
+        self._work = work = Work(recipe, portions, epoch)
+        self._cursor.work = work
+        self._end = weakref.finalize(self, work.stop)
+        self._end.atexit = False
+        work.begin()
+
+    def __iter__(self) -> Epoch:
+        return self
+
+    def __len__(self) -> int:
+        """Batches that are still to come, of a source whose length is known."""
+        if self._left is None:
+            raise TypeError("the length of a stream is not known")
+        return self._left
+
+    def __next__(self) -> Any:
+        if self._work.recipe.batched is None:
+            return self._next_single()
+        batch = self._batch()
+        cursor = self._cursor
+        cursor.place = (batch.portion.number + 1) * self._portions.size
+        return self._value(batch)
+
+    def _next_single(self) -> Any:
+        while True:
+            for place, (values, fields) in self._single:
+                self._cursor.place = place + 1
+                return fields.tree(values)
+            batch = self._batch()
+            rows = sorted(batch.loose)
+            places = batch.portion.places
+            self._single = iter([(places[row], batch.loose[row]) for row in rows])
+
+    def _batch(self) -> Batch:
+        """The next batch that holds no error."""
+        if self._process != os.getpid():
+            raise SessionError(
+                "this epoch's threads are in the process that it was begun in, and no child has them: "
+                "begin it after the fork, with pipe.epoch(...)."
+            )
+        try:
+            batch = self._work.take()
+            if batch is None:
+                raise StopIteration
+            self._look_at(batch)
+        except BaseException:
+            self.close()
+            raise
+        if self._left is not None:
+            self._left -= 1
+        return batch
+
+    def _look_at(self, batch: Batch) -> None:
+        """Raise what went wrong, note what was left out or replaced."""
+        failures = sorted(batch.failures, key=lambda f: f.row)
+        faults = sorted([*batch.faults, *(f.fault for f in failures)], key=lambda f: f.place)
+        raised = next((f.error for f in failures if f.error is not None), None)
+        counts = self._counts
+        counts["seen"] += len(batch.portion.samples)
+        counts["faults"] += len(faults)
+        for fault in faults:
+            self._cursor.quarantine.add(fault)
+        if raised is not None:
+            raise raised
+        if batch.error is not None:
+            raise batch.error
+        if faults:
+            recipe = self._work.recipe
+            policies = [recipe.policy, *(p.policy for p in recipe.chain.stages)]
+            most = min(p.most for p in policies if p.do != RAISE)
+            if counts["faults"] > most * max(FEW, counts["seen"]):
+                last = faults[-1]
+                raise SampleError.because(
+                    f"epoch {last.epoch}",
+                    got=f"{counts['faults']} samples of {counts['seen']} that could not be made, "
+                    f"the last one {last.name}, in {last.stage}: {last.reason}",
+                    needed=f"at most {most:.3g} of them",
+                    do="see pipe.faults(), or allow more with on_error(most=...)",
+                )
+
+    def _value(self, batch: Batch) -> Any:
+        """A batch as users see it."""
+        slots, fields = batch.slots, batch.fields
+        if slots is None or fields is None:
+            form = self._work.form
+            if form is None:
+                raise SampleError(
+                    "nothing is known of a batch without samples, since no other was made."
+                )
+            fields, slots = form[0], self._work._slots(0, form[1])
+        convert = self._convert
+        assert convert is not None
+        batch.slots = None
+        return fields.tree([convert(s) if isinstance(s, np.ndarray) else s for s in slots])
+
+    def close(self) -> None:
+        """End its threads."""
+        self._end.detach()
+        if self._process == os.getpid():
+            self._work.join()
+
+    def __enter__(self) -> Epoch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _signature(kind: type[Stage]) -> str:
+    import inspect
+
+    return str(inspect.signature(kind)).replace(" -> None", "")
+
+
+def _whole(who: str, what: str, given: Any, least: int | None) -> None:
+    good = isinstance(given, (int, np.integer)) and not isinstance(given, bool)
+    if not good or (least is not None and given < least):
+        needed = "a whole number" + (f", {least} or more" if least is not None else "")
+        raise misfit(ArgumentError, who, got=f"{what}={given!r}", needed=needed)

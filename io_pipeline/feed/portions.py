@@ -1,0 +1,99 @@
+"""Which samples are in which batch of an epoch, or of a worker's part of it.
+
+Batch k has the places k*B to (k+1)*B of the epoch, whoever makes it; of n workers each has a part of every
+batch, so all of them make equally many."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .order import Order
+from .samples import Samples, Stream
+
+DROP, KEEP, PAD = TAILS = ("drop", "keep", "pad")
+
+
+@dataclass(frozen=True)
+class Portion:
+    """A batch that is still to be made."""
+
+    number: int  # in the epoch
+    places: list[int]
+    samples: list[int]
+    items: Sequence[Any] | None = None  # of a stream: the samples themselves
+
+
+class Portions:
+    """The batches of an epoch, from a place on. `open` is called by one thread at a time."""
+
+    def __init__(
+        self,
+        source: Samples,
+        order: Order,
+        epoch: int,
+        size: int,
+        tail: str,
+        part: tuple[int, int],
+        start: int,
+    ) -> None:
+        self.source, self.order, self.epoch = source, order, epoch
+        self.size, self.tail, self.part = size, tail, part
+        self.start, self.next = start, start // size
+        self.total = 0 if isinstance(source, Stream) else len(order)
+
+    def __len__(self) -> int:
+        """Batches that are left to be opened, of a source whose length is known."""
+        return max(self._end() - self.next, 0)
+
+    def _end(self) -> int:
+        whole = self.total // self.size
+        return whole if self.tail == DROP else whole + (self.total % self.size > 0)
+
+    def open(self) -> Portion | None:
+        """The next one; None at the end."""
+        number = self.next
+        if number >= self._end():
+            return None
+        self.next += 1
+        first, last = number * self.size, (number + 1) * self.size
+        if self.tail == KEEP:
+            last = min(last, self.total)
+        lo, hi = self._share(first, last)
+        places = np.arange(max(lo, self.start), max(hi, self.start), dtype=np.int64)
+        samples = self.order.samples(self.epoch, places % max(self.total, 1))
+        return Portion(number, places.tolist(), samples.tolist())
+
+    def _share(self, first: int, last: int) -> tuple[int, int]:
+        rank, workers = self.part
+        count = last - first
+        return first + count * rank // workers, first + count * (rank + 1) // workers
+
+
+class StreamPortions(Portions):
+    """The same of an iterator. All of it is taken, by every worker."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        assert isinstance(self.source, Stream)
+        self.iterator = self.source.begin()
+        for _ in itertools.islice(self.iterator, self.next * self.size):
+            pass
+
+    def __len__(self) -> int:
+        raise TypeError("the length of a stream is not known")
+
+    def open(self) -> Portion | None:
+        items = list(itertools.islice(self.iterator, self.size))
+        if not items or (len(items) < self.size and self.tail == DROP):
+            return None
+        first = self.next * self.size
+        self.next += 1
+        lo, hi = self._share(first, first + len(items))
+        lo = min(max(lo, self.start), hi)
+        places = list(range(lo, hi))
+        return Portion(self.next - 1, places, places, items[lo - first : hi - first])

@@ -1,0 +1,195 @@
+"""Sources of samples: what is there, by number. All are read by several threads at once."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from ostinato.ops.core.tree import flatten, paths
+from ostinato.ops.core.user_line import misfit
+
+from ostinato.errors import ArgumentError
+
+from ..files import open_source
+from ..source import Source
+from .fields import DATA, IMAGE, KINDS, LABEL, Fields, by_name, fields_of
+
+
+class Samples:
+    """A source of samples. It is plain data, or says where it is not."""
+
+    fields: Fields | None = None  # None: known once a sample was read
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def read(self, index: int) -> tuple[list[Any], Fields]:
+        """The leaves of a sample. Threads call this side by side."""
+        raise NotImplementedError
+
+    def identity(self) -> str:
+        """What is the same for the same samples in the same order, in every process."""
+        raise NotImplementedError
+
+    def name(self, index: int) -> str:
+        """What people call a sample."""
+        return f"sample {index}"
+
+
+def digest(*parts: Any) -> str:
+    made = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        made.update(str(part).encode("utf-8", "surrogateescape") + b"\0")
+    return made.hexdigest()
+
+
+class Arrays(Samples):
+    """The rows of arrays: of NumPy's, or in files, of which only what is asked for is read."""
+
+    def __init__(self, arrays: Any, kinds: Sequence[str] | None = None) -> None:
+        leaves, structure = flatten(arrays)
+        self.sources = [_opened(x) for x in leaves]
+        names = paths(structure)
+        if not self.sources:
+            raise misfit(ArgumentError, "arrays", got="none", needed="one or more")
+        lengths = [x.shape[0] if len(x.shape) else -1 for x in self.sources]
+        if len({*lengths}) > 1 or lengths[0] < 0:
+            got = ", ".join(str(tuple(x.shape)) for x in self.sources)
+            raise misfit(
+                ArgumentError, "arrays", got=f"shapes {got}", needed="as many rows in each of them"
+            )
+        if kinds is None:
+            kinds = [
+                found if (found := by_name(n)) != DATA else _kind_of(x)
+                for n, x in zip(names, self.sources, strict=True)
+            ]
+        check_kinds("arrays", kinds, len(leaves))
+        self.fields = Fields(tuple(kinds), structure)
+        self.count = lengths[0]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, index: int) -> tuple[list[Any], Fields]:
+        assert self.fields is not None
+        return [_row(x, index) for x in self.sources], self.fields
+
+    def identity(self) -> str:
+        told = []
+        for x in self.sources:
+            where = (x.path, x.dataset) if isinstance(x, Source) else _some_of(x)
+            told.append((where, tuple(x.shape), str(x.dtype)))
+        return digest("arrays", *told)
+
+    def name(self, index: int) -> str:
+        found = [x.path for x in self.sources if isinstance(x, Source)]
+        return f"row {index} of {', '.join(found) or 'the arrays'}"
+
+
+def _opened(x: Any) -> Any:
+    """An array, or the source of one in a file."""
+    if isinstance(x, (str, os.PathLike)):
+        return open_source(os.fspath(x))
+    return x if isinstance(x, Source) else np.asarray(x)
+
+
+def _row(x: Any, index: int) -> Any:
+    if not isinstance(x, Source):
+        return x[index]
+    out = np.empty((1, *x.shape[1:]), x.dtype)
+    x.read(out, ((index, index + 1), *((0, n) for n in x.shape[1:])))
+    return out[0]
+
+
+def _kind_of(x: Any) -> str:
+    """Of an array without a name: images have channels behind, labels are whole numbers."""
+    if len(x.shape) == 4 and x.shape[-1] in (1, 3, 4):
+        return IMAGE
+    return LABEL if len(x.shape) == 1 and x.dtype.kind in "iu" else DATA
+
+
+def _some_of(x: np.ndarray[Any, Any]) -> str:
+    """Some bytes of an array, to tell it from others."""
+    rows = x[:: max(len(x) // 64, 1)] if x.size else x
+    few = rows.reshape(len(rows), -1)[:, :64] if x.size else rows
+    return digest(np.ascontiguousarray(few).tobytes().hex())
+
+
+def check_kinds(who: str, kinds: Sequence[str], leaves: int) -> None:
+    if len(kinds) != leaves or any(kind not in KINDS for kind in kinds):
+        raise misfit(
+            ArgumentError,
+            who,
+            got=f"kinds={list(kinds)!r} for {leaves} fields",
+            needed=f"one for each, of {', '.join(KINDS)}",
+        )
+
+
+class Items(Samples):
+    """Whatever has a length and gives samples by number: lists, datasets of other libraries."""
+
+    def __init__(self, items: Any, kinds: Sequence[str] | None = None) -> None:
+        if not (hasattr(items, "__getitem__") and hasattr(items, "__len__")):
+            raise misfit(
+                ArgumentError,
+                "samples",
+                got=type(items).__name__,
+                needed="what has a length and gives samples by number",
+                do="use ost.io.stream for what can only be iterated over",
+            )
+        self.items = items
+        self.kinds = None if kinds is None else tuple(kinds)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def read(self, index: int) -> tuple[list[Any], Fields]:
+        fields, leaves = fields_of(self.items[index], self.kinds)
+        return leaves, fields
+
+    def identity(self) -> str:
+        kind = type(self.items)
+        return digest("samples", kind.__module__, kind.__qualname__, len(self.items), self.kinds)
+
+
+class Stream(Samples):
+    """What can only be iterated over. It is read by one thread at a time and in its own order, so it is
+    not shuffled; to go on at a place, it is read from its beginning."""
+
+    def __init__(
+        self,
+        items: Callable[[], Iterable[Any]] | Iterable[Any],
+        length: int | None = None,
+        kinds: Sequence[str] | None = None,
+    ) -> None:
+        self.items, self.length = items, length
+        self.kinds = None if kinds is None else tuple(kinds)
+        self.once = not callable(items) and iter(items) is items
+        self.is_used = False
+
+    def __len__(self) -> int:
+        raise TypeError("the length of a stream is not known")
+
+    def read(self, index: int) -> tuple[list[Any], Fields]:
+        raise TypeError("a stream has no sample of a number")
+
+    def begin(self) -> Iterator[Any]:
+        """From the beginning, for one epoch."""
+        if self.once and self.is_used:
+            raise misfit(
+                ArgumentError,
+                "stream",
+                got="a second epoch of an iterator, which is used up",
+                needed="what can be iterated over again",
+                do="give a function that makes the iterator",
+            )
+        self.is_used = True
+        made = self.items() if callable(self.items) else self.items
+        return itertools.islice(made, self.length)
+
+    def identity(self) -> str:
+        return digest("stream", type(self.items).__qualname__, self.length, self.kinds)

@@ -1,0 +1,161 @@
+"""What a pipe does to samples: one block per operation.
+
+    @stage("random_flip")
+    @dataclass(frozen=True)
+    class RandomFlip(Stage):
+        '''Mirrors left and right, with a chance of `p`.'''
+
+        p: float = 0.5
+        moves = True
+
+        def draw(self, rng, shape):
+            return rng.chance(self.p)
+
+        def image(self, xp, x, drawn):
+            return x[:, ::-1] if drawn else x
+
+        mask = image
+
+        def boxes(self, xp, x, drawn, shape): ...
+
+and `pipe.random_flip(0.3)` is there. Its fields are its parameters, plain data: they are compared, hashed
+and written down as the pipe's identity. Methods that are called like a kind of field (fields.py) say what
+it does to these; what it has no method for stays as it is. `draw` gives the numbers of one sample, of
+whatever form; all methods are given them, so image, mask and boxes of a sample move together.
+
+Arrays come from `xp`: methods written with `xp` alone run on a device, too. Those that use the host's
+libraries say so (`places`). A method may return a view, must not write to what it was given unless it is
+its own, and may fill `out`, where it takes that: the sample's place in its batch."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, TypeVar
+
+from ostinato.ops.core.user_line import misfit
+
+from ostinato.errors import ArgumentError
+
+from .draws import Draws
+from .fields import BOXES, IMAGE, MASK, Fields
+
+Shape = tuple[int, ...]
+Window = tuple[int, int, int, int]  # of an image: top, left, height, width
+HOST, DEVICE = "host", "device"
+
+
+class Stage:
+    """One operation on samples, or on batches of them. Frozen dataclasses derive from it."""
+
+    name: ClassVar[str] = ""  # what its method of pipes is called; `stage` sets it
+    needs: ClassVar[tuple[str, ...]] = (IMAGE,)  # kinds, of which a sample must have one
+    moves: ClassVar[bool] = False  # elements change places, so masks and boxes have to follow
+    batched: ClassVar[bool] = False  # it works on whole batches: arrays have one more axis in front
+    places: ClassVar[tuple[str, ...]] = (HOST,)  # where its methods can run
+    exact: ClassVar[bool] = False  # it gives the same bits at all of its places
+
+    def draw(self, rng: Draws, shape: Shape) -> Any:
+        """The random numbers of one sample, whose image (or volume, or mask) has this shape. A stage
+        of batches is given a list of them, one for each sample."""
+        raise NotImplementedError
+
+    def window(self, drawn: Any, shape: Shape) -> tuple[Window, Any] | None:
+        """The only part of an image that it looks at, and what was drawn as seen from there; so that
+        no more than this needs to be decoded. None: all of it."""
+        return None
+
+    @property
+    def is_random(self) -> bool:
+        return type(self).draw is not Stage.draw
+
+    def method(self, kind: str) -> Callable[..., Any] | None:
+        """What it does to fields of a kind."""
+        return getattr(self, kind, None)
+
+    def check(self, sample: Fields) -> None:
+        """Refuse samples that it cannot work on."""
+        if self.needs and not sample.of_kind(*self.needs):
+            raise misfit(
+                ArgumentError,
+                self.name,
+                got=f"samples of {_listed(sample.kinds)}",
+                needed=" or ".join(self.needs),
+                do="say what the fields of a sample are with kinds=",
+            )
+        for kind in (MASK, BOXES) if self.moves else ():
+            if sample.of_kind(kind) and self.method(kind) is None:
+                raise misfit(
+                    ArgumentError,
+                    self.name,
+                    got=f"a sample with {kind}",
+                    needed=f"a stage that moves {kind} as it moves the image",
+                )
+
+    def identity(self) -> str:
+        """What it is, in words that are the same in every process."""
+        given = [f"{f.name}={_plain(getattr(self, f.name))}" for f in fields(self)]  # type: ignore[arg-type]
+        return f"{self.name}({', '.join(given)})"
+
+
+def _plain(value: Any) -> str:
+    """A parameter in words; of a function its name and what it does."""
+    code = getattr(value, "__code__", None)
+    if code is None:
+        return (
+            f"{type(value).__module__}.{type(value).__qualname__}"
+            if callable(value)
+            else repr(value)
+        )
+    done = hashlib.blake2b(code.co_code + repr(code.co_names).encode(), digest_size=8)
+    return f"{value.__module__}.{value.__qualname__}:{done.hexdigest()}"
+
+
+def _listed(kinds: tuple[str, ...]) -> str:
+    return ", ".join(kinds) or "nothing"
+
+
+@dataclass(frozen=True)
+class Map(Stage):
+    """A function of the user's: of whole samples, or of the fields of one kind. It may give another
+    tree than it was given; `kinds` says what its leaves are. Behind `batch` it is given batches."""
+
+    name = "map"
+    needs = ()
+
+    function: Callable[..., Any]
+    on: str | None = None
+    kinds: tuple[str, ...] | None = None
+    random: bool = False
+
+    @property
+    def is_random(self) -> bool:
+        return self.random
+
+    def check(self, sample: Fields) -> None:
+        if self.on is not None and not sample.of_kind(self.on):
+            got = f"samples of {_listed(sample.kinds)}"
+            raise misfit(ArgumentError, "map", got=got, needed=self.on)
+
+
+# -- the registry ------------------------------------------------------------------------------
+STAGES: dict[str, type[Stage]] = {}
+S = TypeVar("S", bound=type[Stage])
+
+
+def stage(name: str) -> Callable[[S], S]:
+    """Makes a class of stages a method of pipes."""
+
+    def register(kind: S) -> S:
+        kind.name = name
+        STAGES[name] = kind
+        return kind
+
+    return register
+
+
+def takes_out(method: Callable[..., Any]) -> bool:
+    """Whether it can fill a sample's place in its batch."""
+    return "out" in inspect.signature(method).parameters

@@ -1,0 +1,49 @@
+"""What users get: batches as arrays of some library. Those of the CPU share the batch's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from ostinato.ops.core.user_line import misfit
+
+from ostinato.errors import ArgumentError
+
+Convert = Callable[[np.ndarray[Any, Any]], Any]
+
+
+def _numpy() -> Convert:
+    return lambda x: x
+
+
+def _torch() -> Convert:
+    import torch  # type: ignore[import-not-found, unused-ignore]
+
+    return lambda x: torch.from_numpy(x)
+
+
+def _jax() -> Convert:
+    import jax.numpy as jnp  # type: ignore[import-not-found, unused-ignore]
+
+    return lambda x: jnp.asarray(x)
+
+
+TARGETS: dict[str, Callable[[], Convert]] = {"numpy": _numpy, "torch": _torch, "jax": _jax}
+
+
+def check_target(name: Any) -> str:
+    if name not in TARGETS:
+        needed = " or ".join(map(repr, TARGETS))
+        raise misfit(ArgumentError, "to", got=repr(name), needed=needed)
+    return str(name)
+
+
+def converter(name: str) -> Convert:
+    """What makes an array of a library of a batch."""
+    try:
+        return TARGETS[name]()
+    except ImportError:
+        raise misfit(
+            ArgumentError, f"to({name!r})", got=f"no {name}", needed=name, do=f"pip install {name}"
+        ) from None

@@ -1,0 +1,5 @@
+"""Stages of images. Importing this makes them methods of pipes."""
+
+from . import decode as decode
+from . import finish as finish
+from . import geometry as geometry

@@ -1,0 +1,55 @@
+"""Libraries that decode and resize images: imported when they are first needed, by whichever thread that is."""
+
+from __future__ import annotations
+
+import threading
+from functools import lru_cache
+from typing import Any
+
+from ostinato.errors import ArgumentError
+
+INSTALL = "pip install 'ostinato[feed]'"
+_lock = threading.Lock()
+
+
+@lru_cache(1)
+def opencv() -> Any:
+    """OpenCV, with one thread: those of the pipe are enough. None if it is not there."""
+    with _lock:
+        try:
+            import cv2  # type: ignore[import-not-found, unused-ignore]
+        except ImportError:
+            return None
+        cv2.setNumThreads(1)
+        return cv2
+
+
+@lru_cache(1)
+def simplejpeg() -> Any:
+    """libjpeg-turbo without the lock of Python's interpreter; None if it is not there."""
+    with _lock:
+        try:
+            import simplejpeg as found  # type: ignore[import-not-found, unused-ignore]
+        except ImportError:
+            return None
+        return found
+
+
+@lru_cache(1)
+def pillow() -> Any:
+    """Pillow's `Image`, which knows most formats; None if it is not there."""
+    with _lock:
+        try:
+            from PIL import Image, ImageFile  # type: ignore[import-not-found, unused-ignore]
+        except ImportError:
+            return None
+        Image.init()
+        assert ImageFile is not None
+        return Image
+
+
+def needed(who: str, found: Any, name: str) -> Any:
+    """A library, or a sentence that says how to get it."""
+    if found is None:
+        raise ArgumentError.because(who, got=f"no {name}", needed=name, do=INSTALL)
+    return found

@@ -1,0 +1,167 @@
+"""From the bytes of a file to an image: height x width x channels of uint8.
+
+JPEG files go through libjpeg-turbo with the accurate transform, which simplejpeg, Pillow and OpenCV all
+have, with the same bits. What else there is (PNG, WebP, TIFF, GIF, BMP, PPM, JPEG in CMYK) Pillow decodes.
+
+| a file | what comes of it |
+|---|---|
+| EXIF orientation | the image is turned upright |
+| grey, where colours are asked for | the same value in all three |
+| colours, where grey is asked for | their luma |
+| alpha | left out, unless there are to be four channels |
+| a palette | its colours; of a mask its indices |
+| CMYK | converted to RGB, without a colour profile |
+| 16 bits | the upper 8, or all of them with dtype="uint16" |
+| truncated | an error, or with truncated=True what there is |
+| more than `most_pixels` | an error, before anything is decoded |
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from ostinato.ops.core.user_line import misfit
+
+from ostinato.errors import ArgumentError
+
+from ..feed.fields import IMAGE, MASK
+from ..feed.stage import Stage, stage
+from .backends import needed, opencv, pillow, simplejpeg
+from .headers import Header, is_jpeg, jpeg_header, upright
+
+Image = np.ndarray[Any, Any]
+FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM", "JPEG2000", "TGA")  # safe to open
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+@stage("decode")
+@dataclass(frozen=True)
+class Decode(Stage):
+    """Decodes images, and masks of class numbers. channels: 1, 3 or 4; dtype: "uint8" or "uint16"."""
+
+    channels: int = 3
+    dtype: str = "uint8"
+    most_pixels: int = 1 << 27
+    truncated: bool = False
+
+    needs = (IMAGE, MASK)
+
+    def __post_init__(self) -> None:
+        for name, given, good in (
+            ("channels", self.channels, (1, 3, 4)),
+            ("dtype", self.dtype, ("uint8", "uint16")),
+        ):
+            if given not in good:
+                wanted = " or ".join(map(repr, good))
+                raise misfit(ArgumentError, "decode", got=f"{name}={given!r}", needed=wanted)
+
+    def image(self, xp: Any, x: Any, drawn: Any) -> Image:
+        if isinstance(x, np.ndarray):
+            return x
+        if self.dtype == "uint16":
+            return self._deep(x)
+        return self._jpeg(x) if is_jpeg(x) else self._other(x)
+
+    def mask(self, xp: Any, x: Any, drawn: Any) -> Image:
+        if isinstance(x, np.ndarray):
+            return x
+        picture = self._opened(x)
+        if picture.mode not in ("P", "L", "1", "I", "I;16"):
+            raise ValueError(f"a mask of mode {picture.mode}, where numbers of classes are needed")
+        return np.asarray(picture)
+
+    def _jpeg(self, data: bytes) -> Image:
+        header = jpeg_header(data)
+        self._check_size(header.height, header.width)
+        library = simplejpeg()
+        if library is None or header.channels not in (1, 3) or header.bits != 8:
+            return self._other(data)
+        mode = "GRAY" if self.channels == 1 else MODES[self.channels]
+        try:
+            found = library.decode_jpeg(data, mode)
+        except ValueError:  # also of what is only odd, which Pillow tells from what is broken
+            if not self.truncated:
+                return self._other(data)
+            found = library.decode_jpeg(data, mode, strict=False)
+        return self._upright(found, header)
+
+    def _upright(self, found: Image, header: Header) -> Image:
+        if header.orientation == 1:
+            return found
+        return np.ascontiguousarray(upright(found, header.orientation))
+
+    def _other(self, data: bytes) -> Image:
+        picture = self._opened(data)
+        if self.channels == 1 and picture.format == "JPEG" and picture.mode == "RGB":
+            picture.draft("L", picture.size)
+        try:
+            picture.load()
+        except OSError:
+            library = opencv() if self.truncated else None
+            if library is None:
+                raise
+            return self._by_opencv(library, data)
+        orientation = picture.getexif().get(0x0112, 1)
+        if picture.mode in ("I", "I;16", "I;16B", "I;16L"):
+            grey = (np.asarray(picture).astype(np.uint16) >> 8).astype(np.uint8)
+            found = grey[..., None].repeat(MODES_OF[self.channels], -1)
+            if self.channels == 4:
+                found = np.concatenate((found, np.full_like(found[..., :1], 255)), -1)
+        else:
+            if picture.mode == "P" and "transparency" in picture.info:
+                picture = picture.convert("RGBA")
+            if picture.mode != MODES[self.channels]:
+                picture = picture.convert(MODES[self.channels])
+            found = np.asarray(picture)
+        found = found if found.ndim == 3 else found[..., None]
+        turned = upright(found, orientation if 1 <= orientation <= 8 else 1)
+        return np.ascontiguousarray(turned)
+
+    def _opened(self, data: bytes) -> Any:
+        library = needed("decode", pillow(), "Pillow")
+        picture = library.open(io.BytesIO(data), formats=FORMATS)
+        self._check_size(picture.height, picture.width)
+        return picture
+
+    def _deep(self, data: bytes) -> Image:
+        """16 bits; of files with 8, each of them twice, so that white stays white."""
+        self._opened(data)
+        library = needed("decode(dtype='uint16')", opencv(), "OpenCV")
+        flags = library.IMREAD_ANYDEPTH | (
+            library.IMREAD_GRAYSCALE if self.channels == 1 else library.IMREAD_COLOR
+        )
+        found = library.imdecode(np.frombuffer(data, np.uint8), flags)
+        if found is None or found.dtype not in (np.uint8, np.uint16):
+            raise ValueError("an image that is damaged, or has neither 8 nor 16 bits")
+        found = found.astype(np.uint16) * 257 if found.dtype == np.uint8 else found
+        return self._coloured(library, found, 65535)
+
+    def _by_opencv(self, library: Any, data: bytes) -> Image:
+        kind = library.IMREAD_GRAYSCALE if self.channels == 1 else library.IMREAD_COLOR
+        found = library.imdecode(np.frombuffer(data, np.uint8), kind)
+        if found is None:
+            raise ValueError("an image of which nothing can be decoded")
+        return self._coloured(library, found, 255)
+
+    def _coloured(self, library: Any, found: Image, full: int) -> Image:
+        """OpenCV's order of colours, which is blue first."""
+        if self.channels == 1:
+            return found[..., None] if found.ndim == 2 else found
+        if self.channels == 3:
+            return np.asarray(library.cvtColor(found, library.COLOR_BGR2RGB))
+        alpha = np.full_like(found[..., :1], full)
+        return np.concatenate((found[..., ::-1], alpha), -1)
+
+    def _check_size(self, height: int, width: int) -> None:
+        if height * width > self.most_pixels:
+            raise ValueError(
+                f"an image of {height} x {width} pixels, of which there may be {self.most_pixels}"
+            )
+        if height * width == 0:
+            raise ValueError(f"an image of {height} x {width} pixels")
+
+
+MODES_OF = {1: 1, 3: 3, 4: 3}  # channels that a grey value is repeated in

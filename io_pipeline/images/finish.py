@@ -1,0 +1,107 @@
+"""The last stage of an image: from uint8 to the numbers that a model is given, in one step.
+
+Until then images stay uint8, which is a quarter of the memory that float32 takes. A value of uint8 has 256
+results per channel, so they are looked up; the table holds what float32 arithmetic gives, x * scale + bias
+with both rounded, and so does every other way to do it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from ostinato.ops.core.user_line import misfit
+
+from ostinato.errors import ArgumentError
+
+from ..feed.fields import IMAGE
+from ..feed.stage import DEVICE, HOST, Stage, stage
+from .backends import opencv
+
+Numbers = float | tuple[float, ...]
+CHW, HWC = LAYOUTS = ("chw", "hwc")
+Image = Any
+
+
+@stage("normalize")
+@dataclass(frozen=True)
+class Normalize(Stage):
+    """(x - mean) / std of what is between 0 and 1, in float32 and with channels in front. mean, std: a
+    number, or one for each channel. layout: "chw" or "hwc"."""
+
+    mean: Numbers = 0.0
+    std: Numbers = 1.0
+    dtype: str = "float32"
+    layout: str = CHW
+
+    needs = (IMAGE,)
+    places = (HOST, DEVICE)
+    exact = True
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, tuple(float(v) for v in np.atleast_1d(given)))
+        good = len(self.mean) == len(self.std) or 1 in (len(self.mean), len(self.std))  # type: ignore[arg-type]
+        if not good or 0.0 in self.std:  # type: ignore[operator]
+            got = f"mean={self.mean!r}, std={self.std!r}"
+            needed = "as many numbers in both, none of std 0"
+            raise misfit(ArgumentError, "normalize", got=got, needed=needed)
+        if self.layout not in LAYOUTS:
+            needed = "'chw' or 'hwc'"
+            raise misfit(ArgumentError, "normalize", got=f"layout={self.layout!r}", needed=needed)
+        if self.dtype not in ("float32", "float16", "float64"):
+            got, needed = f"dtype={self.dtype!r}", "'float32', 'float16' or 'float64'"
+            raise misfit(ArgumentError, "normalize", got=got, needed=needed)
+
+    def image(self, xp: Any, x: Image, drawn: Any, out: Image = None) -> Image:
+        channels = x.shape[-1]
+        if self.layout == HWC:
+            shape: tuple[int, ...] = x.shape
+        else:
+            shape = (channels, *x.shape[:-1])
+        if out is None or out.shape != shape or out.dtype != self.dtype:
+            out = xp.empty(shape, self.dtype)
+        cv = opencv() if xp is np and x.dtype == np.uint8 and channels <= 4 else None
+        if cv is None or self.dtype != "float32":
+            self._computed(xp, x, out)
+        elif self.layout == HWC:
+            cv.LUT(np.ascontiguousarray(x), self._table(channels), out)
+        else:
+            for plane, row, into in zip(
+                cv.split(np.ascontiguousarray(x)), self._table(channels)[0].T, out, strict=True
+            ):
+                cv.LUT(plane, np.ascontiguousarray(row), into)
+        return out
+
+    def _computed(self, xp: Any, x: Image, out: Image) -> None:
+        scale, bias = self._line(x.shape[-1], str(x.dtype))
+        found = x.astype(xp.float32) * xp.asarray(scale) + xp.asarray(bias)
+        out[...] = found if self.layout == HWC else xp.moveaxis(found, -1, 0)
+
+    def _line(self, channels: int, dtype: str) -> tuple[Any, Any]:
+        return _line(self.mean, self.std, channels, dtype)
+
+    def _table(self, channels: int) -> Any:
+        return _table(self.mean, self.std, channels)
+
+
+@lru_cache(64)
+def _line(
+    mean: tuple[float, ...], std: tuple[float, ...], channels: int, dtype: str
+) -> tuple[Any, Any]:
+    """Factor and addend of each channel."""
+    if not {len(mean), len(std)} <= {1, channels}:
+        raise ValueError(f"{max(len(mean), len(std))} numbers for {channels} channels")
+    kind = np.dtype(dtype)
+    full = float(np.iinfo(kind).max) if kind.kind == "u" else 1.0
+    middle, width = np.broadcast_to(mean, channels), np.broadcast_to(std, channels)
+    return (1 / (full * width)).astype(np.float32), (-middle / width).astype(np.float32)
+
+
+@lru_cache(64)
+def _table(mean: tuple[float, ...], std: tuple[float, ...], channels: int) -> Any:
+    """The results of all values of uint8: 1 x 256 x channels."""
+    scale, bias = _line(mean, std, channels, "uint8")
+    return (np.arange(256, dtype=np.float32)[:, None] * scale + bias)[None]

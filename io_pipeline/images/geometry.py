@@ -1,0 +1,280 @@
+"""Stages that move pixels: crops, resizing, flips; masks and boxes go with them.
+
+Images are resized with OpenCV. Pixels are squares whose middles are what is interpolated between, so the
+image's edges stay where they are; masks take the nearest one, by the same rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.ops.core.user_line import misfit
+
+from ostinato.errors import ArgumentError
+
+from ..feed.draws import Draws
+from ..feed.stage import DEVICE, HOST, Shape, Stage, Window, stage
+from .backends import needed, opencv
+
+Image = Any
+Size = int | tuple[int, int]
+FILTERS = ("linear", "nearest", "cubic", "area", "lanczos")
+TRIES = 10  # crops that are drawn before the middle is taken
+
+
+def _pair(who: str, size: Any) -> tuple[int, int]:
+    """Height and width; of one number, a square."""
+    pair = (
+        (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, Sequence) else ()
+    )
+    if len(pair) != 2 or not all(isinstance(n, int) and n > 0 for n in pair):
+        needed = "pixels, or a pair of height and width"
+        raise misfit(ArgumentError, who, got=f"size={size!r}", needed=needed)
+    return pair[0], pair[1]
+
+
+def _check_filter(who: str, name: str) -> None:
+    if name not in FILTERS:
+        needed = " or ".join(map(repr, FILTERS))
+        raise misfit(ArgumentError, who, got=f"interpolation={name!r}", needed=needed)
+
+
+def _check_chance(who: str, p: Any) -> None:
+    if not isinstance(p, (int, float)) or not 0 <= p <= 1:
+        raise misfit(ArgumentError, who, got=f"p={p!r}", needed="a chance from 0 to 1")
+
+
+# -- what stages share -------------------------------------------------------------------------
+def resized(x: Image, size: tuple[int, int], interpolation: str, out: Image = None) -> Image:
+    """An image in another size."""
+    if x.shape[:2] == size:
+        return x
+    cv = needed("resize", opencv(), "OpenCV")
+    way = {"lanczos": "LANCZOS4"}.get(interpolation, interpolation.upper())
+    fits = out is not None and out.shape == (*size, *x.shape[2:]) and out.dtype == x.dtype
+    room = out if fits and x.shape[2] > 1 else None
+    found = cv.resize(x, (size[1], size[0]), dst=room, interpolation=getattr(cv, f"INTER_{way}"))
+    return room if room is not None else found.reshape(*size, x.shape[2])
+
+
+def nearest(xp: Any, x: Image, size: tuple[int, int]) -> Image:
+    """A mask in another size."""
+    rows, columns = (
+        ((2 * xp.arange(n) + 1) * old) // (2 * n) for n, old in zip(size, x.shape, strict=False)
+    )
+    return x[rows[:, None], columns]
+
+
+def moved(xp: Any, boxes: Image, window: Window, size: tuple[int, int] | None = None) -> Image:
+    """Boxes as seen from a window that is resized, and clipped to it."""
+    top, left, height, width = window
+    new = size or (height, width)
+    scale = xp.asarray([new[1] / width, new[0] / height] * 2, dtype=xp.float32)
+    start = xp.asarray([left, top] * 2, dtype=xp.float32)
+    found = (boxes.astype(xp.float32) - start) * scale
+    limit = xp.asarray([new[1], new[0]] * 2, dtype=xp.float32)
+    return xp.minimum(xp.maximum(found, 0), limit)
+
+
+def cut(x: Image, window: Window) -> Image:
+    top, left, height, width = window
+    return x[top : top + height, left : left + width]
+
+
+def middle(shape: Shape, size: tuple[int, int]) -> Window:
+    return (shape[0] - size[0]) // 2, (shape[1] - size[1]) // 2, *size
+
+
+def _check_room(shape: Shape, size: tuple[int, int]) -> None:
+    if shape[0] < size[0] or shape[1] < size[1]:
+        raise ValueError(
+            f"an image of {shape[0]} x {shape[1]} pixels is smaller than {size[0]} x {size[1]}; "
+            "resize it first"
+        )
+
+
+# -- stages ------------------------------------------------------------------------------------
+@stage("resize")
+@dataclass(frozen=True)
+class Resize(Stage):
+    """To a height and width; with one number, the shorter side to that, and the other in proportion."""
+
+    size: Size
+    interpolation: str = "linear"
+
+    moves = True
+
+    def __post_init__(self) -> None:
+        _pair("resize", self.size)
+        _check_filter("resize", self.interpolation)
+
+    def size_of(self, shape: Shape) -> tuple[int, int]:
+        if not isinstance(self.size, int):
+            return _pair("resize", self.size)
+        height, width = shape[:2]
+        if height <= width:
+            return self.size, max(self.size * width // height, 1)
+        return max(self.size * height // width, 1), self.size
+
+    def image(self, xp: Any, x: Image, drawn: Any, out: Image = None) -> Image:
+        return resized(x, self.size_of(x.shape), self.interpolation, out)
+
+    def mask(self, xp: Any, x: Image, drawn: Any) -> Image:
+        return nearest(xp, x, self.size_of(x.shape))
+
+    def boxes(self, xp: Any, x: Any, drawn: Any, shape: Shape) -> Any:
+        return moved(xp, x, (0, 0, shape[0], shape[1]), self.size_of(shape))
+
+
+@stage("center_crop")
+@dataclass(frozen=True)
+class CenterCrop(Stage):
+    """The middle of an image."""
+
+    size: Size
+
+    moves = True
+    places = (HOST, DEVICE)
+    exact = True
+
+    def __post_init__(self) -> None:
+        _pair("center_crop", self.size)
+
+    def window(self, drawn: Any, shape: Shape) -> tuple[Window, Any]:
+        size = _pair("center_crop", self.size)
+        _check_room(shape, size)
+        return middle(shape, size), drawn
+
+    def image(self, xp: Any, x: Image, drawn: Any) -> Image:
+        return cut(x, self.window(drawn, x.shape)[0])
+
+    mask = image
+
+    def boxes(self, xp: Any, x: Any, drawn: Any, shape: Shape) -> Any:
+        return moved(xp, x, self.window(drawn, shape)[0])
+
+
+@stage("random_crop")
+@dataclass(frozen=True)
+class RandomCrop(Stage):
+    """A part of this size, anywhere in the image. padding: pixels of zeros that are put around it
+    first."""
+
+    size: Size
+    padding: int = 0
+
+    moves = True
+    places = (HOST, DEVICE)
+    exact = True
+
+    def __post_init__(self) -> None:
+        _pair("random_crop", self.size)
+
+    def draw(self, rng: Draws, shape: Shape) -> Window:
+        height, width = _pair("random_crop", self.size)
+        more = 2 * self.padding
+        _check_room((shape[0] + more, shape[1] + more), (height, width))
+        top = rng.integer(0, shape[0] + more - height + 1)
+        left = rng.integer(0, shape[1] + more - width + 1)
+        return top - self.padding, left - self.padding, height, width
+
+    def image(self, xp: Any, x: Image, drawn: Window) -> Image:
+        top, left, height, width = drawn
+        if not self.padding:
+            return cut(x, drawn)
+        found = xp.zeros((height, width, *x.shape[2:]), x.dtype)
+        above, before = max(-top, 0), max(-left, 0)
+        part = x[max(top, 0) : top + height, max(left, 0) : left + width]
+        found[above : above + part.shape[0], before : before + part.shape[1]] = part
+        return found
+
+    mask = image
+
+    def boxes(self, xp: Any, x: Any, drawn: Window, shape: Shape) -> Any:
+        return moved(xp, x, drawn)
+
+
+@stage("random_resized_crop")
+@dataclass(frozen=True)
+class RandomResizedCrop(Stage):
+    """A part of the image, of random area and proportions, in this size (Szegedy et al., 2014)."""
+
+    size: Size
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    interpolation: str = "linear"
+
+    moves = True
+
+    def __post_init__(self) -> None:
+        _pair("random_resized_crop", self.size)
+        _check_filter("random_resized_crop", self.interpolation)
+        for name, pair in (("scale", self.scale), ("ratio", self.ratio)):
+            if len(pair) != 2 or not 0 < pair[0] <= pair[1]:
+                got, needed = f"{name}={pair!r}", "two numbers above 0, the smaller one first"
+                raise misfit(ArgumentError, "random_resized_crop", got=got, needed=needed)
+
+    def draw(self, rng: Draws, shape: Shape) -> Window:
+        height, width = shape[:2]
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for _ in range(TRIES):
+            a, b, c, d = rng.random(4).tolist()
+            area = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * a)
+            ratio = math.exp(low + (high - low) * b)
+            w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < w <= width and 0 < h <= height:
+                return int(c * (height - h + 1)), int(d * (width - w + 1)), h, w
+        if width < height * self.ratio[0]:
+            return middle(shape, (max(round(width / self.ratio[0]), 1), width))
+        if width > height * self.ratio[1]:
+            return middle(shape, (height, max(round(height * self.ratio[1]), 1)))
+        return 0, 0, height, width
+
+    def window(self, drawn: Window, shape: Shape) -> tuple[Window, Window]:
+        return drawn, (0, 0, *drawn[2:])
+
+    def image(self, xp: Any, x: Image, drawn: Window, out: Image = None) -> Image:
+        size = _pair("random_resized_crop", self.size)
+        return resized(cut(x, drawn), size, self.interpolation, out)
+
+    def mask(self, xp: Any, x: Image, drawn: Window) -> Image:
+        return nearest(xp, cut(x, drawn), _pair("random_resized_crop", self.size))
+
+    def boxes(self, xp: Any, x: Any, drawn: Window, shape: Shape) -> Any:
+        return moved(xp, x, drawn, _pair("random_resized_crop", self.size))
+
+
+@stage("random_flip")
+@dataclass(frozen=True)
+class RandomFlip(Stage):
+    """Left and right change places, with a chance of p; with vertical=True, top and bottom."""
+
+    p: float = 0.5
+    vertical: bool = False
+
+    moves = True
+    places = (HOST, DEVICE)
+    exact = True
+
+    def __post_init__(self) -> None:
+        _check_chance("random_flip", self.p)
+
+    def draw(self, rng: Draws, shape: Shape) -> bool:
+        return rng.chance(self.p)
+
+    def image(self, xp: Any, x: Image, drawn: bool) -> Image:
+        if not drawn:
+            return x
+        return x[::-1] if self.vertical else x[:, ::-1]
+
+    mask = image
+
+    def boxes(self, xp: Any, x: Any, drawn: bool, shape: Shape) -> Any:
+        if not drawn:
+            return x
+        extent, k = (shape[0], 1) if self.vertical else (shape[1], 0)
+        found = x.copy()
+        found[:, k], found[:, k + 2] = extent - x[:, k + 2], extent - x[:, k]
+        return found

@@ -1,0 +1,95 @@
+"""Pipes of samples: `ost.io.images(...).shuffle(seed=7).decode()....batch(128)`.
+
+A pipe is written down here, and made by threads of this process (ostinato.io_pipeline.feed). Its batches are
+Ostinato's arrays, split over the workers by samples; `pipe.to("numpy")`, "torch" or "jax" gives those
+instead, and no session begins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import ostinato.io_pipeline.images  # noqa: F401  (its stages become methods of pipes)
+from ostinato.errors import DataFileError
+from ostinato.io_pipeline.feed.folders import Paths, files
+from ostinato.io_pipeline.feed.pipe import Pipe
+from ostinato.io_pipeline.feed.samples import Arrays, Items, Samples, Stream
+from ostinato.io_pipeline.feed.stage import Stage, stage
+from ostinato.io_pipeline.feed.targets import TARGETS, Convert
+from ostinato.ops.core.array import Array
+from ostinato.ops.core.tree import tree_map
+from ostinato.ops.creation import asarray
+
+from .files import at_user
+from .sessions import current
+
+__all__ = ["Pipe", "Stage", "arrays", "images", "samples", "stage", "stream"]
+
+
+def images(
+    paths: Paths,
+    /,
+    *,
+    labels: str | Sequence[Any] | Mapping[str, Any] | Callable[[str], Any] | None = None,
+    masks: Sequence[str | os.PathLike[str]] | Callable[[str], str] | None = None,
+    classes: Sequence[str] | None = None,
+) -> Pipe:
+    """Image files: a pattern such as "train/**/*.jpg", a folder and all in it, or a list of files.
+
+    labels: "folder" numbers the folders that files are in, by their names' order or as `classes` lists
+    them; or one for each file, as a list, a dict by file, or a function of the file. masks: the files of
+    masks, likewise. Samples are (image, mask, label), or those of them that were asked for."""
+    return _pipe(files("images", paths, labels, masks, classes))
+
+
+def arrays(*given: Any, kinds: Sequence[str] | None = None) -> Pipe:
+    """The rows of arrays: of NumPy's, of Ostinato's, or of files (.npy, .npz, .h5, .zarr), of which only the
+    rows that are asked for are read. One array, several, or a tree of them.
+
+    kinds: what each is ("image", "mask", "boxes", "label", "volume", "data"), unless the keys of a dict or
+    their shapes tell."""
+    tree = given[0] if len(given) == 1 else given
+    tree = tree_map(lambda x: np.asarray(x) if isinstance(x, Array) else x, tree)
+    try:
+        return _pipe(Arrays(tree, kinds))
+    except DataFileError as error:
+        raise at_user(error) from None
+
+
+def samples(items: Any, /, *, kinds: Sequence[str] | None = None) -> Pipe:
+    """Whatever has a length and gives samples by number, in threads: a list, a dataset of another library.
+    kinds: as in `arrays`, by the leaves of a sample."""
+    return _pipe(Items(items, kinds))
+
+
+def stream(
+    items: Callable[[], Iterable[Any]] | Iterable[Any],
+    /,
+    *,
+    length: int | None = None,
+    kinds: Sequence[str] | None = None,
+) -> Pipe:
+    """What can only be iterated over, or a function that makes an iterator for each epoch. Stages run in
+    threads as ever, but it is read by one at a time; it is not shuffled; each worker reads all of it, to
+    make its part; and going on at a place reads what is before. length: at most so many samples."""
+    return _pipe(Stream(items, length, kinds))
+
+
+def _pipe(source: Samples) -> Pipe:
+    return Pipe(source, target="ostinato")
+
+
+def _convert() -> Convert:
+    """Batches as arrays of the session in use, in the memory that they were made in."""
+    split = 0 if current().workers > 1 else None
+
+    def convert(x: np.ndarray[Any, Any]) -> Array:
+        return asarray(x, copy=False, split=split)
+
+    return convert
+
+
+TARGETS["ostinato"] = _convert

@@ -1,0 +1,343 @@
+"""Stages of images: what they decode, where pixels, masks and boxes go, and what the numbers are."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ostinato.io_pipeline.feed.draws import Draws
+from ostinato.io_pipeline.images import backends, finish
+from ostinato.io_pipeline.images.decode import Decode
+from ostinato.io_pipeline.images.finish import Normalize
+from ostinato.io_pipeline.images.geometry import (
+    CenterCrop,
+    RandomCrop,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+    nearest,
+)
+from ostinato.io_pipeline.images.headers import jpeg_header, upright
+from PIL import Image, ImageOps
+
+import ostinato as ost
+from ostinato.errors import ArgumentError, SampleError
+from tests.io_pipeline.pictures import encoded, folder, picture
+
+
+def decoded(data: bytes, **options: Any) -> np.ndarray:
+    return Decode(**options).image(np, data, None)
+
+
+def by_pillow(data: bytes, mode: str = "RGB") -> np.ndarray:
+    found = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert(mode))
+    return found if found.ndim == 3 else found[..., None]
+
+
+# -- decoding ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("backend", ["simplejpeg", "pillow"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_images_are_upright(
+    form: str, orientation: int, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if backend == "pillow":
+        monkeypatch.setattr("ostinato.io_pipeline.images.decode.simplejpeg", lambda: None)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(picture(1, 40, 56), form, exif=exif)
+    found = decoded(data)
+    assert found.shape == ((40, 56, 3) if orientation < 5 else (56, 40, 3))
+    np.testing.assert_array_equal(found, by_pillow(data))
+    assert found.flags.c_contiguous
+
+
+def test_orientations_are_exifs() -> None:
+    x = np.arange(6).reshape(2, 3, 1)
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        data = encoded(x.astype(np.uint8), "PNG", exif=exif)
+        np.testing.assert_array_equal(upright(x, orientation), by_pillow(data, "L"))
+
+
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_jpeg_files_are_as_libjpeg_decodes_them(subsampling: int, progressive: bool) -> None:
+    for k, (h, w) in enumerate([(1, 1), (7, 9), (48, 64), (33, 130)]):
+        data = encoded(
+            picture(k, h, w), quality=85, subsampling=subsampling, progressive=progressive
+        )
+        header = jpeg_header(data)
+        assert (header.height, header.width, header.channels) == (h, w, 3)
+        np.testing.assert_array_equal(decoded(data), by_pillow(data))
+        assert decoded(data, channels=1).shape == (h, w, 1)
+        four = decoded(data, channels=4)
+        np.testing.assert_array_equal(four[..., :3], decoded(data))
+        assert (four[..., 3] == 255).all()
+
+
+def test_files_of_other_kinds() -> None:
+    rgb, grey = picture(3), picture(3, channels=1)
+    np.testing.assert_array_equal(decoded(encoded(rgb, "PNG")), rgb)
+    np.testing.assert_array_equal(decoded(encoded(grey, "PNG")), grey.repeat(3, -1))
+    np.testing.assert_array_equal(decoded(encoded(grey, "PNG"), channels=1), grey)
+    jpeg = decoded(encoded(grey))
+    assert jpeg.shape == (48, 64, 3)
+    assert (np.ptp(jpeg, -1) == 0).all()
+    alpha = np.concatenate((rgb, grey), -1)
+    np.testing.assert_array_equal(decoded(encoded(alpha, "PNG")), rgb)
+    np.testing.assert_array_equal(decoded(encoded(alpha, "PNG"), channels=4), alpha)
+    both = Image.fromarray(grey[..., 0]).convert("LA")
+    out = io.BytesIO()
+    both.save(out, "PNG")
+    np.testing.assert_array_equal(decoded(out.getvalue(), channels=1), grey)
+    out = io.BytesIO()
+    Image.fromarray(rgb).convert("P").save(out, "PNG")
+    np.testing.assert_array_equal(decoded(out.getvalue()), by_pillow(out.getvalue()))
+    out = io.BytesIO()
+    Image.fromarray(rgb).convert("CMYK").save(out, "JPEG", quality=95)
+    assert np.abs(decoded(out.getvalue()).astype(int) - rgb).mean() < 8
+    np.testing.assert_array_equal(decoded(out.getvalue()), by_pillow(out.getvalue()))
+
+
+def test_sixteen_bits() -> None:
+    deep = np.random.default_rng(0).integers(0, 65536, (5, 6)).astype(np.uint16)
+    data = encoded(deep, "PNG")
+    np.testing.assert_array_equal(decoded(data)[..., 0], deep >> 8)
+    np.testing.assert_array_equal(decoded(data, channels=1, dtype="uint16")[..., 0], deep)
+    np.testing.assert_array_equal(decoded(data, dtype="uint16"), deep[..., None].repeat(3, -1))
+    rgb = picture(2)
+    found = decoded(encoded(rgb, "PNG"), dtype="uint16")
+    np.testing.assert_array_equal(found, rgb.astype(np.uint16) * 257)
+    four = decoded(encoded(rgb, "PNG"), channels=4, dtype="uint16")
+    np.testing.assert_array_equal(four[..., 0], found[..., 0])
+    assert (four[..., 3] == 65535).all()
+
+
+def test_truncated_and_huge_images() -> None:
+    data = encoded(picture(1), quality=95)
+    with pytest.raises(OSError, match="truncated"):
+        decoded(data[: len(data) // 2])
+    found = decoded(data[: len(data) // 2], truncated=True)
+    np.testing.assert_array_equal(found[:12, :32], decoded(data)[:12, :32])
+    assert found.shape == (48, 64, 3)
+    for form in ("JPEG", "PNG"):
+        with pytest.raises(ValueError, match="48 x 64 pixels, of which there may be 3000"):
+            decoded(encoded(picture(1), form), most_pixels=3000)
+    for broken in (b"\xff\xd8\xff", data[:20], b"\xff\xd8\xff\xe1\x00\x00" + b"Exif\0\0" * 9):
+        with pytest.raises((ValueError, OSError)):
+            decoded(broken)
+
+
+def test_masks_keep_their_numbers() -> None:
+    mask = np.random.default_rng(0).integers(0, 20, (48, 64)).astype(np.uint8)
+    stage = Decode()
+    np.testing.assert_array_equal(stage.mask(np, encoded(mask, "PNG"), None), mask)
+    indexed = Image.fromarray(mask, "P")
+    indexed.putpalette(list(range(60)))
+    out = io.BytesIO()
+    indexed.save(out, "PNG")
+    np.testing.assert_array_equal(stage.mask(np, out.getvalue(), None), mask)
+    with pytest.raises(ValueError, match="a mask of mode RGB"):
+        stage.mask(np, encoded(picture(0), "PNG"), None)
+
+
+@pytest.mark.parametrize("missing", ["simplejpeg", "cv2", "PIL"])
+def test_what_is_not_installed_has_a_sentence_or_a_substitute(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    libraries = (backends.simplejpeg, backends.opencv, backends.pillow)
+    for library in libraries:
+        library.cache_clear()
+    try:
+        data = encoded(picture(0)) if missing != "PIL" else b""
+        if missing == "simplejpeg":
+            np.testing.assert_array_equal(decoded(data), by_pillow(data))
+        elif missing == "cv2":
+            assert decoded(data).shape == (48, 64, 3)
+            with pytest.raises(ArgumentError, match=r"resize: got no OpenCV; .*ostinato\[feed\]"):
+                Resize(8).image(np, picture(0), None)
+        else:
+            with pytest.raises(ArgumentError, match=r"decode: got no Pillow; .*ostinato\[feed\]"):
+                decoded(b"any other file")
+    finally:
+        for library in libraries:
+            library.cache_clear()
+
+
+# -- geometry ----------------------------------------------------------------------------------
+def test_sizes() -> None:
+    x = picture(0, 40, 60)
+    for size, shape in ((20, (20, 30)), ((7, 9), (7, 9)), (40, (40, 60))):
+        found = Resize(size).image(np, x, None)
+        assert found.shape == (*shape, 3)
+        assert Resize(size).mask(np, x[..., 0], None).shape == shape
+    assert Resize(20).image(np, x.swapaxes(0, 1), None).shape == (30, 20, 3)
+    assert Resize((7, 9)).image(np, x[..., :1], None).shape == (7, 9, 1)
+    np.testing.assert_array_equal(CenterCrop((20, 20)).image(np, x, None), x[10:30, 20:40])
+    with pytest.raises(ValueError, match="40 x 60 pixels is smaller than 50 x 50"):
+        CenterCrop(50).image(np, x, None)
+
+
+def linear(x: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Interpolation between the middles of pixels, in float64."""
+    for axis, n in enumerate(size):
+        old = x.shape[axis]
+        at = np.clip((np.arange(n) + 0.5) * old / n - 0.5, 0, old - 1)
+        low = np.minimum(at.astype(int), max(old - 2, 0))
+        part = (at - low).reshape((-1, *[1] * (x.ndim - 1)))
+        moved = np.moveaxis(x, axis, 0).astype(float)
+        high = np.minimum(low + 1, old - 1)
+        x = np.moveaxis(moved[low] * (1 - part) + moved[high] * part, 0, axis)
+    return x
+
+
+@pytest.mark.parametrize("size", [(20, 30), (97, 64), (13, 150)])
+def test_resizing_interpolates_between_middles(size: tuple[int, int]) -> None:
+    x = picture(4, 48, 64)
+    found = Resize(size).image(np, x, None)
+    assert np.abs(found.astype(float) - linear(x, size)).max() <= 1
+
+
+@given(h=st.integers(1, 40), w=st.integers(1, 40), a=st.integers(1, 60), b=st.integers(1, 60))
+def test_masks_take_the_nearest(h: int, w: int, a: int, b: int) -> None:
+    x = np.arange(h * w).reshape(h, w)
+    found = nearest(np, x, (a, b))
+    for n, old, k in ((a, h, 0), (b, w, 1)):
+        wanted = np.floor((np.arange(n) + 0.5) * old / n + 1e-9).astype(int)
+        line = found[:, 0] // w if k == 0 else found[0] % w
+        np.testing.assert_array_equal(line, wanted)
+    np.testing.assert_array_equal(nearest(np, x, (h, w)), x)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    h=st.integers(1, 90), w=st.integers(1, 90), place=st.integers(0, 1000), size=st.integers(1, 40)
+)
+def test_random_crops_stay_within(h: int, w: int, place: int, size: int) -> None:
+    rng, shape = Draws(3, 0).at(place, 0), (h, w, 3)
+    stage = RandomResizedCrop(size)
+    top, left, height, width = window = stage.draw(rng, shape)
+    assert 0 <= top <= top + height <= h
+    assert 0 <= left <= left + width <= w
+    assert min(height, width) >= 1
+    assert stage.window(window, shape) == (window, (0, 0, height, width))
+    assert stage.image(np, np.zeros(shape, np.uint8), window).shape == (size, size, 3)
+    if size <= min(h, w):
+        top, left, *rest = RandomCrop(size).draw(rng, shape)
+        assert rest == [size, size]
+        assert 0 <= top <= h - size
+        assert 0 <= left <= w - size
+
+
+def test_random_crops_are_as_they_are_drawn() -> None:
+    draws, shape = Draws(3, 0), (300, 400, 3)
+    stage = RandomResizedCrop(8, scale=(0.25, 0.5))
+    found = np.array([stage.draw(draws.at(k, 0), shape) for k in range(2000)], float)
+    area = found[:, 2] * found[:, 3] / (300 * 400)
+    assert area.min() > 0.24
+    assert area.max() < 0.51
+    assert abs(area.mean() - 0.375) < 0.01
+    ratio = np.log(found[:, 3] / found[:, 2])
+    assert abs(ratio).max() < np.log(4 / 3) + 0.02
+    assert abs(ratio.mean()) < 0.02
+    middle = (found[:, 0] + found[:, 2] / 2).mean(), (found[:, 1] + found[:, 3] / 2).mean()
+    np.testing.assert_allclose(middle, (150, 200), atol=4)
+
+
+def test_padding_is_around_the_image() -> None:
+    x = picture(0, 8, 9) | 1
+    stage, draws, seen = RandomCrop(8, padding=4), Draws(0, 0), set()
+    for k in range(300):
+        top, left, *_ = drawn = stage.draw(draws.at(k, 0), x.shape)
+        seen.add((top, left))
+        padded = np.pad(x, ((4, 4), (4, 4), (0, 0)))
+        wanted = padded[top + 4 : top + 12, left + 4 : left + 12]
+        np.testing.assert_array_equal(stage.image(np, x, drawn), wanted)
+    assert {t for t, _ in seen} == {*range(-4, 5)}
+    assert {w for _, w in seen} == {*range(-4, 6)}
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [RandomResizedCrop(32), RandomCrop(30), RandomFlip(1), RandomFlip(1, vertical=True), Resize((30, 70)), CenterCrop((31, 20))],
+    ids=lambda s: s.identity(),
+)  # fmt: skip
+def test_image_mask_and_boxes_go_together(stage: Any) -> None:
+    """A square that is painted into the image and the mask ends where its box does."""
+    for place in range(12):
+        x0, y0 = 8 + 3 * (place % 4), 10 + 2 * (place % 3)
+        box = np.array([[x0, y0, x0 + 24, y0 + 20]], np.float32)
+        image, mask = np.zeros((48, 64, 3), np.uint8), np.zeros((48, 64), np.int64)
+        image[y0 : y0 + 20, x0 : x0 + 24], mask[y0 : y0 + 20, x0 : x0 + 24] = 255, 7
+        drawn = stage.draw(Draws(1, 0).at(place, 0), image.shape) if stage.is_random else None
+        after = stage.image(np, image, drawn)
+        covered = stage.mask(np, mask, drawn)
+        (found,) = stage.boxes(np, box, drawn, image.shape)
+        assert after.shape[:2] == covered.shape
+        assert {*np.unique(covered)} <= {0, 7}
+        assert ((after[..., 0] > 128) != (covered == 7)).mean() < 0.07
+        where = np.argwhere(covered == 7)
+        if len(where):
+            (top, left), (bottom, right) = where.min(0), where.max(0) + 1
+            np.testing.assert_allclose(found, [left, top, right, bottom], atol=1.1)
+        else:
+            assert (found[2] - found[0]) * (found[3] - found[1]) < 3
+
+
+def test_masks_follow_in_a_pipe(tmp_path: Path) -> None:
+    root = folder(tmp_path, 6)
+    for path in root.rglob("*.jpg"):
+        x = np.asarray(Image.open(path))
+        Image.fromarray((x[..., 0] > 128).astype(np.uint8)).save(path.with_suffix(".png"))
+    names = sorted(map(str, root.rglob("*.jpg")))
+    pipe = ost.io.images(names, masks=lambda p: p.replace(".jpg", ".png"), labels="folder")
+    pipe = pipe.decode().random_resized_crop(24).random_flip().batch(3).to("numpy")
+    for image, mask, label in pipe.epoch(0):
+        assert (image.shape, mask.shape, label.shape) == ((3, 24, 24, 3), (3, 24, 24), (3,))
+        assert ((image[..., 0] > 128) == mask).mean() > 0.93
+
+
+# -- the last step -----------------------------------------------------------------------------
+@pytest.mark.parametrize("layout", ["chw", "hwc"])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("by", ["opencv", "numpy"])
+def test_normalizing_is_the_same_to_the_bit(
+    layout: str, channels: int, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by == "numpy":
+        monkeypatch.setattr(finish, "opencv", lambda: None)
+    mean, std = (0.485, 0.456, 0.406, 0.5)[:channels], (0.229, 0.224, 0.225, 0.3)[:channels]
+    stage = Normalize(mean, std, layout=layout)
+    x = np.random.default_rng(0).integers(0, 256, (31, 23, channels)).astype(np.uint8)
+    exact = (x / 255 - mean) / std
+    scale = (1 / (255 * np.array(std))).astype(np.float32)
+    wanted = x.astype(np.float32) * scale + (-np.array(mean) / std).astype(np.float32)
+    np.testing.assert_allclose(wanted, exact, atol=1e-6)
+    wanted, exact = (v if layout == "hwc" else v.transpose(2, 0, 1) for v in (wanted, exact))
+    for given_x in (x, x[::-1, ::-1][::-1, ::-1], np.asfortranarray(x)):
+        out = np.empty(wanted.shape, np.float32)
+        assert stage.image(np, given_x, None, out=out) is out
+        np.testing.assert_array_equal(out, wanted)
+    flipped = stage.image(np, x[:, ::-1], None)
+    np.testing.assert_array_equal(flipped, np.flip(wanted, 1 if layout == "hwc" else 2))
+    half = Normalize(mean, std, dtype="float16", layout=layout).image(np, x, None)
+    np.testing.assert_array_equal(half, wanted.astype(np.float16))
+    small = np.full((1, 1, channels), 0.25, np.float32)
+    found = stage.image(np, small, None).reshape(-1)
+    np.testing.assert_allclose(found, (0.25 - np.array(mean)) / std, rtol=1e-6)
+
+
+def test_as_many_channels_as_numbers(tmp_path: Path) -> None:
+    root = folder(tmp_path, 2)
+    pipe = ost.io.images(str(root)).decode(channels=1).normalize((1, 2, 3), 1).batch(2).to("numpy")
+    with pytest.raises(SampleError, match="3 numbers for 1 channels"):
+        list(pipe.epoch(0))
