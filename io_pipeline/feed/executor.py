@@ -93,7 +93,7 @@ class Work:
     """An epoch that is being made. Threads know this, and not the iterator that users hold: when that is
     gone, they stop."""
 
-    def __init__(self, recipe: Recipe, portions: Portions, epoch: int) -> None:
+    def __init__(self, recipe: Recipe, portions: Portions, epoch: int, slots: Slots) -> None:
         self.recipe, self.portions, self.epoch = recipe, portions, epoch
         self.lock = threading.Lock()
         self.to_do = threading.Condition(self.lock)  # for threads: room, or chunks
@@ -102,7 +102,7 @@ class Work:
         self.is_opening = self.is_at_end = self.is_stopped = False
         self.error: BaseException | None = None
         self.form: tuple[Fields, list[Any]] | None = None  # of batches, as the last one was
-        self.slots = Slots()
+        self.slots = slots
         self.batch_bytes = 0
         stages = len(recipe.chain.stages)
         self.costs = [Costs(stages + 1) for _ in range(recipe.threads)]

@@ -24,6 +24,7 @@ from .fields import Fields
 from .order import Order
 from .portions import DROP, KEEP, TAILS, Portions, StreamPortions
 from .samples import Samples, Stream, digest
+from .slots import Slots
 from .stage import STAGES, Map, Stage
 from .stats import report
 from .targets import check_target, converter
@@ -74,6 +75,7 @@ class Cursor:
     is_restored: bool = False  # the next epoch of this number begins there
     quarantine: Quarantine = field(default_factory=Quarantine)
     work: Work | None = None  # the last one, for its figures
+    slots: Slots = field(default_factory=Slots)  # memory for batches, from epoch to epoch
 
 
 @dataclass(frozen=True)
@@ -390,7 +392,7 @@ class Epoch:
         self._process = os.getpid()
         self._counts = {"faults": 0, "seen": 0}
         self._single: Iterator[Any] = iter(())
-        self._work = work = Work(recipe, portions, epoch)
+        self._work = work = Work(recipe, portions, epoch, pipe.cursor.slots)
         self._cursor.work = work
         self._end = weakref.finalize(self, work.stop)
         self._end.atexit = False

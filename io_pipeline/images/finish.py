@@ -1,14 +1,14 @@
 """The last stage of an image: from uint8 to the numbers that a model is given, in one step.
 
-Until then images stay uint8, which is a quarter of the memory that float32 takes. A value of uint8 has 256
-results per channel, so they are looked up; the table holds what float32 arithmetic gives, x * scale + bias
-with both rounded, and so does every other way to do it."""
+Until then images stay uint8, which is a quarter of the memory that float32 takes. The result is x * scale +
+bias in float32, each rounded, whoever computes it: machine code (kernels.py), tables of 256 values, NumPy,
+or a device."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from ostinato.ops.core.user_line import misfit
@@ -17,6 +17,7 @@ from ostinato.errors import ArgumentError
 
 from ..feed.fields import IMAGE
 from ..feed.stage import DEVICE, HOST, Stage, stage
+from . import kernels
 from .backends import opencv
 
 Numbers = float | tuple[float, ...]
@@ -63,45 +64,51 @@ class Normalize(Stage):
             shape = (channels, *x.shape[:-1])
         if out is None or out.shape != shape or out.dtype != self.dtype:
             out = xp.empty(shape, self.dtype)
-        cv = opencv() if xp is np and x.dtype == np.uint8 and channels <= 4 else None
-        if cv is None or self.dtype != "float32":
+        if xp is not np or x.dtype != np.uint8 or self.dtype != "float32":
             self._computed(xp, x, out)
-        elif self.layout == HWC:
+        elif self.layout == CHW:
+            line = self._line(channels, "uint8")
+            if not (out.flags.c_contiguous and kernels.planes(x, line.address, out)):
+                self._computed(xp, x, out)
+        elif channels <= 4 and (cv := opencv()) is not None:
             cv.LUT(np.ascontiguousarray(x), self._table(channels), out)
         else:
-            for plane, row, into in zip(
-                cv.split(np.ascontiguousarray(x)), self._table(channels)[0].T, out, strict=True
-            ):
-                cv.LUT(plane, np.ascontiguousarray(row), into)
+            self._computed(xp, x, out)
         return out
 
     def _computed(self, xp: Any, x: Image, out: Image) -> None:
-        scale, bias = self._line(x.shape[-1], str(x.dtype))
-        found = x.astype(xp.float32) * xp.asarray(scale) + xp.asarray(bias)
+        line = self._line(x.shape[-1], str(x.dtype))
+        found = x.astype(xp.float32) * xp.asarray(line.scale) + xp.asarray(line.bias)
         out[...] = found if self.layout == HWC else xp.moveaxis(found, -1, 0)
 
-    def _line(self, channels: int, dtype: str) -> tuple[Any, Any]:
+    def _line(self, channels: int, dtype: str) -> Line:
         return _line(self.mean, self.std, channels, dtype)
 
     def _table(self, channels: int) -> Any:
         return _table(self.mean, self.std, channels)
 
 
+class Line(NamedTuple):
+    """Factor and addend of each channel, and where both lie, for machine code."""
+
+    scale: Any
+    bias: Any
+    address: int
+
+
 @lru_cache(64)
-def _line(
-    mean: tuple[float, ...], std: tuple[float, ...], channels: int, dtype: str
-) -> tuple[Any, Any]:
-    """Factor and addend of each channel."""
+def _line(mean: tuple[float, ...], std: tuple[float, ...], channels: int, dtype: str) -> Line:
     if not {len(mean), len(std)} <= {1, channels}:
         raise ValueError(f"{max(len(mean), len(std))} numbers for {channels} channels")
     kind = np.dtype(dtype)
     full = float(np.iinfo(kind).max) if kind.kind == "u" else 1.0
     middle, width = np.broadcast_to(mean, channels), np.broadcast_to(std, channels)
-    return (1 / (full * width)).astype(np.float32), (-middle / width).astype(np.float32)
+    both = np.stack((1 / (full * width), -middle / width)).astype(np.float32)
+    return Line(both[0], both[1], both.ctypes.data)
 
 
 @lru_cache(64)
 def _table(mean: tuple[float, ...], std: tuple[float, ...], channels: int) -> Any:
     """The results of all values of uint8: 1 x 256 x channels."""
-    scale, bias = _line(mean, std, channels, "uint8")
-    return (np.arange(256, dtype=np.float32)[:, None] * scale + bias)[None]
+    line = _line(mean, std, channels, "uint8")
+    return (np.arange(256, dtype=np.float32)[:, None] * line.scale + line.bias)[None]
