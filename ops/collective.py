@@ -5,6 +5,7 @@ answers. Their layouts are in their specs: that of the operand is what each work
 result what each gets. An op with several operands combines a state of several arrays.
 
     narrow            a part of what is here already: a view
+    addend            a replica -> addends: the first worker's, and zeros
     all_reduce        addends -> replicas of the combination
     reduce_scatter    addends -> parts of the combination
     all_gather        parts -> replicas
@@ -84,6 +85,16 @@ op(
     cost=lambda ins, outs, p: (0.0, 0.0),
     made_by="passes",
 )
+
+
+def _addend_kernel(xp: Any, out: Any, x: Any, *, at: Place) -> None:
+    if at.first:
+        xp.copyto(out, x)
+    else:
+        out.fill(0)
+
+
+op("addend", infer=_alike, indices=_nowhere, kernel=_addend_kernel, placed=True, made_by="passes")
 
 
 def _read_kernel(xp: Any, out: Any, x: Any, *, at: Place) -> None:

@@ -238,6 +238,7 @@ def binary(
     scalar: str = "",
     flops: float = 1,
     kernel: Callable[..., None] | None = None,
+    **facts: Any,
 ) -> Binary:
     """Register a function of two operands that broadcast."""
     op(
@@ -250,6 +251,7 @@ def binary(
         scalar=scalar or f"{name}({{0}}, {{1}})",
         cost=stream_cost(flops),
         overwrite=ANY,
+        **facts,
     )
 
     def function(x: Operandish, y: Operandish, /) -> Array:
@@ -267,7 +269,9 @@ def _named(function: Callable[..., Array], name: str, doc: str) -> Callable[...,
 
 
 # -- sign and rounding ---------------------------------------------------------------------
-negative: Unary = unary("negative", "negative", doc="-x", grad=lambda g, y, x: (-g,), scalar="-{0}")
+negative: Unary = unary(
+    "negative", "negative", doc="-x", grad=lambda g, y, x: (-g,), scalar="-{0}", adds=((0,),)
+)
 abs: Unary = unary(
     "abs",
     "absolute",
@@ -630,10 +634,15 @@ def imag(x: Operandish, /) -> Array:
 
 # -- arithmetic ----------------------------------------------------------------------------
 add: Binary = binary(
-    "add", "add", doc="x + y", grad=lambda g, out, x, y: (g, g), scalar="{0} + {1}"
+    "add", "add", doc="x + y", grad=lambda g, out, x, y: (g, g), scalar="{0} + {1}", adds=((0, 1),)
 )
 subtract: Binary = binary(
-    "subtract", "subtract", doc="x - y", grad=lambda g, out, x, y: (g, -g), scalar="{0} - {1}"
+    "subtract",
+    "subtract",
+    doc="x - y",
+    grad=lambda g, out, x, y: (g, -g),
+    scalar="{0} - {1}",
+    adds=((0, 1),),
 )
 multiply: Binary = binary(
     "multiply",
@@ -641,6 +650,7 @@ multiply: Binary = binary(
     doc="x * y",
     grad=lambda g, out, x, y: (g * y, g * x),
     scalar="{0} * {1}",
+    adds=((0,), (1,)),
 )
 divide: Binary = binary(
     "divide",
@@ -649,6 +659,7 @@ divide: Binary = binary(
     grad=lambda g, out, x, y: (g / y, -g * out / y),
     scalar="{0} / {1}",
     flops=4,
+    adds=((0,),),
 )
 
 

@@ -172,6 +172,7 @@ op(
     grad=lambda g, y, x, *, axes, dtype: (spread(g, x, axes),),
     cost=read_cost(1),
     in_blocks=in_blocks.total,
+    adds=((0,),),
 )
 
 

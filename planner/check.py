@@ -16,13 +16,12 @@ from ostinato.ops.collective import COLLECTIVES, STORED, collective_of
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.encode import Malformed, digest, need
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.index import Reach
 from ostinato.ops.core.layout import Layout, Partial
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 
-from .layouts.ways import extents_of, way_of
+from .layouts.ways import SUM, extents_of, labels_of, way_of
 from .machine import NOMINAL
 from .passes.layouts import choose_layouts
 from .passes.memory import CONTROL
@@ -139,9 +138,8 @@ def check_layouts(graph: Graph, target: Target) -> None:
         need(not any(s.pending for s in ins), "a value that is read before it has come")
         if node.op == "start":
             started[k] = node
-        if kind or node.op == "narrow":
-            need(kind != "" or node.op == "narrow", "a start of nothing")
-            _check_collective(kind or "narrow", node, ins)
+        if kind or node.op in ("narrow", "addend"):
+            _check_collective(kind or node.op, node, ins)
         elif node.op in CONTROL:
             inside = target
             if node.op == "blocks":
@@ -160,13 +158,20 @@ def _layout(spec: Spec) -> Layout:
 
 
 def _check_collective(kind: str, node: Node, ins: Sequence[Spec]) -> None:
-    need(kind in (*COLLECTIVES, "narrow"), f"a collective {kind!r:.40}")
+    need(kind in (*COLLECTIVES, "narrow", "addend"), f"a collective {kind!r:.40}")
     need(len(ins) == len(node.specs), "a collective that loses something")
     for has, gets in zip(ins, node.specs, strict=True):
         here, there = _layout(has), _layout(gets)
         need(kind == "narrow" or not here.windows, "a collective from overlapping parts")
         if kind == "narrow":
-            need(here.has_copy(there, has.shape), "a narrow to what is not there")
+            pairs = zip(here.splits, there.splits, strict=False)
+            stays = [a for a, (s, t) in enumerate(pairs) if isinstance(s, Partial) and s == t]
+            same = here.without(stays).has_copy(there.without(stays), has.shape)
+            need(same, "a narrow to what is not there")
+        elif kind == "addend":
+            begun = [a for a in there.partial_axes if here.splits[a] is None]
+            need(all(there.splits[a] == SUM for a in begun), "addends of no sum")
+            need(here is there.without(begun), "addends of what lies elsewhere")
         elif kind in ("all_reduce", "reduce_scatter"):
             end = here
             for a in node.kw["axes"]:
@@ -254,14 +259,11 @@ def _check_way(node: Node, ins: Sequence[Spec], target: Target) -> None:
     indices = OPS[node.op].indices(tuple(ins), node.specs, node.kw)
     chosen: list[str | None] = []
     for axis in range(len(target.mesh)):
-        labels = {
-            _label(dims[s])
-            for dims, spec in zip((*indices.ins, *indices.outs), (*ins, *node.specs), strict=True)
-            if isinstance(s := _layout(spec).splits[axis], int)
-        }
-        partial = [s for spec in node.specs if isinstance(s := _layout(spec).splits[axis], Partial)]
+        labels = labels_of(indices, node, ins, axis)
         need(len(labels) <= 1, f"{node.op} cut along two indices at once")
-        need(not partial or len(labels) == 1, f"{node.op} with addends of nothing")
+        need(
+            None not in labels, f"{node.op} cut along an index that is whole, or addends of nothing"
+        )
         chosen.append(labels.pop() if labels else None)
     way = way_of(
         indices,
@@ -288,11 +290,6 @@ def _check_way(node: Node, ins: Sequence[Spec], target: Target) -> None:
     )
 
 
-def _label(dim: str | Reach | None) -> str | None:
-    need(dim is not None, "a cut along an index that is whole")
-    return dim.label if isinstance(dim, Reach) else dim
-
-
 # -- meaning --------------------------------------------------------------------------------
 def same_program(source: Graph, lowered: Graph, target: Target) -> bool:
     """Whether a lowered graph computes its source: both without what only moves data are the same
@@ -316,7 +313,7 @@ def _has_algorithms(graph: Graph) -> bool:
     )
 
 
-MOVING = ("narrow", "relayout", "resplit", "copy", "start", "wait", "read")
+MOVING = ("narrow", "addend", "relayout", "resplit", "copy", "start", "wait", "read")
 
 
 def plain(graph: Graph) -> Graph:

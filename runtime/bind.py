@@ -271,7 +271,15 @@ class _Binder:
             boxes(node.specs),
             tuple(s.shape for s in ins),
             tuple(s.shape for s in node.specs),
+            not any(self.begins(ins, s, here) for s in node.specs),
         )
+
+    def begins(self, ins: Sequence[Spec], made: Spec, rank: int) -> bool:
+        """Whether what a worker makes of a replica is an addend that others have."""
+        if made.layout is None or len(ins) != 1 or ins[0].layout is None:
+            return False
+        before, coords = ins[0].layout, made.layout.coords(rank)
+        return any(coords[a] and before.splits[a] is None for a in made.layout.partial_axes)
 
     # -- a program -------------------------------------------------------------------------
     def program(

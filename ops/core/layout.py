@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -191,6 +191,11 @@ class Layout:
         """The same, but for one mesh axis."""
         splits = (*self.splits[:axis], split, *self.splits[axis + 1 :])
         return Layout(self.mesh, splits, self.windows, self.blocks)
+
+    def without(self, axes: Collection[int]) -> Layout:
+        """The same with replicas along these mesh axes."""
+        splits = [None if a in axes else s for a, s in enumerate(self.splits)]
+        return Layout(self.mesh, tuple(splits), self.windows, self.blocks)
 
     def in_turns(self, turns: int, split: Placement) -> Layout:
         """The same on a mesh with one more axis, along which this is cut too."""

@@ -43,6 +43,7 @@ class Place:
     outs: tuple[Box, ...]
     in_shapes: tuple[Shape, ...]
     out_shapes: tuple[Shape, ...]
+    first: bool = True  # of the workers whose results add up to one
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,10 @@ class Op:
     factors: bool = False  # of a matrix, which may turn out to have none
     draws: bool = False  # makes random numbers of elements' numbers
     dense: bool = False  # products, which run at another rate than functions of elements
+    adds: tuple[
+        tuple[int, ...], ...
+    ] = ()  # operands that may come as addends of sums, together: what
+    # it makes of them are addends of its result; what else it takes is one number each
     made_by: str = "users"  # whose functions have it; "passes", which put it into what plan files
     # hold; or "machine": what is lowered for the machine it runs on, and never in a file
 

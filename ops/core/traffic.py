@@ -26,10 +26,10 @@ another mesh, over all workers."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -92,16 +92,64 @@ def moved(has: Layout, needs: Layout, shape: Shape) -> int:
     if has is needs:
         return 0
     total = 0
-    here = has
-    for axis in has.partial_axes:
-        scatter = scatters(here, needs, axis)
-        there = here.with_split(axis, needs.splits[axis] if scatter else None)
-        parts = held(there, shape) // (1 if scatter else has.mesh[axis])
-        total += parts * (has.mesh[axis] - 1) * (1 if scatter else 2)
-        here = there
-    if here is needs or here.has_copy(needs, shape):
+    sums, (here, there), _, _ = legs(has, needs, shape)
+    for each in sums:
+        n = math.prod([has.mesh[a] for a in each.axes])
+        parts = held(each.there, shape)
+        total += parts * (n - 1) if each.scatters else 2 * (parts // n) * (n - 1)
+    if here is there or here.has_copy(there, shape):
         return total
-    return total + held(needs, shape) - there_already(here, needs, shape)
+    return total + held(there, shape) - there_already(here, there, shape)
+
+
+class Sum(NamedTuple):
+    """Addends that are combined along mesh axes: each worker gets the sum, or its part of it."""
+
+    here: Layout
+    scatters: bool
+    axes: tuple[int, ...]
+    there: Layout
+
+
+class Legs(NamedTuple):
+    """How a value comes from one layout to another: it is summed, then moved, both without the addends
+    that stay addends, and last becomes the one addend that is not zero along some mesh axes."""
+
+    sums: tuple[Sum, ...]
+    move: tuple[Layout, Layout]
+    stays: tuple[int, ...]  # mesh axes
+    begins: tuple[int, ...]
+
+
+@lru_cache(65536)
+def legs(has: Layout, needs: Layout, shape: Shape, several: bool = False) -> Legs:
+    """`several`: it is one of several arrays that are combined together."""
+    addends = needs.partial_axes
+    end = needs.without(addends)
+    stays = tuple(
+        [a for a in has.partial_axes if has.mesh == needs.mesh and has.splits[a] == needs.splits[a]]
+    )
+    found = _legs(has, end, stays, several)
+    if stays and not found.move[0].has_copy(end, shape):  # who moves it has to have all of it
+        stays = ()
+        found = _legs(has, end, stays, several)
+    return found._replace(begins=tuple([a for a in addends if a not in stays]))
+
+
+def _legs(has: Layout, end: Layout, stays: Collection[int], several: bool) -> Legs:
+    here, sums = has.without(stays), list[Sum]()
+    for axis in here.partial_axes:
+        if not several and scatters(here, end, axis):
+            splits = here.with_split(axis, end.splits[axis]).splits
+            there = Layout(here.mesh, splits, (), end.blocks)
+            sums.append(Sum(here, True, (axis,), there))
+            here = there
+    while here.partial_axes:
+        first = here.splits[here.partial_axes[0]]
+        axes = tuple([a for a in here.partial_axes if here.splits[a] == first])
+        sums.append(Sum(here, False, axes, here.without(axes)))
+        here = here.without(axes)
+    return Legs(tuple(sums), (here, end), tuple(stays), ())
 
 
 def held(layout: Layout, shape: Shape) -> int:

@@ -408,7 +408,7 @@ def _is_elementwise(graph: Graph, node: Node) -> bool:
     if len(node.specs) != 1 or node.op not in OPS or not OPS[node.op].scalar:
         return False
     spec = node.specs[0]
-    if spec.size == 0 or spec.layout is None or spec.layout.partial_axes:
+    if spec.size == 0 or spec.layout is None:
         return False
     return can_lower(node.op, tuple(graph.specs[v].dtype for v in node.inputs), spec.dtype)
 
@@ -420,7 +420,7 @@ def _rows(graph: Graph, node: Node) -> int:
     spec, made = graph.specs[node.inputs[0]], node.specs[0]
     axes = node.kw["axes"]
     last = tuple(range(spec.ndim - len(axes), spec.ndim))
-    if not axes or tuple(sorted(axes)) != last or spec.layout is None or spec.layout.partial_axes:
+    if not axes or tuple(sorted(axes)) != last or spec.layout is None:
         return 0
     if spec.size == 0 or spec.dtype.kind == "c" or not can_add(made.dtype):
         return 0

@@ -172,8 +172,6 @@ def _is_able(graph: Graph, node: Node) -> bool:
     ins = [graph.specs[v] for v in node.inputs]
     if not all(map(_is_plain, (*ins, *node.specs))):
         return False
-    if any(s.layout is not None and s.layout.partial_axes for s in ins):
-        return False
     partial = any(s.layout is not None and s.layout.partial_axes for s in node.specs)
     kinds = tuple(s.dtype for s in ins)
     out = node.specs[0].dtype
@@ -188,7 +186,7 @@ def _is_able(graph: Graph, node: Node) -> bool:
         return same and can_add(out) and out.kind == "f"
     if node.op in GATHERS:
         return not partial and _can_gather(node, ins)
-    if not OPS[node.op].scalar or len(node.specs) != 1 or partial:
+    if not OPS[node.op].scalar or len(node.specs) != 1:
         return False
     return can_lower(node.op, kinds, out)
 
@@ -351,7 +349,7 @@ def _views(graph: Graph, v: int, group: Nested) -> list[int]:
     k = graph.producers[v]
     while k >= 0 and graph.nodes[k].op in VIEWS and v not in group.labels.dims:
         spec = graph.nodes[k].specs[0]
-        if not _is_plain(spec) or (spec.layout is not None and spec.layout.partial_axes):
+        if not _is_plain(spec):
             break
         found.append(k)
         v = graph.nodes[k].inputs[0]

@@ -15,7 +15,7 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Mesh, Shape
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.core.traffic import scatters
+from ostinato.ops.core.traffic import legs
 from ostinato.planner.machine import Link, Machine
 from ostinato.planner.plan import largest_part
 
@@ -80,27 +80,22 @@ def relayout_seconds(
     machine: Machine, shape: Shape, itemsize: int, has: Layout, needs: Layout
 ) -> float:
     """What it takes to bring a value from one layout to another."""
-    if has is needs or 0 in shape:
+    if has is needs or (0 in shape and not has.partial_axes):
         return 0.0
-    links = machine.links(has.mesh)
-    total, here = 0.0, has
-    joined: dict[str, list[int]] = {}  # the axes of each all-reduce
-    for axis in has.partial_axes:
-        n, split = has.mesh[axis], has.splits[axis]
-        if scatters(here, needs, axis):
-            total += links[axis].seconds + links[axis].reduce_scatter(
-                n, _local(here, shape) * itemsize
-            )
-            here = here.with_split(axis, needs.splits[axis])
+    links, total = machine.links(has.mesh), 0.0
+    sums, (here, there), _, begins = legs(has, needs, shape)
+    for each in sums:
+        size = _local(each.here, shape) * itemsize
+        if each.scatters:
+            (axis,) = each.axes
+            total += links[axis].seconds + links[axis].reduce_scatter(has.mesh[axis], size)
         else:
-            joined.setdefault(repr(split), []).append(axis)
-            here = here.with_split(axis, None)
-    if joined:
-        size = _local(here, shape) * itemsize
-        total += sum([_reduced(links, has.mesh, axes, size) for axes in joined.values()])
-    if here is needs or _has_copy(here, needs):
+            total += _reduced(links, has.mesh, each.axes, size)
+    if begins:
+        total += machine.kernel_seconds(0, _local(needs, shape) * itemsize, False, "float32")
+    if here is there or _has_copy(here, there):
         return total
-    return total + _move_seconds(links, shape, itemsize, here, needs)
+    return total + _move_seconds(links, shape, itemsize, here, there)
 
 
 def _reduced(links: Sequence[Link], mesh: Mesh, axes: Sequence[int], size: float) -> float:

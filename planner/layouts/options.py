@@ -1,9 +1,9 @@
 """What may be chosen for one node: a way to run it, and where its results then go.
 
-Results that come as addends are summed on their way to the one who reads them. If several do, or if
-they are several addends that belong together (a minimum and its place), they are summed at once, and it
-is chosen here where the sums go: whole, or in parts. So is whether parts that several read are gathered
-once for all."""
+Results that come as addends are summed on their way to the one who reads them, unless that one adds
+them to others first. If several read them, it is chosen here where the sums go: whole, in parts, or
+nowhere yet; addends that belong together (a minimum and its place) are summed at once. So is whether
+parts that several read are gathered once for all."""
 
 from __future__ import annotations
 
@@ -23,12 +23,16 @@ from ostinato.planner.machine import Machine
 from ostinato.planner.plan import Target, local_bytes
 
 from .costs import graph_seconds, spec_seconds, way_seconds
-from .ways import Way, ways
+from .ways import SUM, Way, ways
 
 CUT = 1e-12  # seconds by which what cuts less is preferred, of two that cost the same
 MOST = 64  # layouts that are tried for what has no way to run, such as the state of a loop
 
-Seen = tuple[bool, ...]  # of each result, whether several read it
+ONE, SEVERAL, ADDING = range(3)  # who reads a result; some of those who are ADDING may take addends
+Seen = tuple[int, ...]  # of each result
+Addends = tuple[
+    tuple[int, ...], ...
+]  # of each operand, the mesh axes along which it may be addends
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class Options:
 def options(
     node: Node,
     ins: Sequence[Spec],
+    addends: Addends,
     seen: Seen,
     target: Target,
     machine: Machine,
@@ -55,7 +60,7 @@ def options(
     """The choices for a node: ways to run it, and its algorithms. `near` are layouts in which its
     operands may come, for algorithms, whose graphs are `solved`."""
     bare = Node(node.op, (), node.params, tuple([s.bare for s in node.specs]), "", node.key)
-    direct = _direct(bare, tuple(ins), seen, target, machine)
+    direct = _direct(bare, tuple(ins), addends, seen, target, machine)
     algorithms = OPS[node.op].algorithms
     if algorithms is None:
         return direct
@@ -82,11 +87,16 @@ def options(
 
 @lru_cache(1 << 14)
 def _direct(
-    node: Node, ins: tuple[Spec, ...], seen: Seen, target: Target, machine: Machine
+    node: Node,
+    ins: tuple[Spec, ...],
+    addends: Addends,
+    seen: Seen,
+    target: Target,
+    machine: Machine,
 ) -> Options:
     choices: list[tuple[Way, tuple[Layout, ...]]] = []
     costs = []
-    for way in ways(node, ins, target):
+    for way in ways(node, ins, target, addends):
         cost = way_seconds(machine, node, ins, way)
         cost += CUT * sum([c is not None for c in way.labels])
         for ends in _ends(node, way, seen, target.numerics == "any-workers"):
@@ -111,7 +121,8 @@ def _ends(node: Node, way: Way, seen: Seen, blocks: bool) -> list[tuple[Layout, 
         return [way.gives]
     (spec,), (gives,) = node.specs, way.gives
     if addends:
-        return [(end,) for end in sums_of(spec, gives, blocks)]
+        stay = seen == (ADDING,) and all(gives.splits[a] == SUM for a in gives.partial_axes)
+        return [(end,) for end in [*([gives] if stay else []), *sums_of(spec, gives, blocks)]]
     axes = [a for a, s in enumerate(gives.splits) if s is not None]
     found = [gives]
     for axis in axes:

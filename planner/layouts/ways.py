@@ -8,12 +8,16 @@
     n        a whole, b split 1         split 1
     k        a split 1, b split 0       partial sum
 
-All follows from the operation's indices; no kind of parallelism is known by name."""
+    add(a, b): m n, m n -> m n
+    +0       a and b addends            addends: who reads them may add more, and sum once
+
+All follows from the operation's indices, and from which of its operands are added up (`adds`); no kind
+of parallelism is known by name."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +33,7 @@ from ostinato.ops.core.layout import (
 )
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import Spec, is_inexact
+from ostinato.ops.core.spec import DType, Spec, is_inexact
 from ostinato.planner.plan import Target
 
 
@@ -42,13 +46,27 @@ class Way:
     gives: tuple[Layout, ...]
 
 
-def ways(node: Node, operands: Sequence[Spec], target: Target) -> Iterator[Way]:
-    """The ways to give a node's indices to mesh axes; the first gives none away."""
+SUM = Partial("sum")
+ADDED = "+"  # and the number of a group of operands: the label of what is given to addends
+
+
+def ways(
+    node: Node, operands: Sequence[Spec], target: Target, addends: Sequence[Collection[int]] = ()
+) -> Iterator[Way]:
+    """The ways to give a node's indices to mesh axes; the first gives none away. `addends`: of each
+    operand the mesh axes along which it may come as addends of a sum."""
     indices = OPS[node.op].indices(tuple(operands), node.specs, node.kw)
     extents = extents_of(indices, operands, node.specs)
     blocks = target.numerics == "any-workers"
     labels = [c for c in extents if may_split(indices, c, node, blocks)]
-    for chosen in itertools.product(*([None, *labels] if n > 1 else [None] for n in target.mesh)):
+    sums = [] if blocks else list(enumerate(added(node, operands)))
+    kinds: list[list[str | None]] = []
+    for axis, n in enumerate(target.mesh):
+        kinds.append([None, *labels] if n > 1 else [None])
+        for g, group in sums if n > 1 else ():
+            if all(axis in addends[k] for k in group):
+                kinds[-1].append(f"{ADDED}{g}")
+    for chosen in itertools.product(*kinds):
         way = way_of(indices, extents, operands, node, chosen, target.mesh, blocks)
         if way is not None:
             yield way
@@ -68,6 +86,57 @@ def way_to(node: Node, operands: Sequence[Spec], end: Layout, target: Target) ->
     extents = extents_of(indices, operands, node.specs)
     way = way_of(indices, extents, operands, node, chosen, target.mesh, blocks)
     return way if way is not None and way.gives == (end,) else None
+
+
+def added(node: Node, operands: Sequence[Spec]) -> tuple[tuple[int, ...], ...]:
+    """The operands that may come as addends of sums, together, of which the node makes addends."""
+    op, (out, *others) = OPS[node.op], node.specs
+    groups = op.adds
+    if op.joins:
+        groups = (tuple(range(len(operands))),)
+    elif op.only_looks and op.made_by == "users":
+        groups = ((0,),)
+    elif op.converts or "value" in node.kw:
+        groups = ((0,),) if operands else ((),) if node.kw["value"] == 0 else ()
+    if others or not groups or out.dtype.kind in "bU":
+        return ()
+    return tuple(
+        [
+            group
+            for group in groups
+            if all(_widens(operands[k].dtype, out.dtype) for k in group)
+            and all(s.size == 1 for k, s in enumerate(operands) if k not in group)
+        ]
+    )
+
+
+def _widens(has: DType, gets: DType) -> bool:
+    """Whether addends may be converted, so that their sum is as exact."""
+    if has == gets:
+        return True
+    wider = has.itemsize <= gets.itemsize and (has.kind == "c") <= (gets.kind == "c")
+    return wider and is_inexact(has) and is_inexact(gets)
+
+
+def labels_of(indices: Indices, node: Node, operands: Sequence[Spec], axis: int) -> set[str | None]:
+    """What a mesh axis is given to, as the layouts say: one label, or nothing; None for what cannot be
+    cut, and several if the layouts do not agree."""
+    found = set[str | None]()
+    for dims, spec in zip((*indices.ins, *indices.outs), (*operands, *node.specs), strict=True):
+        split = _split(spec, axis)
+        if isinstance(split, int):
+            dim = dims[split]
+            found.add(dim.label if isinstance(dim, Reach) else dim)
+    come = tuple([k for k, s in enumerate(operands) if _split(s, axis) == SUM])
+    if not found and (come or any(_split(s, axis) == SUM for s in node.specs)):
+        groups = added(node, operands)
+        found.add(f"{ADDED}{groups.index(come)}" if come in groups else None)
+    return found
+
+
+def _split(spec: Spec, axis: int) -> Placement:
+    assert spec.layout is not None
+    return spec.layout.splits[axis]
 
 
 def extents_of(indices: Indices, ins: Sequence[Spec], outs: Sequence[Spec]) -> dict[str, int]:
@@ -104,11 +173,15 @@ def way_of(
     blocks: bool,
 ) -> Way | None:
     needs = []
-    for dims in indices.ins:
+    groups = added(node, operands) if any(c and c[0] == ADDED for c in chosen) else ()
+    for k, dims in enumerate(indices.ins):
         splits: list[Placement] = []
         windows: dict[int, Window] = {}
         for label in chosen:
-            place = None
+            place: Placement = None
+            if label is not None and label[0] == ADDED:
+                splits.append(SUM if k in groups[int(label[1:])] else None)
+                continue
             for d, dim in enumerate(dims):
                 if label is not None and dim == label:
                     place = d
@@ -130,6 +203,8 @@ def way_of(
                 placed.append(None)
             elif label in dims:
                 placed.append(dims.index(label))
+            elif label[0] == ADDED:
+                placed.append(SUM)
             elif any(label in o for o in indices.outs):
                 placed.append(None)
             else:

@@ -29,7 +29,7 @@ from ostinato.ops.core.index import Indices, Reach
 from ostinato.ops.core.layout import BLOCKS, Layout, Partial, extents
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
-from ostinato.planner.layouts.ways import Way, extents_of, may_split, way_of
+from ostinato.planner.layouts.ways import Way, extents_of, labels_of, may_split, way_of
 from ostinato.planner.lowering import lower
 from ostinato.planner.plan import Target, local_bytes, peak_bytes
 from ostinato.planner.rewrite import Values, in_bodies, rebuild
@@ -433,15 +433,10 @@ def _space(
     """The index that each mesh axis cuts now; None if that cannot be said."""
     chosen: list[str | None] = []
     for axis in range(len(target.mesh)):
-        labels = set()
-        for dims, spec in zip((*indices.ins, *indices.outs), (*ins, *node.specs), strict=True):
-            assert spec.layout is not None
-            split = spec.layout.splits[axis]
-            if isinstance(split, int):
-                labels.add(dims[split])
-        if len(labels) > 1 or not all(isinstance(label, str) for label in labels):
+        labels = labels_of(indices, node, ins, axis)
+        if len(labels) > 1 or None in labels:
             return None
-        chosen.append(labels.pop() if labels else None)  # type: ignore[arg-type]
+        chosen.append(labels.pop() if labels else None)
     return tuple(chosen)
 
 

@@ -16,7 +16,7 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Partial, Window
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.core.traffic import moved, scatters
+from ostinato.ops.core.traffic import legs, moved
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import Values, rebuild
 
@@ -44,47 +44,44 @@ def _layout(spec: Spec) -> Layout:
 
 
 def _lower(b: Builder, values: Sequence[int], ends: Sequence[Layout], line: str) -> Sequence[int]:
-    """Combine what comes as addends, then move what is left to move."""
-    for axis in _layout(b.specs[values[0]]).partial_axes:
-        here = [_layout(b.specs[v]) for v in values]
-        partial = here[0].splits[axis]
-        if not isinstance(partial, Partial):  # another axis was combined together with this one
-            continue
-        if len(values) == 1 and scatters(here[0], ends[0], axis):
-            split = ends[0].splits[axis]
-            assert isinstance(split, int)
-            axes: tuple[int, ...] = (axis,)
-            name = "reduce_scatter"
-            there = [
-                Layout(here[0].mesh, here[0].with_split(axis, split).splits, (), ends[0].blocks)
-            ]
-        else:
-            axes = tuple(
-                a
-                for a in here[0].partial_axes
-                if here[0].splits[a] == partial
-                and not (len(values) == 1 and scatters(here[0], ends[0], a))
-            )
-            name, there = "all_reduce", here
-            for a in axes:
-                there = [w.with_split(a, None) for w in there]
-        specs = [b.specs[v].at(w) for v, w in zip(values, there, strict=True)]
-        values = b.add(name, values, {"monoid": partial.monoid, "axes": axes}, specs, line)
-    return [_move(b, v, end, line) for v, end in zip(values, ends, strict=True)]
+    """Combine what comes as addends, then move what is left to move, then begin what shall be addends."""
+    several = len(values) > 1
+    ways = [
+        legs(_layout(b.specs[v]), end, b.specs[v].shape, several)
+        for v, end in zip(values, ends, strict=True)
+    ]
+    for k, each in enumerate(ways[0].sums):
+        monoid = _layout(b.specs[values[0]]).splits[each.axes[0]]
+        assert isinstance(monoid, Partial)
+        specs = [
+            b.specs[v].at(_with(w.sums[k].there, _layout(b.specs[v]), w.stays))
+            for v, w in zip(values, ways, strict=True)
+        ]
+        name = "reduce_scatter" if each.scatters else "all_reduce"
+        values = b.add(name, values, {"monoid": monoid.monoid, "axes": each.axes}, specs, line)
+    made = []
+    for v, way, end in zip(values, ways, ends, strict=True):
+        spec = b.specs[v]
+        there = _with(way.move[1], _layout(spec), way.stays)
+        if _layout(spec) is not there:
+            kind = kind_of(spec, there)
+            (v,) = b.add(kind, (v,), (), (spec.at(there),), line)
+        if way.begins:
+            (v,) = b.add("addend", (v,), (), (spec.at(end),), line)
+        made.append(v)
+    return made
 
 
-def _move(b: Builder, value: int, end: Layout, line: str) -> int:
-    spec = b.specs[value]
-    here = _layout(spec)
-    if here is end:
-        return value
-    return b.add(kind_of(spec, end), (value,), (), (spec.at(end),), line)[0]
+def _with(layout: Layout, addends: Layout, axes: Sequence[int]) -> Layout:
+    for a in axes:
+        layout = layout.with_split(a, addends.splits[a])
+    return layout
 
 
 def kind_of(spec: Spec, end: Layout) -> str:
     """Which collective turns an array into a layout; `narrow` if all of it is there already."""
-    here = _layout(spec)
-    if here.has_copy(end, spec.shape):
+    here, stays = _layout(spec), _layout(spec).partial_axes
+    if here.without(stays).has_copy(end.without(stays), spec.shape):
         return "narrow"
     if end.windows:
         return "halo"

@@ -20,6 +20,7 @@ which nobody asked for parts, and so do sums that are no larger than what they w
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -35,8 +36,20 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.shape import split_of
 from ostinato.planner.layouts.costs import relayout_seconds, repeats
-from ostinato.planner.layouts.options import CUT, Options, candidates, cuts, options, summed
+from ostinato.planner.layouts.options import (
+    ADDING,
+    CUT,
+    ONE,
+    SEVERAL,
+    Addends,
+    Options,
+    candidates,
+    cuts,
+    options,
+    summed,
+)
 from ostinato.planner.layouts.search import Problem, Table, solve
+from ostinato.planner.layouts.ways import SUM, added
 from ostinato.planner.machine import Machine
 from ostinato.planner.plan import Target, local_bytes
 from ostinato.planner.rewrite import inline
@@ -73,16 +86,16 @@ def lay_out(
     """
     if target.workers == 1:
         return _alone(graph, inputs, target)
-    search, ends = _Search(target, target.machine), wanted or [None] * len(graph.outputs)
+    search = _Search(target, target.machine)
     laid = search.graph(graph, [_fixed(s) for s in inputs], 1, True)
-    search.ends(laid, ends)
+    ends = search.ends(laid, wanted or [None] * len(graph.outputs))
     answer = solve(search.problem)
     if told is not None:
         told["gap"] = answer.gap
     emit, builder = _Emit(target, answer.values), Builder(inputs)
     outs = emit.graph(builder, laid, range(len(inputs)))
     pairs = zip(outs, ends, strict=True)
-    return builder.graph([v if w is None else emit.brought(builder, v, w) for v, w in pairs])
+    return builder.graph([emit.brought(builder, v, emit.layout(ref)) for v, ref in pairs])
 
 
 def twins(graph: Graph) -> dict[int, int]:
@@ -214,10 +227,10 @@ class _Search:
         """Adds a graph that runs so many times. Operands of the outermost one that several read may be
         gathered once for all."""
         laid = _Laid(graph, list(inputs), list(inputs))
-        read = _readers(graph)
+        read = _readers(graph, outermost)
         if outermost:
             for v, ref in enumerate(inputs):
-                if read[v] > 1 and ref.variable < 0 and ref.layouts[0].mesh == self.target.mesh:
+                if read[v] != ONE and ref.variable < 0 and ref.layouts[0].mesh == self.target.mesh:
                     laid.refs[v] = self.gathered(graph.specs[v], ref, weight)
         for k, node in enumerate(graph.nodes):
             laid.refs.extend(self.node(laid, k, node, read, weight))
@@ -287,12 +300,15 @@ class _Search:
             case "branch":
                 return self.branch(laid, k, node, refs, weight)
         ins = [graph.specs[v].bare for v in node.inputs]
-        several = tuple([read[v] > 1 for v in graph.outs(k)])
+        seen = tuple([read[v] for v in graph.outs(k)])
+        addends: Addends = ((),) * len(refs)
+        if added(node, ins):
+            addends = tuple([_addends(r) for r in refs])
         near = []
         if OPS[node.op].algorithms is not None:
             pairs = zip(refs, ins, strict=True)
             near = [_near(r, s, self.target.mesh, self.blocks) for r, s in pairs]
-        chosen = options(node, ins, several, self.target, self.machine, near, lay_out)
+        chosen = options(node, ins, addends, seen, self.target, self.machine, near, lay_out)
         costs = chosen.costs if weight == 1 else chosen.costs * weight
         variable = self.problem.variable(costs)
         reads = zip(node.inputs, chosen.needs, strict=True)
@@ -301,22 +317,29 @@ class _Search:
         laid.options[k], laid.variables[k] = chosen, variable
         return [_Ref(variable, ends) for ends in chosen.ends]
 
-    def ends(self, laid: _Laid, wanted: Sequence[Layout | None]) -> None:
-        """Counts where the outputs of the outermost graph are left."""
+    def ends(self, laid: _Laid, wanted: Sequence[Layout | None]) -> list[_Ref]:
+        """Where the outputs of the outermost graph are left, which counts."""
         graph, state = laid.graph, twins(laid.graph)
         asked = _asked(graph, laid.inputs, self.target)
+        found = []
         for k, (v, end) in enumerate(zip(graph.outputs, wanted, strict=True)):
             spec, ref = graph.specs[v], laid.refs[v]
+            found.append(ref if end is None else _Ref(-1, (end,)))
             if v < len(graph.inputs):
+                found[k] = laid.inputs[v] if end is None else found[k]
                 continue
             if end is not None:
                 self.needs(ref, spec, (end,), -1, 1)
                 continue
+            if any(w.partial_axes for w in ref.layouts):  # a loop's
+                kinds = candidates(spec.bare, self.target.mesh, self.blocks)
+                ref = found[k] = self.placed(spec, ref, kinds, 1)
             other = laid.inputs[state[k]] if k in state else None
             if other is not None and not _stored(other):
                 self.needs(ref, spec, other.layouts, other.variable, 1, LATER)
             elif ref.variable >= 0:
                 self.comes(laid, v, spec, ref, asked[v])
+        return found
 
     def comes(self, laid: _Laid, v: int, spec: Spec, ref: _Ref, asked: set[int]) -> None:
         """A result counts as whole along mesh axes along which nobody asked for parts. So does a sum, if
@@ -359,7 +382,8 @@ class _Search:
         inside = weight * max(1, repeats(node))
         specs = [laid.graph.specs[v] for v in node.inputs]
         consts = self.before(specs[:nc], refs[:nc], weight)
-        state = self.before(specs[nc : nc + ns], refs[nc : nc + ns], weight, free=True)
+        sums = [] if self.blocks else _running_sums(body, nc, ns)
+        state = self.before(specs[nc : nc + ns], refs[nc : nc + ns], weight, True, sums)
         stacks, items = [], []
         for s, r in zip(specs[nc + ns :], refs[nc + ns :], strict=True):
             one = Spec(s.shape[1:], s.dtype)
@@ -378,11 +402,17 @@ class _Search:
         return [*state, *(_Ref(r.variable, tuple(map(_stacked, r.layouts))) for r in ends[ns:])]
 
     def before(
-        self, specs: Sequence[Spec], refs: Sequence[_Ref], weight: int, free: bool = False
+        self,
+        specs: Sequence[Spec],
+        refs: Sequence[_Ref],
+        weight: int,
+        free: bool = False,
+        sums: Collection[int] = (),
     ) -> list[_Ref]:
-        """Operands of a loop, each in one layout in all turns; state may have any."""
+        """Operands of a loop, each in one layout in all turns; state may have any, and sums may be
+        addends until the last turn."""
         made = []
-        for spec, ref in zip(specs, refs, strict=True):
+        for k, (spec, ref) in enumerate(zip(specs, refs, strict=True)):
             fixed = ref.variable < 0 and ref.layouts[0].is_whole and not free
             if _stored(ref) or fixed:
                 made.append(ref)
@@ -390,6 +420,11 @@ class _Search:
             found = dict.fromkeys(candidates(spec, self.target.mesh, self.blocks))
             if len(set(ref.layouts)) <= 4:
                 found.update(dict.fromkeys([w for w in ref.layouts if not w.partial_axes]))
+            if k in sums:
+                kinds = itertools.product(
+                    *[(None, SUM) if n > 1 else (None,) for n in self.target.mesh]
+                )
+                found.update(dict.fromkeys([Layout(self.target.mesh, s) for s in kinds]))
             made.append(self.placed(spec, ref, list(found), weight))
         return made
 
@@ -481,13 +516,32 @@ def _asked(graph: Graph, inputs: Sequence[_Ref], target: Target) -> list[set[int
     return found
 
 
-def _readers(graph: Graph) -> list[int]:
-    """How many nodes read each value; who reads a result counts as many."""
-    found = [len(set(users)) for users in graph.uses]
+def _readers(graph: Graph, outermost: bool) -> list[int]:
+    """Who reads each value; results are read, too, and those of bodies may stay addends."""
+    adds = [OPS[n.op].adds or OPS[n.op].only_looks or n.subgraphs() for n in graph.nodes]
+    found = []
+    for users in map(set, graph.uses):
+        several = ADDING if any(adds[k] for k in users) else SEVERAL
+        found.append(several if len(users) > 1 else ONE)
     for v in graph.outputs:
         if v >= len(graph.inputs):
-            found[v] += 2
+            found[v] = SEVERAL if outermost else ADDING
     return found
+
+
+def _running_sums(body: Graph, first: int, count: int) -> list[int]:
+    """Of the state of a loop, what a turn only adds to. (The number of the turn is its first input.)"""
+    found = []
+    for k, v in enumerate(body.outputs[:count]):
+        state, made = 1 + first + k, body.producers[v]
+        if made >= 0 and state in body.nodes[made].inputs and OPS[body.nodes[made].op].adds:
+            found.append(k)
+    return found
+
+
+def _addends(ref: _Ref) -> tuple[int, ...]:
+    """The mesh axes along which a value may come as addends of a sum."""
+    return tuple(sorted({a for w in ref.layouts for a in w.partial_axes if w.splits[a] == SUM}))
 
 
 def _fixed(spec: Spec) -> _Ref:

@@ -44,7 +44,7 @@ SAMPLES: dict[str, list[Sample]] = {}
 _PLANNED = "put in by the planner; the layouts in which samples run are full of them"
 NOT_SAMPLED = {
     **dict.fromkeys(("relayout", "narrow", "all_reduce", "reduce_scatter", "all_gather"), _PLANNED),
-    **dict.fromkeys(("broadcast", "all_to_all", "halo", "start", "wait"), _PLANNED),
+    **dict.fromkeys(("broadcast", "all_to_all", "halo", "start", "wait", "addend"), _PLANNED),
     "mark": "made by gradients, taken away by the planner",
     "custom": "made by custom_gradient, taken away by the planner",
     "call": "made by checkpoint, taken away by the planner",

@@ -64,6 +64,7 @@ LOWERED: dict[
 _TABLE, _CENTRES = normal(6, 9), normal(4, 9)
 _CENTRES[1] = _TABLE[2] * (1 + 1e-4)  # so near that digits are lost
 BUILT: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {  # operands and parameters
+    "addend": [((normal(3, 2),), {})],
     "count": [((normal(7, 5),), {"axes": (0,)}), ((normal(7, 5),), {"axes": (0, 1)})],
     "gram": [((normal(70, 5),), {})],
     "in_bounds": [((np.array([0, -5, 4]),), {"size": 5, "name": "take"})],

@@ -7,6 +7,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from ostinato.ops.collective import collective_of
 from ostinato.ops.core.exchange import pieces_to
 from ostinato.ops.core.layout import Layout, Partial, intersect, volume
 from ostinato.planner.seeing.explain import facts
@@ -49,6 +50,58 @@ def test_a_split_inner_index_is_one_all_reduce() -> None:
     assert kinds == {"all_reduce": 1}
     assert sent == 2 * (P - 1) * 16 * 8 * 8  # each addend there and back: 2 (P-1)/P of it, P times
     assert layouts == ["whole of 4"]
+
+
+def test_sums_are_added_before_they_are_summed_up() -> None:
+    a, b = np.ones((16, 4000)), np.ones((4000, 8))
+    total = (lambda a, b, c, d: ost.tanh(a @ b - (c @ d) / 2), (a, 1), (b, 0), (a, 1), (b, 0))
+    kinds, sent, _ = plan_of(*total)
+    assert sum(kinds.values()) == 1, kinds
+    assert sent <= 2 * (P - 1) * 16 * 8 * 8
+    kinds, _, _ = plan_of(lambda a, b: ost.concat([a @ b, -(a @ b)[:, ::-1]]), (a, 1), (b, 0))
+    assert sum(kinds.values()) == 1, "joined, then summed up"
+
+
+def test_slopes_of_batches_that_come_one_after_another_are_summed_up_once() -> None:
+    """Gradients are accumulated as addends; the loop talks to nobody."""
+
+    def train(w: Any, batches: Any) -> Any:
+        def one(state: Any, x: Any) -> Any:
+            slopes, loss = state
+            value, slope = ost.value_and_grad(lambda w: ((x @ w) ** 2).sum())(w)
+            return (slopes + slope, loss + value), None
+
+        (slopes, loss), _ = ost.scan(one, (ost.zeros_like(w), 0.0), batches)
+        return w - 0.01 * slopes, loss
+
+    batches = np.random.default_rng(0).normal(size=(6, 40, 16))
+    w = np.random.default_rng(1).normal(size=(16, 5))
+    with use((P,)):
+        f = ost.compile(train)
+        new, loss = f(ost.asarray(w), ost.asarray(batches, split=1))
+        (loop,) = [n for n in f.plan.lowered.nodes if n.op == "loop"]
+        assert not [n for n in loop.kw["body"].nodes if collective_of(n.op, n.kw)]
+        assert facts(f.plan)["collectives"] == {"all_reduce": 2}
+    products = [x @ w for x in batches]
+    np.testing.assert_allclose(loss, sum((y**2).sum() for y in products))
+    slope = sum(2 * x.T @ y for x, y in zip(batches, products, strict=True))
+    np.testing.assert_allclose(np.asarray(new), w - 0.01 * slope)
+
+
+def test_what_everybody_has_is_added_once() -> None:
+    """A replica becomes addends where that saves a sum: one worker's, and zeros."""
+    parts = np.random.default_rng(0).normal(size=(6, 400, 5))
+    start = np.arange(5.0)
+
+    def running(start: Any, parts: Any) -> Any:
+        return ost.scan(lambda s, x: (s + x.sum(0), None), start, parts)[0]
+
+    with use((P,)):
+        f = ost.compile(running)
+        found = f(ost.asarray(start), ost.asarray(parts, split=1))
+        assert facts(f.plan)["collectives"] == {"all_reduce": 1}
+        assert [n.op for n in f.plan.lowered.nodes].count("addend") == 1
+    np.testing.assert_allclose(np.asarray(found), start + parts.sum((0, 1)))
 
 
 def test_or_one_reduce_scatter_where_it_is_asked_for_or_a_replica_would_outgrow_its_parts() -> None:
