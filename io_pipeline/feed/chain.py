@@ -8,14 +8,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from ostinato.ops.core.tree import flatten, paths
 
 from .draws import Draws
 from .faults import Policy
-from .fields import BOXES, DATA, Fields, by_name
+from .fields import BOXES, DATA, IMAGE, Fields, by_name
 from .stage import Map, Stage, takes_out
 from .stats import Costs
 
@@ -25,7 +25,7 @@ Out = Sequence[Any]  # where the last step may put its results: arrays, or None
 class Sample:
     """A sample on its way. Each thread has one and uses it again."""
 
-    __slots__ = ("draws", "fields", "out", "place", "places", "step", "values")
+    __slots__ = ("draws", "fields", "out", "part", "place", "places", "step", "values")
 
     def __init__(self, draws: Draws) -> None:
         self.draws = draws
@@ -34,7 +34,16 @@ class Sample:
         self.values: list[Any] = []
         self.fields: Fields | None = None
         self.out: Out | None = None
+        self.part: Part | None = None  # of its image, if only that was decoded
         self.step: Step | None = None  # where it is
+
+
+class Part(NamedTuple):
+    """What the next stage has drawn, when a decoder looked what it needs."""
+
+    drawn: Any
+    within: Any  # the same as seen from the part
+    shape: tuple[int, ...]  # of the whole image
 
 
 @dataclass(frozen=True)
@@ -73,18 +82,23 @@ class Step:
         if self.sized is not None:
             shape = getattr(values[self.sized], "shape", ())
         drawn = None
-        if self.draw is not None:
+        if sample.part is not None:
+            drawn, _, shape = sample.part
+        elif self.draw is not None:
             drawn = self.draw(sample.draws.at(sample.place, self.number), shape)
         following = self.following()
         out = sample.out if following is None else None
         for n, method, wants_shape, fills in self.calls:
+            here = drawn
+            if sample.part is not None and n == self.sized:
+                here = sample.part.within
             if wants_shape:
-                values[n] = method(np, values[n], drawn, shape)
+                values[n] = method(np, values[n], here, shape)
             elif fills and out is not None and out[n] is not None:
-                values[n] = method(np, values[n], drawn, out=out[n])
+                values[n] = method(np, values[n], here, out=out[n])
             else:
-                values[n] = method(np, values[n], drawn)
-        sample.fields = self.fields
+                values[n] = method(np, values[n], here)
+        sample.fields, sample.part = self.fields, None
         return following
 
     def following(self) -> Step | None:
@@ -92,6 +106,42 @@ class Step:
         if not self.is_bound:
             self._next, self.is_bound = self.chain.step(self.k + 1, self.fields), True
         return self._next
+
+
+class PartStep(Step):
+    """A decoder in front of a stage that looks at a part of the image, and has to see no more."""
+
+    def run(self, sample: Sample) -> Step | None:
+        following, n = self.following(), self.sized
+        assert following is not None
+        assert n is not None
+        seen = self._part(sample, following, sample.values[n])
+        if seen is None:
+            return super().run(sample)
+        image, sample_part = seen
+        values = sample.values
+        values[n] = image
+        for k, method, _, _ in self.calls:
+            if k != n:
+                values[k] = method(np, values[k], None)
+        sample.fields, sample.part = self.fields, sample_part
+        return following
+
+    def _part(self, sample: Sample, following: Step, encoded: Any) -> tuple[Any, Part] | None:
+        """What the next stage needs of an image; None if it is decoded as ever, also for errors to be
+        where they belong."""
+        try:
+            shape = self.stage.extents(encoded)
+            if shape is None:
+                return None
+            drawn = None
+            if following.draw is not None:
+                drawn = following.draw(sample.draws.at(sample.place, following.number), shape)
+            asked = following.stage.window(drawn, shape)
+            found = None if asked is None else self.stage.part(encoded, asked[0])
+        except Exception:
+            return None
+        return None if found is None or asked is None else (found, Part(drawn, asked[1], shape))
 
 
 class MapStep(Step):
@@ -159,14 +209,22 @@ class Chain:
                 if found is None:
                     stage = self.stages[k].stage
                     kind = BatchStep if stage.batched else Step
+                    kind = PartStep if self._reads_parts(k, fields) else kind
                     kind = MapStep if isinstance(stage, Map) else kind
                     found = self._steps[k, fields] = kind(self, k, fields)
         return found
 
+    def _reads_parts(self, k: int, fields: Fields) -> bool:
+        """Whether a stage decodes images for one that need not see all of them."""
+        if k + 1 == len(self.stages) or len(fields.of_kind(IMAGE)) != 1:
+            return False
+        reader, user = type(self.stages[k].stage), type(self.stages[k + 1].stage)
+        return reader.part is not Stage.part and user.window is not Stage.window
+
     def run(self, sample: Sample, costs: Costs | None = None) -> None:
         """A sample through all of it; `costs` if it is one that is timed."""
         assert sample.fields is not None
-        step = self.step(0, sample.fields)
+        step, sample.part = self.step(0, sample.fields), None
         while step is not None:
             sample.step, k = step, step.k
             step = step.run(sample)

@@ -64,7 +64,15 @@ class Stage:
 
     def window(self, drawn: Any, shape: Shape) -> tuple[Window, Any] | None:
         """The only part of an image that it looks at, and what was drawn as seen from there; so that
-        no more than this needs to be decoded. None: all of it."""
+        a decoder in front of it may leave the rest out. None: it looks at all of it."""
+        return None
+
+    def extents(self, x: Any) -> Shape | None:
+        """Of a stage that decodes: the shape of the image in a file, if `part` may decode some of it."""
+        return None
+
+    def part(self, x: Any, window: Window) -> Any:
+        """What the image in a file has in a window, to the bit; None if all has to be decoded."""
         return None
 
     @property

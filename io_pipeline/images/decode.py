@@ -14,7 +14,9 @@ have, with the same bits. What else there is (PNG, WebP, TIFF, GIF, BMP, PPM, JP
 | 16 bits | the upper 8, or all of them with dtype="uint16" |
 | truncated | an error, or with truncated=True what there is |
 | more than `most_pixels` | an error, before anything is decoded |
-"""
+
+In front of a crop only the crop is decoded, with the same bits (windows.py). Damage that lies behind it in
+the file is then not seen, other than a missing end."""
 
 from __future__ import annotations
 
@@ -28,9 +30,10 @@ from ostinato.ops.core.user_line import misfit
 from ostinato.errors import ArgumentError
 
 from ..feed.fields import IMAGE, MASK
-from ..feed.stage import Stage, stage
+from ..feed.stage import Shape, Stage, Window, stage
 from .backends import needed, opencv, pillow, simplejpeg
 from .headers import Header, is_jpeg, jpeg_header, upright
+from .windows import decode_window
 
 Image = np.ndarray[Any, Any]
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM", "JPEG2000", "TGA")  # safe to open
@@ -64,6 +67,19 @@ class Decode(Stage):
         if self.dtype == "uint16":
             return self._deep(x)
         return self._jpeg(x) if is_jpeg(x) else self._other(x)
+
+    def extents(self, x: Any) -> Shape | None:
+        if self.dtype != "uint8" or not isinstance(x, bytes) or not is_jpeg(x):
+            return None
+        header = jpeg_header(x)
+        good = header.orientation == 1 and header.bits == 8 and header.channels in (1, 3)
+        if not good or not 0 < header.height * header.width <= self.most_pixels:
+            return None
+        return header.height, header.width, self.channels
+
+    def part(self, x: Any, window: Window) -> Image | None:
+        header = jpeg_header(x)
+        return decode_window(x, (header.height, header.width), window, self.channels)
 
     def mask(self, xp: Any, x: Any, drawn: Any) -> Image:
         if isinstance(x, np.ndarray):

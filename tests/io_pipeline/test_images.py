@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.io_pipeline.feed.draws import Draws
-from ostinato.io_pipeline.images import backends, finish
+from ostinato.io_pipeline.images import backends, finish, windows
 from ostinato.io_pipeline.images.decode import Decode
 from ostinato.io_pipeline.images.finish import Normalize
 from ostinato.io_pipeline.images.geometry import (
@@ -29,6 +30,8 @@ from PIL import Image, ImageOps
 import ostinato as ost
 from ostinato.errors import ArgumentError, SampleError
 from tests.io_pipeline.pictures import encoded, folder, picture
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def decoded(data: bytes, **options: Any) -> np.ndarray:
@@ -345,3 +348,137 @@ def test_as_many_channels_as_numbers(tmp_path: Path) -> None:
     pipe = ost.io.images(str(root)).decode(channels=1).normalize((1, 2, 3), 1).batch(2).to("numpy")
     with pytest.raises(SampleError, match="3 numbers for 1 channels"):
         list(pipe.epoch(0))
+
+
+# -- windows of files --------------------------------------------------------------------------
+def windows_of(rng: np.random.Generator, h: int, w: int) -> tuple[int, int, int, int]:
+    height, width = int(rng.integers(1, max(0.7 * h, 2))), int(rng.integers(1, w + 1))
+    return int(rng.integers(0, h - height + 1)), int(rng.integers(0, w - width + 1)), height, width
+
+
+@pytest.mark.parametrize("restart", [0, 2])
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_window_has_the_same_bits(
+    channels: int, subsampling: int, progressive: bool, restart: int
+) -> None:
+    rng = np.random.default_rng(subsampling)
+    for k in range(25):
+        h, w = int(rng.integers(20, 120)), int(rng.integers(8, 150))
+        noise = rng.integers(-20, 20, (h, w, 3))
+        x = np.clip(picture(k, h, w) + noise, 0, 255).astype(np.uint8)
+        x = x[..., :1] if k % 5 == 0 else x
+        data = encoded(
+            x,
+            quality=88,
+            subsampling=subsampling,
+            progressive=progressive,
+            restart_marker_rows=restart,
+        )
+        whole = decoded(data, channels=channels)
+        for _ in range(6):
+            top, left, height, width = window = windows_of(rng, h, w)
+            found = windows.decode_window(data, (h, w), window, channels)
+            assert found is not None
+            wanted = whole[top : top + height, left : left + width]
+            np.testing.assert_array_equal(found, wanted, err_msg=f"{(h, w)}, {window}")
+
+
+def test_pipes_decode_windows_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the same bits as without."""
+    root = folder(tmp_path, 12, height=60, width=80)
+    taken: list[Any] = []
+
+    def note(*given: Any) -> Any:
+        found = windows.decode_window(*given)
+        taken.append(found is not None)
+        return found
+
+    monkeypatch.setattr("ostinato.io_pipeline.images.decode.decode_window", note)
+    for name, size in (("random_resized_crop", 16), ("center_crop", 32), ("random_crop", 20)):
+        made = getattr(ost.io.images(str(root), labels="folder").shuffle(seed=3).decode(), name)(
+            size
+        )
+        pipe = made.random_flip().batch(4).to("numpy")
+        found = [b[0] for b in pipe.epoch(0)]
+        with monkeypatch.context() as patch:
+            patch.setattr("ostinato.io_pipeline.images.decode.decode_window", lambda *_: None)
+            wanted = [b[0] for b in pipe.epoch(0)]
+        np.testing.assert_array_equal(found, wanted)
+    assert np.mean(taken) > 0.8
+    with pytest.raises(
+        SampleError, match=r"in center_crop .* 60 x 80 pixels is smaller than 70 x 70"
+    ):
+        list(ost.io.images(str(root)).decode().center_crop(70).batch(4).to("numpy").epoch(0))
+
+
+def test_masks_and_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = folder(tmp_path, 6)
+    for path in root.rglob("*.jpg"):
+        Image.fromarray(picture(5, channels=1)[..., 0]).save(path.with_suffix(".png"))
+    names = sorted(map(str, root.rglob("*.jpg")))
+    pipe = ost.io.images(names, masks=lambda p: p.replace(".jpg", ".png")).decode()
+    pipe = pipe.random_resized_crop(24).batch(6).to("numpy")
+    (found,) = pipe.epoch(0)
+    monkeypatch.setattr("ostinato.io_pipeline.images.decode.decode_window", lambda *_: None)
+    (wanted,) = pipe.epoch(0)
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_mutated_files_never_crash() -> None:
+    """In a process of its own: what comes is an image, or an error of Python's."""
+    code = """
+import io, sys
+import numpy as np
+from PIL import Image
+from ostinato.io_pipeline.images import windows
+from ostinato.io_pipeline.images.decode import Decode
+from tests.io_pipeline.pictures import encoded, picture
+rng, stage, counts = np.random.default_rng(0), Decode(), [0, 0, 0, 0]
+for k in range(2000):
+    data = bytearray(encoded(picture(k % 7), quality=80, progressive=bool(k % 2), subsampling=k % 3))
+    for _ in range(int(rng.integers(1, 6))):
+        at = int(rng.integers(0, len(data)))
+        kind = rng.integers(0, 4)
+        if kind == 0:
+            data[at] = int(rng.integers(0, 256))
+        elif kind == 1:
+            del data[at : at + int(rng.integers(1, 40))]
+        elif kind == 2:
+            data[at:at] = rng.bytes(int(rng.integers(1, 20)))
+        else:
+            del data[at:]
+        if len(data) < 4:
+            break
+    if k % 3:
+        data += b"\\xff\\xd9"
+    data, part = bytes(data), None
+    try:
+        shape = stage.extents(data)
+        if shape is not None:
+            size = shape[0] // 2 + 1, shape[1] // 2 + 1
+            top, left = shape[0] // 4, shape[1] // 4
+            part = stage.part(data, (top, left, *size))
+            counts[2] += part is not None and part.shape == (*size, 3)
+    except ValueError:
+        pass
+    try:
+        image = stage.image(np, data, None)
+        assert image.dtype == np.uint8 and image.ndim == 3
+        counts[0] += 1
+        if part is not None:
+            counts[3] += not np.array_equal(part, image[top : top + size[0], left : left + size[1]])
+    except (ValueError, OSError, SyntaxError, OverflowError, Image.DecompressionBombError):
+        counts[1] += 1
+print(*counts)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    good, refused, parts, differ = map(int, ran.stdout.split())
+    assert good + refused == 2000
+    assert min(good, refused, parts) > 150
+    assert differ == 0
