@@ -619,5 +619,6 @@ def test_costs_are_known(images: Path) -> None:
     list(pipe.epoch(0))
     rows = {row["stage"]: row for row in pipe.stats()}
     assert [*rows] == ["read", "decode", "random_resized_crop", "random_flip", "normalize"]
-    assert rows["decode"]["bytes"] == 48 * 64 * 3 + 8
-    assert all(row["timed"] >= 4 and row["wall_us"] >= row["cpu_us"] * 0.5 for row in rows.values())
+    assert 8 < rows["decode"]["bytes"] <= 48 * 64 * 3 + 8
+    assert rows["normalize"]["bytes"] == 3 * 16 * 16 * 4 + 8
+    assert all(row["timed"] >= 4 and row["wall_us"] > 0 for row in rows.values())
