@@ -17,6 +17,7 @@ from ostinato.errors import ArgumentError
 from ..feed.draws import Draws
 from ..feed.stage import DEVICE, HOST, Shape, Stage, Window, stage
 from .backends import needed, opencv
+from .values import check_chance
 
 Image = Any
 Size = int | tuple[int, int]
@@ -39,11 +40,6 @@ def _check_filter(who: str, name: str) -> None:
     if name not in FILTERS:
         needed = " or ".join(map(repr, FILTERS))
         raise misfit(ArgumentError, who, got=f"interpolation={name!r}", needed=needed)
-
-
-def _check_chance(who: str, p: Any) -> None:
-    if not isinstance(p, (int, float)) or not 0 <= p <= 1:
-        raise misfit(ArgumentError, who, got=f"p={p!r}", needed="a chance from 0 to 1")
 
 
 # -- what stages share -------------------------------------------------------------------------
@@ -259,7 +255,7 @@ class RandomFlip(Stage):
     exact = True
 
     def __post_init__(self) -> None:
-        _check_chance("random_flip", self.p)
+        check_chance("random_flip", self.p)
 
     def draw(self, rng: Draws, shape: Shape) -> bool:
         return rng.chance(self.p)
