@@ -2,7 +2,8 @@
 
 `relayout` is the question (this value in that layout); `communicate` replaces it by one of the
 answers. Their layouts are in their specs: that of the operand is what each worker has, that of the
-result what each gets. An op with several operands combines a state of several arrays.
+result what each gets. An op with several operands combines a state of several arrays, or, all_reduce,
+several arrays at once.
 
     narrow            a part of what is here already: a view
     addend            a replica -> addends: the first worker's, and zeros
@@ -44,8 +45,9 @@ def _alike(*xs: Spec) -> Specs:
 
 
 def _reducing(*xs: Spec, monoid: str, axes: tuple[int, ...]) -> Specs:
-    if len(xs) != MONOIDS[monoid].width:
-        raise unfit(monoid, xs, f"a state of {MONOIDS[monoid].width}")
+    width = MONOIDS[monoid].width
+    if not xs or len(xs) % width or (width > 1 and len(xs) > width):
+        raise unfit(monoid, xs, f"a state of {width}, or several of one")
     return _alike(*xs)
 
 

@@ -22,6 +22,7 @@ from ostinato.errors import MemoryLimitError
 from .lowering import Pass, lower, run
 from .machine import memory
 from .passes.blocking import READ_BYTES, split_time
+from .passes.buckets import fill_buckets
 from .passes.cache_blocking import stay_in_cache
 from .passes.communicate import communicate
 from .passes.layouts import choose_layouts, place
@@ -44,6 +45,7 @@ PASSES: tuple[Pass, ...] = (
     communicate,
     split_time,
     stay_in_cache,
+    fill_buckets,
     overlap,
 )
 

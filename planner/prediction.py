@@ -178,24 +178,25 @@ def legs(node: Node, ins: Sequence[Spec], machine: Machine) -> list[Leg]:
     """A collective's way, link by link."""
     kind = collective_of(node.op, node.kw)
     found: list[Leg] = []
+    if kind in REDUCING:
+        return list(_reducing(kind, ins, node.kw["axes"], machine))
     for has, gets in zip(ins, node.specs, strict=True):
         here, there = has.layout, gets.layout
         assert here is not None
         assert there is not None
-        if kind in REDUCING:
-            found += _reducing(kind, has, here, node.kw["axes"], machine)
-        else:
-            found += _moving(kind, has, here, there, machine)
+        found += _moving(kind, has, here, there, machine)
     return found
 
 
 def _reducing(
-    kind: str, spec: Spec, here: Layout, axes: Sequence[int], machine: Machine
+    kind: str, ins: Sequence[Spec], axes: Sequence[int], machine: Machine
 ) -> Iterator[Leg]:
     """Along several axes from the inside: parts of sums are made there, combined outside, and gathered."""
-    mesh, item = here.mesh, spec.dtype.itemsize
-    levels, parts = machine.levels_of(mesh), held(here, spec.shape) * item
-    size = float(largest_part(spec.at(here)).nbytes)
+    lies = [s.layout for s in ins if s.layout is not None]
+    mesh = lies[0].mesh
+    levels = machine.levels_of(mesh)
+    parts = sum([held(w, s.shape) * s.dtype.itemsize for w, s in zip(lies, ins, strict=True)])
+    size = float(sum([largest_part(s).nbytes for s in ins]))
     inner = sorted((a for a in axes if mesh[a] > 1), reverse=True)
     for k, a in enumerate(inner):
         n, link = mesh[a], machine.levels[levels[a]][1]

@@ -5,6 +5,7 @@ every run; large ones go from and to where operands and results are."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,10 +14,11 @@ import numpy as np
 from ostinato.ops.core.device import Device
 from ostinato.ops.core.exchange import largest_piece, pieces_from, pieces_to
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.layout import part_ranks, slices, volume
+from ostinato.ops.core.layout import Layout, part_ranks, slices, volume
+from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.spec import Spec
 
-from .communicator import Arrays, Communicator, Group, Request, fold
+from .communicator import Arrays, Communicator, Group, Request, Unpacked, fold
 
 SMALL = 1 << 16  # bytes of the largest message that is made ready
 Start = Callable[[Arrays, Arrays], Request]
@@ -36,6 +38,8 @@ def starter(
         group = part_ranks(here.mesh, node.kw["axes"], comm.rank)
         if kind == "all_reduce":
             specs = [graph.specs[v] for v in node.inputs]
+            if len(specs) > MONOIDS[monoid].width:
+                return _together(comm, specs, monoid, group)
             return _all_reduce(comm, specs, ins, monoid, group)
         own = here.box(spec.shape, comm.rank)
         parts = [slices(there.box(spec.shape, r), own) for r in group]
@@ -94,6 +98,25 @@ def _all_reduce(
 
             return start
     return lambda xs, outs: comm.start_all_reduce(xs, outs, monoid, group)
+
+
+def _together(comm: Communicator, specs: Sequence[Spec], monoid: str, group: Group) -> Start:
+    """Several all-reduces as one, of their arrays one behind the other."""
+    shapes = [s.layout.local_shape(s.shape, comm.rank) for s in specs if s.layout is not None]
+    ends = list(itertools.accumulate([math.prod(n) for n in shapes], initial=0))
+    sent, made = np.empty((2, ends[-1]), specs[0].dtype)
+    ranges = list(itertools.pairwise(ends))
+    given = [sent[a:b].reshape(n) for (a, b), n in zip(ranges, shapes, strict=True)]
+    found = [made[a:b].reshape(n) for (a, b), n in zip(ranges, shapes, strict=True)]
+    row = Spec(sent.shape, sent.dtype, Layout.whole((1,)))
+    start = _all_reduce(comm, (row,), (sent,), monoid, group)
+
+    def begin(xs: Arrays, outs: Arrays) -> Request:
+        for place, x in zip(given, xs, strict=True):
+            np.copyto(place, x)
+        return Unpacked(start((sent,), (made,)), found, outs)
+
+    return begin
 
 
 def _exchange(comm: Communicator, spec: Spec, made: Spec, x: Any, out: Any) -> Start:

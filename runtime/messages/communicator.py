@@ -27,6 +27,18 @@ class Request(Protocol):
         """Return when its results are written and its operands may be overwritten."""
 
 
+class Unpacked:
+    """A request whose results come one behind the other."""
+
+    def __init__(self, request: Request, found: Arrays, outs: Arrays) -> None:
+        self.request, self.found, self.outs = request, found, outs
+
+    def wait(self) -> None:
+        self.request.wait()
+        for x, out in zip(self.found, self.outs, strict=True):
+            np.copyto(out, x)
+
+
 class Prepared(Protocol):
     """Messages that were made ready, to be sent as often as one likes."""
 

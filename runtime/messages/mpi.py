@@ -25,7 +25,17 @@ from ostinato.ops.core.signals import Living
 
 from ostinato.errors import CommunicatorError
 
-from .communicator import Arrays, Group, Messages, Prepared, Request, flat, fold, octets
+from .communicator import (
+    Arrays,
+    Group,
+    Messages,
+    Prepared,
+    Request,
+    Unpacked,
+    flat,
+    fold,
+    octets,
+)
 from .persistent import Mail, Pending
 
 LONGEST = 1 << 30  # bytes of one message; MPI counts in 31 bits
@@ -147,9 +157,10 @@ class MpiCommunicator:
 
     def overlap(self, request: Request) -> Request:
         """An operation that goes on while its worker computes."""
-        if isinstance(request, Flow) and not request.advance():
-            request.share()
-            self.left.append(request)
+        flow = request.request if isinstance(request, Unpacked) else request
+        if isinstance(flow, Flow) and not flow.advance():
+            flow.share()
+            self.left.append(flow)
             if self.helper is None:
                 self.helper = threading.Thread(
                     target=self._help, name="ostinato-messages", daemon=True

@@ -83,7 +83,7 @@ def test_k_means_by_rows(machine: str, split: int | None) -> None:
     # Points come by rows, or whole on every worker; centres are whole.
     plan = planned(k_means, spec((10_000_000, 16), split=split), spec((64, 16)), machine=machine)
     assert products(plan) == [(COLUMNS, ROWS, ADDENDS)]
-    assert collectives(plan) == {"all_reduce": 2}, "sums of points, and how many they are"
+    assert collectives(plan) == {"all_reduce": 1}, "sums of points, and how many they are"
     assert ends(plan) == [WHOLE]
 
 
