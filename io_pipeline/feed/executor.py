@@ -40,6 +40,7 @@ from .slots import Slots
 from .stats import Costs
 
 CHUNK = 8  # samples that a thread takes at a time
+GATHERED = 16  # times as many rows of arrays
 AHEAD = 256 << 20  # bytes of batches that wait to be taken
 LEAST, MOST = 2, 64  # batches that are made at a time, whatever they hold
 SWITCH = 2e-4  # seconds after which a thread of Python's gives way, while a pipe runs
@@ -102,8 +103,14 @@ class Work:
         self.is_opening = self.is_at_end = self.is_stopped = False
         self.error: BaseException | None = None
         self.form: tuple[Fields, list[Any]] | None = None  # of batches, as the last one was
+        self.gathers = False  # whether batches are the source's rows
+        forms = recipe.source.forms()
+        if not recipe.chain.stages and recipe.batched is not None and forms is not None:
+            assert recipe.source.fields is not None
+            self.form, self.gathers = (recipe.source.fields, list(forms)), True
         self.slots = slots
         self.batch_bytes = 0
+        self.chunk = recipe.chunk * (GATHERED if self.gathers else 1)
         stages = len(recipe.chain.stages)
         self.costs = [Costs(stages + 1) for _ in range(recipe.threads)]
         self.waited = self.held = 0.0  # seconds: of who takes batches, and of threads for room
@@ -161,6 +168,8 @@ class Work:
         costs = self.costs[number]
         while (task := self._task()) is not None:
             batch, rows = task
+            if self.gathers and self._gather(batch, rows, costs):
+                rows = range(0)
             for row in rows:
                 if self.is_stopped:
                     return
@@ -169,7 +178,19 @@ class Work:
                     self._make(batch, row, sample, timed)
                 except BaseException as error:  # of the pipe itself
                     batch.error = batch.error or error
-            self._finish(batch, len(rows), sample)
+            self._finish(batch, len(task[1]), sample)
+
+    def _gather(self, batch: Batch, rows: range, costs: Costs) -> bool:
+        """Rows of arrays, all at once; False if something is wrong with one of them."""
+        assert batch.slots is not None
+        costs.begin()
+        out = [s[rows.start : rows.stop] for s in batch.slots]
+        try:
+            self.recipe.source.gather(batch.portion.samples[rows.start : rows.stop], out)
+        except Exception:
+            return False
+        costs.end(0, out, len(rows))
+        return True
 
     def _task(self) -> tuple[Batch, range] | None:
         """The next chunk; None if there is none left."""
@@ -181,7 +202,7 @@ class Work:
                     last = self.open[-1] if self.open else None
                     if last is not None and last.taken < last.count:
                         first = last.taken
-                        last.taken = min(first + self.recipe.chunk, last.count)
+                        last.taken = min(first + self.chunk, last.count)
                         return last, range(first, last.taken)
                     if self.is_at_end:
                         return None
@@ -216,6 +237,7 @@ class Work:
                 if self.form is not None and batch.count and self.recipe.batched is not None:
                     batch.fields = self.form[0]
                     batch.slots = self._slots(batch.count, self.form[1])
+                    self.batch_bytes = self.batch_bytes or _total(batch.slots)
                 if not batch.count:
                     batch.is_done = True
                 self.open.append(batch)
@@ -301,9 +323,7 @@ class Work:
                 if batch.slots is None:
                     forms = [_form(v) for v in values]
                     batch.fields, batch.slots = fields, self._slots(batch.count, forms)
-                    self.batch_bytes = sum(
-                        s.nbytes for s in batch.slots if isinstance(s, np.ndarray)
-                    )
+                    self.batch_bytes = _total(batch.slots)
                     self.form = self.form or (fields, forms)
                 slots = batch.slots
         if fields is not batch.fields and fields != batch.fields:
@@ -439,6 +459,10 @@ class Thread(threading.Thread):
             work = self.work_on
             del self.work_on, self.context
             work.gone()
+
+
+def _total(slots: Sequence[Any]) -> int:
+    return sum(s.nbytes for s in slots if isinstance(s, np.ndarray))
 
 
 def _own(value: Any) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 from .order import Order
 from .samples import Samples, Stream
 
+STRETCH = 2048  # places whose samples are found together
 DROP, KEEP, PAD = TAILS = ("drop", "keep", "pad")
 
 
@@ -44,6 +45,7 @@ class Portions:
         self.source, self.order, self.epoch = source, order, epoch
         self.size, self.tail, self.part = size, tail, part
         self.start, self.next = start, start // size
+        self._first, self._found = 0, np.zeros(0, np.int64)
         self.total = 0 if isinstance(source, Stream) else len(order)
 
     def __len__(self) -> int:
@@ -64,9 +66,18 @@ class Portions:
         if self.tail == KEEP:
             last = min(last, self.total)
         lo, hi = self._share(first, last)
-        places = np.arange(max(lo, self.start), max(hi, self.start), dtype=np.int64)
-        samples = self.order.samples(self.epoch, places % max(self.total, 1))
-        return Portion(number, places.tolist(), samples.tolist())
+        lo, hi = max(lo, self.start), max(hi, self.start)
+        return Portion(number, list(range(lo, hi)), self._samples(lo, hi))
+
+    def _samples(self, lo: int, hi: int) -> list[int]:
+        """Of these places. Those of a stretch are found together, since NumPy's calls take longer
+        than what they do for a few numbers."""
+        first = self._first
+        if not first <= lo <= hi <= first + len(self._found):
+            first = self._first = lo
+            places = np.arange(lo, max(hi, lo + STRETCH), dtype=np.int64) % max(self.total, 1)
+            self._found = self.order.samples(self.epoch, places)
+        return self._found[lo - first : hi - first].tolist()
 
     def _share(self, first: int, last: int) -> tuple[int, int]:
         rank, workers = self.part

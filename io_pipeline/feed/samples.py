@@ -39,6 +39,14 @@ class Samples:
         """What people call a sample."""
         return f"sample {index}"
 
+    def forms(self) -> list[tuple[tuple[int, ...], np.dtype[Any]]] | None:
+        """Shape and dtype of each leaf, of a source that has `gather`."""
+        return None
+
+    def gather(self, indices: Sequence[int], out: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Many samples at once, straight to where they are wanted."""
+        raise NotImplementedError
+
 
 def digest(*parts: Any) -> str:
     made = hashlib.blake2b(digest_size=16)
@@ -77,6 +85,19 @@ class Arrays(Samples):
     def read(self, index: int) -> tuple[list[Any], Fields]:
         assert self.fields is not None
         return [_row(x, index) for x in self.sources], self.fields
+
+    def forms(self) -> list[tuple[tuple[int, ...], np.dtype[Any]]] | None:
+        if any(x.dtype.kind in "OUSV" and x.dtype.name != "bfloat16" for x in self.sources):
+            return None
+        return [(tuple(x.shape[1:]), x.dtype) for x in self.sources]
+
+    def gather(self, indices: Sequence[int], out: Sequence[np.ndarray[Any, Any]]) -> None:
+        places = np.array(indices, np.int64)
+        for x, into in zip(self.sources, out, strict=True):
+            if isinstance(x, Source):
+                x.taken(places, 0).read(into, tuple((0, n) for n in into.shape))
+            else:
+                np.take(x, places, 0, into, "clip")  # "raise" would take what it gathers twice
 
     def identity(self) -> str:
         told = []

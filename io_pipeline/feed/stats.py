@@ -11,16 +11,14 @@ from typing import Any
 
 @dataclass
 class Cost:
-    """Of one stage: samples that went through it, and what those that were timed took."""
+    """Of one stage: the samples that were timed, and what they took."""
 
-    samples: int = 0
     timed: int = 0
     wall: float = 0.0
     cpu: float = 0.0
     bytes: int = 0  # that came out
 
     def add(self, other: Cost) -> None:
-        self.samples += other.samples
         self.timed += other.timed
         self.wall += other.wall
         self.cpu += other.cpu
@@ -37,11 +35,11 @@ class Costs:
     def begin(self) -> None:
         self._wall, self._cpu = time.perf_counter(), time.thread_time()
 
-    def end(self, stage: int, values: Sequence[Any]) -> None:
-        """A stage is done with the sample that is timed."""
+    def end(self, stage: int, values: Sequence[Any], samples: int = 1) -> None:
+        """A stage is done with the sample that is timed, or with several at once."""
         wall, cpu = time.perf_counter(), time.thread_time()
         cost = self.of[stage]
-        cost.timed += 1
+        cost.timed += samples
         cost.wall += wall - self._wall
         cost.cpu += cpu - self._cpu
         cost.bytes += sum(_bytes(v) for v in values)

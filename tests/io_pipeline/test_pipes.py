@@ -622,3 +622,23 @@ def test_costs_are_known(images: Path) -> None:
     assert 8 < rows["decode"]["bytes"] <= 48 * 64 * 3 + 8
     assert rows["normalize"]["bytes"] == 3 * 16 * 16 * 4 + 8
     assert all(row["timed"] >= 4 and row["wall_us"] > 0 for row in rows.values())
+
+
+def test_rows_of_arrays_are_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches that are rows of arrays come in one piece, from memory and from files, as one by one."""
+    x = np.random.default_rng(0).random((300, 4, 5)).astype("f4")
+    np.save(tmp_path / "x.npy", x)
+    given = {"a": x, "b": tmp_path / "x.npy", "label": np.arange(300)}
+    pipe = ost.io.arrays(given).shuffle(seed=5).batch(32, tail="keep").to("numpy")
+    found = list(pipe.run_with(threads=3).epoch(1))
+    with monkeypatch.context() as patch:
+        patch.setattr("ostinato.io_pipeline.feed.samples.Arrays.forms", lambda self: None)
+        wanted = list(pipe.epoch(1))
+    for a, b in zip(found, wanted, strict=True):
+        same(a.values(), b.values())
+        np.testing.assert_array_equal(a["a"], x[a["label"]])
+    (row,) = pipe.stats()[:1]
+    assert row["timed"] >= 300 / 8
+    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY")
+    with pytest.raises(SampleError, match=r"sample \d+, row \d+ of .*x\.npy, in read"):
+        list(pipe.epoch(0))
