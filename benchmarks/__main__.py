@@ -25,6 +25,7 @@ SUITES = (
     "loops",
     "cluster",
     "keep",
+    "pipeline",
     "predict",
     "planner",
 )

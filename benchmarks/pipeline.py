@@ -1,0 +1,429 @@
+"""Image files to batches: decoding, random crops, flips, normalising, by two threads or processes.
+
+What is reported is the time of an image. The files are made here: 500 x 375, JPEG of quality 90, with the
+spectrum of photographs. All loaders shuffle, decode with libjpeg-turbo's accurate transform, crop and
+resize to 224, mirror, normalise to float32 with channels in front, and make batches of 128.
+
+`threads` is what one would write by hand: threads that make whole batches with simplejpeg and OpenCV. The
+loaders of Python (torch, Grain, SPDL) run the same function; TensorFlow has operations of its own, and
+decodes only what a crop needs, too. `one core` is our stages in a loop, without a pipe."""
+
+from __future__ import annotations
+
+import functools
+import os
+import queue
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .workload import SYSTEMS, Case, Numbers, System, Workload, scaled
+
+HEIGHT, WIDTH, SIZE, BATCH = 375, 500, 224, 128
+IMAGES = scaled(512, BATCH)  # files
+DIFFERENT = 64  # of them; the others are copies, for other files
+AGAIN = 100_000  # an epoch has each file many times, so that no sample holds the end of one
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+ROUND = 4  # batches of one iteration
+THREADS = 2
+
+
+# -- files -----------------------------------------------------------------------------------
+def photograph(k: int) -> Numbers:
+    """Brightness and colours with a spectrum of 1/f, and a little noise."""
+    rng = np.random.default_rng(k)
+    f = np.hypot(np.fft.fftfreq(HEIGHT)[:, None], np.fft.rfftfreq(WIDTH)[None])
+    spectrum = 1 / np.maximum(f, 1 / WIDTH)
+
+    def field() -> Numbers:
+        phases = np.exp(2j * np.pi * rng.random(f.shape))
+        made = np.fft.irfft2(spectrum * phases, s=(HEIGHT, WIDTH))
+        return made / made.std()
+
+    light = field()
+    x = np.stack([0.9 * light + 0.3 * field() for _ in range(3)], -1) * 50 + 118
+    return np.clip(x + rng.normal(0, 4, (HEIGHT, WIDTH, 1)), 0, 255).astype(np.uint8)
+
+
+@functools.cache
+def folder() -> Path:
+    """Files of this process and its children, or of the run that is asked to keep them."""
+    kept = os.environ.get("BENCHMARK_IMAGES")
+    home = Path(kept or tempfile.gettempdir()) / f"ostinato-images-{IMAGES}-{os.getuid()}"
+    if not (home / "complete").exists():
+        import cv2
+
+        pictures = [cv2.cvtColor(photograph(k), cv2.COLOR_RGB2BGR) for k in range(DIFFERENT)]
+        coded = [cv2.imencode(".jpg", x, [cv2.IMWRITE_JPEG_QUALITY, 90])[1] for x in pictures]
+        for k in range(IMAGES):
+            place = home / f"class{k % 8}"
+            place.mkdir(parents=True, exist_ok=True)
+            (place / f"{k:05d}.jpg").write_bytes(coded[k % DIFFERENT].tobytes())
+        (home / "complete").touch()
+    return home
+
+
+def files() -> list[str]:
+    return sorted(map(str, folder().rglob("*.jpg")))
+
+
+def label(path: str) -> int:
+    return int(os.path.basename(os.path.dirname(path))[5:])
+
+
+# -- what people write by hand ------------------------------------------------------------------
+@functools.cache
+def table() -> Numbers:
+    x = np.arange(256, dtype=np.float32)[:, None] / 255
+    return ((x - np.array(MEAN)) / np.array(STD))[None].astype(np.float32)
+
+
+def augmented(path: str, rng: np.random.Generator, out: Numbers | None, u8: bool) -> Numbers:
+    """One image, by simplejpeg and OpenCV."""
+    import cv2
+    import simplejpeg
+
+    with open(path, "rb") as file:
+        x = simplejpeg.decode_jpeg(file.read())
+    height, width = x.shape[:2]
+    for _ in range(10):
+        area = height * width * rng.uniform(0.08, 1)
+        ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+        w, h = round(np.sqrt(area * ratio)), round(np.sqrt(area / ratio))
+        if w <= width and h <= height:
+            break
+    else:
+        h = w = min(height, width)
+    top, left = rng.integers(0, height - h + 1), rng.integers(0, width - w + 1)
+    x = cv2.resize(x[top : top + h, left : left + w], (SIZE, SIZE))
+    if rng.random() < 0.5:
+        x = cv2.flip(x, 1)
+    if u8:
+        found = x
+    else:
+        found = cv2.LUT(x, table()).transpose(2, 0, 1)
+    if out is None:
+        return np.ascontiguousarray(found)
+    out[...] = found
+    return out
+
+
+def form(u8: bool) -> tuple[tuple[int, ...], Any]:
+    return ((SIZE, SIZE, 3), np.uint8) if u8 else ((3, SIZE, SIZE), np.float32)
+
+
+Batches = Iterator[tuple[Any, Any]]
+
+
+def by_threads(u8: bool, threads: int = THREADS) -> Batches:
+    """Each thread makes whole batches; a queue holds a few."""
+    import cv2
+
+    cv2.setNumThreads(1)
+    ready: queue.Queue[Any] = queue.Queue(2)
+    paths, (shape, dtype) = files(), form(u8)
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        while True:
+            chosen = rng.integers(0, len(paths), BATCH)
+            x = np.empty((BATCH, *shape), dtype)
+            y = np.array([label(paths[k]) for k in chosen])
+            for row, k in zip(x, chosen, strict=True):
+                augmented(paths[k], rng, row, u8)
+            ready.put((x, y))
+
+    for k in range(threads):
+        threading.Thread(target=work, args=(k,), daemon=True).start()
+    while True:
+        yield ready.get()
+
+
+# -- loaders -----------------------------------------------------------------------------------
+def by_ostinato(u8: bool, threads: int = THREADS) -> Batches:
+    import ostinato as ost
+
+    paths = files()
+    made = ost.io.images(paths, labels=[label(p) for p in paths]).shuffle(seed=1).repeat(AGAIN)
+    made = made.decode().random_resized_crop(SIZE).random_flip()
+    made = made if u8 else made.normalize(MEAN, STD)
+    pipe = made.batch(BATCH).to("numpy").run_with(threads=threads)
+    yield from pipe.epoch(0)
+
+
+def by_stages(u8: bool) -> Batches:
+    """Our stages in a loop: the rate of one core."""
+    from ostinato.io_pipeline.feed.draws import Draws
+    from ostinato.io_pipeline.feed.folders import content
+    from ostinato.io_pipeline.images.decode import Decode
+    from ostinato.io_pipeline.images.finish import Normalize
+    from ostinato.io_pipeline.images.geometry import RandomFlip, RandomResizedCrop
+
+    decode, crop, flip, finish = (
+        Decode(),
+        RandomResizedCrop(SIZE),
+        RandomFlip(),
+        Normalize(MEAN, STD),
+    )
+    paths, (shape, dtype) = files(), form(u8)
+    draws, rng = Draws(1, 0), np.random.default_rng(0)
+    memory = [np.empty((BATCH, *shape), dtype) for _ in range(2)]
+    while True:
+        chosen = rng.integers(0, len(paths), BATCH)
+        memory.reverse()
+        for row, k in zip(memory[0], chosen, strict=True):
+            data = content(paths[k])
+            shape = decode.extents(data) or ()
+            drawn = crop.draw(draws.at(int(k), 0), shape)
+            window, within = crop.window(drawn, shape)
+            x = decode.part(data, window)
+            if x is None:
+                x, within = decode.image(np, data, None), drawn
+            x = crop.image(np, x, within)
+            x = flip.image(np, x, flip.draw(draws.at(int(k), 1), x.shape))
+            if u8:
+                row[...] = x
+            else:
+                finish.image(np, x, None, out=row)
+        yield memory[0], chosen
+
+
+def by_torch(u8: bool, workers: int) -> Batches:
+    import cv2
+    import torch  # type: ignore[import-not-found, unused-ignore]
+
+    cv2.setNumThreads(1)
+    torch.set_num_threads(1)
+    paths = files()
+
+    class Images(torch.utils.data.Dataset):  # type: ignore[misc, name-defined, unused-ignore]
+        rng: Any = None
+
+        def __len__(self) -> int:
+            return len(paths) * 1000
+
+        def __getitem__(self, k: int) -> Any:
+            self.rng = self.rng or np.random.default_rng()
+            path = paths[k % len(paths)]
+            return torch.from_numpy(augmented(path, self.rng, None, u8)), label(path)
+
+    loader = torch.utils.data.DataLoader(
+        Images(), BATCH, shuffle=True, num_workers=workers, drop_last=True
+    )
+    while True:
+        yield from loader
+
+
+def by_tensorflow(u8: bool) -> Batches:
+    import tensorflow as tf  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+    tf.config.threading.set_intra_op_parallelism_threads(THREADS)
+    tf.config.threading.set_inter_op_parallelism_threads(THREADS)
+    paths = files()
+
+    def load(path: Any, y: Any) -> Any:
+        data = tf.io.read_file(path)
+        shape = tf.image.extract_jpeg_shape(data)
+        begin, size, _ = tf.image.sample_distorted_bounding_box(
+            shape, tf.zeros((1, 0, 4)), min_object_covered=0.0, area_range=(0.08, 1.0),
+            aspect_ratio_range=(3 / 4, 4 / 3), use_image_if_no_bounding_boxes=True,
+        )  # fmt: skip
+        window = tf.concat([begin[:2], size[:2]], 0)
+        x = tf.image.decode_and_crop_jpeg(data, window, channels=3, dct_method="INTEGER_ACCURATE")
+        x = tf.image.random_flip_left_right(tf.image.resize(x, (SIZE, SIZE)))
+        if u8:
+            return tf.cast(tf.round(x), tf.uint8), y
+        return tf.transpose((x / 255.0 - MEAN) / STD, (2, 0, 1)), y
+
+    made = tf.data.Dataset.from_tensor_slices((paths, [label(p) for p in paths]))
+    made = made.shuffle(len(paths)).repeat().map(load, num_parallel_calls=tf.data.AUTOTUNE)
+    options = tf.data.Options()
+    options.deterministic = True
+    options.threading.private_threadpool_size = THREADS
+    for x, y in (
+        made.batch(BATCH, drop_remainder=True).prefetch(tf.data.AUTOTUNE).with_options(options)
+    ):
+        yield x.numpy(), y.numpy()
+
+
+def by_grain(u8: bool, processes: int) -> Batches:
+    import cv2
+    import grain  # type: ignore[import-not-found, unused-ignore]
+
+    cv2.setNumThreads(1)
+
+    def load(path: str, rng: np.random.Generator) -> Any:
+        return augmented(path, rng, None, u8), label(path)
+
+    made = grain.MapDataset.source(files()).seed(1).shuffle().repeat(1000).random_map(load)
+    options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=2 * BATCH)
+    stream = made.to_iter_dataset(options).batch(BATCH, drop_remainder=True)
+    if processes:
+        stream = stream.mp_prefetch(grain.MultiprocessingOptions(num_workers=processes))
+    yield from stream
+
+
+def by_spdl(u8: bool) -> Batches:
+    import cv2
+    from spdl.pipeline import (  # type: ignore[import-not-found, unused-ignore]
+        PipelineBuilder,
+    )
+
+    cv2.setNumThreads(1)
+    paths, rng = files(), np.random.default_rng(0)
+    local = threading.local()
+
+    def source() -> Iterator[str]:
+        while True:
+            yield from (paths[k] for k in rng.permutation(len(paths)))
+
+    def load(path: str) -> Any:
+        own = local.rng = getattr(local, "rng", None) or np.random.default_rng()
+        return augmented(path, own, None, u8), label(path)
+
+    def collate(rows: list[Any]) -> Any:
+        return np.stack([x for x, _ in rows]), np.array([y for _, y in rows])
+
+    builder = PipelineBuilder().add_source(source()).pipe(load, concurrency=THREADS)
+    pipeline = builder.aggregate(BATCH).pipe(collate).add_sink(2).build(num_threads=THREADS + 1)
+    with pipeline.auto_stop():
+        yield from pipeline
+
+
+# -- cases -------------------------------------------------------------------------------------
+@dataclass
+class Feed:
+    """A loader that is asked for batches, without end."""
+
+    batches: Batches
+
+    def check(self, u8: bool) -> Numbers:
+        """The form of a batch, and that its numbers are what they should be, about."""
+        x, y = next(self.batches)
+        x, y = np.asarray(x), np.asarray(y)
+        dtype = form(u8)[1]
+        middle, spread = float(x.mean()), float(x.std())
+        wanted = (118.0, 50.0) if u8 else (0.0, 1.0)
+        good = x.dtype == dtype and y.shape == (BATCH,)
+        good &= abs(middle - wanted[0]) < 0.3 * wanted[1] and 0.6 < spread / wanted[1] < 1.4
+        return np.array([*x.shape, float(good)])
+
+    def loop(self, n: int) -> None:
+        for _ in range(n * ROUND):
+            next(self.batches)
+
+
+def case(make: Callable[[bool], Batches], u8: bool = False) -> Callable[[], Case]:
+    def ready() -> Case:
+        feed = Feed(make(u8))
+        return Case(lambda: feed.check(u8), feed.loop, per=ROUND * BATCH)
+
+    return ready
+
+
+def busy(make: Callable[[bool], Batches]) -> Callable[[], Case]:
+    """The main thread computes in Python meanwhile, and another one takes the batches."""
+
+    def ready() -> Case:
+        feed = Feed(make(False))
+        turns: list[float] = []
+
+        def loop(n: int) -> None:
+            taker = threading.Thread(target=feed.loop, args=(n,))
+            begin, count = time.perf_counter(), 0
+            taker.start()
+            while taker.is_alive():
+                for _ in range(1000):
+                    count += 1
+            turns.append(count / (time.perf_counter() - begin))
+
+        def alone() -> float:
+            begin, count = time.perf_counter(), 0
+            while time.perf_counter() - begin < 0.2:
+                for _ in range(1000):
+                    count += 1
+            return count / 0.2
+
+        rate = alone()
+
+        def note() -> str:
+            return f"the main thread has {np.median(turns) / rate:.0%} of its rate alone"
+
+        return Case(lambda: feed.check(False), loop, per=ROUND * BATCH, note=note)
+
+    return ready
+
+
+PYTHON = "pip install simplejpeg opencv-python-headless"
+HAND = System(("simplejpeg", "cv2"), PYTHON)
+OURS = replace(
+    SYSTEMS["ostinato"],
+    modules=("simplejpeg", "cv2", "PIL"),
+    install="pip install 'ostinato[feed]'",
+)
+FEEDS: Mapping[str, System] = {
+    "ostinato": OURS,
+    "one core": OURS,
+    "threads": HAND,
+    "torch": System(("torch", "simplejpeg", "cv2"), f"{PYTHON} torch"),
+    "tensorflow": System(("tensorflow",), "pip install tensorflow-cpu"),
+    "grain": System(("grain", "simplejpeg", "cv2"), f"{PYTHON} grain"),
+    "spdl": System(("spdl.pipeline", "simplejpeg", "cv2"), f"{PYTHON} spdl"),
+}
+
+
+def loaders(kind: Callable[..., Callable[[], Case]], **more: Any) -> dict[str, Callable[[], Case]]:
+    return {
+        "ostinato": kind(by_ostinato, **more),
+        "threads": kind(by_threads, **more),
+        "torch/1 worker": kind(lambda u8: by_torch(u8, 1), **more),
+        "torch/2 workers": kind(lambda u8: by_torch(u8, 2), **more),
+        "torch/3 workers": kind(lambda u8: by_torch(u8, 3), **more),
+        "tensorflow": kind(by_tensorflow, **more),
+        "grain/threads": kind(lambda u8: by_grain(u8, 0), **more),
+        "grain/2 processes": kind(lambda u8: by_grain(u8, 2), **more),
+        "spdl": kind(by_spdl, **more),
+    }
+
+
+def expected(u8: bool) -> Callable[[], Numbers]:
+    return lambda: np.array([BATCH, *form(u8)[0], 1.0])
+
+
+WORKLOADS = (
+    Workload(
+        "jpeg",
+        "files to batches of 128 x 3 x 224 x 224 float32; time of an image",
+        expected(False),
+        {
+            **loaders(case),
+            "ostinato/1 thread": case(lambda u8: by_ostinato(u8, 1)),
+            "one core": case(by_stages),
+            "threads/1 thread": case(lambda u8: by_threads(u8, 1)),
+        },
+        seconds=12.0,
+        systems=FEEDS,
+    ),
+    Workload(
+        "jpeg_u8",
+        "the same to 128 x 224 x 224 x 3 uint8",
+        expected(True),
+        loaders(case, u8=True),
+        seconds=12.0,
+        systems=FEEDS,
+    ),
+    Workload(
+        "busy",
+        "`jpeg` while the main thread runs Python",
+        expected(False),
+        {k: v for k, v in loaders(busy).items() if k.split("/")[0] not in ("tensorflow",)},
+        seconds=12.0,
+        systems=FEEDS,
+    ),
+)
