@@ -17,6 +17,7 @@ from ostinato.errors import DataFileError
 from ostinato.io_pipeline.feed.folders import Paths, files
 from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.feed.samples import Arrays, Items, Samples, Stream
+from ostinato.io_pipeline.feed.shards import shards_of
 from ostinato.io_pipeline.feed.stage import Stage, stage
 from ostinato.io_pipeline.feed.targets import TARGETS, Convert
 from ostinato.ops.core.array import Array
@@ -26,7 +27,7 @@ from ostinato.ops.creation import asarray
 from .files import at_user
 from .sessions import current
 
-__all__ = ["Pipe", "Stage", "arrays", "images", "samples", "stage", "stream"]
+__all__ = ["Pipe", "Stage", "arrays", "images", "samples", "shards", "stage", "stream"]
 
 
 def images(
@@ -43,6 +44,18 @@ def images(
     them; or one for each file, as a list, a dict by file, or a function of the file. masks: the files of
     masks, likewise. Samples are (image, mask, label), or those of them that were asked for."""
     return _pipe(files("images", paths, labels, masks, classes))
+
+
+def shards(paths: Paths, /, fields: str | Sequence[str] = ("jpg;jpeg;png", "cls")) -> Pipe:
+    """Samples in tar files, as WebDataset writes them: members of the same name with other endings.
+
+    paths: a pattern, which may have {000..127} in it, or a list. fields: the endings that make a sample;
+    "jpg;png" is one of these, "mask.png" a mask, "cls" a number, "npy" an array, "json" and "txt" what is
+    in them, others bytes. shuffle(block=1000) keeps samples of a shard near each other."""
+    try:
+        return _pipe(shards_of("shards", paths, [fields] if isinstance(fields, str) else fields))
+    except DataFileError as error:
+        raise at_user(error) from None
 
 
 def arrays(*given: Any, kinds: Sequence[str] | None = None) -> Pipe:
