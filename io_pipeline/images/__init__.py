@@ -4,3 +4,4 @@ from . import colour as colour
 from . import decode as decode
 from . import finish as finish
 from . import geometry as geometry
+from . import warps as warps

@@ -53,7 +53,7 @@ def moved_in(xp: Any, x: Any) -> Any:
     if xp is np:
         return x
     there = xp.empty(x.shape, x.dtype)
-    there.set(np.ascontiguousarray(x))
+    there.set(np.ascontiguousarray(x).reshape(x.shape))
     return there
 
 
