@@ -28,8 +28,9 @@ SUITES = (
     "pipeline",
     "predict",
     "planner",
+    "overlap",
 )
-ALONE = ("predict", "planner")  # which compare with nobody
+ALONE = ("predict", "planner", "overlap")  # which compare with nobody
 RESULTS = Path(__file__).resolve().parent / "results"
 
 

@@ -14,7 +14,17 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import cluster, compiling, kernels, machine, planning, predict, runner, table
+from benchmarks import (
+    cluster,
+    compiling,
+    kernels,
+    machine,
+    overlap,
+    planning,
+    predict,
+    runner,
+    table,
+)
 from benchmarks.dispatch import numpy_case, ostinato_case
 from benchmarks.workload import SYSTEMS, Case, System, Workload, agree, summary
 from ostinato import sessions
@@ -214,6 +224,17 @@ def test_planning_is_timed_in_processes_of_its_own(capsys):
         assert found["gap"] == 0
         assert 0 < found["layouts_s"] < found["plan_s"] < 10
         assert found["nodes"] > 10
+
+
+def test_messages_are_slowed_down(capsys, monkeypatch):
+    small = {"network": lambda: overlap.network(3, 16, 32)}
+    monkeypatch.setattr(overlap, "PROGRAMS", small)
+    asked = ["overlap", "--json", "--seconds", "0.02", "--share", "3", "--latency", "0.003"]
+    assert command.main(asked) == 0
+    (row,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert row["messages"] >= 1
+    assert row["compute"] <= row["least"] <= row["apart"]
+    assert row["apart"] > 0.003 * row["messages"]
 
 
 def test_what_is_predicted_is_compared(capsys):
