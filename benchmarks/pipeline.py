@@ -182,7 +182,7 @@ def by_stages(u8: bool) -> Batches:
             shape = decode.extents(data) or ()
             drawn = crop.draw(draws.at(int(k), 0), shape)
             window, within = crop.window(drawn, shape)
-            x = decode.part(data, window)
+            x = decode.part(data, shape, window)
             if x is None:
                 x, within = decode.image(np, data, None), drawn
             x = crop.image(np, x, within)

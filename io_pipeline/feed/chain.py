@@ -138,7 +138,7 @@ class PartStep(Step):
             if following.draw is not None:
                 drawn = following.draw(sample.draws.at(sample.place, following.number), shape)
             asked = following.stage.window(drawn, shape)
-            found = None if asked is None else self.stage.part(encoded, asked[0])
+            found = None if asked is None else self.stage.part(encoded, shape, asked[0])
         except Exception:
             return None
         return None if found is None or asked is None else (found, Part(drawn, asked[1], shape))

@@ -71,8 +71,9 @@ class Stage:
         """Of a stage that decodes: the shape of the image in a file, if `part` may decode some of it."""
         return None
 
-    def part(self, x: Any, window: Window) -> Any:
-        """What the image in a file has in a window, to the bit; None if all has to be decoded."""
+    def part(self, x: Any, shape: Shape, window: Window) -> Any:
+        """What the image in a file, of this shape, has in a window, to the bit; None if all has to be
+        decoded."""
         return None
 
     @property

@@ -77,9 +77,8 @@ class Decode(Stage):
             return None
         return header.height, header.width, self.channels
 
-    def part(self, x: Any, window: Window) -> Image | None:
-        header = jpeg_header(x)
-        return decode_window(x, (header.height, header.width), window, self.channels)
+    def part(self, x: Any, shape: Shape, window: Window) -> Image | None:
+        return decode_window(x, (shape[0], shape[1]), window, self.channels)
 
     def mask(self, xp: Any, x: Any, drawn: Any) -> Image:
         if isinstance(x, np.ndarray):

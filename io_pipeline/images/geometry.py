@@ -27,6 +27,8 @@ TRIES = 10  # crops that are drawn before the middle is taken
 
 def _pair(who: str, size: Any) -> tuple[int, int]:
     """Height and width; of one number, a square."""
+    if type(size) is int and size > 0:
+        return size, size
     pair = (
         (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, Sequence) else ()
     )

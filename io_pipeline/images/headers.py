@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,8 +11,7 @@ _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of frame 
 _ALONE = frozenset((0x01, *range(0xD0, 0xDA)))  # markers without a length
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """Of a JPEG file: extents as they are stored, and how they are to be turned."""
 
     height: int

@@ -11,6 +11,7 @@ import numpy as np
 from ostinato.ops.cpu.jit import llvm
 
 Image = np.ndarray[Any, Any]
+LANES = 16  # results of a cache line
 _TYPES = (
     ctypes.c_void_p,
     ctypes.c_ssize_t,
@@ -28,22 +29,25 @@ def planes(x: Image, line: int, out: Image) -> bool:
     if x.strides[2] != 1 or abs(step) != channels:
         x = np.ascontiguousarray(x)
         step = channels
-    function = _function(channels, step)
+    at = out.ctypes.data
+    function = _function(channels, step, width % LANES == 0 and at % (4 * LANES) == 0)
     if function is None:
         return False
-    function(x.ctypes.data, x.strides[0], height, width, out.ctypes.data, line)
+    function(x.ctypes.data, x.strides[0], height, width, at, line)
     return True
 
 
 @lru_cache(32)
-def _function(channels: int, step: int) -> Any:
+def _function(channels: int, step: int, is_aligned: bool) -> Any:
     if llvm.why_not():
         return None
-    return ctypes.CFUNCTYPE(None, *_TYPES)(llvm.linked(_text(channels, step)))
+    return ctypes.CFUNCTYPE(None, *_TYPES)(llvm.linked(_text(channels, step, is_aligned)))
 
 
-def _text(channels: int, step: int) -> str:
-    """A loop over rows, and one over a row's pixels that LLVM turns into vectors."""
+def _text(channels: int, step: int, is_aligned: bool) -> str:
+    """A loop over rows, and one over a row's pixels: one by one, which LLVM turns into vectors, or, where
+    results lie at multiples of whole cache lines, so many that these go to memory without being read
+    from there first."""
     each = range(channels)
     constants = "\n".join(
         f"  %s{c}p = getelementptr float, ptr %line, i64 {c}\n"
@@ -58,16 +62,8 @@ def _text(channels: int, step: int) -> str:
         f"  %o{c} = getelementptr float, ptr %out, i64 %o{c}k"
         for c in each
     )
-    pixel = "\n".join(
-        f"  %x{c}p = getelementptr i8, ptr %pixel, i64 {c}\n"
-        f"  %x{c} = load i8, ptr %x{c}p, !alias.scope !3, !noalias !4\n"
-        f"  %f{c} = uitofp i8 %x{c} to float\n"
-        f"  %m{c} = fmul float %f{c}, %s{c}\n"
-        f"  %y{c} = fadd float %m{c}, %b{c}\n"
-        f"  %t{c} = getelementptr float, ptr %o{c}, i64 %k\n"
-        f"  store float %y{c}, ptr %t{c}, !alias.scope !4, !noalias !3"
-        for c in each
-    )
+    pixel = _line_of_pixels(channels, step) if is_aligned else _one_pixel(channels)
+    many = LANES if is_aligned else 1
     return f"""
 define void @run(ptr noalias %x, i64 %stride, i64 %height, i64 %width, ptr noalias %out, ptr noalias %line) {{
 entry:
@@ -87,7 +83,7 @@ pixels:
   %at = mul i64 %k, {step}
   %pixel = getelementptr i8, ptr %row, i64 %at
 {pixel}
-  %kn = add nuw nsw i64 %k, 1
+  %kn = add nuw nsw i64 %k, {many}
   %more = icmp slt i64 %kn, %width
   br i1 %more, label %pixels, label %next
 next:
@@ -95,6 +91,7 @@ next:
   %left = icmp slt i64 %rn, %height
   br i1 %left, label %rows, label %end
 end:
+  {"fence seq_cst" if is_aligned else ""}
   ret void
 }}
 !0 = !{{!0}}
@@ -102,4 +99,46 @@ end:
 !2 = !{{!2, !0}}
 !3 = !{{!1}}
 !4 = !{{!2}}
+!5 = !{{i32 1}}
 """
+
+
+def _one_pixel(channels: int) -> str:
+    return "\n".join(
+        f"  %x{c}p = getelementptr i8, ptr %pixel, i64 {c}\n"
+        f"  %x{c} = load i8, ptr %x{c}p, !alias.scope !3, !noalias !4\n"
+        f"  %f{c} = uitofp i8 %x{c} to float\n"
+        f"  %m{c} = fmul float %f{c}, %s{c}\n"
+        f"  %y{c} = fadd float %m{c}, %b{c}\n"
+        f"  %t{c} = getelementptr float, ptr %o{c}, i64 %k\n"
+        f"  store float %y{c}, ptr %t{c}, !alias.scope !4, !noalias !3"
+        for c in range(channels)
+    )
+
+
+def _line_of_pixels(channels: int, step: int) -> str:
+    """As many pixels as a cache line has results."""
+    size, vector = LANES * channels, f"<{LANES} x float>"
+    first = 0 if step > 0 else step * (LANES - 1)  # read backwards, the last one lies first
+    lines = [
+        f"  %bytes_at = getelementptr i8, ptr %pixel, i64 {first}",
+        f"  %bytes = load <{size} x i8>, ptr %bytes_at, align 1",
+    ]
+    for c in range(channels):
+        places = ", ".join(f"i32 {k * step - first + c}" for k in range(LANES))
+        for name in ("s", "b"):
+            lines += [
+                f"  %{name}{c}i = insertelement {vector} poison, float %{name}{c}, i32 0",
+                f"  %{name}{c}v = shufflevector {vector} %{name}{c}i, {vector} poison, "
+                f"<{LANES} x i32> zeroinitializer",
+            ]
+        lines += [
+            f"  %x{c} = shufflevector <{size} x i8> %bytes, <{size} x i8> poison, "
+            f"<{LANES} x i32> <{places}>",
+            f"  %f{c} = uitofp <{LANES} x i8> %x{c} to {vector}",
+            f"  %m{c} = fmul {vector} %f{c}, %s{c}v",
+            f"  %y{c} = fadd {vector} %m{c}, %b{c}v",
+            f"  %t{c} = getelementptr float, ptr %o{c}, i64 %k",
+            f"  store {vector} %y{c}, ptr %t{c}, align {4 * LANES}, !nontemporal !5",
+        ]
+    return "\n".join(lines)

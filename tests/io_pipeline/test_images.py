@@ -343,6 +343,23 @@ def test_normalizing_is_the_same_to_the_bit(
     np.testing.assert_allclose(found, (0.25 - np.array(mean)) / std, rtol=1e-6)
 
 
+@pytest.mark.parametrize("width", [16, 32, 48, 40])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_whole_lines_are_written_past_the_caches(width: int, channels: int) -> None:
+    """With the same bits, from wherever the pixels lie, also behind what is no whole line."""
+    image = np.random.default_rng(0).integers(0, 256, (9, 64, channels)).astype(np.uint8)
+    memory = np.empty(channels * 9 * width * 4 + 128, np.uint8)
+    stage = Normalize(0.4, 0.3)
+    for x in (image[:, 5 : 5 + width], image[::-1, 63 - width : 63][:, ::-1]):
+        wanted = stage.image(np, x.astype(np.float32) / 255, None)
+        for shift in (0, 4):
+            start = -memory.ctypes.data % 64 + shift
+            out = memory[start : start + wanted.nbytes].view("f4").reshape(wanted.shape)
+            assert stage.image(np, x, None, out=out) is out
+            np.testing.assert_allclose(out, wanted, atol=1e-5)
+            np.testing.assert_array_equal(out, stage.image(np, x.astype(np.uint8).copy(), None))
+
+
 def test_as_many_channels_as_numbers(tmp_path: Path) -> None:
     root = folder(tmp_path, 2)
     pipe = ost.io.images(str(root)).decode(channels=1).normalize((1, 2, 3), 1).batch(2).to("numpy")
@@ -460,7 +477,7 @@ for k in range(2000):
         if shape is not None:
             size = shape[0] // 2 + 1, shape[1] // 2 + 1
             top, left = shape[0] // 4, shape[1] // 4
-            part = stage.part(data, (top, left, *size))
+            part = stage.part(data, shape, (top, left, *size))
             counts[2] += part is not None and part.shape == (*size, 3)
     except ValueError:
         pass
