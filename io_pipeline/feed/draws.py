@@ -37,6 +37,11 @@ class Draws:
         return self
 
     @property
+    def place(self) -> int:
+        """Of the sample, in the epoch."""
+        return int(self._counter[1])
+
+    @property
     def generator(self) -> np.random.Generator:
         """NumPy's own, for distributions that this class lacks."""
         return self._random

@@ -2,6 +2,8 @@
 
 from . import colour as colour
 from . import decode as decode
+from . import filters as filters
 from . import finish as finish
 from . import geometry as geometry
+from . import mixing as mixing
 from . import warps as warps
