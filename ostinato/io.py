@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from ostinato.io_pipeline.feed.samples import Arrays, Items, Samples, Stream
 from ostinato.io_pipeline.feed.shards import shards_of
 from ostinato.io_pipeline.feed.stage import Stage, stage
 from ostinato.io_pipeline.feed.targets import TARGETS, Convert
+from ostinato.io_pipeline.source import short, trouble
 from ostinato.ops.core.array import Array
 from ostinato.ops.core.tree import tree_map
 from ostinato.ops.creation import asarray
@@ -59,17 +61,28 @@ def shards(paths: Paths, /, fields: str | Sequence[str] = ("jpg;jpeg;png", "cls"
 
 
 def arrays(*given: Any, kinds: Sequence[str] | None = None) -> Pipe:
-    """The rows of arrays: of NumPy's, of Ostinato's, or of files (.npy, .npz, .h5, .zarr), of which only the
-    rows that are asked for are read. One array, several, or a tree of them.
+    """The rows of arrays: of NumPy's, of Ostinato's, or of files (.npy, .h5, .zarr), of which only the rows
+    that are asked for are read; an .npz file is a dict of arrays, in memory. One array, several, or a tree.
 
     kinds: what each is ("image", "mask", "boxes", "label", "volume", "data"), unless the keys of a dict or
     their shapes tell."""
     tree = given[0] if len(given) == 1 else given
-    tree = tree_map(lambda x: np.asarray(x) if isinstance(x, Array) else x, tree)
     try:
+        tree = tree_map(_foreign, tree)
         return _pipe(Arrays(tree, kinds))
     except DataFileError as error:
         raise at_user(error) from None
+
+
+def _foreign(x: Any) -> Any:
+    """What is no source of its own as one."""
+    if isinstance(x, (str, os.PathLike)) and os.fspath(x).endswith(".npz"):
+        try:
+            with np.load(x, allow_pickle=False) as found:
+                return dict(found)
+        except (OSError, ValueError, EOFError, BadZipFile) as error:
+            raise trouble(os.fspath(x), short(error), "an .npz file of numbers") from None
+    return np.asarray(x) if isinstance(x, Array) else x
 
 
 def samples(items: Any, /, *, kinds: Sequence[str] | None = None) -> Pipe:

@@ -6,18 +6,21 @@ import gc
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from ostinato.io_pipeline.feed.pipe import Pipe
+from ostinato.io_pipeline.feed.stage import STAGES
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, DataFileError, SampleError
@@ -374,6 +377,29 @@ def test_files_of_arrays_are_read_by_rows(tmp_path: Path) -> None:
         np.testing.assert_array_equal(batch["data"], x[batch["label"]])
     with pytest.raises(DataFileError, match=r"test_pipes.py"):
         ost.io.arrays(tmp_path / "none.npy")
+
+
+def test_an_npz_file_is_a_dict_of_arrays(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", image=np.zeros((6, 4, 5, 3), "u1"), label=np.arange(6))
+    pipe = ost.io.arrays(tmp_path / "x.npz").random_flip().batch(3).to("numpy")
+    assert [sorted(b) for b in pipe.epoch(0)] == [["image", "label"]] * 2
+    (tmp_path / "x.npz").write_bytes(b"PK")
+    with pytest.raises(DataFileError, match=r"x.npz: got .*needed an .npz file .*test_pipes.py"):
+        ost.io.arrays(tmp_path / "x.npz")
+
+
+def test_the_stage_of_the_document_is_one(images: Path) -> None:
+    text = (ROOT / "docs/io_pipeline.md").read_text()
+    _, block = re.findall(r"```python\n(.*?)```", text, re.S)
+    known: dict[str, Any] = {"ost": ost, "dataclass": dataclass}
+    base = ost.io.images(str(images)).decode()
+    try:
+        exec(compile(block, "document", "exec"), known)
+        both = base, base.random_invert(p=1)
+    finally:
+        STAGES.pop("random_invert", None)
+    a, b = (next(p.batch(9).to("numpy").epoch(0)) for p in both)
+    np.testing.assert_array_equal(b, 255 - a)
 
 
 def test_streams_are_read_in_order() -> None:
