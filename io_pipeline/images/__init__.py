@@ -6,4 +6,5 @@ from . import filters as filters
 from . import finish as finish
 from . import geometry as geometry
 from . import mixing as mixing
+from . import policies as policies
 from . import warps as warps
