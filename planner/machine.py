@@ -220,6 +220,23 @@ class Machine:
             found.append(within[0] if within else len(self.levels) - 1)
         return tuple(reversed(found))
 
+    def all_reduce(self, mesh: Mesh, axes: Sequence[int], size: float) -> tuple[float, bool]:
+        """Seconds of a sum along axes of a mesh, and whether they are those of one axis after the other:
+        within the inner ones each worker sums a part, which alone is sent along the next, so that few
+        bytes cross the slow links."""
+        links = self.links(mesh)
+        inner = sorted((a for a in axes if mesh[a] > 1), reverse=True)
+        slowest = min([links[a] for a in axes], key=lambda link: link.bandwidth)
+        at_once = slowest.all_reduce(math.prod([mesh[a] for a in inner]), size)
+        if len(inner) < 2:
+            return at_once, False
+        total = 0.0
+        for a in inner[:-1]:
+            total += links[a].reduce_scatter(mesh[a], size) + links[a].all_gather(mesh[a], size)
+            size /= mesh[a]
+        total += links[inner[-1]].all_reduce(mesh[inner[-1]], size)
+        return min(total, at_once), total < at_once
+
     # -- as data ---------------------------------------------------------------------------
     @property
     def data(self) -> dict[str, Any]:

@@ -191,24 +191,22 @@ def legs(node: Node, ins: Sequence[Spec], machine: Machine) -> list[Leg]:
 def _reducing(
     kind: str, ins: Sequence[Spec], axes: Sequence[int], machine: Machine
 ) -> Iterator[Leg]:
-    """Along several axes from the inside: parts of sums are made there, combined outside, and gathered."""
+    """Along several axes at once, all talk to all: over the slowest of their links."""
     lies = [s.layout for s in ins if s.layout is not None]
     mesh = lies[0].mesh
     levels = machine.levels_of(mesh)
     parts = sum([held(w, s.shape) * s.dtype.itemsize for w, s in zip(lies, ins, strict=True)])
     size = float(sum([largest_part(s).nbytes for s in ins]))
     inner = sorted((a for a in axes if mesh[a] > 1), reverse=True)
-    for k, a in enumerate(inner):
-        n, link = mesh[a], machine.levels[levels[a]][1]
-        sent = parts * (n - 1) // n
-        if kind == "all_reduce" and k == len(inner) - 1:
-            yield Leg(levels[a], link.all_reduce(n, size), 2 * sent)
-        elif kind == "all_reduce":
-            both = link.reduce_scatter(n, size) + link.all_gather(n, size)
-            yield Leg(levels[a], both, 2 * sent)
-        else:
-            yield Leg(levels[a], link.reduce_scatter(n, size), sent)
-        size, parts = size / n, parts // n
+    n = math.prod([mesh[a] for a in inner])
+    slowest = min([machine.levels[levels[a]][1] for a in axes], key=lambda link: link.bandwidth)
+    time = slowest.all_reduce if kind == "all_reduce" else slowest.reduce_scatter
+    parts = (2 if kind == "all_reduce" else 1) * parts // n
+    near = 1
+    for a in inner:  # of what a worker sends, what goes to those who are no nearer than this
+        last, sent = a == inner[-1], parts * (mesh[a] - 1) * near
+        yield Leg(levels[a], time(n, size) if last else 0.0, sent)
+        near *= mesh[a]
 
 
 def _moving(kind: str, spec: Spec, here: Layout, there: Layout, machine: Machine) -> Iterator[Leg]:

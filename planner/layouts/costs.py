@@ -90,26 +90,13 @@ def relayout_seconds(
             (axis,) = each.axes
             total += links[axis].seconds + links[axis].reduce_scatter(has.mesh[axis], size)
         else:
-            total += _reduced(links, has.mesh, each.axes, size)
+            total += links[each.axes[0]].seconds
+            total += machine.all_reduce(has.mesh, each.axes, size)[0]
     if begins:
         total += machine.kernel_seconds(0, _local(needs, shape) * itemsize, False, "float32")
     if here is there or _has_copy(here, there):
         return total
     return total + _move_seconds(links, shape, itemsize, here, there)
-
-
-def _reduced(links: Sequence[Link], mesh: Mesh, axes: Sequence[int], size: float) -> float:
-    """An all-reduce along several axes: within the inner ones each worker sums a part, which alone is
-    sent along the next, so that few bytes cross the slow links."""
-    total = links[axes[0]].seconds
-    for axis in sorted(axes, reverse=True):
-        n, link = mesh[axis], links[axis]
-        if axis == min(axes):
-            total += link.all_reduce(n, size)
-        else:
-            total += link.reduce_scatter(n, size) + link.all_gather(n, size)
-        size /= n
-    return total
 
 
 def _gathered(links: Sequence[Link], mesh: Mesh, axes: Sequence[int], whole: float) -> float:

@@ -5,6 +5,9 @@ before                                                   after
 %1 = relayout(%0) : ... @ split 0 -> whole               %1 = all_gather(%0)
 %1 = relayout(%0) : ... @ split 0 -> window 6:0:1:1      %1 = halo(%0) : ... @ window 6:0:1:3
 %2 = relayout(%0) : ... @ split 0 -> window 6:2:1:1
+%1 = relayout(%0) : ... @ sums on axes 0, 1 -> whole     %1 = reduce_scatter(%0; axes=(1,))
+ (where the links of axis 0 are slow, and it is large)   %2 = all_reduce(%1; axes=(0,))
+                                                         %3 = all_gather(%2)
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Partial, Window
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.core.traffic import legs, moved
-from ostinato.planner.plan import Target
+from ostinato.ops.core.traffic import legs, moved, scatters
+from ostinato.planner.machine import Machine
+from ostinato.planner.plan import Target, largest_part
 from ostinato.planner.rewrite import Values, rebuild
 
 
@@ -33,7 +37,7 @@ def communicate(graph: Graph, target: Target) -> Graph:
         ends = [_layout(s) for s in node.specs]
         if len(inputs) == 1:
             ends = [merged.get((node.inputs[0], ends[0]), ends[0])]
-        return _lower(builder, inputs, ends, node.line)
+        return _lower(builder, inputs, ends, node.line, target.machine)
 
     return rebuild(graph, rule, lambda g: communicate(g, target))
 
@@ -43,7 +47,9 @@ def _layout(spec: Spec) -> Layout:
     return spec.layout
 
 
-def _lower(b: Builder, values: Sequence[int], ends: Sequence[Layout], line: str) -> Sequence[int]:
+def _lower(
+    b: Builder, values: Sequence[int], ends: Sequence[Layout], line: str, machine: Machine
+) -> Sequence[int]:
     """Combine what comes as addends, then move what is left to move, then begin what shall be addends."""
     several = len(values) > 1
     ways = [
@@ -57,6 +63,9 @@ def _lower(b: Builder, values: Sequence[int], ends: Sequence[Layout], line: str)
             b.specs[v].at(_with(w.sums[k].there, _layout(b.specs[v]), w.stays))
             for v, w in zip(values, ways, strict=True)
         ]
+        if not several and not each.scatters:
+            values = [_all_reduce(b, values[0], specs[0], each.axes, monoid.monoid, line, machine)]
+            continue
         name = "reduce_scatter" if each.scatters else "all_reduce"
         values = b.add(name, values, {"monoid": monoid.monoid, "axes": each.axes}, specs, line)
     made = []
@@ -70,6 +79,33 @@ def _lower(b: Builder, values: Sequence[int], ends: Sequence[Layout], line: str)
             (v,) = b.add("addend", (v,), (), (spec.at(end),), line)
         made.append(v)
     return made
+
+
+def _all_reduce(
+    b: Builder,
+    value: int,
+    end: Spec,
+    axes: Sequence[int],
+    monoid: str,
+    line: str,
+    machine: Machine,
+) -> int:
+    """A sum along several axes at once, or first within the last one, if that is sooner done."""
+    spec, mesh = b.specs[value], _layout(end).mesh
+    here, last = _layout(spec), max(axes)
+    others = tuple([a for a in axes if a != last])
+    _, nested = machine.all_reduce(mesh, axes, largest_part(spec).nbytes)
+    dims = range(spec.ndim) if nested else ()
+    for d in dims:
+        there = here.with_split(last, d)
+        if spec.shape[d] >= mesh[last] and scatters(here, there.without(others), last):
+            params = {"monoid": monoid, "axes": (last,)}
+            (part,) = b.add("reduce_scatter", (value,), params, (spec.at(there),), line)
+            sums = spec.at(there.without(others))
+            whole = _all_reduce(b, part, sums, others, monoid, line, machine)
+            return b.add("all_gather", (whole,), (), (end,), line)[0]
+    params = {"monoid": monoid, "axes": tuple(axes)}
+    return b.add("all_reduce", (value,), params, (end,), line)[0]
 
 
 def _with(layout: Layout, addends: Layout, axes: Sequence[int]) -> Layout:

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ostinato.ops.core.graph import Node
+from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Partial
 from ostinato.ops.core.spec import Spec, bfloat16, float32
 from ostinato.planner.layouts.costs import graph_seconds, kernel_seconds, relayout_seconds
 from ostinato.planner.machine import resolve
+from ostinato.planner.passes.communicate import communicate
 from ostinato.planner.passes.layouts import choose_layouts
 from ostinato.planner.passes.simplify import simplify
-from ostinato.planner.plan import Plan
+from ostinato.planner.plan import Plan, Target
 from ostinato.planner.prediction import legs
 from ostinato.planner.seeing.explain import facts
 
@@ -307,12 +308,11 @@ def test_collectives_along_several_axes_count_as_they_are_predicted(
 ) -> None:
     model, x = resolve(machine), Spec((4096, 512), float32)
     has, gets = Layout(mesh, (placed,) * len(mesh)), Layout.whole(mesh)
-    axes = tuple(range(len(mesh)))
-    params = {"axes": axes, "monoid": "sum"} if placed is SUM else {}
-    node = Node(
-        "all_reduce" if placed is SUM else "all_gather", (0,), tuple(params.items()), (x.at(gets),)
-    )
-    way = sum(leg.seconds for leg in legs(node, [x.at(has)], model))
+    asked = Node("relayout", (0,), (), (x.at(gets),))
+    made = communicate(Graph((x.at(has),), (asked,), (1,)), Target(mesh, named=model))
+    way = 0.0
+    for node in made.nodes:
+        way += sum(leg.seconds for leg in legs(node, [made.specs[v] for v in node.inputs], model))
     counted = relayout_seconds(model, x.shape, 4, has, gets)
     assert counted == pytest.approx(way + model.links(mesh)[0].seconds)
 

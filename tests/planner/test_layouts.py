@@ -10,6 +10,7 @@ import pytest
 from ostinato.ops.collective import collective_of
 from ostinato.ops.core.exchange import pieces_to
 from ostinato.ops.core.layout import Layout, Partial, intersect, volume
+from ostinato.planner.machine import Machine, resolve
 from ostinato.planner.seeing.explain import facts
 
 import ostinato as ost
@@ -102,6 +103,40 @@ def test_what_everybody_has_is_added_once() -> None:
         assert facts(f.plan)["collectives"] == {"all_reduce": 1}
         assert [n.op for n in f.plan.lowered.nodes].count("addend") == 1
     np.testing.assert_allclose(np.asarray(found), start + parts.sum((0, 1)))
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (3, 2), (2, 3)])
+def test_large_sums_cross_slow_links_in_parts(
+    mesh: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Summed within the inner axis first, of which each worker then has a part to send."""
+
+    def slopes(x: Any, y: Any) -> Any:
+        return x.T @ y
+
+    machine = resolve("cpu-10gbe")
+    assert machine.levels[0][1].bandwidth > machine.levels[1][1].bandwidth
+    inner = machine.levels[0][0]
+    rows = ost.spec((1 << 20, 1000), split=(0, 0))
+    plan = ost.plan(slopes, rows, rows, mesh=(4, inner), machine=machine)
+    assert [kind for n in plan.lowered.nodes if (kind := collective_of(n.op, n.kw))] == [
+        "reduce_scatter",
+        "all_reduce",
+        "all_gather",
+    ]
+    outer, near = sorted(plan.simulate().links, key=lambda link: link.name)
+    assert {outer.bytes, near.bytes} == {
+        2 * 3 * 4_000_000,  # between nodes, once
+        2 * (inner - 1) * 4_000_000 * 4,
+    }
+    monkeypatch.setattr(Machine, "all_reduce", lambda *given: (1e-3, True))
+    x, y = np.random.default_rng(0).normal(size=(2, 120, 6))
+    with use(mesh):
+        forget_plans()
+        f = ost.compile(slopes)
+        found = f(ost.asarray(x, split=(0, 0)), ost.asarray(y, split=(0, 0))).resplit(None)
+        np.testing.assert_allclose(np.asarray(found), x.T @ y)
+    forget_plans()
 
 
 def test_or_one_reduce_scatter_where_it_is_asked_for_or_a_replica_would_outgrow_its_parts() -> None:
