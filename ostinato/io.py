@@ -13,7 +13,8 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-import ostinato.io_pipeline.images  # noqa: F401  (its stages become methods of pipes)
+import ostinato.io_pipeline.images
+import ostinato.io_pipeline.volumes  # noqa: F401  (stages of both become methods of pipes)
 from ostinato.errors import DataFileError
 from ostinato.io_pipeline.feed.folders import Paths, files
 from ostinato.io_pipeline.feed.pipe import Pipe

@@ -1,0 +1,158 @@
+"""Stages that move voxels by whole steps: crops, mirrors, quarter turns; masks go with them.
+
+A volume is depth x height x width, or with channels behind. What comes of it is a view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.ops.core.user_line import misfit
+
+from ostinato.errors import ArgumentError
+
+from ..feed.draws import Draws
+from ..feed.fields import VOLUME
+from ..feed.stage import DEVICE, HOST, Shape, Stage, stage
+from ..images.values import check_chance
+
+Volume = Any
+Size = int | tuple[int, int, int]
+Corner = tuple[int, int, int]
+
+
+def triple(who: str, name: str, value: Any, least: int = 1) -> tuple[int, int, int]:
+    """Three whole numbers; of one, the same for all axes."""
+    found = (value,) * 3 if isinstance(value, int) else value
+    good = isinstance(found, Sequence) and len(found) == 3
+    if not good or not all(isinstance(n, int) and n >= least for n in found):
+        needed = f"a whole number, {least} or more, or one each for depth, height and width"
+        raise misfit(ArgumentError, who, got=f"{name}={value!r}", needed=needed)
+    a, b, c = found
+    return a, b, c
+
+
+def _check_room(shape: Shape, size: Corner) -> None:
+    if any(n < m for n, m in zip(shape, size, strict=False)):
+        got, wanted = (" x ".join(map(str, s[:3])) for s in (shape, size))
+        raise ValueError(f"a volume of {got} voxels is smaller than {wanted}")
+
+
+def _cut(x: Volume, corner: Corner, size: Corner) -> Volume:
+    a, b, c = (slice(first, first + n) for first, n in zip(corner, size, strict=True))
+    return x[a, b, c]
+
+
+@dataclass(frozen=True)
+class Moving(Stage):
+    """What all of them have in common: they are exact anywhere, and masks do as volumes do."""
+
+    needs = (VOLUME,)
+    moves = True
+    places = (HOST, DEVICE)
+    exact = True
+
+    def volume(self, xp: Any, x: Volume, drawn: Any) -> Volume:
+        raise NotImplementedError
+
+    def mask(self, xp: Any, x: Volume, drawn: Any) -> Volume:
+        return self.volume(xp, x, drawn)
+
+
+@stage("center_crop3d")
+@dataclass(frozen=True)
+class CenterCrop3d(Moving):
+    """The middle of a volume."""
+
+    size: Size
+
+    def __post_init__(self) -> None:
+        triple(self.name, "size", self.size)
+
+    def volume(self, xp: Any, x: Volume, drawn: Any) -> Volume:
+        size = triple(self.name, "size", self.size)
+        _check_room(x.shape, size)
+        a, b, c = ((n - m) // 2 for n, m in zip(x.shape, size, strict=False))
+        return _cut(x, (a, b, c), size)
+
+
+@stage("random_crop3d")
+@dataclass(frozen=True)
+class RandomCrop3d(Moving):
+    """A part of this size, anywhere in the volume."""
+
+    size: Size
+
+    def __post_init__(self) -> None:
+        triple(self.name, "size", self.size)
+
+    def draw(self, rng: Draws, shape: Shape) -> Corner:
+        size = triple(self.name, "size", self.size)
+        _check_room(shape, size)
+        a, b, c = (rng.integer(0, n - m + 1) for n, m in zip(shape, size, strict=False))
+        return a, b, c
+
+    def volume(self, xp: Any, x: Volume, drawn: Corner) -> Volume:
+        return _cut(x, drawn, triple(self.name, "size", self.size))
+
+
+@stage("random_flip3d")
+@dataclass(frozen=True)
+class RandomFlip3d(Moving):
+    """Mirrored along each of these axes, with a chance of p each."""
+
+    p: float = 0.5
+    axes: tuple[int, ...] = (0, 1, 2)
+
+    def __post_init__(self) -> None:
+        check_chance(self.name, self.p)
+        axes = self.axes
+        if not isinstance(axes, tuple) or not {*axes} <= {0, 1, 2} or len({*axes}) != len(axes):
+            needed = "some of (0, 1, 2)"
+            raise misfit(ArgumentError, self.name, got=f"axes={axes!r}", needed=needed)
+
+    def draw(self, rng: Draws, shape: Shape) -> tuple[int, ...]:
+        chances = rng.random(3).tolist()
+        return tuple(axis for axis in self.axes if chances[axis] < self.p)
+
+    def volume(self, xp: Any, x: Volume, drawn: tuple[int, ...]) -> Volume:
+        a, b, c = (slice(None, None, -1 if axis in drawn else None) for axis in range(3))
+        return x[a, b, c]
+
+
+@stage("random_rotate90")
+@dataclass(frozen=True)
+class RandomRotate90(Moving):
+    """Turned by 0, 1, 2 or 3 quarters in the plane of two axes, from the first to the second of them, with a
+    chance of p. Where they differ in length, a quarter turn changes the shape."""
+
+    axes: tuple[int, int] = (1, 2)
+    p: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_chance(self.name, self.p)
+        axes = self.axes
+        if (
+            not isinstance(axes, tuple)
+            or len(axes) != 2
+            or not {*axes} < {0, 1, 2}
+            or len({*axes}) < 2
+        ):
+            needed = "two of (0, 1, 2)"
+            raise misfit(ArgumentError, self.name, got=f"axes={axes!r}", needed=needed)
+
+    def draw(self, rng: Draws, shape: Shape) -> int:
+        """How many quarters."""
+        return rng.integer(0, 4) if rng.chance(self.p) else 0
+
+    def volume(self, xp: Any, x: Volume, drawn: int) -> Volume:
+        first, second = self.axes
+        if drawn % 2:
+            x = x.swapaxes(first, second)
+        turned = [slice(None)] * 3
+        if drawn in (1, 2):
+            turned[first] = slice(None, None, -1)
+        if drawn in (2, 3):
+            turned[second] = slice(None, None, -1)
+        return x[tuple(turned)]
