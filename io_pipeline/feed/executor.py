@@ -43,7 +43,7 @@ CHUNK = 8  # samples that a thread takes at a time
 GATHERED = 16  # times as many rows of arrays
 AHEAD = 256 << 20  # bytes of batches that wait to be taken
 LEAST, MOST = 2, 64  # batches that are made at a time, whatever they hold
-SWITCH = 2e-4  # seconds after which a thread of Python's gives way, while a pipe runs
+SWITCH = 5e-5  # seconds after which a thread of Python's gives way, while a pipe runs
 PATIENCE = 5.0  # seconds for threads to end with the sample that they work on
 
 

@@ -20,6 +20,7 @@ from .samples import Samples, digest
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 MOST_BYTES = 1 << 30  # of a file that is read whole
+MOST_GUESS = 1 << 22  # bytes that are asked for at once
 
 
 class Files(Samples):
@@ -62,21 +63,21 @@ class Files(Samples):
         return f"file {self.paths[index]}"
 
 
+class _Guess:
+    """How long files are: enough for almost all of them, so that one call reads a file."""
+
+    size = 1 << 18
+
+
 def content(path: str) -> bytes:
-    """What is in a file. A name that leads to no file is refused: a pipe would let us wait."""
+    """What is in a file. Each call of the system lets other threads of Python go on, so there are few.
+    A name that leads to no file is refused: opening a pipe, we would wait."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            found = os.fstat(handle)
-            if not stat.S_ISREG(found.st_mode):
-                raise trouble(path, "what is no file", "a file")
-            if found.st_size > MOST_BYTES:
-                raise trouble(path, f"{found.st_size} bytes", f"at most {MOST_BYTES}")
-            data = os.read(handle, found.st_size)
-            while len(data) < found.st_size and (
-                more := os.read(handle, found.st_size - len(data))
-            ):
-                data += more
+            data = os.read(handle, _Guess.size)
+            if not data or len(data) == _Guess.size:
+                data = _looked_at(path, handle, data)
         finally:
             os.close(handle)
     except OSError as error:
@@ -84,9 +85,23 @@ def content(path: str) -> bytes:
             raise
         said = error.strerror or type(error).__name__
         raise trouble(path, said[:1].lower() + said[1:], "a file that can be read") from None
-    if not data:
-        raise trouble(path, "an empty file", "one with content")
     return data
+
+
+def _looked_at(path: str, handle: int, data: bytes) -> bytes:
+    """All of a file that is longer than others, or has nothing in it."""
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode):
+        raise trouble(path, "what is no file", "a file")
+    if not found.st_size:
+        raise trouble(path, "an empty file", "one with content")
+    if found.st_size > MOST_BYTES:
+        raise trouble(path, f"{found.st_size} bytes", f"at most {MOST_BYTES}")
+    parts = [data]
+    while more := os.read(handle, max(found.st_size - sum(map(len, parts)), 1)):
+        parts.append(more)
+    _Guess.size = max(_Guess.size, min(found.st_size + found.st_size // 4, MOST_GUESS))
+    return b"".join(parts)
 
 
 def find(paths: Paths, suffixes: Sequence[str] = IMAGES) -> list[str]:

@@ -128,6 +128,8 @@ def test_truncated_and_huge_images() -> None:
     data = encoded(picture(1), quality=95)
     with pytest.raises(OSError, match="truncated"):
         decoded(data[: len(data) // 2])
+    assert windows.decode_window(data, (48, 64), (0, 0, 8, 8), 3) is not None
+    assert windows.decode_window(data[:-300], (48, 64), (0, 0, 8, 8), 3) is None
     found = decoded(data[: len(data) // 2], truncated=True)
     np.testing.assert_array_equal(found[:12, :32], decoded(data)[:12, :32])
     assert found.shape == (48, 64, 3)

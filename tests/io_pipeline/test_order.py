@@ -96,9 +96,14 @@ def test_what_is_drawn_depends_on_where() -> None:
     draws.at(13, 3).random(100)
     np.testing.assert_array_equal(draws.at(12, 3).random(5), first)
     np.testing.assert_array_equal(Draws(7, 1).at(12, 3).random(5), first)
-    others = [Draws(8, 1).at(12, 3), Draws(7, 2).at(12, 3), draws.at(12, 4), draws.at(13, 3)]
+    others = [
+        lambda: Draws(8, 1).at(12, 3),
+        lambda: Draws(7, 2).at(12, 3),
+        lambda: draws.at(12, 4),
+        lambda: draws.at(13, 3),
+    ]
     for other in others:
-        assert not np.isin(other.random(5), first).any()
+        assert not np.isin(other().random(5), first).any()
 
 
 def test_numbers_are_spread_as_they_should() -> None:

@@ -219,21 +219,23 @@ def failing(x: Any) -> Any:
     return x
 
 
-def faulty(do: str, most: float = 0.01, threads: int = 3) -> Pipe:
+def faulty(do: str, most: float = 0.01, threads: int = 3, batch: int = 8) -> Pipe:
     made = ost.io.samples(range(60)).shuffle(seed=2).map(failing).on_error(do, most=most)
-    return made.batch(8, tail="keep").to("numpy").run_with(threads=threads)
+    return made.batch(batch, tail="keep").to("numpy").run_with(threads=threads)
 
 
 def test_an_error_names_sample_stage_and_line() -> None:
     line = faulty.__code__.co_firstlineno + 1
     told = []
-    for threads in (1, 4, 1, 4):
+    for threads, batch in ((1, 8), (4, 8), (1, 60), (4, 60)):
         with pytest.raises(SampleError) as caught:
-            list(faulty("raise", threads=threads).epoch(0))
+            list(faulty("raise", threads=threads, batch=batch).epoch(0))
         told.append(str(caught.value))
         assert isinstance(caught.value.__cause__, ValueError)
     assert len({*told}) == 1
-    assert "in map (place " in told[0]
+    plain = joined(ost.io.samples(range(60)).shuffle(seed=2).batch(60).to("numpy").epoch(0))[0]
+    first = int(np.flatnonzero(np.isin(plain, BAD))[0])
+    assert f"in map (place {first} of epoch 0" in told[0]
     assert f"test_pipes.py:{line}): got ValueError: " in told[0]
     assert told[0].startswith("sample ")
 
@@ -284,6 +286,11 @@ def test_what_is_replaced_is_always_replaced_by_the_same() -> None:
         same(list(faulty("replace", threads=threads).epoch(0)), wanted)
     plain = joined(ost.io.samples(range(60)).shuffle(seed=2).batch(60).to("numpy").epoch(0))[0]
     assert (joined(wanted)[0] != plain).sum() == len(BAD)
+    other = ost.io.samples(range(60)).shuffle(seed=5).map(failing).on_error("replace")
+    found = joined(other.batch(60).to("numpy").epoch(0))[0]
+    assert {*np.delete(found, np.unique(found, return_index=True)[1])} != {
+        *np.delete(joined(wanted)[0], np.unique(joined(wanted)[0], return_index=True)[1])
+    }  # which depends on the seed
 
 
 @pytest.mark.parametrize("do", ["skip", "replace"])
