@@ -313,12 +313,12 @@ def _has_algorithms(graph: Graph) -> bool:
     )
 
 
-MOVING = ("narrow", "addend", "relayout", "resplit", "copy", "start", "wait", "read")
+MOVING = ("narrow", "addend", "relayout", "resplit", "copy", "start", "wait", "read", "barrier")
 
 
 def plain(graph: Graph) -> Graph:
-    """The graph without layouts, collectives and copies, and with casts behind what only looks at
-    their operands: the same numbers, whichever comes first.
+    """The graph without layouts, collectives, copies and what only says when, and with casts behind
+    what only looks at their operands: the same numbers, whichever comes first.
     """
     bare = Graph(tuple(s.bare for s in graph.inputs), graph.nodes, graph.outputs)
 

@@ -37,7 +37,7 @@ from ostinato.errors import PlanFileError
 from .check import check_graph, check_layouts, check_source, same_program, seconds_of
 from .machine import Machine, memory
 from .pipeline import done_so, program_of
-from .plan import FORMAT, MATH, NUMERICS, Choice, Key, Plan, Target, Tuned, export
+from .plan import FORMAT, MATH, NUMERICS, Choice, Key, Plan, Rung, Target, Tuned, export
 from .policy import policy_of
 
 MAGIC = b"ostinato plan"
@@ -209,7 +209,10 @@ def _decode(content: Any, known: Key | None, foreign: bool, limit: float | None)
     tuned = _tuned(content.get("tuned"), now)
     ways = tuned.ways if tuned is not None else ()
     runs = done_so(program_of(program, key, made), key, made, ways)
-    plan = Plan(key, program, runs, tuple(made), called, tuned=tuned, called=function)
+    ladder = _ladder(content.get("ladder", []))
+    plan = Plan(
+        key, program, runs, tuple(made), called, tuned=tuned, called=function, ladder=ladder
+    )
     if foreign and limit is not None:
         _allow(plan.peak_bytes, memory(), "bytes of memory")
     return plan
@@ -239,6 +242,16 @@ def _moved(written: Any, source: Graph) -> dict[str, str]:
     """Where the user's lines are today: the same program may have been edited, or be in another file."""
     pairs = zip(encoded_lines(written), source.lines(), strict=True)
     return {before: today for before, today in pairs if before}
+
+
+def _ladder(value: Any) -> tuple[Rung, ...]:
+    """What was done to fit into memory: for people, so nothing follows from it."""
+    found = []
+    for row in listing(value, longest=64):
+        how, freed, seconds = listing(row, longest=3)
+        need(_is_name(how) and type(seconds) is float, "a step into memory that is none")
+        found.append(Rung(how, integer(freed, -(1 << 60), 1 << 60), seconds))
+    return tuple(found)
 
 
 def _tuned(value: Any, now: Lines) -> Tuned | None:

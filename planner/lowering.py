@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph
@@ -41,7 +42,7 @@ def run(
     graph: Graph,
     target: Target,
     donated: Sequence[int],
-    told: dict[str, float] | None = None,
+    told: dict[str, Any] | None = None,
 ) -> Graph:
     """One pass. What it tells of its answer, if it does, stands in `told` afterwards."""
     code = each.__code__

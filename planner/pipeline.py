@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.encode import digest
@@ -25,6 +26,7 @@ from .passes.blocking import READ_BYTES, split_time
 from .passes.buckets import fill_buckets
 from .passes.cache_blocking import stay_in_cache
 from .passes.communicate import communicate
+from .passes.fitting import fit_memory
 from .passes.layouts import choose_layouts, place
 from .passes.memory import assign_memory
 from .passes.narrow_messages import send_narrow
@@ -32,7 +34,7 @@ from .passes.overlap import overlap
 from .passes.parts import make_parts
 from .plan import Key, Plan, Program, Target, local_bytes, peak_bytes
 from .preparing import PREPARING
-from .seeing.title import title
+from .title import title
 from .tuning.sites import Tune, sites, with_ways
 
 Results = Sequence[tuple[str, int]]  # as a plan has them
@@ -44,6 +46,7 @@ PASSES: tuple[Pass, ...] = (
     send_narrow,
     communicate,
     split_time,
+    fit_memory,
     stay_in_cache,
     fill_buckets,
     overlap,
@@ -54,7 +57,7 @@ def make_plan(key: Key, names: tuple[str, ...] = (), called: str = "") -> Plan:
     """Decide everything about a graph."""
     graph, target = key.graph, key.target
     seconds: dict[str, float] = {}
-    told: dict[str, float] = {}
+    told: dict[str, Any] = {}
     _dump(0, "traced", graph)
 
     def timed(each: Pass, graph: Graph, target: Target, donated: Sequence[int]) -> Graph:
@@ -73,9 +76,9 @@ def make_plan(key: Key, names: tuple[str, ...] = (), called: str = "") -> Plan:
     took = time.perf_counter() - start
     seconds["assign_memory"] = took - (sum(seconds.values()) - before)
     _dump(len(seconds), "program", program.graph)
-    gap = told.get("gap")
-    plan = Plan(key, graph, program, results, names, seconds, called=called, gap=gap)
-    check_limit(plan)
+    gap, ladder = told.get("gap"), told.get("ladder", ())
+    plan = Plan(key, graph, program, results, names, seconds, called=called, gap=gap, ladder=ladder)
+    check_limit(plan, told.get("least"))
     return plan
 
 
@@ -153,8 +156,9 @@ def _strip(graph: Graph) -> tuple[Graph, tuple[tuple[str, int], ...]]:
     return Graph(graph.inputs, graph.nodes, tuple(kept)), tuple(results)
 
 
-def check_limit(plan: Plan) -> None:
-    """Refuse a plan that needs more memory per worker than it may, before it runs."""
+def check_limit(plan: Plan, least: int | None = None) -> None:
+    """Refuse a plan that needs more memory per worker than it may, before it runs. `least`: what it
+    could do with."""
     limit = plan.target.memory_limit
     whole = _read_whole(plan.program.graph)
     if whole is not None and plan.peak_bytes > (memory() if limit is None else limit):
@@ -177,7 +181,8 @@ def check_limit(plan: Plan) -> None:
     raise MemoryLimitError.because(
         f"plan {plan.id[:8]}, whose peak is at {what}",
         got=f"{_mib(plan.peak_bytes)} per worker ({parts})",
-        needed=f"at most memory_limit={_mib(limit)}, which no split in time reaches",
+        needed=f"at most memory_limit={_mib(limit)}, which no split in time reaches"
+        + ("" if least is None else f", nor making values again: at least {_mib(least)}"),
         do=_advice(plan),
         line=line,
     )

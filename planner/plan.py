@@ -92,6 +92,15 @@ class Tuned:
 
 
 @dataclass(frozen=True, slots=True)
+class Rung:
+    """One thing that was done so that a plan fits into memory; see passes/fitting.py."""
+
+    how: str
+    freed: int  # bytes of the peak
+    seconds: float  # in addition, as predicted
+
+
+@dataclass(frozen=True, slots=True)
 class Slot:
     """Where a value lives.
 
@@ -180,6 +189,7 @@ class Plan:
     names: tuple[str, ...] = ()  # what the user calls the inputs; no part of the id
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)  # of each pass
     gap: float | None = field(default=None, compare=False)  # how much better layouts may be
+    ladder: tuple[Rung, ...] = field(default=(), compare=False)  # what was done to fit into memory
     witness: list[Callable[[], Measured | None]] = field(default_factory=list, compare=False)
     tuned: Tuned | None = None  # no part of the id
     called: str = ""  # the user's function; no part of the id
@@ -220,6 +230,7 @@ class Plan:
             "machine": self.target.machine.data if self.target.workers > 1 else None,
             "donated": list(self.key.donated),
             "tuned": _in_lists(self.tuned) if self.tuned is not None else None,
+            "ladder": [[r.how, r.freed, r.seconds] for r in self.ladder],
         }
 
     def for_trace(self, key: Key, names: tuple[str, ...], called: str) -> Plan:

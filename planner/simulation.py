@@ -43,7 +43,7 @@ from .prediction import (
     runs,
     work_of,
 )
-from .seeing.title import title
+from .title import title
 
 COMPUTE = -1  # the stream of kernels; others have the number of a level of links
 MOST_EVENTS = 20_000

@@ -23,7 +23,7 @@ from ostinato.ops.core.signals import Living
 from ostinato.ops.core.spec import Spec, is_own, no_memory
 from ostinato.ops.cpu.threads import most_threads
 from ostinato.planner.plan import Plan
-from ostinato.planner.seeing.title import title
+from ostinato.planner.title import title
 
 from ostinato.errors import OstinatoError, SessionError
 

@@ -13,17 +13,18 @@ index that is parallel is written side by side, one that is reduced leaves adden
 whole ends the part. The pass is not idempotent: what was split is not split again.
 
 A part grows from a value and one of its axes: along the nodes that keep the index, and back to what
-is only read in blocks. Of a few such parts, and of a few numbers of turns, the cheapest that fits
-is taken; if one is not enough, more follow."""
+is only read in blocks. `split_time` cuts what reads files; which parts are cut because of a memory
+limit, and into how many turns, is decided in fitting.py."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ostinato.ops.collective import COLLECTIVES, STORED
 from ostinato.ops.core.build import Builder
+from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.index import Indices, Reach
 from ostinato.ops.core.layout import BLOCKS, Layout, Partial, extents
@@ -31,10 +32,10 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.planner.layouts.ways import Way, extents_of, labels_of, may_split, way_of
 from ostinato.planner.lowering import lower
-from ostinato.planner.plan import Target, local_bytes, peak_bytes
+from ostinato.planner.plan import Program, Target, local_bytes, peak_bytes
 from ostinato.planner.rewrite import Values, in_bodies, rebuild
 
-from .memory import CONTROL, leading
+from .memory import CONTROL, assign_memory, leading
 from .overlap import overlap
 
 READ_BYTES = 32 << 20  # of a file at once
@@ -42,6 +43,7 @@ MOST_TURNS = 4096
 TRIED = 128  # turns at which a part shows whether it is worth while
 SEEDS = 8  # values from which parts grow
 PARTS = 8  # that one graph is split into
+FEW = 3  # parts that are cut to see what that brings, where it is to be found quickly
 TURN_BYTES = 20_000  # what could be moved while one node starts
 _ALONE = (
     *COLLECTIVES,
@@ -58,43 +60,24 @@ _ALONE = (
 
 
 def split_time(graph: Graph, target: Target, donated: Sequence[int] = ()) -> Graph:
-    """The pass; nothing unless the plan reads files, or needs more memory than it may."""
+    """The pass; nothing unless the plan reads files."""
     limit = target.memory_limit
     before = graph
-    if target.numerics == "any-workers" and (
-        any(s.layout is not None and s.layout.stored for s in graph.inputs)
-        or (limit is not None and peak(graph, target, donated) > limit)
-    ):
-        graph = in_fixed_blocks(graph)
-    found = _split(graph, target, donated, limit)
-    return before if found is graph else found
-
-
-def _split(graph: Graph, target: Target, donated: Sequence[int], limit: int | None) -> Graph:
+    if any(s.layout is not None and s.layout.stored for s in graph.inputs):
+        graph = in_fixed_blocks(graph) if target.numerics == "any-workers" else graph
     if limit is None:
-        return streamed(graph, target, READ_BYTES, READ_BYTES)
+        found = streamed(graph, target, READ_BYTES, READ_BYTES)
+        return before if found is graph else found
     size = min(READ_BYTES, max(limit // 8, 1))
-    if streamed(graph, target, size, size) == graph:
-        return _within(graph, target, donated, limit)
+    found = streamed(graph, target, size, size)
+    if found == graph:
+        return before
     for shrink in (1, 4, 16, 64):
         for keep in (size, 0, math.inf):
             found = streamed(graph, target, size // shrink, keep)
-            if peak(found, target, donated) <= limit:
+            if peak_bytes(running(found, target, donated)) <= limit:
                 return found
-    return _within(streamed(graph, target, size, 0), target, donated, limit)
-
-
-def _within(graph: Graph, target: Target, donated: Sequence[int], limit: int) -> Graph:
-    """The graph split until it fits; as it is where nothing helps."""
-    found = graph
-    for _ in range(PARTS):
-        if peak(found, target, donated) <= limit:
-            return found
-        best = _best_step(found, target, donated, limit)
-        if best is None:
-            break
-        found = best
-    return found if peak(found, target, donated) <= limit else graph
+    return streamed(graph, target, size, 0)
 
 
 def in_fixed_blocks(graph: Graph) -> Graph:
@@ -120,11 +103,16 @@ def in_fixed_blocks(graph: Graph) -> Graph:
     return rebuild(graph, rule)
 
 
-def peak(graph: Graph, target: Target, donated: Sequence[int] = ()) -> int:
-    """The bytes that a plan of this graph needs per worker."""
+def running(graph: Graph, target: Target, donated: Sequence[int] = ()) -> Program:
+    """The program that a plan of this graph runs."""
     outputs = tuple(v for v in graph.outputs if v >= len(graph.inputs))
     kept = Graph(graph.inputs, graph.nodes, outputs)
-    return peak_bytes(lower(overlap(kept, target), target, donated, donated))
+    return lower(overlap(kept, target), target, donated, donated)
+
+
+def roughly(graph: Graph, target: Target, donated: Sequence[int] = ()) -> int:
+    """What it would need per worker if each node were a kernel."""
+    return peak_bytes(assign_memory(graph, described(target.device), donated))
 
 
 def streamed(graph: Graph, target: Target, size: int, keep: float) -> Graph:
@@ -148,7 +136,7 @@ def _reads(node: Node, size: int) -> bool:
     return node.op == "read" and local_bytes(node.specs[0]) > size
 
 
-# -- the search ----------------------------------------------------------------------------
+# -- what could be cut -----------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class _Seed:
     """A value, or what makes it, and the axis that is cut; down into bodies."""
@@ -160,38 +148,70 @@ class _Seed:
     keep: float  # bytes; larger values that are needed later are computed again
 
 
-def _best_step(graph: Graph, target: Target, donated: Sequence[int], limit: int) -> Graph | None:
-    """The graph with one more part in turns: the cheapest that fits, else what needs least."""
-
-    before = peak(graph, target, donated)
-    reach: list[tuple[int, _Seed]] = []
-    seen: set[Graph] = set()
-    for seed in _seeds(graph, target, limit):
+def cut_further(
+    graph: Graph,
+    target: Target,
+    donated: Sequence[int],
+    limit: int,
+    needs: Callable[[Graph], int],
+    quickly: bool,
+) -> list[Graph]:
+    """Graphs with one more part in turns, in as few as fit into the limit; the cheapest by the bytes
+    that they move, first. Where none fits, those that need least. `needs`: bytes of a graph.
+    `quickly`: most is decided without kernels, which take their time to be made, and of parts that
+    are alike one is looked at."""
+    before = needs(graph)
+    tried: list[tuple[float, int, _Seed, Graph]] = []
+    for seed in _seeds(graph, target, limit, quickly):
         made = _apply(graph, target, seed, min(seed.most, TRIED))
-        if made is None or made[0] in seen:
-            continue
-        seen.add(made[0])
-        needs = peak(made[0], target, donated)
-        if needs < before:
-            reach.append((needs, seed))
-    if not reach:
-        return None
-    lowest = min(p for p, _ in reach)
-    if lowest > limit:  # more turns may do, or more parts
-        reach = [(p, s) for p, s in reach if p <= lowest * 1.1]
-    best: tuple[bool, float, Graph] | None = None
+        if made is not None and all(made[0] != t[3] for t in tried):
+            tried.append((made[1], len(tried), seed, made[0]))
+    tried.sort(key=lambda t: t[:2])
+    if quickly:
+        scale = before / max(roughly(graph, target, donated), 1)
+        lows = [int(roughly(found, target, donated) * scale) for *_, found in tried]
+    else:
+        lows = [needs(found) for *_, found in tried]
+    reach = [(low, seed) for low, (_, _, seed, _) in zip(lows, tried, strict=True) if low < before]
+    lowest = min((low for low, _ in reach), default=0)
+    nearly = limit if lowest <= limit else lowest * 1.1  # more turns may do, or more parts
+    reach = [(low, s) for low, s in reach if low <= nearly][: FEW if quickly else None]
+    ready: list[tuple[bool, float, int, Graph]] = []
     for low, seed in reach:
-        if low > limit and lowest <= limit:
-            continue
         enough = limit if low <= limit else max(limit, low + low // 20)
-        for turns in _ladder(seed):
-            made = _apply(graph, target, seed, turns)
-            needs = peak(made[0], target, donated) if made is not None else enough + 1
-            if made is not None and needs <= enough:
-                if best is None or (needs > limit, made[1]) < best[:2]:
-                    best = needs > limit, made[1], made[0]
-                break
-    return best[2] if best is not None else None
+        turns = _fewest(graph, target, seed, enough, (before, low), needs)
+        if turns is not None:
+            ready.append((needs(turns[0]) > limit, turns[1], len(ready), turns[0]))
+    return [found for *_, found in sorted(ready, key=lambda r: r[:3])]
+
+
+def _fewest(
+    graph: Graph,
+    target: Target,
+    seed: _Seed,
+    enough: int,
+    known: tuple[int, int],
+    needs: Callable[[Graph], int],
+) -> tuple[Graph, float] | None:
+    """In as few turns as are enough, by doubling them; it begins where it would be, if what is cut
+    fell as turns rise. `known`: what is needed in one turn, and in those that were tried."""
+    ladder, (whole, low) = list(_ladder(seed)), known
+    tried = min(seed.most, TRIED)
+    part = (whole - low) * tried / max(tried - 1, 1)
+    guess = part / max(enough - whole + part, part / seed.most, 1)
+    at = next((k for k, n in enumerate(ladder) if n >= guess), len(ladder) - 1)
+    best = None
+    while 0 <= at < len(ladder):
+        made = _apply(graph, target, seed, ladder[at])
+        if made is not None and needs(made[0]) <= enough:
+            best, at = made, at - 1
+        elif best is not None:
+            break
+        else:
+            at += 1
+            if at < len(ladder) and ladder[at] < guess:
+                continue
+    return best
 
 
 def _ladder(seed: _Seed) -> Iterator[int]:
@@ -203,25 +223,36 @@ def _ladder(seed: _Seed) -> Iterator[int]:
 
 
 def _seeds(
-    graph: Graph, target: Target, limit: int, path: tuple[tuple[int, str], ...] = ()
+    graph: Graph,
+    target: Target,
+    limit: int,
+    quickly: bool,
+    path: tuple[tuple[int, str], ...] = (),
 ) -> Iterator[_Seed]:
-    """The axes of the largest values, down into bodies."""
+    """The axes of the largest values, down into bodies; each part once."""
     large = sorted(
         (v for v, s in enumerate(graph.specs) if local_bytes(s) * 64 > limit and not s.pending),
         key=lambda v: (-local_bytes(graph.specs[v]), v),
     )
+    if quickly:  # one of a kind
+        large = list({graph.specs[v]: v for v in reversed(large)}.values())[::-1]
+    seen: set[tuple[object, ...]] = set()
     for v in large[:SEEDS]:
         spec = graph.specs[v]
         assert spec.layout is not None
         for d in range(spec.ndim):
             most = min(shortest(spec, d), most_turns(target))
-            if most >= 2:
-                for keep in (math.inf, limit / 8, 0):
+            part = grow(graph, target, v, d, min(most, TRIED)) if most >= 2 else None
+            for keep in (math.inf, limit / 8, 0) if part is not None else ():
+                assert part is not None
+                facts = most, tuple(sorted(part.cut.items())), tuple(part.results(keep))
+                if (*facts, *sorted(part.ways)) not in seen:
+                    seen.add((*facts, *sorted(part.ways)))
                     yield _Seed(path, v, d, most, keep)
     for k, node in enumerate(graph.nodes):
         if node.op in CONTROL and node.op != "blocks":
             for name, body in node.subgraphs():
-                yield from _seeds(body, target, limit, (*path, (k, name)))
+                yield from _seeds(body, target, limit, quickly, (*path, (k, name)))
 
 
 def most_turns(target: Target) -> int:
@@ -296,7 +327,7 @@ class Part:
         found: list[int] = []
         for k in sorted(self.ways):
             outs = list(graph.outs(k))
-            if outs[0] not in self.cut:
+            if not self.after.isdisjoint(outs):
                 found.extend(outs)
                 continue
             for v in outs:
@@ -359,7 +390,7 @@ def _join(part: Part, k: int, way: Way) -> None:
         split = gives.splits[-1]
         if isinstance(split, int):
             part.cut[v] = split
-        else:
+        elif split is not None:
             part.after.add(v)
 
 
@@ -378,7 +409,8 @@ def _out_label(graph: Graph, k: int, value: int, dim: int) -> str | None:
 def _label(part: Part, k: int, seed: tuple[int, int] | None) -> str | None:
     """The index along which a node would run in turns, since its operands come so."""
     node = part.graph.nodes[k]
-    if node.op in _ALONE:
+    of_seed = seed is not None and seed[0] in node.inputs
+    if node.op in _ALONE or not (of_seed or any(v in part.cut for v in node.inputs)):
         return None
     ins = _indices(part.graph, k).ins
     labels = {dims[part.cut[v]] for v, dims in zip(node.inputs, ins, strict=True) if v in part.cut}
@@ -409,7 +441,9 @@ def _fit(part: Part, k: int, label: str) -> Way | None:
     way = way_of(indices, extents, ins, node, (*space, label), mesh, blocks)
     if way is None or any(w.windows for w in way.needs):
         return None
-    if any(gives.splits[-1] is None for gives in way.gives):
+    cuts = [w.splits[-1] for w in way.gives]
+    whole = [v for v, cut in zip(graph.outs(k), cuts, strict=True) if cut is None]
+    if len(whole) == len(cuts) or any(_is_read(graph, v) for v in whole):
         return None
     lies = [s.layout for s in (*ins, *node.specs)]
     if any(w.at_once is not s for w, s in zip((*way.needs, *way.gives), lies, strict=True)):
@@ -425,6 +459,10 @@ def _fit(part: Part, k: int, label: str) -> Way | None:
         if isinstance(split, int) and shortest(spec, split) < part.turns:
             return None
     return way
+
+
+def _is_read(graph: Graph, v: int) -> bool:
+    return bool(graph.uses[v]) or v in graph.outputs
 
 
 def _space(
@@ -461,7 +499,7 @@ def _pull(part: Part) -> None:
         value = next(v for v in outs if v in wanted)
         label = _out_label(graph, k, value, dim) if dim is not None else None
         way = _fit(part, k, label) if label is not None else None
-        if way is None or any(w.splits[-1] != dim for w in way.gives):
+        if way is None or any(w.splits[-1] not in (dim, None) for w in way.gives):
             continue
         _join(part, k, way)
         want(k)
@@ -510,9 +548,12 @@ def emit(graph: Graph, part: Part, keep: float, value: int) -> tuple[Graph, int]
         own[v] = new
     for k in sorted(later):
         put(k, own)
-    outputs = [own[v] for v in graph.outputs]
-    found = builder.graph(outputs)
-    return found, builder.graph([*outputs, own[value]]).outputs[-1]
+    both = builder.graph([*(own[v] for v in graph.outputs), own[value]])
+    *outputs, at = both.outputs
+    read, count = {*outputs}, len(both.nodes)
+    while count and read.isdisjoint(both.outs(count - 1)):  # what only the value needs is last
+        count -= 1
+    return Graph(both.inputs, both.nodes[:count], tuple(outputs)), at
 
 
 def _body(part: Part, results: Sequence[int]) -> tuple[list[int], Graph]:

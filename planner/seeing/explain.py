@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.ops.collective import collective_of
+from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
@@ -21,8 +22,8 @@ from ostinato.planner.passes.simplify import simplify
 from ostinato.planner.plan import Choice, Measured, Plan, Program, export, largest_part
 from ostinato.planner.policy import LETTERS, Chosen, policy_of
 from ostinato.planner.prediction import REPEATED, Step, machine_of, repeats, steps
-from ostinato.planner.seeing.title import title
 from ostinato.planner.simulation import simulate
+from ostinato.planner.title import title
 from ostinato.planner.tolerance import sites
 
 
@@ -36,20 +37,19 @@ class Turns:
     extent: int
     of: str  # whose axis it is
     moved: float  # bytes in addition, over all turns
-    seconds: float  # in addition, as predicted
 
 
-def splits_in_time(program: Program, machine: Machine, called: Sequence[str]) -> Iterator[Turns]:
+def splits_in_time(program: Program, called: Sequence[str]) -> Iterator[Turns]:
     """The parts in turns, bodies included."""
     graph = program.graph
     for k, node in enumerate(graph.nodes):
         if node.op == "blocks":
-            yield _turns(graph, node, machine, called)
+            yield _turns(graph, node, called)
         for body in program.bodies.get(k, ()):
-            yield from splits_in_time(body, machine, ())
+            yield from splits_in_time(body, ())
 
 
-def _turns(graph: Graph, node: Node, machine: Machine, called: Sequence[str]) -> Turns:
+def _turns(graph: Graph, node: Node, called: Sequence[str]) -> Turns:
     body, count = node.kw["body"], node.kw["turns"]
     cut = [
         (s.nbytes, -v, s.layout.splits[-1])
@@ -63,17 +63,15 @@ def _turns(graph: Graph, node: Node, machine: Machine, called: Sequence[str]) ->
         maker = graph.producers[node.inputs[-v]]
         outside = called[node.inputs[-v]] if node.inputs[-v] < len(called) else "an operand"
         of = outside if maker < 0 else title(graph.nodes[maker])
-    moved = spent = 0.0
+    moved = 0.0
     for inner in body.nodes:
         ins = [body.specs[v] for v in inner.inputs]
-        costs = [
-            OPS[inner.op].cost(tuple(map(part, ins)), tuple(map(part, inner.specs)), inner.kw)
+        each, whole = [
+            OPS[inner.op].cost(tuple(map(part, ins)), tuple(map(part, inner.specs)), inner.kw)[1]
             for part in (largest_part, _at_once)
         ]
-        times = [machine.kernel_seconds(*cost, OPS[inner.op].dense) for cost in costs]
-        moved += count * costs[0][1] - costs[1][1]
-        spent += count * times[0] - times[1]
-    return Turns(count, axis, body.specs[-v].shape[axis], of, max(moved, 0.0), spent)
+        moved += count * each - whole
+    return Turns(count, axis, body.specs[-v].shape[axis], of, max(moved, 0.0))
 
 
 def _at_once(spec: Spec) -> Spec:
@@ -216,9 +214,10 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
         lines[0] += f", simulated for {machine.name}"
     lines += [
         f"split in time: axis {t.axis} ({t.extent}) of {t.of} in {t.turns} turns, which moves "
-        f"{amount(t.moved)} more; predicted {_sign(t.seconds)}"
-        for t in splits_in_time(plan.program, machine, named(plan))
+        f"{amount(t.moved)} more"
+        for t in splits_in_time(plan.program, named(plan))
     ]
+    lines += _into_memory(plan)
     if measured is not None and measured.runs:
         lines.append(
             f"measured  {seconds(measured.best)} at best, {seconds(measured.mean)} on average, "
@@ -249,6 +248,38 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
             f"planned in {seconds(planning)}, longest {slowest} {seconds(plan.seconds[slowest])}"
         )
     return lines
+
+
+def _into_memory(plan: Plan) -> Iterator[str]:
+    """What was done to stay within the limit, what each step freed and takes."""
+    limit = plan.target.memory_limit
+    if limit is None or not plan.ladder:
+        return
+    needs = plan.peak_bytes + sum(r.freed for r in plan.ladder)
+    yield f"memory limit {amount(limit)}; a place for each value would need {amount(needs)}"
+    for rung in plan.ladder:
+        needs -= rung.freed
+        takes = f", predicted {_sign(rung.seconds)}" if rung.seconds else ""
+        yield f"  {rung.how}: {amount(rung.freed)} less, {amount(needs)}{takes}"
+    for what, times in made_again(plan.lowered).items():
+        yield f"    {what}" + (f" x {times}" if times > 1 else "")
+
+
+def made_again(graph: Graph) -> dict[str, int]:
+    """The operations that are done again instead of keeping what they made, and how many of each."""
+    builder, values = Builder(graph.inputs), list(range(len(graph.inputs)))
+    found: dict[str, int] = {}
+    for node in graph.nodes:
+        inputs = [values[v] for v in node.inputs]
+        if node.op == "barrier":
+            values.extend(inputs[: len(node.specs)])
+            continue
+        before = len(builder.nodes)
+        values.extend(builder.add(node.op, inputs, node.params, node.specs, node.line))
+        if len(builder.nodes) == before and not OPS[node.op].only_looks:
+            what = node.op + (f" ({node.line})" if node.line else "")
+            found[what] = found.get(what, 0) + 1
+    return found
 
 
 def _drift(best: float, predicted: float) -> str:

@@ -15,7 +15,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.planner.passes.memory import CONTROL
 from ostinato.planner.plan import Plan, export
 from ostinato.planner.prediction import REPEATED, repeats
-from ostinato.planner.seeing.title import title
+from ostinato.planner.title import title
 
 COLOURS = {
     "input": ("#e8eef6", "#3b6ea5"),

@@ -31,7 +31,7 @@ from ostinato.planner.machine import NOMINAL
 from ostinato.planner.passes.memory import assign_memory
 from ostinato.planner.plan import ONE_THREAD, Program, Target, Tuned, largest_part
 from ostinato.planner.rewrite import inline, map_bodies
-from ostinato.planner.seeing.title import title
+from ostinato.planner.title import title
 
 APART = "apart"  # the operations of a larger kernel by themselves
 LARGER = ("fused_nest", "fused_matmul", "fused_matmul_rows")

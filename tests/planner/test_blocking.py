@@ -286,6 +286,34 @@ def test_a_repeated_plan_in_turns_allocates_no_array() -> None:
         assert peak < 200_000
 
 
+def test_a_training_step_with_norms_takes_its_batch_in_turns() -> None:
+    """How many elements a norm counts is nobody's row, and stops nothing."""
+
+    def step(ws: Any, x: Any, y: Any) -> Any:
+        def loss(ws: Any) -> Any:
+            z = x
+            for w in ws:
+                z = ost.nn.layer_norm(ost.tanh(z @ w))
+            return ost.nn.mse_loss(z, y)
+
+        value, slopes = ost.value_and_grad(loss)(ws)
+        return ost.tree_map(lambda w, g: w - 0.1 * g, ws, slopes), value
+
+    r = np.random.default_rng(0)
+    ws = [r.normal(size=(16, 16)) for _ in range(4)]
+    x, y = r.normal(size=(3000, 16)), r.normal(size=(3000, 16))
+    with use():
+        whole = ost.compile(step)
+        expected, value = whole(ws, x, y)
+        limit = whole.plan.peak_bytes - whole.plan.arena_bytes // 2
+        f = ost.compile(step, memory_limit=limit)
+        found, again = f(ws, x, y)
+        assert len(turns(f.plan)) == 1, "one part, forward and backward"
+        assert not any(n.op == "tanh" for n in f.plan.lowered.nodes), "in which all is made, once"
+        for a, b in zip((*found, again), (*expected, value), strict=True):
+            np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-10, atol=1e-12)
+
+
 # -- saying so -------------------------------------------------------------------------------
 @pytest.mark.usefixtures("no_stages")
 def test_explain_says_what_was_split() -> None:

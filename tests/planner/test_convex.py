@@ -14,7 +14,7 @@ from ostinato.planner.cpu import convex
 from ostinato.planner.cpu.convex import NEVER, Unit, Units
 from ostinato.planner.cpu.fuse import fuse
 from ostinato.planner.plan import Target
-from ostinato.planner.seeing.title import title
+from ostinato.planner.title import title
 
 import ostinato as ost
 from tests import sessions

@@ -21,7 +21,7 @@ from ostinato.ops.cpu.jit.scalar import numbers
 from ostinato.ops.cpu.loops import flat, stages
 from ostinato.planner.cpu import fuse as rule
 from ostinato.planner.cpu import fuse_stages
-from ostinato.planner.seeing.title import title
+from ostinato.planner.title import title
 
 import ostinato as ost
 from ostinato import settings

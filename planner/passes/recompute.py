@@ -1,0 +1,531 @@
+"""Values that are read again much later are made again then, instead of being kept, where memory is
+short.
+
+before, with a memory limit                      after
+%2 = tanh(%1) : float32[n,n]                     %2 = tanh(%1) : float32[n,n]
+%3 = matmul(%2, %0) : float32[n,n]               %3 = matmul(%2, %0) : float32[n,n]
+...                                              ...
+%9 = matmul(%8, %0) : float32[n,n]               %9 = matmul(%8, %0) : float32[n,n]
+%10 = multiply(%9, %2) : float32[n,n]            %10 = barrier(%1, %9; outputs=1) : float32[n,n]
+return %10                                       %11 = tanh(%10) : float32[n,n]
+                                                 %12 = multiply(%9, %11) : float32[n,n]
+                                                 return %12
+
+A value that is made again is read through a `barrier`, which is nothing but an order: not before what
+stands behind it exists. So no pass takes both for one, and the bits are those of the first time.
+
+What a running order holds at each moment follows from the program that it becomes. At the fullest
+moment each value that nobody reads then could be dropped after its last reader so far, and be made
+again before the next one, from what is there, or from what is made again itself. It takes seconds, and
+frees bytes; what it needs may have to stay longer. The least seconds for a byte come first, until it
+fits. What turns out not to be needed is kept after all."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from ostinato.ops.collective import COLLECTIVES, STORED
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.registry import OPS
+from ostinato.planner.lowering import rules
+from ostinato.planner.plan import Program, Target, largest_part, local_bytes, peak_bytes
+from ostinato.planner.prediction import work_of
+from ostinato.planner.rewrite import in_order_of
+
+from .blocking import running
+from .memory import CONTROL
+
+SMALL = 16  # times smaller than what is made of it: kept rather than made again
+WORTH = 2000  # a value is looked at if it is at least this part of the limit
+LONGEST = 400  # nodes that one value is made of again
+ROUNDS, TRIES = 4, 4  # of the search, and of its aim, which single kernels may miss
+MARGIN = 500  # the part of the limit that it aims lower than it missed
+NEARER = 0.99  # of the peak before: a round that brings less is the last
+_NEVER = {
+    *COLLECTIVES,
+    *CONTROL,
+    *STORED,
+    *("relayout", "start", "wait", "constant", "read"),
+}
+
+
+# -- what is held when ---------------------------------------------------------------------------
+@dataclass(slots=True)
+class Stay:
+    """A value of a graph that has a place in the arena of its program."""
+
+    size: int
+    made: int  # the kernel that makes it
+    until: int  # the last one that needs it
+    reads: list[int]  # those that read it
+
+
+@dataclass(slots=True)
+class Held:
+    """What a graph's program holds, kernel by kernel, by the graph's own values."""
+
+    program: Program
+    usage: list[int]  # bytes while each kernel runs
+    when: list[int]  # for each node of the graph the kernel that does it; -1: none, or unknown
+    stays: dict[int, Stay]
+    base: list[int]  # for each value the one whose memory it looks at
+    results: set[int]  # values that become results
+    makes: list[int]  # for each kernel a value of the graph that it makes; -1: none is known
+
+    @property
+    def slack(self) -> int:
+        """What the arena has in addition: gaps, and what single kernels need."""
+        return self.program.arena_bytes - max(self.usage, default=0)
+
+
+def held(graph: Graph, target: Target, donated: Sequence[int]) -> Held:
+    """What the program of a graph holds."""
+    told, when = _numbered(graph), [-1] * len(graph.nodes)
+    program = running(told, target, donated)
+    known = _followed(graph, program.graph, when)
+    slots, kernels = program.slots, program.graph
+    root = list(range(len(slots)))
+    for v, slot in enumerate(slots):
+        if slot.kind == "alias":
+            root[v] = root[slot.at]
+    usage, stays = _usage(program, root, known)
+    results = {known[v] for v, s in enumerate(slots) if s.kind == "output" and v in known}
+    base = list(range(len(graph.specs)))
+    for v, mine in known.items():
+        if root[v] != v and root[v] in known:
+            base[mine] = known[root[v]]
+    for v in range(len(graph.inputs), len(graph.specs)):
+        if base[v] == v and v not in stays and (seen := looked_at(graph, v)) >= 0:
+            base[v] = base[seen]
+    makes = [-1] * len(kernels.nodes)
+    for v, mine in known.items():
+        k = kernels.producers[v]
+        if k >= 0 and slots[v].kind in ("arena", "output") and not kernels.specs[v].pending:
+            makes[k] = mine
+    return Held(program, usage, when, stays, base, results, makes)
+
+
+def _numbered(graph: Graph) -> Graph:
+    """The graph with its nodes' numbers for lines, which passes carry along."""
+    nodes = [
+        Node(n.op, n.inputs, n.params, n.specs, str(k), n.key) for k, n in enumerate(graph.nodes)
+    ]
+    return Graph(graph.inputs, tuple(nodes), graph.outputs)
+
+
+def _followed(graph: Graph, kernels: Graph, when: list[int]) -> dict[int, int]:
+    """For values of kernels those of the graph; notes `when` nodes of the graph are done first."""
+    known = {v: v for v in range(len(graph.inputs))}
+
+    def origin(node: Node, j: int) -> int:
+        """The value of the graph that a node's j-th result is; -1 if that is none."""
+        if not node.line.isdigit():
+            return -1
+        mine = graph.nodes[int(node.line)]
+        if node.op not in (mine.op, "wait") or len(node.specs) != len(mine.specs):
+            return -1
+        a, b = node.specs[j], mine.specs[j]
+        same = (a.shape, a.dtype, a.layout) == (b.shape, b.dtype, b.layout)
+        return graph.starts[int(node.line)] + j if same else -1
+
+    for time, node in enumerate(kernels.nodes):
+        body = node.kw.get("body") if OPS[node.op].made_by == "machine" else None
+        inside = body.nodes if isinstance(body, Graph) else (node,)
+        for n in inside:
+            if n.line.isdigit() and when[int(n.line)] < 0:
+                when[int(n.line)] = time
+        for j, v in enumerate(kernels.outs(time)):
+            if isinstance(body, Graph):
+                w = body.outputs[j]
+                k = body.producers[w]
+                mine = origin(body.nodes[k], w - body.starts[k]) if k >= 0 else -1
+            else:
+                mine = origin(node, j)
+            if mine >= 0:
+                known[v] = mine
+    return known
+
+
+def _usage(
+    program: Program, root: Sequence[int], known: dict[int, int]
+) -> tuple[list[int], dict[int, Stay]]:
+    """The bytes while each kernel runs, and where the values that are known stay."""
+    kernels, slots = program.graph, program.slots
+    reads: dict[int, list[int]] = {}
+    for k, node in enumerate(kernels.nodes):
+        if not node.specs or slots[kernels.starts[k]].kind != "alias":
+            for v in node.inputs:
+                reads.setdefault(root[v], []).append(k)
+    change = [0] * (len(kernels.nodes) + 1)
+    stays: dict[int, Stay] = {}
+    ends: dict[int, tuple[int, int]] = {}  # of places: who had them last until when, and its size
+    for v, slot in enumerate(slots):
+        if slot.kind != "arena":
+            continue
+        size, made = local_bytes(kernels.specs[v]), kernels.producers[v]
+        mine = reads.get(v, [])
+        until = max(mine, default=made)
+        begin = made + (ends.get(slot.at) == (made, size))  # in the place of what dies there
+        ends[slot.at] = until, size
+        change[begin] += size
+        change[until + 1] -= size
+        if v in known:
+            stays[known[v]] = Stay(size, made, until, mine)
+    for k, bodies in program.bodies.items():
+        inner = max((p.arena_bytes for p in bodies), default=0)
+        change[k] += inner
+        change[k + 1] -= inner
+    return list(itertools.accumulate(change[:-1])), stays
+
+
+def looked_at(graph: Graph, v: int) -> int:
+    """The value that this one is another look at; -1 if it is none."""
+    k = graph.producers[v]
+    if k < 0:
+        return -1
+    node = graph.nodes[k]
+    if node.op == "barrier":
+        return node.inputs[v - graph.starts[k]]
+    return node.inputs[0] if OPS[node.op].view is not None else -1
+
+
+def read_by(node: Node) -> tuple[int, ...]:
+    """Of a node's operands those that its results are made of; for others a `barrier` only waits."""
+    return node.inputs[: len(node.specs)] if node.op == "barrier" else node.inputs
+
+
+# -- what is made again --------------------------------------------------------------------------
+@dataclass(slots=True)
+class _Step:
+    """Values dropped and made again: what that changes."""
+
+    early: dict[int, int]  # for each value the last kernel that reads it before
+    at: dict[int, int]  # and the one before which it is made again
+    gain: int = 0  # bytes, at the fullest moment
+    seconds: float = 0.0
+    need: dict[int, int] = field(default_factory=dict)  # nodes that are done again: before which
+    stay: dict[int, int] = field(
+        default_factory=dict
+    )  # values that stay longer, or are kept at all
+    change: list[tuple[int, int, int]] = field(default_factory=list)  # first, last kernel; bytes
+
+
+class Search:
+    """What to make again so that the arena stays within a number of bytes."""
+
+    def __init__(self, graph: Graph, target: Target, found: Held, least: int) -> None:
+        self.graph, self.target, self.found = graph, target, found
+        self.usage = np.array(found.usage or [0], np.int64)
+        self.least = least  # bytes of a value that is worth it
+        self.fused = bool(rules(target).passes)
+        self.times = self._times()
+        self.until = {v: s.until for v, s in found.stays.items()}
+        self.reads = {v: sorted(s.reads) for v, s in found.stays.items()}
+        self.dropped: dict[int, int] = {}  # values, and their last kernels before
+        self.need: dict[int, int] = {}  # nodes that are done again, and before which kernel
+        self.late: dict[int, tuple[int, int, int]] = {}  # of what is made again: from, until, bytes
+        self.steps: list[_Step] = []
+        self._seconds: dict[int, float] = {}
+        self.looks: dict[int, list[int]] = {}
+        for v, b in enumerate(found.base):
+            if v != b:
+                self.looks.setdefault(b, []).append(v)
+
+    def _times(self) -> list[int]:
+        """For each node a kernel's number, none before those of its operands."""
+        graph, found = self.graph, list[int]()
+        for k, node in enumerate(graph.nodes):
+            before = [found[p] for v in node.inputs if (p := graph.producers[v]) >= 0]
+            found.append(max([self.found.when[k], *before]))
+        return found
+
+    def fit(self, most: int) -> bool:
+        """Whether there are steps after which the usage is at most this; they are taken."""
+        waiting: list[tuple[float, tuple[int, ...]]] = []
+        full = -1
+        while int(self.usage.max()) > most:
+            at = int(self.usage.argmax())
+            if not waiting:
+                if full == at:
+                    return False
+                full = at
+                waiting = list(self._candidates(at, most))
+                heapq.heapify(waiting)
+                continue
+            _, values = heapq.heappop(waiting)
+            step = self._step(values, at)
+            if step is None or not self._helps(step, most):
+                continue
+            rate = step.seconds / step.gain
+            if waiting and rate > waiting[0][0] * (1 + 1e-9) + 1e-30:
+                heapq.heappush(waiting, (rate, values))
+                continue
+            self._take(step)
+            full = -1
+        return True
+
+    def _candidates(self, at: int, most: int) -> Iterator[tuple[float, tuple[int, ...]]]:
+        """Values to drop over a moment, with the seconds for a byte; and together those that are made
+        of what had to stay for each of them."""
+        together: dict[tuple[int, ...], list[int]] = {}
+        for v, until in self.until.items():
+            stay = self.found.stays.get(v)
+            if stay is None or stay.size < self.least or not stay.made < at < until:
+                continue
+            step = self._step((v,), at)
+            if step is None:
+                continue
+            kept = tuple(sorted(w for w in step.stay if self._ends(w) < at))
+            if kept:
+                together.setdefault(kept, []).append(v)
+            if self._helps(step, most):
+                yield step.seconds / step.gain, (v,)
+        for values in together.values():
+            if len(values) > 1:
+                step = self._step(tuple(values), at)
+                if step is not None and self._helps(step, most):
+                    yield step.seconds / step.gain, tuple(values)
+
+    def _ends(self, v: int) -> int:
+        """The last kernel for which a value is kept."""
+        return self.until[v] if v in self.until else self.times[self.graph.producers[v]] - 1
+
+    def _step(self, values: Sequence[int], moment: int) -> _Step | None:
+        """What dropping values over a moment would change; None if that cannot be."""
+        step = _Step({}, {})
+        later: dict[int, list[int]] = {}
+        for v in values:
+            stay = self.found.stays[v]
+            if v in self.dropped or not stay.made < moment < self.until[v]:
+                continue
+            if v in self.found.results or moment in self.reads[v] or not self._again(v):
+                continue
+            later[v] = [r for r in self.reads[v] if r > moment]
+            if later[v]:
+                step.early[v] = max([r for r in self.reads[v] if r < moment], default=stay.made)
+                step.at[v] = min(later[v])
+        for v in sorted(step.at, key=lambda v: step.at[v]):
+            if not self._closure(step, v):
+                return None
+        change = step.change
+        for v in step.at:
+            size, maker = self.found.stays[v].size, self.graph.nodes[self.graph.producers[v]]
+            step.gain += size
+            change.append((step.early[v] + 1, self.until[v], -size))
+            inside = self.fused and bool(OPS[maker.op].scalar)
+            if not (inside and len(set(later[v])) == 1):
+                change.append((step.at[v], max(later[v]), size))
+        for w, until in step.stay.items():
+            begin = self._ends(w) + 1
+            change.append((begin, until, self._size(w)))
+            if begin <= moment:
+                step.gain -= self._size(w)
+        for k, time in step.need.items():
+            for w in self.graph.outs(k):
+                if w in self.late:
+                    begin, end, size = self.late[w]
+                    change.append((min(begin, time), begin - 1, size))
+                    change.append((end + 1, max(end, time), size))
+        return step if step.at else None
+
+    def _helps(self, step: _Step, most: int) -> bool:
+        """Whether enough is gained, and no other moment becomes as full as the fullest."""
+        if step.gain * 8 <= sum(self._size(v) for v in step.at):
+            return False
+        lows = [(a, b) for a, b, size in step.change if size > 0 and a <= b]
+        if not lows:
+            return True
+        first, last = min(a for a, _ in lows), max(b for _, b in lows)
+        before = self.usage[first : last + 1]
+        after = before.copy()
+        for a, b, size in step.change:
+            a, b = max(a, first), min(b, last)
+            if a <= b:
+                after[a - first : b - first + 1] += size
+        rises = after > before
+        return not rises.any() or int(after[rises].max()) < max(int(self.usage.max()), most)
+
+    def _again(self, v: int) -> bool:
+        """Whether a value, and all that looks at it, could be made again."""
+        makers = [self.graph.producers[w] for w in (v, *self.looks.get(v, ()))]
+        return all(k >= 0 and self.graph.nodes[k].op not in _NEVER for k in makers)
+
+    def _size(self, v: int) -> int:
+        stay = self.found.stays.get(v)
+        return stay.size if stay is not None else local_bytes(self.graph.specs[v])
+
+    def _closure(self, step: _Step, value: int) -> bool:
+        """All that has to be done again for a value, down to what is there then."""
+        graph, at, base = self.graph, step.at[value], self.found.base
+        small = self._size(value) // SMALL
+        waiting, seen = [graph.producers[value]], set[int]()
+        while waiting:
+            k = waiting.pop()
+            if k in seen:
+                continue
+            seen.add(k)
+            if graph.nodes[k].op in _NEVER or len(seen) > LONGEST:
+                return False
+            before = min(self.need.get(k, len(self.usage)), step.need.get(k, len(self.usage)))
+            if k not in self.need and k not in step.need:
+                step.seconds += self._seconds_of(k)
+            step.need[k] = min(before, at)
+            if before <= at:
+                continue
+            for u in read_by(graph.nodes[k]):
+                b = base[u]
+                p = graph.producers[b]
+                if p < 0 or graph.nodes[p].op == "constant" or b in self.found.results:
+                    continue
+                if not self._is_gone(b, at, step, small):
+                    if self._ends(b) < at:
+                        step.stay[b] = max(step.stay.get(b, 0), at)
+                    continue
+                waiting.append(p)
+                while u != b:
+                    waiting.append(graph.producers[u])
+                    u = looked_at(graph, u)
+        return True
+
+    def _is_gone(self, b: int, at: int, step: _Step, small: int) -> bool:
+        """Whether a value is not there any more before a kernel, nor better kept until then."""
+        if b in step.early:
+            return at > step.early[b]
+        if b in self.dropped:
+            return at > self.dropped[b]
+        if b in self.until or b in step.stay:
+            return False
+        return self._size(b) > small or self.times[self.graph.producers[b]] < 0
+
+    def _seconds_of(self, k: int) -> float:
+        found = self._seconds.get(k)
+        if found is None:
+            node, machine = self.graph.nodes[k], self.target.machine
+            found = 0.0
+            if OPS[node.op].view is None and node.op != "barrier":
+                work = work_of(self.graph, node)
+                alone = OPS[node.op].dense or not self.fused
+                moved = work.moved if alone else 0.0
+                parts = [largest_part(self.graph.specs[v]) for v in node.inputs]
+                if not alone:
+                    moved = max((s.nbytes for s in parts), default=0) / 4
+                found = work.seconds(machine, machine.moving_seconds(moved, max(moved, 1e9)))
+                found += machine.call_seconds if alone else 0.0
+            self._seconds[k] = found
+        return found
+
+    def _take(self, step: _Step) -> None:
+        for a, b, size in step.change:
+            if a <= b:
+                self.usage[a : b + 1] += size
+        for k, time in step.need.items():
+            self._needed(k, time)
+            for w in self.graph.outs(k):
+                if w in self.late:
+                    begin, end, size = self.late[w]
+                    self.late[w] = min(begin, time), max(end, time), size
+        for v, early in step.early.items():
+            later = [r for r in self.reads[v] if r > early]
+            self.late[v] = step.at[v], max(later), self.found.stays[v].size
+            self.dropped[v] = self.until[v] = early
+        for w, until in step.stay.items():
+            self.until[w] = until
+            self.reads.setdefault(w, []).append(until)
+        self.steps.append(step)
+
+    def _needed(self, k: int, time: int) -> None:
+        """A node is done again before a kernel, with all that looks at what it makes."""
+        self.need[k] = min(self.need.get(k, time), time)
+        for v in self.graph.outs(k):
+            for w in self.looks.get(v, ()):
+                j = self.graph.producers[w]
+                self.need[j] = min(self.need.get(j, time), time)
+
+    # -- the graph -----------------------------------------------------------------------------
+    def graph_with(self) -> Graph:
+        """The graph that does so."""
+        graph, base = self.graph, self.found.base
+        builder = Builder(graph.inputs)
+        first = list(range(len(graph.inputs))) + [-1] * (len(graph.specs) - len(graph.inputs))
+        second: dict[int, int] = {}
+        latest, here = [], -1
+        for v in self.found.makes:
+            latest.append(here)  # of the kernels before
+            here = v if v >= 0 else here
+
+        def is_late(u: int, time: int) -> bool:
+            b = base[u]
+            return u in second and b in self.dropped and time > self.dropped[b]
+
+        def behind(u: int, time: int) -> int:
+            """A value, but not before the kernels ahead of this one have run."""
+            p = graph.producers[u]
+            if p >= 0 and graph.nodes[p].op == "constant":
+                return first[u]
+            after = latest[time]
+            ready = [first[after]] if after >= 0 and first[after] >= 0 else []
+            spec = graph.specs[u]
+            return builder.add("barrier", (first[u], *ready), {"outputs": 1}, (spec,))[0]
+
+        def do(k: int, read: Sequence[int]) -> tuple[int, ...]:
+            node = graph.nodes[k]
+            return builder.add(node.op, read, node.params, node.specs, node.line)
+
+        waiting = sorted((time, k) for k, time in self.need.items())[::-1]
+        for time, k in sorted((time, k) for k, time in enumerate(self.times)):
+            while waiting and waiting[-1][0] <= time:
+                at, j = waiting.pop()
+                node, read = graph.nodes[j], list[int]()
+                for u in read_by(node):
+                    inner = u in second and base[u] not in self.until
+                    read.append(second[u] if inner or is_late(u, at) else behind(u, at))
+                made = read if node.op == "barrier" else do(j, read)
+                second.update(zip(graph.outs(j), made, strict=True))
+            inputs = graph.nodes[k].inputs
+            made = do(k, [second[u] if is_late(u, time) else first[u] for u in inputs])
+            for v, new in zip(graph.outs(k), made, strict=True):
+                first[v] = new
+        outputs = tuple([first[v] for v in graph.outputs])
+        return _living(Graph(builder.inputs, tuple(builder.nodes), outputs))
+
+
+def _living(graph: Graph) -> Graph:
+    """Without what nothing reads; all else stands where it stood."""
+    read, kept = {*graph.outputs}, list[int]()
+    for k in reversed(range(len(graph.nodes))):
+        if not read.isdisjoint(graph.outs(k)):
+            read.update(graph.nodes[k].inputs)
+            kept.append(k)
+    return in_order_of(graph, kept[::-1])
+
+
+def recomputed(
+    graph: Graph, target: Target, donated: Sequence[int], limit: int
+) -> tuple[Graph, Program]:
+    """The graph with values made again until it fits, or as far as that goes; and its program."""
+    found = held(graph, target, donated)
+    best, least = graph, peak_bytes(found.program)
+    for _ in range(ROUNDS):
+        if least <= limit:
+            break
+        before = least
+        most = limit - (least - found.program.arena_bytes) - found.slack
+        search = Search(best, target, found, max(limit // WORTH, 1))
+        for _ in range(TRIES):
+            fits = search.fit(most)
+            made = search.graph_with()
+            seen = held(made, target, donated)
+            needs = peak_bytes(seen.program)
+            if needs < least:
+                best, found, least = made, seen, needs
+            if needs <= limit or not fits:
+                break
+            most -= needs - limit + limit // MARGIN
+        if least > before * NEARER:
+            break
+    return best, found.program
