@@ -49,6 +49,7 @@ _ALONE = (
     *COLLECTIVES,
     *CONTROL,
     "narrow",
+    "addend",
     "relayout",
     "start",
     "wait",

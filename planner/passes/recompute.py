@@ -50,7 +50,7 @@ _NEVER = {
     *COLLECTIVES,
     *CONTROL,
     *STORED,
-    *("relayout", "start", "wait", "constant", "read"),
+    *("relayout", "addend", "start", "wait", "constant", "read"),
 }
 
 
