@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,7 @@ from ostinato.errors import ArgumentError
 from tests.io_pipeline.pictures import picture
 from tests.io_pipeline.stages import Array, check_device, check_threads, drawn_for, run
 
+ROOT = Path(__file__).resolve().parents[2]
 STAGES = [
     w.Rotate(30), w.Rotate(-117.5, expand=True), w.Rotate(90), w.RandomRotate(40), w.RandomRotate((10, 80), expand=True, p=0.5),
     w.Affine(20, (0.1, -0.2), 1.3, (10, -5)), w.Affine(shear=(30, 0), interpolation="nearest", fill=9),
@@ -205,6 +209,40 @@ def test_machine_code_gives_the_bits_of_numpy(form: Any, way: str, m: list[float
     around = np.broadcast_to(np.asarray(fill, dtype), shape[2:])
     plain = sampling._nearest if way == "nearest" else sampling._linear
     np.testing.assert_array_equal(found, plain(np, x, matrix, size, around))
+
+
+def test_nothing_behind_the_image_is_read() -> None:
+    """The image ends where memory ends that may be read: a byte more would end the process."""
+    code = """
+import ctypes, mmap
+import numpy as np
+from ostinato.io_pipeline.images import sampling
+
+page = mmap.PAGESIZE
+memory = mmap.mmap(-1, 2 * page)
+first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+protect = ctypes.CDLL(None, use_errno=True).mprotect
+protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+assert protect(first + page, page, 0) == 0
+bytes_ = np.frombuffer(memory, np.uint8)
+for channels in (1, 2, 3, 4, 5):
+    for height, width in ((1, 1), (2, 2), (5, 7), (9, 3)):
+        size = height * width * channels
+        x = bytes_[page - size : page].reshape(height, width, channels)
+        x[:] = np.arange(size).reshape(x.shape) % 251
+        for matrix in ((1.0, 0.0, 0.0, 0.0, 1.0, 0.0), (0.4, 0.1, -1.0, 0.2, 0.5, -1.0), (-1.0, 0.0, 8.3, 0.0, -1.0, 9.1)):
+            for way in ("linear", "nearest"):
+                found = sampling.seen(np, x, (*matrix, 0.0, 0.0, 1.0), (12, 13), way)
+                other = sampling.seen(np, x.copy(), (*matrix, 0.0, 0.0, 1.0), (12, 13), way)
+                assert np.array_equal(found, other)
+print("done", flush=True)
+import os
+os._exit(0)
+"""
+    if sampling.llvm.why_not() or sys.platform != "linux":
+        pytest.skip("there is no machine code here, or no way to ask for such memory")
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr
 
 
 @ours
