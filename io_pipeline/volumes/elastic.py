@@ -16,6 +16,7 @@ import numpy as np
 from ..feed.draws import Draws
 from ..feed.stage import Shape, stage
 from ..images.values import check_chance, check_number, moved_in
+from . import bending
 from .geometry import Moving, Volume, triple
 
 Grid = Any  # 3 x points of the grid: how far each of them moves along the axes, in voxels
@@ -40,7 +41,7 @@ def curve(count: int, points: int) -> tuple[Any, Any]:
 
 
 def spread_out(xp: Any, grid: Any, shape: tuple[int, ...]) -> Any:
-    """How far each voxel moves: from 3 x points to 3 x voxels."""
+    """How far each voxel moves: from 3 x points to 3 x voxels, along as many axes as the shape has."""
     for axis, count in enumerate(shape, 1):
         near, weights = curve(count, grid.shape[axis])
         form = [1] * 4
@@ -64,6 +65,13 @@ def places(xp: Any, grid: Grid, shape: tuple[int, ...]) -> list[Any]:
         own = xp.arange(count, dtype=xp.float32).reshape(form)
         found.append(xp.minimum(xp.maximum(own + moved[axis], 0), count - 1))
     return found
+
+
+def by_machine_code(xp: Any, x: Volume, grid: Grid, is_mixed: bool) -> Volume | None:
+    if xp is not np:
+        return None
+    rows = spread_out(np, grid.astype(np.float32), x.shape[:2])
+    return bending.bent(x, rows, *curve(x.shape[2], grid.shape[3]), is_mixed)
 
 
 def bent(xp: Any, x: Volume, grid: Grid) -> Volume:
@@ -122,7 +130,13 @@ class Elastic(Moving):
         return np.clip(found, -3, 3) * self.strength
 
     def volume(self, xp: Any, x: Volume, drawn: Grid | None) -> Volume:
-        return x if drawn is None else bent(xp, x, drawn)
+        if drawn is None:
+            return x
+        found = by_machine_code(xp, x, drawn, True)
+        return bent(xp, x, drawn) if found is None else found
 
     def mask(self, xp: Any, x: Volume, drawn: Grid | None) -> Volume:
-        return x if drawn is None else nearest(xp, x, drawn)
+        if drawn is None:
+            return x
+        found = by_machine_code(xp, x, drawn, False)
+        return nearest(xp, x, drawn) if found is None else found

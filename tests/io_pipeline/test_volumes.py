@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from ostinato.io_pipeline.feed.draws import Draws
 from ostinato.io_pipeline.feed.stage import Stage
 from ostinato.io_pipeline.volumes import elastic as e
@@ -106,6 +108,24 @@ def test_bending_is_scipys_interpolation(dtype: str) -> None:
     picked = ndimage.map_coordinates(mask, where, order=0, mode="nearest")
     assert (run(e.Elastic(2.0, 4), mask, "mask") != picked).mean() < 1e-3
     assert np.abs(found.astype(float) - x).mean() > 0.5
+
+
+@settings(deadline=None, max_examples=80)
+@given(shape=st.tuples(*[st.integers(1, 9)] * 3), channels=st.integers(0, 3), dtype=st.sampled_from(["uint8", "int16", "uint16", "float32", "int64", "bool"]),
+       points=st.tuples(*[st.integers(2, 4)] * 3), strength=st.floats(0, 9), order=st.sampled_from("CFT"))  # fmt: skip
+def test_machine_code_gives_the_bits_of_numpy(shape: Any, channels: int, dtype: str, points: Any, strength: float, order: str) -> None:  # fmt: skip
+    x = noise(1, (*shape, *[channels] * (channels > 0)))
+    x = (x.astype(np.int64) * 257 - 2**15 * (dtype == "int16")).astype(dtype)
+    x = np.asfortranarray(x) if order == "F" else x[::-1, :, ::-1] if order == "T" else x
+    grid = drawn_for(e.Elastic(strength, points), shape)
+    for is_mixed, plain in ((True, e.bent), (False, e.nearest)):
+        found = e.by_machine_code(np, x, grid, is_mixed)
+        if found is None:
+            assert e.bending.llvm.why_not() or (is_mixed and dtype in ("int64", "bool"))
+            continue
+        wanted = plain(np, x, grid)
+        assert found.dtype == wanted.dtype
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_curves_go_through_their_points() -> None:
