@@ -15,7 +15,8 @@ import numpy as np
 
 import ostinato.io_pipeline.images
 import ostinato.io_pipeline.volumes  # noqa: F401  (stages of both become methods of pipes)
-from ostinato.errors import DataFileError
+from ostinato.errors import ArgumentError, DataFileError
+from ostinato.io_pipeline.feed.combine import Mixed, Zipped
 from ostinato.io_pipeline.feed.folders import Paths, files
 from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.feed.samples import Arrays, Items, Samples, Stream
@@ -25,12 +26,24 @@ from ostinato.io_pipeline.feed.targets import TARGETS, Convert
 from ostinato.io_pipeline.source import short, trouble
 from ostinato.ops.core.array import Array
 from ostinato.ops.core.tree import tree_map
+from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import asarray
 
 from .files import at_user
 from .sessions import current
 
-__all__ = ["Pipe", "Stage", "arrays", "images", "samples", "shards", "stage", "stream"]
+__all__ = [
+    "Pipe",
+    "Stage",
+    "arrays",
+    "images",
+    "mix",
+    "samples",
+    "shards",
+    "stage",
+    "stream",
+    "zip",
+]
 
 
 def images(
@@ -103,6 +116,26 @@ def stream(
     threads as ever, but it is read by one at a time; it is not shuffled; each worker reads all of it, to
     make its part; and going on at a place reads what is before. length: at most so many samples."""
     return _pipe(Stream(items, length, kinds))
+
+
+def mix(*pipes: Pipe, weights: Sequence[float] | None = None) -> Pipe:
+    """Samples of several sources, evenly in turns by their weights, until each has come up whole; smaller ones
+    begin again meanwhile. Stages are written behind it."""
+    return _pipe(Mixed(_sources("mix", pipes), weights))
+
+
+def zip(*pipes: Pipe) -> Pipe:
+    """Samples of the same number of several sources, as tuples. Stages are written behind it."""
+    return _pipe(Zipped(_sources("zip", pipes)))
+
+
+def _sources(who: str, pipes: Sequence[Pipe]) -> list[Samples]:
+    for pipe in pipes:
+        if not isinstance(pipe, Pipe) or pipe.entries:
+            got = "a pipe with stages" if isinstance(pipe, Pipe) else type(pipe).__name__
+            needed = "sources, such as ost.io.images(...)"
+            raise misfit(ArgumentError, who, got=got, needed=needed, do="write stages behind it")
+    return [pipe.source for pipe in pipes]
 
 
 def _pipe(source: Samples) -> Pipe:

@@ -59,6 +59,7 @@ class Recipe:
     threads: int
     chunk: int = CHUNK
     ahead: int = AHEAD
+    pad: float | None = None  # what arrays of other shapes are filled up with
 
 
 @dataclass
@@ -387,10 +388,11 @@ class Work:
         values, fields = rows[0]
         forms = [_form(v) for v in values]
         found: list[Any] = [[] for _ in values]
+        pads = self.recipe.pad is not None
         for row, (others, theirs) in zip(keep, rows, strict=True):
             shapes = [_form(v) for v in others]
-            if theirs != fields or any(
-                (a and a[0]) != (b and b[0]) for a, b in zip(forms, shapes, strict=False)
+            if theirs != fields or not all(
+                _alike(a, b, pads) for a, b in zip(forms, shapes, strict=False)
             ):
                 index = batch.portion.samples[row]
                 raise SampleError.because(
@@ -402,7 +404,7 @@ class Work:
             for k, value in enumerate(others):
                 found[k].append(value)
         slots = [
-            np.stack(column) if form is not None else column
+            _put_together(column, self.recipe.pad) if form is not None else column
             for form, column in zip(forms, found, strict=True)
         ]
         with self.lock:
@@ -459,6 +461,25 @@ class Thread(threading.Thread):
             work = self.work_on
             del self.work_on, self.context
             work.gone()
+
+
+def _alike(a: Any, b: Any, pads: bool) -> bool:
+    """Whether values of these forms can lie in one array."""
+    if a is None or b is None:
+        return a is b
+    return len(a[0]) == len(b[0]) if pads else a[0] == b[0]
+
+
+def _put_together(column: Sequence[Any], pad: float | None) -> np.ndarray[Any, Any]:
+    """Values in one array, as large as the largest of them along each axis."""
+    arrays = [np.asarray(v) for v in column]
+    if pad is None or len({a.shape for a in arrays}) == 1:
+        return np.stack(arrays)
+    shape = [max(sizes) for sizes in zip(*(a.shape for a in arrays), strict=True)]
+    made = np.full((len(arrays), *shape), pad, np.result_type(*{a.dtype for a in arrays}))
+    for row, a in zip(made, arrays, strict=True):
+        row[tuple(map(slice, a.shape))] = a
+    return made
 
 
 def _total(slots: Sequence[Any]) -> int:

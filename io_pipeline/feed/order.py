@@ -140,6 +140,37 @@ class Order:
         return found
 
 
+class Buckets:
+    """An order in which the samples of a batch are about as long: of so many batches that follow each
+    other, the samples are sorted by length, and the batches shuffled."""
+
+    def __init__(self, order: Order, lengths: Places, size: int, window: int) -> None:
+        self.order, self.lengths, self.size, self.window = order, lengths, size, window
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def samples(self, epoch: int, places: Places) -> Places:
+        span = self.size * self.window
+        windows = places // span
+        found = np.empty_like(places)
+        for w in np.unique(windows):
+            here = windows == w
+            found[here] = self._window(epoch, int(w))[places[here] - w * span]
+        return found
+
+    def _window(self, epoch: int, w: int) -> Places:
+        first = w * self.size * self.window
+        last = min(first + self.size * self.window, len(self))
+        samples = self.order.samples(epoch, np.arange(first, last, dtype=np.int64))
+        samples = samples[np.argsort(self.lengths[samples], kind="stable")]
+        whole = (last - first) // self.size
+        batches = Bijection(whole, keyed(self.order.seed or 0, epoch, 3, w))
+        turned = batches(np.arange(whole, dtype=np.int64))
+        mixed = samples[: whole * self.size].reshape(whole, self.size)[turned]
+        return np.concatenate((mixed.reshape(-1), samples[whole * self.size :]))
+
+
 def _bijection(n: int, key: int) -> Bijection:
     """The last few, since batches that follow each other need the same ones."""
     made = _kept.get((n, key))

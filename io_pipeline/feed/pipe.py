@@ -18,10 +18,11 @@ from ostinato.ops.cpu.threads import cores
 from ostinato.errors import ArgumentError, SampleError, SessionError
 
 from .chain import Chain, Placed
+from .combine import Cached, Selected
 from .executor import AHEAD, CHUNK, Batch, Recipe, Work
 from .faults import FEW, POLICIES, RAISE, Fault, Policy, Quarantine
 from .fields import Fields
-from .order import Order
+from .order import Buckets, Order
 from .portions import DROP, KEEP, TAILS, Portions, StreamPortions
 from .samples import Samples, Stream, digest
 from .slots import Slots
@@ -51,6 +52,18 @@ class Cut:
 
     size: int
     tail: str
+    pad: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Bucket:
+    """How long samples are, for batches of those that are about as long."""
+
+    lengths: np.ndarray[Any, Any]
+    window: int
+
+    def identity(self) -> str:
+        return f"bucket({digest(self.lengths.tobytes().hex())}, {self.window})"
 
 
 @dataclass(frozen=True)
@@ -62,7 +75,7 @@ class OnError:
 class Entry:
     """One line of a pipe."""
 
-    what: Stage | Shuffle | Repeat | Cut | OnError
+    what: Stage | Shuffle | Repeat | Cut | Bucket | OnError
     line: str
 
 
@@ -136,16 +149,60 @@ class Pipe:
             raise misfit(ArgumentError, "map", got=got, needed="a function")
         return self._then(Map(function, on, None if kinds is None else tuple(kinds), random))
 
-    def batch(self, size: int, *, tail: str = DROP) -> Pipe:
+    def batch(self, size: int, *, tail: str = DROP, pad: float | None = None) -> Pipe:
         """So many samples in one array each; of several workers, together. What is left at an
-        epoch's end is dropped, kept as a smaller batch, or padded with the epoch's first samples."""
+        epoch's end is dropped, kept as a smaller batch, or padded with the epoch's first samples
+        (tail="drop", "keep", "pad").
+
+        pad: a number that arrays are filled up with, where those of a batch have other extents."""
         _whole("batch", "size", size, 1)
         if tail not in TAILS:
             needed = " or ".join(map(repr, TAILS))
             raise misfit(ArgumentError, "batch", got=f"tail={tail!r}", needed=needed)
         if any(isinstance(e.what, Cut) for e in self.entries):
             raise misfit(ArgumentError, "batch", got="a second one", needed="one in a pipe")
-        return self._then(Cut(size, tail))
+        return self._then(Cut(size, tail, None if pad is None else float(pad)))
+
+    def bucket(self, lengths: Any, *, window: int = 50) -> Pipe:
+        """Batches of samples that are about as long: of so many batches that follow each other, samples
+        are sorted by length and the batches shuffled. lengths: a number for each sample of the source."""
+        _whole("bucket", "window", window, 1)
+        found = np.asarray(lengths)
+        count = None if isinstance(self.source, Stream) else len(self.source)
+        if found.shape != (count,) or found.dtype.kind not in "iuf":
+            got = f"lengths of shape {list(found.shape)}"
+            needed = f"a number for each of {count} samples"
+            raise misfit(ArgumentError, "bucket", got=got, needed=needed)
+        return self._then(Bucket(found, window))
+
+    def cache(self, memory: int = 4 << 30) -> Pipe:
+        """Keep what the stages so far make, so that later epochs begin there, up to so many bytes; no
+        stage so far may be random. It changes no bit."""
+        _whole("cache", "memory", memory, 0)
+        stages = [e for e in self.entries if isinstance(e.what, Stage)]
+        moving = next((e.what.name for e in stages if e.what.is_random), None)  # type: ignore[union-attr]
+        if moving is not None or any(isinstance(e.what, Cut) for e in self.entries):
+            raise misfit(
+                ArgumentError,
+                "cache",
+                got=f"{moving} in front of it" if moving else "batches",
+                needed="stages that make the same of a sample in every epoch",
+                do="write it further in front",
+            )
+        if isinstance(self.source, Stream):
+            got = "a stream"
+            raise misfit(ArgumentError, "cache", got=got, needed="samples that have numbers")
+        placed = [Placed(e.what, e.line, -1, Policy()) for e in stages]  # type: ignore[arg-type]
+        source = Cached(self.source, Chain(placed), memory, self._fields())
+        others = tuple(e for e in self.entries if not isinstance(e.what, Stage))
+        return replace(self, source=source, entries=others, cursor=Cursor())
+
+    def select(self, which: Any) -> Pipe:
+        """Some samples of the source, by their numbers or a mask; before all stages."""
+        if self.entries:
+            got = "stages in front of it"
+            raise misfit(ArgumentError, "select", got=got, needed="a source")
+        return replace(self, source=Selected(self.source, which), cursor=Cursor())
 
     def on_error(self, do: str, *, most: float = 0.01) -> Pipe:
         """What is to be done about samples that the source and the stages so far cannot make:
@@ -222,7 +279,7 @@ class Pipe:
             known = self._fields()
             if known is not None:
                 what.check(known)
-        elif behind and isinstance(what, Shuffle | Repeat):
+        elif behind and isinstance(what, Shuffle | Repeat | Bucket):
             name = type(what).__name__.lower()
             got = "batches"
             raise misfit(
@@ -268,8 +325,8 @@ class Pipe:
             return len(order)
         return len(Portions(self.source, order, 0, cut.size, cut.tail, (0, 1), 0))
 
-    def _recipe(self) -> tuple[Recipe, Cut, Order]:
-        seed, passes, shuffled, cut = 0, 1, None, None
+    def _recipe(self) -> tuple[Recipe, Cut, Order | Buckets]:
+        seed, passes, shuffled, cut, bucket = 0, 1, None, None, None
         before: list[Entry] = []
         behind: list[Entry] = []
         policies: dict[int, Policy] = {}  # of the source (-1) and of stages, by their places
@@ -282,6 +339,8 @@ class Pipe:
                 passes *= what.passes
             elif isinstance(what, Cut):
                 cut = what
+            elif isinstance(what, Bucket):
+                bucket = what
             elif isinstance(what, OnError):
                 count = len(before)
                 policies |= dict.fromkeys(range(covered, count), what.policy)
@@ -304,12 +363,15 @@ class Pipe:
         chain = Chain(placed(before, False))
         batched = Chain(placed(behind, True)) if cut is not None else None
         length = 0 if isinstance(self.source, Stream) else len(self.source)
-        order = Order(
+        order: Order | Buckets = Order(
             length,
             None if shuffled is None else shuffled.seed,
             passes,
             *((shuffled.block, shuffled.window) if shuffled is not None else ()),
         )
+        if bucket is not None and cut is not None:
+            assert isinstance(order, Order)
+            order = Buckets(order, bucket.lengths, cut.size, bucket.window)
         policy = policies.get(-1, Policy())
         recipe = Recipe(
             self.source,
@@ -320,6 +382,7 @@ class Pipe:
             self.threads or cores(),
             self.chunk,
             self.ahead,
+            cut.pad if cut is not None else None,
         )
         return recipe, cut or Cut(SINGLE, KEEP), order
 
@@ -327,7 +390,8 @@ class Pipe:
     def identity(self) -> str:
         """A digest of all that decides what the epochs hold."""
         told = [
-            e.what.identity() if isinstance(e.what, Stage) else repr(e.what) for e in self.entries
+            e.what.identity() if isinstance(e.what, Stage | Bucket) else repr(e.what)
+            for e in self.entries
         ]
         return digest(self.source.identity(), *told)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .order import Order
+from .order import Buckets, Order
 from .samples import Samples, Stream
 
 STRETCH = 2048  # places whose samples are found together
@@ -35,7 +35,7 @@ class Portions:
     def __init__(
         self,
         source: Samples,
-        order: Order,
+        order: Order | Buckets,
         epoch: int,
         size: int,
         tail: str,
