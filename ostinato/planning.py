@@ -153,9 +153,12 @@ def _planned(
     target: Target,
     mesh: Mesh,
     grow: bool,
+    times: int = 1,
 ) -> Plan:
-    """For another mesh; if arrays are to grow, along what they are split by the axes that did."""
+    """For another mesh; if arrays are to grow, along what they are split by the axes that did, and by the
+    first one so many times more."""
     more = [n / m for n, m in zip(mesh, target.mesh, strict=True)] if grow else [1.0] * len(mesh)
+    more[0] *= times
     wanted = replace(target, mesh=mesh)
     session = _Paper(_NoWorkers(mesh, target.device), wanted)
     try:

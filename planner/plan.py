@@ -172,8 +172,9 @@ class Key:
 class Again(Protocol):
     """Makes a plan once more, for another mesh."""
 
-    def __call__(self, mesh: Mesh, grow: bool) -> Plan:
-        """`grow`: extents that were split grow as the mesh does."""
+    def __call__(self, mesh: Mesh, grow: bool, times: int = 1) -> Plan:
+        """`grow`: extents that were split grow as the mesh does. Those that its first axis splits are so
+        many times as large."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -94,6 +94,7 @@ class Simulation:
     links: tuple[LinkUse, ...]
     peak_bytes: int  # of the worker with the largest parts
     events: tuple[Event, ...]
+    program: Program | None = field(default=None, compare=False, repr=False)
     again: Again | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -124,6 +125,13 @@ class Simulation:
         return {k: name for k, name in {COMPUTE: "kernels", **names}.items() if k in used}
 
     # -- other numbers of workers ------------------------------------------------------------
+    @property
+    def limits(self) -> tuple[Any, ...]:
+        """What it waits for, the most important first: each a `what`, and the share of its time that it
+        `saves` if this were twice as fast."""
+        found: tuple[Any, ...] = functions["limits"](self)
+        return found
+
     def scaling(self, counts: Sequence[int], weak: bool = False) -> list[Scaled]:
         """The same on other numbers of workers, planned anew for each. Strong: the arrays stay as large as
         they are; weak: extents along which they are split grow as the workers do. A number on which the
@@ -220,7 +228,8 @@ def simulate(program: Program, machine: Machine, mesh: Mesh, peak_bytes: int = 0
         if run.count[k]
     )
     end = float(max(run.now.max(), max((f.max() for f in run.free), default=0.0)))
-    return Simulation(machine, mesh, end, classes, links, peak_bytes, tuple(run.events))
+    events = tuple(run.events)
+    return Simulation(machine, mesh, end, classes, links, peak_bytes, events, program)
 
 
 # -- which workers do the same -------------------------------------------------------------------

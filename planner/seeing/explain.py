@@ -22,6 +22,7 @@ from ostinato.planner.passes.simplify import simplify
 from ostinato.planner.plan import Choice, Measured, Plan, Program, export, largest_part
 from ostinato.planner.policy import LETTERS, Chosen, policy_of
 from ostinato.planner.prediction import REPEATED, Step, machine_of, repeats, steps
+from ostinato.planner.seeing.limits import waits
 from ostinato.planner.simulation import simulate
 from ostinato.planner.title import title
 from ostinato.planner.tolerance import sites
@@ -205,13 +206,15 @@ def explain(plan: Plan, measured: Measured | None, machine: Machine | None = Non
 
 def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str]:
     work = list(steps(plan.program, machine))
-    predicted = simulate(plan.program, machine, plan.target.mesh).seconds
+    run = simulate(plan.program, machine, plan.target.mesh)
+    predicted = run.seconds
     sent = sum(s.sent * s.turns for s in work)
     lines = [f"predicted {seconds(predicted)} per run; {amount(sent)} between workers"]
     if machine is NOMINAL:
         lines.append("          (of a nominal machine: `ostinato calibrate` measures this one)")
     elif machine.name in presets():
         lines[0] += f", simulated for {machine.name}"
+    lines += waits(plan, run)
     lines += [
         f"split in time: axis {t.axis} ({t.extent}) of {t.of} in {t.turns} turns, which moves "
         f"{amount(t.moved)} more"

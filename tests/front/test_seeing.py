@@ -41,10 +41,10 @@ def test_explain_shows_what_was_decided_and_what_it_cost() -> None:
     text = a_plan().explain()
     assert re.search(r"plan [0-9a-f]{12} for 2 x cpu \(mesh 2\), numerics same-plan", text)
     assert "takes   x: float32[20000,8] @ split 0 of 2, c: float32[4,8] @ whole of 2" in text
-    assert "9 operations, 2 all_reduce" in text
+    assert "9 operations, 1 all_reduce" in text
     assert re.search(r"memory  [\d.]+ [KM]iB per worker: operands", text)
     assert re.search(r"fused\(.* +float32\[4,8\] +partial sum of 2 .*test_seeing.py:\d+", text)
-    assert re.search(r"all_reduce.*256 B sent", text)
+    assert re.search(r"all_reduce.*288 B sent", text)
     assert re.search(r"predicted [\d.]+ (ms|µs) per run; 288 B between workers", text)
     assert re.search(r"measured  [\d.]+ (ms|µs) at best, [\d.]+ (ms|µs) on average, 5 runs", text)
     line = next(x for x in text.splitlines() if x.startswith("fused("))
