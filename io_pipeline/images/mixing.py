@@ -23,7 +23,8 @@ from ostinato.errors import ArgumentError
 from ..feed.draws import Draws
 from ..feed.fields import IMAGE, VOLUME
 from ..feed.stage import DEVICE, HOST, Shape, Stage, Window, stage
-from .values import check_chance, check_number, moved_in, narrowed
+from .pixels import mixed
+from .values import check_chance, check_number, moved_in
 
 Batch = Any
 
@@ -111,14 +112,14 @@ class Mixup(Mixing):
         return Drawn(rng.place, self.share(rng))
 
     def image(self, xp: Any, x: Batch, drawn: Sequence[Drawn]) -> Batch:
-        found = x.copy()
-        white = np.iinfo(x.dtype.name).max if x.dtype.kind in "iu" else math.inf
-        for k, other, mine in pairs(drawn):
-            kind = xp.float32 if x.dtype.itemsize <= 2 else xp.float64
-            own, theirs = (x[n] if x.dtype.kind == "f" else x[n].astype(kind) for n in (k, other))
-            share = own.dtype.type(mine.share)
-            mixed = own * share + theirs * (1 - share)
-            found[k] = narrowed(xp, mixed, x.dtype, white) if x.dtype.kind == "u" else mixed
+        found = xp.empty(x.shape, x.dtype)
+        taking = {k: (other, mine.share) for k, other, mine in pairs(drawn)}
+        for k in range(len(drawn)):
+            if k in taking:
+                other, share = taking[k]
+                mixed(xp, x[k], x[other], share, found[k])
+            else:
+                found[k] = x[k]
         return found
 
     volume = image

@@ -1,5 +1,6 @@
-"""Machine code for what mixes the colours of a pixel: saturation and hue, in float32, each step rounded as
-NumPy rounds it, so that a device gives the same bits. The text for NumPy stands beside it."""
+"""Machine code for what mixes the colours of a pixel, saturation and hue, and for what mixes two images; in
+float32, each step rounded as NumPy rounds it, so that a device gives the same bits. The text for NumPy
+stands beside it."""
 
 from __future__ import annotations
 
@@ -67,6 +68,23 @@ def _turned(xp: Any, x: Image, sixths: float) -> Image:
 def _check_colours(x: Image) -> None:
     if x.shape[-1] != 3:
         raise ValueError(f"an image of {x.shape[-1]} channels, where colours are needed")
+
+
+def mixed(xp: Any, a: Image, b: Image, share: float, out: Image) -> None:
+    """Fill `out` with a * share + b * (1 - share)."""
+    kind = xp.float32 if a.dtype.itemsize <= 2 or a.dtype == np.float32 else xp.float64
+    s = kind(share)
+    t = kind(1) - s
+    lie = all(v.flags.c_contiguous for v in (a, b, out)) if xp is np else False
+    if lie and a.dtype.name in _MIXED and not llvm.why_not():
+        run = _mixing(a.dtype.name)
+        run(a.ctypes.data, b.ctypes.data, a.size, float(s), float(t), out.ctypes.data)
+        return
+    y = a.astype(kind) * s + b.astype(kind) * t
+    if a.dtype.kind != "f":
+        ends = np.iinfo(a.dtype.name)
+        y = xp.minimum(xp.maximum(xp.rint(y), float(ends.min)), float(ends.max))
+    out[...] = y.astype(a.dtype)
 
 
 # -- machine code ------------------------------------------------------------------------------
@@ -182,6 +200,62 @@ pixels:
   %kn = add nuw nsw i64 %k, 1
   %more = icmp slt i64 %kn, %count
   br i1 %more, label %pixels, label %end
+end:
+  ret void
+}}
+!0 = !{{!0}}
+!1 = !{{!1, !0}}
+!2 = !{{!2, !0}}
+!3 = !{{!1}}
+!4 = !{{!2}}
+"""
+
+
+_MIXED = {"uint8": "i8", "uint16": "i16", "float32": "float"}
+
+
+@lru_cache(4)
+def _mixing(dtype: str) -> Any:
+    types = (*[ctypes.c_void_p] * 2, ctypes.c_ssize_t, *[ctypes.c_float] * 2, ctypes.c_void_p)
+    return ctypes.CFUNCTYPE(None, *types)(llvm.linked(_mixing_text(_MIXED[dtype])))
+
+
+def _mixing_text(kind: str) -> str:
+    """Shares of whole numbers sum to 1 but for a rounding, so no sum goes over their end."""
+    if kind == "float":
+        reads = "  %x = load float, ptr %pa, !alias.scope !3, !noalias !4\n"
+        reads += "  %y = load float, ptr %pb, !alias.scope !3, !noalias !4"
+        write = "  store float %z, ptr %po, !alias.scope !4, !noalias !3"
+    else:
+        reads = "\n".join(
+            f"  %{v}i = load {kind}, ptr %p{p}, !alias.scope !3, !noalias !4\n"
+            f"  %{v} = uitofp {kind} %{v}i to float"
+            for v, p in (("x", "a"), ("y", "b"))
+        )
+        write = (
+            "  %zr = call float @llvm.rint.f32(float %z)\n  %zi = fptosi float %zr to i32\n"
+            f"  %zt = trunc i32 %zi to {kind}\n"
+            f"  store {kind} %zt, ptr %po, !alias.scope !4, !noalias !3"
+        )
+    return f"""
+declare float @llvm.rint.f32(float)
+define void @run(ptr noalias %a, ptr noalias %b, i64 %count, float %s, float %t, ptr noalias %out) {{
+entry:
+  %some = icmp sgt i64 %count, 0
+  br i1 %some, label %each, label %end
+each:
+  %k = phi i64 [0, %entry], [%kn, %each]
+  %pa = getelementptr {kind}, ptr %a, i64 %k
+  %pb = getelementptr {kind}, ptr %b, i64 %k
+  %po = getelementptr {kind}, ptr %out, i64 %k
+{reads}
+  %xs = fmul float %x, %s
+  %yt = fmul float %y, %t
+  %z = fadd float %xs, %yt
+{write}
+  %kn = add nuw nsw i64 %k, 1
+  %more = icmp slt i64 %kn, %count
+  br i1 %more, label %each, label %end
 end:
   ret void
 }}
