@@ -20,11 +20,13 @@ from .values import (
     Sometimes,
     check_chance,
     check_number,
+    check_order,
     check_range,
     full,
     in_order,
     moved_in,
     narrowed,
+    rows_of,
     wide,
 )
 from .warps import Fill, check_fill
@@ -146,6 +148,7 @@ class GaussianBlur(Stage):
         return sigma if isinstance(sigma, tuple) else (float(sigma), float(sigma))
 
     def image(self, xp: Any, x: Image, drawn: float | None) -> Image:
+        check_order(x)
         sigma = self._range()[0] if drawn is None else drawn
         return blurred(xp, x, sigma) if sigma else x
 
@@ -154,7 +157,8 @@ class GaussianBlur(Stage):
 @dataclass(frozen=True)
 class RandomErasing(Stage):
     """A part of the image painted over, with a chance of p (Zhong et al., 2017). scale: its area as a part
-    of the image's; ratio: its height by its width; fill: a number, one for each channel, or "noise"."""
+    of the image's; ratio: its height by its width; fill: a number, one for each channel, or "noise".
+    It may stand behind `normalize`."""
 
     p: float = 0.5
     scale: tuple[float, float] = (0.02, 0.33)
@@ -179,7 +183,8 @@ class RandomErasing(Stage):
         """Which part, and what it is painted with, if that is noise."""
         if not rng.chance(self.p):
             return None
-        height, width = shape[:2]
+        rows = rows_of(shape)
+        height, width = shape[rows : rows + 2]
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         for _ in range(TRIES):
             a, b, c, d = rng.random(4).tolist()
@@ -188,19 +193,23 @@ class RandomErasing(Stage):
             h, w = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
             if 0 < h < height and 0 < w < width:
                 window = int(c * (height - h + 1)), int(d * (width - w + 1)), h, w
-                return window, rng.random((h, w, *shape[2:])) if self.fill == NOISE else None
+                form = (*shape[:rows], h, w, *shape[rows + 2 :])
+                return window, rng.random(form) if self.fill == NOISE else None
         return None
 
     def image(self, xp: Any, x: Image, drawn: tuple[Window, Any] | None) -> Image:
         if drawn is None:
             return x
         (top, left, height, width), noise = drawn
+        rows = rows_of(x.shape)
         if noise is None:
             paint = np.asarray(self.fill, x.dtype.name)
+            paint = paint[:, None, None] if rows and paint.ndim else paint
         elif x.dtype.kind == "u":
             paint = np.floor(noise * (full(x) + 1)).astype(x.dtype.name)
         else:
             paint = noise.astype(x.dtype.name)
         found = x.copy()
-        found[top : top + height, left : left + width] = moved_in(xp, paint)
+        part = (slice(None),) * rows + (slice(top, top + height), slice(left, left + width))
+        found[part] = moved_in(xp, paint)
         return found

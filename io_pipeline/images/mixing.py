@@ -24,7 +24,7 @@ from ..feed.draws import Draws
 from ..feed.fields import IMAGE, VOLUME
 from ..feed.stage import DEVICE, HOST, Shape, Stage, Window, stage
 from .pixels import mixed
-from .values import check_chance, check_number, moved_in
+from .values import check_chance, check_number, moved_in, rows_of
 
 Batch = Any
 
@@ -134,7 +134,7 @@ class CutMix(Mixing):
     def draw(self, rng: Draws, shape: Shape) -> Drawn:
         share = self.share(rng)
         a, b = rng.random(2).tolist()
-        height, width = shape[_rows_of(shape) :][:2]
+        height, width = shape[rows_of(shape) :][:2]
         side = math.sqrt(1 - share)
         top, left = int(a * height), int(b * width)  # the middle
         high, wide = int(side * height / 2), int(side * width / 2)
@@ -144,7 +144,7 @@ class CutMix(Mixing):
         return Drawn(rng.place, 1 - area / (height * width), (y0, x0, y1 - y0, x1 - x0))
 
     def image(self, xp: Any, x: Batch, drawn: Sequence[Drawn]) -> Batch:
-        return self._cut(x, drawn, _rows_of(x.shape[1:]))
+        return self._cut(x, drawn, rows_of(x.shape[1:]))
 
     def mask(self, xp: Any, x: Batch, drawn: Sequence[Drawn]) -> Batch:
         return self._cut(x, drawn, 0)
@@ -156,8 +156,3 @@ class CutMix(Mixing):
             part = (slice(None),) * rows + (slice(top, top + height), slice(left, left + width))
             found[(k, *part)] = x[(other, *part)]
         return found
-
-
-def _rows_of(shape: Shape) -> int:
-    """Which axis of an image its rows are: the second one behind few channels, else the first."""
-    return int(len(shape) == 3 and shape[0] <= 4 < shape[2])

@@ -96,8 +96,24 @@ def pointwise(xp: Any, x: Image, change: Change, *given: Any) -> Image:
     return narrowed(xp, change(xp, wide(xp, x), white, *given), x.dtype, white)
 
 
+def rows_of(shape: Shape) -> int:
+    """Which axis of an image its rows are: the second one behind few channels, as `normalize` puts them,
+    else the first."""
+    return int(len(shape) == 3 and shape[0] <= 4 < shape[2])
+
+
+def check_order(x: Image) -> None:
+    """Refuse what `normalize` gave: stages would take its channels for rows."""
+    if rows_of(x.shape):
+        told = " x ".join(map(str, x.shape))
+        raise ValueError(
+            f"an image of {told}, whose channels are in front: write this stage before `normalize`"
+        )
+
+
 def but_alpha(xp: Any, x: Image, change: Callable[[Any, Image], Image]) -> Image:
     """What a change of colours makes of an image; alpha, which is none of them, stays."""
+    check_order(x)
     if x.shape[-1] not in (2, 4):
         return change(xp, x)
     return xp.concatenate((change(xp, x[..., :-1]), x[..., -1:]), axis=-1)

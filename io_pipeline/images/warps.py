@@ -20,7 +20,16 @@ from ostinato.errors import ArgumentError
 from ..feed.draws import Draws
 from ..feed.stage import DEVICE, HOST, Shape, Stage, stage
 from .sampling import LINEAR, NEAREST, Matrix, Size, seen
-from .values import Image, Range, check_chance, check_number, check_range, moved_in, spread
+from .values import (
+    Image,
+    Range,
+    check_chance,
+    check_number,
+    check_order,
+    check_range,
+    moved_in,
+    spread,
+)
 
 IDENTITY: Matrix = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0)
 Pair = tuple[float, float]
@@ -150,6 +159,7 @@ class Warp(Stage):
         raise NotImplementedError
 
     def image(self, xp: Any, x: Image, drawn: Any, out: Image = None) -> Image:
+        check_order(x)
         placed = self.placed(drawn, x.shape)
         if placed is None:
             return x
@@ -396,6 +406,7 @@ class Pad(Stage):
         return out
 
     def image(self, xp: Any, x: Image, drawn: Any) -> Image:
+        check_order(x)
         return self._padded(xp, x, self.fill)
 
     def mask(self, xp: Any, x: Image, drawn: Any) -> Image:

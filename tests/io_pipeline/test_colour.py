@@ -220,8 +220,8 @@ def test_devices_and_hosts_without_libraries(stage: Stage, monkeypatch: pytest.M
 
 
 def test_colours_are_needed_where_they_are_changed() -> None:
-    five = noise(0, (4, 4, 5))
-    assert run(c.Brightness(2), five).shape == (4, 4, 5)
+    five = noise(0, (6, 7, 5))
+    assert run(c.Brightness(2), five).shape == (6, 7, 5)
     for stage in (c.Saturation(2), c.Hue(0.1), c.Grayscale()):
         with pytest.raises(ValueError, match="5 channels, where colours are needed"):
             run(stage, five)
@@ -229,6 +229,20 @@ def test_colours_are_needed_where_they_are_changed() -> None:
         run(c.Brightness(2), noise().astype(np.int32))
     with pytest.raises(TypeError, match="equalization of an image of float32, where uint8"):
         run(c.Equalize(), noise().astype(np.float32))
+
+
+@pytest.mark.parametrize("name", ["invert", "color_jitter", "random_gamma", "gaussian_blur", "rotate", "random_affine", "pad", "rand_augment"])  # fmt: skip
+def test_channels_in_front_are_refused(name: str) -> None:
+    """As `normalize` puts them: a stage would take them for rows."""
+    given = {"color_jitter": (0.4,), "rotate": (3,), "pad": (2,), "rand_augment": (9,)}.get(
+        name, ()
+    )
+    pipe = ost.io.arrays(noise(0, (4, 8, 9, 3))).normalize()
+    pipe = getattr(pipe, name)(*given).batch(4).to("numpy")
+    with pytest.raises(
+        SampleError, match=rf"in {name} .*3 x 8 x 9, whose channels are in front: write this"
+    ):
+        list(pipe.epoch(0))
 
 
 @pytest.mark.parametrize(

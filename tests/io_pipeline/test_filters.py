@@ -109,6 +109,21 @@ def test_what_is_painted() -> None:
         assert some.max() <= 1
 
 
+@pytest.mark.parametrize("fill", [7.0, (1, 2, 3), "noise"])
+def test_erasing_may_stand_behind_normalize(fill: Any) -> None:
+    stage, x = f.RandomErasing(1.0, fill=fill), np.full((40, 50, 3), 9, np.float32)
+    for place in range(5):
+        drawn = drawn_for(stage, (3, 40, 50), place)
+        window, noise_ = drawn
+        assert window == drawn_for(stage, x.shape, place)[0]
+        front = stage.image(np, np.moveaxis(x, -1, 0), drawn)
+        behind = stage.image(
+            np, x, (window, None if noise_ is None else np.moveaxis(noise_, 0, -1))
+        )
+        np.testing.assert_array_equal(np.moveaxis(front, 0, -1), behind)
+        assert (behind != 9).any()
+
+
 @ours
 def test_forms_and_devices(stage: Any) -> None:
     for x in (noise(), noise()[:, ::-1], noise()[::-1], noise(0, (15, 16, 3))):

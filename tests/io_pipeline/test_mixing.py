@@ -135,6 +135,29 @@ def test_pipes_give_the_same_bits_whatever_the_threads_and_workers(stage: Any) -
         np.testing.assert_array_equal(found[0], was[0])
 
 
+def test_partners_of_skipped_samples_stay() -> None:
+    """Places tell who is whose partner, also where samples are left out."""
+
+    def refuse(x: Array) -> Array:
+        if x[0, 0, 0] in (3, 12):
+            raise ValueError("no")
+        return x
+
+    x = np.broadcast_to(np.arange(16, dtype=np.uint8)[:, None, None, None], (16, 4, 5, 3))
+    pipe = ost.io.arrays(x, np.arange(16), kinds=["image", "label"])
+    pipe = pipe.map(refuse, on="image").on_error("skip", most=1).batch(8).mixup(1.0, classes=16)
+    seen = []
+    for image, label in pipe.to("numpy").epoch(0):
+        for one, row in zip(image[:, 0, 0, 0], label, strict=True):
+            (own, *other), weights = np.flatnonzero(row), row[row > 0]
+            seen.append((own, *other))
+            assert abs(float((np.flatnonzero(row) * weights).sum()) - one) <= 0.51
+    assert seen.count((2,)) == 1
+    assert seen.count((13,)) == 1
+    assert {s for s in seen if len(s) == 2} == {(k, k + 1) for k in (0, 4, 6, 8, 10, 14)}
+    assert len(seen) == 14
+
+
 def test_what_cannot_be_mixed_is_refused() -> None:
     data = {
         "image": noise(),
