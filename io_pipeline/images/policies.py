@@ -20,7 +20,7 @@ from ..feed.draws import Draws
 from ..feed.stage import DEVICE, HOST, Shape, Stage, stage
 from .colour import AutoContrast, Brightness, Contrast, Equalize, Posterize, Saturation, Solarize
 from .filters import Sharpness
-from .sampling import LINEAR
+from .sampling_code import LINEAR
 from .values import Image, check_number
 from .warps import Affine, Fill, check_fill
 

@@ -187,7 +187,7 @@ def test_boxes_of_which_little_is_left_become_nothing() -> None:
 
 # -- the same, whatever computes it ---------------------------------------------------------------
 numbers = st.floats(-1.5, 1.5)
-FORMS: list[tuple[tuple[int, ...], str]] = [((9, 13, 3), "uint8"), ((1, 1, 3), "uint8"), ((5, 2, 4), "uint8"), ((7, 7, 1), "uint8"), ((6, 5), "int64"), ((6, 5), "uint16"), ((8, 3, 2), "uint8"), ((2, 9), "float32"), ((3, 4), "bool")]  # fmt: skip
+FORMS: list[tuple[tuple[int, ...], str]] = [((9, 13, 3), "uint8"), ((1, 1, 3), "uint8"), ((5, 2, 4), "uint8"), ((7, 7, 1), "uint8"), ((6, 5), "int64"), ((6, 5), "uint16"), ((8, 3, 2), "uint8"), ((2, 9), "float32"), ((9, 13, 3), "float32"), ((1, 2, 3), "float32"), ((8, 5, 4), "float32"), ((7, 6, 2), "float32"), ((2, 9), "float64"), ((3, 4), "bool"), ((3, 4), "complex128")]  # fmt: skip
 
 
 @settings(deadline=None, max_examples=150)
@@ -195,7 +195,7 @@ FORMS: list[tuple[tuple[int, ...], str]] = [((9, 13, 3), "uint8"), ((1, 1, 3), "
        tilt=st.tuples(st.floats(-0.2, 0.2), st.floats(-0.2, 0.2)), is_affine=st.booleans(), size=st.tuples(st.integers(1, 15), st.integers(1, 15)))  # fmt: skip
 def test_machine_code_gives_the_bits_of_numpy(form: Any, way: str, m: list[float], tilt: Any, is_affine: bool, size: Any) -> None:  # fmt: skip
     shape, dtype = form
-    if dtype != "uint8":
+    if dtype not in ("uint8", "float32"):
         way = "nearest"
     x = noise(1, shape).astype(dtype)
     matrix = (m[0], m[1], 6 * m[2], m[3], m[4], 6 * m[5], *((0.0, 0.0) if is_affine else tilt), 1.0)
@@ -203,7 +203,7 @@ def test_machine_code_gives_the_bits_of_numpy(form: Any, way: str, m: list[float
     memory = np.full(math.prod(size) * math.prod(shape[2:]) * x.itemsize + 64, 77, np.uint8)
     out = memory[32:-32].view(dtype).reshape(*size, *shape[2:])
     found = sampling.seen(np, x, matrix, size, way, fill, out)
-    assert found is out
+    assert found is out or dtype == "complex128"  # of which there is no machine code
     assert (memory[:32] == 77).all()
     assert (memory[-32:] == 77).all()
     around = np.broadcast_to(np.asarray(fill, dtype), shape[2:])
@@ -214,7 +214,7 @@ def test_machine_code_gives_the_bits_of_numpy(form: Any, way: str, m: list[float
 def test_nothing_behind_the_image_is_read() -> None:
     """The image ends where memory ends that may be read: a byte more would end the process."""
     code = """
-import ctypes, mmap
+import ctypes, itertools, mmap
 import numpy as np
 from ostinato.io_pipeline.images import sampling
 
@@ -225,10 +225,10 @@ protect = ctypes.CDLL(None, use_errno=True).mprotect
 protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 assert protect(first + page, page, 0) == 0
 bytes_ = np.frombuffer(memory, np.uint8)
-for channels in (1, 2, 3, 4, 5):
+for channels, dtype in itertools.product((1, 2, 3, 4, 5), ("uint8", "float32")):
     for height, width in ((1, 1), (2, 2), (5, 7), (9, 3)):
         size = height * width * channels
-        x = bytes_[page - size : page].reshape(height, width, channels)
+        x = bytes_[page - size * np.dtype(dtype).itemsize : page].view(dtype).reshape(height, width, channels)
         x[:] = np.arange(size).reshape(x.shape) % 251
         for matrix in ((1.0, 0.0, 0.0, 0.0, 1.0, 0.0), (0.4, 0.1, -1.0, 0.2, 0.5, -1.0), (-1.0, 0.0, 8.3, 0.0, -1.0, 9.1)):
             for way in ("linear", "nearest"):
