@@ -1,6 +1,7 @@
 """what it takes to plan, layouts above all, and how near to the best layouts the answer is.
 
     python -m benchmarks planner [--workload NAME,...] [--mesh 2,4x2,256x8] [--repeat 3] [--save]
+    python -m benchmarks planner --shares 0.75,0.5,0.25 [--workload NAME,...] [--mesh 2]
 
 Nothing runs: `ost.plan` on the machine "h200-ib", each time in a new process, imports not counted. The
 batch is cut along the mesh's first axis, weights are whole.
@@ -9,6 +10,10 @@ nodes    of the function as it was traced
 plan     from the function to the plan: trace, all passes, memory
 layouts  of that, `choose_layouts`
 gap      by how much the layouts may be worse than the best ones; 0: none are better
+
+With --shares, what a memory limit costs: it leaves so much of the memory for intermediates that a step
+takes without one. `plan` is what planning takes then, `time` how much longer the step is predicted to
+take, and what was done to fit.
 
 Published for comparison, on other machines, not measured here: Alpa, compile time of an 8-layer BERT,
 130 to 190 s of profiling and 136 s of compiling on the driver; AutoParallel (PyTorch), Llama-3-8B on 64
@@ -27,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import ostinato as ost
+from ostinato.errors import MemoryLimitError
 
 from . import machine, runner
 from .planning import FLAT, MATRIX, WEIGHTS, Program, evaluate, program
@@ -192,6 +198,26 @@ def once(name: str, mesh: Mesh) -> dict[str, Any]:
     }
 
 
+def limited(name: str, mesh: Mesh, shares: Sequence[float]) -> None:
+    """A line for each share of a program's memory."""
+    function, given = PROGRAMS[name](mesh)
+    whole = ost.plan(function, *given, mesh=mesh, machine="h200-ib", memory_limit=1 << 60)
+    before = whole.simulate().seconds
+    for share in shares:
+        limit = whole.peak_bytes - int(whole.arena_bytes * (1 - share))
+        start = time.perf_counter()
+        row = f"{name:<16} {said(mesh):>7} {share:>6.0%} {limit / 2**20:>9,.0f} MiB"
+        try:
+            plan = ost.plan(function, *given, mesh=mesh, machine="h200-ib", memory_limit=limit)
+        except MemoryLimitError as error:
+            told = str(error).partition("making values again: ")[2].partition(";")[0]
+            print(f"{row}{time.perf_counter() - start:>8.2f} s  refused, {told}", flush=True)
+            continue
+        took, longer = time.perf_counter() - start, plan.simulate().seconds / before - 1
+        how = ", ".join(r.how for r in plan.ladder if r.seconds) or "nothing"
+        print(f"{row}{took:>8.2f} s {longer:>+8.1%}  {how}", flush=True)
+
+
 def row(name: str, mesh: Mesh, repeat: int) -> Row:
     """The middle one of so many processes."""
     command = [sys.executable, "-m", "benchmarks.planner", name, said(mesh)]
@@ -228,6 +254,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks planner", description=__doc__)
     parser.add_argument("--workload", default="", help="programs, by how their names begin")
     parser.add_argument("--mesh", default="", help="meshes, e.g. 2,4x2,256x8")
+    parser.add_argument("--shares", default="", help="of memory, e.g. 0.75,0.5: what they cost")
     parser.add_argument("--repeat", type=int, default=3, help="processes per row")
     parser.add_argument("--json", action="store_true", help="one line of JSON per row")
     parser.add_argument("--save", action="store_true", help="keep the rows in benchmarks/results")
@@ -235,6 +262,13 @@ def main(arguments: Sequence[str]) -> int:
     which = [w for w in given.workload.split(",") if w]
     names = [n for n in PROGRAMS if not which or any(n.startswith(w) for w in which)]
     meshes = [tuple(map(int, m.split("x"))) for m in given.mesh.split(",") if m] or MESHES
+    if given.shares:
+        shares = [float(share) for share in given.shares.split(",")]
+        print(f"{'program':<16} {'mesh':>7} {'share':>6} {'limit':>13} {'plan':>9} {'time':>8}")
+        for name in names:
+            for mesh in meshes:
+                limited(name, mesh, shares)
+        return 0
     known = runner.probe()
     lines = [json.dumps({"machine": known})]
     print(lines[0] if given.json else machine.in_words(known), flush=True)

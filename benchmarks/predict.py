@@ -1,10 +1,13 @@
 """what was predicted against what was measured: time and memory of twelve programs.
 
     python -m benchmarks predict [--workload NAME,...] [--workers 1,2] [--seconds 1] [--layouts]
+                                 [--share 0.5]
 
 Workers are threads of this process. Measure the machine before, `ostinato calibrate -n 1,2`; what nobody
 measured is predicted by the nominal machine. Time is that of the fastest run; memory is what a run holds
-at its height, beside what was there: operands, results, the arena. With --layouts, six computations run
+at its height, beside what was there: operands, results, the arena. With --share, a memory limit leaves
+each program so much of the memory for intermediates that it would take, or the next larger share of those
+in `SHARES` that it can do with. With --layouts, six computations run
 with their operands in all layouts, and it is told for how many pairs that differ by more than 20 % the
 faster one was predicted to be that."""
 
@@ -29,6 +32,7 @@ from typing import Any
 import numpy as np
 
 import ostinato as ost
+from ostinato.errors import MemoryLimitError
 from ostinato.sessions import current
 
 Make = Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]
@@ -275,11 +279,30 @@ class Row:
         return abs(self.ratio - 1)
 
 
-def measure(name: str, seconds: float, make: Make | None = None) -> Row:
+SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+
+def compiled(work: Callable[..., Any], operands: Sequence[Any], share: float) -> Any:
+    """The function under a memory limit, in the session in use."""
+    free: Any = ost.compile(work)
+    if share == 1.0:
+        return free
+    free(*operands)
+    plan = free.plan
+    for larger in (s for s in SHARES if s >= share):
+        limit = plan.peak_bytes - int(plan.arena_bytes * (1 - larger))
+        made: Any = ost.compile(memory_limit=limit)(work)
+        with contextlib.suppress(MemoryLimitError):
+            made(*operands)
+            return made
+    return free
+
+
+def measure(name: str, seconds: float, make: Make | None = None, share: float = 1.0) -> Row:
     """In the session in use."""
     work, operands = (make or PROGRAMS[name])()
-    made: Any = ost.compile(work)
     ost.evaluate(*_arrays(operands))
+    made = compiled(work, operands, share)
     end = time.perf_counter() + seconds
     best, runs = math.inf, 0
     while runs < 5 or time.perf_counter() < end:
@@ -290,19 +313,25 @@ def measure(name: str, seconds: float, make: Make | None = None) -> Row:
     return Row(name, plan.target.workers, plan.simulate().seconds, best, plan.peak_bytes, 0)
 
 
-def weigh(name: str) -> int:
+def weigh(name: str, share: float) -> int:
     """The bytes per worker that a program takes, in the session in use."""
     work, operands = PROGRAMS[name]()
-    made: Any = ost.compile(work)
+    made = compiled(work, operands, share)
     made(*operands)
     held = _held(lambda: made(*operands))
     return round(held / made.plan.target.workers) + made.plan.operand_bytes if held else 0
 
 
-def weighed(rows: Sequence[Row]) -> list[Row]:
+def weighed(rows: Sequence[Row], share: float) -> list[Row]:
     """With the memory that programs take, measured in a process where all that is freed goes back to the
     system at once."""
-    asked = ["--memory", "--workload", ",".join(dict.fromkeys(r.program for r in rows))]
+    asked = [
+        "--memory",
+        "--share",
+        str(share),
+        "--workload",
+        ",".join(dict.fromkeys(r.program for r in rows)),
+    ]
     asked += ["--workers", ",".join(dict.fromkeys(str(r.workers) for r in rows))]
     child = subprocess.run(
         [sys.executable, "-m", "benchmarks", "predict", *asked],
@@ -382,6 +411,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--workload", default="", help="programs, by how their names begin")
     parser.add_argument("--workers", default="1,2", help="numbers of workers, e.g. 1,2,4")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each of them")
+    parser.add_argument("--share", type=float, default=1.0, help="of the memory, e.g. 0.5")
     parser.add_argument("--layouts", action="store_true", help="which of two is faster, instead")
     parser.add_argument("--memory", action="store_true", help="only what it takes, as JSON")
     parser.add_argument("--json", action="store_true", help="one line of JSON per row")
@@ -401,11 +431,11 @@ def main(arguments: Sequence[str]) -> int:
         with ost.connect(workers):
             if given.memory:
                 for name in names:
-                    print(json.dumps((name, workers, weigh(name))))
+                    print(json.dumps((name, workers, weigh(name, given.share))))
                 continue
-            rows += [measure(name, given.seconds) for name in names]
+            rows += [measure(name, given.seconds, None, given.share) for name in names]
     if rows:
-        rows = weighed(rows)
+        rows = weighed(rows, given.share)
         lines = [json.dumps(asdict(row)) for row in rows]
         print("\n".join(lines) if given.json else table(rows))
     return 0

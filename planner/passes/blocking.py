@@ -35,6 +35,7 @@ from ostinato.planner.lowering import lower
 from ostinato.planner.plan import Program, Target, local_bytes, peak_bytes
 from ostinato.planner.rewrite import Values, in_bodies, rebuild
 
+from .buckets import fill_buckets
 from .memory import CONTROL, assign_memory, leading
 from .overlap import overlap
 
@@ -108,7 +109,8 @@ def running(graph: Graph, target: Target, donated: Sequence[int] = ()) -> Progra
     """The program that a plan of this graph runs."""
     outputs = tuple(v for v in graph.outputs if v >= len(graph.inputs))
     kept = Graph(graph.inputs, graph.nodes, outputs)
-    return lower(overlap(kept, target), target, donated, donated)
+    sent = overlap(fill_buckets(kept, target), target, donated)
+    return lower(sent, target, donated, donated)
 
 
 def roughly(graph: Graph, target: Target, donated: Sequence[int] = ()) -> int:
