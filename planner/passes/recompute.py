@@ -17,8 +17,8 @@ stands behind it exists. So no pass takes both for one, and the bits are those o
 What a running order holds at each moment follows from the program that it becomes. At the fullest
 moment each value that nobody reads then could be dropped after its last reader so far, and be made
 again before the next one, from what is there, or from what is made again itself. It takes seconds, and
-frees bytes; what it needs may have to stay longer. The least seconds for a byte come first, until it
-fits. What turns out not to be needed is kept after all."""
+frees bytes; what it is made of has to stay for that, or is made again, too. The least seconds for a byte
+come first, until it fits."""
 
 from __future__ import annotations
 
@@ -209,16 +209,18 @@ class _Step:
     gain: int = 0  # bytes, at the fullest moment
     seconds: float = 0.0
     need: dict[int, int] = field(default_factory=dict)  # nodes that are done again: before which
-    stay: dict[int, int] = field(
-        default_factory=dict
-    )  # values that stay longer, or are kept at all
+    stay: dict[int, int] = field(default_factory=dict)  # what stays longer, or is kept at all
+    between: dict[int, int] = field(default_factory=dict)  # what was gone, and is made on the way
     change: list[tuple[int, int, int]] = field(default_factory=list)  # first, last kernel; bytes
 
 
 class Search:
     """What to make again so that the arena stays within a number of bytes."""
 
-    def __init__(self, graph: Graph, target: Target, found: Held, least: int) -> None:
+    def __init__(
+        self, graph: Graph, target: Target, found: Held, least: int, deep: bool = True
+    ) -> None:
+        self.deep = deep  # whether what is gone may be made again on the way to others
         self.graph, self.target, self.found = graph, target, found
         self.usage = np.array(found.usage or [0], np.int64)
         self.least = least  # bytes of a value that is worth it
@@ -246,7 +248,7 @@ class Search:
 
     def fit(self, most: int) -> bool:
         """Whether there are steps after which the usage is at most this; they are taken."""
-        waiting: list[tuple[float, tuple[int, ...]]] = []
+        waiting: list[tuple[float, bool, tuple[int, ...]]] = []
         full = -1
         while int(self.usage.max()) > most:
             at = int(self.usage.argmax())
@@ -257,45 +259,47 @@ class Search:
                 waiting = list(self._candidates(at, most))
                 heapq.heapify(waiting)
                 continue
-            _, values = heapq.heappop(waiting)
-            step = self._step(values, at)
+            _, deep, values = heapq.heappop(waiting)
+            step = self._step(values, at, deep)
             if step is None or not self._helps(step, most):
                 continue
             rate = step.seconds / step.gain
             if waiting and rate > waiting[0][0] * (1 + 1e-9) + 1e-30:
-                heapq.heappush(waiting, (rate, values))
+                heapq.heappush(waiting, (rate, deep, values))
                 continue
             self._take(step)
             full = -1
         return True
 
-    def _candidates(self, at: int, most: int) -> Iterator[tuple[float, tuple[int, ...]]]:
-        """Values to drop over a moment, with the seconds for a byte; and together those that are made
-        of what had to stay for each of them."""
+    def _candidates(self, at: int, most: int) -> Iterator[tuple[float, bool, tuple[int, ...]]]:
+        """Values to drop over a moment, with the seconds for a byte: from what is kept for that, or,
+        `deep`, from what is there anyway; and together those that are made of the same that is kept."""
         together: dict[tuple[int, ...], list[int]] = {}
-        for v, until in self.until.items():
+        for v, until in list(self.until.items()):
             stay = self.found.stays.get(v)
             if stay is None or stay.size < self.least or not stay.made < at < until:
                 continue
-            step = self._step((v,), at)
-            if step is None:
-                continue
-            kept = tuple(sorted(w for w in step.stay if self._ends(w) < at))
+            step = self._step((v,), at, False)
+            if step is not None and self._helps(step, most):
+                yield step.seconds / step.gain, False, (v,)
+            kept = () if step is None else tuple(sorted(w for w in step.stay if self._ends(w) < at))
             if kept:
                 together.setdefault(kept, []).append(v)
-            if self._helps(step, most):
-                yield step.seconds / step.gain, (v,)
+            if self.deep and (kept or step is None):
+                step = self._step((v,), at, True)
+                if step is not None and self._helps(step, most):
+                    yield step.seconds / step.gain, True, (v,)
         for values in together.values():
             if len(values) > 1:
-                step = self._step(tuple(values), at)
+                step = self._step(tuple(values), at, False)
                 if step is not None and self._helps(step, most):
-                    yield step.seconds / step.gain, tuple(values)
+                    yield step.seconds / step.gain, False, tuple(values)
 
     def _ends(self, v: int) -> int:
         """The last kernel for which a value is kept."""
         return self.until[v] if v in self.until else self.times[self.graph.producers[v]] - 1
 
-    def _step(self, values: Sequence[int], moment: int) -> _Step | None:
+    def _step(self, values: Sequence[int], moment: int, deep: bool) -> _Step | None:
         """What dropping values over a moment would change; None if that cannot be."""
         step = _Step({}, {})
         later: dict[int, list[int]] = {}
@@ -310,7 +314,7 @@ class Search:
                 step.early[v] = max([r for r in self.reads[v] if r < moment], default=stay.made)
                 step.at[v] = min(later[v])
         for v in sorted(step.at, key=lambda v: step.at[v]):
-            if not self._closure(step, v):
+            if not self._closure(step, v, moment if deep else 0):
                 return None
         change = step.change
         for v in step.at:
@@ -320,6 +324,10 @@ class Search:
             inside = self.fused and bool(OPS[maker.op].scalar)
             if not (inside and len(set(later[v])) == 1):
                 change.append((step.at[v], max(later[v]), size))
+        for w, time in step.between.items():
+            maker = self.graph.nodes[self.graph.producers[w]]
+            if not (self.fused and OPS[maker.op].scalar):
+                change.append((time, time, self._size(w)))
         for w, until in step.stay.items():
             begin = self._ends(w) + 1
             change.append((begin, until, self._size(w)))
@@ -359,8 +367,9 @@ class Search:
         stay = self.found.stays.get(v)
         return stay.size if stay is not None else local_bytes(self.graph.specs[v])
 
-    def _closure(self, step: _Step, value: int) -> bool:
-        """All that has to be done again for a value, down to what is there then."""
+    def _closure(self, step: _Step, value: int, moment: int) -> bool:
+        """All that has to be done again for a value, down to what is there then; what is gone before
+        the moment is made again, too."""
         graph, at, base = self.graph, step.at[value], self.found.base
         small = self._size(value) // SMALL
         waiting, seen = [graph.producers[value]], set[int]()
@@ -382,7 +391,10 @@ class Search:
                 p = graph.producers[b]
                 if p < 0 or graph.nodes[p].op == "constant" or b in self.found.results:
                     continue
-                if not self._is_gone(b, at, step, small):
+                is_over = self._ends(b) < moment and self._size(b) > small and self._again(b)
+                if is_over and b in self.until and b not in self.dropped and b not in step.stay:
+                    step.between[b] = min(step.between.get(b, at), at)
+                elif not self._is_gone(b, at, step, small):
                     if self._ends(b) < at:
                         step.stay[b] = max(step.stay.get(b, 0), at)
                     continue
@@ -433,6 +445,9 @@ class Search:
             later = [r for r in self.reads[v] if r > early]
             self.late[v] = step.at[v], max(later), self.found.stays[v].size
             self.dropped[v] = self.until[v] = early
+        for w, time in step.between.items():
+            self.late[w] = time, time, self._size(w)
+            self.dropped[w] = self.until[w]
         for w, until in step.stay.items():
             self.until[w] = until
             self.reads.setdefault(w, []).append(until)
@@ -508,24 +523,33 @@ def recomputed(
     graph: Graph, target: Target, donated: Sequence[int], limit: int
 ) -> tuple[Graph, Program]:
     """The graph with values made again until it fits, or as far as that goes; and its program."""
-    found = held(graph, target, donated)
-    best, least = graph, peak_bytes(found.program)
+    best = graph, held(graph, target, donated)
     for _ in range(ROUNDS):
-        if least <= limit:
+        here = best
+        for deep in (True, False):
+            if peak_bytes(best[1].program) <= limit:
+                return best[0], best[1].program
+            found = _round(*here, target, donated, limit, deep)
+            best = min(best, found, key=lambda f: peak_bytes(f[1].program))
+        if peak_bytes(best[1].program) > peak_bytes(here[1].program) * NEARER:
             break
-        before = least
-        most = limit - (least - found.program.arena_bytes) - found.slack
-        search = Search(best, target, found, max(limit // WORTH, 1))
-        for _ in range(TRIES):
-            fits = search.fit(most)
-            made = search.graph_with()
-            seen = held(made, target, donated)
-            needs = peak_bytes(seen.program)
-            if needs < least:
-                best, found, least = made, seen, needs
-            if needs <= limit or not fits:
-                break
-            most -= needs - limit + limit // MARGIN
-        if least > before * NEARER:
+    return best[0], best[1].program
+
+
+def _round(
+    graph: Graph, found: Held, target: Target, donated: Sequence[int], limit: int, deep: bool
+) -> tuple[Graph, Held]:
+    """One search, with its aim set again as far as it missed."""
+    outside = peak_bytes(found.program) - found.program.arena_bytes
+    most = limit - outside - found.slack
+    search, best = Search(graph, target, found, max(limit // WORTH, 1), deep), (graph, found)
+    for _ in range(TRIES):
+        fits = search.fit(most)
+        made = search.graph_with()
+        seen = made, held(made, target, donated)
+        best = min(best, seen, key=lambda f: peak_bytes(f[1].program))
+        missed = peak_bytes(seen[1].program) - limit
+        if missed <= 0 or not fits:
             break
-    return best, found.program
+        most -= missed + limit // MARGIN
+    return best
