@@ -15,12 +15,12 @@ from ostinato.errors import ArgumentError, DataFileError
 
 from ..source import trouble
 from .fields import IMAGE, LABEL, MASK, Fields
+from .reading import expect, whole
 from .samples import Samples, digest
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 MOST_BYTES = 1 << 30  # of a file that is read whole
-MOST_GUESS = 1 << 22  # bytes that are asked for at once
 
 
 class Files(Samples):
@@ -63,21 +63,15 @@ class Files(Samples):
         return f"file {self.paths[index]}"
 
 
-class _Guess:
-    """How long files are: enough for almost all of them, so that one call reads a file."""
-
-    size = 1 << 18
-
-
 def content(path: str) -> bytes:
-    """What is in a file. Each call of the system lets other threads of Python go on, so there are few.
-    A name that leads to no file is refused: opening a pipe, we would wait."""
+    """What is in a file. A name that leads to no file is refused: opening a pipe, we would wait."""
+    found = whole(path)
+    if found is not None:
+        return found
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            data = os.read(handle, _Guess.size)
-            if not data or len(data) == _Guess.size:
-                data = _looked_at(path, handle, data)
+            return _read(path, handle)
         finally:
             os.close(handle)
     except OSError as error:
@@ -85,11 +79,9 @@ def content(path: str) -> bytes:
             raise
         said = error.strerror or type(error).__name__
         raise trouble(path, said[:1].lower() + said[1:], "a file that can be read") from None
-    return data
 
 
-def _looked_at(path: str, handle: int, data: bytes) -> bytes:
-    """All of a file that is longer than others, or has nothing in it."""
+def _read(path: str, handle: int) -> bytes:
     found = os.fstat(handle)
     if not stat.S_ISREG(found.st_mode):
         raise trouble(path, "what is no file", "a file")
@@ -97,10 +89,11 @@ def _looked_at(path: str, handle: int, data: bytes) -> bytes:
         raise trouble(path, "an empty file", "one with content")
     if found.st_size > MOST_BYTES:
         raise trouble(path, f"{found.st_size} bytes", f"at most {MOST_BYTES}")
-    parts = [data]
-    while more := os.read(handle, max(found.st_size - sum(map(len, parts)), 1)):
+    expect(found.st_size)
+    parts, left = [], found.st_size
+    while left > 0 and (more := os.read(handle, left)):
         parts.append(more)
-    _Guess.size = max(_Guess.size, min(found.st_size + found.st_size // 4, MOST_GUESS))
+        left -= len(more)
     return b"".join(parts)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.io_pipeline.feed import folders, reading
 from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.feed.stage import STAGES
 
@@ -384,6 +385,21 @@ def test_files_of_arrays_are_read_by_rows(tmp_path: Path) -> None:
         np.testing.assert_array_equal(batch["data"], x[batch["label"]])
     with pytest.raises(DataFileError, match=r"test_pipes.py"):
         ost.io.arrays(tmp_path / "none.npy")
+
+
+@pytest.mark.parametrize("size", [1, 1000, reading.FIRST - 1, reading.FIRST, 3 * reading.FIRST])
+def test_files_of_all_lengths_are_read_whole(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading._Guess, "size", reading.FIRST)
+    data = np.random.default_rng(0).bytes(size)
+    path = tmp_path / "bytes é"
+    path.write_bytes(data)
+    assert folders.content(str(path)) == data
+    assert folders.content(str(path)) == data
+    assert reading.whole(str(path)) == data  # since it is known how long files may be
+    assert reading.whole(str(tmp_path)) is None
+    assert reading.whole(str(tmp_path / "none")) is None
 
 
 def test_an_npz_file_is_a_dict_of_arrays(tmp_path: Path) -> None:
