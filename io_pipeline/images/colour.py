@@ -6,6 +6,7 @@ a stage is that formula: of values as floats, of what is white, and of its param
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -189,20 +190,27 @@ class ColorJitter(Stage):
 
     def __post_init__(self) -> None:
         Sometimes.__post_init__(self)  # type: ignore[arg-type]
-        for name in ("brightness", "contrast", "saturation"):
-            spread(self.name, name, getattr(self, name), 1.0, 0.0)
-        spread(self.name, "hue", self.hue, 0.0, -0.5, 0.5)
+        _ = self._ranges  # which are checked
+
+    @cached_property
+    def _ranges(self) -> tuple[tuple[int, str, float, float], ...]:
+        """Of those that change anything: their number, name and range."""
+        found = [
+            (k, name, *spread(self.name, name, getattr(self, name), 1.0, 0.0))
+            for k, name in enumerate(("brightness", "contrast", "saturation"))
+        ]
+        found = [one for one in found if one[2:] != (1.0, 1.0)]
+        low, high = spread(self.name, "hue", self.hue, 0.0, -0.5, 0.5)
+        return (*found, *([(3, "hue", low, high)] if (low, high) != (0.0, 0.0) else []))
 
     def draw(self, rng: Draws, shape: Shape) -> Steps:
         chance, *numbers = rng.random(9).tolist()
         if chance >= self.p:
             return ()
-        found = []
-        for k, name in enumerate(("brightness", "contrast", "saturation", "hue")):
-            neutral = float(name != "hue")
-            low, high = spread(self.name, name, getattr(self, name), neutral, neutral - 1)
-            if (low, high) != (neutral, neutral):
-                found.append((numbers[k], name, low + (high - low) * numbers[4 + k]))
+        found = [
+            (numbers[k], name, low + (high - low) * numbers[4 + k])
+            for k, name, low, high in self._ranges
+        ]
         return tuple((name, value) for _, name, value in sorted(found))
 
     def image(self, xp: Any, x: Image, drawn: Steps) -> Image:

@@ -70,11 +70,13 @@ def in_order(x: Any) -> Any:
 
 
 # -- tables ------------------------------------------------------------------------------------
+_BYTES = np.arange(256, dtype=np.float64)
+
+
 @lru_cache(256)
 def table(change: Change, *given: Any) -> Any:
     """What becomes of each value of uint8."""
-    values = change(np, np.arange(256, dtype=np.float64), 255.0, *given)
-    return narrowed(np, values, np.dtype(np.uint8), 255.0)
+    return narrowed(np, change(np, _BYTES, 255.0, *given), np.dtype(np.uint8), 255.0)
 
 
 def looked_up(xp: Any, x: Image, tables: Any) -> Image:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,15 +42,16 @@ Placed = tuple[
 
 
 # -- matrices ----------------------------------------------------------------------------------
-def product(*given: Matrix) -> Matrix:
-    found = given[0]
-    for m in given[1:]:
-        found = tuple(
-            found[3 * r] * m[c] + found[3 * r + 1] * m[3 + c] + found[3 * r + 2] * m[6 + c]
-            for r in range(3)
-            for c in range(3)
+def product(m: Matrix, *more: Matrix) -> Matrix:
+    for n in more:
+        a, b, c, d, e, f, g, h, i = m
+        r, s, t, u, v, w, x, y, z = n
+        m = (
+            *(a * r + b * u + c * x, a * s + b * v + c * y, a * t + b * w + c * z),
+            *(d * r + e * u + f * x, d * s + e * v + f * y, d * t + e * w + f * z),
+            *(g * r + h * u + i * x, g * s + h * v + i * y, g * t + h * w + i * z),
         )
-    return found
+    return m
 
 
 def inverse(m: Matrix) -> Matrix:
@@ -232,11 +234,15 @@ class RandomRotate(Warp):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_chance(self.name, self.p)
-        spread(self.name, "degrees", self.degrees, 0.0, -math.inf)
+        _ = self._range  # which is checked
+
+    @cached_property
+    def _range(self) -> Pair:
+        return spread(self.name, "degrees", self.degrees, 0.0, -math.inf)
 
     def draw(self, rng: Draws, shape: Shape) -> float | None:
         chance, where = rng.random(2).tolist()
-        low, high = spread(self.name, "degrees", self.degrees, 0.0, -math.inf)
+        low, high = self._range
         return low + (high - low) * where if chance < self.p else None
 
     def placed(self, drawn: float | None, shape: Shape) -> Placed | None:
@@ -282,10 +288,18 @@ class RandomAffine(Warp):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_chance(self.name, self.p)
-        spread(self.name, "degrees", self.degrees, 0.0, -math.inf)
-        check_range(self.name, "scale", self.scale, 1e-3)
+        _ = self._ranges  # which are checked
+
+    @cached_property
+    def _ranges(self) -> tuple[Pair, ...]:
+        """Of the angle, the moves to the right and down, the factor, and both shears."""
         check_pair(self.name, "translate", self.translate, 0, 1)
-        self._shears()
+        return (
+            spread(self.name, "degrees", self.degrees, 0.0, -math.inf),
+            *((-most, most) for most in self.translate),
+            check_range(self.name, "scale", self.scale, 1e-3),
+            *self._shears(),
+        )
 
     def _shears(self) -> tuple[Pair, Pair]:
         shear = self.shear
@@ -298,16 +312,8 @@ class RandomAffine(Warp):
         chance, *where = rng.random(7).tolist()
         if chance >= self.p:
             return None
-        across, down = self.translate
-        ranges = (
-            spread(self.name, "degrees", self.degrees, 0.0, -math.inf),
-            (-across, across),
-            (-down, down),
-            self.scale,
-            *self._shears(),
-        )
         angle, x, y, scale, rows, columns = (
-            low + (high - low) * w for (low, high), w in zip(ranges, where, strict=True)
+            low + (high - low) * w for (low, high), w in zip(self._ranges, where, strict=True)
         )
         return angle, (x, y), scale, (rows, columns)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,7 @@ def test_the_stages_are_what_acts() -> None:
 
 @ours
 def test_image_mask_and_boxes_go_together(stage: Any) -> None:
-    plain: Any = type(stage)(**{**vars(stage), "fill": 0.0})
+    plain = replace(stage, fill=0.0)
     for place in range(40):
         image, mask = np.zeros((48, 64, 3), np.uint8), np.zeros((48, 64), np.int64)
         image[14:34, 20:44], mask[14:34, 20:44] = 255, 7

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,11 +153,7 @@ def test_padding_is_numpys() -> None:
 @ours
 def test_image_mask_and_boxes_go_together(stage: Any) -> None:
     """A square that is painted into the image and the mask ends where its box does."""
-    black: Any = (
-        type(stage)(**{**vars(stage), "fill": 0, "least": 0.0})
-        if isinstance(stage, w.Warp)
-        else stage
-    )
+    black = replace(stage, fill=0, least=0.0) if isinstance(stage, w.Warp) else stage
     for place in range(12):
         x0, y0 = 14 + 3 * (place % 4), 12 + 2 * (place % 3)
         box = np.array([[x0, y0, x0 + 24, y0 + 20]], np.float32)
