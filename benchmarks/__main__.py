@@ -29,8 +29,9 @@ SUITES = (
     "predict",
     "planner",
     "overlap",
+    "layouts",
 )
-ALONE = ("predict", "planner", "overlap")  # which compare with nobody
+ALONE = ("predict", "planner", "overlap", "layouts")  # which compare with nobody
 RESULTS = Path(__file__).resolve().parent / "results"
 
 

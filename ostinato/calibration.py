@@ -43,6 +43,7 @@ SHORT = 5e-4  # seconds of one sample, at least: short ones are seldom disturbed
 SAMPLES = 64
 QUICK = 1 << 21  # bytes that are looked at in less time than it takes to start a plan
 TURNS = 64
+SOONEST = 1e-6  # seconds of a message: one thread wakes another
 ROWS = 8  # of what is summed over workers, on each
 
 
@@ -126,6 +127,8 @@ class Calibration:
             else:
                 took = self.beyond(lambda x: x * 2 + 1, x)
             found.append((float(size), size / took))
+        for k in reversed(range(len(found) - 1)):  # fewer bytes come no slower: others disturbed it
+            found[k] = found[k][0], max(found[k][1], found[k + 1][1])
         self.memory = tuple(found)
         return found
 
@@ -223,8 +226,9 @@ class Calibration:
                     points.append((size, max(took - self.run - made, 1e-7)))
             if len(points) == 2:
                 (few, short), (many, long) = points
-                slope = max(long - short, 1e-9) / (many - few)
-                seen.append(Seen(kind, n, max(short - few * slope, 1e-8), 1 / slope))
+                fastest = replace(NOMINAL, stream=self.memory).bandwidth(many)
+                slope = max((long - short) / (many - few), 1 / fastest)  # all goes through memory
+                seen.append(Seen(kind, n, max(short - few * slope, SOONEST), 1 / slope))
         if seen:  # nothing is sent for nothing: what was lost in noise is as for the others
             middle = sorted(s.seconds for s in seen)[len(seen) // 2]
             seen = [replace(s, seconds=max(s.seconds, middle / 4)) for s in seen]
@@ -297,10 +301,12 @@ def kinds_of(plan: Plan) -> list[str]:
 def calibrate(seconds: float = 50.0) -> Machine:
     """Measure the workers of the session in use, and keep what was found."""
     session = current()
-    tune, settings.tune = settings.tune, "read"
+    target, before = session.target, (settings.tune, settings.machine)
+    settings.tune, settings.machine = "read", "nominal"  # not by what was measured before
+    session.target = replace(target, named=None)
     try:
         found = Calibration(session, seconds).found()
     finally:
-        settings.tune = tune
+        (settings.tune, settings.machine), session.target = before, target
     keep(found, session.workers, isinstance(session.engine, CrewEngine))
     return found

@@ -18,6 +18,7 @@ from benchmarks import (
     cluster,
     compiling,
     kernels,
+    layouts,
     machine,
     overlap,
     planning,
@@ -235,6 +236,18 @@ def test_messages_are_slowed_down(capsys, monkeypatch):
     assert row["messages"] >= 1
     assert row["compute"] <= row["least"] <= row["apart"]
     assert row["apart"] > 0.003 * row["messages"]
+
+
+def test_plans_are_measured_beside_layouts_by_hand(capsys, monkeypatch):
+    small = {
+        "network": (layouts.step, ([(8, 8)] * 2, (16, 8), (16, 8)), (1, 2), None),
+        "heat": (layouts.heat, ((18, 4),), (0,), 0),
+    }
+    monkeypatch.setattr(layouts, "programs", lambda: small)
+    assert command.main(["layouts", "--json", "--workers", "2", "--seconds", "0.01"]) == 0
+    rows = [*map(json.loads, capsys.readouterr().out.splitlines())]
+    assert [r["program"] for r in rows] == ["network", "heat"]
+    assert all(0 < r[kind] < 10 for r in rows for kind in ("planned", *layouts.HANDS))
 
 
 def test_what_is_predicted_is_compared(capsys):

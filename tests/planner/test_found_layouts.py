@@ -3,7 +3,6 @@ that no plan that people make by hand is predicted to take less time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,6 +19,22 @@ from ostinato.planner.prediction import legs
 from ostinato.planner.seeing.explain import facts
 
 import ostinato as ost
+from benchmarks.layouts import (
+    HANDS,
+    PLACES,
+    Program,
+    attention,
+    convolved,
+    heat,
+    k_means,
+    laid_out,
+    lasso,
+    network,
+    product,
+    projected,
+    statistics,
+    step,
+)
 
 MACHINES = ("h200-ib", "cpu-10gbe")
 each_machine = pytest.mark.parametrize("machine", MACHINES)
@@ -62,20 +77,6 @@ def ends(plan: Plan) -> list[str]:
 
 
 # -- rows ------------------------------------------------------------------------------------------
-def k_means(x: Any, c: Any, at: Any = lambda name, x: x) -> Any:
-    d = at("rows", ((x[:, None, :] - c[None]) ** 2).sum(-1))
-    near = ost.nn.one_hot(d.argmin(1), c.shape[0])
-    return (near.T @ x) / ost.maximum(near.sum(0), 1)[:, None]
-
-
-def lasso(x: Any, y: Any, w: Any, at: Any = lambda name, x: x) -> Any:
-    w = w - 0.01 * x.T @ at("vector", x @ w - y) / x.shape[0]
-    return ost.sign(w) * ost.maximum(abs(w) - 0.001, 0)
-
-
-def statistics(x: Any, at: Any = lambda name, x: x) -> Any:
-    x = at("rows", x)
-    return x.mean(0), x.std(0), x.min(0), x.max(0)
 
 
 @each_machine
@@ -111,15 +112,6 @@ def test_statistics_by_rows(machine: str) -> None:
 
 
 # -- training --------------------------------------------------------------------------------------
-def network(ws: Any, x: Any, at: Any = lambda name, x: x) -> Any:
-    for k, w in enumerate(ws[:-1]):
-        x = ost.nn.relu(at("even" if k % 2 else "odd", x @ w))
-    return at("last", x @ ws[-1])
-
-
-def step(ws: Any, x: Any, y: Any, at: Any = lambda name, x: x) -> Any:
-    found, slopes = ost.value_and_grad(lambda ws: ost.nn.mse_loss(network(ws, x, at), y))(ws)
-    return ost.tree_map(lambda w, g: w - 0.1 * g, ws, slopes), found
 
 
 @each_machine
@@ -148,22 +140,6 @@ def test_columns_then_rows_where_weights_are_large_and_the_batch_is_small(
     assert products(plan) == [(WHOLE, COLUMNS, COLUMNS), (COLUMNS, ROWS, ADDENDS)]
     assert collectives(plan) == {"all_reduce": 1}
     assert ends(plan) == [WHOLE]
-
-
-PLACES = ((3025, 363, 96), (729, 2400, 256), (169, 2304, 384))  # of an image; inputs, outputs
-
-
-def convolved(ws: Any, dense: Any, patches: Any, x: Any, y: Any, at: Any = lambda n, x: x) -> Any:
-    """AlexNet's products: of patches, where activations are large, then of vectors, where weights are."""
-
-    def loss(both: Any) -> Any:
-        total = 0.0
-        for w, p in zip(both[0], patches, strict=True):
-            total = total + ost.mean(ost.nn.relu(at("image", p @ w)) ** 2)
-        return total + ost.nn.mse_loss(network(both[1], x, at), y)
-
-    found, slopes = ost.value_and_grad(loss)((ws, dense))
-    return ost.tree_map(lambda w, g: w - 0.1 * g, (ws, dense), slopes), found
 
 
 def alexnet(images: int, split: int | None, cut: tuple[int | None, ...] = (None,) * 3) -> Any:
@@ -209,8 +185,6 @@ def test_the_same_where_large_weights_lie_whole() -> None:
 
 
 # -- products --------------------------------------------------------------------------------------
-def product(a: Any, b: Any, at: Any = lambda name, x: x) -> Any:
-    return at("square", a @ b)
 
 
 @pytest.mark.parametrize("machine", [*MACHINES, "nominal"])
@@ -236,9 +210,6 @@ def test_small_operands_are_gathered_once_and_large_ones_stay(machine: str) -> N
 
 
 # -- attention, stencils, small problems -----------------------------------------------------------
-def attention(q: Any, k: Any, v: Any, at: Any = lambda name, x: x) -> Any:
-    scores = at("scores", ost.nn.softmax(q @ ost.matrix_transpose(k) * 0.1))
-    return at("attended", scores @ v)
 
 
 def test_attention_by_sequence_where_there_is_one_head() -> None:
@@ -257,17 +228,6 @@ def test_attention_by_heads_where_they_come_so() -> None:
         assert collectives(plan) == {}
 
 
-def projected(x: Any, ws: Any, at: Any = lambda name, x: x) -> Any:
-    """Attention with its projections."""
-
-    def heads(y: Any) -> Any:
-        return ost.permute_dims(ost.reshape(y, (*y.shape[:2], 16, -1)), (0, 2, 1, 3))
-
-    q, k, v = (heads(at("heads", x @ w)) for w in ws[:3])
-    y = ost.reshape(ost.permute_dims(attention(q, k, v), (0, 2, 1, 3)), x.shape)
-    return at("last", x + y @ ws[3])
-
-
 def test_attention_by_features_where_weights_come_so() -> None:
     # Weights by columns for queries, keys, values, and by rows after them: as in tensor parallelism.
     ws = [spec((4096, 4096), split=1)] * 3 + [spec((4096, 4096), split=0)]
@@ -275,10 +235,6 @@ def test_attention_by_features_where_weights_come_so() -> None:
     heads = [(WHOLE, COLUMNS, "2")] * 3 + [(COLUMNS, COLUMNS, COLUMNS)] * 2
     assert sorted(products(plan)) == sorted([*heads, ("2", ROWS, ADDENDS)])
     assert collectives(plan) == {"all_reduce": 1}
-
-
-def heat(u: Any, at: Any = lambda name, x: x) -> Any:
-    return at("rows", u[1:-1] * 0.5 + (u[:-2] + u[2:]) * 0.25)
 
 
 @each_machine
@@ -326,9 +282,6 @@ def test_products_count_at_the_rate_of_their_dtype() -> None:
 
 
 # -- against plans made by hand --------------------------------------------------------------------
-HANDS = ("data", "model", "replicated", "column/row")
-At = Callable[[str, Any], Any]
-Program = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...], int | None]
 
 
 def programs() -> dict[str, Program]:
@@ -360,50 +313,6 @@ def programs() -> dict[str, Program]:
         "heat": (heat, (spec((80_002, 1000), split=0),), (0,), 0),
     }
     return found
-
-
-def every_other(seen: list[None]) -> bool:
-    """True for the first, false for the second, and so on."""
-    seen.append(None)
-    return len(seen) % 2 == 1
-
-
-def by_hand(kind: str, x: Any, data: bool, column: bool) -> Any:
-    """An array laid out as this kind of plan has it."""
-    if x.ndim == 0 or not isinstance(x, ost.Array):
-        return x
-    last = x.ndim - 1
-    if kind == "column/row":
-        return x.resplit(None if data else last if column else max(0, last - 1))
-    return x.resplit({"data": 0 if data else None, "model": None if data else last}.get(kind))
-
-
-def laid_out(program: Program, kind: str | None) -> Callable[..., Any]:
-    """The function with its operands and what lies between laid out by hand, or not; its results where
-    they shall be."""
-    function, _, data, end = program
-
-    def run(*args: Any) -> Any:
-        def at(name: str, x: Any) -> Any:
-            if kind is None:
-                return x
-            whole = kind == "replicated" or (kind == "column/row" and not every_other(between))
-            return x.resplit(None if whole else 0 if kind == "data" else x.ndim - 1)
-
-        weights: list[None] = []
-        between: list[None] = []
-        if kind is not None:
-
-            def entering(x: Any, data: bool) -> Any:
-                return by_hand(kind, x, data, data or every_other(weights))
-
-            args = tuple(
-                [ost.tree_map(lambda x, d=k in data: entering(x, d), a) for k, a in enumerate(args)]
-            )
-        results = function(*args, at=at)
-        return ost.tree_map(lambda x: x.resplit(end) if x.ndim else x, results)
-
-    return run
 
 
 def predicted(program: Program, kind: str | None, mesh: Any, machine: str) -> tuple[float, float]:
