@@ -34,6 +34,7 @@ from .passes.overlap import overlap
 from .passes.parts import make_parts
 from .plan import Key, Plan, Program, Target, local_bytes, peak_bytes
 from .preparing import PREPARING
+from .simulation import simulate
 from .title import title
 from .tuning.sites import Tune, sites, with_ways
 
@@ -86,22 +87,27 @@ HOLDING = 1e-15  # seconds for a byte of a worker's memory, where that is not sh
 
 
 def place_operands(graph: Graph, target: Target, free: Sequence[int]) -> list[Layout]:
-    """Where operands are to lie that may lie anywhere: where the graph runs fastest and, as far as that
-    can be had, fits into memory."""
+    """Where operands are to lie that may lie anywhere: where the graph runs fastest, with all that it
+    does to fit into memory; where it needs least, if it does not fit anywhere."""
     room = min(target.memory_limit or inf, target.machine.memory)
-    found: list[tuple[int, Graph]] = []
+    found: list[tuple[bool, float, Graph]] = []
     for k in range(12):
         made = place(graph, target, free, HOLDING * 16**k)
-        if found and made.inputs == found[-1][1].inputs:
+        if found and made.inputs == found[-1][2].inputs:
             continue
         if room == inf:
-            found.append((0, made))
+            found.append((False, 0.0, made))
             break
-        peak = make_plan(Key(made, replace(target, memory_limit=None))).peak_bytes
-        found.append((peak, made))
-        if peak <= room:
-            break
-    inputs = min(found, key=lambda f: f[0])[1].inputs
+        try:
+            plan = make_plan(Key(made, replace(target, memory_limit=int(room))))
+        except MemoryLimitError:
+            peak = make_plan(Key(made, replace(target, memory_limit=None))).peak_bytes
+            found.append((True, peak, made))
+            continue
+        found.append((False, simulate(plan.program, target.machine, target.mesh).seconds, made))
+        if not any(r.seconds for r in plan.ladder):
+            break  # holding less would only take longer
+    inputs = min(found, key=lambda f: f[:2])[2].inputs
     return [s.layout for k in free if (s := inputs[k]).layout is not None]
 
 

@@ -84,6 +84,41 @@ def test_where_memory_is_short_state_is_cut() -> None:
     assert tight.peak_bytes <= limit
 
 
+def deep(ws: Any, x: Any, y: Any) -> Any:
+    def loss(ws: Any) -> Any:
+        z = x
+        for w in ws:
+            z = ost.nn.gelu(ost.nn.layer_norm(z @ w))
+        return ost.nn.mse_loss(z, y)
+
+    value, slopes = ost.value_and_grad(loss)(ws)
+    return ost.tree_map(lambda w, g: w - 0.1 * g, ws, slopes), value
+
+
+def test_state_is_cut_only_where_nothing_else_is_cheaper() -> None:
+    rows = ost.spec((65536, 1024), split=0)
+
+    def planned(split: Any, limit: int | None = None) -> Any:
+        ws = [ost.spec((1024, 1024), split=split) for _ in range(6)]
+        return ost.plan(deep, ws, rows, rows, mesh=8, machine="h200-ib", memory_limit=limit)
+
+    def cut(plan: Any) -> set[bool]:
+        return {not s.layout.is_whole for s in plan.traced.inputs[:6]}
+
+    wide = planned("auto")
+    tight, tighter = (
+        planned("auto", wide.peak_bytes - int(wide.arena_bytes * share)) for share in (0.1, 0.7)
+    )
+    assert cut(wide) == cut(tight) == {False}
+    assert "made again" in [r.how for r in tight.ladder]
+    assert cut(tighter) == {True}
+    for plan in (tight, tighter):
+        limit = plan.target.memory_limit
+        assert plan.peak_bytes <= limit
+        by_hand = planned(0, limit)
+        assert plan.simulate().seconds <= by_hand.simulate().seconds
+
+
 def test_what_is_used_before_is_cut_along_its_longest_axis() -> None:
     with use((2,)):
         x = ost.asarray(numbers(4, 50), split="auto")
