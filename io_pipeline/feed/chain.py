@@ -67,6 +67,8 @@ class Step:
         self.draw = stage.draw if stage.is_random and not isinstance(stage, Map) else None
         self.number = self.placed.draw
         self.sized = fields.sized()
+        has_more = type(stage).together is not Stage.together
+        self.together = stage.together if has_more else None
         self._next: Step | None = None
         self.is_bound = False  # whether the next one is known
         self.calls: list[tuple[int, Callable[..., Any], bool, bool]] = []
@@ -98,6 +100,8 @@ class Step:
                 values[n] = method(np, values[n], here, out=out[n])
             else:
                 values[n] = method(np, values[n], here)
+        if self.together is not None:
+            self.together(self.fields, values)
         sample.fields, sample.part = self.fields, None
         return following
 

@@ -76,6 +76,9 @@ class Stage:
         decoded."""
         return None
 
+    def together(self, fields: Fields, values: list[Any]) -> None:
+        """Change what fields that belong together have, of a sample of which each was dealt with."""
+
     @property
     def is_random(self) -> bool:
         return type(self).draw is not Stage.draw

@@ -1,5 +1,6 @@
 """Stages of images. Importing this makes them methods of pipes."""
 
+from . import boxes as boxes
 from . import colour as colour
 from . import decode as decode
 from . import filters as filters

@@ -2,7 +2,7 @@
 
 Masks see the nearest pixel at the same places. A box becomes the bounds of its moved corners, cut off at the
 image's edges; one of which less than the part `least` is left becomes 0, 0, 0, 0: rows of boxes stand beside
-those of their labels, so none is taken out. What comes from outside the image is `fill`, in its own
+those of their labels, and `drop_boxes` takes both out. What comes from outside the image is `fill`, in its own
 numbers: one, or one for each channel; in masks it is `mask_fill`."""
 
 from __future__ import annotations

@@ -182,6 +182,35 @@ def test_boxes_of_which_little_is_left_become_nothing() -> None:
     assert run(w.Affine(angle=3), boxes[:0], "boxes", shape=(40, 40, 3)).shape == (0, 4)
 
 
+def test_boxes_go_with_their_labels() -> None:
+    boxes = np.array([[0, 0, 10, 10], [0, 0, 20, 10], [30, 0, 40, 10]], np.float32)
+
+    def sample(k: int) -> dict[str, Any]:
+        return {"image": noise(k, (40, 40, 3)), "boxes": boxes, "label": np.array([5, 6, 7]) + 10 * k,
+                "score": np.array([0.5, 0.6, 0.7]), "data": np.eye(3), "weights": np.array([0.1, 0.2, 0.7])}  # fmt: skip
+
+    kinds = ["boxes", "data", "image", "label", "data", "label"]  # by the order of keys
+    pipe = ost.io.samples([sample(k) for k in range(3)], kinds=kinds)
+    pipe = pipe.affine(translate=(-0.2, 0), least=0.5).drop_boxes(beside=("score",))
+    found = list(pipe.epoch(0))
+    assert len(found) == 3
+    for k, one in enumerate(found):
+        np.testing.assert_allclose(one["boxes"], [[0, 0, 12, 10], [22, 0, 32, 10]], atol=1e-5)
+        np.testing.assert_array_equal(one["label"], [6 + 10 * k, 7 + 10 * k])
+        np.testing.assert_array_equal(one["score"], [0.6, 0.7])
+        np.testing.assert_array_equal(one["data"], np.eye(3))
+        np.testing.assert_array_equal(one["weights"], [0.1, 0.2, 0.7])
+    kept = next(iter(ost.io.samples([sample(0)], kinds=kinds).drop_boxes().epoch(0)))
+    np.testing.assert_array_equal(kept["boxes"], boxes)
+    small = next(iter(ost.io.samples([sample(0)], kinds=kinds).drop_boxes(150).epoch(0)))
+    np.testing.assert_array_equal(small["label"], [6])
+    assert len(small["score"]) == 3
+    with pytest.raises(ArgumentError, match=r"drop_boxes .*needed names of fields"):
+        ost.io.arrays({"boxes": np.zeros((2, 3, 4))}).drop_boxes(beside=("scores",))
+    with pytest.raises(ArgumentError, match=r"drop_boxes .*got samples of image; needed boxes"):
+        ost.io.arrays(noise(0, (2, 8, 8, 3))).drop_boxes()
+
+
 # -- the same, whatever computes it ---------------------------------------------------------------
 numbers = st.floats(-1.5, 1.5)
 FORMS: list[tuple[tuple[int, ...], str]] = [((9, 13, 3), "uint8"), ((1, 1, 3), "uint8"), ((5, 2, 4), "uint8"), ((7, 7, 1), "uint8"), ((6, 5), "int64"), ((6, 5), "uint16"), ((8, 3, 2), "uint8"), ((2, 9), "float32"), ((9, 13, 3), "float32"), ((1, 2, 3), "float32"), ((8, 5, 4), "float32"), ((7, 6, 2), "float32"), ((2, 9), "float64"), ((3, 4), "bool"), ((3, 4), "complex128")]  # fmt: skip
