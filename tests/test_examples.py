@@ -40,6 +40,16 @@ def test_kmeans(workers: int) -> None:
     assert losses[-1] == pytest.approx(losses[-2], rel=1e-3)
 
 
+def test_train_images(tmp_path: Path) -> None:
+    """The same images come whoever trains, so the same network does."""
+    ends = [
+        example("train_images").main(40, 2, workers, str(tmp_path / f"{workers}"))
+        for workers in (1, 2)
+    ]
+    assert all(len(right) == 2 and 0 < right[-1] <= 1 for right in ends)
+    assert ends[0] == pytest.approx(ends[1], abs=0.07), "but for how sums are rounded"
+
+
 def test_plan_2048_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     to = tmp_path / "step.html"
     found = example("plan_2048_gpus").main(1, (16, 8), (64, 64, 256), str(to))
