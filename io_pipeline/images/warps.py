@@ -264,8 +264,8 @@ class Affine(Warp):
         super().__post_init__()
         check_number(self.name, "angle", self.angle)
         check_number(self.name, "scale", self.scale, 1e-3)
-        for name in ("translate", "shear"):
-            check_pair(self.name, name, getattr(self, name))
+        check_pair(self.name, "translate", self.translate)
+        check_pair(self.name, "shear", self.shear, -89, 89)
 
     def placed(self, drawn: Any, shape: Shape) -> Placed | None:
         given = self.angle, self.translate, self.scale, self.shear

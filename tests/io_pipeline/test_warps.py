@@ -313,6 +313,7 @@ def test_pipes_give_the_same_bits_whatever_the_threads() -> None:
         ("random_rotate", {"degrees": (5, 1)}, r"degrees=\(5, 1\); needed two numbers, the smaller one first"),
         ("affine", {"scale": 0}, "scale=0; needed a number, 0.001 or more"),
         ("affine", {"translate": 1}, "translate=1; needed two numbers"),
+        ("affine", {"shear": (90, 0)}, "shear=90; needed a number from -89 to 89"),
         ("random_affine", {"translate": (2, 0)}, "translate=2; needed a number from 0 to 1"),
         ("random_affine", {"shear": 90}, "shear=90; needed a number from 0 to 89"),
         ("random_perspective", {"distortion": 1}, "distortion=1; needed a number from 0 to 0.99"),
