@@ -35,7 +35,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.planner.lowering import rules
 from ostinato.planner.plan import Program, Target, largest_part, local_bytes, peak_bytes
 from ostinato.planner.prediction import work_of
-from ostinato.planner.rewrite import in_order_of
+from ostinato.planner.rewrite import in_order_of, map_bodies, with_nodes
 
 from .blocking import running
 from .memory import CONTROL
@@ -526,18 +526,42 @@ def recomputed(
     best = graph, held(graph, target, donated)
     for _ in range(ROUNDS):
         here = best
-        for deep in (True, False):
+        for search in (_round, _within, _plain_round):
             if peak_bytes(best[1].program) <= limit:
                 return best[0], best[1].program
-            found = _round(*here, target, donated, limit, deep)
+            found = search(*here, target, donated, limit)
             best = min(best, found, key=lambda f: peak_bytes(f[1].program))
         if peak_bytes(best[1].program) > peak_bytes(here[1].program) * NEARER:
             break
     return best[0], best[1].program
 
 
+def _within(
+    graph: Graph, found: Held, target: Target, donated: Sequence[int], limit: int
+) -> tuple[Graph, Held]:
+    """The same in the bodies of the node that runs when memory is fullest, if it has some."""
+    program = found.program
+    fullest = program.graph.nodes[program.peak_node] if program.peak_node >= 0 else None
+    if fullest is None or fullest.op not in CONTROL or not fullest.line.isdigit():
+        return graph, found
+    over, k = peak_bytes(program) - limit, int(fullest.line)
+
+    def less(body: Graph) -> Graph:
+        return recomputed(body, target, (), peak_bytes(running(body, target)) - over)[0]
+
+    node = map_bodies(graph.nodes[k], less)
+    made = with_nodes(graph, [*graph.nodes[:k], node, *graph.nodes[k + 1 :]])
+    return (graph, found) if made is graph else (made, held(made, target, donated))
+
+
+def _plain_round(
+    graph: Graph, found: Held, target: Target, donated: Sequence[int], limit: int
+) -> tuple[Graph, Held]:
+    return _round(graph, found, target, donated, limit, False)
+
+
 def _round(
-    graph: Graph, found: Held, target: Target, donated: Sequence[int], limit: int, deep: bool
+    graph: Graph, found: Held, target: Target, donated: Sequence[int], limit: int, deep: bool = True
 ) -> tuple[Graph, Held]:
     """One search, with its aim set again as far as it missed."""
     outside = peak_bytes(found.program) - found.program.arena_bytes

@@ -273,6 +273,9 @@ def made_again(graph: Graph) -> dict[str, int]:
     builder, values = Builder(graph.inputs), list(range(len(graph.inputs)))
     found: dict[str, int] = {}
     for node in graph.nodes:
+        for _, body in node.subgraphs():
+            for what, times in made_again(body).items():
+                found[what] = found.get(what, 0) + times
         inputs = [values[v] for v in node.inputs]
         if node.op == "barrier":
             values.extend(inputs[: len(node.specs)])

@@ -185,6 +185,30 @@ def test_training_in_little_memory(name: str, mesh: tuple[int, ...], numerics: s
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("mesh", [(1,), (2,)], ids=str)
+@pytest.mark.usefixtures("no_turns")
+def test_training_in_a_loop(mesh: tuple[int, ...]) -> None:
+    step = step_of(deep)
+
+    def train(ws: Any, x: Any, y: Any) -> Any:
+        return ost.repeat(3, lambda ws: step(ws, x, y)[0], ws)
+
+    with use(mesh, "any-workers"):
+        whole = ost.compile(train)
+        inputs = arrays(8, 1024)
+        expected = flat(whole(*inputs))
+        limit = whole.plan.peak_bytes - int(whole.plan.arena_bytes * 0.3)
+        f = ost.compile(train, memory_limit=limit)
+        found = flat(f(*inputs))
+        assert f.plan.peak_bytes <= limit
+        assert not again(f.plan), "it is inside of the loop"
+        assert re.search(r"^    erf \(.*\) x \d+$", f.plan.explain(), re.MULTILINE)
+        check_memory(f.plan.program)
+        _prove(f.plan.key, f.plan.lowered, list(f.plan.results))
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
 @settings(RELAXED, max_examples=12)
 @given(st.randoms(use_true_random=False), st.sampled_from([(1,), (2,), (2, 2)]))
 @pytest.mark.usefixtures("no_turns")
