@@ -17,7 +17,7 @@ from ostinato.errors import ArgumentError
 from ..feed.draws import Draws
 from ..feed.stage import DEVICE, HOST, Shape, Stage, Window, stage
 from .backends import needed, opencv
-from .values import check_chance
+from .values import check_chance, check_order
 
 Image = Any
 Size = int | tuple[int, int]
@@ -47,6 +47,7 @@ def _check_filter(who: str, name: str) -> None:
 # -- what stages share -------------------------------------------------------------------------
 def resized(x: Image, size: tuple[int, int], interpolation: str, out: Image = None) -> Image:
     """An image in another size."""
+    check_order(x)
     if x.shape[:2] == size:
         return x
     cv = needed("resize", opencv(), "OpenCV")
@@ -77,6 +78,7 @@ def moved(xp: Any, boxes: Image, window: Window, size: tuple[int, int] | None = 
 
 
 def cut(x: Image, window: Window) -> Image:
+    check_order(x)
     top, left, height, width = window
     return x[top : top + height, left : left + width]
 
@@ -179,9 +181,10 @@ class RandomCrop(Stage):
         return top - self.padding, left - self.padding, height, width
 
     def image(self, xp: Any, x: Image, drawn: Window) -> Image:
-        top, left, height, width = drawn
         if not self.padding:
             return cut(x, drawn)
+        check_order(x)
+        top, left, height, width = drawn
         found = xp.zeros((height, width, *x.shape[2:]), x.dtype)
         above, before = max(-top, 0), max(-left, 0)
         part = x[max(top, 0) : top + height, max(left, 0) : left + width]
@@ -263,6 +266,7 @@ class RandomFlip(Stage):
         return rng.chance(self.p)
 
     def image(self, xp: Any, x: Image, drawn: bool) -> Image:
+        check_order(x)
         if not drawn:
             return x
         return x[::-1] if self.vertical else x[:, ::-1]

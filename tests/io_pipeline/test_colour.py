@@ -231,12 +231,19 @@ def test_colours_are_needed_where_they_are_changed() -> None:
         run(c.Equalize(), noise().astype(np.float32))
 
 
-@pytest.mark.parametrize("name", ["invert", "color_jitter", "random_gamma", "gaussian_blur", "rotate", "random_affine", "pad", "rand_augment"])  # fmt: skip
+@pytest.mark.parametrize("name", ["invert", "color_jitter", "random_gamma", "gaussian_blur", "rotate", "random_affine", "pad", "rand_augment", "random_flip", "resize", "center_crop", "random_crop", "random_resized_crop"])  # fmt: skip
 def test_channels_in_front_are_refused(name: str) -> None:
     """As `normalize` puts them: a stage would take them for rows."""
-    given = {"color_jitter": (0.4,), "rotate": (3,), "pad": (2,), "rand_augment": (9,)}.get(
-        name, ()
-    )
+    given = {
+        "color_jitter": (0.4,),
+        "rotate": (3,),
+        "pad": (2,),
+        "rand_augment": (9,),
+        "resize": (5,),
+        "center_crop": (2,),
+        "random_crop": (2,),
+        "random_resized_crop": (4,),
+    }.get(name, ())
     pipe = ost.io.arrays(noise(0, (4, 8, 9, 3))).normalize()
     pipe = getattr(pipe, name)(*given).batch(4).to("numpy")
     with pytest.raises(
