@@ -57,7 +57,8 @@ class Files(Samples):
         below = len(self.base)
         masks = self.masks or ()
         labels = () if self.labels is None else map(str, self.labels)
-        return digest("files", *(p[below:] for p in self.paths), "", *masks, "", *labels)
+        told = ([p[below:].lstrip(os.sep) for p in self.paths], masks, labels)
+        return digest("files", *("\0".join(words) for words in told))
 
     def name(self, index: int) -> str:
         return f"file {self.paths[index]}"
@@ -127,7 +128,9 @@ def files(
             got=f"no file for {paths!r}",
             needed=f"files that end with {', '.join(IMAGES)}, or a list of files",
         )
-    base = os.path.commonpath([os.path.dirname(p) for p in found]) if len(found) > 1 else ""
+    folders = [os.path.dirname(p) for p in (min(found), max(found))]  # all others lie between
+    is_one_tree = len(found) > 1 and len({os.path.isabs(p) for p in folders}) == 1
+    base = os.path.commonpath(folders) if is_one_tree else ""
     made: list[Any] | None = None
     if labels == "folder":
         names = [os.path.basename(os.path.dirname(p)) for p in found]

@@ -88,6 +88,7 @@ class Cursor:
     is_restored: bool = False  # the next epoch of this number begins there
     quarantine: Quarantine = field(default_factory=Quarantine)
     work: Work | None = None  # the last one, for its figures
+    source: str | None = None  # its identity, once somebody asked for it
     slots: Slots = field(default_factory=Slots)  # memory for batches, from epoch to epoch
 
 
@@ -393,7 +394,9 @@ class Pipe:
             e.what.identity() if isinstance(e.what, Stage | Bucket) else repr(e.what)
             for e in self.entries
         ]
-        return digest(self.source.identity(), *told)
+        if self.cursor.source is None:
+            self.cursor.source = self.source.identity()
+        return digest(self.cursor.source, *told)
 
     def state(self) -> dict[str, Any]:
         """Where it is: plain data of a few hundred bytes, and what failed so far. What was handed out

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError
@@ -265,10 +266,16 @@ class RandomFlip(Stage):
     def draw(self, rng: Draws, shape: Shape) -> bool:
         return rng.chance(self.p)
 
-    def image(self, xp: Any, x: Image, drawn: bool) -> Image:
+    def image(self, xp: Any, x: Image, drawn: bool, out: Image = None) -> Image:
+        """A view, unless it is the last stage: NumPy copies what lies backwards byte by byte."""
         check_order(x)
         if not drawn:
             return x
+        if out is not None and x.dtype == np.uint8 and (out.shape, out.dtype) == (x.shape, x.dtype):
+            cv = opencv()
+            if cv is not None and out.flags.c_contiguous:
+                cv.flip(x, 0 if self.vertical else 1, dst=out)
+                return out
         return x[::-1] if self.vertical else x[:, ::-1]
 
     mask = image

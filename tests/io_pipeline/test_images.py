@@ -298,6 +298,19 @@ def test_image_mask_and_boxes_go_together(stage: Any) -> None:
             assert (found[2] - found[0]) * (found[3] - found[1]) < 3
 
 
+@pytest.mark.parametrize("shape", [(5, 7, 3), (5, 7, 1), (5, 7, 4), (5, 7), (1, 1, 3)])
+@pytest.mark.parametrize("vertical", [False, True])
+def test_flips_fill_their_places(shape: tuple[int, ...], vertical: bool) -> None:
+    for dtype in (np.uint8, np.uint16, np.float32):
+        x = np.random.default_rng(0).integers(0, 256, (9, 9, *shape[2:])).astype(dtype)
+        x = x[2 : 2 + shape[0], 1 : 1 + shape[1]]
+        rows = np.zeros((3, *shape), dtype)
+        found = RandomFlip(1, vertical=vertical).image(np, x, True, out=rows[1])
+        assert np.shares_memory(found, rows) == (dtype is np.uint8)
+        np.testing.assert_array_equal(found, np.flip(x, 0 if vertical else 1))
+        assert not rows[::2].any()
+
+
 def test_masks_follow_in_a_pipe(tmp_path: Path) -> None:
     root = folder(tmp_path, 6)
     for path in root.rglob("*.jpg"):

@@ -402,6 +402,16 @@ def test_files_of_all_lengths_are_read_whole(
     assert reading.whole(str(tmp_path / "none")) is None
 
 
+def test_files_may_lie_anywhere(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = sorted(map(str, images.rglob("*.jpg")))
+    monkeypatch.chdir(images)
+    mixed = [os.path.relpath(names[0]), *names[1:3]]
+    pipe = ost.io.images(mixed).decode().batch(3).to("numpy")
+    same(next(pipe.epoch(0)), next(ost.io.images(names[:3]).decode().batch(3).to("numpy").epoch(0)))
+    elsewhere = [os.path.relpath(n) for n in names]
+    assert ost.io.images(names).identity() == ost.io.images(elsewhere).identity()
+
+
 def test_an_npz_file_is_a_dict_of_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", image=np.zeros((6, 4, 5, 3), "u1"), label=np.arange(6))
     pipe = ost.io.arrays(tmp_path / "x.npz").random_flip().batch(3).to("numpy")
@@ -691,3 +701,17 @@ def test_rows_of_arrays_are_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "x.npy").write_bytes(b"\x93NUMPY")
     with pytest.raises(SampleError, match=r"sample \d+, row \d+ of .*x\.npy, in read"):
         list(pipe.epoch(0))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_arrays_keep_their_memory_until_they_are_used(workers: int) -> None:
+    """What is computed of batches later sees them as they were, whatever the pipe made meanwhile."""
+    x = np.random.default_rng(0).random((640, 64)).astype("f4")
+    with ost.connect(workers):
+        pipe = ost.io.arrays(x).batch(16).run_with(threads=2, ahead=3 * 16 * 64 * 4)
+        sums = [batch.sum(1) * 2 for batch in pipe.epoch(0)]
+        halves = [batch for k, batch in enumerate(pipe.epoch(0)) if k % 2]
+        found = np.concatenate([np.asarray(s) for s in sums])
+        np.testing.assert_allclose(found, x.sum(1) * 2, rtol=1e-5)
+        for k, batch in enumerate(halves):
+            np.testing.assert_array_equal(np.asarray(batch), x[32 * k + 16 : 32 * k + 32])
