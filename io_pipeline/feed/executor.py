@@ -38,7 +38,7 @@ from .fields import Fields, fields_of
 from .portions import Portion, Portions
 from .samples import Samples
 from .slots import Slots
-from .stats import Costs
+from .stats import Consumer, Costs
 
 CHUNK = 8  # samples that a thread takes at a time
 GATHERED = 16  # times as many rows of arrays
@@ -62,6 +62,7 @@ class Recipe:
     chunk: int = CHUNK
     ahead: int = AHEAD
     pad: float | None = None  # what arrays of other shapes are filled up with
+    given: frozenset[str] = frozenset()  # what of threads, chunk and ahead the user has said
 
 
 @dataclass
@@ -102,6 +103,7 @@ class Work:
         self.lock = threading.Lock()
         self.to_do = threading.Condition(self.lock)  # for threads: room, or chunks
         self.done = threading.Condition(self.lock)  # for who takes batches
+        self.parked = threading.Condition(self.lock)  # for threads above `active`
         self.open: deque[Batch] = deque()  # in order; the first is handed out next
         self.is_opening = self.is_at_end = self.is_stopped = False
         self.error: BaseException | None = None
@@ -113,40 +115,76 @@ class Work:
             self.form, self.gathers = (recipe.source.fields, list(forms)), True
         self.slots = slots
         self.batch_bytes = 0
-        self.chunk = recipe.chunk * (GATHERED if self.gathers else 1)
-        stages = len(recipe.chain.stages)
-        self.costs = [Costs(stages + 1) for _ in range(recipe.threads)]
-        self.waited = self.held = 0.0  # seconds: of who takes batches, and of threads for room
-        self.threads: list[threading.Thread] = []
+        self.active, self.chunk, self.ahead = recipe.threads, recipe.chunk, recipe.ahead
+        self.costs: list[Costs] = []  # of each thread: of the source and of stages of samples,
+        self.behind: list[Costs] = []  # and of putting batches together and of stages behind that
+        self.consumer = Consumer()
+        self.decisions: Sequence[str] = ()  # of the tuner, in words
+        self.made = 0  # samples
+        self.busy = 0.0  # seconds that threads worked, all together, until
+        self.at = time.perf_counter()
+        self.running = 0  # threads that work since then
+        self.threads: list[Thread] = []
         self.alive = 0
         self.has_left = False
 
     # -- the beginning and the end ---------------------------------------------------------------
     def begin(self) -> None:
         _running.enter(self)
-        for k in range(self.recipe.threads):
-            context = contextvars.copy_context()
-            run = Thread(self, k, context)
-            self.threads.append(run)
-        for thread in self.threads:
-            self.alive += 1
+        for thread in self._more(self.active):
             thread.start()
+
+    def _more(self, count: int) -> list[Thread]:
+        """Threads that are missing until there are so many; they are to be started."""
+        made = []
+        for k in range(len(self.threads), count):
+            self.costs.append(Costs(len(self.recipe.chain.stages) + 1))
+            behind = self.recipe.batched
+            self.behind.append(Costs(len(behind.stages) + 1 if behind is not None else 1))
+            made.append(Thread(self, k, contextvars.copy_context()))
+        self.threads += made
+        self.alive += len(made)
+        self._count(len(made))
+        return made
+
+    def run_with(self, threads: int, chunk: int, ahead: int) -> None:
+        """Go on with so many threads, chunks of this size and bytes ahead. Threads that are too many
+        park, until they are needed again or the epoch is made."""
+        made: list[Thread] = []
+        with self.lock:
+            self.active, self.chunk, self.ahead = threads, chunk, ahead
+            if self.alive and not self.is_stopped and not self.is_at_end:
+                made = self._more(threads)
+            self.parked.notify_all()
+            self.to_do.notify_all()
+        for thread in made:
+            thread.start()
+
+    def _count(self, change: int) -> None:
+        """So many threads begin to work, or cease to."""
+        now = time.perf_counter()
+        self.busy += self.running * (now - self.at)
+        self.at, self.running = now, self.running + change
+
+    def so_far(self) -> tuple[float, int]:
+        """Seconds that threads worked, all together, and samples that they made."""
+        with self.lock:
+            self._count(0)
+            return self.busy, self.made
 
     def stop(self) -> None:
         """Threads end with the sample that they work on. Waits for nobody, so finalizers may call it."""
         self.is_stopped = True
         if self.lock.acquire(blocking=False):  # else who has it looks at `is_stopped` next
             try:
-                self.to_do.notify_all()
-                self.done.notify_all()
+                self._wake()
             finally:
                 self.lock.release()
 
     def join(self) -> None:
         self.is_stopped = True
         with self.lock:
-            self.to_do.notify_all()
-            self.done.notify_all()
+            self._wake()
         until = time.monotonic() + PATIENCE
         for thread in self.threads:
             if thread is not threading.current_thread() and thread.ident is not None:
@@ -154,10 +192,15 @@ class Work:
         if self.alive == 0:
             self.open.clear()
 
+    def _wake(self) -> None:
+        for waiting in (self.to_do, self.done, self.parked):
+            waiting.notify_all()
+
     def gone(self) -> None:
         """A thread has ended; with the last one, so has all that holds while they run."""
         with self.lock:
             self.alive -= 1
+            self._count(-1)
             if self.alive:
                 return
             if self.is_stopped:
@@ -169,7 +212,7 @@ class Work:
         """What a thread does until the epoch is made."""
         sample = Sample(Draws(self.recipe.seed, self.epoch))
         costs = self.costs[number]
-        while (task := self._task()) is not None:
+        while (task := self._task(number)) is not None:
             batch, rows = task
             if self.gathers and self._gather(batch, rows, costs):
                 rows = range(0)
@@ -181,47 +224,56 @@ class Work:
                     self._make(batch, row, sample, timed)
                 except BaseException as error:  # of the pipe itself
                     batch.error = batch.error or error
-            self._finish(batch, len(task[1]), sample)
+            self._finish(batch, len(task[1]), sample, self.behind[number])
 
     def _gather(self, batch: Batch, rows: range, costs: Costs) -> bool:
         """Rows of arrays, all at once; False if something is wrong with one of them."""
         assert batch.slots is not None
-        costs.begin()
+        costs.begin(len(rows))
         out = [s[rows.start : rows.stop] for s in batch.slots]
         try:
             self.recipe.source.gather(batch.portion.samples[rows.start : rows.stop], out)
         except Exception:
             return False
-        costs.end(0, out, len(rows))
+        costs.end(0, out)
         return True
 
-    def _task(self) -> tuple[Batch, range] | None:
-        """The next chunk; None if there is none left."""
+    def _task(self, number: int) -> tuple[Batch, range] | None:
+        """The next chunk for a thread; None if there is none left."""
         while True:
             with self.lock:
                 while True:
                     if self.is_stopped:
                         return None
+                    if number >= self.active:
+                        if self.is_at_end:
+                            return None
+                        self._wait(self.parked)
+                        continue
                     last = self.open[-1] if self.open else None
                     if last is not None and last.taken < last.count:
                         first = last.taken
-                        last.taken = min(first + self.chunk, last.count)
+                        chunk = self.chunk * (GATHERED if self.gathers else 1)
+                        last.taken = min(first + chunk, last.count)
                         return last, range(first, last.taken)
                     if self.is_at_end:
                         return None
                     if not self.is_opening and self._has_room():
                         self.is_opening = True
                         break
-                    begin = time.perf_counter()
-                    self.to_do.wait(1.0)
-                    self.held += time.perf_counter() - begin
+                    self._wait(self.to_do)
             self._open()
+
+    def _wait(self, condition: threading.Condition) -> None:
+        self._count(-1)
+        condition.wait(1.0)
+        self._count(1)
 
     def _has_room(self) -> bool:
         waiting = len(self.open)
         if waiting < LEAST or not self.batch_bytes:
             return waiting < LEAST
-        return waiting < MOST and (waiting + 1) * self.batch_bytes <= self.recipe.ahead
+        return waiting < MOST and (waiting + 1) * self.batch_bytes <= self.ahead
 
     def _open(self) -> None:
         """Find out what is in the next batch. One thread at a time."""
@@ -244,8 +296,7 @@ class Work:
                 if not batch.count:
                     batch.is_done = True
                 self.open.append(batch)
-            self.to_do.notify_all()
-            self.done.notify_all()
+            self._wake()
 
     def _slots(self, count: int, forms: Sequence[Any]) -> list[Any]:
         return [
@@ -342,17 +393,20 @@ class Work:
                 return
 
     # -- batches ---------------------------------------------------------------------------------
-    def _finish(self, batch: Batch, rows: int, sample: Sample) -> None:
+    def _finish(self, batch: Batch, rows: int, sample: Sample, costs: Costs) -> None:
         """A chunk is done; with the last one, so is the batch."""
         with self.lock:
+            self.made += rows
             batch.left -= rows
             if batch.left:
                 return
         try:
             if self.recipe.batched is not None and batch.error is None:
+                costs.begin(batch.count)
                 self._collate(batch)
+                costs.end(0, batch.slots or ())
                 if batch.slots is not None and self.recipe.batched.stages:
-                    self._run_batched(batch, sample)
+                    self._run_batched(batch, sample, costs)
         except BaseException as error:
             batch.error = error
         with self.lock:
@@ -413,14 +467,14 @@ class Work:
             self.form = fields, [_form(v) for v in values]
         return fields, slots
 
-    def _run_batched(self, batch: Batch, sample: Sample) -> None:
+    def _run_batched(self, batch: Batch, sample: Sample, costs: Costs) -> None:
         assert self.recipe.batched is not None
         assert batch.slots is not None
         sample.values, sample.fields, sample.out = batch.slots, batch.fields, None
         sample.places = batch.portion.places
         sample.place = sample.places[0] if sample.places else 0
         try:
-            self.recipe.batched.run(sample)
+            self.recipe.batched.run(sample, costs)
         except Exception as error:
             step = sample.step
             assert step is not None
@@ -445,7 +499,7 @@ class Work:
                 self.done.wait(1.0)
             batch = self.open.popleft()
             self.to_do.notify_all()
-        self.waited += time.perf_counter() - begin
+        self.consumer.took(begin, time.perf_counter())
         return batch
 
 

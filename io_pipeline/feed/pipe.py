@@ -17,6 +17,7 @@ from ostinato.ops.cpu.threads import cores
 
 from ostinato.errors import ArgumentError, SampleError, SessionError
 
+from . import seeing
 from .chain import Chain, Placed
 from .combine import Cached, Selected
 from .executor import AHEAD, CHUNK, Batch, Recipe, Work
@@ -27,7 +28,6 @@ from .portions import DROP, KEEP, TAILS, Portions, StreamPortions
 from .samples import Samples, Stream, digest
 from .slots import Slots
 from .stage import STAGES, Map, Stage
-from .stats import report
 from .targets import check_target, converter
 
 FORMAT = 1  # of states
@@ -102,6 +102,7 @@ class Pipe:
     threads: int = 0  # 0: one for each core
     chunk: int = CHUNK
     ahead: int = AHEAD
+    given: frozenset[str] = frozenset()  # which of these the user has said
     cursor: Cursor = field(default_factory=Cursor, compare=False, repr=False)
 
     # -- what makes it longer --------------------------------------------------------------------
@@ -230,11 +231,14 @@ class Pipe:
         ):
             if given is not None:
                 _whole("run_with", name, given, least)
+        named = {"threads": threads or None, "chunk": chunk, "ahead": ahead}
+        said = {name for name, value in named.items() if value is not None}
         return replace(
             self,
             threads=self.threads if threads is None else threads,
             chunk=self.chunk if chunk is None else chunk,
             ahead=self.ahead if ahead is None else ahead,
+            given=self.given - ({"threads"} if threads == 0 else set()) | said,
             cursor=Cursor(),
         )
 
@@ -384,6 +388,7 @@ class Pipe:
             self.chunk,
             self.ahead,
             cut.pad if cut is not None else None,
+            self.given,
         )
         return recipe, cut or Cut(SINGLE, KEEP), order
 
@@ -440,13 +445,19 @@ class Pipe:
         """The samples that could not be made so far, each with its reason."""
         return list(self.cursor.quarantine.faults.values())
 
-    def stats(self) -> list[dict[str, Any]]:
-        """What the stages of the last epoch cost: a row for the source and for each stage."""
+    def stats(self) -> dict[str, Any]:
+        """What the last epoch cost so far: its stages, its threads, and the loop that takes batches; plain
+        data, empty before the first epoch."""
         work = self.cursor.work
-        if work is None:
-            return []
-        names = ["read", *(p.stage.name for p in work.recipe.chain.stages)]
-        return report(names, work.costs)
+        return {} if work is None else seeing.as_data(work)
+
+    def explain(self) -> str:
+        """What the last epoch cost so far, which limit binds, and how much there is to spare."""
+        return seeing.explain(self.stats())
+
+    def metrics(self) -> str:
+        """The same for Prometheus, as text to be served."""
+        return seeing.metrics(self.stats())
 
 
 class Epoch:

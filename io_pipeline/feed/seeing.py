@@ -1,0 +1,179 @@
+"""What a pipe costs, for people and for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ostinato.ops.cpu.threads import cores
+
+from .executor import Work
+from .stats import report
+
+WAITS = 0.05  # of its time that a loop waits at least where the feed binds
+SHARE = 0.3  # of threads' time that something takes at least to be what binds them
+BUSY = 0.85  # of the cores that are at work where they bind
+
+CAUSES = {
+    "step": "the step binds",
+    "cpu": "the feed binds: the cores do",
+    "threads": "the feed binds: its threads are all at work, and cores are left",
+    "read": "the feed binds: reading does",
+    "lock": "the feed binds: threads wait for Python's lock, or for cores that others use",
+}
+
+
+def as_data(work: Work) -> dict[str, Any]:
+    """The figures of an epoch. Times of stages are microseconds of a sample, all others seconds."""
+    recipe, consumer = work.recipe, work.consumer
+    stages = report(["read", *(p.stage.name for p in recipe.chain.stages)], work.costs)
+    if recipe.batched is not None:
+        names = ["batch", *(p.stage.name for p in recipe.batched.stages)]
+        stages += report(names, work.behind)
+    whole = sum(row["wall_us"] for row in stages)
+    for row in stages:
+        row["wait_us"] = max(row["wall_us"] - row["cpu_us"], 0.0)
+        row["share"] = row["wall_us"] / whole if whole else 0.0
+    busy, made = work.so_far()
+    step, wait = consumer.step.as_data(), consumer.wait.as_data()
+    per_batch = made / max(made_batches(work), 1)
+    feed = busy / max(made, 1) * per_batch / max(work.active, 1)
+    found = {
+        "epoch": work.epoch,
+        "batches": consumer.batches,
+        "samples": made,
+        "threads": work.active,
+        "chunk": work.chunk,
+        "ahead": work.ahead,
+        "ready": sum(batch.is_done for batch in [*work.open]),
+        "batch_bytes": work.batch_bytes,
+        "cores": cores(),
+        "stages": stages,
+        "feed": feed,  # seconds of a batch, if its threads never have to wait for room
+        "step": step,
+        "wait": wait,
+        "first": consumer.first,
+        "given": list(recipe.given),
+        "decisions": list(work.decisions),
+    }
+    found["binds"] = binds(found)
+    iteration = step["mean"] + wait["mean"]
+    found["headspace"] = step["mean"] / feed if feed and iteration else 0.0
+    return found
+
+
+def made_batches(work: Work) -> int:
+    """Batches that were handed out, or wait for it."""
+    return work.consumer.batches + sum(batch.is_done for batch in [*work.open])
+
+
+def binds(stats: dict[str, Any]) -> str:
+    """What an iteration waits for, one of `CAUSES`; nothing if nobody knows yet."""
+    iteration = stats["step"]["mean"] + stats["wait"]["mean"]
+    rows = stats["stages"]
+    wall = sum(row["wall_us"] for row in rows)
+    if not iteration or not wall:
+        return ""
+    if stats["wait"]["mean"] < WAITS * iteration:
+        return "step"
+    waits = sum(row["wait_us"] for row in rows)
+    if rows[0]["wait_us"] > max(SHARE * wall, waits / 2):
+        return "read"
+    used = (wall - waits) / wall * stats["threads"]  # cores' worth of work
+    if used >= BUSY * stats["cores"]:
+        return "cpu"
+    return "lock" if waits > SHARE * wall else "threads"
+
+
+# -- as text -----------------------------------------------------------------------------------
+def explain(stats: dict[str, Any]) -> str:
+    """The figures of an epoch in words."""
+    if not stats:
+        return "no epoch was begun yet"
+    given = stats["given"]
+
+    def how(name: str) -> str:
+        return " (given)" if name in given else ""
+
+    ahead = f"{stats['ahead'] / 1e6:.0f} MB"
+    lines = [
+        f"epoch {stats['epoch']}: {stats['batches']} batches; {stats['threads']} "
+        f"threads{how('threads')}, chunk {stats['chunk']}{how('chunk')}, {ahead} "
+        f"ahead{how('ahead')}, {stats['ready']} batches ready",
+        "",
+        f"{'stage':24}{'cpu µs':>10}{'wait µs':>10}{'share':>8}{'bytes':>12}",
+    ]
+    lines += [
+        f"{row['stage']:24}{row['cpu_us']:10.1f}{row['wait_us']:10.1f}{row['share']:8.0%}"
+        f"{row['bytes']:12,.0f}"
+        for row in stats["stages"]
+    ]
+    step, wait = stats["step"], stats["wait"]
+    lines += [
+        "",
+        f"a batch takes {time_of(stats['feed'])} of the feed; the loop's step {spread(step)}, "
+        f"its wait {spread(wait)}; the first batch came after {time_of(stats['first'])}",
+    ]
+    if stats["binds"]:
+        said = CAUSES[stats["binds"]]
+        if stats["binds"] == "step":
+            said += f": the feed could be {stats['headspace']:.2g} times as fast as the step needs"
+        else:
+            said += f"; a batch takes it {1 / max(stats['headspace'], 1e-3):.2g} times the step"
+        lines.append(said)
+    if stats["decisions"]:
+        lines += ["", "the tuner, last", *(f"  {said}" for said in stats["decisions"])]
+    return "\n".join(lines)
+
+
+def time_of(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
+
+
+def spread(times: dict[str, float]) -> str:
+    return f"{time_of(times['median'])} (90 % within {time_of(times['p90'])})"
+
+
+# -- for Prometheus ----------------------------------------------------------------------------
+def metrics(stats: dict[str, Any]) -> str:
+    """In its text format, version 0.0.4."""
+    return "".join(f"{line}\n" for line in _lines(stats)) if stats else ""
+
+
+def _lines(stats: dict[str, Any]) -> Iterator[str]:
+    for name, key, kind, what in (
+        ("batches_total", "batches", "counter", "Batches that were taken in the epoch"),
+        ("samples_total", "samples", "counter", "Samples that were made in the epoch"),
+        ("epoch", "epoch", "gauge", "Number of the epoch"),
+        ("threads", "threads", "gauge", "Threads that make samples"),
+        ("chunk_samples", "chunk", "gauge", "Samples that a thread takes at a time"),
+        ("ahead_bytes", "ahead", "gauge", "Bytes of batches that may wait"),
+        ("ready_batches", "ready", "gauge", "Batches that wait to be taken"),
+        ("feed_seconds", "feed", "gauge", "Time of a batch that the feed needs"),
+    ):
+        yield from _head(name, kind, what)
+        yield f"ostinato_feed_{name} {stats[key]:.9g}"
+    for name, what in (("step", "The loop's own time for a batch"), ("wait", "Its wait for it")):
+        times = stats[name]
+        yield from _head(f"{name}_seconds", "summary", what)
+        for part, key in ((0.5, "median"), (0.9, "p90")):
+            yield f'ostinato_feed_{name}_seconds{{quantile="{part}"}} {times[key]:.9g}'
+        yield f"ostinato_feed_{name}_seconds_sum {times['total']:.9g}"
+        yield f"ostinato_feed_{name}_seconds_count {max(stats['batches'] - 1, 0)}"
+    for name, key, what in (
+        ("cpu", "cpu_us", "Time on a core of a sample in a stage"),
+        ("stage_wait", "wait_us", "Time of a sample in a stage that is not on a core"),
+    ):
+        yield from _head(f"{name}_seconds", "gauge", what)
+        for k, row in enumerate(stats["stages"]):
+            label = row["stage"].replace("\\", r"\\").replace('"', r"\"")
+            place = f'{{stage="{label}",place="{k}"}}'
+            yield f"ostinato_feed_{name}_seconds{place} {row[key] / 1e6:.9g}"
+
+
+def _head(name: str, kind: str, what: str) -> Iterator[str]:
+    yield f"# HELP ostinato_feed_{name} {what}"
+    yield f"# TYPE ostinato_feed_{name} {kind}"

@@ -1,0 +1,136 @@
+"""What a pipe says of itself: quantiles in five numbers, which limit binds, metrics."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from ostinato.io_pipeline.feed import seeing
+from ostinato.io_pipeline.feed.pipe import Pipe
+from ostinato.io_pipeline.feed.stats import SHORT, Consumer, Quantile
+
+import ostinato as ost
+
+
+@pytest.mark.parametrize("part", [0.5, 0.9])
+@pytest.mark.parametrize("seed", range(4))
+def test_quantiles_are_about_right(part: float, seed: int) -> None:
+    x = np.random.default_rng(seed).lognormal(0, 0.5, 2000)
+    found = Quantile(part)
+    for k, value in enumerate(x):
+        found.add(float(value))
+        if k < 5:
+            assert found.value in x[: k + 1]
+    assert abs(np.mean(x <= found.value) - part) < 0.03
+
+
+def test_a_loops_step_and_wait_are_told_apart() -> None:
+    consumer, laps = Consumer(), []
+    consumer.watch = laps.append
+    now = 5.0
+    for _ in range(11):
+        consumer.took(now, now + 0.25)
+        now += 0.25 + 0.5
+    assert consumer.first == 0.25
+    assert [(lap.count, lap.step, lap.wait) for lap in laps] == [(1, 0.5, 0.25)] * 10
+    assert consumer.step.as_data() == {"total": 5.0, "mean": 0.5, "median": 0.5, "p90": 0.5}
+    assert consumer.wait.total == 2.5
+
+
+def test_short_iterations_are_taken_together() -> None:
+    consumer, laps = Consumer(), []
+    consumer.watch = laps.append
+    for k in range(1001):
+        consumer.took(k * SHORT / 10, (k + 0.5) * SHORT / 10)
+    assert 90 <= len(laps) <= 100
+    assert sum(lap.count for lap in laps) <= 1000
+    assert laps[0].step == pytest.approx(SHORT / 20)
+
+
+def numbers(n: int = 64) -> Pipe:
+    return ost.io.arrays(np.arange(n)).batch(8).to("numpy")
+
+
+def test_who_waits_is_known() -> None:
+    """A step that takes long, and a stage that does."""
+
+    def slow(x: Any) -> Any:
+        time.sleep(0.004)
+        return x
+
+    pipe = numbers().map(np.negative)
+    for _ in pipe.epoch(0):
+        time.sleep(0.01)
+    assert pipe.stats()["binds"] == "step"
+    assert pipe.stats()["headspace"] > 2
+    assert "the step binds: the feed could be" in pipe.explain()
+    pipe = ost.io.arrays(np.arange(64)).map(slow).batch(8).to("numpy")
+    pipe = pipe.run_with(threads=2, chunk=2)
+    assert len([*pipe.epoch(0)]) == 8
+    found = pipe.stats()
+    assert found["binds"] == "lock"
+    assert found["feed"] == pytest.approx(8 * 0.004 / 2, rel=0.5)
+    assert found["headspace"] < 0.5
+    text = pipe.explain()
+    assert "2 threads (given), chunk 2 (given), 268 MB ahead, 0 batches ready" in text
+    assert re.search(r"^map +\d", text, re.M)
+
+
+@pytest.mark.parametrize(
+    ("read", "stage", "threads", "wanted"),
+    [(50, 0, 2, "read"), (0, 50, 2, "lock"), (0, 0, 2, "cpu"), (0, 0, 1, "threads")],
+)
+def test_the_limit_of_a_feed(read: int, stage: int, threads: int, wanted: str) -> None:
+    rows = [
+        {"wall_us": 60.0 + read, "wait_us": float(read)},
+        {"wall_us": 50.0 + stage, "wait_us": float(stage)},
+    ]
+    times = {"step": {"mean": 1.0}, "wait": {"mean": 1.0}}
+    assert seeing.binds({**times, "stages": rows, "threads": threads, "cores": 2}) == wanted
+
+
+def test_metrics_are_what_prometheus_reads() -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    pipe = numbers()
+    assert pipe.metrics() == ""
+    assert pipe.explain() == "no epoch was begun yet"
+    for _ in pipe.epoch(2):
+        time.sleep(0.001)
+    families = {f.name: f for f in parser.text_string_to_metric_families(pipe.metrics())}
+    assert families["ostinato_feed_batches"].samples[0].value == 8
+    assert families["ostinato_feed_epoch"].samples[0].value == 2
+    labels = [s.labels["stage"] for s in families["ostinato_feed_cpu_seconds"].samples]
+    assert labels == ["read", "batch"]
+    names = [s.name for s in families["ostinato_feed_step_seconds"].samples]
+    assert names[-1] == "ostinato_feed_step_seconds_count"
+
+
+def test_threads_park_and_come_back_and_change_no_bit() -> None:
+    wanted = [*numbers(800).epoch(1)]
+    seen: set[str] = set()
+
+    def note(x: Any) -> Any:
+        seen.add(threading.current_thread().name)
+        time.sleep(0.0005)
+        return x
+
+    pipe = ost.io.arrays(np.arange(800)).map(note).batch(8).to("numpy")
+    pipe = pipe.run_with(threads=1, chunk=1, ahead=0)
+    found, at_once = [], []
+    with pipe.epoch(1) as epoch:
+        for k, batch in enumerate(epoch):
+            found.append(batch)
+            if k % 10 == 0:
+                at_once.append(len(seen))
+                epoch._work.run_with((1, 3, 2)[k // 10 % 3], 1 + k % 5, 1 << 10)
+            if k % 10 == 4:
+                seen.clear()
+        begun = len(epoch._work.threads)
+    np.testing.assert_array_equal(found, wanted)
+    assert begun == 3
+    assert {at_once[2], at_once[5]} == {3}
+    assert {at_once[1], at_once[4]} == {1}
