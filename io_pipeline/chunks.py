@@ -17,26 +17,22 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.helpers import begin_to_help
 from ostinato.ops.core.layout import Box, Shape, intersect, slices
 from ostinato.ops.core.spec import DTYPES
 
 from ostinato.errors import DataFileError
 
 from .inflate import can, inflated
-from .source import Kept, Source, chunk_box, chunks_in, opened, read_box, trouble, version
+from .source import Kept, Source, chunk_box, chunks_in, each_of, opened, read_box, trouble, version
 
 HEADER = "zarr.json"
 OLD_HEADER = ".zarray"  # of version 2
 LONGEST_HEAD = 1 << 24  # bytes of what says what an array is
 MANY = 1 << 12  # chunks at once, from which it is looked which of them there are
-LARGE = 1 << 22  # bytes for which it is worth to start threads
 SPARE = 1 << 16  # bytes that a codec may need in addition
-THREADS = 4
 _KEYS = {"default": ("c", "/"), "v2": ("", ".")}  # what chunks' names begin with, and separators
 
 
@@ -126,14 +122,7 @@ class ChunkSource(Source):
         if self.sums is None and many > MANY:
             out[...] = self.empty
             wanted = (i for i in self._there() if all(map(_is_in, i, ranges)))
-        if self.grain is None or many == 1 or out.nbytes < LARGE:
-            for index in wanted:
-                read(index)
-        else:
-            with ThreadPoolExecutor(  # codecs and checksums take long
-                THREADS, "ostinato-files", begin_to_help
-            ) as pool:
-                list(pool.map(read, wanted))
+        each_of(read, wanted, out.nbytes if self.grain is not None and many > 1 else 0)
         if self.sums is None:
             self._look()
 

@@ -33,6 +33,7 @@ from .source import (
     Source,
     chunk_box,
     chunks_in,
+    each_of,
     read_box,
     regular,
     short,
@@ -179,12 +180,16 @@ class Hdf5Source(Source):
         else:
             assert self.grain is not None
             whole: Any = out
-            for index in itertools.product(*chunks_in(box, self.grain)):
-                chunk = chunk_box(index, self.grain)
+            grain = self.grain
+
+            def read(index: tuple[int, ...]) -> None:
+                chunk = chunk_box(index, grain)
                 common = intersect(chunk, box)
                 at = tuple(lo for lo, _ in chunk)
                 found = self.kept.of(index, state, partial(self._chunk, at))
                 whole[(*slices(common, box), ...)] = found[slices(common, chunk)]
+
+            each_of(read, itertools.product(*chunks_in(box, grain)), out.nbytes)
         if version(self.path) != self.opened:
             raise self.changed()
 

@@ -14,10 +14,12 @@ import os
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.helpers import begin_to_help
 from ostinato.ops.core.layout import Box, Shape
 from ostinato.ops.core.spec import DTYPES, MOST_AXES, misshapen
 
@@ -35,6 +37,8 @@ LARGEST_BOX = (
     1 << 18
 )  # bytes of a box that is read beside what is wanted, about; more if chunks are larger
 KEPT = 8 << 20  # bytes of chunks that stay for who reads another part of them
+LARGE = 1 << 22  # bytes for which it is worth to start threads,
+FEWEST_THREADS, MOST_THREADS = 4, 16  # as many as there are processors
 FEW = 64  # reads that are not worth looking for fewer
 LITTLE = 1 << 20  # bytes that are always there to note places in
 NOTES = 40  # bytes for each of them
@@ -281,6 +285,20 @@ def chunks_in(box: Box, chunks: Shape) -> list[range]:
 
 def chunk_box(index: Sequence[int], chunks: Shape) -> Box:
     return tuple((k * n, (k + 1) * n) for k, n in zip(index, chunks, strict=True))
+
+
+def each_of(
+    work: Callable[[tuple[int, ...]], None], chunks: Iterable[tuple[int, ...]], size: int
+) -> None:
+    """Does it for all chunks, several at a time if there are many bytes in them: codecs and checksums take
+    long, and let other threads run."""
+    if size < LARGE:
+        for index in chunks:
+            work(index)
+        return
+    count = min(MOST_THREADS, max(FEWEST_THREADS, len(os.sched_getaffinity(0))))
+    with ThreadPoolExecutor(count, "ostinato-files", begin_to_help) as pool:
+        list(pool.map(work, chunks))
 
 
 # -- parts that are no boxes ------------------------------------------------------------------
