@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +188,7 @@ def check_limit(plan: Plan, least: int | None = None) -> None:
         f"plan {plan.id[:8]}, whose peak is at {what}",
         got=f"{_mib(plan.peak_bytes)} per worker ({parts})",
         needed=f"at most memory_limit={_mib(limit)}, which no split in time reaches"
-        + ("" if least is None else f", nor making values again: at least {_mib(least)}"),
+        + ("" if least is None else f", nor making values again: at least {_mib(least, up=True)}"),
         do=_advice(plan),
         line=line,
     )
@@ -207,8 +207,9 @@ def _read_whole(graph: Graph) -> tuple[Spec, Node] | None:
     return max(found, key=lambda f: f[0])[1:] if found else None
 
 
-def _mib(n: int) -> str:
-    return f"{n / 2**20:.1f} MiB" if n >= 2**17 else f"{n} bytes"
+def _mib(n: int, up: bool = False) -> str:
+    tenths = ceil(n * 10 / 2**20) / 10 if up else n / 2**20
+    return f"{tenths:.1f} MiB" if n >= 2**17 else f"{n} bytes"
 
 
 def _greatest(program: Program) -> tuple[str, str]:

@@ -249,7 +249,7 @@ def under_a_limit(r: random.Random, mesh: tuple[int, ...]) -> bool:
             return bool(again(g.plan))
     least = re.search(r"nor making values again: at least ([\d.]+) (MiB|bytes)", text)
     assert least is not None, text
-    assert limit < float(least[1]) * (MIB * 1.1 if least[2] == "MiB" else 1)
+    assert limit < float(least[1]) * (MIB if least[2] == "MiB" else 1)
     return False
 
 
