@@ -196,6 +196,12 @@ class Work:
         for waiting in (self.to_do, self.done, self.parked):
             waiting.notify_all()
 
+    def fail(self, error: BaseException) -> None:
+        """A thread cannot go on: who takes batches is told."""
+        with self.lock:
+            self.error, self.is_stopped = self.error or error, True
+            self._wake()
+
     def gone(self) -> None:
         """A thread has ended; with the last one, so has all that holds while they run."""
         with self.lock:
@@ -515,6 +521,8 @@ class Thread(threading.Thread):
             ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, SLACK, 0, 0, 0)
         try:
             self.context.run(self.work_on.work, self.number)
+        except BaseException as error:  # of the pipe itself, or no memory: nobody waits for it
+            self.work_on.fail(error)
         finally:
             work = self.work_on
             del self.work_on, self.context

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.io_pipeline.feed import folders, reading
+from ostinato.io_pipeline.feed.executor import Work
 from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.feed.stage import STAGES
 
@@ -639,6 +640,18 @@ print(next(it).tolist())
     assert (ran.returncode, ran.stdout) == (0, "[4, 5, 6, 7]\n"), ran.stderr
 
 
+def test_a_thread_that_cannot_go_on_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nobody waits for what it had taken."""
+
+    def no_memory(self: Work, *_: Any) -> None:
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(Work, "_finish", no_memory)
+    with pytest.raises(MemoryError, match="none left"):
+        list(sluggish().epoch(0))
+    assert settled() == []
+
+
 def test_a_straggler_blocks_nobody() -> None:
     """One sample waits until those of later batches are made."""
     later = threading.Event()
@@ -663,13 +676,19 @@ def test_batches_are_not_made_far_ahead() -> None:
 
     x = np.zeros((400, 1000))
     pipe = ost.io.arrays(x).map(note).batch(10).to("numpy").run_with(threads=4, ahead=3 * 80_000)
+
+    def settles(count: int) -> None:
+        until = time.monotonic() + 20
+        while len(made) < count and time.monotonic() < until:
+            time.sleep(0.005)
+        time.sleep(0.1)
+        assert len(made) == count
+
     with pipe.epoch(0) as epoch:
         next(epoch)
-        time.sleep(0.2)
-        assert len(made) == 40
+        settles(40)
         next(epoch)
-        time.sleep(0.2)
-        assert len(made) == 50
+        settles(50)
 
 
 def test_costs_are_known(images: Path) -> None:
