@@ -168,7 +168,4 @@ def _readers(graph: Graph, donated: Collection[int]) -> dict[int, list[int]]:
             readers[v].append(k)
         if looked and OPS[node.op].only_looks:
             shown.update(dict.fromkeys(graph.outs(k), looked[0]))
-        elif looked and node.op == "barrier":
-            pairs = zip(graph.outs(k), node.inputs, strict=False)
-            shown.update((v, shown[w]) for v, w in pairs if w in shown)
     return {v: readers[whole] for v, whole in shown.items()}
