@@ -94,10 +94,10 @@ def added(node: Node, operands: Sequence[Spec]) -> tuple[tuple[int, ...], ...]:
     groups = op.adds
     if op.joins:
         groups = (tuple(range(len(operands))),)
-    elif op.only_looks and op.made_by == "users":
+    elif (op.only_looks and op.made_by == "users") or op.converts:
         groups = ((0,),)
-    elif op.converts or "value" in node.kw:
-        groups = ((0,),) if operands else ((),) if node.kw["value"] == 0 else ()
+    elif "value" in node.kw:  # a constant, or around an array
+        groups = (tuple(range(len(operands))),) if node.kw["value"] == 0 else ()
     if others or not groups or out.dtype.kind in "bU":
         return ()
     return tuple(

@@ -15,6 +15,7 @@ from ostinato.ops import OPS, Graph, Node
 from ostinato.ops.core.index import Indices, Reach
 from ostinato.ops.core.layout import Window, grid_bounds
 from ostinato.ops.core.monoid import MONOIDS
+from ostinato.planner.layouts.ways import added
 
 from tests.fake_xp import from_host, to_host
 
@@ -152,6 +153,25 @@ def test_indices(name):
                 indices.monoid(a) and indices.monoid(b)
             ):
                 check(graph, node, operands, made, {a: found[a][0], b: found[b][0]})
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_addends(name):
+    """What a node makes of the addends of its operands adds up to what it makes of their sums."""
+    r = np.random.default_rng(1)
+    for graph, node, operands, made in nodes_of(name):
+        for group in added(node, ins_of(graph, node)):
+            small = [(r.normal(size=x.shape) * 2).astype(x.dtype) for x in operands]
+            with np.errstate(all="ignore"):
+                rest = [x - y if k in group else x for k, (x, y) in enumerate(zip(operands, small))]
+                some = [y if k in group else x for k, (x, y) in enumerate(zip(operands, small))]
+                parts = [run(graph, node, given)[0] for given in (rest, some)]
+                wide = np.abs(parts[0].astype(complex)) + np.abs(parts[1].astype(complex)) + 1
+                off = np.abs(parts[0].astype(complex) + parts[1] - made[0]) / wide
+                if made[0].dtype.kind in "iu":
+                    off = parts[0] + parts[1] != made[0]
+                near = 0.2 if made[0].dtype.itemsize <= 2 else 1e-4
+                assert not (off > near).any(), f"{node}: {group}"
 
 
 # -- the test itself -----------------------------------------------------------------------
