@@ -161,17 +161,22 @@ def test_addends(name):
     r = np.random.default_rng(1)
     for graph, node, operands, made in nodes_of(name):
         for group in added(node, ins_of(graph, node)):
-            small = [(r.normal(size=x.shape) * 2).astype(x.dtype) for x in operands]
+            some, rest = list(operands), list(operands)
             with np.errstate(all="ignore"):
-                rest = [x - y if k in group else x for k, (x, y) in enumerate(zip(operands, small))]
-                some = [y if k in group else x for k, (x, y) in enumerate(zip(operands, small))]
-                parts = [run(graph, node, given)[0] for given in (rest, some)]
-                wide = np.abs(parts[0].astype(complex)) + np.abs(parts[1].astype(complex)) + 1
-                off = np.abs(parts[0].astype(complex) + parts[1] - made[0]) / wide
+                for k in group:
+                    some[k] = (r.normal(size=operands[k].shape) * 2).astype(operands[k].dtype)
+                    rest[k] = operands[k] - some[k]
+                parts = [run(graph, node, given)[0] for given in (some, rest)]
                 if made[0].dtype.kind in "iu":
-                    off = parts[0] + parts[1] != made[0]
-                near = 0.2 if made[0].dtype.itemsize <= 2 else 1e-4
-                assert not (off > near).any(), f"{node}: {group}"
+                    np.testing.assert_array_equal(parts[0] + parts[1], made[0])
+                    continue
+                off = np.abs(parts[0].astype(complex) + parts[1] - made[0])
+                values = np.concatenate(
+                    [np.abs(np.ravel(x).astype(complex)) for x in (*rest, *made)]
+                )
+                scale = 1 + np.max(values, where=np.isfinite(values), initial=0)
+            near = 0.1 if min(x.dtype.itemsize for x in (*rest, *made)) <= 2 else 1e-5
+            assert not (off > near * scale).any(), f"{node}: {group}"
 
 
 # -- the test itself -----------------------------------------------------------------------
