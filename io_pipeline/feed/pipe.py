@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core.user_line import misfit, short, user_line
-from ostinato.ops.cpu.threads import cores
 
+from ostinato import settings
 from ostinato.errors import ArgumentError, SampleError, SessionError
 
+from ..tuner.drive import Drive
+from ..tuner.place import own_cores
 from . import seeing
 from .chain import Chain, Placed
 from .combine import Cached, Selected
@@ -89,6 +91,7 @@ class Cursor:
     quarantine: Quarantine = field(default_factory=Quarantine)
     work: Work | None = None  # the last one, for its figures
     source: str | None = None  # its identity, once somebody asked for it
+    drive: Drive | None = None  # the tuner
     slots: Slots = field(default_factory=Slots)  # memory for batches, from epoch to epoch
 
 
@@ -103,6 +106,7 @@ class Pipe:
     chunk: int = CHUNK
     ahead: int = AHEAD
     given: frozenset[str] = frozenset()  # which of these the user has said
+    tune: bool = True
     cursor: Cursor = field(default_factory=Cursor, compare=False, repr=False)
 
     # -- what makes it longer --------------------------------------------------------------------
@@ -220,10 +224,16 @@ class Pipe:
         return replace(self, target=check_target(target), cursor=Cursor())
 
     def run_with(
-        self, *, threads: int | None = None, chunk: int | None = None, ahead: int | None = None
+        self,
+        *,
+        threads: int | None = None,
+        chunk: int | None = None,
+        ahead: int | None = None,
+        tune: bool | None = None,
     ) -> Pipe:
         """How it runs, which changes no bit of what it gives: threads; samples that one of them takes
-        at a time; bytes of batches that wait to be taken."""
+        at a time; bytes of batches that wait to be taken. What is not said is tuned while it runs, by the
+        time of an iteration, unless tune=False."""
         for name, given, least in (
             ("threads", threads, 0),
             ("chunk", chunk, 1),
@@ -238,6 +248,7 @@ class Pipe:
             threads=self.threads if threads is None else threads,
             chunk=self.chunk if chunk is None else chunk,
             ahead=self.ahead if ahead is None else ahead,
+            tune=self.tune if tune is None else tune,
             given=self.given - ({"threads"} if threads == 0 else set()) | said,
             cursor=Cursor(),
         )
@@ -315,6 +326,8 @@ class Pipe:
         recipe, cut, order = self._recipe()
         kind = StreamPortions if isinstance(self.source, Stream) else Portions
         portions = kind(self.source, order, epoch, cut.size, cut.tail, (rank, workers), start)
+        if self.tune and settings.tune == "on" and len(self.given) < 3 and cursor.drive is None:
+            cursor.drive = Drive(self.identity(), max(cut.size // workers, 1))
         return Epoch(self, recipe, portions, epoch)
 
     def __iter__(self) -> Iterator[Any]:
@@ -384,7 +397,7 @@ class Pipe:
             batched,
             policy,
             seed,
-            self.threads or cores(),
+            self.threads or own_cores(),
             self.chunk,
             self.ahead,
             cut.pad if cut is not None else None,
@@ -472,6 +485,8 @@ class Epoch:
         self._single: Iterator[Any] = iter(())
         self._work = work = Work(recipe, portions, epoch, pipe.cursor.slots)
         self._cursor.work = work
+        if self._cursor.drive is not None:
+            self._cursor.drive.attend(work)
         self._end = weakref.finalize(self, work.stop)
         self._end.atexit = False
         work.begin()

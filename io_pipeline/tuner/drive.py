@@ -1,0 +1,99 @@
+"""The tuner beside a pipe: it is told each lap, and threads are parked or called, from epoch to epoch."""
+
+from __future__ import annotations
+
+import weakref
+
+from ostinato import settings
+
+from ..feed.executor import LEAST, MOST, Work
+from ..feed.stats import Lap
+from .model import Config, Space
+from .place import Known, own_cores, own_memory
+from .tuner import Measure, Tuner
+
+TIMES, MOST_THREADS = 4, 64  # threads for a core, and altogether
+CHUNKS = (1, 2, 4, 8, 16, 32, 64)
+
+
+class Drive:
+    """Of one pipe, as long as it lives. What the user has said stays."""
+
+    def __init__(self, identity: str, size: int) -> None:
+        self.identity, self.size = identity, size  # of the pipe, and samples of a batch
+        self.tuner: Tuner | None = None
+        self._sizes = ""
+        self._kept: tuple[Config, float] | None = None
+
+    def attend(self, work: Work) -> None:
+        """Tune while an epoch is made."""
+        self._busy, self._made = 0.0, 0
+        self._is_first, self._stale = True, 0
+        there = weakref.ref(work)  # which knows this
+
+        def watch(lap: Lap) -> None:
+            found = there()
+            if found is not None:
+                self._lap(found, lap)
+
+        work.consumer.watch = watch
+        if self.tuner is not None:
+            self._go_on(work, self.tuner.now)
+            work.decisions = self.tuner.decisions
+
+    def _lap(self, work: Work, lap: Lap) -> None:
+        if not work.batch_bytes or (work.running == 0 and work.is_at_end):
+            return  # the rest of the epoch is made
+        if self.tuner is None:
+            self.tuner = self._begin(work)
+            work.decisions = self.tuner.decisions
+        busy, made = work.so_far()
+        if self._is_first:  # of an epoch: threads began before its first lap
+            self._busy, self._made, self._is_first = busy, made, False
+            return
+        share = 1 / lap.count
+        batches = (made - self._made) / self.size
+        measure = Measure(
+            lap.step, lap.wait, (busy - self._busy) * share, batches * share, self._stale > 0
+        )
+        self._stale -= lap.count
+        self._busy, self._made = busy, made
+        now = self.tuner.now
+        if (config := self.tuner.add(measure)) != now:
+            self._stale = len(work.open)
+            self._go_on(work, config)
+        if self.tuner.result != self._kept and self.tuner.result is not None:
+            self._kept = self.tuner.result
+            Known(settings.cache).put(self._sizes, *self._kept)
+
+    def _go_on(self, work: Work, config: Config) -> None:
+        recipe = work.recipe
+        ahead = recipe.ahead
+        if "ahead" not in recipe.given and work.batch_bytes:
+            ahead = config.ahead * work.batch_bytes
+        work.run_with(config.threads, config.chunk, ahead)
+
+    def _begin(self, work: Work) -> Tuner:
+        """What may be chosen for this pipe here, and what was before."""
+        recipe, size = work.recipe, work.batch_bytes
+        ahead = min(max(recipe.ahead // size, LEAST), MOST)
+        start = Config(work.active, ahead, work.chunk)
+        most = min(max(TIMES * own_cores(), work.active), MOST_THREADS)
+        room = min(max(own_memory() // size, ahead), MOST)
+        space = Space(
+            [start.threads] if "threads" in recipe.given else range(1, most + 1),
+            [start.chunk]
+            if "chunk" in recipe.given
+            else sorted({c for c in CHUNKS if c <= self.size} | {start.chunk}),
+            [ahead]
+            if "ahead" in recipe.given
+            else sorted({ahead, *(n for n in (2 * ahead, 4 * ahead) if n <= room)}),
+        )
+        read = work.costs[0].of[0] if work.costs else None
+        sample = read.bytes / read.timed if read is not None and read.timed else 1
+        self._sizes = f"{self.identity} {size} {int(sample).bit_length()} {sorted(recipe.given)}"
+        known = Known(settings.cache).get(self._sizes)
+        if known is not None and known[0] not in [*space]:
+            known = None
+        self._kept = known
+        return Tuner(space, start, known)
