@@ -19,7 +19,7 @@ from ostinato.errors import ArgumentError, SampleError, SessionError
 
 from ..tuner.drive import Drive
 from ..tuner.place import own_cores
-from . import seeing
+from . import preview, seeing
 from .chain import Chain, Placed
 from .combine import Cached, Selected
 from .executor import AHEAD, CHUNK, Batch, Recipe, Work
@@ -27,6 +27,7 @@ from .faults import FEW, POLICIES, RAISE, Fault, Policy, Quarantine
 from .fields import Fields
 from .order import Buckets, Order
 from .portions import DROP, KEEP, TAILS, Portions, StreamPortions
+from .progress import Line
 from .samples import Samples, Stream, digest
 from .slots import Slots
 from .stage import STAGES, Map, Stage
@@ -310,9 +311,11 @@ class Pipe:
         return self.source.fields if all(m.on is not None for m in maps) else None
 
     # -- what runs -------------------------------------------------------------------------------
-    def epoch(self, epoch: int = 0, *, part: tuple[int, int] = (0, 1)) -> Epoch:
+    def epoch(
+        self, epoch: int = 0, *, part: tuple[int, int] = (0, 1), progress: bool = False
+    ) -> Epoch:
         """The batches of an epoch, made ahead of who iterates over them. part: a worker's number, and
-        how many there are; each has its part of every batch."""
+        how many there are; each has its part of every batch. progress: show how far it is (rich)."""
         _whole("epoch", "epoch", epoch, 0)
         rank, workers = part
         _whole("epoch", "part", rank, 0)
@@ -328,7 +331,7 @@ class Pipe:
         portions = kind(self.source, order, epoch, cut.size, cut.tail, (rank, workers), start)
         if self.tune and settings.tune == "on" and len(self.given) < 3 and cursor.drive is None:
             cursor.drive = Drive(self.identity(), max(cut.size // workers, 1))
-        return Epoch(self, recipe, portions, epoch)
+        return Epoch(self, recipe, portions, epoch, progress)
 
     def __iter__(self) -> Iterator[Any]:
         """The epoch after the last one, or what is left of one that was restored."""
@@ -405,6 +408,39 @@ class Pipe:
         )
         return recipe, cut or Cut(SINGLE, KEEP), order
 
+    def preview(
+        self, count: int = 16, path: str | os.PathLike[str] = "preview.png", *, epoch: int = 0
+    ) -> str:
+        """A picture of the first samples of an epoch, in their files and as they come out of it; where it
+        was written."""
+        _whole("preview", "count", count, 1)
+        _whole("preview", "epoch", epoch, 0)
+        if isinstance(self.source, Stream):
+            got = "a stream"
+            raise misfit(ArgumentError, "preview", got=got, needed="a source with a length")
+        own = replace(self, target="numpy", tune=False, cursor=Cursor())
+        pairs: list[tuple[preview.Picture, preview.Picture]] = []
+        with own.epoch(epoch) as batches:
+            recipe, size = batches._work.recipe, batches._portions.size
+            chains = [recipe.chain, *([recipe.batched] if recipe.batched is not None else [])]
+            stages = [p.stage for chain in chains for p in chain.stages]
+            while len(pairs) < count:
+                try:
+                    batch = batches._batch()
+                except StopIteration:
+                    break
+                portion = batch.portion
+                for row, place in enumerate(portion.places[: count - len(pairs)]):
+                    is_single = recipe.batched is None
+                    values, fields = (
+                        batch.loose[row] if is_single else batches._work._row(batch, row)
+                    )
+                    source = preview.before(recipe, portion.samples[place - portion.number * size])
+                    pairs.append((source, preview.picture(values, fields, stages)))
+        if not pairs:
+            raise misfit(ArgumentError, "preview", got="an empty epoch", needed="samples")
+        return preview.save(preview.sheet(pairs), path)
+
     # -- where it is -----------------------------------------------------------------------------
     def identity(self) -> str:
         """A digest of all that decides what the epochs hold."""
@@ -476,10 +512,15 @@ class Pipe:
 class Epoch:
     """An iterator over the batches of an epoch. `close` ends its threads; so does letting go of it."""
 
-    def __init__(self, pipe: Pipe, recipe: Recipe, portions: Portions, epoch: int) -> None:
+    def __init__(
+        self, pipe: Pipe, recipe: Recipe, portions: Portions, epoch: int, progress: bool = False
+    ) -> None:
         self._convert = converter(pipe.target) if recipe.batched is not None else None
         self._pipe, self._cursor, self._portions = pipe, pipe.cursor, portions
         self._left = None if isinstance(portions, StreamPortions) else len(portions)
+        self._line = Line(epoch, self._left) if progress and recipe.batched is not None else None
+        if self._line is not None:
+            weakref.finalize(self, self._line.stop)
         self._process = os.getpid()
         self._counts = {"faults": 0, "seen": 0}
         self._single: Iterator[Any] = iter(())
@@ -535,6 +576,8 @@ class Epoch:
             raise
         if self._left is not None:
             self._left -= 1
+        if self._line is not None:
+            self._line.step(self._work)
         return batch
 
     def _look_at(self, batch: Batch) -> None:
@@ -583,6 +626,8 @@ class Epoch:
     def close(self) -> None:
         """End its threads."""
         self._end.detach()
+        if self._line is not None:
+            self._line.stop(self._work)
         if self._process == os.getpid():
             self._work.join()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.feed.stats import SHORT, Consumer, Quantile
 
 import ostinato as ost
+from ostinato.errors import ArgumentError
+from tests.io_pipeline.pictures import folder
 
 
 @pytest.mark.parametrize("part", [0.5, 0.9])
@@ -134,3 +137,57 @@ def test_threads_park_and_come_back_and_change_no_bit() -> None:
     assert begun == 3
     assert {at_once[2], at_once[5]} == {3}
     assert {at_once[1], at_once[4]} == {1}
+
+
+# -- pictures and progress ---------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder(tmp_path_factory.mktemp("images"), 12)
+
+
+def test_a_sheet_shows_samples_before_and_after(images: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    pipe = ost.io.images(f"{images}/**/*.jpg", labels="folder").shuffle(seed=3).decode()
+    plain = pipe.resize((48, 64)).normalize((0.5, 0.4, 0.3), (0.2, 0.1, 0.3)).batch(5)
+    where = plain.preview(8, tmp_path / "a.png")
+    x = np.asarray(Image.open(where)).astype(int)
+    assert x.shape == (4 * 166 + 6, 2 * 332 + 6, 3)
+    for k in range(8):  # what is only normalised looks as it did
+        top, left = 6 + k // 2 * 166, 6 + k % 2 * 332
+        a, b = (x[top : top + 160, left + n * 163 :][:, :160] for n in range(2))
+        assert a[40:120].std() > 5
+        assert np.abs(a - b).max() <= 1
+    again = plain.preview(8, tmp_path / "b.png")
+    assert Path(again).read_bytes() == Path(where).read_bytes()
+    flipped = pipe.resize((48, 64)).random_flip(1.0).batch(5).preview(3, tmp_path / "c.png")
+    y = np.asarray(Image.open(flipped)).astype(int)
+    a, b = (y[6:166, 6 + n * 163 :][:, :160] for n in range(2))
+    assert np.abs(a - b).mean() > 20
+    assert np.abs(a - b[:, ::-1]).mean() < 5
+    assert pipe.state()["place"] == 0
+
+
+def test_a_sheet_of_single_samples_and_volumes(images: Path, tmp_path: Path) -> None:
+    single = ost.io.images(f"{images}/**/*.jpg").decode()
+    assert Path(single.preview(20, tmp_path / "a.png")).stat().st_size > 1000
+    x = np.random.default_rng(0).random((4, 8, 9, 10)).astype("f4")
+    volumes = ost.io.arrays({"volume": x}).gaussian_noise(0.1).batch(2)
+    assert Path(volumes.preview(3, tmp_path / "b.png")).stat().st_size > 1000
+    with pytest.raises(ArgumentError, match="needed an image or a volume"):
+        numbers().preview(2, tmp_path / "c.png")
+
+
+def test_progress_is_shown_until_the_epoch_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rich")
+    before = threading.active_count()
+    for k, _ in enumerate(numbers().epoch(4, progress=True)):
+        time.sleep(0.03)
+        if k == 0:
+            assert threading.active_count() <= before + 2  # those of the feed
+    shown = capsys.readouterr().out
+    assert "epoch 4" in shown
+    assert "8/8" in shown
+    with numbers().epoch(5, progress=True) as epoch:
+        next(epoch)
+    assert "1/8" in capsys.readouterr().out

@@ -1,0 +1,62 @@
+"""A line that shows how far an epoch is, and what it waits for; drawn by rich, when batches are taken."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ostinato.ops.core.user_line import misfit
+
+from ostinato.errors import ArgumentError
+
+from . import seeing
+from .executor import Work
+
+EVERY = 0.2  # seconds between two looks
+
+
+class Line:
+    """Of an epoch. It has no thread of its own."""
+
+    def __init__(self, epoch: int, total: int | None) -> None:
+        try:
+            from rich import progress
+        except ImportError:
+            raise misfit(
+                ArgumentError, "progress", got="no rich", needed="rich", do="pip install rich"
+            ) from None
+        self.shown = progress.Progress(
+            progress.TextColumn(f"epoch {epoch}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[said]}"),
+            auto_refresh=False,
+        )
+        self.task: Any = self.shown.add_task("", total=total, said="")
+        self.shown.start()
+        self.count = 0
+        self.last = 0.0
+
+    def step(self, work: Work) -> None:
+        """One more batch was taken."""
+        self.count += 1
+        now = time.monotonic()
+        if now - self.last >= EVERY:
+            self.last = now
+            self.show(work)
+
+    def show(self, work: Work) -> None:
+        stats = seeing.as_data(work)
+        said = f"{stats['threads']} threads, {stats['ready']} ready"
+        if stats["binds"]:
+            wait, step = (seeing.time_of(stats[k]["mean"]) for k in ("wait", "step"))
+            said = f"{seeing.CAUSES[stats['binds']]}; step {step}, wait {wait}; {said}"
+        self.shown.update(self.task, completed=self.count, said=said)
+        self.shown.refresh()
+
+    def stop(self, work: Work | None = None) -> None:
+        """Leave the line as it is."""
+        if work is not None and self.shown.live.is_started:
+            self.show(work)
+        self.shown.stop()
