@@ -381,6 +381,96 @@ def busy(make: Callable[[bool], Batches]) -> Callable[[], Case]:
     return ready
 
 
+# -- the tuner ---------------------------------------------------------------------------------
+LATENCY = 0.003  # seconds, as of a store behind a network
+SMALL = 32  # images of a batch here
+SOON, LAPS = 40, 200  # batches after which what it runs with is compared with the best
+TRIED = [(t, c) for t in range(1, 4 * THREADS + 1) for c in (1, 2, 4, 8, 16, 32)]
+
+
+def far(x: Any) -> Any:
+    time.sleep(LATENCY)
+    return x
+
+
+def from_afar(**how: Any) -> Any:
+    import ostinato as ost
+
+    paths = files()
+    made = ost.io.images(paths, labels=[label(p) for p in paths]).shuffle(seed=1).repeat(AGAIN)
+    made = made.map(far, on="image").decode().random_resized_crop(SIZE).random_flip()
+    return made.normalize(MEAN, STD).batch(SMALL).to("numpy").run_with(**how)
+
+
+Way = tuple[int, int]  # threads, chunk
+
+
+def compared(ways: list[Way], rounds: int) -> dict[Way, float]:
+    """Seconds of a batch for each of them, in turns: the least that a round has seen."""
+    found = dict.fromkeys(ways, np.inf)
+    with from_afar(tune=False, threads=THREADS).epoch(0) as epoch:
+        next(epoch)
+        for k in range(rounds):
+            for t, c in ways[:: (1, -1)[k % 2]]:
+                epoch._work.run_with(t, c, 4 * epoch._work.batch_bytes)
+                for _ in range(4):
+                    next(epoch)
+                begin = time.perf_counter()
+                for _ in range(8):
+                    next(epoch)
+                found[t, c] = min(found[t, c], (time.perf_counter() - begin) / 8)
+    return found
+
+
+def searched() -> Way:
+    """The best of all threads and chunks; those that come near it are compared again."""
+    times = compared(TRIED, 2)
+    few = sorted(times, key=lambda way: times[way])[:5]
+    again = compared(few, 6)
+    return min(few, key=lambda way: again[way])
+
+
+def tuned(how: str) -> Callable[[], Case]:
+    """As a pipe begins; as the tuner runs it after `LAPS` batches; as the best of all that were tried."""
+
+    def ready() -> Case:
+        from ostinato import settings
+
+        settings.tune = "on"
+        if how == "as it begins":
+            return made(from_afar(tune=False).epoch(0), "")
+        t, c = best = searched()
+        if how == "best of all":
+            said = f"{t} threads, chunk {c}"
+            return made(from_afar(tune=False, threads=t, chunk=c).epoch(0), said)
+        epoch, ways = from_afar().epoch(0), []
+        for _ in range(LAPS):
+            next(epoch)
+            ways.append((epoch._work.active, epoch._work.chunk))
+        marks = [way for way in (ways[SOON - 1], ways[-1]) if way != best]
+        times = compared([best, *dict.fromkeys(marks)], 8)
+        told = [
+            f"after {n} batches {way[0]} threads, chunk {way[1]}: {times[way] / times[best]:.2f} of "
+            "the best's time"
+            for n, way in ((SOON, ways[SOON - 1]), (LAPS, ways[-1]))
+        ]
+        said = "; ".join(told)
+        return made(epoch, said)
+
+    def made(epoch: Any, said: str) -> Case:
+        def loop(n: int) -> None:
+            for _ in range(n * ROUND):
+                next(epoch)
+
+        def answer() -> Numbers:
+            x, y = next(epoch)
+            return np.array([*x.shape, *y.shape])
+
+        return Case(answer, loop, per=ROUND * SMALL, note=lambda: said)
+
+    return ready
+
+
 PYTHON = "pip install simplejpeg opencv-python-headless"
 HAND = System(("simplejpeg", "cv2"), PYTHON)
 OURS = replace(
@@ -445,6 +535,14 @@ WORKLOADS = (
         expected(False),
         {k: v for k, v in loaders(busy).items() if k.split("/")[0] not in ("tensorflow",)},
         seconds=12.0,
+        systems=FEEDS,
+    ),
+    Workload(
+        "tune",
+        "files with 3 ms of latency to batches of 32: what the tuner finds, and after how many batches",
+        lambda: np.array([SMALL, 3, SIZE, SIZE, SMALL]),
+        {f"ostinato/{k}": tuned(k) for k in ("as it begins", "tuned", "best of all")},
+        seconds=8.0,
         systems=FEEDS,
     ),
 )
