@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 FORGETS = 1 / 16  # part of an average that a new time decides
-SHORT = 1e-3  # seconds: shorter iterations are taken together, so that looking at them costs less than 1 %
+SHORT = 2e-3  # seconds: shorter iterations are taken together, so that looking at them costs less than 1 %
 
 
 @dataclass
