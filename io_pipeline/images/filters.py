@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,6 @@ TRIES = 10  # parts that are drawn before none is erased
 NOISE = "noise"
 
 
-@lru_cache(256)
 def bell(sigma: float) -> Any:
     """Weights of neighbours by their distance, as far as three sigmas, which sum to 1."""
     reach = max(math.ceil(3 * sigma), 1)

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from ostinato.ops.core.exact import Keys
 from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError
@@ -82,10 +83,10 @@ class Normalize(Stage):
         out[...] = found if self.layout == HWC else xp.moveaxis(found, -1, 0)
 
     def _line(self, channels: int, dtype: str) -> Line:
-        return _line(self.mean, self.std, channels, dtype)
+        return _line(Keys((self.mean, self.std)), channels, dtype)
 
     def _table(self, channels: int) -> Any:
-        return _table(self.mean, self.std, channels)
+        return _table(Keys((self.mean, self.std)), channels)
 
 
 class Line(NamedTuple):
@@ -97,7 +98,8 @@ class Line(NamedTuple):
 
 
 @lru_cache(64)
-def _line(mean: tuple[float, ...], std: tuple[float, ...], channels: int, dtype: str) -> Line:
+def _line(numbers: Keys, channels: int, dtype: str) -> Line:
+    mean, std = numbers
     if not {len(mean), len(std)} <= {1, channels}:
         raise ValueError(f"{max(len(mean), len(std))} numbers for {channels} channels")
     kind = np.dtype(dtype)
@@ -108,7 +110,7 @@ def _line(mean: tuple[float, ...], std: tuple[float, ...], channels: int, dtype:
 
 
 @lru_cache(64)
-def _table(mean: tuple[float, ...], std: tuple[float, ...], channels: int) -> Any:
+def _table(numbers: Keys, channels: int) -> Any:
     """The results of all values of uint8: 1 x 256 x channels."""
-    line = _line(mean, std, channels, "uint8")
+    line = _line(numbers, channels, "uint8")
     return (np.arange(256, dtype=np.float32)[:, None] * line.scale + line.bias)[None]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from ostinato.ops.core.exact import Keys
 from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError
@@ -80,7 +81,9 @@ TRIVIAL_AUGMENT = _list(0.99, 32 / 224, 135.0, 0.99, 6)
 
 
 @lru_cache(4096)
-def made(entry: Entry, strength: float, how: tuple[tuple[str, Any], ...]) -> Stage | None:
+def made(entry: Entry, given: Keys) -> Stage | None:
+    """Its stage, of a strength and of what the policy says of affine ones."""
+    strength, how = given
     return entry.make(strength, **dict(how))
 
 
@@ -117,7 +120,8 @@ class Policy(Stage):
             ("mask_fill", self.mask_fill),
             ("least", self.least),
         )
-        return made(entry, -strength if entry.has_sign and b < 0.5 else strength, how)
+        strength = -strength if entry.has_sign and b < 0.5 else strength
+        return made(entry, Keys((strength, how)))
 
     def steps(self) -> int:
         raise NotImplementedError

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.exact import Keys
 from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError
@@ -73,9 +74,13 @@ def in_order(x: Any) -> Any:
 _BYTES = np.arange(256, dtype=np.float64)
 
 
-@lru_cache(256)
 def table(change: Change, *given: Any) -> Any:
     """What becomes of each value of uint8."""
+    return _table(change, Keys(given))
+
+
+@lru_cache(256)
+def _table(change: Change, given: Keys) -> Any:
     return narrowed(np, change(np, _BYTES, 255.0, *given), np.dtype(np.uint8), 255.0)
 
 
