@@ -40,12 +40,9 @@ def test_kmeans(workers: int) -> None:
     assert losses[-1] == pytest.approx(losses[-2], rel=1e-3)
 
 
-def test_train_images(tmp_path: Path) -> None:
+def test_train_images() -> None:
     """The same images come whoever trains, so the same network does."""
-    ends = [
-        example("train_images").main(40, 2, workers, str(tmp_path / f"{workers}"))
-        for workers in (1, 2)
-    ]
+    ends = [example("train_images").main(100, 2, workers) for workers in (1, 2)]
     assert all(len(right) == 2 and 0 < right[-1] <= 1 for right in ends)
     assert ends[0] == pytest.approx(ends[1], abs=0.07), "but for how sums are rounded"
 
@@ -219,7 +216,7 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_examples_are_short() -> None:
     for path in (ROOT / "examples").glob("*.py"):
         if path.name != "demo.py":
-            assert len(path.read_text().splitlines()) < 60, path.name
+            assert len(path.read_text().splitlines()) < 70, path.name
 
 
 def test_the_code_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:

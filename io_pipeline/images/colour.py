@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.exact import Keys
 from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError
@@ -27,6 +28,7 @@ from .values import (
     check_range,
     full,
     in_order,
+    kept_table,
     looked_up,
     narrowed,
     pointwise,
@@ -78,7 +80,7 @@ def middle_of(xp: Any, x: Image) -> Any:
 def contrasted(xp: Any, x: Image, factor: float) -> Image:
     middle = middle_of(xp, x)
     if xp is np and x.dtype == np.uint8:
-        return looked_up(xp, x, table.__wrapped__(_apart, factor, middle))
+        return looked_up(xp, x, table(_apart, factor, middle))
     return narrowed(xp, _apart(xp, wide(xp, x), full(x), factor, middle), x.dtype, full(x))
 
 
@@ -226,13 +228,13 @@ def _jittered(xp: Any, x: Image, steps: Steps) -> Image:
     waiting = None  # a table that is still to be applied
     for name, value in steps:
         if name == "brightness":
-            made = table.__wrapped__(_scaled, value)
+            made = table(_scaled, value)
             waiting = made if waiting is None else made[waiting]
             continue
         if waiting is not None:
             x, waiting = looked_up(xp, x, waiting), None
         if name == "contrast":
-            waiting = table.__wrapped__(_apart, value, middle_of(xp, x))
+            waiting = table(_apart, value, middle_of(xp, x))
         else:
             x = _STEPS[name](xp, x, value)
     return x if waiting is None else looked_up(xp, x, waiting)
@@ -376,7 +378,7 @@ class AutoContrast(Colours):
     def changed(self, xp: Any, x: Image) -> Image:
         if x.dtype == np.uint8 and xp is np:
             bright = [np.flatnonzero(column)[[0, -1]] for column in counts(xp, x).T if x.size]
-            tables = [table(_stretched, int(a), int(b)) for a, b in bright]
+            tables = [kept_table(_stretched, Keys((int(a), int(b)))) for a, b in bright]
             return looked_up(xp, x, np.stack(tables, -1)) if len(tables) else x
         low, high = x.min(axis=(0, 1)), x.max(axis=(0, 1))
         kind = xp.float64 if x.dtype.kind == "u" else wide(xp, x).dtype

@@ -76,12 +76,13 @@ _BYTES = np.arange(256, dtype=np.float64)
 
 def table(change: Change, *given: Any) -> Any:
     """What becomes of each value of uint8."""
-    return _table(change, Keys(given))
+    return narrowed(np, change(np, _BYTES, 255.0, *given), np.dtype(np.uint8), 255.0)
 
 
 @lru_cache(256)
-def _table(change: Change, given: Keys) -> Any:
-    return narrowed(np, change(np, _BYTES, 255.0, *given), np.dtype(np.uint8), 255.0)
+def kept_table(change: Change, given: Keys) -> Any:
+    """The same, for numbers that come again."""
+    return table(change, *given)
 
 
 def looked_up(xp: Any, x: Image, tables: Any) -> Image:
@@ -98,7 +99,7 @@ def looked_up(xp: Any, x: Image, tables: Any) -> Image:
 def pointwise(xp: Any, x: Image, change: Change, *given: Any) -> Image:
     """Each value by itself: of uint8 by a table."""
     if x.dtype == np.uint8:
-        return looked_up(xp, x, table(change, *given))
+        return looked_up(xp, x, kept_table(change, Keys(given)))
     white = full(x)
     return narrowed(xp, change(xp, wide(xp, x), white, *given), x.dtype, white)
 
