@@ -12,11 +12,7 @@ from PIL import Image
 
 import ostinato as ost
 
-KINDS: dict[str, Any] = {
-    "rings": np.hypot,
-    "stripes": lambda y, x: x,
-    "waves": lambda y, x: x + 9 * np.sin(y / 6),
-}
+KINDS: Any = {"rings": np.hypot, "stripes": lambda y, x: x, "bows": lambda y, x: x + y * y / 40}
 
 
 def write_images(folder: Path, count: int, seed: int) -> str:
