@@ -95,8 +95,8 @@ def _all_reduce(
     here, last = _layout(spec), max(axes)
     others = tuple([a for a in axes if a != last])
     _, nested = machine.all_reduce(mesh, axes, largest_part(spec).nbytes)
-    dims = range(spec.ndim) if nested else ()
-    for d in dims:
+    stays = len(here.partial_axes) > len(axes)  # addends, of which parts cannot be gathered
+    for d in range(spec.ndim) if nested and not stays else ():
         there = here.with_split(last, d)
         if spec.shape[d] >= mesh[last] and scatters(here, there.without(others), last):
             params = {"monoid": monoid, "axes": (last,)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 from unittest import mock
 
@@ -9,13 +10,20 @@ import numpy as np
 import pytest
 from ostinato.ops.collective import collective_of
 from ostinato.ops.core.exchange import pieces_to
+from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Partial, intersect, volume
+from ostinato.ops.core.spec import Spec, float32
+from ostinato.planner.check import check_layouts
+from ostinato.planner.layouts.ways import SUM
 from ostinato.planner.machine import Machine, resolve
+from ostinato.planner.passes.communicate import communicate
+from ostinato.planner.plan import Target
 from ostinato.planner.seeing.explain import facts
 
 import ostinato as ost
 from ostinato import settings
 from ostinato.errors import LayoutError
+from tests import ranks
 from tests.sessions import MESHES, forget_plans, use
 
 P = 4
@@ -415,3 +423,26 @@ def test_what_is_read_whole_too_is_made_whole() -> None:
         assert (a.split, b.split) == (0, None)
         made = [str(n.specs[0].layout) for n in f.plan.program.graph.nodes if n.op == "full"]
         assert made == ["whole of 4"]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_addends_may_go_anywhere(nested: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some are summed, along several axes or within the last one first; others stay or begin."""
+    several = lambda self, mesh, axes, size: (1e-3, nested and len(axes) > 1)  # noqa: E731
+    monkeypatch.setattr(Machine, "all_reduce", several)
+    draw, kinds = random.Random(3), set[str]()
+    some = Layout((2, 2, 2), (SUM, None, None))
+    cases = [*ranks.cases(600), (Layout.whole((2, 2, 2)), some, (8, 6))]
+    for has, needs, shape in cases:
+        if has.mesh != needs.mesh or has.workers == 1 or has.windows or has.blocks or needs.blocks:
+            continue
+        spec, target = Spec(shape, float32), Target(has.mesh)
+        here, end = ranks.with_addends(draw, has), ranks.with_addends(draw, needs)
+        if needs is some:
+            here, end = Layout((2, 2, 2), (SUM,) * 3), some
+        asked = Node("relayout", (0,), (), (spec.at(end),))
+        made = communicate(Graph((spec.at(here),), (asked,), (1,)), target)
+        check_layouts(made, target)
+        assert made.out_specs[0].layout is end
+        kinds |= {n.op for n in made.nodes}
+    assert kinds >= {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "narrow", "addend"}
