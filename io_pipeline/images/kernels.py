@@ -94,11 +94,7 @@ end:
   {"fence seq_cst" if is_aligned else ""}
   ret void
 }}
-!0 = !{{!0}}
-!1 = !{{!1, !0}}
-!2 = !{{!2, !0}}
-!3 = !{{!1}}
-!4 = !{{!2}}
+{llvm.APART}
 !5 = !{{i32 1}}
 """
 

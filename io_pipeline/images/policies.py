@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -18,12 +18,11 @@ from ostinato.ops.core.user_line import misfit
 from ostinato.errors import ArgumentError
 
 from ..feed.draws import Draws
-from ..feed.stage import DEVICE, HOST, Shape, Stage, stage
+from ..feed.stage import Shape, Stage, stage
 from .colour import AutoContrast, Brightness, Contrast, Equalize, Posterize, Saturation, Solarize
 from .filters import Sharpness
-from .sampling_code import LINEAR
 from .values import Image, check_number
-from .warps import Affine, Fill, check_fill
+from .warps import Affine, Filled
 
 Make = Callable[..., Stage | None]  # from strength, and what moving stages are given; None: nothing
 
@@ -88,23 +87,8 @@ def made(entry: Entry, given: Keys) -> Stage | None:
 
 
 @dataclass(frozen=True)
-class Policy(Stage):
+class Policy(Filled):
     """What policies have in common. The fields are those of `affine`, which some of the stages are."""
-
-    interpolation: str = field(default=LINEAR, kw_only=True)
-    fill: Fill = field(default=0.0, kw_only=True)
-    mask_fill: int = field(default=0, kw_only=True)
-    least: float = field(default=0.0, kw_only=True)
-
-    moves = True
-    places = (HOST, DEVICE)
-
-    def __post_init__(self) -> None:
-        check_fill(self.name, self.fill)
-        check_number(self.name, "least", self.least, 0, 1)
-        if self.interpolation not in ("linear", "nearest"):
-            got, needed = f"interpolation={self.interpolation!r}", "'linear' or 'nearest'"
-            raise misfit(ArgumentError, self.name, got=got, needed=needed)
 
     def chosen(
         self, entries: tuple[Entry, ...], rng: Draws, strength: float | None

@@ -138,8 +138,8 @@ def bounded(xp: Any, boxes: Any, size: Size, least: float) -> Any:
 
 # -- stages ------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Warp(Stage):
-    """A stage that says by a matrix where pixels go."""
+class Filled(Stage):
+    """What stages have in common that move pixels and fill what is left."""
 
     interpolation: str = field(default=LINEAR, kw_only=True)
     fill: Fill = field(default=0.0, kw_only=True)
@@ -148,7 +148,6 @@ class Warp(Stage):
 
     moves = True
     places = (HOST, DEVICE)
-    exact = True
 
     def __post_init__(self) -> None:
         if self.interpolation not in (LINEAR, NEAREST):
@@ -156,6 +155,13 @@ class Warp(Stage):
             raise misfit(ArgumentError, self.name, got=got, needed=needed)
         check_number(self.name, "least", self.least, 0, 1)
         check_fill(self.name, self.fill)
+
+
+@dataclass(frozen=True)
+class Warp(Filled):
+    """A stage that says by a matrix where pixels go."""
+
+    exact = True
 
     def placed(self, drawn: Any, shape: Shape) -> Placed | None:
         """Where pixels go; None if they stay."""

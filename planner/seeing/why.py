@@ -90,6 +90,7 @@ def _spent(machine: Machine, graph: Graph) -> Spent:
             assert has.layout is not None
             assert end is not None
             kind = "sum of parts" if has.layout.partial_axes else kind_of(has, end)
+            kind = "addends" if end.partial_axes else kind
             what = f"{kind} of {has.bare}"
         spent[what, node.line] += took
     return spent

@@ -26,6 +26,12 @@ from ostinato.ops.cpu.threads import address_of, most_threads, pool
 from ostinato import settings
 
 MOST_KEPT = 4096  # kernels on disk, of some 10 kB each; the oldest go first
+APART = """\
+!0 = !{!0}
+!1 = !{!1, !0}
+!2 = !{!2, !0}
+!3 = !{!1}
+!4 = !{!2}"""  # of a text: what is read (scope 3) and what is written (scope 4) are never the same
 _DATA = 16  # where an array object keeps the address of its elements
 
 
