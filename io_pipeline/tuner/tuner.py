@@ -38,6 +38,7 @@ QUIET, LONGEST = 64, 8192  # laps after which it is tuned anew; each time twice 
 AGAIN = 256  # laps for which what was refused is not tried; each time twice as many
 KEPT = 10  # decisions that are told
 MOVED = 1.3  # times: the same configuration in two windows, if something else has changed
+RESTARTS = 3  # for that, until it stays as it is
 CLOSE = 1.1  # times what is remembered that a lap may take
 
 
@@ -136,6 +137,19 @@ class Tuner:
     def _search(self) -> Generator[None, Measure, float]:
         """Find and verify better configurations; the time of a lap in the end."""
         self.is_settled = False
+        for _ in range(1 + RESTARTS):
+            laps = yield from self._compare()
+            if not self._has_moved:
+                break
+            self.model, self._has_moved = Model(), False
+        self.is_settled = True
+        time = median(laps)
+        self._tell(f"{told(self.now)} it stays, at {ms(time)} a lap")
+        self.result = self.now, time
+        return time
+
+    def _compare(self) -> Generator[None, Measure, Laps]:
+        """Verify what the model says, a few times; the last laps of what is kept."""
         laps = yield from self._take(self.now, WINDOW)
         yield from self._look_around()
         for turn in range(TURNS):
@@ -150,16 +164,7 @@ class Tuner:
                 break
             if is_kept and not (yield from self._stays(before, other, laps)):
                 break
-        else:
-            before = self.now
-        if self._has_moved:
-            self.model, self._has_moved = Model(), False
-            return (yield from self._search())
-        self.is_settled = True
-        time = median(laps)
-        self._tell(f"{told(self.now)} it stays, at {ms(time)} a lap")
-        self.result = self.now, time
-        return time
+        return laps
 
     def _look_around(self) -> Watching:
         """Probe where the model is open, each time anew: threads, then chunks."""
@@ -223,7 +228,7 @@ class Tuner:
         ours = [*first[-WINDOW:], *last]
         change = median(last) / median(first[-WINDOW:])
         if not 1 / MOVED < change < MOVED:
-            self._tell(f"a lap takes {change:.2g} times as long as before: tuned anew")
+            self._tell(f"a lap takes {change:.2g} times as long as before: not compared")
             self._has_moved = True
             return last, False
         ratio = median(theirs) / median(first[-WINDOW:], last)

@@ -101,6 +101,20 @@ def test_it_never_ends_worse_than_it_began(noise: float, step: float) -> None:
         assert feed.time(tuner.now) <= 1.02 * feed.time(START), (seed, *tuner.decisions)
 
 
+@pytest.mark.parametrize("every", [5, 12, 31])
+def test_where_nothing_can_be_compared_it_stays(every: int) -> None:
+    """On a machine that others use, now more, now less."""
+    for seed in range(20):
+        feed, tuner = Feed(seed), Tuner(SPACE, START)
+        for lap in range(600):
+            if lap % every == 0:
+                feed.slow = 10 ** feed.rng.uniform(0, 1)
+            tuner.add(feed.lap(tuner.now))
+            if tuner.result is not None:
+                break
+        assert tuner.result is not None, (seed, *tuner.decisions)
+
+
 def test_a_loop_that_is_slower_than_its_feed_is_given_fewer_threads() -> None:
     feed = Feed(3, step=0.2)
     feed.crowd = 0.02
@@ -244,7 +258,7 @@ def test_the_tuner_changes_no_bit(tuned: Path) -> None:
 
 
 def test_epochs_go_on_as_tuned_and_the_next_run_begins_so(tuned: Path) -> None:
-    pipe = waiting(6)
+    pipe = waiting(6).run_with(ahead=8 * 32)  # or all of an epoch is made before its laps count
     for epoch in range(100):
         for _ in pipe.epoch(epoch):
             pass
@@ -258,7 +272,7 @@ def test_epochs_go_on_as_tuned_and_the_next_run_begins_so(tuned: Path) -> None:
     assert tuner.result is not None
     assert "the tuner, last" in pipe.explain()
     assert f"; {tuner.now.threads} threads, chunk {tuner.now.chunk}" in pipe.explain()
-    other = waiting(6)
+    other = waiting(6).run_with(ahead=8 * 32)
     for epoch in range(20):
         for _ in other.epoch(epoch):
             pass
