@@ -23,7 +23,7 @@ from ostinato.ops.core.exchange import chunks_of, held_pieces, written
 from ostinato.ops.core.helpers import begin_to_help, check_thread, helper
 from ostinato.ops.core.layout import Box, Layout, Mesh, slices
 from ostinato.ops.core.signals import Living
-from ostinato.ops.core.spec import Spec, in_line, lent
+from ostinato.ops.core.spec import Spec, in_line, is_own, lent
 from ostinato.ops.cpu.threads import blas_threads
 from ostinato.planner.plan import Measured, Plan, Program
 
@@ -174,15 +174,13 @@ class LocalEngine:
         spec = Spec(value.shape, value.dtype, layout)
         if self.size == 1:
             return Held(spec, self, (self.memory.from_host(value),))
-        if layout.is_whole:
-            return Held(
-                spec, self, tuple([self.memory.copy_from_host(value) for _ in self.workers])
-            )
+        is_borrowed = isinstance(value, np.ndarray) and not is_own(value)  # it is only read then
+        everything = tuple((0, n) for n in value.shape)
         parts = []
         for worker in self.workers:
-            box = layout.box(value.shape, worker.rank)
-            part = value[slices(box, tuple((0, n) for n in value.shape))]
-            parts.append(self.memory.copy_from_host(part))
+            part = value[slices(layout.box(value.shape, worker.rank), everything)]
+            stays = is_borrowed and part.flags.c_contiguous and part.dtype.isnative
+            parts.append((self.memory.from_host if stays else self.memory.copy_from_host)(part))
         return Held(spec, self, tuple(parts))
 
     def attach(self, source: Any, layout: Layout) -> Operand:

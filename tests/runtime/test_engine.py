@@ -38,6 +38,20 @@ def test_what_is_put_comes_back(mesh: tuple[int, ...]) -> None:
             assert y.layout.mesh == mesh
 
 
+@pytest.mark.parametrize(("split", "shares"), [(0, True), (None, True), (1, False)])
+def test_borrowed_memory_is_not_copied_for_threads(split: int | None, shares: bool) -> None:
+    x = np.arange(60.0).reshape(12, 5)
+    with use((3,)):
+        for copy in (False, True):
+            y = ost.asarray(x, copy=copy, split=split)
+            operand: Any = sessions.current().hold_array(y)
+            shared = [np.shares_memory(part, x) for part in operand.parts]
+            assert shared == [shares and not copy] * 3
+            z = ost.compile(lambda y: y * 2, donate=["y"])(y)
+            np.testing.assert_array_equal(np.asarray(z), np.arange(60.0).reshape(12, 5) * 2)
+    np.testing.assert_array_equal(x, np.arange(60.0).reshape(12, 5))
+
+
 def test_memory_is_freed() -> None:
     """Of what was put at once; of results when their plan rests while others are made."""
     with use((3,)):
