@@ -1,11 +1,10 @@
-"""Sources made of sources: several side by side or in turn, some of the samples, or what stages made of them,
-kept in memory. Each is a source like any other, so it is shuffled, and gone on from, in the same way."""
+"""Sources made of sources: several side by side or in turn, or some of the samples. Each is a source like any
+other, so it is shuffled, and gone on from, in the same way."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import threading
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -14,11 +13,8 @@ import numpy as np
 from ostinato.ops.core.tree import Structure
 from ostinato.ops.core.user_line import misfit
 
-from ostinato.errors import ArgumentError, SampleError
+from ostinato.errors import ArgumentError
 
-from ..source import short
-from .chain import Chain, Sample
-from .draws import Draws
 from .fields import Fields
 from .samples import Samples, Stream, digest
 
@@ -57,6 +53,12 @@ class Zipped(Samples):
 
     def name(self, index: int) -> str:
         return " and ".join(s.name(index) for s in self.sources)
+
+    def made_of(self, index: int) -> str:
+        return "\0".join(s.made_of(index) for s in self.sources)
+
+    def inner(self) -> Sequence[Samples]:
+        return self.sources
 
 
 def _side_by_side(given: Sequence[Fields]) -> Fields:
@@ -106,6 +108,13 @@ class Mixed(Samples):
     def name(self, index: int) -> str:
         source, inner = self._find(index)
         return source.name(inner)
+
+    def made_of(self, index: int) -> str:
+        source, inner = self._find(index)
+        return source.made_of(inner)
+
+    def inner(self) -> Sequence[Samples]:
+        return self.sources
 
 
 def _whole(weights: Sequence[float]) -> list[int]:
@@ -158,62 +167,8 @@ class Selected(Samples):
     def name(self, index: int) -> str:
         return self.source.name(int(self.which[index]))
 
+    def made_of(self, index: int) -> str:
+        return self.source.made_of(int(self.which[index]))
 
-class Cached(Samples):
-    """What stages that draw nothing make of samples, in memory as far as there is room: later epochs begin
-    behind them. What is kept is never written to."""
-
-    def __init__(self, source: Samples, chain: Chain, room: int, fields: Fields | None) -> None:
-        self.source, self.chain, self.room = source, chain, room
-        self.fields = fields
-        self.bytes = 0
-        self._kept: dict[int, tuple[list[Any], Fields]] = {}
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def read(self, index: int) -> tuple[list[Any], Fields]:
-        found = self._kept.get(index)
-        if found is None:
-            sample = Sample(_NOTHING)
-            sample.values, sample.fields = self.source.read(index)
-            self._run(sample)
-            assert sample.fields is not None
-            found = [_frozen(v) for v in sample.values], sample.fields
-            size = sum(getattr(v, "nbytes", 64) for v in found[0])
-            with self._lock:
-                if self.bytes + size <= self.room and index not in self._kept:
-                    self._kept[index] = found
-                    self.bytes += size
-        return list(found[0]), found[1]
-
-    def _run(self, sample: Sample) -> None:
-        try:
-            self.chain.run(sample)
-        except Exception as error:
-            step = sample.step
-            if step is None:
-                raise
-            line = step.placed.line
-            raise SampleError.because(step.stage.name, got=short(error), line=line) from error
-
-    def identity(self) -> str:
-        stages = [p.stage.identity() for p in self.chain.stages]
-        return digest("cache", self.source.identity(), *stages)
-
-    def name(self, index: int) -> str:
-        return self.source.name(index)
-
-
-_NOTHING = Draws(0, 0)  # for stages that draw nothing
-
-
-def _frozen(value: Any) -> Any:
-    """A value that nobody changes by mistake, and which keeps no more memory alive than it has."""
-    if not isinstance(value, np.ndarray):
-        return value
-    own = value if value.flags.owndata else value.copy()
-    kept = own.view()
-    kept.flags.writeable = False
-    return kept
+    def inner(self) -> Sequence[Samples]:
+        return (self.source,)

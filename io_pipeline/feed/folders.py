@@ -14,9 +14,10 @@ from ostinato.ops.core.user_line import misfit
 from ostinato.errors import ArgumentError, DataFileError
 
 from ..source import trouble
+from .content import told
 from .fields import IMAGE, LABEL, MASK, Fields
 from .reading import expect, whole
-from .samples import Samples, digest
+from .samples import Samples, digest, stamp
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -62,6 +63,15 @@ class Files(Samples):
 
     def name(self, index: int) -> str:
         return f"file {self.paths[index]}"
+
+    def made_of(self, index: int) -> str:
+        parts = [stamp(self.paths[index])]
+        if self.masks is not None:
+            parts.append(stamp(self.masks[index]))
+        if self.labels is not None:
+            label = self.labels[index]
+            parts.append(str(label) if type(label) is int else told(label))
+        return "\0".join(parts)
 
 
 def content(path: str) -> bytes:

@@ -6,6 +6,7 @@ before `epoch`. What an epoch holds depends on the pipe, its seed and the epoch'
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,8 +21,10 @@ from ostinato.errors import ArgumentError, SampleError, SessionError
 from ..tuner.drive import Drive
 from ..tuner.place import own_cores
 from . import preview, seeing
+from .cached import END, WHERE, Cached
 from .chain import Chain, Placed
-from .combine import Cached, Selected
+from .combine import Selected
+from .disk import room_for
 from .executor import AHEAD, CHUNK, Batch, Recipe, Work
 from .faults import FEW, POLICIES, RAISE, Fault, Policy, Quarantine
 from .fields import Fields
@@ -182,10 +185,30 @@ class Pipe:
             raise misfit(ArgumentError, "bucket", got=got, needed=needed)
         return self._then(Bucket(found, window))
 
-    def cache(self, memory: int = 4 << 30) -> Pipe:
+    def cache(
+        self,
+        memory: int = 4 << 30,
+        *,
+        disk: str | os.PathLike[str] | None = None,
+        disk_bytes: int | None = None,
+        where: str = END,
+        version: str = "",
+    ) -> Pipe:
         """Keep what the stages so far make, so that later epochs begin there, up to so many bytes; no
-        stage so far may be random. It changes no bit."""
+        stage so far may be random. It changes no bit.
+
+        disk: a folder in which samples are kept as well, so that later runs begin there, too, where
+        stages and files (names, sizes, times) are the same; any number of processes may share it.
+        disk_bytes: at most so many there; else half of what is free may be added. where: "auto" keeps
+        what only some of the stages make, if that saves more time in this room. version: say another
+        one whenever what these stages make changes in a way that cannot be seen."""
         _whole("cache", "memory", memory, 0)
+        if where not in WHERE:
+            needed = " or ".join(map(repr, WHERE))
+            raise misfit(ArgumentError, "cache", got=f"where={where!r}", needed=needed)
+        if disk is not None and disk_bytes is None:
+            disk_bytes = room_for(disk)
+        _whole("cache", "disk_bytes", disk_bytes or 0, 0)
         stages = [e for e in self.entries if isinstance(e.what, Stage)]
         moving = next((e.what.name for e in stages if e.what.is_random), None)  # type: ignore[union-attr]
         if moving is not None or any(isinstance(e.what, Cut) for e in self.entries):
@@ -200,7 +223,16 @@ class Pipe:
             got = "a stream"
             raise misfit(ArgumentError, "cache", got=got, needed="samples that have numbers")
         placed = [Placed(e.what, e.line, -1, Policy()) for e in stages]  # type: ignore[arg-type]
-        source = Cached(self.source, Chain(placed), memory, self._fields())
+        source = Cached(
+            self.source,
+            Chain(placed),
+            memory,
+            self._fields(),
+            disk,
+            disk_bytes or 0,
+            where,
+            version,
+        )
         others = tuple(e for e in self.entries if not isinstance(e.what, Stage))
         return replace(self, source=source, entries=others, cursor=Cursor())
 
@@ -582,6 +614,8 @@ class Epoch:
 
     def _look_at(self, batch: Batch) -> None:
         """Raise what went wrong, note what was left out or replaced."""
+        for said in self._pipe.source.remarks():
+            warnings.warn(said, stacklevel=4)
         failures = sorted(batch.failures, key=lambda f: f.row)
         faults = sorted([*batch.faults, *(f.fault for f in failures)], key=lambda f: f.place)
         raised = next((f.error for f in failures if f.error is not None), None)

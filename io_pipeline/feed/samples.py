@@ -16,6 +16,7 @@ from ostinato.errors import ArgumentError
 
 from ..files import open_source
 from ..source import Source
+from .content import Untold, told
 from .fields import DATA, IMAGE, KINDS, LABEL, Fields, by_name, fields_of
 
 
@@ -39,6 +40,18 @@ class Samples:
         """What people call a sample."""
         return f"sample {index}"
 
+    def made_of(self, index: int) -> str:
+        """What a sample is made of, as text that changes with it: for caches on disk."""
+        raise Untold(f"samples of {type(self).__name__.lower()}, which may be others in each run")
+
+    def inner(self) -> Sequence[Samples]:
+        """The sources that it is made of."""
+        return ()
+
+    def remarks(self) -> list[str]:
+        """What users should be told of it since it was asked last."""
+        return [said for source in self.inner() for said in source.remarks()]
+
     def forms(self) -> list[tuple[tuple[int, ...], np.dtype[Any]]] | None:
         """Shape and dtype of each leaf, of a source that has `gather`."""
         return None
@@ -53,6 +66,12 @@ def digest(*parts: Any) -> str:
     for part in parts:
         made.update(str(part).encode("utf-8", "surrogateescape") + b"\0")
     return made.hexdigest()
+
+
+def stamp(path: str) -> str:
+    """A file, and what changes when somebody writes to it."""
+    found = os.stat(path)
+    return f"{os.path.abspath(path)} {found.st_size} {found.st_mtime_ns}"
 
 
 class Arrays(Samples):
@@ -109,6 +128,18 @@ class Arrays(Samples):
     def name(self, index: int) -> str:
         found = [x.path for x in self.sources if isinstance(x, Source)]
         return f"row {index} of {', '.join(found) or 'the arrays'}"
+
+    def made_of(self, index: int) -> str:
+        """Of arrays in memory, what is in their rows."""
+        parts = []
+        for x in self.sources:
+            if not isinstance(x, Source):
+                parts.append(told(x[index]))
+            elif os.path.isdir(x.path):
+                raise Untold(f"the folder {x.path}, in which chunks may change unseen")
+            else:
+                parts.append(f"{stamp(x.path)} {x.dataset} {index}")
+        return "\0".join(parts)
 
 
 def _opened(x: Any) -> Any:

@@ -26,7 +26,7 @@ from ostinato.errors import ArgumentError, DataFileError
 from ..source import regular, trouble
 from .fields import DATA, IMAGE, LABEL, MASK, Fields
 from .folders import IMAGES, find
-from .samples import Samples, digest
+from .samples import Samples, digest, stamp
 
 BLOCK = 512  # bytes of a header, and what members are padded to
 MOST_NAME = 1 << 16  # bytes of an extended header
@@ -252,6 +252,11 @@ class Shards(Samples):
 
     def name(self, index: int) -> str:
         return f"file {self.paths[self.places[index][0][0]]}, member {self.names[index]}"
+
+    def made_of(self, index: int) -> str:
+        shards = {shard for shard, _, _ in self.places[index]}
+        endings = [e for e, _, _ in self.wanted]
+        return f"{[stamp(self.paths[s]) for s in sorted(shards)]} {self.places[index]} {endings}"
 
 
 class _Handle:

@@ -39,6 +39,7 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError
 
+from .content import code_of
 from .draws import Draws
 from .fields import BOXES, IMAGE, MASK, Fields
 
@@ -121,7 +122,7 @@ def _plain(value: Any) -> str:
             if callable(value)
             else repr(value)
         )
-    done = hashlib.blake2b(code.co_code + repr(code.co_names).encode(), digest_size=8)
+    done = hashlib.blake2b(code_of(code).encode("utf-8", "surrogateescape"), digest_size=8)
     return f"{value.__module__}.{value.__qualname__}:{done.hexdigest()}"
 
 
