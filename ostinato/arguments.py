@@ -11,10 +11,18 @@ import numpy as np
 
 from ostinato.errors import ArgumentError
 from ostinato.ops.core import array
-from ostinato.ops.core.array import Array, Operand
+from ostinato.ops.core.array import Array, Late, Operand
 from ostinato.ops.core.exact import exact
 from ostinato.ops.core.spec import DTYPES
-from ostinato.ops.core.tree import Structure, fields_of, has_fields_only, in_order, paths
+from ostinato.ops.core.tree import (
+    LEAF,
+    MADE,
+    Structure,
+    fields_of,
+    has_fields_only,
+    in_order,
+    paths,
+)
 from ostinato.ops.core.user_line import misfit
 
 from .sessions import Session
@@ -90,6 +98,38 @@ class Described(Protocol):
     static: frozenset[str]
     donate: frozenset[str]
     needed: set[tuple[Any, int]]  # numbers whose value the function needs
+
+
+def opened(
+    function: Described, leaves: list[Any], structure: Structure
+) -> tuple[list[Any], Structure]:
+    """Leaves that are made within the plan (`Late`) give way to what they are made of; but for those of
+    arguments that are given away."""
+    if not any(_is_late(x) for x in leaves):
+        return leaves, structure
+    found: list[Any] = []
+    left = iter(leaves)
+
+    def walk(s: Structure, is_kept: bool) -> Structure:
+        if s.kind is not LEAF:
+            return Structure(
+                s.kind, s.extra, tuple([walk(c, is_kept) for c in s.children]), s.beside
+            )
+        x = next(left)
+        term = x._term if isinstance(x, Array) else None
+        if is_kept or not isinstance(term, Late) or not _is_late(x):
+            found.append(x)
+            return s
+        found.extend(term.given)
+        return Structure(MADE, term.recipe, (s,) * len(term.given))
+
+    pairs = zip(function.parameters, structure.children, strict=True)
+    children = tuple([walk(child, name in function.donate) for name, child in pairs])
+    return found, Structure(structure.kind, structure.extra, children, structure.beside)
+
+
+def _is_late(x: Any) -> bool:
+    return isinstance(x, Array) and isinstance(x._term, Late) and x._operand is None
 
 
 def fixed_leaves(function: Described, structure: Structure) -> frozenset[int]:

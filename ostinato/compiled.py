@@ -45,7 +45,17 @@ from ostinato.planner.policy import AS_WRITTEN, Precision, check_precision
 from ostinato.runtime.engine import Launcher
 
 from . import sessions
-from .arguments import NUMBERS, UNREADY, Call, fixed_leaves, is_itself, leaf, scan, signature_of
+from .arguments import (
+    NUMBERS,
+    UNREADY,
+    Call,
+    fixed_leaves,
+    is_itself,
+    leaf,
+    opened,
+    scan,
+    signature_of,
+)
 from .auto_precision import AUTO, Tolerance, Tolerated, Watched, budgets, check_tolerance, tolerated
 from .donation import launch_given
 from .guards import UNSET, Change, Guards
@@ -281,7 +291,7 @@ class CompiledFunction(Generic[P, R]):
         except TypeError as error:
             raise misfit(ArgumentError, f"{self.name}()", got=str(error)) from None
         bound.apply_defaults()
-        leaves, structure = flatten(tuple(bound.arguments.values()))
+        leaves, structure = opened(self, *flatten(tuple(bound.arguments.values())))
         fixed = fixed_leaves(self, structure)
         leaves = [leaf(x, self.name, k in fixed) for k, x in enumerate(leaves)]
         if any(isinstance(x, Array) and x._term is not None and x._term.is_open for x in leaves):

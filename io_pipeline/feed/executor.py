@@ -35,6 +35,7 @@ from .chain import Chain, Sample
 from .draws import REPLACED, Draws
 from .faults import RAISE, REPLACE, TRIES, Fault, Policy
 from .fields import Fields, fields_of
+from .later import Later
 from .portions import Portion, Portions
 from .samples import Samples
 from .slots import Slots
@@ -63,6 +64,7 @@ class Recipe:
     ahead: int = AHEAD
     pad: float | None = None  # what arrays of other shapes are filled up with
     given: frozenset[str] = frozenset()  # what of threads, chunk and ahead the user has said
+    later: Later | None = None  # stages that are left to who takes batches
 
 
 @dataclass
@@ -84,6 +86,7 @@ class Batch:
     fields: Fields | None = None
     slots: list[Any] | None = None  # of each leaf: an array of all samples, or a list
     loose: dict[int, tuple[list[Any], Fields]] = field(default_factory=dict)  # what fits none
+    drawn: list[Any] = field(default_factory=list)  # for stages that are left to who takes it
     failures: list[Failure] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)  # also of what was replaced
     error: BaseException | None = None
@@ -413,6 +416,8 @@ class Work:
                 costs.end(0, batch.slots or ())
                 if batch.slots is not None and self.recipe.batched.stages:
                     self._run_batched(batch, sample, costs)
+                if self.recipe.later is not None:
+                    self._draw_later(self.recipe.later, batch, sample.draws)
         except BaseException as error:
             batch.error = error
         with self.lock:
@@ -491,6 +496,20 @@ class Work:
             )
             raise made from error
         batch.slots, batch.fields = sample.values, sample.fields
+
+    def _draw_later(self, later: Later, batch: Batch, draws: Draws) -> None:
+        """The random numbers of stages that who takes the batch will run."""
+        if batch.slots is None or batch.fields is None:
+            return
+        try:
+            batch.drawn = later.draw(draws, batch.portion.places, batch.fields, batch.slots)
+        except Exception as error:
+            names = " and ".join(later.names)
+            raise SampleError.because(
+                f"batch {batch.portion.number} of epoch {self.epoch}, in {names}",
+                got=short(error),
+                line=later.stages[0].line,
+            ) from error
 
     # -- who takes batches -----------------------------------------------------------------------
     def take(self) -> Batch | None:

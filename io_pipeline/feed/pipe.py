@@ -28,13 +28,14 @@ from .disk import room_for
 from .executor import AHEAD, CHUNK, Batch, Recipe, Work
 from .faults import FEW, POLICIES, RAISE, Fault, Policy, Quarantine
 from .fields import Fields
+from .later import Later, can_move
 from .order import Buckets, Order
 from .portions import DROP, KEEP, TAILS, Portions, StreamPortions
 from .progress import Line
 from .samples import Samples, Stream, digest
 from .slots import Slots
 from .stage import STAGES, Map, Stage
-from .targets import check_target, converter
+from .targets import LATE, check_target, converter
 
 FORMAT = 1  # of states
 SINGLE = 16  # samples that are made together where nobody asked for batches
@@ -111,6 +112,7 @@ class Pipe:
     ahead: int = AHEAD
     given: frozenset[str] = frozenset()  # which of these the user has said
     tune: bool = True
+    later: int = 0  # of the last stages, how many are left to who takes batches
     cursor: Cursor = field(default_factory=Cursor, compare=False, repr=False)
 
     # -- what makes it longer --------------------------------------------------------------------
@@ -209,6 +211,7 @@ class Pipe:
         if disk is not None and disk_bytes is None:
             disk_bytes = room_for(disk)
         _whole("cache", "disk_bytes", disk_bytes or 0, 0)
+        self._check_last("cache")
         stages = [e for e in self.entries if isinstance(e.what, Stage)]
         moving = next((e.what.name for e in stages if e.what.is_random), None)  # type: ignore[union-attr]
         if moving is not None or any(isinstance(e.what, Cut) for e in self.entries):
@@ -286,6 +289,28 @@ class Pipe:
             cursor=Cursor(),
         )
 
+    def on_device(self, *names: str) -> Pipe:
+        """The last stages are made of whole batches where these are taken: within the plan of a compiled
+        function that is given the arrays, or in a plan of their own; so uint8 crosses to a device. It is
+        written behind them, and changes no bit. names: of the last stages, in their order; without
+        them, all that can. Batches for other libraries are made on the host as ever."""
+        stages = [e.what for e in self.entries if isinstance(e.what, Stage)]
+        known = self._fields()
+        count = 0
+        while count < len(stages) and can_move(stages[-1 - count], known):
+            count += 1
+        asked = len(names) if names else count
+        last = [s.name for s in stages[len(stages) - asked :]]
+        if asked > count or not asked or (names and last != [*names]):
+            can = [s.name for s in stages[len(stages) - count :]]
+            raise misfit(
+                ArgumentError,
+                "on_device",
+                got=f"{', '.join(names) or 'stages'} of {', '.join(s.name for s in stages) or 'none'}",
+                needed=f"the last stages, of which {', '.join(can) or 'none'} can be on a device",
+            )
+        return replace(self, later=asked, cursor=Cursor())
+
     def then(self, stage: Stage) -> Pipe:
         """One more stage, of this package or of the user's."""
         return self._then(stage)
@@ -317,6 +342,7 @@ class Pipe:
     def _then(self, what: Any) -> Pipe:
         behind = any(isinstance(e.what, Cut) for e in self.entries)
         if isinstance(what, Stage):
+            self._check_last(what.name)
             if what.batched != behind and not isinstance(what, Map):
                 raise misfit(
                     ArgumentError,
@@ -336,6 +362,12 @@ class Pipe:
             )
         made = Entry(what, short(user_line()))
         return replace(self, entries=(*self.entries, made), cursor=Cursor())
+
+    def _check_last(self, name: str) -> None:
+        """Refuse what makes other stages the last ones."""
+        if self.later:
+            got = f"{name} behind stages that are on a device"
+            raise misfit(ArgumentError, name, got=got, needed="stages in front of `on_device`")
 
     def _fields(self) -> Fields | None:
         """The fields of samples so far, where no function of the user's may have changed them."""
@@ -413,7 +445,9 @@ class Pipe:
                 made.append(Placed(e.what, e.line, number, policy))
             return made
 
-        chain = Chain(placed(before, False))
+        stages = placed(before, False)
+        count = len(stages) - (self.later if cut is not None and self.target in LATE else 0)
+        chain, later = Chain(stages[:count]), Later(stages[count:])
         batched = Chain(placed(behind, True)) if cut is not None else None
         length = 0 if isinstance(self.source, Stream) else len(self.source)
         order: Order | Buckets = Order(
@@ -437,6 +471,7 @@ class Pipe:
             self.ahead,
             cut.pad if cut is not None else None,
             self.given,
+            later if later.stages else None,
         )
         return recipe, cut or Cut(SINGLE, KEEP), order
 
@@ -655,6 +690,8 @@ class Epoch:
         convert = self._convert
         assert convert is not None
         batch.slots = None
+        if (left := self._work.recipe.later) is not None:
+            return fields.tree(left.made(fields, slots, batch.drawn, convert))
         return fields.tree([convert(s) if isinstance(s, np.ndarray) else s for s in slots])
 
     def close(self) -> None:

@@ -49,6 +49,7 @@ def as_data(work: Work) -> dict[str, Any]:
         "batch_bytes": work.batch_bytes,
         "cores": cores(),
         "stages": stages,
+        "later": recipe.later.names if recipe.later is not None else [],
         "feed": feed,  # seconds of a batch, if its threads never have to wait for room
         "step": step,
         "wait": wait,
@@ -108,6 +109,8 @@ def explain(stats: dict[str, Any]) -> str:
         f"{row['bytes']:12,.0f}"
         for row in stats["stages"]
     ]
+    if stats["later"]:
+        lines.append(f"{', '.join(stats['later'])}: in the plans of who takes batches")
     step, wait = stats["step"], stats["wait"]
     lines += [
         "",

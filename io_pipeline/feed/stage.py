@@ -24,8 +24,10 @@ it does to these; what it has no method for stays as it is. `draw` gives the num
 whatever form; all methods are given them, so image, mask and boxes of a sample move together.
 
 Arrays come from `xp`: methods written with `xp` alone run on a device, too. Those that use the host's
-libraries say so (`places`). A method may return a view, must not write to what it was given unless it is
-its own, and may fill `out`, where it takes that: the sample's place in its batch."""
+libraries say so (`places`). `image_rows` does the same to all images of a batch at once, given `as_rows` of
+what was drawn, as part of a plan of who takes the batch (later.py). A method may return a view, must not
+write to what it was given unless it is its own, and may fill `out`, where it takes that: the sample's place
+in its batch."""
 
 from __future__ import annotations
 
@@ -87,6 +89,14 @@ class Stage:
     def method(self, kind: str) -> Callable[..., Any] | None:
         """What it does to fields of a kind."""
         return getattr(self, kind, None)
+
+    def rows(self, kind: str) -> Callable[..., Any] | None:
+        """What it does to fields of a kind of whole batches, in expressions of arrays of any library."""
+        return getattr(self, f"{kind}_rows", None)
+
+    def as_rows(self, drawn: list[Any]) -> Any:
+        """What was drawn for the samples of a batch as one array, for `rows`."""
+        return drawn
 
     def check(self, sample: Fields) -> None:
         """Refuse samples that it cannot work on."""

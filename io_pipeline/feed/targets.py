@@ -32,6 +32,9 @@ def _jax() -> Convert:
 TARGETS: dict[str, Callable[[], Convert]] = {"numpy": _numpy, "torch": _torch, "jax": _jax}
 
 
+LATE = {"ostinato"}  # whose arrays may be made later, by who takes them
+
+
 def check_target(name: Any) -> str:
     if name not in TARGETS:
         needed = " or ".join(map(repr, TARGETS))

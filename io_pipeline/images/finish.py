@@ -77,6 +77,12 @@ class Normalize(Stage):
             self._computed(xp, x, out)
         return out
 
+    def image_rows(self, xp: Any, x: Image, drawn: Any) -> Image:
+        line = self._line(x.shape[-1], x.dtype.name)
+        found = x.astype(np.float32) * xp.asarray(line.scale) + xp.asarray(line.bias)
+        found = found if self.layout == HWC else xp.moveaxis(found, -1, 1)
+        return found if self.dtype == "float32" else found.astype(self.dtype)
+
     def _computed(self, xp: Any, x: Image, out: Image) -> None:
         line = self._line(x.shape[-1], str(x.dtype))
         found = x.astype(xp.float32) * xp.asarray(line.scale) + xp.asarray(line.bias)

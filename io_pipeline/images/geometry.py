@@ -18,7 +18,7 @@ from ostinato.errors import ArgumentError
 from ..feed.draws import Draws
 from ..feed.stage import DEVICE, HOST, Shape, Stage, Window, stage
 from .backends import needed, opencv
-from .values import check_chance, check_order
+from .values import check_chance, check_order, check_shape
 
 Image = Any
 Size = int | tuple[int, int]
@@ -153,6 +153,13 @@ class CenterCrop(Stage):
 
     mask = image
 
+    def image_rows(self, xp: Any, x: Image, drawn: Any) -> Image:
+        check_shape(x.shape[1:])
+        (top, left, height, width), _ = self.window(None, x.shape[1:])
+        return x[:, top : top + height, left : left + width]
+
+    mask_rows = image_rows
+
     def boxes(self, xp: Any, x: Any, drawn: Any, shape: Shape) -> Any:
         return moved(xp, x, self.window(drawn, shape)[0])
 
@@ -279,6 +286,13 @@ class RandomFlip(Stage):
         return x[::-1] if self.vertical else x[:, ::-1]
 
     mask = image
+
+    def image_rows(self, xp: Any, x: Image, drawn: Any) -> Image:
+        check_shape(x.shape[1:])
+        turned = x[:, ::-1] if self.vertical else x[:, :, ::-1]
+        return xp.where(drawn.reshape(-1, *[1] * (x.ndim - 1)), turned, x)
+
+    mask_rows = image_rows
 
     def boxes(self, xp: Any, x: Any, drawn: bool, shape: Shape) -> Any:
         if not drawn:

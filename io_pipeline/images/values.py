@@ -112,8 +112,13 @@ def rows_of(shape: Shape) -> int:
 
 def check_order(x: Image) -> None:
     """Refuse what `normalize` gave: stages would take its channels for rows."""
-    if rows_of(x.shape):
-        told = " x ".join(map(str, x.shape))
+    check_shape(x.shape)
+
+
+def check_shape(shape: Shape) -> None:
+    """The same by an image's shape."""
+    if rows_of(shape):
+        told = " x ".join(map(str, shape))
         raise ValueError(
             f"an image of {told}, whose channels are in front: write this stage before `normalize`"
         )

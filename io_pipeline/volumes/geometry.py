@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError
@@ -119,6 +120,17 @@ class RandomFlip3d(Moving):
     def volume(self, xp: Any, x: Volume, drawn: tuple[int, ...]) -> Volume:
         a, b, c = (slice(None, None, -1 if axis in drawn else None) for axis in range(3))
         return x[a, b, c]
+
+    def as_rows(self, drawn: list[tuple[int, ...]]) -> Any:
+        return np.array([[k in axes for k in range(3)] for axes in drawn], bool).reshape(-1, 3)
+
+    def volume_rows(self, xp: Any, x: Volume, drawn: Any) -> Volume:
+        for k in self.axes:
+            turned = x[(slice(None),) * (k + 1) + (slice(None, None, -1),)]
+            x = xp.where(drawn[:, k].reshape(-1, *[1] * (x.ndim - 1)), turned, x)
+        return x
+
+    mask_rows = volume_rows
 
 
 @stage("random_rotate90")

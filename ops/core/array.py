@@ -104,6 +104,8 @@ class File(Operand):
 
 
 changing = threading.RLock()  # held while an Array gets, or loses, its operand
+MOST_KNOWN = 256  # forms of what one recipe is given
+LATE_DEPTH = 32  # operations of what is made later, at the most, about
 DEEPEST = 400  # operations that may wait one behind another; then they run, asked for or not
 _serial = itertools.count(1)
 
@@ -224,6 +226,38 @@ class Term:
         """The Array that somebody still holds for output k."""
         ref = self.holders[k] if k < len(self.holders) else None
         return ref() if ref is not None else None
+
+
+class Recipe(Protocol):
+    """What makes an Array of others. Equal ones make the same."""
+
+    known: dict[Any, Spec]  # what it makes, by the specs of what it is given
+
+    @property
+    def names(self) -> Sequence[str]: ...  # of what it is given, behind the name of what it makes
+    def __call__(self, *given: Array) -> Array: ...
+    def __hash__(self) -> int: ...
+
+
+class Late(Term):
+    """A pending result that is best made by who takes it: a compiled function that is given it makes it
+    within its own plan. What node it is is found out when somebody asks."""
+
+    __slots__ = ("given", "recipe")
+
+    def __init__(self, spec: Spec, recipe: Recipe, given: tuple[Array, ...]) -> None:
+        super().__init__(None, (), (), (spec,))
+        del self.op, self.inputs, self.params  # until `__getattr__` is asked for them
+        self.depth = LATE_DEPTH
+        self.recipe, self.given = recipe, given
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("op", "inputs", "params"):
+            raise AttributeError(name)
+        made = self.recipe(*self.given)._term
+        assert made is not None
+        self.line, self.op, self.inputs, self.params = made.line, made.op, made.inputs, made.params
+        return getattr(self, name)
 
 
 class Reader(Protocol):
@@ -814,6 +848,21 @@ def from_term(term: Term, k: int = 0, weak: type | None = None) -> Array:
         term.holders.append(None)
     term.holders[k] = weakref.ref(x)
     return x
+
+
+def later(recipe: Recipe, *given: Array) -> Array:
+    """What a recipe makes, which is something that nobody has yet, in the plan of who takes it (`Late`)."""
+    key = tuple([x.spec for x in given])
+    spec = recipe.known.get(key)
+    if spec is None:
+        made = recipe(*given)
+        if made._term is None or made._term.op is None:  # what it was given
+            return made
+        spec = made.spec
+        if len(recipe.known) >= MOST_KNOWN:
+            recipe.known.clear()
+        recipe.known[key] = spec
+    return from_term(Late(spec, recipe, given))
 
 
 def placeholder(spec: Spec, number: int, trace: Trace, weak: type | None = None) -> Array:

@@ -54,6 +54,8 @@ class Structure:
     def __repr__(self) -> str:
         if self.kind is LEAF:
             return "*"
+        if self.kind is MADE:
+            return str(self.extra)
         name = self.kind.__name__ if self.kind is not type(None) else "None"
         keys = self.extra if self.extra is not None else range(len(self.children))
         inner = ", ".join(f"{k}: {c!r}" for k, c in zip(keys, self.children, strict=False))
@@ -85,6 +87,7 @@ def _key(x: Any) -> Any:
 
 
 LEAF = "leaf"
+MADE = "made"  # of a leaf that `extra`, a function, makes of the children, which it names, too
 _LEAF = Structure(LEAF, None, ())
 _NONE = Structure(type(None), None, ())
 
@@ -223,6 +226,8 @@ def constructor(structure: Structure) -> Callable[[Sequence[Leaf]], Any]:
             return "None"
         children = [write(c) for c in s.children]
         inner = "".join(f"{c}, " for c in children)
+        if kind is MADE:
+            return f"{constant(s.extra)}({inner})"
         if kind is list:
             return f"[{inner}]"
         if kind is tuple:
@@ -269,7 +274,9 @@ def paths(structure: Structure, name: str = "") -> list[str]:
     found = []
     keys = structure.extra
     for k, child in enumerate(structure.children):
-        if keys is None:
+        if structure.kind is MADE:
+            step = keys.names[k]
+        elif keys is None:
             step = (
                 f".{structure.kind._fields[k]}" if hasattr(structure.kind, "_fields") else f"[{k}]"
             )
