@@ -181,7 +181,7 @@ def by_stages(u8: bool) -> Batches:
         chosen = rng.integers(0, len(paths), BATCH)
         memory.reverse()
         for row, k in zip(memory[0], chosen, strict=True):
-            data = content(paths[k])
+            data, _ = content(paths[k])
             shape = decode.extents(data) or ()
             drawn = crop.draw(draws.at(int(k), 0), shape)
             window, within = crop.window(drawn, shape)

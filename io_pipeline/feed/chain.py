@@ -194,6 +194,22 @@ class BatchStep(Step):
         return self.following()
 
 
+def undecoded(step: Step | None, values: Sequence[Any], error: Exception) -> tuple[str, str, str]:
+    """What a stage got, what it needed and what to do, if it failed for fields that are no arrays; empty
+    words if it failed for something else."""
+    if step is not None and isinstance(error, (AttributeError, TypeError)):
+        for n, _, _, _ in [] if isinstance(step, MapStep) else step.calls:
+            kind, value = step.fields.kinds[n], values[n]
+            if hasattr(value, "shape"):
+                continue
+            what = type(value[0] if step.stage.batched and value else value).__name__
+            got = f"{kind}s of type {what}, which lie in no array" if step.stage.batched else ""
+            before = "`batch`" if step.stage.batched else "it"
+            do = f"write decode() before {before}" if what == "bytes" else "make arrays with map"
+            return got or f"{kind} of type {what}, which is no array", "arrays", do
+    return "", "", ""
+
+
 class Chain:
     """The stages of a pipe, as steps for the fields that turn up."""
 

@@ -31,7 +31,7 @@ from ostinato.ops.core.signals import Living
 from ostinato.errors import OstinatoError, SampleError
 
 from ..source import short
-from .chain import Chain, Sample
+from .chain import Chain, Sample, undecoded
 from .draws import REPLACED, Draws
 from .faults import RAISE, REPLACE, TRIES, Fault, Policy
 from .fields import Fields, fields_of
@@ -65,6 +65,7 @@ class Recipe:
     pad: float | None = None  # what arrays of other shapes are filled up with
     given: frozenset[str] = frozenset()  # what of threads, chunk and ahead the user has said
     later: Later | None = None  # stages that are left to who takes batches
+    line: str = ""  # where the user asked for batches
 
 
 @dataclass
@@ -362,9 +363,13 @@ class Work:
         step = sample.step
         name = f"sample {fault.sample}"
         what = name if fault.name == name else f"{name}, {fault.name}"
+        got, needed, do = undecoded(step, sample.values, error)
+        is_ours = isinstance(error, OstinatoError)
         made = SampleError.because(
             f"{what}, in {fault.stage} (place {fault.place} of epoch {fault.epoch})",
-            got=str(error).rstrip(".") if isinstance(error, OstinatoError) else fault.reason,
+            got=got or (str(error).rstrip(".") if is_ours else fault.reason),
+            needed=needed,
+            do=do,
             line=step.placed.line if step is not None else "",
         )
         assert isinstance(made, SampleError)
@@ -461,12 +466,13 @@ class Work:
             if theirs != fields or not all(
                 _alike(a, b, pads) for a, b in zip(forms, shapes, strict=False)
             ):
-                index = batch.portion.samples[row]
-                raise SampleError.because(
-                    f"batch: {self.recipe.source.name(index)}",
-                    got=f"a sample of {_told(theirs, shapes)}",
-                    needed=f"one of {_told(fields, forms)}, as the first of its batch",
-                    do="bring samples to one shape before `batch`, e.g. with resize or center_crop",
+                raise self._not_alike(
+                    batch,
+                    keep[0],
+                    row,
+                    _told(fields, forms),
+                    _told(theirs, shapes),
+                    fields == theirs,
                 )
             for k, value in enumerate(others):
                 found[k].append(value)
@@ -478,6 +484,24 @@ class Work:
             self.form = fields, [_form(v) for v in values]
         return fields, slots
 
+    def _not_alike(
+        self, batch: Batch, first: int, row: int, wanted: str, found: str, same_fields: bool
+    ) -> OstinatoError:
+        """The error of two samples that cannot be in one batch."""
+        name = self.recipe.source.name
+        samples = batch.portion.samples
+        do = "give samples the same fields with map, before `batch`"
+        if same_fields:
+            do = "bring them to one shape with resize or center_crop, fill arrays up with "
+            do += "batch(pad=0), or take samples that are about as long together with bucket"
+        return SampleError.because(
+            "batch",
+            got=f"a sample of {found} ({name(samples[row])})",
+            needed=f"one of {wanted}, as the first of its batch ({name(samples[first])})",
+            do=do,
+            line=self.recipe.line,
+        )
+
     def _run_batched(self, batch: Batch, sample: Sample, costs: Costs) -> None:
         assert self.recipe.batched is not None
         assert batch.slots is not None
@@ -488,10 +512,14 @@ class Work:
             self.recipe.batched.run(sample, costs)
         except Exception as error:
             step = sample.step
-            assert step is not None
+            if step is None:  # its fields are none for the first of these stages
+                raise
+            got, needed, do = undecoded(step, sample.values, error)
             made = SampleError.because(
                 f"batch {batch.portion.number} of epoch {self.epoch}, in {step.stage.name}",
-                got=short(error),
+                got=got or short(error),
+                needed=needed,
+                do=do,
                 line=step.placed.line,
             )
             raise made from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import stat
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from ostinato.errors import ArgumentError, DataFileError
 from ..source import trouble
 from .content import told
 from .fields import IMAGE, LABEL, MASK, Fields
-from .reading import expect, whole
+from .reading import expect, stamp_of, whole
 from .samples import Samples, digest, stamp
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -37,6 +38,7 @@ class Files(Samples):
     ) -> None:
         self.paths, self.labels, self.masks = paths, labels, masks
         self.classes, self.base = classes, base
+        self._stamps = array("q", bytes(8 * len(paths) * (1 if masks is None else 2)))
         beside = [(IMAGE, paths), (MASK, masks), (LABEL, labels)]
         kinds = [kind for kind, given in beside if given is not None]
         sample = tuple(kinds) if len(kinds) > 1 else kinds[0]
@@ -46,12 +48,23 @@ class Files(Samples):
         return len(self.paths)
 
     def read(self, index: int) -> tuple[list[Any], Fields]:
-        found: list[Any] = [content(self.paths[index])]
+        found: list[Any] = [self._content(index, self.paths, 0)]
         if self.masks is not None:
-            found.append(content(self.masks[index]))
+            found.append(self._content(index, self.masks, len(self.paths)))
         if self.labels is not None:
             found.append(self.labels[index])
         return found, self.fields
+
+    def _content(self, index: int, paths: Sequence[str], first: int) -> bytes:
+        """What is in a file, if it is still what it was when it was read first."""
+        path = paths[index]
+        found, stamp = content(path)
+        before = self._stamps[first + index]
+        if not before:
+            self._stamps[first + index] = stamp
+        elif before != stamp:
+            raise trouble(path, "another size or time than before", "a file that stays as it is")
+        return found
 
     def identity(self) -> str:
         """Of the names below the folder that all files are in, so that it may lie elsewhere."""
@@ -74,8 +87,9 @@ class Files(Samples):
         return "\0".join(parts)
 
 
-def content(path: str) -> bytes:
-    """What is in a file. A name that leads to no file is refused: opening a pipe, we would wait."""
+def content(path: str) -> tuple[bytes, int]:
+    """What is in a file, and its stamp. A name that leads to no file is refused: opening a pipe, we would
+    wait."""
     found = whole(path)
     if found is not None:
         return found
@@ -92,7 +106,7 @@ def content(path: str) -> bytes:
         raise trouble(path, said[:1].lower() + said[1:], "a file that can be read") from None
 
 
-def _read(path: str, handle: int) -> bytes:
+def _read(path: str, handle: int) -> tuple[bytes, int]:
     found = os.fstat(handle)
     if not stat.S_ISREG(found.st_mode):
         raise trouble(path, "what is no file", "a file")
@@ -105,7 +119,7 @@ def _read(path: str, handle: int) -> bytes:
     while left > 0 and (more := os.read(handle, left)):
         parts.append(more)
         left -= len(more)
-    return b"".join(parts)
+    return b"".join(parts), stamp_of(found.st_size, found.st_mtime_ns)
 
 
 def find(paths: Paths, suffixes: Sequence[str] = IMAGES) -> list[str]:

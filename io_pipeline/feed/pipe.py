@@ -6,6 +6,7 @@ before `epoch`. What an epoch holds depends on the pipe, its seed and the epoch'
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,7 @@ from .samples import Samples, Stream, digest
 from .slots import Slots
 from .stage import STAGES, Map, Stage
 from .targets import LATE, check_target, converter
+from .timed import Timed
 
 FORMAT = 1  # of states
 SINGLE = 16  # samples that are made together where nobody asked for batches
@@ -246,14 +248,24 @@ class Pipe:
             raise misfit(ArgumentError, "select", got=got, needed="a source")
         return replace(self, source=Selected(self.source, which), cursor=Cursor())
 
-    def on_error(self, do: str, *, most: float = 0.01) -> Pipe:
+    def on_error(self, do: str, *, most: float = 0.01, timeout: float | None = None) -> Pipe:
         """What is to be done about samples that the source and the stages so far cannot make:
         "raise" the error, "skip" them, so that their batch is smaller, or "replace" them by others,
-        which their places decide. If more than this part of all fails, an error is raised anyway."""
+        which their places decide. If more than this part of all fails, an error is raised anyway.
+
+        timeout: a sample that the source does not give within so many seconds has failed as well.
+        Reads that hang are given up, as far as that is possible: their threads are left behind."""
         if do not in POLICIES or not 0 <= most <= 1:
             needed = " or ".join(map(repr, POLICIES)) + ", and a part of all from 0 to 1"
             raise misfit(ArgumentError, "on_error", got=f"{do!r}, most={most!r}", needed=needed)
-        return self._then(OnError(Policy(do, most)))
+        if timeout is not None:
+            is_stream = isinstance(self.source, Stream)
+            good = isinstance(timeout, (int, float)) and 0 < timeout <= threading.TIMEOUT_MAX
+            if is_stream or not good:
+                got = "a stream" if is_stream else f"timeout={timeout!r}"
+                needed = "samples that have numbers" if is_stream else "seconds, more than 0"
+                raise misfit(ArgumentError, "on_error", got=got, needed=needed)
+        return self._then(OnError(Policy(do, most, timeout)))
 
     def to(self, target: str) -> Pipe:
         """Whose arrays batches are: "numpy", "torch", "jax", "ostinato"."""
@@ -461,7 +473,7 @@ class Pipe:
             order = Buckets(order, bucket.lengths, cut.size, bucket.window)
         policy = policies.get(-1, Policy())
         recipe = Recipe(
-            self.source,
+            self.source if policy.timeout is None else Timed(self.source, policy.timeout),
             chain,
             batched,
             policy,
@@ -472,6 +484,7 @@ class Pipe:
             cut.pad if cut is not None else None,
             self.given,
             later if later.stages else None,
+            next((e.line for e in self.entries if isinstance(e.what, Cut)), ""),
         )
         return recipe, cut or Cut(SINGLE, KEEP), order
 

@@ -26,6 +26,7 @@ from ostinato.errors import ArgumentError, DataFileError
 from ..source import regular, trouble
 from .fields import DATA, IMAGE, LABEL, MASK, Fields
 from .folders import IMAGES, find
+from .reading import stamp_of
 from .samples import Samples, digest, stamp
 
 BLOCK = 512  # bytes of a header, and what members are padded to
@@ -173,6 +174,7 @@ class Shards(Samples):
         self.names: list[str] = []
         self.places: list[tuple[Where, ...]] = []
         self.count: list[int] = []
+        self._stamps: list[int] = []
         for shard, path in enumerate(self.paths):
             self._look_through(shard, path)
         sample = tuple(fields) if len(fields) > 1 else fields[0]
@@ -183,6 +185,8 @@ class Shards(Samples):
     def _look_through(self, shard: int, path: str) -> None:
         try:
             regular(path)
+            now = os.stat(path)
+            self._stamps.append(stamp_of(now.st_size, now.st_mtime_ns))
             found = members(path)
         except OSError as error:
             if isinstance(error, DataFileError):
@@ -239,7 +243,7 @@ class Shards(Samples):
         with self._lock:
             found = self._open.get(shard)
             if found is None:
-                found = self._open[shard] = _Handle(self.paths[shard])
+                found = self._open[shard] = _Handle(self.paths[shard], self._stamps[shard])
                 if len(self._open) > OPEN:
                     self._open.popitem(last=False)
             else:
@@ -262,11 +266,17 @@ class Shards(Samples):
 class _Handle:
     """An open shard. It is closed when nobody reads from it any more."""
 
-    def __init__(self, path: str) -> None:
+    number = -1
+
+    def __init__(self, path: str, stamp: int) -> None:
         self.number = os.open(path, os.O_RDONLY)
+        found = os.fstat(self.number)
+        if stamp_of(found.st_size, found.st_mtime_ns) != stamp:
+            raise trouble(path, "another size or time than before", "a file that stays as it is")
 
     def __del__(self) -> None:
-        os.close(self.number)
+        if self.number >= 0:
+            os.close(self.number)
 
 
 def shards_of(who: str, paths: Any, fields: Sequence[str]) -> Shards:

@@ -137,7 +137,10 @@ class Decode(Stage):
 
     def _opened(self, data: bytes) -> Any:
         library = needed("decode", pillow(), "Pillow")
-        picture = library.open(io.BytesIO(data), formats=FORMATS)
+        try:
+            picture = library.open(io.BytesIO(data), formats=FORMATS)
+        except library.UnidentifiedImageError:  # whose words name an address
+            raise ValueError(f"no image of a known kind: it begins with {data[:8]!r}") from None
         self._check_size(picture.height, picture.width)
         return picture
 

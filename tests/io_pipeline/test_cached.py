@@ -381,6 +381,18 @@ def test_a_chosen_place_is_found_again_on_disk(images: Path, tmp_path: Path) -> 
     assert MADE == []
 
 
+@pytest.mark.parametrize("cut", range(4))
+def test_any_place_gives_the_same(images: Path, cut: int) -> None:
+    """Also in front of a crop, for which a decoder would leave the rest out."""
+    plain = ost.io.images(str(images)).decode().center_crop(20).map(np.negative)
+    pipe = plain.cache(where="auto").batch(4).to("numpy")
+    pipe.source.cut = cut  # type: ignore[attr-defined]
+    for _ in range(2):
+        same(joined(pipe.epoch(0)), joined(plain.batch(4).to("numpy").epoch(0)))
+    kept = {v.shape for values, _ in pipe.source._kept.values() for v in values if cut}  # type: ignore[attr-defined]
+    assert kept == ({(48, 64, 3)} if cut == 1 else {(20, 20, 3)} if cut else set())
+
+
 def test_errors_of_a_chosen_place_name_their_stage(tmp_path: Path) -> None:
     pipe = ost.io.arrays(np.arange(60)).map(lambda x: x).map(lambda x: 1 // (x - 50))
     pipe = pipe.cache(where="auto").batch(4).to("numpy")

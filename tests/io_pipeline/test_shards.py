@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import os
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -137,11 +138,18 @@ def test_damaged_shards_are_refused(tmp_path: Path) -> None:
 def test_a_shard_that_shrinks_is_an_error_that_names_it(tmp_path: Path) -> None:
     (path,) = dataset(tmp_path, 1)
     pipe = ost.io.shards(path, ("jpg", "cls")).decode().batch(2).to("numpy")
-    path.write_bytes(path.read_bytes()[:9000])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:9000])
     with pytest.raises(
-        SampleError, match=r"s-000\.tar, member dir/000\d, in read .*less than when"
+        SampleError, match=r"s-000\.tar, member dir/000\d, in read .*another size or time than"
     ):
         list(pipe.epoch(0))
+    path.write_bytes(whole)
+    pipe = ost.io.shards(path, ("jpg", "cls")).decode().batch(2).to("numpy").run_with(threads=1)
+    assert len(list(pipe.epoch(0))) == 3
+    os.truncate(path, 9000)  # while it is open
+    with pytest.raises(SampleError, match="less than when it was opened"):
+        list(pipe.epoch(1))
 
 
 def test_mutated_shards_never_crash(tmp_path: Path) -> None:
