@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from ostinato.errors import DataFileError
 from ostinato.io_pipeline.files import from_data as source_of
@@ -20,7 +21,21 @@ from .sessions import current
 
 __all__ = ["load", "save"]
 
-openers.update({"source": source_of, "sink": sink_of})  # how workers in other processes open them
+
+def _pipe(said: Any) -> Any:
+    from .feeding import from_data  # stages, which take long to import
+
+    return from_data(said)
+
+
+def _share(*given: Any) -> Any:
+    from .feeding import Share
+
+    return Share(*given)
+
+
+# how workers in other processes open them
+openers.update({"source": source_of, "sink": sink_of, "pipe": _pipe, "share": _share})
 
 
 def load(

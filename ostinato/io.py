@@ -22,13 +22,14 @@ from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.feed.samples import Arrays, Items, Samples, Stream
 from ostinato.io_pipeline.feed.shards import shards_of
 from ostinato.io_pipeline.feed.stage import Stage, stage
-from ostinato.io_pipeline.feed.targets import TARGETS, Convert
+from ostinato.io_pipeline.feed.targets import FEEDS, TARGETS, Convert
 from ostinato.io_pipeline.source import short, trouble
 from ostinato.ops.core.array import Array
 from ostinato.ops.core.tree import tree_map
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import asarray
 
+from .feeding import fed
 from .files import at_user
 from .sessions import current
 
@@ -153,3 +154,4 @@ def _convert() -> Convert:
 
 
 TARGETS["ostinato"] = _convert
+FEEDS["ostinato"] = fed

@@ -23,12 +23,14 @@ from ostinato.ops.core.user_line import misfit
 from ostinato.errors import ArgumentError, SampleError
 
 from ..source import short
-from .chain import Chain, PartStep, Sample, Step
+from .chain import Chain, PartStep, Placed, Sample, Step
 from .content import Untold, told
 from .disk import FORMAT, Disk
 from .draws import Draws
+from .faults import Policy
 from .fields import Fields
-from .samples import Samples, digest
+from .samples import Samples, digest, made_source, told_source
+from .stage import made_stage, told_stage
 
 END, AUTO = WHERE = ("end", "auto")
 LOOKED_AT = 32  # samples by which the place of a cache is chosen
@@ -66,6 +68,20 @@ class Cached(Samples):
                 self.cut = self._before()
             if self.cut is not None:
                 self._open()
+
+    def as_data(self) -> Any:
+        stages = [[told_stage(p.stage), p.line] for p in self.chain.stages]
+        fields = None if self.fields is None else self.fields.as_data()
+        folder = None if self.folder is None else os.path.abspath(os.path.expanduser(self.folder))
+        how = [self.room, folder, self.disk_bytes, self.where, self.version]
+        return [told_source(self.source), stages, fields, how]
+
+    @classmethod
+    def from_data(cls, said: Any) -> Samples:
+        source, stages, fields, (room, *how) = said
+        placed = [Placed(made_stage(s), line, -1, Policy()) for s, line in stages]
+        known = None if fields is None else Fields.from_data(fields)
+        return cls(made_source(source), Chain(placed), room, known, *how)
 
     def __len__(self) -> int:
         return len(self.source)

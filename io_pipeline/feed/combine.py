@@ -16,7 +16,8 @@ from ostinato.ops.core.user_line import misfit
 from ostinato.errors import ArgumentError
 
 from .fields import Fields
-from .samples import Samples, Stream, digest
+from .plain import as_plain, from_plain
+from .samples import Samples, Stream, digest, made_source, told_source
 
 MOST_TURNS = 1000  # samples after which the sources of a mixture come in the same order again
 
@@ -39,6 +40,13 @@ class Zipped(Samples):
         self.sources = tuple(sources)
         known = [s.fields for s in sources if s.fields is not None]
         self.fields = _side_by_side(known) if len(known) == len(sources) else None
+
+    def as_data(self) -> Any:
+        return [told_source(s) for s in self.sources]
+
+    @classmethod
+    def from_data(cls, said: Any) -> Samples:
+        return cls([made_source(s) for s in said])
 
     def __len__(self) -> int:
         return len(self.sources[0])
@@ -78,7 +86,7 @@ class Mixed(Samples):
         if len(given) != len(sources) or not all(0 < w < math.inf for w in given):
             got, needed = f"weights={given!r}", "a number above 0 for each source"
             raise misfit(ArgumentError, "mix", got=got, needed=needed)
-        self.sources = tuple(sources)
+        self.sources, self.weights = tuple(sources), given
         self.counts = _whole(given)
         self.turn = _spread(self.counts)  # the sources of a turn, in order
         seen = [0] * len(sources)
@@ -88,6 +96,14 @@ class Mixed(Samples):
             seen[k] += 1
         turns = max(-(-len(s) // n) for s, n in zip(sources, self.counts, strict=True))
         self.length = turns * len(self.turn)
+
+    def as_data(self) -> Any:
+        return [[told_source(s) for s in self.sources], as_plain(self.weights)]
+
+    @classmethod
+    def from_data(cls, said: Any) -> Samples:
+        sources, weights = said
+        return cls([made_source(s) for s in sources], from_plain(weights))
 
     def __len__(self) -> int:
         return self.length
@@ -154,6 +170,14 @@ class Selected(Samples):
             raise misfit(ArgumentError, "select", got=f"{which!r:.60}", needed=needed)
         self.source, self.which = source, found.astype(np.int64)
         self.fields = source.fields
+
+    def as_data(self) -> Any:
+        return [told_source(self.source), as_plain(self.which)]
+
+    @classmethod
+    def from_data(cls, said: Any) -> Samples:
+        source, which = said
+        return cls(made_source(source), from_plain(which))
 
     def __len__(self) -> int:
         return len(self.which)

@@ -47,6 +47,7 @@ AHEAD = 256 << 20  # bytes of batches that wait to be taken
 LEAST, MOST = 2, 64  # batches that are made at a time, whatever they hold
 SWITCH = 2e-5  # seconds after which a thread of Python's gives way, while a pipe runs
 PR_SET_TIMERSLACK, SLACK = 29, 1000  # nanoseconds that Linux may wake a thread late; else 50,000
+CHECKED = 0.05  # seconds between looks whether others failed, where there are any
 PATIENCE = 5.0  # seconds for threads to end with the sample that they work on
 
 
@@ -131,6 +132,7 @@ class Work:
         self.threads: list[Thread] = []
         self.alive = 0
         self.has_left = False
+        self.check: Callable[[], None] | None = None  # raises if nobody should wait any longer
 
     # -- the beginning and the end ---------------------------------------------------------------
     def begin(self) -> None:
@@ -549,7 +551,9 @@ class Work:
                     if self.error is not None:
                         raise self.error
                     return None
-                self.done.wait(1.0)
+                if self.check is not None:
+                    self.check()
+                self.done.wait(1.0 if self.check is None else CHECKED)
             batch = self.open.popleft()
             self.to_do.notify_all()
         self.consumer.took(begin, time.perf_counter())

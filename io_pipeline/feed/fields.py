@@ -19,6 +19,8 @@ from typing import Any
 
 from ostinato.ops.core.tree import Structure, constructor, flatten, paths
 
+from .plain import made_structure, told_structure
+
 IMAGE, MASK, BOXES, LABEL, VOLUME, DATA = KINDS = (
     "image", "mask", "boxes", "label", "volume", "data"
 )  # fmt: skip
@@ -40,6 +42,15 @@ class Fields:
     def tree(self, leaves: Sequence[Any]) -> Any:
         """What users see."""
         return constructor(self.structure)(leaves)
+
+    def as_data(self) -> Any:
+        """What another process needs to know the same ones."""
+        return [list(self.kinds), told_structure(self.structure)]
+
+    @classmethod
+    def from_data(cls, said: Any) -> Fields:
+        kinds, structure = said
+        return cls(tuple(map(str, kinds)), made_structure(structure))
 
     def of_kind(self, *kinds: str) -> list[int]:
         return [k for k, kind in enumerate(self.kinds) if kind in kinds]

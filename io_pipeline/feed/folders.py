@@ -17,6 +17,7 @@ from ostinato.errors import ArgumentError, DataFileError
 from ..source import trouble
 from .content import told
 from .fields import IMAGE, LABEL, MASK, Fields
+from .plain import as_plain, from_plain
 from .reading import expect, stamp_of, whole
 from .samples import Samples, digest, stamp
 
@@ -43,6 +44,17 @@ class Files(Samples):
         kinds = [kind for kind, given in beside if given is not None]
         sample = tuple(kinds) if len(kinds) > 1 else kinds[0]
         self.fields: Fields = Fields(tuple(kinds), flatten(sample)[1])
+
+    def as_data(self) -> Any:
+        return [as_plain(x) for x in (*self._plain(), self.classes, self.base)]
+
+    def _plain(self) -> list[Any]:
+        given = (self.paths, self.labels, self.masks)
+        return [None if x is None else list(x) for x in given]
+
+    @classmethod
+    def from_data(cls, said: Any) -> Samples:
+        return cls(*map(from_plain, said))
 
     def __len__(self) -> int:
         return len(self.paths)

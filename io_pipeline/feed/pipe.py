@@ -17,7 +17,7 @@ import numpy as np
 from ostinato.ops.core.user_line import misfit, short, user_line
 
 from ostinato import settings
-from ostinato.errors import ArgumentError, SampleError, SessionError
+from ostinato.errors import ArgumentError, CommunicatorError, SampleError, SessionError
 
 from ..tuner.drive import Drive
 from ..tuner.place import own_cores
@@ -31,12 +31,12 @@ from .faults import FEW, POLICIES, RAISE, Fault, Policy, Quarantine
 from .fields import Fields
 from .later import Later, can_move
 from .order import Buckets, Order
-from .portions import DROP, KEEP, TAILS, Portions, StreamPortions
+from .portions import DROP, KEEP, TAILS, Portions, Rows, StreamPortions, rows_of
 from .progress import Line
 from .samples import Samples, Stream, digest
 from .slots import Slots
 from .stage import STAGES, Map, Stage
-from .targets import LATE, check_target, converter
+from .targets import FEEDS, LATE, check_target, converter
 from .timed import Timed
 
 FORMAT = 1  # of states
@@ -99,6 +99,9 @@ class Cursor:
     work: Work | None = None  # the last one, for its figures
     source: str | None = None  # its identity, once somebody asked for it
     drive: Drive | None = None  # the tuner
+    has_begun: bool = False
+    held: Any = None  # what workers elsewhere know of it, or why they do not, in words
+    gather: Callable[[], None] | None = None  # learns what they left out
     slots: Slots = field(default_factory=Slots)  # memory for batches, from epoch to epoch
 
 
@@ -402,25 +405,42 @@ class Pipe:
         cursor = self.cursor
         start = cursor.place if cursor.is_restored and cursor.epoch == epoch else 0
         cursor.epoch, cursor.place, cursor.is_restored = epoch, start, False
+        cursor.has_begun = True
+        if (apart := FEEDS.get(self.target)) is not None and workers == 1:
+            fed: Epoch | None = apart(self, epoch, start, progress)
+            if fed is not None:
+                return fed
+        return self.begin(epoch, start, rows_of(rank, workers), progress)
+
+    def begin(self, epoch: int, start: int, rows: Rows, progress: bool = False) -> Epoch:
+        """An epoch from a place on, or the part of it that one of several workers makes: these rows of
+        each batch."""
+        recipe, portions = self._recipe_of(epoch, start, rows)
+        cursor = self.cursor
+        if self.tune and settings.tune == "on" and len(self.given) < 3 and cursor.drive is None:
+            lo, hi = rows(portions.size)
+            cursor.drive = Drive(self.identity(), max(hi - lo, 1))
+        return Epoch(self, recipe, portions, epoch, progress)
+
+    def portions(self, epoch: int, start: int = 0) -> Portions:
+        """What is in each batch of an epoch, from a place on."""
+        return self._recipe_of(epoch, start, rows_of(0, 1))[1]
+
+    def _recipe_of(self, epoch: int, start: int, rows: Rows) -> tuple[Recipe, Portions]:
         recipe, cut, order = self._recipe()
         kind = StreamPortions if isinstance(self.source, Stream) else Portions
-        portions = kind(self.source, order, epoch, cut.size, cut.tail, (rank, workers), start)
-        if self.tune and settings.tune == "on" and len(self.given) < 3 and cursor.drive is None:
-            cursor.drive = Drive(self.identity(), max(cut.size // workers, 1))
-        return Epoch(self, recipe, portions, epoch, progress)
+        return recipe, kind(self.source, order, epoch, cut.size, cut.tail, rows, start)
 
     def __iter__(self) -> Iterator[Any]:
         """The epoch after the last one, or what is left of one that was restored."""
         cursor = self.cursor
-        is_first = cursor.work is None or cursor.is_restored
+        is_first = not cursor.has_begun or cursor.is_restored
         return self.epoch(cursor.epoch if is_first else cursor.epoch + 1)
 
     def __len__(self) -> int:
         """Batches of an epoch, or samples if there are none."""
-        recipe, cut, order = self._recipe()
-        if recipe.batched is None:
-            return len(order)
-        return len(Portions(self.source, order, 0, cut.size, cut.tail, (0, 1), 0))
+        recipe, _, order = self._recipe()
+        return len(order) if recipe.batched is None else len(self.portions(0))
 
     def _recipe(self) -> tuple[Recipe, Cut, Order | Buckets]:
         seed, passes, shuffled, cut, bucket = 0, 1, None, None, None
@@ -536,6 +556,8 @@ class Pipe:
         """Where it is: plain data of a few hundred bytes, and what failed so far. What was handed out
         counts as used."""
         cursor = self.cursor
+        if cursor.gather is not None:
+            cursor.gather()
         return {
             "format": FORMAT,
             "pipe": self.identity(),
@@ -572,6 +594,8 @@ class Pipe:
 
     def faults(self) -> list[Fault]:
         """The samples that could not be made so far, each with its reason."""
+        if self.cursor.gather is not None:
+            self.cursor.gather()
         return list(self.cursor.quarantine.faults.values())
 
     def stats(self) -> dict[str, Any]:
@@ -582,7 +606,9 @@ class Pipe:
 
     def explain(self) -> str:
         """What the last epoch cost so far, which limit binds, and how much there is to spare."""
-        return seeing.explain(self.stats())
+        held = self.cursor.held
+        alone = f"\nThe program makes all samples and sends them: {held}." if held else ""
+        return seeing.explain(self.stats()) + (alone if isinstance(held, str) else "")
 
     def metrics(self) -> str:
         """The same for Prometheus, as text to be served."""
@@ -651,6 +677,8 @@ class Epoch:
             if batch is None:
                 raise StopIteration
             self._look_at(batch)
+        except CommunicatorError:  # another worker's, while this one waited: threads go on
+            raise
         except BaseException:
             self.close()
             raise

@@ -6,7 +6,7 @@ batch, so all of them make equally many."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,14 @@ from .samples import Samples, Stream
 
 STRETCH = 2048  # places whose samples are found together
 DROP, KEEP, PAD = TAILS = ("drop", "keep", "pad")
+
+
+Rows = Callable[[int], tuple[int, int]]  # of a batch of so many samples: those that are made here
+
+
+def rows_of(rank: int, workers: int) -> Rows:
+    """One of equal parts."""
+    return lambda count: (count * rank // workers, count * (rank + 1) // workers)
 
 
 @dataclass(frozen=True)
@@ -39,11 +47,11 @@ class Portions:
         epoch: int,
         size: int,
         tail: str,
-        part: tuple[int, int],
+        rows: Rows,
         start: int,
     ) -> None:
         self.source, self.order, self.epoch = source, order, epoch
-        self.size, self.tail, self.part = size, tail, part
+        self.size, self.tail, self.rows = size, tail, rows
         self.start, self.next = start, start // size
         self._first, self._found = 0, np.zeros(0, np.int64)
         self.total = 0 if isinstance(source, Stream) else len(order)
@@ -56,15 +64,19 @@ class Portions:
         whole = self.total // self.size
         return whole if self.tail == DROP else whole + (self.total % self.size > 0)
 
+    def count(self, number: int) -> int:
+        """Samples of a batch, of all workers together."""
+        left = self.total - number * self.size
+        return min(self.size, left) if self.tail == KEEP else self.size
+
     def open(self) -> Portion | None:
         """The next one; None at the end."""
         number = self.next
         if number >= self._end():
             return None
         self.next += 1
-        first, last = number * self.size, (number + 1) * self.size
-        if self.tail == KEEP:
-            last = min(last, self.total)
+        first = number * self.size
+        last = first + self.count(number)
         lo, hi = self._share(first, last)
         lo, hi = max(lo, self.start), max(hi, self.start)
         return Portion(number, list(range(lo, hi)), self._samples(lo, hi))
@@ -80,9 +92,8 @@ class Portions:
         return self._found[lo - first : hi - first].tolist()
 
     def _share(self, first: int, last: int) -> tuple[int, int]:
-        rank, workers = self.part
-        count = last - first
-        return first + count * rank // workers, first + count * (rank + 1) // workers
+        lo, hi = self.rows(last - first)
+        return first + lo, first + hi
 
 
 class StreamPortions(Portions):

@@ -9,21 +9,37 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.encode import need
 from ostinato.ops.core.tree import flatten, paths
 from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError
 
-from ..files import open_source
-from ..source import Source
+from ..files import from_data, open_source
+from ..source import Part, Source
 from .content import Untold, told
 from .fields import DATA, IMAGE, KINDS, LABEL, Fields, by_name, fields_of
+from .plain import MOST_BYTES, Undescribed, as_plain, from_plain
+
+SOURCES: dict[str, type[Samples]] = {}  # by their names
 
 
 class Samples:
     """A source of samples. It is plain data, or says where it is not."""
 
     fields: Fields | None = None  # None: known once a sample was read
+
+    def __init_subclass__(cls) -> None:
+        SOURCES[cls.__name__] = cls
+
+    def as_data(self) -> Any:
+        """What another process needs to read the same samples; `Undescribed` if that cannot be said."""
+        raise Undescribed(f"what {type(self).__name__.lower()} gives is known to the program alone")
+
+    @classmethod
+    def from_data(cls, said: Any) -> Samples:
+        """The source that `as_data` told of."""
+        raise NotImplementedError
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -59,6 +75,16 @@ class Samples:
     def gather(self, indices: Sequence[int], out: Sequence[np.ndarray[Any, Any]]) -> None:
         """Many samples at once, straight to where they are wanted."""
         raise NotImplementedError
+
+
+def told_source(source: Samples) -> Any:
+    return [type(source).__name__, source.as_data()]
+
+
+def made_source(said: Any) -> Samples:
+    name, about = said
+    need(name in SOURCES, f"a source {name!r:.40}")
+    return SOURCES[name].from_data(about)
 
 
 def digest(*parts: Any) -> str:
@@ -97,6 +123,24 @@ class Arrays(Samples):
         check_kinds("arrays", kinds, len(leaves))
         self.fields = Fields(tuple(kinds), structure)
         self.count = lengths[0]
+
+    def as_data(self) -> Any:
+        """Arrays in files are read by who needs them; small ones in memory, such as labels, are told of."""
+        said = []
+        for x in self.sources:
+            if isinstance(x, Part):
+                raise Undescribed("a part of an array in a file is known to the program alone")
+            is_file = isinstance(x, Source)
+            said.append(["file", x.as_data()] if is_file else ["array", as_plain(x, MOST_BYTES)])
+        assert self.fields is not None
+        return [said, self.fields.as_data()]
+
+    @classmethod
+    def from_data(cls, said: Any) -> Samples:
+        arrays, fields = said
+        found = Fields.from_data(fields)
+        leaves = [from_data(x) if kind == "file" else from_plain(x) for kind, x in arrays]
+        return cls(found.tree(leaves), found.kinds)
 
     def __len__(self) -> int:
         return self.count

@@ -169,7 +169,7 @@ class Shards(Samples):
     """The samples in tar files."""
 
     def __init__(self, paths: Sequence[str], fields: Sequence[str]) -> None:
-        self.paths = list(paths)
+        self.paths, self.endings = list(paths), list(fields)
         self.wanted = [_field(name) for name in fields]
         self.names: list[str] = []
         self.places: list[tuple[Where, ...]] = []
@@ -181,6 +181,13 @@ class Shards(Samples):
         self.fields: Fields = Fields(tuple(kind for _, kind, _ in self.wanted), flatten(sample)[1])
         self._open: OrderedDict[int, _Handle] = OrderedDict()
         self._lock = threading.Lock()
+
+    def as_data(self) -> Any:
+        return [self.paths, self.endings]
+
+    @classmethod
+    def from_data(cls, said: Any) -> Samples:
+        return cls(*said)
 
     def _look_through(self, shard: int, path: str) -> None:
         try:

@@ -44,6 +44,7 @@ from ostinato.errors import ArgumentError
 from .content import code_of
 from .draws import Draws
 from .fields import BOXES, IMAGE, MASK, Fields
+from .plain import Undescribed, as_plain, from_plain
 
 Shape = tuple[int, ...]
 Window = tuple[int, int, int, int]  # of an image: top, left, height, width
@@ -138,6 +139,29 @@ def _plain(value: Any) -> str:
 
 def _listed(kinds: tuple[str, ...]) -> str:
     return ", ".join(kinds) or "nothing"
+
+
+def told_stage(one: Stage) -> Any:
+    """A stage as plain data: its name and its parameters."""
+    if isinstance(one, Map):
+        raise Undescribed(
+            f"map({getattr(one.function, '__name__', 'function')}) is a function, which stays in the "
+            "program: make it a stage (ost.io.stage), before ost.connect() under mpiexec"
+        )
+    known = STAGES.get(one.name)
+    if known is not type(one):
+        raise Undescribed(f"{type(one).__name__} is no stage that ost.io.stage has named")
+    return [one.name, {f.name: as_plain(getattr(one, f.name)) for f in fields(one) if f.init}]  # type: ignore[arg-type]
+
+
+def made_stage(said: Any) -> Stage:
+    name, given = said
+    if name not in STAGES:
+        raise Undescribed(
+            f"{name} is a stage that workers do not know: define it before ost.connect() under "
+            "mpiexec, or in a module that Dask's workers preload"
+        )
+    return STAGES[name](**{k: from_plain(v) for k, v in given.items()})
 
 
 @dataclass(frozen=True)

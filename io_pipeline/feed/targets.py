@@ -29,6 +29,7 @@ def _jax() -> Convert:
     return lambda x: jnp.asarray(x)
 
 
+FEEDS: dict[str, Callable[..., Any]] = {}  # by target: who makes epochs elsewhere, if need be
 TARGETS: dict[str, Callable[[], Convert]] = {"numpy": _numpy, "torch": _torch, "jax": _jax}
 
 

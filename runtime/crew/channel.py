@@ -38,7 +38,7 @@ from ostinato.errors import CommunicatorError
 
 from . import forks
 from .crew import BEAT, GREET, Lead, callers, exactly
-from .orders import HEAD, KINDS, RUN, Order, described, length_of, pack, rebuilt, unpack
+from .orders import HEAD, KINDS, RUN, Order, described, is_quiet, length_of, pack, rebuilt, unpack
 
 IN_FLIGHT = 64  # runs that may be on their way
 TOLD = 16  # of which so many are acknowledged together, unless nothing else comes
@@ -270,7 +270,7 @@ class _Talk:
         self.last = order.number
         value = self._value(order)
         if order.epoch != self.epoch & 255:  # it did not know yet of a failure
-            if order.kind != "run":
+            if not is_quiet(order):
                 self._wrong(CommunicatorError("an order before this one failed."), order.number)
             return True
         if order.kind == "end":
@@ -302,9 +302,7 @@ class _Talk:
             lead.run(order.plan, order.operands, order.first, order.freed)
             if not self.wire.has_more:
                 lead.settle()
-            self.untold += 1
-            if self.untold >= TOLD:
-                self._tell()
+            self._count()
             return
         need(order.kind not in ("recover", "reset"), f"an order of kind {order.kind}")
         found = lead.order(
@@ -316,11 +314,19 @@ class _Talk:
             text=order.text,
             value=value,
         )
-        if isinstance(found, np.ndarray):
+        if is_quiet(order):
+            self._count()
+        elif isinstance(found, np.ndarray):
             said = [list(found.shape), found.dtype.name]
             self._back(b"v", order.number, json.dumps(said).encode(), octets(found))
         else:
             self._back(b"r", order.number, json.dumps(found).encode())
+
+    def _count(self) -> None:
+        """One more was done of which nothing is said, until there are some."""
+        self.untold += 1
+        if self.untold >= TOLD:
+            self._tell()
 
     def _tell(self) -> None:
         self.untold = 0
@@ -461,6 +467,14 @@ class Channel:
         said = pack(RUN, self.number, self.epoch & 255, plan, operands, freed, first)
         self._send("run", said)
         return self.number
+
+    def tell(self, kind: str, **what: Any) -> None:
+        """What needs no answer, as runs do not."""
+        self.check()
+        if self.number - self.done >= IN_FLIGHT:
+            self._until(lambda: self.number - self.done < IN_FLIGHT)
+        self.number += 1
+        self._send(kind, Order(kind, self.number, self.epoch & 255, **what).pack())
 
     def order(self, kind: str, value: Any = None, **what: Any) -> Any:
         """Anything else, with what an Order has; the lead's answer."""

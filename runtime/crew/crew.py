@@ -44,8 +44,20 @@ from ostinato import settings
 from ostinato.errors import ArgumentError, CommunicatorError, OstinatoError
 
 from . import forks
-from .member import LEAD, Member
-from .orders import KINDS, NOBODY, RUN, WAIT, Order, described, laid_out, length_of, rebuilt, unpack
+from .member import Member
+from .orders import (
+    KINDS,
+    LEAD,
+    NOBODY,
+    RUN,
+    WAIT,
+    Order,
+    described,
+    laid_out,
+    length_of,
+    rebuilt,
+    unpack,
+)
 from .preload import unname_memory, watch
 
 SMALL = 512  # bytes of an order's first message
@@ -411,6 +423,10 @@ class Lead(Crew):
             return found
         except BaseException as error:
             raise self._own(error) from error.__cause__
+
+    def tell(self, kind: str, **what: Any) -> None:
+        """What needs no answer."""
+        self.order(kind, **what)
 
     def _count(self, kind: str, said: bytes) -> None:
         code = KINDS.index(kind)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.encode import encode_spec
 from ostinato.ops.core.helpers import check_thread, helper
 from ostinato.ops.core.layout import Layout, Mesh
-from ostinato.ops.core.spec import Spec, lent
+from ostinato.ops.core.spec import DTYPES, Spec, lent
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.file import encode_plan
 from ostinato.planner.plan import Measured, Plan, Program
@@ -27,6 +27,7 @@ from ostinato.errors import CommunicatorError, SessionError
 
 from .channel import Channel
 from .crew import Lead
+from .feeding import MOST_LEAVES, Feed
 from .member import SESSION
 from .orders import rebuilt
 
@@ -212,6 +213,64 @@ class CrewEngine:
                         f"this array was to be made by order {o.made}, but order {first} failed "
                         f"({why.removesuffix('.')}); make it again."
                     )
+
+    # -- batches of samples ----------------------------------------------------------------
+    def describe(self, said: Any, pipe: Any) -> Operand | str:
+        """A pipe, from now on known to the workers; or why one of them cannot open it."""
+        with self.lock:
+            spec = Spec((), DTYPES["uint8"], Layout.whole(self.mesh))
+            made = Handle(spec, self, self._new(), 0)
+            value = None if self.is_elsewhere else pipe
+            found = self._order("describe", first=made.number, text=said, value=value)
+            made.made = self.lead.number
+        return next((f"worker {rank}: {why}" for rank, why in enumerate(found) if why), made)
+
+    def feed(
+        self, pipe: Operand, layout: Layout, about: Sequence[int], size: int, progress: bool
+    ) -> Feed:
+        """An epoch of a pipe, from a place on, with batches of so many samples in a layout."""
+        return Feed(self, pipe, layout, about, size, progress)
+
+    def make(self, kind: str, spec: Spec, **what: Any) -> Handle:
+        return self._make(kind, spec, **what)
+
+    def told(self, kind: str, specs: Sequence[Spec], of: Handle, text: Any) -> list[Handle]:
+        """An order that makes operands, of which all is known before."""
+        with self.lock:
+            self.check_open()
+            self._check_made((of,))
+            first = self._new(len(specs))
+            made = [Handle(s, self, n, self.lead.number + 1) for n, s in enumerate(specs, first)]
+            freed = self._freed()
+            try:
+                self.lead.tell(kind, operands=(of.number,), first=first, freed=freed, text=text)
+            except BaseException:
+                self.dropped += freed
+                raise
+            return made
+
+    def asked(
+        self, kind: str, of: Handle, text: Any, specs: Callable[[Any], Sequence[Spec]]
+    ) -> tuple[Any, list[Handle]]:
+        """One whose operands are known by its answer."""
+        with self.lock:
+            self._check_made((of,))
+            first = self._new(MOST_LEAVES)
+            made: list[Handle] = []
+            try:
+                answer = self._order(kind, operands=(of.number,), first=first, text=text)
+                for number, spec in enumerate(specs(answer), first):
+                    made.append(Handle(spec, self, number, self.lead.number))
+            except BaseException:
+                self.dropped += range(first + len(made), first + MOST_LEAVES)
+                raise
+            return answer, made
+
+    def ask(self, what: str, of: Handle) -> list[Any]:
+        with self.lock:
+            self._check_made((of,))
+            found: list[Any] = self._order("ask", text=[what, of.number])
+            return found
 
     # -- plans -----------------------------------------------------------------------------
     def launcher(self, plan: Plan) -> Launcher:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core.device import DEVICES
-from ostinato.ops.core.encode import Malformed, decode_spec, listing, need
+from ostinato.ops.core.encode import Malformed, decode_spec, integer, listing, need
 from ostinato.ops.core.exchange import chunks_of, held_pieces, written
 from ostinato.ops.core.helpers import begin_to_help
 from ostinato.ops.core.layout import Box, intersect, slices, volume
@@ -21,9 +21,9 @@ from ostinato.runtime.engine import box_of, measured
 from ostinato.runtime.messages.mpi import MpiCommunicator
 from ostinato.runtime.worker import Loaded, Worker
 
-from .orders import Order, described
+from .feeding import Portion, layout_of
+from .orders import LEAD, Order, described
 
-LEAD = 0
 SESSION = 1 << 40  # handles of one session of a crew
 SHORT = 0.001  # seconds of a plan's run, which the lead may put off until the next order
 AHEAD = 4  # boxes that were put together and wait to be written
@@ -214,6 +214,37 @@ class Member:
     def whole(self, handle: int, spec: Spec) -> Any:
         return self._box(self.parts[handle], spec, tuple((0, n) for n in spec.shape), LEAD)
 
+    def _describe(self, order: Order, value: Any) -> Any:
+        """What each cannot open of a pipe, in words. The lead has it already, if the program is here."""
+        why = ""
+        try:
+            self.parts[order.first] = value if value is not None else openers["pipe"](order.text)
+        except Exception as error:  # of files that are elsewhere, stages that nobody knows
+            why = str(error) or type(error).__name__
+        return self.communicator.gather_text(why, LEAD)
+
+    def _feed(self, order: Order, value: Any) -> None:
+        epoch, start, about = listing(order.text, longest=3)
+        layout = layout_of(about)
+        comm = self.communicator
+        share = openers["share"](
+            self.parts[order.operands[0]],
+            integer(epoch, 0),
+            integer(start, 0),
+            lambda count: layout.box((count,), self.rank)[0],
+            comm.check,
+            value,
+        )
+        self.parts[order.first] = Portion(share, layout, comm)
+
+    def _batch(self, order: Order, value: Any) -> Any:
+        number, agrees = listing(order.text, longest=2)
+        portion = self.parts[order.operands[0]]
+        made, answer = portion.batch(integer(number, 0), bool(agrees))
+        for handle, array in enumerate(made, order.first):
+            self.parts[handle] = array
+        return answer
+
     def _wait(self, order: Order, value: Any) -> None:
         self.wait()
 
@@ -233,6 +264,8 @@ class Member:
             said = self.measured(str(more[0]))
         elif what == "written" and len(more) == 1:
             said = self._written(more[0])
+        elif what in ("faults", "stats") and len(more) == 1:
+            said = getattr(self.parts[more[0]].share, what)()
         else:
             raise Malformed(f"a question about {what!r:.40}")
         return self.communicator.gather_text(said, LEAD)

@@ -36,6 +36,9 @@ KINDS = (
     "adopt",  # chunks that Dask keeps on the workers become an operand
     "get",  # an operand's parts come together at the lead
     "write",  # an operand's parts go into a file
+    "describe",  # a pipe of samples, from now on known by a handle; whether everybody can open it
+    "feed",  # an epoch of it begins
+    "batch",  # its next batch becomes operands
     "wait",  # until all have done what was ordered before
     "ask",  # something about each worker
     "recover",  # begin anew after a failure
@@ -43,6 +46,9 @@ KINDS = (
     "end",  # of this session: serve no longer
 )
 RUN, WAIT = KINDS.index("run"), KINDS.index("wait")
+
+
+LEAD = 0  # the rank of who gives orders
 
 
 class Order(NamedTuple):
@@ -126,6 +132,11 @@ def unpack(data: bytes) -> Order:
         except (ValueError, RecursionError) as error:
             raise Malformed(f"an order whose text is none ({error})") from None
     return Order(KINDS[kind], number, epoch, plan, handles[:n], handles[n:], first, text)
+
+
+def is_quiet(order: Order) -> bool:
+    """Whether who gives it waits for no answer."""
+    return order.kind == "run" or (order.kind == "batch" and order.text[1:] == [False])
 
 
 def length_of(head: bytes | bytearray) -> int:

@@ -20,7 +20,8 @@ from ostinato.planner.prediction import steps
 from ostinato.planner.seeing.explain import amount, name_of
 from ostinato.planner.seeing.picture import svg
 from ostinato.planner.simulation import simulate
-from ostinato.runtime.crew.member import LEAD, Member
+from ostinato.runtime.crew.member import Member
+from ostinato.runtime.crew.orders import LEAD
 from ostinato.runtime.worker import TIMED, Loaded
 
 LISTED = 200  # operations of a plan that are listed

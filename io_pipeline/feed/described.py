@@ -1,0 +1,70 @@
+"""A pipe as plain data: what workers that are other processes are told, once, to make their parts of its
+batches. It says which files there are and which stages, never what is in a file."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from ostinato.ops.core.encode import need
+
+from . import cached, combine, folders, shards  # noqa: F401  (sources that are told of)
+from .faults import Policy
+from .pipe import Bucket, Cut, Entry, OnError, Pipe, Repeat, Shuffle
+from .plain import Undescribed, as_plain, from_plain
+from .samples import made_source, told_source
+from .stage import Stage, made_stage, told_stage
+
+LINES = {kind.__name__: kind for kind in (Shuffle, Repeat, Cut, Bucket, OnError)}
+APART = ("source", "entries", "target", "cursor")  # fields of a pipe that are no settings
+
+
+def as_data(pipe: Pipe) -> Any:
+    """What `from_data` makes the same pipe of; `Undescribed` if that cannot be said."""
+    settings = {
+        f.name: as_plain(getattr(pipe, f.name)) for f in fields(pipe) if f.name not in APART
+    }
+    lines = [[_entry(e.what), e.line] for e in pipe.entries]
+    return [told_source(pipe.source), lines, settings, pipe.identity()]
+
+
+def _entry(what: Any) -> Any:
+    if isinstance(what, Stage):
+        return ["Stage", told_stage(what)]
+    name = type(what).__name__
+    if name not in LINES:
+        raise Undescribed(f"{name.lower()} is done by the program alone")
+    given = {f.name: getattr(what, f.name) for f in fields(what)}
+    return [
+        name,
+        {k: _policy(v) if isinstance(v, Policy) else as_plain(v) for k, v in given.items()},
+    ]
+
+
+def _policy(policy: Policy) -> Any:
+    return {f.name: as_plain(getattr(policy, f.name)) for f in fields(policy)}
+
+
+def from_data(said: Any) -> Pipe:
+    """The pipe, for NumPy's arrays. Its samples are those of the first, or it is refused."""
+    source, lines, settings, identity = said
+    entries = tuple(Entry(_made(*what), str(line)) for what, line in lines)
+    pipe = Pipe(made_source(source), entries, **{k: from_plain(v) for k, v in settings.items()})
+    if pipe.identity() != identity:
+        raise Undescribed(
+            "a worker finds other samples: see that all have the same files and version"
+        )
+    return pipe
+
+
+def _made(name: str, given: Any) -> Any:
+    if name == "Stage":
+        return made_stage(given)
+    need(name in LINES, f"a line {name!r:.40} of a pipe")
+    if name == "OnError":
+        return OnError(Policy(**{k: from_plain(v) for k, v in given["policy"].items()}))
+    found = {k: from_plain(v) for k, v in given.items()}
+    if name == "Bucket":
+        found["lengths"] = np.asarray(found["lengths"])
+    return LINES[name](**found)

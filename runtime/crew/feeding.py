@@ -1,0 +1,251 @@
+"""Batches of samples on the workers of a crew: each makes its rows, from its own files, ahead of the loop.
+
+    describe    what a pipe is, once: plain data; whether everybody can open it
+    feed        an epoch of it begins: threads of each worker make its rows of each batch
+    batch       the next one becomes operands: what lies in the workers' memory already
+
+Nobody sends a sample. A batch is one order of 48 bytes and some. In the first one, and where samples may be
+left out or padded, all tell the lead what they have, and agree on the shape; rows are moved between
+workers if some made fewer than their share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from ostinato.ops.core.encode import Malformed, decode_spec, encode_spec, need
+from ostinato.ops.core.layout import Layout
+from ostinato.ops.core.spec import DTYPES, DType, Shape, Spec
+
+from ostinato.errors import SampleError
+
+from .orders import LEAD
+
+MOST_LEAVES = 64  # of a sample
+_Form = tuple[Shape, DType] | None  # extents of a sample, and its dtype; None of what lies in lists
+
+
+class Share(Protocol):
+    """What one worker makes of an epoch (io_pipeline/feed/share.py)."""
+
+    pad: float | None
+
+    def take(self, number: int) -> tuple[list[Any], Any]:
+        """The leaves of a batch, and their fields as data."""
+
+
+# -- on each worker ------------------------------------------------------------------------
+class Portion:
+    """A worker's part of an epoch."""
+
+    def __init__(self, share: Share, layout: Layout, comm: Any) -> None:
+        self.share, self.layout, self.comm = share, layout, comm
+        self.forms: list[_Form] = []
+
+    def batch(self, number: int, agrees: bool) -> tuple[list[Any], Any]:
+        """The arrays of a batch, and what the lead says of it."""
+        values, fields = self.share.take(number)
+        if agrees:
+            return self._agreed(number, values, fields)
+        found = [_form(v) for v in values]
+        if found != self.forms:
+            raise _unlike(number, self.comm.rank, found, "the first batch", self.forms)
+        return values, None
+
+    def _agreed(self, number: int, values: list[Any], fields: Any) -> tuple[list[Any], Any]:
+        """All make one batch of what they have."""
+        comm = self.comm
+        forms = [_form(v) for v in values]
+        said = {
+            "rows": len(values[0]) if values else 0,
+            "forms": [f and [list(f[0]), f[1].name] for f in forms],
+            "fields": fields,
+            "lists": [v if f is None else None for v, f in zip(values, forms, strict=True)],
+        }
+        try:
+            json.dumps(said)
+        except (TypeError, ValueError):
+            raise SampleError(
+                f"batch {number}: what is no array, and no text or number, stays on its worker; take "
+                "it out of samples with map, or make arrays of it."
+            ) from None
+        told = comm.gather_text(said, LEAD)
+        answer = None
+        if comm.rank == LEAD:
+            answer = _together(number, told, self.share.pad is not None)
+        rows, extents = _spread(comm, answer and [answer["rows"], answer["forms"]])
+        self.forms = [f and (tuple(f[0]), DTYPES[f[1]]) for f in extents]
+        made: list[Any] = []
+        for k, form in enumerate(self.forms):
+            if form is not None:
+                value = values[k] if values else np.empty((0, *form[0]), form[1])
+                made.append(self._moved(_padded(value, form[0], self.share.pad), rows))
+        if answer is not None:
+            answer["rows"] = sum(rows)
+        return made, answer
+
+    def _moved(self, value: Any, rows: Sequence[int]) -> Any:
+        """Rows where the layout has them, if not all were made."""
+        comm, total = self.comm, sum(rows)
+        wanted = [self.layout.box((total,), r)[0] for r in range(comm.size)]
+        starts = np.cumsum([0, *rows]).tolist()
+        held = [(starts[r], starts[r + 1]) for r in range(comm.size)]
+        if held == wanted:
+            return value
+        (lo, hi), (a, b) = wanted[comm.rank], held[comm.rank]
+        made = np.empty((hi - lo, *value.shape[1:]), value.dtype)
+        sends, receives = [], []
+        for r in range(comm.size):
+            give, take = _common((a, b), wanted[r]), _common(held[r], (lo, hi))
+            if r == comm.rank and give[0] < give[1]:
+                made[give[0] - lo : give[1] - lo] = value[give[0] - a : give[1] - a]
+                continue
+            if give[0] < give[1]:
+                sends.append((r, value[give[0] - a : give[1] - a]))
+            if take[0] < take[1]:
+                receives.append((r, made[take[0] - lo : take[1] - lo]))
+        comm.start_exchange(sends, receives).wait()
+        return made
+
+
+def _common(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    return max(a[0], b[0]), min(a[1], b[1])
+
+
+def _form(value: Any) -> _Form:
+    return (value.shape[1:], value.dtype) if isinstance(value, np.ndarray) else None
+
+
+def _padded(value: Any, extents: Shape, pad: float | None) -> Any:
+    if value.shape[1:] == extents:
+        return value
+    made = np.full((len(value), *extents), pad, value.dtype)
+    made[tuple(map(slice, value.shape))] = value
+    return made
+
+
+def _together(number: int, told: Sequence[Any], pads: bool) -> dict[str, Any]:
+    """What a batch is, of what all have of it."""
+    have = [(rank, t) for rank, t in enumerate(told) if t["fields"] is not None]
+    if not have:
+        raise SampleError(f"batch {number}: nothing is known of it, since no sample was made.")
+    first, one = have[0]
+    forms = one["forms"]
+    need(len(forms) <= MOST_LEAVES, f"samples of {len(forms)} values")
+    for rank, t in have[1:]:
+        alike = t["fields"] == one["fields"] and len(t["forms"]) == len(forms)
+        if not alike or not all(map(_fits, forms, t["forms"], [pads] * len(forms))):
+            here, there = ([f and (f[0], f[1]) for f in x["forms"]] for x in (t, one))
+            raise _unlike(number, rank, here, f"worker {first}", there)
+    if pads:
+        columns = zip(*(t["forms"] for _, t in have), strict=True)
+        forms = [
+            c[0] and [[max(n) for n in zip(*(f[0] for f in c), strict=True)], c[0][1]]
+            for c in columns
+        ]
+    lists = [
+        [x for _, t in have for x in t["lists"][k]] if f is None else None
+        for k, f in enumerate(forms)
+    ]
+    return {
+        "rows": [t["rows"] for t in told],
+        "forms": forms,
+        "fields": one["fields"],
+        "lists": lists,
+    }
+
+
+def _fits(a: Any, b: Any, pads: bool) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a[1] == b[1] and (len(a[0]) == len(b[0]) if pads else a[0] == b[0])
+
+
+def _unlike(number: int, rank: int, here: Any, whose: str, there: Any) -> SampleError:
+    def words(forms: Any) -> str:
+        return ", ".join("a list" if f is None else f"{f[1]}{list(f[0])}" for f in forms)
+
+    error = SampleError.because(
+        f"batch {number}",
+        got=f"samples of {words(here)} on worker {rank}",
+        needed=f"{words(there)}, as {whose} has",
+        do="bring samples to one shape before `batch`, e.g. with resize, or pad=",
+    )
+    assert isinstance(error, SampleError)
+    return error
+
+
+def _spread(comm: Any, value: Any) -> Any:
+    """What the lead says, at everybody."""
+    everybody = tuple(range(comm.size))
+    said = np.frombuffer(json.dumps(value).encode(), np.uint8) if comm.rank == LEAD else None
+    length = np.array([0 if said is None else said.size])
+    comm.start_broadcast(length, length, LEAD, everybody).wait()
+    text = np.empty(int(length[0]), np.uint8) if said is None else said.copy()
+    comm.start_broadcast(text, text, LEAD, everybody).wait()
+    return json.loads(text.tobytes())
+
+
+# -- at the program ------------------------------------------------------------------------
+class Feed:
+    """An epoch that a crew makes."""
+
+    def __init__(
+        self,
+        engine: Any,
+        pipe: Any,
+        layout: Layout,
+        about: Sequence[int],
+        size: int,
+        progress: bool,
+    ) -> None:
+        self.engine, self.layout = engine, layout
+        spec = Spec((size,), DTYPES["uint8"], layout)
+        said = [*about, encode_spec(spec)]
+        own = None if engine.is_elsewhere else progress
+        self.handle = engine.make("feed", spec, operands=(pipe.number,), text=said, value=own)
+        self.forms: list[_Form] | None = None
+        self.fields: Any = None
+
+    def take(self, number: int, count: int, varies: bool) -> tuple[list[Any], Any]:
+        """The leaves of a batch of so many samples: operands, or lists; and their fields."""
+        sizes = [self.layout.box((count,), r)[0] for r in range(self.engine.size)]
+        agrees = (
+            varies or self.forms is None or None in self.forms or any(lo == hi for lo, hi in sizes)
+        )
+        if not agrees:
+            assert self.forms is not None
+            specs = [self._spec(count, f) for f in self.forms if f is not None]
+            return self.engine.told("batch", specs, self.handle, [number, False]), self.fields
+        answer, arrays = self.engine.asked("batch", self.handle, [number, True], self._made)
+        made, left = [], iter(arrays)
+        for form, inner in zip(self.forms or (), answer["lists"], strict=True):
+            made.append(inner if form is None else next(left))
+        self.fields = answer["fields"]
+        return made, self.fields
+
+    def _made(self, answer: Any) -> list[Spec]:
+        try:
+            self.forms = [f and (tuple(f[0]), DTYPES[f[1]]) for f in answer["forms"]]
+            count = answer["rows"]
+        except (KeyError, TypeError):
+            raise Malformed("an answer about a batch that is none") from None
+        return [self._spec(count, f) for f in self.forms if f is not None]
+
+    def _spec(self, count: int, form: tuple[Shape, DType]) -> Spec:
+        return Spec((count, *form[0]), form[1], self.layout)
+
+    def ask(self, what: str) -> list[Any]:
+        """What each worker says of its part."""
+        found: list[Any] = self.engine.ask(what, self.handle)
+        return found
+
+
+def layout_of(text: Any) -> Layout:
+    """The layout that an order to begin an epoch names."""
+    layout = decode_spec(text).layout
+    if layout is None:
+        raise Malformed("a feed without a layout")
+    return layout

@@ -1,0 +1,264 @@
+"""What tests of pipes run under mpiexec: `mpiexec -n 2 python -m tests.io_pipeline.crew_jobs NAME FOLDER`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from ostinato.io_pipeline.feed import folders
+from ostinato.io_pipeline.feed.pipe import Pipe
+
+import ostinato as ost
+
+RANK = MPI.COMM_WORLD.rank
+READ: list[str] = []  # files that this process has read
+
+
+@ost.io.stage("halve_values")
+@dataclass(frozen=True)
+class Halve(ost.io.Stage):
+    """Known to all, since all ran this."""
+
+    def image(self, xp: Any, x: Any, drawn: Any) -> Any:
+        return x // 2
+
+
+@ost.io.stage("sleep_on")
+@dataclass(frozen=True)
+class Sleep(ost.io.Stage):
+    """One worker takes long."""
+
+    rank: int
+
+    def image(self, xp: Any, x: Any, drawn: Any) -> Any:
+        if self.rank == RANK:
+            time.sleep(0.8)
+        return x
+
+
+def say(**what: Any) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def pictures(root: str, batch: int = 8, tail: str = "keep") -> Pipe:
+    return (
+        ost.io.images(f"{root}/**/*.jpg", labels="folder")
+        .shuffle(seed=7)
+        .decode()
+        .random_resized_crop(16)
+        .random_flip()
+        .normalize((0.5, 0.4, 0.3), 0.2)
+        .batch(batch, tail=tail)
+    )
+
+
+def _watch_threads(root: str) -> None:
+    """Hands write down how many threads make samples."""
+
+    def watch() -> None:
+        while True:
+            names = [t.name for t in threading.enumerate()]
+            count = sum(n.startswith("ostinato-feed") for n in names)
+            Path(f"{root}/threads.{RANK}").write_text(str(count))
+            time.sleep(0.05)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _threads(root: str) -> int:
+    """Of all other processes together, when they had time to end."""
+    for _ in range(100):
+        time.sleep(0.1)
+        texts = [Path(f"{root}/threads.{r}").read_text() for r in range(1, MPI.COMM_WORLD.size)]
+        if "" not in texts and not (count := sum(map(int, texts))):
+            return count
+    return count
+
+
+def same(found: Any, wanted: Any) -> bool:
+    """Whether two streams have the same bits."""
+    found, wanted = ([tuple(map(np.asarray, b)) for b in x] for x in (found, wanted))
+    return len(found) == len(wanted) and all(
+        a.dtype == b.dtype and np.array_equal(a, b)
+        for one, other in zip(found, wanted, strict=True)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _count_files() -> None:
+    content = folders.content
+
+    def counted(path: str) -> bytes:
+        READ.append(path)
+        return content(path)
+
+    folders.content = counted  # type: ignore[assignment]
+
+
+def epochs() -> None:
+    """Each reads its own part of each batch; nobody sends a sample; a batch is one order."""
+    _count_files()
+    if RANK:
+        import atexit
+
+        atexit.register(lambda: print("\n" + json.dumps({f"read{RANK}": len(READ)}), flush=True))
+    session = ost.connect()
+    pipe = pictures(sys.argv[2])
+    wanted = [[*pipe.to("numpy").epoch(e)] for e in (1, 2)]
+    READ.clear()
+    comm = session.engine.lead.communicator  # type: ignore[attr-defined]
+    sent = sum(comm.bytes_to)
+    right = []
+    layouts = set()
+    for e in (1, 2):
+        found = []
+        for x, y in pipe.epoch(e):
+            layouts.add(str(x.layout))
+            found.append((x, y))
+        right.append(len(found))
+        session.wait()
+        between = sum(comm.bytes_to) - sent
+        right.append(same(found, wanted[e - 1]))
+        sent = sum(comm.bytes_to)
+    orders = session.stats()["orders"]
+    say(
+        right=right, between=between, orders=orders, read0=len(READ), layouts=[*layouts],
+        explained=pipe.explain(),
+    )  # fmt: skip
+
+
+def tails() -> None:
+    """Fewer samples than workers, samples of other lengths, texts: whatever one worker makes alone."""
+    root = sys.argv[2]
+    tars, small = f"{root}/lengths.tar", np.arange(11)
+    ost.connect()
+    pipes = {
+        "one left": pictures(root, 13),
+        "padded": pictures(root, 13, "pad"),
+        "few": pictures(root, 1).run_with(threads=3, chunk=1),
+        "lengths": ost.io.shards(tars, ("npy", "cls")).shuffle(5).batch(4, tail="keep", pad=-1),
+        "texts": ost.io.shards(tars, ("txt", "cls")).batch(4, tail="keep"),
+        "on a device": pictures(root).on_device("normalize"),
+        "a dict": ost.io.arrays({"a": f"{root}/rows.npy", "label": small}).batch(3, tail="keep"),
+    }
+    right = {}
+    for name, pipe in pipes.items():
+        wanted = [*pipe.to("numpy").epoch(2)]
+        found = [*pipe.epoch(2)]
+        if name == "a dict":
+            found, wanted = ([tuple(b.values()) for b in x] for x in (found, wanted))
+        right[name] = same(found, wanted) and not isinstance(pipe.cursor.held, str)
+    say(right=right)
+
+
+def goes_on() -> None:
+    """From a state in the middle of an epoch, of whomever; after breaks; after failures of other things."""
+    if RANK:
+        _watch_threads(sys.argv[2])
+    session = ost.connect()
+    pipe = pictures(sys.argv[2])
+    wanted = [*pipe.to("numpy").epoch(3)]
+    first = []
+    for batch in pipe.epoch(3):
+        first.append(batch)
+        if len(first) == 2:
+            break
+    state = json.loads(json.dumps(pipe.state()))
+    other = pictures(sys.argv[2]).run_with(threads=3, chunk=2)
+    rest = [*other.epoch(other.restore(state))]
+    alone = pictures(sys.argv[2]).to("numpy")
+    same_alone = same([*alone.epoch(alone.restore(state))], wanted[2:])
+    found, errors = [], []
+    inverse = ost.compile(ost.linalg.inv)
+    for k, batch in enumerate(pipe.epoch(3)):
+        found.append(batch)
+        if k == 1:  # an operation fails, and the epoch goes on
+            try:
+                np.asarray(inverse(ost.zeros((3, 3))))
+            except ost.errors.LinAlgError as error:
+                errors.append(str(error))
+    right = [same(first, wanted[:2]), same(rest, wanted[2:]), same_alone, same(found, wanted)]
+    with pipe.epoch(4) as batches:
+        next(batches)
+    left = [_threads(sys.argv[2])]  # after `close`,
+    for _ in pipe.epoch(5):
+        break
+    session.wait()  # and after breaking off, at the next order
+    left.append(_threads(sys.argv[2]))
+    say(right=right, errors=errors, left=left)
+
+
+def damaged() -> None:
+    """One file that cannot be decoded: at the user's line; the crew works on; left out or replaced."""
+    session = ost.connect()
+    root = sys.argv[2]
+    plain = ost.io.images(f"{root}/**/*.jpg", labels="folder").shuffle(1)
+    error: Any = None
+    try:
+        for _ in plain.decode().resize((16, 16)).batch(8, tail="keep").epoch():
+            session.wait()
+    except ost.errors.SampleError as found:
+        error = found
+    total = float(np.asarray(ost.ones((10,), split=0).sum()))
+    right, faults = [], []
+    for do in ("skip", "replace"):
+        pipe = plain.decode().on_error(do).resize((16, 16)).batch(8, tail="keep")
+        local = pipe.to("numpy")
+        wanted = [*local.epoch(1)]
+        right.append(same([*pipe.epoch(1)], wanted))
+        named = [[(f.place, f.name, f.stage) for f in p.faults()] for p in (pipe, local)]
+        faults.append(named[0] == named[1] != [])
+    say(error=str(error), line=getattr(error, "line", ""), total=total, right=right, faults=faults)
+
+
+def alone() -> None:
+    """What workers cannot be told of is made by the program."""
+    ost.connect()
+    plain = ost.io.images(f"{sys.argv[2]}/**/*.jpg").decode().resize((16, 16))
+    pipes = {
+        "stage": plain.halve_values().batch(8),
+        "map": plain.map(lambda x: x // 2).batch(8),
+        "memory": ost.io.arrays(np.zeros((1 << 18, 5), np.int8)).batch(1 << 16),
+        "samples": ost.io.samples([np.arange(3), np.arange(3)]).batch(2),
+    }
+    said, right = {}, []
+    for name, pipe in pipes.items():
+        right.append(same([(b,) for b in pipe.epoch()], [(b,) for b in pipe.to("numpy").epoch()]))
+        said[name] = pipe.cursor.held if isinstance(pipe.cursor.held, str) else ""
+    say(right=right, said=said, explained=pipes["map"].explain().splitlines()[-1])
+
+
+def interrupted() -> None:
+    """Ctrl-C while batches are made: it comes at once, and the next epoch is as ever."""
+    session = ost.connect()
+    root = sys.argv[2]
+    plain = ost.io.images(f"{root}/**/*.jpg").decode().resize((16, 16))
+    seen, took = [], 0.0
+    for rank in range(2):  # who waits is the lead, or another
+        timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        start = time.perf_counter()
+        try:
+            for _ in plain.sleep_on(rank).batch(8).epoch():
+                session.wait()
+        except KeyboardInterrupt:
+            took = max(took, time.perf_counter() - start)
+            seen.append("KeyboardInterrupt")
+        timer.cancel()
+    pipe = pictures(root)
+    say(seen=seen, took=took, right=same([*pipe.epoch(1)], [*pipe.to("numpy").epoch(1)]))
+
+
+if __name__ == "__main__":
+    run: Callable[[], None] = globals()[sys.argv[1]]
+    run()

@@ -1,0 +1,243 @@
+"""Pipes that feed workers which are processes: each makes its own part, nobody sends a sample, the bits are those
+of one process, and whatever fails leaves the crew usable."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ostinato.io_pipeline.feed.described import as_data, from_data
+from ostinato.io_pipeline.feed.plain import Undescribed
+from ostinato.ops.core.tree import flatten
+
+import ostinato as ost
+from ostinato import sessions
+from ostinato.errors import SampleError
+from tests.clusters import needs_dask, needs_mpi
+from tests.io_pipeline.pictures import folder
+from tests.runtime.test_job import mpiexec
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """27 images, and a shard of samples of all lengths."""
+    root = folder(tmp_path_factory.mktemp("crews"), 27)
+    np.save(root / "rows.npy", np.arange(33.0).reshape(11, 3))
+    with tarfile.open(root / "lengths.tar", "w") as tar:
+        for k in range(11):
+            array = io.BytesIO()
+            np.save(array, np.arange(k + 1))
+            parts = {"npy": array.getvalue(), "cls": b"%d" % (k % 3), "txt": b"text %d" % k}
+            for ending, data in parts.items():
+                about = tarfile.TarInfo(f"s{k:02d}.{ending}")
+                about.size = len(data)
+                tar.addfile(about, io.BytesIO(data))
+    return root
+
+
+@pytest.fixture(scope="module")
+def damaged(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    copy = tmp_path_factory.mktemp("damaged") / "images"
+    shutil.copytree(root, copy)
+    (copy / "b" / "004.jpg").write_bytes(b"no picture")
+    return copy
+
+
+def job(count: int, name: str, root: Path) -> dict[str, Any]:
+    """What a scenario of crew_jobs.py said."""
+    done = mpiexec(count, "-m", "tests.io_pipeline.crew_jobs", name, str(root))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = {"stderr": done.stderr}
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            found |= json.JSONDecoder().raw_decode(line)[0]
+    return found
+
+
+# -- processes of mpiexec ----------------------------------------------------------------------
+@needs_mpi
+@pytest.mark.parametrize("count", [2, 3])
+def test_each_makes_its_part_and_nobody_sends_samples(root: Path, count: int) -> None:
+    found = job(count, "epochs", root)
+    assert found["right"] == [4, True, 4, True]
+    read = [found[f"read{rank}"] for rank in range(count)]
+    assert sum(read) == 2 * 27
+    assert max(read) <= 2 * (27 // count + 4)  # of four batches, each a sample more
+    orders = found["orders"]
+    assert orders["describe"]["messages"] == 1
+    assert orders["feed"]["messages"] == 2
+    assert orders["batch"]["messages"] == 8
+    assert orders["batch"]["bytes"] < 8 * 80
+    assert "put" not in orders
+    assert found["between"] < 1000  # bytes that the lead sent besides: of forms, once an epoch
+    assert found["layouts"] == [f"split 0 of {count}"]
+    assert "random_resized_crop" in found["explained"]
+
+
+@needs_mpi
+@pytest.mark.parametrize("count", [2, 3])
+def test_uneven_parts_never_hang(root: Path, count: int) -> None:
+    right = job(count, "tails", root)["right"]
+    assert len(right) == 7
+    assert all(right.values()), right
+
+
+@needs_mpi
+@pytest.mark.parametrize("count", [2, 3])
+def test_epochs_go_on_from_states_and_after_failures(root: Path, count: int) -> None:
+    found = job(count, "goes_on", root)
+    assert found["right"] == [True] * 4
+    assert "singular" in found["errors"][0]
+    assert found["left"] == [0, 0]
+
+
+@needs_mpi
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_damaged_file_on_any_worker(damaged: Path, count: int) -> None:
+    found = job(count, "damaged", damaged)
+    assert "b/004.jpg, in decode (place 26 of epoch 0)" in found["error"]
+    assert "crew_jobs.py" in found["line"]
+    assert found["total"] == 10
+    assert found["right"] == [True, True]
+    assert found["faults"] == [True, True]
+
+
+@needs_mpi
+def test_what_cannot_be_told_is_made_by_the_program(root: Path) -> None:
+    found = job(2, "alone", root)
+    assert found["right"] == [True] * 4
+    assert found["said"]["stage"] == ""
+    assert "map(<lambda>) is a function" in found["said"]["map"]
+    assert "1310720 bytes" in found["said"]["memory"]
+    assert found["said"]["samples"]
+    assert found["explained"].startswith("The program makes all samples and sends them: map(")
+
+
+@needs_mpi
+def test_ctrl_c_while_somebody_makes_a_batch(root: Path) -> None:
+    found = job(2, "interrupted", root)
+    assert found["seen"] == ["KeyboardInterrupt"] * 2
+    assert found["took"] < 5
+    assert found["right"]
+
+
+# -- workers of a Dask cluster -----------------------------------------------------------------
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with ost.LocalCluster(2, heartbeat=60) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def session(cluster: Any) -> Iterator[sessions.Session]:
+    with sessions.using(cluster.session):
+        yield cluster.session
+
+
+@needs_dask
+@pytest.mark.filterwarnings("ignore")
+def test_workers_of_a_cluster_are_fed(session: sessions.Session, root: Path) -> None:
+    pipe = (
+        ost.io.images(f"{root}/**/*.jpg", labels="folder")
+        .shuffle(seed=7)
+        .decode()
+        .random_resized_crop(16)
+        .normalize(0.5, 0.2)
+        .batch(8, tail="keep")
+    )
+    total = ost.compile(lambda x, y: (x.sum((1, 2, 3)), y * 2))
+    for epoch in range(3):
+        before = session.engine.stats()["orders"]
+        wanted = [*pipe.to("numpy").epoch(epoch)]
+        made = [total(x, y) for x, y in pipe.epoch(epoch)]
+        after = session.engine.stats()["orders"]
+        assert len(made) == 4
+        for (sums, twice), (x, y) in zip(made, wanted, strict=True):
+            np.testing.assert_allclose(np.asarray(sums), x.sum((1, 2, 3)), rtol=1e-3, atol=1e-3)
+            np.testing.assert_array_equal(np.asarray(twice), y * 2)
+        batches = [x.get("batch", {"messages": 0, "bytes": 0}) for x in (before, after)]
+        assert batches[1]["messages"] - batches[0]["messages"] == 4
+        assert batches[1]["bytes"] - batches[0]["bytes"] < 4 * 100
+        assert "put" not in after
+    assert after["describe"]["messages"] == 1
+    operands = [w["operands"] for w in session.stats()["workers"]]
+    del made, sums, twice, x, y
+    assert [w["operands"] for w in session.stats()["workers"]] < operands
+
+
+@needs_dask
+@pytest.mark.filterwarnings("ignore")
+def test_a_failure_in_a_cluster_and_a_state(
+    session: sessions.Session, damaged: Path, root: Path
+) -> None:
+    plain = ost.io.images(f"{damaged}/**/*.jpg").shuffle(1).decode()
+
+    def run() -> None:
+        for _ in plain.resize((16, 16)).batch(8, tail="keep").epoch():
+            session.wait()
+
+    with pytest.raises(SampleError, match=r"b/004.jpg, in decode.*test_crews.py"):
+        run()
+    pipe = plain.on_error("skip").resize((16, 16)).batch(8, tail="keep")
+    local = pipe.to("numpy")
+    wanted = [*local.epoch(2)]
+    batches = iter(pipe.epoch(2))
+    found = [next(batches) for _ in range(2)]
+    state = json.loads(json.dumps(pipe.state()))
+    del batches
+    assert pipe.restore(state) == 2
+    found += [*pipe]
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(np.asarray(a), b)
+    assert [f.name for f in pipe.faults()] == [f.name for f in local.faults()] != []
+    assert len(next(iter(pipe))) == 8  # of the epoch after it
+
+
+# -- what workers are told ---------------------------------------------------------------------
+def test_a_pipe_is_plain_data(root: Path, tmp_path: Path) -> None:
+    files = ost.io.images(f"{root}/**/*.jpg", labels="folder")
+    rows = ost.io.arrays({"a": f"{root}/rows.npy", "label": np.arange(11)})
+    tars = ost.io.shards(f"{root}/lengths.tar", ("npy", "cls"))
+    pipes = [
+        files.shuffle(7, block=3, window=2).decode().random_affine(degrees=(-10, 10)).batch(4),
+        files.decode().resize(16).cache(1 << 20).rand_augment().normalize((0.5,) * 3, 0.2).batch(4),
+        files.decode().resize((8, 8)).batch(4).mixup(0.2, classes=3).run_with(threads=2, chunk=3),
+        files.decode().resize(16).cache(0, disk=tmp_path, where="auto").random_flip().batch(4),
+        files.on_error("replace", timeout=9).decode().center_crop(9).batch(4),
+        rows.repeat(2).on_error("skip", most=0.5).batch(3, tail="pad"),
+        rows.select([3, 1, 2]).bucket([1, 2, 3], window=2).batch(2),
+        ost.io.mix(rows, rows, weights=(3, 1)).batch(4, tail="keep"),
+        ost.io.zip(rows, rows.select(np.arange(11)[::-1])).batch(4),
+        tars.bucket(np.arange(11)).batch(4, pad=0.0),
+    ]
+    for pipe in pipes:
+        said = json.loads(json.dumps(as_data(pipe)))
+        other = from_data(said)
+        assert other.identity() == pipe.identity()
+        assert (other.threads, other.given) == (pipe.threads, pipe.given)
+        pairs = zip(other.epoch(1), pipe.to("numpy").epoch(1), strict=True)
+        for one, two in pairs:
+            for a, b in zip(flatten(one)[0], flatten(two)[0], strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+def test_pipes_over_other_files_are_refused(root: Path, tmp_path: Path) -> None:
+    shutil.copy(root / "lengths.tar", tmp_path / "x.tar")
+    said = as_data(ost.io.shards(f"{tmp_path}/x.tar", ("npy",)).batch(2))
+    shutil.copy(root / "lengths.tar", tmp_path / "y.tar")
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        about = tarfile.TarInfo("s.npy")
+        tar.addfile(about, io.BytesIO(b""))
+    with pytest.raises(Undescribed, match="a worker finds other samples"):
+        from_data(said)
+    stage: Any = json.loads(json.dumps(as_data(ost.io.images(f"{root}/**/*.jpg").decode())))
+    stage[1][0][0][1][0] = "unheard_of"
+    with pytest.raises(Undescribed, match="unheard_of is a stage that workers do not know"):
+        from_data(stage)
