@@ -79,8 +79,11 @@ class Normalize(Stage):
 
     def image_rows(self, xp: Any, x: Image, drawn: Any) -> Image:
         line = self._line(x.shape[-1], x.dtype.name)
-        found = x.astype(np.float32) * xp.asarray(line.scale) + xp.asarray(line.bias)
-        found = found if self.layout == HWC else xp.moveaxis(found, -1, 1)
+        scale, bias = line.scale, line.bias
+        if self.layout == CHW:  # what is moved before has a quarter of the bytes
+            x = xp.moveaxis(x, -1, 1)
+            scale, bias = scale[:, None, None], bias[:, None, None]
+        found = x.astype(np.float32) * xp.asarray(scale) + xp.asarray(bias)
         return found if self.dtype == "float32" else found.astype(self.dtype)
 
     def _computed(self, xp: Any, x: Image, out: Image) -> None:
