@@ -101,6 +101,11 @@ class _Teller:
             yield from self._function(value)
         elif isinstance(value, type):
             yield from self._class(value)
+        elif callable(value) and callable(
+            inner := getattr(value, "__dict__", {}).get("__wrapped__")
+        ):
+            yield f"around {_by_name(type(value))}"
+            yield from self.parts(inner)
         elif callable(value) and hasattr(value, "__name__") and _is_installed(value):
             yield _by_name(value)
         elif dataclasses.is_dataclass(value):

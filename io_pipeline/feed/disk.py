@@ -29,10 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.encode import Malformed
 from ostinato.ops.core.spec import DTYPES
-from ostinato.ops.core.tree import LEAF, Structure
 
 from .fields import Fields
+from .plain import Undescribed, made_structure, told_structure
 
 try:
     import fcntl
@@ -274,7 +275,10 @@ def room_for(folder: str | os.PathLike[str]) -> int:
 # -- records -----------------------------------------------------------------------------------
 def encoded(key: bytes, values: Sequence[Any], fields: Fields) -> list[Any] | None:
     """A record, in pieces; None of what cannot be written down."""
-    structure = _shape(fields.structure)
+    try:
+        structure = told_structure(fields.structure)
+    except Undescribed:
+        return None
     leaves: list[Any] = []
     parts: list[Any] = []
     for value in values:
@@ -284,8 +288,6 @@ def encoded(key: bytes, values: Sequence[Any], fields: Fields) -> list[Any] | No
         leaves.append(leaf[0])
         if leaf[1] is not None:
             parts += [leaf[1], b"\0" * (-memoryview(leaf[1]).nbytes % ALIGN)]
-    if structure is None:
-        return None
     form = json.dumps({"kinds": fields.kinds, "tree": structure, "leaves": leaves}).encode()
     form += b" " * (-(len(form) + HEADER.size) % ALIGN)
     parts = [memoryview(p).cast("B") for p in parts if memoryview(p).nbytes]
@@ -313,8 +315,8 @@ def decoded(key: bytes, data: Any) -> tuple[list[Any], Fields] | None:
             value, size = _value(leaf, whole[at:])
             values.append(value)
             at += size + -size % ALIGN
-        return values, Fields(tuple(form["kinds"]), _structure(form["tree"]))
-    except (ValueError, TypeError, LookupError):  # another version's, though it says it is ours
+        return values, Fields(tuple(form["kinds"]), made_structure(form["tree"]))
+    except (Malformed, ValueError, TypeError, LookupError):  # another version's, though it says it is ours
         return None
 
 
@@ -365,27 +367,3 @@ def _value(leaf: list[Any], data: memoryview) -> tuple[Any, int]:
         return found[()], size
     found.flags.writeable = False
     return found, size
-
-
-def _shape(tree: Structure) -> Any:
-    """A tree in JSON; None if it has more than tuples, lists and dicts of names."""
-    if tree.kind is LEAF:
-        return "*"
-    inner = [_shape(c) for c in tree.children]
-    if tree.beside or any(c is None for c in inner):
-        return None
-    if tree.kind in (tuple, list) and tree.extra is None:
-        return [tree.kind.__name__, inner]
-    if tree.kind is type(None):
-        return ["None", []]
-    if tree.kind is dict and all(type(k) is str for k in tree.extra):
-        return ["dict", inner, list(tree.extra)]
-    return None
-
-
-def _structure(form: Any) -> Structure:
-    if form == "*":
-        return Structure(LEAF, None, ())
-    kind: Any = {"tuple": tuple, "list": list, "dict": dict, "None": type(None)}[form[0]]
-    extra = tuple(form[2]) if kind is dict else None
-    return Structure(kind, extra, tuple(_structure(c) for c in form[1]))

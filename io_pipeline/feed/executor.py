@@ -14,6 +14,7 @@ What a batch holds depends on its number alone; threads and chunks only decide w
 from __future__ import annotations
 
 import atexit
+import contextlib
 import contextvars
 import ctypes
 import os
@@ -37,6 +38,7 @@ from .faults import RAISE, REPLACE, TRIES, Fault, Policy
 from .fields import Fields, fields_of
 from .later import Later
 from .portions import Portion, Portions
+from .processes import needed_by
 from .samples import Samples
 from .slots import Slots
 from .stats import Consumer, Costs
@@ -133,9 +135,12 @@ class Work:
         self.alive = 0
         self.has_left = False
         self.check: Callable[[], None] | None = None  # raises if nobody should wait any longer
+        self.helpers = needed_by(recipe.source, recipe.chain, recipe.batched)
 
     # -- the beginning and the end ---------------------------------------------------------------
     def begin(self) -> None:
+        for helper in self.helpers:
+            helper.begin()
         _running.enter(self)
         for thread in self._more(self.active):
             thread.start()
@@ -186,11 +191,19 @@ class Work:
                 self._wake()
             finally:
                 self.lock.release()
+        self._release()
+
+    def _release(self) -> None:
+        """Processes of its own end, and with them what threads wait for."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self.helpers.pop().end()
 
     def join(self) -> None:
         self.is_stopped = True
         with self.lock:
             self._wake()
+        self._release()
         until = time.monotonic() + PATIENCE
         for thread in self.threads:
             if thread is not threading.current_thread() and thread.ident is not None:
@@ -217,6 +230,7 @@ class Work:
                 return
             if self.is_stopped:
                 self.open.clear()
+        self._release()
         _running.leave(self)
 
     # -- threads ---------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from .fields import Fields
 from .later import Later, can_move
 from .order import Buckets, Order
 from .portions import DROP, KEEP, TAILS, Portions, Rows, StreamPortions, rows_of
+from .processes import InProcesses, Unfit
 from .progress import Line
 from .samples import Samples, Stream, digest
 from .slots import Slots
@@ -155,15 +156,29 @@ class Pipe:
         on: str | None = None,
         kinds: Sequence[str] | None = None,
         random: bool = False,
+        processes: bool | int = False,
     ) -> Pipe:
         """A function of samples; behind `batch`, of batches. It runs in several threads at once.
 
         on: it is given the fields of this kind, one by one, instead of whole samples. kinds: what the
         leaves are of what it gives. random: it is also given a NumPy generator, which depends on
-        nothing but the seed, the epoch and the sample's place."""
+        nothing but the seed, the epoch and the sample's place.
+
+        processes: it runs in so many processes instead, or as many as there are cores, for functions
+        that are Python for the most part. They find it by its name: it is a function of a module, or
+        of the script that is started, whose own work stands under `if __name__ == "__main__"`."""
         if not callable(function):
             got = type(function).__name__
             raise misfit(ArgumentError, "map", got=got, needed="a function")
+        if processes:
+            most = 0 if processes is True else processes
+            _whole("map", "processes", most, 0)
+            try:
+                function = InProcesses(function, int(most))
+            except Unfit as error:
+                needed = "a function of a module, or of the script that is started"
+                do = "write it at the top of a file"
+                raise misfit(ArgumentError, "map", got=str(error), needed=needed, do=do) from None
         return self._then(Map(function, on, None if kinds is None else tuple(kinds), random))
 
     def batch(self, size: int, *, tail: str = DROP, pad: float | None = None) -> Pipe:

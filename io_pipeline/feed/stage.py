@@ -31,6 +31,7 @@ in its batch."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 from collections.abc import Callable
@@ -127,6 +128,11 @@ class Stage:
 def _plain(value: Any) -> str:
     """A parameter in words; of a function its name and what it does."""
     code = getattr(value, "__code__", None)
+    inner = getattr(value, "__dict__", {}).get("__wrapped__") if code is None else None
+    if callable(inner):  # what only runs it elsewhere, or keeps its results
+        return _plain(inner)
+    if isinstance(value, functools.partial):
+        return f"{_plain(value.func)} of {value.args!r} {value.keywords!r}"
     if code is None:
         return (
             f"{type(value).__module__}.{type(value).__qualname__}"

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -96,6 +96,10 @@ def test_only_files_that_changed_are_read_again(images: Path, tmp_path: Path, ch
     same(found, joined(behind(base(images)).epoch(1)))
 
 
+class Row(NamedTuple):
+    x: int
+
+
 def leaves() -> dict[str, Any]:
     return {
         "a": np.arange(6, dtype=np.int16).reshape(2, 3)[:, ::-1],
@@ -125,7 +129,7 @@ def test_leaves_of_all_kinds_come_back_as_they_were(tmp_path: Path) -> None:
                 assert a == b
     fields, values = fields_of({"a": object(), "b": 1})
     kept.put(b"1" * 16, values, fields)
-    kept.put(b"2" * 16, [1], fields_of({1: 1})[0])
+    kept.put(b"2" * 16, [1], fields_of(Row(1))[0])
     assert kept.get(b"1" * 16) is kept.get(b"2" * 16) is None
     assert not kept.is_closed
 
