@@ -316,7 +316,12 @@ def decoded(key: bytes, data: Any) -> tuple[list[Any], Fields] | None:
             values.append(value)
             at += size + -size % ALIGN
         return values, Fields(tuple(form["kinds"]), made_structure(form["tree"]))
-    except (Malformed, ValueError, TypeError, LookupError):  # another version's, though it says it is ours
+    except (
+        Malformed,
+        ValueError,
+        TypeError,
+        LookupError,
+    ):  # another version's, though it says it is ours
         return None
 
 
