@@ -3,10 +3,13 @@
 `relayout` is the question (this value in that layout); `communicate` replaces it by one of the
 answers. Their layouts are in their specs: that of the operand is what each worker has, that of the
 result what each gets. An op with several operands combines a state of several arrays, or, all_reduce,
-several arrays at once.
+several arrays at once. Halves are added in float32, and rounded once; reduce_scatter may give the sum in
+a wider `dtype`.
 
     narrow            a part of what is here already: a view
     addend            a replica -> addends: the first worker's, and zeros
+    round_addends     addends as they are sent: each rounded to a narrower dtype
+    widen_sum         what was summed of such, in the dtype that the addends had
     all_reduce        addends -> replicas of the combination
     reduce_scatter    addends -> parts of the combination
     all_gather        parts -> replicas
@@ -23,16 +26,16 @@ several arrays at once.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 from ostinato.errors import ShapeError
 
 from .core.index import Indices
 from .core.layout import slices
 from .core.monoid import MONOIDS
-from .core.parameters import MESH_AXES, MONOID, one_of, unfit, whole
+from .core.parameters import DTYPE, MESH_AXES, MONOID, one_of, unfit, whole
 from .core.registry import Params, Place, Specs, lookup, op
-from .core.spec import Spec
+from .core.spec import DType, Spec, is_float
 from .core.user_line import misfit
 
 REDUCING = ("all_reduce", "reduce_scatter")
@@ -44,11 +47,23 @@ def _alike(*xs: Spec) -> Specs:
     return tuple(x.bare for x in xs)
 
 
-def _reducing(*xs: Spec, monoid: str, axes: tuple[int, ...]) -> Specs:
+def _reducing(*xs: Spec, monoid: str, axes: tuple[int, ...], **more: Any) -> Specs:
     width = MONOIDS[monoid].width
     if not xs or len(xs) % width or (width > 1 and len(xs) > width):
         raise unfit(monoid, xs, f"a state of {width}, or several of one")
-    return _alike(*xs)
+    if not more:
+        return _alike(*xs)
+    if more.keys() != {"dtype"} or monoid != "sum" or len(xs) > 1:
+        raise unfit(monoid, xs, "one array, of which the sum has another dtype")
+    return (Spec(xs[0].shape, _wider(xs[0], more["dtype"])),)
+
+
+def _wider(x: Spec, dtype: Any) -> DType:
+    if not DTYPE.fits(dtype, (x,)) or not is_float(dtype) or not is_float(x.dtype):
+        raise unfit("sum", (x,), "floats, to be summed in a dtype of floats")
+    if dtype.itemsize <= x.dtype.itemsize:
+        raise unfit("sum", (x,), f"something narrower than {dtype.name}")
+    return cast(DType, dtype)
 
 
 _COMBINES = {"monoid": MONOID, "axes": MESH_AXES}
@@ -96,6 +111,37 @@ def _addend_kernel(xp: Any, out: Any, x: Any, *, at: Place) -> None:
         out.fill(0)
 
 
+def _rounded_rule(x: Spec, *, dtype: DType) -> Spec:
+    _wider(Spec(x.shape, dtype), x.dtype)
+    return Spec(x.shape, dtype)
+
+
+def _widened_rule(x: Spec, *, dtype: DType) -> Spec:
+    return Spec(x.shape, _wider(x, dtype))
+
+
+def _cast_kernel(xp: Any, out: Any, x: Any, *, dtype: DType) -> None:
+    xp.copyto(out, x, casting="unsafe")
+
+
+op(
+    "round_addends",
+    infer=_rounded_rule,
+    takes={"dtype": DTYPE},
+    indices=_nowhere,
+    kernel=_cast_kernel,
+    scalar="cast({0})",
+    made_by="passes",
+)
+op(
+    "widen_sum",
+    infer=_widened_rule,
+    takes={"dtype": DTYPE},
+    kernel=_cast_kernel,
+    scalar="cast({0})",
+    converts=True,
+    made_by="passes",
+)
 op("addend", infer=_alike, indices=_nowhere, kernel=_addend_kernel, placed=True, made_by="passes")
 
 
@@ -152,8 +198,9 @@ op(
 
 
 def _start_rule(*xs: Spec, collective: str, **params: Any) -> Specs:
-    lookup(collective).infer(*xs, **params)
-    return tuple(Spec(x.shape, x.dtype, None, True) for x in xs)
+    made = lookup(collective).infer(*xs, **params)
+    assert isinstance(made, tuple)
+    return tuple(Spec(x.shape, x.dtype, None, True) for x in made)
 
 
 def _wait_rule(*xs: Spec) -> Specs:

@@ -1,7 +1,9 @@
-"""`precision="auto"`: products are rounded as far as a tolerance allows, measured on the operands of a call.
+"""`precision="auto"`: products, and sums between workers, are rounded as far as a tolerance allows, measured
+on the operands of a call.
 
 The first call runs the function in float64 and as written, then a plan in which what each product reads
-can be rounded by two operands more (planner/tolerance.py), and at last what was chosen. Calls 2, 4, 8, ...
+can be rounded by two operands more (planner/tolerance.py), then plans that send some sums rounded, where
+that is faster, and at last what was chosen. Calls 2, 4, 8, ...
 compare with float64 again; one that finds more than the tolerance warns, chooses anew before it gives
 results, and from then on nothing becomes narrower than that."""
 
@@ -13,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +24,9 @@ from ostinato.ops.core.array import Operand
 from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.spec import DType, float32
 from ostinato.ops.core.user_line import misfit
+from ostinato.planner.passes.narrow_sums import Sum
 from ostinato.planner.passes.simplify import simplify
+from ostinato.planner.pipeline import sums_of
 from ostinato.planner.plan import Key, Plan, Target
 from ostinato.planner.policy import LETTERS, Chosen
 from ostinato.planner.seeing.explain import seconds
@@ -30,7 +34,9 @@ from ostinato.planner.tolerance import (
     Choice,
     Site,
     choose,
+    choose_sums,
     relative_error,
+    room_for_sums,
     sites,
     widened,
     with_knobs,
@@ -89,12 +95,26 @@ def budgets(tolerance: Tolerance, traced: Traced, called: str) -> list[float]:
     return found
 
 
+class Letters(NamedTuple):
+    """How narrow products and sums are."""
+
+    products: str = ""
+    sums: str = ""
+
+    @property
+    def wide(self) -> Letters:
+        return Letters("-" * len(self.products), "-" * len(self.sums))
+
+    def policy(self, tolerance: float) -> str:
+        return str(Chosen(tolerance, self.products, self.sums if set(self.sums) - {"-"} else ""))
+
+
 @dataclass(slots=True)
 class Tolerated:
     """A plan within a tolerance: its key, what was measured, and what calls are compared with."""
 
     key: Key
-    letters: str
+    letters: Letters
     report: list[str]
     exact: Plan
     plan: Plan  # which is given no operands
@@ -140,9 +160,10 @@ def tolerated(
     operands: Sequence[Operand],
     allowed: Sequence[float],
     called: str,
-    most: str = "",
+    most: Letters | None = None,
 ) -> Tolerated:
-    """The plan of a call, in which products are rounded as far as is allowed for each output."""
+    """The plan of a call, in which products and sums are rounded as far as is allowed for each output."""
+    most = most or Letters()
     target, runs = key.target, _Runs(session, operands)
     exact = runs.plan(Key(key.graph, replace(target, precision="f64")), called)
     right = runs.values(exact)
@@ -161,26 +182,75 @@ def tolerated(
         made = runs.values(knobs, more)
         return [relative_error(x, y) for x, y in zip(made, written, strict=True)]
 
-    choice = choose(found, errors, off, [y.size for y in right], allowed, most)
-    letters, tolerance = choice.letters, min(allowed, default=TOLERANCE)
-    while True:
-        chosen = Key(
-            key.graph, replace(target, precision=str(Chosen(tolerance, letters))), key.donated
-        )
-        plan = runs.plan(chosen, called)
-        made = runs.values(plan)
-        errors_now = [relative_error(x, y) for x, y in zip(made, right, strict=True)]
+    sizes, tolerance = [y.size for y in right], min(allowed, default=TOLERANCE)
+    choice = choose(found, errors, off, sizes, allowed, most.products)
+
+    def policed(letters: Letters) -> Key:
+        return Key(key.graph, replace(target, precision=letters.policy(tolerance)), key.donated)
+
+    def fits(letters: Letters) -> tuple[Values, int, bool]:
+        """What a plan gives, its worst result, and whether that is close enough."""
+        made = runs.values(runs.plan(policed(letters), called))
         over = [
-            e / max(SHARE * t, o) if t < math.inf else 0.0
-            for e, t, o in zip(errors_now, allowed, off, strict=True)
+            relative_error(x, y) / max(SHARE * t, o) if t < math.inf else 0.0
+            for x, y, t, o in zip(made, right, allowed, off, strict=True)
         ]
         worst = max(range(len(over)), key=lambda o: over[o], default=0)
-        if not set(letters) - {"-"} or not over[worst] > 1:
+        return made, worst, not over or over[worst] <= 1
+
+    letters = Letters(choice.letters)
+    while True:
+        made, worst, close = fits(letters)
+        if close or not set(letters.products) - {"-"}:
             break
-        letters = widened(found, letters, [s[worst] for s in choice.shares])
-    choice = replace(choice, letters=letters)
-    report = [*_told(found, choice, off, errors_now), runs.compared(plan, as_written)]
+        shares = [s[worst] for s in choice.shares]
+        letters = Letters(widened(found, letters.products, shares))
+    choice = replace(choice, letters=letters.products)
+    sums = sums_of(policed(letters)) if close else []
+    sent = _sent(sums, letters, runs, policed, made, written, off, sizes, allowed, called, most)
+    while sums:
+        letters = Letters(letters.products, sent.letters)
+        made, worst, close = fits(letters)
+        if close or not set(sent.letters) - {"-"}:
+            break
+        shares = [s[worst] for s in sent.shares]
+        sent = replace(sent, letters=widened(sums, sent.letters, shares))
+    errors_now = [relative_error(x, y) for x, y in zip(made, right, strict=True)]
+    chosen = policed(letters)
+    plan = runs.plan(chosen, called)
+    report = [
+        *_told(found, choice, off),
+        *_told_sums(sums, sent),
+        _told_errors(off, errors_now),
+        runs.compared(plan, as_written),
+    ]
     return Tolerated(chosen, letters, report, exact, plan)
+
+
+def _sent(
+    sums: Sequence[Sum],
+    letters: Letters,
+    runs: _Runs,
+    policed: Callable[[Letters], Key],
+    wide: Values,
+    written: Values,
+    off: Sequence[float],
+    sizes: Sequence[int],
+    allowed: Sequence[float],
+    called: str,
+    most: Letters,
+) -> Choice:
+    """How sums are sent, beside products that are rounded so."""
+    products = [relative_error(x, y) for x, y in zip(wide, written, strict=True)]
+
+    def errors(sent: str) -> Sequence[float]:
+        made = runs.values(runs.plan(policed(Letters(letters.products, sent)), called))
+        return [relative_error(x, y) for x, y in zip(made, wide, strict=True)]
+
+    limit = most.sums
+    if limit and len(limit) != len(sums):  # they lie otherwise now
+        limit = "-" * len(sums)
+    return choose_sums(sums, errors, room_for_sums(products, off, sizes, allowed), limit)
 
 
 def _formats(site: Site, target: Target, halves: Sequence[DType]) -> str:
@@ -212,9 +282,7 @@ def _refuse(key: Key, off: Sequence[float], allowed: Sequence[float], called: st
         )
 
 
-def _told(
-    found: Sequence[Site], choice: Choice, off: Sequence[float], errors: Sequence[float]
-) -> list[str]:
+def _told(found: Sequence[Site], choice: Choice, off: Sequence[float]) -> list[str]:
     lines = []
     for site, letter, shares in zip(found, choice.letters, choice.shares, strict=True):
         if letter == "-" and site.letters != "-":
@@ -223,11 +291,28 @@ def _told(
                 f"stays     {site.op}, which in bfloat16 changes a result by "
                 f"{max(shares, default=0.0):.2g}{where}"
             )
+    return lines
+
+
+def _told_sums(found: Sequence[Sum], choice: Choice) -> list[str]:
+    """Of sums that would be faster if they were narrower, why they are not."""
+    lines = []
+    for each, letter, shares in zip(found, choice.letters, choice.shares, strict=True):
+        if letter == "-" and each.letters != "-":
+            where = f" ({each.line})" if each.line else ""
+            lines.append(
+                f"stays     sum of {each.has.bare}, which in {LETTERS[each.letters[0]]} changes a result "
+                f"by {max(shares, default=0.0):.2g}{where}"
+            )
+    return lines
+
+
+def _told_errors(off: Sequence[float], errors: Sequence[float]) -> str:
     order = sorted(range(len(errors)), key=lambda k: -errors[k])
     told = [f"{errors[k]:.2g} of result {k} (as written {off[k]:.2g})" for k in order if errors[k]]
     if len(told) > MOST:
         told[MOST:] = [f"less of {len(told) - MOST} others"]
-    return [*lines, f"measured error beside float64: {', '.join(told) or 'none'}"]
+    return f"measured error beside float64: {', '.join(told) or 'none'}"
 
 
 class Watched:

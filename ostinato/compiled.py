@@ -56,7 +56,16 @@ from .arguments import (
     scan,
     signature_of,
 )
-from .auto_precision import AUTO, Tolerance, Tolerated, Watched, budgets, check_tolerance, tolerated
+from .auto_precision import (
+    AUTO,
+    Letters,
+    Tolerance,
+    Tolerated,
+    Watched,
+    budgets,
+    check_tolerance,
+    tolerated,
+)
 from .donation import launch_given
 from .guards import UNSET, Change, Guards
 from .reach import WRAPPERS, watch_calls_of
@@ -196,7 +205,7 @@ class CompiledFunction(Generic[P, R]):
         """What it computes in."""
         self.precision: str | None = None
         self.tolerance: Tolerance | None = None  # of results, where precision is "auto"
-        self.widest: dict[Graph, str] = {}  # letters beyond which it was chosen to go no more
+        self.widest: dict[Graph, Letters] = {}  # beyond which it was chosen to go no more
         if precision == AUTO:
             self.precision, self.tolerance = AUTO, check_tolerance("compile", tolerance)
             return
@@ -549,7 +558,7 @@ class CompiledFunction(Generic[P, R]):
         if self.tolerance is not None:
             operands = [_held(call.leaves[k], session) for k in inputs] + [*captured]
             operands += [session.put(np.asarray(0, np.uint64))] * draws
-            before = self.widest.get(key.graph, "")
+            before = self.widest.get(key.graph)
             allowed = budgets(self.tolerance, traced, self.name)
             chosen = tolerated(session, key, operands, allowed, self.name, before)
             key = chosen.key
@@ -602,7 +611,7 @@ class CompiledFunction(Generic[P, R]):
         def again(what: str, session: Session, operands: Sequence[Operand]) -> Launcher:
             warnings.warn(f"{plan.called}: {what}.", PrecisionWarning, stacklevel=2)
             key = Key(plan.traced, replace(plan.target, precision=AS_WRITTEN), plan.key.donated)
-            letters = "-" * len(chosen.letters)
+            letters = chosen.letters.wide
             with contextlib.suppress(ArgumentError):  # not even as written
                 found = tolerated(session, key, operands, allowed, plan.called, chosen.letters)
                 key, letters = found.key, found.letters
@@ -843,10 +852,11 @@ def compile(function: Any = None, /, **options: Any) -> Any:
     donate: arguments whose memory the results may take; they cannot be used afterwards.
     static: arguments that are part of the signature by value.
     memory_limit, numerics, precision: as in `connect`, for this function.
-    tolerance: with precision="auto", products are rounded to halves (of float64 to float32, too) as
-    far as results stay within this relative error, 1e-3 if nothing is said; a dict names results that
-    are to, by their key, field or position. What to round is measured on the operands of the first
-    call, and looked at again on calls 2, 4, 8, ...
+    tolerance: with precision="auto", products are rounded to halves (of float64 to float32, too), and
+    so are sums that workers send each other where that is faster, as far as results stay within this
+    relative error, 1e-3 if nothing is said; a dict names results that are to, by their key, field or
+    position. What to round is measured on the operands of the first call, and looked at again on
+    calls 2, 4, 8, ...
     """
     if function is None:
         return lambda f: CompiledFunction(f, **options)

@@ -9,17 +9,18 @@ from elsewhere.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ostinato.ops.collective import COLLECTIVES, STORED, collective_of
+from ostinato.ops.collective import COLLECTIVES, REDUCING, STORED, collective_of
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.encode import Malformed, digest, need
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Partial
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import Spec
+from ostinato.ops.core.spec import DType, Spec
 
 from .layouts.ways import SUM, extents_of, labels_of, way_of
 from .machine import NOMINAL
@@ -27,7 +28,7 @@ from .passes.layouts import choose_layouts
 from .passes.memory import CONTROL
 from .passes.simplify import simplify
 from .plan import Target
-from .policy import Chosen, policy_of
+from .policy import LETTERS, Chosen, policy_of
 from .preparing import prepared
 from .rewrite import Values, map_bodies, rebuild
 from .tolerance import sites
@@ -138,7 +139,10 @@ def check_layouts(graph: Graph, target: Target) -> None:
         need(not any(s.pending for s in ins), "a value that is read before it has come")
         if node.op == "start":
             started[k] = node
-        if kind or node.op in ("narrow", "addend"):
+        if node.op in ("round_addends", "widen_sum"):
+            same = _layout(ins[0]) is _layout(node.specs[0])
+            need(same, f"a {node.op} that moves")
+        elif kind or node.op in ("narrow", "addend"):
             _check_collective(kind or node.op, node, ins)
         elif node.op in CONTROL:
             inside = target
@@ -150,6 +154,29 @@ def check_layouts(graph: Graph, target: Target) -> None:
         elif target.workers > 1:
             _check_way(node, ins, target)
     need(not started, "a start without a wait")
+    _check_rounded(graph, target)
+
+
+def _check_rounded(graph: Graph, target: Target) -> None:
+    """What is rounded without saying so in the source is sent to a sum, and the policy allows it."""
+    policy = policy_of(target.precision)
+    rounded: Counter[DType | None] = Counter()
+    for k, node in enumerate(graph.nodes):
+        if node.op == "round_addends":
+            (has,), (sent,) = [graph.specs[v] for v in node.inputs], node.specs
+            need(SUM in _layout(has).splits, "a rounding of what is no addend")
+            if isinstance(policy, Chosen):
+                rounded[sent.dtype] += 1
+            else:
+                need(policy.sent(has.dtype) == sent.dtype, "addends sent in another dtype")
+            for u in graph.uses[graph.starts[k]]:
+                reader = graph.nodes[u]
+                kind = collective_of(reader.op, reader.kw)
+                need(kind in REDUCING or reader.op == "wait", "a rounding of what nobody adds")
+    for dtype, times in rounded.items():
+        assert isinstance(policy, Chosen)
+        most = sum(LETTERS[x] == dtype for x in policy.sums)
+        need(times <= most, "more sums rounded than the policy says")
 
 
 def _layout(spec: Spec) -> Layout:
@@ -313,7 +340,10 @@ def _has_algorithms(graph: Graph) -> bool:
     )
 
 
-MOVING = ("narrow", "addend", "relayout", "resplit", "copy", "start", "wait", "read", "barrier")
+MOVING = (
+    *("narrow", "addend", "round_addends", "widen_sum", "relayout", "resplit", "copy", "start"),
+    *("wait", "read", "barrier"),
+)
 
 
 def plain(graph: Graph) -> Graph:
@@ -331,6 +361,8 @@ def plain(graph: Graph) -> Graph:
             return [values[v] for v in body.outputs]
         if node.op in (*COLLECTIVES, *MOVING):
             return inputs[: len(node.specs)]
+        if OPS[node.op].converts and builder.specs[inputs[0]].dtype == node.specs[0].dtype:
+            return inputs  # what was sent rounded
         node = map_bodies(node, plain)
         if OPS[node.op].same_elements:
             return (_seen_before_casts(builder, node, inputs[0]),)

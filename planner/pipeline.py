@@ -30,6 +30,7 @@ from .passes.fitting import fit_memory
 from .passes.layouts import choose_layouts, place
 from .passes.memory import assign_memory
 from .passes.narrow_messages import send_narrow
+from .passes.narrow_sums import Sum, narrow_sums, sums
 from .passes.overlap import overlap
 from .passes.parts import make_parts
 from .plan import Key, Plan, Program, Target, local_bytes, peak_bytes
@@ -44,6 +45,7 @@ PASSES: tuple[Pass, ...] = (
     *PREPARING,
     choose_layouts,
     make_parts,
+    narrow_sums,
     send_narrow,
     communicate,
     split_time,
@@ -81,6 +83,16 @@ def make_plan(key: Key, names: tuple[str, ...] = (), called: str = "") -> Plan:
     plan = Plan(key, graph, program, results, names, seconds, called=called, gap=gap, ladder=ladder)
     check_limit(plan, told.get("least"))
     return plan
+
+
+def sums_of(key: Key) -> list[Sum]:
+    """The sums of workers' addends in the layouts of a plan, in the order of a policy's letters."""
+    graph = key.graph
+    if key.target.workers == 1:
+        return []
+    for each in PASSES[: PASSES.index(narrow_sums)]:
+        graph = run(each, graph, key.target, key.donated)
+    return list(sums(graph, key.target))
 
 
 HOLDING = 1e-15  # seconds for a byte of a worker's memory, where that is not short

@@ -7,16 +7,18 @@ from __future__ import annotations
 import contextlib
 import re
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
-from ostinato.ops.core.spec import DType, bfloat16, float16, float32, float64
+from ostinato.ops.core.spec import DType, bfloat16, float16, float32, float64, is_float
 from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError
 
 AS_WRITTEN = "as-written"
 FLOATS: dict[str, DType] = {"f16": float16, "bf16": bfloat16, "f32": float32, "f64": float64}
-WIDE = ("f32", "f64")  # what can be summed in: nobody sums in halves
+# What can be summed in: nobody sums in halves; and sent in.
+NAMES = {"accumulate": ("f32", "f64"), "wire": ("bf16", "f16", "f32")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +33,21 @@ class Precision:
     compute: what products read of their operands. Where storage is "as-written", it holds for
     products that are no wider than `accumulate`; others stay.
     accumulate: what products, sums and means add up in, if it is wider: "f32" or "f64".
+    wire: what addends are sent in, where workers sum them: "bf16", "f16" or "f32". Each rounds what it
+    made, adds what it gets in float32, and a sum that goes back to all is rounded again. It holds for
+    sums of more than a few KiB that are no wider than `accumulate` (float32, unless that or "f32" is
+    said), not under `numerics="any-workers"`.
     """
 
     storage: str = AS_WRITTEN
     compute: str = AS_WRITTEN
     accumulate: str = AS_WRITTEN
+    wire: str = AS_WRITTEN
 
     def __post_init__(self) -> None:
         for f in fields(self):
             given = getattr(self, f.name)
-            names = (AS_WRITTEN, *(WIDE if f.name == "accumulate" else FLOATS))
+            names = (AS_WRITTEN, *NAMES.get(f.name, FLOATS))
             if type(given) is not str or given not in names:
                 needed = " or ".join(map(repr, names))
                 raise misfit(
@@ -71,23 +78,38 @@ class Precision:
             accumulate = widest if widest.itemsize >= 4 else float32
         return storage, compute, accumulate
 
+    @property
+    def may_send_narrow(self) -> bool:
+        return self.wire != AS_WRITTEN
+
+    def sent(self, dtype: DType) -> DType | None:
+        """What addends of this dtype are sent in, if that is narrower."""
+        wire = FLOATS.get(self.wire)
+        if wire is None or not is_float(dtype):
+            return None
+        _, _, accumulate = self.dtypes
+        widest = accumulate or (float64 if wire == float32 else float32)
+        return wire if wire.itemsize < dtype.itemsize <= widest.itemsize else None
+
     def __str__(self) -> str:
         names = {d: n for n, d in FLOATS.items()}
         said = Precision.__new__(Precision)  # with what follows said, too
-        for f, dtype in zip(fields(self), self.dtypes, strict=True):
+        for f, dtype in zip(fields(self), self.dtypes, strict=False):
             object.__setattr__(said, f.name, AS_WRITTEN if dtype is None else names[dtype])
+        object.__setattr__(said, "wire", self.wire)
         for name, preset in PRESETS.items():
             if preset == said:
                 return name
-        return " ".join(f"{f.name}={getattr(said, f.name)}" for f in fields(self))
+        words = [f"{f.name}={getattr(said, f.name)}" for f in fields(self)]
+        return " ".join(words if self.wire != AS_WRITTEN else words[:-1])
 
     @staticmethod
     def of(text: str) -> Precision:
         """The policy that has this text; ValueError if none has."""
         if text in PRESETS:
             return PRESETS[text]
-        words = dict(word.partition("=")[::2] for word in text[:80].split(" "))
-        if words.keys() == {f.name for f in fields(Precision)}:
+        words = dict(word.partition("=")[::2] for word in text[:100].split(" "))
+        if {*words, "wire"} == {f.name for f in fields(Precision)}:
             try:
                 found = Precision(**words)
             except ArgumentError:
@@ -107,27 +129,33 @@ PRESETS = {
 
 
 LETTERS: dict[str, DType | None] = {"-": None, "b": bfloat16, "h": float16, "s": float32}
-_CHOSEN = re.compile(r"auto tolerance=([0-9.e+-]{1,24}) products=([bhs-]{0,65536})")
+_CHOSEN = re.compile(
+    r"auto tolerance=([0-9.e+-]{1,24}) products=([bhs-]{0,65536})(?: sums=([bhs-]{1,65536}))?"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """Which products read their operands rounded so that results stay within a tolerance, one letter for
     each product, bodies of loops included: "b" for bfloat16, "h" for float16, "s" for float32, "-" for as
-    written. Sums are of float32, or wider."""
+    written. Sums are of float32, or wider. And which sums of workers' addends are sent rounded, one letter
+    for each of those in the layouts that were chosen; none if all are sent as they are."""
 
     tolerance: float
     products: str
+    sums: str = ""
 
     def __str__(self) -> str:
-        return f"auto tolerance={self.tolerance!r} products={self.products}"
+        sums = f" sums={self.sums}" if self.sums else ""
+        return f"auto tolerance={self.tolerance!r} products={self.products}{sums}"
 
 
+@lru_cache(64)
 def policy_of(text: str) -> Precision | Chosen:
     """The policy that a plan's text means; ValueError if it means none."""
     found = _CHOSEN.fullmatch(text)
     if found is not None:
-        chosen = Chosen(float(found[1]), found[2])
+        chosen = Chosen(float(found[1]), found[2], found[3] or "")
         if str(chosen) == text:
             return chosen
     return Precision.of(text)

@@ -16,7 +16,10 @@ the ratio of their roundoffs; that of float32 counts twice, as its sums round, t
 The choice. From the products that gain most for their share of the error to those that gain least, each
 takes the narrowest format with which MARGIN * E(o) and what o is off as written stay within the
 tolerance. Then all that was chosen is measured together, also with operands 16 times as large and as
-small, where halves overflow; while that does not fit, the product with the greatest share is widened."""
+small, where halves overflow; while that does not fit, the product with the greatest share is widened.
+
+Sums of workers' addends take what room the products leave. They stand in the layouts that were chosen, so
+they are measured with plans that send them so: all together first, and some at a time if that is too much."""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from ostinato.ops.core.build import Builder
@@ -42,6 +46,7 @@ from .policy import LETTERS
 ROUNDOFF = {"b": 2.0**-9, "h": 2.0**-12, "s": 2.0**-24, "-": 0.0}
 CODES = {letter: code for code, letter in enumerate(LETTERS)}
 MARGIN, FEW, OF_FEW = 3.0, 64, 5.0  # of results of few elements, whose errors are more by chance
+FEW_PROBES = 8  # plans that measure sums, and as many that are tried
 PROBES = 64  # runs that measure sensitivities; products beyond that are measured in groups
 OFTEN = 4  # times each group is measured, if they are few
 TOGETHER = 6  # times what was chosen is measured
@@ -228,6 +233,69 @@ def choose(
     return Choice(letters, tuple(shares))
 
 
+class Narrowed(Protocol):
+    """What can be done in narrower formats."""
+
+    @property
+    def letters(self) -> str:
+        """Its formats, the narrowest first."""
+
+    def gain(self, letter: str) -> float:
+        """What a format brings, beside others'."""
+
+
+def choose_sums(
+    found: Sequence[Narrowed],
+    errors: Callable[[str], Sequence[float]],
+    room: Sequence[float],
+    most: str = "",
+) -> Choice:
+    """The letters of sums. `errors`: of each result beside sums that are sent as they are, for letters of
+    all; `room`: what these may be."""
+    count = len(found)
+    shares = ((0.0,) * len(room),) * count
+    letters = _cheapest(found, shares, room, most)
+    if not set(letters) - {"-"} or _worst(errors(letters), room)[1] <= 1:
+        return Choice(letters, shares)
+    can = [k for k in range(count) if letters[k] != "-"]
+    measured = list(shares)
+    for group in [can[k::FEW_PROBES] for k in range(min(FEW_PROBES, len(can)))]:
+        made = errors("".join(letters[k] if k in group else "-" for k in range(count)))
+        for k in group:
+            ratio = ROUNDOFF["b"] / ROUNDOFF[letters[k]] / len(group) ** 0.5
+            measured[k] = tuple(e * ratio for e in made)
+    letters = _cheapest(found, measured, room, most)
+    for _ in range(FEW_PROBES):
+        if not set(letters) - {"-"}:
+            break
+        worst, over = _worst(errors(letters), room)
+        if over <= 1:
+            return Choice(letters, tuple(measured))
+        letters = widened(found, letters, [s[worst] for s in measured])
+    return Choice("-" * count, tuple(measured))
+
+
+def _worst(errors: Sequence[float], room: Sequence[float]) -> tuple[int, float]:
+    """The result whose error fits least into what there is for it, and how often that is."""
+    over = [_over(e, r) for e, r in zip(errors, room, strict=True)]
+    worst = max(range(len(over)), key=lambda o: over[o], default=0)
+    return worst, over[worst] if over else 0.0
+
+
+def room_for_sums(
+    products: Sequence[float],
+    written: Sequence[float],
+    sizes: Sequence[int],
+    allowed: Sequence[float],
+) -> list[float]:
+    """Of each result, the error that sums may add to that of its products."""
+    room = []
+    for e, off, n, t in zip(products, written, sizes, allowed, strict=True):
+        most = max(t - off, 0.0) / (OF_FEW if n < FEW else MARGIN)
+        room.append(math.inf if t == math.inf else math.sqrt(max(most**2 - e**2, 0.0)))
+    return room
+
+
 def _over(error: float, room: float) -> float:
     """How often an error fits into what there is for it, or less."""
     if room == math.inf:
@@ -245,7 +313,7 @@ def _part(letter: str, share: float) -> float:
 
 
 def _cheapest(
-    found: Sequence[Site],
+    found: Sequence[Narrowed],
     shares: Sequence[Sequence[float]],
     room: Sequence[float],
     most: str,
@@ -272,7 +340,7 @@ def _cheapest(
     return "".join(letters)
 
 
-def widened(found: Sequence[Site], letters: str, shares: Sequence[float]) -> str:
+def widened(found: Sequence[Narrowed], letters: str, shares: Sequence[float]) -> str:
     """The letters with that of the greatest share one format wider."""
     worst = max(
         (k for k in range(len(found)) if letters[k] != "-"),

@@ -51,6 +51,7 @@ _ALONE = (
     *CONTROL,
     "narrow",
     "addend",
+    "round_addends",
     "relayout",
     "start",
     "wait",

@@ -32,6 +32,8 @@ def communicate(graph: Graph, target: Target) -> Graph:
     merged = _merged_halos(graph)
 
     def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
+        if node.op == "widen_sum":
+            return _scattered_wide(builder, node, inputs[0])
         if node.op != "relayout":
             return None
         ends = [_layout(s) for s in node.specs]
@@ -40,6 +42,15 @@ def communicate(graph: Graph, target: Target) -> Graph:
         return _lower(builder, inputs, ends, node.line, target.machine)
 
     return rebuild(graph, rule, lambda g: communicate(g, target))
+
+
+def _scattered_wide(builder: Builder, node: Node, v: int) -> Sequence[int] | None:
+    """What is scattered last is not rounded again."""
+    maker = builder.maker(v)
+    if maker is None or maker.op != "reduce_scatter":
+        return None
+    params = {**maker.kw, **node.kw}
+    return builder.add(maker.op, maker.inputs, params, node.specs, maker.line)
 
 
 def _layout(spec: Spec) -> Layout:

@@ -52,9 +52,12 @@ from ostinato.planner.layouts.search import Problem, Table, solve
 from ostinato.planner.layouts.ways import SUM, added
 from ostinato.planner.machine import Machine
 from ostinato.planner.plan import Target, local_bytes
+from ostinato.planner.policy import Chosen, policy_of
 from ostinato.planner.rewrite import inline
 
 from ostinato.errors import LayoutError
+
+from .narrow_sums import sent_narrow
 
 LATER = 1.001  # what the next plan would have to move is better moved now
 TOO_LARGE = 1e3  # seconds for a message that exceeds the memory
@@ -267,8 +270,8 @@ class _Search:
         """Counts what it takes to bring a value to where each choice of a variable needs it."""
         if ref.variable == variable:
             return
-        limit, item = self.target.memory_limit, spec.dtype.itemsize
-        table = _table(self.machine, spec.shape, item, ref.layouts, tuple(layouts), weight, limit)
+        limit, sizes = self.target.memory_limit, (spec.dtype.itemsize, self.sent(spec))
+        table = _table(self.machine, spec.shape, sizes, ref.layouts, tuple(layouts), weight, limit)
         costs = self.problem.costs
         if variable < 0:
             costs[ref.variable] = costs[ref.variable] + table[:, 0] * share
@@ -276,6 +279,12 @@ class _Search:
             costs[variable] = costs[variable] + table[0]
         else:
             self.problem.pair(ref.variable, variable, table)
+
+    def sent(self, spec: Spec) -> int:
+        """The bytes of a number in addends of it, as they are sent."""
+        policy = policy_of(self.target.precision)
+        to = None if isinstance(policy, Chosen) or self.blocks else policy.sent(spec.dtype)
+        return spec.dtype.itemsize if to is None else to.itemsize
 
     def node(self, laid: _Laid, k: int, node: Node, read: Sequence[int], weight: int) -> list[_Ref]:
         graph = laid.graph
@@ -477,7 +486,7 @@ class _Search:
 def _table(
     machine: Machine,
     shape: Shape,
-    itemsize: int,
+    sizes: tuple[int, int],  # of a number, and of one in addends that are sent
     has: tuple[Layout, ...],
     needs: tuple[Layout, ...],
     weight: int,
@@ -485,11 +494,13 @@ def _table(
 ) -> Table:
     """What it takes from each layout to each other one."""
     rows, columns = list(dict.fromkeys(has)), list(dict.fromkeys(needs))
+    itemsize, sent = sizes
 
     def seconds(a: Layout, b: Layout) -> float:
         if a is b:
             return 0.0
-        found = relayout_seconds(machine, shape, itemsize, a, b)
+        narrow = sent < itemsize and sent_narrow(shape, itemsize, a, b)
+        found = relayout_seconds(machine, shape, sent if narrow else itemsize, a, b)
         size = math.prod(b.largest(shape)) * itemsize
         if found and limit is not None and size > limit:  # turns could not make it smaller
             found += TOO_LARGE * size / limit

@@ -50,7 +50,7 @@ _NEVER = {
     *COLLECTIVES,
     *CONTROL,
     *STORED,
-    *("relayout", "addend", "start", "wait", "constant", "read"),
+    *("relayout", "addend", "round_addends", "start", "wait", "constant", "read"),
 }
 
 

@@ -231,6 +231,8 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
     else:
         lines.append("measured  not yet")
     lines += _roundings(plan, machine)
+    lines += _sent(plan)
+    lines += plan.report
     lines += _algorithms(plan)
     lines += dict.fromkeys(_rewritten(s.node) for s in work if s.node.op == "pair_distances")
     if plan.tuned is not None:
@@ -324,7 +326,32 @@ def _roundings(plan: Plan, machine: Machine) -> list[str]:
     if down:
         head += f": {amount(saved)} less to read, predicted {seconds(max(told, 0.0))} less"
     many = [f"{line} x {n}" if n > 1 else line for line, n in lines.items()]
-    return [head, *(f"          {line}" for line in many), *plan.report]
+    return [head, *(f"          {line}" for line in many)]
+
+
+def _sent(plan: Plan) -> list[str]:
+    """Which sums of addends are sent rounded, and what that saves."""
+    found, less = dict[str, int](), 0
+    for node, spec, times in _rounded(plan.lowered):
+        (sent,) = node.specs
+        line = f"{spec.bare} -> {sent.dtype.name}" + (f" ({node.line})" if node.line else "")
+        found[line] = found.get(line, 0) + 1
+        less += times * (largest_part(spec).nbytes - largest_part(sent).nbytes)
+    if not found:
+        return []
+    count = sum(found.values())
+    many = [f"{line} x {n}" if n > 1 else line for line, n in found.items()]
+    head = f"sent      {count} sum{'s' if count > 1 else ''} of addends rounded: {amount(less)} less of each"
+    return [f"{head} worker", *(f"          {line}" for line in many)]
+
+
+def _rounded(graph: Graph, times: int = 1) -> Iterator[tuple[Node, Spec, int]]:
+    """What rounds addends, what it rounds, and how often."""
+    for node in graph.nodes:
+        if node.op == "round_addends":
+            yield node, graph.specs[node.inputs[0]], times
+        for _, body in node.subgraphs():
+            yield from _rounded(body, times * int(node.kw.get("trips", 1)))
 
 
 def _rewritten(node: Node) -> str:

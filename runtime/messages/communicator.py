@@ -12,12 +12,14 @@ from typing import Any, Protocol
 
 import numpy as np
 from ostinato.ops.core.monoid import MONOIDS
+from ostinato.ops.core.spec import is_float
 
 from ostinato.errors import CommunicatorError
 
 Arrays = Sequence[Any]
 Messages = Sequence[tuple[int, Any]]  # peer, and what it is sent or what its message is written to
 Group = tuple[int, ...]
+IN_CACHE = 1 << 15  # elements that are combined at once where they are widened
 
 
 class Request(Protocol):
@@ -267,15 +269,41 @@ def octets(x: Any) -> Any:
 
 
 def fold(states: Sequence[Arrays], outs: Arrays, monoid: str) -> None:
-    """Combine states in order: ((0 1) 2) 3 ..."""
+    """Combine states in order: ((0 1) 2) 3 ...; sums and products of halves in float32, rounded once."""
     if len(states) == 1:
         for out, x in zip(outs, states[0], strict=True):
             np.copyto(out, x)
         return
-    combine = MONOIDS[monoid].combine
+    how = MONOIDS[monoid]
+    if how.width == 1 and not how.exact and _is_narrow(states[0][0], outs[0]):
+        _fold_wide([x for (x,) in states], outs[0], getattr(np, how.ufunc))
+        return
+    combine = how.combine
     combine(np, outs, states[0], states[1])
     for state in states[2:]:
         combine(np, outs, outs, state)
+
+
+def _is_narrow(x: Any, out: Any) -> bool:
+    """Whether it is to be added up in a wider dtype than its own."""
+    return is_float(x.dtype) and (x.dtype.itemsize == 2 or x.dtype != out.dtype)
+
+
+def _fold_wide(addends: Sequence[Any], out: Any, combine: Any) -> None:
+    """Combine in the result's dtype, in float32 at the least: rows of which a few fit into cache."""
+    if out.ndim == 0:
+        addends, out = [x.reshape(1) for x in addends], out.reshape(1)
+    wide = max(out.dtype, np.dtype(np.float32), key=lambda d: d.itemsize)
+    rows = max(1, IN_CACHE * len(out) // max(out.size, 1))
+    work = None if out.dtype == wide else np.empty((min(rows, len(out)), *out.shape[1:]), wide)
+    for first in range(0, len(out), rows):
+        part = slice(first, first + rows)
+        made = out[part] if work is None else work[: len(out) - first]
+        combine(addends[0][part], addends[1][part], out=made, dtype=wide)
+        for x in addends[2:]:
+            combine(made, x[part], out=made, dtype=wide)
+        if work is not None:
+            np.copyto(out[part], made, casting="unsafe")
 
 
 class Alone:

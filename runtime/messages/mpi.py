@@ -341,7 +341,7 @@ class MpiCommunicator:
                 addends.append(x[part])
                 continue
             there, here = self._tags(r)
-            block = self._take(out.shape, out.dtype)
+            block = self._take(out.shape, x.dtype)
             self._receive(pending, block[1], r, here)
             addends.append(block[0])
             blocks.append(block)

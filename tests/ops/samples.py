@@ -45,6 +45,7 @@ _PLANNED = "put in by the planner; the layouts in which samples run are full of 
 NOT_SAMPLED = {
     **dict.fromkeys(("relayout", "narrow", "all_reduce", "reduce_scatter", "all_gather"), _PLANNED),
     **dict.fromkeys(("broadcast", "all_to_all", "halo", "start", "wait", "addend"), _PLANNED),
+    **dict.fromkeys(("round_addends", "widen_sum"), "put in; see planner/test_narrow_sums.py"),
     "mark": "made by gradients, taken away by the planner",
     "custom": "made by custom_gradient, taken away by the planner",
     "call": "made by checkpoint, taken away by the planner",

@@ -290,5 +290,12 @@ def test_fresh_inputs_stay_within_the_tolerance() -> None:
     """A few of the trials; `python -m tests.planner.tolerance_trials` runs 200."""
     found = [trial(seed) for seed in range(7, 21)]
     assert max(error for error, _ in found) < 1
-    letters = "".join(letters for _, letters in found)
+    letters = "".join(policy.products for _, policy in found if policy)
     assert {"b", "s", "-"} <= set(letters)
+
+
+def test_fresh_inputs_of_workers_that_send_sums_narrow() -> None:
+    """A few of the trials of four workers."""
+    found = [trial(seed, workers=4) for seed in (3, 4)]
+    assert max(error for error, _ in found) < 1
+    assert "b" in "".join(policy.sums for _, policy in found if policy)

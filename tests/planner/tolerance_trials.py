@@ -1,6 +1,6 @@
 """Whether `precision="auto"` keeps its tolerance on inputs that it has not seen.
 
-python -m tests.planner.tolerance_trials [trials]
+python -m tests.planner.tolerance_trials [trials [workers]]
 
 Each trial is a random program with random sizes and tolerance, chosen for one set of inputs and run on
 another; what counts is the largest error of a result beside float64, over the tolerance."""
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from ostinato.planner.tolerance import relative_error
 
 import ostinato as ost
 from ostinato.errors import ArgumentError
+from tests.helpers import on
 
 
 def perceptron(draw: random.Random) -> tuple[Callable[..., Any], list[tuple[int, ...]]]:
@@ -89,27 +90,60 @@ def pairs(draw: random.Random) -> tuple[Callable[..., Any], list[tuple[int, ...]
     return f, [(m, width), (n, width)]
 
 
+def slopes(draw: random.Random) -> tuple[Callable[..., Any], list[tuple[int, ...]]]:
+    """A step whose slopes, of some weights, are summed by workers that have rows of the batch each."""
+    depth, width = draw.randint(1, 2), draw.choice([160, 200, 256])
+
+    def step(x: Any, *weights: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            h = x
+            for w in weights:
+                h = ost.tanh(h @ w)
+            return (h * h).sum() / 2
+
+        value, found = ost.value_and_grad(loss)(weights)
+        return value, [g.resplit(None) for g in found]
+
+    return step, [(2000, width), *[(width, width)] * depth]
+
+
+def covariances(draw: random.Random) -> tuple[Callable[..., Any], list[tuple[int, ...]]]:
+    width = draw.choice([160, 200, 256])
+
+    def f(x: Any) -> Any:
+        return (x.T @ x / 2000).resplit(None), (x.T @ ost.sin(x)).resplit(None)
+
+    return f, [(2000, width)]
+
+
 PROGRAMS = (perceptron, training, attention, least_squares, statistics, iterations, pairs)
+SPREAD = (slopes, covariances)
 
 
-def trial(seed: int, inputs: int = 1) -> tuple[float, str]:
-    """The largest error over the tolerance on fresh inputs, and what was chosen."""
+def trial(seed: int, inputs: int = 1, workers: int = 1) -> tuple[float, Chosen | None]:
+    """The largest error over the tolerance on fresh inputs, and what was chosen, if anything fits."""
+    with on(workers):
+        return _trial(seed, inputs, SPREAD if workers > 1 else PROGRAMS)
+
+
+def _trial(seed: int, inputs: int, programs: Sequence[Any]) -> tuple[float, Chosen | None]:
     draw = random.Random(seed)
-    f, shapes = PROGRAMS[seed % len(PROGRAMS)](draw)
+    f, shapes = programs[seed % len(programs)](draw)
     dtype = np.dtype(draw.choice([np.float32, np.float64]))
     tolerance = float(f"{10 ** draw.uniform(-5 if dtype.itemsize == 4 else -7, -1):.2g}")
     rng = np.random.default_rng(seed)
 
-    def given() -> list[np.ndarray]:
+    def given() -> list[Any]:
         scaled = [rng.normal(size=s) / (s[0] ** 0.5 if k else 1) for k, s in enumerate(shapes)]
-        return [x.astype(dtype) for x in scaled]
+        first, *others = [x.astype(dtype) for x in scaled]
+        return [ost.asarray(first, split=0), *others]
 
     chosen = ost.compile(f, precision="auto", tolerance=tolerance)
     exact = ost.compile(f, precision="f64")
     try:
         chosen(*given())
     except ArgumentError:
-        return 0.0, "refused"
+        return 0.0, None
     policy = policy_of(chosen.plan.target.precision)
     assert isinstance(policy, Chosen)
     worst = 0.0
@@ -118,7 +152,7 @@ def trial(seed: int, inputs: int = 1) -> tuple[float, str]:
         found, right = ost.run(chosen.plan, *fresh), flat(exact(*fresh))  # calls would be checked
         for x, y in zip(flat(found), right, strict=True):
             worst = max(worst, relative_error(np.asarray(x), np.asarray(y)) / tolerance)
-    return worst, policy.products
+    return worst, policy
 
 
 def flat(tree: Any) -> list[Any]:
@@ -127,22 +161,24 @@ def flat(tree: Any) -> list[Any]:
     return [tree]
 
 
-def main(trials: int) -> None:
-    over, rounded, refused, worst = 0, 0, 0, 0.0
+def main(trials: int, workers: int) -> None:
+    over, rounded, sent, refused, worst = 0, 0, 0, 0, 0.0
     for seed in range(trials):
-        found, letters = trial(seed)
-        refused += letters == "refused"
-        rounded += letters != "refused" and bool(set(letters) - {"-"})
+        found, policy = trial(seed, workers=workers)
+        refused += policy is None
+        rounded += policy is not None and bool(set(policy.products) - {"-"})
+        sent += policy is not None and bool(policy.sums)
         over += found > 1
         worst = max(worst, found)
         if found > 1:
-            print(f"trial {seed}: {found:.2f} x the tolerance, {letters}")
+            print(f"trial {seed}: {found:.2f} x the tolerance, {policy}")
     kept = trials - over
     print(
         f"{trials} trials: kept in {kept} ({kept / trials:.1%}), at most {worst:.2f} x the tolerance; "
-        f"{rounded} rounded something, {refused} were refused"
+        f"{rounded} rounded something, {sent} sent sums so, {refused} were refused"
     )
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 200)
+    asked = [int(n) for n in sys.argv[1:]]
+    main(*asked, *(200, 1)[len(asked) :])

@@ -157,6 +157,23 @@ def put_off() -> None:
     say(behind=behind, sums=[total, *sums], error=error, use=use, operands=operands)
 
 
+def narrow_sums() -> None:
+    """Bytes that the lead sends in a run that sums a matrix, as it is and in bfloat16."""
+    session = ost.connect()
+    x = ost.asarray(np.ones((4800, 300), np.float32), split=0)
+    comm = session.engine.lead.communicator  # type: ignore[attr-defined]
+    found = []
+    for policy in (ost.Precision(), ost.Precision(wire="bf16")):
+        f = ost.compile(lambda x: (x.T @ x).resplit(None), precision=policy)
+        f(x)
+        session.wait()
+        before = sum(comm.bytes_to)
+        f(x)
+        session.wait()
+        found.append(sum(comm.bytes_to) - before)
+    say(sent=found)
+
+
 def late_failure() -> None:
     """Of a plan in which nobody waits for anybody: the lead hears of it later."""
     fail_in(2, SIZE - 1)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from ostinato.ops.core.exchange import pieces_from, pieces_to
 from ostinato.ops.core.layout import Layout, part_ranks, slices
+from ostinato.ops.core.spec import bfloat16, float16
 from ostinato.runtime.messages.communicator import Alone, ThreadCommunicator, ThreadWorld
 
 from ostinato.errors import CommunicatorError
@@ -70,6 +71,28 @@ def test_all_reduce(size: int, monoid: str, combine: Any) -> None:
 
     for out in team(size, work):
         np.testing.assert_allclose(out, combine(data, axis=0))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("shape", [(), (4, 3), (5, 0), (70_000,), (3, 40_000)])
+@pytest.mark.parametrize("dtype", [bfloat16, float16], ids=lambda d: d.name)
+def test_halves_are_added_in_float32(size: int, shape: tuple[int, ...], dtype: Any) -> None:
+    data = np.random.default_rng(0).normal(size=(size, *shape)).astype(dtype)
+    right = data[0].astype(np.float32)
+    for x in data[1:]:
+        right = right + x.astype(np.float32)
+    half = (slice(0, 1),) * bool(shape)
+
+    def work(comm: ThreadCommunicator) -> Any:
+        x, group = data[comm.rank], everybody(comm)
+        out, part = np.empty(shape, dtype), np.empty(x[half].shape, np.float32)
+        comm.start_all_reduce((x,), (out,), "sum", group).wait()
+        comm.start_reduce_scatter(x, part, "sum", group, [half] * comm.size).wait()
+        return out, part
+
+    for out, part in team(size, work):
+        np.testing.assert_array_equal(out, right.astype(dtype))
+        np.testing.assert_array_equal(part, right[half], "a sum that is wanted wider")
 
 
 @pytest.mark.parametrize("size", SIZES)

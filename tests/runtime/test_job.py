@@ -77,6 +77,18 @@ def test_random_programs_in_any_layout(count: int) -> None:
 
 
 @needs_mpi
+@pytest.mark.parametrize("count", [2, 4])
+def test_addends_that_are_sent_narrow(count: int) -> None:
+    """The bits that NumPy has, and half the bytes."""
+    tests = "tests/planner/test_narrow_sums.py"
+    chosen = "values or inside or loops"
+    job = mpiexec(count, "-m", "pytest", "-q", "-p", "no:xdist", tests, "-k", chosen)
+    assert job.returncode == 0, job.stdout[-4000:] + job.stderr[-2000:]
+    wide, narrow = good(count, "narrow_sums")["sent"]
+    assert 0 < narrow < 0.51 * wide
+
+
+@needs_mpi
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_the_communicator_over_mpi(count: int) -> None:
     job = mpiexec(count, "-m", "tests.runtime.over_mpi")

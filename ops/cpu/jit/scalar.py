@@ -67,10 +67,13 @@ def _loop_types(ufunc: str, *dtypes: DType) -> tuple[DType, ...]:
         raise Unsupported(ufunc) from None
 
 
+_CAST = "cast({0})"
+
+
 def lower(name: str, operands: Sequence[Value], dtype: DType) -> Value:
     """One operation on registers."""
     op = OPS[name]
-    if name == "astype":
+    if op.scalar == _CAST:
         return cast(operands[0], dtype)
     if not op.scalar:
         raise Unsupported(name)
