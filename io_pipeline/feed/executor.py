@@ -69,6 +69,7 @@ class Recipe:
     given: frozenset[str] = frozenset()  # what of threads, chunk and ahead the user has said
     later: Later | None = None  # stages that are left to who takes batches
     line: str = ""  # where the user asked for batches
+    relaxed: bool = False  # batches are handed out as they are made
 
 
 @dataclass
@@ -297,6 +298,8 @@ class Work:
 
     def _has_room(self) -> bool:
         waiting = len(self.open)
+        if self._overtakes():
+            return False
         if waiting < LEAST or not self.batch_bytes:
             return waiting < LEAST
         return waiting < MOST and (waiting + 1) * self.batch_bytes <= self.ahead
@@ -306,7 +309,7 @@ class Work:
         portion: Portion | None = None
         error: BaseException | None = None
         try:
-            portion = self.portions.open()
+            portion = self.portions.new()
         except BaseException as found:
             error = found
         with self.lock:
@@ -560,7 +563,7 @@ class Work:
         """The next batch, once it is made; None at the end."""
         begin = time.perf_counter()
         with self.lock:
-            while not (self.open and self.open[0].is_done):
+            while (ready := self._ready()) is None:
                 if self.is_stopped or (self.is_at_end and not self.open):
                     if self.error is not None:
                         raise self.error
@@ -568,10 +571,28 @@ class Work:
                 if self.check is not None:
                     self.check()
                 self.done.wait(1.0 if self.check is None else CHECKED)
-            batch = self.open.popleft()
+            batch = self.open[ready]
+            del self.open[ready]
             self.to_do.notify_all()
         self.consumer.took(begin, time.perf_counter())
         return batch
+
+    def _ready(self) -> int | None:
+        """The batch that is handed out next, by its place among those that are open, once it is made."""
+        for k, batch in enumerate(self.open):
+            if batch.is_done:
+                return k
+            if not self.recipe.relaxed:
+                break
+        return None
+
+    def _overtakes(self) -> bool:
+        """Whether the next batch would be too far ahead of one that is not made yet."""
+        return (
+            self.recipe.relaxed
+            and bool(self.open)
+            and (self.portions.next - self.open[0].portion.number >= MOST)
+        )
 
 
 class Thread(threading.Thread):

@@ -41,6 +41,7 @@ from .targets import FEEDS, LATE, check_target, converter
 from .timed import Timed
 
 FORMAT = 1  # of states
+STRICT, RELAXED = ORDERS = ("strict", "relaxed")  # in which batches are handed out
 SINGLE = 16  # samples that are made together where nobody asked for batches
 
 
@@ -95,6 +96,7 @@ class Cursor:
 
     epoch: int = 0
     place: int = 0  # samples of the epoch that were handed out, to all workers together
+    beyond: set[int] = field(default_factory=set)  # batches behind it that were, too
     is_restored: bool = False  # the next epoch of this number begins there
     quarantine: Quarantine = field(default_factory=Quarantine)
     work: Work | None = None  # the last one, for its figures
@@ -104,6 +106,13 @@ class Cursor:
     held: Any = None  # what workers elsewhere know of it, or why they do not, in words
     gather: Callable[[], None] | None = None  # learns what they left out
     slots: Slots = field(default_factory=Slots)  # memory for batches, from epoch to epoch
+
+    def took(self, number: int, size: int) -> None:
+        """A batch was handed out, perhaps ahead of others."""
+        self.beyond.add(number)
+        while self.place // size in self.beyond:
+            self.beyond.discard(self.place // size)
+            self.place = (self.place // size + 1) * size
 
 
 @dataclass(frozen=True)
@@ -118,6 +127,7 @@ class Pipe:
     ahead: int = AHEAD
     given: frozenset[str] = frozenset()  # which of these the user has said
     tune: bool = True
+    order: str = STRICT
     later: int = 0  # of the last stages, how many are left to who takes batches
     cursor: Cursor = field(default_factory=Cursor, compare=False, repr=False)
 
@@ -296,10 +306,17 @@ class Pipe:
         chunk: int | None = None,
         ahead: int | None = None,
         tune: bool | None = None,
+        order: str | None = None,
     ) -> Pipe:
         """How it runs, which changes no bit of what it gives: threads; samples that one of them takes
         at a time; bytes of batches that wait to be taken. What is not said is tuned while it runs, by the
-        time of an iteration, unless tune=False."""
+        time of an iteration, unless tune=False.
+
+        order: "relaxed" hands batches out as they are made, so that one that takes long blocks no other
+        ones, of which up to 64 may overtake it. What is in a batch stays the same."""
+        if order is not None and order not in ORDERS:
+            needed = " or ".join(map(repr, ORDERS))
+            raise misfit(ArgumentError, "run_with", got=f"order={order!r}", needed=needed)
         for name, given, least in (
             ("threads", threads, 0),
             ("chunk", chunk, 1),
@@ -315,6 +332,7 @@ class Pipe:
             chunk=self.chunk if chunk is None else chunk,
             ahead=self.ahead if ahead is None else ahead,
             tune=self.tune if tune is None else tune,
+            order=order or self.order,
             given=self.given - ({"threads"} if threads == 0 else set()) | said,
             cursor=Cursor(),
         )
@@ -418,20 +436,35 @@ class Pipe:
             got = f"part={part!r}"
             raise misfit(ArgumentError, "epoch", got=got, needed="a number below that of workers")
         cursor = self.cursor
-        start = cursor.place if cursor.is_restored and cursor.epoch == epoch else 0
+        goes_on = cursor.is_restored and cursor.epoch == epoch
+        start, beyond = (cursor.place, cursor.beyond) if goes_on else (0, set())
+        self._check_order(workers)
         cursor.epoch, cursor.place, cursor.is_restored = epoch, start, False
-        cursor.has_begun = True
-        if (apart := FEEDS.get(self.target)) is not None and workers == 1:
+        cursor.has_begun, cursor.beyond = True, beyond
+        if not beyond and (apart := FEEDS.get(self.target)) is not None and workers == 1:
             fed: Epoch | None = apart(self, epoch, start, progress)
             if fed is not None:
                 return fed
         return self.begin(epoch, start, rows_of(rank, workers), progress)
 
+    def _check_order(self, workers: int) -> None:
+        """Batches that overtake each other are no parts of the same ones."""
+        is_single = not any(isinstance(e.what, Cut) for e in self.entries)
+        if self.order == RELAXED and (is_single or workers > 1):
+            raise misfit(
+                ArgumentError,
+                "epoch",
+                got="order='relaxed' "
+                + ("without batches" if is_single else "and several workers"),
+                needed="batches" if is_single else "the same batches for all of them at a time",
+                do="write batch()" if is_single else "leave it out",
+            )
+
     def begin(self, epoch: int, start: int, rows: Rows, progress: bool = False) -> Epoch:
         """An epoch from a place on, or the part of it that one of several workers makes: these rows of
         each batch."""
-        recipe, portions = self._recipe_of(epoch, start, rows)
         cursor = self.cursor
+        recipe, portions = self._recipe_of(epoch, start, rows, frozenset(cursor.beyond))
         if self.tune and settings.tune == "on" and len(self.given) < 3 and cursor.drive is None:
             lo, hi = rows(portions.size)
             cursor.drive = Drive(self.identity(), max(hi - lo, 1))
@@ -441,10 +474,12 @@ class Pipe:
         """What is in each batch of an epoch, from a place on."""
         return self._recipe_of(epoch, start, rows_of(0, 1))[1]
 
-    def _recipe_of(self, epoch: int, start: int, rows: Rows) -> tuple[Recipe, Portions]:
+    def _recipe_of(
+        self, epoch: int, start: int, rows: Rows, beyond: frozenset[int] = frozenset()
+    ) -> tuple[Recipe, Portions]:
         recipe, cut, order = self._recipe()
         kind = StreamPortions if isinstance(self.source, Stream) else Portions
-        return recipe, kind(self.source, order, epoch, cut.size, cut.tail, rows, start)
+        return recipe, kind(self.source, order, epoch, cut.size, cut.tail, rows, start, beyond)
 
     def __iter__(self) -> Iterator[Any]:
         """The epoch after the last one, or what is left of one that was restored."""
@@ -520,6 +555,7 @@ class Pipe:
             self.given,
             later if later.stages else None,
             next((e.line for e in self.entries if isinstance(e.what, Cut)), ""),
+            self.order == RELAXED,
         )
         return recipe, cut or Cut(SINGLE, KEEP), order
 
@@ -533,7 +569,7 @@ class Pipe:
         if isinstance(self.source, Stream):
             got = "a stream"
             raise misfit(ArgumentError, "preview", got=got, needed="a source with a length")
-        own = replace(self, target="numpy", tune=False, cursor=Cursor())
+        own = replace(self, target="numpy", tune=False, order=STRICT, cursor=Cursor())
         pairs: list[tuple[preview.Picture, preview.Picture]] = []
         with own.epoch(epoch) as batches:
             recipe, size = batches._work.recipe, batches._portions.size
@@ -578,6 +614,7 @@ class Pipe:
             "pipe": self.identity(),
             "epoch": cursor.epoch,
             "place": cursor.place,
+            **({"beyond": sorted(cursor.beyond)} if cursor.beyond else {}),
             "quarantine": cursor.quarantine.as_data(),
         }
 
@@ -587,6 +624,7 @@ class Pipe:
         try:
             is_known = state["format"] == FORMAT
             pipe, epoch, place = state["pipe"], state["epoch"], state["place"]
+            beyond = {*state.get("beyond", ())}
             quarantine = Quarantine.from_data(state["quarantine"])
         except (KeyError, TypeError):
             is_known = False
@@ -603,7 +641,10 @@ class Pipe:
         _whole("restore", "epoch", epoch, 0)
         _whole("restore", "place", place, 0)
         cursor = self.cursor
+        for number in beyond:
+            _whole("restore", "beyond", number, 0)
         cursor.epoch, cursor.place, cursor.is_restored = epoch, place, True
+        cursor.beyond = beyond
         cursor.quarantine = quarantine
         return int(epoch)
 
@@ -666,8 +707,7 @@ class Epoch:
         if self._work.recipe.batched is None:
             return self._next_single()
         batch = self._batch()
-        cursor = self._cursor
-        cursor.place = (batch.portion.number + 1) * self._portions.size
+        self._cursor.took(batch.portion.number, self._portions.size)
         return self._value(batch)
 
     def _next_single(self) -> Any:

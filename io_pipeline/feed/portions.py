@@ -49,16 +49,18 @@ class Portions:
         tail: str,
         rows: Rows,
         start: int,
+        beyond: frozenset[int] = frozenset(),
     ) -> None:
         self.source, self.order, self.epoch = source, order, epoch
         self.size, self.tail, self.rows = size, tail, rows
         self.start, self.next = start, start // size
+        self.beyond = beyond  # numbers of batches that were handed out before
         self._first, self._found = 0, np.zeros(0, np.int64)
         self.total = 0 if isinstance(source, Stream) else len(order)
 
     def __len__(self) -> int:
         """Batches that are left to be opened, of a source whose length is known."""
-        return max(self._end() - self.next, 0)
+        return max(self._end() - self.next, 0) - sum(n >= self.next for n in self.beyond)
 
     def _end(self) -> int:
         whole = self.total // self.size
@@ -68,6 +70,12 @@ class Portions:
         """Samples of a batch, of all workers together."""
         left = self.total - number * self.size
         return min(self.size, left) if self.tail == KEEP else self.size
+
+    def new(self) -> Portion | None:
+        """The next one that was not handed out; None at the end."""
+        while (found := self.open()) is not None and found.number in self.beyond:
+            pass
+        return found
 
     def open(self) -> Portion | None:
         """The next one; None at the end."""

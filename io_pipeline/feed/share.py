@@ -10,7 +10,7 @@ from ostinato.errors import SampleError
 
 from .executor import Batch
 from .faults import Quarantine
-from .pipe import Pipe
+from .pipe import STRICT, Pipe
 from .portions import Rows
 
 
@@ -27,7 +27,7 @@ class Share:
         progress: bool | None,
     ) -> None:
         self.pipe, self.is_own = pipe, progress is not None  # the program's own pipe
-        host = replace(pipe, target="numpy")  # with the same cursor
+        host = replace(pipe, target="numpy", order=STRICT)  # with the same cursor
         self._epoch = host.begin(epoch, start, rows, bool(progress))
         self._epoch._work.check = check
         self.pad = self._epoch._work.recipe.pad
