@@ -16,6 +16,7 @@ from ostinato.ops.core.tree import flatten, paths
 from .draws import Draws
 from .faults import Policy
 from .fields import BOXES, DATA, IMAGE, Fields, by_name
+from .native import Form, Native, Run
 from .stage import Map, Stage, takes_out
 from .stats import Costs
 
@@ -240,6 +241,42 @@ class Chain:
             return False
         reader, user = type(self.stages[k].stage), type(self.stages[k + 1].stage)
         return reader.part is not Stage.part and user.window is not Stage.window
+
+    def native(
+        self, fields: Fields, value: Any, out: np.ndarray[Any, Any], reader: Native | None
+    ) -> Run | None:
+        """All of it as machine code, for samples with such fields, an image like this one and such a place
+        in the batch; None if there is no machine code for one of its stages."""
+        n, form = fields.sized(), None
+        if n is None or fields.of_kind(IMAGE) != [n]:
+            return None
+        if isinstance(value, np.ndarray):
+            if value.dtype != np.uint8 or value.ndim != 3:
+                return None
+            form = Form(value.shape[2])
+        elif type(value) is not bytes:
+            return None
+        parts: list[tuple[int, int, Native]] = []
+        step = self.step(0, fields)
+        while step is not None:
+            if step.together is not None or isinstance(step, MapStep) or step.fields != fields:
+                return None
+            if step.calls:
+                first = form
+                if [m for m, *_ in step.calls] != [n]:
+                    return None
+                part = step.stage.native(form) if form is not None or not parts else None
+                if part is None:
+                    return None
+                parts.append((step.k, step.number, part))
+                form = part.form or form
+                if first is not None and form is not None and first.channels != form.channels:
+                    return None
+            step = step.following()
+        good = form is not None and parts and form.dtype == out.dtype.name
+        if not good or form is None or not out.flags.c_contiguous or out.ndim != 3:
+            return None
+        return Run(parts, reader, form, out)
 
     def run(self, sample: Sample, costs: Costs | None = None) -> None:
         """A sample through all of it; `costs` if it is one that is timed."""

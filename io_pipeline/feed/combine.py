@@ -17,7 +17,7 @@ from ostinato.errors import ArgumentError
 
 from .fields import Fields
 from .plain import as_plain, from_plain
-from .samples import Samples, Stream, digest, made_source, told_source
+from .samples import InFiles, Samples, Stream, digest, made_source, told_source
 
 MOST_TURNS = 1000  # samples after which the sources of a mixture come in the same order again
 
@@ -184,6 +184,12 @@ class Selected(Samples):
 
     def read(self, index: int) -> tuple[list[Any], Fields]:
         return self.source.read(int(self.which[index]))
+
+    def files(self, indices: Sequence[int]) -> InFiles | None:
+        return self.source.files(self.which[indices].tolist())
+
+    def has_read(self, indices: Sequence[int], files: InFiles) -> None:
+        self.source.has_read(self.which[indices].tolist(), files)
 
     def identity(self) -> str:
         return digest("select", self.source.identity(), self.which.tobytes().hex())

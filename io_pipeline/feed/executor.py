@@ -37,14 +37,17 @@ from .draws import REPLACED, Draws
 from .faults import RAISE, REPLACE, TRIES, Fault, Policy
 from .fields import Fields, fields_of
 from .later import Later
+from .native import Room, Run, can
 from .portions import Portion, Portions
 from .processes import needed_by
+from .reading import reads
 from .samples import Samples
 from .slots import Slots
 from .stats import Consumer, Costs
 
 CHUNK = 8  # samples that a thread takes at a time
-GATHERED = 16  # times as many rows of arrays
+GATHERED = 16  # times as many rows of arrays,
+AT_ONCE = 2  # and images that machine code makes
 AHEAD = 256 << 20  # bytes of batches that wait to be taken
 LEAST, MOST = 2, 64  # batches that are made at a time, whatever they hold
 SWITCH = 2e-5  # seconds after which a thread of Python's gives way, while a pipe runs
@@ -117,6 +120,9 @@ class Work:
         self.error: BaseException | None = None
         self.form: tuple[Fields, list[Any]] | None = None  # of batches, as the last one was
         self.gathers = False  # whether batches are the source's rows
+        self.native: Run | None = None  # what makes images of chunks by machine code,
+        self.first: list[Any] = []  # what was read of a sample
+        self.is_native_known = not (can() and recipe.chain.stages and recipe.batched is not None)
         forms = recipe.source.forms()
         if not recipe.chain.stages and recipe.batched is not None and forms is not None:
             assert recipe.source.fields is not None
@@ -239,16 +245,20 @@ class Work:
         """What a thread does until the epoch is made."""
         sample = Sample(Draws(self.recipe.seed, self.epoch))
         costs = self.costs[number]
+        hand = Hand(sample.draws.keys)
         while (task := self._task(number)) is not None:
             batch, rows = task
             if self.gathers and self._gather(batch, rows, costs):
                 rows = range(0)
-            for row in rows:
+            left = dict.fromkeys(rows)
+            if batch.slots is not None and (run := self._native(batch)) is not None:
+                left = self._make_natively(run, batch, rows, hand, costs)
+            for row, error in left.items():
                 if self.is_stopped:
                     return
                 timed = costs if row == rows.start else None
                 try:
-                    self._make(batch, row, sample, timed)
+                    self._make(batch, row, sample, timed, error)
                 except BaseException as error:  # of the pipe itself
                     batch.error = batch.error or error
             self._finish(batch, len(task[1]), sample, self.behind[number])
@@ -265,6 +275,73 @@ class Work:
         costs.end(0, out)
         return True
 
+    def _native(self, batch: Batch) -> Run | None:
+        """What makes a chunk of such a batch by machine code; None if that cannot be."""
+        if not self.is_native_known and self.first:
+            self.native, self.is_native_known = self._found_native(batch), True
+        return self.native
+
+    def _found_native(self, batch: Batch) -> Run | None:
+        source, fields = self.recipe.source, batch.fields
+        n = None if fields is None or batch.portion.items is not None else fields.sized()
+        if n is None or fields is None or batch.slots is None or not batch.count:
+            return None
+        if not isinstance(batch.slots[n], np.ndarray) or source.fields not in (None, fields):
+            return None
+        in_files = n == 0 and source.files(batch.portion.samples[:1]) is not None
+        reader = reads() if in_files else None
+        run = self.recipe.chain.native(fields, self.first[n], batch.slots[n][0], reader)
+        if run is not None:
+            run.fields, run.leaf = fields, n
+            beside = [s for k, s in enumerate(batch.slots) if k != n]
+            run.beside = sum(s[0].nbytes if isinstance(s, np.ndarray) else 8 for s in beside)
+        return run
+
+    def _make_natively(
+        self, run: Run, batch: Batch, rows: range, hand: Hand, costs: Costs
+    ) -> dict[int, Exception | None]:
+        """The images of a chunk by machine code, with one call; the rows that are left to be made, with
+        what reading them has raised."""
+        slots, n, source = batch.slots, run.leaf, self.recipe.source
+        if slots is None or batch.fields != run.fields or slots[n].shape[1:] != run.shape:
+            return dict.fromkeys(rows)
+        costs.begin()
+        samples = batch.portion.samples[rows.start : rows.stop]
+        files = source.files(samples) if run.reads else None
+        if run.reads:
+            if files is None:
+                return dict.fromkeys(rows)
+            values, others = files.names, files.columns
+        else:
+            leaves, errors = [], {}
+            for row, index in zip(rows, samples, strict=True):
+                try:
+                    leaves.append(source.read(index)[0])
+                except Exception as error:
+                    errors[row] = error
+            if errors:
+                return {row: errors.get(row) for row in rows}
+            columns = [list(column) for column in zip(*leaves, strict=True)]
+            values, others = columns.pop(n), columns
+        rest = [slot for k, slot in enumerate(slots) if k != n]
+        for slot, column in zip(rest, others, strict=True):
+            if not hand.puts(slot, rows, column):
+                return dict.fromkeys(rows)
+        first = _address(slots[n]) + rows.start * run.bytes
+        times = run.times()
+        places = batch.portion.places[rows.start : rows.stop]
+        stamps = None if files is None else files.stamps
+        answers = run(hand.room, hand.keys, values, places, first, times, stamps)
+        if files is not None:
+            source.has_read(samples, files)
+        if not answers[0]:
+            times[-1, 2] = run.bytes
+            times[:, 2] += run.beside
+            costs.ended(run.stages, times)
+        if not any(answers):
+            return {}
+        return {row: None for row, answer in zip(rows, answers, strict=True) if answer}
+
     def _task(self, number: int) -> tuple[Batch, range] | None:
         """The next chunk for a thread; None if there is none left."""
         while True:
@@ -280,7 +357,8 @@ class Work:
                     last = self.open[-1] if self.open else None
                     if last is not None and last.taken < last.count:
                         first = last.taken
-                        chunk = self.chunk * (GATHERED if self.gathers else 1)
+                        more = AT_ONCE if self.native is not None else 1
+                        chunk = self.chunk * (GATHERED if self.gathers else more)
                         last.taken = min(first + chunk, last.count)
                         return last, range(first, last.taken)
                     if self.is_at_end:
@@ -334,8 +412,15 @@ class Work:
         ]
 
     # -- samples ---------------------------------------------------------------------------------
-    def _make(self, batch: Batch, row: int, sample: Sample, costs: Costs | None) -> None:
-        """One sample of a batch, or what takes its place."""
+    def _make(
+        self,
+        batch: Batch,
+        row: int,
+        sample: Sample,
+        costs: Costs | None,
+        failed: Exception | None = None,
+    ) -> None:
+        """One sample of a batch, or what takes its place. failed: what reading it has raised."""
         recipe, portion = self.recipe, batch.portion
         sample.place = place = portion.places[row]
         index = portion.samples[row]
@@ -347,12 +432,16 @@ class Work:
             if costs is not None:
                 costs.begin()
             try:
+                if failed is not None and not attempt:
+                    raise failed
                 if item is not None:
                     sample.fields, sample.values = fields_of(item, recipe.source.kinds)  # type: ignore[attr-defined]
                 else:
                     sample.values, sample.fields = recipe.source.read(index)
                 if costs is not None:
                     costs.end(0, sample.values)
+                if not self.is_native_known:
+                    self.first = list(sample.values)
                 recipe.chain.run(sample, costs)
                 assert sample.fields is not None
                 self._put(batch, row, sample.values, sample.fields, sample.out)
@@ -595,6 +684,40 @@ class Work:
         )
 
 
+class Hand:
+    """What a thread has to make chunks by machine code."""
+
+    def __init__(self, keys: tuple[int, int]) -> None:
+        self.keys = keys
+        self._room: Room | None = None
+        self._fits: dict[
+            tuple[type, Any], bool
+        ] = {}  # numbers of Python's: whether they are a slot's
+
+    @property
+    def room(self) -> Room:
+        if self._room is None:
+            self._room = Room()
+        return self._room
+
+    def puts(self, slot: Any, rows: range, column: Sequence[Any]) -> bool:
+        """Leaves that are no images to their places; False if they are not of one form."""
+        if isinstance(slot, np.ndarray):
+            for value in column:
+                kind = type(value)
+                if kind in (int, float, bool):
+                    fits = self._fits.get((kind, slot.dtype))
+                    if fits is None:
+                        fits = self._fits[kind, slot.dtype] = _fits(slot, value)
+                    fits = fits and slot.ndim == 1
+                else:
+                    fits = _fits(slot, value)
+                if not fits:
+                    return False
+        slot[rows.start : rows.stop] = column
+        return True
+
+
 class Thread(threading.Thread):
     """One of an epoch's threads. It is a daemon, since what ends the interpreter ends it before."""
 
@@ -613,6 +736,11 @@ class Thread(threading.Thread):
             work = self.work_on
             del self.work_on, self.context
             work.gone()
+
+
+def _address(x: np.ndarray[Any, Any]) -> int:
+    found: int = x.__array_interface__["data"][0]
+    return found
 
 
 def _alike(a: Any, b: Any, pads: bool) -> bool:

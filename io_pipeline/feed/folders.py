@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from ostinato.ops.core.tree import flatten
 from ostinato.ops.core.user_line import misfit
 
@@ -19,7 +20,7 @@ from .content import told
 from .fields import IMAGE, LABEL, MASK, Fields
 from .plain import as_plain, from_plain
 from .reading import expect, stamp_of, whole
-from .samples import Samples, digest, stamp
+from .samples import InFiles, Samples, digest, stamp
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -77,6 +78,22 @@ class Files(Samples):
         elif before != stamp:
             raise trouble(path, "another size or time than before", "a file that stays as it is")
         return found
+
+    def files(self, indices: Sequence[int]) -> InFiles | None:
+        if self.masks is not None:
+            return None
+        names = os.fsencode("\0".join([self.paths[k] for k in indices])).split(b"\0")
+        if len(names) != len(indices):  # no file is called so
+            return None
+        labels, stamps = self.labels, self._stamps
+        columns = [] if labels is None else [[labels[k] for k in indices]]
+        return InFiles(names, columns, np.array([stamps[k] for k in indices], np.int64))
+
+    def has_read(self, indices: Sequence[int], files: InFiles) -> None:
+        stamps = self._stamps
+        for k, found in zip(indices, files.stamps.tolist(), strict=True):
+            if not stamps[k]:
+                stamps[k] = found
 
     def identity(self) -> str:
         """Of the names below the folder that all files are in, so that it may lie elsewhere."""

@@ -14,7 +14,10 @@ import threading
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from ostinato.ops.cpu.jit import llvm
+
+from .native import NO_ROOM, NOT_MINE, ROOM, Native, get, made, put
 
 FIRST = 1 << 18  # bytes that are asked for at once,
 MOST = 1 << 22  # which grow up to here if files are longer
@@ -22,6 +25,7 @@ _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 # Of Linux's struct statx, which is the same on all processors: size, and time of the last change
 _STATX, _SIZE, _SECONDS, _NANOSECONDS = 256, 40, 112, 120
 _ASKED, _EMPTY_PATH = 0x240, 0x1000  # STATX_SIZE | STATX_MTIME, AT_EMPTY_PATH
+_SPREAD = 0x9E3779B97F4A7C15
 _told = struct.Struct(f"<Q{_SECONDS - _SIZE - 8}xqI").unpack_from
 
 
@@ -66,7 +70,7 @@ def whole(path: str) -> tuple[bytes, int] | None:
 
 def stamp_of(size: int, nanoseconds: int) -> int:
     """A number above 0 that is another if a file's size or time is."""
-    return (nanoseconds ^ size * 0x9E3779B97F4A7C15) & (1 << 63) - 1 or 1
+    return (nanoseconds ^ size * _SPREAD) & (1 << 63) - 1 or 1
 
 
 def expect(size: int) -> None:
@@ -75,7 +79,17 @@ def expect(size: int) -> None:
 
 
 @lru_cache(1)
-def _function() -> Any:
+def reads() -> Native | None:
+    """What reads the file of a name, for chunks by machine code; None if there is nothing here."""
+    table = _calls()
+    if table is None:
+        return None
+    llvm.symbol("ostinato_read_file", made(TEXT))
+    return Native(makes=made(NATIVE), numbers=np.array([ctypes.addressof(table)]), held=table)
+
+
+@lru_cache(1)
+def _calls() -> Any:
     if os.name != "posix" or llvm.why_not():
         return None
     host = ctypes.CDLL(None)
@@ -83,7 +97,14 @@ def _function() -> Any:
         found = [ctypes.cast(getattr(host, n), ctypes.c_void_p).value for n in CALLS]
     except AttributeError:
         return None
-    table = (ctypes.c_void_p * len(found))(*found)
+    return (ctypes.c_void_p * len(found))(*found)
+
+
+@lru_cache(1)
+def _function() -> Any:
+    table = _calls()
+    if table is None:
+        return None
     pointer, text = ctypes.c_void_p, ctypes.c_char_p
     kinds = (pointer, text, pointer, ctypes.c_ssize_t, text, pointer)
     function = ctypes.CFUNCTYPE(ctypes.c_ssize_t, *kinds)(llvm.linked(TEXT))
@@ -117,5 +138,71 @@ opened:
   ret i64 %count
 failed:
   ret i64 -1
+}}
+"""
+NATIVE = f"""
+{ROOM}
+declare i64 @ostinato_read_file(ptr, ptr, ptr, i64, ptr, ptr) nonlazybind
+define i64 @run(ptr %s, ptr %numbers) nounwind {{
+entry:
+  %stat = alloca [{_STATX} x i8], align 8
+  %nothing = alloca i8
+  store i8 0, ptr %nothing
+{get("data", "size", "room", "end", "wanted", "stamp")}
+  %name = inttoptr i64 %data to ptr
+  br label %letters
+letters:
+  %k = phi i64 [0, %entry], [%kn, %letter]
+  %more = icmp slt i64 %k, %size
+  br i1 %more, label %letter, label %named
+letter:
+  %cp = getelementptr i8, ptr %name, i64 %k
+  %c = load i8, ptr %cp
+  %is_end = icmp eq i8 %c, 0
+  %kn = add i64 %k, 1
+  br i1 %is_end, label %bad, label %letters
+named:
+  %free = sub i64 %end, %room
+  %most = lshr i64 %free, 2
+  %out = call ptr @take(ptr %s, i64 %most)
+  %table = load ptr, ptr %numbers
+  %count = call i64 @ostinato_read_file(ptr %table, ptr %name, ptr %out, i64 %most, ptr %nothing,
+    ptr %stat)
+  %has = icmp sgt i64 %count, 0
+  br i1 %has, label %check, label %bad
+check:
+  %is_all = icmp slt i64 %count, %most
+  br i1 %is_all, label %stamps, label %longer
+longer:
+  %lacks = add i64 %wanted, %free
+{put(wanted="%lacks")}
+  ret i64 {NO_ROOM}
+stamps:
+  %long_at = getelementptr i8, ptr %stat, i64 {_SIZE}
+  %long = load i64, ptr %long_at
+  %seconds_at = getelementptr i8, ptr %stat, i64 {_SECONDS}
+  %seconds = load i64, ptr %seconds_at
+  %nanoseconds_at = getelementptr i8, ptr %stat, i64 {_NANOSECONDS}
+  %nanoseconds32 = load i32, ptr %nanoseconds_at
+  %nanoseconds = zext i32 %nanoseconds32 to i64
+  %whole = mul i64 %seconds, 1000000000
+  %time = add i64 %whole, %nanoseconds
+  %spread = mul i64 %long, {_SPREAD - (1 << 64)}
+  %both = xor i64 %time, %spread
+  %found = and i64 %both, {(1 << 63) - 1}
+  %is_none = icmp eq i64 %found, 0
+  %new = select i1 %is_none, i64 1, i64 %found
+  %is_first = icmp eq i64 %stamp, 0
+  %is_same = icmp eq i64 %stamp, %new
+  %stays = or i1 %is_first, %is_same
+  br i1 %stays, label %good, label %bad
+good:
+  %there = ptrtoint ptr %out to i64
+  %used = add i64 %there, %count
+{put(data="%there", size="%count", stamp="%new").replace("_to", "_found")}
+{put(room="%used").replace("_to", "_next")}
+  ret i64 0
+bad:
+  ret i64 {NOT_MINE}
 }}
 """

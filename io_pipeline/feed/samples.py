@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from ostinato.ops.core.encode import need
@@ -22,6 +22,14 @@ from .fields import DATA, IMAGE, KINDS, LABEL, Fields, by_name, fields_of
 from .plain import MOST_BYTES, Undescribed, as_plain, from_plain
 
 SOURCES: dict[str, type[Samples]] = {}  # by their names
+
+
+class InFiles(NamedTuple):
+    """Files to be read elsewhere."""
+
+    names: list[bytes]
+    columns: list[list[Any]]  # of the other leaves
+    stamps: np.ndarray[Any, np.dtype[np.int64]]  # of files that were read before; else 0
 
 
 class Samples:
@@ -67,6 +75,14 @@ class Samples:
     def remarks(self) -> list[str]:
         """What users should be told of it since it was asked last."""
         return [said for source in self.inner() for said in source.remarks()]
+
+    def files(self, indices: Sequence[int]) -> InFiles | None:
+        """Of samples whose first leaf is what is in a file, the files; None where there is more to
+        reading."""
+        return None
+
+    def has_read(self, indices: Sequence[int], files: InFiles) -> None:
+        """These files were read, and had these stamps."""
 
     def forms(self) -> list[tuple[tuple[int, ...], np.dtype[Any]]] | None:
         """Shape and dtype of each leaf, of a source that has `gather`."""

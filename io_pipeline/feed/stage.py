@@ -45,6 +45,7 @@ from ostinato.errors import ArgumentError
 from .content import code_of
 from .draws import Draws
 from .fields import BOXES, IMAGE, MASK, Fields
+from .native import Form, Native
 from .plain import Undescribed, as_plain, from_plain
 
 Shape = tuple[int, ...]
@@ -79,6 +80,11 @@ class Stage:
     def part(self, x: Any, shape: Shape, window: Window) -> Any:
         """What the image in a file, of this shape, has in a window, to the bit; None if all has to be
         decoded."""
+        return None
+
+    def native(self, form: Form | None) -> Native | None:
+        """What it does to images of such a form in machine code, with the bits of `image`; None if there
+        is none. No form: what is in files."""
         return None
 
     def together(self, fields: Fields, values: list[Any]) -> None:

@@ -20,6 +20,7 @@ the file is then not seen, other than a missing end."""
 
 from __future__ import annotations
 
+import ctypes
 import io
 from dataclasses import dataclass
 from typing import Any
@@ -30,9 +31,12 @@ from ostinato.ops.core.user_line import misfit
 from ostinato.errors import ArgumentError
 
 from ..feed.fields import IMAGE, MASK
+from ..feed.native import Form, Native
 from ..feed.stage import Shape, Stage, Window, stage
+from . import machine_code
 from .backends import needed, opencv, pillow, simplejpeg
 from .headers import Header, is_jpeg, jpeg_header, upright
+from .windows import calls as jpeg_calls
 from .windows import decode_window
 
 Image = np.ndarray[Any, Any]
@@ -79,6 +83,17 @@ class Decode(Stage):
 
     def part(self, x: Any, shape: Shape, window: Window) -> Image | None:
         return decode_window(x, (shape[0], shape[1]), window, self.channels)
+
+    def native(self, form: Form | None) -> Native | None:
+        if self.dtype != "uint8" or self.channels not in (1, 3):
+            return None
+        calls = jpeg_calls()
+        if calls is None:
+            return None
+        numbers = np.array([float(self.most_pixels), 0.0])
+        numbers.view(np.int64)[1] = ctypes.addressof(calls)
+        opens, makes = machine_code.opens(), machine_code.decodes(self.channels)
+        return Native(opens, 0, makes, numbers, Form(self.channels))
 
     def mask(self, xp: Any, x: Any, drawn: Any) -> Image:
         if isinstance(x, np.ndarray):

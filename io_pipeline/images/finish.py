@@ -17,8 +17,9 @@ from ostinato.ops.core.user_line import misfit
 from ostinato.errors import ArgumentError
 
 from ..feed.fields import IMAGE
+from ..feed.native import Form, Native
 from ..feed.stage import DEVICE, HOST, Stage, stage
-from . import kernels
+from . import kernels, machine_code
 from .backends import opencv
 
 Numbers = float | tuple[float, ...]
@@ -86,6 +87,16 @@ class Normalize(Stage):
         found = x.astype(np.float32) * xp.asarray(scale) + xp.asarray(bias)
         return found if self.dtype == "float32" else found.astype(self.dtype)
 
+    def native(self, form: Form | None) -> Native | None:
+        if form is None or self.layout != CHW or (self.dtype, form.dtype) != ("float32", "uint8"):
+            return None
+        channels = form.channels
+        if not {len(self.mean), len(self.std)} <= {1, channels}:  # type: ignore[arg-type]
+            return None
+        numbers = self._line(channels, "uint8").both
+        makes = machine_code.finishes(channels)
+        return Native(makes=makes, numbers=numbers, form=Form(channels, "float32"))
+
     def _computed(self, xp: Any, x: Image, out: Image) -> None:
         line = self._line(x.shape[-1], str(x.dtype))
         found = x.astype(xp.float32) * xp.asarray(line.scale) + xp.asarray(line.bias)
@@ -103,6 +114,7 @@ class Line(NamedTuple):
 
     scale: Any
     bias: Any
+    both: Any
     address: int
 
 
@@ -115,7 +127,7 @@ def _line(numbers: Keys, channels: int, dtype: str) -> Line:
     full = float(np.iinfo(kind).max) if kind.kind == "u" else 1.0
     middle, width = np.broadcast_to(mean, channels), np.broadcast_to(std, channels)
     both = np.stack((1 / (full * width), -middle / width)).astype(np.float32)
-    return Line(both[0], both[1], both.ctypes.data)
+    return Line(both[0], both[1], both, both.ctypes.data)
 
 
 @lru_cache(64)

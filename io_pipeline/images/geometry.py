@@ -16,8 +16,11 @@ from ostinato.ops.core.user_line import misfit
 from ostinato.errors import ArgumentError
 
 from ..feed.draws import Draws
+from ..feed.native import Form, Native
 from ..feed.stage import DEVICE, HOST, Shape, Stage, Window, stage
+from . import machine_code
 from .backends import needed, opencv
+from .resizing import linear
 from .values import check_chance, check_order, check_shape
 
 Image = Any
@@ -51,6 +54,8 @@ def resized(x: Image, size: tuple[int, int], interpolation: str, out: Image = No
     check_order(x)
     if x.shape[:2] == size:
         return x
+    if interpolation == "linear" and (found := linear(x, size, out)) is not None:
+        return found
     cv = needed("resize", opencv(), "OpenCV")
     way = {"lanczos": "LANCZOS4"}.get(interpolation, interpolation.upper())
     fits = out is not None and out.shape == (*size, *x.shape[2:]) and out.dtype == x.dtype
@@ -122,6 +127,13 @@ class Resize(Stage):
     def image(self, xp: Any, x: Image, drawn: Any, out: Image = None) -> Image:
         return resized(x, self.size_of(x.shape), self.interpolation, out)
 
+    def native(self, form: Form | None) -> Native | None:
+        if form is None or self.interpolation != "linear" or form.dtype != "uint8":
+            return None
+        pair = (self.size, 0) if isinstance(self.size, int) else _pair("resize", self.size)
+        numbers = np.array(pair, np.float64)
+        return Native(makes=machine_code.resizes(form.channels), numbers=numbers)
+
     def mask(self, xp: Any, x: Image, drawn: Any) -> Image:
         return nearest(xp, x, self.size_of(x.shape))
 
@@ -150,6 +162,12 @@ class CenterCrop(Stage):
 
     def image(self, xp: Any, x: Image, drawn: Any) -> Image:
         return cut(x, self.window(drawn, x.shape)[0])
+
+    def native(self, form: Form | None) -> Native | None:
+        if form is None or form.dtype != "uint8":
+            return None
+        numbers = np.array(_pair("center_crop", self.size), np.float64)
+        return Native(looks=machine_code.looks_at_middle(), numbers=numbers)
 
     mask = image
 
@@ -198,6 +216,12 @@ class RandomCrop(Stage):
         part = x[max(top, 0) : top + height, max(left, 0) : left + width]
         found[above : above + part.shape[0], before : before + part.shape[1]] = part
         return found
+
+    def native(self, form: Form | None) -> Native | None:
+        if self.padding or form is None or form.dtype != "uint8":
+            return None
+        numbers = np.array(_pair("random_crop", self.size), np.float64)
+        return Native(looks=machine_code.looks_anywhere(), numbers=numbers)
 
     mask = image
 
@@ -248,6 +272,15 @@ class RandomResizedCrop(Stage):
         size = _pair("random_resized_crop", self.size)
         return resized(cut(x, drawn), size, self.interpolation, out)
 
+    def native(self, form: Form | None) -> Native | None:
+        if form is None or self.interpolation != "linear" or form.dtype != "uint8":
+            return None
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        size = _pair("random_resized_crop", self.size)
+        numbers = np.array([*size, self.scale[0], self.scale[1] - self.scale[0], low, high - low])
+        makes = machine_code.resizes(form.channels)
+        return Native(looks=machine_code.looks_at_some(TRIES), makes=makes, numbers=numbers)
+
     def mask(self, xp: Any, x: Image, drawn: Window) -> Image:
         return nearest(xp, cut(x, drawn), _pair("random_resized_crop", self.size))
 
@@ -284,6 +317,11 @@ class RandomFlip(Stage):
                 cv.flip(x, 0 if self.vertical else 1, dst=out)
                 return out
         return x[::-1] if self.vertical else x[:, ::-1]
+
+    def native(self, form: Form | None) -> Native | None:
+        if form is None or form.dtype != "uint8":
+            return None
+        return Native(makes=machine_code.mirrors(self.vertical), numbers=np.array([self.p]))
 
     mask = image
 

@@ -41,10 +41,10 @@ def planes(x: Image, line: int, out: Image) -> bool:
 def _function(channels: int, step: int, is_aligned: bool) -> Any:
     if llvm.why_not():
         return None
-    return ctypes.CFUNCTYPE(None, *_TYPES)(llvm.linked(_text(channels, step, is_aligned)))
+    return ctypes.CFUNCTYPE(None, *_TYPES)(llvm.linked(text(channels, step, is_aligned)))
 
 
-def _text(channels: int, step: int, is_aligned: bool) -> str:
+def text(channels: int, step: int, is_aligned: bool) -> str:
     """A loop over rows, and one over a row's pixels: one by one, which LLVM turns into vectors, or, where
     results lie at multiples of whole cache lines, so many that these go to memory without being read
     from there first."""

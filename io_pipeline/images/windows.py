@@ -109,7 +109,8 @@ def _library() -> Any:
 
 
 @lru_cache(1)
-def _function() -> Any:
+def calls() -> Any:
+    """The functions of the library that TEXT calls; None if they are not there."""
     library = _library()
     if library is None or llvm.why_not():
         return None
@@ -119,7 +120,14 @@ def _function() -> Any:
         found = [ctypes.cast(getattr(home, name), ctypes.c_void_p).value for home, name in homes]
     except AttributeError:
         return None
-    table = (ctypes.c_void_p * len(found))(*found)
+    return (ctypes.c_void_p * len(found))(*found)
+
+
+@lru_cache(1)
+def _function() -> Any:
+    table = calls()
+    if table is None:
+        return None
     word, long, pointer = ctypes.c_uint32, ctypes.c_size_t, ctypes.c_void_p
     kinds = (pointer, pointer, ctypes.c_char_p, long, word, word, word, pointer, long, pointer)
     function = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(llvm.linked(TEXT))

@@ -103,6 +103,13 @@ def _count_files() -> None:
         return content(path)
 
     folders.content = counted  # type: ignore[assignment]
+    has_read = folders.Files.has_read
+
+    def noted(self: Any, indices: Any, files: Any) -> None:  # by machine code
+        READ.extend(self.paths[k] for k in indices)
+        has_read(self, indices, files)
+
+    folders.Files.has_read = noted  # type: ignore[method-assign]
 
 
 def epochs() -> None:

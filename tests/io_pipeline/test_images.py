@@ -169,7 +169,7 @@ def test_what_is_not_installed_has_a_sentence_or_a_substitute(
         elif missing == "cv2":
             assert decoded(data).shape == (48, 64, 3)
             with pytest.raises(ArgumentError, match=r"resize: got no OpenCV; .*ostinato\[feed\]"):
-                Resize(8).image(np, picture(0), None)
+                Resize(8, "cubic").image(np, picture(0), None)
         else:
             with pytest.raises(ArgumentError, match=r"decode: got no Pillow; .*ostinato\[feed\]"):
                 decoded(b"any other file")

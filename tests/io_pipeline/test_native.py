@@ -1,0 +1,369 @@
+"""Chunks of images by machine code: the bits, faults and errors of the stages' own methods."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ostinato.io_pipeline.feed import draws_code, executor, native
+from ostinato.io_pipeline.feed.draws import Draws
+from ostinato.io_pipeline.images.resizing import linear
+from ostinato.ops.cpu.jit import llvm
+from PIL import Image
+
+import ostinato as ost
+from ostinato.errors import SampleError
+from tests.io_pipeline.pictures import encoded, picture
+
+ROOT = Path(__file__).resolve().parents[2]
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+Make = Callable[[], Any]
+
+
+# -- the parts ---------------------------------------------------------------------------------
+def mixed(x: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """What images in another size are, in whole numbers."""
+    if x.shape[:2] == (2 * size[0], 2 * size[1]):
+        y = x.astype(int)
+        corners = y[::2, ::2] + y[1::2, ::2] + y[::2, 1::2] + y[1::2, 1::2]
+        return ((corners + 2) >> 2).astype(np.uint8)
+
+    def axis(old: int, new: int, stops: bool) -> tuple[np.ndarray, ...]:
+        at = ((np.arange(new) + 0.5) * (old / new) - 0.5).astype(np.float32)
+        first = np.floor(at)
+        part = at - first
+        if stops:
+            part[(first < 0) | (first >= old - 1)] = 0
+            first = np.clip(first, 0, old - 1)
+        weights = (np.rint(v * np.float32(2048)).astype(int) for v in (np.float32(1) - part, part))
+        places = (np.clip(first.astype(int) + k, 0, old - 1) for k in (0, 1))
+        return *places, *weights
+
+    (left, right, a, b), (top, low, c, d) = (
+        axis(x.shape[1], size[1], True),
+        axis(x.shape[0], size[0], False),
+    )
+    y = x.astype(int)
+    across = (y[:, left] * a[:, None] + y[:, right] * b[:, None]) >> 4
+    c, d = c[:, None, None], d[:, None, None]
+    return ((((c * across[top]) >> 16) + ((d * across[low]) >> 16) + 2) >> 2).astype(np.uint8)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_resizing_is_exact(channels: int) -> None:
+    rng = np.random.default_rng(channels)
+    for k in range(120):
+        most = 12 if k % 2 else 150
+        shape, size = rng.integers(1, most, 2), tuple(int(n) for n in rng.integers(1, most, 2))
+        if k % 9 == 0:
+            shape = 2 * np.array(size)
+        x = rng.integers(0 if k % 5 else 254, 256, (*shape, channels), dtype=np.uint8)
+        if k % 7 == 0:
+            x = np.flip(x, k % 2)
+        if x.shape[:2] != size:
+            np.testing.assert_array_equal(linear(x, size), mixed(x, size))
+
+
+def test_machine_code_draws_the_same() -> None:
+    draws_code.define()
+    text = (
+        f"{draws_code.define()}\n"
+        "define void @run(i64 %p, i64 %s, i64 %a, i64 %b, i64 %k, ptr %o) {\n"
+        "  call void @ostinato_draw(i64 %p, i64 %s, i64 %a, i64 %b, i64 %k, ptr %o)\n  ret void\n}"
+    )
+    import ctypes
+
+    long = ctypes.c_ssize_t
+    run = ctypes.CFUNCTYPE(None, *[long] * 5, ctypes.c_void_p)(llvm.linked(text))
+    found = np.empty(4)
+    for seed, epoch, place, number in [(0, 0, 0, 0), (7, 3, 12345678901, 2), (2**63, 9, 5, 11)]:
+        draws = Draws(seed, epoch)
+        wanted = draws.at(place, number).random(12).reshape(3, 4)
+        for k in range(3):
+            run(place, number, *draws.keys, k, found.ctypes.data)
+            np.testing.assert_array_equal(found, wanted[k])
+
+
+# -- whole chains ------------------------------------------------------------------------------
+@pytest.fixture
+def images(tmp_path: Path) -> list[str]:
+    """Files of many kinds, of which machine code knows most."""
+    made = []
+    for k in range(24):
+        height, width = 40 + 7 * (k % 5), 70 - 9 * (k % 4)
+        options: dict[str, Any] = {"quality": 85, "subsampling": k % 3, "progressive": k % 6 == 1}
+        x, form = picture(k, height, width, channels=1 if k % 8 == 3 else 3), "JPEG"
+        if k % 12 in (5, 7):
+            exif = Image.Exif()
+            exif[0x0112] = 6 if k % 12 == 5 else 1
+            options["exif"] = exif
+        if k % 12 == 9:
+            form, options = "PNG", {}
+        path = tmp_path / f"{k:02d}ä.jpg"
+        path.write_bytes(encoded(x, form, **options))
+        made.append(str(path))
+    return made
+
+
+@pytest.fixture
+def by_stages(monkeypatch: pytest.MonkeyPatch) -> Callable[[Make], list[Any]]:
+    """All batches of a pipe by its stages' methods, one sample at a time."""
+
+    def run(make: Make) -> list[Any]:
+        with monkeypatch.context() as patch:
+            patch.setattr(executor, "can", lambda: False)
+            return list(make().epoch(1))
+
+    return run
+
+
+@pytest.fixture
+def single(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The places of samples that are made one at a time."""
+    made: list[int] = []
+    make = executor.Work._make
+
+    def note(self: Any, batch: Any, row: int, *more: Any) -> None:
+        made.append(batch.portion.places[row])
+        make(self, batch, row, *more)
+
+    monkeypatch.setattr(executor.Work, "_make", note)
+    return made
+
+
+CHAINS: dict[str, Callable[[Any], Any]] = {
+    "resized crop": lambda p: p.decode().random_resized_crop(32).random_flip().normalize(MEAN, STD),
+    "uint8": lambda p: p.decode().random_resized_crop((17, 29)).random_flip(),
+    "no flip": lambda p: p.decode().random_resized_crop(24),
+    "both flips": lambda p: p.decode().resize((33, 20)).random_flip().random_flip(0.5, vertical=True),
+    "vertical": lambda p: p.decode().resize(19).random_flip(0.7, vertical=True).center_crop(16),
+    "crop": lambda p: p.decode().random_crop(24).normalize(0.5, 0.25),
+    "crop and flip": lambda p: p.decode().center_crop((21, 37)).random_flip().normalize(MEAN, STD),
+    "crop of a crop": lambda p: p.decode().center_crop(34).random_crop((17, 20)).resize(16).center_crop(9),
+    "resize to the shorter side": lambda p: p.decode().resize(40).center_crop(32).normalize(MEAN, STD),
+    "grey": lambda p: p.decode(channels=1).random_resized_crop(18).random_flip().normalize(0.5, 0.5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("labels", [True, False])
+def test_chains_have_the_bits_of_their_stages(
+    chain: str, labels: bool, images: list[str], by_stages: Any, single: list[int]
+) -> None:
+    def make() -> Any:
+        given = [k % 5 for k in range(len(images))] if labels else None
+        pipe = CHAINS[chain](ost.io.images(images, labels=given).shuffle(seed=3).repeat(3))
+        return pipe.batch(16, tail="keep").to("numpy").run_with(threads=2, chunk=2, tune=False)
+
+    wanted = by_stages(make)
+    single.clear()
+    epoch = make().epoch(1)
+    found = list(epoch)
+    assert len(found) == len(wanted) == 5
+    for x, y in zip(found, wanted, strict=True):
+        for a, b in zip(x if labels else [x], y if labels else [y], strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
+    assert epoch._work.native is not None
+    assert len(single) < len(images) * 3 / 2  # some of the first batch, and what is odd
+
+
+def test_cached_images_are_made_from_memory(
+    images: list[str], by_stages: Any, single: list[int]
+) -> None:
+    def make() -> Any:
+        pipe = ost.io.images(images, labels=list(range(24))).decode().cache()
+        pipe = pipe.shuffle(seed=1).random_resized_crop(20).random_flip().normalize(MEAN, STD)
+        return pipe.batch(8).to("numpy").run_with(threads=1, tune=False)
+
+    wanted = by_stages(make)
+    pipe = make()
+    list(pipe.epoch(0))
+    single.clear()
+    for (x, y), (a, b) in zip(pipe.epoch(1), wanted, strict=True):
+        np.testing.assert_array_equal(x, a)
+        np.testing.assert_array_equal(y, b)
+    assert len(single) <= 8
+
+
+def test_samples_may_be_in_files_or_decoded(images: list[str], by_stages: Any) -> None:
+    files = [Path(p).read_bytes() for p in images]
+    some = [{"image": picture(k, 50, 60) if k % 2 else files[k]} for k in range(24)]
+    others = [{"image": picture(k, 50, 60, 1 + 2 * (k != 20))} for k in range(24)]
+    others[21] = {"image": picture(1, 50, 60).astype(np.float32)}
+    others[22] = {"image": picture(1, 50, 60)[:, ::-1]}
+    others[23] = {"image": picture(1, 50, 60)[:0]}
+    for items, do in ((some, lambda p: p.decode()), (others, lambda p: p)):
+
+        def make(items: Any = items, do: Any = do) -> Any:
+            pipe = do(ost.io.samples(items)).random_crop(32).random_flip().normalize(MEAN, STD)
+            return pipe.on_error("skip", most=0.5).batch(6).to("numpy").run_with(threads=1)
+
+        for x, y in zip(make().epoch(1), by_stages(make), strict=True):
+            np.testing.assert_array_equal(x["image"], y["image"])
+
+
+def test_files_that_change_are_faults(images: list[str]) -> None:
+    """Those that are read by machine code, too."""
+    pipe = CHAINS["resized crop"](ost.io.images(images)).on_error("skip", most=0.5).batch(12)
+    pipe = pipe.to("numpy").run_with(threads=1, tune=False)
+    assert [len(x) for x in pipe.epoch(0)] == [12, 12]
+    Path(images[18]).write_bytes(Path(images[6]).read_bytes() + b"\xff\xd9")
+    assert [len(x) for x in pipe.epoch(1)] == [12, 11]
+    assert "another size or time than before" in pipe.faults()[0].reason
+
+
+def test_one_call_for_a_chunk(images: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    run = native.Run.__call__
+
+    def note(self: Any, room: Any, keys: Any, values: Any, *more: Any) -> Any:
+        calls.append(len(values))
+        return run(self, room, keys, values, *more)
+
+    monkeypatch.setattr(native.Run, "__call__", note)
+    pipe = CHAINS["resized crop"](ost.io.images(images).repeat(8)).batch(16).to("numpy")
+    assert len(list(pipe.run_with(threads=1, chunk=8, tune=False).epoch(0))) == 12
+    assert calls[-11:] == [8 * executor.AT_ONCE] * 11
+
+
+def test_what_has_no_machine_code_runs_as_ever(images: list[str]) -> None:
+    base = ost.io.images(images).decode()
+    for pipe in (
+        base.resize(40).color_jitter(0.4).center_crop(32),
+        base.resize((32, 32), "cubic"),
+        base.map(lambda x: x, on="image").resize((32, 32)),
+        base.resize((32, 32)).normalize(MEAN, STD, layout="hwc"),
+        base.random_crop(24, padding=2),
+    ):
+        epoch = pipe.batch(8).to("numpy").epoch(0)
+        assert len(list(epoch)) == 3
+        assert epoch._work.native is None
+
+
+def test_large_files_get_more_room(tmp_path: Path, by_stages: Any, single: list[int]) -> None:
+    rng = np.random.default_rng(0)
+    out = io.BytesIO()
+    Image.fromarray(rng.integers(0, 256, (1500, 2000, 3), dtype=np.uint8)).save(
+        out, "JPEG", quality=95
+    )
+    assert len(out.getvalue()) > native.FIRST // 4
+    for k in range(8):
+        (tmp_path / f"{k}.jpg").write_bytes(out.getvalue())
+
+    def make() -> Any:
+        pipe = ost.io.images(str(tmp_path)).decode().resize((20, 30)).batch(2).to("numpy")
+        return pipe.run_with(threads=1, chunk=1, tune=False)
+
+    wanted = by_stages(make)
+    single.clear()
+    for x, y in zip(make().epoch(1), wanted, strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert len(single) < 6
+
+
+# -- what fails --------------------------------------------------------------------------------
+def damaged(images: list[str]) -> None:
+    for k, path in enumerate(images):
+        data = Path(path).read_bytes()
+        if k % 6 == 2:
+            Path(path).write_bytes((data[: len(data) // 2], b"", b"no image", data[:2])[k // 6])
+
+
+@pytest.mark.parametrize("do", ["skip", "replace"])
+def test_faults_are_those_of_the_stages(do: str, images: list[str], by_stages: Any) -> None:
+    damaged(images)
+    Path(images[10]).unlink()
+    made: list[Any] = []
+
+    def make() -> Any:
+        pipe = ost.io.images(images, labels=list(range(24))).shuffle(seed=2)
+        pipe = CHAINS["resized crop"](pipe).on_error(do, most=0.9).batch(6).to("numpy")
+        made.append(pipe.run_with(threads=2, tune=False))
+        return made[-1]
+
+    wanted = by_stages(make)
+    for x, y in zip(make().epoch(1), wanted, strict=True):
+        for a, b in zip(x, y, strict=True):
+            np.testing.assert_array_equal(a, b)
+    faults = [
+        sorted((f.place, f.name, f.stage, f.reason.split(" at 0x")[0]) for f in pipe.faults())
+        for pipe in made
+    ]
+    assert len(faults[0]) == 5
+    assert faults[0] == faults[1]
+
+
+def test_errors_are_those_of_the_stages(images: list[str], by_stages: Any) -> None:
+    Path(images[17]).write_bytes(Path(images[17]).read_bytes()[:400])
+
+    def make() -> Any:
+        return CHAINS["resized crop"](ost.io.images(images)).batch(8).to("numpy")
+
+    said = []
+    for run in (by_stages, lambda make: list(make().epoch(1))):
+        with pytest.raises(SampleError) as caught:
+            run(make)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+    assert images[17] in said[0]
+
+
+def test_mutated_files_give_the_same_by_machine_code() -> None:
+    """In a process of its own: nothing crashes, and nothing is decoded that stages would refuse."""
+    code = """
+import sys, tempfile, os
+import numpy as np
+import ostinato as ost
+from ostinato.io_pipeline.feed import executor
+from tests.io_pipeline.pictures import encoded, picture
+rng = np.random.default_rng(1)
+folder = tempfile.mkdtemp()
+paths = []
+for k in range(800):
+    data = bytearray(encoded(picture(k % 7), quality=80, progressive=bool(k % 2), subsampling=k % 3))
+    for _ in range(int(rng.integers(0, 4))):
+        at = int(rng.integers(0, len(data)))
+        kind = rng.integers(0, 4)
+        if kind == 0:
+            data[at] = int(rng.integers(0, 256))
+        elif kind == 1:
+            del data[at : at + int(rng.integers(1, 40))]
+        elif kind == 2:
+            data[at:at] = rng.bytes(int(rng.integers(1, 20)))
+        else:
+            del data[at:]
+        if len(data) < 4:
+            break
+    if k % 3:
+        data += b"\\xff\\xd9"
+    paths.append(os.path.join(folder, f"{k}.jpg"))
+    with open(paths[-1], "wb") as file:
+        file.write(data)
+def run(is_native):
+    executor.can = lambda: is_native
+    pipe = ost.io.images(paths).decode(most_pixels=1 << 20).random_resized_crop(16).random_flip()
+    pipe = pipe.normalize().on_error("skip", most=1.0).batch(50, tail="keep").to("numpy")
+    pipe = pipe.run_with(threads=2, tune=False)
+    found = [x.copy() for x in pipe.epoch(0)]
+    told = [(f.place, f.stage, f.reason.split(" at 0x")[0]) for f in pipe.faults()]
+    return found, sorted(told)
+wanted, faults = run(False)
+found, others = run(True)
+same = all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
+print(sum(map(len, found)), len(faults), int(same), int(faults == others))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    good, refused, same, alike = map(int, ran.stdout.split())
+    assert good + refused == 800
+    assert min(good, refused) > 100
+    assert same == alike == 1
