@@ -375,12 +375,13 @@ class Work:
         self._count(1)
 
     def _has_room(self) -> bool:
-        waiting = len(self.open)
-        if self._overtakes():
-            return False
-        if waiting < LEAST or not self.batch_bytes:
-            return waiting < LEAST
-        return waiting < MOST and (waiting + 1) * self.batch_bytes <= self.ahead
+        return not self._overtakes() and len(self.open) < self.room
+
+    @property
+    def room(self) -> int:
+        """Batches that may be open: being made, or waiting to be taken."""
+        size = self.batch_bytes
+        return min(max(self.ahead // size, LEAST), MOST) if size else LEAST
 
     def _open(self) -> None:
         """Find out what is in the next batch. One thread at a time."""

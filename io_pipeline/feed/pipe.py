@@ -593,6 +593,12 @@ class Pipe:
         return preview.save(preview.sheet(pairs), path)
 
     # -- where it is -----------------------------------------------------------------------------
+    @property
+    def called(self) -> str:
+        """What people may call it, on pages with several: where it was written, and a few digits."""
+        line = next((os.path.basename(e.line) for e in self.entries if e.line), "a pipe")
+        return f"{line} {self.identity()[:6]}"
+
     def identity(self) -> str:
         """A digest of all that decides what the epochs hold."""
         told = [

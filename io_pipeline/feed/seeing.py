@@ -46,6 +46,8 @@ def as_data(work: Work) -> dict[str, Any]:
         "chunk": work.chunk,
         "ahead": work.ahead,
         "ready": sum(batch.is_done for batch in [*work.open]),
+        "being_made": sum(batch.taken > 0 and not batch.is_done for batch in [*work.open]),
+        "room": work.room,
         "batch_bytes": work.batch_bytes,
         "cores": cores(),
         "stages": stages,
@@ -60,6 +62,7 @@ def as_data(work: Work) -> dict[str, Any]:
     found["binds"] = binds(found)
     iteration = step["mean"] + wait["mean"]
     found["headspace"] = step["mean"] / feed if feed and iteration else 0.0
+    found["limit"] = limit(found)
     return found
 
 
@@ -84,6 +87,16 @@ def binds(stats: dict[str, Any]) -> str:
     if used >= BUSY * stats["cores"]:
         return "cpu"
     return "lock" if waits > SHARE * wall else "threads"
+
+
+def limit(stats: dict[str, Any]) -> str:
+    """The same in words, and how much there is to spare."""
+    if not stats["binds"]:
+        return ""
+    said = CAUSES[stats["binds"]]
+    if stats["binds"] == "step":
+        return f"{said}: the feed could be {stats['headspace']:.2g} times as fast as the step needs"
+    return f"{said}; a batch takes it {1 / max(stats['headspace'], 1e-3):.2g} times the step"
 
 
 # -- as text -----------------------------------------------------------------------------------
@@ -117,13 +130,8 @@ def explain(stats: dict[str, Any]) -> str:
         f"a batch takes {time_of(stats['feed'])} of the feed; the loop's step {spread(step)}, "
         f"its wait {spread(wait)}; the first batch came after {time_of(stats['first'])}",
     ]
-    if stats["binds"]:
-        said = CAUSES[stats["binds"]]
-        if stats["binds"] == "step":
-            said += f": the feed could be {stats['headspace']:.2g} times as fast as the step needs"
-        else:
-            said += f"; a batch takes it {1 / max(stats['headspace'], 1e-3):.2g} times the step"
-        lines.append(said)
+    if stats["limit"]:
+        lines.append(stats["limit"])
     if stats["decisions"]:
         lines += ["", "the tuner, last", *(f"  {said}" for said in stats["decisions"])]
     return "\n".join(lines)

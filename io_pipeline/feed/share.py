@@ -31,6 +31,7 @@ class Share:
         self._epoch = host.begin(epoch, start, rows, bool(progress))
         self._epoch._work.check = check
         self.pad = self._epoch._work.recipe.pad
+        self.name = pipe.called
 
     def take(self, number: int) -> tuple[list[Any], Any]:
         """The leaves of a batch and its fields as data, which are not known where no sample was made. Those

@@ -31,6 +31,10 @@ class Share(Protocol):
     """What one worker makes of an epoch (io_pipeline/feed/share.py)."""
 
     pad: float | None
+    name: str  # of the pipe, for people
+
+    def stats(self) -> dict[str, Any]:
+        """What it costs, and how many batches wait."""
 
     def take(self, number: int) -> tuple[list[Any], Any]:
         """The leaves of a batch, and their fields as data."""

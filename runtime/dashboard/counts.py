@@ -20,6 +20,7 @@ from ostinato.planner.prediction import steps
 from ostinato.planner.seeing.explain import amount, name_of
 from ostinato.planner.seeing.picture import svg
 from ostinato.planner.simulation import simulate
+from ostinato.runtime.crew.feeding import Portion
 from ostinato.runtime.crew.member import Member
 from ostinato.runtime.crew.orders import LEAD
 from ostinato.runtime.worker import TIMED, Loaded
@@ -67,6 +68,7 @@ class Counts:
             "steps": {name: took for name, told in self.told.items() if (took := _steps(told))},
             "sent": self._sent(),
             "memory": self._memory(),
+            "feeds": self._feeds(),
             "described": described,
         }
         for name in self.told.keys() - now.keys():  # let go since, and counted above
@@ -94,6 +96,13 @@ class Counts:
                 axis = axis_between(self.member.rank, peer, mesh)
                 found[axis] = found.get(axis, 0) + new - old
         return found
+
+    def _feeds(self) -> list[Any]:
+        """The epochs of pipes that are under way here, by what the pipes are."""
+        if self.ended:
+            return []
+        parts = list(self.member.parts.values())
+        return [[x.share.name, x.share.stats()] for x in parts if isinstance(x, Portion)]
 
     def _memory(self) -> dict[str, Any]:
         plans = [told.loaded.plan for told in self.told.values()]

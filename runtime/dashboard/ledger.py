@@ -15,6 +15,7 @@ from typing import Any
 RECENT = 5.0  # seconds of "now"
 SMOOTH = 2.0  # seconds of each point
 HISTORY = 240  # points of the past
+PIPES = 8  # that are shown, the last ones
 MOST = 256  # plans whose operations and pictures are kept, the last ones
 
 
@@ -85,6 +86,7 @@ class Worker:
     talking: float = 0.0
     span: float = 0.0
     memory: dict[str, Any] = field(default_factory=dict)
+    feeds: dict[str, dict[str, Any]] = field(default_factory=dict)  # of pipes, what was told last
     recent: deque[Batch] = field(default_factory=deque)
 
 
@@ -107,6 +109,9 @@ class Ledger:
         worker = self.workers.setdefault(address, Worker("", 0))
         worker.rank, worker.memory = said["rank"], said["memory"]
         worker.name = f"worker {worker.rank}"
+        worker.feeds.update((name, stats) for name, stats in said["feeds"] if stats)
+        for old in list(worker.feeds)[:-PIPES]:
+            del worker.feeds[old]
         batch = Batch(
             now, said["span"], {p: Tally(*ran) for p, ran in said["plans"].items()}, said["sent"]
         )
@@ -239,6 +244,11 @@ class Ledger:
                 more = sent.get(axis, 0) / span if span > 0 else 0.0
                 found[axis] = total + count, rate + more
         return dict(sorted(found.items()))
+
+    @property
+    def pipes(self) -> list[str]:
+        """The pipes that fed workers."""
+        return list(dict.fromkeys(name for w in self.crew for name in w.feeds))
 
     @property
     def mesh(self) -> list[int]:

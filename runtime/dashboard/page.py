@@ -142,8 +142,20 @@ class Office:
         memory = GaugeMetricFamily(
             "ostinato_memory_bytes", "Memory of a worker", labels=["worker", "kind"]
         )
+        waiting = GaugeMetricFamily(
+            "ostinato_pipe_batches", "Batches of a pipe", labels=["worker", "pipe", "kind"]
+        )
+        lasting = GaugeMetricFamily(
+            "ostinato_pipe_seconds", "Of a batch, lately", labels=["worker", "pipe", "kind"]
+        )
         for worker in ledger.crew:
             rank = str(worker.rank)
+            for name, feed in worker.feeds.items():
+                for kind in ("ready", "being_made", "room"):
+                    waiting.add_metric([rank, name, kind], feed[kind])
+                lasting.add_metric([rank, name, "feed"], feed["feed"])
+                for kind in ("step", "wait"):
+                    lasting.add_metric([rank, name, kind], feed[kind]["mean"])
             took.add_metric([rank, "compute"], worker.computing)
             took.add_metric([rank, "communication"], worker.talking)
             for axis, count in worker.sent.items():
@@ -151,7 +163,7 @@ class Office:
             for kind, size in worker.memory.items():
                 if size is not None:
                     memory.add_metric([rank, kind], size)
-        yield from (runs, took, sent, memory)
+        yield from (runs, took, sent, memory, waiting, lasting)
 
 
 def install(dask_scheduler: Any) -> bool:
@@ -233,9 +245,11 @@ class _View:
         self.ledger = ledger
         self.facts = self._div()
         self.workers, self.memory, self.traffic = self._div(), self._div(), self._div()
+        self.pipes = self._div()
         self.operations, self.timeline, self.picture = self._div(), self._div(), self._div()
         self.rates = self._rates()
         self.table = self._table()
+        self.fed = column(self.pipes, **_CARD)
         title = self._div()
         title.text = panels.panel("Plans", "", "click one to see its operations and its graph")
         plans = column(title, self.table, **_CARD)
@@ -244,6 +258,7 @@ class _View:
             self.facts,
             row(plans, rates, **_ROW),
             row(*(column(d, **_CARD) for d in (self.workers, self.memory, self.traffic)), **_ROW),
+            self.fed,
             column(self.operations, self.timeline, **_CARD),
             column(self.picture, **_CARD),
             sizing_mode="stretch_width",
@@ -329,8 +344,11 @@ class _View:
             (self.workers, panels.workers(ledger)),
             (self.memory, panels.memory(ledger)),
             (self.traffic, panels.traffic(ledger)),
+            (self.pipes, panels.pipes(ledger)),
         ):
             _say(div, text)
+        if self.fed.visible != bool(ledger.pipes):
+            self.fed.visible = not self.fed.visible
         rows = [panels.plan_row(ledger, plan) for plan in ledger.ran]
         columns = {h: [row[k] for row in rows] for k, h in enumerate(panels.HEADS)}
         if columns != self.source.data:

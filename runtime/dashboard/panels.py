@@ -13,6 +13,7 @@ from .ledger import Ledger
 
 COMPUTE, TALK, WAIT = "#3b6ea5", "#d9a441", "#c0504d"
 SHOWN = 16  # workers in a timeline
+READY, MAKING = "#5aa469", "#b9c6d3"
 OPERANDS, ARENA = "#5aa469", "#7d5ba6"
 STYLE = """
 .bk-clearfix { width: 100%; }
@@ -78,6 +79,10 @@ def _keys(*keys: tuple[str, str]) -> str:
         f'<span class="key" style="--c:{colour}">{name}</span>' for name, colour in keys
     )
     return f'<div style="margin-top:8px">{found}</div>'
+
+
+_QUEUE_KEYS = _keys(("ready", READY), ("being made", MAKING))
+_COST_KEYS = _keys(("on a core", COMPUTE), ("waiting", WAIT))
 
 
 def _share(part: float, whole: float) -> str:
@@ -200,6 +205,65 @@ def memory(ledger: Ledger) -> str:
     )
     keys = _keys(("operands", OPERANDS), ("arena", ARENA), ("peak of a plan, and limit", "#1c2733"))
     return panel("Memory", f'<div class="scroll">{body}</div>{keys}')
+
+
+def pipes(ledger: Ledger) -> str:
+    """What feeds the workers: how many batches wait on each, what the loop waits for, what stages cost."""
+    found = []
+    for name in ledger.pipes:
+        told = [(w.name, w.feeds[name]) for w in ledger.crew if name in w.feeds]
+        heads = (
+            "",
+            "batches ahead",
+            "ready",
+            "epoch",
+            "batches",
+            "threads",
+            "feed",
+            "step",
+            "wait",
+        )
+        rows = [[esc(worker), _queue(f), *_of_feed(f)] for worker, f in told]
+        queues = _table(heads, rows, range(2, len(heads)))
+        slowest, feed = max(told, key=lambda item: item[1]["feed"])
+        longest = max((s["wall_us"] for s in feed["stages"]), default=0.0)
+        costs = [
+            [
+                esc(stage["stage"]),
+                _bar(
+                    [("on a core", COMPUTE, stage["cpu_us"]), ("waiting", WAIT, stage["wait_us"])],
+                    longest,
+                ),
+                time_of(stage["cpu_us"] / 1e6),
+                time_of(stage["wait_us"] / 1e6),
+                amount(stage["bytes"]),
+            ]
+            for stage in feed["stages"]
+        ]
+        what = ("of a sample", "", "on a core", "waiting", "gives")
+        stages = _table(what, costs, (2, 3, 4)).replace("<th></th>", '<th class="wide"></th>', 1)
+        decisions = "".join(f"<br>{esc(said)}" for said in feed["decisions"][-3:])
+        said = f'<p class="soft">{slowest}: {esc(feed["limit"])}{decisions}</p>'
+        body = f'<div class="scroll">{queues}</div>{_QUEUE_KEYS}{said}{stages}{_COST_KEYS}'
+        found.append(panel("Pipe", body, esc(name)))
+    return "".join(found)
+
+
+def _queue(feed: dict[str, Any]) -> str:
+    room = max(feed["room"], feed["ready"] + feed["being_made"])
+    parts = [("ready", READY, feed["ready"]), ("being made", MAKING, feed["being_made"])]
+    return _bar(parts, room)
+
+
+def _of_feed(feed: dict[str, Any]) -> list[str]:
+    times = (feed["feed"], feed["step"]["mean"], feed["wait"]["mean"])
+    return [
+        f"{feed['ready']} of {feed['room']}",
+        str(feed["epoch"]),
+        f"{feed['batches']:,}",
+        str(feed["threads"]),
+        *map(time_of, times),
+    ]
 
 
 def traffic(ledger: Ledger) -> str:
@@ -344,6 +408,7 @@ def report(ledger: Ledger, messages: dict[str, Any]) -> str:
         workers(ledger, always=True),
         memory(ledger),
         traffic(ledger),
+        pipes(ledger),
         panel("Orders of the program", kinds),
     ]
     for plan in ledger.ran:

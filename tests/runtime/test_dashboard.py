@@ -20,12 +20,13 @@ from ostinato.ops.core.layout import Layout
 from ostinato.planner.seeing.explain import amount
 from ostinato.runtime.dashboard import panels
 from ostinato.runtime.dashboard.counts import axis_between
-from ostinato.runtime.dashboard.ledger import MOST, RECENT, Ledger
+from ostinato.runtime.dashboard.ledger import MOST, PIPES, RECENT, Ledger
 
 import ostinato as ost
 from ostinato.errors import BoundsError
 from tests.clusters import needs_page
 from tests.helpers import counts_traces
+from tests.io_pipeline.pictures import folder
 from tests.runtime.browser import CHROMIUM, Browser
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH")
@@ -138,6 +139,102 @@ def test_the_page_shows_a_job_while_it_runs(work: Work) -> None:
                 time.sleep(0.1)
             assert f"Operations of {name}" in browser.text()
         assert browser.errors == []
+
+
+@pytest.fixture(scope="module")
+def pipe(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    files = ost.io.images(str(folder(tmp_path_factory.mktemp("images"), 27)), labels="folder")
+    made = files.shuffle(seed=3).decode().center_crop(16).normalize(0.5, 0.25).batch(6)
+    return made.run_with(threads=2, chunk=1, tune=False)
+
+
+@needs_page
+@needs_browser
+def test_the_page_shows_queues_while_a_pipe_feeds(work: Work, pipe: Any) -> None:
+    done = threading.Event()
+    mean = ost.compile(lambda x: x.mean())
+
+    def job() -> None:
+        while not done.is_set():
+            for x, _ in pipe:
+                float(mean(x))
+                time.sleep(0.02)
+
+    looped = threading.Thread(target=job)
+    with Browser() as browser:
+        browser.open(f"{work.address}/ostinato")
+        end = time.monotonic() + 60
+        while "Plans" not in browser.text():
+            assert time.monotonic() < end, browser.text()
+            time.sleep(0.1)
+        assert "batches ahead" not in browser.text()
+        browser.errors.clear()
+        looped.start()
+        try:
+            queue = re.compile(r"worker 1 (\d+) of (\d+) (\d+) (\d+) 2 ")
+            while not (found := queue.search(browser.text())) or int(found[3]) < 2:
+                assert time.monotonic() < end, browser.text()
+                time.sleep(0.1)
+            ready, room, _, batches = map(int, found.groups())
+            assert 0 <= ready <= room
+            assert room > 2
+            assert batches <= 27 // 6
+            text = browser.text()
+            assert f"Pipe {pipe.called}" in text
+            for stage in ("read", "decode", "center_crop", "normalize", "batch"):
+                assert stage in text
+            while "the step binds: the feed could be" not in browser.text():
+                assert time.monotonic() < end, browser.text()
+                time.sleep(0.1)
+        finally:
+            done.set()
+            looped.join(30)
+        assert browser.errors == []
+
+
+@needs_page
+def test_metrics_and_reports_tell_of_pipes(work: Work, pipe: Any, tmp_path: Path) -> None:
+    with pipe.epoch(0) as epoch:
+        for _ in range(2):
+            next(epoch)
+        work.told()
+        found = metrics(work)
+    for rank in "01":
+        of = f'pipe="{pipe.called}",worker="{rank}"'
+        ready, room = (
+            found[f'ostinato_pipe_batches{{kind="{k}",{of}}}'] for k in ("ready", "room")
+        )
+        assert 0 <= ready <= room
+        assert found[f'ostinato_pipe_seconds{{kind="feed",{of}}}'] > 0
+    work.cluster.report(tmp_path / "run.html")
+    text = (tmp_path / "run.html").read_text()
+    assert f"{pipe.called}</span>" in text
+    assert "center_crop" in text
+
+
+def test_the_last_pipes_are_shown_each_by_its_slowest_worker() -> None:
+    ledger = Ledger()
+
+    def feed(seconds: float, limit: str) -> dict[str, Any]:
+        times = {"mean": seconds, "median": seconds, "p90": seconds, "total": seconds}
+        stage = {"stage": "de<code", "wall_us": 9.0, "cpu_us": 7.0, "wait_us": 2.0, "bytes": 5e6}
+        queue = {"ready": 3, "being_made": 2, "room": 8, "epoch": 1, "batches": 1234, "threads": 4}
+        more = {"stages": [stage], "limit": limit, "decisions": [], "step": times, "wait": times}
+        return {**queue, **more, "feed": seconds}
+
+    for k in range(PIPES + 2):
+        ledger.hear("a", said(0, feeds=[[f"p{k}", feed(0.25, "fast")]]))
+    ledger.hear("b", said(1, feeds=[["p9", feed(0.5, "slow <b>")], ["none", {}]]))
+    assert ledger.pipes == [f"p{k}" for k in range(2, PIPES + 2)]
+    text = panels.pipes(ledger)
+    assert text.count("<h2>Pipe ") == PIPES
+    last = re.sub("<[^>]*>", " ", text[text.rindex("<h2>") :])
+    assert "worker 1: slow &lt;b&gt;" in last
+    assert "3 of 8 1 1,234 4 500 ms" in " ".join(last.split())
+    assert "de&lt;code" in last
+    assert "width:37.50%" in text
+    assert "width:25.00%" in text
+    assert panels.pipes(Ledger()) == ""
 
 
 def test_a_page_without_work_says_so() -> None:
@@ -270,7 +367,8 @@ def test_amounts_are_read_without_powers_of_ten(size: int, text: str) -> None:
 # -- adding up -----------------------------------------------------------------------------
 def said(rank: int, span: float = 1.0, **more: Any) -> dict[str, Any]:
     memory = {"operands": 0, "arena": 0, "peak": 0, "limit": None}
-    empty = {"plans": {}, "steps": {}, "sent": {}, "memory": memory, "described": []}
+    empty: dict[str, Any] = {"plans": {}, "steps": {}, "sent": {}, "memory": memory}
+    empty |= {"described": [], "feeds": []}
     return {"rank": rank, "span": span} | empty | more
 
 
