@@ -18,6 +18,7 @@ from ostinato.io_pipeline.feed.fields import Fields
 from ostinato.io_pipeline.feed.pipe import Cut, OnError, Pipe
 from ostinato.io_pipeline.feed.plain import Undescribed
 from ostinato.io_pipeline.feed.share import Share
+from ostinato.io_pipeline.feed.slabs import NAMES
 from ostinato.ops.core.array import Operand, from_operand
 from ostinato.planner.passes.layouts import resolve
 from ostinato.runtime.crew.engine import CrewEngine
@@ -64,7 +65,9 @@ class Fed:
         self._portions = portions = pipe.portions(epoch, start)
         self._number, self._left = portions.next, len(portions)
         blocks = session.target.numerics == "any-workers"
-        layout = resolve(0, session.target.mesh, (cut.size,), blocks)
+        splits = tuple(map(NAMES.index, cut.split))
+        split = splits if len(splits) > 1 else splits[0]
+        layout = resolve(split, session.target.mesh, (cut.size, 1, 1, 1), blocks)
         policies = [e.what.policy.do for e in pipe.entries if isinstance(e.what, OnError)]
         self._varies = cut.pad is not None or SKIP in policies
         self._has_faults = any(do != RAISE for do in policies)

@@ -24,7 +24,7 @@ from ostinato.io_pipeline.feed.shards import shards_of
 from ostinato.io_pipeline.feed.stage import Stage, stage
 from ostinato.io_pipeline.feed.targets import FEEDS, TARGETS, Convert
 from ostinato.io_pipeline.source import short, trouble
-from ostinato.ops.core.array import Array
+from ostinato.ops.core.array import Array, File, Split
 from ostinato.ops.core.tree import tree_map
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import asarray
@@ -78,6 +78,7 @@ def shards(paths: Paths, /, fields: str | Sequence[str] = ("jpg;jpeg;png", "cls"
 def arrays(*given: Any, kinds: Sequence[str] | None = None) -> Pipe:
     """The rows of arrays: of NumPy's, of Ostinato's, or of files (.npy, .h5, .zarr), of which only the rows
     that are asked for are read; an .npz file is a dict of arrays, in memory. One array, several, or a tree.
+    ost.load(path, dataset=..., resident=False) is the array of a file that has several.
 
     kinds: what each is ("image", "mask", "boxes", "label", "volume", "data"), unless the keys of a dict or
     their shapes tell."""
@@ -97,7 +98,9 @@ def _foreign(x: Any) -> Any:
                 return dict(found)
         except (OSError, ValueError, EOFError, BadZipFile) as error:
             raise trouble(os.fspath(x), short(error), "an .npz file of numbers") from None
-    return np.asarray(x) if isinstance(x, Array) else x
+    if isinstance(x, Array):
+        return x._operand.source if isinstance(x._operand, File) else np.asarray(x)
+    return x
 
 
 def samples(items: Any, /, *, kinds: Sequence[str] | None = None) -> Pipe:
@@ -145,10 +148,10 @@ def _pipe(source: Samples) -> Pipe:
 
 def _convert() -> Convert:
     """Batches as arrays of the session in use, in the memory that they were made in."""
-    split = 0 if current().workers > 1 else None
+    workers = current().workers
 
-    def convert(x: np.ndarray[Any, Any]) -> Array:
-        return asarray(x, copy=False, split=split)
+    def convert(x: np.ndarray[Any, Any], split: Split = 0) -> Array:
+        return asarray(x, copy=False, split=split if workers > 1 else None)
 
     return convert
 

@@ -29,6 +29,7 @@ from .disk import FORMAT, Disk
 from .draws import Draws
 from .faults import Policy
 from .fields import Fields
+from .plain import Undescribed
 from .samples import Samples, digest, made_source, told_source
 from .stage import made_stage, told_stage
 
@@ -229,6 +230,9 @@ class Cached(Samples):
         return hashlib.blake2b(
             said.encode("utf-8", "surrogateescape"), digest_size=16, person=b"sample"
         ).digest()
+
+    def parts(self, index: int) -> tuple[list[Any], Fields]:
+        raise Undescribed("a cache keeps whole samples")
 
     # -- as a source -----------------------------------------------------------------------------
     def identity(self) -> str:

@@ -26,7 +26,7 @@ Out = Sequence[Any]  # where the last step may put its results: arrays, or None
 class Sample:
     """A sample on its way. Each thread has one and uses it again."""
 
-    __slots__ = ("draws", "fields", "out", "part", "place", "places", "step", "values")
+    __slots__ = ("draws", "fields", "out", "part", "place", "places", "planned", "step", "values")
 
     def __init__(self, draws: Draws) -> None:
         self.draws = draws
@@ -36,6 +36,7 @@ class Sample:
         self.fields: Fields | None = None
         self.out: Out | None = None
         self.part: Part | None = None  # of its image, if only that was decoded
+        self.planned: Sequence[Any] = ()  # what stages have drawn, if that was looked at before
         self.step: Step | None = None  # where it is
 
 
@@ -228,12 +229,16 @@ class Chain:
             with self._lock:
                 found = self._steps.get((k, fields))
                 if found is None:
-                    stage = self.stages[k].stage
-                    kind = BatchStep if stage.batched else Step
-                    kind = PartStep if self._reads_parts(k, fields) else kind
-                    kind = MapStep if isinstance(stage, Map) else kind
-                    found = self._steps[k, fields] = kind(self, k, fields)
+                    found = self._steps[k, fields] = self.make(k, fields)
         return found
+
+    def make(self, k: int, fields: Fields) -> Step:
+        """A stage for such fields."""
+        stage = self.stages[k].stage
+        kind = BatchStep if stage.batched else Step
+        kind = PartStep if self._reads_parts(k, fields) else kind
+        kind = MapStep if isinstance(stage, Map) else kind
+        return kind(self, k, fields)
 
     def _reads_parts(self, k: int, fields: Fields) -> bool:
         """Whether a stage decodes images for one that need not see all of them."""

@@ -56,6 +56,11 @@ class Zipped(Samples):
         leaves = list(itertools.chain.from_iterable(values for values, _ in found))
         return leaves, self.fields or _side_by_side([fields for _, fields in found])
 
+    def parts(self, index: int) -> tuple[list[Any], Fields]:
+        found = [s.parts(index) for s in self.sources]
+        leaves = list(itertools.chain.from_iterable(values for values, _ in found))
+        return leaves, self.fields or _side_by_side([fields for _, fields in found])
+
     def identity(self) -> str:
         return digest("zip", *(s.identity() for s in self.sources))
 
@@ -117,6 +122,10 @@ class Mixed(Samples):
     def read(self, index: int) -> tuple[list[Any], Fields]:
         source, inner = self._find(index)
         return source.read(inner)
+
+    def parts(self, index: int) -> tuple[list[Any], Fields]:
+        source, inner = self._find(index)
+        return source.parts(inner)
 
     def identity(self) -> str:
         return digest("mix", self.counts, *(s.identity() for s in self.sources))
@@ -190,6 +199,9 @@ class Selected(Samples):
 
     def has_read(self, indices: Sequence[int], files: InFiles) -> None:
         self.source.has_read(self.which[indices].tolist(), files)
+
+    def parts(self, index: int) -> tuple[list[Any], Fields]:
+        return self.source.parts(int(self.which[index]))
 
     def identity(self) -> str:
         return digest("select", self.source.identity(), self.which.tobytes().hex())

@@ -42,6 +42,7 @@ from .portions import Portion, Portions
 from .processes import needed_by
 from .reading import reads
 from .samples import Samples
+from .slabs import Slabs
 from .slots import Slots
 from .stats import Consumer, Costs
 
@@ -73,6 +74,7 @@ class Recipe:
     later: Later | None = None  # stages that are left to who takes batches
     line: str = ""  # where the user asked for batches
     relaxed: bool = False  # batches are handed out as they are made
+    slabs: Slabs | None = None  # reads only a part of each sample
 
 
 @dataclass
@@ -124,7 +126,8 @@ class Work:
         self.first: list[Any] = []  # what was read of a sample
         self.is_native_known = not (can() and recipe.chain.stages and recipe.batched is not None)
         forms = recipe.source.forms()
-        if not recipe.chain.stages and recipe.batched is not None and forms is not None:
+        is_plain = not recipe.chain.stages and recipe.slabs is None
+        if is_plain and recipe.batched is not None and forms is not None:
             assert recipe.source.fields is not None
             self.form, self.gathers = (recipe.source.fields, list(forms)), True
         self.slots = slots
@@ -437,6 +440,8 @@ class Work:
                     raise failed
                 if item is not None:
                     sample.fields, sample.values = fields_of(item, recipe.source.kinds)  # type: ignore[attr-defined]
+                elif recipe.slabs is not None:
+                    recipe.slabs.read(sample, index)
                 else:
                     sample.values, sample.fields = recipe.source.read(index)
                 if costs is not None:

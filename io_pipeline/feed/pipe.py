@@ -28,15 +28,17 @@ from .combine import Selected
 from .disk import room_for
 from .executor import AHEAD, CHUNK, Batch, Recipe, Work
 from .faults import FEW, POLICIES, RAISE, Fault, Policy, Quarantine
-from .fields import Fields
+from .fields import MASK, VOLUME, Fields
 from .later import Later, can_move
 from .order import Buckets, Order
+from .plain import Undescribed
 from .portions import DROP, KEEP, TAILS, Portions, Rows, StreamPortions, rows_of
 from .processes import InProcesses, Unfit
 from .progress import Line
 from .samples import Samples, Stream, digest
+from .slabs import NAMES, SAMPLES, SlabChain, Slabs, Splits, axes_of, first_axis
 from .slots import Slots
-from .stage import STAGES, Map, Stage
+from .stage import STAGES, Box3, Map, Shape, Stage
 from .targets import FEEDS, LATE, check_target, converter
 from .timed import Timed
 
@@ -64,6 +66,14 @@ class Cut:
     size: int
     tail: str
     pad: float | None = None
+    split: Splits = field(
+        default=(SAMPLES,), repr=False
+    )  # what workers share, by axes of their mesh
+
+    @property
+    def has_slabs(self) -> bool:
+        """Whether workers share single samples."""
+        return any(name != SAMPLES for name in self.split)
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,19 +201,62 @@ class Pipe:
                 raise misfit(ArgumentError, "map", got=str(error), needed=needed, do=do) from None
         return self._then(Map(function, on, None if kinds is None else tuple(kinds), random))
 
-    def batch(self, size: int, *, tail: str = DROP, pad: float | None = None) -> Pipe:
+    def batch(
+        self,
+        size: int,
+        *,
+        tail: str = DROP,
+        pad: float | None = None,
+        split: str | Sequence[str] = SAMPLES,
+    ) -> Pipe:
         """So many samples in one array each; of several workers, together. What is left at an
         epoch's end is dropped, kept as a smaller batch, or padded with the epoch's first samples
         (tail="drop", "keep", "pad").
 
-        pad: a number that arrays are filled up with, where those of a batch have other extents."""
+        pad: a number that arrays are filled up with, where those of a batch have other extents. split:
+        what workers share: "samples", or "depth", "height" or "width" of volumes, of which each
+        reads and makes only its slab; or one of these for each axis of their mesh."""
         _whole("batch", "size", size, 1)
         if tail not in TAILS:
             needed = " or ".join(map(repr, TAILS))
             raise misfit(ArgumentError, "batch", got=f"tail={tail!r}", needed=needed)
         if any(isinstance(e.what, Cut) for e in self.entries):
             raise misfit(ArgumentError, "batch", got="a second one", needed="one in a pipe")
-        return self._then(Cut(size, tail, None if pad is None else float(pad)))
+        splits = (split,) if isinstance(split, str) else tuple(split)
+        if not splits or not {*splits} <= {*NAMES}:
+            needed = " or ".join(map(repr, NAMES)) + ", or one for each axis of the mesh"
+            raise misfit(ArgumentError, "batch", got=f"split={split!r}", needed=needed)
+        cut = Cut(size, tail, None if pad is None else float(pad), splits)
+        if cut.has_slabs:
+            self._check_slabs(cut)
+        return self._then(cut)
+
+    def _check_slabs(self, cut: Cut) -> None:
+        """Refuse what cannot be made of parts of samples."""
+        wrong = ""
+        for e in self.entries:
+            if isinstance(e.what, Stage) and (why := e.what.why_whole()):
+                wrong = wrong or f"{e.what.name}: {why}"
+            if isinstance(e.what, OnError) and e.what.policy != Policy(RAISE, e.what.policy.most):
+                wrong = wrong or f"on_error({e.what.policy.do!r}), which workers would do apart"
+        known = self._fields()
+        if known is not None and not known.of_kind(VOLUME, MASK):
+            wrong = wrong or f"samples of {', '.join(known.kinds)}"
+        try:
+            if not isinstance(self.source, Stream) and len(self.source):
+                self.source.parts(0)
+        except Undescribed as error:
+            wrong = wrong or str(error)
+        if wrong or isinstance(self.source, Stream) or cut.pad is not None:
+            raise misfit(
+                ArgumentError,
+                f"batch(split={cut.split!r})"
+                if len(cut.split) > 1
+                else f"batch(split={cut.split[0]!r})",
+                got=wrong or ("pad=" if cut.pad is not None else "a stream"),
+                needed="volumes or masks in arrays, and stages that make a part of a part",
+                do='leave split= out to share samples, or say kinds=("volume", ...)',
+            )
 
     def bucket(self, lengths: Any, *, window: int = 50) -> Pipe:
         """Batches of samples that are about as long: of so many batches that follow each other, samples
@@ -345,6 +398,9 @@ class Pipe:
         stages = [e.what for e in self.entries if isinstance(e.what, Stage)]
         known = self._fields()
         count = 0
+        if self._cut().has_slabs:
+            got = "parts of samples, which workers share"
+            raise misfit(ArgumentError, "on_device", got=got, needed="whole samples")
         while count < len(stages) and can_move(stages[-1 - count], known):
             count += 1
         asked = len(names) if names else count
@@ -391,6 +447,9 @@ class Pipe:
         behind = any(isinstance(e.what, Cut) for e in self.entries)
         if isinstance(what, Stage):
             self._check_last(what.name)
+            if behind and self._cut().has_slabs:
+                got = "parts of samples, which workers share"
+                raise misfit(ArgumentError, what.name, got=got, needed="whole samples")
             if what.batched != behind and not isinstance(what, Map):
                 raise misfit(
                     ArgumentError,
@@ -410,6 +469,9 @@ class Pipe:
             )
         made = Entry(what, short(user_line()))
         return replace(self, entries=(*self.entries, made), cursor=Cursor())
+
+    def _cut(self) -> Cut:
+        return next((e.what for e in self.entries if isinstance(e.what, Cut)), Cut(SINGLE, KEEP))
 
     def _check_last(self, name: str) -> None:
         """Refuse what makes other stages the last ones."""
@@ -460,11 +522,22 @@ class Pipe:
                 do="write batch()" if is_single else "leave it out",
             )
 
-    def begin(self, epoch: int, start: int, rows: Rows, progress: bool = False) -> Epoch:
+    def begin(
+        self,
+        epoch: int,
+        start: int,
+        rows: Rows,
+        progress: bool = False,
+        box: Callable[[Shape], Box3] | None = None,
+    ) -> Epoch:
         """An epoch from a place on, or the part of it that one of several workers makes: these rows of
-        each batch."""
+        each batch, and of volumes what the box says for their depth, height and width."""
         cursor = self.cursor
         recipe, portions = self._recipe_of(epoch, start, rows, frozenset(cursor.beyond))
+        if box is not None:
+            stages = recipe.chain.stages
+            slabs = Slabs(recipe.source, stages, box)
+            recipe = replace(recipe, chain=SlabChain(stages), slabs=slabs)
         if self.tune and settings.tune == "on" and len(self.given) < 3 and cursor.drive is None:
             lo, hi = rows(portions.size)
             cursor.drive = Drive(self.identity(), max(hi - lo, 1))
@@ -689,6 +762,7 @@ class Epoch:
         self._line = Line(epoch, self._left) if progress and recipe.batched is not None else None
         if self._line is not None:
             weakref.finalize(self, self._line.stop)
+        self._cut = pipe._cut()
         self._process = os.getpid()
         self._counts = {"faults": 0, "seen": 0}
         self._single: Iterator[Any] = iter(())
@@ -792,9 +866,24 @@ class Epoch:
         convert = self._convert
         assert convert is not None
         batch.slots = None
+        if self._cut.has_slabs and self._pipe.target in LATE:
+            return fields.tree(self._placed(fields, slots))
         if (left := self._work.recipe.later) is not None:
             return fields.tree(left.made(fields, slots, batch.drawn, convert))
         return fields.tree([convert(s) if isinstance(s, np.ndarray) else s for s in slots])
+
+    def _placed(self, fields: Fields, slots: Sequence[Any]) -> list[Any]:
+        """Arrays of which workers share the samples' depth, height or width."""
+        assert self._convert is not None
+        first = first_axis(self._work.recipe.chain.stages)
+        found = []
+        for kind, x in zip(fields.kinds, slots, strict=True):
+            if isinstance(x, np.ndarray):
+                axes = dict(zip(NAMES, axes_of(kind, x.ndim - 1, first), strict=False))
+                split = tuple(axes.get(name) for name in self._cut.split)
+                x = self._convert(x, split=split if len(split) > 1 else split[0])  # type: ignore[call-arg]
+            found.append(x)
+        return found
 
     def close(self) -> None:
         """End its threads."""

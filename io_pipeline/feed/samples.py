@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from ostinato.ops.core.encode import need
+from ostinato.ops.core.layout import Box
 from ostinato.ops.core.tree import flatten, paths
 from ostinato.ops.core.user_line import misfit
 
@@ -55,6 +56,10 @@ class Samples:
     def read(self, index: int) -> tuple[list[Any], Fields]:
         """The leaves of a sample. Threads call this side by side."""
         raise NotImplementedError
+
+    def parts(self, index: int) -> tuple[list[Any], Fields]:
+        """As `read`, but what lies in a file may stay there, as a `Row`."""
+        raise Undescribed(f"{type(self).__name__.lower()} give whole samples")
 
     def identity(self) -> str:
         """What is the same for the same samples in the same order, in every process."""
@@ -116,6 +121,28 @@ def stamp(path: str) -> str:
     return f"{os.path.abspath(path)} {found.st_size} {found.st_mtime_ns}"
 
 
+class Row:
+    """A row of an array in a file, or all of it, of which nobody has read anything yet."""
+
+    def __init__(self, source: Source, index: int | None = None) -> None:
+        self.source, self.index, self.dtype = source, index, source.dtype
+        self.shape = tuple(source.shape if index is None else source.shape[1:])
+        self.ndim = len(self.shape)
+
+    def read(self, box: Box, out: Any = None) -> np.ndarray[Any, Any]:
+        """A box of its first axes, to where it is wanted if that fits."""
+        box = (*box, *((0, n) for n in self.shape[len(box) :]))
+        shape = tuple(hi - lo for lo, hi in box)
+        if out is None or (out.shape, out.dtype) != (shape, self.dtype):
+            out = np.empty(shape, self.dtype)
+        if self.index is None:
+            self.source.read(out, box)
+        else:
+            self.source.read(out[None], ((self.index, self.index + 1), *box))
+        found: np.ndarray[Any, Any] = out
+        return found
+
+
 class Arrays(Samples):
     """The rows of arrays: of NumPy's, or in files, of which only what is asked for is read."""
 
@@ -164,6 +191,12 @@ class Arrays(Samples):
     def read(self, index: int) -> tuple[list[Any], Fields]:
         assert self.fields is not None
         return [_row(x, index) for x in self.sources], self.fields
+
+    def parts(self, index: int) -> tuple[list[Any], Fields]:
+        assert self.fields is not None
+        return [
+            Row(x, index) if isinstance(x, Source) else x[index] for x in self.sources
+        ], self.fields
 
     def forms(self) -> list[tuple[tuple[int, ...], np.dtype[Any]]] | None:
         if any(x.dtype.kind in "OUSV" and x.dtype.name != "bfloat16" for x in self.sources):

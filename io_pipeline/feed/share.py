@@ -6,12 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ostinato.errors import SampleError
 
 from .executor import Batch
 from .faults import Quarantine
 from .pipe import STRICT, Pipe
 from .portions import Rows
+from .slabs import axes_of
 
 
 class Share:
@@ -23,19 +26,20 @@ class Share:
         epoch: int,
         start: int,
         rows: Rows,
+        box: Callable[[tuple[int, ...]], tuple[tuple[int, int], ...]] | None,
         check: Callable[[], None],
         progress: bool | None,
     ) -> None:
         self.pipe, self.is_own = pipe, progress is not None  # the program's own pipe
         host = replace(pipe, target="numpy", order=STRICT)  # with the same cursor
-        self._epoch = host.begin(epoch, start, rows, bool(progress))
+        self._epoch = host.begin(epoch, start, rows, bool(progress), box)
         self._epoch._work.check = check
         self.pad = self._epoch._work.recipe.pad
         self.name = pipe.called
 
-    def take(self, number: int) -> tuple[list[Any], Any]:
-        """The leaves of a batch and its fields as data, which are not known where no sample was made. Those
-        before it that nobody took are let go."""
+    def take(self, number: int) -> tuple[list[Any], list[Any], Any]:
+        """The leaves of a batch, their forms, and its fields as data, which are not known where no sample was
+        made. Those before it that nobody took are let go."""
         while True:
             try:
                 batch: Batch = self._epoch._batch()
@@ -50,7 +54,19 @@ class Share:
             fields, forms = self._epoch._work.form
             slots = self._epoch._work._slots(0, forms)
         batch.slots = None
-        return list(slots or ()), None if fields is None else fields.as_data()
+        if slots is None or fields is None:
+            return [], [], None
+        return list(slots), list(map(self._form, fields.kinds, slots)), fields.as_data()
+
+    def _form(self, kind: str, value: Any) -> Any:
+        """Extents of a whole sample, dtype, and the axes of a batch along which workers may share it."""
+        if not isinstance(value, np.ndarray):
+            return None
+        slabs, shape = self._epoch._work.recipe.slabs, value.shape[1:]
+        if slabs is None:
+            return shape, value.dtype, (0,)
+        axes = axes_of(kind, len(shape), slabs.first)
+        return slabs.whole_of(kind, shape), value.dtype, axes
 
     def faults(self) -> tuple[int, list[dict[str, Any]]]:
         """What was left out or replaced since this was asked last, unless the program knows."""

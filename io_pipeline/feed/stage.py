@@ -49,6 +49,7 @@ from .native import Form, Native
 from .plain import Undescribed, as_plain, from_plain
 
 Shape = tuple[int, ...]
+Box3 = tuple[tuple[int, int], ...]  # ranges of depth, height and width
 Window = tuple[int, int, int, int]  # of an image: top, left, height, width
 HOST, DEVICE = "host", "device"
 
@@ -86,6 +87,19 @@ class Stage:
         """What it does to images of such a form in machine code, with the bits of `image`; None if there
         is none. No form: what is in files."""
         return None
+
+    def why_whole(self) -> str:
+        """Why a part of what it makes of a volume needs all of the volume; nothing, if it does not."""
+        return "it looks at whole samples"
+
+    def result(self, drawn: Any, shape: Shape) -> Shape:
+        """Depth, height and width of what it makes of a volume, and channels."""
+        return shape
+
+    def slab(self, drawn: Any, shape: Shape, box: Box3) -> tuple[Box3, Any]:
+        """Of which part of a volume of this shape a part of the result is made, and what was drawn as
+        seen from there."""
+        return box, drawn
 
     def together(self, fields: Fields, values: list[Any]) -> None:
         """Change what fields that belong together have, of a sample of which each was dealt with."""

@@ -15,12 +15,13 @@ from ostinato.errors import ArgumentError
 
 from ..feed.draws import Draws
 from ..feed.fields import VOLUME
-from ..feed.stage import DEVICE, HOST, Shape, Stage, stage
+from ..feed.stage import DEVICE, HOST, Box3, Shape, Stage, stage
 from ..images.values import check_chance
 
 Volume = Any
 Size = int | tuple[int, int, int]
 Corner = tuple[int, int, int]
+ALL = "all"  # instead of what was drawn: what is there is what is wanted
 
 
 def triple(who: str, name: str, value: Any, least: int = 1) -> tuple[int, int, int]:
@@ -61,9 +62,28 @@ class Moving(Stage):
         return self.volume(xp, x, drawn)
 
 
+@dataclass(frozen=True)
+class Stepping(Moving):
+    """By whole steps, so a box of the result is made of a box."""
+
+    def why_whole(self) -> str:
+        return ""
+
+
+def _moved(box: Box3, corner: Sequence[int]) -> Box3:
+    return tuple((lo + k, hi + k) for (lo, hi), k in zip(box, corner, strict=True))
+
+
+def _mirrored(box: Box3, axes: Sequence[int], shape: Shape) -> Box3:
+    return tuple(
+        (n - hi, n - lo) if axis in axes else (lo, hi)
+        for axis, ((lo, hi), n) in enumerate(zip(box, shape, strict=False))
+    )
+
+
 @stage("center_crop3d")
 @dataclass(frozen=True)
-class CenterCrop3d(Moving):
+class CenterCrop3d(Stepping):
     """The middle of a volume."""
 
     size: Size
@@ -73,14 +93,27 @@ class CenterCrop3d(Moving):
 
     def volume(self, xp: Any, x: Volume, drawn: Any) -> Volume:
         size = triple(self.name, "size", self.size)
-        _check_room(x.shape, size)
-        a, b, c = ((n - m) // 2 for n, m in zip(x.shape, size, strict=False))
-        return _cut(x, (a, b, c), size)
+        if drawn is ALL:
+            return x
+        return _cut(x, self._corner(x.shape, size), size)
+
+    def _corner(self, shape: Shape, size: Corner) -> Corner:
+        _check_room(shape, size)
+        a, b, c = ((n - m) // 2 for n, m in zip(shape, size, strict=False))
+        return a, b, c
+
+    def result(self, drawn: Any, shape: Shape) -> Shape:
+        size = triple(self.name, "size", self.size)
+        _check_room(shape, size)
+        return (*size, *shape[3:])
+
+    def slab(self, drawn: Any, shape: Shape, box: Box3) -> tuple[Box3, Any]:
+        return _moved(box, self._corner(shape, triple(self.name, "size", self.size))), ALL
 
 
 @stage("random_crop3d")
 @dataclass(frozen=True)
-class RandomCrop3d(Moving):
+class RandomCrop3d(Stepping):
     """A part of this size, anywhere in the volume."""
 
     size: Size
@@ -94,13 +127,19 @@ class RandomCrop3d(Moving):
         a, b, c = (rng.integer(0, n - m + 1) for n, m in zip(shape, size, strict=False))
         return a, b, c
 
-    def volume(self, xp: Any, x: Volume, drawn: Corner) -> Volume:
-        return _cut(x, drawn, triple(self.name, "size", self.size))
+    def volume(self, xp: Any, x: Volume, drawn: Any) -> Volume:
+        return x if drawn is ALL else _cut(x, drawn, triple(self.name, "size", self.size))
+
+    def result(self, drawn: Corner, shape: Shape) -> Shape:
+        return (*triple(self.name, "size", self.size), *shape[3:])
+
+    def slab(self, drawn: Corner, shape: Shape, box: Box3) -> tuple[Box3, Any]:
+        return _moved(box, drawn), ALL
 
 
 @stage("random_flip3d")
 @dataclass(frozen=True)
-class RandomFlip3d(Moving):
+class RandomFlip3d(Stepping):
     """Mirrored along each of these axes, with a chance of p each."""
 
     p: float = 0.5
@@ -121,6 +160,9 @@ class RandomFlip3d(Moving):
         a, b, c = (slice(None, None, -1 if axis in drawn else None) for axis in range(3))
         return x[a, b, c]
 
+    def slab(self, drawn: tuple[int, ...], shape: Shape, box: Box3) -> tuple[Box3, Any]:
+        return _mirrored(box, drawn, shape), drawn
+
     def as_rows(self, drawn: list[tuple[int, ...]]) -> Any:
         return np.array([[k in axes for k in range(3)] for axes in drawn], bool).reshape(-1, 3)
 
@@ -135,7 +177,7 @@ class RandomFlip3d(Moving):
 
 @stage("random_rotate90")
 @dataclass(frozen=True)
-class RandomRotate90(Moving):
+class RandomRotate90(Stepping):
     """Turned by 0, 1, 2 or 3 quarters in the plane of two axes, from the first to the second of them, with a
     chance of p. Where they differ in length, a quarter turn changes the shape."""
 
@@ -163,8 +205,24 @@ class RandomRotate90(Moving):
         if drawn % 2:
             x = x.swapaxes(first, second)
         turned = [slice(None)] * 3
-        if drawn in (1, 2):
-            turned[first] = slice(None, None, -1)
-        if drawn in (2, 3):
-            turned[second] = slice(None, None, -1)
+        for axis in self._mirrored_axes(drawn):
+            turned[axis] = slice(None, None, -1)
         return x[tuple(turned)]
+
+    def _mirrored_axes(self, drawn: int) -> list[int]:
+        """Axes that are mirrored after they changed places."""
+        first, second = self.axes
+        return [*([first] if drawn in (1, 2) else []), *([second] if drawn in (2, 3) else [])]
+
+    def result(self, drawn: int, shape: Shape) -> Shape:
+        return self._swapped(drawn, shape)
+
+    def slab(self, drawn: int, shape: Shape, box: Box3) -> tuple[Box3, Any]:
+        after = self._swapped(drawn, shape)
+        return self._swapped(drawn, _mirrored(box, self._mirrored_axes(drawn), after)), drawn
+
+    def _swapped(self, drawn: int, of: tuple[Any, ...]) -> tuple[Any, ...]:
+        found, (first, second) = list(of), self.axes
+        if drawn % 2:
+            found[first], found[second] = found[second], found[first]
+        return tuple(found)

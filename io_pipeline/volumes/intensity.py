@@ -15,7 +15,7 @@ from ostinato.errors import ArgumentError
 
 from ..feed.draws import Draws
 from ..feed.fields import IMAGE, VOLUME
-from ..feed.stage import DEVICE, HOST, Shape, Stage, stage
+from ..feed.stage import DEVICE, HOST, Box3, Shape, Stage, stage
 from ..images.values import check_chance, check_number, check_range, moved_in
 from .geometry import Volume
 
@@ -65,6 +65,13 @@ class GaussianNoise(Stage):
         noise = rng.generator.standard_normal(shape, np.float32)
         return noise * np.float32(low + (high - low) * where)
 
+    def why_whole(self) -> str:
+        return ""
+
+    def slab(self, drawn: Any, shape: Shape, box: Box3) -> tuple[Box3, Any]:
+        cut = tuple(slice(lo, hi) for lo, hi in box)
+        return box, None if drawn is None else drawn[cut]
+
     def volume(self, xp: Any, x: Volume, drawn: Any) -> Volume:
         return x if drawn is None else _back(xp, _wide(xp, x) + moved_in(xp, drawn), x.dtype)
 
@@ -98,6 +105,9 @@ class RandomIntensity(Stage):
         ranges = self.scale, self.shift, self.gamma
         a, b, c = (low + (high - low) * w for (low, high), w in zip(ranges, where, strict=True))
         return a, b, c
+
+    def why_whole(self) -> str:
+        return "" if self.gamma == (1.0, 1.0) else "gamma needs the ends of a whole volume"
 
     def volume(self, xp: Any, x: Volume, drawn: tuple[float, float, float] | None) -> Volume:
         if drawn is None:
@@ -152,6 +162,9 @@ class Normalize3d(Stage):
                 got = f"{name}={getattr(self, name)!r}"
                 needed = " or ".join(map(repr, good))
                 raise misfit(ArgumentError, self.name, got=got, needed=needed)
+
+    def why_whole(self) -> str:
+        return "" if self.mean is not None else "without mean= and std= it needs those of all of it"
 
     def volume(self, xp: Any, x: Volume, drawn: Any) -> Volume:
         kind = xp.float64 if self.dtype == "float64" else xp.float32

@@ -6,7 +6,11 @@
 
 Nobody sends a sample. A batch is one order of 48 bytes and some. In the first one, and where samples may be
 left out or padded, all tell the lead what they have, and agree on the shape; rows are moved between
-workers if some made fewer than their share."""
+workers if some made fewer than their share.
+
+The layout of a feed is that of an array of samples x depth x height x width: by which of these workers share
+a batch. Of each array of a sample it is known which axes these are; those that it does not have are
+no reason to cut it."""
 
 from __future__ import annotations
 
@@ -24,7 +28,8 @@ from ostinato.errors import SampleError
 from .orders import LEAD
 
 MOST_LEAVES = 64  # of a sample
-_Form = tuple[Shape, DType] | None  # extents of a sample, and its dtype; None of what lies in lists
+_Axes = tuple[int, ...]  # of a batch, that are samples, depth, height and width
+_Form = tuple[Shape, DType, _Axes] | None  # extents of a whole sample; None of what lies in lists
 
 
 class Share(Protocol):
@@ -36,8 +41,15 @@ class Share(Protocol):
     def stats(self) -> dict[str, Any]:
         """What it costs, and how many batches wait."""
 
-    def take(self, number: int) -> tuple[list[Any], Any]:
-        """The leaves of a batch, and their fields as data."""
+    def take(self, number: int) -> tuple[list[Any], list[_Form], Any]:
+        """The leaves of a batch, their forms, and their fields as data."""
+
+
+def mapped(layout: Layout, axes: Sequence[int]) -> Layout:
+    """The layout of an array whose samples, depth, height and width are these axes."""
+    known = dict(enumerate(axes))
+    splits = tuple([known.get(s) if isinstance(s, int) else None for s in layout.splits])
+    return Layout(layout.mesh, splits, (), layout.blocks)
 
 
 # -- on each worker ------------------------------------------------------------------------
@@ -45,26 +57,27 @@ class Portion:
     """A worker's part of an epoch."""
 
     def __init__(self, share: Share, layout: Layout, comm: Any) -> None:
-        self.share, self.layout, self.comm = share, layout, comm
+        self.share, self.layout, self.comm = share, mapped(layout, (0,)), comm
+        self.has_slabs = any(isinstance(s, int) and s > 0 for s in layout.splits)
         self.forms: list[_Form] = []
 
     def batch(self, number: int, agrees: bool) -> tuple[list[Any], Any]:
         """The arrays of a batch, and what the lead says of it."""
-        values, fields = self.share.take(number)
+        values, found, fields = self.share.take(number)
         if agrees:
-            return self._agreed(number, values, fields)
-        found = [_form(v) for v in values]
+            return self._agreed(number, values, found, fields)
         if found != self.forms:
             raise _unlike(number, self.comm.rank, found, "the first batch", self.forms)
         return values, None
 
-    def _agreed(self, number: int, values: list[Any], fields: Any) -> tuple[list[Any], Any]:
+    def _agreed(
+        self, number: int, values: list[Any], forms: list[_Form], fields: Any
+    ) -> tuple[list[Any], Any]:
         """All make one batch of what they have."""
         comm = self.comm
-        forms = [_form(v) for v in values]
         said = {
             "rows": len(values[0]) if values else 0,
-            "forms": [f and [list(f[0]), f[1].name] for f in forms],
+            "forms": [f and [list(f[0]), f[1].name, list(f[2])] for f in forms],
             "fields": fields,
             "lists": [v if f is None else None for v, f in zip(values, forms, strict=True)],
         }
@@ -79,12 +92,20 @@ class Portion:
         answer = None
         if comm.rank == LEAD:
             answer = _together(number, told, self.share.pad is not None)
+            if self.has_slabs and None in answer["forms"]:
+                raise SampleError(
+                    f"batch {number}: got values that are no arrays; needed arrays and numbers alone "
+                    "in samples that workers share."
+                )
         rows, extents = _spread(comm, answer and [answer["rows"], answer["forms"]])
-        self.forms = [f and (tuple(f[0]), DTYPES[f[1]]) for f in extents]
+        self.forms = list(map(_decoded, extents))
         made: list[Any] = []
         for k, form in enumerate(self.forms):
             if form is not None:
                 value = values[k] if values else np.empty((0, *form[0]), form[1])
+                if self.has_slabs:
+                    made.append(value)
+                    continue
                 made.append(self._moved(_padded(value, form[0], self.share.pad), rows))
         if answer is not None:
             answer["rows"] = sum(rows)
@@ -118,8 +139,8 @@ def _common(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
     return max(a[0], b[0]), min(a[1], b[1])
 
 
-def _form(value: Any) -> _Form:
-    return (value.shape[1:], value.dtype) if isinstance(value, np.ndarray) else None
+def _decoded(form: Any) -> _Form:
+    return form and (tuple(form[0]), DTYPES[form[1]], tuple(form[2]))
 
 
 def _padded(value: Any, extents: Shape, pad: float | None) -> Any:
@@ -141,12 +162,11 @@ def _together(number: int, told: Sequence[Any], pads: bool) -> dict[str, Any]:
     for rank, t in have[1:]:
         alike = t["fields"] == one["fields"] and len(t["forms"]) == len(forms)
         if not alike or not all(map(_fits, forms, t["forms"], [pads] * len(forms))):
-            here, there = ([f and (f[0], f[1]) for f in x["forms"]] for x in (t, one))
-            raise _unlike(number, rank, here, f"worker {first}", there)
+            raise _unlike(number, rank, t["forms"], f"worker {first}", forms)
     if pads:
         columns = zip(*(t["forms"] for _, t in have), strict=True)
         forms = [
-            c[0] and [[max(n) for n in zip(*(f[0] for f in c), strict=True)], c[0][1]]
+            c[0] and [[max(n) for n in zip(*(f[0] for f in c), strict=True)], *c[0][1:]]
             for c in columns
         ]
     lists = [
@@ -206,7 +226,7 @@ class Feed:
         progress: bool,
     ) -> None:
         self.engine, self.layout = engine, layout
-        spec = Spec((size,), DTYPES["uint8"], layout)
+        spec = Spec((size, 1, 1, 1), DTYPES["uint8"], layout)
         said = [*about, encode_spec(spec)]
         own = None if engine.is_elsewhere else progress
         self.handle = engine.make("feed", spec, operands=(pipe.number,), text=said, value=own)
@@ -215,7 +235,8 @@ class Feed:
 
     def take(self, number: int, count: int, varies: bool) -> tuple[list[Any], Any]:
         """The leaves of a batch of so many samples: operands, or lists; and their fields."""
-        sizes = [self.layout.box((count,), r)[0] for r in range(self.engine.size)]
+        rows = mapped(self.layout, (0,))
+        sizes = [rows.box((count,), r)[0] for r in range(self.engine.size)]
         agrees = (
             varies or self.forms is None or None in self.forms or any(lo == hi for lo, hi in sizes)
         )
@@ -223,23 +244,26 @@ class Feed:
             assert self.forms is not None
             specs = [self._spec(count, f) for f in self.forms if f is not None]
             return self.engine.told("batch", specs, self.handle, [number, False]), self.fields
-        answer, arrays = self.engine.asked("batch", self.handle, [number, True], self._made)
+        whole = count if rows is not self.layout else None  # of samples that workers share
+        answer, arrays = self.engine.asked(
+            "batch", self.handle, [number, True], lambda answer: self._made(answer, whole)
+        )
         made, left = [], iter(arrays)
         for form, inner in zip(self.forms or (), answer["lists"], strict=True):
             made.append(inner if form is None else next(left))
         self.fields = answer["fields"]
         return made, self.fields
 
-    def _made(self, answer: Any) -> list[Spec]:
+    def _made(self, answer: Any, count: int | None) -> list[Spec]:
         try:
-            self.forms = [f and (tuple(f[0]), DTYPES[f[1]]) for f in answer["forms"]]
-            count = answer["rows"]
+            self.forms = list(map(_decoded, answer["forms"]))
+            count = answer["rows"] if count is None else count
         except (KeyError, TypeError):
             raise Malformed("an answer about a batch that is none") from None
         return [self._spec(count, f) for f in self.forms if f is not None]
 
-    def _spec(self, count: int, form: tuple[Shape, DType]) -> Spec:
-        return Spec((count, *form[0]), form[1], self.layout)
+    def _spec(self, count: int, form: tuple[Shape, DType, _Axes]) -> Spec:
+        return Spec((count, *form[0]), form[1], mapped(self.layout, form[2]))
 
     def ask(self, what: str) -> list[Any]:
         """What each worker says of its part."""

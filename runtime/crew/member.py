@@ -21,7 +21,7 @@ from ostinato.runtime.engine import box_of, measured
 from ostinato.runtime.messages.mpi import MpiCommunicator
 from ostinato.runtime.worker import Loaded, Worker
 
-from .feeding import Portion, layout_of
+from .feeding import Portion, layout_of, mapped
 from .orders import LEAD, Order, described
 
 SESSION = 1 << 40  # handles of one session of a crew
@@ -226,12 +226,14 @@ class Member:
     def _feed(self, order: Order, value: Any) -> None:
         epoch, start, about = listing(order.text, longest=3)
         layout = layout_of(about)
-        comm = self.communicator
+        comm, rows = self.communicator, mapped(layout, (0,))
+        has_slabs = rows.splits != layout.splits
         share = openers["share"](
             self.parts[order.operands[0]],
             integer(epoch, 0),
             integer(start, 0),
-            lambda count: layout.box((count,), self.rank)[0],
+            lambda count: rows.box((count,), self.rank)[0],
+            (lambda shape: layout.box((1, *shape), self.rank)[1:]) if has_slabs else None,
             comm.check,
             value,
         )

@@ -17,6 +17,7 @@ import numpy as np
 from mpi4py import MPI
 from ostinato.io_pipeline.feed import folders
 from ostinato.io_pipeline.feed.pipe import Pipe
+from ostinato.io_pipeline.files import NpySource
 
 import ostinato as ost
 
@@ -166,6 +167,39 @@ def tails() -> None:
             found, wanted = ([tuple(b.values()) for b in x] for x in (found, wanted))
         right[name] = same(found, wanted) and not isinstance(pipe.cursor.held, str)
     say(right=right)
+
+
+def slabs() -> None:
+    """Volumes in files, of which each reads its slab alone."""
+    root = sys.argv[2]
+    read = [0]
+    before = NpySource.read
+
+    def counted(self: Any, out: Any, box: Any) -> None:
+        read[0] += out.nbytes
+        before(self, out, box)
+
+    NpySource.read = counted  # type: ignore[method-assign]
+    if RANK:
+        import atexit
+
+        atexit.register(lambda: print("\n" + json.dumps({f"read{RANK}": read[0]}), flush=True))
+    session = ost.connect()
+    rows = {name: f"{root}/{name}.npy" for name in ("volume", "mask")} | {"label": np.arange(6)}
+    pipe = ost.io.arrays(rows).shuffle(1).random_flip3d().normalize3d(10.0, 3.0)
+    pipe = pipe.batch(2, split=sys.argv[3])
+    wanted = [*pipe.to("numpy").epoch(1)]
+    read[0] = 0
+    smooth = ost.compile(lambda x: x[:, 2:] + x[:, :-2] - 2 * x[:, 1:-1])
+    right, layouts = [], []
+    for found, batch in zip(pipe.epoch(1), wanted, strict=True):
+        z = smooth(found["volume"])
+        x = batch["volume"]
+        right.append(np.allclose(np.asarray(z), x[:, 2:] + x[:, :-2] - 2 * x[:, 1:-1], atol=1e-4))
+        right += [np.array_equal(np.asarray(found[f]), batch[f]) for f in batch]
+        layouts = [str(found[f].layout) for f in ("volume", "mask", "label")]
+    orders = session.stats()["orders"]
+    say(right=right, layouts=layouts, read0=read[0], orders=orders)
 
 
 def goes_on() -> None:

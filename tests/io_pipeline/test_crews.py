@@ -50,9 +50,9 @@ def damaged(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def job(count: int, name: str, root: Path) -> dict[str, Any]:
+def job(count: int, name: str, root: Path, *more: str) -> dict[str, Any]:
     """What a scenario of crew_jobs.py said."""
-    done = mpiexec(count, "-m", "tests.io_pipeline.crew_jobs", name, str(root))
+    done = mpiexec(count, "-m", "tests.io_pipeline.crew_jobs", name, str(root), *more)
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = {"stderr": done.stderr}
     for line in done.stdout.splitlines():
@@ -126,6 +126,22 @@ def test_ctrl_c_while_somebody_makes_a_batch(root: Path) -> None:
     assert found["seen"] == ["KeyboardInterrupt"] * 2
     assert found["took"] < 5
     assert found["right"]
+
+
+@needs_mpi
+@pytest.mark.parametrize(("count", "split"), [(2, "depth"), (3, "height")])
+def test_each_reads_its_slab(tmp_path: Path, count: int, split: str) -> None:
+    r = np.random.default_rng(0)
+    volume = r.integers(0, 100, (6, 12, 15, 8)).astype(np.int16)
+    np.save(tmp_path / "volume.npy", volume)
+    np.save(tmp_path / "mask.npy", (volume > 50).astype(np.uint8))
+    found = job(count, "slabs", tmp_path, split)
+    assert all(found["right"]), found["right"]
+    axis = 1 + ("depth", "height").index(split)
+    assert found["layouts"] == [f"split {axis} of {count}"] * 2 + [f"whole of {count}"]
+    total = volume.nbytes + volume.size  # bytes of all volumes and masks
+    assert [found[f"read{r}"] for r in range(count)] == [total // count] * count
+    assert "put" not in found["orders"]
 
 
 # -- workers of a Dask cluster -----------------------------------------------------------------

@@ -428,7 +428,7 @@ def test_an_npz_file_is_a_dict_of_arrays(tmp_path: Path) -> None:
 
 def test_the_stage_of_the_document_is_one(images: Path) -> None:
     text = (ROOT / "docs/io_pipeline.md").read_text()
-    _, block = re.findall(r"```python\n(.*?)```", text, re.S)
+    (block,) = re.findall(r"```python\n(@ost.*?)```", text, re.S)
     known: dict[str, Any] = {"ost": ost, "dataclass": dataclass}
     base = ost.io.images(str(images)).decode()
     try:
