@@ -26,6 +26,7 @@ from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.signals import Living
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.cache import PlanCache
+from ostinato.planner.gathered import gathers
 from ostinato.planner.machine import HERE, known
 from ostinato.planner.passes.layouts import resolve
 from ostinato.planner.pipeline import make_plan, tune
@@ -39,6 +40,7 @@ from ostinato.runtime.crew.engine import CrewEngine
 from ostinato.runtime.engine import Engine, Launcher, LocalEngine
 
 from . import watching
+from .replicas import Replicas
 
 
 class _Witness:
@@ -72,14 +74,30 @@ class _Made:
         self.engine = engine
         self.functions: Living[Function] = Living()
         self.entries: dict[str, Living[Entry]] = {}  # by plan
+        self.replicas: dict[str, Replicas] = {}
 
     def forget(self, plan: Plan) -> None:
         """The cache let a plan go, and so does everybody."""
         self.engine.forget(plan.id)
+        replicas = self.replicas.pop(plan.id, None)
+        if replicas is not None:
+            replicas.forget()
+            for other in replicas.ids:
+                self.engine.forget(other)
         for entry in self.entries.pop(plan.id, ()):
             entry.drop()
 
+    def ran_lately(self, plan_id: str) -> bool:
+        """Whether a plan ran since this was asked last, or one in its place."""
+        replicas = self.replicas.get(plan_id)
+        ids = [plan_id, *(replicas.ids if replicas is not None else ())]
+        ran = [self.engine.ran_lately(each) for each in ids]  # all are asked
+        return any(ran)
+
     def forget_all(self) -> None:
+        for replicas in self.replicas.values():
+            replicas.forget()
+        self.replicas.clear()
         self.entries.clear()
         for function in self.functions:
             function.forget_session(self.number)
@@ -102,7 +120,7 @@ class Session:
         self.target = target
         self._made = _Made(self.number, engine)
         self.plans = PlanCache(
-            settings.cache, settings.cache_bytes, self._made.forget, engine.ran_lately
+            settings.cache, settings.cache_bytes, self._made.forget, self._made.ran_lately
         )
         self._before: Session | None = None  # in a context of its own: what was in use before
         self.settling = threading.RLock()
@@ -192,7 +210,7 @@ class Session:
 
     def launcher(self, plan: Plan) -> Launcher:
         """Runs a plan; errors name the lines of whom the plan was made for."""
-        launch = self.engine.launcher(plan.original or plan)
+        launch = self._launcher(plan.original or plan)
         if plan.original is None:
             return launch
 
@@ -203,6 +221,28 @@ class Session:
                 raise plan.at_its_lines(error) from error.__cause__
 
         return launch_at_its_lines
+
+    def _launcher(self, plan: Plan) -> Launcher:
+        """With what is gathered for good, where a plan gathers operands."""
+        plain = self.engine.launcher(plan)
+        if self.workers == 1 or plan.key.gathered:
+            return plain
+        replicas = self._made.replicas.get(plan.id)
+        if replicas is None:
+            if not (found := gathers(plan)):
+                return plain
+            me = weakref.ref(self)
+
+            def launches(asked: Key | Plan) -> tuple[Plan, Launcher] | None:
+                session = me()
+                if session is None:
+                    return None
+                known = session._tuned(asked) if isinstance(asked, Plan) else session.plan(asked)[0]
+                return known, session.engine.launcher(known)
+
+            replicas = Replicas(plan, plain, found, launches)
+            self._made.replicas[plan.id] = replicas
+        return replicas
 
     def _begin(self) -> None:
         """It is used: what it took the place of gives its memory and threads back, until somebody

@@ -187,7 +187,10 @@ def _decode(content: Any, known: Key | None, foreign: bool, limit: float | None)
     need(identity == key.id, "an id that is not its content's")
     now = {} if known is None else _moved(content["source"], key.graph)
     graph, program = key.graph, decode_graph(lowered, now=now)
-    need(program.inputs == graph.inputs, "a program with another signature than its source")
+    need(not (foreign and key.gathered), "gathers that somebody else has done")
+    count = len(program.inputs) - len(key.gathered)
+    signature = program.inputs[:count]
+    need(signature == graph.inputs, "a program with another signature than its source")
     made = []
     for pair in listing(results):
         where, k = listing(pair, longest=2)
@@ -305,8 +308,12 @@ def _key(content: Any) -> Key:
     need(1 <= len(target.mesh) <= 4, f"a mesh with {len(target.mesh)} axes")
     need(1 <= target.workers <= 1 << 20, "a mesh of that many workers")
     graph = decode_graph(source)
+    gathered = listing(content.get("gathered", []), lambda k: integer(k, 0, 1 << 16))
     return Key(
-        graph, target, tuple(listing(donated, lambda k: integer(k, 0, len(graph.inputs) - 1)))
+        graph,
+        target,
+        tuple(listing(donated, lambda k: integer(k, 0, len(graph.inputs) - 1))),
+        tuple(gathered),
     )
 
 

@@ -144,10 +144,11 @@ class Key:
     graph: Graph  # canonical, as traced; its inputs are the signature
     target: Target
     donated: tuple[int, ...] = ()
+    gathered: tuple[int, ...] = ()  # its gathers of operands that are given to it; see gathered.py
 
     @cached_property
     def parts(self) -> dict[str, Any]:
-        return {
+        found: dict[str, Any] = {
             "signature": [encode_spec(s) for s in self.graph.inputs],
             "graph": digest(self.graph),
             "mesh": list(self.target.mesh),
@@ -161,6 +162,9 @@ class Key:
             },
             "format": FORMAT,
         }
+        if self.gathered:
+            found["gathered"] = list(self.gathered)
+        return found
 
     @cached_property
     def id(self) -> str:
@@ -230,6 +234,7 @@ class Plan:
             # what decided, where there was something to decide: a part of no id
             "machine": self.target.machine.data if self.target.workers > 1 else None,
             "donated": list(self.key.donated),
+            "gathered": list(self.key.gathered),
             "tuned": _in_lists(self.tuned) if self.tuned is not None else None,
             "ladder": [[r.how, r.freed, r.seconds] for r in self.ladder],
         }

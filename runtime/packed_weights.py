@@ -18,6 +18,25 @@ OFTEN = 3  # times in a row that an array must come, twice as many after each ti
 PAYS = 8  # that it then came fewer than so many times as often
 
 
+class Habit:
+    """Whether the same comes often enough to keep what is made of it."""
+
+    def __init__(self, often: int = OFTEN) -> None:
+        self.often = self.enough = often
+        self.times = 0
+
+    def again(self) -> bool:
+        """The same as before has come."""
+        self.times += 1
+        return self.times >= self.enough
+
+    def ends(self, was_kept: bool) -> None:
+        """Another comes: the next one must come more often, if it was hardly worth it this time."""
+        if was_kept:
+            self.enough = self.often if self.times >= PAYS * self.enough else 2 * self.enough
+        self.times = 0
+
+
 class Kept:
     """What a worker's plans keep, by the array that it was made of."""
 
@@ -49,7 +68,7 @@ class Staying:
         self.product = product
         self.names, self.name = names, name  # where the plan's function finds the product
         self.array: Callable[[], Any] = _nothing
-        self.times, self.enough = 0, OFTEN
+        self.habit = Habit()
         self.kept: Kept | None = None
         self.bytes = 0
 
@@ -58,14 +77,14 @@ class Staying:
         if self.array() is not array:
             self.ends()
             self.array = weakref.ref(array)
-        self.times += 1
-        return self.times == self.enough and is_own(array)
+        due = self.habit.again()
+        return due and self.habit.times == self.habit.enough and is_own(array)
 
     def keep(self, array: Any, kept: Kept) -> None:
         """From now on the product has it as it is now."""
         made = self.product.keep(array if self.look is None else self.look(array))
         if made is None:
-            self.enough *= 2
+            self.habit.enough *= 2
             return
         self.names[self.name], self.bytes = made
         self.kept, key = kept, id(array)
@@ -74,13 +93,12 @@ class Staying:
 
     def ends(self) -> None:
         """Another comes, or it changes."""
-        if self.kept is not None:
-            self.enough = OFTEN if self.times >= PAYS * self.enough else 2 * self.enough
+        self.habit.ends(self.kept is not None)
         self.forget()
 
     def forget(self) -> None:
         """The product reads what it is given again."""
-        self.array, self.times = _nothing, 0
+        self.array, self.habit.times = _nothing, 0
         if self.kept is None:
             return
         self.names[self.name], self.bytes = self.product.function, 0

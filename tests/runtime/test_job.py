@@ -89,6 +89,12 @@ def test_addends_that_are_sent_narrow(count: int) -> None:
 
 
 @needs_mpi
+def test_replicas_of_operands_that_stay() -> None:
+    job = mpiexec(3, "-m", "pytest", "-q", "-p", "no:xdist", "tests/runtime/test_replicas.py")
+    assert job.returncode == 0, job.stdout[-4000:] + job.stderr[-2000:]
+
+
+@needs_mpi
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_the_communicator_over_mpi(count: int) -> None:
     job = mpiexec(count, "-m", "tests.runtime.over_mpi")
