@@ -59,7 +59,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-# Philox; kernels in registers do the same (ops/cpu/jit/random_bits.py)
+# Philox; kernels in registers do the same (ops/jit/random_bits.py)
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 LOW = 0xFFFFFFFF
@@ -494,7 +494,7 @@ def _place_of(numbers: Any) -> tuple[Shape, Place]:
 
 
 def _drawn(kernel: Callable[..., None], dtype: DType) -> Callable[..., None]:
-    """What kernels compute (ops/cpu/jit/random_bits.py), by NumPy, where these numbers are."""
+    """What kernels compute (ops/jit/random_bits.py), by NumPy, where these numbers are."""
     wide = dtype.itemsize == 8
 
     def draw(xp: Any, out: Any, seed: Any, numbers: Any, stream: Any = NORMAL) -> None:

@@ -11,6 +11,7 @@ from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph
 
 from .cpu import passes as cpu
+from .gpu import passes as gpu
 from .passes.memory import assign_memory
 from .plan import Program, Target, peak_bytes
 
@@ -29,7 +30,10 @@ class Rules:
     has_ways: bool = False  # whether its kernels have several ways, of which timing takes one
 
 
-RULES = {"cpu": Rules(cpu.PASSES, cpu.NEED_ROOM, cpu.CACHE, True)}
+RULES = {
+    "cpu": Rules(cpu.PASSES, cpu.NEED_ROOM, cpu.CACHE, True),
+    "cuda": Rules(gpu.PASSES),
+}
 PLAIN = Rules()
 
 

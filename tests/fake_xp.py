@@ -28,6 +28,8 @@ from typing import Any, NoReturn
 import ml_dtypes
 import numpy as np
 
+from .cuda_host import HostKernel
+
 
 @dataclass
 class Counts:
@@ -582,8 +584,23 @@ _cuda = Namespace(
     get_elapsed_time=lambda first, last: (last.at - first.at) * CALL * 1e3,
 )
 
+
+class RawKernel:
+    """A kernel in CUDA C++, which the host runs (cuda_host.py)."""
+
+    def __init__(self, code: str, name: str, options: tuple[str, ...] = ()) -> None:
+        self.kernel = HostKernel(code, name, options)
+
+    def __call__(
+        self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]
+    ) -> None:
+        counted.asked += 1
+        self.kernel(grid, block, [_host(x) if isinstance(x, DeviceArray) else x for x in args])
+
+
 xp = Namespace(
     "cupy",
+    RawKernel=RawKernel,
     **{n: _checked(n, getattr(np, n), known, n in _WAITING) for n, known in _FUNCTIONS.items()},
     **{n: Ufunc(n) for n in _UFUNCS},
     **{n: getattr(np, n) for n in _SHARED},

@@ -206,7 +206,8 @@ def test_names_exist(document: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "document", ["docs/architecture.md", "ops/cpu/README.md", "CONTRIBUTING.md"]
+    "document",
+    ["docs/architecture.md", "ops/cpu/README.md", "CONTRIBUTING.md"],
 )
 def test_code_has_what_is_called_so(document: str) -> None:
     """Names in backticks, such as `Op.pieces`, `same_program` or `kernel=`, are names in the code."""

@@ -152,7 +152,7 @@ def test_what_is_about_one_device_stays_in_its_rooms() -> None:
     homes = {ROOT / "ops/cpu", ROOT / "planner/cpu", ROOT / "planner/seeing"}
     may = {  # the lists of devices, what is timed, and threads of the host
         "ops/__init__.py": {"ostinato.ops.cpu.device"},
-        "planner/lowering.py": {"ostinato.planner.cpu"},
+        "planner/lowering.py": {"ostinato.planner.cpu", "ostinato.planner.gpu"},
         "planner/tuning/sites.py": {"ostinato.ops.cpu.fused", "ostinato.planner.cpu.fuse"},
         "planner/tuning/tuner.py": {"ostinato.ops.cpu.libraries.onednn"},
         "runtime/worker.py": {"ostinato.ops.cpu.threads"},

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core.device import Device, Function, Keeping, add
-from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.graph import Node
 from ostinato.ops.core.registry import OPS, Specs
 from ostinato.ops.core.spec import DType, Shape, Spec, bfloat16, copied, float16, float32, in_line
 from ostinato.ops.cpu.limits import LIMITS
+from ostinato.ops.cpu.loops.flat import native_kernel
+from ostinato.ops.jit.loops import lies
 
 from . import natives
 from .fused import FUSED
@@ -20,8 +22,6 @@ from .kernels.gemm import in_order
 from .libraries import lapack
 from .libraries.onednn import can_widen
 from .loops.copies import in_pieces, in_rows
-from .loops.flat import native_kernel, strides_over
-from .loops.labels import SUMS
 from .loops.record import Record
 
 LINE = LIMITS.line
@@ -98,11 +98,7 @@ def _generated(
     node: Node, shape: Callable[[Spec], Shape], arrays: Sequence[Any], threads: int
 ) -> Function | None:
     """A loop over a body's elements."""
-    body: Graph = node.kw["body"]
-    sums = [n for n in body.nodes if n.op in SUMS]
-    axes = len(sums[0].kw["axes"]) if sums else 0
-    whole = shape(body.specs[sums[0].inputs[0]] if sums else node.specs[0])
-    strides = strides_over(body, whole, arrays, axes)
+    body, whole, strides, axes = lies(node, shape, arrays)
     kernel = native_kernel(body, whole, strides, threads, axes)
     return kernel or in_rows(body, whole, arrays, threads, axes)
 

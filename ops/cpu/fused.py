@@ -13,13 +13,14 @@ from ostinato.ops.core.layout import Box
 from ostinato.ops.core.parameters import GRAPH, unfit
 from ostinato.ops.core.registry import ANY, OPS, Params, Place, Scratch, Specs, op
 from ostinato.ops.core.spec import Shape, Spec, int8
+from ostinato.ops.cpu.loops.labels import BLOCKS, UNITS, analyse, analyse_in_order, label, lanes_of
+from ostinato.ops.jit.loops import SUMS
 
 from .kernels.gemm_epilogue import (
     BEGINS,
     shape_of,
 )
 from .loops.flat import crew_of, nest_kernel
-from .loops.labels import BLOCKS, SUMS, UNITS, analyse, analyse_in_order, label, lanes_of
 from .loops.stages import facts
 from .threads import most_threads
 

@@ -5,17 +5,58 @@ known from events."""
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.device import Absent, Device, add, later
-from ostinato.ops.core.spec import in_line
+from ostinato.ops.core.device import Absent, Device, Function, Keeping, add, later
+from ostinato.ops.core.graph import Node
+from ostinato.ops.core.registry import Specs
+from ostinato.ops.core.spec import Shape, Spec, in_line
+from ostinato.ops.jit.loops import lies, loops_of
+
+from .loops.flat import OPTIONS, THREADS, Kernel, kernel_of
 
 NAME = "cuda"
+GENERATED = ("fused", "fused_rows")
 
 
 class Gpu(Device):
+    # -- kernels -------------------------------------------------------------------------------
+    def kernel(
+        self,
+        node: Node,
+        specs: Specs,
+        shape: Callable[[Spec], Shape],
+        arrays: Sequence[Any],
+        threads: int,
+        scratch: Sequence[Any],
+        often: bool,
+    ) -> Function | Keeping | None:
+        if node.op not in GENERATED:
+            return None
+        body, whole, strides, axes = lies(node, shape, arrays)
+        loops = loops_of(whole, strides, axes)
+        if loops is None or math.prod(whole) == 0:
+            return None
+        return self.launching(kernel_of(body, loops))
+
+    def launching(self, kernel: Kernel) -> Function:
+        """Compiled by NVRTC, and kept on disk by CuPy."""
+        run = self.xp.RawKernel(kernel.text, kernel.name, OPTIONS)
+        more: tuple[Any, ...] = tuple(map(np.int64, kernel.facts))
+        if kernel.room:
+            more += (self.xp.zeros(kernel.room, np.uint8),)
+        grid, block = kernel.grid, (THREADS,)
+
+        def launch(*arrays: Any) -> None:
+            run(grid, block, (*arrays, *more))
+
+        return launch
+
+    # -- memory --------------------------------------------------------------------------------
     def from_host(self, value: Any) -> Any:
         """When it returns, the host's memory may change."""
         made = self.xp.empty(value.shape, value.dtype.newbyteorder("="))

@@ -6,27 +6,21 @@ before                                  after
 %3 = add(%2, %0) : float32[n]               ... })
 return %3                               return %1
 
-An operation joins the kernel of one that it reads, if nothing else that it reads waits for that
-(`convex.py`); and the latest kernel over the same elements, if that then waits for nothing that stands
-behind it. Kernels stand where their first operation stood, or as soon as their operands exist. This
-belongs to this machine: plan files hold the graph without it."""
+What goes together is decided in planner/fusion; here is what pays on a CPU, and what begins with a
+product. This belongs to this machine: plan files hold the graph without it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
 from functools import partial
-from typing import Any
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import Shape, float32
+from ostinato.ops.core.spec import float32
+from ostinato.ops.cpu.jit.lines import can_lower
 from ostinato.ops.cpu.jit.llvm import why_not
-from ostinato.ops.cpu.jit.scalar import can_cast, can_lower, has_own_bits
-from ostinato.ops.cpu.jit.values import can_add
 from ostinato.ops.cpu.kernels.gemm_epilogue import BEGINS, ENOUGH, multiplies
 from ostinato.ops.cpu.kernels.gemm_tiles import form_of
 from ostinato.ops.cpu.loops.labels import (
@@ -35,25 +29,29 @@ from ostinato.ops.cpu.loops.labels import (
     POSITIONS,
     PRODUCTS,
     SHORT,
-    SOURCES,
-    SUMS,
-    VIEWS,
     analyse_in_order,
 )
 from ostinato.ops.expressions import cast
-from ostinato.planner.passes.order import meetings, schedule
+from ostinato.ops.jit.loops import SUMS, VIEWS
+from ostinato.ops.jit.scalar import has_own_bits
+from ostinato.planner.fusion.groups import (
+    Group,
+    Made,
+    groups_of,
+    is_elementwise,
+    node_of,
+    rows_of,
+    with_kernels,
+)
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import (
-    in_order_of,
     is_kernel,
     looked_at,
     map_bodies,
-    reading,
     replace,
     with_nodes,
 )
 
-from .convex import LATER, NOW, Unit, Units
 from .fuse_stages import PRODUCT, Nested, checks_of, count_apart, has_stages, nests
 from .narrow_operands import uncast
 from .random import draw_in_kernels
@@ -64,21 +62,9 @@ BESIDE = 2048  # and that are worth one more, in a plan that has some, or has la
 CALL = 64  # elements that a call in a loop counts as, at the least
 UNKNOWN = 100  # turns of a loop that ends when it ends
 LARGE = 4096  # elements, where the bits must not depend on what is beside
-NODES, OPERANDS = 128, 16  # of one kernel at the most
 NARROWEST = 16  # columns of a product in blocks of rows
 HALVED = 128  # terms from which half of a symmetric product outweighs what is done with the whole
 DEEPEST = 1024  # terms of its sums; beyond, passing over the product once more costs little
-
-
-Space = tuple[Shape, Layout | None]  # the elements that an operation works on
-
-
-@dataclass(eq=False, slots=True)
-class _Group(Unit):
-    space: Space
-    rows: int = 0  # how many of the last axes are reduced
-    product: bool = False  # whether it begins with a product
-    work: int = 0  # operations
 
 
 def fuse(graph: Graph, target: Target, larger: bool = True, turns: int = 1) -> Graph:
@@ -96,12 +82,12 @@ def fuse(graph: Graph, target: Target, larger: bool = True, turns: int = 1) -> G
             if freed := _behind_products(graph, target, nested):
                 nested = _worthy_nests(graph, target, freed, turns)
             if nested and not why_not():
-                graph = _with_kernels(graph, target, nested)
+                graph = with_kernels(graph, target, nested, _kernel)
     else:
         alone = {k for k, n in enumerate(graph.nodes) if n.op in BEGINS}
     groups = _worthy_groups(graph, target, alone, bool(nested), turns)
     if groups and not why_not():
-        graph = _with_kernels(graph, target, groups)
+        graph = with_kernels(graph, target, groups, _kernel)
 
     def inside(node: Node) -> Node:
         return map_bodies(node, partial(fuse, target=target, turns=turns * _turns(node)))
@@ -176,7 +162,7 @@ def _behind_products(graph: Graph, target: Target, nested: Sequence[Nested]) -> 
             )
             (v, *_) = graph.outs(k)
             stays = v not in graph.outputs and inside.issuperset(graph.uses[v])
-            if follows and not stays and _is_elementwise(graph, node):
+            if follows and not stays and is_elementwise(graph, node, can_lower):
                 found.add(k)
     return found
 
@@ -196,7 +182,7 @@ def _ways_to_memory(
         follows = any(
             b and graph.specs[v].shape == shape for b, v in zip(behind, node.inputs, strict=True)
         )
-        if follows and late.isdisjoint(makers) and _is_elementwise(graph, node):
+        if follows and late.isdisjoint(makers) and is_elementwise(graph, node, can_lower):
             (v, *_) = graph.outs(k)
             chain[k] = v in graph.outputs or any(u not in inside for u in graph.uses[v])
         elif any(behind) or not late.isdisjoint(makers):
@@ -299,7 +285,7 @@ def _can_be(graph: Graph, group: Nested) -> bool:
 
 def _worthy_groups(
     graph: Graph, target: Target, alone: set[int], beside: bool, turns: int
-) -> list[_Group]:
+) -> list[Group]:
     """Without small ones, whose operations then stand by themselves. `beside`: there are others."""
     alone = alone | _library_functions(graph, target)
     groups = _groups(graph, target, alone)
@@ -313,127 +299,18 @@ def _worthy_groups(
     return groups
 
 
-def _groups(graph: Graph, target: Target, alone: set[int]) -> list[_Group]:
-    found: dict[_Group, None] = {}
-    latest: dict[Space, _Group] = {}
-    home: dict[int, _Group] = {}  # of values
-    units = Units(graph, target.workers)
-    late = _rounded_late(graph, alone)
-    for k, node in enumerate(graph.nodes):
-        product = k not in alone and _is_product(graph, node, target)
-        rows = 0 if product or k in alone else _rows(graph, node)
-        if k in late or k in alone or not (product or rows or _is_elementwise(graph, node)):
-            units.alone(k)
-            continue
-        spec = graph.specs[node.inputs[0]] if rows else node.specs[0]
-        space = spec.shape, spec.layout
-        read = [v for v in node.inputs if not _is_constant(graph, v)]
-        near = [home[v] for v in node.inputs if v in home and home[v].space == space]
-        near += [latest[space]] if space in latest else []
-        near = [g for g in near if not rows or g.rows in (0, rows)]
-        near = [g for g in near if (rows <= 1 or not g.product) and not product]
-        group = _joined(read, near, home, units)
-        if group is None:
-            group = _Group(space=space, product=product)
-            found[group] = None
-            if not product:
-                latest[space] = group
-        if product:
-            if (rounded := graph.producers[node.inputs[1]]) in late:
-                units.merge(group, units.of[rounded])
-                group.members.append(rounded)
-                read[1:] = graph.nodes[rounded].inputs
-            group.place = min(graph.uses[graph.starts[k]], default=k)  # where it is read first
-        group.members.append(k)
-        group.work += 10 if OPS[node.op].draws else 1
-        group.operands |= dict.fromkeys(v for v in read if home.get(v) is not group)
-        units.join(k, group)
-        if rows:
-            group.rows = rows
-        else:
-            home[graph.starts[k]] = group
-        for other in dict.fromkeys(home[v] for v in node.inputs if v in home):
-            if other in found and _absorbs(graph, group, other, home, units):
-                del found[other]
-                if latest[space] is other:
-                    latest[space] = group
-    return [*found]
-
-
-def _joined(
-    operands: Sequence[int], near: Sequence[_Group], home: Mapping[int, _Group], units: Units
-) -> _Group | None:
-    """The group for an operation: one that needs not wait, or one that it reads."""
-    later: list[_Group] = []
-    for group in near:
-        outside = [v for v in operands if home.get(v) is not group]
-        if len(group.members) >= NODES or len({*group.operands, *outside}) > OPERANDS:
-            continue
-        joins = units.joins(group, outside)
-        if joins == NOW:
-            return group
-        if joins == LATER and len(outside) < len(operands):
-            later.append(group)
-    return later[0] if later else None
-
-
-def _absorbs(
-    graph: Graph, group: _Group, other: _Group, home: dict[int, _Group], units: Units
-) -> bool:
-    """Whether a group takes in another one that it reads."""
-    if other is group or group.product or other.product or group.space != other.space:
-        return False
-    members = [*other.members, *group.members]
-    operands = [v for v in (*other.operands, *group.operands) if home.get(v) is not other]
-    if len(members) > NODES or len({*operands}) > OPERANDS:
-        return False
-    if 0 < min(group.rows, other.rows) != max(group.rows, other.rows):
-        return False
-    values = {v for k in other.members for v in graph.outs(k)}
-    if not values.isdisjoint(operands) or not units.merges(group, other):
-        return False
-    home.update((v, group) for v in values if home.get(v) is other)
-    group.members, group.operands = sorted(members), dict.fromkeys(operands)
-    group.work, group.rows = group.work + other.work, max(group.rows, other.rows)
-    units.merge(group, group, other)
-    return True
-
-
-def _is_constant(graph: Graph, v: int) -> bool:
-    k = graph.producers[v]
-    return k >= 0 and graph.nodes[k].op == "constant"
-
-
-def _is_elementwise(graph: Graph, node: Node) -> bool:
-    if len(node.specs) != 1 or node.op not in OPS or not OPS[node.op].scalar:
-        return False
-    spec = node.specs[0]
-    if spec.size == 0 or spec.layout is None:
-        return False
-    return can_lower(node.op, tuple(graph.specs[v].dtype for v in node.inputs), spec.dtype)
-
-
-def _rows(graph: Graph, node: Node) -> int:
-    """Over how many of the last axes a node reduces; 0 if kernels cannot."""
-    if node.op not in SUMS:
-        return 0
-    spec, made = graph.specs[node.inputs[0]], node.specs[0]
-    axes = node.kw["axes"]
-    last = tuple(range(spec.ndim - len(axes), spec.ndim))
-    if not axes or tuple(sorted(axes)) != last or spec.layout is None:
-        return 0
-    if spec.size == 0 or spec.dtype.kind == "c" or not can_add(made.dtype):
-        return 0
-    return len(axes) if can_cast((spec.dtype,), made.dtype) else 0
+def _groups(graph: Graph, target: Target, alone: set[int]) -> list[Group]:
+    products = {k for k, n in enumerate(graph.nodes) if _is_product(graph, n, target)}
+    return groups_of(graph, target, alone, can_lower, products, _rounded_late(graph, alone))
 
 
 def _has_rows(graph: Graph, node: Node) -> bool:
     """Whether it reduces rows that are long enough for flat kernels."""
     terms = graph.specs[node.inputs[0]].size // max(node.specs[0].size, 1)
-    return _rows(graph, node) > 0 and terms > SHORT
+    return rows_of(graph, node, can_lower) > 0 and terms > SHORT
 
 
-def _is_worth(group: _Group, target: Target, least: int, turns: int) -> bool:
+def _is_worth(group: Group, target: Target, least: int, turns: int) -> bool:
     if group.product:
         return len(group.members) > 1
     size = math.prod(group.space[0])
@@ -443,73 +320,11 @@ def _is_worth(group: _Group, target: Target, least: int, turns: int) -> bool:
 
 
 # -- kernels ---------------------------------------------------------------------------------
-def _with_kernels(
-    graph: Graph, target: Target, groups: Sequence[_Group] | Sequence[Nested]
-) -> Graph:
-    """Each group as one node; the views and numbers that only kernels read are gone."""
-    looks = (*SOURCES, *VIEWS)
-    gone = {k for g in groups for k in g.members if graph.nodes[k].op not in looks}
-    read = {v for g in groups for v in g.operands} | {*graph.outputs}
-    for k, node in reversed([*enumerate(graph.nodes)]):
-        if node.op in looks and read.isdisjoint(graph.outs(k)):
-            gone.add(k)
-        if k not in gone:
-            read.update(node.inputs)
-    first: dict[int, list[_Group | Nested]] = {}
-    for g in groups:
-        first.setdefault(g.start, []).append(g)
-    nodes: list[Node] = []
-    made: list[int] = []  # the values of nodes, by their numbers in the graph
-    checked: dict[Node, int] = {}
-    for k, node in enumerate(graph.nodes):
-        for g in first.get(k, ()):
-            kernel, values, checks = _kernel(graph, g, read)
-            for check in checks:
-                if check not in checked:
-                    checked[check] = len(graph.specs) + len(checked)
-                    nodes.append(check)
-                    made.append(checked[check])
-            ins = (*kernel.inputs, *(checked[c] for c in checks))
-            nodes.append(reading(kernel, ins))
-            made += values
-        if k not in gone:
-            nodes.append(node)
-            made += graph.outs(k)
-    number = {v: n for n, v in enumerate((*range(len(graph.inputs)), *made))}
-    nodes = [reading(n, [number[v] for v in n.inputs]) for n in nodes]
-    outputs = tuple([number[v] for v in graph.outputs])
-    raw = Graph(graph.inputs, tuple(nodes), outputs)
-    return in_order_of(raw, schedule(raw, meetings(raw, target.workers)))
-
-
-def _kernel(
-    graph: Graph, group: _Group | Nested, read: Container[int]
-) -> tuple[Node, list[int], list[Node]]:
-    """A group as a node over its operands, the values that are read of it, and what has to be looked at
-    before.
-    """
-    operands = list(group.operands)
-    checks = checks_of(graph, group) if isinstance(group, Nested) else []
-    body = Builder([*(graph.specs[v] for v in operands), *(c.specs[0] for c in checks)])
-    known = {v: n for n, v in enumerate(operands)}
-    made: list[int] = []
-    for k in group.members:
-        node = graph.nodes[k]
-        for v in node.inputs:
-            if v not in known:  # a number
-                number = graph.nodes[graph.producers[v]]
-                known[v] = body.add(number.op, (), number.params, number.specs)[0]
-        ins = [known[u] for u in node.inputs]
-        outs = body.add(node.op, ins, node.params, node.specs, node.line)
-        known.update(zip(graph.outs(k), outs, strict=True))
-        if node.op not in VIEWS:
-            made += [v for v in graph.outs(k) if v in read]
-    params: dict[str, Any] = {"body": body.graph([known[v] for v in made])}
-    if isinstance(group, Nested):
-        kind, labels = "fused_nest", group.labels.dims
-        dims = tuple(tuple(-1 if x is None else x for x in labels[v]) for v in operands)
-        params |= {"dims": (*dims, *((),) * len(checks)), "rows": group.rows()}
-    else:
+def _kernel(graph: Graph, group: Group | Nested, read: Container[int]) -> Made:
+    if isinstance(group, Group):
         kind = f"fused{'_matmul' * group.product}{'_rows' * (group.rows > 0)}"
-    specs, line = tuple([graph.specs[v] for v in made]), graph.nodes[group.members[-1]].line
-    return Node(kind, tuple(operands), tuple(params.items()), specs, line), made, checks
+        return node_of(graph, group, read, kind)
+    checks, labels = checks_of(graph, group), group.labels.dims
+    dims = tuple(tuple(-1 if x is None else x for x in labels[v]) for v in group.operands)
+    facts = {"dims": (*dims, *((),) * len(checks)), "rows": group.rows()}
+    return node_of(graph, group, read, "fused_nest", checks, **facts)

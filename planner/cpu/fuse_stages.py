@@ -7,7 +7,7 @@ elementwise around them, as long as one index runs through all of them (`ops/cpu
 
 An operation joins the kernel of one that it reads, or that reads what it reads, if their labels fit,
 if an index is left that all of them have and none needs complete, and if nothing else that it reads
-waits for the kernel (`convex.py`)."""
+waits for the kernel (planner/fusion/convex.py)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec, bool_
-from ostinato.ops.cpu.jit.scalar import can_cast, can_lower, can_square
-from ostinato.ops.cpu.jit.values import can_add
+from ostinato.ops.cpu.jit.lines import can_lower, can_square
 from ostinato.ops.cpu.loops.labels import (
     GATHERS,
     LONG,
@@ -31,16 +30,15 @@ from ostinato.ops.cpu.loops.labels import (
     PRODUCTS,
     REDUCING,
     SHORT,
-    SOURCES,
-    SUMS,
-    VIEWS,
     Fit,
     Labels,
     indices_of,
 )
+from ostinato.ops.jit.loops import SOURCES, SUMS, VIEWS
+from ostinato.ops.jit.scalar import CAST
+from ostinato.ops.jit.values import can_add
+from ostinato.planner.fusion.convex import LATER, NEVER, NOW, Unit, Units
 from ostinato.planner.rewrite import replace
-
-from .convex import LATER, NEVER, NOW, Unit, Units
 
 SMALL = 1 << 16  # bytes that need no kernel
 ROWS = 16  # fewer are not worth cutting
@@ -176,11 +174,11 @@ def _is_able(graph: Graph, node: Node) -> bool:
     kinds = tuple(s.dtype for s in ins)
     out = node.specs[0].dtype
     if node.op in SUMS:
-        return bool(node.kw["axes"]) and can_add(out) and can_cast(kinds, out)
+        return bool(node.kw["axes"]) and can_add(out) and can_lower(CAST, kinds, out)
     if node.op in MOMENTS:
         return bool(node.kw["axes"]) and can_square(kinds, node.specs[1].dtype)
     if node.op in POSITIONS:
-        return not partial and can_add(out) and can_cast(kinds, out)
+        return not partial and can_add(out) and can_lower(CAST, kinds, out)
     if node.op in PRODUCTS:
         same = all(d == out for d in kinds) and len(kinds) == 2
         return same and can_add(out) and out.kind == "f"
@@ -200,7 +198,7 @@ def _can_gather(node: Node, ins: Sequence[Spec]) -> bool:
         return False
     if any(s.dtype != x.dtype or not can_add(s.dtype) for s in added):
         return False
-    return can_cast((x.dtype,), x.dtype)
+    return can_lower(CAST, (x.dtype,), x.dtype)
 
 
 def _is_plain(spec: Spec) -> bool:

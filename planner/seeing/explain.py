@@ -15,7 +15,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.fused import FUSED
 from ostinato.ops.cpu.libraries.onednn import library
-from ostinato.ops.cpu.loops.labels import SOURCES, VIEWS
+from ostinato.ops.jit.loops import SOURCES, VIEWS
 from ostinato.planner.machine import NOMINAL, Machine, presets
 from ostinato.planner.passes.memory import is_joined
 from ostinato.planner.passes.simplify import simplify

@@ -16,23 +16,20 @@ from ostinato.ops.core.user_line import short
 from ostinato.ops.cpu.fused import FUSED, WITH_PRODUCT
 from ostinato.ops.cpu.jit.llvm import assembly as machine_code
 from ostinato.ops.cpu.jit.llvm import why_not
-from ostinato.ops.cpu.jit.random_bits import numbers_in
 from ostinato.ops.cpu.kernels.gemm_epilogue import BEGINS, rest_of
 from ostinato.ops.cpu.loops import flat
 from ostinato.ops.cpu.loops.labels import (
-    EXTREMES,
     GATHERS,
     MOMENTS,
     PICKS,
     POSITIONS,
     PRODUCTS,
     REDUCING,
-    SOURCES,
-    SUMS,
-    VIEWS,
     Nest,
     analyse_in_order,
 )
+from ostinato.ops.jit.loops import EXTREMES, SOURCES, SUMS, VIEWS, Loops, loops_over
+from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.planner.plan import Plan, export
 
 
@@ -161,7 +158,7 @@ def _behind(node: Node) -> Node:
     return Node("fused", (), (("body", rest_of(node.kw["body"])[0]),), node.specs, node.line)
 
 
-def _loops(node: Node) -> flat.Loops:
+def _loops(node: Node) -> Loops:
     """Those over contiguous operands."""
     body: Graph = node.kw["body"]
     sums = _reductions(body)
@@ -176,9 +173,9 @@ def _loops(node: Node) -> flat.Loops:
             strides.append((*lies, *(0,) * axes))
         else:
             strides.append((*(0,) * (len(shape) - len(lies)), *lies))
-    found = flat.loops_over(shape, strides, len(shape) - axes if axes else -1)
+    found = loops_over(shape, strides, len(shape) - axes if axes else -1)
     if axes and math.prod(found.extents[:-1]) == 1:  # one row: in blocks
-        return flat.Loops(found.extents[-1:], tuple(s[-1:] for s in found.strides))
+        return Loops(found.extents[-1:], tuple(s[-1:] for s in found.strides))
     return found
 
 

@@ -13,7 +13,7 @@ import pytest
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.jit import llvm
-from ostinato.ops.cpu.jit.scalar import can_lower
+from ostinato.ops.cpu.jit.lines import can_lower
 from ostinato.ops.cpu.loops import flat
 
 from .test_native import run, single

@@ -28,13 +28,15 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import Spec, bfloat16
 from ostinato.ops.cpu.jit import llvm, parallel
-from ostinato.ops.cpu.jit.scalar import can_lower, has_own_bits
-from ostinato.ops.cpu.jit.values import HALVES
+from ostinato.ops.cpu.jit.lines import can_lower
 from ostinato.ops.cpu.kernels.gemm import product
 from ostinato.ops.cpu.libraries import onednn
 from ostinato.ops.cpu.loops import flat as native
-from ostinato.ops.cpu.loops.flat import loops_over, native_kernel
+from ostinato.ops.cpu.loops.flat import native_kernel
 from ostinato.ops.cpu.threads import has_pool, most_threads
+from ostinato.ops.jit.loops import loops_over
+from ostinato.ops.jit.scalar import has_own_bits
+from ostinato.ops.jit.values import HALVES
 
 import ostinato as ost
 from ostinato import settings as knobs

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.show import parse
-from ostinato.planner.cpu import convex
-from ostinato.planner.cpu.convex import NEVER, Unit, Units
 from ostinato.planner.cpu.fuse import fuse
+from ostinato.planner.fusion import convex
+from ostinato.planner.fusion.convex import NEVER, Unit, Units
 from ostinato.planner.plan import Target
 from ostinato.planner.title import title
 

@@ -17,8 +17,8 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.fused import FUSED
 from ostinato.ops.cpu.jit import llvm
-from ostinato.ops.cpu.jit.scalar import numbers
 from ostinato.ops.cpu.loops import flat, stages
+from ostinato.ops.jit.scalar import numbers
 from ostinato.planner.cpu import fuse as rule
 from ostinato.planner.cpu import fuse_stages
 from ostinato.planner.title import title

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core.spec import DType
 from ostinato.ops.cpu.jit.emitter import Code, loop_facts
+from ostinato.ops.cpu.jit.lines import literal, llvm_type
 from ostinato.ops.cpu.jit.llvm import function_of, vector_bits, why_not
 from ostinato.ops.cpu.jit.parallel import around
-from ostinato.ops.cpu.jit.values import literal, llvm_type
 from ostinato.ops.distances import NEAR
 
 from .gemm import GRAIN, _loaded

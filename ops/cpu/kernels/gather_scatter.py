@@ -30,14 +30,15 @@ from ostinato.ops.core.spec import (
     uint8,
 )
 from ostinato.ops.cpu.jit.emitter import Code, loop_facts, memory_type
+from ostinato.ops.cpu.jit.lines import llvm_type
 from ostinato.ops.cpu.jit.llvm import function_of, symbol, vector_bits, why_not
 from ostinato.ops.cpu.jit.parallel import TABLES, around
 from ostinato.ops.cpu.jit.sequence import Step, in_order
-from ostinato.ops.cpu.jit.values import KINDS, Value, cast, llvm_type, where
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.copies import _WORDS, copying
-from ostinato.ops.cpu.loops.flat import loops_over
 from ostinato.ops.cpu.threads import address_of
+from ostinato.ops.jit.loops import loops_over
+from ostinato.ops.jit.values import KINDS, Value, cast, where
 
 GRAIN = LIMITS.places_wake
 FEW = 1 << 12  # elements that are not worth vectors, whose text depends on a row's length

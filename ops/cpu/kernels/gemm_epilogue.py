@@ -20,13 +20,14 @@ from ostinato.ops.core.spec import DType, Shape, Spec, float32, int8, lying
 from ostinato.ops.cpu.jit.emitter import Code
 from ostinato.ops.cpu.jit.llvm import function_of, symbol
 from ostinato.ops.cpu.jit.parallel import around
-from ostinato.ops.cpu.jit.random_bits import numbers_in
-from ostinato.ops.cpu.jit.scalar import numbers
 from ostinato.ops.cpu.libraries.onednn import CHECKED, Stack, check_symbols, library
 from ostinato.ops.cpu.limits import LIMITS
-from ostinato.ops.cpu.loops.flat import Loops, kernel_code, loops_over, native_kernel, strides_over
-from ostinato.ops.cpu.loops.labels import PRODUCTS, SHORT, SUMS
+from ostinato.ops.cpu.loops.flat import kernel_code, native_kernel
+from ostinato.ops.cpu.loops.labels import PRODUCTS, SHORT
 from ostinato.ops.cpu.threads import OF_POOL, address_of, most_threads, pool
+from ostinato.ops.jit.loops import SUMS, Loops, loops_over, strides_over
+from ostinato.ops.jit.random_bits import numbers_in
+from ostinato.ops.jit.scalar import numbers
 
 from .gemm import _PLAIN, GRAIN, QUICK, _form, _loaded, _stacks, product
 from .gemm_tiles import AREA, CALLED, Area, Form, block_function, form_of

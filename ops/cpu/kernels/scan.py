@@ -18,12 +18,13 @@ import numpy as np
 from ostinato.ops.core.registry import Piece
 from ostinato.ops.core.spec import DType, bfloat16, int64
 from ostinato.ops.cpu.jit.emitter import Code, loop_facts, memory_type, places
+from ostinato.ops.cpu.jit.lines import literal, llvm_type
 from ostinato.ops.cpu.jit.llvm import function_of, vector_bits, why_not
 from ostinato.ops.cpu.jit.parallel import TABLES, around
-from ostinato.ops.cpu.jit.values import KINDS, Value, cast, literal, llvm_type
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.copies import Pieces
-from ostinato.ops.cpu.loops.flat import loops_over
+from ostinato.ops.jit.loops import loops_over
+from ostinato.ops.jit.values import KINDS, Value, cast
 
 LONG = 4096  # elements of a line that is cut
 NARROW, WIDE = 256, 2048  # neighbours that are done side by side

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from ostinato.ops.core.spec import DType, bool_, int64, uint8
 from ostinato.ops.cpu.jit.emitter import Code, memory_type, places
+from ostinato.ops.cpu.jit.lines import llvm_type
 from ostinato.ops.cpu.jit.llvm import function_of, why_not
 from ostinato.ops.cpu.jit.parallel import TABLES, around
-from ostinato.ops.cpu.jit.values import KINDS, Value, llvm_type
 from ostinato.ops.cpu.limits import LIMITS
-from ostinato.ops.cpu.loops.flat import loops_over
+from ostinato.ops.jit.loops import loops_over
+from ostinato.ops.jit.values import KINDS, Value
 
 CHAINS = LIMITS.chains
 WIDE = 20 * CHAINS  # values in a turn

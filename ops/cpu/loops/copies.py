@@ -13,8 +13,8 @@ from ostinato.ops.core.spec import DType, Shape, Spec
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.jit.sequence import at_place
 from ostinato.ops.cpu.limits import LIMITS
-
-from .flat import SHARE, loops_over, native_kernel, strides_over
+from ostinato.ops.cpu.loops.flat import SHARE, native_kernel
+from ostinato.ops.jit.loops import loops_over, strides_over
 
 LEAST = LIMITS.copy_wake
 _WORDS: dict[int, DType] = {

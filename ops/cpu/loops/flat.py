@@ -16,25 +16,27 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import DType, Shape, bool_
-from ostinato.ops.cpu.jit.emitter import (
+from ostinato.ops.cpu.jit.emitter import memory_type
+from ostinato.ops.cpu.jit.lines import LlvmLines, literal, llvm_type, number_at
+from ostinato.ops.cpu.jit.llvm import function_of, vector_bits
+from ostinato.ops.cpu.jit.parallel import around
+from ostinato.ops.cpu.limits import LIMITS
+from ostinato.ops.cpu.loops.labels import SHORT, Nest
+from ostinato.ops.jit.combining import (
     compensated,
     first_of,
     has_order,
     joined,
-    memory_type,
     ordered,
     start_of,
     unordered,
     whole_of,
 )
-from ostinato.ops.cpu.jit.llvm import function_of, vector_bits
-from ostinato.ops.cpu.jit.parallel import around
-from ostinato.ops.cpu.jit.random_bits import number_at, numbers_in
-from ostinato.ops.cpu.jit.scalar import lower, numbers
-from ostinato.ops.cpu.jit.values import Lines, Value, cast, literal, llvm_type
-from ostinato.ops.cpu.limits import LIMITS
+from ostinato.ops.jit.loops import SUMS, Loops, loops_of
+from ostinato.ops.jit.random_bits import numbers_in
+from ostinato.ops.jit.scalar import lower, numbers
+from ostinato.ops.jit.values import Value, cast
 
-from .labels import SHORT, SUMS, Nest
 from .schedules import TURNS, WAITING, nest_text
 from .stages import CHUNK, Facts, chunk_units, facts
 
@@ -49,46 +51,6 @@ FEW_APART = 4  # elements from one to the next in operands that are put side by 
 NEAR = 16  # ... if these are fewer bytes, or it is every second one, and ...
 MANY_APART = 128  # ... a loop has so many turns
 SHARE = LIMITS.last_share
-
-
-@dataclass(frozen=True, slots=True)
-class Loops:
-    """Extents and, for each operand, strides of a nest of loops; neighbours that can be are one."""
-
-    extents: tuple[int, ...]
-    strides: tuple[tuple[int, ...], ...]
-    tiled: tuple[int, int, int] | None = None  # if the last two loops make a tile: which loop goes
-    # from row to row of tiles (from column to column the third last one does), and the extents of all
-    # of a few elements that are done together in each turn of the last loop: where each operand lies
-    beside: tuple[tuple[int, ...], ...] = ()
-
-
-def loops_over(shape: Shape, strides: Sequence[Sequence[int]], apart: int = -1) -> Loops:
-    """The fewest loops that visit all elements, in the order of the result; the axis `apart` begins
-    a loop of its own.
-    """
-    extents: list[int] = []
-    steps: list[list[int]] = [[] for _ in strides]
-    for d, n in enumerate(shape):
-        if n == 1 and len(shape) > 1 and d != apart:
-            continue
-        joins = (
-            bool(extents)
-            and d != apart
-            and all(mine[-1] == own[d] * n for mine, own in zip(steps, strides, strict=True))
-        )
-        for mine, own in zip(steps, strides, strict=True):
-            if joins:
-                mine[-1] = own[d]
-            else:
-                mine.append(own[d])
-        if joins:
-            extents[-1] *= n
-        else:
-            extents.append(n)
-    if not extents:
-        extents, steps = [1], [[0] for _ in strides]
-    return Loops(tuple(extents), tuple(map(tuple, steps)))
 
 
 def in_tiles(loops: Loops, sizes: Sequence[int]) -> Loops:
@@ -178,7 +140,7 @@ def kernel_code(body: Graph, loops: Loops, share: int = SHARE) -> str:
     where all of them are reduced."""
     dtypes = [s.dtype for s in (*body.inputs, *body.out_specs)]
     many, last = len(dtypes), len(loops.extents) - 1
-    lines, hoisted, loads = Lines(), list[str](), list[str]()
+    lines, hoisted, loads = LlvmLines(), list[str](), list[str]()
     known = {v: n for n, v in enumerate(numbers(body))}
     counted = numbers_in(body)
     past, apart = streams(body, loops, share), _apart(body, loops)
@@ -371,7 +333,7 @@ def _data(body: Graph, known: Mapping[int, int], begin: int) -> list[str]:
 
 # -- reductions ----------------------------------------------------------------------------
 def _reduced(
-    lines: Lines,
+    lines: LlvmLines,
     sums: Sequence[_Sum],
     near: Sequence[str],
     work: Sequence[str],
@@ -381,7 +343,7 @@ def _reduced(
     short: bool,
 ) -> list[str]:
     """A turn: chunks, whose sums are free in order, and their sum, which is compensated."""
-    inside, between = Lines(), Lines()
+    inside, between = LlvmLines(), LlvmLines()
     inside.count = lines.count
     accumulated = []
     for n, s in enumerate(sums):
@@ -470,7 +432,7 @@ def _total(s: _Sum, n: int) -> str:
     return f"%all{n}" if s.compensated else f"%sum{n}"
 
 
-def _onto(lines: Lines, s: _Sum, n: int, more: str) -> tuple[str, str]:
+def _onto(lines: LlvmLines, s: _Sum, n: int, more: str) -> tuple[str, str]:
     """The total with one more, and what rounding lost."""
     total, value = Value(lines, f"%tot{n}", s.dtype), Value(lines, more, s.dtype)
     if not s.compensated:
@@ -514,12 +476,12 @@ def _waiting(n: int, room: int) -> list[str]:
     ]
 
 
-def _finish(lines: Lines, sums: Sequence[_Sum], data: Sequence[str], room: int) -> list[str]:
+def _finish(lines: LlvmLines, sums: Sequence[_Sum], data: Sequence[str], room: int) -> list[str]:
     """Puts the blocks' results together, in their order."""
     code = ["define internal void @finish(ptr %data, ptr %meta) {", "entry:", *data]
     if not sums:
         return [*code, "  ret void", "}"]
-    between = Lines()
+    between = LlvmLines()
     totals = [_onto(between, s, n, f"%part{n}") for n, s in enumerate(sums)]
     lines.declared |= between.declared
     code += [
@@ -773,7 +735,9 @@ def _address(text: list[str], k: int, dtype: DType, step: int, base: str = "p") 
     return f"%a{k}"
 
 
-def _load(lines: Lines, text: list[str], k: int, dtype: DType, step: int, base: str = "p") -> Value:
+def _load(
+    lines: LlvmLines, text: list[str], k: int, dtype: DType, step: int, base: str = "p"
+) -> Value:
     address = _address(text, k, dtype, step, base)
     kind = "i8" if dtype == bool_ else llvm_type(dtype)
     text.append(
@@ -785,7 +749,7 @@ def _load(lines: Lines, text: list[str], k: int, dtype: DType, step: int, base: 
     return Value(lines, f"%l{k}b", dtype)
 
 
-def _number(lines: Lines, text: list[str], k: int, dtype: DType, step: int) -> Value:
+def _number(lines: LlvmLines, text: list[str], k: int, dtype: DType, step: int) -> Value:
     """Which one an element is among all: the first one's number, and how far it is from there."""
     address = _address(text, k, np.dtype(np.int8) if step == 1 else dtype, step)
     return number_at(lines, text, f"n{k}", f"%q{k}_0", address)
@@ -814,12 +778,9 @@ def native_kernel(
     `shape` is that of the elements on this worker, `strides` are of all operands and results, in
     bytes along each axis of the shape (0 along what a result is reduced over: the last `axes` of
     them). None if they lie so that rows are no single loop."""
-    apart = len(shape) - axes if axes else -1
-    loops = loops_over(shape, strides, apart)
-    if axes and math.prod(shape[apart:]) != loops.extents[-1]:
+    loops = loops_of(shape, strides, axes)
+    if loops is None:
         return None
-    if axes and loops.extents[:-1] and math.prod(loops.extents[:-1]) == 1:  # one row: in blocks
-        loops = Loops(loops.extents[-1:], tuple(s[-1:] for s in loops.strides))
     if not axes and not numbers_in(body):
         loops = all_beside(loops)
     if not axes and not loops.beside:
@@ -841,20 +802,6 @@ def native_kernel(
     if last == 0 and axes:
         meta += [0] * (turns * len(body.outputs))
     return function_of(text, np.array(meta, np.int64))
-
-
-def strides_over(
-    body: Graph, shape: Shape, arrays: Sequence[Any], axes: int
-) -> list[tuple[int, ...]]:
-    """Of operands and results along each axis of the elements, of which the last `axes` are reduced."""
-    found = []
-    for array, v in zip(arrays, (*range(len(body.inputs)), *body.outputs), strict=True):
-        k = body.producers[v]
-        if axes and k >= 0 and body.nodes[k].op in SUMS:
-            found.append((*array.strides, *[0] * axes))
-        else:
-            found.append(np.broadcast_to(array, shape).strides)
-    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,9 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.index import LETTERS, Indices
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec, lying
-from ostinato.ops.cpu.jit.random_bits import numbers_in
 from ostinato.ops.cpu.limits import LIMITS
+from ostinato.ops.jit.loops import SOURCES, SUMS, VIEWS
+from ostinato.ops.jit.random_bits import numbers_in
 
 LANES = (256, 128, 64)  # rows of a unit where lanes run along the rows: as many as fit
 BLOCKS, UNITS = ("64", "128", "256", "512"), " rows at a time"  # ways of a kernel in stages
@@ -29,12 +30,8 @@ SHORT = 64  # an index of at most so many turns is written for their number
 HELD = LIMITS.unit_bytes
 LONG = LIMITS.row_bytes
 
-EXTREMES = ("max", "min")
-SUMS = ("sum", "mean", *EXTREMES)
 POSITIONS = ("argmin_pair", "argmax_pair")
 PRODUCTS = ("matmul", "einsum")
-VIEWS = ("expand_dims", "squeeze", "permute_dims", "broadcast_to", "reshape")
-SOURCES = ("constant", "full", "iota")
 MOMENTS = ("moments",)
 REDUCING = (*SUMS, *POSITIONS, *PRODUCTS, *MOMENTS)
 PICKS = ("take", "take_along_axis")  # elements at places that are found out as it runs

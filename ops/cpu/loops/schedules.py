@@ -12,11 +12,14 @@ import math
 from collections.abc import Callable, Collection, Sequence
 
 from ostinato.ops.core.spec import DType, float64, int64
-from ostinato.ops.cpu.jit.emitter import compensated, loop_facts
-from ostinato.ops.cpu.jit.values import Value, cast, fma, llvm_type, where
+from ostinato.ops.cpu.jit.emitter import loop_facts
+from ostinato.ops.cpu.jit.lines import llvm_type
 from ostinato.ops.cpu.limits import LIMITS
+from ostinato.ops.cpu.loops.labels import Nest, Reduction
+from ostinato.ops.jit.combining import compensated
+from ostinato.ops.jit.loops import VIEWS
+from ostinato.ops.jit.values import Value, cast, fma, where
 
-from .labels import VIEWS, Nest, Reduction
 from .stages import Env, Writer, chunk_units
 
 TURNS = 64  # whose sums over rows wait to be put together, and

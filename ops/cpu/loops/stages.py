@@ -21,24 +21,24 @@ from dataclasses import dataclass
 
 from ostinato.ops.core.graph import Node
 from ostinato.ops.core.spec import DType, bool_, int64
-from ostinato.ops.cpu.jit.emitter import (
-    Code,
+from ostinato.ops.cpu.jit.emitter import Code, memory_type
+from ostinato.ops.cpu.jit.lines import llvm_type, number_at
+from ostinato.ops.cpu.limits import LIMITS
+from ostinato.ops.cpu.loops.labels import PICKS, PRODUCTS, REDUCING, SHORT, Nest, Reduction
+from ostinato.ops.jit.combining import (
     compensated,
     first_of,
     has_order,
     joined,
-    memory_type,
     ordered,
     start_of,
     unordered,
     whole_of,
 )
-from ostinato.ops.cpu.jit.random_bits import number_at, numbers_in
-from ostinato.ops.cpu.jit.scalar import lower, numbers
-from ostinato.ops.cpu.jit.values import Value, cast, fma, llvm_type, where
-from ostinato.ops.cpu.limits import LIMITS
-
-from .labels import PICKS, PRODUCTS, REDUCING, SHORT, SOURCES, VIEWS, Nest, Reduction
+from ostinato.ops.jit.loops import SOURCES, VIEWS
+from ostinato.ops.jit.random_bits import numbers_in
+from ostinato.ops.jit.scalar import lower, numbers
+from ostinato.ops.jit.values import Value, cast, fma, where
 
 CHUNK, ROWS = 1024, 256  # elements whose order of summing is free; rows that are summed in one go
 UNROLLED = LIMITS.unrolled

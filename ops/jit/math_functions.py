@@ -1,4 +1,4 @@
-"""Functions of numbers as LLVM instructions, without branches, so that LLVM can make vectors of them.
+"""Functions of numbers, without branches, so that LLVM can make vectors of them.
 
 They are within 4 units in the last place, and right at infinities, NaN and denormals."""
 

@@ -1,4 +1,4 @@
-"""What generated kernels compute for one element: an op's scalar text, as LLVM instructions.
+"""What generated kernels compute for one element: an op's scalar text, as instructions.
 
 The text is evaluated with `Value`s, whose operators write instructions: so `1 / (1 + exp(-{0}))`
 becomes what it says. Basic operations are IEEE's and give the bits that NumPy gives; functions
@@ -17,11 +17,13 @@ import numpy as np
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, float32
-from ostinato.ops.cpu.jit.random_bits import DRAWS
-from ostinato.ops.cpu.loops.labels import VIEWS
+from ostinato.ops.jit.loops import VIEWS
+from ostinato.ops.jit.random_bits import DRAWS
 
 from .math_functions import FUNCTIONS, INEXACT
 from .values import HALVES, KINDS, Lines, Unsupported, Value, as_bits, cast
+
+CAST = "astype"  # whose expression depends on what is wanted
 
 
 # -- whole expressions ---------------------------------------------------------------------
@@ -98,24 +100,16 @@ def lower(name: str, operands: Sequence[Value], dtype: DType) -> Value:
 
 
 @lru_cache(4096)
-def can_lower(name: str, dtypes: tuple[DType, ...], out: DType) -> bool:
+def can_lower(name: str, dtypes: tuple[DType, ...], out: DType, writer: type[Lines]) -> bool:
     """Whether kernels can be generated for an operation on these dtypes."""
     if any(d.kind == "c" for d in (*dtypes, out)):
         return False
-    lines = Lines()
+    lines = writer()
     try:
         lower(name, [Value(lines, f"%x{k}", d) for k, d in enumerate(dtypes)], out)
     except Unsupported:
         return False
     return True
-
-
-def can_cast(dtypes: tuple[DType, ...], out: DType) -> bool:
-    return can_lower("astype", dtypes, out)
-
-
-def can_square(dtypes: tuple[DType, ...], out: DType) -> bool:
-    return can_lower("square", dtypes, out)
 
 
 @lru_cache(1024)

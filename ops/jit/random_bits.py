@@ -13,7 +13,7 @@ from ostinato.ops.core.spec import DType, float32, float64, int32, int64, uint32
 from ostinato.ops.random import LOW, MULTIPLIERS, NORMAL, WEYL
 
 from .math_functions import FUNCTIONS
-from .values import Function, Lines, Value, cast, shift, where
+from .values import Function, Value, cast, shift, where
 
 
 def _philox(seed: Value, counter: Value, stream: Value) -> tuple[Value, Value, Value, Value]:
@@ -86,15 +86,3 @@ DRAWS: dict[str, Function] = {
 def numbers_in(body: Graph) -> set[int]:
     """The values of a kernel that only say, by where they lie, which element is which."""
     return {n.inputs[1] for n in body.nodes if n.op in DRAWS}
-
-
-def number_at(lines: Lines, text: list[str], name: str, first: str, address: str) -> Value:
-    """The number at an address: the first one's, and a byte for each element."""
-    text += [
-        f"  %{name}_a = ptrtoint ptr {address} to i64",
-        f"  %{name}_f = ptrtoint ptr {first} to i64",
-        f"  %{name}_n = load i64, ptr {first}, align 8, !llvm.access.group !1",
-        f"  %{name}_d = sub i64 %{name}_a, %{name}_f",
-        f"  %{name} = add i64 %{name}_n, %{name}_d",
-    ]
-    return Value(lines, f"%{name}", int64)

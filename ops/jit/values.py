@@ -1,18 +1,14 @@
-"""Values in registers, whose operators write LLVM instructions."""
+"""Values in registers, whose operators write instructions."""
 
 from __future__ import annotations
 
 import math
-import struct
 import sys
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from ostinato.ops.core.spec import DTYPES, DType, bfloat16, bool_, float16, float32, float64, uint32
-
-from .llvm import has
 
 # Numbers of 16 bits, which a register holds as such; what is done with them is done in float32.
 HALVES = (float16, bfloat16)
@@ -25,46 +21,48 @@ class Unsupported(Exception):
 
 
 class Lines:
-    """Instructions as they are written, and what they declare."""
+    """Instructions as they are written, and what they declare. A writer spells them for a device
+    (ops/cpu/jit/lines.py, ops/gpu/jit/lines.py); their names and their meaning are LLVM's."""
 
     def __init__(self) -> None:
         self.text: list[str] = []
         self.declared: set[str] = set()
         self.count = 0
 
+    def kind(self, dtype: DType) -> str:
+        """The type of a register."""
+        raise NotImplementedError
+
     def write(self, instruction: str, dtype: DType) -> Value:
-        self.count += 1
-        self.text.append(f"  %t{self.count} = {instruction}")
-        return Value(self, f"%t{self.count}", dtype)
+        """An instruction as it is spelt, and the register that it makes."""
+        raise NotImplementedError
+
+    def do(self, word: str, dtype: DType, *ins: Value) -> Value:
+        """Arithmetic, a comparison or a selection of registers of one type."""
+        raise NotImplementedError
+
+    def convert(self, word: str, x: Value, dtype: DType) -> Value:
+        """A register as another type, of numbers or of bits."""
+        raise NotImplementedError
 
     def call(self, name: str, dtype: DType, *args: Value) -> Value:
         """An intrinsic of LLVM for this type."""
-        kind = llvm_type(dtype)
-        full = f"@llvm.{name}.f{8 * dtype.itemsize}"
-        self.declared.add(f"declare {kind} {full}({', '.join([kind] * len(args))})")
-        return self.write(
-            f"call {kind} {full}({', '.join(f'{kind} {a.name}' for a in args)})", dtype
-        )
+        raise NotImplementedError
 
     def constant(self, value: Any, dtype: DType) -> Value:
-        return Value(self, literal(value, dtype), dtype, value)
+        raise NotImplementedError
 
     def entry(self, table: str, numbers: Sequence[float], index: Value) -> Value:
-        """A number of a table, which stands in the module under a name."""
-        kind = f"[{len(numbers)} x double]"
-        text = ", ".join(f"double {literal(v, float64)}" for v in numbers)
-        self.declared.add(f"@{table} = private unnamed_addr constant {kind} [{text}]")
-        place = self.write(
-            f"getelementptr double, ptr @{table}, {index.kind} {index.name}", index.dtype
-        )
-        return self.write(f"load double, ptr {place.name}, align 8, !llvm.access.group !1", float64)
+        """A number of a table of doubles, which has a name."""
+        raise NotImplementedError
 
+    def widened_half(self, x: Value) -> Value:
+        """A float16, which a register holds as its bits, as float32."""
+        raise NotImplementedError
 
-def llvm_type(dtype: DType) -> str:
-    """As a register holds it; a bool is one bit there."""
-    if dtype.kind == "f" and dtype.itemsize > 2:
-        return "float" if dtype.itemsize == 4 else "double"
-    return "i1" if dtype.kind == "b" else f"i{8 * dtype.itemsize}"
+    def narrowed_half(self, x: Value) -> Value:
+        """The nearest float16 to a float32, with the sign of NaN."""
+        raise NotImplementedError
 
 
 def can_add(dtype: DType) -> bool:
@@ -72,18 +70,7 @@ def can_add(dtype: DType) -> bool:
     return dtype.kind in "iuf" and dtype not in HALVES
 
 
-def literal(value: Any, dtype: DType) -> str:
-    """A number as LLVM writes it, to the last bit."""
-    if dtype.kind == "b":
-        return "true" if value else "false"
-    if dtype in HALVES:
-        return str(int(_held(value, dtype).view(np.int16)))
-    if dtype.kind != "f":
-        return str(int(value))
-    return "0x" + struct.pack(">d", float(_held(value, dtype))).hex().upper()
-
-
-def _held(value: Any, dtype: DType) -> Any:
+def held(value: Any, dtype: DType) -> Any:
     """A number as a dtype has it; what is too large is infinite."""
     with np.errstate(all="ignore"):
         return np.asarray(value).astype(dtype)
@@ -91,7 +78,7 @@ def _held(value: Any, dtype: DType) -> Any:
 
 def as_bits(value: Any, dtype: DType) -> int:
     """A number as it lies in memory, in a whole of eight bytes."""
-    return int.from_bytes(_held(value, dtype).tobytes().ljust(8, b"\0"), sys.byteorder, signed=True)
+    return int.from_bytes(held(value, dtype).tobytes().ljust(8, b"\0"), sys.byteorder, signed=True)
 
 
 class Value:
@@ -109,7 +96,7 @@ class Value:
 
     @property
     def kind(self) -> str:
-        return llvm_type(self.dtype)
+        return self.lines.kind(self.dtype)
 
     def like(self, other: Any) -> Value:
         """A Python number, or a Value of the same type."""
@@ -130,7 +117,7 @@ class Value:
         word = real if self.dtype.kind == "f" else whole
         if not word:
             raise Unsupported("a quotient of integers")
-        return self.lines.write(f"{word} {self.kind} {a.name}, {b.name}", self.dtype)
+        return self.lines.do(word, self.dtype, a, b)
 
     def __add__(self, other: Any) -> Value:
         return self._arithmetic(other, "fadd", "add")
@@ -164,7 +151,7 @@ class Value:
 
     def __neg__(self) -> Value:
         if self.dtype.kind == "f":
-            return self.lines.write(f"fneg {self.kind} {self.name}", self.dtype)
+            return self.lines.do("fneg", self.dtype, self)
         return 0 - self
 
     def __abs__(self) -> Value:
@@ -175,9 +162,7 @@ class Value:
     def _bits(self, other: Any, word: str) -> Value:
         if self.dtype.kind == "f":
             raise Unsupported("bits of floats")
-        return self.lines.write(
-            f"{word} {self.kind} {self.name}, {self.like(other).name}", self.dtype
-        )
+        return self.lines.do(word, self.dtype, self, self.like(other))
 
     def __and__(self, other: Any) -> Value:
         return self._bits(other, "and")
@@ -214,7 +199,7 @@ class Value:
         else:
             unsigned = self.dtype.kind in "ub" and signed not in ("eq", "ne")
             word = f"icmp {signed.replace('s', 'u', 1) if unsigned else signed}"
-        return self.lines.write(f"{word} {self.kind} {self.name}, {b.name}", bool_)
+        return self.lines.do(word, bool_, self, b)
 
     def __lt__(self, other: Any) -> Value:
         return self._compare(other, "olt", "slt")
@@ -267,26 +252,16 @@ def cast(x: Value, dtype: DType) -> Value:
         word = "trunc"
     else:
         return Value(x.lines, x.name, dtype)
-    return x.lines.write(f"{word} {x.kind} {x.name} to {llvm_type(dtype)}", dtype)
-
-
-@lru_cache(1)
-def _has_halves() -> bool:
-    """Whether this processor converts float16."""
-    return has("f16c") or not has("sse2")
+    return x.lines.convert(word, x, dtype)
 
 
 def _widened(x: Value) -> Value:
     """A number of 16 bits as float32."""
     if x.number is not None:
-        return x.lines.constant(float(_held(x.number, x.dtype)), float32)
+        return x.lines.constant(float(held(x.number, x.dtype)), float32)
     if x.dtype == bfloat16:
-        whole = x.lines.write(f"zext i16 {x.name} to i32", uint32)
-        return unbits(shift(whole, "shl", 16))
-    if not _has_halves():
-        raise Unsupported("float16")
-    half = x.lines.write(f"bitcast i16 {x.name} to half", float16)
-    return x.lines.write(f"fpext half {half.name} to float", float32)
+        return unbits(shift(x.lines.convert("zext", x, uint32), "shl", 16))
+    return x.lines.widened_half(x)
 
 
 def _exactly(x: Value) -> Value:
@@ -299,22 +274,14 @@ def _exactly(x: Value) -> Value:
 def _halved(x: Value, dtype: DType) -> Value:
     """The nearest number of 16 bits, ties to even; of bfloat16 that is the upper half of a float's bits."""
     if dtype == float16:
-        if not _has_halves():
-            raise Unsupported("float16")
-        # or LLVM rounds a double only once, by a function that there is not
-        known = where(x != x, math.nan, x)
-        half = x.lines.write(f"fptrunc float {known.name} to half", dtype)
-        made = x.lines.write(f"bitcast half {half.name} to i16", dtype)
-        sign = shift(Value(x.lines, bits(x).name, uint32), "lshr", 16) & 0x8000  # also of NaN
-        sign = x.lines.write(f"trunc i32 {sign.name} to i16", dtype)
-        return x.lines.write(f"or i16 {made.name}, {sign.name}", dtype)
+        return x.lines.narrowed_half(x)
     number = bits(x)
     whole = Value(x.lines, number.name, uint32)
     last = shift(whole, "lshr", 16) & 1
     near = shift(whole + last + 0x7FFF, "lshr", 16)
     nan = shift(whole, "lshr", 16) & 0x8000 | 0x7FC0
     made = where(x != x, nan, near)
-    return x.lines.write(f"trunc i32 {made.name} to i16", bfloat16)
+    return x.lines.convert("trunc", made, bfloat16)
 
 
 def _whole(x: Value, dtype: DType) -> Value:
@@ -327,8 +294,7 @@ def _whole(x: Value, dtype: DType) -> Value:
         raise Unsupported("floats to uint64")
     most = 2.0 ** (8 * via.itemsize - 1)
     inside = (x > -most - 1 if x.dtype == float64 and not wide else x >= -most) & (x < most)
-    kind = llvm_type(via)
-    made = x.lines.write(f"fptosi {x.kind} {where(inside, x, 0).name} to {kind}", via)
+    made = x.lines.convert("fptosi", where(inside, x, 0), via)
     return cast(where(inside, made, np.iinfo(via).min), dtype)
 
 
@@ -339,13 +305,13 @@ def divided(a: Value, b: Value) -> tuple[Value, Value]:
         return _divided_floats(a, b)
     if a.dtype.kind == "b":
         raise Unsupported("arithmetic of bools")
-    lines, kind, word = a.lines, a.kind, "u" if a.dtype.kind == "u" else "s"
+    lines, word = a.lines, "u" if a.dtype.kind == "u" else "s"
     undefined = b == 0  # then NumPy gives 0
     if word == "s":
         undefined = undefined | ((b == -1) & (a == np.iinfo(a.dtype).min))
     safe = where(undefined, b.like(1), b)
-    q = lines.write(f"{word}div {kind} {a.name}, {safe.name}", a.dtype)
-    r = lines.write(f"{word}rem {kind} {a.name}, {safe.name}", a.dtype)
+    q = lines.do(f"{word}div", a.dtype, a, safe)
+    r = lines.do(f"{word}rem", a.dtype, a, safe)
     if word == "s":
         below = (r != 0) & ((r < 0) != (b < 0))
         q, r = where(below, q - 1, q), where(below, r + b, r)
@@ -353,7 +319,7 @@ def divided(a: Value, b: Value) -> tuple[Value, Value]:
 
 
 def _divided_floats(a: Value, b: Value) -> tuple[Value, Value]:
-    rest = a.lines.write(f"frem {a.kind} {a.name}, {b.name}", a.dtype)
+    rest = a.lines.do("frem", a.dtype, a, b)
     quotient, plain = (a - rest) / b, a / b
     other = ((b < 0) != (rest < 0)) & (rest != 0)
     quotient = where(other, quotient - 1.0, quotient)
@@ -373,8 +339,7 @@ def where(c: Value, x: Any, y: Any) -> Value:
     y = x.like(y)
     if c.dtype != bool_:
         raise Unsupported("a condition that is no bool")
-    kind = x.kind
-    return c.lines.write(f"select i1 {c.name}, {kind} {x.name}, {kind} {y.name}", x.dtype)
+    return c.lines.do("select", x.dtype, c, x, y)
 
 
 def fma(x: Value, y: Any, z: Any) -> Value:
@@ -398,16 +363,16 @@ def in_two(x: Value, square: Value, coefficients: Sequence[float]) -> Value:
 def bits(x: Value) -> Value:
     """A float's bits as an integer."""
     dtype = np.dtype(f"int{8 * x.dtype.itemsize}")
-    return x.lines.write(f"bitcast {x.kind} {x.name} to {llvm_type(dtype)}", dtype)
+    return x.lines.convert("bitcast", x, dtype)
 
 
 def unbits(x: Value) -> Value:
     dtype = np.dtype(f"float{8 * x.dtype.itemsize}")
-    return x.lines.write(f"bitcast {x.kind} {x.name} to {llvm_type(dtype)}", dtype)
+    return x.lines.convert("bitcast", x, dtype)
 
 
 def shift(x: Value, word: str, n: int) -> Value:
-    return x.lines.write(f"{word} {x.kind} {x.name}, {n}", x.dtype)
+    return x.lines.do(word, x.dtype, x, x.lines.constant(n, x.dtype))
 
 
 def nearest(x: Value) -> tuple[Value, Value]:

@@ -1,0 +1,1 @@
+"""Expressions to CUDA C++ to machine code."""

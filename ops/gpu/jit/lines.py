@@ -1,0 +1,145 @@
+"""Instructions as CUDA C++, one statement for each.
+
+A register of whole numbers is unsigned, as LLVM's have no sign; the instruction says which one it takes. As
+products are not contracted (`OPTIONS` in ops/gpu/loops/flat.py), every statement is IEEE's, so kernels of
+a GPU and of a CPU give the same bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import DType, float16, float32, float64
+from ostinato.ops.jit import scalar
+from ostinato.ops.jit.values import HALVES, Lines, Unsupported, Value
+
+ARITHMETIC = {
+    "fadd": "+", "fsub": "-", "fmul": "*", "fdiv": "/",
+    "add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^",
+    "shl": "<<", "lshr": ">>", "ashr": ">>",
+    "udiv": "/", "urem": "%", "sdiv": "/", "srem": "%",
+}  # fmt: skip
+SIGNED = ("ashr", "sdiv", "srem", "slt", "sle", "sgt", "sge")
+COMPARED = {
+    "olt": "<", "ole": "<=", "ogt": ">", "oge": ">=", "oeq": "==", "une": "!=",
+    "eq": "==", "ne": "!=",
+    "slt": "<", "sle": "<=", "sgt": ">", "sge": ">=",
+    "ult": "<", "ule": "<=", "ugt": ">", "uge": ">=",
+}  # fmt: skip
+INTRINSICS = ("fabs", "fma", "floor", "ceil", "trunc", "rint", "sqrt", "copysign")
+BITCASTS = {  # by what is made
+    "float": "__uint_as_float({})",
+    "double": "__longlong_as_double((s64){})",
+    "u32": "__float_as_uint({})",
+    "u64": "(u64)__double_as_longlong({})",
+}
+
+
+def c_type(dtype: DType) -> str:
+    """As a register holds it."""
+    if dtype.kind == "b":
+        return "bool"
+    if dtype in (float32, float64):
+        return "float" if dtype == float32 else "double"
+    if dtype.kind == "c":
+        raise Unsupported("complex numbers")
+    return f"u{8 * dtype.itemsize}"
+
+
+def memory_type(dtype: DType) -> str:
+    return "u8" if dtype.kind == "b" else c_type(dtype)
+
+
+def _signed(x: Value) -> str:
+    return f"(s{8 * x.dtype.itemsize}){x.name}"
+
+
+class CudaLines(Lines):
+    """Statements of a function, each of which names a register."""
+
+    def kind(self, dtype: DType) -> str:
+        return c_type(dtype)
+
+    def write(self, instruction: str, dtype: DType) -> Value:
+        self.count += 1
+        self.text.append(f"const {c_type(dtype)} t{self.count} = {instruction};")
+        return Value(self, f"t{self.count}", dtype)
+
+    def do(self, word: str, dtype: DType, *ins: Value) -> Value:
+        kind, names = c_type(dtype), [x.name for x in ins]
+        if word == "select":
+            return self.write("{} ? {} : {}".format(*names), dtype)
+        if word == "fneg":
+            return self.write(f"-{names[0]}", dtype)
+        if word == "frem":
+            return self.write(
+                f"{'fmodf' if kind == 'float' else 'fmod'}({', '.join(names)})", dtype
+            )
+        _, _, test = word.partition(" ")
+        if (test or word) in SIGNED:
+            names = [_signed(x) for x in ins]
+        if test:
+            return self.write(f"{names[0]} {COMPARED[test]} {names[1]}", dtype)
+        sign = ARITHMETIC[word]
+        if kind in ("float", "double"):
+            return self.write(f"{names[0]} {sign} {names[1]}", dtype)
+        if kind in ("u8", "u16") and word not in SIGNED:  # or C takes them for int
+            names = [f"(u32){name}" for name in names]
+        return self.write(f"({kind})({names[0]} {sign} {names[1]})", dtype)
+
+    def convert(self, word: str, x: Value, dtype: DType) -> Value:
+        kind = c_type(dtype)
+        if word == "bitcast":
+            return self.write(BITCASTS[kind].format(x.name), dtype)
+        if word in ("sext", "sitofp"):
+            signed = f"(s{kind[1:]})" if word == "sext" else ""
+            return self.write(f"({kind}){signed}{_signed(x)}", dtype)
+        if word == "fptosi":
+            return self.write(f"({kind})(s{kind[1:]}){x.name}", dtype)
+        return self.write(f"({kind}){x.name}", dtype)
+
+    def call(self, name: str, dtype: DType, *args: Value) -> Value:
+        if name not in INTRINSICS:
+            raise Unsupported(name)
+        full = name + "f" * (dtype == float32)
+        return self.write(f"{full}({', '.join(x.name for x in args)})", dtype)
+
+    def constant(self, value: Any, dtype: DType) -> Value:
+        return Value(self, literal(value, dtype), dtype, value)
+
+    def entry(self, table: str, numbers: Sequence[float], index: Value) -> Value:
+        text = ", ".join(literal(v, float64) for v in numbers)
+        self.declared.add(f"__device__ const double {table}[{len(numbers)}] = {{{text}}};")
+        return self.write(f"{table}[{index.name}]", float64)
+
+    def widened_half(self, x: Value) -> Value:
+        return self.write(f"half_to_float({x.name})", float32)
+
+    def narrowed_half(self, x: Value) -> Value:
+        return self.write(f"float_to_half({x.name})", float16)
+
+
+def can_lower(name: str, dtypes: tuple[DType, ...], out: DType) -> bool:
+    """Whether a GPU's kernels can have an operation on these dtypes."""
+    return not OPS[name].draws and scalar.can_lower(name, dtypes, out, CudaLines)
+
+
+def literal(value: Any, dtype: DType) -> str:
+    """A number to the last bit."""
+    if dtype.kind == "b":
+        return "true" if value else "false"
+    with np.errstate(all="ignore"):
+        held = np.asarray(value).astype(dtype)
+    if dtype in HALVES:
+        return f"(u16){int(held.view(np.uint16))}u"
+    if dtype.kind != "f":
+        bits = int(held.view(f"u{dtype.itemsize}"))
+        return f"(u{8 * dtype.itemsize}){bits}{'ull' if dtype.itemsize == 8 else 'u'}"
+    if not math.isfinite(held):
+        if dtype == float32:
+            return f"__uint_as_float({int(held.view(np.uint32)):#x}u)"
+        return f"__longlong_as_double({int(held.view(np.int64)):#x}ll)"
+    return float(held).hex() + "f" * (dtype == float32)

@@ -1,0 +1,1 @@
+"""Loop nests over a grid of threads."""

@@ -1,0 +1,1 @@
+"""What kernels compute for one element, as instructions that a writer spells for a device."""

@@ -1,0 +1,70 @@
+"""How kernels combine values: sums, the largest, the smallest."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from ostinato.ops.core.monoid import highest, lowest
+from ostinato.ops.core.spec import DType, float32, float64
+
+from .values import Value, bits, unbits, where
+
+
+def start_of(kind: str, dtype: DType) -> Any:
+    """What combining begins with."""
+    if kind in ("sum", "moments"):
+        return 0
+    return lowest(dtype) if kind in ("max", "argmax") else highest(dtype)
+
+
+def joined(kind: str, a: Value, b: Value, flags: str = "") -> Value:
+    """Two values combined; `flags` say what LLVM may do with sums of floats."""
+    if kind == "sum":
+        word = f"fadd {flags}".rstrip() if a.dtype.kind == "f" else "add"
+        return a.lines.do(word, a.dtype, a, b)
+    if a.dtype.kind == "f":
+        return a.lines.call(f"{kind}imum", a.dtype, a, b)
+    return where(a > b if kind == "max" else a < b, a, b)
+
+
+def has_order(kind: str, dtype: DType) -> bool:
+    """Whether the best of such numbers is better found among whole numbers (`ordered`): LLVM makes dozens
+    of instructions of the maximum of a vector's floats, and none of it vectors where few are left over.
+    """
+    return kind in ("max", "min") and dtype in (float32, float64)
+
+
+def whole_of(dtype: DType) -> DType:
+    """Whole numbers of as many bits."""
+    return np.dtype(f"int{8 * dtype.itemsize}")
+
+
+def first_of(kind: str, dtype: DType) -> int:
+    """What looking for the best whole number begins with; the other end is the best of all."""
+    most = 2 ** (8 * dtype.itemsize - 1)
+    return -most if kind == "max" else most - 1
+
+
+def ordered(kind: str, x: Value) -> Value:
+    """A whole number for a float, in the same order, that of -0.0 below that of 0.0; NaN's is the best."""
+    return where(x != x, ~first_of(kind, x.dtype), _turned_below(bits(x)))
+
+
+def unordered(n: Value) -> Value:
+    """The float again."""
+    return unbits(_turned_below(n))
+
+
+def _turned_below(n: Value) -> Value:
+    """Numbers below zero the other way round; twice is nothing."""
+    top = 8 * n.dtype.itemsize - 1
+    return n ^ ((n >> top) & (2**top - 1))
+
+
+def compensated(total: Value, lost: Value, more: Value) -> tuple[Value, Value]:
+    """The total with one more, and what rounding has lost so far (Neumaier)."""
+    made = total + more
+    gone = where(abs(total) >= abs(more), (total - made) + more, (more - made) + total)
+    return made, lost + where(abs(made) < math.inf, gone, 0)

@@ -1,0 +1,1 @@
+"""Operations that become one kernel, whatever machine it is for."""

@@ -1,0 +1,252 @@
+"""Which elementwise operations and reductions of rows become one kernel, and that kernel as a node.
+
+An operation joins the kernel of one that it reads, if nothing else that it reads waits for that
+(`convex.py`); and the latest kernel over the same elements, if that then waits for nothing that stands
+behind it. Kernels stand where their first operation stood, or as soon as their operands exist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.layout import Layout
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import DType, Shape
+from ostinato.ops.jit.loops import SOURCES, SUMS, VIEWS
+from ostinato.ops.jit.scalar import CAST
+from ostinato.ops.jit.values import can_add
+from ostinato.planner.passes.order import meetings, schedule
+from ostinato.planner.plan import Target
+from ostinato.planner.rewrite import in_order_of, reading
+
+from .convex import LATER, NOW, Unit, Units
+
+NODES, OPERANDS = 128, 16  # of one kernel at the most
+G = TypeVar("G", bound=Unit)
+Lowers = Callable[
+    [str, tuple[DType, ...], DType], bool
+]  # an op's name and dtypes, and its result's
+
+Space = tuple[Shape, Layout | None]  # the elements that an operation works on
+
+
+@dataclass(eq=False, slots=True)
+class Group(Unit):
+    space: Space
+    rows: int = 0  # how many of the last axes are reduced
+    product: bool = False  # whether it begins with a product
+    work: int = 0  # operations
+
+
+def groups_of(
+    graph: Graph,
+    target: Target,
+    alone: Container[int],
+    lowers: Lowers,
+    products: Container[int] = (),
+    late: Container[int] = (),
+) -> list[Group]:
+    """`alone`: operations that stay by themselves. `products` begin kernels; the casts of their right
+    matrices that are `late` are a part of them."""
+    found: dict[Group, None] = {}
+    latest: dict[Space, Group] = {}
+    home: dict[int, Group] = {}  # of values
+    units = Units(graph, target.workers)
+    for k, node in enumerate(graph.nodes):
+        product = k in products and k not in alone
+        rows = 0 if product or k in alone else rows_of(graph, node, lowers)
+        if k in late or k in alone or not (product or rows or is_elementwise(graph, node, lowers)):
+            units.alone(k)
+            continue
+        spec = graph.specs[node.inputs[0]] if rows else node.specs[0]
+        space = spec.shape, spec.layout
+        read = [v for v in node.inputs if not _is_constant(graph, v)]
+        near = [home[v] for v in node.inputs if v in home and home[v].space == space]
+        near += [latest[space]] if space in latest else []
+        near = [g for g in near if not rows or g.rows in (0, rows)]
+        near = [g for g in near if (rows <= 1 or not g.product) and not product]
+        group = _joined(read, near, home, units)
+        if group is None:
+            group = Group(space=space, product=product)
+            found[group] = None
+            if not product:
+                latest[space] = group
+        if product:
+            if (rounded := graph.producers[node.inputs[1]]) in late:
+                units.merge(group, units.of[rounded])
+                group.members.append(rounded)
+                read[1:] = graph.nodes[rounded].inputs
+            group.place = min(graph.uses[graph.starts[k]], default=k)  # where it is read first
+        group.members.append(k)
+        group.work += 10 if OPS[node.op].draws else 1
+        group.operands |= dict.fromkeys(v for v in read if home.get(v) is not group)
+        units.join(k, group)
+        if rows:
+            group.rows = rows
+        else:
+            home[graph.starts[k]] = group
+        for other in dict.fromkeys(home[v] for v in node.inputs if v in home):
+            if other in found and _absorbs(graph, group, other, home, units):
+                del found[other]
+                if latest[space] is other:
+                    latest[space] = group
+    return [*found]
+
+
+def _joined(
+    operands: Sequence[int], near: Sequence[Group], home: Mapping[int, Group], units: Units
+) -> Group | None:
+    """The group for an operation: one that needs not wait, or one that it reads."""
+    later: list[Group] = []
+    for group in near:
+        outside = [v for v in operands if home.get(v) is not group]
+        if len(group.members) >= NODES or len({*group.operands, *outside}) > OPERANDS:
+            continue
+        joins = units.joins(group, outside)
+        if joins == NOW:
+            return group
+        if joins == LATER and len(outside) < len(operands):
+            later.append(group)
+    return later[0] if later else None
+
+
+def _absorbs(
+    graph: Graph, group: Group, other: Group, home: dict[int, Group], units: Units
+) -> bool:
+    """Whether a group takes in another one that it reads."""
+    if other is group or group.product or other.product or group.space != other.space:
+        return False
+    members = [*other.members, *group.members]
+    operands = [v for v in (*other.operands, *group.operands) if home.get(v) is not other]
+    if len(members) > NODES or len({*operands}) > OPERANDS:
+        return False
+    if 0 < min(group.rows, other.rows) != max(group.rows, other.rows):
+        return False
+    values = {v for k in other.members for v in graph.outs(k)}
+    if not values.isdisjoint(operands) or not units.merges(group, other):
+        return False
+    home.update((v, group) for v in values if home.get(v) is other)
+    group.members, group.operands = sorted(members), dict.fromkeys(operands)
+    group.work, group.rows = group.work + other.work, max(group.rows, other.rows)
+    units.merge(group, group, other)
+    return True
+
+
+def _is_constant(graph: Graph, v: int) -> bool:
+    k = graph.producers[v]
+    return k >= 0 and graph.nodes[k].op == "constant"
+
+
+def is_elementwise(graph: Graph, node: Node, lowers: Lowers) -> bool:
+    if len(node.specs) != 1 or node.op not in OPS or not OPS[node.op].scalar:
+        return False
+    spec = node.specs[0]
+    if spec.size == 0 or spec.layout is None:
+        return False
+    return lowers(node.op, tuple(graph.specs[v].dtype for v in node.inputs), spec.dtype)
+
+
+def rows_of(graph: Graph, node: Node, lowers: Lowers) -> int:
+    """Over how many of the last axes a node reduces; 0 if kernels cannot."""
+    if node.op not in SUMS:
+        return 0
+    spec, made = graph.specs[node.inputs[0]], node.specs[0]
+    axes = node.kw["axes"]
+    last = tuple(range(spec.ndim - len(axes), spec.ndim))
+    if not axes or tuple(sorted(axes)) != last or spec.layout is None:
+        return 0
+    if spec.size == 0 or spec.dtype.kind == "c" or not can_add(made.dtype):
+        return 0
+    return len(axes) if lowers(CAST, (spec.dtype,), made.dtype) else 0
+
+
+# -- kernels ---------------------------------------------------------------------------------
+
+
+# -- kernels ---------------------------------------------------------------------------------
+class Made(NamedTuple):
+    """A group as a node over its operands, the values that are read of it, and what has to be looked at
+    before."""
+
+    node: Node
+    values: list[int]
+    checks: Sequence[Node] = ()
+
+
+def with_kernels(
+    graph: Graph,
+    target: Target,
+    groups: Sequence[G],
+    kernel: Callable[[Graph, G, Container[int]], Made],
+) -> Graph:
+    """Each group as one node; the views and numbers that only kernels read are gone."""
+    looks = (*SOURCES, *VIEWS)
+    gone = {k for g in groups for k in g.members if graph.nodes[k].op not in looks}
+    read = {v for g in groups for v in g.operands} | {*graph.outputs}
+    for k, node in reversed([*enumerate(graph.nodes)]):
+        if node.op in looks and read.isdisjoint(graph.outs(k)):
+            gone.add(k)
+        if k not in gone:
+            read.update(node.inputs)
+    first: dict[int, list[G]] = {}
+    for g in groups:
+        first.setdefault(g.start, []).append(g)
+    nodes: list[Node] = []
+    made: list[int] = []  # the values of nodes, by their numbers in the graph
+    checked: dict[Node, int] = {}
+    for k, node in enumerate(graph.nodes):
+        for g in first.get(k, ()):
+            one, values, checks = kernel(graph, g, read)
+            for check in checks:
+                if check not in checked:
+                    checked[check] = len(graph.specs) + len(checked)
+                    nodes.append(check)
+                    made.append(checked[check])
+            ins = (*one.inputs, *(checked[c] for c in checks))
+            nodes.append(reading(one, ins))
+            made += values
+        if k not in gone:
+            nodes.append(node)
+            made += graph.outs(k)
+    number = {v: n for n, v in enumerate((*range(len(graph.inputs)), *made))}
+    nodes = [reading(n, [number[v] for v in n.inputs]) for n in nodes]
+    outputs = tuple([number[v] for v in graph.outputs])
+    raw = Graph(graph.inputs, tuple(nodes), outputs)
+    return in_order_of(raw, schedule(raw, meetings(raw, target.workers)))
+
+
+def kernel_of(graph: Graph, group: Group, read: Container[int]) -> Made:
+    """Of one group."""
+    return node_of(graph, group, read, f"fused{'_rows' * (group.rows > 0)}")
+
+
+def node_of(
+    graph: Graph,
+    group: Unit,
+    read: Container[int],
+    kind: str,
+    checks: Sequence[Node] = (),
+    **params: Any,
+) -> Made:
+    """The operations of a unit as the body of a node."""
+    operands = list(group.operands)
+    body = Builder([*(graph.specs[v] for v in operands), *(c.specs[0] for c in checks)])
+    known = {v: n for n, v in enumerate(operands)}
+    made: list[int] = []
+    for k in group.members:
+        node = graph.nodes[k]
+        for v in node.inputs:
+            if v not in known:  # a number
+                number = graph.nodes[graph.producers[v]]
+                known[v] = body.add(number.op, (), number.params, number.specs)[0]
+        ins = [known[u] for u in node.inputs]
+        outs = body.add(node.op, ins, node.params, node.specs, node.line)
+        known.update(zip(graph.outs(k), outs, strict=True))
+        if node.op not in VIEWS:
+            made += [v for v in graph.outs(k) if v in read]
+    given = {"body": body.graph([known[v] for v in made]), **params}
+    specs, line = tuple([graph.specs[v] for v in made]), graph.nodes[group.members[-1]].line
+    return Made(Node(kind, tuple(operands), tuple(given.items()), specs, line), made, checks)

@@ -1,0 +1,69 @@
+"""CUDA kernels on the host: their text is compiled as C++ (cuda_host.h), and run on NumPy's memory."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+FLAGS = ("-O1", "-march=native", "-ffp-contract=off", "-fno-fast-math", "-std=c++17", "-w")
+HEADER = Path(__file__).with_suffix(".h")
+_one_at_a_time = threading.Lock()  # a block's threads have static memory
+_folder = tempfile.TemporaryDirectory(prefix="cuda-host-")
+
+
+class HostKernel:
+    """As CuPy's `RawKernel`, but given NumPy's arrays."""
+
+    def __init__(self, code: str, name: str, options: Sequence[str] = ()) -> None:
+        assert "--fmad=false" in options, "products would become parts of sums"
+        given = code.split(f" {name}(")[1].split(")")[0].split(", ")
+        self.kinds = [one.rsplit(" ", 1)[0] for one in given]
+        with _one_at_a_time:
+            self.run = self._made(code, name)
+
+    def _made(self, code: str, name: str) -> Any:
+        places = ", ".join(f"*({kind}*)given[{n}]" for n, kind in enumerate(self.kinds))
+        return _library(
+            f'#include "{HEADER}"\n{code}\n'
+            f"static void one_(void** given) {{ {name}({places}); }}\n"
+            'extern "C" int run(void** given, const unsigned* grid, const unsigned* block) '
+            "{ return launch_(one_, given, grid, block); }\n"
+        ).run
+
+    def __call__(self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> None:
+        held: list[Any] = []
+        for kind, x in zip(self.kinds, args, strict=True):
+            if isinstance(x, np.ndarray):
+                assert kind.endswith("*"), (kind, x)
+                held.append(ctypes.c_void_p(x.ctypes.data))
+            else:
+                assert (kind, type(x)) == ("s64", np.int64), (kind, x)
+                held.append(ctypes.c_longlong(int(x)))
+        given = (ctypes.c_void_p * len(held))(*(ctypes.addressof(x) for x in held))
+        three = [(ctypes.c_uint * 3)(*n, *(1,) * (3 - len(n))) for n in (grid, block)]
+        with _one_at_a_time:
+            wrong = self.run(given, *three)
+        assert wrong == 0, "some threads of a block wait for others that have ended"
+
+
+@functools.lru_cache(4096)
+def _library(text: str) -> Any:
+    name = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    source, made = Path(_folder.name, f"{name}.cpp"), Path(_folder.name, f"{name}.so")
+    source.write_text(text)
+    assert COMPILER is not None
+    command = [COMPILER, *FLAGS, "-shared", "-fPIC", "-o", str(made), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stderr[:3000]}\n{text}"
+    return ctypes.CDLL(str(made))

@@ -1,0 +1,95 @@
+"""Plans whose kernels are CUDA C++, on a device that is not there: what a plan for a GPU runs
+(tests/fake_device.py), but for the GPU."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ostinato as ost
+from ostinato import settings
+from tests.cuda_host import COMPILER
+from tests.fake_device import KERNELS
+from tests.fake_xp import counted
+from tests.planner.test_any_layout import run_and_compare
+from tests.programs import make_program
+from tests.sessions import JOB, use
+
+pytestmark = [
+    pytest.mark.skipif(JOB > 1, reason="workers of such a device are threads"),
+    pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler"),
+]
+X = np.random.default_rng(0).normal(size=(300, 100))
+
+
+def kinds(f: Any) -> list[str]:
+    return [n.op for n in f.plan.program.graph.nodes]
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_random_programs(seed: int) -> None:
+    r = random.Random(seed)
+    mesh = r.choice(((1,), (2,), (3,)))
+    numerics = r.choice(("same-plan", "any-workers"))
+    run_and_compare(r, make_program(r), mesh, numerics, device=KERNELS)
+
+
+def test_bits_are_those_of_the_cpus_kernels() -> None:
+    def f(x: Any) -> tuple[Any, Any]:
+        y = ost.exp(-x * x) * ost.sin(3.0 * x) / (1.0 + ost.abs(x)) ** 0.7
+        return y, ost.where(y > 0, ost.log1p(ost.abs(y)), ost.tanh(x))
+
+    found = []
+    for device in ("cpu", KERNELS):
+        with use(device=device):
+            run = ost.compile(f)
+            found.append([np.asarray(y) for y in run(ost.asarray(X))])
+            assert kinds(run) == ["fused"]
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_training_step() -> None:
+    """Its gradients, too; a repeated step moves nothing, allocates what it gives and launches each kernel once."""
+
+    def loss(w: Any, x: Any, y: Any) -> Any:
+        return -(y * ost.nn.log_softmax(ost.tanh(x @ w))).sum(1).mean()
+
+    @ost.compile(donate="w")
+    def step(w: Any, x: Any, y: Any) -> tuple[Any, Any]:
+        value, slope = ost.value_and_grad(loss)(w, x, y)
+        return w - 0.1 * slope, value
+
+    trained = []
+    for device in ("cpu", KERNELS):
+        with use(device=device):
+            x, y, w = (
+                ost.asarray(X),
+                ost.asarray(np.eye(3)[np.arange(300) % 3]),
+                ost.zeros((100, 3)),
+            )
+            values = []
+            for k in range(4):
+                before = vars(counted).copy()
+                w, value = step(w, x, y)
+                if device != "cpu" and k:
+                    since = {name: n - before[name] for name, n in vars(counted).items()}
+                    assert (since["from_host"], since["to_host"], since["waits"]) == (0, 0, 0)
+                values.append(float(value))
+            trained.append((np.asarray(w), values))
+            if device != "cpu":
+                assert sum(n.startswith("fused") for n in kinds(step)) < 12
+                assert not {"tanh", "exp", "sum", "multiply"} & {*kinds(step)}
+    np.testing.assert_allclose(trained[1][0], trained[0][0], rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(trained[1][1], trained[0][1], rtol=1e-12)
+
+
+def test_functions_of_a_library_stay_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "math", "libm")
+    with ost.connect(device=KERNELS):
+        f = ost.compile(lambda x: ost.exp(x * 2.0) + 1.0)
+        np.testing.assert_array_equal(np.asarray(f(X)), np.exp(X * 2.0) + 1.0)
+        assert "exp" in kinds(f)
