@@ -47,6 +47,13 @@ def test_train_images() -> None:
     assert ends[0] == pytest.approx(ends[1], abs=0.07), "but for how sums are rounded"
 
 
+def test_volumes() -> None:
+    """Slabs of one worker and of two are the same volumes."""
+    ends = [example("volumes").main(4, 32, 4, workers) for workers in (1, 2)]
+    assert ends[0][-1] > 0.85
+    assert ends[0] == pytest.approx(ends[1], abs=1e-4)
+
+
 def test_plan_2048_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     to = tmp_path / "step.html"
     found = example("plan_2048_gpus").main(1, (16, 8), (64, 64, 256), str(to))
