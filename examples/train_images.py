@@ -44,7 +44,7 @@ def step(w: Any, m: Any, x: Any, y: Any) -> Any:
     return ost.tree_map(lambda w, m: w - 0.05 * m, w, m), m, loss
 
 
-def main(count: int = 200, epochs: int = 10, workers: Any = None) -> list[float]:
+def main(count: int = 200, epochs: int = 10, workers: Any = None, to: str = "sheet.png") -> Any:
     """The share of images that were not trained with and are named right, after each epoch."""
     right, r = [], np.random.default_rng(1)
     with tempfile.TemporaryDirectory() as folder, ost.connect(workers=workers):
@@ -56,12 +56,12 @@ def main(count: int = 200, epochs: int = 10, workers: Any = None) -> list[float]
         w = {n: ost.asarray(r.normal(0, s[0] ** -0.5, s).astype("f4")) for n, s in shapes.items()}
         m = ost.tree_map(ost.zeros_like, w)
         for epoch in range(epochs):
-            for x, y in train.epoch(epoch):
+            for x, y in train.epoch(epoch, progress=True):
                 w, m, loss = step(w, m, x, y)
             hits = [float((network(w, x).argmax(1) == y).mean()) for x, y in test.epoch()]
             right.append(sum(hits) / len(hits))
             print(f"epoch {epoch + 1}: loss {float(loss):.3f}, {right[-1]:.0%} right")
-    print(train.explain())
+        print(f"{train.explain()}\nsome images as they come: {train.preview(8, to)}")
     return right
 
 

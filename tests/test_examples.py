@@ -40,9 +40,14 @@ def test_kmeans(workers: int) -> None:
     assert losses[-1] == pytest.approx(losses[-2], rel=1e-3)
 
 
-def test_train_images() -> None:
+def test_train_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same images come whoever trains, so the same network does."""
-    ends = [example("train_images").main(100, 2, workers) for workers in (1, 2)]
+    to = str(tmp_path / "sheet.png")
+    ends = [example("train_images").main(100, 2, workers, to) for workers in (1, 2)]
+    said = capsys.readouterr().out
+    assert "6/6" in said
+    assert f"as they come: {to}" in said
+    assert Path(to).stat().st_size > 10_000
     assert all(len(right) == 2 and 0 < right[-1] <= 1 for right in ends)
     assert ends[0] == pytest.approx(ends[1], abs=0.07), "but for how sums are rounded"
 

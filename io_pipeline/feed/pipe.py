@@ -5,6 +5,7 @@ before `epoch`. What an epoch holds depends on the pipe, its seed and the epoch'
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import warnings
@@ -64,7 +65,7 @@ class Cut:
     """Where batches are made."""
 
     size: int
-    tail: str
+    tail: str = DROP
     pad: float | None = None
     split: Splits = field(
         default=(SAMPLES,), repr=False
@@ -98,6 +99,24 @@ class Entry:
 
     what: Stage | Shuffle | Repeat | Cut | Bucket | OnError
     line: str
+
+    def __str__(self) -> str:
+        """As it was written, without what nobody had to say."""
+        name = getattr(self.what, "name", "") or _NAMES.get(type(self.what), "bucket")
+        if isinstance(self.what, Bucket):
+            return f"bucket(window={self.what.window})"
+        if isinstance(self.what, OnError):
+            return f"on_error({self.what.policy.do!r})"
+        given = [(f, getattr(self.what, f.name)) for f in dataclasses.fields(self.what)]  # type: ignore[arg-type]
+        said = [f"{f.name}={_brief(value)}" for f, value in given if value != f.default]
+        return f"{name}({', '.join(said)})"
+
+
+_NAMES: dict[type, str] = {Shuffle: "shuffle", Repeat: "repeat", Cut: "batch"}
+
+
+def _brief(value: Any) -> str:
+    return str(getattr(value, "__qualname__", "")) or f"{value!r:.40}"
 
 
 @dataclass
@@ -442,6 +461,11 @@ class Pipe:
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *STAGES})
+
+    def __repr__(self) -> str:
+        count = "a stream" if isinstance(self.source, Stream) else f"{len(self.source):,} samples"
+        kinds = "" if self.source.fields is None else f" of {', '.join(self.source.fields.kinds)}"
+        return f"<Pipe: {count}{kinds}: {', '.join(str(e) for e in self.entries) or 'no stages'}>"
 
     def _then(self, what: Any) -> Pipe:
         behind = any(isinstance(e.what, Cut) for e in self.entries)
@@ -892,6 +916,10 @@ class Epoch:
             self._line.stop(self._work)
         if self._process == os.getpid():
             self._work.join()
+
+    def __repr__(self) -> str:
+        left = "" if self._left is None else f", {self._left:,} batches left"
+        return f"<Epoch {self._work.epoch}{left}>"
 
     def __enter__(self) -> Epoch:
         return self

@@ -13,6 +13,8 @@ from . import seeing
 from .executor import Work
 
 EVERY = 0.2  # seconds between two looks
+BAR = 12  # columns
+OTHERS = 30  # that the bar, words and time take, but for the digits of numbers
 
 
 class Line:
@@ -27,13 +29,14 @@ class Line:
             ) from None
         self.shown = progress.Progress(
             progress.TextColumn(f"epoch {epoch}"),
-            progress.BarColumn(),
+            progress.BarColumn(BAR),
             progress.MofNCompleteColumn(),
             progress.TimeRemainingColumn(),
             progress.TextColumn("{task.fields[said]}"),
             auto_refresh=False,
         )
         self.task: Any = self.shown.add_task("", total=total, said="")
+        self.digits = len(str(epoch)) + 2 * len(str(total or "?"))
         self.shown.start()
         self.count = 0
         self.last = 0.0
@@ -48,10 +51,12 @@ class Line:
 
     def show(self, work: Work) -> None:
         stats = seeing.as_data(work)
-        said = f"{stats['threads']} threads, {stats['ready']} ready"
+        said = f"{stats['ready']} ready"
         if stats["binds"]:
             wait, step = (seeing.time_of(stats[k]["mean"]) for k in ("wait", "step"))
-            said = f"{seeing.CAUSES[stats['binds']]}; step {step}, wait {wait}; {said}"
+            said = f"step {step}, wait {wait}, {said}; {seeing.CAUSES[stats['binds']]}"
+        room = self.shown.console.width - OTHERS - self.digits
+        said = said if len(said) <= room else f"{said[: max(room - 1, 0)]}…"
         self.shown.update(self.task, completed=self.count, said=said)
         self.shown.refresh()
 

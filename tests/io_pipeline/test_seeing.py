@@ -191,3 +191,34 @@ def test_progress_is_shown_until_the_epoch_ends(capsys: pytest.CaptureFixture[st
     with numbers().epoch(5, progress=True) as epoch:
         next(epoch)
     assert "1/8" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_line_of_progress_fits_its_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Words give way; how far it is does not."""
+    pytest.importorskip("rich")
+    monkeypatch.setenv("COLUMNS", str(width))
+    for _ in numbers().epoch(11, progress=True):
+        time.sleep(0.01)
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if "epoch 11" in x)
+    assert len(line.rstrip()) <= width
+    assert re.match(r"epoch 11 \S+ 8/8 \S+ step ", line)
+    if width != 80:
+        assert ("…" in line) == (width == 60)
+        assert ("the step binds" in line) == (width > 60)
+
+
+def test_a_pipe_says_what_it_is() -> None:
+    assert repr(ost.io.arrays(np.arange(5))) == "<Pipe: 5 samples of label: no stages>"
+    assert repr(ost.io.stream([1]).on_error("skip")) == "<Pipe: a stream: on_error('skip')>"
+    made = ost.io.arrays(np.zeros((1200, 4, 4, 3), "u1"), kinds=["image"]).random_flip(0.25)
+    made = made.map(np.negative).shuffle(seed=3).bucket(np.ones(1200)).batch(4, tail="keep")
+    assert repr(made) == (
+        "<Pipe: 1,200 samples of image: random_flip(p=0.25), map(function=negative), "
+        "shuffle(seed=3), bucket(window=50), batch(size=4, tail='keep')>"
+    )
+    with made.epoch(2) as epoch:
+        next(epoch)
+        assert repr(epoch) == "<Epoch 2, 299 batches left>"
