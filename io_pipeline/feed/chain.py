@@ -17,7 +17,7 @@ from .draws import Draws
 from .faults import Policy
 from .fields import BOXES, DATA, IMAGE, Fields, by_name
 from .native import Form, Native, Run
-from .stage import Map, Stage, takes_out
+from .stage import Filter, Map, Rejected, Stage, takes_out
 from .stats import Costs
 
 Out = Sequence[Any]  # where the last step may put its results: arrays, or None
@@ -179,6 +179,22 @@ class MapStep(Step):
         return self.chain.step(self.k + 1, sample.fields)
 
 
+class FilterStep(MapStep):
+    """A function of the user's that says which samples stay."""
+
+    def run(self, sample: Sample) -> Step | None:
+        stage, values = self.stage, sample.values
+        assert isinstance(stage, Filter)
+        if stage.on is not None:
+            stays = stage.function(values[self.fields.of_kind(stage.on)[0]])
+        else:
+            stays = stage.function(self.fields.tree(values))
+        if not stays:
+            raise Rejected
+        sample.fields = self.fields
+        return self.following()
+
+
 class BatchStep(Step):
     """A stage of batches: it is given what is drawn for each sample."""
 
@@ -238,6 +254,7 @@ class Chain:
         kind = BatchStep if stage.batched else Step
         kind = PartStep if self._reads_parts(k, fields) else kind
         kind = MapStep if isinstance(stage, Map) else kind
+        kind = FilterStep if isinstance(stage, Filter) else kind
         return kind(self, k, fields)
 
     def _reads_parts(self, k: int, fields: Fields) -> bool:

@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from ostinato.ops.core.signals import Living
@@ -38,12 +38,13 @@ from .faults import RAISE, REPLACE, TRIES, Fault, Policy
 from .fields import Fields, fields_of
 from .later import Later
 from .native import Room, Run, can
-from .portions import Portion, Portions
+from .portions import Portion, Portions, Rows
 from .processes import needed_by
 from .reading import reads
 from .samples import Samples
 from .slabs import Slabs
 from .slots import Slots
+from .stage import Rejected
 from .stats import Consumer, Costs
 
 CHUNK = 8  # samples that a thread takes at a time
@@ -55,6 +56,14 @@ SWITCH = 2e-5  # seconds after which a thread of Python's gives way, while a pip
 PR_SET_TIMERSLACK, SLACK = 29, 1000  # nanoseconds that Linux may wake a thread late; else 50,000
 CHECKED = 0.05  # seconds between looks whether others failed, where there are any
 PATIENCE = 5.0  # seconds for threads to end with the sample that they work on
+
+
+class Regroups(NamedTuple):
+    """Batches of those samples that a filter leaves."""
+
+    size: int
+    keeps: bool  # what is left at the end
+    rows: Rows  # that are wanted here
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,7 @@ class Recipe:
     line: str = ""  # where the user asked for batches
     relaxed: bool = False  # batches are handed out as they are made
     slabs: Slabs | None = None  # reads only a part of each sample
+    regroups: Regroups | None = None  # samples are put in batches once it is known which stay
 
 
 @dataclass
@@ -131,6 +141,7 @@ class Work:
             assert recipe.source.fields is not None
             self.form, self.gathers = (recipe.source.fields, list(forms)), True
         self.slots = slots
+        self.is_stacked = recipe.batched is not None and recipe.regroups is None  # as it is made
         self.batch_bytes = 0
         self.active, self.chunk, self.ahead = recipe.threads, recipe.chunk, recipe.ahead
         self.costs: list[Costs] = []  # of each thread: of the source and of stages of samples,
@@ -400,7 +411,7 @@ class Work:
                 self.is_at_end, self.error = True, error
             else:
                 batch = Batch(portion, left=len(portion.places))
-                if self.form is not None and batch.count and self.recipe.batched is not None:
+                if self.form is not None and batch.count and self.is_stacked:
                     batch.fields = self.form[0]
                     batch.slots = self._slots(batch.count, self.form[1])
                     self.batch_bytes = self.batch_bytes or _total(batch.slots)
@@ -452,6 +463,8 @@ class Work:
                 assert sample.fields is not None
                 self._put(batch, row, sample.values, sample.fields, sample.out)
                 return
+            except Rejected:
+                return
             except Exception as error:
                 policy, fault = self._fault(sample, index, error)
                 if policy.do == REPLACE and item is None and attempt + 1 < TRIES:
@@ -494,11 +507,16 @@ class Work:
         self, batch: Batch, row: int, values: list[Any], fields: Fields, out: Sequence[Any] | None
     ) -> None:
         """A sample to its place in the batch."""
-        if self.recipe.batched is None:
+        if not self.is_stacked:
             own = [_own(v) for v in values]
             batch.loose[row] = own, fields
             self.batch_bytes = self.batch_bytes or batch.count * sum(map(_bytes, own))
             return
+        self._stack(batch, row, values, fields, out)
+
+    def _stack(
+        self, batch: Batch, row: int, values: list[Any], fields: Fields, out: Sequence[Any] | None
+    ) -> None:
         slots = batch.slots
         if slots is None:
             with self.lock:
@@ -528,6 +546,10 @@ class Work:
             batch.left -= rows
             if batch.left:
                 return
+        self._complete(batch, sample, costs)
+
+    def _complete(self, batch: Batch, sample: Sample, costs: Costs) -> None:
+        """All samples of a batch are there."""
         try:
             if self.recipe.batched is not None and batch.error is None:
                 costs.begin(batch.count)
@@ -659,22 +681,31 @@ class Work:
         begin = time.perf_counter()
         with self.lock:
             while (ready := self._ready()) is None:
-                if self.is_stopped or (self.is_at_end and not self.open):
+                if self.is_stopped or self._is_over():
                     if self.error is not None:
                         raise self.error
                     return None
                 if self.check is not None:
                     self.check()
                 self.done.wait(1.0 if self.check is None else CHECKED)
-            batch = self.open[ready]
-            del self.open[ready]
+            batch = self.coming[ready]
+            del self.coming[ready]
             self.to_do.notify_all()
         self.consumer.took(begin, time.perf_counter())
         return batch
 
+    @property
+    def coming(self) -> deque[Batch]:
+        """Batches to be handed out, in order."""
+        return self.open
+
+    def _is_over(self) -> bool:
+        """Whether all batches were handed out."""
+        return self.is_at_end and not self.open
+
     def _ready(self) -> int | None:
         """The batch that is handed out next, by its place among those that are open, once it is made."""
-        for k, batch in enumerate(self.open):
+        for k, batch in enumerate(self.coming):
             if batch.is_done:
                 return k
             if not self.recipe.relaxed:

@@ -27,19 +27,20 @@ from .cached import END, WHERE, Cached
 from .chain import Chain, Placed
 from .combine import Selected
 from .disk import room_for
-from .executor import AHEAD, CHUNK, Batch, Recipe, Work
+from .executor import AHEAD, CHUNK, Batch, Recipe, Regroups, Work
 from .faults import FEW, POLICIES, RAISE, Fault, Policy, Quarantine
 from .fields import MASK, VOLUME, Fields
+from .filtered import FilteredWork
 from .later import Later, can_move
 from .order import Buckets, Order
 from .plain import Undescribed
-from .portions import DROP, KEEP, TAILS, Portions, Rows, StreamPortions, rows_of
+from .portions import DROP, KEEP, PAD, TAILS, Portions, Rows, StreamPortions, rows_of
 from .processes import InProcesses, Unfit
 from .progress import Line
 from .samples import Samples, Stream, digest
 from .slabs import NAMES, SAMPLES, SlabChain, Slabs, Splits, axes_of, first_axis
 from .slots import Slots
-from .stage import STAGES, Box3, Map, Shape, Stage
+from .stage import STAGES, Box3, Filter, Map, Shape, Stage
 from .targets import FEEDS, LATE, check_target, converter
 from .timed import Timed
 
@@ -209,16 +210,23 @@ class Pipe:
         if not callable(function):
             got = type(function).__name__
             raise misfit(ArgumentError, "map", got=got, needed="a function")
-        if processes:
-            most = 0 if processes is True else processes
-            _whole("map", "processes", most, 0)
-            try:
-                function = InProcesses(function, int(most))
-            except Unfit as error:
-                needed = "a function of a module, or of the script that is started"
-                do = "write it at the top of a file"
-                raise misfit(ArgumentError, "map", got=str(error), needed=needed, do=do) from None
+        function = _in_processes("map", function, processes)
         return self._then(Map(function, on, None if kinds is None else tuple(kinds), random))
+
+    def filter(
+        self, function: Any, *, on: str | None = None, processes: bool | int = False
+    ) -> Pipe:
+        """Leaves out the samples of which a function says no. Batches are full all the same; how many
+        there are is known at the end. Of several workers each makes all samples, to know which ones
+        are its own: `select` is for what is known before. on: it is given the field of this kind.
+        processes: as in `map`."""
+        if not callable(function):
+            got = type(function).__name__
+            raise misfit(ArgumentError, "filter", got=got, needed="a function")
+        if any(isinstance(e.what, Cut) for e in self.entries):
+            do = "write it before `batch`"
+            raise misfit(ArgumentError, "filter", got="batches", needed="samples", do=do)
+        return self._then(Filter(_in_processes("filter", function, processes), on))
 
     def batch(
         self,
@@ -323,6 +331,11 @@ class Pipe:
                 got=f"{moving} in front of it" if moving else "batches",
                 needed="stages that make the same of a sample in every epoch",
                 do="write it further in front",
+            )
+        if any(isinstance(e.what, Filter) for e in stages):
+            needed, do = "all samples", "write it in front of the filter"
+            raise misfit(
+                ArgumentError, "cache", got="a filter in front of it", needed=needed, do=do
             )
         if isinstance(self.source, Stream):
             got = "a stream"
@@ -534,17 +547,19 @@ class Pipe:
         return self.begin(epoch, start, rows_of(rank, workers), progress)
 
     def _check_order(self, workers: int) -> None:
-        """Batches that overtake each other are no parts of the same ones."""
-        is_single = not any(isinstance(e.what, Cut) for e in self.entries)
-        if self.order == RELAXED and (is_single or workers > 1):
-            raise misfit(
-                ArgumentError,
-                "epoch",
-                got="order='relaxed' "
-                + ("without batches" if is_single else "and several workers"),
-                needed="batches" if is_single else "the same batches for all of them at a time",
-                do="write batch()" if is_single else "leave it out",
-            )
+        """Batches that overtake each other are no parts of the same ones; and nobody knows how many
+        samples a filter leaves."""
+        cuts = [e.what for e in self.entries if isinstance(e.what, Cut)]
+        is_filtered = self._is_filtered()
+        why = {"without batches": not cuts, "and several workers": workers > 1}
+        why["and a filter"] = is_filtered
+        if self.order == RELAXED and any(why.values()):
+            got = "order='relaxed' " + next(said for said, holds in why.items() if holds)
+            needed = "whole batches of which it is known what is in them"
+            raise misfit(ArgumentError, "epoch", got=got, needed=needed, do="leave it out")
+        if is_filtered and any(cut.tail == PAD for cut in cuts):
+            needed = "tail='drop' or tail='keep'"
+            raise misfit(ArgumentError, "epoch", got="tail='pad' and a filter", needed=needed)
 
     def begin(
         self,
@@ -563,7 +578,8 @@ class Pipe:
             slabs = Slabs(recipe.source, stages, box)
             recipe = replace(recipe, chain=SlabChain(stages), slabs=slabs)
         if self.tune and settings.tune == "on" and len(self.given) < 3 and cursor.drive is None:
-            lo, hi = rows(portions.size)
+            size = portions.size if recipe.regroups is None else recipe.regroups.size
+            lo, hi = rows(size)
             cursor.drive = Drive(self.identity(), max(hi - lo, 1))
         return Epoch(self, recipe, portions, epoch, progress)
 
@@ -576,7 +592,13 @@ class Pipe:
     ) -> tuple[Recipe, Portions]:
         recipe, cut, order = self._recipe()
         kind = StreamPortions if isinstance(self.source, Stream) else Portions
+        if self._is_filtered() and recipe.batched is not None:
+            recipe = replace(recipe, regroups=Regroups(cut.size, cut.tail == KEEP, rows))
+            cut, rows = Cut(SINGLE, KEEP), rows_of(0, 1)
         return recipe, kind(self.source, order, epoch, cut.size, cut.tail, rows, start, beyond)
+
+    def _is_filtered(self) -> bool:
+        return any(isinstance(e.what, Filter) for e in self.entries)
 
     def __iter__(self) -> Iterator[Any]:
         """The epoch after the last one, or what is left of one that was restored."""
@@ -586,6 +608,8 @@ class Pipe:
 
     def __len__(self) -> int:
         """Batches of an epoch, or samples if there are none."""
+        if self._is_filtered():
+            raise TypeError("how many samples a filter leaves is known at the end of an epoch")
         recipe, _, order = self._recipe()
         return len(order) if recipe.batched is None else len(self.portions(0))
 
@@ -683,7 +707,8 @@ class Pipe:
                     values, fields = (
                         batch.loose[row] if is_single else batches._work._row(batch, row)
                     )
-                    source = preview.before(recipe, portion.samples[place - portion.number * size])
+                    index = row if portion.end is not None else place - portion.number * size
+                    source = preview.before(recipe, portion.samples[index])
                     pairs.append((source, preview.picture(values, fields, stages)))
         if not pairs:
             raise misfit(ArgumentError, "preview", got="an empty epoch", needed="samples")
@@ -782,7 +807,8 @@ class Epoch:
     ) -> None:
         self._convert = converter(pipe.target) if recipe.batched is not None else None
         self._pipe, self._cursor, self._portions = pipe, pipe.cursor, portions
-        self._left = None if isinstance(portions, StreamPortions) else len(portions)
+        is_unknown = isinstance(portions, StreamPortions) or pipe._is_filtered()
+        self._left = None if is_unknown else len(portions)
         self._line = Line(epoch, self._left) if progress and recipe.batched is not None else None
         if self._line is not None:
             weakref.finalize(self, self._line.stop)
@@ -790,7 +816,8 @@ class Epoch:
         self._process = os.getpid()
         self._counts = {"faults": 0, "seen": 0}
         self._single: Iterator[Any] = iter(())
-        self._work = work = Work(recipe, portions, epoch, pipe.cursor.slots)
+        kind = Work if recipe.regroups is None else FilteredWork
+        self._work = work = kind(recipe, portions, epoch, pipe.cursor.slots)
         self._cursor.work = work
         if self._cursor.drive is not None:
             self._cursor.drive.attend(work)
@@ -804,14 +831,18 @@ class Epoch:
     def __len__(self) -> int:
         """Batches that are still to come, of a source whose length is known."""
         if self._left is None:
-            raise TypeError("the length of a stream is not known")
+            raise TypeError("how many batches there are is known at the end")
         return self._left
 
     def __next__(self) -> Any:
         if self._work.recipe.batched is None:
             return self._next_single()
         batch = self._batch()
-        self._cursor.took(batch.portion.number, self._portions.size)
+        portion = batch.portion
+        if portion.end is not None:
+            self._cursor.place = portion.end
+        else:
+            self._cursor.took(portion.number, self._portions.size)
         return self._value(batch)
 
     def _next_single(self) -> Any:
@@ -836,6 +867,8 @@ class Epoch:
             if batch is None:
                 raise StopIteration
             self._look_at(batch)
+            if self._work.recipe.regroups is not None and batch.portion.end is None:
+                return self._batch()  # it only brought faults
         except CommunicatorError:  # another worker's, while this one waited: threads go on
             raise
         except BaseException:
@@ -932,6 +965,20 @@ def _signature(kind: type[Stage]) -> str:
     import inspect
 
     return str(inspect.signature(kind)).replace(" -> None", "")
+
+
+def _in_processes(who: str, function: Any, processes: bool | int) -> Any:
+    """A function as it is asked for."""
+    if not processes:
+        return function
+    most = 0 if processes is True else processes
+    _whole(who, "processes", most, 0)
+    try:
+        return InProcesses(function, int(most))
+    except Unfit as error:
+        needed = "a function of a module, or of the script that is started"
+        do = "write it at the top of a file"
+        raise misfit(ArgumentError, who, got=str(error), needed=needed, do=do) from None
 
 
 def _whole(who: str, what: str, given: Any, least: int | None) -> None:

@@ -35,6 +35,7 @@ class Portion:
     places: list[int]
     samples: list[int]
     items: Sequence[Any] | None = None  # of a stream: the samples themselves
+    end: int | None = None  # the place behind it, where that depends on samples
 
 
 class Portions:

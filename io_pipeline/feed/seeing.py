@@ -45,7 +45,7 @@ def as_data(work: Work) -> dict[str, Any]:
         "threads": work.active,
         "chunk": work.chunk,
         "ahead": work.ahead,
-        "ready": sum(batch.is_done for batch in [*work.open]),
+        "ready": sum(batch.is_done for batch in [*work.coming]),
         "being_made": sum(batch.taken > 0 and not batch.is_done for batch in [*work.open]),
         "room": work.room,
         "batch_bytes": work.batch_bytes,
@@ -68,7 +68,7 @@ def as_data(work: Work) -> dict[str, Any]:
 
 def made_batches(work: Work) -> int:
     """Batches that were handed out, or wait for it."""
-    return work.consumer.batches + sum(batch.is_done for batch in [*work.open])
+    return work.consumer.batches + sum(batch.is_done for batch in [*work.coming])
 
 
 def binds(stats: dict[str, Any]) -> str:

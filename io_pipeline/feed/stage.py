@@ -169,9 +169,9 @@ def _listed(kinds: tuple[str, ...]) -> str:
 
 def told_stage(one: Stage) -> Any:
     """A stage as plain data: its name and its parameters."""
-    if isinstance(one, Map):
+    if isinstance(one, (Map, Filter)):
         raise Undescribed(
-            f"map({getattr(one.function, '__name__', 'function')}) is a function, which stays in the "
+            f"{one.name}({getattr(one.function, '__name__', 'function')}) is a function, which stays in the "
             "program: make it a stage (ost.io.stage), before ost.connect() under mpiexec"
         )
     known = STAGES.get(one.name)
@@ -211,6 +211,26 @@ class Map(Stage):
         if self.on is not None and not sample.of_kind(self.on):
             got = f"samples of {_listed(sample.kinds)}"
             raise misfit(ArgumentError, "map", got=got, needed=self.on)
+
+
+class Rejected(Exception):
+    """A filter leaves a sample out."""
+
+
+@dataclass(frozen=True)
+class Filter(Stage):
+    """Leaves out samples of which a function of the user's says no."""
+
+    name = "filter"
+    needs = ()
+
+    function: Callable[..., Any]
+    on: str | None = None
+
+    def check(self, sample: Fields) -> None:
+        if self.on is not None and len(sample.of_kind(self.on)) != 1:
+            got = f"samples of {_listed(sample.kinds)}"
+            raise misfit(ArgumentError, "filter", got=got, needed=f"one {self.on} in each")
 
 
 # -- the registry ------------------------------------------------------------------------------

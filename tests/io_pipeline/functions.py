@@ -66,3 +66,7 @@ def refusing(x: Any) -> Any:
 def sleeping(x: Any) -> Any:
     time.sleep(60 if x[0] > 8 else 0)
     return x
+
+
+def is_small(x: Any) -> bool:
+    return bool(x < 20)

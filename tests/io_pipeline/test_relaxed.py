@@ -118,7 +118,9 @@ def test_what_cannot_be_relaxed_is_refused() -> None:
         pipe(np.positive, order="fast")
     with pytest.raises(ArgumentError, match=r"epoch .*order='relaxed' and several workers; needed"):
         pipe(np.positive).epoch(0, part=(0, 2))
-    with pytest.raises(ArgumentError, match=r"order='relaxed' without batches; needed batches"):
+    with pytest.raises(
+        ArgumentError, match=r"order='relaxed' without batches; needed whole batches"
+    ):
         ost.io.arrays(np.arange(9)).run_with(order="relaxed").epoch(0)
     assert pipe(np.positive).identity() == pipe(np.positive, order="strict").identity()
 
