@@ -71,7 +71,9 @@ class Fed:
         policies = [e.what.policy.do for e in pipe.entries if isinstance(e.what, OnError)]
         self._varies = cut.pad is not None or SKIP in policies
         self._has_faults = any(do != RAISE for do in policies)
-        self._feed: Any = engine.feed(held, layout, [epoch, start], cut.size, progress)
+        self._feed: Any = engine.feed(
+            held, layout, [epoch, start], cut.size, progress, pipe.is_tuned
+        )
         self._said: Any = None  # of its samples, as data
         self._fields: Fields | None = None
         self._cursor.gather = self._gather if self._has_faults else None

@@ -577,11 +577,16 @@ class Pipe:
             stages = recipe.chain.stages
             slabs = Slabs(recipe.source, stages, box)
             recipe = replace(recipe, chain=SlabChain(stages), slabs=slabs)
-        if self.tune and settings.tune == "on" and len(self.given) < 3 and cursor.drive is None:
+        if self.is_tuned and cursor.drive is None:
             size = portions.size if recipe.regroups is None else recipe.regroups.size
             lo, hi = rows(size)
             cursor.drive = Drive(self.identity(), max(hi - lo, 1))
         return Epoch(self, recipe, portions, epoch, progress)
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether there is anything to choose while it runs."""
+        return self.tune and settings.tune == "on" and len(self.given) < 3
 
     def portions(self, epoch: int, start: int = 0) -> Portions:
         """What is in each batch of an epoch, from a place on."""

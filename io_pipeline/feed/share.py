@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from ostinato.errors import SampleError
 
+from ..tuner.together import Together
 from .executor import Batch
 from .faults import Quarantine
 from .pipe import STRICT, Pipe
@@ -31,11 +32,32 @@ class Share:
         progress: bool | None,
     ) -> None:
         self.pipe, self.is_own = pipe, progress is not None  # the program's own pipe
+        self.drive = self._together(rows)
         host = replace(pipe, target="numpy", order=STRICT)  # with the same cursor
         self._epoch = host.begin(epoch, start, rows, bool(progress), box)
         self._epoch._work.check = check
         self.pad = self._epoch._work.recipe.pad
         self.name = pipe.called
+
+    def _together(self, rows: Rows) -> Together | None:
+        """The tuner, if there is anything to choose."""
+        pipe, cursor = self.pipe, self.pipe.cursor
+        if not pipe.is_tuned:
+            return None
+        if not isinstance(cursor.drive, Together):
+            lo, hi = rows(pipe._cut().size)
+            cursor.drive = Together(pipe.identity(), max(hi - lo, 1))
+        return cursor.drive
+
+    def told(self) -> Any:
+        return None if self.drive is None else self.drive.told()
+
+    def decide(self, told: Sequence[Any]) -> list[Any]:
+        return [None, False] if self.drive is None else self.drive.decide(told)
+
+    def go_on(self, said: Sequence[int] | None) -> None:
+        if self.drive is not None:
+            self.drive.go_on(said)
 
     def take(self, number: int) -> tuple[list[Any], list[Any], Any]:
         """The leaves of a batch, their forms, and its fields as data, which are not known where no sample was

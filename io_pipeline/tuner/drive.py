@@ -44,9 +44,6 @@ class Drive:
     def _lap(self, work: Work, lap: Lap) -> None:
         if not work.batch_bytes or (work.running == 0 and work.is_at_end):
             return  # the rest of the epoch is made
-        if self.tuner is None:
-            self.tuner = self._begin(work)
-            work.decisions = self.tuner.decisions
         busy, made = work.so_far()
         if self._is_first:  # of an epoch: threads began before its first lap
             self._busy, self._made, self._is_first = busy, made, False
@@ -58,10 +55,20 @@ class Drive:
         )
         self._stale -= lap.count
         self._busy, self._made = busy, made
+        self._heard(work, measure)
+
+    def _heard(self, work: Work, measure: Measure) -> None:
+        if self.tuner is None:
+            self.tuner = self._begin(work)
+            work.decisions = self.tuner.decisions
         now = self.tuner.now
         if (config := self.tuner.add(measure)) != now:
             self._stale = len(work.open)
             self._go_on(work, config)
+        self._remember()
+
+    def _remember(self) -> None:
+        assert self.tuner is not None
         if self.tuner.result != self._kept and self.tuner.result is not None:
             self._kept = self.tuner.result
             Known(settings.cache).put(self._sizes, *self._kept)

@@ -226,10 +226,16 @@ class CrewEngine:
         return next((f"worker {rank}: {why}" for rank, why in enumerate(found) if why), made)
 
     def feed(
-        self, pipe: Operand, layout: Layout, about: Sequence[int], size: int, progress: bool
+        self,
+        pipe: Operand,
+        layout: Layout,
+        about: Sequence[int],
+        size: int,
+        progress: bool,
+        tunes: bool,
     ) -> Feed:
         """An epoch of a pipe, from a place on, with batches of so many samples in a layout."""
-        return Feed(self, pipe, layout, about, size, progress)
+        return Feed(self, pipe, layout, about, size, progress, tunes)
 
     def make(self, kind: str, spec: Spec, **what: Any) -> Handle:
         return self._make(kind, spec, **what)

@@ -28,6 +28,7 @@ from ostinato.errors import SampleError
 from .orders import LEAD
 
 MOST_LEAVES = 64  # of a sample
+CALM = 16  # batches between two looks of a tuner that has found what it looked for
 _Axes = tuple[int, ...]  # of a batch, that are samples, depth, height and width
 _Form = tuple[Shape, DType, _Axes] | None  # extents of a whole sample; None of what lies in lists
 
@@ -43,6 +44,15 @@ class Share(Protocol):
 
     def take(self, number: int) -> tuple[list[Any], list[_Form], Any]:
         """The leaves of a batch, their forms, and their fields as data."""
+
+    def told(self) -> Any:
+        """What iterations took here since this was asked last."""
+
+    def decide(self, told: Sequence[Any]) -> list[Any]:
+        """At the lead, by what all told: how they go on, and whether it is tuned further."""
+
+    def go_on(self, said: Any) -> None:
+        """As the lead says, from here on."""
 
 
 def mapped(layout: Layout, axes: Sequence[int]) -> Layout:
@@ -61,14 +71,23 @@ class Portion:
         self.has_slabs = any(isinstance(s, int) and s > 0 for s in layout.splits)
         self.forms: list[_Form] = []
 
-    def batch(self, number: int, agrees: bool) -> tuple[list[Any], Any]:
+    def batch(self, number: int, agrees: bool, tunes: bool) -> tuple[list[Any], Any]:
         """The arrays of a batch, and what the lead says of it."""
+        goes_on = self._tuned() if tunes else False
         values, found, fields = self.share.take(number)
+        answer: dict[str, Any] | None = {} if self.comm.rank == LEAD else None
         if agrees:
-            return self._agreed(number, values, found, fields)
-        if found != self.forms:
+            values, answer = self._agreed(number, values, found, fields)
+        elif found != self.forms:
             raise _unlike(number, self.comm.rank, found, "the first batch", self.forms)
-        return values, None
+        return values, None if answer is None else {**answer, "tunes": goes_on}
+
+    def _tuned(self) -> bool:
+        """All run from here on as the lead decides; whether it is tuned further."""
+        told = self.comm.gather_text(self.share.told(), LEAD)
+        said, goes_on = _spread(self.comm, None if told is None else self.share.decide(told))
+        self.share.go_on(said)
+        return bool(goes_on)
 
     def _agreed(
         self, number: int, values: list[Any], forms: list[_Form], fields: Any
@@ -224,8 +243,10 @@ class Feed:
         about: Sequence[int],
         size: int,
         progress: bool,
+        tunes: bool,
     ) -> None:
         self.engine, self.layout = engine, layout
+        self.tunes = self.may_tune = tunes
         spec = Spec((size, 1, 1, 1), DTYPES["uint8"], layout)
         said = [*about, encode_spec(spec)]
         own = None if engine.is_elsewhere else progress
@@ -240,14 +261,21 @@ class Feed:
         agrees = (
             varies or self.forms is None or None in self.forms or any(lo == hi for lo, hi in sizes)
         )
+        tunes = self.tunes or (self.may_tune and number % CALM == 0)
         if not agrees:
             assert self.forms is not None
             specs = [self._spec(count, f) for f in self.forms if f is not None]
-            return self.engine.told("batch", specs, self.handle, [number, False]), self.fields
+            said = [number, False, tunes]
+            if not tunes:
+                return self.engine.told("batch", specs, self.handle, said), self.fields
+            answer, arrays = self.engine.asked("batch", self.handle, said, lambda _: specs)
+            self.tunes = answer["tunes"]
+            return arrays, self.fields
         whole = count if rows is not self.layout else None  # of samples that workers share
         answer, arrays = self.engine.asked(
-            "batch", self.handle, [number, True], lambda answer: self._made(answer, whole)
+            "batch", self.handle, [number, True, tunes], lambda answer: self._made(answer, whole)
         )
+        self.tunes = answer["tunes"]
         made, left = [], iter(arrays)
         for form, inner in zip(self.forms or (), answer["lists"], strict=True):
             made.append(inner if form is None else next(left))

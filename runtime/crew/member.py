@@ -240,9 +240,9 @@ class Member:
         self.parts[order.first] = Portion(share, layout, comm)
 
     def _batch(self, order: Order, value: Any) -> Any:
-        number, agrees = listing(order.text, longest=2)
+        number, agrees, tunes = listing(order.text, longest=3)
         portion = self.parts[order.operands[0]]
-        made, answer = portion.batch(integer(number, 0), bool(agrees))
+        made, answer = portion.batch(integer(number, 0), bool(agrees), bool(tunes))
         for handle, array in enumerate(made, order.first):
             self.parts[handle] = array
         return answer

@@ -136,7 +136,7 @@ def unpack(data: bytes) -> Order:
 
 def is_quiet(order: Order) -> bool:
     """Whether who gives it waits for no answer."""
-    return order.kind == "run" or (order.kind == "batch" and order.text[1:] == [False])
+    return order.kind == "run" or (order.kind == "batch" and order.text[1:] == [False, False])
 
 
 def length_of(head: bytes | bytearray) -> int:

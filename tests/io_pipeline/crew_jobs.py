@@ -40,10 +40,11 @@ class Sleep(ost.io.Stage):
     """One worker takes long."""
 
     rank: int
+    seconds: float = 0.8
 
     def image(self, xp: Any, x: Any, drawn: Any) -> Any:
         if self.rank == RANK:
-            time.sleep(0.8)
+            time.sleep(self.seconds)
         return x
 
 
@@ -260,6 +261,41 @@ def damaged() -> None:
         named = [[(f.place, f.name, f.stage) for f in p.faults()] for p in (pipe, local)]
         faults.append(named[0] == named[1] != [])
     say(error=str(error), line=getattr(error, "line", ""), total=total, right=right, faults=faults)
+
+
+def tuned() -> None:
+    """One worker is slow: all change threads, chunks and batches ahead, and all at the same batches."""
+    from ostinato.io_pipeline.tuner.together import Together
+    from ostinato.runtime.crew.feeding import Portion
+
+    root, now, switches = sys.argv[2], [0], list[Any]()
+    batch, go_on = Portion.batch, Together._go_on
+
+    def numbered(self: Any, number: int, *more: Any) -> Any:
+        now[0] = number
+        return batch(self, number, *more)
+
+    def noted(self: Any, work: Any, config: Any) -> None:
+        found = [now[0], config.threads, config.ahead, config.chunk]
+        if switches[-1:] != [found]:
+            switches.append(found)
+        go_on(self, work, config)
+
+    Portion.batch, Together._go_on = numbered, noted  # type: ignore[method-assign]
+    if RANK:
+        import atexit
+
+        atexit.register(lambda: print("\n" + json.dumps({f"switches{RANK}": switches}), flush=True))
+    session = ost.connect()
+    pipe = ost.io.images(f"{root}/**/*.jpg").repeat(30).shuffle(1).decode().resize((16, 16))
+    pipe = pipe.sleep_on(1, 0.004).batch(8)
+    add = ost.compile(lambda x: x.sum())
+    for epoch in range(2):
+        for x in pipe.epoch(epoch):
+            add(x)
+    session.wait()
+    orders = session.stats()["orders"]["batch"]
+    say(switches0=switches, orders=orders, batches=2 * len(pipe))
 
 
 def alone() -> None:

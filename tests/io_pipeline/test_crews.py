@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from ostinato.io_pipeline.feed.described import as_data, from_data
 from ostinato.io_pipeline.feed.plain import Undescribed
+from ostinato.io_pipeline.tuner.together import slowest
 from ostinato.ops.core.tree import flatten
 
 import ostinato as ost
@@ -50,9 +51,9 @@ def damaged(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def job(count: int, name: str, root: Path, *more: str) -> dict[str, Any]:
+def job(count: int, name: str, root: Path, *more: str, **settings: str) -> dict[str, Any]:
     """What a scenario of crew_jobs.py said."""
-    done = mpiexec(count, "-m", "tests.io_pipeline.crew_jobs", name, str(root), *more)
+    done = mpiexec(count, "-m", "tests.io_pipeline.crew_jobs", name, str(root), *more, **settings)
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = {"stderr": done.stderr}
     for line in done.stdout.splitlines():
@@ -142,6 +143,25 @@ def test_each_reads_its_slab(tmp_path: Path, count: int, split: str) -> None:
     total = volume.nbytes + volume.size  # bytes of all volumes and masks
     assert [found[f"read{r}"] for r in range(count)] == [total // count] * count
     assert "put" not in found["orders"]
+
+
+@needs_mpi
+def test_all_change_how_they_run_at_the_same_batch(root: Path) -> None:
+    found = job(2, "tuned", root, OSTINATO_TUNE="on")
+    assert found["switches0"] == found["switches1"]
+    assert len(found["switches0"]) > 3
+    assert max(threads for _, threads, _, _ in found["switches0"]) > 1  # for the slow one's sake
+    assert found["orders"]["messages"] == found["batches"]
+
+
+def test_the_slowest_decides() -> None:
+    waits, works, idles = (
+        [1.0, 0.5, 3.0, 1.0, 0.0],
+        [1.4, 0.1, 9.0, 1.0, 0.0],
+        [1.4, 0.1, 1.0, 1.0, 0.0],
+    )
+    assert slowest([idles, waits, works]) == waits
+    assert slowest([idles, works]) == works
 
 
 # -- workers of a Dask cluster -----------------------------------------------------------------
