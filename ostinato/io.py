@@ -22,6 +22,7 @@ from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.feed.samples import Arrays, Items, Samples, Stream
 from ostinato.io_pipeline.feed.shards import shards_of
 from ostinato.io_pipeline.feed.stage import Stage, stage
+from ostinato.io_pipeline.feed.tables import table_of
 from ostinato.io_pipeline.feed.targets import FEEDS, TARGETS, Convert
 from ostinato.io_pipeline.source import short, trouble
 from ostinato.ops.core.array import Array, File, Split
@@ -43,6 +44,7 @@ __all__ = [
     "shards",
     "stage",
     "stream",
+    "table",
     "zip",
 ]
 
@@ -71,6 +73,24 @@ def shards(paths: Paths, /, fields: str | Sequence[str] = ("jpg;jpeg;png", "cls"
     in them, others bytes. shuffle(block=1000) keeps samples of a shard near each other."""
     try:
         return _pipe(shards_of("shards", paths, [fields] if isinstance(fields, str) else fields))
+    except DataFileError as error:
+        raise at_user(error) from None
+
+
+def table(
+    paths: Paths,
+    /,
+    columns: Sequence[str] | None = None,
+    *,
+    dtypes: Mapping[str, str] | None = None,
+) -> Pipe:
+    """The rows of tables in .parquet, .csv or .tsv files, as dicts: a pattern, a folder or a list of files
+    that have the same columns. Columns called image, mask, label, ... are of these kinds.
+
+    columns: only these are read. dtypes: what columns of numbers are cast to. Rows are read with their
+    row group, or with 1 MiB of lines: shuffle(block=...) keeps rows of a block near each other."""
+    try:
+        return _pipe(table_of("table", paths, columns, dtypes))
     except DataFileError as error:
         raise at_user(error) from None
 

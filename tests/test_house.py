@@ -32,6 +32,7 @@ HEAVY = {
     "networkx",
     "h5py",
     "zarr",
+    "pyarrow",
     "torch",
     "jax",
 }
