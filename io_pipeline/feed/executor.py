@@ -152,6 +152,9 @@ class Work:
         self.busy = 0.0  # seconds that threads worked, all together, until
         self.at = time.perf_counter()
         self.running = 0  # threads that work since then
+        self.clocks = time.perf_counter(), time.process_time()  # when it was begun,
+        self.cores = 0.0  # and what the process has used since then, once it is made
+        self.on_core, self.off_core = 0, 0  # nanoseconds of threads that have ended, see `delay`
         self.threads: list[Thread] = []
         self.alive = 0
         self.has_left = False
@@ -204,6 +207,22 @@ class Work:
             self._count(0)
             return self.busy, self.made
 
+    def used(self) -> float:
+        """Cores that the whole process has used while it was made, on average."""
+        if self.cores:
+            return self.cores
+        wall, cpu = self.clocks
+        return (time.process_time() - cpu) / max(time.perf_counter() - wall, 1e-9)
+
+    def delay(self) -> float:
+        """Seconds that threads waited for a core that others used, for each that they were on one."""
+        on, off = self.on_core, self.off_core
+        for thread in self.threads:
+            if thread.is_alive():
+                more = run_times(thread.native_id or 0)
+                on, off = on + more[0], off + more[1]
+        return off / on if on else 0.0
+
     def stop(self) -> None:
         """Threads end with the sample that they work on. Waits for nobody, so finalizers may call it."""
         self.is_stopped = True
@@ -247,8 +266,11 @@ class Work:
         with self.lock:
             self.alive -= 1
             self._count(-1)
+            on, off = run_times(threading.get_native_id())
+            self.on_core, self.off_core = self.on_core + on, self.off_core + off
             if self.alive:
                 return
+            self.cores = self.used()
             if self.is_stopped:
                 self.open.clear()
         self._release()
@@ -778,6 +800,16 @@ class Thread(threading.Thread):
 def _address(x: np.ndarray[Any, Any]) -> int:
     found: int = x.__array_interface__["data"][0]
     return found
+
+
+def run_times(thread: int) -> tuple[int, int]:
+    """Nanoseconds that a thread was on a core, and that it waited for one; zeros where nobody knows."""
+    try:
+        with open(f"/proc/self/task/{thread}/schedstat", "rb") as file:
+            on, off, _ = map(int, file.read().split())
+    except (OSError, ValueError):
+        return 0, 0
+    return on, off
 
 
 def _alike(a: Any, b: Any, pads: bool) -> bool:

@@ -8,17 +8,21 @@ from typing import Any
 from ostinato.ops.cpu.threads import cores
 
 from .executor import Work
+from .stage import Filter, Map
 from .stats import report
 
 WAITS = 0.05  # of its time that a loop waits at least where the feed binds
 SHARE = 0.3  # of threads' time that something takes at least to be what binds them
 BUSY = 0.85  # of the cores that are at work where they bind
+IDLE = 0.5  # cores' worth of a process in which no thread waits for Python's lock
+TIMES, LONG = 4, 500  # CPU times, and microseconds: a longer wait of a function is not for the lock
 
 CAUSES = {
     "step": "the step binds",
     "cpu": "the feed binds: the cores do",
     "threads": "the feed binds: its threads are all at work, and cores are left",
     "read": "the feed binds: reading does",
+    "waits": "the feed binds: functions of its stages wait for something of their own",
     "lock": "the feed binds: threads wait for Python's lock, or for cores that others use",
 }
 
@@ -31,8 +35,10 @@ def as_data(work: Work) -> dict[str, Any]:
         names = ["batch", *(p.stage.name for p in recipe.batched.stages)]
         stages += report(names, work.behind)
     whole = sum(row["wall_us"] for row in stages)
-    for row in stages:
+    of_users, cores_used, delay = _of_users(work), work.used(), work.delay()
+    for k, row in enumerate(stages):
         row["wait_us"] = max(row["wall_us"] - row["cpu_us"], 0.0)
+        row["own_us"] = row["wait_us"] if k in of_users and _is_own(row, cores_used, delay) else 0.0
         row["share"] = row["wall_us"] / whole if whole else 0.0
     busy, made = work.so_far()
     step, wait = consumer.step.as_data(), consumer.wait.as_data()
@@ -66,6 +72,21 @@ def as_data(work: Work) -> dict[str, Any]:
     return found
 
 
+def _of_users(work: Work) -> set[int]:
+    """Which of the stages are functions of the user's."""
+    chains = [work.recipe.chain, work.recipe.batched]
+    placed = [p for c in chains if c is not None for p in (None, *c.stages)]
+    return {k for k, p in enumerate(placed) if p is not None and isinstance(p.stage, Map | Filter)}
+
+
+def _is_own(row: dict[str, Any], cores: float, delay: float) -> bool:
+    """Whether a function sleeps, or waits for a network or a process, rather than for Python's lock or for
+    a core: for the lock a thread waits while others compute, and not for long; how much threads wait
+    for cores, the system knows."""
+    rest = row["wait_us"] - delay * row["cpu_us"]
+    return rest > (1 if cores < IDLE else TIMES) * max(row["cpu_us"], LONG)
+
+
 def made_batches(work: Work) -> int:
     """Batches that were handed out, or wait for it."""
     return work.consumer.batches + sum(batch.is_done for batch in [*work.coming])
@@ -83,6 +104,9 @@ def binds(stats: dict[str, Any]) -> str:
     waits = sum(row["wait_us"] for row in rows)
     if rows[0]["wait_us"] > max(SHARE * wall, waits / 2):
         return "read"
+    own = sum(row.get("own_us", 0.0) for row in rows)
+    if own > max(SHARE * wall, waits / 2):
+        return "waits"
     used = (wall - waits) / wall * stats["threads"]  # cores' worth of work
     if used >= BUSY * stats["cores"]:
         return "cpu"
@@ -119,7 +143,7 @@ def explain(stats: dict[str, Any]) -> str:
     ]
     lines += [
         f"{row['stage']:24}{row['cpu_us']:10.1f}{row['wait_us']:10.1f}{row['share']:8.0%}"
-        f"{row['bytes']:12,.0f}"
+        f"{row['bytes']:12,.0f}{'   its own waiting' if row['own_us'] else ''}"
         for row in stats["stages"]
     ]
     if stats["later"]:

@@ -75,12 +75,31 @@ def test_who_waits_is_known() -> None:
     pipe = pipe.run_with(threads=2, chunk=2)
     assert len([*pipe.epoch(0)]) == 8
     found = pipe.stats()
-    assert found["binds"] == "lock"
+    assert found["binds"] == "waits"
+    assert [row["own_us"] > 3000 for row in found["stages"]] == [False, True, False]
+    assert "its own waiting" in pipe.explain()
+    assert "functions of its stages wait for something of their own" in pipe.explain()
     assert found["feed"] == pytest.approx(8 * 0.004 / 2, rel=0.5)
     assert found["headspace"] < 0.5
     text = pipe.explain()
     assert "2 threads (given), chunk 2 (given), 268 MB ahead, 0 batches ready" in text
     assert re.search(r"^map +\d", text, re.M)
+
+
+def test_functions_that_compute_wait_for_the_lock() -> None:
+    """Threads of Python beside each other, and a loop that computes, too."""
+
+    def long(x: Any) -> Any:
+        return x + sum(range(20_000)) * 0
+
+    pipe = ost.io.arrays(np.arange(200)).map(long).batch(8).to("numpy")
+    pipe = pipe.run_with(threads=3, chunk=2)
+    for _ in pipe.epoch(0):
+        sum(range(20_000))
+    row = pipe.stats()["stages"][1]
+    assert row["wait_us"] > 50
+    assert row["own_us"] == 0
+    assert "its own waiting" not in pipe.explain()
 
 
 @pytest.mark.parametrize(
