@@ -16,7 +16,7 @@ import math
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,20 @@ from ostinato.ops.core.spec import DTYPES
 
 from ostinato.errors import DataFileError
 
+from . import inflating
 from .inflate import can, inflated
-from .source import Kept, Source, chunk_box, chunks_in, each_of, opened, read_box, trouble, version
+from .source import (
+    Index,
+    Kept,
+    Source,
+    chunk_box,
+    chunks_in,
+    each_of,
+    opened,
+    read_box,
+    trouble,
+    version,
+)
 
 HEADER = "zarr.json"
 OLD_HEADER = ".zarray"  # of version 2
@@ -122,9 +134,40 @@ class ChunkSource(Source):
         if self.sums is None and many > MANY:
             out[...] = self.empty
             wanted = (i for i in self._there() if all(map(_is_in, i, ranges)))
-        each_of(read, wanted, out.nbytes if self.grain is not None and many > 1 else 0)
+        size = out.nbytes if self.grain is not None and many > 1 else 0
+        each_of(read, wanted, size, self._together(out, box))
         if self.sums is None:
             self._look()
+
+    def _name(self, index: Index) -> str:
+        begin, separator = self.keys
+        return separator.join([*([begin] if begin else []), *map(str, index)]) or "0"
+
+    def _together(
+        self, out: np.ndarray[Any, Any], box: Box
+    ) -> Callable[[list[Index]], list[Index]] | None:
+        """What brings chunks that a box has all of to their places; it gives those that are left."""
+        codec = inflating.codec(self.codec) if self.codec and self.sums is None else None
+        if codec is None or not inflating.can(self.chunks, out):
+            return None
+        scatter = inflating.Scatter(codec, self.chunks, out)
+        most = scatter.size + scatter.size // 8 + SPARE
+
+        inside = inflating.Inside(self.chunks, self.shape, box, out)
+        kept = self.kept.chunks
+
+        def together(chunks: list[Index]) -> list[Index]:
+            paths, rows = [], []
+            for index in chunks:
+                name = self._name(index)
+                path = f"{self.folder}/{name}"
+                self._stays(path.rpartition("/")[0], name)
+                paths.append(os.fsencode(path))
+                at = inflating.address(paths[-1])
+                rows.append(None if index in kept else inside.row(index, at, 0, 0, 0))
+            return scatter.left(chunks, rows, most)
+
+        return together
 
     def _read(self, out: Any, index: tuple[int, ...], chunk: Box, common: Box) -> None:
         if self.sums is not None:
@@ -132,8 +175,7 @@ class ChunkSource(Source):
             found = self.kept.of(index, None, lambda: self._numbers(name, self._checked(name)))
             out[...] = found[slices(common, chunk)]
             return
-        begin, separator = self.keys
-        name = separator.join([*([begin] if begin else []), *map(str, index)]) or "0"
+        name = self._name(index)
         try:
             path = os.path.join(self.folder, name)
             self._stays(os.path.dirname(path), name)

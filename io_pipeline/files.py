@@ -16,6 +16,7 @@ import math
 import os
 import warnings
 import weakref
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,11 @@ from ostinato.ops.core.spec import DTYPES
 
 from ostinato.errors import DataFileError
 
+from . import inflating
 from .chunks import LONGEST_HEAD, SPARE, ChunkSource, arrays, plain
 from .inflate import inflated, unshuffled
 from .source import (
+    Index,
     Kept,
     Source,
     chunk_box,
@@ -167,6 +170,7 @@ class Hdf5Source(Source):
         how = self.data.id.get_create_plist()
         self.filters = [how.get_filter(k)[:1] for k in range(how.get_nfilters())]
         self.kept, self.opened = Kept(), version(self.path)
+        self._own: int | None = None
 
     def stored_bytes(self) -> int:
         return int(self.data.id.get_storage_size())
@@ -189,9 +193,52 @@ class Hdf5Source(Source):
                 found = self.kept.of(index, state, partial(self._chunk, at))
                 whole[(*slices(common, box), ...)] = found[slices(common, chunk)]
 
-            each_of(read, itertools.product(*chunks_in(box, grain)), out.nbytes)
+            chunks = itertools.product(*chunks_in(box, grain))
+            each_of(read, chunks, out.nbytes, self._together(out, box))
         if version(self.path) != self.opened:
             raise self.changed()
+
+    def _together(
+        self, out: np.ndarray[Any, Any], box: Box
+    ) -> Callable[[list[Index]], list[Index]] | None:
+        """What brings chunks that a box has all of to their places; it gives those that are left."""
+        grain, codes = self.grain, [f[0] for f in self.filters]
+        codec, shuffled = inflating.codec("zlib"), self.dtype.itemsize if SHUFFLE in codes else 0
+        known = codes in ([DEFLATE], [SHUFFLE, DEFLATE]) and self.data.dtype == self.dtype
+        if codec is None or grain is None or not known or self.file.userblock_size:
+            return None
+        shuffled = 0 if shuffled == 1 else shuffled
+        if not inflating.can(grain, out, shuffled) or (handle := self._handle()) < 0:
+            return None
+        scatter = inflating.Scatter(codec, grain, out, shuffled)
+        most = scatter.size + scatter.size // 8 + SPARE
+
+        inside = inflating.Inside(grain, self.shape, box, out)
+        kept, info = self.kept.chunks, self.data.id.get_chunk_info_by_coord
+
+        def row(index: Index) -> inflating.Row | None:
+            if index in kept:
+                return None
+            stored = info(tuple(k * n for k, n in zip(index, grain, strict=True)))
+            if stored.filter_mask or not stored.size or stored.byte_offset is None:
+                return None
+            return inside.row(index, 0, handle, stored.byte_offset, stored.size)
+
+        def together(chunks: list[Index]) -> list[Index]:
+            return scatter.left(chunks, [row(index) for index in chunks], most)
+
+        return together
+
+    def _handle(self) -> int:
+        """A file of our own, to read chunks as they are; -1 if that is another one by now."""
+        if self._own is None:
+            try:
+                self._own = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError:
+                return -1
+            weakref.finalize(self, os.close, self._own)
+        found = os.fstat(self._own)
+        return self._own if (found.st_ino, found.st_mtime_ns) == self.opened else -1
 
     def _read(self, out: np.ndarray[Any, Any], box: Box) -> None:
         try:

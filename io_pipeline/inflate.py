@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from . import inflating
+
 BLOCK = 1 << 17  # bytes of one of Zstandard's blocks, at most
 LOOSE = 16  # times as much as there is may be what blocks of unknown extents could hold ...
 LITTLE = 1 << 26  # ... or so many bytes
@@ -129,6 +131,9 @@ def can(codec: str) -> bool:
 def inflated(codec: str, data: bytes, size: int) -> memoryview:
     """The bytes of a compressed chunk; raises a ValueError that ends a sentence about it, unless it is
     as many as there should be."""
+    plain = inflating.inflated(codec, data, size) if type(data) is bytes else None
+    if plain is not None:
+        return memoryview(plain)  # type: ignore[arg-type]
     try:
         found = memoryview(CODECS[codec](data, size)).cast("B")
     except ValueError:

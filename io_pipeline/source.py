@@ -38,6 +38,7 @@ LARGEST_BOX = (
 )  # bytes of a box that is read beside what is wanted, about; more if chunks are larger
 KEPT = 8 << 20  # bytes of chunks that stay for who reads another part of them
 LARGE = 1 << 22  # bytes for which it is worth to start threads,
+SHARE = 4  # chunks that one of them takes at a time
 FEWEST_THREADS, MOST_THREADS = 4, 16  # as many as there are processors
 FEW = 64  # reads that are not worth looking for fewer
 LITTLE = 1 << 20  # bytes that are always there to note places in
@@ -287,18 +288,31 @@ def chunk_box(index: Sequence[int], chunks: Shape) -> Box:
     return tuple((k * n, (k + 1) * n) for k, n in zip(index, chunks, strict=True))
 
 
+Index = tuple[int, ...]
+
+
 def each_of(
-    work: Callable[[tuple[int, ...]], None], chunks: Iterable[tuple[int, ...]], size: int
+    work: Callable[[Index], None],
+    chunks: Iterable[Index],
+    size: int,
+    together: Callable[[list[Index]], list[Index]] | None = None,
 ) -> None:
     """Does it for all chunks, several at a time if there are many bytes in them: codecs and checksums take
-    long, and let other threads run."""
+    long, and let other threads run. together: does it for many of them, and gives those that are left."""
     if size < LARGE:
         for index in chunks:
             work(index)
         return
+
+    def share(few: list[Index]) -> None:
+        for index in few if together is None else together(few):
+            work(index)
+
     count = min(MOST_THREADS, max(FEWEST_THREADS, len(os.sched_getaffinity(0))))
+    left = iter(chunks)
+    shares = iter(lambda: list(itertools.islice(left, SHARE)), [])
     with ThreadPoolExecutor(count, "ostinato-files", begin_to_help) as pool:
-        list(pool.map(work, chunks))
+        list(pool.map(share, shares))
 
 
 # -- parts that are no boxes ------------------------------------------------------------------

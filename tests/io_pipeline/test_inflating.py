@@ -1,0 +1,186 @@
+"""Compressed chunks by machine code: the numbers, holes and errors of those that are read one by one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ostinato.io_pipeline import inflating, source
+from ostinato.io_pipeline.files import open_source
+
+from ostinato.errors import DataFileError
+
+h5py = pytest.importorskip("h5py")
+zarr = pytest.importorskip("zarr")
+
+BOXES = (
+    ((0, 23), (0, 31), (0, 17)),
+    ((8, 23), (0, 31), (5, 17)),
+    ((3, 20), (10, 30), (0, 10)),
+    ((0, 8), (10, 20), (5, 10)),
+)
+CODECS: dict[str, Any] = {
+    "zstd": lambda: zarr.codecs.ZstdCodec(),
+    "gzip": lambda: zarr.codecs.GzipCodec(),
+    "blosc": lambda: zarr.codecs.BloscCodec(cname="lz4"),
+}
+
+
+@pytest.fixture(autouse=True)
+def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "LARGE", 1)
+
+
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """How many chunks machine code was given, and how many of them it left."""
+    found = []
+    run = inflating.Scatter.left
+
+    def note(self: Any, chunks: Any, rows: Any, most: int) -> Any:
+        some = run(self, chunks, rows, most)
+        found.append((len(chunks), len(some)))
+        return some
+
+    monkeypatch.setattr(inflating.Scatter, "left", note)
+    return found
+
+
+@pytest.fixture(params=["libdeflate", "zlib"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    if request.param == "zlib":
+        monkeypatch.setattr(inflating, "libdeflate", lambda: None)
+    elif inflating.libdeflate() is None:
+        pytest.skip("no libdeflate")
+    inflating.codec.cache_clear()
+    yield request.param
+    inflating.codec.cache_clear()
+
+
+def numbers(dtype: str, shape: tuple[int, ...] = (23, 31, 17)) -> np.ndarray:
+    return (np.arange(np.prod(shape)).reshape(shape) % 97).astype(dtype)
+
+
+def check(path: Path, x: np.ndarray, boxes: Any = BOXES) -> None:
+    opened = open_source(path)
+    for box in boxes:
+        room = np.full([hi - lo + 2 for lo, hi in box], 7, x.dtype)
+        out = room[tuple(slice(1, -1) for _ in box)] if len(box) == 1 else room[1:-1]
+        out = out[:, : box[1][1] - box[1][0], : box[2][1] - box[2][0]] if len(box) == 3 else out
+        opened.kept = source.Kept()  # type: ignore[attr-defined]
+        opened.read(out, box)
+        np.testing.assert_array_equal(out, x[tuple(slice(*b) for b in box)])
+        out[...] = 7
+        assert (room == 7).all()  # nothing beside it was written to
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i2", "f4", "f8"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_hdf5(dtype: str, shuffle: bool, library: str, left: Any, tmp_path: Path) -> None:
+    x = numbers(dtype)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("x", data=x, chunks=(8, 10, 5), compression="gzip", shuffle=shuffle)
+    check(tmp_path / "x.h5", x)
+    chunks, rest = np.sum(left, 0)
+    assert chunks == 3 * 4 * 4 + 2 * 4 * 3 + 3 * 2 * 2 + 1
+    assert rest == 12 - 4  # the third box has all of four
+    assert library in ("libdeflate", "zlib")
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("version", [2, 3])
+def test_zarr(codec: str, version: int, left: Any, tmp_path: Path) -> None:
+    x = numbers("f4")
+    if version == 2:
+        from numcodecs import LZ4, Blosc, Zstd
+
+        made: Any = {"zstd": Zstd(), "gzip": LZ4(), "blosc": Blosc()}[codec]
+    else:
+        made = CODECS[codec]()
+    z = zarr.create_array(
+        tmp_path / "x.zarr", shape=x.shape, chunks=(8, 10, 5), dtype="f4", compressors=made,
+        zarr_format=version, fill_value=3.0,
+    )  # fmt: skip
+    z[:16] = x[:16]
+    x[16:] = 3.0
+    check(tmp_path / "x.zarr", x)
+    if codec != "gzip" or version == 2 or inflating.libdeflate() is not None:
+        assert left[0] == (source.SHARE, 0)
+        assert sum(n for n, _ in left) > sum(n for _, n in left) > 0
+
+
+@pytest.mark.parametrize("ndim", range(1, 6))
+def test_dimensions(ndim: int, left: Any, tmp_path: Path) -> None:
+    x = numbers("i4", (9, 8, 7, 6, 5)[:ndim])
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("x", data=x, chunks=(4, 3, 4, 5, 2)[:ndim], compression="gzip")
+    out, opened = np.zeros(x.shape, "i4"), open_source(tmp_path / "x.h5")
+    opened.read(out, tuple((0, n) for n in x.shape))
+    np.testing.assert_array_equal(out, x)
+    assert left
+    assert not any(n for _, n in left)
+
+
+def test_damage_is_told_as_ever(tmp_path: Path, left: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = numbers("u1")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        made = file.create_dataset("x", data=x, chunks=(8, 10, 5), compression="gzip")
+        stored = made.id.get_chunk_info_by_coord((8, 10, 5))
+    z = zarr.create_array(tmp_path / "x.zarr", shape=x.shape, chunks=(8, 10, 5), dtype="u1")
+    z[:] = x
+    data = bytearray((tmp_path / "x.h5").read_bytes())
+    data[stored.byte_offset + 9 : stored.byte_offset + 15] = b"damage"
+    (tmp_path / "x.h5").write_bytes(data)
+    chunk = tmp_path / "x.zarr" / "c" / "1" / "1" / "1"
+    chunk.write_bytes(chunk.read_bytes()[:-5])
+    for name in ("x.h5", "x.zarr"):
+        said = []
+        for machine_code in (True, False):
+            with monkeypatch.context() as patch:
+                if not machine_code:
+                    patch.setattr(inflating, "codec", lambda name: None)
+                with pytest.raises(DataFileError) as caught:
+                    open_source(tmp_path / name).read(np.empty(x.shape, "u1"), BOXES[0])
+                said.append(str(caught.value))
+        assert said[0] == said[1]
+        assert "chunk" in said[0]
+    assert any(n for _, n in left)
+
+
+def test_codecs_make_no_more_than_was_said() -> None:
+    import zlib
+
+    data = zlib.compress(bytes(1000))
+    found = inflating.inflated("zlib", data, 1000)
+    assert found is not None
+    assert not found.any()
+    for other, size in (
+        (data, 999),
+        (data, 1001),
+        (data + b"x", 1000),
+        (data[:-1], 1000),
+        (b"", 0),
+    ):
+        assert inflating.inflated("zlib", other, size) is None
+
+
+def test_what_lies_elsewhere_in_a_file(tmp_path: Path, left: Any) -> None:
+    """A user's block moves all addresses; byte order and other filters are HDF5's own."""
+    x = numbers("f4")
+    for k, (more, dtype) in enumerate(
+        itertools.product(({}, {"userblock_size": 512}), ("<f4", ">f4"))
+    ):
+        with h5py.File(tmp_path / f"{k}.h5", "w", **more) as file:
+            file.create_dataset("x", data=x.astype(dtype), chunks=(8, 10, 5), compression="gzip")
+        check(tmp_path / f"{k}.h5", x)
+        if k:
+            assert not left
+        left.clear()
+    with h5py.File(tmp_path / "sums.h5", "w") as file:
+        file.create_dataset("x", data=x, chunks=(8, 10, 5), compression="gzip", fletcher32=True)
+    check(tmp_path / "sums.h5", x)
+    assert not left
