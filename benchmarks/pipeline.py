@@ -7,7 +7,8 @@ resize to 224, mirror, normalise to float32 with channels in front, and make bat
 
 `threads` is what one would write by hand: threads that make whole batches with simplejpeg and OpenCV. The
 loaders of Python (torch, Grain, SPDL) run the same function; TensorFlow has operations of its own, and
-decodes only what a crop needs, too. `one core` is our stages in a loop, without a pipe."""
+decodes only what a crop needs, too. `one core` is our stages in a loop, without a pipe. Slabs of volumes
+are in slabs.py, a training step that is fed in fed.py."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ import numpy as np
 from .fed import TRAIN
 from .photographs import AGAIN, BATCH, FEEDS, MEAN, SIZE, STD, files, label
 from .runner import family
+from .slabs import VOLUMES
 from .workload import Case, Numbers, Workload
 
 ROUND = 4  # batches of one iteration
@@ -40,13 +42,22 @@ def table() -> Numbers:
     return ((x - np.array(MEAN)) / np.array(STD))[None].astype(np.float32)
 
 
-def augmented(path: str, rng: np.random.Generator, out: Numbers | None, u8: bool) -> Numbers:
-    """One image, by simplejpeg and OpenCV."""
+def augmented(
+    path: str,
+    rng: np.random.Generator,
+    out: Numbers | None,
+    u8: bool,
+    kept: Mapping[str, Numbers] | None = None,
+) -> Numbers:
+    """One image, by simplejpeg and OpenCV; or from memory."""
     import cv2
     import simplejpeg
 
-    with open(path, "rb") as file:
-        x = simplejpeg.decode_jpeg(file.read())
+    if kept is not None:
+        x = kept[path]
+    else:
+        with open(path, "rb") as file:
+            x = simplejpeg.decode_jpeg(file.read())
     height, width = x.shape[:2]
     for _ in range(10):
         area = height * width * rng.uniform(0.08, 1)
@@ -77,7 +88,9 @@ def form(u8: bool) -> tuple[tuple[int, ...], Any]:
 Batches = Iterator[tuple[Any, Any]]
 
 
-def by_threads(u8: bool, threads: int = THREADS) -> Batches:
+def by_threads(
+    u8: bool, threads: int = THREADS, kept: Mapping[str, Numbers] | None = None
+) -> Batches:
     """Each thread makes whole batches; a queue holds a few."""
     import cv2
 
@@ -92,7 +105,7 @@ def by_threads(u8: bool, threads: int = THREADS) -> Batches:
             x = np.empty((BATCH, *shape), dtype)
             y = np.array([label(paths[k]) for k in chosen])
             for row, k in zip(x, chosen, strict=True):
-                augmented(paths[k], rng, row, u8)
+                augmented(paths[k], rng, row, u8, kept)
             ready.put((x, y))
 
     for k in range(threads):
@@ -111,6 +124,28 @@ def by_ostinato(u8: bool, threads: int = THREADS) -> Batches:
     made = made if u8 else made.normalize(MEAN, STD)
     pipe = made.batch(BATCH).to("numpy").run_with(threads=threads)
     yield from pipe.epoch(0)
+
+
+def by_cache(u8: bool, threads: int = THREADS) -> Batches:
+    """From the second epoch on, of images that are kept decoded."""
+    import ostinato as ost
+
+    paths = files()
+    made = ost.io.images(paths, labels=[label(p) for p in paths]).decode().cache(4 << 30)
+    made = made.repeat(AGAIN).random_resized_crop(SIZE).random_flip()
+    made = made if u8 else made.normalize(MEAN, STD)
+    pipe = made.batch(BATCH).to("numpy").run_with(threads=threads)
+    batches = pipe.epoch(0)
+    for _ in range(len(paths) // BATCH + 1):
+        next(batches)
+    yield from batches
+
+
+def by_threads_from_memory(u8: bool) -> Batches:
+    import simplejpeg
+
+    kept = {p: simplejpeg.decode_jpeg(Path(p).read_bytes()) for p in files()}
+    return by_threads(u8, kept=kept)
 
 
 def by_stages(u8: bool) -> Batches:
@@ -480,5 +515,18 @@ WORKLOADS = (
         seconds=8.0,
         systems=FEEDS,
     ),
+    Workload(
+        "epoch2",
+        "`jpeg` from the second epoch on, of images that are kept decoded in memory",
+        expected(False),
+        {
+            "ostinato": case(by_cache),
+            "ostinato/1 thread": case(lambda u8: by_cache(u8, 1)),
+            "threads": case(by_threads_from_memory),
+        },
+        seconds=12.0,
+        systems=FEEDS,
+    ),
+    *VOLUMES,
     TRAIN,
 )
