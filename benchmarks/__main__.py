@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,8 +31,10 @@ SUITES = (
     "planner",
     "overlap",
     "layouts",
+    "gpu",
 )
 ALONE = ("predict", "planner", "overlap", "layouts")  # which compare with nobody
+TESTING = 600  # seconds for tests on a GPU
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -56,10 +59,13 @@ def main(args: Sequence[str]) -> int:
     parser.add_argument("--repeat", type=int, default=runner.REPEAT, help="processes per system")
     parser.add_argument("--scale", type=float, help="of the extents of kernels, e.g. 0.1")
     parser.add_argument("--save", action="store_true", help="keep the rows in benchmarks/results")
+    parser.add_argument("--all", action="store_true", help="gpu: tests first; all is kept")
     given = parser.parse_args(args)
     if given.suite is None:
         print(suites())
         return 0
+    good = not given.all or tested()
+    given.save = given.save or given.all
     if given.scale is not None:
         os.environ["BENCHMARK_SCALE"] = str(given.scale)  # for this process's children, too
     only = [s for s in given.only.split(",") if s]
@@ -75,7 +81,6 @@ def main(args: Sequence[str]) -> int:
     print(lines[0] if given.json else machine.in_words(found), flush=True)
     floors = {w.name: machine.floor(found, w) for w in suite}
     printer = table.Printer({w.name: w.about for w in suite}, floors)
-    good = True
     for row in runner.run(f"benchmarks.{given.suite}", only, max(1, given.repeat), which=which):
         lines.append(json.dumps({**row, "floor_s": floors.get(row["workload"], 0)}))
         good = good and row.get("problem") in (None, "absent")
@@ -91,6 +96,27 @@ def main(args: Sequence[str]) -> int:
         path.write_text("\n".join(lines) + "\n")
         print(path, file=sys.stderr)
     return 0 if good else 1
+
+
+def tested() -> bool:
+    """The tests that need a GPU; what they say is kept."""
+    RESULTS.mkdir(exist_ok=True)
+    log = RESULTS / f"gpu-tests-{datetime.date.today():%Y-%m-%d}.txt"
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests"]
+    print(" ".join(command), "->", log, flush=True)
+    with log.open("w") as file:
+        try:
+            done = subprocess.run(
+                command,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                timeout=TESTING,
+                cwd=RESULTS.parent.parent,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return False
+    return done.returncode == 0
 
 
 if __name__ == "__main__":

@@ -11,7 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from .peers import dask_client, dask_threads, torch_compiled
+from .peers import (
+    dask_client,
+    dask_threads,
+    ostinato_end,
+    torch_compiled,
+    torch_end,
+    torch_host,
+    torch_tensor,
+)
 from .workload import Case, Numbers, Workload
 
 Step = Callable[[Any], Any]
@@ -51,7 +59,7 @@ def numpy_case(start: Numbers, step: Step, turns: int) -> Case:
 def ostinato_case(start: Numbers, step: Step, turns: int) -> Case:
     import ostinato as ost
 
-    return case(ost.asarray(start), ost.compile(step), nothing, np.asarray, turns)
+    return case(ost.asarray(start), ost.compile(step), ostinato_end, np.asarray, turns)
 
 
 def jax_case(start: Numbers, step: Step, turns: int) -> Case:
@@ -78,7 +86,8 @@ def jax_case(start: Numbers, step: Step, turns: int) -> Case:
 def torch_case(start: Numbers, step: Step, turns: int) -> Case:
     import torch  # type: ignore[import-not-found, unused-ignore]
 
-    made = case(torch.from_numpy(start.copy()), torch_compiled(step), nothing, np.asarray, turns)
+    run = torch_compiled(step)
+    made = case(torch_tensor(start.copy()), run, torch_end, torch_host, turns)
     assert made.loop is not None
     quiet: Any = torch.inference_mode()
     return Case(quiet(made.answer), quiet(made.loop))

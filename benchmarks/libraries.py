@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .peers import torch_compiled
+from .peers import ostinato_end, torch_compiled, torch_end, torch_host, torch_tensor
 from .workload import Case, Numbers
 
 Function = Callable[..., Any]  # (library, *operands) -> a result, or a tuple
@@ -45,7 +45,7 @@ def ostinato_case(function: Function, operands: Sequence[Numbers]) -> Case:
 
     given = [ost.asarray(x, copy=False) for x in operands]
     run = ost.compile(functools.partial(function, Ostinato(ost)))
-    return case(run, given, nothing, np.asarray)
+    return case(run, given, ostinato_end, np.asarray)
 
 
 class Ostinato:
@@ -112,7 +112,7 @@ def torch_case(function: Function, operands: Sequence[Numbers], slopes: bool = F
     import torch  # type: ignore[import-not-found, unused-ignore]
 
     run = torch_compiled(functools.partial(function, Torch(torch)))
-    made = case(run, [torch.from_numpy(x) for x in operands], nothing, np.asarray)
+    made = case(run, [torch_tensor(x) for x in operands], torch_end, torch_host)
     assert made.loop is not None
     quiet: Any = torch.no_grad() if slopes else torch.inference_mode()
     return Case(quiet(made.answer), quiet(made.loop))
@@ -153,6 +153,29 @@ class Torch:
 
     def one_hot(self, i: Any, n: int) -> Any:
         return self.torch.nn.functional.one_hot(i, n).to(self.torch.float32)
+
+
+def cupy_case(function: Function, operands: Sequence[Numbers]) -> Case:
+    import cupy  # type: ignore[import-not-found, unused-ignore]
+
+    run = functools.partial(function, CuPy(cupy))
+    wait = cupy.cuda.get_current_stream().synchronize
+    return case(run, [cupy.asarray(x) for x in operands], lambda _: wait(), cupy.asnumpy)
+
+
+class CuPy:
+    """CuPy, with what it has elsewhere."""
+
+    def __init__(self, cupy: Any) -> None:
+        self.cupy = cupy
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cupy, name)
+
+    def erf(self, x: Any) -> Any:
+        from cupyx.scipy.special import erf  # type: ignore[import-not-found, unused-ignore]
+
+        return erf(x)
 
 
 class NumPy:

@@ -3,10 +3,38 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
 from .machine import THREADS
+
+EAGER = bool(os.environ.get("BENCHMARK_EAGER"))  # torch without its compiler
+DEVICE = os.environ.get("BENCHMARK_DEVICE", "")  # where torch computes; "": on the host
+
+
+def torch_tensor(x: Any) -> Any:
+    import torch  # type: ignore[import-not-found, unused-ignore]
+
+    return torch.from_numpy(x).to(DEVICE) if DEVICE else torch.from_numpy(x)
+
+
+def torch_host(x: Any) -> Any:
+    return x.detach().cpu().numpy()
+
+
+def torch_end(_: Any) -> None:
+    if DEVICE.startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def ostinato_end(_: Any) -> None:
+    """When the workers have done all that was asked of them."""
+    import ostinato as ost
+
+    ost.session().wait()
 
 
 def torch_compiled(function: Callable[..., Any], dynamic: bool | None = False) -> Any:
@@ -14,6 +42,10 @@ def torch_compiled(function: Callable[..., Any], dynamic: bool | None = False) -
     import torch  # type: ignore[import-not-found, unused-ignore]
 
     torch.set_num_threads(THREADS)
+    if DEVICE and EAGER:
+        return function
+    if DEVICE.startswith("cuda"):
+        return torch.compile(function, dynamic=dynamic, mode="max-autotune")
     return torch.compile(function, dynamic=dynamic)
 
 

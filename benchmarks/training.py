@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .peers import torch_compiled
+from .peers import torch_compiled, torch_host, torch_tensor
 from .workload import Case, Numbers, Workload
 
 BATCH, RATE, STEPS = 128, 0.01, 3
@@ -122,8 +122,8 @@ def jax_case(hidden: int) -> Case:
 def torch_case(hidden: int) -> Case:
     import torch  # type: ignore[import-not-found, unused-ignore]
 
-    x, y = (torch.from_numpy(v) for v in batch())
-    layers = [tuple(torch.from_numpy(v).requires_grad_() for v in pair) for pair in start(hidden)]
+    x, y = (torch_tensor(v) for v in batch())
+    layers = [tuple(torch_tensor(v).requires_grad_() for v in pair) for pair in start(hidden)]
     descent = torch.optim.SGD([p for pair in layers for p in pair], lr=RATE)
 
     def loss(x: Any, y: Any) -> Any:
@@ -140,7 +140,7 @@ def torch_case(hidden: int) -> Case:
         descent.step()
         return state
 
-    return case(layers, step, lambda p: p.detach().numpy())
+    return case(layers, step, torch_host)
 
 
 def expected(hidden: int) -> Any:

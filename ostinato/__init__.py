@@ -22,7 +22,7 @@ from ostinato.ops.contraction import *
 from ostinato.ops.control import *
 from ostinato.ops.core.array import Array as Array
 from ostinato.ops.core.spec import bfloat16 as bfloat16
-from ostinato.ops.core.spec import bool_ as bool
+from ostinato.ops.core.spec import bool_ as _bool
 from ostinato.ops.core.spec import complex64 as complex64
 from ostinato.ops.core.spec import complex128 as complex128
 from ostinato.ops.core.spec import float16 as float16
@@ -67,7 +67,7 @@ from .planning import plan as plan
 from .planning import spec as spec
 from .reading import evaluate as evaluate
 from .sessions import connect as connect
-from .sessions import current as session
+from .sessions import current as _current
 from .states import Saving as Saving
 from .states import load_state as load_state
 from .states import save_state as save_state
@@ -76,6 +76,7 @@ from .states import saved_steps as saved_steps
 if _CHECKED:
     from . import io as io
 
+bool, session = _bool, _current  # under these names for type checkers, too
 __version__ = "0.1.0"
 
 

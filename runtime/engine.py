@@ -325,8 +325,9 @@ class LocalEngine:
             return trials(programs, limit, self.threads, self.memory)
 
     def wait(self) -> None:
-        """A run returns when it is done."""
+        """A run on the host returns when it is done."""
         self.check_open()
+        self.memory.clock()
 
     def stats(self) -> dict[str, Any]:
         return {"orders": {}, "workers": [w.state() for w in self.workers]}
