@@ -15,7 +15,7 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
-from . import in_blocks
+from . import folded, in_blocks
 from .core.array import Array, Operandish, apply, as_array, export, unify
 from .core.index import LETTERS, Indices, along, einsum_indices, product_labels, subscripts
 from .core.parameters import DTYPE, FARTHEST, TEXT, unfit, whole
@@ -100,10 +100,18 @@ def _matmul_grad(g: Array, y: Array, a: Array, b: Array) -> Sequence[Array | Non
         column, columns = expand_dims(b, axis=0), expand_dims(g, axis=-1)
         back = apply("matmul", swapaxes(a, -1, -2), columns)
         return apply("matmul", columns, column), squeeze(back, (back.ndim - 1,))
-    return (
-        apply("matmul", g, swapaxes(b, -1, -2)),
-        apply("matmul", swapaxes(a, -1, -2), g),
-    )
+    return _slope(g, swapaxes(b, -1, -2), a), _slope(swapaxes(a, -1, -2), g, b)
+
+
+def _slope(left: Array, right: Array, of: Array) -> Array:
+    """What a matrix that multiplies a stack of others gets from all of them is summed at once: a product
+    for each, to be added up, would take as many times its memory."""
+    batch = left.ndim - 2
+    if of.ndim > 2 or not batch or left.shape[:-2] != right.shape[:-2]:
+        return apply("matmul", left, right)
+    stack, (m, n, k) = "".join(LETTERS[:batch]), tuple(LETTERS[batch : batch + 3])
+    given = f"{stack}{k}{m},{stack}{k}{n}->{m}{n}"
+    return apply("einsum", swapaxes(left, -1, -2), right, text=given)
 
 
 def _straight(xp: Any, x: Any) -> Any:
@@ -314,7 +322,7 @@ op(
     grad=_einsum_grad,
     cost=_einsum_cost,
     dense=True,
-    product=Product(),
+    product=Product(folded=folded.einsum),
     in_blocks=in_blocks.einsum,
 )
 

@@ -89,6 +89,8 @@ class Product:
     right: int = 1
     wide: str = ""  # the op that reads narrower operands, and sums in `dtype`
     squared: str = ""  # the op that multiplies a matrix's transpose with it
+    folded: Callable[..., int | None] | None = None  # (builder, node, operands) -> a product of
+    # matrices that does the same on parts that lie so, if there is one
     gemm: bool = (
         False  # of stacks of matrices, `... m k` and `... k n`; takes `stays`, by which its
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from ostinato.planner.passes.order import order
 
+from .fold_products import fold_products
 from .fuse import fuse
 from .narrow_operands import narrow
 from .packed_weights import mark_staying
 from .slices import slice_first
 from .symmetric import halve
 
-PASSES = (narrow, slice_first, fuse, order, halve, mark_staying)
+PASSES = (fold_products, narrow, slice_first, fuse, order, halve, mark_staying)
 NEED_ROOM = (halve,)  # what is left out where memory is short
 CACHE = 1 << 22  # bytes of a turn that stay in cache until they are read
