@@ -7,6 +7,7 @@ import importlib.util
 import math
 import re
 import statistics
+import sys
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -243,3 +244,14 @@ def test_the_code_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
         session.close()
     assert "README.md:" in capsys.readouterr().out
     assert "29 hits, 1 miss>" in repr(names["lloyd"])
+
+
+def test_pytorch_feed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With PyTorch a network learns; without it the example says what to install."""
+    if importlib.util.find_spec("torch") is not None:
+        right = example("pytorch_feed").main(60, 4)
+        assert right[-1] > max(0.8, right[0])
+        assert "random_resized_crop" in capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert example("pytorch_feed").main() == []
+    assert capsys.readouterr().out == "this loop is PyTorch's: pip install torch\n"
