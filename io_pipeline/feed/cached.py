@@ -32,6 +32,7 @@ from .fields import Fields
 from .plain import Undescribed
 from .samples import Samples, digest, made_source, told_source
 from .stage import made_stage, told_stage
+from .store import Others, Server, offer_of
 
 END, AUTO = WHERE = ("end", "auto")
 LOOKED_AT = 32  # samples by which the place of a cache is chosen
@@ -60,6 +61,9 @@ class Cached(Samples):
         self._told: list[str] = []  # for each cut what makes its samples, as it was at first
         self._kept: dict[int, tuple[list[Any], Fields]] = {}
         self._lock = threading.Lock()
+        self._server: Server | None = None  # for other workers
+        self.others: Others | None = None
+        self.made = 0  # samples that were neither here nor anywhere else
         self._costs = np.zeros((LOOKED_AT, len(chain.stages) + 1, 2))  # seconds and bytes
         self._looked = 0
         self.cut: int | None = len(chain.stages) if where == END or not chain.stages else None
@@ -101,6 +105,8 @@ class Cached(Samples):
     def _kept_of(self, index: int) -> tuple[list[Any], Fields]:
         """What the stages in front of the cut make, from where it is kept."""
         found = self._kept.get(index)
+        if found is None and self.others is not None:
+            found = self.others.get(index)
         if found is not None:
             return found
         key = self._key(index)
@@ -108,6 +114,7 @@ class Cached(Samples):
             found = self.disk.get(key)
         is_new = found is None
         if found is None:
+            self.made += 1
             sample = Sample(_NOTHING)
             sample.values, sample.fields = self.source.read(index)
             assert self.cut is not None
@@ -233,6 +240,18 @@ class Cached(Samples):
 
     def parts(self, index: int) -> tuple[list[Any], Fields]:
         raise Undescribed("a cache keeps whole samples")
+
+    # -- among workers ---------------------------------------------------------------------------
+    def offer(self, host: str) -> dict[str, Any]:
+        """What is kept here, and where other workers are given it."""
+        if self._server is None:
+            self._server = Server(self._kept, host)
+        with self._lock:
+            return offer_of(self._server, self._kept, len(self), self.cut)
+
+    def meet(self, rank: int, offers: Sequence[Any]) -> None:
+        """What all keep: from here on, what another one has comes from there."""
+        self.others = Others(rank, offers)
 
     # -- as a source -----------------------------------------------------------------------------
     def identity(self) -> str:

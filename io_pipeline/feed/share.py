@@ -11,10 +11,12 @@ import numpy as np
 from ostinato.errors import SampleError
 
 from ..tuner.together import Together
+from .cached import Cached
 from .executor import Batch
 from .faults import Quarantine
 from .pipe import STRICT, Pipe
 from .portions import Rows
+from .samples import Samples
 from .slabs import axes_of
 
 
@@ -33,11 +35,26 @@ class Share:
     ) -> None:
         self.pipe, self.is_own = pipe, progress is not None  # the program's own pipe
         self.drive = self._together(rows)
-        host = replace(pipe, target="numpy", order=STRICT)  # with the same cursor
-        self._epoch = host.begin(epoch, start, rows, bool(progress), box)
-        self._epoch._work.check = check
-        self.pad = self._epoch._work.recipe.pad
+        self.caches = caches_of(pipe.source)
+        self._begin = rows, box, epoch, start, check, bool(progress)
+        self.pad = pipe._cut().pad
         self.name = pipe.called
+
+    def offers(self, host: str) -> list[Any]:
+        """What is kept here of samples, and where it is had."""
+        return [cache.offer(host) for cache in self.caches]
+
+    def meet(self, rank: int, offers: Sequence[Any]) -> None:
+        """What all workers keep."""
+        for cache, given in zip(self.caches, zip(*offers, strict=True), strict=True):
+            cache.meet(rank, given)
+
+    def begin(self) -> None:
+        """Threads begin to work."""
+        rows, box, epoch, start, check, progress = self._begin
+        host = replace(self.pipe, target="numpy", order=STRICT)  # with the same cursor
+        self._epoch = host.begin(epoch, start, rows, progress, box)
+        self._epoch._work.check = check
 
     def _together(self, rows: Rows) -> Together | None:
         """The tuner, if there is anything to choose."""
@@ -101,3 +118,9 @@ class Share:
 
     def stats(self) -> dict[str, Any]:
         return self.pipe.stats()
+
+
+def caches_of(source: Samples) -> list[Cached]:
+    """The caches among a source's own sources, from without to within."""
+    found = [source] if isinstance(source, Cached) else []
+    return [*found, *(c for inner in source.inner() for c in caches_of(inner))]

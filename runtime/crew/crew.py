@@ -44,7 +44,7 @@ from ostinato import settings
 from ostinato.errors import ArgumentError, CommunicatorError, OstinatoError
 
 from . import forks
-from .member import Member
+from .member import Member, own_address
 from .orders import (
     KINDS,
     LEAD,
@@ -737,17 +737,6 @@ def callers(
         with contextlib.suppress(OSError):  # accept() would wait on
             server.shutdown(socket.SHUT_RDWR)
         server.close()
-
-
-def own_address() -> str:
-    """Where other machines find this one. Some give their name to themselves alone: then it is the end of a
-    way outwards, which is looked up and not taken."""
-    found = socket.gethostbyname(socket.gethostname())
-    if found.startswith("127."):
-        with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as way:
-            way.connect(("198.51.100.1", 9))
-            found = way.getsockname()[0]
-    return found
 
 
 def _hello(line: socket.socket, token: str) -> dict[str, Any]:

@@ -37,10 +37,20 @@ class Share(Protocol):
     """What one worker makes of an epoch (io_pipeline/feed/share.py)."""
 
     pad: float | None
+    caches: Sequence[Any]  # of samples, which workers have in common
     name: str  # of the pipe, for people
 
     def stats(self) -> dict[str, Any]:
         """What it costs, and how many batches wait."""
+
+    def offers(self, host: str) -> list[Any]:
+        """What is kept here of samples, and where it is had."""
+
+    def meet(self, rank: int, offers: Sequence[Any]) -> None:
+        """What all workers keep."""
+
+    def begin(self) -> None:
+        """Threads begin to work."""
 
     def take(self, number: int) -> tuple[list[Any], list[_Form], Any]:
         """The leaves of a batch, their forms, and their fields as data."""
@@ -66,10 +76,13 @@ def mapped(layout: Layout, axes: Sequence[int]) -> Layout:
 class Portion:
     """A worker's part of an epoch."""
 
-    def __init__(self, share: Share, layout: Layout, comm: Any) -> None:
+    def __init__(self, share: Share, layout: Layout, comm: Any, host: str) -> None:
         self.share, self.layout, self.comm = share, mapped(layout, (0,)), comm
         self.has_slabs = any(isinstance(s, int) and s > 0 for s in layout.splits)
         self.forms: list[_Form] = []
+        if share.caches:
+            share.meet(comm.rank, _spread(comm, comm.gather_text(share.offers(host), LEAD)))
+        share.begin()
 
     def batch(self, number: int, agrees: bool, tunes: bool) -> tuple[list[Any], Any]:
         """The arrays of a batch, and what the lead says of it."""

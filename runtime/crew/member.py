@@ -4,7 +4,9 @@ lead's."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -237,7 +239,8 @@ class Member:
             comm.check,
             value,
         )
-        self.parts[order.first] = Portion(share, layout, comm)
+        host = "127.0.0.1" if comm.beside == comm.size else own_address()
+        self.parts[order.first] = Portion(share, layout, comm, host)
 
     def _batch(self, order: Order, value: Any) -> Any:
         number, agrees, tunes = listing(order.text, longest=3)
@@ -295,3 +298,14 @@ class Member:
         loaded = self.worker.plans.get(plan)
         found = measured([loaded]) if loaded is not None else None
         return None if found is None else [found.runs, found.best, found.mean, found.steps]
+
+
+def own_address() -> str:
+    """Where other machines find this one. Some give their name to themselves alone: then it is the end of a
+    way outwards, which is looked up and not taken."""
+    found = socket.gethostbyname(socket.gethostname())
+    if found.startswith("127."):
+        with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as way:
+            way.connect(("198.51.100.1", 9))
+            found = way.getsockname()[0]
+    return found

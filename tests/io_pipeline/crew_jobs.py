@@ -298,6 +298,51 @@ def tuned() -> None:
     say(switches0=switches, orders=orders, batches=2 * len(pipe))
 
 
+def stored() -> None:
+    """Each sample is decoded once, wherever; later epochs get it from who has it, as far as there is room."""
+    from ostinato.io_pipeline.feed import cached
+    from ostinato.io_pipeline.feed.cached import Cached
+
+    root, room = sys.argv[2], int(sys.argv[3])
+    mine, counts, init = list[Cached](), list[Any](), Cached.__init__
+
+    def noted(self: Cached, *given: Any, **named: Any) -> None:
+        mine.append(self)
+        init(self, *given, **named)
+
+    def counted() -> list[int]:
+        cache = mine[-1]
+        others = cache.others
+        assert others is not None
+        return [cache.made, others.fetched, others.bytes, cache.bytes]
+
+    Cached.__init__ = noted  # type: ignore[method-assign]
+    meet = Cached.meet
+
+    def met(self: Cached, *given: Any) -> None:
+        if self.others is not None:
+            counts.append(counted())
+        meet(self, *given)
+
+    Cached.meet = met  # type: ignore[method-assign]
+    if RANK:
+        import atexit
+
+        def tell() -> None:
+            print("\n" + json.dumps({f"counts{RANK}": [*counts, counted()]}), flush=True)
+
+        atexit.register(tell)
+    assert cached
+    session = ost.connect()
+    pipe = ost.io.images(f"{root}/**/*.jpg", labels="folder").decode().resize((16, 16))
+    pipe = pipe.cache(room).shuffle(3).random_flip().batch(8, tail="keep")
+    plain = ost.io.images(f"{root}/**/*.jpg", labels="folder").decode().resize((16, 16))
+    plain = plain.shuffle(3).random_flip().batch(8, tail="keep").to("numpy")
+    right = [same([*pipe.epoch(e)], [*plain.epoch(e)]) for e in range(3)]
+    session.wait()
+    say(right=right, counts0=[*counts, counted()], held=isinstance(pipe.cursor.held, str))
+
+
 def alone() -> None:
     """What workers cannot be told of is made by the program."""
     ost.connect()

@@ -154,6 +154,30 @@ def test_all_change_how_they_run_at_the_same_batch(root: Path) -> None:
     assert found["orders"]["messages"] == found["batches"]
 
 
+@needs_mpi
+@pytest.mark.parametrize("count", [2, 3])
+def test_each_sample_is_made_once_and_given_to_who_needs_it(root: Path, count: int) -> None:
+    found = job(count, "stored", root, str(1 << 20))
+    assert found["right"] == [True] * 3
+    made, fetched, size, kept = np.array([found[f"counts{r}"] for r in range(count)]).T
+    assert made.sum(1).tolist() == [27] * 3  # in the first epoch, and never again
+    assert kept.sum(1).tolist() == [27 * (16 * 16 * 3 + 64)] * 3
+    assert fetched.sum(1)[0] == 0
+    assert 27 * (count - 1) / count / 2 < fetched.sum(1)[1] < 27
+    assert (size == fetched * 16 * 16 * 3).all()
+
+
+@needs_mpi
+def test_a_store_has_no_more_than_its_room(root: Path) -> None:
+    room = 7 * (16 * 16 * 3 + 64) + 100
+    found = job(2, "stored", root, str(room))
+    assert found["right"] == [True] * 3
+    made, fetched, _, kept = np.array([found[f"counts{r}"] for r in range(2)]).T
+    assert (kept == 7 * (16 * 16 * 3 + 64)).all()
+    assert made.sum(1).tolist() == [27, 27 + 13, 27 + 26]  # what there was no room for
+    assert fetched.sum(1)[2] > 0
+
+
 def test_the_slowest_decides() -> None:
     waits, works, idles = (
         [1.0, 0.5, 3.0, 1.0, 0.0],
