@@ -43,7 +43,7 @@ def test_zipped_samples_are_tuples() -> None:
         ost.io.mix(numbers(0, 2), ost.io.stream([1]))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.floats(0.05, 9)), min_size=1, max_size=4),
 )
@@ -174,7 +174,7 @@ def test_batches_are_padded_to_their_longest() -> None:
         list(ost.io.samples(mixed).batch(2, pad=0).to("numpy").epoch(0))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 @given(
     n=st.integers(1, 400),
     size=st.integers(1, 20),

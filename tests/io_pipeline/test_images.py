@@ -223,7 +223,7 @@ def test_masks_take_the_nearest(h: int, w: int, a: int, b: int) -> None:
     np.testing.assert_array_equal(nearest(np, x, (h, w)), x)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(
     h=st.integers(1, 90), w=st.integers(1, 90), place=st.integers(0, 1000), size=st.integers(1, 40)
 )

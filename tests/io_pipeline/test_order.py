@@ -14,7 +14,7 @@ def places(n: int) -> np.ndarray:
     return np.arange(n, dtype=np.int64)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     n=st.one_of(st.integers(1, 300), st.integers(SMALL - 2, 4 * SMALL + 9)),
     seed=st.integers(-(2**70), 2**70),
@@ -25,7 +25,7 @@ def test_a_shuffle_has_every_sample_once(n: int, seed: int, epoch: int) -> None:
     np.testing.assert_array_equal(np.sort(found), places(n))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     n=st.integers(1, 3000),
     block=st.integers(1, 200),

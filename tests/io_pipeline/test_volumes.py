@@ -110,7 +110,7 @@ def test_bending_is_scipys_interpolation(dtype: str) -> None:
     assert np.abs(found.astype(float) - x).mean() > 0.5
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(shape=st.tuples(*[st.integers(1, 9)] * 3), channels=st.integers(0, 3), dtype=st.sampled_from(["uint8", "int16", "uint16", "float32", "int64", "bool"]),
        points=st.tuples(*[st.integers(2, 4)] * 3), strength=st.floats(0, 9), order=st.sampled_from("CFT"))  # fmt: skip
 def test_machine_code_gives_the_bits_of_numpy(shape: Any, channels: int, dtype: str, points: Any, strength: float, order: str) -> None:  # fmt: skip

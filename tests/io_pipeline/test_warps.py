@@ -216,7 +216,7 @@ numbers = st.floats(-1.5, 1.5)
 FORMS: list[tuple[tuple[int, ...], str]] = [((9, 13, 3), "uint8"), ((1, 1, 3), "uint8"), ((5, 2, 4), "uint8"), ((7, 7, 1), "uint8"), ((6, 5), "int64"), ((6, 5), "uint16"), ((8, 3, 2), "uint8"), ((2, 9), "float32"), ((9, 13, 3), "float32"), ((1, 2, 3), "float32"), ((8, 5, 4), "float32"), ((7, 6, 2), "float32"), ((2, 9), "float64"), ((3, 4), "bool"), ((3, 4), "complex128")]  # fmt: skip
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 @given(form=st.sampled_from(FORMS), way=st.sampled_from(["linear", "nearest"]), m=st.lists(numbers, min_size=6, max_size=6),
        tilt=st.tuples(st.floats(-0.2, 0.2), st.floats(-0.2, 0.2)), is_affine=st.booleans(), size=st.tuples(st.integers(1, 15), st.integers(1, 15)))  # fmt: skip
 def test_machine_code_gives_the_bits_of_numpy(form: Any, way: str, m: list[float], tilt: Any, is_affine: bool, size: Any) -> None:  # fmt: skip

@@ -33,7 +33,7 @@ MOVES: dict[str, Any] = {
 }
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     rows=st.integers(1, 40),
     columns=st.sampled_from([2, 4, 34]),

@@ -45,7 +45,7 @@ def ways(given: list[np.ndarray]) -> list[np.ndarray]:
     return results
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(
     shape=st.tuples(st.integers(1, 40), st.integers(1, 150), st.integers(1, 300)),
     dtype=st.sampled_from(DTYPES),

@@ -50,7 +50,7 @@ def check(x: np.ndarray, out: np.ndarray) -> None:
     np.testing.assert_array_equal(y, y.T)
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=60)
 @given(
     depth=st.one_of(st.integers(1, 300), st.integers(2000, 5000)),
     columns=st.integers(1, 150),
@@ -69,7 +69,7 @@ def test_matrices_of_any_form(
 
 
 @pytest.mark.skipif(blas() is None, reason="NumPy has another library than OpenBLAS")
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     depth=st.integers(1, 300),
     columns=st.one_of(st.integers(1, 150), st.integers(500, 700)),

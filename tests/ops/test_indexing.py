@@ -90,7 +90,7 @@ def known(x: Any, key: Any) -> Any:
         return None
 
 
-@settings(max_examples=250)
+@settings(max_examples=125)
 @given(st.data())
 def test_read(data):
     shape = data.draw(SHAPES)
@@ -127,7 +127,7 @@ def changed(x: Any, key: Any, values: Any, mode: str) -> Any:
     return y
 
 
-@settings(max_examples=250)
+@settings(max_examples=125)
 @given(st.data())
 def test_update(data):
     shape = data.draw(SHAPES)

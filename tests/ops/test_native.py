@@ -141,7 +141,7 @@ def test_few_elements_are_done_together(count: int) -> None:
             np.testing.assert_array_equal(less, x < y)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(st.data())
 def test_any_strides(data: Any) -> None:
     shape = tuple(data.draw(st.lists(st.sampled_from([0, 1, 2, 3, 5, 17, 70]), max_size=4)))
@@ -231,7 +231,7 @@ def test_nothing_is_read_behind_the_last_of_what_lies_apart(dtype: str, step: in
         assert protect(nothing, ctypes.c_size_t(mmap.PAGESIZE), 3) == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_large_results_pass_the_caches(data: Any) -> None:
     """Of any length, wherever their lines begin, shared by any number of threads."""
@@ -703,7 +703,7 @@ def run_reducing(body: Graph, x: Any, y: Any, axes: int, threads: int = 1) -> li
     return made
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_reductions_over_the_last_axes(data: Any) -> None:
     shape = tuple(

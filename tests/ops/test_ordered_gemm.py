@@ -36,7 +36,7 @@ def laid(x: np.ndarray, how: str) -> np.ndarray:
 LIES = st.sampled_from(["plain", "plain", "turned", "backwards", "apart", "repeated", "first"])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 @given(
     m=st.sampled_from([4, 5, 9, 40]),
     n=st.sampled_from([4, 7, 24, 49, 60]),
@@ -66,7 +66,7 @@ def test_products_are_numpys(
     assert np.all(room[..., n:] == 7)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(
     m=st.sampled_from([1, 2, 4, 9, 40]),
     n=st.sampled_from([1, 3, 7, 24, 49]),

@@ -118,7 +118,7 @@ layouts = st.sampled_from(["plain", "turned", "apart"])
 dtypes = st.sampled_from(["float32", "float64", "complex64", "complex128", "bfloat16", "float16"])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 @given(
     m=st.integers(1, 40),
     n=st.integers(1, 40),
@@ -147,7 +147,7 @@ def test_products_that_threads_share(dtype: str, shape: Any, lies: str) -> None:
         assert check(a, b, np.empty((n, m), dtype).T, count)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     shape=st.tuples(*[st.sampled_from([2, 17, 48, 130])] * 3),
     batch=st.sampled_from([(), (3,)]),
@@ -169,7 +169,7 @@ def test_all_ways_are_right(shape: Any, batch: Any, lies: Any, dtype: str) -> No
 
 
 @with_onednn
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(
     m=st.integers(1, 70),
     n=st.integers(2, 200),
@@ -276,7 +276,7 @@ def test_vectors_may_have_steps() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_streams_of_rows(dtype: str, data: Any) -> None:
     """The same bits for a row whatever is beside it, and however many threads there are."""
     rows, terms = data.draw(st.integers(4, 90)), data.draw(st.integers(1, 170))
@@ -303,7 +303,7 @@ def test_streams_of_rows(dtype: str, data: Any) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_streams_of_columns(dtype: str, data: Any) -> None:
     """The bits do not depend on threads; parts, blocks and rests are as NumPy adds them."""
     terms, columns = data.draw(st.integers(1, 300)), data.draw(st.integers(4, 90))

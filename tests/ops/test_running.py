@@ -80,7 +80,7 @@ def made(
     return out
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(
     shape=st.lists(st.sampled_from([1, 2, 5, 8, 17, 40]), min_size=1, max_size=3),
     kind=st.sampled_from(KINDS),

@@ -75,7 +75,7 @@ def same(found: Any, wanted: Any) -> None:
 shapes = st.sampled_from([(3,), (9, 5), (4, 7, 3), (2, 5, 70), (1, 6, 2), (3, 1, 2, 5), (70,)])
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 10**6),
     shape=shapes,
@@ -131,7 +131,7 @@ def test_put(
         same(x, was)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     seed=st.integers(0, 10**6),
     shape=shapes,
@@ -163,7 +163,7 @@ def test_take(
     same(out, wanted)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(
     seed=st.integers(0, 10**6),
     shape=shapes,

@@ -32,7 +32,7 @@ def numbers(shape: tuple[int, ...], dtype: str, seed: int, odd: float) -> np.nda
     return x
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 @given(
     n=st.integers(1, 70),
     shape=st.lists(st.sampled_from([1, 3, 24, 50]), min_size=0, max_size=3),

@@ -14,7 +14,7 @@ from tests.programs import Program, make_program
 from tests.sessions import JOB, MESHES, use
 
 RELAXED = settings(
-    max_examples=90 if JOB == 1 else 30,  # jobs of three sizes run them
+    max_examples=50 if JOB == 1 else 30,  # jobs of three sizes run them
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     derandomize=True,

@@ -50,7 +50,7 @@ STEPS: dict[str, Any] = {
 }
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     shape=st.tuples(st.sampled_from([96, 130, 333]), st.sampled_from([16, 70, 129]),
                     st.sampled_from([70, 200])),

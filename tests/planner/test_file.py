@@ -302,7 +302,7 @@ def test_random_changes_never_change_what_is_computed() -> None:
         {"f": "nan"},
     ]
     refused = 0
-    for _ in range(1500):
+    for _ in range(700):
         changed = copy.deepcopy(good)
         place = r.choice(places)
         inner = changed
@@ -321,7 +321,7 @@ def test_random_changes_never_change_what_is_computed() -> None:
             continue
         same_graph = plan.traced == PLAN.traced and plan.program == PLAN.program
         assert plan.id != PLAN.id or same_graph, f"{place} changed what is computed, not the id"
-    assert refused > 1000
+    assert refused > 450
 
 
 @pytest.mark.parametrize("numerics", ["same-plan", "any-workers"])

@@ -417,7 +417,7 @@ REDUCED: dict[str, Any] = {
 }
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 @given(
     shape=st.lists(st.sampled_from([1, 2, 3, 5, 17, 33, 70]), min_size=1, max_size=5),
     which=st.integers(1, 31),

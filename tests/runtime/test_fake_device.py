@@ -215,7 +215,9 @@ def test_errors_name_the_users_line() -> None:
 
 
 def test_the_device_is_asked_for_by_name() -> None:
-    with pytest.raises(ArgumentError, match=r"device='gpux'; needed one of 'cpu', 'fake', .*'cuda'"):
+    with pytest.raises(
+        ArgumentError, match=r"device='gpux'; needed one of 'cpu', 'fake', .*'cuda'"
+    ):
         ost.connect(device="gpux")
     with pytest.raises(ArgumentError, match=r"device=\['cpu'\]; needed one of"):
         ost.connect(device=["cpu"])  # type: ignore[arg-type]
