@@ -260,7 +260,7 @@ class Pipe:
 
     def _check_slabs(self, cut: Cut) -> None:
         """Refuse what cannot be made of parts of samples."""
-        wrong = ""
+        wrong = "stages that are on a device" if self.later else ""
         for e in self.entries:
             if isinstance(e.what, Stage) and (why := e.what.why_whole()):
                 wrong = wrong or f"{e.what.name}: {why}"

@@ -227,6 +227,11 @@ def test_what_cannot_be_there() -> None:
         images().random_flip().on_device().normalize()
     with pytest.raises(ArgumentError, match="cache"):
         images().normalize().on_device().cache()
+    volumes = ost.io.arrays(VOLUMES, kinds=["volume"]).random_flip3d()
+    with pytest.raises(ArgumentError, match="got stages that are on a device; needed volumes"):
+        volumes.on_device().batch(BATCH, split="depth")
+    with pytest.raises(ArgumentError, match="got parts of samples"):
+        volumes.batch(BATCH, split="depth").on_device()
     boxed = ost.io.arrays(IMAGES, BOXES, kinds=["image", "boxes"])
     with pytest.raises(ArgumentError, match="on_device"):
         boxed.random_flip().on_device()
