@@ -85,6 +85,7 @@ class Recipe:
     relaxed: bool = False  # batches are handed out as they are made
     slabs: Slabs | None = None  # reads only a part of each sample
     regroups: Regroups | None = None  # samples are put in batches once it is known which stay
+    movable: int = 0  # of the last stages, how many may be left to who takes batches, if that pays
 
 
 @dataclass
@@ -194,6 +195,14 @@ class Work:
             self.to_do.notify_all()
         for thread in made:
             thread.start()
+
+    def finish(self) -> None:
+        """Open no more batches: others go on with those. What is open is made, and handed out."""
+        with self.lock:
+            while self.is_opening:
+                self.done.wait(0.05)
+            self.is_at_end = True
+            self._wake()
 
     def _count(self, change: int) -> None:
         """So many threads begin to work, or cease to."""

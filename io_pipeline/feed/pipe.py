@@ -35,7 +35,7 @@ from .later import Later, can_move
 from .order import Buckets, Order
 from .plain import Undescribed
 from .portions import DROP, KEEP, PAD, TAILS, Portions, Rows, StreamPortions, rows_of
-from .processes import InProcesses, Unfit
+from .processes import InProcesses, Unfit, needed_by
 from .progress import Line
 from .samples import Samples, Stream, digest
 from .slabs import NAMES, SAMPLES, SlabChain, Slabs, Splits, axes_of, first_axis
@@ -158,7 +158,8 @@ class Pipe:
     given: frozenset[str] = frozenset()  # which of these the user has said
     tune: bool = True
     order: str = STRICT
-    later: int = 0  # of the last stages, how many are left to who takes batches
+    later: int = 0  # of the last stages, how many are left to who takes batches,
+    moves: bool = False  # where the tuner finds that to be faster
     cursor: Cursor = field(default_factory=Cursor, compare=False, repr=False)
 
     # -- what makes it longer --------------------------------------------------------------------
@@ -426,7 +427,8 @@ class Pipe:
         """The last stages are made of whole batches where these are taken: within the plan of a compiled
         function that is given the arrays, or in a plan of their own; so uint8 crosses to a device. It is
         written behind them, and changes no bit. names: of the last stages, in their order; without
-        them, all that can. Batches for other libraries are made on the host as ever."""
+        them, all that can; "auto": these, where the tuner finds that to be faster. Batches for other
+        libraries are made on the host as ever."""
         stages = [e.what for e in self.entries if isinstance(e.what, Stage)]
         known = self._fields()
         count = 0
@@ -435,6 +437,7 @@ class Pipe:
             raise misfit(ArgumentError, "on_device", got=got, needed="whole samples")
         while count < len(stages) and can_move(stages[-1 - count], known):
             count += 1
+        moves, names = names == ("auto",), () if names == ("auto",) else names
         asked = len(names) if names else count
         last = [s.name for s in stages[len(stages) - asked :]]
         if asked > count or not asked or (names and last != [*names]):
@@ -445,7 +448,7 @@ class Pipe:
                 got=f"{', '.join(names) or 'stages'} of {', '.join(s.name for s in stages) or 'none'}",
                 needed=f"the last stages, of which {', '.join(can) or 'none'} can be on a device",
             )
-        return replace(self, later=asked, cursor=Cursor())
+        return replace(self, later=asked, moves=moves, cursor=Cursor())
 
     def then(self, stage: Stage) -> Pipe:
         """One more stage, of this package or of the user's."""
@@ -572,7 +575,8 @@ class Pipe:
         """An epoch from a place on, or the part of it that one of several workers makes: these rows of
         each batch, and of volumes what the box says for their depth, height and width."""
         cursor = self.cursor
-        recipe, portions = self._recipe_of(epoch, start, rows, frozenset(cursor.beyond))
+        place = cursor.drive.place if cursor.drive is not None else 0
+        recipe, portions = self._recipe_of(epoch, start, rows, frozenset(cursor.beyond), place)
         if box is not None:
             stages = recipe.chain.stages
             slabs = Slabs(recipe.source, stages, box)
@@ -586,16 +590,21 @@ class Pipe:
     @property
     def is_tuned(self) -> bool:
         """Whether there is anything to choose while it runs."""
-        return self.tune and settings.tune == "on" and len(self.given) < 3
+        return self.tune and settings.tune == "on" and (len(self.given) < 3 or self.moves)
 
     def portions(self, epoch: int, start: int = 0) -> Portions:
         """What is in each batch of an epoch, from a place on."""
         return self._recipe_of(epoch, start, rows_of(0, 1))[1]
 
     def _recipe_of(
-        self, epoch: int, start: int, rows: Rows, beyond: frozenset[int] = frozenset()
+        self,
+        epoch: int,
+        start: int,
+        rows: Rows,
+        beyond: frozenset[int] = frozenset(),
+        place: int = 0,
     ) -> tuple[Recipe, Portions]:
-        recipe, cut, order = self._recipe()
+        recipe, cut, order = self._recipe(place)
         kind = StreamPortions if isinstance(self.source, Stream) else Portions
         if self._is_filtered() and recipe.batched is not None:
             recipe = replace(recipe, regroups=Regroups(cut.size, cut.tail == KEEP, rows))
@@ -618,7 +627,8 @@ class Pipe:
         recipe, _, order = self._recipe()
         return len(order) if recipe.batched is None else len(self.portions(0))
 
-    def _recipe(self) -> tuple[Recipe, Cut, Order | Buckets]:
+    def _recipe(self, place: int = 0) -> tuple[Recipe, Cut, Order | Buckets]:
+        """What makes batches. place: 1 if stages that may move are to be left to who takes batches."""
         seed, passes, shuffled, cut, bucket = 0, 1, None, None, None
         before: list[Entry] = []
         behind: list[Entry] = []
@@ -654,7 +664,10 @@ class Pipe:
             return made
 
         stages = placed(before, False)
-        count = len(stages) - (self.later if cut is not None and self.target in LATE else 0)
+        movable = self.later if cut is not None and self.target in LATE else 0
+        if self.moves and (self._is_filtered() or needed_by(self.source, Chain(stages))):
+            movable = 0  # what is under way could not be handed on
+        count = len(stages) - (0 if self.moves and not place else movable)
         chain, later = Chain(stages[:count]), Later(stages[count:])
         batched = Chain(placed(behind, True)) if cut is not None else None
         length = 0 if isinstance(self.source, Stream) else len(self.source)
@@ -682,6 +695,7 @@ class Pipe:
             later if later.stages else None,
             next((e.line for e in self.entries if isinstance(e.what, Cut)), ""),
             self.order == RELAXED,
+            movable=movable if self.moves else 0,
         )
         return recipe, cut or Cut(SINGLE, KEEP), order
 
@@ -824,9 +838,10 @@ class Epoch:
         kind = Work if recipe.regroups is None else FilteredWork
         self._work = work = kind(recipe, portions, epoch, pipe.cursor.slots)
         self._cursor.work = work
+        self._works = [work]  # and those that go on behind it, since stages move
         if self._cursor.drive is not None:
-            self._cursor.drive.attend(work)
-        self._end = weakref.finalize(self, work.stop)
+            self._cursor.drive.attend(work, weakref.WeakMethod(self._move))
+        self._end = weakref.finalize(self, _stop, self._works)
         self._end.atexit = False
         work.begin()
 
@@ -868,7 +883,9 @@ class Epoch:
                 "begin it after the fork, with pipe.epoch(...)."
             )
         try:
-            batch = self._work.take()
+            while (batch := self._work.take()) is None and len(self._works) > 1:
+                self._works.pop(0).join()
+                self._work = self._cursor.work = self._works[0]
             if batch is None:
                 raise StopIteration
             self._look_at(batch)
@@ -953,7 +970,19 @@ class Epoch:
         if self._line is not None:
             self._line.stop(self._work)
         if self._process == os.getpid():
-            self._work.join()
+            for work in self._works:
+                work.join()
+
+    def _move(self, place: int) -> None:
+        """From the next batch that nobody has begun on, stages that may move are left to who takes
+        batches, or are not."""
+        self._works[-1].finish()
+        recipe = self._pipe._recipe(place)[0]
+        work = Work(recipe, self._portions, self._work.epoch, self._cursor.slots)
+        self._works.append(work)
+        assert self._cursor.drive is not None
+        self._cursor.drive.attend(work, weakref.WeakMethod(self._move))
+        work.begin()
 
     def __repr__(self) -> str:
         left = "" if self._left is None else f", {self._left:,} batches left"
@@ -964,6 +993,11 @@ class Epoch:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _stop(works: Sequence[Work]) -> None:
+    for work in works:
+        work.stop()
 
 
 def _signature(kind: type[Stage]) -> str:

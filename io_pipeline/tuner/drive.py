@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from dataclasses import replace
 
 from ostinato import settings
 
@@ -12,8 +14,12 @@ from .model import Config, Space
 from .place import Known, own_cores, own_memory
 from .tuner import Measure, Tuner
 
+NEW = 2  # laps behind a move that are no measure: whoever takes batches has a new plan
 TIMES, MOST_THREADS = 4, 64  # threads for a core, and altogether
 CHUNKS = (1, 2, 4, 8, 16, 32, 64)
+
+
+Move = Callable[[int], None]  # to another place
 
 
 class Drive:
@@ -25,15 +31,21 @@ class Drive:
         self._sizes = ""
         self._kept: tuple[Config, float] | None = None
 
-    def attend(self, work: Work) -> None:
-        """Tune while an epoch is made."""
+    @property
+    def place(self) -> int:
+        """Where stages are that may move, for the next epoch."""
+        return self.tuner.now.place if self.tuner is not None else 0
+
+    def attend(self, work: Work, move: Callable[[], Move | None] = lambda: None) -> None:
+        """Tune while an epoch is made. move: what lets stages move, as long as it is there."""
         self._busy, self._made = 0.0, 0
         self._is_first, self._stale = True, 0
-        there = weakref.ref(work)  # which knows this
+        self._move, self._place = move, int(work.recipe.later is not None)
+        self._now = there = weakref.ref(work)  # which knows this
 
         def watch(lap: Lap) -> None:
             found = there()
-            if found is not None:
+            if found is not None and self._now is there:  # else others go on behind it
                 self._lap(found, lap)
 
         work.consumer.watch = watch
@@ -75,6 +87,11 @@ class Drive:
 
     def _go_on(self, work: Work, config: Config) -> None:
         recipe = work.recipe
+        if recipe.movable and config.place != self._place and (move := self._move()) is not None:
+            self._place = config.place
+            move(config.place)  # which attends to what goes on, and comes back here for that
+            self._stale = NEW
+            return
         ahead = recipe.ahead
         if "ahead" not in recipe.given and work.batch_bytes:
             ahead = config.ahead * work.batch_bytes
@@ -98,6 +115,15 @@ class Drive:
         )
         read = work.costs[0].of[0] if work.costs else None
         sample = read.bytes / read.timed if read is not None and read.timed else 1
+        movable, spared, added = recipe.movable, 0.0, 0.0
+        if movable:
+            rows = [[costs.of[k] for k in range(len(costs.of))] for costs in work.costs]
+            wall = [sum(c.wall for c in row) for row in zip(*rows, strict=True)]
+            timed = max(sum(row[-1].timed for row in rows), 1)
+            spared = sum(wall[-movable:]) / max(sum(wall), 1e-9)
+            cpu = sum(c.cpu for row in rows for c in row[-movable:])
+            added = cpu / timed * self.size / own_cores()
+            space = replace(space, places=(0, 1), spared=spared, added=added)
         self._sizes = f"{self.identity} {size} {int(sample).bit_length()} {sorted(recipe.given)}"
         known = Known(settings.cache).get(self._sizes)
         if known is not None and known[0] not in [*space]:

@@ -32,6 +32,7 @@ class Config:
     threads: int
     ahead: int  # batches
     chunk: int  # samples
+    place: int = 0  # 1: the last stages are made by who takes batches
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,13 @@ class Space:
     threads: Sequence[int]
     chunks: Sequence[int]
     ahead: Sequence[int]
+    places: Sequence[int] = (0,)
+    spared: float = 0.0  # the part of the feed's time that stages need which can be elsewhere
+    added: float = 0.0  # seconds that the step is expected to need for them
 
     def __iter__(self) -> Iterator[Config]:
-        for t, n, c in itertools.product(self.threads, self.ahead, self.chunks):
-            yield Config(t, n, c)
+        for t, n, c, p in itertools.product(self.threads, self.ahead, self.chunks, self.places):
+            yield Config(t, n, c, p)
 
 
 @dataclass
@@ -69,6 +73,8 @@ class Seen:
 class Model:
     """Fitted to what was seen."""
 
+    spared: float = 0.0  # as in Space
+    added: float = 0.0
     seen: dict[Config, Seen] = field(default_factory=dict)
 
     def add(self, config: Config, step: float, wait: float, busy: float, made: float) -> None:
@@ -80,7 +86,7 @@ class Model:
         for config, seen in self.seen.items():
             if seen.made > 0:
                 both = feeds.setdefault((config.threads, config.chunk), [0.0, 0.0])
-                both[0] += seen.busy
+                both[0] += seen.busy / self._left(config)
                 both[1] += seen.made
         self.feeds = {at: busy / made / at[0] for at, (busy, made) in feeds.items() if busy > 0}
         self.shared, self.chunked = np.zeros(3), np.array([1.0, 0.0, 0.0])
@@ -93,7 +99,10 @@ class Model:
                 self.shared = _fit(sharing, y / (chunking @ self.chunked), weights)
                 found = _fit(chunking, y / np.maximum(sharing @ self.shared, 1e-12), weights)
                 self.chunked = found if found.any() else self.chunked
-        steps = [(c.threads, s.step / s.laps, s.laps) for c, s in self.seen.items()]
+        steps = [
+            (c.threads, s.step / s.laps - self.added * c.place, s.laps)
+            for c, s in self.seen.items()
+        ]
         t, x, laps = (np.array(column) for column in zip(*steps, strict=True))
         self.steps = np.array([np.average(x, weights=laps), 0.0])
         if len({*t.tolist()}) > 1 and self.steps[0] > 0:
@@ -115,11 +124,16 @@ class Model:
         known = float(_sharing(t) @ self.shared * (_chunking(c) @ self.chunked))
         if (t, c) in self.feeds and known > 0:
             known = math.sqrt(known * self.feeds[t, c])
-        return known
+        return known * self._left(config)
+
+    def _left(self, config: Config) -> float:
+        """The part of the work that is the feed's."""
+        return 1 - self.spared * config.place
 
     def time(self, config: Config) -> float:
         """Seconds of an iteration."""
         x, y = float(self.steps @ (1, config.threads)), self.feed(config)
+        x += self.added * config.place
         least = max(y - x, 0.0)
         return x + least + self.roughness * (queue(x, y, config.ahead) - least)
 
@@ -131,8 +145,14 @@ class Model:
 
 
 def cost(config: Config, now: Config) -> tuple[float, ...]:
-    """What is less of a burden comes first; of chunks, what is there."""
-    return config.threads, config.ahead, abs(math.log2(config.chunk / now.chunk)), config.chunk
+    """What is less of a burden comes first; of places and chunks, what is there."""
+    return (
+        config.place != now.place,
+        config.threads,
+        config.ahead,
+        abs(math.log2(config.chunk / now.chunk)),
+        config.chunk,
+    )
 
 
 def queue(x: float, y: float, places: int) -> float:

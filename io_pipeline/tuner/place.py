@@ -87,14 +87,17 @@ class Known:
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 told = json.loads(line)
                 if told["pipe"] == pipe:
-                    config = Config(*(int(told[name]) for name in ("threads", "ahead", "chunk")))
-                    if min(config.threads, config.ahead, config.chunk) > 0:
+                    names = ("threads", "ahead", "chunk")
+                    threads, ahead, chunk = (int(told[name]) for name in names)
+                    config = Config(threads, ahead, chunk, int(told.get("place", 0)))
+                    if min(config.threads, config.ahead, config.chunk) > 0 <= config.place:
                         found = config, float(told["seconds"])
         return found
 
     def put(self, pipe: str, config: Config, seconds: float) -> None:
         told = {"pipe": pipe, "threads": config.threads, "ahead": config.ahead}
-        line = json.dumps({**told, "chunk": config.chunk, "seconds": seconds})
+        told |= {"chunk": config.chunk, "place": config.place}
+        line = json.dumps({**told, "seconds": seconds})
         lines = self.disk.lines(self.name)
         if len(lines) >= MOST_LINES:
             self.disk.rewrite(self.name, [*lines[-MOST_LINES // 2 :], line])

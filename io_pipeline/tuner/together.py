@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import statistics
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..feed.executor import Work
-from .drive import Drive
+from .drive import Drive, Move
 from .model import Config
 from .tuner import Measure
 
@@ -28,8 +28,8 @@ class Together(Drive):
         self._laps: list[Measure] = []
         self._work: weakref.ref[Work] | None = None
 
-    def attend(self, work: Work) -> None:
-        super().attend(work)
+    def attend(self, work: Work, move: Callable[[], Move | None] = lambda: None) -> None:
+        super().attend(work, move)
         self._work = weakref.ref(work)
         if self.now is not None:
             self._go_on(work, self.now)

@@ -14,7 +14,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .model import Config, Model, Space
@@ -68,7 +68,7 @@ class Tuner:
         self, space: Space, start: Config, known: tuple[Config, float] | None = None
     ) -> None:
         self.space, self.now = space, start
-        self.model = Model()
+        self.model = Model(self.space.spared, self.space.added)
         self.laps = 0
         self.is_settled = False
         self.result: tuple[Config, float] | None = None  # to be remembered, with a lap's time
@@ -128,11 +128,11 @@ class Tuner:
                 yield from self._guard(found)
             else:
                 self._tell(f"{ms(found)} a lap, and {ms(wanted)} were remembered: tuned anew")
-                self.now, self.model = before, Model()
+                self.now, self.model = before, Model(self.space.spared, self.space.added)
         while True:
             reference = yield from self._search()
             yield from self._guard(reference)
-            self.model = Model()
+            self.model = Model(self.space.spared, self.space.added)
 
     def _search(self) -> Generator[None, Measure, float]:
         """Find and verify better configurations; the time of a lap in the end."""
@@ -141,7 +141,7 @@ class Tuner:
             laps = yield from self._compare()
             if not self._has_moved:
                 break
-            self.model, self._has_moved = Model(), False
+            self.model, self._has_moved = Model(self.space.spared, self.space.added), False
         self.is_settled = True
         time = median(laps)
         self._tell(f"{told(self.now)} it stays, at {ms(time)} a lap")
@@ -152,12 +152,11 @@ class Tuner:
         """Verify what the model says, a few times; the last laps of what is kept."""
         laps = yield from self._take(self.now, WINDOW)
         yield from self._look_around()
-        for turn in range(TURNS):
+        for turn in range(TURNS + len(self.space.places) - 1):
             before = self.now
             self.model.fit()
-            other = self.model.best(self.space, before, self._barred())
-            gain = 1 - self.model.time(other) / self.model.time(before)
-            if other == before or (turn and gain < GAIN):
+            other = self._better(before, turn > 0)
+            if other == before:
                 break
             laps, is_kept = yield from self._verify(before, laps, other)
             if self._has_moved:
@@ -165,6 +164,18 @@ class Tuner:
             if is_kept and not (yield from self._stays(before, other, laps)):
                 break
         return laps
+
+    def _better(self, before: Config, is_later: bool) -> Config:
+        """What is better by the model; stages only move when nothing else is to be gained."""
+        for is_move in (False, True):
+            places = [p for p in self.space.places if (p != before.place) == is_move]
+            if places:
+                space = replace(self.space, places=places)
+                other = self.model.best(space, before, self._barred())
+                gain = 1 - self.model.time(other) / self.model.time(before)
+                if other != before and (gain >= GAIN or not (is_later or is_move)):
+                    return other
+        return before
 
     def _look_around(self) -> Watching:
         """Probe where the model is open, each time anew: threads, then chunks."""
@@ -184,13 +195,14 @@ class Tuner:
         seen = self.model.seen.keys()
 
         def other(t: int, c: int) -> Config | None:
-            found = Config(t, start.ahead, c)
+            found = Config(t, start.ahead, c, start.place)
             known = any((s.threads, s.chunk) == (t, c) for s in seen)
             return None if known or found in self._barred() else found
 
         near = [t for t in self.space.threads if threads[0] / REACH <= t <= threads[-1] * REACH]
         reach = [c for c in self.space.chunks if chunks[0] / REACH <= c <= chunks[-1] * REACH]
-        close = Space(near or [start.threads], reach or [start.chunk], [start.ahead])
+        one = [start.ahead], [start.place]
+        close = Space(near or [start.threads], reach or [start.chunk], *one)
         best = self.model.best(close, start, self._barred())
         if len(threads) < 3 and len(self.space.threads) >= 3:
             low, high = threads[0], threads[-1]
@@ -330,7 +342,8 @@ def nearest(known: Sequence[int], wanted: float) -> int:
 
 
 def told(config: Config) -> str:
-    return f"{config.threads} threads, chunk {config.chunk}, {config.ahead} ahead"
+    where = ", the last stages on the device" if config.place else ""
+    return f"{config.threads} threads, chunk {config.chunk}, {config.ahead} ahead{where}"
 
 
 def ms(seconds: float) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +13,10 @@ import pytest
 from ostinato.io_pipeline.feed.later import can_move
 from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.feed.stage import STAGES
+from ostinato.io_pipeline.tuner.drive import Drive
 
 import ostinato as ost
+from ostinato import settings
 from ostinato.errors import ArgumentError, SampleError
 from tests.io_pipeline.stages import drawn_for
 
@@ -240,3 +245,126 @@ def test_what_cannot_be_there() -> None:
         next(mapped.on_device().epoch())
     with pytest.raises(SampleError, match=r"in random_flip.*write this stage before"):
         next(images().normalize().random_flip().batch(BATCH).on_device("random_flip").epoch())
+
+
+# -- moved while it runs -----------------------------------------------------------------------
+@dataclass(frozen=True)
+class Slow(ost.io.Stage):
+    """Takes long on the host, and no time elsewhere; the same either way."""
+
+    name = "slow"
+    places = ("host", "device")
+    exact = True
+
+    seconds: float = 0.004
+
+    def draw(self, rng: Any, shape: Any) -> int:
+        return rng.integer(0, 100)
+
+    def image(self, xp: Any, x: Any, drawn: Any) -> Any:
+        time.sleep(self.seconds)
+        return x + np.uint8(drawn)
+
+    def as_rows(self, drawn: list[int]) -> Any:
+        return np.array(drawn, np.uint8)
+
+    def image_rows(self, xp: Any, x: Any, drawn: Any) -> Any:
+        return x + drawn.reshape(-1, 1, 1, 1)
+
+
+@pytest.fixture
+def tuned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(settings, "tune", "on")
+    monkeypatch.setattr(settings, "cache", tmp_path)
+
+
+def movable(seconds: float = 0.004) -> Pipe:
+    pipe = images().repeat(60).random_flip().then(Slow(seconds)).batch(BATCH, tail="keep")
+    return pipe.run_with(threads=2, chunk=2, ahead=1 << 14)
+
+
+def test_stages_move_where_that_pays(tuned: None) -> None:
+    """In the middle of an epoch, and no bit changes; the next epoch, and the next run, begin there."""
+    wanted = bytes_of(movable(0.0).run_with(tune=False), 0)
+    auto = movable().on_device("auto")
+    epoch = auto.epoch(0)
+    found, places = [], []
+    for batch in epoch:
+        places.append(bool(auto.stats()["later"]))
+        time.sleep(0.002)
+        found.append([(np.asarray(x).tobytes(), x.shape, np.dtype(x.dtype)) for x in batch])
+    assert found == wanted
+    assert not places[0]
+    assert places[-1], "\n".join(auto.stats()["decisions"])
+    assert "the last stages on the device" in auto.explain()
+    with auto.epoch(1) as again:
+        assert again._work.recipe.later is not None
+    other = movable().on_device("auto")
+    with other.epoch(1) as first:
+        for x, _ in first:
+            time.sleep(0.002)
+            np.asarray(x)
+    assert other.stats()["later"] == ["random_flip", "slow"]
+    assert "remembered" in other.stats()["decisions"][0]
+
+
+def test_stages_stay_where_it_does_not(tuned: None) -> None:
+    auto = movable(0.0).on_device("auto")
+    for x, _ in auto.epoch(0):
+        time.sleep(0.003)
+        np.asarray(x)
+    assert auto.stats()["later"] == []
+    assert auto.stats()["decisions"]
+
+
+def test_moving_there_and_back_loses_no_batch() -> None:
+    """Whenever it happens, whatever is under way."""
+    r = np.random.default_rng(0)
+    wanted = bytes_of(movable(0.0).run_with(tune=False), 3)
+    for attempt in range(6):
+        pipe = movable(0.0).on_device("auto")
+        pipe.cursor.drive = Idle("", BATCH)
+        epoch, found, place = pipe.epoch(3), [], 0
+        for k, batch in enumerate(epoch):
+            for _ in range(r.integers(0, 3)):
+                place = 1 - place
+                epoch._move(place)
+            found.append([(np.asarray(x).tobytes(), x.shape, np.dtype(x.dtype)) for x in batch])
+            if attempt == 5 and k == 20:
+                break
+        assert found == wanted[: len(found)]
+        assert len(found) in (21, len(wanted))
+        if attempt != 5:  # else it is let go of
+            epoch.close()
+        del epoch
+    until = time.monotonic() + 5
+    while any(t.name.startswith("ostinato-feed") for t in threading.enumerate()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+class Idle(Drive):
+    """Decides nothing."""
+
+    def attend(self, work: Any, move: Any = None) -> None:
+        pass
+
+
+def test_where_it_cannot_move_it_stays() -> None:
+    """For other libraries, and where samples are regrouped, or made by processes."""
+    kept = images().filter(lambda t: True).random_flip().batch(BATCH)
+    apart = images().map(np.negative, on="image", processes=True).random_flip().batch(BATCH)
+    for pipe in (movable().to("numpy"), kept, apart):
+        recipe = pipe.on_device("auto")._recipe(1)[0]
+        assert (recipe.movable, recipe.later) == (0, None)
+    assert movable().on_device("auto")._recipe(1)[0].later is not None
+
+
+def test_filtered_samples_are_drawn_for() -> None:
+    def odd(sample: Any) -> bool:
+        return bool(sample[1] % 2)
+
+    pipe = images().filter(odd).random_flip().batch(4, tail="keep")
+    found = bytes_of(pipe.on_device("random_flip"))
+    assert found == bytes_of(pipe)
+    assert len(found) == 3
