@@ -143,6 +143,10 @@ class PartStep(Step):
             drawn = None
             if following.draw is not None:
                 drawn = following.draw(sample.draws.at(sample.place, following.number), shape)
+            shrinks = following.stage.shrinks(drawn, shape)
+            small = None if shrinks is None else self.stage.shrunk(encoded, *shrinks)
+            if small is not None:
+                return small, Part(drawn, (0, 0, *small.shape[:2]), shape)
             asked = following.stage.window(drawn, shape)
             found = None if asked is None else self.stage.part(encoded, shape, asked[0])
         except Exception:
@@ -262,7 +266,8 @@ class Chain:
         if k + 1 == len(self.stages) or len(fields.of_kind(IMAGE)) != 1:
             return False
         reader, user = type(self.stages[k].stage), type(self.stages[k + 1].stage)
-        return reader.part is not Stage.part and user.window is not Stage.window
+        looks = user.window is not Stage.window or user.shrinks is not Stage.shrinks
+        return reader.part is not Stage.part and looks
 
     def native(
         self, fields: Fields, value: Any, out: np.ndarray[Any, Any], reader: Native | None

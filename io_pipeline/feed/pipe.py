@@ -23,7 +23,7 @@ from ostinato.errors import ArgumentError, CommunicatorError, SampleError, Sessi
 from ..tuner.drive import Drive
 from ..tuner.place import own_cores
 from . import preview, seeing
-from .cached import END, WHERE, Cached
+from .cached import AUTO, END, WHERE, Cached
 from .chain import Chain, Placed
 from .combine import Selected
 from .disk import room_for
@@ -333,6 +333,9 @@ class Pipe:
                 needed="stages that make the same of a sample in every epoch",
                 do="write it further in front",
             )
+        if where == AUTO and any(getattr(e.what, "scale", "full") == "fast" for e in stages):
+            got, needed = "where='auto' behind decode(scale='fast')", "the same samples anywhere"
+            raise misfit(ArgumentError, "cache", got=got, needed=needed, do="say where='end'")
         if any(isinstance(e.what, Filter) for e in stages):
             needed, do = "all samples", "write it in front of the filter"
             raise misfit(

@@ -74,6 +74,16 @@ class Stage:
         a decoder in front of it may leave the rest out. None: it looks at all of it."""
         return None
 
+    def shrinks(self, drawn: Any, shape: Shape) -> tuple[Window, tuple[int, int]] | None:
+        """The part of an image that it brings to a height and width, if it does the same with an image of
+        another scale, of which it is given a window. None: it does no such thing."""
+        return None
+
+    def shrunk(self, x: Any, window: Window, size: tuple[int, int]) -> Any:
+        """Of a stage that decodes: about what a window has, in a smaller scale, but no smaller than this;
+        None if it is to be decoded as it is."""
+        return None
+
     def extents(self, x: Any) -> Shape | None:
         """Of a stage that decodes: the shape of the image in a file, if `part` may decode some of it."""
         return None

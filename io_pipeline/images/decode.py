@@ -41,18 +41,24 @@ from .windows import decode_window
 
 Image = np.ndarray[Any, Any]
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM", "JPEG2000", "TGA")  # safe to open
+FULL, FAST = "full", "fast"
+SCALES = (8, 4, 2)  # for which libjpeg has transforms that take less time than the whole one
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 @stage("decode")
 @dataclass(frozen=True)
 class Decode(Stage):
-    """Decodes images, and masks of class numbers. channels: 1, 3 or 4; dtype: "uint8" or "uint16"."""
+    """Decodes images, and masks of class numbers. channels: 1, 3 or 4; dtype: "uint8" or "uint16".
+
+    scale: "fast" decodes JPEG files at 1/2, 1/4 or 1/8 in front of a resize or random_resized_crop that
+    makes them smaller still. That gives other numbers, and windows to a pixel of that scale."""
 
     channels: int = 3
     dtype: str = "uint8"
     most_pixels: int = 1 << 27
     truncated: bool = False
+    scale: str = FULL
 
     needs = (IMAGE, MASK)
 
@@ -60,6 +66,7 @@ class Decode(Stage):
         for name, given, good in (
             ("channels", self.channels, (1, 3, 4)),
             ("dtype", self.dtype, ("uint8", "uint16")),
+            ("scale", self.scale, (FULL, FAST)),
         ):
             if given not in good:
                 wanted = " or ".join(map(repr, good))
@@ -84,7 +91,33 @@ class Decode(Stage):
     def part(self, x: Any, shape: Shape, window: Window) -> Image | None:
         return decode_window(x, (shape[0], shape[1]), window, self.channels)
 
+    def shrunk(self, x: Any, window: Window, size: tuple[int, int]) -> Image | None:
+        top, left, height, width = window
+        fits = (k for k in SCALES if height // k >= size[0] and width // k >= size[1])
+        k = next(fits, 1) if self.scale == FAST and self.channels in (1, 3) else 1
+        if k == 1:
+            return None
+        whole = self._at(x, k)
+        tall, wide = (height + k // 2) // k, (width + k // 2) // k
+        top = min((top + k // 2) // k, whole.shape[0] - tall)
+        left = min((left + k // 2) // k, whole.shape[1] - wide)
+        return whole[top : top + tall, left : left + wide]
+
+    def _at(self, data: bytes, k: int) -> Image:
+        """The image of a JPEG file at 1/k, by libjpeg's transform for that."""
+        header, library = jpeg_header(data), simplejpeg()
+        height, width = header.height, header.width
+        if library is None:
+            picture = self._opened(data)
+            picture.draft(MODES[self.channels], (width // k, height // k))
+            found = np.asarray(picture)
+            return found if found.ndim == 3 else found[..., None]
+        least = {"min_height": -(-height // k), "min_width": -(-width // k), "min_factor": float(k)}
+        return library.decode_jpeg(data, "GRAY" if self.channels == 1 else "RGB", **least)
+
     def native(self, form: Form | None) -> Native | None:
+        if self.scale != FULL:
+            return None
         if self.dtype != "uint8" or self.channels not in (1, 3):
             return None
         calls = jpeg_calls()

@@ -124,6 +124,12 @@ class Resize(Stage):
             return self.size, max(self.size * width // height, 1)
         return max(self.size * height // width, 1), self.size
 
+    def shrinks(self, drawn: Any, shape: Shape) -> tuple[Window, tuple[int, int]] | None:
+        """With one number the other side is in proportion to that of the image as it is."""
+        is_fixed = not isinstance(self.size, int)
+        whole = 0, 0, shape[0], shape[1]
+        return (whole, self.size_of(shape)) if is_fixed else None
+
     def image(self, xp: Any, x: Image, drawn: Any, out: Image = None) -> Image:
         return resized(x, self.size_of(x.shape), self.interpolation, out)
 
@@ -267,6 +273,9 @@ class RandomResizedCrop(Stage):
 
     def window(self, drawn: Window, shape: Shape) -> tuple[Window, Window]:
         return drawn, (0, 0, *drawn[2:])
+
+    def shrinks(self, drawn: Window, shape: Shape) -> tuple[Window, tuple[int, int]]:
+        return drawn, _pair("random_resized_crop", self.size)
 
     def image(self, xp: Any, x: Image, drawn: Window, out: Image = None) -> Image:
         size = _pair("random_resized_crop", self.size)
