@@ -259,6 +259,7 @@ class Tuner:
         fits = needs <= SPARE * step or median(theirs) > step / SPARE
         is_free = is_cheaper and fits and wins >= pairs // 2 - 1
         is_free &= ratio * self._lost <= 1 + SLIGHT
+        is_free &= ratio * self._lost + doubt(ours, theirs) <= 1 + GAIN  # or noise hides more
         kept = is_better or is_free
         self._tell(
             f"{told(before)} -> {told(other)}: {ms(median(theirs) / ratio)} -> {ms(median(theirs))} "
@@ -330,6 +331,14 @@ def median(*windows: Sequence[Measure]) -> float:
         statistics.fmean(lap.time for lap in laps[k : k + BURST])
         for laps in windows
         for k in range(len(laps) - BURST + 1)
+    )
+
+
+def doubt(a: Sequence[Measure], b: Sequence[Measure]) -> float:
+    """How far the ratio of two means may be from what it would be of many laps: its standard error."""
+    times = ([lap.time for lap in laps] for laps in (a, b))
+    return math.hypot(
+        *(statistics.stdev(t) / statistics.fmean(t) / math.sqrt(len(t)) for t in times)
     )
 
 
