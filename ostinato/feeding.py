@@ -7,6 +7,7 @@ says so."""
 from __future__ import annotations
 
 import contextlib
+import weakref
 from typing import Any
 
 import ostinato.io_pipeline.images
@@ -76,7 +77,7 @@ class Fed:
         )
         self._said: Any = None  # of its samples, as data
         self._fields: Fields | None = None
-        self._cursor.gather = self._gather if self._has_faults else None
+        self._cursor.fed = weakref.ref(self)
 
     def __iter__(self) -> Fed:
         return self
@@ -89,7 +90,8 @@ class Fed:
         if self._feed is None:
             raise StopIteration
         if not self._left:
-            self._gather()
+            self.gather()
+            self.look()
             self._feed = None
             raise StopIteration
         number = self._number
@@ -105,7 +107,12 @@ class Fed:
         assert self._fields is not None
         return self._fields.tree([from_operand(x) if isinstance(x, Operand) else x for x in leaves])
 
-    def _gather(self) -> None:
+    def look(self) -> None:
+        """Learn what their parts cost."""
+        if self._feed is not None and not self._engine.closed:
+            self._cursor.figures = self._feed.ask("stats")
+
+    def gather(self) -> None:
         """Learn what other workers left out or replaced."""
         if self._feed is None or not self._has_faults:
             return
@@ -119,7 +126,7 @@ class Fed:
         """End its threads, on all workers."""
         if self._feed is not None:
             with contextlib.suppress(OstinatoError):
-                self._gather()
+                self.gather()
             self._feed = None
             with contextlib.suppress(OstinatoError):
                 self._engine.wait()  # which tells them

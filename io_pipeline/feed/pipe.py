@@ -134,7 +134,8 @@ class Cursor:
     drive: Drive | None = None  # the tuner
     has_begun: bool = False
     held: Any = None  # what workers elsewhere know of it, or why they do not, in words
-    gather: Callable[[], None] | None = None  # learns what they left out
+    fed: weakref.ref[Any] | None = None  # the epoch that they make, if anybody takes it
+    figures: list[dict[str, Any]] = field(default_factory=list)  # theirs, when they were asked last
     slots: Slots = field(default_factory=Slots)  # memory for batches, from epoch to epoch
 
     def took(self, number: int, size: int) -> None:
@@ -546,6 +547,7 @@ class Pipe:
         self._check_order(workers)
         cursor.epoch, cursor.place, cursor.is_restored = epoch, start, False
         cursor.has_begun, cursor.beyond = True, beyond
+        cursor.fed, cursor.figures = None, []
         if not beyond and (apart := FEEDS.get(self.target)) is not None and workers == 1:
             fed: Epoch | None = apart(self, epoch, start, progress)
             if fed is not None:
@@ -757,8 +759,7 @@ class Pipe:
         """Where it is: plain data of a few hundred bytes, and what failed so far. What was handed out
         counts as used."""
         cursor = self.cursor
-        if cursor.gather is not None:
-            cursor.gather()
+        self._fed("gather")
         return {
             "format": FORMAT,
             "pipe": self.identity(),
@@ -800,15 +801,24 @@ class Pipe:
 
     def faults(self) -> list[Fault]:
         """The samples that could not be made so far, each with its reason."""
-        if self.cursor.gather is not None:
-            self.cursor.gather()
+        self._fed("gather")
         return list(self.cursor.quarantine.faults.values())
 
     def stats(self) -> dict[str, Any]:
         """What the last epoch cost so far: its stages, its threads, and the loop that takes batches; plain
-        data, empty before the first epoch."""
-        work = self.cursor.work
+        data, empty before the first epoch. Where workers are processes, of the one who waited longest."""
+        self._fed("look")
+        figures, work = self.cursor.figures, self.cursor.work
+        if any(figures):
+            rank = max(range(len(figures)), key=lambda k: figures[k]["wait"]["mean"])
+            return {**figures[rank], "worker": rank, "workers": len(figures)}
         return {} if work is None else seeing.as_data(work)
+
+    def _fed(self, what: str) -> None:
+        """Have the epoch that other workers make learn something of them."""
+        fed = self.cursor.fed() if self.cursor.fed is not None else None
+        if fed is not None:
+            getattr(fed, what)()
 
     def explain(self) -> str:
         """What the last epoch cost so far, which limit binds, and how much there is to spare."""

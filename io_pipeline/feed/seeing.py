@@ -141,6 +141,8 @@ def explain(stats: dict[str, Any]) -> str:
         "",
         f"{'stage':24}{'cpu µs':>10}{'wait µs':>10}{'share':>8}{'bytes':>12}",
     ]
+    if "worker" in stats:
+        lines.insert(0, f"worker {stats['worker']} of {stats['workers']} waited longest")
     lines += [
         f"{row['stage']:24}{row['cpu_us']:10.1f}{row['wait_us']:10.1f}{row['share']:8.0%}"
         f"{row['bytes']:12,.0f}{'   its own waiting' if row['own_us'] else ''}"

@@ -11,6 +11,7 @@ import numpy as np
 from ostinato.errors import SampleError
 
 from ..tuner.together import Together
+from . import seeing
 from .cached import Cached
 from .executor import Batch
 from .faults import Quarantine
@@ -117,7 +118,7 @@ class Share:
         return found.count, [f.as_data() for f in found.faults.values()]
 
     def stats(self) -> dict[str, Any]:
-        return self.pipe.stats()
+        return seeing.as_data(self._epoch._work)
 
 
 def caches_of(source: Samples) -> list[Cached]:

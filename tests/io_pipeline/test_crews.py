@@ -227,6 +227,9 @@ def test_workers_of_a_cluster_are_fed(session: sessions.Session, root: Path) -> 
         assert batches[1]["bytes"] - batches[0]["bytes"] < 4 * 100
         assert "put" not in after
     assert after["describe"]["messages"] == 1
+    figures = pipe.stats()
+    assert (figures["epoch"], figures["batches"], figures["workers"]) == (2, 4, 2)
+    assert "of 2 waited longest" in pipe.explain()
     operands = [w["operands"] for w in session.stats()["workers"]]
     del made, sums, twice, x, y
     assert [w["operands"] for w in session.stats()["workers"]] < operands
