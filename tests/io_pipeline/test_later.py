@@ -14,11 +14,14 @@ from ostinato.io_pipeline.feed.later import can_move
 from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.feed.stage import STAGES
 from ostinato.io_pipeline.tuner.drive import Drive
+from ostinato.ops.core.device import DEVICES
 
 import ostinato as ost
 from ostinato import settings
 from ostinato.errors import ArgumentError, SampleError
+from tests.fake_device import KERNELS
 from tests.io_pipeline.stages import drawn_for
+from tests.sessions import JOB, use
 
 COUNT, BATCH = 22, 8
 r = np.random.default_rng(3)
@@ -368,3 +371,33 @@ def test_filtered_samples_are_drawn_for() -> None:
     found = bytes_of(pipe.on_device("random_flip"))
     assert found == bytes_of(pipe)
     assert len(found) == 3
+
+
+@pytest.mark.skipif(JOB > 1, reason="workers of such a device are threads")
+@pytest.mark.parametrize("device", ["fake", KERNELS])
+def test_what_crosses_to_a_device(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes of uint8, and what was drawn; once, whoever takes them."""
+    pipe = images().random_flip().center_crop(10).normalize(MEAN, STD).batch(BATCH)
+    wanted = [np.asarray(x) for x, _ in pipe.to("numpy").epoch(0)]
+    crossed: list[int] = []
+    memory = DEVICES[device]
+    for name in ("from_host", "copy_from_host"):
+        real = getattr(memory, name)
+
+        def count(x: Any, real: Any = real) -> Any:
+            crossed.append(x.nbytes)
+            return real(x)
+
+        monkeypatch.setattr(memory, name, count)
+
+    with use((1,), device=device):
+        step = ost.compile(lambda x, y: (x, y + 1))
+        for where, size in ((pipe, 4 * 3 * 10 * 10), (pipe.on_device(), 3 * 12 * 16 + 1)):
+            with where.epoch(0) as epoch:
+                for k, ((x, y), was) in enumerate(zip(epoch, wanted, strict=True)):
+                    crossed.clear()
+                    same, _ = step(x, y)
+                    if k:  # behind the first one, when constants cross
+                        assert sum(crossed) == BATCH * (size + 8)
+                    assert np.asarray(same).tobytes() == was.tobytes()
+        assert len(step.entries) == 2
