@@ -495,6 +495,8 @@ class Work:
                 self._put(batch, row, sample.values, sample.fields, sample.out)
                 return
             except Rejected:
+                if costs is not None and sample.step is not None:
+                    costs.end(sample.step.k + 1, ())
                 return
             except Exception as error:
                 policy, fault = self._fault(sample, index, error)

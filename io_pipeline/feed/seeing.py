@@ -15,7 +15,11 @@ WAITS = 0.05  # of its time that a loop waits at least where the feed binds
 SHARE = 0.3  # of threads' time that something takes at least to be what binds them
 BUSY = 0.85  # of the cores that are at work where they bind
 IDLE = 0.5  # cores' worth of a process in which no thread waits for Python's lock
-TIMES, LONG = 4, 500  # CPU times, and microseconds: a longer wait of a function is not for the lock
+TIMES, LONG = (
+    4,
+    500,
+)  # CPU times, and microseconds: a longer wait of a function is not for the lock;
+SHORT = 50  # in such a process one of more microseconds, and of its CPU time
 
 CAUSES = {
     "step": "the step binds",
@@ -83,8 +87,9 @@ def _is_own(row: dict[str, Any], cores: float, delay: float) -> bool:
     """Whether a function sleeps, or waits for a network or a process, rather than for Python's lock or for
     a core: for the lock a thread waits while others compute, and not for long; how much threads wait
     for cores, the system knows."""
-    rest = row["wait_us"] - delay * row["cpu_us"]
-    return rest > (1 if cores < IDLE else TIMES) * max(row["cpu_us"], LONG)
+    cpu = row["cpu_us"]
+    least = max(cpu, SHORT) if cores < IDLE else max(TIMES * cpu, LONG)
+    return bool(row["wait_us"] - delay * cpu > least)
 
 
 def made_batches(work: Work) -> int:

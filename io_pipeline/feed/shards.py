@@ -23,7 +23,7 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError, DataFileError
 
-from ..source import regular, trouble
+from ..source import regular, short, trouble
 from .fields import DATA, IMAGE, LABEL, MASK, Fields
 from .folders import IMAGES, find
 from .reading import stamp_of
@@ -143,7 +143,10 @@ def _itself(data: bytes) -> Any:
 
 
 def _array(data: bytes) -> Any:
-    return np.load(io.BytesIO(data), allow_pickle=False)
+    try:
+        return np.load(io.BytesIO(data), allow_pickle=False)
+    except Exception as error:  # which may be of any kind, since NumPy parses Python here
+        raise ValueError(f"no .npy file of numbers ({short(error)})") from None
 
 
 _READ: dict[str, tuple[str, Callable[[bytes], Any]]] = {

@@ -156,6 +156,31 @@ def test_what_is_damaged_is_made_again(images: Path, tmp_path: Path, seed: int) 
     same(joined(on_disk(images, tmp_path / "kept").epoch(0)), wanted)
 
 
+def test_mutated_files_are_misses_and_never_other_samples(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    samples = {bytes([k]) * 16: fields_of((np.full(40, k), f"{k}", leaves())) for k in range(5)}
+    kept = Disk(tmp_path, "0" * 32, 1 << 20, "")
+    for key, (fields, values) in samples.items():
+        kept.put(key, values, fields)
+    files = [*(tmp_path / ("0" * 32)).glob("*.*[ax]")]
+    whole, found = {path: path.read_bytes() for path in files}, 0
+    assert len(whole) == 2
+    for k in range(200):
+        for path, data in whole.items():
+            changed = bytearray(data)
+            for at in rng.integers(0, len(data), k % 4):
+                changed[at] = int(rng.integers(0, 256))
+            path.write_bytes(changed if k % 5 else data[: int(rng.integers(0, len(data)))])
+        again = Disk(tmp_path, "0" * 32, 1 << 20, "")
+        for key, (fields, values) in samples.items():
+            sample = again.get(key)
+            if sample is not None:
+                found += 1
+                assert sample[1] == fields
+                np.testing.assert_equal(sample[0], values)
+    assert 150 < found < 970
+
+
 def test_a_full_disk_is_told_once_and_changes_no_bit(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

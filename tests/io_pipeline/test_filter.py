@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,23 @@ def test_stages_behind_and_single_samples(tmp_path: Path) -> None:
     np.testing.assert_array_equal(joined(stream.epoch(0))[0], np.arange(0, 50, 3))
     other = ost.io.arrays(np.arange(60)).filter(is_small, processes=1).batch(4).to("numpy")
     np.testing.assert_array_equal(joined(other.epoch(0))[0], np.arange(20))
+
+
+def test_what_a_filter_costs_is_known() -> None:
+    """Also of samples that it leaves out, which here are all that are timed."""
+
+    def slow(x: Any) -> bool:
+        time.sleep(0.002)
+        return bool(x % 2)
+
+    made = ost.io.arrays(np.arange(160)).filter(slow).map(np.negative).batch(8).to("numpy")
+    made = made.run_with(threads=2, chunk=8)
+    assert len(list(made.epoch(0))) == 10
+    rows = {row["stage"]: row for row in made.stats()["stages"]}
+    assert rows["filter"]["timed"] >= 20
+    assert rows["filter"]["own_us"] > 1500
+    assert rows["map"]["timed"] == 0
+    assert made.stats()["binds"] == "waits"
 
 
 # -- faults ------------------------------------------------------------------------------------

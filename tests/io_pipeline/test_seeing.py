@@ -79,7 +79,7 @@ def test_who_waits_is_known() -> None:
     assert [row["own_us"] > 3000 for row in found["stages"]] == [False, True, False]
     assert "its own waiting" in pipe.explain()
     assert "functions of its stages wait for something of their own" in pipe.explain()
-    assert found["feed"] == pytest.approx(8 * 0.004 / 2, rel=0.5)
+    assert 0.014 < found["feed"] < 0.2  # 8 times 4 ms by 2 threads; more where others compute
     assert found["headspace"] < 0.5
     text = pipe.explain()
     assert "2 threads (given), chunk 2 (given), 268 MB ahead, 0 batches ready" in text

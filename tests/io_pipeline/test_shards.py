@@ -156,7 +156,7 @@ def test_mutated_shards_never_crash(tmp_path: Path) -> None:
     (path,) = dataset(tmp_path, 1, 3)
     whole, rng, good = path.read_bytes(), np.random.default_rng(0), 0
     headers = [m.offset - 512 for m in members(str(path))]
-    for k in range(600):
+    for k in range(2000):
         data = bytearray(whole)
         for _ in range(int(rng.integers(1, 4))):
             at = (
@@ -173,4 +173,4 @@ def test_mutated_shards_never_crash(tmp_path: Path) -> None:
             good += 1
         except (DataFileError, ValueError, EOFError, SyntaxError, MemoryError):
             pass
-    assert 30 < good < 570
+    assert 100 < good < 1900
