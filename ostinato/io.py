@@ -24,6 +24,7 @@ from ostinato.io_pipeline.feed.shards import shards_of
 from ostinato.io_pipeline.feed.stage import Stage, stage
 from ostinato.io_pipeline.feed.tables import table_of
 from ostinato.io_pipeline.feed.targets import FEEDS, TARGETS, Convert
+from ostinato.io_pipeline.feed.volume_files import volume_files
 from ostinato.io_pipeline.source import short, trouble
 from ostinato.ops.core.array import Array, File, Split
 from ostinato.ops.core.tree import tree_map
@@ -44,6 +45,7 @@ __all__ = [
     "shards",
     "stage",
     "stream",
+    "volumes",
     "table",
     "zip",
 ]
@@ -93,6 +95,21 @@ def table(
         return _pipe(table_of("table", paths, columns, dtypes))
     except DataFileError as error:
         raise at_user(error) from None
+
+
+def volumes(
+    paths: Paths,
+    /,
+    *,
+    dataset: str | None = None,
+    masks: str | Sequence[str | os.PathLike[str]] | Callable[[str], str] | None = None,
+    labels: str | Sequence[Any] | Mapping[str, Any] | Callable[[str], Any] | None = None,
+    classes: Sequence[str] | None = None,
+) -> Pipe:
+    """Files with a volume each (.npy, .h5, .hdf5, .zarr): a pattern, a folder, or a list. dataset: which
+    array, where a file has several. masks: what the array of the mask is called in the same file, or the
+    files of masks, as in `images`; labels as well. With batch(split="depth") each worker reads its slab."""
+    return _pipe(volume_files(paths, labels, masks, classes, dataset))
 
 
 def arrays(*given: Any, kinds: Sequence[str] | None = None) -> Pipe:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core.encode import need
 
-from . import cached, combine, folders, shards  # noqa: F401  (sources that are told of)
+from . import cached, combine, folders, shards, volume_files  # noqa: F401  (sources that are told of)
 from .faults import Policy
 from .pipe import Bucket, Cut, Entry, OnError, Pipe, Repeat, Shuffle
 from .plain import Undescribed, as_plain, from_plain

@@ -157,7 +157,7 @@ def find(paths: Paths, suffixes: Sequence[str] = IMAGES) -> list[str]:
     if not isinstance(paths, (str, os.PathLike)):
         return [os.fspath(p) for p in paths]
     pattern = os.path.expanduser(os.fspath(paths))
-    if os.path.isdir(pattern):
+    if os.path.isdir(pattern) and not pattern.lower().endswith(tuple(suffixes)):
         pattern = os.path.join(glob.escape(pattern), "**", "*")
     elif not glob.has_magic(pattern):
         return [pattern]
@@ -171,15 +171,16 @@ def files(
     labels: str | Sequence[Any] | Mapping[str, Any] | Callable[[str], Any] | None,
     masks: Sequence[str | os.PathLike[str]] | Callable[[str], str] | None,
     classes: Sequence[str] | None,
+    suffixes: Sequence[str] = IMAGES,
 ) -> Files:
     """Files with their labels and masks."""
-    found = find(paths)
+    found = find(paths, suffixes)
     if not found:
         raise misfit(
             ArgumentError,
             who,
             got=f"no file for {paths!r}",
-            needed=f"files that end with {', '.join(IMAGES)}, or a list of files",
+            needed=f"files that end with {', '.join(suffixes)}, or a list of files",
         )
     folders = [os.path.dirname(p) for p in (min(found), max(found))]  # all others lie between
     is_one_tree = len(found) > 1 and len({os.path.isabs(p) for p in folders}) == 1

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.io_pipeline.feed.described import as_data, from_data
 from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.feed.portions import rows_of
 from ostinato.ops.core.layout import balanced
@@ -138,6 +140,40 @@ def test_chunks_are_read_by_who_needs_them(
         assert len(read) == len({*read}) == 2 * 4 * 1 * 2 * 2
         seen += read
     assert len(seen) == len({*seen})  # slabs end where chunks do: each is read once
+
+
+def test_files_with_a_volume_each(files: dict[str, Any], tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    for k, (x, y) in enumerate(zip(files["volume"], files["mask"], strict=True)):
+        (tmp_path / "ab"[k % 2]).mkdir(exist_ok=True)
+        with h5py.File(tmp_path / "ab"[k % 2] / f"{k}.h5", "w") as file:
+            file.create_dataset("scan", data=x, chunks=(8, 10, 8), compression="gzip")
+            file.create_dataset("tissue", data=y)
+        np.save(tmp_path / f"{k}.npy", x)
+    order = [0, 2, 1, 3]  # by folders
+    pipe = ost.io.volumes(tmp_path, dataset="scan", masks="tissue", labels="folder")
+    assert len(pipe) == 8  # with those of NumPy
+    pipe = ost.io.volumes(f"{tmp_path}/*/*.h5", dataset="scan", masks="tissue", labels="folder")
+    batches = [*pipe.to("numpy").batch(2).epoch(0)]
+    x, y, z = (np.concatenate(column) for column in zip(*batches, strict=True))
+    np.testing.assert_array_equal(x, files["volume"][order])
+    np.testing.assert_array_equal(y, files["mask"][order])
+    assert z.tolist() == [0, 0, 1, 1]
+    split = pipe.to("numpy").random_flip3d().batch(4, split="depth")
+    (whole,) = split.epoch(1)
+    for n, axis in enumerate((1, 1, None)):
+        pieces = [part(split, "depth", rank, 2)[0][n] for rank in range(2)]
+        made = pieces[0] if axis is None else np.concatenate(pieces, axis)
+        np.testing.assert_array_equal(made, whole[n])
+    other = from_data(as_data(split))
+    np.testing.assert_array_equal(next(iter(other.epoch(1)))[0], whole[0])
+    plain = ost.io.volumes([tmp_path / f"{k}.npy" for k in range(4)]).to("numpy").batch(4)
+    np.testing.assert_array_equal(next(iter(plain.epoch())), files["volume"])
+    ost.save(tmp_path / "x.zarr", ost.asarray(files["volume"][0]))
+    zarr = ost.io.volumes(tmp_path / "x.zarr").to("numpy").batch(1)
+    np.testing.assert_array_equal(next(iter(zarr.epoch()))[0], files["volume"][0])
+    with pytest.raises(ArgumentError, match=r"volumes.*got no file for .*\.npy, \.h5"):
+        ost.io.volumes(f"{tmp_path}/*.jpg")
 
 
 @pytest.mark.parametrize(
