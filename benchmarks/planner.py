@@ -1,6 +1,7 @@
 """what it takes to plan, layouts above all, and how near to the best layouts the answer is.
 
     python -m benchmarks planner [--workload NAME,...] [--mesh 2,4x2,256x8] [--repeat 3] [--save]
+    python -m benchmarks planner --peers [--mesh 2,4x2]
     python -m benchmarks planner --shares 0.75,0.5,0.25 [--workload NAME,...] [--mesh 2]
 
 Nothing runs: `ost.plan` on the machine "h200-ib", each time in a new process, imports not counted. The
@@ -14,6 +15,9 @@ gap      by how much the layouts may be worse than the best ones; 0: none are be
 With --shares, what a memory limit costs: it leaves so much of the memory for intermediates that a step
 takes without one. `plan` is what planning takes then, `time` how much longer the step is predicted to
 take, and what was done to fit.
+
+With --peers, what JAX and PyTorch's DTensor take for the same steps, where they are installed
+(planner_peers.py). They are given where operands lie, and search for nothing.
 
 Published for comparison, on other machines, not measured here: Alpa, compile time of an 8-layer BERT,
 130 to 190 s of profiling and 136 s of compiling on the driver; AutoParallel (PyTorch), Llama-3-8B on 64
@@ -34,7 +38,7 @@ from typing import Any
 import ostinato as ost
 from ostinato.errors import MemoryLimitError
 
-from . import machine, runner
+from . import machine, planner_peers, runner
 from .planning import FLAT, MATRIX, WEIGHTS, Program, evaluate, program
 from .workload import OURS, SYSTEMS
 
@@ -237,6 +241,31 @@ def row(name: str, mesh: Mesh, repeat: int) -> Row:
     return {"program": name, "mesh": list(mesh), "n": repeat, **found[len(found) // 2]}
 
 
+def of_peers(meshes: Sequence[Mesh], repeat: int) -> None:
+    """A line for each of them, the middle one of so many processes."""
+    for peer, name in planner_peers.PEERS:
+        for mesh in meshes:
+            found = []
+            for _ in range(repeat):
+                with runner.settled():
+                    made = subprocess.run(
+                        [sys.executable, "-m", "benchmarks.planner_peers", peer, name, said(mesh)],
+                        capture_output=True,
+                        text=True,
+                        cwd=runner.ROOT,
+                        env=runner.environment(SYSTEMS[peer]),
+                    )
+                if made.returncode:
+                    last = (made.stderr.strip().splitlines() or ["nothing"])[-1]
+                    print(f"{peer} {name:<18} {said(mesh):>7}  did not run: {last:.70}", flush=True)
+                    break
+                found.append(json.loads(made.stdout.strip().splitlines()[-1]))
+            if len(found) == repeat:
+                found.sort(key=lambda f: sum(f.values()))
+                row = found[repeat // 2]
+                print(planner_peers.told(peer, name, said(mesh), row), flush=True)
+
+
 def said(mesh: Mesh) -> str:
     return "x".join(map(str, mesh))
 
@@ -255,6 +284,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--workload", default="", help="programs, by how their names begin")
     parser.add_argument("--mesh", default="", help="meshes, e.g. 2,4x2,256x8")
     parser.add_argument("--shares", default="", help="of memory, e.g. 0.75,0.5: what they cost")
+    parser.add_argument("--peers", action="store_true", help="what others take, where installed")
     parser.add_argument("--repeat", type=int, default=3, help="processes per row")
     parser.add_argument("--json", action="store_true", help="one line of JSON per row")
     parser.add_argument("--save", action="store_true", help="keep the rows in benchmarks/results")
@@ -270,6 +300,10 @@ def main(arguments: Sequence[str]) -> int:
                 limited(name, mesh, shares)
         return 0
     known = runner.probe()
+    if given.peers:
+        print(machine.in_words(known), flush=True)
+        of_peers([m for m in meshes if m in MESHES[:2] or given.mesh], max(1, given.repeat))
+        return 0
     lines = [json.dumps({"machine": known})]
     print(lines[0] if given.json else machine.in_words(known), flush=True)
     if not given.json:

@@ -35,15 +35,20 @@ class _Site:
         """Whether the same one has come often enough."""
         if self.came() is not operand:
             self.ends()
-            me = weakref.ref(self)
-
-            def gone(_: Any) -> None:
-                site = me()
-                if site is not None:
-                    site.replica = None
-
-            self.came = weakref.ref(operand, gone)
+            self.came = weakref.ref(operand)
         return self.habit.again()
+
+    def keep(self, operand: Operand, replica: Operand) -> None:
+        """What was gathered of it, until it is gone."""
+        me = weakref.ref(self)
+
+        def gone(_: Any) -> None:
+            site = me()
+            if site is not None:
+                site.replica = None
+
+        self.came = weakref.ref(operand, gone)
+        self.replica, self.was_kept = replica, True
 
     def ends(self) -> None:
         self.habit.ends(self.was_kept)
@@ -116,7 +121,7 @@ class Replicas:
         if found is None:
             assert maker is not None
             (found,) = maker([operands[site.gather.operand]])
-            site.replica, site.was_kept = found, True
+            site.keep(operands[site.gather.operand], found)
         return found
 
     def forget(self) -> None:
