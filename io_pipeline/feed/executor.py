@@ -495,8 +495,8 @@ class Work:
                 self._put(batch, row, sample.values, sample.fields, sample.out)
                 return
             except Rejected:
-                if costs is not None and sample.step is not None:
-                    costs.end(sample.step.k + 1, ())
+                if costs is not None:
+                    self._left_out(sample, costs)
                 return
             except Exception as error:
                 policy, fault = self._fault(sample, index, error)
@@ -510,6 +510,11 @@ class Work:
                     raised = self._error(sample, fault, error)
                 batch.failures.append(Failure(row, fault, raised))
                 return
+
+    def _left_out(self, sample: Sample, costs: Costs) -> None:
+        """A filter's time, also where nothing comes behind it."""
+        if sample.step is not None:
+            costs.end(sample.step.k + 1, ())
 
     def _fault(self, sample: Sample, index: int, error: Exception) -> tuple[Policy, Fault]:
         step = sample.step
