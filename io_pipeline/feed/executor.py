@@ -350,7 +350,9 @@ class Work:
         slots, n, source = batch.slots, run.leaf, self.recipe.source
         if slots is None or batch.fields != run.fields or slots[n].shape[1:] != run.shape:
             return dict.fromkeys(rows)
-        costs.begin()
+        times = None if rows.start else run.times()  # of one sample in a batch
+        if times is not None:
+            costs.begin()
         samples = batch.portion.samples[rows.start : rows.stop]
         files = source.files(samples) if run.reads else None
         if run.reads:
@@ -373,13 +375,12 @@ class Work:
             if not hand.puts(slot, rows, column):
                 return dict.fromkeys(rows)
         first = _address(slots[n]) + rows.start * run.bytes
-        times = run.times()
         places = batch.portion.places[rows.start : rows.stop]
         stamps = None if files is None else files.stamps
         answers = run(hand.room, hand.keys, values, places, first, times, stamps)
         if files is not None:
             source.has_read(samples, files)
-        if not answers[0]:
+        if times is not None and not answers[0]:
             times[-1, 2] = run.bytes
             times[:, 2] += run.beside
             costs.ended(run.stages, times)
