@@ -196,6 +196,7 @@ def test_samples_may_be_in_files_or_decoded(images: list[str], by_stages: Any) -
     files = [Path(p).read_bytes() for p in images]
     some = [{"image": picture(k, 50, 60) if k % 2 else files[k]} for k in range(24)]
     others = [{"image": picture(k, 50, 60, 1 + 2 * (k != 20))} for k in range(24)]
+    others[19] = {"image": files[0]}
     others[21] = {"image": picture(1, 50, 60).astype(np.float32)}
     others[22] = {"image": picture(1, 50, 60)[:, ::-1]}
     others[23] = {"image": picture(1, 50, 60)[:0]}
