@@ -240,6 +240,32 @@ def goes_on() -> None:
     say(right=right, errors=errors, left=left)
 
 
+def meshes() -> None:
+    """Four workers in two rows, parts in whole blocks; epochs side by side, none at all, and at their end."""
+    root = sys.argv[2]
+    session = ost.connect(mesh=(2, 2), numerics="any-workers")
+    right = {}
+    for size, tail in ((8, "keep"), (5, "pad"), (100, "drop"), (100, "keep")):
+        pipe = pictures(root, size, tail)
+        right[f"{size} {tail}"] = same([*pipe.epoch(1)], [*pipe.to("numpy").epoch(1)])
+    one, two = pictures(root), pictures(root, 9)
+    pairs = [*zip(one.epoch(2), two.epoch(3), strict=False)]
+    for k, pipe in enumerate((one, two)):
+        wanted = [*pipe.to("numpy").epoch(2 + k)]
+        right[f"beside another {k}"] = same([p[k] for p in pairs], wanted[: len(pairs)])
+    whole = pictures(root)
+    assert len([*whole.epoch(4)]) == 4
+    other = pictures(root)
+    epoch = other.restore(whole.state())
+    right["at the end"] = [*other.epoch(epoch)] == []
+    right["after it"] = same([*other], [*whole.to("numpy").epoch(epoch + 1)])
+    volumes = ost.io.arrays({"volume": f"{root}/volume.npy", "label": np.arange(4)})
+    (batch,) = volumes.batch(4, split=("samples", "height")).epoch()
+    right["a volume"] = np.array_equal(np.asarray(batch["volume"]), np.load(f"{root}/volume.npy"))
+    layouts = [str(batch[name].layout) for name in ("volume", "label")]
+    say(right=right, layouts=layouts, orders=session.stats()["orders"])
+
+
 def damaged() -> None:
     """One file that cannot be decoded: at the user's line; the crew works on; left out or replaced."""
     session = ost.connect()

@@ -100,6 +100,19 @@ def test_epochs_go_on_from_states_and_after_failures(root: Path, count: int) -> 
 
 
 @needs_mpi
+def test_any_mesh_and_epochs_beside_each_other(root: Path) -> None:
+    np.save(root / "volume.npy", np.arange(4 * 6 * 8 * 5).reshape(4, 6, 8, 5))
+    found = job(4, "meshes", root)
+    assert len(found["right"]) == 9
+    assert all(found["right"].values()), found["right"]
+    assert found["layouts"] == [
+        "split 0 on axis 0, split 2 on axis 1 of 2x2 in blocks",
+        "split 0 on axis 0 of 2x2 in blocks",
+    ]
+    assert "put" not in found["orders"]
+
+
+@needs_mpi
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_damaged_file_on_any_worker(damaged: Path, count: int) -> None:
     found = job(count, "damaged", damaged)
