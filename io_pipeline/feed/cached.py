@@ -268,6 +268,17 @@ class Cached(Samples):
     def inner(self) -> Sequence[Samples]:
         return (self.source,)
 
+    def kept(self) -> list[dict[str, Any]]:
+        """What is kept, as plain data: behind which stage, how many samples, how many bytes of memory."""
+        names = ["read", *(p.stage.name for p in self.chain.stages)]
+        found = {
+            "behind": names[self.cut] if self.cut is not None else "",
+            "samples": len(self._kept),
+            "memory": self.bytes,
+            "disk": len(self.disk) if self.disk is not None else 0,
+        }
+        return [*super().kept(), found]
+
     def remarks(self) -> list[str]:
         found = super().remarks()
         if self.disk is not None and self.disk.said:

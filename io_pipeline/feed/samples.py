@@ -77,6 +77,10 @@ class Samples:
         """The sources that it is made of."""
         return ()
 
+    def kept(self) -> list[dict[str, Any]]:
+        """What caches in it keep."""
+        return [found for source in self.inner() for found in source.kept()]
+
     def remarks(self) -> list[str]:
         """What users should be told of it since it was asked last."""
         return [said for source in self.inner() for said in source.remarks()]

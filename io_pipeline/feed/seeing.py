@@ -62,6 +62,7 @@ def as_data(work: Work) -> dict[str, Any]:
         "cores": cores(),
         "stages": stages,
         "later": recipe.later.names if recipe.later is not None else [],
+        "kept": recipe.source.kept(),
         "feed": feed,  # seconds of a batch, if its threads never have to wait for room
         "step": step,
         "wait": wait,
@@ -155,6 +156,7 @@ def explain(stats: dict[str, Any]) -> str:
     ]
     if stats["later"]:
         lines.append(f"{', '.join(stats['later'])}: in the plans of who takes batches")
+    lines += [_cache(kept) for kept in stats["kept"]]
     step, wait = stats["step"], stats["wait"]
     lines += [
         "",
@@ -166,6 +168,16 @@ def explain(stats: dict[str, Any]) -> str:
     if stats["decisions"]:
         lines += ["", "the tuner, last", *(f"  {said}" for said in stats["decisions"])]
     return "\n".join(lines)
+
+
+def _cache(kept: dict[str, Any]) -> str:
+    if not kept["behind"]:
+        return "cache: its place is chosen by the first samples"
+    on_disk = f", {kept['disk']} on disk" if kept["disk"] else ""
+    return (
+        f"cache behind {kept['behind']}: {kept['samples']} samples in memory "
+        f"({kept['memory'] / 1e6:.3g} MB){on_disk}"
+    )
 
 
 def time_of(seconds: float) -> str:

@@ -404,6 +404,9 @@ def test_a_chosen_place_is_found_again_on_disk(images: Path, tmp_path: Path) -> 
     for _ in range(2):
         same(joined(first.epoch(0)), wanted)
     assert first.source.cut == 3  # type: ignore[attr-defined]
+    assert "cache behind center_crop: 0 samples in memory (0 MB), 12 on disk" in first.explain()
+    (kept,) = first.stats()["kept"]
+    assert kept == {"behind": "center_crop", "samples": 0, "memory": 0, "disk": 12}
     second = pipe()
     assert second.source.cut == 3  # type: ignore[attr-defined]
     same(joined(second.epoch(0)), wanted)
