@@ -60,7 +60,7 @@ def main(count: int = 200, epochs: int = 10, workers: Any = None, to: str = "she
                 w, m, loss = step(w, m, x, y)
             hits = [float((network(w, x).argmax(1) == y).mean()) for x, y in test.epoch()]
             right.append(sum(hits) / len(hits))
-            print(f"epoch {epoch + 1}: loss {float(loss):.3f}, {right[-1]:.0%} right")
+            print(f"epoch {epoch}: loss {float(loss):.3f}, {right[-1]:.0%} right")
         print(f"{train.explain()}\nsome images as they come: {train.preview(8, to)}")
     return right
 

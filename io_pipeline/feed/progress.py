@@ -38,14 +38,14 @@ class Line:
         self.task: Any = self.shown.add_task("", total=total, said="")
         self.digits = len(str(epoch)) + 2 * len(str(total or "?"))
         self.shown.start()
-        self.count = 0
+        self.count, self.total = 0, total
         self.last = 0.0
 
     def step(self, work: Work) -> None:
         """One more batch was taken."""
         self.count += 1
         now = time.monotonic()
-        if now - self.last >= EVERY:
+        if now - self.last >= EVERY or self.count == self.total:
             self.last = now
             self.show(work)
 

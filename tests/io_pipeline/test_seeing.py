@@ -210,6 +210,11 @@ def test_progress_is_shown_until_the_epoch_ends(capsys: pytest.CaptureFixture[st
     with numbers().epoch(5, progress=True) as epoch:
         next(epoch)
     assert "1/8" in capsys.readouterr().out
+    epoch = numbers().epoch(6, progress=True)
+    for _ in range(8):  # and is never asked for a ninth one
+        next(epoch)
+    del epoch
+    assert "8/8" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
