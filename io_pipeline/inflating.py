@@ -353,7 +353,6 @@ def _function(codec: int, ndim: int, itemsize: int, shuffled: int) -> Any:
     host = ctypes.CDLL(None)
     for name in HOST:
         llvm.symbol(f"ostinato_{name}", _address(host, name))
-    llvm.symbol(f"ostinato_codec_{codec}", codec)
     long, pointer = ctypes.c_ssize_t, ctypes.c_void_p
     kinds = (pointer, pointer, long, pointer, pointer, long, pointer, pointer)
     made = llvm.linked(_text(ndim, itemsize, shuffled))

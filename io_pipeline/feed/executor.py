@@ -322,11 +322,13 @@ class Work:
 
     def _native(self, batch: Batch) -> Run | None:
         """What makes a chunk of such a batch by machine code; None if that cannot be."""
-        if not self.is_native_known and self.first:
-            self.native, self.is_native_known = self._found_native(batch), True
+        first = self.first
+        if not self.is_native_known and first:
+            self.native, self.is_native_known = self._found_native(batch, first), True
+            self.first = []
         return self.native
 
-    def _found_native(self, batch: Batch) -> Run | None:
+    def _found_native(self, batch: Batch, first: list[Any]) -> Run | None:
         source, fields = self.recipe.source, batch.fields
         n = None if fields is None or batch.portion.items is not None else fields.sized()
         if n is None or fields is None or batch.slots is None or not batch.count:
@@ -335,7 +337,7 @@ class Work:
             return None
         in_files = n == 0 and source.files(batch.portion.samples[:1]) is not None
         reader = reads() if in_files else None
-        run = self.recipe.chain.native(fields, self.first[n], batch.slots[n][0], reader)
+        run = self.recipe.chain.native(fields, first[n], batch.slots[n][0], reader)
         if run is not None:
             run.fields, run.leaf = fields, n
             beside = [s for k, s in enumerate(batch.slots) if k != n]
