@@ -33,7 +33,7 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Mesh, Shape
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import Spec
+from ostinato.ops.core.spec import DType, Spec
 from ostinato.ops.shape import split_of
 from ostinato.planner.layouts.costs import relayout_seconds, repeats
 from ostinato.planner.layouts.options import (
@@ -52,7 +52,7 @@ from ostinato.planner.layouts.search import Problem, Table, solve
 from ostinato.planner.layouts.ways import SUM, added
 from ostinato.planner.machine import Machine
 from ostinato.planner.plan import Target, local_bytes
-from ostinato.planner.policy import Chosen, policy_of
+from ostinato.planner.policy import Precision, policy_of
 from ostinato.planner.rewrite import inline
 
 from ostinato.errors import LayoutError
@@ -270,7 +270,8 @@ class _Search:
         """Counts what it takes to bring a value to where each choice of a variable needs it."""
         if ref.variable == variable:
             return
-        limit, sizes = self.target.memory_limit, (spec.dtype.itemsize, self.sent(spec))
+        wire = "" if self.blocks else self.target.precision
+        limit, sizes = self.target.memory_limit, _sizes(wire, spec.dtype)
         table = _table(self.machine, spec.shape, sizes, ref.layouts, tuple(layouts), weight, limit)
         costs = self.problem.costs
         if variable < 0:
@@ -279,12 +280,6 @@ class _Search:
             costs[variable] = costs[variable] + table[0]
         else:
             self.problem.pair(ref.variable, variable, table)
-
-    def sent(self, spec: Spec) -> int:
-        """The bytes of a number in addends of it, as they are sent."""
-        policy = policy_of(self.target.precision)
-        to = None if isinstance(policy, Chosen) or self.blocks else policy.sent(spec.dtype)
-        return spec.dtype.itemsize if to is None else to.itemsize
 
     def node(self, laid: _Laid, k: int, node: Node, read: Sequence[int], weight: int) -> list[_Ref]:
         graph = laid.graph
@@ -480,6 +475,14 @@ class _Search:
         laid.bodies[k], laid.around[k] = dict(sides), inputs
         laid.state[k] = ends
         return ends
+
+
+@lru_cache(256)
+def _sizes(precision: str, dtype: DType) -> tuple[int, int]:
+    """The bytes of a number, and of one in addends that are sent."""
+    policy = policy_of(precision) if precision else None
+    to = policy.sent(dtype) if isinstance(policy, Precision) else None
+    return dtype.itemsize, (dtype if to is None else to).itemsize
 
 
 @lru_cache(1 << 14)
