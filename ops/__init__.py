@@ -3,6 +3,7 @@ file.
 """
 
 from . import (  # noqa: F401  (registers the operations)
+    arrangement,
     array_function,
     collective,
     contraction,
@@ -14,11 +15,13 @@ from . import (  # noqa: F401  (registers the operations)
     indexing,
     linalg,
     nn,
+    numerical,
     random,
     reduction,
     reproducible,
     shape,
     sorting,
+    statistics,
 )
 from .core import show  # noqa: F401  (how graphs print)
 from .core.array import Array

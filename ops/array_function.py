@@ -17,10 +17,21 @@ import numpy as np
 
 from ostinato.errors import ArgumentError
 
-from . import contraction, creation, indexing, linalg, reduction, shape, sorting
+from . import (
+    arrangement,
+    contraction,
+    creation,
+    indexing,
+    linalg,
+    numerical,
+    reduction,
+    shape,
+    sorting,
+    statistics,
+)
 from . import elementwise as e
 from .core.array import Array, as_array, functions, weak_kind
-from .core.spec import DTYPES, DType, bool_, float64, int64, is_inexact, promote
+from .core.spec import DTYPES, DType, bool_, float64, int64, is_inexact
 from .core.user_line import misfit
 
 # -- what takes more than a name -----------------------------------------------------------
@@ -44,7 +55,6 @@ def _along(function: Callable[..., Any], default: int = -1) -> Callable[..., Any
 
 
 _sorted, _order = _along(sorting.sort), _along(sorting.argsort)
-_sums, _products = _along(reduction.cumulative_sum), _along(reduction.cumulative_prod)
 _KINDS = (None, "quicksort", "heapsort", "mergesort", "stable")  # all of which a stable one is
 
 
@@ -92,27 +102,6 @@ def _two_last(x: Any, axis1: int, axis2: int) -> Array:
     return shape.moveaxis(x, (axis1, axis2), (-2, -1))
 
 
-def _at_least(n: int) -> Callable[..., Any]:
-    def one(x: Array) -> Array:
-        if x.ndim >= n:
-            return x
-        if n == 3 and x.ndim:
-            return x[None, :, None] if x.ndim == 1 else x[:, :, None]
-        return shape.reshape(x, (1,) * (n - x.ndim) + x.shape)
-
-    return lambda *arys: (
-        one(as_array(arys[0])) if len(arys) == 1 else tuple(one(as_array(x)) for x in arys)
-    )
-
-
-_one, _two, _three = (_at_least(n) for n in (1, 2, 3))
-
-
-def _joined(arrays: Sequence[Any], axis: int | None = 0, dtype: Any = None) -> Array:
-    x = shape.concat(list(arrays), axis=axis)
-    return _cast(x, dtype)
-
-
 def _broadcast(args: Sequence[Any]) -> tuple[Any, ...]:
     """What has a dtype that there is none of here stays NumPy's."""
     wide = np.broadcast_shapes(*[np.shape(x) for x in args])
@@ -121,32 +110,6 @@ def _broadcast(args: Sequence[Any]) -> tuple[Any, ...]:
         shape.broadcast_to(x, wide) if ours else np.broadcast_to(x, wide)
         for x, ours in zip(args, known, strict=True)
     )
-
-
-def _columns(tup: Sequence[Any]) -> Array:
-    return _joined([x if x.ndim > 1 else x[:, None] for x in map(_one, tup)], 1)
-
-
-def _dot(a: Any, b: Any) -> Array:
-    x, y = as_array(a), as_array(b)
-    if not (x.ndim and y.ndim):
-        return e.multiply(x, y)
-    if x.ndim <= 2 and y.ndim <= 2:
-        return contraction.matmul(x, y)
-    return contraction.tensordot(x, y, axes=((-1,), (-min(y.ndim, 2),)))
-
-
-def _inner(a: Any, b: Any) -> Array:
-    x, y = as_array(a), as_array(b)
-    if not (x.ndim and y.ndim):
-        return e.multiply(x, y)
-    return contraction.tensordot(x, y, axes=((-1,), (-1,)))
-
-
-def _cross(a: Any, b: Any, axis: int) -> Array:
-    """The axis is one of each operand, so where it is counted from the front they may differ in it."""
-    x, y = (shape.moveaxis(as_array(v), axis, -1) for v in (a, b))
-    return shape.moveaxis(linalg.cross(x, y), -1, axis)
 
 
 def _like(function: Callable[..., Array], full: bool = False) -> Callable[..., Array]:
@@ -213,13 +176,6 @@ def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> 
     return shape.expand_dims(found, tuple(d % a.ndim for d in axis)) if keepdims else found
 
 
-def _close(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Array:
-    x, y = as_array(a), _floating(b)
-    near = e.less_equal(e.abs(x - y), atol + rtol * e.abs(y))
-    found = e.logical_or(e.logical_and(near, e.isfinite(y)), e.equal(x, y))
-    return e.logical_or(found, e.logical_and(e.isnan(x), e.isnan(y))) if equal_nan else found
-
-
 def _clipped(
     a: Any, a_min: Any = None, a_max: Any = None, min: Any = None, max: Any = None
 ) -> Array:
@@ -228,22 +184,6 @@ def _clipped(
 
 def _padded(array: Any, pad_width: Any, mode: str = "constant", constant_values: Any = 0) -> Array:
     return shape.pad(array, pad_width, mode=mode, value=constant_values)
-
-
-def _averaged(a: Any, axis: Any = None, weights: Any = None, keepdims: bool = False) -> Array:
-    if weights is None:
-        return reduction.mean(a, axis, keepdims=keepdims)
-    x, w = as_array(a), as_array(weights)
-    if x.shape != w.shape:
-        raise misfit(
-            ArgumentError,
-            "np.average",
-            got=f"weights of shape {w.shape}",
-            needed=f"those of the array, {x.shape}",
-        )
-    kinds = (x.dtype, w.dtype) if is_inexact(x.dtype) else (x.dtype, w.dtype, float64)
-    x, w = (e.astype(v, promote(*kinds)) for v in (x, w))
-    return reduction.sum(x * w, axis, keepdims=keepdims) / reduction.sum(w, axis, keepdims=keepdims)
 
 
 def _places(indices: Any) -> Array:
@@ -261,23 +201,20 @@ def _chosen(condition: Any, x: Any = None, y: Any = None) -> Any:
     return indexing.nonzero(condition) if x is None else e.where(condition, x, y)
 
 
-def _diagonal(v: Any, k: int = 0) -> Array:
-    x = as_array(v)
-    if x.ndim != 1:
-        return contraction.diagonal(x, offset=k)
-    n = x.size + abs(k)
-    column = x if k >= 0 else shape.pad(x, (-k, 0))
-    column = shape.pad(column, (0, n - column.size))
-    return e.where(creation.eye(n, k=k, dtype=bool), column[:, None], e.astype(0, x.dtype))
-
-
-def _flip_on(axis: int) -> Callable[..., Array]:
-    return lambda m: shape.flip(m, axis)
-
-
 # -- what each of NumPy's functions is -----------------------------------------------------
 
+OTHERWISE = (  # ours, whose dtypes or edges are not NumPy's
+    *("corrcoef", "cov", "digitize", "geomspace", "gradient", "interp", "logspace", "polyval"),
+    *("trapezoid", "vander", "deg2rad", "degrees", "heaviside", "rad2deg", "radians"),
+)
+
 MEANT: dict[str, Callable[..., Any]] = {
+    **{
+        name: getattr(module, name)
+        for module in (arrangement, numerical, statistics)
+        for name in module.__all__
+        if name not in OTHERWISE and hasattr(np, name)
+    },
     **{name: _reduced(getattr(reduction, name)) for name in ("all", "any", "max", "min")},
     **{name: _reduced(getattr(reduction, name)) for name in ("argmax", "argmin", "count_nonzero")},
     "amax": _reduced(reduction.max),
@@ -289,12 +226,6 @@ MEANT: dict[str, Callable[..., Any]] = {
     ),
     "var": _spread(reduction.var),
     "std": _spread(reduction.std),
-    "average": _averaged,
-    "ptp": lambda a, axis=None, keepdims=False: (
-        reduction.max(a, axis, keepdims=keepdims) - reduction.min(a, axis, keepdims=keepdims)
-    ),
-    "cumsum": lambda a, axis=None, dtype=None: _sums(a, axis, dtype=dtype),
-    "cumprod": lambda a, axis=None, dtype=None: _products(a, axis, dtype=dtype),
     "cumulative_sum": reduction.cumulative_sum,
     "cumulative_prod": reduction.cumulative_prod,
     "diff": lambda a, n=1, axis=-1, prepend=None, append=None: reduction.diff(
@@ -312,8 +243,6 @@ MEANT: dict[str, Callable[..., Any]] = {
     "unique": _unique,
     **{name: getattr(sorting, name) for name in ("unique_all", "unique_counts", "unique_inverse")},
     "unique_values": sorting.unique_values,
-    "argwhere": lambda a: shape.stack(indexing.nonzero(_one(a)), axis=-1)[:, : as_array(a).ndim],
-    "flatnonzero": lambda a: indexing.nonzero(_flat(a))[0],
     "nonzero": lambda a: indexing.nonzero(a),
     "where": _chosen,
     "take": lambda a, indices, axis=None: indexing.take(
@@ -327,42 +256,23 @@ MEANT: dict[str, Callable[..., Any]] = {
     "around": lambda a, decimals=0: e.round(a, decimals),
     "round": lambda a, decimals=0: e.round(a, decimals),
     "clip": _clipped,
-    "isclose": _close,
     "imag": lambda val: e.imag(val),
     "real": lambda val: e.real(val),
-    "isposinf": lambda x: e.logical_and(e.isinf(x), e.greater(x, 0)),
-    "isneginf": lambda x: e.logical_and(e.isinf(x), e.less(x, 0)),
     # shapes
-    "append": lambda arr, values, axis=None: _joined(
-        [_flat(arr), _flat(values)] if axis is None else [arr, values], axis or 0
-    ),
-    "atleast_1d": _one,
-    "atleast_2d": _two,
-    "atleast_3d": _three,
     "broadcast_arrays": lambda *args: _broadcast(args),
     "broadcast_to": lambda array, shape: functions["broadcast_to"](array, shape),
-    "column_stack": _columns,
-    "concat": _joined,
-    "concatenate": _joined,
+    "concat": arrangement.concatenate,
     "copy": lambda a: shape.copy(a),
-    "diag": _diagonal,
     "diagonal": lambda a, offset=0, axis1=0, axis2=1: contraction.diagonal(
         _two_last(a, axis1, axis2), offset=offset
     ),
-    "dstack": lambda tup: _joined([_three(x) for x in tup], 2),
     "expand_dims": lambda a, axis: shape.expand_dims(a, axis),
     "flip": lambda m, axis=None: shape.flip(m, axis),
-    "fliplr": _flip_on(1),
-    "flipud": _flip_on(0),
-    "hstack": lambda tup, dtype=None: _joined(
-        (rows := [_one(x) for x in tup]), 0 if rows[0].ndim == 1 else 1, dtype
-    ),
     "matrix_transpose": lambda x: shape.matrix_transpose(x),
     "meshgrid": lambda *xi, indexing="xy": tuple(creation.meshgrid(*xi, indexing=indexing)),
     "moveaxis": lambda a, source, destination: shape.moveaxis(a, source, destination),
     "pad": _padded,
     "permute_dims": lambda a, axes=None: as_array(a).transpose(*([] if axes is None else [axes])),
-    "ravel": lambda a: _flat(a),
     "repeat": lambda a, repeats, axis=None: functions["repeat"](a, repeats, axis=axis),
     "reshape": lambda a, shape, copy=None: functions["reshape"](a, shape, copy=copy),
     "roll": lambda a, shift, axis=None: shape.roll(a, shift, axis),
@@ -370,31 +280,24 @@ MEANT: dict[str, Callable[..., Any]] = {
     "stack": lambda arrays, axis=0, dtype=None: _cast(shape.stack(list(arrays), axis), dtype),
     "swapaxes": lambda a, axis1, axis2: shape.swapaxes(a, axis1, axis2),
     "tile": lambda A, reps: shape.tile(A, reps),
-    "transpose": lambda a, axes=None: as_array(a).transpose(*([] if axes is None else [axes])),
     "tril": lambda m, k=0: shape.tril(m, k=k),
     "triu": lambda m, k=0: shape.triu(m, k=k),
     "unstack": lambda x, axis=0: shape.unstack(x, axis),
-    "vstack": lambda tup, dtype=None: _joined([_two(x) for x in tup], 0, dtype),
     **{
         f"{name}_like": _like(getattr(creation, f"{name}_like"))
         for name in ("empty", "ones", "zeros")
     },
     "full_like": _like(creation.full_like, full=True),
     # products
-    "cross": lambda a, b, axis=None: _cross(a, b, -1 if axis is None else axis),
-    "dot": _dot,
     "einsum": lambda *operands: contraction.einsum(*operands),
-    "inner": _inner,
-    "kron": lambda a, b: linalg.kron(as_array(a), as_array(b)),
     "outer": lambda a, b: contraction.outer(_flat(a), _flat(b)),
     "tensordot": lambda a, b, axes=2: contraction.tensordot(as_array(a), as_array(b), axes=axes),
     "trace": lambda a, offset=0, axis1=0, axis2=1, dtype=None: contraction.trace(
         _two_last(a, axis1, axis2), offset=offset, dtype=dtype
     ),
-    "vdot": lambda a, b: contraction.vecdot(_flat(a), _flat(b)),
     # linear algebra
     "linalg.cholesky": lambda a, upper=False: linalg.cholesky(a, upper=upper),
-    "linalg.cross": lambda x1, x2, axis=-1: _cross(x1, x2, axis),
+    "linalg.cross": lambda x1, x2, axis=-1: arrangement.cross(x1, x2, axis),
     "linalg.det": lambda a: linalg.det(a),
     "linalg.diagonal": lambda x, offset=0: contraction.diagonal(x, offset=offset),
     "linalg.eigh": lambda a: linalg.eigh(a),
@@ -467,14 +370,11 @@ FORMS = frozenset(  # NumPy's own code, which asks for shape and dtype only, and
 TYPES = frozenset(("result_type", "can_cast"))  # of dtypes, for which an array stands
 
 INSTEAD = {
+    **{name: f"ost.{name}" for name in OTHERWISE},
     "argpartition": "ost.argsort(x) or ost.topk(x, k)",
     "linalg.lstsq": "ost.linalg.lstsq(a, b)",
     "linalg.multi_dot": "a @ b @ c",
     "median": "ost.sort(x) and the element in the middle",
-    "nanmax": "ost.max(ost.where(ost.isnan(x), -ost.inf, x))",
-    "nanmin": "ost.min(ost.where(ost.isnan(x), ost.inf, x))",
-    "nansum": "ost.sum(ost.where(ost.isnan(x), 0, x))",
-    "nan_to_num": "ost.where(ost.isnan(x), 0, x)",
     "partition": "ost.sort(x) or ost.topk(x, k)",
     "add.at": "x = x.at[places].add(values)",
     "maximum.at": "x = x.at[places].max(values)",
@@ -595,7 +495,13 @@ REDUCED: dict[str, Callable[..., Any]] = {
     "multiply.accumulate": reduction.cumulative_prod,
     "multiply.reduce": reduction.prod,
 }
-_SEVERAL = ("args", "arys", "operands", "xi")  # parameters that take any number of arguments
+_SEVERAL = (
+    "args",
+    "arys",
+    "operands",
+    "varargs",
+    "xi",
+)  # parameters that take any number of arguments
 _ALL_THE_SAME = ("assume_unique", "copy", "kind", "optimize", "subok")  # of what is not changed
 _IN_PLACE = ("copyto", "putmask", "place", "put", "put_along_axis", "fill_diagonal")
 

@@ -18,6 +18,7 @@ if _os.path.isdir(_os.path.join(_root, "planner")) and _os.path.isfile(
 from ostinato.ops import linalg as linalg
 from ostinato.ops import nn as nn
 from ostinato.ops import random as random
+from ostinato.ops.arrangement import *
 from ostinato.ops.contraction import *
 from ostinato.ops.control import *
 from ostinato.ops.core.array import Array as Array
@@ -40,9 +41,11 @@ from ostinato.ops.core.tree import tree_map as tree_map
 from ostinato.ops.creation import *
 from ostinato.ops.elementwise import *
 from ostinato.ops.indexing import *
+from ostinato.ops.numerical import *
 from ostinato.ops.reduction import *
 from ostinato.ops.shape import *
 from ostinato.ops.sorting import *
+from ostinato.ops.statistics import *
 from ostinato.planner.plan import Plan as Plan
 from ostinato.planner.policy import Precision as Precision
 

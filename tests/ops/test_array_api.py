@@ -777,12 +777,8 @@ def test_an_axis_by_position(name):
 
 def test_names_of_others():
     """What NumPy calls otherwise is named, with what it is called here; only what is public is listed."""
-    with pytest.raises(
-        AttributeError, match=r"no attribute 'concatenate'; here it is ostinato\.concat"
-    ):
-        _ = ost.concatenate
-    with pytest.raises(AttributeError, match=r"'degrees'; write 180 / ostinato\.pi"):
-        _ = ost.degrees
+    with pytest.raises(AttributeError, match=r"no attribute 'amax'; here it is ostinato\.max"):
+        _ = ost.amax
     for name, ours in spelling.OURS.items():
         assert not hasattr(ost, name), f"{name} needs no hint"
         if "ostinato." not in ours:

@@ -1,0 +1,303 @@
+"""Joining, splitting and turning arrays, by NumPy's names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from ostinato.errors import ArgumentError
+
+from . import linalg
+from .contraction import diagonal, matmul, tensordot, vecdot
+from .core.array import Array, Operandish, as_array
+from .core.spec import bool_
+from .core.user_line import misfit
+from .creation import eye, ones
+from .elementwise import astype, multiply, where
+from .indexing import nonzero
+from .reduction import cumulative_prod, cumulative_sum
+from .shape import axis_of, concat, flip, moveaxis, pad, reshape, slice_axes, stack, swapaxes, tril
+
+__all__ = [
+    "append",
+    "argwhere",
+    "array_split",
+    "atleast_1d",
+    "atleast_2d",
+    "atleast_3d",
+    "column_stack",
+    "concatenate",
+    "cross",
+    "cumprod",
+    "cumsum",
+    "diag",
+    "diagflat",
+    "dot",
+    "dsplit",
+    "dstack",
+    "flatnonzero",
+    "fliplr",
+    "flipud",
+    "hsplit",
+    "hstack",
+    "identity",
+    "inner",
+    "kron",
+    "ravel",
+    "rot90",
+    "split",
+    "transpose",
+    "tri",
+    "vdot",
+    "vsplit",
+    "vstack",
+]
+
+
+def ravel(a: Operandish) -> Array:
+    """The elements in one row."""
+    return reshape(a, (-1,))
+
+
+def transpose(a: Operandish, axes: Sequence[int] | None = None) -> Array:
+    """The axes in another order: the reverse, unless said otherwise."""
+    return as_array(a).transpose(*([] if axes is None else [axes]))
+
+
+# -- with more axes ------------------------------------------------------------------------------
+def _at_least(n: int, arrays: tuple[Operandish, ...]) -> Any:
+    def one(x: Array) -> Array:
+        if x.ndim >= n:
+            return x
+        if n == 3 and x.ndim:
+            return x[None, :, None] if x.ndim == 1 else x[:, :, None]
+        return reshape(x, (1,) * (n - x.ndim) + x.shape)
+
+    found = tuple([one(as_array(x)) for x in arrays])
+    return found[0] if len(found) == 1 else found
+
+
+def atleast_1d(*arys: Operandish) -> Any:
+    """With one axis at least; a tuple, if several are given."""
+    return _at_least(1, arys)
+
+
+def atleast_2d(*arys: Operandish) -> Any:
+    """With two axes at least: what has one is a row."""
+    return _at_least(2, arys)
+
+
+def atleast_3d(*arys: Operandish) -> Any:
+    """With three axes at least: of a matrix the last one is new."""
+    return _at_least(3, arys)
+
+
+# -- joining -------------------------------------------------------------------------------------
+def concatenate(arrays: Sequence[Operandish], axis: int | None = 0, *, dtype: Any = None) -> Array:
+    """One behind the other along an axis; flat, for None."""
+    found = concat(list(arrays), axis=axis)
+    return found if dtype is None else astype(found, dtype)
+
+
+def append(arr: Operandish, values: Operandish, axis: int | None = None) -> Array:
+    """Values behind an array; both flat, if there is no axis."""
+    if axis is None:
+        return concat([ravel(arr), ravel(values)])
+    return concat([arr, values], axis=axis)
+
+
+def vstack(tup: Sequence[Operandish], *, dtype: Any = None) -> Array:
+    """As rows below each other."""
+    return concatenate([atleast_2d(x) for x in tup], dtype=dtype)
+
+
+def hstack(tup: Sequence[Operandish], *, dtype: Any = None) -> Array:
+    """Beside each other: along the second axis, or the only one."""
+    rows = [atleast_1d(x) for x in tup]
+    return concatenate(rows, axis=0 if rows and rows[0].ndim == 1 else 1, dtype=dtype)
+
+
+def dstack(tup: Sequence[Operandish]) -> Array:
+    """Behind each other along the third axis."""
+    return concat([atleast_3d(x) for x in tup], axis=2)
+
+
+def column_stack(tup: Sequence[Operandish]) -> Array:
+    """What has one axis is a column."""
+    given = [atleast_1d(x) for x in tup]
+    return concat([x if x.ndim > 1 else x[:, None] for x in given], axis=1)
+
+
+# -- splitting -----------------------------------------------------------------------------------
+def array_split(
+    ary: Operandish, indices_or_sections: int | Sequence[int], axis: int = 0
+) -> list[Array]:
+    """In so many parts, the first ones longer by one where it does not divide; or cut at places."""
+    x = as_array(ary)
+    d = axis_of(axis, x.ndim, "array_split")
+    n = x.shape[d]
+    if isinstance(indices_or_sections, int):
+        if indices_or_sections < 1:
+            raise misfit(
+                ArgumentError, "array_split", got=f"{indices_or_sections} parts", needed="1 or more"
+            )
+        each, more = divmod(n, indices_or_sections)
+        cuts = [k * each + min(k, more) for k in range(indices_or_sections + 1)]
+    else:
+        cuts = [0, *(min(max(c + n if c < 0 else c, 0), n) for c in indices_or_sections), n]
+    return [slice_axes(x, {d: (lo, max(hi - lo, 0), 1)}) for lo, hi in pairwise(cuts)]
+
+
+def split(ary: Operandish, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Array]:
+    """In so many equal parts, or cut at places."""
+    x = as_array(ary)
+    n = x.shape[axis_of(axis, x.ndim, "split")]
+    if isinstance(indices_or_sections, int) and (
+        indices_or_sections < 1 or n % indices_or_sections
+    ):
+        raise misfit(
+            ArgumentError,
+            "split",
+            got=f"{indices_or_sections} parts of {n}",
+            needed="a number that divides it",
+            do="use array_split",
+        )
+    return array_split(x, indices_or_sections, axis)
+
+
+def vsplit(ary: Operandish, indices_or_sections: int | Sequence[int]) -> list[Array]:
+    """Along the first axis."""
+    return split(_with_axes(ary, 2, "vsplit"), indices_or_sections, 0)
+
+
+def hsplit(ary: Operandish, indices_or_sections: int | Sequence[int]) -> list[Array]:
+    """Along the second axis, or the only one."""
+    x = _with_axes(ary, 1, "hsplit")
+    return split(x, indices_or_sections, 1 if x.ndim > 1 else 0)
+
+
+def dsplit(ary: Operandish, indices_or_sections: int | Sequence[int]) -> list[Array]:
+    """Along the third axis."""
+    return split(_with_axes(ary, 3, "dsplit"), indices_or_sections, 2)
+
+
+def _with_axes(a: Operandish, least: int, name: str) -> Array:
+    x = as_array(a)
+    if x.ndim < least:
+        raise misfit(ArgumentError, name, got=f"shape {x.shape}", needed=f"{least} axes or more")
+    return x
+
+
+# -- turning -------------------------------------------------------------------------------------
+def fliplr(m: Operandish) -> Array:
+    """The columns backwards."""
+    return flip(m, axis=1)
+
+
+def flipud(m: Operandish) -> Array:
+    """The rows backwards."""
+    return flip(m, axis=0)
+
+
+def rot90(m: Operandish, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Array:
+    """Turned by quarters, from the first of two axes to the second."""
+    x = as_array(m)
+    one, two = (axis_of(d, x.ndim, "rot90") for d in axes)
+    if one == two:
+        raise misfit(ArgumentError, "rot90", got=f"axes={tuple(axes)}", needed="two different axes")
+    if k % 4 == 2:
+        return flip(x, axis=(one, two))
+    if k % 4 == 1:
+        return swapaxes(flip(x, axis=two), one, two)
+    return flip(swapaxes(x, one, two), axis=two) if k % 4 else x
+
+
+# -- diagonals -----------------------------------------------------------------------------------
+def diag(v: Operandish, k: int = 0) -> Array:
+    """The k-th diagonal of a matrix, or the matrix that has it."""
+    x = as_array(v)
+    if x.ndim == 2:
+        return diagonal(x, offset=k)
+    if x.ndim != 1:
+        raise misfit(ArgumentError, "diag", got=f"shape {x.shape}", needed="one axis or two")
+    n = x.size + abs(k)
+    column = x if k >= 0 else pad(x, (-k, 0))
+    column = pad(column, (0, n - column.size))
+    return where(eye(n, k=k, dtype=bool_), column[:, None], astype(0, x.dtype))
+
+
+def diagflat(v: Operandish, k: int = 0) -> Array:
+    """The matrix whose k-th diagonal has these elements."""
+    return diag(ravel(v), k)
+
+
+def identity(n: int, dtype: Any = None) -> Array:
+    """Ones on the diagonal of a square."""
+    return eye(n, dtype=dtype)
+
+
+def tri(N: int, M: int | None = None, k: int = 0, *, dtype: Any = None) -> Array:
+    """Ones on and below the k-th diagonal."""
+    return tril(ones((N, N if M is None else M), dtype=dtype), k=k)
+
+
+# -- products ------------------------------------------------------------------------------------
+def dot(a: Operandish, b: Operandish) -> Array:
+    """The sum of products over the last axis of a and the second last of b."""
+    x, y = as_array(a), as_array(b)
+    if not (x.ndim and y.ndim):
+        return multiply(x, y)
+    if x.ndim <= 2 and y.ndim <= 2:
+        return matmul(x, y)
+    return tensordot(x, y, axes=((-1,), (-min(y.ndim, 2),)))
+
+
+def inner(a: Operandish, b: Operandish) -> Array:
+    """The sum of products over both last axes."""
+    x, y = as_array(a), as_array(b)
+    if not (x.ndim and y.ndim):
+        return multiply(x, y)
+    return tensordot(x, y, axes=((-1,), (-1,)))
+
+
+def vdot(a: Operandish, b: Operandish) -> Array:
+    """The sum of products of all elements, those of a conjugated."""
+    return vecdot(ravel(a), ravel(b))
+
+
+def kron(a: Operandish, b: Operandish) -> Array:
+    """Each element of a times all of b, as blocks."""
+    return linalg.kron(as_array(a), as_array(b))
+
+
+def cross(a: Operandish, b: Operandish, axis: int = -1) -> Array:
+    """The vectors that are normal to pairs of vectors of three numbers along an axis."""
+    # an axis of each operand: where it is counted from the front, they may differ in it
+    x, y = (moveaxis(as_array(v), axis, -1) for v in (a, b))
+    return moveaxis(linalg.cross(x, y), -1, axis)
+
+
+# -- along an axis -------------------------------------------------------------------------------
+def cumsum(a: Operandish, axis: int | None = None, *, dtype: Any = None) -> Array:
+    """Running sums along an axis; of all elements in one row, for None."""
+    x, d = (ravel(a), 0) if axis is None else (as_array(a), axis)
+    return cumulative_sum(x, axis=d, dtype=dtype)
+
+
+def cumprod(a: Operandish, axis: int | None = None, *, dtype: Any = None) -> Array:
+    """Running products along an axis; of all elements in one row, for None."""
+    x, d = (ravel(a), 0) if axis is None else (as_array(a), axis)
+    return cumulative_prod(x, axis=d, dtype=dtype)
+
+
+# -- as many results as the data has ---------------------------------------------------------------
+def argwhere(a: Operandish) -> Array:
+    """The places of what is not zero, a row for each."""
+    x = as_array(a)
+    return stack(nonzero(atleast_1d(x)), axis=-1)[:, : x.ndim]
+
+
+def flatnonzero(a: Operandish) -> Array:
+    """The places of what is not zero, among the elements in one row."""
+    return nonzero(ravel(a))[0]

@@ -1,0 +1,323 @@
+"""Interpolation, differences, integrals and other functions of samples, by NumPy's names; made of slices,
+searches and elementwise operations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ostinato.errors import ArgumentError
+
+from .core.array import Array, Operandish, apply, as_array
+from .core.spec import float64, int64, is_inexact, promote
+from .core.user_line import misfit
+from .creation import linspace
+from .elementwise import (
+    astype,
+    atan2,
+    clip,
+    equal,
+    exp,
+    greater,
+    imag,
+    isnan,
+    less,
+    real,
+    sin,
+    where,
+)
+from .reduction import diff
+from .reduction import sum as sum_of
+from .shape import axis_of, concat, pad, reshape, slice_axes
+from .sorting import searchsorted
+
+__all__ = [
+    "angle",
+    "convolve",
+    "correlate",
+    "deg2rad",
+    "degrees",
+    "digitize",
+    "ediff1d",
+    "geomspace",
+    "gradient",
+    "heaviside",
+    "interp",
+    "logspace",
+    "polyval",
+    "rad2deg",
+    "radians",
+    "select",
+    "sinc",
+    "trapezoid",
+    "vander",
+]
+
+
+def _floating(x: Operandish) -> Array:
+    found = as_array(x)
+    return found if is_inexact(found.dtype) else astype(found, float64)
+
+
+# -- of elements -----------------------------------------------------------------------------------
+def deg2rad(x: Operandish) -> Array:
+    """Degrees as radians."""
+    return _floating(x) * (math.pi / 180)
+
+
+def rad2deg(x: Operandish) -> Array:
+    """Radians as degrees."""
+    return _floating(x) * (180 / math.pi)
+
+
+def radians(x: Operandish) -> Array:
+    """Degrees as radians."""
+    return deg2rad(x)
+
+
+def degrees(x: Operandish) -> Array:
+    """Radians as degrees."""
+    return rad2deg(x)
+
+
+def angle(z: Operandish, deg: bool = False) -> Array:
+    """The angle of complex numbers; of real ones 0 or pi."""
+    x = _floating(z)
+    found = atan2(imag(x), real(x)) if x.dtype.kind == "c" else atan2(astype(0, x.dtype), x)
+    return rad2deg(found) if deg else found
+
+
+def sinc(x: Operandish) -> Array:
+    """sin(pi x) / (pi x), and 1 at 0."""
+    y = _floating(x) * math.pi
+    inside = where(equal(y, 0), 1.0, y)
+    return where(equal(y, 0), astype(1, y.dtype), sin(inside) / inside)
+
+
+def heaviside(x1: Operandish, x2: Operandish) -> Array:
+    """0 below zero, 1 above, and x2 at zero."""
+    y = _floating(x1)
+    h = astype(x2, y.dtype)
+    found = where(less(y, 0), astype(0, y.dtype), where(equal(y, 0), h, astype(1, y.dtype)))
+    return where(isnan(y), y, found)
+
+
+def select(
+    condlist: Sequence[Operandish], choicelist: Sequence[Operandish], default: Operandish = 0
+) -> Array:
+    """Of each element the choice whose condition holds first."""
+    if len(condlist) != len(choicelist) or not condlist:
+        raise misfit(
+            ArgumentError,
+            "select",
+            got=f"{len(condlist)} conditions and {len(choicelist)} choices",
+            needed="as many of both, and at least one",
+        )
+    found = as_array(default)
+    for condition, choice in zip(reversed(condlist), reversed(choicelist), strict=True):
+        found = where(condition, choice, found)
+    return found
+
+
+def polyval(p: Operandish, x: Operandish) -> Array:
+    """The polynomial whose coefficients begin with that of the highest power."""
+    c, y = as_array(p), as_array(x)
+    if c.ndim != 1 or not c.size:
+        raise misfit(
+            ArgumentError, "polyval", got=f"shape {c.shape}", needed="coefficients, one axis"
+        )
+    found = c[0] + y * 0
+    for k in range(1, c.size):
+        found = found * y + c[k]
+    return found
+
+
+def vander(x: Operandish, N: int | None = None, increasing: bool = False) -> Array:
+    """A column for each power, the highest first."""
+    v = as_array(x)
+    if v.ndim != 1:
+        raise misfit(ArgumentError, "vander", got=f"shape {v.shape}", needed="one axis")
+    v = v if is_inexact(v.dtype) else astype(v, promote(v.dtype, int64))
+    count = v.size if N is None else N
+    made = [v * 0 + 1]
+    for _ in range(1, count):
+        made.append(made[-1] * v)
+    made = made[:count] if increasing else made[:count][::-1]
+    return concat([reshape(c, (-1, 1)) for c in made], axis=1)
+
+
+# -- of samples ------------------------------------------------------------------------------------
+def digitize(x: Operandish, bins: Operandish, right: bool = False) -> Array:
+    """Between which of the bounds, which go up, each number lies."""
+    return searchsorted(bins, x, side="left" if right else "right")
+
+
+def interp(
+    x: Operandish,
+    xp: Operandish,
+    fp: Operandish,
+    left: Operandish | None = None,
+    right: Operandish | None = None,
+) -> Array:
+    """On lines between the points (xp, fp), whose xp go up; beyond them the first and the last fp, unless said
+    otherwise."""
+    at, places, values = _floating(x), _floating(xp), _floating(fp)
+    if places.ndim != 1 or places.shape != values.shape or not places.size:
+        raise misfit(
+            ArgumentError,
+            "interp",
+            got=f"points of shapes {places.shape} and {values.shape}",
+            needed="one axis of the same length, not empty",
+        )
+    n = places.size
+    k = clip(searchsorted(places, at, side="right") - 1, 0, max(n - 2, 0))
+    x0, y0 = (apply("take", v, k, axis=0) for v in (places, values))
+    x1, y1 = (apply("take", v, clip(k + 1, 0, n - 1), axis=0) for v in (places, values))
+    wide = where(equal(x1, x0), astype(1, x0.dtype), x1 - x0)
+    found = y0 + (y1 - y0) * ((at - x0) / wide)
+    found = where(less(at, places[0]), values[0] if left is None else left, found)
+    found = where(greater(at, places[-1]), values[-1] if right is None else right, found)
+    return where(equal(at, places[-1]), values[-1], found)
+
+
+def convolve(a: Operandish, v: Operandish, mode: str = "full") -> Array:
+    """The sums of products of one row with the other one backwards, at each distance: a slice for each
+    element of the shorter one, so neighbours send what lies beyond a part's end."""
+    x, y = as_array(a), as_array(v)
+    if x.ndim != 1 or y.ndim != 1 or not x.size or not y.size:
+        raise misfit(
+            ArgumentError,
+            "convolve",
+            got=f"shapes {x.shape} and {y.shape}",
+            needed="one axis each, not empty",
+        )
+    if mode not in ("full", "same", "valid"):
+        raise misfit(
+            ArgumentError, "convolve", got=f"mode={mode!r}", needed="'full', 'same' or 'valid'"
+        )
+    x, y = (x, y) if x.size >= y.size else (y, x)
+    n, m = x.size, y.size
+    wide = pad(x, (m - 1, m - 1))
+    lo, count = {"full": (0, n + m - 1), "same": ((m - 1) // 2, n), "valid": (m - 1, n - m + 1)}[
+        mode
+    ]
+    found: Any = None
+    for k in range(m):
+        term = slice_axes(wide, {0: (lo + m - 1 - k, count, 1)}) * y[k]
+        found = term if found is None else found + term
+    return found
+
+
+def correlate(a: Operandish, v: Operandish, mode: str = "valid") -> Array:
+    """The sums of products of one row with the conjugate of the other one, at each distance."""
+    x, y = as_array(a), as_array(v)
+    turned = y[::-1].conj() if y.dtype.kind == "c" else y[::-1]
+    if mode == "same" and x.ndim == 1 and 0 < x.size < y.size:  # its middle is the other one's
+        full = convolve(x, turned, "full")
+        return slice_axes(full, {0: (x.size // 2, y.size, 1)})
+    return convolve(x, turned, mode)
+
+
+def ediff1d(ary: Operandish) -> Array:
+    """Differences of neighbours among all elements in one row."""
+    return diff(reshape(ary, (-1,)))
+
+
+def gradient(f: Operandish, *varargs: Operandish, axis: int | Sequence[int] | None = None) -> Any:
+    """Central differences along axes, one-sided at the ends; a list, if there are several. A spacing is a
+    number, or the places along an axis."""
+    y = _floating(f)
+    axes = range(y.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
+    dims = [axis_of(d, y.ndim, "gradient") for d in axes]
+    steps = list(varargs) or [1.0]
+    steps = steps * len(dims) if len(steps) == 1 else steps
+    if len(steps) != len(dims):
+        raise misfit(
+            ArgumentError,
+            "gradient",
+            got=f"{len(steps)} spacings",
+            needed=f"one, or one for each of {len(dims)} axes",
+        )
+    made = [_gradient(y, step, d) for step, d in zip(steps, dims, strict=True)]
+    return made[0] if len(made) == 1 else made
+
+
+def _gradient(y: Array, spacing: Operandish, d: int) -> Array:
+    n, h = y.shape[d], as_array(spacing)
+    if n < 2:
+        raise misfit(ArgumentError, "gradient", got=f"{n} samples", needed="two along each axis")
+    if h.ndim and h.shape != (n,):
+        raise misfit(
+            ArgumentError,
+            "gradient",
+            got=f"places of shape {h.shape}",
+            needed=f"one for each of {n}",
+        )
+
+    def part(x: Array, first: int, count: int, along: int = d) -> Array:
+        return slice_axes(x, {along: (first, count, 1)})
+
+    first = part(y, 1, 1) - part(y, 0, 1)
+    last = part(y, n - 1, 1) - part(y, n - 2, 1)
+    if not h.ndim:
+        inner = (part(y, 2, n - 2) - part(y, 0, n - 2)) / (2 * h)
+        return concat([first / h, inner, last / h], axis=d)
+    beside = (1,) * d + (-1,) + (1,) * (y.ndim - d - 1)
+    steps = diff(astype(h, y.dtype))
+    before = reshape(part(steps, 0, n - 2, 0), beside)
+    after = reshape(part(steps, 1, n - 2, 0), beside)
+    inner = (
+        -(after / (before * (before + after))) * part(y, 0, n - 2)
+        + ((after - before) / (before * after)) * part(y, 1, n - 2)
+        + (before / (after * (before + after))) * part(y, 2, n - 2)
+    )
+    return concat([first / steps[0], inner, last / steps[-1]], axis=d)
+
+
+def trapezoid(y: Operandish, x: Operandish | None = None, dx: Any = 1.0, axis: int = -1) -> Array:
+    """The integral along an axis by the trapezoidal rule, between places x, or equal steps."""
+    v = _floating(y)
+    d = axis_of(axis, v.ndim, "trapezoid")
+    n = v.shape[d]
+    step: Any = dx
+    if x is not None:
+        places = as_array(x)
+        if places.ndim == 1:
+            step = reshape(diff(places), (1,) * d + (-1,) + (1,) * (v.ndim - d - 1))
+        else:
+            step = diff(places, axis=d)
+    count = max(n - 1, 0)
+    pairs = slice_axes(v, {d: (1, count, 1)}) + slice_axes(v, {d: (0, count, 1)})
+    return sum_of(pairs * step / 2.0, axis=d)
+
+
+# -- spaces ----------------------------------------------------------------------------------------
+def logspace(
+    start: float,
+    stop: float,
+    num: int = 50,
+    *,
+    endpoint: bool = True,
+    base: float = 10.0,
+    dtype: Any = None,
+) -> Array:
+    """Powers of a base whose exponents have equal distances."""
+    found = exp(linspace(start, stop, num, endpoint=endpoint) * math.log(base))
+    return found if dtype is None else astype(found, dtype)
+
+
+def geomspace(
+    start: float, stop: float, num: int = 50, *, endpoint: bool = True, dtype: Any = None
+) -> Array:
+    """Numbers each of which is the same multiple of the one before."""
+    if start == 0 or stop == 0 or (start < 0) != (stop < 0):
+        raise misfit(
+            ArgumentError,
+            "geomspace",
+            got=f"{start} to {stop}",
+            needed="numbers that are not 0, of one sign",
+        )
+    sign = -1.0 if start < 0 else 1.0
+    found = sign * exp(linspace(math.log(abs(start)), math.log(abs(stop)), num, endpoint=endpoint))
+    return found if dtype is None else astype(found, dtype)

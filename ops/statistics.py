@@ -1,0 +1,316 @@
+"""Averages, what leaves NaN out, and how columns go together, by NumPy's names; made of reductions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+
+from ostinato.errors import ArgumentError, ShapeError
+
+from .arrangement import atleast_2d
+from .contraction import diagonal, matmul
+from .core.array import Array, Axis, Operandish, as_array
+from .core.monoid import highest, lowest
+from .core.spec import float64, int64, is_inexact, promote, real_of
+from .core.user_line import misfit
+from .elementwise import (
+    abs as absolute,
+)
+from .elementwise import (
+    astype,
+    conj,
+    equal,
+    greater,
+    isfinite,
+    isinf,
+    isnan,
+    less,
+    less_equal,
+    logical_and,
+    logical_not,
+    logical_or,
+    maximum,
+    sqrt,
+    where,
+)
+from .reduction import all as all_of
+from .reduction import argmax, argmin, mean, prod
+from .reduction import max as largest
+from .reduction import min as smallest
+from .reduction import sum as sum_of
+from .shape import broadcast_to, concat, expand_dims, reshape
+
+__all__ = [
+    "allclose",
+    "array_equal",
+    "array_equiv",
+    "average",
+    "corrcoef",
+    "cov",
+    "isclose",
+    "isneginf",
+    "isposinf",
+    "nan_to_num",
+    "nanargmax",
+    "nanargmin",
+    "nanmax",
+    "nanmean",
+    "nanmin",
+    "nanprod",
+    "nanstd",
+    "nansum",
+    "nanvar",
+    "ptp",
+]
+
+
+def _floating(x: Operandish) -> Array:
+    found = as_array(x)
+    return found if is_inexact(found.dtype) else astype(found, float64)
+
+
+# -- equal, or nearly so ---------------------------------------------------------------------------
+def isclose(
+    a: Operandish,
+    b: Operandish,
+    rtol: Any = 1e-5,
+    atol: Any = 1e-8,
+    equal_nan: bool = False,
+) -> Array:
+    """Whether elements differ by at most `atol + rtol * abs(b)`."""
+    x, y = as_array(a), _floating(b)
+    near = less_equal(absolute(x - y), atol + rtol * absolute(y))
+    found = logical_or(logical_and(near, isfinite(y)), equal(x, y))
+    return logical_or(found, logical_and(isnan(x), isnan(y))) if equal_nan else found
+
+
+def allclose(
+    a: Operandish,
+    b: Operandish,
+    rtol: Any = 1e-5,
+    atol: Any = 1e-8,
+    equal_nan: bool = False,
+) -> Array:
+    """Whether all elements do."""
+    return all_of(isclose(a, b, rtol, atol, equal_nan))
+
+
+def array_equal(a1: Operandish, a2: Operandish, equal_nan: bool = False) -> Array:
+    """Whether two arrays have the same shape and elements."""
+    x, y = as_array(a1), as_array(a2)
+    if x.shape != y.shape:
+        return as_array(False)
+    return _all_equal(x, y, equal_nan)
+
+
+def array_equiv(a1: Operandish, a2: Operandish) -> Array:
+    """Whether two arrays are equal when one is repeated to the shape of the other."""
+    x, y = as_array(a1), as_array(a2)
+    try:
+        return _all_equal(x, y, False)
+    except ShapeError:
+        return as_array(False)
+
+
+def _all_equal(x: Array, y: Array, equal_nan: bool) -> Array:
+    same = equal(x, y)
+    if equal_nan and is_inexact(x.dtype) and is_inexact(y.dtype):
+        same = logical_or(same, logical_and(isnan(x), isnan(y)))
+    return all_of(same)
+
+
+def isposinf(x: Operandish) -> Array:
+    """Whether an element is infinite and positive."""
+    return logical_and(isinf(x), greater(x, 0))
+
+
+def isneginf(x: Operandish) -> Array:
+    """Whether an element is infinite and negative."""
+    return logical_and(isinf(x), less(x, 0))
+
+
+# -- averages --------------------------------------------------------------------------------------
+def average(
+    a: Operandish,
+    axis: Axis = None,
+    weights: Operandish | None = None,
+    *,
+    keepdims: bool = False,
+) -> Array:
+    """The mean over axes; each element counts by its weight. Weights of one axis go along that one."""
+    if weights is None:
+        return mean(a, axis, keepdims=keepdims)
+    x, w = as_array(a), as_array(weights)
+    if x.shape != w.shape:
+        if w.ndim != 1 or not isinstance(axis, int) or x.shape[axis] != w.shape[0]:
+            raise misfit(
+                ArgumentError,
+                "average",
+                got=f"weights of shape {w.shape}",
+                needed=f"those of the array, {x.shape}, or one axis and that axis",
+            )
+        beside = [1] * x.ndim
+        beside[axis] = w.shape[0]
+        w = broadcast_to(reshape(w, tuple(beside)), x.shape)
+    kinds = (x.dtype, w.dtype) if is_inexact(x.dtype) else (x.dtype, w.dtype, float64)
+    x, w = (astype(v, promote(*kinds)) for v in (x, w))
+    return sum_of(x * w, axis, keepdims=keepdims) / sum_of(w, axis, keepdims=keepdims)
+
+
+def ptp(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array:
+    """The largest element less the smallest."""
+    return largest(a, axis, keepdims=keepdims) - smallest(a, axis, keepdims=keepdims)
+
+
+# -- NaN left out ------------------------------------------------------------------------------------
+def nan_to_num(x: Operandish, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Array:
+    """Numbers in the place of NaN, and of infinities: the largest and the smallest, unless said otherwise."""
+    y = as_array(x)
+    if not is_inexact(y.dtype) or y.dtype.kind == "c":
+        if y.dtype.kind == "c":
+            raise misfit(ArgumentError, "nan_to_num", got=y.dtype.name, needed="real numbers")
+        return y
+    most, least = _finite(y, highest, posinf), _finite(y, lowest, neginf)
+    y = where(isnan(y), astype(nan, y.dtype), y)
+    return where(isposinf(y), most, where(isneginf(y), least, y))
+
+
+def _finite(x: Array, end: Any, given: Any) -> Array:
+    if given is None:
+        facts: Any = ml_dtypes.finfo  # which knows bfloat16, too
+        given = float(facts(x.dtype).max) * (1 if end is highest else -1)
+    return astype(given, x.dtype)
+
+
+def _without(a: Operandish, instead: Any) -> tuple[Array, Array | None]:
+    """Elements with a number in the place of NaN, and which these are."""
+    x = as_array(a)
+    if not is_inexact(x.dtype):
+        return x, None
+    gone = isnan(x)
+    return where(gone, astype(instead, x.dtype), x), gone
+
+
+def nansum(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array:
+    """The sum over axes of what is not NaN."""
+    return sum_of(_without(a, 0)[0], axis, keepdims=keepdims)
+
+
+def nanprod(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array:
+    """The product over axes of what is not NaN."""
+    return prod(_without(a, 1)[0], axis, keepdims=keepdims)
+
+
+def _count(x: Array, gone: Array, axis: Axis, keepdims: bool) -> Array:
+    kind = real_of(x.dtype)
+    there = sum_of(astype(logical_not(gone), int64), axis, keepdims=keepdims)
+    return astype(there, kind)
+
+
+def nanmean(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array:
+    """The mean over axes of what is not NaN; NaN where there is nothing else."""
+    x, gone = _without(a, 0)
+    if gone is None:
+        return mean(x, axis, keepdims=keepdims)
+    return sum_of(x, axis, keepdims=keepdims) / _count(x, gone, axis, keepdims)
+
+
+def nanvar(
+    a: Operandish, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False
+) -> Array:
+    """The variance over axes of what is not NaN; the sum of squares is divided by their number less the
+    correction."""
+    x = _floating(a)
+    gone = isnan(x)
+    off = where(gone, astype(0, x.dtype), x - nanmean(x, axis, keepdims=True))
+    square = sum_of(astype(off * conj(off), real_of(x.dtype)), axis, keepdims=keepdims)
+    left = _count(x, gone, axis, keepdims) - correction
+    return square / where(left > 0, left, astype(float("nan"), left.dtype))
+
+
+def nanstd(
+    a: Operandish, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False
+) -> Array:
+    """The standard deviation over axes of what is not NaN."""
+    return sqrt(nanvar(a, axis, correction=correction, keepdims=keepdims))
+
+
+def nanmax(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array:
+    """The largest element over axes that is not NaN; NaN where there is nothing else."""
+    x, gone = _without(a, float("-inf"))
+    found = largest(x, axis, keepdims=keepdims)
+    return found if gone is None else _or_nan(found, gone, axis, keepdims)
+
+
+def nanmin(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array:
+    """The smallest element over axes that is not NaN; NaN where there is nothing else."""
+    x, gone = _without(a, float("inf"))
+    found = smallest(x, axis, keepdims=keepdims)
+    return found if gone is None else _or_nan(found, gone, axis, keepdims)
+
+
+def _or_nan(found: Array, gone: Array, axis: Axis, keepdims: bool) -> Array:
+    none = all_of(gone, axis, keepdims=keepdims)
+    return where(none, astype(float("nan"), found.dtype), found)
+
+
+def nanargmax(a: Operandish, axis: int | None = None) -> Array:
+    """The place of the largest element that is not NaN; 0 where there is nothing else."""
+    return argmax(_without(a, float("-inf"))[0], axis)
+
+
+def nanargmin(a: Operandish, axis: int | None = None) -> Array:
+    """The place of the smallest element that is not NaN; 0 where there is nothing else."""
+    return argmin(_without(a, float("inf"))[0], axis)
+
+
+# -- how variables go together -----------------------------------------------------------------------
+def cov(
+    m: Operandish,
+    y: Operandish | None = None,
+    rowvar: bool = True,
+    *,
+    ddof: int = 1,
+    fweights: Operandish | None = None,
+    aweights: Operandish | None = None,
+) -> Array:
+    """The covariances of variables, each a row (or a column, with `rowvar=False`) of samples. A product of
+    matrices: where samples are split over workers, their sums are one message."""
+    x = _variables(m, rowvar)
+    if y is not None:
+        x = concat([x, _variables(y, rowvar)])
+    w: Array | None = None
+    for given in (fweights, aweights):
+        if given is not None:
+            one = astype(as_array(given), real_of(x.dtype))
+            w = one if w is None else w * one
+    if w is None:
+        count: Any = float(x.shape[1])
+        off = x - mean(x, 1, keepdims=True)
+        weighed, over = off, count - ddof
+    else:
+        count = sum_of(w)
+        off = x - expand_dims(sum_of(x * w, 1) / count, axis=1)
+        weighed = off * w
+        share = sum_of(w * astype(aweights, w.dtype)) / count if aweights is not None else 1.0
+        over = count - ddof * share
+    found = matmul(weighed, conj(off).T) / maximum(over, 0.0)
+    return reshape(found, ()) if found.shape == (1, 1) else found
+
+
+def _variables(m: Operandish, rowvar: bool) -> Array:
+    x = _floating(m)
+    if x.ndim > 2:
+        raise misfit(ArgumentError, "cov", got=f"shape {x.shape}", needed="one axis or two")
+    rows = atleast_2d(x)
+    return rows if rowvar or x.ndim < 2 else rows.T
+
+
+def corrcoef(x: Operandish, y: Operandish | None = None, rowvar: bool = True) -> Array:
+    """The correlations of variables, each a row (or a column, with `rowvar=False`) of samples."""
+    c = cov(x, y, rowvar)
+    if c.ndim == 0:
+        return c / c
+    each = sqrt(astype(diagonal(c), real_of(c.dtype)))
+    return c / (each[:, None] * each)

@@ -1,0 +1,198 @@
+"""Functions by NumPy's names: what NumPy gives, in any layout."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from ostinato.ops.array_function import OTHERWISE
+
+import ostinato as ost
+from ostinato import spelling
+from ostinato.errors import ArgumentError
+from tests.helpers import compare_all
+from tests.sessions import MESHES, use
+
+R = np.random.default_rng(0)
+X, Y = R.normal(size=(7, 5)), R.normal(size=(7, 5))
+V, W = R.normal(size=12), R.normal(size=5)
+C = X + 1j * Y
+GAPS = np.where(R.random((7, 5)) < 0.3, np.nan, X)
+WHOLE = R.integers(-9, 9, (6, 4))
+UP = np.sort(R.normal(size=9))
+EDGES = np.array([0.0, -0.0, 1.5, -2.0, np.nan, np.inf, -np.inf, 1e300])
+Z = R.normal(size=(2, 6, 3))
+
+CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
+    ("ravel", lambda xp, x: xp.ravel(x), (X,)),
+    ("transpose", lambda xp, x: (xp.transpose(x), xp.transpose(x, (1, 0, 2))), (Z,)),
+    ("atleast_1d", lambda xp, x: xp.atleast_1d(x, 3.0), (X,)),
+    ("atleast_2d", lambda xp, x: (xp.atleast_2d(x), xp.atleast_2d(x[0])), (V,)),
+    ("atleast_3d", lambda xp, x: (xp.atleast_3d(x), xp.atleast_3d(x[0]), xp.atleast_3d(x[0, 0])), (X,)),
+    ("concatenate", lambda xp, x, y: (xp.concatenate([x, y]), xp.concatenate([x, y], axis=None)), (X, Y)),
+    ("append", lambda xp, x, y: (xp.append(x, y), xp.append(x, y, axis=1)), (X, Y)),
+    ("vstack", lambda xp, x, v: xp.vstack([x, v]), (X, W)),
+    ("hstack", lambda xp, x, y: (xp.hstack([x, y]), xp.hstack([x[0], y[1]])), (X, Y)),
+    ("dstack", lambda xp, x, y: xp.dstack([x, y]), (X, Y)),
+    ("column_stack", lambda xp, x, y: xp.column_stack([x[:, 0], y]), (X, Y)),
+    ("array_split", lambda xp, v: (xp.array_split(v, 5), xp.array_split(v, [2, 3, -1, 99])), (V,)),
+    ("split", lambda xp, x: (xp.split(x, 3), xp.split(x, [1, 4], axis=1)), (WHOLE,)),
+    ("vsplit", lambda xp, x: xp.vsplit(x, 2), (WHOLE,)),
+    ("hsplit", lambda xp, x: (xp.hsplit(x, 2), xp.hsplit(x[0], [1])), (WHOLE,)),
+    ("dsplit", lambda xp, x: xp.dsplit(x, 3), (Z,)),
+    ("fliplr", lambda xp, x: xp.fliplr(x), (X,)),
+    ("flipud", lambda xp, x: xp.flipud(x), (X,)),
+    ("rot90", lambda xp, x: [xp.rot90(x, k) for k in range(-2, 5)] + [xp.rot90(x, 1, (2, 0))], (Z,)),
+    ("diag", lambda xp, x: (xp.diag(x), xp.diag(x, 1), xp.diag(x[0]), xp.diag(x[0], -2)), (X,)),
+    ("diagflat", lambda xp, x: xp.diagflat(x[:2, :2], 1), (X,)),
+    ("identity", lambda xp, x: x[:5] @ xp.identity(5), (X,)),
+    ("tri", lambda xp, x: xp.tri(7, 5, 1) * x, (X,)),
+    ("dot", lambda xp, x, y, v: (xp.dot(x.T, y), xp.dot(x, v), xp.dot(v, v), xp.dot(2.0, x)), (X, Y, W)),
+    ("inner", lambda xp, x, y: (xp.inner(x, y), xp.inner(x[0], y[0])), (X, Y)),
+    ("vdot", lambda xp, x, y: xp.vdot(x, y), (C, Y)),
+    ("kron", lambda xp, x, v: xp.kron(x, v), (X, W)),
+    ("cross", lambda xp, z: (xp.cross(z, z[::-1] + 1), xp.cross(z, z[0])), (Z,)),
+    ("cumsum", lambda xp, x: (xp.cumsum(x), xp.cumsum(x, 0), xp.cumsum(x, axis=-1)), (X,)),
+    ("cumprod", lambda xp, x: (xp.cumprod(x), xp.cumprod(x, 1)), (X,)),
+    ("isclose", lambda xp, x: (xp.isclose(x, x + 1e-9), xp.isclose(x, x[::-1], equal_nan=True)), (EDGES,)),
+    ("allclose", lambda xp, x: (xp.allclose(x, x + 1e-9), xp.allclose(x, 0.0)), (X,)),
+    ("array_equal", lambda xp, x, y: (xp.array_equal(x, x), xp.array_equal(x, y), xp.array_equal(x, x[1:])), (X, Y)),
+    ("array_equiv", lambda xp, x: (xp.array_equiv(x[:1], x[0]), xp.array_equiv(x, x[:, 1:])), (X,)),
+    ("isposinf", lambda xp, x: xp.isposinf(x), (EDGES,)),
+    ("isneginf", lambda xp, x: xp.isneginf(x), (EDGES,)),
+    ("average", lambda xp, x, y, w: (
+        xp.average(x), xp.average(x, 0, y**2), xp.average(x, axis=1, weights=w**2)), (X, Y, W)),
+    ("ptp", lambda xp, x: (xp.ptp(x), xp.ptp(x, axis=0, keepdims=True)), (X,)),
+    ("nan_to_num", lambda xp, x: (xp.nan_to_num(x), xp.nan_to_num(x, nan=7.0, posinf=1.0, neginf=2.0)), (EDGES,)),
+    ("nansum", lambda xp, x: (xp.nansum(x), xp.nansum(x, 0), xp.nansum(x, axis=1, keepdims=True)), (GAPS,)),
+    ("nanprod", lambda xp, x: (xp.nanprod(x), xp.nanprod(x, 0)), (GAPS,)),
+    ("nanmean", lambda xp, x: (xp.nanmean(x), xp.nanmean(x, 0), xp.nanmean(x, axis=(0, 1))), (GAPS,)),
+    ("nanvar", lambda xp, x: (xp.nanvar(x), xp.nanvar(x, 0)), (GAPS,)),
+    ("nanstd", lambda xp, x: (xp.nanstd(x), xp.nanstd(x, 1, keepdims=True)), (GAPS,)),
+    ("nanmax", lambda xp, x: (xp.nanmax(x), xp.nanmax(x, 0)), (GAPS,)),
+    ("nanmin", lambda xp, x: (xp.nanmin(x), xp.nanmin(x, 1)), (GAPS,)),
+    ("nanargmax", lambda xp, x: (xp.nanargmax(x), xp.nanargmax(x, 0)), (GAPS,)),
+    ("nanargmin", lambda xp, x: (xp.nanargmin(x), xp.nanargmin(x, 1)), (GAPS,)),
+    ("cov", lambda xp, x, y, w: (
+        xp.cov(x), xp.cov(x[0]), xp.cov(x, y), xp.cov(x, rowvar=False, ddof=0), xp.cov(x, aweights=w**2)), (X, Y, W)),
+    ("corrcoef", lambda xp, x, y: (xp.corrcoef(x), xp.corrcoef(x, y, rowvar=False)), (X, Y)),
+    ("deg2rad", lambda xp, x: (xp.deg2rad(x), xp.radians(x)), (X,)),
+    ("rad2deg", lambda xp, x: (xp.rad2deg(x), xp.degrees(x)), (X,)),
+    ("angle", lambda xp, x, c: (xp.angle(x), xp.angle(c), xp.angle(c, deg=True)), (X, C)),
+    ("sinc", lambda xp, x: xp.sinc(x), (EDGES[:4],)),
+    ("heaviside", lambda xp, x: xp.heaviside(x, 0.5), (EDGES,)),
+    ("select", lambda xp, x: xp.select([x > 1, x > 0], [x, -x], 9.0), (X,)),
+    ("polyval", lambda xp, x, w: xp.polyval(w, x), (X, W)),
+    ("vander", lambda xp, v: (xp.vander(v), xp.vander(v, 3), xp.vander(v, 4, increasing=True)), (W,)),
+    ("digitize", lambda xp, x, u: (xp.digitize(x, u), xp.digitize(x, u, right=True)), (X, UP)),
+    ("interp", lambda xp, x, u, v: (
+        xp.interp(x, u, v[:9]), xp.interp(u, u, v[:9]), xp.interp(x, u, v[:9], left=-1.0, right=2.0)), (X, UP, V)),
+    ("convolve", lambda xp, v, w: [xp.convolve(a, b, m) for m in ("full", "same", "valid")
+        for a, b in ((v, w), (w, v), (v, w[:2]))], (V, W)),
+    ("correlate", lambda xp, v, w: [xp.correlate(a, b, m) for m in ("full", "same", "valid")
+        for a, b in ((v, w), (w, v), (v, w[:2]), (w[:4], v), (v * 1j, w))], (V, W)),
+    ("ediff1d", lambda xp, x: xp.ediff1d(x), (X,)),
+    ("gradient", lambda xp, x, u: (
+        xp.gradient(x), xp.gradient(x[:, 0], 0.5), xp.gradient(x, axis=0), xp.gradient(x, u[:7], u[:5])), (X, UP)),
+    ("trapezoid", lambda xp, x, u: (
+        xp.trapezoid(x), xp.trapezoid(x, dx=0.3, axis=0), xp.trapezoid(x, u[:5]), xp.trapezoid(x, x**2)), (X, UP)),
+    ("logspace", lambda xp, w: w * xp.logspace(-1, 2, 5), (W,)),
+    ("geomspace", lambda xp, w: w * xp.geomspace(-1, -8, 5), (W,)),
+]  # fmt: skip
+READ = [
+    ("argwhere", lambda xp, x: xp.argwhere(x > 0), X),
+    ("flatnonzero", lambda xp, x: xp.flatnonzero(x > 0), X),
+]
+
+
+def flat(made: Any) -> tuple[Any, ...]:
+    if isinstance(made, (tuple, list)):
+        return tuple(itertools.chain.from_iterable(flat(y) for y in made))
+    return (made,)
+
+
+@pytest.mark.parametrize(("name", "function", "given"), CASES, ids=[c[0] for c in CASES])
+def test_as_in_numpy(name: str, function: Any, given: tuple[Any, ...]) -> None:
+    with np.errstate(all="ignore"):
+        wanted = flat(function(np, *given))
+    for k, mesh in enumerate([(1,), *MESHES[-2:]]):
+        with use(mesh):
+            splits = [None if k == 0 else (k + d) % x.ndim for d, x in enumerate(given)]
+            xs = [
+                ost.asarray(x, split=s) if len(mesh) == 1 else ost.asarray(x)
+                for x, s in zip(given, splits, strict=True)
+            ]
+            found = ost.compile(lambda *xs: flat(function(ost, *xs)))(*xs)
+            assert [y.shape for y in found] == [np.shape(y) for y in wanted], name
+            compare_all(found, wanted, f"{name} on {mesh}", 1e-9, None)
+            plain = flat(function(ost, *xs))
+            compare_all(plain, wanted, f"{name}, not compiled", 1e-9, None)
+
+
+@pytest.mark.parametrize(("name", "function", "x"), READ, ids=[c[0] for c in READ])
+def test_as_many_results_as_the_data_has(name: str, function: Any, x: Any) -> None:
+    with use():
+        np.testing.assert_array_equal(np.asarray(function(ost, ost.asarray(x))), function(np, x))
+
+
+def test_numpys_functions_take_ours() -> None:
+    """`np.nanmean(x)` of our array is ours."""
+    with use():
+        for name, function, given in CASES:
+            if name in (*OTHERWISE, "allclose", "array_equal", "array_equiv", "identity", "tri"):
+                continue  # these are refused, or give NumPy's own answers
+            found = flat(function(np, *map(ost.asarray, given)))
+            assert any(isinstance(y, ost.Array) for y in found), name
+
+
+def test_gradients() -> None:
+    """Those of what is made of differentiable operations."""
+    with use():
+
+        def loss(x: Any) -> Any:
+            return (
+                ost.nanmean(ost.where(x > 1, ost.nan, x)) + ost.trapezoid(x).sum() + ost.cov(x).sum()
+                + ost.convolve(x[0], x[1]).sum() + ost.interp(x, UP, V[:9]).sum() + ost.gradient(x)[0].sum()
+            )  # fmt: skip
+
+        slope = np.asarray(ost.grad(loss)(ost.asarray(X)))
+        step = R.normal(size=X.shape)
+        h = 1e-6
+        up, down = (float(loss(ost.asarray(X + s * h * step))) for s in (1, -1))
+        assert abs((slope * step).sum() - (up - down) / (2 * h)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: ost.split(X, 3), "3 parts of 7"),
+        (lambda: ost.array_split(V, 0), "0 parts"),
+        (lambda: ost.dsplit(X, 2), "3 axes or more"),
+        (lambda: ost.rot90(X, 1, (0, 0)), "two different axes"),
+        (lambda: ost.average(X, weights=W), "weights of shape"),
+        (lambda: ost.convolve(V, W, "wrong"), "mode='wrong'"),
+        (lambda: ost.interp(X, UP, V), "one axis of the same length"),
+        (lambda: ost.gradient(X[:1], axis=0), "two along each axis"),
+        (lambda: ost.geomspace(-1, 1), "of one sign"),
+        (lambda: ost.select([], []), "at least one"),
+        (lambda: ost.diag(Z), "one axis or two"),
+    ],
+)
+def test_what_is_refused(call: Any, says: str) -> None:
+    with use(), pytest.raises(ArgumentError, match=says):
+        call()
+
+
+def test_no_hint_names_what_there_is() -> None:
+    assert not [name for name in spelling.OURS if name in dir(ost)]
+
+
+def test_a_covariance_of_split_samples_sends_sums_only() -> None:
+    with use((2,)):
+        f = ost.compile(lambda x: ost.cov(x, rowvar=False))
+        f(ost.asarray(R.normal(size=(4000, 3)), split=0))
+        moved = [n for n in f.plan.program.graph.nodes if n.op in ("all_gather", "all_to_all")]
+        assert not moved
