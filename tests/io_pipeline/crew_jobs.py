@@ -397,7 +397,7 @@ def interrupted() -> None:
         timer.start()
         start = time.perf_counter()
         try:
-            for _ in plain.sleep_on(rank).batch(8).epoch():
+            for _ in plain.sleep_on(rank, 2.5).batch(8).run_with(threads=1).epoch():
                 session.wait()
         except KeyboardInterrupt:
             took = max(took, time.perf_counter() - start)

@@ -138,7 +138,7 @@ def test_what_cannot_be_told_is_made_by_the_program(root: Path) -> None:
 def test_ctrl_c_while_somebody_makes_a_batch(root: Path) -> None:
     found = job(2, "interrupted", root)
     assert found["seen"] == ["KeyboardInterrupt"] * 2
-    assert found["took"] < 5
+    assert found["took"] < 7  # and not as long as the batch, which takes ten seconds
     assert found["right"]
 
 
