@@ -12,6 +12,7 @@ import mmap
 import os
 import pickle
 import runpy
+import select
 import signal
 import struct
 import sys
@@ -21,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 ALIGN = 64
+IDLE = 60.0  # seconds after which it ends if it is not needed; its parent starts another one then
 DONE, FAILED = 0, 1
 MAIN = "__ostinato_main__"  # what the script that was started is called here
 COUNT = struct.Struct("<BI")  # how it went, and how many pieces there are
@@ -135,6 +137,8 @@ def main() -> None:
     function: Callable[..., Any] | None = None
     while True:
         try:
+            if not select.select([0], [], [], IDLE)[0]:
+                os._exit(0)
             _, given = receive(0, requests)
         except EOFError:
             os._exit(0)

@@ -161,6 +161,7 @@ class Work:
         self.has_left = False
         self.check: Callable[[], None] | None = None  # raises if nobody should wait any longer
         self.helpers = needed_by(recipe.source, recipe.chain, recipe.batched)
+        self.had = tuple(self.helpers)
 
     # -- the beginning and the end ---------------------------------------------------------------
     def begin(self) -> None:
@@ -243,10 +244,14 @@ class Work:
         self._release()
 
     def _release(self) -> None:
-        """Processes of its own end, and with them what threads wait for."""
+        """Processes are free for the next epoch; if this one is broken off, they end, and with them what
+        threads wait for."""
         with contextlib.suppress(IndexError):
             while True:
                 self.helpers.pop().end()
+        if self.is_stopped and not self._is_over():
+            for helper in self.had:
+                helper.drop()
 
     def join(self) -> None:
         self.is_stopped = True

@@ -6,8 +6,9 @@ share, and waits for what comes of it. So samples have their order and their pla
 found by name in the process: those of modules and of the script that was started, which is imported
 there by another name; what lies in other functions has no name. Processes are started anew, none is forked.
 
-They begin with the first sample of an epoch that needs them and end with the epoch. One that dies is replaced
-once for its sample; if that one dies, too, the sample is a fault."""
+They begin with the first sample that needs them. Behind a whole epoch they wait for the next one, a minute at
+most; they end with an epoch that is broken off, with the pipe, and with the program. One that dies is
+replaced once for its sample; if that one dies, too, the sample is a fault."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -115,6 +117,7 @@ class InProcesses:
         self.home, self.users = os.getpid(), 0  # epochs that are being made
         self.free: list[_Child] = []
         self.all: list[_Child] = []
+        weakref.finalize(self, _end_own, os.getpid(), self.all, self.free)
 
     def __call__(self, *given: Any) -> Any:
         child, is_second = self._taken(), False
@@ -194,25 +197,42 @@ class InProcesses:
             if self.home != os.getpid():  # after a fork: these are the parent's
                 self.home, self.users = os.getpid(), 0
                 self.free, self.all = [], []
+                weakref.finalize(self, _end_own, os.getpid(), self.all, self.free)
             self.users += 1
 
     def end(self) -> None:
-        """An epoch needs it no more; with the last one, its processes end."""
+        """An epoch needs it no more: its processes wait for the next one."""
         with self.lock:
             self.users -= 1
+            self.some.notify_all()
+
+    def drop(self) -> None:
+        """An epoch was broken off. Unless another one needs them, processes end."""
+        with self.lock:
             if self.users > 0:
                 return
-            children, idle = self.all, self.free
-            self.all, self.free = [], []
-            self.some.notify_all()
-        for child in children:
-            if child in idle:
-                assert child.process.stdin is not None
-                child.process.stdin.close()
-            else:
-                child.process.kill()
-        for child in children:
-            child.end(now=child not in idle)
+            children, idle = [*self.all], [*self.free]
+            self.all.clear()
+            self.free.clear()
+        _end(children, idle)
+
+
+def _end_own(home: int, children: list[_Child], idle: list[_Child]) -> None:
+    """Nobody has the function any more, or the interpreter ends."""
+    if home == os.getpid():
+        _end(children, idle)
+
+
+def _end(children: list[_Child], idle: list[_Child]) -> None:
+    """End processes, those that are at work at once."""
+    for child in children:
+        if child in idle:
+            assert child.process.stdin is not None
+            child.process.stdin.close()
+        else:
+            child.process.kill()
+    for child in children:
+        child.end(now=child not in idle)
 
 
 def _setup(function: Callable[..., Any]) -> dict[str, Any]:
