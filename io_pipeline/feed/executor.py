@@ -129,6 +129,7 @@ class Work:
         self.done = threading.Condition(self.lock)  # for who takes batches
         self.parked = threading.Condition(self.lock)  # for threads above `active`
         self.open: deque[Batch] = deque()  # in order; the first is handed out next
+        self.halt = np.zeros(1, np.int64)  # for machine code: not 0 once this is stopped
         self.is_opening = self.is_at_end = self.is_stopped = False
         self.error: BaseException | None = None
         self.form: tuple[Fields, list[Any]] | None = None  # of batches, as the last one was
@@ -162,6 +163,15 @@ class Work:
         self.check: Callable[[], None] | None = None  # raises if nobody should wait any longer
         self.helpers = needed_by(recipe.source, recipe.chain, recipe.batched)
         self.had = tuple(self.helpers)
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._is_stopped
+
+    @is_stopped.setter
+    def is_stopped(self, does: bool) -> None:
+        self._is_stopped = does
+        self.halt[0] = does
 
     # -- the beginning and the end ---------------------------------------------------------------
     def begin(self) -> None:
@@ -384,7 +394,7 @@ class Work:
         first = _address(slots[n]) + rows.start * run.bytes
         places = batch.portion.places[rows.start : rows.stop]
         stamps = None if files is None else files.stamps
-        answers = run(hand.room, hand.keys, values, places, first, times, stamps)
+        answers = run(hand.room, hand.keys, values, places, first, self.halt, times, stamps)
         if files is not None:
             source.has_read(samples, files)
         if times is not None and not answers[0]:

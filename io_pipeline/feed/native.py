@@ -198,11 +198,13 @@ class Run:
         values: Sequence[Any],
         places: Sequence[int],
         out: int,
+        halt: np.ndarray[Any, Any],
         times: np.ndarray[Any, Any] | None,
         stamps: np.ndarray[Any, Any] | None = None,
     ) -> list[int]:
         """Bring images to their places, which begin at an address; what each of them was answered, the
-        stamps of their files, and `times` of the first one."""
+        stamps of their files, and `times` of the first one. halt: a word; images that are left when it is
+        not 0 are nobody's."""
         count = len(values)
         samples = np.zeros((count, len(SAMPLE)), np.int64)
         if self.decodes and all(type(v) is bytes for v in values):
@@ -223,7 +225,8 @@ class Run:
         fields[_CHANNELS] = self.form.channels
         at = 0 if times is None else times.ctypes.data
         steps = self.steps
-        self.function(steps.ctypes.data, len(steps), room.at, samples.ctypes.data, count, at)
+        given = samples.ctypes.data, count, halt.ctypes.data, at
+        self.function(steps.ctypes.data, len(steps), room.at, *given)
         if stamps is not None:
             stamps[:] = samples[:, _PLACE + 1]
         room.look()
@@ -247,7 +250,7 @@ class Run:
 def _function(channels: int, is_image: bool) -> Any:
     llvm.symbol("clock_gettime", _address("clock_gettime"))
     long, pointer = ctypes.c_ssize_t, ctypes.c_void_p
-    kinds = (pointer, long, pointer, pointer, long, pointer)
+    kinds = (pointer, long, pointer, pointer, long, pointer, pointer)
     return ctypes.CFUNCTYPE(None, *kinds)(llvm.linked(_text(channels, is_image)))
 
 
@@ -258,8 +261,8 @@ def _address(name: str) -> int:
 
 
 def _text(channels: int, is_image: bool) -> str:
-    """`run`: steps and how many, fields, samples and how many, times or null. is_image: what the last
-    function leaves goes to the batch as it is, if it did not put it there itself."""
+    """`run`: steps and how many, fields, samples and how many, a word that ends it, times or null.
+    is_image: what the last function leaves goes to the batch as it is, if it did not put it there."""
     row = 8 * len(SAMPLE)
     loads = "\n".join(
         f"  %{n}_from = getelementptr i64, ptr %sample, i64 {k}\n  %{n}_new = load i64, ptr %{n}_from"
@@ -291,7 +294,8 @@ entry:
   ret void
 }}
 
-define void @run(ptr %steps, i64 %count, ptr %s, ptr %samples, i64 %n, ptr %times) nounwind {{
+define void @run(ptr %steps, i64 %count, ptr %s, ptr %samples, i64 %n, ptr %halt, ptr %times)
+    nounwind {{
 entry:
 {get("room")}
   %final = sub i64 %count, 1
@@ -303,7 +307,10 @@ samples_loop:
 {loads}
 {put(**begun, step=channels, top=0, left=0, out=0, filled=0, room="%room")}
   %given = or i64 %size_new, %pixels_new
-  %is_given = icmp ne i64 %given, 0
+  %has_image = icmp ne i64 %given, 0
+  %stops = load volatile i64, ptr %halt
+  %goes_on = icmp eq i64 %stops, 0
+  %is_given = and i1 %has_image, %goes_on
   br i1 %is_given, label %steps_loop, label %nothing
 nothing:
   br label %answered

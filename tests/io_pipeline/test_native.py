@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from ostinato.io_pipeline.feed import draws_code, executor, native
 from ostinato.io_pipeline.feed.draws import Draws
+from ostinato.io_pipeline.feed.portions import Portion
 from ostinato.io_pipeline.images.resizing import linear
 from ostinato.ops.cpu.jit import llvm
 from PIL import Image
@@ -232,6 +233,25 @@ def test_one_call_for_a_chunk(images: list[str], monkeypatch: pytest.MonkeyPatch
     pipe = CHAINS["resized crop"](ost.io.images(images).repeat(8)).batch(16).to("numpy")
     assert len(list(pipe.run_with(threads=1, chunk=8, tune=False).epoch(0))) == 12
     assert calls[-11:] == [8 * executor.AT_ONCE] * 11
+
+
+def test_stopped_epochs_leave_their_chunks(images: list[str]) -> None:
+    pipe = CHAINS["resized crop"](ost.io.images(images).repeat(9)).batch(24).to("numpy")
+    epoch = pipe.run_with(threads=1, chunk=4, tune=False).epoch(0)
+    next(epoch)
+    work = epoch._work
+    work.join()
+    hand = executor.Hand((1, 2))
+    portion = Portion(0, [*range(24)], [*range(24)])
+    assert work.form is not None
+    assert work.native is not None
+    for stops in (False, True):
+        work.is_stopped = stops
+        batch = executor.Batch(portion, 0, 24, work.form[0], [np.zeros((24, 3, 32, 32), "f4")])
+        left = work._make_natively(work.native, batch, range(24), hand, work.costs[0])
+        assert (len(left) == 24) == stops
+        assert batch.slots is not None
+        assert batch.slots[0].any() != stops
 
 
 def test_what_has_no_machine_code_runs_as_ever(images: list[str]) -> None:
