@@ -77,7 +77,20 @@ def _address(library: Any, name: str) -> int:
     return found
 
 
-_BY_LIBDEFLATE = """
+_ALL_USED = """  %good = icmp eq i32 %said, 0
+  %u = load i64, ptr %used
+  %m = load i64, ptr %made
+  %all = icmp eq i64 %u, %n
+  %right = icmp eq i64 %m, %size
+  %a = and i1 %good, %all
+  %b = and i1 %a, %right
+  %bad = xor i1 %b, true
+  %answer = zext i1 %bad to i64
+  ret i64 %answer
+}
+"""  # no error, all of the input read, and as much made as was to be
+_BY_LIBDEFLATE = (
+    """
 declare i32 @ostinato_libdeflate_KIND(ptr, ptr, i64, ptr, i64, ptr, ptr) nonlazybind
 define i64 @run(ptr %context, ptr %in, i64 %n, ptr %out, i64 %size) nounwind {
   %used = alloca i64
@@ -86,19 +99,11 @@ define i64 @run(ptr %context, ptr %in, i64 %n, ptr %out, i64 %size) nounwind {
   store i64 0, ptr %made
   %said = call i32 @ostinato_libdeflate_KIND(ptr %context, ptr %in, i64 %n, ptr %out, i64 %size,
     ptr %used, ptr %made)
-  %good = icmp eq i32 %said, 0
-  %u = load i64, ptr %used
-  %m = load i64, ptr %made
-  %all = icmp eq i64 %u, %n
-  %right = icmp eq i64 %m, %size
-  %a = and i1 %good, %all
-  %b = and i1 %a, %right
-  %bad = xor i1 %b, true
-  %answer = zext i1 %bad to i64
-  ret i64 %answer
-}
 """
-_BY_ZLIB = """
+    + _ALL_USED
+)
+_BY_ZLIB = (
+    """
 declare i32 @ostinato_uncompress2(ptr, ptr, ptr, ptr) nonlazybind
 define i64 @run(ptr %context, ptr %in, i64 %n, ptr %out, i64 %size) nounwind {
   %used = alloca i64
@@ -106,18 +111,9 @@ define i64 @run(ptr %context, ptr %in, i64 %n, ptr %out, i64 %size) nounwind {
   store i64 %n, ptr %used
   store i64 %size, ptr %made
   %said = call i32 @ostinato_uncompress2(ptr %out, ptr %made, ptr %in, ptr %used)
-  %good = icmp eq i32 %said, 0
-  %u = load i64, ptr %used
-  %m = load i64, ptr %made
-  %all = icmp eq i64 %u, %n
-  %right = icmp eq i64 %m, %size
-  %a = and i1 %good, %all
-  %b = and i1 %a, %right
-  %bad = xor i1 %b, true
-  %answer = zext i1 %bad to i64
-  ret i64 %answer
-}
 """
+    + _ALL_USED
+)
 _BY_ZSTD = """
 declare i64 @ostinato_zstd(ptr, i64, ptr, i64) nonlazybind
 define i64 @run(ptr %context, ptr %in, i64 %n, ptr %out, i64 %size) nounwind {

@@ -333,13 +333,8 @@ entry:
 """
 
 
-@lru_cache(1)
-def looks_at_middle() -> int:
-    """numbers: height, width."""
-    return made(
-        _answers(
-            f"""
-{get("height", "width")}
+# rows and columns, %y2 and %x2, that are beside a crop of a size
+_SPARE = f"""{get("height", "width")}
 {number("hf", "wf")}
   %h = fptosi double %hf to i64
   %w = fptosi double %wf to i64
@@ -350,7 +345,16 @@ def looks_at_middle() -> int:
   %small = or i1 %ybad, %xbad
   br i1 %small, label %bad, label %fits
 fits:
-  %y = lshr i64 %y2, 1
+"""
+
+
+@lru_cache(1)
+def looks_at_middle() -> int:
+    """numbers: height, width."""
+    return made(
+        _answers(
+            f"""
+{_SPARE}  %y = lshr i64 %y2, 1
   %x = lshr i64 %x2, 1
   call void @narrow(ptr %s, i64 %y, i64 %x, i64 %h, i64 %w)
   br label %good""",
@@ -380,18 +384,7 @@ def looks_anywhere() -> int:
         _answers(
             f"""
   %u = alloca [4 x double]
-{get("height", "width")}
-{number("hf", "wf")}
-  %h = fptosi double %hf to i64
-  %w = fptosi double %wf to i64
-  %y2 = sub i64 %height, %h
-  %x2 = sub i64 %width, %w
-  %ybad = icmp slt i64 %y2, 0
-  %xbad = icmp slt i64 %x2, 0
-  %small = or i1 %ybad, %xbad
-  br i1 %small, label %bad, label %fits
-fits:
-  call void @draw(ptr %s, i64 0, ptr %u)
+{_SPARE}  call void @draw(ptr %s, i64 0, ptr %u)
   %a = load double, ptr %u
   %bp = getelementptr double, ptr %u, i64 1
   %b = load double, ptr %bp
