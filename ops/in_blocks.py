@@ -63,10 +63,13 @@ def matmul(node: Node, left: Expression, right: Expression) -> Sequence[Expressi
 
 
 def einsum(node: Node, left: Expression, right: Expression) -> Sequence[Expression]:
-    """As a matmul of folded operands."""
+    """As a matmul of folded operands; of several axes that are summed only the last within it, so that
+    workers who have parts of the others need not bring them together."""
     text = node.kw["text"]
     (a, b), out = subscripts(text)
     batch, rows, columns, summed = product_labels(text)
+    first, outer, summed = len(batch), summed[:-1], summed[-1:]
+    batch += outer
     sizes = dict(zip((*a, *b), (*left.shape, *right.shape), strict=True))
 
     def fold(x: Expression, labels: str, *groups: str) -> Expression:
@@ -77,4 +80,6 @@ def einsum(node: Node, left: Expression, right: Expression) -> Sequence[Expressi
     made = _product(node, fold(left, a, rows, summed), fold(right, b, summed, columns))
     order = batch + rows + columns
     made = made.reshape(*(sizes[c] for c in order))
+    made = _total(made, range(first, first + len(outer)))
+    order = order[:first] + order[first + len(outer) :]
     return (made.permute_dims(*(order.index(c) for c in out)),)
