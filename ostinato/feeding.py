@@ -14,9 +14,10 @@ import ostinato.io_pipeline.images
 import ostinato.io_pipeline.volumes  # noqa: F401  (stages of both, which workers are told of)
 from ostinato.errors import OstinatoError
 from ostinato.io_pipeline.feed.described import as_data, from_data
+from ostinato.io_pipeline.feed.entries import Cut, OnError
 from ostinato.io_pipeline.feed.faults import RAISE, SKIP, Fault
 from ostinato.io_pipeline.feed.fields import Fields
-from ostinato.io_pipeline.feed.pipe import Cut, OnError, Pipe
+from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.feed.plain import Undescribed
 from ostinato.io_pipeline.feed.share import Share
 from ostinato.io_pipeline.feed.slabs import NAMES

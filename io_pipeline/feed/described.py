@@ -10,8 +10,9 @@ import numpy as np
 from ostinato.ops.core.encode import need
 
 from . import cached, combine, folders, shards, volume_files  # noqa: F401  (sources that are told of)
+from .entries import Bucket, Cut, Entry, OnError, Repeat, Shuffle
 from .faults import Policy
-from .pipe import Bucket, Cut, Entry, OnError, Pipe, Repeat, Shuffle
+from .pipe import Pipe
 from .plain import Undescribed, as_plain, from_plain
 from .samples import made_source, told_source
 from .stage import Stage, made_stage, told_stage

@@ -1,15 +1,12 @@
-"""Pipes: what users write down, and the epochs that they iterate over.
+"""Pipes: what users write down.
 
 A pipe is a source and a tuple of stages; each method gives another pipe with one more. Nothing runs
 before `epoch`. What an epoch holds depends on the pipe, its seed and the epoch's number alone."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
-import warnings
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +15,7 @@ import numpy as np
 from ostinato.ops.core.user_line import misfit, short, user_line
 
 from ostinato import settings
-from ostinato.errors import ArgumentError, CommunicatorError, SampleError, SessionError
+from ostinato.errors import ArgumentError
 
 from ..tuner.drive import Drive
 from ..tuner.place import own_cores
@@ -27,123 +24,25 @@ from .cached import AUTO, END, WHERE, Cached
 from .chain import Chain, Placed
 from .combine import Selected
 from .disk import room_for
-from .executor import AHEAD, CHUNK, Batch, Recipe, Regroups, Work
-from .faults import FEW, POLICIES, RAISE, Fault, Policy, Quarantine
+from .entries import Bucket, Cut, Entry, OnError, Repeat, Shuffle
+from .epoch import Cursor, Epoch
+from .executor import AHEAD, CHUNK, Recipe, Regroups
+from .faults import POLICIES, RAISE, Fault, Policy, Quarantine
 from .fields import MASK, VOLUME, Fields
-from .filtered import FilteredWork
 from .later import Later, can_move
 from .order import Buckets, Order
 from .plain import Undescribed
 from .portions import DROP, KEEP, PAD, TAILS, Portions, Rows, StreamPortions, rows_of
 from .processes import InProcesses, Unfit, needed_by
-from .progress import Line
 from .samples import Samples, Stream, digest
-from .slabs import NAMES, SAMPLES, SlabChain, Slabs, Splits, axes_of, first_axis
-from .slots import Slots
+from .slabs import NAMES, SAMPLES, SlabChain, Slabs
 from .stage import STAGES, Box3, Filter, Map, Shape, Stage
-from .targets import FEEDS, LATE, check_target, converter
+from .targets import FEEDS, LATE, check_target
 from .timed import Timed
 
 FORMAT = 1  # of states
 STRICT, RELAXED = ORDERS = ("strict", "relaxed")  # in which batches are handed out
 SINGLE = 16  # samples that are made together where nobody asked for batches
-
-
-@dataclass(frozen=True)
-class Shuffle:
-    seed: int = 0
-    block: int = 0
-    window: int = 1
-
-
-@dataclass(frozen=True)
-class Repeat:
-    passes: int
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Where batches are made."""
-
-    size: int
-    tail: str = DROP
-    pad: float | None = None
-    split: Splits = field(
-        default=(SAMPLES,), repr=False
-    )  # what workers share, by axes of their mesh
-
-    @property
-    def has_slabs(self) -> bool:
-        """Whether workers share single samples."""
-        return any(name != SAMPLES for name in self.split)
-
-
-@dataclass(frozen=True, eq=False)
-class Bucket:
-    """How long samples are, for batches of those that are about as long."""
-
-    lengths: np.ndarray[Any, Any]
-    window: int
-
-    def identity(self) -> str:
-        return f"bucket({digest(self.lengths.tobytes().hex())}, {self.window})"
-
-
-@dataclass(frozen=True)
-class OnError:
-    policy: Policy
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One line of a pipe."""
-
-    what: Stage | Shuffle | Repeat | Cut | Bucket | OnError
-    line: str
-
-    def __str__(self) -> str:
-        """As it was written, without what nobody had to say."""
-        name = getattr(self.what, "name", "") or _NAMES.get(type(self.what), "bucket")
-        if isinstance(self.what, Bucket):
-            return f"bucket(window={self.what.window})"
-        if isinstance(self.what, OnError):
-            return f"on_error({self.what.policy.do!r})"
-        given = [(f, getattr(self.what, f.name)) for f in dataclasses.fields(self.what)]  # type: ignore[arg-type]
-        said = [f"{f.name}={_brief(value)}" for f, value in given if value != f.default]
-        return f"{name}({', '.join(said)})"
-
-
-_NAMES: dict[type, str] = {Shuffle: "shuffle", Repeat: "repeat", Cut: "batch"}
-
-
-def _brief(value: Any) -> str:
-    return str(getattr(value, "__qualname__", "")) or f"{value!r:.40}"
-
-
-@dataclass
-class Cursor:
-    """Where who iterates over a pipe is."""
-
-    epoch: int = 0
-    place: int = 0  # samples of the epoch that were handed out, to all workers together
-    beyond: set[int] = field(default_factory=set)  # batches behind it that were, too
-    is_restored: bool = False  # the next epoch of this number begins there
-    quarantine: Quarantine = field(default_factory=Quarantine)
-    work: Work | None = None  # the last one, for its figures
-    source: str | None = None  # its identity, once somebody asked for it
-    drive: Drive | None = None  # the tuner
-    has_begun: bool = False
-    held: Any = None  # what workers elsewhere know of it, or why they do not, in words
-    fed: weakref.ref[Any] | None = None  # the epoch that they make, if anybody takes it
-    figures: list[dict[str, Any]] = field(default_factory=list)  # theirs, when they were asked last
-    slots: Slots = field(default_factory=Slots)  # memory for batches, from epoch to epoch
-
-    def took(self, number: int, size: int) -> None:
-        """A batch was handed out, perhaps ahead of others."""
-        self.beyond.add(number)
-        while self.place // size in self.beyond:
-            self.beyond.discard(self.place // size)
-            self.place = (self.place // size + 1) * size
 
 
 @dataclass(frozen=True)
@@ -590,7 +489,18 @@ class Pipe:
             size = portions.size if recipe.regroups is None else recipe.regroups.size
             lo, hi = rows(size)
             cursor.drive = Drive(self.identity(), max(hi - lo, 1))
-        return Epoch(self, recipe, portions, epoch, progress)
+        is_unknown = isinstance(portions, StreamPortions) or self._is_filtered()
+        return Epoch(
+            recipe,
+            portions,
+            epoch,
+            cursor=cursor,
+            cut=self._cut(),
+            target=self.target,
+            count=None if is_unknown else len(portions),
+            again=lambda place: self._recipe(place)[0],
+            progress=progress,
+        )
 
     @property
     def is_tuned(self) -> bool:
@@ -829,188 +739,6 @@ class Pipe:
     def metrics(self) -> str:
         """The same for Prometheus, as text to be served."""
         return seeing.metrics(self.stats())
-
-
-class Epoch:
-    """An iterator over the batches of an epoch. `close` ends its threads; so does letting go of it."""
-
-    def __init__(
-        self, pipe: Pipe, recipe: Recipe, portions: Portions, epoch: int, progress: bool = False
-    ) -> None:
-        self._convert = converter(pipe.target) if recipe.batched is not None else None
-        self._pipe, self._cursor, self._portions = pipe, pipe.cursor, portions
-        is_unknown = isinstance(portions, StreamPortions) or pipe._is_filtered()
-        self._left = None if is_unknown else len(portions)
-        self._line = Line(epoch, self._left) if progress and recipe.batched is not None else None
-        if self._line is not None:
-            weakref.finalize(self, self._line.stop)
-        self._cut = pipe._cut()
-        self._process = os.getpid()
-        self._counts = {"faults": 0, "seen": 0}
-        self._single: Iterator[Any] = iter(())
-        kind = Work if recipe.regroups is None else FilteredWork
-        self._work = work = kind(recipe, portions, epoch, pipe.cursor.slots)
-        self._cursor.work = work
-        self._works = [work]  # and those that go on behind it, since stages move
-        if self._cursor.drive is not None:
-            self._cursor.drive.attend(work, weakref.WeakMethod(self._move))
-        self._end = weakref.finalize(self, _stop, self._works)
-        self._end.atexit = False
-        work.begin()
-
-    def __iter__(self) -> Epoch:
-        return self
-
-    def __len__(self) -> int:
-        """Batches that are still to come, of a source whose length is known."""
-        if self._left is None:
-            raise TypeError("how many batches there are is known at the end")
-        return self._left
-
-    def __next__(self) -> Any:
-        if self._work.recipe.batched is None:
-            return self._next_single()
-        batch = self._batch()
-        portion = batch.portion
-        if portion.end is not None:
-            self._cursor.place = portion.end
-        else:
-            self._cursor.took(portion.number, self._portions.size)
-        return self._value(batch)
-
-    def _next_single(self) -> Any:
-        while True:
-            for place, (values, fields) in self._single:
-                self._cursor.place = place + 1
-                return fields.tree(values)
-            batch = self._batch()
-            rows = sorted(batch.loose)
-            places = batch.portion.places
-            self._single = iter([(places[row], batch.loose[row]) for row in rows])
-
-    def _batch(self) -> Batch:
-        """The next batch that holds no error."""
-        if self._process != os.getpid():
-            raise SessionError(
-                "this epoch's threads are in the process that it was begun in, and no child has them: "
-                "begin it after the fork, with pipe.epoch(...)."
-            )
-        try:
-            while (batch := self._work.take()) is None and len(self._works) > 1:
-                self._works.pop(0).join()
-                self._work = self._cursor.work = self._works[0]
-            if batch is None:
-                raise StopIteration
-            self._look_at(batch)
-            if self._work.recipe.regroups is not None and batch.portion.end is None:
-                return self._batch()  # it only brought faults
-        except CommunicatorError:  # another worker's, while this one waited: threads go on
-            raise
-        except BaseException:
-            self.close()
-            raise
-        if self._left is not None:
-            self._left -= 1
-        if self._line is not None:
-            self._line.step(self._work)
-        return batch
-
-    def _look_at(self, batch: Batch) -> None:
-        """Raise what went wrong, note what was left out or replaced."""
-        for said in self._pipe.source.remarks():
-            warnings.warn(said, stacklevel=4)
-        failures = sorted(batch.failures, key=lambda f: f.row)
-        faults = sorted([*batch.faults, *(f.fault for f in failures)], key=lambda f: f.place)
-        raised = next((f.error for f in failures if f.error is not None), None)
-        counts = self._counts
-        counts["seen"] += len(batch.portion.samples)
-        counts["faults"] += len(faults)
-        for fault in faults:
-            self._cursor.quarantine.add(fault)
-        if raised is not None:
-            raise raised
-        if batch.error is not None:
-            raise batch.error
-        if faults:
-            recipe = self._work.recipe
-            policies = [recipe.policy, *(p.policy for p in recipe.chain.stages)]
-            most = min(p.most for p in policies if p.do != RAISE)
-            if counts["faults"] > most * max(FEW, counts["seen"]):
-                last = faults[-1]
-                raise SampleError.because(
-                    f"epoch {last.epoch}",
-                    got=f"{counts['faults']} samples of {counts['seen']} that could not be made, "
-                    f"the last one {last.name}, in {last.stage}: {last.reason}",
-                    needed=f"at most {most:.3g} of them",
-                    do="see pipe.faults(), or allow more with on_error(most=...)",
-                )
-
-    def _value(self, batch: Batch) -> Any:
-        """A batch as users see it."""
-        slots, fields = batch.slots, batch.fields
-        if slots is None or fields is None:
-            form = self._work.form
-            if form is None:
-                raise SampleError(
-                    "nothing is known of a batch without samples, since no other was made."
-                )
-            fields, slots = form[0], self._work._slots(0, form[1])
-        convert = self._convert
-        assert convert is not None
-        batch.slots = None
-        if self._cut.has_slabs and self._pipe.target in LATE:
-            return fields.tree(self._placed(fields, slots))
-        if (left := self._work.recipe.later) is not None:
-            return fields.tree(left.made(fields, slots, batch.drawn, convert))
-        return fields.tree([convert(s) if isinstance(s, np.ndarray) else s for s in slots])
-
-    def _placed(self, fields: Fields, slots: Sequence[Any]) -> list[Any]:
-        """Arrays of which workers share the samples' depth, height or width."""
-        assert self._convert is not None
-        first = first_axis(self._work.recipe.chain.stages)
-        found = []
-        for kind, x in zip(fields.kinds, slots, strict=True):
-            if isinstance(x, np.ndarray):
-                axes = dict(zip(NAMES, axes_of(kind, x.ndim - 1, first), strict=False))
-                split = tuple(axes.get(name) for name in self._cut.split)
-                x = self._convert(x, split=split if len(split) > 1 else split[0])  # type: ignore[call-arg]
-            found.append(x)
-        return found
-
-    def close(self) -> None:
-        """End its threads."""
-        self._end.detach()
-        if self._line is not None:
-            self._line.stop(self._work)
-        if self._process == os.getpid():
-            for work in self._works:
-                work.join()
-
-    def _move(self, place: int) -> None:
-        """From the next batch that nobody has begun on, stages that may move are left to who takes
-        batches, or are not."""
-        self._works[-1].finish()
-        recipe = self._pipe._recipe(place)[0]
-        work = Work(recipe, self._portions, self._work.epoch, self._cursor.slots)
-        self._works.append(work)
-        assert self._cursor.drive is not None
-        self._cursor.drive.attend(work, weakref.WeakMethod(self._move))
-        work.begin()
-
-    def __repr__(self) -> str:
-        left = "" if self._left is None else f", {self._left:,} batches left"
-        return f"<Epoch {self._work.epoch}{left}>"
-
-    def __enter__(self) -> Epoch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _stop(works: Sequence[Work]) -> None:
-    for work in works:
-        work.stop()
 
 
 def _signature(kind: type[Stage]) -> str:

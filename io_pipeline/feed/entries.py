@@ -1,0 +1,86 @@
+"""The lines of a pipe."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .faults import Policy
+from .portions import DROP
+from .samples import digest
+from .slabs import SAMPLES, Splits
+from .stage import Stage
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    seed: int = 0
+    block: int = 0
+    window: int = 1
+
+
+@dataclass(frozen=True)
+class Repeat:
+    passes: int
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where batches are made."""
+
+    size: int
+    tail: str = DROP
+    pad: float | None = None
+    split: Splits = field(
+        default=(SAMPLES,), repr=False
+    )  # what workers share, by axes of their mesh
+
+    @property
+    def has_slabs(self) -> bool:
+        """Whether workers share single samples."""
+        return any(name != SAMPLES for name in self.split)
+
+
+@dataclass(frozen=True, eq=False)
+class Bucket:
+    """How long samples are, for batches of those that are about as long."""
+
+    lengths: np.ndarray[Any, Any]
+    window: int
+
+    def identity(self) -> str:
+        return f"bucket({digest(self.lengths.tobytes().hex())}, {self.window})"
+
+
+@dataclass(frozen=True)
+class OnError:
+    policy: Policy
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a pipe."""
+
+    what: Stage | Shuffle | Repeat | Cut | Bucket | OnError
+    line: str
+
+    def __str__(self) -> str:
+        """As it was written, without what nobody had to say."""
+        name = getattr(self.what, "name", "") or _NAMES.get(type(self.what), "bucket")
+        if isinstance(self.what, Bucket):
+            return f"bucket(window={self.what.window})"
+        if isinstance(self.what, OnError):
+            return f"on_error({self.what.policy.do!r})"
+        given = [(f, getattr(self.what, f.name)) for f in dataclasses.fields(self.what)]  # type: ignore[arg-type]
+        said = [f"{f.name}={_brief(value)}" for f, value in given if value != f.default]
+        return f"{name}({', '.join(said)})"
+
+
+_NAMES: dict[type, str] = {Shuffle: "shuffle", Repeat: "repeat", Cut: "batch"}
+
+
+def _brief(value: Any) -> str:
+    return str(getattr(value, "__qualname__", "")) or f"{value!r:.40}"
