@@ -178,7 +178,7 @@ class LocalEngine:
         everything = tuple((0, n) for n in value.shape)
         parts = []
         for worker in self.workers:
-            part = value[slices(layout.box(value.shape, worker.rank), everything)]
+            part = value[(*slices(layout.box(value.shape, worker.rank), everything), ...)]
             stays = is_borrowed and part.flags.c_contiguous and part.dtype.isnative
             parts.append((self.memory.from_host if stays else self.memory.copy_from_host)(part))
         return Held(spec, self, tuple(parts))

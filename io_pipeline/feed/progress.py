@@ -22,7 +22,7 @@ class Line:
 
     def __init__(self, epoch: int, total: int | None) -> None:
         try:
-            from rich import progress
+            from rich import console, progress
         except ImportError:
             raise misfit(
                 ArgumentError, "progress", got="no rich", needed="rich", do="pip install rich"
@@ -33,6 +33,7 @@ class Line:
             progress.MofNCompleteColumn(),
             progress.TimeRemainingColumn(),
             progress.TextColumn("{task.fields[said]}"),
+            console=console.Console(),  # as wide as the terminal is now
             auto_refresh=False,
         )
         self.task: Any = self.shown.add_task("", total=total, said="")

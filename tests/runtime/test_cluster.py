@@ -483,7 +483,8 @@ def test_after_an_interrupt_the_session_can_be_used(session: sessions.Session) -
     assert lead.answers == {}
     del y, z
     gc.collect()
-    assert session.stats()["workers"][0]["operands"] <= before
+    kept = 1  # of x, which is gathered once while it stays the same
+    assert session.stats()["workers"][0]["operands"] <= before + kept
     assert float(large.sum()) == 1 << 25
 
 
