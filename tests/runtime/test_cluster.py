@@ -460,7 +460,7 @@ def test_a_client_of_our_own_is_nobody_elses_and_ends(cluster: ost.LocalCluster)
 
 def interrupted(run: Callable[[], Any]) -> None:
     """Ctrl-C while this is under way."""
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer = threading.Timer(0.15, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         run()
@@ -470,7 +470,7 @@ def interrupted(run: Callable[[], Any]) -> None:
 def test_after_an_interrupt_the_session_can_be_used(session: sessions.Session) -> None:
     lead: Any = session.engine.lead  # type: ignore[attr-defined]
     x = ost.asarray(np.random.default_rng(0).normal(size=(200, 200)) / 15, split=0)
-    f = ost.compile(lambda x: ost.repeat(1000, lambda y: ost.tanh(y @ x), x))
+    f = ost.compile(lambda x: ost.repeat(2000, lambda y: ost.tanh(y @ x), x))
     np.asarray(f(x))
     before = session.stats()["workers"][0]["operands"]
     large = ost.asarray(np.ones(1 << 25), split=0)  # more than a connection holds
