@@ -11,7 +11,6 @@ from ostinato.errors import ArgumentError, ShapeError
 from .arrangement import atleast_2d
 from .contraction import diagonal, matmul
 from .core.array import Array, Axis, Operandish, as_array
-from .core.monoid import highest, lowest
 from .core.spec import float64, int64, is_inexact, promote, real_of
 from .core.user_line import misfit
 from .elementwise import (
@@ -167,20 +166,16 @@ def ptp(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array:
 def nan_to_num(x: Operandish, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Array:
     """Numbers in the place of NaN, and of infinities: the largest and the smallest, unless said otherwise."""
     y = as_array(x)
-    if not is_inexact(y.dtype) or y.dtype.kind == "c":
-        if y.dtype.kind == "c":
-            raise misfit(ArgumentError, "nan_to_num", got=y.dtype.name, needed="real numbers")
+    if y.dtype.kind == "c":
+        raise misfit(ArgumentError, "nan_to_num", got=y.dtype.name, needed="real numbers")
+    if not is_inexact(y.dtype):
         return y
-    most, least = _finite(y, highest, posinf), _finite(y, lowest, neginf)
+    facts: Any = ml_dtypes.finfo  # which knows bfloat16, too
+    end = float(facts(y.dtype).max)
+    most = astype(end if posinf is None else posinf, y.dtype)
+    least = astype(-end if neginf is None else neginf, y.dtype)
     y = where(isnan(y), astype(nan, y.dtype), y)
     return where(isposinf(y), most, where(isneginf(y), least, y))
-
-
-def _finite(x: Array, end: Any, given: Any) -> Array:
-    if given is None:
-        facts: Any = ml_dtypes.finfo  # which knows bfloat16, too
-        given = float(facts(x.dtype).max) * (1 if end is highest else -1)
-    return astype(given, x.dtype)
 
 
 def _without(a: Operandish, instead: Any) -> tuple[Array, Array | None]:

@@ -238,9 +238,10 @@ def _mapping(writer: _Writer) -> Kernel:
         wide = _lines_after(lines)
         _vectors(writer, wide, each)
         lines.declared |= wide.declared
-        near = [k for k, size in enumerate(d.itemsize for d in writer.dtypes) if writer.steps[k]]
         tests = " && ".join(
-            f"((u64)p{k} & {each * writer.dtypes[k].itemsize - 1}) == 0" for k in near
+            f"((u64)p{k} & {each * dtype.itemsize - 1}) == 0"
+            for k, dtype in enumerate(writer.dtypes)
+            if writer.steps[k]
         )
         turn += [f"if (first + {each} <= {end} && {tests}) {{", *wide.text, "} else {"]
         turn += [f"for (s64 i = first; i < {end} && i < first + {each}; ++i) {{"]
@@ -330,7 +331,7 @@ def _reducing(writer: _Writer) -> Kernel:
     code = [f"const s64 o = {row};", f"const int lane = {lane};"]
     # all threads of a block go on to the end, as they wait for each other there
     code += [f"const bool is_row = o < {count};", *writer.rows()]
-    code += [_declare(s, n, "tot") for n, s in enumerate(sums)]
+    code += [_declare(s, n) for n, s in enumerate(sums)]
     first = f"lane + (s64)blockIdx.x * {THREADS}" if blocks > 1 else "lane"
     step = f"{THREADS} * (s64)gridDim.x" if blocks > 1 else str(team)
     code += [
@@ -341,7 +342,7 @@ def _reducing(writer: _Writer) -> Kernel:
     ]
     declared = lines.declared | added.declared
     if team > 1:
-        code += _in_pairs(added, sums, WARP)
+        code += _in_pairs(added, sums)
     if team == THREADS:
         code += _shared_by_block(added, sums)
     declared |= added.declared
@@ -355,9 +356,9 @@ def _reducing(writer: _Writer) -> Kernel:
     return _kernel(writer, code, declared, grid=(-(-rows // per_block), 1))
 
 
-def _declare(s: _Sum, n: int, name: str) -> str:
+def _declare(s: _Sum, n: int) -> str:
     lost = f" {c_type(s.dtype)} lost{n} = 0;" if s.compensated else ""
-    return f"{c_type(s.inside)} {name}{n} = {s.start};{lost}"
+    return f"{c_type(s.inside)} tot{n} = {s.start};{lost}"
 
 
 def _onto(lines: CudaLines, sums: Sequence[_Sum]) -> None:
@@ -377,9 +378,9 @@ def _add(lines: CudaLines, s: _Sum, n: int, value: Value, lost: str | None) -> N
     lines.text += [f"tot{n} = {made.name};", f"lost{n} = {kept.name}{more};"]
 
 
-def _in_pairs(lines: CudaLines, sums: Sequence[_Sum], count: int) -> list[str]:
-    """Lane 0 has the total of so many lanes, which meet in pairs."""
-    code = ["#pragma unroll", f"for (int far = {count // 2}; far > 0; far /= 2) {{"]
+def _in_pairs(lines: CudaLines, sums: Sequence[_Sum]) -> list[str]:
+    """Lane 0 has the total of a warp, whose lanes meet in pairs."""
+    code = ["#pragma unroll", f"for (int far = {WARP // 2}; far > 0; far /= 2) {{"]
     inner = _lines_after(lines)
     for n, s in enumerate(sums):
         kind = c_type(s.inside)
@@ -410,13 +411,13 @@ def _shared_by_block(lines: CudaLines, sums: Sequence[_Sum], again: bool = False
         there = f"threadIdx.x < {warps}"
         code.append(f"tot{n} = {there} ? made{n}[threadIdx.x] : {s.start};")
         code += [f"lost{n} = {there} ? gone{n}[threadIdx.x] : 0;"] if s.compensated else []
-    return [*code, *_in_pairs(lines, sums, WARP)]
+    return [*code, *_in_pairs(lines, sums)]
 
 
 def _shared_by_blocks(lines: CudaLines, sums: Sequence[_Sum]) -> list[str]:
     """The block that ends last has them all, in their order. `room`: a count of those that have ended, and
     what each left."""
-    code = ["if (threadIdx.x == 0) {"]
+    code = ["__shared__ bool is_last;", "if (threadIdx.x == 0) {"]
     for n, s in enumerate(sums):
         kind = c_type(s.inside)
         code.append(f"*({kind}*)(room + 16 + 16 * ({n} * gridDim.x + blockIdx.x)) = tot{n};")
@@ -430,7 +431,6 @@ def _shared_by_blocks(lines: CudaLines, sums: Sequence[_Sum]) -> list[str]:
         "if (!is_last) return;",
         "__threadfence();",
     ]
-    code = ["__shared__ bool is_last;", *code]
     for n, s in enumerate(sums):
         code.append(f"tot{n} = {s.start};")
         code += [f"lost{n} = 0;"] if s.compensated else []
@@ -450,7 +450,7 @@ def _shared_by_blocks(lines: CudaLines, sums: Sequence[_Sum]) -> list[str]:
 
 def _finished(lines: CudaLines, writer: _Writer, sums: Sequence[_Sum]) -> list[str]:
     """The last block's total; its memory is as it was."""
-    code = _in_pairs(lines, sums, WARP) + _shared_by_block(lines, sums, again=True)
+    code = _in_pairs(lines, sums) + _shared_by_block(lines, sums, again=True)
     results = _results(lines, writer, sums)
     return [*code, "if (threadIdx.x == 0) {", "*(u32*)room = 0;", *results, "}"]
 
