@@ -1,13 +1,14 @@
 # make demo          a virtual environment, an installation, and the main example
 # make demo-cluster  the same on processes, with Dask and MPI
 # make test          the same, and the tests
+# make docs          the site, into docs/_build; examples are run for its gallery
 # make test-stale    the tests, with every hit of a compiled function traced again and compared
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo demo-cluster test test-stale check lint types wheel clean help
+.PHONY: demo demo-cluster docs test test-stale check lint types wheel clean help
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -45,6 +46,11 @@ test: $(VENV)/made-dev
 
 test-stale: $(VENV)/made-dev
 	OSTINATO_CHECK_STALE=1 $(BIN)/python -m pytest $(SHARED)
+
+docs: $(VENV)/made-dev
+	@$(BIN)/python -m pip install -q -e '.[feed,cluster]'
+	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build
+	@echo "docs/_build/index.html"
 
 lint: $(VENV)/made-dev
 	$(BIN)/ruff check .

@@ -23,6 +23,7 @@ SUITES = (
     "kernels",
     "products",
     "breadth",
+    "everyday",
     "loops",
     "cluster",
     "keep",

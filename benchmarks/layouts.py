@@ -62,7 +62,7 @@ def convolved(ws: Any, dense: Any, patches: Any, x: Any, y: Any, at: Any = lambd
     """AlexNet's products: of patches, where activations are large, then of vectors, where weights are."""
 
     def loss(both: Any) -> Any:
-        total = 0.0
+        total: Any = 0.0
         for w, p in zip(both[0], patches, strict=True):
             total = total + ost.mean(ost.nn.relu(at("image", p @ w)) ** 2)
         return total + ost.nn.mse_loss(network(both[1], x, at), y)

@@ -256,6 +256,9 @@ def by_grain(u8: bool, processes: int) -> Batches:
     options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=2 * BATCH)
     stream = made.to_iter_dataset(options).batch(BATCH, drop_remainder=True)
     if processes:
+        from absl import flags  # type: ignore[import-untyped, import-not-found, unused-ignore]
+
+        flags.FLAGS.mark_as_parsed()  # which absl's own programs do
         stream = stream.mp_prefetch(grain.MultiprocessingOptions(num_workers=processes))
     yield from stream
 

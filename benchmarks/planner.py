@@ -122,7 +122,7 @@ def alexnet(mesh: Mesh) -> Made:
     """AlexNet's products: each convolution as one of patches, which come as they are, and weights."""
 
     def loss(both: Any, patches: Any, x: Any, y: Any) -> Any:
-        total = 0.0
+        total: Any = 0.0
         for w, p in zip(both[0], patches, strict=True):
             total = total + ost.mean(ost.nn.relu(p @ w) ** 2)
         for w in both[1][:-1]:

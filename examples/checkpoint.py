@@ -23,7 +23,7 @@ def train(folder: str, workers: int, steps: int) -> Any:
     with ost.connect(workers, numerics="any-workers"):
         x = ost.random.normal((20_000, 16), seed=1, split=0)
         y = x @ ost.arange(16.0)
-        state = {"step": 0, "w": ost.zeros(16), "speed": ost.zeros(16)}
+        state: dict[str, Any] = {"step": 0, "w": ost.zeros(16), "speed": ost.zeros(16)}
         if ost.saved_steps(folder):
             state = ost.load_state(folder)
         print(f"{workers} workers go on behind step {state['step']}")

@@ -1,4 +1,4 @@
-"""Volumes that workers share: each reads its slab of every sample, and plans send the halos that they need.
+"""Volumes that workers share: each reads its slab of every sample and its halo; of the rest plans send these.
 `ostinato run -n 2 examples/volumes.py` does so with two processes."""
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main(count: int = 8, size: int = 64, epochs: int = 12, workers: Any = None) 
     w, found = ost.zeros((4,), dtype=ost.float32), []
     with tempfile.TemporaryDirectory() as folder, ost.connect(workers=workers):
         pipe = ost.io.arrays(write_volumes(folder, count, size)).shuffle(seed=1).random_flip3d()
-        pipe = pipe.normalize3d(120.0, 60.0).batch(2, split="depth")
+        pipe = pipe.normalize3d(120.0, 60.0).batch(2, split="depth", halo=1)
         for epoch in range(epochs):
             for batch in pipe.epoch(epoch):
                 w, value, right = step(w, batch["volume"], batch["mask"])

@@ -17,6 +17,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from .source import (
     chunk_box,
     chunks_in,
     each_of,
+    fill,
     opened,
     read_box,
     trouble,
@@ -103,6 +105,7 @@ class ChunkSource(Source):
         self.sums = sums
         self.codec, self.head, self.kept = codec, head, Kept()
         self.grain = chunks if sums is not None or codec else None
+        self.inflates = bool(codec)
         self.keys = keys
         self.empty = empty  # the value of chunks that have no file
         self.opened = version(os.path.join(self.folder, head))
@@ -121,21 +124,24 @@ class ChunkSource(Source):
     def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
         if not out.size:
             return
-        whole: Any = out
         ranges = chunks_in(box, self.chunks)
-
-        def read(index: tuple[int, ...]) -> None:
-            chunk = chunk_box(index, self.chunks)
-            common = intersect(chunk, box)
-            self._read(whole[(*slices(common, box), ...)], index, chunk, common)
-
-        wanted: Iterable[tuple[int, ...]] = itertools.product(*ranges)
+        wanted: Iterable[Index] = itertools.product(*ranges)
         many = math.prod(map(len, ranges))
         if self.sums is None and many > MANY:
             out[...] = self.empty
             wanted = (i for i in self._there() if all(map(_is_in, i, ranges)))
-        size = out.nbytes if self.grain is not None and many > 1 else 0
-        each_of(read, wanted, size, self._together(out, box))
+        self.read_chunks(out, box, wanted)
+
+    def read_chunks(self, out: np.ndarray[Any, Any], box: Box, chunks: Iterable[Index]) -> None:
+        whole: Any = out
+
+        def read(index: Index) -> None:
+            chunk = chunk_box(index, self.chunks)
+            common = intersect(chunk, box)
+            self._read(whole[(*slices(common, box), ...)], index, chunk, common)
+
+        size = out.nbytes if self.grain is not None else 0
+        each_of(read, chunks, size, self._together(out, box))
         if self.sums is None:
             self._look()
 
@@ -200,7 +206,8 @@ class ChunkSource(Source):
                 what = "which is cut off" if size < right else f"{size - right} bytes too long"
                 raise self.trouble(f"chunk {name}, {what}", "a store that is whole")
             place = out if out.flags.c_contiguous else np.empty(out.shape, self.dtype)
-            if read_box(handle, place, tuple(_inside(common, chunk)), self.chunks) is not None:
+            box = tuple(_inside(common, chunk))
+            if read_box(partial(fill, handle), place, box, self.chunks) is not None:
                 self._look()
                 raise self.changed()
             if place is not out:

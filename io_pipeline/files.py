@@ -1,9 +1,11 @@
 """Arrays in files: what they are is known from the header; any box of them can be read.
 
     data.npy            one array, as np.save writes it
+    data.npz            one of several, as np.savez and np.savez_compressed write them
     data.h5, .hdf5      a dataset of an HDF5 file (h5py)
     data.zarr           an array of a Zarr store (numcodecs, where it is compressed; zarr, where it is
                         in another byte order or order of axes, in shards, or has filters)
+    data.parquet, .csv  columns of a table (pyarrow; tables.py)
 
 A file is data: nothing in it is ever unpickled. One that changes while it is in use is an error,
 not other numbers."""
@@ -14,9 +16,11 @@ import io
 import itertools
 import math
 import os
+import struct
 import warnings
 import weakref
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,24 +34,33 @@ from ostinato.errors import DataFileError
 from . import inflating
 from .chunks import LONGEST_HEAD, SPARE, ChunkSource, arrays, plain
 from .inflate import inflated, unshuffled
+from .members import Member
+from .merging import SortedRuns
 from .source import (
+    Get,
     Index,
     Kept,
     Source,
     chunk_box,
     chunks_in,
     each_of,
+    fill,
     read_box,
     regular,
     short,
     trouble,
     version,
 )
+from .tables import SUFFIXES as TABLES
+from .tables import TableSource
 
-SUFFIXES = (".npy", ".h5", ".hdf5", ".zarr")
+SUFFIXES = (".npy", ".h5", ".hdf5", ".zarr")  # of what is read and written
+ONLY_READ = (".npz", *TABLES)
 DEFLATE, SHUFFLE, FLETCHER = 1, 2, 3  # HDF5's numbers of filters
 MOST_CHUNKS = 1 << 16  # that Zarr's library is asked for at once
 HEADS = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+LOCAL = struct.Struct("<4s5H3L2H")  # what stands before a member of a zip file
+MEMBER, ENCRYPTED = b"PK\x03\x04", 1
 HEADER = 1 << 16  # bytes of a header, which has a shape and the name of a dtype
 HEADERS: dict[tuple[int, int], Any] = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -60,37 +73,44 @@ class NpySource(Source):
     """Read with `preadv`, straight to where it is wanted."""
 
     stored: np.dtype[Any]  # in the file's byte order
+    begin = 0  # of what `get` reads: the header, then the numbers
+    get: Get
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, dataset: str | None = None) -> None:
         self.path = os.path.abspath(path)
         try:
             regular(self.path)
-            with open(self.path, "rb") as file:
-                self._header(file)
-                self.begin = file.tell()
             self.handle = os.open(self.path, os.O_RDONLY)
+            weakref.finalize(self, os.close, self.handle)
+            self.state = self._state()
+            self.end = self._find(dataset)
+            self._header()
         except OSError as error:
             if isinstance(error, DataFileError):
                 raise
             raise self.trouble(str(error), "a file that can be read") from None
-        weakref.finalize(self, os.close, self.handle)
-        self.state = self._state()
-        needed = self.begin + math.prod(self.shape) * self.dtype.itemsize
-        if self.state[0] < needed:
-            raise self.trouble(
-                f"{self.state[0]} bytes", f"{needed}, as its header says", "it is cut off"
-            )
+        there, needed = self.end, self.begin + math.prod(self.shape) * self.dtype.itemsize
+        if there < needed:
+            raise self.trouble(f"{there} bytes", f"{needed}, as its header says", "it is cut off")
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self.handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
-    def _header(self, file: Any) -> None:
+    def _find(self, dataset: str | None) -> int:
+        """What reads bytes; and where they end."""
+        self.get = partial(fill, self.handle)
+        return self.state[0]
+
+    def _header(self) -> None:
+        # a header may say that it is of any length
+        first = np.empty(max(min(HEADER, self.end - self.begin), 0), np.uint8)
+        self.get(first, self.begin)
         try:
-            version = np.lib.format.read_magic(file)
+            head = io.BytesIO(first.tobytes())
+            version = np.lib.format.read_magic(head)
             if version not in HEADERS:
                 raise ValueError(f"format {version}")
-            head = io.BytesIO(file.read(HEADER))  # a header may say that it is of any length
             self.shape, self.by_columns, self.stored = HEADERS[version](head)
-            file.seek(head.tell() + np.lib.format.MAGIC_LEN)
+            self.begin += head.tell()
         except OSError:
             raise
         except Exception as error:  # of a parser that meets anything
@@ -116,11 +136,51 @@ class NpySource(Source):
             out.byteswap(inplace=True)
 
     def _fill(self, out: np.ndarray[Any, Any], box: Box, shape: Shape) -> None:
-        end = read_box(self.handle, out, box, shape, self.begin)
+        end = read_box(self.get, out, box, shape, self.begin)
         if end is not None:
             raise self.trouble(
                 f"its end behind byte {end}", "the rest of the array", "it was cut off meanwhile"
             )
+
+
+# -- npz -----------------------------------------------------------------------------------
+def members_of(path: str) -> dict[str, zipfile.ZipInfo]:
+    """The arrays in an npz file, by their names."""
+    try:
+        regular(path)
+        with zipfile.ZipFile(path) as archive:
+            found = [m for m in archive.infolist() if m.filename.endswith(".npy")]
+    except Exception as error:  # of a parser that meets anything
+        raise trouble(path, short(error), "a file that np.savez wrote") from None
+    return {m.filename.removesuffix(".npy"): m for m in found}
+
+
+class NpzSource(NpySource):
+    """A member of what `np.savez` wrote, read as an npy file; of what `np.savez_compressed` wrote, inflated
+    on the way (see members.py)."""
+
+    def _find(self, dataset: str | None) -> int:
+        members = members_of(self.path)
+        self.dataset = chosen(self.path, sorted(members), dataset)
+        member = members[self.dataset]
+        head = np.zeros(LOCAL.size, np.uint8)
+        fill(self.handle, head, member.header_offset)
+        magic, *_, name, extra = LOCAL.unpack(head.tobytes())
+        if magic != MEMBER or member.flag_bits & ENCRYPTED:
+            raise self.trouble(f"a member {self.dataset!r:.60} that is damaged", "it as it was")
+        begin = member.header_offset + LOCAL.size + name + extra
+        self.bytes = member.compress_size
+        if member.compress_type == zipfile.ZIP_STORED:
+            self.get, self.begin = partial(fill, self.handle), begin
+            return min(begin + member.file_size, self.state[0])
+        if member.compress_type != zipfile.ZIP_DEFLATED:
+            raise self.trouble(f"compression {member.compress_type}", "deflate, as np.savez has it")
+        self.inflates = True
+        self.get = Member(self, begin, member).fill
+        return member.file_size
+
+    def stored_bytes(self) -> int:
+        return self.bytes
 
 
 # -- HDF5 ----------------------------------------------------------------------------------
@@ -170,6 +230,7 @@ class Hdf5Source(Source):
         how = self.data.id.get_create_plist()
         self.filters = [how.get_filter(k)[:1] for k in range(how.get_nfilters())]
         self.kept, self.opened = Kept(), version(self.path)
+        self.inflates = bool(self.filters)
         self._own: int | None = None
 
     def stored_bytes(self) -> int:
@@ -178,23 +239,30 @@ class Hdf5Source(Source):
     def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
         if not out.size:
             return
-        state = version(self.path)
-        if not self.filters:
-            self._read(out, box)
-        else:
+        if self.filters:
             assert self.grain is not None
-            whole: Any = out
-            grain = self.grain
+            self.read_chunks(out, box, itertools.product(*chunks_in(box, self.grain)))
+            return
+        self._read(out, box)
+        self._look()
 
-            def read(index: tuple[int, ...]) -> None:
-                chunk = chunk_box(index, grain)
-                common = intersect(chunk, box)
-                at = tuple(lo for lo, _ in chunk)
-                found = self.kept.of(index, state, partial(self._chunk, at))
-                whole[(*slices(common, box), ...)] = found[slices(common, chunk)]
+    def read_chunks(self, out: np.ndarray[Any, Any], box: Box, chunks: Iterable[Index]) -> None:
+        state, grain = version(self.path), self.grain
+        assert grain is not None
+        whole: Any = out
 
-            chunks = itertools.product(*chunks_in(box, grain))
-            each_of(read, chunks, out.nbytes, self._together(out, box))
+        def read(index: Index) -> None:
+            chunk = chunk_box(index, grain)
+            common = intersect(chunk, box)
+            at = tuple(lo for lo, _ in chunk)
+            found = self.kept.of(index, state, partial(self._chunk, at))
+            whole[(*slices(common, box), ...)] = found[slices(common, chunk)]
+
+        each_of(read, chunks, out.nbytes, self._together(out, box))
+        self._look()
+
+    def _look(self) -> None:
+        """Whether this is the file that was opened."""
         if version(self.path) != self.opened:
             raise self.changed()
 
@@ -365,16 +433,22 @@ class ZarrSource(Source):
 
 
 # -- which of them ---------------------------------------------------------------------------
-def open_source(path: str | os.PathLike[str], dataset: str | None = None) -> Source:
+def open_source(path: str | os.PathLike[str], dataset: str | Sequence[str] | None = None) -> Source:
     """The array in a file, found by the file's suffix."""
     name = os.fspath(path)
     suffix = Path(name).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise DataFileError.because(
-            f"file {name}", got=f"suffix {suffix!r}", needed=" or ".join(SUFFIXES)
-        )
+    if suffix not in (*SUFFIXES, *ONLY_READ):
+        needed = " or ".join((*SUFFIXES, *ONLY_READ))
+        raise DataFileError.because(f"file {name}", got=f"suffix {suffix!r}", needed=needed)
+    if suffix in TABLES:
+        return TableSource(name, dataset)
+    if dataset is not None and not isinstance(dataset, str):
+        raise trouble(name, f"dataset={dataset!r:.80}", "one name; of a table, several columns")
     if dataset is not None and suffix == ".npy":
-        raise trouble(name, f"dataset={dataset!r}", "a .h5 or .zarr, which may hold several arrays")
+        several = "a .npz, .h5 or .zarr, which may hold several arrays"
+        raise trouble(name, f"dataset={dataset!r}", several)
+    if suffix == ".npz":
+        return NpzSource(name, dataset)
     if suffix in (".h5", ".hdf5"):
         return Hdf5Source(name, dataset)
     if suffix == ".npy":
@@ -388,6 +462,8 @@ def open_source(path: str | os.PathLike[str], dataset: str | None = None) -> Sou
 def from_data(data: dict[str, Any]) -> Source:
     """The source that `as_data` told of, opened here."""
     shape, dtype = tuple(data["shape"]), DTYPES[data["dtype"]]
+    if "falls" in data:
+        return SortedRuns(data["path"], shape, dtype, tuple(data["bounds"]), data["falls"])
     if "sums" in data:
         return ChunkSource(data["path"], None, shape, dtype, tuple(data["chunks"]), data["sums"])
     found = open_source(data["path"], data["dataset"])

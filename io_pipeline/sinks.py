@@ -31,14 +31,14 @@ from ostinato.ops.core.disk import (
     unstage,
     write,
 )
-from ostinato.ops.core.layout import Box, Shape
+from ostinato.ops.core.layout import Box, Shape, intersect, slices
 from ostinato.ops.core.spec import DTYPES
 
 from ostinato.errors import DataFileError
 
 from . import chunks as zarr
 from .files import SUFFIXES, chosen
-from .source import LONGEST, runs, trouble, version
+from .source import LONGEST, chunk_box, chunks_in, runs, trouble, version
 
 LONG = 1 << 16  # bytes of a stretch from which on writing it costs no more than copying it
 
@@ -46,7 +46,6 @@ LONG = 1 << 16  # bytes of a stretch from which on writing it costs no more than
 class Sink:
     """Where an array goes. `write` may be called by several threads and processes."""
 
-    one_by_one = False  # whether only one may write at a time
     chunks: Shape | None = None  # extents of what only one may write
 
     def __init__(
@@ -100,6 +99,25 @@ class Sink:
     def write(self, part: np.ndarray[Any, Any], box: Box) -> Any:
         """Write a box of the array. What it gives, the caller of the engine gets."""
         raise NotImplementedError
+
+    def _write_at(self, begin: int, part: np.ndarray[Any, Any], box: Box) -> None:
+        """A box of an array that lies in order from a byte of the file on. Who will `finish` sees to it
+        that all is on the disk; what others wrote elsewhere they do themselves."""
+        whole = np.ascontiguousarray(part).reshape([hi - lo for lo, hi in box])
+        first, _ = next(runs(whole, box, self.shape))
+        if first.nbytes < LONG and first.size < whole.size:
+            lies = np.memmap(self.part, self.dtype, "r+", begin, self.shape)
+            lies[tuple(slice(lo, hi) for lo, hi in box)] = whole
+            lies.flush()
+            return
+        handle = os.open(self.part, os.O_WRONLY)
+        try:
+            for stretch, start in runs(whole, box, self.shape):
+                _put(handle, stretch, begin + start * self.dtype.itemsize)
+            if self.is_given:
+                os.fsync(handle)
+        finally:
+            os.close(handle)
 
     def finish(self) -> None:
         """Let the file take the target's name."""
@@ -161,8 +179,9 @@ def from_data(data: dict[str, Any]) -> Sink:
     about = data["path"], data["dataset"], tuple(data["shape"]), DTYPES[data["dtype"]]
     if "chunks" in data:
         return ZarrSink(*about, tuple(data["chunks"]), data["part"], data["checked"])
-    kind = NpySink if data["dataset"] is None else Hdf5Sink
-    return kind(*about, data["part"])
+    if "begin" in data:
+        return Hdf5Sink(*about, data["part"], data["begin"])
+    return NpySink(*about, data["part"])
 
 
 # -- npy -----------------------------------------------------------------------------------
@@ -196,21 +215,7 @@ class NpySink(Sink):
         if not part.size:
             return
         with self.trouble():
-            begin = self._data()
-            whole = np.ascontiguousarray(part).reshape([hi - lo for lo, hi in box])
-            first, _ = next(runs(whole, box, self.shape))
-            if first.nbytes < LONG and first.size < whole.size:
-                lies = np.memmap(self.part, self.dtype, "r+", begin, self.shape)
-                lies[tuple(slice(lo, hi) for lo, hi in box)] = whole
-                lies.flush()
-                return
-            handle = os.open(self.part, os.O_WRONLY)
-            try:
-                for stretch, start in runs(whole, box, self.shape):
-                    _put(handle, stretch, begin + start * self.dtype.itemsize)
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+            self._write_at(self._data(), part, box)
 
 
 def _reserve(handle: int, size: int) -> None:
@@ -235,8 +240,6 @@ def _put(handle: int, stretch: np.ndarray[Any, Any], at: int) -> None:
 class Hdf5Sink(Sink):
     """One dataset. Others that the file has stay."""
 
-    one_by_one = True
-
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -244,9 +247,14 @@ class Hdf5Sink(Sink):
         shape: Shape,
         dtype: np.dtype[Any],
         part: str | None = None,
+        begin: int | None = None,
     ) -> None:
         super().__init__(path, dataset, shape, dtype, part)
         self.replaces = version(self.path)
+        self.begin = begin  # where in the file the numbers lie, in order; None of one
+
+    def as_data(self) -> dict[str, Any]:
+        return super().as_data() | {"begin": self.begin}
 
     def create(self) -> None:
         try:
@@ -263,7 +271,11 @@ class Hdf5Sink(Sink):
                 if isinstance(file.get(self.dataset), h5py.Dataset):
                     del file[self.dataset]
                 try:
-                    file.create_dataset(self.dataset, self.shape, self.dtype)
+                    plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+                    plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+                    plan.set_fill_time(h5py.h5d.FILL_TIME_NEVER)  # each byte is written once
+                    made = file.create_dataset(self.dataset, self.shape, self.dtype, dcpl=plan)
+                    self.begin = made.id.get_offset()
                 except (ValueError, TypeError) as error:
                     # the name is a group's, or goes through a dataset
                     raise trouble(
@@ -292,13 +304,16 @@ class Hdf5Sink(Sink):
             shutil.copyfile(self.path, self.part)
 
     def write(self, part: np.ndarray[Any, Any], box: Box) -> None:
-        import h5py
-
         if not part.size:
             return
         with self.trouble():
-            with h5py.File(self.part, "r+") as file:
-                file[self.dataset][tuple(slice(lo, hi) for lo, hi in box)] = part
+            if self.begin is not None:
+                self._write_at(self.begin, part, box)
+                return
+            import h5py
+
+            with h5py.File(self.part, "r+") as file:  # one number
+                file[self.dataset][()] = part
             sync(self.part)
 
     def finish(self) -> None:
@@ -329,6 +344,7 @@ class ZarrSink(Sink):
         super().__init__(path, dataset, shape, dtype, part)
         self.chunks: Shape = chunks
         self.checked = checked
+        self.mended = False  # whether chunks were written in parts
         # What is made is the first folder on the way that is not there yet, or else the array's own.
         steps = self.dataset.split("/") if self.dataset else []
         self.target, self.above = self.path, list[str]()
@@ -375,7 +391,9 @@ class ZarrSink(Sink):
                 "use a new name",
             )
 
-    def write(self, part: np.ndarray[Any, Any], box: Box) -> tuple[str, str]:
+    def write(self, part: np.ndarray[Any, Any], box: Box) -> Any:
+        if not self._is_chunk(box):
+            return self._write_some(part, box)
         index = tuple(lo // n for (lo, _), n in zip(box, self.chunks, strict=True))
         name = zarr.chunk_name(index)
         if part.shape != self.chunks:  # at the array's edge, chunks reach beyond
@@ -387,10 +405,43 @@ class ZarrSink(Sink):
             write(os.path.join(self.folder, name), data, durable=True)
         return name, zarr.checksum(data) if self.checked else ""
 
+    def _is_chunk(self, box: Box) -> bool:
+        """Whether it is all that a chunk has of the array."""
+        sizes = zip(box, self.chunks, self.shape, strict=True)
+        return all(lo % n == 0 and hi == min(lo + n, size) for (lo, hi), n, size in sizes)
+
+    def _write_some(self, part: np.ndarray[Any, Any], box: Box) -> None:
+        """What chunks have of a box, of which others may be writing the rest."""
+        if not part.size:
+            return
+        assert not self.checked, "of chunks as a whole"
+        self.mended = True
+        size = math.prod(self.chunks) * self.dtype.itemsize
+        with self.trouble():
+            for index in itertools.product(*chunks_in(box, self.chunks)):
+                chunk = chunk_box(index, self.chunks)
+                common = intersect(chunk, box)
+                inside = tuple(
+                    (lo - at, hi - at) for (lo, hi), (at, _) in zip(common, chunk, strict=True)
+                )
+                piece = np.ascontiguousarray(part[slices(common, box)])
+                name = os.path.join(self.folder, zarr.chunk_name(index))
+                handle = os.open(name, os.O_WRONLY | os.O_CREAT, 0o666)
+                try:
+                    os.ftruncate(handle, size)
+                    for stretch, start in runs(piece, inside, self.chunks):
+                        _put(handle, stretch, start * self.dtype.itemsize)
+                    if self.is_given:
+                        os.fsync(handle)
+                finally:
+                    os.close(handle)
+
     def seal(self) -> tuple[str, str]:
         """Write what Zarr must know of the array: that file's name and checksum."""
         about = zarr.header(self.shape, self.dtype, self.chunks)
         with self.trouble():
+            for name in os.listdir(self.folder) if self.mended else ():
+                sync(os.path.join(self.folder, name))
             write(os.path.join(self.folder, zarr.HEADER), about, durable=True)
             folder = self.folder
             sync(folder)

@@ -7,15 +7,16 @@ fewer bytes than the system reads anyway (`CLOSE`), or which lie in one chunk of
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import math
 import os
+import re
 import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -40,12 +41,15 @@ KEPT = 8 << 20  # bytes of chunks that stay for who reads another part of them
 LARGE = 1 << 22  # bytes for which it is worth to start threads,
 SHARE = 4  # chunks that one of them takes at a time
 FEWEST_THREADS, MOST_THREADS = 4, 16  # as many as there are processors
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object, as Python's own words have it
 FEW = 64  # reads that are not worth looking for fewer
 LITTLE = 1 << 20  # bytes that are always there to note places in
 NOTES = 40  # bytes for each of them
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
+Index = tuple[int, ...]
 Axis = range | Places
+Get = Callable[[np.ndarray[Any, Any], int], bool]  # reads what begins at a byte; False at the end
 Run = tuple[int, int, Places, Places]  # a range; where in it places are, and where they go
 
 
@@ -60,14 +64,21 @@ class Source:
     """An array in a file. `read` may be called by several threads."""
 
     path: str
-    dataset: str | None = None
+    dataset: str | list[str] | None = None
     shape: Shape
     dtype: np.dtype[Any]
     grain: Shape | None = None  # extents of chunks that are read whole
+    inflates = False  # whether chunks are more work than copying what is wanted of them
+    in_turn = False  # whether it is made in order, so that threads side by side only wait
+    once = False  # and can be read only once
     by_columns = False  # whether the first axis is the one whose neighbours are next to each other
 
     def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
         """Fill `out`, an array in order, with a box of the file's."""
+        raise NotImplementedError
+
+    def read_chunks(self, out: np.ndarray[Any, Any], box: Box, chunks: Iterable[Index]) -> None:
+        """The same, but only what these chunks have of it."""
         raise NotImplementedError
 
     def sliced(self, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Source:
@@ -150,8 +161,8 @@ class Source:
 
 
 def short(error: BaseException) -> str:
-    """What a library says, as part of a sentence."""
-    said = " ".join(str(error).split()).rstrip(".")
+    """What a library says, as part of a sentence that is the same in every run."""
+    said = ADDRESS.sub("", " ".join(str(error).split())).rstrip(".")
     return f"{type(error).__name__}: {said:.200}" if said else type(error).__name__
 
 
@@ -184,6 +195,12 @@ def version(path: str) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
+def stamp(path: str) -> str:
+    """A file, and what changes when somebody writes to it."""
+    found = os.stat(path)
+    return f"{os.path.abspath(path)} {found.st_size} {found.st_mtime_ns}"
+
+
 def runs(
     out: np.ndarray[Any, Any], box: Box, shape: Shape
 ) -> Iterator[tuple[np.ndarray[Any, Any], int]]:
@@ -208,7 +225,7 @@ def _lies(box: Box, shape: Shape) -> tuple[int, list[int], int]:
 
 
 def read_box(
-    handle: int, out: np.ndarray[Any, Any], box: Box, shape: Shape, begin: int = 0
+    get: Get, out: np.ndarray[Any, Any], box: Box, shape: Shape, begin: int = 0
 ) -> int | None:
     """Fill `out`, an array in order, with a box of the array that begins at a byte of a file; the byte
     behind which the file ends, if it ends too early. Of rows that are near each other, what lies
@@ -227,11 +244,11 @@ def read_box(
         for k in range(0, rows.shape[outer], many):
             part, here = rows[(*place, slice(k, k + many))], at + k * lies[0]
             if len(part) == 1:
-                if not fill(handle, part, here):
+                if not get(part, here):
                     return here
                 continue
             slab = np.empty((len(part) - 1) * lies[0] + length, np.uint8)
-            if not fill(handle, slab, here):
+            if not get(slab, here):
                 return here
             part[...] = np.ndarray(part.shape, out.dtype, slab, 0, lies)
     return None
@@ -288,9 +305,6 @@ def chunk_box(index: Sequence[int], chunks: Shape) -> Box:
     return tuple((k * n, (k + 1) * n) for k, n in zip(index, chunks, strict=True))
 
 
-Index = tuple[int, ...]
-
-
 def each_of(
     work: Callable[[Index], None],
     chunks: Iterable[Index],
@@ -309,10 +323,53 @@ def each_of(
             work(index)
 
     count = min(MOST_THREADS, max(FEWEST_THREADS, len(os.sched_getaffinity(0))))
-    left = iter(chunks)
-    shares = iter(lambda: list(itertools.islice(left, SHARE)), [])
-    with ThreadPoolExecutor(count, "ostinato-files", begin_to_help) as pool:
-        list(pool.map(share, shares))
+    shares, errors, threads = _Shares(chunks), dict[int, BaseException](), []
+
+    def work_on() -> None:
+        number = -1
+        try:
+            while not errors:
+                number, few = shares.take()
+                if not few:
+                    return
+                share(few)
+        except BaseException as error:
+            errors[number] = error
+
+    def help_too(more: int) -> None:
+        """In a thread, which begins another one first: nobody waits for more than one to begin."""
+        begin_to_help()
+        begin(more)
+        work_on()
+
+    def begin(more: int) -> None:
+        if more and not errors and not shares.is_empty:
+            made = threading.Thread(target=help_too, args=(more - 1,), name="ostinato-files")
+            with contextlib.suppress(RuntimeError):  # no more threads can be had
+                made.start()
+                threads.append(made)
+
+    begin(count - 1)
+    work_on()
+    for thread in threads:  # each has begun the next one before it ends
+        thread.join()
+    if errors:
+        raise errors[min(errors)]  # the same one every time
+
+
+class _Shares:
+    """Chunks to be dealt with, a few at a time."""
+
+    def __init__(self, chunks: Iterable[Index]) -> None:
+        self.chunks = iter(chunks)
+        self.lock, self.taken, self.is_empty = threading.Lock(), 0, False
+
+    def take(self) -> tuple[int, list[Index]]:
+        """The next few, and their number; none at the end."""
+        with self.lock:
+            few = list(itertools.islice(self.chunks, SHARE))
+            self.is_empty, self.taken = not few, self.taken + 1
+            return self.taken, few
 
 
 # -- parts that are no boxes ------------------------------------------------------------------

@@ -6,18 +6,35 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from ostinato.errors import ArgumentError
+import numpy as np
+
+from ostinato.errors import ArgumentError, BoundsError
 
 from . import linalg
 from .contraction import diagonal, matmul, tensordot, vecdot
-from .core.array import Array, Operandish, as_array
-from .core.spec import bool_
+from .core.array import Array, Operandish, apply, as_array
+from .core.spec import DTypeLike, bool_, int64
 from .core.user_line import misfit
-from .creation import eye, ones
-from .elementwise import astype, multiply, where
-from .indexing import nonzero
+from .creation import arange, eye, ones, zeros
+from .elementwise import as_dtype, astype, multiply, where
+from .indexing import nonzero, take
 from .reduction import cumulative_prod, cumulative_sum
-from .shape import axis_of, concat, flip, moveaxis, pad, reshape, slice_axes, stack, swapaxes, tril
+from .shape import (
+    MODES,
+    axis_of,
+    broadcast_to,
+    concat,
+    expand_dims,
+    flip,
+    listed,
+    moveaxis,
+    pad,
+    reshape,
+    slice_axes,
+    stack,
+    swapaxes,
+    tril,
+)
 
 __all__ = [
     "append",
@@ -26,12 +43,15 @@ __all__ = [
     "atleast_1d",
     "atleast_2d",
     "atleast_3d",
+    "block",
     "column_stack",
     "concatenate",
     "cross",
     "cumprod",
     "cumsum",
+    "delete",
     "diag",
+    "diag_indices",
     "diagflat",
     "dot",
     "dsplit",
@@ -42,13 +62,19 @@ __all__ = [
     "hsplit",
     "hstack",
     "identity",
+    "indices",
     "inner",
+    "insert",
     "kron",
+    "put_along_axis",
     "ravel",
     "rot90",
     "split",
     "transpose",
     "tri",
+    "tril_indices",
+    "triu_indices",
+    "unravel_index",
     "vdot",
     "vsplit",
     "vstack",
@@ -94,7 +120,9 @@ def atleast_3d(*arys: Operandish) -> Any:
 
 
 # -- joining -------------------------------------------------------------------------------------
-def concatenate(arrays: Sequence[Operandish], axis: int | None = 0, *, dtype: Any = None) -> Array:
+def concatenate(
+    arrays: Sequence[Operandish], axis: int | None = 0, *, dtype: DTypeLike | None = None
+) -> Array:
     """One behind the other along an axis; flat, for None."""
     found = concat(list(arrays), axis=axis)
     return found if dtype is None else astype(found, dtype)
@@ -107,12 +135,12 @@ def append(arr: Operandish, values: Operandish, axis: int | None = None) -> Arra
     return concat([arr, values], axis=axis)
 
 
-def vstack(tup: Sequence[Operandish], *, dtype: Any = None) -> Array:
+def vstack(tup: Sequence[Operandish], *, dtype: DTypeLike | None = None) -> Array:
     """As rows below each other."""
     return concatenate([atleast_2d(x) for x in tup], dtype=dtype)
 
 
-def hstack(tup: Sequence[Operandish], *, dtype: Any = None) -> Array:
+def hstack(tup: Sequence[Operandish], *, dtype: DTypeLike | None = None) -> Array:
     """Beside each other: along the second axis, or the only one."""
     rows = [atleast_1d(x) for x in tup]
     return concatenate(rows, axis=0 if rows and rows[0].ndim == 1 else 1, dtype=dtype)
@@ -127,6 +155,68 @@ def column_stack(tup: Sequence[Operandish]) -> Array:
     """What has one axis is a column."""
     given = [atleast_1d(x) for x in tup]
     return concat([x if x.ndim > 1 else x[:, None] for x in given], axis=1)
+
+
+def block(arrays: Any) -> Array:
+    """Arrays in nested lists, put together: the innermost ones along the last axis, and so on."""
+
+    def depth(part: Any) -> int:
+        return 1 + max(map(depth, part), default=0) if isinstance(part, list) else 0
+
+    def rank(part: Any) -> int:
+        return max(map(rank, part)) if isinstance(part, list) else as_array(part).ndim
+
+    levels = depth(arrays)
+    if not levels:
+        return as_array(arrays)
+    wide = max(levels, rank(arrays))
+
+    def joined(part: Any, axis: int) -> Array:
+        if not isinstance(part, list):
+            x = as_array(part)
+            return reshape(x, (1,) * (wide - x.ndim) + x.shape)
+        return concat([joined(p, axis + 1) for p in part], axis=axis)
+
+    return joined(arrays, -levels)
+
+
+def insert(
+    arr: Operandish, obj: int | Sequence[int], values: Operandish, axis: int | None = None
+) -> Array:
+    """With values before some places along an axis, which are counted in what was there; of all elements in
+    one row, for None. A number is a place for all values."""
+    x = as_array(arr)
+    x, axis = (ravel(x), 0) if axis is None else (x, axis)
+    d = axis_of(axis, x.ndim, "insert")
+    n = x.shape[d]
+    places = [k + n if k < 0 else k for k in listed(obj, "insert")]
+    if any(not 0 <= k <= n for k in places):
+        raise misfit(BoundsError, "insert", got=f"places {obj}", needed=f"{-n} to {n}")
+    v = astype(as_array(values), x.dtype)
+    one = isinstance(obj, int)
+    if v.ndim and one and v.ndim == x.ndim:
+        places = places * v.shape[d]
+    elif v.ndim and one and x.ndim == 1:
+        places = places * v.size
+    elif v.ndim and v.ndim < x.ndim and one:
+        v = expand_dims(v, axis=d)
+    shape = (*x.shape[:d], len(places), *x.shape[d + 1 :])
+    whole = concat([x, broadcast_to(v, shape)], axis=d)
+    came = sorted([(k, 1, k) for k in range(n)] + [(p, 0, n + j) for j, p in enumerate(places)])
+    return take(whole, np.array([k for *_, k in came], np.int64), axis=d)
+
+
+def delete(arr: Operandish, obj: int | slice | Sequence[int], axis: int | None = None) -> Array:
+    """Without what is at some places along an axis; of all elements in one row, for None."""
+    x = as_array(arr)
+    x, axis = (ravel(x), 0) if axis is None else (x, axis)
+    d = axis_of(axis, x.ndim, "delete")
+    n = x.shape[d]
+    some = range(*obj.indices(n)) if isinstance(obj, slice) else listed(obj, "delete")
+    if any(not -n <= k < n for k in some):
+        raise misfit(BoundsError, "delete", got=f"places {obj}", needed=f"{-n} to {n - 1}")
+    gone = {k % n for k in some}
+    return take(x, np.array([k for k in range(n) if k not in gone], np.int64), axis=d)
 
 
 # -- splitting -----------------------------------------------------------------------------------
@@ -232,14 +322,80 @@ def diagflat(v: Operandish, k: int = 0) -> Array:
     return diag(ravel(v), k)
 
 
-def identity(n: int, dtype: Any = None) -> Array:
+def identity(n: int, dtype: DTypeLike | None = None) -> Array:
     """Ones on the diagonal of a square."""
     return eye(n, dtype=dtype)
 
 
-def tri(N: int, M: int | None = None, k: int = 0, *, dtype: Any = None) -> Array:
+def tri(N: int, M: int | None = None, k: int = 0, *, dtype: DTypeLike | None = None) -> Array:
     """Ones on and below the k-th diagonal."""
     return tril(ones((N, N if M is None else M), dtype=dtype), k=k)
+
+
+# -- places --------------------------------------------------------------------------------------
+def put_along_axis(
+    arr: Operandish,
+    indices: Operandish,
+    values: Operandish,
+    axis: int | None = -1,
+    *,
+    mode: str = "set",
+) -> Array:
+    """The array with values at each line's own places along an axis: set there, or joined by `add`,
+    `multiply`, `min` or `max`. The array that was given stays."""
+    x, i = as_array(arr), as_array(indices)
+    if axis is None:
+        return reshape(put_along_axis(ravel(x), ravel(i), values, 0, mode=mode), x.shape)
+    d = axis_of(axis, x.ndim, "put_along_axis")
+    if mode not in MODES:
+        raise misfit(ArgumentError, "put_along_axis", got=f"mode={mode!r}", needed=", ".join(MODES))
+    if i.ndim != x.ndim:
+        raise misfit(
+            ArgumentError,
+            "put_along_axis",
+            got=f"{x.shape} and indices {i.shape}",
+            needed="as many axes in both",
+        )
+    shape = tuple(m if k == d else n for k, (n, m) in enumerate(zip(x.shape, i.shape, strict=True)))
+    lines = tuple(
+        broadcast_to(i, shape) if k == d else apply("iota", shape=shape, axis=k, dtype=int64)
+        for k in range(x.ndim)
+    )
+    made: Array = getattr(x.at[lines], mode)(values)
+    return made
+
+
+def indices(dimensions: Sequence[int], dtype: DTypeLike = int64) -> Array:
+    """For each axis of a grid the places along it."""
+    shape = listed(dimensions, "indices")
+    kind = as_dtype(dtype)
+    if not shape:
+        return zeros((0,), dtype=kind)
+    return stack([apply("iota", shape=shape, axis=d, dtype=kind) for d in range(len(shape))])
+
+
+def unravel_index(indices: Operandish, shape: Sequence[int]) -> tuple[Array, ...]:
+    """The places along each axis that the numbers of elements, counted in one row, stand for."""
+    rest, found = astype(as_array(indices), int64), list[Array]()
+    for n in reversed(listed(shape, "unravel_index")):
+        found.append(rest % n)
+        rest = rest // n
+    return tuple(reversed(found))
+
+
+def diag_indices(n: int, ndim: int = 2) -> tuple[Array, ...]:
+    """The places of the diagonal of a cube."""
+    return (arange(n),) * ndim
+
+
+def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Array, ...]:
+    """The places on and below the k-th diagonal of a matrix."""
+    return tuple(map(as_array, np.tril_indices(n, k, m)))
+
+
+def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Array, ...]:
+    """The places on and above the k-th diagonal of a matrix."""
+    return tuple(map(as_array, np.triu_indices(n, k, m)))
 
 
 # -- products ------------------------------------------------------------------------------------
@@ -279,13 +435,13 @@ def cross(a: Operandish, b: Operandish, axis: int = -1) -> Array:
 
 
 # -- along an axis -------------------------------------------------------------------------------
-def cumsum(a: Operandish, axis: int | None = None, *, dtype: Any = None) -> Array:
+def cumsum(a: Operandish, axis: int | None = None, *, dtype: DTypeLike | None = None) -> Array:
     """Running sums along an axis; of all elements in one row, for None."""
     x, d = (ravel(a), 0) if axis is None else (as_array(a), axis)
     return cumulative_sum(x, axis=d, dtype=dtype)
 
 
-def cumprod(a: Operandish, axis: int | None = None, *, dtype: Any = None) -> Array:
+def cumprod(a: Operandish, axis: int | None = None, *, dtype: DTypeLike | None = None) -> Array:
     """Running products along an axis; of all elements in one row, for None."""
     x, d = (ravel(a), 0) if axis is None else (as_array(a), axis)
     return cumulative_prod(x, axis=d, dtype=dtype)

@@ -21,10 +21,15 @@ from . import (
     arrangement,
     contraction,
     creation,
+    histograms,
     indexing,
     linalg,
     numerical,
+    quantiles,
     reduction,
+    segments,
+    selection,
+    sets,
     shape,
     sorting,
     statistics,
@@ -32,6 +37,7 @@ from . import (
 from . import elementwise as e
 from .core.array import Array, as_array, functions, weak_kind
 from .core.spec import DTYPES, DType, bool_, float64, int64, is_inexact
+from .core.spelling import of_numpy
 from .core.user_line import misfit
 
 # -- what takes more than a name -----------------------------------------------------------
@@ -98,6 +104,28 @@ def _spread(function: Callable[..., Array]) -> Callable[..., Array]:
     )
 
 
+def _with_shares(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Shares in a list are float64, as NumPy takes them."""
+
+    def run(
+        a: Any, q: Any, axis: Any = None, method: str = "linear", keepdims: bool = False
+    ) -> Array:
+        q = np.asarray(q) if isinstance(q, list | tuple) else q
+        whole = isinstance(q, int) or getattr(q, "dtype", float64).kind in "iu"
+        if whole and not is_inexact(as_array(a).dtype):
+            raise misfit(
+                ArgumentError,
+                f"np.{function.__name__}",
+                got="whole numbers as shares of whole numbers, and an ostinato array",
+                needed="floats",
+                do="convert them with .astype(float)",
+            )
+        q = q.astype(np.float64) if isinstance(q, np.ndarray) and whole else q
+        return function(a, q, axis, method=method, keepdims=keepdims)
+
+    return run
+
+
 def _two_last(x: Any, axis1: int, axis2: int) -> Array:
     return shape.moveaxis(x, (axis1, axis2), (-2, -1))
 
@@ -138,8 +166,8 @@ def _unique(
     equal_nan: bool = True,
 ) -> Any:
     if not (return_index or return_inverse or return_counts):
-        return _one_nan(sorting.unique_values(ar), equal_nan)
-    values, first, inverse, counts = sorting.unique_all(ar)
+        return _one_nan(sets.unique_values(ar), equal_nan)
+    values, first, inverse, counts = sets.unique_all(ar)
     if _one_nan(values, equal_nan) is not values:
         raise misfit(
             ArgumentError,
@@ -155,25 +183,6 @@ def _one_nan(values: Array, equal: bool) -> Array:
     """Sorted values with at most one NaN."""
     nans = int(reduction.sum(e.isnan(values))) if equal and is_inexact(values.dtype) else 0
     return values[: 1 - nans] if nans > 1 else values
-
-
-def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Array:
-    a = as_array(x)
-    if ord is None:
-        return linalg.vector_norm(a, axis=axis, keepdims=keepdims)
-    if a.ndim == 1 or isinstance(axis, int):
-        return linalg.vector_norm(a, axis=axis, keepdims=keepdims, ord=ord)
-    if axis is None and a.ndim == 2:
-        axis = (-2, -1)
-    if not isinstance(axis, tuple) or len(axis) != 2:
-        raise misfit(
-            ArgumentError,
-            "np.linalg.norm",
-            got=f"ord={ord!r}, axis={axis!r}",
-            needed="one axis, or the two of a matrix",
-        )
-    found = linalg.matrix_norm(_two_last(a, *axis), ord=ord)
-    return shape.expand_dims(found, tuple(d % a.ndim for d in axis)) if keepdims else found
 
 
 def _clipped(
@@ -201,22 +210,60 @@ def _chosen(condition: Any, x: Any = None, y: Any = None) -> Any:
     return indexing.nonzero(condition) if x is None else e.where(condition, x, y)
 
 
+def _difference(ar1: Any, ar2: Any, assume_unique: bool = False) -> Array:
+    if assume_unique:  # which keeps the order, and what occurs twice
+        raise misfit(
+            ArgumentError,
+            "np.setdiff1d",
+            got="assume_unique=True and an ostinato array",
+            needed="assume_unique=False",
+            do="write x[~ost.isin(x, y)], which keeps the order",
+        )
+    return sets.setdiff1d(ar1, ar2)
+
+
+def _in_one_only(ar1: Any, ar2: Any, assume_unique: bool = False) -> Array:
+    """A number of Python's is int64 or float64, unless NumPy takes it as it is."""
+    return sets.setxor1d(*((ar1, ar2) if assume_unique else map(as_array, (ar1, ar2))))
+
+
+def _counts(x: Any, weights: Any = None, minlength: int = 0) -> Array:
+    found = segments.bincount(x, weights, minlength)
+    return found if as_array(x).size else e.astype(found, int64)  # as NumPy counts nothing
+
+
+def _histogram(
+    a: Any, bins: Any = 10, range: Any = None, density: bool | None = None, weights: Any = None
+) -> tuple[Array, Array]:
+    found, edges = histograms.histogram(a, bins, range, bool(density), weights)
+    whole = weights is not None and not density and not is_inexact(as_array(weights).dtype)
+    return e.astype(found, as_array(weights).dtype) if whole else found, edges
+
+
 # -- what each of NumPy's functions is -----------------------------------------------------
 
 OTHERWISE = (  # ours, whose dtypes or edges are not NumPy's
     *("corrcoef", "cov", "digitize", "geomspace", "gradient", "interp", "logspace", "polyval"),
-    *("trapezoid", "vander", "deg2rad", "degrees", "heaviside", "rad2deg", "radians"),
+    *("trapezoid", "vander", "deg2rad", "degrees", "heaviside", "rad2deg", "radians", "piecewise"),
 )
 
 MEANT: dict[str, Callable[..., Any]] = {
     **{
         name: getattr(module, name)
-        for module in (arrangement, numerical, statistics)
+        for module in (
+            *(arrangement, histograms, numerical, quantiles),
+            *(segments, selection, sets, statistics),
+        )
         for name in module.__all__
         if name not in OTHERWISE and hasattr(np, name)
     },
     **{name: _reduced(getattr(reduction, name)) for name in ("all", "any", "max", "min")},
     **{name: _reduced(getattr(reduction, name)) for name in ("argmax", "argmin", "count_nonzero")},
+    "setdiff1d": _difference,
+    "intersect1d": lambda ar1, ar2: sets.intersect1d(as_array(ar1), as_array(ar2)),
+    "setxor1d": _in_one_only,
+    "bincount": _counts,
+    "histogram": _histogram,
     "amax": _reduced(reduction.max),
     "amin": _reduced(reduction.min),
     "sum": _summed(reduction.sum),
@@ -231,18 +278,21 @@ MEANT: dict[str, Callable[..., Any]] = {
     "diff": lambda a, n=1, axis=-1, prepend=None, append=None: reduction.diff(
         a, n=n, axis=axis, prepend=prepend, append=append
     ),
+    **{
+        name: _with_shares(getattr(quantiles, name))
+        for name in ("quantile", "percentile", "nanquantile", "nanpercentile")
+    },
     # sorting
+    "lexsort": sorting.lexsort,
     "sort": _in_order(_sorted),
     "argsort": _in_order(_order),
     "searchsorted": lambda a, v, side="left", sorter=None: sorting.searchsorted(
         a, v, side=side, sorter=sorter
     ),
-    "isin": lambda element, test_elements, invert=False: sorting.isin(
+    "isin": lambda element, test_elements, invert=False: sets.isin(
         element, test_elements, invert=invert
     ),
     "unique": _unique,
-    **{name: getattr(sorting, name) for name in ("unique_all", "unique_counts", "unique_inverse")},
-    "unique_values": sorting.unique_values,
     "nonzero": lambda a: indexing.nonzero(a),
     "where": _chosen,
     "take": lambda a, indices, axis=None: indexing.take(
@@ -298,6 +348,7 @@ MEANT: dict[str, Callable[..., Any]] = {
     # linear algebra
     "linalg.cholesky": lambda a, upper=False: linalg.cholesky(a, upper=upper),
     "linalg.cross": lambda x1, x2, axis=-1: arrangement.cross(x1, x2, axis),
+    "linalg.cond": lambda x, p=None: linalg.cond(x, p),
     "linalg.det": lambda a: linalg.det(a),
     "linalg.diagonal": lambda x, offset=0: contraction.diagonal(x, offset=offset),
     "linalg.eigh": lambda a: linalg.eigh(a),
@@ -310,7 +361,10 @@ MEANT: dict[str, Callable[..., Any]] = {
     "linalg.matrix_power": lambda a, n: linalg.matrix_power(a, n),
     "linalg.matrix_rank": lambda A, rtol=None: linalg.matrix_rank(A, rtol=rtol),
     "linalg.matrix_transpose": lambda x: shape.matrix_transpose(x),
-    "linalg.norm": _norm,
+    "linalg.multi_dot": lambda arrays: linalg.multi_dot(arrays),
+    "linalg.norm": lambda x, ord=None, axis=None, keepdims=False: linalg.norm(
+        x, ord, axis, keepdims
+    ),
     "linalg.outer": lambda x1, x2: contraction.outer(x1, x2),
     "linalg.pinv": lambda a, rtol=None: linalg.pinv(a, rtol=rtol),
     "linalg.qr": lambda a, mode="reduced": linalg.qr(a, mode=mode),
@@ -321,6 +375,8 @@ MEANT: dict[str, Callable[..., Any]] = {
     ),
     "linalg.svdvals": lambda x: linalg.svdvals(x),
     "linalg.tensordot": lambda x1, x2, axes=2: contraction.tensordot(x1, x2, axes=axes),
+    "linalg.tensorinv": lambda a, ind=2: linalg.tensorinv(a, ind),
+    "linalg.tensorsolve": lambda a, b, axes=None: linalg.tensorsolve(a, b, axes),
     "linalg.trace": lambda x, offset=0, dtype=None: contraction.trace(
         x, offset=offset, dtype=dtype
     ),
@@ -371,11 +427,10 @@ TYPES = frozenset(("result_type", "can_cast"))  # of dtypes, for which an array 
 
 INSTEAD = {
     **{name: f"ost.{name}" for name in OTHERWISE},
-    "argpartition": "ost.argsort(x) or ost.topk(x, k)",
+    "linalg.eig": "ost.linalg.eig(a), whose results are complex",
+    "linalg.eigvals": "ost.linalg.eigvals(a), which are complex",
     "linalg.lstsq": "ost.linalg.lstsq(a, b)",
     "linalg.multi_dot": "a @ b @ c",
-    "median": "ost.sort(x) and the element in the middle",
-    "partition": "ost.sort(x) or ost.topk(x, k)",
     "add.at": "x = x.at[places].add(values)",
     "maximum.at": "x = x.at[places].max(values)",
     "minimum.at": "x = x.at[places].min(values)",
@@ -482,6 +537,8 @@ UFUNCS: dict[str, Callable[..., Any]] = {  # those that are more than one functi
     "deg2rad": lambda x: e.multiply(x, math.pi / 180),
     "degrees": lambda x: e.multiply(x, 180 / math.pi),
     "divmod": lambda x, y: (e.floor_divide(x, y), e.remainder(x, y)),
+    "fmax": numerical.fmax,
+    "fmin": numerical.fmin,
     "rad2deg": lambda x: e.multiply(x, 180 / math.pi),
     "radians": lambda x: e.multiply(x, math.pi / 180),
 }
@@ -490,7 +547,9 @@ REDUCED: dict[str, Callable[..., Any]] = {
     "add.reduce": reduction.sum,
     "logical_and.reduce": reduction.all,
     "logical_or.reduce": reduction.any,
+    "maximum.accumulate": reduction.cumulative_max,
     "maximum.reduce": reduction.max,
+    "minimum.accumulate": reduction.cumulative_min,
     "minimum.reduce": reduction.min,
     "multiply.accumulate": reduction.cumulative_prod,
     "multiply.reduce": reduction.prod,
@@ -603,7 +662,9 @@ def _unchanged(name: str) -> Exception:
 
 
 def _refused(name: str) -> Exception:
-    do = INSTEAD.get(name, f"np.{name}(np.asarray(x), ...), which reads the values")
+    ours = of_numpy(name)
+    read = f"np.{name}(np.asarray(x), ...), which reads the values"
+    do = INSTEAD.get(name) or (f"{ours}, or {read}" if ours else read)
     return misfit(
         ArgumentError,
         f"np.{name}",

@@ -18,6 +18,7 @@ a wider `dtype`.
     halo              parts -> overlapping parts
     start, wait       any of them in two halves; between them stands a pending value
     read              what lies in a file -> parts in memory; each worker reads its own
+    write             parts in memory -> the number of elements that went into a file
     slice_file        what lies in a file -> a slice of it, of which nothing is read yet
     take_file         the same for places along an axis, which stay as they are until it is read
     merge_file        the same with its first axes in one row, followed by axes of 1
@@ -26,16 +27,21 @@ a wider `dtype`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
+
+import numpy as np
 
 from ostinato.errors import ShapeError
 
-from .core.index import Indices
+from .core.index import LETTERS, Indices
 from .core.layout import slices
 from .core.monoid import MONOIDS
 from .core.parameters import DTYPE, MESH_AXES, MONOID, one_of, unfit, whole
 from .core.registry import Params, Place, Specs, lookup, op
-from .core.spec import DType, Spec, is_float
+from .core.spec import DType, Spec, int64, is_float, is_inexact
+from .core.targets import targets
 from .core.user_line import misfit
 
 REDUCING = ("all_reduce", "reduce_scatter")
@@ -108,7 +114,8 @@ def _addend_kernel(xp: Any, out: Any, x: Any, *, at: Place) -> None:
     if at.first:
         xp.copyto(out, x)
     else:
-        out.fill(0)
+        zero = -0.0 if is_inexact(x.dtype) else 0  # nothing changes by -0.0, nor does -0.0 itself
+        out.fill(complex(zero, zero) if x.dtype.kind == "c" else zero)
 
 
 def _rounded_rule(x: Spec, *, dtype: DType) -> Spec:
@@ -149,7 +156,64 @@ def _read_kernel(xp: Any, out: Any, x: Any, *, at: Place) -> None:
     x.read(out, at.outs[0])
 
 
-op("read", infer=_alike, kernel=_read_kernel, placed=True, made_by="passes")
+SLOWER = 16.0  # than memory, about, is a file
+STRETCH = 1 << 12  # bytes that it takes as long to read or write as to begin another row
+
+
+def _file_cost(x: Spec) -> tuple[float, float]:
+    rows = math.prod(x.shape[:-1])  # fewer on each worker where it is rows that are cut
+    return 0.0, SLOWER * (x.nbytes + STRETCH * rows)
+
+
+op(
+    "read",
+    infer=_alike,
+    kernel=_read_kernel,
+    cost=lambda ins, outs, p: _file_cost(outs[0]),
+    placed=True,
+    made_by="passes",
+)
+
+
+# A sum over all indices, so it is cut in space and in time as sums are: each worker, and each turn,
+# writes what it has. When the number is there, all is written.
+def _write_rule(x: Spec, target: Spec) -> Spec:
+    if target.shape or target.dtype != int64:
+        raise unfit("write", (x, target), "an array, and the number of a file")
+    return Spec((), int64)
+
+
+def _write_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
+    labels = tuple(LETTERS[: ins[0].ndim])
+    return Indices((labels, ()), ((),), tuple((c, "sum") for c in labels))
+
+
+def _write_kernel(
+    xp: Any,
+    out: Any,
+    x: Any,
+    target: Any,
+    *,
+    at: Place,
+    later: Callable[[Callable[[], object]], None] | None = None,
+) -> None:
+    """`later`: takes what writes, to call it when its turn has come."""
+    if at.first:
+        part = x if isinstance(x, np.ndarray) else x.get()
+        write = partial(targets[int(target[()])].write, part, at.ins[0])
+        write() if later is None else later(write)
+    out[...] = math.prod(hi - lo for lo, hi in at.ins[0])
+
+
+op(
+    "write",
+    infer=_write_rule,
+    indices=_write_indices,
+    kernel=_write_kernel,
+    cost=lambda ins, outs, p: _file_cost(ins[0]),
+    placed=True,
+    made_by="passes",
+)
 
 
 STORED = ("slice_file", "take_file", "merge_file")  # whose results lie in files, too

@@ -16,11 +16,13 @@ import numpy as np
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
 from . import folded, in_blocks
+from .batching import Mapped, aligned
 from .core.array import Array, Operandish, apply, as_array, export, unify
 from .core.index import LETTERS, Indices, along, einsum_indices, product_labels, subscripts
 from .core.parameters import DTYPE, FARTHEST, TEXT, unfit, whole
 from .core.registry import Params, Product, Scratch, Specs, op
-from .core.spec import DType, Shape, Spec, float32, promote
+from .core.spec import DType, DTypeLike, Shape, Spec, float32, promote
+from .core.tracebacks import door
 from .core.user_line import misfit
 from .elementwise import broadcast, conj, convert
 from .shape import (
@@ -159,10 +161,46 @@ def _matmul_cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
     return 2.0 * outs[0].size * ins[0].shape[-1], float(sum(s.nbytes for s in (*ins, *outs)))
 
 
+SMALL = 64  # rows and columns of matrices that many vectors are multiplied with one by one
+
+
+def _adds_elements(a: Array, b: Array, rows: int, columns: int) -> bool:
+    """Whether vectors of all elements, each with a vector or a small matrix of its own, are best
+    multiplied as elements that are added up: in one kernel with what is around them."""
+    if min(rows, columns) > 1 or max(rows, columns) > 2:
+        return False
+    sizes = a.shape[-rows:] + b.shape[-columns:]
+    return a.dtype.kind != "b" and a.dtype.itemsize > 2 and (rows == columns or max(sizes) <= SMALL)
+
+
+def _matmul_batched(size: int, *xs: Mapped) -> Sequence[Mapped]:
+    """Vectors of all elements are the rows of a matrix where the other operand is one for all."""
+    (a, has_a), (b, has_b) = xs
+    rows, columns = a.ndim - has_a, b.ndim - has_b
+    if not has_b and columns <= 2:
+        made = apply("matmul", a, b)
+    elif not has_a and columns == 1 and rows <= 2:
+        made = apply("matmul", b, swapaxes(a, 0, 1) if rows == 2 else a)
+    elif has_a and has_b and _adds_elements(a, b, rows, columns):
+        if rows == 2:
+            made = add_up(a * expand_dims(b, axis=1), (2,))
+        else:
+            made = add_up(expand_dims(a, axis=2) * b if columns == 2 else a * b, (1,))
+    else:
+        left = expand_dims(a, axis=-2) if rows == 1 else a
+        right = expand_dims(b, axis=-1) if columns == 1 else b
+        rank = max(rows, columns, 2)
+        made = apply("matmul", aligned((left, has_a), rank), aligned((right, has_b), rank))
+        gone = [made.ndim - 2] * (rows == 1) + [made.ndim - 1] * (columns == 1)
+        made = squeeze(made, gone) if gone else made
+    return [(made, True)]
+
+
 op(
     "matmul",
     infer=_matmul_rule,
     indices=_matmul_indices,
+    batched=_matmul_batched,
     ufunc="matmul",
     kernel=_matmul_kernel,
     scratch=_wide_scratch,
@@ -312,9 +350,18 @@ def _einsum_grad(g: Array, y: Array, a: Array, b: Array, *, text: str) -> Sequen
     return einsum(f"{out},{right}->{left}", g, b), einsum(f"{left},{out}->{right}", a, g)
 
 
+def _einsum_batched(size: int, *xs: Mapped, text: str) -> Sequence[Mapped]:
+    """One more letter."""
+    operands, out = subscripts(text)
+    more = next(c for c in LETTERS if c not in text)
+    given = ",".join(more + own if has else own for own, (_, has) in zip(operands, xs, strict=True))
+    return [(apply("einsum", *[x for x, _ in xs], text=f"{given}->{more}{out}"), True)]
+
+
 op(
     "einsum",
     infer=_einsum_rule,
+    batched=_einsum_batched,
     takes={"text": TEXT},
     indices=lambda ins, outs, p: einsum_indices(p["text"], ins),
     kernel=_einsum_kernel,
@@ -380,6 +427,7 @@ def _read_text(text: Any, shapes: Sequence[Shape]) -> tuple[list[str], str]:
 
 
 @export
+@door
 def einsum(text: str, /, *operands: Operandish) -> Array:
     """Sums of products, in Einstein's notation: `einsum("ij,jk->ik", a, b)`."""
     xs = unify(*operands) if operands else []
@@ -599,7 +647,7 @@ def diagonal(x: Operandish, /, *, offset: int = 0) -> Array:
 
 
 @export
-def trace(x: Operandish, /, *, offset: int = 0, dtype: Any = None) -> Array:
+def trace(x: Operandish, /, *, offset: int = 0, dtype: DTypeLike | None = None) -> Array:
     """The sums of the diagonals of the last two axes."""
     from .reduction import sum
 

@@ -13,10 +13,12 @@ from typing import Any
 
 from ostinato.errors import ArgumentError, DTypeError, GradientError, ShapeError
 
+from .batching import Mapped, batched_graph, flags_of, given_axis, spread_axis
 from .core.array import (
     DEFAULTS,
     Array,
     Operandish,
+    apply,
     apply_all,
     as_array,
     export,
@@ -31,11 +33,14 @@ from .core.parameters import FLAG, GRAPH, PLACES, joined, unfit, whole
 from .core.registry import Params, Specs, lookup, op
 from .core.spec import Spec, bool_, int64, is_inexact
 from .core.trace import inline, subgraph
+from .core.tracebacks import door
 from .core.tree import flatten, paths, unflatten
 from .core.user_line import misfit
+from .elementwise import where
 from .gradient import vjp
 from .seeds import seeds
-from .shape import repeat_elements, whole_number, zero_of
+from .shape import moveaxis, repeat_elements, reshape, whole_number, zero_of
+from .tangents import Tangents, pushed, solid
 
 __all__ = [
     "cond",
@@ -119,17 +124,14 @@ def _loop_grad(
             cts[ns + k] = ct
         back = vjp(results, [*constants, *state, *slices], cts)
 
-        def solid(k: int, x: Array) -> Array:
-            found = back[k]
-            return found if found is not None else zero_of(x)
-
+        by_state, by_slices = back[nc : nc + ns], back[nc + ns :]
         return [
-            *(solid(nc + k, state[k]) for k in live_carry),
+            *(solid(by_state[k], state[k]) for k in live_carry),
             *(
-                acc if back[k] is None else acc + solid(k, constants[k])
+                acc if back[k] is None else acc + solid(back[k], constants[k])
                 for k, acc in zip(live_consts, by_consts, strict=True)
             ),
-            *(solid(nc + ns + k, slices[k]) for k in live_items),
+            *(solid(by_slices[k], slices[k]) for k in live_items),
         ]
 
     made = _loop(turn, consts, start, fed, trips, not reverse, "the gradient of a loop")
@@ -141,11 +143,112 @@ def _loop_grad(
     return found
 
 
+def _loop_forward(
+    tangents: Tangents,
+    *xs: Array,
+    body: Graph,
+    trips: int,
+    counts: tuple[int, int, int],
+    reverse: bool,
+) -> Sequence[Array | None]:
+    """A loop that carries the changes of its state beside it."""
+    nc, ns, _ = counts
+    split, outs = nc + ns, body.out_specs
+    consts = _Beside(xs[:nc], tangents[:nc], "given")
+    carry = _Beside(xs[nc:split], tangents[nc:split], "inexact")
+    items = _Beside(xs[split:], tangents[split:], "given")
+    stacked = [k for k in range(ns, len(outs)) if is_inexact(outs[k].dtype)]
+
+    def turn(index: Array, *args: Array) -> list[Array]:
+        ends = len(consts.both), len(consts.both) + len(carry.both)
+        given = (
+            consts.parted(args[: ends[0]]),
+            carry.parted(args[ends[0] : ends[1]]),
+            items.parted(args[ends[1] :]),
+        )
+        inputs = [index, *(x for values, _ in given for x in values)]
+        changes = [None, *(t for _, own in given for t in own)]
+        made, moved = pushed(body, inputs, changes)
+        return [
+            *made[:ns],
+            *(solid(moved[k], made[k]) for k in carry.live),
+            *made[ns:],
+            *(solid(moved[k], made[k]) for k in stacked),
+        ]
+
+    found = _loop(turn, consts.both, carry.both, items.both, trips, reverse, "jvp of a loop")
+    states, stacks = found[: len(carry.both)], found[len(carry.both) :]
+    values, changes = carry.parted(states)
+    ys = stacks[: len(outs) - ns]
+    by_ys = dict(zip(stacked, stacks[len(ys) :], strict=True))
+    return [*values, *ys, *changes, *(by_ys.get(k) for k in range(ns, len(outs)))]
+
+
+class _Beside:
+    """Operands, and behind them the changes of those that have some."""
+
+    def __init__(self, xs: Sequence[Array], tangents: Tangents, which: str) -> None:
+        self.count = len(xs)
+        self.live = [
+            k
+            for k, (x, t) in enumerate(zip(xs, tangents, strict=True))
+            if t is not None or (which == "inexact" and is_inexact(x.dtype))
+        ]
+        self.both = [*xs, *(solid(tangents[k], xs[k]) for k in self.live)]
+
+    def parted(self, both: Sequence[Array]) -> tuple[list[Array], list[Array | None]]:
+        """These, and the change of each."""
+        changes: list[Array | None] = [None] * self.count
+        for k, t in zip(self.live, both[self.count :], strict=True):
+            changes[k] = t
+        return list(both[: self.count]), changes
+
+
+def _loop_batched(
+    size: int, *xs: Mapped, body: Graph, trips: int, counts: tuple[int, int, int], reverse: bool
+) -> Sequence[Mapped]:
+    """One loop for all elements. A state has the axis if it has it after some turn."""
+    nc, ns, _ = counts
+    has, made = _grown(body, xs, nc, ns, size, 1)
+    states = has[nc : nc + ns]
+    items = [moveaxis(x, 0, 1) if own else x for x, own in xs[nc + ns :]]
+
+    def turn(index: Array, *args: Array) -> list[Array]:
+        given = [(index, False), *zip(args, has, strict=True)]
+        found = batched_graph(body, given, size)
+        return [*spread_axis(size, found[:ns], states), *(y for y, _ in found[ns:])]
+
+    carry = spread_axis(size, xs[nc : nc + ns], states)
+    consts = [x for x, _ in xs[:nc]]
+    found = _loop(turn, consts, carry, items, trips, reverse, "vmap of a loop")
+    stacks = zip(found[ns:], made[ns:], strict=True)
+    return [
+        *zip(found[:ns], states, strict=True),
+        *((moveaxis(y, 1, 0) if own else y, own) for y, own in stacks),
+    ]
+
+
+def _grown(
+    body: Graph, xs: Sequence[Mapped], first: int, count: int, size: int, before: int
+) -> tuple[list[bool], list[bool]]:
+    """Which operands have the axis in every turn, and which results; states are `count` of them, from
+    `first` on. The body is given so many others before."""
+    has = [own for _, own in xs]
+    while True:
+        made = flags_of(body, body.inputs, [*[False] * before, *has], size)
+        grown = [a or b for a, b in zip(has[first : first + count], made[:count], strict=True)]
+        if grown == has[first : first + count]:
+            return has, made
+        has[first : first + count] = grown
+
+
 op(
     "loop",
     infer=_loop_rule,
     takes={"body": GRAPH, "trips": whole(0), "counts": PLACES, "reverse": FLAG},
     indices=_opaque,
+    batched=_loop_batched,
+    forward=_loop_forward,
     grad=_loop_grad,
     cost=_loop_cost,
 )
@@ -316,6 +419,7 @@ def _run_loop(
 
 
 @export
+@door
 def repeat(x: Any, repeats: Any, /, state: Any = None, *, axis: int | None = None) -> Any:
     """`repeat(n, function, state)`: the state after the function was applied n times.
 
@@ -330,6 +434,7 @@ def repeat(x: Any, repeats: Any, /, state: Any = None, *, axis: int | None = Non
 
 
 @export
+@door
 def scan(
     function: Callable[[Any, Any], tuple[Any, Any]],
     init: Any,
@@ -400,11 +505,81 @@ def _while_grad(g: Any, y: Any, *xs: Array, **_: Any) -> Sequence[Array | None]:
     )
 
 
+def _while_forward(
+    tangents: Tangents,
+    *xs: Array,
+    condition: Graph,
+    body: Graph,
+    counts: tuple[int, int],
+    most: int,
+) -> Sequence[Array | None]:
+    """A loop that carries the changes of its state beside it; they have no say in when it ends."""
+    nc = counts[0]
+    consts, by_consts = xs[:nc], tangents[:nc]
+    carry = _Beside(xs[nc:], tangents[nc:], "inexact")
+
+    def go_on(*args: Array) -> list[Array]:
+        return inline(condition, [*consts, *carry.parted(args)[0]])
+
+    def turn(*args: Array) -> list[Array]:
+        values, changes = carry.parted(args)
+        made, moved = pushed(body, [*consts, *values], [*by_consts, *changes])
+        return [*made, *(solid(moved[k], made[k]) for k in carry.live)]
+
+    values, changes = carry.parted(_while(go_on, turn, carry.both, most))
+    return [*values, *changes]
+
+
+def _while_batched(
+    size: int, *xs: Mapped, condition: Graph, body: Graph, counts: tuple[int, int], most: int
+) -> Sequence[Mapped]:
+    """One loop until all elements are done; those that are keep their state."""
+    nc, ns = counts
+    has, _ = _grown(body, xs, nc, ns, size, 0)
+    states, consts = has[nc:], list(xs[:nc])
+    (each,) = flags_of(condition, condition.inputs, has, size)
+
+    def test(*args: Array) -> Array:
+        return batched_graph(condition, [*consts, *zip(args, states, strict=True)], size)[0][0]
+
+    def turn(*args: Array) -> list[Array]:
+        made = batched_graph(body, [*consts, *zip(args, states, strict=True)], size)
+        return spread_axis(size, made, states)
+
+    if not each:
+        carry = spread_axis(size, xs[nc:], states)
+        made = _while(lambda *args: [test(*args)], turn, carry, most)
+        return list(zip(made, states, strict=True))
+    states = [True] * ns
+    carry = spread_axis(size, xs[nc:], states)
+
+    def go_on(*args: Array) -> list[Array]:
+        return [apply("any", args[-1], axes=(0,))]
+
+    def masked(*args: Array) -> list[Array]:
+        old, busy = args[:-1], args[-1]
+        kept = _chosen(busy, turn(*old), old)
+        return [*kept, busy & test(*kept)]
+
+    made = _while(go_on, masked, [*carry, test(*carry)], most)
+    return [(y, True) for y in made[:-1]]
+
+
+def _chosen(mask: Array, yes: Sequence[Array], no: Sequence[Array]) -> list[Array]:
+    """For each element one or the other."""
+    return [
+        where(reshape(mask, (*mask.shape, *(1,) * (a.ndim - 1))), a, b)
+        for a, b in zip(yes, no, strict=True)
+    ]
+
+
 op(
     "while",
     infer=_while_rule,
     takes={"condition": GRAPH, "body": GRAPH, "counts": PLACES, "most": whole(-1)},
     indices=_opaque,
+    batched=_while_batched,
+    forward=_while_forward,
     grad=_while_grad,
     cost=lambda ins, outs, p: graph_cost(p["body"]),
 )
@@ -424,6 +599,7 @@ def _truth(x: Any, what: str) -> Array:
 
 
 @export
+@door
 def while_loop(
     condition: Callable[[Any], Any],
     function: Callable[[Any], Any],
@@ -445,26 +621,28 @@ def while_loop(
 
     with seeds.refused("while_loop"):
         while True:
-            specs = [x.spec for x in carried.carry]
             with contextlib.suppress(_Again):
-                body, outer_body = subgraph(turn, specs, "while_loop")
+                made = _while(go_on, turn, carried.carry, limit)
                 break
-        test, outer_test = subgraph(go_on, specs, "while_loop")
-    carry = carried.carry
+    return carried.result(made)
+
+
+def _while(
+    go_on: Callable[..., Sequence[Array]],
+    turn: Callable[..., Sequence[Array]],
+    carry: Sequence[Array],
+    most: int,
+) -> tuple[Array, ...]:
+    """The node of a turn; what it and its condition use from outside become constants."""
+    specs = [x.spec for x in carry]
+    body, outer_body = subgraph(turn, specs, "while_loop")
+    test, outer_test = subgraph(go_on, specs, "while_loop")
     ns, nt, nb = len(carry), len(outer_test), len(outer_body)
     inputs = (*outer_test, *outer_body, *carry)
     bare = [x.spec.bare for x in inputs]
     test = relabel(test, bare, [*range(nt + nb, nt + nb + ns), *range(nt)])
     body = relabel(body, bare, [*range(nt + nb, nt + nb + ns), *range(nt, nt + nb)])
-    made = apply_all(
-        "while",
-        *inputs,
-        condition=test,
-        body=body,
-        counts=(nt + nb, ns),
-        most=limit,
-    )
-    return carried.result(made)
+    return apply_all("while", *inputs, condition=test, body=body, counts=(nt + nb, ns), most=most)
 
 
 def relabel(graph: Graph, inputs: Sequence[Spec], values: list[int]) -> Graph:
@@ -493,7 +671,7 @@ def _branch_grad(
             values, cts = args[: len(operands)], iter(args[len(operands) :])
             results = inline(graph, values)
             found = vjp(results, values, [None if ct is None else next(cts) for ct in gs])
-            return [_solid(found[k], values[k]) for k in live]
+            return [solid(found[k], values[k]) for k in live]
 
         return back
 
@@ -502,10 +680,6 @@ def _branch_grad(
     for k, ct in zip(live, made, strict=True):
         found[1 + k] = ct
     return found
-
-
-def _solid(ct: Array | None, x: Array) -> Array:
-    return ct if ct is not None else zero_of(x)
 
 
 def _branch_rule(*xs: Spec, then: Graph, otherwise: Graph) -> Specs:
@@ -517,17 +691,63 @@ def _branch_rule(*xs: Spec, then: Graph, otherwise: Graph) -> Specs:
     return tuple(s.bare for s in then.out_specs)
 
 
+def _branch_forward(
+    tangents: Tangents, test: Array, *xs: Array, then: Graph, otherwise: Graph
+) -> Sequence[Array | None]:
+    """Each side with its changes."""
+    outs = then.out_specs
+    moving = [k for k, s in enumerate(outs) if is_inexact(s.dtype)]
+    given = _Beside(xs, tangents[1:], "given")
+
+    def side(graph: Graph) -> Callable[..., list[Array]]:
+        def run(*args: Array) -> list[Array]:
+            made, moved = pushed(graph, *given.parted(args))
+            return [*made, *(solid(moved[k], made[k]) for k in moving)]
+
+        return run
+
+    found = _branch(test, given.both, side(then), side(otherwise))
+    by_outs = dict(zip(moving, found[len(outs) :], strict=True))
+    return [*found[: len(outs)], *(by_outs.get(k) for k in range(len(outs)))]
+
+
+def _branch_batched(
+    size: int, test: Mapped, *xs: Mapped, then: Graph, otherwise: Graph
+) -> Sequence[Mapped]:
+    """Of a condition for each element both sides run, and each takes its own."""
+    if test[1]:
+        sides = [batched_graph(g, xs, size) for g in (then, otherwise)]
+        yes, no = [[given_axis(y, size) for y in made] for made in sides]
+        return [(y, True) for y in _chosen(test[0], yes, no)]
+    has = [own for _, own in xs]
+    flags = [flags_of(g, g.inputs, has, size) for g in (then, otherwise)]
+    wanted = [a or b for a, b in zip(*flags, strict=True)]
+
+    def side(graph: Graph) -> Callable[..., list[Array]]:
+        def run(*args: Array) -> list[Array]:
+            made = batched_graph(graph, list(zip(args, has, strict=True)), size)
+            return spread_axis(size, made, wanted)
+
+        return run
+
+    made = _branch(test[0], [x for x, _ in xs], side(then), side(otherwise))
+    return list(zip(made, wanted, strict=True))
+
+
 op(
     "branch",
     infer=_branch_rule,
     takes={"then": GRAPH, "otherwise": GRAPH},
     indices=_opaque,
+    batched=_branch_batched,
+    forward=_branch_forward,
     grad=_branch_grad,
     cost=lambda ins, outs, p: max(graph_cost(p["then"]), graph_cost(p["otherwise"])),
 )
 
 
 @export
+@door
 def cond(
     condition: Operandish, then: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any
 ) -> Any:

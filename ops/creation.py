@@ -5,12 +5,14 @@ from __future__ import annotations
 import cmath
 import math
 import operator
-from typing import Any, SupportsIndex, cast
+import sys
+from typing import Any, Literal, SupportsIndex, cast
 
 import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
+from .core import array
 from .core.array import (
     DEFAULTS,
     FREE,
@@ -26,6 +28,7 @@ from .core.array import (
     unmasked,
     weak_kind,
 )
+from .core.dlpack import lies_on_gpu
 from .core.index import LETTERS, Indices
 from .core.parameters import DTYPE, NUMBER, SHAPE, check_value, unfit
 from .core.parameters import whole as whole_from
@@ -33,8 +36,11 @@ from .core.registry import Params, Place, Specs, op, stream_cost
 from .core.spec import (
     DTYPES,
     DType,
+    DTypeLike,
     Shape,
+    ShapeLike,
     Spec,
+    bfloat16,
     complex128,
     copied,
     float32,
@@ -127,7 +133,7 @@ op(
 )
 
 
-def _shape(shape: Any) -> Shape:
+def as_shape(shape: Any) -> Shape:
     given = listed(shape, "shape")
     if min(given, default=0) < 0:
         raise misfit(ArgumentError, "shape", got=str(given), needed="extents of 0 or more")
@@ -149,10 +155,10 @@ def iota(shape: Shape, axis: int, dtype: DType = int64) -> Array:
 
 @export
 def full(
-    shape: Any,
+    shape: ShapeLike,
     fill_value: Operandish,
     *,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -161,16 +167,20 @@ def full(
     kind = as_dtype(dtype) if dtype is not None else None
     if isinstance(fill_value, Array):
         x = fill_value if kind is None else fill_value.astype(kind)
-        return placed(broadcast_to(x, _shape(shape)), split)
+        return placed(broadcast_to(x, as_shape(shape)), split)
     if kind is None:
         kind = as_array(fill_value).dtype
     number = number_of("full", fill_value, kind)
-    return placed(apply("full", shape=_shape(shape), value=number, dtype=kind), split)
+    return placed(apply("full", shape=as_shape(shape), value=number, dtype=kind), split)
 
 
 @export
 def zeros(
-    shape: Any, *, dtype: Any = None, device: str | None = None, split: Split = ANYWHERE
+    shape: ShapeLike,
+    *,
+    dtype: DTypeLike | None = None,
+    device: str | None = None,
+    split: Split = ANYWHERE,
 ) -> Array:
     """Zeros, float64 unless said otherwise."""
     return full(shape, 0, dtype=float64 if dtype is None else dtype, device=device, split=split)
@@ -178,7 +188,11 @@ def zeros(
 
 @export
 def ones(
-    shape: Any, *, dtype: Any = None, device: str | None = None, split: Split = ANYWHERE
+    shape: ShapeLike,
+    *,
+    dtype: DTypeLike | None = None,
+    device: str | None = None,
+    split: Split = ANYWHERE,
 ) -> Array:
     """Ones, float64 unless said otherwise."""
     return full(shape, 1, dtype=float64 if dtype is None else dtype, device=device, split=split)
@@ -186,7 +200,11 @@ def ones(
 
 @export
 def empty(
-    shape: Any, *, dtype: Any = None, device: str | None = None, split: Split = ANYWHERE
+    shape: ShapeLike,
+    *,
+    dtype: DTypeLike | None = None,
+    device: str | None = None,
+    split: Split = ANYWHERE,
 ) -> Array:
     """An array whose values do not matter (they are zeros)."""
     return zeros(shape, dtype=dtype, device=device, split=split)
@@ -198,7 +216,7 @@ def full_like(
     /,
     fill_value: Operandish,
     *,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -210,7 +228,12 @@ def full_like(
 
 @export
 def zeros_like(
-    x: Operandish, /, *, dtype: Any = None, device: str | None = None, split: Split = ANYWHERE
+    x: Operandish,
+    /,
+    *,
+    dtype: DTypeLike | None = None,
+    device: str | None = None,
+    split: Split = ANYWHERE,
 ) -> Array:
     """Zeros, in the shape and dtype of another array."""
     return full_like(x, 0, dtype=dtype, device=device, split=split)
@@ -218,7 +241,12 @@ def zeros_like(
 
 @export
 def ones_like(
-    x: Operandish, /, *, dtype: Any = None, device: str | None = None, split: Split = ANYWHERE
+    x: Operandish,
+    /,
+    *,
+    dtype: DTypeLike | None = None,
+    device: str | None = None,
+    split: Split = ANYWHERE,
 ) -> Array:
     """Ones, in the shape and dtype of another array."""
     return full_like(x, 1, dtype=dtype, device=device, split=split)
@@ -226,7 +254,12 @@ def ones_like(
 
 @export
 def empty_like(
-    x: Operandish, /, *, dtype: Any = None, device: str | None = None, split: Split = ANYWHERE
+    x: Operandish,
+    /,
+    *,
+    dtype: DTypeLike | None = None,
+    device: str | None = None,
+    split: Split = ANYWHERE,
 ) -> Array:
     """An array in the shape and dtype of another, whose values do not matter (they are zeros)."""
     return full_like(x, 0, dtype=dtype, device=device, split=split)
@@ -239,7 +272,7 @@ def arange(
     stop: float | None = None,
     step: float = 1,
     *,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -285,7 +318,7 @@ def linspace(
     /,
     num: int,
     *,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     device: str | None = None,
     endpoint: bool = True,
     split: Split = ANYWHERE,
@@ -315,13 +348,13 @@ def eye(
     /,
     *,
     k: int = 0,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
     """Ones on the k-th diagonal, zeros elsewhere."""
     check_device("eye", device)
-    height, width = _shape((n_rows, n_rows if n_cols is None else n_cols))
+    height, width = as_shape((n_rows, n_rows if n_cols is None else n_cols))
     kind = as_dtype(dtype) if dtype is not None else float64
     k = diagonal_number(k, (height, width), "eye")
     on = equal(iota((height, 1), 0) + k, iota((1, width), 1))
@@ -329,7 +362,7 @@ def eye(
 
 
 @export
-def meshgrid(*arrays: Operandish, indexing: str = "xy") -> list[Array]:
+def meshgrid(*arrays: Operandish, indexing: Literal["xy", "ij"] = "xy") -> list[Array]:
     """Coordinate arrays of a grid whose axes are these vectors."""
     xs = [as_array(x) for x in arrays]
     if indexing not in ("xy", "ij"):
@@ -361,7 +394,7 @@ def asarray(
     values: Any,
     /,
     *,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     device: str | None = None,
     copy: bool | None = None,
     split: Split = ANYWHERE,
@@ -374,7 +407,7 @@ def asarray(
     check_device("asarray", device)
     kind = as_dtype(dtype) if dtype is not None else None
     if isinstance(values, Array):
-        if copy is False and kind not in (None, values.dtype):
+        if copy is False and kind is not None and kind != values.dtype:
             raise _no_loan(f"an array of dtype {values.dtype} as {kind}")
         x = as_array(values) if kind is None else astype(values, kind)
         if copy and x is values:
@@ -391,6 +424,12 @@ def asarray(
             return placed(_of_arrays(values, kind), split)
         unmasked(inner, "asarray")
     unmasked(values, "asarray")
+    if lies_on_gpu(values):
+        found = None if split == FREE else _of_gpu(values, kind, copy, split)
+        if found is not None:
+            return found
+        get = getattr(values, "get", None)  # as arrays of CuPy have it
+        values = get() if callable(get) else values
     if kind is not None and kind.kind not in "cb" and np.iscomplexobj(values):
         raise misfit(
             DTypeError,
@@ -399,6 +438,8 @@ def asarray(
             needed="a complex dtype",
             do="take their real part first",
         )
+    if type(values).__module__ == "torch" and hasattr(values, "detach"):
+        values = _of_torch(values)
     try:
         if hasattr(values, "__array__") or not hasattr(values, "__dlpack__"):
             host = np.asarray(values, dtype=kind)
@@ -438,9 +479,33 @@ def asarray(
     return from_operand(Host(host, split))
 
 
+def _of_gpu(values: Any, kind: DType | None, copy: bool | None, split: Split) -> Array | None:
+    """An array of another library on the GPU of the session's workers."""
+    operand = array.reader.adopt(
+        values, None if split == ANYWHERE else split_of(split, values.ndim), copy is not False
+    )
+    if operand is None:
+        return None
+    x = from_operand(operand)
+    if kind is None or kind == x.dtype:
+        return x
+    if copy is False:
+        raise _no_loan(f"an array of dtype {x.dtype} as {kind}")
+    return astype(x, kind)
+
+
+def _of_torch(tensor: Any) -> np.ndarray[Any, Any]:
+    """The values of a tensor, without the graph of its gradients; bfloat16, too, which NumPy has not."""
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if str(tensor.dtype) != "torch.bfloat16":
+        return cast(np.ndarray[Any, Any], tensor.numpy())
+    bits = tensor.view(sys.modules["torch"].int16).numpy()
+    return cast(np.ndarray[Any, Any], bits.view(bfloat16))
+
+
 def _has_memory(values: Any) -> bool:
     """Whether it is an array, or offers a buffer."""
-    if hasattr(values, "__array__") or hasattr(values, "__dlpack__"):
+    if hasattr(values, "__array__") or hasattr(values, "__dlpack__") or lies_on_gpu(values):
         return not isinstance(values, np.generic)
     try:
         memoryview(values).release()
@@ -483,11 +548,14 @@ def from_dlpack(x: Any, /, *, device: str | None = None, copy: bool | None = Non
             needed="an array of a library that knows DLPack",
             do="use ost.asarray(values)",
         )
-    return asarray(x if isinstance(x, Array) else np.from_dlpack(x), copy=copy)
+    foreign = x if isinstance(x, Array) or lies_on_gpu(x) else np.from_dlpack(x)
+    return asarray(foreign, copy=copy)
 
 
 @export
-def one_hot(indices: Operandish, /, classes: int, *, axis: int = -1, dtype: Any = None) -> Array:
+def one_hot(
+    indices: Operandish, /, classes: int, *, axis: int = -1, dtype: DTypeLike | None = None
+) -> Array:
     """1 where the class is the index, else 0, along a new axis; rows of zeros for indices
     outside.
     """

@@ -33,6 +33,7 @@ from .core.registry import ANY, Scratch, op, stream_cost
 from .core.spec import (
     DTYPES,
     DType,
+    DTypeLike,
     Shape,
     Spec,
     bool_,
@@ -950,7 +951,9 @@ def number_of(name: str, value: Any, dtype: DType) -> Scalar:
 
 
 @export
-def astype(x: Operandish, dtype: Any, /, *, copy: bool = True, device: str | None = None) -> Array:
+def astype(
+    x: Operandish, dtype: DTypeLike, /, *, copy: bool = True, device: str | None = None
+) -> Array:
     """The values in another dtype. They never change, so a copy is never needed."""
     check_device("astype", device)
     x, dtype = as_array(x), as_dtype(dtype)

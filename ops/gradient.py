@@ -12,16 +12,17 @@ from typing import Any
 
 from ostinato.errors import ArgumentError, GradientError
 
+from .batching import Mapped, batched_graph, flags_of, given_axis
 from .core.array import Array, Term, Watch, apply, apply_all, term_of
 from .core.graph import Graph
 from .core.index import Indices, pointwise
-from .core.parameters import GRAPH, joined, unfit, whole
+from .core.parameters import GRAPH, PLACES, joined, unfit, whole
 from .core.registry import Params, Specs, op, stream_cost
 from .core.spec import Spec, is_inexact
 from .core.trace import Ref, array_of, inline, subgraph
 from .core.user_line import misfit, short
 from .elementwise import convert
-from .shape import sum_to
+from .shape import sum_to, zero_of
 
 
 # -- identities that only gradients see; the planner removes all but `barrier` -------------
@@ -47,12 +48,71 @@ op(
     kernel=lambda xp, out, x: xp.copyto(out, x),
     grad=lambda g, y, x: (g,),
 )
+
+
+def _barrier_batched(size: int, *xs: Mapped, outputs: int) -> Sequence[Mapped]:
+    """Each result has the axis if its operand has it."""
+    made = apply_all("barrier", *[x for x, _ in xs], outputs=outputs)
+    return [(y, own) for y, (_, own) in zip(made, xs, strict=False)]
+
+
+# results, arguments: with a gradient in Python (`Term.rule`)
 op("custom", infer=_firsts, takes=_FIRST, indices=_aligned, cost=stream_cost(0))
+
+
+# results, arguments, and what else the gradient uses: with a gradient that is a graph
+def _with_rule(*xs: Spec, outputs: int, back: Graph, args: int, to: tuple[int, ...]) -> Specs:
+    if outputs + args > len(xs) or len(to) != len(back.outputs) or any(k >= args for k in to):
+        raise unfit("a gradient", xs, f"{outputs} results and {args} arguments")
+    joined("with_gradient", (*xs[:outputs], *xs[outputs + args :]), back.inputs)
+    joined("with_gradient", back.out_specs, [xs[outputs + k] for k in to])
+    return tuple(x.bare for x in xs[:outputs])
+
+
+def _with_grad(
+    g: Any, y: Any, *xs: Array, outputs: int, back: Graph, args: int, to: tuple[int, ...]
+) -> Sequence[Array | None]:
+    gs = [g] if outputs == 1 else list(g)
+    given = [zero_of(x) if ct is None else ct for ct, x in zip(gs, xs, strict=False)]
+    found: list[Array | None] = [None] * len(xs)
+    for k, ct in zip(to, inline(back, [*given, *xs[outputs + args :]]), strict=True):
+        found[outputs + k] = ct
+    return found
+
+
+def _with_batched(
+    size: int, *xs: Mapped, outputs: int, back: Graph, args: int, to: tuple[int, ...]
+) -> Sequence[Mapped]:
+    results, given, outer = xs[:outputs], xs[outputs : outputs + args], xs[outputs + args :]
+
+    def rule(gs: Sequence[Array]) -> list[Array | None]:
+        cts: list[Array | None] = [None] * args
+        made = batched_graph(back, [*((g, True) for g in gs), *outer], size)
+        for k, ct in zip(to, made, strict=True):
+            whole = given_axis(ct, size)
+            own = given[k][1]  # else what each element gives is added up
+            cts[k] = whole if own else apply("sum", whole, axes=(0,), dtype=whole.dtype)
+        return cts
+
+    made = _with_gradient([given_axis(x, size) for x in results], [x for x, _ in given], rule)
+    return [(y, True) for y in made]
+
+
+op(
+    "with_gradient",
+    infer=_with_rule,
+    takes={**_FIRST, "back": GRAPH, "args": whole(0), "to": PLACES},
+    indices=_aligned,
+    batched=_with_batched,
+    grad=_with_grad,
+    cost=stream_cost(0),
+)
 op(
     "barrier",
     infer=_firsts,
     takes=_FIRST,
     indices=_aligned,
+    batched=_barrier_batched,
     grad=lambda g, y, *xs, outputs: (*((g,) if outputs == 1 else g), *(None for _ in xs[outputs:])),
     cost=stream_cost(0),
 )
@@ -71,11 +131,23 @@ def _call_grad(g: Any, y: Any, *xs: Array, body: Any) -> Sequence[Array | None]:
     return vjp(inline(body, again), again, gs)
 
 
+def _call_batched(size: int, *xs: Mapped, body: Graph) -> Sequence[Mapped]:
+    has = [own for _, own in xs]
+
+    def run(*args: Array) -> list[Array]:
+        made = batched_graph(body, list(zip(args, has, strict=True)), size)
+        return [y for y, _ in made]
+
+    made = checkpointed(run, [x for x, _ in xs])
+    return list(zip(made, flags_of(body, body.inputs, has, size), strict=True))
+
+
 op(
     "call",
     infer=_call_rule,
     takes={"body": GRAPH},
     grad=_call_grad,
+    batched=_call_batched,
     indices=_aligned,
     cost=stream_cost(0),
 )
@@ -92,7 +164,7 @@ def mark(x: Array, watch: Watch) -> Array:
 
 
 # -- the sweep -----------------------------------------------------------------------------
-def _order(roots: Sequence[Ref], variables: set[int]) -> list[Term]:
+def terms_between(roots: Sequence[Ref], variables: set[int]) -> list[Term]:
     """The Terms between variables and roots, each after what it needs; only those that depend on a
     variable, by way of floating values (nothing flows through whole numbers).
     """
@@ -108,7 +180,7 @@ def _order(roots: Sequence[Ref], variables: set[int]) -> list[Term]:
             depends[id(term)] = True
             stack.pop()
             continue
-        floating = [t for t, k in term.inputs if is_inexact(t.specs[k].dtype)]
+        floating = [t for t, k in _flowing(term) if is_inexact(t.specs[k].dtype)]
         waiting = [t for t in floating if id(t) not in depends]
         if waiting:
             stack.extend(waiting)
@@ -121,7 +193,19 @@ def _order(roots: Sequence[Ref], variables: set[int]) -> list[Term]:
     return order
 
 
-def _fit(ct: Array, spec: Spec) -> Array:
+def _flowing(term: Term) -> Sequence[Ref]:
+    """The inputs by which an operation's results depend on variables."""
+    name = term.op.name if term.op is not None else ""
+    if name not in ("stop_gradient", "custom", "with_gradient"):
+        return term.inputs
+    if name == "stop_gradient":
+        return ()
+    params = dict(term.params)
+    first = params["outputs"]
+    return term.inputs[first : first + params.get("args", len(term.inputs))]
+
+
+def fitted(ct: Array, spec: Spec) -> Array:
     """A cotangent in the shape and dtype of what it belongs to."""
     return convert(sum_to(ct, spec.shape), spec.dtype)
 
@@ -134,14 +218,14 @@ def vjp(
     """
     refs = [term_of(v) for v in variables]
     roots = [term_of(y) for y in outputs]
-    order = _order(roots, {id(t) for t, _ in refs})
+    order = terms_between(roots, {id(t) for t, _ in refs})
     found: dict[tuple[int, int], Array] = {}
     keep = [*variables, *outputs]  # Terms are identified by address while this runs
 
     def give(term: Term, k: int, ct: Array | None) -> None:
         if ct is None or not is_inexact(term.specs[k].dtype):
             return
-        ct = _fit(ct, term.specs[k])
+        ct = fitted(ct, term.specs[k])
         before = found.get((id(term), k))
         found[id(term), k] = ct if before is None else before + ct
 
@@ -176,12 +260,10 @@ def attach_rule(
     args: Sequence[Array],
     rule: Callable[[Sequence[Array | None]], Sequence[Array | None]],
 ) -> list[Array]:
-    """The results, with a gradient of the caller's own towards the arguments."""
-    made = apply_all("custom", *results, *args, outputs=len(results))
-    term, _ = term_of(made[0])
+    """The results, with a gradient of the caller's own towards the arguments. Where it is asked for
+    only once these have become part of a graph, as bodies of loops are, it is traced at once."""
 
-    def whole(g: Any, y: Any, *inputs: Array, outputs: int) -> Sequence[Array | None]:
-        gs = (g,) if outputs == 1 else g
+    def counted(gs: Sequence[Array | None]) -> Sequence[Array | None]:
         cts = list(rule(gs))
         if len(cts) != len(args):
             raise misfit(
@@ -190,10 +272,35 @@ def attach_rule(
                 got=f"{len(cts)} cotangents",
                 needed=f"one for each of {len(args)} array arguments (None for no gradient)",
             )
-        return (*(None for _ in results), *cts)
+        return cts
 
-    term.rule = whole
+    if any(trace.inner for x in (*results, *args) for trace in term_of(x)[0].traces):
+        return _with_gradient(results, args, counted)
+    made = apply_all("custom", *results, *args, outputs=len(results))
+    term, _ = term_of(made[0])
+    term.rule = lambda g, y, *inputs, outputs: (
+        *(None for _ in results),
+        *counted((g,) if outputs == 1 else g),
+    )
     return list(made)
+
+
+def _with_gradient(
+    results: Sequence[Array],
+    args: Sequence[Array],
+    rule: Callable[[Sequence[Array]], Sequence[Array | None]],
+) -> list[Array]:
+    """The node of a rule; what the rule uses from around it becomes further operands."""
+    to: list[int] = []
+
+    def back(*gs: Array) -> list[Array]:
+        cts = rule(gs)
+        to[:] = [k for k, ct in enumerate(cts) if ct is not None]
+        return [fitted(ct, x.spec) for ct, x in zip(cts, args, strict=True) if ct is not None]
+
+    graph, outer = subgraph(back, [y.spec for y in results], "a custom gradient")
+    facts = {"outputs": len(results), "back": graph, "args": len(args), "to": tuple(to)}
+    return list(apply_all("with_gradient", *results, *args, *outer, **facts))
 
 
 def checkpointed(function: Callable[..., Sequence[Array]], args: Sequence[Array]) -> list[Array]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
 
+from .batching import Mapped, given_axis
 from .core import array
 from .core.array import Array, Operandish, apply, as_array, export, unify, unmasked
 from .core.device import device_of
@@ -160,9 +161,37 @@ def _take_grad(g: Array, y: Array, x: Array, i: Array, *, axis: int) -> Sequence
     return apply("put", zeros, i, g, axis=axis, mode="add"), None
 
 
+def _take_batched(size: int, *xs: Mapped, axis: int) -> Sequence[Mapped]:
+    """Places of each element's own are places among all elements' slices."""
+    (x, has_x), (i, has_i) = xs
+    if not has_i:
+        made = apply("take", x, i, axis=axis + 1)
+    elif not has_x:
+        made = moveaxis(apply("take", x, i, axis=axis), axis, 0)
+    else:
+        slices = _slices(x, axis)
+        made = apply("take", slices, _among_all(i, size, x.shape[axis + 1]), axis=0)
+        own = range(1, i.ndim)
+        made = moveaxis(made, tuple(own), tuple(d + axis for d in own))
+    return [(made, True)]
+
+
+def _slices(x: Array, axis: int) -> Array:
+    """The slices of all elements along an axis of theirs, one behind the other."""
+    x = moveaxis(x, axis + 1, 1)
+    return reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:]))
+
+
+def _among_all(i: Array, size: int, count: int) -> Array:
+    """Which slice of all elements each place of an element is."""
+    numbers = apply("iota", shape=(size, *(1,) * (i.ndim - 1)), axis=0, dtype=int64)
+    return flat_index([broadcast_to(numbers, i.shape), astype(i, int64)], (size, count))
+
+
 op(
     "take",
     infer=_take_rule,
+    batched=_take_batched,
     takes={"axis": AXIS},
     indices=_take_indices,
     kernel=_take_kernel,
@@ -324,9 +353,23 @@ def _put_rule(x: Spec, i: Spec, v: Spec, *, axis: int, mode: str) -> Spec:
     return x.bare
 
 
+def _put_batched(size: int, *xs: Mapped, axis: int, mode: str) -> Sequence[Mapped]:
+    i, has_i = xs[1]
+    x, v = given_axis(xs[0], size), given_axis(xs[2], size)
+    if not has_i:
+        return [(apply("put", x, i, v, axis=axis + 1, mode=mode), True)]
+    own = range(1, i.ndim)
+    v = moveaxis(v, tuple(d + axis for d in own), tuple(own))
+    places = _among_all(i, size, x.shape[axis + 1])
+    made = apply("put", _slices(x, axis), places, v, axis=0, mode=mode)
+    moved = moveaxis(x, axis + 1, 1)
+    return [(moveaxis(reshape(made, moved.shape), 1, axis + 1), True)]
+
+
 op(
     "put",
     infer=_put_rule,
+    batched=_put_batched,
     takes={"axis": AXIS, "mode": one_of(*MODES)},
     indices=_put_indices,
     kernel=_put_kernel,

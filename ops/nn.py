@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
 from .core.array import Array, Axis, Operandish, as_array
 from .core.spec import float32, float64, is_inexact, is_integer
+from .core.spelling import missing
 from .core.user_line import misfit
 from .creation import ANYWHERE, one_hot
+from .draws import _unit
 from .elementwise import (
     astype,
     erf,
@@ -25,7 +28,6 @@ from .elementwise import (
     where,
 )
 from .indexing import take_along_axis
-from .random import _unit
 from .reduction import max, mean, moments_of, sum
 from .shape import axes_of, axis_of, expand_dims, squeeze, stop_gradient
 
@@ -51,6 +53,10 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return __all__
+
+
+if not TYPE_CHECKING:
+    __getattr__ = missing("nn")
 
 
 def _real(x: Operandish) -> Array:
@@ -117,7 +123,12 @@ def log_softmax(x: Operandish, /, axis: Axis = -1) -> Array:
 
 
 def cross_entropy(
-    logits: Operandish, targets: Operandish, /, *, axis: int = -1, reduction: str = "mean"
+    logits: Operandish,
+    targets: Operandish,
+    /,
+    *,
+    axis: int = -1,
+    reduction: Literal["mean", "sum", "none"] = "mean",
 ) -> Array:
     """The loss of class indices, or of distributions over the classes, under softmax(logits)."""
     x, t = _real(logits), as_array(targets)
@@ -158,7 +169,9 @@ def _reduced(losses: Array, reduction: str, name: str) -> Array:
     )
 
 
-def mse_loss(x: Operandish, y: Operandish, /, *, reduction: str = "mean") -> Array:
+def mse_loss(
+    x: Operandish, y: Operandish, /, *, reduction: Literal["mean", "sum", "none"] = "mean"
+) -> Array:
     """Squared differences."""
     difference = as_array(x) - y
     return _reduced(difference * difference, reduction, "mse_loss")
@@ -192,4 +205,4 @@ def dropout(x: Operandish, rate: Operandish = 0.5, /, *, seed: object = None) ->
     if not is_inexact(x.dtype):
         raise misfit(DTypeError, "dropout", got=x.dtype.name, needed="a floating dtype")
     kept = _unit(x.shape, "dropout", seed, float32, ANYWHERE) >= rate
-    return where(kept, x / (1 - rate), 0)
+    return where(kept, x / (1 - cast(Any, rate)), 0)

@@ -4,13 +4,16 @@ searches and elementwise operations."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
 
 from ostinato.errors import ArgumentError
 
+from . import linalg
 from .core.array import Array, Operandish, apply, as_array
-from .core.spec import float64, int64, is_inexact, promote
+from .core.spec import DTypeLike, float64, int64, is_inexact, promote
 from .core.user_line import misfit
 from .creation import linspace
 from .elementwise import (
@@ -23,13 +26,16 @@ from .elementwise import (
     imag,
     isnan,
     less,
+    maximum,
+    minimum,
     real,
     sin,
+    sqrt,
     where,
 )
 from .reduction import diff
 from .reduction import sum as sum_of
-from .shape import axis_of, concat, pad, reshape, slice_axes
+from .shape import axis_of, broadcast_to, concat, pad, reshape, slice_axes
 from .sorting import searchsorted
 
 __all__ = [
@@ -40,11 +46,15 @@ __all__ = [
     "degrees",
     "digitize",
     "ediff1d",
+    "fmax",
+    "fmin",
     "geomspace",
     "gradient",
     "heaviside",
     "interp",
     "logspace",
+    "piecewise",
+    "polyfit",
     "polyval",
     "rad2deg",
     "radians",
@@ -120,6 +130,66 @@ def select(
     return found
 
 
+def piecewise(x: Operandish, condlist: Any, funclist: Sequence[Any], *args: Any) -> Array:
+    """Of each element what the function, or number, of the last condition that holds makes of it; of none, what
+    one more function makes, or 0. Each function gets all elements."""
+    y = as_array(x)
+    several = isinstance(condlist, list | tuple) and not isinstance(condlist[0], bool)
+    held = [as_array(c) for c in (condlist if several else [condlist])]
+    n = len(held)
+    if len(funclist) not in (n, n + 1):
+        raise misfit(
+            ArgumentError,
+            "piecewise",
+            got=f"{n} conditions and {len(funclist)} functions",
+            needed="as many of both, or one function more",
+        )
+
+    def made(f: Any) -> Array:
+        return astype(f(y, *args) if callable(f) else f, y.dtype)
+
+    found = made(funclist[n] if len(funclist) > n else 0)
+    for condition, f in zip(held, funclist, strict=False):
+        found = where(condition, made(f), found)
+    return broadcast_to(found, y.shape)
+
+
+def fmax(x1: Operandish, x2: Operandish) -> Array:
+    """The larger of two; where one is NaN, the other."""
+    return _or_other(x1, x2, maximum)
+
+
+def fmin(x1: Operandish, x2: Operandish) -> Array:
+    """The smaller of two; where one is NaN, the other."""
+    return _or_other(x1, x2, minimum)
+
+
+def _or_other(x1: Operandish, x2: Operandish, better: Callable[..., Array]) -> Array:
+    found = better(x1, x2)
+    return where(isnan(x1), x2, where(isnan(x2), x1, found)) if is_inexact(found.dtype) else found
+
+
+def polyfit(x: Operandish, y: Operandish, deg: int, w: Operandish | None = None) -> Array:
+    """The polynomial of a degree that is nearest to points by least squares, the coefficient of the highest
+    power first; `y` may have a column for each of several. Weights multiply what is left."""
+    v, target = _floating(x), _floating(y)
+    if v.ndim != 1 or target.ndim not in (1, 2) or target.shape[:1] != v.shape or deg < 0:
+        raise misfit(
+            ArgumentError,
+            "polyfit",
+            got=f"points of shapes {v.shape} and {target.shape}, degree {deg}",
+            needed="one axis of the same length, and a degree of 0 or more",
+        )
+    table = vander(v, deg + 1)
+    if w is not None:
+        each = _floating(w)
+        table = table * each[:, None]
+        target = target * (each if target.ndim == 1 else each[:, None])
+    scale = sqrt(sum_of(table * table, axis=0))
+    found: Array = linalg.lstsq(table / scale, target).x
+    return found / (scale if target.ndim == 1 else scale[:, None])
+
+
 def polyval(p: Operandish, x: Operandish) -> Array:
     """The polynomial whose coefficients begin with that of the highest power."""
     c, y = as_array(p), as_array(x)
@@ -149,8 +219,13 @@ def vander(x: Operandish, N: int | None = None, increasing: bool = False) -> Arr
 
 # -- of samples ------------------------------------------------------------------------------------
 def digitize(x: Operandish, bins: Operandish, right: bool = False) -> Array:
-    """Between which of the bounds, which go up, each number lies."""
-    return searchsorted(bins, x, side="left" if right else "right")
+    """Between which of the bounds, which go up, or down if they are known, each number lies."""
+    side: Literal["left", "right"] = "left" if right else "right"
+    if not isinstance(bins, Array):
+        known = np.asarray(bins)
+        if known.ndim == 1 and known.size > 1 and known[0] > known[-1]:
+            return known.size - searchsorted(known[::-1], x, side=side)
+    return searchsorted(bins, x, side=side)
 
 
 def interp(
@@ -181,7 +256,9 @@ def interp(
     return where(equal(at, places[-1]), values[-1], found)
 
 
-def convolve(a: Operandish, v: Operandish, mode: str = "full") -> Array:
+def convolve(
+    a: Operandish, v: Operandish, mode: Literal["full", "same", "valid"] = "full"
+) -> Array:
     """The sums of products of one row with the other one backwards, at each distance: a slice for each
     element of the shorter one, so neighbours send what lies beyond a part's end."""
     x, y = as_array(a), as_array(v)
@@ -209,7 +286,9 @@ def convolve(a: Operandish, v: Operandish, mode: str = "full") -> Array:
     return found
 
 
-def correlate(a: Operandish, v: Operandish, mode: str = "valid") -> Array:
+def correlate(
+    a: Operandish, v: Operandish, mode: Literal["full", "same", "valid"] = "valid"
+) -> Array:
     """The sums of products of one row with the conjugate of the other one, at each distance."""
     x, y = as_array(a), as_array(v)
     turned = y[::-1].conj() if y.dtype.kind == "c" else y[::-1]
@@ -300,7 +379,7 @@ def logspace(
     *,
     endpoint: bool = True,
     base: float = 10.0,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> Array:
     """Powers of a base whose exponents have equal distances."""
     found = exp(linspace(start, stop, num, endpoint=endpoint) * math.log(base))
@@ -308,7 +387,12 @@ def logspace(
 
 
 def geomspace(
-    start: float, stop: float, num: int = 50, *, endpoint: bool = True, dtype: Any = None
+    start: float,
+    stop: float,
+    num: int = 50,
+    *,
+    endpoint: bool = True,
+    dtype: DTypeLike | None = None,
 ) -> Array:
     """Numbers each of which is the same multiple of the one before."""
     if start == 0 or stop == 0 or (start < 0) != (stop < 0):

@@ -19,12 +19,25 @@ from ostinato.errors import ArgumentError, DTypeError, ShapeError
 from . import in_blocks
 from .control import scan
 from .core.array import Array, Axis, Operandish, apply, apply_all, as_array, export
+from .core.graph import Graph
 from .core.index import LETTERS, Indices, along
-from .core.monoid import highest, identity, lowest
-from .core.parameters import AXES, AXIS, DTYPE, whole
+from .core.monoid import MONOIDS, highest, identity, lowest
+from .core.parameters import AXES, AXIS, DTYPE, one_of, whole
 from .core.parameters import unfit as _unfit
 from .core.registry import Params, Place, Scratch, Specs, op, stream_cost
-from .core.spec import DType, Shape, Spec, bool_, float64, int64, is_inexact, real_of, uint64
+from .core.spec import (
+    DType,
+    DTypeLike,
+    Shape,
+    Spec,
+    bool_,
+    float64,
+    int64,
+    is_inexact,
+    real_of,
+    uint64,
+)
+from .core.trace import graph_of
 from .core.user_line import misfit
 from .elementwise import as_dtype, astype, conj, equal, exp, isfinite, log, not_equal, sqrt, where
 from .shape import (
@@ -50,6 +63,8 @@ __all__ = [
     "argmax",
     "argmin",
     "count_nonzero",
+    "cumulative_max",
+    "cumulative_min",
     "cumulative_prod",
     "cumulative_sum",
     "diff",
@@ -185,7 +200,9 @@ def _sum_dtype(x: Spec, dtype: Any) -> DType:
 
 
 @export
-def sum(x: Operandish, /, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
+def sum(
+    x: Operandish, /, axis: Axis = None, *, dtype: DTypeLike | None = None, keepdims: bool = False
+) -> Array:
     """The sum over axes; all of them for None."""
     x = as_array(x)
     axes, kind = axes_of(axis, x.ndim, "sum"), _sum_dtype(x.spec, dtype)
@@ -288,7 +305,7 @@ op(
 
 @export
 def prod(
-    x: Operandish, /, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False
+    x: Operandish, /, axis: Axis = None, *, dtype: DTypeLike | None = None, keepdims: bool = False
 ) -> Array:
     """The product over axes; all of them for None."""
     x = as_array(x)
@@ -638,9 +655,88 @@ def running(ins: Specs, outs: Specs, p: Params) -> Indices:
     return Indices((labels,) * len(ins), (labels,) * len(outs))
 
 
+def _accumulate_kernel(
+    xp: Any,
+    out: Any,
+    x: Any,
+    *,
+    axis: int,
+    monoid: str,
+    dtype: DType,
+    at: Place,
+    scratch: Sequence[Any],
+) -> None:
+    """What the block before ended with is combined with the first elements, so that products overflow
+    where NumPy's do, and rounding is the same wherever blocks begin."""
+    if not out.size:
+        return
+    before = (slice(None),) * axis
+    first, last = (*before, slice(1)), (*before, slice(-1, None))
+    (end,), combine = scratch, getattr(xp, MONOIDS[monoid].ufunc)
+    if at.outs[0][axis][0] == 0:
+        _run_along(xp, combine, out, x, axis, dtype=dtype)
+    else:
+        xp.copyto(out, x)
+        combine(end, out[first], out=out[first])
+        _run_along(xp, combine, out, out, axis)
+    xp.copyto(end, out[last])
+
+
+def _run_along(xp: Any, combine: Any, out: Any, x: Any, axis: int, **more: Any) -> None:
+    """What is there combined with all before it. CuPy does so for sums and products; of extremes each
+    place looks at one before, then twice as far each time."""
+    try:
+        combine.accumulate(x, axis=axis, out=out, **more)
+    except NotImplementedError:
+        xp.copyto(out, x)
+        before, far = (slice(None),) * axis, 1
+        while far < x.shape[axis]:
+            later = out[(*before, slice(far, None))]
+            combine(later, out[(*before, slice(None, -far))].copy(), out=later)
+            far *= 2
+
+
+def _end_of_block(
+    ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], *, axis: int, **_: Any
+) -> Sequence[Scratch]:
+    (shape,) = outs
+    return (Scratch((*shape[:axis], 1, *shape[axis + 1 :]), specs[-1].dtype),)
+
+
+op(
+    "accumulate",  # a running sum, block after block: what is cut goes on from the block before
+    infer=lambda x, *, axis, monoid, dtype: Spec(x.shape, dtype),
+    takes={"axis": AXIS, "monoid": one_of("sum", "prod", "min", "max"), "dtype": DTYPE},
+    made_by="passes",
+    kernel=_accumulate_kernel,
+    placed=True,
+    scratch=_end_of_block,
+    goes_on=True,
+    cost=stream_cost(1),
+)
+
+
+def _block_by_block(monoid: str) -> Callable[[Specs, Specs, Params], Sequence[Graph]]:
+    """Of a file that is read in blocks along the axis. Sums of floats would be rounded otherwise than in
+    memory, which `any-workers` may not do."""
+
+    def algorithms(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
+        axis, layout = p["axis"], ins[0].layout
+        if layout is None or not layout.stored or axis not in layout.splits:
+            return ()
+        if layout.blocks and is_inexact(outs[0].dtype) and not MONOIDS[monoid].exact:
+            return ()
+        params = {"axis": axis, "monoid": monoid, "dtype": outs[0].dtype}
+        return [graph_of(lambda x: [apply("accumulate", x, **params)], ins)]
+
+    return algorithms
+
+
 def _running(
-    name: str, ufunc: str, grad: Callable[..., Sequence[Array | None]]
+    name: str, monoid: str, grad: Callable[..., Sequence[Array | None]]
 ) -> Callable[..., Array]:
+    ufunc = MONOIDS[monoid].ufunc
+
     def kernel(xp: Any, out: Any, x: Any, *, axis: int, dtype: DType) -> None:
         getattr(xp, ufunc).accumulate(x, axis=axis, dtype=dtype, out=out)
 
@@ -655,6 +751,7 @@ def _running(
         indices=running,
         kernel=kernel,
         grad=grad,
+        algorithms=_block_by_block(monoid),
         cost=stream_cost(1),
     )
 
@@ -713,13 +810,77 @@ def _cumprod_grad(
     return (before * moveaxis(found, 0, axis),)
 
 
-_cumsum = _running("cumulative_sum", "add", _cumsum_grad)
-_cumprod = _running("cumulative_prod", "multiply", _cumprod_grad)
+def _running_extreme(name: str, monoid: str) -> Callable[[Operandish, int | None], Array]:
+    def kernel(xp: Any, out: Any, x: Any, *, axis: int) -> None:
+        _run_along(xp, getattr(xp, MONOIDS[monoid].ufunc), out, x, axis)
+
+    def infer(x: Spec, *, axis: int) -> Spec:
+        if x.dtype.kind == "c":
+            raise _unfit(name, (x,), "a dtype with an order", DTypeError)
+        return Spec(x.shape, x.dtype)
+
+    def grad(g: Array, y: Array, x: Array, *, axis: int) -> Sequence[Array | None]:
+        """All that it is the extreme of goes to the first element that is."""
+        n = x.shape[axis]
+        if n == 0:
+            return (x,)
+        rest = flip(cumulative_sum(flip(g, axis=axis), axis=axis), axis=axis)
+        before, after = ({axis: (k, n - 1, 1)} for k in (0, 1))
+        fresh = not_equal(slice_axes(y, after), slice_axes(y, before))
+        first = slice_axes(equal(y, y), {axis: (0, 1, 1)})
+        fresh = concat([equal(first, first), fresh], axis=axis)
+        numbers = apply("iota", shape=x.shape, axis=axis, dtype=int64)
+        next_one = flip(
+            cumulative_min(flip(where(fresh, numbers, n), axis=axis), axis=axis), axis=axis
+        )
+        edge = {axis: (0, 1, 1)}
+        end = broadcast_to(as_array(n), slice_axes(numbers, edge).shape)
+        next_one = concat([slice_axes(next_one, after), end], axis=axis)
+        later = concat([rest, zero_of(slice_axes(rest, edge))], axis=axis)
+        taken = apply("take_along_axis", later, next_one, axis=axis)
+        return (where(fresh, rest - taken, 0),)
+
+    op(
+        name,
+        infer=infer,
+        takes={"axis": AXIS},
+        indices=running,
+        kernel=kernel,
+        grad=grad,
+        algorithms=_block_by_block(monoid),
+        cost=stream_cost(1),
+    )
+
+    def function(x: Operandish, axis: int | None) -> Array:
+        x = as_array(x)
+        if axis is None and x.ndim > 1:
+            raise misfit(
+                ArgumentError,
+                name,
+                got=f"shape {x.shape} and no axis",
+                needed="an axis",
+                do="pass axis=",
+            )
+        x = x if x.ndim else reshape(x, (1,))
+        return apply(name, x, axis=axis_of(axis or 0, x.ndim, name))
+
+    return function
+
+
+_cummax = _running_extreme("cumulative_max", "max")
+_cummin = _running_extreme("cumulative_min", "min")
+_cumsum = _running("cumulative_sum", "sum", _cumsum_grad)
+_cumprod = _running("cumulative_prod", "prod", _cumprod_grad)
 
 
 @export
 def cumulative_sum(
-    x: Operandish, /, axis: int | None = None, *, dtype: Any = None, include_initial: bool = False
+    x: Operandish,
+    /,
+    axis: int | None = None,
+    *,
+    dtype: DTypeLike | None = None,
+    include_initial: bool = False,
 ) -> Array:
     """Running sums along an axis."""
     return _cumsum(x, axis, dtype, include_initial, 0)
@@ -727,15 +888,32 @@ def cumulative_sum(
 
 @export
 def cumulative_prod(
-    x: Operandish, /, axis: int | None = None, *, dtype: Any = None, include_initial: bool = False
+    x: Operandish,
+    /,
+    axis: int | None = None,
+    *,
+    dtype: DTypeLike | None = None,
+    include_initial: bool = False,
 ) -> Array:
     """Running products along an axis."""
     return _cumprod(x, axis, dtype, include_initial, 1)
 
 
 @export
+def cumulative_max(x: Operandish, /, axis: int | None = None) -> Array:
+    """The largest of all elements so far along an axis; NaN once there was one."""
+    return _cummax(x, axis)
+
+
+@export
+def cumulative_min(x: Operandish, /, axis: int | None = None) -> Array:
+    """The smallest of all elements so far along an axis; NaN once there was one."""
+    return _cummin(x, axis)
+
+
+@export
 def diff(
-    x: Operandish, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None
+    x: Operandish, /, n: int = 1, axis: int = -1, *, prepend: Any = None, append: Any = None
 ) -> Array:
     """Differences of neighbours along an axis, n times."""
     x = as_array(x)

@@ -18,8 +18,6 @@ from .core.spec import is_integer, uint64
 from .core.user_line import misfit
 from .elementwise import astype
 
-_TURN = np.uint64(0xD1342543DE82EF95)
-
 
 def mix(base: int, count: int) -> int:
     """One seed from two numbers (splitmix64)."""
@@ -27,6 +25,19 @@ def mix(base: int, count: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
     return z ^ (z >> 31)
+
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def fold(seed: Any, number: Any) -> Array:
+    """The seed that a number, or each of several, makes of a seed (splitmix64): `fold(seed, k)` for
+    the k-th of many that draw.
+    """
+    z = as_seed(seed) + (astype(as_array(number), uint64) + np.uint64(1)) * _GOLDEN
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
 
 
 def as_seed(given: Any) -> Array:
@@ -71,11 +82,21 @@ class Seeds(threading.local):
 
     @contextlib.contextmanager
     def by_turn(self, index: Array) -> Iterator[None]:
-        """Within it, draws differ from turn to turn of a loop."""
+        """Within it, draws differ from turn to turn of a loop. Of loops in loops each folds its turn
+        in, as a sum of turns would come to the same in other turns of both."""
+        with self._drawing(lambda seed: fold(seed, index)):
+            yield
+
+    @contextlib.contextmanager
+    def by_element(self, number: Array) -> Iterator[None]:
+        """Within it, draws differ from element to element of what `vmap` maps over."""
+        with self._drawing(lambda seed: fold(seed, number)):
+            yield
+
+    @contextlib.contextmanager
+    def _drawing(self, change: Callable[[Any], Array]) -> Iterator[None]:
         outer = self.draw
-        self.draw = lambda: (
-            as_seed(outer() if outer else self.advance()) + _TURN * astype(index, uint64)
-        )
+        self.draw = lambda: change(outer() if outer else self.advance())
         try:
             yield
         finally:

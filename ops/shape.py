@@ -35,7 +35,9 @@ from .core.parameters import (
     NUMBER,
     ORDER,
     SHAPE,
+    SIZES,
     SPLIT,
+    STARTS,
     STEPS,
     WIDTHS,
     check_value,
@@ -534,7 +536,7 @@ def _slice_grad(
 op(
     "slice",
     infer=_slice_rule,
-    takes={"starts": STEPS, "sizes": STEPS, "steps": STEPS},
+    takes={"starts": STARTS, "sizes": SIZES, "steps": STEPS},
     indices=_slice_indices,
     view=_slice_view,
     grad=_slice_grad,
@@ -755,10 +757,19 @@ op(
 
 
 @export
-def pad(x: Operandish, width: Any, /, *, mode: str = "constant", value: float = 0) -> Array:
-    """More elements around: of a value, or by mode "edge", "wrap" or "reflect". Widths as in
-    NumPy.
+def pad(
+    x: Operandish,
+    width: Any,
+    /,
+    mode: str = "constant",
+    *,
+    value: float = 0,
+    constant_values: float | None = None,
+) -> Array:
+    """More elements around: of a value (`constant_values` to NumPy), or by mode "edge", "wrap" or
+    "reflect". Widths as in NumPy.
     """
+    value = value if constant_values is None else constant_values
     x = as_array(x)
     try:
         pairs = np.broadcast_to(np.asarray(width, dtype=np.int64), (x.ndim, 2)).tolist()
@@ -944,7 +955,7 @@ def _update_rule(x: Spec, v: Spec, *, starts: Shape, steps: Shape, mode: str) ->
 op(
     "update_slice",
     infer=_update_rule,
-    takes={"starts": STEPS, "steps": STEPS, "mode": one_of(*MODES)},
+    takes={"starts": STARTS, "steps": STEPS, "mode": one_of(*MODES)},
     indices=_update_indices,
     kernel=_update_kernel,
     pieces=_update_pieces,

@@ -5,36 +5,33 @@ NumPy is given bfloat16 as float32, since it loses its way among bfloat16's NaN.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import itertools
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
-from .core import array
-from .core.array import Array, Operandish, apply, as_array, export, unify
+from .batching import Mapped
+from .core.array import Array, Operandish, apply, as_array, export
 from .core.index import LETTERS, Indices
-from .core.parameters import AXIS, FLAG, one_of, unfit
+from .core.parameters import AXIS, BOUNDS, FLAG, one_of, unfit
 from .core.parameters import whole as whole_from
-from .core.registry import Params, Specs, op
-from .core.spec import Spec, bfloat16, bool_, float32, int64, is_inexact, promote
+from .core.registry import Params, Place, Specs, op
+from .core.spec import DType, Spec, bfloat16, float32, int64, is_inexact, promote
 from .core.user_line import misfit
-from .elementwise import astype, equal, logical_not, minimum, not_equal, where
+from .elementwise import astype
 from .indexing import take_along_axis
-from .reduction import any, cumulative_sum, running
-from .shape import axis_of, broadcast_to, concat, expand_dims, reshape, slice_axes, whole_number
+from .reduction import running
+from .shape import axis_of, whole_number
 
 __all__ = [
     "argsort",
-    "isin",
+    "lexsort",
     "searchsorted",
     "sort",
     "topk",
-    "unique_all",
-    "unique_counts",
-    "unique_inverse",
-    "unique_values",
 ]
 
 
@@ -48,19 +45,24 @@ def _ordered(x: Spec, name: str) -> Spec:
     return x
 
 
-def _keys(xp: Any, x: Any) -> Any:
+def keys_of(xp: Any, x: Any) -> Any:
     """Whole numbers in the order of the numbers, and back: NaN is the largest of all, and of two zeros the
     negative one comes first, as it does by machine code."""
     whole = x if x.dtype.kind == "i" else x.view(f"i{x.itemsize}")
     return xp.where(whole < 0, whole ^ np.iinfo(whole.dtype).max, whole)
 
 
+def numbers_of(xp: Any, keys: Any, dtype: DType) -> Any:
+    """The numbers that have these keys."""
+    return keys_of(xp, keys).view(dtype)
+
+
 def _sort_kernel(xp: Any, out: Any, x: Any, *, axis: int, descending: bool, stable: bool) -> None:
     real = is_inexact(x.dtype)
-    made = _keys(xp, xp.where(x == x, x, x.dtype.type(np.nan))) if real else x
+    made = keys_of(xp, xp.where(x == x, x, x.dtype.type(np.nan))) if real else x
     made = xp.sort(made, axis=axis)
     made = xp.flip(made, axis) if descending else made
-    xp.copyto(out, _keys(xp, made).view(x.dtype) if real else made)
+    xp.copyto(out, numbers_of(xp, made, x.dtype) if real else made)
 
 
 def _sort_grad(
@@ -77,6 +79,34 @@ op(
     indices=running,
     kernel=_sort_kernel,
     grad=_sort_grad,
+    cost=_sort_cost,
+)
+
+
+def _runs_kernel(xp: Any, out: Any, x: Any, *, bounds: tuple[int, ...], at: Place) -> None:
+    start, end = at.ins[0][1]
+    for a, b in itertools.pairwise(bounds):
+        if start <= a < b <= end:
+            part = slice(a - start, b - start)
+            xp.copyto(out[:, part], xp.sort(x[:, part], axis=1))
+
+
+def _runs_rule(x: Spec, *, bounds: tuple[int, ...]) -> Spec:
+    if x.ndim != 2 or x.dtype.kind != "u" or bounds[-1] != x.shape[1]:
+        raise unfit("sort_of_parts", (x,), f"rows of {bounds[-1]} keys")
+    return Spec(x.shape, x.dtype)
+
+
+op(
+    "sort_of_parts",  # rows of keys, of which each part is put in order by itself
+    infer=_runs_rule,
+    takes={"bounds": BOUNDS},
+    made_by="passes",
+    indices=lambda ins, outs, p: Indices(
+        ((None, "p"),), ((None, "p"),), parts=(("p", p["bounds"]),)
+    ),
+    kernel=_runs_kernel,
+    placed=True,
     cost=_sort_cost,
 )
 
@@ -167,9 +197,15 @@ def _search_rule(x: Spec, v: Spec, *, side: str) -> Spec:
     return Spec(_ordered(v, "searchsorted").shape, int64)
 
 
+def _search_batched(size: int, *xs: Mapped, side: str) -> Sequence[Mapped] | None:
+    (x, has_x), (v, _) = xs
+    return None if has_x else [(apply("searchsorted", x, v, side=side), True)]
+
+
 op(
     "searchsorted",
     infer=_search_rule,
+    batched=_search_batched,
     takes={"side": one_of("left", "right")},
     indices=_search_indices,
     kernel=_search_kernel,
@@ -179,7 +215,7 @@ op(
 
 @export
 def searchsorted(
-    x: Operandish, v: Operandish, /, *, side: str = "left", sorter: Any = None
+    x: Operandish, v: Operandish, /, *, side: Literal["left", "right"] = "left", sorter: Any = None
 ) -> Array:
     """Where each v belongs among the sorted x."""
     x, v = as_array(x), as_array(v)
@@ -195,94 +231,21 @@ def searchsorted(
 
 
 @export
-def isin(x: Operandish, elements: Operandish, /, *, invert: bool = False) -> Array:
-    """Whether each element is one of these."""
-    x, e = unify(x, elements)
-    e = reshape(e, (-1,))
-    if x.dtype.kind == "c":
-        found = any(equal(expand_dims(x, axis=x.ndim), e), axis=-1)
-    elif e.size == 0:
-        found = apply("full", shape=x.shape, value=False, dtype=bool_)
-    else:
-        e = sort(e)
-        place = minimum(searchsorted(e, x), e.size - 1)
-        found = equal(apply("take", e, place, axis=0), x)
-    return logical_not(found) if invert else found
+def lexsort(keys: Operandish | Sequence[Operandish], axis: int = -1) -> Array:
+    """The places in order by several keys, the last one first of all: a stable sort by each.
 
-
-# -- sets: as many results as the data has values ------------------------------------------
-class UniqueAll(NamedTuple):
-    values: Array
-    indices: Array
-    inverse_indices: Array
-    counts: Array
-
-
-class UniqueCounts(NamedTuple):
-    values: Array
-    counts: Array
-
-
-class UniqueInverse(NamedTuple):
-    values: Array
-    inverse_indices: Array
-
-
-def _read(x: Operandish, name: str, numpy_function: Callable[..., Any]) -> list[Array]:
-    x = as_array(x)
-    kind = x.dtype
-    known = array.reader.known(x, name, shape=True)
-    found = numpy_function(known.astype(float32) if kind == bfloat16 else known)
-    values, *rest = found if isinstance(found, tuple) else (found,)
-    return [as_array(part) for part in (values.astype(kind, copy=False), *rest)]
-
-
-def _unique(x: Any) -> Any:
-    """In order, as np.unique_values is not; each NaN is a value of its own, as it is there."""
-    return np.unique(x, equal_nan=False)
-
-
-@export
-def unique_all(x: Operandish, /) -> UniqueAll:
-    """The values that occur, where first, which of them each element is, and how often they
-    occur.
+    >>> ost.lexsort([[1, 0, 0], [0, 2, 0]])  # 2, 0, 1
     """
-    return UniqueAll(*_read(x, "unique_all", np.unique_all))
-
-
-@export
-def unique_counts(x: Operandish, /) -> UniqueCounts:
-    """The values that occur, and how often."""
-    return UniqueCounts(*_read(x, "unique_counts", np.unique_counts))
-
-
-@export
-def unique_inverse(x: Operandish, /) -> UniqueInverse:
-    """The values that occur, and which of them each element is."""
-    return UniqueInverse(*_read(x, "unique_inverse", np.unique_inverse))
-
-
-@export
-def unique_values(x: Operandish, /, *, size: int | None = None, fill_value: Any = None) -> Array:
-    """The values that occur, in order. With `size`, so many, the rest filled (with the first value,
-    unless said otherwise); that works inside compiled functions too."""
-    x = as_array(x)
-    if size is None:
-        return _read(x, "unique_values", _unique)[0]
-    size = whole_number(size, "unique_values", 0)
-    ordered = sort(reshape(x, (-1,)))
-    n = ordered.shape[0]
-    if n == 0:
+    each = [as_array(k) for k in keys] if isinstance(keys, list | tuple) else [*as_array(keys)]
+    if not each or not each[0].ndim or any(k.shape != each[0].shape for k in each):
         raise misfit(
-            ShapeError, "unique_values", got="no elements and a size", needed="at least one element"
+            ShapeError,
+            "lexsort",
+            got=" and ".join(str(k.shape) for k in each[:4]) or "nothing",
+            needed="keys of one shape, with an axis",
         )
-    first = apply("full", shape=(1,), value=True, dtype=bool_)
-    later, sooner = slice_axes(ordered, {0: (1, n - 1, 1)}), slice_axes(ordered, {0: (0, n - 1, 1)})
-    fresh = concat([first, not_equal(later, sooner)])
-    rank = cumulative_sum(astype(fresh, int64)) - 1
-    slot = where(fresh & (rank < size), rank, size)
-    fill = slice_axes(ordered, {0: (0, 1, 1)})
-    if fill_value is not None:
-        fill = astype(as_array(fill_value), x.dtype)
-    room = broadcast_to(fill, (size + 1,))
-    return slice_axes(apply("put", room, slot, ordered, axis=0, mode="set"), {0: (0, size, 1)})
+    order = argsort(each[0], axis=axis)
+    for k in each[1:]:
+        again = argsort(take_along_axis(k, order, axis=axis), axis=axis)
+        order = take_along_axis(order, again, axis=axis)
+    return order

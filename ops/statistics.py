@@ -8,7 +8,7 @@ import ml_dtypes
 
 from ostinato.errors import ArgumentError, ShapeError
 
-from .arrangement import atleast_2d
+from .arrangement import atleast_2d, cumprod, cumsum
 from .contraction import diagonal, matmul
 from .core.array import Array, Axis, Operandish, as_array
 from .core.spec import float64, int64, is_inexact, promote, real_of
@@ -17,6 +17,7 @@ from .elementwise import (
     abs as absolute,
 )
 from .elementwise import (
+    as_dtype,
     astype,
     conj,
     equal,
@@ -53,6 +54,8 @@ __all__ = [
     "nan_to_num",
     "nanargmax",
     "nanargmin",
+    "nancumprod",
+    "nancumsum",
     "nanmax",
     "nanmean",
     "nanmin",
@@ -187,14 +190,35 @@ def _without(a: Operandish, instead: Any) -> tuple[Array, Array | None]:
     return where(gone, astype(instead, x.dtype), x), gone
 
 
-def nansum(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array:
+def nansum(a: Operandish, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
     """The sum over axes of what is not NaN."""
-    return sum_of(_without(a, 0)[0], axis, keepdims=keepdims)
+    return sum_of(_without(a, 0)[0], axis, dtype=dtype, keepdims=keepdims)
 
 
-def nanprod(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array:
+def nanprod(
+    a: Operandish, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False
+) -> Array:
     """The product over axes of what is not NaN."""
-    return prod(_without(a, 1)[0], axis, keepdims=keepdims)
+    return prod(_without(a, 1)[0], axis, dtype=dtype, keepdims=keepdims)
+
+
+def nancumsum(a: Operandish, axis: int | None = None, dtype: Any = None) -> Array:
+    """Sums up to each place, of what is not NaN; of all elements in a row for None."""
+    return cumsum(_without(a, 0)[0], axis, dtype=dtype)
+
+
+def nancumprod(a: Operandish, axis: int | None = None, dtype: Any = None) -> Array:
+    """Products up to each place, of what is not NaN; of all elements in a row for None."""
+    return cumprod(_without(a, 1)[0], axis, dtype=dtype)
+
+
+def _cast(a: Operandish, dtype: Any) -> Operandish:
+    if dtype is None:
+        return a
+    kind = as_dtype(dtype)
+    if not is_inexact(kind):
+        raise misfit(ArgumentError, "a mean without NaN", got=kind.name, needed="a floating dtype")
+    return astype(as_array(a), kind)
 
 
 def _count(x: Array, gone: Array, axis: Axis, keepdims: bool) -> Array:
@@ -203,32 +227,46 @@ def _count(x: Array, gone: Array, axis: Axis, keepdims: bool) -> Array:
     return astype(there, kind)
 
 
-def nanmean(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array:
+def nanmean(
+    a: Operandish, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False
+) -> Array:
     """The mean over axes of what is not NaN; NaN where there is nothing else."""
-    x, gone = _without(a, 0)
+    x, gone = _without(_cast(a, dtype), 0)
     if gone is None:
         return mean(x, axis, keepdims=keepdims)
     return sum_of(x, axis, keepdims=keepdims) / _count(x, gone, axis, keepdims)
 
 
 def nanvar(
-    a: Operandish, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False
+    a: Operandish,
+    axis: Axis = None,
+    *,
+    dtype: Any = None,
+    ddof: float = 0.0,
+    correction: float | None = None,
+    keepdims: bool = False,
 ) -> Array:
-    """The variance over axes of what is not NaN; the sum of squares is divided by their number less the
-    correction."""
-    x = _floating(a)
+    """The variance over axes of what is not NaN; the sum of squares is divided by their number less
+    `correction`, or `ddof`, which is NumPy's name for it."""
+    x = _floating(_cast(a, dtype))
     gone = isnan(x)
     off = where(gone, astype(0, x.dtype), x - nanmean(x, axis, keepdims=True))
     square = sum_of(astype(off * conj(off), real_of(x.dtype)), axis, keepdims=keepdims)
-    left = _count(x, gone, axis, keepdims) - correction
+    left = _count(x, gone, axis, keepdims) - (ddof if correction is None else correction)
     return square / where(left > 0, left, astype(float("nan"), left.dtype))
 
 
 def nanstd(
-    a: Operandish, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False
+    a: Operandish,
+    axis: Axis = None,
+    *,
+    dtype: Any = None,
+    ddof: float = 0.0,
+    correction: float | None = None,
+    keepdims: bool = False,
 ) -> Array:
     """The standard deviation over axes of what is not NaN."""
-    return sqrt(nanvar(a, axis, correction=correction, keepdims=keepdims))
+    return sqrt(nanvar(a, axis, dtype=dtype, ddof=ddof, correction=correction, keepdims=keepdims))
 
 
 def nanmax(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array:

@@ -18,6 +18,8 @@ if _os.path.isdir(_os.path.join(_root, "planner")) and _os.path.isfile(
 from ostinato.ops import linalg as linalg
 from ostinato.ops import nn as nn
 from ostinato.ops import random as random
+from ostinato.ops import solve as solve
+from ostinato.ops import special as special
 from ostinato.ops.arrangement import *
 from ostinato.ops.contraction import *
 from ostinato.ops.control import *
@@ -40,9 +42,14 @@ from ostinato.ops.core.spec import uint64 as uint64
 from ostinato.ops.core.tree import tree_map as tree_map
 from ostinato.ops.creation import *
 from ostinato.ops.elementwise import *
+from ostinato.ops.histograms import *
 from ostinato.ops.indexing import *
 from ostinato.ops.numerical import *
+from ostinato.ops.quantiles import *
 from ostinato.ops.reduction import *
+from ostinato.ops.segments import *
+from ostinato.ops.selection import *
+from ostinato.ops.sets import *
 from ostinato.ops.shape import *
 from ostinato.ops.sorting import *
 from ostinato.ops.statistics import *
@@ -51,11 +58,13 @@ from ostinato.planner.policy import Precision as Precision
 
 from . import errors as errors
 from . import optim as optim
+from .callbacks import callback as callback
 from .cluster import LocalCluster as LocalCluster
 from .compiled import compile as compile
 from .compiled import run as run
 from .compiled import why_miss as why_miss
 from .exchange import from_dask as from_dask
+from .files import from_blocks as from_blocks
 from .files import load as load
 from .files import save as save
 from .gradients import checkpoint as checkpoint
@@ -66,8 +75,19 @@ from .gradients import vjp as vjp
 from .info import *
 from .info import __array_api_version__ as __array_api_version__
 from .info import __array_namespace_info__ as __array_namespace_info__
+from .jacobians import hessian as hessian
+from .jacobians import jacobian as jacobian
+from .jacobians import jvp as jvp
+from .jacobians import linearize as linearize
+from .jacobians import value_and_jacobian as value_and_jacobian
+from .mapping import vmap as vmap
 from .planning import plan as plan
 from .planning import spec as spec
+from .profiling import Profile as Profile
+from .profiling import profile as profile
+from .progress import Progress as Progress
+from .progress import on_progress as on_progress
+from .progress import quiet as quiet
 from .reading import evaluate as evaluate
 from .sessions import connect as connect
 from .sessions import current as _current
@@ -88,7 +108,7 @@ def __getattr__(name: str) -> object:
         from importlib import import_module
 
         return import_module("ostinato.io")
-    from .spelling import hint
+    from ostinato.ops.core.spelling import hint
 
     message = f"module 'ostinato' has no attribute {name!r}{hint(name)}"
     raise AttributeError(message, name=name, obj=_sys.modules[__name__])
@@ -96,4 +116,7 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     hidden = {n for n, x in globals().items() if isinstance(x, type(_sys))} | {"annotations"}
-    return sorted(globals().keys() - hidden | {"errors", "io", "linalg", "nn", "optim", "random"})
+    return sorted(
+        globals().keys() - hidden
+        | {"errors", "io", "linalg", "nn", "optim", "random", "solve", "special"}
+    )

@@ -29,6 +29,7 @@ from ostinato.runtime.crew.keeper import Job, sweep
 from ostinato.runtime.dashboard import page
 
 from . import settings
+from .cards import of_cluster
 from .sessions import Session, connect
 from .states import forgive_lost
 
@@ -340,6 +341,9 @@ class LocalCluster:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _repr_html_(self) -> str:
+        return of_cluster(self)
 
     def __repr__(self) -> str:
         workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"

@@ -58,17 +58,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
 
 
-def _main(arguments: Sequence[str] | None) -> int:
+def commands() -> argparse.ArgumentParser:
+    """The parser of all commands."""
     from ostinato import __version__
 
     parser = argparse.ArgumentParser("ostinato", description=_ABOUT, formatter_class=PLAIN)
     parser.add_argument("--version", action="version", version=f"ostinato {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    command_info.add(commands)
-    command_run.add(commands)
-    command_cache.add(commands)
-    command_calibrate.add(commands)
-    tune = commands.add_parser(
+    below = parser.add_subparsers(dest="command", required=True, metavar="command")
+    command_info.add(below)
+    command_run.add(below)
+    command_cache.add(below)
+    command_calibrate.add(below)
+    tune = below.add_parser(
         "tune", help="time a script's choices", description=_TUNE, formatter_class=PLAIN
     )
     tune.add_argument("--seconds", type=_seconds, default=60.0, help="at most so many (60)")
@@ -76,12 +77,16 @@ def _main(arguments: Sequence[str] | None) -> int:
     rest = tune.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
     rest.required = False  # so that nobody is told to give some
     tune.set_defaults(do=lambda a: _tune(a.script, a.arguments, a.seconds))
-    bench = commands.add_parser(
+    bench = below.add_parser(
         "bench", help="measure against others", description=_BENCH, formatter_class=PLAIN
     )
     bench.add_argument("arguments", nargs=argparse.REMAINDER, help="of python -m benchmarks")
     bench.set_defaults(do=lambda a: _bench(a.arguments))
-    asked = parser.parse_args(arguments)
+    return parser
+
+
+def _main(arguments: Sequence[str] | None) -> int:
+    asked = commands().parse_args(arguments)
     try:
         return int(asked.do(asked))
     except OstinatoError as error:

@@ -28,11 +28,12 @@ from ostinato.errors import (
     StaleWarning,
     TracedValueError,
 )
-from ostinato.ops.core import array
+from ostinato.ops.core import activity, array
 from ostinato.ops.core.array import FREE, Array, Host, Operand, from_operand
 from ostinato.ops.core.exact import exact
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import copied
+from ostinato.ops.core.tracebacks import shorten
 from ostinato.ops.core.tree import (
     constructor,
     flatten,
@@ -40,7 +41,7 @@ from ostinato.ops.core.tree import (
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.seeds import seeds
 from ostinato.planner.pipeline import check_limit, place_operands
-from ostinato.planner.plan import Key, Plan, Target
+from ostinato.planner.plan import Key, Numerics, Plan, Target
 from ostinato.planner.policy import AS_WRITTEN, Precision, check_precision
 from ostinato.runtime.engine import Launcher
 
@@ -66,6 +67,7 @@ from .auto_precision import (
     check_tolerance,
     tolerated,
 )
+from .cards import of_compiled
 from .donation import launch_given
 from .guards import UNSET, Change, Guards
 from .reach import WRAPPERS, watch_calls_of
@@ -238,48 +240,54 @@ class CompiledFunction(Generic[P, R]):
 
     # -- calls -----------------------------------------------------------------------------
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        session = sessions.in_use or here()
-        if session is not None:
-            tokens: list[Any] = [session.number]
-            leaves: list[Any] = []
-            given: list[Any] = []  # operands of Arrays, which other threads may move or give away
-            engine = session.engine
-            try:
-                for a in args:
-                    o = a._operand if a.__class__ is Array and a._term is None else None
-                    if o is not None and o.engine is engine:
-                        tokens.append(o.spec)  # as _scan would do
-                        leaves.append(a)
-                        given.append(o)
-                    else:
-                        scan(a, engine, tokens, leaves, given)
-                if kwargs:
-                    tokens.append(tuple(kwargs))
-                    for a in kwargs.values():
-                        scan(a, engine, tokens, leaves, given)
-                known = self.quick[tuple(tokens)]
-                if known.order is not None:
-                    leaves += known.rest
-                    given += known.rest
-                    leaves = [leaves[k] for k in known.order]
-                    given = [given[k] for k in known.order]
-                entry = known.entry
-                if known.values:
-                    entry = known.entries[tuple([leaves[k] for k in known.values])]
-            except UNREADY:
-                given.clear()  # else somebody would still have what is given away
-                o = None
-            else:
-                if entry.hold is None or entry.hold(leaves):
-                    self.hits += 1
-                    self.last = entry
-                    if entry.simple:
-                        return from_operand(entry.launch(given)[0])  # type: ignore[return-value]
-                    o = None  # for the same reason
-                    return self._run(entry, leaves, given, session)
-                given.clear()
-                o = None
-        return self._call(args, kwargs)
+        try:
+            session = sessions.in_use or here()
+            if session is not None:
+                tokens: list[Any] = [session.number]
+                leaves: list[Any] = []
+                given: list[
+                    Any
+                ] = []  # operands of Arrays, which other threads may move or give away
+                engine = session.engine
+                try:
+                    for a in args:
+                        o = a._operand if a.__class__ is Array and a._term is None else None
+                        if o is not None and o.engine is engine:
+                            tokens.append(o.spec)  # as _scan would do
+                            leaves.append(a)
+                            given.append(o)
+                        else:
+                            scan(a, engine, tokens, leaves, given)
+                    if kwargs:
+                        tokens.append(tuple(kwargs))
+                        for a in kwargs.values():
+                            scan(a, engine, tokens, leaves, given)
+                    known = self.quick[tuple(tokens)]
+                    if known.order is not None:
+                        leaves += known.rest
+                        given += known.rest
+                        leaves = [leaves[k] for k in known.order]
+                        given = [given[k] for k in known.order]
+                    entry = known.entry
+                    if known.values:
+                        entry = known.entries[tuple([leaves[k] for k in known.values])]
+                except UNREADY:
+                    given.clear()  # else somebody would still have what is given away
+                    o = None
+                else:
+                    if entry.hold is None or entry.hold(leaves):
+                        self.hits += 1
+                        self.last = entry
+                        if entry.simple:
+                            return from_operand(entry.launch(given)[0])  # type: ignore[return-value]
+                        o = None  # for the same reason
+                        return self._run(entry, leaves, given, session)
+                    given.clear()
+                    o = None
+            return self._call(args, kwargs)
+        except Exception as error:
+            shorten(error)
+            raise
 
     def _call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         session = current()
@@ -502,7 +510,8 @@ class CompiledFunction(Generic[P, R]):
     # -- tracing ---------------------------------------------------------------------------
     def _make(self, call: Call, change: Change | None) -> Entry:
         start = time.perf_counter()
-        found, guards = traced(self, call)
+        with activity.task("trace", f"tracing {self.name}"):
+            found, guards = traced(self, call)
         entry, source = self._planned(call, found, guards)
         target = self._target(call.session.target)
         parts = {
@@ -690,6 +699,11 @@ class CompiledFunction(Generic[P, R]):
             return name
         return _compiled_again, (self.function, options)
 
+    def _repr_html_(self) -> str:
+        plans = [entry.plan for entry in tuple(self.entries.values())]
+        said = repr(self)[1:-1].partition(": ")[2]
+        return of_compiled(self.name, str(self.signature), said, plans, why_miss(self))
+
     def __repr__(self) -> str:
         counts = (
             (len(self.entries), "plan", "s"),
@@ -839,7 +853,7 @@ def compile(
     donate: Iterable[str | int] = ...,
     static: Iterable[str | int] = ...,
     memory_limit: int | None = ...,
-    numerics: str | None = ...,
+    numerics: Numerics | None = ...,
     precision: str | Precision | None = ...,
     tolerance: Tolerance | None = ...,
 ) -> Callable[[Callable[P, R]], CompiledFunction[P, R]]: ...

@@ -34,6 +34,10 @@ from __future__ import annotations
 import numpy as np
 
 
+def __dir__() -> list[str]:
+    return sorted(n for n, x in globals().items() if isinstance(x, type))
+
+
 class OstinatoError(Exception):
     """Base of all errors raised on purpose."""
 

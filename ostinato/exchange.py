@@ -75,7 +75,8 @@ def to_dask(x: Array, evaluate: Callable[[Array], None]) -> Any:
     engine = _on_dask(session)
     layout, shape = operand.spec.layout, operand.spec.shape
     assert layout is not None
-    if engine is None or layout.stored or not volume(tuple((0, n) for n in shape)):
+    nothing = not volume(tuple((0, n) for n in shape))
+    if engine is None or layout.stored or layout.windows or nothing:
         return da.from_array(np.asarray(x), chunks=layout.largest(shape) if shape else -1)
     owners: dict[Box, int] = {}
     for rank in range(layout.workers):

@@ -15,7 +15,7 @@ import ostinato.io_pipeline.volumes  # noqa: F401  (stages of both, which worker
 from ostinato.errors import OstinatoError
 from ostinato.io_pipeline.feed.described import as_data, from_data
 from ostinato.io_pipeline.feed.entries import Cut, OnError
-from ostinato.io_pipeline.feed.faults import RAISE, SKIP, Fault
+from ostinato.io_pipeline.feed.faults import RAISE, Fault
 from ostinato.io_pipeline.feed.fields import Fields
 from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.feed.plain import Undescribed
@@ -69,13 +69,15 @@ class Fed:
         blocks = session.target.numerics == "any-workers"
         splits = tuple(map(NAMES.index, cut.split))
         split = splits if len(splits) > 1 else splits[0]
-        layout = resolve(split, session.target.mesh, (cut.size, 1, 1, 1), blocks)
+        layout = resolve(split, session.target.mesh, shape := (cut.size, 1, 1, 1), blocks)
+        layout = layout.with_halos({NAMES.index(k): n for k, n in cut.halos.items()}, shape)
         policies = [e.what.policy.do for e in pipe.entries if isinstance(e.what, OnError)]
-        self._varies = cut.pad is not None or SKIP in policies
-        self._has_faults = any(do != RAISE for do in policies)
+        self._has_faults = any(do != RAISE for do in policies)  # which all count together
+        self._varies = cut.pad is not None or self._has_faults
         self._feed: Any = engine.feed(
             held, layout, [epoch, start], cut.size, progress, pipe.is_tuned
         )
+        self._later = pipe.left_out()
         self._said: Any = None  # of its samples, as data
         self._fields: Fields | None = None
         self._cursor.fed = weakref.ref(self)
@@ -106,6 +108,10 @@ class Fed:
         if fields is not self._said:
             self._said, self._fields = fields, Fields.from_data(fields)
         assert self._fields is not None
+        if self._later is not None:
+            count = len(self._fields.kinds)
+            drawn = leaves[count:]
+            leaves = self._later.made(self._fields, leaves[:count], drawn, from_operand)
         return self._fields.tree([from_operand(x) if isinstance(x, Operand) else x for x in leaves])
 
     def look(self) -> None:

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ostinato.errors import DataFileError
+from numpy.typing import ArrayLike
+
+from ostinato.errors import ArgumentError, DataFileError
+from ostinato.io_pipeline.blocks import FromFunction, FromIterable
 from ostinato.io_pipeline.files import from_data as source_of
 from ostinato.io_pipeline.files import open_source
 from ostinato.io_pipeline.sinks import from_data as sink_of
 from ostinato.io_pipeline.sinks import open_sink
 from ostinato.ops.core.array import Array, File, Operandish, Split, as_array, from_operand
 from ostinato.ops.core.exchange import chunks_of
+from ostinato.ops.core.layout import Layout
+from ostinato.ops.core.spec import DTypeLike, ShapeLike
 from ostinato.ops.core.user_line import misfit
+from ostinato.ops.creation import as_shape
+from ostinato.ops.elementwise import as_dtype
 from ostinato.planner.machine import memory
 from ostinato.runtime.crew.member import openers
 
 from .reading import evaluate
 from .sessions import current
+from .streaming import stream, streamable
 
-__all__ = ["load", "save"]
+__all__ = ["from_blocks", "load", "save"]
 
 
 def _pipe(said: Any) -> Any:
@@ -42,45 +52,89 @@ def load(
     path: str | os.PathLike[str],
     /,
     *,
-    dataset: str | None = None,
+    dataset: str | Sequence[str] | None = None,
     resident: bool = True,
     split: Split = None,
 ) -> Array:
-    """The array in a .npy file, an HDF5 file (.h5, .hdf5) or a Zarr store (.zarr). Each worker reads
-    its part.
+    """The array in a file: .npy, .npz, HDF5 (.h5, .hdf5), a Zarr store (.zarr), or the columns of a table
+    (.parquet, .csv, .tsv). Each worker reads its part.
 
     resident=False leaves it in the file, however large: plans read it block after block along its
     first axis, the next block while they work on the last. dataset: which array, where a file has
-    several. split: as in `asarray`."""
+    several; of a table, a column, which is an array of one axis, or a list of columns, which lie beside
+    each other, as all do unless said otherwise. split: as in `asarray`."""
     try:
         source = open_source(path, dataset)
         if resident:
             source.check_resident(memory())
-            return from_operand(current().attach(source, split, resident=True))
+            session, name = current(), os.path.basename(source.path)
+            size = math.prod(source.shape) * source.dtype.itemsize
+            with session.transfer("read", f"loading {name}", source.stored_bytes() or size):
+                return from_operand(session.attach(source, split, resident=True))
     except DataFileError as error:
         raise at_user(error) from None
     return from_operand(File(source, split))
+
+
+def from_blocks(
+    blocks: Callable[[tuple[slice, ...]], ArrayLike] | Iterable[ArrayLike],
+    /,
+    shape: ShapeLike,
+    dtype: DTypeLike,
+    *,
+    split: Split = None,
+) -> Array:
+    """An array that is made block by block where plans need it, as those are read that stay in files.
+
+    blocks: a function that makes the block at these slices of the whole. Threads call it, several at a
+    time where there are several workers, with blocks of any extents, and again whenever an operation
+    reads them. Or something to iterate over: arrays that follow each other along the first axis. An
+    iterator is read once, in order and by one worker: to read again what it has passed is an error; a
+    list, or whatever else gives a new iterator each time, begins anew. Neither reaches workers that
+    are other processes. split: as in `asarray`."""
+    extents, kind = as_shape(shape), as_dtype(dtype)
+    if not callable(blocks) and not extents:
+        got, needed = "pieces of a single number", "an axis along which they follow each other"
+        raise misfit(ArgumentError, "from_blocks", got=got, needed=needed)
+    if callable(blocks):
+        return from_operand(File(FromFunction(blocks, extents, kind), split))
+    if not hasattr(blocks, "__iter__"):
+        got, needed = type(blocks).__name__, "a function, or arrays to iterate over"
+        raise misfit(ArgumentError, "from_blocks", got=got, needed=needed)
+    return from_operand(File(FromIterable(blocks, extents, kind), split))
 
 
 def save(path: str | os.PathLike[str], x: Operandish, /, *, dataset: str | None = None) -> None:
     """Write an array as a .npy file, into an HDF5 file (.h5, .hdf5) or a Zarr store (.zarr). Each
     worker writes its part. Readers see the old file or the whole new one.
 
+    What is large and not computed yet is written block after block as it is made, if it is made of
+    arrays in files (`load(..., resident=False)`) or memory has no room for it.
+
     dataset: which array of an HDF5 file or a Zarr store; its others stay. Without it, the file's
     one array."""
-    array = as_array(x)
-    evaluate(array)
-    session = current()
-    operand = session.hold_array(array)
-    spec = operand.spec
-    assert spec.layout is not None
-    chunks = chunks_of(spec.layout, spec.shape, spec.dtype.itemsize)
+    array, session = as_array(x), current()
+    pending = streamable(array, session)
+    if pending is None:
+        evaluate(array)
+        operand = session.hold_array(array)
+        layout = operand.spec.layout
+    else:
+        layout = Layout.whole(session.target.mesh)
+    spec = array.spec
+    assert layout is not None
+    chunks = chunks_of(layout, spec.shape, spec.dtype.itemsize)
     try:
         sink = open_sink(path, dataset, spec.shape, spec.dtype, chunks)
         try:
             sink.create()
-            session.engine.write(operand, sink)
-            sink.finish()
+            what = f"saving {os.path.basename(os.fspath(path))}"
+            with session.transfer("write", what, spec.nbytes):
+                if pending is None:
+                    session.engine.write(operand, sink)
+                else:
+                    stream(pending, sink, session)
+                sink.finish()
         except BaseException:
             sink.discard()
             raise

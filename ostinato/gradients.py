@@ -6,7 +6,7 @@ import functools
 import operator
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -14,17 +14,20 @@ from ostinato.errors import GradientError
 from ostinato.ops import gradient
 from ostinato.ops.core.array import Array, Watch, as_array
 from ostinato.ops.core.spec import is_inexact
+from ostinato.ops.core.tracebacks import door, shorten
 from ostinato.ops.core.tree import flatten, paths, unflatten
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import ones_like
 from ostinato.ops.shape import zero_of
 
 Numbers = int | Sequence[int]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def value_and_grad(
-    function: Callable[..., Any], argnums: Numbers = 0, *, has_aux: bool = False
-) -> Callable[..., tuple[Any, Any]]:
+    function: Callable[P, Any], argnums: Numbers = 0, *, has_aux: bool = False
+) -> Callable[P, tuple[Any, Any]]:
     """A function that also gives the gradient of its scalar result with respect to some arguments.
 
     With `has_aux` the function returns (result, anything) and the anything is passed on.
@@ -35,16 +38,19 @@ def value_and_grad(
 
     @functools.wraps(function, updated=())  # the state of a wrapper is its own
     def both(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        numbers = [_number(name, n, args) for n in wanted]
+        numbers = [number_of_argument(name, n, args) for n in wanted]
         watch = Watch()
         try:
             return sweep(args, kwargs, numbers, watch)
+        except Exception as error:
+            shorten(error)
+            raise
         finally:
             watch.end()
 
     def sweep(args: Any, kwargs: Any, numbers: list[int], watch: Watch) -> tuple[Any, Any]:
         once = list(dict.fromkeys(numbers))
-        marked, variables, structures = _variables(args, once, name, watch)
+        marked, variables, structures = variables_of(args, once, name, watch)
         result = function(*marked, **kwargs)
         if has_aux and not (isinstance(result, (tuple, list)) and len(result) == 2):
             raise misfit(
@@ -83,7 +89,7 @@ def value_and_grad(
     return both
 
 
-def _number(name: str, n: Any, args: Sequence[Any]) -> int:
+def number_of_argument(name: str, n: Any, args: Sequence[Any]) -> int:
     """The number of an argument, counted from the first."""
     if hasattr(n, "__index__") and -len(args) <= operator.index(n) < len(args):
         return operator.index(n) % len(args)
@@ -95,7 +101,7 @@ def _number(name: str, n: Any, args: Sequence[Any]) -> int:
     )
 
 
-def _variables(
+def variables_of(
     args: Sequence[Any], numbers: Sequence[int], name: str, watch: Watch
 ) -> tuple[list[Any], list[Array], list[Any]]:
     """The arguments with the leaves of some of them made variables of their own."""
@@ -121,11 +127,12 @@ def _variables(
 
 
 def grad(
-    function: Callable[..., Any], argnums: Numbers = 0, *, has_aux: bool = False
-) -> Callable[..., Any]:
+    function: Callable[P, Any], argnums: Numbers = 0, *, has_aux: bool = False
+) -> Callable[P, Any]:
     """The gradient of a scalar function with respect to some arguments."""
     both = value_and_grad(function, argnums, has_aux=has_aux)
 
+    @door
     @functools.wraps(function, updated=())  # the state of a wrapper is its own
     def only(*args: Any, **kwargs: Any) -> Any:
         value, grads = both(*args, **kwargs)
@@ -134,11 +141,12 @@ def grad(
     return only
 
 
+@door
 def vjp(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
     """The results, and a function from their cotangents to those of the arguments."""
     name = getattr(function, "__name__", "function")
     watch = Watch()
-    marked, variables, structures = _variables(args, range(len(args)), name, watch)
+    marked, variables, structures = variables_of(args, range(len(args)), name, watch)
     result = function(*marked)
     leaves, structure = flatten(result)
     outputs = [as_array(y) for y in leaves]
@@ -173,7 +181,7 @@ def vjp(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable[[Any], 
     return unflatten(structure, outputs), back
 
 
-def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
+def checkpoint(function: Callable[P, R]) -> Callable[P, R]:
     """The same function, whose intermediates are computed again for its gradient instead of
     kept.
     """
@@ -200,17 +208,17 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def custom_gradient(
-    function: Callable[..., tuple[Any, Callable[[Any], Any]]],
-) -> Callable[..., Any]:
+    function: Callable[P, tuple[R, Callable[[Any], Any]]],
+) -> Callable[P, R]:
     """A function with a gradient of its own. It returns its result and a function from the result's
     cotangent to those of its arguments (one, or a tuple of as many as there are; None for no
-    gradient)."""
+    gradient). Within loops, conditions, `vmap` and `checkpoint` that function is traced with it."""
 
     @functools.wraps(function, updated=())  # the state of a wrapper is its own
     def run(*args: Any) -> Any:
         leaves, structure = flatten(args)
         arrays = [as_array(x) for x in leaves]
-        result, back = function(*unflatten(structure, arrays))
+        result, back = cast(Any, function)(*unflatten(structure, arrays))
         outs, out_structure = flatten(result)
         results = [as_array(y) for y in outs]
 
@@ -237,4 +245,4 @@ def custom_gradient(
 
         return unflatten(out_structure, gradient.attach_rule(results, arrays, rule))
 
-    return run
+    return cast("Callable[P, R]", run)

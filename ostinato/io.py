@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -25,11 +24,13 @@ from ostinato.io_pipeline.feed.stage import Stage, stage
 from ostinato.io_pipeline.feed.tables import table_of
 from ostinato.io_pipeline.feed.targets import FEEDS, TARGETS, Convert
 from ostinato.io_pipeline.feed.volume_files import volume_files
-from ostinato.io_pipeline.source import short, trouble
-from ostinato.ops.core.array import Array, File, Split
+from ostinato.io_pipeline.files import NpzSource, members_of
+from ostinato.io_pipeline.source import Source
+from ostinato.ops.core.array import Array, File, Split, from_operand
 from ostinato.ops.core.tree import tree_map
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import asarray
+from ostinato.planner.machine import memory
 
 from .feeding import fed
 from .files import at_user
@@ -49,6 +50,10 @@ __all__ = [
     "table",
     "zip",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def images(
@@ -114,7 +119,8 @@ def volumes(
 
 def arrays(*given: Any, kinds: Sequence[str] | None = None) -> Pipe:
     """The rows of arrays: of NumPy's, of Ostinato's, or of files (.npy, .h5, .zarr), of which only the rows
-    that are asked for are read; an .npz file is a dict of arrays, in memory. One array, several, or a tree.
+    that are asked for are read; an .npz file is a dict of arrays, in memory if they are compressed. One array,
+    several, or a tree.
     ost.load(path, dataset=..., resident=False) is the array of a file that has several.
 
     kinds: what each is ("image", "mask", "boxes", "label", "volume", "data"), unless the keys of a dict or
@@ -130,14 +136,19 @@ def arrays(*given: Any, kinds: Sequence[str] | None = None) -> Pipe:
 def _foreign(x: Any) -> Any:
     """What is no source of its own as one."""
     if isinstance(x, (str, os.PathLike)) and os.fspath(x).endswith(".npz"):
-        try:
-            with np.load(x, allow_pickle=False) as found:
-                return dict(found)
-        except (OSError, ValueError, EOFError, BadZipFile) as error:
-            raise trouble(os.fspath(x), short(error), "an .npz file of numbers") from None
+        found = {name: NpzSource(os.fspath(x), name) for name in members_of(os.fspath(x))}
+        return {name: s if not s.inflates else _resident(s) for name, s in found.items()}
     if isinstance(x, Array):
         return x._operand.source if isinstance(x._operand, File) else np.asarray(x)
     return x
+
+
+def _resident(source: Source) -> np.ndarray[Any, Any]:
+    """What would be inflated from its beginning for rows in any order."""
+    source.check_resident(memory())
+    found = np.empty(source.shape, source.dtype)
+    source.read(found, tuple((0, n) for n in source.shape))
+    return found
 
 
 def samples(items: Any, /, *, kinds: Sequence[str] | None = None) -> Pipe:
@@ -185,10 +196,16 @@ def _pipe(source: Samples) -> Pipe:
 
 def _convert() -> Convert:
     """Batches as arrays of the session in use, in the memory that they were made in."""
-    workers = current().workers
+    session = current()
 
-    def convert(x: np.ndarray[Any, Any], split: Split = 0) -> Array:
-        return asarray(x, copy=False, split=split if workers > 1 else None)
+    def convert(
+        x: np.ndarray[Any, Any], split: Split = 0, halos: Mapping[int, int] | None = None
+    ) -> Array:
+        if session.workers == 1:
+            return asarray(x, copy=False)
+        if halos and any(halos.values()):
+            return from_operand(session.put(x, split, halos))
+        return asarray(x, copy=False, split=split)
 
     return convert
 

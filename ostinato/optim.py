@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import ArgumentError
 from ostinato.ops.core.array import Array, as_array
 from ostinato.ops.core.spec import float32, int32, promote
+from ostinato.ops.core.spelling import missing
 from ostinato.ops.core.tree import flatten, tree_map, unflatten
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import asarray
@@ -30,6 +31,10 @@ LEAST, MOST = 2.0**-14, 2.0**24
 
 def __dir__() -> list[str]:
     return __all__
+
+
+if not TYPE_CHECKING:
+    __getattr__ = missing("optim")
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,15 @@ from ostinato.errors import ArgumentError
 from ostinato.ops.core.array import FREE, Array, Operand, Split, Term, Wish
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Mesh
-from ostinato.ops.core.spec import DTYPES, Spec
+from ostinato.ops.core.spec import DTYPES, DTypeLike, Spec
+from ostinato.ops.core.tracebacks import door
 from ostinato.ops.core.tree import flatten
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.shape import split_of
 from ostinato.planner.machine import Machine, resolve
 from ostinato.planner.passes import layouts
 from ostinato.planner.pipeline import make_plan, place_operands
-from ostinato.planner.plan import Key, Plan, Target
+from ostinato.planner.plan import Key, Numerics, Plan, Target
 from ostinato.planner.policy import AS_WRITTEN, Precision, check_precision
 from ostinato.runtime.engine import LocalEngine
 
@@ -55,7 +56,9 @@ class ArraySpec:
         return f"spec({self.shape}, {self.dtype.name}{split})"
 
 
-def spec(shape: int | Sequence[int], dtype: Any = np.float32, split: Split = None) -> ArraySpec:
+def spec(
+    shape: int | Sequence[int], dtype: DTypeLike = np.float32, split: Split = None
+) -> ArraySpec:
     """An array to plan with (`ost.plan`): its shape, its dtype, and how it lies on the workers, as in
     `ost.asarray(..., split=)`."""
     extents = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
@@ -102,6 +105,7 @@ class _NoWorkers(LocalEngine):
         self.launchers, self.workers, self.team = {}, [], None
 
 
+@door
 def plan(
     function: Callable[..., Any],
     *args: Any,
@@ -110,7 +114,7 @@ def plan(
     device: str | None = None,
     donate: Iterable[str | int] = (),
     static: Iterable[str | int] = (),
-    numerics: str | None = None,
+    numerics: Numerics | None = None,
     memory_limit: int | None = None,
     precision: str | Precision | None = None,
     **kwargs: Any,

@@ -1,7 +1,8 @@
 """Reading values: pending graphs become plans and run.
 
 What runs are the Arrays that are asked for and, on the way, every result that somebody still holds.
-So a loop in plain Python keeps no history, and its second turn finds the plan of the first."""
+So a loop in plain Python keeps no history, and its second turn finds the plan of the first. What is
+made of files and too large to be kept unasked stays pending (streaming.py)."""
 
 from __future__ import annotations
 
@@ -12,15 +13,19 @@ import numpy as np
 
 from ostinato.errors import DataDependentShapeError, TracedValueError
 from ostinato.ops.core import array
-from ostinato.ops.core.array import Array, File, Host, Operand, Term, Trace, settled
+from ostinato.ops.core.array import Array, File, Host, Operand, Split, Term, Trace, settled
+from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.spec import Spec, lent
 from ostinato.ops.core.trace import Ref, collect
+from ostinato.ops.core.tracebacks import shorten
 from ostinato.ops.core.tree import flatten
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.plan import Key, Plan
 
+from .cards import of_array
 from .exchange import to_dask
 from .sessions import Session, current, here, one_by_one
+from .streaming import not_kept, sorted_before
 
 
 class CompileTrace(Trace):
@@ -29,6 +34,7 @@ class CompileTrace(Trace):
     """
 
     __slots__ = ("lifted",)
+    inner = False
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -61,6 +67,13 @@ class _Reader:
         return session.target.device if session is not None else "cpu"
 
     def value(self, x: Array) -> np.ndarray[Any, Any]:
+        try:
+            return self._value(x)
+        except Exception as error:
+            shorten(error)
+            raise
+
+    def _value(self, x: Array) -> np.ndarray[Any, Any]:
         if x._operand is None:
             self.settle([x])
         operand = settled(x)
@@ -71,9 +84,39 @@ class _Reader:
             operand = current().hold_array(x)
         return operand.engine.get(operand)
 
+    def on_gpu(self, x: Array) -> Any:
+        """Its values where they lie, which is on one GPU of the session's; None if it is not. From now on
+        nobody writes over them."""
+        session = here()
+        if session is None or DEVICES[session.target.device].is_host:
+            return None
+        if x._operand is None:
+            self.settle([x])
+        operand: Any = session.hold_array(x)
+        layout = operand.spec.layout
+        if layout is None or layout.stored or not (layout.workers == 1 or layout.is_whole):
+            return None
+        operand.shared = True
+        return operand.parts[0]
+
+    def adopt(self, values: Any, split: Split, copy: bool) -> Operand | None:
+        """An operand of another library's array on a GPU; None if the session computes elsewhere."""
+        session = here()
+        memory = DEVICES[session.target.device] if session is not None else None
+        found = memory.borrow(values) if memory is not None else None
+        if found is None or memory is None or session is None:
+            return None
+        operand = session.put(memory.copy_from_host(found) if copy else found, split)
+        operand.shared = not copy
+        return operand
+
     def known(self, x: Array, what: str, shape: bool = False) -> np.ndarray[Any, Any]:
-        self._refuse_traced(x, what, shape)
-        return self.value(x)
+        try:
+            self._refuse_traced(x, what, shape)
+            return self.value(x)
+        except Exception as error:
+            shorten(error)
+            raise
 
     def place(self, x: Array) -> Spec:
         if x._operand is None:
@@ -84,17 +127,32 @@ class _Reader:
         self._refuse_traced(x, "to_dask", False)
         return to_dask(x, evaluate)
 
+    def html(self, x: Array) -> str:
+        """What a notebook shows: values, too, unless they lie in a file."""
+        if x._operand is None and x._term is not None and x._term.is_traced:
+            return of_array(x.spec, "not known while a function is traced", "")
+        if isinstance(x._operand, File) or (x.spec.layout is not None and x.spec.layout.stored):
+            return of_array(x.spec, "in a file", "")
+        value = self.value(x)
+        with np.printoptions(precision=4, edgeitems=2, threshold=60, linewidth=100):
+            text = np.array2string(value, separator=", ")
+        return of_array(self.place(x), "", text)
+
     def settle(self, xs: Sequence[Array]) -> None:
         pending = [x for x in xs if x._operand is None]
         for x in pending:
             self._refuse_traced(x, "reading an array", False)
         if not pending:
             return
-        session = current()
-        with one_by_one(session.settling, session):
-            if roots := _still(pending):
-                settle_terms(roots, session)
-        _still(pending)
+        try:
+            session = current()
+            with one_by_one(session.settling, session):
+                if roots := _still(pending):
+                    settle_terms(roots, session)
+            _still(pending)
+        except Exception as error:
+            shorten(error)
+            raise
 
     def _refuse_traced(self, x: Array, what: str, shape: bool) -> None:
         if x._operand is not None or x._term is None or not x._term.is_traced:
@@ -176,7 +234,10 @@ def settle_terms(roots: Sequence[Ref], session: Session) -> None:
     wanted = list(dict.fromkeys(roots))
     first = collect(wanted)
     known = set(wanted)
+    passing = not_kept(first, session)
     for term in first.terms:
+        if term in passing:
+            continue
         for k in range(len(term.specs)):
             if (term, k) not in known and term.held(k) is not None:
                 wanted.append((term, k))
@@ -191,8 +252,9 @@ def settle_terms(roots: Sequence[Ref], session: Session) -> None:
     specs = tuple(o.spec for o in operands)
     if specs != graph.inputs:  # something came from elsewhere
         graph = type(graph)(specs, graph.nodes, graph.outputs)
-    plan, _ = session.plan(Key(graph, session.target))
-    made = run_plan(plan, operands, session)
+    with sorted_before(graph, operands, session) as (graph, operands):
+        plan, _ = session.plan(Key(graph, session.target))
+        made = run_plan(plan, operands, session)
     for (term, k), operand in zip(wanted, made, strict=True):
         term.settle(k, operand)
 

@@ -9,7 +9,8 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import cached_property
 from types import TracebackType
@@ -19,18 +20,20 @@ import numpy as np
 
 from ostinato import settings
 from ostinato.errors import ArgumentError, LayoutError, OstinatoError
+from ostinato.ops.core import activity
 from ostinato.ops.core.array import Array, File, Host, Operand, Split, Term, changing, settled
 from ostinato.ops.core.device import Absent, Device, find
 from ostinato.ops.core.helpers import check_thread, helper
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.signals import Living
+from ostinato.ops.core.tracebacks import door
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.cache import PlanCache
 from ostinato.planner.gathered import gathers
 from ostinato.planner.machine import HERE, known
 from ostinato.planner.passes.layouts import resolve
 from ostinato.planner.pipeline import make_plan, tune
-from ostinato.planner.plan import NUMERICS, Choice, Key, Measured, Plan, Target
+from ostinato.planner.plan import NUMERICS, Choice, Key, Measured, Numerics, Plan, Target
 from ostinato.planner.policy import Precision, check_precision
 from ostinato.planner.seeing.explain import told
 from ostinato.planner.tuning.sites import Site
@@ -40,6 +43,7 @@ from ostinato.runtime.crew.engine import CrewEngine
 from ostinato.runtime.engine import Engine, Launcher, LocalEngine
 
 from . import watching
+from .cards import of_session
 from .replicas import Replicas
 
 
@@ -64,6 +68,14 @@ class Function(Protocol):
     """A compiled function."""
 
     def forget_session(self, number: int) -> None: ...
+
+
+class Recording(Protocol):
+    """What writes down what the workers of sessions do."""
+
+    def begin(self, session: Session) -> None: ...
+
+    def end(self, session: Session) -> None: ...
 
 
 class _Made:
@@ -132,19 +144,34 @@ class Session:
         return self.target.workers
 
     # -- operands --------------------------------------------------------------------------
-    def put(self, value: np.ndarray[Any, Any], split: Split = None) -> Operand:
+    def put(
+        self,
+        value: np.ndarray[Any, Any],
+        split: Split = None,
+        halos: Mapping[int, int] | None = None,
+    ) -> Operand:
+        """halos: so many of their neighbours' places parts have as well, on both sides, by axes."""
         if split is None:
-            return self.engine.put(value, self._whole)
+            return self.engine.put(value, self.everywhere)
         blocks = self.target.numerics == "any-workers"
-        return self.engine.put(value, resolve(split, self.target.mesh, value.shape, blocks))
+        layout = resolve(split, self.target.mesh, value.shape, blocks)
+        return self.engine.put(value, layout.with_halos(halos or {}, value.shape))
 
     @cached_property
-    def _whole(self) -> Layout:
+    def everywhere(self) -> Layout:
         """Of what everybody has all of."""
         return resolve(None, self.target.mesh, (), self.target.numerics == "any-workers")
 
     def attach(self, source: Any, split: Split = None, resident: bool = False) -> Operand:
         """An operand that stays in its file, or is read from it now."""
+        if source.once and self.workers > 1:
+            raise misfit(
+                ArgumentError,
+                "from_blocks",
+                got=f"an iterator for {self.workers} workers",
+                needed="what each of them can read its part of",
+                do="give a function of a block's slices, or connect one worker",
+            )
         blocks = self.target.numerics == "any-workers"
         layout = resolve(split, self.target.mesh, source.shape, blocks)
         return (self.engine.read if resident else self.engine.attach)(source, layout)
@@ -191,6 +218,11 @@ class Session:
         assert term.operands is not None
         term.operands[k] = held
         return held
+
+    def transfer(self, kind: str, what: str, nbytes: int) -> AbstractContextManager[object]:
+        """A step that reads or writes files, which people may watch."""
+        here = not isinstance(self.engine, LocalEngine)  # processes read and write their shares
+        return activity.transfer(kind, what, nbytes // (self.workers if here else 1))
 
     # -- plans -----------------------------------------------------------------------------
     def plan(self, key: Key, names: tuple[str, ...] = (), called: str = "") -> tuple[Plan, str]:
@@ -303,6 +335,8 @@ class Session:
         check_thread()
         for finish in before_close:
             finish()
+        for each in profiles:
+            each.end(self)
         watching.end(self)
         self._made.forget_all()
         self.engine.close()
@@ -331,6 +365,9 @@ class Session:
     ) -> None:
         self.close()
 
+    def _repr_html_(self) -> str:
+        return of_session(self)
+
     def __repr__(self) -> str:
         t = self.target
         mesh = "x".join(map(str, t.mesh))
@@ -354,6 +391,7 @@ _numbers = itertools.count(1)
 _lock = threading.RLock()
 
 before_close: list[Callable[[], None]] = []  # what still needs the workers
+profiles: list[Recording] = []  # what wants to know what they do: one, or none
 budget = Budget(settings.tune_seconds)  # for timing, of this process
 _report: list[tuple[Site, Choice]] = []  # what it timed
 
@@ -483,11 +521,12 @@ def is_whole(x: Any) -> bool:
     return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
 
 
+@door
 def connect(
     workers: Any = None,
     *,
     mesh: tuple[int, ...] | None = None,
-    numerics: str = "same-plan",
+    numerics: Numerics = "same-plan",
     memory_limit: int | None = None,
     threads: int | None = None,
     precision: str | Precision = "as-written",
@@ -569,7 +608,10 @@ def _opened(
         engine = LocalEngine(math.prod(mesh), mesh, threads, device)
     model = known(device, mesh, apart) if settings.machine == HERE else None
     target = Target(mesh, device, numerics, limit, precision=policy, named=model)
-    return Session(engine, target)
+    session = Session(engine, target)
+    for each in profiles:
+        each.begin(session)
+    return session
 
 
 def _device(name: Any) -> Device:

@@ -18,6 +18,10 @@ OSTINATO_DEVICE     where workers of this process compute if nothing else is sai
 OSTINATO_MACHINE    the machine by which layouts are chosen: "here", which `ostinato calibrate`
                     measured, or else "nominal"; or "prompt", on which kernels and messages start at
                     once, so that small arrays are cut as large ones are
+OSTINATO_PROGRESS   "auto": what takes longer than a second shows how far it is, in a terminal or a
+                    notebook; "off": nowhere
+OSTINATO_TRACEBACK  "short": of the library's frames, errors show where the user's code called it and
+                    where it found the error; "full": all of them
 OSTINATO_ONEDNN     a libdnnl.so.3 to use instead of the wheel's; "off" for NumPy's library alone
 """
 
@@ -87,6 +91,8 @@ check_stale: int = _number("OSTINATO_CHECK_STALE", 0, 0, 1 << 30)
 tune: str = _word("OSTINATO_TUNE", "on" if cache is not None else "read", "on", "read", "off")
 tune_seconds: int = _number("OSTINATO_TUNE_SECONDS", 2, 0, 1 << 20)
 tune_again: bool = False  # what was timed before, too
+progress: str = _word("OSTINATO_PROGRESS", "auto", "off")
+traceback: str = _word("OSTINATO_TRACEBACK", "short", "full")
 onednn: str = os.environ.get("OSTINATO_ONEDNN", "").strip()
 device: str = os.environ.get("OSTINATO_DEVICE", "").strip() or "cpu"
 heartbeat: float = _heartbeat(8.0)

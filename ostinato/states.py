@@ -22,6 +22,7 @@ from ostinato.errors import ArgumentError, CommunicatorError, DataFileError, Ost
 from ostinato.io_pipeline.chunks import ChunkSource
 from ostinato.io_pipeline.sinks import ZarrSink
 from ostinato.io_pipeline.steps import Steps
+from ostinato.ops.core import activity
 from ostinato.ops.core.array import Array, Operand, as_array, from_operand
 from ostinato.ops.core.encode import (
     Malformed,
@@ -34,6 +35,7 @@ from ostinato.ops.core.encode import (
 )
 from ostinato.ops.core.exchange import chunks_of
 from ostinato.ops.core.spec import DTYPES, Spec
+from ostinato.ops.core.tracebacks import door
 from ostinato.ops.core.tree import LEAF, Structure, flatten, paths, unflatten
 from ostinato.ops.core.user_line import misfit, short, user_line
 
@@ -114,6 +116,7 @@ def _at_the_end() -> None:
         _last.wait()
 
 
+@door
 def save_state(
     path: str | os.PathLike[str],
     state: Any,
@@ -266,15 +269,21 @@ def _write(
     line: str,
 ) -> None:
     try:
-        with steps.writing(step) as part:
-            content["arrays"] = [_put(session, part / name, operand) for name, operand in named]
+        size = sum(operand.spec.nbytes for _, operand in named)
+        with (
+            activity.task("write", f"saving step {step}", size) as seen,
+            steps.writing(step) as part,
+        ):
+            content["arrays"] = [
+                _put(session, part / name, operand, seen) for name, operand in named
+            ]
             steps.publish(part, step, content, keep)
     except OstinatoError as error:
         text = f"the checkpoint of step {step} was not written. {error}"
         raise type(error).because(text.removesuffix("."), line=line) from None
 
 
-def _put(session: Session, folder: Path, operand: Operand) -> dict[str, Any]:
+def _put(session: Session, folder: Path, operand: Operand, seen: activity.Task) -> dict[str, Any]:
     """Write an array; what the manifest says of it."""
     spec = operand.spec
     assert spec.layout is not None
@@ -283,6 +292,7 @@ def _put(session: Session, folder: Path, operand: Operand) -> dict[str, Any]:
     sink.create()
     sums = dict(session.engine.write(operand, sink))
     sums.update([sink.seal()])
+    seen.step(spec.nbytes)
     return {
         "name": folder.name,
         "shape": list(spec.shape),
@@ -443,9 +453,12 @@ def _if_it_has(split: Any, ndim: int) -> Any:
 def _loaded(steps: Steps, step: int, split: Any, like: Any) -> Any:
     try:
         leaves, structure, splits = _parsed(steps.folder(step), steps.read(step), split, like)
-        made = [
-            x.load(s) if isinstance(x, _Saved) else x for x, s in zip(leaves, splits, strict=True)
-        ]
+        count = sum(isinstance(x, _Saved) for x in leaves)
+        made: list[Any] = []
+        with activity.task("read", f"loading step {step}", count) as seen:
+            for x, s in zip(leaves, splits, strict=True):
+                made.append(x.load(s) if isinstance(x, _Saved) else x)
+                seen.step(isinstance(x, _Saved))
     except DataFileError as error:
         raise at_user(error) from None
     return unflatten(structure, made)

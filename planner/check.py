@@ -35,7 +35,7 @@ from .tolerance import sites
 
 MOST_BOXES = 1 << 21  # parts of arrays with windows or in blocks, which are listed
 DEEPEST = 16  # of loops inside loops; Python's own limit is 20
-_NEVER = ("relayout", "mark", "custom", "call")  # no program has them
+_NEVER = ("relayout", "mark", "custom", "with_gradient", "solution", "call")  # no program has them
 
 
 def check_source(graph: Graph) -> None:
@@ -256,13 +256,20 @@ def _check_turns(node: Node, ins: Sequence[Spec]) -> None:
     """Blocks of what lies outside go in; side by side, or as addends of one state, they come out."""
     body: Graph = node.kw["body"]
     need(not any(any(n.subgraphs()) for n in body.nodes), "turns with graphs inside")
+    for each in body.nodes:
+        if OPS[each.op].goes_on:
+            *space, cut = _layout(each.specs[0]).splits
+            axis = each.kw["axis"]
+            need(cut == axis or axis not in space, "workers that hand over in each turn")
     for spec in body.inputs:
         need(not isinstance(_layout(spec).splits[-1], Partial), "addends that come in turns")
         need(not _layout(spec).stored, "turns that read for themselves")
     for outer, inner in zip((*ins, *node.specs), (*body.inputs, *body.out_specs), strict=True):
         lies = _layout(outer)
         need(not lies.stored or isinstance(_layout(inner).splits[-1], int), "turns of a whole file")
-        need(_layout(inner).at_once is lies.resident, "blocks of something that lies elsewhere")
+        here = _layout(inner).at_once
+        fits = here.mesh == lies.mesh and not here.windows if lies.stored else here is lies
+        need(fits, "blocks of something that lies elsewhere")
     k = 0
     while k < len(body.outputs):
         split = _layout(body.out_specs[k]).splits[-1]

@@ -11,6 +11,7 @@ from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
+from ostinato.ops.core import activity
 from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.encode import digest
 from ostinato.ops.core.graph import Graph, Node
@@ -54,10 +55,17 @@ PASSES: tuple[Pass, ...] = (
     fill_buckets,
     overlap,
 )
+LOWERING = 8  # about so many passes are behind these
 
 
 def make_plan(key: Key, names: tuple[str, ...] = (), called: str = "") -> Plan:
     """Decide everything about a graph."""
+    what = f"planning {called or 'pending operations'}"
+    with activity.task("plan", what, len(PASSES) + LOWERING) as seen:
+        return _made(key, names, called, seen)
+
+
+def _made(key: Key, names: tuple[str, ...], called: str, seen: activity.Task) -> Plan:
     graph, target = key.graph, key.target
     seconds: dict[str, float] = {}
     told: dict[str, Any] = {}
@@ -65,7 +73,9 @@ def make_plan(key: Key, names: tuple[str, ...] = (), called: str = "") -> Plan:
 
     def timed(each: Pass, graph: Graph, target: Target, donated: Sequence[int]) -> Graph:
         start = time.perf_counter()
-        made = run(each, graph, target, donated, told)
+        with activity.task("plan", each.__name__, minor=True):
+            made = run(each, graph, target, donated, told)
+        seen.step()
         name = each.__name__
         seconds[name] = time.perf_counter() - start
         _show(len(seconds), name, graph, made, seconds[name])
@@ -142,7 +152,8 @@ def tune(plan: Plan, decide: Tune, threads: int) -> Plan:
     if not found:
         return plan
     limit = plan.target.memory_limit
-    tuned = decide(found, None if limit is None else limit - plan.operand_bytes)
+    with activity.task("tune", f"timing {plan.called or 'pending operations'}"):
+        tuned = decide(found, None if limit is None else limit - plan.operand_bytes)
     program = done_so(by_rule, plan.key, plan.results, tuned.ways)
     if limit is not None and peak_bytes(program) > limit:
         return plan

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 from ostinato.ops.core.disk import writing
 from ostinato.ops.core.encode import digest, encode_graph, encode_spec
@@ -54,6 +54,7 @@ class Target:
         return self.named or deciding(self.device, self.mesh)
 
 
+Numerics = Literal["same-plan", "any-workers", "fast"]
 NUMERICS = ("same-plan", "any-workers", "fast")
 MATH = ("own", "libm")
 ONE_THREAD = "one thread"  # a way of any kernel
@@ -67,6 +68,7 @@ class Measured:
     best: float  # seconds of a whole run
     mean: float
     steps: dict[int, float]  # seconds of each top-level node, of one run that was timed so
+    how: str = ""  # it is run, where there are several ways
 
 
 @dataclass(frozen=True, slots=True)

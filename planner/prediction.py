@@ -21,11 +21,11 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.traffic import held, moved, traffic
 
-from .machine import MACHINES, Link, Machine, known
+from .layouts.costs import REPEATED, move_legs, repeats
+from .machine import MACHINES, Machine, known
 from .passes.memory import is_joined
 from .plan import Program, Target, largest_part, peak_bytes
 
-REPEATED = {"loop": "trips", "blocks": "turns"}
 Part = Callable[[Spec], Spec]  # what a worker has of an array, as an array of its own
 
 
@@ -37,9 +37,11 @@ def machine_of(target: Target) -> Machine:
     return target.machine
 
 
-def repeats(node: Node) -> int:
-    """How often the bodies of a node run, as far as that is known."""
-    return int(node.kw[REPEATED[node.op]]) if node.op in REPEATED else 1
+def again(node: Node) -> str:
+    """How often the bodies of a node run, behind its name; of a loop that ends when it ends, how often
+    they are taken to."""
+    about = "" if node.op in REPEATED else "about "
+    return f" x {about}{repeats(node)}" if node.op in (*REPEATED, "while") else ""
 
 
 def runs(program: Program, k: int) -> bool:
@@ -184,7 +186,7 @@ def legs(node: Node, ins: Sequence[Spec], machine: Machine) -> list[Leg]:
         here, there = has.layout, gets.layout
         assert here is not None
         assert there is not None
-        found += _moving(kind, has, here, there, machine)
+        found += _moving(has, here, there, machine)
     return found
 
 
@@ -209,47 +211,20 @@ def _reducing(
         near *= mesh[a]
 
 
-def _moving(kind: str, spec: Spec, here: Layout, there: Layout, machine: Machine) -> Iterator[Leg]:
+def _moving(spec: Spec, here: Layout, there: Layout, machine: Machine) -> Iterator[Leg]:
+    """Of what crosses, all that is left crosses along the last axis."""
     mesh, item = here.mesh, spec.dtype.itemsize
-    levels = machine.levels_of(mesh)
-    if kind == "all_gather":
-        # outside first, where the fewest bytes cross the slowest link
-        axes = [a for a, n in enumerate(mesh) if n > 1 and here.splits[a] != there.splits[a]]
-        left, more = moved(here, there, spec.shape) * item, math.prod(mesh[a] for a in axes)
-        size = float(largest_part(spec.at(there)).nbytes) / more
-        for a in axes:
-            n, link = mesh[a], machine.levels[levels[a]][1]
-            sent = left * (n - 1) // (more - 1)  # all that is left, along the last axis
-            left, more, size = left - sent, more // n, size * n
-            yield Leg(levels[a], link.all_gather(n, size), sent)
+    left = moved(here, there, spec.shape) * item
+    if left == 0:
         return
-    crossed = [a for a, n in enumerate(mesh) if n > 1 and _differs(here, there, a)]
-    if here.mesh != there.mesh or not crossed:
-        crossed = [0]
-    level = levels[crossed[0]]
-    link = machine.levels[level][1]
-    found = traffic(here, there, spec.shape)
-    most = max(found.received, found.sent) * item
-    yield Leg(
-        level, _exchanged(kind, link, mesh, crossed, most, found.messages), found.moved * item
-    )
-
-
-def _exchanged(
-    kind: str, link: Link, mesh: Mesh, crossed: Sequence[int], most: float, messages: int
-) -> float:
-    n = math.prod(mesh[a] for a in crossed)
-    if kind == "all_to_all" and n > 1:
-        return link.all_to_all(n, most * n / (n - 1))
-    if kind == "broadcast":
-        return math.ceil(math.log2(max(n, 2))) * link.seconds + most / link.bandwidth
-    return messages * link.seconds + most / link.bandwidth
-
-
-def _differs(here: Layout, there: Layout, axis: int) -> bool:
-    split = there.splits[axis]
-    around = isinstance(split, int) and there.window(split) is not None
-    return here.splits[axis] != split or around
+    way = move_legs(machine, spec.shape, item, here, there)
+    axes = [a for a, n in enumerate(mesh) if n > 1 and here.splits[a] != there.splits[a]]
+    more = math.prod(mesh[a] for a in axes)
+    for k, (level, seconds) in enumerate(way):
+        sent = left if k == len(way) - 1 else left * (mesh[axes[k]] - 1) // (more - 1)
+        yield Leg(level, seconds, sent)
+        if k < len(way) - 1:
+            left, more = left - sent, more // mesh[axes[k]]
 
 
 def bytes_sent(node: Node, ins: Sequence[Spec]) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from ostinato.ops.core.graph import Graph
 
 from .passes.distances import multiply_differences
+from .passes.file_blocks import work_in_blocks
 from .passes.numerics import fix_order
 from .passes.precision import mix_precision
 from .passes.reads import read_files
 from .passes.simplify import simplify
 from .plan import Target
 
-PREPARING = (simplify, mix_precision, fix_order, multiply_differences, read_files)
+PREPARING = (simplify, mix_precision, fix_order, multiply_differences, read_files, work_in_blocks)
 
 
 def prepared(graph: Graph, target: Target) -> Graph:

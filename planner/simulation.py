@@ -10,7 +10,7 @@ come to it, and when the links are free. One that was started goes on beside the
 waits for it, as far as the machine can (`Machine.background`).
 
 Loops are run until an iteration takes as long as the one before; the others are then known. A `while` is
-run once, a `branch` as its longer side. What files take is left out."""
+taken to run as often as `repeats` says, a `branch` as its longer side. What files take is left out."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ import numpy as np
 from ostinato.ops.collective import REDUCING, collective_of
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Mesh, bounds_of_many, coords_of_many
+from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError, MemoryLimitError
 
+from .layouts.costs import kernel_work, repeats
 from .machine import Machine, resolve
-from .plan import Again, Plan, Program, export, functions
+from .plan import Again, Plan, Program, export, functions, largest_part, local_bytes
 from .prediction import (
     Leg,
     Part,
@@ -39,7 +41,6 @@ from .prediction import (
     legs,
     local,
     machine_of,
-    repeats,
     runs,
     work_of,
 )
@@ -232,6 +233,13 @@ def simulate(program: Program, machine: Machine, mesh: Mesh, peak_bytes: int = 0
     return Simulation(machine, mesh, end, classes, links, peak_bytes, events, program)
 
 
+def unmade_seconds(graph: Graph, machine: Machine, mesh: Mesh) -> float:
+    """What a graph takes on the worker that has most to do, before kernels are made of it."""
+    run = _Run(machine, mesh, np.zeros(math.prod(mesh), np.int64), [largest_part], silent=True)
+    run.program(graph)
+    return float(max(run.now.max(), *(f.max() for f in run.free)))
+
+
 # -- which workers do the same -------------------------------------------------------------------
 def worker_classes(program: Program, mesh: Mesh) -> tuple[np.ndarray[Any, Any], list[int]]:
     """The class of each worker, and the first worker of each class."""
@@ -325,6 +333,82 @@ class _Pending:
     line: str
 
 
+class _Kernels:
+    """What the kernels of a program take, each class of workers having its parts."""
+
+    def __init__(
+        self, program: Program, machine: Machine, parts: Sequence[Part], depth: int
+    ) -> None:
+        self.program, self.graph, self.machine = program, program.graph, machine
+        self.reuse = [Reuse(program, part) for part in parts]
+        self.call = call_seconds(program, machine, depth)
+
+    def runs(self, k: int) -> bool:
+        return runs(self.program, k)
+
+    def bodies(self, k: int) -> Sequence[Program]:
+        return self.program.bodies.get(k, ())
+
+    def spent(self, k: int) -> tuple[Any, bool]:
+        """Seconds of each class, and whether it is a product, or has one."""
+        spent, dense = [], False
+        for known in self.reuse:
+            work = work_of(self.graph, self.graph.nodes[k], known.part)
+            moving = known.seconds(k, self.machine, work.moved)
+            dense |= work.dense > 0
+            spent.append(self.call + work.seconds(self.machine, moving))
+        return np.array(spent), dense
+
+    def looked_at(self, k: int) -> None:
+        for known in self.reuse:
+            known.seconds(k, self.machine, 0.0)
+
+
+class _Unmade:
+    """A graph of which no kernels are made yet: nodes take what the search for layouts counts, on the
+    worker that has most to do."""
+
+    def __init__(self, graph: Graph, machine: Machine) -> None:
+        self.graph, self.machine = graph, machine
+        self.root = list(range(len(graph.specs)))  # what a value is a look at
+        self.bytes = [0 if s.pending else local_bytes(s) for s in graph.specs]
+        self.last: dict[int, int] = {}  # of each value, the bytes that were looked at before
+        self.now = 0
+        for k, node in enumerate(graph.nodes):
+            if node.op == "wait" or OPS[node.op].view is not None:
+                for v, seen in zip(graph.outs(k), node.inputs, strict=False):
+                    self.root[v], self.bytes[v] = self.root[seen], 0
+        self.all = sum(self.bytes)
+
+    def runs(self, k: int) -> bool:
+        return self.graph.nodes[k].op != "constant"
+
+    def bodies(self, k: int) -> Sequence[Graph]:
+        return [g for _, g in self.graph.nodes[k].subgraphs()]
+
+    def spent(self, k: int) -> tuple[Any, bool]:
+        node = self.graph.nodes[k]
+        if OPS[node.op].view is not None:
+            return np.zeros(1), False
+        ins = [largest_part(self.graph.specs[v]) for v in node.inputs]
+        outs = [largest_part(s) for s in node.specs]
+        computing, touched = kernel_work(self.machine, node, ins, outs)
+        moving = touched * self.looked_at(k)
+        return np.array([self.machine.call_seconds + max(computing, moving)]), False
+
+    def looked_at(self, k: int) -> float:
+        """The seconds for a byte of what a node reads and writes, from a cache that holds all that was
+        looked at since."""
+        spent, before = 0.0, self.now
+        for v in dict.fromkeys((*self.graph.nodes[k].inputs, *self.graph.outs(k))):
+            v = self.root[v]
+            size = self.bytes[v]
+            since = before - self.last[v] if v in self.last else self.all
+            spent += self.machine.moving_seconds(size, max(since, size))
+            self.last[v], self.now = before, self.now + size
+        return spent / max(self.now - before, 1)
+
+
 @dataclass(slots=True)
 class _Run:
     """The state of all classes."""
@@ -351,15 +435,18 @@ class _Run:
         self.sent, self.used, self.count = [0] * levels, [0.0] * levels, [0] * levels
 
     # -- programs --------------------------------------------------------------------------
-    def program(self, program: Program, depth: int = 0) -> None:
-        graph = program.graph
-        reuse = [Reuse(program, part) for part in self.parts]
-        call = call_seconds(program, self.machine, depth)
+    def program(self, program: Program | Graph, depth: int = 0) -> None:
+        kernels: _Kernels | _Unmade = (
+            _Unmade(program, self.machine)
+            if isinstance(program, Graph)
+            else _Kernels(program, self.machine, self.parts, depth)
+        )
+        graph = kernels.graph
         pending: dict[int, _Pending] = {}
         for k, node in enumerate(graph.nodes):
-            if not runs(program, k):
+            if not kernels.runs(k):
                 continue
-            inner = program.bodies.get(k, ())
+            inner = kernels.bodies(k)
             ins = [graph.specs[v] for v in node.inputs]
             if node.op == "wait":
                 self.wait(pending[graph.starts[graph.producers[node.inputs[0]]]])
@@ -372,18 +459,11 @@ class _Run:
             elif inner:
                 self.bodies(node, inner, depth + 1)
             else:
-                spent, dense = [], False
-                for part, known in zip(self.parts, reuse, strict=True):
-                    work = work_of(graph, node, part)
-                    moving = known.seconds(k, self.machine, work.moved)
-                    dense |= work.dense > 0
-                    spent.append(call + work.seconds(self.machine, moving))
-                self.kernel(node, np.array(spent), dense)
+                self.kernel(node, *kernels.spent(k))
                 continue
-            for known in reuse:
-                known.seconds(k, self.machine, 0.0)
+            kernels.looked_at(k)
 
-    def bodies(self, node: Node, inner: Sequence[Program], depth: int) -> None:
+    def bodies(self, node: Node, inner: Sequence[Program | Graph], depth: int) -> None:
         if node.op == "branch":
             self.longest(inner, depth)
             return
@@ -419,7 +499,7 @@ class _Run:
             self.count[k] += times * (self.count[k] - count[k])
         self.draw(COMPUTE, start, self.now, f"{times} more iterations", node.line, times)
 
-    def longest(self, inner: Sequence[Program], depth: int) -> None:
+    def longest(self, inner: Sequence[Program | Graph], depth: int) -> None:
         ends = []
         begun = self.state()
         for body in inner:

@@ -30,13 +30,18 @@ from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS, Place, Scratch
 from ostinato.ops.core.spec import Spec, is_inexact, lying
 from ostinato.planner.passes.memory import (
+    BUFFERS,
     CONTROL,
+    addends,
     body_order,
     contiguous,
+    going_on,
     in_part,
     is_joined,
+    written_behind,
 )
 from ostinato.planner.plan import ONE_THREAD, Program
+from ostinato.planner.title import title
 
 from ostinato import settings
 from ostinato.errors import (
@@ -51,11 +56,12 @@ from ostinato.errors import (
 from .messages.collectives import Start, staged, starter
 from .messages.communicator import Communicator
 from .packed_weights import Staying
-from .prefetch import BUFFERS, ReadAhead, Step
+from .position import BYTES, CALL, FLOPS, Map, Span, Turns
+from .prefetch import ReadAhead, Step, WriteBehind
 
 Look = Callable[[Any], Any]
-SLICE = 2e-3  # seconds of turns after which others may have the interpreter ...
-FLOPS, BYTES, CALL = 1e10, 1e10, 5e-8  # ... at so many a second, and seconds of a call
+RowOf = Callable[..., "Row"]
+SLICE = 2e-3  # seconds of turns after which others may have the interpreter
 CONSTANT = 1 << 12  # bytes of what is made once for all turns
 MOST_GOING = 1000  # spans of one row that wait to be counted
 SHORT = 10  # of so many turns each is short enough for what Python does to matter
@@ -100,17 +106,22 @@ class Bound:
     rows: list[Row]
     lines: dict[int, Row] = field(default_factory=dict)  # line of the source -> what it runs
     stays: list[Staying] = field(default_factory=list)  # operands that products may keep
+    map: Map = field(default_factory=Map)  # of what its lines do, for who asks how far it is
 
-    def blame(self, error: BaseException, name: str) -> BaseException:
-        """The error as the user should see it: with the operation, at the line that wrote it."""
-        if isinstance(error, OstinatoError) or not isinstance(error, Exception):
-            return error
-        row = None
-        trace = error.__traceback__
+    def row_of(self, error: BaseException, name: str) -> Row | None:
+        """The line of the function in which it was raised."""
+        row, trace = None, error.__traceback__
         while trace is not None:
             if trace.tb_frame.f_code.co_filename == name:
                 row = self.lines.get(trace.tb_lineno)
             trace = trace.tb_next
+        return row
+
+    def blame(self, error: BaseException, name: str, more: str = "") -> BaseException:
+        """The error as the user should see it: with the operation, at the line that wrote it."""
+        if isinstance(error, OstinatoError) or not isinstance(error, Exception):
+            return error
+        row = self.row_of(error, name)
         kind: type[OstinatoError] = ExecutionError
         if isinstance(error, IndexError):
             kind = BoundsError
@@ -119,7 +130,7 @@ class Bound:
         elif isinstance(error, MemoryError):
             kind = MemoryLimitError
         if row is None:
-            return kind.because("a plan's run", got=f"{type(error).__name__}: {error}")
+            return kind.because("a plan's run", got=f"{type(error).__name__}: {error}{more}")
         node = row.node
         inner = list(_factors(node)) if kind is LinAlgError else []
         if len(inner) == 1:  # all turns of a loop are one call
@@ -129,7 +140,7 @@ class Bound:
         path, _, number = node.line.rpartition(":")
         number, _, other = number.partition(" (")  # what users call it, if that is not its name
         line = f"{path}:{number}" if path else ""
-        return kind.because(other.rstrip(")") or name, got=f"{error}", line=line)
+        return kind.because(other.rstrip(")") or name, got=f"{error}{more}", line=line)
 
 
 def _factors(node: Node) -> Iterator[Node]:
@@ -150,9 +161,10 @@ def bind(
     name: str,
     threads: int = 1,
     timed: bool = False,
+    row_of: RowOf | None = None,
 ) -> Bound:
-    """The function that runs a program on one worker."""
-    binder = _Binder(rank, communicator, device, arena, threads, timed)
+    """The function that runs a program on one worker. `row_of` makes rows that do more than to add up."""
+    binder = _Binder(rank, communicator, device, arena, threads, timed, row_of)
     graph = program.graph
     ins = [f"i{k}" for k in range(len(graph.inputs))]
     outs = [f"o{k}" for k in range(len(graph.outputs))]
@@ -165,16 +177,19 @@ def bind(
                 binder.shown[name_] = lying(binder.shape(spec), spec.dtype)
     if timed:
         binder.names["talk"] = communicator
-        binder.write("t0 = mark(); c0 = talk.talking")
+        binder.write("t0 = t1 = mark(); c0 = talk.talking")
     with device.together():
         binder.program(program, ins, outs, 0)
+    if row_of is not None and graph.nodes:
+        whole = binder.name("r", row_of(graph.nodes[-1], 0, "run", name))
+        binder.write(f"{whole}.span(device, t1, mark())")
     binder.write("return")
     source = "\n".join(binder.text)
     if settings.debug >= 4:
         print(f"# {name}, worker {rank}\n{source}", file=sys.stderr)
     exec(compile(source, name, "exec"), binder.names)
     call = binder.names.pop("run")  # no circle: with the last who calls it, all it holds is gone
-    return Bound(call, source, binder.rows, binder.lines, binder.stays)
+    return Bound(call, source, binder.rows, binder.lines, binder.stays, binder.map)
 
 
 class _Binder:
@@ -186,7 +201,9 @@ class _Binder:
         arena: Any,
         threads: int,
         timed: bool,
+        row_of: RowOf | None,
     ) -> None:
+        self.row_of = row_of
         self.rank = rank
         self.communicator = communicator
         self.device, self.xp = device, device.xp
@@ -203,7 +220,7 @@ class _Binder:
             "device": device,
             "copyto": self.xp.copyto,
         }
-        self.names["ReadAhead"] = ReadAhead
+        self.names |= {"ReadAhead": ReadAhead, "WriteBehind": WriteBehind}
         self.names |= {"has_nan": partial(_has_nan, self.xp)}
         self.names["check_nan"] = partial(_check_nan, self.xp)
         self.fixed: dict[str, Any] = {}  # names that are the same array in every run
@@ -215,7 +232,10 @@ class _Binder:
         self.requests: dict[str, str] = {}  # of pending values
         self.places: dict[Any, str] = {}
         self.turns: tuple[str, list[int]] = ("", [])  # the turn's name, and the rank in each
+        self.behind: dict[str, str] = {}  # of what turns write: who writes it
+        self.ends: dict[int, tuple[Any, ...]] = {}  # what nodes that go on keep from turn to turn
         self.record: Recorder | None = None  # of the innermost loop
+        self.map = Map()
 
     def write(self, line: str, row: Row | None = None) -> None:
         self.text.append("    " * self.depth + line)
@@ -271,7 +291,9 @@ class _Binder:
             boxes(node.specs),
             tuple(s.shape for s in ins),
             tuple(s.shape for s in node.specs),
-            not any(self.begins(ins, s, here) for s in node.specs),
+            is_server(ins[0], here)
+            if node.op == "write"
+            else not any(self.begins(ins, s, here) for s in node.specs),
         )
 
     def begins(self, ins: Sequence[Spec], made: Spec, rank: int) -> bool:
@@ -313,14 +335,29 @@ class _Binder:
                         names.append(self.part(program, v, outs, base))
                     case _:
                         names.append("None")
-            row = Row(node, self.depth)
-            before = len(self.text)
+            row = (self.row_of or Row)(node, self.depth)
+            begun = len(self.text)
+            before = self.begin_range(row)
             self.node(program, k, node, row, names, first, base, in_order)
+            if before > begun and len(self.text) == before:
+                self.unwrite(begun)
+            elif before > begun:
+                self.write("end_range()")
+            if len(self.text) > before:
+                self.map.spans.append(Span(before + 1, len(self.text), graph, node))
             if self.timed and len(self.text) > before:
                 self.rows.append(row)
                 stamp = self.name("r", row)
                 self.write(f"{stamp}.span(device, t0, mark())")
                 self.write(f"c1 = talk.talking; {stamp}.talking += c1 - c0; c0 = c1; t0 = mark()")
+
+    def begin_range(self, row: Row) -> int:
+        """Tell a profiler of the device; how many lines there are then."""
+        ranges = self.device.ranges() if self.timed and self.row_of is not None else None
+        if ranges is not None:
+            begin, self.names["end_range"] = ranges
+            self.write(f"{self.name('h', partial(begin, title(row.node)))}()")
+        return len(self.text)
 
     def node(
         self,
@@ -364,6 +401,7 @@ class _Binder:
             out
             for out, spec in zip(outs, node.specs, strict=True)
             if settings.check_nan and node.op != "read" and out != "None" and is_inexact(spec.dtype)
+            if not op.goes_on  # from NaN that its operand had before
         ]
         if watched:  # now, as the result may take an operand's memory
             before = self.local("b")
@@ -373,6 +411,11 @@ class _Binder:
             self.place(base + offset, s.shape, s.dtype)
             for offset, s in zip(program.scratch[k], (*needs, *more), strict=False)
         )
+        chained = op.goes_on and not self.turns[0]
+        if op.goes_on and self.turns[0]:
+            scratch = self.ends[k]
+        if chained:
+            self.take_over(node, scratch, row)
         kernel = self.native(graph, node, ins, outs, scratch[len(needs) :])
         if kernel is not None:
             keeps = kernel if isinstance(kernel, Keeping) else None
@@ -404,7 +447,11 @@ class _Binder:
             f = self.name("k", self.in_memory(graph, node))
             out = outs[0] if len(outs) == 1 else f"({', '.join(outs)})"
             place += f", **{self.name('p', params)}" if params else ""
+            if node.op == "write" and ins[0] in self.behind:
+                place += f", later={self.behind[ins[0]]}.put"
             self.write(f"{f}({', '.join(('xp', out, *ins))}{place})", row)
+        if chained:
+            self.hand_over(node, scratch, row)
         if watched:
             self.write(f"check_nan({self.name('n', node)}, {before}, ({', '.join(watched)},))", row)
 
@@ -545,7 +592,7 @@ class _Binder:
         self, graph: Graph, node: Node, kind: str, ins: Sequence[str], outs: Sequence[str]
     ) -> Start:
         """What starts it; on another device by way of the host's memory."""
-        if self.device.is_host:
+        if self.device.is_host or self.communicator.on_device:
             from_, to = ([self.fixed.get(name) for name in names] for names in (ins, outs))
             return starter(self.communicator, graph, node, kind, from_, to)
         given = [
@@ -554,6 +601,21 @@ class _Binder:
         made = [np.empty(self.shape(s), s.dtype) for s in node.specs]
         start = starter(self.communicator, graph, node, kind, given, made)
         return staged(start, given, made, self.device)
+
+    # -- what goes on from worker to worker ------------------------------------------------
+    def take_over(self, node: Node, ends: Sequence[Any], row: Row) -> None:
+        """Begin with what the worker before ended with, if there is one."""
+        before, _ = neighbours(node, self.rank, self.communicator.size)
+        for end in ends if before is not None else ():
+            receive = self.name("h", partial(_receive, self.communicator, self.device, end))
+            self.write(f"{receive}({before})", row)
+
+    def hand_over(self, node: Node, ends: Sequence[Any], row: Row) -> None:
+        """Tell the worker behind what this one ended with."""
+        _, behind = neighbours(node, self.rank, self.communicator.size)
+        for end in ends if behind is not None else ():
+            send = self.name("h", partial(_send, self.communicator, self.device, end))
+            self.write(f"{send}({behind})", row)
 
     # -- control flow ----------------------------------------------------------------------
     def spare(self, program: Program, k: int, node: Node, count: int, base: int) -> list[str]:
@@ -625,6 +687,7 @@ class _Binder:
         order = f"range({trips - 1}, -1, -1)" if kw["reverse"] else f"range({trips})"
         with self.recorded(c, n, buffers) as record:
             self.write(f"for {i} in {order}:")
+            turns = self.turn_by(i, trips, node.kw["reverse"])
             self.depth += 1
             self.write(f"{index}[()] = {i}")
             record.known += 2
@@ -638,6 +701,7 @@ class _Binder:
             )
             self.turn(c, n, s)
             self.depth -= 1
+            turns.last = len(self.text)
         step = _at_once(kw["body"])
         if self.is_sequence(record, step):
             self.unwrite(begin)
@@ -645,7 +709,16 @@ class _Binder:
             made = record.repeat(self.fixed[index], last)
             t = self.local("t")
             self.write(f"for {t} in range(0, {trips}, {step}):")
+            turns = self.turn_by(t, trips)
             self.in_turns(made, record, f"{t}, min({t} + {step}, {trips})", row)
+            turns.last = len(self.text)
+
+    def turn_by(self, name: str, trips: int, reverse: bool = False, begin: int = 0) -> Turns:
+        """What follows runs again and again; the variable tells which turn it is."""
+        first = trips - 1 if reverse else begin
+        made = Turns(len(self.text), name, first, -1 if reverse else 1, max(trips, 0))
+        self.map.turns.append(made)
+        return made
 
     def item(self, stack: str, prefix: str, i: str) -> str:
         """A turn's part of an array."""
@@ -683,6 +756,7 @@ class _Binder:
     def unwrite(self, begin: int) -> None:
         """Take back what was written since."""
         del self.text[begin:]
+        self.map.cut(begin)
         self.lines = {line: row for line, row in self.lines.items() if line <= begin}
 
     def in_turns(self, made: Repeated, record: Recorder, turns: str, row: Row) -> None:
@@ -709,10 +783,15 @@ class _Binder:
         rank, turns = self.rank, node.kw["turns"]
         ranks = range(rank * turns, (rank + 1) * turns)
         files = [name for name, spec in self.files(program, k, ins) if spec is not None]
-        reader = self.local("q")
+        reader, writer = self.local("q"), self.local("q")
+        writes = written_behind(node, body.graph)
+        if writes:
+            steps = self.name("h", self.buffers(program, k, len(files), writes, ranks, base))
+            self.write(f"{writer} = WriteBehind({steps})")
         if files:
             steps = self.name("h", self.reads(program, k, ins, ranks, base))
             self.write(f"{reader} = ReadAhead({steps}, ({', '.join(files)},))")
+        if files or writes:
             self.write("try:")
             self.depth += 1
         shapes = [
@@ -721,23 +800,68 @@ class _Binder:
         ]
         ends = [t for t in range(1, turns) if shapes[t] != shapes[t - 1]]
         for first, end in itertools.pairwise((0, *ends, turns)):
+            self.rank = ranks[first]
+            kept = self.kept(program, k, base, len(files) + len(writes))
+            self.rank, self.ends = rank, {j: own for j, _, own in kept}
+            for _, inner, own in () if first else kept:
+                self.take_over(inner, own, row)
             t = self.local("u")
             self.write(f"for {t} in range({end - first}):")
+            shown = self.turn_by(t, turns, begin=first)
             self.depth += 1
             self.rank, self.turns = ranks[first], (t, list(ranks[first:end]))
-            read = [self.local("x") for _ in files]
+            read, made = ([self.local("x") for _ in each] for each in (files, writes))
             if files:
                 self.write(f"{', '.join(read)}, = {reader}.take()", row)
                 if not self.device.is_host:
                     move = self.name("h", self.device.from_host)
                     self.write(f"{', '.join(read)}, = map({move}, ({', '.join(read)},))", row)
-            self.one_turn(program, k, row, ins, outs, base, given, not first, read)
+            if files:
+                self.waited(node, "wait for a block")
+            if writes:
+                self.write(f"{', '.join(made)}, = {writer}.take()", row)
+                self.waited(node, "wait for a write")
+                self.behind |= dict.fromkeys(made, writer)
+            for name, spec in zip(made, writes, strict=True):
+                self.shown[name] = lying(self.shape(spec), spec.dtype)
+            self.one_turn(program, k, row, ins, outs, base, given, not first, read, made)
             self.depth -= 1
-        if files:
+            shown.last = len(self.text)
+            self.rank, self.turns = rank, ("", [])
+        for _, inner, own in kept:
+            self.hand_over(inner, own, row)
+        self.ends = {}
+        if writes:
+            self.write(f"{writer}.finish()", row)
+            self.waited(node, "wait for a write")
+        if files or writes:
             self.depth -= 1
             self.write("finally:")
-            self.write(f"    {reader}.close()")
-        self.rank, self.turns = rank, ("", [])
+        for name in [name for name, does in ((reader, files), (writer, writes)) if does]:
+            self.write(f"    {name}.close()")
+
+    def kept(
+        self, program: Program, k: int, base: int, turned: int
+    ) -> list[tuple[int, Node, tuple[Any, ...]]]:
+        """The nodes in turns that go on from what was before, as all turns would see them at once, and
+        where they keep that: behind what is read and written in turn, and addends."""
+        outer, body = program.graph.nodes[k], program.bodies[k][0].graph
+        places = iter(program.scratch[k][BUFFERS * turned + len(addends(outer)) :])
+        found = []
+        for j in going_on(body):
+            node = body.nodes[j]
+            needs, _ = self.scratch(body, node)
+            own = [self.place(base + next(places), s.shape, s.dtype) for s in needs]
+            specs = [s.at(s.layout.at_once) for s in node.specs if s.layout is not None]
+            seen = Node(node.op, (), node.params, tuple(specs), node.line)
+            found.append((j, seen, tuple(own)))
+        return found
+
+    def waited(self, node: Node, what: str) -> None:
+        """In profiles, the wait for a file is a row of its own."""
+        if self.timed and self.row_of is not None:
+            wait = self.name("r", self.row_of(node, self.depth, "file", what))
+            self.write(f"{wait}.span(device, t0, mark()); t0 = mark()")
 
     def files(
         self, program: Program, k: int, ins: Sequence[str]
@@ -765,6 +889,27 @@ class _Binder:
             steps.append(step)
         return steps
 
+    def buffers(
+        self,
+        program: Program,
+        k: int,
+        files: int,
+        writes: Sequence[Spec],
+        ranks: Sequence[int],
+        base: int,
+    ) -> list[list[Any]]:
+        """Where each turn makes what is written."""
+        places = program.scratch[k][BUFFERS * files :]
+        return [
+            [
+                self.place(base + places[BUFFERS * j + t % BUFFERS], shape, spec.dtype)
+                for j, spec in enumerate(writes)
+                if spec.layout is not None
+                for shape in (spec.layout.local_shape(spec.shape, r),)
+            ]
+            for t, r in enumerate(ranks)
+        ]
+
     def one_turn(
         self,
         program: Program,
@@ -776,6 +921,7 @@ class _Binder:
         given: Sequence[bool] | None,
         begins: bool,
         read: Sequence[str],
+        written: Sequence[str],
     ) -> None:
         body = program.bodies[k][0]
         t, _ = self.turns
@@ -787,8 +933,8 @@ class _Binder:
                 self.shown[items[-1]] = lying(self.shape(spec), spec.dtype)
         made: list[str] = []
         states: list[tuple[str, list[str], list[str]]] = []  # monoids, what they have, what comes
-        places = iter(program.scratch[k][BUFFERS * len(read) :])
-        for out, spec in zip(outs, body.graph.out_specs, strict=True):
+        places = iter(program.scratch[k][BUFFERS * (len(read) + len(written)) :])
+        for out, spec in zip(outs, program.graph.nodes[k].kw["body"].out_specs, strict=True):
             assert spec.layout is not None
             split = spec.layout.splits[-1]
             if not isinstance(split, Partial):
@@ -804,7 +950,7 @@ class _Binder:
                 states.append((split.monoid, [], []))
             states[-1][1].append(out)
             states[-1][2].append(addend)
-        self.program(body, items, made, base + program.bases[k], given)
+        self.program(body, items, [*made, *written], base + program.bases[k], given)
         for monoid, has, comes in states:
             f = self.name("m", MONOIDS[monoid].combine)
             state, addend = (f"({', '.join(names)},)" for names in (has, comes))
@@ -851,6 +997,7 @@ class _Binder:
         with self.recorded(c, n, buffers) as record:
             self.write(f"{turns} = 0")
             self.write("while True:")
+            shown = self.turn_by(turns, most)
             self.depth += 1
             self.program(condition, [*ins[:nc], *c], [test], inner)
             asked = record.count
@@ -860,6 +1007,7 @@ class _Binder:
             self.program(body, [*ins[:nc], *c], n, inner)
             self.turn(c, n, s)
             self.depth -= 1
+            shown.last = len(self.text)
         step = _at_once(kw["body"])
         if asked and self.is_sequence(record, step):
             self.unwrite(begin)
@@ -869,9 +1017,11 @@ class _Binder:
             state = self.name("v", made.state)
             self.write(f"{turns} = 0")
             self.write("while True:")
+            shown = self.turn_by(turns, most)
             self.in_turns(made, record, f"{turns}, {end}", row)
             self.write(f"    {turns} = int({state}[0])")
             self.write(f"    if {state}[1]{limit}: break")
+            shown.last = len(self.text)
             for cj, init, first, second in zip(c, *buffers, strict=True):
                 self.write(f"{cj} = {first} if {turns} % 2 else {second} if {turns} else {init}")
         for cj, end in zip(c, outs, strict=True):
@@ -894,6 +1044,37 @@ class _Binder:
             self.write("pass")
             self.program(side, ins[1:], outs, base + program.bases[k])
             self.depth -= 1
+
+
+def neighbours(node: Node, rank: int, workers: int) -> tuple[int | None, int | None]:
+    """The workers that have the parts before and behind along the axis on which a node goes on."""
+    (spec,) = node.specs
+    layout = spec.layout
+    assert layout is not None
+    axes, own = layout.axes(node.kw["axis"]), layout.coords(rank)
+    others = [a for a in range(len(own)) if a not in axes]
+    line = [r for r in range(workers) if all(layout.coords(r)[a] == own[a] for a in others)]
+    k = line.index(rank)
+    return (line[k - 1] if k else None), (line[k + 1] if k + 1 < len(line) else None)
+
+
+def _receive(communicator: Communicator, device: Device, end: Any, source: int) -> None:
+    made = end if device.is_host else np.empty(end.shape, end.dtype)
+    communicator.receive(made, source)
+    if made is not end:
+        device.xp.copyto(end, device.from_host(made))
+
+
+def _send(communicator: Communicator, device: Device, end: Any, to: int) -> None:
+    communicator.send(device.to_host(end), to)
+
+
+def is_server(spec: Spec, rank: int) -> bool:
+    """Whether it is this one of the workers with the same part who gives it away."""
+    layout = spec.layout
+    assert layout is not None
+    pairs = zip(layout.splits, layout.coords(rank), strict=True)
+    return all(split is not None or not place for split, place in pairs)
 
 
 def _at_once(body: Graph) -> int:

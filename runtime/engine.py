@@ -24,6 +24,7 @@ from ostinato.ops.core.helpers import begin_to_help, check_thread, helper
 from ostinato.ops.core.layout import Box, Layout, Mesh, slices
 from ostinato.ops.core.signals import Living
 from ostinato.ops.core.spec import Spec, in_line, is_own, lent
+from ostinato.ops.core.targets import targets
 from ostinato.ops.cpu.threads import blas_threads
 from ostinato.planner.plan import Measured, Plan, Program
 
@@ -71,6 +72,9 @@ class Engine(Protocol):
     def read(self, source: Any, layout: Layout) -> Operand:
         """An operand of the array in a file, of which each worker reads its part."""
 
+    def target(self, sink: Any, number: int, layout: Layout) -> Operand:
+        """An operand of plans that write to a file: its number."""
+
     def write(self, operand: Operand, sink: Any) -> list[Any]:
         """Write a value to a file, each box of it by one worker that has it. What the sink gave
         for each. Other threads may run plans meanwhile."""
@@ -99,6 +103,12 @@ class Engine(Protocol):
 
     def stats(self) -> dict[str, Any]:
         """Messages and bytes that it took to ask, by kind, and the state of each worker."""
+
+    def record(self) -> None:
+        """Write down from now on when which operation ran on each worker."""
+
+    def recorded(self) -> list[dict[str, Any]]:
+        """What was written down, as data; that ends."""
 
     def check_open(self) -> None:
         """An error if it was closed."""
@@ -194,6 +204,10 @@ class LocalEngine:
         parts = self._side_by_side(partial(box_of, source), boxes, spec)
         return Held(spec, self, tuple(map(self.memory.from_host, parts)))
 
+    def target(self, sink: Any, number: int, layout: Layout) -> Operand:
+        targets[number] = sink
+        return self.put(np.asarray(number), layout)
+
     def write(self, operand: Operand, sink: Any) -> list[Any]:
         spec = operand.spec
         layout, chunks = spec.layout, sink.chunks
@@ -205,7 +219,9 @@ class LocalEngine:
         def write(box: Box) -> Any:
             return sink.write(self._box(operand, box), box)
 
-        return [*map(write, boxes)] if sink.one_by_one else self._side_by_side(write, boxes, spec)
+        if layout.stored and operand.parts[0].in_turn:  # type: ignore[attr-defined]
+            return [*map(write, boxes)]
+        return self._side_by_side(write, boxes, spec)
 
     def _side_by_side(
         self, work: Callable[[Box], Any], boxes: Sequence[Box], of: Spec
@@ -332,6 +348,15 @@ class LocalEngine:
     def stats(self) -> dict[str, Any]:
         return {"orders": {}, "workers": [w.state() for w in self.workers]}
 
+    def record(self) -> None:
+        with self.lock:
+            for worker in self.workers:
+                worker.record()
+
+    def recorded(self) -> list[dict[str, Any]]:
+        with self.lock:
+            return [worker.recorded() for worker in self.workers]
+
     def check_open(self) -> None:
         if self.closed:
             raise SessionError(CLOSED)
@@ -398,7 +423,8 @@ def measured(known: Sequence[Loaded]) -> Measured | None:
         if id(row.node) in nodes:
             steps[nodes[id(row.node)]] = row.seconds
     mean = slowest.seconds / slowest.clocked if slowest.clocked else slowest.best
-    return Measured(slowest.runs, slowest.best, mean, steps)
+    how = slowest.replay.how if slowest.replay is not None else ""
+    return Measured(slowest.runs, slowest.best, mean, steps, how)
 
 
 def box_of(source: Any, box: Box) -> np.ndarray[Any, Any]:

@@ -10,6 +10,7 @@ import contextvars
 import os
 import platform
 import sys
+import threading
 import time
 import weakref
 from collections import deque
@@ -18,9 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.device import Device
+from ostinato.ops.core import activity
+from ostinato.ops.core.device import Device, Repeater
 from ostinato.ops.core.signals import Living
-from ostinato.ops.core.spec import Spec, is_own, no_memory
+from ostinato.ops.core.spec import Spec, is_own, left, no_memory
 from ostinato.ops.cpu.threads import most_threads
 from ostinato.planner.plan import Plan
 from ostinato.planner.title import title
@@ -30,10 +32,14 @@ from ostinato.errors import OstinatoError, SessionError
 from .bind import Bound, Row, bind
 from .messages.communicator import Communicator
 from .packed_weights import Kept
+from .position import frame_of
+from .replay import Replay, why_not
+from .tape import Tape
 
 KEPT = 4  # buffers of a result at the most
 CLOCKED = 16  # the first runs are measured, then every so many, or all that are slow
 SLOW = 100e-6  # seconds
+LONG = 1e-3  # of runs that may once take a second, which somebody may watch
 TIMED = 3  # the run of a plan that is timed step by step
 WORTH_TIMING = 20e-6  # seconds; shorter runs are not
 CLOSED = "the session was closed; call ost.connect() for a new one."
@@ -69,6 +75,7 @@ class Loaded:
 
     plan: Plan
     bound: Bound | None = None
+    replay: Replay | None = None  # on devices that repeat runs as one call
     results: tuple[Result, ...] = ()
     reuse: dict[int, int] = field(default_factory=dict)  # results over operands given away
     runs: int = 0
@@ -107,7 +114,7 @@ class Loaded:
     def unbind(self) -> None:
         """It is bound anew before its next run."""
         self.let_go()
-        self.bound = None
+        self.bound = self.replay = None
 
     def let_go(self) -> None:
         """Of what its products keep of operands."""
@@ -134,6 +141,9 @@ class Worker:
         self.awake: set[Loaded] = set()  # that have buffers, or keep operands
         self.unloaded = 0
         self.closed = False
+        self.repeater: Repeater | None = None
+        self.last_try = False  # of a run that had too little memory
+        self.tape: Tape | None = None  # of who wants to know when what ran
         self.kept = Kept()
         self.context = contextvars.Context()
         self.context.run(np.seterr, all="ignore")
@@ -156,6 +166,7 @@ class Worker:
             "cpu_seconds": time.process_time(),
             "arena_bytes": int(self.arena.size),
             "kept_bytes": self.kept.bytes,
+            "memory": self.device.memory(),
             "plans": {plan: loaded.runs for plan, loaded in self.plans.items()},
         }
 
@@ -190,11 +201,23 @@ class Worker:
             self._still(loaded)
         self.plans.clear()
         self.arena = self.device.arena(0)
+        self.repeater = None
 
     def restart(self) -> None:
         """After a failure: bound plans may have been in the middle of a run."""
         for loaded in self.kept_plans:
             loaded.unbind()
+
+    def record(self) -> None:
+        """Write down from now on when which operation ran."""
+        self.tape = Tape(self.device, self.rank)
+        self.restart()
+
+    def recorded(self) -> dict[str, Any]:
+        """What was written down; that ends."""
+        tape, self.tape = self.tape, None
+        self.restart()
+        return tape.as_data() if tape is not None else {}
 
     def _bind(self, loaded: Loaded, timed: bool = False) -> Bound:
         program = loaded.plan.program
@@ -207,7 +230,12 @@ class Worker:
             try:
                 self.arena = self.device.arena(max(program.arena_bytes, least))
             except MemoryError:
-                raise _no_memory(loaded, program.peak_node, "intermediates") from None
+                self._make_room()
+                try:
+                    self.arena = self.device.arena(program.arena_bytes)
+                except MemoryError:
+                    what, free = "intermediates", self.device.free_bytes()
+                    raise _no_memory(loaded, program.peak_node, what, free) from None
             for other in self.kept_plans:  # they were bound to the old one
                 other.unbind()
         if not loaded.results:
@@ -221,8 +249,20 @@ class Worker:
             self.arena,
             f"<plan {loaded.plan.id}>",
             self.threads,
-            timed,
+            timed or self.tape is not None,
+            self.tape.row if self.tape is not None else None,
         )
+
+    def _replay(self, loaded: Loaded, bound: Bound) -> Replay | None:
+        """What repeats its runs as one call; None where the device does not, or steps are timed."""
+        if self.tape is not None or bound.stays:
+            return None
+        self.repeater = self.repeater or self.device.repeater()
+        if self.repeater is None:
+            return None
+        program = loaded.plan.program
+        why, name = why_not(program, self.communicator), f"<plan {loaded.plan.id}>"
+        return Replay(bound, program, self.device, self.repeater, why, name)
 
     def _rest(self) -> None:
         """Plans that did not run since this was done last let go of their buffers."""
@@ -241,8 +281,10 @@ class Worker:
         bound = loaded.bound
         if bound is None:
             bound = loaded.bound = self._bind(loaded)
+            loaded.replay = self._replay(loaded, bound)
         loaded.runs += 1
         first = len(arrays)
+        short: BaseException | None = None
         for result in loaded.results:
             if (
                 loaded.reuse
@@ -261,37 +303,99 @@ class Worker:
                 try:
                     arrays.append(self._buffer(result, loaded))
                 except MemoryError:
-                    graph = loaded.plan.program.graph
-                    made = graph.producers[graph.outputs[len(arrays) - first]]
-                    raise _no_memory(loaded, made, "a result") from None
+                    short = self._no_result(loaded, len(arrays) - first)
+                    break
+        if short is not None:
+            del arrays[first:], bound
+            return self._once_more(loaded, arrays, short)
         if bound.stays:
             self._look(bound, arrays, loaded)
+        call = bound.call if loaded.replay is None else loaded.replay.run
         clocked = loaded.runs < CLOCKED or not loaded.runs % CLOCKED or loaded.best > SLOW
         if clocked:
             talking = self.communicator.talking
-            if loaded.runs == TIMED:
-                bound = self._timing(loaded, bound)
+            if loaded.runs == TIMED and (timed := self._timing(loaded, bound)) is not bound:
+                bound, call = timed, timed.call
+            long = loaded.runs <= CLOCKED or loaded.best > LONG
+            if activity.listeners and long and not self.rank:
+                call = self._watched(loaded, bound, call)
             start = self.device.mark()
         try:
-            self.context.run(bound.call, *arrays)
+            self.context.run(call, *arrays)
         except BaseException as error:
             if self.communicator.size == 1 and _within.get()() is self:
                 return self._beside(loaded.plan, arrays[:first])
-            blamed = bound.blame(error, f"<plan {loaded.plan.id}>")
-            if blamed is error:
-                raise
-            raise blamed from error
+            blamed = self._blamed(error, loaded, bound)
+            if not isinstance(error, MemoryError):
+                if blamed is error:
+                    raise
+                raise blamed from error
+            short = blamed
+            self.last_try = self.last_try or self.communicator.size > 1 or bool(loaded.reuse)
+        if short is not None:
+            del arrays[first:], bound, call
+            return self._once_more(loaded, arrays, short)
         if clocked:
             end, talking = self.device.mark(), self.communicator.talking - talking
             loaded.going.append((loaded.runs == 1, start, end, talking, bound.rows))
             loaded.clock(self.device)
         return arrays[first:]
 
+    def _blamed(self, error: BaseException, loaded: Loaded, bound: Bound) -> BaseException:
+        """The error of a run as the user should see it."""
+        more = ""
+        if isinstance(error, MemoryError):
+            more = f", in plan {loaded.plan.id[:8]}{left(self.device.free_bytes())}"
+        return bound.blame(error, f"<plan {loaded.plan.id}>", more)
+
+    def _no_result(self, loaded: Loaded, k: int) -> BaseException:
+        graph = loaded.plan.program.graph
+        made = graph.producers[graph.outputs[k]]
+        return _no_memory(loaded, made, "a result", self.device.free_bytes())
+
+    def _make_room(self) -> None:
+        """What is kept for later runs goes, as there is too little for this one. All plans are bound anew."""
+        for loaded in self.kept_plans:
+            self._still(loaded)
+        self.arena, self.repeater = self.device.arena(0), None
+        self.device.give_back()
+
+    def _once_more(self, loaded: Loaded, arrays: list[Any], error: BaseException) -> list[Any]:
+        """Run a plan for which there was too little memory with all there is."""
+        self._make_room()
+        if self.last_try:  # or it has begun to write to what it was given, or to talk to others
+            self.last_try = False
+            arrays.clear()
+            raise error
+        loaded.runs -= 1
+        self.last_try = True
+        try:
+            return self.step(loaded, arrays)
+        finally:
+            self.last_try = False
+
     def _beside(self, plan: Plan, arrays: list[Any]) -> list[Any]:
         """Run a plan within a run, as finalizers and handlers of signals do: the arena is in use."""
         other = Worker(self.rank, self.communicator, self.device, self.asked)
         other.load(plan)
         return other.step(other.plans[plan.id], arrays)
+
+    def _watched(
+        self, loaded: Loaded, bound: Bound, run: Callable[..., None]
+    ) -> Callable[..., None]:
+        """The same function, for who asks meanwhile how far it is."""
+        name, thread = f"<plan {loaded.plan.id}>", threading.get_ident()
+
+        def look() -> tuple[float | None, str]:
+            frame = frame_of(name, thread)
+            return bound.map.share(frame) if frame is not None else (None, "")
+
+        def call(*arrays: Any) -> None:
+            what = f"running {loaded.plan.called or 'pending operations'}"
+            with activity.task(activity.RUN, what, look=look):
+                run(*arrays)
+
+        return call
 
     def _look(self, bound: Bound, arrays: list[Any], loaded: Loaded) -> None:
         """Products keep operands that were the same a few times, which then no plan writes over
@@ -318,6 +422,8 @@ class Worker:
 
     def _timing(self, loaded: Loaded, bound: Bound) -> Bound:
         """The same function with a clock between its steps, for this one run."""
+        if self.tape is not None:
+            return bound
         if loaded.best < WORTH_TIMING or len(loaded.plan.program.graph.nodes) > FEW:
             return bound
         timed = self._bind(loaded, timed=True)
@@ -341,16 +447,17 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_bind_anew)
 
 
-def _no_memory(loaded: Loaded, k: int, what: str) -> OstinatoError:
+def _no_memory(loaded: Loaded, k: int, what: str, free: int | None) -> OstinatoError:
     """At the operation that needs most, or makes what there is no memory for."""
     graph = loaded.plan.program.graph
     if what == "intermediates":
         size = loaded.plan.program.arena_bytes
     else:
         size = graph.nodes[k].specs[0].nbytes
+    name = f"plan {loaded.plan.id[:8]}"
     if k < 0:
-        return no_memory(size, what, f"plan {loaded.plan.id[:8]}")
-    return no_memory(size, what, title(graph.nodes[k]), graph.nodes[k].line)
+        return no_memory(size, what, name, free=free)
+    return no_memory(size, f"{what} of {name}", title(graph.nodes[k]), graph.nodes[k].line, free)
 
 
 def _local(spec: Spec, rank: int) -> tuple[tuple[int, ...], np.dtype[Any]]:

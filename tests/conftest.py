@@ -20,6 +20,7 @@ if "OSTINATO_TEST_FOLDER" not in os.environ:  # else the process that started th
     os.environ["PYTHONPYCACHEPREFIX"] = os.path.join(folder, "bytecode")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # else its threads turn for long: to 2**n
+os.environ.setdefault("OSTINATO_PROGRESS", "off")  # though tests may have a terminal
 os.environ.setdefault("OSTINATO_MACHINE", "prompt")  # small arrays are cut, too
 
 import signal
@@ -66,7 +67,7 @@ def no_session_of_several_is_left() -> Iterator[None]:
     """A file of tests ends the sessions that it opened: they are not those of the next one."""
     yield
     if job_size() == 1:
-        assert [s.mesh for s in sessions._everybodys if s.workers > 1] == []
+        assert [s.target.mesh for s in sessions._everybodys if s.workers > 1] == []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -16,33 +16,20 @@ Where CuPy does another thing than NumPy, so do these arrays:
     - `linalg` takes float32, float64 and their complex numbers; it looks at a status word (a wait) and
       raises, which is what CuPy does under `cupyx.errstate(linalg="raise")`
 
-It says nothing of speed, streams, or rounding: all is computed by NumPy."""
+It says nothing of speed or rounding: all is computed by NumPy. Streams and graphs are fake_cuda.py's."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import ml_dtypes
 import numpy as np
 
+from . import fake_cuda
 from .cuda_host import HostKernel
-
-
-@dataclass
-class Counts:
-    """What went over the bus, and how often a kernel waited for a value."""
-
-    from_host: int = 0
-    to_host: int = 0
-    waits: int = 0
-    asked: int = 0  # functions that were called; the device does them in order, some time later
-    done: int = 0  # of these, what it is known to have done
-
-
-counted = Counts()
+from .fake_cuda import ask, counted, refuse_library, refuse_while_capturing
 
 _DTYPES = {
     np.dtype(name)
@@ -56,14 +43,17 @@ _SCALARS = (bool, int, float, complex, np.generic)
 
 def from_host(x: Any) -> DeviceArray:
     """A copy of a NumPy array on the device."""
+    fake_cuda.pin(x.nbytes)
+    refuse_while_capturing("values of the host")
     counted.from_host += 1
     return _made(np.array(x, copy=True, order="K"))
 
 
 def to_host(x: DeviceArray) -> Any:
     """A copy of an array of the device as NumPy's."""
+    fake_cuda.get_current_stream().synchronize()
+    fake_cuda.touch(fake_cuda.get_current_stream(), [_host(x)], ())
     counted.to_host += 1
-    counted.done = counted.asked
     return _host(x).copy(order="K")
 
 
@@ -101,8 +91,21 @@ def _refuse(what: str) -> NoReturn:
 
 
 def _wait() -> None:
+    fake_cuda.get_current_stream().synchronize()
     counted.waits += 1
-    counted.done = counted.asked
+
+
+class Pointer:
+    """Where an array lies: CuPy's `MemoryPointer`."""
+
+    def __init__(self, memory: Any) -> None:
+        self.ptr = memory.ctypes.data
+
+
+class _Held(np.ndarray):
+    """Memory that a capsule keeps, and with it the array."""
+
+    holder: Any
 
 
 class DeviceArray:
@@ -136,11 +139,49 @@ class DeviceArray:
             raise TypeError("ndarray.set takes an array of the host that lies in order")
         if (values.shape, values.dtype) != (self.shape, self.dtype):
             raise ValueError(f"{values.dtype}{values.shape} for {self.dtype}{self.shape}")
+        fake_cuda.pin(values.nbytes)
+        refuse_while_capturing("values of the host")
+        fake_cuda.touch(fake_cuda.get_current_stream(), (), [self._memory])
         counted.from_host += 1
         self._memory[...] = values
 
     def get(self) -> Any:
         return to_host(self)
+
+    @property
+    def data(self) -> Any:
+        return Pointer(self._memory)
+
+    # -- for other libraries -----------------------------------------------------------------
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """The taker's stream waits for the current one."""
+        assert stream != 0, "CUDA's stream 0 may be either default stream"
+        fake_cuda.let_wait(1 if stream is None else stream)
+        held = (self.copy() if copy else self)._memory.view(_Held)
+        held.holder = self
+        return np.ndarray.__dlpack__(held, max_version=max_version)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 0)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        said = self._memory.__array_interface__
+        return {
+            "shape": said["shape"],
+            "typestr": said["typestr"],
+            "strides": said["strides"],
+            "data": (said["data"][0], False),
+            "version": 3,
+            "stream": fake_cuda.get_current_stream().ptr or 1,
+        }
 
     # -- how it lies ---------------------------------------------------------------------
     def __getattr__(self, name: str) -> Any:
@@ -148,7 +189,8 @@ class DeviceArray:
             found = getattr(self._memory, name)
             return _made(found) if isinstance(found, np.ndarray) else found
         if name in _METHODS:
-            return _checked(f"ndarray.{name}", getattr(self._memory, name), _METHODS[name])
+            method = getattr(self._memory, name)
+            return _checked(f"ndarray.{name}", method, _METHODS[name], owner=self)
         if hasattr(self._memory, name) and not name.startswith("__"):
             raise NotImplementedError(
                 f"arrays of CuPy have no {name}, or kernels should not use it"
@@ -203,7 +245,11 @@ class DeviceArray:
         place = self._place(key)
         if not any(k is ... for k in place):
             place = (*place, ...)  # one element is a view, too
-        return _made(self._memory[place])
+        if not any(isinstance(k, np.ndarray) for k in place):
+            return _made(self._memory[place])
+        memory = self._memory  # a graph knows where an array lies, and keeps no array
+        reads = [memory, *(k for k in place if isinstance(k, np.ndarray))]
+        return _made(ask(lambda: memory[place], reads))
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if not isinstance(value, (DeviceArray, *_SCALARS)):
@@ -211,12 +257,17 @@ class DeviceArray:
             raise TypeError(f"a {type(value).__name__} cannot be written to an array of the device")
         place = self._place(key)
         places = [k for k in place if isinstance(k, np.ndarray) and k.dtype != bool]
-        given = np.array(_host(value), self.dtype)
-        self._memory[place] = given
-        if places:
-            there = self._memory[place]
-            if there.tobytes() != np.broadcast_to(given, there.shape).tobytes():
-                raise ValueError("two values for one place: either may stay on a device")
+        value, memory = _host(value), self._memory
+
+        def put() -> None:
+            given = np.array(value, memory.dtype)
+            memory[place] = given
+            if places:
+                there = memory[place]
+                if there.tobytes() != np.broadcast_to(given, there.shape).tobytes():
+                    raise ValueError("two values for one place: either may stay on a device")
+
+        ask(put, [x for x in (value, *place) if isinstance(x, np.ndarray)], [memory])
 
     # -- values that the host waits for ----------------------------------------------------
     def __bool__(self) -> bool:
@@ -246,8 +297,20 @@ def _operators() -> Iterator[tuple[str, Callable[..., Any]]]:
             if other and not isinstance(other[0], (DeviceArray, *_SCALARS)):
                 _host(other[0])
                 return NotImplemented
-            found = getattr(self._memory, name)(*map(_host, other))
-            return self if found is self._memory else _made(found)
+            given = [*map(_host, other)]
+            arrays = [x for x in given if isinstance(x, np.ndarray)]
+            if name == "__matmul__" and self.dtype.kind in "fc":
+                refuse_library("cuBLAS")
+
+            memory = self._memory
+
+            def work() -> Any:
+                return getattr(memory, name)(*given)
+
+            if name.startswith("__i") and name != "__invert__":
+                ask(work, [memory, *arrays], [memory])
+                return self
+            return _made(ask(work, [memory, *arrays]))
 
         return method
 
@@ -320,7 +383,6 @@ argsort a axis kind
 argwhere a
 array object dtype copy order subok ndmin
 array_equal a1 a2 equal_nan
-asarray a dtype order
 ascontiguousarray a dtype
 asfortranarray a dtype
 atleast_1d *
@@ -457,11 +519,21 @@ dtype e finfo generic iinfo inf integer intp issubdtype nan newaxis pi promote_t
 """.split()  # noqa: SIM905
 
 
+_LIBRARY = ("matmul", "dot", "einsum", "tensordot", "inner", "vdot", "ndarray.dot")  # is cuBLAS
+_SORTS = ("sort", "argsort", "lexsort", "median", "ndarray.sort", "ndarray.argsort")
+
+
 def _checked(
-    name: str, function: Callable[..., Any], arguments: tuple[str, ...], waits: bool = False
+    name: str,
+    function: Callable[..., Any],
+    arguments: tuple[str, ...],
+    waits: bool = False,
+    owner: Any = None,
 ) -> Callable[..., Any]:
     """NumPy's function for arrays of the device, with CuPy's arguments only."""
     many = "*" in arguments
+    writes = {"copyto": 0, "fill_diagonal": 0}.get(name, -1)  # to an argument
+    at = arguments.index("out") if "out" in arguments else len(arguments)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         unknown = [k for k in kwargs if k not in arguments]
@@ -472,15 +544,32 @@ def _checked(
         if arguments[:1] in (("a",), ("x",)) and args and not isinstance(args[0], DeviceArray):
             _host(args[0])
             raise TypeError(f"cupy.{name} takes arrays, and no {type(args[0]).__name__}")
-        counted.asked += 1
         if waits:
             _wait()
-        out = kwargs.get("out")
-        found = function(*map(_host, args), **{k: _host(v) for k, v in kwargs.items()})
-        return out if out is not None else _made(found)
+        given, more = [*map(_host, args)], {k: _host(v) for k, v in kwargs.items()}
+        reads = [x for x in _all((given, list(more.values()))) if isinstance(x, np.ndarray)]
+        reads += [_host(owner)] if owner is not None else []
+        if name in _LIBRARY and any(x.dtype.kind in "fc" for x in reads):
+            refuse_library("cuBLAS")
+        if name in _SORTS:
+            refuse_while_capturing("to sort")
+        out = kwargs.get("out", args[at] if len(args) > at and not many else None)
+        made = [x for x in _all(_host(out)) if isinstance(x, np.ndarray)]
+        if name in ("ndarray.fill", "ndarray.sort"):
+            made = [_host(owner)]
+        elif writes >= 0:
+            made = [given[writes]]
+        found = ask(lambda: function(*given, **more), reads, made)
+        if out is not None:
+            return out
+        return None if made else _made(found)
 
     call.__name__ = name
     return call
+
+
+def _all(x: Any) -> list[Any]:
+    return [leaf for y in x for leaf in _all(y)] if isinstance(x, tuple | list) else [x]
 
 
 class Ufunc:
@@ -493,11 +582,13 @@ class Ufunc:
         self.name = self.plain.__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _checked(
-            self.__name__,
-            self.plain,
-            (*(f"x{k}" for k in range(self.nin + self.nout)), "out", "dtype", "casting", "where"),
-        )(*args, **kwargs)
+        names = tuple(f"x{k}" for k in range(self.nin))
+        outs = args[self.nin :]
+        if outs:
+            args, kwargs = args[: self.nin], {**kwargs, "out": outs if len(outs) > 1 else outs[0]}
+        return _checked(self.__name__, self.plain, (*names, "out", "dtype", "casting", "where"))(
+            *args, **kwargs
+        )
 
     def _lacks(self, method: str) -> NoReturn:
         raise NotImplementedError(f"`cupy_{self.name}.{method}` is not supported yet")
@@ -522,14 +613,17 @@ class Ufunc:
         )
 
     def outer(self, a: Any, b: Any) -> Any:
-        return _made(self.plain.outer(_host(a), _host(b)))
+        given = [_host(a), _host(b)]
+        return _made(ask(lambda: self.plain.outer(*given), given))
 
     def at(self, a: DeviceArray, indices: Any, b: Any) -> None:
         if self.name not in ATOMIC:
             self._lacks("at")
         if str(a.dtype) not in ATOMIC[self.name].split():
             raise TypeError(f"cupy.{self.name}.at only supports {ATOMIC[self.name]}, not {a.dtype}")
-        self.plain.at(a._memory, a._place(indices), _host(b))
+        place, b, memory = a._place(indices), _host(b), a._memory
+        reads = [x for x in (b, *place) if isinstance(x, np.ndarray)]
+        ask(lambda: self.plain.at(memory, place, b), [memory, *reads], [memory])
 
 
 def _take(a: Any, indices: Any, axis: int | None = None, out: Any = None) -> Any:
@@ -540,11 +634,50 @@ def _linalg(name: str) -> Callable[..., Any]:
     checked = _checked(f"linalg.{name}", getattr(np.linalg, name), _LINALG[name], waits=True)
 
     def call(a: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse_library("cuSOLVER")
         if _host(a).dtype.char not in "fdFD":
             raise TypeError(f"cupy.linalg.{name} takes no {a.dtype}")
         return checked(a, *args, **kwargs)
 
     return call
+
+
+class _OnHost:
+    """A capsule for NumPy, which knows no other device."""
+
+    def __init__(self, capsule: Any) -> None:
+        self.capsule = capsule
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self.capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+def _from_dlpack(x: Any, device: Any = None, copy: bool | None = None) -> Any:
+    """As CuPy: for use on the current stream."""
+    assert tuple(x.__dlpack_device__()) == (2, 0)
+    stream = fake_cuda.get_current_stream().ptr or 1
+    capsule = x.__dlpack__(stream=stream, max_version=(1, 0), dl_device=device, copy=copy)
+    return _made(np.from_dlpack(_OnHost(capsule)))
+
+
+def _asarray(a: Any, dtype: Any = None, order: Any = None) -> Any:
+    """Of the CUDA Array Interface, too: CuPy waits for its stream."""
+    said = getattr(a, "__cuda_array_interface__", None)
+    if isinstance(a, DeviceArray) or said is None:
+        return _checked("asarray", np.asarray, ("a", "dtype", "order"))(a, dtype, order)
+    if (number := said.get("stream")) is not None:
+        fake_cuda.stream_of(number).synchronize()
+    found = np.asarray(_Interface(said, a))
+    return _made(found)
+
+
+class _Interface:
+    def __init__(self, said: dict[str, Any], owner: Any) -> None:
+        self.owner = owner
+        self.__array_interface__ = {**said, "version": 3}
 
 
 class Namespace:
@@ -560,28 +693,18 @@ class Namespace:
         raise NotImplementedError(f"{self.__name__}.{name} does not exist, or is not known here")
 
 
-class Event:
-    """A moment on the device."""
-
-    def record(self) -> None:
-        self.at = counted.asked
-
-    @property
-    def done(self) -> bool:
-        return counted.done >= self.at
-
-
-class _Stream:
-    def synchronize(self) -> None:
-        counted.done = counted.asked
-
-
-CALL = 1e-6  # seconds that a function takes on the device
+CALL = fake_cuda.CALL
 _cuda = Namespace(
     "cupy.cuda",
-    Event=Event,
-    get_current_stream=_Stream,
-    get_elapsed_time=lambda first, last: (last.at - first.at) * CALL * 1e3,
+    Event=fake_cuda.Event,
+    Stream=fake_cuda.Stream,
+    MemoryPool=fake_cuda.MemoryPool,
+    get_current_stream=fake_cuda.get_current_stream,
+    get_elapsed_time=fake_cuda.get_elapsed_time,
+    using_allocator=fake_cuda.using_allocator,
+    set_pinned_memory_allocator=fake_cuda.set_pinned_memory_allocator,
+    runtime=fake_cuda.Runtime,
+    nvtx=fake_cuda.Ranges,
 )
 
 
@@ -594,18 +717,29 @@ class RawKernel:
     def __call__(
         self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]
     ) -> None:
-        counted.asked += 1
-        self.kernel(grid, block, [_host(x) if isinstance(x, DeviceArray) else x for x in args])
+        given = [_host(x) if isinstance(x, DeviceArray) else x for x in args]
+        arrays = [x for x in given if isinstance(x, np.ndarray)]
+        ask(lambda: self.kernel(grid, block, given), arrays, arrays)
 
 
+_strided = _checked(
+    "lib.stride_tricks.as_strided", np.lib.stride_tricks.as_strided, ("x", "shape", "strides")
+)
 xp = Namespace(
     "cupy",
     RawKernel=RawKernel,
     **{n: _checked(n, getattr(np, n), known, n in _WAITING) for n, known in _FUNCTIONS.items()},
     **{n: Ufunc(n) for n in _UFUNCS},
     **{n: getattr(np, n) for n in _SHARED},
+    asarray=_asarray,
+    from_dlpack=_from_dlpack,
     take=_checked("take", _take, ("a", "indices", "axis", "out")),
     ndarray=DeviceArray,
     cuda=_cuda,
+    get_default_memory_pool=lambda: fake_cuda.POOL,
+    get_default_pinned_memory_pool=lambda: fake_cuda.PINNED,
+    lib=Namespace(
+        "cupy.lib", stride_tricks=Namespace("cupy.lib.stride_tricks", as_strided=_strided)
+    ),
     linalg=Namespace("cupy.linalg", **{n: _linalg(n) for n in _LINALG}),
 )

@@ -17,6 +17,7 @@ from benchmarks import __main__ as command
 from benchmarks import (
     cluster,
     compiling,
+    everyday,
     kernels,
     layouts,
     machine,
@@ -141,12 +142,13 @@ def test_drawn_programs_have_the_size_that_they_say():
         stages.session.close()
 
 
-def test_small_kernels_give_what_is_expected(monkeypatch):
+@pytest.mark.parametrize(("suite", "scale"), [(kernels, "0.002"), (everyday, "0.01")])
+def test_small_workloads_give_what_is_expected(monkeypatch, suite, scale):
     """Those of NumPy and ours; each states what the machine must at least do."""
-    monkeypatch.setenv("BENCHMARK_SCALE", "0.002")
+    monkeypatch.setenv("BENCHMARK_SCALE", scale)
     with sessions.using(None):
         try:
-            small = importlib.reload(kernels)
+            small = importlib.reload(suite)
             for workload in small.WORKLOADS:
                 assert machine.floor({"copy_bytes_per_s": 1e10, "sgemm_flops": 1e11}, workload) > 0
                 wanted = summary(workload.expect())
@@ -156,7 +158,7 @@ def test_small_kernels_give_what_is_expected(monkeypatch):
                     assert note == "", (workload.name, name)
         finally:
             monkeypatch.undo()
-            importlib.reload(kernels)
+            importlib.reload(suite)
             for session in list(sessions._everybodys):  # as a benchmark's process ends them
                 session.close()
 

@@ -25,8 +25,9 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("ops", "planner", "runtime", "ostinato", "io_pipeline")
 DOCUMENTS = sorted(
     path.relative_to(ROOT)
-    for pattern in ("*.md", "docs/*.md", *(f"{room}/**/*.md" for room in ROOMS))
+    for pattern in ("*.md", "docs/**/*.md", *(f"{room}/**/*.md" for room in ROOMS))
     for path in ROOT.glob(pattern)
+    if not {"made", "_build"} & set(path.parts)  # which `make docs` leaves
 )
 ARCHITECTURE = ROOT / "docs/architecture.md"
 USERS = ("train.py", "script.py")  # files that users of examples have

@@ -114,7 +114,7 @@ def module_name(path: Path) -> str:
 
 # What no op of users' is: what moves, control flow, what is known without operands.
 MOVES = {"relayout", "resplit", "copy", "narrow", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "halo", "start", "wait"}  # fmt: skip
-CONTROL = {"loop", "while", "branch", "blocks", "call", "custom", "mark", "barrier"}
+CONTROL = {"loop", "while", "branch", "blocks", "call", "custom", "with_gradient", "solution", "mark", "barrier"}  # fmt: skip
 CONSTANTS = {"constant", "full", "iota"}
 WORDS = {
     "max",

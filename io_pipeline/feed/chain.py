@@ -19,6 +19,7 @@ from .fields import BOXES, DATA, IMAGE, Fields, by_name
 from .native import Form, Native, Run
 from .stage import Filter, Map, Rejected, Stage, takes_out
 from .stats import Costs
+from .timed import timely
 
 Out = Sequence[Any]  # where the last step may put its results: arrays, or None
 
@@ -157,6 +158,11 @@ class PartStep(Step):
 class MapStep(Step):
     """A function of the user's."""
 
+    def __init__(self, chain: Chain, k: int, fields: Fields) -> None:
+        super().__init__(chain, k, fields)
+        assert isinstance(self.stage, Map | Filter)
+        self.function = timely(self.stage.function, self.placed.policy.timeout)
+
     def run(self, sample: Sample) -> Step | None:
         stage, values = self.stage, sample.values
         assert isinstance(stage, Map)
@@ -165,10 +171,10 @@ class MapStep(Step):
             more = (sample.draws.at(sample.place, self.number).generator,)
         if stage.on is not None:
             for n in self.fields.of_kind(stage.on):
-                values[n] = stage.function(values[n], *more)
+                values[n] = self.function(values[n], *more)
             sample.fields = self.fields
             return self.following()
-        leaves, structure = flatten(stage.function(self.fields.tree(values), *more))
+        leaves, structure = flatten(self.function(self.fields.tree(values), *more))
         sample.values = leaves
         if structure == self.fields.structure and stage.kinds is None:
             sample.fields = self.fields
@@ -190,9 +196,9 @@ class FilterStep(MapStep):
         stage, values = self.stage, sample.values
         assert isinstance(stage, Filter)
         if stage.on is not None:
-            stays = stage.function(values[self.fields.of_kind(stage.on)[0]])
+            stays = self.function(values[self.fields.of_kind(stage.on)[0]])
         else:
-            stays = stage.function(self.fields.tree(values))
+            stays = self.function(self.fields.tree(values))
         if not stays:
             raise Rejected
         sample.fields = self.fields

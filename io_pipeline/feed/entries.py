@@ -37,11 +37,22 @@ class Cut:
     split: Splits = field(
         default=(SAMPLES,), repr=False
     )  # what workers share, by axes of their mesh
+    halo: tuple[int, ...] = field(
+        default=(0,), repr=False
+    )  # voxels on both sides of what they share
 
     @property
     def has_slabs(self) -> bool:
         """Whether workers share single samples."""
         return any(name != SAMPLES for name in self.split)
+
+    @property
+    def halos(self) -> dict[str, int]:
+        """Voxels of neighbours that workers read as well, by what they share."""
+        found: dict[str, int] = {}
+        for name, n in zip(self.split, self.halo, strict=True):
+            found[name] = max(n, found.get(name, 0))
+        return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.tracebacks import shorten
 
 from ostinato.errors import CommunicatorError, SampleError, SessionError
 
 from ..tuner.drive import Drive
+from .batches import Batch, Recipe
 from .entries import Cut
-from .executor import Batch, Recipe, Work
-from .faults import FEW, RAISE, Quarantine
+from .executor import Work
+from .faults import RAISE, Quarantine, Rate
 from .fields import Fields
 from .filtered import FilteredWork
 from .portions import Portions
@@ -77,7 +79,7 @@ class Epoch:
         if self._line is not None:
             weakref.finalize(self, self._line.stop)
         self._process = os.getpid()
-        self._counts = {"faults": 0, "seen": 0}
+        self.rate, self.checks_rate = Rate(), True  # unless all workers' are looked at together
         self._single: Iterator[Any] = iter(())
         kind = Work if recipe.regroups is None else FilteredWork
         self._work = work = kind(recipe, portions, epoch, cursor.slots)
@@ -99,6 +101,13 @@ class Epoch:
         return self._left
 
     def __next__(self) -> Any:
+        try:
+            return self._next()
+        except Exception as error:
+            shorten(error)
+            raise
+
+    def _next(self) -> Any:
         if self._work.recipe.batched is None:
             return self._next_single()
         batch = self._batch()
@@ -149,43 +158,37 @@ class Epoch:
     def _look_at(self, batch: Batch) -> None:
         """Raise what went wrong, note what was left out or replaced."""
         for said in self._work.recipe.source.remarks():
-            warnings.warn(said, stacklevel=4)
+            warnings.warn(said, stacklevel=5)
         failures = sorted(batch.failures, key=lambda f: f.row)
         faults = sorted([*batch.faults, *(f.fault for f in failures)], key=lambda f: f.place)
         raised = next((f.error for f in failures if f.error is not None), None)
-        counts = self._counts
-        counts["seen"] += len(batch.portion.samples)
-        counts["faults"] += len(faults)
+        self.rate.add(len(faults), len(batch.portion.samples), faults[-1] if faults else None)
         for fault in faults:
             self._cursor.quarantine.add(fault)
         if raised is not None:
             raise raised
         if batch.error is not None:
             raise batch.error
-        if faults:
-            recipe = self._work.recipe
-            policies = [recipe.policy, *(p.policy for p in recipe.chain.stages)]
-            most = min(p.most for p in policies if p.do != RAISE)
-            if counts["faults"] > most * max(FEW, counts["seen"]):
-                last = faults[-1]
-                raise SampleError.because(
-                    f"epoch {last.epoch}",
-                    got=f"{counts['faults']} samples of {counts['seen']} that could not be made, "
-                    f"the last one {last.name}, in {last.stage}: {last.reason}",
-                    needed=f"at most {most:.3g} of them",
-                    do="see pipe.faults(), or allow more with on_error(most=...)",
-                )
+        if faults and self.checks_rate:
+            self.rate.check(self.most)
+
+    @property
+    def most(self) -> float:
+        """The part of all samples that may fail."""
+        recipe = self._work.recipe
+        policies = [recipe.policy, *(p.policy for p in recipe.chain.stages)]
+        return min((p.most for p in policies if p.do != RAISE), default=0.0)
 
     def _value(self, batch: Batch) -> Any:
         """A batch as users see it."""
         slots, fields = batch.slots, batch.fields
         if slots is None or fields is None:
-            form = self._work.form
+            form = self._work.assembly.form
             if form is None:
                 raise SampleError(
                     "nothing is known of a batch without samples, since no other was made."
                 )
-            fields, slots = form[0], self._work._slots(0, form[1])
+            fields, slots = form[0], self._work.assembly.arrays(0, form[1])
         convert = self._convert
         assert convert is not None
         batch.slots = None
@@ -204,7 +207,8 @@ class Epoch:
             if isinstance(x, np.ndarray):
                 axes = dict(zip(NAMES, axes_of(kind, x.ndim - 1, first), strict=False))
                 split = tuple(axes.get(name) for name in self._cut.split)
-                x = self._convert(x, split=split if len(split) > 1 else split[0])  # type: ignore[call-arg]
+                halos = {axes[name]: n for name, n in self._cut.halos.items() if name in axes}
+                x = self._convert(x, split if len(split) > 1 else split[0], halos)  # type: ignore[call-arg]
             found.append(x)
         return found
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ostinato.errors import SampleError
+
 RAISE, SKIP, REPLACE = POLICIES = ("raise", "skip", "replace")
 TRIES = 16  # samples that are tried in the place of one
 LISTED = 1000  # faults that are remembered one by one
@@ -17,8 +19,8 @@ FEW = 1000  # samples: rates are of so many at least, since the first ones say l
 @dataclass(frozen=True)
 class Policy:
     """What to do with a sample that a stage cannot make: raise the error, leave it out, or take another
-    one in its place; and the most of them that may be, as a part of all. Reading one is a fault if it
-    takes longer than `timeout` seconds."""
+    one in its place; and the most of them that may be, as a part of all. Reading one, or a function of
+    the user's, is a fault if it takes longer than `timeout` seconds."""
 
     do: str = RAISE
     most: float = 0.01
@@ -38,6 +40,37 @@ class Fault:
 
     def as_data(self) -> dict[str, Any]:
         return dict(vars(self))
+
+
+@dataclass
+class Rate:
+    """How many samples of an epoch could not be made so far, on one worker or on all."""
+
+    faults: int = 0
+    seen: int = 0
+    last: Fault | None = None  # by its place
+
+    def add(self, faults: int, seen: int, last: Fault | None) -> None:
+        self.faults += faults
+        self.seen += seen
+        if last is not None and (self.last is None or last.place >= self.last.place):
+            self.last = last
+
+    def check(self, most: float) -> None:
+        """Raise an error if more failed than may."""
+        if self.last is None or self.faults <= most * max(FEW, self.seen):
+            return
+        last = self.last
+        raise SampleError.because(
+            f"epoch {last.epoch}",
+            got=f"{self.faults} samples of {self.seen} that could not be made, "
+            f"the last one {last.name}, in {last.stage}: {last.reason}",
+            needed=f"at most {most:.3g} of them",
+            do="see pipe.faults(), or allow more with on_error(most=...)",
+        )
+
+    def as_data(self) -> list[Any]:
+        return [self.faults, self.seen, None if self.last is None else self.last.as_data()]
 
 
 @dataclass

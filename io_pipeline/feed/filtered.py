@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, NamedTuple
 
+from .batches import Batch, Recipe
 from .chain import Sample
 from .draws import Draws
-from .executor import LEAST, MOST, Batch, Recipe, Work
+from .executor import LEAST, MOST, Work
 from .faults import FEW, Fault
 from .fields import Fields
 from .portions import Portion, Portions
@@ -88,7 +89,7 @@ class FilteredWork(Work):
                 self.ready.append(batch)
             if batch.error is None and batch.portion.end is not None:
                 for row, (values, fields) in enumerate(rows):
-                    self._stack(batch, row, values, fields, None)
+                    self.assembly.stack(batch, row, values, fields, None)
                 super()._complete(batch, sample, costs)
             with self.lock:
                 batch.is_done = True

@@ -15,12 +15,12 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError, DataFileError
 
-from ..source import trouble
+from ..source import stamp, trouble
 from .content import told
 from .fields import IMAGE, LABEL, MASK, Fields
 from .plain import as_plain, from_plain
 from .reading import expect, stamp_of, whole
-from .samples import InFiles, Samples, digest, stamp
+from .samples import InFiles, Samples, digest
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.array import Array, called, functions, later
+from ostinato.ops.core.array import Array, Operand, called, functions, later
 from ostinato.ops.core.spec import Spec
 
 from .chain import Placed
@@ -111,15 +111,16 @@ class Later:
         self,
         fields: Fields,
         slots: Sequence[Any],
-        drawn: Sequence[Rows],
-        convert: Callable[[Rows], Array],
+        drawn: Sequence[Any],
+        convert: Callable[[Any], Array],
     ) -> list[Any]:
-        """The fields of a batch as arrays, of which some are still to be made."""
+        """The fields of a batch as arrays, of which some are still to be made. slots: what the feed gives,
+        or operands of it."""
         numbers = [convert(rows) for rows in drawn]
         random = [p.stage for p in self.stages if p.stage.is_random]
         found = []
         for kind, x in zip(fields.kinds, slots, strict=True):
-            if not isinstance(x, np.ndarray):
+            if not isinstance(x, (np.ndarray, Operand)):
                 found.append(x)
                 continue
             recipe = self._recipe(kind)

@@ -188,8 +188,8 @@ class Run:
         self.function = _function(form.channels, out.dtype == np.uint8)
 
     def times(self) -> np.ndarray[Any, Any]:
-        """Nanoseconds on the wall and of CPU time, and bytes, behind each function."""
-        return np.zeros((len(self.steps), 3), np.int64)
+        """Nanoseconds on the wall and of CPU time, and bytes, before the first function and behind each."""
+        return np.zeros((1 + len(self.steps), 3), np.int64)
 
     def __call__(
         self,
@@ -311,11 +311,19 @@ samples_loop:
   %stops = load volatile i64, ptr %halt
   %goes_on = icmp eq i64 %stops, 0
   %is_given = and i1 %has_image, %goes_on
-  br i1 %is_given, label %steps_loop, label %nothing
+  %has_times = icmp ne ptr %times, null
+  %is_first = icmp eq i64 %i, 0
+  %looks = and i1 %has_times, %is_first
+  br i1 %is_given, label %given_one, label %nothing
 nothing:
   br label %answered
+given_one:
+  br i1 %looks, label %begin, label %steps_loop
+begin:
+  call void @look(ptr %times, ptr %s)
+  br label %steps_loop
 steps_loop:
-  %j = phi i64 [0, %samples_loop], [%jn, %on]
+  %j = phi i64 [0, %given_one], [0, %begin], [%jn, %on]
   %jo = mul i64 %j, {len(STEP)}
   %step_p = getelementptr i64, ptr %steps, i64 %jo
   %f = load ptr, ptr %step_p
@@ -329,12 +337,10 @@ steps_loop:
   %out_at = getelementptr i64, ptr %s, i64 {FIELDS.index("out")}
   store i64 %out_now, ptr %out_at
   %said = call i64 %f(ptr %s, ptr %numbers) nounwind
-  %is_timed = icmp ne ptr %times, null
-  %is_first = icmp eq i64 %i, 0
-  %looks = and i1 %is_timed, %is_first
   br i1 %looks, label %look, label %on
 look:
-  %to = mul i64 %j, 3
+  %to0 = mul i64 %j, 3
+  %to = add i64 %to0, 3
   %tp = getelementptr i64, ptr %times, i64 %to
   call void @look(ptr %tp, ptr %s)
   br label %on

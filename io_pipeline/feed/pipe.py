@@ -20,13 +20,14 @@ from ostinato.errors import ArgumentError
 from ..tuner.drive import Drive
 from ..tuner.place import own_cores
 from . import preview, seeing
+from .batches import AHEAD, CHUNK, Recipe, Regroups
+from .borders import Borders
 from .cached import AUTO, END, WHERE, Cached
 from .chain import Chain, Placed
 from .combine import Selected
 from .disk import room_for
 from .entries import Bucket, Cut, Entry, OnError, Repeat, Shuffle
 from .epoch import Cursor, Epoch
-from .executor import AHEAD, CHUNK, Recipe, Regroups
 from .faults import POLICIES, RAISE, Fault, Policy, Quarantine
 from .fields import MASK, VOLUME, Fields
 from .later import Later, can_move
@@ -136,6 +137,7 @@ class Pipe:
         tail: str = DROP,
         pad: float | None = None,
         split: str | Sequence[str] = SAMPLES,
+        halo: int | Sequence[int] = 0,
     ) -> Pipe:
         """So many samples in one array each; of several workers, together. What is left at an
         epoch's end is dropped, kept as a smaller batch, or padded with the epoch's first samples
@@ -143,7 +145,9 @@ class Pipe:
 
         pad: a number that arrays are filled up with, where those of a batch have other extents. split:
         what workers share: "samples", or "depth", "height" or "width" of volumes, of which each
-        reads and makes only its slab; or one of these for each axis of their mesh."""
+        reads and makes only its slab; or one of these for each axis of their mesh. halo: so many voxels
+        on both sides of its slab each reads as well, so that stencils and convolutions need no messages;
+        or a number for each of several splits."""
         _whole("batch", "size", size, 1)
         if tail not in TAILS:
             needed = " or ".join(map(repr, TAILS))
@@ -154,7 +158,17 @@ class Pipe:
         if not splits or not {*splits} <= {*NAMES}:
             needed = " or ".join(map(repr, NAMES)) + ", or one for each axis of the mesh"
             raise misfit(ArgumentError, "batch", got=f"split={split!r}", needed=needed)
-        cut = Cut(size, tail, None if pad is None else float(pad), splits)
+        halos = tuple(halo) if isinstance(halo, Sequence) else (halo,) * len(splits)
+        for n in halos:
+            _whole("batch", "halo", n, 0)
+        fits = len(halos) == len(splits)
+        halos = tuple([0 if s == SAMPLES else int(n) for s, n in zip(splits, halos, strict=False)])
+        if not fits or (np.any(halo) and not any(halos)):
+            needed = "a number for each of what workers share, of depth, height or width"
+            raise misfit(
+                ArgumentError, "batch", got=f"halo={halo!r}, split={split!r}", needed=needed
+            )
+        cut = Cut(size, tail, None if pad is None else float(pad), splits, halos)
         if cut.has_slabs:
             self._check_slabs(cut)
         return self._then(cut)
@@ -270,8 +284,9 @@ class Pipe:
         "raise" the error, "skip" them, so that their batch is smaller, or "replace" them by others,
         which their places decide. If more than this part of all fails, an error is raised anyway.
 
-        timeout: a sample that the source does not give within so many seconds has failed as well.
-        Reads that hang are given up, as far as that is possible: their threads are left behind."""
+        timeout: a sample that the source does not give within so many seconds has failed as well, and so
+        has one for which a function of map or filter takes longer. A process of such a function is ended;
+        threads cannot be, and are left behind, up to 32 of each."""
         if do not in POLICIES or not 0 <= most <= 1:
             needed = " or ".join(map(repr, POLICIES)) + ", and a part of all from 0 to 1"
             raise misfit(ArgumentError, "on_error", got=f"{do!r}, most={most!r}", needed=needed)
@@ -475,15 +490,17 @@ class Pipe:
         rows: Rows,
         progress: bool = False,
         box: Callable[[Shape], Box3] | None = None,
+        borders: Borders | None = None,
     ) -> Epoch:
         """An epoch from a place on, or the part of it that one of several workers makes: these rows of
-        each batch, and of volumes what the box says for their depth, height and width."""
+        each batch, and of volumes what the box says for their depth, height and width. borders: chunks of
+        which others of these workers need parts as well."""
         cursor = self.cursor
         place = cursor.drive.place if cursor.drive is not None else 0
         recipe, portions = self._recipe_of(epoch, start, rows, frozenset(cursor.beyond), place)
         if box is not None:
             stages = recipe.chain.stages
-            slabs = Slabs(recipe.source, stages, box)
+            slabs = Slabs(recipe.source, stages, box, borders)
             recipe = replace(recipe, chain=SlabChain(stages), slabs=slabs)
         if self.is_tuned and cursor.drive is None:
             size = portions.size if recipe.regroups is None else recipe.regroups.size
@@ -506,6 +523,10 @@ class Pipe:
     def is_tuned(self) -> bool:
         """Whether there is anything to choose while it runs."""
         return self.tune and settings.tune == "on" and (len(self.given) < 3 or self.moves)
+
+    def left_out(self) -> Later | None:
+        """The stages that are left to who takes batches, whatever the tuner finds."""
+        return None if self.moves else self._recipe()[0].later
 
     def portions(self, epoch: int, start: int = 0) -> Portions:
         """What is in each batch of an epoch, from a place on."""
@@ -639,7 +660,7 @@ class Pipe:
                 for row, place in enumerate(portion.places[: count - len(pairs)]):
                     is_single = recipe.batched is None
                     values, fields = (
-                        batch.loose[row] if is_single else batches._work._row(batch, row)
+                        batch.loose[row] if is_single else batches._work.assembly.row(batch, row)
                     )
                     index = row if portion.end is not None else place - portion.number * size
                     source = preview.before(recipe, portion.samples[index])

@@ -12,9 +12,9 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError
 
+from .batches import Recipe
 from .chain import Chain, Sample
 from .draws import Draws
-from .executor import Recipe
 from .fields import IMAGE, VOLUME, Fields
 from .stage import Stage
 

@@ -16,6 +16,7 @@ import contextlib
 import functools
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -64,10 +65,15 @@ class _Child:
         self._write, self._read = self.process.stdin.fileno(), self.process.stdout.fileno()
         self.setup: dict[str, Any] | None = setup  # until it knows its function
 
-    def ask(self, value: Any) -> tuple[int, Any]:
-        """What comes of a value; EOFError if the process is gone."""
+    def ask(self, value: Any, seconds: float | None = None) -> tuple[int, Any]:
+        """What comes of a value; EOFError if the process is gone, TimeoutError if it takes longer."""
         try:
             send(self._write, self.into, 0, pack(value))
+            if seconds is not None:
+                answers = select.poll()
+                answers.register(self._read, select.POLLIN)
+                if not answers.poll(seconds * 1e3):
+                    raise TimeoutError
             return receive(self._read, self.out)
         except (BrokenPipeError, ConnectionError):
             raise EOFError from None
@@ -87,10 +93,15 @@ class _Child:
                 process.kill()
                 process.wait()
 
-    def __del__(self) -> None:
-        for stream in (self.process.stdin, self.process.stdout) if "process" in vars(self) else ():
+    def close(self) -> None:
+        """Close what goes to it and comes from it; of a process that nobody waits for."""
+        for stream in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(OSError):
                 stream.close()  # type: ignore[union-attr]
+
+    def __del__(self) -> None:
+        if "process" in vars(self):
+            self.close()
         for arena in (self.into, self.out):
             with contextlib.suppress(OSError):
                 os.close(arena.handle)
@@ -120,6 +131,11 @@ class InProcesses:
         weakref.finalize(self, _end_own, os.getpid(), self.all, self.free)
 
     def __call__(self, *given: Any) -> Any:
+        return self.within(None, *given)
+
+    def within(self, seconds: float | None, *given: Any) -> Any:
+        """What the function gives. A process that takes longer is ended, and another one takes its place; the
+        time until it has found the function does not count."""
         child, is_second = self._taken(), False
         while True:
             try:
@@ -128,8 +144,11 @@ class InProcesses:
                     if how == FAILED:
                         raise _raised(found, "it could not be found in a process of its own")
                     child.setup = None
-                how, found = child.ask(given)
+                how, found = child.ask(given, seconds)
                 self._given_back(child)
+            except TimeoutError:
+                self._gone(child)
+                raise self._late(seconds) from None
             except EOFError:
                 child = self._another(child, is_second)
                 is_second = True
@@ -140,6 +159,15 @@ class InProcesses:
             if how == FAILED:
                 raise _raised(found)
             return found
+
+    def _late(self, seconds: float | None) -> SampleError:
+        made = SampleError.because(
+            getattr(self.function, "__name__", type(self.function).__name__),
+            got=f"no answer within {seconds:g} s (its process was ended)",
+            needed="more time by on_error(timeout=...)",
+        )
+        assert isinstance(made, SampleError)
+        return made
 
     def _taken(self) -> _Child:
         """A process for one sample."""
@@ -176,6 +204,7 @@ class InProcesses:
                 self.all.remove(child)
                 self.some.notify()
         child.end(now=True)
+        child.close()  # who tells of its end may hold it, in a circle
 
     def _another(self, child: _Child, is_second: bool) -> _Child:
         """In the place of one that died."""

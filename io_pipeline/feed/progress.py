@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from ostinato.ops.core import activity
 from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError
@@ -41,6 +42,8 @@ class Line:
         self.shown.start()
         self.count, self.total = 0, total
         self.last = 0.0
+        self.stands = True
+        activity.others += 1  # two lines would write over each other
 
     def step(self, work: Work) -> None:
         """One more batch was taken."""
@@ -66,3 +69,5 @@ class Line:
         if work is not None and self.shown.live.is_started:
             self.show(work)
         self.shown.stop()
+        activity.others -= self.stands
+        self.stands = False

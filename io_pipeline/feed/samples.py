@@ -17,7 +17,7 @@ from ostinato.ops.core.user_line import misfit
 from ostinato.errors import ArgumentError
 
 from ..files import from_data, open_source
-from ..source import Part, Source
+from ..source import Part, Source, stamp
 from .content import Untold, told
 from .fields import DATA, IMAGE, KINDS, LABEL, Fields, by_name, fields_of
 from .plain import MOST_BYTES, Undescribed, as_plain, from_plain
@@ -119,12 +119,6 @@ def digest(*parts: Any) -> str:
     return made.hexdigest()
 
 
-def stamp(path: str) -> str:
-    """A file, and what changes when somebody writes to it."""
-    found = os.stat(path)
-    return f"{os.path.abspath(path)} {found.st_size} {found.st_mtime_ns}"
-
-
 class Row:
     """A row of an array in a file, or all of it, of which nobody has read anything yet."""
 
@@ -133,17 +127,27 @@ class Row:
         self.shape = tuple(source.shape if index is None else source.shape[1:])
         self.ndim = len(self.shape)
 
-    def read(self, box: Box, out: Any = None) -> np.ndarray[Any, Any]:
-        """A box of its first axes, to where it is wanted if that fits."""
-        box = (*box, *((0, n) for n in self.shape[len(box) :]))
-        shape = tuple(hi - lo for lo, hi in box)
+    def box(self, part: Box) -> Box:
+        """Where a box of its first axes is in the file's array."""
+        whole = (*part, *((0, n) for n in self.shape[len(part) :]))
+        return whole if self.index is None else ((self.index, self.index + 1), *whole)
+
+    def room(self, part: Box, out: Any = None) -> np.ndarray[Any, Any]:
+        """An array for a box of its first axes: where it is wanted, if that fits."""
+        shape = tuple(hi - lo for lo, hi in part) + self.shape[len(part) :]
         if out is None or (out.shape, out.dtype) != (shape, self.dtype):
             out = np.empty(shape, self.dtype)
-        if self.index is None:
-            self.source.read(out, box)
-        else:
-            self.source.read(out[None], ((self.index, self.index + 1), *box))
         found: np.ndarray[Any, Any] = out
+        return found
+
+    def in_file(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """An array as the file's has it."""
+        return x if self.index is None else x[None]
+
+    def read(self, part: Box, out: Any = None) -> np.ndarray[Any, Any]:
+        """A box of its first axes, to where it is wanted if that fits."""
+        found = self.room(part, out)
+        self.source.read(self.in_file(found), self.box(part))
         return found
 
 

@@ -39,7 +39,8 @@ def as_data(work: Work) -> dict[str, Any]:
         names = ["batch", *(p.stage.name for p in recipe.batched.stages)]
         stages += report(names, work.behind)
     whole = sum(row["wall_us"] for row in stages)
-    of_users, cores_used, delay = _of_users(work), work.used(), work.delay()
+    of_users, cores_used, (on, off) = _of_users(work), work.used(), work.processors()
+    delay = off / on if on else 0.0
     for k, row in enumerate(stages):
         row["wait_us"] = max(row["wall_us"] - row["cpu_us"], 0.0)
         row["own_us"] = row["wait_us"] if k in of_users and _is_own(row, cores_used, delay) else 0.0
@@ -66,6 +67,9 @@ def as_data(work: Work) -> dict[str, Any]:
         "feed": feed,  # seconds of a batch, if its threads never have to wait for room
         "step": step,
         "wait": wait,
+        "busy": busy,  # seconds of threads that had something to do,
+        "on_core": on,  # of these on a core,
+        "in_line": off,  # and in line for one
         "first": consumer.first,
         "given": list(recipe.given),
         "decisions": list(work.decisions),
@@ -107,16 +111,20 @@ def binds(stats: dict[str, Any]) -> str:
         return ""
     if stats["wait"]["mean"] < WAITS * iteration:
         return "step"
-    waits = sum(row["wait_us"] for row in rows)
-    if rows[0]["wait_us"] > max(SHARE * wall, waits / 2):
+    busy, on, off = (stats.get(k, 0.0) for k in ("busy", "on_core", "in_line"))
+    delay = off / on if on else 0.0  # what threads are in line for a core is nobody's wait
+    waits = [max(row["wait_us"] - delay * row.get("cpu_us", 0.0), 0.0) for row in rows]
+    if waits[0] > max(SHARE * wall, sum(waits) / 2):
         return "read"
     own = sum(row.get("own_us", 0.0) for row in rows)
-    if own > max(SHARE * wall, waits / 2):
+    if own > max(SHARE * wall, sum(waits) / 2):
         return "waits"
-    used = (wall - waits) / wall * stats["threads"]  # cores' worth of work
-    if used >= BUSY * stats["cores"]:
+    part = sum(row["wait_us"] for row in rows) / wall  # of their time that threads wait,
+    if on and busy:  # also between stages
+        part = max(1 - on / busy, 0.0)
+    if (1 - part) * stats["threads"] >= BUSY * stats["cores"]:
         return "cpu"
-    return "lock" if waits > SHARE * wall else "threads"
+    return "lock" if part > SHARE else "threads"
 
 
 def limit(stats: dict[str, Any]) -> str:

@@ -23,11 +23,11 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError, DataFileError
 
-from ..source import regular, short, trouble
+from ..source import regular, short, stamp, trouble
 from .fields import DATA, IMAGE, LABEL, MASK, Fields
 from .folders import IMAGES, find
 from .reading import stamp_of
-from .samples import Samples, digest, stamp
+from .samples import Samples, digest
 
 BLOCK = 512  # bytes of a header, and what members are padded to
 MOST_NAME = 1 << 16  # bytes of an extended header

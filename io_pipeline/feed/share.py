@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,16 @@ from ostinato.errors import SampleError
 
 from ..tuner.together import Together
 from . import seeing
+from .batches import Batch
+from .borders import Borders
 from .cached import Cached
-from .executor import Batch
-from .faults import Quarantine
+from .faults import Fault, Quarantine, Rate
 from .pipe import STRICT, Pipe
 from .portions import Rows
 from .samples import Samples
 from .slabs import axes_of
+from .stage import Box3, Shape
+from .targets import WORKERS
 
 
 class Share:
@@ -30,32 +34,41 @@ class Share:
         epoch: int,
         start: int,
         rows: Rows,
-        box: Callable[[tuple[int, ...]], tuple[tuple[int, int], ...]] | None,
+        boxes: Callable[[int, Shape], Box3] | None,
+        rank: int,
         check: Callable[[], None],
         progress: bool | None,
     ) -> None:
+        """boxes: what each worker makes of volumes that they share."""
         self.pipe, self.is_own = pipe, progress is not None  # the program's own pipe
         self.drive = self._together(rows)
         self.caches = caches_of(pipe.source)
+        self.borders = Borders(boxes) if boxes is not None else None
+        self._given: list[Any] = [*self.caches]  # what workers give to each other
+        if self.borders is not None:
+            self._given.append(self.borders)
+        self.meets = bool(self._given)
+        box = None if boxes is None else partial(boxes, rank)
         self._begin = rows, box, epoch, start, check, bool(progress)
         self.pad = pipe._cut().pad
         self.name = pipe.called
 
     def offers(self, host: str) -> list[Any]:
         """What is kept here of samples, and where it is had."""
-        return [cache.offer(host) for cache in self.caches]
+        return [one.offer(host) for one in self._given]
 
     def meet(self, rank: int, offers: Sequence[Any]) -> None:
         """What all workers keep."""
-        for cache, given in zip(self.caches, zip(*offers, strict=True), strict=True):
-            cache.meet(rank, given)
+        for one, given in zip(self._given, zip(*offers, strict=True), strict=True):
+            one.meet(rank, given)
 
     def begin(self) -> None:
         """Threads begin to work."""
         rows, box, epoch, start, check, progress = self._begin
-        host = replace(self.pipe, target="numpy", order=STRICT)  # with the same cursor
-        self._epoch = host.begin(epoch, start, rows, progress, box)
-        self._epoch._work.check = check
+        target = "numpy" if self.pipe.moves else WORKERS  # nobody moves stages here
+        host = replace(self.pipe, target=target, order=STRICT)  # with the same cursor
+        self._epoch = host.begin(epoch, start, rows, progress, box, self.borders)
+        self._epoch._work.check, self._epoch.checks_rate = check, False
 
     def _together(self, rows: Rows) -> Together | None:
         """The tuner, if there is anything to choose."""
@@ -78,8 +91,9 @@ class Share:
             self.drive.go_on(said)
 
     def take(self, number: int) -> tuple[list[Any], list[Any], Any]:
-        """The leaves of a batch, their forms, and its fields as data, which are not known where no sample was
-        made. Those before it that nobody took are let go."""
+        """The leaves of a batch, and behind them what was drawn for stages that are left to who takes it;
+        their forms; and its fields as data, which are not known where no sample was made. Those before it
+        that nobody took are let go."""
         while True:
             try:
                 batch: Batch = self._epoch._batch()
@@ -90,13 +104,17 @@ class Share:
             if batch.portion.number > number:
                 raise SampleError(f"batch {number} was taken before.")
         slots, fields = batch.slots, batch.fields
-        if (slots is None or fields is None) and self._epoch._work.form is not None:
-            fields, forms = self._epoch._work.form
-            slots = self._epoch._work._slots(0, forms)
+        assembly = self._epoch._work.assembly
+        leaves_stages = self._epoch._work.recipe.later is not None
+        if (slots is None or fields is None) and assembly.form is not None and not leaves_stages:
+            fields, forms = assembly.form
+            slots = assembly.arrays(0, forms)
         batch.slots = None
         if slots is None or fields is None:
             return [], [], None
-        return list(slots), list(map(self._form, fields.kinds, slots)), fields.as_data()
+        forms = list(map(self._form, fields.kinds, slots))
+        forms += [(x.shape[1:], x.dtype, (0,)) for x in batch.drawn]
+        return [*slots, *batch.drawn], forms, fields.as_data()
 
     def _form(self, kind: str, value: Any) -> Any:
         """Extents of a whole sample, dtype, and the axes of a batch along which workers may share it."""
@@ -107,6 +125,17 @@ class Share:
             return shape, value.dtype, (0,)
         axes = axes_of(kind, len(shape), slabs.first)
         return slabs.whole_of(kind, shape), value.dtype, axes
+
+    def rate(self) -> Any:
+        """How many samples could not be made here so far."""
+        return self._epoch.rate.as_data()
+
+    def check_rate(self, told: Sequence[Any]) -> None:
+        """At the lead: an error if on all workers together more failed than may."""
+        rate = Rate()
+        for faults, seen, last in told:
+            rate.add(faults, seen, None if last is None else Fault(**last))
+        rate.check(self._epoch.most)
 
     def faults(self) -> tuple[int, list[dict[str, Any]]]:
         """What was left out or replaced since this was asked last, unless the program knows."""

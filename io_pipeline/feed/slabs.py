@@ -10,9 +10,11 @@ the file, and goes through the stages. Labels and the like are on all workers th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from .borders import Borders, Leaf
 from .chain import Chain, Placed, Sample, Step
 from .fields import MASK, VOLUME, Fields
 from .samples import Row, Samples
@@ -65,13 +67,18 @@ class Slabs:
     """Reads one worker's part of samples."""
 
     def __init__(
-        self, source: Samples, stages: Sequence[Placed], box: Callable[[Shape], Box3]
+        self,
+        source: Samples,
+        stages: Sequence[Placed],
+        box: Callable[[Shape], Box3],
+        borders: Borders | None = None,
     ) -> None:
         self.source, self.stages, self.box = source, tuple(stages), box
+        self.borders = borders if borders is not None and len(borders.ranks) > 1 else None
         self.first = first_axis(stages)
         self.whole: Shape | None = None  # depth, height and width of all results
 
-    def read(self, sample: Sample, index: int) -> None:
+    def read(self, sample: Sample, index: int, is_stopped: Callable[[], bool]) -> None:
         """What of a sample is needed here, and what was drawn for it."""
         leaves, fields = self.source.parts(index)
         deep = [k for k in fields.of_kind(VOLUME, MASK) if np.ndim(leaves[k]) >= 3]
@@ -90,18 +97,36 @@ class Slabs:
         if self.whole != shape[:3]:
             found, others = (" x ".join(map(str, s)) for s in (shape[:3], self.whole))
             raise ValueError(f"a volume of {found} voxels, where others have {others}")
-        box = self.box(shape[:3])
-        for k in reversed(range(len(self.stages))):
-            box, drawn[k] = self.stages[k].stage.slab(drawn[k], shapes[k], box)
+        box, planned = self._back(self.box(shape[:3]), drawn, shapes)
+        boxes: dict[int, Box3] = {}
+        if self.borders is not None:
+            for r in self.borders.ranks:
+                boxes[r] = self._back(self.borders.boxes(r, shape[:3]), drawn, shapes)[0]
         out = sample.out if not self.stages else None
-        values = []
+        values, shared = [], []
         for k, leaf in enumerate(leaves):
             own = box if len(axes_of(fields.kinds[k], np.ndim(leaf), 0)) > 1 else ()
-            if isinstance(leaf, Row):
-                values.append(leaf.read(own, None if out is None else out[k]))
-            else:
+            if not isinstance(leaf, Row):
                 values.append(leaf[tuple(slice(lo, hi) for lo, hi in own)] if own else leaf)
-        sample.values, sample.fields, sample.planned = values, fields, drawn
+                continue
+            values.append(leaf.room(own, None if out is None else out[k]))
+            if self.borders is not None and own and leaf.source.inflates:
+                x = leaf.in_file(values[k])
+                shared.append(Leaf(leaf, self.borders.rank, boxes, x))
+            else:
+                leaf.read(own, values[k])
+        if self.borders is not None and shared:
+            self.borders.read(sample.place, fields, shared, is_stopped)
+        sample.values, sample.fields, sample.planned = values, fields, planned
+
+    def _back(
+        self, box: Box3, drawn: Sequence[Any], shapes: Sequence[Shape]
+    ) -> tuple[Box3, list[Any]]:
+        """Of which part of a sample a part of the result is made, and what was drawn as seen from there."""
+        planned = list(drawn)
+        for k in reversed(range(len(self.stages))):
+            box, planned[k] = self.stages[k].stage.slab(drawn[k], shapes[k], box)
+        return box, planned
 
     def whole_of(self, kind: str, shape: Shape) -> Shape:
         """The extents of a whole sample, of those of its part here."""

@@ -46,9 +46,12 @@ class Costs:
         self._wall, self._cpu = time.perf_counter(), time.thread_time()
 
     def ended(self, stages: Sequence[int], times: Any) -> None:
-        """Stages are done, at such nanoseconds on the wall and of CPU time, and left so many bytes."""
+        """A sample was begun, and stages were done with it, at such nanoseconds on the wall and of CPU
+        time, and left so many bytes."""
+        (wall, cpu, _), *rows = times.tolist()
+        self._wall, self._cpu = wall * 1e-9, cpu * 1e-9
         sizes = {}
-        for stage, (wall, cpu, size) in zip(stages, times.tolist(), strict=True):
+        for stage, (wall, cpu, size) in zip(stages, rows, strict=True):
             cost, sizes[stage] = self.of[stage], size
             cost.wall += wall * 1e-9 - self._wall
             cost.cpu += cpu * 1e-9 - self._cpu

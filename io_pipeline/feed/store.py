@@ -19,7 +19,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from ostinato.ops.core.encode import Malformed, need
@@ -36,11 +36,17 @@ _INDEX = struct.Struct("<Q")
 Kept = Mapping[int, tuple[list[Any], Fields]]
 
 
+class Giver(Protocol):
+    """What is given away, by numbers."""
+
+    def get(self, key: int, /) -> tuple[list[Any], Fields] | None: ...
+
+
 # -- who has samples ---------------------------------------------------------------------------
 class Server:
     """Gives away what is kept."""
 
-    def __init__(self, kept: Kept, host: str) -> None:
+    def __init__(self, kept: Giver, host: str) -> None:
         self.token = secrets.token_hex(TOKEN // 2)
         self.socket = socket.create_server((host, 0))
         self.address = list(self.socket.getsockname()[:2])
@@ -58,7 +64,7 @@ def _close(server: socket.socket, lines: weakref.WeakSet[socket.socket]) -> None
 
 
 def _listen(
-    server: socket.socket, kept: Kept, token: bytes, lines: weakref.WeakSet[socket.socket]
+    server: socket.socket, kept: Giver, token: bytes, lines: weakref.WeakSet[socket.socket]
 ) -> None:
     while True:
         try:
@@ -70,7 +76,7 @@ def _listen(
         threading.Thread(target=_serve, args=given, name="ostinato-store", daemon=True).start()
 
 
-def _serve(line: socket.socket, kept: Kept, token: bytes) -> None:
+def _serve(line: socket.socket, kept: Giver, token: bytes) -> None:
     """One who asks, until he has gone."""
     with contextlib.suppress(OSError, Malformed), line:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -91,26 +97,18 @@ def _serve(line: socket.socket, kept: Kept, token: bytes) -> None:
 
 
 # -- who needs them ----------------------------------------------------------------------------
-class Others:
-    """What other workers keep, and connections to them, of each thread its own."""
+class Lines:
+    """Connections to other workers, of each thread its own."""
 
-    def __init__(self, rank: int, offers: Sequence[Any]) -> None:
+    def __init__(self, offers: Sequence[Any]) -> None:
         self.offers = list(offers)
-        self.holder = np.full(max((len(_bits(o)) for o in offers), default=0), -1, np.int32)
-        mine = offers[rank]
-        for k, offer in enumerate(offers):
-            if k != rank and offer["cut"] == mine["cut"]:
-                bits = _bits(offer)
-                self.holder[: len(bits)][bits] = k
-        self.holder[: len(_bits(mine))][_bits(mine)] = -1
         self._local, self._lock = threading.local(), threading.Lock()
         self.lost: set[int] = set()
         self.fetched = self.bytes = 0
 
-    def get(self, index: int) -> tuple[list[Any], Fields] | None:
-        """A sample, if another worker has it and gives it."""
-        holder = int(self.holder[index]) if index < len(self.holder) else -1
-        if holder < 0 or holder in self.lost:
+    def ask(self, holder: int, index: int) -> tuple[list[Any], Fields] | None:
+        """What another worker has of a number, if it gives it."""
+        if holder in self.lost:
             return None
         known = self._lines()
         try:
@@ -148,6 +146,25 @@ class Others:
         line.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         line.socket.sendall(offer["token"].encode())
         return line
+
+
+class Others(Lines):
+    """What other workers keep."""
+
+    def __init__(self, rank: int, offers: Sequence[Any]) -> None:
+        super().__init__(offers)
+        self.holder = np.full(max((len(_bits(o)) for o in offers), default=0), -1, np.int32)
+        mine = offers[rank]
+        for k, offer in enumerate(offers):
+            if k != rank and offer["cut"] == mine["cut"]:
+                bits = _bits(offer)
+                self.holder[: len(bits)][bits] = k
+        self.holder[: len(_bits(mine))][_bits(mine)] = -1
+
+    def get(self, index: int) -> tuple[list[Any], Fields] | None:
+        """A sample, if another worker has it and gives it."""
+        holder = int(self.holder[index]) if index < len(self.holder) else -1
+        return None if holder < 0 else self.ask(holder, index)
 
 
 class _Line:

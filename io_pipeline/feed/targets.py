@@ -33,7 +33,8 @@ FEEDS: dict[str, Callable[..., Any]] = {}  # by target: who makes epochs elsewhe
 TARGETS: dict[str, Callable[[], Convert]] = {"numpy": _numpy, "torch": _torch, "jax": _jax}
 
 
-LATE = {"ostinato"}  # whose arrays may be made later, by who takes them
+WORKERS = "workers"  # that give parts of batches to a session
+LATE = {"ostinato", WORKERS}  # whose arrays may be made later, by who takes them
 
 
 def check_target(name: Any) -> str:
@@ -45,6 +46,8 @@ def check_target(name: Any) -> str:
 
 def converter(name: str) -> Convert:
     """What makes an array of a library of a batch."""
+    if name == WORKERS:
+        return _numpy()
     try:
         return TARGETS[name]()
     except ImportError:

@@ -1,46 +1,55 @@
-"""A source whose reads may take so long and no longer.
+"""Reads and functions of users that may hang, as those of a network do: each has so many seconds.
 
-A system call that hangs cannot be called back. So samples are read in threads of their own: if one does not
-answer in time, its sample is a fault, and another thread takes its place. Whatever it reads in the end is
-dropped. So many may hang and no more; from then on each read is a fault until one of them answers."""
+A thread cannot be ended from outside. So the work is done by a thread beside the one that waits for it; one
+that does not answer in time is left behind, and ends when it answers. So many may hang and no more; from then
+on each try is a fault until one of them answers. Functions in processes of their own need none of this: a
+process can be ended (processes.py)."""
 
 from __future__ import annotations
 
+import contextvars
 import threading
-import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from ostinato.errors import DataFileError, OstinatoError
+from ostinato.ops.core.user_line import short
+
+from ostinato.errors import DataFileError, OstinatoError, SampleError
 
 from .fields import Fields
+from .processes import InProcesses
 from .samples import Samples
 
 MOST_STUCK = 32  # threads that wait for an answer which is late
 IDLE = 0.5  # seconds after which a thread that nobody needs ends
 
 
+class LateError(Exception):
+    """There is no answer; its text says so."""
+
+
 class _Call:
-    """A read, and what came of it."""
+    """Work, and what came of it."""
 
-    __slots__ = ("answer", "error", "index", "is_late", "lock")
+    __slots__ = ("answer", "error", "is_late", "lock", "work")
 
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.answer: tuple[list[Any], Fields] | None = None
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.work: Callable[[], Any] | None = work
+        self.answer: Any = None
         self.error: BaseException | None = None
         self.is_late = False
         self.lock = threading.Lock()
         self.lock.acquire()  # until there is an answer
 
 
-class _Reader(threading.Thread):
-    """Reads for one other thread at a time. A daemon, since what hangs must not keep the interpreter."""
+class _Worker(threading.Thread):
+    """Works for one other thread at a time. A daemon, since what hangs must not keep the interpreter."""
 
-    def __init__(self, home: _Home) -> None:
-        super().__init__(name="ostinato-feed-read", daemon=True)
+    def __init__(self, home: Calls) -> None:
+        super().__init__(name="ostinato-feed-timed", daemon=True)
         self.home, self.calls = home, SimpleQueue[_Call]()
 
     def run(self) -> None:
@@ -51,62 +60,73 @@ class _Reader(threading.Thread):
                 if self.home.leaves(self):
                     return
                 continue
-            source = self.home.source()
             try:
-                if source is None:
-                    raise RuntimeError("nobody waits for this sample")
-                call.answer = source.read(call.index)
+                assert call.work is not None
+                call.answer = call.work()
             except BaseException as error:
                 call.error = error
-            del source
+            call.work = None
             call.lock.release()
             if self.home.is_back(self, call):
                 return
             del call
 
 
-class _Home:
-    """The readers of one source: those that wait for work, and how many are late."""
+class Calls:
+    """Threads for work that may hang: those that wait for some, and how many are late."""
 
-    def __init__(self, source: Samples) -> None:
-        self.source = weakref.ref(source)
-        self.free: deque[_Reader] = deque()
+    def __init__(self) -> None:
+        self.free: deque[_Worker] = deque()
         self.stuck = 0
         self.lock = threading.Lock()
 
-    def reader(self) -> _Reader | None:
+    def within(self, seconds: float, work: Callable[[], Any]) -> Any:
+        """What comes of it, or a LateError."""
+        worker = self._worker()
+        if worker is None:
+            raise LateError(f"no try, since {MOST_STUCK} calls hang already")
+        call = _Call(work)
+        worker.calls.put(call)
+        del worker, work
+        if not call.lock.acquire(timeout=seconds) and self._gives_up(call):
+            raise LateError(f"no answer within {seconds:g} s")
+        if call.error is not None:
+            raise call.error
+        return call.answer
+
+    def _worker(self) -> _Worker | None:
         """One that is free; None if too many hang."""
         with self.lock:
             if self.free:
                 return self.free.pop()
             if self.stuck >= MOST_STUCK:
                 return None
-        made = _Reader(self)
+        made = _Worker(self)
         made.start()
         return made
 
-    def is_back(self, reader: _Reader, call: _Call) -> bool:
-        """A read is done; whether it was given up meanwhile, and so is its thread."""
+    def is_back(self, worker: _Worker, call: _Call) -> bool:
+        """Work is done; whether it was given up meanwhile, and so is its thread."""
         with self.lock:
             self.stuck -= call.is_late
             if not call.is_late:
-                self.free.append(reader)
+                self.free.append(worker)
             return call.is_late
 
-    def gives_up(self, call: _Call) -> bool:
+    def _gives_up(self, call: _Call) -> bool:
         """Whether an answer is really missing."""
         with self.lock:
-            if call.answer is not None or call.error is not None:
+            if call.work is None:
                 return False
             call.is_late = True
             self.stuck += 1
             return True
 
-    def leaves(self, reader: _Reader) -> bool:
+    def leaves(self, worker: _Worker) -> bool:
         """Nobody needed it; whether nobody does just now."""
         with self.lock:
             try:
-                self.free.remove(reader)
+                self.free.remove(worker)
             except ValueError:
                 return False
             return True
@@ -119,24 +139,18 @@ class Timed(Samples):
         self.source, self.seconds = source, seconds
         self.fields = source.fields
         self.kinds = getattr(source, "kinds", None)
-        self._home = _Home(source)
+        self._calls = Calls()
 
     def __len__(self) -> int:
         return len(self.source)
 
     def read(self, index: int) -> tuple[list[Any], Fields]:
-        reader = self._home.reader()
-        if reader is None:
-            raise self._late(index, f"no try, since {MOST_STUCK} reads hang already")
-        call = _Call(index)
-        reader.calls.put(call)
-        del reader
-        if not call.lock.acquire(timeout=self.seconds) and self._home.gives_up(call):
-            raise self._late(index, f"no answer within {self.seconds:g} s")
-        if call.error is not None:
-            raise call.error
-        assert call.answer is not None
-        return call.answer
+        try:
+            found: tuple[list[Any], Fields]
+            found = self._calls.within(self.seconds, partial(self.source.read, index))
+        except LateError as error:
+            raise self._late(index, str(error)) from None
+        return found
 
     def _late(self, index: int, got: str) -> OstinatoError:
         needed = "a source that answers, or more time by on_error(timeout=...)"
@@ -153,3 +167,36 @@ class Timed(Samples):
 
     def inner(self) -> Sequence[Samples]:
         return (self.source,)
+
+
+# -- functions of users ------------------------------------------------------------------------
+def timely(function: Callable[..., Any], seconds: float | None) -> Callable[..., Any]:
+    """The function, which fails if it does not return within so many seconds."""
+    if seconds is None:
+        return function
+    if isinstance(function, InProcesses):
+        return partial(function.within, seconds)
+    calls = Calls()
+
+    def within(*given: Any) -> Any:
+        context = contextvars.copy_context()
+        try:
+            return calls.within(seconds, lambda: context.run(function, *given))
+        except LateError as error:
+            raise SampleError.because(
+                called(function),
+                got=f"{error} (a thread cannot be ended: it stays)",
+                needed="more time by on_error(timeout=...)",
+                do="processes=True ends what hangs",
+            ) from None
+
+    return within
+
+
+def called(function: Any) -> str:
+    """A function, and where it is written."""
+    name = getattr(function, "__name__", type(function).__name__)
+    code = getattr(function, "__code__", None)
+    return (
+        name if code is None else f"{name} ({short(f'{code.co_filename}:{code.co_firstlineno}')})"
+    )

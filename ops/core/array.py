@@ -18,7 +18,17 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, SupportsIndex, cast, runtime_checkable
+from importlib import import_module
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    Protocol,
+    SupportsIndex,
+    TypeVar,
+    cast,
+    runtime_checkable,
+)
 
 import numpy as np
 
@@ -31,13 +41,16 @@ from ostinato.errors import (
     ShapeError,
 )
 
+from .dlpack import as_bfloat, as_read_only
 from .exact import plain
 from .layout import Layout
 from .registry import Op, lookup
 from .spec import (
     DType,
+    DTypeLike,
     Shape,
     Spec,
+    bfloat16,
     bool_,
     complex64,
     complex128,
@@ -46,8 +59,11 @@ from .spec import (
     is_inexact,
     promote,
 )
+from .spelling import of_method
+from .tracebacks import shorten
 from .user_line import misfit, user_line
 
+F = TypeVar("F", bound=Callable[..., Any])
 Scalar = bool | int | float | complex
 Split = int | str | tuple[int | None, ...] | None
 FREE = "auto"  # the split of a Host that lies where plans make best use of it
@@ -114,6 +130,7 @@ class Trace:
     """One tracing in progress; its placeholders are the inputs of the graph that it will become."""
 
     __slots__ = ("__weakref__", "name", "refused", "serial")
+    inner = True  # what becomes of its Terms is differentiated after it has ended
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -127,6 +144,7 @@ class Watch(Trace):
     """
 
     __slots__ = ("active", "read")
+    inner = False
 
     def __init__(self) -> None:
         super().__init__("a gradient")
@@ -266,10 +284,13 @@ class Reader(Protocol):
     @property
     def device(self) -> str: ...  # where the session's workers keep arrays
     def value(self, x: Array) -> np.ndarray[Any, Any]: ...
+    def on_gpu(self, x: Array) -> Any: ...  # its values there in one piece, or None
+    def adopt(self, values: Any, split: Split, copy: bool) -> Operand | None: ...
     def settle(self, xs: Sequence[Array]) -> None: ...
     def place(self, x: Array) -> Spec: ...
     def known(self, x: Array, what: str, shape: bool = False) -> np.ndarray[Any, Any]: ...
     def to_dask(self, x: Array) -> Any: ...
+    def html(self, x: Array) -> str: ...
 
 
 reader: Reader
@@ -303,6 +324,12 @@ class Array:
             got="a direct call",
             do="use ost.asarray(values), ost.zeros(shape), ...",
         )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            message = f"an array has no attribute {name!r}{of_method(name)}"
+            raise AttributeError(message, name=name, obj=self)
 
     # -- what is known without computing ---------------------------------------------------
     @property
@@ -417,16 +444,35 @@ class Array:
         copy: bool | None = None,
     ) -> Any:
         """The values for another library: the same memory, marked as read-only, if it knows that mark
-        (DLPack 1.0), else a copy."""
-        value = reader.value(self)
+        (DLPack 1.0), else a copy. On a GPU `stream`, which is the taker's, waits for what makes them."""
+        host = dl_device is not None and dl_device[0] == 1
+        value = None if host else reader.on_gpu(self)
+        host, value = value is None, reader.value(self) if value is None else value
         if copy is None and (max_version is None or tuple(max_version) < (1, 0)):
             copy = True
-        return value.__dlpack__(
+        is_bfloat = value.dtype == bfloat16
+        capsule = (value.view(np.int16) if is_bfloat else value).__dlpack__(
             stream=stream, max_version=max_version, dl_device=dl_device, copy=copy
         )
+        capsule = as_bfloat(capsule) if is_bfloat else capsule
+        return capsule if host or copy else as_read_only(capsule)
+
+    def __jax_array__(self) -> Any:
+        """For functions of JAX, which take it as one of theirs."""
+        return import_module("jax.numpy").asarray(reader.value(self))
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)
+        value = reader.on_gpu(self)
+        return (1, 0) if value is None else value.__dlpack_device__()
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The values on a GPU, which are only to be read (version 3, with the stream that makes them)."""
+        value = reader.on_gpu(self)
+        if value is None:
+            raise AttributeError("__cuda_array_interface__")
+        said = dict(value.__cuda_array_interface__)
+        return said | {"data": (said["data"][0], True)}
 
     def _scalar(self, what: str, kind: type[OstinatoError] = ArgumentError) -> Any:
         if self.size != 1:
@@ -451,7 +497,12 @@ class Array:
         return cast(Scalar, self._scalar("item()", ShapeError).item())
 
     def tolist(self) -> Any:
+        """The values as Python's numbers, in nested lists."""
         return reader.value(self).tolist()
+
+    def view(self, dtype: Any) -> np.ndarray[Any, Any]:
+        """The bytes of the values, read as another dtype: a NumPy array, as writers of files want."""
+        return reader.value(self).view(dtype)
 
     def __bool__(self) -> bool:
         return bool(self._scalar("bool()", ShapeError))
@@ -477,6 +528,9 @@ class Array:
             return f"Array({self.spec.bare}, in a file)"
         text = np.array2string(reader.value(self), separator=", ", prefix="Array(", threshold=200)
         return f"Array({text}, dtype={self.dtype.name}, {self.layout})"
+
+    def _repr_html_(self) -> str:
+        return reader.html(self)
 
     def __format__(self, form: str) -> str:
         return format(self.item(), form) if form and self.size == 1 else str(self)
@@ -613,14 +667,16 @@ class Array:
     def __getitem__(self, key: Any) -> Array:
         return _call("getitem", self, key)
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        raise misfit(
-            AssignmentError,
-            "x[...] = value",
-            got="an assignment",
-            needed="an expression, since arrays do not change",
-            do="write x = x.at[...].set(value), or .add, .multiply, .min, .max",
-        )
+    if not TYPE_CHECKING:  # for whom there is none
+
+        def __setitem__(self, key: Any, value: Any) -> None:
+            raise misfit(
+                AssignmentError,
+                "x[...] = value",
+                got="an assignment",
+                needed="an expression, since arrays do not change",
+                do="write x = x.at[...].set(value), or .add, .multiply, .min, .max",
+            )
 
     @property
     def at(self) -> At:
@@ -654,7 +710,7 @@ class Array:
     def copy(self) -> Array:
         return _call("copy", self)
 
-    def astype(self, dtype: Any, /, *, copy: bool = True) -> Array:
+    def astype(self, dtype: DTypeLike, /, *, copy: bool = True) -> Array:
         return _call("astype", self, dtype)
 
     def reshape(self, *shape: Any) -> Array:
@@ -763,7 +819,7 @@ class Array:
     def take(self, indices: Operandish, axis: int | None = None) -> Array:
         return _call("take", self, indices, axis=axis)
 
-    def searchsorted(self, v: Operandish, side: str = "left") -> Array:
+    def searchsorted(self, v: Operandish, side: Literal["left", "right"] = "left") -> Array:
         return _call("searchsorted", self, v, side=side)
 
     def nonzero(self) -> tuple[Array, ...]:
@@ -771,7 +827,6 @@ class Array:
 
 
 Axis = int | tuple[int, ...] | None
-Operandish = Any  # an Array, a number, or anything that NumPy can read
 
 
 def builtins_range(*args: int) -> tuple[int, ...]:
@@ -786,7 +841,11 @@ _WEAK = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
 
 
 def _call(name: str, x: Array, *args: Any, **kwargs: Any) -> Array:
-    made = cast(Array, functions[name](x, *args, **kwargs))
+    try:
+        made = cast(Array, functions[name](x, *args, **kwargs))
+    except Exception as error:
+        shorten(error)
+        raise
     if x.weak is not None:
         made.weak = _WEAK.get(made.dtype.kind)
     return made
@@ -796,7 +855,11 @@ def _binary(name: str, x: Any, y: Any) -> Array:
     """What operators make of Python numbers is a number again; what functions make is an array."""
     if not isinstance(x if y.__class__ is Array else y, _READABLE):
         return NotImplemented
-    made = cast(Array, functions[name](x, y))
+    try:
+        made = cast(Array, functions[name](x, y))
+    except Exception as error:
+        shorten(error)
+        raise
     if weak_kind(x) is not None and weak_kind(y) is not None:
         made.weak = _WEAK.get(made.dtype.kind)
     return made
@@ -809,6 +872,24 @@ class Readable(Protocol):
     def __array__(self) -> Any: ...
 
 
+class Lent(Protocol):
+    """Anything that lends its memory by the protocol DLPack."""
+
+    def __dlpack__(self) -> Any: ...
+
+
+# an Array, a number, or anything that NumPy can read
+Operandish = (
+    Array
+    | complex
+    | np.ndarray[Any, Any]
+    | np.generic
+    | list[Any]
+    | tuple[Any, ...]
+    | range
+    | Readable
+    | Lent
+)
 _READABLE = (Array, bool, int, float, complex, np.ndarray, np.generic, list, tuple, Readable)
 
 
@@ -915,13 +996,17 @@ def apply_all(name: str, *operands: Array, **params: Any) -> tuple[Array, ...]:
     """The results of one operation, as pending Arrays. No code of the user's runs in here, so the
     function by which a trace hears of calls (before Python 3.12) rests meanwhile."""
     heard = sys.getprofile()
-    if heard is None or not hasattr(heard, "of_trace"):
-        return _apply_all(name, operands, params)
-    sys.setprofile(None)
     try:
-        return _apply_all(name, operands, params)
-    finally:
-        sys.setprofile(heard)
+        if heard is None or not hasattr(heard, "of_trace"):
+            return _apply_all(name, operands, params)
+        sys.setprofile(None)
+        try:
+            return _apply_all(name, operands, params)
+        finally:
+            sys.setprofile(heard)
+    except Exception as error:
+        shorten(error)
+        raise
 
 
 def _apply_all(name: str, operands: Sequence[Array], params: dict[str, Any]) -> tuple[Array, ...]:
@@ -945,7 +1030,11 @@ def _apply_all(name: str, operands: Sequence[Array], params: dict[str, Any]) -> 
 
 def apply(name: str, *operands: Array, **params: Any) -> Array:
     """The result of an operation that has one."""
-    return apply_all(name, *operands, **params)[0]
+    try:
+        return apply_all(name, *operands, **params)[0]
+    except Exception as error:
+        shorten(error)
+        raise
 
 
 def called(name: str, made: Array) -> Array:
@@ -1117,7 +1206,7 @@ class Spot:
         return cast(Array, functions["updated"](self._x, self._key, values, "max"))
 
 
-def export(function: Callable[..., Any]) -> Callable[..., Any]:
+def export(function: F) -> F:
     """Make a function available to Array's operators and methods under its own name."""
     functions[function.__name__] = function
     return function

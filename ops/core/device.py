@@ -53,6 +53,24 @@ class Repeated(NamedTuple):
     state: Any
 
 
+class Repeater:
+    """What one worker has to repeat runs of its plans as one call."""
+
+    def rehearsal(self) -> AbstractContextManager[None]:
+        """For a run that finds all that is needed while a run is taken down: compiled kernels, memory."""
+        raise NotImplementedError
+
+    def taken(self, run: Callable[[], None]) -> Function:
+        """What does all that `run` asks of the device, which does nothing of it now: with the same
+        arrays, in the same order. Raises what `run` raises where it waits for a value, or needs what
+        cannot be repeated; then nothing is left of it."""
+        raise NotImplementedError
+
+    def where(self, array: Any) -> int:
+        """What tells arrays apart that lie elsewhere."""
+        raise NotImplementedError
+
+
 class Recorder:
     """What the iterations of a loop call, for a device that repeats them without Python. This one is
     told of all and repeats nothing."""
@@ -167,6 +185,22 @@ class Device:
         """What lies here as NumPy's array, when it is done; itself, if it is one."""
         raise NotImplementedError
 
+    def borrow(self, x: Any) -> Any:
+        """Another library's array that lies here, without a copy, after what that library has asked for;
+        None if this is no such memory."""
+        return None
+
+    def free_bytes(self) -> int | None:
+        """That can be had here; None where that is not known."""
+        return None
+
+    def give_back(self) -> None:
+        """Memory that is kept for later and that nobody uses."""
+
+    def memory(self) -> dict[str, int]:
+        """How much there is, by what it is, for people."""
+        return {}
+
     # -- time ------------------------------------------------------------------------------
     def clock(self) -> float:
         """Seconds, when all that was asked of it is done."""
@@ -181,6 +215,10 @@ class Device:
         taken: float = last - first
         return taken
 
+    def ranges(self) -> tuple[Callable[[str], None], Callable[[], None]] | None:
+        """What tells a profiler of the device that something of this name begins, and that it ends."""
+        return None
+
     # -- how programs are bound ------------------------------------------------------------
     def together(self) -> AbstractContextManager[None]:
         """Kernels that are asked for in here may be made side by side, until its end."""
@@ -189,6 +227,10 @@ class Device:
     def recorder(self, fixed: Mapping[str, Any]) -> Recorder:
         """For a loop, among names that are the same array in every run."""
         return Recorder()
+
+    def repeater(self) -> Repeater | None:
+        """For one worker; None where a call costs as little as a repeated one."""
+        return None
 
     def ordered_product(self, a: Any, b: Any, out: Any) -> Function | None:
         """What multiplies arrays that lie as these do, each sum term by term: the bits of an element

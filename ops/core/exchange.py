@@ -178,7 +178,7 @@ def meeting(
 def chunks_of(layout: Layout, shape: Shape, itemsize: int) -> Shape:
     """Extents of chunks for a file that the holders of these parts write: a part, or, of a large one,
     its share along the first axes."""
-    chunks = [max(1, n) for n in layout.largest(shape)]
+    chunks = [max(1, n) for n in layout.without_halos.largest(shape)]
     for d, n in enumerate(chunks):
         pieces = min(n, -(-math.prod(chunks) * itemsize // CHUNK))
         even = next((k for k in range(pieces, min(n, 2 * pieces) + 1) if n % k == 0), pieces)
@@ -191,9 +191,10 @@ def written(
     layout: Layout, shape: Shape, chunks: Shape | None = None
 ) -> tuple[tuple[Box, ...], ...]:
     """Which boxes each rank writes, so that all is written, by one writer each: its part, if no rank
-    before has the same one; or whole chunks, of which it has some and no rank before has any.
+    before has the same one; or whole chunks, of which it has some and no rank before has any. Halos
+    are their neighbours'.
     """
-    shares = []
+    layout, shares = layout.without_halos, []
     taken: set[Box] = set()
     for rank in range(layout.workers):
         part = layout.box(shape, rank)

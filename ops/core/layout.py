@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -210,6 +210,16 @@ class Layout:
     def on_disk(self) -> Layout:
         """The same in a file that all workers can read."""
         return Layout(self.mesh, self.splits, self.windows, self.blocks, True)
+
+    def with_halos(self, halos: Mapping[int, int], shape: Shape) -> Layout:
+        """The same parts with so many of their neighbours' places on both sides, by dimensions."""
+        windows = [(d, Window(shape[d], -n, 1, 2 * n + 1)) for d, n in sorted(halos.items()) if n]
+        return Layout(self.mesh, self.splits, tuple(windows), self.blocks)
+
+    @property
+    def without_halos(self) -> Layout:
+        """The same parts, of which no two have anything in common but replicas."""
+        return Layout(self.mesh, self.splits, (), self.blocks)
 
     @property
     def at_once(self) -> Layout:

@@ -26,12 +26,18 @@ Specs = tuple[Spec, ...]
 FARTHEST = 2**62  # of what counts elements or places
 
 
+def _as_it_is(value: Any, size: int) -> Any:
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What one parameter may be, beside these operands."""
+    """What one parameter may be, beside these operands; and what it becomes where the operands, and the
+    results, get one more axis of some size in front."""
 
     needed: str
     fits: Callable[[Any, Specs], bool]
+    led: Callable[[Any, int], Any] = _as_it_is
 
 
 def whole(low: int, high: int = FARTHEST) -> Kind:
@@ -71,6 +77,16 @@ def ascending(axes: Any, ndim: int) -> bool:
     return True
 
 
+def _later(axes: tuple[int, ...], size: int) -> tuple[int, ...]:
+    return tuple(a + 1 for a in axes)
+
+
+def _later_split(split: Any, size: int) -> Any:
+    if type(split) is tuple:
+        return tuple(s if s is None else s + 1 for s in split)
+    return split if split is None else split + 1
+
+
 def is_mesh(value: Any) -> bool:
     return _wholes(value) and 0 < len(value) <= 8 and min(value) >= 1
 
@@ -108,19 +124,28 @@ def _bounds(value: Any, ins: Specs) -> bool:
 AXIS = Kind(
     "an axis of the first operand, counted from the front",
     lambda v, ins: type(v) is int and 0 <= v < _ndim(ins),
+    led=lambda v, _: v + 1,
 )
 AXES = Kind(
     "axes of the first operand, counted from the front, in order",
     lambda v, ins: ascending(v, _ndim(ins)),
+    led=_later,
 )
 NEW_AXES = Kind(
     "axes of the result, counted from the front, in order",
     lambda v, ins: type(v) is tuple and ascending(v, _ndim(ins) + len(v)),
+    led=_later,
 )
 MESH_AXES = Kind("axes of a mesh, in order", lambda v, _: v != () and ascending(v, 8))
-ORDER = Kind("each axis once", lambda v, ins: _wholes(v) and sorted(v) == list(range(_ndim(ins))))
+ORDER = Kind(
+    "each axis once",
+    lambda v, ins: _wholes(v) and sorted(v) == list(range(_ndim(ins))),
+    led=lambda v, n: (0, *_later(v, n)),
+)
 SHAPE = Kind(
-    "a tuple of extents of 0 or more", lambda v, _: type(v) is tuple and not misshapen(v, 16)
+    "a tuple of extents of 0 or more",
+    lambda v, _: type(v) is tuple and not misshapen(v, 16),
+    led=lambda v, n: (n, *v),
 )
 _OURS = frozenset(DTYPES.values())
 DTYPE = Kind("a dtype of ours", lambda v, _: isinstance(v, np.dtype) and v in _OURS)
@@ -130,10 +155,16 @@ NUMBER = Kind("a number", lambda v, _: type(v) in (bool, int, float, complex))
 TEXT = Kind("text", lambda v, _: type(v) is str)
 GRAPH = Kind("a graph", lambda v, _: isinstance(v, Graph))
 PLACES = Kind("numbers of elements", lambda v, _: _wholes(v) and all(0 <= n < FARTHEST for n in v))
-STEPS = Kind("a whole number for each axis", _steps)
-WIDTHS = Kind("two whole numbers of 0 or more for each axis", _widths)
+STARTS = Kind("a whole number for each axis", _steps, led=lambda v, _: (0, *v))
+SIZES = Kind("a whole number for each axis", _steps, led=lambda v, n: (n, *v))
+STEPS = Kind("a whole number for each axis", _steps, led=lambda v, _: (1, *v))
+WIDTHS = Kind(
+    "two whole numbers of 0 or more for each axis", _widths, led=lambda v, _: ((0, 0), *v)
+)
 BOUNDS = Kind("where parts begin and end, in order, from 0", _bounds)
-SPLIT = Kind("an axis, None, or a tuple of them, one for each axis of a mesh", _split)
+SPLIT = Kind(
+    "an axis, None, or a tuple of them, one for each axis of a mesh", _split, led=_later_split
+)
 MESH = Kind("None, or the extents of a mesh", lambda v, _: v is None or is_mesh(v))
 MONOID = one_of(*MONOIDS)
 

@@ -143,11 +143,26 @@ class Op:
     )
     factors: bool = False  # of a matrix, which may turn out to have none
     draws: bool = False  # makes random numbers of elements' numbers
+    goes_on: bool = (
+        False  # along its `axis` from where the block before ended: its scratch stays as it
+    )
+    # is from turn to turn, and goes from worker to worker
     dense: bool = False  # products, which run at another rate than functions of elements
     adds: tuple[
         tuple[int, ...], ...
     ] = ()  # operands that may come as addends of sums, together: what
     # it makes of them are addends of its result; what else it takes is one number each
+    takes: Mapping[str, Kind] = field(default_factory=lambda: MappingProxyType({}))  # parameters
+    aligns: bool = False  # its operands broadcast: their axes are counted from the last
+    batched: Callable[..., Sequence[tuple[Any, bool]] | None] | None = (
+        None  # (size, *(operand, whether it has one more axis of this size in front), **params) ->
+        # the same of its results, where that does not follow from `indices` and `takes`
+        # (ops/batching.py); None: not of these
+    )
+    forward: Callable[..., Sequence[Any] | None] | None = (
+        None  # (tangents, *operands, **params) -> results, then their tangents, where the gradient
+        # does not say it (ops/tangents.py); None: not of these
+    )
     made_by: str = "users"  # whose functions have it; "passes", which put it into what plan files
     # hold; or "machine": what is lowered for the machine it runs on, and never in a file
 
@@ -201,15 +216,22 @@ def op(
     *,
     infer: Callable[..., Spec | Specs],
     takes: Mapping[str, Kind] = MappingProxyType({}),
-    indices: Callable[[Specs, Specs, Params], Indices] = lambda i, o, p: pointwise(i, o),
+    indices: Callable[[Specs, Specs, Params], Indices] | None = None,
     **facts: Any,
 ) -> Op:
     """Register an operation: its rule, what its parameters may be (each of them), and the facts that
     `Op` has room for."""
     assert name not in OPS, f"{name} is registered twice"
     infer = complete(name, infer, takes)
-    OPS[name] = made = Op(name, infer, indices, **facts)
+    if indices is None:
+        indices = _pointwise
+        facts.setdefault("aligns", True)
+    OPS[name] = made = Op(name, infer, indices, takes=takes, **facts)
     return made
+
+
+def _pointwise(ins: Specs, outs: Specs, params: Params) -> Indices:
+    return pointwise(ins, outs)
 
 
 def lookup(name: str) -> Op:

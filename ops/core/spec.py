@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, SupportsIndex
 
 import ml_dtypes
 import numpy as np
@@ -23,13 +23,17 @@ from .layout import Layout
 from .user_line import misfit, short, user_line
 
 DType = np.dtype[Any]
+DTypeLike = (
+    np.dtype[Any] | type[Any] | str
+)  # what users may call a dtype: ost.float32, float, "int8"
+ShapeLike = SupportsIndex | Sequence[SupportsIndex]
 Shape = tuple[int, ...]
 
 bool_ = np.dtype(np.bool_)
 int8, int16, int32, int64 = (np.dtype(f"int{n}") for n in (8, 16, 32, 64))
 uint8, uint16, uint32, uint64 = (np.dtype(f"uint{n}") for n in (8, 16, 32, 64))
 float16, float32, float64 = (np.dtype(f"float{n}") for n in (16, 32, 64))
-bfloat16 = np.dtype(ml_dtypes.bfloat16)
+bfloat16: DType = np.dtype(ml_dtypes.bfloat16)
 complex64, complex128 = np.dtype(np.complex64), np.dtype(np.complex128)
 
 DTYPES: dict[str, DType] = {
@@ -175,12 +179,19 @@ class Own(np.ndarray[Any, Any]):
     """Memory that only workers write to: what users are given of it is read-only."""
 
 
-def no_memory(size: int, what: str, why: str = "an allocation", line: str = "") -> OstinatoError:
+def no_memory(
+    size: int, what: str, why: str = "an allocation", line: str = "", free: int | None = None
+) -> OstinatoError:
     """There is less memory than is needed. What was there before is as it was."""
     do = "free other arrays, or let ost.connect(memory_limit=bytes) run it block after block"
-    got = f"no {size / 2**20:,.0f} MiB of memory for {what}"
+    got = f"no {size / 2**20:,.0f} MiB of memory for {what}{left(free)}"
     line = line or short(user_line())
     return MemoryLimitError.because(why, got=got, do=do, line=line)
+
+
+def left(free: int | None) -> str:
+    """How many bytes there are, as far as that is known."""
+    return f"; {free / 2**20:,.0f} MiB are free" if free is not None else ""
 
 
 def in_line(shape: Sequence[int], dtype: DType) -> Any:

@@ -35,6 +35,15 @@ class Collected:
         self.terms = terms  # all that the graph was made of, leaves excluded
 
 
+def graph_of(function: Callable[..., Sequence[Array]], ins: Sequence[Spec]) -> Graph:
+    """The graph of a function of Arrays, which uses nothing else: what algorithms are made of."""
+    trace = Trace("an algorithm")
+    given = [placeholder(s.bare, k, trace) for k, s in enumerate(ins)]
+    found = collect([term_of(y) for y in function(*given)], [s.bare for s in ins], trace)
+    assert not found.captured
+    return found.graph
+
+
 def collect(
     roots: Sequence[Ref],
     inputs: Sequence[Spec] = (),

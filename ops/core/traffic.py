@@ -123,7 +123,10 @@ class Legs(NamedTuple):
 
 @lru_cache(65536)
 def legs(has: Layout, needs: Layout, shape: Shape, several: bool = False) -> Legs:
-    """`several`: it is one of several arrays that are combined together."""
+    """`several`: it is one of several arrays that are combined together. Halos that are there and do
+    not suffice are left behind first, so that everything comes from one worker."""
+    if has.windows and not has.has_copy(needs, shape):
+        has = has.without_halos
     addends = needs.partial_axes
     end = needs.without(addends)
     stays = tuple(

@@ -4,9 +4,11 @@ that name it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
@@ -28,6 +30,9 @@ _FOLDERS = (  # in a checkout the rooms lie beside the front door, installed the
 )
 _PYTHON = os.path.dirname(os.__file__) + os.sep  # copy, pickle and others that call us
 _GENERATED = ("<plan ", "<ostinato", "<frozen ")
+_BETWEEN = tuple(
+    os.path.join(_PYTHON, name) for name in ("contextlib.py", "functools.py", "threading.py")
+)
 _ours: dict[str, bool] = {}  # by file, as the hash of a string is kept, and that of code is not
 
 
@@ -42,8 +47,32 @@ def is_ours(code: CodeType) -> bool:
     return found
 
 
+def of_library(code: CodeType) -> bool:
+    """Whether this code belongs to the library, or only leads from one of its functions to another."""
+    return is_ours(code) and code.co_filename.startswith((*_FOLDERS, *_GENERATED, *_BETWEEN))
+
+
+class _Instead(threading.local):
+    line = ""
+
+
+_instead = _Instead()
+
+
+@contextlib.contextmanager
+def on_behalf(line: str) -> Iterator[None]:
+    """Within it, operations are made for one of this line."""
+    before, _instead.line = _instead.line, line
+    try:
+        yield
+    finally:
+        _instead.line = before
+
+
 def user_line() -> str:
     """`train.py:12` of the innermost frame that is not the library's own; empty if there is none."""
+    if _instead.line:
+        return _instead.line
     frame = _outside(sys._getframe(1)) or _outside(beginner())
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 
@@ -60,7 +89,16 @@ def _outside(frame: FrameType | None) -> FrameType | None:
 def short(line: str) -> str:
     """A line as people read it: relative to where they are, if that is shorter."""
     path, _, number = line.rpartition(":")
-    return f"{_relative(path, os.getcwd())}:{number}" if path else line
+    if not path:
+        return line
+    return f"{cell(path) or _relative(path, os.getcwd())}:{number}"
+
+
+def cell(path: str) -> str:
+    """What a notebook calls a cell whose code has this name: In[3]; else nothing."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    number = getattr(getattr(shell, "compile", None), "_filename_map", {}).get(path)
+    return f"In[{number}]" if number is not None else ""
 
 
 @lru_cache(1024)

@@ -10,26 +10,29 @@ from typing import Any
 import numpy as np
 from ostinato.ops.contraction import Folds
 from ostinato.ops.core.device import Device, Keeping
-from ostinato.ops.core.registry import Params, Scratch, Specs
-from ostinato.ops.core.spec import Shape, Spec, lying
+from ostinato.ops.core.monoid import identity
+from ostinato.ops.core.registry import OPS, Params, Scratch, Specs
+from ostinato.ops.core.spec import Shape, Spec, bfloat16, int64, lying
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.linalg.factorizations import SINGULAR
 
 from .fused import stages, stages_room, stages_ways
 from .jit.llvm import why_not
 from .kernels.distances import pair_distances
-from .kernels.gather_scatter import adding_along, inside, putting, taking, taking_along
+from .kernels.gather_scatter import adding_along, adding_rows, inside, putting, taking, taking_along
 from .kernels.gemm import QUICK, any_product, product, ways
 from .kernels.gemm_epilogue import epilogue_native, epilogue_room, epilogue_ways
 from .kernels.scan import running_kernel
 from .kernels.search import searching_kernel
 from .kernels.sort.order import sort_function, sort_room
 from .kernels.syrk import gram_native, gram_room, gram_ways
+from .kernels.tally import counting_kernel, folding_kernel
 from .libraries import lapack
 
 Made = Callable[..., None] | Keeping | None
 Arrays = Sequence[Any]
 COMPILED = LIMITS.compiled
+TABLE = (1 << 16) - 1  # whole numbers that a table of flags is made for
 
 
 # -- products ------------------------------------------------------------------------------
@@ -126,6 +129,149 @@ def _search(arrays: Arrays, threads: int, *, side: str, **_: Any) -> Made:
     return made
 
 
+# -- selection, counts, groups -------------------------------------------------------------
+def _order_statistics(
+    arrays: Arrays, threads: int, *, axes: tuple[int, ...], scratch: Arrays, **_: Any
+) -> Made:
+    """By NumPy's introselect: of each line, or of all lines where their ranks are the same."""
+    x, ranks, out = arrays
+    if not out.size or x.dtype == bfloat16:
+        return None
+    alike = all(step == 0 or n == 1 for n, step in zip(ranks.shape, ranks.strides, strict=True))
+    several = ranks.ndim > 1 and any(n > 1 for n in ranks.shape[:-1]) and not alike
+    order = (*(d for d in range(x.ndim) if d not in axes), *axes)
+    apart = scratch[0].reshape([x.shape[d] for d in order])
+    lines = scratch[0].reshape((*out.shape[:-1], -1))
+
+    def run(x: Any, ranks: Any, out: Any) -> None:
+        np.copyto(apart, x.transpose(order))
+        if several:
+            places = np.broadcast_to(ranks, out.shape)
+            for at in np.ndindex(out.shape[:-1]):
+                _select(lines[at], np.unique(places[at]).tolist())
+                out[at] = lines[at][places[at]]
+            return
+        places = ranks.reshape(-1)[: out.shape[-1]]
+        _select(lines, np.unique(places).tolist())
+        np.take(lines, places, axis=-1, out=out)
+
+    return run
+
+
+def _order_room(
+    ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], **_: Any
+) -> Sequence[Scratch]:
+    return (Scratch(ins[0], specs[0].dtype),)
+
+
+def _select(lines: Any, places: Sequence[int]) -> None:
+    """One after the other, the middle one first: NumPy has vectors for one place at a time only."""
+    if places:
+        middle = len(places) // 2
+        k = places[middle]
+        lines.partition(k, axis=-1)
+        _select(lines[..., :k], places[:middle])
+        _select(lines[..., k + 1 :], [n - k - 1 for n in places[middle + 1 :]])
+
+
+def _partition(
+    name: str, arrays: Arrays, threads: int, *, axis: int, places: tuple[int, ...], **_: Any
+) -> Made:
+    if not places or arrays[0].dtype == bfloat16:
+        return None
+
+    def partition(x: Any, out: Any) -> None:
+        np.copyto(out, x)
+        _select(np.moveaxis(out, axis, -1), places)
+
+    def argpartition(x: Any, out: Any) -> None:
+        np.copyto(out, np.argpartition(x, places, axis))
+
+    return partition if name == "partition" else argpartition
+
+
+def _tally(arrays: Arrays, threads: int, *, axes: tuple[int, ...], **_: Any) -> Made:
+    x, out = arrays
+    made: Made = counting_kernel(x, out, axes, threads)
+    return made
+
+
+def _segments(monoid: str, arrays: Arrays, threads: int, *, count: int, **_: Any) -> Made:
+    """Numbers by tables; rows as updates in order, unless some row belongs to no group."""
+    x, ids, out = arrays
+    made: Made = folding_kernel(monoid, x, ids, out, threads)
+    if made is not None:
+        return made
+    mode = {"sum": "add", "prod": "multiply"}.get(monoid, monoid)
+    nest = adding_rows(mode, x, ids, out, threads)
+    plain = OPS[f"segment_{monoid}"].kernel
+    if nest is None or plain is None:
+        return None
+    first = identity(monoid, x.dtype)
+
+    def run(x: Any, ids: Any, out: Any) -> None:
+        if ids.min() < 0 or ids.max() >= count:
+            plain(np, out, x, ids, count=count)
+            return
+        out.fill(first)
+        nest(out, ids, x)
+
+    return run
+
+
+def _member(arrays: Arrays, threads: int, **_: Any) -> Made:
+    """Of whole numbers that are near each other by a table; else by a search."""
+    x, table, _out = arrays
+    if x.dtype == bfloat16:
+        return None
+    search: Any = searching_kernel(
+        lying(table.shape, table.dtype), x, lying(x.shape, int64), False, threads
+    )
+    whole = x.dtype.kind in "iu" and x.itemsize > 1 and x.size >= table.size
+    places = np.dtype(f"u{x.itemsize}")
+
+    def run(x: Any, table: Any, out: Any) -> None:
+        table = np.sort(table)
+        low, high = table[0], table[-1]
+        wide = int(high) - int(low) if whole else TABLE
+        if wide < TABLE:
+            there = np.zeros(wide + 2, np.bool_)  # the last one for all that is outside
+            there[(table - low).view(places)] = True
+            np.take(there, np.minimum((x - low).view(places), places.type(wide + 1)), out=out)
+            return
+        found = np.empty(x.shape, np.int64)
+        if search is None:
+            found[...] = np.searchsorted(table, x)
+        else:
+            search(table, x, found)
+        np.minimum(found, len(table) - 1, out=found)
+        np.equal(np.take(table, found), x, out=out)
+
+    return run
+
+
+def _distinct(arrays: Arrays, threads: int, *, size: int, **_: Any) -> Made:
+    """Of whole numbers that are near each other by a table."""
+    x, _out = arrays
+    plain = OPS["distinct"].kernel
+    if x.dtype.kind not in "iu" or x.itemsize == 1 or plain is None:
+        return None
+    places = np.dtype(f"u{x.itemsize}")
+
+    def run(x: Any, out: Any) -> None:
+        low, high = x.min(), x.max()
+        if int(high) - int(low) >= TABLE:
+            plain(np, out, x, size=size)
+            return
+        there = np.zeros(int(high) - int(low) + 1, np.bool_)
+        there[(x - low).view(places)] = True
+        found = np.flatnonzero(there)[:size].astype(places).view(x.dtype) + low
+        out[: len(found)] = found
+        out[len(found) :] = low
+
+    return run
+
+
 # -- the list ------------------------------------------------------------------------------
 def register(cpu: Device) -> None:
     for name in ("matmul", "wide_matmul"):
@@ -148,3 +294,11 @@ def register(cpu: Device) -> None:
     cpu.runs("take_along_axis", taking_along, least=COMPILED)
     cpu.runs("put", putting, least=COMPILED)
     cpu.runs("put_along_axis", adding_along, least=COMPILED)
+    cpu.runs("order_statistics", _order_statistics, scratch=_order_room)
+    for name in ("partition", "argpartition"):
+        cpu.runs(name, partial(_partition, name))
+    cpu.runs("tally", _tally, least=COMPILED)
+    cpu.runs("distinct", _distinct, least=COMPILED)
+    cpu.runs("is_member", _member, least=COMPILED)
+    for monoid in ("sum", "prod", "min", "max"):
+        cpu.runs(f"segment_{monoid}", partial(_segments, monoid), least=COMPILED)

@@ -6,17 +6,27 @@ known from events."""
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.device import Absent, Device, Function, Keeping, add, later
+from ostinato.ops.core.device import (
+    Absent,
+    Device,
+    Function,
+    Keeping,
+    Repeater,
+    add,
+    later,
+)
 from ostinato.ops.core.graph import Node
 from ostinato.ops.core.registry import Specs
-from ostinato.ops.core.spec import Shape, Spec, in_line
+from ostinato.ops.core.spec import Shape, Spec, bfloat16, in_line, no_memory
 from ostinato.ops.jit.loops import lies, loops_of
 
+from .capture import Captures
 from .loops.flat import OPTIONS, THREADS, Kernel, kernel_of
 
 NAME = "cuda"
@@ -56,10 +66,24 @@ class Gpu(Device):
 
         return launch
 
+    def repeater(self) -> Repeater:
+        return Captures(self.xp)
+
     # -- memory --------------------------------------------------------------------------------
     def from_host(self, value: Any) -> Any:
-        """When it returns, the host's memory may change."""
-        made = self.xp.empty(value.shape, value.dtype.newbyteorder("="))
+        """When it returns, the host's memory may change. What is here already stays where it is."""
+        if isinstance(value, self.xp.ndarray):
+            return self.xp.ascontiguousarray(value)
+        dtype = value.dtype.newbyteorder("=")
+        try:
+            made = self.xp.empty(value.shape, dtype)
+        except MemoryError:
+            self.give_back()
+            try:
+                made = self.xp.empty(value.shape, dtype)
+            except MemoryError:
+                free = self.free_bytes()
+                raise no_memory(value.nbytes, "an operand", free=free) from None
         made.set(np.asarray(value, made.dtype, order="C"))
         return made
 
@@ -68,9 +92,46 @@ class Gpu(Device):
         made[...] = value.get()
         return made
 
+    def copy_from_host(self, value: Any) -> Any:
+        if isinstance(value, self.xp.ndarray):
+            return value.copy(order="C")
+        return self.from_host(value)
+
+    def borrow(self, x: Any) -> Any:
+        """By DLPack, whose makers let our stream wait for theirs; else by the CUDA Array Interface, whose
+        `stream` CuPy waits for."""
+        if isinstance(x, self.xp.ndarray):
+            return x
+        if type(x).__module__ == "torch":
+            x = x.detach().resolve_conj().resolve_neg()
+            if str(x.dtype) == "torch.bfloat16":
+                halves = self.xp.from_dlpack(x.view(sys.modules["torch"].int16))
+                return halves.view(bfloat16)
+        if hasattr(x, "__dlpack__"):
+            return self.xp.from_dlpack(x)
+        return self.xp.asarray(x)
+
+    def free_bytes(self) -> int:
+        """Of the GPU's, and what the pool has and nobody uses."""
+        free: int = self.xp.cuda.runtime.memGetInfo()[0]
+        return free + int(self.xp.get_default_memory_pool().free_bytes())
+
+    def give_back(self) -> None:
+        self.xp.get_default_memory_pool().free_all_blocks()
+
+    def memory(self) -> dict[str, int]:
+        free, total = self.xp.cuda.runtime.memGetInfo()
+        pool = self.xp.get_default_memory_pool()
+        used, kept = pool.used_bytes(), pool.free_bytes()
+        return {"total": total, "free": free, "arrays": used, "kept": kept}
+
     def clock(self) -> float:
         self.xp.cuda.get_current_stream().synchronize()
         return time.perf_counter()
+
+    def ranges(self) -> tuple[Callable[[str], None], Callable[[], None]] | None:
+        nvtx = self.xp.cuda.nvtx
+        return (nvtx.RangePush, nvtx.RangePop) if nvtx.available else None
 
     def mark(self) -> Any:
         event = self.xp.cuda.Event()

@@ -3,13 +3,76 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.monoid import highest, lowest
 from ostinato.ops.core.spec import DType, float32, float64
 
-from .values import Value, bits, unbits, where
+from .loops import SUMS
+from .scalar import lower
+from .values import Lines, Value, bits, cast, unbits, where
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A reduction in a kernel: what goes in, how it is combined, where it goes."""
+
+    out: int  # which result
+    value: Value
+    kind: str  # sum, max or min
+    dtype: DType
+    divisor: str = ""  # the register of what a mean's sum is divided by
+
+    @property
+    def start(self) -> Any:
+        return start_of(self.kind, self.dtype)
+
+    @property
+    def compensated(self) -> bool:
+        return self.kind == "sum" and self.dtype.kind == "f"
+
+    @property
+    def ordered(self) -> bool:
+        return has_order(self.kind, self.dtype)
+
+    @property
+    def inside(self) -> tuple[DType, Any]:
+        """The dtype in which many are combined, and what that begins with."""
+        if not self.ordered:
+            return self.dtype, self.start
+        dtype = whole_of(self.dtype)
+        return dtype, first_of(self.kind, dtype)
+
+
+def element(
+    body: Graph, lines: Lines, loads: Sequence[Value], known: Mapping[int, str]
+) -> tuple[list[tuple[int, Value]], list[Reduction]]:
+    """What one element of a kernel's body gives: results by their places behind the operands, and
+    what reductions take. `known`: the registers of numbers that are data."""
+    values = list(loads)
+    for node in body.nodes:
+        ins, dtype = [values[v] for v in node.inputs], node.specs[0].dtype
+        if node.op == "constant" and len(values) in known:
+            values.append(Value(lines, known[len(values)], dtype))
+        elif node.op == "constant":
+            values.append(lines.constant(node.kw["value"], dtype))
+        elif node.op in SUMS:
+            values.append(cast(ins[0], dtype))
+        else:
+            values.append(lower(node.op, ins, dtype))
+    made, sums = list[tuple[int, Value]](), list[Reduction]()
+    for k, v in enumerate(body.outputs, len(body.inputs)):
+        maker = body.nodes[body.producers[v]] if body.producers[v] >= 0 else None
+        if maker is not None and maker.op in SUMS:
+            kind = "sum" if maker.op == "mean" else maker.op
+            sums.append(Reduction(k, values[v], kind, maker.specs[0].dtype, known.get(v, "")))
+        else:
+            made.append((k, values[v]))
+    return made, sums
 
 
 def start_of(kind: str, dtype: DType) -> Any:

@@ -335,7 +335,7 @@ _ATAN = [1.62858201153657823623e-02, -3.65315727442169155270e-02, 4.976877994615
          -1.99999999998764832476e-01, 3.33333333333329318027e-01]  # fmt: skip
 
 
-def _in_double(function: Function) -> Function:
+def in_double(function: Function) -> Function:
     """Floats through doubles."""
 
     def made(*xs: Value) -> Value:
@@ -355,14 +355,14 @@ def _asin_parts(x: Value) -> tuple[Value, Value, Value]:
     return large, s, s * (z * horner(z, _ASIN) / horner(z, _ASIN_BELOW))
 
 
-@_in_double
+@in_double
 def asin(x: Value) -> Value:
     large, s, more = _asin_parts(x)
     beyond = _HALF_PI[0] - (2.0 * (s + more) - _HALF_PI[1])
     return copysign(where(large, beyond, s + more), x)
 
 
-@_in_double
+@in_double
 def acos(x: Value) -> Value:
     large, s, more = _asin_parts(x)
     right = 2.0 * (s + more)
@@ -385,13 +385,13 @@ def _angle(y: Value, x: Value) -> Value:
     return base + (r + (more + low))
 
 
-@_in_double
+@in_double
 def atan(x: Value) -> Value:
     a = abs(x)
     return where(x != x, x, copysign(_angle(a, a.like(1.0)), x))
 
 
-@_in_double
+@in_double
 def atan2(y: Value, x: Value) -> Value:
     a, b = abs(y), abs(x)
     large = (a > 2.0**1000) | (b > 2.0**1000)
@@ -564,7 +564,7 @@ def _multiplied(x: Value, n: int) -> Value:
     return found
 
 
-@_in_double
+@in_double
 def hypot(x: Value, y: Value) -> Value:
     a, b = abs(x), abs(y)
     large, small = (a > 2.0**500) | (b > 2.0**500), (a < 2.0**-400) & (b < 2.0**-400)

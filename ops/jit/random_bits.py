@@ -1,4 +1,4 @@
-"""Random words and numbers in registers: what `random.py` makes in arrays, for one element.
+"""Random words and numbers in registers: what ops/draws.py makes in arrays, for one element.
 
 An element's number among all elements of the global array is all that it depends on. Four words come
 from one counter, so an element finds out all four and takes its own; that is still much faster than
@@ -10,13 +10,13 @@ import math
 
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import DType, float32, float64, int32, int64, uint32, uint64
-from ostinato.ops.random import LOW, MULTIPLIERS, NORMAL, WEYL
+from ostinato.ops.draws import LOW, MULTIPLIERS, NORMAL, WEYL
 
 from .math_functions import FUNCTIONS
 from .values import Function, Value, cast, shift, where
 
 
-def _philox(seed: Value, counter: Value, stream: Value) -> tuple[Value, Value, Value, Value]:
+def philox(seed: Value, counter: Value, stream: Value) -> tuple[Value, Value, Value, Value]:
     """The four words of a counter, as uint64 with the high half empty."""
     c0, c1 = counter & LOW, shift(counter, "lshr", 32)
     c2, c3 = stream & LOW, shift(stream, "lshr", 32)
@@ -35,7 +35,7 @@ def _words(
     """An element's number, and the words of its counter, which serves so many elements."""
     index = cast(place, uint64)
     counter = shift(index, "lshr", each.bit_length() - 1)
-    return index, _philox(seed, counter, cast(stream, uint64))
+    return index, philox(seed, counter, cast(stream, uint64))
 
 
 def bits32(seed: Value, place: Value, stream: Value) -> Value:

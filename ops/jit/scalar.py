@@ -21,9 +21,13 @@ from ostinato.ops.jit.loops import VIEWS
 from ostinato.ops.jit.random_bits import DRAWS
 
 from .math_functions import FUNCTIONS, INEXACT
+from .rejection import REJECTION
+from .special import SPECIAL
 from .values import HALVES, KINDS, Lines, Unsupported, Value, as_bits, cast
 
 CAST = "astype"  # whose expression depends on what is wanted
+_OPERANDS = ("x0", "x1", "x2", "x3")
+_WORDS = {**FUNCTIONS, **SPECIAL, **REJECTION, **DRAWS}
 
 
 # -- whole expressions ---------------------------------------------------------------------
@@ -50,7 +54,7 @@ def _call(name: str, *args: ast.expr) -> ast.Call:
 
 @lru_cache(1024)
 def _code(text: str) -> tuple[CodeType, frozenset[str]]:
-    tree = ast.parse(text.format("x0", "x1", "x2"), mode="eval")
+    tree = ast.parse(text.format(*_OPERANDS), mode="eval")
     called = {
         n.func.id
         for n in ast.walk(tree)
@@ -89,7 +93,7 @@ def lower(name: str, operands: Sequence[Value], dtype: DType) -> Value:
         given = [cast(x, float32) if x.dtype in HALVES else x for x in given]
     if any(x.dtype not in KINDS.values() for x in given):
         raise Unsupported(name)
-    words: dict[str, Any] = {**FUNCTIONS, **DRAWS, **{f"x{k}": x for k, x in enumerate(given)}}
+    words: dict[str, Any] = {**_WORDS, **{f"x{k}": x for k, x in enumerate(given)}}
     try:
         found = eval(_code(op.scalar)[0], {"__builtins__": {}}, words)
     except (NameError, TypeError) as error:
@@ -112,10 +116,13 @@ def can_lower(name: str, dtypes: tuple[DType, ...], out: DType, writer: type[Lin
     return True
 
 
+_OWN = {*INEXACT, *SPECIAL, *REJECTION}
+
+
 @lru_cache(1024)
 def has_own_bits(name: str) -> bool:
     """Whether a generated kernel's results may differ from NumPy's in the last bits."""
-    return bool(_code(OPS[name].scalar)[1] & set(INEXACT)) if OPS[name].scalar else False
+    return bool(_code(OPS[name].scalar)[1] & _OWN) if OPS[name].scalar else False
 
 
 # -- numbers -------------------------------------------------------------------------------
@@ -128,7 +135,7 @@ def _is_better_for_knowing(name: str) -> bool:
     text = OPS[name].scalar if name in OPS else ""
     if not text:
         return False
-    words = ast.walk(ast.parse(text.format("x0", "x1", "x2"), mode="eval"))
+    words = ast.walk(ast.parse(text.format(*_OPERANDS), mode="eval"))
     return "pow" in _code(text)[1] or any(isinstance(w, _KNOWING) for w in words)
 
 

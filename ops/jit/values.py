@@ -14,6 +14,8 @@ from ostinato.ops.core.spec import DTYPES, DType, bfloat16, bool_, float16, floa
 HALVES = (float16, bfloat16)
 KINDS = {n: d for n, d in DTYPES.items() if d.kind != "c" and d not in HALVES}
 Function = Callable[..., "Value"]
+# (state, what is given) -> whether to go on, and the next state
+Step = Callable[[Sequence["Value"], Sequence["Value"]], "tuple[Value, Sequence[Value]]"]
 
 
 class Unsupported(Exception):
@@ -45,6 +47,10 @@ class Lines:
         """A register as another type, of numbers or of bits."""
         raise NotImplementedError
 
+    def signed_as(self, x: Value, dtype: DType) -> Value:
+        """A whole number with a sign or without: a register's bits are the same."""
+        return Value(self, x.name, dtype)
+
     def call(self, name: str, dtype: DType, *args: Value) -> Value:
         """An intrinsic of LLVM for this type."""
         raise NotImplementedError
@@ -62,6 +68,17 @@ class Lines:
 
     def narrowed_half(self, x: Value) -> Value:
         """The nearest float16 to a float32, with the sign of NaN."""
+        raise NotImplementedError
+
+    def function(self, name: str, *args: Value) -> Value | None:
+        """An elementary function, where the device's own is taken rather than ours."""
+        return None
+
+    def repeat(
+        self, name: str, step: Step, state: Sequence[Value], given: Sequence[Value], most: int
+    ) -> Value:
+        """The first number of a state after a few steps, each of which says whether another one
+        follows; of these there are at least one and at most so many."""
         raise NotImplementedError
 
 
@@ -87,10 +104,10 @@ class Value:
     __slots__ = ("dtype", "lines", "name", "number")
 
     def __init__(
-        self, lines: Lines, name: str, dtype: DType, number: int | float | None = None
+        self, lines: Lines, name: Any, dtype: DType, number: int | float | None = None
     ) -> None:
         self.lines = lines
-        self.name = name
+        self.name = name  # of a register; of an array, itself (arrays.py)
         self.dtype = dtype
         self.number = number  # of a constant
 
@@ -251,7 +268,7 @@ def cast(x: Value, dtype: DType) -> Value:
     elif dtype.itemsize < old.itemsize:
         word = "trunc"
     else:
-        return Value(x.lines, x.name, dtype)
+        return x.lines.signed_as(x, dtype)
     return x.lines.convert(word, x, dtype)
 
 

@@ -1,5 +1,17 @@
 """Linear algebra: what users call, and the factorizations behind it."""
 
+from typing import TYPE_CHECKING
+
+from ostinato.ops.core.spelling import missing
+
 from . import factorizations, spectral  # noqa: F401  (registers the operations)
 from .functions import *
 from .functions import __all__ as __all__
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+if not TYPE_CHECKING:
+    __getattr__ = missing("linalg")

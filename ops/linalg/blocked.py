@@ -11,11 +11,11 @@ Under `any-workers` there are none: bits would depend on the parts."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.array import Array, Trace, apply, apply_all, placeholder, term_of
+from ostinato.ops.core.array import Array, apply, apply_all
 from ostinato.ops.core.device import device_of
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.index import Indices
@@ -23,7 +23,7 @@ from ostinato.ops.core.layout import Layout, every_bounds
 from ostinato.ops.core.parameters import BOUNDS, unfit
 from ostinato.ops.core.registry import Params, Place, Scratch, Specs, op
 from ostinato.ops.core.spec import Spec, int64
-from ostinato.ops.core.trace import collect
+from ostinato.ops.core.trace import graph_of
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import eye, zeros
 from ostinato.ops.elementwise import abs as absolute
@@ -42,15 +42,6 @@ Bounds = tuple[int, ...]
 
 
 # -- which way to cut ------------------------------------------------------------------------
-def _graph(function: Callable[..., Sequence[Array]], ins: Specs) -> Graph:
-    """The graph of a function of Arrays."""
-    trace = Trace("an algorithm")
-    given = [placeholder(s.bare, k, trace) for k, s in enumerate(ins)]
-    found = collect([term_of(y) for y in function(*given)], [s.bare for s in ins], trace)
-    assert not found.captured
-    return found.graph
-
-
 def _in_parts(x: Spec) -> bool:
     """Whether this is one matrix, cut along rows or columns."""
     layout = x.layout
@@ -182,9 +173,9 @@ def qr(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
         return ()
     if _tall(x, x.shape[-1]):
         bounds = parts_of(x)
-        return [_graph(lambda x: _tall_qr(x, bounds), ins)]
+        return [graph_of(lambda x: _tall_qr(x, bounds), ins)]
     if _square(x):
-        return [_graph(lambda a: _householder(a, _steps(x)), ins)]
+        return [graph_of(lambda a: _householder(a, _steps(x)), ins)]
     return ()
 
 
@@ -201,7 +192,7 @@ def svd(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
             u, s, vh = apply_all("svd", r, full=False)
             return q @ u, s, vh
 
-        return [_graph(tall, ins)]
+        return [graph_of(tall, ins)]
     return ()
 
 
@@ -215,7 +206,7 @@ def pinv(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
         q, r = _tall_qr(x, bounds)
         return (apply("pinv", r, rtol=p["rtol"]) @ adjoint(q),)
 
-    return [_graph(run, ins)]
+    return [graph_of(run, ins)]
 
 
 def lstsq(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
@@ -231,7 +222,7 @@ def lstsq(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
         _, r = apply_all("qr", reshape(r, (count * width, width)), mode="reduced")
         return apply_all("lstsq", r[:n, :n], r[:n, n:], rtol=p["rtol"])
 
-    return [_graph(run, ins)]
+    return [graph_of(run, ins)]
 
 
 # -- square matrices ---------------------------------------------------------------------------
@@ -263,7 +254,7 @@ def cholesky(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
         lower = concat(columns, axis=1)
         return (adjoint(lower) if p["upper"] else lower,)
 
-    return [_graph(run, ins)]
+    return [graph_of(run, ins)]
 
 
 def _solved(a: Array, b: Array, *, upper: bool, unit: bool = False) -> Array:
@@ -325,7 +316,7 @@ def lu(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
         assert later is not None
         return later, concat(columns[::-1], axis=1), concat(rows, axis=0)
 
-    return [_graph(run, ins)]
+    return [graph_of(run, ins)]
 
 
 def solve(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
@@ -344,7 +335,7 @@ def solve(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
             rest = moved[k:] - lower[k:] @ tops[-1]
         return (_back(done.uppers, done.rights, tops),)
 
-    return [_graph(run, ins)]
+    return [graph_of(run, ins)]
 
 
 def _back(uppers: Sequence[Array], rights: Sequence[Array | None], tops: Sequence[Array]) -> Array:
@@ -378,7 +369,7 @@ def solve_triangular(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
             found = [made, *found] if p["upper"] else [*found, made]
         return (concat(found, axis=0),)
 
-    return [_graph(run, ins)]
+    return [graph_of(run, ins)]
 
 
 # -- orthogonal factors of square matrices -----------------------------------------------------
@@ -460,7 +451,7 @@ def eigh(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
         return ()
     assert x.layout is not None
     workers = x.layout.workers
-    return [_graph(lambda a: eigh_in_pairs(a, workers), ins)]
+    return [graph_of(lambda a: eigh_in_pairs(a, workers), ins)]
 
 
 # -- determinants ------------------------------------------------------------------------------
@@ -512,7 +503,7 @@ def det(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
         diagonal, parity = _pivots(a, _steps(x))
         return (prod(diagonal) * parity,)
 
-    return [_graph(run, ins)]
+    return [graph_of(run, ins)]
 
 
 def slogdet(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
@@ -524,4 +515,4 @@ def slogdet(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
         diagonal, parity = _pivots(a, _steps(x))
         return prod(sign(diagonal)) * parity, sum(log(absolute(diagonal)))
 
-    return [_graph(run, ins)]
+    return [graph_of(run, ins)]

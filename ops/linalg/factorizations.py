@@ -12,10 +12,11 @@ conjugates of cotangents, as textbooks do, where a rule is not holomorphic."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from ostinato.ops.batching import Mapped, aligned
 from ostinato.ops.core.array import Array, apply, apply_all
 from ostinato.ops.core.device import device_of
 from ostinato.ops.core.index import LETTERS, Indices
@@ -29,7 +30,16 @@ from ostinato.ops.elementwise import broadcast, conj, convert, imag, logical_not
 from ostinato.ops.reduction import any as anywhere
 from ostinato.ops.reduction import prod
 from ostinato.ops.reduction import sum as total
-from ostinato.ops.shape import concat, expand_dims, matrix_transpose, tril, triu, zero_of
+from ostinato.ops.shape import (
+    concat,
+    expand_dims,
+    matrix_transpose,
+    moveaxis,
+    reshape,
+    tril,
+    triu,
+    zero_of,
+)
 from ostinato.ops.sorting import argsort
 
 from ostinato.errors import DTypeError, GradientError, ShapeError
@@ -136,6 +146,23 @@ def _equations_rule(name: str, a: Spec, b: Spec) -> Spec:
     return Spec((*batch, *b.shape[-2:]), a.dtype)
 
 
+def _equations_batched(name: str) -> Callable[..., Sequence[Mapped]]:
+    """A matrix for all elements is factorized once: their right-hand sides are columns side by side."""
+
+    def batched(size: int, *xs: Mapped, **params: Any) -> Sequence[Mapped]:
+        (a, has_a), (b, has_b) = xs
+        if not has_a and a.ndim == 2:
+            columns = moveaxis(b, 0, -2)
+            wide = reshape(columns, (*columns.shape[:-2], size * b.shape[-1]))
+            made = reshape(apply(name, a, wide, **params), columns.shape)
+            return [(moveaxis(made, -2, 0), True)]
+        rank = max(a.ndim - has_a, b.ndim - has_b)
+        left, right = (aligned(x, rank) for x in xs)
+        return [(apply(name, left, right, **params), True)]
+
+    return batched
+
+
 def _triangular_kernel(xp: Any, out: Any, a: Any, b: Any, *, upper: bool, unit: bool) -> None:
     a = xp.broadcast_to(a, (*out.shape[:-2], *a.shape[-2:]))
     xp.copyto(out, b)
@@ -210,6 +237,7 @@ op(
     indices=_equations,
     kernel=_triangular_kernel,
     grad=_triangular_grad,
+    batched=_equations_batched("solve_triangular"),
     cost=_triangular_cost,
     dense=True,
     overwrite=(1,),
@@ -367,6 +395,7 @@ op(
     scratch=_copy_of_one,
     grad=_solve_grad,
     algorithms=blocked.solve,
+    batched=_equations_batched("solve"),
     cost=_solve_cost,
     dense=True,
     factors=True,

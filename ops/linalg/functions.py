@@ -6,8 +6,8 @@ names the operation and the line that asked for it."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from ostinato.ops.contraction import diagonal, matmul, outer, tensordot, vecdot
@@ -16,9 +16,9 @@ from ostinato.ops.core.array import Array, Operandish, apply, apply_all, as_arra
 from ostinato.ops.core.spec import is_inexact, promote, real_of
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import eye
+from ostinato.ops.draws import normal
 from ostinato.ops.elementwise import abs as absolute
 from ostinato.ops.elementwise import conj, convert, real, where
-from ostinato.ops.random import normal
 from ostinato.ops.reduction import count_nonzero, max, min, sum
 from ostinato.ops.shape import (
     axes_of,
@@ -39,10 +39,13 @@ from .matrices import adjoint, matrix
 
 __all__ = [
     "cholesky",
+    "cond",
     "cross",
     "det",
     "diagonal",
+    "eig",
     "eigh",
+    "eigvals",
     "eigvalsh",
     "expm",
     "inv",
@@ -54,6 +57,8 @@ __all__ = [
     "matrix_power",
     "matrix_rank",
     "matrix_transpose",
+    "multi_dot",
+    "norm",
     "outer",
     "pinv",
     "qr",
@@ -64,6 +69,8 @@ __all__ = [
     "svd_lowrank",
     "svdvals",
     "tensordot",
+    "tensorinv",
+    "tensorsolve",
     "trace",
     "vecdot",
     "vector_norm",
@@ -86,6 +93,11 @@ class SVDResult(NamedTuple):
 
 
 class EighResult(NamedTuple):
+    eigenvalues: Array
+    eigenvectors: Array
+
+
+class EigResult(NamedTuple):
     eigenvalues: Array
     eigenvectors: Array
 
@@ -114,7 +126,7 @@ def cholesky(x: Operandish, /, *, upper: bool = False) -> Array:
     return apply("cholesky", as_array(x), upper=bool(upper))
 
 
-def qr(x: Operandish, /, *, mode: str = "reduced") -> QRResult:
+def qr(x: Operandish, /, *, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
     """x = Q R with orthonormal columns in Q and an upper triangle R, whose diagonal is not negative:
     of a matrix of full rank there is one such pair, whatever the layout."""
     if mode not in ("reduced", "complete"):
@@ -177,6 +189,19 @@ def eigh(x: Operandish, /) -> EighResult:
 def eigvalsh(x: Operandish, /) -> Array:
     """Eigenvalues of Hermitian matrices, from the smallest to the largest."""
     return eigh(x).eigenvalues
+
+
+def eig(x: Operandish, /) -> EigResult:
+    """Eigenvalues of square matrices, always complex and in no order, and their vectors of length 1 as
+    columns. Stacks need no communication; a matrix that is split is gathered first. They have
+    gradients where eigenvalues are distinct and what is made of the vectors does not depend on their
+    phases. `ost.linalg.eig(ost.asarray([[0.0, -1.0], [1.0, 0.0]])).eigenvalues` are 1j and -1j."""
+    return EigResult(*apply_all("eig", as_array(x)))
+
+
+def eigvals(x: Operandish, /) -> Array:
+    """Eigenvalues of square matrices, always complex and in no order: those of `eig`."""
+    return eig(x).eigenvalues
 
 
 def lu(x: Operandish, /) -> LUResult:
@@ -349,7 +374,7 @@ def vector_norm(
     return _root(sum(size**ord, axis=axes, keepdims=keepdims), 1 / ord)
 
 
-def _largest(x: Array, *, axis: int | Sequence[int], keepdims: bool = False) -> Array:
+def _largest(x: Array, *, axis: int | tuple[int, ...], keepdims: bool = False) -> Array:
     """Of norms; that of nothing is 0."""
     none = any(x.shape[a] == 0 for a in axes_of(axis, x.ndim, "norm"))
     return (sum if none else max)(x, axis=axis, keepdims=keepdims)
@@ -391,7 +416,8 @@ def matrix_norm(x: Operandish, /, *, keepdims: bool = False, ord: Any = "fro") -
         sums = sum(absolute(x), axis=axis, keepdims=True)
         found = extreme(sums, axis=-3 - axis, keepdims=True)
     elif ord in ("nuc", 2, -2):
-        pick = {"nuc": sum, 2: _largest, -2: min}[ord]
+        picks: dict[Any, Callable[..., Array]] = {"nuc": sum, 2: _largest, -2: min}
+        pick = picks[ord]
         found = expand_dims(pick(svdvals(x), axis=-1), axis=(-2, -1))
     else:
         raise misfit(
@@ -403,7 +429,131 @@ def matrix_norm(x: Operandish, /, *, keepdims: bool = False, ord: Any = "fro") -
     return found if keepdims else squeeze(found, (-2, -1))
 
 
+def norm(
+    x: Operandish,
+    ord: Any = None,
+    axis: int | Sequence[int] | None = None,
+    keepdims: bool = False,
+) -> Array:
+    """NumPy's: of all elements the root of the sum of squares, if `ord` is not given; of one axis, or
+    of an array with one, `vector_norm`; of two `matrix_norm`. Whole numbers become float64.
+    `ost.linalg.norm(ost.asarray([3.0, 4.0]))` is 5."""
+    x = as_array(x)
+    if not is_inexact(x.dtype):
+        x = x.astype("float64")
+    if ord is None and (axis is None or not isinstance(axis, int)):
+        return vector_norm(x, axis=axis, keepdims=keepdims)
+    axes = tuple(range(x.ndim)) if axis is None else axes_of(axis, x.ndim, "norm")
+    if len(axes) == 1:
+        return vector_norm(x, axis=axes, keepdims=keepdims, ord=2 if ord is None else ord)
+    if len(axes) != 2:
+        raise misfit(
+            ShapeError,
+            "norm",
+            got=f"ord={ord!r} along {len(axes)} axes",
+            needed="one axis for a vector's norm, two for a matrix's",
+        )
+    if isinstance(axis, Sequence):  # in the order in which they are given: rows, columns
+        first, second = (axis_of(a, x.ndim, "norm") for a in axis)
+    else:
+        first, second = axes
+    found = matrix_norm(moveaxis(x, (first, second), (-2, -1)), ord=ord)
+    return expand_dims(found, axis=tuple(sorted((first, second)))) if keepdims else found
+
+
+def cond(x: Operandish, /, p: Any = None) -> Array:
+    """How much a matrix magnifies relative errors: the largest singular value over the smallest, or
+    for other norms `matrix_norm(x, ord=p)` times that of the inverse.
+    `ost.linalg.cond(ost.eye(2))` is 1."""
+    x = _inexact("cond", x)
+    if p is None or p in (2, -2):
+        values = svdvals(x)
+        largest, smallest = values[..., 0], values[..., -1]
+        return smallest / largest if p == -2 else largest / smallest
+    return matrix_norm(x, ord=p) * matrix_norm(inv(x), ord=p)
+
+
 # -- products ----------------------------------------------------------------------------------
+def multi_dot(arrays: Sequence[Operandish], /) -> Array:
+    """The product of several matrices, in the order that multiplies least; the first and the last may
+    be vectors. `ost.linalg.multi_dot([a, b, c])`."""
+    given = unify(*arrays)
+    if len(given) < 2:
+        raise misfit(ArgumentError, "multi_dot", got=f"{len(given)} arrays", needed="two or more")
+    ends = (given[0].ndim, given[-1].ndim)
+    if not {*ends} <= {1, 2} or any(x.ndim != 2 for x in given[1:-1]):
+        raise misfit(
+            ShapeError,
+            "multi_dot",
+            got=" and ".join(str(x.shape) for x in given),
+            needed="matrices, and perhaps vectors at both ends",
+        )
+    if ends[0] == 1:
+        given[0] = expand_dims(given[0], axis=0)
+    if ends[1] == 1:
+        given[-1] = expand_dims(given[-1], axis=1)
+    made = _in_order(given, _orders([x.shape[0] for x in given] + [given[-1].shape[1]]))
+    gone = tuple(axis for axis, ndim in enumerate(ends) if ndim == 1)
+    return squeeze(made, gone) if gone else made
+
+
+def _orders(sizes: Sequence[int]) -> dict[tuple[int, int], int]:
+    """Where to cut each chain of matrices in two, for the fewest products of numbers."""
+    many = len(sizes) - 1
+    costs = {(k, k + 1): 0 for k in range(many)}
+    cuts = {}
+    for length in range(2, many + 1):
+        for a in range(many - length + 1):
+            b = a + length
+            ways = [
+                (costs[a, k] + costs[k, b] + sizes[a] * sizes[k] * sizes[b], k)
+                for k in range(a + 1, b)
+            ]
+            costs[a, b], cuts[a, b] = sorted(ways)[0]
+    return cuts
+
+
+def _in_order(chain: Sequence[Array], cuts: dict[tuple[int, int], int]) -> Array:
+    def product(a: int, b: int) -> Array:
+        if b == a + 1:
+            return chain[a]
+        return product(a, cuts[a, b]) @ product(cuts[a, b], b)
+
+    return product(0, len(chain))
+
+
+def tensorsolve(a: Operandish, b: Operandish, /, axes: Sequence[int] | None = None) -> Array:
+    """x of tensordot(a, x, x.ndim) = b; `axes` of a go to its end first."""
+    a, b = as_array(a), as_array(b)
+    if axes is not None:
+        gone = [axis_of(k, a.ndim, "tensorsolve") for k in axes]
+        a = moveaxis(a, gone, tuple(range(a.ndim - len(gone), a.ndim)))
+    shape = a.shape[b.ndim :]
+    if math.prod(shape) != b.size:
+        raise misfit(
+            ShapeError,
+            "tensorsolve",
+            got=f"a {a.shape}, b {b.shape}",
+            needed="as many elements of b as of x, which has a's other axes",
+        )
+    return reshape(solve(reshape(a, (b.size, b.size)), reshape(b, (b.size,))), shape)
+
+
+def tensorinv(a: Operandish, /, ind: int = 2) -> Array:
+    """The inverse of x -> tensordot(a, x), whose results have a's first `ind` axes."""
+    a = as_array(a)
+    ind = whole_number(ind, "tensorinv", 1)
+    many, others = math.prod(a.shape[:ind]), math.prod(a.shape[ind:])
+    if many != others:
+        raise misfit(
+            ShapeError,
+            "tensorinv",
+            got=f"{a.shape} cut at {ind}",
+            needed="as many elements before as behind",
+        )
+    return reshape(inv(reshape(a, (many, many))), (*a.shape[ind:], *a.shape[:ind]))
+
+
 def matrix_power(x: Operandish, n: int, /) -> Array:
     """x multiplied by itself n times, by repeated squaring; of the inverse for negative n."""
     x = as_array(x)

@@ -8,14 +8,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from ostinato.ops.core.array import Array, apply, apply_all
+from ostinato.ops.core.device import device_of
 from ostinato.ops.core.index import LETTERS, Indices
 from ostinato.ops.core.parameters import FLAG, SHARE
 from ostinato.ops.core.registry import Params, Scratch, Specs, op
-from ostinato.ops.core.spec import Shape, Spec, int64, real_of
+from ostinato.ops.core.spec import Shape, Spec, complex64, complex128, float32, int64, real_of
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import eye
-from ostinato.ops.elementwise import conj, convert, imag, where
+from ostinato.ops.elementwise import conj, convert, imag, real, where
 from ostinato.ops.shape import concat, expand_dims, matrix_transpose, zero_of
 
 from ostinato.errors import GradientError, ShapeError
@@ -190,6 +192,54 @@ op(
     grad=_eigh_grad,
     algorithms=blocked.eigh,
     cost=cubic(9.0),
+    dense=True,
+)
+
+
+def _eig_rule(x: Spec) -> Specs:
+    shape = matrix("eig", x, True).shape
+    dtype = complex64 if x.dtype in (float32, complex64) else complex128
+    return Spec(shape[:-1], dtype), Spec(shape, dtype)
+
+
+def _eig_kernel(xp: Any, out: Any, x: Any) -> None:
+    """By LAPACK on the host, as not every device's library has it."""
+    values, vectors = out
+    device = device_of(x)
+    host = device.to_host(x)
+    if vectors is None:
+        put(xp, values, device.from_host(np.linalg.eigvals(host)))
+        return
+    w, v = np.linalg.eig(host)
+    put(xp, values, device.from_host(w))
+    put(xp, vectors, device.from_host(v))
+
+
+def _eig_grad(g: Sequence[Array | None], y: Sequence[Array], x: Array) -> Sequence[Array | None]:
+    """Of distinct eigenvalues, and of vectors of length 1, whatever the phase that each has."""
+    w, v = y
+    gw, gv = (bar_of(part) for part in g)
+    inner = None if gw is None else as_diagonal(gw)
+    left = adjoint(v)
+    if gv is not None:
+        gap = conj(expand_dims(w, axis=-2) - expand_dims(w, axis=-1))
+        apart = convert(1 / where(gap == 0, math.inf, gap), v.dtype)
+        moved = left @ gv
+        along = convert(real(diagonal_of(moved)), v.dtype)
+        turned = apart * (moved - left @ (v * expand_dims(along, axis=-2)))
+        inner = turned if inner is None else inner + turned
+    if inner is None:
+        return (None,)
+    return (conj(apply("solve", left, inner @ left)),)
+
+
+op(
+    "eig",
+    infer=_eig_rule,
+    indices=whole,
+    kernel=_eig_kernel,
+    grad=_eig_grad,
+    cost=cubic(25.0),
     dense=True,
 )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
@@ -43,6 +43,8 @@ from ostinato.planner.fusion.groups import (
     rows_of,
     with_kernels,
 )
+from ostinato.planner.fusion.random import draw_in_kernels
+from ostinato.planner.layouts.costs import UNKNOWN
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import (
     is_kernel,
@@ -54,13 +56,11 @@ from ostinato.planner.rewrite import (
 
 from .fuse_stages import PRODUCT, Nested, checks_of, count_apart, has_stages, nests
 from .narrow_operands import uncast
-from .random import draw_in_kernels
 from .symmetric import squared_by
 
 WORTH = 16384  # elements times operations that are worth kernels
 BESIDE = 2048  # and that are worth one more, in a plan that has some, or has large reductions
 CALL = 64  # elements that a call in a loop counts as, at the least
-UNKNOWN = 100  # turns of a loop that ends when it ends
 LARGE = 4096  # elements, where the bits must not depend on what is beside
 NARROWEST = 16  # columns of a product in blocks of rows
 HALVED = 128  # terms from which half of a symmetric product outweighs what is done with the whole
@@ -71,7 +71,8 @@ def fuse(graph: Graph, target: Target, larger: bool = True, turns: int = 1) -> G
     """The pass; nothing changes where kernels cannot be generated. Without the `larger` ones none has
     stages or a product. `turns`: how often all of it is done.
     """
-    graph = draw_in_kernels(graph, target, turns)
+    if not why_not():
+        graph = draw_in_kernels(graph, target, turns)
     nested: list[Nested] = []
     alone = set[int]()
     if larger:
@@ -277,10 +278,14 @@ def _can_be(graph: Graph, group: Nested) -> bool:
     outs = [v for k in members for v in graph.outs(k)]
     read = {v for v in outs if v in graph.outputs or not members.issuperset(graph.uses[v])}
     node, _, _ = _kernel(graph, group, read)
-    kw = node.kw
-    specs = [*kw["body"].inputs, *node.specs]
+    return _fits(node.kw["body"], node.kw["dims"], node.kw["rows"])
+
+
+@lru_cache(1 << 10)
+def _fits(body: Graph, dims: tuple[tuple[int, ...], ...], rows: tuple[int, ...]) -> bool:
+    specs = (*body.inputs, *body.out_specs)
     shapes = [s.layout.largest(s.shape) for s in specs if s.layout is not None]
-    return analyse_in_order(**kw, shapes=shapes) is not None
+    return analyse_in_order(body, dims, rows, shapes) is not None
 
 
 def _worthy_groups(

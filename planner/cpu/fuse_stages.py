@@ -303,7 +303,7 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
         return joins
     fixed = {x for v in group.operands for x in group.labels.dims[v]}
     fit = _fit(graph, k, labels, fixed)  # new ones, and those of numbers, may turn out to be others
-    if fit is None or labels.repeats:
+    if fit is None or (labels.joined and labels.repeats):
         return NEVER
     if node.op in GATHERS and not _is_inside(graph, node, group):
         return NEVER

@@ -19,12 +19,14 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.gpu.jit.lines import can_lower
 from ostinato.ops.jit.scalar import has_own_bits
 from ostinato.planner.fusion.groups import groups_of, kernel_of, with_kernels
+from ostinato.planner.fusion.random import draw_in_kernels
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import is_kernel, map_bodies, with_nodes
 
 
 def fuse(graph: Graph, target: Target) -> Graph:
     """The pass."""
+    graph = draw_in_kernels(graph, target)
     alone = set()
     if target.math == "libm":  # functions are to be those of the library
         alone = {k for k, n in enumerate(graph.nodes) if n.op in OPS and has_own_bits(n.op)}

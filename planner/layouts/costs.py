@@ -2,13 +2,14 @@
 
 On the worker that has most to do. A relayout is what `communicate` makes of it: addends are summed
 along each axis (all-reduce, or reduce-scatter where the sum is wanted in parts), then a worker gets
-what it needs and does not have; each collective takes a message's time more, in which workers meet.
-All of it follows from the sizes of the mesh's axes, in microseconds, for any number of workers."""
+what it needs and does not have (`move_legs`, by which programs are predicted, too); each collective
+takes a message's time more, in which workers meet. All of it follows from the sizes of the mesh's
+axes, in microseconds, for any number of workers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from ostinato.ops.core.graph import Graph, Node
@@ -16,10 +17,13 @@ from ostinato.ops.core.layout import Layout, Mesh, Shape
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.traffic import legs
-from ostinato.planner.machine import Link, Machine
+from ostinato.planner.machine import Machine
 from ostinato.planner.plan import largest_part
 
 from .ways import Way
+
+UNKNOWN = 100  # iterations of a loop that ends when it ends
+REPEATED = {"loop": "trips", "blocks": "turns"}
 
 
 def way_seconds(machine: Machine, node: Node, ins: Sequence[Spec], way: Way) -> float:
@@ -32,14 +36,23 @@ def way_seconds(machine: Machine, node: Node, ins: Sequence[Spec], way: Way) -> 
 def kernel_seconds(
     machine: Machine, node: Node, ins: Sequence[Spec], outs: Sequence[Spec]
 ) -> float:
-    op = OPS[node.op]
-    if op.view is not None:
+    """What reads alone would fit into a cache is read from there."""
+    if OPS[node.op].view is not None:
         return 0.0
+    computing, touched = kernel_work(machine, node, ins, outs)
+    return machine.call_seconds + max(computing, machine.moving_seconds(touched, touched))
+
+
+def kernel_work(
+    machine: Machine, node: Node, ins: Sequence[Spec], outs: Sequence[Spec]
+) -> tuple[float, float]:
+    """The seconds that a kernel computes, and the bytes that it moves."""
+    op = OPS[node.op]
     flops, touched = op.cost(tuple(ins), tuple(outs), node.kw)
     if op.scalar:  # fused with its neighbours: what it reads was made there
         touched = sum([s.nbytes for s in outs])
     dtype = next((s.dtype.name for s in (*ins, *outs) if s.dtype.kind in "fcV"), "float32")
-    return machine.kernel_seconds(flops, touched, op.dense, dtype)
+    return machine.flops_seconds(flops, op.dense, dtype), touched
 
 
 def graph_seconds(machine: Machine, graph: Graph) -> float:
@@ -55,8 +68,7 @@ def node_seconds(machine: Machine, graph: Graph, times: int = 1) -> Iterator[tup
         for g in inner:
             yield from node_seconds(machine, g, times * max(1, repeats(node)))
         if node.op == "relayout":
-            pairs = zip(ins, node.specs, strict=True)
-            yield node, times * sum([spec_seconds(machine, s, out) for s, out in pairs])
+            yield node, times * together_seconds(machine, ins, node.specs)
         elif not inner:
             outs = [largest_part(s) for s in node.specs]
             took = kernel_seconds(machine, node, [largest_part(s) for s in ins], outs)
@@ -64,9 +76,42 @@ def node_seconds(machine: Machine, graph: Graph, times: int = 1) -> Iterator[tup
 
 
 def repeats(node: Node) -> int:
-    """How often the bodies of a node may be expected to run."""
+    """How often the bodies of a node run. Of a loop that ends when it ends, how often they may be
+    expected to: half as often as they may at the most, or UNKNOWN times if that is less."""
     kw = node.kw
-    return int(kw["trips"]) if "trips" in kw else max(1, kw.get("most", 0) // 2)
+    if node.op == "while":
+        return UNKNOWN if kw["most"] < 0 else min(UNKNOWN, -(-kw["most"] // 2))
+    return int(kw[REPEATED[node.op]]) if node.op in REPEATED else 1
+
+
+def together_seconds(machine: Machine, has: Sequence[Spec], needs: Sequence[Spec]) -> float:
+    """What it takes to bring several arrays to other layouts; addends that belong together, such as a
+    minimum and its place, are one message."""
+    pairs = [(s, s.layout, t.layout) for s, t in zip(has, needs, strict=True)]
+    total, sizes = 0.0, dict[tuple[tuple[int, ...], bool], int]()
+    for spec, here, there in pairs:
+        assert here is not None
+        assert there is not None
+        if len(pairs) > 1 and here.partial_axes:
+            way = legs(here, there, spec.shape, True)
+            for s in way.sums:
+                key = s.axes, s.scatters
+                sizes[key] = sizes.get(key, 0) + _local(s.here, spec.shape) * spec.dtype.itemsize
+            here, there = way.move
+        total += relayout_seconds(machine, spec.shape, spec.dtype.itemsize, here, there)
+    mesh = pairs[0][1].mesh if pairs and pairs[0][1] is not None else ()
+    return total + sum([sum_seconds(machine, mesh, *key, size) for key, size in sizes.items()])
+
+
+def sum_seconds(
+    machine: Machine, mesh: Mesh, axes: Sequence[int], scatters: bool, size: float
+) -> float:
+    """To sum addends of so many bytes along axes of a mesh."""
+    links = machine.links(mesh)
+    if scatters:
+        (axis,) = axes
+        return links[axis].seconds + links[axis].reduce_scatter(mesh[axis], size)
+    return links[axes[0]].seconds + machine.all_reduce(mesh, axes, size)[0]
 
 
 def spec_seconds(machine: Machine, has: Spec, needs: Spec) -> float:
@@ -82,31 +127,17 @@ def relayout_seconds(
     """What it takes to bring a value from one layout to another."""
     if has is needs or (0 in shape and not has.partial_axes):
         return 0.0
-    links, total = machine.links(has.mesh), 0.0
+    total = 0.0
     sums, (here, there), _, begins = legs(has, needs, shape)
     for each in sums:
         size = _local(each.here, shape) * itemsize
-        if each.scatters:
-            (axis,) = each.axes
-            total += links[axis].seconds + links[axis].reduce_scatter(has.mesh[axis], size)
-        else:
-            total += links[each.axes[0]].seconds
-            total += machine.all_reduce(has.mesh, each.axes, size)[0]
+        total += sum_seconds(machine, has.mesh, each.axes, each.scatters, size)
     if begins:
         total += machine.kernel_seconds(0, _local(needs, shape) * itemsize, False, "float32")
-    if here is there or _has_copy(here, there):
+    if here is there or _has_copy(here, there) or (here.windows and here.has_copy(there, shape)):
         return total
-    return total + _move_seconds(links, shape, itemsize, here, there)
-
-
-def _gathered(links: Sequence[Link], mesh: Mesh, axes: Sequence[int], whole: float) -> float:
-    """An all-gather along several axes: the outer ones first, where the fewest bytes are sent."""
-    size = whole / math.prod([mesh[a] for a in axes])
-    total = links[axes[0]].seconds
-    for axis in axes:
-        size *= mesh[axis]
-        total += links[axis].all_gather(mesh[axis], size)
-    return total
+    way = move_legs(machine, shape, itemsize, here, there)
+    return total + machine.levels[way[0][0]][1].seconds + sum([seconds for _, seconds in way])
 
 
 def _has_copy(has: Layout, needs: Layout) -> bool:
@@ -120,14 +151,23 @@ def _has_copy(has: Layout, needs: Layout) -> bool:
     return True
 
 
-def _move_seconds(
-    links: Sequence[Link], shape: Shape, itemsize: int, has: Layout, needs: Layout
-) -> float:
-    wanted = _local(needs, shape)
+@lru_cache(1 << 16)
+def move_legs(
+    machine: Machine, shape: Shape, itemsize: int, has: Layout, needs: Layout
+) -> tuple[tuple[int, float], ...]:
+    """What a collective takes that only moves parts, link by link: the level of each, and seconds."""
+    levels, wanted = machine.levels_of(has.mesh), _local(needs, shape)
+    links = [machine.levels[k][1] for k in levels]
+
+    def slowest(axes: Iterable[int], size: float) -> int:
+        return max(axes, key=lambda a: links[a].message(size))
+
     if has.mesh != needs.mesh:
         n = has.workers
         size = (wanted - wanted // n) * itemsize
-        return max([link.message(size) for link in links]) + (n - 2) * min(k.seconds for k in links)
+        a = slowest(range(len(links)), size)
+        more = max(n - 2, 0) * min(k.seconds for k in links)
+        return ((levels[a], size / links[a].bandwidth + more),)
     there = 1.0
     for d, size in enumerate(shape):
         before, after = has.axes(d), needs.axes(d)
@@ -139,15 +179,19 @@ def _move_seconds(
     axes = [a for a, (i, j) in enumerate(zip(has.splits, needs.splits, strict=True)) if i != j]
     near = [a for d, _ in needs.windows for a in needs.axes(d) if has.axes(d) == needs.axes(d)]
     if near and not axes:  # with the neighbours on both sides
-        slowest = max([links[a] for a in near], key=lambda link: link.message(moved))
-        return (1 + 2 * len(near)) * slowest.seconds + moved / slowest.bandwidth
+        a = slowest(near, moved)
+        return ((levels[a], 2 * len(near) * links[a].seconds + moved / links[a].bandwidth),)
     axes = axes or near or [a for a, n in enumerate(has.mesh) if n > 1]
     n = math.prod([has.mesh[a] for a in axes])
-    slowest = max([links[a] for a in axes], key=lambda link: link.message(moved))
     whole = moved * n / max(n - 1, 1)  # of which a worker gets all but its own part
-    if all(needs.splits[a] is None for a in axes):
-        return _gathered(links, has.mesh, axes, whole)
-    return slowest.seconds + slowest.all_to_all(n, whole)
+    if any(needs.splits[a] is not None for a in axes):
+        a = slowest(axes, moved)
+        return ((levels[a], links[a].all_to_all(n, whole)),)
+    share, found = whole / n, list[tuple[int, float]]()
+    for a in axes:  # the outer ones first, where the fewest bytes are sent
+        share *= has.mesh[a]
+        found.append((levels[a], links[a].all_gather(has.mesh[a], share)))
+    return tuple(found)
 
 
 def _local(layout: Layout, shape: Shape) -> int:

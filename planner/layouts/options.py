@@ -22,7 +22,7 @@ from ostinato.ops.core.traffic import scatters
 from ostinato.planner.machine import Machine
 from ostinato.planner.plan import Target, local_bytes
 
-from .costs import graph_seconds, spec_seconds, way_seconds
+from .costs import graph_seconds, together_seconds, way_seconds
 from .ways import SUM, Way, ways
 
 CUT = 1e-12  # seconds by which what cuts less is preferred, of two that cost the same
@@ -45,6 +45,7 @@ class Options:
     ends: tuple[tuple[Layout, ...], ...]  # [result][choice]
     graphs: tuple[Graph | None, ...]  # what is run instead of the node
     costs: np.ndarray[Any, Any]
+    relayouts: np.ndarray[Any, Any]  # what they take of that
 
 
 def options(
@@ -82,6 +83,7 @@ def options(
         tuple([(*d, *(e[k] for e in ends)) for k, d in enumerate(direct.ends)]),
         (*direct.graphs, *(g for _, g, _ in made)),
         np.concatenate([direct.costs, [s for _, _, s in made]]),
+        np.concatenate([direct.relayouts, np.zeros(len(made))]),
     )
 
 
@@ -95,13 +97,15 @@ def _direct(
     machine: Machine,
 ) -> Options:
     choices: list[tuple[Way, tuple[Layout, ...]]] = []
-    costs = []
+    costs, moves = [], []
     for way in ways(node, ins, target, addends):
         cost = way_seconds(machine, node, ins, way)
         cost += CUT * sum([c is not None for c in way.labels])
         for ends in _ends(node, way, seen, target.numerics == "any-workers"):
-            pairs = zip(node.specs, way.gives, ends, strict=True)
-            costs.append(cost + sum([spec_seconds(machine, s.at(g), s.at(e)) for s, g, e in pairs]))
+            made = [s.at(g) for s, g in zip(node.specs, way.gives, strict=True)]
+            left = [s.at(e) for s, e in zip(node.specs, ends, strict=True)]
+            moves.append(together_seconds(machine, made, left))
+            costs.append(cost + moves[-1])
             choices.append((way, ends))
     return Options(
         tuple([tuple([w.needs[k] for w, _ in choices]) for k in range(len(ins))]),
@@ -109,6 +113,7 @@ def _direct(
         tuple([tuple([e[k] for _, e in choices]) for k in range(len(node.specs))]),
         (None,) * len(choices),
         np.array(costs),
+        np.array(moves),
     )
 
 

@@ -384,11 +384,18 @@ def _eliminate(
     at: list[set[int]] = [set() for _ in costs]  # the factors of each variable
     near: list[set[int]] = [set() for _ in costs]
     for number, (ij, table) in enumerate(pairs.items()):
+        i, j = ij
+        if sizes[i] == 1 or sizes[j] == 1:  # what has one value left is no variable
+            if sizes[i] == 1:
+                costs[j] = costs[j] + table[0]
+            else:
+                costs[i] = costs[i] + table[:, 0]
+            continue
         factors[number] = ij, table
         for a, b in (ij, ij[::-1]):
             at[a].add(number)
             near[a].add(b)
-    number = len(factors)
+    number = len(pairs)
     base, cut = 0.0, False
     weights = [math.log(n) for n in sizes]
     queue = [(_weight(weights, i, near[i]), i) for i in range(len(costs))]

@@ -244,7 +244,8 @@ def _parts_agree(
     ]
     starts = np.array(bounds)
     rows = [(starts[lo], starts[hi]) if n == len(bounds) - 1 else (lo, hi) for n, (lo, hi) in held]
-    return bool(rows) and all(np.array_equal(rows[0], r) for r in rows)
+    whole = bool(rows) and bool(np.isin(rows[0], starts).all())
+    return whole and all(np.array_equal(rows[0], r) for r in rows)
 
 
 def _chunks_agree(

@@ -13,7 +13,7 @@ index that is parallel is written side by side, one that is reduced leaves adden
 whole ends the part. The pass is not idempotent: what was split is not split again.
 
 A part grows from a value and one of its axes: along the nodes that keep the index, and back to what
-is only read in blocks. `split_time` cuts what reads files; which parts are cut because of a memory
+is only read in blocks. `split_time` cuts what reads or writes files; which parts are cut because of a memory
 limit, and into how many turns, is decided in fitting.py."""
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ MOST_TURNS = 4096
 TRIED = 128  # turns at which a part shows whether it is worth while
 SEEDS = 8  # values from which parts grow
 PARTS = 8  # that one graph is split into
+NEARLY = 1.1  # times what there is
 FEW = 3  # parts that are cut to see what that brings, where it is to be found quickly
 TURN_BYTES = 20_000  # what could be moved while one node starts
 _ALONE = (
@@ -63,10 +64,12 @@ _ALONE = (
 
 
 def split_time(graph: Graph, target: Target, donated: Sequence[int] = ()) -> Graph:
-    """The pass; nothing unless the plan reads files."""
+    """The pass; nothing unless the plan reads or writes files."""
     limit = target.memory_limit
     before = graph
-    if any(s.layout is not None and s.layout.stored for s in graph.inputs):
+    if any(s.layout is not None and s.layout.stored for s in graph.inputs) or any(
+        n.op == "write" for n in graph.nodes
+    ):
         graph = in_fixed_blocks(graph) if target.numerics == "any-workers" else graph
     if limit is None:
         found = streamed(graph, target, READ_BYTES, READ_BYTES)
@@ -120,24 +123,42 @@ def roughly(graph: Graph, target: Target, donated: Sequence[int] = ()) -> int:
 
 
 def streamed(graph: Graph, target: Target, size: int, keep: float) -> Graph:
-    """The graph that reads files block after block along their first axis, as far as it can."""
+    """The graph that reads and writes files block after block along their first axis, as far as it
+    can."""
     whole: set[Node] = set()
     for _ in range(PARTS):
-        k = next((k for k, n in enumerate(graph.nodes) if n not in whole and _reads(n, size)), None)
+        k = next((k for k in range(len(graph.nodes)) if _streams(graph, k, size, whole)), None)
         if k is None:
             break
-        spec = graph.nodes[k].specs[0]
+        v = _in_memory(graph, k)
+        spec = graph.specs[v]
         most = min(shortest(spec, 0), most_turns(target)) if spec.ndim else 1
-        turns = min(-(-local_bytes(spec) // max(size, 1)), most)
-        made = split_along(graph, target, graph.starts[k], 0, turns, keep) if turns > 1 else None
+        turns = _parts(graph, spec, target) or min(-(-local_bytes(spec) // max(size, 1)), most)
+        made = split_along(graph, target, v, 0, turns, keep) if turns > 1 else None
         whole.add(graph.nodes[k])
         if made is not None:
             graph = made[0]
     return in_bodies(graph, lambda g: streamed(g, target, size, keep))
 
 
-def _reads(node: Node, size: int) -> bool:
-    return node.op == "read" and local_bytes(node.specs[0]) > size
+def _streams(graph: Graph, k: int, size: int, tried: set[Node]) -> bool:
+    node = graph.nodes[k]
+    wanted = node.op in ("read", "write") and node not in tried
+    return wanted and local_bytes(graph.specs[_in_memory(graph, k)]) > size
+
+
+def _parts(graph: Graph, spec: Spec, target: Target) -> int:
+    """Parts that each worker has of such rows where some operation works through parts of them, as
+    `work_in_blocks` laid down; 0 if none does."""
+    bounds = [n.kw["bounds"] for n in graph.nodes if "bounds" in n.kw]
+    counts = [len(b) - 1 for b in bounds if spec.ndim and b[-1] == spec.shape[0]]
+    return max(counts, default=0) // target.workers
+
+
+def _in_memory(graph: Graph, k: int) -> int:
+    """What is read from a file, or written to one."""
+    node = graph.nodes[k]
+    return graph.starts[k] if node.op == "read" else node.inputs[0]
 
 
 # -- what could be cut -----------------------------------------------------------------------
@@ -183,7 +204,7 @@ def cut_further(
     ready: list[tuple[bool, float, int, Graph]] = []
     for low, seed in reach:
         enough = limit if low <= limit else max(limit, low + low // 20)
-        turns = _fewest(graph, target, seed, enough, (before, low), needs)
+        turns = _fewest(graph, target, seed, enough, (before, low), needs, quickly)
         if turns is not None:
             ready.append((needs(turns[0]) > limit, turns[1], len(ready), turns[0]))
     return [found for *_, found in sorted(ready, key=lambda r: r[:3])]
@@ -196,9 +217,11 @@ def _fewest(
     enough: int,
     known: tuple[int, int],
     needs: Callable[[Graph], int],
+    quickly: bool,
 ) -> tuple[Graph, float] | None:
     """In as few turns as are enough, by doubling them; it begins where it would be, if what is cut
-    fell as turns rise. `known`: what is needed in one turn, and in those that were tried."""
+    fell as turns rise. `known`: what is needed in one turn, and in those that were tried. `quickly`:
+    fewer turns are tried only where that would nearly do."""
     ladder, (whole, low) = list(_ladder(seed)), known
     tried = min(seed.most, TRIED)
     part = (whole - low) * tried / max(tried - 1, 1)
@@ -209,6 +232,8 @@ def _fewest(
         made = _apply(graph, target, seed, ladder[at])
         if made is not None and needs(made[0]) <= enough:
             best, at = made, at - 1
+            if quickly and at >= 0 and whole - part + part / ladder[at] > enough * NEARLY:
+                break
         elif best is not None:
             break
         else:
@@ -446,6 +471,12 @@ def _fit(part: Part, k: int, label: str) -> Way | None:
     if way is None or any(w.windows for w in way.needs):
         return None
     cuts = [w.splits[-1] for w in way.gives]
+    if (
+        OPS[node.op].goes_on
+        and cuts[0] != (axis := node.kw["axis"])
+        and axis in way.gives[0].splits
+    ):
+        return None  # a worker would have to hand over in each turn
     whole = [v for v, cut in zip(graph.outs(k), cuts, strict=True) if cut is None]
     if len(whole) == len(cuts) or any(_is_read(graph, v) for v in whole):
         return None
@@ -514,8 +545,9 @@ def emit(graph: Graph, part: Part, keep: float, value: int) -> tuple[Graph, int]
     """The graph with the part as one node, and where a value is in it, if it still is; None if the
     part would leave nothing."""
     results = part.results(keep)
-    if not results:
-        results = part.results(math.inf)
+    if not results:  # what is smallest, as something has to stay
+        left = [local_bytes(graph.specs[v]) for v in part.results(math.inf)]
+        results = part.results(min(left, default=0))
     if not results:
         return None
     taken, body = _body(part, results)

@@ -82,6 +82,9 @@ def _lower(
     made = []
     for v, way, end in zip(values, ways, ends, strict=True):
         spec = b.specs[v]
+        if _layout(spec).windows and way.move[0] is not _layout(spec):  # they do not suffice
+            spec = spec.at(way.move[0])
+            (v,) = b.add("narrow", (v,), (), (spec,), line)
         there = _with(way.move[1], _layout(spec), way.stays)
         if _layout(spec) is not there:
             kind = kind_of(spec, there)

@@ -18,8 +18,8 @@ from ostinato.ops.core.graph import Graph
 from ostinato.planner.plan import Program, Rung, Target, local_bytes, peak_bytes
 from ostinato.planner.simulation import simulate
 
-from .blocking import PARTS, cut_further, in_fixed_blocks, running
-from .recompute import recomputed
+from .blocking import PARTS, cut_further, in_fixed_blocks
+from .recompute import followed, recomputed
 
 REUSED, WRITTEN_OVER = "places used again", "operands written over"
 TURNS, AGAIN = "made in turns", "made again"
@@ -40,7 +40,7 @@ def fit_memory(
     limit = target.memory_limit
     if limit is None:
         return graph
-    start = _Candidate(graph, target, running(graph, target, donated))
+    start = _Candidate(graph, target, followed(graph, target, donated))
     if told is not None:
         told["ladder"] = anyway(start.program)
     if start.peak <= limit:
@@ -108,14 +108,14 @@ def _candidates(
     """Ways to need less, those that fit and those that come near."""
 
     def again(here: _Candidate) -> _Candidate:
-        graph, program = recomputed(here.graph, target, donated, limit)
+        graph, program = recomputed(here.graph, here.program, target, donated, limit)
         return _Candidate(graph, target, program, here, AGAIN)
 
     programs: dict[Graph, Program] = {start.graph: start.program}
 
     def program_of(graph: Graph) -> Program:
         if graph not in programs:
-            programs[graph] = running(graph, target, donated)
+            programs[graph] = followed(graph, target, donated)
         return programs[graph]
 
     yield again(start)

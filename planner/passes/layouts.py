@@ -12,7 +12,20 @@ so does bringing its operands to where it needs them (`layouts/costs.py`). The c
 takes the least time is searched (`layouts/search.py`): nodes are variables, operands tie two of them
 together. Bodies of loops are part of the same search, with what they take times the turns; the state
 of a loop is a variable of its own, so what is needed in another layout is brought there before the loop
-if that is cheaper. Of equal ones, the choice that cuts least is taken.
+if that is cheaper. What an iteration makes and only the next one reads may be carried as it is made,
+as addends or in parts; then the next one begins with the collective, and waits where it reads. Of equal
+ones, the choice that cuts least is taken.
+
+before                                               after
+(%0: ..., %2: float32[9] @ whole of 2)               (%0: ..., %2: float32[9] @ partial sum of 2)
+%3 = multiply(%2, %1) : float32[9]                   %3 = relayout(%2) : float32[9] @ whole of 2
+%4 = sum(%0; ...) : float32[9] @ partial sum of 2    %4 = multiply(%3, %1) : float32[9]
+%5 = relayout(%4) : float32[9] @ whole of 2          %5 = sum(%0; ...) : float32[9] @ partial sum of 2
+return %3, %5                                        return %4, %5
+
+All that is added up, as if nothing ran beside anything. So it is searched again with a share of what
+relayouts take, as if kernels hid the rest, and where that is another choice, both are run on the model
+of the machine, with their collectives beside their kernels: the one that takes less is taken.
 
 Results go where they are cheapest for this plan and the next: one that looks like an operand may come
 back as it, so bringing it to the operand's layout counts; others count as whole along mesh axes along
@@ -35,7 +48,7 @@ from ostinato.ops.core.layout import Layout, Mesh, Shape
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Spec
 from ostinato.ops.shape import split_of
-from ostinato.planner.layouts.costs import relayout_seconds, repeats
+from ostinato.planner.layouts.costs import kernel_seconds, relayout_seconds, repeats
 from ostinato.planner.layouts.options import (
     ADDING,
     CUT,
@@ -51,16 +64,24 @@ from ostinato.planner.layouts.options import (
 from ostinato.planner.layouts.search import Problem, Table, solve
 from ostinato.planner.layouts.ways import SUM, added
 from ostinato.planner.machine import Machine
-from ostinato.planner.plan import Target, local_bytes
+from ostinato.planner.plan import Target, largest_part, local_bytes
 from ostinato.planner.policy import Precision, policy_of
 from ostinato.planner.rewrite import inline
+from ostinato.planner.simulation import unmade_seconds
 
 from ostinato.errors import LayoutError
 
+from .blocking import roughly
+from .buckets import fill_buckets
+from .communicate import communicate
 from .narrow_sums import sent_narrow
+from .overlap import overlap
 
 LATER = 1.001  # what the next plan would have to move is better moved now
 TOO_LARGE = 1e3  # seconds for a message that exceeds the memory
+HIDDEN = 0.3  # of what relayouts take, where most of it is hidden behind kernels
+SOONER = 0.99  # of the time: what is taken for that, though relayouts and kernels add up to more
+MUCH_SOONER = 0.95  # the same for where operands lie, which others read, too
 MOVE = 1e-13  # seconds by which leaving a value where it is is preferred, of two that cost the same
 
 
@@ -68,7 +89,38 @@ def choose_layouts(graph: Graph, target: Target, told: dict[str, float] | None =
     """The pass. It is idempotent only up to `relayout` nodes: a graph that has layouts is not
     planned again. `told` is told the answer's gap.
     """
-    return lay_out(graph, given(graph, target), target, told=told)
+    inputs = given(graph, target)
+    best = lay_out(graph, inputs, target, told=told)
+    if target.workers == 1 or not graph.nodes:
+        return best
+    ends, gap = [s.layout for s in best.out_specs], dict[str, float]()
+    other = lay_out(graph, inputs, target, ends, gap, HIDDEN)
+    if other == best:
+        return best
+    if beside_seconds(other, target) > SOONER * beside_seconds(best, target):
+        return best
+    limit, peak = target.memory_limit, 0
+    if limit is not None:  # what is hidden needs room meanwhile
+        peak = sent_bytes(other, target)
+    if limit is not None and peak > limit and peak > sent_bytes(best, target):
+        return best
+    if told is not None:
+        told.update(gap)
+    return other
+
+
+def beside_seconds(graph: Graph, target: Target) -> float:
+    """What a graph with layouts takes, whose collectives run beside its kernels."""
+    return unmade_seconds(_sent(graph, target), target.machine, target.mesh)
+
+
+def sent_bytes(graph: Graph, target: Target) -> int:
+    """What it needs per worker, if each node is a kernel."""
+    return roughly(_sent(graph, target), target)
+
+
+def _sent(graph: Graph, target: Target) -> Graph:
+    return overlap(fill_buckets(communicate(graph, target), target), target)
 
 
 def given(graph: Graph, target: Target) -> list[Spec]:
@@ -83,13 +135,14 @@ def lay_out(
     target: Target,
     wanted: Sequence[Layout | None] | None = None,
     told: dict[str, float] | None = None,
+    share: float = 1.0,
 ) -> Graph:
     """The graph over inputs in these layouts; its outputs where they are cheapest, or in the layouts
-    that are wanted.
+    that are wanted. Of what relayouts take, a share counts.
     """
     if target.workers == 1:
         return _alone(graph, inputs, target)
-    search = _Search(target, target.machine)
+    search = _Search(target, target.machine, share)
     laid = search.graph(graph, [_fixed(s) for s in inputs], 1, True)
     ends = search.ends(laid, wanted or [None] * len(graph.outputs))
     answer = solve(search.problem)
@@ -120,13 +173,26 @@ def twins(graph: Graph) -> dict[int, int]:
 def place(graph: Graph, target: Target, free: Collection[int], dearer: float) -> Graph:
     """The graph with operands, of those that may lie anywhere, where it runs fastest again and again,
     if a byte of a worker's memory that an operand takes costs so many seconds."""
-    inputs = given(graph, target)
-    search = _Search(target, target.machine)
-    refs = [search.anywhere(s, dearer) if k in free else _fixed(s) for k, s in enumerate(inputs)]
-    search.ends(search.graph(graph, refs, 1, True), [None] * len(graph.outputs))
-    emit = _Emit(target, solve(search.problem).values)
-    made = [s.at(emit.layout(r)) for s, r in zip(inputs, refs, strict=True)]
-    return Graph(tuple(made), graph.nodes, graph.outputs)
+    inputs, made = given(graph, target), list[list[Spec]]()
+    for share in (1.0, HIDDEN):
+        search = _Search(target, target.machine, share)
+        pairs = enumerate(inputs)
+        refs = [search.anywhere(s, dearer) if k in free else _fixed(s) for k, s in pairs]
+        search.ends(search.graph(graph, refs, 1, True), [None] * len(graph.outputs))
+        emit = _Emit(target, solve(search.problem).values)
+        made.append([s.at(emit.layout(r)) for s, r in zip(inputs, refs, strict=True)])
+    best, other = made
+    if other != best:
+        ends = lay_out(graph, best, target).out_specs
+        costs = []
+        for specs in made:
+            back: list[Layout | None] = [s.layout for s in ends]
+            for k, v in twins(graph).items():
+                back[k] = specs[v].layout
+            seconds = beside_seconds(lay_out(graph, specs, target, back), target)
+            costs.append(seconds + dearer * sum([local_bytes(specs[k]) for k in free]))
+        best = other if costs[1] < MUCH_SOONER * costs[0] else best
+    return Graph(tuple(best), graph.nodes, graph.outputs)
 
 
 def resolve(split: Split, mesh: Mesh, shape: Shape, blocks: bool = False) -> Layout:
@@ -209,12 +275,19 @@ class _Laid:
     around: dict[int, list[_Ref]] = field(default_factory=dict)  # operands as a loop takes them
     state: dict[int, list[_Ref]] = field(default_factory=dict)  # where its bodies leave results
 
+    def result(self, v: int) -> _Ref:
+        """A value as it is given to who stands behind the graph: an input as it came."""
+        return self.inputs[v] if v < len(self.inputs) else self.refs[v]
+
 
 @dataclass(slots=True)
 class _Search:
     target: Target
     machine: Machine
+    share: float = 1.0  # of what relayouts take, that counts
     problem: Problem = field(default_factory=Problem)
+    counted: dict[tuple[int, int], Table] = field(default_factory=dict)  # options' costs, by id
+    scaled: dict[tuple[int, float], tuple[Table, Table]] = field(default_factory=dict)
 
     @property
     def blocks(self) -> bool:
@@ -225,16 +298,25 @@ class _Search:
         return Layout.whole(self.target.mesh)
 
     def graph(
-        self, graph: Graph, inputs: Sequence[_Ref], weight: int, outermost: bool = False
+        self,
+        graph: Graph,
+        inputs: Sequence[_Ref],
+        weight: int,
+        outermost: bool = False,
+        fixed: int = 0,
     ) -> _Laid:
-        """Adds a graph that runs so many times. Operands of the outermost one that several read may be
-        gathered once for all."""
+        """Adds a graph that runs so many times. Inputs that several read may be brought once for all;
+        not the first ones, if these are `fixed`, as operands of a loop are that do not change."""
         laid = _Laid(graph, list(inputs), list(inputs))
         read = _readers(graph, outermost)
-        if outermost:
-            for v, ref in enumerate(inputs):
-                if read[v] != ONE and ref.variable < 0 and ref.layouts[0].mesh == self.target.mesh:
-                    laid.refs[v] = self.gathered(graph.specs[v], ref, weight)
+        sooner = weight * self.share  # what an iteration begins with has all of it to hide behind
+        for v, ref in enumerate(inputs):
+            if v < fixed or not graph.uses[v] or ref.layouts[0].mesh != self.target.mesh:
+                continue
+            if ref.variable >= 0 and (read[v] != ONE or self.share < 1.0):
+                laid.refs[v] = self.placed(graph.specs[v], ref, ref.layouts, sooner)
+            elif outermost and ref.variable < 0 and read[v] != ONE:
+                laid.refs[v] = self.gathered(graph.specs[v], ref, weight)
         for k, node in enumerate(graph.nodes):
             laid.refs.extend(self.node(laid, k, node, read, weight))
         return laid
@@ -252,7 +334,16 @@ class _Search:
         costs = [CUT * cuts(w) + dearer * local_bytes(spec.at(w)) for w in kinds]
         return _Ref(self.problem.variable(np.array(costs)), tuple(kinds))
 
-    def placed(self, spec: Spec, ref: _Ref, layouts: Sequence[Layout], weight: int) -> _Ref:
+    def read(self, node: Node, given: Layout, weight: int) -> _Ref:
+        """What is read of a file, in parts if nothing else was said: files are slow."""
+        if not given.is_whole or self.target.workers == 1:
+            return _Ref(-1, (given,))
+        kinds = candidates(node.specs[0].bare, self.target.mesh, self.blocks)
+        parts = [largest_part(node.specs[0].at(w)) for w in kinds]
+        costs = [weight * kernel_seconds(self.machine, node, (), (p,)) for p in parts]
+        return _Ref(self.problem.variable(np.array(costs)), tuple(kinds))
+
+    def placed(self, spec: Spec, ref: _Ref, layouts: Sequence[Layout], weight: float) -> _Ref:
         """A value that is brought to one of these layouts."""
         variable = self.problem.variable(np.array([CUT * cuts(w) for w in layouts]))
         self.needs(ref, spec, layouts, variable, weight)
@@ -264,7 +355,7 @@ class _Search:
         spec: Spec,
         layouts: Sequence[Layout],
         variable: int,
-        weight: int,
+        weight: float,
         share: float = 1.0,
     ) -> None:
         """Counts what it takes to bring a value to where each choice of a variable needs it."""
@@ -272,7 +363,8 @@ class _Search:
             return
         wire = "" if self.blocks else self.target.precision
         limit, sizes = self.target.memory_limit, _sizes(wire, spec.dtype)
-        table = _table(self.machine, spec.shape, sizes, ref.layouts, tuple(layouts), weight, limit)
+        table = _table(self.machine, spec.shape, sizes, ref.layouts, tuple(layouts), limit)
+        table = self.times(table, weight * self.share)
         costs = self.problem.costs
         if variable < 0:
             costs[ref.variable] = costs[ref.variable] + table[:, 0] * share
@@ -281,12 +373,21 @@ class _Search:
         else:
             self.problem.pair(ref.variable, variable, table)
 
+    def times(self, table: Table, factor: float) -> Table:
+        """A table so many times as large: one for all who share it, as the search does its work once."""
+        if factor == 1.0:
+            return table
+        key = id(table), factor
+        if key not in self.scaled:
+            self.scaled[key] = table, table * factor
+        return self.scaled[key][1]
+
     def node(self, laid: _Laid, k: int, node: Node, read: Sequence[int], weight: int) -> list[_Ref]:
         graph = laid.graph
         refs = [laid.refs[v] for v in node.inputs]
         match node.op:
             case "read":
-                return [_Ref(-1, (refs[0].layouts[0].resident,))]
+                return [self.read(node, refs[0].layouts[0].resident, weight)]
             case "slice_file" | "merge_file":
                 return [_Ref(-1, refs[0].layouts)]
             case "take_file":
@@ -313,13 +414,22 @@ class _Search:
             pairs = zip(refs, ins, strict=True)
             near = [_near(r, s, self.target.mesh, self.blocks) for r, s in pairs]
         chosen = options(node, ins, addends, seen, self.target, self.machine, near, lay_out)
-        costs = chosen.costs if weight == 1 else chosen.costs * weight
-        variable = self.problem.variable(costs)
+        variable = self.problem.variable(self.costs(chosen, weight))
         reads = zip(node.inputs, chosen.needs, strict=True)
         for v, needs in dict.fromkeys(reads):  # what is read twice is brought once
             self.needs(laid.refs[v], graph.specs[v].bare, needs, variable, weight)
         laid.options[k], laid.variables[k] = chosen, variable
         return [_Ref(variable, ends) for ends in chosen.ends]
+
+    def costs(self, chosen: Options, weight: int) -> Table:
+        """What choices take, all times together."""
+        if weight == 1 and self.share == 1.0:
+            return chosen.costs
+        key = id(chosen), weight
+        if key not in self.counted:
+            hidden = (1 - self.share) * chosen.relayouts
+            self.counted[key] = (chosen.costs - hidden) * weight
+        return self.counted[key]
 
     def ends(self, laid: _Laid, wanted: Sequence[Layout | None]) -> list[_Ref]:
         """Where the outputs of the outermost graph are left, which counts."""
@@ -340,7 +450,8 @@ class _Search:
                 ref = found[k] = self.placed(spec, ref, kinds, 1)
             other = laid.inputs[state[k]] if k in state else None
             if other is not None and not _stored(other):
-                self.needs(ref, spec, other.layouts, other.variable, 1, LATER)
+                lies = [w.without_halos for w in other.layouts]
+                self.needs(ref, spec, lies, other.variable, 1, LATER)
             elif ref.variable >= 0:
                 self.comes(laid, v, spec, ref, asked[v])
         return found
@@ -355,9 +466,8 @@ class _Search:
             for axis, split in enumerate(end.splits):
                 if split is not None and (axis not in asked or (made and axis in made[c])):
                     whole = whole.with_split(axis, None)
-            costs[c] = LATER * relayout_seconds(
-                machine, spec.shape, spec.dtype.itemsize, end, whole
-            )
+            took = relayout_seconds(machine, spec.shape, spec.dtype.itemsize, end, whole)
+            costs[c] = LATER * self.share * took
         if costs.any():
             self.problem.costs[ref.variable] = self.problem.costs[ref.variable] + costs
 
@@ -386,7 +496,7 @@ class _Search:
         inside = weight * max(1, repeats(node))
         specs = [laid.graph.specs[v] for v in node.inputs]
         consts = self.before(specs[:nc], refs[:nc], weight)
-        sums = [] if self.blocks else _running_sums(body, nc, ns)
+        sums = [] if self.blocks else _sums(body, 1 + nc, ns)
         state = self.before(specs[nc : nc + ns], refs[nc : nc + ns], weight, True, sums)
         stacks, items = [], []
         for s, r in zip(specs[nc + ns :], refs[nc + ns :], strict=True):
@@ -396,11 +506,11 @@ class _Search:
             stacks.append(stack)
             items.append(_Ref(stack.variable, tuple(kinds)))
         inputs = [_Ref(-1, (self.whole,)), *consts, *state, *items]
-        inner = self.graph(body, inputs, inside)
+        inner = self.graph(body, inputs, inside, fixed=1 + nc)
         ends = list(state)
         for v, ref in zip(body.outputs[:ns], state, strict=True):
-            self.back(inner.refs[v], body.specs[v], ref, inside)
-        ends.extend([inner.refs[v] for v in body.outputs[ns:]])
+            self.back(inner.result(v), body.specs[v], ref, inside)
+        ends.extend([inner.result(v) for v in body.outputs[ns:]])
         laid.bodies[k], laid.around[k] = {"body": inner}, [*consts, *state, *stacks]
         laid.state[k] = ends
         return [*state, *(_Ref(r.variable, tuple(map(_stacked, r.layouts))) for r in ends[ns:])]
@@ -423,7 +533,8 @@ class _Search:
                 continue
             found = dict.fromkeys(candidates(spec, self.target.mesh, self.blocks))
             if len(set(ref.layouts)) <= 4:
-                found.update(dict.fromkeys([w for w in ref.layouts if not w.partial_axes]))
+                lies = [w.without_halos for w in ref.layouts if not w.partial_axes]
+                found.update(dict.fromkeys(lies))
             if k in sums:
                 kinds = itertools.product(
                     *[(None, SUM) if n > 1 else (None,) for n in self.target.mesh]
@@ -446,13 +557,14 @@ class _Search:
         inside = weight * max(1, repeats(node))
         specs = [laid.graph.specs[v] for v in node.inputs]
         consts = self.before(specs[:nc], refs[:nc], weight)
-        state = self.before(specs[nc:], refs[nc:], weight, free=True)
-        body = self.graph(kw["body"], [*consts, *state], inside)
-        test = self.graph(kw["condition"], [*consts, *state], inside)
+        sums = [] if self.blocks else _sums(kw["body"], nc, len(specs) - nc)
+        state = self.before(specs[nc:], refs[nc:], weight, True, sums)
+        body = self.graph(kw["body"], [*consts, *state], inside, fixed=nc)
+        test = self.graph(kw["condition"], [*consts, *state], inside, fixed=nc)
         for v, ref in zip(kw["body"].outputs, state, strict=True):
-            self.back(body.refs[v], kw["body"].specs[v], ref, inside)
+            self.back(body.result(v), kw["body"].specs[v], ref, inside)
         (v,) = kw["condition"].outputs
-        self.needs(test.refs[v], kw["condition"].specs[v], (self.whole,), -1, inside)
+        self.needs(test.result(v), kw["condition"].specs[v], (self.whole,), -1, inside)
         laid.bodies[k], laid.around[k] = {"body": body, "condition": test}, [*consts, *state]
         laid.state[k] = state
         return state
@@ -464,14 +576,15 @@ class _Search:
         specs = [laid.graph.specs[v] for v in node.inputs]
         self.needs(refs[0], specs[0], (self.whole,), -1, weight)
         inputs = self.before(specs[1:], refs[1:], weight)
-        sides = {s: self.graph(kw[s], inputs, weight) for s in ("then", "otherwise")}
+        fixed = len(inputs)
+        sides = {s: self.graph(kw[s], inputs, weight, fixed=fixed) for s in ("then", "otherwise")}
         ends = []
         for n, spec in enumerate(node.specs):
             kinds = candidates(spec.bare, self.target.mesh, self.blocks)
             variable = self.problem.variable(np.array([CUT * cuts(w) for w in kinds]))
             ends.append(_Ref(variable, tuple(kinds)))
             for name, side in sides.items():
-                self.back(side.refs[kw[name].outputs[n]], spec.bare, ends[-1], weight)
+                self.back(side.result(kw[name].outputs[n]), spec.bare, ends[-1], weight)
         laid.bodies[k], laid.around[k] = dict(sides), inputs
         laid.state[k] = ends
         return ends
@@ -492,7 +605,6 @@ def _table(
     sizes: tuple[int, int],  # of a number, and of one in addends that are sent
     has: tuple[Layout, ...],
     needs: tuple[Layout, ...],
-    weight: int,
     limit: int | None,
 ) -> Table:
     """What it takes from each layout to each other one."""
@@ -511,8 +623,7 @@ def _table(
 
     costs = np.array([[seconds(a, b) for b in columns] for a in rows])
     at = {w: i for i, w in enumerate(rows)}, {w: i for i, w in enumerate(columns)}
-    made = costs[np.ix_([at[0][w] for w in has], [at[1][w] for w in needs])]
-    return made * weight if weight != 1 else made
+    return costs[np.ix_([at[0][w] for w in has], [at[1][w] for w in needs])]
 
 
 def _asked(graph: Graph, inputs: Sequence[_Ref], target: Target) -> list[set[int]]:
@@ -532,7 +643,7 @@ def _asked(graph: Graph, inputs: Sequence[_Ref], target: Target) -> list[set[int
 
 def _readers(graph: Graph, outermost: bool) -> list[int]:
     """Who reads each value; results are read, too, and those of bodies may stay addends."""
-    adds = [OPS[n.op].adds or OPS[n.op].only_looks or n.subgraphs() for n in graph.nodes]
+    adds = [OPS[n.op].adds or OPS[n.op].only_looks or any(n.subgraphs()) for n in graph.nodes]
     found = []
     for users in map(set, graph.uses):
         several = ADDING if any(adds[k] for k in users) else SEVERAL
@@ -543,14 +654,29 @@ def _readers(graph: Graph, outermost: bool) -> list[int]:
     return found
 
 
-def _running_sums(body: Graph, first: int, count: int) -> list[int]:
-    """Of the state of a loop, what a turn only adds to. (The number of the turn is its first input.)"""
+def _sums(body: Graph, first: int, count: int) -> list[int]:
+    """Of the state of a loop, what may be addends from turn to turn: what nobody reads but the node that
+    adds to it, and what each turn makes as a sum. `first`: the input that is the first of the state."""
     found = []
     for k, v in enumerate(body.outputs[:count]):
-        state, made = 1 + first + k, body.producers[v]
-        if made >= 0 and state in body.nodes[made].inputs and OPS[body.nodes[made].op].adds:
+        made, users = body.producers[v], set(body.uses[first + k])
+        grows = made >= 0 and users == {made} and OPS[body.nodes[made].op].adds
+        if grows or _sums_up(body, v):
             found.append(k)
     return found
+
+
+def _sums_up(graph: Graph, v: int) -> bool:
+    """Whether a value is a sum of terms, or of what is: workers that have some terms make addends."""
+    k = graph.producers[v]
+    if k < 0 or any(graph.nodes[k].subgraphs()):
+        return False
+    node = graph.nodes[k]
+    ins = [graph.specs[u].bare for u in node.inputs]
+    indices = OPS[node.op].indices(tuple(ins), node.specs, node.kw)
+    if any(monoid == SUM.monoid for _, monoid in indices.reduce):
+        return len(node.specs) == 1
+    return any(all(_sums_up(graph, node.inputs[j]) for j in g) for g in added(node, ins))
 
 
 def _addends(ref: _Ref) -> tuple[int, ...]:
@@ -570,7 +696,7 @@ def _stored(ref: _Ref) -> bool:
 def _near(ref: _Ref, spec: Spec, mesh: Mesh, blocks: bool) -> list[Layout]:
     """The layouts in which a value may come to an algorithm."""
     if ref.variable < 0:
-        return [ref.layouts[0]]
+        return [ref.layouts[0].without_halos]
     rest = (None,) * (len(mesh) - 1)
     dims = range(max(0, spec.ndim - 2), spec.ndim)
     return [Layout.whole(mesh), *(Layout(mesh, (d, *rest), (), blocks) for d in dims)]
@@ -589,6 +715,7 @@ class _Emit:
 
     target: Target
     chosen: Sequence[int]
+    pinned: set[int] = field(default_factory=set)  # values that users want where they are
 
     def layout(self, ref: _Ref) -> Layout:
         return ref.layouts[self.chosen[ref.variable] if ref.variable >= 0 else 0]
@@ -603,6 +730,10 @@ class _Emit:
         return [inputs[v] if v < len(inputs) else values[v] for v in laid.graph.outputs]
 
     def brought(self, builder: Builder, value: int, layout: Layout, line: str = "") -> int:
+        maker = None if value in self.pinned else builder.maker(value)
+        if maker is not None and maker.op == "relayout" and len(maker.inputs) == 1:
+            (before,) = maker.inputs  # it was brought from where it is wanted
+            value = before if builder.specs[before].layout is layout else value
         return self.all_brought(builder, (value,), (layout,), line)[0]
 
     def all_brought(
@@ -623,7 +754,9 @@ class _Emit:
             refs = laid.refs[laid.graph.starts[k] :][: len(node.specs)]
             ends = [self.layout(r) for r in refs]
             if node.op == "resplit":
-                return [self.brought(builder, inputs[0], ends[0], node.line)]
+                there = self.brought(builder, inputs[0], ends[0], node.line)
+                self.pinned.add(there)
+                return [there]
             if node.op == "take_file":
                 whole = Layout.whole(ends[0].mesh)
                 inputs = [self.brought(builder, inputs[0], whole), inputs[1]]

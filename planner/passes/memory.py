@@ -15,14 +15,17 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import Device
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Partial, different_shapes
 from ostinato.ops.core.registry import ANY, OPS
 from ostinato.ops.core.spec import Shape, Spec
 from ostinato.planner.plan import Program, Slot, local_bytes
+from ostinato.planner.rewrite import replace
 
 ALIGN = 64
+BUFFERS = 2  # of each file that is read or written block after block, used in turn
 RUN = 128  # bytes in a row, from which kernels write to parts of what is joined
 CONTROL = ("loop", "while", "branch", "blocks")
 
@@ -297,7 +300,7 @@ class _Assigner:
             if node.op in CONTROL:
                 order = body_order(graph, k, self.contiguous)
                 bodies[k] = tuple(
-                    assign_memory(g, self.device, (), order) for _, g in node.subgraphs()
+                    assign_memory(g, self.device, (), order) for g in self._bodies(k, node)
                 )
                 need = max((p.arena_bytes for p in bodies[k]), default=0)
                 bases[k] = self.arena.take(need)
@@ -416,9 +419,20 @@ class _Assigner:
             carried = node.kw["counts"][1]
             return [local_bytes(s) for s in node.specs[:carried]]
         if node.op == "blocks":
-            ahead = [local_bytes(s) for s in read_ahead(graph, node) for _ in range(2)]
-            return ahead + [local_bytes(s) for s in addends(node)]
+            (body,) = self._bodies(k, node)
+            kept = [*read_ahead(graph, node), *written_behind(node, body)]
+            turned = [local_bytes(s) for s in kept for _ in range(BUFFERS)]
+            ends = [
+                n for j in going_on(body) for n in scratch_bytes(self.device, body, body.nodes[j])
+            ]
+            return turned + [local_bytes(s) for s in addends(node)] + ends
         return scratch_bytes(self.device, graph, node)
+
+    def _bodies(self, k: int, node: Node) -> list[Graph]:
+        graphs = [g for _, g in node.subgraphs()]
+        if node.op != "blocks":
+            return graphs
+        return [with_written(g, body_order(self.graph, k, self.contiguous)) for g in graphs]
 
 
 def read_ahead(graph: Graph, node: Node) -> list[Spec]:
@@ -430,10 +444,56 @@ def read_ahead(graph: Graph, node: Node) -> list[Spec]:
     ]
 
 
+def with_written(body: Graph, in_order: Sequence[bool] | None) -> Graph:
+    """The body of `blocks` with what it makes for files among its results, at the end: turns make it in
+    one buffer after the other, since a block is written while the next one is made. What is read
+    from a file and written as it is stays where it was read."""
+    writes = [k for k, node in enumerate(body.nodes) if node.op == "write"]
+    if not writes:
+        return body
+    order, taken = contiguous(body, in_order), set(body.outputs)
+
+    def is_made(v: int) -> bool:
+        while (k := body.producers[v]) >= 0 and is_view(body, k, order):
+            v = body.nodes[k].inputs[0]
+        return k >= 0 and body.nodes[k].op != "constant"
+
+    copied, made = [], []
+    for k in writes:
+        v = body.nodes[k].inputs[0]
+        if not is_made(v):
+            continue
+        made.append(k)
+        if v in taken or is_view(body, body.producers[v], order):
+            copied.append(k)
+        taken.add(v)
+
+    def make(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
+        node = body.nodes[k]
+        x, target = (values[v] for v in node.inputs)
+        (x,) = builder.add("copy", (x,), (), (builder.specs[x],), node.line)
+        return builder.add(node.op, (x, target), node.params, node.specs, node.line)
+
+    found = replace(body, copied, make)
+    wrote = [node.inputs[0] for node in found.nodes if node.op == "write"]
+    behind = [v for k, v in zip(writes, wrote, strict=True) if k in made]
+    return Graph(found.inputs, found.nodes, (*found.outputs, *behind))
+
+
+def written_behind(node: Node, body: Graph) -> tuple[Spec, ...]:
+    """What the turns of `blocks` make for files."""
+    return body.out_specs[len(node.specs) :]
+
+
 def addends(node: Node) -> list[Spec]:
     """What the turns of `blocks` leave one addend of each."""
     found: list[Spec] = node.kw["body"].out_specs
     return [s for s in found if s.layout is not None and isinstance(s.layout.splits[-1], Partial)]
+
+
+def going_on(body: Graph) -> list[int]:
+    """The nodes in turns of which the next one needs what the last one ended with."""
+    return [j for j, node in enumerate(body.nodes) if OPS[node.op].goes_on]
 
 
 def scratch_bytes(device: Device, graph: Graph, node: Node) -> list[int]:

@@ -26,7 +26,8 @@ from ostinato.planner.rewrite import inline
 from .file_parts import read_parts
 
 CONTROL = ("loop", "while", "branch")
-LARGE = 1 << 22  # bytes that are not read at once for a loop that wants them row by row
+LARGE = 1 << 22  # bytes that are not read at once for a loop that wants them row by row,
+SHARE = 8  # nor such a part of the memory limit
 
 
 def read_files(graph: Graph, target: Target) -> Graph:
@@ -68,7 +69,7 @@ def _with_reads(graph: Graph, files: Iterable[int], target: Target) -> Graph:
     for node in graph.nodes:
         inputs: Sequence[int] = node.inputs
         if node.op == "loop":
-            node = _by_turns(graph, node, rows)
+            node = _by_turns(graph, node, rows, target)
         if node.op in CONTROL:
             node, inputs = _take_along(graph, node, rows, files, target)
         stays = seen_as(node) if node.op in CONTROL else ()
@@ -104,16 +105,17 @@ def _rows(graph: Graph, files: set[int]) -> dict[int, int]:
     return found
 
 
-def _by_turns(graph: Graph, node: Node, rows: dict[int, int]) -> Node:
+def _by_turns(graph: Graph, node: Node, rows: dict[int, int], target: Target) -> Node:
     """The loop that looks at large arrays of files' rows by its turn's number, where it had of each a
     row handed in."""
     kw = node.kw
     (nc, ns, _), body = kw["counts"], kw["body"]
-    begin = nc + ns
+    begin, limit = nc + ns, target.memory_limit
+    most = LARGE if limit is None else min(LARGE, limit // SHARE)
     moved = [
         j
         for j, v in enumerate(node.inputs)
-        if j >= begin and rows.get(v) == 0 and graph.specs[v].nbytes > LARGE
+        if j >= begin and rows.get(v) == 0 and graph.specs[v].nbytes > most
     ]
     if not moved:
         return node

@@ -50,7 +50,7 @@ _NEVER = {
     *COLLECTIVES,
     *CONTROL,
     *STORED,
-    *("relayout", "addend", "round_addends", "start", "wait", "constant", "read"),
+    *("relayout", "addend", "round_addends", "start", "wait", "constant", "read", "write"),
 }
 
 
@@ -83,10 +83,14 @@ class Held:
         return self.program.arena_bytes - max(self.usage, default=0)
 
 
-def held(graph: Graph, target: Target, donated: Sequence[int]) -> Held:
-    """What the program of a graph holds."""
-    told, when = _numbered(graph), [-1] * len(graph.nodes)
-    program = running(told, target, donated)
+def followed(graph: Graph, target: Target, donated: Sequence[int]) -> Program:
+    """The program of a graph, in which lines are numbers of the graph's nodes."""
+    return running(_numbered(graph), target, donated)
+
+
+def held(graph: Graph, program: Program) -> Held:
+    """What the program of a graph holds, in which that can be `followed`."""
+    when = [-1] * len(graph.nodes)
     known = _followed(graph, program.graph, when)
     slots, kernels = program.slots, program.graph
     root = list(range(len(slots)))
@@ -519,61 +523,79 @@ def _living(graph: Graph) -> Graph:
     return in_order_of(graph, kept[::-1])
 
 
+class _Programs:
+    """What graphs become, each followed once: searches that differ may make the same graph."""
+
+    def __init__(self, target: Target, donated: Sequence[int]) -> None:
+        self.target, self.donated = target, donated
+        self.known: dict[Graph, Held] = {}
+
+    def __call__(self, graph: Graph) -> Held:
+        if graph not in self.known:
+            self.known[graph] = held(graph, followed(graph, self.target, self.donated))
+        return self.known[graph]
+
+
 def recomputed(
-    graph: Graph, target: Target, donated: Sequence[int], limit: int
+    graph: Graph, program: Program, target: Target, donated: Sequence[int], limit: int
 ) -> tuple[Graph, Program]:
     """The graph with values made again until it fits, or as far as that goes; and its program."""
-    best = graph, held(graph, target, donated)
+    best, programs = (graph, held(graph, program)), _Programs(target, donated)
     for _ in range(ROUNDS):
         here = best
         for search in (_round, _within, _plain_round):
             if peak_bytes(best[1].program) <= limit:
                 return best[0], best[1].program
-            found = search(*here, target, donated, limit)
+            found = search(*here, programs, limit)
             best = min(best, found, key=lambda f: peak_bytes(f[1].program))
         if peak_bytes(best[1].program) > peak_bytes(here[1].program) * NEARER:
             break
     return best[0], best[1].program
 
 
-def _within(
-    graph: Graph, found: Held, target: Target, donated: Sequence[int], limit: int
-) -> tuple[Graph, Held]:
+def _within(graph: Graph, found: Held, programs: _Programs, limit: int) -> tuple[Graph, Held]:
     """The same in the bodies of the node that runs when memory is fullest, if it has some."""
-    program = found.program
+    program, target = found.program, programs.target
     fullest = program.graph.nodes[program.peak_node] if program.peak_node >= 0 else None
     if fullest is None or fullest.op not in CONTROL or not fullest.line.isdigit():
         return graph, found
     over, k = peak_bytes(program) - limit, int(fullest.line)
 
     def less(body: Graph) -> Graph:
-        return recomputed(body, target, (), peak_bytes(running(body, target)) - over)[0]
+        alone = followed(body, target, ())
+        return recomputed(body, alone, target, (), peak_bytes(alone) - over)[0]
 
     node = map_bodies(graph.nodes[k], less)
     made = with_nodes(graph, [*graph.nodes[:k], node, *graph.nodes[k + 1 :]])
-    return (graph, found) if made is graph else (made, held(made, target, donated))
+    return (graph, found) if made is graph else (made, programs(made))
 
 
-def _plain_round(
-    graph: Graph, found: Held, target: Target, donated: Sequence[int], limit: int
-) -> tuple[Graph, Held]:
-    return _round(graph, found, target, donated, limit, False)
+def _plain_round(graph: Graph, found: Held, programs: _Programs, limit: int) -> tuple[Graph, Held]:
+    return _round(graph, found, programs, limit, False)
 
 
 def _round(
-    graph: Graph, found: Held, target: Target, donated: Sequence[int], limit: int, deep: bool = True
+    graph: Graph, found: Held, programs: _Programs, limit: int, deep: bool = True
 ) -> tuple[Graph, Held]:
-    """One search, with its aim set again as far as it missed."""
+    """One search, with its aim set again as far as it missed, and a little further each time."""
     outside = peak_bytes(found.program) - found.program.arena_bytes
-    most = limit - outside - found.slack
-    search, best = Search(graph, target, found, max(limit // WORTH, 1), deep), (graph, found)
+    most, margin = limit - outside - found.slack, limit // MARGIN
+    search = Search(graph, programs.target, found, max(limit // WORTH, 1), deep)
+    best, made = (graph, found), graph
     for _ in range(TRIES):
+        before, nearer = made, limit // MARGIN
         fits = search.fit(most)
-        made = search.graph_with()
-        seen = made, held(made, target, donated)
+        while fits and (made := search.graph_with()) == before:  # it had room for the rest
+            most -= nearer
+            nearer *= 2
+            fits = search.fit(most)
+        if not fits and (made := search.graph_with()) == before:
+            break
+        seen = made, programs(made)
         best = min(best, seen, key=lambda f: peak_bytes(f[1].program))
         missed = peak_bytes(seen[1].program) - limit
         if missed <= 0 or not fits:
             break
-        most -= missed + limit // MARGIN
+        most = min(most, int(search.usage.max())) - missed - margin
+        margin *= 2
     return best

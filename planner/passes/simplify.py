@@ -99,7 +99,7 @@ def _identity(s: _State, node: Node) -> Sequence[int] | None:
     return node.inputs
 
 
-@on("custom")
+@on("custom", "with_gradient", "solution")
 def _first_inputs(s: _State, node: Node) -> Sequence[int] | None:
     return node.inputs[: len(node.specs)]
 

@@ -13,6 +13,7 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
+from ostinato.ops.core.user_line import short
 from ostinato.ops.cpu.fused import FUSED
 from ostinato.ops.cpu.libraries.onednn import library
 from ostinato.ops.jit.loops import SOURCES, VIEWS
@@ -21,7 +22,7 @@ from ostinato.planner.passes.memory import is_joined
 from ostinato.planner.passes.simplify import simplify
 from ostinato.planner.plan import Choice, Measured, Plan, Program, export, largest_part
 from ostinato.planner.policy import LETTERS, Chosen, policy_of
-from ostinato.planner.prediction import REPEATED, Step, machine_of, repeats, steps
+from ostinato.planner.prediction import Step, again, machine_of, steps
 from ostinato.planner.seeing.limits import waits
 from ostinato.planner.simulation import simulate
 from ostinato.planner.title import title
@@ -171,7 +172,7 @@ def rows(plan: Plan, machine: Machine, measured: Measured | None) -> list[tuple[
                 else amount(step.moved * step.turns),
                 seconds(step.predicted * step.turns) if step.predicted else "",
                 seconds(took) if took is not None else "",
-                node.line,
+                short(node.line),
             )
         )
     return found
@@ -183,7 +184,7 @@ def name_of(step: Step) -> str:
     name = step.collective or title(node)
     if node.op == "start":
         name += " (started)"
-    return name + (f" x {repeats(node)}" if node.op in REPEATED else "")
+    return name + again(node)
 
 
 OFF = 1.25  # times as long, or as short, as predicted, from which it is told
@@ -226,6 +227,8 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
             f"measured  {seconds(measured.best)} at best, {seconds(measured.mean)} on average, "
             f"{measured.runs} run{'s' if measured.runs > 1 else ''}{_drift(measured.best, predicted)}"
         )
+        if measured.how:
+            lines.append(f"run       {measured.how}")
         if not measured.steps:
             lines.append("          (single operations are timed in the third run of longer plans)")
     else:
@@ -420,9 +423,10 @@ def _operations(graph: Graph) -> list[str]:
 
 
 # -- notebooks -----------------------------------------------------------------------------------
-_STYLE = (
+CARD = (
     "font-family:system-ui,sans-serif;font-size:13px;line-height:1.45;color:#1c2733;"
-    "background:#fff;border:1px solid #d6dde4;border-radius:8px;padding:12px 16px;max-width:1100px"
+    "background:#fff;border:1px solid #d6dde4;border-radius:8px;padding:12px 16px;max-width:1100px;"
+    "box-sizing:border-box;overflow-x:auto"
 )
 
 
@@ -430,15 +434,22 @@ _STYLE = (
 def as_html(plan: Plan, measured: Measured | None, machine: Machine | None = None) -> str:
     """One self-contained piece of HTML: facts, memory as a bar, and the table of `explain`."""
     machine = machine or machine_of(plan.target)
-    total = max(plan.peak_bytes, 1)
+    parts = (
+        ("operands", plan.operand_bytes, "#3b6ea5"),
+        ("results", max(0, plan.peak_bytes - plan.operand_bytes - plan.arena_bytes), "#5aa469"),
+        ("intermediates", plan.arena_bytes, "#d9a441"),
+    )
+    total = max(1, sum(n for _, n, _ in parts))
     bar = "".join(
-        f'<span title="{name} {amount(n)}" style="display:inline-block;height:10px;'
-        f'width:{100 * n / total:.1f}%;background:{colour}"></span>'
-        for name, n, colour in (
-            ("operands", plan.operand_bytes, "#3b6ea5"),
-            ("results", plan.peak_bytes - plan.operand_bytes - plan.arena_bytes, "#5aa469"),
-            ("intermediates", plan.arena_bytes, "#d9a441"),
-        )
+        f'<span title="{name} {amount(n)}" style="height:10px;width:{100 * n / total:.1f}%;'
+        f'background:{colour}"></span>'
+        for name, n, colour in parts
+        if n
+    )
+    legend = "".join(
+        '<span style="white-space:nowrap"><span style="display:inline-block;width:10px;height:10px;'
+        f'border-radius:2px;margin-right:5px;background:{colour}"></span>{name} {amount(n)}</span>'
+        for name, n, colour in parts
     )
     cell = "padding:2px 10px 2px 0;text-align:left;vertical-align:top;white-space:pre"
     table = rows(plan, machine, measured)
@@ -453,12 +464,15 @@ def as_html(plan: Plan, measured: Measured | None, machine: Machine | None = Non
     more = f"<p>and {len(table) - 200} more</p>" if len(table) > 200 else ""
     facts = html.escape(summary(plan))
     totals = html.escape("\n".join(_totals(plan, machine, measured)))
+    wrapped = "margin:0;color:inherit;background:none;white-space:pre-wrap;overflow-wrap:anywhere"
     return (
-        f'<div style="{_STYLE}"><pre style="margin:0 0 8px;color:inherit;background:none">{facts}</pre>'
-        f'<div style="width:100%;background:#eef1f4;line-height:0">{bar}</div>'
-        f'<div style="overflow-x:auto"><table style="border-collapse:collapse;margin:8px 0">'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{more}"
-        f'<pre style="margin:0;color:inherit;background:none">{totals}</pre></div>'
+        f'<div style="{CARD}"><pre style="{wrapped}">{facts}</pre>'
+        '<div style="display:flex;background:#eef1f4;border-radius:3px;overflow:hidden;'
+        f'margin:8px 0 4px">{bar}</div>'
+        f'<div style="display:flex;flex-wrap:wrap;gap:2px 18px;color:#4a5a68">{legend}</div>'
+        f'<div style="overflow-x:auto"><table style="border-collapse:collapse;margin:8px 0;'
+        f'color:inherit"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{more}'
+        f'<pre style="{wrapped}">{totals}</pre></div>'
     )
 
 

@@ -18,7 +18,7 @@ from ostinato.ops.core.disk import write_page
 from ostinato.ops.core.registry import OPS
 from ostinato.planner.passes.memory import CONTROL
 from ostinato.planner.plan import Plan, export, largest_part
-from ostinato.planner.prediction import REPEATED, repeats
+from ostinato.planner.prediction import again
 from ostinato.planner.seeing.explain import amount
 from ostinato.planner.title import title
 
@@ -142,7 +142,7 @@ def _graph(
             continue
         kind = collective_of(node.op, node.kw)
         control = node.op in CONTROL
-        name = kind or title(node) + (f" x {repeats(node)}" if node.op in REPEATED else "")
+        name = kind or title(node) + again(node)
         labels[f"n{k}"] = (_short(name), _short(str(node.specs[0]) if node.specs else ""))
         dense = OPS[node.op].dense
         kinds[f"n{k}"] = (

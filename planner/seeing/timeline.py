@@ -9,7 +9,8 @@ import html
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from ostinato.ops.core.disk import write_page
 from ostinato.planner.plan import export
@@ -114,12 +115,16 @@ def timeline(found: Simulation, path: str | os.PathLike[str], about: str = "") -
         f"<section><h2>what takes longest</h2>{_longest(found)}</section>",
         f"<section><h2>the plan</h2><pre>{html.escape(about)}</pre></section>" if about else "",
     ]
-    page = (
+    write_page(path, page(_head(found), "".join(parts)))
+
+
+def page(title: str, content: str) -> str:
+    """A page that needs nothing else, around a picture."""
+    return (
         "<!doctype html><html lang=en><meta charset=utf-8><title>"
-        f"{html.escape(_head(found))}</title><style>{_STYLE}</style><main>{''.join(parts)}</main>"
+        f"{html.escape(title)}</title><style>{_STYLE}</style><main>{content}</main>"
         f"<script>{_SCRIPT}</script></html>\n"
     )
-    write_page(path, page)
 
 
 def _head(found: Simulation) -> str:
@@ -140,25 +145,38 @@ def _facts(found: Simulation) -> Iterator[str]:
         yield f"<div><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>"
 
 
-def _picture(found: Simulation) -> str:
-    """A row for each stream of each class; widths are set by the script, and drawn without one, too."""
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What was done in a lane, from one second to another; shares of a lane's height are stacked."""
+
+    lane: int
+    begin: float
+    end: float
+    colour: str
+    told: str
+    depth: int = 0
+
+
+def picture(lanes: Sequence[tuple[str, str]], bars: Iterable[Bar], span: float) -> str:
+    """A row for each lane; widths are set by the script, and drawn without one, too."""
     left, wide, high = 190, 1000, 20
-    span = found.seconds or 1.0
-    streams = found.streams
-    rows = [(c, s) for c in range(min(len(found.classes), SHOWN)) for s in streams]
-    at = {row: k * high + 24 for k, row in enumerate(rows)}
-    tall = len(rows) * high + 34
+    deep = [1] * len(lanes)
+    bars = sorted(bars, key=lambda b: b.begin - b.end)[:BARS]
+    for bar in bars:
+        deep[bar.lane] = max(deep[bar.lane], bar.depth + 1)
+    at, below = [], 24
+    for count in deep:
+        at.append(below)
+        below += high + (count - 1) * (high - 6)
+    tall = below + 10
     drawn = []
-    for (c, s), y in at.items():
-        group = found.classes[c]
-        who = _who(group) if s == COMPUTE else ""
-        drawn.append(f'<text x="6" y="{y + 12}">{who}</text>')
+    for (who, name), y, count in zip(lanes, at, deep, strict=True):
+        height = high - 4 + (count - 1) * (high - 6)
+        drawn.append(f'<text x="6" y="{y + 12}">{html.escape(who)}</text>')
         drawn.append(
-            f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{html.escape(streams[s])}</text>'
+            f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{html.escape(name)}</text>'
         )
-        drawn.append(
-            f'<rect x="{left}" y="{y}" width="{wide}" height="{high - 4}" fill="#f5f7f9"/>'
-        )
+        drawn.append(f'<rect x="{left}" y="{y}" width="{wide}" height="{height}" fill="#f5f7f9"/>')
     for k in range(6):
         x = left + wide * k / 5
         drawn.append(
@@ -167,20 +185,32 @@ def _picture(found: Simulation) -> str:
             f'text-anchor="{"end" if k == 5 else "middle"}">'
             f"{seconds(span * k / 5)}</text>"
         )
-    shown = [e for e in found.events if (e.workers, e.stream) in at]
-    shown.sort(key=lambda e: e.start - e.end)
-    for event in shown[:BARS]:
-        a, b = event.start / span, min(1.0, event.end / span)
+    for bar in bars:
+        a, b = bar.begin / span, min(1.0, bar.end / span)
         drawn.append(
-            f'<rect class="bar" x="{left + a * wide:.2f}" y="{at[event.workers, event.stream]}" '
+            f'<rect class="bar" x="{left + a * wide:.2f}" y="{at[bar.lane] + bar.depth * (high - 6)}" '
             f'width="{max(0.4, (b - a) * wide):.2f}" height="{high - 4}" rx="1" '
-            f'fill="{_colour(event)}" data-a="{a:.7f}" data-b="{b:.7f}" '
-            f'data-t="{html.escape(_told(event), quote=True)}"/>'
+            f'fill="{bar.colour}" data-a="{a:.7f}" data-b="{b:.7f}" '
+            f'data-t="{html.escape(bar.told, quote=True)}"/>'
         )
     return (
         f'<svg class="time" viewBox="0 0 {left + wide + 20} {tall}" data-left="{left}" '
         f'data-wide="{wide}" data-span="{span:.9g}">{"".join(drawn)}</svg>'
     )
+
+
+def _picture(found: Simulation) -> str:
+    """A row for each stream of each class."""
+    streams = found.streams
+    rows = [(c, s) for c in range(min(len(found.classes), SHOWN)) for s in streams]
+    lanes = [(_who(found.classes[c]) if s == COMPUTE else "", streams[s]) for c, s in rows]
+    lane = {row: k for k, row in enumerate(rows)}
+    bars = [
+        Bar(lane[e.workers, e.stream], e.start, e.end, _colour(e), _told(e))
+        for e in found.events
+        if (e.workers, e.stream) in lane
+    ]
+    return picture(lanes, bars, found.seconds or 1.0)
 
 
 def _who(group: WorkerClass) -> str:

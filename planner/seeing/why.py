@@ -15,7 +15,7 @@ from ostinato.planner.layouts.costs import node_seconds
 from ostinato.planner.layouts.options import candidates
 from ostinato.planner.machine import Machine
 from ostinato.planner.passes.communicate import kind_of
-from ostinato.planner.passes.layouts import given, lay_out, twins
+from ostinato.planner.passes.layouts import choose_layouts, given, lay_out, twins
 from ostinato.planner.plan import Plan, export, local_bytes
 from ostinato.planner.preparing import prepared
 from ostinato.planner.seeing.explain import amount, seconds
@@ -43,7 +43,7 @@ def why(plan: Plan, name: str) -> str:
             needed="one of " + ", ".join([*names, *results]),
         )
     inputs = given(graph, target)
-    chosen = lay_out(graph, inputs, target)
+    chosen = choose_layouts(graph, target)
     ends: list[Layout | None] = [s.layout for s in chosen.out_specs]
     k = names.index(name) if name in names else results.index(name)
     spec = inputs[k] if name in names else chosen.out_specs[k]

@@ -36,6 +36,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+from ostinato.ops.core import activity
 from ostinato.ops.core.encode import need
 from ostinato.runtime.messages import mpi
 from ostinato.runtime.messages.mpi import MpiCommunicator
@@ -842,6 +843,7 @@ def job_crew(threads: int | None = None, leave: Callable[[], None] = sys.exit) -
         if MPI.COMM_WORLD.rank != LEAD:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the lead decides
+            activity.listeners = ()  # and shows how far all are
             Hand(MPI.COMM_WORLD, threads).serve()
             leave()
         _crew = Lead(MPI.COMM_WORLD, threads)

@@ -130,6 +130,10 @@ class CrewEngine:
         spec = Spec(source.shape, source.dtype, layout)
         return self._make("read", spec, text=[source.as_data(), encode_spec(spec)])
 
+    def target(self, sink: Any, number: int, layout: Layout) -> Operand:
+        spec = Spec((), np.dtype(np.int64), layout)
+        return self._make("target", spec, text=[number, sink.as_data()])
+
     def write(self, operand: Operand, sink: Any) -> list[Any]:
         assert isinstance(operand, Handle)
         said = [sink.as_data(), encode_spec(operand.spec)]
@@ -356,8 +360,8 @@ class CrewEngine:
         found = self._order("ask", text=["measured", plan_id])[0]
         if found is None:
             return None
-        runs, best, mean, steps = found
-        return Measured(runs, best, mean, {int(k): s for k, s in steps.items()})
+        runs, best, mean, steps, how = found
+        return Measured(runs, best, mean, {int(k): s for k, s in steps.items()}, how)
 
     def trials(self, programs: Sequence[Program], limit: float) -> list[list[float]]:
         if self.lead.member is None:  # what is fastest here says nothing about the workers
@@ -376,6 +380,13 @@ class CrewEngine:
         """Messages and bytes of orders by kind, and each worker's state."""
         workers = self._order("ask", text=["state"])
         return {"orders": self.lead.stats(), "workers": workers}
+
+    def record(self) -> None:
+        self._order("ask", text=["record"])
+
+    def recorded(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._order("ask", text=["recorded"])
+        return found
 
     def check_open(self) -> None:
         if self.closed:

@@ -9,8 +9,8 @@ left out or padded, all tell the lead what they have, and agree on the shape; ro
 workers if some made fewer than their share.
 
 The layout of a feed is that of an array of samples x depth x height x width: by which of these workers share
-a batch. Of each array of a sample it is known which axes these are; those that it does not have are
-no reason to cut it."""
+a batch, and how far each reaches into what its neighbours have. Of each array of a sample it is known
+which axes these are; those that it does not have are no reason to cut it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from ostinato.ops.core.encode import Malformed, decode_spec, encode_spec, need
-from ostinato.ops.core.layout import Layout
+from ostinato.ops.core.layout import Box, Layout
 from ostinato.ops.core.spec import DTYPES, DType, Shape, Spec
 
 from ostinato.errors import SampleError
@@ -37,7 +37,7 @@ class Share(Protocol):
     """What one worker makes of an epoch (io_pipeline/feed/share.py)."""
 
     pad: float | None
-    caches: Sequence[Any]  # of samples, which workers have in common
+    meets: bool  # whether workers give each other samples, or parts of them
     name: str  # of the pipe, for people
 
     def stats(self) -> dict[str, Any]:
@@ -55,6 +55,12 @@ class Share(Protocol):
     def take(self, number: int) -> tuple[list[Any], list[_Form], Any]:
         """The leaves of a batch, their forms, and their fields as data."""
 
+    def rate(self) -> Any:
+        """How many samples could not be made here so far."""
+
+    def check_rate(self, told: Sequence[Any]) -> None:
+        """At the lead: an error if on all workers together more failed than may."""
+
     def told(self) -> Any:
         """What iterations took here since this was asked last."""
 
@@ -65,11 +71,19 @@ class Share(Protocol):
         """As the lead says, from here on."""
 
 
-def mapped(layout: Layout, axes: Sequence[int]) -> Layout:
-    """The layout of an array whose samples, depth, height and width are these axes."""
+def mapped(layout: Layout, axes: Sequence[int], shape: Shape = ()) -> Layout:
+    """The layout of an array whose samples, depth, height and width are these axes; with halos, if its
+    shape is given."""
     known = dict(enumerate(axes))
     splits = tuple([known.get(s) if isinstance(s, int) else None for s in layout.splits])
-    return Layout(layout.mesh, splits, (), layout.blocks)
+    halos = {known[d]: -w.offset for d, w in layout.windows if shape and d in known}
+    return Layout(layout.mesh, splits, (), layout.blocks).with_halos(halos, shape)
+
+
+def slab_of(layout: Layout, rank: int, shape: Shape) -> Box:
+    """What a worker makes of volumes of this depth, height and width."""
+    shape = (1, *shape)
+    return mapped(layout, range(len(shape)), shape).box(shape, rank)[1:]
 
 
 # -- on each worker ------------------------------------------------------------------------
@@ -80,7 +94,7 @@ class Portion:
         self.share, self.layout, self.comm = share, mapped(layout, (0,)), comm
         self.has_slabs = any(isinstance(s, int) and s > 0 for s in layout.splits)
         self.forms: list[_Form] = []
-        if share.caches:
+        if share.meets:
             share.meet(comm.rank, _spread(comm, comm.gather_text(share.offers(host), LEAD)))
         share.begin()
 
@@ -111,6 +125,7 @@ class Portion:
             "rows": len(values[0]) if values else 0,
             "forms": [f and [list(f[0]), f[1].name, list(f[2])] for f in forms],
             "fields": fields,
+            "rate": self.share.rate(),
             "lists": [v if f is None else None for v, f in zip(values, forms, strict=True)],
         }
         try:
@@ -123,6 +138,8 @@ class Portion:
         told = comm.gather_text(said, LEAD)
         answer = None
         if comm.rank == LEAD:
+            assert told is not None
+            self.share.check_rate([t["rate"] for t in told])
             answer = _together(number, told, self.share.pad is not None)
             if self.has_slabs and None in answer["forms"]:
                 raise SampleError(
@@ -304,7 +321,8 @@ class Feed:
         return [self._spec(count, f) for f in self.forms if f is not None]
 
     def _spec(self, count: int, form: tuple[Shape, DType, _Axes]) -> Spec:
-        return Spec((count, *form[0]), form[1], mapped(self.layout, form[2]))
+        shape = (count, *form[0])
+        return Spec(shape, form[1], mapped(self.layout, form[2], shape))
 
     def ask(self, what: str) -> list[Any]:
         """What each worker says of its part."""

@@ -7,8 +7,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,12 +20,14 @@ from ostinato.ops.core.exchange import chunks_of, held_pieces, written
 from ostinato.ops.core.helpers import begin_to_help
 from ostinato.ops.core.layout import Box, intersect, slices, volume
 from ostinato.ops.core.spec import Spec, copied, in_line, is_own
+from ostinato.ops.core.targets import targets
 from ostinato.planner.file import decode_plan
 from ostinato.runtime.engine import box_of, measured
 from ostinato.runtime.messages.mpi import MpiCommunicator
+from ostinato.runtime.tape import Steps
 from ostinato.runtime.worker import Loaded, Worker
 
-from .feeding import Portion, layout_of, mapped
+from .feeding import Portion, layout_of, mapped, slab_of
 from .orders import LEAD, Order, described
 
 SESSION = 1 << 40  # handles of one session of a crew
@@ -41,6 +45,7 @@ class Member:
         self.parts: dict[int, Any] = {}
         self.plans: dict[bytes, Loaded] = {}
         self.worker = Worker(self.rank, communicator, DEVICES["cpu"], threads)
+        self.steps = Steps()
         self.files = ThreadPoolExecutor(1, "ostinato-files", begin_to_help)
 
     # -- orders ----------------------------------------------------------------------------
@@ -119,6 +124,13 @@ class Member:
     def _attach(self, order: Order, value: Any) -> None:
         self.parts[order.first] = openers["source"](order.text)
 
+    def _target(self, order: Order, value: Any) -> None:
+        """Its own sink, as long as the operand is there."""
+        number, said = listing(order.text, longest=2)
+        targets[integer(number, 0)] = openers["sink"](said)
+        self.parts[order.first] = made = copied(np.asarray(number))
+        weakref.finalize(made, targets.pop, number, None)
+
     def _read(self, order: Order, value: Any) -> None:
         """Each reads its part of the array in a file."""
         said, about = listing(order.text, longest=2)
@@ -174,9 +186,6 @@ class Member:
                 jobs.append(self.files.submit(sink.write, found, box))
                 if len(jobs) > AHEAD and not np.may_share_memory(found, part):
                     wait(jobs[-AHEAD - 1 : -AHEAD])  # what is put together takes memory
-            if sink.one_by_one:
-                wait(jobs)
-                self.communicator.barrier()
 
     def _written(self, handle: int) -> Any:
         """What the sink gave for each box, or why it did not; None while there is more to write."""
@@ -235,7 +244,8 @@ class Member:
             integer(epoch, 0),
             integer(start, 0),
             lambda count: rows.box((count,), self.rank)[0],
-            (lambda shape: layout.box((1, *shape), self.rank)[1:]) if has_slabs else None,
+            partial(slab_of, layout) if has_slabs else None,
+            self.rank,
             comm.check,
             value,
         )
@@ -265,6 +275,12 @@ class Member:
         what, *more = listing(order.text, longest=2)
         if what == "state":
             said: Any = self.state()
+        elif what == "record":
+            self.steps.begin()
+            self.worker.record()
+            said = None
+        elif what == "recorded":
+            said = self._recorded()
         elif what == "measured" and len(more) == 1:
             said = self.measured(str(more[0]))
         elif what == "written" and len(more) == 1:
@@ -274,6 +290,12 @@ class Member:
         else:
             raise Malformed(f"a question about {what!r:.40}")
         return self.communicator.gather_text(said, LEAD)
+
+    def _recorded(self) -> dict[str, Any]:
+        """What ran here since that was to be written down, and what else took long."""
+        steps, self.steps = self.steps, Steps()
+        steps.end()
+        return self.worker.recorded() | steps.as_data()
 
     def _reset(self, order: Order, value: Any) -> None:
         """The operands of a session are gone: those whose handles it counted."""
@@ -297,7 +319,9 @@ class Member:
         """What the runs of a plan have shown here."""
         loaded = self.worker.plans.get(plan)
         found = measured([loaded]) if loaded is not None else None
-        return None if found is None else [found.runs, found.best, found.mean, found.steps]
+        if found is None:
+            return None
+        return [found.runs, found.best, found.mean, found.steps, found.how]
 
 
 def own_address() -> str:

@@ -32,6 +32,7 @@ KINDS = (
     "forget",  # a plan
     "put",  # a value that follows becomes an operand
     "attach",  # an array that stays in its file becomes one
+    "target",  # the number of a file that plans write to becomes one
     "read",  # an array in a file becomes one in memory
     "adopt",  # chunks that Dask keeps on the workers become an operand
     "get",  # an operand's parts come together at the lead

@@ -53,6 +53,7 @@ class Communicator(Protocol):
     size: int
     beside: int  # workers that share this machine's cores, itself included
     talking: float  # seconds spent in operations, where that is counted
+    on_device: bool  # whether it takes arrays of a device that is not the host
 
     def start_all_reduce(self, ins: Arrays, outs: Arrays, monoid: str, group: Group) -> Request:
         """Combine a state of one or more arrays over a group; everybody gets the result."""
@@ -148,6 +149,7 @@ class ThreadCommunicator:
     """A worker's end of a ThreadWorld. Nothing is copied but by its reader."""
 
     talking = 0.0
+    on_device = False
 
     def __init__(self, world: ThreadWorld, rank: int) -> None:
         self.world = world
@@ -311,6 +313,7 @@ class Alone:
 
     rank, size, beside = 0, 1, 1
     talking = 0.0
+    on_device = False
 
     def start_all_reduce(self, ins: Arrays, outs: Arrays, monoid: str, group: Group) -> Request:
         fold([ins], outs, monoid)

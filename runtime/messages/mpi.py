@@ -112,6 +112,8 @@ class Flow:
 class MpiCommunicator:
     """A worker's end of an MPI communicator that is its own."""
 
+    on_device = False
+
     def __init__(self, comm: Any, beside: int = 1) -> None:
         self.comm = comm
         self.rank: int = comm.rank

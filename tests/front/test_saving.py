@@ -370,7 +370,9 @@ def test_names_of_datasets(tmp_path: Path) -> None:
     with pytest.raises(DataFileError, match=r"dataset='a'; needed a .h5 or .zarr, which may hold"):
         ost.save(tmp_path / "x.npy", [1.0], dataset="a")
     ost.save(tmp_path / "x.npy", [1.0])
-    with pytest.raises(DataFileError, match=r"dataset='a'; needed a .h5 or .zarr, which may hold"):
+    with pytest.raises(
+        DataFileError, match=r"dataset='a'; needed a .npz, .h5 or .zarr, which may hold"
+    ):
         ost.load(tmp_path / "x.npy", dataset="a")
     assert left(tmp_path) == ["x.npy"]
 

@@ -199,7 +199,7 @@ def test_the_debug_ladder() -> None:
     assert re.search(r"ostinato: <lambda> plan [0-9a-f]{8} made in [\d.]+ ms\n", one)
     assert "differs in x.shape: (3, 3) -> (4, 4)" in one
     two = run_child(CODE, OSTINATO_DEBUG="2")
-    assert re.search(r"6 choose_layouts +\d+ -> +\d+ nodes +[\d.]+ ms", two)
+    assert re.search(r"\d choose_layouts +\d+ -> +\d+ nodes +[\d.]+ ms", two)
     assert "= matmul(" in run_child(CODE, OSTINATO_DEBUG="3")
     assert "def run(i0, o0):" in run_child(CODE, OSTINATO_DEBUG="4")
 
@@ -208,7 +208,7 @@ def test_dump(tmp_path: Path) -> None:
     run_child(CODE, OSTINATO_DUMP=str(tmp_path))
     names = sorted(p.name.split("_", 2)[2] for p in tmp_path.iterdir())
     assert "00_traced.txt" in names
-    assert "06_choose_layouts.txt" in names
+    assert any(name.endswith("_choose_layouts.txt") for name in names)
     assert any("matmul" in p.read_text() for p in tmp_path.glob("*_program.txt"))
 
 

@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 from ostinato.io_pipeline.feed import folders
+from ostinato.io_pipeline.feed.described import as_data, from_data
 from ostinato.io_pipeline.feed.pipe import Pipe
-from ostinato.io_pipeline.files import NpySource
+from ostinato.io_pipeline.files import Hdf5Source, NpySource
+from ostinato.runtime import bind
 
 import ostinato as ost
 
@@ -181,26 +183,122 @@ def slabs() -> None:
         before(self, out, box)
 
     NpySource.read = counted  # type: ignore[method-assign]
+    started, starter = [0], bind.starter
+
+    def noted(*given: Any) -> Any:
+        started[0] += 1
+        return starter(*given)
+
+    bind.starter = noted
     if RANK:
         import atexit
 
-        atexit.register(lambda: print("\n" + json.dumps({f"read{RANK}": read[0]}), flush=True))
+        def told() -> None:
+            found = {f"read{RANK}": read[0], f"started{RANK}": started[0]}
+            print("\n" + json.dumps(found), flush=True)
+
+        atexit.register(told)
     session = ost.connect()
     rows = {name: f"{root}/{name}.npy" for name in ("volume", "mask")} | {"label": np.arange(6)}
     pipe = ost.io.arrays(rows).shuffle(1).random_flip3d().normalize3d(10.0, 3.0)
-    pipe = pipe.batch(2, split=sys.argv[3])
+    pipe = pipe.batch(2, split=sys.argv[3], halo=int(sys.argv[4]))
     wanted = [*pipe.to("numpy").epoch(1)]
     read[0] = 0
-    smooth = ost.compile(lambda x: x[:, 2:] + x[:, :-2] - 2 * x[:, 1:-1])
+    depth = 1 + ("depth", "height").index(sys.argv[3])
+
+    def second(x: Any) -> Any:
+        before, here, behind = (
+            tuple(
+                slice(k, x.shape[d] - 2 + k) if d == depth else slice(None) for d in range(x.ndim)
+            )
+            for k in range(3)
+        )
+        return x[before] + x[behind] - 2 * x[here]
+
+    smooth = ost.compile(lambda x, y: (second(x), second(y)))
     right, layouts = [], []
     for found, batch in zip(pipe.epoch(1), wanted, strict=True):
-        z = smooth(found["volume"])
-        x = batch["volume"]
-        right.append(np.allclose(np.asarray(z), x[:, 2:] + x[:, :-2] - 2 * x[:, 1:-1], atol=1e-4))
+        for z, x in zip(
+            smooth(found["volume"], found["mask"]), (batch["volume"], batch["mask"]), strict=True
+        ):
+            right.append(np.allclose(np.asarray(z), second(x), atol=1e-4))
         right += [np.array_equal(np.asarray(found[f]), batch[f]) for f in batch]
         layouts = [str(found[f].layout) for f in ("volume", "mask", "label")]
     orders = session.stats()["orders"]
-    say(right=right, layouts=layouts, read0=read[0], orders=orders)
+    say(right=right, layouts=layouts, read0=read[0], started0=started[0], orders=orders)
+
+
+def rates() -> None:
+    """Of several bad files each worker has few, and all together too many."""
+    session, said = ost.connect(), []
+    plain = ost.io.images(f"{sys.argv[2]}/**/*.jpg", labels="folder").shuffle(1)
+    for do in ("skip", "replace"):
+        pipe = plain.decode().on_error(do, most=0.003).resize((16, 16)).batch(4, tail="keep")
+        for one in (pipe, pipe.to("numpy")):
+            count, error = 0, ""
+            try:
+                for _ in one.epoch(1):
+                    count += 1
+                    session.wait()
+            except ost.errors.SampleError as found:
+                error = str(found)
+            said.append([count, error])
+    say(said=said, total=float(np.asarray(ost.ones((10,), split=0).sum())))
+
+
+def later() -> None:
+    """Stages that are left to the plans of who takes batches: what crosses, and what a plan does."""
+    session, right, said = ost.connect(), {}, {}
+    plain = ost.io.images(f"{sys.argv[2]}/**/*.jpg", labels="folder").shuffle(7).decode()
+    flipped = plain.resize((12, 18)).random_flip().random_flip(0.3, vertical=True)
+    chains = {
+        "normalize": (flipped.normalize(0.4, 0.2), ("normalize",)),
+        "all": (flipped.center_crop(10).normalize(0.4, 0.2), ()),
+    }
+    step = ost.compile(lambda x, y: ((x * 2).sum((1, 2, 3)), y + 1))
+    for name, (chain, stages) in chains.items():
+        for size in (8, 9, 1):  # of 27: evenly, not evenly, fewer than workers
+            pipe = chain.batch(size, tail="keep").on_device(*stages)
+            wanted = [*pipe.to("numpy").epoch(1)]
+            found = [*pipe.epoch(1)]
+            right[f"{name} {size}"] = same(found, wanted)
+            assert not isinstance(pipe.cursor.held, str)
+            sums = [step(x, y) for x, y in pipe.epoch(1)]
+            right[f"{name} {size} in a step"] = all(
+                np.allclose(
+                    np.asarray(x), 2 * np.asarray(b[0]).sum((1, 2, 3)), rtol=1e-3, atol=1e-2
+                )
+                for (x, _), b in zip(sums, wanted, strict=True)
+            )
+    pipe = chains["all"][0].on_error("skip").batch(8).on_device()
+    right["with faults"] = same([*pipe.epoch(1)], [*pipe.to("numpy").epoch(1)])
+    said["inputs"] = [str(s.bare) for s in step.plan.lowered.inputs][:1]
+    session.wait()
+    say(right=right, **said)
+
+
+def borders() -> None:
+    """Compressed volumes in slabs with halos: how many chunks each inflates."""
+    root, seen, before = sys.argv[2], [0], Hdf5Source._chunk
+
+    def counted(self: Any, at: Any) -> Any:
+        seen[0] += 1
+        return before(self, at)
+
+    Hdf5Source._chunk = counted  # type: ignore[method-assign]
+    if RANK:
+        import atexit
+
+        atexit.register(lambda: print("\n" + json.dumps({f"seen{RANK}": seen[0]}), flush=True))
+    ost.connect()
+    pipe = ost.io.volumes([f"{root}/{k}.h5" for k in range(5)]).shuffle(3).random_flip3d()
+    pipe = pipe.batch(2, split="depth", halo=2, tail="keep")
+    wanted = [*pipe.to("numpy").epoch(1)]
+    pipe = from_data(as_data(pipe)).to("ostinato")  # with nothing kept
+    seen[0] = 0
+    found = [*pipe.epoch(1)]
+    right = all(np.array_equal(np.asarray(x), y) for x, y in zip(found, wanted, strict=True))
+    say(right=right, seen0=seen[0])
 
 
 def goes_on() -> None:

@@ -68,5 +68,11 @@ def sleeping(x: Any) -> Any:
     return x
 
 
+def hanging(x: Any) -> Any:
+    if x[0] in (8, 20, 44):
+        time.sleep(60)
+    return x
+
+
 def is_small(x: Any) -> bool:
     return bool(x < 20)

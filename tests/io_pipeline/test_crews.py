@@ -16,6 +16,7 @@ import pytest
 from ostinato.io_pipeline.feed.described import as_data, from_data
 from ostinato.io_pipeline.feed.plain import Undescribed
 from ostinato.io_pipeline.tuner.together import slowest
+from ostinato.ops.core.layout import balanced
 from ostinato.ops.core.tree import flatten
 
 import ostinato as ost
@@ -143,19 +144,67 @@ def test_ctrl_c_while_somebody_makes_a_batch(root: Path) -> None:
 
 
 @needs_mpi
+@pytest.mark.parametrize("halo", [0, 2])
 @pytest.mark.parametrize(("count", "split"), [(2, "depth"), (3, "height")])
-def test_each_reads_its_slab(tmp_path: Path, count: int, split: str) -> None:
+def test_each_reads_its_slab(tmp_path: Path, count: int, split: str, halo: int) -> None:
     r = np.random.default_rng(0)
     volume = r.integers(0, 100, (6, 12, 15, 8)).astype(np.int16)
     np.save(tmp_path / "volume.npy", volume)
     np.save(tmp_path / "mask.npy", (volume > 50).astype(np.uint8))
-    found = job(count, "slabs", tmp_path, split)
+    found = job(count, "slabs", tmp_path, split, str(halo))
     assert all(found["right"]), found["right"]
     axis = 1 + ("depth", "height").index(split)
-    assert found["layouts"] == [f"split {axis} of {count}"] * 2 + [f"whole of {count}"]
+    extent = volume.shape[axis]
+    reach = f" window {extent}:{-halo}:1:{2 * halo + 1}" if halo else ""
+    layouts = [f"split {axis}{reach} of {count}"] * 2 + [f"whole of {count}"]
+    assert found["layouts"] == layouts
     total = volume.nbytes + volume.size  # bytes of all volumes and masks
-    assert [found[f"read{r}"] for r in range(count)] == [total // count] * count
+    parts = [balanced(0, extent, count, r) for r in range(count)]
+    slabs = [min(hi + halo, extent) - max(lo - halo, 0) for lo, hi in parts]
+    assert [found[f"read{r}"] for r in range(count)] == [total // extent * n for n in slabs]
+    exchanges = [found[f"started{r}"] for r in range(count)]  # that plans have made ready
+    assert all(n == 0 for n in exchanges) if halo else all(n >= 2 for n in exchanges)
     assert "put" not in found["orders"]
+
+
+@needs_mpi
+@pytest.mark.parametrize("count", [2, 3])
+def test_all_count_their_faults_together(root: Path, tmp_path: Path, count: int) -> None:
+    shutil.copytree(root, tmp_path / "images")
+    bad = sorted((tmp_path / "images").glob("**/*.jpg"))[::4]
+    for path in bad:
+        path.write_bytes(b"no picture")
+    found = job(count, "rates", tmp_path / "images")
+    skip, skip_alone, replace, replace_alone = found["said"]
+    assert skip == skip_alone  # at the same batch, in the same words
+    assert replace == replace_alone
+    for batches, error in (skip, replace):
+        assert 0 < batches < 6
+        assert "that could not be made, the last one" in error
+        assert "needed at most 0.003 of them" in error
+    assert found["total"] == 10
+
+
+@needs_mpi
+@pytest.mark.parametrize("count", [2, 3])
+def test_stages_on_a_device_are_part_of_the_plan(root: Path, count: int) -> None:
+    found = job(count, "later", root)
+    assert all(found["right"].values()), found["right"]
+    assert len(found["right"]) == 13
+    assert found["inputs"][0].startswith("uint8")
+
+
+@needs_mpi
+def test_each_chunk_is_inflated_by_one_worker(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    r = np.random.default_rng(0)
+    for k in range(5):
+        with h5py.File(tmp_path / f"{k}.h5", "w") as file:
+            x = r.integers(0, 100, (20, 12, 8)).astype(np.int16)
+            file.create_dataset("x", data=x, chunks=(4, 6, 8), compression="gzip")
+    found = job(3, "borders", tmp_path)
+    assert found["right"]
+    assert sum(found[f"seen{rank}"] for rank in range(3)) == 5 * (5 * 2 * 1)
 
 
 @needs_mpi

@@ -3,6 +3,8 @@ hang, and what is said names the file, the stage and the line."""
 
 from __future__ import annotations
 
+import contextvars
+import io
 import os
 import re
 import threading
@@ -66,7 +68,7 @@ def test_a_read_that_hangs_is_a_fault_of_its_sample(hanging: Hanging, threads: i
         "time by on_error(timeout=...)".replace("sample 3", f"sample {k}")
         for k in hanging.late
     }
-    assert len([n for n in mine() if n == "ostinato-feed-read"]) >= 3
+    assert len([n for n in mine() if n == "ostinato-feed-timed"]) >= 3
     hanging.end.set()
 
 
@@ -88,8 +90,66 @@ def test_no_more_than_so_many_hang(hanging: Hanging, monkeypatch: pytest.MonkeyP
     found = joined(pipe.epoch(0))[0]
     assert hanging.asked == [3, 17]
     np.testing.assert_array_equal(found, [k for k in range(17) if k != 3])
-    assert sum("2 reads hang already" in f.reason for f in pipe.faults()) == 22
+    assert sum("2 calls hang already" in f.reason for f in pipe.faults()) == 22
     hanging.end.set()
+
+
+def test_functions_that_hang_are_faults_of_their_samples(hanging: Hanging) -> None:
+    def slow(x: Any) -> Any:
+        return hanging[int(x)]
+
+    def stays(x: Any) -> bool:
+        return hanging[int(x)] >= 0
+
+    numbers = ost.io.arrays(np.arange(40), kinds=["data"]).on_error("skip")
+    for pipe in (numbers.map(slow), numbers.filter(stays), numbers.map(slow, on="data")):
+        pipe = pipe.on_error("skip", timeout=0.4).batch(8, tail="keep").to("numpy")
+        pipe = pipe.run_with(threads=2)
+        found = joined(pipe.epoch(0))[0]
+        np.testing.assert_array_equal(found, [k for k in range(40) if k not in hanging.late])
+        assert [f.sample for f in pipe.faults()] == sorted(hanging.late)
+        for fault in pipe.faults():
+            assert re.fullmatch(
+                r"SampleError: (slow|stays) \(.*test_faults\.py:\d+\): got no answer within 0.4 s \(a "
+                r"thread cannot be ended: it stays\); needed more time by on_error\(timeout=...\); "
+                r"processes=True ends what hangs",
+                fault.reason,
+            ), fault.reason
+    with pytest.raises(SampleError, match=r"sample 3, row 3 of .*, in map .*slow .*no answer"):
+        list(numbers.map(slow).on_error("raise", timeout=0.1).batch(8).to("numpy").epoch(0))
+    hanging.end.set()
+
+
+def test_reasons_are_the_same_in_every_run(tmp_path: Path) -> None:
+    """Pillow names the address of what it cannot open, and so may anybody."""
+    image = pytest.importorskip("PIL.Image")
+
+    def opened(data: bytes) -> Any:
+        return image.open(io.BytesIO(data))
+
+    folder(tmp_path, 1)
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    pipe = ost.io.images(str(tmp_path)).map(opened, on="image").on_error("skip", most=1)
+    pipe = pipe.batch(2).to("numpy")
+    assert len(list(pipe.epoch(0))) == 1
+    (fault,) = pipe.faults()
+    assert fault.reason == "UnidentifiedImageError: cannot identify image file <_io.BytesIO object>"
+
+
+def test_functions_in_time_have_their_context_and_errors() -> None:
+    variable = contextvars.ContextVar("variable", default=0)
+
+    def shifted(x: Any) -> Any:
+        if x == 13:
+            raise KeyError("13")
+        return x + variable.get()
+
+    variable.set(100)
+    pipe = ost.io.arrays(np.arange(20), kinds=["data"]).map(shifted)
+    pipe = pipe.on_error("skip", timeout=20).batch(4, tail="keep").to("numpy")
+    found = joined(pipe.epoch(0))[0]
+    np.testing.assert_array_equal(found, [100 + k for k in range(20) if k != 13])
+    assert [f.reason for f in pipe.faults()] == ["KeyError: '13'"]
 
 
 def test_who_is_in_time_pays_little_and_gives_the_same(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.io_pipeline.feed import draws_code, executor, native
+from ostinato.io_pipeline.feed import draws_code, making, native
+from ostinato.io_pipeline.feed.batches import Batch
 from ostinato.io_pipeline.feed.draws import Draws
 from ostinato.io_pipeline.feed.portions import Portion
 from ostinato.io_pipeline.images.resizing import linear
@@ -118,7 +119,7 @@ def by_stages(monkeypatch: pytest.MonkeyPatch) -> Callable[[Make], list[Any]]:
 
     def run(make: Make) -> list[Any]:
         with monkeypatch.context() as patch:
-            patch.setattr(executor, "can", lambda: False)
+            patch.setattr(making, "can", lambda: False)
             return list(make().epoch(1))
 
     return run
@@ -128,13 +129,13 @@ def by_stages(monkeypatch: pytest.MonkeyPatch) -> Callable[[Make], list[Any]]:
 def single(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The places of samples that are made one at a time."""
     made: list[int] = []
-    make = executor.Work._make
+    make = making.Maker._make
 
     def note(self: Any, batch: Any, row: int, *more: Any) -> None:
         made.append(batch.portion.places[row])
         make(self, batch, row, *more)
 
-    monkeypatch.setattr(executor.Work, "_make", note)
+    monkeypatch.setattr(making.Maker, "_make", note)
     return made
 
 
@@ -171,7 +172,7 @@ def test_chains_have_the_bits_of_their_stages(
         for a, b in zip(x if labels else [x], y if labels else [y], strict=True):
             assert a.dtype == b.dtype
             np.testing.assert_array_equal(a, b)
-    assert epoch._work.native is not None
+    assert epoch._work.maker.native is not None
     assert len(single) < len(images) * 3 / 2  # some of the first batch, and what is odd
 
 
@@ -232,7 +233,7 @@ def test_one_call_for_a_chunk(images: list[str], monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(native.Run, "__call__", note)
     pipe = CHAINS["resized crop"](ost.io.images(images).repeat(8)).batch(16).to("numpy")
     assert len(list(pipe.run_with(threads=1, chunk=8, tune=False).epoch(0))) == 12
-    assert calls[-11:] == [8 * executor.AT_ONCE] * 11
+    assert calls[-11:] == [8 * making.AT_ONCE] * 11
 
 
 def test_stopped_epochs_leave_their_chunks(images: list[str]) -> None:
@@ -241,14 +242,14 @@ def test_stopped_epochs_leave_their_chunks(images: list[str]) -> None:
     next(epoch)
     work = epoch._work
     work.join()
-    hand = executor.Hand((1, 2))
+    hand = making.Hand((1, 2))
     portion = Portion(0, [*range(24)], [*range(24)])
-    assert work.form is not None
-    assert work.native is not None
+    assert work.assembly.form is not None
+    assert work.maker.native is not None
     for stops in (False, True):
         work.is_stopped = stops
-        batch = executor.Batch(portion, 0, 24, work.form[0], [np.zeros((24, 3, 32, 32), "f4")])
-        left = work._make_natively(work.native, batch, range(24), hand, work.costs[0])
+        batch = Batch(portion, 0, 24, work.assembly.form[0], [np.zeros((24, 3, 32, 32), "f4")])
+        left = work.maker._make_natively(work.maker.native, batch, range(24), hand, work.costs[0])
         assert (len(left) == 24) == stops
         assert batch.slots is not None
         assert batch.slots[0].any() != stops
@@ -265,7 +266,7 @@ def test_what_has_no_machine_code_runs_as_ever(images: list[str]) -> None:
     ):
         epoch = pipe.batch(8).to("numpy").epoch(0)
         assert len(list(epoch)) == 3
-        assert epoch._work.native is None
+        assert epoch._work.maker.native is None
 
 
 def test_large_files_get_more_room(tmp_path: Path, by_stages: Any, single: list[int]) -> None:
@@ -342,7 +343,7 @@ def test_mutated_files_give_the_same_by_machine_code() -> None:
 import sys, tempfile, os
 import numpy as np
 import ostinato as ost
-from ostinato.io_pipeline.feed import executor
+from ostinato.io_pipeline.feed import making
 from tests.io_pipeline.pictures import encoded, picture
 rng = np.random.default_rng(1)
 folder = tempfile.mkdtemp()
@@ -368,7 +369,7 @@ for k in range(800):
     with open(paths[-1], "wb") as file:
         file.write(data)
 def run(is_native):
-    executor.can = lambda: is_native
+    making.can = lambda: is_native
     pipe = ost.io.images(paths).decode(most_pixels=1 << 20).random_resized_crop(16).random_flip()
     pipe = pipe.normalize().on_error("skip", most=1.0).batch(50, tail="keep").to("numpy")
     pipe = pipe.run_with(threads=2, tune=False)

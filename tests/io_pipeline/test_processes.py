@@ -27,6 +27,7 @@ from tests.io_pipeline.functions import (
     dying,
     dying_once,
     failing,
+    hanging,
     killed,
     noisy,
     refusing,
@@ -149,6 +150,24 @@ def test_a_process_that_dies_is_replaced(tmp_path: Path) -> None:
     pipe = base().map(function, processes=2).batch(24).to("numpy")
     same(joined(pipe.epoch(0)), joined(base().batch(24).to("numpy").epoch(0)))
     assert len([*tmp_path.iterdir()]) == 3
+
+
+def test_a_process_that_hangs_is_ended_and_replaced() -> None:
+    begin = time.monotonic()
+    pipe = base().map(hanging, processes=2).on_error("skip", timeout=1.2, most=1)
+    pipe = pipe.batch(4, tail="keep").to("numpy").run_with(threads=3)
+    with pipe.epoch(0) as epoch:
+        found = joined(epoch)[0]
+        assert time.monotonic() - begin < 20
+        faults = pipe.faults()
+        assert {f.sample for f in faults} == {2, 5, 11}
+        assert sorted(found[:, 0]) == [4.0 * k for k in range(24) if k not in (2, 5, 11)]
+        assert {f.reason for f in faults} == {
+            "SampleError: hanging: got no answer within 1.2 s (its process was ended); needed more time "
+            "by on_error(timeout=...)"
+        }
+    with pytest.raises(SampleError, match=r"in map .*hanging: got no answer within 0.2 s"):
+        list(base().map(hanging, processes=1).on_error("raise", timeout=0.2).batch(4).epoch(0))
 
 
 def test_functions_without_a_name_are_refused() -> None:

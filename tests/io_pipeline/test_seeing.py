@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.io_pipeline.feed import seeing
+from ostinato.io_pipeline.feed import folders, seeing
 from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.feed.stats import SHORT, Consumer, Quantile
 
@@ -113,6 +113,50 @@ def test_the_limit_of_a_feed(read: int, stage: int, threads: int, wanted: str) -
     ]
     times = {"step": {"mean": 1.0}, "wait": {"mean": 1.0}}
     assert seeing.binds({**times, "stages": rows, "threads": threads, "cores": 2}) == wanted
+
+
+@pytest.mark.parametrize(
+    ("on", "off", "read", "wanted"),
+    [
+        (10.0, 0.0, 400.0, "read"),
+        (5.0, 4.9, 40.0, "lock"),  # in line for cores, in the midst of reading, too
+        (5.0, 0.0, 0.0, "lock"),  # between stages, where machine code gives Python back
+        (9.5, 0.2, 2.0, "cpu"),
+    ],
+)
+def test_threads_times_tell_what_stages_do_not(
+    on: float, off: float, read: float, wanted: str
+) -> None:
+    """What a sample of a chunk took is not all: a chunk waits for Python's lock behind its call."""
+    rows = [
+        {"wall_us": 50.0 + read, "wait_us": read, "cpu_us": 50.0},
+        {"wall_us": 500.0, "wait_us": 0.0, "cpu_us": 500.0},
+    ]
+    times: dict[str, Any] = {"step": {"mean": 1.0}, "wait": {"mean": 1.0}}
+    threads = {"threads": 2, "cores": 2, "busy": 10.0, "on_core": on, "in_line": off}
+    assert seeing.binds({**times, **threads, "stages": rows}) == wanted
+
+
+def test_reading_is_what_reading_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what its chunk waits for in front of the call that reads."""
+    pytest.importorskip("simplejpeg")
+    root, seen = folder(tmp_path, 16), folders.Files.files
+
+    def slow(self: Any, indices: Any) -> Any:
+        time.sleep(0.06)
+        return seen(self, indices)
+
+    monkeypatch.setattr(folders.Files, "files", slow)
+    pipe = ost.io.images(str(root)).decode().resize((16, 16)).batch(8).to("numpy")
+    pipe = pipe.run_with(threads=1, chunk=4)
+    for epoch in range(4):
+        list(pipe.epoch(epoch))
+        assert pipe.cursor.work is not None
+        assert pipe.cursor.work.maker.native is not None
+    read = pipe.stats()["stages"][0]
+    assert read["timed"] > 0
+    assert read["wall_us"] < 50_000
+    assert pipe.stats()["busy"] > pipe.stats()["on_core"] + 0.06
 
 
 def test_metrics_are_what_prometheus_reads() -> None:

@@ -11,7 +11,8 @@ import pytest
 from ostinato.io_pipeline.feed.described import as_data, from_data
 from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.feed.portions import rows_of
-from ostinato.ops.core.layout import balanced
+from ostinato.ops.core.layout import Layout, balanced
+from ostinato.planner.seeing.explain import facts
 
 import ostinato as ost
 from ostinato.errors import ArgumentError
@@ -52,13 +53,13 @@ CHAINS: dict[str, Callable[[Pipe], Pipe]] = {
 }
 
 
-def part(pipe: Pipe, split: str, rank: int, workers: int) -> list[Any]:
+def part(pipe: Pipe, split: str, rank: int, workers: int, halo: int = 0) -> list[Any]:
     """What one worker makes of an epoch."""
     axis = ("depth", "height", "width").index(split)
+    layout = Layout((workers,), (axis,))
 
     def box(shape: Any) -> Any:
-        own = balanced(0, shape[axis], workers, rank)
-        return tuple(own if k == axis else (0, n) for k, n in enumerate(shape))
+        return layout.with_halos({axis: halo}, shape).box(shape, rank)
 
     return [*pipe.run_with(tune=False).begin(1, 0, rows_of(0, 1), box=box)]
 
@@ -78,6 +79,52 @@ def test_slabs_are_parts_of_the_whole(files: dict[str, Any], name: str, split: s
                 made = pieces[0] if field == "label" else np.concatenate(pieces, own)
                 np.testing.assert_array_equal(made, x)
                 assert made.dtype == x.dtype
+
+
+@pytest.mark.parametrize("halo", [1, 4, 30])
+@pytest.mark.parametrize("name", CHAINS)
+def test_halos_are_the_neighbours_voxels(files: dict[str, Any], name: str, halo: int) -> None:
+    pipe = CHAINS[name](npy(files)).to("numpy")
+    for k, batch in enumerate(pipe.batch(2).epoch(1)):
+        for rank in range(3):
+            found = part(pipe.batch(2, split="depth", halo=halo), "depth", rank, 3, halo)[k]
+            for field, x in batch.items():
+                if field != "label":
+                    first = 1 + (name == "in front" and field == "volume")
+                    lo, hi = balanced(0, x.shape[first], 3, rank)
+                    x = x.take(range(max(lo - halo, 0), min(hi + halo, x.shape[first])), first)
+                np.testing.assert_array_equal(found[field], x)
+
+
+def stencil(x: Any) -> Any:
+    """In numbers that no order of additions changes."""
+    return x[:, 2:].astype("float32") + x[:, :-2] - 2 * x[:, 1:-1]
+
+
+@pytest.mark.parametrize("kind", ["npy", "h5"])
+@pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)])
+def test_stencils_of_slabs_with_halos_need_no_message(
+    files: dict[str, Any], mesh: Any, kind: str
+) -> None:
+    pipe = npy(files)
+    if kind == "h5":
+        path = files["root"] / "volumes.h5"
+        names = ("volume", "mask")
+        volumes = {n: ost.load(path, dataset=n, resident=False) for n in names}
+        pipe = ost.io.arrays({**volumes, "label": files["label"]}).shuffle(2)
+    split = "depth" if len(mesh) == 1 else ("samples", "depth")
+    wanted = [*pipe.random_flip3d().to("numpy").batch(2).epoch(1)]
+    for halo, collectives in ((2, {}), (0, {"halo": 2})):
+        with use(mesh):
+            step = ost.compile(lambda x, y: (stencil(x), stencil(y)))
+            batches = pipe.random_flip3d().batch(2, split=split, halo=halo).epoch(1)
+            for found, batch in zip(batches, wanted, strict=True):
+                for field, x in found.items():
+                    np.testing.assert_array_equal(np.asarray(x), batch[field])
+                made = step(found["volume"], found["mask"])
+                assert facts(step.plan)["collectives"] == collectives
+                for x, field in zip(made, ("volume", "mask"), strict=True):
+                    np.testing.assert_array_equal(np.asarray(x), stencil(batch[field]))
 
 
 @pytest.mark.parametrize("mesh", [(1,), (2,), (3,), (2, 2)])
@@ -110,11 +157,13 @@ def test_only_the_slab_is_read(files: dict[str, Any], monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(kinds.NpySource, "read", counted)
     total = files["volume"].nbytes + files["mask"].nbytes
-    for rank, (lo, hi) in enumerate([(0, 8), (8, 16), (16, 24)]):
-        read.clear()
-        part(npy(files).to("numpy").batch(2, split="depth"), "depth", rank, 3)
-        assert sum(size for size, _ in read) == total // 3
-        assert {rows for _, rows in read} == {(lo, hi)}
+    for halo in (0, 3):
+        for rank, (lo, hi) in enumerate([(0, 8), (8, 16), (16, 24)]):
+            read.clear()
+            lo, hi = max(lo - halo, 0), min(hi + halo, 24)
+            part(npy(files).to("numpy").batch(2, split="depth"), "depth", rank, 3, halo)
+            assert sum(size for size, _ in read) == total * (hi - lo) // 24
+            assert {rows for _, rows in read} == {(lo, hi)}
 
 
 def test_chunks_are_read_by_who_needs_them(
@@ -200,10 +249,14 @@ def test_other_splits_are_refused(files: dict[str, Any]) -> None:
     for split in ("time", (), ("depth", 3)):
         with pytest.raises(ArgumentError, match="'samples' or 'depth' or 'height' or 'width'"):
             npy(files).batch(2, split=split)  # type: ignore[arg-type]
+    for halo, given in ((-1, "depth"), (1.5, "depth"), ((1, 2), "depth"), (2, "samples")):
+        with pytest.raises(ArgumentError, match=r"batch .*halo="):
+            npy(files).batch(2, split=given, halo=halo)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="samples of image"):
         ost.io.arrays(np.zeros((4, 8, 8, 3))).batch(2, split="depth")
     with pytest.raises(ArgumentError, match=r"got pad=; needed volumes"):
         npy(files).batch(2, split="depth", pad=0)
     with pytest.raises(ArgumentError, match=r"mixup.*parts of samples"):
         npy(files).batch(2, split="depth").mixup()
-    assert npy(files).batch(2, split="depth").identity() == npy(files).batch(2).identity()
+    pipe = npy(files).batch(2, split="depth", halo=2)
+    assert pipe.identity() == npy(files).batch(2).identity()

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.io_pipeline import tables as files_of_tables
 from ostinato.io_pipeline.feed import tables
 from ostinato.io_pipeline.feed.described import as_data, from_data
 from ostinato.io_pipeline.feed.tables import Table
+from ostinato.io_pipeline.tables import Blocks
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, DataFileError, SampleError
@@ -77,15 +79,15 @@ def test_only_columns_and_groups_that_are_asked_for_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where, read = written(tmp_path), []
-    really = Table._read
+    really = Blocks.read_block
     monkeypatch.setattr(
-        Table, "_read", lambda self, block: read.append(block) or really(self, block)
+        Blocks, "read_block", lambda self, *of: read.append(of[0]) or really(self, *of)
     )
     pipe = ost.io.table(where, ["name"]).shuffle(seed=1, block=16).batch(16).to("numpy")
     list(itertools.islice(pipe.run_with(threads=1, ahead=0).epoch(0), 3))
     assert 1 <= len(read) <= 8
     assert len({*read}) == len(read)
-    assert [*pipe.source._kept.popitem()[1]] == ["name"]  # type: ignore[attr-defined]
+    assert [*pipe.source.table._kept.popitem()[1]] == ["name"]  # type: ignore[attr-defined]
     read.clear()
     monkeypatch.setattr(tables, "KEPT", 0)
     list(ost.io.table(where, ["name"]).batch(200).to("numpy").run_with(threads=1).epoch(0))
@@ -103,7 +105,7 @@ CSV = "n,x,name,flag\n" + "".join(
 def test_lines_of_csv_are_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int, ends: str
 ) -> None:
-    monkeypatch.setattr(tables, "LINES", lines)
+    monkeypatch.setattr(files_of_tables, "LINES", lines)
     (tmp_path / "a.csv").write_bytes(CSV.replace("\n", ends).encode())
     (tmp_path / "b.tsv").write_bytes(CSV.replace(",", "\t").rstrip("\n").encode())
     pipe = ost.io.table(tmp_path).shuffle(seed=2).batch(50).to("numpy")
@@ -223,9 +225,9 @@ def test_without_pyarrow_there_is_a_sentence(
 ) -> None:
     where: Any = written(tmp_path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    tables._pyarrow.cache_clear()
+    files_of_tables._pyarrow.cache_clear()
     with pytest.raises(
         ArgumentError, match=r"no pyarrow; needed it; pip install 'ostinato\[feed\]'"
     ):
         ost.io.table(where)
-    tables._pyarrow.cache_clear()
+    files_of_tables._pyarrow.cache_clear()

@@ -79,8 +79,10 @@ def run(
     outs: Sequence[Any] | None = None,
     unread: Sequence[int] = (),
     xp: Any = np,
+    ends: dict[Any, Any] | None = None,
 ) -> list[Any]:
-    """What a node makes of its operands, or of parts of them, which are arrays of `xp`."""
+    """What a node makes of its operands, or of parts of them, which are arrays of `xp`. `ends`: what parts
+    that came before ended with, if the op goes on."""
     op: Op = OPS[node.op]
     if at is None:
         boxes = [whole(x.shape) for x in operands], [whole(s.shape) for s in node.specs]
@@ -104,6 +106,9 @@ def run(
             [x.shape for x in operands], [extent(b) for b in at.outs], specs, **params
         )
         params["scratch"] = tuple(blank(s.shape, s.dtype, xp) for s in needs)
+    if op.goes_on and ends is not None:
+        others = tuple(b for d, b in enumerate(at.outs[0]) if d != params["axis"])
+        params["scratch"] = ends.setdefault(others, params["scratch"])
     if op.placed:
         params["at"] = at
     op.kernel(xp, made[0] if len(made) == 1 else made, *operands, **params)

@@ -16,9 +16,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import scipy.linalg
+import scipy.special
 from ostinato.ops.collective import STORED
 from ostinato.ops.core.array import apply, apply_all
 from ostinato.ops.core.layout import grid_bounds
+from ostinato.ops.core.monoid import MONOIDS
+from ostinato.ops.distributions import numbers_of
+from ostinato.ops.jit.arrays import by_formula
 
 import ostinato as ost
 
@@ -48,6 +52,8 @@ NOT_SAMPLED = {
     **dict.fromkeys(("round_addends", "widen_sum"), "put in; see planner/test_narrow_sums.py"),
     "mark": "made by gradients, taken away by the planner",
     "custom": "made by custom_gradient, taken away by the planner",
+    "with_gradient": "made by custom_gradient in bodies, taken away by the planner",
+    "solution": "made by solvers, taken away by the planner; see test_solve.py",
     "call": "made by checkpoint, taken away by the planner",
     "barrier": "made by gradients of checkpoint",
     "fused_rows": "made by the planner; see test_native.py and planner/test_fuse.py",
@@ -65,7 +71,7 @@ NOT_SAMPLED = {
     ),
     "in_bounds": "made by the planner; see planner/test_gathers.py",
     "blocks": "made by the planner; see planner/test_blocking.py",
-    **dict.fromkeys(("read", *STORED), "made by the planner; see front/test_files.py"),
+    **dict.fromkeys(("read", "write", *STORED), "made by the planner; see front/test_files.py"),
 }
 
 
@@ -282,6 +288,72 @@ alike("constant", lambda xp: xp.asarray(2.5))
 alike("constant", lambda xp: xp.asarray(3, dtype=np.uint8))
 
 
+# -- special functions ---------------------------------------------------------------------
+_POSITIVE = np.array([1e-3, 0.1, 0.5, 1.0, 1.25, 1.75, 2.0, 3.5, 7.0, 8.5, 12.5, 30.5])
+_SHARES = np.array([1e-3, 0.01, 0.125, 0.3, 0.49, 0.625, 0.75, 0.9, 0.99])
+_SIGNED = np.concatenate([-_POSITIVE[3:9] - 0.25, [-0.1, 0.0, NAN], _POSITIVE[1:]])
+OF_SIGNED = "gammaln gamma digamma trigamma erfc ndtr log_ndtr exprel sinc j0 j1 i0 i1 i0e i1e"
+OF_POSITIVE = "entr y0 y1 k0 k1 k0e k1e"
+OF_SHARES = "erfinv erfcinv ndtri logit"
+OF_TWO = "beta betaln xlogy xlog1py rel_entr kl_div gammainc gammaincc zeta"
+
+
+def special(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Ours, and SciPy's in double precision."""
+    if name == "trigamma":
+        theirs = partial(scipy.special.polygamma, 1)
+        return partial(ost.special.polygamma, 1), wide(theirs, np.cbrt)
+    theirs = np.sinc if name == "sinc" else getattr(scipy.special, name)
+    return getattr(ost.special, name), wide(theirs, lambda *xs: np.cbrt(sum(map(np.asarray, xs))))
+
+
+for _names, _x in ((OF_SIGNED, _SIGNED), (OF_POSITIVE, _POSITIVE), (OF_SHARES, _SHARES)):
+    for _name in _names.split():
+        _given = [_x, _x[:9].reshape(3, 3).astype(np.float32), _x[:9].astype(F16)]
+        _given += [_x[:9].astype(BF16), np.asarray(_x[3]), np.zeros((0, 3)), _x[:8].reshape(4, 2).T]
+        for _operand in _given:
+            sample(_name, *special(_name), _operand)
+        if _names != OF_SHARES:
+            sample(_name, *special(_name), np.array([1, 2, 5]))
+for _name in OF_TWO.split():
+    _x = _POSITIVE[4:] if _name == "zeta" else _POSITIVE
+    sample(_name, *special(_name), _x[:, None], _POSITIVE[None])
+    sample(_name, *special(_name), _x[:6].reshape(3, 2).astype(np.float32), np.float32(1.5))
+    sample(_name, *special(_name), _x[:6].astype(F16), _POSITIVE[1:7].astype(F16))
+    sample(_name, *special(_name), np.zeros((0, 3)), np.ones(3))
+    sample(_name, *special(_name), np.array([2, 3]), np.array([1, 4]))
+sample("betainc", *special("betainc"), _POSITIVE[:, None, None], _POSITIVE[:, None], _SHARES)
+sample("betainc", *special("betainc"), *(np.float32([0.5, 2]),) * 2, np.float32([[0.25], [0.75]]))
+sample("betainc", *special("betainc"), np.zeros((0, 3)), np.ones(3), np.ones(()))
+
+
+def tried(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Draws that take a few tries, and what the same formulas give on arrays: of which distribution
+    they are is in test_distributions.py."""
+
+    def function(*given: Any) -> Any:
+        given = tuple(map(ost.asarray, given))
+        return apply(name, ost.asarray(np.uint64(7)), numbers_of(given[0].shape), *given)
+
+    def reference(*given: Any) -> Any:
+        out = np.empty(given[0].shape, given[0].dtype)
+        numbers = np.arange(out.size).reshape(out.shape)
+        with np.errstate(all="ignore"):
+            by_formula(name)(np, out, np.uint64(7).reshape(()), numbers, *given)
+        return out
+
+    return function, reference
+
+
+TRIED = "gamma_draw poisson_draw binomial_draw"
+_MEANS = np.array([0.0, 0.25, 0.5, 1.0, 3.0, 9.5, 12.0, 40.0, 500.0, -1.0])
+for _name in TRIED.split():
+    for _x in (_MEANS, _MEANS[:9].reshape(3, 3).astype(np.float32), _MEANS[3], np.zeros((0, 2))):
+        _x = np.asarray(_x)
+        _more = (_x.dtype.type(0.3) + 0 * _x,) if _name.startswith("binomial") else ()
+        sample(_name, *tried(_name), *(np.floor(_x) if _more else _x,), *_more)
+
+
 # -- reductions ----------------------------------------------------------------------------
 AXES: tuple[Any, ...] = (None, 0, 1, -1, (0, 2), ())
 
@@ -385,6 +457,21 @@ for _name in ("any", "all"):
         *(*_TRUTH, np.zeros((0, 3), bool), np.array(True)),
     )
 
+for _name, _axis in itertools.product(("sum", "prod", "min", "max"), (0, 1)):
+    sample(
+        "accumulate",
+        lambda x, n=_name, a=_axis: apply("accumulate", x, axis=a, monoid=n, dtype=x.dtype),
+        lambda x, n=_name, a=_axis: getattr(np, MONOIDS[n].ufunc).accumulate(x, axis=a),
+        normal(5, 3),
+    )
+for _name, _x in itertools.product(("min", "max"), [x for x in _KINDS if x.dtype.kind != "c"]):
+    for _axis in range(_x.ndim):
+        sample(
+            f"cumulative_{_name}",
+            partial(getattr(ost, f"cumulative_{_name}"), axis=_axis),
+            partial(getattr(np, f"{_name}imum").accumulate, axis=_axis),
+            _x,
+        )
 for _name in ("cumulative_sum", "cumulative_prod"):
     for _axis in (0, 1, -1):
         alike(_name, lambda xp, x, n=_name, a=_axis: getattr(xp, n)(x, axis=a), normal(5, 3))
@@ -699,6 +786,212 @@ for _side in ("left", "right"):
         _theirs = wide(lambda x, v, s=_side: np.searchsorted(x, v, side=s), lambda x, v: np.intp(0))
         sample("searchsorted", partial(ost.searchsorted, side=_side), _theirs, _x, _v)
 
+
+# -- selection -----------------------------------------------------------------------------
+def ordered(x: Array, axes: tuple[int, ...]) -> Array:
+    """Lines along the last axis, in order; NumPy has none of bfloat16."""
+    left = [d for d in range(x.ndim) if d not in axes]
+    wide = x.astype(np.float32) if x.dtype == BF16 else x
+    lines = wide.transpose((*left, *axes)).reshape((*(x.shape[d] for d in left), -1))
+    return np.sort(lines, axis=-1).astype(x.dtype)
+
+
+def at_ranks(x: Array, ranks: Array, axes: tuple[int, ...]) -> Array:
+    lines = ordered(x, axes)
+    places = np.broadcast_to(ranks, (*lines.shape[:-1], ranks.shape[-1]))
+    return np.take_along_axis(lines, places, axis=-1)
+
+
+for _x, _ranks, _axes in (
+    (normal(7), np.array([3]), (0,)),
+    (normal(6, 5), np.array([[0, 2, 2, 4]]), (1,)),
+    (normal(6, 5), np.array([[5, 1]]), (0,)),
+    (normal(4, 3, 5), _rng.integers(0, 20, (3, 2)), (0, 2)),
+    (normal(4, 3, 5), np.array([7]), (0, 1, 2)),
+    (np.array([2.0, NAN, 1.0, -INF, 2.0, -3.0, INF]), np.array([0, 3, 5, 6]), (0,)),
+    (np.array([3, 1, 2, 1, 3, 1], np.int8), np.array([0, 3]), (0,)),
+    (np.array([200, 1, 255, 0], np.uint8), np.array([3, 0]), (0,)),
+    (INTEGERS["int64"], np.array([6, 0, 3]), (0,)),
+    (INTEGERS["uint64"], np.array([2, 3]), (0,)),
+    (np.array([True, False, True]), np.array([1]), (0,)),
+    (REAL.astype(F16), np.array([2, 9]), (0,)),
+    (REAL.astype(BF16), np.array([2, 9]), (0,)),
+    (normal(300, dtype="float32"), np.array([150, 7]), (0,)),
+):
+    sample(
+        "order_statistics",
+        lambda x, r, a=_axes: apply("order_statistics", x, r, axes=a),
+        partial(at_ranks, axes=_axes),
+        _x,
+        _ranks,
+    )
+for _x in (*(normal(7, dtype=n) for n in ORDERED), *INTEGERS.values(), REAL.astype(np.float32)):
+    sample(
+        "sort_keys",
+        lambda x: x[..., None][ost.argsort(apply("sort_keys", x))],
+        lambda x: x[..., None][in_order(x, 0, False)],
+        _x,
+    )
+    sample(
+        "sorted_numbers",
+        lambda x: apply("sorted_numbers", apply("sort_keys", x), of=x.dtype),
+        lambda x: x,
+        _x,
+    )
+for _axis, _places in ((0, (2,)), (1, (0, 2)), (1, ())):
+    for _x in (normal(5, 3), normal(5, 3, dtype="int8"), normal(5, 3, dtype=BF16)):
+        for _name in ("partition", "argpartition"):
+            sample(
+                _name,
+                partial(
+                    lambda x, name, axis, places: ost.take(
+                        apply(name, x, axis=axis, places=places)
+                        if name == "partition"
+                        else ost.take_along_axis(
+                            x, apply(name, x, axis=axis, places=places), axis=axis
+                        ),
+                        np.array(places, int),
+                        axis=axis,
+                    ),
+                    name=_name,
+                    axis=_axis,
+                    places=_places,
+                ),
+                lambda x, a=_axis, k=_places: np.take(
+                    np.moveaxis(ordered(x, (a,)), -1, a), np.array(k, int), axis=a
+                ),
+                _x,
+            )
+
+
+for _x, _table in (
+    (normal(5, 3, dtype="int8"), np.array([-3, 0, 2, 2, 7], np.int8)),
+    (INTEGERS["int64"], np.array([-(2**63), 0, 2**63 - 1])),
+    (INTEGERS["uint64"], np.array([1, 2**64 - 1], np.uint64)),
+    (REAL, np.array([-INF, -1.5, 0.0, INF, NAN])),
+    (REAL.astype(BF16), np.array([-1.5, 0.0, INF]).astype(BF16)),
+    (np.zeros((0, 2)), np.ones(1)),
+):
+    sample(
+        "is_member",
+        lambda x, t: apply("is_member", x, t),
+        lambda x, t: (x[..., None] == t).any(-1),
+        _x,
+        _table,
+    )
+
+
+def first_values(x: Array, size: int) -> Array:
+    """NumPy has no unique of bfloat16."""
+    wide = x.astype(np.float32) if x.dtype == BF16 else x
+    values = np.unique(wide, equal_nan=False)[:size].astype(x.dtype)
+    return np.concatenate([values, np.repeat(values[:1], size - len(values))])
+
+
+for _x, _bounds in (
+    (normal(9), (0, 4, 9)),
+    (normal(9, dtype="int8"), (0, 9)),
+    (np.array([2.0, NAN, 1.0, NAN, 2.0, -INF, 1.0]), (0, 3, 4, 7)),
+    (np.array([NAN, NAN]), (0, 1, 2)),
+    (INTEGERS["uint64"], (0, 1, 4)),
+    (np.array([True, False, True]), (0, 2, 3)),
+    (REAL.astype(F16), (0, 5, 17)),
+    (REAL.astype(BF16), (0, 5, 17)),
+):
+    for _size in (1, 3, 20):
+        sample(
+            "distinct",
+            lambda x, n=_size: apply("distinct", x, size=n),
+            partial(first_values, size=_size),
+            _x,
+        )
+        sample(
+            "distinct_of_parts",
+            lambda x, n=_size, b=_bounds: apply("distinct_of_parts", x, bounds=b, size=n),
+            lambda x, n=_size, b=_bounds: np.stack(
+                [first_values(x[lo:hi], n) for lo, hi in itertools.pairwise(b)]
+            ),
+            _x,
+        )
+
+
+# -- counts, groups ------------------------------------------------------------------------
+def tallied(x: Array, axes: tuple[int, ...], count: int) -> Array:
+    left = [d for d in range(x.ndim) if d not in axes]
+    lines = x.transpose((*left, *axes)).reshape((*(x.shape[d] for d in left), -1))
+    return (lines[..., None] == np.arange(count)).sum(-2)
+
+
+for _x, _axes, _count in (
+    (np.array([3, 1, 3, 0, 5, -1]), (0,), 4),
+    (_rng.integers(0, 5, (4, 6)).astype(np.int8), (1,), 5),
+    (_rng.integers(0, 5, (4, 6)).astype(np.int16), (0,), 5),
+    (_rng.integers(0, 5, (4, 3, 6)).astype(np.uint8), (0, 2), 3),
+    (np.array([0, 2**63 + 1, 2], np.uint64), (0,), 3),
+    (np.zeros(0, np.int32), (0,), 2),
+    (np.arange(3), (0,), 0),
+):
+    sample(
+        "tally",
+        lambda x, a=_axes, n=_count: apply("tally", x, axes=a, count=n),
+        partial(tallied, axes=_axes, count=_count),
+        _x,
+    )
+
+
+def grouped(x: Array, ids: Array, count: int, ufunc: Any, first: Any) -> Array:
+    made = np.full((count, *x.shape[1:]), first, x.dtype)
+    for row, k in zip(x, ids, strict=True):
+        if 0 <= k < count:
+            made[k] = ufunc(made[k], row)
+    return made
+
+
+for _monoid, _ufunc in (
+    ("sum", np.add),
+    ("prod", np.multiply),
+    ("min", np.minimum),
+    ("max", np.maximum),
+):
+    for _kind in ("float64", "float32", "int64", "int8", "bfloat16", "bool", "complex128"):
+        if (_kind[0] == "c" and _monoid in ("min", "max")) or (
+            _kind == "bfloat16" and _monoid in ("sum", "prod")
+        ):
+            continue
+        _first: Any = {"sum": 0, "prod": 1}.get(_monoid)
+        if _first is None:
+            _low = _monoid == "max"
+            _first = (
+                (-INF if _low else INF)
+                if _kind[0] in "fb" and _kind != "bool"
+                else (not _low)
+                if _kind == "bool"
+                else getattr(np.iinfo(_kind), "min" if _low else "max")
+            )
+        for _ids, _count in (
+            (np.array([2, 0, 2, 2, 0, 3, 1]), 5),
+            (np.array([2, -1, 9, 2, 0, 3, 1], np.int8), 3),
+        ):
+            sample(
+                f"segment_{_monoid}",
+                lambda x, i, m=_monoid, n=_count: apply(f"segment_{m}", x, i, count=n),
+                partial(grouped, count=_count, ufunc=_ufunc, first=_first),
+                normal(7, 2, dtype=_kind) if _kind != "int8" else normal(7, dtype=_kind),
+                _ids,
+            )
+    sample(
+        f"segment_{_monoid}",
+        lambda x, i, m=_monoid: apply(f"segment_{m}", x, i, count=2),
+        partial(
+            grouped,
+            count=2,
+            ufunc=_ufunc,
+            first={"sum": 0, "prod": 1, "min": INF, "max": -INF}[_monoid],
+        ),
+        np.zeros((0, 3)),
+        np.zeros(0, np.int64),
+    )
+
 # -- out of nothing ------------------------------------------------------------------------
 for _kind in map(dtype_of, EVERY):
     alike("full", lambda xp, d=_kind: xp.full((5, 3), 1, dtype=d))
@@ -830,6 +1123,14 @@ for _kind in _KINDS:
             alike("cholesky", lambda xp, x, u=_up: xp.linalg.cholesky(x, upper=u), _h)
         alike("eigh", lambda xp, x: xp.linalg.eigvalsh(x), _h)
         sample("eigh", lambda x: spectral(ost, x), lambda x: spectral(np, x), _h)
+        _wide = np.result_type(_kind, np.complex64)
+        sample("eig", ost.linalg.eigvals, lambda x, t=_wide: np.linalg.eigvals(x).astype(t), _x)
+        sample(
+            "eig",
+            lambda x: tuple(ost.linalg.eig(x)),
+            lambda x, t=_wide: tuple(y.astype(t) for y in np.linalg.eig(x)),
+            _x,
+        )
         alike("det", lambda xp, x: xp.linalg.det(x), _h)
         alike("slogdet", lambda xp, x: tuple(xp.linalg.slogdet(x)), _h)
         alike("solve", lambda xp, x: xp.linalg.inv(x), _h)
@@ -876,6 +1177,18 @@ for _kind in _KINDS:
             sample(_name, partial(by_parts, bounds=_bounds), partial(of_parts, bounds=_bounds), _x)
     for _shape in ((5, 3), (4, 4), (1, 1), (3, 0)):
         sample("reflectors", reflected, lambda x: x, normal(*_shape, dtype=_kind), rtol=_loose)
+for _bounds in ((0, 7), (0, 4, 9), (0, 3, 5, 9, 11)):
+    sample(
+        "sort_of_parts",
+        partial(lambda x, bounds: apply("sort_of_parts", x, bounds=bounds), bounds=_bounds),
+        partial(
+            lambda x, bounds: np.concatenate(
+                [np.sort(x[:, a:b]) for a, b in itertools.pairwise(bounds)], axis=1
+            ),
+            bounds=_bounds,
+        ),
+        _rng.integers(0, 9, (2, _bounds[-1])).astype(np.uint32),
+    )
 for _order in ([0], [1, 0], [2, 0, 1], [3, 1, 0, 2], []):
     sample(
         "parity",
@@ -890,6 +1203,23 @@ sample(
     _rng.normal(size=7),
     np.array(1e-3),
 )
+
+
+# -- functions in Python -----------------------------------------------------------------
+def _sorted_and_last(x: Array) -> tuple[Array, Array]:
+    made = np.sort(x, axis=None)
+    return made, made[-1]
+
+
+for _shape in ((5, 3), (1,)):
+    sample(
+        "callback",
+        lambda x: ost.callback(
+            _sorted_and_last, (ost.spec(x.size, x.dtype), ost.spec((), x.dtype)), x
+        ),
+        _sorted_and_last,
+        normal(*_shape),
+    )
 
 
 # -- control flow --------------------------------------------------------------------------

@@ -12,7 +12,19 @@ from ostinato.ops.core.array import apply, apply_all
 
 import ostinato as ost
 
-from .samples import BINARY, CONDITION, MODES, ONLY_COMPLEX, UNARY, normal
+from .samples import (
+    BINARY,
+    CONDITION,
+    MODES,
+    OF_POSITIVE,
+    OF_SHARES,
+    OF_SIGNED,
+    OF_TWO,
+    ONLY_COMPLEX,
+    UNARY,
+    normal,
+    special,
+)
 
 SMOOTH: dict[str, list[tuple[Callable[..., Any], tuple[Any, ...]]]] = {}
 
@@ -66,6 +78,20 @@ smooth("where", lambda x, y: ost.where(x > 0.5, x * y, y), _PLANE.real, _PLANE[0
 smooth("astype", lambda x: x.astype(ost.complex128) * (1 + 2j), normal(3))
 smooth("astype", lambda x: ost.real(x).astype(ost.complex128) * x, _PLANE)
 
+for _name in (*OF_SIGNED.split(), *OF_POSITIVE.split(), *OF_SHARES.split()):
+    smooth(_name, special(_name)[0], inside(0.2, 0.8, 4, 3))
+    if _name not in OF_SHARES:
+        smooth(_name, special(_name)[0], inside(1.2, 9, 4))
+    if _name in OF_SIGNED.split():
+        smooth(_name, special(_name)[0], -inside(0.2, 0.8, 4))
+for _name in OF_TWO.split():
+    smooth(_name, special(_name)[0], inside(1.2, 3, 4, 3), inside(0.3, 2, 3))
+smooth(
+    "betainc", special("betainc")[0], inside(0.5, 3, 4, 3), inside(0.5, 3, 3), inside(0.2, 0.8, 3)
+)
+smooth("sinc", ost.special.sinc, np.array([1e-3, 0.0, -5e-3]))
+smooth("exprel", ost.special.exprel, np.array([1e-3, 0.0, -5e-3]))
+
 for _axis in (None, 0, 1, (0, 2), -1):
     for _name in ("sum", "mean", "prod", "min", "max"):
         smooth(
@@ -78,6 +104,11 @@ smooth("prod", lambda x: ost.prod(x, axis=0), np.array([[0.0, 2, 0], [3, 4, 0], 
 smooth("moments", lambda x: ost.var(x, axis=1), _PLANE)
 smooth("moments", lambda x: apply_all("moments", x, axes=(0,))[1:], normal(4, 3))
 smooth("moments", lambda x: ost.std(x, axis=0), normal(4, 3))
+for _name in ("max", "min"):
+    _function = getattr(ost, f"cumulative_{_name}")
+    for _axis in (0, 1, -1):
+        smooth(f"cumulative_{_name}", lambda x, f=_function, a=_axis: f(x, axis=a), normal(5, 4, 3))
+    smooth(f"cumulative_{_name}", _function, normal(1))
 for _name in ("sum", "prod"):
     _function = getattr(ost, f"cumulative_{_name}")
     smooth(f"cumulative_{_name}", lambda x, f=_function: f(x, axis=0), inside(0.5, 2, 4, 3))
@@ -170,6 +201,19 @@ for _axis in (0, 1):
             lambda x, a=_axis, d=_descending: ost.sort(x, axis=a, descending=d),
             normal(5, 4),
         )
+        smooth("partition", lambda x, a=_axis: ost.partition(x, 2, axis=a), normal(5, 4))
+smooth("order_statistics", lambda x: ost.quantile(x, [0.3, 0.8]), normal(9))
+smooth("order_statistics", lambda x: ost.quantile(x, 0.4, axis=(0, 2)), normal(3, 2, 4))
+smooth("order_statistics", lambda x: ost.median(x, axis=1), normal(3, 6))
+smooth("distinct", lambda x: ost.unique_values(x, size=7) * 2, normal(5))
+smooth("distinct", lambda x: ost.unique_values(x, size=3), normal(5))
+_IDS = np.array([1, 0, 2, 1, 5, 1, -1])
+for _name in ("sum", "prod", "min", "max"):
+    smooth(
+        f"segment_{_name}",
+        lambda x, n=_name: getattr(ost, f"segment_{n}")(x, _IDS, 3) * 2,
+        normal(7, 2),
+    )
 smooth("loop", lambda x: ost.repeat(3, lambda s: s * s + x, x), inside(0.1, 0.5, 3))
 smooth(
     "loop",
@@ -206,6 +250,12 @@ def spectrum(x: Any) -> Any:
     return w, (v * ost.sin(w)[..., None, :]) @ ost.conj(v.mT)
 
 
+def general_spectrum(x: Any) -> Any:
+    """What does not depend on vectors' phases."""
+    w, v = ost.linalg.eig(x)
+    return w, ost.abs(v) ** 2, (v * ost.sin(w)[..., None, :]) @ ost.conj(v.mT)
+
+
 def triangle(x: Any) -> Any:
     return x + 3 * ost.eye(x.shape[-1], dtype=x.dtype)
 
@@ -219,6 +269,7 @@ for _x in _square:
     smooth("det", ost.linalg.det, _x)
     smooth("slogdet", ost.linalg.slogdet, _x)
     smooth("eigh", spectrum, _x)
+    smooth("eig", general_spectrum, _x)
     smooth("expm", ost.linalg.expm, _x)
     smooth("solve", ost.linalg.inv, _x)
     for _low, _turned, _unit in ((True, False, False), (False, True, True), (False, False, False)):
@@ -248,3 +299,10 @@ for _shape in ((5, 3), (3, 5), (4, 4), (9, 2), (2, 4, 3)):
 smooth("qr", lambda x: ost.linalg.qr(x).R, normal(6, 2))
 smooth("svd", ost.linalg.svdvals, normal(3, 4))
 smooth("lstsq", lambda a, b: ost.linalg.lstsq(a, b).singular_values, normal(4, 3), normal(4))
+smooth(
+    "callback",
+    lambda x: ost.callback(
+        np.sin, ost.spec(x.shape, x.dtype), x, gradient=lambda g, x: g * ost.cos(x)
+    ),
+    normal(3, 4),
+)

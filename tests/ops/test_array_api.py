@@ -14,10 +14,10 @@ from typing import Any
 import array_api_strict as strict
 import numpy as np
 import pytest
+from ostinato.ops.core import spelling
 from ostinato.ops.core.spec import DTYPES
 
 import ostinato as ost
-from ostinato import spelling
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 from tests.helpers import assert_same, on
 

@@ -21,6 +21,7 @@ STEP = 1e-6
 NOT_SMOOTH = {
     "stop_gradient": "its gradient is not its derivative, on purpose",
     "while": "has none, and says so",
+    "gamma_draw": "its gradient keeps the share of the distribution below; see test_distributions.py",
 }
 DIFFERENTIABLE = sorted(
     n for n in OPS if OPS[n].grad is not None and n not in NOT_SAMPLED and n not in NOT_SMOOTH
@@ -343,6 +344,69 @@ def test_custom_gradient():
         ArgumentError, match=r"custom gradient.*got 1 cotangents; needed one for each of 2"
     ):
         ost.grad(lambda x: ost.sum(wrong(x, x)))(ost.asarray(X))
+
+
+@ost.custom_gradient
+def steep(x: Any, w: Any) -> Any:
+    """x w, with ten times its slope by x and none by w."""
+    return x * w, lambda g: (10 * g * w, None)
+
+
+def stepping(x: Any) -> Any:
+    return ost.scan(lambda s, v: (steep(s, v), steep(v, s)), x, ost.asarray([2.0, 3.0]))
+
+
+BODIES = {
+    "repeat": (lambda x: ost.repeat(2, lambda s: steep(s, 3.0), x), 9, 900),
+    "scan": (lambda x: stepping(x)[0], 6, 600),
+    "yields": (lambda x: stepping(x)[1][1], 6, 0),
+    "nested": (
+        lambda x: ost.repeat(2, lambda s: ost.repeat(1, lambda t: steep(t, 3.0), s), x),
+        9,
+        900,
+    ),
+    "cond": (lambda x: ost.cond(x > 0, lambda v: steep(v, 3.0), lambda v: v, x), 3, 30),
+    "checkpoint": (ost.checkpoint(lambda x: steep(x, 3.0) * 2), 6, 60),
+    "compiled": (ost.compile(lambda x: steep(x, 3.0)), 3, 30),
+    "mapped": (
+        lambda x: ost.repeat(2, lambda s: ost.vmap(steep, (0, None))(s[None], 3.0)[0], x),
+        9,
+        900,
+    ),
+    "around": (
+        lambda x: ost.vmap(lambda v: ost.repeat(2, lambda s: steep(s, 3.0), v))(x[None])[0],
+        9,
+        900,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_custom_gradients_in_bodies(name):
+    """A body becomes a graph, and its gradients of the user's own with it; forwards, too."""
+    f, value, slope_ = BODIES[name]
+    x = ost.asarray(1.0)
+    assert float(f(x)) == value
+    assert float(ost.grad(f)(x)) == slope_
+    assert float(ost.compile(ost.grad(f))(x)) == slope_
+    assert [float(y) for y in ost.jvp(f, (x,), (ost.asarray(2.0),))] == [value, 2 * slope_]
+    found = ost.vmap(ost.grad(f))(ost.asarray([1.0, 1.0]))
+    np.testing.assert_array_equal(np.asarray(found), [slope_] * 2)
+    assert (
+        float(ost.grad(lambda x: ost.grad(lambda y: f(y) * y)(x))(ost.asarray(1.0))) == 2 * slope_
+    )
+
+
+def test_custom_gradients_of_what_has_none_forwards():
+    """Only the user's rule is asked, not what the result was made of."""
+
+    @ost.custom_gradient
+    def rounded(x):
+        return ost.callback(np.rint, ost.spec(x.shape, x.dtype), x), lambda g: g
+
+    x = ost.asarray([0.4, 1.7])
+    y, t = ost.jvp(rounded, (x,), (ost.asarray([2.0, 3.0]),))
+    assert (np.asarray(y).tolist(), np.asarray(t).tolist()) == ([0, 2], [2, 3])
 
 
 def layer(x: Any, w: Any) -> Any:

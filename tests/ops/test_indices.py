@@ -54,6 +54,9 @@ def ways(indices: Indices, label: str, node: Node, ins: Sequence[Any]) -> list[W
     sizes = sorted(set(extents(indices, label, ins, node.specs)))
     if len(sizes) == 1:
         (n,) = sizes
+        if label in dict(indices.parts):
+            bounds = dict(indices.parts)[label]
+            return [[{n: (0, k)}, {n: (k, n)}] for k in bounds]
         a, b = (n + 1) // 2, min(n, (n + 2) // 3)
         return [
             [{n: (0, a)}, {n: (a, a)}, {n: (a, n)}],
@@ -108,7 +111,7 @@ def check(
     counts = {c: extents(indices, c, ins, node.specs)[0] for c in chosen}
     reduced = [c for c in chosen if not any(c in dims for dims in indices.outs)]
     parallel = [c for c in chosen if c not in reduced]
-    found = [blank(y.shape, y.dtype) for y in made]
+    found, ends = [blank(y.shape, y.dtype) for y in made], dict[Any, Any]()
     for here in itertools.product(*(chosen[c] for c in parallel)):
         state: list[Any] | None = None
         for there in itertools.product(*(chosen[c] for c in reduced)):
@@ -124,7 +127,8 @@ def check(
                 for x, box in zip(operands, needs, strict=True)
             ]
             with np.errstate(all="ignore"):
-                addends = run(graph, node, parts, place(graph, node, needs, gives), xp=xp)
+                at = place(graph, node, needs, gives)
+                addends = run(graph, node, parts, at, xp=xp, ends=ends)
                 if state is None:
                     state = [y.copy() for y in addends]
                 else:

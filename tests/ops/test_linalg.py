@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -503,6 +505,7 @@ def test_batches_need_no_communication() -> None:
         for function in (
             *(ost.linalg.cholesky, ost.linalg.qr, ost.linalg.svd, ost.linalg.eigh),
             *(ost.linalg.inv, ost.linalg.det, ost.linalg.lu, ost.linalg.pinv, ost.linalg.expm),
+            *(ost.linalg.eig, ost.linalg.cond),
         ):
             made, plan = plan_of(lambda x, f=function: f(x), x)
             assert facts(plan)["collectives"] == {}, function.__name__
@@ -694,3 +697,96 @@ def test_what_shows_when_it_is_read(function: Callable[..., Any], text: str, wor
 def test_no_gradient(function: Callable[..., Any], text: str) -> None:
     with pytest.raises(GradientError, match=text):
         ost.grad(lambda x: function(x).sum())(random(4, 2))
+
+
+# -- by NumPy's names ----------------------------------------------------------------------------
+@pytest.mark.parametrize("axis", [None, 0, -1, (0, 2), (2, 0), (1, -1)])
+@pytest.mark.parametrize("order", [None, 2, 1, math.inf, -1, -2, 0, 3.5, "fro", "nuc"])
+@pytest.mark.parametrize("keepdims", [False, True])
+def test_norm(order: Any, axis: Any, keepdims: bool) -> None:
+    x = random(4, 3, 5)
+    try:
+        wanted = np.linalg.norm(x, order, axis, keepdims)
+    except ValueError:
+        with pytest.raises((ShapeError, ArgumentError)):
+            ost.linalg.norm(x, order, axis, keepdims)
+        return
+    assert_same(
+        lambda x: ost.linalg.norm(x, order, axis, keepdims), lambda x: wanted, x, rtol=1e-10
+    )
+
+
+def test_norms_of_few_axes() -> None:
+    x = random(6)
+    for order in (None, 1, 2, 3, math.inf, -math.inf, 0):
+        np.testing.assert_allclose(ost.linalg.norm(x, order), np.linalg.norm(x, order))
+    for order in (None, "fro", 1, 2, -math.inf):
+        y = random(4, 5)
+        np.testing.assert_allclose(ost.linalg.norm(y, order), np.linalg.norm(y, order))
+    assert float(ost.linalg.norm([3, 4])) == 5
+
+
+def test_a_norm_of_what_is_split_sends_one_number() -> None:
+    with on(4):
+        x = ost.asarray(random(64, 8), split=0)
+        _, plan = plan_of(lambda x: ost.linalg.norm(x), x)
+        assert facts(plan)["collectives"] == {"all_reduce": 1}
+        assert facts(plan)["sent"] <= 4 * 4 * 8
+
+
+@pytest.mark.parametrize("order", [None, 2, -2, 1, math.inf, "fro", "nuc"])
+def test_cond(order: Any) -> None:
+    x = random(3, 4, 4)
+    np.testing.assert_allclose(ost.linalg.cond(x, order), np.linalg.cond(x, order), rtol=1e-10)
+
+
+def test_products_in_the_order_that_multiplies_least() -> None:
+    sizes = (30, 35, 15, 5, 10, 20, 25)
+    given = [random(a, b) for a, b in itertools.pairwise(sizes)]
+    assert_same(
+        lambda *xs: ost.linalg.multi_dot(xs), lambda *xs: np.linalg.multi_dot(xs), *given, rtol=1e-9
+    )
+    chain = (random(5), *(random(5, 5, seed=k) for k in range(2)), random(5))
+    np.testing.assert_allclose(
+        np.asarray(ost.linalg.multi_dot(chain)), np.linalg.multi_dot(chain), rtol=1e-12
+    )
+    thin = [random(a, b) for a, b in ((1000, 2), (2, 1000), (1000, 2))]
+    _, plan = plan_of(lambda *xs: ost.linalg.multi_dot(xs), *map(ost.asarray, thin))
+    assert {s.shape for n in plan.program.graph.nodes for s in n.specs} == {(2, 2), (1000, 2)}
+    with pytest.raises(ShapeError, match="multi_dot"):
+        ost.linalg.multi_dot((random(2, 2), random(2), random(2, 2)))
+    with pytest.raises(ArgumentError, match="two or more"):
+        ost.linalg.multi_dot((random(2, 2),))
+
+
+def test_tensor_equations() -> None:
+    a, b = random(2, 3, 6), random(2, 3)
+    np.testing.assert_allclose(
+        np.asarray(ost.linalg.tensorsolve(a, b)), np.linalg.tensorsolve(a, b), rtol=1e-9
+    )
+    turned = np.moveaxis(a, 2, 1)
+    np.testing.assert_allclose(
+        np.asarray(ost.linalg.tensorsolve(turned, b, axes=(1,))),
+        np.linalg.tensorsolve(turned, b, axes=(1,)),
+        rtol=1e-9,
+    )
+    c = random(4, 6, 8, 3)
+    np.testing.assert_allclose(
+        np.asarray(ost.linalg.tensorinv(c)), np.linalg.tensorinv(c), rtol=1e-7, atol=1e-9
+    )
+    with pytest.raises(ShapeError, match="tensorinv"):
+        ost.linalg.tensorinv(c, ind=1)
+    with pytest.raises(ShapeError, match="tensorsolve"):
+        ost.linalg.tensorsolve(a, random(2, 2))
+
+
+def test_eigenvalues_of_any_matrix() -> None:
+    for dtype, made in (("float32", "complex64"), ("complex128", "complex128")):
+        x = random(2, 5, 5).astype(dtype)
+        w, v = (np.asarray(y) for y in ost.linalg.eig(x))
+        assert w.dtype == v.dtype == made
+        np.testing.assert_allclose(x @ v, v * w[:, None, :], atol=1e-5)
+        np.testing.assert_array_equal(np.asarray(ost.linalg.eigvals(x)), w)
+    assert np.asarray(ost.linalg.eigvals(np.eye(3))).dtype == np.complex128
+    with pytest.raises(ShapeError, match="square"):
+        ost.linalg.eig(random(3, 4))

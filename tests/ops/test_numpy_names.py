@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops.array_function import OTHERWISE
+from ostinato.ops.core import spelling
 
 import ostinato as ost
-from ostinato import spelling
 from ostinato.errors import ArgumentError
 from tests.helpers import compare_all
 from tests.sessions import MESHES, use
@@ -87,7 +87,8 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("select", lambda xp, x: xp.select([x > 1, x > 0], [x, -x], 9.0), (X,)),
     ("polyval", lambda xp, x, w: xp.polyval(w, x), (X, W)),
     ("vander", lambda xp, v: (xp.vander(v), xp.vander(v, 3), xp.vander(v, 4, increasing=True)), (W,)),
-    ("digitize", lambda xp, x, u: (xp.digitize(x, u), xp.digitize(x, u, right=True)), (X, UP)),
+    ("digitize", lambda xp, x, u: (xp.digitize(x, u), xp.digitize(x, u, right=True),
+        xp.digitize(x, [1.0, 0.5, -1.0]), xp.digitize(x, [1.0, 0.5, -1.0], right=True)), (X, UP)),
     ("interp", lambda xp, x, u, v: (
         xp.interp(x, u, v[:9]), xp.interp(u, u, v[:9]), xp.interp(x, u, v[:9], left=-1.0, right=2.0)), (X, UP, V)),
     ("convolve", lambda xp, v, w: [xp.convolve(a, b, m) for m in ("full", "same", "valid")
@@ -101,6 +102,25 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
         xp.trapezoid(x), xp.trapezoid(x, dx=0.3, axis=0), xp.trapezoid(x, u[:5]), xp.trapezoid(x, x**2)), (X, UP)),
     ("logspace", lambda xp, w: w * xp.logspace(-1, 2, 5), (W,)),
     ("geomspace", lambda xp, w: w * xp.geomspace(-1, -8, 5), (W,)),
+    ("block", lambda xp, x, w: (xp.block([[x, x], [x, x]]), xp.block([w, w]), xp.block(x)), (X, W)),
+    ("insert", lambda xp, x, w: (
+        xp.insert(x, 2, w, axis=0), xp.insert(x, [1, 1, 3], 7.0, axis=1), xp.insert(w, 1, [8.0, 9.0]),
+        xp.insert(x, -1, 5.0)), (X, W)),
+    ("delete", lambda xp, x: (
+        xp.delete(x, 2, axis=0), xp.delete(x, [0, -1], axis=1), xp.delete(x, slice(1, 20, 3))), (X,)),
+    ("indices", lambda xp, x: x * xp.indices((7, 5)), (X,)),
+    ("unravel_index", lambda xp, k: xp.unravel_index(abs(k), (4, 5)), (WHOLE,)),
+    ("diag_indices", lambda xp, x: x[xp.diag_indices(5)], (X,)),
+    ("tril_indices", lambda xp, x: x[xp.tril_indices(7, -1, 5)], (X,)),
+    ("triu_indices", lambda xp, x: x[xp.triu_indices(7, 1, 5)], (X,)),
+    ("nancumsum", lambda xp, x: (xp.nancumsum(x), xp.nancumsum(x, 0)), (GAPS,)),
+    ("nancumprod", lambda xp, x: (xp.nancumprod(x), xp.nancumprod(x, 1)), (GAPS,)),
+    ("fmax", lambda xp, x, y: (xp.fmax(x, y), xp.fmax(y, x)), (GAPS, X)),
+    ("fmin", lambda xp, x, k: (xp.fmin(x, x[::-1]), xp.fmin(k, 2)), (GAPS, WHOLE)),
+    ("piecewise", lambda xp, x, k: (
+        xp.piecewise(x, [x < 0, x > 1], [lambda v: -v, 7.0]),
+        xp.piecewise(k, [k < 0, k < 3], [1, lambda v: v * 2, lambda v: v + 9])), (X, WHOLE)),
+    ("polyfit", lambda xp, v, w: (xp.polyfit(w, v[:5], 2), xp.polyfit(w, v[:5], 1, w=w**2)), (V, W)),
 ]  # fmt: skip
 READ = [
     ("argwhere", lambda xp, x: xp.argwhere(x > 0), X),
@@ -148,6 +168,26 @@ def test_numpys_functions_take_ours() -> None:
             assert any(isinstance(y, ost.Array) for y in found), name
 
 
+def test_values_at_lines_own_places() -> None:
+    places, values = R.integers(0, 7, (3, 5)), R.normal(size=(3, 5))
+    for mode in ("set", "add"):
+        wanted = X.copy()
+        if mode == "set":
+            places = np.argsort(R.random((7, 5)), 0)[:3]
+            np.put_along_axis(wanted, places, values, 0)
+        else:
+            np.add.at(wanted, (places, np.arange(5)), values)
+        for split in (0, 1):
+            with use((2,)):
+                x = ost.asarray(X, split=split)
+                found = ost.put_along_axis(x, places, values, 0, mode=mode)
+                np.testing.assert_allclose(np.asarray(found), wanted)
+                np.testing.assert_array_equal(np.asarray(x), X)
+    with use():
+        found = ost.put_along_axis(X, [3], 9.0, None)
+        assert float(found[0, 3]) == 9
+
+
 def test_gradients() -> None:
     """Those of what is made of differentiable operations."""
     with use():
@@ -179,6 +219,10 @@ def test_gradients() -> None:
         (lambda: ost.geomspace(-1, 1), "of one sign"),
         (lambda: ost.select([], []), "at least one"),
         (lambda: ost.diag(Z), "one axis or two"),
+        (lambda: ost.piecewise(X, [X > 0], []), "1 conditions and 0 functions"),
+        (lambda: ost.put_along_axis(X, WHOLE[0], 1.0), "as many axes in both"),
+        (lambda: ost.put_along_axis(X, WHOLE, 1.0, 0, mode="best"), "mode='best'"),
+        (lambda: ost.polyfit(X, V, 1), "one axis of the same length"),
     ],
 )
 def test_what_is_refused(call: Any, says: str) -> None:
@@ -188,6 +232,45 @@ def test_what_is_refused(call: Any, says: str) -> None:
 
 def test_no_hint_names_what_there_is() -> None:
     assert not [name for name in spelling.OURS if name in dir(ost)]
+    assert not [name for name in spelling.METHODS if name in dir(ost.Array)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (lambda: ost.meidan, "'ostinato' has no attribute 'meidan'; the nearest name is ostinato.median"),
+        (lambda: ost.det, "; here it is ostinato.linalg.det"),
+        (lambda: ost.lgamma, "; here it is ostinato.special.gammaln"),
+        (lambda: ost.pmap, "; write ostinato.compile"),
+        (lambda: ost.linalg.sum, "module 'ostinato.linalg' has no attribute 'sum'; here it is ostinato.sum"),
+        (lambda: ost.linalg.sovle, "; the nearest name is ostinato.linalg.solve"),
+        (lambda: ost.random.randn, "; here it is ostinato.random.normal"),
+        (lambda: ost.special.lgamma, "; here it is ostinato.special.gammaln"),
+        (lambda: ost.nn.rellu, "; the nearest name is ostinato.nn.relu"),
+        (lambda: ost.optim.sum, "; here it is ostinato.sum"),
+        (lambda: ost.zeros(2).median, "an array has no attribute 'median'; write ostinato.median(x)"),
+        (lambda: ost.zeros(2).cuda, "; write ostinato.connect(device="),
+        (lambda: ost.zeros(2).det, "; write ostinato.linalg.det(x)"),
+        (lambda: ost.zeros(2).norm, "; write ostinato.linalg.norm(x)"),
+    ],
+)  # fmt: skip
+def test_a_missing_name_says_what_there_is(asked: Any, says: str) -> None:
+    with use(), pytest.raises(AttributeError) as raised:
+        asked()
+    assert says in str(raised.value)
+
+
+def test_what_nobody_has_is_just_missing() -> None:
+    with use():
+        for asked in (lambda: ost._median, lambda: ost.zeros(2)._sum, lambda: ost.zeros(2).quux):
+            with pytest.raises(AttributeError) as raised:
+                asked()
+            assert ";" not in str(raised.value)
+
+
+def test_numpys_functions_that_are_refused_name_ours() -> None:
+    with use(), pytest.raises(ArgumentError, match=r"write ostinato\.special\.i0, or np\.i0\("):
+        np.i0(ost.zeros(2))
 
 
 def test_a_covariance_of_split_samples_sends_sums_only() -> None:

@@ -12,11 +12,21 @@ from ostinato.ops import OPS
 from ostinato.ops.core.encode import decode_graph, digest, encode_graph
 from ostinato.ops.core.registry import ANY
 from ostinato.ops.core.show import parse
+from ostinato.ops.jit.arrays import by_formula
 
 from tests.helpers import assert_same
 
 from .nodes import SAMPLED, blank, graphs, ins_of, nodes_of, of, place, run, same, traced, whole
-from .samples import NOT_SAMPLED, SAMPLES
+from .samples import (
+    NOT_SAMPLED,
+    OF_POSITIVE,
+    OF_SHARES,
+    OF_SIGNED,
+    OF_TWO,
+    SAMPLES,
+    TRIED,
+    special,
+)
 
 
 def test_nothing_is_sampled_that_does_not_exist():
@@ -59,13 +69,27 @@ WORDS: dict[str, Any] = {  # what the expressions are made of; max and min give 
     "max": _better(lambda a, b: a > b),
     "min": _better(lambda a, b: a < b),
 }
+for _name in f"{OF_SIGNED} {OF_POSITIVE} {OF_SHARES} {OF_TWO} betainc".split():
+    WORDS[_name] = special(_name)[1]
+
+
+def _by_formula(name: str) -> Callable[..., Any]:
+    def one(*xs: Any) -> Any:
+        out = np.empty((1,), xs[-1].dtype)
+        by_formula(name)(np, out, *(np.asarray(x) for x in xs))
+        return out[0]
+
+    return one
+
+
+WORDS |= {name: _by_formula(name) for name in TRIED.split()}
 
 
 @pytest.mark.parametrize("name", [n for n in SAMPLED if OPS[n].scalar])
 def test_scalar(name):
     """The expression for one element gives what the kernel gives; of real numbers, as in kernels."""
     text = OPS[name].scalar
-    code = compile(text.format("x0", "x1", "x2"), text, "eval")
+    code = compile(text.format("x0", "x1", "x2", "x3"), text, "eval")
     for _, _, operands, (made,) in nodes_of(name):
         if any(x.dtype.kind == "c" for x in operands) and "abs(" in text:
             continue

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.random import STREAMS
-from ostinato.ops.seeds import mix
+from ostinato.ops.draws import STREAMS
+from ostinato.ops.seeds import mix, seeds
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, DTypeError, LayoutError, ShapeError
@@ -245,9 +245,9 @@ def test_streams_are_apart():
 
 
 def test_mix_spreads():
-    seeds = {mix(base, count) for base in range(30) for count in range(30)}
-    assert len(seeds) == 900
-    assert all(0 <= s < 2**64 for s in seeds)
+    made = {mix(base, count) for base in range(30) for count in range(30)}
+    assert len(made) == 900
+    assert all(0 <= s < 2**64 for s in made)
 
 
 # -- seeds that nobody names ---------------------------------------------------------------
@@ -294,6 +294,39 @@ def test_each_turn_of_a_loop_draws_anew():
     with on(3):
         ost.random.seed(1)
         assert np.asarray(walk(ost.asarray(0))[0]).tobytes() == first.tobytes()
+
+
+def test_turns_of_nested_loops_draw_apart():
+    """No turn of one loop makes up for one of the other, and each is its seed's own to the bit."""
+
+    def inner(s, _):
+        return s, (ost.random.uniform((2,)), ost.random.normal((2,)))
+
+    def outer(s, _):
+        return s, (ost.random.uniform((2,)), ost.scan(inner, s, length=4)[1])
+
+    def walk(s):
+        return ost.scan(outer, s, length=5)[1]
+
+    for run in (walk, ost.compile(walk)):
+        ost.random.seed(1)
+        rows, inside = run(ost.asarray(0))
+        for numbers in (*inside, rows):
+            pairs = np.asarray(numbers).reshape(-1, 2)
+            assert len({p.tobytes() for p in pairs}) == len(pairs)
+        with on(3):
+            ost.random.seed(1)
+            again = run(ost.asarray(0))[1]
+            assert [np.asarray(x).tobytes() for x in again] == [
+                np.asarray(x).tobytes() for x in inside
+            ]
+    ost.random.seed(1)
+    found = np.asarray(walk(ost.asarray(0))[0])
+    ost.random.seed(1)
+    base = seeds.advance()
+    for k in range(5):
+        wanted = ost.random.uniform((2,), seed=ost.random.fold(base, k))
+        assert np.asarray(wanted).tobytes() == found[k].tobytes()
 
 
 def test_gradients_see_the_numbers_that_were_drawn():

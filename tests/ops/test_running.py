@@ -15,6 +15,7 @@ from ostinato.ops.cpu.kernels import scan
 from ostinato.ops.cpu.kernels.scan import running_kernel
 
 import ostinato as ost
+from ostinato.errors import DTypeError
 from tests.helpers import on
 
 pytestmark = pytest.mark.skipif(bool(llvm.why_not()), reason=llvm.why_not())
@@ -184,3 +185,15 @@ def test_loops_and_plans_use_it() -> None:
     with on(1):
         found = np.asarray(ost.compile(f)(ost.asarray(x)))
     np.testing.assert_array_equal(found, np.cumsum(x, 1) + np.cumprod(x, 0))
+
+
+def test_extremes_so_far_by_numpys_names() -> None:
+    x = numbers((50, 40), "float32")
+    with on(1):
+        y = ost.asarray(x)
+        for ufunc in (np.maximum, np.minimum):
+            found: Any = ufunc.accumulate(y, axis=1)  # type: ignore[call-overload]
+            assert isinstance(found, ost.Array)
+            np.testing.assert_array_equal(np.asarray(found), ufunc.accumulate(x, axis=1))
+        with pytest.raises(DTypeError, match="a dtype with an order"):
+            ost.cumulative_max(ost.asarray(x) * 1j, axis=0)

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ostinato.ops.core.array import Array, from_operand
 
 import ostinato as ost
+from ostinato.sessions import current
 from tests.programs import Program, make_program
 from tests.sessions import JOB, MESHES, use
 
@@ -25,17 +27,29 @@ def splits_for(r: random.Random, ndim: int, mesh: tuple[int, ...]) -> tuple[int 
     return tuple(r.choice((None, *range(ndim))) for _ in mesh)
 
 
+def overlapping(r: random.Random, x: np.ndarray, mesh: tuple[int, ...]) -> Array:
+    """An array whose parts have some of their neighbours' places as well."""
+    halos = {d: r.randrange(4) for d in range(x.ndim)}
+    return from_operand(current().put(x, splits_for(r, x.ndim, mesh), halos))
+
+
 def run_and_compare(
     r: random.Random,
     program: Program,
     mesh: tuple[int, ...],
     numerics: str = "same-plan",
     device: str = "cpu",
+    overlaps: bool = False,
 ) -> None:
     """One program, placed at random, run lazily or compiled."""
     expected = program.by_numpy()
     with use(mesh, numerics, device=device):
-        inputs = [ost.asarray(x, split=splits_for(r, x.ndim, mesh)) for x in program.inputs]
+        inputs = [
+            overlapping(r, x, mesh)
+            if overlaps
+            else ost.asarray(x, split=splits_for(r, x.ndim, mesh))
+            for x in program.inputs
+        ]
         compiled = r.random() < 0.5
         run = ost.compile(program.by_ostinato) if compiled else program.by_ostinato
         found = run(*inputs)
@@ -61,6 +75,19 @@ def test_random_programs(r: random.Random, mesh: tuple[int, ...]) -> None:
 def test_random_programs_any_workers(r: random.Random, mesh: tuple[int, ...]) -> None:
     program = make_program(r, 6)
     run_and_compare(r, program, mesh, "any-workers")
+
+
+@RELAXED
+@given(
+    st.randoms(use_true_random=False),
+    st.sampled_from(MESHES),
+    st.sampled_from(("same-plan", "any-workers")),
+)
+def test_random_programs_of_parts_that_overlap(
+    r: random.Random, mesh: tuple[int, ...], numerics: str
+) -> None:
+    program = make_program(r)
+    run_and_compare(r, program, mesh, numerics, overlaps=True)
 
 
 @RELAXED

@@ -8,11 +8,16 @@ from typing import Any
 import pytest
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Partial
-from ostinato.ops.core.spec import Spec, bfloat16, float32
-from ostinato.planner.layouts.costs import graph_seconds, kernel_seconds, relayout_seconds
+from ostinato.ops.core.spec import Spec, bfloat16, float32, float64
+from ostinato.planner.layouts.costs import (
+    graph_seconds,
+    kernel_seconds,
+    relayout_seconds,
+    together_seconds,
+)
 from ostinato.planner.machine import resolve
 from ostinato.planner.passes.communicate import communicate
-from ostinato.planner.passes.layouts import choose_layouts
+from ostinato.planner.passes.layouts import choose_layouts, given, lay_out
 from ostinato.planner.passes.simplify import simplify
 from ostinato.planner.plan import Plan, Target
 from ostinato.planner.prediction import legs
@@ -273,6 +278,22 @@ def test_collectives_along_several_axes_count_as_they_are_predicted(
     assert counted == pytest.approx(way + model.links(mesh)[0].seconds)
 
 
+@each_machine
+def test_addends_that_belong_together_count_as_one_message(machine: str) -> None:
+    """As those of a variance: a count, means, and sums of squares."""
+    model, mesh = resolve(machine), (8,)
+    has, gets = Layout(mesh, (Partial("moments"),)), Layout.whole(mesh)
+    state = [Spec((), float64), Spec((4096,), float32), Spec((4096,), float32)]
+    asked = Node("relayout", (0, 1, 2), (), tuple([s.at(gets) for s in state]))
+    graph = Graph(tuple([s.at(has) for s in state]), (asked,), (3, 4, 5))
+    (made,) = communicate(graph, Target(mesh, named=model)).nodes
+    way = sum(leg.seconds for leg in legs(made, graph.inputs, model))
+    counted = together_seconds(model, graph.inputs, asked.specs)
+    assert counted == pytest.approx(way + model.links(mesh)[0].seconds)
+    apart = sum(together_seconds(model, [s.at(has)], [s.at(gets)]) for s in state)
+    assert counted < 0.9 * apart
+
+
 def test_products_count_at_the_rate_of_their_dtype() -> None:
     model, found = resolve("h200-ib"), []
     for dtype in (float32, bfloat16):
@@ -319,7 +340,8 @@ def predicted(program: Program, kind: str | None, mesh: Any, machine: str) -> tu
     """What the search counts, and what the simulation does, in seconds."""
     args = program[1]
     plan = ost.plan(laid_out(program, kind), *args, mesh=mesh, machine=machine, memory_limit=ROOM)
-    graph = choose_layouts(simplify(plan.traced, plan.target), plan.target)
+    graph = simplify(plan.traced, plan.target)
+    graph = lay_out(graph, given(graph, plan.target), plan.target)
     return graph_seconds(resolve(machine), graph), plan.simulate().seconds
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 from ostinato.ops.collective import collective_of
-from ostinato.ops.core.exchange import pieces_to
+from ostinato.ops.core.array import from_operand
+from ostinato.ops.core.exchange import pieces_to, written
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Partial, intersect, volume
 from ostinato.ops.core.spec import Spec, float32
@@ -23,6 +25,7 @@ from ostinato.planner.seeing.explain import facts
 import ostinato as ost
 from ostinato import settings
 from ostinato.errors import LayoutError
+from ostinato.sessions import current
 from tests import ranks
 from tests.sessions import MESHES, forget_plans, use
 
@@ -45,6 +48,50 @@ V = np.ones(48)
 def test_elementwise_needs_no_communication() -> None:
     assert plan_of(lambda x, y: ost.tanh(x * y + 1), (X, 0), (X, 0)) == ({}, 0, ["split 0 of 4"])
     assert plan_of(lambda x, v: x * v + 1, (X, 0), (V, None)) == ({}, 0, ["split 0 of 4"])
+
+
+def stencil(x: Any) -> Any:
+    return x[3:] + x[:-3] - 2 * x[1:-2]
+
+
+@pytest.mark.parametrize("halo", [0, 1, 3, 6])
+def test_a_stencil_of_parts_with_halos_needs_no_message(halo: int) -> None:
+    r = np.random.default_rng(0)
+    x, w = r.normal(size=(64, 48)), r.normal(size=(48, 5))
+    with use((P,)):
+        given = from_operand(current().put(x, 0, {0: halo}))
+        one, two = ost.compile(stencil), ost.compile(lambda x, w: (stencil(x * 2) @ w, x.sum(0)))
+        np.testing.assert_array_equal(np.asarray(one(given)), stencil(x))
+        np.testing.assert_allclose(np.asarray(two(given, w)[0]), stencil(x * 2) @ w)
+        np.testing.assert_array_equal(np.asarray(given), x)
+        assert facts(one.plan)["collectives"] == ({} if halo >= 3 else {"halo": 1})
+        assert {"halo": 1}.items() <= facts(two.plan)["collectives"].items()  # of what it makes
+        check_layouts(one.plan.program.graph, one.plan.target)
+
+
+def test_results_are_not_brought_to_where_halos_are() -> None:
+    x = np.random.default_rng(0).normal(size=(64, 48))
+    with use((P,)):
+        given = from_operand(current().put(x, 0, {0: 3}))
+        step = ost.compile(lambda x: (x * 2, ost.repeat(3, lambda y: y + x, x)))
+        double, four = step(given)
+        assert facts(step.plan)["collectives"] == {}
+        assert double.layout is four.layout is Layout((P,), (0,))
+        np.testing.assert_array_equal(np.asarray(double), x * 2)
+        np.testing.assert_allclose(np.asarray(four), x * 4)
+
+
+def test_files_of_parts_with_halos_have_each_element_once(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(64, 48))
+    with use((P,)):
+        given = from_operand(current().put(x, 0, {0: 3}))
+        for name in ("x.npy", "x.zarr"):
+            ost.save(tmp_path / name, given)
+            np.testing.assert_array_equal(np.asarray(ost.load(tmp_path / name)), x)
+        shares = written(given.layout, x.shape)
+        assert [b for share in shares for b in share] == [
+            ((k, k + 16), (0, 48)) for k in (0, 16, 32, 48)
+        ]
 
 
 def test_rows_by_weights_needs_none() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.planner.layouts import search
 from ostinato.planner.layouts.search import Answer, Problem, solve
 from ostinato.planner.passes import layouts
 
@@ -72,6 +73,18 @@ def test_a_ladder_of_any_length_is_exact() -> None:
     answer = solve(problem)
     assert answer.gap < 1e-9
     assert problem.cost(answer.values) == answer.cost
+
+
+def test_what_has_one_value_left_is_no_axis_of_a_table() -> None:
+    """Of which NumPy's arrays have 64 at the most."""
+    many = 80
+    costs = [np.zeros(1)] * many + [np.array([0.0, 1.0])]
+    sizes = [len(c) for c in costs]
+    pairs = {ij: np.zeros([sizes[k] for k in ij]) for ij in itertools.combinations(range(81), 2)}
+    pairs[0, many] = np.array([[2.0, 0.0]])
+    values, bound = search._eliminate(costs, pairs, search.LIMIT)
+    assert values == [0] * many + [1]
+    assert bound is None
 
 
 # -- layouts ---------------------------------------------------------------------------------------

@@ -121,6 +121,22 @@ def test_a_loop_takes_its_iterations() -> None:
 SQUARE = ost.spec((256, 256))
 
 
+def test_a_loop_that_ends_when_it_ends_takes_as_long_as_is_said() -> None:
+    def turns(most: int | None) -> Any:
+        def root(x: Any) -> Any:
+            return ost.while_loop(
+                lambda x: ost.max(abs(x)) > 1.0, lambda x: ost.sort(x @ x, axis=0), x, most=most
+            )
+
+        return alone(root, ost.spec((256, 256)))
+
+    unknown, few, many = turns(None), turns(20), turns(1000)
+    assert "while x about 100 " in unknown.explain()
+    assert "while x about 10 " in few.explain()
+    assert unknown.simulate().seconds == pytest.approx(many.simulate().seconds)
+    assert unknown.simulate().seconds == pytest.approx(10 * few.simulate().seconds, rel=0.05)
+
+
 def test_collectives_in_a_loop_are_counted_as_often_as_they_run() -> None:
     def power(a: Any, v: Any) -> Any:
         return ost.repeat(50, lambda v: (a @ v).resplit(None), v)

@@ -66,8 +66,7 @@ class Browser:
 
     def close(self) -> None:
         if self.line is not None:
-            self.line.close()
-            self.loop.run_until_complete(asyncio.sleep(0.05))
+            self.loop.run_until_complete(self._leave())
         self.loop.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -87,6 +86,11 @@ class Browser:
         self.line = await websocket_connect(page["webSocketDebuggerUrl"], max_message_size=1 << 28)
         for domain in ("Page", "Runtime", "Log"):
             await self._ask(f"{domain}.enable")
+
+    async def _leave(self) -> None:
+        """Inside the loop: outside of it, Tornado makes one more, which nobody closes."""
+        self.line.close()
+        await asyncio.sleep(0.05)
 
     async def _ask(self, method: str, **params: Any) -> dict[str, Any]:
         self.number += 1

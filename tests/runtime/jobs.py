@@ -614,6 +614,48 @@ def saves() -> None:
     say(recovered=recovered, steps=ost.saved_steps(folder / "full"))
 
 
+def streams() -> None:
+    """What is read from a file is written to others block by block."""
+    from ostinato.io_pipeline import sinks
+    from ostinato.planner.passes import blocking
+
+    from ostinato import streaming
+
+    folder, put = Path(sys.argv[2]), sinks._put
+    sizes: list[int] = []
+    blocking.READ_BYTES = streaming.READ_BYTES = 4096
+
+    def seen(handle: int, stretch: Any, at: int) -> None:
+        sizes.append(stretch.nbytes)
+        put(handle, stretch, at)
+
+    sinks._put, sinks.LONG = seen, 1
+    session = ost.connect()
+    y = ost.exp(ost.load(folder / "x.npy", resident=False)) + 1
+    for name in ("y.npy", "y.h5", "y.zarr"):
+        ost.save(folder / name, y)
+    found = [np.asarray(ost.load(folder / name)).tolist() for name in ("y.npy", "y.h5", "y.zarr")]
+    say(kept=y._operand is not None, most=max(sizes), count=len(sizes), found=found)
+    workers = ost.asarray(np.arange(float(SIZE)), split=0)
+    say(alive=float((workers + 1).sum()), operands=session.stats()["workers"][-1]["operands"])
+
+
+def works_in_blocks() -> None:
+    """What goes on from process to process, and what is sorted for all of them."""
+    from ostinato.planner.passes import blocking
+
+    from ostinato import streaming
+
+    folder = Path(sys.argv[2])
+    blocking.READ_BYTES = streaming.READ_BYTES = 4096
+    ost.connect(memory_limit=40_000)
+    x = ost.load(folder / "x.npy", resident=False)
+    ost.save(folder / "sums.npy", ost.cumulative_sum(x, axis=0))
+    ost.save(folder / "sorted.npy", ost.sort(x, axis=0, descending=True))
+    ost.save(folder / "q.npy", ost.linalg.qr(x).Q)
+    say(values=np.asarray(ost.linalg.svdvals(x)).tolist())
+
+
 def strangers() -> None:
     """Come to the lead's door before the others: silent, slow, and with nonsense."""
     import socket

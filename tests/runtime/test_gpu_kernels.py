@@ -52,6 +52,32 @@ def test_bits_are_those_of_the_cpus_kernels() -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_random_numbers_are_drawn_in_kernels(workers: int) -> None:
+    """The CPU's, whatever is cut; no kernel writes the words to memory."""
+
+    def f(x: Any) -> tuple[Any, ...]:
+        kept = ost.random.bernoulli(0.7, x.shape, seed=3)
+        noise = ost.random.normal(x.shape, seed=4, dtype="float32")
+        wide = ost.random.normal((31, 333), seed=5, dtype="float64")
+        return ost.where(kept, x + noise, 0.0), wide[1:, 5:].T * 2, noise.sum(0), wide.mean()
+
+    found = []
+    for device in ("cpu", KERNELS):
+        with use((workers,), device=device):
+            run = ost.compile(f)
+            found.append([np.asarray(y) for y in run(ost.asarray(X, split=0))])
+            if device == KERNELS:
+                names = {op for op in kinds(run) if "bits" in op or "normal" in op}
+                assert not names, "drawn one by one"
+                assert "fused" in kinds(run)
+    for k, (a, b) in enumerate(zip(*found, strict=True)):
+        if k < 2:
+            np.testing.assert_array_equal(a, b)
+        else:
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4)
+
+
 def test_a_training_step() -> None:
     """Its gradients, too; a repeated step moves nothing, allocates what it gives and launches each kernel once."""
 

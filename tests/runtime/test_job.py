@@ -391,6 +391,39 @@ def test_plans_run_while_workers_write_a_checkpoint(tmp_path: Path) -> None:
 
 
 @needs_mpi
+@pytest.mark.parametrize("count", [2, 3])
+def test_each_worker_streams_its_part_into_a_file(tmp_path: Path, count: int) -> None:
+    pytest.importorskip("h5py")
+    value = np.random.default_rng(0).normal(size=(1201, 7))
+    np.save(tmp_path / "x.npy", value)
+    found = good(count, "streams", str(tmp_path))
+    for each in found["found"]:
+        np.testing.assert_allclose(each, np.exp(value) + 1, rtol=1e-13)
+    assert not found["kept"]
+    assert found["most"] <= 4200
+    assert found["count"] < 1.5 * 3 * value.nbytes / 4096 / count, "the first worker's share"
+    assert found["alive"] == sum(range(1, count + 1))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x.npy", "y.h5", "y.npy", "y.zarr"]
+
+
+@needs_mpi
+@pytest.mark.parametrize("count", [2, 3])
+def test_processes_work_through_a_file_in_blocks(tmp_path: Path, count: int) -> None:
+    """Running sums, an external merge, and QR of a tall matrix, in less memory than it takes."""
+    value = np.random.default_rng(0).normal(size=(6001, 3))
+    np.save(tmp_path / "x.npy", value)
+    found = good(count, "works_in_blocks", str(tmp_path))
+    np.testing.assert_allclose(np.load(tmp_path / "sums.npy"), np.cumsum(value, 0), rtol=1e-9)
+    np.testing.assert_array_equal(np.load(tmp_path / "sorted.npy"), np.sort(value, 0)[::-1])
+    q = np.load(tmp_path / "q.npy")
+    np.testing.assert_allclose(q.T @ q, np.eye(3), atol=1e-13)
+    np.testing.assert_allclose(q @ (q.T @ value), value, atol=1e-12)
+    np.testing.assert_allclose(found["values"], np.linalg.svd(value, False)[1])
+    names = ["q.npy", "sorted.npy", "sums.npy", "x.npy"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == names
+
+
+@needs_mpi
 def test_nothing_ends_before_its_checkpoint_is_there(tmp_path: Path) -> None:
     found = good(3, "saves_last", str(tmp_path))
     assert found["stderr"] == ""

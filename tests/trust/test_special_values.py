@@ -414,8 +414,7 @@ def test_dlpack():
     for options in ({"copy": False}, {"dl_device": (2, 0)}):
         with pytest.raises(BufferError):
             x.__dlpack__(**options)
-    with pytest.raises(BufferError):
-        ost.ones(3, dtype=ost.bfloat16).__dlpack__()
+    assert "dltensor" in repr(ost.ones(3, dtype=ost.bfloat16).__dlpack__())
     lent, copied = np.from_dlpack(x, copy=False), np.from_dlpack(x, copy=True)
     assert not lent.flags.writeable
     copied[0] = 7

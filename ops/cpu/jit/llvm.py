@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core import disk_cache
+from ostinato.ops.core import activity, disk_cache
 from ostinato.ops.core.signals import aside, clear, once_gone, thread_for
 from ostinato.ops.cpu.threads import address_of, most_threads, pool
 
@@ -91,11 +91,13 @@ def together() -> Iterator[None]:
     if not late:
         return
     waiting = deque(late)
+    what = f"compiling {len(late)} kernel{'' if len(late) == 1 else 's'}"
 
     def work() -> None:
         with contextlib.suppress(IndexError, RuntimeError):  # the end, or what is raised below
             while True:
                 waiting.popleft().ready()
+                seen.step()
 
     def all_of_them() -> None:
         team = [thread_for(work) for _ in late[1 : most_threads()]]
@@ -107,12 +109,13 @@ def together() -> Iterator[None]:
         for code in late:
             code.ready()
 
-    try:
-        aside(all_of_them)
-    except BaseException:  # nobody waits for the others
-        waiting.clear()
-        late.clear()
-        raise
+    with activity.task("compile", what, len(late)) as seen:
+        try:
+            aside(all_of_them)
+        except BaseException:  # nobody waits for the others
+            waiting.clear()
+            late.clear()
+            raise
 
 
 @lru_cache(1)
@@ -223,7 +226,8 @@ def _load_or_make(text: str) -> tuple[int, Any]:
     disk, name = disk_cache.at(settings.cache), f"kernels/{digest}.o"
     code = disk.read(name)
     if code is None:
-        code = _machine_code(text)
+        with activity.task("compile", "a kernel", minor=True):
+            code = _machine_code(text)
         disk.write(name, code)
         _tidy(disk)
     empty = llvm.parse_assembly("", llvm.create_context())

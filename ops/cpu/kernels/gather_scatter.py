@@ -109,6 +109,13 @@ def adding_along(arrays: Sequence[Any], threads: int, *, axis: int, **_: Any) ->
     return _updated(arrays, _nest("add", out, i, v, (axis, 1), threads, along=True), axis, threads)
 
 
+def adding_rows(mode: str, x: Any, i: Any, out: Any, threads: int) -> Kernel | None:
+    """Of a result, places of rows in it that are known to be inside, and rows."""
+    if x.dtype != out.dtype or not _are_known(x, i, out):
+        return None
+    return _nest(mode, out, i, x, (0, 1), threads)
+
+
 def _are_known(*arrays: Any) -> bool:
     return not why_not() and is_integer(arrays[1].dtype) and all(a.size for a in arrays)
 

@@ -23,19 +23,17 @@ from ostinato.ops.cpu.jit.parallel import around
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.labels import SHORT, Nest
 from ostinato.ops.jit.combining import (
+    Reduction,
     compensated,
-    first_of,
-    has_order,
+    element,
     joined,
     ordered,
-    start_of,
     unordered,
-    whole_of,
 )
 from ostinato.ops.jit.loops import SUMS, Loops, loops_of
 from ostinato.ops.jit.random_bits import numbers_in
-from ostinato.ops.jit.scalar import lower, numbers
-from ostinato.ops.jit.values import Value, cast
+from ostinato.ops.jit.scalar import numbers
+from ostinato.ops.jit.values import Value
 
 from .schedules import TURNS, WAITING, nest_text
 from .stages import CHUNK, Facts, chunk_units, facts
@@ -95,37 +93,6 @@ def _tiled(loops: Loops, d: int) -> Loops:
 
 
 # -- text ----------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class _Sum:
-    """A reduction in a kernel: what goes in, how it is combined, where it goes."""
-
-    out: int  # which result
-    value: Value
-    kind: str  # sum, max or min
-    dtype: DType
-    divisor: int = -1  # which of the kernel's numbers
-
-    @property
-    def start(self) -> str:
-        return literal(start_of(self.kind, self.dtype), self.dtype)
-
-    @property
-    def compensated(self) -> bool:
-        return self.kind == "sum" and self.dtype.kind == "f"
-
-    @property
-    def ordered(self) -> bool:
-        return has_order(self.kind, self.dtype)
-
-    @property
-    def inside(self) -> tuple[DType, str]:
-        """The dtype of a chunk's sum, and its start."""
-        if not self.ordered:
-            return self.dtype, self.start
-        dtype = whole_of(self.dtype)
-        return dtype, literal(first_of(self.kind, dtype), dtype)
-
-
 def kernel_text(body: Graph, loops: Loops, share: int = SHARE) -> str:
     """A module in LLVM's language: `body` for some turns, `task` for a thread's share, `finish` for
     what is put together at the end, and `run` for Python.
@@ -141,10 +108,10 @@ def kernel_code(body: Graph, loops: Loops, share: int = SHARE) -> str:
     dtypes = [s.dtype for s in (*body.inputs, *body.out_specs)]
     many, last = len(dtypes), len(loops.extents) - 1
     lines, hoisted, loads = LlvmLines(), list[str](), list[str]()
-    known = {v: n for n, v in enumerate(numbers(body))}
+    known = {v: f"%known{n}" for n, v in enumerate(numbers(body))}
     counted = numbers_in(body)
     past, apart = streams(body, loops, share), _apart(body, loops)
-    stores, sums, written = list[str](), list[_Sum](), list[tuple[int, DType]]()
+    stores, sums, written = list[str](), list[Reduction](), list[tuple[int, DType]]()
     for first in range(many, many * (1 + len(loops.beside)), many) if loops.beside else (0,):
         values: list[Value] = []
         for k, s in enumerate(body.inputs):
@@ -156,25 +123,11 @@ def kernel_code(body: Graph, loops: Loops, share: int = SHARE) -> str:
                 values.append(_load(lines, text, k, s.dtype, s.dtype.itemsize, "near"))
             else:
                 values.append(_load(lines, text, first + k, s.dtype, step))
-        for node in body.nodes:
-            ins, dtype = [values[v] for v in node.inputs], node.specs[0].dtype
-            if node.op == "constant" and len(values) in known:
-                values.append(Value(lines, f"%known{known[len(values)]}", dtype))
-            elif node.op == "constant":
-                values.append(lines.constant(node.kw["value"], dtype))
-            elif node.op in SUMS:
-                values.append(cast(ins[0], dtype))
-            else:
-                values.append(lower(node.op, ins, dtype))
-        for k, v in enumerate(body.outputs, len(body.inputs)):
-            maker = body.nodes[body.producers[v]] if body.producers[v] >= 0 else None
-            if maker is not None and maker.op in SUMS:
-                kind = "sum" if maker.op == "mean" else maker.op
-                sums.append(_Sum(k, values[v], kind, maker.specs[0].dtype, known.get(v, -1)))
-            else:
-                step = loops.strides[k][-1]
-                _store(stores, first + k, values[v], step, "tile" if past else "p")
-                written.append((k, dtypes[k]))
+        made, reduced = element(body, lines, values, known)
+        sums += reduced
+        for k, value in made:
+            _store(stores, first + k, value, loops.strides[k][-1], "tile" if past else "p")
+            written.append((k, dtypes[k]))
     blocks = bool(sums) and last == 0
     data = _data(body, known, _meta_of(many, last))
     room = _meta_of(many, last) + len(known)  # for partial results
@@ -319,14 +272,13 @@ def _meta_of(k: int, last: int) -> int:
     return 3 + last + k * (1 + last)
 
 
-def _data(body: Graph, known: Mapping[int, int], begin: int) -> list[str]:
+def _data(body: Graph, known: Mapping[int, str], begin: int) -> list[str]:
     """Loads of the numbers that are data: `%known0`, ..."""
     code = list[str]()
-    for v, n in known.items():
-        kind = llvm_type(body.specs[v].dtype)
+    for n, (v, name) in enumerate(known.items()):
         code += [
-            f"  %known{n}_p = getelementptr i64, ptr %meta, i64 {begin + n}",
-            f"  %known{n} = load {kind}, ptr %known{n}_p",
+            f"  {name}_p = getelementptr i64, ptr %meta, i64 {begin + n}",
+            f"  {name} = load {llvm_type(body.specs[v].dtype)}, ptr {name}_p",
         ]
     return code
 
@@ -334,7 +286,7 @@ def _data(body: Graph, known: Mapping[int, int], begin: int) -> list[str]:
 # -- reductions ----------------------------------------------------------------------------
 def _reduced(
     lines: LlvmLines,
-    sums: Sequence[_Sum],
+    sums: Sequence[Reduction],
     near: Sequence[str],
     work: Sequence[str],
     stores: Sequence[str],
@@ -378,8 +330,8 @@ def _reduced(
         "  %i = phi i64 [%c, %chunk], [%i1, %loop]",
     ]
     for n, s in enumerate(sums):
-        dtype, start = s.inside
-        again = accumulated[n].name
+        dtype, first = s.inside
+        start, again = literal(first, dtype), accumulated[n].name
         code.append(f"  %acc{n} = phi {llvm_type(dtype)} [{start}, %chunk], [{again}, %loop]")
     code += [
         *work,
@@ -399,7 +351,7 @@ def _reduced(
 
 
 def _carried(
-    sums: Sequence[_Sum],
+    sums: Sequence[Reduction],
     totals: Sequence[tuple[str, str]],
     total: str,
     lost: str,
@@ -410,7 +362,8 @@ def _carried(
     code = []
     for n, s in enumerate(sums):
         kind, (made, kept) = llvm_type(s.dtype), totals[n]
-        code.append(f"  %{total}{n} = phi {kind} [{s.start}, %{before}], [{made}, %{back}]")
+        start = literal(s.start, s.dtype)
+        code.append(f"  %{total}{n} = phi {kind} [{start}, %{before}], [{made}, %{back}]")
         if s.compensated:
             zero = literal(0, s.dtype)
             code.append(f"  %{lost}{n} = phi {kind} [{zero}, %{before}], [{kept}, %{back}]")
@@ -418,7 +371,7 @@ def _carried(
 
 
 def _ended(
-    sums: Sequence[_Sum], totals: Sequence[tuple[str, str]], before: str, back: str
+    sums: Sequence[Reduction], totals: Sequence[tuple[str, str]], before: str, back: str
 ) -> list[str]:
     """The sums after a loop, named `_total` of each."""
     code = _carried(sums, totals, "sum", "rest", before, back)
@@ -428,11 +381,11 @@ def _ended(
     return code
 
 
-def _total(s: _Sum, n: int) -> str:
+def _total(s: Reduction, n: int) -> str:
     return f"%all{n}" if s.compensated else f"%sum{n}"
 
 
-def _onto(lines: LlvmLines, s: _Sum, n: int, more: str) -> tuple[str, str]:
+def _onto(lines: LlvmLines, s: Reduction, n: int, more: str) -> tuple[str, str]:
     """The total with one more, and what rounding lost."""
     total, value = Value(lines, f"%tot{n}", s.dtype), Value(lines, more, s.dtype)
     if not s.compensated:
@@ -441,16 +394,16 @@ def _onto(lines: LlvmLines, s: _Sum, n: int, more: str) -> tuple[str, str]:
     return made.name, kept.name
 
 
-def _final(lines: list[str], s: _Sum, n: int) -> str:
+def _final(lines: list[str], s: Reduction, n: int) -> str:
     """The name of a finished sum."""
     name = _total(s, n)
-    if s.divisor < 0:
+    if not s.divisor:
         return name
-    lines.append(f"  %mean{n} = fdiv {llvm_type(s.dtype)} {name}, %known{s.divisor}")
+    lines.append(f"  %mean{n} = fdiv {llvm_type(s.dtype)} {name}, {s.divisor}")
     return f"%mean{n}"
 
 
-def _partials(sums: Sequence[_Sum], blocks: bool, room: int) -> list[str]:
+def _partials(sums: Sequence[Reduction], blocks: bool, room: int) -> list[str]:
     """A turn's results: to their place, or, where blocks are put together later, to a waiting room."""
     code: list[str] = []
     if blocks:
@@ -476,7 +429,9 @@ def _waiting(n: int, room: int) -> list[str]:
     ]
 
 
-def _finish(lines: LlvmLines, sums: Sequence[_Sum], data: Sequence[str], room: int) -> list[str]:
+def _finish(
+    lines: LlvmLines, sums: Sequence[Reduction], data: Sequence[str], room: int
+) -> list[str]:
     """Puts the blocks' results together, in their order."""
     code = ["define internal void @finish(ptr %data, ptr %meta) {", "entry:", *data]
     if not sums:

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, float16, float32, float64
 from ostinato.ops.jit import scalar
-from ostinato.ops.jit.values import HALVES, Lines, Unsupported, Value
+from ostinato.ops.jit.values import HALVES, Lines, Step, Unsupported, Value
 
 ARITHMETIC = {
     "fadd": "+", "fsub": "-", "fmul": "*", "fdiv": "/",
@@ -121,10 +120,34 @@ class CudaLines(Lines):
     def narrowed_half(self, x: Value) -> Value:
         return self.write(f"float_to_half({x.name})", float16)
 
+    def repeat(
+        self, name: str, step: Step, state: Sequence[Value], given: Sequence[Value], most: int
+    ) -> Value:
+        inner = CudaLines()
+        now = [Value(inner, f"s{n}", x.dtype) for n, x in enumerate(state)]
+        go, after = step(now, [Value(inner, f"g{n}", x.dtype) for n, x in enumerate(given)])
+        takes = [f"{c_type(x.dtype)}& s{n}" for n, x in enumerate(state)]
+        takes += [f"const {c_type(x.dtype)} g{n}" for n, x in enumerate(given)]
+        code = [f"for (int k = 0; k < {most}; ++k) {{", *inner.text]
+        code += [f"const {c_type(x.dtype)} r{n} = {x.name};" for n, x in enumerate(after)]
+        code += [f"s{n} = r{n};" for n in range(len(now))]
+        code += [f"if (!({go.name})) break;", "}"]
+        body = "\n".join(code)
+        # behind the tables that it reads
+        whole = f"__device__ void {name}({', '.join(takes)}) {{\n{body}\n}}"
+        self.declared |= {*inner.declared, whole}
+        made = []
+        for x in state:
+            self.count += 1
+            self.text.append(f"{c_type(x.dtype)} t{self.count} = {x.name};")
+            made.append(Value(self, f"t{self.count}", x.dtype))
+        self.text.append(f"{name}({', '.join(x.name for x in (*made, *given))});")
+        return made[0]
+
 
 def can_lower(name: str, dtypes: tuple[DType, ...], out: DType) -> bool:
     """Whether a GPU's kernels can have an operation on these dtypes."""
-    return not OPS[name].draws and scalar.can_lower(name, dtypes, out, CudaLines)
+    return scalar.can_lower(name, dtypes, out, CudaLines)
 
 
 def literal(value: Any, dtype: DType) -> str:

@@ -16,19 +16,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ostinato.ops.core.graph import Graph
-from ostinato.ops.core.spec import DType, bool_
+from ostinato.ops.core.spec import bool_, int64
 from ostinato.ops.jit.combining import (
+    Reduction,
     compensated,
-    first_of,
-    has_order,
+    element,
     joined,
     ordered,
-    start_of,
     unordered,
-    whole_of,
 )
 from ostinato.ops.jit.loops import SUMS, Loops
-from ostinato.ops.jit.scalar import lower, numbers
+from ostinato.ops.jit.random_bits import numbers_in
+from ostinato.ops.jit.scalar import numbers
 from ostinato.ops.jit.values import Value, cast
 
 from ..jit.lines import CudaLines, c_type, literal, memory_type
@@ -58,33 +57,6 @@ class Kernel:
     room: int = 0  # bytes, which are zero when it begins and when it ends
 
 
-@dataclass(frozen=True, slots=True)
-class _Sum:
-    out: int  # which result
-    value: Value
-    kind: str
-    dtype: DType
-    divisor: str
-
-    @property
-    def ordered(self) -> bool:
-        return has_order(self.kind, self.dtype)
-
-    @property
-    def inside(self) -> DType:
-        return whole_of(self.dtype) if self.ordered else self.dtype
-
-    @property
-    def start(self) -> str:
-        made = self.inside
-        first = first_of(self.kind, made) if self.ordered else start_of(self.kind, self.dtype)
-        return literal(first, made)
-
-    @property
-    def compensated(self) -> bool:
-        return self.kind == "sum" and self.dtype.kind == "f"
-
-
 class _Writer:
     """One kernel's text."""
 
@@ -94,6 +66,7 @@ class _Writer:
         self.last = len(loops.extents) - 1
         self.known = {v: f"known{n}" for n, v in enumerate(numbers(body))}
         self.steps = [s[-1] for s in loops.strides]
+        self.counted = numbers_in(body)  # operands that only tell which element is which
         # a division of 64 bits takes a GPU as long as a hundred additions
         self.index = "u32" if math.prod(loops.extents) < 1 << 31 else "s64"
 
@@ -137,35 +110,22 @@ class _Writer:
     # -- an element ----------------------------------------------------------------------------
     def element(
         self, lines: CudaLines, loads: dict[int, Value]
-    ) -> tuple[list[tuple[int, Value]], list[_Sum]]:
+    ) -> tuple[list[tuple[int, Value]], list[Reduction]]:
         """What one element gives: results, and terms of sums."""
-        body, values = self.body, [loads[k] for k in range(len(self.body.inputs))]
-        for node in body.nodes:
-            ins, dtype = [values[v] for v in node.inputs], node.specs[0].dtype
-            if node.op == "constant" and len(values) in self.known:
-                values.append(Value(lines, self.known[len(values)], dtype))
-            elif node.op == "constant":
-                values.append(lines.constant(node.kw["value"], dtype))
-            elif node.op in SUMS:
-                values.append(cast(ins[0], dtype))
-            else:
-                values.append(lower(node.op, ins, dtype))
-        made, sums = list[tuple[int, Value]](), list[_Sum]()
-        for k, v in enumerate(body.outputs, len(body.inputs)):
-            maker = body.nodes[body.producers[v]] if body.producers[v] >= 0 else None
-            if maker is not None and maker.op in SUMS:
-                kind = "sum" if maker.op == "mean" else maker.op
-                dtype = maker.specs[0].dtype
-                sums.append(_Sum(k, values[v], kind, dtype, self.known.get(v, "")))
-            else:
-                made.append((k, values[v]))
-        return made, sums
+        return element(self.body, lines, [loads[k] for k in range(len(loads))], self.known)
 
     def load(self, lines: CudaLines, k: int) -> Value:
         """Of element `i` of a row."""
         dtype = self.dtypes[k]
+        if k in self.counted:
+            return self.number(lines, k, "i")
         read = f"*(const {memory_type(dtype)}*)({self.address(k)})"
         return lines.write(f"{read} != 0" if dtype == bool_ else read, dtype)
+
+    def number(self, lines: CudaLines, k: int, i: str) -> Value:
+        """An element's number: how far it is from the first, whose own stands in memory."""
+        further = f" + s{k}_{self.last} * ({i})" if self.steps[k] else ""
+        return lines.write(f"*(const s64*)q{k} + (p{k} - q{k}){further}", int64)
 
     def store(self, lines: CudaLines, k: int, value: Value) -> None:
         kind = memory_type(self.dtypes[k])
@@ -177,7 +137,7 @@ class _Writer:
             return f"p{k}"
         return f"p{k} + {f'{size} * i' if self.steps[k] == size else f's{k}_{self.last} * i'}"
 
-    def one(self, lines: CudaLines) -> list[_Sum]:
+    def one(self, lines: CudaLines) -> list[Reduction]:
         """All of one element, from memory to memory."""
         loads = {k: self.load(lines, k) for k in range(len(self.body.inputs))}
         made, sums = self.element(lines, loads)
@@ -241,7 +201,7 @@ def _mapping(writer: _Writer) -> Kernel:
         tests = " && ".join(
             f"((u64)p{k} & {each * dtype.itemsize - 1}) == 0"
             for k, dtype in enumerate(writer.dtypes)
-            if writer.steps[k]
+            if writer.steps[k] and k not in writer.counted
         )
         turn += [f"if (first + {each} <= {end} && {tests}) {{", *wide.text, "} else {"]
         turn += [f"for (s64 i = first; i < {end} && i < first + {each}; ++i) {{"]
@@ -259,12 +219,16 @@ def _mapping(writer: _Writer) -> Kernel:
 
 def _beside(writer: _Writer) -> int:
     """Elements that a thread makes: as many as are one vector in memory, if all lie side by side."""
-    sizes = [d.itemsize for d in writer.dtypes]
-    if any(step not in (0, size) for step, size in zip(writer.steps, sizes, strict=True)):
+    lies = [
+        (step, dtype.itemsize)
+        for k, (step, dtype) in enumerate(zip(writer.steps, writer.dtypes, strict=True))
+        if k not in writer.counted
+    ]
+    if any(step not in (0, size) for step, size in lies):
         return 1
     if not all(writer.steps[len(writer.body.inputs) :]):  # there is but one
         return 1
-    return max(1, VECTOR // max(sizes))
+    return max(1, VECTOR // max(size for _, size in lies))
 
 
 def _vectors(writer: _Writer, lines: CudaLines, each: int) -> None:
@@ -272,7 +236,7 @@ def _vectors(writer: _Writer, lines: CudaLines, each: int) -> None:
     many = len(writer.body.inputs)
     for k in range(many):
         kind = memory_type(writer.dtypes[k])
-        if writer.steps[k]:
+        if writer.steps[k] and k not in writer.counted:
             lines.text.append(
                 f"const Beside<{kind}, {each}> v{k} = *(const Beside<{kind}, {each}>*)"
                 f"(p{k} + {writer.dtypes[k].itemsize} * first);"
@@ -285,7 +249,9 @@ def _vectors(writer: _Writer, lines: CudaLines, each: int) -> None:
     loads = {}
     for k in range(many):
         dtype = writer.dtypes[k]
-        if not writer.steps[k]:
+        if k in writer.counted:
+            loads[k] = writer.number(lines, k, "first + j")
+        elif not writer.steps[k]:
             loads[k] = writer.load(lines, k)
         else:
             tail = " != 0" if dtype == bool_ else ""
@@ -356,20 +322,25 @@ def _reducing(writer: _Writer) -> Kernel:
     return _kernel(writer, code, declared, grid=(-(-rows // per_block), 1))
 
 
-def _declare(s: _Sum, n: int) -> str:
+def _start(s: Reduction) -> str:
+    dtype, first = s.inside
+    return literal(first, dtype)
+
+
+def _declare(s: Reduction, n: int) -> str:
     lost = f" {c_type(s.dtype)} lost{n} = 0;" if s.compensated else ""
-    return f"{c_type(s.inside)} tot{n} = {s.start};{lost}"
+    return f"{c_type(s.inside[0])} tot{n} = {_start(s)};{lost}"
 
 
-def _onto(lines: CudaLines, sums: Sequence[_Sum]) -> None:
+def _onto(lines: CudaLines, sums: Sequence[Reduction]) -> None:
     """Totals, and what they have lost, with an element's."""
     for n, s in enumerate(sums):
         value = Value(lines, s.value.name, s.dtype)
         _add(lines, s, n, ordered(s.kind, value) if s.ordered else value, None)
 
 
-def _add(lines: CudaLines, s: _Sum, n: int, value: Value, lost: str | None) -> None:
-    total = Value(lines, f"tot{n}", s.inside)
+def _add(lines: CudaLines, s: Reduction, n: int, value: Value, lost: str | None) -> None:
+    total = Value(lines, f"tot{n}", s.inside[0])
     if not s.compensated:
         lines.text.append(f"tot{n} = {joined(s.kind, total, value).name};")
         return
@@ -378,28 +349,28 @@ def _add(lines: CudaLines, s: _Sum, n: int, value: Value, lost: str | None) -> N
     lines.text += [f"tot{n} = {made.name};", f"lost{n} = {kept.name}{more};"]
 
 
-def _in_pairs(lines: CudaLines, sums: Sequence[_Sum]) -> list[str]:
+def _in_pairs(lines: CudaLines, sums: Sequence[Reduction]) -> list[str]:
     """Lane 0 has the total of a warp, whose lanes meet in pairs."""
     code = ["#pragma unroll", f"for (int far = {WARP // 2}; far > 0; far /= 2) {{"]
     inner = _lines_after(lines)
     for n, s in enumerate(sums):
-        kind = c_type(s.inside)
+        kind = c_type(s.inside[0])
         inner.text.append(f"const {kind} other{n} = from_lane(tot{n}, far);")
         if s.compensated:
             inner.text.append(f"const {kind} rest{n} = from_lane(lost{n}, far);")
-        value = Value(inner, f"other{n}", s.inside)
+        value = Value(inner, f"other{n}", s.inside[0])
         _add(inner, s, n, value, f"rest{n}")
     lines.count = inner.count
     lines.declared |= inner.declared
     return [*code, *inner.text, "}"]
 
 
-def _shared_by_block(lines: CudaLines, sums: Sequence[_Sum], again: bool = False) -> list[str]:
+def _shared_by_block(lines: CudaLines, sums: Sequence[Reduction], again: bool = False) -> list[str]:
     """Thread 0 has the total of all warps, whose first lanes have theirs."""
     warps, warp = THREADS // WARP, f"threadIdx.x / {WARP}"
     code = ["__syncthreads();"] if again else []
     for n, s in enumerate(sums):
-        kind = c_type(s.inside)
+        kind = c_type(s.inside[0])
         if not again:
             code.append(f"__shared__ {kind} made{n}[{warps}];")
             code += [f"__shared__ {kind} gone{n}[{warps}];"] if s.compensated else []
@@ -409,17 +380,17 @@ def _shared_by_block(lines: CudaLines, sums: Sequence[_Sum], again: bool = False
     code.append("__syncthreads();")
     for n, s in enumerate(sums):
         there = f"threadIdx.x < {warps}"
-        code.append(f"tot{n} = {there} ? made{n}[threadIdx.x] : {s.start};")
+        code.append(f"tot{n} = {there} ? made{n}[threadIdx.x] : {_start(s)};")
         code += [f"lost{n} = {there} ? gone{n}[threadIdx.x] : 0;"] if s.compensated else []
     return [*code, *_in_pairs(lines, sums)]
 
 
-def _shared_by_blocks(lines: CudaLines, sums: Sequence[_Sum]) -> list[str]:
+def _shared_by_blocks(lines: CudaLines, sums: Sequence[Reduction]) -> list[str]:
     """The block that ends last has them all, in their order. `room`: a count of those that have ended, and
     what each left."""
     code = ["__shared__ bool is_last;", "if (threadIdx.x == 0) {"]
     for n, s in enumerate(sums):
-        kind = c_type(s.inside)
+        kind = c_type(s.inside[0])
         code.append(f"*({kind}*)(room + 16 + 16 * ({n} * gridDim.x + blockIdx.x)) = tot{n};")
         if s.compensated:
             code.append(f"*({kind}*)(room + 24 + 16 * ({n} * gridDim.x + blockIdx.x)) = lost{n};")
@@ -432,33 +403,33 @@ def _shared_by_blocks(lines: CudaLines, sums: Sequence[_Sum]) -> list[str]:
         "__threadfence();",
     ]
     for n, s in enumerate(sums):
-        code.append(f"tot{n} = {s.start};")
+        code.append(f"tot{n} = {_start(s)};")
         code += [f"lost{n} = 0;"] if s.compensated else []
     code.append("for (u32 b = threadIdx.x; b < gridDim.x; b += blockDim.x) {")
     inner = _lines_after(lines)
     for n, s in enumerate(sums):
-        kind = c_type(s.inside)
+        kind = c_type(s.inside[0])
         at = f"16 * ({n} * gridDim.x + b)"
         inner.text.append(f"const {kind} left{n} = *(volatile {kind}*)(room + 16 + {at});")
         if s.compensated:
             inner.text.append(f"const {kind} more{n} = *(volatile {kind}*)(room + 24 + {at});")
-        _add(inner, s, n, Value(inner, f"left{n}", s.inside), f"more{n}")
+        _add(inner, s, n, Value(inner, f"left{n}", s.inside[0]), f"more{n}")
     lines.count = inner.count
     lines.declared |= inner.declared
     return [*code, *inner.text, "}", "__syncthreads();"]
 
 
-def _finished(lines: CudaLines, writer: _Writer, sums: Sequence[_Sum]) -> list[str]:
+def _finished(lines: CudaLines, writer: _Writer, sums: Sequence[Reduction]) -> list[str]:
     """The last block's total; its memory is as it was."""
     code = _in_pairs(lines, sums) + _shared_by_block(lines, sums, again=True)
     results = _results(lines, writer, sums)
     return [*code, "if (threadIdx.x == 0) {", "*(u32*)room = 0;", *results, "}"]
 
 
-def _results(lines: CudaLines, writer: _Writer, sums: Sequence[_Sum]) -> list[str]:
+def _results(lines: CudaLines, writer: _Writer, sums: Sequence[Reduction]) -> list[str]:
     made = _lines_after(lines)
     for n, s in enumerate(sums):
-        total = Value(made, f"tot{n}", s.inside)
+        total = Value(made, f"tot{n}", s.inside[0])
         if s.ordered:
             total = unordered(total)
         if s.compensated:

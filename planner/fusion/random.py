@@ -21,7 +21,6 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, all_coords, bounds_of_many
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec, int64
-from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import replace
 
@@ -37,7 +36,7 @@ def draw_in_kernels(graph: Graph, target: Target, turns: int = 1) -> Graph:
         node = graph.nodes[k]
         return _drawn(builder, node, [values[v] for v in node.inputs], target)
 
-    return graph if why_not() else replace(graph, drawn, make)
+    return replace(graph, drawn, make) if drawn else graph
 
 
 def _is_drawn(node: Node, target: Target, least: int) -> bool:

@@ -1,0 +1,343 @@
+"""Tables in files, Parquet and CSV, by pyarrow: their columns of numbers as arrays.
+
+    data.parquet        read by row groups, of which only the columns that are asked for
+    data.csv, .tsv      a line of names, then a line for each row: read by 1 MiB of lines
+
+A file is looked through once, for where its blocks are. Rows are read with their block, and blocks stay
+for a while for the rows beside it."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from ostinato.ops.core.layout import Box, Shape
+from ostinato.ops.core.spec import DTYPES
+
+from ostinato.errors import ArgumentError, DataFileError
+
+from .source import LARGEST_CHUNK, Source, each_of, regular, short, stamp, trouble
+
+SUFFIXES = (".parquet", ".csv", ".tsv")
+LINES = 1 << 20  # bytes of a block of a CSV file, about
+KEPT, FEW = 64 << 20, 2  # bytes of blocks that stay, and blocks that stay whatever they hold
+MOST_ROWS = 1 << 60
+INSTALL = "pip install 'ostinato[feed]'"
+
+Column = Any  # an array, or a list of what lies in none
+
+
+class Block(NamedTuple):
+    """Rows that are read together."""
+
+    file: int
+    number: int  # of a row group
+    begin: int  # in bytes
+    end: int
+    rows: int
+
+
+class Blocks:
+    """The blocks of tables that have the same columns. Threads read them side by side."""
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        columns: Sequence[str] | None,
+        dtypes: Mapping[str, str] | None,
+        kept: int = KEPT,
+        few: int = FEW,
+    ) -> None:
+        self.paths, self.dtypes = list(paths), dict(dtypes or {})
+        self.stamps = [guarded(p, stamp, p) for p in self.paths]
+        self.readers = [guarded(p, _opened, p, self.dtypes) for p in self.paths]
+        names = self.readers[0].names if self.readers else []
+        self.columns = list(names if columns is None else columns)
+        self.blocks: list[Block] = []
+        for k, (path, reader) in enumerate(zip(self.paths, self.readers, strict=True)):
+            lost = next((c for c in self.columns if c not in reader.names), None)
+            if lost is not None:
+                known = ", ".join(reader.names)
+                raise trouble(path, f"no column {lost!r}", f"columns of {known:.200}")
+            self.blocks += [Block(k, *block) for block in reader.blocks()]
+            if not all(0 <= b.rows <= MOST_ROWS // len(self.blocks) for b in self.blocks):
+                raise trouble(path, "more rows than any table has", "it undamaged")
+        self.blocks = [b for b in self.blocks if b.rows]
+        self.ends = np.cumsum([b.rows for b in self.blocks], dtype=np.int64)
+        self.kept_bytes, self.few = kept, few
+        self._kept: OrderedDict[tuple[int, tuple[str, ...]], dict[str, Column]] = OrderedDict()
+        self._bytes: dict[tuple[int, tuple[str, ...]], int] = {}
+        self._lock = threading.Lock()
+        self._locks = [threading.Lock() for _ in range(16)]  # of blocks that are being read
+
+    @property
+    def rows(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def begin(self, k: int) -> int:
+        """The first row of a block."""
+        return int(self.ends[k]) - self.blocks[k].rows
+
+    def place(self, row: int) -> tuple[int, int]:
+        """A row's block, and where it is there."""
+        k = int(np.searchsorted(self.ends, row, "right"))
+        return k, row - self.begin(k)
+
+    def block(self, k: int, columns: Sequence[str] | None = None) -> dict[str, Column]:
+        """A block's columns, or some of them. Who needs one that is being read waits for it."""
+        names = tuple(self.columns if columns is None else columns)
+        with self._lock:
+            found = self._kept.get((k, names))
+            if found is not None:
+                self._kept.move_to_end((k, names))
+                return found
+        with self._locks[k % len(self._locks)]:
+            with self._lock:
+                if (k, names) in self._kept:
+                    return self._kept[k, names]
+            found = self.read_block(self.blocks[k], names)
+            size = sum(_bytes(c) for c in found.values())
+            with self._lock:
+                self._kept[k, names], self._bytes[k, names] = found, size
+                while len(self._kept) > self.few and sum(self._bytes.values()) > self.kept_bytes:
+                    self._bytes.pop(self._kept.popitem(last=False)[0])
+            return found
+
+    def read_block(self, block: Block, names: Sequence[str]) -> dict[str, Column]:
+        path = self.paths[block.file]
+        if guarded(path, stamp, path) != self.stamps[block.file]:
+            raise trouble(path, "another size or time than before", "a file that stays as it is")
+        table = guarded(path, self.readers[block.file].read, block, names)
+        if table.num_rows != block.rows:
+            raise trouble(
+                path,
+                f"{table.num_rows} rows in a block of {block.rows} lines",
+                "a line for each row, and no line ends within values",
+            )
+        return {n: guarded(path, _column, table, n, self.dtypes.get(n)) for n in names}
+
+
+class TableSource(Source):
+    """A column of a table, or several beside each other, whose numbers get a dtype that has all."""
+
+    def __init__(self, path: str, dataset: str | Sequence[str] | None) -> None:
+        self.path = os.path.abspath(path)
+        guarded(self.path, regular, self.path)
+        self.dataset = dataset if dataset is None or isinstance(dataset, str) else list(dataset)
+        wanted = [dataset] if isinstance(dataset, str) else self.dataset
+        self.table = Blocks([self.path], wanted, None)
+        self.columns = self.table.columns
+        forms = [self._form(name) for name in self.columns]
+        rows = self.table.rows
+        if isinstance(dataset, str):
+            ((inner, self.dtype),) = forms
+            self.shape: Shape = (rows, *inner)
+        else:
+            deep = [n for n, (inner, _) in zip(self.columns, forms, strict=True) if inner]
+            if deep or not forms:
+                got = f"column {deep[0]!r} of rows of numbers" if deep else "no columns"
+                raise self.trouble(got, "columns of numbers", f"name one, {self._some(deep[:1])}")
+            self.shape = (rows, len(forms))
+            self.dtype = np.result_type(*(dtype for _, dtype in forms))
+        self.known(self.dtype)
+        self.check_size()
+        for block in self.table.blocks:
+            size = block.rows * math.prod(self.shape[1:]) * self.dtype.itemsize
+            if size > LARGEST_CHUNK and isinstance(self.table.readers[0], _Parquet):
+                got = f"a row group of {size} bytes"
+                raise self.trouble(got, f"at most {LARGEST_CHUNK}, of the columns that are read")
+
+    def _form(self, name: str) -> tuple[Shape, np.dtype[Any]]:
+        """The shape of a value of a column, and its dtype."""
+        kind = self.table.readers[0].types[name]
+        types = _pyarrow().types
+        inner: Shape = ()
+        if types.is_fixed_size_list(kind):
+            inner, kind = (int(kind.list_size),), kind.value_type
+        if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+            good = [n for n in self.columns if n != name]
+            raise self.trouble(f"column {name!r} of {kind}", "numbers", f"name {self._some(good)}")
+        found = np.dtype(kind.to_pandas_dtype())
+        if found not in DTYPES.values():
+            raise self.trouble(f"column {name!r} of {kind}", "one of " + ", ".join(DTYPES))
+        return inner, found
+
+    def _some(self, names: Sequence[str]) -> str:
+        shown = ", ".join(map(repr, names[:3])) or "a column"
+        return f"the columns that are wanted: dataset=[{shown}{', ...' * (len(names) > 3)}]"
+
+    def stored_bytes(self) -> int:
+        return os.stat(self.path).st_size
+
+    def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
+        if not out.size:
+            return
+        (lo, hi), *inner = box
+        first, last = self.table.place(lo)[0], self.table.place(hi - 1)[0]
+        one = isinstance(self.dataset, str)
+        names = self.columns if one else self.columns[slice(*inner[0])]
+
+        def read(index: tuple[int, ...]) -> None:
+            (k,) = index
+            begin = self.table.begin(k)
+            a, b = max(lo, begin), min(hi, int(self.table.ends[k]))
+            found, part = self.table.block(k, names), out[a - lo : b - lo]
+            for j, name in enumerate(names):
+                column = found[name]
+                if not isinstance(column, np.ndarray):
+                    got = f"no value in column {name!r}, of rows {begin} to {begin + len(column)}"
+                    raise self.trouble(got, "a number in each row")
+                rows = column[a - begin : b - begin]
+                if one:
+                    part[...] = rows[(slice(None), *slices_of(inner))]
+                else:
+                    part[:, j] = rows
+
+        each_of(read, ((k,) for k in range(first, last + 1)), out.nbytes)
+
+
+class _Parquet:
+    """A Parquet file: its row groups."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.metadata = _pyarrow("parquet").read_metadata(path)
+        schema = self.metadata.schema.to_arrow_schema()
+        self.names = list(schema.names)
+        self.types = dict(zip(schema.names, schema.types, strict=True))
+
+    def blocks(self) -> list[tuple[int, int, int, int]]:
+        groups = range(self.metadata.num_row_groups)
+        return [(k, 0, 0, self.metadata.row_group(k).num_rows) for k in groups]
+
+    def read(self, block: Block, columns: Sequence[str]) -> Any:
+        file = _pyarrow("parquet").ParquetFile(self.path, metadata=self.metadata)
+        with file:
+            return file.read_row_group(block.number, list(columns), use_threads=False)
+
+
+class _Csv:
+    """A CSV file with a line of names: its lines, in blocks. What its columns are, the first one says."""
+
+    def __init__(self, path: str, dtypes: Mapping[str, str]) -> None:
+        self.path = path
+        self.separator = "\t" if path.lower().endswith(".tsv") else ","
+        self.found: list[tuple[int, int, int, int]] = []
+        with open(path, "rb") as file:
+            self.head = file.readline()
+            at = len(self.head)
+            while data := file.read(LINES):
+                if not data.endswith(b"\n"):
+                    data += file.readline()
+                self.found.append((len(self.found), at, at + len(data), _lines(data)))
+                at += len(data)
+        arrow = _pyarrow()
+        given = {n: arrow.from_numpy_dtype(np.dtype(d)) for n, d in dtypes.items()}
+        self.known = given  # types that columns have in each block
+        first = self._parsed(*self.found[0][1:3]) if self.found else self._parsed(0, 0)
+        self.names = list(first.schema.names)
+        self.types = {f.name: f.type for f in first.schema}
+        self.known = {n: t for n, t in self.types.items() if t != arrow.null()} | given
+
+    def blocks(self) -> list[tuple[int, int, int, int]]:
+        return self.found
+
+    def read(self, block: Block, columns: Sequence[str]) -> Any:
+        return self._parsed(block.begin, block.end, columns)
+
+    def _parsed(self, begin: int, end: int, columns: Sequence[str] = ()) -> Any:
+        csv = _pyarrow("csv")
+        with open(self.path, "rb") as file:
+            file.seek(begin)
+            data = self.head + file.read(end - begin)
+        return csv.read_csv(
+            io.BytesIO(data),
+            read_options=csv.ReadOptions(use_threads=False, block_size=len(data) + 1),
+            parse_options=csv.ParseOptions(delimiter=self.separator),
+            convert_options=csv.ConvertOptions(
+                column_types=self.known, include_columns=list(columns)
+            ),
+        )
+
+
+def _lines(data: bytes) -> int:
+    """Lines that are not empty."""
+    text = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(text == ord("\n"))
+    if not data.endswith(b"\n"):
+        ends = np.append(ends, len(text))
+    begins = np.concatenate(([0], ends[:-1] + 1)) if len(ends) else ends
+    lengths = ends - begins
+    empty = lengths == 0
+    ones = np.flatnonzero(lengths == 1)
+    empty[ones] = text[begins[ones]] == ord("\r")
+    return int((~empty).sum())
+
+
+def _column(table: Any, name: str, dtype: str | None) -> Column:
+    """A column: an array of numbers, of rows of numbers, or a list of anything else."""
+    arrow = _pyarrow()
+    chunked = table.column(name)
+    column = chunked.combine_chunks() if chunked.num_chunks != 1 else chunked.chunk(0)
+    if isinstance(column, arrow.ChunkedArray):  # of no rows
+        return []
+    types, kind = arrow.types, column.type
+    if dtype is not None:
+        kind = arrow.from_numpy_dtype(np.dtype(dtype))
+        column = column.cast(kind)
+    is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    if is_number and (not column.null_count or types.is_floating(kind)):
+        found = column.to_numpy(zero_copy_only=False)
+        return np.ascontiguousarray(found)
+    if types.is_fixed_size_list(kind) and not column.null_count:
+        inner = column.flatten()
+        if not inner.null_count and types.is_primitive(inner.type):
+            return inner.to_numpy(zero_copy_only=False).reshape(len(column), kind.list_size)
+    values = column.to_pylist()
+    if (types.is_list(kind) or types.is_large_list(kind)) and types.is_primitive(kind.value_type):
+        number = kind.value_type.to_pandas_dtype()
+        return [None if v is None else np.array(v, number) for v in values]
+    return values
+
+
+def _bytes(column: Column) -> int:
+    if isinstance(column, np.ndarray):
+        return column.nbytes
+    return sum(getattr(v, "nbytes", 0) or len(v) if hasattr(v, "__len__") else 32 for v in column)
+
+
+def slices_of(box: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
+    return tuple(slice(lo, hi) for lo, hi in box)
+
+
+def guarded(path: str, function: Any, *given: Any) -> Any:
+    """What a library does with a file; what it says of one that is damaged is about that file."""
+    try:
+        return function(*given)
+    except (DataFileError, ArgumentError):
+        raise
+    except Exception as error:
+        said = error.strerror if isinstance(error, OSError) and error.strerror else short(error)
+        raise trouble(path, said[:1].lower() + said[1:], "a table in Parquet or CSV") from None
+
+
+def _opened(path: str, dtypes: Mapping[str, str]) -> _Parquet | _Csv:
+    return _Parquet(path) if path.lower().endswith(".parquet") else _Csv(path, dtypes)
+
+
+@lru_cache(4)
+def _pyarrow(part: str = "") -> Any:
+    try:
+        import pyarrow
+        import pyarrow.csv
+        import pyarrow.parquet
+    except ImportError:
+        raise ArgumentError.because("table", got="no pyarrow", needed="it", do=INSTALL) from None
+    return getattr(pyarrow, part) if part else pyarrow

@@ -1,0 +1,49 @@
+"""Capsules of DLPack that say what their makers do not (dlpack.h: DLTensor, DLManagedTensor,
+DLManagedTensorVersioned): bfloat16, which NumPy does not know, is written over the dtype of the same bits
+as int16; what lies on a GPU is marked as read-only."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import Any
+
+# Before the dtype come data (8 bytes), device (2 x 4), ndim (4); and, in a capsule with a version, version
+# (2 x 4), context, deleter and flags (8 each).
+PLACES = {b"dltensor": 20, b"dltensor_versioned": 52}
+FLAGS, READ_ONLY = 24, 1  # in one with a version: behind version, context and deleter
+CUDA, CUDA_MANAGED = 2, 13  # kinds of devices
+INT16, BFLOAT16 = struct.pack("=BBH", 0, 16, 1), struct.pack("=BBH", 4, 16, 1)  # code, bits, lanes
+
+_name = ctypes.pythonapi.PyCapsule_GetName
+_name.restype, _name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+def as_bfloat(capsule: Any) -> Any:
+    """A capsule of int16, not taken yet, as one of bfloat16."""
+    name = _name(capsule)
+    at = _pointer(capsule, name) + PLACES[name]
+    assert ctypes.string_at(at, 4) == INT16
+    ctypes.memmove(at, BFLOAT16, 4)
+    return capsule
+
+
+def as_read_only(capsule: Any) -> Any:
+    """A capsule, not taken yet, whose memory is only to be read; one without a version cannot say so."""
+    if (name := _name(capsule)) == b"dltensor_versioned":
+        flags = ctypes.cast(_pointer(capsule, name) + FLAGS, ctypes.POINTER(ctypes.c_uint64))
+        flags[0] |= READ_ONLY
+    return capsule
+
+
+def lies_on_gpu(x: Any) -> bool:
+    """Whether it is an array of a library that has it in the memory of a GPU."""
+    kind = getattr(type(x), "__dlpack_device__", None)
+    if kind is not None:
+        try:
+            return int(kind(x)[0]) in (CUDA, CUDA_MANAGED)
+        except Exception:  # it is not in one place, or not in memory
+            return False
+    return hasattr(type(x), "__cuda_array_interface__")

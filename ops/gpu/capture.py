@@ -1,0 +1,104 @@
+"""A run as one CUDA graph: what a worker's stream is asked for is taken down, and launched as a whole.
+
+    rehearsal     a run on a stream of its own, whose memory comes from a pool of its own: after it all
+                  kernels are compiled, and the pool has what the run needs
+    taken         the same run while the stream captures. Nothing is computed; addresses, extents and
+                  numbers are those of this run
+    launch        on whatever stream is current
+
+Kernels that are written against `xp` allocate what they need in between. A graph writes there in each of
+its runs, so that memory is the pool's for good; graphs of one worker never run at once, and share it.
+While the stream captures, the driver refuses all that could not be repeated: to wait, to allocate, to
+read a value (cudaStreamCaptureModeThreadLocal). What it would let pass and must not be repeated is
+a number that comes from the host's memory, which is another one by then: that is refused here."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ostinato.ops.core.device import Function, Repeater
+
+_capturing: set[int] = set()  # threads
+_changes = threading.Lock()
+
+
+class Captures(Repeater):
+    """Of one worker, on the GPU that its thread uses."""
+
+    def __init__(self, xp: Any) -> None:
+        self.xp = xp
+        self.stream = xp.cuda.Stream(non_blocking=True)
+        self.pool = xp.cuda.MemoryPool()
+
+    @contextlib.contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """After all that was asked before, and before all that is asked later."""
+        outside = self.xp.cuda.get_current_stream()
+        self.stream.wait_event(outside.record())
+        try:
+            with self.aside():
+                yield
+        finally:
+            outside.wait_event(self.stream.record())
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """On this stream, with this memory."""
+        with self.stream, self.xp.cuda.using_allocator(self.pool.malloc):
+            yield
+
+    def taken(self, run: Callable[[], None]) -> Function:
+        mode = self.xp.cuda.runtime.streamCaptureModeThreadLocal
+        with _nothing_from_the_host(self.xp), _no_finalizers(), self.aside():
+            self.stream.begin_capture(mode)
+            try:
+                run()
+            except BaseException:
+                with contextlib.suppress(Exception):  # that it is worth nothing is known
+                    self.stream.end_capture()
+                raise
+            graph = self.stream.end_capture()
+        launch: Function = graph.launch
+        return launch
+
+    def where(self, array: Any) -> int:
+        at: int = array.data.ptr
+        return at
+
+
+@contextlib.contextmanager
+def _nothing_from_the_host(xp: Any) -> Iterator[None]:
+    """CuPy sends values by way of pinned memory, which it uses again for others."""
+    usual = xp.get_default_pinned_memory_pool().malloc
+
+    def refusing(size: int) -> Any:
+        if threading.get_ident() in _capturing:
+            raise RuntimeError("values come from the host's memory")
+        return usual(size)
+
+    with _changes:
+        _capturing.add(threading.get_ident())
+        xp.cuda.set_pinned_memory_allocator(refusing)
+    try:
+        yield
+    finally:
+        with _changes:
+            _capturing.discard(threading.get_ident())
+            if not _capturing:
+                xp.cuda.set_pinned_memory_allocator(usual)
+
+
+@contextlib.contextmanager
+def _no_finalizers() -> Iterator[None]:
+    """They may wait for values."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

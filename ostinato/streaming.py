@@ -1,0 +1,217 @@
+"""Arrays that go into files as they are made: block after block of what is read from others, so that
+they never exist as a whole.
+
+What is pending ends in a `write`, which the planner cuts in space and in time as it cuts a sum. Values
+that somebody holds on the way stay pending: to keep them would take the memory that this is to save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+from ostinato import settings
+from ostinato.io_pipeline.merging import SortedRuns, columns_of
+from ostinato.io_pipeline.sinks import NpySink
+from ostinato.ops.core import disk_cache
+from ostinato.ops.core.array import Array, File, Operand, Term, term_of
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.layout import Layout, every_bounds
+from ostinato.ops.core.spec import Spec, int64
+from ostinato.ops.core.targets import new_number, targets
+from ostinato.ops.core.trace import Collected, collect
+from ostinato.planner.machine import memory
+from ostinato.planner.passes.blocking import READ_BYTES
+from ostinato.planner.passes.file_blocks import turns_of
+from ostinato.planner.plan import Key
+from ostinato.planner.rewrite import inline
+
+from .sessions import Session, one_by_one
+
+SHARE = 4  # of the memory there is: what takes more than such a part of it is not kept unasked
+
+
+def is_large(spec: Spec, session: Session) -> bool:
+    """Whether to keep an array in memory would leave little for anything else."""
+    limit = session.target.memory_limit
+    room = memory() if limit is None else limit * session.workers
+    return spec.nbytes * SHARE > room
+
+
+def reads_files(found: Collected) -> bool:
+    """Whether pending operations read arrays that stay in files."""
+    return any(in_file(o) for o in found.held if o is not None)
+
+
+def in_file(operand: Operand) -> bool:
+    layout = operand.spec.layout
+    return isinstance(operand, File) or (layout is not None and layout.stored)
+
+
+def not_kept(found: Collected, session: Session) -> set[Term]:
+    """Pending operations on the way whose results are made again when they are asked for themselves:
+    large ones, of files that stay where they are."""
+    files = [
+        ref
+        for ref, o in zip(found.captured, found.held, strict=True)
+        if o is not None and in_file(o)
+    ]
+    if not files:
+        return set()
+    made = {term for term, _ in files}
+    for term in found.terms:
+        if any(t in made for t, _ in term.inputs):
+            made.add(term)
+    return {t for t in made if any(is_large(s, session) for s in t.specs)}
+
+
+def streamable(x: Array, session: Session) -> Collected | None:
+    """The graph of a pending array that is to be written block by block: a large one of what is in
+    files, or one that memory has no room for."""
+    if x._operand is not None or is_small(x.spec, session):
+        return None
+    term, k = term_of(x)
+    if term.is_traced or (term.operands is not None and term.operands[k] is not None):
+        return None
+    found = collect([(term, k)])
+    return found if is_large(x.spec, session) or reads_files(found) else None
+
+
+def is_small(spec: Spec, session: Session) -> bool:
+    return spec.nbytes <= READ_BYTES and not is_large(spec, session)
+
+
+def stream(found: Collected, sink: Any, session: Session) -> None:
+    """Run what was collected, into a sink."""
+    with one_by_one(session.settling, session):
+        operands = [
+            session.hold_leaf(t, k, operand)
+            for (t, k), operand in zip(found.captured, found.held, strict=True)
+            if operand is not None
+        ]
+        with sorted_before(found.graph, operands, session, sink.path) as (graph, given):
+            _run(graph, given, sink, session, "save")
+
+
+def _run(
+    graph: Graph, operands: Sequence[Operand], sink: Any, session: Session, called: str
+) -> None:
+    """Write the result of a graph."""
+    number = new_number()
+    try:
+        target = session.engine.target(sink, number, session.everywhere)
+        given = [*operands, target]
+        writes = _writing(graph, [o.spec for o in given])
+        plan, _ = session.plan(Key(writes, session.target), called=called)
+        (count,) = session.launcher(plan)(given)
+        written = int(session.engine.get(count)[()])
+        session.engine.wait()
+    finally:
+        targets.pop(number, None)
+    assert written == graph.out_specs[0].size, "all of it, by one worker each"
+
+
+# -- what is sorted on the way -----------------------------------------------------------------
+@contextmanager
+def sorted_before(
+    graph: Graph, operands: Sequence[Operand], session: Session, beside: str | None = None
+) -> Iterator[tuple[Graph, list[Operand]]]:
+    """The graph, over operands of which those that it would have to sort as a whole are sorted: runs that
+    fit into memory are put in order and written to a file, of which the rest reads any places of the
+    order (io_pipeline/merging.py). The file lies beside another one, or in the cache's folder, as long
+    as this lasts."""
+    given, sinks = list(operands), list[NpySink]()
+    try:
+        while (k := _first_to_sort(graph, given, session)) is not None:
+            sinks.append(_runs_of(graph, k, given, session, beside))
+            graph = _without(graph, k, given, sinks[-1], session)
+        yield graph, given
+    finally:
+        for sink in sinks:
+            sink.discard()
+
+
+def _first_to_sort(graph: Graph, operands: Sequence[Operand], session: Session) -> int | None:
+    """The first node that sorts what is made of files, and too large, along the axis in which it is
+    read."""
+    made = {v for v, operand in enumerate(operands) if in_file(operand)}
+    for k, node in enumerate(graph.nodes):
+        if made.isdisjoint(node.inputs):
+            continue
+        made.update(graph.outs(k))
+        spec = graph.specs[node.inputs[0]]
+        along = node.op == "sort" and node.kw["axis"] == 0
+        if along and is_large(spec, session) and turns_of(spec, session.target) > 1:
+            return k
+    return None
+
+
+def _runs_of(
+    graph: Graph, k: int, operands: Sequence[Operand], session: Session, beside: str | None
+) -> NpySink:
+    """The keys of what a node sorts in a file, of each column a row, in sorted runs."""
+    node = graph.nodes[k]
+    builder = Builder(graph.inputs)
+    (value,) = inline(builder, Graph(graph.inputs, graph.nodes, node.inputs), range(len(operands)))
+    spec = builder.specs[value]
+    keys = builder.call("sort_keys", value, line=node.line)
+    table = spec.shape[0], columns_of(spec.shape)
+    if spec.shape != table:
+        keys = builder.call("reshape", keys, shape=table, line=node.line)
+    rows = builder.call("permute_dims", keys, axes=(1, 0), line=node.line)
+    bounds = _bounds(spec, session)
+    rows = builder.call("resplit", rows, split=1, mesh=None, line=node.line)
+    runs = builder.call("sort_of_parts", rows, bounds=bounds, line=node.line)
+    made = builder.specs[runs]
+    folder = disk_cache.at(settings.cache).root or Path(gettempdir())
+    sink = NpySink(f"{beside or folder / 'sort'}.runs.npy", None, made.shape, made.dtype)
+    try:
+        sink.create()
+        _run(builder.graph([runs]), operands, sink, session, "sort")
+    except BaseException:
+        sink.discard()
+        raise
+    return sink
+
+
+def _bounds(spec: Spec, session: Session) -> tuple[int, ...]:
+    """Where runs begin and end: each worker's rows, in as many turns as they take."""
+    target = session.target
+    mesh = (*target.mesh, turns_of(spec, target))
+    rows = Layout(mesh, (0,) * len(mesh), (), target.numerics == "any-workers")
+    starts, _ = every_bounds(rows, spec.shape[0], 0)
+    return (*starts.tolist(), spec.shape[0])
+
+
+def _without(
+    graph: Graph, k: int, operands: list[Operand], sink: NpySink, session: Session
+) -> Graph:
+    """The graph over one more operand, of which it reads what a node sorted."""
+    node, spec = graph.nodes[k], graph.specs[graph.nodes[k].inputs[0]]
+    falls, bounds = node.kw["descending"], _bounds(spec, session)
+    source = SortedRuns(sink.part, spec.shape, sink.dtype, bounds, falls)
+    operands.append(session.attach(source))
+    builder = Builder([*graph.inputs, operands[-1].spec])
+    values = list(range(len(graph.inputs)))
+    for j, other in enumerate(graph.nodes):
+        if j == k:
+            keys = len(graph.inputs)
+            made = [builder.call("sorted_numbers", keys, of=spec.dtype, line=node.line)]
+        else:
+            inputs = [values[v] for v in other.inputs]
+            made = [*builder.add(other.op, inputs, other.params, other.specs, other.line)]
+        values.extend(made)
+    return builder.graph([values[v] for v in graph.outputs])
+
+
+def _writing(graph: Graph, specs: list[Spec]) -> Graph:
+    """The graph with a `write` of its result at the end; the file's number is its last input."""
+    builder = Builder(specs)
+    (value,) = inline(builder, graph, list(range(len(specs) - 1)))
+    (line,) = [*graph.lines()][-1:] or [""]
+    return builder.graph(
+        builder.add("write", (value, len(specs) - 1), (), (Spec((), int64),), line)
+    )

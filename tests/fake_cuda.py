@@ -1,0 +1,518 @@
+"""What CuPy has of CUDA beside arrays (`cupy.cuda`), for machines without a GPU: streams, events, graphs,
+pools of memory. All of it is computed by the host, at once; what a GPU would do later, or not at all, is an
+error here:
+
+    - work on a stream that reads or writes what another stream wrote, or writes what it reads, without
+      an event between them (vector clocks; the legacy stream waits for no stream that does not block)
+    - while a stream captures, to wait for anything, to move values from or to the host, to allocate where
+      the pool would have to ask the driver, to call cuBLAS or cuSOLVER by way of CuPy, or what sorts
+    - memory of a graph that the pool gives to somebody else
+
+What is captured is not computed: results hold rubbish until the graph is launched."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+CALL = 1e-6  # seconds that a function takes on the device
+LEGACY = 0  # the stream of who asks for none
+
+
+@dataclass
+class Counts:
+    """What went over the bus, and how often a kernel waited for a value."""
+
+    from_host: int = 0
+    to_host: int = 0
+    waits: int = 0
+    asked: int = 0  # functions that were called; the device does them in order, some time later
+    done: int = 0  # of these, what it is known to have done
+    allocations: int = 0  # arrays that were made
+    launches: int = 0  # calls of the host: of functions, and of graphs
+
+
+counted = Counts()
+
+
+class CUDARuntimeError(RuntimeError):
+    def __init__(self, name: str, text: str) -> None:
+        self.status = {"cudaErrorStreamCaptureUnsupported": 900}.get(name, 901)
+        super().__init__(f"{name}: {text}")
+
+
+class OutOfMemoryError(MemoryError):
+    def __init__(self, size: int, total: int, limit: int = 0) -> None:
+        super().__init__(
+            f"Out of memory allocating {size:,} bytes (allocated so far: {total:,} bytes)."
+        )
+
+
+class Memory:
+    """How much there is, where that is limited, and what is used of it."""
+
+    total: int | None = None
+    used = 0
+
+    @classmethod
+    def take(cls, x: Any) -> None:
+        if cls.total is None:
+            return
+        if cls.used + x.nbytes > cls.total:
+            raise OutOfMemoryError(x.nbytes, cls.used)
+        cls.used += x.nbytes
+        weakref.finalize(base_of(x), cls.give, x.nbytes)
+
+    @classmethod
+    def give(cls, size: int) -> None:
+        cls.used -= size
+
+
+@contextlib.contextmanager
+def memory_of(size: int) -> Iterator[None]:
+    """From here on so many bytes can be had."""
+    Memory.total, Memory.used = size, 0
+    try:
+        yield
+    finally:
+        Memory.total = None
+
+
+class Ranges:
+    """cupy.cuda.nvtx"""
+
+    available = True
+    open: list[str] = []  # noqa: RUF012
+    found: list[str] = []  # noqa: RUF012
+
+    @classmethod
+    def RangePush(cls, message: str, id_color: int = -1) -> None:
+        assert isinstance(message, str)
+        cls.open.append(message)
+
+    @classmethod
+    def RangePop(cls) -> None:
+        cls.found.append(cls.open.pop())
+
+
+# -- streams -------------------------------------------------------------------------------------
+Clock = dict[int, int]  # of each stream, how much of it has happened
+_of_host: Clock = {}  # what the host has waited for
+_numbers = itertools.count(100)
+_streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
+_here = threading.local()
+_is_alone = True  # there is no stream but the legacy one
+_clocks = threading.RLock()
+
+
+def _merge(clock: Clock, other: Clock) -> None:
+    for number, n in other.items():
+        clock[number] = max(clock.get(number, 0), n)
+
+
+class Stream:
+    null: Stream
+
+    def __init__(self, null: bool = False, non_blocking: bool = False, ptds: bool = False) -> None:
+        global _is_alone
+        if not null and not non_blocking:
+            raise NotImplementedError("a stream that waits for the legacy one")
+        self.ptr = LEGACY if null else next(_numbers)
+        _streams[self.ptr] = self
+        self.device_id = 0
+        self.clock: Clock = {}
+        self.graph: Graph | None = None
+        self.is_broken = False
+        _is_alone = _is_alone and null
+
+    def __enter__(self) -> Stream:
+        _stack().append(self)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        _stack().pop()
+
+    def tick(self) -> None:
+        _merge(self.clock, _of_host)
+        self.clock[self.ptr] = self.clock.get(self.ptr, 0) + 1
+
+    def record(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        with _clocks:
+            self._record(event)
+        return event
+
+    def _record(self, event: Event) -> None:
+        event.at, event.clock = counted.asked, dict(self.clock)
+        event.graph = self.graph
+
+    def wait_event(self, event: Event) -> None:
+        if event.graph is not None:
+            if self.graph is None:  # from here on it belongs to the graph, too
+                self.graph = event.graph
+                event.graph.others.append(self)
+            elif self.graph is not event.graph:
+                raise CUDARuntimeError("cudaErrorStreamCaptureMerge", "two graphs")
+        elif self.graph is not None and event.clock:
+            self.graph.breaks("an event from outside")
+        with _clocks:
+            _merge(self.clock, event.clock)
+
+    def synchronize(self) -> None:
+        refuse_while_capturing("to wait")
+        counted.done = counted.asked
+        with _clocks:
+            _merge(_of_host, self.clock)
+
+    @property
+    def done(self) -> bool:
+        return counted.done >= counted.asked
+
+    # -- graphs --------------------------------------------------------------------------------
+    def begin_capture(self, mode: int | None = None) -> None:
+        if self.ptr == LEGACY:
+            raise RuntimeError("cannot capture on the default (legacy) stream")
+        assert mode == Runtime.streamCaptureModeThreadLocal, "what cannot be repeated passes"
+        assert self.graph is None, "it captures already"
+        self.graph = _here.graph = Graph._of(self)
+
+    def is_capturing(self) -> bool:
+        return self.graph is not None
+
+    def end_capture(self) -> Graph:
+        graph, self.graph, _here.graph = self.graph, None, None
+        assert graph is not None
+        assert graph.origin is self
+        for other in graph.others:
+            other.graph = None
+            if other.clock.get(other.ptr, 0) > self.clock.get(other.ptr, 0):
+                graph.wrong = graph.wrong or "a stream was not joined again"
+        if graph.wrong:
+            raise CUDARuntimeError("cudaErrorStreamCaptureInvalidated", graph.wrong)
+        return graph
+
+
+Stream.null = Stream(null=True)
+
+
+def stream_of(number: int) -> Stream:
+    """By CUDA's number: 1 is the legacy one."""
+    return Stream.null if number in (LEGACY, 1) else _streams[number]
+
+
+def let_wait(number: int) -> None:
+    """A stream, for what the current one was asked for."""
+    here, taker = get_current_stream(), stream_of(number)
+    if taker is not here:
+        taker.wait_event(here.record())
+
+
+def _stack() -> list[Stream]:
+    if not hasattr(_here, "streams"):
+        _here.streams = []
+    found: list[Stream] = _here.streams
+    return found
+
+
+def get_current_stream() -> Stream:
+    stack = _stack()
+    return stack[-1] if stack else Stream.null
+
+
+class Event:
+    """A moment on a stream."""
+
+    def __init__(
+        self, block: bool = False, disable_timing: bool = False, interprocess: bool = False
+    ) -> None:
+        self.at = -1
+        self.clock: Clock = {}
+        self.graph: Graph | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        (stream or get_current_stream()).record(self)
+
+    @property
+    def done(self) -> bool:
+        if self.graph is not None:
+            refuse_while_capturing("to ask for an event of a graph")
+        return counted.done >= self.at
+
+    def synchronize(self) -> None:
+        refuse_while_capturing("to wait")
+        counted.done = max(counted.done, self.at)
+        with _clocks:
+            _merge(_of_host, self.clock)
+
+
+def get_elapsed_time(first: Event, last: Event) -> float:
+    """Milliseconds."""
+    return (last.at - first.at) * CALL * 1e3
+
+
+# -- graphs --------------------------------------------------------------------------------------
+class Graph:
+    """What a stream captured."""
+
+    origin: Stream
+    others: list[Stream]
+    wrong: str
+    allocated: int  # bytes of what is needed in between
+    memory: dict[int, tuple[Any, _Known]]
+    steps: list[tuple[Callable[[], Any], list[Any], list[Any]]]
+
+    def __init__(self) -> None:
+        raise NotImplementedError("graphs are made by capturing")
+
+    @classmethod
+    def _of(cls, stream: Stream) -> Graph:
+        made = object.__new__(cls)
+        made.origin, made.others, made.wrong, made.steps = stream, [], "", []
+        made.allocated, made.memory = 0, {}
+        return made
+
+    def breaks(self, why: str) -> None:
+        self.wrong = self.wrong or why
+
+    def launch(self, stream: Stream | None = None) -> None:
+        refuse_while_capturing("to launch a graph")
+        on = stream or get_current_stream()
+        counted.launches += 1
+        counted.asked += len(self.steps)
+        with np.errstate(all="ignore"):
+            for step, reads, writes in self.steps:
+                touch(on, reads, writes)
+                step()
+
+    def upload(self, stream: Stream | None = None) -> None:
+        refuse_while_capturing("to send a graph")
+
+
+def capturing() -> Graph | None:
+    """What this thread captures."""
+    return getattr(_here, "graph", None)
+
+
+def refuse_while_capturing(what: str) -> None:
+    """As the driver, which then also spoils the graph."""
+    if (graph := capturing()) is not None:
+        graph.breaks(what)
+        raise CUDARuntimeError(
+            "cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"
+        )
+
+
+def refuse_library(name: str) -> None:
+    """As CuPy, which calls them with a handle of its own."""
+    if capturing() is not None:
+        raise NotImplementedError(
+            f"calling {name} API during stream capture is currently unsupported"
+        )
+
+
+# -- who may read what -----------------------------------------------------------------------------
+class _Known:
+    """Of some memory: its last write, and reads since, by stream."""
+
+    def __init__(self) -> None:
+        self.written: tuple[int, int] | None = None
+        self.read: Clock = {}
+
+
+_memory: dict[int, tuple[Any, _Known]] = {}
+
+
+def base_of(x: Any) -> Any:
+    while isinstance(x.base, np.ndarray):
+        x = x.base
+    return x
+
+
+def _known(x: Any, table: dict[int, tuple[Any, _Known]]) -> _Known:
+    base = base_of(x)
+    key = id(base)
+    found = table.get(key)
+    if found is None or found[0]() is not base:
+        found = table[key] = weakref.ref(base, lambda _: table.pop(key, None)), _Known()
+    return found[1]
+
+
+def touch(stream: Stream, reads: Sequence[Any], writes: Sequence[Any]) -> None:
+    """Work on a stream."""
+    if not _is_alone:
+        with _clocks:
+            _touch(stream, reads, writes)
+
+
+def _touch(stream: Stream, reads: Sequence[Any], writes: Sequence[Any]) -> None:
+    stream.tick()
+    now = stream.clock
+    table = _memory if stream.graph is None else stream.graph.memory
+    for x in reads:
+        known = _known(x, table)
+        if known.written is not None:
+            _after(now, *known.written)
+        known.read[stream.ptr] = now[stream.ptr]
+    for x in writes:
+        known = _known(x, table)
+        if known.written is not None:
+            _after(now, *known.written)
+        for number, n in known.read.items():
+            _after(now, number, n)
+        known.written, known.read = (stream.ptr, now[stream.ptr]), {}
+
+
+def _after(now: Clock, stream: int, n: int) -> None:
+    assert now.get(stream, 0) >= n, f"what stream {stream} does is not waited for"
+
+
+def ask(work: Callable[[], Any], reads: Sequence[Any], writes: Sequence[Any] = ()) -> Any:
+    """A function of the device: what it gives of NumPy's, or nothing, if it writes to memory."""
+    graph = capturing()
+    if graph is None:
+        counted.asked += 1
+        counted.launches += 1
+        touch(get_current_stream(), reads, writes)
+        found = work()
+        if not writes:
+            fresh = _fresh(found, reads)
+            for x in fresh:
+                Memory.take(x)
+            touch(get_current_stream(), (), fresh)
+            counted.allocations += len(fresh)
+            for x in fresh if _allocators() else ():
+                _allocators()[-1](x.nbytes)
+        return found
+    on = get_current_stream()
+    assert on.graph is graph, "work on a stream that captures nothing, while another one captures"
+    if writes:
+        graph.steps.append((work, list(reads), list(writes)))
+        touch(on, reads, writes)
+        return None
+    found = work()
+    if isinstance(found, np.generic):
+        found = np.array(found)
+    fresh = _fresh(found, reads)
+    if not fresh:
+        return found
+    counted.allocations += len(fresh)
+    pool = _allocators()[-1] if _allocators() else None
+    assert pool is not None, "a graph writes to memory that others get"
+    for x in fresh:
+        pool(x.nbytes)
+        x.reshape(-1).view(np.uint8)[...] = 0x5A
+
+    def again() -> None:
+        made = work()
+        for to, x in zip(_leaves(found), _leaves(made), strict=True):
+            to[...] = x
+
+    graph.steps.append((again, list(reads), fresh))
+    touch(on, reads, fresh)
+    return found
+
+
+def _leaves(found: Any) -> list[Any]:
+    if isinstance(found, tuple | list):
+        return [leaf for x in found for leaf in _leaves(x)]
+    return [found] if isinstance(found, np.ndarray | np.generic) else []
+
+
+def _fresh(found: Any, reads: Sequence[Any]) -> list[Any]:
+    """What is no view."""
+    return [
+        x
+        for x in _leaves(found)
+        if isinstance(x, np.ndarray) and not any(base_of(x) is base_of(y) for y in reads)
+    ]
+
+
+# -- memory ----------------------------------------------------------------------------------------
+class MemoryPool:
+    """It only counts. What was allocated once it has; more, it has to ask the driver for."""
+
+    def __init__(self) -> None:
+        self.has = 0
+
+    def malloc(self, size: int) -> None:
+        graph = capturing()
+        if graph is None:
+            self.has += size
+            return
+        graph.allocated += size
+        if graph.allocated > self.has:
+            refuse_while_capturing("to allocate")
+
+    def used_bytes(self) -> int:
+        return Memory.used
+
+    def free_bytes(self) -> int:
+        return 0
+
+    def total_bytes(self) -> int:
+        return self.has
+
+    def free_all_blocks(self) -> None:
+        if capturing() is None:
+            self.has = 0
+
+
+POOL = MemoryPool()
+
+
+def _allocators() -> list[Any]:
+    if not hasattr(_here, "allocators"):
+        _here.allocators = []
+    found: list[Any] = _here.allocators
+    return found
+
+
+@contextlib.contextmanager
+def using_allocator(allocator: Any = None) -> Iterator[None]:
+    _allocators().append(allocator)
+    try:
+        yield
+    finally:
+        _allocators().pop()
+
+
+class PinnedMemoryPool:
+    def malloc(self, size: int) -> None:
+        refuse_while_capturing("to allocate")
+
+
+PINNED = PinnedMemoryPool()
+_pin: Any = PINNED.malloc
+
+
+def set_pinned_memory_allocator(allocator: Any = None) -> None:
+    global _pin
+    _pin = allocator or PINNED.malloc
+
+
+def pin(size: int) -> None:
+    """What CuPy does before it sends values."""
+    _pin(size)
+
+
+class Runtime:
+    streamCaptureModeGlobal = 0
+    streamCaptureModeThreadLocal = 1
+    streamCaptureModeRelaxed = 2
+    CUDARuntimeError = CUDARuntimeError
+
+    @staticmethod
+    def getDeviceCount() -> int:
+        return 1
+
+    @staticmethod
+    def memGetInfo() -> tuple[int, int]:
+        total = Memory.total or 1 << 40
+        return total - Memory.used, total

@@ -1,0 +1,190 @@
+"""Type checkers see what users see: real signatures, from a checkout, a wheel and an editable install."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import types
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ostinato as ost
+from tests.front.typed_mistakes import BEGIN, RIGHT, WRONG
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("ops", "planner", "runtime", "io_pipeline", "ostinato")
+MISTAKES = WRONG.strip().splitlines()
+CONFIGURATION = """[mypy]
+[mypy-dask.*,distributed.*,bokeh.*,tornado.*,h5py.*,zarr.*,PIL.*,pyarrow.*,jax.*,torch.*,rich.*]
+follow_imports = skip
+"""
+NAMESPACES = {
+    "": ost,
+    "linalg.": ost.linalg,
+    "nn.": ost.nn,
+    "random.": ost.random,
+    "special.": ost.special,
+    "solve.": ost.solve,
+    "optim.": ost.optim,
+    "io.": ost.io,
+    "errors.": ost.errors,
+}
+
+
+@pytest.fixture(scope="module")
+def linked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the package lies as it does when it is installed."""
+    folder = tmp_path_factory.mktemp("linked")
+    (folder / "ostinato").mkdir()
+    for path in (ROOT / "ostinato").iterdir():
+        if path.suffix == ".py" or path.name == "py.typed":
+            (folder / "ostinato" / path.name).symlink_to(path)
+    for room in ROOMS[:-1]:
+        (folder / "ostinato" / room).symlink_to(ROOT / room)
+    return folder
+
+
+def checked(folder: Path, text: str, at: Path, python: str = sys.executable, **env: str) -> str:
+    """What mypy says of a script that is nobody's but the user's."""
+    at.mkdir(exist_ok=True)
+    (at / "script.py").write_text(text)
+    (at / "mypy.ini").write_text(CONFIGURATION)
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary"]
+    command += ["--python-executable", python, "--cache-dir", str(folder / "cache"), "script.py"]
+    run = subprocess.run(
+        command,
+        cwd=at,
+        env={**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, **env},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode in (0, 1), run.stdout + run.stderr
+    return "".join(line for line in run.stdout.splitlines(True) if line.startswith("script.py"))
+
+
+def lines_with_errors(said: str) -> set[int]:
+    return {int(n) for n in re.findall(r"^script\.py:(\d+): error", said, re.M)}
+
+
+def check(folder: Path, at: Path, **how: Any) -> None:
+    """Nothing is said of what is right, and something of each mistake."""
+    assert checked(folder, RIGHT, at, **how) == ""
+    said = checked(folder, BEGIN + WRONG, at, **how)
+    first = len(BEGIN.splitlines()) + 2
+    found = lines_with_errors(said)
+    assert min(found) >= first, said
+    missed = [line for n, line in enumerate(MISTAKES, first) if n not in found]
+    assert missed == []
+
+
+def test_there_are_sixty() -> None:
+    assert len(set(MISTAKES)) == len(MISTAKES) >= 60
+
+
+def test_each_mistake_is_found(linked: Path, tmp_path: Path) -> None:
+    check(linked, tmp_path, MYPYPATH=str(linked))
+
+
+def test_signatures_are_real(linked: Path, tmp_path: Path) -> None:
+    """No function takes just anything and gives just anything."""
+    names = [
+        f"{prefix}{name}"
+        for prefix, space in NAMESPACES.items()
+        for name in dir(space)
+        if not name.startswith("_") and isinstance(getattr(space, name), types.FunctionType)
+    ]
+    assert len(names) > 350
+    text = "import ostinato as ost\n" + "".join(f"reveal_type(ost.{n})\n" for n in names)
+    said = checked(linked, text, tmp_path, MYPYPATH=str(linked))
+    told = re.findall(r'^script\.py:\d+: note: Revealed type is "(.*)"$', said, re.M)
+    assert len(told) == len(names), said[:2000]
+    loose = [n for n, kind in zip(names, told, strict=True) if kind[4:] == "(*Any, **Any) -> Any"]
+    assert loose == []
+    for n, kind in zip(names, told, strict=True):
+        assert not re.search(r"\bUnknown\b|\bNever\b", kind), n
+
+
+PYRIGHT = shutil.which("pyright")
+
+
+@pytest.mark.skipif(PYRIGHT is None, reason="no pyright: npm install -g pyright")
+def test_pyright_finds_them_too(linked: Path, tmp_path: Path) -> None:
+    (tmp_path / "pyrightconfig.json").write_text(
+        json.dumps({"extraPaths": [str(linked)], "typeCheckingMode": "strict"})
+    )
+    for text, wrong in ((RIGHT, False), (BEGIN + WRONG, True)):
+        (tmp_path / "script.py").write_text(text)
+        run = subprocess.run(
+            [str(PYRIGHT), "--outputjson", "--pythonpath", sys.executable, "script.py"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        said = json.loads(run.stdout)["generalDiagnostics"]
+        found = {
+            d["range"]["start"]["line"] + 1
+            for d in said
+            if d["severity"] == "error" and not d.get("rule", "").startswith("reportUnknown")
+        }
+        if not wrong:
+            assert found == set(), [d["message"] for d in said]
+            continue
+        first = len(BEGIN.splitlines()) + 2
+        assert [line for n, line in enumerate(MISTAKES, first) if n not in found] == []
+
+
+# -- completion ----------------------------------------------------------------------------
+@pytest.mark.parametrize("prefix", NAMESPACES)
+def test_completion_lists_no_internals(prefix: str) -> None:
+    """What stands behind the dot is what users may use: no modules of ours, nothing that was imported."""
+    space = NAMESPACES[prefix]
+    spaces = {name.rstrip(".") for name in NAMESPACES}
+    names = [n for n in dir(space) if not n.startswith("_")]
+    assert names
+    assert names == sorted(names) or prefix == "io."
+    for name in names:
+        value = getattr(space, name)
+        if isinstance(value, types.ModuleType):
+            assert f"{prefix}{name}" in spaces, f"{prefix}{name} is a module"
+        home = getattr(value, "__module__", None) or "ostinato"
+        assert home.startswith("ostinato") or not callable(value), f"{prefix}{name} is of {home}"
+
+
+def test_completion_of_objects() -> None:
+    x = ost.ones(3)
+    f = ost.compile(lambda x: x)
+    for thing in (x, f, ost.session(), ost.profile()):
+        assert "__class__" in dir(thing)
+        assert [n for n in dir(thing) if not n.startswith("_")]
+
+
+# -- installed -----------------------------------------------------------------------------
+@pytest.mark.install
+@pytest.mark.parametrize("how", ["wheel", "editable"])
+def test_types_of_an_installed_package(how: str, tmp_path: Path) -> None:
+    copy = tmp_path / "source"
+    for room in ROOMS:
+        shutil.copytree(ROOT / room, copy / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy / name)
+    home = tmp_path / "venv"
+    venv.create(home, with_pip=False)
+    python = str(home / "bin" / "python")
+    asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    site = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
+    import ml_dtypes
+
+    (site / "dependencies.pth").write_text(f"{Path(ml_dtypes.__file__).parents[1]}\n")
+    mode = ["-e", "--config-settings", "editable_mode=strict"] if how == "editable" else []
+    command = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps"]
+    command += ["--no-build-isolation", *mode[1:], *mode[:1], str(copy)]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    check(tmp_path, tmp_path / "user", python=python)

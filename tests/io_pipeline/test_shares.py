@@ -1,0 +1,76 @@
+"""Chunks that several threads deal with: each once, and the same error in every run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+from ostinato.io_pipeline.source import LARGE, SHARE, each_of
+
+CHUNKS = [(k,) for k in range(101)]
+
+
+def names() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name == "ostinato-files"]
+
+
+@pytest.mark.parametrize("size", [LARGE, LARGE - 1])
+def test_each_chunk_is_dealt_with_once(size: int) -> None:
+    seen: list[Any] = []
+    each_of(seen.append, iter(CHUNKS), size)
+    assert sorted(seen) == CHUNKS
+    assert not names()
+
+
+def test_shares_are_a_few_chunks() -> None:
+    shares: list[int] = []
+
+    def together(few: list[Any]) -> list[Any]:
+        shares.append(len(few))
+        return []
+
+    each_of(pytest.fail, CHUNKS, LARGE, together)
+    assert sorted(shares) == [1, *[SHARE] * 25]
+
+
+def test_several_threads_work_who_calls_among_them() -> None:
+    ready, seen = threading.Barrier(3), set[str]()
+
+    def work(index: Any) -> None:
+        seen.add(threading.current_thread().name)
+        if index[0] in (0, 4, 8):  # of three shares
+            ready.wait(20)
+
+    each_of(work, CHUNKS, LARGE)
+    assert threading.current_thread().name in seen
+    assert "ostinato-files" in seen
+
+
+def test_the_first_error_is_raised_and_ends_the_others() -> None:
+    done: list[int] = []
+
+    def work(index: Any) -> None:
+        done.append(index[0])
+        if index[0] == 3:
+            time.sleep(0.05)  # later than the one behind it
+        if index[0] in (3, 17):
+            raise ValueError(f"chunk {index[0]}")
+
+    for _ in range(5):
+        done.clear()
+        with pytest.raises(ValueError, match="chunk 3"):
+            each_of(work, CHUNKS, LARGE)
+        assert len(done) < 90
+        assert not names()
+
+
+def test_without_threads_the_caller_does_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(self: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none)
+    seen: list[Any] = []
+    each_of(seen.append, CHUNKS, LARGE)
+    assert seen == CHUNKS

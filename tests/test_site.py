@@ -1,0 +1,124 @@
+"""The site: it builds without a warning, what it shows runs, and no public name is missing."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ostinato as ost
+from ostinato import settings
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    path
+    for path in DOCS.rglob("*")
+    if path.suffix in (".md", ".rst")
+    and not {"made", "_build"} & set(path.relative_to(DOCS).parts)
+    and ">>> " in path.read_text()
+)
+NEEDS = {"from_dask": "dask", "coming_from/dask": "dask", "reference/pipes": "PIL"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_examples_of_pages_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = re.sub(r"^```.*$", "", page.read_text(), flags=re.M)
+    for said, module in NEEDS.items():
+        if (said in text or said in str(page)) and importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+    monkeypatch.chdir(tmp_path)
+    test = doctest.DocTestParser().get_doctest(
+        text, {"ost": ost, "np": np}, page.name, str(page), 0
+    )
+    told: list[str] = []
+    with np.printoptions(precision=4, suppress=True), ost.connect():
+        flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+        doctest.DocTestRunner(optionflags=flags).run(test, out=told.append)
+    assert not told, "".join(told)
+
+
+def public() -> Iterator[str]:
+    for name in dir(ost):
+        if name.startswith("_") or name == "errors":  # which automodule shows
+            continue
+        x = getattr(ost, name)
+        if isinstance(x, ModuleType):
+            yield from (f"{name}.{inner}" for inner in getattr(x, "__all__", dir(x)))
+        else:
+            yield name
+
+
+def test_the_reference_has_every_public_name_with_an_example() -> None:
+    entries: dict[str, str] = {}
+    for page in (DOCS / "reference").glob("*.rst"):
+        for entry in re.split(r"^\.\. (?=auto|py:)", page.read_text(), flags=re.M)[1:]:
+            name = re.match(r"\S+:: ostinato\.([\w.]+)", entry)
+            assert name, entry
+            assert name[1] not in entries, f"{name[1]} stands twice"
+            entries[name[1]] = entry
+    missing = sorted(set(public()) - entries.keys())
+    assert not missing, (
+        f"docs/reference has no entry `.. autofunction:: ostinato.NAME` of {missing}"
+    )
+    bare = [name for name, entry in entries.items() if ">>> " not in entry]
+    assert set(bare) <= {"LocalCluster"}, "each has an example"
+
+
+def test_names_of_ours_in_pages_exist() -> None:
+    said = {
+        name
+        for page in DOCS.rglob("*.md")
+        for name in re.findall(r"(?<![\w.])ost((?:\.\w+)+)", page.read_text())
+    }
+    assert len(said) > 60
+    lost = [name for name in said if not _exists(name)]
+    assert lost == [".concatenat"], "which is there to be refused"
+
+
+def _exists(dotted: str) -> bool:
+    x: Any = ost
+    for name in dotted.strip(".").split("."):
+        x = getattr(x, name, None)
+    return x is not None
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx")
+    pytest.importorskip("myst_parser")
+    pytest.importorskip("furo")
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-q",
+        "-d",
+        str(tmp_path / "d"),
+    ]
+    ran = subprocess.run(
+        [*command, "-D", "ran=kmeans", str(DOCS), str(tmp_path / "site")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    site = tmp_path / "site"
+    assert "fused(" in next((site / "_images").glob("kmeans*.svg")).read_text()
+    shown = (site / "made" / "settings.html").read_text()
+    variables = set(re.findall(r"^(OSTINATO_\w+)", settings.__doc__ or "", re.M))
+    assert len(variables) > 10
+    assert all(f">{name}<" in shown for name in variables)
+    commands = (site / "made" / "commands.html").read_text()
+    assert all(f"ostinato {name}" in commands for name in ("run", "worker", "cache prune", "tune"))
