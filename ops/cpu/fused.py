@@ -13,8 +13,9 @@ from ostinato.ops.core.layout import Box
 from ostinato.ops.core.parameters import GRAPH, unfit
 from ostinato.ops.core.registry import ANY, OPS, Params, Place, Scratch, Specs, op
 from ostinato.ops.core.spec import Shape, Spec, int8
-from ostinato.ops.cpu.loops.labels import BLOCKS, UNITS, analyse, analyse_in_order, label, lanes_of
+from ostinato.ops.cpu.loops.schedule import BLOCKS, UNITS, analyse, analyse_in_order, lanes_of
 from ostinato.ops.jit.loops import SUMS
+from ostinato.ops.jit.stages import label
 
 from .kernels.gemm_epilogue import (
     BEGINS,

@@ -23,27 +23,30 @@ from ostinato.ops.cpu.jit.lines import can_lower
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.kernels.gemm_epilogue import BEGINS, ENOUGH, multiplies
 from ostinato.ops.cpu.kernels.gemm_tiles import form_of
-from ostinato.ops.cpu.loops.labels import (
-    GATHERS,
-    MOMENTS,
-    POSITIONS,
-    PRODUCTS,
-    SHORT,
-    analyse_in_order,
-)
+from ostinato.ops.cpu.loops.schedule import analyse_in_order
 from ostinato.ops.expressions import cast
-from ostinato.ops.jit.loops import SUMS, VIEWS
 from ostinato.ops.jit.scalar import has_own_bits
+from ostinato.ops.jit.stages import GATHERS
 from ostinato.planner.fusion.groups import (
     Group,
     Made,
     groups_of,
     is_elementwise,
     node_of,
-    rows_of,
     with_kernels,
 )
 from ostinato.planner.fusion.random import draw_in_kernels
+from ostinato.planner.fusion.stages import (
+    PRODUCT,
+    Nested,
+    can_be,
+    count_apart,
+    does_more,
+    has_stages,
+    is_single,
+    nest_of,
+    nests,
+)
 from ostinato.planner.layouts.costs import UNKNOWN
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import (
@@ -54,7 +57,6 @@ from ostinato.planner.rewrite import (
     with_nodes,
 )
 
-from .fuse_stages import PRODUCT, Nested, checks_of, count_apart, has_stages, nests
 from .narrow_operands import uncast
 from .symmetric import squared_by
 
@@ -78,7 +80,7 @@ def fuse(graph: Graph, target: Target, larger: bool = True, turns: int = 1) -> G
     if larger:
         graph = _round_late(graph, target)
         if target.numerics != "any-workers" and has_stages(graph, turns):
-            graph = count_apart(graph)
+            graph = count_apart(graph, can_lower)
             nested = _worthy_nests(graph, target, set(), turns)
             if freed := _behind_products(graph, target, nested):
                 nested = _worthy_nests(graph, target, freed, turns)
@@ -119,21 +121,16 @@ def _work(size: int, turns: int) -> int:
 def _worthy_nests(graph: Graph, target: Target, alone: set[int], turns: int) -> list[Nested]:
     """Those that do more than flat kernels can, and enough of it."""
     found = []
-    for g in nests(graph, target.workers, alone | _library_functions(graph, target)):
+    for g in nests(graph, target.workers, can_lower, alone | _library_functions(graph, target)):
         nodes = [graph.nodes[k] for k in g.members]
         spaces = [
             [graph.specs[v].size for v in (*n.inputs[n.op in GATHERS :], *graph.outs(k))]
             for k, n in zip(g.members, nodes, strict=True)
         ]
         work = sum(_work(max(sizes), turns) for sizes in spaces)
-        more = (*POSITIONS, *PRODUCTS, *GATHERS, *MOMENTS)
-        plain = not g.consumed and all(
-            n.op not in more and (n.op not in SUMS or _has_rows(graph, n)) for n in nodes
-        )
-        one = sum(n.op not in VIEWS for n in nodes) == 1
-        one = one and nodes[-1].op in (*PRODUCTS, *GATHERS)
         pairs = _is_of_pairs(g) and not any(_reads_product(graph, n, target) for n in nodes)
-        if (not plain or pairs) and not one and work >= BESIDE and _can_be(graph, g):
+        more = (does_more(graph, g, can_lower) or pairs) and not is_single(graph, g)
+        if more and work >= BESIDE and can_be(graph, g, _fits):
             found.append(g)
     return found
 
@@ -272,15 +269,6 @@ def _is_of_pairs(group: Nested) -> bool:
     return any(len(own) > 1 and own & rows != rows for own in tables)
 
 
-def _can_be(graph: Graph, group: Nested) -> bool:
-    """Whether the values of a unit fit into cache, for operands in order."""
-    members = {*group.members}
-    outs = [v for k in members for v in graph.outs(k)]
-    read = {v for v in outs if v in graph.outputs or not members.issuperset(graph.uses[v])}
-    node, _, _ = _kernel(graph, group, read)
-    return _fits(node.kw["body"], node.kw["dims"], node.kw["rows"])
-
-
 @lru_cache(1 << 10)
 def _fits(body: Graph, dims: tuple[tuple[int, ...], ...], rows: tuple[int, ...]) -> bool:
     specs = (*body.inputs, *body.out_specs)
@@ -309,12 +297,6 @@ def _groups(graph: Graph, target: Target, alone: set[int]) -> list[Group]:
     return groups_of(graph, target, alone, can_lower, products, _rounded_late(graph, alone))
 
 
-def _has_rows(graph: Graph, node: Node) -> bool:
-    """Whether it reduces rows that are long enough for flat kernels."""
-    terms = graph.specs[node.inputs[0]].size // max(node.specs[0].size, 1)
-    return rows_of(graph, node, can_lower) > 0 and terms > SHORT
-
-
 def _is_worth(group: Group, target: Target, least: int, turns: int) -> bool:
     if group.product:
         return len(group.members) > 1
@@ -329,7 +311,4 @@ def _kernel(graph: Graph, group: Group | Nested, read: Container[int]) -> Made:
     if isinstance(group, Group):
         kind = f"fused{'_matmul' * group.product}{'_rows' * (group.rows > 0)}"
         return node_of(graph, group, read, kind)
-    checks, labels = checks_of(graph, group), group.labels.dims
-    dims = tuple(tuple(-1 if x is None else x for x in labels[v]) for v in group.operands)
-    facts = {"dims": (*dims, *((),) * len(checks)), "rows": group.rows()}
-    return node_of(graph, group, read, "fused_nest", checks, **facts)
+    return nest_of(graph, group, read)

@@ -19,7 +19,7 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.cpu.loops.labels import CHEAP
+from ostinato.ops.jit.schedule import CHEAP
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import looked_at, replace
 

@@ -18,7 +18,8 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.cpu import threads
 from ostinato.ops.cpu.fused import FUSED
-from ostinato.planner.cpu import fuse, fuse_stages
+from ostinato.planner.cpu import fuse
+from ostinato.planner.fusion import stages
 from ostinato.planner.plan import Plan
 
 import ostinato as ost
@@ -184,8 +185,8 @@ def _plans() -> Iterator[tuple[str, Plan]]:
         for module, limit, value in (
             (fuse, "WORTH", 0),
             (fuse, "LARGE", 0),
-            (fuse_stages, "ROWS", 1),
-            (fuse_stages, "SMALL", -1),
+            (stages, "ROWS", 1),
+            (stages, "SMALL", -1),
         ):
             stack.enter_context(mock.patch.object(module, limit, value))
         for workers in WORKERS:

@@ -97,7 +97,7 @@ def test_what_is_read_twice_is_drawn_once() -> None:
         f(np.uint64(5))
         (kernel,) = [n for n in f.plan.program.graph.nodes if n.op == "fused_nest"]
     assert [m.op for m in kernel.kw["body"].nodes].count("normal32") == 1
-    from ostinato.ops.cpu.loops.labels import analyse_in_order
+    from ostinato.ops.cpu.loops.schedule import analyse_in_order
 
     body, rest = kernel.kw["body"], {k: v for k, v in kernel.kw.items() if k != "body"}
     shapes = [s.shape for s in (*body.inputs, *body.out_specs)]

@@ -20,7 +20,7 @@ from ostinato.ops.cpu.jit import llvm
 from ostinato.ops.cpu.loops import flat, stages
 from ostinato.ops.jit.scalar import numbers
 from ostinato.planner.cpu import fuse as rule
-from ostinato.planner.cpu import fuse_stages
+from ostinato.planner.fusion import stages as nests
 from ostinato.planner.title import title
 
 import ostinato as ost
@@ -49,8 +49,8 @@ def ops(graph: Graph) -> list[str]:
 def test_random_programs_however_small(numerics: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rule, "WORTH", 0)
     monkeypatch.setattr(rule, "LARGE", 0)
-    monkeypatch.setattr(fuse_stages, "ROWS", 1)
-    monkeypatch.setattr(fuse_stages, "SMALL", -1)
+    monkeypatch.setattr(nests, "ROWS", 1)
+    monkeypatch.setattr(nests, "SMALL", -1)
 
     @RELAXED
     @given(st.randoms(use_true_random=False), st.sampled_from(MESHES))

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops.core.graph import Graph
-from ostinato.ops.cpu.loops.labels import _join_neighbours, label
-from ostinato.planner.cpu import fuse, fuse_stages
+from ostinato.ops.jit.stages import join_neighbours, label
+from ostinato.planner.cpu import fuse
+from ostinato.planner.fusion import stages
 
 import ostinato as ost
 from tests import sessions
@@ -139,8 +140,8 @@ def test_random_programs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_small_things_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuse, "WORTH", 0)
-    monkeypatch.setattr(fuse_stages, "ROWS", 1)
-    monkeypatch.setattr(fuse_stages, "SMALL", -1)
+    monkeypatch.setattr(stages, "ROWS", 1)
+    monkeypatch.setattr(stages, "SMALL", -1)
 
 
 def test_the_random_programs_are_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +301,7 @@ def test_the_kernel_of_numpy_agrees() -> None:
 def test_indices_that_cannot_be_one_are_refused() -> None:
     from ostinato.ops.core.registry import OPS
     from ostinato.ops.core.spec import Spec, float64
-    from ostinato.ops.cpu.loops.labels import Labels
+    from ostinato.ops.jit.labels import Labels
 
     square = Spec((5, 5), float64)
     labels = Labels()
@@ -364,7 +365,7 @@ def test_pairs_of_rows_are_made_block_by_block(n: int, m: int, d: int) -> None:
 
 
 def nest_of(graph: Graph) -> Any:
-    from ostinato.ops.cpu.loops.labels import analyse_in_order
+    from ostinato.ops.cpu.loops.schedule import analyse_in_order
 
     (kernel,) = [n for n in graph.nodes if n.op == "fused_nest"]
     specs = (*kernel.kw["body"].inputs, *kernel.specs)
@@ -469,7 +470,7 @@ def test_neighbours_that_go_together_are_one_index() -> None:
     ]:
         made = label(body, dims, (0,), [(60, 70, 6, 4), (6, 4)], strides)
         assert made is not None
-        _join_neighbours(made)
+        join_neighbours(made)
         assert {n for n in made.extents if n > 1} == extents
 
 

@@ -208,7 +208,3 @@ def number_at(lines: Lines, text: list[str], name: str, first: str, address: str
 def can_lower(name: str, dtypes: tuple[DType, ...], out: DType) -> bool:
     """Whether kernels can have an operation on these dtypes."""
     return scalar.can_lower(name, dtypes, out, LlvmLines)
-
-
-def can_square(dtypes: tuple[DType, ...], out: DType) -> bool:
-    return can_lower("square", dtypes, out)

@@ -23,11 +23,12 @@ from ostinato.ops.cpu.jit.parallel import around
 from ostinato.ops.cpu.libraries.onednn import CHECKED, Stack, check_symbols, library
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.flat import kernel_code, native_kernel
-from ostinato.ops.cpu.loops.labels import PRODUCTS, SHORT
 from ostinato.ops.cpu.threads import OF_POOL, address_of, most_threads, pool
 from ostinato.ops.jit.loops import SUMS, Loops, loops_over, strides_over
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
+from ostinato.ops.jit.schedule import SHORT
+from ostinato.ops.jit.stages import PRODUCTS
 
 from .gemm import _PLAIN, GRAIN, QUICK, _form, _loaded, _stacks, product
 from .gemm_tiles import AREA, CALLED, Area, Form, block_function, form_of

@@ -21,7 +21,7 @@ from ostinato.ops.cpu.jit.lines import LlvmLines, literal, llvm_type, number_at
 from ostinato.ops.cpu.jit.llvm import function_of, vector_bits
 from ostinato.ops.cpu.jit.parallel import around
 from ostinato.ops.cpu.limits import LIMITS
-from ostinato.ops.cpu.loops.labels import SHORT, Nest
+from ostinato.ops.cpu.loops.schedule import Nest
 from ostinato.ops.jit.combining import (
     Reduction,
     compensated,
@@ -33,10 +33,11 @@ from ostinato.ops.jit.combining import (
 from ostinato.ops.jit.loops import SUMS, Loops, loops_of
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
+from ostinato.ops.jit.schedule import SHORT
 from ostinato.ops.jit.values import Value
 
-from .schedules import TURNS, WAITING, nest_text
 from .stages import CHUNK, Facts, chunk_units, facts
+from .turns import TURNS, WAITING, nest_text
 
 GRAIN = LIMITS.loops_wake
 BLOCK = 16384  # elements that one turn sums

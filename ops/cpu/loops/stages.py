@@ -19,26 +19,26 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ostinato.ops.core.graph import Node
 from ostinato.ops.core.spec import DType, bool_, int64
 from ostinato.ops.cpu.jit.emitter import Code, memory_type
-from ostinato.ops.cpu.jit.lines import llvm_type, number_at
+from ostinato.ops.cpu.jit.lines import LlvmLines, llvm_type, number_at
 from ostinato.ops.cpu.limits import LIMITS
-from ostinato.ops.cpu.loops.labels import PICKS, PRODUCTS, REDUCING, SHORT, Nest, Reduction
+from ostinato.ops.cpu.loops.schedule import Nest
 from ostinato.ops.jit.combining import (
     compensated,
     first_of,
     has_order,
     joined,
     ordered,
-    start_of,
     unordered,
     whole_of,
 )
-from ostinato.ops.jit.loops import SOURCES, VIEWS
+from ostinato.ops.jit.elements import Elements, Env
 from ostinato.ops.jit.random_bits import numbers_in
-from ostinato.ops.jit.scalar import lower, numbers
-from ostinato.ops.jit.values import Value, cast, fma, where
+from ostinato.ops.jit.scalar import numbers
+from ostinato.ops.jit.schedule import SHORT
+from ostinato.ops.jit.stages import REDUCING, Reduction
+from ostinato.ops.jit.values import Value, where
 
 CHUNK, ROWS = 1024, 256  # elements whose order of summing is free; rows that are summed in one go
 UNROLLED = LIMITS.unrolled
@@ -101,17 +101,16 @@ def facts(nest: Nest) -> Facts:
     return Facts(places, values, room, waiting, units)
 
 
-Env = dict[int, str]
-
-
-class Writer:
+class Writer(Elements):
     """Writes the stages of a unit."""
+
+    nest: Nest
 
     def __init__(self, nest: Nest, bits: int) -> None:
         self.nest = nest
         self.bits = bits  # of a vector
         self.body = nest.body
-        self.numbers = numbers_in(nest.body)
+        self.counted, self.held = numbers_in(nest.body), nest.held
         self.facts = facts(nest)
         self.code = Code()
         self.outer = self.code.lines.text  # where what does not depend on the lane goes
@@ -119,6 +118,10 @@ class Writer:
         self.known: set[str] = set()  # names that the entry defines
         self.begins: Env = {}  # where a unit begins, along its rows
         self.bases: list[str] = []  # what lies in this thread's room
+
+    @property
+    def lines(self) -> LlvmLines:
+        return self.code.lines
 
     # -- facts
     def fact(self, kind: str, a: int, b: int = -1) -> str:
@@ -229,82 +232,27 @@ class Writer:
             return self.load(self.held_at(v, env), self.body.specs[v].dtype)
         return self.made(v, env)
 
-    def made(self, v: int, env: Env) -> Value:
-        """From memory, or from other values."""
-        dtype = self.body.specs[v].dtype
-        if v in self.numbers:
-            name = self.code.name("n").removeprefix("%")
-            text = self.code.lines.text
-            return number_at(self.code.lines, text, name, f"%data_{v}", self.place(v, env))
-        if v < self.nest.operands:
-            return self.load(self.place(v, env), dtype)
-        node = self.body.nodes[self.body.producers[v]]
-        if node.op in VIEWS:
-            return self.value(node.inputs[0], env)
-        if node.op == "iota":
-            label = self.nest.dims[v][node.kw["axis"]]
-            return cast(self.index(label, env), dtype)
-        if node.op in SOURCES:
-            told = self.number(v)
-            return self.code.lines.constant(node.kw["value"], dtype) if told is None else told
-        if node.op in PICKS:
-            return self.picked(node, env)
-        if node.op == "put_along_axis":
-            return self.put(v, node, env)
-        return lower(node.op, [self.value(u, env) for u in node.inputs], dtype)
+    def loaded(self, a: int, env: Env) -> Value:
+        return self.load(self.place(a, env), self.body.specs[a].dtype)
 
-    def picked(self, node: Node, env: Env) -> Value:
-        """A value's element where another value says; it is made there, if it is not in memory."""
-        x, places = node.inputs
-        label = self.nest.dims[x][node.kw["axis"]]
-        if label is None:
-            return self.value(x, env)
-        index = self.place_along(label, places, env)
+    def counting(self, a: int, env: Env) -> Value:
+        name = self.code.name("n").removeprefix("%")
+        text = self.code.lines.text
+        return number_at(self.code.lines, text, name, f"%data_{a}", self.place(a, env))
+
+    def picked_at(self, x: int, env: Env) -> Value:
         outer, memo = self.outer, self.memo
         # what depends on this index comes behind it, and nobody else's values are those
         self.outer, self.memo = self.code.lines.text, None if memo is None else dict(memo)
-        found = self.value(x, {**env, label: index.name})
+        found = self.value(x, env)
         self.outer, self.memo = outer, memo
         return found
 
-    def put(self, v: int, node: Node, env: Env) -> Value:
-        """An element, and what is added to one of each line."""
-        x, places, more = node.inputs
-        whole, added = self.value(x, env), self.value(more, env)
-        label = self.nest.dims[v][node.kw["axis"]]
-        if label is None:
-            return whole + added
-        here = self.place_along(label, places, env) == self.index(label, env)
-        return where(here, whole + added, whole)
-
-    def place_along(self, label: int, places: int, env: Env) -> Value:
-        """An index from the front, which is known to be inside."""
-        index = cast(self.value(places, env), int64)
-        size = Value(self.code.lines, self.extent(label), int64)
-        return where(index < 0, index + size, index)
-
     def index(self, label: int | None, env: Env) -> Value:
-        """Where an element is along a label; a unit's rows begin somewhere."""
         name = "0" if label is None else env.get(label, "0")
         if label in self.begins:
             name = self.code.sum(self.begins[label], name)
         return Value(self.code.lines, name, int64)
-
-    def factors(self, v: int, dtype: DType, env: Env) -> tuple[Value, Value] | None:
-        """Two values whose product this one is, to be added at once."""
-        k = self.body.producers[v]
-        while k >= 0 and v not in self.nest.held and self.body.nodes[k].op in VIEWS:
-            v = self.body.nodes[k].inputs[0]
-            k = self.body.producers[v]
-        if k < 0 or v in self.nest.held or dtype.kind != "f":
-            return None
-        node = self.body.nodes[k]
-        if node.op not in ("multiply", "square"):
-            return None
-        ins = node.inputs
-        if any(self.body.specs[u].dtype != dtype for u in ins):
-            return None
-        return self.value(ins[0], env), self.value(ins[-1], env)
 
     @contextlib.contextmanager
     def lanes(self, size: int, begin: str = "0", end: str = "") -> Iterator[Env]:
@@ -353,40 +301,19 @@ class Writer:
             yield not whole, [str(k) for k in range(whole, n)]
 
     # -- combining
-    def start(self, r: Reduction, dtype: DType) -> Value:
-        return self.code.lines.constant(start_of(r.kind, dtype), dtype)
-
     def joined(self, kind: str, a: Value, b: Value, free: bool = False) -> Value:
         return joined(kind, a, b, "reassoc contract" if free else "")
 
-    def added(self, r: Reduction, total: Value, env: Env, free: bool) -> Value:
-        """The total with one more. Products are added without being rounded first."""
-        ins, dtype, lines = r.node.inputs, total.dtype, self.code.lines
-        pair: tuple[Value, Value] | None = None
-        if r.node.op in PRODUCTS:
-            a, b = (cast(self.value(u, env), dtype) for u in ins)
-            pair = a, b
-        elif r.kind == "sum":
-            pair = self.factors(ins[0], dtype, env)
-        if pair is None:
-            return self.joined(r.kind, total, cast(self.value(ins[0], env), dtype), free)
-        a, b = pair
-        if dtype.kind != "f":
-            return self.joined("sum", total, a * b)
-        if free:
-            product = lines.write(f"fmul contract {a.kind} {a.name}, {b.name}", dtype)
-            return self.joined("sum", total, product, free)
-        return fma(a, b, total)
-
-    def better(
-        self, kind: str, best: Value, position: Value, x: Value, i: str
-    ) -> tuple[Value, Value]:
-        """The first best so far; NaN beats all, as in NumPy."""
-        wins = x > best if kind == "argmax" else x < best
-        if x.dtype.kind == "f":
-            wins = (wins | (x != x)) & (best == best)
-        index = Value(self.code.lines, i, int64)
-        return where(wins, x, best), where(wins, index, position)
+    def free(self, r: Reduction, total: Value, env: Env) -> Value:
+        """The total with one more, in any order; products may be rounded first."""
+        found = self.addends(r, total.dtype, env)
+        if len(found) == 2 and total.dtype.kind == "f":
+            a, b = found
+            text = f"fmul contract {a.kind} {a.name}, {b.name}"
+            return self.joined("sum", total, self.code.lines.write(text, total.dtype), True)
+        if len(found) == 2:
+            return self.joined("sum", total, found[0] * found[1])
+        return self.joined(r.kind, total, found[0], True)
 
     # -- stages
     def unit(self) -> None:
@@ -530,7 +457,7 @@ class Writer:
             for i in indices:
                 here = env if last is None else {**env, last: i}
                 if len(total) == 1:
-                    total = [self.added(r, total[0], here, False)]
+                    total = [self.added(r, total[0], here)]
                 else:
                     x = self.value(r.node.inputs[0], here)
                     total = list(self.better(r.kind, total[0], total[1], x, i))
@@ -561,11 +488,6 @@ class Writer:
                     at = addresses(env | lane)
                     keep([self.shared(first, self.load(at[0], dtypes[0]))], at)
 
-    def shared(self, v: int, total: Value) -> Value:
-        """Of a mean, the total's share."""
-        count = self.number(v)
-        return total if count is None else total / count
-
     def reduce_along(self, first: int, r: Reduction) -> None:
         """Over the lane, and perhaps more; several results at a time."""
         nest, code = self.nest, self.code
@@ -583,7 +505,7 @@ class Writer:
                 code.put(cell, self.start(r, dtype))
             with self.over(over, {}) as env, self.lanes(dtype.itemsize, begin, end) as lane:
                 for cell, more in zip(cells, indices, strict=True):
-                    code.put(cell, self.added(r, code.get(cell, dtype), env | lane | more, True))
+                    code.put(cell, self.free(r, code.get(cell, dtype), env | lane | more))
             return cells
 
         def in_chunks(indices: Sequence[Env]) -> list[str]:

@@ -1,5 +1,5 @@
 """Which operations make a kernel in stages: reductions, products with short indices, and what is
-elementwise around them, as long as one index runs through all of them (`ops/cpu/loops/stages.py`).
+elementwise around them, as long as one index runs through all of them (`ops/jit/stages.py`).
 
     d = ((x[:, None] - c) ** 2).sum(-1)         i k d -> i k
     near = one_hot(d.argmin(1), 8)              i k -> i -> i k'      all of them have i: one kernel,
@@ -7,12 +7,12 @@ elementwise around them, as long as one index runs through all of them (`ops/cpu
 
 An operation joins the kernel of one that it reads, or that reads what it reads, if their labels fit,
 if an index is left that all of them have and none needs complete, and if nothing else that it reads
-waits for the kernel (planner/fusion/convex.py)."""
+waits for the kernel (`convex.py`)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ostinato.ops.core.build import Builder
@@ -20,32 +20,24 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec, bool_
-from ostinato.ops.cpu.jit.lines import can_lower, can_square
-from ostinato.ops.cpu.loops.labels import (
-    GATHERS,
-    LONG,
-    MOMENTS,
-    PICKS,
-    POSITIONS,
-    PRODUCTS,
-    REDUCING,
-    SHORT,
-    Fit,
-    Labels,
-    indices_of,
-)
+from ostinato.ops.jit.labels import PICKS, Fit, Labels, indices_of
 from ostinato.ops.jit.loops import SOURCES, SUMS, VIEWS
-from ostinato.ops.jit.scalar import CAST
+from ostinato.ops.jit.scalar import CAST, SQUARE
+from ostinato.ops.jit.schedule import SHORT
+from ostinato.ops.jit.stages import GATHERS, MOMENTS, POSITIONS, PRODUCTS, REDUCING
 from ostinato.ops.jit.values import can_add
-from ostinato.planner.fusion.convex import LATER, NEVER, NOW, Unit, Units
 from ostinato.planner.rewrite import replace
+
+from .convex import LATER, NEVER, NOW, Unit, Units
+from .groups import NODES, OPERANDS, Lowers, Made, node_of, rows_of
 
 SMALL = 1 << 16  # bytes that need no kernel
 ROWS = 16  # fewer are not worth cutting
 MANY = 1 << 14  # fewer are not cut, if a longer sum outside of them can be cut instead
 PRODUCT = 1024  # multiplications of a row: libraries are better at more
-NODES, OPERANDS = 128, 16
+LONG = 1 << 22  # bytes of a row of a stage at the most
 STAGED = (*REDUCING, *GATHERS)  # what only these kernels can do
+Fits = Callable[[Graph, tuple[tuple[int, ...], ...], tuple[int, ...]], bool]
 
 
 @dataclass(eq=False, slots=True)
@@ -74,9 +66,9 @@ class Nested(Unit):
         return (largest,)
 
 
-def nests(graph: Graph, workers: int, alone: Collection[int] = ()) -> list[Nested]:
+def nests(graph: Graph, workers: int, lowers: Lowers, alone: Collection[int] = ()) -> list[Nested]:
     """The groups, in the order in which they begin; `alone` are in none."""
-    near = _region(graph, alone)
+    near = _region(graph, lowers, alone)
     if not near:
         return []
     found: dict[Nested, None] = {}
@@ -107,13 +99,13 @@ def nests(graph: Graph, workers: int, alone: Collection[int] = ()) -> list[Neste
     return sorted(staged, key=lambda g: g.start)
 
 
-def count_apart(graph: Graph) -> Graph:
+def count_apart(graph: Graph, lowers: Lowers) -> Graph:
     """Moments of parts, and how many elements these have, which is known without them."""
     read = {v for n in graph.nodes for v in n.inputs} | {*graph.outputs}
     chosen = [
         k
         for k, n in enumerate(graph.nodes)
-        if n.op in MOMENTS and graph.starts[k] in read and _is_able(graph, n)
+        if n.op in MOMENTS and graph.starts[k] in read and _is_able(graph, n, lowers)
     ]
 
     def made(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
@@ -133,11 +125,11 @@ def has_stages(graph: Graph, turns: int = 1) -> bool:
     )
 
 
-def _region(graph: Graph, alone: Collection[int]) -> set[int]:
+def _region(graph: Graph, lowers: Lowers, alone: Collection[int]) -> set[int]:
     """The operations that are connected with a reduction, or a gather, by others that kernels can
     do.
     """
-    able = [k not in alone and _is_able(graph, node) for k, node in enumerate(graph.nodes)]
+    able = [k not in alone and _is_able(graph, node, lowers) for k, node in enumerate(graph.nodes)]
     if not any(a and n.op in STAGED for a, n in zip(able, graph.nodes, strict=True)):
         return set()
     found: set[int] = set()
@@ -163,8 +155,48 @@ def _region(graph: Graph, alone: Collection[int]) -> set[int]:
     return found
 
 
+# -- what groups are for -------------------------------------------------------------------
+def does_more(graph: Graph, group: Nested, lowers: Lowers) -> bool:
+    """Whether flat kernels could not do it as well."""
+    more = (*POSITIONS, *PRODUCTS, *GATHERS, *MOMENTS)
+    nodes = [graph.nodes[k] for k in group.members]
+    return group.consumed or any(
+        n.op in more or (n.op in SUMS and not has_rows(graph, n, lowers)) for n in nodes
+    )
+
+
+def is_single(graph: Graph, group: Nested) -> bool:
+    """Whether it is a product or a gather and nothing else, for which there are libraries."""
+    nodes = [graph.nodes[k] for k in group.members]
+    one = sum(n.op not in VIEWS for n in nodes) == 1
+    return one and nodes[-1].op in (*PRODUCTS, *GATHERS)
+
+
+def has_rows(graph: Graph, node: Node, lowers: Lowers) -> bool:
+    """Whether it reduces rows that are long enough for flat kernels."""
+    terms = graph.specs[node.inputs[0]].size // max(node.specs[0].size, 1)
+    return rows_of(graph, node, lowers) > 0 and terms > SHORT
+
+
+def can_be(graph: Graph, group: Nested, fits: Fits) -> bool:
+    """Whether the values of a unit fit into cache, for operands in order."""
+    members = {*group.members}
+    outs = [v for k in members for v in graph.outs(k)]
+    read = {v for v in outs if v in graph.outputs or not members.issuperset(graph.uses[v])}
+    node, _, _ = nest_of(graph, group, read)
+    return fits(node.kw["body"], node.kw["dims"], node.kw["rows"])
+
+
+def nest_of(graph: Graph, group: Nested, read: Container[int]) -> Made:
+    """A group as a node."""
+    checks, labels = checks_of(graph, group), group.labels.dims
+    dims = tuple(tuple(-1 if x is None else x for x in labels[v]) for v in group.operands)
+    facts = {"dims": (*dims, *((),) * len(checks)), "rows": group.rows()}
+    return node_of(graph, group, read, "fused_nest", checks, **facts)
+
+
 # -- what kernels can do -------------------------------------------------------------------
-def _is_able(graph: Graph, node: Node) -> bool:
+def _is_able(graph: Graph, node: Node, lowers: Lowers) -> bool:
     if node.op in (*VIEWS, *SOURCES) or node.op not in OPS:
         return False
     ins = [graph.specs[v] for v in node.inputs]
@@ -174,22 +206,22 @@ def _is_able(graph: Graph, node: Node) -> bool:
     kinds = tuple(s.dtype for s in ins)
     out = node.specs[0].dtype
     if node.op in SUMS:
-        return bool(node.kw["axes"]) and can_add(out) and can_lower(CAST, kinds, out)
+        return bool(node.kw["axes"]) and can_add(out) and lowers(CAST, kinds, out)
     if node.op in MOMENTS:
-        return bool(node.kw["axes"]) and can_square(kinds, node.specs[1].dtype)
+        return bool(node.kw["axes"]) and lowers(SQUARE, kinds, node.specs[1].dtype)
     if node.op in POSITIONS:
-        return not partial and can_add(out) and can_lower(CAST, kinds, out)
+        return not partial and can_add(out) and lowers(CAST, kinds, out)
     if node.op in PRODUCTS:
         same = all(d == out for d in kinds) and len(kinds) == 2
         return same and can_add(out) and out.kind == "f"
     if node.op in GATHERS:
-        return not partial and _can_gather(node, ins)
+        return not partial and _can_gather(node, ins, lowers)
     if not OPS[node.op].scalar or len(node.specs) != 1:
         return False
-    return can_lower(node.op, kinds, out)
+    return lowers(node.op, kinds, out)
 
 
-def _can_gather(node: Node, ins: Sequence[Spec]) -> bool:
+def _can_gather(node: Node, ins: Sequence[Spec], lowers: Lowers) -> bool:
     """One element of each line, if all of the line is there."""
     axis, (x, places, *added) = node.kw["axis"], ins
     if x.layout is None or axis in x.layout.splits or places.dtype.kind not in "iu":
@@ -198,7 +230,7 @@ def _can_gather(node: Node, ins: Sequence[Spec]) -> bool:
         return False
     if any(s.dtype != x.dtype or not can_add(s.dtype) for s in added):
         return False
-    return can_lower(CAST, (x.dtype,), x.dtype)
+    return lowers(CAST, (x.dtype,), x.dtype)
 
 
 def _is_plain(spec: Spec) -> bool:
@@ -460,4 +492,4 @@ def _is_worthwhile(node: Node, fit: Fit, common: frozenset[int], labels: Labels)
         return False
     parallel = [extents[x] for x in common - fit.reduced]
     row = math.prod(extents[x] for x in looped) // max(rows, math.prod(parallel))
-    return row * node.specs[0].dtype.itemsize <= LONG // 8
+    return row * node.specs[0].dtype.itemsize <= LONG

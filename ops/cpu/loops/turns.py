@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from ostinato.ops.core.spec import DType, float64, int64
 from ostinato.ops.cpu.jit.emitter import loop_facts
 from ostinato.ops.cpu.jit.lines import llvm_type
 from ostinato.ops.cpu.limits import LIMITS
-from ostinato.ops.cpu.loops.labels import Nest, Reduction
+from ostinato.ops.cpu.loops.schedule import Nest
 from ostinato.ops.jit.combining import compensated
-from ostinato.ops.jit.loops import VIEWS
+from ostinato.ops.jit.elements import Env
+from ostinato.ops.jit.schedule import grouped
+from ostinato.ops.jit.stages import Reduction
 from ostinato.ops.jit.values import Value, cast, fma, where
 
-from .stages import Env, Writer, chunk_units
+from .stages import Writer, chunk_units
 
 TURNS = 64  # whose sums over rows wait to be put together, and
 WAITING = LIMITS.waiting_bytes
@@ -178,55 +180,13 @@ class Kernel(Writer):
             self.store(self.start(r, dtype), part)
 
     # -- sums of what each row belongs to
-    def chosen(self, v: int) -> tuple[int, int] | None:
-        """Of a one-hot value, its label and the position that it is made of."""
-        body, nest = self.body, self.nest
-        v = self.behind(v, (*VIEWS, "astype"))
-        k = body.producers[v]
-        if k < 0 or body.nodes[k].op != "equal":
-            return None
-        for a, b in (body.nodes[k].inputs, body.nodes[k].inputs[::-1]):
-            position, line = self.behind(a, VIEWS), self.behind(b, VIEWS)
-            maker = body.producers[line]
-            if maker < 0 or body.nodes[maker].op != "iota":
-                continue
-            label = nest.dims[line][body.nodes[maker].kw["axis"]]
-            whole = body.specs[position].dtype.kind in "iu"
-            known = position in nest.held or position < nest.operands
-            if label is not None and label not in nest.labels(position) and whole and known:
-                return label, position
-        return None
-
-    def behind(self, v: int, ops: Collection[str]) -> int:
-        """What a value shows, or is converted from."""
-        k = self.body.producers[v]
-        while k >= 0 and self.body.nodes[k].op in ops:
-            v = self.body.nodes[k].inputs[0]
-            k = self.body.producers[v]
-        return v
-
     def grouped(self, first: int, r: Reduction) -> tuple[int, int, int] | None:
         """Of a sum of rows by where they belong: the label of the groups, each row's group, and
-        what is summed; -1 for ones.
+        what is summed.
         """
-        nest, dtype = self.nest, self.body.specs[first].dtype
-        if not nest.across or r.kind != "sum" or r.over != {nest.lane} or not nest.gathers(first):
+        if not self.nest.across or r.over != {self.nest.lane}:
             return None
-        ins = r.node.inputs
-        pairs = [(ins[0], -1)] if len(ins) == 1 else [(ins[0], ins[1]), (ins[1], ins[0])]
-        for hot, other in pairs:
-            found = self.chosen(hot)
-            if found is None or nest.extents[found[0]] <= FEW or r.node.op == "mean":
-                continue
-            label, position = found
-            rest = {x for x in self.apart(first) if x != label}
-            if other < 0:
-                return (label, position, -1) if not rest else None
-            u = self.behind(other, VIEWS)
-            own = set(nest.labels(u)) - set(nest.rows)
-            if u < nest.operands and own == rest and self.body.specs[u].dtype == dtype:
-                return label, position, u
-        return None
+        return grouped(self.nest, first, self.nest.held, FEW)
 
     def sum_groups(self, first: int, label: int, position: int, summed: int) -> None:
         """Row after row onto the sums of its group, instead of all groups' sums of all rows."""

@@ -1,0 +1,167 @@
+"""How the stages of a kernel run on a CPU: units of rows, whose innermost loops run along the *lane*, and what
+is held in cache.
+
+In a unit, the innermost loop of each stage runs along the lane: the rows themselves where all else is short
+(a unit is then up to 256 rows), or else the index along which most of the work is. `stages.py` writes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.spec import Shape
+from ostinato.ops.cpu.limits import LIMITS
+from ostinato.ops.jit.loops import SOURCES, VIEWS
+from ostinato.ops.jit.schedule import SHORT, is_apart, is_near, is_swept, kept, step
+from ostinato.ops.jit.stages import REDUCING, Stages, stages_of, strides_in_order
+
+LANES = (256, 128, 64)  # rows of a unit where lanes run along the rows: as many as fit
+BLOCKS, UNITS = ("64", "128", "256", "512"), " rows at a time"  # ways of a kernel in stages
+WIDE, TOGETHER = LIMITS.wide, LIMITS.together
+LEAST = 15  # an index of more turns may be the lane, if its elements are neighbours
+HELD = LIMITS.unit_bytes
+LONG = LIMITS.row_bytes
+
+
+@dataclass
+class Nest(Stages):
+    """Stages, and how their loops run."""
+
+    lane: int = -1
+    lanes: int = LANES[0]
+    held: set[int] = field(default_factory=set)  # values in cache
+    packed: set[int] = field(default_factory=set)  # those that are the same for all units
+
+    @property
+    def across(self) -> bool:
+        """Whether lanes run along rows."""
+        return self.lane in self.rows
+
+    def inner(self, v: int) -> tuple[int, ...]:
+        """The labels of a value in a unit, the lane last."""
+        own = [x for x in self.labels(v) if x not in self.rows or x == self.lane]
+        return tuple(sorted(own, key=lambda x: x == self.lane))
+
+    def width(self, label: int) -> int:
+        """How many elements a unit has along a label."""
+        return self.lanes if label == self.lane and self.across else self.extents[label]
+
+    def room(self, v: int) -> int:
+        """Bytes of a value of a unit, up to whole cache lines."""
+        return -(-self.volume(v) * self.body.specs[v].dtype.itemsize // 64) * 64
+
+    def volume(self, v: int) -> int:
+        return math.prod(self.width(x) for x in self.inner(v))
+
+
+def analyse(
+    body: Graph,
+    dims: Sequence[Sequence[int]],
+    rows: Sequence[int],
+    shapes: Sequence[Shape],
+    strides: Sequence[Sequence[int]],
+    lanes: Sequence[int] = LANES,
+) -> Nest | None:
+    """The nest of a body for operands and results that lie so; None if no kernel can do it."""
+    found = stages_of(body, dims, rows, shapes, strides)
+    nest = Nest(**vars(found)) if found is not None else None
+    return nest if nest is not None and _arrange(nest, lanes) else None
+
+
+def analyse_in_order(
+    body: Graph,
+    dims: Sequence[Sequence[int]],
+    rows: Sequence[int],
+    shapes: Sequence[Shape],
+    way: str = "",
+) -> Nest | None:
+    """The nest of a body for operands and results whose elements lie one behind the other."""
+    strides = strides_in_order(body, shapes)
+    return analyse(body, dims, rows, shapes, strides, lanes_of(way))
+
+
+def lanes_of(way: str) -> Sequence[int]:
+    """How many rows a unit may have, if timing did not say it."""
+    count = way.removesuffix(UNITS)
+    return (int(count), *LANES) if way.endswith(UNITS) and count in BLOCKS else LANES
+
+
+def _arrange(nest: Nest, most: Sequence[int]) -> bool:
+    """Choose the lane, and what is held in cache; where lanes run along rows, as many as fit."""
+    worked = [k for k, n in enumerate(nest.body.nodes) if n.op not in (*VIEWS, *SOURCES)]
+    others = frozenset().union(*map(nest.iterates, worked)) - set(nest.rows)
+    if any(step(nest, x) is None for x in nest.rows):
+        return False
+    long = [x for x in others if nest.extents[x] > (LEAST if is_near(nest, x) else SHORT)]
+    long = [x for x in long if step(nest, x) is not None]
+    lanes = sorted((*nest.rows, *long), key=lambda x: _along(nest, x, bool(long)))
+    return any(_fits(nest, lane, most) for lane in lanes)
+
+
+def _fits(nest: Nest, lane: int, most: Sequence[int]) -> bool:
+    """Run lanes along this label, if what is held then fits into cache."""
+    nest.lane = lane
+    body, nest.held = nest.body, kept(nest, {lane})
+    if nest.across:
+        for a, lies in enumerate(nest.strides):
+            v = a if a < nest.operands else body.outputs[a - nest.operands]
+            apart = len(lies) > 1 and is_apart(nest, v, lies, lane)
+            if apart and (a >= nest.operands or is_swept(body, v)):
+                nest.held.add(v)
+    else:
+        nest.held |= {v for v in range(nest.operands) if _can_pack(nest, v, lane)}
+    nest.packed = _packed(nest)
+    if nest.across:
+        rest = [x for x in nest.rows if x != lane]
+        nest.rows = (lane, *rest) if nest.packed else (*rest, lane)
+    for lanes in most if nest.across else LANES[:1]:
+        nest.lanes = lanes
+        if sum(nest.room(v) for v in nest.held) <= (HELD if nest.across else LONG):
+            return True
+    return False
+
+
+def _along(nest: Nest, lane: int, choose: bool) -> tuple[float, int]:
+    """What the loops cost if lanes run along a label: what has no lanes is done one by one, sums of
+    lanes are put together, and what has its neighbours far apart is copied.
+    """
+    cost, body, n = 0.0, nest.body, max(nest.extents[lane], 1)
+    wide = WIDE if n > SHORT else n / -(-n // WIDE)  # of a vector
+    for k, node in enumerate(body.nodes if choose else ()):
+        if node.op in (*VIEWS, *SOURCES):
+            continue
+        labels = nest.iterates(k)
+        work = math.prod(nest.extents[x] for x in labels)
+        if lane in labels:
+            cost += work / wide
+        else:  # LLVM finds vectors of its own, but not where one element waits for the last
+            waits = node.op in REDUCING and body.starts[k] not in nest.gathered
+            cost += work if waits else work / 4
+        if node.op in REDUCING and lane in labels - {*nest.dims[body.starts[k]]}:
+            cost += TOGETHER * work / nest.extents[lane]
+    for a, lies in enumerate(nest.strides if choose else ()):
+        v = a if a < nest.operands else body.outputs[a - nest.operands]
+        if is_apart(nest, v, lies, lane) and not (a < nest.operands and _can_pack(nest, a, lane)):
+            turned = lane in nest.rows and any(
+                nest.extents[x] <= SHORT and is_near(nest, x) for x in lies if x not in nest.rows
+            )
+            cost += math.prod(nest.extents[x] for x in lies) / (4 if turned else 1)
+    return cost, step(nest, lane) or 0
+
+
+def _can_pack(nest: Nest, v: int, lane: int) -> bool:
+    """Whether an operand that all rows read is to be copied, so that lanes are neighbours."""
+    lies, size = nest.strides[v], nest.body.specs[v].dtype.itemsize
+    if len(lies) < 2 or not is_apart(nest, v, lies, lane) or not lies.keys().isdisjoint(nest.rows):
+        return False
+    return math.prod(nest.extents[x] for x in lies) * size <= HELD and is_swept(nest.body, v)
+
+
+def _packed(nest: Nest) -> set[int]:
+    """The operands in cache that stay the same while other rows than the lane go on."""
+    others = {x for x in nest.rows if x != nest.lane}
+    return {
+        v for v in nest.held if v < nest.operands and others and others.isdisjoint(nest.labels(v))
+    }

@@ -1,0 +1,162 @@
+"""One element of a value in stages, as instructions: from memory, or from other values' elements.
+
+What an index is called where, how its loops run and how memory is read is known to who writes the loops
+(ops/cpu/loops/stages.py)."""
+
+from __future__ import annotations
+
+from ostinato.ops.core.graph import Node
+from ostinato.ops.core.spec import DType, int64
+
+from .combining import joined, start_of
+from .labels import PICKS
+from .loops import SOURCES, VIEWS
+from .scalar import lower
+from .stages import PRODUCTS, Reduction, Stages
+from .values import Lines, Value, cast, fma, where
+
+Env = dict[int, str]  # how the index of a label is called
+
+
+class Elements:
+    """Writes elements."""
+
+    nest: Stages
+    counted: set[int]  # operands that only tell which element is which
+    held: set[int]  # values that are kept
+
+    # -- what a target knows
+    @property
+    def lines(self) -> Lines:
+        """Where instructions go now."""
+        raise NotImplementedError
+
+    def value(self, v: int, env: Env) -> Value:
+        """A value's element, which may have been made before."""
+        raise NotImplementedError
+
+    def loaded(self, a: int, env: Env) -> Value:
+        """An operand's element."""
+        raise NotImplementedError
+
+    def counting(self, a: int, env: Env) -> Value:
+        """Which one an operand's element is among all."""
+        raise NotImplementedError
+
+    def number(self, v: int) -> Value | None:
+        """What the kernel is told of a constant's value, or of a mean's divisor."""
+        raise NotImplementedError
+
+    def extent(self, label: int) -> str:
+        raise NotImplementedError
+
+    def index(self, label: int | None, env: Env) -> Value:
+        """Where an element is along a label; a unit's rows begin somewhere."""
+        raise NotImplementedError
+
+    def picked_at(self, x: int, env: Env) -> Value:
+        """A value's element at a place that was found out just now."""
+        return self.value(x, env)
+
+    # -- an element
+    def made(self, v: int, env: Env) -> Value:
+        """From memory, or from other values."""
+        dtype = self.nest.body.specs[v].dtype
+        if v in self.counted:
+            return self.counting(v, env)
+        if v < self.nest.operands:
+            return self.loaded(v, env)
+        node = self.nest.body.nodes[self.nest.body.producers[v]]
+        if node.op in VIEWS:
+            return self.value(node.inputs[0], env)
+        if node.op == "iota":
+            label = self.nest.dims[v][node.kw["axis"]]
+            return cast(self.index(label, env), dtype)
+        if node.op in SOURCES:
+            told = self.number(v)
+            return self.lines.constant(node.kw["value"], dtype) if told is None else told
+        if node.op in PICKS:
+            return self.picked(node, env)
+        if node.op == "put_along_axis":
+            return self.put(v, node, env)
+        return lower(node.op, [self.value(u, env) for u in node.inputs], dtype)
+
+    def picked(self, node: Node, env: Env) -> Value:
+        """A value's element where another value says; it is made there, if it is not in memory."""
+        x, places = node.inputs
+        label = self.nest.dims[x][node.kw["axis"]]
+        if label is None:
+            return self.value(x, env)
+        index = self.place_along(label, places, env)
+        return self.picked_at(x, {**env, label: index.name})
+
+    def put(self, v: int, node: Node, env: Env) -> Value:
+        """An element, and what is added to one of each line."""
+        x, places, more = node.inputs
+        whole, added = self.value(x, env), self.value(more, env)
+        label = self.nest.dims[v][node.kw["axis"]]
+        if label is None:
+            return whole + added
+        here = self.place_along(label, places, env) == self.index(label, env)
+        return where(here, whole + added, whole)
+
+    def place_along(self, label: int, places: int, env: Env) -> Value:
+        """An index from the front, which is known to be inside."""
+        index = cast(self.value(places, env), int64)
+        size = Value(self.lines, self.extent(label), int64)
+        return where(index < 0, index + size, index)
+
+    # -- combining
+    def factors(self, v: int, dtype: DType, env: Env) -> tuple[Value, Value] | None:
+        """Two values whose product this one is, to be added at once."""
+        body = self.nest.body
+        k = body.producers[v]
+        while k >= 0 and v not in self.held and body.nodes[k].op in VIEWS:
+            v = body.nodes[k].inputs[0]
+            k = body.producers[v]
+        if k < 0 or v in self.held or dtype.kind != "f":
+            return None
+        node = body.nodes[k]
+        if node.op not in ("multiply", "square"):
+            return None
+        ins = node.inputs
+        if any(body.specs[u].dtype != dtype for u in ins):
+            return None
+        return self.value(ins[0], env), self.value(ins[-1], env)
+
+    def start(self, r: Reduction, dtype: DType) -> Value:
+        return self.lines.constant(start_of(r.kind, dtype), dtype)
+
+    def addends(self, r: Reduction, dtype: DType, env: Env) -> tuple[Value, ...]:
+        """What an element gives to a reduction: a value, or two whose product it is."""
+        ins = r.node.inputs
+        if r.node.op in PRODUCTS:
+            a, b = (cast(self.value(u, env), dtype) for u in ins)
+            return a, b
+        pair = self.factors(ins[0], dtype, env) if r.kind == "sum" else None
+        return (cast(self.value(ins[0], env), dtype),) if pair is None else pair
+
+    def added(self, r: Reduction, total: Value, env: Env) -> Value:
+        """The total with one more. Products are added without being rounded first."""
+        found = self.addends(r, total.dtype, env)
+        if len(found) == 1:
+            return joined(r.kind, total, *found)
+        if total.dtype.kind != "f":
+            return joined("sum", total, found[0] * found[1])
+        a, b = found
+        return fma(a, b, total)
+
+    def better(
+        self, kind: str, best: Value, position: Value, x: Value, i: str
+    ) -> tuple[Value, Value]:
+        """The first best so far; NaN beats all, as in NumPy."""
+        wins = x > best if kind == "argmax" else x < best
+        if x.dtype.kind == "f":
+            wins = (wins | (x != x)) & (best == best)
+        index = Value(self.lines, i, int64)
+        return where(wins, x, best), where(wins, index, position)
+
+    def shared(self, v: int, total: Value) -> Value:
+        """Of a mean, the total's share."""
+        count = self.number(v)
+        return total if count is None else total / count

@@ -1,0 +1,136 @@
+"""Labelled indices: the ops' index rules connect the dimensions of values, and those that are one index
+have one label."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ostinato.ops.core.graph import Node
+from ostinato.ops.core.index import LETTERS, Indices
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import Spec
+
+PICKS = ("take", "take_along_axis")  # elements at places that are found out as it runs
+
+Dims = tuple[int | None, ...]
+
+
+@dataclass(slots=True)
+class Fit:
+    """How a node's indices are labelled."""
+
+    fresh: dict[int, Dims]  # operands that had no labels before
+    outs: tuple[Dims, ...]
+    reduced: frozenset[int]
+    labels: frozenset[int]
+    extents: list[int]  # of new labels
+
+
+@dataclass(slots=True)
+class Labels:
+    """Which index each dimension of some values runs over; None for extent 1."""
+
+    extents: list[int] = field(default_factory=list)
+    dims: dict[int, Dims] = field(default_factory=dict)
+    joined: dict[int, int] = field(default_factory=dict)  # labels that turned out to be others
+
+    def fit(
+        self,
+        rule: Indices,
+        ins: Sequence[int],
+        specs: Sequence[Spec],
+        outs: Sequence[Spec],
+        fixed: Collection[int | None] | None = None,
+    ) -> Fit | None:
+        """A node among these values; None if an index would have to be two, or is whole. Labels
+        that are not fixed may turn out to be others.
+        """
+        letters: dict[str, int] = {}
+        fresh: dict[int, Dims] = {}
+        extents: list[int] = []
+
+        def new(letter: str, n: int) -> int:
+            letters[letter] = len(self.extents) + len(extents)
+            extents.append(n)
+            return letters[letter]
+
+        for k in sorted(range(len(ins)), key=lambda k: ins[k] not in self.dims):
+            known = self.dims.get(ins[k], fresh.get(ins[k]))
+            made: list[int | None] = []
+            for d, (letter, n) in enumerate(zip(rule.ins[k], specs[k].shape, strict=True)):
+                if n == 1:
+                    made.append(None)
+                    continue
+                if not isinstance(letter, str):
+                    return None
+                if known is not None:
+                    label = known[d]
+                    if label is None:
+                        return None
+                    other = letters.setdefault(letter, label)
+                    if other != label:
+                        fresh_one = max(label, other) >= len(self.extents)
+                        if fixed is None or fresh_one or {label, other} <= {*fixed}:
+                            return None
+                        label, other = sorted((label, other), key=lambda x: (x not in fixed, x))
+                        self._join(label, other)
+                        letters = {c: label if x == other else x for c, x in letters.items()}
+                else:
+                    label = letters[letter] if letter in letters else new(letter, n)
+                made.append(label)
+            fresh[ins[k]] = tuple(made)
+        found = []
+        for labels, spec in zip(rule.outs, outs, strict=True):
+            own: list[int | None] = []
+            for letter, n in zip(labels, spec.shape, strict=True):
+                if n == 1:
+                    own.append(None)
+                elif letter is None:
+                    return None
+                else:
+                    own.append(letters[letter] if letter in letters else new(letter, n))
+            found.append(tuple(own))
+        every = (*fresh.values(), *found)
+        if rule.chunked or any(_repeats(dims) for dims in every):
+            return None
+        reduced = frozenset(letters[c] for c, _ in rule.reduce if c in letters)
+        fresh = {v: dims for v, dims in fresh.items() if v not in self.dims}
+        return Fit(fresh, tuple(found), reduced, frozenset(letters.values()), extents)
+
+    def _join(self, label: int, other: int) -> None:
+        """Two labels turn out to be one."""
+        self.joined = {x: label if y == other else y for x, y in self.joined.items()}
+        self.joined[other] = label
+        for v, dims in self.dims.items():
+            if other in dims:
+                self.dims[v] = tuple(label if x == other else x for x in dims)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether two dimensions of a value turned out to be one index."""
+        return any(map(_repeats, self.dims.values()))
+
+    def now(self, labels: Iterable[int]) -> frozenset[int]:
+        """What labels turned out to be."""
+        return frozenset(self.joined.get(x, x) for x in labels)
+
+    def take(self, fit: Fit, outs: Sequence[int]) -> None:
+        self.extents += fit.extents
+        self.dims |= fit.fresh
+        self.dims |= dict(zip(outs, fit.outs, strict=True))
+
+
+def _repeats(dims: Dims) -> bool:
+    labels = [x for x in dims if x is not None]
+    return len(set(labels)) < len(labels)
+
+
+def indices_of(node: Node, specs: Sequence[Spec]) -> Indices:
+    """An op's indices. Kernels have a label for what is gathered along, too."""
+    if node.op not in ("take_along_axis", "put_along_axis"):
+        return OPS[node.op].indices(tuple(specs), node.specs, node.kw)
+    axis, ndim = node.kw["axis"], node.specs[0].ndim
+    labels = (*LETTERS[:axis], "Z", *LETTERS[axis + 1 : ndim])  # of the axis, others have 1
+    reduced = (("Z", "sum"),) if node.op in PICKS else ()
+    return Indices((labels,) * len(specs), (labels,), reduced)

@@ -1,0 +1,155 @@
+"""What any schedule of stages looks at: where neighbours lie, what is read whole, and which values are better
+made once and kept than made again."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+from ostinato.ops.core.graph import Graph
+
+from .labels import PICKS
+from .loops import SOURCES, VIEWS
+from .random_bits import numbers_in
+from .stages import REDUCING, Stages
+
+SHORT = 64  # an index of at most so many turns is written for their number
+CHEAP = ("add", "subtract", "multiply", "square", "negative", "astype", "where", "equal", "greater",
+         "less", "maximum", "minimum", "logical_not", "abs")  # fmt: skip
+
+
+def step(stages: Stages, label: int) -> int | None:
+    """The bytes between neighbours along a label, in the largest array that has it."""
+    body = stages.body
+    found: dict[int, int] = {}
+    for v, lies in zip((*range(stages.operands), *body.outputs), stages.strides, strict=True):
+        if label in lies:
+            size = math.prod(stages.extents[x] for x in lies) * body.specs[v].dtype.itemsize
+            found[size] = min(found.get(size, 1 << 62), abs(lies[label]))
+    return found[max(found)] if found else None
+
+
+def is_near(stages: Stages, label: int) -> bool:
+    """Whether neighbours along a label are neighbours in the largest array that has it."""
+    sizes = {s.dtype.itemsize for s in stages.body.specs}
+    return step(stages, label) in sizes
+
+
+def is_apart(stages: Stages, v: int, lies: Mapping[int, int], label: int) -> bool:
+    """Whether the neighbours along a label are no neighbours in memory."""
+    return lies.get(label, 0) not in (0, stages.body.specs[v].dtype.itemsize)
+
+
+def is_swept(body: Graph, v: int) -> bool:
+    """Whether all of a value is read, and not only what is picked from it."""
+    if v in numbers_in(body):
+        return False
+    for k in body.uses[v]:
+        node = body.nodes[k]
+        if node.op in VIEWS:
+            if is_swept(body, body.starts[k]):
+                return True
+        elif node.op not in PICKS or v in node.inputs[1:]:
+            return True
+    return False
+
+
+# -- what is made once -----------------------------------------------------------------------
+def kept(stages: Stages, at_once: Collection[int]) -> set[int]:
+    """The values that are made once and kept: what is reduced, and what is dear and read again and again,
+    beside along labels of which many elements are made `at_once`."""
+    body = stages.body
+    readers: list[Counter[frozenset[int]]] = [Counter() for _ in body.specs]  # by their loops
+    for v in body.outputs:
+        readers[v][frozenset(stages.labels(v))] += 1
+    found: set[int] = set()
+    for k in reversed(range(len(body.nodes))):
+        node, first = body.nodes[k], body.starts[k]
+        if node.op in REDUCING:
+            found |= {v for v in body.outs(k) if not stages.gathers(v)}
+            loops = Counter([stages.iterates(k)])
+        elif node.op in PICKS:  # of what it picks from, the elements are made once more
+            found.add(first)
+            readers[node.inputs[1]][stages.iterates(k)] += 1
+            continue
+        elif node.op not in (*VIEWS, *SOURCES) and _is_worth_keeping(
+            stages, first, readers[first], at_once
+        ):
+            found.add(first)
+            loops = Counter([stages.iterates(k)])
+        else:
+            loops = readers[first]
+        for v in node.inputs:
+            for labels, n in loops.items():
+                readers[v][labels] = min(readers[v][labels] + n, 2)
+    return found
+
+
+def _is_worth_keeping(
+    stages: Stages, v: int, readers: Counter[frozenset[int]], at_once: Collection[int]
+) -> bool:
+    own = {*stages.labels(v), *at_once}
+    again = sum(
+        n * math.prod(stages.extents[x] for x in labels - own) for labels, n in readers.items()
+    )
+    return again > 1 and not is_cheap(stages.body, v)
+
+
+def is_cheap(body: Graph, v: int, depth: int = 2) -> bool:
+    """Whether a value is as quickly made again as it is read."""
+    k = body.producers[v]
+    if k < 0:
+        return True
+    node = body.nodes[k]
+    if node.op in SOURCES or node.op in REDUCING:
+        return True
+    if node.op in VIEWS:
+        return is_cheap(body, node.inputs[0], depth)
+    return node.op in CHEAP and depth > 0 and all(is_cheap(body, u, depth - 1) for u in node.inputs)
+
+
+# -- sums of what each row belongs to --------------------------------------------------------
+def chosen(stages: Stages, v: int, known: Collection[int]) -> tuple[int, int] | None:
+    """Of a one-hot value, its label and the position that it is made of, which is an operand or `known`."""
+    body = stages.body
+    v = stages.behind(v, (*VIEWS, "astype"))
+    k = body.producers[v]
+    if k < 0 or body.nodes[k].op != "equal":
+        return None
+    for a, b in (body.nodes[k].inputs, body.nodes[k].inputs[::-1]):
+        position, line = stages.behind(a), stages.behind(b)
+        maker = body.producers[line]
+        if maker < 0 or body.nodes[maker].op != "iota":
+            continue
+        label = stages.dims[line][body.nodes[maker].kw["axis"]]
+        whole = body.specs[position].dtype.kind in "iu"
+        there = position in known or position < stages.operands
+        if label is not None and label not in stages.labels(position) and whole and there:
+            return label, position
+    return None
+
+
+def grouped(
+    stages: Stages, first: int, known: Collection[int], few: int
+) -> tuple[int, int, int] | None:
+    """Of a sum of rows by where they belong: the label of the groups, more than a few; each row's group;
+    and what is summed; -1 for ones."""
+    r, dtype = stages.reductions[first], stages.body.specs[first].dtype
+    if r.kind != "sum" or r.node.op == "mean" or not r.over <= {*stages.rows} or not r.over:
+        return None
+    ins = r.node.inputs
+    pairs = [(ins[0], -1)] if len(ins) == 1 else [(ins[0], ins[1]), (ins[1], ins[0])]
+    for hot, other in pairs:
+        found = chosen(stages, hot, known)
+        if found is None or stages.extents[found[0]] <= few:
+            continue
+        label, position = found
+        rest = {*stages.labels(first)} - {label, *stages.rows}
+        if other < 0:
+            return (label, position, -1) if not rest else None
+        u = stages.behind(other)
+        own = {*stages.labels(u)} - {*stages.rows}
+        if u < stages.operands and own == rest and stages.body.specs[u].dtype == dtype:
+            return label, position, u
+    return None

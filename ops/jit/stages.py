@@ -1,0 +1,228 @@
+"""What a kernel in stages computes: values over labelled indices, and what is combined along which.
+
+The `rows` are labels that every operation has: they are what a kernel cuts in time, into units. How its loops
+run (`schedule.py`, ops/cpu/loops/schedule.py) and who writes them (ops/cpu/loops/stages.py, in LLVM's
+language) are other questions."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.spec import Shape, lying
+
+from .labels import PICKS, Dims, Fit, Labels, indices_of
+from .loops import SOURCES, SUMS, VIEWS
+from .random_bits import numbers_in
+
+POSITIONS = ("argmin_pair", "argmax_pair")
+PRODUCTS = ("matmul", "einsum")
+MOMENTS = ("moments",)
+REDUCING = (*SUMS, *POSITIONS, *PRODUCTS, *MOMENTS)
+GATHERS = (*PICKS, "put_along_axis")
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A value made by combining others along labels."""
+
+    node: Node
+    over: frozenset[int]
+    kind: str  # sum, max, min, argmax, argmin
+
+
+@dataclass
+class Stages:
+    """A body whose values are labelled, for operands and results that lie somehow."""
+
+    body: Graph
+    dims: list[Dims]
+    extents: list[int]
+    rows: tuple[int, ...]
+    reductions: dict[int, Reduction]  # by their first value; moments by their mean
+    strides: list[dict[int, int]]  # of each operand and result, in bytes
+    operands: int
+
+    def labels(self, v: int) -> tuple[int, ...]:
+        return tuple(x for x in self.dims[v] if x is not None)
+
+    @property
+    def gathered(self) -> list[int]:
+        """What is combined over the rows; of moments, the means."""
+        return [v for v, r in self.reductions.items() if r.over & set(self.rows)]
+
+    def gathers(self, v: int) -> bool:
+        """Whether a value is combined over the rows, and so done at the end only."""
+        k = self.body.producers[v]
+        return k >= 0 and any(u in self.gathered for u in self.body.outs(k))
+
+    def iterates(self, k: int) -> frozenset[int]:
+        """The labels of a node's own work."""
+        found: frozenset[int] = frozenset()
+        for v in self.body.outs(k):
+            found |= frozenset(self.labels(v))
+            found |= self.reductions[v].over if v in self.reductions else frozenset()
+        return found
+
+    def value_of(self, a: int) -> int:
+        """The value of an operand or a result, by its place among them."""
+        return a if a < self.operands else self.body.outputs[a - self.operands]
+
+    def behind(self, v: int, ops: Collection[str] = VIEWS) -> int:
+        """What a value shows, or is converted from."""
+        k = self.body.producers[v]
+        while k >= 0 and self.body.nodes[k].op in ops:
+            v = self.body.nodes[k].inputs[0]
+            k = self.body.producers[v]
+        return v
+
+
+def stages_of(
+    body: Graph,
+    dims: Sequence[Sequence[int]],
+    rows: Sequence[int],
+    shapes: Sequence[Shape],
+    strides: Sequence[Sequence[int]],
+) -> Stages | None:
+    """The stages of a body for operands and results that lie so; None if no kernel can do it. Moments that are
+    not over rows are spelled out, and indices that always follow each other are one."""
+    found = label(body, dims, rows, shapes, strides)
+    if found is not None and any(r.kind == "moments" for r in found.reductions.values()):
+        found = label(_spelled(found), dims, rows, shapes, strides)
+    if found is not None:
+        join_neighbours(found)
+    return found
+
+
+def strides_in_order(body: Graph, shapes: Sequence[Shape]) -> list[Sequence[int]]:
+    """Of operands and results whose elements lie one behind the other."""
+    specs = (*body.inputs, *body.out_specs)
+    return [lying(shape, s.dtype).strides for shape, s in zip(shapes, specs, strict=True)]
+
+
+def label(
+    body: Graph,
+    dims: Sequence[Sequence[int]],
+    rows: Sequence[int],
+    shapes: Sequence[Shape],
+    strides: Sequence[Sequence[int]],
+) -> Stages | None:
+    """A body with labels: `dims` are its operands' (-1 for none), `shapes` and `strides` those of
+    operands and results on this worker.
+    """
+    labels = Labels([0] * (1 + max((x for own in dims for x in own), default=0)))
+    for k, own in enumerate(dims):
+        labels.dims[k] = tuple(None if x < 0 else x for x in own)
+        for label, n in zip(labels.dims[k], body.inputs[k].shape, strict=True):
+            if label is not None:
+                labels.extents[label] = n
+    fixed = range(len(labels.extents))
+
+    def fit(k: int) -> Fit | None:
+        node = body.nodes[k]
+        specs = [body.specs[v] for v in node.inputs]
+        rule = indices_of(node, specs)
+        return labels.fit(rule, node.inputs, specs, node.specs, fixed)
+
+    for k, node in enumerate(body.nodes):
+        if node.op not in SOURCES:
+            found = fit(k)
+            if found is None:
+                return None
+            labels.take(found, body.outs(k))
+    if labels.repeats:
+        return None
+    reductions: dict[int, Reduction] = {}
+    for k, node in enumerate(body.nodes):
+        if node.op in REDUCING and (found := fit(k)) is not None:
+            kind = node.op.removesuffix("_pair")
+            kind = "sum" if node.op in ("mean", *PRODUCTS) else kind
+            first = body.starts[k] + (kind == "moments")
+            reductions[first] = Reduction(node, found.reduced, kind)
+    for k, node in enumerate(body.nodes):  # numbers that only results are
+        for v in body.outs(k):
+            labels.dims.setdefault(v, (None,) * node.specs[0].ndim)
+    extents, steps = list(labels.extents), []
+    places = (*range(len(body.inputs)), *body.outputs)
+    for v, shape, own in zip(places, shapes, strides, strict=True):
+        lies = {}
+        for label, n, step in zip(labels.dims[v], shape, own, strict=True):
+            if label is not None:
+                extents[label], lies[label] = n, step
+        steps.append(lies)
+    every = [labels.dims[v] for v in range(len(body.specs))]
+    return Stages(body, every, extents, tuple(rows), reductions, steps, len(body.inputs))
+
+
+def join_neighbours(nest: Stages) -> None:
+    """Indices that always follow each other, in memory too, become one."""
+    whole = {x for v, own in enumerate(nest.dims) if _counts(nest.body, v) for x in own}
+    for outer, inner in _neighbours(nest):
+        if outer in whole or inner in whole or not _are_one(nest, outer, inner):
+            continue
+        n = nest.extents[inner]
+        nest.extents[outer] *= n
+        nest.extents[inner] = 1
+        nest.dims = [tuple(None if x == inner else x for x in own) for own in nest.dims]
+        nest.rows = tuple(dict.fromkeys(outer if x == inner else x for x in nest.rows))
+        for lies in nest.strides:
+            if inner in lies:
+                lies[outer] = lies.pop(inner)
+        for v, r in nest.reductions.items():
+            nest.reductions[v] = replace(r, over=r.over - {inner})
+
+
+def _neighbours(nest: Stages) -> Iterator[tuple[int, int]]:
+    """Pairs of labels that follow each other in an operand, the last ones first."""
+    for v in range(nest.operands):
+        labels = nest.labels(v)
+        yield from reversed([*itertools.pairwise(labels)])
+
+
+def _counts(body: Graph, v: int) -> bool:
+    """Whether an index's own number matters to a value."""
+    k = body.producers[v]
+    readers = {body.nodes[u].op for u in body.uses[v]}
+    return bool(readers & {*POSITIONS, *GATHERS}) or v in numbers_in(body) or (
+        k >= 0 and body.nodes[k].op in ("iota", *GATHERS)
+    )  # fmt: skip
+
+
+def _are_one(nest: Stages, outer: int, inner: int) -> bool:
+    if any((outer in r.over) != (inner in r.over) for r in nest.reductions.values()):
+        return False
+    for own in nest.dims:
+        known = [x for x in own if x is not None]
+        places = [known.index(x) for x in (outer, inner) if x in known]
+        if places and (len(places) < 2 or places[1] != places[0] + 1):
+            return False
+    n = nest.extents[inner]
+    return all(lies[outer] == lies[inner] * n for lies in nest.strides if outer in lies)
+
+
+def _spelled(nest: Stages) -> Graph:
+    """The body with moments, but for those over the rows, as a mean and a sum of squared deviations: of
+    the elements that are here."""
+    body, whole = nest.body, nest.gathered
+    builder = Builder(body.inputs)
+    values = list(range(len(body.inputs)))
+    for k, node in enumerate(body.nodes):
+        ins = [values[v] for v in node.inputs]
+        if node.op != "moments" or body.starts[k] + 1 in whole:
+            values += builder.add(node.op, ins, node.params, node.specs, node.line)
+            continue
+        (x,), axes = ins, node.kw["axes"]
+        count = math.prod(nest.extents[i] for i in nest.reductions[body.starts[k] + 1].over)
+        n = builder.call("constant", value=float(count), dtype=node.specs[0].dtype)
+        # Not by the rule of `mean`, which is one of whole arrays.
+        params = {"axes": axes, "count": count}
+        (mean,) = builder.add("mean", (x,), params, (node.specs[1].bare,), node.line)
+        spread = builder.call("expand_dims", mean, axes=axes) if axes else mean
+        off = builder.call("square", builder.call("subtract", x, spread))
+        square = builder.call("sum", off, axes=axes, dtype=node.specs[2].dtype, line=node.line)
+        values += [n, mean, square]
+    return Graph(builder.inputs, tuple(builder.nodes), tuple(values[v] for v in body.outputs))
