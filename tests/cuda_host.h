@@ -15,15 +15,17 @@ using std::fabs;
 struct dim3_ { unsigned x, y, z; };
 static dim3_ threadIdx, blockIdx, blockDim, gridDim;
 static ucontext_t back_, fibers_[1024];
-static bool over_[1024];
 static unsigned turn_;
-static long barriers_;
+enum { RUNS, WAITS_FOR_WARP, WAITS_FOR_BLOCK, OVER };
+static int state_[1024];
 static unsigned long long slot_[1024];
 static char* stacks_ = (char*)malloc(1024l << 16);
-static inline void __syncthreads() {
+static inline void wait_(int state) {
   const unsigned me = turn_;
+  state_[me] = state;
   swapcontext(&fibers_[me], &back_);
 }
+static inline void __syncthreads() { wait_(WAITS_FOR_BLOCK); }
 static inline void __threadfence() {}
 static inline unsigned atomicAdd(unsigned* at, unsigned more) { unsigned was = *at; *at += more; return was; }
 static inline unsigned __float_as_uint(float x) { unsigned y; memcpy(&y, &x, 4); return y; }
@@ -37,17 +39,23 @@ static inline unsigned short float_to_half(float x) {
 }
 template <typename T> static T from_lane(T x, int far) {  // of the same warp; its own where there is none
   memcpy(&slot_[turn_], &x, sizeof(T));
-  __syncthreads();
+  wait_(WAITS_FOR_WARP);
   T y = x;
   if (turn_ % 32 + far < 32) memcpy(&y, &slot_[turn_ + far], sizeof(T));
-  __syncthreads();
+  wait_(WAITS_FOR_WARP);
   return y;
 }
 typedef void (*Run_)(void**);
 static Run_ run_;
 static void** given_;
-static void fiber_() { run_(given_); over_[turn_] = true; swapcontext(&fibers_[turn_], &back_); }
-// 0, or 1 if some threads of a block wait for others that have ended
+static void fiber_() { run_(given_); wait_(OVER); }
+// whether some threads, all of which wait so, may go on
+static bool released_(unsigned begin, unsigned end, int state) {
+  for (unsigned t = begin; t < end; ++t) if (state_[t] != state) return false;
+  for (unsigned t = begin; t < end; ++t) state_[t] = RUNS;
+  return true;
+}
+// 0, or 1 if some threads wait for others that have ended, or that wait elsewhere
 static int launch_(Run_ run, void** given, const unsigned* grid, const unsigned* block) {
   const unsigned gx = grid[0], gy = grid[1], threads = block[0];
   run_ = run; given_ = given;
@@ -60,19 +68,19 @@ static int launch_(Run_ run, void** given, const unsigned* grid, const unsigned*
       fibers_[t].uc_stack.ss_size = 1 << 16;
       fibers_[t].uc_link = &back_;
       makecontext(&fibers_[t], fiber_, 0);
-      over_[t] = false;
+      state_[t] = RUNS;
     }
-    for (unsigned left = threads; left;) {
-      const unsigned before = left;
-      unsigned waits = 0;
+    for (bool goes_on = true; goes_on;) {
       for (unsigned t = 0; t < threads; ++t) {
-        if (over_[t]) continue;
+        if (state_[t] != RUNS) continue;
         turn_ = t; threadIdx = {t, 0, 0};
         swapcontext(&back_, &fibers_[t]);
-        if (over_[t]) --left; else ++waits;
       }
-      if (waits && left < before && before == threads) return 1;  // some ended, some wait: once begun
+      goes_on = released_(0, threads, WAITS_FOR_BLOCK);
+      for (unsigned t = 0; t < threads; t += 32)
+        goes_on |= released_(t, t + 32 < threads ? t + 32 : threads, WAITS_FOR_WARP);
     }
+    for (unsigned t = 0; t < threads; ++t) if (state_[t] != OVER) return 1;
   }
   return 0;
 }

@@ -27,10 +27,12 @@ from ostinato.ops.core.spec import Shape, Spec, bfloat16, in_line, no_memory
 from ostinato.ops.jit.loops import lies, loops_of
 
 from .capture import Captures
-from .loops.flat import OPTIONS, THREADS, Kernel, kernel_of
+from .loops import flat, stages
+from .loops.schedule import THREADS, analyse
+from .loops.text import OPTIONS, Kernel
 
 NAME = "cuda"
-GENERATED = ("fused", "fused_rows")
+FLAT, IN_STAGES = ("fused", "fused_rows"), "fused_nest"
 
 
 class Gpu(Device):
@@ -45,20 +47,35 @@ class Gpu(Device):
         scratch: Sequence[Any],
         often: bool,
     ) -> Function | Keeping | None:
-        if node.op not in GENERATED:
+        if node.op == IN_STAGES:
+            shapes, steps = [x.shape for x in arrays], [x.strides for x in arrays]
+            nest = analyse(**node.kw, shapes=shapes, strides=steps)
+            return None if nest is None else self.launching(stages.kernel_of(nest))
+        if node.op not in FLAT:
             return None
         body, whole, strides, axes = lies(node, shape, arrays)
         loops = loops_of(whole, strides, axes)
         if loops is None or math.prod(whole) == 0:
             return None
-        return self.launching(kernel_of(body, loops))
+        return self.launching(flat.kernel_of(body, loops))
 
     def launching(self, kernel: Kernel) -> Function:
         """Compiled by NVRTC, and kept on disk by CuPy."""
+        room = (self.xp.zeros(kernel.room, np.uint8),) if kernel.room else ()
+        first = self.launched(kernel, room)
+        if kernel.then is None:
+            return first
+        second = self.launched(kernel.then, room)
+
+        def launch(*arrays: Any) -> None:
+            first(*arrays)
+            second(*arrays)
+
+        return launch
+
+    def launched(self, kernel: Kernel, room: Sequence[Any]) -> Function:
         run = self.xp.RawKernel(kernel.text, kernel.name, OPTIONS)
-        more: tuple[Any, ...] = tuple(map(np.int64, kernel.facts))
-        if kernel.room:
-            more += (self.xp.zeros(kernel.room, np.uint8),)
+        more = (*map(np.int64, kernel.facts), *room)
         grid, block = kernel.grid, (THREADS,)
 
         def launch(*arrays: Any) -> None:

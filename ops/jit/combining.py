@@ -14,7 +14,7 @@ from ostinato.ops.core.spec import DType, float32, float64
 
 from .loops import SUMS
 from .scalar import lower
-from .values import Lines, Value, bits, cast, unbits, where
+from .values import Lines, Value, bits, cast, fma, unbits, where
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +131,17 @@ def compensated(total: Value, lost: Value, more: Value) -> tuple[Value, Value]:
     made = total + more
     gone = where(abs(total) >= abs(more), (total - made) + more, (more - made) + total)
     return made, lost + where(abs(made) < math.inf, gone, 0)
+
+
+def chan(
+    n: Value, mean: Value, square: Value, m: Value, its: Value, squares: Value, inner: Value
+) -> tuple[Value, Value]:
+    """Mean and squared deviations of n and m rows together, of `inner` elements each."""
+    share = m / (n + m)
+    off = its - mean
+    return moved(mean, off, share, its), square + squares + off * off * (n * share * inner)
+
+
+def moved(mean: Value, off: Value, share: Value, more: Value) -> Value:
+    """A mean moved by a share of what another one is off; infinite ones stay as sums would."""
+    return where(abs(mean) < math.inf, fma(off, share, mean), mean + more)

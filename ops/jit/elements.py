@@ -1,7 +1,7 @@
 """One element of a value in stages, as instructions: from memory, or from other values' elements.
 
 What an index is called where, how its loops run and how memory is read is known to who writes the loops
-(ops/cpu/loops/stages.py)."""
+(ops/cpu/loops/stages.py, ops/gpu/loops/stages.py)."""
 
 from __future__ import annotations
 

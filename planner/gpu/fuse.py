@@ -1,4 +1,5 @@
-"""Elementwise operations over the same elements, and reductions of their rows, become one kernel.
+"""Elementwise operations over the same elements, and reductions of their rows, become one kernel; so do
+reductions, short products and all that is between them, in stages.
 
 before                                  after
 %1 = multiply(%0, 2) : float32[n]       %1 = fused(%0; body={
@@ -12,14 +13,24 @@ the graph without it."""
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.gpu.jit.lines import can_lower
+from ostinato.ops.gpu.loops.schedule import analyse_in_order
 from ostinato.ops.jit.scalar import has_own_bits
 from ostinato.planner.fusion.groups import groups_of, kernel_of, with_kernels
 from ostinato.planner.fusion.random import draw_in_kernels
+from ostinato.planner.fusion.stages import (
+    Nested,
+    can_be,
+    count_apart,
+    does_more,
+    is_single,
+    nest_of,
+    nests,
+)
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import is_kernel, map_bodies, with_nodes
 
@@ -27,13 +38,34 @@ from ostinato.planner.rewrite import is_kernel, map_bodies, with_nodes
 def fuse(graph: Graph, target: Target) -> Graph:
     """The pass."""
     graph = draw_in_kernels(graph, target)
-    alone = set()
-    if target.math == "libm":  # functions are to be those of the library
-        alone = {k for k, n in enumerate(graph.nodes) if n.op in OPS and has_own_bits(n.op)}
-    groups = groups_of(graph, target, alone, can_lower)
+    if target.numerics != "any-workers":
+        graph = count_apart(graph, can_lower)
+        staged = [g for g in nests(graph, target.workers, can_lower, _alone(graph, target))
+                  if _is_worth(graph, g)]  # fmt: skip
+        graph = with_kernels(graph, target, staged, nest_of) if staged else graph
+    groups = groups_of(graph, target, _alone(graph, target), can_lower)
     graph = with_kernels(graph, target, groups, kernel_of) if groups else graph
 
     def inside(node: Node) -> Node:
         return map_bodies(node, partial(fuse, target=target))
 
     return with_nodes(graph, [n if is_kernel(n) else inside(n) for n in graph.nodes])
+
+
+def _alone(graph: Graph, target: Target) -> set[int]:
+    """Functions that are to be those of the library."""
+    if target.math != "libm":
+        return set()
+    return {k for k, n in enumerate(graph.nodes) if n.op in OPS and has_own_bits(n.op)}
+
+
+def _is_worth(graph: Graph, group: Nested) -> bool:
+    more = does_more(graph, group, can_lower) and not is_single(graph, group)
+    return more and can_be(graph, group, _fits)
+
+
+@lru_cache(1 << 10)
+def _fits(body: Graph, dims: tuple[tuple[int, ...], ...], rows: tuple[int, ...]) -> bool:
+    specs = (*body.inputs, *body.out_specs)
+    shapes = [s.layout.largest(s.shape) for s in specs if s.layout is not None]
+    return analyse_in_order(body, dims, rows, shapes) is not None

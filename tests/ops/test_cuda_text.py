@@ -17,13 +17,12 @@ from ostinato.ops.cpu.jit.lines import can_lower
 from ostinato.ops.cpu.loops.flat import native_kernel
 from ostinato.ops.gpu.loops.flat import (
     MOST_BLOCKS,
-    OPTIONS,
-    THREADS,
-    Kernel,
     blocks_of,
     kernel_of,
     team_of,
 )
+from ostinato.ops.gpu.loops.schedule import THREADS
+from ostinato.ops.gpu.loops.text import OPTIONS, Kernel
 from ostinato.ops.jit.loops import SUMS, loops_of, loops_over, strides_over
 
 from tests import nvrtc

@@ -106,7 +106,7 @@ def run(xp: Any, steps: list[Any], given: dict[str, Any]) -> list[Any]:
     return results[-6:]
 
 
-def check(seed: int, workers: int = 1, dtype: Any = np.float64) -> int:
+def check(seed: int, workers: int = 1, dtype: Any = np.float64, device: str = "cpu") -> int:
     """A random program against NumPy in double precision; how many kernels in stages it had."""
     r = random.Random(seed)
     given = operands(r, np.random.default_rng(seed), dtype)
@@ -114,7 +114,7 @@ def check(seed: int, workers: int = 1, dtype: Any = np.float64) -> int:
     wide = {name: x.astype(np.float64) if x.dtype == dtype else x for name, x in given.items()}
     with np.errstate(all="ignore"):
         expected = run(np, steps, wide)
-    with sessions.use((workers,)):
+    with sessions.use((workers,), device=device):
         f = ost.compile(lambda a: run(ost, steps, a))
         split = {"nd": 0, "dn": 1, "n": 0, "place": 0} if workers > 1 else {}
         lazy = {name: ost.asarray(x, split=split.get(name)) for name, x in given.items()}

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.planner.fusion import stages
 
 import ostinato as ost
 from ostinato import settings
 from tests.cuda_host import COMPILER
 from tests.fake_device import KERNELS
 from tests.fake_xp import counted
+from tests.planner import test_nests
 from tests.planner.test_any_layout import run_and_compare
 from tests.programs import make_program
 from tests.sessions import JOB, use
@@ -35,6 +37,13 @@ def test_random_programs(seed: int) -> None:
     mesh = r.choice(((1,), (2,), (3,)))
     numerics = r.choice(("same-plan", "any-workers"))
     run_and_compare(r, make_program(r), mesh, numerics, device=KERNELS)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_programs_in_stages(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "ROWS", 1)
+    workers, dtype = (1, 2, 3, 1)[seed], (np.float64, np.float32)[seed % 2]
+    assert test_nests.check(seed, workers, dtype, KERNELS) > 0
 
 
 def test_bits_are_those_of_the_cpus_kernels() -> None:

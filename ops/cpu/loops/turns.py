@@ -8,7 +8,6 @@ are put together by Chan's formula, in double precision."""
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Sequence
 
 from ostinato.ops.core.spec import DType, float64, int64
@@ -16,11 +15,11 @@ from ostinato.ops.cpu.jit.emitter import loop_facts
 from ostinato.ops.cpu.jit.lines import llvm_type
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.schedule import Nest
-from ostinato.ops.jit.combining import compensated
+from ostinato.ops.jit.combining import chan, compensated, moved
 from ostinato.ops.jit.elements import Env
 from ostinato.ops.jit.schedule import grouped
 from ostinato.ops.jit.stages import Reduction
-from ostinato.ops.jit.values import Value, cast, fma, where
+from ostinato.ops.jit.values import Value, cast, fma
 
 from .stages import Writer, chunk_units
 
@@ -370,20 +369,6 @@ class Kernel(Writer):
         for k, u in enumerate(self.body.outputs, self.nest.operands):
             if u == v:
                 self.store(found, self.place(k, env))
-
-
-def chan(
-    n: Value, mean: Value, square: Value, m: Value, its: Value, squares: Value, inner: Value
-) -> tuple[Value, Value]:
-    """Mean and squared deviations of n and m rows together, of `inner` elements each."""
-    share = m / (n + m)
-    off = its - mean
-    return moved(mean, off, share, its), square + squares + off * off * (n * share * inner)
-
-
-def moved(mean: Value, off: Value, share: Value, more: Value) -> Value:
-    """A mean moved by a share of what another one is off; infinite ones stay as sums would."""
-    return where(abs(mean) < math.inf, fma(off, share, mean), mean + more)
 
 
 def _is_float_sum(r: Reduction, dtype: DType) -> bool:

@@ -1,7 +1,7 @@
 """Instructions as CUDA C++, one statement for each.
 
 A register of whole numbers is unsigned, as LLVM's have no sign; the instruction says which one it takes. As
-products are not contracted (`OPTIONS` in ops/gpu/loops/flat.py), every statement is IEEE's, so kernels of
+products are not contracted (`OPTIONS` in ops/gpu/loops/text.py), every statement is IEEE's, so kernels of
 a GPU and of a CPU give the same bits."""
 
 from __future__ import annotations

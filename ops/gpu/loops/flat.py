@@ -10,51 +10,26 @@ in each run. A kernel's text has neither extents nor strides, so that few kernel
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import bool_, int64
-from ostinato.ops.jit.combining import (
-    Reduction,
-    compensated,
-    element,
-    joined,
-    ordered,
-    unordered,
-)
+from ostinato.ops.jit.combining import Reduction, element
 from ostinato.ops.jit.loops import SUMS, Loops
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
 from ostinato.ops.jit.values import Value, cast
 
-from ..jit.lines import CudaLines, c_type, literal, memory_type
+from ..jit.lines import CudaLines, c_type, memory_type
+from .schedule import FEW, SOME, THREADS, VECTOR, WARP
+from .text import Kernel, known_numbers, whole
+from .totals import Total, by_block, in_pairs
 
-# IEEE's arithmetic, as on a CPU: no product becomes part of a sum, and denormal numbers are numbers
-OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
-THREADS = 256  # of a block
-WARP = 32
-VECTOR = 16  # bytes that a thread reads at once
-FEW = 8  # terms of a row that a thread adds
-SOME = 1024  # terms of a row that a warp adds
 EACH = 16  # terms that a thread of many blocks adds at the least
 MOST_BLOCKS = 1024  # that share a row
 MOST_ROWS = 65535  # of blocks, in their second index
 WIDE = 128  # elements of a row from which rows are blocks' second index
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """A kernel's text, how it is launched, and what it is given behind the addresses of operands and
-    results: extents, strides, numbers (all int64), room for partial results."""
-
-    name: str
-    text: str
-    grid: tuple[int, int]
-    facts: tuple[int, ...]
-    room: int = 0  # bytes, which are zero when it begins and when it ends
 
 
 class _Writer:
@@ -71,29 +46,17 @@ class _Writer:
         self.index = "u32" if math.prod(loops.extents) < 1 << 31 else "s64"
 
     # -- what it is given ----------------------------------------------------------------------
-    def parameters(self) -> str:
+    def parameters(self) -> list[str]:
         given = [f"u8* q{k}" for k in range(len(self.dtypes))]
         given += [f"s64 e{d}" for d in range(self.last + 1)]
         for k in range(len(self.dtypes)):
             given += [f"s64 s{k}_{d}" for d in range(self.last + 1)]
         given += [f"s64 bits{n}" for n in range(len(self.known))]
-        return ", ".join(given)
+        return given
 
     def facts(self) -> tuple[int, ...]:
         flat = [x for steps in self.loops.strides for x in steps]
         return (*self.loops.extents, *flat, *numbers(self.body).values())
-
-    def numbers(self) -> list[str]:
-        """The numbers that are data, by their bits."""
-        found = []
-        for v, name in self.known.items():
-            kind, bits = c_type(self.body.specs[v].dtype), f"bits{name[5:]}"
-            made = {
-                "float": f"__uint_as_float((u32){bits})",
-                "double": f"__longlong_as_double({bits})",
-            }.get(kind, f"({kind}){bits}")
-            found.append(f"const {kind} {name} = {made};")
-        return found
 
     def rows(self) -> list[str]:
         """Where operands and results begin in row `o`."""
@@ -162,14 +125,12 @@ def kernel_of(body: Graph, loops: Loops) -> Kernel:
     return _reducing(writer) if reduces else _mapping(writer)
 
 
-def _kernel(writer: _Writer, code: Sequence[str], declared: set[str], **how: object) -> Kernel:
-    given = writer.parameters() + (", u8* room" if how.get("room") else "")
-    inner = "\n".join(f"  {line}" for line in (*writer.numbers(), *code))
-    text = "\n".join(sorted(declared))
-    name = f"fused_{hashlib.blake2b((text + given + inner).encode(), digest_size=8).hexdigest()}"
-    head = f'extern "C" __global__ void __launch_bounds__({THREADS}) {name}({given})'
-    whole = f"{PREAMBLE}{text}\n{head} {{\n{inner}\n}}\n"
-    return Kernel(name, whole, facts=writer.facts(), **how)  # type: ignore[arg-type]
+def _kernel(
+    writer: _Writer, code: Sequence[str], declared: set[str], grid: tuple[int, int], room: int = 0
+) -> Kernel:
+    given = writer.parameters() + ["u8* room"] * (room > 0)
+    code = [*known_numbers(writer.body, writer.known), *code]
+    return whole("fused", given, code, declared, grid, writer.facts(), room)
 
 
 # -- without reductions --------------------------------------------------------------------------
@@ -286,8 +247,10 @@ def _reducing(writer: _Writer) -> Kernel:
     team, blocks = team_of(terms), blocks_of(terms, rows)
     lines = CudaLines()
     sums = writer.one(lines)
+    totals = [Total(s.kind, s.dtype, str(n)) for n, s in enumerate(sums)]
     added = _lines_after(lines)
-    _onto(added, sums)
+    for total, s in zip(totals, sums, strict=True):
+        total.add(added, Value(added, s.value.name, s.dtype))
     end, count = f"e{writer.last}", " * ".join(f"e{d}" for d in range(writer.last)) or "1"
     lane = f"threadIdx.x % {team}" if team < THREADS else "threadIdx.x"
     if team < THREADS:
@@ -297,7 +260,7 @@ def _reducing(writer: _Writer) -> Kernel:
     code = [f"const s64 o = {row};", f"const int lane = {lane};"]
     # all threads of a block go on to the end, as they wait for each other there
     code += [f"const bool is_row = o < {count};", *writer.rows()]
-    code += [_declare(s, n) for n, s in enumerate(sums)]
+    code += [line for total in totals for line in total.declared()]
     first = f"lane + (s64)blockIdx.x * {THREADS}" if blocks > 1 else "lane"
     step = f"{THREADS} * (s64)gridDim.x" if blocks > 1 else str(team)
     code += [
@@ -308,92 +271,31 @@ def _reducing(writer: _Writer) -> Kernel:
     ]
     declared = lines.declared | added.declared
     if team > 1:
-        code += _in_pairs(added, sums)
+        code += in_pairs(added, totals)
     if team == THREADS:
-        code += _shared_by_block(added, sums)
+        code += by_block(added, totals)
     declared |= added.declared
     if blocks > 1:
-        code += _shared_by_blocks(added, sums)
-        room = 16 + 16 * blocks * len(sums)
-        code += _finished(added, writer, sums)
+        code += _shared_by_blocks(added, totals)
+        room = 16 + 16 * blocks * len(totals)
+        code += _finished(added, writer, totals, sums)
         return _kernel(writer, code, declared, grid=(blocks, 1), room=room)
-    code += ["if (is_row && lane == 0) {", *_results(added, writer, sums), "}"]
+    code += ["if (is_row && lane == 0) {", *_results(added, writer, totals, sums), "}"]
     per_block = THREADS // team
     return _kernel(writer, code, declared, grid=(-(-rows // per_block), 1))
 
 
-def _start(s: Reduction) -> str:
-    dtype, first = s.inside
-    return literal(first, dtype)
-
-
-def _declare(s: Reduction, n: int) -> str:
-    lost = f" {c_type(s.dtype)} lost{n} = 0;" if s.compensated else ""
-    return f"{c_type(s.inside[0])} tot{n} = {_start(s)};{lost}"
-
-
-def _onto(lines: CudaLines, sums: Sequence[Reduction]) -> None:
-    """Totals, and what they have lost, with an element's."""
-    for n, s in enumerate(sums):
-        value = Value(lines, s.value.name, s.dtype)
-        _add(lines, s, n, ordered(s.kind, value) if s.ordered else value, None)
-
-
-def _add(lines: CudaLines, s: Reduction, n: int, value: Value, lost: str | None) -> None:
-    total = Value(lines, f"tot{n}", s.inside[0])
-    if not s.compensated:
-        lines.text.append(f"tot{n} = {joined(s.kind, total, value).name};")
-        return
-    made, kept = compensated(total, Value(lines, f"lost{n}", s.dtype), value)
-    more = f" + {lost}" if lost else ""
-    lines.text += [f"tot{n} = {made.name};", f"lost{n} = {kept.name}{more};"]
-
-
-def _in_pairs(lines: CudaLines, sums: Sequence[Reduction]) -> list[str]:
-    """Lane 0 has the total of a warp, whose lanes meet in pairs."""
-    code = ["#pragma unroll", f"for (int far = {WARP // 2}; far > 0; far /= 2) {{"]
-    inner = _lines_after(lines)
-    for n, s in enumerate(sums):
-        kind = c_type(s.inside[0])
-        inner.text.append(f"const {kind} other{n} = from_lane(tot{n}, far);")
-        if s.compensated:
-            inner.text.append(f"const {kind} rest{n} = from_lane(lost{n}, far);")
-        value = Value(inner, f"other{n}", s.inside[0])
-        _add(inner, s, n, value, f"rest{n}")
-    lines.count = inner.count
-    lines.declared |= inner.declared
-    return [*code, *inner.text, "}"]
-
-
-def _shared_by_block(lines: CudaLines, sums: Sequence[Reduction], again: bool = False) -> list[str]:
-    """Thread 0 has the total of all warps, whose first lanes have theirs."""
-    warps, warp = THREADS // WARP, f"threadIdx.x / {WARP}"
-    code = ["__syncthreads();"] if again else []
-    for n, s in enumerate(sums):
-        kind = c_type(s.inside[0])
-        if not again:
-            code.append(f"__shared__ {kind} made{n}[{warps}];")
-            code += [f"__shared__ {kind} gone{n}[{warps}];"] if s.compensated else []
-        code.append(f"if (threadIdx.x % {WARP} == 0) made{n}[{warp}] = tot{n};")
-        if s.compensated:
-            code.append(f"if (threadIdx.x % {WARP} == 0) gone{n}[{warp}] = lost{n};")
-    code.append("__syncthreads();")
-    for n, s in enumerate(sums):
-        there = f"threadIdx.x < {warps}"
-        code.append(f"tot{n} = {there} ? made{n}[threadIdx.x] : {_start(s)};")
-        code += [f"lost{n} = {there} ? gone{n}[threadIdx.x] : 0;"] if s.compensated else []
-    return [*code, *_in_pairs(lines, sums)]
-
-
-def _shared_by_blocks(lines: CudaLines, sums: Sequence[Reduction]) -> list[str]:
+def _shared_by_blocks(lines: CudaLines, totals: Sequence[Total]) -> list[str]:
     """The block that ends last has them all, in their order. `room`: a count of those that have ended, and
     what each left."""
+
+    def left(n: int, k: int, block: str) -> str:
+        return f"room + {16 + 8 * k} + 16 * ({n} * gridDim.x + {block})"
+
     code = ["__shared__ bool is_last;", "if (threadIdx.x == 0) {"]
-    for n, s in enumerate(sums):
-        kind = c_type(s.inside[0])
-        code.append(f"*({kind}*)(room + 16 + 16 * ({n} * gridDim.x + blockIdx.x)) = tot{n};")
-        if s.compensated:
-            code.append(f"*({kind}*)(room + 24 + 16 * ({n} * gridDim.x + blockIdx.x)) = lost{n};")
+    for n, total in enumerate(totals):
+        for k, (name, dtype, _) in enumerate(total.registers):
+            code.append(f"*({c_type(dtype)}*)({left(n, k, 'blockIdx.x')}) = {name};")
     code += [
         "__threadfence();",
         "is_last = atomicAdd((u32*)room, 1u) + 1 == gridDim.x;",
@@ -402,62 +304,39 @@ def _shared_by_blocks(lines: CudaLines, sums: Sequence[Reduction]) -> list[str]:
         "if (!is_last) return;",
         "__threadfence();",
     ]
-    for n, s in enumerate(sums):
-        code.append(f"tot{n} = {_start(s)};")
-        code += [f"lost{n} = 0;"] if s.compensated else []
-    code.append("for (u32 b = threadIdx.x; b < gridDim.x; b += blockDim.x) {")
     inner = _lines_after(lines)
-    for n, s in enumerate(sums):
-        kind = c_type(s.inside[0])
-        at = f"16 * ({n} * gridDim.x + b)"
-        inner.text.append(f"const {kind} left{n} = *(volatile {kind}*)(room + 16 + {at});")
-        if s.compensated:
-            inner.text.append(f"const {kind} more{n} = *(volatile {kind}*)(room + 24 + {at});")
-        _add(inner, s, n, Value(inner, f"left{n}", s.inside[0]), f"more{n}")
+    for n, total in enumerate(totals):
+        names = []
+        for k, (name, dtype, first) in enumerate(total.registers):
+            code.append(f"{name} = {first};")
+            kind = c_type(dtype)
+            inner.text.append(f"const {kind} left_{name} = *(volatile {kind}*)({left(n, k, 'b')});")
+            names.append(f"left_{name}")
+        total.merge(inner, names)
     lines.count = inner.count
-    lines.declared |= inner.declared
+    code.append("for (u32 b = threadIdx.x; b < gridDim.x; b += blockDim.x) {")
     return [*code, *inner.text, "}", "__syncthreads();"]
 
 
-def _finished(lines: CudaLines, writer: _Writer, sums: Sequence[Reduction]) -> list[str]:
+def _finished(
+    lines: CudaLines, writer: _Writer, totals: Sequence[Total], sums: Sequence[Reduction]
+) -> list[str]:
     """The last block's total; its memory is as it was."""
-    code = _in_pairs(lines, sums) + _shared_by_block(lines, sums, again=True)
-    results = _results(lines, writer, sums)
+    code = in_pairs(lines, totals) + by_block(lines, totals, again=True)
+    results = _results(lines, writer, totals, sums)
     return [*code, "if (threadIdx.x == 0) {", "*(u32*)room = 0;", *results, "}"]
 
 
-def _results(lines: CudaLines, writer: _Writer, sums: Sequence[Reduction]) -> list[str]:
+def _results(
+    lines: CudaLines, writer: _Writer, totals: Sequence[Total], sums: Sequence[Reduction]
+) -> list[str]:
     made = _lines_after(lines)
-    for n, s in enumerate(sums):
-        total = Value(made, f"tot{n}", s.inside[0])
-        if s.ordered:
-            total = unordered(total)
-        if s.compensated:
-            total = total + Value(made, f"lost{n}", s.dtype)
+    for total, s in zip(totals, sums, strict=True):
+        (found,) = total.found(made)
         if s.divisor:
-            total = total / Value(made, s.divisor, s.dtype)
-        total = cast(total, writer.dtypes[s.out])
-        made.text.append(f"*({memory_type(writer.dtypes[s.out])}*)p{s.out} = {total.name};")
+            found = found / Value(made, s.divisor, s.dtype)
+        found = cast(found, writer.dtypes[s.out])
+        made.text.append(f"*({memory_type(writer.dtypes[s.out])}*)p{s.out} = {found.name};")
     lines.count = made.count
     lines.declared |= made.declared
     return made.text
-
-
-PREAMBLE = """\
-typedef unsigned char u8; typedef unsigned short u16; typedef unsigned int u32;
-typedef unsigned long long u64; typedef signed char s8; typedef short s16; typedef int s32;
-typedef long long s64;
-template <typename T, int N> struct alignas(sizeof(T) * N) Beside { T at[N]; };
-#ifdef __CUDACC__
-__device__ inline float half_to_float(u16 x) {
-  float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x)); return y;
-}
-__device__ inline u16 float_to_half(float x) {
-  u16 y; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
-  return x != x ? (u16)((__float_as_uint(x) >> 16 & 0x8000) | 0x7e00) : y;
-}
-template <typename T> __device__ inline T from_lane(T x, int far) {
-  return __shfl_down_sync(0xffffffffu, x, far);
-}
-#endif
-"""

@@ -1,0 +1,222 @@
+"""How the stages of a kernel run on a GPU: which rows a block has at a time, along what its threads are
+neighbours, and which values stay in shared memory.
+
+A unit is a tile of some rows, all of whose stages one block of threads does, one after another:
+
+    rows are long (softmax)        the threads are neighbours along them; a unit has as many rows as make
+                                   some thousand elements
+    all else is short (k-means)    the threads are neighbours along the rows
+
+What is chosen depends on extents and on how arrays lie, and never on the GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.spec import Shape
+from ostinato.ops.jit.loops import SOURCES, VIEWS
+from ostinato.ops.jit.schedule import SHORT, is_apart, is_near, is_swept, kept, step
+from ostinato.ops.jit.stages import POSITIONS, REDUCING, Stages, stages_of, strides_in_order
+
+THREADS = 256  # of a block
+WARP = 32
+VECTOR = 16  # bytes that a thread reads at once
+FEW = 8  # terms that one thread combines
+SOME = 1024  # terms that a warp combines
+SHARED = 36 << 10  # bytes of a block's values; there are 48 KiB without asking for more
+ITEMS = 4096  # elements of a unit
+ACROSS = 32  # an index of at most so many turns is short, even if its elements are neighbours
+LEAST_ACROSS, MOST_ACROSS = 32, 4096  # rows of a unit where threads are neighbours along them ...
+MOST_ALONG = 64  # ... and where they are not
+BLOCKS = 512  # units that keep a GPU busy
+MOST_TURNS = 1024  # of which each leaves what it has combined over rows, ...
+LEFT = 4  # ... in fewer bytes than a part of what is read
+
+
+@dataclass
+class Tiles(Stages):
+    """Stages, and how a block does them."""
+
+    tile: int = -1  # the row label of which a unit has some
+    rows_at_once: int = 1  # how many
+    near: int = -1  # the label along which threads are neighbours
+    held: set[int] = field(default_factory=set)  # values in shared memory
+
+    @property
+    def across(self) -> bool:
+        """Whether threads are neighbours along rows."""
+        return self.near == self.tile
+
+    def is_inside(self, label: int) -> bool:
+        """Whether a unit has more than one element along a label."""
+        return label == self.tile or label not in self.rows
+
+    def inner(self, v: int, near: int = -1) -> tuple[int, ...]:
+        """The labels of a value in a unit; last is that along which threads are neighbours."""
+        near = self.near if near < 0 else near
+        return tuple(sorted(filter(self.is_inside, self.labels(v)), key=lambda x: x == near))
+
+    def over(self, first: int) -> tuple[int, ...]:
+        """The labels in a unit along which a reduction combines."""
+        inside = filter(self.is_inside, sorted(self.reductions[first].over))
+        return tuple(sorted(inside, key=lambda x: x == self.near))
+
+    def width(self, label: int) -> int:
+        return self.rows_at_once if label == self.tile else self.extents[label]
+
+    def volume(self, v: int) -> int:
+        return math.prod(map(self.width, self.inner(v)))
+
+    def padded(self, v: int) -> bool:
+        """Whether the lines of a held value are apart by one more element, so that neighbours along any
+        label lie in other banks."""
+        inner = self.inner(v)
+        return self.across and len(inner) > 1 and inner[-1] == self.near
+
+    def room(self, v: int) -> int:
+        """Bytes of a held value, up to whole lines."""
+        volume = self.volume(v)
+        if self.padded(v):
+            volume += volume // self.rows_at_once
+        return -(-volume * self.body.specs[v].dtype.itemsize // 64) * 64
+
+    @property
+    def units(self) -> int:
+        steps = {self.tile: self.rows_at_once}
+        return math.prod(-(-self.extents[x] // steps.get(x, 1)) for x in self.rows)
+
+    def team(self, first: int) -> int:
+        """Threads that make one result of a reduction."""
+        outputs, terms = self.volume(first), self.all_terms(first)
+        along = self.near in self.over(first)
+        if terms <= FEW or (not along and outputs >= WARP and not self.by_columns(first)):
+            return 1
+        if not along and outputs >= WARP:
+            return THREADS // WARP
+        return THREADS if terms > SOME or (outputs < FEW and terms > THREADS // 2) else WARP
+
+    def by_columns(self, first: int) -> bool:
+        """Whether neighbouring threads make neighbouring results, and warps share their terms."""
+        columns = self.near not in self.over(first) and self.volume(first) >= WARP
+        return columns and self.all_terms(first) > SHORT
+
+    def all_terms(self, first: int) -> int:
+        return math.prod(map(self.width, self.over(first)))
+
+    def terms(self, first: int) -> int:
+        """What one thread combines of a reduction."""
+        return -(-self.all_terms(first) // self.team(first))
+
+    @property
+    def moved(self) -> int:
+        """Bytes of all operands."""
+        sizes = [s.dtype.itemsize for s in self.body.inputs]
+        return sum(
+            size * math.prod(self.extents[x] for x in lies)
+            for size, lies in zip(sizes, self.strides, strict=False)
+        )
+
+    @property
+    def beside(self) -> int:
+        """Elements that a thread reads and writes as one vector, where arrays lie in order."""
+        sizes = [
+            s.dtype.itemsize for v, s in enumerate(self.body.specs) if self.near in self.dims[v]
+        ]
+        lies = [
+            own[self.near] == self.body.specs[self.value_of(a)].dtype.itemsize
+            for a, own in enumerate(self.strides)
+            if self.near in own
+        ]
+        return max(1, VECTOR // max(sizes)) if any(lies) else 1
+
+
+def analyse(
+    body: Graph,
+    dims: Sequence[Sequence[int]],
+    rows: Sequence[int],
+    shapes: Sequence[Shape],
+    strides: Sequence[Sequence[int]],
+) -> Tiles | None:
+    """The tiles of a body for operands and results that lie so; None if no kernel can do it."""
+    found = stages_of(body, dims, rows, shapes, strides)
+    if found is None:
+        return None
+    tiles = Tiles(**vars(found))
+    return tiles if _can_be(tiles) and _arrange(tiles) else None
+
+
+def analyse_in_order(
+    body: Graph, dims: Sequence[Sequence[int]], rows: Sequence[int], shapes: Sequence[Shape]
+) -> Tiles | None:
+    """The same where elements lie one behind the other."""
+    return analyse(body, dims, rows, shapes, strides_in_order(body, shapes))
+
+
+def _can_be(tiles: Tiles) -> bool:
+    rows = {*tiles.rows}
+    if 0 in tiles.extents or any(step(tiles, x) is None for x in rows):
+        return False
+    if any(rows & {*tiles.labels(v)} for v in tiles.gathered):
+        return False
+    return not any(r.node.op in POSITIONS and len(r.over) > 1 for r in tiles.reductions.values())
+
+
+def _arrange(tiles: Tiles) -> bool:
+    """Choose the tile, along what threads are neighbours, and what is held, if it fits."""
+    body = tiles.body
+    worked = [k for k, n in enumerate(body.nodes) if n.op not in (*VIEWS, *SOURCES)]
+    loops = [tiles.iterates(k) - {*tiles.rows} for k in worked]
+    others = frozenset().union(*loops)
+    each = max((math.prod(tiles.extents[x] for x in own) for own in loops), default=1)
+    tiles.tile = min(tiles.rows, key=lambda x: (tiles.extents[x] == 1, step(tiles, x) or 0))
+    inner = max(others, key=lambda x: (is_near(tiles, x), tiles.extents[x]), default=-1)
+    short = all(tiles.extents[x] <= (ACROSS if is_near(tiles, x) else SHORT) for x in others)
+    tiles.near = tiles.tile if short or is_near(tiles, tiles.tile) else inner
+    least, most = (LEAST_ACROSS, MOST_ACROSS) if tiles.across else (1, MOST_ALONG)
+    wanted = max(THREADS if tiles.across and others else 1, ITEMS // each)
+    wanted = min(1 << (wanted.bit_length() - 1), most)
+    wanted = max(least, min(wanted, 1 << (tiles.extents[tiles.tile] - 1).bit_length()))
+    needed = {v for v in kept(tiles, {tiles.near}) if _is_reduced(tiles, v)}
+    for held in (kept(tiles, {tiles.near}) | _turned(tiles), needed):
+        tiles.held, tiles.rows_at_once = held, wanted
+        while tiles.rows_at_once > least and (not _fits(tiles) or tiles.units < BLOCKS):
+            tiles.rows_at_once //= 2
+        if _fits(tiles):
+            return True
+    return False
+
+
+def _fits(tiles: Tiles) -> bool:
+    return sum(map(tiles.room, tiles.held)) <= SHARED
+
+
+def _is_reduced(tiles: Tiles, v: int) -> bool:
+    k = tiles.body.producers[v]
+    return k >= 0 and tiles.body.nodes[k].op in REDUCING
+
+
+def _turned(tiles: Tiles) -> set[int]:
+    """Operands and results whose neighbours in memory are not the threads': they are read and written along
+    their own lines, by way of shared memory."""
+    found = set()
+    for a, lies in enumerate(tiles.strides):
+        v = tiles.value_of(a)
+        if len(tiles.inner(v)) < 2 or tiles.near not in lies or line_of(tiles, a) < 0:
+            continue
+        if a >= tiles.operands:
+            found |= set() if tiles.gathers(v) else {v}
+        elif is_swept(tiles.body, v):
+            found.add(v)
+    return found
+
+
+def line_of(tiles: Tiles, a: int) -> int:
+    """The label along which the neighbours of an operand or a result lie, if it is not the threads'; or -1."""
+    lies, v = tiles.strides[a], tiles.value_of(a)
+    if not is_apart(tiles, v, lies, tiles.near):
+        return -1
+    size = tiles.body.specs[v].dtype.itemsize
+    return next((x for x in tiles.inner(v) if lies.get(x) == size), -1)

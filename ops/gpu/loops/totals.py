@@ -1,0 +1,191 @@
+"""What threads have combined so far, and how those of a warp and of a block put theirs together: in pairs, in
+the same order each time.
+
+    sum, max, min     a total; of sums of floats also what rounding has lost (Neumaier)
+    argmin, argmax    the best and where it stands; of equals the first one
+    moments           how many, their mean and squared deviations, put together by Chan's formula"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ostinato.ops.core.spec import DType, float64, int64
+from ostinato.ops.jit.combining import (
+    chan,
+    compensated,
+    first_of,
+    has_order,
+    joined,
+    moved,
+    ordered,
+    start_of,
+    unordered,
+    whole_of,
+)
+from ostinato.ops.jit.values import Value, cast, fma, where
+
+from ..jit.lines import CudaLines, c_type, literal
+from .schedule import THREADS, WARP
+
+BEST = ("argmin", "argmax")
+APART = 8 * THREADS  # bytes of one register of all threads
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Registers in which something is combined; their names end with `n`."""
+
+    kind: str
+    dtype: DType
+    n: str
+    keeps: bool = True  # what rounding loses, of sums of floats
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the best is found among whole numbers."""
+        return has_order(self.kind, self.dtype)
+
+    @property
+    def registers(self) -> list[tuple[str, DType, str]]:
+        """Their names, their dtypes, and what they begin with."""
+        if self.kind == "moments":
+            names = ("tot", "lost", "seen")
+            return [(f"{x}{self.n}", float64, literal(0, float64)) for x in names]
+        dtype, first = self.dtype, start_of(self.kind, self.dtype)
+        if self.is_ordered:
+            dtype = whole_of(self.dtype)
+            first = first_of(self.kind, dtype)
+        found = [(f"tot{self.n}", dtype, literal(first, dtype))]
+        if self.kind in BEST:
+            found.append((f"lost{self.n}", int64, literal(0, int64)))
+        elif self.keeps and self.kind == "sum" and dtype.kind == "f":
+            found.append((f"lost{self.n}", dtype, literal(0, dtype)))
+        return found
+
+    def declared(self) -> list[str]:
+        return [f"{c_type(dtype)} {name} = {first};" for name, dtype, first in self.registers]
+
+    def values(self, lines: CudaLines, names: Sequence[str] = ()) -> list[Value]:
+        own = self.registers
+        names = names or [name for name, _, _ in own]
+        return [Value(lines, x, dtype) for x, (_, dtype, _) in zip(names, own, strict=True)]
+
+    def set(self, lines: CudaLines, made: Sequence[Value]) -> None:
+        own = [name for name, _, _ in self.registers]
+        lines.text += [f"{name} = {x.name};" for name, x in zip(own, made, strict=True)]
+
+    def add(self, lines: CudaLines, more: Value, place: Value | None = None) -> None:
+        """One more element; of the best, it stands at this place."""
+        now = self.values(lines)
+        if self.kind in BEST:
+            assert place is not None
+            self.set(lines, self._better(now, [more, place]))
+        elif self.kind == "moments":
+            self.set(lines, self._one_more(lines, now, more))
+        elif len(now) == 2:
+            self.set(lines, compensated(now[0], now[1], more))
+        else:
+            more = ordered(self.kind, more) if self.is_ordered else more
+            self.set(lines, [joined(self.kind, now[0], more)])
+
+    def merge(self, lines: CudaLines, names: Sequence[str]) -> None:
+        """What others have combined."""
+        now, more = self.values(lines), self.values(lines, names)
+        if self.kind in BEST:
+            self.set(lines, self._better(now, more))
+        elif self.kind == "moments":
+            mean, square, seen = now
+            one = lines.constant(1, float64)
+            made = chan(seen, mean, square, more[2], more[0], more[1], one)
+            some, any_before = more[2] > 0, seen > 0
+            both = [
+                where(some, where(any_before, x, new), old)
+                for x, new, old in zip(made, more[:2], now[:2], strict=True)
+            ]
+            self.set(lines, [*both, seen + more[2]])
+        elif len(now) == 2:
+            total, lost = compensated(now[0], now[1], more[0])
+            self.set(lines, [total, lost + more[1]])
+        else:
+            self.set(lines, [joined(self.kind, now[0], more[0])])
+
+    def found(self, lines: CudaLines) -> list[Value]:
+        """What has been combined; of moments, the mean, the squared deviations, and how many."""
+        now = self.values(lines)
+        if self.kind in BEST:
+            return now
+        if self.kind == "moments":
+            return [cast(now[0], self.dtype), cast(now[1], self.dtype), now[2]]
+        if len(now) == 2:
+            return [now[0] + now[1]]
+        return [unordered(now[0]) if self.is_ordered else now[0]]
+
+    def _better(self, now: Sequence[Value], more: Sequence[Value]) -> list[Value]:
+        """The better one of two, NaN first; of equals that which stands first."""
+        (best, place), (x, other) = now, more
+        wins = x > best if self.kind == "argmax" else x < best
+        same = x == best
+        if x.dtype.kind == "f":
+            wins = (wins | (x != x)) & (best == best)
+            same = same | ((x != x) & (best != best))
+        wins = wins | (same & (other < place))
+        return [where(wins, x, best), where(wins, other, place)]
+
+    def _one_more(self, lines: CudaLines, now: Sequence[Value], more: Value) -> list[Value]:
+        """Welford's step."""
+        mean, square, seen = now
+        nth, wide = seen + 1.0, cast(more, float64)
+        off = wide - mean
+        new = moved(mean, off, 1.0 / nth, wide)
+        return [new, fma(off, wide - new, square), nth]
+
+
+# -- together ------------------------------------------------------------------------------------
+def in_pairs(lines: CudaLines, totals: Sequence[Total]) -> list[str]:
+    """Lane 0 has the total of a warp, whose lanes meet in pairs."""
+    inner = CudaLines()
+    inner.count, inner.declared = lines.count, lines.declared
+    for t in totals:
+        others = []
+        for name, dtype, _ in t.registers:
+            inner.text.append(f"const {c_type(dtype)} other_{name} = from_lane({name}, far);")
+            others.append(f"other_{name}")
+        t.merge(inner, others)
+    lines.count = inner.count
+    head = f"for (int far = {WARP // 2}; far > 0; far /= 2) {{"
+    return ["#pragma unroll", head, *inner.text, "}"]
+
+
+def by_block(lines: CudaLines, totals: Sequence[Total], again: bool = False) -> list[str]:
+    """Thread 0 has the total of all warps, whose first lanes have theirs. `again`: there is shared memory
+    for it, which somebody may still read."""
+    warps, warp = THREADS // WARP, f"threadIdx.x / {WARP}"
+    registers = [one for t in totals for one in t.registers]
+    code = ["__syncthreads();"] if again else []
+    for name, dtype, _ in () if again else registers:
+        code.append(f"__shared__ {c_type(dtype)} made_{name}[{warps}];")
+    code += [
+        f"if (threadIdx.x % {WARP} == 0) made_{name}[{warp}] = {name};" for name, *_ in registers
+    ]
+    code.append("__syncthreads();")
+    for name, _, first in registers:
+        code.append(f"{name} = threadIdx.x < {warps} ? made_{name}[threadIdx.x] : {first};")
+    return [*code, *in_pairs(lines, totals)]
+
+
+def by_columns(lines: CudaLines, total: Total) -> list[str]:
+    """The first warp has the totals of all warps, lane by lane; those of others lie in `apart`."""
+    code, names = list[str](), list[str]()
+    inner = CudaLines()
+    inner.count = lines.count
+    for n, (name, dtype, _) in enumerate(total.registers):
+        kind = c_type(dtype)
+        at = f"(({kind}*)(apart + {n * APART}))"
+        code.append(f"{at}[threadIdx.x] = {name};")
+        inner.text.append(f"const {kind} other_{name} = {at}[{WARP} * k + threadIdx.x];")
+        names.append(f"other_{name}")
+    total.merge(inner, names)
+    lines.count = inner.count
+    head = f"if (threadIdx.x < {WARP}) for (int k = 1; k < {THREADS // WARP}; ++k) {{"
+    return [*code, "__syncthreads();", head, *inner.text, "}"]

@@ -1,0 +1,314 @@
+"""Kernels in stages in CUDA C++: what becomes one, and that it computes what NumPy computes, run on the host
+(cuda_host.py)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.gpu.loops import schedule
+from ostinato.ops.gpu.loops.schedule import THREADS, WARP, Tiles, analyse, analyse_in_order
+from ostinato.ops.gpu.loops.stages import kernel_of
+from ostinato.ops.gpu.loops.text import OPTIONS, Kernel
+
+import ostinato as ost
+from tests import nvrtc
+from tests.cuda_host import COMPILER, HostKernel
+from tests.fake_device import KERNELS
+from tests.sessions import JOB, use
+
+pytestmark = [
+    pytest.mark.skipif(JOB > 1, reason="workers of such a device are threads"),
+    pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler"),
+]
+rng = np.random.default_rng(3)
+needs_nvrtc = pytest.mark.skipif(
+    not nvrtc.is_here(), reason="needs NVRTC: pip install nvidia-cuda-nvrtc-cu12"
+)
+
+
+def softmax(x: Any) -> Any:
+    return ost.nn.softmax(x)
+
+
+def normal(x: Any) -> Any:
+    return ost.nn.layer_norm(x)
+
+
+def mean_std(x: Any) -> Any:
+    return x.mean(), ((x - x.mean()) ** 2).mean(), x.var()
+
+
+def of_columns(x: Any) -> Any:
+    return x.sum(0), x.max(0), x.mean(0)
+
+
+def columns_of_squares(x: Any) -> Any:
+    return (x * x).sum(0), x.var(0)
+
+
+def places(x: Any) -> Any:
+    return x.argmin(1), x.max(1)
+
+
+def chain(x: Any) -> Any:
+    y = ost.exp(x - x.max(1, keepdims=True))
+    return (y / y.sum(1, keepdims=True) * x).sum(1), y.min(1)
+
+
+def centred(x: Any) -> Any:
+    y = x - x.mean(0)
+    return y, ost.exp(y).sum(0), x.argmin(0)
+
+
+def nearest(x: Any, c: Any) -> Any:
+    return ((x[:, None] - c) ** 2).sum(-1).min(1)
+
+
+def lloyd(x: Any, c: Any) -> Any:
+    d = ((x[:, None] - c) ** 2).sum(-1)
+    near = ost.nn.one_hot(d.argmin(1), c.shape[0])
+    return near.T @ x, near.sum(0)
+
+
+def slope(x: Any, t: Any) -> Any:
+    return ost.grad(lambda x: ost.nn.cross_entropy(x, t))(x)
+
+
+def graph_of(function: Callable[..., Any], *given: Any) -> Graph:
+    with use(device=KERNELS):
+        graph = ost.compile(function).plan_for(*given).program.graph
+    assert isinstance(graph, Graph)
+    return graph
+
+
+def nest_of(function: Callable[..., Any], *given: Any) -> Node:
+    (node,) = [n for n in graph_of(function, *given).nodes if n.op == "fused_nest"]
+    return node
+
+
+def tiles_in_order(node: Node) -> Tiles:
+    shapes = [s.shape for s in (*node.kw["body"].inputs, *node.specs)]
+    tiles = analyse_in_order(**node.kw, shapes=shapes)
+    assert tiles is not None
+    return tiles
+
+
+def kernels(kernel: Kernel) -> list[Kernel]:
+    return [kernel, *(kernels(kernel.then) if kernel.then else ())]
+
+
+def run_on_host(node: Node, arrays: Sequence[Any]) -> Tiles:
+    """Its kernels for operands and results that lie so."""
+    shapes, strides = [x.shape for x in arrays], [x.strides for x in arrays]
+    tiles = analyse(**node.kw, shapes=shapes, strides=strides)
+    assert tiles is not None
+    found = kernels(kernel_of(tiles))
+    room = (np.full(found[0].room, 7, np.uint8),) if found[0].room else ()
+    for kernel in found:
+        run = HostKernel(kernel.text, kernel.name, OPTIONS)
+        run(kernel.grid, (THREADS,), (*arrays, *map(np.int64, kernel.facts), *room))
+    return tiles
+
+
+def results(node: Node) -> list[Any]:
+    return [np.empty(s.shape, s.dtype) for s in node.specs]
+
+
+def by_ops(node: Node, *operands: Any) -> list[Any]:
+    """What the operations give one by one."""
+    made = results(node)
+    whole = [x.copy(order="C") for x in operands]
+    kernel = ost.ops.lookup(node.op).kernel
+    with np.errstate(all="ignore"):
+        kernel(np, tuple(made) if len(made) > 1 else made[0], *whole, **node.kw)
+    return made
+
+
+# -- what is one kernel ----------------------------------------------------------------------------
+X = rng.normal(size=(600, 130)).astype(np.float32)
+PLANS: list[tuple[Callable[..., Any], tuple[Any, ...], list[str]]] = [
+    (softmax, (X,), ["fused_nest"]),
+    (normal, (X,), ["fused_nest"]),
+    (lambda x: ost.nn.softmax(ost.nn.layer_norm(x)), (X,), ["fused_nest"]),
+    (chain, (X,), ["fused_nest"]),
+    (of_columns, (X,), ["fused_nest"]),
+    (places, (X,), ["fused_nest"]),
+    (nearest, (rng.normal(size=(3000, 8)), rng.normal(size=(20, 8))), ["fused_nest"]),
+    (lloyd, (rng.normal(size=(3000, 8)), rng.normal(size=(20, 8))), ["fused_nest"]),
+    (slope, (X, np.arange(600) % 130), ["in_bounds", "fused_nest"]),
+    (lambda x: (ost.exp(x), (2 * x).sum(1)), (X,), ["fused_rows"]),  # which is one already
+]
+
+
+@pytest.mark.parametrize("case", range(len(PLANS)))
+def test_what_is_one_kernel(case: int) -> None:
+    function, given, wanted = PLANS[case]
+    assert [n.op for n in graph_of(function, *given).nodes] == wanted
+
+
+def test_any_number_of_workers_has_none() -> None:
+    with use(device=KERNELS, numerics="any-workers"):
+        graph = ost.compile(softmax).plan_for(X).program.graph
+    assert "fused_nest" not in [n.op for n in graph.nodes]
+
+
+# -- values ----------------------------------------------------------------------------------------
+SHAPES = [(20, 1000), (70, 40), (300, 7), (600, 130), (33, 2049), (16, 12_001), (2049, 65)]
+FUNCTIONS = [
+    *(softmax, normal, mean_std, of_columns),
+    *(columns_of_squares, places, chain, centred),
+]
+
+
+def lies_somehow(r: random.Random, x: Any) -> Any:
+    """The same numbers in order, transposed, with gaps, or one element behind where vectors begin."""
+    how = r.choice(("order", "turned", "gaps", "behind")) if x.ndim else "order"
+    if how == "turned":
+        made = np.empty(x.shape[::-1], x.dtype).T
+    elif how == "gaps":
+        made = np.empty((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)[..., ::2]
+    elif how == "behind":
+        made = np.empty(x.size + 1, x.dtype)[1:].reshape(x.shape)
+    else:
+        return x
+    made[...] = x
+    return made
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_any_shape_and_strides(seed: int) -> None:
+    r = random.Random(seed)
+    function, shape = FUNCTIONS[seed % 8], r.choice(SHAPES)
+    x = rng.normal(size=shape).astype(r.choice((np.float32, np.float64)))
+    nodes = [n for n in graph_of(function, x).nodes if n.op == "fused_nest"]
+    nodes = [n for n in nodes if n.inputs == (0,)]
+    assert nodes
+    for node in nodes:
+        made = [lies_somehow(r, y) for y in results(node)]
+        run_on_host(node, [lies_somehow(r, x), *made])
+        near = 2e-4 if x.dtype == np.float32 else 1e-11
+        for y, z in zip(made, by_ops(node, x.astype(np.float64)), strict=True):
+            np.testing.assert_allclose(y, z, rtol=near, atol=near * np.abs(z).max())
+
+
+@pytest.mark.parametrize("count", [3, 40])
+@pytest.mark.parametrize("rows", [50, 3000])
+def test_rows_with_centres(rows: int, count: int) -> None:
+    """Each row's group is known to the block; groups are added row by row where they are many."""
+    x, c = rng.normal(size=(rows, 5)), rng.normal(size=(count, 5))
+    node = nest_of(lloyd, x, c)
+    made = results(node)
+    tiles = run_on_host(node, [x, c, *made])
+    assert tiles.across
+    for y, z in zip(made, by_ops(node, x, c), strict=True):
+        np.testing.assert_allclose(y, z, rtol=1e-12, atol=1e-12)
+
+
+def test_nan_and_infinities() -> None:
+    x = rng.normal(size=(40, 200)).astype(np.float32)
+    x[1, 7], x[2, 150], x[3, 0], x[4, 20:] = np.nan, np.inf, -np.inf, 0.0
+    x[5, 3], x[5, 9], x[6, :] = np.nan, np.nan, np.inf
+    x[7, ::2], x[7, 1::2] = 0.0, -0.0
+    for function in (places, softmax):
+        node = nest_of(function, x)
+        made = results(node)
+        run_on_host(node, [x, *made])
+        for y, z in zip(made, by_ops(node, x), strict=True):
+            np.testing.assert_allclose(y, z, rtol=1e-5)
+    wide = x.astype(np.float64)
+    node = nest_of(lambda x: x.var(0), wide)
+    made = results(node)
+    run_on_host(node, [wide, *made])
+    for y, z in zip(made, by_ops(node, wide), strict=True):
+        np.testing.assert_allclose(y, z, rtol=1e-12)
+
+
+@pytest.mark.parametrize("function", [softmax, normal, of_columns, columns_of_squares, chain])
+def test_bits_do_not_depend_on_where_arrays_lie(function: Callable[..., Any]) -> None:
+    """Nor on what memory held before, or on the run."""
+    x = rng.normal(size=(150, 256)).astype(np.float32)
+    node = nest_of(function, x)
+    behind = np.empty(x.size + 1, x.dtype)[1:].reshape(x.shape)
+    behind[...] = x
+    found = []
+    for given in (x, x, behind):
+        made = results(node)
+        run_on_host(node, [given, *made])
+        found.append(made)
+    for other in found[1:]:
+        for y, z in zip(found[0], other, strict=True):
+            np.testing.assert_array_equal(y, z)
+
+
+# -- who does what ---------------------------------------------------------------------------------
+def reductions(tiles: Tiles) -> set[int]:
+    return {tiles.team(v) for v in tiles.reductions}
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "teams"),
+    [((5000, 512), 8, {WARP}), ((40_000, 40), 64, {WARP}), ((300, 40), 1, {WARP}),
+     ((700, 5000), 1, {THREADS}), ((300, 513), 1, {THREADS}), ((300_000, 8), 256, {1})],
+)  # fmt: skip
+def test_rows_of_a_block(shape: tuple[int, int], rows: int, teams: set[int]) -> None:
+    """Long rows are a block's, shorter ones a warp's, the shortest a thread's."""
+    tiles = tiles_in_order(nest_of(softmax, np.zeros(shape, np.float32)))
+    assert (tiles.rows_at_once, reductions(tiles)) == (rows, teams)
+    assert tiles.across == (shape[1] <= schedule.ACROSS)
+    assert sum(map(tiles.room, tiles.held)) <= schedule.SHARED
+
+
+def test_what_does_not_fit_is_made_again() -> None:
+    """Of long rows, exponentials; but what is reduced has to be kept, or there is no kernel."""
+    short, long = (
+        tiles_in_order(nest_of(softmax, np.ones((64, n), np.float32))) for n in (5000, 50_000)
+    )
+    made = {v for v in short.held if v not in short.reductions}
+    assert made
+    assert {v for v in long.held if v not in long.reductions} == set()
+    d = (np.ones((64, 4)), np.ones((20_000, 4)))
+    assert "fused_nest" not in [n.op for n in graph_of(nearest, *d).nodes]
+
+
+def test_threads_that_wait_for_nobody_are_found() -> None:
+    text = 'extern "C" __global__ void waits(s64 n) {{ if (threadIdx.x < n) {} }}'
+    preamble = "typedef long long s64;\n"
+    for waits, many, wrong in (("__syncthreads();", 40, True), ("__syncthreads();", 256, False),
+                               ("from_lane(n, 1);", 40, True), ("from_lane(n, 1);", 64, False)):  # fmt: skip
+        kernel = HostKernel(preamble + text.format(waits), "waits", OPTIONS)
+        if wrong:
+            with pytest.raises(AssertionError, match="wait for others"):
+                kernel((1, 1), (THREADS,), (np.int64(many),))
+        else:
+            kernel((1, 1), (THREADS,), (np.int64(many),))
+
+
+# -- NVIDIA's compiler -----------------------------------------------------------------------------
+@needs_nvrtc
+@pytest.mark.parametrize("case", range(len(PLANS) - 1))
+def test_nvrtc_compiles_them(case: int) -> None:
+    """Without atomic operations, without memory of threads, in no more shared memory than there is."""
+    function, given, _ = PLANS[case]
+    for kernel in kernels(kernel_of(tiles_in_order(nest_of(function, *given)))):
+        made = nvrtc.compiled(kernel.text, OPTIONS)
+        assert kernel.name in made
+        assert not {word for word in ("atom.", "red.global", ".local ", ".ftz") if word in made}
+        shared = [line for line in made.splitlines() if line.startswith(".shared")]
+        sizes = [int(line.rpartition("[")[2].rstrip("];")) for line in shared if "[" in line]
+        assert sum(sizes) <= 48 << 10
+
+
+@needs_nvrtc
+def test_softmax_reads_and_writes_vectors() -> None:
+    tiles = tiles_in_order(nest_of(softmax, np.ones((5000, 512), np.float32)))
+    made = nvrtc.compiled(kernel_of(tiles).text, OPTIONS).replace(".nc", "")
+    assert made.count("ld.global.v4.f32") == 2  # for the largest, and for what is made of it
+    assert made.count("st.global.v4.f32") == 1
+    assert made.count("ld.shared.v4.f32") == 2
+    assert "shfl.sync.down" in made
+    assert "atom" not in made
