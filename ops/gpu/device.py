@@ -28,7 +28,7 @@ from ostinato.ops.jit.loops import lies, loops_of
 
 from .capture import Captures
 from .loops import flat, stages
-from .loops.schedule import THREADS, analyse
+from .loops.schedule import THREADS, analyse, in_squares
 from .loops.text import OPTIONS, Kernel
 
 NAME = "cuda"
@@ -57,6 +57,9 @@ class Gpu(Device):
         loops = loops_of(whole, strides, axes)
         if loops is None or math.prod(whole) == 0:
             return None
+        squares = None if axes else in_squares(body, loops)
+        if squares is not None:
+            return self.launching(stages.kernel_of(squares))
         return self.launching(flat.kernel_of(body, loops))
 
     def launching(self, kernel: Kernel) -> Function:

@@ -9,11 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.spec import Spec
+from ostinato.ops.gpu import device
 from ostinato.ops.gpu.loops import schedule
-from ostinato.ops.gpu.loops.schedule import THREADS, WARP, Tiles, analyse, analyse_in_order
+from ostinato.ops.gpu.loops.schedule import (
+    THREADS,
+    WARP,
+    Tiles,
+    analyse,
+    analyse_in_order,
+    in_squares,
+)
 from ostinato.ops.gpu.loops.stages import kernel_of
 from ostinato.ops.gpu.loops.text import OPTIONS, Kernel
+from ostinato.ops.jit.loops import loops_over
 
 import ostinato as ost
 from tests import nvrtc
@@ -107,12 +118,16 @@ def run_on_host(node: Node, arrays: Sequence[Any]) -> Tiles:
     shapes, strides = [x.shape for x in arrays], [x.strides for x in arrays]
     tiles = analyse(**node.kw, shapes=shapes, strides=strides)
     assert tiles is not None
+    launch(tiles, arrays)
+    return tiles
+
+
+def launch(tiles: Tiles, arrays: Sequence[Any]) -> None:
     found = kernels(kernel_of(tiles))
     room = (np.full(found[0].room, 7, np.uint8),) if found[0].room else ()
     for kernel in found:
         run = HostKernel(kernel.text, kernel.name, OPTIONS)
         run(kernel.grid, (THREADS,), (*arrays, *map(np.int64, kernel.facts), *room))
-    return tiles
 
 
 def results(node: Node) -> list[Any]:
@@ -245,6 +260,55 @@ def test_bits_do_not_depend_on_where_arrays_lie(function: Callable[..., Any]) ->
             np.testing.assert_array_equal(y, z)
 
 
+# -- transposes ------------------------------------------------------------------------------------
+def squares(x: Any, turned: Any, result: Any) -> Tiles | None:
+    """Of a sum of products of two operands, and the product."""
+    spec = Spec(x.shape, x.dtype)
+    body = Builder([spec] * 2)
+    y = body.add("multiply", (0, 1), (), (spec,))[0]
+    graph = body.graph([body.add("add", (y, 0), (), (spec,))[0], y])
+    arrays = [x, turned, result, np.empty_like(x)]
+    return in_squares(graph, loops_over(x.shape, [a.strides for a in arrays]))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_lies_across_goes_through_shared_memory(seed: int) -> None:
+    r = random.Random(seed)
+    shape = (*r.choice(((), (3,), (2, 2))), r.choice((8, 33, 100)), r.choice((9, 64, 130)))
+    dtype = np.dtype(r.choice(("float32", "float64", "uint8", "int16")))
+    x = rng.integers(0, 12, shape).astype(dtype)
+    other = rng.integers(0, 12, (*shape[:-2], *shape[:-3:-1])).astype(dtype).swapaxes(-1, -2)
+    made, product = np.empty(shape, dtype), np.empty(shape, dtype)
+    if seed % 3 == 0:
+        made = np.empty((*shape[:-2], *shape[:-3:-1]), dtype).swapaxes(-1, -2)
+    tiles = squares(x, other, made)
+    assert tiles is not None
+    assert {1} <= tiles.held <= {1, *tiles.body.outputs}
+    launch(tiles, [x, other, made, product])
+    np.testing.assert_array_equal(product, x * other)
+    np.testing.assert_array_equal(made, x * other + x)
+
+
+def test_what_lies_in_order_needs_no_squares() -> None:
+    x = np.ones((40, 50), np.float32)
+    for other in (x, x[:, ::-1], np.broadcast_to(x[:1], x.shape), x[:, :1] + 0 * x):
+        assert squares(x, other, x) is None
+    assert squares(x[:, :4], np.ones((4, 40), np.float32).T, x[:, :4]) is None  # few beside
+
+
+@pytest.mark.parametrize("shape", [(70, 90), (64, 128)])
+def test_a_plan_has_squares(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    names = []
+    monkeypatch.setattr(
+        device, "in_squares", lambda *how: names.append(in_squares(*how)) or names[-1]
+    )
+    x, y = rng.normal(size=shape), rng.normal(size=shape[::-1])
+    with use(device=KERNELS):
+        made = np.asarray(ost.compile(lambda x, y: x + 2 * y.T)(ost.asarray(x), ost.asarray(y)))
+    np.testing.assert_array_equal(made, x + 2 * y.T)
+    assert [tiles is not None for tiles in names] == [True]
+
+
 # -- who does what ---------------------------------------------------------------------------------
 def reductions(tiles: Tiles) -> set[int]:
     return {tiles.team(v) for v in tiles.reductions}
@@ -258,7 +322,7 @@ def reductions(tiles: Tiles) -> set[int]:
 def test_rows_of_a_block(shape: tuple[int, int], rows: int, teams: set[int]) -> None:
     """Long rows are a block's, shorter ones a warp's, the shortest a thread's."""
     tiles = tiles_in_order(nest_of(softmax, np.zeros(shape, np.float32)))
-    assert (tiles.rows_at_once, reductions(tiles)) == (rows, teams)
+    assert ([*tiles.cut.values()], reductions(tiles)) == ([rows], teams)
     assert tiles.across == (shape[1] <= schedule.ACROSS)
     assert sum(map(tiles.room, tiles.held)) <= schedule.SHARED
 
@@ -312,3 +376,14 @@ def test_softmax_reads_and_writes_vectors() -> None:
     assert made.count("ld.shared.v4.f32") == 2
     assert "shfl.sync.down" in made
     assert "atom" not in made
+
+
+@needs_nvrtc
+def test_nvrtc_compiles_squares() -> None:
+    """Each element is read once, along its own lines."""
+    x = np.ones((4096, 4096), np.float32)
+    tiles = squares(x, x.T, x)
+    assert tiles is not None
+    made = nvrtc.compiled(kernel_of(tiles).text, OPTIONS)
+    assert ".local " not in made
+    assert ".shared .align 16 .b8 " in made

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import Shape
-from ostinato.ops.jit.loops import SOURCES, VIEWS
+from ostinato.ops.jit.loops import SOURCES, VIEWS, Loops
+from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.schedule import SHORT, is_apart, is_near, is_swept, kept, step
 from ostinato.ops.jit.stages import POSITIONS, REDUCING, Stages, stages_of, strides_in_order
 
@@ -31,6 +32,7 @@ ITEMS = 4096  # elements of a unit
 ACROSS = 32  # an index of at most so many turns is short, even if its elements are neighbours
 LEAST_ACROSS, MOST_ACROSS = 32, 4096  # rows of a unit where threads are neighbours along them ...
 MOST_ALONG = 64  # ... and where they are not
+SIDE, LEAST_SIDE = 32, 8  # of a square; of an index that is cut for it
 BLOCKS = 512  # units that keep a GPU busy
 MOST_TURNS = 1024  # of which each leaves what it has combined over rows, ...
 LEFT = 4  # ... in fewer bytes than a part of what is read
@@ -40,19 +42,20 @@ LEFT = 4  # ... in fewer bytes than a part of what is read
 class Tiles(Stages):
     """Stages, and how a block does them."""
 
-    tile: int = -1  # the row label of which a unit has some
-    rows_at_once: int = 1  # how many
+    cut: dict[int, int] = field(
+        default_factory=dict
+    )  # row labels of which a unit has some: how many
     near: int = -1  # the label along which threads are neighbours
     held: set[int] = field(default_factory=set)  # values in shared memory
 
     @property
     def across(self) -> bool:
         """Whether threads are neighbours along rows."""
-        return self.near == self.tile
+        return self.near in self.cut
 
     def is_inside(self, label: int) -> bool:
         """Whether a unit has more than one element along a label."""
-        return label == self.tile or label not in self.rows
+        return label in self.cut or label not in self.rows
 
     def inner(self, v: int, near: int = -1) -> tuple[int, ...]:
         """The labels of a value in a unit; last is that along which threads are neighbours."""
@@ -65,7 +68,7 @@ class Tiles(Stages):
         return tuple(sorted(inside, key=lambda x: x == self.near))
 
     def width(self, label: int) -> int:
-        return self.rows_at_once if label == self.tile else self.extents[label]
+        return self.cut.get(label, self.extents[label])
 
     def volume(self, v: int) -> int:
         return math.prod(map(self.width, self.inner(v)))
@@ -80,13 +83,12 @@ class Tiles(Stages):
         """Bytes of a held value, up to whole lines."""
         volume = self.volume(v)
         if self.padded(v):
-            volume += volume // self.rows_at_once
+            volume += volume // self.width(self.near)
         return -(-volume * self.body.specs[v].dtype.itemsize // 64) * 64
 
     @property
     def units(self) -> int:
-        steps = {self.tile: self.rows_at_once}
-        return math.prod(-(-self.extents[x] // steps.get(x, 1)) for x in self.rows)
+        return math.prod(-(-self.extents[x] // self.cut.get(x, 1)) for x in self.rows)
 
     def team(self, first: int) -> int:
         """Threads that make one result of a reduction."""
@@ -155,6 +157,41 @@ def analyse_in_order(
     return analyse(body, dims, rows, shapes, strides_in_order(body, shapes))
 
 
+def in_squares(body: Graph, loops: Loops) -> Tiles | None:
+    """The tiles of elementwise loops that read or write something across, as a transpose does: squares, which
+    go through shared memory. None if nothing lies so, or if that takes too much of it."""
+    labels = range(len(loops.extents))
+    lies = [{x: s for x, s in zip(labels, own, strict=True) if s} for own in loops.strides]
+    dims = [tuple(own) for own in lies[: len(body.inputs)]]
+    for node in body.nodes:
+        own = {x for v in node.inputs for x in dims[v]}
+        dims += [tuple(sorted(own))] * len(node.specs)
+    tiles = Tiles(body, [*dims], [*loops.extents], tuple(labels), {}, lies, len(body.inputs))
+    tiles.near = labels[-1]
+    apart = [a for a in range(len(lies)) if _is_across(tiles, a)]
+    if not apart or any(v in body.outputs for v in range(len(body.inputs))):
+        return None
+    size = min(body.specs[tiles.value_of(a)].dtype.itemsize for a in apart)
+    side = SIDE if size >= 4 else 2 * SIDE
+    (other, *others) = {x for a in apart for x, s in lies[a].items() if s == _size(tiles, a)}
+    tiles.cut = {other: side, tiles.near: side}
+    tiles.held = _turned(tiles)
+    return tiles if not others and tiles.held and _fits(tiles) else None
+
+
+def _is_across(tiles: Tiles, a: int) -> bool:
+    """Whether the neighbours of an operand or a result are those of another long loop than the last one."""
+    lies, size = tiles.strides[a], _size(tiles, a)
+    long = [x for x in lies if tiles.extents[x] >= LEAST_SIDE]
+    return a not in numbers_in(tiles.body) and tiles.near in long and (
+        lies[tiles.near] != size and any(lies[x] == size for x in long)
+    )  # fmt: skip
+
+
+def _size(tiles: Tiles, a: int) -> int:
+    return tiles.body.specs[tiles.value_of(a)].dtype.itemsize
+
+
 def _can_be(tiles: Tiles) -> bool:
     rows = {*tiles.rows}
     if 0 in tiles.extents or any(step(tiles, x) is None for x in rows):
@@ -171,19 +208,20 @@ def _arrange(tiles: Tiles) -> bool:
     loops = [tiles.iterates(k) - {*tiles.rows} for k in worked]
     others = frozenset().union(*loops)
     each = max((math.prod(tiles.extents[x] for x in own) for own in loops), default=1)
-    tiles.tile = min(tiles.rows, key=lambda x: (tiles.extents[x] == 1, step(tiles, x) or 0))
+    tile = min(tiles.rows, key=lambda x: (tiles.extents[x] == 1, step(tiles, x) or 0))
+    tiles.cut = {tile: 1}
     inner = max(others, key=lambda x: (is_near(tiles, x), tiles.extents[x]), default=-1)
     short = all(tiles.extents[x] <= (ACROSS if is_near(tiles, x) else SHORT) for x in others)
-    tiles.near = tiles.tile if short or is_near(tiles, tiles.tile) else inner
+    tiles.near = tile if short or is_near(tiles, tile) else inner
     least, most = (LEAST_ACROSS, MOST_ACROSS) if tiles.across else (1, MOST_ALONG)
     wanted = max(THREADS if tiles.across and others else 1, ITEMS // each)
     wanted = min(1 << (wanted.bit_length() - 1), most)
-    wanted = max(least, min(wanted, 1 << (tiles.extents[tiles.tile] - 1).bit_length()))
+    wanted = max(least, min(wanted, 1 << (tiles.extents[tile] - 1).bit_length()))
     needed = {v for v in kept(tiles, {tiles.near}) if _is_reduced(tiles, v)}
     for held in (kept(tiles, {tiles.near}) | _turned(tiles), needed):
-        tiles.held, tiles.rows_at_once = held, wanted
-        while tiles.rows_at_once > least and (not _fits(tiles) or tiles.units < BLOCKS):
-            tiles.rows_at_once //= 2
+        tiles.held, tiles.cut[tile] = held, wanted
+        while tiles.cut[tile] > least and (not _fits(tiles) or tiles.units < BLOCKS):
+            tiles.cut[tile] //= 2
         if _fits(tiles):
             return True
     return False
@@ -218,5 +256,4 @@ def line_of(tiles: Tiles, a: int) -> int:
     lies, v = tiles.strides[a], tiles.value_of(a)
     if not is_apart(tiles, v, lies, tiles.near):
         return -1
-    size = tiles.body.specs[v].dtype.itemsize
-    return next((x for x in tiles.inner(v) if lies.get(x) == size), -1)
+    return next((x for x in tiles.inner(v) if lies.get(x) == _size(tiles, a)), -1)

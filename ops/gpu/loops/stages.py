@@ -96,18 +96,16 @@ class Writer(Elements):
         return self.told(f"e{label}", n)
 
     def width(self, label: int) -> str:
-        """Elements of a unit along a label; a tile's rows may be fewer (`count`)."""
-        return (
-            str(self.nest.rows_at_once) if label == self.nest.tile else f"(u32){self.extent(label)}"
-        )
+        """Elements of a unit along a label; a tile's rows may be fewer."""
+        return str(self.nest.cut[label]) if label in self.nest.cut else f"(u32){self.extent(label)}"
 
     def count(self, label: int) -> str:
-        return "count" if label == self.nest.tile else f"(u32){self.extent(label)}"
+        return f"count{label}" if label in self.nest.cut else f"(u32){self.extent(label)}"
 
     def index(self, label: int | None, env: Env) -> Value:
         name = "0" if label is None else env.get(label, "0")
         if label in self.nest.rows:
-            name = f"begin{label} + {name}" if label == self.nest.tile else f"begin{label}"
+            name = f"begin{label} + {name}" if label in self.nest.cut else f"begin{label}"
         return Value(self.code, f"(u64)({name})", int64)
 
     # -- memory
@@ -128,7 +126,7 @@ class Writer(Elements):
         for x in inner:
             width = self.width(x)
             if x == inner[-1] and nest.padded(v):
-                width = str(nest.rows_at_once + 1)
+                width = str(nest.width(x) + 1)
             index = f"(({index}) * {width} + {env[x]})" if index else f"(u32){env[x]}"
         begin = self.told(f"h{v}", self.begins(v))
         return f"held + {begin} + {self.body.specs[v].dtype.itemsize} * ({index or 0})"
@@ -243,8 +241,9 @@ class Writer(Elements):
         return " * ".join(widths) or "1"
 
     def inside(self, env: Env) -> str:
-        """Whether a row is one of the tile's."""
-        return f"{env[self.nest.tile]} < count" if self.nest.tile in env else "true"
+        """Whether rows are some of the tile's."""
+        tests = [f"{env[x]} < {self.count(x)}" for x in self.nest.cut if x in env]
+        return " && ".join(tests) or "true"
 
     @contextlib.contextmanager
     def loops(self, labels: Sequence[int], env: Env) -> Iterator[Env]:
@@ -473,7 +472,7 @@ class Writer(Elements):
         """Row after row onto the sums of its group, instead of all groups' sums of all rows."""
         nest, dtype = self.nest, self.body.specs[first].dtype
         rest = [x for x in nest.inner(first) if x != label]
-        with self.spread(rest) as env, self.loops([nest.tile], env) as here:
+        with self.spread(rest) as env, self.loops([*nest.cut], env) as here:
             group = cast(self.value(position, here), int64)
             with self.block(f"if ({group.name} < (u64){self.extent(label)})"):
                 one = self.code.constant(1, dtype)
@@ -568,16 +567,14 @@ class Writer(Elements):
         """Where a unit begins along its rows, and where operands and results begin there."""
         nest, rest = self.nest, "unit"
         for n, x in reversed([*enumerate(nest.rows)]):
-            extent, index = self.extent(x), rest
+            extent, index, steps = self.extent(x), rest, nest.cut.get(x, 1)
             if n:
-                steps = nest.rows_at_once if x == nest.tile else 1
                 many = f"(({extent} + {steps - 1}) / {steps})"
                 index, rest = f"{rest} % {many}", f"({rest} / {many})"
-            times = f" * {nest.rows_at_once}" if x == nest.tile else ""
-            self.add(f"const s64 begin{x} = ({index}){times};")
-            if x == nest.tile:
-                most, left = nest.rows_at_once, f"{extent} - begin{x}"
-                self.add(f"const u32 count = {left} < {most} ? (u32)({left}) : {most};")
+            self.add(f"const s64 begin{x} = ({index}) * {steps};")
+            if x in nest.cut:
+                left = f"{extent} - begin{x}"
+                self.add(f"const u32 count{x} = {left} < {steps} ? (u32)({left}) : {steps};")
         for a, lies in enumerate(nest.strides):
             further = [
                 f" + {self.told(f's{a}_{x}', lies[x])} * begin{x}" for x in nest.rows if x in lies
