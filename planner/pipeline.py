@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import ceil, inf
 from pathlib import Path
@@ -28,7 +29,7 @@ from .passes.buckets import fill_buckets
 from .passes.cache_blocking import stay_in_cache
 from .passes.communicate import communicate
 from .passes.fitting import fit_memory
-from .passes.layouts import choose_layouts, place
+from .passes.layouts import SOONER, choose_layouts, places
 from .passes.memory import assign_memory
 from .passes.narrow_messages import send_narrow
 from .passes.narrow_sums import Sum, narrow_sums, sums
@@ -114,23 +115,37 @@ def place_operands(graph: Graph, target: Target, free: Sequence[int]) -> list[La
     room = min(target.memory_limit or inf, target.machine.memory)
     found: list[tuple[bool, float, Graph]] = []
     for k in range(12):
-        made = place(graph, target, free, HOLDING * 16**k)
+        made, *near = places(graph, target, free, HOLDING * 16**k)
         if found and made.inputs == found[-1][2].inputs:
             continue
-        if room == inf:
-            found.append((False, 0.0, made))
-            break
+        if room == inf and not near:
+            return _layouts(made, free)
         try:
-            plan = make_plan(Key(made, replace(target, memory_limit=int(room))))
+            plan = make_plan(Key(made, replace(target, memory_limit=_limit(room))))
         except MemoryLimitError:
             peak = make_plan(Key(made, replace(target, memory_limit=None))).peak_bytes
             found.append((True, peak, made))
             continue
-        found.append((False, simulate(plan.program, target.machine, target.mesh).seconds, made))
-        if not any(r.seconds for r in plan.ladder):
-            break  # holding less would only take longer
-    inputs = min(found, key=lambda f: f[:2])[2].inputs
-    return [s.layout for k in free if (s := inputs[k]).layout is not None]
+        best = simulate(plan.program, target.machine, target.mesh).seconds
+        found.append((False, best, made))
+        if any(r.seconds for r in plan.ladder):
+            continue
+        for other in near:
+            with suppress(MemoryLimitError):
+                plan = make_plan(Key(other, replace(target, memory_limit=_limit(room))))
+                seconds = simulate(plan.program, target.machine, target.mesh).seconds
+                if seconds < SOONER * best:
+                    found.append((False, seconds, other))
+        break  # holding less would only take longer
+    return _layouts(min(found, key=lambda f: f[:2])[2], free)
+
+
+def _layouts(graph: Graph, free: Sequence[int]) -> list[Layout]:
+    return [s.layout for k in free if (s := graph.inputs[k]).layout is not None]
+
+
+def _limit(room: float) -> int | None:
+    return None if room == inf else int(room)
 
 
 def program_of(graph: Graph, key: Key, results: Results) -> Program:

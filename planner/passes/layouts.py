@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -61,7 +61,7 @@ from ostinato.planner.layouts.options import (
     options,
     summed,
 )
-from ostinato.planner.layouts.search import Problem, Table, solve
+from ostinato.planner.layouts.search import Answer, Problem, Table, solve
 from ostinato.planner.layouts.ways import SUM, added
 from ostinato.planner.machine import Machine
 from ostinato.planner.plan import Target, largest_part, local_bytes
@@ -82,6 +82,9 @@ TOO_LARGE = 1e3  # seconds for a message that exceeds the memory
 HIDDEN = 0.3  # of what relayouts take, where most of it is hidden behind kernels
 SOONER = 0.99  # of the time: what is taken for that, though relayouts and kernels add up to more
 MUCH_SOONER = 0.95  # the same for where operands lie, which others read, too
+NEARLY = 1.02  # of what the best choice costs: others are weighed as programs
+WEIGHED = 500  # nodes of a graph whose choices are; of larger ones that takes too long
+NEVER = 1e6  # seconds for what is not to be chosen
 MOVE = 1e-13  # seconds by which leaving a value where it is is preferred, of two that cost the same
 
 
@@ -170,20 +173,35 @@ def twins(graph: Graph) -> dict[int, int]:
     return found
 
 
-def place(graph: Graph, target: Target, free: Collection[int], dearer: float) -> Graph:
+def places(graph: Graph, target: Target, free: Collection[int], dearer: float) -> list[Graph]:
     """The graph with operands, of those that may lie anywhere, where it runs fastest again and again,
-    if a byte of a worker's memory that an operand takes costs so many seconds."""
+    if a byte of a worker's memory that an operand takes costs so many seconds. After the best one
+    others may come that take hardly longer by what is counted here, which kernels are not: there the
+    largest of these operands lies elsewhere."""
     inputs, made = given(graph, target), list[list[Spec]]()
+    largest = max(free, key=lambda k: inputs[k].nbytes, default=-1)
+    near = list[list[Spec]]()
     for share in (1.0, HIDDEN):
         search = _Search(target, target.machine, share)
         pairs = enumerate(inputs)
         refs = [search.anywhere(s, dearer) if k in free else _fixed(s) for k, s in pairs]
         search.ends(search.graph(graph, refs, 1, True), [None] * len(graph.outputs))
-        emit = _Emit(target, solve(search.problem).values)
-        made.append([s.at(emit.layout(r)) for s, r in zip(inputs, refs, strict=True)])
-    best, other = made
-    if other != best:
-        ends = lay_out(graph, best, target).out_specs
+
+        def lie(answer: Answer, refs: list[_Ref] = refs) -> list[Spec]:
+            emit = _Emit(target, answer.values)
+            return [s.at(emit.layout(r)) for s, r in zip(inputs, refs, strict=True)]
+
+        best = solve(search.problem)
+        made.append(lie(best))
+        if share == 1.0 and largest >= 0 and len(graph.nodes) <= WEIGHED:
+            variable = refs[largest].variable
+            chosen = best.values[variable]
+            for answer in _elsewhere(search.problem, variable, chosen):
+                if answer.cost <= NEARLY * best.cost:
+                    near.append(lie(answer))
+    best_specs, other = made
+    if other != best_specs:
+        ends = lay_out(graph, best_specs, target).out_specs
         costs = []
         for specs in made:
             back: list[Layout | None] = [s.layout for s in ends]
@@ -191,8 +209,21 @@ def place(graph: Graph, target: Target, free: Collection[int], dearer: float) ->
                 back[k] = specs[v].layout
             seconds = beside_seconds(lay_out(graph, specs, target, back), target)
             costs.append(seconds + dearer * sum([local_bytes(specs[k]) for k in free]))
-        best = other if costs[1] < MUCH_SOONER * costs[0] else best
-    return Graph(tuple(best), graph.nodes, graph.outputs)
+        best_specs = other if costs[1] < MUCH_SOONER * costs[0] else best_specs
+    found = [best_specs, *[specs for specs in near if specs != best_specs]]
+    return [Graph(tuple(specs), graph.nodes, graph.outputs) for specs in found]
+
+
+def _elsewhere(problem: Problem, variable: int, chosen: int) -> Iterator[Answer]:
+    """The cheapest choice with each other value of a variable."""
+    costs = problem.costs[variable]
+    for value in range(len(costs)):
+        if value != chosen:
+            alone = np.full_like(costs, NEVER)
+            alone[value] = costs[value]
+            problem.costs[variable] = alone
+            yield solve(problem)
+    problem.costs[variable] = costs
 
 
 def resolve(split: Split, mesh: Mesh, shape: Shape, blocks: bool = False) -> Layout:

@@ -3,6 +3,7 @@ that no plan that people make by hand is predicted to take less time."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,10 +16,11 @@ from ostinato.planner.layouts.costs import (
     relayout_seconds,
     together_seconds,
 )
-from ostinato.planner.machine import resolve
+from ostinato.planner.machine import Seen, resolve
 from ostinato.planner.passes.communicate import communicate
-from ostinato.planner.passes.layouts import choose_layouts, given, lay_out
+from ostinato.planner.passes.layouts import choose_layouts, given, lay_out, places
 from ostinato.planner.passes.simplify import simplify
+from ostinato.planner.pipeline import place_operands
 from ostinato.planner.plan import Plan, Target
 from ostinato.planner.prediction import legs
 from ostinato.planner.seeing.explain import facts
@@ -355,3 +357,24 @@ def test_no_plan_made_by_hand_takes_less(name: str, mesh: Any, machine: str) -> 
         by_search, by_simulation = predicted(program, kind, mesh, machine)
         assert counted <= by_search * (1 + 1e-6), kind
         assert simulated <= by_simulation * 1.03, kind
+
+
+def test_of_layouts_that_take_about_as_long_the_fused_program_decides() -> None:
+    """Sums that take longer to start than to gather what was found for each row would make rows whole;
+    but one kernel does all of k-means where the rows are in parts."""
+    model = resolve("cpu-10gbe")
+    seen = (
+        Seen("all_reduce", 2, 146e-6, 3.7e9),
+        Seen("reduce_scatter", 2, 167e-6, 3.8e9),
+        Seen("all_gather", 2, 54e-6, 26.2e9),
+        Seen("all_to_all", 2, 40e-6, 37.3e9),
+    )
+    link = replace(model.levels[0][1], seconds=3e-5, bandwidth=26e9, seen=seen)
+    model = replace(model, name="slow sums", levels=((0, link),))
+    graph = planned(k_means, spec((400_000, 16)), spec((64, 16)), mesh=2).traced
+    target = Target((2,), named=model)
+    best, *near = places(graph, target, [0, 1], 0.0)
+    assert lies(best.inputs[0].layout) == WHOLE
+    assert ROWS in [lies(g.inputs[0].layout) for g in near]
+    rows, centres = place_operands(graph, target, [0, 1])
+    assert (lies(rows), lies(centres)) == (ROWS, WHOLE)
