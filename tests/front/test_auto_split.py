@@ -107,7 +107,7 @@ def test_state_is_cut_only_where_nothing_else_is_cheaper() -> None:
 
     wide = planned("auto")
     tight, tighter = (
-        planned("auto", wide.peak_bytes - int(wide.arena_bytes * share)) for share in (0.1, 0.7)
+        planned("auto", wide.peak_bytes - int(wide.arena_bytes * share)) for share in (0.2, 0.7)
     )
     assert cut(wide) == cut(tight) == {False}
     assert "made again" in [r.how for r in tight.ladder]
