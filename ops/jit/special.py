@@ -290,7 +290,9 @@ def log_ndtr(x: Value) -> Value:
     part, q = _scaled_tail(a * math.sqrt(0.5))
     below = x < -math.sqrt(2)
     above = where(a < math.sqrt(2), 0.5 - 0.5 * _near(x * math.sqrt(0.5)), _lower_tail(x))
-    found = _log1p(where(below, part - 1.0, -above))
+    whole = where(below, part, 1.0 - above)
+    lost = where(below, x.like(0.0), ((1.0 - whole) - above) / whole)
+    found = _log(whole) + lost
     found = where(below, found + ((q - math.log(2)) - 0.5 * x * x), found)
     return where((x != x) | (x == -math.inf), x, found)
 
