@@ -5,6 +5,7 @@ file.
 from . import (  # noqa: F401  (registers the operations)
     arrangement,
     array_function,
+    assigning,
     callback,
     collective,
     contraction,

@@ -19,6 +19,7 @@ from ostinato.errors import ArgumentError
 
 from . import (
     arrangement,
+    assigning,
     contraction,
     creation,
     histograms,
@@ -35,7 +36,7 @@ from . import (
     statistics,
 )
 from . import elementwise as e
-from .core.array import Array, as_array, functions, weak_kind
+from .core.array import Array, another, as_array, functions, weak_kind
 from .core.spec import DTYPES, DType, bool_, float64, int64, is_inexact
 from .core.spelling import of_numpy
 from .core.user_line import misfit
@@ -302,7 +303,7 @@ MEANT: dict[str, Callable[..., Any]] = {
         lambda x, axis: indexing.take_along_axis(x, indices, axis=axis)
     )(arr, axis),
     # elements
-    "astype": lambda x, dtype: e.astype(x, dtype),
+    "astype": lambda x, dtype: assigning.astype(x, dtype),
     "around": lambda a, decimals=0: e.round(a, decimals),
     "round": lambda a, decimals=0: e.round(a, decimals),
     "clip": _clipped,
@@ -431,11 +432,6 @@ INSTEAD = {
     "linalg.eigvals": "ost.linalg.eigvals(a), which are complex",
     "linalg.lstsq": "ost.linalg.lstsq(a, b)",
     "linalg.multi_dot": "a @ b @ c",
-    "add.at": "x = x.at[places].add(values)",
-    "maximum.at": "x = x.at[places].max(values)",
-    "minimum.at": "x = x.at[places].min(values)",
-    "multiply.at": "x = x.at[places].multiply(values)",
-    "subtract.at": "x = x.at[places].add(-values)",
 }
 
 
@@ -453,9 +449,14 @@ def of_function(function: Any, types: Any, args: Sequence[Any], kwargs: dict[str
         return function(*_each(args, lambda x: x.dtype), **kwargs)
     if name in READ:
         if name in _IN_PLACE and args and isinstance(args[0], Array):
-            raise _unchanged(name)
+            return _written(name, *args, **kwargs)
         return function(*_read(args), **_read(kwargs))
     given = _given(name, args, kwargs)
+    if isinstance(out := given.arguments.get("out"), Array):
+        rest = {n: v for n, v in kwargs.items() if n != "out"}
+        if len(rest) == len(kwargs):
+            raise _unchanged(name)
+        return assigning.written(out, of_function(function, types, args, rest), f"np.{name}")
     if _goes_to_numpy(name, given.arguments.get("out")):
         return function(*_read(args), **_read(kwargs))
     ours = MEANT.get(name)
@@ -486,9 +487,19 @@ def of_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], options: dict[str, 
     """The same for ufuncs and their methods."""
     name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
     if method == "at":
-        if not isinstance(inputs[0], Array):
+        x, places, *more = inputs
+        if not isinstance(x, Array):
             return getattr(ufunc, method)(*_read(inputs))
-        raise _refused(name)
+        if ufunc.__name__ not in _AT:
+            raise _refused(name)
+        values = e.negative(*more) if ufunc.__name__ == "subtract" else more[0]
+        made = functions["updated"](x, places, values, _AT[ufunc.__name__])
+        assigning.written(x, made, f"np.{name}")
+        return None
+    match options.get("out"):
+        case (Array() as out,):
+            rest = {n: v for n, v in options.items() if n != "out"}
+            return assigning.written(out, of_ufunc(ufunc, method, inputs, rest), f"np.{name}")
     if _goes_to_numpy(name, options.get("out")):
         return getattr(ufunc, method)(*_read(inputs), **_read(options))
     options = {n: v for n, v in options.items() if not (n == "out" and v == (None,))}
@@ -563,6 +574,20 @@ _SEVERAL = (
 )  # parameters that take any number of arguments
 _ALL_THE_SAME = ("assume_unique", "copy", "kind", "optimize", "subok")  # of what is not changed
 _IN_PLACE = ("copyto", "putmask", "place", "put", "put_along_axis", "fill_diagonal")
+
+
+_AT = {"add": "add", "subtract": "add", "multiply": "multiply", "minimum": "min", "maximum": "max"}
+
+
+def _written(name: str, x: Array, *args: Any, **options: Any) -> None:
+    """What writes to its first argument, which is ours."""
+    given = _given(name, (x, *args), options).arguments
+    if name != "copyto" or given.get("casting", "same_kind") != "same_kind":
+        raise _unchanged(name)
+    values = as_array(given["src"])
+    kept = given.get("where", True)
+    made = shape.broadcast_to(values, x.shape) if kept is True else e.where(kept, values, x)
+    assigning.written(x, another(made) if made is values else made, "np.copyto")
 
 
 def _alike(ufunc: Any, inputs: Sequence[Any], results: Any) -> Any:
@@ -656,8 +681,8 @@ def _unchanged(name: str) -> Exception:
         ArgumentError,
         f"np.{name}",
         got="an ostinato array to be written to",
-        needed="an array of NumPy's, since ours do not change",
-        do="use the result, or x.at[...]",
+        needed="an array of NumPy's",
+        do="assign what you get without it: x[...] = values",
     )
 
 

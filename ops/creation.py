@@ -20,6 +20,7 @@ from .core.array import (
     Host,
     Operandish,
     Split,
+    another,
     apply,
     as_array,
     constant,
@@ -384,7 +385,8 @@ def meshgrid(*arrays: Operandish, indexing: Literal["xy", "ij"] = "xy") -> list[
     for x, d in zip(xs, order, strict=True):
         line = [1] * len(xs)
         line[d] = x.size
-        found.append(broadcast_to(reshape(x, line), shape))
+        whole = broadcast_to(reshape(x, line), shape)
+        found.append(another(x) if whole is x else whole)
     return found
 
 

@@ -21,6 +21,7 @@ from .core.array import (
     Array,
     Operandish,
     Scalar,
+    another,
     apply,
     as_array,
     export,
@@ -55,7 +56,6 @@ __all__ = [
     "add",
     "asin",
     "asinh",
-    "astype",
     "atan",
     "atan2",
     "atanh",
@@ -68,7 +68,6 @@ __all__ = [
     "cbrt",
     "ceil",
     "clip",
-    "conj",
     "copysign",
     "cos",
     "cosh",
@@ -318,7 +317,7 @@ def round(x: Operandish, /, digits: int = 0) -> Array:
     """Nearest number with so many decimals (before the point if negative); halves go to even."""
     x = as_array(x)
     if digits == 0 or (is_integer(x.dtype) and digits > 0):
-        return x if is_integer(x.dtype) else _rint(x)
+        return another(x) if is_integer(x.dtype) else _rint(x)
     if digits > 0:
         return _rint(x * 10.0**digits) / 10.0**digits
     return astype(_rint(x / 10.0**-digits) * 10.0**-digits, x.dtype)
@@ -330,7 +329,7 @@ def positive(x: Operandish, /) -> Array:
     x = as_array(x)
     if x.dtype.kind == "b":
         raise _no_meaning("positive", [x.spec])
-    return x
+    return another(x)
 
 
 # -- roots and powers ----------------------------------------------------------------------
@@ -584,7 +583,6 @@ _conj: Unary = unary(
 )
 
 
-@export
 def conj(x: Operandish, /) -> Array:
     """The complex conjugate."""
     x = as_array(x)
@@ -724,7 +722,7 @@ def pow(x: Operandish, y: Operandish, /) -> Array:
         if y == 2:
             return square(x)
         if y == 1:
-            return x
+            return another(x)
         if y == -1:
             return _reciprocal(x)
     if isinstance(y, int) and y < 0 and not is_inexact(as_array(x).dtype):
@@ -862,7 +860,7 @@ def where(condition: Operandish, x: Operandish, y: Operandish, /) -> Array:
 @export
 def clip(x: Operandish, /, min: Operandish | None = None, max: Operandish | None = None) -> Array:
     """x, but at least min and at most max."""
-    x = as_array(x)
+    given = x = as_array(x)
     for limit, nearer, is_low in ((min, maximum, True), (max, minimum, False)):
         if limit is None:
             continue
@@ -871,7 +869,7 @@ def clip(x: Operandish, /, min: Operandish | None = None, max: Operandish | None
             if (limit <= edge) if is_low else (limit >= edge):
                 continue  # all of them are within
         x = nearer(x, limit)
-    return x
+    return another(x) if x is given else x
 
 
 # -- dtypes --------------------------------------------------------------------------------
@@ -950,11 +948,10 @@ def number_of(name: str, value: Any, dtype: DType) -> Scalar:
         ) from None
 
 
-@export
 def astype(
     x: Operandish, dtype: DTypeLike, /, *, copy: bool = True, device: str | None = None
 ) -> Array:
-    """The values in another dtype. They never change, so a copy is never needed."""
+    """The values in another dtype, or the array itself (but see assigning.py)."""
     check_device("astype", device)
     x, dtype = as_array(x), as_dtype(dtype)
     return x if x.dtype == dtype else apply("astype", x, dtype=dtype)

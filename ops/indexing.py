@@ -503,7 +503,7 @@ class _Axis:
 def _parse(x: Array, key: Any) -> tuple[list[_Axis | None], bool]:
     """The key, one entry per axis and per None, and whether its arrays stand side by side."""
     items = list(key) if isinstance(key, tuple) else [key]
-    if any(_is_places(k) and _is_mask(k) and np.ndim(k) == 0 for k in items):
+    if any(is_places(k) and is_mask(k) and np.ndim(k) == 0 for k in items):
         raise misfit(
             ArgumentError,
             "index",
@@ -524,7 +524,7 @@ def _parse(x: Array, key: Any) -> tuple[list[_Axis | None], bool]:
         )
     fill = [slice(None)] * (x.ndim - wanted)
     items = items[: dots[0]] + fill + items[dots[0] + 1 :] if dots else items + fill
-    advanced = any(_is_places(k) for k in items)
+    advanced = any(is_places(k) for k in items)
     found: list[_Axis | None] = []
     axis = 0
     runs, inside = 0, False
@@ -539,11 +539,11 @@ def _parse(x: Array, key: Any) -> tuple[list[_Axis | None], bool]:
             count = len(range(start, stop, step))
             found.append(_Axis((start, count, step if count > 1 else 1)))
             inside = False
-        elif advanced and (_is_places(k) or _is_number(k)):
+        elif advanced and (is_places(k) or is_number(k)):
             runs, inside = runs + (not inside), True
             here = x.shape[axis : axis + _consumes(k)]
             found.extend(_Axis(places=places) for places in _places(k, here))
-        elif _is_number(k):
+        elif is_number(k):
             n = operator.index(k)
             if not -size <= n < size:
                 raise misfit(
@@ -566,7 +566,7 @@ def _parse(x: Array, key: Any) -> tuple[list[_Axis | None], bool]:
     return found, runs <= 1
 
 
-def _is_number(k: Any) -> bool:
+def is_number(k: Any) -> bool:
     if isinstance(k, (bool, np.bool_)):
         return False
     return isinstance(k, (int, np.integer)) or (
@@ -574,13 +574,13 @@ def _is_number(k: Any) -> bool:
     )
 
 
-def _is_places(k: Any) -> bool:
+def is_places(k: Any) -> bool:
     return isinstance(k, (Array, np.ndarray, list, bool, np.bool_)) or (
-        hasattr(k, "__array__") and not _is_number(k)
+        hasattr(k, "__array__") and not is_number(k)
     )
 
 
-def _is_mask(k: Any) -> bool:
+def is_mask(k: Any) -> bool:
     return isinstance(k, (bool, np.bool_)) or (
         k.dtype.kind == "b" if hasattr(k, "dtype") else False
     )
@@ -593,7 +593,7 @@ def _consumes(k: Any) -> int:
         return 0
     if isinstance(k, list):
         k = np.asarray(k)
-    if _is_places(k) and _is_mask(k):
+    if is_places(k) and is_mask(k):
         return int(np.ndim(k)) if not isinstance(k, Array) else k.ndim
     return 1
 
@@ -603,9 +603,9 @@ def _places(k: Any, shape: Shape) -> list[Array]:
     if isinstance(k, list):
         k = np.asarray(k)
         k = k.astype(np.int64) if k.size == 0 else k
-    if _is_number(k):
+    if is_number(k):
         return [_indices(np.asarray(operator.index(k)), shape[0], "index")]
-    if not _is_mask(k):
+    if not is_mask(k):
         if not isinstance(k, Array) and np.asarray(k).dtype.kind not in "iu":
             raise misfit(
                 DTypeError,
@@ -709,13 +709,13 @@ def flat_index(places: Sequence[Array], sizes: Shape) -> Array:
 def updated(x: Array, key: Any, values: Operandish, mode: str) -> Array:
     assert mode in MODES
     v = _values(x, values)
-    is_mask = _is_places(key) and _is_mask(key) and not isinstance(key, bool)
-    if is_mask and np.shape(key) == x.shape and v.shape in ((), x.shape):
+    masks = is_places(key) and is_mask(key) and not isinstance(key, bool)
+    if masks and np.shape(key) == x.shape and v.shape in ((), x.shape):
         return where(key, _combine(x, v, mode), x)  # needs no list of places
     entries, _ = _parse(x, key)
     axes = [e for e in entries if e is not None]
     target = _shape_of(x, key)
-    v = broadcast_to(v, _fits(v, target))
+    v = broadcast_to(v, fits(v, target))
     if all(e.places is None for e in axes):
         v = reshape(v, [e.part[1] for e in axes if e.part is not None])
         starts, _, steps = (
@@ -761,15 +761,16 @@ def _values(x: Array, values: Operandish) -> Array:
     return astype(v, x.dtype)
 
 
-def _fits(v: Array, target: Shape) -> Shape:
+def fits(v: Array, target: Shape, what: str = "x.at[...]") -> Shape:
+    """The shape that values are to have, if they can."""
     try:
-        fits = np.broadcast_shapes(v.shape, target) == target
+        good = np.broadcast_shapes(v.shape, target) == target
     except ValueError:
-        fits = False
-    if not fits:
+        good = False
+    if not good:
         raise misfit(
             ShapeError,
-            "x.at[...]",
+            what,
             got=f"values of shape {v.shape}",
             needed=f"a shape that broadcasts to {target}",
         )

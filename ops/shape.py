@@ -18,6 +18,7 @@ from .core.array import (
     Array,
     Operandish,
     Split,
+    another,
     apply,
     as_array,
     export,
@@ -569,7 +570,7 @@ def roll(
     x: Operandish, /, shift: int | Sequence[int], axis: int | Sequence[int] | None = None
 ) -> Array:
     """Shifted along axes; what leaves at one end enters at the other."""
-    x = as_array(x)
+    given = x = as_array(x)
     shifts = listed(shift, "roll")
     if axis is None:
         return reshape(roll(reshape(x, (-1,)), sum(shifts), axis=0), x.shape)
@@ -588,7 +589,7 @@ def roll(
             x = concat(
                 [slice_axes(x, {d: (n - by, by, 1)}), slice_axes(x, {d: (0, n - by, 1)})], axis=d
             )
-    return x
+    return another(x) if x is given else x
 
 
 # -- joining -------------------------------------------------------------------------------
@@ -785,7 +786,7 @@ def pad(
         )
     if mode == "constant":
         number = number_of("pad", value, x.dtype)
-        return apply("pad", x, widths=widths, value=number) if any(map(any, widths)) else x
+        return apply("pad", x, widths=widths, value=number) if any(map(any, widths)) else another(x)
     if mode not in ("edge", "wrap", "reflect"):
         raise misfit(
             ArgumentError,

@@ -10,7 +10,7 @@ from ostinato.errors import ArgumentError, ShapeError
 
 from .arrangement import atleast_2d, cumprod, cumsum
 from .contraction import diagonal, matmul
-from .core.array import Array, Axis, Operandish, as_array
+from .core.array import Array, Axis, Operandish, another, as_array
 from .core.spec import float64, int64, is_inexact, promote, real_of
 from .core.user_line import misfit
 from .elementwise import (
@@ -172,7 +172,7 @@ def nan_to_num(x: Operandish, nan: Any = 0.0, posinf: Any = None, neginf: Any = 
     if y.dtype.kind == "c":
         raise misfit(ArgumentError, "nan_to_num", got=y.dtype.name, needed="real numbers")
     if not is_inexact(y.dtype):
-        return y
+        return another(y)
     facts: Any = ml_dtypes.finfo  # which knows bfloat16, too
     end = float(facts(y.dtype).max)
     most = astype(end if posinf is None else posinf, y.dtype)

@@ -21,6 +21,7 @@ from ostinato.ops import random as random
 from ostinato.ops import solve as solve
 from ostinato.ops import special as special
 from ostinato.ops.arrangement import *
+from ostinato.ops.assigning import *
 from ostinato.ops.contraction import *
 from ostinato.ops.control import *
 from ostinato.ops.core.array import Array as Array

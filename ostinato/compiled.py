@@ -23,6 +23,7 @@ import numpy as np
 from ostinato import settings
 from ostinato.errors import (
     ArgumentError,
+    AssignmentError,
     PrecisionWarning,
     StaleResultError,
     StaleWarning,
@@ -98,6 +99,7 @@ class Entry:
     captured: tuple[Operand, ...]
     draws: bool  # whether the last input is a seed
     outputs: tuple[tuple[str, Any], ...]  # ("out", k), ("in", argument), ("is", value)
+    assigned: dict[int, tuple[str, Any]]  # arguments that it assigns to, and what they become
     build: Callable[[Sequence[Any]], Any]  # what the function returns, around its leaves
     donated: tuple[int, ...]  # arguments
     made: bool  # whether the results are what the plan makes, one by one
@@ -468,6 +470,15 @@ class CompiledFunction(Generic[P, R]):
             operands += entry.captured
         if entry.draws:
             operands.append(session.put(np.asarray(seeds.advance(), np.uint64)))
+        for k in entry.assigned:
+            if sum(x is leaves[k] for x in leaves) > 1:
+                raise misfit(
+                    AssignmentError,
+                    self.name,
+                    got="an array that it assigns to and that is also another argument",
+                    needed="an array that is passed once",
+                    do="pass a copy, x.copy(), as one of them",
+                )
         if entry.donated:
             away = [(entry.leaves.index(k), leaves[k]) for k in entry.donated]
             given.clear()  # for the same reason
@@ -481,6 +492,8 @@ class CompiledFunction(Generic[P, R]):
                 self._result(at, k, entry, leaves, operands, made, session)
                 for at, k in entry.outputs
             ]
+        if entry.assigned:
+            self._assign(entry, leaves, operands, made)
         return entry.build(results)
 
     def _result(
@@ -500,11 +513,31 @@ class CompiledFunction(Generic[P, R]):
             x = leaves[k]
             if isinstance(x, np.ndarray):  # which the caller may change
                 return from_operand(session.put(copied(x)))
-            keep = isinstance(x, Array) and k not in entry.donated
+            keep = isinstance(x, Array) and not (k in entry.donated or k in entry.assigned)
             return x if keep else from_operand(operands[entry.leaves.index(k)])
         if where == "captured":
             return from_operand(entry.captured[k])
         return k
+
+    def _assign(
+        self,
+        entry: Entry,
+        leaves: Sequence[Any],
+        operands: Sequence[Operand],
+        made: Sequence[Operand],
+    ) -> None:
+        """What it assigned to its arguments becomes theirs, as without compiling."""
+        known = [*entry.outputs, *entry.assigned.values()]
+        for k, (where, n) in entry.assigned.items():
+            if where == "captured":
+                found = entry.captured[n]
+            else:
+                found = made[n] if where == "out" else operands[entry.leaves.index(n)]
+            found.shared = found.shared or where != "out" or known.count((where, n)) > 1
+            if isinstance(leaves[k], Array):
+                leaves[k]._become(from_operand(found))
+            else:
+                np.copyto(leaves[k], found.engine.get(found))
 
     # -- signatures ------------------------------------------------------------------------
     # -- tracing ---------------------------------------------------------------------------
@@ -574,18 +607,19 @@ class CompiledFunction(Generic[P, R]):
         plan, source = session.plan(key, tuple(names), self.name)
         if chosen is not None:
             plan = replace(plan, report=chosen.report)
-        final: list[tuple[str, Any]] = []
-        for where, value in traced.outputs:
-            if where == "ref":
-                where, n = plan.results[value]
-                if where == "in":
-                    first = len(inputs)
-                    where, value = ("in", inputs[n]) if n < first else ("captured", n - first)
-                else:
-                    value = n
-            final.append((where, value))
+
+        def final_of(where: str, value: Any) -> tuple[str, Any]:
+            if where != "ref":
+                return where, value
+            where, n = plan.results[value]
+            if where == "out":
+                return "out", n
+            return ("in", inputs[n]) if n < len(inputs) else ("captured", n - len(inputs))
+
+        final = [final_of(*output) for output in traced.outputs]
+        assigned = {k: final_of("ref", n) for k, n in traced.assigned}
         simple = (
-            not (captured or draws or donated)
+            not (captured or draws or donated or assigned)
             and traced.structure.kind == "leaf"
             and final[0] == ("out", 0)
             and inputs == list(range(len(call.leaves)))
@@ -600,9 +634,10 @@ class CompiledFunction(Generic[P, R]):
             captured,
             draws,
             tuple(final),
+            assigned,
             constructor(traced.structure),
             donated,
-            final == [("out", k) for k in range(len(final))],
+            not assigned and final == [("out", k) for k in range(len(final))],
             simple,
             traced if settings.check_stale else None,
             guards,

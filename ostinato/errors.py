@@ -6,7 +6,7 @@
     ├── LayoutError           (ValueError)     a split or mesh that does not exist
     ├── BoundsError           (IndexError)     an index outside its axis
     ├── ArgumentError         (TypeError, ValueError)  any other argument that cannot be used
-    ├── AssignmentError       (TypeError, ValueError)  an assignment to an array, which does not change
+    ├── AssignmentError       (TypeError, ValueError)  an assignment that cannot be made
     ├── UnknownOpError        (LookupError)    an operation name that is not registered
     ├── TracedValueError      (TypeError)      a value asked for while a function is being traced
     ├── DataDependentShapeError (TypeError)    a shape that depends on data, while tracing
@@ -81,7 +81,7 @@ class ArgumentError(OstinatoError, TypeError, ValueError):
 
 
 class AssignmentError(OstinatoError, TypeError, ValueError):
-    """An assignment to an array, which does not change."""
+    """An assignment to an array that cannot be assigned to, or of what it cannot become."""
 
 
 class UnknownOpError(OstinatoError, LookupError):

@@ -12,7 +12,7 @@ import numpy as np
 
 from ostinato.errors import GradientError
 from ostinato.ops import gradient
-from ostinato.ops.core.array import Array, Watch, as_array
+from ostinato.ops.core.array import Array, Watch, as_array, from_term, term_of
 from ostinato.ops.core.spec import is_inexact
 from ostinato.ops.core.tracebacks import door, shorten
 from ostinato.ops.core.tree import flatten, paths, unflatten
@@ -104,7 +104,8 @@ def number_of_argument(name: str, n: Any, args: Sequence[Any]) -> int:
 def variables_of(
     args: Sequence[Any], numbers: Sequence[int], name: str, watch: Watch
 ) -> tuple[list[Any], list[Array], list[Any]]:
-    """The arguments with the leaves of some of them made variables of their own."""
+    """The arguments with the leaves of some of them made variables of their own, which stay what they
+    are where the function assigns to its arguments."""
     marked, variables, structures = list(args), [], []
     for n in numbers:
         leaves, structure = flatten(args[n])
@@ -120,7 +121,7 @@ def variables_of(
                     do="convert it with .astype, or leave it out of argnums",
                 )
             made.append(gradient.mark(x, watch))
-        variables.extend(made)
+        variables.extend(from_term(*term_of(x)) for x in made)
         structures.append(structure)
         marked[n] = unflatten(structure, made)
     return marked, variables, structures

@@ -61,6 +61,8 @@ class Change:
     def __str__(self) -> str:
         if self.guard.kind in ("len", "keys", "each"):
             return f"what is in {self.guard.name} changed"
+        if self.guard.key == "_operand":
+            return f"{self.guard.name}: was assigned to"
         return f"{self.guard.name}: {_short(self.guard.value)} -> {_short(self.now)}"
 
 

@@ -64,7 +64,7 @@ def vmap(function: Callable[P, Any], in_axes: Axes = 0, out_axes: Axes = 0) -> C
             items.append(batch.enter(Spec(whole.shape[1:], whole.dtype), whole))
         number = batch.enter(Spec((), int64), iota((size,), 0))
         own, given = unflatten(structure, items)
-        with seeds.by_element(number):
+        with trace, seeds.by_element(number):
             results = function(*own, **given)
         outs, out_structure = flatten(results)
         found = batch.of([as_array(y) for y in outs])

@@ -209,6 +209,7 @@ def _still(pending: Sequence[Array]) -> list[Ref]:
 
 _STATIC = {
     "x[mask]": "use ost.where(mask, x, 0) and reduce that, or ost.nonzero(mask, size=n)",
+    "x[mask] = values": "write x = ost.where(mask, values, x), with values of the shape of x",
     "nonzero": "pass size=, e.g. ost.nonzero(x, size=n)",
     "unique_values": "pass size=, e.g. ost.unique_values(x, size=n)",
 }

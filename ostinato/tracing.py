@@ -47,6 +47,7 @@ class Traced:
     draws: bool
     outputs: tuple[tuple[str, Any], ...]
     structure: Structure
+    assigned: tuple[tuple[int, int], ...]  # arguments, and which output of the graph each becomes
 
     def differs(self, other: Traced) -> str:
         """What another trace of the same call gives that this one does not; nothing if all is alike."""
@@ -106,6 +107,7 @@ def _run(
             specs.append(Spec((), NUMBERS[type(x)], whole))
             args[k] = placeholder(specs[-1], n, trace, type(x))
             trace.lifted[n] = x
+    given = [(k, args[k], args[k]._term) for k in inputs]
     seed = _Draws(len(inputs), trace, Spec((), uint64, whole))
     results = _results(function, call, args, trace, reach, seed)
     outs, out_structure = flatten(results)
@@ -119,6 +121,11 @@ def _run(
             refs.append(array.term_of(x))
         else:
             outputs.append(("is", x))
+    assigned = []
+    for k, x, term in given:
+        if x._term is not term:
+            assigned.append((k, len(refs)))
+            refs.append(array.term_of(x))
     if seed.base is not None:
         specs.append(seed.spec)
     found = collect(refs, specs, trace)
@@ -133,7 +140,8 @@ def _run(
     )
     if seed.base is not None:  # the seed comes last
         graph = _seed_last(graph, len(inputs))
-    return Traced(graph, inputs, captured, seed.base is not None, tuple(outputs), out_structure)
+    draws = seed.base is not None
+    return Traced(graph, inputs, captured, draws, tuple(outputs), out_structure, tuple(assigned))
 
 
 def _results(
@@ -153,7 +161,7 @@ def _results(
         positions = positional(function.signature, given)
         bound = function.signature.bind(*positions, **keywords(function.signature, given))
         del given, positions
-        with reaching(reach, sys._getframe()):
+        with trace, reaching(reach, sys._getframe()):
             results = function.function(*bound.args, **bound.kwargs)
     except Exception:
         if isinstance(trace.refused, NeedsValue):  # which the function swallowed

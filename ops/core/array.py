@@ -24,6 +24,7 @@ from typing import (
     Any,
     Literal,
     Protocol,
+    Self,
     SupportsIndex,
     TypeVar,
     cast,
@@ -126,16 +127,39 @@ DEEPEST = 400  # operations that may wait one behind another; then they run, ask
 _serial = itertools.count(1)
 
 
-class Trace:
-    """One tracing in progress; its placeholders are the inputs of the graph that it will become."""
+class _Current(threading.local):
+    """What the functions that this thread runs are traced for."""
 
-    __slots__ = ("__weakref__", "name", "refused", "serial")
+    trace: Trace | None = None
+
+
+_current = _Current()
+_traces = 0  # that began
+
+
+class Trace:
+    """One tracing in progress; its placeholders are the inputs of the graph that it will become. Within
+    it (`with trace:`) only Arrays made since it began are assigned to."""
+
+    __slots__ = ("__weakref__", "began", "name", "outer", "refused", "serial")
     inner = True  # what becomes of its Terms is differentiated after it has ended
 
     def __init__(self, name: str) -> None:
+        global _traces
         self.name = name
         self.refused: BaseException | None = None  # what was said when a value was asked for
         self.serial = next(_serial)  # Terms with lower ones were there before
+        self.outer: Trace | None = None
+        with changing:
+            _traces += 1
+            self.began = _traces
+
+    def __enter__(self) -> Self:
+        self.outer, _current.trace = _current.trace, self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _current.trace = self.outer
 
 
 class Watch(Trace):
@@ -306,12 +330,14 @@ def install(made: Reader) -> None:
 
 
 class Array:
-    """An n-dimensional array; immutable, lazy, and laid out over the workers of a session."""
+    """An n-dimensional array, lazy, and laid out over the workers of a session. Values never change:
+    an assignment to an Array makes it stand for another value."""
 
-    __slots__ = ("__weakref__", "_k", "_operand", "_term", "spec", "weak")
+    __slots__ = ("__weakref__", "_began", "_k", "_operand", "_term", "spec", "weak")
     _operand: Operand | None
     _term: Term | None
     _k: int
+    _began: int  # how many traces had begun when it was made
     spec: Spec
     weak: type | None
 
@@ -419,8 +445,8 @@ class Array:
         return reader.to_dask(self)
 
     def __copy__(self) -> Array:
-        """What has its value shares it: arrays do not change, and what is shared is not given away."""
-        if self._operand is None:
+        """What has its value shares it: values do not change, and what is shared is not given away."""
+        if self._operand is None or (self._term is not None and self._term.is_open):
             return _call("copy", self)
         self._operand.shared = True
         return from_operand(self._operand, self.weak)
@@ -667,16 +693,99 @@ class Array:
     def __getitem__(self, key: Any) -> Array:
         return _call("getitem", self, key)
 
-    if not TYPE_CHECKING:  # for whom there is none
+    def __setitem__(self, key: Any, values: Operandish) -> None:
+        try:
+            self._check_own("x[...] = values")
+            self._become(functions["assigned"](self, key, values))
+        except Exception as error:
+            shorten(error)
+            raise
 
-        def __setitem__(self, key: Any, value: Any) -> None:
+    def _check_own(self, what: str) -> None:
+        """Refuse to assign to what was there before a function that is being traced: it would be
+        assigned to once, and not whenever the function is called."""
+        if self.weak is not None:
             raise misfit(
                 AssignmentError,
-                "x[...] = value",
-                got="an assignment",
-                needed="an expression, since arrays do not change",
-                do="write x = x.at[...].set(value), or .add, .multiply, .min, .max",
+                what,
+                got="a number",
+                needed="an array",
+                do="make one of it first, with ost.asarray",
             )
+        trace = _current.trace
+        if trace is not None and self._began < trace.began:
+            raise misfit(
+                AssignmentError,
+                what,
+                got=f"{self.spec.bare} from around {trace.name}, which is being traced",
+                needed="an array that it was given, or made",
+                do="pass it as an argument, or assign to a copy, x.copy()",
+            )
+
+    def _become(self, made: Array) -> None:
+        """Stand for the value of another Array, which nobody else holds."""
+        with changing:
+            term = self._term
+            if term is not None and term.held(self._k) is self:
+                term.holders[self._k] = None
+            self._operand, self._term, self._k = None, made._term, made._k
+            self.spec, self._operand = made.spec, made._operand
+            if self._term is not None:
+                self._term.holders[self._k] = weakref.ref(self)
+
+    def _combine(self, name: str, other: Operandish) -> Array:
+        """The operators that assign; numbers, and arrays without axes, are no places."""
+        if self.weak is not None or not self.spec.shape:
+            return NotImplemented
+        try:
+            made = _binary(name, self, other)
+            if made is NotImplemented:
+                return made
+            self._check_own(f"{name} in place")
+            self._become(functions["in_place"](self, made, f"{name} in place"))
+        except Exception as error:
+            shorten(error)
+            raise
+        return self
+
+    def __iadd__(self, other: Operandish) -> Array:
+        return self._combine("add", other)
+
+    def __isub__(self, other: Operandish) -> Array:
+        return self._combine("subtract", other)
+
+    def __imul__(self, other: Operandish) -> Array:
+        return self._combine("multiply", other)
+
+    def __itruediv__(self, other: Operandish) -> Array:
+        return self._combine("divide", other)
+
+    def __ifloordiv__(self, other: Operandish) -> Array:
+        return self._combine("floor_divide", other)
+
+    def __imod__(self, other: Operandish) -> Array:
+        return self._combine("remainder", other)
+
+    def __ipow__(self, other: Operandish) -> Array:
+        return self._combine("pow", other)
+
+    def __imatmul__(self, other: Operandish) -> Array:
+        return self._combine("matmul", other)
+
+    def __iand__(self, other: Operandish) -> Array:
+        return self._combine("bitwise_and", other)
+
+    def __ior__(self, other: Operandish) -> Array:
+        return self._combine("bitwise_or", other)
+
+    def __ixor__(self, other: Operandish) -> Array:
+        return self._combine("bitwise_xor", other)
+
+    def __ilshift__(self, other: Operandish) -> Array:
+        return self._combine("bitwise_left_shift", other)
+
+    def __irshift__(self, other: Operandish) -> Array:
+        return self._combine("bitwise_right_shift", other)
 
     @property
     def at(self) -> At:
@@ -711,6 +820,8 @@ class Array:
         return _call("copy", self)
 
     def astype(self, dtype: DTypeLike, /, *, copy: bool = True) -> Array:
+        if not copy:
+            return cast(Array, functions["astype"](self, dtype, copy=False))
         return _call("astype", self, dtype)
 
     def reshape(self, *shape: Any) -> Array:
@@ -848,7 +959,7 @@ def _call(name: str, x: Array, *args: Any, **kwargs: Any) -> Array:
         raise
     if x.weak is not None:
         made.weak = _WEAK.get(made.dtype.kind)
-    return made
+    return made.__copy__() if made is x else made
 
 
 def _binary(name: str, x: Any, y: Any) -> Array:
@@ -904,8 +1015,14 @@ def from_operand(operand: Operand, weak: type | None = None) -> Array:
     x._operand = operand
     x._term = None
     x._k = 0
+    x._began = _traces
     x.weak = weak
     return x
+
+
+def another(x: Array) -> Array:
+    """The same value as an Array of its own, which may be assigned to."""
+    return x.__copy__()
 
 
 def restored(value: np.ndarray[Any, Any], split: Any, weak: str | None) -> Array:
@@ -924,6 +1041,7 @@ def from_term(term: Term, k: int = 0, weak: type | None = None) -> Array:
     x._operand = None
     x._term = term
     x._k = k
+    x._began = _traces
     x.weak = weak
     while len(term.holders) <= k:
         term.holders.append(None)

@@ -153,7 +153,8 @@ def subgraph(
     """
     trace = Trace(name)
     args = [placeholder(s.bare, k, trace) for k, s in enumerate(specs)]
-    results = function(*args)
+    with trace:
+        results = function(*args)
     if trace.refused is not None:  # which the function swallowed
         raise trace.refused
     found = collect([term_of(r) for r in results], [s.bare for s in specs], trace, inner=True)

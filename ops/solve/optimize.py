@@ -13,7 +13,7 @@ from ostinato.errors import ShapeError
 from ..batching import each
 from ..contraction import matmul
 from ..control import while_loop
-from ..core.array import Array, apply, as_array
+from ..core.array import Array, apply, as_array, from_term, term_of
 from ..core.spec import int64
 from ..core.tree import flatten
 from ..core.user_line import misfit
@@ -48,7 +48,7 @@ def _ones(x: Array) -> Array:
 def _slope(function: Function, x: Array) -> tuple[Array, Array]:
     """A number, and its gradient."""
     own = apply("mark", x)
-    y = function(own)
+    y = function(from_term(*term_of(own)))  # to which it may assign
     (g,) = vjp([y], [own], [_ones(y)])
     return y, solid(g, x)
 
@@ -56,7 +56,7 @@ def _slope(function: Function, x: Array) -> tuple[Array, Array]:
 def _derivative(function: Function, x: Array) -> tuple[Array, Array]:
     """Numbers in a row, and the transpose of their derivative, a row for each element of x."""
     own = apply("mark", x)
-    y = function(own)
+    y = function(from_term(*term_of(own)))  # to which it may assign
 
     def column(change: Array) -> list[Array]:
         _, (t,) = push([y], [own], [change])

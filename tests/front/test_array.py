@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.errors import ArgumentError, AssignmentError, BoundsError, DTypeError, ShapeError
+from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
 from tests.sessions import use
 
 
@@ -99,12 +99,12 @@ def test_what_numpy_is_given_cannot_change_the_array() -> None:
         assert np.asarray(x).tolist() == [2, 2, 2]
 
 
-def test_in_place_operators_make_new_arrays() -> None:
+def test_in_place_operators_are_seen_by_all_who_have_the_array() -> None:
     with use():
         x = y = ost.ones(2)
         x += 1
-        assert np.asarray(x).tolist() == [2, 2]
-        assert np.asarray(y).tolist() == [1, 1]
+        assert x is y
+        assert np.asarray(y).tolist() == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,6 @@ def test_in_place_operators_make_new_arrays() -> None:
         (lambda: bool(ost.ones(2)), ShapeError, r"bool\(\) .*got an array of shape \(2,\); needed one element; reduce it"),
         (lambda: hash(ost.ones(2)), ArgumentError, "as the key"),
         (lambda: len(ost.ones(())), ArgumentError, "at least one axis"),
-        (lambda: ost.ones(2).__setitem__(0, 1), AssignmentError, r"write x = x.at\[...\].set\(value\)"),
         (lambda: ost.ones(2).to_device("tpu"), ArgumentError, "got 'tpu'; needed 'cpu'"),
         (lambda: range(ost.ones(())), DTypeError, "got float64; needed an integer dtype"),
         (lambda: ost.ones(2).__array_namespace__(api_version="1999.01"), ArgumentError, "2024.12"),

@@ -150,7 +150,6 @@ step(x).shapes
 x.reshpe(3)
 x.sum(axis="0")
 x.astype(3)
-x[0] = 1
 x + "1"
 x @ None
 x.shape = (4, 3)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ostinato as ost
-from ostinato.errors import ArgumentError, AssignmentError, BoundsError, DTypeError, ShapeError
+from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
 from tests.helpers import assert_same, compare, on
 
 X = np.arange(60.0).reshape(5, 4, 3)
@@ -289,14 +289,6 @@ def test_places_out_of_bounds_that_only_running_shows():
         i = ost.asarray([1, -8])
         with pytest.raises(BoundsError, match="index -8 is out of bounds"):
             np.asarray(ost.asarray(X, split=0).at[i].set(0))
-
-
-def test_assignment_says_what_to_write():
-    x = ost.asarray(X)
-    with pytest.raises(
-        AssignmentError, match=r"needed an expression.*x = x.at\[...\].set\(value\)"
-    ):
-        x[0] = 1
 
 
 def test_values_that_do_not_fit():

@@ -58,7 +58,7 @@ fails(lambda: ost.connect(numerics="any"))  #!
 fails(lambda: ost.random.seed("x"))  #!
 fails(lambda: ost.load("there-is-none.npy"))  #!
 fails(lambda: ost.save_state("state", {"a": object()}, step=1))  #!
-fails(lambda: np.add.at(x, 0, 1))  #!
+fails(lambda: np.divide.at(x, 0, 2))  #!
 fails(lambda: ost.nn.dropout(x, 2.0))  #!
 
 @ost.compile
@@ -126,10 +126,9 @@ def test_the_kind_of_an_error_is_the_kind_of_the_mistake() -> None:
         y[0] = 1.0
 
     def assign_ours(y: Any) -> None:
-        y[0] = 1.0
+        x[0] = y[0]
 
     for ours, theirs, kind in (
-        (lambda: assign_ours(x), lambda: assign(v.copy()), AssignmentError),
         (lambda: ost.compile(assign_ours)(x), lambda: assign(v.copy()), AssignmentError),
         (lambda: bool(x), lambda: bool(v), ShapeError),
         (lambda: x.item(), lambda: v.item(), ShapeError),

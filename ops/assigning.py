@@ -1,0 +1,179 @@
+"""Assignment: after `x[key] = values` or `x += values` the Array x stands for another value, as NumPy
+would have it.
+
+Values themselves do not change, so whoever has the old one keeps it: other Arrays, views that were taken
+before (none aliases), pending operations. Where nobody has it, plans write the new one over it.
+
+    x[key] = v      update_slice, put     the elements at a key
+    x[mask] = v     where                 if v is the same for all that a mask picks
+    x += v          astype(x + v)
+
+What NumPy makes copies of are Arrays of their own here; `astype` and `conj` of elementwise.py, which all
+operations use, give what they are given where nothing changes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ostinato.errors import DTypeError, ShapeError
+
+from . import elementwise
+from .core import array
+from .core.array import Array, Operandish, another, as_array, export, in_dtype, weak_kind
+from .core.spec import DType, DTypeLike, Shape, is_inexact
+from .core.user_line import misfit
+from .elementwise import where
+from .indexing import fits, getitem, is_mask, is_number, is_places, updated
+from .shape import broadcast_to, reshape
+
+__all__ = ["astype", "conj"]
+
+WHAT = "x[...] = values"
+
+
+@export
+def astype(
+    x: Operandish, dtype: DTypeLike, /, *, copy: bool = True, device: str | None = None
+) -> Array:
+    """The values in another dtype; with copy=False the array itself, if it has that dtype."""
+    made = elementwise.astype(x, dtype, device=device)
+    return another(made) if copy and made is x else made
+
+
+@export
+def conj(x: Operandish, /) -> Array:
+    """The complex conjugate."""
+    made = elementwise.conj(x)
+    return another(made) if made is x else made
+
+
+@export
+def assigned(x: Array, key: Any, values: Operandish) -> Array:
+    """What x stands for after `x[key] = values`."""
+    v = _in_dtype(values, x.dtype)
+    items = [_listed(k) for k in key] if isinstance(key, tuple) else [_listed(key)]
+    made = _masked(x, items, v)
+    if made is not None:
+        return made
+    for k in items:
+        if isinstance(k, Array) and k.dtype.kind == "b":  # whose picks are to be known
+            array.reader.known(k, "x[mask] = values", shape=True)
+    places = tuple(items)
+    target = _shape(x, places)
+    made = updated(x, places, _stretched(v, target), "set")
+    return another(made) if made is values or made is x else made
+
+
+@export
+def in_place(x: Array, made: Array, what: str) -> Array:
+    """What x stands for after what assigns this to it: in its own shape and dtype."""
+    if made.shape != x.shape:
+        raise misfit(
+            ShapeError,
+            what,
+            got=f"a result of shape {made.shape} for an array of shape {x.shape}",
+            needed="the array's own shape",
+            do="make another array of it, e.g. x = x + y",
+        )
+    if _rank(made.dtype) > _rank(x.dtype):
+        raise misfit(
+            DTypeError,
+            what,
+            got=f"a result of dtype {made.dtype.name} for an array of {x.dtype.name}",
+            needed="a dtype of the same kind",
+            do=f"convert the array first, x.astype(ost.{made.dtype.name}), or make another one",
+        )
+    return astype(made, x.dtype, copy=False)
+
+
+def written(x: Array, made: Array, what: str) -> Array:
+    """The Array x, to which a function of NumPy's assigned this."""
+    x._check_own(what)
+    x._become(in_place(x, made, what))
+    return x
+
+
+def _rank(dtype: DType) -> int:
+    """In NumPy's order of kinds, in which casts may go up, and stay where they are."""
+    return 3 if is_inexact(dtype) and dtype.kind != "c" else "bui_c".index(dtype.kind)
+
+
+def _in_dtype(values: Operandish, dtype: DType) -> Array:
+    """Values in the array's dtype, by NumPy's rules: real numbers become any other real ones."""
+    kind = weak_kind(values)
+    v = None if kind is not None else as_array(values)
+    if dtype.kind != "c" and (kind is complex or (v is not None and v.dtype.kind == "c")):
+        raise misfit(
+            DTypeError,
+            WHAT,
+            got=f"complex values for an array of {dtype.name}",
+            needed="real values",
+            do="take their real part first",
+        )
+    if v is not None:
+        return astype(v, dtype, copy=False)
+    if type(values) is float and dtype.kind in "iu":
+        if not math.isfinite(values):
+            raise misfit(DTypeError, WHAT, got=str(values), needed=f"what {dtype.name} can hold")
+        values = int(values)
+    return in_dtype(values, dtype)
+
+
+def _listed(k: Any) -> Any:
+    """A list of bools is a mask."""
+    mask = isinstance(k, list) and np.asarray(k).dtype == bool
+    return np.asarray(k) if mask else k
+
+
+def _shape(x: Array, key: Any) -> Shape:
+    return getitem(array.apply("full", shape=x.shape, value=0, dtype=x.dtype), key).shape
+
+
+def _stretched(v: Array, target: Shape) -> Array:
+    """Values as NumPy fits them to places: axes of 1 in front are no axes."""
+    extra = max(v.ndim - len(target), 0)
+    if extra and all(n == 1 for n in v.shape[:extra]):
+        v = reshape(v, v.shape[extra:])
+    return broadcast_to(v, fits(v, target, WHAT))
+
+
+def _masked(x: Array, items: list[Any], v: Array) -> Array | None:
+    """What a choice between old and new gives: if the key has one mask, and no other places, and values
+    are the same for all that it picks. This needs no list of places."""
+    picks = [n for n, k in enumerate(items) if is_places(k)]
+    if len(picks) != 1 or not is_mask(items[picks[0]]) or not np.ndim(items[picks[0]]):
+        return None
+    at = picks[0]
+    mask = as_array(items[at])
+    wanted = [0 if k is None or k is Ellipsis else 1 for k in items]
+    wanted[at] = mask.ndim
+    if sum(wanted) > x.ndim:
+        return None  # which is refused elsewhere
+    rest = x.ndim - sum(wanted)
+    dots = next((n for n, k in enumerate(items) if k is Ellipsis), len(items))
+    axis = sum(wanted[:at]) + (rest if dots < at else 0)
+    if x.shape[axis : axis + mask.ndim] != mask.shape:
+        return None
+    behind = sum(1 for k in items[at + 1 :] if isinstance(k, slice) or k is None)
+    behind += rest if dots > at else 0
+    if v.size == 1:
+        v = reshape(v, ())
+    elif any(map(is_number, items)):
+        return None
+    else:
+        while v.ndim > behind + 1 and v.shape[0] == 1:
+            v = reshape(v, v.shape[1:])
+        if v.ndim > behind:
+            place = v.ndim - behind - 1
+            if v.shape[place] != 1:
+                return None
+            v = reshape(v, (*v.shape[:place], *(1,) * mask.ndim, *v.shape[place + 1 :]))
+    key = (*items[:at], *(slice(None),) * mask.ndim, *items[at + 1 :])
+    old = getitem(x, key)
+    fits(v, old.shape, WHAT)
+    new = where(reshape(mask, mask.shape + (1,) * behind), v, old)
+    whole = all(k is Ellipsis or (isinstance(k, slice) and k == slice(None)) for k in key)
+    return new if whole else updated(x, key, new, "set")
