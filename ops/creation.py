@@ -167,7 +167,7 @@ def full(
     check_device("full", device)
     kind = as_dtype(dtype) if dtype is not None else None
     if isinstance(fill_value, Array):
-        x = fill_value if kind is None else fill_value.astype(kind)
+        x = fill_value if kind is None else astype(fill_value, kind)
         return placed(broadcast_to(x, as_shape(shape)), split)
     if kind is None:
         kind = as_array(fill_value).dtype
@@ -297,7 +297,7 @@ def arange(
         x = x * _modulo(step, x.dtype)
     if start != 0:
         x = x + _modulo(start, x.dtype)
-    return placed(x.astype(kind), split)
+    return placed(astype(x, kind), split)
 
 
 def _modulo(number: float, dtype: DType) -> float:
@@ -339,7 +339,7 @@ def linspace(
         x = where(equal(k, 0), start, x)
     if endpoint and num > 1:
         x = where(equal(k, num - 1), stop, x)  # exactly, as rounding may miss it
-    return placed(x.astype(kind), split)
+    return placed(astype(x, kind), split)
 
 
 @export
@@ -359,7 +359,7 @@ def eye(
     kind = as_dtype(dtype) if dtype is not None else float64
     k = diagonal_number(k, (height, width), "eye")
     on = equal(iota((height, 1), 0) + k, iota((1, width), 1))
-    return placed(on.astype(kind), split)
+    return placed(astype(on, kind), split)
 
 
 @export
@@ -535,7 +535,7 @@ def _leaves(values: Any) -> list[Any]:
 def _of_arrays(values: Any, kind: DType | None) -> Array:
     parts = [_of_arrays(v, kind) if isinstance(v, (list, tuple)) else as_array(v) for v in values]
     x = stack(parts)
-    return x if kind is None else x.astype(kind)
+    return x if kind is None else astype(x, kind)
 
 
 @export
@@ -574,4 +574,4 @@ def one_hot(
     line = [1] * (x.ndim + 1)
     line[d] = whole_number(classes, "one_hot", 0)
     on = equal(expand_dims(x, axis=d), iota(tuple(line), d))
-    return on.astype(float32 if dtype is None else dtype)
+    return astype(on, float32 if dtype is None else dtype)

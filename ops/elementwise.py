@@ -738,7 +738,7 @@ def pow(x: Operandish, y: Operandish, /) -> Array:
 
 def _both(g: Array, out: Array, x: Array, y: Array) -> Sequence[Array | None]:
     """The gradient goes to the operand that won; a tie is shared."""
-    half = where(equal(x, y), 0.5, 1.0).astype(g.dtype)
+    half = astype(where(equal(x, y), 0.5, 1.0), g.dtype)
     return where(equal(x, out), g * half, 0), where(equal(y, out), g * half, 0)
 
 

@@ -19,7 +19,7 @@ from ostinato.ops.core.spelling import missing
 from ostinato.ops.core.tree import flatten, tree_map, unflatten
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import asarray
-from ostinato.ops.elementwise import isfinite, logical_and, maximum, minimum, where
+from ostinato.ops.elementwise import astype, isfinite, logical_and, maximum, minimum, where
 from ostinato.ops.reduction import all as all_of
 
 from .gradients import Numbers, value_and_grad
@@ -88,7 +88,7 @@ class LossScale:
         def scaled(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
             made = function(*args, **kwargs)
             value = made[0] if has_aux else made
-            return as_array(value) * as_array(self.scale).astype(as_array(value).dtype), made
+            return as_array(value) * astype(self.scale, as_array(value).dtype), made
 
         def both(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
             (_, made), slopes = value_and_grad(scaled, argnums, has_aux=True)(*args, **kwargs)
@@ -98,7 +98,7 @@ class LossScale:
 
     def _divided(self, slope: Array) -> Array:
         dtype = promote(slope.dtype, float32)
-        return slope.astype(dtype) / as_array(self.scale)
+        return astype(slope, dtype) / as_array(self.scale)
 
     def accept(self, slopes: Any, new: Any, old: Any) -> tuple[LossScale, Any]:
         """The scale of the next step, and the state after this one: the new one if all gradients are
@@ -117,8 +117,7 @@ class LossScale:
                 needed=f"the structure of the old one, {structure}",
             )
         kept = [
-            where(fine, as_array(a).astype(as_array(b).dtype), b)
-            for a, b in zip(after, before, strict=True)
+            where(fine, astype(a, as_array(b).dtype), b) for a, b in zip(after, before, strict=True)
         ]
         return self._after(fine), unflatten(structure, kept)
 
@@ -128,7 +127,7 @@ class LossScale:
         higher = where(grows, minimum(scale * 2, MOST), scale)
         return LossScale(
             where(fine, higher, maximum(scale / 2, LEAST)),
-            where(logical_and(fine, ~grows), good, 0).astype(int32),
+            astype(where(logical_and(fine, ~grows), good, 0), int32),
             as_array(self.skipped) + where(fine, 0, 1).astype(int32),
             self.patience,
         )

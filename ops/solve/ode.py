@@ -168,7 +168,7 @@ def _marched(
 ) -> tuple[Array, Array, Array]:
     """The states at these times, whether all were reached, and the steps that were taken. Inside, time
     runs from 0 upwards."""
-    way = where(end >= begin, 1.0, -1.0).astype(begin.dtype)
+    way = astype(where(end >= begin, 1.0, -1.0), begin.dtype)
     goal = (end - begin) * way
 
     def rate(s: Array, y: Array) -> Array:
