@@ -35,7 +35,7 @@ from . import inflating
 from .chunks import LONGEST_HEAD, SPARE, ChunkSource, arrays, plain
 from .inflate import inflated, unshuffled
 from .members import Member
-from .merging import SortedRuns
+from .merging import OrderOfRuns, SortedRuns
 from .source import (
     Get,
     Index,
@@ -463,7 +463,8 @@ def from_data(data: dict[str, Any]) -> Source:
     """The source that `as_data` told of, opened here."""
     shape, dtype = tuple(data["shape"]), DTYPES[data["dtype"]]
     if "falls" in data:
-        return SortedRuns(data["path"], shape, dtype, tuple(data["bounds"]), data["falls"])
+        made = OrderOfRuns if "places" in data else SortedRuns
+        return made(data["path"], shape, dtype, tuple(data["bounds"]), data["falls"])
     if "sums" in data:
         return ChunkSource(data["path"], None, shape, dtype, tuple(data["chunks"]), data["sums"])
     found = open_source(data["path"], data["dataset"])

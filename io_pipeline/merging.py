@@ -64,20 +64,24 @@ class SortedRuns(Source):
             line = int(np.ravel_multi_index(place, self.shape[1:])) if place else 0
             column: np.ndarray[Any, Any] = out.reshape(hi - lo, -1)[:, number]
             whole = column if column.flags.c_contiguous else np.empty(len(column), self.dtype)
-            self._fill(line, whole, lo, hi)
+            self._merge(line, whole, lo, hi)
             if whole is not column or self.falls:
                 column[...] = whole[::-1] if self.falls else whole
         self.lines._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]  # what was looked at
 
-    def _fill(self, line: int, out: np.ndarray[Any, Any], lo: int, hi: int) -> None:
+    def _merge(self, line: int, out: np.ndarray[Any, Any], lo: int, hi: int) -> None:
         """The keys of a column from one place of the order to another."""
-        row, size, done = self.lines[line], self.dtype.itemsize, 0
+        self._fill(line, out, [*zip(self._starts(line, lo), self._starts(line, hi), strict=True)])
+        out.sort()
+
+    def _fill(self, line: int, out: np.ndarray[Any, Any], parts: Sequence[tuple[int, int]]) -> None:
+        """What these parts of a line have, one behind the other."""
+        row, size, done = self.lines[line], self.lines.itemsize, 0
         begin = self.lines.offset + line * row.nbytes  # type: ignore[attr-defined]
-        for a, b in zip(self._starts(line, lo), self._starts(line, hi), strict=True):
+        for a, b in parts:
             if not fill(self.handle, out[done : done + b - a], begin + a * size):
                 raise self.changed()
             done += b - a
-        out.sort()
 
     def _starts(self, line: int, rank: int) -> list[int]:
         """Where in each run the keys begin that have this place in the order, or a later one. Of equal
@@ -98,6 +102,22 @@ class SortedRuns(Source):
             most = max(2, KNOWN // len(self.lines))
             self.cuts[line] = [*self.cuts.get(line, ())[1 - most :], (rank, found)]
         return found
+
+
+class OrderOfRuns(SortedRuns):
+    """The places that the keys come from, in the keys' order; of equal ones the first comes first. Behind
+    the keys' rows the file has a row of places for each."""
+
+    def as_data(self) -> dict[str, Any]:
+        return super().as_data() | {"places": True}
+
+    def _merge(self, line: int, out: np.ndarray[Any, Any], lo: int, hi: int) -> None:
+        parts = [*zip(self._starts(line, lo), self._starts(line, hi), strict=True)]
+        found = np.empty(hi - lo, self.lines.dtype)
+        self._fill(line, found, parts)
+        order = np.argsort(found, kind="stable")
+        self._fill(line + len(self.lines) // 2, found, parts)
+        out[...] = found[order]
 
 
 def _halved(row: Any, lows: list[int], highs: list[int], left: int) -> list[int]:

@@ -48,7 +48,6 @@ NOTES = 40  # bytes for each of them
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
 Index = tuple[int, ...]
-Axis = range | Places
 Get = Callable[[np.ndarray[Any, Any], int], bool]  # reads what begins at a byte; False at the end
 Run = tuple[int, int, Places, Places]  # a range; where in it places are, and where they go
 
@@ -373,10 +372,30 @@ class _Shares:
 
 
 # -- parts that are no boxes ------------------------------------------------------------------
+class Listed:
+    """Places along an axis that are themselves listed in a file, and read there as they are needed."""
+
+    def __init__(self, source: Source, within: Wanted) -> None:
+        self.source, self.within = source, within
+
+    def __len__(self) -> int:
+        return self.source.shape[0]
+
+    def __getitem__(self, part: slice) -> Places:
+        lo, hi, _ = part.indices(len(self))
+        found = np.empty(max(hi - lo, 0), self.source.dtype)
+        self.source.read(found, ((lo, max(hi, lo)),))
+        return _at(self.within, _from_front(found, len(self.within)))
+
+
+Axis = range | Places
+Wanted = Axis | Listed
+
+
 class Part(Source):
     """Some places of each axis of another array, of which the first axes may count as one row."""
 
-    def __init__(self, source: Source, axes: Sequence[Axis], row: int = 1) -> None:
+    def __init__(self, source: Source, axes: Sequence[Wanted], row: int = 1) -> None:
         self.source, self.axes, self.row = source, tuple(axes), row
         self.path, self.dataset, self.dtype = source.path, source.dataset, source.dtype
         self.shape = tuple(map(len, self.axes))
@@ -384,13 +403,16 @@ class Part(Source):
     def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
         if not out.size:
             return
-        first, *inner = (axis[lo:hi] for axis, (lo, hi) in zip(self.axes, box, strict=True))
-        out = out.reshape(len(first), *out.shape[self.row :])
+        (begin, end), *_ = box
+        inner = [axis[lo:hi] for axis, (lo, hi) in zip(self.axes[1:], box[1:], strict=True)]
+        out = out.reshape(end - begin, *out.shape[self.row :])
         inner = inner[self.row - 1 :]
-        straight = _is_range(first) and (self.row == 1 or all(map(_is_range, inner)))
-        many = len(first) if straight else max(out.nbytes // 4, LITTLE) // NOTES
-        for k in range(0, len(first), many):
-            part, places = out[k : k + many], first[k : k + many]
+        first = self.axes[0]
+        straight = isinstance(first, range) and _is_range(first[begin:end])
+        straight = straight and (self.row == 1 or all(map(_is_range, inner)))
+        many = end - begin if straight else max(out.nbytes // 4, LITTLE) // NOTES
+        for k in range(0, end - begin, many):
+            part, places = out[k : k + many], first[begin + k : min(begin + k + many, end)]
             if self.row == 1:
                 read_places(self.source, part, [places, *inner])
             elif straight:
@@ -404,21 +426,34 @@ class Part(Source):
 
     def taken(self, places: Any, axis: int) -> Source:
         own = self.axes[axis]
-        wanted = _from_front(places, len(own))
-        if not isinstance(own, range):
-            wanted = own[wanted]
-        elif (own.start, own.step) != (0, 1):
-            wanted = own.start + own.step * wanted
+        wanted: Wanted
+        if isinstance(places, Source):
+            wanted = Listed(places, own)
+        else:
+            wanted = _at(own, _from_front(places, len(own)))
         # a plan keeps the memory of the last places only
-        axes = [a if isinstance(a, range) else a.copy() for a in self.axes]
+        axes = [a.copy() if isinstance(a, np.ndarray) else a for a in self.axes]
         return Part(self.source, [*axes[:axis], wanted, *axes[axis + 1 :]], self.row)
 
 
-def _cut(axis: Axis, start: int, size: int, step: int) -> Axis:
+def _cut(axis: Wanted, start: int, size: int, step: int) -> Wanted:
+    if isinstance(axis, Listed):
+        return Listed(axis.source.sliced((start,), (size,), (step,)), axis.within)
     if not isinstance(axis, range):
         return axis[start + step * np.arange(size)]
     begin, by = axis.start + axis.step * start, axis.step * step
     return range(begin, begin + by * size, by)
+
+
+def _at(axis: Wanted, places: Places) -> Places:
+    """What stands at these places of an axis."""
+    if isinstance(axis, Listed):
+        found = np.empty(len(places), axis.source.dtype)
+        axis.source.taken(places, 0).read(found, ((0, len(places)),))
+        return _at(axis.within, _from_front(found, len(axis.within)))
+    if not isinstance(axis, range):
+        return axis[places]
+    return places if (axis.start, axis.step) == (0, 1) else axis.start + axis.step * places
 
 
 def _from_front(places: Any, size: int) -> Places:

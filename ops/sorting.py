@@ -111,6 +111,37 @@ op(
 )
 
 
+def _order_kernel(xp: Any, out: Any, x: Any, *, bounds: tuple[int, ...], at: Place) -> None:
+    count, (start, end) = x.shape[0], at.ins[0][1]
+    for a, b in itertools.pairwise(bounds):
+        if start <= a < b <= end:
+            part = slice(a - start, b - start)
+            places = xp.argsort(x[:, part], axis=1, kind="stable")
+            xp.copyto(out[:count, part], xp.take_along_axis(x[:, part], places, axis=1))
+            xp.copyto(out[count:, part], (places + a).astype(out.dtype))
+
+
+def _order_rule(x: Spec, *, bounds: tuple[int, ...]) -> Spec:
+    made = _runs_rule(x, bounds=bounds)
+    if x.shape[1] > 1 << 8 * x.dtype.itemsize:
+        raise unfit("order_of_parts", (x,), "keys of a dtype that has room for places, too")
+    return Spec((2 * made.shape[0], made.shape[1]), made.dtype)
+
+
+op(
+    "order_of_parts",  # the same, and behind the keys' rows one for each: the places they come from
+    infer=_order_rule,
+    takes={"bounds": BOUNDS},
+    made_by="passes",
+    indices=lambda ins, outs, p: Indices(
+        ((None, "p"),), ((None, "p"),), parts=(("p", p["bounds"]),)
+    ),
+    kernel=_order_kernel,
+    placed=True,
+    cost=_sort_cost,
+)
+
+
 @export
 def sort(
     x: Operandish, /, axis: int = -1, *, descending: bool = False, stable: bool = True

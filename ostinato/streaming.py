@@ -13,16 +13,18 @@ from tempfile import gettempdir
 from typing import Any
 
 from ostinato import settings
-from ostinato.io_pipeline.merging import SortedRuns, columns_of
+from ostinato.io_pipeline.merging import OrderOfRuns, SortedRuns, columns_of
 from ostinato.io_pipeline.sinks import NpySink
 from ostinato.ops.core import disk_cache
 from ostinato.ops.core.array import Array, File, Operand, Term, term_of
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Layout, every_bounds
-from ostinato.ops.core.spec import Spec, int64
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import Spec, int64, is_inexact, uint32, uint64
 from ostinato.ops.core.targets import new_number, targets
 from ostinato.ops.core.trace import Collected, collect
+from ostinato.ops.expressions import Expression, where
 from ostinato.planner.machine import memory
 from ostinato.planner.passes.blocking import READ_BYTES
 from ostinato.planner.passes.file_blocks import turns_of
@@ -135,15 +137,19 @@ def sorted_before(
 
 
 def _first_to_sort(graph: Graph, operands: Sequence[Operand], session: Session) -> int | None:
-    """The first node that sorts what is made of files, and too large, along the axis in which it is
-    read."""
+    """The first node that sorts what is made of files, or drawn beside them, and too large, along the axis
+    in which it is read."""
     made = {v for v, operand in enumerate(operands) if in_file(operand)}
+    if not made:
+        return None
     for k, node in enumerate(graph.nodes):
-        if made.isdisjoint(node.inputs):
+        if made.isdisjoint(node.inputs) and OPS[node.op].drawn is None:
             continue
         made.update(graph.outs(k))
+        if not node.inputs:
+            continue
         spec = graph.specs[node.inputs[0]]
-        along = node.op == "sort" and node.kw["axis"] == 0
+        along = node.op in ("sort", "argsort") and node.kw["axis"] == 0
         if along and is_large(spec, session) and turns_of(spec, session.target) > 1:
             return k
     return None
@@ -152,19 +158,27 @@ def _first_to_sort(graph: Graph, operands: Sequence[Operand], session: Session) 
 def _runs_of(
     graph: Graph, k: int, operands: Sequence[Operand], session: Session, beside: str | None
 ) -> NpySink:
-    """The keys of what a node sorts in a file, of each column a row, in sorted runs."""
+    """The keys of what a node sorts in a file, of each column a row, in sorted runs; of an `argsort` with
+    the places that they come from."""
     node = graph.nodes[k]
     builder = Builder(graph.inputs)
     (value,) = inline(builder, Graph(graph.inputs, graph.nodes, node.inputs), range(len(operands)))
-    spec = builder.specs[value]
+    spec, bounds, op = builder.specs[value], _bounds(builder.specs[value], session), "sort_of_parts"
+    if node.op == "argsort" and is_inexact(spec.dtype):  # to which both zeros are alike
+        x = Expression(builder, value, node.line)
+        value = where(x.call("equal", x.number(0)), 0, x).value
     keys = builder.call("sort_keys", value, line=node.line)
+    if node.op == "argsort":
+        small = builder.specs[keys].dtype.itemsize <= 4 and spec.shape[0] <= 1 << 32
+        wide = Expression(builder, keys, node.line).astype(uint32 if small else uint64)
+        wide = wide.call("bitwise_invert") if node.kw["descending"] else wide
+        keys, op = wide.value, "order_of_parts"
     table = spec.shape[0], columns_of(spec.shape)
     if spec.shape != table:
         keys = builder.call("reshape", keys, shape=table, line=node.line)
     rows = builder.call("permute_dims", keys, axes=(1, 0), line=node.line)
-    bounds = _bounds(spec, session)
     rows = builder.call("resplit", rows, split=1, mesh=None, line=node.line)
-    runs = builder.call("sort_of_parts", rows, bounds=bounds, line=node.line)
+    runs = builder.call(op, rows, bounds=bounds, line=node.line)
     made = builder.specs[runs]
     folder = disk_cache.at(settings.cache).root or Path(gettempdir())
     sink = NpySink(f"{beside or folder / 'sort'}.runs.npy", None, made.shape, made.dtype)
@@ -192,14 +206,21 @@ def _without(
     """The graph over one more operand, of which it reads what a node sorted."""
     node, spec = graph.nodes[k], graph.specs[graph.nodes[k].inputs[0]]
     falls, bounds = node.kw["descending"], _bounds(spec, session)
-    source = SortedRuns(sink.part, spec.shape, sink.dtype, bounds, falls)
+    if node.op == "argsort":
+        source: SortedRuns = OrderOfRuns(sink.part, spec.shape, int64, bounds, falls=False)
+    else:
+        source = SortedRuns(sink.part, spec.shape, sink.dtype, bounds, falls)
     operands.append(session.attach(source))
     builder = Builder([*graph.inputs, operands[-1].spec])
     values = list(range(len(graph.inputs)))
     for j, other in enumerate(graph.nodes):
-        if j == k:
+        if j == k and node.op == "sort":
             keys = len(graph.inputs)
             made = [builder.call("sorted_numbers", keys, of=spec.dtype, line=node.line)]
+        elif j == k:
+            order = Expression(builder, len(graph.inputs), node.line)
+            first = [(0, n, 1) for n in node.specs[0].shape]
+            made = [order.value if order.shape == node.specs[0].shape else order.slice(first).value]
         else:
             inputs = [values[v] for v in other.inputs]
             made = [*builder.add(other.op, inputs, other.params, other.specs, other.line)]

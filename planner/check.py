@@ -132,7 +132,7 @@ def check_layouts(graph: Graph, target: Target) -> None:
             need(file.stored, "a part of a file of what is there")
             need(_layout(node.specs[0]) is file, "a part of a file that lies elsewhere")
             need(not any(s.pending for s in ins), "a value that is read before it has come")
-            need(all(p.is_whole and not p.stored for p in places), "places that not all have")
+            need(all(p.is_whole or p.stored for p in places), "places that not all have")
             continue
         if node.op not in CONTROL:
             need(not any(_layout(s).stored for s in ins), "a file that nobody reads")

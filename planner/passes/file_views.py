@@ -316,7 +316,10 @@ class Looks:
     def _picked(self, value: int, places: Expression, axis: int, line: str) -> int:
         if not self.is_file(value):
             return Expression(self.builder, value, line).take(places, axis).value
-        return self._stored("take_file", value, {"axis": axis}, line, places.value)
+        listed, maker = places.value, self.builder.maker(places.value)
+        if maker is not None and maker.op == "read" and axis == 0:
+            (listed,) = maker.inputs  # read block by block, with the rows that stand there
+        return self._stored("take_file", value, {"axis": axis}, line, listed)
 
     def _stored(self, op: str, file: int, params: dict[str, Any], line: str, *places: int) -> int:
         spec = self.builder.specs[file]

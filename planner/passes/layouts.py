@@ -423,7 +423,9 @@ class _Search:
                 return [_Ref(-1, refs[0].layouts)]
             case "take_file":
                 places = graph.specs[node.inputs[0]]
-                self.needs(refs[0], places, (Layout.whole(refs[1].layouts[0].mesh),), -1, weight)
+                if not refs[0].layouts[0].stored:
+                    whole = Layout.whole(refs[1].layouts[0].mesh)
+                    self.needs(refs[0], places, (whole,), -1, weight)
                 return [_Ref(-1, refs[1].layouts)]
             case "resplit":
                 end = _Ref(-1, (_resplit_layout(node, self.target),))
@@ -788,7 +790,8 @@ class _Emit:
                 there = self.brought(builder, inputs[0], ends[0], node.line)
                 self.pinned.add(there)
                 return [there]
-            if node.op == "take_file":
+            lies = builder.specs[inputs[0]].layout if inputs else None
+            if node.op == "take_file" and not (lies and lies.stored):
                 whole = Layout.whole(ends[0].mesh)
                 inputs = [self.brought(builder, inputs[0], whole), inputs[1]]
             made = [s.at(w) for s, w in zip(node.specs, ends, strict=True)]

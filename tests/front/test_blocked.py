@@ -385,6 +385,76 @@ def test_sorting_any_file(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyP
     assert {p.name for p in tmp_path.iterdir()} == {"x.npy", "y.npy"}
 
 
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize(
+    ("shape", "dtype", "falls"),
+    [
+        ((9001,), "f8", False),
+        ((9001,), "f4", True),
+        ((3001, 3), "i2", True),
+        ((2001, 4), "f8", False),
+    ],
+)
+def test_places_of_a_file_in_order(
+    tmp_path: Path, mesh: Any, shape: Any, dtype: str, falls: bool, merged: Counter[str]
+) -> None:
+    """Of equal keys, both zeros and NaN the first one comes first; the file is read once, and so are
+    keys and places of the runs."""
+    rng = np.random.default_rng(3)
+    made = rng.normal(size=shape).round(1).astype(dtype)
+    if made.dtype.kind == "f":
+        made[rng.random(shape) < 0.05] = -0.0
+        made[rng.random(shape) < 0.05] = np.nan
+    np.save(tmp_path / "x.npy", made)
+    limit = made.nbytes // 2
+    with use((1,)):
+        expected = np.asarray(ost.argsort(made, axis=0, descending=falls))
+    with use(mesh, memory_limit=limit // math.prod(mesh)) as session:
+        x = ost.load(tmp_path / "x.npy", resident=False)
+        merged.clear()
+        ost.save(tmp_path / "y.npy", ost.argsort(x, axis=0, descending=falls))
+        pairs = made.size * 2 * max(made.itemsize, 4)
+        assert made.nbytes <= merged["read"] <= 1.1 * made.nbytes
+        assert pairs <= merged["merged"] <= 1.1 * pairs
+        assert last_plan(session).peak_bytes <= limit // math.prod(mesh)
+        np.testing.assert_array_equal(loaded(tmp_path / "y.npy"), expected)
+        found = np.asarray(ost.argsort(x, axis=0, descending=falls)[700:705])
+        np.testing.assert_array_equal(found, expected[700:705])
+    if not falls:
+        np.testing.assert_array_equal(expected, np.argsort(made, axis=0, kind="stable"))
+    assert {p.name for p in tmp_path.iterdir()} == {"x.npy", "y.npy"}
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("split", [None, 0])
+def test_rows_of_a_file_at_places_in_a_file(
+    tmp_path: Path, mesh: Any, split: Any, moved: Counter[str]
+) -> None:
+    """Places are read block by block, once, as rows are; those from the end, and of slices, too."""
+    rng = np.random.default_rng(4)
+    made, places = rng.normal(size=(700, 600)), rng.integers(-700, 700, 900).astype("i4")
+    places[-1] = 699
+    np.save(tmp_path / "x.npy", made)
+    np.save(tmp_path / "p.npy", places)
+    limit = made.nbytes // 4 // math.prod(mesh)
+    with use(mesh, memory_limit=limit) as session:
+        x = ost.load(tmp_path / "x.npy", resident=False, split=split)
+        p = ost.load(tmp_path / "p.npy", resident=False, split=split)
+        moved.clear()
+        ost.save(tmp_path / "y.npy", ost.take(x, p, axis=0) * 2)
+        size = 900 * 600 * 8
+        assert 0 < moved["read"] <= 1.1 * (size + places.nbytes)
+        assert last_plan(session).peak_bytes <= limit
+        np.testing.assert_array_equal(loaded(tmp_path / "y.npy"), made[places] * 2)
+        np.testing.assert_array_equal(np.asarray(x[p][5:700:9, 3]), made[places][5:700:9, 3])
+        again = ost.take(ost.take(x, p, axis=0), p[:40] % 700, axis=0)
+        np.testing.assert_array_equal(np.asarray(again), made[places][places[:40] % 700])
+        np.save(tmp_path / "q.npy", places + 1)
+        outside = ost.take(x, ost.load(tmp_path / "q.npy", resident=False), axis=0)
+        with pytest.raises(Exception, match="index 700 is out of bounds for an axis with 700"):
+            ost.save(tmp_path / "z.npy", outside)
+
+
 @pytest.mark.parametrize("mesh", [(1,), (3,)])
 @pytest.mark.parametrize("error", [OSError(28, "no space left on device"), KeyboardInterrupt()])
 @pytest.mark.parametrize("when", [3, 30])

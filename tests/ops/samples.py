@@ -1177,7 +1177,23 @@ for _kind in _KINDS:
             sample(_name, partial(by_parts, bounds=_bounds), partial(of_parts, bounds=_bounds), _x)
     for _shape in ((5, 3), (4, 4), (1, 1), (3, 0)):
         sample("reflectors", reflected, lambda x: x, normal(*_shape, dtype=_kind), rtol=_loose)
+
+
+def order_of_parts(x: Array, bounds: tuple[int, ...]) -> Array:
+    """Keys of each part in order, and below them the places that they come from."""
+    parts = itertools.pairwise(bounds)
+    places = [np.argsort(x[:, a:b], axis=1, kind="stable") + a for a, b in parts]
+    order = np.concatenate(places, axis=1)
+    return np.concatenate([np.take_along_axis(x, order, axis=1), order.astype(x.dtype)])
+
+
 for _bounds in ((0, 7), (0, 4, 9), (0, 3, 5, 9, 11)):
+    sample(
+        "order_of_parts",
+        partial(lambda x, bounds: apply("order_of_parts", x, bounds=bounds), bounds=_bounds),
+        partial(order_of_parts, bounds=_bounds),
+        _rng.integers(0, 9, (2, _bounds[-1])).astype(np.uint64),
+    )
     sample(
         "sort_of_parts",
         partial(lambda x, bounds: apply("sort_of_parts", x, bounds=bounds), bounds=_bounds),
