@@ -20,7 +20,6 @@ from ostinato.ops.core.array import Array, File, Operand, Term, term_of
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Layout, every_bounds
-from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec, int64, is_inexact, uint32, uint64
 from ostinato.ops.core.targets import new_number, targets
 from ostinato.ops.core.trace import Collected, collect
@@ -137,17 +136,13 @@ def sorted_before(
 
 
 def _first_to_sort(graph: Graph, operands: Sequence[Operand], session: Session) -> int | None:
-    """The first node that sorts what is made of files, or drawn beside them, and too large, along the axis
-    in which it is read."""
+    """The first node that sorts what is made of files, and too large, along the axis in which it is
+    read."""
     made = {v for v, operand in enumerate(operands) if in_file(operand)}
-    if not made:
-        return None
     for k, node in enumerate(graph.nodes):
-        if made.isdisjoint(node.inputs) and OPS[node.op].drawn is None:
+        if made.isdisjoint(node.inputs):
             continue
         made.update(graph.outs(k))
-        if not node.inputs:
-            continue
         spec = graph.specs[node.inputs[0]]
         along = node.op in ("sort", "argsort") and node.kw["axis"] == 0
         if along and is_large(spec, session) and turns_of(spec, session.target) > 1:

@@ -123,8 +123,8 @@ def roughly(graph: Graph, target: Target, donated: Sequence[int] = ()) -> int:
 
 
 def streamed(graph: Graph, target: Target, size: int, keep: float) -> Graph:
-    """The graph that reads and writes files block after block along their first axis, or the one that is
-    worked through in parts, as far as it can."""
+    """The graph that reads and writes files block after block along their first axis, as far as it
+    can."""
     whole: set[Node] = set()
     for _ in range(PARTS):
         k = next((k for k in range(len(graph.nodes)) if _streams(graph, k, size, whole)), None)
@@ -133,9 +133,8 @@ def streamed(graph: Graph, target: Target, size: int, keep: float) -> Graph:
         v = _in_memory(graph, k)
         spec = graph.specs[v]
         most = min(shortest(spec, 0), most_turns(target)) if spec.ndim else 1
-        dim, turns = _parts(graph, spec, target)
-        turns = turns or min(-(-local_bytes(spec) // max(size, 1)), most)
-        made = split_along(graph, target, v, dim, turns, keep) if turns > 1 else None
+        turns = _parts(graph, spec, target) or min(-(-local_bytes(spec) // max(size, 1)), most)
+        made = split_along(graph, target, v, 0, turns, keep) if turns > 1 else None
         whole.add(graph.nodes[k])
         if made is not None:
             graph = made[0]
@@ -148,15 +147,12 @@ def _streams(graph: Graph, k: int, size: int, tried: set[Node]) -> bool:
     return wanted and local_bytes(graph.specs[_in_memory(graph, k)]) > size
 
 
-def _parts(graph: Graph, spec: Spec, target: Target) -> tuple[int, int]:
-    """The first axis that is as long as what some operation works through in parts, and the parts that
-    each worker has of it, as `work_in_blocks` laid down; none of the first axis if no operation does."""
+def _parts(graph: Graph, spec: Spec, target: Target) -> int:
+    """Parts that each worker has of such rows where some operation works through parts of them, as
+    `work_in_blocks` laid down; 0 if none does."""
     bounds = [n.kw["bounds"] for n in graph.nodes if "bounds" in n.kw]
-    for dim, size in enumerate(spec.shape):
-        counts = [len(b) - 1 for b in bounds if b[-1] == size]
-        if counts:
-            return dim, max(counts) // target.workers
-    return 0, 0
+    counts = [len(b) - 1 for b in bounds if spec.ndim and b[-1] == spec.shape[0]]
+    return max(counts, default=0) // target.workers
 
 
 def _in_memory(graph: Graph, k: int) -> int:
