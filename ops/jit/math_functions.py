@@ -119,20 +119,25 @@ def exp2(x: Value) -> Value:
     return _scaled(fma(horner(r, _EXP[x.dtype]), r, 1.0), n)
 
 
-def expm1(x: Value) -> Value:
-    wide = floating(x)
-    n, r = _reduced(_between(x, -40.0, 709.8 if wide else 88.73))
+def _half_expm1(x: Value) -> Value:
+    """(exp(x) - 1) / 2; half of what is infinite is not."""
+    n, r = _reduced(_between(x, -40.0, 709.8 if floating(x) else 88.73))
     half = _power_of_two(n - 1)  # of a power of two that may be too large
-    found = fma(half, horner(r, _EXP[x.dtype]) * r, half - 0.5)
-    return where(abs(x) < (2.0**-60 if wide else 2.0**-30), x, found + found)  # -0 stays
+    return fma(half, fma(r * r, horner(r, _EXP[x.dtype][:-1]), r), half - 0.5)
+
+
+def expm1(x: Value) -> Value:
+    found = _half_expm1(x)
+    return where(abs(x) < (2.0**-60 if floating(x) else 2.0**-30), x, found + found)  # -0 stays
 
 
 def tanh(x: Value) -> Value:
     most = 22.0 if floating(x) else 10.0  # from here on it is 1
     a = abs(x)
     a = where(a > most, most, a)
-    t = expm1(a + a)
-    return copysign(t / (t + 2.0), x)
+    h = _half_expm1(a + a)
+    part = h / (h + 1.0)
+    return copysign(where(h < 1.0, fma(-h, part, h), part), x)
 
 
 # -- logarithms ----------------------------------------------------------------------------
@@ -415,7 +420,9 @@ def sinh(x: Value) -> Value:
     floating(x)
     a = abs(x)
     t = expm1(a)
-    found = where(a > 30.0, _half_exp(a), 0.5 * (t + t / (t + 1.0)))
+    part = 0.5 * t / (t + 1.0)
+    near = where(t < 1.0, fma(-t, part, t), fma(t, 0.5, part))
+    found = where(a > 30.0, _half_exp(a), near)
     return where(x != x, x, copysign(found, x))
 
 

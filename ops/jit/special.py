@@ -126,7 +126,9 @@ def gammaln_positive(x: Value) -> Value:
 def gammaln(x: Value) -> Value:
     a = abs(x)
     right = gammaln_positive(a)
-    left = _log(math.pi / (a * abs(sin_pi(a)))) - right
+    turned = abs(sin_pi(a))
+    left = _log(math.pi / (a * turned)) - right
+    left = where((turned == 0) | (a == math.inf), x.like(math.inf), left)
     found = where((x < 0) & (a > 2.0**-60), left, right)
     return where(a == math.inf, a, found)
 
@@ -209,6 +211,8 @@ _TRIGAMMA = [-236364091 / 2730, 854513 / 138, -174611 / 330, 43867 / 798, -3617 
 @in_double
 def betaln(a: Value, b: Value) -> Value:
     p, q = where(a < b, a, b), where(a < b, b, a)
+    most = p > 2.0**900  # whose sum may be too large
+    p, q = (where(most, v * 2.0**-100, v) for v in (p, q))
     s = p + q
     h = p / s
     rest = _log1p(-h)
@@ -219,6 +223,7 @@ def betaln(a: Value, b: Value) -> Value:
     large = one + (outer + p - p * _log(s) + (q - 0.5) * rest)
     found = where(q >= 8.0, large, one + gammaln(q) - gammaln(s))
     found = where(p >= 8.0, both, found)
+    found = where(most, found * 2.0**100, found)
     found = where((q == math.inf) & (p > 0), q.like(-math.inf), found)
     return where((a != a) | (b != b), a + b, found)
 
@@ -381,10 +386,22 @@ def entr(x: Value) -> Value:
     return where(x < 0, x.like(-math.inf), found)
 
 
+_FAR_LOG = 1100 * math.log(2)
+
+
+def _log_quotient(x: Value, y: Value) -> Value:
+    """log(x / y), also where x / y is too large or too small for a number."""
+    less, more, one = (x.like(v) for v in (2.0**-600, 2.0**500, 1.0))
+    large, small = x * less > y * 2.0**400, y * less > x * 2.0**400
+    p = x * where(large, less, where(small, more, one))
+    q = y * where(large, more, where(small, less, one))
+    return _log(p / q) + where(large, x.like(_FAR_LOG), where(small, x.like(-_FAR_LOG), 0.0))
+
+
 def _log_ratio(x: Value, y: Value) -> Value:
     """log(x / y), to its last digits where they are near."""
     near = (x + x > y) & (y + y > x)
-    return where(near, _log1p((x - y) / y), _log(x / y))
+    return where(near, _log1p((x - y) / y), _log_quotient(x, y))
 
 
 @in_double
@@ -397,7 +414,7 @@ def rel_entr(x: Value, y: Value) -> Value:
 @in_double
 def kl_div(x: Value, y: Value) -> Value:
     v = (y - x) / x
-    usual = where(abs(v) < 0.5, -x * log1p_less(v, y / x), x * _log(x / y) - x + y)
+    usual = where(abs(v) < 0.5, -x * log1p_less(v, y / x), x * _log_quotient(x, y) - x + y)
     found = where((x > 0) & (y > 0), usual, x.like(math.inf))
     found = where((x == 0) & (y >= 0), y, found)
     return where((x != x) | (y != y), x + y, found)
@@ -635,12 +652,14 @@ def _uniform(a: Value, u: Value) -> tuple[Value, Value]:
 def _incomplete_gamma(a: Value, x: Value) -> tuple[Value, Value]:
     u = (x - a) / a
     uniform = (a > 20.0) & (abs(u) < 0.4)
+    far = (a > 2.0**100) & ~uniform  # all is below, or nothing
     front = _gamma_front(a, x)
     low = x < 1.1
     edge = where(x <= 0.5, -0.4 / _log(x), x * 1.1)
     small = low & (edge >= a) & ~uniform
-    lower = where(low, ~small, x < a) & ~uniform
-    upper = ~low & (x >= a) & ~uniform
+    inner = ~uniform & ~far
+    lower = where(low, ~small, x < a) & inner
+    upper = ~low & (x >= a) & inner
     one, zero = x.like(1.0), x.like(0.0)
 
     def on(which: Value) -> Value:
@@ -670,7 +689,9 @@ def _incomplete_gamma(a: Value, x: Value) -> tuple[Value, Value]:
     p_uniform, q_uniform = _uniform(where(uniform, a, 30.0), where(uniform, u, zero))
     p = where(uniform, p_uniform, where(lower, p_series, 1.0 - where(upper, q_fraction, q_small)))
     q = where(uniform, q_uniform, where(lower, 1.0 - p_series, where(upper, q_fraction, q_small)))
-    return p, q
+    below = x < a
+    p = where(far, where(below, zero, one), p)
+    return p, where(far, where(below, one, zero), q)
 
 
 def _at_ends(a: Value, x: Value, found: Value, nothing: float, all_: float) -> Value:

@@ -171,6 +171,24 @@ def test_to_the_digits_that_are_promised(name, how):
             assert abs(mpmath.mpf(y) - true) <= allowed * unit, (given, y, float(true))
 
 
+@pytest.mark.parametrize("how", HOW)
+def test_operands_that_are_far_apart(how):
+    """Where a quotient, a sum or a factor of theirs is no number."""
+    far = [(1e300, 1e-300), (1e-300, 1e300), (5e-324, 1e20), (1e308, 2.0), (1e20, 1e-45)]
+    x, y = (np.array(column) for column in zip(*far, strict=True))
+    with mpmath.workdps(60):
+        exact = [mpmath.mpf(a) * mpmath.log(mpmath.mpf(a) / mpmath.mpf(b)) for a, b in far]
+        less = [e - mpmath.mpf(a) + mpmath.mpf(b) for e, (a, b) in zip(exact, far, strict=True)]
+    np.testing.assert_allclose(HOW[how]("rel_entr", x, y), np.array(exact, float), rtol=1e-14)
+    np.testing.assert_allclose(HOW[how]("kl_div", x, y), np.array(less, float), rtol=1e-14)
+    large, expected = np.array([1e308, 1e300]), [-1.3862943611198906e308, -1.3862943611198906e300]
+    np.testing.assert_allclose(HOW[how]("betaln", large, large), expected, rtol=1e-14)
+    shape, at = np.array([1e300, 1e300]), np.array([1e20, 1e308])
+    np.testing.assert_array_equal(HOW[how]("gammainc", shape, at), [0.0, 1.0])
+    np.testing.assert_array_equal(HOW[how]("gammaincc", shape, at), [1.0, 0.0])
+    assert HOW[how]("gammaln", np.array([-1e300, -3.0])).tolist() == [np.inf, np.inf]
+
+
 @pytest.mark.parametrize("name", EXACT)
 def test_of_float32_to_the_last_bit_but_one(name):
     xs = EXACT[name][1]
