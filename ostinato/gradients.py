@@ -106,7 +106,8 @@ def variables_of(
 ) -> tuple[list[Any], list[Array], list[Any]]:
     """The arguments with the leaves of some of them made variables of their own, which stay what they
     are where the function assigns to its arguments."""
-    marked, variables, structures = list(args), [], []
+    marked, structures = list(args), []
+    variables: list[Array] = []
     for n in numbers:
         leaves, structure = flatten(args[n])
         made = []
