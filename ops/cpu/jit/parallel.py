@@ -41,8 +41,9 @@ end:
 # Each thread has a part of the turns, and takes it slice by slice; who is done takes from others,
 # so that one whose core is busy with something else is not waited for.
 SLICES = 8
-# Once is enough of `body` and `finish`: most of the time goes into optimising them.
-_AROUND = """
+# What calls a kernel's `body` and `finish` is the same for all kernels, and compiled once. They find
+# it in a table (nonlazybind): for a stub to jump by, LLVM's loader counts no memory.
+_CALLER = """
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
 declare i32 @omp_get_thread_num()
 declare i32 @omp_get_num_threads()
@@ -62,6 +63,8 @@ entry:
   %data = load ptr, ptr %job
   %j1 = getelementptr ptr, ptr %job, i64 1
   %meta = load ptr, ptr %j1
+  %j2 = getelementptr ptr, ptr %job, i64 2
+  %body = load ptr, ptr %j2
   %counters = getelementptr i8, ptr %job, i64 64
   %turns = load i64, ptr %meta
   %t32 = call i32 @omp_get_thread_num()
@@ -98,7 +101,7 @@ mine:
   %some = icmp slt i64 %lo, %hi
   br i1 %some, label %work, label %slice
 work:
-  call void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %t) noinline
+  call void %body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %t)
   br i1 %yet1, label %look, label %slice
 look:
   call void @part_threads(ptr %cores, i64 %n, i64 %t)
@@ -111,15 +114,15 @@ end:
   ret void
 }
 
-define ptr @run(ptr %self, ptr %args, i64 %given) {
+define ptr @run(ptr %self, ptr %args, i64 %given, i64 %many, ptr %body, ptr %finish) {
 entry:
-  %right = icmp eq i64 %given, MANY
+  %right = icmp eq i64 %given, %many
   br i1 %right, label %begin, label %wrong
 wrong:
   call void @PyErr_SetString(ptr @type_error, ptr @words)
   ret ptr null
 begin:
-  %data = alloca [MANY x ptr]
+  %data = alloca ptr, i64 %many
   %m = getelementptr i8, ptr %self, i64 16
   %meta = load ptr, ptr %m
   br label %fill
@@ -137,7 +140,7 @@ array:
   %to = getelementptr ptr, ptr %data, i64 %k
   store ptr %elements, ptr %to
   %k1 = add i64 %k, 1
-  %more = icmp slt i64 %k1, MANY
+  %more = icmp slt i64 %k1, %many
   br i1 %more, label %fill, label %filled
 filled:
   HOLD
@@ -147,8 +150,8 @@ filled:
   %small = icmp eq i64 %threads, 0
   br i1 %small, label %alone, label %together
 alone:
-  call void @body(ptr %data, ptr %meta, i64 0, i64 %turns, i64 0) noinline
-  call void @finish(ptr %data, ptr %meta) noinline
+  call void %body(ptr %data, ptr %meta, i64 0, i64 %turns, i64 0)
+  call void %finish(ptr %data, ptr %meta)
   FREE
   br label %done
 together:
@@ -157,7 +160,7 @@ together:
   %one = icmp eq i64 %threads, 1
   br i1 %one, label %single, label %team
 single:
-  call void @body(ptr %data, ptr %meta, i64 0, i64 %turns, i64 0) noinline
+  call void %body(ptr %data, ptr %meta, i64 0, i64 %turns, i64 0)
   br label %ready
 team:
   %lines = mul i64 %threads, 66
@@ -168,16 +171,27 @@ team:
   store ptr %data, ptr %job
   %j1 = getelementptr ptr, ptr %job, i64 1
   store ptr %meta, ptr %j1
+  %j2 = getelementptr ptr, ptr %job, i64 2
+  store ptr %body, ptr %j2
   call void @GOMP_parallel(ptr @task, ptr %job, i32 %count32, i32 0)
   br label %ready
 ready:
-  call void @finish(ptr %data, ptr %meta) noinline
+  call void %finish(ptr %data, ptr %meta)
   FREE
   call void @PyEval_RestoreThread(ptr %state)
   br label %done
 done:
   call void @Py_IncRef(ptr @none)
   ret ptr @none
+}
+"""
+_STUB = """
+declare ptr @CALLER(ptr, ptr, i64, i64, ptr, ptr) nonlazybind
+declare void @PyErr_SetString(ptr, ptr)
+
+define ptr @run(ptr %self, ptr %args, i64 %given) {
+  %made = tail call ptr @CALLER(ptr %self, ptr %args, i64 %given, i64 MANY, ptr @body, ptr @finish)
+  ret ptr %made
 }
 !0 = distinct !{!0, !2}
 !1 = distinct !{}
@@ -200,12 +214,21 @@ declare i32 @pthread_sigmask(i32, ptr, ptr)
 def around(many: int, name: str = "run", held: bool = False) -> str:
     """What Python calls: takes so many arrays' addresses and shares the turns of `body`. `held`: no
     handler of a signal may run meanwhile."""
-    held = _ready() and held
-    text = (_CLEAR + _AROUND).replace("MANY", str(many)).replace("SLICES", str(SLICES))
+    caller = _caller(_ready() and held)
+    text = _STUB.replace("MANY", str(many)).replace("CALLER", caller)
+    return text.replace("@run(", f"@{name}(")
+
+
+@lru_cache(2)
+def _caller(held: bool) -> str:
+    """The name of what calls a kernel's parts."""
+    text = (_CLEAR + _CALLER).replace("SLICES", str(SLICES))
     free = [_FREE.replace("freed", f"freed{k}") if held else "" for k in range(2)]
     text = text.replace("HOLD", _HOLD if held else "")
     text = text.replace("FREE", free[0], 1).replace("FREE", free[1], 1)
-    return (_MASKS if held else "") + text.replace("@run(", f"@{name}(")
+    name = "call_held_kernel" if held else "call_kernel"
+    symbol(name, linked((_MASKS if held else "") + text))
+    return name
 
 
 # -- threads apart -------------------------------------------------------------------------
