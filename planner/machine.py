@@ -129,6 +129,12 @@ class Rate:
         return (flops + self.half) / self.most if flops else 0.0
 
 
+def overlapped(*parts: float) -> float:
+    """Seconds of a kernel that does all of these, partly one beside the other."""
+    most = max(parts)
+    return most + BESIDE * (sum(parts) - most)
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """Rates per worker. Those of a dtype that is not listed are those of the first one."""
@@ -160,10 +166,9 @@ class Machine:
     def kernel_seconds(
         self, flops: float, moved: float, dense: bool, dtype: str = "float32"
     ) -> float:
-        """The longer of computing and moving, and the start."""
-        return self.call_seconds + max(
-            self.flops_seconds(flops, dense, dtype), self.moving_seconds(moved, moved)
-        )
+        """Computing and moving, one beside the other, and the start."""
+        computing = self.flops_seconds(flops, dense, dtype)
+        return self.call_seconds + overlapped(computing, self.moving_seconds(moved, moved))
 
     def flops_seconds(self, flops: float, dense: bool, dtype: str = "float32") -> float:
         if dense:
@@ -179,16 +184,14 @@ class Machine:
         functions: float,
         moving: float,
     ) -> float:
-        """Of a kernel that does all of these, partly one beside the other."""
-        parts = (
+        """Of a kernel that does so many operations of each kind, and moves for so many seconds."""
+        return overlapped(
             _of(self.products, dtype).time(dense),
             _of(self.factors or self.products, dtype).time(factors),
             simple / _rate(self.elements, dtype),
             functions / _rate(self.functions, dtype),
             moving,
         )
-        most = max(parts)
-        return most + BESIDE * (sum(parts) - most)
 
     def moving_seconds(self, moved: float, among: float) -> float:
         """Bytes that come and go, of so many that are looked at in turn."""

@@ -17,7 +17,7 @@ from ostinato.ops.core.layout import Layout, Mesh, Shape
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.traffic import legs
-from ostinato.planner.machine import Machine
+from ostinato.planner.machine import Machine, overlapped
 from ostinato.planner.plan import largest_part
 
 from .ways import Way
@@ -40,7 +40,7 @@ def kernel_seconds(
     if OPS[node.op].view is not None:
         return 0.0
     computing, touched = kernel_work(machine, node, ins, outs)
-    return machine.call_seconds + max(computing, machine.moving_seconds(touched, touched))
+    return machine.call_seconds + overlapped(computing, machine.moving_seconds(touched, touched))
 
 
 def kernel_work(
