@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from typing import Any
 
@@ -15,7 +17,12 @@ from .executor import Work
 
 EVERY = 0.2  # seconds between two looks
 BAR = 12  # columns
+WIDE = 160  # of a line that goes to a file; a terminal's width is asked for
 OTHERS = 30  # that the bar, words and time take, but for the digits of numbers
+
+
+def _has_width() -> bool:
+    return sys.stdout.isatty() or "COLUMNS" in os.environ
 
 
 class Line:
@@ -34,7 +41,7 @@ class Line:
             progress.MofNCompleteColumn(),
             progress.TimeRemainingColumn(),
             progress.TextColumn("{task.fields[said]}"),
-            console=console.Console(),  # as wide as the terminal is now
+            console=console.Console(width=None if _has_width() else WIDE),
             auto_refresh=False,
         )
         self.task: Any = self.shown.add_task("", total=total, said="")

@@ -278,6 +278,17 @@ def test_a_line_of_progress_fits_its_terminal(
         assert ("the step binds" in line) == (width > 60)
 
 
+def test_a_line_of_progress_in_a_file_is_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    for _ in numbers().epoch(11, progress=True):
+        time.sleep(0.01)
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if "epoch 11" in x)
+    assert line.rstrip().endswith("the step binds")
+
+
 def test_a_pipe_says_what_it_is() -> None:
     assert repr(ost.io.arrays(np.arange(5))) == "<Pipe: 5 samples of label: no stages>"
     assert repr(ost.io.stream([1]).on_error("skip")) == "<Pipe: a stream: on_error('skip')>"
