@@ -98,12 +98,12 @@ def dense(xp: Any, x: Any, w: Any, b: Any) -> Any:
 
 def by_onednn(operands: Operands) -> Case:
     """The library's own product with bias and maximum, called by ctypes."""
-    from ostinato.ops.cpu.kernels.gemm import _stacks
-    from ostinato.ops.cpu.libraries.onednn import Stack, _Argument, _engine, _owner, _stream, _team
+    from ostinato.ops.cpu.libraries.onednn import _Argument, _engine, _owner, _stream, _team
+    from ostinato.ops.jit.stacks import Stack, stacked
 
     x, w, b = operands()
     y = np.empty((x.shape[0], w.shape[1]), x.dtype)
-    stacks = _stacks(x, w, y)
+    stacks = stacked(x, w, y)
     assert stacks is not None
     with _owner(*stacks) as owner, _team(2):
         found = owner.library

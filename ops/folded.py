@@ -2,7 +2,7 @@
 
     btk,btn->kn        (b t) k, (b t) n -> k n, where b is cut at the most, in parts of one size
 
-`planner/cpu/fold_products.py` puts it into graphs whose layouts are known."""
+`planner/fusion/fold_products.py` puts it into graphs whose layouts are known."""
 
 from __future__ import annotations
 

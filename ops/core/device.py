@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .graph import Node
+from .graph import Graph, Node
 from .registry import OPS, Params, Scratch, Specs
-from .spec import DType, Shape, Spec
+from .spec import DType, Shape, Spec, bfloat16, float16, float32
 
 Function = Callable[..., None]  # of operands and results
 
@@ -115,7 +115,6 @@ class Device:
     """A kind of memory, and what computes there. This one does it all by the ops' own kernels."""
 
     is_host = False  # whether its arrays are NumPy's
-    halves: tuple[DType, ...] = ()  # whose products into float32 are faster than those of float32
     lapack: Any = None  # routines that kernels call by themselves (ops/cpu/libraries/lapack.py)
 
     def __init__(self, name: str, xp: Any) -> None:
@@ -129,6 +128,24 @@ class Device:
         assert op in OPS, f"{self.name} runs {op}, which is no operation"
         assert op not in self.natives, f"{op} is registered twice on {self.name}"
         self.natives[op] = Native(make, **facts)
+
+    def widens(self, left: DType, right: DType, out: DType) -> bool:
+        """Whether products of these into that are made from what is narrow, exactly, and faster."""
+        return False
+
+    @property
+    def halves(self) -> tuple[DType, ...]:
+        """Whose products into float32 are faster than those of float32."""
+        return tuple([d for d in (bfloat16, float16) if self.widens(d, d, float32)])
+
+    def behind(self, graph: Graph, k: int, fast: bool) -> Sequence[int]:
+        """The nodes behind a product that are done as it is written, by the library that multiplies.
+        `fast`: with other bits, too."""
+        return ()
+
+    def multiplies(self, ops: Collection[str]) -> str:
+        """Who makes the products among these, and why, where that is not who does it best."""
+        return ""
 
     def has_scratch(self, node: Node) -> bool:
         """Whether a node's kernels may need memory while they run."""
@@ -202,6 +219,10 @@ class Device:
         return {}
 
     # -- time ------------------------------------------------------------------------------
+    def told(self) -> Sequence[str]:
+        """What the time that something takes depends on here, beside the host: names and versions."""
+        return ()
+
     def clock(self) -> float:
         """Seconds, when all that was asked of it is done."""
         return time.perf_counter()
@@ -240,7 +261,7 @@ class Device:
 
 def plain(params: dict[str, Any]) -> dict[str, Any]:
     """Parameters without what only says how a device does it."""
-    return {name: x for name, x in params.items() if name not in ("way", "stays")}
+    return {name: x for name, x in params.items() if name not in ("way", "stays", "tf32")}
 
 
 class Absent(Exception):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from ostinato.ops.core.device import Device, Function, Keeping, add
 from ostinato.ops.core.graph import Node
 from ostinato.ops.core.registry import OPS, Specs
-from ostinato.ops.core.spec import DType, Shape, Spec, bfloat16, copied, float16, float32, in_line
+from ostinato.ops.core.spec import DType, Shape, Spec, copied, in_line
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.flat import native_kernel
 from ostinato.ops.jit.loops import lies
@@ -20,7 +20,7 @@ from .fused import FUSED
 from .jit.llvm import together
 from .kernels.gemm import in_order
 from .libraries import lapack
-from .libraries.onednn import can_widen
+from .libraries.onednn import can_widen, library
 from .loops.copies import in_pieces, in_rows
 from .loops.record import Record
 
@@ -50,9 +50,14 @@ class Cpu(Device):
     def to_host(self, value: Any) -> Any:
         return value
 
-    @property
-    def halves(self) -> tuple[DType, ...]:  # type: ignore[override]
-        return tuple([d for d in (bfloat16, float16) if can_widen(d, d, float32)])
+    def widens(self, left: DType, right: DType, out: DType) -> bool:
+        return can_widen(left, right, out)
+
+    def multiplies(self, ops: Collection[str]) -> str:
+        missing = library()
+        if isinstance(missing, str) and any(OPS[name].product for name in ops):
+            return f"by NumPy's library, {missing}"
+        return ""
 
     @property
     def lapack(self) -> Any:

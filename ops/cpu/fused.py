@@ -8,19 +8,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.device import plain
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Box
 from ostinato.ops.core.parameters import GRAPH, unfit
 from ostinato.ops.core.registry import ANY, OPS, Params, Place, Scratch, Specs, op
 from ostinato.ops.core.spec import Shape, Spec, int8
 from ostinato.ops.cpu.loops.schedule import BLOCKS, UNITS, analyse, analyse_in_order, lanes_of
+from ostinato.ops.jit.behind import BEGINS
 from ostinato.ops.jit.loops import SUMS
 from ostinato.ops.jit.stages import label
 
-from .kernels.gemm_epilogue import (
-    BEGINS,
-    shape_of,
-)
+from .kernels.gemm_epilogue import shape_of
 from .loops.flat import crew_of, nest_kernel
 from .loops.stages import facts
 from .threads import most_threads
@@ -84,7 +83,7 @@ def _kernel(
     outs: Sequence[Any] = out if isinstance(out, tuple) else (out,)
     values, shapes = list(xs), _shapes(body, [x.shape for x in (*xs, *outs)], labelled)
     for k, node in enumerate(body.nodes):
-        ins, rule, params = [values[v] for v in node.inputs], OPS[node.op], node.kw
+        ins, rule, params = [values[v] for v in node.inputs], OPS[node.op], plain(node.kw)
         made = [shapes[v] for v in body.outs(k)]
         at = Place(
             tuple(_box(x.shape) for x in ins),

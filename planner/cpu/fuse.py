@@ -21,10 +21,11 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import float32
 from ostinato.ops.cpu.jit.lines import can_lower
 from ostinato.ops.cpu.jit.llvm import why_not
-from ostinato.ops.cpu.kernels.gemm_epilogue import BEGINS, ENOUGH, multiplies
+from ostinato.ops.cpu.kernels.gemm_epilogue import ENOUGH, multiplies
 from ostinato.ops.cpu.kernels.gemm_tiles import form_of
 from ostinato.ops.cpu.loops.schedule import analyse_in_order
 from ostinato.ops.expressions import cast
+from ostinato.ops.jit.behind import BEGINS
 from ostinato.ops.jit.scalar import has_own_bits
 from ostinato.ops.jit.stages import GATHERS
 from ostinato.planner.fusion.groups import (
@@ -32,9 +33,11 @@ from ostinato.planner.fusion.groups import (
     Made,
     groups_of,
     is_elementwise,
-    node_of,
+    is_gemm,
+    kernel_of,
     with_kernels,
 )
+from ostinato.planner.fusion.narrow_operands import uncast
 from ostinato.planner.fusion.random import draw_in_kernels
 from ostinato.planner.fusion.stages import (
     PRODUCT,
@@ -57,7 +60,6 @@ from ostinato.planner.rewrite import (
     with_nodes,
 )
 
-from .narrow_operands import uncast
 from .symmetric import squared_by
 
 WORTH = 16384  # elements times operations that are worth kernels
@@ -192,23 +194,20 @@ def _ways_to_memory(
 
 def _is_product(graph: Graph, node: Node, target: Target) -> bool:
     """Whether blocks of a product's rows may be followed at once by what is behind it."""
-    product = OPS[node.op].product
-    if product is None or not product.gemm or target.numerics == "any-workers":
+    if target.numerics == "any-workers" or not is_gemm(graph, node, PRODUCT):
         return False
     specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
     if specs[2].dtype != float32 or specs[0].dtype != specs[1].dtype or why_not():
         return False
-    if not multiplies(specs[0].dtype) or any(s.ndim < 2 or s.layout is None for s in specs):
-        return False
     layouts = [s.layout for s in specs if s.layout is not None]
-    if layouts[2].partial_axes or node.inputs[0] == node.inputs[1]:
+    if not multiplies(specs[0].dtype):
         return False
     (*batches, m, n), k = layouts[2].largest(specs[2].shape), layouts[0].largest(specs[0].shape)[-1]
     rows = m * math.prod(batches)
     if k >= HALVED and squared_by(graph, node) >= 0:
         return False
     enough = rows >= ENOUGH and n >= NARROWEST
-    return enough and n * k > PRODUCT and k <= DEEPEST
+    return enough and k <= DEEPEST
 
 
 def _round_late(graph: Graph, target: Target) -> Graph:
@@ -293,7 +292,7 @@ def _worthy_groups(
 
 
 def _groups(graph: Graph, target: Target, alone: set[int]) -> list[Group]:
-    products = {k for k, n in enumerate(graph.nodes) if _is_product(graph, n, target)}
+    products = {k: None for k, n in enumerate(graph.nodes) if _is_product(graph, n, target)}
     return groups_of(graph, target, alone, can_lower, products, _rounded_late(graph, alone))
 
 
@@ -309,6 +308,5 @@ def _is_worth(group: Group, target: Target, least: int, turns: int) -> bool:
 # -- kernels ---------------------------------------------------------------------------------
 def _kernel(graph: Graph, group: Group | Nested, read: Container[int]) -> Made:
     if isinstance(group, Group):
-        kind = f"fused{'_matmul' * group.product}{'_rows' * (group.rows > 0)}"
-        return node_of(graph, group, read, kind)
+        return kernel_of(graph, group, read)
     return nest_of(graph, group, read)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from ostinato.planner.fusion.fold_products import fold_products
+from ostinato.planner.fusion.narrow_operands import narrow
 from ostinato.planner.passes.order import order
 
-from .fold_products import fold_products
 from .fuse import fuse
-from .narrow_operands import narrow
 from .packed_weights import mark_staying
 from .slices import slice_first
 from .symmetric import halve

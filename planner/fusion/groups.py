@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from ostinato.ops.core.build import Builder
@@ -38,6 +39,7 @@ class Group(Unit):
     space: Space
     rows: int = 0  # how many of the last axes are reduced
     product: bool = False  # whether it begins with a product
+    behind: Container[int] | None = None  # what may follow a product; None: all that is elementwise
     work: int = 0  # operations
 
 
@@ -46,11 +48,11 @@ def groups_of(
     target: Target,
     alone: Container[int],
     lowers: Lowers,
-    products: Container[int] = (),
+    products: Mapping[int, Container[int] | None] = MappingProxyType({}),
     late: Container[int] = (),
 ) -> list[Group]:
-    """`alone`: operations that stay by themselves. `products` begin kernels; the casts of their right
-    matrices that are `late` are a part of them."""
+    """`alone`: operations that stay by themselves. `products` begin kernels, with what may follow in
+    these, if that is not all; the casts of their right matrices that are `late` are a part of them."""
     found: dict[Group, None] = {}
     latest: dict[Space, Group] = {}
     home: dict[int, Group] = {}  # of values
@@ -68,9 +70,11 @@ def groups_of(
         near += [latest[space]] if space in latest else []
         near = [g for g in near if not rows or g.rows in (0, rows)]
         near = [g for g in near if (rows <= 1 or not g.product) and not product]
+        near = [g for g in near if g.behind is None or k in g.behind]
+        near.sort(key=lambda g: g.behind is None)
         group = _joined(read, near, home, units)
         if group is None:
-            group = Group(space=space, product=product)
+            group = Group(space=space, product=product, behind=products.get(k))
             found[group] = None
             if not product:
                 latest[space] = group
@@ -140,6 +144,20 @@ def _is_constant(graph: Graph, v: int) -> bool:
     return k >= 0 and graph.nodes[k].op == "constant"
 
 
+def is_gemm(graph: Graph, node: Node, least: int) -> bool:
+    """Whether a node multiplies stacks of matrices, each row with more than so many numbers, and none of
+    the workers leaves an addend."""
+    product = OPS[node.op].product if node.op in OPS else None
+    if product is None or not product.gemm:
+        return False
+    specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
+    if any(s.ndim < 2 or s.layout is None for s in specs):
+        return False
+    left, _, made = (s.layout for s in specs if s.layout is not None)
+    k, n = left.largest(specs[0].shape)[-1], made.largest(specs[2].shape)[-1]
+    return not made.partial_axes and n * k > least and node.inputs[0] != node.inputs[1]
+
+
 def is_elementwise(graph: Graph, node: Node, lowers: Lowers) -> bool:
     if len(node.specs) != 1 or node.op not in OPS or not OPS[node.op].scalar:
         return False
@@ -161,9 +179,6 @@ def rows_of(graph: Graph, node: Node, lowers: Lowers) -> int:
     if spec.size == 0 or spec.dtype.kind == "c" or not can_add(made.dtype):
         return 0
     return len(axes) if lowers(CAST, (spec.dtype,), made.dtype) else 0
-
-
-# -- kernels ---------------------------------------------------------------------------------
 
 
 # -- kernels ---------------------------------------------------------------------------------
@@ -220,7 +235,8 @@ def with_kernels(
 
 def kernel_of(graph: Graph, group: Group, read: Container[int]) -> Made:
     """Of one group."""
-    return node_of(graph, group, read, f"fused{'_rows' * (group.rows > 0)}")
+    kind = f"fused{'_matmul' * group.product}{'_rows' * (group.rows > 0)}"
+    return node_of(graph, group, read, kind)
 
 
 def node_of(

@@ -10,7 +10,7 @@ return %2                                  %3 = astype(%2; dtype=dtype float32) 
                                            return %6
 
 This says what is computed, on every machine alike. One that multiplies bfloat16 into float32 reads the
-rounded values as they are (cpu/narrow_operands.py); others multiply them in float32."""
+rounded values as they are (fusion/narrow_operands.py); others multiply them in float32."""
 
 from __future__ import annotations
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from ostinato.ops.collective import collective_of
 from ostinato.ops.core.build import Builder
+from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.user_line import short
 from ostinato.ops.cpu.fused import FUSED
-from ostinato.ops.cpu.libraries.onednn import library
 from ostinato.ops.jit.loops import SOURCES, VIEWS
 from ostinato.planner.machine import NOMINAL, Machine, presets
 from ostinato.planner.passes.memory import is_joined
@@ -246,9 +246,8 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
         lines.append(
             f"memory is fullest at {title(node)}" + (f" ({node.line})" if node.line else "")
         )
-    missing = library()
-    if isinstance(missing, str) and any(OPS[s.node.op].product for s in work):
-        lines.append(f"products by NumPy's library, {missing}")
+    if who := described(plan.target.device).multiplies({s.node.op for s in work}):
+        lines.append(f"products {who}")
     planning = sum(plan.seconds.values())
     if planning:
         slowest = max(plan.seconds, key=lambda name: plan.seconds[name])

@@ -16,9 +16,9 @@ from ostinato.ops.core.user_line import short
 from ostinato.ops.cpu.fused import FUSED, WITH_PRODUCT
 from ostinato.ops.cpu.jit.llvm import assembly as machine_code
 from ostinato.ops.cpu.jit.llvm import why_not
-from ostinato.ops.cpu.kernels.gemm_epilogue import BEGINS, rest_of
 from ostinato.ops.cpu.loops import flat
 from ostinato.ops.cpu.loops.schedule import Nest, analyse_in_order
+from ostinato.ops.jit.behind import BEGINS, rest_of
 from ostinato.ops.jit.labels import PICKS
 from ostinato.ops.jit.loops import EXTREMES, SOURCES, SUMS, VIEWS, Loops, loops_over
 from ostinato.ops.jit.random_bits import numbers_in

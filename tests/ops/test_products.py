@@ -19,6 +19,7 @@ from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.kernels import gemm, gemm_tiles, gemv
 from ostinato.ops.cpu.kernels.gemm import product
 from ostinato.ops.cpu.libraries import onednn
+from ostinato.ops.jit.stacks import stacked
 
 import ostinato as ost
 from ostinato.errors import ArgumentError
@@ -215,7 +216,7 @@ def test_most_matrices_can_be_kept() -> None:
 
 def test_who_adds_up_in_another_order_is_found_out() -> None:
     a, b, out = numbers((16, 50), "float32"), numbers((50, 30), "float32"), np.zeros((16, 30), "f4")
-    left, _, result = gemm._stacks(a, b, out)
+    left, _, result = stacked(a, b, out)
 
     def backwards(a: Any, b: Any, out: Any) -> None:
         out[...] = sum(np.outer(a[:, k], b[k]) for k in reversed(range(50)))
@@ -241,14 +242,14 @@ def test_batches_that_share_a_matrix_are_rows(dtype: str) -> None:
     for shape in ((5, 4, 40, 30), (6, 1, 30), (2, 3, 1, 30)):
         a = numbers(shape, dtype)
         out = np.empty((*shape[:-1], 50), dtype)
-        stacks = gemm._stacks(a, b, out)
+        stacks = stacked(a, b, out)
         assert stacks is not None
         assert [s.shape for s in stacks] == [(a.size // 30, 30), (30, 50), (a.size // 30, 50)]
         check(a, b, out)
     apart = laid(
         numbers((5, 4, 40, 30), dtype), "other"
     )  # rows of batches do not follow each other
-    assert len(gemm._stacks(apart, b, np.empty((5, 4, 40, 50), dtype))[0].shape) > 2  # type: ignore[index]
+    assert len(stacked(apart, b, np.empty((5, 4, 40, 50), dtype))[0].shape) > 2  # type: ignore[index]
     check(apart, b, np.empty((5, 4, 40, 50), dtype))
 
 
@@ -463,9 +464,7 @@ def test_casts_that_are_not_for_products_stay(monkeypatch: pytest.MonkeyPatch) -
     y = np.asarray(f(ost.asarray(a), ost.asarray(b)))
     assert "wide_matmul" not in steps(f)
     np.testing.assert_allclose(y, a.astype(float) @ b.astype(float), rtol=1e-12)
-    monkeypatch.setattr(
-        "ostinato.planner.cpu.narrow_operands.can_widen", lambda *_: True
-    )  # by the op's kernel
+    monkeypatch.setattr("ostinato.ops.cpu.device.can_widen", lambda *_: True)  # by the op's kernel
     g = ost.compile(lambda a, b: ost.exp(a.astype(ost.float64) @ b.astype(ost.float64)))
     z = np.asarray(g(ost.asarray(a), ost.asarray(b)))
     assert "wide_matmul" in steps(g)
@@ -729,9 +728,7 @@ def test_a_plan_with_products_says_what_is_missing(monkeypatch: pytest.MonkeyPat
     f(a)
     if not isinstance(onednn.library(), str):
         assert "oneDNN" not in f.plan.explain()
-    monkeypatch.setattr(
-        "ostinato.planner.seeing.explain.library", lambda: "no libdnnl: pip install it"
-    )
+    monkeypatch.setattr("ostinato.ops.cpu.device.library", lambda: "no libdnnl: pip install it")
     assert "products by NumPy's library, no libdnnl: pip install it" in f.plan.explain()
     g = ost.compile(lambda a: a + a)
     g(a)

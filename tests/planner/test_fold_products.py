@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops.core.show import parse
-from ostinato.planner.cpu.fold_products import fold_products
 from ostinato.planner.file import decode_plan, encode_plan
+from ostinato.planner.fusion.fold_products import fold_products
 from ostinato.planner.plan import Target
 
 import ostinato as ost

@@ -18,9 +18,10 @@ from ostinato.ops.core.device import Keeping
 from ostinato.ops.cpu.jit.emitter import Code
 from ostinato.ops.cpu.jit.llvm import function_of, symbol, why_not
 from ostinato.ops.cpu.jit.parallel import around
-from ostinato.ops.cpu.libraries.onednn import Stack, Unable, onednn_product, with_weights
+from ostinato.ops.cpu.libraries.onednn import Unable, onednn_product, with_weights
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.threads import blas
+from ostinato.ops.jit.stacks import Stack, stacked, transposed
 
 from .gemv import ADD_UP, STREAMS, streams_pay, vector_product
 from .ordered_gemm import INTEGERS, KINDS, ordered_product
@@ -67,7 +68,7 @@ def ways(a: Any, b: Any, out: Any, threads: int, stays: bool = False) -> Mapping
     """
     if out.size == 0 or a.size == 0 or why_not():
         return {}
-    stacks = _stacks(a, b, out)
+    stacks = stacked(a, b, out)
     if stacks is None:
         return {}
     left, right, result = stacks
@@ -93,7 +94,7 @@ def ways(a: Any, b: Any, out: Any, threads: int, stays: bool = False) -> Mapping
         found.setdefault("blas", partial(_blas_product, left, right, result, threads))
     if alike and min(m, n) == 1 and max(m, n) >= STREAMS:
         found["streams"] = partial(_in_streams, left, right, result, threads)
-        if streams_pay(_transposed(right) if m == 1 else left):
+        if streams_pay(transposed(right) if m == 1 else left):
             found = dict(reversed(found.items()))
     return found
 
@@ -116,7 +117,7 @@ def _by_onednn(
 ) -> Product | Keeping | None:
     turned = out.shape[-1] > 1 and out.strides[-1] != 1  # the transposes' product
     if turned:
-        a, b, out = _transposed(b), _transposed(a), _transposed(out)
+        a, b, out = transposed(b), transposed(a), transposed(out)
     with contextlib.suppress(Unable):
         function = onednn_product(a, b, out, turned, threads, packed, quick)
         if not keeps or turned or len(out.shape) > 2:
@@ -135,7 +136,7 @@ def in_order(a: Any, b: Any, out: Any, threads: int) -> Product | None:
     same = a.dtype == b.dtype == out.dtype and out.dtype.name in KINDS
     if not same or out.size == 0 or a.size == 0 or why_not():
         return None
-    stacks = _stacks(a, b, out)
+    stacks = stacked(a, b, out)
     return None if stacks is None else _made_in_order(*stacks, threads)
 
 
@@ -153,7 +154,7 @@ def _in_order(a: Stack, b: Stack, out: Stack, threads: int) -> Product | None:
     rows, columns = out.shape[-2:]
     if (columns > 1 or rows == 1) and (found := ordered_product(a, b, out, threads)) is not None:
         return found
-    turned = ordered_product(_transposed(b), _transposed(a), _transposed(out), threads)
+    turned = ordered_product(transposed(b), transposed(a), transposed(out), threads)
     if turned is not None:
         return lambda a, b, out: turned(b, a, out)
     return ordered_product(a, b, out, threads) if columns == 1 else None
@@ -162,7 +163,7 @@ def _in_order(a: Stack, b: Stack, out: Stack, threads: int) -> Product | None:
 def _in_streams(a: Stack, b: Stack, out: Stack, threads: int) -> Product | None:
     turned = out.shape[-2] == 1
     if turned:
-        a, b, out = _transposed(b), _transposed(a), _transposed(out)
+        a, b, out = transposed(b), transposed(a), transposed(out)
     work = out.size * a.shape[-1]
     count = 0 if work <= QUICK_READS else max(1, min(threads, work // GRAIN))
     return vector_product(a, b, out, turned, count)
@@ -174,62 +175,6 @@ def _kept(
     with contextlib.suppress(Unable, MemoryError):
         return with_weights(a, b, out, threads, quick, weights)
     return None
-
-
-def _stacks(a: Any, b: Any, out: Any) -> tuple[Stack, Stack, Stack] | None:
-    """All three with rows, columns and the same batches, of which neighbours that can be are one."""
-    item = [x.dtype.itemsize for x in (a, b, out)]
-    if any(s % size for x, size in zip((a, b, out), item, strict=True) for s in x.strides):
-        return None
-    views = [a[None, :] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b, out]
-    if b.ndim == 1:
-        views[2] = views[2][..., None]
-    if a.ndim == 1:
-        views[2] = views[2][..., None, :]
-    batch = views[2].shape[:-2]
-    steps = []
-    for x, size in zip(views, item, strict=True):
-        x = np.broadcast_to(x, (*batch, *x.shape[-2:]))
-        steps.append([s // size for s in x.strides])
-    kept = _joined(batch, steps)
-    made = []
-    for x, own in zip(views, steps, strict=True):
-        shape = (*(n for n, _ in kept), *x.shape[-2:])
-        strides = (*(own[d] for _, d in kept), *own[-2:])
-        made.append(Stack(shape, strides, x.dtype))
-    return _in_rows(made[0], made[1], made[2])
-
-
-def _in_rows(a: Stack, b: Stack, out: Stack) -> tuple[Stack, Stack, Stack]:
-    """Batches that share the right matrix are more rows of the left one, if they follow each other."""
-    if len(out.shape) == 2 or b.strides[-3] != 0:
-        return a, b, out
-    rows = a.shape[-2]
-    if rows > 1 and any(s.strides[-3] != s.strides[-2] * rows for s in (a, out)):
-        return a, b, out
-    left, result = (
-        Stack(
-            (*s.shape[:-3], s.shape[-3] * rows, s.shape[-1]),
-            (*s.strides[:-3], s.strides[-2 if rows > 1 else -3], s.strides[-1]),
-            s.dtype,
-        )
-        for s in (a, out)
-    )
-    right = Stack((*b.shape[:-3], *b.shape[-2:]), (*b.strides[:-3], *b.strides[-2:]), b.dtype)
-    return left, right, result
-
-
-def _joined(batch: Sequence[int], steps: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """Extents of the fewest axes of batches, and the axis whose strides each has."""
-    kept: list[tuple[int, int]] = []
-    for d, n in enumerate(batch):
-        if n == 1:
-            continue
-        if kept and all(s[kept[-1][1]] == s[d] * n for s in steps):
-            kept[-1] = kept[-1][0] * n, d
-        else:
-            kept.append((n, d))
-    return kept
 
 
 # -- BLAS, in blocks -----------------------------------------------------------------------
@@ -247,7 +192,7 @@ def _blas_product(a: Stack, b: Stack, out: Stack, threads: int) -> Product | Non
     row = out.shape[-2] == 1 < out.shape[-1]
     turned = row or (out.shape[-1] > 1 and out.strides[-1] != 1)  # the transposes' product
     if turned:
-        a, b, out = _transposed(b), _transposed(a), _transposed(out)
+        a, b, out = transposed(b), transposed(a), transposed(out)
     (m, n), k, item = out.shape[-2:], a.shape[-1], out.dtype.itemsize
     vector = n == 1
     forms = _vector_forms(a, b, out) if vector else _forms(a, b, out)
@@ -278,11 +223,11 @@ def _blas_product(a: Stack, b: Stack, out: Stack, threads: int) -> Product | Non
 def mirrored_product(x: Any, out: Any, threads: int) -> Product | None:
     """The function of a matrix and its transpose's product with it, of which BLAS makes the blocks on the
     diagonal and below, and those are copied to the other side."""
-    stacks, found = _stacks(x.T, x, out), blas()
+    stacks, found = stacked(x.T, x, out), blas()
     if stacks is None or found is None or x.dtype.name not in ("float32", "float64"):
         return None
     a, b, c = stacks
-    c = c if c.strides[-1] == 1 else _transposed(c)
+    c = c if c.strides[-1] == 1 else transposed(c)
     forms = _forms(a, b, c)
     if forms is None:
         return None
@@ -312,14 +257,6 @@ def _below(begin: int, size: int) -> Iterator[tuple[int, int, int, int]]:
             yield i, j, min(LARGEST, begin + size - i), min(LARGEST, middle - j)
     yield from _below(begin, half)
     yield from _below(middle, size - half)
-
-
-def _transposed(s: Stack) -> Stack:
-    return Stack(
-        (*s.shape[:-2], s.shape[-1], s.shape[-2]),
-        (*s.strides[:-2], s.strides[-1], s.strides[-2]),
-        s.dtype,
-    )
 
 
 def _form(s: Stack) -> tuple[int, int] | None:

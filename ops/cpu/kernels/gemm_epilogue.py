@@ -14,28 +14,28 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import Params, Scratch, Specs
 from ostinato.ops.core.spec import DType, Shape, Spec, float32, int8, lying
 from ostinato.ops.cpu.jit.emitter import Code
 from ostinato.ops.cpu.jit.llvm import function_of, symbol
 from ostinato.ops.cpu.jit.parallel import around
-from ostinato.ops.cpu.libraries.onednn import CHECKED, Stack, check_symbols, library
+from ostinato.ops.cpu.libraries.onednn import CHECKED, check_symbols, library
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.flat import kernel_code, native_kernel
 from ostinato.ops.cpu.threads import OF_POOL, address_of, most_threads, pool
+from ostinato.ops.jit.behind import rest_of
 from ostinato.ops.jit.loops import SUMS, Loops, loops_over, strides_over
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
 from ostinato.ops.jit.schedule import SHORT
-from ostinato.ops.jit.stages import PRODUCTS
+from ostinato.ops.jit.stacks import Stack, stacked
 
-from .gemm import _PLAIN, GRAIN, QUICK, _form, _loaded, _stacks, product
+from .gemm import _PLAIN, GRAIN, QUICK, _form, _loaded, product
 from .gemm_tiles import AREA, CALLED, Area, Form, block_function, form_of
 
 Behind = Callable[..., None]
 
-BEGINS = (*PRODUCTS, "wide_matmul")  # what a kernel with a product begins with
 TILES, SGEMM = "tiles", "sgemm"  # ways of it
 BYTES = LIMITS.block_bytes
 LEAST = 32  # rows of a block, of which each packs the right matrix anew
@@ -57,22 +57,6 @@ def epilogue_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Sequence[
     form = form_of(ins[0].dtype, right=ins[1].dtype)
     both = form is not None and ins[0].dtype == float32 and not isinstance(library(), str)
     return ["as they lie", TILES, SGEMM] if both else []
-
-
-def rest_of(body: Graph) -> tuple[Graph, list[int]]:
-    """What is behind the product, which is its first operand, and the other operands that it reads."""
-    (which,) = (k for k, n in enumerate(body.nodes) if n.op in BEGINS)
-    ahead = {which, body.producers[body.nodes[which].inputs[1]]}  # a matrix may be rounded first
-    rest = [n for k, n in enumerate(body.nodes) if k not in ahead]
-    made, count = body.starts[which], len(body.inputs)
-    used = sorted({v for n in rest for v in n.inputs if v < count})
-    others = [v for v in range(count, len(body.specs)) if body.producers[v] not in ahead]
-    number = {v: k for k, v in enumerate([made, *used, *others])}
-    nodes = [
-        Node(n.op, tuple(number[v] for v in n.inputs), n.params, n.specs, n.line) for n in rest
-    ]
-    specs = (body.specs[made], *(body.inputs[v] for v in used))
-    return Graph(specs, tuple(nodes), tuple(number[v] for v in body.outputs)), used
 
 
 def shape_of(a: Shape, b: Shape) -> Shape:
@@ -220,7 +204,7 @@ def _in_blocks(
     arrays: Sequence[Any], rest: _Rest, threads: int, scratch: Sequence[Any], way: str
 ) -> Behind | None:
     """None if the matrices lie so that blocks cannot be read, or no place was kept."""
-    stacks = _stacks(arrays[0], arrays[1], rest.like)
+    stacks = stacked(arrays[0], arrays[1], rest.like)
     if stacks is None or not scratch:
         return None
     a, b, out = stacks

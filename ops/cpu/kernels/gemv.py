@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from ostinato.ops.cpu.jit.llvm import function_of, vector_bits
 from ostinato.ops.cpu.jit.parallel import TABLES, around
-from ostinato.ops.cpu.libraries.onednn import Stack
 from ostinato.ops.cpu.limits import LIMITS
+from ostinato.ops.jit.stacks import Stack
 
 STREAMS = 4  # as `_COLUMNS` adds them up
 UNROLLED = 2  # sums of a row side by side

@@ -14,8 +14,8 @@ from ostinato.ops.core.spec import DType
 from ostinato.ops.cpu.jit.emitter import Code, places
 from ostinato.ops.cpu.jit.llvm import function_of, vector_bits
 from ostinato.ops.cpu.jit.parallel import TABLES, around
-from ostinato.ops.cpu.libraries.onednn import Stack
 from ostinato.ops.cpu.limits import LIMITS
+from ostinato.ops.jit.stacks import Stack
 
 from .gemm_tiles import Tiles
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from ostinato.ops.core.signals import clear, once_gone
@@ -19,6 +18,7 @@ from ostinato.ops.core.spec import DType
 from ostinato.ops.cpu.jit.llvm import function_of, symbol
 from ostinato.ops.cpu.jit.parallel import around
 from ostinato.ops.cpu.threads import OF_POOL, address_of, has_pool, pool
+from ostinato.ops.jit.stacks import Stack
 
 from ostinato import settings
 
@@ -33,20 +33,6 @@ _QUERY_NAME, _QUERY_WEIGHTS, _QUERY_SCRATCHPAD = 8, 131, 136
 # Algorithms that keep to the stack; that of `dnnl_sgemm`, "gemm:jit", takes other memory for it.
 _ON_STACK = "brg"
 _ANY, _FROM, _TO = 1, 1, 17  # the form that is best; operands of a reorder
-
-
-class Stack(NamedTuple):
-    """How matrices lie: extents and strides (in elements) of batches, rows, columns. What is
-    repeated along a batch has a stride of 0 there.
-    """
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: DType
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
 
 
 class Unable(Exception):

@@ -1,5 +1,5 @@
-"""Products of operands that are cast to a wider dtype first read them as they are, where oneDNN
-multiplies small integers and halves faster than what they are cast to.
+"""Products of operands that are cast to a wider dtype first read them as they are, where the device
+multiplies small integers or halves faster than what they are cast to.
 
 before                                             after
 %2 = astype(%0; dtype=dtype int32) : int32[4,6]    %2 = wide_matmul(%0, %1; dtype=dtype int32) : int32[4,5]
@@ -14,16 +14,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ostinato.ops.core.build import Builder
+from ostinato.ops.core.device import Device, described
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.cpu.libraries.onednn import can_widen
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import looked_at, replace
 
 
 def narrow(graph: Graph, target: Target) -> Graph:
     """The pass; nothing changes where no product's operands are casts."""
-    found = {k: s for k, node in enumerate(graph.nodes) if (s := _sources(graph, node))}
+    device = described(target.device)
+    found = {k: s for k, node in enumerate(graph.nodes) if (s := _sources(graph, node, device))}
 
     def make(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
         node, product = graph.nodes[k], OPS[graph.nodes[k].op].product
@@ -35,7 +36,7 @@ def narrow(graph: Graph, target: Target) -> Graph:
     return replace(graph, found, make, lambda g: narrow(g, target))
 
 
-def _sources(graph: Graph, node: Node) -> list[tuple[int, list[Node]]]:
+def _sources(graph: Graph, node: Node, device: Device) -> list[tuple[int, list[Node]]]:
     """What a product's operands are cast from, and how the casts are looked at; nothing where one is
     no cast, or gains nothing.
     """
@@ -48,7 +49,7 @@ def _sources(graph: Graph, node: Node) -> list[tuple[int, list[Node]]]:
     if len(found) < len(node.inputs):
         return []
     left, right = (graph.specs[v].dtype for v, _ in found)
-    return found if can_widen(left, right, node.specs[0].dtype) else []
+    return found if device.widens(left, right, node.specs[0].dtype) else []
 
 
 def uncast(graph: Graph, v: int) -> tuple[int, list[Node] | None]:
