@@ -56,6 +56,17 @@ def product(xp: Any, a: Any, b: Any) -> Any:
     return a @ b
 
 
+@functools.cache
+def layer(n: int) -> tuple[Numbers, ...]:
+    rng = np.random.default_rng(21)
+    more = rng.standard_normal(n, np.float32), rng.standard_normal((n, n), np.float32)
+    return (*squares(n), *more)
+
+
+def linear(xp: Any, x: Any, w: Any, bias: Any, residual: Any) -> Any:
+    return x @ w + bias + residual
+
+
 def halves() -> dict[str, Callable[[], Case]]:
     """A product whose operands are rounded to bfloat16 first."""
 
@@ -97,7 +108,19 @@ def gemm() -> tuple[Workload, ...]:
         tolerance=1e-3,
     )
     two = replace(one, name="gemm_bf16", about=f"{about} bfloat16", cases=halves())
-    return on_gpu(one, product, of), on_gpu(replace(two, tolerance=3e-2))
+    given = functools.partial(layer, n)
+    three = Workload(
+        "linear",
+        f"x @ w + bias + residual of {n} x {n} float32",
+        lambda: linear(np, *given()),
+        everywhere(linear, given),
+        tolerance=1e-3,
+    )
+    return (
+        on_gpu(one, product, of),
+        on_gpu(replace(two, tolerance=3e-2)),
+        on_gpu(three, linear, given),
+    )
 
 
 def copy(xp: Any, x: Any) -> Any:

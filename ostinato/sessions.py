@@ -22,7 +22,7 @@ from ostinato import settings
 from ostinato.errors import ArgumentError, LayoutError, OstinatoError
 from ostinato.ops.core import activity
 from ostinato.ops.core.array import Array, File, Host, Operand, Split, Term, changing, settled
-from ostinato.ops.core.device import Absent, Device, find
+from ostinato.ops.core.device import DEVICES, Absent, Device, find
 from ostinato.ops.core.helpers import check_thread, helper
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.signals import Living
@@ -299,7 +299,7 @@ class Session:
     @cached_property
     def tuner(self) -> Tuner:
         """Made when there is something to choose: it looks at the machine and reads a file."""
-        known = Known(settings.cache, machine(self.engine.threads))
+        known = Known(settings.cache, machine(self.engine.threads, DEVICES[self.target.device]))
         times, again = settings.tune == "on", settings.tune_again
         return Tuner(self.engine.trials, known, budget, times, again, _report)
 
@@ -539,14 +539,14 @@ def connect(
 
     mesh: how the workers are arranged, e.g. (3, 2); arrays are split along its axes. numerics:
     "same-plan" (the same plan gives the same bits), "any-workers" (so does any number of workers),
-    "fast". memory_limit: bytes per worker; a plan that needs more runs block after block of an
-    index, or is refused before it runs if that is not enough. threads: at most so many cores are
-    used, which workers share; else all that this process may use, or OMP_NUM_THREADS. precision:
-    "mixed_bf16" and "mixed_f16" round what float32 products multiply to halves, which some processors
-    multiply much faster; sums and all else stay float32. "f32" and "f64" compute in that dtype
-    between arguments and results, which keep theirs; an ost.Precision says each by name. device:
-    where workers keep arrays and compute,
-    "cpu" or "cuda"."""
+    "fast" (on a GPU, relu and gelu behind products have other bits, and relu makes 0 of NaN).
+    memory_limit: bytes per worker; a plan that needs more runs block after block of an index, or is
+    refused before it runs if that is not enough. threads: at most so many cores are used, which
+    workers share; else all that this process may use, or OMP_NUM_THREADS. precision: "mixed_bf16" and
+    "mixed_f16" round what float32 products multiply to halves, which some processors multiply much
+    faster; sums and all else stay float32. "mixed_tf32" lets GPUs multiply float32 by TF32. "f32" and
+    "f64" compute in that dtype between arguments and results, which keep theirs; an ost.Precision says
+    each by name. device: where workers keep arrays and compute, "cpu" or "cuda"."""
     session = _opened(workers, mesh, numerics, memory_limit, threads, precision, device)
     _publish(session)
     watching.begin(session)

@@ -11,7 +11,9 @@ from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph
 
 from .cpu import passes as cpu
+from .cpu.fuse import fuse as fuse_for_cpu
 from .gpu import passes as gpu
+from .gpu.fuse import fuse as fuse_for_gpu
 from .passes.memory import assign_memory
 from .plan import Program, Target, peak_bytes
 
@@ -27,12 +29,13 @@ class Rules:
     passes: Sequence[Pass] = ()
     need_room: Collection[Pass] = ()  # of these, what is left out where memory is short
     cache: int = 0  # bytes of a turn that stay in cache until they are read; 0: no such turns
-    has_ways: bool = False  # whether its kernels have several ways, of which timing takes one
+    fuse: Pass | None = None  # of these, who makes kernels that have several ways, of which timing
+    # takes one; without the `larger` ones, if that is said
 
 
 RULES = {
-    "cpu": Rules(cpu.PASSES, cpu.NEED_ROOM, cpu.CACHE, True),
-    "cuda": Rules(gpu.PASSES),
+    "cpu": Rules(cpu.PASSES, cpu.NEED_ROOM, cpu.CACHE, fuse_for_cpu),
+    "cuda": Rules(gpu.PASSES, fuse=fuse_for_gpu),
 }
 PLAIN = Rules()
 

@@ -18,7 +18,12 @@ from ostinato.errors import ArgumentError
 AS_WRITTEN = "as-written"
 FLOATS: dict[str, DType] = {"f16": float16, "bf16": bfloat16, "f32": float32, "f64": float64}
 # What can be summed in: nobody sums in halves; and sent in.
-NAMES = {"accumulate": ("f32", "f64"), "wire": ("bf16", "f16", "f32")}
+TF32 = "tf32"  # float32 of which products read 10 bits of mantissa: no dtype, a way to multiply
+NAMES = {
+    "compute": (*FLOATS, TF32),
+    "accumulate": ("f32", "f64"),
+    "wire": ("bf16", "f16", "f32"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,8 @@ class Precision:
     under "f64"). Random numbers are drawn as written. Integers, bools, and what has no such dtype,
     as factorizations of halves, stay as they are; complex numbers are pairs of "f32" or "f64".
     compute: what products read of their operands. Where storage is "as-written", it holds for
-    products that are no wider than `accumulate`; others stay.
+    products that are no wider than `accumulate`; others stay. "tf32": what GPUs make of float32, where
+    they multiply it much faster; other processors multiply float32.
     accumulate: what products, sums and means add up in, if it is wider: "f32" or "f64".
     wire: what addends are sent in, where workers sum them: "bf16", "f16" or "f32". Each rounds what it
     made, adds what it gets in float32, and a sum that goes back to all is rounded again. It holds for
@@ -79,6 +85,11 @@ class Precision:
         return storage, compute, accumulate
 
     @property
+    def by_tf32(self) -> bool:
+        """Whether products of float32 may read 10 bits of mantissa."""
+        return self.compute == TF32
+
+    @property
     def may_send_narrow(self) -> bool:
         return self.wire != AS_WRITTEN
 
@@ -97,6 +108,8 @@ class Precision:
         for f, dtype in zip(fields(self), self.dtypes, strict=False):
             object.__setattr__(said, f.name, AS_WRITTEN if dtype is None else names[dtype])
         object.__setattr__(said, "wire", self.wire)
+        if self.by_tf32:
+            object.__setattr__(said, "compute", TF32)
         for name, preset in PRESETS.items():
             if preset == said:
                 return name
@@ -125,6 +138,7 @@ PRESETS = {
     "f64": Precision("f64", "f64", "f64"),
     "mixed_bf16": Precision(AS_WRITTEN, "bf16", "f32"),
     "mixed_f16": Precision(AS_WRITTEN, "f16", "f32"),
+    "mixed_tf32": Precision(compute=TF32),
 }
 
 

@@ -52,18 +52,25 @@ def trials(
             call()  # compiles, and touches the pages
             for operand in bound.stays:
                 operand.keep(arrays[operand.number], Kept())
-            start = clock()
+            start = _now(device)
             end = end or start + limit
             if start > end:
                 break
             call()
+            taken = _now(device) - start
         except Exception:  # on these operands, or here, this is no way
             if k == 0:
                 break
             continue
-        calls[k], each[k] = call, clock() - start
+        calls[k], each[k] = call, taken
         cold = max(cold, start - begun)
-    return _in_turn(calls, each, len(programs), end) if len(calls) > 1 else []
+    return _in_turn(calls, each, len(programs), end, device) if len(calls) > 1 else []
+
+
+def _now(device: Device) -> float:
+    """When the device has done what it was asked for."""
+    device.clock()
+    return clock()
 
 
 def _rounds(each: Mapping[int, float]) -> float:
@@ -72,7 +79,11 @@ def _rounds(each: Mapping[int, float]) -> float:
 
 
 def _in_turn(
-    calls: Mapping[int, Callable[[], None]], each: Mapping[int, float], many: int, end: float
+    calls: Mapping[int, Callable[[], None]],
+    each: Mapping[int, float],
+    many: int,
+    end: float,
+    device: Device,
 ) -> list[list[float]]:
     times = {k: max(1, int(SAMPLE / max(t, 1e-7))) for k, t in each.items()}
     rounds: list[list[float]] = []
@@ -81,10 +92,10 @@ def _in_turn(
         row = [float("inf")] * many
         turn = len(rounds) % len(left)
         for k in (*left[turn:], *left[:turn]):
-            start = clock()
+            start = _now(device)
             for _ in range(times[k]):
                 calls[k]()
-            row[k] = (clock() - start) / times[k]
+            row[k] = (_now(device) - start) / times[k]
         rounds.append(row)
         if len(rounds) >= TRUSTED:
             best = [min(r[k] for r in rounds) for k in range(many)]

@@ -2,19 +2,36 @@
 
 It does in order, some time later, what it is asked to: what a run took is known only when somebody has
 waited for it. Its time is counted in calls. Another one has kernels in CUDA C++, which the host
-runs (cuda_host.py)."""
+runs (cuda_host.py). Both multiply by a fake of cuBLASLt (fake_cublaslt.py); a third one has kernels and
+no such library."""
 
 from __future__ import annotations
 
 from ostinato.ops.core.device import DEVICES, add
 from ostinato.ops.gpu.device import NAME, Gpu
+from ostinato.ops.gpu.libraries.cublaslt import Library
 from ostinato.planner.lowering import RULES
 
+from .fake_cublaslt import FakeLt
 from .fake_xp import DeviceArray, xp
 
-FAKE = DEVICES["fake"] if "fake" in DEVICES else add(Gpu("fake", xp), DeviceArray)
+KERNELS, BARE = "fake kernels", "fake without a library"
+MISSING = "nvmath-python is not installed: pip install 'ostinato[gpu]'"
 
-KERNELS = "fake kernels"
-if KERNELS not in DEVICES:
-    add(Gpu(KERNELS, xp), DeviceArray)
-    RULES[KERNELS] = RULES[NAME]
+
+def _made(name: str, library: Library | str) -> Gpu:
+    if name in DEVICES:
+        found = DEVICES[name]
+        assert isinstance(found, Gpu)
+        return found
+    made = Gpu(name, xp, library)
+    add(made, DeviceArray)
+    return made
+
+
+LT = FakeLt()
+FAKE = _made("fake", Library(LT, xp))
+WITH_KERNELS = _made(KERNELS, Library(LT, xp))
+WITHOUT_LIBRARY = _made(BARE, MISSING)
+for _name in (KERNELS, BARE):
+    RULES[_name] = RULES[NAME]

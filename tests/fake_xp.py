@@ -99,7 +99,7 @@ class Pointer:
     """Where an array lies: CuPy's `MemoryPointer`."""
 
     def __init__(self, memory: Any) -> None:
-        self.ptr = memory.ctypes.data
+        self.ptr = fake_cuda.address_of(memory)
 
 
 class _Held(np.ndarray):
@@ -727,6 +727,7 @@ _strided = _checked(
 )
 xp = Namespace(
     "cupy",
+    __version__="14",
     RawKernel=RawKernel,
     **{n: _checked(n, getattr(np, n), known, n in _WAITING) for n, known in _FUNCTIONS.items()},
     **{n: Ufunc(n) for n in _UFUNCS},

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,17 @@ from ostinato.ops.core.device import (
     add,
     later,
 )
-from ostinato.ops.core.graph import Node
-from ostinato.ops.core.registry import Specs
-from ostinato.ops.core.spec import Shape, Spec, bfloat16, in_line, no_memory
-from ostinato.ops.jit.loops import lies, loops_of
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.registry import Params, Scratch, Specs
+from ostinato.ops.core.spec import DType, Shape, Spec, bfloat16, in_line, no_memory
+from ostinato.ops.jit.behind import begin_of
+from ostinato.ops.jit.loops import Loops, lies, loops_of, strides_over
 
+from . import products
 from .capture import Captures
+from .epilogue import epilogue_of, with_epilogue
+from .libraries import cublaslt
+from .libraries.cublaslt import Library
 from .loops import flat, stages
 from .loops.schedule import THREADS, analyse, in_squares
 from .loops.text import OPTIONS, Kernel
@@ -36,6 +41,101 @@ FLAT, IN_STAGES = ("fused", "fused_rows"), "fused_nest"
 
 
 class Gpu(Device):
+    def __init__(self, name: str, xp: Any, library: Library | str | None = None) -> None:
+        super().__init__(name, xp)
+        self._library = library
+        for op in products.PRODUCTS:
+            self.runs(op, self._product, scratch=self._room, ways=self._ways)
+        self.runs("fused_matmul", self._with_epilogue, scratch=self._room, ways=self._ways)
+
+    # -- products ------------------------------------------------------------------------------
+    @property
+    def library(self) -> Library | str:
+        """cuBLASLt, or why it is not here; looked for when the first product is planned."""
+        if self._library is None:
+            self._library = cublaslt.found(self.xp)
+        return self._library
+
+    def widens(self, left: DType, right: DType, out: DType) -> bool:
+        wide = left != out and cublaslt.multiplies(left, right, out)
+        return wide and not isinstance(self.library, str)
+
+    def behind(self, graph: Graph, k: int, fast: bool) -> Sequence[int]:
+        specs = [*(graph.specs[v] for v in graph.nodes[k].inputs), *graph.nodes[k].specs]
+        if not self._is_ours(specs):
+            return ()
+        return epilogue_of(graph, k, fast).members[1:]
+
+    def multiplies(self, ops: Collection[str]) -> str:
+        if self.natives.keys().isdisjoint(ops):
+            return ""
+        if isinstance(self.library, str):
+            return f"by CuPy's calls of cuBLAS, which no graph repeats: {self.library}"
+        refused = "; ".join(self.library.refused)
+        return (
+            f"by CuPy's calls of cuBLAS where cuBLASLt has no algorithm: {refused}"
+            if refused
+            else ""
+        )
+
+    def _is_ours(self, specs: Sequence[Spec]) -> bool:
+        known = len(specs) == 3 and cublaslt.multiplies(*(s.dtype for s in specs))
+        return known and not isinstance(self.library, str)
+
+    def _room(
+        self, ins: Sequence[Shape], outs: Sequence[Shape], specs: Specs, **params: Any
+    ) -> Sequence[Scratch]:
+        body = params.get("body")
+        given = _of_product(body) if body is not None else specs
+        return products.room(ins, outs, given) if self._is_ours(given) else ()
+
+    def _ways(self, ins: Specs, outs: Specs, p: Params, threads: int) -> Sequence[str]:
+        body = p.get("body")
+        given = _of_product(body) if body is not None else (*ins, *outs)
+        return products.WAYS if self._is_ours(given) else ()
+
+    def _product(
+        self, arrays: Sequence[Any], threads: int, *, scratch: Sequence[Any], **how: Any
+    ) -> Function | None:
+        library = self.library
+        if isinstance(library, str) or not cublaslt.multiplies(*(x.dtype for x in arrays)):
+            return None
+        make = products.einsum if "text" in how else products.product
+        return make(library, self.xp, arrays, scratch, **how)
+
+    def _with_epilogue(
+        self,
+        arrays: Sequence[Any],
+        threads: int,
+        *,
+        scratch: Sequence[Any],
+        body: Graph,
+        way: str = "",
+    ) -> Function | None:
+        if isinstance(self.library, str):
+            return None
+        return with_epilogue(self.library, self.xp, arrays, scratch, way, body, self._elements)
+
+    def _elements(self, body: Graph, arrays: Sequence[Any]) -> Function:
+        """Elementwise operations over the last array's elements."""
+        shape = arrays[-1].shape
+        loops = loops_of(shape, strides_over(body, shape, arrays, 0), 0)
+        assert loops is not None
+        return self._flat(body, loops, 0)
+
+    def _flat(self, body: Graph, loops: Loops, axes: int) -> Function:
+        squares = None if axes else in_squares(body, loops)
+        if squares is not None:
+            return self.launching(stages.kernel_of(squares))
+        return self.launching(flat.kernel_of(body, loops))
+
+    def scratch(
+        self, node: Node, ins: Sequence[Shape], outs: Sequence[Shape], specs: Specs
+    ) -> tuple[tuple[Scratch, ...], tuple[Scratch, ...]]:
+        """The library needs none of what the ops' own kernels need."""
+        own, more = super().scratch(node, ins, outs, specs)
+        return (() if more else own), more
+
     # -- kernels -------------------------------------------------------------------------------
     def kernel(
         self,
@@ -51,16 +151,17 @@ class Gpu(Device):
             shapes, steps = [x.shape for x in arrays], [x.strides for x in arrays]
             nest = analyse(**node.kw, shapes=shapes, strides=steps)
             return None if nest is None else self.launching(stages.kernel_of(nest))
+        native = self.natives.get(node.op)
+        if native is not None:
+            made: Function | None = native.make(arrays, threads, scratch=scratch, **node.kw)
+            return made
         if node.op not in FLAT:
             return None
         body, whole, strides, axes = lies(node, shape, arrays)
         loops = loops_of(whole, strides, axes)
         if loops is None or math.prod(whole) == 0:
             return None
-        squares = None if axes else in_squares(body, loops)
-        if squares is not None:
-            return self.launching(stages.kernel_of(squares))
-        return self.launching(flat.kernel_of(body, loops))
+        return self._flat(body, loops, axes)
 
     def launching(self, kernel: Kernel) -> Function:
         """Compiled by NVRTC, and kept on disk by CuPy."""
@@ -145,6 +246,13 @@ class Gpu(Device):
         used, kept = pool.used_bytes(), pool.free_bytes()
         return {"total": total, "free": free, "arrays": used, "kept": kept}
 
+    def told(self) -> Sequence[str]:
+        runtime = self.xp.cuda.runtime
+        name = runtime.getDeviceProperties(runtime.getDevice())["name"].decode()
+        library = self.library
+        by = library if isinstance(library, str) else f"cuBLASLt {library.functions.get_version()}"
+        return name, f"CuPy {self.xp.__version__}", by
+
     def clock(self) -> float:
         self.xp.cuda.get_current_stream().synchronize()
         return time.perf_counter()
@@ -163,6 +271,12 @@ class Gpu(Device):
             return None
         taken: float = self.xp.cuda.get_elapsed_time(first, last) / 1e3
         return taken
+
+
+def _of_product(body: Graph) -> list[Spec]:
+    """What the product that a kernel begins with reads and gives."""
+    node = body.nodes[begin_of(body)]
+    return [*(body.specs[v] for v in node.inputs), *node.specs]
 
 
 def _found() -> Device:

@@ -8,21 +8,25 @@ return %2                                   ... })
                                         return %1
 
 What goes together is decided in planner/fusion. Even a single operation becomes a kernel of our own,
-which has the bits of the CPU's (ops/gpu/loops/flat.py). This belongs to this machine: plan files hold
+which has the bits of the CPU's (ops/gpu/loops/flat.py). A product takes in of what follows it what the
+library does as it writes the product (`Device.behind`). This belongs to this machine: plan files hold
 the graph without it."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import lru_cache, partial
 
+from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.gpu.jit.lines import can_lower
 from ostinato.ops.gpu.loops.schedule import analyse_in_order
 from ostinato.ops.jit.scalar import has_own_bits
-from ostinato.planner.fusion.groups import groups_of, kernel_of, with_kernels
+from ostinato.planner.fusion.groups import groups_of, is_gemm, kernel_of, with_kernels
 from ostinato.planner.fusion.random import draw_in_kernels
 from ostinato.planner.fusion.stages import (
+    PRODUCT,
     Nested,
     can_be,
     count_apart,
@@ -35,21 +39,35 @@ from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import is_kernel, map_bodies, with_nodes
 
 
-def fuse(graph: Graph, target: Target) -> Graph:
-    """The pass."""
+def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
+    """The pass. Without the `larger` kernels none has stages or a product."""
     graph = draw_in_kernels(graph, target)
-    if target.numerics != "any-workers":
+    larger = larger and target.numerics != "any-workers"
+    if larger:
         graph = count_apart(graph, can_lower)
-        staged = [g for g in nests(graph, target.workers, can_lower, _alone(graph, target))
+        taken = {k for behind in _products(graph, target).values() for k in behind}
+        staged = [g for g in nests(graph, target.workers, can_lower, _alone(graph, target) | taken)
                   if _is_worth(graph, g)]  # fmt: skip
         graph = with_kernels(graph, target, staged, nest_of) if staged else graph
-    groups = groups_of(graph, target, _alone(graph, target), can_lower)
+    products = _products(graph, target) if larger else {}
+    groups = groups_of(graph, target, _alone(graph, target), can_lower, products)
+    groups = [g for g in groups if not g.product or len(g.members) > 1]
     graph = with_kernels(graph, target, groups, kernel_of) if groups else graph
 
     def inside(node: Node) -> Node:
         return map_bodies(node, partial(fuse, target=target))
 
     return with_nodes(graph, [n if is_kernel(n) else inside(n) for n in graph.nodes])
+
+
+def _products(graph: Graph, target: Target) -> dict[int, Collection[int]]:
+    """Those that are done together with something behind them, and what."""
+    device, fast = described(target.device), target.numerics == "fast"
+    found: dict[int, Collection[int]] = {}
+    for k, node in enumerate(graph.nodes):
+        if is_gemm(graph, node, PRODUCT) and (behind := device.behind(graph, k, fast)):
+            found[k] = frozenset(behind)
+    return found
 
 
 def _alone(graph: Graph, target: Target) -> set[int]:

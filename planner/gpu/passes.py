@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from ostinato.planner.fusion.fold_products import fold_products
+from ostinato.planner.fusion.narrow_operands import narrow
 from ostinato.planner.passes.order import order
 
 from .fuse import fuse
+from .tf32 import by_tf32
 
-PASSES = (fuse, order)
+PASSES = (fold_products, narrow, by_tf32, fuse, order)

@@ -25,7 +25,6 @@ from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.fused import FUSED
-from ostinato.planner.cpu.fuse import fuse
 from ostinato.planner.lowering import rules
 from ostinato.planner.machine import NOMINAL
 from ostinato.planner.passes.memory import assign_memory
@@ -60,7 +59,7 @@ class Site:
 # -- sites ---------------------------------------------------------------------------------
 def sites(graph: Graph, target: Target, threads: int) -> list[Site]:
     """All of them in order, those of bodies too."""
-    if not rules(target).has_ways:
+    if rules(target).fuse is None:
         return []
     return [_site(around, k, target, threads) for around, k in _places(graph, target)]
 
@@ -77,7 +76,7 @@ def _places(graph: Graph, target: Target) -> Iterator[tuple[Graph, int]]:
 
 def with_ways(graph: Graph, target: Target, ways: Sequence[str]) -> Graph:
     """The graph whose sites, in the order of `sites`, are done so; "" leaves one to the rules."""
-    return _done(graph, target, iter(ways)) if rules(target).has_ways else graph
+    return _done(graph, target, iter(ways)) if rules(target).fuse is not None else graph
 
 
 def _done(graph: Graph, target: Target, ways: Iterator[str]) -> Graph:
@@ -87,7 +86,8 @@ def _done(graph: Graph, target: Target, ways: Iterator[str]) -> Graph:
     for node in graph.nodes:
         way = next(ways, "") if _is_site(graph, node, target) else ""
         ins = [values[v] for v in node.inputs]
-        if way == APART and node.op in LARGER:
+        fuse = rules(target).fuse
+        if way == APART and node.op in LARGER and fuse is not None:
             values += inline(builder, fuse(node.kw["body"], target, larger=False), ins)
             changed = True
             continue
@@ -119,7 +119,8 @@ def _seconds(graph: Graph, node: Node) -> float:
 
 def _site(graph: Graph, k: int, target: Target, threads: int) -> Site:
     node, alone = graph.nodes[k], _alone(graph, k)
-    native = DEVICES[target.device].natives.get(node.op)
+    device = DEVICES[target.device]
+    native, threads = device.natives.get(node.op), threads if device.is_host else 1
     rule = native.ways if native is not None else None
     free = target.numerics != "any-workers"  # where bits may depend on how it is done
     ways = list(rule(*_parts(graph, node), node.kw, threads)) if rule is not None and free else []

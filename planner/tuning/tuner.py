@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from ostinato.ops.core import disk_cache
+from ostinato.ops.core.device import Device
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.cpu.libraries.onednn import in_words
 from ostinato.planner.file import code_version
@@ -58,12 +59,13 @@ def decide(site: Site, rounds: Sequence[Sequence[float]]) -> Choice:
     return Choice(site.what, site.line, taken, tuple(times.items()))
 
 
-def machine(threads: int) -> str:
+def machine(threads: int, device: Device) -> str:
     """What times depend on, and choices with them: processor, threads, and everybody's versions."""
-    return (
+    told = (
         f"{processor()}, {os.cpu_count()} cores; {threads} threads; NumPy {np.__version__}; "
         f"{in_words()}; {code_version()}"
     )
+    return "; ".join([told, *device.told()])
 
 
 class Known:

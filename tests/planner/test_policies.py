@@ -238,7 +238,7 @@ def test_texts_are_policies() -> None:
     names = ("as-written", *FLOATS)
     texts = set()
     for storage, compute, accumulate in itertools.product(
-        names, names, ("as-written", "f32", "f64")
+        names, (*names, "tf32"), ("as-written", "f32", "f64")
     ):
         try:
             policy = Precision(storage, compute, accumulate)

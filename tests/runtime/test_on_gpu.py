@@ -91,6 +91,38 @@ def test_a_repeated_plan_allocates_only_what_it_gives() -> None:
         assert pool.used_bytes() - before <= 2 * y.nbytes + 1024
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "complex64"])
+@pytest.mark.parametrize("numerics", ["same-plan", "fast"])
+def test_products_with_what_follows(dtype: str, numerics: Any) -> None:
+    """By cuBLASLt, in one graph, however operands lie."""
+    assert not isinstance(find(NAME).library, str), find(NAME).library  # type: ignore[attr-defined]
+    tolerance = {"float64": 1e-12, "float16": 1e-2, "bfloat16": 1e-1}.get(dtype, 1e-4)
+    xs = [X[:200, :96] / 10, X[200:300, :96] / 10, X[300, :100], X[400:600, :100]]
+
+    def f(x: Any, w: Any, b: Any, c: Any) -> Any:
+        y = 0.5 * (x @ w.mT) + c + b
+        made = [y, y[8:, 1:].mT @ c[8:], ost.broadcast_to(x, (3, *x.shape))[:, 2:] @ w.mT]
+        return made if dtype == "complex64" else [*made, ost.nn.relu(x @ w.mT + b)]
+
+    def wanted(x: Any, w: Any, b: Any, c: Any) -> Any:
+        y = 0.5 * (x @ w.T) + c + b
+        made = [y, y[8:, 1:].T @ c[8:], np.stack([x[2:] @ w.T] * 3)]
+        return made if dtype == "complex64" else [*made, np.maximum(x @ w.T + b, 0)]
+
+    with use(numerics=numerics, device=NAME):
+        run = ost.compile(f)
+        given = [ost.asarray(x).astype(dtype) for x in xs]
+        for _ in range(4):
+            found = [
+                np.asarray(y.astype("complex128" if dtype[0] == "c" else "float64"))
+                for y in run(*given)
+            ]
+        assert "cuBLAS" not in run.plan.explain()
+        assert "as one graph" in run.plan.explain()
+    for y, z in zip(found, wanted(*(x.astype(float) for x in xs)), strict=True):
+        np.testing.assert_allclose(y, z, tolerance, tolerance * max(1.0, np.abs(z).max()))
+
+
 def test_errors_leave_it_usable() -> None:
     with use(device=NAME):
         x, places = ost.asarray(X[0]), ost.asarray(np.array([5, 10_000]))

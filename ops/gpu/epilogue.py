@@ -1,0 +1,343 @@
+"""What cuBLASLt does of what follows a product, as it writes the product.
+
+    alpha * (a @ b) + beta * c + bias       numbers alpha and beta, a matrix c, a bias for each column
+    relu, gelu by tanh                      of that, where `fast`
+
+The library's relu makes 0 of NaN, and its gelu has other bits than our functions, so these two belong
+to who asked for `numerics="fast"`. What else follows a product is a kernel of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.ops.core.device import Function
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.spec import Spec, lying
+from ostinato.ops.jit.behind import begin_of, rest_of
+from ostinato.ops.jit.stacks import stacked
+
+from .libraries.cublaslt import GELU, RELU, Library
+from .products import WITH_EPILOGUES, Run, as_lies, form_of, product
+
+_GELU = math.sqrt(2 / math.pi), 0.044715
+_CLOSE = 1e-6  # numbers that were rounded to float32
+MOST = 16  # operations that a function consists of
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """Of the product that is node `members[0]` of a graph: the nodes that are done with it, and the
+    value that they give."""
+
+    members: tuple[int, ...]
+    value: int
+    alpha: float = 1.0
+    beta: float = 0.0
+    c: int = -1  # values
+    bias: int = -1
+    act: int = 0
+
+
+class _Walk:
+    """From a product on, as long as the next step is the library's."""
+
+    def __init__(self, graph: Graph, k: int) -> None:
+        self.graph = graph
+        self.members = [k]
+        self.value = graph.starts[k]
+        self.alpha, self.beta = 1.0, 0.0
+        self.c = self.bias = -1
+        self.act = 0
+
+    def step(self, fast: bool) -> bool:
+        """One more operation, or a few that only together are one of the library's."""
+        graph = self.graph
+        if self.act or self.value in graph.outputs:
+            return False
+        users = dict.fromkeys(graph.uses[self.value])
+        if len(users) == 1:
+            (k,) = users
+            if self._is_like(k) and self._linear(k, graph.nodes[k]):
+                return True
+        return fast and graph.specs[self.value].dtype.name in WITH_EPILOGUES and self._activation()
+
+    def _is_like(self, k: int) -> bool:
+        """Whether a node makes something of the same form."""
+        node, before = self.graph.nodes[k], self.graph.specs[self.value]
+        if len(node.specs) != 1:
+            return False
+        after = node.specs[0]
+        return (after.shape, after.dtype, after.layout) == (
+            before.shape,
+            before.dtype,
+            before.layout,
+        )
+
+    def _linear(self, k: int, node: Node) -> bool:
+        """A factor, a sign, a matrix or a bias to add."""
+        if node.op == "negative":
+            return self._scaled(k, -1.0)
+        if len(node.inputs) != 2 or node.inputs.count(self.value) != 1:
+            return False
+        first = node.inputs[0] == self.value
+        other = node.inputs[first]
+        number = self._number(other)
+        if node.op == "multiply" and number is not None:
+            return self._scaled(k, number)
+        if node.op == "divide" and first and number:
+            return self._scaled(k, 1.0 / number)
+        if node.op not in ("add", "subtract") or number is not None:
+            return False
+        sign = -1.0 if node.op == "subtract" else 1.0
+        turned = sign < 0 and not first  # other - product
+        if self._is_matrix(other) and self.c < 0 and not (turned and self.bias >= 0):
+            self.alpha, self.beta = (-self.alpha, 1.0) if turned else (self.alpha, sign)
+            self.c = other
+        elif self._is_bias(other) and self.bias < 0 and (sign > 0 or (turned and self.c < 0)):
+            self.alpha = -self.alpha if turned else self.alpha
+            self.bias = other
+        else:
+            return False
+        return self._took(k)
+
+    def _scaled(self, k: int, by: float) -> bool:
+        if self.c >= 0 or self.bias >= 0 or not math.isfinite(by) or by == 0:
+            return False
+        self.alpha *= by
+        return self._took(k)
+
+    def _took(self, *nodes: int) -> bool:
+        self.members += nodes
+        (self.value,) = self.graph.outs(nodes[-1])
+        return True
+
+    # -- operands ------------------------------------------------------------------------------
+    def _number(self, v: int) -> float | None:
+        """What is known when planning."""
+        k = self.graph.producers[v]
+        if k < 0 or self.graph.nodes[k].op != "constant":
+            return None
+        value = self.graph.nodes[k].kw["value"]
+        return float(value) if isinstance(value, int | float) else None
+
+    def _is_bias(self, v: int) -> bool:
+        """One row, for all."""
+        mine, other = self.graph.specs[self.value], self.graph.specs[v]
+        if other.dtype != mine.dtype or not other.ndim or other.shape[-1] != mine.shape[-1]:
+            return False
+        return math.prod(other.shape) == other.shape[-1] and _columns(other) == _columns(mine)
+
+    def _is_matrix(self, v: int) -> bool:
+        mine, other = self.graph.specs[self.value], self.graph.specs[v]
+        return (mine.shape, mine.dtype, mine.layout) == (other.shape, other.dtype, other.layout)
+
+    # -- functions -----------------------------------------------------------------------------
+    def _activation(self) -> bool:
+        """All that is made of the value up to one that is made of nothing else of it."""
+        graph, x = self.graph, self.value
+        inside, made = list[int](), {x}
+        waiting = {*graph.uses[x]}
+        while waiting:
+            k = min(waiting)
+            node = graph.nodes[k]
+            if len(node.specs) != 1 or node.specs[0].shape != graph.specs[x].shape:
+                return False
+            if any(v not in made and self._number(v) is None for v in node.inputs):
+                return False
+            inside.append(k)
+            (y,) = graph.outs(k)
+            act = RELU if self._is_relu(y, x) else GELU if self._is_gelu(y, x) else 0
+            if act and self._is_like(k):
+                hidden = [v for v in made if v != y]
+                if any(v in graph.outputs or not {*graph.uses[v]} <= {*inside} for v in hidden):
+                    return False
+                self.act = act
+                return self._took(*inside)
+            made.add(y)
+            waiting = (waiting | {*graph.uses[y]}) - {k}
+            if len(inside) > MOST:
+                return False
+        return False
+
+    def _node(self, v: int, op: str) -> Sequence[int] | None:
+        """The operands of the operation that makes a value, if it is this one."""
+        k = self.graph.producers[v]
+        return self.graph.nodes[k].inputs if k >= 0 and self.graph.nodes[k].op == op else None
+
+    def _is_relu(self, y: int, x: int) -> bool:
+        """maximum(x, 0), or where(x <= 0, 0, x), as ours is."""
+        if _either(self._node(y, "maximum"), lambda v: v == x, self._is_zero):
+            return True
+        three = self._node(y, "where")
+        if three is None or three[2] != x or not self._is_zero(three[1]):
+            return False
+        tested = self._node(three[0], "less_equal")
+        return tested is not None and tested[0] == x and self._is_zero(tested[1])
+
+    def _is_zero(self, v: int) -> bool:
+        return self._number(v) == 0
+
+    def _is_gelu(self, y: int, x: int) -> bool:
+        """0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x * x * x)))"""
+
+        def times(v: int, number: float, rest: Callable[[int], bool]) -> bool:
+            return _either(self._node(v, "multiply"), lambda u: self._is_near(u, number), rest)
+
+        def cube(v: int) -> bool:
+            def squared(u: int) -> bool:
+                return times(u, _GELU[1], lambda w: w == x)
+
+            def twice(u: int) -> bool:
+                return _either(self._node(u, "multiply"), squared, lambda w: w == x)
+
+            return _either(self._node(v, "multiply"), twice, lambda w: w == x)
+
+        def inner(v: int) -> bool:
+            return _either(self._node(v, "add"), lambda u: u == x, cube)
+
+        def hyperbolic(v: int) -> bool:
+            found = self._node(v, "tanh")
+            return found is not None and times(found[0], _GELU[0], inner)
+
+        def one_more(v: int) -> bool:
+            return _either(self._node(v, "add"), lambda u: self._is_near(u, 1.0), hyperbolic)
+
+        return _either(
+            self._node(y, "multiply"), lambda v: times(v, 0.5, lambda u: u == x), one_more
+        )
+
+    def _is_near(self, v: int, number: float) -> bool:
+        found = self._number(v)
+        return found is not None and math.isclose(found, number, rel_tol=_CLOSE)
+
+
+def _either(pair: Sequence[int] | None, *tests: Callable[[int], bool]) -> bool:
+    """Whether one operand passes one test and the other one the other, in some order."""
+    if pair is None or len(pair) != 2:
+        return False
+    one, other = tests
+    return any(one(a) and other(b) for a, b in (pair, pair[::-1]))
+
+
+def _columns(spec: Spec) -> list[int]:
+    """The axes of the mesh that the last axis is split over."""
+    splits = spec.layout.splits if spec.layout is not None else ()
+    return [axis for axis, split in enumerate(splits) if split == spec.ndim - 1]
+
+
+def epilogue_of(graph: Graph, k: int, fast: bool = True) -> Epilogue:
+    """What the library does of what follows the product that is node `k`."""
+    walk = _Walk(graph, k)
+    while walk.step(fast):
+        pass
+    return Epilogue(
+        tuple(walk.members), walk.value, walk.alpha, walk.beta, walk.c, walk.bias, walk.act
+    )
+
+
+# -- functions ---------------------------------------------------------------------------------
+Compile = Callable[
+    [Graph, Sequence[Any]], Function
+]  # elementwise operations over arrays like these
+
+
+def with_epilogue(
+    library: Library,
+    xp: Any,
+    arrays: Sequence[Any],
+    scratch: Sequence[Any],
+    way: str,
+    body: Graph,
+    compiled: Compile,
+) -> Function | None:
+    """The function of the operands and the result of a kernel that begins with a product, as they lie;
+    None where it goes node by node."""
+    which, count = begin_of(body), len(body.inputs)
+    left, right = body.nodes[which].inputs
+    if len(arrays) != count + 1 or max(left, right) >= count or not arrays[-1].size:
+        return None
+    apart = _apart(library, xp, arrays, scratch, way, body, compiled)
+    found = epilogue_of(body, which)
+    run = _whole(library, arrays, scratch, way, body, found)
+    if run is None:
+        return apart
+    c, bias = found.c, found.bias
+
+    def multiply(*given: Any) -> None:
+        added = given[c] if c >= 0 else None
+        row = given[bias] if bias >= 0 else None
+        if not run(given[left], given[right], given[-1], added, row):
+            apart(*given)
+
+    return multiply
+
+
+def _whole(
+    library: Library,
+    arrays: Sequence[Any],
+    scratch: Sequence[Any],
+    way: str,
+    body: Graph,
+    found: Epilogue,
+) -> Run | None:
+    """All of it in one call, if it is no more than that and the matrices can be read as they lie."""
+    count, out = len(body.inputs), arrays[-1]
+    if found.value != body.outputs[0] or max(found.c, found.bias) >= count:
+        return None
+    done = [k for k, n in enumerate(body.nodes) if n.op != "constant"]
+    left, right = (arrays[v] for v in body.nodes[found.members[0]].inputs)
+    if sorted(found.members) != done or left.size == 0:
+        return None
+    over = [out, *([arrays[found.c]] if found.c >= 0 else [])]
+    stacks = stacked(*map(as_lies, (left, right, *over)))
+    if any(x.shape != out.shape for x in over) or stacks is None:
+        return None
+    tf32 = body.nodes[found.members[0]].kw.get("tf32", False)
+    form = form_of(*stacks, tf32=tf32, epilogue=found.act, alpha=found.alpha, beta=found.beta)
+    if form is None:
+        return None
+    if found.bias >= 0:
+        bias = arrays[found.bias]
+        in_order = bias.size == 1 or bias.strides[-1] == bias.dtype.itemsize
+        if not form.biases or bias.size != out.shape[-1] or not in_order:
+            return None
+    return Run(library, form, scratch, way)
+
+
+def _apart(
+    library: Library,
+    xp: Any,
+    arrays: Sequence[Any],
+    scratch: Sequence[Any],
+    way: str,
+    body: Graph,
+    compiled: Compile,
+) -> Function:
+    """The product, then a kernel for the rest, which reads the product where the result will be, or
+    elsewhere if an operand is there."""
+    rest, used = rest_of(body)
+    node = body.nodes[begin_of(body)]
+    (left, right), tf32 = node.inputs, node.kw.get("tf32", False)
+    spec, out = rest.inputs[0], arrays[-1]
+    others = [arrays[v] for v in used]
+    shape = out.shape
+    in_order = lying(shape, spec.dtype)
+    products: dict[bool, Function] = {}
+    kernels: dict[bool, Function] = {}
+
+    def both(*given: Any) -> None:
+        to = given[-1]
+        here = to.dtype == spec.dtype and all(given[v].data.ptr != to.data.ptr for v in used)
+        if here not in kernels:  # made when it is needed, which is rare
+            like = out if here else in_order
+            matrices = [arrays[left], arrays[right], like]
+            products[here] = product(library, xp, matrices, scratch, way=way, tf32=tf32)
+            kernels[here] = compiled(rest, [like, *others, out])
+        made = to if here else xp.empty(shape, spec.dtype)
+        products[here](given[left], given[right], made)
+        kernels[here](made, *(given[v] for v in used), to)
+
+    return both

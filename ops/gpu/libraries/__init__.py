@@ -1,0 +1,1 @@
+"""Libraries of a GPU, by their C interfaces."""

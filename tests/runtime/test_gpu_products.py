@@ -1,0 +1,338 @@
+"""Plans with products on a GPU, by cuBLASLt: what becomes one call of the library, that a repeated plan is one
+launch, and what is said where the library is not there. On fakes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from ostinato.ops.core.device import DEVICES
+from ostinato.ops.core.graph import Graph
+from ostinato.ops.gpu.libraries import cublaslt
+from ostinato.ops.gpu.libraries.cublaslt import BIAS, GELU, RELU
+from ostinato.planner.pipeline import tune
+from ostinato.planner.plan import Choice, Tuned
+from ostinato.planner.tuning import sites as tuning
+from ostinato.planner.tuning.sites import APART, sites
+from ostinato.planner.tuning.tuner import machine
+
+import ostinato as ost
+from ostinato.sessions import Session
+from tests.cuda_host import COMPILER
+from tests.fake_device import BARE, FAKE, KERNELS, LT, MISSING
+from tests.fake_xp import counted
+from tests.sessions import JOB, use
+
+pytestmark = [
+    pytest.mark.skipif(JOB > 1, reason="workers of such a device are threads"),
+    pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler"),
+]
+RNG = np.random.default_rng(0)
+X, W = RNG.normal(size=(120, 70)).astype("f4"), RNG.normal(size=(70, 50)).astype("f4")
+B, C = RNG.normal(size=50).astype("f4"), RNG.normal(size=(120, 50)).astype("f4")
+
+
+def nodes(graph: Graph) -> list[str]:
+    return [n.op for n in graph.nodes]
+
+
+def kinds(f: Any) -> list[str]:
+    return nodes(f.plan.program.graph)
+
+
+def bodies(f: Any) -> list[list[str]]:
+    return [
+        [op for op in nodes(n.kw["body"]) if op != "constant"]
+        for n in f.plan.program.graph.nodes
+        if n.op == "fused_matmul"
+    ]
+
+
+def run(f: Any, *xs: Any, device: str = KERNELS, **how: Any) -> tuple[Any, Any]:
+    """The result, and the function, which keeps what explain said."""
+    with ost.connect(device=device, **how):
+        g = ost.compile(f)
+        for _ in range(3):
+            made = np.asarray(g(*map(ost.asarray, xs)))
+        g(*map(ost.asarray, xs))
+        g.said = g.plan.explain()
+        return made, g
+
+
+# -- what becomes one call -----------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("function", "wanted", "taken"),
+    [
+        (lambda x, w, b, c: x @ w + b, X @ W + B, ["matmul", "add"]),
+        (lambda x, w, b, c: c + x @ w, C + X @ W, ["matmul", "add"]),
+        (lambda x, w, b, c: (x @ w) / 8 + c + b, X @ W / 8 + C + B, ["matmul", "divide", "add", "add"]),
+        (lambda x, w, b, c: b - x @ w, B - X @ W, ["matmul", "subtract"]),
+        (lambda x, w, b, c: c - (x @ w) * 0.5, C - X @ W * 0.5, ["matmul", "multiply", "subtract"]),
+        (lambda x, w, b, c: ost.tanh(x @ w + b), np.tanh(X @ W + B), ["matmul", "add"]),
+        (lambda x, w, b, c: x @ w + c[:, :1], X @ W + C[:, :1], None),
+        (lambda x, w, b, c: ost.exp(x @ w * 0.01) + b, np.exp(X @ W * 0.01) + B, ["matmul", "multiply"]),
+    ],
+)  # fmt: skip
+def test_sums_that_follow_are_a_part_of_the_call(function: Any, wanted: Any, taken: Any) -> None:
+    before = LT.counted.products
+    y, f = run(function, X, W, B, C)
+    np.testing.assert_allclose(y, wanted, 1e-4, 1e-4)
+    assert bodies(f) == ([taken] if taken else [])
+    assert LT.counted.products - before in (2, 3)  # rehearsed, and captured for each buffer
+    assert "as one graph" in f.said
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu"])
+def test_functions_are_the_librarys_only_where_bits_do_not_matter(name: str) -> None:
+    """Its relu loses NaN."""
+    act = {"relu": ost.nn.relu, "gelu": lambda x: ost.nn.gelu(x, approximate=True)}[name]
+    x = X.copy()
+    x[3, 4] = np.nan
+    same, f = run(lambda x, w, b: act(x @ w + b), x, W, B)
+    assert np.isnan(same[3]).all()
+    assert bodies(f) == [["matmul", "add"]]
+    fast, g = run(lambda x, w, b: act(x @ w + b), X, W, B, numerics="fast")
+    assert kinds(g) == ["fused_matmul"]
+    assert LT.counted.epilogues[-1] == {"relu": RELU, "gelu": GELU}[name] | BIAS
+    plain, _ = run(lambda x, w, b: act(x @ w + b), X, W, B)
+    np.testing.assert_allclose(fast, plain, 1e-4, 1e-4)
+
+
+def test_gelu_by_erf_is_a_kernel_behind() -> None:
+    _, f = run(lambda x, w, b: ost.nn.gelu(x @ w + b), X, W, B, numerics="fast")
+    assert kinds(f) == ["fused_matmul", "fused"]
+    assert bodies(f) == [["matmul", "add"]]
+
+
+def test_what_is_read_elsewhere_is_kept() -> None:
+    """A gradient reads what a function was given."""
+
+    def loss(w: Any, x: Any, b: Any) -> Any:
+        return ost.nn.gelu(x @ w + b, approximate=True).sum()
+
+    slope, f = run(lambda x, w, b: ost.grad(loss)(w, x, b), X, W, B, numerics="fast")
+    assert bodies(f) == [["matmul", "add"]]
+    with use():
+        wanted = np.asarray(ost.grad(loss)(ost.asarray(W), ost.asarray(X), ost.asarray(B)))
+    np.testing.assert_allclose(slope, wanted, 1e-3, 1e-3)
+
+
+@pytest.mark.parametrize(("policy", "half"), [("mixed_bf16", "bfloat16"), ("mixed_f16", "float16")])
+def test_rounded_operands_are_multiplied_into_float32(policy: str, half: str) -> None:
+    y, f = run(lambda x, w, b: x @ w + b, X, W, B, precision=policy)
+    assert bodies(f) == [["wide_matmul", "add"]]
+    casts = [n for n in f.plan.program.graph.nodes if n.op == "fused"]
+    assert [n.specs[0].dtype.name for n in casts] == [half, half]
+    np.testing.assert_allclose(y, X @ W + B, 0.05, 0.3)
+
+
+def test_tf32_is_taken_where_a_policy_says_so() -> None:
+    """In products, those with epilogues and those of einsum; not of doubles, and on no CPU."""
+
+    def f(x: Any, w: Any, b: Any) -> Any:
+        return ost.tanh(x @ w + b) @ w.T + ost.einsum("ik,kj->ij", x, w).sum()
+
+    for policy, computes in (("as-written", {68}), ("mixed_tf32", {77})):
+        del LT.counted.computes[:]
+        y, g = run(f, X, W, B, precision=policy)
+        assert {*LT.counted.computes} == computes
+        assert f"precision {policy}" in g.said
+        del LT.counted.computes[:]
+        run(lambda x, w: x @ w, X.astype("f8"), W.astype("f8"), precision=policy)
+        assert {*LT.counted.computes} == {70}
+        with use(precision=policy):
+            h = ost.compile(f)
+            np.testing.assert_allclose(y, np.asarray(h(X, W, B)), 1e-3, 1e-3)
+            assert "tf32=" not in str(h.plan.program.graph)
+
+
+def test_einsum_and_tensordot() -> None:
+    q, k = (RNG.normal(size=(3, 20, 4, 16)).astype("f4") for _ in range(2))
+    t = RNG.normal(size=(5, 8, 9)).astype("f4")
+
+    def f(q: Any, k: Any, t: Any) -> Any:
+        scores = ost.einsum("bqhd,bkhd->bhqk", q, k) / 4
+        folded = ost.einsum("btk,btn->kn", t, t + 1)
+        return scores.sum() + folded.sum() + ost.tensordot(t, t, axes=([0, 1], [0, 1])).sum()
+
+    before = LT.counted.products
+    y, g = run(f, q, k, t)
+    wanted = np.einsum("bqhd,bkhd->", q, k, dtype=np.float64) / 4
+    wanted += np.einsum("btk,btn->", t, t + 1) + np.einsum("btk,btn->", t, t)
+    np.testing.assert_allclose(y, wanted, 1e-3)
+    assert LT.counted.products > before
+    assert "as one graph" in g.said
+
+
+def test_splits_over_workers() -> None:
+    """Rows, columns and terms: no worker's addends are followed by a bias."""
+    with use((3,), device=KERNELS):
+        f = ost.compile(lambda x, w, b: ost.tanh(x @ w + b) @ w.T)
+        for splits in ((0, None), (None, 1), (1, 0), (None, None)):
+            x, w = (ost.asarray(a, split=s) for a, s in zip((X, W), splits, strict=True))
+            y = np.asarray(f(x, w, ost.asarray(B)))
+            np.testing.assert_allclose(y, np.tanh(X @ W + B) @ W.T, 1e-3, 1e-3)
+
+
+# -- a repeated plan -----------------------------------------------------------------------------
+def step(w: Any, v: Any, b: Any, x: Any, y: Any) -> Any:
+    def loss(w: Any, v: Any, b: Any) -> Any:
+        z = ost.nn.relu(x @ w + b) @ v
+        return ((z - y) ** 2).mean()
+
+    value, slopes = ost.value_and_grad(loss, argnums=(0, 1, 2))(w, v, b)
+    return *(p - 0.01 * s for p, s in zip((w, v, b), slopes, strict=True)), value
+
+
+@pytest.mark.parametrize("numerics", ["same-plan", "fast"])
+def test_a_training_step_is_one_launch(numerics: Any) -> None:
+    """Nothing is allocated, waited for or moved; heuristics were asked before."""
+    given = [
+        W,
+        RNG.normal(size=(50, 30)).astype("f4"),
+        B,
+        X,
+        RNG.normal(size=(120, 30)).astype("f4"),
+    ]
+    found = []
+    for device in ("cpu", KERNELS):
+        with ost.connect(device=device, numerics=numerics):
+            f = ost.compile(step, donate=("w", "v", "b"))
+            w, v, b, x, y = map(ost.asarray, given)
+            for turn in range(12):
+                if turn == 6:
+                    before, asked = vars(counted).copy(), LT.counted.heuristics
+                    products = LT.counted.products
+                w, v, b, _ = f(w, v, b, x, y)
+            if device == KERNELS:
+                did = {name: n - before[name] for name, n in vars(counted).items()}
+                assert LT.counted.products == products  # but in graphs
+                assert (did["allocations"], did["waits"], did["from_host"], did["to_host"]) == (
+                    0,
+                ) * 4
+                assert LT.counted.heuristics == asked
+                found.append([np.asarray(z) for z in (w, v, b)])
+                f(w, v, b, x, y)
+                assert "as one graph" in f.plan.explain()
+                assert kinds(f).count("matmul") + kinds(f).count("fused_matmul") == 5
+            else:
+                found.append([np.asarray(z) for z in (w, v, b)])
+    for a, c in zip(*found, strict=True):
+        np.testing.assert_allclose(a, c, 1e-3, 1e-4)
+
+
+def test_the_workspace_is_the_plans() -> None:
+    with ost.connect(device=KERNELS):
+        f = ost.compile(lambda x, w: ost.exp(x @ w))
+        plan = f.plan_for(ost.asarray(X), ost.asarray(W))
+    (k,) = (k for k, n in enumerate(plan.program.graph.nodes) if n.op == "matmul")
+    assert len(plan.program.scratch[k]) == 1
+    assert plan.arena_bytes > 1 << 20
+
+
+def test_halves_need_no_copies_in_float32() -> None:
+    with ost.connect(device=KERNELS):
+        x, w = (ost.asarray(a).astype("bfloat16") for a in (X, W))
+        f = ost.compile(lambda x, w: x @ w)
+        for _ in range(3):
+            y = f(x, w)
+        (node,) = (k for k, n in enumerate(f.plan.program.graph.nodes) if n.op == "matmul")
+        assert len(f.plan.program.scratch[node]) == 1
+        wanted = np.asarray(x).astype("f4") @ np.asarray(w).astype("f4")
+        np.testing.assert_allclose(np.asarray(y).astype("f4"), wanted, 0.02, 0.05)
+
+
+def test_a_product_over_what_it_adds() -> None:
+    """The sum takes the memory of the matrix that dies in it, whoever adds."""
+
+    def f(x: Any, w: Any, c: Any) -> Any:
+        return ost.roll(x @ w + ost.roll(ost.exp(c), 1, axis=0), 1, axis=0)
+
+    wanted = np.roll(X @ W + np.roll(np.exp(C), 1, 0), 1, 0)
+    for refused in (set[int](), {1}):
+        algorithms, LT.algorithms = LT.algorithms, 0 if refused else LT.algorithms
+        try:
+            y, g = run(f, X, W, C)
+        finally:
+            LT.algorithms = algorithms
+        np.testing.assert_allclose(y, wanted, 1e-4, 1e-4)
+        program = g.plan.program
+        (k,) = (k for k, n in enumerate(program.graph.nodes) if n.op == "fused_matmul")
+        made, added = program.graph.starts[k], program.graph.nodes[k].inputs[2]
+        assert program.slots[made] == program.slots[added]
+
+
+# -- which algorithm -------------------------------------------------------------------------------
+def test_timing_chooses_an_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is recorded in the plan, and taken where the plan runs."""
+    monkeypatch.setattr(tuning, "WORTH", 0.0)
+    seen: list[tuple[str, ...]] = []
+
+    def third(found: Any, room: Any) -> Tuned:
+        seen.extend(s.ways for s in found)
+        ways = ["algorithm 3" if "algorithm 3" in s.ways else "" for s in found]
+        return Tuned("here", tuple(Choice("", "", way) for way in ways))
+
+    monkeypatch.setattr(Session, "_tuned", lambda s, plan: tune(plan, third, 2))
+    y, f = run(lambda x, w, b: ost.exp(x @ w + b) @ w.T, X * 0.1, W * 0.1, B)
+    np.testing.assert_allclose(y, np.exp(X @ W * 0.01 + B) @ W.T * 0.1, 1e-3, 1e-3)
+    assert LT.counted.algorithms[-2:] == [3, 3]
+    assert f.plan.tuned.ways.count("algorithm 3") == 2
+    library = tuple(f"algorithm {k}" for k in range(1, 5))
+    assert (*library, APART) in seen
+    assert library in seen
+    assert not any("thread" in way for ways in seen for way in ways)
+
+
+def test_each_way_computes_the_same_and_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "WORTH", 0.0)
+    with ost.connect(device=KERNELS) as session:
+        f = ost.compile(lambda x, w, b: x @ w + b)
+        plan = f.plan_for(*map(ost.asarray, (X, W, B)))
+        (site,) = [s for s in sites(plan.program.graph, plan.target, 2) if APART in s.ways]
+        assert [n.op for n in site.graphs[-1].nodes] == ["matmul", "fused"]
+        programs = site.programs()
+        rounds = session.engine.trials(programs, 5.0)
+        assert len(rounds) >= 3
+        assert all(t > 0 for t in rounds[0])
+    said = machine(1, DEVICES[KERNELS])
+    assert "a GPU that is not there; CuPy 14; cuBLASLt 130200" in said
+    assert said != machine(1, DEVICES["cpu"])
+
+
+# -- without the library ----------------------------------------------------------------------------
+def test_without_the_library_products_are_cupys_and_explain_says_so() -> None:
+    y, f = run(lambda x, w, b: ost.tanh(x @ w + b), X, W, B, device=BARE)
+    np.testing.assert_allclose(y, np.tanh(X @ W + B), 1e-4, 1e-4)
+    assert kinds(f) == ["matmul", "fused"]
+    said = f.said
+    assert said.count("products by CuPy's calls of cuBLAS, which no graph repeats") == 1
+    assert MISSING in said
+    assert "operation by operation: matmul" in said
+    _, g = run(lambda x: ost.exp(x), X, device=BARE)
+    assert "cuBLAS" not in g.said
+    y, h = run(lambda x, w: x @ w, X, W, device=BARE, precision="mixed_bf16")
+    assert "wide_matmul" not in kinds(h)
+
+
+def test_what_the_library_refuses_is_said() -> None:
+    refused = dict(FAKE.library.refused)  # type: ignore[union-attr]
+    LT.algorithms, before = 0, LT.algorithms
+    try:
+        y, f = run(lambda x, w, b: x[:7] @ w + b, X, W, B, device="fake")
+        said = f.said
+    finally:
+        LT.algorithms = before
+        FAKE.library.refused.clear()  # type: ignore[union-attr]
+        FAKE.library.refused.update(refused)  # type: ignore[union-attr]
+    np.testing.assert_allclose(y, X[:7] @ W + B, 1e-4, 1e-4)
+    assert "where cuBLASLt has no algorithm: 7 x 50 x 70 of float32" in said
+
+
+def test_why_there_is_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "nvmath", None)
+    monkeypatch.delitem(sys.modules, "nvmath.bindings", raising=False)
+    assert cublaslt.found(None) == MISSING
