@@ -559,9 +559,9 @@ class _Binder:
         than the op's kernel.
         """
         arrays = [self.lies(name) for name in (*ins, *outs)]
-        if any(x is None for x in arrays):
-            return None
         specs = (*(graph.specs[v] for v in node.inputs), *node.specs)
+        if any(x is None for x in arrays):
+            return self.device.looking_kernel(node, specs, scratch)
         threads = 1 if node.kw.get("way") == ONE_THREAD else self.threads
         often = self.record is not None
         return self.device.kernel(node, specs, self.shape, arrays, threads, scratch, often)

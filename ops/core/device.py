@@ -181,6 +181,11 @@ class Device:
         called in a loop."""
         return None
 
+    def looking_kernel(self, node: Node, specs: Specs, scratch: Sequence[Any]) -> Function | None:
+        """The same for arrays that may lie in another way each time; None where the op's own kernel is
+        as good, which looks, too."""
+        return None
+
     # -- memory ----------------------------------------------------------------------------
     def empty(self, shape: Sequence[int], dtype: DType) -> Any:
         """For one array, which may become a result."""

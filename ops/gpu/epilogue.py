@@ -252,13 +252,13 @@ def with_epilogue(
     way: str,
     body: Graph,
     compiled: Compile,
-) -> Function | None:
-    """The function of the operands and the result of a kernel that begins with a product, as they lie;
-    None where it goes node by node."""
-    which, count = begin_of(body), len(body.inputs)
+) -> Function:
+    """The function of the operands and the result of a kernel that begins with a product, as they lie."""
+    which = begin_of(body)
     left, right = body.nodes[which].inputs
-    if len(arrays) != count + 1 or max(left, right) >= count or not arrays[-1].size:
-        return None
+    assert len(arrays) == len(body.inputs) + 1, "one result"
+    if not arrays[-1].size:
+        return lambda *_: None
     apart = _apart(library, xp, arrays, scratch, way, body, compiled)
     found = epilogue_of(body, which)
     run = _whole(library, arrays, scratch, way, body, found)

@@ -62,7 +62,8 @@ def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
 
 def _products(graph: Graph, target: Target) -> dict[int, Collection[int]]:
     """Those that are done together with something behind them, and what."""
-    device, fast = described(target.device), target.numerics == "fast"
+    device = described(target.device)
+    fast = target.numerics == "fast" and target.math != "libm"
     found: dict[int, Collection[int]] = {}
     for k, node in enumerate(graph.nodes):
         if is_gemm(graph, node, PRODUCT) and (behind := device.behind(graph, k, fast)):

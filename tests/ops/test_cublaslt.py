@@ -380,7 +380,6 @@ def test_any_epilogue(
     run = with_epilogue(
         Library(lt, xp), xp, [*arrays, out], space(), "", body.graph(), WITH_KERNELS._elements
     )
-    assert run is not None
     run(*arrays, out)
     wanted = reference(steps, given[0] @ given[1], *given[2:])
     tolerance = 1e-5 if kind != name else DTYPES[name]
@@ -450,7 +449,6 @@ def test_calls_of_an_epilogue() -> None:
     run = with_epilogue(
         Library(lt, xp), xp, arrays, space(), "", body.graph(), WITH_KERNELS._elements
     )
-    assert run is not None
     for bias in (arrays[4], more[1:]):
         run(*arrays[:4], bias, *arrays[5:])
         np.testing.assert_array_equal(to_host(arrays[-1])[0], 8 + to_host(bias))

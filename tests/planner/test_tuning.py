@@ -363,7 +363,7 @@ def test_ways_that_do_not_exist_change_nothing(ways: list[str]) -> None:
 def test_small_plans_do_not_look_at_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose name takes many times as long as they do."""
 
-    def look(threads: int) -> str:
+    def look(threads: int, device: Any) -> str:
         raise AssertionError("nobody needs to know")
 
     monkeypatch.setattr(ost.sessions, "machine", look)

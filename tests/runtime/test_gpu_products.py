@@ -99,6 +99,19 @@ def test_functions_are_the_librarys_only_where_bits_do_not_matter(name: str) -> 
     np.testing.assert_allclose(fast, plain, 1e-4, 1e-4)
 
 
+def test_functions_of_another_library_stay_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ost.settings, "math", "libm")
+
+    def act(x: Any, w: Any, b: Any) -> Any:
+        return ost.nn.gelu(x @ w + b, approximate=True)
+
+    y, f = run(act, X, W, B, numerics="fast")
+    assert bodies(f) == [["matmul", "add"]]
+    assert "tanh" in kinds(f)
+    monkeypatch.undo()
+    np.testing.assert_allclose(y, run(act, X, W, B)[0], 1e-4, 1e-4)
+
+
 def test_gelu_by_erf_is_a_kernel_behind() -> None:
     _, f = run(lambda x, w, b: ost.nn.gelu(x @ w + b), X, W, B, numerics="fast")
     assert kinds(f) == ["fused_matmul", "fused"]
@@ -220,6 +233,21 @@ def test_a_training_step_is_one_launch(numerics: Any) -> None:
                 found.append([np.asarray(z) for z in (w, v, b)])
     for a, c in zip(*found, strict=True):
         np.testing.assert_allclose(a, c, 1e-3, 1e-4)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_loop_that_begins_elsewhere_is_one_launch(turned: bool) -> None:
+    """Its first turn reads a matrix that lies in another way than those of later ones."""
+
+    def f(a: Any, b: Any) -> Any:
+        return ost.repeat(3, lambda y: ost.tanh(y @ a + b), a.T if turned else a)
+
+    a, wanted = W[:50] / 9, W[:50].T / 9 if turned else W[:50] / 9
+    for _ in range(3):
+        wanted = np.tanh(wanted @ a + B)
+    y, g = run(f, a, B)
+    np.testing.assert_allclose(y, wanted, 1e-4, 1e-5)
+    assert "as one graph" in g.said
 
 
 def test_the_workspace_is_the_plans() -> None:

@@ -99,7 +99,7 @@ def found(xp: Any) -> Library | str:
     """The library, or why there is none."""
     try:
         from nvmath.bindings import cublasLt  # type: ignore[import-not-found, unused-ignore]
-    except ImportError as error:
+    except Exception as error:  # it looks for libraries as it is imported
         if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("nvmath"):
             return f"nvmath-python is not installed: {INSTALL}"
         return f"nvmath-python cannot be imported: {error}"
