@@ -1,6 +1,6 @@
 """What cuBLASLt does of what follows a product, as it writes the product.
 
-    alpha * (a @ b) + beta * c + bias       numbers alpha and beta, a matrix c, a bias for each column
+    alpha * (a @ b) + beta * c + bias       a number, 1 or -1 times a matrix, a bias for each column
     relu, gelu by tanh                      of that, where `fast`
 
 The library's relu makes 0 of NaN, and its gelu has other bits than our functions, so these two belong
