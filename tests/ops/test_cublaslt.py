@@ -152,6 +152,8 @@ def test_what_lies_so_that_it_can_be_read_is_not_copied() -> None:
         assert (form.problem.count, form.problem.d.columns) == (count, rows)
         assert len(form.starts) == 1
     assert products.form_of(*stacked(a[0, ::2, ::2], b[::2], out[0, :4])) is None  # type: ignore[misc]
+    swapped = a[:, 2:7, 3:9][::-1]
+    assert products.form_of(*stacked(swapped, b[3:9], out)) is None  # type: ignore[misc]
 
 
 def test_by_rows_and_by_columns() -> None:

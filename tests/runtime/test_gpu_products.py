@@ -123,6 +123,12 @@ def test_gelu_by_erf_is_a_kernel_behind() -> None:
     assert bodies(f) == [["matmul", "add"]]
 
 
+def test_kernels_in_stages_read_what_is_behind_a_product() -> None:
+    f = planned(lambda x, w, b: ost.nn.softmax(x @ w + b), X, W, B)
+    assert kinds(f) == ["fused_matmul", "fused_nest"]
+    assert bodies(f) == [["matmul", "add"]]
+
+
 def test_what_is_read_elsewhere_is_kept() -> None:
     """A gradient reads what a function was given."""
 
@@ -146,12 +152,13 @@ def test_tf32_is_taken_where_a_policy_says_so() -> None:
     """In products, those with epilogues and those of einsum; not of doubles, and on no CPU."""
 
     def f(x: Any, w: Any, b: Any) -> Any:
-        return ost.tanh(x @ w + b) @ w.T + ost.einsum("ik,kj->ij", x, w).sum()
+        return ost.tanh(x @ w + b) @ w.T + ost.einsum("ik,jk->ij", x, x).sum()
 
     for policy, computes in (("as-written", {68}), ("mixed_tf32", {77})):
         del LT.counted.computes[:]
         y, g = run(f, X, W, B, precision=policy)
         assert {*LT.counted.computes} == computes
+        assert bodies(g) == [["matmul", "add"]]
         assert f"precision {policy}" in g.said
         del LT.counted.computes[:]
         run(lambda x, w: x @ w, X.astype("f8"), W.astype("f8"), precision=policy)
@@ -321,6 +328,7 @@ def test_each_way_computes_the_same_and_is_timed(monkeypatch: pytest.MonkeyPatch
         rounds = session.engine.trials(programs, 5.0)
         assert len(rounds) >= 3
         assert all(t > 0 for t in rounds[0])
+        assert counted.done == counted.asked  # it was waited for
     said = machine(1, DEVICES[KERNELS])
     assert "a GPU that is not there; CuPy 14; cuBLASLt 130200" in said
     assert said != machine(1, DEVICES["cpu"])
