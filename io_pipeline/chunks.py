@@ -17,7 +17,6 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ from .source import (
     chunk_box,
     chunks_in,
     each_of,
-    fill,
+    filler,
     opened,
     read_box,
     trouble,
@@ -207,7 +206,7 @@ class ChunkSource(Source):
                 raise self.trouble(f"chunk {name}, {what}", "a store that is whole")
             place = out if out.flags.c_contiguous else np.empty(out.shape, self.dtype)
             box = tuple(_inside(common, chunk))
-            if read_box(partial(fill, handle), place, box, self.chunks) is not None:
+            if read_box(filler(handle, self.nbytes), place, box, self.chunks) is not None:
                 self._look()
                 raise self.changed()
             if place is not out:

@@ -18,7 +18,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from ostinato.ops.core.disk import (
@@ -37,9 +37,11 @@ from ostinato.ops.core.spec import DTYPES
 from ostinato.errors import DataFileError
 
 from . import chunks as zarr
+from .direct import LARGE, PAGE, Bytes, Writing
 from .files import SUFFIXES, chosen
-from .source import LONGEST, chunk_box, chunks_in, runs, trouble, version
+from .source import chunk_box, chunks_in, runs, trouble, version
 
+LEADS = 10  # bytes of a .npy file before its header: magic, version, the header's length
 LONG = 1 << 16  # bytes of a stretch from which on writing it costs no more than copying it
 
 
@@ -64,6 +66,10 @@ class Sink:
         self.is_given = part is not None
         self.part = part if part is not None else staged(self.path)
         self.stage: Stage | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def as_data(self) -> dict[str, Any]:
         """What another process needs to write its parts: numbers, words, lists."""
@@ -110,14 +116,11 @@ class Sink:
             lies[tuple(slice(lo, hi) for lo, hi in box)] = whole
             lies.flush()
             return
-        handle = os.open(self.part, os.O_WRONLY)
-        try:
+        with Writing(self.part, self.nbytes) as file:
             for stretch, start in runs(whole, box, self.shape):
-                _put(handle, stretch, begin + start * self.dtype.itemsize)
+                _put(file, stretch, begin + start * self.dtype.itemsize)
             if self.is_given:
-                os.fsync(handle)
-        finally:
-            os.close(handle)
+                file.sync()
 
     def finish(self) -> None:
         """Let the file take the target's name."""
@@ -140,9 +143,8 @@ class Sink:
         except DataFileError:
             raise
         except OSError as error:
-            size = math.prod(self.shape) * self.dtype.itemsize
             got = error.strerror or str(error)
-            raise trouble(self.path, got, f"a place to write {size} bytes to") from None
+            raise trouble(self.path, got, f"a place to write {self.nbytes} bytes to") from None
 
 
 def open_sink(
@@ -203,13 +205,23 @@ class NpySink(Sink):
             self._make(about)
 
     def _make(self, about: dict[str, Any]) -> None:
-        with open(self.part, "xb") as file:
+        with open(self.part, "x+b") as file:
             np.lib.format.write_array_header_1_0(file, about)
+            if self.nbytes >= LARGE:  # the numbers begin on a page
+                self._go_on_page(file)
             file.flush()
-            size = math.prod(self.shape) * self.dtype.itemsize
-            file.truncate(file.tell() + size)
-            if size:
-                _reserve(file.fileno(), size)
+            file.truncate(file.tell() + self.nbytes)
+            if self.nbytes:
+                _reserve(file.fileno(), self.nbytes)
+
+    def _go_on_page(self, file: BinaryIO) -> None:
+        """Lengthen the header by blanks to a whole page."""
+        end = file.tell()
+        file.seek(-1, os.SEEK_CUR)
+        file.write(b" " * (-end % PAGE) + b"\n")
+        file.seek(len(np.lib.format.magic(1, 0)))
+        file.write((end + -end % PAGE - LEADS).to_bytes(2, "little"))
+        file.seek(0, os.SEEK_END)
 
     def write(self, part: np.ndarray[Any, Any], box: Box) -> None:
         if not part.size:
@@ -229,11 +241,12 @@ def _reserve(handle: int, size: int) -> None:
         pass
 
 
-def _put(handle: int, stretch: np.ndarray[Any, Any], at: int) -> None:
-    left = memoryview(stretch.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-    while left:
-        count = os.pwrite(handle, left[:LONGEST], at)
-        left, at = left[count:], at + count
+def _put(file: Writing, stretch: np.ndarray[Any, Any], at: int) -> None:
+    file.put(_bytes_of(stretch), at)
+
+
+def _bytes_of(stretch: np.ndarray[Any, Any]) -> Bytes:
+    return np.ascontiguousarray(stretch).reshape(-1).view(np.uint8)
 
 
 # -- HDF5 ----------------------------------------------------------------------------------
@@ -266,7 +279,7 @@ class Hdf5Sink(Sink):
         with self.trouble():
             self._begin_beside(self.path)
             self._copy_others(h5py)
-            with h5py.File(self.part, "a") as file:
+            with h5py.File(self.part, "a", **self._on_pages()) as file:
                 assert self.dataset is not None
                 if isinstance(file.get(self.dataset), h5py.Dataset):
                     del file[self.dataset]
@@ -281,6 +294,12 @@ class Hdf5Sink(Sink):
                     raise trouble(
                         self.path, f"dataset={self.dataset!r}: {error}", "another name"
                     ) from None
+
+    def _on_pages(self) -> dict[str, int]:
+        """Large arrays begin on a page."""
+        if self.nbytes < LARGE:
+            return {}
+        return {"alignment_threshold": LARGE, "alignment_interval": PAGE}
 
     def _copy_others(self, h5py: Any) -> None:
         """Begin with what the file has beside this dataset."""
@@ -400,9 +419,10 @@ class ZarrSink(Sink):
             whole = np.zeros(self.chunks, self.dtype)
             whole[tuple(slice(n) for n in part.shape)] = part
             part = whole
-        data = memoryview(np.ascontiguousarray(part).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-        with self.trouble():
-            write(os.path.join(self.folder, name), data, durable=True)
+        data, path = _bytes_of(part), os.path.join(self.folder, name)
+        with self.trouble(), Writing(path, self.nbytes, os.O_CREAT | os.O_TRUNC) as file:
+            file.put(data, 0)
+            file.sync()
         return name, zarr.checksum(data) if self.checked else ""
 
     def _is_chunk(self, box: Box) -> bool:
@@ -426,15 +446,12 @@ class ZarrSink(Sink):
                 )
                 piece = np.ascontiguousarray(part[slices(common, box)])
                 name = os.path.join(self.folder, zarr.chunk_name(index))
-                handle = os.open(name, os.O_WRONLY | os.O_CREAT, 0o666)
-                try:
-                    os.ftruncate(handle, size)
+                with Writing(name, self.nbytes, os.O_CREAT) as file:
+                    os.ftruncate(file.handle, size)
                     for stretch, start in runs(piece, inside, self.chunks):
-                        _put(handle, stretch, start * self.dtype.itemsize)
+                        _put(file, stretch, start * self.dtype.itemsize)
                     if self.is_given:
-                        os.fsync(handle)
-                finally:
-                    os.close(handle)
+                        file.sync()
 
     def seal(self) -> tuple[str, str]:
         """Write what Zarr must know of the array: that file's name and checksum."""

@@ -17,6 +17,7 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,9 @@ from ostinato.ops.core.spec import DTYPES, MOST_AXES, misshapen
 from ostinato.errors import DataFileError
 
 LONGEST = 1 << 30  # bytes of one read or write
+PASSING = 1 << 20  # bytes of one read that leaves nothing in the system's cache,
+CACHED = 4  # since the file takes such a share of the memory that there is, or more
+DONTCACHE = 0x80  # RWF_DONTCACHE, of Linux 6.14, for which Python has no name yet
 NEAR = 1 << 14  # bytes between two rows that are sooner read than left out,
 LARGEST_CHUNK = 1 << 30  # bytes of what is read whole
 HOLES = 1 << 30  # bytes of an array that may be all holes
@@ -106,6 +110,10 @@ class Source:
             "load it again",
         )
 
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
     def as_data(self) -> dict[str, Any]:
         """What another process needs to open the same array: numbers, words, lists."""
         return {
@@ -132,7 +140,7 @@ class Source:
 
     def check_resident(self, most: int) -> None:
         """Refuse to read all of an array that memory cannot hold, or that is almost all holes."""
-        size = math.prod(self.shape) * self.dtype.itemsize
+        size = self.nbytes
         if size > most:
             raise self.trouble(
                 f"an array of {size} bytes", f"at most {most}, which this machine has", _LAZY
@@ -262,6 +270,37 @@ def fill(handle: int, out: np.ndarray[Any, Any], at: int) -> bool:
             return False
         left, at = left[count:], at + count
     return True
+
+
+def fill_once(handle: int, out: np.ndarray[Any, Any], at: int) -> bool:
+    """The same, but what is read in long stretches does not stay in the system's cache, unless it was
+    there: of a file that does not fit in there, each page would only push out another."""
+    left = memoryview(out.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+    if len(left) < PASSING:
+        return fill(handle, out, at)
+    while left:
+        try:
+            count = os.preadv(handle, [left[:PASSING]], at, DONTCACHE)
+        except (OSError, NotImplementedError) as error:
+            known = errno.EOPNOTSUPP, errno.EINVAL
+            if isinstance(error, OSError) and error.errno not in known:
+                raise
+            rest = np.frombuffer(left, np.uint8)
+            return fill(handle, rest, at)  # a system without
+        if not count:
+            return False
+        left, at = left[count:], at + count
+    return True
+
+
+def filler(handle: int, size: int) -> Get:
+    """What reads a file of so many bytes."""
+    return partial(fill_once if size * CACHED > _memory() else fill, handle)
+
+
+@cache
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 # -- chunks that are read whole ---------------------------------------------------------------

@@ -25,6 +25,7 @@ from .loops.copies import in_pieces, in_rows
 from .loops.record import Record
 
 LINE = LIMITS.line
+PAGE = 1 << 12
 
 
 class Cpu(Device):
@@ -34,11 +35,12 @@ class Cpu(Device):
         return in_line(shape, dtype)
 
     def arena(self, size: int) -> Any:
-        """It starts on a line of the cache."""
+        """It starts on a line of the cache, a large one on a page, from which files may be written."""
         if size == 0:
             return np.empty(0, np.uint8)
-        raw = np.empty(size + LINE, np.uint8)
-        skip = -raw.ctypes.data % LINE
+        start = PAGE if size >= 256 * PAGE else LINE
+        raw = np.empty(size + start, np.uint8)
+        skip = -raw.ctypes.data % start
         return raw[skip : skip + size]
 
     def from_host(self, value: Any) -> Any:
