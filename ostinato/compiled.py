@@ -81,6 +81,7 @@ from .sessions import (
     here,
     one_by_one,
 )
+from .streaming import Step, behind, in_steps
 from .tracing import Traced, traced
 
 P = ParamSpec("P")
@@ -595,7 +596,10 @@ class CompiledFunction(Generic[P, R]):
         names = [call.names[k] for k in inputs]
         donated = tuple(k for k in call.donated if k in inputs)
         places = tuple(inputs.index(k) for k in donated)
-        key = Key(traced.graph, self._target(session.target), places)
+        target, steps, graph = self._target(session.target), list[Step](), traced.graph
+        if self.tolerance is None:
+            steps, graph = in_steps(graph, target)
+        key = Key(graph, target, places)
         chosen, allowed = None, list[float]()
         if self.tolerance is not None:
             operands = [_held(call.leaves[k], session) for k in inputs] + [*captured]
@@ -625,11 +629,13 @@ class CompiledFunction(Generic[P, R]):
             and inputs == list(range(len(call.leaves)))
             and all(isinstance(x, Operand) for x in call.leaves)
         )
+        if chosen is not None:
+            launch: Launcher = self._watched(plan, chosen, allowed, session)
+        else:
+            launch = session.launcher(plan)
         entry = Entry(
             plan,
-            session.launcher(plan)
-            if chosen is None
-            else self._watched(plan, chosen, allowed, session),
+            launch if not steps else behind(steps, launch, session, target),
             tuple(inputs),
             captured,
             draws,

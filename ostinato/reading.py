@@ -249,11 +249,7 @@ def settle_terms(roots: Sequence[Ref], session: Session) -> None:
         for (t, k), operand in zip(found.captured, found.held, strict=True)
         if operand is not None
     ]
-    graph = found.graph
-    specs = tuple(o.spec for o in operands)
-    if specs != graph.inputs:  # something came from elsewhere
-        graph = type(graph)(specs, graph.nodes, graph.outputs)
-    with sorted_before(graph, operands, session) as (graph, operands):
+    with sorted_before(found.graph, operands, session) as (graph, operands):
         plan, _ = session.plan(Key(graph, session.target))
         made = run_plan(plan, operands, session)
     for (term, k), operand in zip(wanted, made, strict=True):

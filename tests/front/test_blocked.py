@@ -528,3 +528,45 @@ def test_plans_in_which_workers_hand_over_in_each_turn_are_refused() -> None:
                 check_layouts(builder.graph([1]), Target(mesh=(2,)))
         else:
             check_layouts(builder.graph([1]), Target(mesh=(2,)))
+
+
+# -- in compiled functions -----------------------------------------------------------------------
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_compiled_function_sorts_a_file_in_runs(
+    tmp_path: Path, workers: int, moved: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Again in every call, of whatever it is given then; the plans are made once."""
+    monkeypatch.setattr(settings, "cache", str(tmp_path / "cache"))
+    made = np.random.default_rng(3).normal(size=20_000)
+    np.save(tmp_path / "x.npy", made)
+
+    @ost.compile
+    def summary(x: Any, c: Any) -> Any:
+        y = ost.sort(x * c)
+        return y[:5], (y * y).sum(), y[10_000], ost.argsort(x)[:7]
+
+    with use((workers,), memory_limit=LIMIT) as session:
+        x = ost.load(tmp_path / "x.npy", resident=False)
+        for c in (1.0, -3.0, 2.0):
+            moved.clear()
+            expected = np.sort(made * c)
+            found = [np.asarray(v) for v in summary(x, c)]
+            assert moved["written"] <= 1.1 * 3 * made.nbytes, "keys, and keys with places"
+            np.testing.assert_allclose(found[0], expected[:5])
+            np.testing.assert_allclose(found[1], (made * c) @ (made * c))
+            np.testing.assert_allclose(found[2], expected[10_000])
+            np.testing.assert_array_equal(found[3], np.argsort(made, kind="stable")[:7])
+        assert (summary.hits, len(summary.entries)) == (2, 1)
+        assert len(session.plans.plans) == 3, "of two sorts and of the rest"
+        assert all(p.peak_bytes <= LIMIT for p in session.plans.plans.values())
+    assert not [p for p in (tmp_path / "cache").rglob("*") if "runs" in p.name]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_order_that_is_a_result_outlives_its_file(tmp_path: Path, compiled: bool) -> None:
+    made = np.random.default_rng(3).normal(size=3000)
+    np.save(tmp_path / "x.npy", made)
+    order = ost.compile(ost.argsort) if compiled else ost.argsort
+    with use(memory_limit=3 * made.nbytes):
+        found = order(ost.load(tmp_path / "x.npy", resident=False))
+        np.testing.assert_array_equal(found, np.argsort(made, kind="stable"))
