@@ -15,6 +15,7 @@ from . import (  # noqa: F401  (registers the operations)
     distributions,
     draws,
     elementwise,
+    fft,
     gradient,
     histograms,
     indexing,

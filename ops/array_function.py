@@ -22,6 +22,7 @@ from . import (
     assigning,
     contraction,
     creation,
+    fft,
     histograms,
     indexing,
     linalg,
@@ -346,6 +347,8 @@ MEANT: dict[str, Callable[..., Any]] = {
     "trace": lambda a, offset=0, axis1=0, axis2=1, dtype=None: contraction.trace(
         _two_last(a, axis1, axis2), offset=offset, dtype=dtype
     ),
+    # transforms
+    **{f"fft.{name}": getattr(fft, name) for name in fft.__all__ if "freq" not in name},
     # linear algebra
     "linalg.cholesky": lambda a, upper=False: linalg.cholesky(a, upper=upper),
     "linalg.cross": lambda x1, x2, axis=-1: arrangement.cross(x1, x2, axis),

@@ -15,6 +15,7 @@ if _os.path.isdir(_os.path.join(_root, "planner")) and _os.path.isfile(
 ):
     __path__.append(_root)  # a checkout: the rooms lie beside this folder
 
+from ostinato.ops import fft as fft
 from ostinato.ops import linalg as linalg
 from ostinato.ops import nn as nn
 from ostinato.ops import random as random
@@ -119,5 +120,5 @@ def __dir__() -> list[str]:
     hidden = {n for n, x in globals().items() if isinstance(x, type(_sys))} | {"annotations"}
     return sorted(
         globals().keys() - hidden
-        | {"errors", "io", "linalg", "nn", "optim", "random", "solve", "special"}
+        | {"errors", "fft", "io", "linalg", "nn", "optim", "random", "solve", "special"}
     )

@@ -642,6 +642,16 @@ def _linalg(name: str) -> Callable[..., Any]:
     return call
 
 
+def _fft(name: str) -> Callable[..., Any]:
+    checked = _checked(f"fft.{name}", getattr(np.fft, name), ("a", "n", "axis", "norm"))
+
+    def call(a: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse_library("cuFFT")  # which makes its plan of the lines at the first call
+        return checked(a, *args, **kwargs)
+
+    return call
+
+
 class _OnHost:
     """A capsule for NumPy, which knows no other device."""
 
@@ -742,5 +752,6 @@ xp = Namespace(
     lib=Namespace(
         "cupy.lib", stride_tricks=Namespace("cupy.lib.stride_tricks", as_strided=_strided)
     ),
+    fft=Namespace("cupy.fft", **{n: _fft(n) for n in ("fft", "ifft", "rfft", "irfft")}),
     linalg=Namespace("cupy.linalg", **{n: _linalg(n) for n in _LINALG}),
 )

@@ -93,7 +93,7 @@ METHODS = {  # of arrays
     "type": "x.astype(dtype)",
     "unsqueeze": "ostinato.expand_dims(x, axis=axis)",
 }
-ROOMS = ("linalg", "special", "random", "nn", "optim")
+ROOMS = ("linalg", "fft", "special", "random", "nn", "optim")
 NEAR = 0.75  # how alike the nearest name is
 
 

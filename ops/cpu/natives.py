@@ -18,6 +18,7 @@ from ostinato.ops.linalg.factorizations import SINGULAR
 
 from .fused import stages, stages_room, stages_ways
 from .jit.llvm import why_not
+from .kernels import fft
 from .kernels.distances import pair_distances
 from .kernels.gather_scatter import adding_along, adding_rows, inside, putting, taking, taking_along
 from .kernels.gemm import QUICK, any_product, product, ways
@@ -127,6 +128,18 @@ def _search(arrays: Arrays, threads: int, *, side: str, **_: Any) -> Made:
     x, v, out = arrays
     made: Made = searching_kernel(x, v, out, side == "right", threads)
     return made
+
+
+def _fft(arrays: Arrays, threads: int, *, axis: int, inverse: bool, norm: str, **_: Any) -> Made:
+    return fft.transforming(*arrays, axis, threads, fft.both_ways(inverse, norm))
+
+
+def _rfft(arrays: Arrays, threads: int, *, axis: int, norm: str, **_: Any) -> Made:
+    return fft.transforming(*arrays, axis, threads, fft.of_real(norm))
+
+
+def _irfft(arrays: Arrays, threads: int, *, axis: int, n: int, norm: str, **_: Any) -> Made:
+    return fft.transforming(*arrays, axis, threads, fft.to_real(n, norm))
 
 
 # -- selection, counts, groups -------------------------------------------------------------
@@ -288,6 +301,9 @@ def register(cpu: Device) -> None:
     for name, places in (("sort", False), ("argsort", True)):
         room = partial(_sort_room, places)
         cpu.runs(name, partial(_sort, places), scratch=room, least=COMPILED)
+    cpu.runs("fft", _fft)
+    cpu.runs("rfft", _rfft)
+    cpu.runs("irfft", _irfft)
     cpu.runs("searchsorted", _search, least=COMPILED)
     cpu.runs("in_bounds", inside, least=COMPILED)
     cpu.runs("take", taking, least=COMPILED)

@@ -27,6 +27,7 @@ follow_imports = skip
 """
 NAMESPACES = {
     "": ost,
+    "fft.": ost.fft,
     "linalg.": ost.linalg,
     "nn.": ost.nn,
     "random.": ost.random,

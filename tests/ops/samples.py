@@ -706,6 +706,27 @@ for _mode, _kind, _i in (
         normal(2, 2, dtype=_kind),
     )
 
+# -- Fourier transforms ----------------------------------------------------------------------
+for _x, _axis, _norm in (
+    (normal(5, 3), 0, None),
+    (normal(4, 6, dtype="complex128"), 1, "ortho"),
+    (normal(2, 3, 4, dtype="complex64"), 1, "forward"),
+    (normal(1, dtype="float32"), 0, "ortho"),
+    (np.zeros((0, 3)), 1, None),
+    (normal(128, 300, dtype="complex64"), 1, None),  # lines that threads share
+):
+    for _name in ("fft", "ifft"):
+        alike(
+            "fft",
+            lambda xp, x, f=_name, a=_axis, m=_norm: getattr(xp.fft, f)(x, axis=a, norm=m),
+            _x,
+        )
+    if _x.dtype.kind == "f":
+        alike("rfft", lambda xp, x, a=_axis, m=_norm: xp.fft.rfft(x, axis=a, norm=m), _x)
+    for _n in (None, 7) if _x.shape[_axis] > 1 else (1,):
+        if _x.dtype.kind == "c":
+            alike("irfft", lambda xp, x, n=_n, a=_axis, m=_norm: xp.fft.irfft(x, n, a, m), _x)
+
 for _x, _axis, _shape in (
     (normal(5, 3), 0, (2, 3)),
     (normal(5, 3), 1, (5, 4)),

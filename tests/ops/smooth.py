@@ -232,6 +232,19 @@ for _flag in (True, False):
     )
 
 
+# -- Fourier transforms ----------------------------------------------------------------------
+for _norm in ("backward", "ortho", "forward"):
+    smooth("fft", lambda x, m=_norm: ost.fft.fft(x, axis=0, norm=m), _PLANE)
+    smooth("fft", lambda x, m=_norm: ost.fft.ifft(x, norm=m), _PLANE.real)
+    for _n in (1, 3, 4):
+        smooth("rfft", lambda x, m=_norm: ost.fft.rfft(x, norm=m), normal(2, _n))
+        smooth(
+            "irfft",
+            lambda x, n=_n, m=_norm: ost.fft.irfft(x, n, norm=m),
+            normal(2, 3, dtype=np.complex128),
+        )
+
+
 # -- matrices ------------------------------------------------------------------------------
 def definite(x: Any) -> Any:
     """A positive definite matrix made of any."""
