@@ -3,6 +3,7 @@ file.
 """
 
 from . import (  # noqa: F401  (registers the operations)
+    aliases,
     arrangement,
     array_function,
     assigning,
@@ -14,6 +15,7 @@ from . import (  # noqa: F401  (registers the operations)
     distances,
     distributions,
     draws,
+    elementary,
     elementwise,
     fft,
     gradient,
@@ -22,6 +24,8 @@ from . import (  # noqa: F401  (registers the operations)
     linalg,
     nn,
     numerical,
+    places,
+    polynomials,
     quantiles,
     random,
     reduction,
@@ -34,6 +38,7 @@ from . import (  # noqa: F401  (registers the operations)
     sorting,
     special,
     statistics,
+    windows,
 )
 from .core import show  # noqa: F401  (how graphs print)
 from .core.array import Array

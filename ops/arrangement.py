@@ -12,15 +12,14 @@ from ostinato.errors import ArgumentError, BoundsError
 
 from . import linalg
 from .contraction import diagonal, matmul, tensordot, vecdot
-from .core.array import Array, Operandish, apply, as_array
-from .core.spec import DTypeLike, bool_, int64
+from .core.array import Array, Operandish, as_array
+from .core.spec import DTypeLike, bool_
 from .core.user_line import misfit
-from .creation import arange, eye, ones, zeros
-from .elementwise import as_dtype, astype, multiply, where
+from .creation import eye, ones
+from .elementwise import astype, multiply, where
 from .indexing import nonzero, take
 from .reduction import cumulative_prod, cumulative_sum
 from .shape import (
-    MODES,
     axis_of,
     broadcast_to,
     concat,
@@ -51,7 +50,6 @@ __all__ = [
     "cumsum",
     "delete",
     "diag",
-    "diag_indices",
     "diagflat",
     "dot",
     "dsplit",
@@ -62,19 +60,14 @@ __all__ = [
     "hsplit",
     "hstack",
     "identity",
-    "indices",
     "inner",
     "insert",
     "kron",
-    "put_along_axis",
     "ravel",
     "rot90",
     "split",
     "transpose",
     "tri",
-    "tril_indices",
-    "triu_indices",
-    "unravel_index",
     "vdot",
     "vsplit",
     "vstack",
@@ -332,72 +325,6 @@ def tri(N: int, M: int | None = None, k: int = 0, *, dtype: DTypeLike | None = N
     return tril(ones((N, N if M is None else M), dtype=dtype), k=k)
 
 
-# -- places --------------------------------------------------------------------------------------
-def put_along_axis(
-    arr: Operandish,
-    indices: Operandish,
-    values: Operandish,
-    axis: int | None = -1,
-    *,
-    mode: str = "set",
-) -> Array:
-    """The array with values at each line's own places along an axis: set there, or joined by `add`,
-    `multiply`, `min` or `max`. The array that was given stays."""
-    x, i = as_array(arr), as_array(indices)
-    if axis is None:
-        return reshape(put_along_axis(ravel(x), ravel(i), values, 0, mode=mode), x.shape)
-    d = axis_of(axis, x.ndim, "put_along_axis")
-    if mode not in MODES:
-        raise misfit(ArgumentError, "put_along_axis", got=f"mode={mode!r}", needed=", ".join(MODES))
-    if i.ndim != x.ndim:
-        raise misfit(
-            ArgumentError,
-            "put_along_axis",
-            got=f"{x.shape} and indices {i.shape}",
-            needed="as many axes in both",
-        )
-    shape = tuple(m if k == d else n for k, (n, m) in enumerate(zip(x.shape, i.shape, strict=True)))
-    lines = tuple(
-        broadcast_to(i, shape) if k == d else apply("iota", shape=shape, axis=k, dtype=int64)
-        for k in range(x.ndim)
-    )
-    made: Array = getattr(x.at[lines], mode)(values)
-    return made
-
-
-def indices(dimensions: Sequence[int], dtype: DTypeLike = int64) -> Array:
-    """For each axis of a grid the places along it."""
-    shape = listed(dimensions, "indices")
-    kind = as_dtype(dtype)
-    if not shape:
-        return zeros((0,), dtype=kind)
-    return stack([apply("iota", shape=shape, axis=d, dtype=kind) for d in range(len(shape))])
-
-
-def unravel_index(indices: Operandish, shape: Sequence[int]) -> tuple[Array, ...]:
-    """The places along each axis that the numbers of elements, counted in one row, stand for."""
-    rest, found = astype(as_array(indices), int64), list[Array]()
-    for n in reversed(listed(shape, "unravel_index")):
-        found.append(rest % n)
-        rest = rest // n
-    return tuple(reversed(found))
-
-
-def diag_indices(n: int, ndim: int = 2) -> tuple[Array, ...]:
-    """The places of the diagonal of a cube."""
-    return (arange(n),) * ndim
-
-
-def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Array, ...]:
-    """The places on and below the k-th diagonal of a matrix."""
-    return tuple(map(as_array, np.tril_indices(n, k, m)))
-
-
-def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Array, ...]:
-    """The places on and above the k-th diagonal of a matrix."""
-    return tuple(map(as_array, np.triu_indices(n, k, m)))
-
-
 # -- products ------------------------------------------------------------------------------------
 def dot(a: Operandish, b: Operandish) -> Array:
     """The sum of products over the last axis of a and the second last of b."""
@@ -427,11 +354,20 @@ def kron(a: Operandish, b: Operandish) -> Array:
     return linalg.kron(as_array(a), as_array(b))
 
 
-def cross(a: Operandish, b: Operandish, axis: int = -1) -> Array:
-    """The vectors that are normal to pairs of vectors of three numbers along an axis."""
-    # an axis of each operand: where it is counted from the front, they may differ in it
-    x, y = (moveaxis(as_array(v), axis, -1) for v in (a, b))
-    return moveaxis(linalg.cross(x, y), -1, axis)
+def cross(
+    a: Operandish,
+    b: Operandish,
+    axisa: int = -1,
+    axisb: int = -1,
+    axisc: int = -1,
+    axis: int | None = None,
+) -> Array:
+    """The vectors that are normal to pairs of vectors of three numbers, along an axis of each operand and of
+    the result; or along one axis of all."""
+    if axis is not None:  # counted from the front, they may differ in it
+        axisa = axisb = axisc = axis
+    x, y = moveaxis(as_array(a), axisa, -1), moveaxis(as_array(b), axisb, -1)
+    return moveaxis(linalg.cross(x, y), -1, axisc)
 
 
 # -- along an axis -------------------------------------------------------------------------------

@@ -22,11 +22,14 @@ from . import (
     assigning,
     contraction,
     creation,
+    elementary,
     fft,
     histograms,
     indexing,
     linalg,
     numerical,
+    places,
+    polynomials,
     quantiles,
     reduction,
     segments,
@@ -247,13 +250,14 @@ def _histogram(
 OTHERWISE = (  # ours, whose dtypes or edges are not NumPy's
     *("corrcoef", "cov", "digitize", "geomspace", "gradient", "interp", "logspace", "polyval"),
     *("trapezoid", "vander", "deg2rad", "degrees", "heaviside", "rad2deg", "radians", "piecewise"),
+    *("poly", "polyint", "roots", "ix_", "ravel_multi_index", "fromfunction", "indices"),
 )
 
 MEANT: dict[str, Callable[..., Any]] = {
     **{
         name: getattr(module, name)
         for module in (
-            *(arrangement, histograms, numerical, quantiles),
+            *(arrangement, histograms, numerical, places, polynomials, quantiles),
             *(segments, selection, sets, statistics),
         )
         for name in module.__all__
@@ -308,6 +312,9 @@ MEANT: dict[str, Callable[..., Any]] = {
     "around": lambda a, decimals=0: e.round(a, decimals),
     "round": lambda a, decimals=0: e.round(a, decimals),
     "clip": _clipped,
+    "fix": lambda x: e.trunc(x),
+    "iscomplex": elementary.iscomplex,
+    "isreal": elementary.isreal,
     "imag": lambda val: e.imag(val),
     "real": lambda val: e.real(val),
     # shapes
@@ -321,7 +328,9 @@ MEANT: dict[str, Callable[..., Any]] = {
     "expand_dims": lambda a, axis: shape.expand_dims(a, axis),
     "flip": lambda m, axis=None: shape.flip(m, axis),
     "matrix_transpose": lambda x: shape.matrix_transpose(x),
-    "meshgrid": lambda *xi, indexing="xy": tuple(creation.meshgrid(*xi, indexing=indexing)),
+    "meshgrid": lambda *xi, indexing="xy", sparse=False: tuple(
+        creation.meshgrid(*xi, indexing=indexing, sparse=sparse)
+    ),
     "moveaxis": lambda a, source, destination: shape.moveaxis(a, source, destination),
     "pad": _padded,
     "permute_dims": lambda a, axes=None: as_array(a).transpose(*([] if axes is None else [axes])),
@@ -351,7 +360,7 @@ MEANT: dict[str, Callable[..., Any]] = {
     **{f"fft.{name}": getattr(fft, name) for name in fft.__all__ if "freq" not in name},
     # linear algebra
     "linalg.cholesky": lambda a, upper=False: linalg.cholesky(a, upper=upper),
-    "linalg.cross": lambda x1, x2, axis=-1: arrangement.cross(x1, x2, axis),
+    "linalg.cross": lambda x1, x2, axis=-1: arrangement.cross(x1, x2, axis=axis),
     "linalg.cond": lambda x, p=None: linalg.cond(x, p),
     "linalg.det": lambda a: linalg.det(a),
     "linalg.diagonal": lambda x, offset=0: contraction.diagonal(x, offset=offset),
@@ -550,7 +559,10 @@ OURS = {  # NumPy's names of ufuncs that are called otherwise here
 UFUNCS: dict[str, Callable[..., Any]] = {  # those that are more than one function here
     "deg2rad": lambda x: e.multiply(x, math.pi / 180),
     "degrees": lambda x: e.multiply(x, 180 / math.pi),
-    "divmod": lambda x, y: (e.floor_divide(x, y), e.remainder(x, y)),
+    **{
+        name: getattr(elementary, name)
+        for name in ("divmod", "fabs", "float_power", "fmod", "ldexp", "logaddexp2", "modf")
+    },
     "fmax": numerical.fmax,
     "fmin": numerical.fmin,
     "rad2deg": lambda x: e.multiply(x, 180 / math.pi),
@@ -585,6 +597,9 @@ _AT = {"add": "add", "subtract": "add", "multiply": "multiply", "minimum": "min"
 def _written(name: str, x: Array, *args: Any, **options: Any) -> None:
     """What writes to its first argument, which is ours."""
     given = _given(name, (x, *args), options).arguments
+    if name == "fill_diagonal" and not given.get("wrap"):
+        places.fill_diagonal(x, given["val"])
+        return
     if name != "copyto" or given.get("casting", "same_kind") != "same_kind":
         raise _unchanged(name)
     values = as_array(given["src"])

@@ -428,8 +428,9 @@ def _read_text(text: Any, shapes: Sequence[Shape]) -> tuple[list[str], str]:
 
 @export
 @door
-def einsum(text: str, /, *operands: Operandish) -> Array:
-    """Sums of products, in Einstein's notation: `einsum("ij,jk->ik", a, b)`."""
+def einsum(text: str, /, *operands: Operandish, optimize: Any = True) -> Array:
+    """Sums of products, in Einstein's notation: `einsum("ij,jk->ik", a, b)`. The order of several
+    products is always the cheapest; `optimize` is there since NumPy has it."""
     xs = unify(*operands) if operands else []
     labels, out = _read_text(text, [x.shape for x in xs])
     _drop_repeated(text, xs, labels)
@@ -532,7 +533,7 @@ def _place(x: Array, labels: str, full: str) -> Array:
 
 @export
 def tensordot(
-    a: Operandish, b: Operandish, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2
+    a: Operandish, b: Operandish, /, axes: int | tuple[Sequence[int], Sequence[int]] = 2
 ) -> Array:
     """Sum over the last axes of a and the first of b, or over the pairs of axes that are given."""
     a, b = unify(a, b)
@@ -637,18 +638,27 @@ op(
 
 
 @export
-def diagonal(x: Operandish, /, *, offset: int = 0) -> Array:
-    """The diagonals of the last two axes."""
+def diagonal(x: Operandish, /, offset: int = 0, axis1: int = -2, axis2: int = -1) -> Array:
+    """The diagonals of two axes: the last two, unless said otherwise."""
     x = as_array(x)
     if x.ndim < 2:
         raise misfit(ShapeError, "diagonal", got=f"shape {x.shape}", needed="two axes or more")
+    if (axis1, axis2) != (-2, -1):
+        x = moveaxis(x, (axis1, axis2), (-2, -1))
     k = diagonal_number(whole_number(offset, "diagonal"), x.shape, "diagonal")
     return apply("diagonal", x, offset=k)
 
 
 @export
-def trace(x: Operandish, /, *, offset: int = 0, dtype: DTypeLike | None = None) -> Array:
-    """The sums of the diagonals of the last two axes."""
+def trace(
+    x: Operandish,
+    /,
+    offset: int = 0,
+    axis1: int = -2,
+    axis2: int = -1,
+    dtype: DTypeLike | None = None,
+) -> Array:
+    """The sums of the diagonals of two axes: the last two, unless said otherwise."""
     from .reduction import sum
 
-    return sum(diagonal(x, offset=offset), axis=-1, dtype=dtype)
+    return sum(diagonal(x, offset, axis1, axis2), axis=-1, dtype=dtype)

@@ -158,8 +158,8 @@ def iota(shape: Shape, axis: int, dtype: DType = int64) -> Array:
 def full(
     shape: ShapeLike,
     fill_value: Operandish,
-    *,
     dtype: DTypeLike | None = None,
+    *,
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -178,8 +178,8 @@ def full(
 @export
 def zeros(
     shape: ShapeLike,
-    *,
     dtype: DTypeLike | None = None,
+    *,
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -190,8 +190,8 @@ def zeros(
 @export
 def ones(
     shape: ShapeLike,
-    *,
     dtype: DTypeLike | None = None,
+    *,
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -202,8 +202,8 @@ def ones(
 @export
 def empty(
     shape: ShapeLike,
-    *,
     dtype: DTypeLike | None = None,
+    *,
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -216,8 +216,8 @@ def full_like(
     x: Operandish,
     /,
     fill_value: Operandish,
-    *,
     dtype: DTypeLike | None = None,
+    *,
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -231,8 +231,8 @@ def full_like(
 def zeros_like(
     x: Operandish,
     /,
-    *,
     dtype: DTypeLike | None = None,
+    *,
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -244,8 +244,8 @@ def zeros_like(
 def ones_like(
     x: Operandish,
     /,
-    *,
     dtype: DTypeLike | None = None,
+    *,
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -257,8 +257,8 @@ def ones_like(
 def empty_like(
     x: Operandish,
     /,
-    *,
     dtype: DTypeLike | None = None,
+    *,
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -317,11 +317,11 @@ def linspace(
     start: Any,
     stop: Any,
     /,
-    num: int,
+    num: int = 50,
+    endpoint: bool = True,
     *,
     dtype: DTypeLike | None = None,
     device: str | None = None,
-    endpoint: bool = True,
     split: Split = ANYWHERE,
 ) -> Array:
     """So many numbers at equal distances."""
@@ -363,8 +363,10 @@ def eye(
 
 
 @export
-def meshgrid(*arrays: Operandish, indexing: Literal["xy", "ij"] = "xy") -> list[Array]:
-    """Coordinate arrays of a grid whose axes are these vectors."""
+def meshgrid(
+    *arrays: Operandish, indexing: Literal["xy", "ij"] = "xy", sparse: bool = False
+) -> list[Array]:
+    """Coordinate arrays of a grid whose axes are these vectors; of one line each, if `sparse`."""
     xs = [as_array(x) for x in arrays]
     if indexing not in ("xy", "ij"):
         raise misfit(ArgumentError, "meshgrid", got=repr(indexing), needed="'xy' or 'ij'")
@@ -385,7 +387,7 @@ def meshgrid(*arrays: Operandish, indexing: Literal["xy", "ij"] = "xy") -> list[
     for x, d in zip(xs, order, strict=True):
         line = [1] * len(xs)
         line[d] = x.size
-        whole = broadcast_to(reshape(x, line), shape)
+        whole = reshape(x, line) if sparse else broadcast_to(reshape(x, line), shape)
         found.append(another(x) if whole is x else whole)
     return found
 
@@ -395,8 +397,8 @@ def meshgrid(*arrays: Operandish, indexing: Literal["xy", "ij"] = "xy") -> list[
 def asarray(
     values: Any,
     /,
-    *,
     dtype: DTypeLike | None = None,
+    *,
     device: str | None = None,
     copy: bool | None = None,
     split: Split = ANYWHERE,

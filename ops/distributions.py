@@ -52,7 +52,7 @@ from .reduction import cumulative_sum, sum
 from .seeds import as_seed, fold
 from .shape import axis_of, broadcast_to, expand_dims, matrix_transpose, stack, whole_number
 from .sorting import argsort, searchsorted
-from .special import _gamma_density, _gammainc_by_a
+from .special_functions import _gamma_density, _gammainc_by_a
 
 Count = int | np.integer[Any]
 

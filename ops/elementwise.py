@@ -313,14 +313,14 @@ _rint: Unary = unary("rint", "rint", doc="Nearest integer, halves to even.", gra
 
 
 @export
-def round(x: Operandish, /, digits: int = 0) -> Array:
+def round(x: Operandish, /, decimals: int = 0) -> Array:
     """Nearest number with so many decimals (before the point if negative); halves go to even."""
     x = as_array(x)
-    if digits == 0 or (is_integer(x.dtype) and digits > 0):
+    if decimals == 0 or (is_integer(x.dtype) and decimals > 0):
         return another(x) if is_integer(x.dtype) else _rint(x)
-    if digits > 0:
-        return _rint(x * 10.0**digits) / 10.0**digits
-    return astype(_rint(x / 10.0**-digits) * 10.0**-digits, x.dtype)
+    if decimals > 0:
+        return _rint(x * 10.0**decimals) / 10.0**decimals
+    return astype(_rint(x / 10.0**-decimals) * 10.0**-decimals, x.dtype)
 
 
 @export

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
+from .contraction import matmul
 from .core.array import Array, Axis, Operandish, as_array
-from .core.spec import float32, float64, is_inexact, is_integer
+from .core.spec import bool_, float32, float64, is_inexact, is_integer
 from .core.spelling import missing
 from .core.user_line import misfit
-from .creation import ANYWHERE, one_hot
+from .creation import ANYWHERE, iota, one_hot
 from .draws import _unit
+from .elementwise import (
+    abs as absolute,
+)
 from .elementwise import (
     astype,
     erf,
@@ -29,24 +33,41 @@ from .elementwise import (
 )
 from .indexing import take_along_axis
 from .reduction import max, mean, moments_of, sum
-from .shape import axes_of, axis_of, expand_dims, squeeze, stop_gradient
+from .shape import (
+    axes_of,
+    axis_of,
+    expand_dims,
+    matrix_transpose,
+    slice_axes,
+    squeeze,
+    stop_gradient,
+)
 
 __all__ = [
+    "attention",
+    "celu",
     "cross_entropy",
     "dropout",
     "elu",
     "gelu",
+    "glu",
+    "hard_sigmoid",
+    "hard_tanh",
     "layer_norm",
     "leaky_relu",
     "log_sigmoid",
     "log_softmax",
+    "mish",
     "mse_loss",
     "one_hot",
     "relu",
+    "relu6",
+    "selu",
     "sigmoid",
     "silu",
     "softmax",
     "softplus",
+    "softsign",
     "tanh",
 ]
 
@@ -80,6 +101,118 @@ def elu(x: Operandish, /, alpha: float = 1.0) -> Array:
     """x above 0, alpha * (exp(x) - 1) below."""
     x = as_array(x)
     return where(x > 0, x, expm1(where(x > 0, 0, x)) * alpha)
+
+
+def celu(x: Operandish, /, alpha: float = 1.0) -> Array:
+    """x above 0, alpha * (exp(x / alpha) - 1) below.
+
+    >>> ost.nn.celu([1.0, -100.0], 2.0)  # 1, -2
+    """
+    x = as_array(x)
+    return where(x > 0, x, expm1(where(x > 0, 0, x) / alpha) * alpha)
+
+
+def selu(x: Operandish, /) -> Array:
+    """elu, scaled so that layers keep mean 0 and variance 1.
+
+    >>> ost.nn.selu([0.0, 1.0])  # 0, 1.0507
+    """
+    return elu(x, 1.6732632423543772) * 1.0507009873554805
+
+
+def relu6(x: Operandish, /) -> Array:
+    """Between 0 and 6.
+
+    >>> ost.nn.relu6([-1.0, 3.0, 9.0])  # 0, 3, 6
+    """
+    x = as_array(x)
+    return where(x >= 6, 6, relu(x))
+
+
+def hard_tanh(x: Operandish, /) -> Array:
+    """Between -1 and 1.
+
+    >>> ost.nn.hard_tanh([-3.0, 0.5])  # -1, 0.5
+    """
+    x = as_array(x)
+    return where(x > 1, 1, where(x < -1, -1, x))
+
+
+def hard_sigmoid(x: Operandish, /) -> Array:
+    """x / 6 + 1 / 2, between 0 and 1.
+
+    >>> ost.nn.hard_sigmoid([-3.0, 0.0])  # 0, 0.5
+    """
+    return relu6(as_array(x) + 3.0) / 6.0
+
+
+def softsign(x: Operandish, /) -> Array:
+    """x / (1 + |x|)
+
+    >>> ost.nn.softsign([1.0, -3.0])  # 0.5, -0.75
+    """
+    x = _real(x)
+    return x / (1.0 + absolute(x))
+
+
+def mish(x: Operandish, /) -> Array:
+    """x * tanh(softplus(x))
+
+    >>> ost.nn.mish(0.0)  # 0
+    """
+    x = _real(x)
+    return x * tanh(softplus(x))
+
+
+def glu(x: Operandish, /, axis: int = -1) -> Array:
+    """The first half along an axis, times the sigmoid of the second half.
+
+    >>> ost.nn.glu([2.0, 0.0])  # 1
+    """
+    x = _real(x)
+    d = axis_of(axis, x.ndim, "glu")
+    half, odd = divmod(x.shape[d], 2)
+    if odd:
+        raise misfit(
+            ShapeError, "glu", got=f"{x.shape[d]} along axis {d}", needed="an even number of them"
+        )
+    first, second = (slice_axes(x, {d: (k * half, half, 1)}) for k in range(2))
+    return first * sigmoid(second)
+
+
+def attention(
+    query: Operandish,
+    key: Operandish,
+    value: Operandish,
+    /,
+    *,
+    mask: Operandish | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Array:
+    """softmax(query @ key.mT * scale) @ value, of (..., length, features); the scale is 1 over the root of the
+    features. A mask of bools says which keys a query sees, one of numbers is added; with `is_causal` a query
+    sees those that are not behind it. (JAX has heads behind the length: swap these axes.)
+
+    >>> ost.nn.attention(ost.ones((2, 3)), ost.ones((2, 3)), ost.eye(2))  # all are 0.5
+    """
+    q, k, v = map(_real, (query, key, value))
+    if min(q.ndim, k.ndim, v.ndim) < 2:
+        raise misfit(
+            ShapeError,
+            "attention",
+            got=" and ".join(str(x.shape) for x in (q, k, v)),
+            needed="(..., length, features) each",
+        )
+    scores = matmul(q, matrix_transpose(k)) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        n, m = scores.shape[-2:]
+        seen = iota((n, m), 0) >= iota((n, m), 1)
+        scores = where(seen, scores, -math.inf)
+    if mask is not None:
+        given = as_array(mask)
+        scores = where(given, scores, -math.inf) if given.dtype == bool_ else scores + given
+    return matmul(softmax(scores, axis=-1), v)
 
 
 def silu(x: Operandish, /) -> Array:

@@ -36,7 +36,7 @@ from .elementwise import (
 from .reduction import diff
 from .reduction import sum as sum_of
 from .shape import axis_of, broadcast_to, concat, pad, reshape, slice_axes
-from .sorting import searchsorted
+from .sorting import argsort, searchsorted
 
 __all__ = [
     "angle",
@@ -234,9 +234,10 @@ def interp(
     fp: Operandish,
     left: Operandish | None = None,
     right: Operandish | None = None,
+    period: float | None = None,
 ) -> Array:
     """On lines between the points (xp, fp), whose xp go up; beyond them the first and the last fp, unless said
-    otherwise."""
+    otherwise. What has a period goes on in circles, and its points are in any order."""
     at, places, values = _floating(x), _floating(xp), _floating(fp)
     if places.ndim != 1 or places.shape != values.shape or not places.size:
         raise misfit(
@@ -245,6 +246,16 @@ def interp(
             got=f"points of shapes {places.shape} and {values.shape}",
             needed="one axis of the same length, not empty",
         )
+    if period is not None:
+        if not period:
+            raise misfit(ArgumentError, "interp", got="period=0", needed="another number")
+        round_ = abs(period)
+        at, places = at % round_, places % round_
+        order = argsort(places)
+        places, values = (apply("take", v, order, axis=0) for v in (places, values))
+        places = concat([places[-1:] - round_, places, places[:1] + round_])
+        values = concat([values[-1:], values, values[:1]])
+        left = right = None
     n = places.size
     k = clip(searchsorted(places, at, side="right") - 1, 0, max(n - 2, 0))
     x0, y0 = (apply("take", v, k, axis=0) for v in (places, values))
@@ -298,14 +309,26 @@ def correlate(
     return convolve(x, turned, mode)
 
 
-def ediff1d(ary: Operandish) -> Array:
-    """Differences of neighbours among all elements in one row."""
-    return diff(reshape(ary, (-1,)))
+def ediff1d(
+    ary: Operandish, to_end: Operandish | None = None, to_begin: Operandish | None = None
+) -> Array:
+    """Differences of neighbours among all elements in one row; with what is given at its ends."""
+    made = diff(reshape(ary, (-1,)))
+    ends = [
+        None if v is None else astype(reshape(v, (-1,)), made.dtype) for v in (to_begin, to_end)
+    ]
+    parts = [v for v in (ends[0], made, ends[1]) if v is not None]
+    return concat(parts) if len(parts) > 1 else made
 
 
-def gradient(f: Operandish, *varargs: Operandish, axis: int | Sequence[int] | None = None) -> Any:
-    """Central differences along axes, one-sided at the ends; a list, if there are several. A spacing is a
-    number, or the places along an axis."""
+def gradient(
+    f: Operandish,
+    *varargs: Operandish,
+    axis: int | Sequence[int] | None = None,
+    edge_order: int = 1,
+) -> Any:
+    """Central differences along axes, one-sided at the ends, of first or second order; a list, if there are
+    several. A spacing is a number, or the places along an axis."""
     y = _floating(f)
     axes = range(y.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
     dims = [axis_of(d, y.ndim, "gradient") for d in axes]
@@ -318,14 +341,17 @@ def gradient(f: Operandish, *varargs: Operandish, axis: int | Sequence[int] | No
             got=f"{len(steps)} spacings",
             needed=f"one, or one for each of {len(dims)} axes",
         )
-    made = [_gradient(y, step, d) for step, d in zip(steps, dims, strict=True)]
+    if edge_order not in (1, 2):
+        raise misfit(ArgumentError, "gradient", got=f"edge_order={edge_order}", needed="1 or 2")
+    made = [_gradient(y, step, d, edge_order) for step, d in zip(steps, dims, strict=True)]
     return made[0] if len(made) == 1 else made
 
 
-def _gradient(y: Array, spacing: Operandish, d: int) -> Array:
+def _gradient(y: Array, spacing: Operandish, d: int, order: int) -> Array:
     n, h = y.shape[d], as_array(spacing)
-    if n < 2:
-        raise misfit(ArgumentError, "gradient", got=f"{n} samples", needed="two along each axis")
+    if n <= order:
+        needed = f"{('two', 'three')[order - 1]} along each axis"
+        raise misfit(ArgumentError, "gradient", got=f"{n} samples", needed=needed)
     if h.ndim and h.shape != (n,):
         raise misfit(
             ArgumentError,
@@ -341,6 +367,9 @@ def _gradient(y: Array, spacing: Operandish, d: int) -> Array:
     last = part(y, n - 1, 1) - part(y, n - 2, 1)
     if not h.ndim:
         inner = (part(y, 2, n - 2) - part(y, 0, n - 2)) / (2 * h)
+        if order == 2:
+            first = 2 * first - (part(y, 2, 1) - part(y, 0, 1)) / 2
+            last = 2 * last - (part(y, n - 1, 1) - part(y, n - 3, 1)) / 2
         return concat([first / h, inner, last / h], axis=d)
     beside = (1,) * d + (-1,) + (1,) * (y.ndim - d - 1)
     steps = diff(astype(h, y.dtype))
@@ -351,7 +380,14 @@ def _gradient(y: Array, spacing: Operandish, d: int) -> Array:
         + ((after - before) / (before * after)) * part(y, 1, n - 2)
         + (before / (after * (before + after))) * part(y, 2, n - 2)
     )
-    return concat([first / steps[0], inner, last / steps[-1]], axis=d)
+    first, last = first / steps[0], last / steps[-1]
+    if order == 2:  # what the next slope tells of the curve
+        one, two = (first, steps[0]), ((part(y, 2, 1) - part(y, 1, 1)) / steps[1], steps[1])
+        first = one[0] - (two[0] - one[0]) * one[1] / (one[1] + two[1])
+        one = (last, steps[-1])
+        two = ((part(y, n - 2, 1) - part(y, n - 3, 1)) / steps[-2], steps[-2])
+        last = one[0] + (one[0] - two[0]) * one[1] / (one[1] + two[1])
+    return concat([first, inner, last], axis=d)
 
 
 def trapezoid(y: Operandish, x: Operandish | None = None, dx: Any = 1.0, axis: int = -1) -> Array:

@@ -247,8 +247,14 @@ op(
 )
 
 
-def _floating(x: Array) -> Array:
-    return x if is_inexact(x.dtype) else astype(x, float64)
+def _floating(x: Array, dtype: DTypeLike | None = None, name: str = "") -> Array:
+    """What can be averaged: in the dtype that is said, or as it is."""
+    if dtype is None:
+        return x if is_inexact(x.dtype) else astype(x, float64)
+    kind = as_dtype(dtype)
+    if not is_inexact(kind):
+        raise misfit(DTypeError, name, got=f"dtype={kind.name}", needed="a floating dtype")
+    return astype(x, kind)
 
 
 def _count(x: Array, axes: tuple[int, ...]) -> int:
@@ -256,9 +262,11 @@ def _count(x: Array, axes: tuple[int, ...]) -> int:
 
 
 @export
-def mean(x: Operandish, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
-    """The mean over axes; all of them for None."""
-    x = _floating(as_array(x))
+def mean(
+    x: Operandish, /, axis: Axis = None, *, dtype: DTypeLike | None = None, keepdims: bool = False
+) -> Array:
+    """The mean over axes; all of them for None. Summed in `dtype`, if one is said."""
+    x = _floating(as_array(x), dtype, "mean")
     axes = axes_of(axis, x.ndim, "mean")
     wide, count = accumulator(x.dtype), _count(x, axes)
     if wide == x.dtype:
@@ -608,11 +616,19 @@ op(  # of the elements that moments are made of, where these are made in kernels
 
 @export
 def var(
-    x: Operandish, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False
+    x: Operandish,
+    /,
+    axis: Axis = None,
+    *,
+    dtype: DTypeLike | None = None,
+    correction: float = 0.0,
+    keepdims: bool = False,
+    ddof: float | None = None,
 ) -> Array:
-    """The variance over axes; the sum of squares is divided by their number less the correction. NaN
-    where nothing is left of that number."""
-    x = _floating(as_array(x))
+    """The variance over axes; the sum of squares is divided by their number less the correction, which
+    NumPy calls `ddof`. NaN where nothing is left of that number."""
+    x = _floating(as_array(x), dtype, "var")
+    correction = correction if ddof is None else ddof
     axes = axes_of(axis, x.ndim, "var")
     square = apply_all("moments", astype(x, accumulator(x.dtype)), axes=axes)[2]
     count = float(_count(x, axes) - correction)
@@ -632,10 +648,18 @@ def moments_of(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
 
 @export
 def std(
-    x: Operandish, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False
+    x: Operandish,
+    /,
+    axis: Axis = None,
+    *,
+    dtype: DTypeLike | None = None,
+    correction: float = 0.0,
+    keepdims: bool = False,
+    ddof: float | None = None,
 ) -> Array:
-    """The standard deviation over axes."""
-    return sqrt(var(x, axis=axis, correction=correction, keepdims=keepdims))
+    """The standard deviation over axes: the root of `var`."""
+    found = var(x, axis=axis, dtype=dtype, correction=correction, keepdims=keepdims, ddof=ddof)
+    return sqrt(found)
 
 
 @export

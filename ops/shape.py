@@ -984,12 +984,12 @@ def _triangle(x: Array, k: int, lower: bool) -> Array:
 
 
 @export
-def tril(x: Operandish, /, *, k: int = 0) -> Array:
+def tril(x: Operandish, /, k: int = 0) -> Array:
     """Zeros above the k-th diagonal."""
     return _triangle(as_array(x), k, lower=True)
 
 
 @export
-def triu(x: Operandish, /, *, k: int = 0) -> Array:
+def triu(x: Operandish, /, k: int = 0) -> Array:
     """Zeros below the k-th diagonal."""
     return _triangle(as_array(x), k, lower=False)

@@ -246,7 +246,7 @@ op(
 
 @export
 def searchsorted(
-    x: Operandish, v: Operandish, /, *, side: Literal["left", "right"] = "left", sorter: Any = None
+    x: Operandish, v: Operandish, /, side: Literal["left", "right"] = "left", sorter: Any = None
 ) -> Array:
     """Where each v belongs among the sorted x."""
     x, v = as_array(x), as_array(v)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import ml_dtypes
 
@@ -13,6 +13,7 @@ from .contraction import diagonal, matmul
 from .core.array import Array, Axis, Operandish, another, as_array
 from .core.spec import float64, int64, is_inexact, promote, real_of
 from .core.user_line import misfit
+from .creation import ones
 from .elementwise import (
     abs as absolute,
 )
@@ -133,17 +134,38 @@ def isneginf(x: Operandish) -> Array:
 
 
 # -- averages --------------------------------------------------------------------------------------
+@overload
+def average(
+    a: Operandish,
+    axis: Axis = None,
+    weights: Operandish | None = None,
+    returned: Literal[False] = False,
+    *,
+    keepdims: bool = False,
+) -> Array: ...
+@overload
 def average(
     a: Operandish,
     axis: Axis = None,
     weights: Operandish | None = None,
     *,
+    returned: Literal[True],
     keepdims: bool = False,
-) -> Array:
-    """The mean over axes; each element counts by its weight. Weights of one axis go along that one."""
-    if weights is None:
+) -> tuple[Array, Array]: ...
+def average(
+    a: Operandish,
+    axis: Axis = None,
+    weights: Operandish | None = None,
+    returned: bool = False,
+    *,
+    keepdims: bool = False,
+) -> Array | tuple[Array, Array]:
+    """The mean over axes; each element counts by its weight. Weights of one axis go along that one. With
+    `returned`, the sums of weights as well."""
+    if weights is None and not returned:
         return mean(a, axis, keepdims=keepdims)
-    x, w = as_array(a), as_array(weights)
+    x = as_array(a)
+    w = ones(x.shape, dtype=int64) if weights is None else as_array(weights)
     if x.shape != w.shape:
         if w.ndim != 1 or not isinstance(axis, int) or x.shape[axis] != w.shape[0]:
             raise misfit(
@@ -157,7 +179,9 @@ def average(
         w = broadcast_to(reshape(w, tuple(beside)), x.shape)
     kinds = (x.dtype, w.dtype) if is_inexact(x.dtype) else (x.dtype, w.dtype, float64)
     x, w = (astype(v, promote(*kinds)) for v in (x, w))
-    return sum_of(x * w, axis, keepdims=keepdims) / sum_of(w, axis, keepdims=keepdims)
+    total = sum_of(w, axis, keepdims=keepdims)
+    found = sum_of(x * w, axis, keepdims=keepdims) / total
+    return (found, total) if returned else found
 
 
 def ptp(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array:
@@ -303,13 +327,15 @@ def cov(
     m: Operandish,
     y: Operandish | None = None,
     rowvar: bool = True,
-    *,
-    ddof: int = 1,
+    bias: bool = False,
+    ddof: int | None = None,
     fweights: Operandish | None = None,
     aweights: Operandish | None = None,
 ) -> Array:
     """The covariances of variables, each a row (or a column, with `rowvar=False`) of samples. A product of
-    matrices: where samples are split over workers, their sums are one message."""
+    matrices: where samples are split over workers, their sums are one message. Divided by the number of
+    samples less `ddof`: 1, or 0 with `bias`."""
+    ddof = int(not bias) if ddof is None else ddof
     x = _variables(m, rowvar)
     if y is not None:
         x = concat([x, _variables(y, rowvar)])

@@ -21,6 +21,7 @@ from ostinato.ops import nn as nn
 from ostinato.ops import random as random
 from ostinato.ops import solve as solve
 from ostinato.ops import special as special
+from ostinato.ops.aliases import *
 from ostinato.ops.arrangement import *
 from ostinato.ops.assigning import *
 from ostinato.ops.contraction import *
@@ -43,10 +44,13 @@ from ostinato.ops.core.spec import uint32 as uint32
 from ostinato.ops.core.spec import uint64 as uint64
 from ostinato.ops.core.tree import tree_map as tree_map
 from ostinato.ops.creation import *
+from ostinato.ops.elementary import *
 from ostinato.ops.elementwise import *
 from ostinato.ops.histograms import *
 from ostinato.ops.indexing import *
 from ostinato.ops.numerical import *
+from ostinato.ops.places import *
+from ostinato.ops.polynomials import *
 from ostinato.ops.quantiles import *
 from ostinato.ops.reduction import *
 from ostinato.ops.segments import *
@@ -55,6 +59,7 @@ from ostinato.ops.sets import *
 from ostinato.ops.shape import *
 from ostinato.ops.sorting import *
 from ostinato.ops.statistics import *
+from ostinato.ops.windows import *
 from ostinato.planner.plan import Plan as Plan
 from ostinato.planner.policy import Precision as Precision
 
@@ -82,6 +87,8 @@ from .jacobians import jacobian as jacobian
 from .jacobians import jvp as jvp
 from .jacobians import linearize as linearize
 from .jacobians import value_and_jacobian as value_and_jacobian
+from .mapping import apply_along_axis as apply_along_axis
+from .mapping import vectorize as vectorize
 from .mapping import vmap as vmap
 from .planning import plan as plan
 from .planning import spec as spec

@@ -6,7 +6,9 @@ for all elements at once (ops/batching.py)."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import inspect
+import re
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from ostinato.ops.core.tree import Structure, fields_of, flatten, in_order, path
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import iota
 from ostinato.ops.seeds import seeds
-from ostinato.ops.shape import moveaxis
+from ostinato.ops.shape import broadcast_shapes, broadcast_to, moveaxis, reshape
 
 from .gradients import P
 
@@ -45,11 +47,12 @@ def vmap(function: Callable[P, Any], in_axes: Axes = 0, out_axes: Axes = 0) -> C
     @door
     @functools.wraps(function, updated=())  # the state of a wrapper is its own
     def mapped(*args: Any, **kwargs: Any) -> Any:
+        axes_of_args = _without_defaults(function, in_axes, args)
         leaves, structure = flatten((args, kwargs))
         named = paths(structure, "argument")
         positions = structure.children[0]
         axes = [
-            *_spread(in_axes, positions, f"vmap of {name}", "in_axes"),
+            *_spread(axes_of_args, positions, f"vmap of {name}", "in_axes"),
             *(0 if _has_axes(x) else None for x in leaves[positions.leaves :]),
         ]
         size = _size(leaves, axes, named, name)
@@ -88,6 +91,119 @@ def vmap(function: Callable[P, Any], in_axes: Axes = 0, out_axes: Axes = 0) -> C
         return unflatten(out_structure, made)
 
     return mapped
+
+
+def apply_along_axis(
+    func1d: Callable[..., Any], axis: int, arr: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """A function of one line for each line along an axis, all at once, by `vmap`. The axes of what it makes of
+    a line take that axis's place.
+
+    >>> ost.apply_along_axis(lambda v: v - v.mean(), 0, x)
+    """
+    x = as_array(arr)
+    d = _axis(axis, x.ndim, "apply_along_axis", "axis")
+    rest = (*x.shape[:d], *x.shape[d + 1 :])
+    lines = reshape(moveaxis(x, d, -1), (-1, x.shape[d]))
+    made, structure = flatten(vmap(lambda line: func1d(line, *args, **kwargs))(lines))
+    found = []
+    for y in made:
+        inner = y.shape[1:]
+        whole = reshape(y, (*rest, *inner))
+        last = tuple(range(len(rest), whole.ndim))
+        found.append(moveaxis(whole, last, tuple(range(d, d + len(inner)))))
+    return unflatten(structure, found)
+
+
+def vectorize(
+    pyfunc: Callable[..., Any],
+    *,
+    excluded: Collection[int | str] = (),
+    signature: str | None = None,
+) -> Callable[..., Any]:
+    """A function of numbers as one of arrays, which broadcast; or, with a signature such as "(n),(n)->()", of
+    arrays with more axes in front. It is called once, with all elements at the same time, by `vmap`; so it is
+    made of our operations. What is `excluded` goes to it as it is.
+
+    >>> ost.vectorize(lambda a, b: ost.where(a > b, a - b, a + b))([1, 2, 3], 2)  # 3, 4, 1
+    """
+
+    @functools.wraps(pyfunc)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        own = [k for k in range(len(args)) if k not in excluded]
+        named = [k for k in kwargs if k not in excluded]
+        ranks = _ranks(signature, len(own) + len(named))
+        xs = [as_array(args[k]) for k in own] + [as_array(kwargs[k]) for k in named]
+        name = getattr(pyfunc, "__name__", "a function")
+        for x, r in zip(xs, ranks, strict=True):
+            if x.ndim < r:
+                raise misfit(
+                    ShapeError,
+                    f"vectorize of {name}",
+                    got=f"shape {x.shape}",
+                    needed=f"{r} axes at least, by signature={signature!r}",
+                )
+        fronts = [x.shape[: x.ndim - r] for x, r in zip(xs, ranks, strict=True)]
+        front = broadcast_shapes(*fronts)
+        axes, given = [], []
+        for x, r, f in zip(xs, ranks, fronts, strict=True):
+            inner = x.shape[x.ndim - r :]
+            axes.append(0 if f else None)
+            given.append(reshape(broadcast_to(x, (*front, *inner)), (-1, *inner)) if f else x)
+
+        def one(*parts: Any) -> Any:
+            all_args, all_named = list(args), dict(kwargs)
+            for k, part in zip([*own, *named], parts, strict=True):
+                if isinstance(k, int):
+                    all_args[k] = part
+                else:
+                    all_named[k] = part
+            return pyfunc(*all_args, **all_named)
+
+        if not front:
+            return one(*given)
+        made, structure = flatten(vmap(one, in_axes=tuple(axes))(*given))
+        return unflatten(structure, [reshape(y, (*front, *y.shape[1:])) for y in made])
+
+    return run
+
+
+def _ranks(signature: str | None, many: int) -> list[int]:
+    """Of each operand the axes that the function itself sees."""
+    if signature is None:
+        return [0] * many
+    operands = re.findall(r"\(([^()]*)\)", signature.partition("->")[0])
+    if len(operands) != many or "->" not in signature:
+        raise misfit(
+            ArgumentError,
+            "vectorize",
+            got=f"signature={signature!r:.60} for {many} operands",
+            needed="each operand's axes in brackets, such as '(n),(n)->()'",
+        )
+    return [len([n for n in own.split(",") if n.strip()]) for own in operands]
+
+
+def _without_defaults(function: Callable[..., Any], in_axes: Axes, args: Sequence[Any]) -> Axes:
+    """The axes, but none for last arguments that have a default and are no arrays: `compile` hands defaults
+    over like what is given."""
+    try:
+        given = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return in_axes
+    if any(p.kind is p.VAR_POSITIONAL for p in given):
+        return in_axes
+    needed = sum(p.kind is not p.KEYWORD_ONLY and p.default is p.empty for p in given)
+    count = len(args)
+    while count > needed and not any(map(_has_axes, flatten(args[count - 1])[0])):
+        count -= 1
+    none = (None,) * (len(args) - count)
+    if not none or in_axes is None:
+        return in_axes
+    if hasattr(in_axes, "__index__"):
+        return (*(int(in_axes),) * count, *none)
+    if isinstance(in_axes, (tuple, list)) and count <= len(in_axes) < len(args):
+        return (*in_axes, *(None,) * (len(args) - len(in_axes)))
+    return in_axes
 
 
 def _has_axes(x: Any) -> bool:

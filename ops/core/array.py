@@ -860,8 +860,8 @@ class Array:
     def prod(self, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
         return _call("prod", self, axis=axis, dtype=dtype, keepdims=keepdims)
 
-    def mean(self, axis: Axis = None, *, keepdims: bool = False) -> Array:
-        return _call("mean", self, axis=axis, keepdims=keepdims)
+    def mean(self, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
+        return _call("mean", self, axis=axis, dtype=dtype, keepdims=keepdims)
 
     def var(
         self,
@@ -915,8 +915,8 @@ class Array:
     def clip(self, min: Operandish | None = None, max: Operandish | None = None) -> Array:
         return _call("clip", self, min, max)
 
-    def round(self, digits: int = 0) -> Array:
-        return _call("round", self, digits)
+    def round(self, decimals: int = 0) -> Array:
+        return _call("round", self, decimals)
 
     def dot(self, other: Operandish) -> Array:
         return _binary("matmul", self, other)

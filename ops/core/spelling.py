@@ -4,65 +4,153 @@ names, the same name in another module, and the nearest one."""
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from typing import Any
 
-_ARC = {f"arc{name}": f"a{name}" for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "tan2")}
-OURS = {  # beginning with "ostinato.": more than a name
-    **_ARC,
-    "absolute": "abs",
-    "amax": "max",
-    "amin": "min",
-    "apply_along_axis": "vmap",
-    "around": "round",
-    "array": "asarray",
+OURS = {  # what is no name is what to write
+    "apply_over_axes": "ostinato.sum(x, axis=axes), or what it applies",
+    "array2string": "str(x), or np.array2string(np.asarray(x))",
+    "array_repr": "repr(x)",
+    "array_str": "str(x)",
     "asanyarray": "asarray",
     "ascontiguousarray": "asarray",
-    "bitwise_not": "bitwise_invert",
+    "asfortranarray": "asarray",
     "block_until_ready": "evaluate",
+    "bmat": "block",
     "bmm": "matmul",
+    "bool8": "bool",
+    "bool_": "bool",
     "cat": "concat",
+    "cdouble": "complex128",
+    "cdist": "ostinato.linalg.vector_norm(x[:, None] - y, axis=-1)",
+    "choose": "ostinato.select([k == 0, k == 1], [x, y])",
     "clamp": "clip",
+    "common_type": "result_type",
+    "complex_": "complex128",
+    "compress": "x[mask], or ostinato.take(x, places, axis)",
     "compute": "evaluate",
-    "conjugate": "conj",
     "copyto": "where",
+    "csingle": "complex64",
+    "custom_jvp": "custom_gradient",
+    "custom_vjp": "custom_gradient",
+    "debug": "ostinato.callback(print, ...)",
+    "device_get": "np.asarray(x)",
     "device_put": "ostinato.asarray(x, split=...)",
     "div": "divide",
-    "fabs": "abs",
-    "fix": "trunc",
+    "dot_product_attention": "nn.attention",
+    "double": "float64",
+    "einsum_path": "ostinato.einsum, which takes the cheapest path",
+    "eval_shape": "ostinato.plan(f, ostinato.spec(shape)).out_specs",
+    "extract": "x[mask]",
+    "fftconvolve": "ostinato.fft.irfft(ostinato.fft.rfft(x, n) * ostinato.fft.rfft(y, n), n)",
+    "float_": "float64",
     "fori_loop": "repeat",
+    "frombuffer": "ostinato.asarray(np.frombuffer(bytes, dtype))",
+    "fromiter": "ostinato.asarray(list(values))",
     "from_array": "asarray",
     "from_numpy": "asarray",
+    "from_zarr": "ostinato.load(path, resident=False)",
+    "frompyfunc": "vectorize",
+    "genfromtxt": "ostinato.load('table.csv')",
     "in1d": "isin",
     "index_add": "segment_sum",
-    "invert": "bitwise_invert",
+    "int_": "int64",
+    "intp": "int64",
+    "iota": "arange",
+    "issubdtype": "isdtype",
+    "jacfwd": "jacobian",
+    "jacrev": "jacobian",
     "jit": "compile",
     "lgamma": "special.gammaln",
-    "left_shift": "bitwise_left_shift",
+    "loadtxt": "ostinato.load('table.csv')",
+    "map_blocks": "ostinato.compile, which works in blocks by itself",
+    "map_overlap": "ostinato.compile, which exchanges edges by itself",
+    "masked_fill": "where",
+    "matvec": "ostinato.matmul(a, x[..., None])[..., 0]",
+    "may_share_memory": "np.may_share_memory(np.asarray(x), np.asarray(y))",
     "mm": "matmul",
-    "mod": "remainder",
     "mul": "multiply",
+    "ndarray": "Array",
+    "ndim": "x.ndim",
     "neg": "negative",
     "no_grad": "stop_gradient",
     "norm": "linalg.norm",
+    "numel": "x.size",
+    "persist": "evaluate",
     "place": "where",
     "pmap": "ostinato.compile, and operands with split=",
-    "power": "pow",
+    "pmean": "ostinato.mean of an array in parts",
+    "poly1d": "polyval",
     "product": "prod",
+    "promote_types": "result_type",
+    "psum": "ostinato.sum of an array in parts",
+    "pure_callback": "callback",
+    "put": "ostinato.put_along_axis, or x[places] = values",
+    "putmask": "where",
     "rand": "random.uniform",
+    "randint": "random.integers",
     "randn": "random.normal",
     "rechunk": "resplit",
-    "right_shift": "bitwise_right_shift",
-    "rint": "round",
+    "remat": "checkpoint",
+    "resize": "reshape",
+    "rfft": "fft.rfft",
+    "rollaxis": "moveaxis",
     "row_stack": "vstack",
+    "savetxt": "np.savetxt(path, np.asarray(x))",
+    "savez": "ostinato.save_state(path, {'x': x})",
+    "savez_compressed": "ostinato.save_state(path, {'x': x})",
     "scatter_add": "segment_sum",
+    "shape": "x.shape",
+    "shard_map": "ostinato.compile, and operands with split=",
+    "single": "float32",
+    "size": "x.size",
+    "sort_complex": "ostinato.lexsort((x.imag, x.real))",
     "sub": "subtract",
+    "switch": "cond",
     "tensor": "asarray",
+    "to_zarr": "save",
+    "top_k": "topk",
     "trapz": "trapezoid",
-    "true_divide": "divide",
+    "tree": "tree_map",
     "unique": "unique_values",
     "unsqueeze": "expand_dims",
-    "vectorize": "vmap",
+    "vecmat": "ostinato.matmul(x.conj()[..., None, :], a)[..., 0, :]",
+    "with_sharding_constraint": "resplit",
+}
+IN_ROOMS = {  # of a module's own
+    "linalg.LinAlgError": "errors.LinAlgError",
+    "linalg.eigh_tridiagonal": "ostinato.linalg.eigh of the whole matrix",
+    "linalg.logm": "v * ostinato.log(w) @ ostinato.linalg.inv(v) of w, v = ostinato.linalg.eig(x)",
+    "linalg.null_space": "ostinato.linalg.svd(x).Vh[rank:].mT",
+    "linalg.orth": "ostinato.linalg.svd(x, full_matrices=False).U[:, :rank]",
+    "linalg.pinvh": "linalg.pinv",
+    "linalg.sqrtm": "v * ostinato.sqrt(w) @ ostinato.linalg.inv(v) of w, v = ostinato.linalg.eig(x)",
+    "linalg.solve_sylvester": "ostinato.linalg.solve of ostinato.kron(eye, a) + ostinato.kron(b.T, eye)",
+    "nn.dot_product_attention": "nn.attention",
+    "nn.hard_swish": "x * ostinato.nn.hard_sigmoid(x)",
+    "nn.logmeanexp": "logsumexp",
+    "nn.soft_sign": "nn.softsign",
+    "nn.swish": "nn.silu",
+    "random.PRNGKey": "ostinato.random.normal(..., seed=7)",
+    "random.RandomState": "random.default_rng",
+    "random.key": "ostinato.random.normal(..., seed=7)",
+    "random.random": "random.uniform",
+    "random.random_sample": "random.uniform",
+    "random.ranf": "random.uniform",
+    "random.sample": "random.uniform",
+    "random.split": "random.fold",
+    "random.standard_cauchy": "random.cauchy",
+    "random.standard_exponential": "random.exponential",
+    "random.standard_gamma": "random.gamma",
+    "random.standard_normal": "random.normal",
+    "special.loggamma": "special.gammaln",
+    "special.iv": "ostinato.special.i0 or i1, the orders that are here",
+    "special.jv": "ostinato.special.j0 or j1, the orders that are here",
+    "special.kn": "ostinato.special.k0 or k1, the orders that are here",
+    "special.kv": "ostinato.special.k0 or k1, the orders that are here",
+    "special.yn": "ostinato.special.y0 or y1, the orders that are here",
+    "special.jn": "ostinato.special.j0 or j1, the orders that are here",
 }
 METHODS = {  # of arrays
     "block_until_ready": "ostinato.evaluate(x)",
@@ -102,9 +190,11 @@ def hint(name: str, room: str = "") -> str:
     sentence."""
     if name.startswith("_"):
         return ""
-    ours = OURS.get(name)
-    if ours is not None and (not room or ours.startswith(f"{room}.") or "." not in ours):
-        return f"; write {ours}" if "ostinato." in ours else f"; here it is ostinato.{ours}"
+    ours = IN_ROOMS.get(f"{room}.{name}") or OURS.get(name)
+    if ours is not None and not _is_name(ours):
+        return f"; write {ours}"
+    if ours is not None and (not room or room in ours.split(".") or name not in names_in("")):
+        return f"; here it is ostinato.{ours}"
     elsewhere = "" if room == "random" else _elsewhere(name, room)  # a distribution is no function
     if elsewhere:
         return f"; here it is ostinato.{elsewhere}"
@@ -114,6 +204,10 @@ def hint(name: str, room: str = "") -> str:
     return f"; the nearest name is ostinato.{known[near[0]]}" if near else ""
 
 
+def _is_name(ours: str) -> bool:
+    return re.fullmatch(r"(?!x\.|np\.)\w+(\.\w+)?", ours) is not None
+
+
 def of_method(name: str) -> str:
     """The same of an attribute of arrays."""
     if name.startswith("_"):
@@ -121,7 +215,7 @@ def of_method(name: str) -> str:
     ours = METHODS.get(name)
     if ours is None:
         here = name if name in names_in("") else _elsewhere(name, "")
-        if not here and "ostinato." not in OURS.get(name, "ostinato."):
+        if not here and _is_name(OURS.get(name, "")):
             here = OURS[name]
         ours = f"ostinato.{here}(x)" if here else None
     return f"; write {ours}" if ours else ""
@@ -132,7 +226,7 @@ def of_numpy(name: str) -> str:
     room, _, own = name.rpartition(".")
     ours = OURS.get(own)
     if ours is not None and not room:
-        return ours if "ostinato." in ours else f"ostinato.{ours}"
+        return f"ostinato.{ours}" if _is_name(ours) else ours
     if own in names_in(room):
         return f"ostinato.{name}"
     elsewhere = _elsewhere(own, room)

@@ -6,7 +6,11 @@ from ostinato.ops.core.spelling import missing
 
 from . import factorizations, spectral  # noqa: F401  (registers the operations)
 from .functions import *
-from .functions import __all__ as __all__
+from .functions import __all__ as _functions
+from .structured import *
+from .structured import __all__ as _structured
+
+__all__ = [*_functions, *_structured]
 
 
 def __dir__() -> list[str]:

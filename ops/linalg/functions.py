@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 from ostinato.ops.contraction import diagonal, matmul, outer, tensordot, vecdot
@@ -19,6 +19,7 @@ from ostinato.ops.creation import eye
 from ostinato.ops.draws import normal
 from ostinato.ops.elementwise import abs as absolute
 from ostinato.ops.elementwise import conj, convert, real, where
+from ostinato.ops.indexing import take_along_axis
 from ostinato.ops.reduction import count_nonzero, max, min, sum
 from ostinato.ops.shape import (
     axes_of,
@@ -113,6 +114,11 @@ class LUResult(NamedTuple):
     U: Array
 
 
+class LResult(NamedTuple):
+    L: Array
+    U: Array
+
+
 class LstsqResult(NamedTuple):
     x: Array
     residuals: Array
@@ -126,7 +132,7 @@ def cholesky(x: Operandish, /, *, upper: bool = False) -> Array:
     return apply("cholesky", as_array(x), upper=bool(upper))
 
 
-def qr(x: Operandish, /, *, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
+def qr(x: Operandish, /, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
     """x = Q R with orthonormal columns in Q and an upper triangle R, whose diagonal is not negative:
     of a matrix of full rank there is one such pair, whatever the layout."""
     if mode not in ("reduced", "complete"):
@@ -134,8 +140,17 @@ def qr(x: Operandish, /, *, mode: Literal["reduced", "complete"] = "reduced") ->
     return QRResult(*apply_all("qr", as_array(x), mode=mode))
 
 
-def svd(x: Operandish, /, *, full_matrices: bool = True) -> SVDResult:
-    """x = U diag(S) Vh, singular values from the largest to the smallest."""
+@overload
+def svd(
+    x: Operandish, /, full_matrices: bool = True, compute_uv: Literal[True] = True
+) -> SVDResult: ...
+@overload
+def svd(x: Operandish, /, full_matrices: bool = True, *, compute_uv: Literal[False]) -> Array: ...
+def svd(x: Operandish, /, full_matrices: bool = True, compute_uv: bool = True) -> SVDResult | Array:
+    """x = U diag(S) Vh, singular values from the largest to the smallest; S alone, without
+    `compute_uv`."""
+    if not compute_uv:
+        return svdvals(x)
     x = as_array(x)
     m, n = matrix("svd", x.spec).shape[-2:]
     full = bool(full_matrices) and m != n
@@ -204,12 +219,30 @@ def eigvals(x: Operandish, /) -> Array:
     return eig(x).eigenvalues
 
 
-def lu(x: Operandish, /) -> LUResult:
+@overload
+def lu(
+    x: Operandish, /, permute_l: Literal[False] = False, *, p_indices: bool = False
+) -> LUResult: ...
+@overload
+def lu(x: Operandish, /, permute_l: Literal[True], *, p_indices: bool = False) -> LResult: ...
+def lu(x: Operandish, /, permute_l: bool = False, *, p_indices: bool = False) -> LUResult | LResult:
     """x = P L U: a permutation, a lower triangle with ones on its diagonal, an upper triangle; by
-    partial pivoting."""
+    partial pivoting. As `p_indices`, P is for each row of x the row of L U that it is;
+    `permute_l` gives P L and U."""
     x = as_array(x)
     order, lower, upper = apply_all("lu", x)
+    if permute_l:
+        return LResult(take_along_axis(lower, _back(order)[..., None], axis=-2), upper)
+    if p_indices:
+        return LUResult(_back(order), lower, upper)
     return LUResult(permutation(order, x.dtype), lower, upper)
+
+
+def _back(order: Array) -> Array:
+    """The place at which each number from 0 on is."""
+    from ostinato.ops.sorting import argsort
+
+    return argsort(order, axis=-1)
 
 
 def permutation(order: Array, dtype: Any) -> Array:
@@ -265,9 +298,13 @@ def inv(x: Operandish, /) -> Array:
     return called("inv", apply("solve", x, eye(n, dtype=x.dtype)))
 
 
-def lstsq(a: Operandish, b: Operandish, /, *, rtol: float | None = None) -> LstsqResult:
+def lstsq(
+    a: Operandish, b: Operandish, /, rcond: float | None = None, *, rtol: float | None = None
+) -> LstsqResult:
     """The x for which a x is nearest to b, the shortest of them where there are several. Singular
-    values up to `rtol` (eps times the larger extent, if not given) of the largest count as 0."""
+    values up to `rtol`, or `rcond` (eps times the larger extent, if not given), of the largest count
+    as 0."""
+    rtol = rcond if rtol is None else rtol
     a, b, vector = _sides("lstsq", a, b)
     if a.ndim != b.ndim:
         batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -306,9 +343,10 @@ def _pinv_by_svd(x: Array, rtol: Array) -> Array:
     return (adjoint(vh) * expand_dims(inverse, axis=-2)) @ adjoint(u)
 
 
-def pinv(x: Operandish, /, *, rtol: Any = None) -> Array:
-    """The pseudo-inverse. Singular values up to `rtol` (eps times the larger extent, if not given;
-    one number, or one for each matrix) of the largest count as 0."""
+def pinv(x: Operandish, /, rcond: Any = None, *, rtol: Any = None) -> Array:
+    """The pseudo-inverse. Singular values up to `rtol`, or `rcond` (eps times the larger extent, if
+    not given; one number, or one for each matrix), of the largest count as 0."""
+    rtol = rcond if rtol is None else rtol
     x = as_array(x)
     matrix("pinv", x.spec)
     if isinstance(rtol, np.ndarray) or (isinstance(rtol, Array) and rtol.weak is None):

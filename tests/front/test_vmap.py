@@ -368,3 +368,55 @@ def test_workers_have_parts_of_the_elements() -> None:
         y = ost.vmap(lambda v: ost.sort(v * -1))(x)
         assert y.split == 0
         np.testing.assert_allclose(y, np.sort(-np.arange(12.0).reshape(6, 2), 1))
+
+
+def test_defaults_need_no_axis() -> None:
+    """Which a compiled function hands over like what is given."""
+
+    def scaled(x: Any, y: Any, k: float = 2.0) -> Any:
+        return (x * y).sum() * k
+
+    x = np.arange(6.0).reshape(3, 2)
+    mapped = ost.vmap(scaled, in_axes=(0, None))
+    for run in (mapped, ost.compile(mapped)):
+        same(np.asarray(run(ost.asarray(x), ost.ones(2))), 2 * x.sum(1), "")
+    both = ost.compile(ost.vmap(scaled))
+    same(np.asarray(both(ost.asarray(x), ost.asarray(x))), 2 * (x * x).sum(1), "")
+    with pytest.raises(ost.errors.ArgumentError, match="in_axes"):
+        mapped(x, x[0], x[0])
+
+
+def test_along_an_axis() -> None:
+    x = np.arange(24.0).reshape(2, 3, 4)
+    for axis in (0, 1, -1):
+        for f in (lambda v: v - v.mean(), lambda v: v.sum(), lambda v: v[:2, None] * v):
+            found = ost.apply_along_axis(f, axis, ost.asarray(x))
+            same(np.asarray(found), np.apply_along_axis(f, axis, x), str(axis))
+    low, high = ost.apply_along_axis(lambda v, n: (v[0], v[n]), 1, x, 2)
+    same(np.asarray(high - low), x[:, 2] - x[:, 0], "")
+
+
+def test_vectorize() -> None:
+    """As NumPy's, in one call of the function."""
+    calls = []
+
+    def f(a: Any, b: Any, power: int = 1) -> Any:
+        calls.append(a)
+        return ost.where(a > b, a - b, a + b) ** power
+
+    theirs = np.vectorize(lambda a, b: a - b if a > b else a + b)
+    x, y = np.arange(6.0).reshape(3, 2), np.asarray([2.0, 3.0])
+    same(np.asarray(ost.vectorize(f)(x, y)), theirs(x, y), "")
+    same(np.asarray(ost.vectorize(f, excluded={"power"})(x, 2.5, power=2)), theirs(x, 2.5) ** 2, "")
+    same(np.asarray(ost.vectorize(f, excluded={2})(x, 2.5, 2)), theirs(x, 2.5) ** 2, "")
+    assert len(calls) == 3
+    assert float(ost.vectorize(f)(3.0, 1.0)) == 2
+    dots = ost.vectorize(ost.dot, signature="(n),(n)->()")
+    same(np.asarray(dots(x[:, None], x)), x @ x.T, "")
+    rows = ost.vectorize(lambda m, v: (m @ v, v[:1]), signature="(m,n),(n)->(m),(k)")
+    made, first = rows(np.ones((3, 1, 4, 2)), x)
+    assert (made.shape, first.shape) == ((3, 3, 4), (3, 3, 1))
+    with pytest.raises(ost.errors.ShapeError, match="1 axes at least"):
+        dots(1.0, x)
+    with pytest.raises(ost.errors.ArgumentError, match="for 2 operands"):
+        ost.vectorize(ost.dot, signature="(n)->()")(x, y)

@@ -1,0 +1,108 @@
+"""Names that NumPy has for functions of the array API standard, which has others: the same functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .core.array import Array
+from .core.spec import DTypeLike
+from .creation import ANYWHERE, Split, asarray, placed
+from .elementwise import (
+    abs as absolute,
+)
+from .elementwise import (
+    acos as arccos,
+)
+from .elementwise import (
+    acosh as arccosh,
+)
+from .elementwise import (
+    asin as arcsin,
+)
+from .elementwise import (
+    asinh as arcsinh,
+)
+from .elementwise import (
+    atan as arctan,
+)
+from .elementwise import (
+    atan2 as arctan2,
+)
+from .elementwise import (
+    atanh as arctanh,
+)
+from .elementwise import (
+    bitwise_invert as bitwise_not,
+)
+from .elementwise import (
+    bitwise_invert as invert,
+)
+from .elementwise import (
+    bitwise_left_shift as left_shift,
+)
+from .elementwise import (
+    bitwise_right_shift as right_shift,
+)
+from .elementwise import (
+    conj as conjugate,
+)
+from .elementwise import (
+    divide as true_divide,
+)
+from .elementwise import (
+    pow as power,
+)
+from .elementwise import (
+    remainder as mod,
+)
+from .elementwise import (
+    round as around,
+)
+from .elementwise import (
+    trunc as fix,
+)
+from .reduction import max as amax
+from .reduction import min as amin
+from .shape import reshape
+
+__all__ = [
+    "absolute",
+    "amax",
+    "amin",
+    "arccos",
+    "arccosh",
+    "arcsin",
+    "arcsinh",
+    "arctan",
+    "arctan2",
+    "arctanh",
+    "around",
+    "array",
+    "bitwise_not",
+    "conjugate",
+    "fix",
+    "invert",
+    "left_shift",
+    "mod",
+    "power",
+    "right_shift",
+    "true_divide",
+]
+
+
+def array(
+    object: Any,
+    dtype: DTypeLike | None = None,
+    *,
+    copy: bool | None = True,
+    ndmin: int = 0,
+    split: Split = ANYWHERE,
+) -> Array:
+    """`asarray` by NumPy's name, which copies, and puts axes in front until there are `ndmin`.
+
+    >>> ost.array([1, 2, 3], float)  # 1.0, 2.0, 3.0
+    """
+    x = asarray(object, dtype=dtype, copy=copy, split=split if not ndmin else ANYWHERE)
+    if x.ndim >= ndmin:
+        return placed(x, split) if ndmin else x
+    return placed(reshape(x, (1,) * (ndmin - x.ndim) + x.shape), split)

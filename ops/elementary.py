@@ -1,0 +1,172 @@
+"""Functions of elements by NumPy's names that are a few of the others' (elementwise.py)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ostinato.errors import DTypeError
+
+from .core.array import Array, Operandish, apply, as_array, unify
+from .core.spec import bool_, float64, is_inexact, promote
+from .core.user_line import misfit
+from .elementwise import (
+    abs as absolute,
+)
+from .elementwise import (
+    astype,
+    copysign,
+    equal,
+    exp2,
+    floor_divide,
+    imag,
+    isinf,
+    logaddexp,
+    multiply,
+    pow,
+    remainder,
+    trunc,
+    where,
+)
+from .elementwise import round as nearest
+
+__all__ = [
+    "divmod",
+    "fabs",
+    "float_power",
+    "fmod",
+    "iscomplex",
+    "iscomplexobj",
+    "isreal",
+    "isrealobj",
+    "ldexp",
+    "logaddexp2",
+    "modf",
+    "rint",
+]
+
+
+def _floating(x: Array) -> Array:
+    return x if is_inexact(x.dtype) else astype(x, float64)
+
+
+def fabs(x: Operandish) -> Array:
+    """|x| of real numbers, as floating numbers.
+
+    >>> ost.fabs([-1, 2])  # 1.0, 2.0
+    """
+    return absolute(_floating(_real(x, "fabs")))
+
+
+def _real(x: Operandish, name: str) -> Array:
+    found = as_array(x)
+    if found.dtype.kind == "c":
+        raise misfit(DTypeError, name, got=found.dtype.name, needed="real numbers")
+    return found
+
+
+def rint(x: Operandish) -> Array:
+    """The nearest whole number, halves to even, as a floating number.
+
+    >>> ost.rint([0.5, 1.5])  # 0.0, 2.0
+    """
+    return nearest(_floating(as_array(x)))
+
+
+def divmod(x1: Operandish, x2: Operandish) -> tuple[Array, Array]:
+    """x1 // x2 and x1 % x2.
+
+    >>> ost.divmod(7, 3)  # 2 and 1
+    """
+    return floor_divide(x1, x2), remainder(x1, x2)
+
+
+def fmod(x1: Operandish, x2: Operandish) -> Array:
+    """The remainder that has the sign of x1, as C's; `remainder` has that of x2.
+
+    >>> ost.fmod([-7.0, 7.0], 3.0)  # -1, 1
+    """
+    x, y = unify(_real(x1, "fmod"), _real(x2, "fmod"))
+    if not is_inexact(promote(x.dtype, y.dtype)):
+        size = remainder(absolute(x), absolute(y))
+        return where(x < 0, -size, size) if promote(x.dtype, y.dtype).kind == "i" else size
+    size = remainder(absolute(x), absolute(y))
+    size = where(isinf(y) & (absolute(x) < math.inf), absolute(x), size)
+    return copysign(size, x)
+
+
+def float_power(x1: Operandish, x2: Operandish) -> Array:
+    """x1 ** x2 in float64, or in complex128.
+
+    >>> ost.float_power(2, -1)  # 0.5
+    """
+    x, y = unify(x1, x2)
+    wide = np.dtype(np.complex128) if "c" in (x.dtype.kind, y.dtype.kind) else float64
+    return pow(astype(x, wide), astype(y, wide))
+
+
+def logaddexp2(x1: Operandish, x2: Operandish) -> Array:
+    """log2(2**x1 + 2**x2), without overflow.
+
+    >>> ost.logaddexp2(3.0, 3.0)  # 4
+    """
+    two = math.log(2.0)
+    return multiply(logaddexp(multiply(x1, two), multiply(x2, two)), 1.0 / two)
+
+
+def ldexp(x1: Operandish, x2: Operandish) -> Array:
+    """x1 * 2**x2, for whole x2.
+
+    >>> ost.ldexp(1.5, 3)  # 12
+    """
+    x, k = _floating(as_array(x1)), as_array(x2)
+    half = floor_divide(k, 2)  # so that neither power overflows where the product does not
+    first, second = (exp2(astype(p, x.dtype)) for p in (half, k - half))
+    return x * first * second
+
+
+def modf(x: Operandish) -> tuple[Array, Array]:
+    """What is behind the point, and what is before it.
+
+    >>> ost.modf(-2.5)  # -0.5 and -2.0
+    """
+    v = _floating(_real(x, "modf"))
+    whole = trunc(v)
+    return copysign(where(isinf(v), 0, v - whole), v), whole
+
+
+def isreal(x: Operandish) -> Array:
+    """Whether the imaginary part is 0.
+
+    >>> ost.isreal([1.0, 1.0j])  # True, False
+    """
+    v = as_array(x)
+    if v.dtype.kind == "c":
+        return equal(imag(v), 0)
+    return apply("full", shape=v.shape, value=True, dtype=bool_)
+
+
+def iscomplex(x: Operandish) -> Array:
+    """Whether the imaginary part is not 0.
+
+    >>> ost.iscomplex([1.0, 1.0j])  # False, True
+    """
+    return ~isreal(x)
+
+
+def iscomplexobj(x: Any) -> bool:
+    """Whether the dtype is one of complex numbers.
+
+    >>> ost.iscomplexobj(ost.ones(2) * 1j)  # True
+    """
+    return as_array(x).dtype.kind == "c"
+
+
+def isrealobj(x: Any) -> bool:
+    """Whether the dtype is none of complex numbers.
+
+    >>> ost.isrealobj(ost.ones(2))  # True
+    """
+    return not iscomplexobj(x)

@@ -1,0 +1,216 @@
+"""Places of elements, by NumPy's names, and what is put there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ostinato.errors import ArgumentError, ShapeError
+
+from .arrangement import ravel
+from .core.array import Array, Operandish, apply, as_array
+from .core.spec import DTypeLike, bool_, int64
+from .core.user_line import misfit
+from .creation import arange, zeros
+from .elementwise import as_dtype, astype, clip
+from .indexing import nonzero
+from .shape import MODES, axis_of, broadcast_to, listed, reshape, stack
+
+__all__ = [
+    "diag_indices",
+    "diag_indices_from",
+    "fill_diagonal",
+    "fromfunction",
+    "indices",
+    "ix_",
+    "put_along_axis",
+    "ravel_multi_index",
+    "tril_indices",
+    "tril_indices_from",
+    "triu_indices",
+    "triu_indices_from",
+    "unravel_index",
+]
+
+
+def put_along_axis(
+    arr: Operandish,
+    indices: Operandish,
+    values: Operandish,
+    axis: int | None = -1,
+    *,
+    mode: str = "set",
+) -> Array:
+    """The array with values at each line's own places along an axis: set there, or joined by `add`,
+    `multiply`, `min` or `max`. The array that was given stays."""
+    x, i = as_array(arr), as_array(indices)
+    if axis is None:
+        return reshape(put_along_axis(ravel(x), ravel(i), values, 0, mode=mode), x.shape)
+    d = axis_of(axis, x.ndim, "put_along_axis")
+    if mode not in MODES:
+        raise misfit(ArgumentError, "put_along_axis", got=f"mode={mode!r}", needed=", ".join(MODES))
+    if i.ndim != x.ndim:
+        raise misfit(
+            ArgumentError,
+            "put_along_axis",
+            got=f"{x.shape} and indices {i.shape}",
+            needed="as many axes in both",
+        )
+    shape = tuple(m if k == d else n for k, (n, m) in enumerate(zip(x.shape, i.shape, strict=True)))
+    lines = tuple(
+        broadcast_to(i, shape) if k == d else apply("iota", shape=shape, axis=k, dtype=int64)
+        for k in range(x.ndim)
+    )
+    made: Array = getattr(x.at[lines], mode)(values)
+    return made
+
+
+def indices(dimensions: Sequence[int], dtype: DTypeLike = int64) -> Array:
+    """For each axis of a grid the places along it."""
+    shape = listed(dimensions, "indices")
+    kind = as_dtype(dtype)
+    if not shape:
+        return zeros((0,), dtype=kind)
+    return stack([apply("iota", shape=shape, axis=d, dtype=kind) for d in range(len(shape))])
+
+
+def unravel_index(indices: Operandish, shape: Sequence[int]) -> tuple[Array, ...]:
+    """The places along each axis that the numbers of elements, counted in one row, stand for."""
+    rest, found = astype(as_array(indices), int64), list[Array]()
+    for n in reversed(listed(shape, "unravel_index")):
+        found.append(rest % n)
+        rest = rest // n
+    return tuple(reversed(found))
+
+
+def diag_indices(n: int, ndim: int = 2) -> tuple[Array, ...]:
+    """The places of the diagonal of a cube."""
+    return (arange(n),) * ndim
+
+
+def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Array, ...]:
+    """The places on and below the k-th diagonal of a matrix."""
+    return tuple(map(as_array, np.tril_indices(n, k, m)))
+
+
+def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Array, ...]:
+    """The places on and above the k-th diagonal of a matrix."""
+    return tuple(map(as_array, np.triu_indices(n, k, m)))
+
+
+def _square(arr: Operandish, name: str) -> Array:
+    x = as_array(arr)
+    if x.ndim != 2:
+        raise misfit(ShapeError, name, got=f"shape {x.shape}", needed="a matrix")
+    return x
+
+
+def diag_indices_from(arr: Operandish) -> tuple[Array, ...]:
+    """The same of an array whose axes are of one extent.
+
+    >>> ost.diag_indices_from(ost.eye(2))  # 0, 1 and 0, 1
+    """
+    x = as_array(arr)
+    if x.ndim < 2 or len({*x.shape}) > 1:
+        raise misfit(
+            ShapeError,
+            "diag_indices_from",
+            got=f"shape {x.shape}",
+            needed="two axes or more of one extent",
+        )
+    return diag_indices(x.shape[0], x.ndim)
+
+
+def tril_indices_from(arr: Operandish, k: int = 0) -> tuple[Array, ...]:
+    """The places on and below the k-th diagonal of this matrix.
+
+    >>> ost.tril_indices_from(ost.eye(2), -1)  # 1 and 0
+    """
+    n, m = _square(arr, "tril_indices_from").shape
+    return tril_indices(n, k, m)
+
+
+def triu_indices_from(arr: Operandish, k: int = 0) -> tuple[Array, ...]:
+    """The places on and above the k-th diagonal of this matrix.
+
+    >>> ost.triu_indices_from(ost.eye(2), 1)  # 0 and 1
+    """
+    n, m = _square(arr, "triu_indices_from").shape
+    return triu_indices(n, k, m)
+
+
+def ix_(*args: Operandish) -> tuple[Array, ...]:
+    """Places along each axis, shaped so that `x[ost.ix_(rows, columns)]` is where they cross.
+
+    >>> ost.arange(9).reshape(3, 3)[ost.ix_([0, 2], [1])]  # 1 and 7, below each other
+    """
+    found = []
+    for k, given in enumerate(args):
+        x = as_array(given)
+        if x.ndim != 1:
+            raise misfit(ShapeError, "ix_", got=f"shape {x.shape}", needed="one axis each")
+        if x.dtype == bool_:
+            (x,) = nonzero(x)
+        x = astype(x, int64) if not x.size else x
+        found.append(reshape(x, tuple(x.size if k == d else 1 for d in range(len(args)))))
+    return tuple(found)
+
+
+def ravel_multi_index(
+    multi_index: Sequence[Operandish], dims: Sequence[int], mode: str = "raise"
+) -> Array:
+    """The numbers, counted in one row, of elements at these places along each axis. They are not looked at:
+    "clip" and "wrap" bring them into bounds.
+
+    >>> ost.ravel_multi_index(([0, 1], [2, 0]), (2, 3))  # 2, 3
+    """
+    shape = listed(dims, "ravel_multi_index")
+    if mode not in ("raise", "wrap", "clip"):
+        raise misfit(
+            ArgumentError,
+            "ravel_multi_index",
+            got=f"mode={mode!r}",
+            needed="'raise', 'wrap' or 'clip'",
+        )
+    if len(multi_index) != len(shape):
+        raise misfit(
+            ArgumentError,
+            "ravel_multi_index",
+            got=f"{len(multi_index)} axes of places for {len(shape)} extents",
+            needed="as many of both",
+        )
+    found = zeros((), dtype=int64)
+    for places, n in zip(multi_index, shape, strict=True):
+        k = astype(as_array(places), int64)
+        k = k % n if mode == "wrap" else clip(k, 0, n - 1) if mode == "clip" else k
+        found = found * n + k
+    return found
+
+
+def fill_diagonal(a: Array, val: Operandish) -> None:
+    """Puts a value, or one for each place, on the diagonal of an array, which then stands for that.
+
+    >>> ost.fill_diagonal(x, 0.0)
+    """
+    if not isinstance(a, Array) or a.ndim < 2:
+        raise misfit(
+            ArgumentError,
+            "fill_diagonal",
+            got=f"shape {a.shape}" if isinstance(a, Array) else f"a {type(a).__name__}",
+            needed="an array of ostinato's with two axes or more",
+        )
+    if a.ndim > 2 and len({*a.shape}) > 1:
+        raise misfit(ShapeError, "fill_diagonal", got=f"shape {a.shape}", needed="one extent")
+    a[(arange(min(a.shape)),) * a.ndim] = val
+
+
+def fromfunction(
+    function: Any, shape: Sequence[int], *, dtype: DTypeLike = float, **kwargs: Any
+) -> Any:
+    """What a function makes of the places along each axis of a grid.
+
+    >>> ost.fromfunction(lambda i, j: i + j, (2, 2))  # 0, 1 and 1, 2
+    """
+    return function(*indices(shape, dtype=dtype), **kwargs)
