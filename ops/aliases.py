@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .core.array import Array
+from .core.array import Array, Split
 from .core.spec import DTypeLike
-from .creation import ANYWHERE, Split, asarray, placed
+from .creation import ANYWHERE, asarray, placed
 from .elementwise import (
     abs as absolute,
 )

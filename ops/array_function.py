@@ -250,7 +250,16 @@ def _histogram(
 OTHERWISE = (  # ours, whose dtypes or edges are not NumPy's
     *("corrcoef", "cov", "digitize", "geomspace", "gradient", "interp", "logspace", "polyval"),
     *("trapezoid", "vander", "deg2rad", "degrees", "heaviside", "rad2deg", "radians", "piecewise"),
-    *("poly", "polyint", "roots", "ix_", "ravel_multi_index", "fromfunction", "indices"),
+    *(
+        "poly",
+        "polyint",
+        "roots",
+        "sliding_window_view",
+        "ix_",
+        "ravel_multi_index",
+        "fromfunction",
+        "indices",
+    ),
 )
 
 MEANT: dict[str, Callable[..., Any]] = {

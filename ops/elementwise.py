@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import numpy as np
 
@@ -848,9 +848,20 @@ op(
 )
 
 
+@overload
+def where(condition: Operandish, /) -> tuple[Array, ...]: ...
+@overload
+def where(condition: Operandish, x: Operandish, y: Operandish, /) -> Array: ...
 @export
-def where(condition: Operandish, x: Operandish, y: Operandish, /) -> Array:
-    """x where the condition holds, else y."""
+def where(
+    condition: Operandish, x: Operandish | None = None, y: Operandish | None = None, /
+) -> Array | tuple[Array, ...]:
+    """x where the condition holds, else y; without these, the places where it does: `nonzero`."""
+    if x is None or y is None:
+        if x is not y:
+            raise misfit(ArgumentError, "where", got="one of x and y", needed="both, or none")
+        places: tuple[Array, ...] = functions["nonzero"](condition)
+        return places
     c = as_array(condition)
     if c.dtype.kind != "b":
         c = not_equal(c, 0)

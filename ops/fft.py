@@ -520,8 +520,8 @@ def rfftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None) -> Array
 
 def _shifted(x: Operandish, axes: int | Sequence[int] | None, name: str, sign: int) -> Array:
     given = as_array(x)
-    found = range(given.ndim) if axes is None else listed(axes, name)
-    found = [axis_of(d, given.ndim, name) for d in found]
+    asked = range(given.ndim) if axes is None else listed(axes, name)
+    found = [axis_of(d, given.ndim, name) for d in asked]
     halves = [sign * (given.shape[d] // 2) for d in found]
     return roll(given, halves, found) if found else given
 

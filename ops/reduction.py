@@ -469,15 +469,15 @@ _any, _all = _truth("any"), _truth("all")
 
 
 @export
-def any(x: Operandish, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
-    """Whether some element along axes is true."""
+def any(x: Operandish, /, axis: Axis = None, out: None = None, *, keepdims: bool = False) -> Array:
+    """Whether some element along axes is true. (`out` is there since xarray hands NumPy's None on.)"""
     x = as_array(x)
     axes = axes_of(axis, x.ndim, "any")
     return restore(_any(x, axes), axes, keepdims)
 
 
 @export
-def all(x: Operandish, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
+def all(x: Operandish, /, axis: Axis = None, out: None = None, *, keepdims: bool = False) -> Array:
     """Whether all elements along axes are true."""
     x = as_array(x)
     axes = axes_of(axis, x.ndim, "all")

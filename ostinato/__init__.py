@@ -117,6 +117,12 @@ def __getattr__(name: str) -> object:
         from importlib import import_module
 
         return import_module("ostinato.io")
+    if name == "lib":  # where NumPy has it, and others look for it
+        from types import SimpleNamespace
+
+        return SimpleNamespace(
+            stride_tricks=SimpleNamespace(sliding_window_view=sliding_window_view)
+        )
     from ostinato.ops.core.spelling import hint
 
     message = f"module 'ostinato' has no attribute {name!r}{hint(name)}"

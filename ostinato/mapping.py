@@ -157,7 +157,7 @@ def vectorize(
                 if isinstance(k, int):
                     all_args[k] = part
                 else:
-                    all_named[k] = part
+                    all_named[str(k)] = part
             return pyfunc(*all_args, **all_named)
 
         if not front:

@@ -153,6 +153,7 @@ IN_ROOMS = {  # of a module's own
     "special.jn": "ostinato.special.j0 or j1, the orders that are here",
 }
 METHODS = {  # of arrays
+    "__array_interface__": "np.asarray(x)",  # which is what Pillow's Image.fromarray asks for
     "block_until_ready": "ostinato.evaluate(x)",
     "byteswap": "np.asarray(x).byteswap()",
     "compress": "x[mask]",
@@ -210,9 +211,9 @@ def _is_name(ours: str) -> bool:
 
 def of_method(name: str) -> str:
     """The same of an attribute of arrays."""
-    if name.startswith("_"):
-        return ""
     ours = METHODS.get(name)
+    if name.startswith("_") and ours is None:
+        return ""
     if ours is None:
         here = name if name in names_in("") else _elsewhere(name, "")
         if not here and _is_name(OURS.get(name, "")):

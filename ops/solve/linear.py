@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ostinato.errors import ArgumentError, ShapeError
 
 from ..batching import each
@@ -24,7 +26,7 @@ from ..elementwise import astype, conj, maximum, real, sqrt, where
 from ..gradient import vjp
 from ..linalg import lstsq
 from ..linalg import solve as solve_whole
-from ..shape import concat, matrix_transpose, reshape, whole_number, zero_of
+from ..shape import concat, matrix_transpose, reshape, stack, whole_number, zero_of
 from ..tangents import solid
 from .implicit import kind, solution
 
@@ -39,11 +41,18 @@ class Solution(NamedTuple):
     info: Array
 
 
+def _row_of(tree: Any) -> Any:
+    """A list of Python's numbers is one array, of float64, as everywhere else; another one is a tree."""
+    if isinstance(tree, list) and tree and all(isinstance(x, (int, float)) for x in tree):
+        return as_array(np.asarray(tree, np.float64))
+    return tree
+
+
 class Raveled:
     """A tree as one Array: its leaf if it has one, else all of them behind each other."""
 
     def __init__(self, tree: Any, who: str) -> None:
-        leaves, self.structure = flatten(tree)
+        leaves, self.structure = flatten(_row_of(tree))
         self.leaves = [as_array(x) for x in leaves]
         if not self.leaves or not all(is_inexact(x.dtype) for x in self.leaves):
             raise misfit(
@@ -64,6 +73,8 @@ class Raveled:
         """Another tree of that form."""
         leaves, structure = flatten(tree)
         xs = [as_array(x) for x in leaves]
+        if structure != self.structure and self._is_row(tree, xs):
+            structure, xs = self.structure, [stack(xs)]
         if structure != self.structure or [x.shape for x in xs] != [x.shape for x in self.leaves]:
             raise misfit(
                 ShapeError,
@@ -72,6 +83,12 @@ class Raveled:
                 needed=f"{self.structure} of {', '.join(str(x.shape) for x in self.leaves)}",
             )
         return astype(self.of(xs), self.value.dtype)
+
+    def _is_row(self, tree: Any, xs: Sequence[Array]) -> bool:
+        """Whether it lists the numbers of an array, as functions for SciPy's solvers do."""
+        mine = [x.shape for x in self.leaves]
+        listed = isinstance(tree, (list, tuple)) and not any(x.shape for x in xs)
+        return listed and mine == [(len(xs),)]
 
     def split(self, whole: Array) -> Any:
         """The tree again, of arrays that may have more axes in front."""

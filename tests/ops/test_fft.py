@@ -92,7 +92,7 @@ def test_threads_share_lines_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -
     for axis, shapes in ((1, {(13, 30), (14, 30)}), (0, {(40, 10)})):
         out = np.empty_like(x)
         asked.clear()
-        kernels.transforming(x, out, axis, 3, transform)(x, out)
+        kernels.transforming((x, out), axis, 3, transform)(x, out)
         assert len(asked) == 3
         assert set(asked) == shapes
         np.testing.assert_array_equal(out, np.fft.fft(x, axis=axis))
@@ -101,7 +101,7 @@ def test_threads_share_lines_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        kernels.transforming(x, x, 1, 2, fails)(x, x)
+        kernels.transforming((x, x), 1, 2, fails)(x, x)
 
 
 def test_under_compile_vmap_and_gradients() -> None:

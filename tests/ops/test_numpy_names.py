@@ -168,12 +168,16 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("positional", lambda xp, x: (
         xp.tril(x, -1), xp.triu(x, 1), xp.tensordot(x, x, 2), xp.zeros((2, 3), "f4") + x[0, 0],
         xp.searchsorted(xp.sort(x[0]), x, "right"), xp.ones_like(x, "f4"), xp.full((2,), 3, "f4")), (X,)),
+    ("sliding_window_view", lambda xp, x, v: (
+        xp.lib.stride_tricks.sliding_window_view(x, (2, 3)), xp.lib.stride_tricks.sliding_window_view(x, 4, 0),
+        xp.lib.stride_tricks.sliding_window_view(xp.concatenate([v] * 4), 40)), (X, V)),
     ("array", lambda xp, x: (xp.array(x, "f4"), xp.array(x[0], ndmin=3), xp.array([x[0], x[1]])), (X,)),
     ("einsum", lambda xp, x, y: xp.einsum("ij,kj,lj->il", x, y, x, optimize=True), (X, Y)),
 ]  # fmt: skip
 OWN = (  # these give NumPy's own answers
     *("allclose", "array_equal", "array_equiv", "identity", "tri", "windows", "kaiser"),
     *("diag_indices_from", "tril_indices_from", "positional", "array", "interp", "ix_"),
+    "sliding_window_view",
 )
 READ = [
     ("argwhere", lambda xp, x: xp.argwhere(x > 0), X),

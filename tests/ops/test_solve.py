@@ -390,3 +390,15 @@ def test_errors() -> None:
         ost.solve.newton(lambda x: x[:3], B)
     with pytest.raises(ArgumentError, match="rtol > 0"):
         ost.solve.rk45(hunted, (0.0, 1.0), START, rtol=0.0)
+
+
+def test_lists_of_numbers_as_for_scipy() -> None:
+    with ost.connect():
+        way = ost.solve.rk45(lambda t, y: [y[1], -y[0]], (0.0, 1.0), [1, 0], rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(np.asarray(way.y[-1]), [np.cos(1), -np.sin(1)], rtol=1e-7)
+        root = ost.solve.newton(lambda x: (x[0] - 2, x[1] ** 2 - 9), [0.0, 1.0]).x
+        np.testing.assert_allclose(np.asarray(root), [2, 3])
+        tree = ost.solve.newton(lambda x: [x[0] - ost.ones(2)], [ost.zeros(2)]).x
+        assert type(tree) is list
+        with pytest.raises(ShapeError, match="newton"):
+            ost.solve.newton(lambda x: [x[0], x[1], x[0]], [0.0, 1.0])

@@ -21,9 +21,10 @@ def _threads(count: int) -> ThreadPoolExecutor:
 
 
 def transforming(
-    x: Any, out: Any, axis: int, threads: int, transform: Callable[..., Any]
+    arrays: Sequence[Any], axis: int, threads: int, transform: Callable[..., Any]
 ) -> Callable[..., None] | None:
     """What transforms lines of arrays that lie as these do: `transform(x, axis=, out=)` of parts."""
+    x = arrays[0]
     longest = max((d for d in range(x.ndim) if d != axis), key=lambda d: x.shape[d], default=axis)
     parts = 1 if longest == axis else min(threads, x.shape[longest], x.size // LEAST)
     if parts < 2:
@@ -49,14 +50,14 @@ def transforming(
     return run
 
 
-def both_ways(inverse: bool, norm: str) -> Callable[..., Any]:
+def both_ways(inverse: bool, norm: Any) -> Callable[..., Any]:
     function = np.fft.ifft if inverse else np.fft.fft
     return lambda x, axis, out: function(x, axis=axis, norm=norm, out=out)
 
 
-def of_real(norm: str) -> Callable[..., Any]:
+def of_real(norm: Any) -> Callable[..., Any]:
     return lambda x, axis, out: np.fft.rfft(x, axis=axis, norm=norm, out=out)
 
 
-def to_real(n: int, norm: str) -> Callable[..., Any]:
+def to_real(n: int, norm: Any) -> Callable[..., Any]:
     return lambda x, axis, out: np.fft.irfft(x, n, axis=axis, norm=norm, out=out)
