@@ -595,10 +595,8 @@ class _Binder:
         if self.device.is_host or self.communicator.on_device:
             from_, to = ([self.fixed.get(name) for name in names] for names in (ins, outs))
             return starter(self.communicator, graph, node, kind, from_, to)
-        given = [
-            np.empty(self.shape(s), s.dtype) for s in map(graph.specs.__getitem__, node.inputs)
-        ]
-        made = [np.empty(self.shape(s), s.dtype) for s in node.specs]
+        specs, place = [graph.specs[v] for v in node.inputs], self.device.staging
+        given, made = ([place(self.shape(s), s.dtype) for s in of] for of in (specs, node.specs))
         start = starter(self.communicator, graph, node, kind, given, made)
         return staged(start, given, made, self.device)
 
@@ -1059,14 +1057,15 @@ def neighbours(node: Node, rank: int, workers: int) -> tuple[int | None, int | N
 
 
 def _receive(communicator: Communicator, device: Device, end: Any, source: int) -> None:
-    made = end if device.is_host else np.empty(end.shape, end.dtype)
+    is_there = device.is_host or communicator.on_device
+    made = end if is_there else np.empty(end.shape, end.dtype)
     communicator.receive(made, source)
     if made is not end:
         device.xp.copyto(end, device.from_host(made))
 
 
 def _send(communicator: Communicator, device: Device, end: Any, to: int) -> None:
-    communicator.send(device.to_host(end), to)
+    communicator.send(end if communicator.on_device else device.to_host(end), to)
 
 
 def is_server(spec: Spec, rank: int) -> bool:

@@ -164,7 +164,8 @@ class LocalEngine:
         else:
             self.world = ThreadWorld(workers)
             self.workers = [
-                Worker(r, self.world.communicator(r), self.memory, threads) for r in range(workers)
+                Worker(r, self.world.communicator(r, self.memory.xp), self.memory, threads)
+                for r in range(workers)
             ]
             self.team = _Team(self.workers, self.world)
 
@@ -486,6 +487,7 @@ class _Team:
         interrupted = self._done(job)
         found = [e[0] for e in job.ended if e is not None]
         errors = [e[1] for e in job.ended if e is not None and e[1] is not None]
+        began = self.world.error  # what the others' errors follow from
         if errors or interrupted is not None:
             self._clear(job)
         self.last = None
@@ -493,7 +495,7 @@ class _Team:
             raise interrupted
         if errors:
             first = [e for e in errors if not isinstance(e, CommunicatorError)]
-            raise (first or errors)[0]
+            raise first[0] if first else began or errors[0]
         return found
 
     def _done(self, job: _Job) -> BaseException | None:

@@ -33,7 +33,7 @@ from .bind import Bound, Row, bind
 from .messages.communicator import Communicator
 from .packed_weights import Kept
 from .position import frame_of
-from .replay import Replay, why_not
+from .replay import Replay, has_messages, why_not
 from .tape import Tape
 
 KEPT = 4  # buffers of a result at the most
@@ -75,6 +75,7 @@ class Loaded:
 
     plan: Plan
     bound: Bound | None = None
+    talks: Communicator | None = None  # who does so in its runs
     replay: Replay | None = None  # on devices that repeat runs as one call
     results: tuple[Result, ...] = ()
     reuse: dict[int, int] = field(default_factory=dict)  # results over operands given away
@@ -114,7 +115,7 @@ class Loaded:
     def unbind(self) -> None:
         """It is bound anew before its next run."""
         self.let_go()
-        self.bound = self.replay = None
+        self.bound = self.talks = self.replay = None
 
     def let_go(self) -> None:
         """Of what its products keep of operands."""
@@ -163,6 +164,7 @@ class Worker:
             "host": platform.node(),
             "process": os.getpid(),
             "threads": self.threads,
+            "messages": self.communicator.how,
             "cpu_seconds": time.process_time(),
             "arena_bytes": int(self.arena.size),
             "kept_bytes": self.kept.bytes,
@@ -241,10 +243,11 @@ class Worker:
         if not loaded.results:
             loaded.results = tuple(Result(*_local(s, self.rank)) for s in program.graph.out_specs)
         loaded.reuse = dict(program.reuse)
+        loaded.talks = self.communicator.ready(loaded.plan.target.numerics != "fast")
         return bind(
             program,
             self.rank,
-            self.communicator,
+            loaded.talks,
             self.device,
             self.arena,
             f"<plan {loaded.plan.id}>",
@@ -260,9 +263,12 @@ class Worker:
         self.repeater = self.repeater or self.device.repeater()
         if self.repeater is None:
             return None
-        program = loaded.plan.program
-        why, name = why_not(program, self.communicator), f"<plan {loaded.plan.id}>"
-        return Replay(bound, program, self.device, self.repeater, why, name)
+        program, talks = loaded.plan.program, loaded.talks
+        assert talks is not None
+        why, name = why_not(program, talks), f"<plan {loaded.plan.id}>"
+        together = talks.in_graphs and not why and has_messages(program, talks.size)
+        agree = talks.agree if together else None
+        return Replay(bound, program, self.device, self.repeater, why, name, agree)
 
     def _rest(self) -> None:
         """Plans that did not run since this was done last let go of their buffers."""
@@ -424,7 +430,9 @@ class Worker:
         """The same function with a clock between its steps, for this one run."""
         if self.tape is not None:
             return bound
-        if loaded.best < WORTH_TIMING or len(loaded.plan.program.graph.nodes) > FEW:
+        wanted = loaded.best >= WORTH_TIMING and len(loaded.plan.program.graph.nodes) <= FEW
+        agree = loaded.replay.agree if loaded.replay is not None else None
+        if not (wanted if agree is None else all(agree(int(wanted)))):
             return bound
         timed = self._bind(loaded, timed=True)
         loaded.rows = timed.rows

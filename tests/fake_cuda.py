@@ -120,19 +120,28 @@ def _merge(clock: Clock, other: Clock) -> None:
 class Stream:
     null: Stream
 
-    def __init__(self, null: bool = False, non_blocking: bool = False, ptds: bool = False) -> None:
+    def __init__(
+        self,
+        null: bool = False,
+        non_blocking: bool = False,
+        ptds: bool = False,
+        priority: int | None = None,
+    ) -> None:
         global _is_alone
         if not null and not non_blocking:
             raise NotImplementedError("a stream that waits for the legacy one")
         self.ptr = LEGACY if null else next(_numbers)
-        _streams[self.ptr] = self
-        self.device_id = 0
+        self.line = self.ptr  # its name in clocks
+        if not null:
+            _streams[self.ptr] = self
+        self.device_id = Device().id
         self.clock: Clock = {}
         self.graph: Graph | None = None
         self.is_broken = False
         _is_alone = _is_alone and null
 
     def __enter__(self) -> Stream:
+        assert self.device_id == Device().id, "a stream of another device"
         _stack().append(self)
         return self
 
@@ -141,7 +150,7 @@ class Stream:
 
     def tick(self) -> None:
         _merge(self.clock, _of_host)
-        self.clock[self.ptr] = self.clock.get(self.ptr, 0) + 1
+        self.clock[self.line] = self.clock.get(self.line, 0) + 1
 
     def record(self, event: Event | None = None) -> Event:
         event = event or Event()
@@ -192,19 +201,67 @@ class Stream:
         assert graph.origin is self
         for other in graph.others:
             other.graph = None
-            if other.clock.get(other.ptr, 0) > self.clock.get(other.ptr, 0):
+            if other.clock.get(other.line, 0) > self.clock.get(other.line, 0):
                 graph.wrong = graph.wrong or "a stream was not joined again"
         if graph.wrong:
             raise CUDARuntimeError("cudaErrorStreamCaptureInvalidated", graph.wrong)
         return graph
 
 
-Stream.null = Stream(null=True)
+class Device:
+    """One of several GPUs: each has a legacy stream of its own."""
+
+    count = 1
+    nulls: dict[int, Stream] = {}  # noqa: RUF012
+
+    def __init__(self, device: int | None = None) -> None:
+        self.id: int = getattr(_here, "device", 0) if device is None else device
+        if not 0 <= self.id < self.count:
+            raise CUDARuntimeError("cudaErrorInvalidDevice", "invalid device ordinal")
+
+    def use(self) -> Device:
+        _here.device = self.id
+        return self
+
+    @property
+    def pci_bus_id(self) -> str:
+        return f"0000:{self.id:02X}:00.0"
+
+    @property
+    def null(self) -> Stream:
+        with _clocks:
+            if self.id not in self.nulls:
+                made = self.nulls[self.id] = Stream(null=True)
+                if (
+                    self.id
+                ):  # told apart in clocks only; who asks for its number gets the legacy one's
+                    made.line = -self.id
+            return self.nulls[self.id]
+
+
+@contextlib.contextmanager
+def devices(count: int) -> Iterator[None]:
+    """From here on there are so many."""
+    before, Device.count = Device.count, count
+    try:
+        yield
+    finally:
+        Device.count = before
+
+
+Stream.null = Device(0).null
 
 
 def stream_of(number: int) -> Stream:
     """By CUDA's number: 1 is the legacy one."""
-    return Stream.null if number in (LEGACY, 1) else _streams[number]
+    return Device().null if number in (LEGACY, 1) else _streams[number]
+
+
+def synchronize() -> None:
+    """The host waits for all streams of all devices."""
+    with _clocks:
+        for stream in (*Device.nulls.values(), *_streams.values()):
+            _merge(_of_host, stream.clock)
 
 
 def let_wait(number: int) -> None:
@@ -223,7 +280,7 @@ def _stack() -> list[Stream]:
 
 def get_current_stream() -> Stream:
     stack = _stack()
-    return stack[-1] if stack else Stream.null
+    return stack[-1] if stack else Device().null
 
 
 class Event:
@@ -233,6 +290,7 @@ class Event:
         self, block: bool = False, disable_timing: bool = False, interprocess: bool = False
     ) -> None:
         self.at = -1
+        self.has_time = not disable_timing
         self.clock: Clock = {}
         self.graph: Graph | None = None
 
@@ -254,6 +312,7 @@ class Event:
 
 def get_elapsed_time(first: Event, last: Event) -> float:
     """Milliseconds."""
+    assert all(x.has_time for x in (first, last)), "an event that keeps no time"
     return (last.at - first.at) * CALL * 1e3
 
 
@@ -265,7 +324,7 @@ class Graph:
     others: list[Stream]
     wrong: str
     allocated: int  # bytes of what is needed in between
-    memory: dict[int, tuple[Any, _Known]]
+    memory: dict[int, tuple[Any, list[_Use]]]
     steps: list[tuple[Callable[[], Any], list[Any], list[Any]]]
 
     def __init__(self) -> None:
@@ -318,14 +377,18 @@ def refuse_library(name: str) -> None:
 
 
 # -- who may read what -----------------------------------------------------------------------------
-class _Known:
-    """Of some memory: its last write, and reads since, by stream."""
+@dataclass
+class _Use:
+    """Of the bytes from `low` to `high`, by a stream, as the n-th that it did."""
 
-    def __init__(self) -> None:
-        self.written: tuple[int, int] | None = None
-        self.read: Clock = {}
+    low: int
+    high: int
+    stream: int
+    n: int
+    writes: bool
 
 
+_Known = list[_Use]  # of some memory: its last writes, and reads since
 _memory: dict[int, tuple[Any, _Known]] = {}
 
 
@@ -363,8 +426,32 @@ def _known(x: Any, table: dict[int, tuple[Any, _Known]]) -> _Known:
     key = id(base)
     found = table.get(key)
     if found is None or found[0]() is not base:
-        found = table[key] = weakref.ref(base, lambda _: table.pop(key, None)), _Known()
+        found = table[key] = weakref.ref(base, lambda _: table.pop(key, None)), []
     return found[1]
+
+
+_owners: dict[int, Any] = {}  # arrays of the device
+
+
+def own(x: Any) -> None:
+    """An array of the device."""
+    base = base_of(x)
+    key = id(base)
+    _owners[key] = weakref.ref(base, lambda _: _owners.pop(key, None))
+
+
+def at(address: int, size: int) -> Any:
+    """The bytes of the device that lie there, as what is known of them is found."""
+    if not size:
+        return np.empty(0, np.uint8)
+    for owner in list(_owners.values()):
+        base = owner()
+        if base is not None and base.nbytes:
+            low, high = np.lib.array_utils.byte_bounds(base)
+            if low <= address and address + size <= high:
+                row = base.reshape(-1) if base.flags.c_contiguous else base.T.reshape(-1)
+                return row.view(np.uint8)[address - low : address - low + size]
+    raise AssertionError(f"{size} bytes at {address:#x}, which are no array of the device")
 
 
 def touch(stream: Stream, reads: Sequence[Any], writes: Sequence[Any]) -> None:
@@ -378,18 +465,22 @@ def _touch(stream: Stream, reads: Sequence[Any], writes: Sequence[Any]) -> None:
     stream.tick()
     now = stream.clock
     table = _memory if stream.graph is None else stream.graph.memory
-    for x in reads:
-        known = _known(x, table)
-        if known.written is not None:
-            _after(now, *known.written)
-        known.read[stream.ptr] = now[stream.ptr]
-    for x in writes:
-        known = _known(x, table)
-        if known.written is not None:
-            _after(now, *known.written)
-        for number, n in known.read.items():
-            _after(now, number, n)
-        known.written, known.read = (stream.ptr, now[stream.ptr]), {}
+    for writes_, xs in ((False, reads), (True, writes)):
+        for x in xs:
+            if not x.size:
+                continue
+            known = _known(x, table)
+            low, high = np.lib.array_utils.byte_bounds(x)
+            kept = []
+            for use in known:
+                apart = use.high <= low or high <= use.low
+                if not apart and (writes_ or use.writes):
+                    _after(now, use.stream, use.n)
+                inside = low <= use.low and use.high <= high
+                same = use.stream == stream.line and not use.writes and inside
+                if not (inside and (writes_ or same)):
+                    kept.append(use)
+            known[:] = [*kept, _Use(low, high, stream.line, now[stream.line], writes_)]
 
 
 def _after(now: Clock, stream: int, n: int) -> None:
@@ -407,6 +498,7 @@ def ask(work: Callable[[], Any], reads: Sequence[Any], writes: Sequence[Any] = (
         if not writes:
             fresh = _fresh(found, reads)
             for x in fresh:
+                own(x)
                 Memory.take(x)
             touch(get_current_stream(), (), fresh)
             counted.allocations += len(fresh)
@@ -429,6 +521,7 @@ def ask(work: Callable[[], Any], reads: Sequence[Any], writes: Sequence[Any] = (
     pool = _allocators()[-1] if _allocators() else None
     assert pool is not None, "a graph writes to memory that others get"
     for x in fresh:
+        own(x)
         pool(x.nbytes)
         x.reshape(-1).view(np.uint8)[...] = 0x5A
 
@@ -506,6 +599,15 @@ def using_allocator(allocator: Any = None) -> Iterator[None]:
         _allocators().pop()
 
 
+class Pinned(bytearray):
+    """Memory of the host that copies need no other for."""
+
+
+def alloc_pinned_memory(size: int) -> Pinned:
+    refuse_while_capturing("to allocate")
+    return Pinned(size)
+
+
 class PinnedMemoryPool:
     def malloc(self, size: int) -> None:
         refuse_while_capturing("to allocate")
@@ -533,7 +635,7 @@ class Runtime:
 
     @staticmethod
     def getDeviceCount() -> int:
-        return 1
+        return Device.count
 
     @staticmethod
     def getDevice() -> int:

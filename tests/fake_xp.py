@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 import ml_dtypes
 import numpy as np
 
-from . import fake_cuda
+from . import fake_cuda, fake_nccl
 from .cuda_host import HostKernel
 from .fake_cuda import ask, counted, refuse_library, refuse_while_capturing
 
@@ -46,7 +46,9 @@ def from_host(x: Any) -> DeviceArray:
     fake_cuda.pin(x.nbytes)
     refuse_while_capturing("values of the host")
     counted.from_host += 1
-    return _made(np.array(x, copy=True, order="K"))
+    made = np.array(x, copy=True, order="K")
+    fake_cuda.own(made)
+    return _made(made)
 
 
 def to_host(x: DeviceArray) -> Any:
@@ -145,8 +147,13 @@ class DeviceArray:
         counted.from_host += 1
         self._memory[...] = values
 
-    def get(self) -> Any:
-        return to_host(self)
+    def get(self, stream: Any = None, order: str = "C", out: Any = None) -> Any:
+        if out is None:
+            return to_host(self)
+        if not (out.flags.c_contiguous and (out.shape, out.dtype) == (self.shape, self.dtype)):
+            raise TypeError("ndarray.get writes to an array that lies in order, of the same form")
+        out[...] = to_host(self)
+        return out
 
     @property
     def data(self) -> Any:
@@ -706,6 +713,7 @@ class Namespace:
 CALL = fake_cuda.CALL
 _cuda = Namespace(
     "cupy.cuda",
+    Device=fake_cuda.Device,
     Event=fake_cuda.Event,
     Stream=fake_cuda.Stream,
     MemoryPool=fake_cuda.MemoryPool,
@@ -715,6 +723,8 @@ _cuda = Namespace(
     set_pinned_memory_allocator=fake_cuda.set_pinned_memory_allocator,
     runtime=fake_cuda.Runtime,
     nvtx=fake_cuda.Ranges,
+    nccl=fake_nccl,
+    alloc_pinned_memory=fake_cuda.alloc_pinned_memory,
 )
 
 

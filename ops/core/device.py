@@ -22,6 +22,7 @@ from .registry import OPS, Params, Scratch, Specs
 from .spec import DType, Shape, Spec, bfloat16, float16, float32
 
 Function = Callable[..., None]  # of operands and results
+Messages = Sequence[tuple[int, Any]]  # peer, and what it is sent or what its message is written to
 
 
 class Keeping(NamedTuple):
@@ -69,6 +70,42 @@ class Repeater:
     def where(self, array: Any) -> int:
         """What tells arrays apart that lie elsewhere."""
         raise NotImplementedError
+
+
+class Messenger:
+    """Messages between the devices of workers, in a queue of its own: they go on beside what a worker asks
+    of its device, which waits for them where it says so. No call waits for a message. All workers ask for
+    the same messages in the same order."""
+
+    def aside(self) -> AbstractContextManager[None]:
+        """What the device is asked for in here goes into the queue, behind all that it was asked before."""
+        raise NotImplementedError
+
+    def joined(self) -> Function:
+        """What makes the device wait for all that is in the queue now."""
+        raise NotImplementedError
+
+    def exchange(self, sends: Messages, receives: Messages) -> None:
+        """Messages of arrays that lie in one piece, all at once."""
+        raise NotImplementedError
+
+    def combine(self, x: Any, out: Any, monoid: str, in_order: bool) -> bool:
+        """Combine over all workers, if that is done better than by messages, and to the same bits unless the
+        order may be any; whether it was. The arrays lie in one piece."""
+        return False
+
+    def broadcast(self, x: Any, out: Any, root: int) -> None:
+        """The root's array, in one piece, to all workers."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """An error if messages cannot arrive any more."""
+
+    def abort(self) -> None:
+        """Release the device from messages that will not come. Any thread may call this."""
+
+    def close(self) -> None:
+        """Give back what it has; all workers do so, and nothing is under way."""
 
 
 class Recorder:
@@ -203,9 +240,14 @@ class Device:
         """The same in memory that nobody else has."""
         return self.from_host(value)
 
-    def to_host(self, value: Any) -> Any:
-        """What lies here as NumPy's array, when it is done; itself, if it is one."""
+    def to_host(self, value: Any, out: Any = None) -> Any:
+        """What lies here as NumPy's array, when it is done; itself, if it is one. `out`: what it is
+        written to."""
         raise NotImplementedError
+
+    def staging(self, shape: Sequence[int], dtype: DType) -> Any:
+        """An array of the host through which values come and go again and again."""
+        return np.empty(tuple(shape), dtype)
 
     def borrow(self, x: Any) -> Any:
         """Another library's array that lies here, without a copy, after what that library has asked for;
@@ -222,6 +264,23 @@ class Device:
     def memory(self) -> dict[str, int]:
         """How much there is, by what it is, for people."""
         return {}
+
+    # -- several of a kind -------------------------------------------------------------------
+    def use(self, place: int | None = None) -> None:
+        """What this thread asks for from now on, the device does that belongs to the worker in this place
+        among those of its machine; None: the one of this process."""
+
+    def address(self) -> bytes:
+        """What no other device anywhere has, in up to 127 bytes; none where devices send nothing."""
+        return b""
+
+    def invite(self) -> bytes:
+        """What a worker tells all others, so that their messengers find each other."""
+        raise NotImplementedError
+
+    def messenger(self, rank: int, size: int, invitation: bytes) -> Messenger:
+        """For one worker; returns when all others' are there."""
+        raise NotImplementedError
 
     # -- time ------------------------------------------------------------------------------
     def told(self) -> Sequence[str]:

@@ -49,8 +49,11 @@ class Cpu(Device):
     def copy_from_host(self, value: Any) -> Any:
         return copied(value)
 
-    def to_host(self, value: Any) -> Any:
-        return value
+    def to_host(self, value: Any, out: Any = None) -> Any:
+        if out is None:
+            return value
+        np.copyto(out, value)
+        return out
 
     def widens(self, left: DType, right: DType, out: DType) -> bool:
         return can_widen(left, right, out)

@@ -6,7 +6,9 @@ known from events."""
 from __future__ import annotations
 
 import math
+import platform
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -17,6 +19,7 @@ from ostinato.ops.core.device import (
     Device,
     Function,
     Keeping,
+    Messenger,
     Repeater,
     add,
     later,
@@ -35,12 +38,16 @@ from .libraries.cublaslt import Library
 from .loops import flat, stages
 from .loops.schedule import THREADS, analyse, in_squares
 from .loops.text import OPTIONS, Kernel
+from .messages import Nccl
 
 NAME = "cuda"
+_here = threading.local()  # which of several this thread asks
 FLAT, IN_STAGES = ("fused", "fused_rows"), "fused_nest"
 
 
 class Gpu(Device):
+    index: int | None = None  # of this process's, among those that it sees; None: as CuPy says
+
     def __init__(self, name: str, xp: Any, library: Library | str | None = None) -> None:
         super().__init__(name, xp)
         self._library = library
@@ -223,10 +230,19 @@ class Gpu(Device):
         made.set(np.asarray(value, made.dtype, order="C"))
         return made
 
-    def to_host(self, value: Any) -> Any:
+    def to_host(self, value: Any, out: Any = None) -> Any:
+        if out is not None:
+            value.get(out=out)
+            return out
         made = in_line(value.shape, value.dtype)
         made[...] = value.get()
         return made
+
+    def staging(self, shape: Sequence[int], dtype: DType) -> Any:
+        """Pinned, so that the copies to it and from it need no other."""
+        size = math.prod(shape)
+        memory = self.xp.cuda.alloc_pinned_memory(max(size * dtype.itemsize, 1))
+        return np.frombuffer(memory, dtype, size).reshape(tuple(shape))
 
     def copy_from_host(self, value: Any) -> Any:
         if isinstance(value, self.xp.ndarray):
@@ -268,6 +284,27 @@ class Gpu(Device):
         by = library if isinstance(library, str) else f"cuBLASLt {library.functions.get_version()}"
         return name, f"CuPy {self.xp.__version__}", by
 
+    # -- one of several ------------------------------------------------------------------------
+    def use(self, place: int | None = None) -> None:
+        if place is not None:
+            self.index = place % self.xp.cuda.runtime.getDeviceCount()
+        if self.index is not None and getattr(_here, "index", None) != self.index:
+            self.xp.cuda.Device(self.index).use()
+            _here.index = self.index
+
+    def address(self) -> bytes:
+        if not getattr(self.xp.cuda.nccl, "available", False):
+            return b""
+        found = f"{platform.node()[:100]} {self.xp.cuda.Device().pci_bus_id}"
+        return found.encode()[:127]
+
+    def invite(self) -> bytes:
+        return bytes(self.xp.cuda.nccl.get_unique_id())
+
+    def messenger(self, rank: int, size: int, invitation: bytes) -> Messenger:
+        return Nccl(self.xp, rank, size, invitation)
+
+    # -- time ----------------------------------------------------------------------------------
     def clock(self) -> float:
         self.xp.cuda.get_current_stream().synchronize()
         return time.perf_counter()

@@ -56,7 +56,7 @@ def staged(start: Start, ins: Arrays, outs: Arrays, device: Device) -> Start:
 
     def begin(xs: Arrays, made: Arrays) -> Request:
         for place, x in zip(ins, xs, strict=True):
-            np.copyto(place, device.to_host(x))
+            device.to_host(x, place)
         return _Staged(start(ins, outs), outs, made, device)
 
     return begin
@@ -78,7 +78,7 @@ def _all_reduce(
     shapes = [s.layout.local_shape(s.shape, comm.rank) for s in specs if s.layout is not None]
     size = sum(math.prod(n) * s.dtype.itemsize for n, s in zip(shapes, specs, strict=True))
     others = [r for r in group if r != comm.rank]
-    if others and size * len(others) <= SMALL:
+    if others and size * len(others) <= SMALL and not comm.on_device:
         places = [_memory(x, (), n, s) for x, n, s in zip(ins, shapes, specs, strict=True)]
         blocks = {
             r: [np.empty(n, s.dtype) for n, s in zip(shapes, specs, strict=True)] for r in others
@@ -104,7 +104,9 @@ def _together(comm: Communicator, specs: Sequence[Spec], monoid: str, group: Gro
     """Several all-reduces as one, of their arrays one behind the other."""
     shapes = [s.layout.local_shape(s.shape, comm.rank) for s in specs if s.layout is not None]
     ends = list(itertools.accumulate([math.prod(n) for n in shapes], initial=0))
-    sent, made = np.empty((2, ends[-1]), specs[0].dtype)
+    copy = comm.xp.copyto
+    both = comm.xp.empty((2, ends[-1]), specs[0].dtype)
+    sent, made = both[0], both[1]
     ranges = list(itertools.pairwise(ends))
     given = [sent[a:b].reshape(n) for (a, b), n in zip(ranges, shapes, strict=True)]
     found = [made[a:b].reshape(n) for (a, b), n in zip(ranges, shapes, strict=True)]
@@ -113,8 +115,8 @@ def _together(comm: Communicator, specs: Sequence[Spec], monoid: str, group: Gro
 
     def begin(xs: Arrays, outs: Arrays) -> Request:
         for place, x in zip(given, xs, strict=True):
-            np.copyto(place, x)
-        return Unpacked(start((sent,), (made,)), found, outs)
+            copy(place, x)
+        return Unpacked(start((sent,), (made,)), found, outs, comm.xp)
 
     return begin
 
@@ -129,6 +131,11 @@ def _exchange(comm: Communicator, spec: Spec, made: Spec, x: Any, out: Any) -> S
     sends = [(p.target, slices(p.box, own)) for p in goes if p.target != rank]
     receives = [(p.source, slices(p.box, wanted)) for p in comes if p.source != rank]
     stays = [(slices(p.box, wanted), slices(p.box, own)) for p in comes if p.source == rank]
+    if comm.on_device:  # which puts what stays there in order with what comes
+        return lambda xs, outs: comm.start_exchange(
+            [(r, xs[0][s]) for r, s in (*sends, *((rank, s) for _, s in stays))],
+            [(r, outs[0][s]) for r, s in (*receives, *((rank, s) for s, _ in stays))],
+        )
     largest = largest_piece(here, there, spec.shape) * spec.dtype.itemsize
     if largest <= SMALL:
         given = [_memory(x, s, _extents(s), spec) for _, s in sends]

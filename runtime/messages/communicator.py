@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from ostinato.ops.core.device import Messages
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.spec import is_float
 
 from ostinato.errors import CommunicatorError
 
 Arrays = Sequence[Any]
-Messages = Sequence[tuple[int, Any]]  # peer, and what it is sent or what its message is written to
 Group = tuple[int, ...]
 IN_CACHE = 1 << 15  # elements that are combined at once where they are widened
 
@@ -32,13 +32,13 @@ class Request(Protocol):
 class Unpacked:
     """A request whose results come one behind the other."""
 
-    def __init__(self, request: Request, found: Arrays, outs: Arrays) -> None:
-        self.request, self.found, self.outs = request, found, outs
+    def __init__(self, request: Request, found: Arrays, outs: Arrays, xp: Any = np) -> None:
+        self.request, self.found, self.outs, self.xp = request, found, outs, xp
 
     def wait(self) -> None:
         self.request.wait()
         for x, out in zip(self.found, self.outs, strict=True):
-            np.copyto(out, x)
+            self.xp.copyto(out, x)
 
 
 class Prepared(Protocol):
@@ -52,8 +52,21 @@ class Communicator(Protocol):
     rank: int
     size: int
     beside: int  # workers that share this machine's cores, itself included
-    talking: float  # seconds spent in operations, where that is counted
-    on_device: bool  # whether it takes arrays of a device that is not the host
+    xp: Any  # of the arrays that it takes
+    on_device: bool  # whether these are of a device that is not the host
+    in_graphs: bool  # whether what it does on a device may be repeated with what is around it
+
+    @property
+    def how(self) -> str:
+        """Messages go, for people."""
+
+    @property
+    def talking(self) -> float:
+        """Seconds spent in operations, where that is counted."""
+
+    def ready(self, in_order: bool = True) -> Communicator:
+        """Who talks for a plan that is bound now; whether sums are made in the order of ranks. All bind the
+        same plans in the same order."""
 
     def start_all_reduce(self, ins: Arrays, outs: Arrays, monoid: str, group: Group) -> Request:
         """Combine a state of one or more arrays over a group; everybody gets the result."""
@@ -82,6 +95,9 @@ class Communicator(Protocol):
     def barrier(self) -> None:
         """Return when everybody has come here."""
 
+    def agree(self, said: int) -> Sequence[int]:
+        """What everybody says, on the host."""
+
     def overlap(self, request: Request) -> Request:
         """A started operation that should go on while its worker computes."""
 
@@ -104,9 +120,10 @@ class ThreadWorld:
         self.error: BaseException | None = None
         self.messages = 0
         self.bytes = 0
+        self.told: dict[int, Callable[[], None]] = {}  # who else is to hear of a failure, by rank
 
-    def communicator(self, rank: int) -> ThreadCommunicator:
-        return ThreadCommunicator(self, rank)
+    def communicator(self, rank: int, xp: Any = np) -> ThreadCommunicator:
+        return ThreadCommunicator(self, rank, xp)
 
     def post(self, key: Any, value: Any) -> None:
         with self.changed:
@@ -146,13 +163,16 @@ class _Later:
 
 
 class ThreadCommunicator:
-    """A worker's end of a ThreadWorld. Nothing is copied but by its reader."""
+    """A worker's end of a ThreadWorld. Nothing is copied but by its reader. Threads that share a device ask it
+    in one queue: what one has shown is made before another reads it."""
 
     talking = 0.0
-    on_device = False
+    how = "within this process"
+    in_graphs = False  # they meet on the host
 
-    def __init__(self, world: ThreadWorld, rank: int) -> None:
+    def __init__(self, world: ThreadWorld, rank: int, xp: Any = np) -> None:
         self.world = world
+        self.xp, self.on_device = xp, xp is not np
         self.rank = rank
         self.size = self.beside = world.size
         self.turns: dict[Any, int] = {}
@@ -162,8 +182,15 @@ class ThreadCommunicator:
         self.turns[line] = self.turns.get(line, 0) + 1
         return line, self.turns[line]
 
+    def ready(self, in_order: bool = True) -> Communicator:
+        return self
+
     def restart(self) -> None:
         self.turns.clear()
+
+    def on_abort(self, tell: Callable[[], None]) -> None:
+        """Somebody else who is to hear of a failure."""
+        self.world.told[self.rank] = tell
 
     def _count(self, moved: int) -> None:
         with self.world.changed:
@@ -195,7 +222,7 @@ class ThreadCommunicator:
         self._count(sum(x.nbytes for x in ins))
 
         def read(states: list[Arrays]) -> None:
-            fold(states, outs, monoid)
+            fold(states, outs, monoid, self.xp)
 
         return self._meet(ins, group, read)
 
@@ -206,22 +233,28 @@ class ThreadCommunicator:
         mine = parts[group.index(self.rank)]
 
         def read(addends: list[Any]) -> None:
-            fold([(a[mine],) for a in addends], (out,), monoid)
+            fold([(a[mine],) for a in addends], (out,), monoid, self.xp)
 
         return self._meet(x, group, read)
 
     def start_exchange(self, sends: Messages, receives: Messages) -> Request:
         keys = []
+        stays = [x for peer, x in sends if peer == self.rank]
         for peer, x in sends:
+            if peer == self.rank:
+                continue
             key = self._turn(("from", self.rank, "to", peer))
             self.world.post(key, x)
             self._count(x.nbytes)
             keys.append(key)
-        inbox = [(self._turn(("from", peer, "to", self.rank)), out) for peer, out in receives]
+        comes = [(peer, out) for peer, out in receives if peer != self.rank]
+        inbox = [(self._turn(("from", peer, "to", self.rank)), out) for peer, out in comes]
 
         def finish() -> None:
+            for x, (_, out) in zip(stays, [r for r in receives if r[0] == self.rank], strict=True):
+                self.xp.copyto(out, x)
             for key, out in inbox:
-                np.copyto(out, self.world.take(key))
+                self.xp.copyto(out, self.world.take(key))
                 self.world.post((key, "read"), None)
             for key in keys:
                 self.world.take((key, "read"))
@@ -235,7 +268,7 @@ class ThreadCommunicator:
         self._count(x.nbytes if self.rank == root else 0)
 
         def read(shown: list[Any]) -> None:
-            np.copyto(out, shown[group.index(root)])
+            self.xp.copyto(out, shown[group.index(root)])
 
         return self._meet(x, group, read)
 
@@ -244,6 +277,9 @@ class ThreadCommunicator:
 
     def receive(self, out: Any, source: int) -> None:
         self.start_exchange([], [(source, out)]).wait()
+
+    def agree(self, said: int) -> Sequence[int]:
+        return agreed(self, said)
 
     def barrier(self) -> None:
         self._meet(None, tuple(range(self.size)), lambda _: None).wait()
@@ -255,14 +291,26 @@ class ThreadCommunicator:
         with self.world.changed:
             self.world.error = self.world.error or error
             self.world.changed.notify_all()
+        for tell in self.world.told.values():
+            tell()
 
     def check(self) -> None:
         self.world.check()
 
 
-def flat(x: Any) -> Any:
+def agreed(comm: Communicator, said: int) -> list[int]:
+    """What everybody says."""
+    found = np.zeros((comm.size, 1), np.int64)
+    found[comm.rank] = said
+    others = [r for r in range(comm.size) if r != comm.rank]
+    sends, receives = [(r, found[comm.rank]) for r in others], [(r, found[r]) for r in others]
+    comm.start_exchange(sends, receives).wait()
+    return [int(x) for x in found[:, 0]]
+
+
+def flat(x: Any, xp: Any = np) -> Any:
     """All elements in one piece."""
-    return x.reshape(-1) if x.flags.c_contiguous else np.ascontiguousarray(x).reshape(-1)
+    return x.reshape(-1) if x.flags.c_contiguous else xp.ascontiguousarray(x).reshape(-1)
 
 
 def octets(x: Any) -> Any:
@@ -270,20 +318,20 @@ def octets(x: Any) -> Any:
     return flat(x).view(np.uint8)
 
 
-def fold(states: Sequence[Arrays], outs: Arrays, monoid: str) -> None:
+def fold(states: Sequence[Arrays], outs: Arrays, monoid: str, xp: Any = np) -> None:
     """Combine states in order: ((0 1) 2) 3 ...; sums and products of halves in float32, rounded once."""
     if len(states) == 1:
         for out, x in zip(outs, states[0], strict=True):
-            np.copyto(out, x)
+            xp.copyto(out, x)
         return
     how = MONOIDS[monoid]
     if how.width == 1 and not how.exact and _is_narrow(states[0][0], outs[0]):
-        _fold_wide([x for (x,) in states], outs[0], getattr(np, how.ufunc))
+        _fold_wide([x for (x,) in states], outs[0], getattr(xp, how.ufunc), xp)
         return
     combine = how.combine
-    combine(np, outs, states[0], states[1])
+    combine(xp, outs, states[0], states[1])
     for state in states[2:]:
-        combine(np, outs, outs, state)
+        combine(xp, outs, outs, state)
 
 
 def _is_narrow(x: Any, out: Any) -> bool:
@@ -291,13 +339,13 @@ def _is_narrow(x: Any, out: Any) -> bool:
     return is_float(x.dtype) and (x.dtype.itemsize == 2 or x.dtype != out.dtype)
 
 
-def _fold_wide(addends: Sequence[Any], out: Any, combine: Any) -> None:
-    """Combine in the result's dtype, in float32 at the least: rows of which a few fit into cache."""
+def _fold_wide(addends: Sequence[Any], out: Any, combine: Any, xp: Any) -> None:
+    """Combine in the result's dtype, in float32 at the least: on a host rows of which a few fit into cache."""
     if out.ndim == 0:
         addends, out = [x.reshape(1) for x in addends], out.reshape(1)
     wide = max(out.dtype, np.dtype(np.float32), key=lambda d: d.itemsize)
-    rows = max(1, IN_CACHE * len(out) // max(out.size, 1))
-    work = None if out.dtype == wide else np.empty((min(rows, len(out)), *out.shape[1:]), wide)
+    rows = max(1, IN_CACHE * len(out) // max(out.size, 1) if xp is np else len(out))
+    work = None if out.dtype == wide else xp.empty((min(rows, len(out)), *out.shape[1:]), wide)
     for first in range(0, len(out), rows):
         part = slice(first, first + rows)
         made = out[part] if work is None else work[: len(out) - first]
@@ -305,7 +353,7 @@ def _fold_wide(addends: Sequence[Any], out: Any, combine: Any) -> None:
         for x in addends[2:]:
             combine(made, x[part], out=made, dtype=wide)
         if work is not None:
-            np.copyto(out[part], made, casting="unsafe")
+            xp.copyto(out[part], made, casting="unsafe")
 
 
 class Alone:
@@ -313,7 +361,12 @@ class Alone:
 
     rank, size, beside = 0, 1, 1
     talking = 0.0
-    on_device = False
+    how = "there is nobody to talk to"
+    xp: Any = np
+    on_device = in_graphs = False
+
+    def ready(self, in_order: bool = True) -> Communicator:
+        return self
 
     def start_all_reduce(self, ins: Arrays, outs: Arrays, monoid: str, group: Group) -> Request:
         fold([ins], outs, monoid)
@@ -342,6 +395,9 @@ class Alone:
 
     def receive(self, out: Any, source: int) -> None:
         raise CommunicatorError("a single worker has nobody to receive from.")
+
+    def agree(self, said: int) -> Sequence[int]:
+        return [said]
 
     def barrier(self) -> None:
         """Everybody is here."""

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.device import Messages
 from ostinato.ops.core.helpers import begin_to_help
 from ostinato.ops.core.signals import Living
 
@@ -27,11 +28,12 @@ from ostinato.errors import CommunicatorError
 
 from .communicator import (
     Arrays,
+    Communicator,
     Group,
-    Messages,
     Prepared,
     Request,
     Unpacked,
+    agreed,
     flat,
     fold,
     octets,
@@ -112,7 +114,9 @@ class Flow:
 class MpiCommunicator:
     """A worker's end of an MPI communicator that is its own."""
 
-    on_device = False
+    xp: Any = np
+    how = "by MPI"
+    on_device = in_graphs = False
 
     def __init__(self, comm: Any, beside: int = 1) -> None:
         self.comm = comm
@@ -133,9 +137,17 @@ class MpiCommunicator:
         self.talking = 0.0  # seconds that its worker spent in operations
         self.bytes_to = [0] * self.size  # sent to each
         self.heard = np.zeros(self.size, np.uint8)  # signals
+        self.told: Callable[[], None] | None = None  # who else is to hear of a failure
         import mpi4py.MPI as mpi
 
         self.byte = mpi.BYTE
+
+    def ready(self, in_order: bool = True) -> Communicator:
+        return self
+
+    def on_abort(self, tell: Callable[[], None]) -> None:
+        """Somebody else who is to hear of a failure."""
+        self.told = tell
 
     # -- waiting ---------------------------------------------------------------------------
     def until(self, happened: Any) -> None:
@@ -410,6 +422,9 @@ class MpiCommunicator:
     def receive(self, out: Any, source: int) -> None:
         self.start_exchange([], [(source, out)]).wait()
 
+    def agree(self, said: int) -> Sequence[int]:
+        return agreed(self, said)
+
     def barrier(self) -> None:
         token = np.zeros(1, np.uint8)
         everybody = tuple(range(self.size))
@@ -436,6 +451,8 @@ class MpiCommunicator:
     def abort(self, error: BaseException) -> None:
         """Here only: whoever made this communicator tells the others."""
         self.error = self.error or error
+        if self.told is not None:
+            self.told()
 
     def restart(self, comm: Any, until: Callable[[Any], None]) -> None:
         """Begin anew on another communicator after a failure, when all have given up what was under way.

@@ -9,7 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from .communicator import Messages, octets
+from ostinato.ops.core.device import Messages
+
+from .communicator import octets
 
 Pending = tuple[list[Any], list[Any]]  # requests of what is received, and of what is sent
 

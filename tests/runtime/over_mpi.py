@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ from mpi4py import MPI
 from ostinato.runtime.messages import mpi
 from ostinato.runtime.messages.mpi import MpiCommunicator
 
+from tests.runtime import cases
 from tests.runtime import test_communicator as tests
 
 WORLD = MPI.COMM_WORLD
@@ -39,7 +39,7 @@ def main() -> None:
                 "test_a_failure_releases_the_others",
             ):
                 continue
-            for arguments in cases(test):
+            for arguments in cases.of(test):
                 if arguments.get("size", least(name)) <= WORLD.size:
                     test(**arguments)
                     count += 1
@@ -51,20 +51,6 @@ def main() -> None:
 def least(name: str) -> int:
     """Workers that a test needs which has no parameter for them."""
     return 3 if any(w in name for w in ("argmin", "broadcast", "any_common_order")) else 4
-
-
-def cases(test: Any) -> list[dict[str, Any]]:
-    """All that a test is parametrized with."""
-    found: list[dict[str, Any]] = [{}]
-    for mark in getattr(test, "pytestmark", []):
-        names, values = mark.args[0], mark.args[1]
-        if isinstance(names, str):
-            rows = [{names: v} for v in values]
-        else:
-            rows = [dict(zip(names, v, strict=True)) for v in values]
-        found = [f | row for f in found for row in rows]
-    assert set(inspect.signature(test).parameters) <= set(found[0])
-    return found
 
 
 if __name__ == "__main__":
