@@ -21,7 +21,7 @@ import numpy as np
 
 from ostinato.errors import ArgumentError
 from ostinato.ops.core.array import Operand
-from ostinato.ops.core.device import DEVICES
+from ostinato.ops.core.device import described
 from ostinato.ops.core.spec import DType, float32
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.passes.narrow_sums import Sum
@@ -173,7 +173,7 @@ def tolerated(
     _refuse(key, off, allowed, called)
 
     graph = simplify(key.graph, target)
-    device = DEVICES[target.device]
+    device = described(target.device)
     found = [replace(s, formats=_formats(s, target, device.halves)) for s in sites(graph)]
     knobs = runs.plan(Key(with_knobs(graph, target), target), called) if found else as_written
 

@@ -14,7 +14,7 @@ import numpy as np
 from ostinato.errors import DataDependentShapeError, TracedValueError
 from ostinato.ops.core import array
 from ostinato.ops.core.array import Array, File, Host, Operand, Split, Term, Trace, settled
-from ostinato.ops.core.device import DEVICES
+from ostinato.ops.core.device import described
 from ostinato.ops.core.spec import Spec, lent
 from ostinato.ops.core.trace import Ref, collect
 from ostinato.ops.core.tracebacks import shorten
@@ -88,12 +88,14 @@ class _Reader:
         """Its values where they lie, which is on one GPU of the session's; None if it is not. From now on
         nobody writes over them."""
         session = here()
-        if session is None or DEVICES[session.target.device].is_host:
+        if session is None or described(session.target.device).is_host:
             return None
         if x._operand is None:
             self.settle([x])
         operand: Any = session.hold_array(x)
         layout = operand.spec.layout
+        if not hasattr(operand, "parts"):  # it lies in other processes
+            return None
         if layout is None or layout.stored or not (layout.workers == 1 or layout.is_whole):
             return None
         operand.shared = True
@@ -102,7 +104,7 @@ class _Reader:
     def adopt(self, values: Any, split: Split, copy: bool) -> Operand | None:
         """An operand of another library's array on a GPU; None if the session computes elsewhere."""
         session = here()
-        memory = DEVICES[session.target.device] if session is not None else None
+        memory = described(session.target.device) if session is not None else None
         found = memory.borrow(values) if memory is not None else None
         if found is None or memory is None or session is None:
             return None

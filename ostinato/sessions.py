@@ -22,7 +22,7 @@ from ostinato import settings
 from ostinato.errors import ArgumentError, LayoutError, OstinatoError
 from ostinato.ops.core import activity
 from ostinato.ops.core.array import Array, File, Host, Operand, Split, Term, changing, settled
-from ostinato.ops.core.device import DEVICES, Absent, Device, find
+from ostinato.ops.core.device import DEVICES, LATER, Absent, Device, find
 from ostinato.ops.core.helpers import check_thread, helper
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.signals import Living
@@ -546,7 +546,8 @@ def connect(
     "mixed_f16" round what float32 products multiply to halves, which some processors multiply much
     faster; sums and all else stay float32. "mixed_tf32" lets GPUs multiply float32 by TF32. "f32" and
     "f64" compute in that dtype between arguments and results, which keep theirs; an ost.Precision says
-    each by name. device: where workers keep arrays and compute, "cpu" or "cuda"."""
+    each by name. device: where workers keep arrays and compute, "cpu" or "cuda": each process has a GPU
+    of its own, threads of one share it."""
     session = _opened(workers, mesh, numerics, memory_limit, threads, precision, device)
     _publish(session)
     watching.begin(session)
@@ -579,16 +580,9 @@ def _opened(
     policy = check_precision("connect", precision)
     job = 1 if cluster is not None else job_size()
     apart = cluster is not None or job > 1
-    if device is None:
-        device = "cpu" if apart else settings.device
-    here = _device(device)
-    if apart and not here.is_host:
-        raise misfit(
-            ArgumentError,
-            "connect",
-            got=f"device={device!r} for workers that are processes",
-            needed="'cpu', or workers of this process",
-        )
+    device = settings.device if device is None else device
+    if cluster is None or device not in (*DEVICES, *LATER):  # else its workers look for it
+        _device(device)
     engine: Engine
     if cluster is not None:
         from ostinato.runtime.crew import dask
@@ -597,12 +591,12 @@ def _opened(
             client = stack.enter_context(dask.as_client(cluster))
             there = len(client.nthreads())
             mesh = _mesh(mesh, None, there, f"{there} workers of the cluster")
-            channel = dask.begin(client, threads)
+            channel = dask.begin(client, threads, device)
             channel.until_closed = stack.pop_all()
-        engine = CrewEngine(channel, mesh)
+        engine = CrewEngine(channel, mesh, device)
     elif job > 1:
         mesh = _mesh(mesh, workers, job, f"{job} processes that mpiexec started")
-        engine = CrewEngine(job_crew(threads), mesh)
+        engine = CrewEngine(job_crew(threads, device), mesh, device)
     else:
         mesh = _mesh(mesh, workers)
         engine = LocalEngine(math.prod(mesh), mesh, threads, device)

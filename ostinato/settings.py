@@ -14,7 +14,7 @@ OSTINATO_CHECK_NAN  1: look for NaN after each operation and name the first that
 OSTINATO_CHECK_STALE  n: trace every n-th hit of a compiled function again, and raise an error if that gives
                     another graph, since something changed that is not watched
 OSTINATO_HEARTBEAT  seconds without a sign of life after which a worker counts as lost, 2 or more
-OSTINATO_DEVICE     where workers of this process compute if nothing else is said: "cpu" or "cuda"
+OSTINATO_DEVICE     where workers compute if nothing else is said: "cpu" or "cuda"
 OSTINATO_MACHINE    the machine by which layouts are chosen: "here", which `ostinato calibrate`
                     measured, or else "nominal"; or "prompt", on which kernels and messages start at
                     once, so that small arrays are cut as large ones are

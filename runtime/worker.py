@@ -164,6 +164,7 @@ class Worker:
             "host": platform.node(),
             "process": os.getpid(),
             "threads": self.threads,
+            "device": self.device.label,
             "messages": self.communicator.how,
             "cpu_seconds": time.process_time(),
             "arena_bytes": int(self.arena.size),

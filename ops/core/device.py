@@ -159,6 +159,11 @@ class Device:
         self.xp = xp
         self.natives: dict[str, Native] = {}
 
+    @property
+    def label(self) -> str:
+        """Its name, and which of several it is, for people."""
+        return self.name
+
     # -- what it knows of ops --------------------------------------------------------------
     def runs(self, op: str, make: Callable[..., Any], **facts: Any) -> None:
         """Registers how it does an op."""

@@ -292,6 +292,10 @@ class Gpu(Device):
             self.xp.cuda.Device(self.index).use()
             _here.index = self.index
 
+    @property
+    def label(self) -> str:
+        return self.name if self.index is None else f"{self.name} {self.index}"
+
     def address(self) -> bytes:
         if not getattr(self.xp.cuda.nccl, "available", False):
             return b""

@@ -37,6 +37,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from ostinato.ops.core import activity
+from ostinato.ops.core.device import find
 from ostinato.ops.core.encode import need
 from ostinato.runtime.messages import mpi
 from ostinato.runtime.messages.mpi import MpiCommunicator
@@ -88,7 +89,8 @@ class _Failed:
 class Crew:
     """What lead and others have in common."""
 
-    def __init__(self, comm: Any, threads: int | None = None) -> None:
+    def __init__(self, comm: Any, threads: int | None = None, device: str = "cpu") -> None:
+        memory = find(device)
         _assemble(comm)
         unname_memory()
         watch()
@@ -97,9 +99,10 @@ class Crew:
         self.control = comm.Dup()
         self.rank: int = comm.rank
         self.size: int = comm.size
-        beside = self._beside(comm)
+        place, beside = self._beside(comm)
+        memory.use(place)
         self.communicator = MpiCommunicator(comm.Dup(), beside)
-        self.member = Member(self.communicator, threads)
+        self.member = Member(self.communicator, threads, memory)
         self.number = 0  # of the last order
         self.epoch = 0  # failures so far
         low = self.rank & -self.rank if self.rank else self.size
@@ -117,13 +120,14 @@ class Crew:
         self.turn = threading.RLock()  # of what is known of failures
 
     @staticmethod
-    def _beside(comm: Any) -> int:
+    def _beside(comm: Any) -> tuple[int, int]:
+        """Its place among the workers of this machine, and their number."""
         from mpi4py import MPI
 
         here = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        count = int(here.size)
+        found = int(here.rank), int(here.size)
         here.Free()
-        return count
+        return found
 
     def _forward(self, data: bytes) -> None:
         """To those below in the tree: a message of fixed size, and what is longer in others. They take it,
@@ -211,6 +215,9 @@ class Crew:
         """Give back what MPI keeps for this crew; all do so at its end."""
         from mpi4py import MPI
 
+        if not self.member.is_host:
+            self.member.worker.rest()  # graphs go before what they talk by
+            self.member.talks.close()
         self.communicator.close()
         for request in itertools.chain(*self.ways.values()):
             request.Free()
@@ -230,8 +237,10 @@ def _least() -> Any:
 class Lead(Crew):
     """The one who gives orders, and works, too."""
 
-    def __init__(self, comm: Any, threads: int | None = None, host: str = "") -> None:
-        super().__init__(comm, threads)
+    def __init__(
+        self, comm: Any, threads: int | None = None, host: str = "", device: str = "cpu"
+    ) -> None:
+        super().__init__(comm, threads, device)
         self.told = 0.0  # when it said something last
         self.did = 0  # the last order that it has done itself
         self.late: _Run | None = None  # the one after that, if it is put off
@@ -538,8 +547,8 @@ class Lead(Crew):
 class Hand(Crew):
     """One who obeys."""
 
-    def __init__(self, comm: Any, threads: int | None = None) -> None:
-        super().__init__(comm, threads)
+    def __init__(self, comm: Any, threads: int | None = None, device: str = "cpu") -> None:
+        super().__init__(comm, threads, device)
         said = np.empty(SMALL, np.uint8)
         comm.Bcast([said, self.communicator.byte], LEAD)
         host, port, token = json.loads(said.tobytes())
@@ -835,7 +844,9 @@ def _finalize(owner: int) -> None:
         MPI.Finalize()
 
 
-def job_crew(threads: int | None = None, leave: Callable[[], None] = sys.exit) -> Lead:
+def job_crew(
+    threads: int | None = None, device: str = "cpu", leave: Callable[[], None] = sys.exit
+) -> Lead:
     """The crew of this MPI job, for its lead. The others serve here, and then leave the script."""
     global _crew
     if _crew is None:
@@ -844,16 +855,17 @@ def job_crew(threads: int | None = None, leave: Callable[[], None] = sys.exit) -
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the lead decides
             activity.listeners = ()  # and shows how far all are
-            Hand(MPI.COMM_WORLD, threads).serve()
+            Hand(MPI.COMM_WORLD, threads, device).serve()
             leave()
-        _crew = Lead(MPI.COMM_WORLD, threads)
+        _crew = Lead(MPI.COMM_WORLD, threads, device=device)
         forks.be_rank()
         atexit.register(_crew.end)
-    asked = _crew.member.worker.asked
+    asked, has = _crew.member.worker.asked, _crew.member.memory.name
+    first = "as at the first connect of these processes"
     if threads is not None and threads != asked:
-        raise ArgumentError.because(
-            "connect",
-            got=f"threads={threads}",
-            needed=f"threads={asked}, as at the first connect of these processes",
-        )
+        got, needed = f"threads={threads}", f"threads={asked}, {first}"
+        raise ArgumentError.because("connect", got=got, needed=needed)
+    if device != has:
+        got, needed = f"device={device!r}", f"device={has!r}, {first}"
+        raise ArgumentError.because("connect", got=got, needed=needed)
     return _crew

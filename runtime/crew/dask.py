@@ -20,12 +20,14 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
+from ostinato.ops.core.device import Absent, find
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.file import code_version
 from ostinato.runtime.dashboard import page
 
 from ostinato import settings
-from ostinato.errors import ExecutionError, SessionError
+from ostinato.errors import ArgumentError, ExecutionError, SessionError
 
 from .channel import Channel, Desk
 from .crew import BEAT, Hand, Lead
@@ -45,12 +47,18 @@ def version() -> str:
     return f"{code_version()}-{zlib.crc32(' '.join(KINDS).encode()):08x}"
 
 
-def present() -> dict[str, Any]:
-    """Who this worker is among the processes that mpiexec started with it."""
+def present(device: str = "cpu") -> dict[str, Any]:
+    """Who this worker is among the processes that mpiexec started with it, and what it lacks to compute on
+    such a device."""
     try:
         from mpi4py import MPI
     except ImportError as error:
         return {"error": str(error)}
+    lacks = ""
+    try:
+        find(device)
+    except Absent as error:
+        lacks = str(error)
     world = MPI.COMM_WORLD
     return {
         "rank": world.rank,
@@ -58,6 +66,7 @@ def present() -> dict[str, Any]:
         "host": platform.node(),
         "process": os.getpid(),
         "version": version(),
+        "lacks": lacks,
     }
 
 
@@ -67,12 +76,13 @@ def enlist(
     secret: bytes,
     host: str,
     threads: int | None,
+    device: str,
     dask_worker: Any,
 ) -> None:
     """Take part in a crew; the first of the ranks leads."""
     threading.Thread(
         target=_take_part,
-        args=(name, list(ranks), secret, host, threads, page.teller(dask_worker)),
+        args=(name, list(ranks), secret, host, threads, device, page.teller(dask_worker)),
         name="ostinato-engine",
         daemon=True,
     ).start()
@@ -84,6 +94,7 @@ def _take_part(
     secret: bytes,
     host: str,
     threads: int | None,
+    device: str,
     teller: page.Teller,
 ) -> None:
     from mpi4py import MPI
@@ -93,7 +104,7 @@ def _take_part(
         # programs that connect at once have crews of their own
         tag = int(name, 16) % (int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0) + 1)
         comm = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.group.Incl(ranks), tag)
-        crew = Lead(comm, threads, host) if leads else Hand(comm, threads)
+        crew = Lead(comm, threads, host, device) if leads else Hand(comm, threads, device)
         _members[name] = crew.member
         with teller.watching(crew.member):
             if isinstance(crew, Hand):
@@ -134,7 +145,9 @@ async def desk_of(name: str) -> dict[str, Any]:
 
 def part_of(name: str, handle: int) -> Any:
     """A copy of this worker's part of an operand, for Dask to keep."""
-    return _members[name].parts[handle].copy()
+    member = _members[name]
+    member.memory.use()
+    return np.array(member.memory.to_host(member.parts[handle]))
 
 
 def chunk(name: str, index: Sequence[int]) -> Any:
@@ -202,9 +215,9 @@ def give_up(client: Any) -> None:
         client._loop_runner.stop()
 
 
-def begin(client: Any, threads: int | None = None) -> Channel:
+def begin(client: Any, threads: int | None = None, device: str = "cpu") -> Channel:
     """Make a crew of a cluster's workers, and connect to its lead."""
-    found = client.run(present)
+    found = client.run(present, device)
     if not found:
         raise SessionError.because(
             "connect", got="a Dask cluster without workers", needed="one worker or more"
@@ -227,12 +240,20 @@ def begin(client: Any, threads: int | None = None) -> Channel:
             needed="the same one everywhere",
             do="install it there, and start the workers again",
         )
+    for f in found.values():
+        if f["lacks"]:
+            raise misfit(
+                ArgumentError,
+                "connect",
+                got=f"device={device!r} for workers of which one is on {f['host']}",
+                needed=f"there, too: {f['lacks']}",
+            )
     by_rank = {f["rank"]: address for address, f in found.items()}
     lead = by_rank[ranks[0]]
     host = lead.split("://")[-1].rsplit(":", 1)[0].strip("[]")
     name, secret = secrets.token_hex(8), secrets.token_bytes(32)
     client.run_on_scheduler(page.install)
-    client.run(enlist, name, ranks, secret, host, threads)
+    client.run(enlist, name, ranks, secret, host, threads, device)
     where = client.run(desk_of, name, workers=[lead])[lead]
     if "error" in where:
         raise SessionError.because("connect", got=where["error"], needed="workers that are free")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core.array import Operand
-from ostinato.ops.core.device import DEVICES
+from ostinato.ops.core.device import device_of
 from ostinato.ops.core.encode import encode_spec
 from ostinato.ops.core.helpers import check_thread, helper
 from ostinato.ops.core.layout import Layout, Mesh
@@ -55,9 +55,8 @@ class Handle(Operand):
 
 
 class CrewEngine:
-    device = "cpu"
-
-    def __init__(self, lead: Lead | Channel, mesh: Mesh) -> None:
+    def __init__(self, lead: Lead | Channel, mesh: Mesh, device: str = "cpu") -> None:
+        self.device = device
         self.lead = lead
         self.mesh = mesh
         self.size = lead.size
@@ -119,7 +118,7 @@ class CrewEngine:
 
     def put(self, value: Any, layout: Layout) -> Operand:
         spec = Spec(value.shape, value.dtype, layout)
-        value = np.asarray(value, order="C")
+        value = np.asarray(device_of(value).to_host(value), order="C")
         return self._make("put", spec, text=encode_spec(spec), value=value)
 
     def attach(self, source: Any, layout: Layout) -> Operand:
@@ -366,8 +365,9 @@ class CrewEngine:
     def trials(self, programs: Sequence[Program], limit: float) -> list[list[float]]:
         if self.lead.member is None:  # what is fastest here says nothing about the workers
             return []
+        memory = self.lead.member.memory
         with self.lock, np.errstate(all="ignore"):
-            return trials(programs, limit, self.threads, DEVICES[self.device])
+            return trials(programs, limit, self.threads, memory)
 
     # -- the crew --------------------------------------------------------------------------
     def wait(self) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.device import DEVICES
+from ostinato.ops.core.device import Device
 from ostinato.ops.core.encode import Malformed, decode_spec, integer, listing, need
 from ostinato.ops.core.exchange import chunks_of, held_pieces, written
 from ostinato.ops.core.helpers import begin_to_help
@@ -24,6 +24,7 @@ from ostinato.ops.core.targets import targets
 from ostinato.planner.file import decode_plan
 from ostinato.runtime.engine import box_of, measured
 from ostinato.runtime.messages.mpi import MpiCommunicator
+from ostinato.runtime.messages.on_device import DeviceCommunicator
 from ostinato.runtime.tape import Steps
 from ostinato.runtime.worker import Loaded, Worker
 
@@ -39,18 +40,24 @@ _log.addHandler(logging.NullHandler())  # without Dask, errors reach the user an
 
 
 class Member:
-    def __init__(self, communicator: MpiCommunicator, threads: int | None = None) -> None:
+    def __init__(self, communicator: MpiCommunicator, threads: int | None, memory: Device) -> None:
         self.communicator = communicator
+        self.memory, self.is_host = memory, memory.is_host  # of parts
         self.rank = communicator.rank
         self.parts: dict[int, Any] = {}
         self.plans: dict[bytes, Loaded] = {}
-        self.worker = Worker(self.rank, communicator, DEVICES["cpu"], threads)
+        self.talks: Any = communicator  # about parts
+        if not memory.is_host:
+            self.talks = DeviceCommunicator(communicator, memory)
+        self.worker = Worker(self.rank, self.talks, memory, threads)
         self.steps = Steps()
         self.files = ThreadPoolExecutor(1, "ostinato-files", begin_to_help)
 
     # -- orders ----------------------------------------------------------------------------
     def obey(self, order: Order, value: Any = None) -> Any:
         """Do what is asked. A value enters, and an answer is given, at the lead only."""
+        if not self.is_host:
+            self.memory.use()
         self.free(order.freed)
         if order.kind == "run":
             return self.run(order.plan, order.operands, order.first)
@@ -62,6 +69,8 @@ class Member:
             self.parts.pop(handle, None)
 
     def run(self, plan: bytes, operands: Sequence[int], first: int) -> None:
+        if not self.is_host:  # at the lead, any thread may come
+            self.memory.use()
         loaded, parts = self.plans.get(plan), self.parts
         if loaded is None:
             raise Malformed(f"plan {plan.hex()[:8]}, which worker {self.rank} was not given")
@@ -99,24 +108,24 @@ class Member:
             if self.rank != LEAD:
                 out = in_line(shape, spec.dtype)
             else:  # its share of a run may wait, and the caller may change his array meanwhile
-                out = value if is_own(value) else copied(value)
+                out = value if is_own(value) or not self.is_host else copied(value)
             everybody = tuple(range(comm.size))
             if comm.size > 1:
                 comm.start_broadcast(out, out, LEAD, everybody).wait()
-            self.parts[order.first] = out
+            self.parts[order.first] = self.memory.from_host(out)
             return
         everything = tuple((0, n) for n in shape)
         if self.rank != LEAD:
             out = in_line(layout.local_shape(shape, self.rank), spec.dtype)
             comm.start_exchange([], [(LEAD, out)] if out.size else []).wait()
-            self.parts[order.first] = out
+            self.parts[order.first] = self.memory.from_host(out)
             return
         sends = []
         for rank in range(comm.size):
             box = layout.box(shape, rank)
             part = value[slices(box, everything)]
             if rank == LEAD:
-                self.parts[order.first] = copied(part)
+                self.parts[order.first] = self.memory.copy_from_host(part)
             elif volume(box):
                 sends.append((rank, part))
         comm.start_exchange(sends, []).wait()
@@ -128,7 +137,7 @@ class Member:
         """Its own sink, as long as the operand is there."""
         number, said = listing(order.text, longest=2)
         targets[integer(number, 0)] = openers["sink"](said)
-        self.parts[order.first] = made = copied(np.asarray(number))
+        self.parts[order.first] = made = self.memory.copy_from_host(np.asarray(number))
         weakref.finalize(made, targets.pop, number, None)
 
     def _read(self, order: Order, value: Any) -> None:
@@ -136,9 +145,8 @@ class Member:
         said, about = listing(order.text, longest=2)
         spec = decode_spec(about)
         assert spec.layout is not None
-        self.parts[order.first] = box_of(
-            openers["source"](said), spec.layout.box(spec.shape, self.rank)
-        )
+        found = box_of(openers["source"](said), spec.layout.box(spec.shape, self.rank))
+        self.parts[order.first] = self.memory.from_host(found)
 
     def _adopt(self, order: Order, value: Any) -> None:
         """Everybody sends of its chunks what the others get of them."""
@@ -164,7 +172,7 @@ class Member:
                 elif keeper == self.rank:
                     sends.append((rank, np.asarray(here[slices(piece, box)], spec.dtype)))
         self.communicator.start_exchange(sends, receives).wait()
-        self.parts[order.first] = out
+        self.parts[order.first] = self.memory.from_host(out)
 
     def _write(self, order: Order, value: Any) -> None:
         """Each box goes into the file by one who has it, or some of it, from a thread of its own, so that
@@ -184,7 +192,8 @@ class Member:
                 if found is None:
                     continue
                 jobs.append(self.files.submit(sink.write, found, box))
-                if len(jobs) > AHEAD and not np.may_share_memory(found, part):
+                is_made = not self.is_host or not np.may_share_memory(found, part)
+                if len(jobs) > AHEAD and is_made:
                     wait(jobs[-AHEAD - 1 : -AHEAD])  # what is put together takes memory
 
     def _written(self, handle: int) -> Any:
@@ -204,18 +213,25 @@ class Member:
         pieces = list(held_pieces(layout, spec.shape, box))
         own = layout.box(spec.shape, self.rank)
         if pieces == [(writer, box)]:
-            return part[(*slices(box, own), ...)] if mine else None
+            return self._seen(part[(*slices(box, own), ...)]) if mine else None
         whole: Any = in_line([hi - lo for lo, hi in box], spec.dtype) if mine else None
         sends, receives = [], []
         for rank, piece in pieces:
             if mine and rank == writer:
-                whole[slices(piece, box)] = part[(*slices(piece, own), ...)]
+                whole[slices(piece, box)] = self._seen(part[(*slices(piece, own), ...)])
             elif mine:
                 receives.append((rank, whole[slices(piece, box)]))
             elif rank == self.rank:
-                sends.append((writer, part[(*slices(piece, own), ...)]))
+                sends.append((writer, self._seen(part[(*slices(piece, own), ...)])))
         self.communicator.start_exchange(sends, receives).wait()
         return whole
+
+    def _seen(self, part: Any) -> Any:
+        """A part, or some of it, on the host; not if what it was to be made of never arrived."""
+        found = self.memory.to_host(part)
+        if not self.is_host:
+            self.talks.check()
+        return found
 
     def _get(self, order: Order, value: Any) -> Any:
         """All parts, put together at the lead."""
@@ -223,6 +239,8 @@ class Member:
         return self.whole(order.operands[0], spec)
 
     def whole(self, handle: int, spec: Spec) -> Any:
+        if not self.is_host:
+            self.memory.use()
         return self._box(self.parts[handle], spec, tuple((0, n) for n in spec.shape), LEAD)
 
     def _describe(self, order: Order, value: Any) -> Any:
@@ -257,7 +275,7 @@ class Member:
         portion = self.parts[order.operands[0]]
         made, answer = portion.batch(integer(number, 0), bool(agrees), bool(tunes))
         for handle, array in enumerate(made, order.first):
-            self.parts[handle] = array
+            self.parts[handle] = self.memory.from_host(array)
         return answer
 
     def _wait(self, order: Order, value: Any) -> None:
@@ -304,7 +322,7 @@ class Member:
 
     def recover(self, comm: Any, until: Callable[[Any], None]) -> None:
         """Begin anew after a failure, on another communicator."""
-        self.communicator.restart(comm, until)
+        self.talks.restart(comm, until)
         self.worker.restart()
         _log.warning("ostinato: worker %d begins anew after a failure", self.rank)
 

@@ -64,7 +64,7 @@ class DeviceCommunicator:
         """Messages go, for people."""
         if self.why:
             return f"{self.host.how}, and through the host's memory: {self.why}"
-        return "from device to device"
+        return "from device to device" if self.messenger is not None else "none yet"
 
     # -- beginning and end -------------------------------------------------------------------
     def ready(self, in_order: bool = True) -> Communicator:

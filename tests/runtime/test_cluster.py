@@ -317,6 +317,17 @@ def test_connect_says_what_it_needs(
 
 
 # -- faults --------------------------------------------------------------------------------
+def test_workers_that_have_no_gpu_say_so(cluster: ost.LocalCluster) -> None:
+    """At once, whatever the program's machine has; they can be used all the same."""
+    with sessions.using(None):
+        with pytest.raises(
+            ArgumentError, match="device='cuda' for workers.*there, too: (CuPy|a GPU)"
+        ):
+            ost.connect(cluster, device="cuda")
+        with ost.connect(cluster) as session:
+            assert {w["device"] for w in session.stats()["workers"]} == {"cpu"}
+
+
 def test_clients_come_and_go(cluster: ost.LocalCluster) -> None:
     """A crew ends with its session, and so does that of a program which dies; then comes the next."""
     assert cluster.session is not None
