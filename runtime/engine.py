@@ -164,7 +164,7 @@ class LocalEngine:
         else:
             self.world = ThreadWorld(workers)
             self.workers = [
-                Worker(r, self.world.communicator(r, self.memory.xp), self.memory, threads)
+                Worker(r, self.world.communicator(r, self.memory), self.memory, threads)
                 for r in range(workers)
             ]
             self.team = _Team(self.workers, self.world)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from ostinato.ops.core.device import Messages
+from ostinato.ops.core.device import Device, Messages
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.spec import is_float
 
@@ -20,6 +20,7 @@ from ostinato.errors import CommunicatorError
 Arrays = Sequence[Any]
 Group = tuple[int, ...]
 IN_CACHE = 1 << 15  # elements that are combined at once where they are widened
+ALL = 1 << 62  # of these, on a device
 
 
 class Request(Protocol):
@@ -122,8 +123,8 @@ class ThreadWorld:
         self.bytes = 0
         self.told: dict[int, Callable[[], None]] = {}  # who else is to hear of a failure, by rank
 
-    def communicator(self, rank: int, xp: Any = np) -> ThreadCommunicator:
-        return ThreadCommunicator(self, rank, xp)
+    def communicator(self, rank: int, device: Device | None = None) -> ThreadCommunicator:
+        return ThreadCommunicator(self, rank, device)
 
     def post(self, key: Any, value: Any) -> None:
         with self.changed:
@@ -170,9 +171,11 @@ class ThreadCommunicator:
     how = "within this process"
     in_graphs = False  # they meet on the host
 
-    def __init__(self, world: ThreadWorld, rank: int, xp: Any = np) -> None:
+    def __init__(self, world: ThreadWorld, rank: int, device: Device | None = None) -> None:
         self.world = world
-        self.xp, self.on_device = xp, xp is not np
+        self.xp: Any = np if device is None else device.xp
+        self.on_device = device is not None and not device.is_host
+        self.at_once = ALL if self.on_device else IN_CACHE
         self.rank = rank
         self.size = self.beside = world.size
         self.turns: dict[Any, int] = {}
@@ -222,7 +225,7 @@ class ThreadCommunicator:
         self._count(sum(x.nbytes for x in ins))
 
         def read(states: list[Arrays]) -> None:
-            fold(states, outs, monoid, self.xp)
+            fold(states, outs, monoid, self.xp, self.at_once)
 
         return self._meet(ins, group, read)
 
@@ -233,7 +236,7 @@ class ThreadCommunicator:
         mine = parts[group.index(self.rank)]
 
         def read(addends: list[Any]) -> None:
-            fold([(a[mine],) for a in addends], (out,), monoid, self.xp)
+            fold([(a[mine],) for a in addends], (out,), monoid, self.xp, self.at_once)
 
         return self._meet(x, group, read)
 
@@ -318,7 +321,9 @@ def octets(x: Any) -> Any:
     return flat(x).view(np.uint8)
 
 
-def fold(states: Sequence[Arrays], outs: Arrays, monoid: str, xp: Any = np) -> None:
+def fold(
+    states: Sequence[Arrays], outs: Arrays, monoid: str, xp: Any = np, at_once: int = IN_CACHE
+) -> None:
     """Combine states in order: ((0 1) 2) 3 ...; sums and products of halves in float32, rounded once."""
     if len(states) == 1:
         for out, x in zip(outs, states[0], strict=True):
@@ -326,7 +331,7 @@ def fold(states: Sequence[Arrays], outs: Arrays, monoid: str, xp: Any = np) -> N
         return
     how = MONOIDS[monoid]
     if how.width == 1 and not how.exact and _is_narrow(states[0][0], outs[0]):
-        _fold_wide([x for (x,) in states], outs[0], getattr(xp, how.ufunc), xp)
+        _fold_wide([x for (x,) in states], outs[0], getattr(xp, how.ufunc), xp, at_once)
         return
     combine = how.combine
     combine(xp, outs, states[0], states[1])
@@ -339,12 +344,12 @@ def _is_narrow(x: Any, out: Any) -> bool:
     return is_float(x.dtype) and (x.dtype.itemsize == 2 or x.dtype != out.dtype)
 
 
-def _fold_wide(addends: Sequence[Any], out: Any, combine: Any, xp: Any) -> None:
-    """Combine in the result's dtype, in float32 at the least: on a host rows of which a few fit into cache."""
+def _fold_wide(addends: Sequence[Any], out: Any, combine: Any, xp: Any, at_once: int) -> None:
+    """Combine in the result's dtype, in float32 at the least, so many elements at once."""
     if out.ndim == 0:
         addends, out = [x.reshape(1) for x in addends], out.reshape(1)
     wide = max(out.dtype, np.dtype(np.float32), key=lambda d: d.itemsize)
-    rows = max(1, IN_CACHE * len(out) // max(out.size, 1) if xp is np else len(out))
+    rows = max(1, at_once * len(out) // max(out.size, 1))
     work = None if out.dtype == wide else xp.empty((min(rows, len(out)), *out.shape[1:]), wide)
     for first in range(0, len(out), rows):
         part = slice(first, first + rows)

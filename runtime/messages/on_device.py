@@ -25,7 +25,7 @@ from ostinato.ops.core.monoid import MONOIDS
 
 from ostinato.errors import CommunicatorError, OstinatoError
 
-from .communicator import Arrays, Communicator, Group, Prepared, Request, flat, fold
+from .communicator import ALL, Arrays, Communicator, Group, Prepared, Request, flat, fold
 
 AT_ONCE = 1 << 18  # bytes: what is smaller goes to everybody of a group, instead of a part to each
 ADDRESS = 128  # bytes of what a worker says of its device
@@ -189,7 +189,7 @@ class DeviceCommunicator:
         self, messenger: Messenger, ins: Arrays, outs: Arrays, monoid: str, group: Group
     ) -> None:
         if len(group) == 1:
-            fold([ins], outs, monoid, self.xp)
+            fold([ins], outs, monoid, self.xp, ALL)
             return
         rows, count = [flat(x, self.xp) for x in ins], ins[0].size
         if group == self.everybody and MONOIDS[monoid].width == 1 and count:
@@ -219,7 +219,7 @@ class DeviceCommunicator:
         states = {r: [self.xp.empty(x.shape, x.dtype) for x in ins] for r in others}
         sends = [(r, x) for r in others for x in rows if x.size]
         messenger.exchange(sends, [(r, x) for r in others for x in states[r] if x.size])
-        fold([states.get(r, ins) for r in group], outs, monoid, self.xp)
+        fold([states.get(r, ins) for r in group], outs, monoid, self.xp, ALL)
 
     def _shared(
         self, messenger: Messenger, rows: Arrays, outs: Arrays, monoid: str, group: Group
@@ -239,7 +239,7 @@ class DeviceCommunicator:
         )
         made = [self._line(out) for out in outs]
         ordered = [states[k] for k in range(len(group))]
-        fold(ordered, [m[own] for m in made], monoid, self.xp)
+        fold(ordered, [m[own] for m in made], monoid, self.xp, ALL)
         messenger.exchange(
             [(r, m[own]) for _, r in others for m in made],
             [(r, m[parts[k]]) for k, r in others for m in made],
@@ -262,7 +262,7 @@ class DeviceCommunicator:
                 sends += [(r, flat(piece, self.xp))] if piece.size else []
                 receives += [(r, addends[-1])] if out.size else []
             messenger.exchange(sends, receives)
-            fold([(a,) for a in addends], (out,), monoid, self.xp)
+            fold([(a,) for a in addends], (out,), monoid, self.xp, ALL)
 
         return self._started(work)
 

@@ -112,7 +112,7 @@ def session(
     """One whose workers are threads with a GPU each."""
     size = int(np.prod(mesh))
 
-    def communicator(world: ThreadWorld, rank: int, of: Any) -> Any:
+    def communicator(world: ThreadWorld, rank: int, device: Any) -> Any:
         gpu = Gpu("one of several", xp)
         gpu.index = rank
         return DeviceCommunicator(own(world, rank), gpu)

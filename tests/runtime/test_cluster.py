@@ -321,7 +321,7 @@ def test_workers_that_have_no_gpu_say_so(cluster: ost.LocalCluster) -> None:
     """At once, whatever the program's machine has; they can be used all the same."""
     with sessions.using(None):
         with pytest.raises(
-            ArgumentError, match="device='cuda' for workers.*there, too: (CuPy|a GPU)"
+            ArgumentError, match=r"device='cuda' for workers.*there, too: (CuPy|a GPU)"
         ):
             ost.connect(cluster, device="cuda")
         with ost.connect(cluster) as session:

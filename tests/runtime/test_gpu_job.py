@@ -76,5 +76,5 @@ def test_threads_of_one_process_ask_its_gpu() -> None:
 
 
 def test_a_device_that_is_not_there_is_said_at_once() -> None:
-    with pytest.raises(ost.errors.ArgumentError, match="device='gpu'.*needed one of 'cpu'"):
+    with pytest.raises(ost.errors.ArgumentError, match=r"device='gpu'.*needed one of 'cpu'"):
         ost.connect(device="gpu")
