@@ -25,6 +25,7 @@ from .core import array
 from .core.array import Array, Operandish, apply, as_array, export, unify, unmasked
 from .core.device import device_of
 from .core.index import LETTERS, Indices, along, pointwise
+from .core.notes import noted
 from .core.parameters import AXIS, FLAG, TEXT, one_of, unfit, whole
 from .core.registry import Params, Piece, Place, Specs, op, stream_cost
 from .core.spec import Shape, Spec, bool_, int64, is_inexact, is_integer
@@ -54,7 +55,9 @@ MOVE = stream_cost(0)
 
 
 def _in_bounds(indices: Any, size: int) -> None:
-    """NumPy's own check, for kernels that run NumPy without it."""
+    """NumPy's own check, for kernels that run NumPy without it. Devices note what they see."""
+    if noted(indices, size):
+        return
     if indices.ndim == 0:
         _check(int(indices), int(indices), size)
     elif indices.size:
@@ -64,7 +67,11 @@ def _in_bounds(indices: Any, size: int) -> None:
 def _check(low: int, high: int, size: int) -> None:
     if low < -size or high >= size:
         bad = low if low < -size else high
-        raise IndexError(f"index {bad} is out of bounds for an axis with {size} elements")
+        raise IndexError(outside(bad, size))
+
+
+def outside(place: int, size: int) -> str:
+    return f"index {place} is out of bounds for an axis with {size} elements"
 
 
 def _from_front(indices: Any, size: int) -> Any:
@@ -84,6 +91,7 @@ op(  # before a kernel that gathers: whether all places are inside
     made_by="machine",
     indices=lambda ins, outs, p: Indices(((None,) * ins[0].ndim,), ((),)),
     kernel=_in_bounds_kernel,
+    notes=True,
 )
 
 
@@ -107,6 +115,7 @@ op(  # places counted from the first, each inside; or 0, if all are
         Indices(((None,) * ins[0].ndim,), ((),)) if p["checks"] else pointwise(ins, outs)
     ),
     kernel=_take_places_kernel,
+    notes=True,
 )
 
 
@@ -195,6 +204,7 @@ op(
     takes={"axis": AXIS},
     indices=_take_indices,
     kernel=_take_kernel,
+    notes=True,
     pieces=_take_pieces,
     grad=_take_grad,
     cost=MOVE,
@@ -373,6 +383,7 @@ op(
     takes={"axis": AXIS, "mode": one_of(*MODES)},
     indices=_put_indices,
     kernel=_put_kernel,
+    notes=True,
     pieces=_put_pieces,
     grad=_put_grad,
     cost=MOVE,
@@ -444,6 +455,7 @@ op(
     takes={"axis": AXIS},
     indices=_along_indices,
     kernel=_take_along_kernel,
+    notes=True,
     grad=_take_along_grad,
     cost=MOVE,
 )

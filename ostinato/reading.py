@@ -99,6 +99,7 @@ class _Reader:
         if layout is None or layout.stored or not (layout.workers == 1 or layout.is_whole):
             return None
         operand.shared = True
+        operand.engine.look()
         return operand.parts[0]
 
     def adopt(self, values: Any, split: Split, copy: bool) -> Operand | None:

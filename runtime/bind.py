@@ -27,6 +27,7 @@ from ostinato.ops.core.device import Device, Keeping, Recorder, Repeated, plain
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Partial, slices
 from ostinato.ops.core.monoid import MONOIDS
+from ostinato.ops.core.notes import Notes
 from ostinato.ops.core.registry import OPS, Place, Scratch
 from ostinato.ops.core.spec import Spec, is_inexact, lying
 from ostinato.planner.passes.memory import (
@@ -131,16 +132,26 @@ class Bound:
             kind = MemoryLimitError
         if row is None:
             return kind.because("a plan's run", got=f"{type(error).__name__}: {error}{more}")
-        node = row.node
-        inner = list(_factors(node)) if kind is LinAlgError else []
-        if len(inner) == 1:  # all turns of a loop are one call
-            node = inner[0]
-        name = node.op.removesuffix("_file").removesuffix("_places")
-        name = node.kw["name"] if node.op == "in_bounds" else name
-        path, _, number = node.line.rpartition(":")
-        number, _, other = number.partition(" (")  # what users call it, if that is not its name
-        line = f"{path}:{number}" if path else ""
-        return kind.because(other.rstrip(")") or name, got=f"{error}{more}", line=line)
+        return blamed(row.node, kind, f"{error}{more}")
+
+
+def blamed(node: Node, kind: type[OstinatoError], got: str) -> OstinatoError:
+    """What is wrong with an operation, at the line that wrote it."""
+    inner = list(_factors(node)) if kind is LinAlgError else []
+    if len(inner) == 1:  # all turns of a loop are one call
+        node = inner[0]
+    name = node.op.removesuffix("_file").removesuffix("_places")
+    name = node.kw["name"] if node.op == "in_bounds" else name
+    path, _, number = node.line.rpartition(":")
+    number, _, other = number.partition(" (")  # what users call it, if that is not its name
+    line = f"{path}:{number}" if path else ""
+    return kind.because(other.rstrip(")") or name, got=got, line=line)
+
+
+def may_fail_later(program: Program) -> bool:
+    """Whether kernels of a device may find places outside, which is known when somebody looks."""
+    bodies = [body for found in program.bodies.values() for body in found]
+    return any(OPS[n.op].notes for n in program.graph.nodes) or any(map(may_fail_later, bodies))
 
 
 def _factors(node: Node) -> Iterator[Node]:
@@ -162,9 +173,11 @@ def bind(
     threads: int = 1,
     timed: bool = False,
     row_of: RowOf | None = None,
+    notes: Notes | None = None,
 ) -> Bound:
-    """The function that runs a program on one worker. `row_of` makes rows that do more than to add up."""
-    binder = _Binder(rank, communicator, device, arena, threads, timed, row_of)
+    """The function that runs a program on one worker. `row_of` makes rows that do more than to add up;
+    `notes` has what kernels of a device find wrong."""
+    binder = _Binder(rank, communicator, device, arena, threads, timed, row_of, notes)
     graph = program.graph
     ins = [f"i{k}" for k in range(len(graph.inputs))]
     outs = [f"o{k}" for k in range(len(graph.outputs))]
@@ -202,8 +215,9 @@ class _Binder:
         threads: int,
         timed: bool,
         row_of: RowOf | None,
+        notes: Notes | None,
     ) -> None:
-        self.row_of = row_of
+        self.row_of, self.notes = row_of, notes
         self.rank = rank
         self.communicator = communicator
         self.device, self.xp = device, device.xp
@@ -444,7 +458,10 @@ class _Binder:
                 params["at"] = self.at(graph, node)
             if op.scratch is not None:
                 params["scratch"] = scratch[: len(needs)]
-            f = self.name("k", self.in_memory(graph, node))
+            kernel_ = self.in_memory(graph, node)
+            if self.notes is not None and op.notes:
+                kernel_ = self.notes.site(node).watching(kernel_)
+            f = self.name("k", kernel_)
             out = outs[0] if len(outs) == 1 else f"({', '.join(outs)})"
             place += f", **{self.name('p', params)}" if params else ""
             if node.op == "write" and ins[0] in self.behind:

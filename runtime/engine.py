@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from ostinato.ops.core.array import Operand
@@ -28,12 +28,14 @@ from ostinato.ops.core.targets import targets
 from ostinato.ops.cpu.threads import blas_threads
 from ostinato.planner.plan import Measured, Plan, Program
 
-from ostinato.errors import CommunicatorError, SessionError
+from ostinato.errors import CommunicatorError, OstinatoError, SessionError
 
+from .bind import may_fail_later
 from .messages.communicator import Alone, ThreadWorld
 from .trials import trials
 from .worker import CLOSED, Loaded, Worker
 
+MOST_UNSURE = 10_000  # results of which nobody knows yet whether all went well
 FILES = 4  # threads for files at the most
 SMALL = 1 << 20  # bytes of an array for which no thread is started
 Task = Callable[[Worker], list[Any]]
@@ -141,6 +143,23 @@ class Held(Operand):
         self.parts = parts
 
 
+class _Lost(tuple[Any, ...]):
+    """Parts of what was made while something went wrong."""
+
+    def __new__(cls, why: BaseException) -> _Lost:
+        made = super().__new__(cls)
+        made.why = why
+        return made
+
+    why: BaseException
+
+    def __getitem__(self, _: Any) -> Any:
+        raise self.why
+
+    def __iter__(self) -> Any:
+        raise self.why
+
+
 class LocalEngine:
     is_elsewhere = is_lost = False
 
@@ -158,6 +177,9 @@ class LocalEngine:
         self.closed = False
         self._lock = threading.RLock()
         self.launchers: dict[str, Launcher] = {}
+        self.unsure: list[
+            weakref.ref[Held]
+        ] = []  # made since somebody looked whether all went well
         if workers == 1:
             self.workers = [Worker(0, Alone(), self.memory, threads)]
             self.team = None
@@ -210,6 +232,7 @@ class LocalEngine:
         return self.put(np.asarray(number), layout)
 
     def write(self, operand: Operand, sink: Any) -> list[Any]:
+        self.look()
         spec = operand.spec
         layout, chunks = spec.layout, sink.chunks
         assert layout is not None
@@ -251,8 +274,33 @@ class LocalEngine:
             whole[slices(piece, box)] = part
         return whole
 
+    def look(self) -> None:
+        """An error if a run on a device found something wrong; what was made since the look before is lost."""
+        if not self.unsure:
+            return
+        made, self.unsure = self.unsure, []
+        wrong: BaseException | None = None
+        for worker in self.workers:
+            try:
+                worker.look()
+            except OstinatoError as error:
+                wrong = wrong or error
+        if wrong is None:
+            return
+        for known in made:
+            if (operand := known()) is not None:
+                operand.parts = _Lost(wrong)
+        raise wrong
+
+    def _unsure(self, made: list[Operand]) -> list[Operand]:
+        self.unsure += [weakref.ref(cast(Held, x)) for x in made]
+        if len(self.unsure) > MOST_UNSURE:
+            self.look()
+        return made
+
     def get(self, operand: Operand) -> np.ndarray[Any, Any]:
         assert isinstance(operand, Held)
+        self.look()
         spec, layout = operand.spec, operand.spec.layout
         assert layout is not None
         whole: np.ndarray[Any, Any]
@@ -300,7 +348,8 @@ class LocalEngine:
                     made = step(mine, [o.parts[0] for o in operands])  # type: ignore[attr-defined]
                 return [Held(specs[0], self, tuple(made))]
 
-            return giving(plan, launch_one if len(specs) == 1 else launch, loaded)
+            one = launch_one if len(specs) == 1 else launch
+            return giving(plan, self._looked_at(plan, one), loaded)
         team, share = self.team, self.threads
 
         def launch_all(operands: Sequence[Operand]) -> list[Operand]:
@@ -314,7 +363,13 @@ class LocalEngine:
             columns = zip(*made, strict=True)
             return [Held(spec, self, parts) for spec, parts in zip(specs, columns, strict=True)]
 
-        return giving(plan, launch_all, loaded)
+        return giving(plan, self._looked_at(plan, launch_all), loaded)
+
+    def _looked_at(self, plan: Plan, launch: Launcher) -> Launcher:
+        """The same; what it makes on a device may be found wrong later."""
+        if self.memory.is_host or not may_fail_later(plan.program):
+            return launch
+        return lambda operands: self._unsure(launch(operands))
 
     def ran_lately(self, plan_id: str) -> bool:
         found = False
@@ -345,6 +400,7 @@ class LocalEngine:
         """A run on the host returns when it is done."""
         self.check_open()
         self.memory.clock()
+        self.look()
 
     def stats(self) -> dict[str, Any]:
         return {"orders": {}, "workers": [w.state() for w in self.workers]}

@@ -46,7 +46,6 @@ _ON_HOST = {  # what decides, reads or writes there
     "blocks": "it runs block by block, with files",
     "read": "it reads a file",
     "write": "it writes a file",
-    "in_bounds": "the host looks at places",
 }
 
 

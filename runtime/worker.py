@@ -21,15 +21,17 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core import activity
 from ostinato.ops.core.device import Device, Repeater
+from ostinato.ops.core.notes import Notes
 from ostinato.ops.core.signals import Living
 from ostinato.ops.core.spec import Spec, is_own, left, no_memory
 from ostinato.ops.cpu.threads import most_threads
+from ostinato.ops.indexing import outside
 from ostinato.planner.plan import Plan
 from ostinato.planner.title import title
 
-from ostinato.errors import OstinatoError, SessionError
+from ostinato.errors import BoundsError, OstinatoError, SessionError
 
-from .bind import Bound, Row, bind
+from .bind import Bound, Row, bind, blamed
 from .messages.communicator import Communicator
 from .packed_weights import Kept
 from .position import frame_of
@@ -146,6 +148,7 @@ class Worker:
         self.last_try = False  # of a run that had too little memory
         self.tape: Tape | None = None  # of who wants to know when what ran
         self.kept = Kept()
+        self.notes = None if device.is_host else Notes(device)  # what kernels found wrong
         self.context = contextvars.Context()
         self.context.run(np.seterr, all="ignore")
         self.context.run(_within.set, weakref.ref(self))
@@ -255,6 +258,7 @@ class Worker:
             self.threads,
             timed or self.tape is not None,
             self.tape.row if self.tape is not None else None,
+            self.notes,
         )
 
     def _replay(self, loaded: Loaded, bound: Bound) -> Replay | None:
@@ -354,6 +358,13 @@ class Worker:
         if isinstance(error, MemoryError):
             more = f", in plan {loaded.plan.id[:8]}{left(self.device.free_bytes())}"
         return bound.blame(error, f"<plan {loaded.plan.id}>", more)
+
+    def look(self) -> None:
+        """An error if a run found something wrong of which nobody knows yet."""
+        found = self.notes.look() if self.notes is not None else None
+        if found is not None:
+            node, place, size = found
+            raise blamed(node, BoundsError, outside(place, size))
 
     def _no_result(self, loaded: Loaded, k: int) -> BaseException:
         graph = loaded.plan.program.graph

@@ -110,6 +110,19 @@ class _Held(np.ndarray):
     holder: Any
 
 
+def _wrapped(memory: Any, place: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A key whose places wrap around, as soon as they are known."""
+    wide = [k.ndim if isinstance(k, np.ndarray) and k.dtype == bool else 1 for k in place]
+    used = sum(n for k, n in zip(place, wide, strict=True) if k is not None and k is not ...)
+    axis, found = 0, []
+    for k, n in zip(place, wide, strict=True):
+        if isinstance(k, np.ndarray) and k.dtype != bool:
+            k = k % max(memory.shape[axis], 1)
+        found.append(k)
+        axis += memory.ndim - used if k is ... else 0 if k is None else n
+    return tuple(found)
+
+
 class DeviceArray:
     """An array of the device."""
 
@@ -229,23 +242,13 @@ class DeviceArray:
 
     # -- elements ------------------------------------------------------------------------
     def _place(self, key: Any) -> Any:
-        """A key for NumPy: places wrap around, and masks have to be looked at."""
-        items = key if isinstance(key, tuple) else (key,)
-        wide = [k.ndim if isinstance(k, DeviceArray) and k.dtype == bool else 1 for k in items]
-        used = sum(n for k, n in zip(items, wide, strict=True) if k is not None and k is not ...)
-        axis, found = 0, []
-        for k, n in zip(items, wide, strict=True):
-            if k is None or k is ...:
-                axis += self._memory.ndim - used if k is ... else 0
-                found.append(k)
-                continue
-            k = np.array(k, np.int64) if isinstance(k, list) else _host(k)
+        """A key for NumPy, but for places, which wrap around (`_wrapped`); masks have to be looked at."""
+        found = []
+        for k in key if isinstance(key, tuple) else (key,):
+            k = np.array(k, np.int64) if isinstance(k, list) else k if k is ... else _host(k)
             if isinstance(k, np.ndarray) and k.dtype == bool:
                 _wait()
-            elif isinstance(k, np.ndarray):
-                k = k % max(self.shape[axis], 1)
             found.append(k)
-            axis += n
         return tuple(found)
 
     def __getitem__(self, key: Any) -> Any:
@@ -256,7 +259,7 @@ class DeviceArray:
             return _made(self._memory[place])
         memory = self._memory  # a graph knows where an array lies, and keeps no array
         reads = [memory, *(k for k in place if isinstance(k, np.ndarray))]
-        return _made(ask(lambda: memory[place], reads))
+        return _made(ask(lambda: memory[_wrapped(memory, place)], reads))
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if not isinstance(value, (DeviceArray, *_SCALARS)):
@@ -267,10 +270,10 @@ class DeviceArray:
         value, memory = _host(value), self._memory
 
         def put() -> None:
-            given = np.array(value, memory.dtype)
-            memory[place] = given
+            given, at = np.array(value, memory.dtype), _wrapped(memory, place)
+            memory[at] = given
             if places:
-                there = memory[place]
+                there = memory[at]
                 if there.tobytes() != np.broadcast_to(given, there.shape).tobytes():
                     raise ValueError("two values for one place: either may stay on a device")
 
@@ -630,11 +633,13 @@ class Ufunc:
             raise TypeError(f"cupy.{self.name}.at only supports {ATOMIC[self.name]}, not {a.dtype}")
         place, b, memory = a._place(indices), _host(b), a._memory
         reads = [x for x in (b, *place) if isinstance(x, np.ndarray)]
-        ask(lambda: self.plain.at(memory, place, b), [memory, *reads], [memory])
+        ask(lambda: self.plain.at(memory, _wrapped(memory, place), b), [memory, *reads], [memory])
 
 
 def _take(a: Any, indices: Any, axis: int | None = None, out: Any = None) -> Any:
-    return np.take(a, indices, axis, out, "wrap")
+    size = a.size if axis is None else a.shape[axis]
+    inside = np.asarray(indices) % size if size else indices  # NumPy's own way takes turns
+    return np.take(a, inside, axis, out, "wrap")
 
 
 def _linalg(name: str) -> Callable[..., Any]:

@@ -143,6 +143,7 @@ class Op:
     )
     factors: bool = False  # of a matrix, which may turn out to have none
     draws: bool = False  # makes random numbers of elements' numbers
+    notes: bool = False  # whether its kernel looks if places are inside (ops/core/notes.py)
     goes_on: bool = (
         False  # along its `axis` from where the block before ended: its scratch stays as it
     )

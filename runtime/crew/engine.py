@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core.array import Operand
-from ostinato.ops.core.device import device_of
+from ostinato.ops.core.device import described, device_of
 from ostinato.ops.core.encode import encode_spec
 from ostinato.ops.core.helpers import check_thread, helper
 from ostinato.ops.core.layout import Layout, Mesh
@@ -20,6 +20,7 @@ from ostinato.ops.core.spec import DTYPES, Spec, lent
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.file import encode_plan
 from ostinato.planner.plan import Measured, Plan, Program
+from ostinato.runtime.bind import may_fail_later
 from ostinato.runtime.engine import Launcher, measured
 from ostinato.runtime.trials import trials
 
@@ -66,6 +67,7 @@ class CrewEngine:
         self.dropped: list[int] = []
         self.launchers: dict[str, Launcher] = {}
         self.known: set[bytes] = set()  # plans that the workers have
+        self.unsure = 0  # the first order since somebody looked whether all went well
 
     @property
     def lock(self) -> threading.RLock:
@@ -137,6 +139,7 @@ class CrewEngine:
         assert isinstance(operand, Handle)
         said = [sink.as_data(), encode_spec(operand.spec)]
         with self.lock:
+            self.look()
             self._check_made((operand,))
             writing = self._make("write", operand.spec, operands=(operand.number,), text=said)
         pause = SHORTEST
@@ -177,6 +180,7 @@ class CrewEngine:
         assert isinstance(self.lead, Channel)
         with self.lock:
             self.wait()
+            self.look()
             return dask.keep_parts(self.lead, operand.number, ranks)
 
     def get(self, operand: Operand) -> np.ndarray[Any, Any]:
@@ -184,6 +188,7 @@ class CrewEngine:
         with self.lock:
             self._check_there()
             self.lead.check()
+            self.look()
             self._check_made((operand,))
             layout = operand.spec.layout
             assert layout is not None
@@ -206,6 +211,18 @@ class CrewEngine:
                 needed="an open session",
                 do="read it (np.asarray) or save it (ost.save) before its session ends",
             )
+
+    def look(self) -> None:
+        """An error if a run on devices found something wrong; what was made since the look before is lost."""
+        first, self.unsure = self.unsure, 0
+        if not first:
+            return
+        last = self.lead.number
+        said = [s for s in self._order("ask", text=["wrong"]) if s is not None]
+        if said:
+            error = rebuilt(said[0], "a worker")
+            self.lead.lost.append((first, last, str(error)))
+            raise error
 
     def _check_made(self, operands: Sequence[Handle]) -> None:
         """An error for what was to be made by an order that failed."""
@@ -294,6 +311,7 @@ class CrewEngine:
         lock = lead.ordering
         count, reuse = len(specs), [k for _, k in plan.program.reuse]
         dropped = self.dropped
+        may_fail = not described(self.device).is_host and may_fail_later(plan.program)
 
         def launch(operands: Sequence[Operand]) -> list[Operand]:
             if helper.on:
@@ -307,6 +325,8 @@ class CrewEngine:
                 self.next = first + count
                 freed = self._freed() if dropped else []
                 made = lead.number + 1
+                if may_fail:
+                    self.unsure = self.unsure or made
                 results: list[Operand] = []
                 for number, spec in enumerate(specs, first):
                     results.append(Handle(spec, self, number, made))
@@ -375,6 +395,7 @@ class CrewEngine:
         with self.lock:
             self.check_open()
             self.lead.wait(self._freed())
+            self.look()
 
     def stats(self) -> dict[str, Any]:
         """Messages and bytes of orders by kind, and each worker's state."""

@@ -28,6 +28,8 @@ from ostinato.runtime.messages.on_device import DeviceCommunicator
 from ostinato.runtime.tape import Steps
 from ostinato.runtime.worker import Loaded, Worker
 
+from ostinato.errors import OstinatoError
+
 from .feeding import Portion, layout_of, mapped, slab_of
 from .orders import LEAD, Order, described
 
@@ -299,6 +301,8 @@ class Member:
             said = None
         elif what == "recorded":
             said = self._recorded()
+        elif what == "wrong":
+            said = self._wrong()
         elif what == "measured" and len(more) == 1:
             said = self.measured(str(more[0]))
         elif what == "written" and len(more) == 1:
@@ -308,6 +312,14 @@ class Member:
         else:
             raise Malformed(f"a question about {what!r:.40}")
         return self.communicator.gather_text(said, LEAD)
+
+    def _wrong(self) -> dict[str, Any] | None:
+        """What runs found that nobody knows yet."""
+        try:
+            self.worker.look()
+        except OstinatoError as error:
+            return described(error)
+        return None
 
     def _recorded(self) -> dict[str, Any]:
         """What ran here since that was to be written down, and what else took long."""

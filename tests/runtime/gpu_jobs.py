@@ -72,6 +72,11 @@ def fails(rank: str) -> None:
 
     error = caught(run)
     other = caught(lambda: ost.connect(device="cpu"))
+    pick, inside = ost.compile(lambda x, i: x[i].sum(0)), np.arange(9)
+    bad = pick(x, ost.asarray(np.array([*inside, 777]), split=0))
+    outside = [caught(lambda: np.asarray(bad))["text"] for _ in range(2)]
+    picked = np.asarray(pick(x, ost.asarray(inside, split=0))).tolist()
+    say(outside=outside, picked=picked)
     say(error=error["kind"], text=error["text"], other=other["text"], sum=np.asarray(f(x)).tolist())
 
 

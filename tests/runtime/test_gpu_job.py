@@ -21,8 +21,10 @@ X = np.random.default_rng(0).normal(size=(301, 7))
 def said(count: int, *arguments: str) -> dict[str, object]:
     job = mpiexec(count, "-m", "tests.runtime.gpu_jobs", *arguments)
     assert job.returncode == 0, job.stdout[-2000:] + job.stderr[-2000:]
-    line = next(line for line in job.stdout.splitlines() if line.startswith("{"))
-    found: dict[str, object] = json.JSONDecoder().raw_decode(line)[0]
+    found: dict[str, object] = {}
+    for line in job.stdout.splitlines():
+        if line.startswith("{"):
+            found |= json.JSONDecoder().raw_decode(line)[0]
     return found
 
 
@@ -52,6 +54,11 @@ def test_one_fails_and_all_begin_anew(rank: int) -> None:
     found = said(2, "fails", str(rank))
     assert "by test" in str(found["text"])
     np.testing.assert_allclose(found["sum"], X.sum(0))  # type: ignore[arg-type]
+    first, second = found["outside"]  # type: ignore[misc]
+    assert "index 777 is out of bounds for an axis with 301 elements" in first
+    assert "index 777 is out of bounds" in second
+    assert "make it again" in second
+    np.testing.assert_allclose(found["picked"], X[:9].sum(0))  # type: ignore[arg-type]
     assert found["other"] == (
         "connect: got device='cpu'; needed device='fake', as at the first connect of these processes."
     )

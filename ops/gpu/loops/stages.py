@@ -18,7 +18,7 @@ from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
 from ostinato.ops.jit.schedule import SHORT, grouped
 from ostinato.ops.jit.stages import REDUCING, Reduction
-from ostinato.ops.jit.values import Value, cast, fma
+from ostinato.ops.jit.values import Value, cast, fma, where
 
 from ..jit.lines import CudaLines, c_type, memory_type
 from .schedule import LEFT, MOST_TURNS, THREADS, WARP, Tiles, line_of
@@ -109,6 +109,12 @@ class Writer(Elements):
         return Value(self.code, f"(u64)({name})", int64)
 
     # -- memory
+    def place_along(self, label: int, places: int, env: Env) -> Value:
+        """Whether it is inside is looked at later: until then it is anywhere inside."""
+        index = super().place_along(label, places, env)
+        size = Value(self.lines, self.extent(label), int64)
+        return where(index < 0, index.like(0), where(index < size, index, index.like(0)))
+
     def place(self, a: int, env: Env) -> str:
         """The address of an operand's or result's element."""
         text = f"p{a}"
