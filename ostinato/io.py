@@ -27,6 +27,7 @@ from ostinato.io_pipeline.feed.volume_files import volume_files
 from ostinato.io_pipeline.files import NpzSource, members_of
 from ostinato.io_pipeline.source import Source
 from ostinato.ops.core.array import Array, File, Split, from_operand
+from ostinato.ops.core.device import described
 from ostinato.ops.core.tree import tree_map
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import asarray
@@ -201,6 +202,8 @@ def _convert() -> Convert:
     def convert(
         x: np.ndarray[Any, Any], split: Split = 0, halos: Mapping[int, int] | None = None
     ) -> Array:
+        if not described(session.target.device).is_host:
+            return from_operand(session.put(x, split, halos, again=True))
         if session.workers == 1:
             return asarray(x, copy=False)
         if halos and any(halos.values()):

@@ -149,13 +149,15 @@ class Session:
         value: np.ndarray[Any, Any],
         split: Split = None,
         halos: Mapping[int, int] | None = None,
+        again: bool = False,
     ) -> Operand:
-        """halos: so many of their neighbours' places parts have as well, on both sides, by axes."""
+        """halos: so many of their neighbours' places parts have as well, on both sides, by axes. again: it is
+        one of many alike that come after each other."""
         if split is None:
-            return self.engine.put(value, self.everywhere)
+            return self.engine.put(value, self.everywhere, again)
         blocks = self.target.numerics == "any-workers"
         layout = resolve(split, self.target.mesh, value.shape, blocks)
-        return self.engine.put(value, layout.with_halos(halos or {}, value.shape))
+        return self.engine.put(value, layout.with_halos(halos or {}, value.shape), again)
 
     @cached_property
     def everywhere(self) -> Layout:

@@ -65,8 +65,9 @@ class Engine(Protocol):
     def threads(self) -> int:
         """Of each worker."""
 
-    def put(self, value: Any, layout: Layout) -> Operand:
-        """An operand of a value in the caller's memory. What the engine is given, it may keep."""
+    def put(self, value: Any, layout: Layout, again: bool = False) -> Operand:
+        """An operand of a value in the caller's memory. What the engine is given, it may keep. `again`: more
+        like it will come, each for a while."""
 
     def attach(self, source: Any, layout: Layout) -> Operand:
         """An operand that stays in its file, where workers read it block after block."""
@@ -202,17 +203,21 @@ class LocalEngine:
         return self.workers[0].threads
 
     # -- operands --------------------------------------------------------------------------
-    def put(self, value: Any, layout: Layout) -> Operand:
+    def put(self, value: Any, layout: Layout, again: bool = False) -> Operand:
         self.check_open()
         spec = Spec(value.shape, value.dtype, layout)
         if self.size == 1:
-            return Held(spec, self, (self.memory.from_host(value),))
+            move = self.memory.next_from_host if again else self.memory.from_host
+            return Held(spec, self, (move(value),))
         is_borrowed = isinstance(value, np.ndarray) and not is_own(value)  # it is only read then
         everything = tuple((0, n) for n in value.shape)
         parts = []
         for worker in self.workers:
             part = value[(*slices(layout.box(value.shape, worker.rank), everything), ...)]
             stays = is_borrowed and part.flags.c_contiguous and part.dtype.isnative
+            if again and not self.memory.is_host:
+                parts.append(self.memory.next_from_host(part))
+                continue
             parts.append((self.memory.from_host if stays else self.memory.copy_from_host)(part))
         return Held(spec, self, tuple(parts))
 

@@ -137,6 +137,7 @@ class Stream:
         self.device_id = Device().id
         self.clock: Clock = {}
         self.graph: Graph | None = None
+        self.sent: list[tuple[int, Any, Any]] = []  # copies: when, from where, and what was there
         self.is_broken = False
         _is_alone = _is_alone and null
 
@@ -159,7 +160,7 @@ class Stream:
         return event
 
     def _record(self, event: Event) -> None:
-        event.at, event.clock = counted.asked, dict(self.clock)
+        event.at, event.clock, event.stream = counted.asked, dict(self.clock), self
         event.graph = self.graph
 
     def wait_event(self, event: Event) -> None:
@@ -177,8 +178,15 @@ class Stream:
     def synchronize(self) -> None:
         refuse_while_capturing("to wait")
         counted.done = counted.asked
+        self.arrived(counted.asked)
         with _clocks:
             _merge(_of_host, self.clock)
+
+    def arrived(self, by: int) -> None:
+        """The host's memory was left as it was."""
+        for at, now, before in self.sent:
+            assert at > by or (now == before).all(), "memory changed while it was copied"
+        self.sent[:] = [sent for sent in self.sent if sent[0] > by]
 
     @property
     def done(self) -> bool:
@@ -291,6 +299,7 @@ class Event:
     ) -> None:
         self.at = -1
         self.has_time = not disable_timing
+        self.stream: Stream | None = None
         self.clock: Clock = {}
         self.graph: Graph | None = None
 
@@ -306,6 +315,8 @@ class Event:
     def synchronize(self) -> None:
         refuse_while_capturing("to wait")
         counted.done = max(counted.done, self.at)
+        if self.stream is not None:
+            self.stream.arrived(self.at)
         with _clocks:
             _merge(_of_host, self.clock)
 

@@ -20,6 +20,7 @@ It says nothing of speed or rounding: all is computed by NumPy. Streams and grap
 
 from __future__ import annotations
 
+import ctypes
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -100,8 +101,24 @@ def _wait() -> None:
 class Pointer:
     """Where an array lies: CuPy's `MemoryPointer`."""
 
-    def __init__(self, memory: Any) -> None:
-        self.ptr = fake_cuda.address_of(memory)
+    def __init__(self, memory: Any, first: int = 0) -> None:
+        self.ptr = fake_cuda.address_of(memory) + first
+        self.memory, self.first = memory, first
+
+    def __add__(self, count: int) -> Pointer:
+        return Pointer(self.memory, self.first + count)
+
+    def copy_from_host_async(self, mem: int, size: int, stream: Any = None) -> None:
+        """Some time later: what lies there stays as it is until then (`Stream.sent`)."""
+        refuse_while_capturing("values of the host")
+        on = stream or fake_cuda.get_current_stream()
+        given = np.frombuffer((ctypes.c_uint8 * size).from_address(mem), np.uint8)
+        there = self.memory.reshape(-1).view(np.uint8)[self.first : self.first + size]
+        fake_cuda.touch(on, (), [there])
+        there[...] = given
+        counted.from_host += 1
+        counted.asked += 1
+        on.sent.append((counted.asked, given, given.copy()))
 
 
 class _Held(np.ndarray):

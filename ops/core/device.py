@@ -245,6 +245,10 @@ class Device:
         """The same in memory that nobody else has."""
         return self.from_host(value)
 
+    def next_from_host(self, value: Any) -> Any:
+        """The same of one of many alike, such as batches: on its way while the device computes."""
+        return self.from_host(value)
+
     def to_host(self, value: Any, out: Any = None) -> Any:
         """What lies here as NumPy's array, when it is done; itself, if it is one. `out`: what it is
         written to."""

@@ -32,6 +32,7 @@ from ostinato.ops.jit.loops import Loops, lies, loops_of, strides_over
 
 from . import products
 from .capture import Captures
+from .copies import Copies
 from .epilogue import epilogue_of, with_epilogue
 from .libraries import cublaslt
 from .libraries.cublaslt import Library
@@ -41,11 +42,13 @@ from .loops.text import OPTIONS, Kernel
 from .messages import Nccl
 
 NAME = "cuda"
+BESIDE = 1 << 16  # bytes from which a batch is copied beside what is computed
 _here = threading.local()  # which of several this thread asks
 FLAT, IN_STAGES = ("fused", "fused_rows"), "fused_nest"
 
 
 class Gpu(Device):
+    copies: Copies | None = None  # of batches
     index: int | None = None  # of this process's, among those that it sees; None: as CuPy says
 
     def __init__(self, name: str, xp: Any, library: Library | str | None = None) -> None:
@@ -230,6 +233,17 @@ class Gpu(Device):
         made.set(np.asarray(value, made.dtype, order="C"))
         return made
 
+    def next_from_host(self, value: Any) -> Any:
+        if isinstance(value, self.xp.ndarray) or value.nbytes < BESIDE:
+            return self.from_host(value)
+        if self.copies is None:
+            self.copies = Copies(self.xp)
+        given = np.asarray(value, value.dtype.newbyteorder("="), order="C")
+        try:
+            return self.copies.send(given)
+        except MemoryError:
+            return self.from_host(value)
+
     def to_host(self, value: Any, out: Any = None) -> Any:
         if out is not None:
             value.get(out=out)
@@ -269,6 +283,8 @@ class Gpu(Device):
         return free + int(self.xp.get_default_memory_pool().free_bytes())
 
     def give_back(self) -> None:
+        if self.copies is not None:
+            self.copies.give_back()
         self.xp.get_default_memory_pool().free_all_blocks()
 
     def memory(self) -> dict[str, int]:

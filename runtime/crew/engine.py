@@ -118,7 +118,7 @@ class CrewEngine:
             made.made = self.lead.number
             return made
 
-    def put(self, value: Any, layout: Layout) -> Operand:
+    def put(self, value: Any, layout: Layout, again: bool = False) -> Operand:
         spec = Spec(value.shape, value.dtype, layout)
         value = np.asarray(device_of(value).to_host(value), order="C")
         return self._make("put", spec, text=encode_spec(spec), value=value)

@@ -277,7 +277,7 @@ class Member:
         portion = self.parts[order.operands[0]]
         made, answer = portion.batch(integer(number, 0), bool(agrees), bool(tunes))
         for handle, array in enumerate(made, order.first):
-            self.parts[handle] = self.memory.from_host(array)
+            self.parts[handle] = self.memory.next_from_host(array)
         return answer
 
     def _wait(self, order: Order, value: Any) -> None:

@@ -1,0 +1,95 @@
+"""Values of the host that come again and again, such as batches: on their way while the GPU computes.
+
+    host      copies a piece into pinned memory, of a ring; waits if that piece is still on its way
+    stream    of its own: copies it on to the GPU; the current stream waits for the last piece by an event
+
+Where it lies on the GPU is used again when nobody has it any more. A kernel that was asked before may still
+read there, so the copy waits for what was asked up to the call in which that was found out, and not for
+what was asked since: one that comes with each step overlaps with the step before."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+PIECE = 1 << 24  # bytes of a piece
+RING = 4  # pieces
+KEPT = 4  # places of one form
+FORMS = 16  # forms at once
+UNUSED = 2  # references to an array that only its place has, as seen by who counts them
+
+
+@dataclass(eq=False)
+class _Place:
+    array: Any
+    free: Any = None  # the event after which nobody reads it
+
+
+class Copies:
+    """To one GPU."""
+
+    def __init__(self, xp: Any) -> None:
+        self.xp = xp
+        self.stream = xp.cuda.Stream(non_blocking=True)
+        self.ring: list[tuple[Any, Any]] = []  # pinned memory, and the event after which it is free
+        self.next = 0
+        self.places: dict[Any, list[_Place]] = {}
+        self.lock = threading.Lock()
+
+    def send(self, value: Any) -> Any:
+        """An array that will have the value, for who asks for something on the current stream from here on."""
+        with self.lock:
+            here = self.xp.cuda.get_current_stream()
+            array, free = self._place(value.shape, value.dtype, here)
+            self.stream.wait_event(free)
+            source = value.reshape(-1).view(np.uint8)
+            for first in range(0, source.size, PIECE):
+                self._piece(source[first : first + PIECE], array.data + first)
+            here.wait_event(self._moment(self.stream))
+            return array
+
+    def _moment(self, stream: Any) -> Any:
+        return stream.record(self.xp.cuda.Event(disable_timing=True))
+
+    def _piece(self, part: Any, to: Any) -> None:
+        if len(self.ring) < RING:
+            memory = self.xp.cuda.alloc_pinned_memory(PIECE)
+            self.ring.append((np.frombuffer(memory, np.uint8, PIECE), None))
+        k = self.next % len(self.ring)
+        pinned, free = self.ring[k]
+        if free is not None:
+            free.synchronize()
+        np.copyto(pinned[: part.size], part)
+        to.copy_from_host_async(pinned.ctypes.data, part.size, self.stream)
+        self.ring[k], self.next = (pinned, self._moment(self.stream)), (self.next + 1) % RING
+
+    def _place(self, shape: Any, dtype: Any, here: Any) -> tuple[Any, Any]:
+        """Where it goes, and the event that it waits for."""
+        key = shape, dtype
+        if key not in self.places and len(self.places) == FORMS:
+            del self.places[next(iter(self.places))]
+        places, now = self.places.setdefault(key, []), self._moment(here)
+        ready = None
+        for place in places:
+            if sys.getrefcount(place.array) > UNUSED:
+                place.free = None
+            elif place.free is None:
+                place.free = now
+            elif ready is None:
+                ready = place
+        if ready is None:
+            ready = _Place(self.xp.empty(shape, dtype))
+            ready.free = self._moment(here)  # who had that memory before may still use it
+            places.append(ready)
+            del places[:-KEPT]
+        free, ready.free = ready.free, None
+        return ready.array, free
+
+    def give_back(self) -> None:
+        """What is kept for later."""
+        with self.lock:
+            self.places.clear()
