@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 from ostinato.runtime.messages import on_device
 
+from ostinato.errors import CommunicatorError
+from tests import fake_cuda, fake_nccl
+from tests.fake_xp import xp
 from tests.runtime import cases
 from tests.runtime import test_communicator as tests
 from tests.runtime.gpu_team import team
@@ -23,3 +29,82 @@ def test_as_threads_do(name: str, at_once: int, monkeypatch: pytest.MonkeyPatch)
     test = getattr(tests, name)
     for arguments in cases.of(test):
         test(**arguments)
+
+
+def test_who_waits_for_one_that_failed_is_released_at_once() -> None:
+    def work(comm: Any) -> Any:
+        if comm.rank == 1:
+            raise ZeroDivisionError("here")
+        out = np.empty(1)
+        comm.start_all_reduce((np.ones(1),), (out,), "sum", (0, 1, 2)).wait()
+
+    with pytest.raises(ZeroDivisionError):
+        team(3, work)
+    assert list(fake_nccl._worlds.values())[-1].aborted == "aborted", (
+        "and not found by its patience"
+    )
+
+
+def test_one_that_fails_before_they_meet_keeps_nobody() -> None:
+    """The others wait for its invitation to be taken."""
+
+    def work(comm: Any) -> Any:
+        raise AssertionError("they never meet")
+
+    def refuse(*_: Any) -> Any:
+        if fake_cuda.Device().id == 2:
+            raise fake_nccl.NcclError(2, "no memory for it")
+        return own(*_)
+
+    own = fake_nccl.NcclCommunicator
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(fake_nccl, "NcclCommunicator", refuse)
+        with pytest.raises(
+            CommunicatorError, match=r"worker 2 cannot talk to other.*no memory for it"
+        ):
+            team(3, work)
+
+
+# -- what the fake finds ------------------------------------------------------------------------------
+def calls(size: int, *works: Any) -> None:
+    """Each rank calls NCCL by itself."""
+
+    def work(comm: Any) -> None:
+        nccl = comm.comm.messenger
+        x, y = xp.zeros(8), xp.zeros(8)
+        with nccl.aside():
+            works[comm.rank](nccl.comm, x.data.ptr, y.data.ptr, nccl.stream.ptr)
+
+    team(size, work)
+
+
+SUM, F8 = fake_nccl.NCCL_SUM, fake_nccl.NCCL_FLOAT64
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (
+            lambda c, x, y, on: c.allReduce(x, y, 8, F8, SUM, on),
+            lambda c, x, y, on: c.allReduce(x, y, 7, F8, SUM, on),
+        ),
+        (
+            lambda c, x, y, on: c.allReduce(x, y, 8, F8, SUM, on),
+            lambda c, x, y, on: c.broadcast(x, y, 8, F8, 0, on),
+        ),
+        (
+            lambda c, x, y, on: c.broadcast(x, y, 8, F8, 0, on),
+            lambda c, x, y, on: c.broadcast(x, y, 8, F8, 1, on),
+        ),
+        (lambda c, x, y, on: c.send(x, 8, F8, 1, on), lambda c, x, y, on: c.recv(y, 4, F8, 0, on)),
+        (lambda c, x, y, on: c.send(x, 8, F8, 1, on), lambda c, x, y, on: c.send(x, 8, F8, 0, on)),
+        (lambda c, x, y, on: c.send(x + 64, 8, F8, 1, on), lambda c, x, y, on: None),
+    ],
+    ids=["counts", "kinds", "roots", "sizes", "two sends that wait for each other", "memory"],
+)
+def test_calls_that_would_hang_or_spoil_memory(
+    one: Any, other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake_nccl, "PATIENCE", 0.2)
+    with pytest.raises(AssertionError, match=r"rank|no array of the device"):
+        calls(2, one, other)

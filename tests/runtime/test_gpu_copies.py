@@ -33,6 +33,9 @@ def test_values_arrive_in_pieces(piece: int, monkeypatch: pytest.MonkeyPatch) ->
         found = there.send(given)
         given[...] = 0
         np.testing.assert_array_equal(to_host(found * 1), batch(k, 1000 + k))
+    for k in range(12):
+        there.send(batch(k))
+    there.stream.synchronize()
 
 
 def test_places_are_used_again_but_not_while_somebody_has_them() -> None:
