@@ -29,6 +29,7 @@ HEAVY = {
     "mpi4py",
     "numba",
     "cupy",
+    "nvmath",
     "networkx",
     "h5py",
     "zarr",
