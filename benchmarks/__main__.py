@@ -10,7 +10,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from . import machine, runner, table
@@ -35,7 +36,8 @@ SUITES = (
     "gpu",
 )
 ALONE = ("predict", "planner", "overlap", "layouts")  # which compare with nobody
-TESTING = 600  # seconds for tests on a GPU
+TESTING = 480  # seconds for tests on a GPU
+ALL = 25  # minutes for these and the rows; what has not begun by then is left out
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -57,7 +59,10 @@ def main(args: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one line of JSON per row")
     parser.add_argument("--only", default="", help="systems, e.g. numpy,jax")
     parser.add_argument("--workload", default="", help="workloads, by how their names begin")
-    parser.add_argument("--repeat", type=int, default=runner.REPEAT, help="processes per system")
+    parser.add_argument("--repeat", type=int, help="processes per system (2; 1 with --all)")
+    parser.add_argument(
+        "--minutes", type=float, help="for all of it; what is left then is left out"
+    )
     parser.add_argument("--scale", type=float, help="of the extents of kernels, e.g. 0.1")
     parser.add_argument("--save", action="store_true", help="keep the rows in benchmarks/results")
     parser.add_argument("--all", action="store_true", help="gpu: tests first; all is kept")
@@ -65,6 +70,9 @@ def main(args: Sequence[str]) -> int:
     if given.suite is None:
         print(suites())
         return 0
+    minutes = given.minutes or (ALL if given.all else None)
+    until = None if minutes is None else time.monotonic() + 60 * minutes
+    repeat = given.repeat or (1 if given.all else runner.REPEAT)
     good = not given.all or tested()
     given.save = given.save or given.all
     if given.scale is not None:
@@ -78,32 +86,50 @@ def main(args: Sequence[str]) -> int:
     which = [w for w in given.workload.split(",") if w]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # its children, too, end
     found = runner.probe()
-    lines = [json.dumps({"machine": found})]
-    print(lines[0] if given.json else machine.in_words(found), flush=True)
+    keep = _keeper(given.suite) if given.save else lambda line: line
+    line = keep(json.dumps({"machine": found}))
+    print(line if given.json else machine.in_words(found), flush=True)
     floors = {w.name: machine.floor(found, w) for w in suite}
     printer = table.Printer({w.name: w.about for w in suite}, floors)
-    for row in runner.run(f"benchmarks.{given.suite}", only, max(1, given.repeat), which=which):
-        lines.append(json.dumps({**row, "floor_s": floors.get(row["workload"], 0)}))
+    for row in runner.run(f"benchmarks.{given.suite}", only, repeat, which=which, until=until):
+        line = keep(json.dumps({**row, "floor_s": floors.get(row["workload"], 0)}))
         good = good and row.get("problem") in (None, "absent")
         if given.json:
-            print(lines[-1], flush=True)
+            print(line, flush=True)
         else:
             printer.add(row)
     if not given.json:
         printer.end()
-    if given.save:
-        RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"{given.suite}-{datetime.date.today():%Y-%m-%d}.json"
-        path.write_text("\n".join(lines) + "\n")
-        print(path, file=sys.stderr)
     return 0 if good else 1
+
+
+def _keeper(suite: str) -> Callable[[str], str]:
+    """Writes down each line when it is there, as a machine may be taken away before the last."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{suite}{_rehearsed()}-{datetime.date.today():%Y-%m-%d}.json"
+    path.write_text("")
+    print(path, file=sys.stderr)
+
+    def keep(line: str) -> str:
+        with path.open("a") as file:
+            file.write(line + "\n")
+        return line
+
+    return keep
+
+
+def _rehearsed() -> str:
+    """What the names of files have that are not of a GPU."""
+    device = os.environ.get("BENCHMARK_DEVICE", "cuda")
+    return "" if device == "cuda" else f"-on-{device}"
 
 
 def tested() -> bool:
     """The tests that need a GPU; what they say is kept."""
     RESULTS.mkdir(exist_ok=True)
-    log = RESULTS / f"gpu-tests-{datetime.date.today():%Y-%m-%d}.txt"
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests"]
+    log = RESULTS / f"gpu-tests{_rehearsed()}-{datetime.date.today():%Y-%m-%d}.txt"
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/runtime/test_on_gpu.py"]
+    fake = {"TESTED_DEVICE": "fake kernels"} if _rehearsed() else {}
     print(" ".join(command), "->", log, flush=True)
     with log.open("w") as file:
         try:
@@ -113,6 +139,7 @@ def tested() -> bool:
                 stderr=subprocess.STDOUT,
                 timeout=TESTING,
                 cwd=RESULTS.parent.parent,
+                env={**os.environ, **fake},
                 check=False,
             )
         except subprocess.TimeoutExpired:

@@ -42,8 +42,9 @@ def run(
     repeat: int = REPEAT,
     rounds: int = ROUNDS,
     which: Sequence[str] = (),
+    until: float | None = None,
 ) -> Iterator[Row]:
-    """The rows of a suite, workload by workload."""
+    """The rows of a suite, workload by workload, as long as there is time."""
     told: set[str] = set()
     for workload in workloads(importlib.import_module(module)):
         if which and not any(workload.name.startswith(w) for w in which):
@@ -55,6 +56,10 @@ def run(
                 told.add(split_name(n)[0])
                 yield absence(split_name(n)[0], absent[n], workload.system(n))
         names = [n for n in names if not absent[n]]
+        if until is not None and time.monotonic() > until:
+            for n in names:
+                yield row(workload.name, n, (), ("skipped", "there was no time left"))
+            continue
         yield from run_workload(module, workload, names, repeat, rounds)
 
 

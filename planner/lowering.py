@@ -11,9 +11,7 @@ from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph
 
 from .cpu import passes as cpu
-from .cpu.fuse import fuse as fuse_for_cpu
 from .gpu import passes as gpu
-from .gpu.fuse import fuse as fuse_for_gpu
 from .passes.memory import assign_memory
 from .plan import Program, Target, peak_bytes
 
@@ -34,8 +32,8 @@ class Rules:
 
 
 RULES = {
-    "cpu": Rules(cpu.PASSES, cpu.NEED_ROOM, cpu.CACHE, fuse_for_cpu),
-    "cuda": Rules(gpu.PASSES, fuse=fuse_for_gpu),
+    "cpu": Rules(cpu.PASSES, cpu.NEED_ROOM, cpu.CACHE, cpu.FUSE),
+    "cuda": Rules(gpu.PASSES, fuse=gpu.FUSE),
 }
 PLAIN = Rules()
 

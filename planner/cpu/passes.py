@@ -12,5 +12,6 @@ from .slices import slice_first
 from .symmetric import halve
 
 PASSES = (fold_products, narrow, slice_first, fuse, order, halve, mark_staying)
+FUSE = fuse  # makes kernels that have several ways, of which timing takes one
 NEED_ROOM = (halve,)  # what is left out where memory is short
 CACHE = 1 << 22  # bytes of a turn that stay in cache until they are read

@@ -4,6 +4,7 @@ Processes have no NCCL that could be faked between them: what they send goes thr
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -15,6 +16,7 @@ import ostinato as ost
 from tests import fake_cuda, fake_device, fake_nccl
 from tests.runtime.jobs import RANK, SIZE, caught, fail_in, say
 
+DEVICE = os.environ.get("TESTED_DEVICE", "fake")
 fake_cuda.Device.count = 2  # on this machine
 fake_nccl.available = False
 X = np.random.default_rng(0).normal(size=(301, 7))
@@ -39,7 +41,7 @@ def everything() -> None:
             values.append(float(value))
         return [*values, *map(float, np.asarray(w))]
 
-    session = ost.connect(device="fake")
+    session = ost.connect(device=DEVICE)
     x = ost.asarray(X, split=0)
     others = ost.asarray(X, split=1), x.resplit(1), x
     with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +64,7 @@ def everything() -> None:
 def fails(rank: str) -> None:
     """One worker fails; all begin anew."""
     fail_in(3, int(rank))
-    ost.connect(device="fake")
+    ost.connect(device=DEVICE)
     f = ost.compile(lambda x: x.sum(0))
     x = ost.asarray(X, split=0)
 

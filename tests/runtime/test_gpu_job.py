@@ -18,8 +18,8 @@ from tests.runtime.test_job import mpiexec
 X = np.random.default_rng(0).normal(size=(301, 7))
 
 
-def said(count: int, *arguments: str) -> dict[str, object]:
-    job = mpiexec(count, "-m", "tests.runtime.gpu_jobs", *arguments)
+def said(count: int, *arguments: str, **settings: str) -> dict[str, object]:
+    job = mpiexec(count, "-m", "tests.runtime.gpu_jobs", *arguments, **settings)
     assert job.returncode == 0, job.stdout[-2000:] + job.stderr[-2000:]
     found: dict[str, object] = {}
     for line in job.stdout.splitlines():

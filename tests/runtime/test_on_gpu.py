@@ -1,22 +1,33 @@
-"""What only a GPU can show. `python -m pytest -m gpu` runs it where CuPy finds one."""
+"""What only a GPU can show. `python -m pytest -m gpu` runs it where CuPy finds one; with
+TESTED_DEVICE="fake kernels" it is rehearsed on the host, with kernels in CUDA C++ that the host compiles."""
 
 from __future__ import annotations
 
+import os
 import random
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.ops.core.array import from_operand
 from ostinato.ops.core.device import Absent, find
-from ostinato.ops.gpu.device import NAME
+from ostinato.ops.gpu import device as gpu
 
 import ostinato as ost
 from ostinato.errors import BoundsError
+from tests.clusters import needs_mpi
 from tests.helpers import compare_all
 from tests.ops.nodes import SAMPLED, of
 from tests.planner.test_any_layout import run_and_compare
 from tests.programs import make_program
+from tests.runtime.test_gpu_job import said
 from tests.sessions import use
+
+NAME = os.environ.get("TESTED_DEVICE", gpu.NAME)
+REHEARSED = gpu.NAME != NAME
+if REHEARSED:
+    from tests import fake_device  # noqa: F401  (which makes it known)
 
 
 def is_here() -> bool:
@@ -31,7 +42,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not is_here(), reason="needs C
 X = np.random.default_rng(0).normal(size=(3000, 1000)).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("name", SAMPLED[::40] if REHEARSED else SAMPLED)
 def test_samples(name: str) -> None:
     for sample in of(name):
         given = [np.asarray(x) for x in sample.inputs]
@@ -43,7 +54,7 @@ def test_samples(name: str) -> None:
             compare_all(found, wanted, name, max(sample.rtol or 0, 1e-6), None)
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(3 if REHEARSED else 100))
 def test_random_programs(seed: int) -> None:
     r = random.Random(seed)
     numerics = r.choice(("same-plan", "any-workers"))
@@ -129,3 +140,39 @@ def test_errors_leave_it_usable() -> None:
         with pytest.raises(BoundsError):
             np.asarray(ost.compile(lambda x, i: x[i])(x, places))
         np.testing.assert_allclose(np.asarray(ost.compile(ost.sum)(x)), X[0].sum(), 1e-4)
+
+
+def test_indexing_runs_as_one_graph() -> None:
+    with use(device=NAME):
+        run = ost.compile(lambda x, i: ost.exp(x[i]) * 2.0)
+        x, places = ost.asarray(X[0]), ost.asarray(np.arange(0, 1000, 7))
+        for _ in range(6):
+            np.testing.assert_allclose(np.asarray(run(x, places)), np.exp(X[0, ::7]) * 2, 1e-6)
+        assert "as one graph" in run.plan.explain()
+
+
+def test_batches_arrive_while_it_computes() -> None:
+    with use(device=NAME) as session:
+        run = ost.compile(lambda x: (x.astype("float32") * 2.0).sum(1))
+        for k in range(20):
+            batch = np.full((512, 700), k, np.uint8)
+            x = from_operand(session.put(batch, None, again=True))
+            batch[...] = 255
+            np.testing.assert_array_equal(np.asarray(run(x)), np.full(512, 1400.0 * k))
+
+
+@needs_mpi
+@pytest.mark.parametrize("what", ["everything", "fails"])
+def test_a_process_for_each_gpu(what: str) -> None:
+    """Two of them, by NCCL if there are two GPUs, else by way of the host's memory."""
+    if REHEARSED:
+        pytest.skip("as test_gpu_job.py does")
+    found = said(2, what, *(["1"] if what == "fails" else []), TESTED_DEVICE=NAME)
+    if what == "fails":
+        assert "by test" in str(found["text"])
+        return
+    assert found["values"] is found["stored"] is found["fed"] is True
+    several = find(NAME).xp.cuda.runtime.getDeviceCount() > 1
+    how = {messages for _, messages in found["states"]}  # type: ignore[attr-defined]
+    print(how, file=sys.stderr)
+    assert ("from device to device" in how) == several
