@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from unittest import mock
 
+from ostinato.ops.core.device import Device
 from ostinato.ops.core.graph import Graph
 from ostinato.planner import pipeline
 from ostinato.planner.passes.overlap import overlap
@@ -70,8 +71,10 @@ class Throttled(ThreadCommunicator):
 
     free = 0.0  # when the link is
 
-    def __init__(self, world: communicator.ThreadWorld, rank: int) -> None:
-        super().__init__(world, rank)
+    def __init__(
+        self, world: communicator.ThreadWorld, rank: int, device: Device | None = None
+    ) -> None:
+        super().__init__(world, rank, device)
         self.messages: list[float] = []  # bytes of each
 
     def due(self, request: Request, size: float) -> Request:
