@@ -395,9 +395,9 @@ def test_what_crosses_to_a_device(device: str, monkeypatch: pytest.MonkeyPatch) 
         for where, size in ((pipe, 4 * 3 * 10 * 10), (pipe.on_device(), 3 * 12 * 16 + 1)):
             with where.epoch(0) as epoch:
                 for k, ((x, y), was) in enumerate(zip(epoch, wanted, strict=True)):
-                    crossed.clear()
                     same, _ = step(x, y)
-                    if k:  # behind the first one, when constants cross
+                    if k:  # behind the first one, when constants cross; from when it is taken
                         assert sum(crossed) == BATCH * (size + 8)
+                    crossed.clear()
                     assert np.asarray(same).tobytes() == was.tobytes()
         assert len(step.entries) == 2
