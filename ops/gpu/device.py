@@ -5,6 +5,7 @@ known from events."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import platform
 import sys
@@ -313,7 +314,7 @@ class Gpu(Device):
         return self.name if self.index is None else f"{self.name} {self.index}"
 
     def address(self) -> bytes:
-        if not getattr(self.xp.cuda.nccl, "available", False):
+        if not getattr(getattr(self.xp.cuda, "nccl", None), "available", False):
             return b""
         found = f"{platform.node()[:100]} {self.xp.cuda.Device().pci_bus_id}"
         return found.encode()[:127]
@@ -363,6 +364,8 @@ def _found() -> Device:
         raise Absent(f"a GPU and its driver; CuPy says: {error}") from None
     if not count:
         raise Absent("a GPU, and CuPy finds none")
+    with contextlib.suppress(ImportError):
+        import cupy.cuda.nccl  # which says whether the library is there
     return add(Gpu(NAME, cupy), cupy.ndarray)
 
 

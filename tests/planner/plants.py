@@ -209,7 +209,7 @@ def _lost() -> Any:
 def _left_out() -> Any:
     rule = communicator.fold
     return mock.patch.object(
-        communicator, "fold", lambda states, outs, name: rule(states[:-1] or states, outs, name)
+        communicator, "fold", lambda states, outs, *how: rule(states[:-1] or states, outs, *how)
     )
 
 
