@@ -318,6 +318,29 @@ def vmap_ode(ost: Any, y0: Any) -> Any:
     return ost.vmap(solve)(y0)
 
 
+# -- transforms ----------------------------------------------------------------------------
+@functools.cache
+def waves() -> Sequence[Numbers]:
+    return [normal()[0].reshape(-1, 1000)]
+
+
+@row("the transforms of 1,000 real rows of 1,000", waves, traffic=12.0 * N)
+def rfft(xp: Any, x: Any) -> Any:
+    return xp.fft.rfft(x, axis=1)
+
+
+@row("1,000 x 1,000 numbers transformed along both axes", waves, traffic=12.0 * N,
+     dask=lambda da, x: da.fft.fft2(x.rechunk(-1)))  # fmt: skip
+def fft2(xp: Any, x: Any) -> Any:
+    return xp.fft.fft2(x)
+
+
+@row("a line of 1,000,000 there and back, halved", normal, traffic=8.0 * N, tolerance=1e-3,
+     dask=lambda da, x: da.fft.irfft(da.fft.rfft(x.rechunk(-1)) * 0.5, N))  # fmt: skip
+def fft_filter(xp: Any, x: Any) -> Any:
+    return xp.fft.irfft(xp.fft.rfft(x) * 0.5, N)
+
+
 # -- special functions ---------------------------------------------------------------------
 @functools.cache
 def positive() -> Sequence[Numbers]:

@@ -7,6 +7,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import mpmath
@@ -350,3 +351,17 @@ def test_slopes_that_have_no_formula():
     ]
     for y, w in zip(found, wanted, strict=True):
         assert float(y) == pytest.approx(float(w), rel=1e-9)
+
+
+def test_the_table_of_errors_is_of_all_functions_and_keeps_what_they_promise():
+    from .ulps import EVERY
+
+    text = (Path(__file__).parents[2] / "docs/precision.md").read_text()
+    told = {
+        n: (float(a), float(b))
+        for n, a, b in re.findall(r"`(\w+)` \| ([\d.]+) \| ([\d.]+) \|", text)
+    }
+    assert set(told) == set(EVERY)
+    for name, (narrow, wide) in told.items():
+        assert narrow <= (0.5 if name in EXACT else 3), name
+        assert wide <= (EXACT[name][2] + 4 if name in EXACT else 1), name
