@@ -163,33 +163,6 @@ def _like(function: Callable[..., Array], full: bool = False) -> Callable[..., A
     return run
 
 
-def _unique(
-    ar: Any,
-    return_index: bool = False,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-    equal_nan: bool = True,
-) -> Any:
-    if not (return_index or return_inverse or return_counts):
-        return _one_nan(sets.unique_values(ar), equal_nan)
-    values, first, inverse, counts = sets.unique_all(ar)
-    if _one_nan(values, equal_nan) is not values:
-        raise misfit(
-            ArgumentError,
-            "np.unique",
-            got="several NaN in an ostinato array, each of which is itself here",
-            needed="equal_nan=False",
-        )
-    asked = ((return_index, first), (return_inverse, inverse), (return_counts, counts))
-    return (values, *(part for wanted, part in asked if wanted))
-
-
-def _one_nan(values: Array, equal: bool) -> Array:
-    """Sorted values with at most one NaN."""
-    nans = int(reduction.sum(e.isnan(values))) if equal and is_inexact(values.dtype) else 0
-    return values[: 1 - nans] if nans > 1 else values
-
-
 def _clipped(
     a: Any, a_min: Any = None, a_max: Any = None, min: Any = None, max: Any = None
 ) -> Array:
@@ -307,7 +280,9 @@ MEANT: dict[str, Callable[..., Any]] = {
     "isin": lambda element, test_elements, invert=False: sets.isin(
         element, test_elements, invert=invert
     ),
-    "unique": _unique,
+    "unique": lambda ar, return_index=False, return_inverse=False, return_counts=False, equal_nan=True: (
+        sets.unique(ar, return_index, return_inverse, return_counts, equal_nan=equal_nan)
+    ),
     "nonzero": lambda a: indexing.nonzero(a),
     "where": _chosen,
     "take": lambda a, indices, axis=None: indexing.take(

@@ -33,7 +33,7 @@ from .elementwise import (
     sqrt,
     where,
 )
-from .reduction import diff
+from .reduction import cumulative_sum, diff
 from .reduction import sum as sum_of
 from .shape import axis_of, broadcast_to, concat, pad, reshape, slice_axes
 from .sorting import argsort, searchsorted
@@ -61,6 +61,7 @@ __all__ = [
     "select",
     "sinc",
     "trapezoid",
+    "unwrap",
     "vander",
 ]
 
@@ -405,6 +406,27 @@ def trapezoid(y: Operandish, x: Operandish | None = None, dx: Any = 1.0, axis: i
     count = max(n - 1, 0)
     pairs = slice_axes(v, {d: (1, count, 1)}) + slice_axes(v, {d: (0, count, 1)})
     return sum_of(pairs * step / 2.0, axis=d)
+
+
+def unwrap(
+    p: Operandish, discont: float | None = None, axis: int = -1, *, period: float = 2 * math.pi
+) -> Array:
+    """Without jumps along an axis: whole periods are added where neighbours are more than `discont` apart,
+    half a period if not given.
+
+    >>> ost.unwrap([0.0, 3.0, -3.0])  # 0, 3, 3.283
+    """
+    x = _floating(p)
+    d = axis_of(axis, x.ndim, "unwrap")
+    step = diff(x, axis=d)
+    half = period / 2
+    near = (step + half) % period - half
+    near = where(equal(near, -half) & greater(step, 0), half, near)
+    least = half if discont is None else discont
+    more = where(less(where(less(step, 0), -step, step), least), 0, near - step)
+    first = slice_axes(x, {d: (0, min(1, x.shape[d]), 1)})
+    rest = slice_axes(x, {d: (min(1, x.shape[d]), max(x.shape[d] - 1, 0), 1)})
+    return concat([first, rest + cumulative_sum(more, axis=d)], axis=d)
 
 
 # -- spaces ----------------------------------------------------------------------------------------

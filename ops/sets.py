@@ -12,11 +12,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 
-from ostinato.errors import ShapeError
+from ostinato.errors import ArgumentError, ShapeError
 
 from .core import array
 from .core.array import Array, Operandish, apply, as_array, export, unify
@@ -54,6 +54,7 @@ __all__ = [
     "setdiff1d",
     "setxor1d",
     "union1d",
+    "unique",
     "unique_all",
     "unique_counts",
     "unique_inverse",
@@ -422,3 +423,63 @@ def _picked(
     ordered = sort(_row(x, name))
     keep = logical_and(_fresh(ordered), wanted(ordered))
     return _kept(ordered, keep, whole_number(size, name, 0), fill_value)
+
+
+@overload
+def unique(
+    ar: Operandish,
+    return_index: Literal[False] = False,
+    return_inverse: Literal[False] = False,
+    return_counts: Literal[False] = False,
+    *,
+    equal_nan: bool = True,
+    size: int | None = None,
+    fill_value: Any = None,
+) -> Array: ...
+@overload
+def unique(
+    ar: Operandish,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    *,
+    equal_nan: bool = True,
+    size: int | None = None,
+    fill_value: Any = None,
+) -> Any: ...
+def unique(
+    ar: Operandish,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    *,
+    equal_nan: bool = True,
+    size: int | None = None,
+    fill_value: Any = None,
+) -> Any:
+    """The values that occur, in order; if asked for, with the first place of each, with which of them each
+    element is, and with how often each occurs. With `size` so many, as compiled functions need it: there each
+    NaN is a value of its own, else all NaN are one.
+
+    >>> ost.unique([2, 1, 2], return_counts=True)  # 1, 2 and 1, 2
+    """
+    if not (return_index or return_inverse or return_counts):
+        return _one_nan(unique_values(ar, size=size, fill_value=fill_value), equal_nan, size)
+    values, first, inverse, counts = unique_all(ar, size=size, fill_value=fill_value)
+    if _one_nan(values, equal_nan, size) is not values:
+        raise misfit(
+            ArgumentError,
+            "unique",
+            got="several NaN, each of which is itself where places or counts are asked for",
+            needed="equal_nan=False",
+        )
+    asked = ((return_index, first), (return_inverse, inverse), (return_counts, counts))
+    return (values, *(part for wanted, part in asked if wanted))
+
+
+def _one_nan(values: Array, one: bool, size: int | None) -> Array:
+    """Sorted values with at most one NaN."""
+    if size is not None or not one or not is_inexact(values.dtype):
+        return values
+    nans = int(sum_of(not_equal(values, values)))
+    return values[: 1 - nans] if nans > 1 else values

@@ -410,6 +410,8 @@ def test_vectorize() -> None:
     same(np.asarray(ost.vectorize(f, excluded={"power"})(x, 2.5, power=2)), theirs(x, 2.5) ** 2, "")
     same(np.asarray(ost.vectorize(f, excluded={2})(x, 2.5, 2)), theirs(x, 2.5) ** 2, "")
     assert len(calls) == 3
+    turned = ost.vectorize(lambda a, word: -a if word == "down" else a, excluded={1})
+    same(np.asarray(turned(x, "down")), -x, "")
     assert float(ost.vectorize(f)(3.0, 1.0)) == 2
     dots = ost.vectorize(ost.dot, signature="(n),(n)->()")
     same(np.asarray(dots(x[:, None], x)), x @ x.T, "")

@@ -12,7 +12,7 @@ from ostinato.ops.array_function import OTHERWISE
 from ostinato.ops.core import spelling
 
 import ostinato as ost
-from ostinato.errors import ArgumentError
+from ostinato.errors import ArgumentError, OstinatoError
 from tests.helpers import compare_all
 from tests.sessions import MESHES, use
 
@@ -171,6 +171,9 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("sliding_window_view", lambda xp, x, v: (
         xp.lib.stride_tricks.sliding_window_view(x, (2, 3)), xp.lib.stride_tricks.sliding_window_view(x, 4, 0),
         xp.lib.stride_tricks.sliding_window_view(xp.concatenate([v] * 4), 40)), (X, V)),
+    ("unwrap", lambda xp, x, v: (
+        xp.unwrap(x * 4, axis=0), xp.unwrap(v * 5, 4.0), xp.unwrap(v[:1]), xp.unwrap(x * 9, period=5.0),
+        xp.unwrap(v[0] * 0 + xp.asarray([0.0, 2.0, 0.0, -2.0]), period=4.0)), (X, V)),
     ("array", lambda xp, x: (xp.array(x, "f4"), xp.array(x[0], ndmin=3), xp.array([x[0], x[1]])), (X,)),
     ("einsum", lambda xp, x, y: xp.einsum("ij,kj,lj->il", x, y, x, optimize=True), (X, Y)),
 ]  # fmt: skip
@@ -182,6 +185,12 @@ OWN = (  # these give NumPy's own answers
 READ = [
     ("argwhere", lambda xp, x: xp.argwhere(x > 0), X),
     ("flatnonzero", lambda xp, x: xp.flatnonzero(x > 0), X),
+    ("where", lambda xp, x: xp.stack(xp.where(x > 0)), X),
+    ("unique", lambda xp, x: xp.unique(x), np.where(X > 0, np.nan, X)),
+    *[
+        ("unique", lambda xp, x, k=k: xp.unique(x, **{k: True})[1], WHOLE)
+        for k in ("return_index", "return_inverse", "return_counts")
+    ],
 ]
 
 
@@ -280,10 +289,20 @@ def test_gradients() -> None:
         (lambda: ost.put_along_axis(X, WHOLE[0], 1.0), "as many axes in both"),
         (lambda: ost.put_along_axis(X, WHOLE, 1.0, 0, mode="best"), "mode='best'"),
         (lambda: ost.polyfit(X, V, 1), "one axis of the same length"),
+        (lambda: ost.where(X > 0, X), "both, or none"),
+        (lambda: ost.unique(np.array([np.nan] * 2), return_counts=True), "equal_nan=False"),
+        (lambda: ost.gradient(X[:2], axis=0, edge_order=2), "three along each axis"),
+        (lambda: ost.interp(X, V, V, period=0), "period=0"),
+        (lambda: ost.fill_diagonal(V, 0), "two axes or more"),
+        (lambda: ost.ix_(X), "one axis each"),
+        (lambda: ost.ravel_multi_index((1, 2), (3,)), "2 axes of places for 1 extents"),
+        (lambda: ost.sliding_window_view(V, 13), "windows of 13 of 12"),
+        (lambda: ost.polyint(V, 2, [1.0]), "1 constants"),
+        (lambda: ost.fmod(C, 1), "real numbers"),
     ],
 )
 def test_what_is_refused(call: Any, says: str) -> None:
-    with use(), pytest.raises(ArgumentError, match=says):
+    with use(), pytest.raises(OstinatoError, match=says):
         call()
 
 
