@@ -131,15 +131,15 @@ def _search(arrays: Arrays, threads: int, *, side: str, **_: Any) -> Made:
 
 
 def _fft(arrays: Arrays, threads: int, *, axis: int, inverse: bool, norm: str, **_: Any) -> Made:
-    return fft.transforming(arrays, axis, threads, fft.both_ways(inverse, norm))
+    return fft.transforming(arrays, axis, threads, "ifft" if inverse else "fft", norm=norm)
 
 
 def _rfft(arrays: Arrays, threads: int, *, axis: int, norm: str, **_: Any) -> Made:
-    return fft.transforming(arrays, axis, threads, fft.of_real(norm))
+    return fft.transforming(arrays, axis, threads, "rfft", norm=norm)
 
 
 def _irfft(arrays: Arrays, threads: int, *, axis: int, n: int, norm: str, **_: Any) -> Made:
-    return fft.transforming(arrays, axis, threads, fft.to_real(n, norm))
+    return fft.transforming(arrays, axis, threads, "irfft", n=n, norm=norm)
 
 
 # -- selection, counts, groups -------------------------------------------------------------

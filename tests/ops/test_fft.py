@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops.cpu.kernels import fft as kernels
+from ostinato.ops.cpu.libraries import scipy_fft
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
@@ -92,7 +93,7 @@ def test_threads_share_lines_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -
     for axis, shapes in ((1, {(13, 30), (14, 30)}), (0, {(40, 10)})):
         out = np.empty_like(x)
         asked.clear()
-        kernels.transforming((x, out), axis, 3, transform)(x, out)
+        kernels.shared((x, out), axis, 3, transform)(x, out)
         assert len(asked) == 3
         assert set(asked) == shapes
         np.testing.assert_array_equal(out, np.fft.fft(x, axis=axis))
@@ -101,7 +102,30 @@ def test_threads_share_lines_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        kernels.transforming((x, x), 1, 2, fails)(x, x)
+        kernels.shared((x, x), 1, 2, fails)(x, x)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_with_and_without_scipy(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    """A line has the same bits beside others and alone; and all agree with NumPy."""
+    if there:
+        pytest.importorskip("scipy.fft")
+    else:
+        monkeypatch.setattr(scipy_fft, "function", lambda name: None)
+    x = R.normal(size=(5, 30))
+    for name, given, how in (
+        ("fft", x.astype(np.complex64), {}),
+        ("ifft", x + 1j, {"norm": "ortho"}),
+        ("rfft", x, {"norm": "forward"}),
+        ("irfft", np.fft.rfft(x), {"n": 31}),
+    ):
+        wanted = getattr(np.fft, name)(given, axis=1, **how)
+        out, alone = np.empty_like(wanted), np.empty_like(wanted[:1])
+        kernels.transforming((given, out), 1, 2, name, **how)(given, out)
+        np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-6)
+        kernels.transforming((given[2:3], alone), 1, 2, name, **how)(given[2:3], alone)
+        assert alone.tobytes() == out[2:3].tobytes()
+    assert (scipy_fft.function("fft") is None) == (not there)
 
 
 def test_under_compile_vmap_and_gradients() -> None:

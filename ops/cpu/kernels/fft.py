@@ -1,7 +1,8 @@
-"""Fourier transforms: NumPy's, whose lines threads share. Of one long line NumPy's thread is the only
-one; to make it of short ones took as long on two cores, since those lie across memory.
+"""Fourier transforms: by SciPy where it is installed, which transforms several lines in one vector, else by
+NumPy, whose lines threads of Python's share, as NumPy lets go of the lock that Python holds.
 
-The threads are Python's, as NumPy lets go of the lock that Python holds."""
+The bits of a line are the same whatever lines are beside it. Of one long line there is one thread; to make it
+of short ones took as long on two cores, since those lie across memory."""
 
 from __future__ import annotations
 
@@ -11,8 +12,10 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from ostinato.ops.cpu.libraries import scipy_fft
 
 LEAST = 1 << 14  # elements for each thread: to wake one takes as long as some thousand
+Transform = Callable[..., Any]
 
 
 @lru_cache(1)
@@ -21,9 +24,27 @@ def _threads(count: int) -> ThreadPoolExecutor:
 
 
 def transforming(
-    arrays: Sequence[Any], axis: int, threads: int, transform: Callable[..., Any]
-) -> Callable[..., None] | None:
-    """What transforms lines of arrays that lie as these do: `transform(x, axis=, out=)` of parts."""
+    arrays: Sequence[Any], axis: int, threads: int, name: str, **how: Any
+) -> Callable[..., None]:
+    """What transforms lines of arrays that lie as these do, by a function that both libraries have."""
+    theirs = scipy_fft.function(name)
+    if theirs is None:
+        function = getattr(np.fft, name)
+        return shared(
+            arrays, axis, threads, lambda x, axis, out: function(x, axis=axis, out=out, **how)
+        )
+    workers = max(1, min(threads, arrays[0].size // LEAST))
+
+    def run(x: Any, out: Any) -> None:
+        np.copyto(out, theirs(x, axis=axis, workers=workers, **how))
+
+    return run
+
+
+def shared(
+    arrays: Sequence[Any], axis: int, threads: int, transform: Transform
+) -> Callable[..., None]:
+    """The same by `transform(x, axis=, out=)` of parts."""
     x = arrays[0]
     longest = max((d for d in range(x.ndim) if d != axis), key=lambda d: x.shape[d], default=axis)
     parts = 1 if longest == axis else min(threads, x.shape[longest], x.size // LEAST)
@@ -48,16 +69,3 @@ def transforming(
             other.result()
 
     return run
-
-
-def both_ways(inverse: bool, norm: Any) -> Callable[..., Any]:
-    function = np.fft.ifft if inverse else np.fft.fft
-    return lambda x, axis, out: function(x, axis=axis, norm=norm, out=out)
-
-
-def of_real(norm: Any) -> Callable[..., Any]:
-    return lambda x, axis, out: np.fft.rfft(x, axis=axis, norm=norm, out=out)
-
-
-def to_real(n: int, norm: Any) -> Callable[..., Any]:
-    return lambda x, axis, out: np.fft.irfft(x, n, axis=axis, norm=norm, out=out)
