@@ -64,7 +64,7 @@ class Writing:
         self._through(data[done:], at + done)
 
     def _through(self, data: Bytes, at: int) -> None:
-        left = memoryview(data)
+        left = memoryview(data)  # type: ignore[arg-type]
         while left:
             count = os.pwrite(self.handle, left[:LONGEST], at)
             left, at = left[count:], at + count
@@ -79,7 +79,7 @@ class Writing:
                 part = _buffers.get()[: data.size - done]
                 part[...] = data[done : done + part.size]
             try:
-                count = os.pwrite(self.past, memoryview(part), at + done)
+                count = os.pwrite(self.past, part, at + done)  # type: ignore[arg-type]
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise

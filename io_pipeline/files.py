@@ -35,7 +35,7 @@ from . import inflating
 from .chunks import LONGEST_HEAD, SPARE, ChunkSource, arrays, plain
 from .inflate import inflated, unshuffled
 from .members import Member
-from .merging import OrderOfRuns, SortedRuns
+from .merging import RUNS, RowsOfRuns, SortedRuns
 from .source import (
     Get,
     Index,
@@ -470,8 +470,12 @@ def open_source(path: str | os.PathLike[str], dataset: str | Sequence[str] | Non
 def from_data(data: dict[str, Any]) -> Source:
     """The source that `as_data` told of, opened here."""
     shape, dtype = tuple(data["shape"]), DTYPES[data["dtype"]]
+    if "rows" in data:
+        order = from_data(data["order"])
+        assert isinstance(order, SortedRuns)
+        return RowsOfRuns(from_data(data["rows"]), order)
     if "falls" in data:
-        made = OrderOfRuns if "places" in data else SortedRuns
+        made = RUNS[data["kind"]]
         return made(data["path"], shape, dtype, tuple(data["bounds"]), data["falls"])
     if "sums" in data:
         return ChunkSource(data["path"], None, shape, dtype, tuple(data["chunks"]), data["sums"])

@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core.layout import Box, Shape
 
-from .source import Source, fill
+from .source import LITTLE, Source, fill
 
+NOTED = 24  # bytes of a row's key, its place and what sorting takes
 KNOWN = 256  # places of which it is kept where they are in the runs
 
 
@@ -40,7 +41,11 @@ class SortedRuns(Source):
         self.lock = threading.Lock()
 
     def as_data(self) -> dict[str, Any]:
-        return super().as_data() | {"bounds": list(self.bounds), "falls": self.falls}
+        return super().as_data() | {
+            "bounds": list(self.bounds),
+            "falls": self.falls,
+            "kind": type(self).__name__,
+        }
 
     @cached_property
     def lines(self) -> np.ndarray[Any, Any]:
@@ -67,11 +72,19 @@ class SortedRuns(Source):
             self._merge(line, whole, lo, hi)
             if whole is not column or self.falls:
                 column[...] = whole[::-1] if self.falls else whole
-        self.lines._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]  # what was looked at
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of the pages that were looked at."""
+        self.lines._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
+
+    def parts(self, line: int, lo: int, hi: int) -> list[tuple[int, int]]:
+        """Of each run what lies from one place of the order to another."""
+        return [*zip(self._starts(line, lo), self._starts(line, hi), strict=True)]
 
     def _merge(self, line: int, out: np.ndarray[Any, Any], lo: int, hi: int) -> None:
         """The keys of a column from one place of the order to another."""
-        self._fill(line, out, [*zip(self._starts(line, lo), self._starts(line, hi), strict=True)])
+        self._fill(line, out, self.parts(line, lo, hi))
         out.sort()
 
     def _fill(self, line: int, out: np.ndarray[Any, Any], parts: Sequence[tuple[int, int]]) -> None:
@@ -97,7 +110,9 @@ class SortedRuns(Source):
         pairs = [*zip(below[1], above[1], strict=True)]
         lows = [max(a, b - less) for a, b in pairs]
         highs = [min(b, a + more) for a, b in pairs]
-        found = _halved(self.lines[line], lows, highs, rank - sum(lows) + sum(starts))
+        found = _halved(
+            self.lines[line].view(np.ndarray), lows, highs, rank - sum(lows) + sum(starts)
+        )
         with self.lock:
             most = max(2, KNOWN // len(self.lines))
             self.cuts[line] = [*self.cuts.get(line, ())[1 - most :], (rank, found)]
@@ -108,16 +123,58 @@ class OrderOfRuns(SortedRuns):
     """The places that the keys come from, in the keys' order; of equal ones the first comes first. Behind
     the keys' rows the file has a row of places for each."""
 
-    def as_data(self) -> dict[str, Any]:
-        return super().as_data() | {"places": True}
-
     def _merge(self, line: int, out: np.ndarray[Any, Any], lo: int, hi: int) -> None:
-        parts = [*zip(self._starts(line, lo), self._starts(line, hi), strict=True)]
+        parts = self.parts(line, lo, hi)
         found = np.empty(hi - lo, self.lines.dtype)
         self._fill(line, found, parts)
         order = np.argsort(found, kind="stable")
         self._fill(line + len(self.lines) // 2, found, parts)
         out[...] = found[order]
+
+
+class PlacesOfRuns(SortedRuns):
+    """The places that the keys of one column come from, as they follow each other in the runs."""
+
+    def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
+        found = np.empty(len(out), self.lines.dtype)
+        self._fill(len(self.lines) // 2, found, box)
+        out[...] = found
+
+
+class RowsOfRuns(Source):
+    """Rows that lie in runs, each run in the order of its keys, as rows of the whole order: of each run a
+    stretch. `order`: the keys of all."""
+
+    def __init__(self, rows: Source, order: SortedRuns) -> None:
+        self.rows, self.order = rows, order
+        self.path, self.shape, self.dtype = rows.path, rows.shape, rows.dtype
+
+    def as_data(self) -> dict[str, Any]:
+        return super().as_data() | {"rows": self.rows.as_data(), "order": self.order.as_data()}
+
+    def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
+        if not out.size:
+            return
+        (lo, hi), *rest = box
+        many = max(2 * out.nbytes, LITTLE) // (out.nbytes // (hi - lo) + NOTED)
+        for k in range(lo, hi, many):
+            self._merge(out[k - lo : k - lo + many], k, min(k + many, hi), rest)
+        self.order.forget()
+
+    def _merge(
+        self, out: np.ndarray[Any, Any], lo: int, hi: int, rest: Sequence[tuple[int, int]]
+    ) -> None:
+        parts = self.order.parts(0, lo, hi)
+        keys = np.empty(hi - lo, self.order.lines.dtype)
+        self.order._fill(0, keys, parts)
+        found, done = np.empty_like(out), 0
+        for a, b in parts:
+            self.rows.read(found[done : done + b - a], ((a, b), *rest))
+            done += b - a
+        np.take(found, np.argsort(keys, kind="stable"), axis=0, out=out)
+
+
+RUNS: dict[str, type[SortedRuns]] = {k.__name__: k for k in (SortedRuns, OrderOfRuns, PlacesOfRuns)}
 
 
 def _halved(row: Any, lows: list[int], highs: list[int], left: int) -> list[int]:

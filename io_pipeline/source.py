@@ -48,7 +48,8 @@ FEWEST_THREADS, MOST_THREADS = 4, 16  # as many as there are processors
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object, as Python's own words have it
 FEW = 64  # reads that are not worth looking for fewer
 LITTLE = 1 << 20  # bytes that are always there to note places in
-NOTES = 40  # bytes for each of them
+NOTES = 40  # bytes for each of them,
+SORTED = 20  # and where they are put in order only
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
 Index = tuple[int, ...]
@@ -96,6 +97,10 @@ class Source:
         """The same with its first axes in one row, followed by axes of 1."""
         row = [range(math.prod(self.shape[:axes])), *[range(1)] * (axes - 1)]
         return Part(self, [*row, *map(range, self.shape[axes:])], axes)
+
+    def joined(self, others: Sequence[Source]) -> Source:
+        """The same with others behind it along the first axis."""
+        return Joined([self, *others])
 
     def _part(self) -> Source:
         return Part(self, [range(n) for n in self.shape])
@@ -447,17 +452,38 @@ class Part(Source):
         out = out.reshape(end - begin, *out.shape[self.row :])
         inner = inner[self.row - 1 :]
         first = self.axes[0]
-        straight = isinstance(first, range) and _is_range(first[begin:end])
-        straight = straight and (self.row == 1 or all(map(_is_range, inner)))
-        many = end - begin if straight else max(out.nbytes // 4, LITTLE) // NOTES
-        for k in range(0, end - begin, many):
-            part, places = out[k : k + many], first[begin + k : min(begin + k + many, end)]
+        if isinstance(first, range) and _is_range(first[begin:end]):
             if self.row == 1:
-                read_places(self.source, part, [places, *inner])
-            elif straight:
-                read_row(self.source, part, places, inner, self.row)
-            else:
-                read_single(self.source, part, places, inner, self.row)
+                read_places(self.source, out, [first[begin:end], *inner])
+                return
+            if all(map(_is_range, inner)):
+                read_row(self.source, out, first[begin:end], inner, self.row)
+                return
+        many = max(out.nbytes, LITTLE) // SORTED
+        for k in range(begin, end, many):
+            here = out[k - begin : k - begin + many]
+            self._read_few(here, first[k : min(k + many, end)], inner)
+
+    def _read_few(self, out: np.ndarray[Any, Any], places: Axis, inner: Sequence[Any]) -> None:
+        """What stands at some places. Where these are many, they are put in order first: else what lies
+        together in the file would be read again for each few of them."""
+        many = max(out.nbytes // 4, LITTLE) // NOTES
+        if len(places) <= many or isinstance(places, range):
+            for k in range(0, len(places), many):
+                self._read_near(out[k : k + many], places[k : k + many], inner)
+            return
+        order = np.argsort(places)
+        for k in range(0, len(places), many):
+            few = order[k : k + many]
+            found = np.empty((len(few), *out.shape[1:]), out.dtype)
+            self._read_near(found, places[few], inner)
+            out[few] = found
+
+    def _read_near(self, out: np.ndarray[Any, Any], places: Axis, inner: Sequence[Any]) -> None:
+        if self.row == 1:
+            read_places(self.source, out, [places, *inner])
+        else:
+            read_single(self.source, out, places, inner, self.row)
 
     def sliced(self, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Source:
         cuts = zip(self.axes, starts, sizes, steps, strict=True)
@@ -473,6 +499,26 @@ class Part(Source):
         # a plan keeps the memory of the last places only
         axes = [a.copy() if isinstance(a, np.ndarray) else a for a in self.axes]
         return Part(self.source, [*axes[:axis], wanted, *axes[axis + 1 :]], self.row)
+
+
+class Joined(Source):
+    """Arrays one behind the other along the first axis."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        first = sources[0]
+        self.sources = [*sources]
+        self.path, self.dataset, self.dtype = first.path, first.dataset, first.dtype
+        self.shape = (sum(s.shape[0] for s in sources), *first.shape[1:])
+        self.in_turn = any(s.in_turn for s in sources)
+
+    def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
+        (begin, end), *rest = box
+        at = 0  # where one begins
+        for source in self.sources:
+            lo, hi = max(begin - at, 0), min(end - at, source.shape[0])
+            if lo < hi:
+                source.read(out[lo + at - begin : hi + at - begin], ((lo, hi), *rest))
+            at += source.shape[0]
 
 
 def _cut(axis: Wanted, start: int, size: int, step: int) -> Wanted:

@@ -216,7 +216,7 @@ op(
 )
 
 
-STORED = ("slice_file", "take_file", "merge_file")  # whose results lie in files, too
+STORED = ("slice_file", "take_file", "merge_file", "join_files")  # whose results lie in files, too
 
 
 def _take_file_rule(i: Spec, x: Spec, **kw: Any) -> Spec | Specs:
@@ -297,3 +297,13 @@ def collective_of(name: str, params: Params) -> str:
     if name == "start":
         return str(params["collective"])
     return name if name in COLLECTIVES else ""
+
+
+op(
+    "join_files",  # one behind the other along the first axis
+    infer=lambda *xs: lookup("concat").infer(*xs, axis=0),
+    indices=_nowhere,
+    view=lambda *xs: xs[0].joined(xs[1:]),
+    cost=lambda ins, outs, p: (0.0, 0.0),
+    made_by="passes",
+)

@@ -18,7 +18,7 @@ from .core.array import Array, Operandish, apply, as_array, export
 from .core.index import LETTERS, Indices
 from .core.parameters import AXIS, BOUNDS, FLAG, one_of, unfit
 from .core.parameters import whole as whole_from
-from .core.registry import Params, Place, Specs, op
+from .core.registry import Params, Place, Specs, op, stream_cost
 from .core.spec import DType, Spec, bfloat16, float32, int64, is_inexact, promote
 from .core.user_line import misfit
 from .elementwise import astype
@@ -83,6 +83,9 @@ op(
 )
 
 
+_AT_ONCE = 1 << 16  # places of rows
+
+
 def _runs_kernel(xp: Any, out: Any, x: Any, *, bounds: tuple[int, ...], at: Place) -> None:
     start, end = at.ins[0][1]
     for a, b in itertools.pairwise(bounds):
@@ -139,6 +142,36 @@ op(
     kernel=_order_kernel,
     placed=True,
     cost=_sort_cost,
+)
+
+
+def _rows_kernel(xp: Any, out: Any, x: Any, i: Any, *, bounds: tuple[int, ...], at: Place) -> None:
+    start = at.ins[0][0][0]
+    for k in range(0, len(i), _AT_ONCE):
+        places = i[k : k + _AT_ONCE]
+        xp.take(x, places - start, axis=0, out=out[k : k + _AT_ONCE])
+
+
+def _rows_rule(x: Spec, i: Spec, *, bounds: tuple[int, ...]) -> Spec:
+    if not x.ndim or i.shape != x.shape[:1] or i.dtype != int64 or bounds[-1] != x.shape[0]:
+        raise unfit("rows_of_parts", (x, i), f"{bounds[-1]} rows, and a place for each")
+    return Spec(x.shape, x.dtype)
+
+
+def _rows_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
+    rows = ("p", *LETTERS[: ins[0].ndim - 1])
+    return Indices((rows, ("p",)), (rows,), parts=(("p", p["bounds"]),))
+
+
+op(
+    "rows_of_parts",  # rows at these places, each of which is in the same part as who asks for it
+    infer=_rows_rule,
+    takes={"bounds": BOUNDS},
+    made_by="passes",
+    indices=_rows_indices,
+    kernel=_rows_kernel,
+    placed=True,
+    cost=stream_cost(0),
 )
 
 

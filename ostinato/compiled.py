@@ -70,6 +70,7 @@ from .auto_precision import (
 )
 from .cards import of_compiled
 from .donation import launch_given
+from .external import Step, behind, in_steps
 from .guards import UNSET, Change, Guards
 from .reach import WRAPPERS, watch_calls_of
 from .reading import _Reader, run_plan
@@ -81,7 +82,6 @@ from .sessions import (
     here,
     one_by_one,
 )
-from .streaming import Step, behind, in_steps
 from .tracing import Traced, traced
 
 P = ParamSpec("P")

@@ -133,8 +133,9 @@ def streamed(graph: Graph, target: Target, size: int, keep: float) -> Graph:
         v = _in_memory(graph, k)
         spec = graph.specs[v]
         most = min(shortest(spec, 0), most_turns(target)) if spec.ndim else 1
-        turns = _parts(graph, spec, target) or min(-(-local_bytes(spec) // max(size, 1)), most)
-        made = split_along(graph, target, v, 0, turns, keep) if turns > 1 else None
+        dim, turns = _parts(graph, spec, target)
+        turns = turns or min(-(-local_bytes(spec) // max(size, 1)), most)
+        made = split_along(graph, target, v, dim, turns, keep) if turns > 1 else None
         whole.add(graph.nodes[k])
         if made is not None:
             graph = made[0]
@@ -147,12 +148,15 @@ def _streams(graph: Graph, k: int, size: int, tried: set[Node]) -> bool:
     return wanted and local_bytes(graph.specs[_in_memory(graph, k)]) > size
 
 
-def _parts(graph: Graph, spec: Spec, target: Target) -> int:
-    """Parts that each worker has of such rows where some operation works through parts of them, as
-    `work_in_blocks` laid down; 0 if none does."""
+def _parts(graph: Graph, spec: Spec, target: Target) -> tuple[int, int]:
+    """An axis of such a value, and the parts that each worker has along it, where some operation works
+    through parts of it, as `work_in_blocks` laid down; else the first one, and 0."""
     bounds = [n.kw["bounds"] for n in graph.nodes if "bounds" in n.kw]
-    counts = [len(b) - 1 for b in bounds if spec.ndim and b[-1] == spec.shape[0]]
-    return max(counts, default=0) // target.workers
+    for d, size in enumerate(spec.shape):
+        counts = [len(b) - 1 for b in bounds if b[-1] == size]
+        if counts:
+            return d, max(counts) // target.workers
+    return 0, 0
 
 
 def _in_memory(graph: Graph, k: int) -> int:

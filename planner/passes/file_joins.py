@@ -1,4 +1,4 @@
-"""Parts of files that are near each other are read as one.
+"""Parts of files that are near each other are read as one, and so are files that are joined.
 
 before                                             after
 %1 = slice_file(%0; starts=(5, 0), sizes=(3, 4))   %1 = slice_file(%0; starts=(5, 0), sizes=(4, 4))
@@ -9,17 +9,21 @@ before                                             after
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ostinato.ops.collective import STORED
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec
 from ostinato.ops.expressions import Expression
+from ostinato.planner.plan import Target
 
 from .file_views import Part
 
 CLOSE = 1 << 12  # bytes between two parts of a file that are sooner read than left out
+LONG = 1 << 22  # bytes that are joined in the file, as they are read in blocks,
+SHARE = 16  # or such a part of the memory limit
 ROW = 1 << 16  # bytes of a row that is read for a few columns
 
 Box = tuple[Part, ...]
@@ -53,6 +57,28 @@ def together(graph: Graph, most: int) -> Graph:
         small = {k: box for k, box in boxes.items() if k not in hulls}
         hulls.update(_small(small, spec.dtype.itemsize, most))
     return _read_as_one(graph, hulls) if hulls else graph
+
+
+def joined(graph: Graph, files: Collection[int], target: Target) -> Graph:
+    """Files that are joined along their first axis as one file, where that is read in blocks: no part of
+    the result needs more of them than it is itself."""
+    limit = target.memory_limit
+    most = LONG if limit is None else min(LONG, limit // SHARE)
+    known = {v for v in files if v < len(graph.inputs)}
+    builder, values = Builder(graph.inputs), list(range(len(graph.inputs)))
+    for k, node in enumerate(graph.nodes):
+        inputs = [values[v] for v in node.inputs]
+        op, specs, params = node.op, node.specs, node.params
+        if op in STORED:
+            known.add(graph.starts[k])
+        if OPS[op].joins and node.kw["axis"] == 0 and known.issuperset(node.inputs):
+            ins = [builder.specs[v] for v in inputs]
+            alike = len({(s.dtype, s.layout) for s in ins}) == 1
+            if alike and specs[0].nbytes > most:
+                op, params, specs = "join_files", (), (specs[0].bare.at(ins[0].layout),)
+                known.add(graph.starts[k])
+        values.extend(builder.add(op, inputs, params, specs, node.line))
+    return builder.graph([values[v] for v in graph.outputs])
 
 
 def _read_as_one(graph: Graph, hulls: dict[int, Box]) -> Graph:

@@ -33,6 +33,7 @@ from .file_joins import together
 from .file_views import TABLE, FoldedError, Index, Looks, TooLargeError, View, all_of, along, spans
 
 AGAIN = 0.5  # of a value that is also read as a whole, what may be made once more
+OFTEN = 8.0  # and what memory has no room for
 JOINED = 1 << 20  # bytes of parts that are read as one; under a memory limit less
 FEW = 8  # operands of a concat, of each of which places are picked
 MOST = 1 << 14  # nodes that are made in parts
@@ -53,13 +54,14 @@ def read_parts(graph: Graph, files: Iterable[int], target: Target) -> Graph:
 class _Parts:
     def __init__(self, graph: Graph, files: set[int], target: Target) -> None:
         self.graph, self.target, self.files = graph, target, files
+        limit = target.memory_limit
+        self.room = math.inf if limit is None else limit * target.workers
         self.leads = self._leads(files)
         self.any = any(OPS[n.op].selects and n.inputs[0] in self.leads for n in graph.nodes)
         self.passes = self._passes() if self.any else set()
         self.builder = Builder(graph.inputs)
         self.values: list[int] = list(range(len(graph.inputs)))
         self.known: dict[Seen, int] = {}
-        limit = target.memory_limit
         self.looks = Looks(self.builder, TABLE if limit is None else min(TABLE, limit // 64))
 
     # -- what may go through what -----------------------------------------------------------
@@ -81,7 +83,10 @@ class _Parts:
         for k in reversed(range(len(graph.nodes))):
             node, outs = graph.nodes[k], graph.outs(k)
             part, all_ = max(parts[v] for v in outs), any(whole[v] for v in outs)
-            passes = 0 < part <= (AGAIN if all_ else 1) and not any(node.subgraphs())
+            most = AGAIN if all_ else 1
+            if sum(graph.specs[v].nbytes for v in outs) > self.room:
+                most = OFTEN
+            passes = 0 < part <= most and not any(node.subgraphs())
             if OPS[node.op].selects and node.inputs[0] in self.leads:
                 share = graph.specs[outs[0]].size / max(graph.specs[node.inputs[0]].size, 1)
                 share *= part if passes and not all_ else 1

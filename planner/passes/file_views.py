@@ -316,9 +316,14 @@ class Looks:
     def _picked(self, value: int, places: Expression, axis: int, line: str) -> int:
         if not self.is_file(value):
             return Expression(self.builder, value, line).take(places, axis).value
-        listed, maker = places.value, self.builder.maker(places.value)
-        if maker is not None and maker.op == "read" and axis == 0:
-            (listed,) = maker.inputs  # read block by block, with the rows that stand there
+        listed, under = places.value, places.value
+        while axis == 0 and (maker := self.builder.maker(under)) is not None:
+            if maker.op != "read" and not OPS[maker.op].reshapes:
+                break
+            (under,) = maker.inputs
+            if self.is_file(under) and self._shape(under) == places.shape:
+                listed = under  # read block by block, with the rows that stand there
+                break
         return self._stored("take_file", value, {"axis": axis}, line, listed)
 
     def _stored(self, op: str, file: int, params: dict[str, Any], line: str, *places: int) -> int:

@@ -421,6 +421,8 @@ class _Search:
                 return [self.read(node, refs[0].layouts[0].resident, weight)]
             case "slice_file" | "merge_file":
                 return [_Ref(-1, refs[0].layouts)]
+            case "join_files":
+                return [_Ref(-1, refs[-1].layouts)]
             case "take_file":
                 places = graph.specs[node.inputs[0]]
                 if not refs[0].layouts[0].stored:

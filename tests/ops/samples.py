@@ -1226,6 +1226,16 @@ for _bounds in ((0, 7), (0, 4, 9), (0, 3, 5, 9, 11)):
         ),
         _rng.integers(0, 9, (2, _bounds[-1])).astype(np.uint32),
     )
+    _places = np.concatenate(
+        [_rng.permutation(range(a, b)) for a, b in itertools.pairwise(_bounds)]
+    )
+    sample(
+        "rows_of_parts",
+        partial(lambda x, i, bounds: apply("rows_of_parts", x, i, bounds=bounds), bounds=_bounds),
+        partial(lambda x, i, bounds: x[i], bounds=_bounds),
+        normal(_bounds[-1], 3),
+        _places,
+    )
 for _order in ([0], [1, 0], [2, 0, 1], [3, 1, 0, 2], []):
     sample(
         "parity",

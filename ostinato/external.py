@@ -1,0 +1,479 @@
+"""What a graph needs in files of its own before it can run within the memory there is: orders, and rows
+that are brought into another order.
+
+    sort(x)                 keys in sorted runs; read as one, merged
+    argsort(x)              the same, with the places that the keys come from
+    take(x, argsort(k))     rows in the order of their keys, run by run; merged by the keys
+    take(x, places)         places in order, so that each row's page is read once; rows in runs of where
+                            they go; merged by that
+    concat([f(x), g(x)])    what is joined, as it is
+
+Each is a graph whose result goes into a file, run by run of what fits into memory, and what reads any
+part of the whole from there (io_pipeline/merging.py). So a file is read and written once or twice more,
+and never once for each block of the result. The files go at the end."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+import numpy as np
+
+from ostinato import settings
+from ostinato.io_pipeline.files import NpySource
+from ostinato.io_pipeline.merging import (
+    OrderOfRuns,
+    PlacesOfRuns,
+    RowsOfRuns,
+    SortedRuns,
+    columns_of,
+)
+from ostinato.io_pipeline.sinks import NpySink
+from ostinato.io_pipeline.source import Source
+from ostinato.ops.collective import STRETCH
+from ostinato.ops.core import disk_cache
+from ostinato.ops.core.array import Operand
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.layout import Layout, every_bounds
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import DType, Shape, Spec, int64, is_inexact, uint32, uint64
+from ostinato.ops.core.targets import new_number, targets
+from ostinato.ops.expressions import Expression, where
+from ostinato.planner.machine import memory
+from ostinato.planner.passes.file_blocks import turns_of
+from ostinato.planner.plan import Key, Target
+from ostinato.planner.rewrite import inline
+from ostinato.runtime.engine import Launcher
+
+from .sessions import Session
+
+SHARE = 4  # of the memory there is: what takes more than such a part of it is not kept unasked
+SORTING = 3  # times a value: what it takes to sort it in memory
+PLACES = 6  # times that a place is read or written on the way
+WORTH = 2.0  # times what bringing rows into order moves, from which on they are not read one by one
+
+
+def is_large(spec: Spec, target: Target) -> bool:
+    """Whether to keep an array in memory would leave little for anything else."""
+    limit = target.memory_limit
+    room = memory() if limit is None else limit * target.workers
+    return spec.nbytes * SHARE > room
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a graph needs in a file of its own before the rest can run."""
+
+    graph: (
+        Graph | None
+    )  # whose result goes into the file, made of all operands so far; None for no more
+    source: Callable[
+        [Sequence[NpySink]], Source
+    ]  # what the rest reads of these files: one operand more
+
+
+def _has_no_room(spec: Spec, target: Target) -> bool:
+    """Whether memory cannot hold it beside what sorting it takes."""
+    limit = target.memory_limit
+    room = memory() if limit is None else limit * target.workers
+    return spec.nbytes * SORTING > room
+
+
+@contextmanager
+def sorted_before(
+    graph: Graph, operands: Sequence[Operand], session: Session, beside: str | None = None
+) -> Iterator[tuple[Graph, list[Operand]]]:
+    """The graph, over operands of which those that it would have to sort as a whole are sorted."""
+    specs = tuple(o.spec for o in operands)
+    if specs != graph.inputs:  # something came from elsewhere
+        graph = Graph(specs, graph.nodes, graph.outputs)
+    steps, rest = in_steps(graph, session.target)
+    with stepped(steps, operands, session, session.target, beside) as given:
+        yield rest, given
+
+
+def in_steps(graph: Graph, target: Target) -> tuple[list[Step], Graph]:
+    """What a graph would have to sort as a whole, step by step, and the rest, which has one operand more
+    for each: runs that fit into memory are put in order and written to a file, of which the rest reads
+    any places of the order (io_pipeline/merging.py)."""
+    steps = list[Step]()
+    while True:
+        if (k := _first_to_take(graph, target)) is not None:
+            more, graph = _taken_at(graph, k, target)
+        elif (k := _first_to_sort(graph, target)) is not None:
+            more, graph = _sorted_at(graph, k, target)
+        elif (v := _first_to_join(graph, target)) is not None:
+            more, graph = _kept_at(graph, v, target)
+        else:
+            return steps, graph
+        steps += more
+
+
+@contextmanager
+def stepped(
+    steps: Sequence[Step],
+    operands: Sequence[Operand],
+    session: Session,
+    target: Target,
+    beside: str | None = None,
+) -> Iterator[list[Operand]]:
+    """The operands, and those that the steps make of them. Their files lie beside another one, or in the
+    cache's folder, as long as this lasts."""
+    given, sinks = list(operands), list[NpySink]()
+    folder = disk_cache.at(settings.cache).root or Path(gettempdir())
+    try:
+        for step in steps:
+            if step.graph is not None:
+                (made,) = step.graph.out_specs
+                name = f"{beside or folder / 'rows'}.runs.npy"
+                sinks.append(sink := NpySink(name, None, made.shape, made.dtype))
+                sink.create()
+                run_into(step.graph, given, sink, session, target, "sort")
+            given.append(session.attach(step.source(sinks)))
+        yield given
+    finally:
+        for sink in sinks:
+            sink.discard()
+
+
+def behind(steps: Sequence[Step], launch: Launcher, session: Session, target: Target) -> Launcher:
+    """Runs the steps, and then what needs them."""
+    me = weakref.ref(session)
+
+    def run(operands: Sequence[Operand]) -> list[Operand]:
+        session = me()
+        assert session is not None, "who runs a plan has its session"
+        with stepped(steps, operands, session, target) as given:
+            return launch(given)
+
+    return run
+
+
+def is_stored(spec: Spec) -> bool:
+    return spec.layout is not None and spec.layout.stored
+
+
+def _made(graph: Graph, target: Target) -> set[int]:
+    """Values that are made of files, or drawn, where memory has no room to sort them."""
+    found = {v for v, spec in enumerate(graph.inputs) if is_stored(spec)}
+    for k, node in enumerate(graph.nodes):
+        drawn = OPS[node.op].drawn and _has_no_room(graph.specs[graph.starts[k]], target)
+        if drawn or not found.isdisjoint(node.inputs):
+            found.update(graph.outs(k))
+    return found
+
+
+def _first_to_sort(graph: Graph, target: Target) -> int | None:
+    """The first node that sorts what is made of files, and too large, along the axis in which it is
+    read."""
+    made = _made(graph, target)
+    for k, node in enumerate(graph.nodes):
+        if node.op not in ("sort", "argsort") or node.inputs[0] not in made:
+            continue
+        spec = graph.specs[node.inputs[0]]
+        if node.kw["axis"] == 0 and is_large(spec, target) and turns_of(spec, target) > 1:
+            return k
+    return None
+
+
+def _sorted_at(graph: Graph, k: int, target: Target) -> tuple[list[Step], Graph]:
+    """What puts in order what a node sorts, and the graph that reads that."""
+    node, spec = graph.nodes[k], graph.specs[graph.nodes[k].inputs[0]]
+    bounds, falls = _bounds(spec, target), node.kw["descending"]
+    runs = _runs_of(graph, node, bounds)
+    kind = runs.out_specs[0].dtype
+
+    def source(sinks: Sequence[NpySink]) -> Source:
+        if node.op == "argsort":
+            return OrderOfRuns(sinks[-1].part, spec.shape, int64, bounds, falls=False)
+        return SortedRuns(sinks[-1].part, spec.shape, kind, bounds, falls)
+
+    made = _on_disk(spec.shape, int64 if node.op == "argsort" else kind, target)
+
+    def read(builder: Builder, value: int) -> int:
+        if node.op == "sort":
+            return builder.call("sorted_numbers", value, of=spec.dtype, line=node.line)
+        if made.shape == node.specs[0].shape:
+            return value
+        order = Expression(builder, value, node.line)
+        return order.slice([(0, n, 1) for n in node.specs[0].shape]).value
+
+    return [Step(runs, source)], _without(graph, k, made, read)
+
+
+def _on_disk(shape: Shape, dtype: DType, target: Target) -> Spec:
+    return Spec(shape, dtype, Layout.whole(target.mesh).on_disk)
+
+
+def _runs_of(graph: Graph, node: Node, bounds: tuple[int, ...]) -> Graph:
+    """The keys of what a node sorts, of each column a row, in sorted runs; of an `argsort` with the
+    places that they come from."""
+    builder = Builder(graph.inputs)
+    (value,) = inline(builder, Graph(graph.inputs, graph.nodes, node.inputs), _inputs(graph))
+    spec, op = builder.specs[value], "sort_of_parts"
+    if node.op == "argsort" and is_inexact(spec.dtype):  # to which both zeros are alike
+        x = Expression(builder, value, node.line)
+        value = where(x.call("equal", x.number(0)), 0, x).value
+    keys = builder.call("sort_keys", value, line=node.line)
+    if node.op == "argsort":
+        small = builder.specs[keys].dtype.itemsize <= 4 and spec.shape[0] <= 1 << 32
+        wide = Expression(builder, keys, node.line).astype(uint32 if small else uint64)
+        wide = wide.call("bitwise_invert") if node.kw["descending"] else wide
+        keys, op = wide.value, "order_of_parts"
+    table = spec.shape[0], columns_of(spec.shape)
+    return builder.graph([_in_runs(builder, keys, op, table, bounds, node.line)])
+
+
+def _in_runs(
+    builder: Builder, keys: int, op: str, table: Shape, bounds: tuple[int, ...], line: str
+) -> int:
+    if builder.specs[keys].shape != table:
+        keys = builder.call("reshape", keys, shape=table, line=line)
+    rows = builder.call("permute_dims", keys, axes=(1, 0), line=line)
+    rows = builder.call("resplit", rows, split=1, mesh=None, line=line)
+    return builder.call(op, rows, bounds=bounds, line=line)
+
+
+def _inputs(graph: Graph) -> list[int]:
+    return [*range(len(graph.inputs))]
+
+
+def _bounds(spec: Spec, target: Target) -> tuple[int, ...]:
+    """Where runs begin and end: each worker's rows, in as many turns as they take."""
+    mesh = (*target.mesh, turns_of(spec, target))
+    rows = Layout(mesh, (0,) * len(mesh), (), target.numerics == "any-workers")
+    starts, _ = every_bounds(rows, spec.shape[0], 0)
+    return (*starts.tolist(), spec.shape[0])
+
+
+def _without(graph: Graph, k: int, made: Spec, read: Callable[[Builder, int], int]) -> Graph:
+    """The graph over one more operand, from which it reads what a node made."""
+    builder = Builder([*graph.inputs, made])
+    values = list(range(len(graph.inputs)))
+    for j, other in enumerate(graph.nodes):
+        if j == k:
+            values.append(read(builder, len(graph.inputs)))
+            continue
+        inputs = [values[v] for v in other.inputs]
+        values.extend(builder.add(other.op, inputs, other.params, other.specs, other.line))
+    for v in graph.outputs:  # a result stays, and the file goes
+        if values[v] == len(graph.inputs):
+            (values[v],) = builder.add("read", (values[v],), (), (made.bare,), graph.nodes[k].line)
+    return builder.graph([values[v] for v in graph.outputs])
+
+
+def run_into(
+    graph: Graph,
+    operands: Sequence[Operand],
+    sink: Any,
+    session: Session,
+    target: Target,
+    called: str,
+) -> None:
+    """Write the result of a graph."""
+    number = new_number()
+    try:
+        place = session.engine.target(sink, number, session.everywhere)
+        given = [*operands, place]
+        writes = _writing(graph, [o.spec for o in given])
+        plan, _ = session.plan(Key(writes, target), called=called)
+        (count,) = session.launcher(plan)(given)
+        written = int(session.engine.get(count)[()])
+        session.engine.wait()
+    finally:
+        targets.pop(number, None)
+    assert written == graph.out_specs[0].size, "all of it, by one worker each"
+
+
+def _writing(graph: Graph, specs: list[Spec]) -> Graph:
+    """The graph with a `write` of its result at the end; the file's number is its last input."""
+    builder = Builder(specs)
+    (value,) = inline(builder, graph, list(range(len(specs) - 1)))
+    (line,) = [*graph.lines()][-1:] or [""]
+    return builder.graph(
+        builder.add("write", (value, len(specs) - 1), (), (Spec((), int64),), line)
+    )
+
+
+# -- what is made to be joined ---------------------------------------------------------------
+def _first_to_join(graph: Graph, target: Target) -> int | None:
+    """A value of which rows are joined with others to what memory has no room for, and that lies in no
+    file."""
+    made = _made(graph, target)
+    for node in graph.nodes:
+        spec, joins = node.specs[0], OPS[node.op].joins and node.kw["axis"] == 0
+        if not joins or made.isdisjoint(node.inputs) or not _is_beyond(spec, target):
+            continue
+        for v in node.inputs:
+            while v >= len(graph.inputs) and graph.nodes[graph.producers[v]].op == "slice":
+                (v,) = graph.nodes[graph.producers[v]].inputs
+            if v >= len(graph.inputs) and not _joins(graph, v):
+                return v
+    return None
+
+
+def _joins(graph: Graph, v: int) -> bool:
+    node = graph.nodes[graph.producers[v]]
+    return OPS[node.op].joins and node.kw["axis"] == 0
+
+
+def _is_beyond(spec: Spec, target: Target) -> bool:
+    limit = target.memory_limit
+    return limit is not None and spec.nbytes > limit * target.workers
+
+
+def _kept_at(graph: Graph, v: int, target: Target) -> tuple[list[Step], Graph]:
+    """What writes a value to a file, and the graph that reads it there."""
+    k, spec = graph.producers[v], graph.specs[v]
+    builder = Builder(graph.inputs)
+    kept = builder.graph(inline(builder, Graph(graph.inputs, graph.nodes, (v,)), _inputs(graph)))
+    found = _on_disk(spec.shape, spec.dtype, target)
+    step = Step(kept, lambda sinks: NpySource(sinks[-1].part))
+    return [step], _without(graph, k, found, lambda _, value: value)
+
+
+# -- rows in another order -------------------------------------------------------------------
+def _first_to_take(graph: Graph, target: Target) -> int | None:
+    """The first node that takes small rows of a large file from places all over it, so many that block
+    by block of the result most of the file would be read each time."""
+    files = {v for v, spec in enumerate(graph.inputs) if is_stored(spec)}
+    for k, node in enumerate(graph.nodes):
+        if files.isdisjoint(node.inputs):
+            continue
+        files.update(graph.outs(k))
+        if node.op == "take" and node.kw["axis"] == 0 and node.inputs[0] in files:
+            x, i = (graph.specs[v] for v in node.inputs)
+            if i.ndim == 1 and _is_worth(x, i, node.specs[0], target):
+                return k
+    return None
+
+
+def _is_worth(x: Spec, i: Spec, made: Spec, target: Target) -> bool:
+    if not (made.size and is_large(x, target) and is_large(made, target)):
+        return False
+    blocks = target.workers * turns_of(made, target)
+    page = max(made.nbytes // i.size, STRETCH)  # what is read for one row
+    each = min(x.nbytes, -(-i.size // blocks) * page)
+    moved = x.nbytes + 2 * made.nbytes + 8 * PLACES * i.size
+    return blocks > 1 and blocks * each > WORTH * moved
+
+
+def _taken_at(graph: Graph, k: int, target: Target) -> tuple[list[Step], Graph]:
+    """What brings the rows that a node takes into runs, and the graph that merges these."""
+    node = graph.nodes[k]
+    order = (
+        graph.nodes[graph.producers[node.inputs[1]]] if _is_made(graph, node.inputs[1]) else None
+    )
+    if (
+        order is not None
+        and order.op == "argsort"
+        and order.specs[0].shape
+        == (graph.specs[node.inputs[0]].shape[0],)
+        == graph.specs[order.inputs[0]].shape
+    ):
+        return _by_keys(graph, k, order, target)
+    return _by_places(graph, k, target)
+
+
+def _wider(rows: Spec) -> Spec:
+    """Rows, or their keys and places where these are more: as many of both fit into memory."""
+    keys = Spec((rows.shape[0], 2), uint64)
+    return max(rows, keys, key=lambda s: s.nbytes)
+
+
+def _is_made(graph: Graph, v: int) -> bool:
+    return graph.producers[v] >= 0
+
+
+def _by_keys(graph: Graph, k: int, order: Node, target: Target) -> tuple[list[Step], Graph]:
+    """Rows in the order of keys that they have, one each: those of a run are next to each other."""
+    node = graph.nodes[k]
+    bounds = _bounds(_wider(graph.specs[node.inputs[0]]), target)
+    runs = _runs_of(graph, order, bounds)
+    return _merged(graph, k, [], graph, node.inputs[0], runs, target)
+
+
+def _by_places(graph: Graph, k: int, target: Target) -> tuple[list[Step], Graph]:
+    """Rows at any places. These are sorted first, then the file is read once from front to end."""
+    node = graph.nodes[k]
+    x, i = (graph.specs[v] for v in node.inputs)
+    builder, count = Builder(graph.inputs), (i.size,)
+    (value,) = inline(builder, Graph(graph.inputs, graph.nodes, node.inputs[1:]), _inputs(graph))
+    place = Expression(builder, value, node.line)
+    rows, past = x.shape[0], place.number(min(x.shape[0], np.iinfo(i.dtype).max))
+    if i.dtype.kind == "i":
+        place = place.astype(int64)
+        past = place.number(rows)
+        place = where(place.call("less", place.number(0)), place + rows, place)
+        place = where(place.call("less", place.number(0)), past, place)  # where nothing is
+    place = place.call("minimum", past)
+    keys, bounds = place.astype(uint64).value, _bounds(_wider(i), target)
+    places = builder.graph(
+        [_in_runs(builder, keys, "order_of_parts", (i.size, 1), bounds, node.line)]
+    )
+    steps = [
+        Step(places, lambda sinks: SortedRuns(sinks[-1].part, count, int64, bounds, falls=False)),
+        Step(None, lambda sinks: OrderOfRuns(sinks[-1].part, count, int64, bounds, falls=False)),
+    ]
+    specs = [_on_disk(count, int64, target)] * 2
+    wider = Builder([*graph.inputs, *specs])
+    (rows,) = inline(wider, Graph(graph.inputs, graph.nodes, node.inputs[:1]), _inputs(graph))
+    at = Expression(wider, len(graph.inputs), node.line)
+    taken = Expression(wider, rows, node.line).take(at, 0).value
+    goes = Expression(wider, len(graph.inputs) + 1, node.line).astype(uint64).value
+    bounds_of_rows = _bounds(_wider(node.specs[0]), target)
+    runs = _in_runs(wider, goes, "order_of_parts", (i.size, 1), bounds_of_rows, node.line)
+    whole = wider.graph([taken, runs])
+    first, second = whole.outputs
+    made = Graph(whole.inputs, whole.nodes, (second,))
+    return _merged(graph, k, steps, whole, first, made, target)
+
+
+def _merged(
+    graph: Graph,
+    k: int,
+    steps: list[Step],
+    within: Graph,
+    rows: int,
+    runs: Graph,
+    target: Target,
+) -> tuple[list[Step], Graph]:
+    """Rows, a value of a graph, in runs as those of their keys; and the graph that reads what a node made
+    from these. `steps`: what comes before."""
+    node = graph.nodes[k]
+    spec, kind, line = within.specs[rows].bare, runs.out_specs[0].dtype, node.line
+    (bounds,) = (n.kw["bounds"] for n in runs.nodes if "bounds" in n.kw)
+    count = spec.shape[:1]
+    builder = Builder([*within.inputs, _on_disk(count, int64, target)])
+    (value,) = inline(builder, Graph(within.inputs, within.nodes, (rows,)), _inputs(within))
+    made = builder.call("rows_of_parts", value, len(within.inputs), bounds=bounds, line=line)
+
+    def places(sinks: Sequence[NpySink]) -> Source:
+        return PlacesOfRuns(sinks[-1].part, count, int64, bounds, falls=False)
+
+    def whole(sinks: Sequence[NpySink]) -> Source:
+        keys = SortedRuns(sinks[-2].part, count, kind, bounds, falls=False)
+        return RowsOfRuns(NpySource(sinks[-1].part), keys)
+
+    steps = [*steps, Step(runs, places), Step(builder.graph([made]), whole)]
+    between = [*builder.graph([made]).inputs[len(graph.inputs) :]]
+    wider = Graph((*graph.inputs, *between), *_shifted(graph, len(between)))
+    found = _on_disk(spec.shape, spec.dtype, target)
+    return steps, _without(wider, k, found, lambda _, v: v)
+
+
+def _shifted(graph: Graph, more: int) -> tuple[tuple[Node, ...], tuple[int, ...]]:
+    """Nodes and outputs of a graph that is given more operands."""
+    first = len(graph.inputs)
+
+    def at(v: int) -> int:
+        return v if v < first else v + more
+
+    nodes = [Node(n.op, tuple(map(at, n.inputs)), n.params, n.specs, n.line) for n in graph.nodes]
+    return tuple(nodes), tuple(map(at, graph.outputs))

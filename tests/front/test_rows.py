@@ -1,0 +1,255 @@
+"""Rows of files in another order, with less memory than they take: the values of NumPy, few bytes read and
+written more than once, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ostinato.io_pipeline import files, source
+
+import ostinato as ost
+from ostinato import external
+from tests.front.test_streaming import loaded, moved, small_blocks
+from tests.sessions import use
+
+__all__ = ["moved", "small_blocks"]  # fixtures
+
+ROWS = 10_000
+LIMIT = 80_000  # half of the rows
+
+
+@pytest.fixture
+def x(tmp_path: Path) -> np.ndarray[Any, Any]:
+    made = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("f4")
+    np.save(tmp_path / "x.npy", made)
+    return made
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Bytes that come from files, of whatever kind."""
+    found: Counter[str] = Counter()
+    preadv = os.preadv
+    monkeypatch.setattr(files, "HEADER", 256)
+
+    def counted(*args: Any) -> int:
+        count = preadv(*args)
+        found["read"] += count
+        return count
+
+    monkeypatch.setattr(os, "preadv", counted)
+    return found
+
+
+def file(path: Path) -> ost.Array:
+    return ost.load(path, resident=False)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_rows_in_random_order(
+    tmp_path: Path, x: Any, workers: int, read: Counter[str], moved: Counter[str]
+) -> None:
+    """In the order that they have in memory. They are read as they lie and once more as runs, with the
+    keys and places of each."""
+    with use((workers,), memory_limit=LIMIT // workers) as session:
+        shuffled = ost.random.permutation(file(tmp_path / "x.npy"), seed=5)
+        moved.clear()
+        read.clear()
+        ost.save(tmp_path / "y.npy", shuffled)
+        keys = 16 * ROWS
+        assert read["read"] <= 1.1 * (2 * x.nbytes + 2 * keys)
+        assert moved["written"] <= 1.1 * (2 * x.nbytes + keys)
+        assert all(p.peak_bytes <= LIMIT // workers for p in session.plans.plans.values())
+        assert {p.name for p in tmp_path.iterdir()} == {"x.npy", "y.npy"}
+    with use():
+        order = np.asarray(ost.random.permutation(ROWS, seed=5))
+    np.testing.assert_array_equal(loaded(tmp_path / "y.npy"), x[order])
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_random_order_itself(tmp_path: Path, workers: int) -> None:
+    with use((workers,), memory_limit=LIMIT // workers):
+        ost.save(tmp_path / "y.npy", ost.random.permutation(ROWS, seed=5))
+    with use():
+        order = np.asarray(ost.random.permutation(ROWS, seed=5))
+    np.testing.assert_array_equal(loaded(tmp_path / "y.npy"), order)
+
+
+@pytest.mark.parametrize("falls", [False, True])
+@pytest.mark.parametrize("kind", [".npy", ".h5", ".zarr"])
+def test_rows_in_the_order_of_a_column(
+    tmp_path: Path, x: Any, kind: str, falls: bool, read: Counter[str]
+) -> None:
+    """Of equal ones the first comes first; what is made of the rows on the way is, too."""
+    if kind == ".h5":
+        pytest.importorskip("h5py")
+    keys = x[:, 1].round(1)
+    with use((2,), memory_limit=LIMIT // 2):
+        y = file(tmp_path / "x.npy")
+        order = ost.argsort(ost.round(y[:, 1] * 10), descending=falls)
+        read.clear()
+        ost.save(tmp_path / f"y{kind}", ost.take(y * 2, order, axis=0) + 1)
+        assert read["read"] <= 4.5 * x.nbytes
+    expected = np.argsort(-keys if falls else keys, kind="stable")
+    np.testing.assert_array_equal(loaded(tmp_path / f"y{kind}"), x[expected] * 2 + 1)
+
+
+@pytest.mark.parametrize(("workers", "dtype"), [(1, "i4"), (1, "u8"), (4, "i4")])
+def test_rows_at_any_places(
+    tmp_path: Path, x: Any, workers: int, dtype: str, read: Counter[str]
+) -> None:
+    """Some of them many times. Each page of the file is read once."""
+    places = np.random.default_rng(1).integers(0, ROWS, ROWS).astype(dtype)
+    places[:99], places[-1] = 7, ROWS - 1
+    if dtype == "i4":
+        places[100:3000] -= ROWS
+    np.save(tmp_path / "p.npy", places)
+    with use((workers,), memory_limit=LIMIT) as session:
+        y = ost.take(file(tmp_path / "x.npy"), file(tmp_path / "p.npy"), axis=0)
+        read.clear()
+        ost.save(tmp_path / "y.npy", y)
+        assert read["read"] <= 1.2 * (2 * x.nbytes + 8 * external.PLACES * ROWS + places.nbytes)
+        assert all(p.peak_bytes <= LIMIT for p in session.plans.plans.values())
+        np.save(tmp_path / "p.npy", places.astype("i8") + 1)
+        outside = ost.take(file(tmp_path / "x.npy"), file(tmp_path / "p.npy"), axis=0)
+        with pytest.raises(Exception, match=f"is out of bounds for an axis with {ROWS}"):
+            ost.save(tmp_path / "z.npy", outside)
+    found = x[places.astype("i8")]
+    np.testing.assert_array_equal(loaded(tmp_path / "y.npy"), found)
+    assert {p.name for p in tmp_path.iterdir()} == {"x.npy", "p.npy", "y.npy"}
+
+
+def test_a_compiled_function_takes_rows_in_order(tmp_path: Path, x: Any) -> None:
+    @ost.compile
+    def steps(y: Any) -> Any:
+        walk = ost.take(y, ost.argsort(y[:, 0]), axis=0)
+        return ost.cumulative_sum(walk, axis=0).max(axis=0), walk[:3]
+
+    with use((2,), memory_limit=LIMIT // 2):
+        for _ in range(2):
+            highest, first = (np.asarray(v) for v in steps(file(tmp_path / "x.npy")))
+    expected = x[np.argsort(x[:, 0], kind="stable")]
+    np.testing.assert_allclose(highest, np.cumsum(expected, 0).max(0), rtol=1e-4)
+    np.testing.assert_array_equal(first, expected[:3])
+
+
+def test_few_rows_and_long_ones_are_read_where_they_lie(tmp_path: Path, x: Any) -> None:
+    """No file is made of them."""
+    long = np.random.default_rng(0).normal(size=(64, 2048))
+    np.save(tmp_path / "long.npy", long)
+    places = np.random.default_rng(1).integers(0, 64, 64)
+    with use(memory_limit=long.nbytes // 4) as session:
+        ost.save(tmp_path / "y.npy", ost.take(file(tmp_path / "long.npy"), places, axis=0))
+        few = np.asarray(ost.take(file(tmp_path / "x.npy"), places, axis=0))
+        assert len(session.plans.plans) == 2
+    np.testing.assert_array_equal(loaded(tmp_path / "y.npy"), long[places])
+    np.testing.assert_array_equal(few, x[places])
+
+
+def test_places_in_no_order_are_read_once_per_block(tmp_path: Path, read: Counter[str]) -> None:
+    """However many there are beside what is noted at once."""
+    made = np.arange(1 << 19, dtype="f4")
+    np.save(tmp_path / "x.npy", made)
+    lies = source.Part(files.open_source(tmp_path / "x.npy"), [range(len(made))])
+    places = np.random.default_rng(1).permutation(len(made))
+    out = np.empty(len(made), "f4")
+    read.clear()
+    lies.taken(places, 0).read(out, ((0, len(made)),))
+    np.testing.assert_array_equal(out, made[places])
+    few = source.LITTLE // source.SORTED
+    assert len(made) > 8 * (source.LITTLE // source.NOTES), "else it shows nothing"
+    assert read["read"] <= 1.1 * made.nbytes * -(
+        -len(made) // max(few, out.nbytes // source.SORTED)
+    )
+
+
+# -- neighbours ----------------------------------------------------------------------------------
+JOINS: dict[str, tuple[Any, Any, float, float]] = {  # with how often all is read, and written
+    "roll": (lambda x: ost.roll(x, 7, axis=0), lambda x: np.roll(x, 7, 0), 1, 1),
+    "of what was made": (
+        lambda x: ost.roll(x * 2, -7, axis=0),
+        lambda x: np.roll(x * 2, -7, 0),
+        2,
+        2,
+    ),
+    "a difference to it": (
+        lambda x: x - ost.roll(x, 1, axis=0),
+        lambda x: x - np.roll(x, 1, 0),
+        2,
+        1,
+    ),
+    "concat": (
+        lambda x: ost.concat([x[:100], x * 2, x[-5:]], axis=0),
+        lambda x: np.concatenate([x[:100], x * 2, x[-5:]]),
+        2.02,
+        2.02,
+    ),
+    "flip": (lambda x: ost.flip(x, axis=0), lambda x: x[::-1], 1, 1),
+    "a stencil": (
+        lambda x: (x * 3)[2:] - (x * 3)[1:-1] + (x * 3)[:-2],
+        lambda x: (x * 3)[2:] - (x * 3)[1:-1] + (x * 3)[:-2],
+        3,
+        1,
+    ),
+    "differences of an order": (
+        lambda x: ost.diff(ost.sort(x, axis=0), axis=0),
+        lambda x: np.diff(np.sort(x, 0), axis=0),
+        3,
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("name", JOINS)
+def test_rows_beside_others(
+    tmp_path: Path, x: Any, name: str, workers: int, read: Counter[str], moved: Counter[str]
+) -> None:
+    ours, by_numpy, reads, writes = JOINS[name]
+    with use((workers,), memory_limit=LIMIT // workers) as session:
+        y = ours(file(tmp_path / "x.npy"))
+        moved.clear()
+        read.clear()
+        ost.save(tmp_path / "y.npy", y)
+        assert read["read"] <= 1.1 * reads * x.nbytes
+        assert moved["written"] <= 1.1 * writes * x.nbytes
+        assert all(p.peak_bytes <= LIMIT // workers for p in session.plans.plans.values())
+    np.testing.assert_array_equal(loaded(tmp_path / "y.npy"), by_numpy(x))
+    assert {p.name for p in tmp_path.iterdir()} == {"x.npy", "y.npy"}
+
+
+# -- memory --------------------------------------------------------------------------------------
+SPARE = 2 << 20  # bytes: notes of places, pages that are looked at, Python's own objects
+
+
+@pytest.mark.parametrize("what", ["sort", "argsort", "permutation", "take", "roll"])
+def test_memory_stays_within_the_limit(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it: what the plan counts, and what reading takes beside that."""
+    monkeypatch.undo()  # blocks as large as the limit lets them be
+    limit, rows = 4 << 20, 1 << 19
+    made = np.random.default_rng(0).integers(0, rows, rows)
+    np.save(tmp_path / "x.npy", made)
+    np.save(tmp_path / "rows.npy", np.empty((rows, 2), "f4"))
+    with use(memory_limit=limit) as session:
+        y = file(tmp_path / "x.npy")
+        if what == "take":
+            y = ost.take(file(tmp_path / "rows.npy"), y, axis=0)
+        elif what == "permutation":
+            y = ost.random.permutation(y, seed=1)
+        else:
+            y = ost.roll(y, 3, axis=0) if what == "roll" else getattr(ost, what)(y)
+        ost.save(tmp_path / "y.npy", y)
+        arena = max(p.arena_bytes for p in session.plans.plans.values())  # which is there by now
+        tracemalloc.start()
+        ost.save(tmp_path / "y.npy", y)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert arena + peak <= limit + SPARE
