@@ -98,7 +98,7 @@ class Library:
 def found(xp: Any) -> Library | str:
     """The library, or why there is none."""
     try:
-        from nvmath.bindings import cublasLt  # type: ignore[import-not-found, unused-ignore]
+        from nvmath.bindings import cublasLt
     except Exception as error:  # it looks for libraries as it is imported
         if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("nvmath"):
             return f"nvmath-python is not installed: {INSTALL}"
