@@ -30,7 +30,7 @@ from ostinato.runtime.bind import is_server
 from ostinato.runtime.prefetch import WriteBehind
 
 import ostinato as ost
-from ostinato import streaming
+from ostinato import external, streaming
 from ostinato.errors import DataFileError
 from tests.planner.test_blocking import turns
 from tests.planner.test_memory import check_memory
@@ -444,7 +444,7 @@ def test_what_memory_has_no_room_for_is_made_in_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where no file is read and there is no limit."""
-    monkeypatch.setattr(streaming, "memory", lambda: 100_000)
+    monkeypatch.setattr(external, "memory", lambda: 100_000)
     with use() as session:
         y = ost.sin(ost.arange(50_000.0))
         ost.save(tmp_path / "y.npy", y)
