@@ -306,7 +306,9 @@ def _first_to_join(graph: Graph, target: Target) -> int | None:
     """A value of which rows are joined with others to what memory has no room for, and that lies in no
     file."""
     made = _made(graph, target)
-    for node in graph.nodes:
+    for k, node in enumerate(graph.nodes):
+        if not node.specs or _in_parts(graph, graph.starts[k]):
+            continue
         spec, joins = node.specs[0], OPS[node.op].joins and node.kw["axis"] == 0
         if not joins or made.isdisjoint(node.inputs) or not _is_beyond(spec, target):
             continue
@@ -316,6 +318,15 @@ def _first_to_join(graph: Graph, target: Target) -> int | None:
             if v >= len(graph.inputs) and not _joins(graph, v):
                 return v
     return None
+
+
+def _in_parts(graph: Graph, v: int) -> bool:
+    """Whether only some places of a value are wanted, which are made by themselves."""
+    readers = [graph.nodes[k] for k in graph.uses[v]]
+    return v not in graph.outputs and all(
+        OPS[n.op].selects and n.inputs[0] == v and n.specs[0].size < graph.specs[v].size
+        for n in readers
+    )
 
 
 def _joins(graph: Graph, v: int) -> bool:
@@ -349,6 +360,8 @@ def _first_to_take(graph: Graph, target: Target) -> int | None:
         files.update(graph.outs(k))
         if node.op == "take" and node.kw["axis"] == 0 and node.inputs[0] in files:
             x, i = (graph.specs[v] for v in node.inputs)
+            if _in_parts(graph, graph.starts[k]):
+                continue
             if i.ndim == 1 and _is_worth(x, i, node.specs[0], target):
                 return k
     return None
