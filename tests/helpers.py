@@ -105,9 +105,11 @@ def assert_same(
     atol: float | None = None,
     few: bool = False,
     numerics: str = "same-plan",
+    meshes: Sequence[tuple[tuple[int, ...], int]] = MESHES,
 ) -> None:
     """The function of Arrays gives what the reference gives of NumPy arrays, however it is run.
-    `few`: in fewer layouts, for functions that are slow."""
+    `few`: in fewer layouts, for functions that are slow. `meshes`: of several workers, and how many
+    layouts on each."""
     given = [np.asarray(x) for x in inputs]
     with np.errstate(all="ignore"):
         wanted = reference(*(x.copy() for x in given))
@@ -125,7 +127,7 @@ def assert_same(
         check(function, whole, "lazily")
         check(compiled, whole, "compiled")
         check(compiled, whole, "compiled, called again")
-    for mesh, most in MESHES:
+    for mesh, most in meshes:
         with on(mesh=mesh, numerics=numerics):
             for k, splits in enumerate(ways(given, mesh, 2 if few else most)):
                 where = f"mesh {mesh}, split {splits}"

@@ -14,7 +14,8 @@ from ostinato.ops.core.registry import ANY
 from ostinato.ops.core.show import parse
 from ostinato.ops.jit.arrays import by_formula
 
-from tests.helpers import assert_same
+from tests.helpers import MESHES, assert_same
+from tests.thorough import THOROUGH
 
 from .nodes import SAMPLED, blank, graphs, ins_of, nodes_of, of, place, run, same, traced, whole
 from .samples import (
@@ -42,7 +43,8 @@ def test_a_missing_sample_is_named(monkeypatch):
 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_samples(name):
-    for sample in of(name):
+    """On one worker each; the first on every mesh, and the others on one mesh after the other."""
+    for k, sample in enumerate(of(name)):
         used = {n.op for g in graphs(traced(sample)[0]) for n in g.nodes}
         assert name in used, f"a sample of {name} uses {sorted(used)} only"
         assert_same(
@@ -51,6 +53,7 @@ def test_samples(name):
             *sample.inputs,
             numerics=sample.numerics,
             rtol=sample.rtol,
+            meshes=MESHES if THOROUGH or not k else (MESHES[k % len(MESHES)],),
         )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
+
+from tests.thorough import THOROUGH
 
 Tally = Callable[[str, int], None]
 
@@ -13,7 +14,7 @@ Tally = Callable[[str, int], None]
 @pytest.fixture(scope="session")
 def thorough() -> bool:
     """Whether the long form was asked for: `python -m tests.trust --thorough`."""
-    return os.environ.get("OSTINATO_TRUST") == "thorough"
+    return THOROUGH
 
 
 @pytest.fixture
