@@ -11,7 +11,6 @@ import sys
 import types
 import venv
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -52,35 +51,45 @@ def linked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def checked(folder: Path, text: str, at: Path, python: str = sys.executable, **env: str) -> str:
-    """What mypy says of a script that is nobody's but the user's."""
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What mypy knows of a file it knows of the same file elsewhere: it compares what they contain."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def checked(cache: Path, at: Path, how: dict[str, str], **texts: str) -> dict[str, str]:
+    """What mypy says of scripts that are nobody's but the user's. `how`: a python in which the package is
+    installed, or else a path on which it lies."""
     at.mkdir(exist_ok=True)
-    (at / "script.py").write_text(text)
+    for name, text in texts.items():
+        (at / f"{name}.py").write_text(text)
     (at / "mypy.ini").write_text(CONFIGURATION)
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary"]
-    command += ["--python-executable", python, "--cache-dir", str(folder / "cache"), "script.py"]
+    python = how.get("python", sys.executable)
+    command += ["--python-executable", python, "--cache-dir", str(cache)]
+    command += [f"{name}.py" for name in texts]
     run = subprocess.run(
         command,
         cwd=at,
-        env={**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, **env},
+        env={
+            **{k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+            "MYPYPATH": how.get("path", ""),
+        },
         capture_output=True,
         text=True,
     )
     assert run.returncode in (0, 1), run.stdout + run.stderr
-    return "".join(line for line in run.stdout.splitlines(True) if line.startswith("script.py"))
+    lines = run.stdout.splitlines(True)
+    return {name: "".join(x for x in lines if x.startswith(f"{name}.py:")) for name in texts}
 
 
-def lines_with_errors(said: str) -> set[int]:
-    return {int(n) for n in re.findall(r"^script\.py:(\d+): error", said, re.M)}
-
-
-def check(folder: Path, at: Path, **how: Any) -> None:
+def check(cache: Path, at: Path, **how: str) -> None:
     """Nothing is said of what is right, and something of each mistake."""
-    assert checked(folder, RIGHT, at, **how) == ""
-    said = checked(folder, BEGIN + WRONG, at, **how)
+    said = checked(cache, at, how, right=RIGHT, wrong=BEGIN + WRONG)
+    assert said["right"] == ""
     first = len(BEGIN.splitlines()) + 2
-    found = lines_with_errors(said)
-    assert min(found) >= first, said
+    found = {int(n) for n in re.findall(r"^wrong\.py:(\d+): error", said["wrong"], re.M)}
+    assert min(found) >= first, said["wrong"]
     missed = [line for n, line in enumerate(MISTAKES, first) if n not in found]
     assert missed == []
 
@@ -89,11 +98,11 @@ def test_there_are_sixty() -> None:
     assert len(set(MISTAKES)) == len(MISTAKES) >= 60
 
 
-def test_each_mistake_is_found(linked: Path, tmp_path: Path) -> None:
-    check(linked, tmp_path, MYPYPATH=str(linked))
+def test_each_mistake_is_found(linked: Path, cache: Path, tmp_path: Path) -> None:
+    check(cache, tmp_path, path=str(linked))
 
 
-def test_signatures_are_real(linked: Path, tmp_path: Path) -> None:
+def test_signatures_are_real(linked: Path, cache: Path, tmp_path: Path) -> None:
     """No function takes just anything and gives just anything."""
     names = [
         f"{prefix}{name}"
@@ -103,7 +112,7 @@ def test_signatures_are_real(linked: Path, tmp_path: Path) -> None:
     ]
     assert len(names) > 350
     text = "import ostinato as ost\n" + "".join(f"reveal_type(ost.{n})\n" for n in names)
-    said = checked(linked, text, tmp_path, MYPYPATH=str(linked))
+    said = checked(cache, tmp_path, {"path": str(linked)}, script=text)["script"]
     told = re.findall(r'^script\.py:\d+: note: Revealed type is "(.*)"$', said, re.M)
     assert len(told) == len(names), said[:2000]
     loose = [n for n, kind in zip(names, told, strict=True) if kind[4:] == "(*Any, **Any) -> Any"]
@@ -169,7 +178,7 @@ def test_completion_of_objects() -> None:
 # -- installed -----------------------------------------------------------------------------
 @pytest.mark.install
 @pytest.mark.parametrize("how", ["wheel", "editable"])
-def test_types_of_an_installed_package(how: str, tmp_path: Path) -> None:
+def test_types_of_an_installed_package(how: str, cache: Path, tmp_path: Path) -> None:
     copy = tmp_path / "source"
     for room in ROOMS:
         shutil.copytree(ROOT / room, copy / room, ignore=shutil.ignore_patterns("__pycache__"))
@@ -188,4 +197,4 @@ def test_types_of_an_installed_package(how: str, tmp_path: Path) -> None:
     command += ["--no-build-isolation", *mode[1:], *mode[:1], str(copy)]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    check(tmp_path, tmp_path / "user", python=python)
+    check(cache, tmp_path / "user", python=python)
