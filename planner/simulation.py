@@ -265,8 +265,19 @@ def worker_classes(program: Program, mesh: Mesh) -> tuple[np.ndarray[Any, Any], 
 def _refined(ids: Any, by: Any) -> Any:
     if by.min() == by.max():
         return ids
-    kinds = np.unique(by, return_inverse=True)[1]
-    return np.unique(ids * (int(kinds.max()) + 1) + kinds, return_inverse=True)[1]
+    kinds = _numbered(by)
+    return _numbered(ids * (int(kinds.max()) + 1) + kinds)
+
+
+def _numbered(keys: Any) -> Any:
+    """For each key, how many different ones are smaller. Keys that lie close together are not sorted."""
+    least = int(keys.min())
+    span = int(keys.max()) - least + 1
+    if span > 8 * len(keys):
+        return np.unique(keys, return_inverse=True)[1]
+    seen = np.zeros(span, bool)
+    seen[keys - least] = True
+    return (np.cumsum(seen) - 1)[keys - least]
 
 
 def _cuts(program: Program) -> Iterator[tuple[Layout, int, int]]:
