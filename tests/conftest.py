@@ -23,6 +23,7 @@ if "OSTINATO_TEST_FOLDER" not in os.environ:  # else the process that started th
 os.environ.setdefault("OSTINATO_PROGRESS", "off")  # though tests may have a terminal
 os.environ.setdefault("OSTINATO_MACHINE", "prompt")  # small arrays are cut, too
 
+import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +69,12 @@ def no_session_of_several_is_left() -> Iterator[None]:
     yield
     if job_size() == 1:
         assert [s.target.mesh for s in sessions._everybodys if s.workers > 1] == []
+
+
+def pytest_collection_finish() -> None:
+    """Nobody looks again and again for garbage among the tests themselves, which are half a million objects."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
