@@ -212,14 +212,23 @@ def link_name(machine: Machine, level: int) -> str:
     return machine.levels[level][1].name or (f"link {level}" if len(machine.levels) > 1 else "link")
 
 
-def simulate(program: Program, machine: Machine, mesh: Mesh, peak_bytes: int = 0) -> Simulation:
-    """One run of a program that was run before."""
-    ids, firsts = worker_classes(program, mesh)
+Classes = tuple[np.ndarray[Any, Any], list[int]]  # of each worker, and the first of each
+
+
+def simulate(
+    program: Program,
+    machine: Machine,
+    mesh: Mesh,
+    peak_bytes: int = 0,
+    classes: Classes | None = None,
+) -> Simulation:
+    """One run of a program that was run before. `classes`: those of its workers, where they are known."""
+    ids, firsts = classes or worker_classes(program, mesh)
     counts = np.bincount(ids, minlength=len(firsts)).tolist()
     run = _Run(machine, mesh, ids, [local(mesh, r) for r in firsts])
     run.now[:] = machine.run_seconds
     run.program(program)
-    classes = tuple(
+    kinds = tuple(
         WorkerClass(n, r, float(run.busy[c]), float(run.waited[c]))
         for c, (n, r) in enumerate(zip(counts, firsts, strict=True))
     )
@@ -230,7 +239,7 @@ def simulate(program: Program, machine: Machine, mesh: Mesh, peak_bytes: int = 0
     )
     end = float(max(run.now.max(), max((f.max() for f in run.free), default=0.0)))
     events = tuple(run.events)
-    return Simulation(machine, mesh, end, classes, links, peak_bytes, events, program)
+    return Simulation(machine, mesh, end, kinds, links, peak_bytes, events, program)
 
 
 def unmade_seconds(graph: Graph, machine: Machine, mesh: Mesh) -> float:
@@ -241,7 +250,7 @@ def unmade_seconds(graph: Graph, machine: Machine, mesh: Mesh) -> float:
 
 
 # -- which workers do the same -------------------------------------------------------------------
-def worker_classes(program: Program, mesh: Mesh) -> tuple[np.ndarray[Any, Any], list[int]]:
+def worker_classes(program: Program, mesh: Mesh) -> Classes:
     """The class of each worker, and the first worker of each class."""
     workers = math.prod(mesh)
     ids = np.zeros(workers, np.int64)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ostinato.planner.machine import Link, Machine, Rate
 from ostinato.planner.plan import Plan, export
-from ostinato.planner.simulation import Simulation, link_name, simulate
+from ostinato.planner.simulation import Simulation, link_name, simulate, worker_classes
 
 from ostinato.errors import OstinatoError
 
@@ -35,9 +35,9 @@ def limits(found: Simulation) -> tuple[Limit, ...]:
     """What a run waits for most comes first."""
     if found.program is None or not found.seconds:
         return ()
-    rows = []
+    rows, classes = [], worker_classes(found.program, found.mesh)
     for what, machine in _faster(found.machine, [link.name for link in found.links]):
-        sooner = simulate(found.program, machine, found.mesh).seconds
+        sooner = simulate(found.program, machine, found.mesh, classes=classes).seconds
         rows.append(Limit(what, 1 - sooner / found.seconds))
     return tuple(sorted([r for r in rows if r.saves >= TOLD], key=lambda r: -r.saves))
 
