@@ -30,6 +30,7 @@ from ostinato.errors import MemoryLimitError
 from tests.planner.test_any_layout import RELAXED
 from tests.planner.test_memory import check_memory
 from tests.sessions import forget_plans, use
+from tests.thorough import few
 
 MIB = 1 << 20
 
@@ -164,7 +165,7 @@ def test_a_value_is_made_again_where_it_is_read_next() -> None:
 def test_training_in_little_memory(name: str, mesh: tuple[int, ...], numerics: str) -> None:
     f, inputs = {
         "deep": (step_of(deep), arrays(10, 2048)),
-        "attending": (step_of(attending), arrays(32, 4, 256)),
+        "attending": (step_of(attending), arrays(16, 4, 256)),
     }[name]
     with use(mesh, numerics):
         whole = ost.compile(f)
@@ -211,7 +212,7 @@ def test_training_in_a_loop(mesh: tuple[int, ...]) -> None:
             np.testing.assert_array_equal(a, b)
 
 
-@settings(RELAXED, max_examples=12)
+@settings(RELAXED, max_examples=few(12))
 @given(st.randoms(use_true_random=False), st.sampled_from([(1,), (2,), (2, 2)]))
 @pytest.mark.usefixtures("no_turns")
 def test_random_networks_under_random_limits(r: random.Random, mesh: tuple[int, ...]) -> None:
@@ -222,7 +223,8 @@ def test_random_networks_under_random_limits(r: random.Random, mesh: tuple[int, 
 @pytest.mark.usefixtures("no_turns")
 def test_values_of_many_random_networks_are_made_again() -> None:
     """The test above is worth something."""
-    assert sum(under_a_limit(random.Random(seed), (1,)) for seed in range(12)) >= 4
+    count = few(12)
+    assert sum(under_a_limit(random.Random(k), (1,)) for k in range(count)) >= count // 3
 
 
 @pytest.mark.parametrize("seed", range(3))
