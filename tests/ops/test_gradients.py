@@ -12,7 +12,8 @@ from ostinato.ops.core.tree import flatten, unflatten
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, GradientError
-from tests.helpers import assert_same
+from tests.helpers import MESHES, assert_same
+from tests.thorough import THOROUGH
 
 from .samples import NOT_SAMPLED
 from .smooth import SMOOTH
@@ -90,10 +91,18 @@ def test_second(name):
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_workers(name):
-    """Any number of workers finds the same gradient."""
-    for function, inputs in SMOOTH[name][-2:]:
+    """Any number of workers finds the same gradient; of two functions, each on meshes of its own."""
+    some = SMOOTH[name][-2:]
+    for k, (function, inputs) in enumerate(some):
         back = pullback(function)
-        assert_same(back, lambda *xs, b=back: tuple(leaves(b(*xs))), *inputs, rtol=1e-9, few=True)
+        assert_same(
+            back,
+            lambda *xs, b=back: tuple(leaves(b(*xs))),
+            *inputs,
+            rtol=1e-9,
+            few=True,
+            meshes=MESHES if THOROUGH or len(some) == 1 else (MESHES[:1], MESHES[1:])[k],
+        )
 
 
 def test_nothing_is_smooth_that_does_not_exist():
