@@ -17,6 +17,7 @@ from ostinato.ops.cpu.kernels.scan import running_kernel
 import ostinato as ost
 from ostinato.errors import DTypeError
 from tests.helpers import on
+from tests.thorough import few
 
 pytestmark = pytest.mark.skipif(bool(llvm.why_not()), reason=llvm.why_not())
 
@@ -81,7 +82,7 @@ def made(
     return out
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=few(50))
 @given(
     shape=st.lists(st.sampled_from([1, 2, 5, 8, 17, 40]), min_size=1, max_size=3),
     kind=st.sampled_from(KINDS),
@@ -101,7 +102,7 @@ def test_short_lines_have_numpys_bits(
     assert found.tobytes() == exactly(x, axis, product, dtype).tobytes()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=few(40))
 @given(
     n=st.sampled_from([64, 65, 200, 401]),
     others=st.sampled_from([(1, 0), (3, 0), (50, 0), (3, 1), (50, 1), (300, 1)]),

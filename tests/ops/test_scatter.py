@@ -18,6 +18,7 @@ from ostinato.ops.indexing import _at_ufunc
 import ostinato as ost
 from ostinato.errors import BoundsError
 from tests.helpers import on
+from tests.thorough import few
 
 pytestmark = pytest.mark.skipif(bool(llvm.why_not()), reason=llvm.why_not())
 
@@ -75,7 +76,7 @@ def same(found: Any, wanted: Any) -> None:
 shapes = st.sampled_from([(3,), (9, 5), (4, 7, 3), (2, 5, 70), (1, 6, 2), (3, 1, 2, 5), (70,)])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=few(60))
 @given(
     seed=st.integers(0, 10**6),
     shape=shapes,
@@ -131,7 +132,7 @@ def test_put(
         same(x, was)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=few(30))
 @given(
     seed=st.integers(0, 10**6),
     shape=shapes,
@@ -163,7 +164,7 @@ def test_take(
     same(out, wanted)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=few(40))
 @given(
     seed=st.integers(0, 10**6),
     shape=shapes,

@@ -14,6 +14,7 @@ from ostinato.ops.cpu.kernels.search import searching_kernel
 
 import ostinato as ost
 from tests.helpers import on
+from tests.thorough import few
 
 pytestmark = pytest.mark.skipif(bool(llvm.why_not()), reason=llvm.why_not())
 
@@ -32,7 +33,7 @@ def numbers(shape: tuple[int, ...], dtype: str, seed: int, odd: float) -> np.nda
     return x
 
 
-@settings(deadline=None, max_examples=75)
+@settings(deadline=None, max_examples=few(75))
 @given(
     n=st.integers(1, 70),
     shape=st.lists(st.sampled_from([1, 3, 24, 50]), min_size=0, max_size=3),

@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops.core.layout import Partial
 from ostinato.ops.core.registry import ANY, OPS
@@ -30,6 +30,7 @@ from tests.helpers import assert_same, compare_all, counts_traces
 from tests.planner.test_any_layout import RELAXED, splits_for
 from tests.programs import make_program
 from tests.sessions import MESHES, use
+from tests.thorough import few
 
 MIB = 1 << 20
 needs_kernels = pytest.mark.skipif(bool(why_not()), reason=why_not())
@@ -374,7 +375,7 @@ def test_what_is_joined_from_short_rows_or_read_elsewhere_is_copied() -> None:
             assert "part" not in [slot.kind for slot in f.plan.program.slots]
 
 
-@RELAXED
+@settings(RELAXED, max_examples=few(50))
 @given(st.data())
 def test_joined_anywhere(data: Any) -> None:
     """Along any axis, of parts of any length, in loops, read by anything, given away."""

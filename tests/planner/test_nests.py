@@ -19,6 +19,7 @@ from ostinato.planner.fusion import stages
 
 import ostinato as ost
 from tests import sessions
+from tests.thorough import few
 
 Values = dict[str, list[Any]]
 
@@ -418,7 +419,7 @@ REDUCED: dict[str, Any] = {
 }
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=few(30))
 @given(
     shape=st.lists(st.sampled_from([1, 2, 3, 5, 17, 33, 70]), min_size=1, max_size=5),
     which=st.integers(1, 31),

@@ -277,7 +277,7 @@ def test_programs_by_chance(
     path, chunks = written(tmp_path, value, kind)
     numbers = np.arange(value.size).reshape(value.shape)
     over = []
-    for seed in (*range(400 if thorough else 25), *MENDED):
+    for seed in (*range(400 if thorough else 12), *MENDED):
         program = Random(seed).program(value.shape)
         touched = numbers
         expected: Any = value
