@@ -53,13 +53,15 @@ def share_kernels(folder: Path) -> None:
 share_kernels(Path(os.environ["OSTINATO_TEST_KERNELS"]))
 
 LONG = [  # 15 seconds and more, the longest first
-    "ops/test_ops", "runtime/test_job", "trust/test_ends", "runtime/test_cluster",
-    "ops/test_linalg", "trust/test_file_reads", "ops/test_native", "trust/test_growth",
-    "planner/test_nests", "planner/test_blocking", "test_benchmarks", "planner/test_plants",
-    "test_examples", "planner/test_memory", "ops/test_order", "trust/test_forged_plans",
-    "trust/test_signals", "trust/test_forks", "ops/test_gradients", "trust/test_special_values",
-    "planner/test_numerics", "trust/test_typed", "front/test_command", "trust/test_stale",
-    "ops/test_scatter", "planner/test_distances",
+    "runtime/test_job", "trust/test_ends", "runtime/test_cluster", "ops/test_linalg",
+    "ops/test_ops", "ops/test_cuda_text", "ops/test_native", "planner/test_recompute",
+    "test_benchmarks", "io_pipeline/test_crews", "ops/test_gradients", "planner/test_nests",
+    "trust/test_growth", "trust/test_file_reads", "ops/test_order", "ops/test_cuda_stages",
+    "test_examples", "ops/test_quantiles", "planner/test_plants", "ops/test_distributions",
+    "trust/test_signals", "trust/test_forks", "trust/test_special_values", "ops/test_solve",
+    "planner/test_numerics", "trust/test_typed", "front/test_types", "planner/test_many_workers",
+    "trust/test_forged_plans", "ops/test_gram", "front/test_command", "planner/test_blocking",
+    "trust/test_stale", "planner/test_distances",
 ]  # fmt: skip
 
 
