@@ -713,7 +713,7 @@ for _x, _axis, _norm in (
     (normal(2, 3, 4, dtype="complex64"), 1, "forward"),
     (normal(1, dtype="float32"), 0, "ortho"),
     (np.zeros((0, 3)), 1, None),
-    (normal(128, 300, dtype="complex64"), 1, None),  # lines that threads share
+    (normal(128, 300, dtype="complex128"), 1, None),  # lines that threads share
 ):
     for _name in ("fft", "ifft"):
         alike(

@@ -366,7 +366,7 @@ def test_crews_that_come_together_at_once_do_not_mix(cluster: ost.LocalCluster) 
     ranks = sorted(found["rank"] for found in there.values())
 
     def enlist(name: str, worker: str) -> None:
-        what = name, ranks, b"s" * 32, "127.0.0.1", None
+        what = name, ranks, b"s" * 32, "127.0.0.1", None, "cpu"
         cluster.client.run(dask.enlist, *what, workers=[worker])
 
     for name, worker in ((ours, first), (theirs, second), (theirs, first), (ours, second)):
