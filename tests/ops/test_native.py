@@ -427,6 +427,25 @@ def test_only_the_work_of_a_kernel_is_compiled() -> None:
     assert not any(line.startswith("\tcall") for line in lines)
 
 
+def test_long_texts_are_optimised_at_a_lower_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The highest one unrolls what then takes ten times as long, and runs no faster."""
+    x = np.zeros(9)
+    text = native.kernel_text(chain("float64"), loops_over(x.shape, [(8,)] * 3 + [(1,)]))
+    binding = llvm._tools()[0]
+    usual, levels = binding.create_pipeline_tuning_options, []
+
+    def options(speed_level: int) -> Any:
+        levels.append(speed_level)
+        return usual(speed_level=speed_level)
+
+    monkeypatch.setattr(binding, "create_pipeline_tuning_options", options)
+    short = llvm.assembly(text)
+    monkeypatch.setattr(llvm, "LONG", len(text))
+    assert "body:" in llvm.assembly(text)
+    assert "body:" in short
+    assert levels == [3, 2]
+
+
 @pytest.mark.skipif(sys.platform != "linux" or sys.maxsize < 1 << 32, reason="for Linux, 64 bits")
 def test_code_and_its_constants_are_never_far_apart() -> None:
     """LLVM ended the process, where it found room for a part here and for another 2 GiB away."""
