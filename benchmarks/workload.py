@@ -93,6 +93,8 @@ def workloads(suite: ModuleType) -> tuple[Workload, ...]:
 def summary(answer: Any) -> dict[str, Any]:
     """An answer in few numbers: some of its elements, and the sum of their sizes."""
     values = np.asarray(answer)
+    if values.dtype.kind == "c":
+        values = np.stack([values.real, values.imag], -1)
     flat = values.reshape(-1)
     at = np.linspace(0, flat.size - 1, min(flat.size, SHOWN)).astype(np.int64)
     parts = (flat[k : k + PART].astype(np.float64) for k in range(0, flat.size, PART))

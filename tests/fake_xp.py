@@ -655,7 +655,9 @@ class Ufunc:
 
 def _take(a: Any, indices: Any, axis: int | None = None, out: Any = None) -> Any:
     size = a.size if axis is None else a.shape[axis]
-    inside = np.asarray(indices) % size if size else indices  # NumPy's own way takes turns
+    inside = (
+        np.asarray(indices, np.int64) % size if size else indices
+    )  # NumPy's own way takes turns
     return np.take(a, inside, axis, out, "wrap")
 
 

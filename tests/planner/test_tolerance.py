@@ -173,7 +173,7 @@ def test_formats_that_gain() -> None:
     assert small.gains_on(NOMINAL, "b")
     flops = large.flops / NOMINAL.products[0].most
     took = [large.seconds(NOMINAL, d) for d in (float64, float32, np.dtype(np.float16))]
-    np.testing.assert_allclose(took, [2 * flops, flops, flops / 2], rtol=1e-3)
+    np.testing.assert_allclose(took, [2 * flops, flops, flops / 2], rtol=1e-2)
     assert (small.letters, site(dtype=float64).letters) == ("bh-", "bhs-")
 
 
