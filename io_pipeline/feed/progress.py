@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from typing import Any
 
@@ -17,12 +16,8 @@ from .executor import Work
 
 EVERY = 0.2  # seconds between two looks
 BAR = 12  # columns
-WIDE = 160  # of a line that goes to a file; a terminal's width is asked for
+WIDE = 160  # columns of a line that goes to a file
 OTHERS = 30  # that the bar, words and time take, but for the digits of numbers
-
-
-def _has_width() -> bool:
-    return sys.stdout.isatty() or "COLUMNS" in os.environ
 
 
 class Line:
@@ -35,13 +30,16 @@ class Line:
             raise misfit(
                 ArgumentError, "progress", got="no rich", needed="rich", do="pip install rich"
             ) from None
+        screen = console.Console()  # as wide as the terminal or the notebook is now
+        if not (screen.is_terminal or screen.is_jupyter or "COLUMNS" in os.environ):
+            screen = console.Console(width=WIDE)
         self.shown = progress.Progress(
             progress.TextColumn(f"epoch {epoch}"),
             progress.BarColumn(BAR),
             progress.MofNCompleteColumn(),
             progress.TimeRemainingColumn(),
             progress.TextColumn("{task.fields[said]}"),
-            console=console.Console(width=None if _has_width() else WIDE),
+            console=screen,
             auto_refresh=False,
         )
         self.task: Any = self.shown.add_task("", total=total, said="")
