@@ -23,6 +23,7 @@ from .kernels.distances import pair_distances
 from .kernels.gather_scatter import adding_along, adding_rows, inside, putting, taking, taking_along
 from .kernels.gemm import QUICK, any_product, product, ways
 from .kernels.gemm_epilogue import epilogue_native, epilogue_room, epilogue_ways
+from .kernels.ranks import order_room, order_statistics, select
 from .kernels.scan import running_kernel
 from .kernels.search import searching_kernel
 from .kernels.sort.order import sort_function, sort_room
@@ -143,50 +144,6 @@ def _irfft(arrays: Arrays, threads: int, *, axis: int, n: int, norm: str, **_: A
 
 
 # -- selection, counts, groups -------------------------------------------------------------
-def _order_statistics(
-    arrays: Arrays, threads: int, *, axes: tuple[int, ...], scratch: Arrays, **_: Any
-) -> Made:
-    """By NumPy's introselect: of each line, or of all lines where their ranks are the same."""
-    x, ranks, out = arrays
-    if not out.size or x.dtype == bfloat16:
-        return None
-    alike = all(step == 0 or n == 1 for n, step in zip(ranks.shape, ranks.strides, strict=True))
-    several = ranks.ndim > 1 and any(n > 1 for n in ranks.shape[:-1]) and not alike
-    order = (*(d for d in range(x.ndim) if d not in axes), *axes)
-    apart = scratch[0].reshape([x.shape[d] for d in order])
-    lines = scratch[0].reshape((*out.shape[:-1], -1))
-
-    def run(x: Any, ranks: Any, out: Any) -> None:
-        np.copyto(apart, x.transpose(order))
-        if several:
-            places = np.broadcast_to(ranks, out.shape)
-            for at in np.ndindex(out.shape[:-1]):
-                _select(lines[at], np.unique(places[at]).tolist())
-                out[at] = lines[at][places[at]]
-            return
-        places = ranks.reshape(-1)[: out.shape[-1]]
-        _select(lines, np.unique(places).tolist())
-        np.take(lines, places, axis=-1, out=out)
-
-    return run
-
-
-def _order_room(
-    ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], **_: Any
-) -> Sequence[Scratch]:
-    return (Scratch(ins[0], specs[0].dtype),)
-
-
-def _select(lines: Any, places: Sequence[int]) -> None:
-    """One after the other, the middle one first: NumPy has vectors for one place at a time only."""
-    if places:
-        middle = len(places) // 2
-        k = places[middle]
-        lines.partition(k, axis=-1)
-        _select(lines[..., :k], places[:middle])
-        _select(lines[..., k + 1 :], [n - k - 1 for n in places[middle + 1 :]])
-
-
 def _partition(
     name: str, arrays: Arrays, threads: int, *, axis: int, places: tuple[int, ...], **_: Any
 ) -> Made:
@@ -195,7 +152,7 @@ def _partition(
 
     def partition(x: Any, out: Any) -> None:
         np.copyto(out, x)
-        _select(np.moveaxis(out, axis, -1), places)
+        select(np.moveaxis(out, axis, -1), places)
 
     def argpartition(x: Any, out: Any) -> None:
         np.copyto(out, np.argpartition(x, places, axis))
@@ -310,7 +267,7 @@ def register(cpu: Device) -> None:
     cpu.runs("take_along_axis", taking_along, least=COMPILED)
     cpu.runs("put", putting, least=COMPILED)
     cpu.runs("put_along_axis", adding_along, least=COMPILED)
-    cpu.runs("order_statistics", _order_statistics, scratch=_order_room)
+    cpu.runs("order_statistics", order_statistics, scratch=order_room)
     for name in ("partition", "argpartition"):
         cpu.runs(name, partial(_partition, name))
     cpu.runs("tally", _tally, least=COMPILED)

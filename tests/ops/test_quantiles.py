@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops.cpu.device import CPU
+from ostinato.ops.cpu.kernels.ranks import _spread, order_statistics
 from ostinato.ops.quantiles import METHODS
 from ostinato.ops.selection import _radix_select
 
@@ -271,3 +272,56 @@ def test_lexsort() -> None:
 def test_what_is_refused(call: Any, error: Any, says: str) -> None:
     with use(), pytest.raises(error, match=says):
         call()
+
+
+LONG = 40_000
+
+
+def _lines() -> dict[str, Any]:
+    r = np.random.default_rng(5)
+    normal = r.normal(size=LONG).astype(np.float32)
+    gaps = np.where(r.random(LONG) < 0.3, np.nan, normal)
+    misled = normal.copy()
+    misled[_spread(LONG)] = 9.0  # all that a sample sees
+    return {
+        "normal": normal,
+        "sorted": np.sort(r.normal(size=LONG)),
+        "backwards": -np.arange(LONG, dtype=np.int32),
+        "a period": np.sin(np.arange(LONG) * (2 * np.pi / 64)),
+        "few numbers": r.integers(0, 3, LONG),
+        "one number": np.zeros(LONG),
+        "gaps": gaps,
+        "nothing": np.full(LONG, np.nan),
+        "infinite": np.where(r.random(LONG) < 0.5, np.inf, normal),
+        "misled": misled,
+        "steps": np.repeat(normal, 3)[::3],
+    }
+
+
+@pytest.mark.parametrize("name", _lines())
+def test_ranks_of_a_long_line(name: str) -> None:
+    """Each rank is found, also where a sample tells nothing; and the line stays as it is."""
+    x = _lines()[name]
+    r = np.random.default_rng(1)
+    for many in (1, 2, 7):
+        ranks = r.integers(0, LONG, many)
+        ranks = np.concatenate([ranks, ranks[:1] + (ranks[:1] < LONG - 1), [0, LONG - 1]])
+        room, out = np.empty_like(x), np.empty(len(ranks), x.dtype)
+        before = x.copy()
+        run = order_statistics([x, ranks, out], 1, axes=(0,), scratch=[room])
+        assert run is not None
+        run(x, ranks, out)
+        np.testing.assert_array_equal(out, np.sort(x)[ranks])
+        np.testing.assert_array_equal(x, before)
+
+
+def test_ranks_of_long_lines_of_their_own() -> None:
+    x = np.random.default_rng(2).normal(size=(3, LONG // 2, 2))
+    ranks = np.random.default_rng(3).integers(0, LONG, (3, 4))
+    room, out = np.empty_like(x), np.empty((3, 4))
+    for line in (x, x[:, ::-1], np.asarray(x, order="F")):
+        run = order_statistics([line, ranks, out], 1, axes=(1, 2), scratch=[room])
+        assert run is not None
+        run(line, ranks, out)
+        wanted = np.take_along_axis(np.sort(line.reshape(3, -1), axis=1), ranks, axis=1)
+        np.testing.assert_array_equal(out, wanted)

@@ -1,0 +1,143 @@
+"""The elements of some ranks of lines.
+
+Of a long line a sample says between which two numbers each wanted one lies, most likely: one pass
+counts what is below and keeps what lies between, some hundredths of the line, of which NumPy's
+introselect then has to find it. Where the sample misled, the whole line is selected from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from ostinato.ops.core.registry import Scratch
+from ostinato.ops.core.spec import Shape, Spec, bfloat16
+
+LONG = 1 << 14  # elements of a line from which a sample pays
+BLOCK = 1 << 16  # elements of a pass at a time, which stay in the cache
+FOUND = 1 << 6  # ranks of a line beyond which it is selected from as a whole
+SPREAD = 4.0  # standard deviations of a sampled rank to both sides
+
+
+def order_statistics(
+    arrays: Sequence[Any], threads: int, *, axes: tuple[int, ...], scratch: Sequence[Any], **_: Any
+) -> Callable[..., None] | None:
+    """The function of numbers, ranks and results. The scratch memory is for a copy of lines that
+    do not lie one after the other, or that have to be put in order."""
+    x, ranks, out = arrays
+    if not out.size or x.dtype == bfloat16:
+        return None
+    alike = all(step == 0 or n == 1 for n, step in zip(ranks.shape, ranks.strides, strict=True))
+    several = ranks.ndim > 1 and any(n > 1 for n in ranks.shape[:-1]) and not alike
+    order = (*(d for d in range(x.ndim) if d not in axes), *axes)
+    apart = scratch[0].reshape([x.shape[d] for d in order])
+    lines = scratch[0].reshape((*out.shape[:-1], -1))
+    long = lines.shape[-1] >= LONG and ranks.shape[-1] <= FOUND
+    plain = long and x.transpose(order).flags.c_contiguous
+
+    def run(x: Any, ranks: Any, out: Any) -> None:
+        if not plain:
+            np.copyto(apart, x.transpose(order))
+        if long:
+            places = np.broadcast_to(ranks, out.shape)
+            given = x.transpose(order).reshape(lines.shape) if plain else lines
+            for at in np.ndindex(out.shape[:-1]):
+                out[at] = _of_long(given[at], places[at], lines[at])
+        elif several:
+            places = np.broadcast_to(ranks, out.shape)
+            for at in np.ndindex(out.shape[:-1]):
+                select(lines[at], np.unique(places[at]).tolist())
+                out[at] = lines[at][places[at]]
+        else:
+            places = ranks.reshape(-1)[: out.shape[-1]]
+            select(lines, np.unique(places).tolist())
+            np.take(lines, places, axis=-1, out=out)
+
+    return run
+
+
+def order_room(
+    ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], **_: Any
+) -> Sequence[Scratch]:
+    return (Scratch(ins[0], specs[0].dtype),)
+
+
+def select(lines: Any, places: Sequence[int]) -> None:
+    """One after the other, the middle one first: NumPy has vectors for one place at a time only."""
+    if places:
+        middle = len(places) // 2
+        k = places[middle]
+        lines.partition(k, axis=-1)
+        select(lines[..., :k], places[:middle])
+        select(lines[..., k + 1 :], [n - k - 1 for n in places[middle + 1 :]])
+
+
+def _of_long(line: Any, places: Any, room: Any) -> Any:
+    """The elements of one line; `room` may be the line itself."""
+    found, which = np.unique(places, return_inverse=True)
+    n, made = len(line), np.empty(len(found), line.dtype)
+    sample = np.sort(line[_spread(n)])
+    begin = 0
+    for end in _together(found, n):
+        wanted = found[begin:end]
+        if wanted[0] == n - 1:
+            made[begin] = line.max()  # NaN, if there is one
+        elif not _between(line, wanted, sample, made[begin:end]):
+            if room is not line:
+                np.copyto(room, line)
+            select(room, found.tolist())
+            return room[places]
+        begin = end
+    return made[which]
+
+
+def _together(found: Any, n: int) -> Iterator[int]:
+    """Where those end that are found in one pass: near each other, the last rank alone."""
+    first = found[0]
+    for k in range(1, len(found)):
+        if found[k] - first > n // 64 or found[k] == n - 1:
+            first = found[k]
+            yield k
+    yield len(found)
+
+
+def _between(line: Any, wanted: Any, sample: Any, made: Any) -> bool:
+    """Finds elements of neighbouring ranks; says whether the sample was right."""
+    n, s = len(line), len(sample)
+    low, high = (k * s / n for k in (wanted[0], wanted[-1]))
+    low -= SPREAD * (low * (1 - low / s)) ** 0.5 + 2
+    high += SPREAD * (high * (1 - high / s)) ** 0.5 + 2
+    least = None if low < 0 else sample[int(low)]
+    most = None if high > s - 1 else sample[int(high)]
+    if most != most:
+        most = None  # NaN is the last
+    if least != least:
+        return False
+    below, kept = 0, []
+    for k in range(0, n, BLOCK):
+        some = line[k : k + BLOCK]
+        if most is None:
+            inside = np.ones(len(some), np.bool_)
+        else:
+            inside = some <= most
+        if least is not None:
+            less = some < least
+            below += np.count_nonzero(less)
+            np.not_equal(inside, less, out=inside)  # what is less is in both
+        kept.append(some[inside])
+    near = np.concatenate(kept)
+    ranks = wanted - below
+    if ranks[0] < 0 or ranks[-1] >= len(near):
+        return False
+    select(near, ranks.tolist())
+    made[...] = near[ranks]
+    return True
+
+
+@lru_cache(8)
+def _spread(n: int) -> Any:
+    """Places of a sample, spread over a line without a period; the same each time."""
+    count = min(1 << 13, n // 8)
+    turns = np.arange(count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # the golden ratio
+    return ((turns >> np.uint64(11)).astype(np.float64) * (n * 2.0**-53)).astype(np.int64)
