@@ -132,15 +132,15 @@ def _search(arrays: Arrays, threads: int, *, side: str, **_: Any) -> Made:
 
 
 def _fft(arrays: Arrays, threads: int, *, axis: int, inverse: bool, norm: str, **_: Any) -> Made:
-    return fft.transforming(arrays, axis, threads, "ifft" if inverse else "fft", norm=norm)
+    return fft.transforming(arrays, axis, threads, "ifft" if inverse else "fft", norm)
 
 
 def _rfft(arrays: Arrays, threads: int, *, axis: int, norm: str, **_: Any) -> Made:
-    return fft.transforming(arrays, axis, threads, "rfft", norm=norm)
+    return fft.transforming(arrays, axis, threads, "rfft", norm)
 
 
 def _irfft(arrays: Arrays, threads: int, *, axis: int, n: int, norm: str, **_: Any) -> Made:
-    return fft.transforming(arrays, axis, threads, "irfft", n=n, norm=norm)
+    return fft.transforming(arrays, axis, threads, "irfft", norm, n)
 
 
 # -- selection, counts, groups -------------------------------------------------------------

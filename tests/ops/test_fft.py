@@ -105,19 +105,23 @@ def test_threads_share_lines_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -
         kernels.shared((x, x), 1, 2, fails)(x, x)
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_with_and_without_scipy(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+@pytest.mark.parametrize("way", ["direct", "copied", "no SciPy"])
+def test_with_and_without_scipy(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """A line has the same bits beside others and alone; and all agree with NumPy."""
-    if there:
-        pytest.importorskip("scipy.fft")
-    else:
+    if way == "no SciPy":
         monkeypatch.setattr(scipy_fft, "function", lambda name: None)
+    else:
+        pytest.importorskip("scipy.fft")
+        monkeypatch.setattr(scipy_fft, "function", scipy_fft.function.__wrapped__)
+    if way == "copied":  # what lies below SciPy's own names takes other arguments
+        monkeypatch.setattr(scipy_fft, "_FORMS", dict.fromkeys(scipy_fft._FORMS, "good_size"))
     x = R.normal(size=(5, 30))
     for name, given, how in (
-        ("fft", x.astype(np.complex64), {}),
+        ("fft", x.astype(np.complex64), {"norm": "backward"}),
+        ("fft", x, {"norm": "ortho"}),
         ("ifft", x + 1j, {"norm": "ortho"}),
         ("rfft", x, {"norm": "forward"}),
-        ("irfft", np.fft.rfft(x), {"n": 31}),
+        ("irfft", np.fft.rfft(x), {"norm": "forward", "n": 31}),
     ):
         wanted = getattr(np.fft, name)(given, axis=1, **how)
         out, alone = np.empty_like(wanted), np.empty_like(wanted[:1])
@@ -125,7 +129,8 @@ def test_with_and_without_scipy(monkeypatch: pytest.MonkeyPatch, there: bool) ->
         np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-6)
         kernels.transforming((given[2:3], alone), 1, 2, name, **how)(given[2:3], alone)
         assert alone.tobytes() == out[2:3].tobytes()
-    assert (scipy_fft.function("fft") is None) == (not there)
+    found = scipy_fft.function("fft")
+    assert found.__name__ == way if found else way == "no SciPy"
 
 
 def test_under_compile_vmap_and_gradients() -> None:

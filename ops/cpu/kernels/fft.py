@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -24,21 +24,20 @@ def _threads(count: int) -> ThreadPoolExecutor:
 
 
 def transforming(
-    arrays: Sequence[Any], axis: int, threads: int, name: str, **how: Any
+    arrays: Sequence[Any], axis: int, threads: int, name: str, norm: str, n: int = 0
 ) -> Callable[..., None]:
     """What transforms lines of arrays that lie as these do, by a function that both libraries have."""
     theirs = scipy_fft.function(name)
     if theirs is None:
-        function = getattr(np.fft, name)
+        function, size = getattr(np.fft, name), {"n": n} if name == "irfft" else {}
         return shared(
-            arrays, axis, threads, lambda x, axis, out: function(x, axis=axis, out=out, **how)
+            arrays,
+            axis,
+            threads,
+            lambda x, axis, out: function(x, axis=axis, out=out, norm=norm, **size),
         )
     workers = max(1, min(threads, arrays[0].size // LEAST))
-
-    def run(x: Any, out: Any) -> None:
-        np.copyto(out, theirs(x, axis=axis, workers=workers, **how))
-
-    return run
+    return partial(theirs, axis=axis, workers=workers, norm=norm)
 
 
 def shared(
