@@ -42,9 +42,15 @@ MADE = {"ostinato.Plan", "ostinato.Array", "ostinato.io.Pipe", "ostinato.Saving"
 def readable(
     app: object, what: str, name: str, x: object, options: object, lines: list[str]
 ) -> None:
-    """Docstrings as reStructuredText: what is indented is code, `x*` is no emphasis."""
+    """Docstrings as reStructuredText: what is indented is code, `x*` is no emphasis; examples stay as
+    they are."""
     made: list[str] = []
+    is_example = False
     for line in lines:
+        is_example = line.startswith(">>>") or (is_example and line != "")
+        if is_example:
+            made.append(line)
+            continue
         is_code = line.startswith("    ")
         if is_code and made and not made[-1] and not _in_code(made):
             made += ["::", ""]

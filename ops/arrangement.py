@@ -75,12 +75,20 @@ __all__ = [
 
 
 def ravel(a: Operandish) -> Array:
-    """The elements in one row."""
+    """The elements in one row.
+
+    >>> ost.ravel([[1, 2], [3, 4]])
+    Array([1, 2, 3, 4], dtype=int64, whole of 1)
+    """
     return reshape(a, (-1,))
 
 
 def transpose(a: Operandish, axes: Sequence[int] | None = None) -> Array:
-    """The axes in another order: the reverse, unless said otherwise."""
+    """The axes in another order: the reverse, unless said otherwise.
+
+    >>> ost.transpose(ost.zeros((2, 3))).shape
+    (3, 2)
+    """
     return as_array(a).transpose(*([] if axes is None else [axes]))
 
 
@@ -98,17 +106,29 @@ def _at_least(n: int, arrays: tuple[Operandish, ...]) -> Any:
 
 
 def atleast_1d(*arys: Operandish) -> Any:
-    """With one axis at least; a tuple, if several are given."""
+    """With one axis at least; a tuple, if several are given.
+
+    >>> ost.atleast_1d(5)
+    Array([5], dtype=int64, whole of 1)
+    """
     return _at_least(1, arys)
 
 
 def atleast_2d(*arys: Operandish) -> Any:
-    """With two axes at least: what has one is a row."""
+    """With two axes at least: what has one is a row.
+
+    >>> ost.atleast_2d([1, 2])
+    Array([[1, 2]], dtype=int64, whole of 1)
+    """
     return _at_least(2, arys)
 
 
 def atleast_3d(*arys: Operandish) -> Any:
-    """With three axes at least: of a matrix the last one is new."""
+    """With three axes at least: of a matrix the last one is new.
+
+    >>> ost.atleast_3d([1, 2]).shape
+    (1, 2, 1)
+    """
     return _at_least(3, arys)
 
 
@@ -116,42 +136,72 @@ def atleast_3d(*arys: Operandish) -> Any:
 def concatenate(
     arrays: Sequence[Operandish], axis: int | None = 0, *, dtype: DTypeLike | None = None
 ) -> Array:
-    """One behind the other along an axis; flat, for None."""
+    """One behind the other along an axis; flat, for None.
+
+    >>> ost.concatenate([[1, 2], [3]])
+    Array([1, 2, 3], dtype=int64, whole of 1)
+    """
     found = concat(list(arrays), axis=axis)
     return found if dtype is None else astype(found, dtype)
 
 
 def append(arr: Operandish, values: Operandish, axis: int | None = None) -> Array:
-    """Values behind an array; both flat, if there is no axis."""
+    """Values behind an array; both flat, if there is no axis.
+
+    >>> ost.append([1, 2], [3])
+    Array([1, 2, 3], dtype=int64, whole of 1)
+    """
     if axis is None:
         return concat([ravel(arr), ravel(values)])
     return concat([arr, values], axis=axis)
 
 
 def vstack(tup: Sequence[Operandish], *, dtype: DTypeLike | None = None) -> Array:
-    """As rows below each other."""
+    """As rows below each other.
+
+    >>> ost.vstack([[1, 2], [3, 4]])
+    Array([[1, 2],
+           [3, 4]], dtype=int64, whole of 1)
+    """
     return concatenate([atleast_2d(x) for x in tup], dtype=dtype)
 
 
 def hstack(tup: Sequence[Operandish], *, dtype: DTypeLike | None = None) -> Array:
-    """Beside each other: along the second axis, or the only one."""
+    """Beside each other: along the second axis, or the only one.
+
+    >>> ost.hstack([[1, 2], [3]])
+    Array([1, 2, 3], dtype=int64, whole of 1)
+    """
     rows = [atleast_1d(x) for x in tup]
     return concatenate(rows, axis=0 if rows and rows[0].ndim == 1 else 1, dtype=dtype)
 
 
 def dstack(tup: Sequence[Operandish]) -> Array:
-    """Behind each other along the third axis."""
+    """Behind each other along the third axis.
+
+    >>> ost.dstack([[1, 2], [3, 4]]).shape
+    (1, 2, 2)
+    """
     return concat([atleast_3d(x) for x in tup], axis=2)
 
 
 def column_stack(tup: Sequence[Operandish]) -> Array:
-    """What has one axis is a column."""
+    """What has one axis is a column.
+
+    >>> ost.column_stack([[1, 2], [3, 4]])
+    Array([[1, 3],
+           [2, 4]], dtype=int64, whole of 1)
+    """
     given = [atleast_1d(x) for x in tup]
     return concat([x if x.ndim > 1 else x[:, None] for x in given], axis=1)
 
 
 def block(arrays: Any) -> Array:
-    """Arrays in nested lists, put together: the innermost ones along the last axis, and so on."""
+    """Arrays in nested lists, put together: the innermost ones along the last axis, and so on.
+
+    >>> ost.block([[ost.ones(2), ost.zeros(1)]])
+    Array([[1., 1., 0.]], dtype=float64, whole of 1)
+    """
 
     def depth(part: Any) -> int:
         return 1 + max(map(depth, part), default=0) if isinstance(part, list) else 0
@@ -177,7 +227,11 @@ def insert(
     arr: Operandish, obj: int | Sequence[int], values: Operandish, axis: int | None = None
 ) -> Array:
     """With values before some places along an axis, which are counted in what was there; of all elements in
-    one row, for None. A number is a place for all values."""
+    one row, for None. A number is a place for all values.
+
+    >>> ost.insert([1, 2, 3], 1, 9)
+    Array([1, 9, 2, 3], dtype=int64, whole of 1)
+    """
     x = as_array(arr)
     x, axis = (ravel(x), 0) if axis is None else (x, axis)
     d = axis_of(axis, x.ndim, "insert")
@@ -200,7 +254,11 @@ def insert(
 
 
 def delete(arr: Operandish, obj: int | slice | Sequence[int], axis: int | None = None) -> Array:
-    """Without what is at some places along an axis; of all elements in one row, for None."""
+    """Without what is at some places along an axis; of all elements in one row, for None.
+
+    >>> ost.delete([1, 2, 3], 1)
+    Array([1, 3], dtype=int64, whole of 1)
+    """
     x = as_array(arr)
     x, axis = (ravel(x), 0) if axis is None else (x, axis)
     d = axis_of(axis, x.ndim, "delete")
@@ -216,7 +274,11 @@ def delete(arr: Operandish, obj: int | slice | Sequence[int], axis: int | None =
 def array_split(
     ary: Operandish, indices_or_sections: int | Sequence[int], axis: int = 0
 ) -> list[Array]:
-    """In so many parts, the first ones longer by one where it does not divide; or cut at places."""
+    """In so many parts, the first ones longer by one where it does not divide; or cut at places.
+
+    >>> [part.tolist() for part in ost.array_split(ost.arange(5), 2)]
+    [[0, 1, 2], [3, 4]]
+    """
     x = as_array(ary)
     d = axis_of(axis, x.ndim, "array_split")
     n = x.shape[d]
@@ -233,7 +295,11 @@ def array_split(
 
 
 def split(ary: Operandish, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Array]:
-    """In so many equal parts, or cut at places."""
+    """In so many equal parts, or cut at places.
+
+    >>> [part.tolist() for part in ost.split(ost.arange(4), 2)]
+    [[0, 1], [2, 3]]
+    """
     x = as_array(ary)
     n = x.shape[axis_of(axis, x.ndim, "split")]
     if isinstance(indices_or_sections, int) and (
@@ -250,18 +316,30 @@ def split(ary: Operandish, indices_or_sections: int | Sequence[int], axis: int =
 
 
 def vsplit(ary: Operandish, indices_or_sections: int | Sequence[int]) -> list[Array]:
-    """Along the first axis."""
+    """Along the first axis.
+
+    >>> [part.shape for part in ost.vsplit(ost.zeros((4, 2)), 2)]
+    [(2, 2), (2, 2)]
+    """
     return split(_with_axes(ary, 2, "vsplit"), indices_or_sections, 0)
 
 
 def hsplit(ary: Operandish, indices_or_sections: int | Sequence[int]) -> list[Array]:
-    """Along the second axis, or the only one."""
+    """Along the second axis, or the only one.
+
+    >>> [part.shape for part in ost.hsplit(ost.zeros((2, 4)), 2)]
+    [(2, 2), (2, 2)]
+    """
     x = _with_axes(ary, 1, "hsplit")
     return split(x, indices_or_sections, 1 if x.ndim > 1 else 0)
 
 
 def dsplit(ary: Operandish, indices_or_sections: int | Sequence[int]) -> list[Array]:
-    """Along the third axis."""
+    """Along the third axis.
+
+    >>> [part.shape for part in ost.dsplit(ost.zeros((1, 1, 4)), 2)]
+    [(1, 1, 2), (1, 1, 2)]
+    """
     return split(_with_axes(ary, 3, "dsplit"), indices_or_sections, 2)
 
 
@@ -274,17 +352,32 @@ def _with_axes(a: Operandish, least: int, name: str) -> Array:
 
 # -- turning -------------------------------------------------------------------------------------
 def fliplr(m: Operandish) -> Array:
-    """The columns backwards."""
+    """The columns backwards.
+
+    >>> ost.fliplr([[1, 2], [3, 4]])
+    Array([[2, 1],
+           [4, 3]], dtype=int64, whole of 1)
+    """
     return flip(m, axis=1)
 
 
 def flipud(m: Operandish) -> Array:
-    """The rows backwards."""
+    """The rows backwards.
+
+    >>> ost.flipud([[1, 2], [3, 4]])
+    Array([[3, 4],
+           [1, 2]], dtype=int64, whole of 1)
+    """
     return flip(m, axis=0)
 
 
 def rot90(m: Operandish, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Array:
-    """Turned by quarters, from the first of two axes to the second."""
+    """Turned by quarters, from the first of two axes to the second.
+
+    >>> ost.rot90([[1, 2], [3, 4]])
+    Array([[2, 4],
+           [1, 3]], dtype=int64, whole of 1)
+    """
     x = as_array(m)
     one, two = (axis_of(d, x.ndim, "rot90") for d in axes)
     if one == two:
@@ -298,7 +391,12 @@ def rot90(m: Operandish, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Array:
 
 # -- diagonals -----------------------------------------------------------------------------------
 def diag(v: Operandish, k: int = 0) -> Array:
-    """The k-th diagonal of a matrix, or the matrix that has it."""
+    """The k-th diagonal of a matrix, or the matrix that has it.
+
+    >>> ost.diag([1, 2])
+    Array([[1, 0],
+           [0, 2]], dtype=int64, whole of 1)
+    """
     x = as_array(v)
     if x.ndim == 2:
         return diagonal(x, offset=k)
@@ -311,23 +409,43 @@ def diag(v: Operandish, k: int = 0) -> Array:
 
 
 def diagflat(v: Operandish, k: int = 0) -> Array:
-    """The matrix whose k-th diagonal has these elements."""
+    """The matrix whose k-th diagonal has these elements.
+
+    >>> ost.diagflat([[1], [2]])
+    Array([[1, 0],
+           [0, 2]], dtype=int64, whole of 1)
+    """
     return diag(ravel(v), k)
 
 
 def identity(n: int, dtype: DTypeLike | None = None) -> Array:
-    """Ones on the diagonal of a square."""
+    """Ones on the diagonal of a square.
+
+    >>> ost.identity(2)
+    Array([[1., 0.],
+           [0., 1.]], dtype=float64, whole of 1)
+    """
     return eye(n, dtype=dtype)
 
 
 def tri(N: int, M: int | None = None, k: int = 0, *, dtype: DTypeLike | None = None) -> Array:
-    """Ones on and below the k-th diagonal."""
+    """Ones on and below the k-th diagonal.
+
+    >>> ost.tri(3)
+    Array([[1., 0., 0.],
+           [1., 1., 0.],
+           [1., 1., 1.]], dtype=float64, whole of 1)
+    """
     return tril(ones((N, N if M is None else M), dtype=dtype), k=k)
 
 
 # -- products ------------------------------------------------------------------------------------
 def dot(a: Operandish, b: Operandish) -> Array:
-    """The sum of products over the last axis of a and the second last of b."""
+    """The sum of products over the last axis of a and the second last of b.
+
+    >>> ost.dot([1, 2], [3, 4])
+    Array(11, dtype=int64, whole of 1)
+    """
     x, y = as_array(a), as_array(b)
     if not (x.ndim and y.ndim):
         return multiply(x, y)
@@ -337,7 +455,11 @@ def dot(a: Operandish, b: Operandish) -> Array:
 
 
 def inner(a: Operandish, b: Operandish) -> Array:
-    """The sum of products over both last axes."""
+    """The sum of products over both last axes.
+
+    >>> ost.inner([1, 2], [3, 4])
+    Array(11, dtype=int64, whole of 1)
+    """
     x, y = as_array(a), as_array(b)
     if not (x.ndim and y.ndim):
         return multiply(x, y)
@@ -345,12 +467,20 @@ def inner(a: Operandish, b: Operandish) -> Array:
 
 
 def vdot(a: Operandish, b: Operandish) -> Array:
-    """The sum of products of all elements, those of a conjugated."""
+    """The sum of products of all elements, those of a conjugated.
+
+    >>> ost.vdot([1j], [1j])
+    Array(1.+0.j, dtype=complex128, whole of 1)
+    """
     return vecdot(ravel(a), ravel(b))
 
 
 def kron(a: Operandish, b: Operandish) -> Array:
-    """Each element of a times all of b, as blocks."""
+    """Each element of a times all of b, as blocks.
+
+    >>> ost.kron([1, 2], [1, 1])
+    Array([1, 1, 2, 2], dtype=int64, whole of 1)
+    """
     return linalg.kron(as_array(a), as_array(b))
 
 
@@ -363,7 +493,11 @@ def cross(
     axis: int | None = None,
 ) -> Array:
     """The vectors that are normal to pairs of vectors of three numbers, along an axis of each operand and of
-    the result; or along one axis of all."""
+    the result; or along one axis of all.
+
+    >>> ost.cross([1, 0, 0], [0, 1, 0])
+    Array([0, 0, 1], dtype=int64, whole of 1)
+    """
     if axis is not None:  # counted from the front, they may differ in it
         axisa = axisb = axisc = axis
     x, y = moveaxis(as_array(a), axisa, -1), moveaxis(as_array(b), axisb, -1)
@@ -372,24 +506,41 @@ def cross(
 
 # -- along an axis -------------------------------------------------------------------------------
 def cumsum(a: Operandish, axis: int | None = None, *, dtype: DTypeLike | None = None) -> Array:
-    """Running sums along an axis; of all elements in one row, for None."""
+    """Running sums along an axis; of all elements in one row, for None.
+
+    >>> ost.cumsum([1, 2, 3])
+    Array([1, 3, 6], dtype=int64, whole of 1)
+    """
     x, d = (ravel(a), 0) if axis is None else (as_array(a), axis)
     return cumulative_sum(x, axis=d, dtype=dtype)
 
 
 def cumprod(a: Operandish, axis: int | None = None, *, dtype: DTypeLike | None = None) -> Array:
-    """Running products along an axis; of all elements in one row, for None."""
+    """Running products along an axis; of all elements in one row, for None.
+
+    >>> ost.cumprod([1, 2, 3])
+    Array([1, 2, 6], dtype=int64, whole of 1)
+    """
     x, d = (ravel(a), 0) if axis is None else (as_array(a), axis)
     return cumulative_prod(x, axis=d, dtype=dtype)
 
 
 # -- as many results as the data has ---------------------------------------------------------------
 def argwhere(a: Operandish) -> Array:
-    """The places of what is not zero, a row for each."""
+    """The places of what is not zero, a row for each.
+
+    >>> ost.argwhere([0, 3, 4])
+    Array([[1],
+           [2]], dtype=int64, whole of 1)
+    """
     x = as_array(a)
     return stack(nonzero(atleast_1d(x)), axis=-1)[:, : x.ndim]
 
 
 def flatnonzero(a: Operandish) -> Array:
-    """The places of what is not zero, among the elements in one row."""
+    """The places of what is not zero, among the elements in one row.
+
+    >>> ost.flatnonzero([0, 3, 4])
+    Array([1, 2], dtype=int64, whole of 1)
+    """
     return nonzero(ravel(a))[0]

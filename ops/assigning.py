@@ -38,14 +38,22 @@ WHAT = "x[...] = values"
 def astype(
     x: Operandish, dtype: DTypeLike, /, *, copy: bool = True, device: str | None = None
 ) -> Array:
-    """The values in another dtype; with copy=False the array itself, if it has that dtype."""
+    """The values in another dtype; with copy=False the array itself, if it has that dtype.
+
+    >>> ost.astype([1.7, 2.2], ost.int32)
+    Array([1, 2], dtype=int32, whole of 1)
+    """
     made = elementwise.astype(x, dtype, device=device)
     return another(made) if copy and made is x else made
 
 
 @export
 def conj(x: Operandish, /) -> Array:
-    """The complex conjugate."""
+    """The complex conjugate.
+
+    >>> ost.conj([1 + 2j])
+    Array([1.-2.j], dtype=complex128, whole of 1)
+    """
     made = elementwise.conj(x)
     return another(made) if made is x else made
 

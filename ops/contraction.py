@@ -243,6 +243,9 @@ def _same_dtype(a: Array, b: Array) -> tuple[Array, Array]:
 def matmul(a: Operandish, b: Operandish, /) -> Array:
     """Matrix product; vectors count as a row on the left and a column on the right, other axes are
     batches.
+
+    >>> ost.matmul(ost.ones((2, 3)), ost.ones(3))
+    Array([3., 3.], dtype=float64, whole of 1)
     """
     a, b = unify(a, b)
     if not a.ndim or not b.ndim:
@@ -430,7 +433,12 @@ def _read_text(text: Any, shapes: Sequence[Shape]) -> tuple[list[str], str]:
 @door
 def einsum(text: str, /, *operands: Operandish, optimize: Any = True) -> Array:
     """Sums of products, in Einstein's notation: `einsum("ij,jk->ik", a, b)`. The order of several
-    products is always the cheapest; `optimize` is there since NumPy has it."""
+    products is always the cheapest; `optimize` is there since NumPy has it.
+
+    >>> ost.einsum("ij,kj->ik", ost.eye(2), [[1, 2], [3, 4]])
+    Array([[1., 3.],
+           [2., 4.]], dtype=float64, whole of 1)
+    """
     xs = unify(*operands) if operands else []
     labels, out = _read_text(text, [x.shape for x in xs])
     _drop_repeated(text, xs, labels)
@@ -535,7 +543,12 @@ def _place(x: Array, labels: str, full: str) -> Array:
 def tensordot(
     a: Operandish, b: Operandish, /, axes: int | tuple[Sequence[int], Sequence[int]] = 2
 ) -> Array:
-    """Sum over the last axes of a and the first of b, or over the pairs of axes that are given."""
+    """Sum over the last axes of a and the first of b, or over the pairs of axes that are given.
+
+    >>> ost.tensordot(ost.ones((2, 3)), ost.ones((3, 2)), axes=1)
+    Array([[3., 3.],
+           [3., 3.]], dtype=float64, whole of 1)
+    """
     a, b = unify(a, b)
     if isinstance(axes, tuple | list) and len(axes) == 2:
         over = tuple(
@@ -573,7 +586,11 @@ def tensordot(
 
 @export
 def vecdot(a: Operandish, b: Operandish, /, *, axis: int = -1) -> Array:
-    """Sum of conj(a) * b along an axis."""
+    """Sum of conj(a) * b along an axis.
+
+    >>> ost.vecdot([[1, 2], [3, 4]], [1, 1])
+    Array([3, 7], dtype=int64, whole of 1)
+    """
     a, b = unify(a, b)
     shape = broadcast("vecdot", a.shape, b.shape)
     d = axis_of(axis, min(a.ndim, b.ndim), "vecdot") - min(a.ndim, b.ndim)
@@ -589,7 +606,12 @@ def vecdot(a: Operandish, b: Operandish, /, *, axis: int = -1) -> Array:
 
 @export
 def outer(a: Operandish, b: Operandish, /) -> Array:
-    """Each element of one vector times each of the other."""
+    """Each element of one vector times each of the other.
+
+    >>> ost.outer([1, 2], [3, 4])
+    Array([[3, 4],
+           [6, 8]], dtype=int64, whole of 1)
+    """
     a, b = unify(a, b)
     if a.ndim != 1 or b.ndim != 1:
         raise misfit(ShapeError, "outer", got=f"{a.shape} and {b.shape}", needed="two vectors")
@@ -639,7 +661,11 @@ op(
 
 @export
 def diagonal(x: Operandish, /, offset: int = 0, axis1: int = -2, axis2: int = -1) -> Array:
-    """The diagonals of two axes: the last two, unless said otherwise."""
+    """The diagonals of two axes: the last two, unless said otherwise.
+
+    >>> ost.diagonal([[1, 2], [3, 4]])
+    Array([1, 4], dtype=int64, whole of 1)
+    """
     x = as_array(x)
     if x.ndim < 2:
         raise misfit(ShapeError, "diagonal", got=f"shape {x.shape}", needed="two axes or more")
@@ -658,7 +684,11 @@ def trace(
     axis2: int = -1,
     dtype: DTypeLike | None = None,
 ) -> Array:
-    """The sums of the diagonals of two axes: the last two, unless said otherwise."""
+    """The sums of the diagonals of two axes: the last two, unless said otherwise.
+
+    >>> ost.trace([[1, 2], [3, 4]])
+    Array(5, dtype=int64, whole of 1)
+    """
     from .reduction import sum
 
     return sum(diagonal(x, offset, axis1, axis2), axis=-1, dtype=dtype)

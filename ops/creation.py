@@ -163,7 +163,12 @@ def full(
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """A value everywhere."""
+    """A value everywhere.
+
+    >>> ost.full((2, 2), 7)
+    Array([[7, 7],
+           [7, 7]], dtype=int64, whole of 1)
+    """
     check_device("full", device)
     kind = as_dtype(dtype) if dtype is not None else None
     if isinstance(fill_value, Array):
@@ -183,7 +188,12 @@ def zeros(
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Zeros, float64 unless said otherwise."""
+    """Zeros, float64 unless said otherwise.
+
+    >>> ost.zeros((2, 3))
+    Array([[0., 0., 0.],
+           [0., 0., 0.]], dtype=float64, whole of 1)
+    """
     return full(shape, 0, dtype=float64 if dtype is None else dtype, device=device, split=split)
 
 
@@ -195,7 +205,11 @@ def ones(
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Ones, float64 unless said otherwise."""
+    """Ones, float64 unless said otherwise.
+
+    >>> ost.ones(3, dtype=ost.int32)
+    Array([1, 1, 1], dtype=int32, whole of 1)
+    """
     return full(shape, 1, dtype=float64 if dtype is None else dtype, device=device, split=split)
 
 
@@ -207,7 +221,11 @@ def empty(
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """An array whose values do not matter (they are zeros)."""
+    """An array whose values do not matter (they are zeros).
+
+    >>> ost.empty((2, 3)).shape
+    (2, 3)
+    """
     return zeros(shape, dtype=dtype, device=device, split=split)
 
 
@@ -221,7 +239,11 @@ def full_like(
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """A value everywhere, in the shape and dtype of another array."""
+    """A value everywhere, in the shape and dtype of another array.
+
+    >>> ost.full_like(ost.arange(3), 9)
+    Array([9, 9, 9], dtype=int64, whole of 1)
+    """
     x = as_array(x)
     kind = x.dtype if dtype is None else dtype
     return full(x.shape, fill_value, dtype=kind, device=device, split=split)
@@ -236,7 +258,11 @@ def zeros_like(
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Zeros, in the shape and dtype of another array."""
+    """Zeros, in the shape and dtype of another array.
+
+    >>> ost.zeros_like(ost.arange(3))
+    Array([0, 0, 0], dtype=int64, whole of 1)
+    """
     return full_like(x, 0, dtype=dtype, device=device, split=split)
 
 
@@ -249,7 +275,11 @@ def ones_like(
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Ones, in the shape and dtype of another array."""
+    """Ones, in the shape and dtype of another array.
+
+    >>> ost.ones_like(ost.arange(3.0))
+    Array([1., 1., 1.], dtype=float64, whole of 1)
+    """
     return full_like(x, 1, dtype=dtype, device=device, split=split)
 
 
@@ -262,7 +292,11 @@ def empty_like(
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """An array in the shape and dtype of another, whose values do not matter (they are zeros)."""
+    """An array in the shape and dtype of another, whose values do not matter (they are zeros).
+
+    >>> ost.empty_like(ost.arange(3)).dtype
+    dtype('int64')
+    """
     return full_like(x, 0, dtype=dtype, device=device, split=split)
 
 
@@ -277,7 +311,11 @@ def arange(
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers from start, step by step, up to but without stop."""
+    """Numbers from start, step by step, up to but without stop.
+
+    >>> ost.arange(2, 10, 3)
+    Array([2, 5, 8], dtype=int64, whole of 1)
+    """
     check_device("arange", device)
     if stop is None:
         start, stop = 0, start
@@ -324,7 +362,11 @@ def linspace(
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """So many numbers at equal distances."""
+    """So many numbers at equal distances.
+
+    >>> ost.linspace(0, 1, 5)
+    Array([0.  , 0.25, 0.5 , 0.75, 1.  ], dtype=float64, whole of 1)
+    """
     check_device("linspace", device)
     num = whole_number(num, "linspace", 0)
     is_complex = complex in (weak_kind(start), weak_kind(stop))
@@ -353,7 +395,12 @@ def eye(
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Ones on the k-th diagonal, zeros elsewhere."""
+    """Ones on the k-th diagonal, zeros elsewhere.
+
+    >>> ost.eye(2, 3)
+    Array([[1., 0., 0.],
+           [0., 1., 0.]], dtype=float64, whole of 1)
+    """
     check_device("eye", device)
     height, width = as_shape((n_rows, n_rows if n_cols is None else n_cols))
     kind = as_dtype(dtype) if dtype is not None else float64
@@ -366,7 +413,13 @@ def eye(
 def meshgrid(
     *arrays: Operandish, indexing: Literal["xy", "ij"] = "xy", sparse: bool = False
 ) -> list[Array]:
-    """Coordinate arrays of a grid whose axes are these vectors; of one line each, if `sparse`."""
+    """Coordinate arrays of a grid whose axes are these vectors; of one line each, if `sparse`.
+
+    >>> x, y = ost.meshgrid(ost.arange(3), ost.arange(2))
+    >>> y
+    Array([[0, 0, 0],
+           [1, 1, 1]], dtype=int64, whole of 1)
+    """
     xs = [as_array(x) for x in arrays]
     if indexing not in ("xy", "ij"):
         raise misfit(ArgumentError, "meshgrid", got=repr(indexing), needed="'xy' or 'ij'")
@@ -407,7 +460,12 @@ def asarray(
 
     Foreign memory is copied, so that later changes to it have no effect; `copy=False` borrows it
     instead. split: the axis that is cut over the workers, or one for each axis of the mesh; None: each
-    worker has all of it; "auto": as the first compiled function that takes it works fastest."""
+    worker has all of it; "auto": as the first compiled function that takes it works fastest.
+
+    >>> ost.asarray([[1, 2], [3, 4]], split=0)
+    Array([[1, 2],
+           [3, 4]], dtype=int64, whole of 1)
+    """
     check_device("asarray", device)
     kind = as_dtype(dtype) if dtype is not None else None
     if isinstance(values, Array):
@@ -542,7 +600,11 @@ def _of_arrays(values: Any, kind: DType | None) -> Array:
 
 @export
 def from_dlpack(x: Any, /, *, device: str | None = None, copy: bool | None = None) -> Array:
-    """An Array of another library's array, through DLPack."""
+    """An Array of another library's array, through DLPack.
+
+    >>> ost.from_dlpack(np.arange(3))
+    Array([0, 1, 2], dtype=int64, whole of 1)
+    """
     check_device("from_dlpack", device)
     if not hasattr(x, "__dlpack__"):
         raise misfit(
@@ -562,6 +624,10 @@ def one_hot(
 ) -> Array:
     """1 where the class is the index, else 0, along a new axis; rows of zeros for indices
     outside.
+
+    >>> ost.one_hot([0, 2], 3)
+    Array([[1., 0., 0.],
+           [0., 0., 1.]], dtype=float32, whole of 1)
     """
     x = as_array(indices)
     if not is_integer(x.dtype):

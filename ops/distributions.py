@@ -89,7 +89,11 @@ def exponential(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers of the exponential distribution: `ost.random.exponential(2.0, (3,))` have mean 2."""
+    """Numbers of the exponential distribution:
+
+    >>> ost.random.exponential(2.0, (3,), seed=7)
+    Array([0.9135, 4.3328, 5.8624], dtype=float32, whole of 1)
+    """
     kind, (scale,), u = _open("exponential", [scale], shape, dtype, seed)
     return placed(astype(-scale * log(u), kind), split)
 
@@ -103,7 +107,11 @@ def laplace(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers of the Laplace distribution: `ost.random.laplace(0.0, 1.0, (3,))`."""
+    """Numbers of the Laplace distribution:
+
+    >>> ost.random.laplace(0.0, 1.0, (3,), seed=7)
+    Array([0.1586, 0.0919, 0.7616], dtype=float32, whole of 1)
+    """
     kind, (loc, scale), u = _open("laplace", [loc, scale], shape, dtype, seed)
     lower = less(u, 0.5)
     tail = log(2 * where(lower, u, 1 - u))
@@ -119,7 +127,11 @@ def logistic(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers of the logistic distribution: `ost.random.logistic(0.0, 1.0, (3,))`."""
+    """Numbers of the logistic distribution:
+
+    >>> ost.random.logistic(0.0, 1.0, (3,), seed=7)
+    Array([ 2.3403, -0.8433,  0.5327], dtype=float32, whole of 1)
+    """
     kind, (loc, scale), u = _open("logistic", [loc, scale], shape, dtype, seed)
     return placed(astype(loc + scale * (log(u) - log1p(-u)), kind), split)
 
@@ -133,7 +145,11 @@ def gumbel(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers of the Gumbel distribution: `ost.random.gumbel(0.0, 1.0, (3,))`."""
+    """Numbers of the Gumbel distribution:
+
+    >>> ost.random.gumbel(0.0, 1.0, (3,), seed=7)
+    Array([ 1.1164, -0.21  ,  2.1664], dtype=float32, whole of 1)
+    """
     kind, (loc, scale), u = _open("gumbel", [loc, scale], shape, dtype, seed)
     return placed(astype(loc - scale * log(-log(u)), kind), split)
 
@@ -147,7 +163,11 @@ def cauchy(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers of the Cauchy distribution: `ost.random.cauchy(0.0, 1.0, (3,))`."""
+    """Numbers of the Cauchy distribution:
+
+    >>> ost.random.cauchy(0.0, 1.0, (3,), seed=7)
+    Array([ 1.0236, -0.2327, -0.5634], dtype=float32, whole of 1)
+    """
     kind, (loc, scale), u = _open("cauchy", [loc, scale], shape, dtype, seed)
     return placed(astype(loc + scale * tan(math.pi * (u - 0.5)), kind), split)
 
@@ -160,7 +180,11 @@ def pareto(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers of the Pareto distribution II (Lomax), as NumPy's: `ost.random.pareto(3.0, (3,))`."""
+    """Numbers of the Pareto distribution II (Lomax), as NumPy's:
+
+    >>> ost.random.pareto(3.0, (3,), seed=7)
+    Array([0.1645, 1.0588, 1.6567], dtype=float32, whole of 1)
+    """
     kind, (a,), u = _open("exponential", [a], shape, dtype, seed)
     return placed(astype(expm1(-log(u) / a), kind), split)
 
@@ -173,7 +197,11 @@ def power(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers from [0, 1] with density a x**(a - 1): `ost.random.power(3.0, (3,))`."""
+    """Numbers from [0, 1] with density a x**(a - 1):
+
+    >>> ost.random.power(3.0, (3,), seed=7)
+    Array([0.8588, 0.4857, 0.3764], dtype=float32, whole of 1)
+    """
     kind, (a,), u = _open("exponential", [a], shape, dtype, seed)
     return placed(astype(exp(log(u) / a), kind), split)
 
@@ -186,7 +214,11 @@ def weibull(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers of the Weibull distribution of scale 1: `ost.random.weibull(1.5, (3,))`."""
+    """Numbers of the Weibull distribution of scale 1:
+
+    >>> ost.random.weibull(1.5, (3,), seed=7)
+    Array([0.5931, 1.6743, 2.0482], dtype=float32, whole of 1)
+    """
     kind, (a,), u = _open("exponential", [a], shape, dtype, seed)
     return placed(astype((-log(u)) ** (1 / a), kind), split)
 
@@ -199,7 +231,11 @@ def rayleigh(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers of the Rayleigh distribution: `ost.random.rayleigh(1.0, (3,))`."""
+    """Numbers of the Rayleigh distribution:
+
+    >>> ost.random.rayleigh(1.0, (3,), seed=7)
+    Array([0.9558, 2.0815, 2.4212], dtype=float32, whole of 1)
+    """
     kind, (scale,), u = _open("exponential", [scale], shape, dtype, seed)
     return placed(astype(scale * sqrt(-2 * log(u)), kind), split)
 
@@ -215,7 +251,10 @@ def triangular(
     split: Split = ANYWHERE,
 ) -> Array:
     """Numbers whose density is a triangle over [left, right]:
-    `ost.random.triangular(0.0, 1.0, 4.0, (3,))`."""
+
+    >>> ost.random.triangular(0.0, 1.0, 4.0, (3,), seed=7)
+    Array([1.3828, 0.8352, 0.5373], dtype=float32, whole of 1)
+    """
     kind, (left, mode, right), u = _open("triangular", [left, mode, right], shape, dtype, seed)
     whole = right - left
     rising = less(u * whole, mode - left)
@@ -233,7 +272,11 @@ def lognormal(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """exp of normally distributed numbers: `ost.random.lognormal(0.0, 1.0, (3,))`."""
+    """exp of normally distributed numbers:
+
+    >>> ost.random.lognormal(0.0, 1.0, (3,), seed=7)
+    Array([1.2275, 0.7569, 1.2225], dtype=float32, whole of 1)
+    """
     kind = _float_dtype(dtype)
     work = promote(kind, float32)
     mean, sigma = (astype(as_array(x), work) for x in (mean, sigma))
@@ -250,7 +293,10 @@ def geometric(
     split: Split = ANYWHERE,
 ) -> Array:
     """How many tries it takes, each of which succeeds with probability p:
-    `ost.random.geometric(0.5, (3,))` are 1 or more."""
+
+    >>> ost.random.geometric(0.5, (3,), seed=7)
+    Array([2, 1, 1], dtype=int64, whole of 1)
+    """
     _, (p,), u = _open("geometric", [p], shape, float64, seed)
     tries = maximum(ceil(log(u) / log1p(-p)), 1)
     return placed(astype(where(p >= 1, 1, tries), dtype), split)
@@ -313,7 +359,10 @@ def gamma(
     split: Split = ANYWHERE,
 ) -> Array:
     """Numbers of the gamma distribution of shape a (Marsaglia and Tsang); they have gradients by a:
-    `ost.random.gamma(2.0, (3,))` have mean 2."""
+
+    >>> ost.random.gamma(2.0, (3,), seed=7)
+    Array([2.1726, 0.6283, 2.5345], dtype=float32, whole of 1)
+    """
     kind = _float_dtype(dtype)
     work = promote(kind, float32)
     a, scale = (astype(as_array(x), work) for x in (a, scale))
@@ -329,7 +378,11 @@ def chisquare(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Sums of squares of df normally distributed numbers: `ost.random.chisquare(3.0, (3,))`."""
+    """Sums of squares of df normally distributed numbers:
+
+    >>> ost.random.chisquare(3.0, (3,), seed=7)
+    Array([3.1949, 0.6961, 3.8262], dtype=float32, whole of 1)
+    """
     half = as_array(df) * 0.5
     return gamma(half, shape, scale=2.0, dtype=dtype, seed=seed, split=split)
 
@@ -343,7 +396,11 @@ def beta(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers of the beta distribution: `ost.random.beta(2.0, 3.0, (3,))`."""
+    """Numbers of the beta distribution:
+
+    >>> ost.random.beta(2.0, 3.0, (3,), seed=7)
+    Array([0.5356, 0.1461, 0.1813], dtype=float32, whole of 1)
+    """
     kind = _float_dtype(dtype)
     a, b = (astype(as_array(x), float64) for x in (a, b))
     size, seed = _size("beta", shape, a, b), as_seed(seed)
@@ -361,7 +418,11 @@ def f(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers of the F distribution: `ost.random.f(3.0, 5.0, (3,))`."""
+    """Numbers of the F distribution:
+
+    >>> ost.random.f(3.0, 5.0, (3,), seed=7)
+    Array([1.8118, 0.1882, 0.3031], dtype=float32, whole of 1)
+    """
     kind = _float_dtype(dtype)
     m, n = (astype(as_array(x), float64) for x in (dfnum, dfden))
     size, seed = _size("f", shape, m, n), as_seed(seed)
@@ -378,7 +439,11 @@ def standard_t(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers of Student's t distribution: `ost.random.standard_t(5.0, (3,))`."""
+    """Numbers of Student's t distribution:
+
+    >>> ost.random.standard_t(5.0, (3,), seed=7)
+    Array([-1.8959,  0.0195, -0.0526], dtype=float32, whole of 1)
+    """
     kind = _float_dtype(dtype)
     n = astype(as_array(df), promote(kind, float32))
     size, seed = _size("standard_t", shape, n), as_seed(seed)
@@ -397,7 +462,10 @@ def dirichlet(
     split: Split = ANYWHERE,
 ) -> Array:
     """Shares that add up to 1, along a last axis as long as alpha's:
-    `ost.random.dirichlet(ost.asarray([1.0, 2.0, 3.0]), (5,))` has shape (5, 3)."""
+
+    >>> ost.random.dirichlet([1.0, 2.0, 3.0], (2,), seed=7).sum(axis=1)
+    Array([1., 1.], dtype=float32, whole of 1)
+    """
     kind = _float_dtype(dtype)
     a = astype(as_array(alpha), float64)
     if a.ndim < 1:
@@ -415,7 +483,11 @@ def poisson(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Counts of independent events, of which lam are expected: `ost.random.poisson(4.0, (3,))`."""
+    """Counts of independent events, of which lam are expected:
+
+    >>> ost.random.poisson(4.0, (3,), seed=7)
+    Array([5, 6, 6], dtype=int64, whole of 1)
+    """
     mean = astype(as_array(lam), float64)
     return placed(
         astype(_tried("poisson_draw", seed, _size("poisson", shape, mean), mean), dtype), split
@@ -431,7 +503,11 @@ def binomial(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """How many of n tries succeed, each with probability p: `ost.random.binomial(10, 0.5, (3,))`."""
+    """How many of n tries succeed, each with probability p:
+
+    >>> ost.random.binomial(10, 0.5, (3,), seed=7)
+    Array([6, 4, 3], dtype=int64, whole of 1)
+    """
     count, share = (astype(as_array(x), float64) for x in (n, p))
     size = _size("binomial", shape, count, share)
     return placed(astype(_tried("binomial_draw", seed, size, count, share), dtype), split)
@@ -447,7 +523,10 @@ def negative_binomial(
     split: Split = ANYWHERE,
 ) -> Array:
     """How many tries fail before n succeed, each with probability p:
-    `ost.random.negative_binomial(3, 0.5, (3,))`."""
+
+    >>> ost.random.negative_binomial(3, 0.5, (3,), seed=7)
+    Array([2, 3, 3], dtype=int64, whole of 1)
+    """
     count, share = (astype(as_array(x), float64) for x in (n, p))
     size, seed = _size("negative_binomial", shape, count, share), as_seed(seed)
     mean = _tried("gamma_draw", seed, size, count) * ((1 - share) / share)
@@ -464,8 +543,12 @@ def multinomial(
     split: Split = ANYWHERE,
 ) -> Array:
     """How many of n tries give each result, whose probabilities are `pvals` along their last axis: one
-    binomial draw after the other. `ost.random.multinomial(10, ost.asarray([0.5, 0.25, 0.25]), (5,))`
-    has shape (5, 3)."""
+    binomial draw after the other.
+
+    >>> ost.random.multinomial(10, [0.2, 0.3, 0.5], (2,), seed=7)
+    Array([[3, 4, 3],
+           [3, 1, 6]], dtype=int64, whole of 1)
+    """
     left, p = (astype(as_array(x), float64) for x in (n, pvals))
     if p.ndim < 1 or not p.shape[-1]:
         raise misfit(
@@ -495,8 +578,11 @@ def multivariate_normal(
     split: Split = ANYWHERE,
 ) -> Array:
     """Normally distributed vectors with a mean and covariances; `method="eigh"` takes those that have
-    no Cholesky factor, too. `ost.random.multivariate_normal(ost.zeros(2), ost.eye(2), (5,))` has shape
-    (5, 2)."""
+    no Cholesky factor, too.
+
+    >>> ost.random.multivariate_normal([0.0, 5.0], [[1.0, 0.5], [0.5, 2.0]], (2,), seed=7).shape
+    (2, 2)
+    """
     from .linalg import cholesky, eigh
 
     if method not in ("cholesky", "eigh", "svd"):
@@ -546,7 +632,11 @@ def choice(
     are given; without `replace` each at most once. `ost.random.choice(5, (3,), replace=False)`.
 
     Drawn with replacement, an element depends on its own words alone. Without, all keys are sorted: by
-    Efraimidis and Spirakis, exponential ones over p."""
+    Efraimidis and Spirakis, exponential ones over p.
+
+    >>> ost.random.choice(5, (3,), replace=False, seed=7)
+    Array([2, 1, 0], dtype=int64, whole of 1)
+    """
     if isinstance(a, (int, np.integer)) and not isinstance(a, bool):
         source, count = None, whole_number(a, "choice")
     else:

@@ -207,7 +207,11 @@ op(
 
 def seed(value: int | None = None) -> int:
     """Start the sequence of draws that name no seed of their own. Without a value, the seed that this
-    process has drawn by itself, or was given: with it, another process draws the same numbers."""
+    process has drawn by itself, or was given: with it, another process draws the same numbers.
+
+    >>> ost.random.seed(7)
+    7
+    """
     if value is not None:
         Seeds.start(whole_number(value, "seed") & (2**64 - 1))
     return Seeds._base
@@ -251,7 +255,11 @@ def uniform(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers from [low, high)."""
+    """Numbers from [low, high).
+
+    >>> ost.random.uniform((3,), seed=7)
+    Array([0.495 , 0.1717, 0.3112], dtype=float32, whole of 1)
+    """
     kind = _float_dtype(dtype)
     x = _unit(as_shape(shape), "uniform", seed, kind, split)
     if isinstance(low, (int, float)) and isinstance(high, (int, float)):
@@ -272,7 +280,11 @@ def normal(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Normally distributed numbers (Box-Muller, on the words of an element's own pair)."""
+    """Normally distributed numbers (Box-Muller, on the words of an element's own pair).
+
+    >>> ost.random.normal((3,), seed=7)
+    Array([ 0.2049, -0.2786,  0.2009], dtype=float32, whole of 1)
+    """
     kind, size = _float_dtype(dtype), as_shape(shape)
     x = apply("normal", as_seed(seed), shape=size, dtype=promote(kind, float32))
     x = placed(x, split)
@@ -368,7 +380,11 @@ def integers(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Whole numbers from low up to, but without, high."""
+    """Whole numbers from low up to, but without, high.
+
+    >>> ost.random.integers(0, 10, (4,), seed=7)
+    Array([1, 8, 2, 2], dtype=int64, whole of 1)
+    """
     kind = as_dtype(dtype)
     if not is_integer(kind):
         raise misfit(DTypeError, "integers", got=kind.name, needed="an integer dtype")
@@ -394,7 +410,11 @@ def bernoulli(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """True with probability p."""
+    """True with probability p.
+
+    >>> ost.random.bernoulli(0.3, (4,), seed=7)
+    Array([False, False,  True, False], dtype=bool, whole of 1)
+    """
     p = as_array(p)
     size = p.shape if shape is None else as_shape(shape)
     return _unit(size, "bernoulli", seed, float32, split) < p
@@ -403,7 +423,11 @@ def bernoulli(
 def permutation(
     n: int | Operandish, *, seed: Any = None, axis: int = 0, split: Split = ANYWHERE
 ) -> Array:
-    """The numbers below n, or the slices of an array along an axis, in random order."""
+    """The numbers below n, or the slices of an array along an axis, in random order.
+
+    >>> ost.random.permutation(4, seed=7)
+    Array([2, 1, 0, 3], dtype=int64, whole of 1)
+    """
     if isinstance(n, int):
         return placed(_order(n, seed), split)
     x = as_array(n)
@@ -423,7 +447,11 @@ def categorical(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Classes with probabilities softmax(logits), by the Gumbel trick."""
+    """Classes with probabilities softmax(logits), by the Gumbel trick.
+
+    >>> ost.random.categorical([0.0, 0.0, 9.0], shape=(4,), seed=7)
+    Array([2, 2, 2, 2], dtype=int64, whole of 1)
+    """
     x = as_array(logits)
     d = axis_of(axis, x.ndim, "categorical")
     if not is_float(x.dtype):
@@ -442,7 +470,11 @@ def categorical(
 
 
 def shuffle(x: Operandish, /, axis: int = 0, *, seed: Any = None) -> Array:
-    """The slices of an array along an axis, in random order."""
+    """The slices of an array along an axis, in random order.
+
+    >>> ost.random.shuffle(ost.arange(4), seed=7)
+    Array([2, 1, 0, 3], dtype=int64, whole of 1)
+    """
     return permutation(as_array(x), axis=axis, seed=seed)
 
 

@@ -55,7 +55,8 @@ def _floating(x: Array) -> Array:
 def fabs(x: Operandish) -> Array:
     """|x| of real numbers, as floating numbers.
 
-    >>> ost.fabs([-1, 2])  # 1.0, 2.0
+    >>> ost.fabs([-1, 2])
+    Array([1., 2.], dtype=float64, whole of 1)
     """
     return absolute(_floating(_real(x, "fabs")))
 
@@ -70,7 +71,8 @@ def _real(x: Operandish, name: str) -> Array:
 def rint(x: Operandish) -> Array:
     """The nearest whole number, halves to even, as a floating number.
 
-    >>> ost.rint([0.5, 1.5])  # 0.0, 2.0
+    >>> ost.rint([0.5, 1.5])
+    Array([0., 2.], dtype=float64, whole of 1)
     """
     return nearest(_floating(as_array(x)))
 
@@ -78,7 +80,8 @@ def rint(x: Operandish) -> Array:
 def divmod(x1: Operandish, x2: Operandish) -> tuple[Array, Array]:
     """x1 // x2 and x1 % x2.
 
-    >>> ost.divmod(7, 3)  # 2 and 1
+    >>> ost.divmod([7, -7], 3)
+    (Array([ 2, -3], dtype=int64, whole of 1), Array([1, 2], dtype=int64, whole of 1))
     """
     return floor_divide(x1, x2), remainder(x1, x2)
 
@@ -86,7 +89,8 @@ def divmod(x1: Operandish, x2: Operandish) -> tuple[Array, Array]:
 def fmod(x1: Operandish, x2: Operandish) -> Array:
     """The remainder that has the sign of x1, as C's; `remainder` has that of x2.
 
-    >>> ost.fmod([-7.0, 7.0], 3.0)  # -1, 1
+    >>> ost.fmod([7.0, -7.0], 3.0)
+    Array([ 1., -1.], dtype=float64, whole of 1)
     """
     x, y = unify(_real(x1, "fmod"), _real(x2, "fmod"))
     if not is_inexact(promote(x.dtype, y.dtype)):
@@ -100,7 +104,8 @@ def fmod(x1: Operandish, x2: Operandish) -> Array:
 def float_power(x1: Operandish, x2: Operandish) -> Array:
     """x1 ** x2 in float64, or in complex128.
 
-    >>> ost.float_power(2, -1)  # 0.5
+    >>> ost.float_power([1, 2], -1)
+    Array([1. , 0.5], dtype=float64, whole of 1)
     """
     x, y = unify(x1, x2)
     wide = np.dtype(np.complex128) if "c" in (x.dtype.kind, y.dtype.kind) else float64
@@ -110,7 +115,8 @@ def float_power(x1: Operandish, x2: Operandish) -> Array:
 def logaddexp2(x1: Operandish, x2: Operandish) -> Array:
     """log2(2**x1 + 2**x2), without overflow.
 
-    >>> ost.logaddexp2(3.0, 3.0)  # 4
+    >>> ost.logaddexp2(3.0, 3.0)
+    Array(4., dtype=float64, whole of 1)
     """
     two = math.log(2.0)
     return multiply(logaddexp(multiply(x1, two), multiply(x2, two)), 1.0 / two)
@@ -119,7 +125,8 @@ def logaddexp2(x1: Operandish, x2: Operandish) -> Array:
 def ldexp(x1: Operandish, x2: Operandish) -> Array:
     """x1 * 2**x2, for whole x2.
 
-    >>> ost.ldexp(1.5, 3)  # 12
+    >>> ost.ldexp([1.5, 1.0], [3, -1])
+    Array([12. ,  0.5], dtype=float64, whole of 1)
     """
     x, k = _floating(as_array(x1)), as_array(x2)
     half = floor_divide(k, 2)  # so that neither power overflows where the product does not
@@ -130,7 +137,8 @@ def ldexp(x1: Operandish, x2: Operandish) -> Array:
 def modf(x: Operandish) -> tuple[Array, Array]:
     """What is behind the point, and what is before it.
 
-    >>> ost.modf(-2.5)  # -0.5 and -2.0
+    >>> ost.modf([2.5, -2.5])
+    (Array([ 0.5, -0.5], dtype=float64, whole of 1), Array([ 2., -2.], dtype=float64, whole of 1))
     """
     v = _floating(_real(x, "modf"))
     whole = trunc(v)
@@ -140,7 +148,8 @@ def modf(x: Operandish) -> tuple[Array, Array]:
 def isreal(x: Operandish) -> Array:
     """Whether the imaginary part is 0.
 
-    >>> ost.isreal([1.0, 1.0j])  # True, False
+    >>> ost.isreal([1.0, 1.0j])
+    Array([ True, False], dtype=bool, whole of 1)
     """
     v = as_array(x)
     if v.dtype.kind == "c":
@@ -151,7 +160,8 @@ def isreal(x: Operandish) -> Array:
 def iscomplex(x: Operandish) -> Array:
     """Whether the imaginary part is not 0.
 
-    >>> ost.iscomplex([1.0, 1.0j])  # False, True
+    >>> ost.iscomplex([1.0, 1.0j])
+    Array([False,  True], dtype=bool, whole of 1)
     """
     return ~isreal(x)
 
@@ -159,7 +169,8 @@ def iscomplex(x: Operandish) -> Array:
 def iscomplexobj(x: Any) -> bool:
     """Whether the dtype is one of complex numbers.
 
-    >>> ost.iscomplexobj(ost.ones(2) * 1j)  # True
+    >>> ost.iscomplexobj(ost.ones(2) * 1j)
+    True
     """
     return as_array(x).dtype.kind == "c"
 
@@ -167,6 +178,7 @@ def iscomplexobj(x: Any) -> bool:
 def isrealobj(x: Any) -> bool:
     """Whether the dtype is none of complex numbers.
 
-    >>> ost.isrealobj(ost.ones(2))  # True
+    >>> ost.isrealobj(ost.ones(2))
+    True
     """
     return not iscomplexobj(x)

@@ -270,12 +270,25 @@ def _named(function: Callable[..., Array], name: str, doc: str) -> Callable[...,
 
 # -- sign and rounding ---------------------------------------------------------------------
 negative: Unary = unary(
-    "negative", "negative", doc="-x", grad=lambda g, y, x: (-g,), scalar="-{0}", adds=((0,),)
+    "negative",
+    "negative",
+    doc="""-x
+
+    >>> ost.negative([1, -2])
+    Array([-1,  2], dtype=int64, whole of 1)
+    """,
+    grad=lambda g, y, x: (-g,),
+    scalar="-{0}",
+    adds=((0,),),
 )
 abs: Unary = unary(
     "abs",
     "absolute",
-    doc="Absolute value.",
+    doc="""Absolute value.
+
+    >>> ost.abs([-1, 2])
+    Array([1, 2], dtype=int64, whole of 1)
+    """,
     grad=lambda g, y, x: (g * conj(sign(x)),),
     scalar="abs({0})",
 )
@@ -303,18 +316,53 @@ sign: Unary = unary(
     "sign",
     "sign",
     kernel=_sign_kernel,
-    doc="-1, 0 or 1; x / |x| for complex x.",
+    doc="""-1, 0 or 1; x / |x| for complex x.
+
+    >>> ost.sign([-3, 0, 3])
+    Array([-1,  0,  1], dtype=int64, whole of 1)
+    """,
     grad=_sign_grad,
 )
-floor: Unary = unary("floor", "floor", doc="The largest integer not above x.", grad=flat)
-ceil: Unary = unary("ceil", "ceil", doc="The smallest integer not below x.", grad=flat)
-trunc: Unary = unary("trunc", "trunc", doc="The integer part of x.", grad=flat)
+floor: Unary = unary(
+    "floor",
+    "floor",
+    doc="""The largest integer not above x.
+
+    >>> ost.floor([1.2, -1.2])
+    Array([ 1., -2.], dtype=float64, whole of 1)
+    """,
+    grad=flat,
+)
+ceil: Unary = unary(
+    "ceil",
+    "ceil",
+    doc="""The smallest integer not below x.
+
+    >>> ost.ceil([1.2, -1.2])
+    Array([ 2., -1.], dtype=float64, whole of 1)
+    """,
+    grad=flat,
+)
+trunc: Unary = unary(
+    "trunc",
+    "trunc",
+    doc="""The integer part of x.
+
+    >>> ost.trunc([1.2, -1.2])
+    Array([ 1., -1.], dtype=float64, whole of 1)
+    """,
+    grad=flat,
+)
 _rint: Unary = unary("rint", "rint", doc="Nearest integer, halves to even.", grad=flat)
 
 
 @export
 def round(x: Operandish, /, decimals: int = 0) -> Array:
-    """Nearest number with so many decimals (before the point if negative); halves go to even."""
+    """Nearest number with so many decimals (before the point if negative); halves go to even.
+
+    >>> ost.round([1.25, 2.5], 0)
+    Array([1., 2.], dtype=float64, whole of 1)
+    """
     x = as_array(x)
     if decimals == 0 or (is_integer(x.dtype) and decimals > 0):
         return another(x) if is_integer(x.dtype) else _rint(x)
@@ -325,7 +373,11 @@ def round(x: Operandish, /, decimals: int = 0) -> Array:
 
 @export
 def positive(x: Operandish, /) -> Array:
-    """+x"""
+    """+x
+
+    >>> ost.positive([1, -2])
+    Array([ 1, -2], dtype=int64, whole of 1)
+    """
     x = as_array(x)
     if x.dtype.kind == "b":
         raise _no_meaning("positive", [x.spec])
@@ -334,13 +386,37 @@ def positive(x: Operandish, /) -> Array:
 
 # -- roots and powers ----------------------------------------------------------------------
 sqrt: Unary = unary(
-    "sqrt", "sqrt", doc="Square root.", grad=lambda g, y, x: (g * 0.5 / y,), flops=4
+    "sqrt",
+    "sqrt",
+    doc="""Square root.
+
+    >>> ost.sqrt([4.0, 9.0])
+    Array([2., 3.], dtype=float64, whole of 1)
+    """,
+    grad=lambda g, y, x: (g * 0.5 / y,),
+    flops=4,
 )
 square: Unary = unary(
-    "square", "square", doc="x * x", grad=lambda g, y, x: (2 * g * x,), scalar="{0} * {0}"
+    "square",
+    "square",
+    doc="""x * x
+
+    >>> ost.square([2, 3])
+    Array([4, 9], dtype=int64, whole of 1)
+    """,
+    grad=lambda g, y, x: (2 * g * x,),
+    scalar="{0} * {0}",
 )
 cbrt: Unary = unary(
-    "cbrt", "cbrt", doc="Cube root.", grad=lambda g, y, x: (g / (3 * y * y),), flops=10
+    "cbrt",
+    "cbrt",
+    doc="""Cube root.
+
+    >>> ost.cbrt([8.0, 27.0])
+    Array([2., 3.], dtype=float64, whole of 1)
+    """,
+    grad=lambda g, y, x: (g / (3 * y * y),),
+    flops=10,
 )
 
 
@@ -364,7 +440,11 @@ _reciprocal: Unary = unary(
 
 @export
 def reciprocal(x: Operandish, /) -> Array:
-    """1 / x; integers are divided as real numbers."""
+    """1 / x; integers are divided as real numbers.
+
+    >>> ost.reciprocal([2.0, 4.0])
+    Array([0.5 , 0.25], dtype=float64, whole of 1)
+    """
     x = as_array(x)
     return _reciprocal(x if is_inexact(x.dtype) else astype(x, float64))
 
@@ -377,7 +457,11 @@ def _rsqrt_kernel(xp: Any, out: Any, x: Any) -> None:
 rsqrt: Unary = unary(
     "rsqrt",
     like="sqrt",
-    doc="1 / sqrt(x)",
+    doc="""1 / sqrt(x)
+
+    >>> ost.rsqrt([4.0, 16.0])
+    Array([0.5 , 0.25], dtype=float64, whole of 1)
+    """,
     kernel=_rsqrt_kernel,
     grad=lambda g, y, x: (-0.5 * g * y / x,),
     scalar="1 / sqrt({0})",
@@ -385,9 +469,27 @@ rsqrt: Unary = unary(
 )
 
 # -- exponentials and logarithms -----------------------------------------------------------
-exp: Unary = unary("exp", "exp", doc="e to the x.", grad=lambda g, y, x: (g * y,), flops=10)
+exp: Unary = unary(
+    "exp",
+    "exp",
+    doc="""e to the x.
+
+    >>> ost.exp([0.0, 1.0])
+    Array([1.    , 2.7183], dtype=float64, whole of 1)
+    """,
+    grad=lambda g, y, x: (g * y,),
+    flops=10,
+)
 exp2: Unary = unary(
-    "exp2", "exp2", doc="2 to the x.", grad=lambda g, y, x: (g * y * math.log(2),), flops=10
+    "exp2",
+    "exp2",
+    doc="""2 to the x.
+
+    >>> ost.exp2([3.0, 4.0])
+    Array([ 8., 16.], dtype=float64, whole of 1)
+    """,
+    grad=lambda g, y, x: (g * y * math.log(2),),
+    flops=10,
 )
 
 
@@ -407,69 +509,189 @@ expm1: Unary = unary(
     "expm1",
     "expm1",
     kernel=_expm1_kernel,
-    doc="exp(x) - 1",
+    doc="""exp(x) - 1
+
+    >>> ost.expm1([0.0, 1e-10])
+    Array([0., 0.], dtype=float64, whole of 1)
+    """,
     grad=lambda g, y, x: (g * (y + 1),),
     flops=12,
 )
-log: Unary = unary("log", "log", doc="Natural logarithm.", grad=lambda g, y, x: (g / x,), flops=10)
+log: Unary = unary(
+    "log",
+    "log",
+    doc="""Natural logarithm.
+
+    >>> ost.log([1.0, 2.0])
+    Array([0.    , 0.6931], dtype=float64, whole of 1)
+    """,
+    grad=lambda g, y, x: (g / x,),
+    flops=10,
+)
 log1p: Unary = unary(
-    "log1p", "log1p", doc="log(1 + x)", grad=lambda g, y, x: (g / (1 + x),), flops=12
+    "log1p",
+    "log1p",
+    doc="""log(1 + x)
+
+    >>> ost.log1p([0.0, 1e-10])
+    Array([0., 0.], dtype=float64, whole of 1)
+    """,
+    grad=lambda g, y, x: (g / (1 + x),),
+    flops=12,
 )
 log2: Unary = unary(
     "log2",
     "log2",
-    doc="Logarithm to base 2.",
+    doc="""Logarithm to base 2.
+
+    >>> ost.log2([8.0, 2.0])
+    Array([3., 1.], dtype=float64, whole of 1)
+    """,
     grad=lambda g, y, x: (g / (x * math.log(2)),),
     flops=10,
 )
 log10: Unary = unary(
     "log10",
     "log10",
-    doc="Logarithm to base 10.",
+    doc="""Logarithm to base 10.
+
+    >>> ost.log10([10.0, 1000.0])
+    Array([1., 3.], dtype=float64, whole of 1)
+    """,
     grad=lambda g, y, x: (g / (x * math.log(10)),),
     flops=10,
 )
 
 # -- trigonometry --------------------------------------------------------------------------
-sin: Unary = unary("sin", "sin", doc="Sine.", grad=lambda g, y, x: (g * cos(x),), flops=12)
-cos: Unary = unary("cos", "cos", doc="Cosine.", grad=lambda g, y, x: (-g * sin(x),), flops=12)
-tan: Unary = unary("tan", "tan", doc="Tangent.", grad=lambda g, y, x: (g * (1 + y * y),), flops=16)
+sin: Unary = unary(
+    "sin",
+    "sin",
+    doc="""Sine.
+
+    >>> ost.sin([0.0, 0.5])
+    Array([0.    , 0.4794], dtype=float64, whole of 1)
+    """,
+    grad=lambda g, y, x: (g * cos(x),),
+    flops=12,
+)
+cos: Unary = unary(
+    "cos",
+    "cos",
+    doc="""Cosine.
+
+    >>> ost.cos([0.0, 0.5])
+    Array([1.    , 0.8776], dtype=float64, whole of 1)
+    """,
+    grad=lambda g, y, x: (-g * sin(x),),
+    flops=12,
+)
+tan: Unary = unary(
+    "tan",
+    "tan",
+    doc="""Tangent.
+
+    >>> ost.tan([0.0, 0.5])
+    Array([0.    , 0.5463], dtype=float64, whole of 1)
+    """,
+    grad=lambda g, y, x: (g * (1 + y * y),),
+    flops=16,
+)
 asin: Unary = unary(
-    "asin", "arcsin", doc="Inverse sine.", grad=lambda g, y, x: (g / sqrt(1 - x * x),), flops=16
+    "asin",
+    "arcsin",
+    doc="""Inverse sine.
+
+    >>> ost.asin([0.0, 1.0])
+    Array([0.    , 1.5708], dtype=float64, whole of 1)
+    """,
+    grad=lambda g, y, x: (g / sqrt(1 - x * x),),
+    flops=16,
 )
 acos: Unary = unary(
-    "acos", "arccos", doc="Inverse cosine.", grad=lambda g, y, x: (-g / sqrt(1 - x * x),), flops=16
+    "acos",
+    "arccos",
+    doc="""Inverse cosine.
+
+    >>> ost.acos([0.0, 1.0])
+    Array([1.5708, 0.    ], dtype=float64, whole of 1)
+    """,
+    grad=lambda g, y, x: (-g / sqrt(1 - x * x),),
+    flops=16,
 )
 atan: Unary = unary(
-    "atan", "arctan", doc="Inverse tangent.", grad=lambda g, y, x: (g / (1 + x * x),), flops=16
+    "atan",
+    "arctan",
+    doc="""Inverse tangent.
+
+    >>> ost.atan([0.0, 1.0])
+    Array([0.    , 0.7854], dtype=float64, whole of 1)
+    """,
+    grad=lambda g, y, x: (g / (1 + x * x),),
+    flops=16,
 )
 sinh: Unary = unary(
-    "sinh", "sinh", doc="Hyperbolic sine.", grad=lambda g, y, x: (g * cosh(x),), flops=16
+    "sinh",
+    "sinh",
+    doc="""Hyperbolic sine.
+
+    >>> ost.sinh([0.0, 1.0])
+    Array([0.    , 1.1752], dtype=float64, whole of 1)
+    """,
+    grad=lambda g, y, x: (g * cosh(x),),
+    flops=16,
 )
 cosh: Unary = unary(
-    "cosh", "cosh", doc="Hyperbolic cosine.", grad=lambda g, y, x: (g * sinh(x),), flops=16
+    "cosh",
+    "cosh",
+    doc="""Hyperbolic cosine.
+
+    >>> ost.cosh([0.0, 1.0])
+    Array([1.    , 1.5431], dtype=float64, whole of 1)
+    """,
+    grad=lambda g, y, x: (g * sinh(x),),
+    flops=16,
 )
 tanh: Unary = unary(
-    "tanh", "tanh", doc="Hyperbolic tangent.", grad=lambda g, y, x: (g * (1 - y * y),), flops=12
+    "tanh",
+    "tanh",
+    doc="""Hyperbolic tangent.
+
+    >>> ost.tanh([0.0, 1.0])
+    Array([0.    , 0.7616], dtype=float64, whole of 1)
+    """,
+    grad=lambda g, y, x: (g * (1 - y * y),),
+    flops=12,
 )
 asinh: Unary = unary(
     "asinh",
     "arcsinh",
-    doc="Inverse hyperbolic sine.",
+    doc="""Inverse hyperbolic sine.
+
+    >>> ost.asinh([0.0, 1.0])
+    Array([0.    , 0.8814], dtype=float64, whole of 1)
+    """,
     grad=lambda g, y, x: (g / sqrt(1 + x * x),),
     flops=16,
 )
 acosh: Unary = unary(
     "acosh",
     "arccosh",
-    doc="Inverse hyperbolic cosine.",
+    doc="""Inverse hyperbolic cosine.
+
+    >>> ost.acosh([1.0, 2.0])
+    Array([0.   , 1.317], dtype=float64, whole of 1)
+    """,
     grad=lambda g, y, x: (g / (sqrt(x - 1) * sqrt(x + 1)),),
     flops=16,
 )
 atanh: Unary = unary(
     "atanh",
     "arctanh",
-    doc="Inverse hyperbolic tangent.",
+    doc="""Inverse hyperbolic tangent.
+
+    >>> ost.atanh([0.0, 0.5])
+    Array([0.    , 0.5493], dtype=float64, whole of 1)
+    """,
     grad=lambda g, y, x: (g / (1 - x * x),),
     flops=16,
 )
@@ -486,7 +708,11 @@ def _sigmoid_kernel(xp: Any, out: Any, x: Any) -> None:
 sigmoid: Unary = unary(
     "sigmoid",
     like="exp",
-    doc="1 / (1 + exp(-x))",
+    doc="""1 / (1 + exp(-x))
+
+    >>> ost.sigmoid([0.0, 2.0])
+    Array([0.5   , 0.8808], dtype=float64, whole of 1)
+    """,
     kernel=_sigmoid_kernel,
     grad=lambda g, y, x: (g * y * (1 - y),),
     scalar="(1 if {0} >= 0 else exp(-abs({0}))) / (1 + exp(-abs({0})))",
@@ -501,7 +727,11 @@ def _softplus_kernel(xp: Any, out: Any, x: Any) -> None:
 softplus: Unary = unary(
     "softplus",
     like="cbrt",
-    doc="log(1 + exp(x)), without overflow.",
+    doc="""log(1 + exp(x)), without overflow.
+
+    >>> ost.softplus([0.0, 2.0])
+    Array([0.6931, 2.1269], dtype=float64, whole of 1)
+    """,
     kernel=_softplus_kernel,
     grad=lambda g, y, x: (g * sigmoid(x),),
     scalar="(max({0}, 0.0) + log1p(exp(-abs({0}))))",
@@ -570,7 +800,11 @@ def _erf_scratch(
 erf: Unary = unary(
     "erf",
     like="cbrt",
-    doc="The error function.",
+    doc="""The error function.
+
+    >>> ost.erf([0.0, 1.0])
+    Array([0.    , 0.8427], dtype=float64, whole of 1)
+    """,
     kernel=_erf_kernel,
     scratch=_erf_scratch,
     grad=lambda g, y, x: (g * (2 / math.sqrt(math.pi)) * exp(-(x * x)),),
@@ -584,7 +818,11 @@ _conj: Unary = unary(
 
 
 def conj(x: Operandish, /) -> Array:
-    """The complex conjugate."""
+    """The complex conjugate.
+
+    >>> ost.conjugate([1.0 + 2.0j])
+    Array([1.-2.j], dtype=complex128, whole of 1)
+    """
     x = as_array(x)
     return _conj(x) if x.dtype.kind == "c" else x
 
@@ -617,14 +855,22 @@ _real_part, _imag_part = _part("real", 1), _part("imag", -1j)
 
 @export
 def real(x: Operandish, /) -> Array:
-    """The real part."""
+    """The real part.
+
+    >>> ost.real([1 + 2j])
+    Array([1.], dtype=float64, whole of 1)
+    """
     x = as_array(x)
     return _real_part(x) if x.dtype.kind == "c" else x
 
 
 @export
 def imag(x: Operandish, /) -> Array:
-    """The imaginary part."""
+    """The imaginary part.
+
+    >>> ost.imag([1 + 2j])
+    Array([2.], dtype=float64, whole of 1)
+    """
     x = as_array(x)
     if x.dtype.kind == "c":
         return _imag_part(x)
@@ -633,12 +879,25 @@ def imag(x: Operandish, /) -> Array:
 
 # -- arithmetic ----------------------------------------------------------------------------
 add: Binary = binary(
-    "add", "add", doc="x + y", grad=lambda g, out, x, y: (g, g), scalar="{0} + {1}", adds=((0, 1),)
+    "add",
+    "add",
+    doc="""x + y
+
+    >>> ost.add([1, 2], [10, 20])
+    Array([11, 22], dtype=int64, whole of 1)
+    """,
+    grad=lambda g, out, x, y: (g, g),
+    scalar="{0} + {1}",
+    adds=((0, 1),),
 )
 subtract: Binary = binary(
     "subtract",
     "subtract",
-    doc="x - y",
+    doc="""x - y
+
+    >>> ost.subtract([1, 2], [10, 20])
+    Array([ -9, -18], dtype=int64, whole of 1)
+    """,
     grad=lambda g, out, x, y: (g, -g),
     scalar="{0} - {1}",
     adds=((0, 1),),
@@ -646,7 +905,11 @@ subtract: Binary = binary(
 multiply: Binary = binary(
     "multiply",
     "multiply",
-    doc="x * y",
+    doc="""x * y
+
+    >>> ost.multiply([1, 2], [10, 20])
+    Array([10, 40], dtype=int64, whole of 1)
+    """,
     grad=lambda g, out, x, y: (g * y, g * x),
     scalar="{0} * {1}",
     adds=((0,), (1,)),
@@ -654,7 +917,11 @@ multiply: Binary = binary(
 divide: Binary = binary(
     "divide",
     "divide",
-    doc="x / y",
+    doc="""x / y
+
+    >>> ost.divide([1, 2], 4)
+    Array([0.25, 0.5 ], dtype=float64, whole of 1)
+    """,
     grad=lambda g, out, x, y: (g / y, -g * out / y),
     scalar="{0} / {1}",
     flops=4,
@@ -677,7 +944,11 @@ floor_divide: Binary = binary(
     "floor_divide",
     "floor_divide",
     kernel=_floor_divide_kernel,
-    doc="floor(x / y)",
+    doc="""floor(x / y)
+
+    >>> ost.floor_divide([7, -7], 2)
+    Array([ 3, -4], dtype=int64, whole of 1)
+    """,
     grad=flat,
     scalar="{0} // {1}",
     flops=6,
@@ -685,7 +956,11 @@ floor_divide: Binary = binary(
 remainder: Binary = binary(
     "remainder",
     "remainder",
-    doc="What floor_divide leaves; has the sign of y.",
+    doc="""What floor_divide leaves; has the sign of y.
+
+    >>> ost.remainder([7, -7], 3)
+    Array([1, 2], dtype=int64, whole of 1)
+    """,
     grad=lambda g, out, x, y: (g, -g * floor(x / y)),
     scalar="{0} % {1}",
     flops=6,
@@ -717,7 +992,11 @@ _pow: Binary = binary(
 
 @export
 def pow(x: Operandish, y: Operandish, /) -> Array:
-    """x to the y."""
+    """x to the y.
+
+    >>> ost.pow([1, 2, 3], 2)
+    Array([1, 4, 9], dtype=int64, whole of 1)
+    """
     if isinstance(x, Array) and is_inexact(x.dtype) and type(y) in (int, float):
         if y == 2:
             return square(x)
@@ -745,38 +1024,66 @@ def _both(g: Array, out: Array, x: Array, y: Array) -> Sequence[Array | None]:
 maximum: Binary = binary(
     "maximum",
     "maximum",
-    doc="The larger one; NaN if either is.",
+    doc="""The larger one; NaN if either is.
+
+    >>> ost.maximum([1, 5], [3, 3])
+    Array([3, 5], dtype=int64, whole of 1)
+    """,
     grad=_both,
     scalar="max({0}, {1})",
 )
 minimum: Binary = binary(
     "minimum",
     "minimum",
-    doc="The smaller one; NaN if either is.",
+    doc="""The smaller one; NaN if either is.
+
+    >>> ost.minimum([1, 5], [3, 3])
+    Array([1, 3], dtype=int64, whole of 1)
+    """,
     grad=_both,
     scalar="min({0}, {1})",
 )
 atan2: Binary = binary(
     "atan2",
     "arctan2",
-    doc="The angle of the point (y, x).",
+    doc="""The angle of the point (y, x).
+
+    >>> ost.atan2([1.0, -1.0], [0.0, 0.0])
+    Array([ 1.5708, -1.5708], dtype=float64, whole of 1)
+    """,
     grad=lambda g, out, y, x: (g * x / (x * x + y * y), -g * y / (x * x + y * y)),
     flops=20,
 )
 hypot: Binary = binary(
     "hypot",
     "hypot",
-    doc="sqrt(x*x + y*y), without overflow.",
+    doc="""sqrt(x*x + y*y), without overflow.
+
+    >>> ost.hypot([3.0], [4.0])
+    Array([5.], dtype=float64, whole of 1)
+    """,
     grad=lambda g, out, x, y: (g * x / out, g * y / out),
     flops=8,
 )
 copysign: Binary = binary(
     "copysign",
     "copysign",
-    doc="The magnitude of x with the sign of y.",
+    doc="""The magnitude of x with the sign of y.
+
+    >>> ost.copysign([1.0, 2.0], [-1.0, 1.0])
+    Array([-1.,  2.], dtype=float64, whole of 1)
+    """,
     grad=lambda g, out, x, y: (where(equal(signbit(x), signbit(y)), g, -g), None),
 )
-nextafter: Binary = binary("nextafter", "nextafter", doc="The next number after x towards y.")
+nextafter: Binary = binary(
+    "nextafter",
+    "nextafter",
+    doc="""The next number after x towards y.
+
+    >>> ost.nextafter(1.0, 2.0) > 1.0
+    Array(True, dtype=bool, whole of 1)
+    """,
+)
 
 
 def _logaddexp_grad(g: Array, out: Array, x: Array, y: Array) -> Sequence[Array | None]:
@@ -787,41 +1094,212 @@ def _logaddexp_grad(g: Array, out: Array, x: Array, y: Array) -> Sequence[Array 
 logaddexp: Binary = binary(
     "logaddexp",
     "logaddexp",
-    doc="log(exp(x) + exp(y)), without overflow.",
+    doc="""log(exp(x) + exp(y)), without overflow.
+
+    >>> ost.logaddexp([0.0], [0.0])
+    Array([0.6931], dtype=float64, whole of 1)
+    """,
     grad=_logaddexp_grad,
     flops=30,
 )
 
 # -- comparisons and logic -----------------------------------------------------------------
-equal: Binary = binary("equal", "equal", doc="x == y", scalar="{0} == {1}")
-not_equal: Binary = binary("not_equal", "not_equal", doc="x != y", scalar="{0} != {1}")
-less: Binary = binary("less", "less", doc="x < y", scalar="{0} < {1}")
-less_equal: Binary = binary("less_equal", "less_equal", doc="x <= y", scalar="{0} <= {1}")
-greater: Binary = binary("greater", "greater", doc="x > y", scalar="{0} > {1}")
-greater_equal: Binary = binary("greater_equal", "greater_equal", doc="x >= y", scalar="{0} >= {1}")
+equal: Binary = binary(
+    "equal",
+    "equal",
+    doc="""x == y
+
+    >>> ost.equal([1, 2], [1, 3])
+    Array([ True, False], dtype=bool, whole of 1)
+    """,
+    scalar="{0} == {1}",
+)
+not_equal: Binary = binary(
+    "not_equal",
+    "not_equal",
+    doc="""x != y
+
+    >>> ost.not_equal([1, 2], [1, 3])
+    Array([False,  True], dtype=bool, whole of 1)
+    """,
+    scalar="{0} != {1}",
+)
+less: Binary = binary(
+    "less",
+    "less",
+    doc="""x < y
+
+    >>> ost.less([1, 2], 2)
+    Array([ True, False], dtype=bool, whole of 1)
+    """,
+    scalar="{0} < {1}",
+)
+less_equal: Binary = binary(
+    "less_equal",
+    "less_equal",
+    doc="""x <= y
+
+    >>> ost.less_equal([1, 2], 2)
+    Array([ True,  True], dtype=bool, whole of 1)
+    """,
+    scalar="{0} <= {1}",
+)
+greater: Binary = binary(
+    "greater",
+    "greater",
+    doc="""x > y
+
+    >>> ost.greater([1, 2], 1)
+    Array([False,  True], dtype=bool, whole of 1)
+    """,
+    scalar="{0} > {1}",
+)
+greater_equal: Binary = binary(
+    "greater_equal",
+    "greater_equal",
+    doc="""x >= y
+
+    >>> ost.greater_equal([1, 2], 2)
+    Array([False,  True], dtype=bool, whole of 1)
+    """,
+    scalar="{0} >= {1}",
+)
 logical_and: Binary = binary(
-    "logical_and", "logical_and", doc="x and y", scalar="bool({0}) and bool({1})"
+    "logical_and",
+    "logical_and",
+    doc="""x and y
+
+    >>> ost.logical_and([True, True], [True, False])
+    Array([ True, False], dtype=bool, whole of 1)
+    """,
+    scalar="bool({0}) and bool({1})",
 )
 logical_or: Binary = binary(
-    "logical_or", "logical_or", doc="x or y", scalar="bool({0}) or bool({1})"
+    "logical_or",
+    "logical_or",
+    doc="""x or y
+
+    >>> ost.logical_or([False, True], [False, False])
+    Array([False,  True], dtype=bool, whole of 1)
+    """,
+    scalar="bool({0}) or bool({1})",
 )
 logical_xor: Binary = binary(
-    "logical_xor", "logical_xor", doc="Just one of x and y.", scalar="bool({0}) != bool({1})"
+    "logical_xor",
+    "logical_xor",
+    doc="""Just one of x and y.
+
+    >>> ost.logical_xor([True, True], [True, False])
+    Array([False,  True], dtype=bool, whole of 1)
+    """,
+    scalar="bool({0}) != bool({1})",
 )
-logical_not: Unary = unary("logical_not", "logical_not", doc="not x", scalar="not {0}")
-isnan: Unary = unary("isnan", "isnan", doc="Whether x is not a number.", scalar="{0} != {0}")
-isinf: Unary = unary("isinf", "isinf", doc="Whether x is infinite.")
-isfinite: Unary = unary("isfinite", "isfinite", doc="Whether x is neither infinite nor NaN.")
-signbit: Unary = unary("signbit", "signbit", doc="Whether the sign of x is set.")
-bitwise_and: Binary = binary("bitwise_and", "bitwise_and", doc="x & y", scalar="{0} & {1}")
-bitwise_or: Binary = binary("bitwise_or", "bitwise_or", doc="x | y", scalar="{0} | {1}")
-bitwise_xor: Binary = binary("bitwise_xor", "bitwise_xor", doc="x ^ y", scalar="{0} ^ {1}")
-bitwise_invert: Unary = unary("bitwise_invert", "invert", doc="~x", scalar="~{0}")
+logical_not: Unary = unary(
+    "logical_not",
+    "logical_not",
+    doc="""not x
+
+    >>> ost.logical_not([True, False])
+    Array([False,  True], dtype=bool, whole of 1)
+    """,
+    scalar="not {0}",
+)
+isnan: Unary = unary(
+    "isnan",
+    "isnan",
+    doc="""Whether x is not a number.
+
+    >>> ost.isnan([1.0, np.inf, np.nan])
+    Array([False, False,  True], dtype=bool, whole of 1)
+    """,
+    scalar="{0} != {0}",
+)
+isinf: Unary = unary(
+    "isinf",
+    "isinf",
+    doc="""Whether x is infinite.
+
+    >>> ost.isinf([1.0, np.inf, np.nan])
+    Array([False,  True, False], dtype=bool, whole of 1)
+    """,
+)
+isfinite: Unary = unary(
+    "isfinite",
+    "isfinite",
+    doc="""Whether x is neither infinite nor NaN.
+
+    >>> ost.isfinite([1.0, np.inf, np.nan])
+    Array([ True, False, False], dtype=bool, whole of 1)
+    """,
+)
+signbit: Unary = unary(
+    "signbit",
+    "signbit",
+    doc="""Whether the sign of x is set.
+
+    >>> ost.signbit([-0.0, 0.0])
+    Array([ True, False], dtype=bool, whole of 1)
+    """,
+)
+bitwise_and: Binary = binary(
+    "bitwise_and",
+    "bitwise_and",
+    doc="""x & y
+
+    >>> ost.bitwise_and(6, 3)
+    Array(2, dtype=int64, whole of 1)
+    """,
+    scalar="{0} & {1}",
+)
+bitwise_or: Binary = binary(
+    "bitwise_or",
+    "bitwise_or",
+    doc="""x | y
+
+    >>> ost.bitwise_or(6, 3)
+    Array(7, dtype=int64, whole of 1)
+    """,
+    scalar="{0} | {1}",
+)
+bitwise_xor: Binary = binary(
+    "bitwise_xor",
+    "bitwise_xor",
+    doc="""x ^ y
+
+    >>> ost.bitwise_xor(6, 3)
+    Array(5, dtype=int64, whole of 1)
+    """,
+    scalar="{0} ^ {1}",
+)
+bitwise_invert: Unary = unary(
+    "bitwise_invert",
+    "invert",
+    doc="""~x
+
+    >>> ost.bitwise_invert([0, 1])
+    Array([-1, -2], dtype=int64, whole of 1)
+    """,
+    scalar="~{0}",
+)
 bitwise_left_shift: Binary = binary(
-    "bitwise_left_shift", "left_shift", doc="x << y", scalar="{0} << {1}"
+    "bitwise_left_shift",
+    "left_shift",
+    doc="""x << y
+
+    >>> ost.bitwise_left_shift([1, 2], 3)
+    Array([ 8, 16], dtype=int64, whole of 1)
+    """,
+    scalar="{0} << {1}",
 )
 bitwise_right_shift: Binary = binary(
-    "bitwise_right_shift", "right_shift", doc="x >> y", scalar="{0} >> {1}"
+    "bitwise_right_shift",
+    "right_shift",
+    doc="""x >> y
+
+    >>> ost.bitwise_right_shift([16, 8], 3)
+    Array([2, 1], dtype=int64, whole of 1)
+    """,
+    scalar="{0} >> {1}",
 )
 
 
@@ -856,7 +1334,11 @@ def where(condition: Operandish, x: Operandish, y: Operandish, /) -> Array: ...
 def where(
     condition: Operandish, x: Operandish | None = None, y: Operandish | None = None, /
 ) -> Array | tuple[Array, ...]:
-    """x where the condition holds, else y; without these, the places where it does: `nonzero`."""
+    """x where the condition holds, else y; without these, the places where it does: `nonzero`.
+
+    >>> ost.where([True, False], 1, 2)
+    Array([1, 2], dtype=int64, whole of 1)
+    """
     if x is None or y is None:
         if x is not y:
             raise misfit(ArgumentError, "where", got="one of x and y", needed="both, or none")
@@ -870,7 +1352,11 @@ def where(
 
 @export
 def clip(x: Operandish, /, min: Operandish | None = None, max: Operandish | None = None) -> Array:
-    """x, but at least min and at most max."""
+    """x, but at least min and at most max.
+
+    >>> ost.clip([1, 5, 9], 2, 6)
+    Array([2, 5, 6], dtype=int64, whole of 1)
+    """
     given = x = as_array(x)
     for limit, nearer, is_low in ((min, maximum, True), (max, minimum, False)):
         if limit is None:

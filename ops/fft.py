@@ -246,7 +246,8 @@ def _both(
 def fft(a: Operandish, n: int | None = None, axis: int = -1, norm: Norm = None) -> Array:
     """The discrete Fourier transform along an axis, of n elements: cropped, or with zeros.
 
-    >>> ost.fft.fft([1.0, 0.0, 0.0, 0.0])  # 1, 1, 1, 1
+    >>> ost.fft.fft([1.0, 2.0, 3.0, 4.0]) + 0.0
+    Array([10.+0.j, -2.+2.j, -2.+0.j, -2.-2.j], dtype=complex128, whole of 1)
     """
     return _both(a, n, axis, norm, "fft", False)
 
@@ -254,7 +255,8 @@ def fft(a: Operandish, n: int | None = None, axis: int = -1, norm: Norm = None) 
 def ifft(a: Operandish, n: int | None = None, axis: int = -1, norm: Norm = None) -> Array:
     """What `fft` makes the transform of.
 
-    >>> ost.fft.ifft([4.0, 0.0, 0.0, 0.0])  # 1, 1, 1, 1
+    >>> ost.fft.ifft([4.0, 0.0, 0.0, 0.0]) + 0.0
+    Array([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], dtype=complex128, whole of 1)
     """
     return _both(a, n, axis, norm, "ifft", True)
 
@@ -262,7 +264,8 @@ def ifft(a: Operandish, n: int | None = None, axis: int = -1, norm: Norm = None)
 def rfft(a: Operandish, n: int | None = None, axis: int = -1, norm: Norm = None) -> Array:
     """The first n // 2 + 1 frequencies of real numbers; the others are their conjugates.
 
-    >>> ost.fft.rfft([1.0, 0.0, 0.0, 0.0])  # 1, 1, 1
+    >>> ost.fft.rfft([1.0, 2.0, 3.0, 4.0]) + 0.0
+    Array([10.+0.j, -2.+2.j, -2.+0.j], dtype=complex128, whole of 1)
     """
     x = _numbers(a, "rfft", True)
     d = axis_of(axis, x.ndim, "rfft")
@@ -296,7 +299,8 @@ def _as_complex(x: Array, name: str) -> Array:
 def irfft(a: Operandish, n: int | None = None, axis: int = -1, norm: Norm = None) -> Array:
     """The n real numbers of these frequencies: an even number of them, unless n says otherwise.
 
-    >>> ost.fft.irfft([1.0, 1.0, 1.0])  # 1, 0, 0, 0
+    >>> ost.fft.irfft([10.0, -2.0 + 2.0j, -2.0])
+    Array([1., 2., 3., 4.], dtype=float64, whole of 1)
     """
     return _half(a, n, axis, norm, "irfft", False)
 
@@ -304,7 +308,8 @@ def irfft(a: Operandish, n: int | None = None, axis: int = -1, norm: Norm = None
 def hfft(a: Operandish, n: int | None = None, axis: int = -1, norm: Norm = None) -> Array:
     """The transform of numbers whose second half mirrors the first, which is real.
 
-    >>> ost.fft.hfft([1.0, 0.0, 0.0])  # 1, 1, 1, 1
+    >>> ost.fft.hfft([1.0, 0.5, 0.0])
+    Array([2., 1., 0., 1.], dtype=float64, whole of 1)
     """
     return _half(a, n, axis, norm, "hfft", True)
 
@@ -312,7 +317,8 @@ def hfft(a: Operandish, n: int | None = None, axis: int = -1, norm: Norm = None)
 def ihfft(a: Operandish, n: int | None = None, axis: int = -1, norm: Norm = None) -> Array:
     """The first half of what has this real transform.
 
-    >>> ost.fft.ihfft([1.0, 1.0, 1.0, 1.0])  # 1, 0, 0
+    >>> ost.fft.ihfft([2.0, 1.0, 0.0, 1.0]) + 0.0
+    Array([1. +0.j, 0.5+0.j, 0. +0.j], dtype=complex128, whole of 1)
     """
     return conj(rfft(_numbers(a, "ihfft", True), n, axis, _reversed(norm, "ihfft")))
 
@@ -390,7 +396,9 @@ def fftn(
 ) -> Array:
     """The transform along several axes, all of them unless said otherwise.
 
-    >>> ost.fft.fftn([[1.0, 0.0], [0.0, 0.0]])  # four ones
+    >>> ost.fft.fftn([[1.0, 2.0], [3.0, 4.0]]) + 0.0
+    Array([[10.+0.j, -2.+0.j],
+           [-4.+0.j,  0.+0.j]], dtype=complex128, whole of 1)
     """
     return _several(a, s, axes, norm, "fftn", False)
 
@@ -403,7 +411,9 @@ def ifftn(
 ) -> Array:
     """What `fftn` makes the transform of.
 
-    >>> ost.fft.ifftn([[4.0, 0.0], [0.0, 0.0]])  # four ones
+    >>> ost.fft.ifftn([[10.0, -2.0], [-4.0, 0.0]]) + 0.0
+    Array([[1.+0.j, 2.+0.j],
+           [3.+0.j, 4.+0.j]], dtype=complex128, whole of 1)
     """
     return _several(a, s, axes, norm, "ifftn", True)
 
@@ -416,7 +426,9 @@ def rfftn(
 ) -> Array:
     """The same of real numbers: of the last axis one half.
 
-    >>> ost.fft.rfftn([[1.0, 0.0], [0.0, 0.0]])  # four ones
+    >>> ost.fft.rfftn([[1.0, 2.0], [3.0, 4.0]]) + 0.0
+    Array([[10.+0.j, -2.+0.j],
+           [-4.+0.j,  0.+0.j]], dtype=complex128, whole of 1)
     """
     return _real_several(a, s, axes, norm, "rfftn")
 
@@ -429,7 +441,9 @@ def irfftn(
 ) -> Array:
     """What `rfftn` makes the transform of; `s` says how many there were.
 
-    >>> ost.fft.irfftn([[4.0, 0.0], [0.0, 0.0]])  # four ones
+    >>> ost.fft.irfftn([[10.0, -2.0], [-4.0, 0.0]])
+    Array([[1., 2.],
+           [3., 4.]], dtype=float64, whole of 1)
     """
     return _back_several(a, s, axes, norm, "irfftn")
 
@@ -442,7 +456,9 @@ def fft2(
 ) -> Array:
     """The transform along two axes.
 
-    >>> ost.fft.fft2([[1.0, 0.0], [0.0, 0.0]])  # four ones
+    >>> ost.fft.fft2([[1.0, 2.0], [3.0, 4.0]]) + 0.0
+    Array([[10.+0.j, -2.+0.j],
+           [-4.+0.j,  0.+0.j]], dtype=complex128, whole of 1)
     """
     return _several(a, s, axes, norm, "fft2", False)
 
@@ -455,7 +471,9 @@ def ifft2(
 ) -> Array:
     """What `fft2` makes the transform of.
 
-    >>> ost.fft.ifft2([[4.0, 0.0], [0.0, 0.0]])  # four ones
+    >>> ost.fft.ifft2([[10.0, -2.0], [-4.0, 0.0]]) + 0.0
+    Array([[1.+0.j, 2.+0.j],
+           [3.+0.j, 4.+0.j]], dtype=complex128, whole of 1)
     """
     return _several(a, s, axes, norm, "ifft2", True)
 
@@ -468,7 +486,9 @@ def rfft2(
 ) -> Array:
     """The same of real numbers: of the last axis one half.
 
-    >>> ost.fft.rfft2([[1.0, 0.0], [0.0, 0.0]])  # four ones
+    >>> ost.fft.rfft2([[1.0, 2.0], [3.0, 4.0]]) + 0.0
+    Array([[10.+0.j, -2.+0.j],
+           [-4.+0.j,  0.+0.j]], dtype=complex128, whole of 1)
     """
     return _real_several(a, s, axes, norm, "rfft2")
 
@@ -481,7 +501,9 @@ def irfft2(
 ) -> Array:
     """What `rfft2` makes the transform of; `s` says how many there were.
 
-    >>> ost.fft.irfft2([[4.0, 0.0], [0.0, 0.0]])  # four ones
+    >>> ost.fft.irfft2([[10.0, -2.0], [-4.0, 0.0]])
+    Array([[1., 2.],
+           [3., 4.]], dtype=float64, whole of 1)
     """
     return _back_several(a, s, axes, norm, "irfft2")
 
@@ -503,7 +525,8 @@ def _count(n: int, name: str) -> int:
 def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None) -> Array:
     """The frequency of each element of a transform of n samples that are d apart.
 
-    >>> ost.fft.fftfreq(4)  # 0, 0.25, -0.5, -0.25
+    >>> ost.fft.fftfreq(4)
+    Array([ 0.  ,  0.25, -0.5 , -0.25], dtype=float64, whole of 1)
     """
     many = _count(n, "fftfreq")
     return roll(_places(many, d, dtype, -(many // 2), many), -(many // 2))
@@ -512,7 +535,8 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None) -> Array:
 def rfftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None) -> Array:
     """The same of `rfft`.
 
-    >>> ost.fft.rfftfreq(4)  # 0, 0.25, 0.5
+    >>> ost.fft.rfftfreq(4)
+    Array([0.  , 0.25, 0.5 ], dtype=float64, whole of 1)
     """
     many = _count(n, "rfftfreq")
     return _places(many, d, dtype, 0, many // 2 + 1)
@@ -529,7 +553,8 @@ def _shifted(x: Operandish, axes: int | Sequence[int] | None, name: str, sign: i
 def fftshift(x: Operandish, axes: int | Sequence[int] | None = None) -> Array:
     """With the frequency 0 in the middle.
 
-    >>> ost.fft.fftshift([0, 1, -2, -1])  # -2, -1, 0, 1
+    >>> ost.fft.fftshift([0, 1, -2, -1])
+    Array([-2, -1,  0,  1], dtype=int64, whole of 1)
     """
     return _shifted(x, axes, "fftshift", 1)
 
@@ -537,6 +562,7 @@ def fftshift(x: Operandish, axes: int | Sequence[int] | None = None) -> Array:
 def ifftshift(x: Operandish, axes: int | Sequence[int] | None = None) -> Array:
     """What `fftshift` shifts.
 
-    >>> ost.fft.ifftshift([-2, -1, 0, 1])  # 0, 1, -2, -1
+    >>> ost.fft.ifftshift([-2, -1, 0, 1])
+    Array([ 0,  1, -2, -1], dtype=int64, whole of 1)
     """
     return _shifted(x, axes, "ifftshift", -1)

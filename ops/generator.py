@@ -19,7 +19,12 @@ from .shape import whole_number
 class Generator:
     """Draws numbers that depend on its seed and on how many draws came before, and on nothing else: no
     layout and no number of workers changes them. Within a compiled function each call draws anew, as
-    functions without a seed do. Arrays never change, so `shuffle` returns what it made."""
+    functions without a seed do. Arrays never change, so `shuffle` returns what it made.
+
+    >>> rng = ost.random.default_rng(7)
+    >>> rng.integers(0, 10, size=3)
+    Array([2, 3, 2], dtype=int64, whole of 1)
+    """
 
     __slots__ = ("_base", "_count")
 
@@ -228,7 +233,12 @@ def _of(size: Any) -> Any:
 
 def default_rng(seed: int | Generator | None = None) -> Generator:
     """A generator from a whole number, which then draws the same each time; without one, from the
-    system's randomness. `ost.random.default_rng(0).normal(size=3)`."""
+    system's randomness.
+
+    >>> rng = ost.random.default_rng(7)
+    >>> rng.normal(size=3)
+    Array([ 2.5425, -0.373 , -1.2215], dtype=float64, whole of 1)
+    """
     if isinstance(seed, Generator):
         return seed
     if seed is None:

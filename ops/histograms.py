@@ -194,7 +194,8 @@ def histogram_bin_edges(
 ) -> Array:
     """The edges that `histogram` would take.
 
-    >>> ost.histogram_bin_edges([0.0, 4.0], bins=2)  # 0, 2, 4
+    >>> ost.histogram_bin_edges([0.0, 1.0], bins=2)
+    Array([0. , 0.5, 1. ], dtype=float64, whole of 1)
     """
     return _bins(a, bins, range, "histogram_bin_edges")[1].edges
 
@@ -223,7 +224,8 @@ def histogram(
     """How many elements fall into each bin, or the sum of their weights, and the bins' edges.
     Workers send their counts: one all-reduce, and one for the ends, unless `range` says them.
 
-    >>> counts, edges = ost.histogram([1.0, 2.0, 2.5], bins=2, range=(1, 3))  # 1, 2
+    >>> ost.histogram([1.0, 2.0, 2.5, 4.0], bins=3)
+    (Array([1, 2, 1], dtype=int64, whole of 1), Array([1., 2., 3., 4.], dtype=float64, whole of 1))
     """
     x, found = _bins(a, bins, range, "histogram")
     made = _counted(found.number(x), found.count, weights, found.first)
@@ -242,7 +244,9 @@ def histogramdd(
 ) -> tuple[Array, list[Array]]:
     """The same in several dimensions: of the rows of a matrix, or of the coordinates one by one.
 
-    >>> counts, edges = ost.histogramdd([[0.0, 1.0], [0.5, 0.5]], bins=2)
+    >>> ost.histogramdd([[0.1, 0.2], [0.9, 0.8]], bins=2)[0]
+    Array([[0., 1.],
+           [1., 0.]], dtype=float64, whole of 1)
     """
     columns = _columns(sample)
     n = len(columns)
@@ -306,7 +310,9 @@ def histogram2d(
 ) -> tuple[Array, Array, Array]:
     """The same of two coordinates.
 
-    >>> counts, x_edges, y_edges = ost.histogram2d([0.0, 1.0], [0.5, 0.7], bins=2)
+    >>> ost.histogram2d([0.1, 0.9], [0.1, 0.9], bins=2)[0]
+    Array([[1., 0.],
+           [0., 1.]], dtype=float64, whole of 1)
     """
     each: Any = bins
     if not isinstance(bins, int) and len(bins) != 2:

@@ -237,7 +237,11 @@ def _indices(i: Any, size: int, name: str) -> Array:
 
 @export
 def take(x: Operandish, indices: Operandish, /, axis: int | None = None) -> Array:
-    """The elements at these places along an axis."""
+    """The elements at these places along an axis.
+
+    >>> ost.take([10, 20, 30], [2, 0])
+    Array([30, 10], dtype=int64, whole of 1)
+    """
     x = as_array(x)
     if axis is None:
         x, axis = (x if x.ndim == 1 else reshape(x, (-1,))), 0
@@ -463,7 +467,12 @@ op(
 
 @export
 def take_along_axis(x: Operandish, indices: Operandish, /, axis: int = -1) -> Array:
-    """For each line along an axis, the elements at that line's own places."""
+    """For each line along an axis, the elements at that line's own places.
+
+    >>> ost.take_along_axis(ost.asarray([[3, 1], [2, 4]]), ost.asarray([[1], [0]]), axis=1)
+    Array([[1],
+           [2]], dtype=int64, whole of 1)
+    """
     x, i = as_array(x), as_array(indices)
     return apply("take_along_axis", x, i, axis=axis_of(axis, x.ndim, "take_along_axis"))
 
@@ -804,7 +813,11 @@ def _combine(x: Array, v: Array, mode: str) -> Array:
 @export
 def nonzero(x: Operandish, /, *, size: int | None = None) -> tuple[Array, ...]:
     """Where the elements are not zero, one array per axis. With `size`, so many places, the rest
-    filled with 0; that works inside compiled functions too."""
+    filled with 0; that works inside compiled functions too.
+
+    >>> ost.nonzero([0, 3, 4])[0]
+    Array([1, 2], dtype=int64, whole of 1)
+    """
     x = as_array(x)
     if x.ndim == 0:
         raise misfit(ShapeError, "nonzero", got="a 0-dimensional array", needed="at least one axis")

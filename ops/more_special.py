@@ -50,14 +50,22 @@ def _floating(x: Operandish) -> Array:
 
 def binom(x: Operandish, y: Operandish) -> Array:
     """How many sets of y there are among x, which need not be whole: 1 / ((x + 1) beta(x - y + 1, y + 1)), for
-    0 <= y <= x. To 1e-13 of it below 1e6. `ost.special.binom(5.0, 2.0)` is 10."""
+    0 <= y <= x. To 1e-13 of it below 1e6.
+
+    >>> ost.special.binom(5.0, 2.0)
+    Array(10., dtype=float64, whole of 1)
+    """
     n, k = _floating(x), _floating(y)
     return exp(-betaln(1.0 + n - k, 1.0 + k)) / (1.0 + n)
 
 
 def comb(N: Operandish, k: Operandish, exact: bool = False, repetition: bool = False) -> Array:
     """How many sets of k there are among N; 0 where there are none. Of those that may hold an element more than
-    once, with `repetition`. In floating numbers. `ost.special.comb(5, 2)` is 10."""
+    once, with `repetition`. In floating numbers.
+
+    >>> ost.special.comb(5, 2)
+    Array(10., dtype=float64, whole of 1)
+    """
     if exact:
         raise misfit(
             ArgumentError,
@@ -73,7 +81,11 @@ def comb(N: Operandish, k: Operandish, exact: bool = False, repetition: bool = F
 
 
 def factorial(n: Operandish, exact: bool = False) -> Array:
-    """n!, by the gamma function; 0 below 0. Within 16 ulp. `ost.special.factorial(5)` is 120."""
+    """n!, by the gamma function; 0 below 0. Within 16 ulp.
+
+    >>> ost.special.factorial(5)
+    Array(120., dtype=float64, whole of 1)
+    """
     if exact:
         raise misfit(
             ArgumentError,
@@ -87,38 +99,62 @@ def factorial(n: Operandish, exact: bool = False) -> Array:
 
 
 def exp10(x: Operandish) -> Array:
-    """10 to the power x. To 2**-52 (1 + |x log(10)|) of it. `ost.special.exp10(2.0)` is 100."""
+    """10 to the power x. To 2**-52 (1 + |x log(10)|) of it.
+
+    >>> ost.special.exp10(2.0)
+    Array(100., dtype=float64, whole of 1)
+    """
     return 10.0 ** _floating(x)
 
 
 def log_expit(x: Operandish) -> Array:
-    """log(expit(x)), without overflow. `ost.special.log_expit(0.0)` is -log(2)."""
+    """log(expit(x)), without overflow.
+
+    >>> ost.special.log_expit(0.0)
+    Array(-0.6931, dtype=float64, whole of 1)
+    """
     return nn.log_sigmoid(_floating(x))
 
 
 def boxcox(x: Operandish, lmbda: Operandish) -> Array:
-    """(x**lmbda - 1) / lmbda, and log(x) where lmbda is 0. `ost.special.boxcox(4.0, 2.0)` is 7.5."""
+    """(x**lmbda - 1) / lmbda, and log(x) where lmbda is 0.
+
+    >>> ost.special.boxcox(4.0, 2.0)
+    Array(7.5, dtype=float64, whole of 1)
+    """
     v, p = _floating(x), _floating(lmbda)
     safe = where(equal(p, 0), 1, p)
     return where(equal(p, 0), log(v), expm1(safe * log(v)) / safe)
 
 
 def boxcox1p(x: Operandish, lmbda: Operandish) -> Array:
-    """boxcox(1 + x, lmbda), also for small x. `ost.special.boxcox1p(3.0, 2.0)` is 7.5."""
+    """boxcox(1 + x, lmbda), also for small x.
+
+    >>> ost.special.boxcox1p(3.0, 2.0)
+    Array(7.5, dtype=float64, whole of 1)
+    """
     v, p = _floating(x), _floating(lmbda)
     safe = where(equal(p, 0), 1, p)
     return where(equal(p, 0), log1p(v), expm1(safe * log1p(v)) / safe)
 
 
 def inv_boxcox(y: Operandish, lmbda: Operandish) -> Array:
-    """The x of which boxcox is y. `ost.special.inv_boxcox(7.5, 2.0)` is 4."""
+    """The x of which boxcox is y.
+
+    >>> ost.special.inv_boxcox(7.5, 2.0)
+    Array(4., dtype=float64, whole of 1)
+    """
     v, p = _floating(y), _floating(lmbda)
     safe = where(equal(p, 0), 1, p)
     return exp(where(equal(p, 0), v, log1p(v * safe) / safe))
 
 
 def huber(delta: Operandish, r: Operandish) -> Array:
-    """Half the square of r, and a straight line beyond delta. `ost.special.huber(1.0, 2.0)` is 1.5."""
+    """Half the square of r, and a straight line beyond delta.
+
+    >>> ost.special.huber(1.0, 2.0)
+    Array(1.5, dtype=float64, whole of 1)
+    """
     d, x = _floating(delta), absolute(_floating(r))
     found = where(greater(x, d), d * (x - 0.5 * d), 0.5 * x * x)
     return where(d < 0, math.inf, found)
@@ -126,7 +162,10 @@ def huber(delta: Operandish, r: Operandish) -> Array:
 
 def pseudo_huber(delta: Operandish, r: Operandish) -> Array:
     """The same, smoothly: delta**2 (sqrt(1 + (r / delta)**2) - 1).
-    `ost.special.pseudo_huber(3.0, 4.0)` is 6."""
+
+    >>> ost.special.pseudo_huber(3.0, 4.0)
+    Array(6., dtype=float64, whole of 1)
+    """
     d, x = _floating(delta), _floating(r)
     safe = where(equal(d, 0), 1, d)
     square = (x / safe) * (x / safe)
@@ -136,7 +175,10 @@ def pseudo_huber(delta: Operandish, r: Operandish) -> Array:
 
 def multigammaln(a: Operandish, d: int) -> Array:
     """The logarithm of the gamma function of d dimensions, for a > (d - 1) / 2.
-    `ost.special.multigammaln(2.0, 1)` is 0."""
+
+    >>> ost.special.multigammaln(2.0, 2)
+    Array(0.4516, dtype=float64, whole of 1)
+    """
     x, many = _floating(a), whole_number(d, "multigammaln", 1)
     found = gammaln(x)
     for j in range(1, many):

@@ -73,41 +73,69 @@ def _floating(x: Operandish) -> Array:
 
 # -- of elements -----------------------------------------------------------------------------------
 def deg2rad(x: Operandish) -> Array:
-    """Degrees as radians."""
+    """Degrees as radians.
+
+    >>> ost.deg2rad(90.0)
+    Array(1.5708, dtype=float64, whole of 1)
+    """
     return _floating(x) * (math.pi / 180)
 
 
 def rad2deg(x: Operandish) -> Array:
-    """Radians as degrees."""
+    """Radians as degrees.
+
+    >>> ost.rad2deg(np.pi / 2)
+    Array(90., dtype=float64, whole of 1)
+    """
     return _floating(x) * (180 / math.pi)
 
 
 def radians(x: Operandish) -> Array:
-    """Degrees as radians."""
+    """Degrees as radians.
+
+    >>> ost.radians(180.0)
+    Array(3.1416, dtype=float64, whole of 1)
+    """
     return deg2rad(x)
 
 
 def degrees(x: Operandish) -> Array:
-    """Radians as degrees."""
+    """Radians as degrees.
+
+    >>> ost.degrees(np.pi)
+    Array(180., dtype=float64, whole of 1)
+    """
     return rad2deg(x)
 
 
 def angle(z: Operandish, deg: bool = False) -> Array:
-    """The angle of complex numbers; of real ones 0 or pi."""
+    """The angle of complex numbers; of real ones 0 or pi.
+
+    >>> ost.angle([1j, -1.0])
+    Array([1.5708, 3.1416], dtype=float64, whole of 1)
+    """
     x = _floating(z)
     found = atan2(imag(x), real(x)) if x.dtype.kind == "c" else atan2(astype(0, x.dtype), x)
     return rad2deg(found) if deg else found
 
 
 def sinc(x: Operandish) -> Array:
-    """sin(pi x) / (pi x), and 1 at 0."""
+    """sin(pi x) / (pi x), and 1 at 0.
+
+    >>> ost.sinc([0.0, 0.5])
+    Array([1.    , 0.6366], dtype=float64, whole of 1)
+    """
     y = _floating(x) * math.pi
     inside = where(equal(y, 0), 1.0, y)
     return where(equal(y, 0), astype(1, y.dtype), sin(inside) / inside)
 
 
 def heaviside(x1: Operandish, x2: Operandish) -> Array:
-    """0 below zero, 1 above, and x2 at zero."""
+    """0 below zero, 1 above, and x2 at zero.
+
+    >>> ost.heaviside([-1.0, 0.0, 1.0], 0.5)
+    Array([0. , 0.5, 1. ], dtype=float64, whole of 1)
+    """
     y = _floating(x1)
     h = astype(x2, y.dtype)
     found = where(less(y, 0), astype(0, y.dtype), where(equal(y, 0), h, astype(1, y.dtype)))
@@ -117,7 +145,12 @@ def heaviside(x1: Operandish, x2: Operandish) -> Array:
 def select(
     condlist: Sequence[Operandish], choicelist: Sequence[Operandish], default: Operandish = 0
 ) -> Array:
-    """Of each element the choice whose condition holds first."""
+    """Of each element the choice whose condition holds first.
+
+    >>> x = ost.arange(4)
+    >>> ost.select([x < 1, x > 2], [x, 10 * x], -1)
+    Array([ 0, -1, -1, 30], dtype=int64, whole of 1)
+    """
     if len(condlist) != len(choicelist) or not condlist:
         raise misfit(
             ArgumentError,
@@ -133,7 +166,11 @@ def select(
 
 def piecewise(x: Operandish, condlist: Any, funclist: Sequence[Any], *args: Any) -> Array:
     """Of each element what the function, or number, of the last condition that holds makes of it; of none, what
-    one more function makes, or 0. Each function gets all elements."""
+    one more function makes, or 0. Each function gets all elements.
+
+    >>> ost.piecewise([-1.0, 2.0], [[True, False]], [abs, 0.0])
+    Array([1., 0.], dtype=float64, whole of 1)
+    """
     y = as_array(x)
     several = isinstance(condlist, list | tuple) and not isinstance(condlist[0], bool)
     held = [as_array(c) for c in (condlist if several else [condlist])]
@@ -156,12 +193,20 @@ def piecewise(x: Operandish, condlist: Any, funclist: Sequence[Any], *args: Any)
 
 
 def fmax(x1: Operandish, x2: Operandish) -> Array:
-    """The larger of two; where one is NaN, the other."""
+    """The larger of two; where one is NaN, the other.
+
+    >>> ost.fmax([1.0, ost.nan], 0.0)
+    Array([1., 0.], dtype=float64, whole of 1)
+    """
     return _or_other(x1, x2, maximum)
 
 
 def fmin(x1: Operandish, x2: Operandish) -> Array:
-    """The smaller of two; where one is NaN, the other."""
+    """The smaller of two; where one is NaN, the other.
+
+    >>> ost.fmin([1.0, ost.nan], 0.0)
+    Array([0., 0.], dtype=float64, whole of 1)
+    """
     return _or_other(x1, x2, minimum)
 
 
@@ -172,7 +217,11 @@ def _or_other(x1: Operandish, x2: Operandish, better: Callable[..., Array]) -> A
 
 def polyfit(x: Operandish, y: Operandish, deg: int, w: Operandish | None = None) -> Array:
     """The polynomial of a degree that is nearest to points by least squares, the coefficient of the highest
-    power first; `y` may have a column for each of several. Weights multiply what is left."""
+    power first; `y` may have a column for each of several. Weights multiply what is left.
+
+    >>> ost.round(ost.polyfit([0.0, 1.0, 2.0], [1.0, 3.0, 5.0], 1), 6)
+    Array([2., 1.], dtype=float64, whole of 1)
+    """
     v, target = _floating(x), _floating(y)
     if v.ndim != 1 or target.ndim not in (1, 2) or target.shape[:1] != v.shape or deg < 0:
         raise misfit(
@@ -192,7 +241,11 @@ def polyfit(x: Operandish, y: Operandish, deg: int, w: Operandish | None = None)
 
 
 def polyval(p: Operandish, x: Operandish) -> Array:
-    """The polynomial whose coefficients begin with that of the highest power."""
+    """The polynomial whose coefficients begin with that of the highest power.
+
+    >>> ost.polyval([1, 0, 2], 3)
+    Array(11, dtype=int64, whole of 1)
+    """
     c, y = as_array(p), as_array(x)
     if c.ndim != 1 or not c.size:
         raise misfit(
@@ -205,7 +258,13 @@ def polyval(p: Operandish, x: Operandish) -> Array:
 
 
 def vander(x: Operandish, N: int | None = None, increasing: bool = False) -> Array:
-    """A column for each power, the highest first."""
+    """A column for each power, the highest first.
+
+    >>> ost.vander([1, 2, 3])
+    Array([[1, 1, 1],
+           [4, 2, 1],
+           [9, 3, 1]], dtype=int64, whole of 1)
+    """
     v = as_array(x)
     if v.ndim != 1:
         raise misfit(ArgumentError, "vander", got=f"shape {v.shape}", needed="one axis")
@@ -220,7 +279,11 @@ def vander(x: Operandish, N: int | None = None, increasing: bool = False) -> Arr
 
 # -- of samples ------------------------------------------------------------------------------------
 def digitize(x: Operandish, bins: Operandish, right: bool = False) -> Array:
-    """Between which of the bounds, which go up, or down if they are known, each number lies."""
+    """Between which of the bounds, which go up, or down if they are known, each number lies.
+
+    >>> ost.digitize([0.5, 1.5], [0.0, 1.0, 2.0])
+    Array([1, 2], dtype=int64, whole of 1)
+    """
     side: Literal["left", "right"] = "left" if right else "right"
     if not isinstance(bins, Array):
         known = np.asarray(bins)
@@ -238,7 +301,11 @@ def interp(
     period: float | None = None,
 ) -> Array:
     """On lines between the points (xp, fp), whose xp go up; beyond them the first and the last fp, unless said
-    otherwise. What has a period goes on in circles, and its points are in any order."""
+    otherwise. What has a period goes on in circles, and its points are in any order.
+
+    >>> ost.interp([1.5, 2.5], [1, 2, 3], [10, 20, 40])
+    Array([15., 30.], dtype=float64, whole of 1)
+    """
     at, places, values = _floating(x), _floating(xp), _floating(fp)
     if places.ndim != 1 or places.shape != values.shape or not places.size:
         raise misfit(
@@ -272,7 +339,11 @@ def convolve(
     a: Operandish, v: Operandish, mode: Literal["full", "same", "valid"] = "full"
 ) -> Array:
     """The sums of products of one row with the other one backwards, at each distance: a slice for each
-    element of the shorter one, so neighbours send what lies beyond a part's end."""
+    element of the shorter one, so neighbours send what lies beyond a part's end.
+
+    >>> ost.convolve([1, 2, 3], [1, 1])
+    Array([1, 3, 5, 3], dtype=int64, whole of 1)
+    """
     x, y = as_array(a), as_array(v)
     if x.ndim != 1 or y.ndim != 1 or not x.size or not y.size:
         raise misfit(
@@ -301,7 +372,11 @@ def convolve(
 def correlate(
     a: Operandish, v: Operandish, mode: Literal["full", "same", "valid"] = "valid"
 ) -> Array:
-    """The sums of products of one row with the conjugate of the other one, at each distance."""
+    """The sums of products of one row with the conjugate of the other one, at each distance.
+
+    >>> ost.correlate([1, 2, 3], [1, 1])
+    Array([3, 5], dtype=int64, whole of 1)
+    """
     x, y = as_array(a), as_array(v)
     turned = y[::-1].conj() if y.dtype.kind == "c" else y[::-1]
     if mode == "same" and x.ndim == 1 and 0 < x.size < y.size:  # its middle is the other one's
@@ -313,7 +388,11 @@ def correlate(
 def ediff1d(
     ary: Operandish, to_end: Operandish | None = None, to_begin: Operandish | None = None
 ) -> Array:
-    """Differences of neighbours among all elements in one row; with what is given at its ends."""
+    """Differences of neighbours among all elements in one row; with what is given at its ends.
+
+    >>> ost.ediff1d([1, 4, 9])
+    Array([3, 5], dtype=int64, whole of 1)
+    """
     made = diff(reshape(ary, (-1,)))
     ends = [
         None if v is None else astype(reshape(v, (-1,)), made.dtype) for v in (to_begin, to_end)
@@ -329,7 +408,11 @@ def gradient(
     edge_order: int = 1,
 ) -> Any:
     """Central differences along axes, one-sided at the ends, of first or second order; a list, if there are
-    several. A spacing is a number, or the places along an axis."""
+    several. A spacing is a number, or the places along an axis.
+
+    >>> ost.gradient(ost.asarray([1.0, 4.0, 9.0, 16.0]))
+    Array([3., 4., 6., 7.], dtype=float64, whole of 1)
+    """
     y = _floating(f)
     axes = range(y.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
     dims = [axis_of(d, y.ndim, "gradient") for d in axes]
@@ -392,7 +475,11 @@ def _gradient(y: Array, spacing: Operandish, d: int, order: int) -> Array:
 
 
 def trapezoid(y: Operandish, x: Operandish | None = None, dx: Any = 1.0, axis: int = -1) -> Array:
-    """The integral along an axis by the trapezoidal rule, between places x, or equal steps."""
+    """The integral along an axis by the trapezoidal rule, between places x, or equal steps.
+
+    >>> ost.trapezoid([1.0, 2.0, 3.0])
+    Array(4., dtype=float64, whole of 1)
+    """
     v = _floating(y)
     d = axis_of(axis, v.ndim, "trapezoid")
     n = v.shape[d]
@@ -414,7 +501,8 @@ def unwrap(
     """Without jumps along an axis: whole periods are added where neighbours are more than `discont` apart,
     half a period if not given.
 
-    >>> ost.unwrap([0.0, 3.0, -3.0])  # 0, 3, 3.283
+    >>> ost.unwrap([0.0, 3.0, -3.0])
+    Array([0.    , 3.    , 3.2832], dtype=float64, whole of 1)
     """
     x = _floating(p)
     d = axis_of(axis, x.ndim, "unwrap")
@@ -439,7 +527,11 @@ def logspace(
     base: float = 10.0,
     dtype: DTypeLike | None = None,
 ) -> Array:
-    """Powers of a base whose exponents have equal distances."""
+    """Powers of a base whose exponents have equal distances.
+
+    >>> ost.logspace(0, 2, 3)
+    Array([  1.,  10., 100.], dtype=float64, whole of 1)
+    """
     found = exp(linspace(start, stop, num, endpoint=endpoint) * math.log(base))
     return found if dtype is None else astype(found, dtype)
 
@@ -452,7 +544,11 @@ def geomspace(
     endpoint: bool = True,
     dtype: DTypeLike | None = None,
 ) -> Array:
-    """Numbers each of which is the same multiple of the one before."""
+    """Numbers each of which is the same multiple of the one before.
+
+    >>> ost.geomspace(1, 8, 4)
+    Array([1., 2., 4., 8.], dtype=float64, whole of 1)
+    """
     if start == 0 or stop == 0 or (start < 0) != (stop < 0):
         raise misfit(
             ArgumentError,

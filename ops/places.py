@@ -47,7 +47,12 @@ def put_along_axis(
     mode: str = "set",
 ) -> Array:
     """The array with values at each line's own places along an axis: set there, or joined by `add`,
-    `multiply`, `min` or `max`. The array that was given stays."""
+    `multiply`, `min` or `max`. The array that was given stays.
+
+    >>> ost.put_along_axis([[3, 1], [2, 4]], [[0], [1]], 9)
+    Array([[9, 1],
+           [2, 9]], dtype=int64, whole of 1)
+    """
     x, i = as_array(arr), as_array(indices)
     if axis is None:
         return reshape(put_along_axis(ravel(x), ravel(i), values, 0, mode=mode), x.shape)
@@ -71,7 +76,12 @@ def put_along_axis(
 
 
 def indices(dimensions: Sequence[int], dtype: DTypeLike = int64) -> Array:
-    """For each axis of a grid the places along it."""
+    """For each axis of a grid the places along it.
+
+    >>> ost.indices((2, 2))[1]
+    Array([[0, 1],
+           [0, 1]], dtype=int64, whole of 1)
+    """
     shape = listed(dimensions, "indices")
     kind = as_dtype(dtype)
     if not shape:
@@ -80,7 +90,11 @@ def indices(dimensions: Sequence[int], dtype: DTypeLike = int64) -> Array:
 
 
 def unravel_index(indices: Operandish, shape: Sequence[int]) -> tuple[Array, ...]:
-    """The places along each axis that the numbers of elements, counted in one row, stand for."""
+    """The places along each axis that the numbers of elements, counted in one row, stand for.
+
+    >>> ost.unravel_index(5, (2, 3))
+    (Array(1, dtype=int64, whole of 1), Array(2, dtype=int64, whole of 1))
+    """
     rest, found = astype(as_array(indices), int64), list[Array]()
     for n in reversed(listed(shape, "unravel_index")):
         found.append(rest % n)
@@ -89,17 +103,29 @@ def unravel_index(indices: Operandish, shape: Sequence[int]) -> tuple[Array, ...
 
 
 def diag_indices(n: int, ndim: int = 2) -> tuple[Array, ...]:
-    """The places of the diagonal of a cube."""
+    """The places of the diagonal of a cube.
+
+    >>> ost.diag_indices(2)[0]
+    Array([0, 1], dtype=int64, whole of 1)
+    """
     return (arange(n),) * ndim
 
 
 def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Array, ...]:
-    """The places on and below the k-th diagonal of a matrix."""
+    """The places on and below the k-th diagonal of a matrix.
+
+    >>> ost.tril_indices(2)[1]
+    Array([0, 0, 1], dtype=int64, whole of 1)
+    """
     return tuple(map(as_array, np.tril_indices(n, k, m)))
 
 
 def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Array, ...]:
-    """The places on and above the k-th diagonal of a matrix."""
+    """The places on and above the k-th diagonal of a matrix.
+
+    >>> ost.triu_indices(2)[1]
+    Array([0, 1, 1], dtype=int64, whole of 1)
+    """
     return tuple(map(as_array, np.triu_indices(n, k, m)))
 
 
@@ -113,7 +139,8 @@ def _square(arr: Operandish, name: str) -> Array:
 def diag_indices_from(arr: Operandish) -> tuple[Array, ...]:
     """The same of an array whose axes are of one extent.
 
-    >>> ost.diag_indices_from(ost.eye(2))  # 0, 1 and 0, 1
+    >>> ost.diag_indices_from(ost.eye(2))
+    (Array([0, 1], dtype=int64, whole of 1), Array([0, 1], dtype=int64, whole of 1))
     """
     x = as_array(arr)
     if x.ndim < 2 or len({*x.shape}) > 1:
@@ -129,7 +156,8 @@ def diag_indices_from(arr: Operandish) -> tuple[Array, ...]:
 def tril_indices_from(arr: Operandish, k: int = 0) -> tuple[Array, ...]:
     """The places on and below the k-th diagonal of this matrix.
 
-    >>> ost.tril_indices_from(ost.eye(2), -1)  # 1 and 0
+    >>> ost.tril_indices_from(ost.eye(2))
+    (Array([0, 1, 1], dtype=int64, whole of 1), Array([0, 0, 1], dtype=int64, whole of 1))
     """
     n, m = _square(arr, "tril_indices_from").shape
     return tril_indices(n, k, m)
@@ -138,7 +166,8 @@ def tril_indices_from(arr: Operandish, k: int = 0) -> tuple[Array, ...]:
 def triu_indices_from(arr: Operandish, k: int = 0) -> tuple[Array, ...]:
     """The places on and above the k-th diagonal of this matrix.
 
-    >>> ost.triu_indices_from(ost.eye(2), 1)  # 0 and 1
+    >>> ost.triu_indices_from(ost.eye(2))
+    (Array([0, 0, 1], dtype=int64, whole of 1), Array([0, 1, 1], dtype=int64, whole of 1))
     """
     n, m = _square(arr, "triu_indices_from").shape
     return triu_indices(n, k, m)
@@ -147,7 +176,9 @@ def triu_indices_from(arr: Operandish, k: int = 0) -> tuple[Array, ...]:
 def ix_(*args: Operandish) -> tuple[Array, ...]:
     """Places along each axis, shaped so that `x[ost.ix_(rows, columns)]` is where they cross.
 
-    >>> ost.arange(9).reshape(3, 3)[ost.ix_([0, 2], [1])]  # 1 and 7, below each other
+    >>> ost.arange(9).reshape(3, 3)[ost.ix_([0, 2], [1, 2])]
+    Array([[1, 2],
+           [7, 8]], dtype=int64, whole of 1)
     """
     found = []
     for k, given in enumerate(args):
@@ -167,7 +198,8 @@ def ravel_multi_index(
     """The numbers, counted in one row, of elements at these places along each axis. They are not looked at:
     "clip" and "wrap" bring them into bounds.
 
-    >>> ost.ravel_multi_index(([0, 1], [2, 0]), (2, 3))  # 2, 3
+    >>> ost.ravel_multi_index(([0, 1], [2, 0]), (2, 3))
+    Array([2, 3], dtype=int64, whole of 1)
     """
     shape = listed(dims, "ravel_multi_index")
     if mode not in ("raise", "wrap", "clip"):
@@ -195,7 +227,11 @@ def ravel_multi_index(
 def fill_diagonal(a: Array, val: Operandish) -> None:
     """Puts a value, or one for each place, on the diagonal of an array, which then stands for that.
 
+    >>> x = ost.ones((2, 2))
     >>> ost.fill_diagonal(x, 0.0)
+    >>> x
+    Array([[0., 1.],
+           [1., 0.]], dtype=float64, whole of 1)
     """
     if not isinstance(a, Array) or a.ndim < 2:
         raise misfit(
@@ -214,7 +250,9 @@ def fromfunction(
 ) -> Any:
     """What a function makes of the places along each axis of a grid.
 
-    >>> ost.fromfunction(lambda i, j: i + j, (2, 2))  # 0, 1 and 1, 2
+    >>> ost.fromfunction(lambda i, j: 10 * i + j, (2, 3))
+    Array([[ 0.,  1.,  2.],
+           [10., 11., 12.]], dtype=float64, whole of 1)
     """
     return function(*indices(shape, dtype=dtype), **kwargs)
 
@@ -225,7 +263,9 @@ def sliding_window_view(
     """Windows of neighbours along axes, with an axis for each at the end. (NumPy's is in
     `np.lib.stride_tricks`.)
 
-    >>> ost.sliding_window_view([1, 2, 3], 2)  # 1, 2 and 2, 3
+    >>> ost.sliding_window_view([1, 2, 3, 4], 3)
+    Array([[1, 2, 3],
+           [2, 3, 4]], dtype=int64, whole of 1)
     """
     found = as_array(x)
     sizes = listed(window_shape, "sliding_window_view")

@@ -45,7 +45,8 @@ def _alike(a1: Operandish, a2: Operandish, name: str) -> tuple[Array, Array]:
 def polyadd(a1: Operandish, a2: Operandish) -> Array:
     """The sum of two polynomials.
 
-    >>> ost.polyadd([1, 2], [3, 0, 0])  # 3, 1, 2
+    >>> ost.polyadd([1, 2], [3, 0, 0])
+    Array([3, 1, 2], dtype=int64, whole of 1)
     """
     x, y = _alike(a1, a2, "polyadd")
     return x + y
@@ -54,7 +55,8 @@ def polyadd(a1: Operandish, a2: Operandish) -> Array:
 def polysub(a1: Operandish, a2: Operandish) -> Array:
     """The difference of two polynomials.
 
-    >>> ost.polysub([1, 2], [1, 0])  # 0, 2
+    >>> ost.polysub([1, 2], [1, 0])
+    Array([0, 2], dtype=int64, whole of 1)
     """
     x, y = _alike(a1, a2, "polysub")
     return x - y
@@ -63,7 +65,8 @@ def polysub(a1: Operandish, a2: Operandish) -> Array:
 def polymul(a1: Operandish, a2: Operandish) -> Array:
     """The product of two polynomials.
 
-    >>> ost.polymul([1, 1], [1, -1])  # 1, 0, -1
+    >>> ost.polymul([1, 1], [1, -1])
+    Array([ 1,  0, -1], dtype=int64, whole of 1)
     """
     return convolve(_row(a1, "polymul"), _row(a2, "polymul"))
 
@@ -71,7 +74,8 @@ def polymul(a1: Operandish, a2: Operandish) -> Array:
 def polyder(p: Operandish, m: int = 1) -> Array:
     """The m-th derivative.
 
-    >>> ost.polyder([1, 2, 3])  # 2, 2
+    >>> ost.polyder([1, 2, 3])
+    Array([2, 2], dtype=int64, whole of 1)
     """
     x = _row(p, "polyder")
     for _ in range(whole_number(m, "polyder", 0)):
@@ -83,7 +87,8 @@ def polyder(p: Operandish, m: int = 1) -> Array:
 def polyint(p: Operandish, m: int = 1, k: Any = None) -> Array:
     """The m-th integral, with constants k.
 
-    >>> ost.polyint([2.0, 2.0])  # 1, 2, 0
+    >>> ost.polyint([2.0, 2.0])
+    Array([1., 2., 0.], dtype=float64, whole of 1)
     """
     x = _row(p, "polyint")
     x = x if is_inexact(x.dtype) else astype(x, float64)
@@ -101,7 +106,8 @@ def roots(p: Operandish) -> Array:
     """Where a polynomial is 0, as complex numbers: eigenvalues of its companion matrix. Its first coefficient
     must not be 0.
 
-    >>> ost.roots([1.0, 0.0, -4.0])  # 2 and -2, in some order
+    >>> ost.sort(ost.real(ost.roots([1.0, 0.0, -4.0])))
+    Array([-2.,  2.], dtype=float64, whole of 1)
     """
     x = _row(p, "roots")
     x = x if is_inexact(x.dtype) else astype(x, float64)
@@ -117,7 +123,8 @@ def roots(p: Operandish) -> Array:
 def poly(seq_of_zeros: Operandish) -> Array:
     """The polynomial with these roots; of a matrix, its characteristic polynomial.
 
-    >>> ost.poly([2.0, -2.0])  # 1, 0, -4
+    >>> ost.poly([2.0, -2.0])
+    Array([ 1.,  0., -4.], dtype=float64, whole of 1)
     """
     x = as_array(seq_of_zeros)
     if x.ndim == 2:

@@ -245,7 +245,8 @@ def quantile(
     methods. Of split axes workers count digits: a few all-reduces of some KB. With weights, by the
     method "inverted_cdf", each element counts by its own.
 
-    >>> ost.quantile([1.0, 2.0, 4.0], [0.5, 0.75])  # 2, 3
+    >>> ost.quantile([1.0, 2.0, 3.0, 4.0], [0.25, 0.5])
+    Array([1.75, 2.5 ], dtype=float64, whole of 1)
     """
     return _quantile(a, q, axis, method, keepdims, False, "quantile", 1.0, weights)
 
@@ -261,7 +262,8 @@ def nanquantile(
 ) -> Array:
     """The same of what is not NaN; NaN where there is nothing else.
 
-    >>> ost.nanquantile([1.0, ost.nan, 4.0], 0.5)  # 2.5
+    >>> ost.nanquantile([1.0, np.nan, 3.0], 0.5)
+    Array(2., dtype=float64, whole of 1)
     """
     return _quantile(a, q, axis, method, keepdims, True, "nanquantile", 1.0, weights)
 
@@ -277,7 +279,8 @@ def percentile(
 ) -> Array:
     """Quantiles in percent.
 
-    >>> ost.percentile([1.0, 2.0, 4.0], 50)  # 2
+    >>> ost.percentile([1.0, 2.0, 3.0], 50)
+    Array(2., dtype=float64, whole of 1)
     """
     return _quantile(a, q, axis, method, keepdims, False, "percentile", 100.0, weights)
 
@@ -293,7 +296,8 @@ def nanpercentile(
 ) -> Array:
     """The same of what is not NaN; NaN where there is nothing else.
 
-    >>> ost.nanpercentile([1.0, ost.nan, 4.0], 50)  # 2.5
+    >>> ost.nanpercentile([1.0, np.nan, 3.0], 50)
+    Array(2., dtype=float64, whole of 1)
     """
     return _quantile(a, q, axis, method, keepdims, True, "nanpercentile", 100.0, weights)
 
@@ -302,7 +306,8 @@ def median(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array
     """The element in the middle along axes, or the mean of the two there; NaN if there is one. Of
     split axes workers count digits: a few all-reduces of some KB.
 
-    >>> ost.median([1.0, 5.0, 2.0])  # 2
+    >>> ost.median([1.0, 9.0, 3.0])
+    Array(3., dtype=float64, whole of 1)
     """
     return _quantile(a, 0.5, axis, "linear", keepdims, False, "median")
 
@@ -310,6 +315,7 @@ def median(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array
 def nanmedian(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """The median of what is not NaN; NaN where there is nothing else.
 
-    >>> ost.nanmedian([1.0, ost.nan, 2.0])  # 1.5
+    >>> ost.nanmedian([1.0, np.nan, 3.0])
+    Array(2., dtype=float64, whole of 1)
     """
     return _quantile(a, 0.5, axis, "linear", keepdims, True, "nanmedian")

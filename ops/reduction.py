@@ -203,7 +203,11 @@ def _sum_dtype(x: Spec, dtype: Any) -> DType:
 def sum(
     x: Operandish, /, axis: Axis = None, *, dtype: DTypeLike | None = None, keepdims: bool = False
 ) -> Array:
-    """The sum over axes; all of them for None."""
+    """The sum over axes; all of them for None.
+
+    >>> ost.sum([[1, 2], [3, 4]], axis=0)
+    Array([4, 6], dtype=int64, whole of 1)
+    """
     x = as_array(x)
     axes, kind = axes_of(axis, x.ndim, "sum"), _sum_dtype(x.spec, dtype)
     y = x
@@ -265,7 +269,11 @@ def _count(x: Array, axes: tuple[int, ...]) -> int:
 def mean(
     x: Operandish, /, axis: Axis = None, *, dtype: DTypeLike | None = None, keepdims: bool = False
 ) -> Array:
-    """The mean over axes; all of them for None. Summed in `dtype`, if one is said."""
+    """The mean over axes; all of them for None. Summed in `dtype`, if one is said.
+
+    >>> ost.mean([[1.0, 2.0], [3.0, 4.0]], axis=1)
+    Array([1.5, 3.5], dtype=float64, whole of 1)
+    """
     x = _floating(as_array(x), dtype, "mean")
     axes = axes_of(axis, x.ndim, "mean")
     wide, count = accumulator(x.dtype), _count(x, axes)
@@ -315,7 +323,11 @@ op(
 def prod(
     x: Operandish, /, axis: Axis = None, *, dtype: DTypeLike | None = None, keepdims: bool = False
 ) -> Array:
-    """The product over axes; all of them for None."""
+    """The product over axes; all of them for None.
+
+    >>> ost.prod([1, 2, 3, 4])
+    Array(24, dtype=int64, whole of 1)
+    """
     x = as_array(x)
     axes, kind = axes_of(axis, x.ndim, "prod"), _sum_dtype(x.spec, dtype)
     y = astype(apply("prod", x, axes=axes, dtype=accumulator(kind)), kind)
@@ -364,7 +376,11 @@ _min, _max = _extreme("min"), _extreme("max")
 
 @export
 def min(x: Operandish, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
-    """The smallest element along axes; NaN if there is one."""
+    """The smallest element along axes; NaN if there is one.
+
+    >>> ost.min([[1, 5], [3, 4]], axis=1)
+    Array([1, 3], dtype=int64, whole of 1)
+    """
     x = as_array(x)
     axes = axes_of(axis, x.ndim, "min")
     return restore(_min(x, axes), axes, keepdims)
@@ -372,7 +388,11 @@ def min(x: Operandish, /, axis: Axis = None, *, keepdims: bool = False) -> Array
 
 @export
 def max(x: Operandish, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
-    """The largest element along axes; NaN if there is one."""
+    """The largest element along axes; NaN if there is one.
+
+    >>> ost.max([[1, 5], [3, 4]], axis=1)
+    Array([5, 4], dtype=int64, whole of 1)
+    """
     x = as_array(x)
     axes = axes_of(axis, x.ndim, "max")
     return restore(_max(x, axes), axes, keepdims)
@@ -434,13 +454,21 @@ def _arg(x: Operandish, axis: int | None, keepdims: bool, name: str) -> Array:
 
 @export
 def argmin(x: Operandish, /, axis: int | None = None, *, keepdims: bool = False) -> Array:
-    """Where the smallest element is; the first of equal ones."""
+    """Where the smallest element is; the first of equal ones.
+
+    >>> ost.argmin([1, 5, 3])
+    Array(0, dtype=int64, whole of 1)
+    """
     return _arg(x, axis, keepdims, "argmin")
 
 
 @export
 def argmax(x: Operandish, /, axis: int | None = None, *, keepdims: bool = False) -> Array:
-    """Where the largest element is; the first of equal ones."""
+    """Where the largest element is; the first of equal ones.
+
+    >>> ost.argmax([1, 5, 3])
+    Array(1, dtype=int64, whole of 1)
+    """
     return _arg(x, axis, keepdims, "argmax")
 
 
@@ -470,7 +498,11 @@ _any, _all = _truth("any"), _truth("all")
 
 @export
 def any(x: Operandish, /, axis: Axis = None, out: None = None, *, keepdims: bool = False) -> Array:
-    """Whether some element along axes is true. (`out` is there since xarray hands NumPy's None on.)"""
+    """Whether some element along axes is true. (`out` is there since xarray hands NumPy's None on.)
+
+    >>> ost.any([True, False])
+    Array(True, dtype=bool, whole of 1)
+    """
     x = as_array(x)
     axes = axes_of(axis, x.ndim, "any")
     return restore(_any(x, axes), axes, keepdims)
@@ -478,7 +510,11 @@ def any(x: Operandish, /, axis: Axis = None, out: None = None, *, keepdims: bool
 
 @export
 def all(x: Operandish, /, axis: Axis = None, out: None = None, *, keepdims: bool = False) -> Array:
-    """Whether all elements along axes are true."""
+    """Whether all elements along axes are true.
+
+    >>> ost.all([True, False])
+    Array(False, dtype=bool, whole of 1)
+    """
     x = as_array(x)
     axes = axes_of(axis, x.ndim, "all")
     return restore(_all(x, axes), axes, keepdims)
@@ -486,7 +522,11 @@ def all(x: Operandish, /, axis: Axis = None, out: None = None, *, keepdims: bool
 
 @export
 def count_nonzero(x: Operandish, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
-    """How many elements along axes are not zero."""
+    """How many elements along axes are not zero.
+
+    >>> ost.count_nonzero([0, 3, 4])
+    Array(2, dtype=int64, whole of 1)
+    """
     return sum(not_equal(x, 0), axis=axis, keepdims=keepdims)
 
 
@@ -626,7 +666,11 @@ def var(
     ddof: float | None = None,
 ) -> Array:
     """The variance over axes; the sum of squares is divided by their number less the correction, which
-    NumPy calls `ddof`. NaN where nothing is left of that number."""
+    NumPy calls `ddof`. NaN where nothing is left of that number.
+
+    >>> ost.var([1.0, 2.0, 3.0])
+    Array(0.6667, dtype=float64, whole of 1)
+    """
     x = _floating(as_array(x), dtype, "var")
     correction = correction if ddof is None else ddof
     axes = axes_of(axis, x.ndim, "var")
@@ -657,14 +701,22 @@ def std(
     keepdims: bool = False,
     ddof: float | None = None,
 ) -> Array:
-    """The standard deviation over axes: the root of `var`."""
+    """The standard deviation over axes: the root of `var`.
+
+    >>> ost.std([1.0, 2.0, 3.0])
+    Array(0.8165, dtype=float64, whole of 1)
+    """
     found = var(x, axis=axis, dtype=dtype, correction=correction, keepdims=keepdims, ddof=ddof)
     return sqrt(found)
 
 
 @export
 def logsumexp(x: Operandish, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
-    """log(sum(exp(x))), without overflow."""
+    """log(sum(exp(x))), without overflow.
+
+    >>> ost.logsumexp([1000.0, 1000.0])
+    Array(1000.6931, dtype=float64, whole of 1)
+    """
     x = _floating(as_array(x))
     axes = axes_of(axis, x.ndim, "logsumexp")
     top = stop_gradient(_max(x, axes))
@@ -906,7 +958,11 @@ def cumulative_sum(
     dtype: DTypeLike | None = None,
     include_initial: bool = False,
 ) -> Array:
-    """Running sums along an axis."""
+    """Running sums along an axis.
+
+    >>> ost.cumulative_sum([1, 2, 3])
+    Array([1, 3, 6], dtype=int64, whole of 1)
+    """
     return _cumsum(x, axis, dtype, include_initial, 0)
 
 
@@ -919,19 +975,31 @@ def cumulative_prod(
     dtype: DTypeLike | None = None,
     include_initial: bool = False,
 ) -> Array:
-    """Running products along an axis."""
+    """Running products along an axis.
+
+    >>> ost.cumulative_prod([1, 2, 3])
+    Array([1, 2, 6], dtype=int64, whole of 1)
+    """
     return _cumprod(x, axis, dtype, include_initial, 1)
 
 
 @export
 def cumulative_max(x: Operandish, /, axis: int | None = None) -> Array:
-    """The largest of all elements so far along an axis; NaN once there was one."""
+    """The largest of all elements so far along an axis; NaN once there was one.
+
+    >>> ost.cumulative_max([1, 3, 2])
+    Array([1, 3, 3], dtype=int64, whole of 1)
+    """
     return _cummax(x, axis)
 
 
 @export
 def cumulative_min(x: Operandish, /, axis: int | None = None) -> Array:
-    """The smallest of all elements so far along an axis; NaN once there was one."""
+    """The smallest of all elements so far along an axis; NaN once there was one.
+
+    >>> ost.cumulative_min([2, 3, 1])
+    Array([2, 2, 1], dtype=int64, whole of 1)
+    """
     return _cummin(x, axis)
 
 
@@ -939,7 +1007,11 @@ def cumulative_min(x: Operandish, /, axis: int | None = None) -> Array:
 def diff(
     x: Operandish, /, n: int = 1, axis: int = -1, *, prepend: Any = None, append: Any = None
 ) -> Array:
-    """Differences of neighbours along an axis, n times."""
+    """Differences of neighbours along an axis, n times.
+
+    >>> ost.diff([1, 4, 9])
+    Array([3, 5], dtype=int64, whole of 1)
+    """
     x = as_array(x)
     d = axis_of(axis, x.ndim, "diff")
     if n < 0:

@@ -33,6 +33,9 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 def fold(seed: Any, number: Any) -> Array:
     """The seed that a number, or each of several, makes of a seed (splitmix64): `fold(seed, k)` for
     the k-th of many that draw.
+
+    >>> ost.random.fold(7, 1).dtype
+    dtype('uint64')
     """
     z = as_seed(seed) + (astype(as_array(number), uint64) + np.uint64(1)) * _GOLDEN
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

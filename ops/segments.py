@@ -122,7 +122,8 @@ def bincount(
     Without it the largest number is read. Workers send their counts, and nothing else: one
     all-reduce.
 
-    >>> ost.bincount([1, 3, 1], length=4)  # 0, 2, 0, 1
+    >>> ost.bincount([0, 2, 2])
+    Array([1, 0, 2], dtype=int64, whole of 1)
     """
     k = as_array(x)
     if k.ndim != 1:
@@ -290,7 +291,8 @@ def segment_sum(
     """The sum of the rows of each group; `segment_ids` has each row's. Without `num_segments` the
     largest number is read. Workers send the groups' sums: one all-reduce.
 
-    >>> ost.segment_sum([1.0, 2.0, 4.0], [0, 2, 0], 3)  # 5, 0, 2
+    >>> ost.segment_sum([1.0, 2.0, 3.0], [0, 1, 0], 2)
+    Array([4., 2.], dtype=float64, whole of 1)
     """
     return _added("sum", data, segment_ids, num_segments)
 
@@ -300,7 +302,8 @@ def segment_prod(
 ) -> Array:
     """The product of the rows of each group: one all-reduce.
 
-    >>> ost.segment_prod([1.0, 2.0, 4.0], [0, 2, 0], 3)  # 4, 1, 2
+    >>> ost.segment_prod([1.0, 2.0, 3.0], [0, 1, 0], 2)
+    Array([3., 2.], dtype=float64, whole of 1)
     """
     return _added("prod", data, segment_ids, num_segments)
 
@@ -310,7 +313,8 @@ def segment_min(
 ) -> Array:
     """The smallest of each group's rows; of none, the largest number that there is. One all-reduce.
 
-    >>> ost.segment_min([1.0, 2.0, 4.0], [0, 1, 0], 2)  # 1, 2
+    >>> ost.segment_min([1.0, 2.0, 3.0], [0, 1, 0], 2)
+    Array([1., 2.], dtype=float64, whole of 1)
     """
     x, k, n = _segments("min", data, segment_ids, num_segments)
     return apply("segment_min", x, k, count=n)
@@ -321,7 +325,8 @@ def segment_max(
 ) -> Array:
     """The largest of each group's rows; of none, the smallest number that there is. One all-reduce.
 
-    >>> ost.segment_max([1.0, 2.0, 4.0], [0, 1, 0], 2)  # 4, 2
+    >>> ost.segment_max([1.0, 2.0, 3.0], [0, 1, 0], 2)
+    Array([3., 2.], dtype=float64, whole of 1)
     """
     x, k, n = _segments("max", data, segment_ids, num_segments)
     return apply("segment_max", x, k, count=n)
@@ -332,14 +337,20 @@ def segment_mean(
 ) -> Array:
     """The mean of each group's rows; NaN where there are none. Sums and counts are one message.
 
-    >>> ost.segment_mean([1.0, 2.0, 4.0], [0, 1, 0], 2)  # 2.5, 2
+    >>> ost.segment_mean([1.0, 2.0, 3.0], [0, 1, 0], 2)
+    Array([2., 2.], dtype=float64, whole of 1)
     """
     return groupby(segment_ids, size=num_segments).mean(data)
 
 
 # -- groupby -----------------------------------------------------------------------------------
 class GroupBy:
-    """Rows by the number of their group; what it makes has a row for each group."""
+    """Rows by the number of their group; what it makes has a row for each group.
+
+    >>> groups = ost.groupby([0, 1, 0])
+    >>> groups.count()
+    Array([2, 1], dtype=int64, whole of 1)
+    """
 
     def __init__(self, keys: Array, size: int) -> None:
         self.keys = keys
@@ -427,7 +438,8 @@ def groupby(keys: Operandish, *, size: int | None = None) -> GroupBy:
     other numbers are in none. Without `size` the largest number is read. Of keys that are no such
     numbers `labels, keys = ost.unique_inverse(x, size=n)` makes them.
 
-    >>> ost.groupby([0, 1, 0], size=2).sum([1.0, 2.0, 4.0])  # 5, 2
+    >>> ost.groupby([0, 1, 0], size=2).mean([1.0, 2.0, 3.0])
+    Array([2., 2.], dtype=float64, whole of 1)
     """
     k = as_array(keys)
     if k.dtype.kind == "b":

@@ -340,7 +340,8 @@ def partition(a: Operandish, kth: int | Sequence[int], axis: int | None = -1) ->
     """The elements along an axis with the k-th in its place: what stands before it is not larger,
     what stands behind it not smaller. A line is needed whole; `median` and `quantile` are not so.
 
-    >>> ost.partition([3.0, 1.0, 2.0], 1)[1]  # 2
+    >>> ost.partition([3, 1, 2], 0)[0]
+    Array(1, dtype=int64, whole of 1)
     """
     return _divided(a, kth, axis, "partition")
 
@@ -348,6 +349,7 @@ def partition(a: Operandish, kth: int | Sequence[int], axis: int | None = -1) ->
 def argpartition(a: Operandish, kth: int | Sequence[int], axis: int | None = -1) -> Array:
     """The places that the elements of a partition come from.
 
-    >>> ost.argpartition([3.0, 1.0, 2.0], 1)[1]  # 2
+    >>> ost.argpartition([3, 1, 2], 0)[0]
+    Array(1, dtype=int64, whole of 1)
     """
     return _divided(a, kth, axis, "argpartition")

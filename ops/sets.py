@@ -110,7 +110,8 @@ op(
 def isin(x: Operandish, elements: Operandish, /, *, invert: bool = False) -> Array:
     """Whether each element is one of these, which every worker has whole.
 
-    >>> ost.isin([1, 2, 3], [3, 1])  # True, False, True
+    >>> ost.isin([1, 2, 3], [2, 4])
+    Array([False,  True, False], dtype=bool, whole of 1)
     """
     x, e = unify(x, elements)
     e = reshape(e, (-1,))
@@ -289,7 +290,8 @@ def unique_all(x: Operandish, /, *, size: int | None = None, fill_value: Any = N
     """The values that occur, where first, which of them each element is, and how often they
     occur.
 
-    >>> ost.unique_all([3, 1, 3]).counts  # 1, 2
+    >>> ost.unique_all([3, 1, 3]).indices
+    Array([1, 0], dtype=int64, whole of 1)
     """
     if size is None:
         return UniqueAll(*_read("unique_all", np.unique_all, x))
@@ -304,7 +306,8 @@ def unique_counts(
 ) -> UniqueCounts:
     """The values that occur, and how often.
 
-    >>> ost.unique_counts([3, 1, 3], size=3)  # 1, 3, 1 and 1, 2, 0
+    >>> ost.unique_counts([3, 1, 3])
+    UniqueCounts(values=Array([1, 3], dtype=int64, whole of 1), counts=Array([1, 2], dtype=int64, whole of 1))
     """
     if size is None:
         return UniqueCounts(*_read("unique_counts", np.unique_counts, x))
@@ -321,7 +324,8 @@ def unique_inverse(
 ) -> UniqueInverse:
     """The values that occur, and which of them each element is.
 
-    >>> ost.unique_inverse([3, 1, 3]).inverse_indices  # 1, 0, 1
+    >>> ost.unique_inverse([3, 1, 3]).inverse_indices
+    Array([1, 0, 1], dtype=int64, whole of 1)
     """
     if size is None:
         return UniqueInverse(*_read("unique_inverse", np.unique_inverse, x))
@@ -336,7 +340,8 @@ def unique_values(x: Operandish, /, *, size: int | None = None, fill_value: Any 
     unless said otherwise); that works inside compiled functions too. Of split data so many values
     of each part travel, and nothing else.
 
-    >>> ost.unique_values([3, 1, 3], size=3)  # 1, 3, 1
+    >>> ost.unique_values([3, 1, 3])
+    Array([1, 3], dtype=int64, whole of 1)
     """
     if size is None:
         return _read("unique_values", _unique, x)[0]
@@ -364,7 +369,8 @@ def union1d(
 ) -> Array:
     """The values that are in either, in order; with `size`, so many, the rest filled.
 
-    >>> ost.union1d([1, 3], [2, 3], size=3)  # 1, 2, 3
+    >>> ost.union1d([1, 2], [2, 3])
+    Array([1, 2, 3], dtype=int64, whole of 1)
     """
     if size is None:
         return _read("union1d", np.union1d, ar1, ar2)[0]
@@ -376,7 +382,8 @@ def intersect1d(
 ) -> Array:
     """The values that are in both, in order; with `size`, so many, the rest filled.
 
-    >>> ost.intersect1d([1, 3], [2, 3], size=1)  # 3
+    >>> ost.intersect1d([1, 2], [2, 3])
+    Array([2], dtype=int64, whole of 1)
     """
     if size is None:
         return _read("intersect1d", np.intersect1d, ar1, ar2)[0]
@@ -390,7 +397,8 @@ def setdiff1d(
     """The values of the first that are not in the second, in order; with `size`, so many, the rest
     filled.
 
-    >>> ost.setdiff1d([1, 3], [2, 3], size=1)  # 1
+    >>> ost.setdiff1d([1, 2], [2, 3])
+    Array([1], dtype=int64, whole of 1)
     """
     if size is None:
         return _read("setdiff1d", np.setdiff1d, ar1, ar2)[0]
@@ -403,7 +411,8 @@ def setxor1d(
 ) -> Array:
     """The values that are in one of both only, in order; with `size`, so many, the rest filled.
 
-    >>> ost.setxor1d([1, 3], [2, 3], size=2)  # 1, 2
+    >>> ost.setxor1d([1, 2], [2, 3])
+    Array([1, 3], dtype=int64, whole of 1)
     """
     if size is None:
         return _read("setxor1d", np.setxor1d, ar1, ar2)[0]
@@ -461,7 +470,8 @@ def unique(
     element is, and with how often each occurs. With `size` so many, as compiled functions need it: there each
     NaN is a value of its own, else all NaN are one.
 
-    >>> ost.unique([2, 1, 2], return_counts=True)  # 1, 2 and 1, 2
+    >>> ost.unique([2, 1, 2], return_counts=True)
+    (Array([1, 2], dtype=int64, whole of 1), Array([1, 2], dtype=int64, whole of 1))
     """
     if not (return_index or return_inverse or return_counts):
         return _one_nan(unique_values(ar, size=size, fill_value=fill_value), equal_nan, size)

@@ -187,6 +187,9 @@ op(
 def resplit(x: Operandish, /, split: Split = None, *, mesh: tuple[int, ...] | None = None) -> Array:
     """The same values in another layout: split along a dimension (or one per mesh axis); None for
     replicas.
+
+    >>> ost.resplit(ost.arange(4), 0)
+    Array([0, 1, 2, 3], dtype=int64, whole of 1)
     """
     x = as_array(x)
     return apply("resplit", x, split=split_of(split, x.ndim), mesh=mesh)
@@ -211,13 +214,21 @@ def split_of(split: Any, ndim: int) -> int | tuple[int | None, ...] | None:
 
 @export
 def copy(x: Operandish, /) -> Array:
-    """The same values in memory of their own."""
+    """The same values in memory of their own.
+
+    >>> ost.copy(ost.arange(3))
+    Array([0, 1, 2], dtype=int64, whole of 1)
+    """
     return apply("copy", as_array(x))
 
 
 @export
 def stop_gradient(x: Operandish, /) -> Array:
-    """The same values, as a constant for gradients."""
+    """The same values, as a constant for gradients.
+
+    >>> ost.grad(lambda x: x * ost.stop_gradient(x))(3.0)
+    Array(3., dtype=float64, whole of 1)
+    """
     return apply("stop_gradient", as_array(x))
 
 
@@ -250,7 +261,12 @@ op(
 
 @export
 def reshape(x: Operandish, /, shape: int | Sequence[int], *, copy: bool | None = None) -> Array:
-    """The same elements in another shape; one -1 stands for what is left."""
+    """The same elements in another shape; one -1 stands for what is left.
+
+    >>> ost.reshape(ost.arange(4), (2, 2))
+    Array([[0, 1],
+           [2, 3]], dtype=int64, whole of 1)
+    """
     x, new = as_array(x), listed(shape, "reshape")
     known = math.prod(n for n in new if n != -1)
     if new.count(-1) == 1 and known and x.size % known == 0:
@@ -298,7 +314,11 @@ op(
 
 @export
 def expand_dims(x: Operandish, /, axis: int | Sequence[int] = 0) -> Array:
-    """New axes of size 1 at these places of the result."""
+    """New axes of size 1 at these places of the result.
+
+    >>> ost.expand_dims(ost.arange(2), axis=0)
+    Array([[0, 1]], dtype=int64, whole of 1)
+    """
     x = as_array(x)
     axes = axes_of(axis, x.ndim + len(listed(axis, "expand_dims")), "expand_dims")
     return apply("expand_dims", x, axes=axes) if axes else x
@@ -335,7 +355,11 @@ op(
 
 @export
 def squeeze(x: Operandish, /, axis: int | Sequence[int]) -> Array:
-    """Without these axes, each of size 1."""
+    """Without these axes, each of size 1.
+
+    >>> ost.squeeze([[1, 2]], axis=0)
+    Array([1, 2], dtype=int64, whole of 1)
+    """
     x = as_array(x)
     axes = axes_of(axis, x.ndim, "squeeze")
     return apply("squeeze", x, axes=axes) if axes else x
@@ -359,7 +383,11 @@ op(
 
 @export
 def permute_dims(x: Operandish, /, axes: Sequence[int]) -> Array:
-    """The axes in this order."""
+    """The axes in this order.
+
+    >>> ost.permute_dims(ost.zeros((2, 3, 4)), (2, 0, 1)).shape
+    (4, 2, 3)
+    """
     x = as_array(x)
     order = tuple(axis_of(a, x.ndim, "permute_dims") for a in axes)
     if sorted(order) != list(range(x.ndim)):
@@ -374,7 +402,12 @@ def permute_dims(x: Operandish, /, axes: Sequence[int]) -> Array:
 
 @export
 def matrix_transpose(x: Operandish, /) -> Array:
-    """The last two axes swapped."""
+    """The last two axes swapped.
+
+    >>> ost.matrix_transpose([[1, 2], [3, 4]])
+    Array([[1, 3],
+           [2, 4]], dtype=int64, whole of 1)
+    """
     x = as_array(x)
     if x.ndim < 2:
         raise misfit(
@@ -387,7 +420,11 @@ def matrix_transpose(x: Operandish, /) -> Array:
 def moveaxis(
     x: Operandish, source: int | Sequence[int], destination: int | Sequence[int], /
 ) -> Array:
-    """Axes at new places, the others in order."""
+    """Axes at new places, the others in order.
+
+    >>> ost.moveaxis(ost.zeros((2, 3, 4)), 0, -1).shape
+    (3, 4, 2)
+    """
     x = as_array(x)
     sources = [axis_of(a, x.ndim, "moveaxis") for a in listed(source, "moveaxis")]
     targets = [axis_of(a, x.ndim, "moveaxis") for a in listed(destination, "moveaxis")]
@@ -409,7 +446,11 @@ def moveaxis(
 
 @export
 def swapaxes(x: Operandish, a: int, b: int, /) -> Array:
-    """Two axes swapped."""
+    """Two axes swapped.
+
+    >>> ost.swapaxes(ost.zeros((2, 3, 4)), 0, 2).shape
+    (4, 3, 2)
+    """
     x = as_array(x)
     order = list(range(x.ndim))
     a, b = axis_of(a, x.ndim, "swapaxes"), axis_of(b, x.ndim, "swapaxes")
@@ -446,14 +487,24 @@ op(
 
 @export
 def broadcast_to(x: Operandish, /, shape: Sequence[int]) -> Array:
-    """Repeated along axes of size 1, without a copy."""
+    """Repeated along axes of size 1, without a copy.
+
+    >>> ost.broadcast_to([1, 2], (2, 2))
+    Array([[1, 2],
+           [1, 2]], dtype=int64, whole of 1)
+    """
     x, new = as_array(x), listed(shape, "broadcast_to")
     return x if x.shape == new else apply("broadcast_to", x, shape=new)
 
 
 @export
 def broadcast_arrays(*arrays: Operandish) -> list[Array]:
-    """All in their common shape."""
+    """All in their common shape.
+
+    >>> ost.broadcast_arrays([1, 2], [[1], [2]])[1]
+    Array([[1, 1],
+           [2, 2]], dtype=int64, whole of 1)
+    """
     xs = [as_array(x) for x in arrays]
     shape = broadcast("broadcast_arrays", *(x.shape for x in xs))
     return [broadcast_to(x, shape) for x in xs]
@@ -461,7 +512,11 @@ def broadcast_arrays(*arrays: Operandish) -> list[Array]:
 
 @export
 def broadcast_shapes(*shapes: Shape) -> Shape:
-    """The common shape."""
+    """The common shape.
+
+    >>> ost.broadcast_shapes((3, 1), (4,))
+    (3, 4)
+    """
     return broadcast("broadcast_shapes", *shapes)
 
 
@@ -559,7 +614,11 @@ def slice_axes(x: Array, parts: dict[int, tuple[int, int, int]]) -> Array:
 
 @export
 def flip(x: Operandish, /, axis: int | Sequence[int] | None = None) -> Array:
-    """Backwards along axes; all of them for None."""
+    """Backwards along axes; all of them for None.
+
+    >>> ost.flip([1, 2, 3])
+    Array([3, 2, 1], dtype=int64, whole of 1)
+    """
     x = as_array(x)
     axes = axes_of(axis, x.ndim, "flip")
     return slice_axes(x, {a: (x.shape[a] - 1, x.shape[a], -1) for a in axes if x.shape[a] > 1})
@@ -569,7 +628,11 @@ def flip(x: Operandish, /, axis: int | Sequence[int] | None = None) -> Array:
 def roll(
     x: Operandish, /, shift: int | Sequence[int], axis: int | Sequence[int] | None = None
 ) -> Array:
-    """Shifted along axes; what leaves at one end enters at the other."""
+    """Shifted along axes; what leaves at one end enters at the other.
+
+    >>> ost.roll([1, 2, 3], 1)
+    Array([3, 1, 2], dtype=int64, whole of 1)
+    """
     given = x = as_array(x)
     shifts = listed(shift, "roll")
     if axis is None:
@@ -677,7 +740,11 @@ op(
 
 @export
 def concat(arrays: Sequence[Operandish], /, axis: int | None = 0) -> Array:
-    """One after the other along an axis; flattened first for None."""
+    """One after the other along an axis; flattened first for None.
+
+    >>> ost.concat([[1, 2], [3]])
+    Array([1, 2, 3], dtype=int64, whole of 1)
+    """
     if not arrays:
         raise misfit(ArgumentError, "concat", got="no arrays", needed="at least one")
     xs = unify(*arrays)
@@ -688,7 +755,12 @@ def concat(arrays: Sequence[Operandish], /, axis: int | None = 0) -> Array:
 
 @export
 def stack(arrays: Sequence[Operandish], /, axis: int = 0) -> Array:
-    """Side by side along a new axis."""
+    """Side by side along a new axis.
+
+    >>> ost.stack([[1, 2], [3, 4]], axis=1)
+    Array([[1, 3],
+           [2, 4]], dtype=int64, whole of 1)
+    """
     xs = unify(*arrays) if arrays else []
     if len({x.shape for x in xs}) != 1:
         raise misfit(
@@ -703,7 +775,11 @@ def stack(arrays: Sequence[Operandish], /, axis: int = 0) -> Array:
 
 @export
 def unstack(x: Operandish, /, axis: int = 0) -> tuple[Array, ...]:
-    """The slices along an axis, without it."""
+    """The slices along an axis, without it.
+
+    >>> [row.tolist() for row in ost.unstack(ost.asarray([[1, 2], [3, 4]]))]
+    [[1, 2], [3, 4]]
+    """
     x = as_array(x)
     d = axis_of(axis, x.ndim, "unstack")
     return tuple(squeeze(slice_axes(x, {d: (k, 1, 1)}), d) for k in range(x.shape[d]))
@@ -769,6 +845,9 @@ def pad(
 ) -> Array:
     """More elements around: of a value (`constant_values` to NumPy), or by mode "edge", "wrap" or
     "reflect". Widths as in NumPy.
+
+    >>> ost.pad([1, 2], 1)
+    Array([0, 1, 2, 0], dtype=int64, whole of 1)
     """
     value = value if constant_values is None else constant_values
     x = as_array(x)
@@ -821,7 +900,11 @@ def pad(
 
 @export
 def tile(x: Operandish, repetitions: int | Sequence[int], /) -> Array:
-    """The whole array again and again along its axes."""
+    """The whole array again and again along its axes.
+
+    >>> ost.tile([1, 2], 2)
+    Array([1, 2, 1, 2], dtype=int64, whole of 1)
+    """
     x, given = as_array(x), listed(repetitions, "tile")
     counts = (1,) * (x.ndim - len(given)) + given
     if min(counts, default=0) < 0:
@@ -985,11 +1068,23 @@ def _triangle(x: Array, k: int, lower: bool) -> Array:
 
 @export
 def tril(x: Operandish, /, k: int = 0) -> Array:
-    """Zeros above the k-th diagonal."""
+    """Zeros above the k-th diagonal.
+
+    >>> ost.tril(ost.ones((3, 3)))
+    Array([[1., 0., 0.],
+           [1., 1., 0.],
+           [1., 1., 1.]], dtype=float64, whole of 1)
+    """
     return _triangle(as_array(x), k, lower=True)
 
 
 @export
 def triu(x: Operandish, /, k: int = 0) -> Array:
-    """Zeros below the k-th diagonal."""
+    """Zeros below the k-th diagonal.
+
+    >>> ost.triu(ost.ones((3, 3)))
+    Array([[1., 1., 1.],
+           [0., 1., 1.],
+           [0., 0., 1.]], dtype=float64, whole of 1)
+    """
     return _triangle(as_array(x), k, lower=False)

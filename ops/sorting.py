@@ -179,7 +179,11 @@ op(
 def sort(
     x: Operandish, /, axis: int = -1, *, descending: bool = False, stable: bool = True
 ) -> Array:
-    """The elements in order along an axis; NaN counts as the largest."""
+    """The elements in order along an axis; NaN counts as the largest.
+
+    >>> ost.sort([3, 1, 2])
+    Array([1, 2, 3], dtype=int64, whole of 1)
+    """
     x = as_array(x)
     return apply(
         "sort", x, axis=axis_of(axis, x.ndim, "sort"), descending=descending, stable=stable
@@ -223,7 +227,11 @@ def _order(x: Array, axis: int, descending: bool, stable: bool, count: int) -> A
 def argsort(
     x: Operandish, /, axis: int = -1, *, descending: bool = False, stable: bool = True
 ) -> Array:
-    """The places that the elements in order come from."""
+    """The places that the elements in order come from.
+
+    >>> ost.argsort([3, 1, 2])
+    Array([1, 2, 0], dtype=int64, whole of 1)
+    """
     x = as_array(x)
     d = axis_of(axis, x.ndim, "argsort")
     return _order(x, d, descending, stable, x.shape[d])
@@ -231,7 +239,11 @@ def argsort(
 
 @export
 def topk(x: Operandish, k: int, /, *, axis: int = -1, largest: bool = True) -> tuple[Array, Array]:
-    """The k largest (or smallest) elements along an axis, in order, and their places."""
+    """The k largest (or smallest) elements along an axis, in order, and their places.
+
+    >>> ost.topk([3, 1, 2], 2)
+    (Array([3, 2], dtype=int64, whole of 1), Array([0, 2], dtype=int64, whole of 1))
+    """
     x = as_array(x)
     d = axis_of(axis, x.ndim, "topk")
     k = whole_number(k, "topk")
@@ -281,7 +293,11 @@ op(
 def searchsorted(
     x: Operandish, v: Operandish, /, side: Literal["left", "right"] = "left", sorter: Any = None
 ) -> Array:
-    """Where each v belongs among the sorted x."""
+    """Where each v belongs among the sorted x.
+
+    >>> ost.searchsorted([1, 2, 3], [2, 5])
+    Array([1, 3], dtype=int64, whole of 1)
+    """
     x, v = as_array(x), as_array(v)
     if side not in ("left", "right"):
         raise misfit(
@@ -298,7 +314,8 @@ def searchsorted(
 def lexsort(keys: Operandish | Sequence[Operandish], axis: int = -1) -> Array:
     """The places in order by several keys, the last one first of all: a stable sort by each.
 
-    >>> ost.lexsort([[1, 0, 0], [0, 2, 0]])  # 2, 0, 1
+    >>> ost.lexsort(([3, 1, 2], [0, 0, 1]))
+    Array([1, 0, 2], dtype=int64, whole of 1)
     """
     each = [as_array(k) for k in keys] if isinstance(keys, list | tuple) else [*as_array(keys)]
     if not each or not each[0].ndim or any(k.shape != each[0].shape for k in each):

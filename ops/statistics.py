@@ -81,7 +81,11 @@ def isclose(
     atol: Any = 1e-8,
     equal_nan: bool = False,
 ) -> Array:
-    """Whether elements differ by at most `atol + rtol * abs(b)`."""
+    """Whether elements differ by at most `atol + rtol * abs(b)`.
+
+    >>> ost.isclose([1.0, 2.0], [1.0 + 1e-9, 2.1])
+    Array([ True, False], dtype=bool, whole of 1)
+    """
     x, y = as_array(a), _floating(b)
     near = less_equal(absolute(x - y), atol + rtol * absolute(y))
     found = logical_or(logical_and(near, isfinite(y)), equal(x, y))
@@ -95,12 +99,20 @@ def allclose(
     atol: Any = 1e-8,
     equal_nan: bool = False,
 ) -> Array:
-    """Whether all elements do."""
+    """Whether all elements do.
+
+    >>> ost.allclose([1.0, 2.0], [1.0 + 1e-9, 2.0])
+    Array(True, dtype=bool, whole of 1)
+    """
     return all_of(isclose(a, b, rtol, atol, equal_nan))
 
 
 def array_equal(a1: Operandish, a2: Operandish, equal_nan: bool = False) -> Array:
-    """Whether two arrays have the same shape and elements."""
+    """Whether two arrays have the same shape and elements.
+
+    >>> ost.array_equal([1, 2], [1, 2])
+    Array(True, dtype=bool, whole of 1)
+    """
     x, y = as_array(a1), as_array(a2)
     if x.shape != y.shape:
         return as_array(False)
@@ -108,7 +120,11 @@ def array_equal(a1: Operandish, a2: Operandish, equal_nan: bool = False) -> Arra
 
 
 def array_equiv(a1: Operandish, a2: Operandish) -> Array:
-    """Whether two arrays are equal when one is repeated to the shape of the other."""
+    """Whether two arrays are equal when one is repeated to the shape of the other.
+
+    >>> ost.array_equiv([1, 2], [[1, 2], [1, 2]])
+    Array(True, dtype=bool, whole of 1)
+    """
     x, y = as_array(a1), as_array(a2)
     try:
         return _all_equal(x, y, False)
@@ -124,12 +140,20 @@ def _all_equal(x: Array, y: Array, equal_nan: bool) -> Array:
 
 
 def isposinf(x: Operandish) -> Array:
-    """Whether an element is infinite and positive."""
+    """Whether an element is infinite and positive.
+
+    >>> ost.isposinf([np.inf, -np.inf])
+    Array([ True, False], dtype=bool, whole of 1)
+    """
     return logical_and(isinf(x), greater(x, 0))
 
 
 def isneginf(x: Operandish) -> Array:
-    """Whether an element is infinite and negative."""
+    """Whether an element is infinite and negative.
+
+    >>> ost.isneginf([np.inf, -np.inf])
+    Array([False,  True], dtype=bool, whole of 1)
+    """
     return logical_and(isinf(x), less(x, 0))
 
 
@@ -161,7 +185,11 @@ def average(
     keepdims: bool = False,
 ) -> Array | tuple[Array, Array]:
     """The mean over axes; each element counts by its weight. Weights of one axis go along that one. With
-    `returned`, the sums of weights as well."""
+    `returned`, the sums of weights as well.
+
+    >>> ost.average([1.0, 2.0], weights=[3, 1])
+    Array(1.25, dtype=float64, whole of 1)
+    """
     if weights is None and not returned:
         return mean(a, axis, keepdims=keepdims)
     x = as_array(a)
@@ -185,13 +213,21 @@ def average(
 
 
 def ptp(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array:
-    """The largest element less the smallest."""
+    """The largest element less the smallest.
+
+    >>> ost.ptp([1, 5, 3])
+    Array(4, dtype=int64, whole of 1)
+    """
     return largest(a, axis, keepdims=keepdims) - smallest(a, axis, keepdims=keepdims)
 
 
 # -- NaN left out ------------------------------------------------------------------------------------
 def nan_to_num(x: Operandish, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Array:
-    """Numbers in the place of NaN, and of infinities: the largest and the smallest, unless said otherwise."""
+    """Numbers in the place of NaN, and of infinities: the largest and the smallest, unless said otherwise.
+
+    >>> ost.nan_to_num([1.0, np.nan])
+    Array([1., 0.], dtype=float64, whole of 1)
+    """
     y = as_array(x)
     if y.dtype.kind == "c":
         raise misfit(ArgumentError, "nan_to_num", got=y.dtype.name, needed="real numbers")
@@ -215,24 +251,40 @@ def _without(a: Operandish, instead: Any) -> tuple[Array, Array | None]:
 
 
 def nansum(a: Operandish, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
-    """The sum over axes of what is not NaN."""
+    """The sum over axes of what is not NaN.
+
+    >>> ost.nansum([1.0, np.nan])
+    Array(1., dtype=float64, whole of 1)
+    """
     return sum_of(_without(a, 0)[0], axis, dtype=dtype, keepdims=keepdims)
 
 
 def nanprod(
     a: Operandish, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False
 ) -> Array:
-    """The product over axes of what is not NaN."""
+    """The product over axes of what is not NaN.
+
+    >>> ost.nanprod([2.0, np.nan])
+    Array(2., dtype=float64, whole of 1)
+    """
     return prod(_without(a, 1)[0], axis, dtype=dtype, keepdims=keepdims)
 
 
 def nancumsum(a: Operandish, axis: int | None = None, dtype: Any = None) -> Array:
-    """Sums up to each place, of what is not NaN; of all elements in a row for None."""
+    """Sums up to each place, of what is not NaN; of all elements in a row for None.
+
+    >>> ost.nancumsum([1.0, np.nan, 2.0])
+    Array([1., 1., 3.], dtype=float64, whole of 1)
+    """
     return cumsum(_without(a, 0)[0], axis, dtype=dtype)
 
 
 def nancumprod(a: Operandish, axis: int | None = None, dtype: Any = None) -> Array:
-    """Products up to each place, of what is not NaN; of all elements in a row for None."""
+    """Products up to each place, of what is not NaN; of all elements in a row for None.
+
+    >>> ost.nancumprod([2.0, np.nan, 3.0])
+    Array([2., 2., 6.], dtype=float64, whole of 1)
+    """
     return cumprod(_without(a, 1)[0], axis, dtype=dtype)
 
 
@@ -254,7 +306,11 @@ def _count(x: Array, gone: Array, axis: Axis, keepdims: bool) -> Array:
 def nanmean(
     a: Operandish, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False
 ) -> Array:
-    """The mean over axes of what is not NaN; NaN where there is nothing else."""
+    """The mean over axes of what is not NaN; NaN where there is nothing else.
+
+    >>> ost.nanmean([1.0, np.nan, 3.0])
+    Array(2., dtype=float64, whole of 1)
+    """
     x, gone = _without(_cast(a, dtype), 0)
     if gone is None:
         return mean(x, axis, keepdims=keepdims)
@@ -271,7 +327,11 @@ def nanvar(
     keepdims: bool = False,
 ) -> Array:
     """The variance over axes of what is not NaN; the sum of squares is divided by their number less
-    `correction`, or `ddof`, which is NumPy's name for it."""
+    `correction`, or `ddof`, which is NumPy's name for it.
+
+    >>> ost.nanvar([1.0, np.nan, 3.0])
+    Array(1., dtype=float64, whole of 1)
+    """
     x = _floating(_cast(a, dtype))
     gone = isnan(x)
     off = where(gone, astype(0, x.dtype), x - nanmean(x, axis, keepdims=True))
@@ -289,19 +349,31 @@ def nanstd(
     correction: float | None = None,
     keepdims: bool = False,
 ) -> Array:
-    """The standard deviation over axes of what is not NaN."""
+    """The standard deviation over axes of what is not NaN.
+
+    >>> ost.nanstd([1.0, np.nan, 3.0])
+    Array(1., dtype=float64, whole of 1)
+    """
     return sqrt(nanvar(a, axis, dtype=dtype, ddof=ddof, correction=correction, keepdims=keepdims))
 
 
 def nanmax(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array:
-    """The largest element over axes that is not NaN; NaN where there is nothing else."""
+    """The largest element over axes that is not NaN; NaN where there is nothing else.
+
+    >>> ost.nanmax([1.0, np.nan, 3.0])
+    Array(3., dtype=float64, whole of 1)
+    """
     x, gone = _without(a, float("-inf"))
     found = largest(x, axis, keepdims=keepdims)
     return found if gone is None else _or_nan(found, gone, axis, keepdims)
 
 
 def nanmin(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array:
-    """The smallest element over axes that is not NaN; NaN where there is nothing else."""
+    """The smallest element over axes that is not NaN; NaN where there is nothing else.
+
+    >>> ost.nanmin([1.0, np.nan, 3.0])
+    Array(1., dtype=float64, whole of 1)
+    """
     x, gone = _without(a, float("inf"))
     found = smallest(x, axis, keepdims=keepdims)
     return found if gone is None else _or_nan(found, gone, axis, keepdims)
@@ -313,12 +385,20 @@ def _or_nan(found: Array, gone: Array, axis: Axis, keepdims: bool) -> Array:
 
 
 def nanargmax(a: Operandish, axis: int | None = None) -> Array:
-    """The place of the largest element that is not NaN; 0 where there is nothing else."""
+    """The place of the largest element that is not NaN; 0 where there is nothing else.
+
+    >>> ost.nanargmax([1.0, np.nan, 3.0])
+    Array(2, dtype=int64, whole of 1)
+    """
     return argmax(_without(a, float("-inf"))[0], axis)
 
 
 def nanargmin(a: Operandish, axis: int | None = None) -> Array:
-    """The place of the smallest element that is not NaN; 0 where there is nothing else."""
+    """The place of the smallest element that is not NaN; 0 where there is nothing else.
+
+    >>> ost.nanargmin([np.nan, 1.0, 3.0])
+    Array(1, dtype=int64, whole of 1)
+    """
     return argmin(_without(a, float("inf"))[0], axis)
 
 
@@ -334,7 +414,12 @@ def cov(
 ) -> Array:
     """The covariances of variables, each a row (or a column, with `rowvar=False`) of samples. A product of
     matrices: where samples are split over workers, their sums are one message. Divided by the number of
-    samples less `ddof`: 1, or 0 with `bias`."""
+    samples less `ddof`: 1, or 0 with `bias`.
+
+    >>> ost.cov([[1.0, 2.0, 3.0], [3.0, 1.0, 2.0]])
+    Array([[ 1. , -0.5],
+           [-0.5,  1. ]], dtype=float64, whole of 1)
+    """
     ddof = int(not bias) if ddof is None else ddof
     x = _variables(m, rowvar)
     if y is not None:
@@ -367,7 +452,12 @@ def _variables(m: Operandish, rowvar: bool) -> Array:
 
 
 def corrcoef(x: Operandish, y: Operandish | None = None, rowvar: bool = True) -> Array:
-    """The correlations of variables, each a row (or a column, with `rowvar=False`) of samples."""
+    """The correlations of variables, each a row (or a column, with `rowvar=False`) of samples.
+
+    >>> ost.corrcoef([[1.0, 2.0, 3.0], [3.0, 1.0, 2.0]])
+    Array([[ 1. , -0.5],
+           [-0.5,  1. ]], dtype=float64, whole of 1)
+    """
     c = cov(x, y, rowvar)
     if c.ndim == 0:
         return c / c

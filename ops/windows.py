@@ -24,7 +24,8 @@ def _share(M: int, name: str) -> Array:
 def bartlett(M: int) -> Array:
     """A triangle.
 
-    >>> ost.bartlett(5)  # 0, 0.5, 1, 0.5, 0
+    >>> ost.bartlett(5)
+    Array([0. , 0.5, 1. , 0.5, 0. ], dtype=float64, whole of 1)
     """
     return 1.0 - absolute(_share(M, "bartlett"))
 
@@ -32,7 +33,8 @@ def bartlett(M: int) -> Array:
 def hanning(M: int) -> Array:
     """A raised cosine.
 
-    >>> ost.hanning(3)  # 0, 1, 0
+    >>> ost.hanning(3)
+    Array([0., 1., 0.], dtype=float64, whole of 1)
     """
     return 0.5 + 0.5 * cos(math.pi * _share(M, "hanning"))
 
@@ -40,7 +42,8 @@ def hanning(M: int) -> Array:
 def hamming(M: int) -> Array:
     """A raised cosine that does not end at 0.
 
-    >>> ost.hamming(3)  # 0.08, 1, 0.08
+    >>> ost.hamming(3)
+    Array([0.08, 1.  , 0.08], dtype=float64, whole of 1)
     """
     return 0.54 + 0.46 * cos(math.pi * _share(M, "hamming"))
 
@@ -48,7 +51,8 @@ def hamming(M: int) -> Array:
 def blackman(M: int) -> Array:
     """Two cosines, whose transform has low sides.
 
-    >>> ost.blackman(3)  # 0, 1, 0
+    >>> ost.blackman(3) + 0.0
+    Array([-0.,  1., -0.], dtype=float64, whole of 1)
     """
     x = math.pi * _share(M, "blackman")
     return 0.42 + 0.5 * cos(x) + 0.08 * cos(2 * x)
@@ -57,7 +61,8 @@ def blackman(M: int) -> Array:
 def kaiser(M: int, beta: float) -> Array:
     """A Bessel function's, which beta makes narrower.
 
-    >>> ost.kaiser(3, 0.0)  # 1, 1, 1
+    >>> ost.kaiser(3, 14.0)
+    Array([0., 1., 0.], dtype=float64, whole of 1)
     """
     if M == 1:
         return ones((1,))

@@ -777,6 +777,15 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 def why_miss(function: CompiledFunction[Any, Any]) -> str:
     """Why the last new plan of a compiled function was new: the nearest plan that was there, and
     the fields that differ.
+
+    >>> step = ost.compile(lambda x: x * 2)
+    >>> step(ost.arange(3))
+    Array([0, 2, 4], dtype=int64, whole of 1)
+    >>> step(ost.arange(4))
+    Array([0, 2, 4, 6], dtype=int64, whole of 1)
+    >>> print(ost.why_miss(step))
+    <lambda> needed a new plan since the nearest one differs in
+      x.shape: (3,) -> (4,)
     """
     if not isinstance(function, CompiledFunction):
         raise misfit(
@@ -836,7 +845,13 @@ def _operand(x: Any, session: Session) -> Operand:
 
 def run(plan: Plan, *arrays: Any) -> Any:
     """Run a plan, e.g. one from a file, on arrays in the order of its inputs; one result, or a tuple.
-    What its function was given (`donate=`) is given away here, too."""
+    What its function was given (`donate=`) is given away here, too.
+
+    >>> step = ost.compile(lambda x: x * 2)
+    >>> y = step(ost.arange(3))
+    >>> ost.run(step.plan, ost.arange(3))
+    Array([0, 2, 4], dtype=int64, whole of 1)
+    """
     if not isinstance(plan, Plan):
         raise misfit(
             ArgumentError,
@@ -912,6 +927,14 @@ def compile(function: Any = None, /, **options: Any) -> Any:
     relative error, 1e-3 if nothing is said; a dict names results that are to, by their key, field or
     position. What to round is measured on the operands of the first call, and looked at again on
     calls 2, 4, 8, ...
+
+    >>> @ost.compile
+    ... def step(x, rate):
+    ...     return x - rate * x
+    >>> step(ost.arange(3.0), 0.5)
+    Array([0. , 0.5, 1. ], dtype=float64, whole of 1)
+    >>> step.plan.peak_bytes
+    120
     """
     if function is None:
         return lambda f: CompiledFunction(f, **options)

@@ -31,7 +31,12 @@ def _on_dask(session: Session) -> CrewEngine | None:
 
 def from_dask(x: Any, /, *, split: Split = None) -> Array:
     """A Dask array as an array of this session. In a session of a Dask cluster its chunks are computed
-    there and go from worker to worker; else they are computed in this process."""
+    there and go from worker to worker; else they are computed in this process.
+
+    >>> import dask.array as da
+    >>> ost.from_dask(da.ones(4, chunks=2))
+    Array([1., 1., 1., 1.], dtype=float64, whole of 1)
+    """
     if not hasattr(x, "__dask_graph__") or not hasattr(x, "chunks"):
         raise misfit(
             ArgumentError, "from_dask", got=type(x).__name__, needed="an array of dask.array"

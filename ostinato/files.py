@@ -62,7 +62,18 @@ def load(
     resident=False leaves it in the file, however large: plans read it block after block along its
     first axis, the next block while they work on the last. dataset: which array, where a file has
     several; of a table, a column, which is an array of one axis, or a list of columns, which lie beside
-    each other, as all do unless said otherwise. split: as in `asarray`."""
+    each other, as all do unless said otherwise. split: as in `asarray`.
+
+    >>> x = ost.load("x.npy", resident=False)
+    >>> x[1:]
+    Array([1, 2], dtype=int64, whole of 1)
+
+    A member of an npz file, or columns of a table:
+
+    >>> np.savez("x.npz", a=np.arange(3), b=np.ones(2))
+    >>> ost.load("x.npz", dataset="b")
+    Array([1., 1.], dtype=float64, whole of 1)
+    """
     try:
         source = open_source(path, dataset)
         if resident:
@@ -91,7 +102,14 @@ def from_blocks(
     reads them. Or something to iterate over: arrays that follow each other along the first axis. An
     iterator is read once, in order and by one worker: to read again what it has passed is an error; a
     list, or whatever else gives a new iterator each time, begins anew. Neither reaches workers that
-    are other processes. split: as in `asarray`."""
+    are other processes. split: as in `asarray`.
+
+    >>> squares = ost.from_blocks(lambda at: np.arange(at[0].start, at[0].stop) ** 2, 10, "int64")
+    >>> squares[7:]
+    Array([49, 64, 81], dtype=int64, whole of 1)
+    >>> ost.from_blocks([np.zeros(2), np.ones(3)], 5, "float64") + 1
+    Array([1., 1., 2., 2., 2.], dtype=float64, whole of 1)
+    """
     extents, kind = as_shape(shape), as_dtype(dtype)
     if not callable(blocks) and not extents:
         got, needed = "pieces of a single number", "an axis along which they follow each other"
@@ -112,7 +130,12 @@ def save(path: str | os.PathLike[str], x: Operandish, /, *, dataset: str | None 
     arrays in files (`load(..., resident=False)`) or memory has no room for it.
 
     dataset: which array of an HDF5 file or a Zarr store; its others stay. Without it, the file's
-    one array."""
+    one array.
+
+    >>> ost.save("x.npy", ost.arange(3))
+    >>> ost.load("x.npy")
+    Array([0, 1, 2], dtype=int64, whole of 1)
+    """
     array, session = as_array(x), current()
     pending = streamable(array, session)
     if pending is None:

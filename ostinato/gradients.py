@@ -31,6 +31,9 @@ def value_and_grad(
     """A function that also gives the gradient of its scalar result with respect to some arguments.
 
     With `has_aux` the function returns (result, anything) and the anything is passed on.
+
+    >>> ost.value_and_grad(lambda x: (x**2).sum())(ost.arange(3.0))
+    (Array(5., dtype=float64, whole of 1), Array([0., 2., 4.], dtype=float64, whole of 1))
     """
     name = getattr(function, "__name__", "function")
     several = isinstance(argnums, Sequence) and not isinstance(argnums, str)
@@ -131,7 +134,11 @@ def variables_of(
 def grad(
     function: Callable[P, Any], argnums: Numbers = 0, *, has_aux: bool = False
 ) -> Callable[P, Any]:
-    """The gradient of a scalar function with respect to some arguments."""
+    """The gradient of a scalar function with respect to some arguments.
+
+    >>> ost.grad(lambda x: x**3)(2.0)
+    Array(12., dtype=float64, whole of 1)
+    """
     both = value_and_grad(function, argnums, has_aux=has_aux)
 
     @door
@@ -145,7 +152,12 @@ def grad(
 
 @door
 def vjp(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
-    """The results, and a function from their cotangents to those of the arguments."""
+    """The results, and a function from their cotangents to those of the arguments.
+
+    >>> y, back = ost.vjp(lambda x: x**2, ost.arange(3.0))
+    >>> back(ost.ones(3))
+    (Array([0., 2., 4.], dtype=float64, whole of 1),)
+    """
     name = getattr(function, "__name__", "function")
     watch = Watch()
     marked, variables, structures = variables_of(args, range(len(args)), name, watch)
@@ -186,6 +198,9 @@ def vjp(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable[[Any], 
 def checkpoint(function: Callable[P, R]) -> Callable[P, R]:
     """The same function, whose intermediates are computed again for its gradient instead of
     kept.
+
+    >>> ost.grad(ost.checkpoint(lambda x: ost.sin(x) ** 2))(0.5)
+    Array(0.8415, dtype=float64, whole of 1)
     """
 
     @functools.wraps(function, updated=())  # the state of a wrapper is its own
@@ -214,7 +229,14 @@ def custom_gradient(
 ) -> Callable[P, R]:
     """A function with a gradient of its own. It returns its result and a function from the result's
     cotangent to those of its arguments (one, or a tuple of as many as there are; None for no
-    gradient). Within loops, conditions, `vmap` and `checkpoint` that function is traced with it."""
+    gradient). Within loops, conditions, `vmap` and `checkpoint` that function is traced with it.
+
+    >>> @ost.custom_gradient
+    ... def clipped(x):
+    ...     return x, lambda g: ost.clip(g, -1, 1)
+    >>> ost.grad(lambda x: 5 * clipped(x))(2.0)
+    Array(1., dtype=float64, whole of 1)
+    """
 
     @functools.wraps(function, updated=())  # the state of a wrapper is its own
     def run(*args: Any) -> Any:

@@ -75,7 +75,11 @@ def _dtype_of(x: Any) -> DType:
 
 # -- dtypes --------------------------------------------------------------------------------
 def isdtype(dtype: Any, kind: Any) -> bool:
-    """Whether a dtype is of a kind: another dtype, one of the standard's words, or a tuple."""
+    """Whether a dtype is of a kind: another dtype, one of the standard's words, or a tuple.
+
+    >>> ost.isdtype(ost.int8, "integral")
+    True
+    """
     if isinstance(kind, tuple):
         return any(isdtype(dtype, k) for k in kind)
     if isinstance(kind, str) and kind not in DTYPES:
@@ -88,12 +92,20 @@ def isdtype(dtype: Any, kind: Any) -> bool:
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:
-    """Whether every value of one dtype (or of an array's) is a value of another."""
+    """Whether every value of one dtype (or of an array's) is a value of another.
+
+    >>> ost.can_cast(ost.int8, ost.int16)
+    True
+    """
     return bool(np.can_cast(_dtype_of(from_), as_dtype(to)))
 
 
 def result_type(*arrays_and_dtypes: Any) -> DType:
-    """The dtype that arrays, dtypes and Python numbers promote to."""
+    """The dtype that arrays, dtypes and Python numbers promote to.
+
+    >>> ost.result_type(ost.int8, ost.float32)
+    dtype('float32')
+    """
     if not arrays_and_dtypes:
         raise misfit(ArgumentError, "result_type", got="nothing", needed="arrays or dtypes")
     kinds = [weak_kind(x) for x in arrays_and_dtypes]
@@ -128,7 +140,11 @@ class iinfo_object:
 
 
 def finfo(type: Any, /) -> finfo_object:
-    """The limits of a floating dtype, or of an array's."""
+    """The limits of a floating dtype, or of an array's.
+
+    >>> ost.finfo(ost.float32).eps
+    1.1920928955078125e-07
+    """
     dtype = _dtype_of(type)
     if not is_inexact(dtype):
         raise misfit(DTypeError, "finfo", got=dtype.name, needed="a floating or complex dtype")
@@ -139,7 +155,11 @@ def finfo(type: Any, /) -> finfo_object:
 
 
 def iinfo(type: Any, /) -> iinfo_object:
-    """The limits of an integer dtype, or of an array's."""
+    """The limits of an integer dtype, or of an array's.
+
+    >>> ost.iinfo(ost.int8).max
+    127
+    """
     dtype = _dtype_of(type)
     if not is_integer(dtype):
         raise misfit(DTypeError, "iinfo", got=dtype.name, needed="an integer dtype")
@@ -149,7 +169,11 @@ def iinfo(type: Any, /) -> iinfo_object:
 
 # -- the library ---------------------------------------------------------------------------
 def info() -> dict[str, Any]:
-    """What this process computes with: workers, threads, and who does what."""
+    """What this process computes with: workers, threads, and who does what.
+
+    >>> "workers" in str(ost.info())
+    True
+    """
     session, found = current(), blas()
     numpys = f"OpenBLAS ({found.kernels})" if found is not None else "NumPy's library"
     return {

@@ -69,7 +69,13 @@ def images(
 
     labels: "folder" numbers the folders that files are in, by their names' order or as `classes` lists
     them; or one for each file, as a list, a dict by file, or a function of the file. masks: the files of
-    masks, likewise. Samples are (image, mask, label), or those of them that were asked for."""
+    masks, likewise. Samples are (image, mask, label), or those of them that were asked for.
+
+    >>> from PIL import Image
+    >>> Image.new("RGB", (8, 6)).save("black.png")
+    >>> [x.shape for x in ost.io.images("*.png").decode().batch(1)]
+    [(1, 6, 8, 3)]
+    """
     return _pipe(files("images", paths, labels, masks, classes))
 
 
@@ -78,7 +84,15 @@ def shards(paths: Paths, /, fields: str | Sequence[str] = ("jpg;jpeg;png", "cls"
 
     paths: a pattern, which may have {000..127} in it, or a list. fields: the endings that make a sample;
     "jpg;png" is one of these, "mask.png" a mask, "cls" a number, "npy" an array, "json" and "txt" what is
-    in them, others bytes. shuffle(block=1000) keeps samples of a shard near each other."""
+    in them, others bytes. shuffle(block=1000) keeps samples of a shard near each other.
+
+    >>> import tarfile
+    >>> tar = tarfile.open("a.tar", "w")
+    >>> tar.add("black.png", "0.png")
+    >>> tar.close()
+    >>> len(ost.io.shards("a.tar", fields="png"))
+    1
+    """
     try:
         return _pipe(shards_of("shards", paths, [fields] if isinstance(fields, str) else fields))
     except DataFileError as error:
@@ -96,7 +110,13 @@ def table(
     that have the same columns. Columns called image, mask, label, ... are of these kinds.
 
     columns: only these are read. dtypes: what columns of numbers are cast to. Rows are read with their
-    row group, or with 1 MiB of lines: shuffle(block=...) keeps rows of a block near each other."""
+    row group, or with 1 MiB of lines: shuffle(block=...) keeps rows of a block near each other.
+
+    >>> from pathlib import Path
+    >>> _ = Path("t.csv").write_text("a,b\\n1,2\\n3,4\\n")
+    >>> [row["b"].tolist() for row in ost.io.table("t.csv").batch(2)]
+    [[2, 4]]
+    """
     try:
         return _pipe(table_of("table", paths, columns, dtypes))
     except DataFileError as error:
@@ -114,7 +134,12 @@ def volumes(
 ) -> Pipe:
     """Files with a volume each (.npy, .h5, .hdf5, .zarr): a pattern, a folder, or a list. dataset: which
     array, where a file has several. masks: what the array of the mask is called in the same file, or the
-    files of masks, as in `images`; labels as well. With batch(split="depth") each worker reads its slab."""
+    files of masks, as in `images`; labels as well. With batch(split="depth") each worker reads its slab.
+
+    >>> np.save("v.npy", np.zeros((4, 4, 4), "f4"))
+    >>> [v.shape for v in ost.io.volumes("v.npy").batch(1)]
+    [(1, 4, 4, 4)]
+    """
     return _pipe(volume_files(paths, labels, masks, classes, dataset))
 
 
@@ -125,7 +150,12 @@ def arrays(*given: Any, kinds: Sequence[str] | None = None) -> Pipe:
     ost.load(path, dataset=..., resident=False) is the array of a file that has several.
 
     kinds: what each is ("image", "mask", "boxes", "label", "volume", "data"), unless the keys of a dict or
-    their shapes tell."""
+    their shapes tell.
+
+    >>> pipe = ost.io.arrays(np.arange(6.0).reshape(6, 1), np.arange(6)).batch(4)
+    >>> [y.tolist() for x, y in pipe]
+    [[0, 1, 2, 3]]
+    """
     tree = given[0] if len(given) == 1 else given
     try:
         tree = tree_map(_foreign, tree)
@@ -154,7 +184,11 @@ def _resident(source: Source) -> np.ndarray[Any, Any]:
 
 def samples(items: Any, /, *, kinds: Sequence[str] | None = None) -> Pipe:
     """Whatever has a length and gives samples by number, in threads: a list, a dataset of another library.
-    kinds: as in `arrays`, by the leaves of a sample."""
+    kinds: as in `arrays`, by the leaves of a sample.
+
+    >>> [x.tolist() for x in ost.io.samples([1, 2, 3]).map(lambda x: 10 * x).batch(2)]
+    [[10, 20]]
+    """
     return _pipe(Items(items, kinds))
 
 
@@ -167,18 +201,31 @@ def stream(
 ) -> Pipe:
     """What can only be iterated over, or a function that makes an iterator for each epoch. Stages run in
     threads as ever, but it is read by one at a time; it is not shuffled; each worker reads all of it, to
-    make its part; and going on at a place reads what is before. length: at most so many samples."""
+    make its part; and going on at a place reads what is before. length: at most so many samples.
+
+    >>> [x.tolist() for x in ost.io.stream(lambda: iter(range(4))).batch(2)]
+    [[0, 1], [2, 3]]
+    """
     return _pipe(Stream(items, length, kinds))
 
 
 def mix(*pipes: Pipe, weights: Sequence[float] | None = None) -> Pipe:
     """Samples of several sources, evenly in turns by their weights, until each has come up whole; smaller ones
-    begin again meanwhile. Stages are written behind it."""
+    begin again meanwhile. Stages are written behind it.
+
+    >>> [x.tolist() for x in ost.io.mix(ost.io.samples([1, 2]), ost.io.samples([30, 40])).batch(4)]
+    [[1, 30, 2, 40]]
+    """
     return _pipe(Mixed(_sources("mix", pipes), weights))
 
 
 def zip(*pipes: Pipe) -> Pipe:
-    """Samples of the same number of several sources, as tuples. Stages are written behind it."""
+    """Samples of the same number of several sources, as tuples. Stages are written behind it.
+
+    >>> pair = ost.io.zip(ost.io.samples([1, 2]), ost.io.samples([3, 4])).batch(2)
+    >>> next(iter(pair))
+    (Array([1, 2], dtype=int64, whole of 1), Array([3, 4], dtype=int64, whole of 1))
+    """
     return _pipe(Zipped(_sources("zip", pipes)))
 
 

@@ -33,7 +33,8 @@ def jvp(
     """The results, and how they change if the arguments change by `tangents`: forward mode, which
     keeps nothing and works where a loop's end depends on data.
 
-    >>> y, dy = ost.jvp(ost.sin, (x,), (ost.ones_like(x),))
+    >>> ost.jvp(lambda x: x**2, (3.0,), (1.0,))
+    (Array(9., dtype=float64, whole of 1), Array(6., dtype=float64, whole of 1))
     """
     name = getattr(function, "__name__", "function")
     watch = Watch()
@@ -50,7 +51,9 @@ def jvp(
 def linearize(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
     """The results, and a function from changes of the arguments to those of the results.
 
-    >>> y, change = ost.linearize(ost.sin, x)
+    >>> y, change = ost.linearize(lambda x: x**2, 3.0)
+    >>> change(0.5)
+    Array(3., dtype=float64, whole of 1)
     """
     name = getattr(function, "__name__", "function")
     watch = Watch()
@@ -78,7 +81,9 @@ def value_and_jacobian(
     of the arguments' in each leaf of the results'. `mode` is "forward" or "reverse"; by itself it is
     what takes fewer sweeps.
 
-    >>> value, slopes = ost.value_and_jacobian(lambda x: x**2)(x)
+    >>> ost.value_and_jacobian(lambda x: x**2)(ost.arange(2.0))
+    (Array([0., 1.], dtype=float64, whole of 1), Array([[0., 0.],
+           [0., 2.]], dtype=float64, whole of 1))
     """
     name = getattr(function, "__name__", "function")
     several = isinstance(argnums, Sequence) and not isinstance(argnums, str)
@@ -119,7 +124,10 @@ def jacobian(
 ) -> Callable[P, Any]:
     """The Jacobian of a function's results with respect to some arguments (`value_and_jacobian`).
 
-    >>> ost.jacobian(lambda x: x**2)(x)
+    >>> ost.jacobian(lambda x: x**2)(ost.arange(3.0))
+    Array([[0., 0., 0.],
+           [0., 2., 0.],
+           [0., 0., 4.]], dtype=float64, whole of 1)
     """
     both = value_and_jacobian(function, argnums, has_aux=has_aux, mode=mode)
 
@@ -137,7 +145,10 @@ def hessian(
 ) -> Callable[P, Any]:
     """The second derivatives of a function with respect to some arguments: forwards over backwards.
 
-    >>> ost.hessian(lambda x: (x**3).sum())(x)
+    >>> ost.hessian(lambda x: (x**3).sum())(ost.arange(3.0))
+    Array([[ 0.,  0.,  0.],
+           [ 0.,  6.,  0.],
+           [ 0.,  0., 12.]], dtype=float64, whole of 1)
     """
     slopes = jacobian(function, argnums, has_aux=has_aux, mode="reverse")
     return jacobian(slopes, argnums, has_aux=has_aux, mode="forward")

@@ -40,7 +40,8 @@ def vmap(function: Callable[P, Any], in_axes: Axes = 0, out_axes: Axes = 0) -> C
     numbers that name no seed differ: where the function drew from seed s, element k draws from
     `ost.random.fold(s, k)`. vmap, grad and compile go inside each other in any order.
 
-    >>> ost.vmap(ost.dot, in_axes=(0, None))(rows, vector)
+    >>> ost.vmap(ost.dot, in_axes=(0, None))(ost.eye(2), ost.arange(2.0))
+    Array([0., 1.], dtype=float64, whole of 1)
     """
     name = getattr(function, "__name__", "function")
 
@@ -99,7 +100,9 @@ def apply_along_axis(
     """A function of one line for each line along an axis, all at once, by `vmap`. The axes of what it makes of
     a line take that axis's place.
 
-    >>> ost.apply_along_axis(lambda v: v - v.mean(), 0, x)
+    >>> ost.apply_along_axis(lambda v: v - v.mean(), 0, [[1.0, 2.0], [3.0, 6.0]])
+    Array([[-1., -2.],
+           [ 1.,  2.]], dtype=float64, whole of 1)
     """
     x = as_array(arr)
     d = _axis(axis, x.ndim, "apply_along_axis", "axis")
@@ -125,7 +128,8 @@ def vectorize(
     arrays with more axes in front. It is called once, with all elements at the same time, by `vmap`; so it is
     made of our operations. What is `excluded` goes to it as it is.
 
-    >>> ost.vectorize(lambda a, b: ost.where(a > b, a - b, a + b))([1, 2, 3], 2)  # 3, 4, 1
+    >>> ost.vectorize(lambda a, b: ost.where(a > b, a - b, a + b))([1, 2, 3], 2)
+    Array([3, 4, 1], dtype=int64, whole of 1)
     """
 
     @functools.wraps(pyfunc)

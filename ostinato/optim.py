@@ -51,7 +51,12 @@ class LossScale:
             return weights, scale, value
 
     scale: what losses are multiplied by. good: steps since it changed. skipped: steps left out so far.
-    patience: after so many good steps it is doubled."""
+    patience: after so many good steps it is doubled.
+
+    >>> scale = ost.optim.LossScale.start()
+    >>> scale.value_and_grad(lambda w: (w**2).sum())(ost.arange(3.0, dtype="float32"))[1]
+    Array([0., 2., 4.], dtype=float32, whole of 1)
+    """
 
     scale: Any
     good: Any

@@ -60,7 +60,11 @@ def spec(
     shape: int | Sequence[int], dtype: DTypeLike = np.float32, split: Split = None
 ) -> ArraySpec:
     """An array to plan with (`ost.plan`): its shape, its dtype, and how it lies on the workers, as in
-    `ost.asarray(..., split=)`."""
+    `ost.asarray(..., split=)`.
+
+    >>> ost.spec((200, 16), "float32", split=0)
+    spec((200, 16), float32, split=0)
+    """
     extents = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
     known = np.dtype(dtype)
     if known.name not in DTYPES or not all(
@@ -125,7 +129,11 @@ def plan(
     ("h200-ib", "dgx-v100", "p100-pcie", "cpu-10gbe", "cpu-100gbe"), a file that describes one, or a
     `Machine`; layouts are chosen for it. memory_limit: bytes per worker; if it is not given, what the
     machine's workers have. The others are as in `ost.compile` and `ost.connect`; a compiled function
-    keeps its own."""
+    keeps its own.
+
+    >>> ost.plan(lambda x: (x * x).sum(), ost.spec((1000,), "float32")).peak_bytes
+    8036
+    """
     model = resolve(machine)
     compiled = (
         function

@@ -65,7 +65,14 @@ class Event:
 
 
 class Profile:
-    """What happened within `with ost.profile(...)`."""
+    """What happened within `with ost.profile(...)`.
+
+    >>> spent = ost.profile()
+    >>> with spent:
+    ...     _ = float(ost.arange(5).sum())
+    >>> len(spent.longest()) > 0
+    True
+    """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         if path is not None and not isinstance(path, (str, os.PathLike)):
@@ -333,5 +340,12 @@ def profile(path: str | os.PathLike[str] | None = None, /) -> Profile:
             step(x, w)
 
     The page needs no network; "run.json" is a trace for chrome://tracing and Perfetto instead. The
-    Profile has `events`, `longest()` and `save`, and shows itself in a notebook."""
+    Profile has `events`, `longest()` and `save`, and shows itself in a notebook.
+
+    >>> spent = ost.profile()
+    >>> with spent:
+    ...     _ = float(ost.arange(5).sum())
+    >>> type(spent).__name__
+    'Profile'
+    """
     return Profile(path)

@@ -32,7 +32,11 @@ BAR = 24  # columns
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a step is that takes long."""
+    """How far a step is that takes long.
+
+    >>> ost.Progress("run step", 0.5, 2.0, False).share
+    0.5
+    """
 
     what: str  # in words: "compiling 17 kernels"
     share: float | None  # from 0 to 1; None where nobody knows
@@ -219,7 +223,11 @@ class _Watch:
 def quiet(be: bool = True) -> None:
     """Show no progress from now on; `quiet(False)` shows it again, where there is a screen for it.
 
-    A program without a terminal shows none, nor does one with OSTINATO_PROGRESS=off."""
+    A program without a terminal shows none, nor does one with OSTINATO_PROGRESS=off.
+
+    >>> ost.quiet()
+    >>> ost.quiet(False)
+    """
     _watch.use(None if be else screen_here())
 
 
@@ -228,7 +236,11 @@ def on_progress(callback: Callable[[Progress], object], /) -> Callable[[], None]
     takes longer than a second: plans that run, loads, saves, compilation, timing. What this returns
     ends that.
 
-    It is called in a thread of its own, where nothing can be computed with arrays."""
+    It is called in a thread of its own, where nothing can be computed with arrays.
+
+    >>> stop = ost.on_progress(lambda step: None)
+    >>> stop()
+    """
     _watch.add(callback)
     return lambda: _watch.remove(callback)
 

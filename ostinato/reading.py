@@ -54,7 +54,11 @@ class NeedsValue(BaseException):
 
 
 def evaluate(*trees: Any) -> None:
-    """Compute pending arrays now, all in one plan."""
+    """Compute pending arrays now, all in one plan.
+
+    >>> x = ost.arange(3) + 1
+    >>> ost.evaluate(x)
+    """
     leaves = [x for tree in trees for x in flatten(tree)[0] if isinstance(x, Array)]
     _Reader().settle(leaves)
 

@@ -549,7 +549,13 @@ def connect(
     faster; sums and all else stay float32. "mixed_tf32" lets GPUs multiply float32 by TF32. "f32" and
     "f64" compute in that dtype between arguments and results, which keep theirs; an ost.Precision says
     each by name. device: where workers keep arrays and compute, "cpu" or "cuda": each process has a GPU
-    of its own, threads of one share it."""
+    of its own, threads of one share it.
+
+    >>> session = ost.connect(workers=2)
+    >>> ost.arange(4, split=0).layout
+    split 0 of 2
+    >>> session.close()
+    """
     session = _opened(workers, mesh, numerics, memory_limit, threads, precision, device)
     _publish(session)
     watching.begin(session)
@@ -676,7 +682,11 @@ def timed() -> list[str]:
 
 
 def current() -> Session:
-    """The session in use; one worker in this process if none was asked for."""
+    """The session in use; one worker in this process if none was asked for.
+
+    >>> ost.session().target.device
+    'cpu'
+    """
     session = here()
     if session is None:
         with _lock:

@@ -51,7 +51,11 @@ _PLAIN = (bool, int, float, complex, str, bytes)
 
 
 class Saving:
-    """A checkpoint on its way to the disk."""
+    """A checkpoint on its way to the disk.
+
+    >>> saving = ost.save_state("run", {"w": ost.ones(2)}, step=4, wait=False)
+    >>> saving.wait()
+    """
 
     def __init__(self, step: int, work: Callable[[], None]) -> None:
         self.step = step
@@ -132,7 +136,11 @@ def save_state(
     step: its number; one that is there is replaced. keep: so many checkpoints stay, the last that
     were written; None for all. wait=False writes in the background what the state is now, and gives
     a handle with `wait()`; what saves or loads next waits for it, and so does the end of a session
-    or of the script."""
+    or of the script.
+
+    >>> ost.save_state("run", {"w": ost.ones(2), "epoch": 3}, step=3)
+    <Saving: step 3, done>
+    """
     global _last
     number = _whole("save_state(step=)", step, 0)
     most = None if keep is None else _whole("save_state(keep=)", keep, 1)
@@ -159,7 +167,11 @@ def save_state(
 
 
 def saved_steps(path: str | os.PathLike[str], /) -> list[int]:
-    """The steps that have a checkpoint in a folder, the one that was written last at the end."""
+    """The steps that have a checkpoint in a folder, the one that was written last at the end.
+
+    >>> ost.saved_steps("run")
+    [3]
+    """
     return _settled(path).known()
 
 
@@ -182,7 +194,11 @@ def load_state(
 
     split: how the arrays lie on the workers: as in `asarray`, for those that have these dimensions;
     or a function of an array's name and shape that gives it; else as they lay when they were saved.
-    like: a tree to be filled, e.g. of dataclasses, which else come back as dicts."""
+    like: a tree to be filled, e.g. of dataclasses, which else come back as dicts.
+
+    >>> ost.load_state("run")
+    {'epoch': 3, 'w': Array([1., 1.], dtype=float64, whole of 1)}
+    """
     steps = _settled(path)
     if step is not None:
         return _loaded(steps, _whole("load_state(step=)", step, 0), split, like)

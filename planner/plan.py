@@ -185,7 +185,14 @@ class Again(Protocol):
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """Everything decided about one graph."""
+    """Everything decided about one graph.
+
+    >>> step = ost.compile(lambda x: x + 1)
+    >>> step(ost.arange(3))
+    Array([1, 2, 3], dtype=int64, whole of 1)
+    >>> len(step.plan.id) > 8
+    True
+    """
 
     key: Key
     lowered: Graph  # as every machine may have it

@@ -43,6 +43,10 @@ class Precision:
     made, adds what it gets in float32, and a sum that goes back to all is rounded again. It holds for
     sums of more than a few KiB that are no wider than `accumulate` (float32, unless that or "f32" is
     said), not under `numerics="any-workers"`.
+
+    >>> ost.compile(lambda x: x @ x, precision=ost.Precision(compute="bf16", accumulate="f32"))(ost.eye(2))
+    Array([[1., 0.],
+           [0., 1.]], dtype=float64, whole of 1)
     """
 
     storage: str = AS_WRITTEN

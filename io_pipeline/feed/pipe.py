@@ -48,7 +48,12 @@ SINGLE = 16  # samples that are made together where nobody asked for batches
 
 @dataclass(frozen=True)
 class Pipe:
-    """Samples from a source, through stages, in batches."""
+    """Samples from a source, through stages, in batches.
+
+    >>> pipe = ost.io.samples(range(8)).shuffle(seed=1).batch(4)
+    >>> len([batch for batch in pipe])
+    2
+    """
 
     source: Samples
     entries: tuple[Entry, ...] = ()

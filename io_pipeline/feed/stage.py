@@ -55,7 +55,19 @@ HOST, DEVICE = "host", "device"
 
 
 class Stage:
-    """One operation on samples, or on batches of them. Frozen dataclasses derive from it."""
+    """One operation on samples, or on batches of them. Frozen dataclasses derive from it.
+
+    >>> from dataclasses import dataclass
+    >>> @ost.io.stage("brighter")
+    ... @dataclass(frozen=True)
+    ... class Brighter(ost.io.Stage):
+    ...     by: int = 10
+    ...     def image(self, xp, x, drawn):
+    ...         return x + xp.uint8(self.by)
+    >>> black = np.zeros((2, 4, 4, 3), "uint8")
+    >>> [int(x.max()) for x in ost.io.arrays(black, kinds=["image"]).brighter(by=3).batch(2)]
+    [3]
+    """
 
     name: ClassVar[str] = ""  # what its method of pipes is called; `stage` sets it
     needs: ClassVar[tuple[str, ...]] = (IMAGE,)  # kinds, of which a sample must have one
@@ -249,7 +261,18 @@ S = TypeVar("S", bound=type[Stage])
 
 
 def stage(name: str) -> Callable[[S], S]:
-    """Makes a class of stages a method of pipes."""
+    """Makes a class of stages a method of pipes.
+
+    >>> from dataclasses import dataclass
+    >>> @ost.io.stage("negative")
+    ... @dataclass(frozen=True)
+    ... class Negative(ost.io.Stage):
+    ...     def image(self, xp, x, drawn):
+    ...         return 255 - x
+    >>> black = np.zeros((2, 4, 4, 3), "uint8")
+    >>> [int(x.max()) for x in ost.io.arrays(black, kinds=["image"]).negative().batch(2)]
+    [255]
+    """
 
     def register(kind: S) -> S:
         kind.name = name

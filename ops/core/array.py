@@ -331,7 +331,12 @@ def install(made: Reader) -> None:
 
 class Array:
     """An n-dimensional array, lazy, and laid out over the workers of a session. Values never change:
-    an assignment to an Array makes it stand for another value."""
+    an assignment to an Array makes it stand for another value.
+
+    >>> x = ost.arange(6.0).reshape(2, 3)
+    >>> x.shape, x.dtype, x.split
+    ((2, 3), dtype('float64'), None)
+    """
 
     __slots__ = ("__weakref__", "_began", "_k", "_operand", "_term", "spec", "weak")
     _operand: Operand | None

@@ -289,7 +289,11 @@ def paths(structure: Structure, name: str = "") -> list[str]:
 
 
 def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """The tree with each leaf replaced; of several trees alike, leaf by leaf."""
+    """The tree with each leaf replaced; of several trees alike, leaf by leaf.
+
+    >>> ost.tree_map(lambda x: 2 * x, {"a": 1, "b": [2, 3]})
+    {'a': 2, 'b': [4, 6]}
+    """
     leaves, structure = flatten(tree)
     rest = []
     for other in others:

@@ -128,13 +128,23 @@ class LstsqResult(NamedTuple):
 
 # -- factors ---------------------------------------------------------------------------------
 def cholesky(x: Operandish, /, *, upper: bool = False) -> Array:
-    """The lower L of x = L Lᴴ, or the upper U of x = Uᴴ U, for positive definite x."""
+    """The lower L of x = L Lᴴ, or the upper U of x = Uᴴ U, for positive definite x.
+
+    >>> ost.linalg.cholesky([[4.0, 2.0], [2.0, 2.0]])
+    Array([[2., 0.],
+           [1., 1.]], dtype=float64, whole of 1)
+    """
     return apply("cholesky", as_array(x), upper=bool(upper))
 
 
 def qr(x: Operandish, /, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
     """x = Q R with orthonormal columns in Q and an upper triangle R, whose diagonal is not negative:
-    of a matrix of full rank there is one such pair, whatever the layout."""
+    of a matrix of full rank there is one such pair, whatever the layout.
+
+    >>> ost.linalg.qr([[3.0, 1.0], [4.0, 2.0]]).R
+    Array([[5. , 2.2],
+           [0. , 0.4]], dtype=float64, whole of 1)
+    """
     if mode not in ("reduced", "complete"):
         raise misfit(ArgumentError, "qr", got=f"mode={mode!r}", needed="'reduced' or 'complete'")
     return QRResult(*apply_all("qr", as_array(x), mode=mode))
@@ -148,7 +158,11 @@ def svd(
 def svd(x: Operandish, /, full_matrices: bool = True, *, compute_uv: Literal[False]) -> Array: ...
 def svd(x: Operandish, /, full_matrices: bool = True, compute_uv: bool = True) -> SVDResult | Array:
     """x = U diag(S) Vh, singular values from the largest to the smallest; S alone, without
-    `compute_uv`."""
+    `compute_uv`.
+
+    >>> ost.linalg.svd([[3.0, 0.0], [0.0, 4.0]]).S
+    Array([4., 3.], dtype=float64, whole of 1)
+    """
     if not compute_uv:
         return svdvals(x)
     x = as_array(x)
@@ -161,7 +175,11 @@ def svd(x: Operandish, /, full_matrices: bool = True, compute_uv: bool = True) -
 
 
 def svdvals(x: Operandish, /) -> Array:
-    """Singular values, from the largest to the smallest."""
+    """Singular values, from the largest to the smallest.
+
+    >>> ost.linalg.svdvals([[3.0, 0.0], [0.0, 4.0]])
+    Array([4., 3.], dtype=float64, whole of 1)
+    """
     return svd(x, full_matrices=False).S
 
 
@@ -169,7 +187,11 @@ def svd_lowrank(
     x: Operandish, /, rank: int, *, oversample: int = 10, iterations: int = 2, seed: Any = 0
 ) -> SVDResult:
     """Nearly the `rank` largest singular values and their vectors, by products with random numbers
-    (Halko, Martinsson and Tropp). Each iteration looks at x twice more, for values that decay slowly."""
+    (Halko, Martinsson and Tropp). Each iteration looks at x twice more, for values that decay slowly.
+
+    >>> ost.linalg.svd_lowrank(ost.outer(ost.arange(20.0), ost.ones(15)), 1).S.shape
+    (1,)
+    """
     x = as_array(x)
     m, n = matrix("svd_lowrank", x.spec).shape[-2:]
     rank = whole_number(rank, "svd_lowrank")
@@ -197,12 +219,20 @@ def _least(a: int, b: int) -> int:
 
 def eigh(x: Operandish, /) -> EighResult:
     """Eigenvalues of Hermitian matrices, from the smallest to the largest, and their vectors as
-    columns."""
+    columns.
+
+    >>> ost.linalg.eigh([[2.0, 0.0], [0.0, 1.0]]).eigenvalues
+    Array([1., 2.], dtype=float64, whole of 1)
+    """
     return EighResult(*apply_all("eigh", as_array(x)))
 
 
 def eigvalsh(x: Operandish, /) -> Array:
-    """Eigenvalues of Hermitian matrices, from the smallest to the largest."""
+    """Eigenvalues of Hermitian matrices, from the smallest to the largest.
+
+    >>> ost.linalg.eigvalsh([[2.0, 1.0], [1.0, 2.0]])
+    Array([1., 3.], dtype=float64, whole of 1)
+    """
     return eigh(x).eigenvalues
 
 
@@ -210,12 +240,20 @@ def eig(x: Operandish, /) -> EigResult:
     """Eigenvalues of square matrices, always complex and in no order, and their vectors of length 1 as
     columns. Stacks need no communication; a matrix that is split is gathered first. They have
     gradients where eigenvalues are distinct and what is made of the vectors does not depend on their
-    phases. `ost.linalg.eig(ost.asarray([[0.0, -1.0], [1.0, 0.0]])).eigenvalues` are 1j and -1j."""
+    phases.
+
+    >>> ost.linalg.eig([[2.0, 0.0], [0.0, 2.0]]).eigenvalues
+    Array([2.+0.j, 2.+0.j], dtype=complex128, whole of 1)
+    """
     return EigResult(*apply_all("eig", as_array(x)))
 
 
 def eigvals(x: Operandish, /) -> Array:
-    """Eigenvalues of square matrices, always complex and in no order: those of `eig`."""
+    """Eigenvalues of square matrices, always complex and in no order: those of `eig`.
+
+    >>> ost.linalg.eigvals([[2.0, 0.0], [0.0, 2.0]])
+    Array([2.+0.j, 2.+0.j], dtype=complex128, whole of 1)
+    """
     return eig(x).eigenvalues
 
 
@@ -228,7 +266,12 @@ def lu(x: Operandish, /, permute_l: Literal[True], *, p_indices: bool = False) -
 def lu(x: Operandish, /, permute_l: bool = False, *, p_indices: bool = False) -> LUResult | LResult:
     """x = P L U: a permutation, a lower triangle with ones on its diagonal, an upper triangle; by
     partial pivoting. As `p_indices`, P is for each row of x the row of L U that it is;
-    `permute_l` gives P L and U."""
+    `permute_l` gives P L and U.
+
+    >>> ost.linalg.lu([[4.0, 2.0], [2.0, 2.0]])[2]
+    Array([[4., 2.],
+           [0., 1.]], dtype=float64, whole of 1)
+    """
     x = as_array(x)
     order, lower, upper = apply_all("lu", x)
     if permute_l:
@@ -267,7 +310,11 @@ def _sides(name: str, a: Operandish, b: Operandish) -> tuple[Array, Array, bool]
 
 
 def solve(a: Operandish, b: Operandish, /) -> Array:
-    """x of a x = b, for each column of b (one axis: a vector)."""
+    """x of a x = b, for each column of b (one axis: a vector).
+
+    >>> ost.linalg.solve([[2.0, 0.0], [0.0, 4.0]], [2.0, 2.0])
+    Array([1. , 0.5], dtype=float64, whole of 1)
+    """
     a, b, vector = _sides("solve", a, b)
     x = apply("solve", a, b)
     return squeeze(x, -1) if vector else x
@@ -282,7 +329,11 @@ def solve_triangular(
     transpose: bool = False,
     unit_diagonal: bool = False,
 ) -> Array:
-    """x of a x = b, of which only one triangle of a is read; with `transpose`, of aᵀ x = b."""
+    """x of a x = b, of which only one triangle of a is read; with `transpose`, of aᵀ x = b.
+
+    >>> ost.linalg.solve_triangular([[2.0, 0.0], [1.0, 1.0]], [2.0, 3.0], lower=True)
+    Array([1., 2.], dtype=float64, whole of 1)
+    """
     a, b, vector = _sides("solve_triangular", a, b)
     upper = not lower
     if transpose:
@@ -292,7 +343,12 @@ def solve_triangular(
 
 
 def inv(x: Operandish, /) -> Array:
-    """The inverse. To solve equations, use solve."""
+    """The inverse. To solve equations, use solve.
+
+    >>> ost.linalg.inv([[2.0, 0.0], [0.0, 4.0]])
+    Array([[0.5 , 0.  ],
+           [0.  , 0.25]], dtype=float64, whole of 1)
+    """
     x = as_array(x)
     n = matrix("inv", x.spec, square=True).shape[-1]
     return called("inv", apply("solve", x, eye(n, dtype=x.dtype)))
@@ -303,7 +359,11 @@ def lstsq(
 ) -> LstsqResult:
     """The x for which a x is nearest to b, the shortest of them where there are several. Singular
     values up to `rtol`, or `rcond` (eps times the larger extent, if not given), of the largest count
-    as 0."""
+    as 0.
+
+    >>> ost.linalg.lstsq([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]], [1.0, 3.0, 5.0])[0]
+    Array([1., 2.], dtype=float64, whole of 1)
+    """
     rtol = rcond if rtol is None else rtol
     a, b, vector = _sides("lstsq", a, b)
     if a.ndim != b.ndim:
@@ -345,7 +405,11 @@ def _pinv_by_svd(x: Array, rtol: Array) -> Array:
 
 def pinv(x: Operandish, /, rcond: Any = None, *, rtol: Any = None) -> Array:
     """The pseudo-inverse. Singular values up to `rtol`, or `rcond` (eps times the larger extent, if
-    not given; one number, or one for each matrix), of the largest count as 0."""
+    not given; one number, or one for each matrix), of the largest count as 0.
+
+    >>> ost.linalg.pinv([[2.0], [0.0]])
+    Array([[0.5, 0. ]], dtype=float64, whole of 1)
+    """
     rtol = rcond if rtol is None else rtol
     x = as_array(x)
     matrix("pinv", x.spec)
@@ -359,18 +423,30 @@ def pinv(x: Operandish, /, rcond: Any = None, *, rtol: Any = None) -> Array:
 
 # -- numbers of matrices -----------------------------------------------------------------------
 def det(x: Operandish, /) -> Array:
-    """Determinants."""
+    """Determinants.
+
+    >>> ost.linalg.det([[2.0, 0.0], [0.0, 4.0]])
+    Array(8., dtype=float64, whole of 1)
+    """
     return apply("det", as_array(x))
 
 
 def slogdet(x: Operandish, /) -> SlogdetResult:
-    """Sign and logarithm of the size of determinants, which may be too large or small themselves."""
+    """Sign and logarithm of the size of determinants, which may be too large or small themselves.
+
+    >>> ost.linalg.slogdet([[2.0, 0.0], [0.0, -4.0]]).sign
+    Array(-1., dtype=float64, whole of 1)
+    """
     return SlogdetResult(*apply_all("slogdet", as_array(x)))
 
 
 def matrix_rank(x: Operandish, /, *, rtol: Any = None) -> Array:
     """How many singular values are larger than `rtol` (eps times the larger extent, if not given) of
-    the largest."""
+    the largest.
+
+    >>> ost.linalg.matrix_rank([[1.0, 2.0], [2.0, 4.0]])
+    Array(1, dtype=int64, whole of 1)
+    """
     x = as_array(x)
     matrix("matrix_rank", x.spec)
     values = svdvals(x)
@@ -392,7 +468,11 @@ def vector_norm(
     ord: Any = 2,
 ) -> Array:
     """(sum |x|^ord)^(1/ord) along axes; the largest for inf, the smallest for -inf, how many are not
-    0 for 0."""
+    0 for 0.
+
+    >>> ost.linalg.vector_norm([3.0, 4.0])
+    Array(5., dtype=float64, whole of 1)
+    """
     x = _inexact("vector_norm", x)
     axes = axes_of(axis, x.ndim, "vector_norm")
     size = absolute(x)
@@ -441,7 +521,11 @@ _SUMS = {1: (-2, _largest), -1: (-2, min), math.inf: (-1, _largest), -math.inf: 
 
 def matrix_norm(x: Operandish, /, *, keepdims: bool = False, ord: Any = "fro") -> Array:
     """'fro', 'nuc' (the sum of singular values), 2 and -2 (the largest and smallest of them), 1 and -1
-    (of the columns' sums), inf and -inf (of the rows')."""
+    (of the columns' sums), inf and -inf (of the rows').
+
+    >>> ost.linalg.matrix_norm([[3.0, 0.0], [0.0, 4.0]])
+    Array(5., dtype=float64, whole of 1)
+    """
     x = _inexact("matrix_norm", x)
     if x.ndim < 2:
         raise misfit(
@@ -475,7 +559,10 @@ def norm(
 ) -> Array:
     """NumPy's: of all elements the root of the sum of squares, if `ord` is not given; of one axis, or
     of an array with one, `vector_norm`; of two `matrix_norm`. Whole numbers become float64.
-    `ost.linalg.norm(ost.asarray([3.0, 4.0]))` is 5."""
+
+    >>> ost.linalg.norm([3.0, 4.0])
+    Array(5., dtype=float64, whole of 1)
+    """
     x = as_array(x)
     if not is_inexact(x.dtype):
         x = x.astype("float64")
@@ -502,7 +589,10 @@ def norm(
 def cond(x: Operandish, /, p: Any = None) -> Array:
     """How much a matrix magnifies relative errors: the largest singular value over the smallest, or
     for other norms `matrix_norm(x, ord=p)` times that of the inverse.
-    `ost.linalg.cond(ost.eye(2))` is 1."""
+
+    >>> ost.linalg.cond([[2.0, 0.0], [0.0, 1.0]])
+    Array(2., dtype=float64, whole of 1)
+    """
     x = _inexact("cond", x)
     if p is None or p in (2, -2):
         values = svdvals(x)
@@ -514,7 +604,11 @@ def cond(x: Operandish, /, p: Any = None) -> Array:
 # -- products ----------------------------------------------------------------------------------
 def multi_dot(arrays: Sequence[Operandish], /) -> Array:
     """The product of several matrices, in the order that multiplies least; the first and the last may
-    be vectors. `ost.linalg.multi_dot([a, b, c])`."""
+    be vectors.
+
+    >>> ost.linalg.multi_dot([ost.ones((2, 9)), ost.ones((9, 3)), ost.ones(3)])
+    Array([27., 27.], dtype=float64, whole of 1)
+    """
     given = unify(*arrays)
     if len(given) < 2:
         raise misfit(ArgumentError, "multi_dot", got=f"{len(given)} arrays", needed="two or more")
@@ -561,7 +655,12 @@ def _in_order(chain: Sequence[Array], cuts: dict[tuple[int, int], int]) -> Array
 
 
 def tensorsolve(a: Operandish, b: Operandish, /, axes: Sequence[int] | None = None) -> Array:
-    """x of tensordot(a, x, x.ndim) = b; `axes` of a go to its end first."""
+    """x of tensordot(a, x, x.ndim) = b; `axes` of a go to its end first.
+
+    >>> ost.linalg.tensorsolve(2 * ost.eye(4).reshape(2, 2, 2, 2), ost.ones((2, 2)))
+    Array([[0.5, 0.5],
+           [0.5, 0.5]], dtype=float64, whole of 1)
+    """
     a, b = as_array(a), as_array(b)
     if axes is not None:
         gone = [axis_of(k, a.ndim, "tensorsolve") for k in axes]
@@ -578,7 +677,11 @@ def tensorsolve(a: Operandish, b: Operandish, /, axes: Sequence[int] | None = No
 
 
 def tensorinv(a: Operandish, /, ind: int = 2) -> Array:
-    """The inverse of x -> tensordot(a, x), whose results have a's first `ind` axes."""
+    """The inverse of x -> tensordot(a, x), whose results have a's first `ind` axes.
+
+    >>> ost.linalg.tensorinv(2 * ost.eye(4).reshape(2, 2, 2, 2)).shape
+    (2, 2, 2, 2)
+    """
     a = as_array(a)
     ind = whole_number(ind, "tensorinv", 1)
     many, others = math.prod(a.shape[:ind]), math.prod(a.shape[ind:])
@@ -593,7 +696,12 @@ def tensorinv(a: Operandish, /, ind: int = 2) -> Array:
 
 
 def matrix_power(x: Operandish, n: int, /) -> Array:
-    """x multiplied by itself n times, by repeated squaring; of the inverse for negative n."""
+    """x multiplied by itself n times, by repeated squaring; of the inverse for negative n.
+
+    >>> ost.linalg.matrix_power([[1.0, 1.0], [1.0, 0.0]], 5)
+    Array([[8., 5.],
+           [5., 3.]], dtype=float64, whole of 1)
+    """
     x = as_array(x)
     side = matrix("matrix_power", x.spec, square=True).shape[-1]
     n = whole_number(n, "matrix_power")
@@ -609,7 +717,11 @@ def matrix_power(x: Operandish, n: int, /) -> Array:
 
 
 def cross(a: Operandish, b: Operandish, /, *, axis: int = -1) -> Array:
-    """The vector product of vectors with three elements along an axis."""
+    """The vector product of vectors with three elements along an axis.
+
+    >>> ost.linalg.cross([1, 0, 0], [0, 1, 0])
+    Array([0, 0, 1], dtype=int64, whole of 1)
+    """
     a, b = unify(a, b)
     d = axis_of(axis, _least(a.ndim, b.ndim), "cross") - _least(a.ndim, b.ndim)
     if a.shape[d] != 3 or b.shape[d] != 3:
@@ -625,7 +737,11 @@ def cross(a: Operandish, b: Operandish, /, *, axis: int = -1) -> Array:
 
 
 def kron(a: Operandish, b: Operandish, /) -> Array:
-    """Each element of a times all of b, as blocks."""
+    """Each element of a times all of b, as blocks.
+
+    >>> ost.linalg.kron([1, 2], [1, 1])
+    Array([1, 1, 2, 2], dtype=int64, whole of 1)
+    """
     a, b = unify(a, b)
     rank = a.ndim if a.ndim > b.ndim else b.ndim
     x = reshape(a, (1,) * (rank - a.ndim) + a.shape)
@@ -636,5 +752,10 @@ def kron(a: Operandish, b: Operandish, /) -> Array:
 
 
 def expm(x: Operandish, /) -> Array:
-    """The exponential of matrices: 1 + x + x @ x / 2 + ..."""
+    """The exponential of matrices: 1 + x + x @ x / 2 + ...
+
+    >>> ost.linalg.expm([[0.0, 1.0], [0.0, 0.0]])
+    Array([[1., 1.],
+           [0., 1.]], dtype=float64, whole of 1)
+    """
     return apply("expm", as_array(x))

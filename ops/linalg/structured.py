@@ -45,7 +45,9 @@ class LUFactors(NamedTuple):
 def block_diag(*arrs: Operandish) -> Array:
     """Matrices along the diagonal, and zeros beside them.
 
-    >>> ost.linalg.block_diag([[1, 2]], [[3]])  # 1, 2, 0 and 0, 0, 3
+    >>> ost.linalg.block_diag([[1, 2]], [[3]])
+    Array([[1, 2, 0],
+           [0, 0, 3]], dtype=int64, whole of 1)
     """
     blocks = [reshape(x, (1,) * (2 - x.ndim) + x.shape) for x in map(as_array, arrs)]
     if any(x.ndim != 2 for x in blocks):
@@ -74,7 +76,10 @@ def _line(x: Operandish, name: str) -> Array:
 def toeplitz(c: Operandish, r: Operandish | None = None) -> Array:
     """The matrix with this first column and row whose diagonals are constant; without a row, its own adjoint.
 
-    >>> ost.linalg.toeplitz([1, 2], [1, 3])  # 1, 3 and 2, 1
+    >>> ost.linalg.toeplitz([1, 2, 3], [1, 4, 5])
+    Array([[1, 4, 5],
+           [2, 1, 4],
+           [3, 2, 1]], dtype=int64, whole of 1)
     """
     column = _line(c, "toeplitz")
     row = column.conj() if r is None else _line(r, "toeplitz")
@@ -87,7 +92,10 @@ def toeplitz(c: Operandish, r: Operandish | None = None) -> Array:
 def circulant(c: Operandish) -> Array:
     """The matrix each column of which is the one before, turned down by one.
 
-    >>> ost.linalg.circulant([1, 2, 3])[0]  # 1, 3, 2
+    >>> ost.linalg.circulant([1, 2, 3])
+    Array([[1, 3, 2],
+           [2, 1, 3],
+           [3, 2, 1]], dtype=int64, whole of 1)
     """
     column = _line(c, "circulant")
     n = column.size
@@ -99,7 +107,8 @@ def circulant(c: Operandish) -> Array:
 def cho_factor(a: Operandish, lower: bool = False) -> tuple[Array, bool]:
     """Cholesky's factor, an upper triangle unless `lower`, and which one it is: for `cho_solve`.
 
-    >>> ost.linalg.cho_factor([[4.0]])[0]  # 2
+    >>> ost.linalg.cho_factor([[4.0]])[0]
+    Array([[2.]], dtype=float64, whole of 1)
     """
     return cholesky(a, upper=not lower), lower
 
@@ -107,7 +116,8 @@ def cho_factor(a: Operandish, lower: bool = False) -> tuple[Array, bool]:
 def cho_solve(c_and_lower: tuple[Operandish, bool], b: Operandish) -> Array:
     """The x for which a x = b, of what `cho_factor` made of a.
 
-    >>> ost.linalg.cho_solve(ost.linalg.cho_factor([[4.0]]), [8.0])  # 2
+    >>> ost.linalg.cho_solve(ost.linalg.cho_factor([[4.0]]), [8.0])
+    Array([2.], dtype=float64, whole of 1)
     """
     factor, lower = as_array(c_and_lower[0]), bool(c_and_lower[1])
     low = factor if lower else adjoint(factor)
@@ -119,7 +129,8 @@ def lu_factor(a: Operandish) -> LUFactors:
     """L, without the ones on its diagonal, and U in one matrix, and which row of a is which of theirs: for
     `lu_solve`. (SciPy says it by pairs of rows that change places.)
 
-    >>> ost.linalg.lu_factor([[0.0, 1.0], [2.0, 0.0]]).order  # 1, 0
+    >>> ost.linalg.lu_factor([[0.0, 1.0], [2.0, 0.0]]).order
+    Array([1, 0], dtype=int64, whole of 1)
     """
     x = as_array(a)
     if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
@@ -131,7 +142,8 @@ def lu_factor(a: Operandish) -> LUFactors:
 def lu_solve(lu_and_order: tuple[Operandish, Operandish], b: Operandish, trans: int = 0) -> Array:
     """The x for which a x = b, of what `lu_factor` made of a; or aᵀ x = b with `trans=1`, aᴴ x = b with 2.
 
-    >>> ost.linalg.lu_solve(ost.linalg.lu_factor([[0.0, 1.0], [2.0, 0.0]]), [3.0, 4.0])  # 2, 3
+    >>> ost.linalg.lu_solve(ost.linalg.lu_factor([[0.0, 1.0], [2.0, 0.0]]), [3.0, 4.0])
+    Array([2., 3.], dtype=float64, whole of 1)
     """
     factors, order = map(as_array, lu_and_order)
     y = as_array(b)
@@ -159,7 +171,9 @@ def _rows(order: Array, y: Array) -> Array:
 def polar(a: Operandish, side: Literal["right", "left"] = "right") -> PolarResult:
     """a = U P, with a unitary U and a P whose eigenvalues are not negative; or a = P U, for the left side.
 
-    >>> ost.linalg.polar([[0.0, 2.0], [1.0, 0.0]]).P  # 1, 0 and 0, 2
+    >>> ost.linalg.polar([[0.0, 2.0], [1.0, 0.0]]).P
+    Array([[1., 0.],
+           [0., 2.]], dtype=float64, whole of 1)
     """
     if side not in ("right", "left"):
         raise misfit(ArgumentError, "polar", got=f"side={side!r}", needed="'right' or 'left'")

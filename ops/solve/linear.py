@@ -35,7 +35,11 @@ DENSE = 64  # unknowns up to which the systems of gradients are solved by a fact
 
 
 class Solution(NamedTuple):
-    """What a solver found, and 0 if that is one, or else how many turns it took in vain."""
+    """What a solver found, and 0 if that is one, or else how many turns it took in vain.
+
+    >>> int(ost.solve.cg(lambda v: 2 * v, ost.ones(2), maxiter=0).info)
+    0
+    """
 
     x: Any
     info: Array
@@ -229,7 +233,11 @@ def cg(
     the transposed system with M transposed. x is one if `norm(b - A x) <= max(rtol * norm(b),
     atol)`. b may be a tree.
 
-    >>> x, info = ost.solve.cg(lambda v: 2 * v, b)
+    >>> x, info = ost.solve.cg([[4.0, 1.0], [1.0, 3.0]], [1.0, 2.0])
+    >>> x
+    Array([0.0909, 0.6364], dtype=float64, whole of 1)
+    >>> int(info)
+    0
     """
     return _solved("cg", A, b, x0, M, rtol, atol, maxiter, 0)
 
@@ -246,7 +254,8 @@ def bicgstab(
 ) -> Solution:
     """x with A x = b by stabilized biconjugate gradients, for any square A; as `cg`.
 
-    >>> x, info = ost.solve.bicgstab(matrix, b)
+    >>> ost.solve.bicgstab(lambda v: 2 * v, ost.ones(2)).x
+    Array([0.5, 0.5], dtype=float64, whole of 1)
     """
     return _solved("bicgstab", A, b, x0, M, rtol, atol, maxiter, 0)
 
@@ -265,7 +274,8 @@ def gmres(
     """x with A x = b by generalized minimal residuals, for any square A; as `cg`, in at most
     `maxiter` cycles of `restart` products.
 
-    >>> x, info = ost.solve.gmres(matrix, b)
+    >>> ost.solve.gmres([[4.0, 1.0], [0.0, 3.0]], [5.0, 3.0]).x
+    Array([1., 1.], dtype=float64, whole of 1)
     """
     restart = whole_number(restart, "gmres", 1)
     return _solved("gmres", A, b, x0, M, rtol, atol, maxiter, restart)

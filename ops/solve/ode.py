@@ -53,7 +53,11 @@ Law = Callable[[Array, Array], list[Array]]
 
 class Trajectory(NamedTuple):
     """Times, the state at each of them (its first axis), and 0 if all were reached, else how many
-    steps were taken in vain."""
+    steps were taken in vain.
+
+    >>> int(ost.solve.rk45(lambda t, y: -y, (0.0, 9.0), ost.ones(1), maxiter=2).info)
+    2
+    """
 
     t: Array
     y: Any
@@ -75,7 +79,10 @@ def rk45(
     lie in order between those of `t_span`; without them at the end. The error of a step is at most
     `atol + rtol * abs(y)`. y may be a tree; times may lead backwards.
 
-    >>> ost.solve.rk45(lambda t, y: -y, (0, 1), y0, t_eval=ost.linspace(0, 1, 11)).y
+    >>> times = ost.asarray([0.5, 1.0])
+    >>> ost.solve.rk45(lambda t, y: -y, (0.0, 1.0), ost.ones(1), t_eval=times, rtol=1e-8).y
+    Array([[0.6065],
+           [0.3679]], dtype=float64, whole of 1)
     """
     tree = Raveled(y0, "rk45")
     y, most = tree.value, whole_number(maxiter, "rk45", 0)

@@ -33,7 +33,11 @@ Function = Callable[[Array], Array]
 
 class Minimum(NamedTuple):
     """Where a solver ended, what the function is there, 0 if that is a minimum (else how many turns
-    it took in vain), and how many turns there were."""
+    it took in vain), and how many turns there were.
+
+    >>> int(ost.solve.lbfgs(lambda x: (x**2).sum(), ost.zeros(2)).nit)
+    0
+    """
 
     x: Any
     fun: Array
@@ -96,7 +100,13 @@ def newton(
     """A root of a function of as many numbers as it gives: x with `function(x) == 0`, by Newton's
     method from x0, until a step is no longer than `tol`.
 
-    >>> x, info = ost.solve.newton(lambda x: x**3 - a, 1.0 + ost.zeros_like(a))
+    >>> def root(a):
+    ...     return ost.solve.newton(lambda x: x**3 - a, ost.ones(2)).x
+    >>> root(ost.asarray([8.0, 27.0]))
+    Array([2., 3.], dtype=float64, whole of 1)
+    >>> ost.jacobian(root)(ost.asarray([8.0, 27.0]))
+    Array([[0.0833, 0.    ],
+           [0.    , 0.037 ]], dtype=float64, whole of 1)
     """
     tree = Raveled(x0, "newton")
     most = whole_number(maxiter, "newton", 0)
@@ -141,7 +151,9 @@ def lbfgs(
     """A minimum of a function of many numbers, by limited-memory BFGS from x0, until the largest
     slope is `gtol`, or a turn brings less than `ftol` of the function.
 
-    >>> ost.solve.lbfgs(lambda w: ((a @ w - b) ** 2).sum(), w0).x
+    >>> found = ost.solve.lbfgs(lambda x: ((x - 3) ** 2).sum(), ost.zeros(2))
+    >>> found.x
+    Array([3., 3.], dtype=float64, whole of 1)
     """
     tree = Raveled(x0, "lbfgs")
     value = _number(function, tree, "lbfgs")
@@ -218,7 +230,9 @@ def levenberg_marquardt(
     steps from x0, until a turn brings less than `ftol` of the sum, a step is less than `xtol` of x,
     or the largest slope is `gtol`.
 
-    >>> ost.solve.levenberg_marquardt(lambda p: p["a"] * ost.exp(-p["k"] * t) - y, p0).x
+    >>> t, y = ost.arange(4.0), 2 * ost.exp(-0.5 * ost.arange(4.0))
+    >>> ost.solve.levenberg_marquardt(lambda p: p[0] * ost.exp(-p[1] * t) - y, ost.ones(2)).x
+    Array([2. , 0.5], dtype=float64, whole of 1)
     """
     tree = Raveled(x0, "levenberg_marquardt")
     values = _row(residuals, tree)

@@ -285,24 +285,6 @@ def test_edges(dtype, how):
         assert np.isnan(found), name
 
 
-_EXAMPLE = re.compile(r"`(ost\.special\.[^`]*)`\s+is ([^`.]*(?:\.\d+)?)(\.\.\.)?")
-
-
-@pytest.mark.parametrize("name", ost.special.__all__)
-def test_examples_of_docstrings(name):
-    text = " ".join((inspect.getdoc(getattr(ost.special, name)) or "").split())
-    if name in ("erf", "logsumexp"):
-        return
-    found = _EXAMPLE.search(text)
-    assert found, f"{name} has no example: {text}"
-    code, wanted, more = found.groups()
-    y = float(np.asarray(eval(code, {"ost": ost})).reshape(-1)[0])
-    wanted = wanted.removesuffix(" twice").strip()
-    true = float(eval(wanted, {"inf": INF, **vars(math)}))
-    digits = len(wanted.partition(".")[2])
-    assert abs(y - true) < 10.0**-digits if more else y == pytest.approx(true, 1e-14)
-
-
 @pytest.mark.parametrize("name", [n for n in ost.special.__all__ if n not in ("erf", "logsumexp")])
 def test_operands_have_scipys_names(name):
     """As types, the reference and calls by keyword say them."""
