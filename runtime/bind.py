@@ -8,7 +8,8 @@ generated names only, never of anything that a plan contains.
     def run(i0, i1, o0):
         f2(i0, i1, v2)
         k3(xp, o0, v2, **p3)
-"""
+
+On a device that repeats runs, what it repeats stands in parts (parts.py), behind all looks at operands."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 from ostinato.ops.collective import STORED, collective_of
 from ostinato.ops.control import graph_cost
-from ostinato.ops.core.device import Device, Keeping, Recorder, Repeated, plain
+from ostinato.ops.core.device import Branch, Device, Keeping, Loop, Recorder, Repeated, plain
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Partial, slices
 from ostinato.ops.core.monoid import MONOIDS
@@ -57,6 +58,7 @@ from ostinato.errors import (
 from .messages.collectives import Start, staged, starter
 from .messages.communicator import Communicator
 from .packed_weights import Staying
+from .parts import Parts
 from .position import BYTES, CALL, FLOPS, Map, Span, Turns
 from .prefetch import ReadAhead, Step, WriteBehind
 
@@ -108,6 +110,7 @@ class Bound:
     lines: dict[int, Row] = field(default_factory=dict)  # line of the source -> what it runs
     stays: list[Staying] = field(default_factory=list)  # operands that products may keep
     map: Map = field(default_factory=Map)  # of what its lines do, for who asks how far it is
+    conditional: list[tuple[Loop | Branch, Node]] = field(default_factory=list)
 
     def row_of(self, error: BaseException, name: str) -> Row | None:
         """The line of the function in which it was raised."""
@@ -174,10 +177,11 @@ def bind(
     timed: bool = False,
     row_of: RowOf | None = None,
     notes: Notes | None = None,
+    parts: Parts | None = None,
 ) -> Bound:
     """The function that runs a program on one worker. `row_of` makes rows that do more than to add up;
-    `notes` has what kernels of a device find wrong."""
-    binder = _Binder(rank, communicator, device, arena, threads, timed, row_of, notes)
+    `notes` has what kernels of a device find wrong; `parts`: of what is repeated."""
+    binder = _Binder(rank, communicator, device, arena, threads, timed, row_of, notes, parts)
     graph = program.graph
     ins = [f"i{k}" for k in range(len(graph.inputs))]
     outs = [f"o{k}" for k in range(len(graph.outputs))]
@@ -192,7 +196,10 @@ def bind(
         binder.names["talk"] = communicator
         binder.write("t0 = t1 = mark(); c0 = talk.talking")
     with device.together():
-        binder.program(program, ins, outs, 0)
+        if parts is None:
+            binder.program(program, ins, outs, 0)
+        else:
+            binder.in_parts(program, ins, outs, parts)
     if row_of is not None and graph.nodes:
         whole = binder.name("r", row_of(graph.nodes[-1], 0, "run", name))
         binder.write(f"{whole}.span(device, t1, mark())")
@@ -202,7 +209,9 @@ def bind(
         print(f"# {name}, worker {rank}\n{source}", file=sys.stderr)
     exec(compile(source, name, "exec"), binder.names)
     call = binder.names.pop("run")  # no circle: with the last who calls it, all it holds is gone
-    return Bound(call, source, binder.rows, binder.lines, binder.stays, binder.map)
+    return Bound(
+        call, source, binder.rows, binder.lines, binder.stays, binder.map, binder.conditional
+    )
 
 
 class _Binder:
@@ -216,8 +225,11 @@ class _Binder:
         timed: bool,
         row_of: RowOf | None,
         notes: Notes | None,
+        parts: Parts | None,
     ) -> None:
-        self.row_of, self.notes = row_of, notes
+        self.row_of, self.notes, self.parts = row_of, notes, parts
+        self.is_repeated = False  # what is written now
+        self.conditional: list[tuple[Loop | Branch, Node]] = []
         self.rank = rank
         self.communicator = communicator
         self.device, self.xp = device, device.xp
@@ -329,41 +341,95 @@ class _Binder:
         graph = program.graph
         in_order = contiguous(graph, given)
         names: list[str] = list(ins)
+        for k in range(len(graph.nodes)):
+            self.name_results(program, k, names, outs, base)
+            self.lines_of(program, k, names, base, in_order)
+
+    def in_parts(
+        self, program: Program, ins: Sequence[str], outs: Sequence[str], parts: Parts
+    ) -> None:
+        """The whole program, as parts that are repeated and what is not. What only looks at operands comes
+        first, as it does no more than to name memory."""
+        graph = program.graph
+        in_order = contiguous(graph)
+        names: list[str] = list(ins)
+        self.names["parts"] = parts
         for k, node in enumerate(graph.nodes):
-            first = graph.starts[k]
-            for v, spec in zip(graph.outs(k), node.specs, strict=True):
-                slot = program.slots[v]
-                match slot.kind:
-                    case "output":
-                        names.append(outs[slot.at])
-                    case "arena":
-                        names.append(self.stored(base + slot.at, self.shape(spec), spec.dtype))
-                    case "constant":
-                        value = self.xp.empty((), spec.dtype)
-                        with np.errstate(all="ignore"):
-                            value[...] = node.kw["value"]
-                        names.append(self.array(value))
-                    case "alias":
-                        names.append("")
-                    case "part":
-                        names.append(self.part(program, v, outs, base))
-                    case _:
-                        names.append("None")
-            row = (self.row_of or Row)(node, self.depth)
+            self.name_results(program, k, names, outs, 0)
+            if self.only_looks(program, k):
+                self.views(program, k, node, Row(node, self.depth), names, graph.starts[k])
+        rest = [k for k in range(len(graph.nodes)) if not self.only_looks(program, k)]
+        for is_apart, run in itertools.groupby(rest, lambda k: k in parts.apart):
             begun = len(self.text)
-            before = self.begin_range(row)
-            self.node(program, k, node, row, names, first, base, in_order)
-            if before > begun and len(self.text) == before:
+            self.is_repeated = not is_apart
+            if self.is_repeated:
+                self.write(f"while parts.next({parts.count}):")
+                self.depth += 1
+                self.write("try:")
+                self.depth += 1
+            before = len(self.text)
+            for k in run:
+                self.lines_of(program, k, names, 0, in_order)
+            if self.is_repeated:
+                self.depth -= 2
+            if self.is_repeated and len(self.text) == before:
                 self.unwrite(begun)
-            elif before > begun:
-                self.write("end_range()")
-            if len(self.text) > before:
-                self.map.spans.append(Span(before + 1, len(self.text), graph, node))
-            if self.timed and len(self.text) > before:
-                self.rows.append(row)
-                stamp = self.name("r", row)
-                self.write(f"{stamp}.span(device, t0, mark())")
-                self.write(f"c1 = talk.talking; {stamp}.talking += c1 - c0; c0 = c1; t0 = mark()")
+            elif self.is_repeated:
+                self.write(f"        parts.done({parts.count})")
+                self.write("    except BaseException as error:")
+                self.write(f"        if not parts.forgives({parts.count}, error): raise")
+                parts.count += 1
+        self.is_repeated = False
+
+    def only_looks(self, program: Program, k: int) -> bool:
+        node = program.graph.nodes[k]
+        if not node.specs or program.slots[program.graph.starts[k]].kind != "alias":
+            return False
+        return node.op != "wait" and node.op not in STORED
+
+    def name_results(
+        self, program: Program, k: int, names: list[str], outs: Sequence[str], base: int
+    ) -> None:
+        """Where a node's results lie, as far as that is no look at others."""
+        graph, node = program.graph, program.graph.nodes[k]
+        for j, (v, spec) in enumerate(zip(graph.outs(k), node.specs, strict=True)):
+            slot = program.slots[v]
+            match slot.kind:
+                case "output":
+                    names.append(outs[slot.at])
+                case "arena":
+                    names.append(self.stored(base + slot.at, self.shape(spec), spec.dtype))
+                case "constant":
+                    value = self.xp.empty((), spec.dtype)
+                    with np.errstate(all="ignore"):
+                        value[...] = node.kw["value"]
+                    names.append(self.array(value))
+                case "alias":
+                    names.append(names[node.inputs[j]] if node.op == "wait" else "")
+                case "part":
+                    names.append(self.part(program, v, outs, base))
+                case _:
+                    names.append("None")
+
+    def lines_of(
+        self, program: Program, k: int, names: list[str], base: int, in_order: Sequence[bool]
+    ) -> None:
+        graph, node = program.graph, program.graph.nodes[k]
+        row = (self.row_of or Row)(node, self.depth)
+        begun = len(self.text)
+        before = self.begin_range(row)
+        self.node(program, k, node, row, names, graph.starts[k], base, in_order)
+        if before > begun and len(self.text) == before:
+            self.unwrite(begun)
+        elif before > begun:
+            self.write("end_range()")
+        if len(self.text) > before:
+            self.map.spans.append(Span(before + 1, len(self.text), graph, node))
+        if self.timed and len(self.text) > before:
+            self.rows.append(row)
+            stamp = self.name("r", row)
+            self.write(f"{stamp}.span(device, t0, mark())")
+            self.write(f"c1 = talk.talking; {stamp}.talking += c1 - c0; c0 = c1; t0 = mark()")
 
     def begin_range(self, row: Row) -> int:
         """Tell a profiler of the device; how many lines there are then."""
@@ -1009,6 +1075,14 @@ class _Binder:
         turns = self.local("u")
         most = kw["most"]
         limit = f" or {turns} == {most}" if most >= 0 else ""
+        ends = f"not {test}[()]{limit}"
+        if self.parts is not None and self.is_repeated:
+            loop = self.parts.repeater.loop(self.fixed[test], most)
+            self.conditional.append((loop, node))
+            name = self.name("l", loop)
+            given = ", ".join(f"({''.join(f'{x}, ' for x in names)})" for names in buffers)
+            self.write(f"{''.join(f'{x}, ' for x in c)}= {name}.begin({given})")
+            ends = f"{name}.ends({turns})"
         with self.recorded(c, n, buffers) as record:
             self.write(f"{turns} = 0")
             self.write("while True:")
@@ -1016,7 +1090,7 @@ class _Binder:
             self.depth += 1
             self.program(condition, [*ins[:nc], *c], [test], inner)
             asked = record.count
-            self.write(f"if not {test}[()]{limit}: break")
+            self.write(f"if {ends}: break", row)
             self.write(f"{turns} += 1")
             record.known += 4
             self.program(body, [*ins[:nc], *c], n, inner)
@@ -1053,12 +1127,20 @@ class _Binder:
         base: int,
     ) -> None:
         otherwise, then = program.bodies[k]
-        for head, side in ((f"if {ins[0]}[()]:", then), ("else:", otherwise)):
+        flag = f"{ins[0]}[()]"
+        depth = self.depth
+        if self.parts is not None and self.is_repeated:
+            branch, flag = self.parts.repeater.branch(), self.local("b")
+            self.conditional.append((branch, node))
+            self.write(f"for {flag} in {self.name('l', branch)}.sides({ins[0]}):", row)
+            self.depth += 1
+        for head, side in ((f"if {flag}:", then), ("else:", otherwise)):
             self.write(head)
             self.depth += 1
             self.write("pass")
             self.program(side, ins[1:], outs, base + program.bases[k])
             self.depth -= 1
+        self.depth = depth
 
 
 def neighbours(node: Node, rank: int, workers: int) -> tuple[int | None, int | None]:

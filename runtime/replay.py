@@ -6,9 +6,9 @@
 
 Buffers of results are used in turn, and so are weights that a plan was given, so few forms of a program
 serve all its runs. What is small and lies elsewhere each time, such as a learning rate or a loss that
-somebody keeps, has a place of its own: it is copied there before, or from there after. A program that
-cannot be taken down, or whose large operands are new in each run, runs operation by operation, and
-`why` says so in explain.
+somebody keeps, has a place of its own: it is copied there before, or from there after. What cannot be taken
+down runs apart, operation by operation, and what lies between is taken down in parts (parts.py); a program
+whose large operands are new in each run runs operation by operation. `how` says so in explain.
 
 Messages between devices are part of what is taken down. Then all workers take down the same run, and launch
 what they took down together, wherever operands lie on each: before a run they agree on which form, by a
@@ -16,10 +16,9 @@ number that each tells the others."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ostinato.ops.collective import collective_of
@@ -33,6 +32,7 @@ from ostinato import settings
 
 from .bind import Bound
 from .messages.communicator import Communicator
+from .parts import OURS, Parts, with_messages
 
 FORMS = 16  # of one program at once
 MOST_TAKEN = 48  # times that it is taken down before it must have been launched more often
@@ -40,9 +40,16 @@ SMALL = 1 << 18  # bytes of what is copied to a place of its own
 WINDOW = 32  # numbers of forms that are told apart, twice those that are kept
 MOVING = "its operands lie elsewhere in each run"
 MOST_CALLS = 20_000  # in one run: more would take gigabytes
+TOLD = 3  # operations that are named
+MOST_MISSED = 16  # times that it is bound anew without what could not be taken down
+NOBODY, SOMEWHERE, AT = (
+    0,
+    1,
+    2,
+)  # what workers tell each other of a part: that it could be taken down,
+# that it could not, or at which node that was
+_CONDITIONAL = ("while", "branch")
 _ON_HOST = {  # what decides, reads or writes there
-    "while": "the host looks at its condition",
-    "branch": "the host looks at its condition",
     "blocks": "it runs block by block, with files",
     "read": "it reads a file",
     "write": "it writes a file",
@@ -50,31 +57,49 @@ _ON_HOST = {  # what decides, reads or writes there
 
 
 class Replay:
-    """A bound program on one worker."""
+    """A program on one worker. `apart`: nodes that no graph has, and why."""
+
+    bound: Bound
 
     def __init__(
         self,
-        bound: Bound,
         program: Program,
         device: Device,
         repeater: Repeater,
         why: str,
+        apart: Mapping[int, str],
         name: str,
         agree: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
         self.agree = agree  # with other workers, on what all do
         self.next = 0  # number of the next form that all make
-        self.bound, self.name = bound, name
+        self.program, self.name = program, name
         self.device, self.repeater = device, repeater
         self.count = len(program.graph.inputs)
+        given = (*program.graph.inputs, *program.graph.out_specs)
+        self.files = {k for k, s in enumerate(given) if s.layout is not None and s.layout.stored}
         self.why = why  # it is not launched as a whole
+        self.apart = dict(apart)
+        self.parts: Parts | None = None if why else self._parts()
+        self.is_stale = False  # it has to be bound anew
+        self.missed = 0
         self.is_rehearsed = False
-        self.forms: dict[tuple[int, ...], Function] = {}
+        self.forms: dict[tuple[int, ...], Sequence[Function]] = {}
         self.numbered: dict[
-            int, tuple[tuple[int, ...], Function]
+            int, tuple[tuple[int, ...], Sequence[Function]]
         ] = {}  # those that all workers made
         self.places: dict[int, Any] = {}  # of operands and results that lie elsewhere each time
         self.taken = self.launched = 0
+
+    def _parts(self) -> Parts:
+        return Parts(self.repeater, with_messages(self.program.graph, self.apart), self.agree)
+
+    def renew(self, bound: Bound) -> None:
+        """It was bound with these parts."""
+        self.bound, self.is_stale, self.is_rehearsed = bound, False, False
+        if self.parts is not None and not self.parts.count and not self.why:
+            told = self._told_apart()
+            self._give_up(told or "it asks for nothing")
 
     @property
     def how(self) -> str:
@@ -83,8 +108,28 @@ class Replay:
             return f"operation by operation: {self.why}"
         forms = len(self.forms) + len(self.numbered)
         if not forms:
-            return "operation by operation so far"
-        return f"as one graph, in {forms} form{'s' if forms > 1 else ''} by where its operands lie"
+            return f"operation by operation so far{self._unknown()}"
+        count = self.parts.count if self.parts is not None else 1
+        apart = f", and operation by operation {self._told_apart()}" if self.apart else ""
+        graphs = "one graph" if count == 1 else f"{count} graphs"
+        return f"as {graphs}, in {forms} form{'s' if forms > 1 else ''} by where its operands lie{apart}"
+
+    def _told_apart(self) -> str:
+        graph, slots = self.program.graph, self.program.slots
+        found = [
+            f"{_told(graph.nodes[k])}: {why}"
+            for k, why in sorted(self.apart.items())
+            if not graph.nodes[k].specs or slots[graph.starts[k]].kind != "alias"
+        ]
+        more = f"; and {len(found) - TOLD} more" if len(found) > TOLD else ""
+        return "; ".join(found[:TOLD]) + more
+
+    def _unknown(self) -> str:
+        found = [node for what, node in self.bound.conditional if not what.is_known]
+        if not found:
+            return ""
+        seen = "has gone one way only" if found[0].op == "branch" else "has not turned yet"
+        return f": {_told(found[0])} {seen}"
 
     def run(self, *arrays: Any) -> None:
         """Operands and results."""
@@ -93,17 +138,21 @@ class Replay:
         elif self.why:
             self.bound.call(*arrays)
         elif not self.is_rehearsed:
-            with self.repeater.rehearsal():
-                self.bound.call(*arrays)
-            self.is_rehearsed = True
+            self._rehearse(arrays)
         else:
-            launch = self.forms.get(key := self._key(arrays))
-            if launch is None:
-                launch = self._form(key, arrays)
-            if launch is None:
+            graphs = self.forms.get(key := self._key(arrays))
+            if graphs is not None:
+                self._launch(graphs, arrays)
+            elif self._is_enough():
+                self._give_up(MOVING)
                 self.bound.call(*arrays)
             else:
-                self._launch(launch, arrays)
+                self._take(key, arrays)
+
+    def _rehearse(self, arrays: Sequence[Any]) -> None:
+        assert self.parts is not None
+        self.parts.rehearse(lambda: self.bound.call(*arrays))
+        self.is_rehearsed = all(what.is_known for what, _ in self.bound.conditional)
 
     def _run_with_others(
         self, agree: Callable[[int], Sequence[int]], arrays: Sequence[Any]
@@ -121,75 +170,100 @@ class Replay:
                 next(f for n, (_, f) in self.numbered.items() if n % WINDOW == first), arrays
             )
         elif common >> WINDOW & 1:
-            number = max(word >> WINDOW + 1 for word in said)
-            made = self._taken(key, arrays)
-            if all(agree(int(made is not None))) and made is not None:
-                at, launch = made
-                old = [n for n in self.numbered if n <= number - FORMS]
-                for n in old:
-                    del self.numbered[n]
-                self.numbered[number], self.next = (at, launch), number + 1
-                self._launch(launch, arrays)
-            else:
-                self._give_up(self.why or "another worker could not take it down")
-                self.bound.call(*arrays)
+            self._take(key, arrays, max(word >> WINDOW + 1 for word in said))
         else:
             if enough and not self.why:
                 self._give_up(MOVING)
-            with contextlib.nullcontext() if self.why else self.repeater.rehearsal():
+            if self.why:
                 self.bound.call(*arrays)
-            self.is_rehearsed = True
+            else:
+                self._rehearse(arrays)
 
     def _key(self, arrays: Sequence[Any]) -> tuple[int, ...]:
-        where, places = self.repeater.where, self.places
-        if not places:
+        where, elsewhere = self.repeater.where, self.places.keys() | self.files
+        if not elsewhere:
             return tuple([where(x) for x in arrays])
-        return tuple([0 if k in places else where(x) for k, x in enumerate(arrays)])
+        return tuple([0 if k in elsewhere else where(x) for k, x in enumerate(arrays)])
 
-    def _launch(self, launch: Function, arrays: Sequence[Any]) -> None:
-        copy, count = self.device.xp.copyto, self.count
-        for k, place in self.places.items():
-            if k < count:
-                copy(place, arrays[k])
-        launch()
-        for k, place in self.places.items():
-            if k >= count:
-                copy(arrays[k], place)
+    def _launch(self, graphs: Sequence[Function], arrays: Sequence[Any]) -> None:
+        parts = self.parts
+        assert parts is not None
+        self._copy_in(arrays)
+        parts.launch(graphs, lambda: self.bound.call(*self._given(arrays)))
+        self._copy_out(arrays)
         self.launched += 1
 
-    # -- forms -----------------------------------------------------------------------------
-    def _form(self, key: tuple[int, ...], arrays: Sequence[Any]) -> Function | None:
-        """One for arrays that lie here."""
-        if self._is_enough():
-            self._give_up(MOVING)
-            return None
-        made = self._taken(key, arrays)
-        if made is None:
-            return None
-        if len(self.forms) == FORMS:
-            del self.forms[next(iter(self.forms))]
-        key, launch = made
-        self.forms[key] = launch
-        return launch
+    def _given(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        return [self.places.get(k, x) for k, x in enumerate(arrays)]
 
+    def _copy_in(self, arrays: Sequence[Any]) -> None:
+        for k, place in self.places.items():
+            if k < self.count:
+                self.device.xp.copyto(place, arrays[k])
+
+    def _copy_out(self, arrays: Sequence[Any]) -> None:
+        for k, place in self.places.items():
+            if k >= self.count:
+                self.device.xp.copyto(arrays[k], place)
+
+    # -- forms -----------------------------------------------------------------------------
     def _is_enough(self) -> bool:
         return self.taken >= MOST_TAKEN and self.launched < 2 * self.taken
 
-    def _taken(
-        self, key: tuple[int, ...], arrays: Sequence[Any]
-    ) -> tuple[tuple[int, ...], Function] | None:
-        """A run taken down, and for arrays that lie where; None if it cannot be, and why is known."""
+    def _take(self, key: tuple[int, ...], arrays: Sequence[Any], number: int | None = None) -> None:
+        """A run that is taken down as it runs: a form for arrays that lie here, by the number that all
+        workers have for it."""
+        parts = self.parts
+        assert parts is not None
         if self._give_places(key, arrays):
             key = self._key(arrays)
-        given = [self.places.get(k, x) for k, x in enumerate(arrays)]
-        try:
-            made = self.repeater.taken(lambda: self.bound.call(*given))
-        except Exception as error:
-            row = self.bound.row_of(error, self.name)
-            self._give_up(f"{_told(row.node) if row is not None else 'a run'}: {error}")
-            return None
+        given = self._given(arrays)
+        self._copy_in(arrays)
+        made = parts.take(lambda: self.bound.call(*given))
+        self._copy_out(arrays)
+        if made is None:
+            self._miss(parts.error)
+            return
         self.taken += 1
-        return key, made
+        if number is not None:
+            for n in [n for n in self.numbered if n <= number - FORMS]:
+                del self.numbered[n]
+            self.numbered[number], self.next = (key, made), number + 1
+        else:
+            if len(self.forms) == FORMS:
+                del self.forms[next(iter(self.forms))]
+            self.forms[key] = made
+        self.launched += 1
+
+    def _miss(self, error: Exception | None) -> None:
+        """What could not be taken down runs apart from now on, on all workers."""
+        assert error is not None
+        k, why = self._node_of(error), str(error)
+        row = self.bound.row_of(error, self.name)
+        if row is not None and k is not None and row.node is not self.program.graph.nodes[k]:
+            why = f"{_told(row.node)}: {why}"
+        mine = NOBODY if why == OURS else SOMEWHERE if k is None else AT + k
+        said = {*self.agree(mine)} if self.agree is not None else {mine}
+        self.missed += 1
+        if SOMEWHERE in said or said == {NOBODY} or self.missed > MOST_MISSED:
+            self._give_up(f"a run: {why}")
+            return
+        self._forget()
+        for code in said - {NOBODY}:
+            found = _alike(self.program, code - AT)
+            self.apart |= dict.fromkeys(found, why if code == mine else OURS)
+        self.parts, self.is_stale = self._parts(), True
+
+    def _node_of(self, error: BaseException) -> int | None:
+        """The node in which it was raised."""
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != self.name:
+            trace = trace.tb_next
+        graph, line = self.program.graph, trace.tb_lineno if trace is not None else 0
+        for span in self.bound.map.spans:
+            if span.graph is graph and span.first <= line <= span.last:
+                return next(k for k, node in enumerate(graph.nodes) if node is span.node)
+        return None
 
     def _give_places(self, key: tuple[int, ...], arrays: Sequence[Any]) -> bool:
         """To small ones that lie where they did in no form."""
@@ -200,6 +274,7 @@ class Replay:
             k
             for k, at in enumerate(key)
             if k not in self.places
+            and k not in self.files
             and arrays[k].nbytes <= SMALL
             and all(form[k] != at for form in known)
         ]
@@ -212,42 +287,70 @@ class Replay:
 
     def _give_up(self, why: str) -> None:
         self.why = why
+        self._forget()
+
+    def _forget(self) -> None:
         self.forms.clear()
         self.numbered.clear()
         self.places.clear()
 
 
-def why_not(program: Program, communicator: Communicator) -> str:
-    """Why a program cannot be taken down, as far as that can be seen; or nothing."""
+def _alike(program: Program, k: int) -> Sequence[int]:
+    """A node, and those that are the same operation in the same dtypes, of which the same is to be expected."""
+    graph = program.graph
+
+    def about(n: Node) -> Any:
+        return n.op, *(graph.specs[v].dtype for v in n.inputs), *(s.dtype for s in n.specs)
+
+    node = graph.nodes[k]
+    if k in program.bodies:
+        return (k,)
+    return [j for j, other in enumerate(graph.nodes) if about(other) == about(node)]
+
+
+def why_not(
+    program: Program, communicator: Communicator, unconditional: str
+) -> tuple[str, dict[int, str]]:
+    """Why a program cannot be taken down, or nothing, and which of its nodes cannot, as far as that can be
+    seen. `unconditional`: why a device looks at no condition."""
     if settings.check_nan:
-        return "the host looks for NaN"
-    if any(s.layout is not None and s.layout.stored for s in program.graph.inputs):
-        return "it reads a file"
-    calls, why = _calls(program, communicator)
-    if not why and calls > MOST_CALLS:
-        return f"a run is {calls:,} operations"
-    return why
+        return "the host looks for NaN", {}
+    calls, apart = 0, {}
+    for k in range(len(program.graph.nodes)):
+        count, why = _calls(program, k, communicator, unconditional)
+        if not why and count > MOST_CALLS:
+            why = f"a run is {count:,} operations"
+        if why:
+            apart[k] = why
+        else:
+            calls += count
+    return f"a run is {calls:,} operations" if calls > MOST_CALLS else "", apart
 
 
-def _calls(program: Program, communicator: Communicator) -> tuple[int, str]:
-    count = 0
-    for k, node in enumerate(program.graph.nodes):
-        specs = [program.graph.specs[v] for v in node.inputs]
-        stored = any(s.layout is not None and s.layout.stored for s in specs)
-        reason = _ON_HOST.get(node.op, "it reads a file" if stored else "")
-        if _sends(node, communicator.size) and not communicator.in_graphs:
-            reason = "workers meet on the host"
-        if reason:
-            return 0, f"{_told(node)}: {reason}"
-        turns = int(node.kw["trips"]) if node.op == "loop" else 1
-        inner = 0
-        for body in program.bodies.get(k, ()) if node.op == "loop" else ():
-            calls, why = _calls(body, communicator)
+def _calls(
+    program: Program, k: int, communicator: Communicator, unconditional: str, inside: str = ""
+) -> tuple[int, str]:
+    """What a graph is asked for by a node, and why it cannot be; `inside`: of what the body is a part."""
+    graph, node = program.graph, program.graph.nodes[k]
+    stored = any((x := graph.specs[v].layout) is not None and x.stored for v in node.inputs)
+    if reason := _ON_HOST.get(node.op, "it reads a file" if stored else ""):
+        return 0, reason
+    if _sends(node, communicator.size) and not communicator.in_graphs:
+        return 0, "workers meet on the host"
+    if _sends(node, communicator.size) and inside:
+        return 0, f"messages are no part of a {inside}"
+    if node.op in _CONDITIONAL and unconditional:
+        return 0, f"the host looks at its condition: {unconditional}"
+    inside = node.op if node.op in _CONDITIONAL else inside
+    inner = 0
+    for body in program.bodies.get(k, ()):
+        for j, other in enumerate(body.graph.nodes):
+            calls, why = _calls(body, j, communicator, unconditional, inside)
             if why:
-                return 0, why
+                return 0, f"{_told(other)}: {why}"
             inner += calls
-        count += turns * inner if inner else 1
-    return count, ""
+    turns = int(node.kw["trips"]) if node.op == "loop" else 1
+    return (turns * inner if inner else 1), ""
 
 
 def has_messages(program: Program, workers: int) -> bool:

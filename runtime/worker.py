@@ -248,8 +248,17 @@ class Worker:
             loaded.results = tuple(Result(*_local(s, self.rank)) for s in program.graph.out_specs)
         loaded.reuse = dict(program.reuse)
         loaded.talks = self.communicator.ready(loaded.plan.target.numerics != "fast")
-        return bind(
-            program,
+        if timed:
+            return self._bound(loaded, timed=True)
+        loaded.replay = self._replay(loaded)
+        return self._bound(loaded)
+
+    def _bound(self, loaded: Loaded, timed: bool = False) -> Bound:
+        """In this arena, and with what repeats its runs."""
+        replay = None if timed else loaded.replay
+        assert loaded.talks is not None
+        bound = bind(
+            loaded.plan.program,
             self.rank,
             loaded.talks,
             self.device,
@@ -259,21 +268,26 @@ class Worker:
             timed or self.tape is not None,
             self.tape.row if self.tape is not None else None,
             self.notes,
+            replay.parts if replay is not None else None,
         )
+        if replay is not None:
+            replay.renew(bound)
+        return bound
 
-    def _replay(self, loaded: Loaded, bound: Bound) -> Replay | None:
+    def _replay(self, loaded: Loaded) -> Replay | None:
         """What repeats its runs as one call; None where the device does not, or steps are timed."""
-        if self.tape is not None or bound.stays:
+        if self.tape is not None:
             return None
         self.repeater = self.repeater or self.device.repeater()
         if self.repeater is None:
             return None
         program, talks = loaded.plan.program, loaded.talks
         assert talks is not None
-        why, name = why_not(program, talks), f"<plan {loaded.plan.id}>"
+        why, apart = why_not(program, talks, self.repeater.unconditional)
         together = talks.in_graphs and not why and has_messages(program, talks.size)
         agree = talks.agree if together else None
-        return Replay(bound, program, self.device, self.repeater, why, name, agree)
+        name = f"<plan {loaded.plan.id}>"
+        return Replay(program, self.device, self.repeater, why, apart, name, agree)
 
     def _rest(self) -> None:
         """Plans that did not run since this was done last let go of their buffers."""
@@ -292,7 +306,8 @@ class Worker:
         bound = loaded.bound
         if bound is None:
             bound = loaded.bound = self._bind(loaded)
-            loaded.replay = self._replay(loaded, bound)
+        elif loaded.replay is not None and loaded.replay.is_stale:
+            bound = loaded.bound = self._bound(loaded)
         loaded.runs += 1
         first = len(arrays)
         short: BaseException | None = None

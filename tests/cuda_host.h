@@ -12,6 +12,12 @@ using std::fabs;
 #define __shared__ static
 #define __launch_bounds__(n)
 #define OSTINATO_HOST
+#define __cudart_builtin__
+#define CUDARTAPI
+typedef unsigned long long cudaGraphConditionalHandle;
+extern "C" void cudaGraphSetConditional(cudaGraphConditionalHandle handle, unsigned value) {
+  *(unsigned*)handle = value;
+}
 struct dim3_ { unsigned x, y, z; };
 static dim3_ threadIdx, blockIdx, blockDim, gridDim;
 static ucontext_t back_, fibers_[1024];

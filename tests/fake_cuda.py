@@ -197,16 +197,24 @@ class Stream:
         if self.ptr == LEGACY:
             raise RuntimeError("cannot capture on the default (legacy) stream")
         assert mode == Runtime.streamCaptureModeThreadLocal, "what cannot be repeated passes"
+        assert capturing() is None, "this thread captures already"
+        self.captures(Graph._of(self))
+
+    def captures(self, graph: Graph) -> None:
+        """From here on, into this one."""
         assert self.graph is None, "it captures already"
-        self.graph = _here.graph = Graph._of(self)
+        graph.around, graph.origin = capturing(), self
+        self.graph = _here.graph = graph
 
     def is_capturing(self) -> bool:
         return self.graph is not None
 
     def end_capture(self) -> Graph:
-        graph, self.graph, _here.graph = self.graph, None, None
+        graph, self.graph = self.graph, None
         assert graph is not None
         assert graph.origin is self
+        assert capturing() is graph, "a body is captured yet"
+        _here.graph = graph.around
         for other in graph.others:
             other.graph = None
             if other.clock.get(other.line, 0) > self.clock.get(other.line, 0):
@@ -335,8 +343,9 @@ class Graph:
     others: list[Stream]
     wrong: str
     allocated: int  # bytes of what is needed in between
+    around: Graph | None  # of whose node it is the body
     memory: dict[int, tuple[Any, list[_Use]]]
-    steps: list[tuple[Callable[[], Any], list[Any], list[Any]]]
+    steps: list[tuple[Callable[[], Any] | Conditional, list[Any], list[Any]]]
 
     def __init__(self) -> None:
         raise NotImplementedError("graphs are made by capturing")
@@ -345,7 +354,7 @@ class Graph:
     def _of(cls, stream: Stream) -> Graph:
         made = object.__new__(cls)
         made.origin, made.others, made.wrong, made.steps = stream, [], "", []
-        made.allocated, made.memory = 0, {}
+        made.allocated, made.memory, made.around = 0, {}, None
         return made
 
     def breaks(self, why: str) -> None:
@@ -353,16 +362,48 @@ class Graph:
 
     def launch(self, stream: Stream | None = None) -> None:
         refuse_while_capturing("to launch a graph")
-        on = stream or get_current_stream()
         counted.launches += 1
-        counted.asked += len(self.steps)
         with np.errstate(all="ignore"):
-            for step, reads, writes in self.steps:
-                touch(on, reads, writes)
+            self.run(stream or get_current_stream())
+
+    def run(self, on: Stream) -> None:
+        counted.asked += len(self.steps)
+        for step, reads, writes in self.steps:
+            touch(on, reads, writes)
+            if isinstance(step, Conditional):
+                step.run(on)
+            else:
                 step()
 
     def upload(self, stream: Stream | None = None) -> None:
         refuse_while_capturing("to send a graph")
+
+
+class Conditional:
+    """A node whose bodies run as a word says, which kernels set before, and in each turn."""
+
+    UNSET = 0xFFFFFFFF
+    MOST = 100_000  # turns
+
+    def __init__(self, word: Any, turns: bool, bodies: Sequence[Graph]) -> None:
+        self.word, self.turns, self.bodies = word, turns, bodies
+
+    def said(self) -> int:
+        value, self.word.value = self.word.value, self.UNSET
+        assert value != self.UNSET, "no kernel has set the condition"
+        return int(value)
+
+    def run(self, on: Stream) -> None:
+        value = self.said()
+        if self.turns:
+            for _ in range(self.MOST):
+                if not value:
+                    return
+                self.bodies[0].run(on)
+                value = self.said()
+            raise AssertionError("a loop that does not end")
+        for body in self.bodies[:1] if value else self.bodies[1:]:
+            body.run(on)
 
 
 def capturing() -> Graph | None:
@@ -420,13 +461,13 @@ def address_of(x: Any) -> int:
 
 
 def array_at(address: int, size: int) -> Any:
-    """The memory, which has to be that of one array."""
+    """These bytes, which have to be those of one array."""
     for start, held in [*_given.items()]:
         base = held()
         if base is None:
             del _given[start]
         elif start <= address and address + size <= start + base.nbytes:
-            return base
+            return _octets(base)[address - start : address - start + size]
     raise AssertionError(
         f"{size} bytes at {address:#x} are in no array whose address was asked for"
     )
@@ -451,6 +492,12 @@ def own(x: Any) -> None:
     _owners[key] = weakref.ref(base, lambda _: _owners.pop(key, None))
 
 
+def _octets(base: Any) -> Any:
+    """Its memory."""
+    row = base.reshape(-1) if base.flags.c_contiguous else base.T.reshape(-1)
+    return row.view(np.uint8)
+
+
 def at(address: int, size: int) -> Any:
     """The bytes of the device that lie there, as what is known of them is found."""
     if not size:
@@ -460,8 +507,7 @@ def at(address: int, size: int) -> Any:
         if base is not None and base.nbytes:
             low, high = np.lib.array_utils.byte_bounds(base)
             if low <= address and address + size <= high:
-                row = base.reshape(-1) if base.flags.c_contiguous else base.T.reshape(-1)
-                return row.view(np.uint8)[address - low : address - low + size]
+                return _octets(base)[address - low : address - low + size]
     raise AssertionError(f"{size} bytes at {address:#x}, which are no array of the device")
 
 
@@ -492,6 +538,14 @@ def _touch(stream: Stream, reads: Sequence[Any], writes: Sequence[Any]) -> None:
                 if not (inside and (writes_ or same)):
                     kept.append(use)
             known[:] = [*kept, _Use(low, high, stream.line, now[stream.line], writes_)]
+
+
+def host_takes(x: Any) -> None:
+    """Who uses it on the host, or from there, has waited for what was written."""
+    with _clocks:
+        for use in _known(x, _memory) if not _is_alone else ():
+            if use.writes:
+                _after(_of_host, use.stream, use.n)
 
 
 def _after(now: Clock, stream: int, n: int) -> None:
@@ -563,18 +617,19 @@ def _fresh(found: Any, reads: Sequence[Any]) -> list[Any]:
 
 # -- memory ----------------------------------------------------------------------------------------
 class MemoryPool:
-    """It only counts. What was allocated once it has; more, it has to ask the driver for."""
+    """It only counts. What was allocated once on a stream it has, for that stream; more, it has to ask the
+    driver for."""
 
     def __init__(self) -> None:
-        self.has = 0
+        self.has: dict[int, int] = {}
 
     def malloc(self, size: int) -> None:
-        graph = capturing()
+        graph, stream = capturing(), get_current_stream().ptr
         if graph is None:
-            self.has += size
+            self.has[stream] = self.has.get(stream, 0) + size
             return
         graph.allocated += size
-        if graph.allocated > self.has:
+        if graph.allocated > self.has.get(stream, 0):
             refuse_while_capturing("to allocate")
 
     def used_bytes(self) -> int:
@@ -584,11 +639,11 @@ class MemoryPool:
         return 0
 
     def total_bytes(self) -> int:
-        return self.has
+        return sum(self.has.values())
 
     def free_all_blocks(self) -> None:
         if capturing() is None:
-            self.has = 0
+            self.has.clear()
 
 
 POOL = MemoryPool()

@@ -2,36 +2,42 @@
 
 It does in order, some time later, what it is asked to: what a run took is known only when somebody has
 waited for it. Its time is counted in calls. Another one has kernels in CUDA C++, which the host
-runs (cuda_host.py). Both multiply by a fake of cuBLASLt (fake_cublaslt.py); a third one has kernels and
-no such library."""
+runs (cuda_host.py). Both multiply by a fake of cuBLASLt (fake_cublaslt.py), and their graphs look at
+conditions (fake_driver.py); a third one has kernels and neither."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from ostinato.ops.core.device import DEVICES, add
 from ostinato.ops.gpu.device import NAME, Gpu
 from ostinato.ops.gpu.libraries.cublaslt import Library
 from ostinato.planner.lowering import RULES
 
+from . import fake_driver
+from .cuda_host import COMPILER
 from .fake_cublaslt import FakeLt
 from .fake_xp import DeviceArray, xp
 
 KERNELS, BARE = "fake kernels", "fake without a library"
 MISSING = "nvmath-python is not installed: pip install 'ostinato[gpu]'"
+NO_BINDINGS = "cuda-bindings is not installed: pip install 'ostinato[gpu]'"
 
 
-def _made(name: str, library: Library | str) -> Gpu:
+def _made(name: str, library: Library | str, driver: Any) -> Gpu:
     if name in DEVICES:
         found = DEVICES[name]
         assert isinstance(found, Gpu)
         return found
-    made = Gpu(name, xp, library)
+    made = Gpu(name, xp, library, driver)
     add(made, DeviceArray)
     return made
 
 
 LT = FakeLt()
-FAKE = _made("fake", Library(LT, xp))
-WITH_KERNELS = _made(KERNELS, Library(LT, xp))
-WITHOUT_LIBRARY = _made(BARE, MISSING)
+DRIVER: Any = fake_driver if COMPILER else "the tests have no compiler"  # of what sets conditions
+FAKE = _made("fake", Library(LT, xp), DRIVER)
+WITH_KERNELS = _made(KERNELS, Library(LT, xp), DRIVER)
+WITHOUT_LIBRARY = _made(BARE, MISSING, NO_BINDINGS)
 for _name in (KERNELS, BARE):
     RULES[_name] = RULES[NAME]

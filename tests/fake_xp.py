@@ -198,9 +198,13 @@ class DeviceArray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """The taker's stream waits for the current one."""
+        """The taker's stream waits for the current one; -1: it takes care of that itself, as MPI does, which
+        has none."""
         assert stream != 0, "CUDA's stream 0 may be either default stream"
-        fake_cuda.let_wait(1 if stream is None else stream)
+        if stream == -1:
+            fake_cuda.host_takes(self._memory)
+        else:
+            fake_cuda.let_wait(1 if stream is None else stream)
         held = (self.copy() if copy else self)._memory.view(_Held)
         held.holder = self
         return np.ndarray.__dlpack__(held, max_version=max_version)
@@ -757,6 +761,9 @@ class RawKernel:
 
     def __init__(self, code: str, name: str, options: tuple[str, ...] = ()) -> None:
         self.kernel = HostKernel(code, name, options)
+
+    def compile(self) -> None:
+        """It is."""
 
     def __call__(
         self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -55,20 +55,56 @@ class Repeated(NamedTuple):
 
 
 class Repeater:
-    """What one worker has to repeat runs of its plans as one call."""
+    """What one worker has to repeat runs of its plans, or parts of them, as one call."""
+
+    unconditional = "its device looks at no condition"  # why it does not; or nothing
 
     def rehearsal(self) -> AbstractContextManager[None]:
         """For a run that finds all that is needed while a run is taken down: compiled kernels, memory."""
         raise NotImplementedError
 
-    def taken(self, run: Callable[[], None]) -> Function:
-        """What does all that `run` asks of the device, which does nothing of it now: with the same
-        arrays, in the same order. Raises what `run` raises where it waits for a value, or needs what
-        cannot be repeated; then nothing is left of it."""
+    def taking(self) -> AbstractContextManager[list[Function]]:
+        """The device does nothing now of what it is asked for in here; the list then has a function that
+        does all of it, with the same arrays, in the same order. What waits for a value, or needs what
+        cannot be repeated, raises an error; then nothing is left of it."""
         raise NotImplementedError
 
     def where(self, array: Any) -> int:
         """What tells arrays apart that lie elsewhere."""
+        raise NotImplementedError
+
+    def loop(self, test: Any, most: int) -> Loop:
+        """One that goes on while `test`, an array of the device, is true, for `most` turns, or any number of
+        them if that is negative."""
+        raise NotImplementedError
+
+    def branch(self) -> Branch:
+        """One of two sides, by an array of the device."""
+        raise NotImplementedError
+
+
+class Loop:
+    """A loop of a bound program. The host looks at its condition before each turn; where a run is taken
+    down it goes through one turn, and the device will look."""
+
+    is_known = False  # a rehearsal went through a turn
+
+    def begin(self, inits: Sequence[Any], firsts: Sequence[Any], seconds: Sequence[Any]) -> Any:
+        """What the first turn reads, of states, where it and odd turns write them, and where even ones do."""
+        raise NotImplementedError
+
+    def ends(self, turn: int) -> bool:
+        """Whether there is no turn of this number; the first is 0."""
+        raise NotImplementedError
+
+
+class Branch:
+    """A branch of a bound program. The host looks which side it goes; where a run is taken down it goes both,
+    one after the other, and the device will look."""
+
+    is_known = False  # rehearsals went both ways
+
+    def sides(self, flag: Any) -> Iterator[bool]:
         raise NotImplementedError
 
 
@@ -324,6 +360,11 @@ class Device:
 
     def repeater(self) -> Repeater | None:
         """For one worker; None where a call costs as little as a repeated one."""
+        return None
+
+    def folding(self, ufunc: str, addends: Sequence[Any], out: Any) -> Function | None:
+        """What combines arrays that lie as these do, element by element and one after the other, into another
+        one; of halves in float32. None where that is not done better than in steps."""
         return None
 
     def ordered_product(self, a: Any, b: Any, out: Any) -> Function | None:

@@ -1,8 +1,9 @@
-"""A run as one CUDA graph: what a worker's stream is asked for is taken down, and launched as a whole.
+"""Runs, or parts of them, as CUDA graphs: what a worker's stream is asked for is taken down, and launched as
+a whole.
 
     rehearsal     a run on a stream of its own, whose memory comes from a pool of its own: after it all
                   kernels are compiled, and the pool has what the run needs
-    taken         the same run while the stream captures. Nothing is computed; addresses, extents and
+    taking        the same while the stream captures. Nothing is computed; addresses, extents and
                   numbers are those of this run
     launch        on whatever stream is current
 
@@ -10,29 +11,34 @@ Kernels that are written against `xp` allocate what they need in between. A grap
 its runs, so that memory is the pool's for good; graphs of one worker never run at once, and share it.
 While the stream captures, the driver refuses all that could not be repeated: to wait, to allocate, to
 read a value (cudaStreamCaptureModeThreadLocal). What it would let pass and must not be repeated is
-a number that comes from the host's memory, which is another one by then: that is refused here."""
+a number that comes from the host's memory, which is another one by then: that is refused here.
+Conditions of loops and branches are looked at by the GPU (conditions.py)."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from ostinato.ops.core.device import Function, Repeater
+from ostinato.ops.core.device import Branch, Function, Loop, Repeater
+
+from .conditions import REHEARSED, TAKEN, Bodies, GpuBranch, GpuLoop
 
 _capturing: set[int] = set()  # threads
 _changes = threading.Lock()
 
 
 class Captures(Repeater):
-    """Of one worker, on the GPU that its thread uses."""
+    """Of one worker, on the GPU that its thread uses. `driver`: cuda-bindings', or why there is none."""
 
-    def __init__(self, xp: Any) -> None:
+    def __init__(self, xp: Any, driver: Any) -> None:
         self.xp = xp
         self.stream = xp.cuda.Stream(non_blocking=True)
         self.pool = xp.cuda.MemoryPool()
+        self.unconditional = driver if isinstance(driver, str) else ""
+        self.bodies = Bodies(xp, driver)
 
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[None]:
@@ -40,7 +46,7 @@ class Captures(Repeater):
         outside = self.xp.cuda.get_current_stream()
         self.stream.wait_event(outside.record())
         try:
-            with self.aside():
+            with self.aside(), self.bodies.of(REHEARSED):
                 yield
         finally:
             outside.wait_event(self.stream.record())
@@ -51,23 +57,30 @@ class Captures(Repeater):
         with self.stream, self.xp.cuda.using_allocator(self.pool.malloc):
             yield
 
-    def taken(self, run: Callable[[], None]) -> Function:
+    @contextlib.contextmanager
+    def taking(self) -> Iterator[list[Function]]:
         mode = self.xp.cuda.runtime.streamCaptureModeThreadLocal
+        made: list[Function] = []
         with _nothing_from_the_host(self.xp), _no_finalizers(), self.aside():
             self.stream.begin_capture(mode)
             try:
-                run()
+                with self.bodies.of(TAKEN):
+                    yield made
             except BaseException:
                 with contextlib.suppress(Exception):  # that it is worth nothing is known
                     self.stream.end_capture()
                 raise
-            graph = self.stream.end_capture()
-        launch: Function = graph.launch
-        return launch
+            made.append(self.stream.end_capture().launch)
 
     def where(self, array: Any) -> int:
         at: int = array.data.ptr
         return at
+
+    def loop(self, test: Any, most: int) -> Loop:
+        return GpuLoop(self.bodies, test, most)
+
+    def branch(self) -> Branch:
+        return GpuBranch(self.bodies)
 
 
 @contextlib.contextmanager

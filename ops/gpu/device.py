@@ -6,6 +6,7 @@ known from events."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import platform
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import (
     Absent,
     Device,
@@ -27,11 +29,20 @@ from ostinato.ops.core.device import (
 )
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import Params, Scratch, Specs
-from ostinato.ops.core.spec import DType, Shape, Spec, bfloat16, in_line, no_memory
+from ostinato.ops.core.spec import (
+    DType,
+    Shape,
+    Spec,
+    bfloat16,
+    float32,
+    in_line,
+    is_float,
+    no_memory,
+)
 from ostinato.ops.jit.behind import begin_of
 from ostinato.ops.jit.loops import Loops, lies, loops_of, strides_over
 
-from . import products
+from . import conditions, products
 from .capture import Captures
 from .copies import Copies
 from .epilogue import epilogue_of, with_epilogue
@@ -43,6 +54,8 @@ from .loops.text import OPTIONS, Kernel
 from .messages import Nccl
 
 NAME = "cuda"
+LAYOUTS = 32  # in which operands of one product lay, or addends, that are known at once
+FOLDED = 1 << 14  # elements from which what messages brought is combined by a kernel of its own
 BESIDE = 1 << 16  # bytes from which a batch is copied beside what is computed
 _here = threading.local()  # which of several this thread asks
 FLAT, IN_STAGES = ("fused", "fused_rows"), "fused_nest"
@@ -52,9 +65,12 @@ class Gpu(Device):
     copies: Copies | None = None  # of batches
     index: int | None = None  # of this process's, among those that it sees; None: as CuPy says
 
-    def __init__(self, name: str, xp: Any, library: Library | str | None = None) -> None:
+    def __init__(
+        self, name: str, xp: Any, library: Library | str | None = None, driver: Any = None
+    ) -> None:
         super().__init__(name, xp)
-        self._library = library
+        self._library, self._driver = library, driver
+        self.folds: dict[Any, Function] = {}  # of messages, by how arrays lie
         for op in products.PRODUCTS:
             self.runs(op, self._product, scratch=self._room, ways=self._ways)
         self.runs("fused_matmul", self._with_epilogue, scratch=self._room, ways=self._ways)
@@ -184,6 +200,8 @@ class Gpu(Device):
         def run(*arrays: Any) -> None:
             key = tuple([(x.shape, x.strides) for x in arrays])
             if key not in known:
+                if len(known) == LAYOUTS:
+                    del known[next(iter(known))]
                 known[key] = native.make(arrays, 1, scratch=scratch, **node.kw)
             known[key](*arrays)
 
@@ -213,8 +231,26 @@ class Gpu(Device):
 
         return launch
 
+    def folding(self, ufunc: str, addends: Sequence[Any], out: Any) -> Function | None:
+        """A kernel that reads each addend once."""
+        if ufunc not in ("add", "multiply") or not is_float(out.dtype) or out.size < FOLDED:
+            return None
+        arrays = (*addends, out)
+        key = ufunc, tuple([(x.shape, x.strides, x.dtype) for x in arrays])
+        if key not in self.folds:
+            body = _fold_of(ufunc, [x.dtype for x in addends], out)
+            loops = loops_of(out.shape, strides_over(body, out.shape, arrays, 0), 0)
+            if loops is None:
+                return None
+            if len(self.folds) == LAYOUTS:
+                del self.folds[next(iter(self.folds))]
+            self.folds[key] = self._flat(body, loops, 0)
+        return self.folds[key]
+
     def repeater(self) -> Repeater:
-        return Captures(self.xp)
+        if self._driver is None:
+            self._driver = conditions.found()
+        return Captures(self.xp, self._driver)
 
     # -- memory --------------------------------------------------------------------------------
     def from_host(self, value: Any) -> Any:
@@ -350,6 +386,20 @@ def _of_product(body: Graph) -> list[Spec]:
     """What the product that a kernel begins with reads and gives."""
     node = body.nodes[begin_of(body)]
     return [*(body.specs[v] for v in node.inputs), *node.specs]
+
+
+def _fold_of(ufunc: str, dtypes: Sequence[DType], out: Any) -> Graph:
+    """Of addends of these, in order, in their dtype, or in one that is no narrower than float32."""
+    builder = Builder([Spec(out.shape, dtype) for dtype in dtypes])
+    wide = max(out.dtype, float32, key=lambda d: d.itemsize)
+    values = [
+        v if dtype == wide else builder.call("astype", v, dtype=wide)
+        for v, dtype in enumerate(dtypes)
+    ]
+    made = functools.reduce(lambda a, b: builder.call(ufunc, a, b), values)
+    if out.dtype != wide:
+        made = builder.call("astype", made, dtype=out.dtype)
+    return builder.graph([made])
 
 
 def _found() -> Device:

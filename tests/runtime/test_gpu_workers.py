@@ -135,7 +135,8 @@ def test_a_training_step_is_one_launch_on_each(monkeypatch: Patch) -> None:
         for _ in range(10):
             w, _ = step(w, x, y)
         did = since(before)
-        assert did["launches"] <= 3 * 10 * 4, "a graph, and what is small goes to its place"
+        most = 10 * sum(1 + len(r.places) for r in replays(made))
+        assert did["launches"] <= most, "a graph, and what is small goes to its place"
         assert (did["waits"], did["from_host"], did["to_host"]) == (0, 0, 0)
         assert fake_nccl.counted["calls"] == calls, "they are within graphs"
         assert "as one graph" in step.plan.explain()

@@ -1,0 +1,151 @@
+"""The parts of a bound program that a device repeats as one call each. Between them is what runs apart, one
+operation after another, as it cannot be repeated: who asks the host in the middle.
+
+    while parts.next(0):
+        try:
+            f2(i0, v1)
+            f3(v1, v2)
+            parts.done(0)
+        except BaseException as error:
+            if not parts.forgives(0, error): raise
+    f4(v2, v3)
+
+These lines run in four ways: RUN does all of it; REHEARSE, too, and finds what is needed to take parts down;
+TAKE takes each part down, and launches it before it goes on; LAUNCH launches what was taken down. A part
+that cannot be taken down runs operation by operation in the same run, which computed nothing of it so
+far."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from ostinato.ops.collective import collective_of
+from ostinato.ops.core.device import Function, Repeater
+from ostinato.ops.core.graph import Graph
+
+RUN, REHEARSE, TAKE, LAUNCH = "run", "rehearse", "take", "launch"
+OURS = "another worker could not take it down"
+
+
+class Parts:
+    """Of one bound program. `apart`: the nodes that are in none."""
+
+    def __init__(
+        self,
+        repeater: Repeater,
+        apart: Collection[int],
+        agree: Callable[[int], Sequence[int]] | None,
+    ) -> None:
+        self.repeater, self.apart, self.agree = repeater, apart, agree
+        self.count = 0
+        self.mode = RUN
+        self.graphs: list[Function] = []
+        self.error: Exception | None = None  # why a part could not be taken down
+        self.missed = self.over = -1  # which part that was, and which has just run
+        self.open: contextlib.AbstractContextManager[Any] | None = None
+        self.made: list[Function] = []
+
+    # -- what a run is -------------------------------------------------------------------------
+    def rehearse(self, run: Callable[[], None]) -> None:
+        self._go(REHEARSE, run)
+
+    def take(self, run: Callable[[], None]) -> Sequence[Function] | None:
+        """The run, and its parts as functions; None if one could not be taken down."""
+        self.graphs, self.error = [], None
+        self._go(TAKE, run)
+        made, self.graphs = self.graphs, []
+        return made if self.error is None else None
+
+    def launch(self, graphs: Sequence[Function], run: Callable[[], None]) -> None:
+        if len(graphs) == 1 and not self.apart:
+            graphs[0]()
+            return
+        self.graphs = [*graphs]
+        self._go(LAUNCH, run)
+
+    def _go(self, mode: str, run: Callable[[], None]) -> None:
+        self.mode, self.missed, self.over = mode, -1, -1
+        try:
+            run()
+        finally:
+            self.mode = RUN
+
+    # -- what its lines call -------------------------------------------------------------------
+    def next(self, k: int) -> bool:
+        """Whether to go through the part, perhaps once more."""
+        if self.over == k:
+            self.over = -1
+            return False
+        if self.mode == LAUNCH:
+            self.graphs[k]()
+            return False
+        if self.mode == REHEARSE:
+            self.open = self.repeater.rehearsal()
+            self.open.__enter__()
+        elif self.mode == TAKE and self.missed != k:
+            self.open = taking = self.repeater.taking()
+            self.made = taking.__enter__()
+        return True
+
+    def done(self, k: int) -> None:
+        """To its end."""
+        if self.open is None:
+            self.over = k
+            return
+        opened, self.open = self.open, None
+        try:
+            opened.__exit__(None, None, None)
+        except Exception as error:
+            if self.mode == REHEARSE:
+                raise
+            self._misses(k, error)
+            return
+        if self.mode == REHEARSE:
+            self.over = k
+            return
+        if self.agree is not None and not all(self.agree(1)):
+            self._misses(k, RuntimeError(OURS), is_told=True)
+            return
+        self.graphs.append(self.made[0])
+        self.made[0]()
+        self.over = k
+
+    def forgives(self, k: int, error: BaseException) -> bool:
+        """Whether the part is gone through once more, after an error."""
+        if self.open is None:
+            return False
+        opened, self.open = self.open, None
+        with contextlib.suppress(BaseException):  # it raises the error again
+            opened.__exit__(type(error), error, error.__traceback__)
+        if self.mode == REHEARSE or not isinstance(error, Exception):
+            return False
+        self._misses(k, error)
+        return True
+
+    def _misses(self, k: int, error: Exception, is_told: bool = False) -> None:
+        if self.agree is not None and not is_told:
+            self.agree(0)
+        self.missed = k
+        self.error = self.error or error
+
+
+def with_messages(graph: Graph, apart: Collection[int]) -> set[int]:
+    """What runs apart, and messages that are under way meanwhile."""
+    found, waits = set(apart), {}
+    for k, node in enumerate(graph.nodes):
+        if node.op == "wait":
+            waits[graph.producers[node.inputs[0]]] = k
+    pairs = [
+        (k, w) for k, w in waits.items() if collective_of(graph.nodes[k].op, graph.nodes[k].kw)
+    ]
+    grows = True
+    while grows:
+        grows = False
+        for start, wait in pairs:
+            crosses = any(start < k < wait for k in found) or len({start, wait} & found) == 1
+            if crosses and not {start, wait} <= found:
+                found |= {start, wait}
+                grows = True
+    return found
