@@ -22,6 +22,9 @@ OSTINATO_PROGRESS   "auto": what takes longer than a second shows how far it is,
                     notebook; "off": nowhere
 OSTINATO_TRACEBACK  "short": of the library's frames, errors show where the user's code called it and
                     where it found the error; "full": all of them
+OSTINATO_MPI        "auto": GPUs' messages that NCCL cannot carry go through MPI from GPU to GPU, if the MPI
+                    library says that it can; "device": they do, whatever it says; "host": they go
+                    through the host's memory
 OSTINATO_ONEDNN     a libdnnl.so.3 to use instead of the wheel's; "off" for NumPy's library alone
 """
 
@@ -93,6 +96,7 @@ tune_seconds: int = _number("OSTINATO_TUNE_SECONDS", 2, 0, 1 << 20)
 tune_again: bool = False  # what was timed before, too
 progress: str = _word("OSTINATO_PROGRESS", "auto", "off")
 traceback: str = _word("OSTINATO_TRACEBACK", "short", "full")
+mpi: str = _word("OSTINATO_MPI", "auto", "device", "host")
 onednn: str = os.environ.get("OSTINATO_ONEDNN", "").strip()
 device: str = os.environ.get("OSTINATO_DEVICE", "").strip() or "cpu"
 heartbeat: float = _heartbeat(8.0)

@@ -169,7 +169,7 @@ class ThreadCommunicator:
 
     talking = 0.0
     how = "within this process"
-    in_graphs = False  # they meet on the host
+    in_graphs = takes_device_memory = False  # they meet on the host
 
     def __init__(self, world: ThreadWorld, rank: int, device: Device | None = None) -> None:
         self.world = world

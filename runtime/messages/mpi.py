@@ -11,6 +11,7 @@ An operation is a generator that gives the requests of MPI's that have to be don
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import threading
@@ -24,6 +25,7 @@ from ostinato.ops.core.device import Messages
 from ostinato.ops.core.helpers import begin_to_help
 from ostinato.ops.core.signals import Living
 
+from ostinato import settings
 from ostinato.errors import CommunicatorError
 
 from .communicator import (
@@ -111,6 +113,20 @@ class Flow:
             return pending
 
 
+def _says_so() -> bool:
+    """What the library says of itself: Open MPI, and MPICH from 4 on, by a function; Cray's by a setting."""
+    import mpi4py.MPI as mpi
+
+    for place in (mpi.__file__, None):  # what mpi4py was linked with, or has loaded
+        try:
+            asked = ctypes.CDLL(place).MPIX_Query_cuda_support
+        except (AttributeError, OSError):
+            continue
+        asked.restype = ctypes.c_int
+        return bool(asked())
+    return os.environ.get("MPICH_GPU_SUPPORT_ENABLED", "") == "1"
+
+
 class MpiCommunicator:
     """A worker's end of an MPI communicator that is its own."""
 
@@ -144,6 +160,11 @@ class MpiCommunicator:
 
     def ready(self, in_order: bool = True) -> Communicator:
         return self
+
+    @property
+    def takes_device_memory(self) -> bool:
+        """Whether this process's MPI sends from a GPU's memory, and receives there."""
+        return settings.mpi == "device" or (settings.mpi == "auto" and _says_so())
 
     def on_abort(self, tell: Callable[[], None]) -> None:
         """Somebody else who is to hear of a failure."""

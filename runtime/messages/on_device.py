@@ -9,10 +9,12 @@ What is combined is combined in the order of ranks, by messages that are as few 
 the bits are those of threads and of MPI. Where no order changes a bit, the library's own way is taken.
 
 Another communicator, of the host, carries what devices cannot: values of the host, invitations, what a
-worker that failed has to say. Where devices do not reach each other, it carries everything."""
+worker that failed has to say. Where devices have no library for messages between them, it carries
+everything: from device to device, if its own library can, else through the host's memory."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -41,6 +43,34 @@ class _Joined:
         self.wait = wait
 
 
+class ByMpi(Messenger):
+    """The host's library, which is given the device's memory: when the device has done what it was asked, as
+    the library knows no queue. So the host waits here for messages, and no graph has them."""
+
+    def __init__(self, host: Any, device: Device) -> None:
+        self.host, self.device = host, device
+
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def joined(self) -> Callable[[], None]:
+        return lambda: None
+
+    def exchange(self, sends: Messages, receives: Messages) -> None:
+        if sends or receives:
+            self.device.clock()
+            self.host.start_exchange(sends, receives).wait()
+
+    def broadcast(self, x: Any, out: Any, root: int) -> None:
+        others = [r for r in range(self.host.size) if r != root]
+        if self.host.rank != root:
+            self.exchange([], [(root, out)])
+            return
+        self.exchange([(r, x) for r in others], [])
+        if out is not x:
+            self.device.xp.copyto(out, x)
+
+
 class DeviceCommunicator:
     """A worker's end."""
 
@@ -64,7 +94,9 @@ class DeviceCommunicator:
         """Messages go, for people."""
         if self.why:
             return f"{self.host.how}, and through the host's memory: {self.why}"
-        return "from device to device" if self.messenger is not None else "none yet"
+        if self.messenger is None:
+            return "none yet"
+        return f"{'' if self.in_graphs else f'{self.host.how}, '}from device to device"
 
     # -- beginning and end -------------------------------------------------------------------
     def ready(self, in_order: bool = True) -> Communicator:
@@ -79,10 +111,13 @@ class DeviceCommunicator:
     def _connect(self) -> None:
         """All tell all where their devices are; the first one invites the others."""
         addresses = self._told(self.device.address())
+        self.in_graphs = True
         silent = [r for r, said in enumerate(addresses) if not said]
         alike = [(addresses.index(said), r) for r, said in enumerate(addresses)]
         shared = [pair for pair in alike if pair[0] != pair[1]]
-        if silent:
+        if (silent or shared) and all(self.host.agree(int(self.host.takes_device_memory))):
+            self.in_graphs, self.messenger = False, ByMpi(self.host, self.device)
+        elif silent:
             self.why = f"worker {silent[0]} has no library for messages between devices"
         elif shared:
             self.why = "workers {} and {} share a device".format(*shared[0])
@@ -189,7 +224,7 @@ class DeviceCommunicator:
         self, messenger: Messenger, ins: Arrays, outs: Arrays, monoid: str, group: Group
     ) -> None:
         if len(group) == 1:
-            fold([ins], outs, monoid, self.xp, ALL)
+            self._fold([ins], outs, monoid)
             return
         rows, count = [flat(x, self.xp) for x in ins], ins[0].size
         if group == self.everybody and MONOIDS[monoid].width == 1 and count:
@@ -219,7 +254,7 @@ class DeviceCommunicator:
         states = {r: [self.xp.empty(x.shape, x.dtype) for x in ins] for r in others}
         sends = [(r, x) for r in others for x in rows if x.size]
         messenger.exchange(sends, [(r, x) for r in others for x in states[r] if x.size])
-        fold([states.get(r, ins) for r in group], outs, monoid, self.xp, ALL)
+        self._fold([states.get(r, ins) for r in group], outs, monoid)
 
     def _shared(
         self, messenger: Messenger, rows: Arrays, outs: Arrays, monoid: str, group: Group
@@ -239,7 +274,7 @@ class DeviceCommunicator:
         )
         made = [self._line(out) for out in outs]
         ordered = [states[k] for k in range(len(group))]
-        fold(ordered, [m[own] for m in made], monoid, self.xp, ALL)
+        self._fold(ordered, [m[own] for m in made], monoid)
         messenger.exchange(
             [(r, m[own]) for _, r in others for m in made],
             [(r, m[parts[k]]) for k, r in others for m in made],
@@ -262,7 +297,7 @@ class DeviceCommunicator:
                 sends += [(r, flat(piece, self.xp))] if piece.size else []
                 receives += [(r, addends[-1])] if out.size else []
             messenger.exchange(sends, receives)
-            fold([(a,) for a in addends], (out,), monoid, self.xp, ALL)
+            self._fold([(a,) for a in addends], (out,), monoid)
 
         return self._started(work)
 
@@ -311,6 +346,17 @@ class DeviceCommunicator:
 
     def overlap(self, request: Request) -> Request:
         return request
+
+    def _fold(self, states: Sequence[Arrays], outs: Arrays, monoid: str) -> None:
+        """In order; all addends at once, if the device has a kernel for that."""
+        how = MONOIDS[monoid]
+        if how.width == 1 and len(states) > 2:
+            addends = [x for (x,) in states]
+            run = self.device.folding(how.ufunc, addends, outs[0])
+            if run is not None:
+                run(*addends, outs[0])
+                return
+        fold(states, outs, monoid, self.xp, ALL)
 
     # -- where elements may be received --------------------------------------------------------
     def _line(self, out: Any) -> Any:

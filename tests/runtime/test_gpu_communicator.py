@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
+from ostinato.ops.gpu import device
+from ostinato.ops.gpu.device import Gpu
 from ostinato.runtime.messages import on_device
+from ostinato.runtime.messages.communicator import fold
 
 from ostinato.errors import CommunicatorError
 from tests import fake_cuda, fake_nccl
+from tests.cuda_host import COMPILER
 from tests.fake_xp import xp
 from tests.runtime import cases
 from tests.runtime import test_communicator as tests
@@ -29,6 +34,41 @@ def test_as_threads_do(name: str, at_once: int, monkeypatch: pytest.MonkeyPatch)
     test = getattr(tests, name)
     for arguments in cases.of(test):
         test(**arguments)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_addends_are_read_once(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one kernel, in the order of ranks: the bits are those of one after the other."""
+    monkeypatch.setattr(device, "FOLDED", 1)
+    monkeypatch.setattr(on_device, "AT_ONCE", 0)
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    xs = (np.random.default_rng(0).normal(size=(4, 33, 7)) * 3).astype(kind)
+    sums, parts = np.empty((33, 7), kind), np.empty((33, 7), kind)
+    fold([(x,) for x in xs], (sums,), "sum")
+    calls: list[int] = []
+    own = Gpu.launched
+
+    def launched(self: Gpu, *how: Any) -> Any:
+        run = own(self, *how)
+        return lambda *arrays: (calls.append(len(arrays)), run(*arrays))
+
+    monkeypatch.setattr(Gpu, "launched", launched)
+
+    def work(comm: Any) -> Any:
+        everybody, out = (0, 1, 2, 3), np.empty((33, 7), kind)
+        comm.start_all_reduce((xs[comm.rank],), (out,), "sum", everybody).wait()
+        cuts = [(slice(9 * k, min(9 * k + 9, 33)),) for k in everybody]
+        part = np.empty(xs[0][cuts[comm.rank]].shape, kind)
+        comm.start_reduce_scatter(xs[comm.rank], part, "prod", everybody, cuts).wait()
+        return out, part
+
+    found = team(4, work)
+    fold([(x,) for x in xs], (parts,), "prod")
+    for out, _ in found:
+        np.testing.assert_array_equal(out, sums)
+    np.testing.assert_array_equal(np.concatenate([part for _, part in found]), parts)
+    assert calls == [5] * 8, "four addends and a result, twice on each"
 
 
 def test_who_waits_for_one_that_failed_is_released_at_once() -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from ostinato.ops.gpu.device import Gpu
+from ostinato.runtime.messages import mpi
+from ostinato.runtime.messages.on_device import ByMpi
 
 import ostinato as ost
+from ostinato import settings
 from tests import fake_cuda
 from tests.clusters import needs_mpi
 from tests.fake_xp import xp
@@ -29,16 +35,18 @@ def said(count: int, *arguments: str, **settings: str) -> dict[str, object]:
 
 
 @needs_mpi
-def test_each_process_has_a_gpu_of_its_own() -> None:
-    """As many as there are: by its place on its machine."""
-    found = said(3, "everything")
+@pytest.mark.parametrize("mpi", ["auto", "device"])
+def test_each_process_has_a_gpu_of_its_own(mpi: str) -> None:
+    """As many as there are: by its place on its machine. `device`: MPI is given the GPUs' memory, as the
+    fakes' arrays lie in the host's."""
+    found = said(3, "everything", OSTINATO_MPI=mpi)
     assert found["values"] is found["stored"] is found["fed"] is True
     labels = [device for device, _ in found["states"]]  # type: ignore[attr-defined]
     assert labels == ["fake 0", "fake 1", "fake 0"]
     how = {messages for _, messages in found["states"]}  # type: ignore[attr-defined]
-    assert how == {
-        "by MPI, and through the host's memory: worker 0 has no library for messages between devices"
-    }
+    why = "through the host's memory: worker 0 has no library for messages between devices"
+    by = {"auto": f"by MPI, and {why}", "device": "by MPI, from device to device"}
+    assert how == {by[mpi]}
     np.testing.assert_allclose(found["running"], X.sum(0))  # type: ignore[arg-type]
     w, values = np.zeros(7), []
     for _ in range(6):
@@ -62,6 +70,74 @@ def test_one_fails_and_all_begin_anew(rank: int) -> None:
     assert found["other"] == (
         "connect: got device='cpu'; needed device='fake', as at the first connect of these processes."
     )
+
+
+def test_the_library_is_asked_whether_it_takes_a_gpus_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By its own function, where it has one; Cray's by a setting."""
+    comm = object.__new__(mpi.MpiCommunicator)
+
+    found: dict[bool, int] = {}  # what it says, as what mpi4py was linked with, or had loaded
+
+    class Library:
+        def __init__(self, place: str | None) -> None:
+            if (says := found.get(place is None)) is not None:
+                self.MPIX_Query_cuda_support = Function(says)
+
+    class Function:
+        restype: Any = None
+
+        def __init__(self, says: int) -> None:
+            self.says = says
+
+        def __call__(self) -> int:
+            return self.says
+
+    library = SimpleNamespace(__file__="MPI.so")
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=library))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", library)  # type: ignore[arg-type]
+    monkeypatch.setattr(mpi.ctypes, "CDLL", Library)
+    for said_so, variable, wanted in (
+        ({False: 1}, "", True),
+        ({True: 1}, "", True),
+        ({False: 0}, "1", False),
+        ({}, "1", True),
+        ({}, "", False),
+    ):
+        found.clear()
+        found |= said_so
+        monkeypatch.setenv("MPICH_GPU_SUPPORT_ENABLED", variable)
+        assert comm.takes_device_memory == wanted
+        for setting in ("device", "host"):
+            with monkeypatch.context() as patched:
+                patched.setattr(settings, "mpi", setting)
+                assert comm.takes_device_memory == (setting == "device")
+
+
+def test_mpi_is_given_memory_that_is_made() -> None:
+    """The library knows no stream: the host waits for what was asked before."""
+    gpu, sent = Gpu("one of several", xp), []
+
+    class Host:
+        rank, size = 0, 3
+
+        def start_exchange(self, sends: Any, receives: Any) -> Any:
+            assert fake_cuda.get_current_stream().done
+            sent.extend(["to", *(r for r, _ in sends), "from", *(r for r, _ in receives)])
+            return SimpleNamespace(wait=lambda: sent.append("waited"))
+
+    messenger, x = ByMpi(Host(), gpu), gpu.from_host(np.ones(5))
+    with messenger.aside():
+        y = x + 1.0
+        assert not fake_cuda.get_current_stream().done
+        messenger.exchange([(1, y)], [(2, x)])
+        messenger.broadcast(y, x, 0)
+        messenger.broadcast(y, y, 2)
+    messenger.joined()()
+    assert sent == ["to", 1, "from", 2, "waited", "to", 1, 2, "from", "waited",
+                    "to", "from", 2, "waited"]  # fmt: skip
+    assert gpu.to_host(x).tolist() == [2] * 5
 
 
 def test_threads_of_one_process_ask_its_gpu() -> None:
