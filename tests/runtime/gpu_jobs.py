@@ -8,12 +8,12 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import ostinato as ost
 from tests import fake_cuda, fake_device, fake_nccl
+from tests.runtime.descent import train
 from tests.runtime.jobs import RANK, SIZE, caught, fail_in, say
 
 DEVICE = os.environ.get("TESTED_DEVICE", "fake")
@@ -25,22 +25,6 @@ X = np.random.default_rng(0).normal(size=(301, 7))
 def everything() -> None:
     """Values come and go, plans run, files are written; all of it on a GPU of each process's own."""
 
-    def loss(w: Any, x: Any, y: Any) -> Any:
-        return ((ost.tanh(x @ w) - y) ** 2).mean()
-
-    @ost.compile(donate="w")
-    def step(w: Any, x: Any, y: Any) -> tuple[Any, Any]:
-        value, slope = ost.value_and_grad(loss)(w, x, y)
-        return w - 0.1 * slope, value
-
-    def train(**how: Any) -> list[Any]:
-        w, values = ost.zeros(7), []
-        x, y = ost.asarray(X, **how), ost.asarray(X[:, 0], **how)
-        for _ in range(6):
-            w, value = step(w, x, y)
-            values.append(float(value))
-        return [*values, *map(float, np.asarray(w))]
-
     session = ost.connect(device=DEVICE)
     x = ost.asarray(X, split=0)
     others = ost.asarray(X, split=1), x.resplit(1), x
@@ -51,10 +35,12 @@ def everything() -> None:
         np.save(rows := Path(folder) / "rows.npy", X.astype("f4"))
         pipe = ost.io.arrays(rows).batch(43)
         batches = [np.asarray(batch * 2.0) for batch in pipe.epoch(0)]
+    y = ost.asarray(X[:, 0], split=0)
+    w, values = train(ost.zeros(7), x, y, 6)
     say(
         values=all((np.asarray(v) == X).all() for v in others),
         stored=bool(np.allclose(stored, X * 2 + 1)),
-        trained=train(split=0),
+        trained=[*values, *map(float, w)],
         states=[[w["device"], w["messages"]] for w in session.stats()["workers"]],
         running=np.asarray(ost.compile(lambda x: ost.cumulative_sum(x, axis=0))(x))[-1].tolist(),
         fed=bool((np.concatenate(batches) == X.astype("f4") * 2).all()),

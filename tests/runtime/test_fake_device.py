@@ -22,6 +22,7 @@ from tests.helpers import compare_all
 from tests.ops.nodes import SAMPLED, of
 from tests.planner.test_any_layout import run_and_compare, splits_for
 from tests.programs import make_program
+from tests.runtime.descent import train
 from tests.sessions import JOB, use
 
 pytestmark = pytest.mark.skipif(JOB > 1, reason="workers of such a device are threads")
@@ -58,27 +59,14 @@ def test_samples(name: str) -> None:
 
 
 def test_gradients_and_a_training_step() -> None:
-    def loss(w: Any, x: Any, y: Any) -> Any:
-        return ((ost.tanh(x @ w) - y) ** 2).mean()
-
-    @ost.compile(donate="w")
-    def step(w: Any, x: Any, y: Any) -> tuple[Any, Any]:
-        value, slope = ost.value_and_grad(loss)(w, x, y)
-        return w - 0.1 * slope, value
-
-    def train(device: str, mesh: tuple[int, ...]) -> tuple[Any, list[float]]:
+    def trained(device: str, mesh: tuple[int, ...]) -> tuple[Any, list[float]]:
         with use(mesh, device=device):
-            x, w = ost.asarray(LONG, split=0), ost.zeros((40, 3))
             y = ost.asarray(LONG[:, :3] > 0, split=0) * 1.0
-            values = []
-            for _ in range(5):
-                w, value = step(w, x, y)
-                values.append(float(value))
-            return np.asarray(w), values
+            return train(ost.zeros((40, 3)), ost.asarray(LONG, split=0), y, 5)
 
-    wanted, values = train("cpu", (1,))
+    wanted, values = trained("cpu", (1,))
     for mesh in MESHES:
-        found, here = train("fake", mesh)
+        found, here = trained("fake", mesh)
         np.testing.assert_allclose(found, wanted, rtol=1e-10)
         np.testing.assert_allclose(here, values, rtol=1e-10)
 
