@@ -151,6 +151,52 @@ def test_indexing_runs_as_one_graph() -> None:
         assert "as one graph" in run.plan.explain()
 
 
+def test_loops_and_branches_are_part_of_one_graph() -> None:
+    """Their conditions are looked at by the GPU: as many turns as values ask for, and either side."""
+
+    def f(x: Any) -> Any:
+        y, n = ost.while_loop(
+            lambda s: ost.abs(s[0]).max() > 1.0,
+            lambda s: (ost.sin(s[0]) * 0.5 + s[0] * 0.25, s[1] + 1),
+            (x, ost.asarray(0)),
+        )
+        return ost.cond(n % 2 == 0, lambda y: y * 2.0, lambda y: ost.exp(y), y), n
+
+    def wanted(x: Any) -> tuple[Any, int]:
+        n = 0
+        while np.abs(x).max() > 1.0:
+            x, n = np.sin(x) * 0.5 + x * 0.25, n + 1
+        return x * 2 if n % 2 == 0 else np.exp(x), n
+
+    with use(device=NAME):
+        run, seen = ost.compile(f), set()
+        for scale in (1, 2, 4, 9, 30, 100, 300, 1, 2, 4, 9, 30, 100, 300):
+            x = X[:40, :30].astype(np.float64) * scale
+            y, n = run(ost.asarray(x))
+            right, turns = wanted(x)
+            seen.add(turns % 2)
+            assert int(n) == turns
+            np.testing.assert_allclose(np.asarray(y), right, 1e-12)
+        assert seen == {0, 1}
+        run(ost.asarray(x))
+        assert "as one graph" in run.plan.explain(), run.plan.explain()
+
+
+def test_what_no_graph_can_have_runs_between_graphs() -> None:
+    with use(device=NAME):
+        run = ost.compile(lambda x: ost.exp(ost.sort(ost.sin(x) * 2.0, 1)) + 1.0)
+        given = X[:100].astype(np.float64)
+        x = ost.asarray(given)
+        for _ in range(8):
+            y = run(x)
+        right = np.exp(np.sort(np.sin(given) * 2, 1)) + 1
+        np.testing.assert_allclose(np.asarray(y), right, 1e-12)
+        run(x)
+        said = run.plan.explain()
+        print(said, file=sys.stderr)
+        assert "as 2 graphs" in said or "as one graph" in said  # if CuPy's sort can be captured
+
+
 def test_batches_arrive_while_it_computes() -> None:
     with use(device=NAME) as session:
         run = ost.compile(lambda x: (x.astype("float32") * 2.0).sum(1))
