@@ -759,6 +759,9 @@ class _Binder:
             for end, init in zip(ends, inits, strict=True):
                 self.write(f"copyto({end}, {init})", row)
             return
+        if self.is_repeated and self.parts is not None and id(node) in self.parts.counted:
+            self.counted_(program, k, row, ins, ends, spare, base)
+            return
         begin = len(self.text)
         buffers = [inits, *((ends, spare) if trips % 2 else (spare, ends))]
         c, n, s = self.begin(*buffers)
@@ -793,6 +796,55 @@ class _Binder:
             turns = self.turn_by(t, trips)
             self.in_turns(made, record, f"{t}, min({t} + {step}, {trips})", row)
             turns.last = len(self.text)
+
+    def counted_(
+        self,
+        program: Program,
+        k: int,
+        row: Row,
+        ins: Sequence[str],
+        ends: Sequence[str],
+        spare: Sequence[str],
+        base: int,
+    ) -> None:
+        """A loop whose turns the device counts, where it is repeated."""
+        node, count, trips = program.graph.nodes[k], len(ends), program.graph.nodes[k].kw["trips"]
+        consts, buffers = ins[: len(ins) - count], [ins[len(ins) - count :], ends, spare]
+        c, n, s = self.begin(*buffers)
+        self.show_carried(node.specs, buffers[0], c, n, s)
+        index, turns = self.array(self.xp.zeros((), np.int64)), self.local("u")
+        loop = self.looping(None, trips, node, c, buffers)
+        with self.recorded(c, n, buffers):
+            self.write(f"{turns} = 0")
+            self.write("while True:")
+            shown = self.turn_by(turns, trips)
+            self.depth += 1
+            self.write(f"if {loop}.ends({turns}): break", row)
+            self.write(f"{loop}.number({index}, {turns})", row)
+            self.write(f"{turns} += 1")
+            self.program(program.bodies[k][0], [index, *consts, *c], n, base + program.bases[k])
+            self.turn(c, n, s)
+            self.depth -= 1
+            shown.last = len(self.text)
+        for cj, end in zip(c, ends, strict=True):
+            self.write(f"if {cj} is not {end}: copyto({end}, {cj})", row)
+
+    def looping(
+        self,
+        test: Any,
+        most: int,
+        node: Node,
+        c: Sequence[str],
+        buffers: Sequence[Sequence[str]],
+    ) -> str:
+        """A name for who knows whether there is one more turn; what the first one reads is set."""
+        assert self.parts is not None
+        loop = self.parts.repeater.loop(test, most)
+        self.conditional.append((loop, node))
+        name = self.name("l", loop)
+        given = ", ".join(f"({''.join(f'{x}, ' for x in names)})" for names in buffers)
+        self.write(f"{''.join(f'{x}, ' for x in c)}= {name}.begin({given})")
+        return name
 
     def turn_by(self, name: str, trips: int, reverse: bool = False, begin: int = 0) -> Turns:
         """What follows runs again and again; the variable tells which turn it is."""
@@ -1077,11 +1129,7 @@ class _Binder:
         limit = f" or {turns} == {most}" if most >= 0 else ""
         ends = f"not {test}[()]{limit}"
         if self.parts is not None and self.is_repeated:
-            loop = self.parts.repeater.loop(self.fixed[test], most)
-            self.conditional.append((loop, node))
-            name = self.name("l", loop)
-            given = ", ".join(f"({''.join(f'{x}, ' for x in names)})" for names in buffers)
-            self.write(f"{''.join(f'{x}, ' for x in c)}= {name}.begin({given})")
+            name = self.looping(self.fixed[test], most, node, c, buffers)
             ends = f"{name}.ends({turns})"
         with self.recorded(c, n, buffers) as record:
             self.write(f"{turns} = 0")

@@ -30,15 +30,18 @@ OURS = "another worker could not take it down"
 
 
 class Parts:
-    """Of one bound program. `apart`: the nodes that are in none."""
+    """Of one bound program. `apart`: the nodes that are in none; `counted`: loops, by the ids of their nodes,
+    whose turns the device counts."""
 
     def __init__(
         self,
         repeater: Repeater,
         apart: Collection[int],
+        counted: Collection[int],
         agree: Callable[[int], Sequence[int]] | None,
     ) -> None:
         self.repeater, self.apart, self.agree = repeater, apart, agree
+        self.counted = counted
         self.count = 0
         self.mode = RUN
         self.graphs: list[Function] = []

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ostinato.ops.collective import collective_of
@@ -57,7 +57,7 @@ _ON_HOST = {  # what decides, reads or writes there
 
 
 class Replay:
-    """A program on one worker. `apart`: nodes that no graph has, and why."""
+    """A program on one worker. `apart`: nodes that no graph has, and why; `counted`: as `Parts`."""
 
     bound: Bound
 
@@ -68,6 +68,7 @@ class Replay:
         repeater: Repeater,
         why: str,
         apart: Mapping[int, str],
+        counted: Collection[int],
         name: str,
         agree: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
@@ -79,7 +80,7 @@ class Replay:
         given = (*program.graph.inputs, *program.graph.out_specs)
         self.files = {k for k, s in enumerate(given) if s.layout is not None and s.layout.stored}
         self.why = why  # it is not launched as a whole
-        self.apart = dict(apart)
+        self.apart, self.counted = dict(apart), counted
         self.parts: Parts | None = None if why else self._parts()
         self.is_stale = False  # it has to be bound anew
         self.missed = 0
@@ -92,7 +93,8 @@ class Replay:
         self.taken = self.launched = 0
 
     def _parts(self) -> Parts:
-        return Parts(self.repeater, with_messages(self.program.graph, self.apart), self.agree)
+        apart = with_messages(self.program.graph, self.apart)
+        return Parts(self.repeater, apart, self.counted, self.agree)
 
     def renew(self, bound: Bound) -> None:
         """It was bound with these parts."""
@@ -310,47 +312,65 @@ def _alike(program: Program, k: int) -> Sequence[int]:
 
 def why_not(
     program: Program, communicator: Communicator, unconditional: str
-) -> tuple[str, dict[int, str]]:
-    """Why a program cannot be taken down, or nothing, and which of its nodes cannot, as far as that can be
-    seen. `unconditional`: why a device looks at no condition."""
+) -> tuple[str, dict[int, str], Collection[int]]:
+    """Why a program cannot be taken down, or nothing; which of its nodes cannot, as far as that can be seen;
+    and of which loops a device counts the turns. `unconditional`: why it looks at no condition."""
     if settings.check_nan:
-        return "the host looks for NaN", {}
-    calls, apart = 0, {}
+        return "the host looks for NaN", {}, ()
+    asked, calls, apart = _Asked(communicator, unconditional), 0, {}
     for k in range(len(program.graph.nodes)):
-        count, why = _calls(program, k, communicator, unconditional)
+        count, why = asked.calls(program, k)
         if not why and count > MOST_CALLS:
             why = f"a run is {count:,} operations"
         if why:
             apart[k] = why
         else:
             calls += count
-    return f"a run is {calls:,} operations" if calls > MOST_CALLS else "", apart
+    why = f"a run is {calls:,} operations" if calls > MOST_CALLS else ""
+    return why, apart, asked.counted
 
 
-def _calls(
-    program: Program, k: int, communicator: Communicator, unconditional: str, inside: str = ""
-) -> tuple[int, str]:
-    """What a graph is asked for by a node, and why it cannot be; `inside`: of what the body is a part."""
-    graph, node = program.graph, program.graph.nodes[k]
-    stored = any((x := graph.specs[v].layout) is not None and x.stored for v in node.inputs)
-    if reason := _ON_HOST.get(node.op, "it reads a file" if stored else ""):
-        return 0, reason
-    if _sends(node, communicator.size) and not communicator.in_graphs:
-        return 0, "workers meet on the host"
-    if _sends(node, communicator.size) and inside:
-        return 0, f"messages are no part of a {inside}"
-    if node.op in _CONDITIONAL and unconditional:
-        return 0, f"the host looks at its condition: {unconditional}"
-    inside = node.op if node.op in _CONDITIONAL else inside
-    inner = 0
-    for body in program.bodies.get(k, ()):
-        for j, other in enumerate(body.graph.nodes):
-            calls, why = _calls(body, j, communicator, unconditional, inside)
-            if why:
-                return 0, f"{_told(other)}: {why}"
-            inner += calls
-    turns = int(node.kw["trips"]) if node.op == "loop" else 1
-    return (turns * inner if inner else 1), ""
+class _Asked:
+    """What a graph would be asked for."""
+
+    def __init__(self, communicator: Communicator, unconditional: str) -> None:
+        self.size, self.in_graphs = communicator.size, communicator.in_graphs
+        self.unconditional = unconditional
+        self.counted: set[int] = set()
+
+    def calls(self, program: Program, k: int, inside: str = "") -> tuple[int, str]:
+        """By a node, and why it cannot be; `inside`: of what that the device looks at."""
+        graph, node = program.graph, program.graph.nodes[k]
+        stored = any((x := graph.specs[v].layout) is not None and x.stored for v in node.inputs)
+        if reason := _ON_HOST.get(node.op, "it reads a file" if stored else ""):
+            return 0, reason
+        if _sends(node, self.size) and not self.in_graphs:
+            return 0, "workers meet on the host"
+        if _sends(node, self.size) and inside:
+            return 0, f"messages are no part of a {inside}"
+        if node.op in _CONDITIONAL and self.unconditional:
+            return 0, f"the host looks at its condition: {self.unconditional}"
+        inside, inner = node.op if node.op in _CONDITIONAL else inside, 0
+        bodies = program.bodies.get(k, ())
+        for body in bodies:
+            for j, other in enumerate(body.graph.nodes):
+                calls, why = self.calls(body, j, inside)
+                if why:
+                    return 0, f"{_told(other)}: {why}"
+                inner += calls
+        turns = int(node.kw["trips"]) if node.op == "loop" else 1
+        if turns * inner > MOST_CALLS >= inner and self._counts(node, bodies):
+            self.counted.add(id(node))
+            turns = 1
+        return (turns * inner if inner else 1), ""
+
+    def _counts(self, node: Node, bodies: Sequence[Program]) -> bool:
+        """Whether all turns of a loop are the same but for their number."""
+        _, states, read = node.kw["counts"]
+        same = not read and len(node.specs) == states and not node.kw["reverse"]
+        return (
+            same and not self.unconditional and not any(has_messages(b, self.size) for b in bodies)
+        )
 
 
 def has_messages(program: Program, workers: int) -> bool:

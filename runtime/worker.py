@@ -283,11 +283,11 @@ class Worker:
             return None
         program, talks = loaded.plan.program, loaded.talks
         assert talks is not None
-        why, apart = why_not(program, talks, self.repeater.unconditional)
+        why, apart, counted = why_not(program, talks, self.repeater.unconditional)
         together = talks.in_graphs and not why and has_messages(program, talks.size)
         agree = talks.agree if together else None
         name = f"<plan {loaded.plan.id}>"
-        return Replay(program, self.device, self.repeater, why, apart, name, agree)
+        return Replay(program, self.device, self.repeater, why, apart, counted, name, agree)
 
     def _rest(self) -> None:
         """Plans that did not run since this was done last let go of their buffers."""

@@ -74,8 +74,8 @@ class Repeater:
         raise NotImplementedError
 
     def loop(self, test: Any, most: int) -> Loop:
-        """One that goes on while `test`, an array of the device, is true, for `most` turns, or any number of
-        them if that is negative."""
+        """One that goes on while `test`, an array of the device, is true, if there is one; for `most` turns,
+        or any number of them if that is negative."""
         raise NotImplementedError
 
     def branch(self) -> Branch:
@@ -95,6 +95,10 @@ class Loop:
 
     def ends(self, turn: int) -> bool:
         """Whether there is no turn of this number; the first is 0."""
+        raise NotImplementedError
+
+    def number(self, index: Any, turn: int) -> None:
+        """Writes a turn's number to an array of the device."""
         raise NotImplementedError
 
 

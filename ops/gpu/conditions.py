@@ -150,6 +150,7 @@ class GpuLoop(Loop):
         self.bodies, self.test, self.most = bodies, test, most
         bodies.prepare()
         self.turns = bodies.xp.zeros((), np.int64)
+        self.flag = bodies.xp.ones((), np.bool_) if test is None else test
         self.handle = 0
         self.copies: Sequence[tuple[Any, Any]] = ()  # to where a turn reads
 
@@ -167,7 +168,7 @@ class GpuLoop(Loop):
         bodies = self.bodies
         if bodies.mode == TAKEN:
             return self._taken(turn)
-        stops = turn == self.most or not bool(self.test[()])
+        stops = turn == self.most or not (self.test is None or bool(self.test[()]))
         if bodies.mode == REHEARSED and not stops and not turn:
             bodies.enter()
         elif bodies.mode == REHEARSED and stops and turn:
@@ -191,7 +192,13 @@ class GpuLoop(Loop):
         return True
 
     def _set(self, handle: int, first: bool) -> None:
-        self.bodies.set(handle, self.test, self.turns, self.most, first)
+        self.bodies.set(handle, self.flag, self.turns, self.most, first)
+
+    def number(self, index: Any, turn: int) -> None:
+        if self.bodies.mode == TAKEN:
+            self.bodies.xp.copyto(index, self.turns)
+        else:
+            index[()] = turn
 
 
 class GpuBranch(Branch):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from ostinato.ops.gpu import conditions
 from ostinato.ops.gpu.loops.text import OPTIONS
+from ostinato.runtime import replay
 
 import ostinato as ost
 from tests import fake_driver, nvrtc
@@ -126,6 +127,58 @@ def test_a_loop_of_a_loop_with_a_count() -> None:
                     wanted = np.sin(wanted) * 0.9
             np.testing.assert_allclose(np.asarray(y), wanted, 1e-12)
         assert replay_of(session).launched
+
+
+@pytest.mark.parametrize("trips", [5, 6])
+def test_turns_of_long_loops_are_counted_by_the_device(
+    trips: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Instead of a graph that has them all."""
+    monkeypatch.setattr(replay, "MOST_CALLS", 12)
+    with ost.connect(device="fake") as session:
+        f = ost.compile(
+            lambda x: (
+                ost.repeat(
+                    trips,
+                    lambda c: (ost.sin(c[0]) + c[1] + c[0].mean(), c[1] + 1.0),
+                    (x, ost.asarray(0.5)),
+                )[0]
+                * 2.0
+            )
+        )
+        for _ in range(6):
+            y, wanted = f(ost.asarray(X)), X
+            for k in range(trips):
+                wanted = np.sin(wanted) + (k + 0.5) + wanted.mean()
+            np.testing.assert_allclose(np.asarray(y), wanted * 2, 1e-12)
+        assert replay_of(session).counted
+        assert replay_of(session).launched >= 3
+        assert "as one graph" in f.plan.explain()
+
+
+def test_a_counted_turn_knows_its_number() -> None:
+    captures = FAKE.repeater()
+    loop, index, total = captures.loop(None, 4), xp.zeros((), np.int64), xp.zeros((), np.int64)
+
+    def run() -> None:
+        loop.begin((), (), ())
+        turn = 0
+        while not loop.ends(turn):
+            loop.number(index, turn)
+            turn += 1
+            xp.multiply(total, 10, total)
+            xp.add(total, index, total)
+
+    run()
+    assert int(total) == 123
+    with captures.rehearsal():
+        run()
+    with captures.taking() as made:
+        run()
+    for _ in range(2):
+        total.fill(0)
+        made[0]()
+        assert int(total) == 123
 
 
 # -- branches --------------------------------------------------------------------------------------
