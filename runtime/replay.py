@@ -53,6 +53,7 @@ _ON_HOST = {  # what decides, reads or writes there
     "blocks": "it runs block by block, with files",
     "read": "it reads a file",
     "write": "it writes a file",
+    "callback": "the host calls it",
 }
 
 

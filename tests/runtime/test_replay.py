@@ -291,6 +291,24 @@ def test_errors_of_what_runs_apart_are_the_users() -> None:
         np.testing.assert_allclose(np.asarray(f(good)), np.eye(300) * 4)
 
 
+def test_a_function_of_the_hosts_is_called_once_a_run() -> None:
+    """Also in the run that is taken down, though it is given nothing that the host would wait for."""
+    calls: list[float] = []
+
+    def rate() -> Any:
+        calls.append(0.5 ** len(calls))
+        return np.float64(calls[-1])
+
+    with ost.connect(device="fake") as session:
+        f = ost.compile(lambda x: chain(x) * ost.callback(rate, ost.spec((), "float64")))
+        x = ost.asarray(X)
+        for k in range(8):
+            np.testing.assert_allclose(np.asarray(f(x)), in_numpy(X) * 0.5**k, 1e-11)
+            assert len(calls) == k + 1
+        assert replay_of(session).launched >= 5
+        assert "the host calls it" in f.plan.explain()
+
+
 def test_workers_that_share_a_device_meet_between_graphs() -> None:
     with ost.connect(3, device="fake") as session:
         f = ost.compile(lambda x: ost.exp(ost.sin(x) * 0.5).sum(0) * 2.0)
