@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.ops.gpu.capture import Captures
 from ostinato.runtime.messages import on_device
 from ostinato.runtime.worker import Worker
 
 import ostinato as ost
 from ostinato.errors import CommunicatorError
-from tests import fake_cuda, fake_nccl
+from tests import fake_cuda, fake_nccl, fake_xp
 from tests.fake_xp import counted
 from tests.planner.test_any_layout import overlapping, splits_for
 from tests.programs import make_program
@@ -156,6 +159,55 @@ def test_workers_whose_memory_lies_otherwise_agree_on_graphs(monkeypatch: Patch)
             np.testing.assert_allclose(np.asarray(y), (x * 2).sum(0) + x.max())
         assert len({r.launched for r in replays(made)[::2]}) == 1
         assert all(r.launched for r in replays(made))
+
+
+def test_what_no_graph_can_have_runs_between_those_of_all(monkeypatch: Patch) -> None:
+    """Messages are within the graphs around it, or, where they are under way meanwhile, beside them."""
+    with session((3,), monkeypatch) as made:
+        f = ost.compile(lambda x, y: (ost.sort(x * 2.0, 1).sum(0) / x.max(), ost.sort(y, 1).sum(0)))
+        x, y = (ost.asarray(z, split=0) for z in (X, X[::-1].copy()))
+        for _ in range(8):
+            found = f(x, y)
+            wanted = np.sort(X * 2, 1).sum(0) / X.max(), np.sort(X, 1).sum(0)
+            for a, b in zip(found, wanted, strict=True):
+                np.testing.assert_allclose(np.asarray(a), b)
+        assert all(r.launched >= 3 and r.parts.count > 1 for r in replays(made))
+        assert "operation by operation sort" in f.plan.explain()
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_what_one_cannot_take_down_all_leave_out(knows: bool, monkeypatch: Patch) -> None:
+    """And run it apart, if that one knows what it is."""
+    own, kernel = Captures.taking, fake_xp.xp.sin
+
+    @contextlib.contextmanager
+    def taking(self: Any) -> Iterator[Any]:
+        with own(self) as found:
+            yield found
+            if not knows and fake_cuda.Device().id == 1:
+                raise RuntimeError("not on this one")
+
+    def sin(*given: Any, **how: Any) -> Any:
+        if knows and fake_cuda.Device().id == 1 and fake_cuda.capturing() is not None:
+            raise RuntimeError("not on this one")
+        return kernel(*given, **how)
+
+    monkeypatch.setattr(Captures, "taking", taking)
+    monkeypatch.setattr(fake_xp.xp, "sin", sin)
+    with session((3,), monkeypatch) as made:
+        f = ost.compile(lambda x: (ost.exp(x) + ost.sin(x[:, ::-1])).sum(0) * 2.0)
+        x = ost.asarray(X, split=0)
+        for _ in range(8):
+            wanted = (np.exp(X) + np.sin(X[:, ::-1])).sum(0) * 2
+            np.testing.assert_allclose(np.asarray(f(x)), wanted)
+        found = replays(made)
+        if knows:
+            assert all(r.launched >= 2 for r in found)
+            assert len({(r.launched, *r.apart) for r in found}) == 1
+            assert ["not on this one" in r.how for r in found] == [False, True, False]
+            assert ["another worker could not" in r.how for r in found] == [True, False, True]
+        else:
+            assert all(r.why and not r.launched for r in found)
 
 
 def test_messages_and_kernels_overlap(monkeypatch: Patch) -> None:
