@@ -108,11 +108,15 @@ class Counts:
         plans = [told.loaded.plan for told in self.told.values()]
         limits = [p.target.memory_limit for p in plans if p.target.memory_limit is not None]
         operands = sum(getattr(x, "nbytes", 0) for x in list(self.member.parts.values()))
+        device = self.member.worker.device
+        device.use()
+        there = {} if self.ended else device.memory()
         return {
             "operands": 0 if self.ended else operands,
             "arena": 0 if self.ended else int(self.member.worker.arena.size),
             "peak": max((p.peak_bytes for p in plans), default=0),
             "limit": min(limits, default=None),
+            **{f"device {kind}": size for kind, size in there.items()},
         }
 
 

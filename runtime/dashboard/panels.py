@@ -183,12 +183,14 @@ def memory(ledger: Ledger) -> str:
     most = max(
         (max(m["operands"] + m["arena"], m["peak"], m["limit"] or 0) for m in found), default=1
     )
+    there = [kind for kind in ("device total", "device free") if any(kind in m for m in found)]
     for worker in ledger.crew:
         m = worker.memory
         if not m:
             continue
         marks = [m["peak"]] + ([m["limit"]] if m["limit"] else [])
         parts = [("operands", OPERANDS, m["operands"]), ("arena", ARENA, m["arena"])]
+        more = [amount(m[kind]) if kind in m else "" for kind in there]
         rows.append(
             [
                 esc(worker.name),
@@ -197,10 +199,11 @@ def memory(ledger: Ledger) -> str:
                 amount(m["arena"]),
                 amount(m["peak"]),
                 amount(m["limit"]) if m["limit"] else "none",
+                *more,
             ]
         )
-    heads = ("", "", "operands", "arena", "peak", "limit")
-    body = _table(heads, rows, (2, 3, 4, 5)).replace(
+    heads = ("", "", "operands", "arena", "peak", "limit", *there)
+    body = _table(heads, rows, tuple(range(2, len(heads)))).replace(
         "<th></th><th></th>", '<th></th><th class="wide"></th>', 1
     )
     keys = _keys(("operands", OPERANDS), ("arena", ARENA), ("peak of a plan, and limit", "#1c2733"))

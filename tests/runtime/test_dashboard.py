@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,15 @@ from hypothesis import strategies as st
 from ostinato.ops.core.layout import Layout
 from ostinato.planner.seeing.explain import amount
 from ostinato.runtime.dashboard import panels
-from ostinato.runtime.dashboard.counts import axis_between
+from ostinato.runtime.dashboard.counts import Counts, axis_between
 from ostinato.runtime.dashboard.ledger import MOST, PIPES, RECENT, Ledger
+from ostinato.runtime.messages.communicator import Alone
+from ostinato.runtime.worker import Worker
 
 import ostinato as ost
 from ostinato.errors import BoundsError
 from tests.clusters import needs_page
+from tests.fake_device import FAKE
 from tests.helpers import counts_traces
 from tests.io_pipeline.pictures import folder
 from tests.runtime.browser import CHROMIUM, Browser
@@ -382,6 +386,20 @@ def test_the_oldest_plans_go() -> None:
         )
     assert [*ledger.plans] == [*ledger.steps] == [f"p{k}" for k in range(3, MOST + 3)]
     assert ledger.called("p0") == "p0"
+
+
+def test_the_memory_of_devices_is_shown_where_they_have_their_own() -> None:
+    member = SimpleNamespace(
+        parts={}, worker=Worker(0, Alone(), FAKE), communicator=SimpleNamespace(size=1)
+    )
+    on_device = Counts(member)._memory()  # type: ignore[arg-type]
+    assert on_device["device free"] <= on_device["device total"]
+    ledger, host = Ledger(), said(1)["memory"]
+    ledger.hear("b", said(1, memory=host))
+    assert "device" not in panels.memory(ledger)
+    ledger.hear("a", said(0, memory=host | {"device total": 80 << 30, "device free": 7 << 30}))
+    shown = re.sub("<[^>]*>", " ", panels.memory(ledger))
+    assert re.search(r"limit +device total +device free +worker 0 .* 80 GiB +7 GiB", shown)
 
 
 def test_what_others_take_longer_in_communication_is_waiting() -> None:
