@@ -37,6 +37,7 @@ from .inflate import inflated, unshuffled
 from .members import Member
 from .merging import RUNS, RowsOfRuns, SortedRuns
 from .source import (
+    PARSING,
     Get,
     Index,
     Kept,
@@ -110,7 +111,8 @@ class NpySource(Source):
             version = np.lib.format.read_magic(head)
             if version not in HEADERS:
                 raise ValueError(f"format {version}")
-            self.shape, self.by_columns, self.stored = HEADERS[version](head)
+            with PARSING:
+                self.shape, self.by_columns, self.stored = HEADERS[version](head)
             self.begin += head.tell()
         except OSError:
             raise

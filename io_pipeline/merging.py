@@ -10,7 +10,6 @@ is put in order where it is wanted. So each worker reads its part, block after b
 from __future__ import annotations
 
 import itertools
-import math
 import mmap
 import os
 import threading
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core.layout import Box, Shape
 
-from .source import LITTLE, Source, fill
+from .source import LITTLE, PARSING, Source, fill
 
 NOTED = 24  # bytes of a row's key, its place and what sorting takes
 KNOWN = 256  # places of which it is kept where they are in the runs
@@ -31,6 +30,8 @@ KNOWN = 256  # places of which it is kept where they are in the runs
 class SortedRuns(Source):
     """The keys of a .npy file that has a row for each column of this array, in runs that begin and end at
     `bounds`; each column in order."""
+
+    kind = "sorted"
 
     def __init__(
         self, path: str, shape: Shape, dtype: np.dtype[Any], bounds: Sequence[int], falls: bool
@@ -44,13 +45,14 @@ class SortedRuns(Source):
         return super().as_data() | {
             "bounds": list(self.bounds),
             "falls": self.falls,
-            "kind": type(self).__name__,
+            "kind": self.kind,
         }
 
     @cached_property
     def lines(self) -> np.ndarray[Any, Any]:
         """The file's rows, to look for keys in."""
-        found: np.ndarray[Any, Any] = np.lib.format.open_memmap(self.path, mode="r")
+        with PARSING:
+            found: np.ndarray[Any, Any] = np.lib.format.open_memmap(self.path, mode="r")
         return found
 
     @cached_property
@@ -123,6 +125,8 @@ class OrderOfRuns(SortedRuns):
     """The places that the keys come from, in the keys' order; of equal ones the first comes first. Behind
     the keys' rows the file has a row of places for each."""
 
+    kind = "order"
+
     def _merge(self, line: int, out: np.ndarray[Any, Any], lo: int, hi: int) -> None:
         parts = self.parts(line, lo, hi)
         found = np.empty(hi - lo, self.lines.dtype)
@@ -134,6 +138,8 @@ class OrderOfRuns(SortedRuns):
 
 class PlacesOfRuns(SortedRuns):
     """The places that the keys of one column come from, as they follow each other in the runs."""
+
+    kind = "places"
 
     def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
         found = np.empty(len(out), self.lines.dtype)
@@ -174,7 +180,7 @@ class RowsOfRuns(Source):
         np.take(found, np.argsort(keys, kind="stable"), axis=0, out=out)
 
 
-RUNS: dict[str, type[SortedRuns]] = {k.__name__: k for k in (SortedRuns, OrderOfRuns, PlacesOfRuns)}
+RUNS: dict[str, type[SortedRuns]] = {r.kind: r for r in (SortedRuns, OrderOfRuns, PlacesOfRuns)}
 
 
 def _halved(row: Any, lows: list[int], highs: list[int], left: int) -> list[int]:
@@ -210,8 +216,3 @@ def _middle(row: Any, parts: Sequence[tuple[int, int]]) -> Any:
     order = np.argsort(keys)
     lengths = np.cumsum([parts[k][1] - parts[k][0] for k in order])
     return keys[order[int(np.searchsorted(lengths, lengths[-1] / 2))]]
-
-
-def columns_of(shape: Shape) -> int:
-    """Rows of the file for an array of this shape."""
-    return math.prod(shape[1:])

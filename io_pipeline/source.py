@@ -51,6 +51,8 @@ LITTLE = 1 << 20  # bytes that are always there to note places in
 NOTES = 40  # bytes for each of them,
 SORTED = 20  # and where they are put in order only
 
+PARSING = threading.Lock()  # Python 3.11 fails where threads take turns in its parser of literals
+
 Places = np.ndarray[Any, np.dtype[np.int64]]
 Index = tuple[int, ...]
 Get = Callable[[np.ndarray[Any, Any], int], bool]  # reads what begins at a byte; False at the end

@@ -41,6 +41,7 @@ from ostinato.ops.core.tree import (
 )
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.seeds import seeds
+from ostinato.planner.external import Step, in_steps
 from ostinato.planner.pipeline import check_limit, place_operands
 from ostinato.planner.plan import Key, Numerics, Plan, Target
 from ostinato.planner.policy import AS_WRITTEN, Precision, check_precision
@@ -70,7 +71,6 @@ from .auto_precision import (
 )
 from .cards import of_compiled
 from .donation import launch_given
-from .external import Step, behind, in_steps
 from .guards import UNSET, Change, Guards
 from .reach import WRAPPERS, watch_calls_of
 from .reading import _Reader, run_plan
@@ -82,6 +82,7 @@ from .sessions import (
     here,
     one_by_one,
 )
+from .streaming import behind
 from .tracing import Traced, traced
 
 P = ParamSpec("P")

@@ -24,9 +24,8 @@ from ostinato.planner.plan import Key, Plan
 
 from .cards import of_array
 from .exchange import to_dask
-from .external import sorted_before
 from .sessions import Session, current, here, one_by_one
-from .streaming import not_kept
+from .streaming import not_kept, sorted_before
 
 
 class CompileTrace(Trace):

@@ -1,19 +1,37 @@
 """Arrays that go into files as they are made: block after block of what is read from others, so that
-they never exist as a whole.
+they never exist as a whole; and what a graph needs in files of its own before it can run.
 
 What is pending ends in a `write`, which the planner cuts in space and in time as it cuts a sum. Values
-that somebody holds on the way stay pending: to keep them would take the memory that this is to save."""
+that somebody holds on the way stay pending: to keep them would take the memory that this is to save.
+The planner says in which steps a graph is to run (planner/external.py); the files that they take go at
+the end."""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
+from ostinato import settings
+from ostinato.io_pipeline.files import NpySource
+from ostinato.io_pipeline.merging import RUNS, RowsOfRuns, SortedRuns
+from ostinato.io_pipeline.sinks import NpySink
+from ostinato.io_pipeline.source import Source
+from ostinato.ops.core import disk_cache
 from ostinato.ops.core.array import Array, File, Operand, Term, term_of
+from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import Spec
+from ostinato.ops.core.targets import new_number, targets
 from ostinato.ops.core.trace import Collected, collect
+from ostinato.planner.external import Read, Step, in_steps, is_large, is_stored
 from ostinato.planner.passes.blocking import READ_BYTES
+from ostinato.planner.plan import Key, Target
+from ostinato.planner.writing import writing
+from ostinato.runtime.engine import Launcher
 
-from .external import is_large, is_stored, run_into, sorted_before
 from .sessions import Session, one_by_one
 
 
@@ -61,11 +79,106 @@ def is_small(spec: Spec, session: Session) -> bool:
 
 def stream(found: Collected, sink: Any, session: Session) -> None:
     """Run what was collected, into a sink."""
-    with one_by_one(session.settling, session):
+    with one_by_one(session.settling, session), _place(sink, session) as place:
         operands = [
             session.hold_leaf(t, k, operand)
             for (t, k), operand in zip(found.captured, found.held, strict=True)
             if operand is not None
         ]
-        with sorted_before(found.graph, operands, session, sink.path) as (graph, given):
-            run_into(graph, given, sink, session, session.target, "save")
+        graph = writing(_over(found.graph, operands))
+        with sorted_before(graph, [*operands, place], session, sink.path) as (rest, given):
+            _write(rest, given, sink, session, session.target, "save")
+
+
+@contextmanager
+def sorted_before(
+    graph: Graph, operands: Sequence[Operand], session: Session, beside: str | None = None
+) -> Iterator[tuple[Graph, list[Operand]]]:
+    """The graph, over operands of which those that it would have to sort as a whole are sorted."""
+    steps, rest = in_steps(_over(graph, operands), session.target)
+    with stepped(steps, operands, session, session.target, beside) as given:
+        yield rest, given
+
+
+@contextmanager
+def stepped(
+    steps: Sequence[Step],
+    operands: Sequence[Operand],
+    session: Session,
+    target: Target,
+    beside: str | None = None,
+) -> Iterator[list[Operand]]:
+    """The operands, and those that the steps make of them. Their files lie beside another one, or in the
+    cache's folder, as long as this lasts."""
+    given, sinks = list(operands), list[NpySink]()
+    folder = disk_cache.at(settings.cache).root or Path(gettempdir())
+    try:
+        for step in steps:
+            if step.graph is not None:
+                (made,) = step.graph.out_specs
+                name = f"{beside or folder / 'rows'}.runs.npy"
+                sinks.append(sink := NpySink(name, None, made.shape, made.dtype))
+                sink.create()
+                with _place(sink, session) as place:
+                    graph = writing(_over(step.graph, given))
+                    _write(graph, [*given, place], sink, session, target, "sort")
+            given.append(session.attach(_reading(step.reads, [s.part for s in sinks])))
+        yield given
+    finally:
+        for sink in sinks:
+            sink.discard()
+
+
+def behind(steps: Sequence[Step], launch: Launcher, session: Session, target: Target) -> Launcher:
+    """Runs the steps, and then what needs them."""
+    me = weakref.ref(session)
+
+    def run(operands: Sequence[Operand]) -> list[Operand]:
+        session = me()
+        assert session is not None, "who runs a plan has its session"
+        with stepped(steps, operands, session, target) as given:
+            return launch(given)
+
+    return run
+
+
+def _over(graph: Graph, operands: Sequence[Operand]) -> Graph:
+    """The graph over operands as they lie, of which some may have come from elsewhere."""
+    specs = tuple([o.spec for o in operands])
+    return graph if specs == graph.inputs else Graph(specs, graph.nodes, graph.outputs)
+
+
+def _reading(said: Read, files: Sequence[str]) -> Source:
+    """What the rest reads of the files that the steps so far made."""
+    if said.how == "as_it_is":
+        return NpySource(files[-1])
+    about = said.spec.shape, said.spec.dtype, said.bounds, said.falls
+    if said.how == "rows":
+        return RowsOfRuns(NpySource(files[-1]), SortedRuns(files[-2], *about))
+    return RUNS[said.how](files[-1], *about)
+
+
+@contextmanager
+def _place(sink: Any, session: Session) -> Iterator[Operand]:
+    """The operand that stands for a file in a graph that writes to it."""
+    number = new_number()
+    try:
+        yield session.engine.target(sink, number, session.everywhere)
+    finally:
+        targets.pop(number, None)
+
+
+def _write(
+    graph: Graph,
+    given: Sequence[Operand],
+    sink: Any,
+    session: Session,
+    target: Target,
+    called: str,
+) -> None:
+    """Run a graph that writes all of a file."""
+    plan, _ = session.plan(Key(_over(graph, given), target), called=called)
+    (count,) = session.launcher(plan)(given)
+    written = int(session.engine.get(count)[()])
+    session.engine.wait()
+    assert written * sink.dtype.itemsize == sink.nbytes, "all of it, by one worker each"

@@ -23,7 +23,7 @@ from ostinato.planner.plan import Plan, Target
 from ostinato.runtime import bind
 
 import ostinato as ost
-from ostinato import external, settings
+from ostinato import settings, streaming
 from ostinato.errors import DataFileError
 from ostinato.sessions import Session
 from tests.front.test_streaming import kind, loaded, moved, small_blocks, value
@@ -371,7 +371,7 @@ def test_sorting_any_file(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyP
         made[rng.random(shape) < 0.05] = r.choice([np.nan, np.inf, -np.inf, -0.0])
     np.save(tmp_path / "x.npy", made)
     monkeypatch.setattr("ostinato.planner.passes.blocking.READ_BYTES", r.randint(400, 6000))
-    monkeypatch.setattr("ostinato.external.memory", lambda: made.nbytes)
+    monkeypatch.setattr("ostinato.planner.external.memory", lambda: made.nbytes)
     falls = r.random() < 0.5
     expected = np.sort(made, axis=0)
     expected = expected[::-1] if falls else expected
@@ -494,7 +494,7 @@ def test_what_is_read_of_an_order_is_sorted_beside_the_cache(
     np.save(tmp_path / "x.npy", made)
     (tmp_path / "later").mkdir()
     monkeypatch.setattr(settings, "cache", None)
-    monkeypatch.setattr(external, "gettempdir", lambda: str(tmp_path / "later"))
+    monkeypatch.setattr(streaming, "gettempdir", lambda: str(tmp_path / "later"))
     read, seen = merging.SortedRuns.read, Counter[int]()
 
     def reads(self: Any, out: Any, box: Any) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.io_pipeline import files, source
+from ostinato.planner import external
 
 import ostinato as ost
-from ostinato import external
 from tests.front.test_streaming import loaded, moved, small_blocks
 from tests.sessions import use
 

@@ -244,6 +244,22 @@ def test_of_a_chunk_only_what_is_wanted_is_read(
     assert sizes == [value.nbytes // 3] * 3
 
 
+def test_writing_parses_nothing(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writers are threads, and Python 3.11's parser of literals is for one at a time."""
+    value = numbers((12, 3))
+    sink = open_sink(tmp_path / f"x{kind}", None, (12, 3), value.dtype, (12, 3))
+    sink.create()
+
+    def parse(*_: object) -> None:
+        raise SystemError("AST constructor recursion depth mismatch")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ast.literal_eval", parse)
+        sink.write(value, ((0, 12), (0, 3)))
+    sink.finish()
+    np.testing.assert_array_equal(np.asarray(ost.load(tmp_path / f"x{kind}")), value)
+
+
 def test_sources_and_sinks_are_data(tmp_path: Path, kind: str) -> None:
     value = numbers((12, 3))
     sink = open_sink(

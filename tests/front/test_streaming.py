@@ -24,13 +24,14 @@ from ostinato.ops.core.exchange import chunks_of
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.targets import targets
+from ostinato.planner import external
 from ostinato.planner.passes import blocking
 from ostinato.planner.passes.memory import BUFFERS
 from ostinato.runtime.bind import is_server
 from ostinato.runtime.prefetch import WriteBehind
 
 import ostinato as ost
-from ostinato import external, streaming
+from ostinato import streaming
 from ostinato.errors import DataFileError
 from tests.planner.test_blocking import turns
 from tests.planner.test_memory import check_memory

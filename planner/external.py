@@ -8,50 +8,30 @@ that are brought into another order.
                             they go; merged by that
     concat([f(x), g(x)])    what is joined, as it is
 
-Each is a graph whose result goes into a file, run by run of what fits into memory, and what reads any
-part of the whole from there (io_pipeline/merging.py). So a file is read and written once or twice more,
-and never once for each block of the result. The files go at the end."""
+Each is a graph whose result goes into a file, run by run of what fits into memory, and a word on how the
+rest reads any part of the whole from there (io_pipeline/merging.py). So a file is read and written once
+or twice more, and never once for each block of the result."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import gettempdir
-from typing import Any
+from typing import Literal
 
 import numpy as np
-
-from ostinato import settings
-from ostinato.io_pipeline.files import NpySource
-from ostinato.io_pipeline.merging import (
-    OrderOfRuns,
-    PlacesOfRuns,
-    RowsOfRuns,
-    SortedRuns,
-    columns_of,
-)
-from ostinato.io_pipeline.sinks import NpySink
-from ostinato.io_pipeline.source import Source
 from ostinato.ops.collective import STRETCH
-from ostinato.ops.core import disk_cache
-from ostinato.ops.core.array import Operand
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, every_bounds
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import DType, Shape, Spec, int64, is_inexact, uint32, uint64
-from ostinato.ops.core.targets import new_number, targets
+from ostinato.ops.core.spec import Shape, Spec, int64, is_inexact, uint32, uint64
 from ostinato.ops.expressions import Expression, where
-from ostinato.planner.machine import memory
-from ostinato.planner.passes.file_blocks import turns_of
-from ostinato.planner.plan import Key, Target
-from ostinato.planner.rewrite import inline
-from ostinato.runtime.engine import Launcher
 
-from .sessions import Session
+from .machine import memory
+from .passes.file_blocks import turns_of
+from .plan import Target
+from .rewrite import inline
 
 SHARE = 4  # of the memory there is: what takes more than such a part of it is not kept unasked
 SORTING = 3  # times a value: what it takes to sort it in memory
@@ -59,43 +39,31 @@ PLACES = 6  # times that a place is read or written on the way
 WORTH = 2.0  # times what bringing rows into order moves, from which on they are not read one by one
 
 
-def is_large(spec: Spec, target: Target) -> bool:
-    """Whether to keep an array in memory would leave little for anything else."""
-    limit = target.memory_limit
-    room = memory() if limit is None else limit * target.workers
-    return spec.nbytes * SHARE > room
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What the rest reads of files with runs: what lies in the last one as it is, its keys in order, the
+    places that these come from, in order or as they follow each other in the runs; or its rows in the
+    order of the keys in the file before."""
+
+    how: Literal["as_it_is", "sorted", "order", "places", "rows"]
+    spec: Spec  # of the keys or places
+    bounds: tuple[int, ...] = ()  # where runs begin and end
+    falls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """What a graph needs in a file of its own before the rest can run."""
 
-    graph: (
-        Graph | None
-    )  # whose result goes into the file, made of all operands so far; None for no more
-    source: Callable[
-        [Sequence[NpySink]], Source
-    ]  # what the rest reads of these files: one operand more
+    graph: Graph | None  # whose result goes into it, made of all operands so far; None for no more
+    reads: Read  # one operand more for the rest
 
 
-def _has_no_room(spec: Spec, target: Target) -> bool:
-    """Whether memory cannot hold it beside what sorting it takes."""
+def is_large(spec: Spec, target: Target) -> bool:
+    """Whether to keep an array in memory would leave little for anything else."""
     limit = target.memory_limit
     room = memory() if limit is None else limit * target.workers
-    return spec.nbytes * SORTING > room
-
-
-@contextmanager
-def sorted_before(
-    graph: Graph, operands: Sequence[Operand], session: Session, beside: str | None = None
-) -> Iterator[tuple[Graph, list[Operand]]]:
-    """The graph, over operands of which those that it would have to sort as a whole are sorted."""
-    specs = tuple(o.spec for o in operands)
-    if specs != graph.inputs:  # something came from elsewhere
-        graph = Graph(specs, graph.nodes, graph.outputs)
-    steps, rest = in_steps(graph, session.target)
-    with stepped(steps, operands, session, session.target, beside) as given:
-        yield rest, given
+    return spec.nbytes * SHARE > room
 
 
 def in_steps(graph: Graph, target: Target) -> tuple[list[Step], Graph]:
@@ -115,44 +83,11 @@ def in_steps(graph: Graph, target: Target) -> tuple[list[Step], Graph]:
         steps += more
 
 
-@contextmanager
-def stepped(
-    steps: Sequence[Step],
-    operands: Sequence[Operand],
-    session: Session,
-    target: Target,
-    beside: str | None = None,
-) -> Iterator[list[Operand]]:
-    """The operands, and those that the steps make of them. Their files lie beside another one, or in the
-    cache's folder, as long as this lasts."""
-    given, sinks = list(operands), list[NpySink]()
-    folder = disk_cache.at(settings.cache).root or Path(gettempdir())
-    try:
-        for step in steps:
-            if step.graph is not None:
-                (made,) = step.graph.out_specs
-                name = f"{beside or folder / 'rows'}.runs.npy"
-                sinks.append(sink := NpySink(name, None, made.shape, made.dtype))
-                sink.create()
-                run_into(step.graph, given, sink, session, target, "sort")
-            given.append(session.attach(step.source(sinks)))
-        yield given
-    finally:
-        for sink in sinks:
-            sink.discard()
-
-
-def behind(steps: Sequence[Step], launch: Launcher, session: Session, target: Target) -> Launcher:
-    """Runs the steps, and then what needs them."""
-    me = weakref.ref(session)
-
-    def run(operands: Sequence[Operand]) -> list[Operand]:
-        session = me()
-        assert session is not None, "who runs a plan has its session"
-        with stepped(steps, operands, session, target) as given:
-            return launch(given)
-
-    return run
+def _has_no_room(spec: Spec, target: Target) -> bool:
+    """Whether memory cannot hold it beside what sorting it takes."""
+    limit = target.memory_limit
+    room = memory() if limit is None else limit * target.workers
+    return spec.nbytes * SORTING > room
 
 
 def is_stored(spec: Spec) -> bool:
@@ -189,12 +124,11 @@ def _sorted_at(graph: Graph, k: int, target: Target) -> tuple[list[Step], Graph]
     runs = _runs_of(graph, node, bounds)
     kind = runs.out_specs[0].dtype
 
-    def source(sinks: Sequence[NpySink]) -> Source:
-        if node.op == "argsort":
-            return OrderOfRuns(sinks[-1].part, spec.shape, int64, bounds, falls=False)
-        return SortedRuns(sinks[-1].part, spec.shape, kind, bounds, falls)
-
-    made = _on_disk(spec.shape, int64 if node.op == "argsort" else kind, target)
+    if node.op == "argsort":
+        reads = Read("order", Spec(spec.shape, int64), bounds)
+    else:
+        reads = Read("sorted", Spec(spec.shape, kind), bounds, falls)
+    made = _on_disk(reads.spec, target)
 
     def read(builder: Builder, value: int) -> int:
         if node.op == "sort":
@@ -204,11 +138,11 @@ def _sorted_at(graph: Graph, k: int, target: Target) -> tuple[list[Step], Graph]
         order = Expression(builder, value, node.line)
         return order.slice([(0, n, 1) for n in node.specs[0].shape]).value
 
-    return [Step(runs, source)], _without(graph, k, made, read)
+    return [Step(runs, reads)], _without(graph, k, made, read)
 
 
-def _on_disk(shape: Shape, dtype: DType, target: Target) -> Spec:
-    return Spec(shape, dtype, Layout.whole(target.mesh).on_disk)
+def _on_disk(spec: Spec, target: Target) -> Spec:
+    return spec.at(Layout.whole(target.mesh).on_disk)
 
 
 def _runs_of(graph: Graph, node: Node, bounds: tuple[int, ...]) -> Graph:
@@ -226,7 +160,7 @@ def _runs_of(graph: Graph, node: Node, bounds: tuple[int, ...]) -> Graph:
         wide = Expression(builder, keys, node.line).astype(uint32 if small else uint64)
         wide = wide.call("bitwise_invert") if node.kw["descending"] else wide
         keys, op = wide.value, "order_of_parts"
-    table = spec.shape[0], columns_of(spec.shape)
+    table = spec.shape[0], math.prod(spec.shape[1:])
     return builder.graph([_in_runs(builder, keys, op, table, bounds, node.line)])
 
 
@@ -266,39 +200,6 @@ def _without(graph: Graph, k: int, made: Spec, read: Callable[[Builder, int], in
         if values[v] == len(graph.inputs):
             (values[v],) = builder.add("read", (values[v],), (), (made.bare,), graph.nodes[k].line)
     return builder.graph([values[v] for v in graph.outputs])
-
-
-def run_into(
-    graph: Graph,
-    operands: Sequence[Operand],
-    sink: Any,
-    session: Session,
-    target: Target,
-    called: str,
-) -> None:
-    """Write the result of a graph."""
-    number = new_number()
-    try:
-        place = session.engine.target(sink, number, session.everywhere)
-        given = [*operands, place]
-        writes = _writing(graph, [o.spec for o in given])
-        plan, _ = session.plan(Key(writes, target), called=called)
-        (count,) = session.launcher(plan)(given)
-        written = int(session.engine.get(count)[()])
-        session.engine.wait()
-    finally:
-        targets.pop(number, None)
-    assert written == graph.out_specs[0].size, "all of it, by one worker each"
-
-
-def _writing(graph: Graph, specs: list[Spec]) -> Graph:
-    """The graph with a `write` of its result at the end; the file's number is its last input."""
-    builder = Builder(specs)
-    (value,) = inline(builder, graph, list(range(len(specs) - 1)))
-    (line,) = [*graph.lines()][-1:] or [""]
-    return builder.graph(
-        builder.add("write", (value, len(specs) - 1), (), (Spec((), int64),), line)
-    )
 
 
 # -- what is made to be joined ---------------------------------------------------------------
@@ -344,9 +245,8 @@ def _kept_at(graph: Graph, v: int, target: Target) -> tuple[list[Step], Graph]:
     k, spec = graph.producers[v], graph.specs[v]
     builder = Builder(graph.inputs)
     kept = builder.graph(inline(builder, Graph(graph.inputs, graph.nodes, (v,)), _inputs(graph)))
-    found = _on_disk(spec.shape, spec.dtype, target)
-    step = Step(kept, lambda sinks: NpySource(sinks[-1].part))
-    return [step], _without(graph, k, found, lambda _, value: value)
+    step = Step(kept, Read("as_it_is", spec.bare))
+    return [step], _without(graph, k, _on_disk(spec.bare, target), lambda _, value: value)
 
 
 # -- rows in another order -------------------------------------------------------------------
@@ -416,7 +316,7 @@ def _by_places(graph: Graph, k: int, target: Target) -> tuple[list[Step], Graph]
     """Rows at any places. These are sorted first, then the file is read once from front to end."""
     node = graph.nodes[k]
     x, i = (graph.specs[v] for v in node.inputs)
-    builder, count = Builder(graph.inputs), (i.size,)
+    builder = Builder(graph.inputs)
     (value,) = inline(builder, Graph(graph.inputs, graph.nodes, node.inputs[1:]), _inputs(graph))
     place = Expression(builder, value, node.line)
     rows, past = x.shape[0], place.number(min(x.shape[0], np.iinfo(i.dtype).max))
@@ -430,11 +330,12 @@ def _by_places(graph: Graph, k: int, target: Target) -> tuple[list[Step], Graph]
     places = builder.graph(
         [_in_runs(builder, keys, "order_of_parts", (i.size, 1), bounds, node.line)]
     )
+    listed = Spec((i.size,), int64)
     steps = [
-        Step(places, lambda sinks: SortedRuns(sinks[-1].part, count, int64, bounds, falls=False)),
-        Step(None, lambda sinks: OrderOfRuns(sinks[-1].part, count, int64, bounds, falls=False)),
+        Step(places, Read("sorted", listed, bounds)),
+        Step(None, Read("order", listed, bounds)),
     ]
-    specs = [_on_disk(count, int64, target)] * 2
+    specs = [_on_disk(listed, target)] * 2
     wider = Builder([*graph.inputs, *specs])
     (rows,) = inline(wider, Graph(graph.inputs, graph.nodes, node.inputs[:1]), _inputs(graph))
     at = Expression(wider, len(graph.inputs), node.line)
@@ -462,23 +363,20 @@ def _merged(
     node = graph.nodes[k]
     spec, kind, line = within.specs[rows].bare, runs.out_specs[0].dtype, node.line
     (bounds,) = (n.kw["bounds"] for n in runs.nodes if "bounds" in n.kw)
-    count = spec.shape[:1]
-    builder = Builder([*within.inputs, _on_disk(count, int64, target)])
+    places = Spec(spec.shape[:1], int64)
+    builder = Builder([*within.inputs, _on_disk(places, target)])
     (value,) = inline(builder, Graph(within.inputs, within.nodes, (rows,)), _inputs(within))
     made = builder.call("rows_of_parts", value, len(within.inputs), bounds=bounds, line=line)
 
-    def places(sinks: Sequence[NpySink]) -> Source:
-        return PlacesOfRuns(sinks[-1].part, count, int64, bounds, falls=False)
-
-    def whole(sinks: Sequence[NpySink]) -> Source:
-        keys = SortedRuns(sinks[-2].part, count, kind, bounds, falls=False)
-        return RowsOfRuns(NpySource(sinks[-1].part), keys)
-
-    steps = [*steps, Step(runs, places), Step(builder.graph([made]), whole)]
+    keys = Spec(places.shape, kind)
+    steps = [
+        *steps,
+        Step(runs, Read("places", places, bounds)),
+        Step(builder.graph([made]), Read("rows", keys, bounds)),
+    ]
     between = [*builder.graph([made]).inputs[len(graph.inputs) :]]
     wider = Graph((*graph.inputs, *between), *_shifted(graph, len(between)))
-    found = _on_disk(spec.shape, spec.dtype, target)
-    return steps, _without(wider, k, found, lambda _, v: v)
+    return steps, _without(wider, k, _on_disk(spec, target), lambda _, v: v)
 
 
 def _shifted(graph: Graph, more: int) -> tuple[tuple[Node, ...], tuple[int, ...]]:
