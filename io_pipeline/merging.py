@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core.layout import Box, Shape
 
-from .source import LITTLE, PARSING, Source, fill
+from .source import LITTLE, PARSING, Places, Source, fill
 
 NOTED = 24  # bytes of a row's key, its place and what sorting takes
-KNOWN = 256  # places of which it is kept where they are in the runs
+KNOWN = 1 << 16  # ends of parts of runs that are kept
 
 
 class SortedRuns(Source):
@@ -38,7 +38,7 @@ class SortedRuns(Source):
     ) -> None:
         self.path, self.shape, self.dtype = path, shape, dtype
         self.bounds, self.falls = tuple(bounds), falls
-        self.cuts: dict[int, Sequence[tuple[int, list[int]]]] = {}  # of each column, by places
+        self.cuts: dict[int, Sequence[tuple[int, Places]]] = {}  # of each column, by places
         self.lock = threading.Lock()
 
     def as_data(self) -> dict[str, Any]:
@@ -82,7 +82,8 @@ class SortedRuns(Source):
 
     def parts(self, line: int, lo: int, hi: int) -> list[tuple[int, int]]:
         """Of each run what lies from one place of the order to another."""
-        return [*zip(self._starts(line, lo), self._starts(line, hi), strict=True)]
+        starts, ends = self._starts(line, lo), self._starts(line, hi)
+        return [*zip(starts.tolist(), ends.tolist(), strict=True)]
 
     def _merge(self, line: int, out: np.ndarray[Any, Any], lo: int, hi: int) -> None:
         """The keys of a column from one place of the order to another."""
@@ -98,25 +99,22 @@ class SortedRuns(Source):
                 raise self.changed()
             done += b - a
 
-    def _starts(self, line: int, rank: int) -> list[int]:
+    def _starts(self, line: int, rank: int) -> Places:
         """Where in each run the keys begin that have this place in the order, or a later one. Of equal
         ones those of earlier runs come first."""
-        starts, ends = [*self.bounds[:-1]], [*self.bounds[1:]]
+        bounds = np.array(self.bounds)
         with self.lock:
-            known = [(0, starts), (self.shape[0], ends), *self.cuts.get(line, ())]
+            known = [(0, bounds[:-1]), (self.shape[0], bounds[1:]), *self.cuts.get(line, ())]
         below = max((k for k in known if k[0] <= rank), key=lambda k: k[0])
         above = min((k for k in known if k[0] >= rank), key=lambda k: k[0])
         if rank in (below[0], above[0]):
             return below[1] if rank == below[0] else above[1]
-        more, less = rank - below[0], above[0] - rank
-        pairs = [*zip(below[1], above[1], strict=True)]
-        lows = [max(a, b - less) for a, b in pairs]
-        highs = [min(b, a + more) for a, b in pairs]
-        found = _halved(
-            self.lines[line].view(np.ndarray), lows, highs, rank - sum(lows) + sum(starts)
-        )
+        lows = np.maximum(below[1], above[1] - (above[0] - rank))
+        highs = np.minimum(above[1], below[1] + (rank - below[0]))
+        left = rank - int((lows - bounds[:-1]).sum())
+        found = cut(self.lines[line].view(np.ndarray), lows, highs, left)
         with self.lock:
-            most = max(2, KNOWN // len(self.lines))
+            most = max(2, KNOWN // (len(found) * len(self.lines)))
             self.cuts[line] = [*self.cuts.get(line, ())[1 - most :], (rank, found)]
         return found
 
@@ -183,36 +181,46 @@ class RowsOfRuns(Source):
 RUNS: dict[str, type[SortedRuns]] = {r.kind: r for r in (SortedRuns, OrderOfRuns, PlacesOfRuns)}
 
 
-def _halved(row: Any, lows: list[int], highs: list[int], left: int) -> list[int]:
-    """Of each run the end of its part of the `left` smallest keys between `lows` and `highs`."""
-    while True:
-        runs = [k for k, (a, b) in enumerate(zip(lows, highs, strict=True)) if a < b]
-        if not left or not runs:
-            return lows
-        key = _middle(row, [(lows[k], highs[k]) for k in runs])
-        before, behind = lows.copy(), lows.copy()
-        for k in runs:
-            part = row[lows[k] : highs[k]]
-            before[k] += int(np.searchsorted(part, key, "left"))
-            behind[k] += int(np.searchsorted(part, key, "right"))
-        smaller = sum(before) - sum(lows)
+def cut(row: Any, lows: Places, highs: Places, left: int) -> Places:
+    """Of each run the end of its part of the `left` smallest keys between `lows` and `highs`. Each look
+    is one at all runs, so that many runs take no more of them than few."""
+    guessed = True
+    while left and (runs := np.flatnonzero(lows < highs)).size:
+        key = _middle(row, lows[runs], highs[runs], left, guessed)
+        before = _places(row, lows, highs, key, np.less)
+        smaller = int((before - lows).sum())
         if left < smaller:
             highs = before
-        elif left > sum(behind) - sum(lows):
-            left -= sum(behind) - sum(lows)
-            lows = behind
         else:
-            left -= smaller
-            for k in runs:
-                count = min(left, behind[k] - before[k])
-                before[k], left = before[k] + count, left - count
-            return before
+            same = before < highs
+            same[same] = row[before[same]] == key
+            behind = _places(row, before, np.where(same, highs, before), key, np.less_equal)
+            equal, left = behind - before, left - smaller
+            if left <= equal.sum():  # those of the first runs
+                return before + np.clip(left - (np.cumsum(equal) - equal), 0, equal)
+            lows, left = behind, left - int(equal.sum())
+        guessed = not guessed
+    return lows
 
 
-def _middle(row: Any, parts: Sequence[tuple[int, int]]) -> Any:
+def _places(row: Any, lows: Places, highs: Places, key: Any, is_before: np.ufunc) -> Places:
+    """Of each run how far its keys are before this one, by halving all of them at once."""
+    lows, highs = lows.copy(), highs.copy()
+    while (runs := np.flatnonzero(lows < highs)).size:
+        middle = (lows[runs] + highs[runs]) // 2
+        before = is_before(row[middle], key)
+        lows[runs[before]] = middle[before] + 1
+        highs[runs[~before]] = middle[~before]
+    return lows
+
+
+def _middle(row: Any, lows: Places, highs: Places, left: int, guessed: bool) -> Any:
     """A key that about as many are smaller than as larger: the middle one of the parts' own middles,
-    each of which counts as often as its part is long."""
-    keys = np.array([row[(a + b) // 2] for a, b in parts], row.dtype)
+    each of which counts as often as its part is long. `guessed`: instead of middles what has as large a
+    share before it as is wanted, which is close to the end if all runs are of one kind."""
+    lengths = highs - lows
+    share = left / int(lengths.sum()) if guessed else 0.5
+    keys = row[lows + np.minimum((lengths * share).astype(np.int64), lengths - 1)]
     order = np.argsort(keys)
-    lengths = np.cumsum([parts[k][1] - parts[k][0] for k in order])
-    return keys[order[int(np.searchsorted(lengths, lengths[-1] / 2))]]
+    sums = np.cumsum(lengths[order])
+    return keys[order[min(int(np.searchsorted(sums, sums[-1] * share)), len(order) - 1)]]
