@@ -36,9 +36,9 @@ import numpy as np
 from ostinato.errors import ShapeError
 
 from .core.index import LETTERS, Indices
-from .core.layout import slices
+from .core.layout import Box, Shape, slices
 from .core.monoid import MONOIDS
-from .core.parameters import DTYPE, MESH_AXES, MONOID, one_of, unfit, whole
+from .core.parameters import DTYPE, MESH_AXES, MONOID, PLACES, one_of, unfit, whole
 from .core.registry import Params, Place, Specs, lookup, op
 from .core.spec import DType, Spec, int64, is_float, is_inexact
 from .core.targets import targets
@@ -176,8 +176,9 @@ op(
 
 
 # A sum over all indices, so it is cut in space and in time as sums are: each worker, and each turn,
-# writes what it has. When the number is there, all is written.
-def _write_rule(x: Spec, target: Spec) -> Spec:
+# writes what it has. When the number is there, all is written. `rows`: where it begins in the file, or
+# each time that it is there.
+def _write_rule(x: Spec, target: Spec, *, rows: Shape) -> Spec:
     if target.shape or target.dtype != int64:
         raise unfit("write", (x, target), "an array, and the number of a file")
     return Spec((), int64)
@@ -194,20 +195,28 @@ def _write_kernel(
     x: Any,
     target: Any,
     *,
+    rows: Shape,
     at: Place,
     later: Callable[[Callable[[], object]], None] | None = None,
 ) -> None:
     """`later`: takes what writes, to call it when its turn has come."""
     if at.first:
         part = x if isinstance(x, np.ndarray) else x.get()
-        write = partial(targets[int(target[()])].write, part, at.ins[0])
+        write = partial(_write_rows, targets[int(target[()])], part, at.ins[0], rows)
         write() if later is None else later(write)
-    out[...] = math.prod(hi - lo for lo, hi in at.ins[0])
+    out[...] = math.prod(hi - lo for lo, hi in at.ins[0]) * len(rows)
+
+
+def _write_rows(sink: Any, part: Any, box: Box, rows: Shape) -> None:
+    for row in rows:
+        (lo, hi), *rest = box or [(0, 0)]
+        sink.write(part, ((lo + row, hi + row), *rest) if box else box)
 
 
 op(
     "write",
     infer=_write_rule,
+    takes={"rows": PLACES},
     indices=_write_indices,
     kernel=_write_kernel,
     cost=lambda ins, outs, p: _file_cost(ins[0]),

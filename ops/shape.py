@@ -888,8 +888,9 @@ def pad(
             return [slice_axes(of, {axis: (start, size, step)})] if size else []
 
         if mode == "edge":
-            left = part(0, 1, 1) * before if before else []
-            right = part(n - 1, 1, 1) * after if after else []
+            left, right = part(0, before and 1, 1), part(n - 1, after and 1, 1)
+            left = [broadcast_to(p, (*x.shape[:d], before, *x.shape[d + 1 :])) for p in left]
+            right = [broadcast_to(p, (*x.shape[:d], after, *x.shape[d + 1 :])) for p in right]
         elif mode == "wrap":
             left, right = part(n - before, before, 1), part(0, after, 1)
         else:

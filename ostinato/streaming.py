@@ -85,7 +85,7 @@ def stream(found: Collected, sink: Any, session: Session) -> None:
             for (t, k), operand in zip(found.captured, found.held, strict=True)
             if operand is not None
         ]
-        graph = writing(_over(found.graph, operands))
+        graph = writing(_over(found.graph, operands), session.target)
         with sorted_before(graph, [*operands, place], session, sink.path) as (rest, given):
             _write(rest, given, sink, session, session.target, "save")
 
@@ -120,7 +120,7 @@ def stepped(
                 sinks.append(sink := NpySink(name, None, made.shape, made.dtype))
                 sink.create()
                 with _place(sink, session) as place:
-                    graph = writing(_over(step.graph, given))
+                    graph = writing(_over(step.graph, given), target)
                     _write(graph, [*given, place], sink, session, target, "sort")
             given.append(session.attach(_reading(step.reads, [s.part for s in sinks])))
         yield given

@@ -15,7 +15,7 @@ or twice more, and never once for each block of the result."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,7 +31,7 @@ from ostinato.ops.expressions import Expression, where
 from .machine import memory
 from .passes.file_blocks import turns_of
 from .plan import Target
-from .rewrite import inline
+from .rewrite import inline, rebuild
 
 SHARE = 4  # of the memory there is: what takes more than such a part of it is not kept unasked
 SORTING = 3  # times a value: what it takes to sort it in memory
@@ -70,7 +70,7 @@ def in_steps(graph: Graph, target: Target) -> tuple[list[Step], Graph]:
     """What a graph would have to sort as a whole, step by step, and the rest, which has one operand more
     for each: runs that fit into memory are put in order and written to a file, of which the rest reads
     any places of the order (io_pipeline/merging.py)."""
-    steps = list[Step]()
+    steps, graph = list[Step](), with_joined_pads(graph, target)
     while True:
         if (k := _first_to_take(graph, target)) is not None:
             more, graph = _taken_at(graph, k, target)
@@ -202,6 +202,30 @@ def _without(graph: Graph, k: int, made: Spec, read: Callable[[Builder, int], in
     return builder.graph([values[v] for v in graph.outputs])
 
 
+def with_joined_pads(graph: Graph, target: Target | None = None) -> Graph:
+    """The graph with what is put around values as others that are joined to them, if it reads files; with
+    a target, around large ones."""
+    files = {v for v, spec in enumerate(graph.inputs) if is_stored(spec)}
+
+    def rule(builder: Builder, node: Node, inputs: Sequence[int]) -> Sequence[int] | None:
+        if node.op != "pad" or (target is not None and not is_large(node.specs[0], target)):
+            return None
+        (x,), line = inputs, node.line
+        for axis, widths in enumerate(node.kw["widths"]):
+            shape, dtype = builder.specs[x].shape, node.specs[0].dtype
+            parts = []
+            for count in widths:
+                extents = *shape[:axis], count, *shape[axis + 1 :]
+                about = {"shape": extents, "value": node.kw["value"], "dtype": dtype}
+                parts.append([builder.call("full", **about, line=line)] if count else [])
+            before, after = parts
+            if before or after:
+                x = builder.call("concat", *before, x, *after, axis=axis, line=line)
+        return [x]
+
+    return rebuild(graph, rule) if files else graph
+
+
 # -- what is made to be joined ---------------------------------------------------------------
 def _first_to_join(graph: Graph, target: Target) -> int | None:
     """A value of which rows are joined with others to what memory has no room for, and that lies in no
@@ -222,12 +246,16 @@ def _first_to_join(graph: Graph, target: Target) -> int | None:
 
 
 def _in_parts(graph: Graph, v: int) -> bool:
-    """Whether only some places of a value are wanted, which are made by themselves."""
-    readers = [graph.nodes[k] for k in graph.uses[v]]
-    return v not in graph.outputs and all(
-        OPS[n.op].selects and n.inputs[0] == v and n.specs[0].size < graph.specs[v].size
-        for n in readers
-    )
+    """Whether only some places of a value are wanted, which are made by themselves; functions of elements
+    and what joins beside each other let them through."""
+
+    def is_less(k: int) -> bool:
+        node, op = graph.nodes[k], OPS[graph.nodes[k].op]
+        if op.selects:
+            return node.inputs[0] == v and node.specs[0].size < graph.specs[v].size
+        return bool(op.scalar or op.joins) and _in_parts(graph, graph.starts[k])
+
+    return v not in graph.outputs and bool(graph.uses[v]) and all(map(is_less, graph.uses[v]))
 
 
 def _joins(graph: Graph, v: int) -> bool:

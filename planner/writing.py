@@ -1,18 +1,126 @@
-"""A graph whose result goes into a file."""
+"""A graph whose result goes into a file: whole, or, where it is joined from what is made, each piece by
+itself.
+
+before                                           after
+%2 = multiply(%0, 2.0) : float64[9]              %2 = multiply(%0, 2.0) : float64[9]
+%3 = concat(%1, %2; axis=0) : float64[12]        %3 = write(%1, %9; rows=(0,))
+return %3                                        %4 = write(%2, %9; rows=(3,))
+                                                 return %3 + %4
+
+So all is read and written once: to read what is joined block by block, it would have to lie in a file
+already. Pieces are slices of the result, which `read_files` makes of what is in them."""
 
 from __future__ import annotations
 
-from ostinato.ops.core.build import Builder
-from ostinato.ops.core.graph import Graph
-from ostinato.ops.core.spec import Spec, int64
+import itertools
+import math
+from collections.abc import Iterable
 
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import Spec, int64
+from ostinato.ops.expressions import Expression
+
+from .external import is_stored, with_joined_pads
+from .passes.file_joins import SHARE
+from .passes.file_views import groups
+from .plan import Target
 from .rewrite import inline
 
+SMALL = 1 << 22  # bytes of pieces that are written together, or such a share of the memory limit
+MOST = 64  # pieces
 
-def writing(graph: Graph) -> Graph:
+
+def writing(graph: Graph, target: Target) -> Graph:
     """The graph with a `write` of its result at the end; the file's number is its last input."""
+    graph = with_joined_pads(graph)
     builder = Builder([*graph.inputs, Spec((), int64)])
     (value,) = inline(builder, graph, list(range(len(graph.inputs))))
     (line,) = [*graph.lines()][-1:] or [""]
-    place = len(graph.inputs)
-    return builder.graph(builder.add("write", (value, place), (), (Spec((), int64),), line))
+    made = Expression(builder, value, line)
+    ends = _ends(graph, target)
+    counts = []
+    for lo, hi in itertools.pairwise(ends) if len(ends) > 2 else [(0, 0)]:
+        part = (
+            made if not hi else made.slice([(lo, hi - lo, 1), *((0, n, 1) for n in made.shape[1:])])
+        )
+        counts.append(_written(builder, part.value, len(graph.inputs), (lo,), line))
+    return builder.graph([sum(counts[1:], counts[0]).value])
+
+
+def _written(
+    builder: Builder, value: int, place: int, rows: tuple[int, ...], line: str
+) -> Expression:
+    (count,) = builder.add("write", (value, place), {"rows": rows}, (Spec((), int64),), line)
+    return Expression(builder, count, line)
+
+
+def _ends(graph: Graph, target: Target) -> list[int]:
+    """Where pieces of the result begin and end, along its first axis."""
+    (v,) = graph.outputs
+    spec = graph.specs[v]
+    if not spec.ndim or not spec.shape[0]:
+        return []
+    limit = target.memory_limit
+    most = SMALL if limit is None else min(SMALL, limit // SHARE)
+    row, found = spec.nbytes // spec.shape[0], [0]
+    inner = sorted(_borders(graph, v))
+    for k, end in enumerate(inner):
+        after = inner[k + 1] if k + 1 < len(inner) else spec.shape[0]
+        if (after - found[-1]) * row > most:  # else it goes with the next one
+            found.append(end)
+    return [*found, spec.shape[0]] if len(found) <= MOST else []
+
+
+def _borders(graph: Graph, v: int) -> set[int]:
+    """The rows of a value at which another one begins that is made, through functions of elements
+    and slices."""
+    k = graph.producers[v]
+    if k < 0 or not graph.specs[v].ndim:
+        return set()
+    node, rows = graph.nodes[k], graph.specs[v].shape[:1]
+    op = OPS[node.op]
+    if op.joins and node.kw["axis"] == 0:
+        ends = [0, *itertools.accumulate(graph.specs[u].shape[0] for u in node.inputs)]
+        made = [not _is_read(graph, u) for u in node.inputs]
+        between = {
+            e for e, (a, b) in zip(ends[1:], itertools.pairwise(made), strict=False) if a or b
+        }
+        return between.union(
+            *(
+                {at + b for b in _borders(graph, u)}
+                for at, u in zip(ends, node.inputs, strict=False)
+            )
+        )
+    if op.scalar or op.joins:
+        return set().union(
+            *(_borders(graph, u) for u in node.inputs if graph.specs[u].shape[:1] == rows)
+        )
+    if op.selects == "slices":
+        start, size, step = (node.kw[name][0] for name in ("starts", "sizes", "steps"))
+        found = _borders(graph, node.inputs[0])
+        ends = {-((start - b) // step) if step > 0 else (start - b) // -step + 1 for b in found}
+        return {e for e in ends if 0 < e < size}
+    return set(_again(graph, node))
+
+
+def _is_read(graph: Graph, v: int) -> bool:
+    """Whether a value is a part of a file as it is, which is joined to others where it is read."""
+    while (k := graph.producers[v]) >= 0 and OPS[graph.nodes[k].op].selects:
+        v = graph.nodes[k].inputs[0]
+    return k < 0 and is_stored(graph.specs[v])
+
+
+def _again(graph: Graph, node: Node) -> Iterable[int]:
+    """The rows at which all that is repeated begins again, one time behind the other, as `tile` has it."""
+    op = OPS[node.op]
+    k = graph.producers[node.inputs[0]] if node.inputs else -1
+    if not (op.same_elements and op.keeps_order) or k < 0 or not OPS[graph.nodes[k].op].repeats:
+        return ()
+    wide, old = graph.nodes[k].specs[0].shape, graph.specs[graph.nodes[k].inputs[0]].shape
+    axes, first = next(groups(wide, node.specs[0].shape))
+    whole = math.prod(wide[d] for d in axes)
+    if first != [0] or len(wide) != len(old) or old[0] == wide[0] or old[0] != 1 or not whole:
+        return ()
+    return range(whole // wide[0], whole, whole // wide[0])

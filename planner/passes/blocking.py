@@ -132,8 +132,8 @@ def streamed(graph: Graph, target: Target, size: int, keep: float) -> Graph:
             break
         v = _in_memory(graph, k)
         spec = graph.specs[v]
-        most = min(shortest(spec, 0), most_turns(target)) if spec.ndim else 1
         dim, turns = _parts(graph, spec, target)
+        most = min(shortest(spec, dim), most_turns(target)) if spec.ndim else 1
         turns = turns or min(-(-local_bytes(spec) // max(size, 1)), most)
         made = split_along(graph, target, v, dim, turns, keep) if turns > 1 else None
         whole.add(graph.nodes[k])
@@ -150,13 +150,13 @@ def _streams(graph: Graph, k: int, size: int, tried: set[Node]) -> bool:
 
 def _parts(graph: Graph, spec: Spec, target: Target) -> tuple[int, int]:
     """An axis of such a value, and the parts that each worker has along it, where some operation works
-    through parts of it, as `work_in_blocks` laid down; else the first one, and 0."""
+    through parts of it, as `work_in_blocks` laid down; else the first one that is longer than 1, and 0."""
     bounds = [n.kw["bounds"] for n in graph.nodes if "bounds" in n.kw]
     for d, size in enumerate(spec.shape):
         counts = [len(b) - 1 for b in bounds if b[-1] == size]
         if counts:
             return d, max(counts) // target.workers
-    return 0, 0
+    return next((d for d, n in enumerate(spec.shape) if n > 1), 0), 0
 
 
 def _in_memory(graph: Graph, k: int) -> int:

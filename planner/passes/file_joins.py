@@ -15,8 +15,8 @@ from ostinato.ops.collective import STORED
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import Shape, Spec
-from ostinato.ops.expressions import Expression
+from ostinato.ops.core.spec import Shape, Spec, int64
+from ostinato.ops.expressions import Expression, constant
 from ostinato.planner.plan import Target
 
 from .file_views import Part
@@ -78,6 +78,28 @@ def joined(graph: Graph, files: Collection[int], target: Target) -> Graph:
                 op, params, specs = "join_files", (), (specs[0].bare.at(ins[0].layout),)
                 known.add(graph.starts[k])
         values.extend(builder.add(op, inputs, params, specs, node.line))
+    return builder.graph([values[v] for v in graph.outputs])
+
+
+def written_once(graph: Graph) -> Graph:
+    """The graph that writes a value that goes to several places from one block of it."""
+    writes: dict[tuple[int, ...], list[int]] = {}
+    for k, node in enumerate(graph.nodes):
+        if node.op == "write":
+            writes.setdefault(node.inputs, []).append(k)
+    first = {ks[0]: ks for ks in writes.values() if len(ks) > 1}
+    if not first:
+        return graph
+    others = {k for ks in first.values() for k in ks[1:]}
+    builder, values = Builder(graph.inputs), list(range(len(graph.inputs)))
+    for k, node in enumerate(graph.nodes):
+        inputs, params = [values[v] for v in node.inputs], node.kw
+        if k in others:
+            values.append(constant(builder, 0, int64, line=node.line).value)
+            continue
+        if k in first:
+            params["rows"] = tuple(r for j in first[k] for r in graph.nodes[j].kw["rows"])
+        values.extend(builder.add(node.op, inputs, params, node.specs, node.line))
     return builder.graph([values[v] for v in graph.outputs])
 
 

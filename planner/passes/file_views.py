@@ -303,6 +303,9 @@ class Looks:
             return value
         before = self.builder.maker(value)
         stored = self.is_file(value)
+        if before is not None and before.op == "full":
+            less = {**before.kw, "shape": tuple(n for _, n, _ in parts)}
+            return self.builder.call("full", **less, line=before.line)
         if before is not None and before.op == "slice_file":
             (value,), kw = before.inputs, before.kw
             cuts = zip(kw["starts"], kw["steps"], parts, strict=True)

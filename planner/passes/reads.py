@@ -23,7 +23,7 @@ from ostinato.ops.expressions import Expression
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import inline
 
-from .file_joins import joined
+from .file_joins import joined, written_once
 from .file_parts import read_parts
 
 CONTROL = ("loop", "while", "branch")
@@ -58,7 +58,7 @@ def _with_reads(graph: Graph, files: Iterable[int], target: Target) -> Graph:
     files = set(files)
     if not files:
         return graph
-    graph = joined(read_parts(graph, files, target), files, target)
+    graph = joined(written_once(read_parts(graph, files, target)), files, target)
     files |= {graph.starts[k] for k, n in enumerate(graph.nodes) if n.op in STORED}
     rows = _rows(graph, files)
     builder = Builder(graph.inputs)
