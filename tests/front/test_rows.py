@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.io_pipeline import files, source
+from ostinato.ops.core import exchange
 from ostinato.planner import external
 
 import ostinato as ost
@@ -170,39 +171,37 @@ def test_places_in_no_order_are_read_once_per_block(tmp_path: Path, read: Counte
 
 
 # -- neighbours ----------------------------------------------------------------------------------
-JOINS: dict[str, tuple[Any, Any, float, float]] = {  # with how often all is read, and written
-    "roll": (lambda x: ost.roll(x, 7, axis=0), lambda x: np.roll(x, 7, 0), 1, 1),
-    "of what was made": (
-        lambda x: ost.roll(x * 2, -7, axis=0),
-        lambda x: np.roll(x * 2, -7, 0),
-        2,
-        2,
-    ),
-    "a difference to it": (
-        lambda x: x - ost.roll(x, 1, axis=0),
-        lambda x: x - np.roll(x, 1, 0),
-        2,
+JOINS: dict[str, tuple[Any, float, float]] = {  # how often all is read, and the result written
+    "roll": (lambda m, x: m.roll(x, 7, axis=0), 1, 1),
+    "of what was made": (lambda m, x: m.roll(x * 2, -7, axis=0), 1, 1),
+    "a difference to it": (lambda m, x: x - m.roll(x, 1, axis=0), 2, 1),
+    "a sum of it": (lambda m, x: (m.roll(x * 2, 1, axis=0) > 1).sum(axis=1), 2, 2 * 2),
+    "concat": (lambda m, x: m.concatenate([x[:100], x * 2, x[-5:]]), 1.02, 1),
+    "and between": (
+        lambda m, x: m.concatenate([x * k for k in range(1, 4)])[5000:29_000:3],
+        2.4,
         1,
     ),
-    "concat": (
-        lambda x: ost.concat([x[:100], x * 2, x[-5:]], axis=0),
-        lambda x: np.concatenate([x[:100], x * 2, x[-5:]]),
-        2.02,
-        2.02,
-    ),
-    "flip": (lambda x: ost.flip(x, axis=0), lambda x: x[::-1], 1, 1),
-    "a stencil": (
-        lambda x: (x * 3)[2:] - (x * 3)[1:-1] + (x * 3)[:-2],
-        lambda x: (x * 3)[2:] - (x * 3)[1:-1] + (x * 3)[:-2],
-        3,
+    "backwards": (lambda m, x: m.concatenate([x * 2, x + 1])[15_000:99:-1], 1.5, 1),
+    "flip": (lambda m, x: m.flip(x, axis=0), 1, 1),
+    "a stencil": (lambda m, x: (x * 3)[2:] - (x * 3)[1:-1] + (x * 3)[:-2], 3, 1),
+    "a padded one": (lambda m, x: (p := m.pad(x * 3, ((1, 1), (0, 0))))[2:] - p[:-2], 2, 1),
+    "differences of an order": (lambda m, x: m.diff(m.sort(x, axis=0), axis=0), 3, 2),
+    "pad": (lambda m, x: m.pad(x, ((3, 5), (0, 0))), 1, 1),
+    "pad of what was made": (
+        lambda m, x: m.pad(x * 2, ((3000, 0), (1, 2)), constant_values=7) + 1,
+        1,
         1,
     ),
-    "differences of an order": (
-        lambda x: ost.diff(ost.sort(x, axis=0), axis=0),
-        lambda x: np.diff(np.sort(x, 0), axis=0),
-        3,
-        2,
-    ),
+    "edge": (lambda m, x: m.pad(x * 2, ((3000, 5), (0, 1)), mode="edge"), 1, 1),
+    "wrap": (lambda m, x: m.pad(x * 2, ((30, 5), (0, 0)), mode="wrap"), 1, 1),
+    "reflect": (lambda m, x: m.pad(x, ((30, 5), (0, 0)), mode="reflect"), 1, 1),
+    "tile": (lambda m, x: m.tile(x, (3, 1)), 1, 1),
+    "tile of what was made": (lambda m, x: m.tile(x * 2, (3, 2)) + 1, 1, 1),
+    "tile along a new axis": (lambda m, x: m.tile(x * 2, (2, 1, 1)), 1, 1),
+    "stack": (lambda m, x: m.stack([x, x * 2]), 1, 1),
+    "stack of columns": (lambda m, x: m.stack([x * 3, x * 2], axis=-1), 1, 1),
+    "block": (lambda m, x: m.block([[x, x * 2], [x * 3, x]]), 2, 1),
 }
 
 
@@ -211,17 +210,33 @@ JOINS: dict[str, tuple[Any, Any, float, float]] = {  # with how often all is rea
 def test_rows_beside_others(
     tmp_path: Path, x: Any, name: str, workers: int, read: Counter[str], moved: Counter[str]
 ) -> None:
-    ours, by_numpy, reads, writes = JOINS[name]
+    """No more is read and written than there is."""
+    function, reads, writes = JOINS[name]
+    expected = function(np, x)
     with use((workers,), memory_limit=LIMIT // workers) as session:
-        y = ours(file(tmp_path / "x.npy"))
+        y = function(ost, file(tmp_path / "x.npy"))
         moved.clear()
         read.clear()
         ost.save(tmp_path / "y.npy", y)
         assert read["read"] <= 1.1 * reads * x.nbytes
-        assert moved["written"] <= 1.1 * writes * x.nbytes
+        assert moved["written"] <= 1.1 * writes * expected.nbytes
         assert all(p.peak_bytes <= LIMIT // workers for p in session.plans.plans.values())
-    np.testing.assert_array_equal(loaded(tmp_path / "y.npy"), by_numpy(x))
+    np.testing.assert_array_equal(loaded(tmp_path / "y.npy"), expected)
     assert {p.name for p in tmp_path.iterdir()} == {"x.npy", "y.npy"}
+
+
+@pytest.mark.parametrize("kind", [".h5", ".zarr"])
+def test_pieces_in_chunks(
+    tmp_path: Path, x: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces that begin in the middle of chunks."""
+    if kind == ".h5":
+        pytest.importorskip("h5py")
+    monkeypatch.setattr(exchange, "CHUNK", 5000)
+    for name in ("edge", "tile of what was made", "concat", "stack"):
+        with use((2,), memory_limit=LIMIT // 2):
+            ost.save(tmp_path / f"y{kind}", JOINS[name][0](ost, file(tmp_path / "x.npy")))
+        np.testing.assert_array_equal(loaded(tmp_path / f"y{kind}"), JOINS[name][0](np, x))
 
 
 # -- memory --------------------------------------------------------------------------------------
