@@ -27,7 +27,7 @@ a wider `dtype`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
 
@@ -177,9 +177,9 @@ op(
 
 # A sum over all indices, so it is cut in space and in time as sums are: each worker, and each turn,
 # writes what it has. When the number is there, all is written. `rows`: where it begins in the file, or
-# each time that it is there.
-def _write_rule(x: Spec, target: Spec, *, rows: Shape) -> Spec:
-    if target.shape or target.dtype != int64:
+# each time that it is there; `axes`: how many of its axes, counted in one row, are the file's first.
+def _write_rule(x: Spec, target: Spec, *, rows: Shape, axes: int) -> Spec:
+    if target.shape or target.dtype != int64 or axes > max(x.ndim, 1):
         raise unfit("write", (x, target), "an array, and the number of a file")
     return Spec((), int64)
 
@@ -196,27 +196,50 @@ def _write_kernel(
     target: Any,
     *,
     rows: Shape,
+    axes: int,
     at: Place,
     later: Callable[[Callable[[], object]], None] | None = None,
 ) -> None:
     """`later`: takes what writes, to call it when its turn has come."""
     if at.first:
         part = x if isinstance(x, np.ndarray) else x.get()
-        write = partial(_write_rows, targets[int(target[()])], part, at.ins[0], rows)
+        write = partial(
+            _write_rows,
+            targets[int(target[()])],
+            part,
+            at.ins[0],
+            at.in_shapes[0][:axes],
+            rows,
+            axes,
+        )
         write() if later is None else later(write)
     out[...] = math.prod(hi - lo for lo, hi in at.ins[0]) * len(rows)
 
 
-def _write_rows(sink: Any, part: Any, box: Box, rows: Shape) -> None:
-    for row in rows:
-        (lo, hi), *rest = box or [(0, 0)]
-        sink.write(part, ((lo + row, hi + row), *rest) if box else box)
+def _write_rows(sink: Any, part: Any, box: Box, lead: Shape, rows: Shape, axes: int) -> None:
+    if not box:
+        sink.write(part, box)
+        return
+    for begin, piece in _in_rows(part, box[:axes], lead):
+        for row in rows:
+            sink.write(piece, ((begin + row, begin + row + len(piece)), *box[axes:]))
+
+
+def _in_rows(part: Any, box: Box, shape: Shape) -> Iterator[tuple[int, Any]]:
+    """A part of the first axes counted in one row, by what is in one piece there."""
+    if all(ends == (0, n) for ends, n in zip(box[1:], shape[1:], strict=True)):
+        inner = math.prod(shape[1:])
+        yield box[0][0] * inner, part.reshape(-1, *part.shape[len(box) :])
+        return
+    for place in np.ndindex(*part.shape[: len(box) - 1]):
+        at = [k + lo for k, (lo, _) in zip((*place, 0), box, strict=True)]
+        yield int(np.ravel_multi_index(at, shape)), part[place]
 
 
 op(
     "write",
     infer=_write_rule,
-    takes={"rows": PLACES},
+    takes={"rows": PLACES, "axes": whole(1)},
     indices=_write_indices,
     kernel=_write_kernel,
     cost=lambda ins, outs, p: _file_cost(ins[0]),

@@ -40,20 +40,42 @@ def writing(graph: Graph, target: Target) -> Graph:
     (line,) = [*graph.lines()][-1:] or [""]
     made = Expression(builder, value, line)
     ends = _ends(graph, target)
-    counts = []
-    for lo, hi in itertools.pairwise(ends) if len(ends) > 2 else [(0, 0)]:
-        part = (
-            made if not hi else made.slice([(lo, hi - lo, 1), *((0, n, 1) for n in made.shape[1:])])
-        )
-        counts.append(_written(builder, part.value, len(graph.inputs), (lo,), line))
+    place, rest = len(graph.inputs), [(0, n, 1) for n in made.shape[1:]]
+    if len(ends) <= 2:
+        return builder.graph([_written(*_unmerged(made), place, 0).value])
+    parts = [(lo, made.slice([(lo, hi - lo, 1), *rest])) for lo, hi in itertools.pairwise(ends)]
+    counts = [_written(part, 1, place, lo) for lo, part in parts]
     return builder.graph([sum(counts[1:], counts[0]).value])
 
 
-def _written(
-    builder: Builder, value: int, place: int, rows: tuple[int, ...], line: str
-) -> Expression:
-    (count,) = builder.add("write", (value, place), {"rows": rows}, (Spec((), int64),), line)
-    return Expression(builder, count, line)
+def _written(part: Expression, axes: int, place: int, row: int) -> Expression:
+    params = {"rows": (row,), "axes": axes}
+    inputs = part.value, place
+    (count,) = part.builder.add("write", inputs, params, (Spec((), int64),), part.line)
+    return Expression(part.builder, count, part.line)
+
+
+def _unmerged(made: Expression) -> tuple[Expression, int]:
+    """What is written, before its first axes were counted in one row, and how many these were: parts of
+    rows that are repeated begin where rows begin."""
+    builder, node = made.builder, made.builder.maker(made.value)
+    if node is None:
+        return made, 1
+    op, first = (
+        OPS[node.op],
+        Expression(made.builder, node.inputs[0], made.line) if node.inputs else made,
+    )
+    if op.same_elements and op.keeps_order and first.spec.ndim > made.spec.ndim:
+        axes = 1 + first.spec.ndim - made.spec.ndim
+        if made.shape[1:] == first.shape[axes:] and made.shape[0]:
+            return first, axes
+    rest = node.inputs[1:]
+    if op.scalar and len(node.specs) == 1 and not any(builder.specs[v].ndim for v in rest):
+        before, axes = _unmerged(first)
+        spec = Spec(before.shape, made.spec.dtype)
+        (value,) = builder.add(node.op, (before.value, *rest), node.params, (spec,), node.line)
+        return (Expression(builder, value, made.line), axes) if axes > 1 else (made, 1)
+    return made, 1
 
 
 def _ends(graph: Graph, target: Target) -> list[int]:

@@ -83,10 +83,10 @@ def joined(graph: Graph, files: Collection[int], target: Target) -> Graph:
 
 def written_once(graph: Graph) -> Graph:
     """The graph that writes a value that goes to several places from one block of it."""
-    writes: dict[tuple[int, ...], list[int]] = {}
+    writes: dict[tuple[tuple[int, ...], int], list[int]] = {}
     for k, node in enumerate(graph.nodes):
         if node.op == "write":
-            writes.setdefault(node.inputs, []).append(k)
+            writes.setdefault((node.inputs, node.kw["axes"]), []).append(k)
     first = {ks[0]: ks for ks in writes.values() if len(ks) > 1}
     if not first:
         return graph

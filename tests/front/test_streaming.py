@@ -436,7 +436,7 @@ def test_memory_of_a_process(tmp_path: Path, workers: int) -> None:
         text=True,
         check=True,
     )
-    assert int(ran.stdout) < 260 << 10
+    assert int(ran.stdout) < 288 << 10  # two blocks read and two written each, and what aligns them
     found = np.load(tmp_path / "y.npy", mmap_mode="r")
     np.testing.assert_allclose(found[4095:4098, 6:9], np.exp(made[4095:4098, 6:9]) * 2)
 
