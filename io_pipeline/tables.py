@@ -28,6 +28,8 @@ from .source import LARGEST_CHUNK, Source, each_of, regular, short, stamp, troub
 SUFFIXES = (".parquet", ".csv", ".tsv")
 LINES = 1 << 20  # bytes of a block of a CSV file, about
 KEPT, FEW = 64 << 20, 2  # bytes of blocks that stay, and blocks that stay whatever they hold
+BESIDE = 2  # times what is read at once: of blocks that stay for a plan
+AHEAD = 1 << 16  # bytes that are read of a column before they are decoded
 MOST_ROWS = 1 << 60
 INSTALL = "pip install 'ostinato[feed]'"
 
@@ -132,7 +134,7 @@ class TableSource(Source):
         guarded(self.path, regular, self.path)
         self.dataset = dataset if dataset is None or isinstance(dataset, str) else list(dataset)
         wanted = [dataset] if isinstance(dataset, str) else self.dataset
-        self.table = Blocks([self.path], wanted, None)
+        self.table = Blocks([self.path], wanted, None, kept=0)
         self.columns = self.table.columns
         forms = [self._form(name) for name in self.columns]
         rows = self.table.rows
@@ -181,6 +183,7 @@ class TableSource(Source):
             return
         (lo, hi), *inner = box
         first, last = self.table.place(lo)[0], self.table.place(hi - 1)[0]
+        self.table.kept_bytes = min(KEPT, max(self.table.kept_bytes, BESIDE * out.nbytes))
         one = isinstance(self.dataset, str)
         names = self.columns if one else self.columns[slice(*inner[0])]
 
@@ -218,8 +221,8 @@ class _Parquet:
         return [(k, 0, 0, self.metadata.row_group(k).num_rows) for k in groups]
 
     def read(self, block: Block, columns: Sequence[str]) -> Any:
-        file = _pyarrow("parquet").ParquetFile(self.path, metadata=self.metadata)
-        with file:
+        about = {"metadata": self.metadata, "pre_buffer": False, "buffer_size": AHEAD}
+        with _pyarrow("parquet").ParquetFile(self.path, **about) as file:  # as little as can be
             return file.read_row_group(block.number, list(columns), use_threads=False)
 
 
