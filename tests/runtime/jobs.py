@@ -656,6 +656,54 @@ def works_in_blocks() -> None:
     say(values=np.asarray(ost.linalg.svdvals(x)).tolist())
 
 
+def sources_and_sinks() -> None:
+    """Files of each kind, read by each process, and into files of each kind."""
+    from ostinato.planner.passes import blocking
+
+    from ostinato import streaming
+
+    folder = Path(sys.argv[2])
+    blocking.READ_BYTES = streaming.READ_BYTES = 4096
+    ost.connect(memory_limit=20_000)
+
+    def lies(name: str, dataset: Any = None) -> ost.Array:
+        return ost.load(folder / name, dataset=dataset, resident=False)
+
+    columns = ["a", "b", "c"]
+    given = {
+        "npy": lies("x.npy"),
+        "h5": lies("x.h5", "x"),
+        "zarr": lies("x.zarr"),
+        "npz": lies("x.npz", "x"),
+        "deflated": lies("deflated.npz", "x"),
+        "parquet": lies("x.parquet", columns),
+        "csv": lies("x.csv", columns),
+    }
+    totals = {name: (x * 2).sum(axis=0) for name, x in given.items()}
+    ost.evaluate(totals)  # in one plan
+    sums = {name: np.asarray(total).tolist() for name, total in totals.items()}
+    x = given["npy"]
+    for name in ("deflated", "parquet", "csv"):
+        ost.save(folder / f"of_{name}.zarr", given[name] + 1)
+    ost.save(folder / "order.npy", ost.argsort(given["csv"][:, 1]))
+    ost.save(folder / "by_key.h5", ost.take(given["h5"], ost.argsort(given["npz"][:, 1]), axis=0))
+    ost.save(folder / "by_places.npy", ost.take(x, lies("places.npy"), axis=0))
+    ost.save(folder / "shuffled.npy", ost.random.permutation(given["parquet"], seed=3))
+    ost.save(folder / "tiled.zarr", ost.tile(given["zarr"] * 2, (2, 1)))
+    ost.save(folder / "padded.npy", ost.pad(given["deflated"], ((3, 2), (1, 0)), mode="edge"))
+    ost.save(folder / "repeated.h5", ost.repeat(x * 2, 3, axis=0))
+    refused = []
+    for name, source in {
+        "iterator": ost.from_blocks(iter([np.ones(3)] * 2000), (6000,), "f8"),
+        "function": ost.from_blocks(lambda at: np.ones(at[0].stop - at[0].start), 6000, "f8"),
+    }.items():
+        try:
+            refused.append(f"{name} {float(source.sum())}")
+        except Exception as error:
+            refused.append(str(error))
+    say(sums=sums, refused=refused)
+
+
 def strangers() -> None:
     """Come to the lead's door before the others: silent, slow, and with nonsense."""
     import socket

@@ -23,6 +23,7 @@ from ostinato.runtime.crew.orders import HEAD, KINDS, Order, unpack
 import ostinato as ost
 from ostinato.errors import CommunicatorError
 from tests.clusters import MPIEXEC, ROOT, gone, needs_dask, needs_mpi
+from tests.sessions import use
 
 
 def mpiexec(count: int, *arguments: str, limit: float = 120, **settings: str) -> Any:
@@ -421,6 +422,52 @@ def test_processes_work_through_a_file_in_blocks(tmp_path: Path, count: int) -> 
     np.testing.assert_allclose(found["values"], np.linalg.svd(value, False)[1])
     names = ["q.npy", "sorted.npy", "sums.npy", "x.npy"]
     assert sorted(p.name for p in tmp_path.iterdir()) == names
+
+
+@needs_mpi
+def test_processes_read_and_write_files_of_each_kind(tmp_path: Path) -> None:
+    """Each its part, in less memory than all takes; rows in another order, and pieces that are joined.
+    What only the program can make, no other process is asked for."""
+    h5py, pyarrow = pytest.importorskip("h5py"), pytest.importorskip("pyarrow")
+    parquet, csv = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow.csv")
+    rng = np.random.default_rng(0)
+    value = rng.normal(size=(6001, 3)).round(2)
+    places = rng.integers(-6001, 6001, 5000)
+    np.save(tmp_path / "x.npy", value)
+    np.save(tmp_path / "places.npy", places)
+    np.savez(tmp_path / "x.npz", x=value)
+    np.savez_compressed(tmp_path / "deflated.npz", x=value)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("x", data=value, chunks=(100, 3))
+    with use():
+        ost.save(tmp_path / "x.zarr", value)
+        order = np.asarray(ost.random.permutation(6001, seed=3))
+    table = pyarrow.table({name: value[:, k] for k, name in enumerate("abc")})
+    parquet.write_table(table, tmp_path / "x.parquet", row_group_size=500)
+    csv.write_csv(table, tmp_path / "x.csv")
+    given = {p.name for p in tmp_path.iterdir()}
+
+    found = good(4, "sources_and_sinks", str(tmp_path))
+    kinds = ["npy", "h5", "zarr", "npz", "deflated", "parquet", "csv"]
+    assert list(found["sums"]) == kinds
+    for total in found["sums"].values():
+        np.testing.assert_allclose(total, 2 * value.sum(0), rtol=1e-9)
+    iterator, function = found["refused"]
+    assert "got an iterator for 4 workers" in iterator
+    assert "other process" in function
+    by_key = np.argsort(value[:, 1], kind="stable")
+    expected = {f"of_{kind}.zarr": value + 1 for kind in kinds[4:]} | {
+        "order.npy": by_key,
+        "by_key.h5": value[by_key],
+        "by_places.npy": value[places],
+        "shuffled.npy": value[order],
+        "tiled.zarr": np.tile(value * 2, (2, 1)),
+        "padded.npy": np.pad(value, ((3, 2), (1, 0)), mode="edge"),
+        "repeated.h5": np.repeat(value * 2, 3, axis=0),
+    }
+    for name, wanted in expected.items():
+        np.testing.assert_array_equal(np.asarray(ost.load(tmp_path / name)), wanted, name)
+    assert {p.name for p in tmp_path.iterdir()} == given | expected.keys()
 
 
 @needs_mpi
