@@ -826,10 +826,9 @@ def nonzero(x: Operandish, /, *, size: int | None = None) -> tuple[Array, ...]:
     size = whole_number(size, "nonzero", 0)
     hit = reshape(x, (-1,)) != 0
     rank = cumulative_sum(astype(hit, int64)) - 1
-    slot = where(hit & (rank < size), rank, size)
+    slot = where(hit & (rank < size), rank, -1)
     numbers = apply("iota", shape=(x.size,), axis=0, dtype=int64)
-    room = apply("full", shape=(size + 1,), value=0, dtype=int64)
-    flat = slice_axes(apply("put", room, slot, numbers, axis=0, mode="set"), {0: (0, size, 1)})
+    flat = apply("segment_sum", numbers, slot, count=size)  # of one each, in parts and in blocks
     found = []
     for n in reversed(x.shape):
         found.append(flat % n)

@@ -24,7 +24,7 @@ from .core.graph import Graph
 from .core.index import LETTERS, Indices
 from .core.parameters import BOUNDS, unfit, whole
 from .core.registry import Params, Place, Specs, op
-from .core.spec import Spec, bfloat16, bool_, float32, int64, is_inexact, promote
+from .core.spec import DType, Spec, bfloat16, bool_, float32, int64, is_inexact, promote
 from .core.trace import graph_of
 from .core.user_line import misfit
 from .elementwise import (
@@ -300,6 +300,13 @@ def unique_all(x: Operandish, /, *, size: int | None = None, fill_value: Any = N
     return UniqueAll(values, first, reshape(inverse, as_array(x).shape), counts)
 
 
+def _most(dtype: DType) -> Any:
+    """What no value is larger than."""
+    if is_inexact(dtype):
+        return math.inf
+    return True if dtype.kind == "b" else int(np.iinfo(dtype).max)
+
+
 @export
 def unique_counts(
     x: Operandish, /, *, size: int | None = None, fill_value: Any = None
@@ -311,11 +318,20 @@ def unique_counts(
     """
     if size is None:
         return UniqueCounts(*_read("unique_counts", np.unique_counts, x))
-    ordered = sort(_row(x, "unique_counts"))
-    fresh = _fresh(ordered)
-    rank = cumulative_sum(astype(fresh, int64)) - 1
-    count = whole_number(size, "unique_counts", 0)
-    return UniqueCounts(_kept(ordered, fresh, count, fill_value), tally(rank, count))
+    row = _row(x, "unique_counts")
+    size = whole_number(size, "unique_counts", 0)
+    if not size:
+        return UniqueCounts(row[:0], tally(row[:0] == row[:0], 0))
+    found = apply("distinct", row, size=size)
+    there, real = _are_values(found, row.size), equal(found, found)
+    most = apply("full", shape=(size,), value=_most(row.dtype), dtype=row.dtype)
+    rising = where(logical_and(there, real), found, most)
+    place = minimum(searchsorted(rising, row), size - 1)
+    is_it = equal(apply("take", rising, place, axis=0), row)
+    counts = tally(where(is_it, place, -1), size)
+    counts = where(there, where(real, counts, 1), 0)  # each NaN is a value of its own
+    values = found if fill_value is None else where(there, found, astype(fill_value, row.dtype))
+    return UniqueCounts(values, counts)
 
 
 @export

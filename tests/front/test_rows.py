@@ -242,6 +242,36 @@ def test_pieces_in_chunks(
         np.testing.assert_array_equal(loaded(tmp_path / f"y{kind}"), JOINS[name][0](np, x))
 
 
+FOUND: dict[str, tuple[Any, Any]] = {
+    "nonzero": (
+        lambda x: ost.nonzero(x[:, 1] > 3, size=20)[0],
+        lambda x: np.resize(np.append(np.nonzero(x[:, 1] > 3)[0], np.zeros(20)), 20),
+    ),
+    "unique_counts": (
+        lambda x: ost.unique_counts(ost.round(x[:, 0]), size=9)[1],
+        lambda x: np.append(np.unique(np.round(x[:, 0]), return_counts=True)[1], [0] * 9)[:9],
+    ),
+    "histogram": (
+        lambda x: ost.histogram(x, 7, (-2, 2))[0],
+        lambda x: np.histogram(x, 7, (-2, 2))[0],
+    ),
+    "segment_mean": (
+        lambda x: ost.segment_mean(x[:, 0], ost.astype(x[:, 1] > 0, "int32"), 2),
+        lambda x: [x[x[:, 1] <= 0, 0].mean(), x[x[:, 1] > 0, 0].mean()],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_is_found_in_a_file(tmp_path: Path, x: Any, name: str) -> None:
+    """Block by block, in less memory than all would take."""
+    ours, by_numpy = FOUND[name]
+    with use((2,), memory_limit=LIMIT // 4) as session:
+        found = np.asarray(ours(file(tmp_path / "x.npy")))
+        assert all(p.peak_bytes <= LIMIT // 4 for p in session.plans.plans.values())
+    np.testing.assert_allclose(found, by_numpy(x), rtol=1e-5, atol=1e-6)
+
+
 # -- memory --------------------------------------------------------------------------------------
 SPARE = 2 << 20  # bytes: notes of places, pages that are looked at, Python's own objects
 

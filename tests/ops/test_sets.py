@@ -126,3 +126,21 @@ def test_values_of_parts_travel_only() -> None:
 def test_nothing_has_no_first_value() -> None:
     with use(), pytest.raises(ShapeError, match="at least one element"):
         ost.unique_values(ost.zeros(0), size=2)
+
+
+@pytest.mark.parametrize("fill", [None, 9])
+def test_how_often_values_occur_that_have_no_larger_one(fill: Any) -> None:
+    """The largest there are, infinities, and each NaN, which is a value of its own."""
+    for x in (
+        np.array([7, 255, 0, 255], "u1"),
+        np.array([2**64 - 1, 3, 3, 2**64 - 1], "u8"),
+        np.array([True, False, True]),
+        np.array([np.inf, 1, np.nan, np.inf, -np.inf, np.nan, 1]),
+    ):
+        values, counts = np.unique(x, return_counts=True, equal_nan=False)
+        for size in (1, len(values), len(values) + 2):
+            found = ost.unique_counts(x, size=size, fill_value=fill)
+            more = max(size - len(values), 0)
+            filled = values[0] if fill is None else np.asarray(fill).astype(x.dtype)
+            np.testing.assert_array_equal(found.values, [*values[:size], *[filled] * more])
+            np.testing.assert_array_equal(found.counts, [*counts[:size], *[0] * more])
