@@ -1,5 +1,7 @@
 // What CUDA has and C++ has not, for kernels that run on the host: a block's threads are fibers, each of which
-// runs until it waits for the others.
+// runs until it waits for the others. They jump, as swapcontext asks the system about signals each time.
+#undef _FORTIFY_SOURCE  // which allows no jumps from stack to stack
+#include <setjmp.h>
 #include <ucontext.h>
 #include <cmath>
 #include <cstdio>
@@ -20,7 +22,9 @@ extern "C" void cudaGraphSetConditional(cudaGraphConditionalHandle handle, unsig
 }
 struct dim3_ { unsigned x, y, z; };
 static dim3_ threadIdx, blockIdx, blockDim, gridDim;
-static ucontext_t back_, fibers_[1024];
+static ucontext_t fiber_of_[1024];
+static jmp_buf back_, fibers_[1024];
+static bool begun_[1024];
 static unsigned turn_;
 enum { RUNS, WAITS_FOR_WARP, WAITS_FOR_BLOCK, OVER };
 static int state_[1024];
@@ -29,7 +33,7 @@ static char* stacks_ = (char*)malloc(1024l << 16);
 static inline void wait_(int state) {
   const unsigned me = turn_;
   state_[me] = state;
-  swapcontext(&fibers_[me], &back_);
+  if (!_setjmp(fibers_[me])) _longjmp(back_, 1);
 }
 static inline void __syncthreads() { wait_(WAITS_FOR_BLOCK); }
 static inline void __threadfence() {}
@@ -54,7 +58,17 @@ template <typename T> static T from_lane(T x, int far) {  // of the same warp; i
 typedef void (*Run_)(void**);
 static Run_ run_;
 static void** given_;
-static void fiber_() { run_(given_); wait_(OVER); }
+static void fiber_() { for (;;) { run_(given_); wait_(OVER); } }  // a thread of each block
+static void go_on_(unsigned t) {
+  if (_setjmp(back_)) return;
+  if (begun_[t]) _longjmp(fibers_[t], 1);
+  begun_[t] = true;
+  getcontext(&fiber_of_[t]);
+  fiber_of_[t].uc_stack.ss_sp = stacks_ + ((long)t << 16);
+  fiber_of_[t].uc_stack.ss_size = 1 << 16;
+  makecontext(&fiber_of_[t], fiber_, 0);
+  setcontext(&fiber_of_[t]);
+}
 // whether some threads, all of which wait so, may go on
 static bool released_(unsigned begin, unsigned end, int state) {
   for (unsigned t = begin; t < end; ++t) if (state_[t] != state) return false;
@@ -68,25 +82,22 @@ static int launch_(Run_ run, void** given, const unsigned* grid, const unsigned*
   blockDim = {threads, 1, 1}; gridDim = {gx, gy, 1};
   for (unsigned b = 0; b < gx * gy; ++b) {
     blockIdx = {b % gx, b / gx, 0};
-    for (unsigned t = 0; t < threads; ++t) {
-      getcontext(&fibers_[t]);
-      fibers_[t].uc_stack.ss_sp = stacks_ + ((long)t << 16);
-      fibers_[t].uc_stack.ss_size = 1 << 16;
-      fibers_[t].uc_link = &back_;
-      makecontext(&fibers_[t], fiber_, 0);
-      state_[t] = RUNS;
-    }
+    for (unsigned t = 0; t < threads; ++t) state_[t] = RUNS;
     for (bool goes_on = true; goes_on;) {
       for (unsigned t = 0; t < threads; ++t) {
         if (state_[t] != RUNS) continue;
         turn_ = t; threadIdx = {t, 0, 0};
-        swapcontext(&back_, &fibers_[t]);
+        go_on_(t);
       }
       goes_on = released_(0, threads, WAITS_FOR_BLOCK);
       for (unsigned t = 0; t < threads; t += 32)
         goes_on |= released_(t, t + 32 < threads ? t + 32 : threads, WAITS_FOR_WARP);
     }
-    for (unsigned t = 0; t < threads; ++t) if (state_[t] != OVER) return 1;
+    for (unsigned t = 0; t < threads; ++t) {
+      if (state_[t] == OVER) continue;
+      memset(begun_, 0, sizeof(begun_));
+      return 1;
+    }
   }
   return 0;
 }

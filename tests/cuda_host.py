@@ -35,7 +35,7 @@ class HostKernel:
     def _made(self, code: str, name: str) -> Any:
         places = ", ".join(f"*({kind}*)given[{n}]" for n, kind in enumerate(self.kinds))
         return _library(
-            f'#include "{HEADER}"\n{code}\n'
+            f'#include "{HEADER.name}"\n{code}\n'
             f"static void one_(void** given) {{ {name}({places}); }}\n"
             'extern "C" int run(void** given, const unsigned* grid, const unsigned* block) '
             "{ return launch_(one_, given, grid, block); }\n"
@@ -62,8 +62,20 @@ def _library(text: str) -> Any:
     name = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     source, made = Path(_folder.name, f"{name}.cpp"), Path(_folder.name, f"{name}.so")
     source.write_text(text)
+    _compile(text, "-shared", "-I", _headers(), "-o", str(made), str(source))
+    return ctypes.CDLL(str(made))
+
+
+@functools.lru_cache(1)
+def _headers() -> str:
+    """The folder of the header, which is compiled once."""
+    header = shutil.copy(HEADER, _folder.name)
+    _compile("the header", "-x", "c++-header", "-o", f"{header}.gch", header)
+    return _folder.name
+
+
+def _compile(text: str, *arguments: str) -> None:
     assert COMPILER is not None
-    command = [COMPILER, *FLAGS, "-shared", "-fPIC", "-o", str(made), str(source)]
+    command = [COMPILER, *FLAGS, "-fPIC", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stderr[:3000]}\n{text}"
-    return ctypes.CDLL(str(made))
