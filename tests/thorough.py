@@ -1,14 +1,24 @@
-"""How many examples random tests draw: few in each run of the tests, all with OSTINATO_TRUST=thorough.
+"""What only a run with OSTINATO_TRUST=thorough does; each other run does a part of it.
 
-settings(max_examples=few(75))"""
+Random tests draw a third of their examples: `settings(max_examples=few(75))`. Of cases that differ in what does
+not matter to each other (dtypes of a factorization, meshes of a gradient, halves that are computed as float32),
+each has its turn with some of the others: `some(CASES, of=3)`."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import TypeVar
 
+T = TypeVar("T")
 THOROUGH = os.environ.get("OSTINATO_TRUST") == "thorough"
 
 
 def few(count: int) -> int:
     """A third of them, unless a thorough run was asked for."""
     return count if THOROUGH else -(-count // 3)
+
+
+def some(cases: Sequence[T], of: int = 3, first: int = 0) -> list[T]:
+    """One of so many of them, unless a thorough run was asked for."""
+    return list(cases if THOROUGH else cases[first % of :: of])

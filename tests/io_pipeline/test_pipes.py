@@ -40,7 +40,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def no_thread_is_left() -> Iterator[None]:
     before = sys.getswitchinterval()
     yield
-    gc.collect()
+    if mine():  # perhaps of a pipe that is garbage
+        gc.collect()
     assert settled() == []
     assert sys.getswitchinterval() == pytest.approx(before)
 

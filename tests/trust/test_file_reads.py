@@ -253,16 +253,22 @@ def written(folder: Path, value: np.ndarray, kind: str) -> tuple[Path, tuple[int
     return folder / "z.zarr", chunks
 
 
+def distinct(numbers: np.ndarray) -> np.ndarray:
+    """What np.unique gives of numbers that are not large, without an order of all."""
+    return np.flatnonzero(np.bincount(numbers.reshape(-1)))
+
+
 def rounded(seen: np.ndarray, shape: tuple[int, ...], kind: str, chunks: Any, size: int) -> int:
     """The bytes of these elements, with what lies between those that are near each other, or with all
     of their chunks."""
-    places = np.unique(seen)
+    places = distinct(seen)
     if not places.size:
         return 0
     if chunks is not None:
         index = np.unravel_index(places, shape)
-        grid = np.unique([i // n for i, n in zip(index, chunks, strict=True)], axis=1)
-        return grid.shape[1] * int(np.prod(chunks)) * size
+        grid = [-(-n // c) for n, c in zip(shape, chunks, strict=True)]
+        found = np.ravel_multi_index([i // c for i, c in zip(index, chunks, strict=True)], grid)
+        return distinct(found).size * int(np.prod(chunks)) * size
     if kind == "F":
         places = np.sort(np.ravel_multi_index(np.unravel_index(places, shape), shape, order="F"))
     gaps = (np.diff(places) - 1) * size
