@@ -73,12 +73,17 @@ def no_session_of_several_is_left() -> Iterator[None]:
         assert [s.target.mesh for s in sessions._everybodys if s.workers > 1] == []
 
 
+def pytest_collection() -> None:
+    gc.disable()  # as nothing of what is imported is garbage
+
+
 def pytest_collection_finish() -> None:
     """Nobody looks again and again for garbage among the tests themselves, which are half a million objects;
     and among what is new, only when there is more of it."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -26,9 +26,10 @@ import ostinato as ost
 from ostinato import settings, streaming
 from ostinato.errors import DataFileError
 from ostinato.sessions import Session
-from tests.front.test_streaming import kind, loaded, moved, small_blocks, value
-from tests.planner.test_blocking import turns
+from tests.front.test_streaming import KINDS, kind, loaded, moved, needs, small_blocks, value
+from tests.planner.test_blocking import turns as turns_of
 from tests.sessions import use
+from tests.thorough import some, turns
 
 __all__ = ["kind", "moved", "small_blocks", "value"]  # fixtures
 
@@ -63,7 +64,7 @@ def test_running_sums_of_a_file(
         assert value.nbytes <= moved["written"] <= 1.1 * value.nbytes
         plan = last_plan(session)
         assert plan.peak_bytes <= LIMIT < value.nbytes
-        assert min(turns(plan)) >= 17 // math.prod(mesh)
+        assert min(turns_of(plan)) >= 17 // math.prod(mesh)
         found = loaded(tmp_path / f"y{kind}")
         np.testing.assert_allclose(found, by_numpy(value / 2, axis) + 1, rtol=1e-12)
     assert not targets
@@ -106,7 +107,7 @@ def test_running_sums_of_any_file(
             expected = BY_NUMPY[name](wide, axis=axis).astype(y.dtype)  # type: ignore[operator]
         found = loaded(tmp_path / "y.zarr")
         if dtype.kind in "biu" or session.target.numerics == "same-plan":
-            assert turns(last_plan(session)) or made.nbytes <= size * session.workers
+            assert turns_of(last_plan(session)) or made.nbytes <= size * session.workers
         if dtype.kind in "biu":
             np.testing.assert_array_equal(found, expected)
         else:
@@ -263,7 +264,7 @@ def test_qr_of_a_file(tmp_path: Path, tall: Any, kind: str, mesh: Any, moved: Co
     np.testing.assert_allclose(left, expected, atol=1e-9)
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", some(MESHES, 2, 1))
 def test_what_rests_on_qr(tmp_path: Path, tall: Any, mesh: Any) -> None:
     """Singular vectors, principal components, least squares."""
     b = np.random.default_rng(2).normal(size=(len(tall), 2))
@@ -317,6 +318,15 @@ def test_factors_of_any_tall_file(
 
 
 # -- order -------------------------------------------------------------------------------------
+SHAPES = [(9001,), (3001, 3), (2001, 2, 2)]
+ORDERS = [
+    ((9001,), "f8", False),
+    ((9001,), "f4", True),
+    ((3001, 3), "i2", True),
+    ((2001, 4), "f8", False),
+]
+
+
 @pytest.fixture
 def merged(monkeypatch: pytest.MonkeyPatch, moved: Counter[str]) -> Counter[str]:
     """Bytes that were read of sorted runs, beside those that were moved otherwise."""
@@ -330,14 +340,13 @@ def merged(monkeypatch: pytest.MonkeyPatch, moved: Counter[str]) -> Counter[str]
     return moved
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize(
-    ("shape", "falls"), [((9001,), False), ((3001, 3), True), ((2001, 2, 2), False)]
-)
+@pytest.mark.parametrize(("mesh", "shape", "kind"), turns(MESHES, SHAPES, KINDS), ids=str)
 def test_a_file_is_sorted_by_an_external_merge(
-    tmp_path: Path, kind: str, mesh: Any, shape: Any, falls: bool, merged: Counter[str]
+    tmp_path: Path, kind: str, mesh: Any, shape: Any, merged: Counter[str]
 ) -> None:
     """Read, written as runs, and read as these: once each; and nothing of it stays."""
+    needs(kind)
+    falls = len(shape) == 2
     made = np.random.default_rng(3).normal(size=shape).round(2)
     np.save(tmp_path / "x.npy", made)
     limit = made.nbytes // 2
@@ -385,21 +394,17 @@ def test_sorting_any_file(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyP
     assert {p.name for p in tmp_path.iterdir()} == {"x.npy", "y.npy"}
 
 
-@pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize(
-    ("shape", "dtype", "falls"),
-    [
-        ((9001,), "f8", False),
-        ((9001,), "f4", True),
-        ((3001, 3), "i2", True),
-        ((2001, 4), "f8", False),
-    ],
+    ("mesh", "case"),
+    [(mesh, case) for n, mesh in enumerate(MESHES) for case in some(ORDERS, 2, n)],
+    ids=str,
 )
 def test_places_of_a_file_in_order(
-    tmp_path: Path, mesh: Any, shape: Any, dtype: str, falls: bool, merged: Counter[str]
+    tmp_path: Path, mesh: Any, case: tuple[Any, str, bool], merged: Counter[str]
 ) -> None:
     """Of equal keys, both zeros and NaN the first one comes first; the file is read once, and so are
     keys and places of the runs."""
+    shape, dtype, falls = case
     rng = np.random.default_rng(3)
     made = rng.normal(size=shape).round(1).astype(dtype)
     if made.dtype.kind == "f":
@@ -425,8 +430,9 @@ def test_places_of_a_file_in_order(
     assert {p.name for p in tmp_path.iterdir()} == {"x.npy", "y.npy"}
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("split", [None, 0])
+@pytest.mark.parametrize(
+    ("mesh", "split"), [(mesh, s) for n, mesh in enumerate(MESHES) for s in some([None, 0], 2, n)]
+)
 def test_rows_of_a_file_at_places_in_a_file(
     tmp_path: Path, mesh: Any, split: Any, moved: Counter[str]
 ) -> None:

@@ -54,10 +54,17 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     chunks_of.cache_clear()
 
 
-@pytest.fixture(params=[".npy", ".h5", ".zarr"])
-def kind(request: pytest.FixtureRequest) -> str:
-    if request.param == ".h5":
+KINDS = (".npy", ".h5", ".zarr")
+
+
+def needs(kind: str) -> None:
+    if kind == ".h5":
         pytest.importorskip("h5py")
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    needs(request.param)
     return str(request.param)
 
 

@@ -25,6 +25,7 @@ from ostinato.errors import SampleError
 from tests.clusters import needs_dask, needs_mpi
 from tests.io_pipeline.pictures import folder
 from tests.runtime.test_job import mpiexec
+from tests.thorough import some
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def job(count: int, name: str, root: Path, *more: str, **settings: str) -> dict[
 
 # -- processes of mpiexec ----------------------------------------------------------------------
 @needs_mpi
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", some([2, 3], 2, 1))
 def test_each_makes_its_part_and_nobody_sends_samples(root: Path, count: int) -> None:
     found = job(count, "epochs", root)
     assert found["right"] == [4, True, 4, True]
@@ -84,7 +85,7 @@ def test_each_makes_its_part_and_nobody_sends_samples(root: Path, count: int) ->
 
 
 @needs_mpi
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", some([2, 3], 2, 0))
 def test_uneven_parts_never_hang(root: Path, count: int) -> None:
     right = job(count, "tails", root)["right"]
     assert len(right) == 7
@@ -92,7 +93,7 @@ def test_uneven_parts_never_hang(root: Path, count: int) -> None:
 
 
 @needs_mpi
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", some([2, 3], 2, 1))
 def test_epochs_go_on_from_states_and_after_failures(root: Path, count: int) -> None:
     found = job(count, "goes_on", root)
     assert found["right"] == [True] * 4
@@ -114,7 +115,7 @@ def test_any_mesh_and_epochs_beside_each_other(root: Path) -> None:
 
 
 @needs_mpi
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", some([2, 3], 2, 0))
 def test_a_damaged_file_on_any_worker(damaged: Path, count: int) -> None:
     found = job(count, "damaged", damaged)
     assert "b/004.jpg, in decode (place 26 of epoch 0)" in found["error"]
@@ -144,8 +145,10 @@ def test_ctrl_c_while_somebody_makes_a_batch(root: Path) -> None:
 
 
 @needs_mpi
-@pytest.mark.parametrize("halo", [0, 2])
-@pytest.mark.parametrize(("count", "split"), [(2, "depth"), (3, "height")])
+@pytest.mark.parametrize(
+    ("count", "split", "halo"),
+    some([(2, "depth", 0), (3, "height", 0), (3, "height", 2), (2, "depth", 2)], 2),
+)
 def test_each_reads_its_slab(tmp_path: Path, count: int, split: str, halo: int) -> None:
     r = np.random.default_rng(0)
     volume = r.integers(0, 100, (6, 12, 15, 8)).astype(np.int16)
@@ -168,7 +171,7 @@ def test_each_reads_its_slab(tmp_path: Path, count: int, split: str, halo: int) 
 
 
 @needs_mpi
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", some([2, 3], 2, 1))
 def test_all_count_their_faults_together(root: Path, tmp_path: Path, count: int) -> None:
     shutil.copytree(root, tmp_path / "images")
     bad = sorted((tmp_path / "images").glob("**/*.jpg"))[::4]
@@ -186,7 +189,7 @@ def test_all_count_their_faults_together(root: Path, tmp_path: Path, count: int)
 
 
 @needs_mpi
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", some([2, 3], 2, 0))
 def test_stages_on_a_device_are_part_of_the_plan(root: Path, count: int) -> None:
     found = job(count, "later", root)
     assert all(found["right"].values()), found["right"]
@@ -217,7 +220,7 @@ def test_all_change_how_they_run_at_the_same_batch(root: Path) -> None:
 
 
 @needs_mpi
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", some([2, 3], 2, 1))
 def test_each_sample_is_made_once_and_given_to_who_needs_it(root: Path, count: int) -> None:
     found = job(count, "stored", root, str(1 << 20))
     assert found["right"] == [True] * 3

@@ -10,6 +10,7 @@ from ostinato.ops.cpu.kernels.sort.order import EXCHANGES, LONG, sort_function, 
 from ostinato.ops.cpu.kernels.sort.radix import SHORT
 
 import ostinato as ost
+from tests.thorough import some
 
 KINDS = [d for d in DTYPES.values() if d.kind != "c"]
 ODD = (0.0, -0.0, 1.0, np.nan, -np.nan, np.inf, -np.inf)
@@ -24,7 +25,7 @@ SHAPES = [
 ]
 
 
-def some(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Any:
+def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Any:
     """Numbers with ties, of all sizes."""
     if dtype.kind == "b":
         return rng.random(shape) < 0.5
@@ -85,9 +86,11 @@ def check(x: Any, axis: int, descending: bool, first: int, threads: int) -> None
 
 @pytest.mark.parametrize("dtype", KINDS, ids=lambda d: d.name)
 def test_lines_are_in_numpy_s_order(dtype: Any) -> None:
-    rng = np.random.default_rng(KINDS.index(dtype))
-    for shape in SHAPES:
-        x = lying_otherwise(rng, some(rng, shape, dtype))
+    """Of each dtype some shapes, of each shape some dtypes."""
+    turn = KINDS.index(dtype)
+    rng = np.random.default_rng(turn)
+    for shape in some(SHAPES, 2, turn):
+        x = lying_otherwise(rng, numbers(rng, shape, dtype))
         axis = int(rng.integers(x.ndim))
         n, descending = x.shape[axis], bool(rng.random() < 0.5)
         check(x, axis, descending, n, 2)
@@ -99,8 +102,8 @@ def test_a_long_line_is_shared(dtype: Any) -> None:
     rng = np.random.default_rng(3)
     n = LONG + int(rng.integers(1000))
     descending = KINDS.index(dtype) % 2 > 0
-    for first in (n, n - 5, 20):
-        check(some(rng, (n,), dtype), 0, descending, first, 2)
+    for first in some((n, n - 5, 20), 3, KINDS.index(dtype)):
+        check(numbers(rng, (n,), dtype), 0, descending, first, 2)
 
 
 def test_the_largest_and_their_places() -> None:

@@ -16,9 +16,9 @@ from ostinato.ops.selection import _radix_select
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, BoundsError, DTypeError
-from tests.helpers import assert_same, compare_all
+from tests.helpers import MESHES, assert_same, compare_all
 from tests.sessions import use
-from tests.thorough import few
+from tests.thorough import few, some
 
 from .samples import at_ranks
 
@@ -26,6 +26,7 @@ R = np.random.default_rng(0)
 X = R.normal(size=(7, 6))
 GAPS = np.where(R.random((7, 6)) < 0.3, np.nan, X)
 GAPS[2] = np.nan
+ONE = some(MESHES, 3, 1)  # of three workers: the medians of X go everywhere
 SHARES = [0.0, 0.1, 0.5, 0.73, 1.0]
 MESSAGES = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "broadcast", "halo")
 
@@ -65,15 +66,15 @@ def test_in_every_layout(axis: Any) -> None:
         lambda x: ost.percentile(x, [5, 50, 97], axis, keepdims=True),
         lambda x: np.percentile(x, [5, 50, 97], axis, keepdims=True),
         X,
-        few=True,
+        meshes=ONE,
     )
     assert_same(
         lambda x: ost.nanquantile(x, 0.4, axis),
         lambda x: np.nanquantile(x, 0.4, axis),
         GAPS,
-        few=True,
+        meshes=ONE,
     )
-    assert_same(lambda x: ost.median(x, axis), lambda x: np.median(x, axis), GAPS, few=True)
+    assert_same(lambda x: ost.median(x, axis), lambda x: np.median(x, axis), GAPS, meshes=ONE)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "int64", "bool"])
@@ -131,7 +132,7 @@ def test_weights_are_numpys() -> None:
             lambda x, w, a=axis: np.quantile(x, SHARES, a, method="inverted_cdf", weights=w),
             X,
             w + (axis == 0),
-            few=True,
+            meshes=ONE,
         )
     with use((2,)):
         x = ost.asarray(X, split=0)

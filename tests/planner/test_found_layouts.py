@@ -42,6 +42,7 @@ from benchmarks.layouts import (
     statistics,
     step,
 )
+from tests.thorough import turns
 
 MACHINES = ("h200-ib", "cpu-10gbe")
 each_machine = pytest.mark.parametrize("machine", MACHINES)
@@ -347,9 +348,9 @@ def predicted(program: Program, kind: str | None, mesh: Any, machine: str) -> tu
     return graph_seconds(resolve(machine), graph), plan.simulate().seconds
 
 
-@each_machine
-@pytest.mark.parametrize("mesh", [8, (4, 2)], ids=str)
-@pytest.mark.parametrize("name", programs())
+@pytest.mark.parametrize(
+    ("name", "machine", "mesh"), turns([*programs()], MACHINES, [8, (4, 2)]), ids=str
+)
 def test_no_plan_made_by_hand_takes_less(name: str, mesh: Any, machine: str) -> None:
     program = programs()[name]
     counted, simulated = predicted(program, None, mesh, machine)

@@ -19,7 +19,7 @@ from ostinato.planner.fusion import stages
 
 import ostinato as ost
 from tests import sessions
-from tests.thorough import few
+from tests.thorough import few, some
 
 Values = dict[str, list[Any]]
 
@@ -133,10 +133,10 @@ def text_of(steps: list[Any]) -> str:
     return "; ".join(f"{kind} = {text}" for kind, _, text in steps)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", some(range(24), 2))
 def test_random_programs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     make_small_things_count(monkeypatch)
-    check(seed, workers=(1, 1, 2, 3)[seed % 4], dtype=(np.float64, np.float32)[seed % 3 == 0])
+    check(seed, workers=(1, 3, 1, 2)[seed // 2 % 4], dtype=(np.float64, np.float32)[seed % 3 == 0])
 
 
 def make_small_things_count(monkeypatch: pytest.MonkeyPatch) -> None:

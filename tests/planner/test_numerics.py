@@ -17,6 +17,7 @@ from tests.planner.test_any_layout import RELAXED, splits_for
 from tests.planner.test_memory import mlp
 from tests.programs import make_program
 from tests.sessions import use
+from tests.thorough import THOROUGH
 
 TEAMS = ((1,), (2,), (3,), (4,), (8,), (2, 2))
 FLOATS = [np.float32, np.float64]
@@ -44,8 +45,10 @@ def test_the_grid_depends_on_the_size_alone() -> None:
         assert all(0 <= b - a <= n // 24 + 1 for a, b in pairwise(bounds))
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("split", [0, 1, None])
+@pytest.mark.parametrize(
+    ("dtype", "split"),
+    [(d, s) for n, d in enumerate(FLOATS) for s in ([0, 1, None] if THOROUGH or n else [0])],
+)
 def test_sums_means_products(dtype: Any, split: int | None) -> None:
     x = np.random.default_rng(1).normal(size=(1003, 37)).astype(dtype)
 

@@ -30,7 +30,7 @@ from ostinato.errors import MemoryLimitError
 from tests.planner.test_any_layout import RELAXED
 from tests.planner.test_memory import check_memory
 from tests.sessions import forget_plans, use
-from tests.thorough import few
+from tests.thorough import few, turns
 
 MIB = 1 << 20
 
@@ -158,9 +158,10 @@ def test_a_value_is_made_again_where_it_is_read_next() -> None:
     assert recomputed(graph, start, target, (), 1 << 40)[0] is graph, "and not for nothing"
 
 
-@pytest.mark.parametrize("numerics", ["any-workers", "same-plan"])
-@pytest.mark.parametrize("mesh", [(1,), (2,)], ids=str)
-@pytest.mark.parametrize("name", ["deep", "attending"])
+@pytest.mark.parametrize(
+    ("mesh", "name", "numerics"),
+    turns([(1,), (2,)], ["deep", "attending"], ["any-workers", "same-plan"]),
+)
 @pytest.mark.usefixtures("no_turns")
 def test_training_in_little_memory(name: str, mesh: tuple[int, ...], numerics: str) -> None:
     f, inputs = {

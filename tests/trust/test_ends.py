@@ -12,7 +12,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -156,27 +159,32 @@ def left_after(trial: Trial, victim: int, sign: int, later: float, how: int) -> 
     return "\n".join((told, *names, "left:", *left, *trial.names(), "said:", said))
 
 
-@pytest.mark.parametrize(
-    ("kind", "who", "sign", "how"),
-    [
+def test_nothing_is_left_of_what_runs(tmp_path: Path, tally: Tally) -> None:
+    def ends(kind: str, who: str, sign: int, how: int) -> str:
+        trial = Trial(tmp_path / f"{kind} {who} {sign}", kind)
+        try:
+            assert trial.runs(), (trial.folder / "said").read_text()
+            return left_after(trial, trial.find(who), sign, 0.0, how)
+        finally:
+            trial.clear()
+
+    cases = [
         ("cluster", "rank 0", signal.SIGSTOP, signal.SIGINT),  # the scheduler
         ("cluster", "rank 2", signal.SIGSTOP, signal.SIGKILL),
         ("cluster", "keeper.py", signal.SIGKILL, signal.SIGKILL),
         ("cluster", "keeper.py", signal.SIGSTOP, signal.SIGKILL),
         ("job", "hydra_pmi_proxy", signal.SIGSTOP, signal.SIGTERM),
         ("job", "mpiexec", signal.SIGKILL, signal.SIGINT),
-    ],
-)
-def test_nothing_is_left_of_what_runs(
-    tmp_path: Path, kind: str, who: str, sign: int, how: int, tally: Tally
-) -> None:
-    trial = Trial(tmp_path / "trial", kind)
-    try:
-        assert trial.runs(), (trial.folder / "said").read_text()
-        assert not (found := left_after(trial, trial.find(who), sign, 0.0, how)), found
-    finally:
-        trial.clear()
-    tally("processes stopped or killed", 1)
+    ]
+    for found in side_by_side(ends, cases):
+        assert not found, found
+    tally("processes stopped or killed", len(cases))
+
+
+def side_by_side(trial: Callable[..., Any], cases: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Most of a trial is to wait."""
+    with ThreadPoolExecutor(3) as pool:
+        return list(pool.map(lambda case: trial(*case), cases))
 
 
 def attempt(folder: Path, r: random.Random) -> str:
@@ -198,37 +206,35 @@ def test_nothing_is_left_whatever_is_stopped_or_killed(
 ) -> None:
     before, count = shared(), 100 if thorough else 4
     seed = int(os.environ.get("OSTINATO_SEED", "0")) or secrets.randbits(32)
-    for k in range(count):
-        found = attempt(tmp_path / str(k), random.Random(f"{seed}-{k}"))
+    cases = [(tmp_path / str(k), random.Random(f"{seed}-{k}")) for k in range(count)]
+    for k, found in enumerate(side_by_side(attempt, cases)):
         assert not found, f"OSTINATO_SEED={seed}, trial {k}: {found}"
-        tally("processes stopped or killed", 1)
+    tally("processes stopped or killed", count)
     assert not shared() - before
 
 
-@pytest.mark.parametrize(
-    ("kind", "who", "moment"),
-    [("cluster", "rank 1", 0.0), ("cluster", "rank 0", 1.5), ("job", "rank 1", 0.0)],
-)
-def test_nobody_waits_for_what_was_stopped_at_the_start(
-    tmp_path: Path, kind: str, who: str, moment: float, tally: Tally
-) -> None:
-    trial = Trial(tmp_path / "trial", kind)
-    try:
-        end = time.monotonic() + 30
-        while time.monotonic() < end:
-            with contextlib.suppress(AssertionError, OSError):
-                victim = trial.find(who)
-                break
-            time.sleep(0.02)
-        time.sleep(moment)
-        os.kill(victim, signal.SIGSTOP)
-        assert not trial.ends(), trial.names()
-        said = (trial.folder / "said").read_text()
-        assert re.search(f"process {victim}\\b.*was stopped for", said), said
-        assert trial.program.wait(5) == 1
-    finally:
-        trial.clear()
-    tally("processes stopped or killed", 1)
+def test_nobody_waits_for_what_was_stopped_at_the_start(tmp_path: Path, tally: Tally) -> None:
+    def ends(kind: str, who: str, moment: float) -> None:
+        trial = Trial(tmp_path / f"{kind} {who}", kind)
+        try:
+            end = time.monotonic() + 30
+            while time.monotonic() < end:
+                with contextlib.suppress(AssertionError, OSError):
+                    victim = trial.find(who)
+                    break
+                time.sleep(0.02)
+            time.sleep(moment)
+            os.kill(victim, signal.SIGSTOP)
+            assert not trial.ends(), trial.names()
+            said = (trial.folder / "said").read_text()
+            assert re.search(f"process {victim}\\b.*was stopped for", said), said
+            assert trial.program.wait(5) == 1
+        finally:
+            trial.clear()
+
+    cases = [("cluster", "rank 1", 0.0), ("cluster", "rank 0", 1.5), ("job", "rank 1", 0.0)]
+    side_by_side(ends, cases)
+    tally("processes stopped or killed", len(cases))
 
 
 def test_no_client_is_left_open_as_garbage(tmp_path: Path, tally: Tally) -> None:
