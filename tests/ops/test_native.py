@@ -40,6 +40,7 @@ from ostinato.ops.jit.values import HALVES
 
 import ostinato as ost
 from ostinato import settings as knobs
+from tests.thorough import THOROUGH
 
 from .nodes import SAMPLED, nodes_of
 
@@ -73,6 +74,8 @@ def test_operations_give_what_numpy_gives(name: str) -> None:
         key = (dtypes, made.dtype, tuple(x.shape == made.shape for x in operands))
         if key in seen or made.size == 0 or not can_lower(name, dtypes, made.dtype):
             continue
+        if not (THOROUGH or all(key[2]) or dtypes[0] == np.float64):
+            continue  # what is repeated is found by addresses, which know no dtype
         seen.add(key)
         if (
             len({*dtypes, made.dtype}) > 1
@@ -133,7 +136,9 @@ def test_few_elements_are_done_together(count: int) -> None:
         np.asfortranarray(whole[..., count:]),
         whole[::-1, :, count:],
     ]
-    for xy in itertools.product(lies, lies):
+    for k, xy in enumerate(itertools.product(lies, lies)):
+        if not THOROUGH and (k // 6 + k + count) % 2:
+            continue
         out = np.empty((2, *shape[::-1]), np.float32).T
         x, y = (np.broadcast_to(z, shape) for z in xy)
         for outs in (None, [out[..., 0], np.empty(shape, bool)]):

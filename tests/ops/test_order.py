@@ -89,7 +89,7 @@ def test_lines_are_in_numpy_s_order(dtype: Any) -> None:
     """Of each dtype some shapes, of each shape some dtypes."""
     turn = KINDS.index(dtype)
     rng = np.random.default_rng(turn)
-    for shape in some(SHAPES, 2, turn):
+    for shape in some(SHAPES, 3, turn):
         x = lying_otherwise(rng, numbers(rng, shape, dtype))
         axis = int(rng.integers(x.ndim))
         n, descending = x.shape[axis], bool(rng.random() < 0.5)

@@ -12,6 +12,7 @@ import ostinato as ost
 from ostinato.errors import ShapeError
 from tests.helpers import assert_same
 from tests.sessions import use
+from tests.thorough import some
 
 from .test_quantiles import sent
 
@@ -47,12 +48,13 @@ def test_of_two(name: str, theirs: Any) -> None:
 
 
 def test_of_one() -> None:
-    for x in (A, A.reshape(4, 5), R.integers(0, 3, 9) / 2, np.array([True, False, True])):
+    given = (A, A.reshape(4, 5), R.integers(0, 3, 9) / 2, np.array([True, False, True]))
+    for k, x in enumerate(given):
         values, first, inverse, counts = np.unique(
             x, return_index=True, return_inverse=True, return_counts=True
         )
         n = len(values)
-        for size in (n, n + 3):
+        for size in some((n, n + 3), 2, k):
             wanted = (
                 filled(values, size),
                 filled(first, size),

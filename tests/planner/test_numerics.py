@@ -19,7 +19,7 @@ from tests.programs import make_program
 from tests.sessions import use
 from tests.thorough import THOROUGH
 
-TEAMS = ((1,), (2,), (3,), (4,), (8,), (2, 2))
+TEAMS = ((1,), (3,), (8,), (2, 2), *(((2,), (4,)) if THOROUGH else ()))
 FLOATS = [np.float32, np.float64]
 
 

@@ -65,7 +65,7 @@ def state() -> None:
 
 
 def orders() -> None:
-    """Bytes per iteration of graphs of 10, 100 and 10,000 nodes."""
+    """Bytes per iteration of graphs of 10, 100 and many nodes."""
     session = ost.connect()
     found = {}
     for count in (10, 100, int(sys.argv[2])):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.clusters import MPIEXEC, ROOT, needs, needs_dask, needs_mpi
+from tests.thorough import some
 from tests.trust.conftest import Tally
 
 OPEN = {"cluster": "cluster = ost.LocalCluster(2, dashboard=False); session = cluster.connect()"}
@@ -91,9 +92,10 @@ def run(folder: Path, kind: str, script: str, *words: str, count: int = 2) -> li
     return ran.stdout.splitlines()
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param("cluster", marks=needs_dask), pytest.param("job", marks=needs_mpi)]
-)
+KINDS = [pytest.param("cluster", marks=needs_dask), pytest.param("job", marks=needs_mpi)]
+
+
+@pytest.mark.parametrize("kind", some(KINDS, 2, 1))
 def test_a_forked_child_is_told_at_once_and_leaves_the_parents_workers_alone(
     tmp_path: Path, kind: str, tally: Tally
 ) -> None:
@@ -153,9 +155,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param("cluster", marks=needs_dask), pytest.param("job", marks=needs_mpi)]
-)
+@pytest.mark.parametrize("kind", some(KINDS, 2, 0))
 def test_pools_of_processes_have_sessions_of_their_own(
     tmp_path: Path, kind: str, tally: Tally
 ) -> None:
