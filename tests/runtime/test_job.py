@@ -24,6 +24,7 @@ import ostinato as ost
 from ostinato.errors import CommunicatorError
 from tests.clusters import MPIEXEC, ROOT, gone, needs_dask, needs_mpi
 from tests.sessions import use
+from tests.thorough import some
 
 
 def mpiexec(count: int, *arguments: str, limit: float = 120, **settings: str) -> Any:
