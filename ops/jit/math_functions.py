@@ -346,7 +346,12 @@ def in_double(function: Function) -> Function:
     def made(*xs: Value) -> Value:
         for x in xs:
             floating(x)
-        return cast(function(*(cast(x, float64) for x in xs)), xs[0].dtype)
+        lines, dtype = xs[0].lines, xs[0].dtype
+        before, lines.rounds = lines.rounds, dtype.itemsize < 8
+        try:
+            return cast(function(*(cast(x, float64) for x in xs)), dtype)
+        finally:
+            lines.rounds = before
 
     return made
 

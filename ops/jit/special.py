@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
+import numpy as np
+from numpy.polynomial import chebyshev
 from ostinato.ops import elementwise
 from ostinato.ops.core.spec import float64
 
@@ -62,6 +65,22 @@ def _of_half_turns(x: Value, quarter: bool) -> Value:
     found = r * horner(r * r, _SIN_PI)
     half = whole * 0.5
     return where(_floor(half) != half, -found, found)
+
+
+def table(x: Value, coefficients: Sequence[float]) -> Value:
+    """A polynomial of numbers up to 1, which has no root there; with fewer powers if what it is a
+    factor or an addend of becomes a float."""
+    return horner(x, _shorter(tuple(coefficients)) if x.lines.rounds else coefficients)
+
+
+@lru_cache(64)
+def _shorter(coefficients: tuple[float, ...]) -> Sequence[float]:
+    """Without the last of Chebyshev's polynomials that it is a sum of, as far as that is less
+    than 1/64 of a float's last bit."""
+    sums = chebyshev.poly2cheb(coefficients[::-1])
+    least = np.abs(np.polyval(coefficients, np.linspace(-1, 1, 257))).min()
+    left = np.abs(sums)[::-1].cumsum() < 2.0**-30 * least
+    return chebyshev.cheb2poly(sums[: len(sums) - left.sum()])[::-1].tolist()  # type: ignore[no-any-return]
 
 
 def sin_pi(x: Value) -> Value:
@@ -117,7 +136,7 @@ def gammaln_positive(x: Value) -> Value:
     large = x >= 8.0
     n, e, more = _to_two(where(large, x.like(2.0), x))
     outside = _log(more)
-    near = fma(e, horner(e, tables.GAMMALN), where(n >= 2.0, outside, -outside))
+    near = fma(e, table(e, tables.GAMMALN), where(n >= 2.0, outside, -outside))
     far = (x - 0.5) * (_log(x) - 1.0) + (_stirling(x) + (_LOG_ROOT_2PI - 0.5))
     return where(large, far, near)
 
@@ -137,7 +156,7 @@ def _gamma_positive(x: Value) -> tuple[Value, Value]:
     """gamma(x) as a product of two numbers, of which neither is too large before gamma is."""
     large = x >= 8.0
     n, e, more = _to_two(where(large, x.like(2.0), x))
-    middle = horner(e, tables.GAMMA)
+    middle = table(e, tables.GAMMA)
     near = where(n >= 2.0, middle * more, middle / more)
     a = where(x < 8.0, x.like(8.0), where(x < 250.0, x, 250.0))
     root = _pow(a, a * 0.5)
@@ -175,7 +194,7 @@ def digamma(x: Value) -> Value:
     small = inside < 1.0
     up, down = where(small, up.like(-1.0), up), where(small, inside, down)
     u = where(small, u + 1.0, u)
-    middle = horner(u * 2.0 - 3.0, tables.DIGAMMA) * ((u - _ROOT[0]) - _ROOT[1])
+    middle = table(u * 2.0 - 3.0, tables.DIGAMMA) * ((u - _ROOT[0]) - _ROOT[1])
     w = 1.0 / a
     far = _log(a) - (0.5 * w + w * w * horner(w * w, _DIGAMMA))
     right = where(large, far, middle + up / down)
@@ -243,7 +262,7 @@ def beta(a: Value, b: Value) -> Value:
 def _scaled_tail(a: Value) -> tuple[Value, Value]:
     """erfc(a) exp(a * a) from 1 on, as a factor and the exponent of another one."""
     part = 2.0 / (a + 2.0)
-    return part, horner(part * 3.0 - 1.0, tables.ERFCX)
+    return part, table(part * 3.0 - 1.0, tables.ERFCX)
 
 
 def _cut(x: Value) -> Value:
@@ -261,7 +280,7 @@ def _tail(a: Value) -> Value:
 
 def _near(x: Value) -> Value:
     """erf of numbers up to 1."""
-    return horner(x * x, elementwise.ERF_SMALL) * x
+    return table(x * x, elementwise.ERF_SMALL) * x
 
 
 @in_double
@@ -362,12 +381,17 @@ def erfcinv(y: Value) -> Value:
 
 # -- logarithms of probabilities -----------------------------------------------------------
 def logit(p: Value) -> Value:
+    """Of the part that is at most a half, how many times as much the other is."""
     if not floating(p):  # whose numbers next to 1/2 are far enough from it
         x = cast(p, float64)
         return cast(_log(x / (1.0 - x)), p.dtype)
-    y = p - 0.5
-    near = _log1p(4.0 * y / (1.0 - 2.0 * y))
-    return where(abs(y) < 0.25, near, _log(p / (1.0 - p)))
+    less = p < 0.5
+    part = where(less, p, 1.0 - p)
+    tiny = abs(part) < 2.0**-120
+    more = (1.0 - 2.0 * part) / where(tiny, part * 2.0**64, part)  # less one
+    found = _log1p(more) + where(tiny, p.like(64 * math.log(2)), 0.0)
+    found = where(part == 0, p.like(math.inf), found)
+    return where(less, -found, found)
 
 
 @in_double
@@ -505,8 +529,8 @@ def _i(order: int, scaled: bool) -> Function:
     def function(x: Value) -> Value:
         a = abs(x)
         inside, y = _inner(a)
-        near = horner(y, small) if order == 0 else inside * horner(y, small)
-        far = horner(16.0 / where(a < 8.0, a.like(8.0), a) - 1.0, large) / _sqrt(a)
+        near = table(y, small) if order == 0 else inside * table(y, small)
+        far = table(16.0 / where(a < 8.0, a.like(8.0), a) - 1.0, large) / _sqrt(a)
         if scaled:
             near = near * _exp(-inside)
         else:  # in two steps, as neither may be too large before its time
@@ -537,7 +561,7 @@ def _k(order: int, scaled: bool) -> Function:
             near = near - height * rising
         else:
             near = fma(inside, fma(height, rising, near), 1.0 / inside)
-        far = horner(4.0 / where(x < 2.0, x.like(2.0), x) - 1.0, large) / _sqrt(x)
+        far = table(4.0 / where(x < 2.0, x.like(2.0), x) - 1.0, large) / _sqrt(x)
         near, far = (near * _exp(inside), far) if scaled else (near, far * _exp(-x))
         found = where(x == 0, x.like(math.inf), where(x <= 2.0, near, far))
         return where((x < 0) | (x != x), x.like(math.nan), found)

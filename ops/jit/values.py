@@ -30,6 +30,7 @@ class Lines:
         self.text: list[str] = []
         self.declared: set[str] = set()
         self.count = 0
+        self.rounds = False  # whether doubles are computed that become floats
 
     def kind(self, dtype: DType) -> str:
         """The type of a register."""
