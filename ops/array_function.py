@@ -38,10 +38,11 @@ from . import (
     shape,
     sorting,
     statistics,
+    whole_numbers,
 )
 from . import elementwise as e
 from .core.array import Array, another, as_array, functions, weak_kind
-from .core.spec import DTYPES, DType, bool_, float64, int64, is_inexact
+from .core.spec import DTYPES, DType, bool_, float64, int64, is_inexact, promote
 from .core.spelling import of_numpy
 from .core.user_line import misfit
 
@@ -184,6 +185,12 @@ def _floating(x: Any) -> Array:
     return found if is_inexact(found.dtype) else e.astype(found, float64)
 
 
+def _double(x: Any) -> Array:
+    """What NumPy computes with in double precision whatever it is given."""
+    found = as_array(x)
+    return e.astype(found, promote(found.dtype, float64))
+
+
 def _chosen(condition: Any, x: Any = None, y: Any = None) -> Any:
     return indexing.nonzero(condition) if x is None else e.where(condition, x, y)
 
@@ -221,19 +228,15 @@ def _histogram(
 # -- what each of NumPy's functions is -----------------------------------------------------
 
 OTHERWISE = (  # ours, whose dtypes or edges are not NumPy's
-    *("corrcoef", "cov", "digitize", "geomspace", "gradient", "interp", "logspace", "polyval"),
-    *("trapezoid", "vander", "deg2rad", "degrees", "heaviside", "rad2deg", "radians", "piecewise"),
-    *(
-        "poly",
-        "polyint",
-        "roots",
-        "sliding_window_view",
-        "ix_",
-        "ravel_multi_index",
-        "fromfunction",
-        "indices",
-    ),
+    *("geomspace", "logspace", "deg2rad", "degrees", "rad2deg", "radians", "piecewise", "poly"),
+    *("ix_", "ravel_multi_index", "fromfunction", "indices"),
 )
+
+
+def _slopes(f: Any, /, *varargs: Any, axis: Any = None, edge_order: int = 1) -> Any:
+    found = numerical.gradient(f, *varargs, axis=axis, edge_order=edge_order)
+    return tuple(found) if isinstance(found, list) else found
+
 
 MEANT: dict[str, Callable[..., Any]] = {
     **{
@@ -251,7 +254,15 @@ MEANT: dict[str, Callable[..., Any]] = {
     "intersect1d": lambda ar1, ar2: sets.intersect1d(as_array(ar1), as_array(ar2)),
     "setxor1d": _in_one_only,
     "bincount": _counts,
+    "gradient": _slopes,
     "histogram": _histogram,
+    "interp": lambda x, xp, fp, left=None, right=None, period=None: numerical.interp(
+        *map(_double, (x, xp, fp)), left, right, period
+    ),
+    "lib.stride_tricks.sliding_window_view": places.sliding_window_view,
+    "vander": lambda x, N=None, increasing=False: numerical.vander(
+        _double(x) if is_inexact(as_array(x).dtype) else x, N, increasing
+    ),
     "amax": _reduced(reduction.max),
     "amin": _reduced(reduction.min),
     "sum": _summed(reduction.sum),
@@ -549,6 +560,8 @@ UFUNCS: dict[str, Callable[..., Any]] = {  # those that are more than one functi
     },
     "fmax": numerical.fmax,
     "fmin": numerical.fmin,
+    "heaviside": numerical.heaviside,
+    **{name: getattr(whole_numbers, name) for name in whole_numbers.__all__},
     "rad2deg": lambda x: e.multiply(x, 180 / math.pi),
     "radians": lambda x: e.multiply(x, math.pi / 180),
 }

@@ -89,7 +89,7 @@ def exponential(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers of the exponential distribution:
+    """Numbers of the exponential distribution.
 
     >>> ost.random.exponential(2.0, (3,), seed=7)
     Array([0.9135, 4.3328, 5.8624], dtype=float32, whole of 1)
@@ -107,7 +107,7 @@ def laplace(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers of the Laplace distribution:
+    """Numbers of the Laplace distribution.
 
     >>> ost.random.laplace(0.0, 1.0, (3,), seed=7)
     Array([0.1586, 0.0919, 0.7616], dtype=float32, whole of 1)
@@ -127,7 +127,7 @@ def logistic(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers of the logistic distribution:
+    """Numbers of the logistic distribution.
 
     >>> ost.random.logistic(0.0, 1.0, (3,), seed=7)
     Array([ 2.3403, -0.8433,  0.5327], dtype=float32, whole of 1)
@@ -145,7 +145,7 @@ def gumbel(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers of the Gumbel distribution:
+    """Numbers of the Gumbel distribution.
 
     >>> ost.random.gumbel(0.0, 1.0, (3,), seed=7)
     Array([ 1.1164, -0.21  ,  2.1664], dtype=float32, whole of 1)
@@ -163,7 +163,7 @@ def cauchy(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers of the Cauchy distribution:
+    """Numbers of the Cauchy distribution.
 
     >>> ost.random.cauchy(0.0, 1.0, (3,), seed=7)
     Array([ 1.0236, -0.2327, -0.5634], dtype=float32, whole of 1)
@@ -180,7 +180,7 @@ def pareto(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers of the Pareto distribution II (Lomax), as NumPy's:
+    """Numbers of the Pareto distribution II (Lomax), as NumPy's.
 
     >>> ost.random.pareto(3.0, (3,), seed=7)
     Array([0.1645, 1.0588, 1.6567], dtype=float32, whole of 1)
@@ -197,7 +197,7 @@ def power(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers from [0, 1] with density a x**(a - 1):
+    """Numbers from [0, 1] with density a x**(a - 1).
 
     >>> ost.random.power(3.0, (3,), seed=7)
     Array([0.8588, 0.4857, 0.3764], dtype=float32, whole of 1)
@@ -214,7 +214,7 @@ def weibull(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers of the Weibull distribution of scale 1:
+    """Numbers of the Weibull distribution of scale 1.
 
     >>> ost.random.weibull(1.5, (3,), seed=7)
     Array([0.5931, 1.6743, 2.0482], dtype=float32, whole of 1)
@@ -231,7 +231,7 @@ def rayleigh(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers of the Rayleigh distribution:
+    """Numbers of the Rayleigh distribution.
 
     >>> ost.random.rayleigh(1.0, (3,), seed=7)
     Array([0.9558, 2.0815, 2.4212], dtype=float32, whole of 1)
@@ -250,7 +250,7 @@ def triangular(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers whose density is a triangle over [left, right]:
+    """Numbers whose density is a triangle over [left, right].
 
     >>> ost.random.triangular(0.0, 1.0, 4.0, (3,), seed=7)
     Array([1.3828, 0.8352, 0.5373], dtype=float32, whole of 1)
@@ -272,7 +272,7 @@ def lognormal(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """exp of normally distributed numbers:
+    """exp of normally distributed numbers.
 
     >>> ost.random.lognormal(0.0, 1.0, (3,), seed=7)
     Array([1.2275, 0.7569, 1.2225], dtype=float32, whole of 1)
@@ -292,7 +292,7 @@ def geometric(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """How many tries it takes, each of which succeeds with probability p:
+    """How many tries it takes, each of which succeeds with probability p.
 
     >>> ost.random.geometric(0.5, (3,), seed=7)
     Array([2, 1, 1], dtype=int64, whole of 1)
@@ -358,7 +358,7 @@ def gamma(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers of the gamma distribution of shape a (Marsaglia and Tsang); they have gradients by a:
+    """Numbers of the gamma distribution of shape a (Marsaglia and Tsang); they have gradients by a.
 
     >>> ost.random.gamma(2.0, (3,), seed=7)
     Array([2.1726, 0.6283, 2.5345], dtype=float32, whole of 1)
@@ -378,7 +378,7 @@ def chisquare(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Sums of squares of df normally distributed numbers:
+    """Sums of squares of df normally distributed numbers.
 
     >>> ost.random.chisquare(3.0, (3,), seed=7)
     Array([3.1949, 0.6961, 3.8262], dtype=float32, whole of 1)
@@ -396,7 +396,7 @@ def beta(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers of the beta distribution:
+    """Numbers of the beta distribution.
 
     >>> ost.random.beta(2.0, 3.0, (3,), seed=7)
     Array([0.5356, 0.1461, 0.1813], dtype=float32, whole of 1)
@@ -418,7 +418,7 @@ def f(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers of the F distribution:
+    """Numbers of the F distribution.
 
     >>> ost.random.f(3.0, 5.0, (3,), seed=7)
     Array([1.8118, 0.1882, 0.3031], dtype=float32, whole of 1)
@@ -439,7 +439,7 @@ def standard_t(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers of Student's t distribution:
+    """Numbers of Student's t distribution.
 
     >>> ost.random.standard_t(5.0, (3,), seed=7)
     Array([-1.8959,  0.0195, -0.0526], dtype=float32, whole of 1)
@@ -461,7 +461,7 @@ def dirichlet(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Shares that add up to 1, along a last axis as long as alpha's:
+    """Shares that add up to 1, along a last axis as long as alpha's.
 
     >>> ost.random.dirichlet([1.0, 2.0, 3.0], (2,), seed=7).sum(axis=1)
     Array([1., 1.], dtype=float32, whole of 1)
@@ -483,7 +483,7 @@ def poisson(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Counts of independent events, of which lam are expected:
+    """Counts of independent events, of which lam are expected.
 
     >>> ost.random.poisson(4.0, (3,), seed=7)
     Array([5, 6, 6], dtype=int64, whole of 1)
@@ -503,7 +503,7 @@ def binomial(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """How many of n tries succeed, each with probability p:
+    """How many of n tries succeed, each with probability p.
 
     >>> ost.random.binomial(10, 0.5, (3,), seed=7)
     Array([6, 4, 3], dtype=int64, whole of 1)
@@ -522,7 +522,7 @@ def negative_binomial(
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """How many tries fail before n succeed, each with probability p:
+    """How many tries fail before n succeed, each with probability p.
 
     >>> ost.random.negative_binomial(3, 0.5, (3,), seed=7)
     Array([2, 3, 3], dtype=int64, whole of 1)

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import distributions, draws
+from . import distributions, draws, more_distributions
 from .core.array import Array, Operandish, as_array
 from .core.spec import DTypeLike, ShapeLike, float64, int64
+from .core.spelling import hint
 from .seeds import fold, mix, seeds
 from .shape import whole_number
 
@@ -34,6 +35,12 @@ class Generator:
 
     def __repr__(self) -> str:
         return f"ostinato.random.Generator({self._base:#x})"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            message = f"a Generator has no attribute {name!r}{hint(name, 'random')}"
+            raise AttributeError(message, name=name, obj=self)
 
     def _next(self) -> Any:
         if seeds.draw is not None:  # of a function that is traced
@@ -221,6 +228,30 @@ class Generator:
     def geometric(self, p: Operandish, size: ShapeLike | None = None) -> Array:
         """How many tries it takes to succeed."""
         return distributions.geometric(p, size, seed=self._next())
+
+    def logseries(self, p: Operandish, size: ShapeLike | None = None) -> Array:
+        """Whole numbers k of probabilities in the ratio of p**k / k."""
+        return more_distributions.logseries(p, size, seed=self._next())
+
+    def zipf(self, a: Operandish, size: ShapeLike | None = None) -> Array:
+        """Whole numbers k of probabilities in the ratio of k**-a."""
+        return more_distributions.zipf(a, size, seed=self._next())
+
+    def vonmises(self, mu: Operandish, kappa: Operandish, size: ShapeLike | None = None) -> Array:
+        """Angles around mu, as near to it as kappa says."""
+        return more_distributions.vonmises(mu, kappa, size, dtype=float64, seed=self._next())
+
+    def wald(self, mean: Operandish, scale: Operandish, size: ShapeLike | None = None) -> Array:
+        """Numbers of the inverse Gaussian distribution."""
+        return more_distributions.wald(mean, scale, size, dtype=float64, seed=self._next())
+
+    def noncentral_chisquare(
+        self, df: Operandish, nonc: Operandish, size: ShapeLike | None = None
+    ) -> Array:
+        """Sums of squares of df normally distributed numbers whose squared means add up to nonc."""
+        return more_distributions.noncentral_chisquare(
+            df, nonc, size, dtype=float64, seed=self._next()
+        )
 
     def multinomial(self, n: Operandish, pvals: Operandish, size: ShapeLike | None = None) -> Array:
         """How many of n tries give each result."""

@@ -433,6 +433,7 @@ def gradient(
 
 def _gradient(y: Array, spacing: Operandish, d: int, order: int) -> Array:
     n, h = y.shape[d], as_array(spacing)
+    step = spacing if isinstance(spacing, int | float) else h  # a plain number has no dtype
     if n <= order:
         needed = f"{('two', 'three')[order - 1]} along each axis"
         raise misfit(ArgumentError, "gradient", got=f"{n} samples", needed=needed)
@@ -450,11 +451,11 @@ def _gradient(y: Array, spacing: Operandish, d: int, order: int) -> Array:
     first = part(y, 1, 1) - part(y, 0, 1)
     last = part(y, n - 1, 1) - part(y, n - 2, 1)
     if not h.ndim:
-        inner = (part(y, 2, n - 2) - part(y, 0, n - 2)) / (2 * h)
+        inner = (part(y, 2, n - 2) - part(y, 0, n - 2)) / (2 * step)
         if order == 2:
             first = 2 * first - (part(y, 2, 1) - part(y, 0, 1)) / 2
             last = 2 * last - (part(y, n - 1, 1) - part(y, n - 3, 1)) / 2
-        return concat([first / h, inner, last / h], axis=d)
+        return concat([first / step, inner, last / step], axis=d)
     beside = (1,) * d + (-1,) + (1,) * (y.ndim - d - 1)
     steps = diff(astype(h, y.dtype))
     before = reshape(part(steps, 0, n - 2, 0), beside)

@@ -36,6 +36,7 @@ from .distributions import (
 )
 from .draws import bernoulli, categorical, integers, normal, permutation, seed, shuffle, uniform
 from .generator import Generator, default_rng
+from .more_distributions import logseries, noncentral_chisquare, vonmises, wald, zipf
 from .seeds import fold
 
 __all__ = [
@@ -59,9 +60,11 @@ __all__ = [
     "laplace",
     "logistic",
     "lognormal",
+    "logseries",
     "multinomial",
     "multivariate_normal",
     "negative_binomial",
+    "noncentral_chisquare",
     "normal",
     "pareto",
     "permutation",
@@ -73,7 +76,10 @@ __all__ = [
     "standard_t",
     "triangular",
     "uniform",
+    "vonmises",
+    "wald",
     "weibull",
+    "zipf",
 ]
 
 

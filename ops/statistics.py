@@ -32,6 +32,7 @@ from .elementwise import (
     logical_not,
     logical_or,
     maximum,
+    real,
     sqrt,
     where,
 )
@@ -461,5 +462,5 @@ def corrcoef(x: Operandish, y: Operandish | None = None, rowvar: bool = True) ->
     c = cov(x, y, rowvar)
     if c.ndim == 0:
         return c / c
-    each = sqrt(astype(diagonal(c), real_of(c.dtype)))
+    each = sqrt(real(diagonal(c)))
     return c / (each[:, None] * each)

@@ -59,6 +59,7 @@ from ostinato.ops.sets import *
 from ostinato.ops.shape import *
 from ostinato.ops.sorting import *
 from ostinato.ops.statistics import *
+from ostinato.ops.whole_numbers import *
 from ostinato.ops.windows import *
 from ostinato.planner.plan import Plan as Plan
 from ostinato.planner.policy import Precision as Precision

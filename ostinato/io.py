@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from ostinato.io_pipeline.files import NpzSource, members_of
 from ostinato.io_pipeline.source import Source
 from ostinato.ops.core.array import Array, File, Split, from_operand
 from ostinato.ops.core.device import described
+from ostinato.ops.core.spelling import missing
 from ostinato.ops.core.tree import tree_map
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import asarray
@@ -55,6 +56,10 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return __all__
+
+
+if not TYPE_CHECKING:
+    __getattr__ = missing("io")
 
 
 def images(

@@ -44,12 +44,21 @@ REAL: dict[str, tuple[Callable[..., Any], Any]] = {
     "rayleigh": (lambda n, **k: R.rayleigh(2.0, n, **k), stats.rayleigh(scale=2)),
     "standard_t": (lambda n, **k: R.standard_t(5.0, n, **k), stats.t(5)),
     "triangular": (lambda n, **k: R.triangular(0.0, 1.0, 4.0, n, **k), stats.triang(0.25, 0, 4)),
+    "noncentral_chisquare": (
+        lambda n, **k: R.noncentral_chisquare(3.0, 2.0, n, **k),
+        stats.ncx2(3, 2),
+    ),
+    "vonmises": (lambda n, **k: R.vonmises(0.0, 4.0, n, **k), stats.vonmises(4.0)),
+    "wide vonmises": (lambda n, **k: R.vonmises(0.0, 0.1, n, **k), stats.vonmises(0.1)),
+    "wald": (lambda n, **k: R.wald(2.0, 3.0, n, **k), stats.invgauss(2 / 3, scale=3)),
     "weibull": (lambda n, **k: R.weibull(1.5, n, **k), stats.weibull_min(1.5)),
 }
 WHOLE: dict[str, tuple[Callable[..., Any], Any]] = {
     "few of binomial": (lambda n, **k: R.binomial(10, 0.3, n, **k), stats.binom(10, 0.3)),
     "binomial": (lambda n, **k: R.binomial(100, 0.4, n, **k), stats.binom(100, 0.4)),
     "most of binomial": (lambda n, **k: R.binomial(1000, 0.9, n, **k), stats.binom(1000, 0.9)),
+    "logseries": (lambda n, **k: R.logseries(0.6, n, **k), stats.logser(0.6)),
+    "zipf": (lambda n, **k: R.zipf(3.5, n, **k), stats.zipf(3.5)),
     "geometric": (lambda n, **k: R.geometric(0.3, n, **k), stats.geom(0.3)),
     "negative_binomial": (
         lambda n, **k: R.negative_binomial(3, 0.4, n, **k),
@@ -261,7 +270,8 @@ _GIVEN = {
     "f": (3.0, 5.0), "gamma": (2.0,), "geometric": (0.5,), "integers": (10,),
     "multinomial": (10, [0.5, 0.5]), "multivariate_normal": ([0.0, 1.0], np.eye(2)),
     "negative_binomial": (3, 0.5), "pareto": (3.0,), "power": (3.0,), "standard_gamma": (2.0,),
-    "standard_t": (5.0,), "triangular": (0.0, 1.0, 4.0), "weibull": (1.5,), "choice": (5,),
+    "standard_t": (5.0,), "triangular": (0.0, 1.0, 4.0), "weibull": (1.5,), "logseries": (0.5,), "noncentral_chisquare": (3.0, 2.0),
+    "vonmises": (0.0, 4.0), "wald": (1.0, 2.0), "zipf": (2.0,), "choice": (5,),
     "permutation": (5,), "shuffle": (np.arange(5),),
 }  # fmt: skip
 

@@ -27,6 +27,10 @@ EDGES = np.array([0.0, -0.0, 1.5, -2.0, np.nan, np.inf, -np.inf, 1e300])
 Z = R.normal(size=(2, 6, 3))
 
 CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
+    ("gcd", lambda xp, i: (xp.gcd(i, i[::-1]), xp.gcd(i, 6)), (WHOLE,)),
+    ("lcm", lambda xp, i: (xp.lcm(i, i[::-1]), xp.lcm(i, 6)), (WHOLE,)),
+    ("bitwise_count", lambda xp, i: xp.bitwise_count(i), (WHOLE * 1234567,)),
+    ("frexp", lambda xp, x: xp.frexp(x), (np.append(EDGES, [5e-324, -3e-310, 1 - 2**-53, 8]),)),
     ("ravel", lambda xp, x: xp.ravel(x), (X,)),
     ("transpose", lambda xp, x: (xp.transpose(x), xp.transpose(x, (1, 0, 2))), (Z,)),
     ("atleast_1d", lambda xp, x: xp.atleast_1d(x, 3.0), (X,)),

@@ -1,0 +1,114 @@
+"""Functions of whole numbers, and the parts of a floating number."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ostinato.errors import DTypeError
+
+from .control import while_loop
+from .core.array import Array, Operandish, as_array, unify
+from .core.spec import (
+    DType,
+    float32,
+    float64,
+    int32,
+    is_inexact,
+    is_integer,
+    promote,
+    uint8,
+    uint64,
+)
+from .core.user_line import misfit
+from .elementary import ldexp
+from .elementwise import abs as absolute
+from .elementwise import (
+    astype,
+    equal,
+    floor,
+    floor_divide,
+    isfinite,
+    log2,
+    logical_and,
+    not_equal,
+    remainder,
+    where,
+)
+from .reduction import any as any_of
+from .shape import broadcast_arrays
+
+__all__ = ["bitwise_count", "frexp", "gcd", "lcm"]
+
+
+def _whole(name: str, *xs: Array) -> None:
+    for x in xs:
+        if not is_integer(x.dtype):
+            raise misfit(DTypeError, name, got=x.dtype.name, needed="whole numbers")
+
+
+def gcd(x1: Operandish, x2: Operandish) -> Array:
+    """The greatest common divisors, by Euclid's algorithm: one loop for all of them.
+
+    >>> ost.gcd([12, 20, 0], 18)
+    Array([ 6,  2, 18], dtype=int64, whole of 1)
+    """
+    x, y = unify(x1, x2)
+    _whole("gcd", x, y)
+    a, b = broadcast_arrays(absolute(x), absolute(y))
+
+    def step(pair: tuple[Array, Array]) -> tuple[Array, Array]:
+        a, b = pair
+        ends = equal(b, 0)
+        return where(ends, a, b), where(ends, 0, remainder(a, where(ends, 1, b)))
+
+    return while_loop(lambda pair: any_of(not_equal(pair[1], 0)), step, (a, b))[0]
+
+
+def lcm(x1: Operandish, x2: Operandish) -> Array:
+    """The least common multiples; 0 where one is 0.
+
+    >>> ost.lcm([4, 6, 0], 10)
+    Array([20, 30,  0], dtype=int64, whole of 1)
+    """
+    x, y = unify(x1, x2)
+    _whole("lcm", x, y)
+    common = gcd(x, y)
+    return absolute(floor_divide(x, where(equal(common, 0), 1, common)) * y)
+
+
+def bitwise_count(x: Operandish) -> Array:
+    """How many bits of |x| are set.
+
+    >>> ost.bitwise_count([0, 7, -8])
+    Array([0, 3, 1], dtype=uint8, whole of 1)
+    """
+    v = as_array(x)
+    _whole("bitwise_count", v)
+    n = astype(absolute(v), uint64)
+    for bits, mask in ((1, 0x5555555555555555), (2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F)):
+        few = np.uint64(mask)
+        n = (n & few) + ((n >> np.uint64(bits)) & few)
+    return astype((n * np.uint64(0x0101010101010101)) >> np.uint64(56), uint8)
+
+
+def frexp(x: Operandish) -> tuple[Array, Array]:
+    """Mantissas from [0.5, 1), and exponents: x is mantissa * 2**exponent.
+
+    >>> ost.frexp([8.0, -0.75])
+    (Array([ 0.5 , -0.75], dtype=float64, whole of 1), Array([4, 0], dtype=int32, whole of 1))
+    """
+    v = as_array(x)
+    if v.dtype.kind == "c":
+        raise misfit(DTypeError, "frexp", got=v.dtype.name, needed="real numbers")
+    kind: DType = v.dtype if is_inexact(v.dtype) else float64
+    v = astype(v, promote(kind, float32))
+    counts = logical_and(isfinite(v), not_equal(v, 0))
+    size = where(counts, absolute(v), 1)
+    small = size < 2.0**-100  # also what is below the normal numbers
+    size = where(small, size * 2.0**100, size)
+    power = astype(floor(log2(size)), int32) + 1
+    half = ldexp(size, -power)
+    power = power + where(half >= 1, 1, where(half < 0.5, -1, 0))  # log2 rounds
+    signed = where(small, v * 2.0**100, v)
+    mantissa = where(counts, ldexp(signed, -power), v)
+    return astype(mantissa, kind), where(counts, power - where(small, 100, 0), 0).astype(int32)
