@@ -257,7 +257,7 @@ MEANT: dict[str, Callable[..., Any]] = {
     "gradient": _slopes,
     "histogram": _histogram,
     "interp": lambda x, xp, fp, left=None, right=None, period=None: numerical.interp(
-        *map(_double, (x, xp, fp)), left, right, period
+        _double(x), _double(xp), _double(fp), left, right, period
     ),
     "lib.stride_tricks.sliding_window_view": places.sliding_window_view,
     "vander": lambda x, N=None, increasing=False: numerical.vander(
