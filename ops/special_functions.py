@@ -679,7 +679,7 @@ _one(i1e, lambda y, x: i0e(x) - _over(y, x, 0.5) - sign(x) * y, 100)
 
 
 def k0(x: Operandish) -> Array:
-    """The modified Bessel function of the second kind of order 0; NaN below 0. Within 8 ulp.
+    """The modified Bessel function of the second kind of order 0; NaN below 0. Within 9 ulp.
 
     >>> ost.special.k0(1.0)
     Array(0.421, dtype=float64, whole of 1)
@@ -703,7 +703,7 @@ _one(k1, lambda y, x: -k0(x) - y / x, 120)
 
 
 def k0e(x: Operandish) -> Array:
-    """exp(x) k0(x). Within 8 ulp.
+    """exp(x) k0(x). Within 9 ulp.
 
     >>> ost.special.k0e(1.0)
     Array(1.1445, dtype=float64, whole of 1)

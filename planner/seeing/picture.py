@@ -30,6 +30,14 @@ COLOURS = {
     "control": ("#ece4f4", "#7d5ba6"),
     "output": ("#e4f2e6", "#5aa469"),
 }
+KINDS = {
+    "input": "operand",
+    "compute": "operation",
+    "dense": "product of matrices",
+    "collective": "message",
+    "control": "loop or branch",
+    "output": "result",
+}
 LAYOUTS = ("#dcebfb", "#fde7c8", "#dff3dc", "#f3dff0", "#e3e0fa", "#fadcd9", "#d5f0ee", "#f1ecc9")
 WHOLE, ADDENDS = "#ffffff", "#f0f0f0"
 WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 216, 40, 18, 34, 24
@@ -48,7 +56,8 @@ def svg(plan: Plan) -> str:
     places, width, height = _layout(list(labels), list(edges))
     fills = _fills(plan, lies)
     bottom = height + 30
-    height = bottom + (20 * len(fills) + 34 if fills else 0)
+    samples = _samples(fills, set(kinds.values()))
+    height = bottom + 20 * len(samples) + 34
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif" font-size="12">',
@@ -77,8 +86,7 @@ def svg(plan: Plan) -> str:
             f'<text x="{x:.0f}" y="{y + 31:.0f}" text-anchor="middle" fill="#5b6b7b" font-size="10">'
             f"{html.escape(detail)}</text></g>"
         )
-    if fills:
-        parts += _legend(fills, bottom, most)
+    parts += _legend(samples, bottom, most)
     return "\n".join([*parts, "</svg>\n"])
 
 
@@ -100,15 +108,26 @@ def _fills(plan: Plan, lies: dict[str, str]) -> dict[str, str]:
     return found
 
 
-def _legend(fills: dict[str, str], top: float, most: int) -> list[str]:
+def _samples(fills: dict[str, str], kinds: set[str]) -> list[tuple[str, str, str]]:
+    """What the legend explains: boxes are filled by layout, if there are several workers, and outlined by
+    what they are."""
+    found = [(layout, fill, "#5b6b7b") for layout, fill in fills.items()]
+    for kind, said in KINDS.items():
+        if kind in kinds:
+            fill, stroke = COLOURS[kind]
+            found.append((said, WHOLE if fills else fill, stroke))
+    return found
+
+
+def _legend(samples: list[tuple[str, str, str]], top: float, most: int) -> list[str]:
     lines = []
-    for k, (layout, fill) in enumerate(fills.items()):
+    for k, (said, fill, stroke) in enumerate(samples):
         y = top + 20 * k
         lines.append(
-            f'<rect x="{MARGIN}" y="{y:.0f}" width="26" height="14" rx="3" fill="{fill}" stroke="#5b6b7b"/>'
-            f'<text x="{MARGIN + 34}" y="{y + 11:.0f}" fill="#1c2733">{html.escape(layout)}</text>'
+            f'<rect x="{MARGIN}" y="{y:.0f}" width="26" height="14" rx="3" fill="{fill}" stroke="{stroke}"/>'
+            f'<text x="{MARGIN + 34}" y="{y + 11:.0f}" fill="#1c2733">{html.escape(said)}</text>'
         )
-    y = top + 20 * len(fills) + 8
+    y = top + 20 * len(samples) + 8
     lines.append(
         f'<path d="M{MARGIN},{y:.0f} h26" stroke="#a9b4bf" stroke-width="{_wide(most, most):.1f}"/>'
         f'<text x="{MARGIN + 34}" y="{y + 4:.0f}" fill="#1c2733">{amount(most)} on each worker</text>'
