@@ -5,12 +5,14 @@ handle that nobody refers to any more is freed with the next order."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core import activity
 from ostinato.ops.core.array import Operand
 from ostinato.ops.core.device import described, device_of
 from ostinato.ops.core.encode import encode_spec
@@ -105,10 +107,16 @@ class CrewEngine:
             self.check_open()
             freed = self._freed()
             try:
-                return self.lead.order(kind, freed=freed, **what)
+                with self._seen():
+                    return self.lead.order(kind, freed=freed, **what)
             except BaseException:
                 self.dropped += freed  # it may not have been sent
                 raise
+
+    def _seen(self) -> Any:
+        """Workers elsewhere show nothing here, so that this waits for them is what is seen."""
+        here = self.lead.member is not None
+        return contextlib.nullcontext() if here else activity.task(activity.RUN, "the workers")
 
     def _make(self, kind: str, spec: Spec, source: Any = None, **what: Any) -> Handle:
         """An order that makes an operand, which is freed also if somebody interrupts this."""
@@ -394,7 +402,8 @@ class CrewEngine:
         """Return when everybody has done all that was ordered."""
         with self.lock:
             self.check_open()
-            self.lead.wait(self._freed())
+            with self._seen():
+                self.lead.wait(self._freed())
             self.look()
 
     def stats(self) -> dict[str, Any]:
