@@ -104,6 +104,7 @@ op(
     takes={"calls": TEXT, "shapes": _SHAPES, "dtypes": _DTYPES},
     indices=_whole,
     kernel=_kernel,
+    by_host=True,
     grad=_grad,
 )
 

@@ -25,7 +25,7 @@ from ostinato.ops.collective import collective_of
 from ostinato.ops.core.device import Function, Repeater
 from ostinato.ops.core.graph import Graph
 
-RUN, REHEARSE, TAKE, LAUNCH = "run", "rehearse", "take", "launch"
+RUN, REHEARSE, TAKE, LAUNCH = "runs", "is rehearsed", "is taken down", "is launched"
 OURS = "another worker could not take it down"
 
 

@@ -53,7 +53,6 @@ _ON_HOST = {  # what decides, reads or writes there
     "blocks": "it runs block by block, with files",
     "read": "it reads a file",
     "write": "it writes a file",
-    "callback": "the host calls it",
 }
 
 
@@ -345,6 +344,8 @@ class _Asked:
         stored = any((x := graph.specs[v].layout) is not None and x.stored for v in node.inputs)
         if reason := _ON_HOST.get(node.op, "it reads a file" if stored else ""):
             return 0, reason
+        if OPS[node.op].by_host:
+            return 0, "the host calls it"
         if _sends(node, self.size) and not self.in_graphs:
             return 0, "workers meet on the host"
         if _sends(node, self.size) and inside:

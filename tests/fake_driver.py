@@ -1,5 +1,5 @@
 """What cuda-bindings has of CUDA's driver (`cuda.bindings.driver`) that conditional nodes need, on the graphs of
-fake_cuda.py. Arguments and answers are those of the real functions (test_conditions.py compares them). What
+fake_cuda.py. Arguments and answers are those of the real functions (tests/runtime/test_conditions.py). What
 the driver would refuse, or do at another time, is an error here:
 
     - a node that is not behind what its stream has captured, or that nothing of its stream waits for
