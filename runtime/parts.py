@@ -51,6 +51,10 @@ class Parts:
         self.made: list[Function] = []
 
     # -- what a run is -------------------------------------------------------------------------
+    def run(self, run: Callable[[], None]) -> None:
+        """Whatever became of the run before."""
+        self._go(RUN, run)
+
     def rehearse(self, run: Callable[[], None]) -> None:
         self._go(REHEARSE, run)
 
@@ -69,7 +73,7 @@ class Parts:
         self._go(LAUNCH, run)
 
     def _go(self, mode: str, run: Callable[[], None]) -> None:
-        self.mode, self.missed, self.over = mode, -1, -1
+        self.mode, self.missed, self.over, self.open = mode, -1, -1, None
         try:
             run()
         finally:

@@ -138,7 +138,7 @@ class Replay:
         if self.agree is not None:
             self._run_with_others(self.agree, arrays)
         elif self.why:
-            self.bound.call(*arrays)
+            self._run(arrays)
         elif not self.is_rehearsed:
             self._rehearse(arrays)
         else:
@@ -147,9 +147,16 @@ class Replay:
                 self._launch(graphs, arrays)
             elif self._is_enough():
                 self._give_up(MOVING)
-                self.bound.call(*arrays)
+                self._run(arrays)
             else:
                 self._take(key, arrays)
+
+    def _run(self, arrays: Sequence[Any]) -> None:
+        """Operation by operation."""
+        if self.parts is None:
+            self.bound.call(*arrays)
+        else:
+            self.parts.run(lambda: self.bound.call(*arrays))
 
     def _rehearse(self, arrays: Sequence[Any]) -> None:
         assert self.parts is not None
@@ -177,7 +184,7 @@ class Replay:
             if enough and not self.why:
                 self._give_up(MOVING)
             if self.why:
-                self.bound.call(*arrays)
+                self._run(arrays)
             else:
                 self._rehearse(arrays)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops.gpu.capture import Captures
+from ostinato.runtime.parts import Parts
 from ostinato.runtime.replay import FORMS, MOST_TAKEN, SMALL
 
 import ostinato as ost
@@ -289,6 +290,28 @@ def test_errors_of_what_runs_apart_are_the_users() -> None:
         with pytest.raises(LinAlgError, match=r"cholesky \(tests/runtime/test_replay.py:\d+\)"):
             np.asarray(f(bad))
         np.testing.assert_allclose(np.asarray(f(good)), np.eye(300) * 4)
+
+
+def test_a_run_that_was_interrupted_leaves_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a part has just run, and nobody took notice yet: the next run begins anew."""
+    own = Parts.done
+
+    def done(self: Parts, k: int) -> None:
+        own(self, k)
+        raise KeyboardInterrupt
+
+    with ost.connect(device="fake") as session:
+        f = ost.compile(chain)
+        for n in range(8):
+            if n == 4:
+                replay_of(session)._give_up("a test says so")
+            if n in (2, 6):
+                monkeypatch.setattr(Parts, "done", done)
+                with pytest.raises(KeyboardInterrupt):
+                    f(ost.asarray(X))
+                monkeypatch.undo()
+            x = X * (n + 1)
+            np.testing.assert_allclose(np.asarray(f(ost.asarray(x))), in_numpy(x), 1e-11, 1e-14)
 
 
 def test_a_function_of_the_hosts_is_called_once_a_run() -> None:
