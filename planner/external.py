@@ -230,9 +230,9 @@ def with_joined_pads(graph: Graph, target: Target | None = None) -> Graph:
 def _first_to_join(graph: Graph, target: Target) -> int | None:
     """A value of which rows are joined with others to what memory has no room for, and that lies in no
     file."""
-    made = _made(graph, target)
+    made, in_parts = _made(graph, target), _in_parts(graph)
     for k, node in enumerate(graph.nodes):
-        if not node.specs or _in_parts(graph, graph.starts[k]):
+        if not node.specs or graph.starts[k] in in_parts:
             continue
         spec, joins = node.specs[0], OPS[node.op].joins and node.kw["axis"] == 0
         if not joins or made.isdisjoint(node.inputs) or not _is_beyond(spec, target):
@@ -245,17 +245,25 @@ def _first_to_join(graph: Graph, target: Target) -> int | None:
     return None
 
 
-def _in_parts(graph: Graph, v: int) -> bool:
-    """Whether only some places of a value are wanted, which are made by themselves; functions of elements
+def _in_parts(graph: Graph) -> set[int]:
+    """Values of which only some places are wanted, which are made by themselves; functions of elements
     and what joins beside each other let them through."""
-
-    def is_less(k: int) -> bool:
-        node, op = graph.nodes[k], OPS[graph.nodes[k].op]
-        if op.selects:
-            return node.inputs[0] == v and node.specs[0].size < graph.specs[v].size
-        return bool(op.scalar or op.joins) and _in_parts(graph, graph.starts[k])
-
-    return v not in graph.outputs and bool(graph.uses[v]) and all(map(is_less, graph.uses[v]))
+    found = set[int]()
+    for v in reversed(range(len(graph.specs))):
+        readers = [graph.nodes[k] for k in graph.uses[v]]
+        ends = [graph.starts[k] for k in graph.uses[v]]
+        if (
+            readers
+            and v not in graph.outputs
+            and all(
+                (node.inputs[0] == v and node.specs[0].size < graph.specs[v].size)
+                if OPS[node.op].selects
+                else (OPS[node.op].scalar or OPS[node.op].joins) and end in found
+                for node, end in zip(readers, ends, strict=True)
+            )
+        ):
+            found.add(v)
+    return found
 
 
 def _joins(graph: Graph, v: int) -> bool:
@@ -281,14 +289,17 @@ def _kept_at(graph: Graph, v: int, target: Target) -> tuple[list[Step], Graph]:
 def _first_to_take(graph: Graph, target: Target) -> int | None:
     """The first node that takes small rows of a large file from places all over it, so many that block
     by block of the result most of the file would be read each time."""
-    files = {v for v, spec in enumerate(graph.inputs) if is_stored(spec)}
+    files, in_parts = (
+        {v for v, spec in enumerate(graph.inputs) if is_stored(spec)},
+        _in_parts(graph),
+    )
     for k, node in enumerate(graph.nodes):
         if files.isdisjoint(node.inputs):
             continue
         files.update(graph.outs(k))
         if node.op == "take" and node.kw["axis"] == 0 and node.inputs[0] in files:
             x, i = (graph.specs[v] for v in node.inputs)
-            if _in_parts(graph, graph.starts[k]):
+            if graph.starts[k] in in_parts:
                 continue
             if i.ndim == 1 and _is_worth(x, i, node.specs[0], target):
                 return k

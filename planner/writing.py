@@ -59,22 +59,21 @@ def _unmerged(made: Expression) -> tuple[Expression, int]:
     """What is written, before its first axes were counted in one row, and how many these were: parts of
     rows that are repeated begin where rows begin."""
     builder, node = made.builder, made.builder.maker(made.value)
-    if node is None:
+    wide = [v for v in node.inputs if builder.specs[v].ndim] if node is not None else []
+    if node is None or len(wide) != 1 or len(node.specs) > 1:
         return made, 1
-    op, first = (
-        OPS[node.op],
-        Expression(made.builder, node.inputs[0], made.line) if node.inputs else made,
-    )
+    op, first = OPS[node.op], Expression(builder, wide[0], made.line)
     if op.same_elements and op.keeps_order and first.spec.ndim > made.spec.ndim:
         axes = 1 + first.spec.ndim - made.spec.ndim
         if made.shape[1:] == first.shape[axes:] and made.shape[0]:
             return first, axes
-    rest = node.inputs[1:]
-    if op.scalar and len(node.specs) == 1 and not any(builder.specs[v].ndim for v in rest):
+    if op.scalar:
         before, axes = _unmerged(first)
-        spec = Spec(before.shape, made.spec.dtype)
-        (value,) = builder.add(node.op, (before.value, *rest), node.params, (spec,), node.line)
-        return (Expression(builder, value, made.line), axes) if axes > 1 else (made, 1)
+        if axes > 1:
+            inputs = [before.value if v == wide[0] else v for v in node.inputs]
+            spec = Spec(before.shape, made.spec.dtype)
+            (value,) = builder.add(node.op, inputs, node.params, (spec,), node.line)
+            return Expression(builder, value, made.line), axes
     return made, 1
 
 
@@ -82,12 +81,12 @@ def _ends(graph: Graph, target: Target) -> list[int]:
     """Where pieces of the result begin and end, along its first axis."""
     (v,) = graph.outputs
     spec = graph.specs[v]
-    if not spec.ndim or not spec.shape[0]:
+    if not spec.ndim or not spec.shape[0] or not any(map(is_stored, graph.inputs)):
         return []
     limit = target.memory_limit
     most = SMALL if limit is None else min(SMALL, limit // SHARE)
     row, found = spec.nbytes // spec.shape[0], [0]
-    inner = sorted(_borders(graph, v))
+    inner = sorted(_borders(graph)[v])
     for k, end in enumerate(inner):
         after = inner[k + 1] if k + 1 < len(inner) else spec.shape[0]
         if (after - found[-1]) * row > most:  # else it goes with the next one
@@ -95,36 +94,33 @@ def _ends(graph: Graph, target: Target) -> list[int]:
     return [*found, spec.shape[0]] if len(found) <= MOST else []
 
 
-def _borders(graph: Graph, v: int) -> set[int]:
-    """The rows of a value at which another one begins that is made, through functions of elements
-    and slices."""
-    k = graph.producers[v]
-    if k < 0 or not graph.specs[v].ndim:
-        return set()
-    node, rows = graph.nodes[k], graph.specs[v].shape[:1]
-    op = OPS[node.op]
-    if op.joins and node.kw["axis"] == 0:
-        ends = [0, *itertools.accumulate(graph.specs[u].shape[0] for u in node.inputs)]
-        made = [not _is_read(graph, u) for u in node.inputs]
-        between = {
-            e for e, (a, b) in zip(ends[1:], itertools.pairwise(made), strict=False) if a or b
-        }
-        return between.union(
-            *(
-                {at + b for b in _borders(graph, u)}
-                for at, u in zip(ends, node.inputs, strict=False)
+def _borders(graph: Graph) -> list[set[int]]:
+    """Of each value the rows at which another one begins that is made, through functions of elements and
+    slices."""
+    found: list[set[int]] = [set() for _ in graph.specs]
+    for k, node in enumerate(graph.nodes):
+        op, v = OPS[node.op], graph.starts[k]
+        if not node.specs or not node.specs[0].ndim:
+            continue
+        rows = node.specs[0].shape[:1]
+        if op.joins and node.kw["axis"] == 0:
+            ends = [0, *itertools.accumulate(graph.specs[u].shape[0] for u in node.inputs)]
+            made = [not _is_read(graph, u) for u in node.inputs]
+            found[v].update(
+                e for e, two in zip(ends[1:], itertools.pairwise(made), strict=False) if any(two)
             )
-        )
-    if op.scalar or op.joins:
-        return set().union(
-            *(_borders(graph, u) for u in node.inputs if graph.specs[u].shape[:1] == rows)
-        )
-    if op.selects == "slices":
-        start, size, step = (node.kw[name][0] for name in ("starts", "sizes", "steps"))
-        found = _borders(graph, node.inputs[0])
-        ends = {-((start - b) // step) if step > 0 else (start - b) // -step + 1 for b in found}
-        return {e for e in ends if 0 < e < size}
-    return set(_again(graph, node))
+            for at, u in zip(ends, node.inputs, strict=False):
+                found[v].update(at + border for border in found[u])
+        elif op.scalar or op.joins:
+            found[v].update(*(found[u] for u in node.inputs if graph.specs[u].shape[:1] == rows))
+        elif op.selects == "slices":
+            start, size, step = (node.kw[name][0] for name in ("starts", "sizes", "steps"))
+            for b in found[node.inputs[0]]:
+                end = -((start - b) // step) if step > 0 else (start - b) // -step + 1
+                found[v].update({end} if 0 < end < size else ())
+        else:
+            found[v].update(_again(graph, node))
+    return found
 
 
 def _is_read(graph: Graph, v: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -330,10 +331,11 @@ ORDERS = [
 @pytest.fixture
 def merged(monkeypatch: pytest.MonkeyPatch, moved: Counter[str]) -> Counter[str]:
     """Bytes that were read of sorted runs, beside those that were moved otherwise."""
-    read = merging.fill
+    read, lock = merging.fill, threading.Lock()
 
     def fills(handle: int, out: Any, at: int) -> bool:
-        moved["merged"] += out.nbytes
+        with lock:
+            moved["merged"] += out.nbytes
         return read(handle, out, at)
 
     monkeypatch.setattr(merging, "fill", fills)

@@ -4,6 +4,7 @@ written more than once, and nothing left behind."""
 from __future__ import annotations
 
 import os
+import threading
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -36,12 +37,13 @@ def x(tmp_path: Path) -> np.ndarray[Any, Any]:
 def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Bytes that come from files, of whatever kind."""
     found: Counter[str] = Counter()
-    preadv = os.preadv
+    preadv, lock = os.preadv, threading.Lock()
     monkeypatch.setattr(files, "HEADER", 256)
 
     def counted(*args: Any) -> int:
         count = preadv(*args)
-        found["read"] += count
+        with lock:
+            found["read"] += count
         return count
 
     monkeypatch.setattr(os, "preadv", counted)
@@ -117,10 +119,11 @@ def test_rows_at_any_places(
         ost.save(tmp_path / "y.npy", y)
         assert read["read"] <= 1.2 * (2 * x.nbytes + 8 * external.PLACES * ROWS + places.nbytes)
         assert all(p.peak_bytes <= LIMIT for p in session.plans.plans.values())
-        np.save(tmp_path / "p.npy", places.astype("i8") + 1)
-        outside = ost.take(file(tmp_path / "x.npy"), file(tmp_path / "p.npy"), axis=0)
-        with pytest.raises(Exception, match=f"is out of bounds for an axis with {ROWS}"):
-            ost.save(tmp_path / "z.npy", outside)
+        for outside in (ROWS, -ROWS - 1):
+            np.save(tmp_path / "p.npy", np.append(places[1:].astype("i8"), outside))
+            rows = ost.take(file(tmp_path / "x.npy"), file(tmp_path / "p.npy"), axis=0)
+            with pytest.raises(Exception, match=f"is out of bounds for an axis with {ROWS}"):
+                ost.save(tmp_path / "z.npy", rows)
     found = x[places.astype("i8")]
     np.testing.assert_array_equal(loaded(tmp_path / "y.npy"), found)
     assert {p.name for p in tmp_path.iterdir()} == {"x.npy", "p.npy", "y.npy"}

@@ -83,15 +83,17 @@ def loaded(path: Path) -> np.ndarray[Any, Any]:
 def moved(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Bytes that were read and written, and the most at once."""
     found: Counter[str] = Counter()
-    read, put = NpySource.read, sinks._put
+    read, put, lock = NpySource.read, sinks._put, threading.Lock()  # workers are threads
 
     def reads(self: NpySource, out: Any, box: Any) -> None:
-        found["read"] += out.nbytes
+        with lock:
+            found["read"] += out.nbytes
         read(self, out, box)
 
     def puts(handle: int, stretch: Any, at: int) -> None:
-        found["written"] += stretch.nbytes
-        found["most"] = max(found["most"], stretch.nbytes)
+        with lock:
+            found["written"] += stretch.nbytes
+            found["most"] = max(found["most"], stretch.nbytes)
         put(handle, stretch, at)
 
     monkeypatch.setattr(NpySource, "read", reads)
