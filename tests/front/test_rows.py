@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.io_pipeline import files, source
+from ostinato.ops import collective
 from ostinato.ops.core import exchange
 from ostinato.planner import external
 
@@ -202,6 +203,8 @@ JOINS: dict[str, tuple[Any, float, float]] = {  # how often all is read, and the
     "tile": (lambda m, x: m.tile(x, (3, 1)), 1, 1),
     "tile of what was made": (lambda m, x: m.tile(x * 2, (3, 2)) + 1, 1, 1),
     "tile along a new axis": (lambda m, x: m.tile(x * 2, (2, 1, 1)), 1, 1),
+    "tile many times": (lambda m, x: m.tile(x * 2, (40, 1)), 1, 1),
+    "in rows": (lambda m, x: m.stack([x, x * 2], axis=1).reshape(10_000, 8), 1, 1),
     "repeat": (lambda m, x: m.repeat(x[:9973], 3, axis=0), 1, 1),
     "repeat of what was made": (lambda m, x: m.repeat(x[:9973] * 2, 3, axis=0) + 1, 1, 1),
     "in one row": (lambda m, x: (x[:9973] * 2).reshape(-1), 1, 1),
@@ -243,6 +246,28 @@ def test_pieces_in_chunks(
         with use((2,), memory_limit=LIMIT // 2):
             ost.save(tmp_path / f"y{kind}", JOINS[name][0](ost, file(tmp_path / "x.npy")))
         np.testing.assert_array_equal(loaded(tmp_path / f"y{kind}"), JOINS[name][0](np, x))
+
+
+def test_a_first_axis_of_one(tmp_path: Path, x: Any) -> None:
+    """The next one is cut."""
+    np.save(tmp_path / "x.npy", x[None])
+    with use(memory_limit=LIMIT) as session:
+        ost.save(tmp_path / "y.npy", file(tmp_path / "x.npy") * 2)
+        assert all(p.peak_bytes <= LIMIT for p in session.plans.plans.values())
+    np.testing.assert_array_equal(loaded(tmp_path / "y.npy"), x[None] * 2)
+
+
+def test_axes_that_are_counted_in_one_row() -> None:
+    """Also a part that has not all of the inner ones."""
+    whole = np.arange(4 * 3 * 5 * 2).reshape(4, 3, 5, 2)
+    for box in (((1, 3), (0, 3), (0, 5)), ((1, 3), (1, 3), (2, 4)), ((0, 4), (0, 2), (0, 5))):
+        found = np.full((60, 2), -1)
+        part = whole[tuple(slice(lo, hi) for lo, hi in box)]
+        for begin, piece in collective._in_rows(part, box, (4, 3, 5)):
+            found[begin : begin + len(piece)] = piece
+        expected = np.full(whole.shape, -1)
+        expected[tuple(slice(lo, hi) for lo, hi in box)] = part
+        np.testing.assert_array_equal(found, expected.reshape(60, 2))
 
 
 FOUND: dict[str, tuple[Any, Any]] = {
