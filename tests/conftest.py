@@ -53,15 +53,15 @@ def share_kernels(folder: Path) -> None:
 share_kernels(Path(os.environ["OSTINATO_TEST_KERNELS"]))
 
 LONG = [  # 15 seconds and more, the longest first
-    "runtime/test_job", "trust/test_ends", "runtime/test_cluster", "ops/test_linalg",
-    "ops/test_ops", "ops/test_cuda_text", "ops/test_native", "planner/test_recompute",
-    "test_benchmarks", "io_pipeline/test_crews", "ops/test_gradients", "planner/test_nests",
-    "trust/test_growth", "trust/test_file_reads", "ops/test_order", "ops/test_cuda_stages",
-    "test_examples", "ops/test_quantiles", "planner/test_plants", "ops/test_distributions",
-    "trust/test_signals", "trust/test_forks", "trust/test_special_values", "ops/test_solve",
-    "planner/test_numerics", "trust/test_typed", "front/test_types", "planner/test_many_workers",
-    "trust/test_forged_plans", "ops/test_gram", "front/test_command", "planner/test_blocking",
-    "trust/test_stale", "planner/test_distances",
+    "runtime/test_job", "runtime/test_cluster", "ops/test_ops", "io_pipeline/test_crews",
+    "ops/test_linalg", "test_examples", "ops/test_cuda_text", "trust/test_ends", "ops/test_native",
+    "planner/test_recompute", "test_benchmarks", "front/test_blocked", "trust/test_typed",
+    "ops/test_gradients", "test_site", "front/test_command", "planner/test_nests",
+    "planner/test_blocking", "ops/test_distributions", "ops/test_solve", "io_pipeline/test_tuner",
+    "trust/test_special_values", "trust/test_signals", "ops/test_quantiles",
+    "runtime/test_fake_device", "front/test_types", "trust/test_own_files",
+    "planner/test_numerics", "trust/test_hostile_files", "trust/test_forged_plans",
+    "ops/test_functions", "test_house", "planner/test_memory", "ops/test_fake_xp",
 ]  # fmt: skip
 
 

@@ -147,7 +147,7 @@ def make_small_things_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_random_programs_are_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     make_small_things_count(monkeypatch)
-    assert sum(check(seed) for seed in range(100, 110)) >= 6
+    assert sum(check(seed) for seed in range(100, 105)) >= 3
 
 
 # -- what goes together --------------------------------------------------------------------
