@@ -258,6 +258,17 @@ def test_values_at_lines_own_places() -> None:
         assert float(found[0, 3]) == 9
 
 
+def test_dtypes_are_numpys() -> None:
+    """Slopes of float32 are float32; complex numbers have correlations."""
+    x = X.astype(np.float32)
+    z = X + 1j * X[::-1]
+    with use():
+        for slope in (lambda xp: xp.gradient(x)[0], lambda xp: xp.gradient(x, 0.5, axis=0),
+                      lambda xp: xp.trapezoid(x), lambda xp: xp.cov(x)):  # fmt: skip
+            assert slope(ost).dtype == slope(np).dtype
+        compare_all(ost.corrcoef(z), np.corrcoef(z), "corrcoef")
+
+
 def test_gradients() -> None:
     """Those of what is made of differentiable operations."""
     with use():
