@@ -47,12 +47,9 @@ def order_statistics(
         elif several:
             places = np.broadcast_to(ranks, out.shape)
             for at in np.ndindex(out.shape[:-1]):
-                select(lines[at], np.unique(places[at]).tolist())
-                out[at] = lines[at][places[at]]
+                out[at] = _of_lines(lines[at], places[at])
         else:
-            places = ranks.reshape(-1)[: out.shape[-1]]
-            select(lines, np.unique(places).tolist())
-            np.take(lines, places, axis=-1, out=out)
+            out[...] = _of_lines(lines, ranks.reshape(-1)[: out.shape[-1]])
 
     return run
 
@@ -73,6 +70,33 @@ def select(lines: Any, places: Sequence[int]) -> None:
         select(lines[..., k + 1 :], [n - k - 1 for n in places[middle + 1 :]])
 
 
+def _of_lines(lines: Any, places: Any) -> Any:
+    """The elements at these places of each line, which is put in another order."""
+    found, which = np.unique(places, return_inverse=True)
+    made = np.empty((*lines.shape[:-1], len(found)), lines.dtype)
+    _pick(lines, found.tolist(), made)
+    return made[..., which]
+
+
+def _pick(lines: Any, places: Sequence[int], made: Any) -> None:
+    """The first and the last one, and those beside one that is in its place, by a look at all."""
+    n = lines.shape[-1]
+    if places and places[-1] == n - 1:
+        lines.max(-1, out=made[..., -1])  # NaN, if there is one
+        places, made = places[:-1], made[..., :-1]
+    if places and places[0] == 0:
+        np.fmin.reduce(lines, -1, out=made[..., 0])  # NaN, if there is nothing else
+        places, made = places[1:], made[..., 1:]
+    if places:
+        middle = len(places) // 2
+        k = places[middle]
+        lines.partition(k, axis=-1)
+        made[..., middle] = lines[..., k]
+        _pick(lines[..., :k], places[:middle], made[..., :middle])
+        right = [p - k - 1 for p in places[middle + 1 :]]
+        _pick(lines[..., k + 1 :], right, made[..., middle + 1 :])
+
+
 def _of_long(line: Any, places: Any, room: Any) -> Any:
     """The elements of one line; `room` may be the line itself."""
     found, which = np.unique(places, return_inverse=True)
@@ -86,8 +110,7 @@ def _of_long(line: Any, places: Any, room: Any) -> Any:
         elif not _between(line, wanted, sample, made[begin:end]):
             if room is not line:
                 np.copyto(room, line)
-            select(room, found.tolist())
-            return room[places]
+            return _of_lines(room, places)
         begin = end
     return made[which]
 
@@ -130,8 +153,7 @@ def _between(line: Any, wanted: Any, sample: Any, made: Any) -> bool:
     ranks = wanted - below
     if ranks[0] < 0 or ranks[-1] >= len(near):
         return False
-    select(near, ranks.tolist())
-    made[...] = near[ranks]
+    _pick(near, ranks.tolist(), made)
     return True
 
 
