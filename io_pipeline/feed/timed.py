@@ -97,10 +97,10 @@ class Calls:
     def _worker(self) -> _Worker | None:
         """One that is free; None if too many hang."""
         with self.lock:
-            if self.free:
-                return self.free.pop()
             if self.stuck >= MOST_STUCK:
                 return None
+            if self.free:
+                return self.free.pop()
         made = _Worker(self)
         made.start()
         return made

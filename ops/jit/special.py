@@ -67,16 +67,17 @@ def _of_half_turns(x: Value, quarter: bool) -> Value:
     return where(_floor(half) != half, -found, found)
 
 
-def table(x: Value, coefficients: Sequence[float]) -> Value:
+def table(x: Value, name: str) -> Value:
     """A polynomial of numbers up to 1, which has no root there; with fewer powers if what it is a
     factor or an addend of becomes a float."""
-    return horner(x, _shorter(tuple(coefficients)) if x.lines.rounds else coefficients)
+    return horner(x, _shorter(name) if x.lines.rounds else getattr(tables, name))
 
 
 @lru_cache(64)
-def _shorter(coefficients: tuple[float, ...]) -> Sequence[float]:
+def _shorter(name: str) -> Sequence[float]:
     """Without the last of Chebyshev's polynomials that it is a sum of, as far as that is less
     than 1/64 of a float's last bit."""
+    coefficients = getattr(tables, name)
     sums = chebyshev.poly2cheb(coefficients[::-1])
     least = np.abs(np.polyval(coefficients, np.linspace(-1, 1, 257))).min()
     left = np.abs(sums)[::-1].cumsum() < 2.0**-30 * least
@@ -136,7 +137,7 @@ def gammaln_positive(x: Value) -> Value:
     large = x >= 8.0
     n, e, more = _to_two(where(large, x.like(2.0), x))
     outside = _log(more)
-    near = fma(e, table(e, tables.GAMMALN), where(n >= 2.0, outside, -outside))
+    near = fma(e, table(e, "GAMMALN"), where(n >= 2.0, outside, -outside))
     far = (x - 0.5) * (_log(x) - 1.0) + (_stirling(x) + (_LOG_ROOT_2PI - 0.5))
     return where(large, far, near)
 
@@ -156,7 +157,7 @@ def _gamma_positive(x: Value) -> tuple[Value, Value]:
     """gamma(x) as a product of two numbers, of which neither is too large before gamma is."""
     large = x >= 8.0
     n, e, more = _to_two(where(large, x.like(2.0), x))
-    middle = table(e, tables.GAMMA)
+    middle = table(e, "GAMMA")
     near = where(n >= 2.0, middle * more, middle / more)
     a = where(x < 8.0, x.like(8.0), where(x < 250.0, x, 250.0))
     root = _pow(a, a * 0.5)
@@ -194,7 +195,7 @@ def digamma(x: Value) -> Value:
     small = inside < 1.0
     up, down = where(small, up.like(-1.0), up), where(small, inside, down)
     u = where(small, u + 1.0, u)
-    middle = table(u * 2.0 - 3.0, tables.DIGAMMA) * ((u - _ROOT[0]) - _ROOT[1])
+    middle = table(u * 2.0 - 3.0, "DIGAMMA") * ((u - _ROOT[0]) - _ROOT[1])
     w = 1.0 / a
     far = _log(a) - (0.5 * w + w * w * horner(w * w, _DIGAMMA))
     right = where(large, far, middle + up / down)
@@ -262,7 +263,7 @@ def beta(a: Value, b: Value) -> Value:
 def _scaled_tail(a: Value) -> tuple[Value, Value]:
     """erfc(a) exp(a * a) from 1 on, as a factor and the exponent of another one."""
     part = 2.0 / (a + 2.0)
-    return part, table(part * 3.0 - 1.0, tables.ERFCX)
+    return part, table(part * 3.0 - 1.0, "ERFCX")
 
 
 def _cut(x: Value) -> Value:
@@ -280,7 +281,7 @@ def _tail(a: Value) -> Value:
 
 def _near(x: Value) -> Value:
     """erf of numbers up to 1."""
-    return table(x * x, elementwise.ERF_SMALL) * x
+    return horner(x * x, elementwise.ERF_SMALL) * x
 
 
 @in_double
@@ -521,9 +522,7 @@ j0, j1, y0, y1 = _j(0), _j(1), _y(0), _y(1)
 
 
 def _i(order: int, scaled: bool) -> Function:
-    small, large = (
-        (tables.I0_SMALL, tables.I0_LARGE) if order == 0 else (tables.I1_SMALL, tables.I1_LARGE)
-    )
+    small, large = f"I{order}_SMALL", f"I{order}_LARGE"
 
     @in_double
     def function(x: Value) -> Value:
@@ -546,9 +545,7 @@ i0, i0e, i1, i1e = _i(0, False), _i(0, True), _i(1, False), _i(1, True)
 
 
 def _k(order: int, scaled: bool) -> Function:
-    small, large = (
-        (tables.K0_SMALL, tables.K0_LARGE) if order == 0 else (tables.K1_SMALL, tables.K1_LARGE)
-    )
+    small = tables.K0_SMALL if order == 0 else tables.K1_SMALL
 
     @in_double
     def function(x: Value) -> Value:
@@ -561,7 +558,7 @@ def _k(order: int, scaled: bool) -> Function:
             near = near - height * rising
         else:
             near = fma(inside, fma(height, rising, near), 1.0 / inside)
-        far = table(4.0 / where(x < 2.0, x.like(2.0), x) - 1.0, large) / _sqrt(x)
+        far = table(4.0 / where(x < 2.0, x.like(2.0), x) - 1.0, f"K{order}_LARGE") / _sqrt(x)
         near, far = (near * _exp(inside), far) if scaled else (near, far * _exp(-x))
         found = where(x == 0, x.like(math.inf), where(x <= 2.0, near, far))
         return where((x < 0) | (x != x), x.like(math.nan), found)
