@@ -36,12 +36,14 @@ def test_shares_are_a_few_chunks() -> None:
 
 
 def test_several_threads_work_who_calls_among_them() -> None:
-    ready, seen = threading.Barrier(3), set[str]()
+    both, seen = threading.Event(), set[str]()
 
     def work(index: Any) -> None:
         seen.add(threading.current_thread().name)
+        if len(seen) == 2:
+            both.set()
         if index[0] in (0, 4, 8):  # of three shares
-            ready.wait(20)
+            assert both.wait(20)
 
     each_of(work, CHUNKS, LARGE)
     assert threading.current_thread().name in seen
