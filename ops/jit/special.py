@@ -81,7 +81,7 @@ def _shorter(name: str) -> Sequence[float]:
     sums = chebyshev.poly2cheb(coefficients[::-1])
     least = np.abs(np.polyval(coefficients, np.linspace(-1, 1, 257))).min()
     left = np.abs(sums)[::-1].cumsum() < 2.0**-30 * least
-    return chebyshev.cheb2poly(sums[: len(sums) - left.sum()])[::-1].tolist()  # type: ignore[no-any-return]
+    return chebyshev.cheb2poly(sums[: len(sums) - left.sum()])[::-1].tolist()
 
 
 def sin_pi(x: Value) -> Value:

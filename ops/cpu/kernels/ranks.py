@@ -146,7 +146,7 @@ def _between(line: Any, wanted: Any, sample: Any, made: Any) -> bool:
             inside = some <= most
         if least is not None:
             less = some < least
-            below += np.count_nonzero(less)
+            below += int(np.count_nonzero(less))
             np.not_equal(inside, less, out=inside)  # what is less is in both
         kept.append(some[inside])
     near = np.concatenate(kept)
