@@ -9,8 +9,8 @@ from typing import Any
 
 from .control import while_loop
 from .core.array import Array, Operandish, Split, as_array
-from .core.spec import DTypeLike, Shape, ShapeLike, bool_, float32, float64, int64
-from .creation import ANYWHERE, full, ones, placed, zeros
+from .core.spec import DTypeLike, Shape, ShapeLike, float32, float64, int64
+from .creation import ANYWHERE, full, placed
 from .distributions import _size, chisquare, poisson
 from .draws import _float_dtype, normal, uniform
 from .elementwise import (
@@ -19,6 +19,8 @@ from .elementwise import (
     cos,
     expm1,
     floor,
+    greater,
+    greater_equal,
     less,
     less_equal,
     log,
@@ -26,6 +28,7 @@ from .elementwise import (
     logical_and,
     logical_not,
     maximum,
+    minimum,
     pow,
     remainder,
     sqrt,
@@ -33,10 +36,12 @@ from .elementwise import (
 )
 from .reduction import any as any_of
 from .seeds import as_seed, fold
+from .shape import broadcast_to
 
 __all__ = ["logseries", "noncentral_chisquare", "vonmises", "wald", "zipf"]
 
 _MOST = 2.0**63
+_NARROW = 1e6  # kappa from which angles are normally distributed, as far as doubles tell
 
 
 def _units(shape: Shape, seed: Array, number: int) -> Array:
@@ -48,8 +53,11 @@ def _doubles(*parameters: Operandish) -> list[Array]:
     return [astype(as_array(x), float64) for x in parameters]
 
 
-def _tries(attempt: Callable[[Array], tuple[Array, Array]], shape: Shape, seed: Array) -> Array:
-    """What `attempt(seed)` gives first that it says is good, of each element."""
+def _tries(
+    attempt: Callable[[Array], tuple[Array, Array]], can_be: Array, shape: Shape, seed: Array
+) -> Array:
+    """What `attempt(seed)` gives first that it says is good, of each element; NaN where that cannot
+    be, as no try would be the last."""
 
     def again(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         found, is_open, number = state
@@ -61,7 +69,8 @@ def _tries(attempt: Callable[[Array], tuple[Array, Array]], shape: Shape, seed: 
             number + 1,
         )
 
-    start = (zeros(shape, dtype=float64), ones(shape, dtype=bool_), full((), 0, dtype=int64))
+    none = full(shape, math.nan, dtype=float64)
+    start = (none, broadcast_to(can_be, shape), full((), 0, dtype=int64))
     return while_loop(lambda state: any_of(state[1]), again, start)[0]
 
 
@@ -81,8 +90,10 @@ def vonmises(
     """
     kind = _float_dtype(dtype)
     middle, k = _doubles(mu, kappa)
-    size = _size("vonmises", shape, middle, k)
-    k = maximum(k, 1e-6)
+    size, seed = _size("vonmises", shape, middle, k), as_seed(seed)
+    can_be, narrow = greater_equal(k, 0), normal(size, dtype=float64, seed=fold(seed, -1)) / sqrt(k)
+    is_narrow = greater(k, _NARROW)
+    k = minimum(maximum(k, 1e-6), _NARROW)
     tau = 1.0 + sqrt(1.0 + 4.0 * k * k)
     rho = (tau - sqrt(2.0 * tau)) / (2.0 * k)
     r = (1.0 + rho * rho) / (2.0 * rho)
@@ -95,7 +106,8 @@ def vonmises(
         good = less_equal(log(u), log(c) + 1.0 - c)
         return side * acos(turned), good
 
-    angle = middle + _tries(attempt, size, as_seed(seed))
+    found = _tries(attempt, can_be, size, seed)
+    angle = middle + where(is_narrow, narrow, found)
     angle = remainder(angle + math.pi, 2 * math.pi) - math.pi
     return placed(astype(angle, kind), split)
 
@@ -115,17 +127,20 @@ def zipf(
     """
     (a,) = _doubles(a)
     size = _size("zipf", shape, a)
-    less_one = a - 1.0
-    b = pow(2.0, less_one)
+    can_be = greater(a, 1.0)
+    less_one = minimum(a, 1024.0) - 1.0  # beyond that all but 1 is rarer than any number says
+    least = pow(_MOST, -less_one)
+    b = expm1(less_one * math.log(2))
 
     def attempt(seed: Array) -> tuple[Array, Array]:
-        x = floor(pow(_units(size, seed, 1), -1.0 / less_one))
+        u = least + (1.0 - least) * _units(size, seed, 1)
+        x = floor(pow(u, -1.0 / less_one))
         v = _units(size, seed, 2)
-        t = pow(1.0 + 1.0 / x, less_one)
-        good = less_equal(v * x * (t - 1.0) / (b - 1.0), t / b)
+        t = expm1(less_one * log1p(1.0 / x))
+        good = less_equal(v * x * t / b, (t + 1.0) / (b + 1.0))
         return x, logical_and(good, less(x, _MOST))
 
-    return placed(astype(_tries(attempt, size, as_seed(seed)), dtype), split)
+    return placed(astype(_tries(attempt, can_be, size, as_seed(seed)), dtype), split)
 
 
 def wald(

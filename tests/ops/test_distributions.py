@@ -310,3 +310,30 @@ def test_generators_in_compiled_functions_draw_anew():
     one = R.default_rng(1)
     draw = ost.compile(lambda: one.normal(size=4))
     assert np.asarray(draw()).tobytes() != np.asarray(draw()).tobytes()
+
+
+def test_tries_that_cannot_succeed_are_not_made() -> None:
+    """Each of these would be drawn again for ever; what is next to it is drawn all the same."""
+    nothing = np.iinfo(np.int64).min  # what NaN becomes
+    found = np.asarray(ost.random.zipf([2.0, 1.0, 0.5, np.nan, 1e6, np.inf], seed=1))
+    assert found[0] >= 1
+    assert found[1:].tolist() == [nothing, nothing, nothing, 1, 1]
+    angles = np.asarray(ost.random.vonmises(0.5, [4.0, np.nan, -1.0, 1e300, np.inf], seed=1))
+    assert abs(angles[0]) <= np.pi
+    np.testing.assert_array_equal(angles[1:], np.float32([np.nan, np.nan, 0.5, 0.5]))
+
+
+@pytest.mark.parametrize("a", [np.nextafter(1, 2), 1.0001])
+def test_zipf_next_to_its_limit(a: float) -> None:
+    """All orders of magnitude below 2**63 are about as likely."""
+    found = np.asarray(ost.random.zipf(a, (4000,), seed=3))
+    assert found.min() >= 1
+    assert abs(np.median(np.log2(found)) - 31.1) < 2
+
+
+@pytest.mark.parametrize("kappa", [9e5, 1.1e6])
+def test_narrow_angles(kappa: float) -> None:
+    """On both sides of where they are taken for normally distributed."""
+    found = np.asarray(ost.random.vonmises(1.0, kappa, (4000,), dtype=np.float64, seed=3))
+    assert abs(found.mean() - 1.0) < 5 / np.sqrt(4000 * kappa)
+    assert 0.95 < found.std() * np.sqrt(kappa) < 1.05
