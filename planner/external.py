@@ -61,9 +61,13 @@ class Step:
 
 def is_large(spec: Spec, target: Target) -> bool:
     """Whether to keep an array in memory would leave little for anything else."""
+    return spec.nbytes * SHARE > _room(target)
+
+
+def _room(target: Target) -> int:
+    """Bytes of memory that all workers may take."""
     limit = target.memory_limit
-    room = memory() if limit is None else limit * target.workers
-    return spec.nbytes * SHARE > room
+    return memory() if limit is None else limit * target.workers
 
 
 def in_steps(graph: Graph, target: Target) -> tuple[list[Step], Graph]:
@@ -85,9 +89,7 @@ def in_steps(graph: Graph, target: Target) -> tuple[list[Step], Graph]:
 
 def _has_no_room(spec: Spec, target: Target) -> bool:
     """Whether memory cannot hold it beside what sorting it takes."""
-    limit = target.memory_limit
-    room = memory() if limit is None else limit * target.workers
-    return spec.nbytes * SORTING > room
+    return spec.nbytes * SORTING > _room(target)
 
 
 def is_stored(spec: Spec) -> bool:
@@ -272,8 +274,7 @@ def _joins(graph: Graph, v: int) -> bool:
 
 
 def _is_beyond(spec: Spec, target: Target) -> bool:
-    limit = target.memory_limit
-    return limit is not None and spec.nbytes > limit * target.workers
+    return target.memory_limit is not None and spec.nbytes > _room(target)
 
 
 def _kept_at(graph: Graph, v: int, target: Target) -> tuple[list[Step], Graph]:

@@ -42,12 +42,8 @@ MOVING = "its operands lie elsewhere in each run"
 MOST_CALLS = 20_000  # in one run: more would take gigabytes
 TOLD = 3  # operations that are named
 MOST_MISSED = 16  # times that it is bound anew without what could not be taken down
-NOBODY, SOMEWHERE, AT = (
-    0,
-    1,
-    2,
-)  # what workers tell each other of a part: that it could be taken down,
-# that it could not, or at which node that was
+# What workers tell each other of a part: that it could be taken down, that it could not, or at which node.
+NOBODY, SOMEWHERE, AT = 0, 1, 2
 _CONDITIONAL = ("while", "branch")
 _ON_HOST = {  # what decides, reads or writes there
     "blocks": "it runs block by block, with files",

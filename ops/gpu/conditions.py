@@ -65,8 +65,8 @@ class Bodies:
         self.xp, self.driver = xp, driver
         self.mode = ""
         self.streams: list[Any] = []
-        self.entered: list[tuple[Any, Any, bool]] = []  # from which stream, to which, and whether
-        # it captures
+        # From which stream, to which, and whether it captures.
+        self.entered: list[tuple[Any, Any, bool]] = []
         self.kernel: Any = None
 
     def prepare(self) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from numpy.polynomial import chebyshev
 from ostinato.ops import elementwise
 from ostinato.ops.core.spec import float64
 
@@ -77,6 +76,8 @@ def table(x: Value, name: str) -> Value:
 def _shorter(name: str) -> Sequence[float]:
     """Without the last of Chebyshev's polynomials that it is a sum of, as far as that is less
     than 1/64 of a float's last bit."""
+    from numpy.polynomial import chebyshev  # 3 ms of each start, if it were above
+
     coefficients = getattr(tables, name)
     sums = chebyshev.poly2cheb(coefficients[::-1])
     least = np.abs(np.polyval(coefficients, np.linspace(-1, 1, 257))).min()
