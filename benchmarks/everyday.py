@@ -352,6 +352,9 @@ def shares() -> Sequence[Numbers]:
     return [np.random.default_rng(7).uniform(0.001, 0.999, N).astype(np.float32)]
 
 
+SPECIAL: dict[str, Operands] = {}  # of which benchmarks/errors.py tells the errors
+
+
 def _special(name: str, about: str, operands: Operands, tolerance: float = 1e-4) -> None:
     """A function that SciPy has by this name, and JAX in its own `scipy`."""
 
@@ -365,6 +368,7 @@ def _special(name: str, about: str, operands: Operands, tolerance: float = 1e-4)
 
         return getattr(special, name)(*xs)
 
+    SPECIAL[name] = operands
     lacks = name in ("j0", "y0")
 
     def ours(ost: Any, *xs: Any) -> Any:

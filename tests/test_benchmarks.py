@@ -17,6 +17,7 @@ from benchmarks import __main__ as command
 from benchmarks import (
     cluster,
     compiling,
+    errors,
     everyday,
     kernels,
     layouts,
@@ -164,6 +165,16 @@ def test_small_workloads_give_what_is_expected(monkeypatch, suite, scale):
             importlib.reload(suite)
             for session in list(sessions._everybodys):  # as a benchmark's process ends them
                 session.close()
+
+
+def test_special_functions_of_floats_are_rounded_once(monkeypatch):
+    """As the page on performance says of them."""
+    few = {n: lambda f=f: [x[::500] for x in f()] for n, f in everyday.SPECIAL.items()}
+    monkeypatch.setattr(errors, "SPECIAL", few)
+    found = dict(errors.errors(["ostinato"]))
+    assert found.keys() == few.keys()
+    for name, of in found.items():
+        assert 0.4 < of["ostinato"] < 0.52, name
 
 
 def test_a_peers_process_is_without_ours():
