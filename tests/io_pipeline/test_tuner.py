@@ -347,10 +347,13 @@ def test_epochs_go_on_as_tuned_and_the_next_run_begins_so(tuned: Path) -> None:
     assert "the tuner, last" in pipe.explain()
     assert f"; {tuner.now.threads} threads, chunk {tuner.now.chunk}" in pipe.explain()
     other = waiting(6).run_with(ahead=8 * 32)
-    for epoch in range(20):
+    said: list[str] = []
+    for epoch in range(20):  # it may be tuned anew at once, where this machine is slower by now
         for _ in other.epoch(epoch):
-            pass
-    assert "remembered" in other.explain()
+            said += [s for s in other.explain().splitlines() if "remembered" in s]
+        if said:
+            break
+    assert said
     plain = waiting(6).run_with(tune=False)
     for _ in plain.epoch(0):
         pass
