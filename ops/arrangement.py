@@ -290,7 +290,8 @@ def array_split(
         each, more = divmod(n, indices_or_sections)
         cuts = [k * each + min(k, more) for k in range(indices_or_sections + 1)]
     else:
-        cuts = [0, *(min(max(c + n if c < 0 else c, 0), n) for c in indices_or_sections), n]
+        places = listed(indices_or_sections, "array_split")
+        cuts = [0, *(min(max(c + n if c < 0 else c, 0), n) for c in places), n]
     return [slice_axes(x, {d: (lo, max(hi - lo, 0), 1)}) for lo, hi in pairwise(cuts)]
 
 

@@ -132,10 +132,6 @@ def _with_shares(function: Callable[..., Array]) -> Callable[..., Array]:
     return run
 
 
-def _two_last(x: Any, axis1: int, axis2: int) -> Array:
-    return shape.moveaxis(x, (axis1, axis2), (-2, -1))
-
-
 def _broadcast(args: Sequence[Any]) -> tuple[Any, ...]:
     """What has a dtype that there is none of here stays NumPy's."""
     wide = np.broadcast_shapes(*[np.shape(x) for x in args])
@@ -177,12 +173,6 @@ def _padded(array: Any, pad_width: Any, mode: str = "constant", constant_values:
 def _places(indices: Any) -> Array:
     x = as_array(indices)
     return e.astype(x, int64) if x.dtype == bool_ else x
-
-
-def _floating(x: Any) -> Array:
-    """What is to be solved; NumPy takes whole numbers for float64."""
-    found = as_array(x)
-    return found if is_inexact(found.dtype) else e.astype(found, float64)
 
 
 def _double(x: Any) -> Array:
@@ -317,9 +307,7 @@ MEANT: dict[str, Callable[..., Any]] = {
     "broadcast_to": lambda array, shape: functions["broadcast_to"](array, shape),
     "concat": arrangement.concatenate,
     "copy": lambda a: shape.copy(a),
-    "diagonal": lambda a, offset=0, axis1=0, axis2=1: contraction.diagonal(
-        _two_last(a, axis1, axis2), offset=offset
-    ),
+    "diagonal": lambda a, offset=0, axis1=0, axis2=1: contraction.diagonal(a, offset, axis1, axis2),
     "expand_dims": lambda a, axis: shape.expand_dims(a, axis),
     "flip": lambda m, axis=None: shape.flip(m, axis),
     "matrix_transpose": lambda x: shape.matrix_transpose(x),
@@ -346,10 +334,10 @@ MEANT: dict[str, Callable[..., Any]] = {
     "full_like": _like(creation.full_like, full=True),
     # products
     "einsum": lambda *operands: contraction.einsum(*operands),
-    "outer": lambda a, b: contraction.outer(_flat(a), _flat(b)),
+    "outer": lambda a, b: contraction.outer(a, b),
     "tensordot": lambda a, b, axes=2: contraction.tensordot(as_array(a), as_array(b), axes=axes),
     "trace": lambda a, offset=0, axis1=0, axis2=1, dtype=None: contraction.trace(
-        _two_last(a, axis1, axis2), offset=offset, dtype=dtype
+        a, offset, axis1, axis2, dtype
     ),
     # transforms
     **{f"fft.{name}": getattr(fft, name) for name in fft.__all__ if "freq" not in name},
@@ -358,7 +346,7 @@ MEANT: dict[str, Callable[..., Any]] = {
     "linalg.cross": lambda x1, x2, axis=-1: arrangement.cross(x1, x2, axis=axis),
     "linalg.cond": lambda x, p=None: linalg.cond(x, p),
     "linalg.det": lambda a: linalg.det(a),
-    "linalg.diagonal": lambda x, offset=0: contraction.diagonal(x, offset=offset),
+    "linalg.diagonal": lambda x, offset=0: linalg.diagonal(x, offset=offset),
     "linalg.eigh": lambda a: linalg.eigh(a),
     "linalg.eigvalsh": lambda a: linalg.eigvalsh(a),
     "linalg.inv": lambda a: linalg.inv(a),
@@ -373,11 +361,11 @@ MEANT: dict[str, Callable[..., Any]] = {
     "linalg.norm": lambda x, ord=None, axis=None, keepdims=False: linalg.norm(
         x, ord, axis, keepdims
     ),
-    "linalg.outer": lambda x1, x2: contraction.outer(x1, x2),
+    "linalg.outer": lambda x1, x2: linalg.outer(x1, x2),
     "linalg.pinv": lambda a, rtol=None: linalg.pinv(a, rtol=rtol),
     "linalg.qr": lambda a, mode="reduced": linalg.qr(a, mode=mode),
     "linalg.slogdet": lambda a: linalg.slogdet(a),
-    "linalg.solve": lambda a, b: linalg.solve(_floating(a), _floating(b)),
+    "linalg.solve": lambda a, b: linalg.solve(a, b),
     "linalg.svd": lambda a, full_matrices=True, compute_uv=True: (
         linalg.svd(a, full_matrices=full_matrices) if compute_uv else linalg.svdvals(a)
     ),
@@ -385,9 +373,7 @@ MEANT: dict[str, Callable[..., Any]] = {
     "linalg.tensordot": lambda x1, x2, axes=2: contraction.tensordot(x1, x2, axes=axes),
     "linalg.tensorinv": lambda a, ind=2: linalg.tensorinv(a, ind),
     "linalg.tensorsolve": lambda a, b, axes=None: linalg.tensorsolve(a, b, axes),
-    "linalg.trace": lambda x, offset=0, dtype=None: contraction.trace(
-        x, offset=offset, dtype=dtype
-    ),
+    "linalg.trace": lambda x, offset=0, dtype=None: linalg.trace(x, offset=offset, dtype=dtype),
     "linalg.vecdot": lambda x1, x2, axis=-1: contraction.vecdot(x1, x2, axis=axis),
     "linalg.vector_norm": lambda x, axis=None, keepdims=False, ord=2: linalg.vector_norm(
         x, axis=axis, keepdims=keepdims, ord=ord

@@ -36,6 +36,7 @@ from .shape import (
     moveaxis,
     pad,
     permute_dims,
+    reshape,
     squeeze,
     swapaxes,
     whole_number,
@@ -489,7 +490,7 @@ def _diagonals(x: Array, labels: str) -> tuple[Array, str]:
         while labels.count(c) > 1:
             first = labels.index(c)
             second = labels.index(c, first + 1)
-            x = diagonal(moveaxis(x, (first, second), (-2, -1)))
+            x = diagonal(x, 0, first, second)
             labels = labels[:first] + labels[first + 1 : second] + labels[second + 1 :] + c
     return x, labels
 
@@ -606,15 +607,14 @@ def vecdot(a: Operandish, b: Operandish, /, *, axis: int = -1) -> Array:
 
 @export
 def outer(a: Operandish, b: Operandish, /) -> Array:
-    """Each element of one vector times each of the other.
+    """Each element of one array, flat, times each of the other.
 
     >>> ost.outer([1, 2], [3, 4])
     Array([[3, 4],
            [6, 8]], dtype=int64, whole of 1)
     """
     a, b = unify(a, b)
-    if a.ndim != 1 or b.ndim != 1:
-        raise misfit(ShapeError, "outer", got=f"{a.shape} and {b.shape}", needed="two vectors")
+    a, b = (x if x.ndim == 1 else reshape(x, (-1,)) for x in (a, b))
     return expand_dims(a, axis=1) * expand_dims(b, axis=0)
 
 
@@ -660,8 +660,10 @@ op(
 
 
 @export
-def diagonal(x: Operandish, /, offset: int = 0, axis1: int = -2, axis2: int = -1) -> Array:
-    """The diagonals of two axes: the last two, unless said otherwise.
+def diagonal(x: Operandish, /, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
+    """The diagonals of two axes: the first two, unless said otherwise, as in NumPy.
+
+    `ost.linalg.diagonal` takes those of the last two.
 
     >>> ost.diagonal([[1, 2], [3, 4]])
     Array([1, 4], dtype=int64, whole of 1)
@@ -669,8 +671,7 @@ def diagonal(x: Operandish, /, offset: int = 0, axis1: int = -2, axis2: int = -1
     x = as_array(x)
     if x.ndim < 2:
         raise misfit(ShapeError, "diagonal", got=f"shape {x.shape}", needed="two axes or more")
-    if (axis1, axis2) != (-2, -1):
-        x = moveaxis(x, (axis1, axis2), (-2, -1))
+    x = moveaxis(x, (axis1, axis2), (-2, -1))
     k = diagonal_number(whole_number(offset, "diagonal"), x.shape, "diagonal")
     return apply("diagonal", x, offset=k)
 
@@ -680,11 +681,13 @@ def trace(
     x: Operandish,
     /,
     offset: int = 0,
-    axis1: int = -2,
-    axis2: int = -1,
+    axis1: int = 0,
+    axis2: int = 1,
     dtype: DTypeLike | None = None,
 ) -> Array:
-    """The sums of the diagonals of two axes: the last two, unless said otherwise.
+    """The sums of the diagonals of two axes: the first two, unless said otherwise, as in NumPy.
+
+    `ost.linalg.trace` takes those of the last two.
 
     >>> ost.trace([[1, 2], [3, 4]])
     Array(5, dtype=int64, whole of 1)

@@ -10,7 +10,7 @@ from typing import Any, Literal, SupportsIndex, cast
 
 import numpy as np
 
-from ostinato.errors import ArgumentError, DTypeError, ShapeError
+from ostinato.errors import ArgumentError, DTypeError
 
 from .core import array
 from .core.array import (
@@ -26,6 +26,7 @@ from .core.array import (
     constant,
     export,
     from_operand,
+    unify,
     unmasked,
     weak_kind,
 )
@@ -42,23 +43,25 @@ from .core.spec import (
     ShapeLike,
     Spec,
     bfloat16,
-    complex128,
     copied,
     float32,
     float64,
     int64,
+    is_inexact,
     is_integer,
     owned,
+    promote,
     uint64,
 )
 from .core.user_line import misfit
-from .elementwise import as_dtype, astype, check_device, equal, number_of, where
+from .elementwise import as_dtype, astype, check_device, equal, floor, number_of, where
 from .shape import (
     axis_of,
     broadcast_to,
     diagonal_number,
     expand_dims,
     listed,
+    moveaxis,
     reshape,
     resplit,
     split_of,
@@ -343,6 +346,12 @@ def _modulo(number: float, dtype: DType) -> float:
     return int(number) % 2**64 if dtype == uint64 else number
 
 
+def _inexact(value: Any) -> Array:
+    """Ends of a range, which may be whole numbers whose distance no whole number can hold."""
+    x = as_array(value)
+    return x if is_inexact(x.dtype) else astype(x, float64)
+
+
 def _step(start: Any, stop: Any, count: int) -> Any:
     whole = stop - start
     if isinstance(whole, Array) or cmath.isfinite(whole):
@@ -359,29 +368,31 @@ def linspace(
     endpoint: bool = True,
     *,
     dtype: DTypeLike | None = None,
+    axis: int = 0,
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """So many numbers at equal distances.
+    """So many numbers at equal distances. Between arrays, they lie along a new axis.
 
     >>> ost.linspace(0, 1, 5)
     Array([0.  , 0.25, 0.5 , 0.75, 1.  ], dtype=float64, whole of 1)
     """
     check_device("linspace", device)
     num = whole_number(num, "linspace", 0)
-    is_complex = complex in (weak_kind(start), weak_kind(stop))
-    work = complex128 if is_complex else float64
-    kind = as_dtype(dtype) if dtype is not None else work
-    if is_integer(kind):
-        raise misfit(DTypeError, "linspace", got=kind.name, needed="a floating dtype")
+    start, stop = (v if weak_kind(v) is not None else _inexact(v) for v in (start, stop))
+    ends = unify(start, stop, 0.0)
+    kind = as_dtype(dtype) if dtype is not None else promote(*(v.dtype for v in ends))
     count = num - 1 if endpoint else num
     k = iota((num,), 0, float64)
+    if ndim := max(v.ndim for v in ends):
+        k = expand_dims(k, axis=tuple(range(1, ndim + 1)))
     x = k * _step(start, stop, count) + start if count else (k + start)
     if not all(isinstance(v, Array) or cmath.isfinite(v) for v in (start, stop)):
         x = where(equal(k, 0), start, x)
     if endpoint and num > 1:
         x = where(equal(k, num - 1), stop, x)  # exactly, as rounding may miss it
-    return placed(astype(x, kind), split)
+    x = floor(x) if is_integer(kind) else x
+    return placed(moveaxis(astype(x, kind), 0, axis), split)
 
 
 @export
@@ -420,16 +431,9 @@ def meshgrid(
     Array([[0, 0, 0],
            [1, 1, 1]], dtype=int64, whole of 1)
     """
-    xs = [as_array(x) for x in arrays]
+    xs = [x if x.ndim < 2 else reshape(x, (-1,)) for x in map(as_array, arrays)]
     if indexing not in ("xy", "ij"):
         raise misfit(ArgumentError, "meshgrid", got=repr(indexing), needed="'xy' or 'ij'")
-    if any(x.ndim > 1 for x in xs):
-        raise misfit(
-            ShapeError,
-            "meshgrid",
-            got=" and ".join(str(x.shape) for x in xs),
-            needed="arrays of one axis",
-        )
     order = list(range(len(xs)))
     if indexing == "xy" and len(xs) > 1:
         order[0], order[1] = 1, 0

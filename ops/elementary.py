@@ -58,13 +58,14 @@ def fabs(x: Operandish) -> Array:
     >>> ost.fabs([-1, 2])
     Array([1., 2.], dtype=float64, whole of 1)
     """
-    return absolute(_floating(_real(x, "fabs")))
+    return absolute(_floating(*_real("fabs", x)))
 
 
-def _real(x: Operandish, name: str) -> Array:
-    found = as_array(x)
-    if found.dtype.kind == "c":
-        raise misfit(DTypeError, name, got=found.dtype.name, needed="real numbers")
+def _real(name: str, *given: Operandish) -> list[Array]:
+    found = unify(*given)
+    for x in found:
+        if x.dtype.kind == "c":
+            raise misfit(DTypeError, name, got=x.dtype.name, needed="real numbers")
     return found
 
 
@@ -92,7 +93,7 @@ def fmod(x1: Operandish, x2: Operandish) -> Array:
     >>> ost.fmod([7.0, -7.0], 3.0)
     Array([ 1., -1.], dtype=float64, whole of 1)
     """
-    x, y = unify(_real(x1, "fmod"), _real(x2, "fmod"))
+    x, y = _real("fmod", x1, x2)
     if not is_inexact(promote(x.dtype, y.dtype)):
         size = remainder(absolute(x), absolute(y))
         return where(x < 0, -size, size) if promote(x.dtype, y.dtype).kind == "i" else size
@@ -119,7 +120,8 @@ def logaddexp2(x1: Operandish, x2: Operandish) -> Array:
     Array(4., dtype=float64, whole of 1)
     """
     two = math.log(2.0)
-    return multiply(logaddexp(multiply(x1, two), multiply(x2, two)), 1.0 / two)
+    x, y = unify(x1, x2)
+    return multiply(logaddexp(multiply(x, two), multiply(y, two)), 1.0 / two)
 
 
 def ldexp(x1: Operandish, x2: Operandish) -> Array:
@@ -140,7 +142,7 @@ def modf(x: Operandish) -> tuple[Array, Array]:
     >>> ost.modf([2.5, -2.5])
     (Array([ 0.5, -0.5], dtype=float64, whole of 1), Array([ 2., -2.], dtype=float64, whole of 1))
     """
-    v = _floating(_real(x, "modf"))
+    v = _floating(*_real("modf", x))
     whole = trunc(v)
     return copysign(where(isinf(v), 0, v - whole), v), whole
 

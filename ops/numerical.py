@@ -12,7 +12,7 @@ import numpy as np
 from ostinato.errors import ArgumentError
 
 from . import linalg
-from .core.array import Array, Operandish, apply, as_array
+from .core.array import Array, Operandish, apply, as_array, unify
 from .core.spec import DTypeLike, float64, int64, is_inexact, promote
 from .core.user_line import misfit
 from .creation import linspace
@@ -21,13 +21,14 @@ from .elementwise import (
     atan2,
     clip,
     equal,
-    exp,
     greater,
     imag,
     isnan,
     less,
+    log10,
     maximum,
     minimum,
+    pow,
     real,
     sin,
     sqrt,
@@ -35,7 +36,7 @@ from .elementwise import (
 )
 from .reduction import cumulative_sum, diff
 from .reduction import sum as sum_of
-from .shape import axis_of, broadcast_to, concat, pad, reshape, slice_axes
+from .shape import axis_of, broadcast_to, concat, moveaxis, pad, reshape, slice_axes
 from .sorting import argsort, searchsorted
 
 __all__ = [
@@ -520,43 +521,50 @@ def unwrap(
 
 # -- spaces ----------------------------------------------------------------------------------------
 def logspace(
-    start: float,
-    stop: float,
+    start: Operandish,
+    stop: Operandish,
     num: int = 50,
-    *,
     endpoint: bool = True,
     base: float = 10.0,
     dtype: DTypeLike | None = None,
+    axis: int = 0,
 ) -> Array:
-    """Powers of a base whose exponents have equal distances.
+    """Powers of a base whose exponents have equal distances; between arrays, along a new axis.
 
     >>> ost.logspace(0, 2, 3)
     Array([  1.,  10., 100.], dtype=float64, whole of 1)
     """
-    found = exp(linspace(start, stop, num, endpoint=endpoint) * math.log(base))
+    found = pow(base, linspace(start, stop, num, endpoint, axis=axis))
     return found if dtype is None else astype(found, dtype)
 
 
 def geomspace(
-    start: float,
-    stop: float,
+    start: Operandish,
+    stop: Operandish,
     num: int = 50,
-    *,
     endpoint: bool = True,
     dtype: DTypeLike | None = None,
+    axis: int = 0,
 ) -> Array:
-    """Numbers each of which is the same multiple of the one before.
+    """Numbers each of which is the same multiple of the one before; between arrays, along a new axis.
+    Those whose signs differ have none: NaN.
 
     >>> ost.geomspace(1, 8, 4)
     Array([1., 2., 4., 8.], dtype=float64, whole of 1)
     """
-    if start == 0 or stop == 0 or (start < 0) != (stop < 0):
+    numbers = isinstance(start, (int, float)) and isinstance(stop, (int, float))
+    if numbers and start * stop <= 0:
         raise misfit(
             ArgumentError,
             "geomspace",
             got=f"{start} to {stop}",
             needed="numbers that are not 0, of one sign",
         )
-    sign = -1.0 if start < 0 else 1.0
-    found = sign * exp(linspace(math.log(abs(start)), math.log(abs(stop)), num, endpoint=endpoint))
+    first, last, _ = unify(start, stop, 0.0)
+    ratio = log10(last / first)
+    place = linspace(0, 1, num, endpoint)
+    place = reshape(place, (-1, *(1,) * ratio.ndim))
+    found = first * pow(10.0, place * ratio)
+    found = where(equal(place, 1), last, found)
+    found = moveaxis(found, 0, axis)
     return found if dtype is None else astype(found, dtype)

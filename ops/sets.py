@@ -114,7 +114,8 @@ def isin(x: Operandish, elements: Operandish, /, *, invert: bool = False) -> Arr
     Array([False,  True, False], dtype=bool, whole of 1)
     """
     x, e = unify(x, elements)
-    e = reshape(e, (-1,))
+    kind = promote(x.dtype, e.dtype)
+    x, e = astype(x, kind), reshape(astype(e, kind), (-1,))
     if x.dtype.kind == "c":
         found = anywhere(equal(expand_dims(x, axis=x.ndim), e), axis=-1)
     elif e.size == 0:

@@ -354,14 +354,15 @@ op(
 
 
 @export
-def squeeze(x: Operandish, /, axis: int | Sequence[int]) -> Array:
-    """Without these axes, each of size 1.
+def squeeze(x: Operandish, /, axis: int | Sequence[int] | None = None) -> Array:
+    """Without these axes, each of size 1: all of them, if none is said.
 
     >>> ost.squeeze([[1, 2]], axis=0)
     Array([1, 2], dtype=int64, whole of 1)
     """
     x = as_array(x)
-    axes = axes_of(axis, x.ndim, "squeeze")
+    ones = tuple(d for d, n in enumerate(x.shape) if n == 1)
+    axes = ones if axis is None else axes_of(axis, x.ndim, "squeeze")
     return apply("squeeze", x, axes=axes) if axes else x
 
 
@@ -382,13 +383,14 @@ op(
 
 
 @export
-def permute_dims(x: Operandish, /, axes: Sequence[int]) -> Array:
-    """The axes in this order.
+def permute_dims(x: Operandish, /, axes: Sequence[int] | None = None) -> Array:
+    """The axes in this order: turned round, if none is said.
 
     >>> ost.permute_dims(ost.zeros((2, 3, 4)), (2, 0, 1)).shape
     (4, 2, 3)
     """
     x = as_array(x)
+    axes = range(x.ndim)[::-1] if axes is None else axes
     order = tuple(axis_of(a, x.ndim, "permute_dims") for a in axes)
     if sorted(order) != list(range(x.ndim)):
         raise misfit(
@@ -511,13 +513,15 @@ def broadcast_arrays(*arrays: Operandish) -> list[Array]:
 
 
 @export
-def broadcast_shapes(*shapes: Shape) -> Shape:
+def broadcast_shapes(*shapes: int | Shape) -> Shape:
     """The common shape.
 
     >>> ost.broadcast_shapes((3, 1), (4,))
     (3, 4)
     """
-    return broadcast("broadcast_shapes", *shapes)
+    return broadcast(
+        "broadcast_shapes", *((s,) if isinstance(s, int) else tuple(s) for s in shapes)
+    )
 
 
 def accumulator(dtype: DType) -> DType:
@@ -745,7 +749,7 @@ def concat(arrays: Sequence[Operandish], /, axis: int | None = 0) -> Array:
     >>> ost.concat([[1, 2], [3]])
     Array([1, 2, 3], dtype=int64, whole of 1)
     """
-    if not arrays:
+    if not len(arrays):
         raise misfit(ArgumentError, "concat", got="no arrays", needed="at least one")
     xs = unify(*arrays)
     if axis is None:
@@ -761,7 +765,7 @@ def stack(arrays: Sequence[Operandish], /, axis: int = 0) -> Array:
     Array([[1, 3],
            [2, 4]], dtype=int64, whole of 1)
     """
-    xs = unify(*arrays) if arrays else []
+    xs = unify(*arrays) if len(arrays) else []
     if len({x.shape for x in xs}) != 1:
         raise misfit(
             ShapeError,

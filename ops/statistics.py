@@ -23,6 +23,7 @@ from .elementwise import (
     conj,
     equal,
     greater,
+    imag,
     isfinite,
     isinf,
     isnan,
@@ -231,7 +232,8 @@ def nan_to_num(x: Operandish, nan: Any = 0.0, posinf: Any = None, neginf: Any = 
     """
     y = as_array(x)
     if y.dtype.kind == "c":
-        raise misfit(ArgumentError, "nan_to_num", got=y.dtype.name, needed="real numbers")
+        first, second = (nan_to_num(part, nan, posinf, neginf) for part in (real(y), imag(y)))
+        return first + second * 1j
     if not is_inexact(y.dtype):
         return another(y)
     facts: Any = ml_dtypes.finfo  # which knows bfloat16, too
@@ -336,7 +338,7 @@ def nanvar(
     x = _floating(_cast(a, dtype))
     gone = isnan(x)
     off = where(gone, astype(0, x.dtype), x - nanmean(x, axis, keepdims=True))
-    square = sum_of(astype(off * conj(off), real_of(x.dtype)), axis, keepdims=keepdims)
+    square = sum_of(real(off * conj(off)), axis, keepdims=keepdims)
     left = _count(x, gone, axis, keepdims) - (ddof if correction is None else correction)
     return square / where(left > 0, left, astype(float("nan"), left.dtype))
 

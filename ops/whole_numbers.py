@@ -54,7 +54,8 @@ def gcd(x1: Operandish, x2: Operandish) -> Array:
     """
     x, y = unify(x1, x2)
     _whole("gcd", x, y)
-    a, b = broadcast_arrays(absolute(x), absolute(y))
+    kind = promote(x.dtype, y.dtype)
+    a, b = broadcast_arrays(absolute(astype(x, kind)), absolute(astype(y, kind)))
 
     def step(pair: tuple[Array, Array]) -> tuple[Array, Array]:
         a, b = pair

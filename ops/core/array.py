@@ -426,6 +426,9 @@ class Array:
     def __iter__(self) -> Iterator[Array]:
         return (self[k] for k in range(len(self)))
 
+    def __contains__(self, value: Operandish) -> bool:
+        return bool((self == value).any())
+
     def __hash__(self) -> int:
         raise misfit(
             ArgumentError,
@@ -618,6 +621,12 @@ class Array:
 
     def __rmod__(self, other: Operandish) -> Array:
         return _binary("remainder", other, self)
+
+    def __divmod__(self, other: Operandish) -> tuple[Array, Array]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Operandish) -> tuple[Array, Array]:
+        return other // self, other % self
 
     def __pow__(self, other: Operandish) -> Array:
         return _binary("pow", self, other)
@@ -937,6 +946,15 @@ class Array:
 
     def searchsorted(self, v: Operandish, side: Literal["left", "right"] = "left") -> Array:
         return _call("searchsorted", self, v, side=side)
+
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
+        return _call("diagonal", self, offset, axis1, axis2)
+
+    def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
+        return _call("trace", self, offset, axis1, axis2)
+
+    def fill(self, value: Operandish) -> None:
+        self[...] = value
 
     def nonzero(self) -> tuple[Array, ...]:
         return cast("tuple[Array, ...]", functions["nonzero"](self))

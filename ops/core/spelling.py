@@ -302,7 +302,6 @@ METHODS = {  # of arrays
     "cuda": "ostinato.connect(device='cuda')",
     "dim": "x.ndim",
     "double": "x.astype(ostinato.float64)",
-    "fill": "x[...] = value",
     "flat": "x.ravel()",
     "float": "x.astype(ostinato.float32)",
     "half": "x.astype(ostinato.float16)",

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
-from ostinato.ops.contraction import diagonal, matmul, outer, tensordot, vecdot
-from ostinato.ops.contraction import trace as trace
+from ostinato.ops import contraction
+from ostinato.ops.contraction import matmul, tensordot, vecdot
 from ostinato.ops.core.array import Array, Operandish, apply, apply_all, as_array, called, unify
-from ostinato.ops.core.spec import is_inexact, promote, real_of
+from ostinato.ops.core.spec import DTypeLike, promote, real_of
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import eye
 from ostinato.ops.draws import normal
@@ -34,9 +34,9 @@ from ostinato.ops.shape import (
     whole_number,
 )
 
-from ostinato.errors import ArgumentError, DTypeError, ShapeError
+from ostinato.errors import ArgumentError, ShapeError
 
-from .matrices import adjoint, matrix
+from .matrices import adjoint, floats, matrix
 
 __all__ = [
     "cholesky",
@@ -134,7 +134,7 @@ def cholesky(x: Operandish, /, *, upper: bool = False) -> Array:
     Array([[2., 0.],
            [1., 1.]], dtype=float64, whole of 1)
     """
-    return apply("cholesky", as_array(x), upper=bool(upper))
+    return apply("cholesky", floats(x), upper=bool(upper))
 
 
 def qr(x: Operandish, /, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
@@ -147,7 +147,7 @@ def qr(x: Operandish, /, mode: Literal["reduced", "complete"] = "reduced") -> QR
     """
     if mode not in ("reduced", "complete"):
         raise misfit(ArgumentError, "qr", got=f"mode={mode!r}", needed="'reduced' or 'complete'")
-    return QRResult(*apply_all("qr", as_array(x), mode=mode))
+    return QRResult(*apply_all("qr", floats(x), mode=mode))
 
 
 @overload
@@ -165,7 +165,7 @@ def svd(x: Operandish, /, full_matrices: bool = True, compute_uv: bool = True) -
     """
     if not compute_uv:
         return svdvals(x)
-    x = as_array(x)
+    x = floats(x)
     m, n = matrix("svd", x.spec).shape[-2:]
     full = bool(full_matrices) and m != n
     if m >= n:
@@ -192,7 +192,7 @@ def svd_lowrank(
     >>> ost.linalg.svd_lowrank(ost.outer(ost.arange(20.0), ost.ones(15)), 1).S.shape
     (1,)
     """
-    x = as_array(x)
+    x = floats(x)
     m, n = matrix("svd_lowrank", x.spec).shape[-2:]
     rank = whole_number(rank, "svd_lowrank")
     more, times = (whole_number(k, "svd_lowrank", 0) for k in (oversample, iterations))
@@ -224,7 +224,7 @@ def eigh(x: Operandish, /) -> EighResult:
     >>> ost.linalg.eigh([[2.0, 0.0], [0.0, 1.0]]).eigenvalues
     Array([1., 2.], dtype=float64, whole of 1)
     """
-    return EighResult(*apply_all("eigh", as_array(x)))
+    return EighResult(*apply_all("eigh", floats(x)))
 
 
 def eigvalsh(x: Operandish, /) -> Array:
@@ -245,7 +245,7 @@ def eig(x: Operandish, /) -> EigResult:
     >>> ost.linalg.eig([[2.0, 0.0], [0.0, 2.0]]).eigenvalues
     Array([2.+0.j, 2.+0.j], dtype=complex128, whole of 1)
     """
-    return EigResult(*apply_all("eig", as_array(x)))
+    return EigResult(*apply_all("eig", floats(x)))
 
 
 def eigvals(x: Operandish, /) -> Array:
@@ -272,7 +272,7 @@ def lu(x: Operandish, /, permute_l: bool = False, *, p_indices: bool = False) ->
     Array([[4., 2.],
            [0., 1.]], dtype=float64, whole of 1)
     """
-    x = as_array(x)
+    x = floats(x)
     order, lower, upper = apply_all("lu", x)
     if permute_l:
         return LResult(take_along_axis(lower, _back(order)[..., None], axis=-2), upper)
@@ -298,7 +298,7 @@ def permutation(order: Array, dtype: Any) -> Array:
 # -- equations -------------------------------------------------------------------------------
 def _sides(name: str, a: Operandish, b: Operandish) -> tuple[Array, Array, bool]:
     """The matrix and right-hand sides as columns; whether it was one vector."""
-    a, b = unify(a, b)
+    a, b = map(floats, unify(a, b))
     matrix(name, a.spec)
     if b.ndim == 0:
         raise misfit(
@@ -349,7 +349,7 @@ def inv(x: Operandish, /) -> Array:
     Array([[0.5 , 0.  ],
            [0.  , 0.25]], dtype=float64, whole of 1)
     """
-    x = as_array(x)
+    x = floats(x)
     n = matrix("inv", x.spec, square=True).shape[-1]
     return called("inv", apply("solve", x, eye(n, dtype=x.dtype)))
 
@@ -411,7 +411,7 @@ def pinv(x: Operandish, /, rcond: Any = None, *, rtol: Any = None) -> Array:
     Array([[0.5, 0. ]], dtype=float64, whole of 1)
     """
     rtol = rcond if rtol is None else rtol
-    x = as_array(x)
+    x = floats(x)
     matrix("pinv", x.spec)
     if isinstance(rtol, np.ndarray) or (isinstance(rtol, Array) and rtol.weak is None):
         return _pinv_by_svd(x, as_array(rtol))
@@ -428,7 +428,7 @@ def det(x: Operandish, /) -> Array:
     >>> ost.linalg.det([[2.0, 0.0], [0.0, 4.0]])
     Array(8., dtype=float64, whole of 1)
     """
-    return apply("det", as_array(x))
+    return apply("det", floats(x))
 
 
 def slogdet(x: Operandish, /) -> SlogdetResult:
@@ -437,7 +437,7 @@ def slogdet(x: Operandish, /) -> SlogdetResult:
     >>> ost.linalg.slogdet([[2.0, 0.0], [0.0, -4.0]]).sign
     Array(-1., dtype=float64, whole of 1)
     """
-    return SlogdetResult(*apply_all("slogdet", as_array(x)))
+    return SlogdetResult(*apply_all("slogdet", floats(x)))
 
 
 def matrix_rank(x: Operandish, /, *, rtol: Any = None) -> Array:
@@ -447,11 +447,11 @@ def matrix_rank(x: Operandish, /, *, rtol: Any = None) -> Array:
     >>> ost.linalg.matrix_rank([[1.0, 2.0], [2.0, 4.0]])
     Array(1, dtype=int64, whole of 1)
     """
-    x = as_array(x)
+    x = floats(x)
     matrix("matrix_rank", x.spec)
     values = svdvals(x)
     if not values.shape[-1]:
-        return sum(values, axis=-1, dtype="int64")
+        return count_nonzero(values, axis=-1)
     if rtol is None:
         rtol = _tolerance(x, None, "matrix_rank")
     elif isinstance(rtol, (Array, np.ndarray)) and as_array(rtol).ndim:
@@ -473,7 +473,7 @@ def vector_norm(
     >>> ost.linalg.vector_norm([3.0, 4.0])
     Array(5., dtype=float64, whole of 1)
     """
-    x = _inexact("vector_norm", x)
+    x = floats(x)
     axes = axes_of(axis, x.ndim, "vector_norm")
     size = absolute(x)
     if ord == math.inf:
@@ -503,19 +503,6 @@ def _root(x: Array, power: float = 0.5) -> Array:
     return where(x == 0, 0 if power > 0 else math.inf, where(x == 0, 1, x) ** power)
 
 
-def _inexact(name: str, x: Operandish) -> Array:
-    x = as_array(x)
-    if not is_inexact(x.dtype):
-        raise misfit(
-            DTypeError,
-            name,
-            got=str(x.spec.bare),
-            needed="a floating or complex dtype",
-            do="convert it first, e.g. x.astype(ost.float64)",
-        )
-    return x
-
-
 _SUMS = {1: (-2, _largest), -1: (-2, min), math.inf: (-1, _largest), -math.inf: (-1, min)}
 
 
@@ -526,7 +513,7 @@ def matrix_norm(x: Operandish, /, *, keepdims: bool = False, ord: Any = "fro") -
     >>> ost.linalg.matrix_norm([[3.0, 0.0], [0.0, 4.0]])
     Array(5., dtype=float64, whole of 1)
     """
-    x = _inexact("matrix_norm", x)
+    x = floats(x)
     if x.ndim < 2:
         raise misfit(
             ShapeError, "matrix_norm", got=str(x.spec.bare), needed="a matrix: two axes or more"
@@ -563,9 +550,7 @@ def norm(
     >>> ost.linalg.norm([3.0, 4.0])
     Array(5., dtype=float64, whole of 1)
     """
-    x = as_array(x)
-    if not is_inexact(x.dtype):
-        x = x.astype("float64")
+    x = floats(x)
     if ord is None and (axis is None or not isinstance(axis, int)):
         return vector_norm(x, axis=axis, keepdims=keepdims)
     axes = tuple(range(x.ndim)) if axis is None else axes_of(axis, x.ndim, "norm")
@@ -586,6 +571,24 @@ def norm(
     return expand_dims(found, axis=tuple(sorted((first, second)))) if keepdims else found
 
 
+def diagonal(x: Operandish, /, *, offset: int = 0) -> Array:
+    """The diagonals of the last two axes; `ost.diagonal` takes any two.
+
+    >>> ost.linalg.diagonal([[1, 2], [3, 4]], offset=1)
+    Array([2], dtype=int64, whole of 1)
+    """
+    return contraction.diagonal(x, offset, -2, -1)
+
+
+def trace(x: Operandish, /, *, offset: int = 0, dtype: DTypeLike | None = None) -> Array:
+    """The sums of the diagonals of the last two axes; `ost.trace` takes any two.
+
+    >>> ost.linalg.trace([[1, 2], [3, 4]])
+    Array(5, dtype=int64, whole of 1)
+    """
+    return contraction.trace(x, offset, -2, -1, dtype)
+
+
 def cond(x: Operandish, /, p: Any = None) -> Array:
     """How much a matrix magnifies relative errors: the largest singular value over the smallest, or
     for other norms `matrix_norm(x, ord=p)` times that of the inverse.
@@ -593,7 +596,7 @@ def cond(x: Operandish, /, p: Any = None) -> Array:
     >>> ost.linalg.cond([[2.0, 0.0], [0.0, 1.0]])
     Array(2., dtype=float64, whole of 1)
     """
-    x = _inexact("cond", x)
+    x = floats(x)
     if p is None or p in (2, -2):
         values = svdvals(x)
         largest, smallest = values[..., 0], values[..., -1]
@@ -702,9 +705,9 @@ def matrix_power(x: Operandish, n: int, /) -> Array:
     Array([[8., 5.],
            [5., 3.]], dtype=float64, whole of 1)
     """
-    x = as_array(x)
-    side = matrix("matrix_power", x.spec, square=True).shape[-1]
     n = whole_number(n, "matrix_power")
+    x = floats(x) if n < 0 else as_array(x)
+    side = matrix("matrix_power", x.spec, square=True, dtypes=None).shape[-1]
     if n < 0:
         x, n = inv(x), -n
     made: Array | None = None
@@ -736,6 +739,19 @@ def cross(a: Operandish, b: Operandish, /, *, axis: int = -1) -> Array:
     return moveaxis(stack(parts), 0, d)
 
 
+def outer(a: Operandish, b: Operandish, /) -> Array:
+    """Each element of one vector times each of the other; `ost.outer` takes any arrays.
+
+    >>> ost.linalg.outer([1, 2], [3, 4])
+    Array([[3, 4],
+           [6, 8]], dtype=int64, whole of 1)
+    """
+    a, b = unify(a, b)
+    if a.ndim != 1 or b.ndim != 1:
+        raise misfit(ShapeError, "outer", got=f"{a.shape} and {b.shape}", needed="two vectors")
+    return contraction.outer(a, b)
+
+
 def kron(a: Operandish, b: Operandish, /) -> Array:
     """Each element of a times all of b, as blocks.
 
@@ -758,4 +774,4 @@ def expm(x: Operandish, /) -> Array:
     Array([[1., 1.],
            [0., 1.]], dtype=float64, whole of 1)
     """
-    return apply("expm", as_array(x))
+    return apply("expm", floats(x))

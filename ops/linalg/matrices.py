@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.array import Array, apply
+from ostinato.ops.core.array import Array, Operandish, apply, as_array
 from ostinato.ops.core.index import LETTERS, Indices, along
 from ostinato.ops.core.registry import Params, Specs
-from ostinato.ops.core.spec import Spec
+from ostinato.ops.core.spec import Spec, float64, is_inexact
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import eye
-from ostinato.ops.elementwise import conj
+from ostinato.ops.elementwise import astype, conj
 from ostinato.ops.shape import expand_dims, matrix_transpose
 
 from ostinato.errors import DTypeError, ShapeError
@@ -22,9 +22,17 @@ WHOLE = ("float32", "float64", "complex64", "complex128")
 
 
 # -- rules -----------------------------------------------------------------------------------
-def matrix(name: str, x: Spec, square: bool = False) -> Spec:
+def floats(x: Operandish) -> Array:
+    """What linear algebra is done with: whole numbers become float64, as in NumPy."""
+    x = as_array(x)
+    return x if is_inexact(x.dtype) else astype(x, float64)
+
+
+def matrix(
+    name: str, x: Spec, square: bool = False, dtypes: Collection[str] | None = WHOLE
+) -> Spec:
     """A stack of matrices of a dtype that can be factorized, or an error."""
-    if x.dtype.name not in WHOLE:
+    if dtypes is not None and x.dtype.name not in dtypes:
         raise misfit(
             DTypeError,
             name,

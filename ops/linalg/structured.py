@@ -17,7 +17,7 @@ from ostinato.ops.sorting import argsort
 from ostinato.errors import ArgumentError, ShapeError
 
 from .functions import cholesky, solve_triangular, svd
-from .matrices import adjoint
+from .matrices import adjoint, floats
 
 __all__ = [
     "block_diag",
@@ -132,7 +132,7 @@ def lu_factor(a: Operandish) -> LUFactors:
     >>> ost.linalg.lu_factor([[0.0, 1.0], [2.0, 0.0]]).order
     Array([1, 0], dtype=int64, whole of 1)
     """
-    x = as_array(a)
+    x = floats(a)
     if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
         raise misfit(ShapeError, "lu_factor", got=f"shape {x.shape}", needed="square matrices")
     order, lower, upper = apply_all("lu", x)

@@ -532,7 +532,7 @@ for _x in (normal(2, 4, 3), normal(5, 5, dtype="complex64"), np.zeros((0, 3))):
     for _k in (-2, 0, 1, 9):
         sample(
             "diagonal",
-            lambda x, k=_k: ost.diagonal(x, offset=k),
+            lambda x, k=_k: ost.linalg.diagonal(x, offset=k),
             lambda x, k=_k: np.diagonal(x, k, -2, -1),
             _x,
         )

@@ -586,7 +586,9 @@ def test_beyond_the_standard():
     assert_same(lambda x: ost.swapaxes(x, 0, 2), lambda x: np.swapaxes(x, 0, 2), X)
     assert_same(lambda x: ost.logsumexp(x, axis=1), lambda x: np.log(np.exp(x).sum(1)), X / 9)
     assert_same(lambda x: ost.logsumexp(x), lambda x: np.float64(-np.inf), np.full(3, -np.inf))
-    assert_same(ost.trace, lambda x: np.trace(x, axis1=-2, axis2=-1), X)
+    assert_same(ost.trace, np.trace, X)
+    assert_same(ost.linalg.trace, np.linalg.trace, X)
+    assert_same(ost.diagonal, np.diagonal, X)
     assert_same(ost.outer, np.outer, X[0, 0], X[0, :, 0])
     assert_same(lambda x: ost.round(x, 2), lambda x: np.round(x, 2), X / 7)
     assert_same(lambda x: ost.round(x, -1), lambda x: np.round(x, -1), X * 7)
@@ -695,8 +697,15 @@ def test_methods():
     )
     alike = lambda x: (x.swapaxes(0, 2), x.cumprod(1), x.repeat(2, 1), x.copy(), x.conjugate())  # noqa: E731
     assert_same(alike, alike, X / 3)
+    alike = lambda x: (x.diagonal(), x.trace(1), *divmod(x, 0.7), *divmod(3, x))  # noqa: E731
+    assert_same(alike, alike, X + 0.1)
     x = np.array([1.0, 0.0, 4.0])
     assert np.array_equal(ost.asarray(x).nonzero()[0], [0, 2])
+    assert 4 in ost.asarray(x)
+    assert 5 not in ost.asarray(x)
+    made = ost.asarray(x)
+    made.fill(2)
+    assert np.array_equal(made, [2.0, 2.0, 2.0])
     assert np.array_equal(ost.asarray(np.sort(x)).searchsorted([2.0]), [2])
     assert_same(
         lambda x: (x.dot(x.T), round(x), x // 2, x % 3, ~x, x & 3, x | 1, x ^ 2, x << 1, x >> 1),

@@ -180,11 +180,39 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
         xp.unwrap(v[0] * 0 + xp.asarray([0.0, 2.0, 0.0, -2.0]), period=4.0)), (X, V)),
     ("array", lambda xp, x: (xp.array(x, "f4"), xp.array(x[0], ndmin=3), xp.array([x[0], x[1]])), (X,)),
     ("einsum", lambda xp, x, y: xp.einsum("ij,kj,lj->il", x, y, x, optimize=True), (X, Y)),
+    ("rows of one array", lambda xp, z: (
+        xp.concatenate(z), xp.concat(z, 1), xp.stack(z, 1), xp.vstack(z), xp.hstack(z), xp.dstack(z)), (Z,)),
+    ("axes left out", lambda xp, z: (
+        xp.squeeze(z[:, :1]), xp.permute_dims(z), xp.diagonal(z), xp.trace(z), xp.linalg.trace(z)), (Z,)),
+    ("flattened", lambda xp, x, y: (xp.outer(x, y[:2]), xp.outer(2, y), xp.meshgrid(x[:2], y[0, 0])), (X, Y)),
+    ("cuts of an array", lambda xp, x: xp.array_split(x, np.array([1, 4])), (X,)),
+    ("ranges of arrays", lambda xp, x, w: (
+        xp.linspace(x, 2, 4), xp.linspace(x[0], w, 3, False), xp.linspace(x, w, 3, axis=-1),
+        xp.linspace(-3, 9, 6, dtype=int) + w[0], xp.logspace(x, w, 3), xp.logspace(0, 3, 4) * w[0],
+        xp.geomspace(xp.abs(x), 9, 4, axis=1), xp.geomspace(-xp.abs(x), -2, 3, False)), (X, W)),
+    ("whole numbers, solved", lambda xp, i: (
+        xp.linalg.solve(i[:4] + 20 * np.eye(4, dtype=int), i[0]), xp.linalg.det(i[:4]), xp.linalg.inv(i[:4]),
+        xp.linalg.svd(i)[1], xp.linalg.pinv(i), xp.linalg.norm(i), xp.linalg.vector_norm(i, axis=1),
+        xp.linalg.matrix_power(i[:4], 3), xp.linalg.matrix_power(i[:4], -1), xp.linalg.lstsq(i, i[:, 0])[0],
+        xp.linalg.eigvalsh(i[:4] + i[:4].T), xp.linalg.matrix_rank(i), xp.linalg.cond(i)), (WHOLE,)),
+    ("numbers of any dtype", lambda xp, i, x: (
+        xp.isin(i, [1.0, 2.5, 3]), xp.isin(i, xp.round(x)), xp.isin(x, [1]),
+        xp.gcd(i, xp.asarray([4, 6, 9, 2], dtype="i2")), xp.lcm(xp.astype(i, "i1"), xp.asarray(6, dtype="u1"))),
+        (WHOLE, X)),
+    ("complex numbers and NaN", lambda xp, c, g: (
+        xp.nanvar(c + g), xp.nanstd(c * g, axis=0), xp.nan_to_num(c / (c - c[0]), nan=7)), (C, GAPS)),
 ]  # fmt: skip
 OWN = (  # these give NumPy's own answers
     *("allclose", "array_equal", "array_equiv", "identity", "tri", "windows", "kaiser"),
     *("diag_indices_from", "tril_indices_from", "positional", "array", "interp", "ix_"),
-    "sliding_window_view",
+    *(
+        "sliding_window_view",
+        "rows of one array",
+        "flattened",
+        "ranges of arrays",
+        "numbers of any dtype",
+        "whole numbers, solved",
+    ),
 )
 READ = [
     ("argwhere", lambda xp, x: xp.argwhere(x > 0), X),
@@ -236,6 +264,21 @@ def test_numpys_functions_take_ours() -> None:
                 continue  # these are refused, or give NumPy's own answers
             found = flat(function(np, *map(ost.asarray, given)))
             assert any(isinstance(y, ost.Array) for y in found), name
+
+
+def test_numbers_of_python_take_the_dtype_that_they_meet() -> None:
+    """Where functions are made of several operations, too."""
+    with use():
+        for dtype, number in (("float32", 2.5), ("int8", 3), ("float16", 3)):
+            x = np.ones(3, dtype)
+            for name in ("fmod", "logaddexp2", "heaviside", "copysign", "ldexp", "float_power"):
+                with np.errstate(all="ignore"):
+                    wanted = getattr(np, name)(x, number if name != "ldexp" else 3).dtype
+                found = getattr(ost, name)(ost.asarray(x), number if name != "ldexp" else 3).dtype
+                assert found == wanted or (dtype == "int8" and wanted.name == "float16"), (
+                    name,
+                    dtype,
+                )
 
 
 def test_values_at_lines_own_places() -> None:
