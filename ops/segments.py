@@ -151,7 +151,7 @@ def _reach(k: Array, name: str) -> int:
     if not k.size:
         return 0
     ends = stack([astype(smallest(k), int64), astype(largest(k), int64)])
-    low, high = array.reader.known(ends, f"{name} without a number of groups", shape=True)
+    low, high = array.reader.known(ends, name, shape=True)
     if low < 0:
         raise misfit(ArgumentError, name, got=f"{low}", needed="whole numbers, none below 0")
     return int(high) + 1

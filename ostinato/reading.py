@@ -215,8 +215,14 @@ def _still(pending: Sequence[Array]) -> list[Ref]:
 
 
 _STATIC = {
+    "bincount": "pass length=, e.g. ost.bincount(x, length=n)",
+    **dict.fromkeys(
+        [f"segment_{monoid}" for monoid in ("sum", "max", "min", "prod", "mean")],
+        "pass num_segments=",
+    ),
     "x[mask]": "use ost.where(mask, x, 0) and reduce that, or ost.nonzero(mask, size=n)",
     "x[mask] = values": "write x = ost.where(mask, values, x), with values of the shape of x",
+    "bins by a rule": "say how many, e.g. bins=20",
     "nonzero": "pass size=, e.g. ost.nonzero(x, size=n)",
     "unique_values": "pass size=, e.g. ost.unique_values(x, size=n)",
 }
