@@ -17,7 +17,9 @@ from .elementwise import (
     equal,
     exp,
     expm1,
+    floor,
     greater,
+    isnan,
     less_equal,
     log,
     log1p,
@@ -26,7 +28,7 @@ from .elementwise import (
     where,
 )
 from .shape import whole_number
-from .special_functions import betaln, gamma, gammaln
+from .special_functions import beta, gamma, gammaln
 
 __all__ = [
     "binom",
@@ -49,14 +51,15 @@ def _floating(x: Operandish) -> Array:
 
 
 def binom(x: Operandish, y: Operandish) -> Array:
-    """How many sets of y there are among x, which need not be whole: 1 / ((x + 1) beta(x - y + 1, y + 1)), for
-    0 <= y <= x. To 1e-13 of it below 1e6.
+    """How many sets of y there are among x, which need not be whole: 1 / ((x + 1) beta(x - y + 1, y + 1)).
+    To 1e-13 of it below 1e6; NaN for negative whole x.
 
     >>> ost.special.binom(5.0, 2.0)
     Array(10., dtype=float64, whole of 1)
     """
     n, k = _floating(x), _floating(y)
-    return exp(-betaln(1.0 + n - k, 1.0 + k)) / (1.0 + n)
+    sets = 1.0 / ((1.0 + n) * beta(1.0 + n - k, 1.0 + k))
+    return where((n < 0) & equal(n, floor(n)), math.nan, sets)
 
 
 def comb(N: Operandish, k: Operandish, exact: bool = False, repetition: bool = False) -> Array:
@@ -77,7 +80,8 @@ def comb(N: Operandish, k: Operandish, exact: bool = False, repetition: bool = F
     n, m = _floating(N), _floating(k)
     n = n + m - 1 if repetition else n
     found = binom(n, where((m >= 0) & less_equal(m, n), m, 0))
-    return where((n >= 0) & (m >= 0) & less_equal(m, n), round(found), 0)
+    found = where(equal(n, floor(n)) & equal(m, floor(m)), round(found), found)
+    return where((n >= 0) & (m >= 0) & less_equal(m, n), found, 0)
 
 
 def factorial(n: Operandish, exact: bool = False) -> Array:
@@ -157,7 +161,7 @@ def huber(delta: Operandish, r: Operandish) -> Array:
     """
     d, x = _floating(delta), absolute(_floating(r))
     found = where(greater(x, d), d * (x - 0.5 * d), 0.5 * x * x)
-    return where(d < 0, math.inf, found)
+    return where(d < 0, math.inf, where(isnan(d), d, found))
 
 
 def pseudo_huber(delta: Operandish, r: Operandish) -> Array:

@@ -15,10 +15,10 @@ from typing import Any
 from ostinato.errors import ArgumentError, DTypeError
 
 from . import nn
-from .core.array import Array, Axis, Operandish, apply, unify
+from .core.array import Array, Axis, Operandish, apply, as_array, unify
 from .core.parameters import unfit, wrong_number
 from .core.registry import ANY, op, stream_cost
-from .core.spec import Spec, float64, is_float, promote
+from .core.spec import Spec, float64, is_float, is_inexact, promote
 from .core.user_line import misfit
 from .elementwise import (
     abs,
@@ -28,6 +28,7 @@ from .elementwise import (
     equal,
     erf,
     exp,
+    floor,
     less,
     log,
     log1p,
@@ -735,14 +736,25 @@ def _zeta_grad(g: Array, y: Array, s: Array, q: Array) -> Sequence[Array | None]
     return g * by_s, -g * s * zeta(s + 1, q)
 
 
-def zeta(x: Operandish, q: Operandish = 1.0) -> Array:
-    """The sum of (k + q)**-x over k = 0, 1, ..., for x > 1 and q >= 0: Riemann's zeta function,
-    or Hurwitz's. Within 8 ulp; its slope by x, which has no formula, to 1e-9.
+def zeta(x: Operandish, q: Operandish | None = None) -> Array:
+    """The sum of (k + q)**-x over k = 0, 1, ..., for x > 1 and q >= 0: Hurwitz's zeta function.
+    Without q Riemann's, which is continued below 1. Within 8 ulp above 1; its slope by x, which has
+    no formula, to 1e-9.
 
     >>> ost.special.zeta(2.0)
     Array(1.6449, dtype=float64, whole of 1)
     """
-    return _run("zeta", x, q)
+    if q is not None:
+        return _run("zeta", x, q)
+    s = as_array(x)
+    s = s if is_inexact(s.dtype) else astype(s, float64)
+    far = s < -0.25
+    above = _run("zeta", where(far, 1 - s, s), 1.0)
+    turned = where(far, s, -1)
+    size = exp(turned * math.log(2 * math.pi) + gammaln(1 - turned)) / math.pi
+    quarter = turned - 4 * floor(turned / 4)  # sin(pi s / 2) is exactly 0 for even s
+    below = size * above * where(equal(quarter % 2, 0), 0, sin(quarter * (math.pi / 2)))
+    return where(far, below, above)
 
 
 _many(zeta, _zeta_grad, 900)

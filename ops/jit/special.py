@@ -229,6 +229,12 @@ _TRIGAMMA = [-236364091 / 2730, 854513 / 138, -174611 / 330, 43867 / 798, -3617 
              -691 / 2730, 5 / 66, -1 / 30, 1 / 42, -1 / 30, 1 / 6]  # fmt: skip
 
 
+def _are_poles(p: Value, s: Value) -> Value:
+    """Where gamma(p) / gamma(s) is the limit of a quotient of poles: (-1)**q gamma(1 - s) / gamma(1 - p), for
+    s = p + q."""
+    return (p <= 0) & (s <= 0) & (_floor(p) == p) & (_floor(s) == s)
+
+
 @in_double
 def betaln(a: Value, b: Value) -> Value:
     p, q = where(a < b, a, b), where(a < b, b, a)
@@ -240,9 +246,11 @@ def betaln(a: Value, b: Value) -> Value:
     outer = _stirling(q) - _stirling(s)
     both = (_stirling(p) + outer) + (_LOG_ROOT_2PI - 0.5 * _log(q))
     both = both + ((p - 0.5) * _log(h) + q * rest)
-    one = gammaln(p)
+    poles = _are_poles(p, s)
+    one = gammaln(where(poles, 1.0 - s, p))
     large = one + (outer + p - p * _log(s) + (q - 0.5) * rest)
-    found = where(q >= 8.0, large, one + gammaln(q) - gammaln(s))
+    small = one + gammaln(q) - gammaln(where(poles, 1.0 - p, s))
+    found = where((q >= 8.0) & (s >= 8.0), large, small)
     found = where(p >= 8.0, both, found)
     found = where(most, found * 2.0**100, found)
     found = where((q == math.inf) & (p > 0), q.like(-math.inf), found)
@@ -257,6 +265,9 @@ def _sign_of_gamma(x: Value) -> Value:
 @in_double
 def beta(a: Value, b: Value) -> Value:
     signs = _sign_of_gamma(a) * _sign_of_gamma(b) * _sign_of_gamma(a + b)
+    least, most = where(a < b, a, b), where(a < b, b, a)
+    half = _floor(most) * 0.5
+    signs = where(_are_poles(least, a + b), where(_floor(half) != half, a.like(-1.0), 1.0), signs)
     return signs * _exp(betaln(a, b))
 
 
@@ -596,7 +607,8 @@ def zeta(s: Value, q: Value) -> Value:
     found = where(s == math.inf, where(q > 1, s.like(0.0), where(q < 1, s, 1.0)), total)
     found = where(s == 1, s.like(math.inf), found)
     found = where(q == 0, s.like(math.inf), found)
-    return where((s < 1) | (q < 0) | (s != s) | (q != q), s.like(math.nan), found)
+    gone = (s < 1) & ((s < -0.25) | (q != 1))  # Riemann's goes on below 1, and then by what it is above
+    return where(gone | (q < 0) | (s != s) | (q != q), s.like(math.nan), found)
 
 
 # -- incomplete functions ------------------------------------------------------------------

@@ -21,6 +21,9 @@ L = np.array([-1.5, 0.0, 1e-9, 0.3, 1.0, 2.0, 0.0])
 
 CASES: list[tuple[str, tuple[Any, ...]]] = [
     ("binom", (N, K)), ("comb", (np.floor(N), np.floor(K))), ("comb", (np.array([3, -1, 2]), np.array([5, 1, -1]))),
+    ("binom", (np.array([-1.5, 3.3, 0.5, 1.25, 2.0, -2.0, 4.0]), np.array([7.75, 4.4, -7.25, -1.5, 7.75, 0.5, -1]))),
+    ("comb", (N, K)), ("huber", (np.array([1.0, np.nan]), np.array([np.nan, 1.0]))),
+    ("zeta", (np.array([-30.0, -7.25, -2, -0.3, -0.2, -1e-9, 0, 0.5, 1, 3]),)),
     ("factorial", (np.array([0, 1, 5, 20, -1, 170]),)), ("factorial", (np.array([0.5, 4.5]),)),
     ("exp10", (S,)), ("log_expit", (S * 300,)), ("boxcox", (P, L)), ("boxcox1p", (P - 0.1, L)),
     ("inv_boxcox", (S / 9, L)), ("huber", (np.array([1.0, 2, 1, 0, -1, 3, 1]), S)),
