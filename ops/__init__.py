@@ -22,6 +22,7 @@ from . import (  # noqa: F401  (registers the operations)
     histograms,
     indexing,
     linalg,
+    masks,
     nn,
     numerical,
     places,

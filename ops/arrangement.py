@@ -17,7 +17,7 @@ from .core.spec import DTypeLike, bool_
 from .core.user_line import misfit
 from .creation import eye, ones
 from .elementwise import astype, multiply, where
-from .indexing import nonzero, take
+from .indexing import take
 from .reduction import cumulative_prod, cumulative_sum
 from .shape import (
     axis_of,
@@ -30,14 +30,12 @@ from .shape import (
     pad,
     reshape,
     slice_axes,
-    stack,
     swapaxes,
     tril,
 )
 
 __all__ = [
     "append",
-    "argwhere",
     "array_split",
     "atleast_1d",
     "atleast_2d",
@@ -54,7 +52,6 @@ __all__ = [
     "dot",
     "dsplit",
     "dstack",
-    "flatnonzero",
     "fliplr",
     "flipud",
     "hsplit",
@@ -524,24 +521,3 @@ def cumprod(a: Operandish, axis: int | None = None, *, dtype: DTypeLike | None =
     """
     x, d = (ravel(a), 0) if axis is None else (as_array(a), axis)
     return cumulative_prod(x, axis=d, dtype=dtype)
-
-
-# -- as many results as the data has ---------------------------------------------------------------
-def argwhere(a: Operandish) -> Array:
-    """The places of what is not zero, a row for each.
-
-    >>> ost.argwhere([0, 3, 4])
-    Array([[1],
-           [2]], dtype=int64, whole of 1)
-    """
-    x = as_array(a)
-    return stack(nonzero(atleast_1d(x)), axis=-1)[:, : x.ndim]
-
-
-def flatnonzero(a: Operandish) -> Array:
-    """The places of what is not zero, among the elements in one row.
-
-    >>> ost.flatnonzero([0, 3, 4])
-    Array([1, 2], dtype=int64, whole of 1)
-    """
-    return nonzero(ravel(a))[0]

@@ -27,6 +27,7 @@ from . import (
     histograms,
     indexing,
     linalg,
+    masks,
     numerical,
     places,
     polynomials,
@@ -182,7 +183,7 @@ def _double(x: Any) -> Array:
 
 
 def _chosen(condition: Any, x: Any = None, y: Any = None) -> Any:
-    return indexing.nonzero(condition) if x is None else e.where(condition, x, y)
+    return masks.nonzero(condition) if x is None else e.where(condition, x, y)
 
 
 def _difference(ar1: Any, ar2: Any, assume_unique: bool = False) -> Array:
@@ -284,7 +285,7 @@ MEANT: dict[str, Callable[..., Any]] = {
     "unique": lambda ar, return_index=False, return_inverse=False, return_counts=False, equal_nan=True: (
         sets.unique(ar, return_index, return_inverse, return_counts, equal_nan=equal_nan)
     ),
-    "nonzero": lambda a: indexing.nonzero(a),
+    "nonzero": lambda a: masks.nonzero(a),
     "where": _chosen,
     "take": lambda a, indices, axis=None: indexing.take(
         _flat(a) if axis is None else a, _places(indices), axis=axis or 0

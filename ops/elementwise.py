@@ -1327,14 +1327,20 @@ op(
 
 
 @overload
-def where(condition: Operandish, /) -> tuple[Array, ...]: ...
+def where(condition: Operandish, /, *, size: int | None = None) -> tuple[Array, ...]: ...
 @overload
 def where(condition: Operandish, x: Operandish, y: Operandish, /) -> Array: ...
 @export
 def where(
-    condition: Operandish, x: Operandish | None = None, y: Operandish | None = None, /
+    condition: Operandish,
+    x: Operandish | None = None,
+    y: Operandish | None = None,
+    /,
+    *,
+    size: int | None = None,
 ) -> Array | tuple[Array, ...]:
-    """x where the condition holds, else y; without these, the places where it does: `nonzero`.
+    """x where the condition holds, else y; without these, the places where it does: `nonzero`, which
+    `size` is for.
 
     >>> ost.where([True, False], 1, 2)
     Array([1, 2], dtype=int64, whole of 1)
@@ -1342,8 +1348,10 @@ def where(
     if x is None or y is None:
         if x is not y:
             raise misfit(ArgumentError, "where", got="one of x and y", needed="both, or none")
-        places: tuple[Array, ...] = functions["nonzero"](condition)
+        places: tuple[Array, ...] = functions["nonzero"](condition, size=size)
         return places
+    if size is not None:
+        raise misfit(ArgumentError, "where", got="size, x and y", needed="size, or x and y")
     c = as_array(condition)
     if c.dtype.kind != "b":
         c = not_equal(c, 0)

@@ -31,7 +31,6 @@ from .core.registry import Params, Piece, Place, Specs, op, stream_cost
 from .core.spec import Shape, Spec, bool_, int64, is_inexact, is_integer
 from .core.user_line import misfit
 from .elementwise import astype, equal, less, maximum, minimum, where
-from .reduction import cumulative_sum
 from .shape import (
     MODES,
     axis_of,
@@ -41,12 +40,10 @@ from .shape import (
     reshape,
     slice_axes,
     squeeze,
-    whole_number,
     zero_of,
 )
 
 __all__ = [
-    "nonzero",
     "take",
     "take_along_axis",
 ]
@@ -807,30 +804,3 @@ def _combine(x: Array, v: Array, mode: str) -> Array:
         case "multiply":
             return x * v
     return (minimum if mode == "min" else maximum)(x, v)
-
-
-# -- places that depend on data ------------------------------------------------------------
-@export
-def nonzero(x: Operandish, /, *, size: int | None = None) -> tuple[Array, ...]:
-    """Where the elements are not zero, one array per axis. With `size`, so many places, the rest
-    filled with 0; that works inside compiled functions too.
-
-    >>> ost.nonzero([0, 3, 4])[0]
-    Array([1, 2], dtype=int64, whole of 1)
-    """
-    x = as_array(x)
-    if x.ndim == 0:
-        raise misfit(ShapeError, "nonzero", got="a 0-dimensional array", needed="at least one axis")
-    if size is None:
-        return tuple(as_array(i) for i in np.nonzero(array.reader.known(x, "nonzero", shape=True)))
-    size = whole_number(size, "nonzero", 0)
-    hit = reshape(x, (-1,)) != 0
-    rank = cumulative_sum(astype(hit, int64)) - 1
-    slot = where(hit & (rank < size), rank, -1)
-    numbers = apply("iota", shape=(x.size,), axis=0, dtype=int64)
-    flat = apply("segment_sum", numbers, slot, count=size)  # of one each, in parts and in blocks
-    found = []
-    for n in reversed(x.shape):
-        found.append(flat % n)
-        flat = flat // n
-    return tuple(reversed(found))

@@ -15,7 +15,8 @@ from .core.spec import DTypeLike, bool_, int64
 from .core.user_line import misfit
 from .creation import arange, iota, zeros
 from .elementwise import as_dtype, astype, clip
-from .indexing import nonzero, take
+from .indexing import take
+from .masks import nonzero
 from .shape import MODES, axis_of, broadcast_to, listed, moveaxis, reshape, slice_axes, stack
 
 __all__ = [

@@ -48,6 +48,7 @@ from ostinato.ops.elementary import *
 from ostinato.ops.elementwise import *
 from ostinato.ops.histograms import *
 from ostinato.ops.indexing import *
+from ostinato.ops.masks import *
 from ostinato.ops.numerical import *
 from ostinato.ops.places import *
 from ostinato.ops.polynomials import *

@@ -29,6 +29,7 @@ from .kernels.search import searching_kernel
 from .kernels.sort.order import sort_function, sort_room
 from .kernels.syrk import gram_native, gram_room, gram_ways
 from .kernels.tally import counting_kernel, folding_kernel
+from .kernels.true_places import true_places
 from .libraries import lapack
 
 Made = Callable[..., None] | Keeping | None
@@ -273,5 +274,6 @@ def register(cpu: Device) -> None:
     cpu.runs("tally", _tally, least=COMPILED)
     cpu.runs("distinct", _distinct, least=COMPILED)
     cpu.runs("is_member", _member, least=COMPILED)
+    cpu.runs("true_places", true_places)
     for monoid in ("sum", "prod", "min", "max"):
         cpu.runs(f"segment_{monoid}", partial(_segments, monoid), least=COMPILED)

@@ -936,6 +936,21 @@ for _x, _bounds in (
         )
 
 
+def true_places(x: Array, size: int) -> Array:
+    found = np.flatnonzero(x)[:size]
+    return np.concatenate([found, np.zeros(size - len(found), np.int64)])
+
+
+for _x in (REAL > 0, np.ones(3, bool), np.zeros(5, bool), np.zeros(0, bool)):
+    for _size in (0, 2, 20):
+        sample(
+            "true_places",
+            lambda x, n=_size: apply("true_places", x, size=n),
+            partial(true_places, size=_size),
+            _x.reshape(-1),
+        )
+
+
 # -- counts, groups ------------------------------------------------------------------------
 def tallied(x: Array, axes: tuple[int, ...], count: int) -> Array:
     left = [d for d in range(x.ndim) if d not in axes]
