@@ -7,10 +7,12 @@ from ostinato.ops.core.spelling import missing
 from . import factorizations, spectral  # noqa: F401  (registers the operations)
 from .functions import *
 from .functions import __all__ as _functions
+from .matrix_functions import *
+from .matrix_functions import __all__ as _of_matrices
 from .structured import *
 from .structured import __all__ as _structured
 
-__all__ = [*_functions, *_structured]
+__all__ = [*_functions, *_of_matrices, *_structured]
 
 
 def __dir__() -> list[str]:

@@ -48,7 +48,6 @@ __all__ = [
     "eigh",
     "eigvals",
     "eigvalsh",
-    "expm",
     "inv",
     "kron",
     "lstsq",
@@ -765,13 +764,3 @@ def kron(a: Operandish, b: Operandish, /) -> Array:
     shape = tuple(m * n for m, n in zip(x.shape, y.shape, strict=True))
     odd, even = tuple(range(1, 2 * rank, 2)), tuple(range(0, 2 * rank, 2))
     return reshape(expand_dims(x, axis=odd) * expand_dims(y, axis=even), shape)
-
-
-def expm(x: Operandish, /) -> Array:
-    """The exponential of matrices: 1 + x + x @ x / 2 + ...
-
-    >>> ost.linalg.expm([[0.0, 1.0], [0.0, 0.0]])
-    Array([[1., 1.],
-           [0., 1.]], dtype=float64, whole of 1)
-    """
-    return apply("expm", floats(x))

@@ -1,5 +1,5 @@
 """Singular values and eigenvalues of matrices, and what rests on them: the pseudo-inverse, least
-squares; and the exponential. Whole along the last two axes, like those of factorizations.py.
+squares. Whole along the last two axes, like those of factorizations.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ostinato.ops.core.spec import Shape, Spec, complex64, complex128, float32, 
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import eye
 from ostinato.ops.elementwise import conj, convert, imag, real, where
-from ostinato.ops.shape import concat, expand_dims, matrix_transpose, zero_of
+from ostinato.ops.shape import expand_dims, matrix_transpose
 
 from ostinato.errors import GradientError, ShapeError
 
@@ -386,62 +386,5 @@ op(
     grad=_lstsq_grad,
     algorithms=blocked.lstsq,
     cost=cubic(22.0),
-    dense=True,
-)
-
-
-# -- the exponential ---------------------------------------------------------------------------
-_PADE = (  # of degree 13, and the norm up to which it is exact in double precision
-    *(64764752532480000, 32382376266240000, 7771770303897600, 1187353796428800),
-    *(129060195264000, 10559470521600, 670442572800, 33522128640, 1323241920),
-    *(40840800, 960960, 16380, 182, 1),
-)
-_NORM = 5.371920351148152
-
-
-def _expm_kernel(xp: Any, out: Any, x: Any) -> None:
-    """Higham's scaling and squaring."""
-    for a, y in each(x, out):
-        n = a.shape[0]
-        if n:
-            put(xp, y, _exponential(xp, a.astype("D" if a.dtype.kind == "c" else "d"), n))
-
-
-def _exponential(xp: Any, a: Any, n: int) -> Any:
-    norm = float(abs(a).sum(0).max())
-    if not math.isfinite(norm):
-        return xp.full((n, n), math.nan)
-    squarings = max(0, math.ceil(math.log2(norm / _NORM))) if norm > _NORM else 0
-    a = a / 2.0**squarings
-    b, one = _PADE, xp.eye(n)
-    a2 = a @ a
-    a4 = a2 @ a2
-    a6 = a2 @ a4
-    high = b[13] * a6 + b[11] * a4 + b[9] * a2
-    odd = a @ (a6 @ high + b[7] * a6 + b[5] * a4 + b[3] * a2 + b[1] * one)
-    high = b[12] * a6 + b[10] * a4 + b[8] * a2
-    even = a6 @ high + b[6] * a6 + b[4] * a4 + b[2] * a2 + b[0] * one
-    made = xp.linalg.solve(even - odd, even + odd)
-    for _ in range(squarings):
-        made = made @ made
-    return made
-
-
-def _expm_grad(g: Array, y: Array, x: Array) -> Sequence[Array | None]:
-    """The upper right corner of exp([[Xᵀ, g], [0, Xᵀ]])."""
-    n = x.shape[-1]
-    turned = matrix_transpose(x)
-    above = concat([turned, g], axis=-1)
-    below = concat([zero_of(turned), turned], axis=-1)
-    return (apply("expm", concat([above, below], axis=-2))[..., :n, n:],)
-
-
-op(
-    "expm",
-    infer=lambda x: Spec(matrix("expm", x, True).shape, x.dtype),
-    indices=whole,
-    kernel=_expm_kernel,
-    grad=_expm_grad,
-    cost=cubic(30.0),
     dense=True,
 )

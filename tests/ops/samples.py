@@ -1150,6 +1150,13 @@ def reflected(x: Any) -> Any:
     return upper - v @ (t @ (ost.conj(v.mT) @ upper))
 
 
+def one_by_one(function: Callable[..., Any], x: Array) -> Array:
+    """What SciPy makes of each matrix of a stack."""
+    made = [function(a.astype("D")) for a in x.reshape(-1, *x.shape[-2:])] if x.size else []
+    made = np.array(made).reshape(x.shape)
+    return (made if x.dtype.kind == "c" else made.real).astype(x.dtype)
+
+
 _KINDS = ("float64", "float32", "complex128", "complex64")
 for _kind in _KINDS:
     for _shape in ((4, 4), (1, 1), (0, 0), (2, 3, 3)):
@@ -1190,6 +1197,14 @@ for _kind in _KINDS:
             lambda x: scipy.linalg.expm(x).astype(x.dtype) if x.size else x,
             _h / 4,
         )
+        for _name in ("sqrtm", "logm", "signm"):
+            for _a in (_h, _h + np.triu(_h, 1) / 4):
+                sample(
+                    _name,
+                    getattr(ost.linalg, _name),
+                    partial(one_by_one, getattr(scipy.linalg, _name)),
+                    _a,
+                )
     for _shape in ((5, 3), (3, 5), (4, 4), (9, 2), (1, 1), (0, 3), (3, 0), (2, 4, 3)):
         _x = normal(*_shape, dtype=_kind)
         _loose = None if np.finfo(_kind).eps < 1e-10 else 5e-4

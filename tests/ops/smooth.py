@@ -284,6 +284,9 @@ for _x in _square:
     smooth("eigh", spectrum, _x)
     smooth("eig", general_spectrum, _x)
     smooth("expm", ost.linalg.expm, _x)
+    smooth("sqrtm", lambda x: ost.linalg.sqrtm(definite(x) + x / 9), _x)
+    smooth("logm", lambda x: ost.linalg.logm(definite(x) + x / 9), _x)
+    smooth("signm", lambda x: ost.linalg.signm(definite(x) + x / 9 - 2 * ost.eye(x.shape[-1])), _x)
     smooth("solve", ost.linalg.inv, _x)
     for _low, _turned, _unit in ((True, False, False), (False, True, True), (False, False, False)):
         smooth(

@@ -150,6 +150,7 @@ WAITS = {
     **dict.fromkeys(("betainc", "gammainc", "gammaincc"), "some elements' series are longer"),
     "eigh_in_parts": "eigenvalues that did not converge are an error",
     "expm": "the norm says how often to square",
+    **dict.fromkeys(("sqrtm", "logm", "signm"), "the error says when to end"),
     "lu": "each column's pivot says which rows change places",
     "pair_distances": "what lost digits is made anew, row by row",
     "put_along_axis": "places that stand twice are looked for, where CuPy has no atomic operation",

@@ -613,6 +613,40 @@ def test_expm(scale: float) -> None:
     close(np.asarray(ost.linalg.expm(a)), wanted, size(wanted), "expm", 1e3)
 
 
+@pytest.mark.parametrize("kind", ["float64", "complex128"])
+@pytest.mark.parametrize("sizes", [(1, 2, 3), (1e-6, 1, 1e6), (2, 2, 2)])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_roots_logarithms_and_signs(kind: str, sizes: Any, symmetric: bool) -> None:
+    """Also where there are too few eigenvectors, and of numbers far apart."""
+    a = np.diag(sizes).astype(kind)
+    a += 0 if symmetric else np.triu(random(3, 3), 1) * np.sqrt(np.outer(sizes, sizes))
+    root, log, sign = (
+        np.asarray(f(a)) for f in (ost.linalg.sqrtm, ost.linalg.logm, ost.linalg.signm)
+    )
+    close(root @ root, a, size(a), "sqrtm", 1e3)
+    close(scipy.linalg.expm(log), a, size(a), "logm", 1e4)
+    close(sign, np.eye(3), 3.0, "signm", 1e2)
+    close(np.asarray(ost.linalg.signm(-a)), -np.eye(3), 3.0, "signm", 1e2)
+
+
+def test_functions_of_matrices_that_have_none() -> None:
+    """NaN of real matrices with negative eigenvalues, of which complex ones have them."""
+    turn, skew = np.diag([1.0, -4.0]), np.array([[1.0, 5.0], [0.0, -4.0]])
+    for a in (turn, skew):
+        assert np.isnan(np.asarray(ost.linalg.sqrtm(a))).all()
+        assert np.isnan(np.asarray(ost.linalg.logm(a))).all()
+        root, log = (np.asarray(f(a + 0j)) for f in (ost.linalg.sqrtm, ost.linalg.logm))
+        np.testing.assert_allclose(root @ root, a, atol=1e-13)
+        np.testing.assert_allclose(log, scipy.linalg.logm(a), atol=1e-13)
+    for f in (ost.linalg.sqrtm, ost.linalg.logm, ost.linalg.signm):
+        assert np.isnan(np.asarray(f(np.eye(3, k=1)))).all()
+        assert np.isnan(np.asarray(f(np.full((2, 2), np.inf)))).all()
+    few = random(6, 2) @ random(2, 6, seed=1)
+    for symmetric in (few @ few.T, few.T @ few):  # of rank 2
+        root = np.asarray(ost.linalg.sqrtm(symmetric))
+        close(root @ root, symmetric, size(symmetric), "sqrtm", 1e3)
+
+
 def test_slope_of_det_where_there_is_no_inverse() -> None:
     a = random(4, 4)
     a[3] = a[0] + a[1]
