@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.linalg
+import scipy.special
 from ostinato.ops.array_function import OTHERWISE
 from ostinato.ops.core import spelling
 
@@ -377,6 +379,10 @@ def test_no_hint_names_what_there_is() -> None:
         (lambda: ost.lgamma, "; here it is ostinato.special.gammaln"),
         (lambda: ost.pmap, "; write ostinato.compile"),
         (lambda: ost.linalg.sum, "module 'ostinato.linalg' has no attribute 'sum'; here it is ostinato.sum"),
+        (lambda: ost.randperm, "; here it is ostinato.random.permutation"),
+        (lambda: ost.packbits, "; only numpy.packbits has it"),
+        (lambda: ost.special.fresnel, "; only scipy.special.fresnel has it"),
+        (lambda: ost.nn.grid_sample, "; nothing here does that"),
         (lambda: ost.linalg.sovle, "; the nearest name is ostinato.linalg.solve"),
         (lambda: ost.random.randn, "; here it is ostinato.random.normal"),
         (lambda: ost.special.lgamma, "; here it is ostinato.special.gammaln"),
@@ -392,6 +398,23 @@ def test_a_missing_name_says_what_there_is(asked: Any, says: str) -> None:
     with use(), pytest.raises(AttributeError) as raised:
         asked()
     assert says in str(raised.value)
+
+
+def test_each_name_of_numpy_and_scipy_is_here_or_has_a_hint() -> None:
+    theirs = {
+        "": np.__all__,
+        "fft": np.fft.__all__,
+        "linalg": [*np.linalg.__all__, *scipy.linalg.__all__],
+        "random": [*np.random.__all__, *dir(np.random.Generator)],
+        "special": scipy.special.__all__,
+    }
+    for room, names in theirs.items():
+        module = getattr(ost, room) if room else ost
+        for name in names:
+            there = name.startswith("_") or name in dir(module)
+            assert there or spelling.hint(name, room), (
+                f"{room}.{name} needs a line in other_names.py"
+            )
 
 
 def test_what_nobody_has_is_just_missing() -> None:
