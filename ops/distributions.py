@@ -334,6 +334,9 @@ def _gamma_grad(g: Array, y: Array, seed: Array, index: Array, a: Array) -> Sequ
 _register("gamma_draw", 3, _gamma_grad)
 _register("poisson_draw", 3)
 _register("binomial_draw", 4)
+_register("hypergeometric_draw", 5)
+_register("vonmises_draw", 3)
+_register("zipf_draw", 3)
 
 
 def numbers_of(shape: Shape) -> Array:
@@ -345,7 +348,7 @@ def numbers_of(shape: Shape) -> Array:
     return as_array(np.int64(0)) if found is None else found
 
 
-def _tried(name: str, seed: Any, shape: Shape, *parameters: Array) -> Array:
+def tried(name: str, seed: Any, shape: Shape, *parameters: Array) -> Array:
     return apply(name, as_seed(seed), numbers_of(shape), *parameters)
 
 
@@ -366,7 +369,7 @@ def gamma(
     kind = _float_dtype(dtype)
     work = promote(kind, float32)
     a, scale = (astype(as_array(x), work) for x in (a, scale))
-    x = _tried("gamma_draw", seed, _size("gamma", shape, a, scale), a)
+    x = tried("gamma_draw", seed, _size("gamma", shape, a, scale), a)
     return placed(astype(x * scale, kind), split)
 
 
@@ -404,8 +407,8 @@ def beta(
     kind = _float_dtype(dtype)
     a, b = (astype(as_array(x), float64) for x in (a, b))
     size, seed = _size("beta", shape, a, b), as_seed(seed)
-    x = _tried("gamma_draw", seed, size, a)
-    y = _tried("gamma_draw", fold(seed, 1), size, b)
+    x = tried("gamma_draw", seed, size, a)
+    y = tried("gamma_draw", fold(seed, 1), size, b)
     return placed(astype(x / (x + y), kind), split)
 
 
@@ -426,8 +429,8 @@ def f(
     kind = _float_dtype(dtype)
     m, n = (astype(as_array(x), float64) for x in (dfnum, dfden))
     size, seed = _size("f", shape, m, n), as_seed(seed)
-    x = _tried("gamma_draw", seed, size, m * 0.5) / m
-    y = _tried("gamma_draw", fold(seed, 1), size, n * 0.5) / n
+    x = tried("gamma_draw", seed, size, m * 0.5) / m
+    y = tried("gamma_draw", fold(seed, 1), size, n * 0.5) / n
     return placed(astype(x / y, kind), split)
 
 
@@ -448,7 +451,7 @@ def standard_t(
     n = astype(as_array(df), promote(kind, float32))
     size, seed = _size("standard_t", shape, n), as_seed(seed)
     half = n * 0.5
-    spread = sqrt(half / _tried("gamma_draw", seed, size, half))
+    spread = sqrt(half / tried("gamma_draw", seed, size, half))
     x = normal(size, dtype=n.dtype, seed=fold(seed, 1)) * spread
     return placed(astype(x, kind), split)
 
@@ -471,7 +474,7 @@ def dirichlet(
     if a.ndim < 1:
         raise misfit(ShapeError, "dirichlet", got=f"{a.spec.bare}", needed="one axis or more")
     size = (*_size("dirichlet", shape, a[..., 0]), a.shape[-1])
-    x = _tried("gamma_draw", seed, size, a)
+    x = tried("gamma_draw", seed, size, a)
     return placed(astype(x / sum(x, axis=-1, keepdims=True), kind), split)
 
 
@@ -490,7 +493,7 @@ def poisson(
     """
     mean = astype(as_array(lam), float64)
     return placed(
-        astype(_tried("poisson_draw", seed, _size("poisson", shape, mean), mean), dtype), split
+        astype(tried("poisson_draw", seed, _size("poisson", shape, mean), mean), dtype), split
     )
 
 
@@ -510,7 +513,28 @@ def binomial(
     """
     count, share = (astype(as_array(x), float64) for x in (n, p))
     size = _size("binomial", shape, count, share)
-    return placed(astype(_tried("binomial_draw", seed, size, count, share), dtype), split)
+    return placed(astype(tried("binomial_draw", seed, size, count, share), dtype), split)
+
+
+def hypergeometric(
+    ngood: Operandish,
+    nbad: Operandish,
+    nsample: Operandish,
+    shape: ShapeLike | None = None,
+    *,
+    dtype: DTypeLike = int64,
+    seed: Any = None,
+    split: Split = ANYWHERE,
+) -> Array:
+    """How many good ones are among nsample that are taken, without putting any back, out of ngood good
+    and nbad bad ones, up to 10**9 in all.
+
+    >>> ost.random.hypergeometric(5, 5, 4, (3,), seed=7)
+    Array([1, 2, 1], dtype=int64, whole of 1)
+    """
+    given = [astype(as_array(x), float64) for x in (ngood, nbad, nsample)]
+    size = _size("hypergeometric", shape, *given)
+    return placed(astype(tried("hypergeometric_draw", seed, size, *given), dtype), split)
 
 
 def negative_binomial(
@@ -529,8 +553,8 @@ def negative_binomial(
     """
     count, share = (astype(as_array(x), float64) for x in (n, p))
     size, seed = _size("negative_binomial", shape, count, share), as_seed(seed)
-    mean = _tried("gamma_draw", seed, size, count) * ((1 - share) / share)
-    return placed(astype(_tried("poisson_draw", fold(seed, 1), size, mean), dtype), split)
+    mean = tried("gamma_draw", seed, size, count) * ((1 - share) / share)
+    return placed(astype(tried("poisson_draw", fold(seed, 1), size, mean), dtype), split)
 
 
 def multinomial(
@@ -560,7 +584,7 @@ def multinomial(
     found = []
     for k in range(p.shape[-1] - 1):
         share = clip(where(rest > 0, p[..., k] / where(rest > 0, rest, 1), 0), 0, 1)
-        here = _tried("binomial_draw", fold(seed, k), size, left, share)
+        here = tried("binomial_draw", fold(seed, k), size, left, share)
         found.append(here)
         left, rest = left - here, rest - p[..., k]
     return placed(astype(stack([*found, left], axis=-1), dtype), split)

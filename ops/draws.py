@@ -73,6 +73,10 @@ STREAMS = {
     "small_gamma": 17,
     "poisson": 18,
     "binomial": 19,
+    "vonmises": 20,
+    "narrow_vonmises": 21,
+    "zipf": 22,
+    "hypergeometric": 23,
 }
 
 

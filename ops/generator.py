@@ -219,6 +219,16 @@ class Generator:
         """How many of n tries succeed."""
         return distributions.binomial(n, p, size, seed=self._next())
 
+    def hypergeometric(
+        self,
+        ngood: Operandish,
+        nbad: Operandish,
+        nsample: Operandish,
+        size: ShapeLike | None = None,
+    ) -> Array:
+        """How many good ones are among those that are taken, none of which is put back."""
+        return distributions.hypergeometric(ngood, nbad, nsample, size, seed=self._next())
+
     def negative_binomial(
         self, n: Operandish, p: Operandish, size: ShapeLike | None = None
     ) -> Array:

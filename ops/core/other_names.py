@@ -539,7 +539,6 @@ IN_ROOMS = {  # of a module's own
     "random.fold_in": "random.fold",
     "random.generalized_normal": "ostinato.random.gamma(1 / p, shape) ** (1 / p), with a random sign",
     "random.get_state": "ostinato.random.seed(), which tells the seed",
-    "random.hypergeometric": "ostinato.random.permutation(marbles)[:n].sum()",
     "random.key": "ostinato.random.normal(..., seed=7)",
     "random.key_data": "ostinato.random.seed(), which tells the seed",
     "random.loggamma": "ostinato.log(ostinato.random.gamma(...))",

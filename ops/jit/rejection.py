@@ -1,4 +1,5 @@
-"""Random numbers that take a few tries, for one element: gamma, Poisson and binomial.
+"""Random numbers that take a few tries, for one element: gamma, Poisson, binomial, hypergeometric, von
+Mises and Zipf.
 
 An element's number and the number of the try are all that its words depend on, so tries of one element
 touch no other one. All is computed in double precision."""
@@ -16,6 +17,7 @@ from .special import cos_pi, elementary, gammaln_positive
 from .values import Function, Value, cast, fma, intrinsic, shift, where
 
 _log, _log1p, _exp = elementary("log"), elementary("log1p"), elementary("exp")
+_expm1, _pow, _acos = elementary("expm1"), elementary("pow"), elementary("acos")
 _sqrt, _floor = intrinsic("sqrt"), intrinsic("floor")
 TRIES = 64  # of which each is taken with a probability of more than two thirds
 LONGEST = 128  # terms of a distribution with a mean up to 10
@@ -162,8 +164,117 @@ def binomial_draw(seed: Value, index: Value, count: Value, share: Value) -> Valu
     return where(fine, where(turned, n - found, found), math.nan)
 
 
+# -- hypergeometric: Stadlober's HRUA ---------------------------------------------------------
+_SOME = 160  # tries, of which each is taken with a probability of more than a fifth
+
+
+def _log_ways(k: Value, few: Value, many: Value, m: Value) -> Value:
+    """How many draws of m have k of the fewer ones, but for what all have in common."""
+    terms = [gammaln_positive(x + 1.0) for x in (k, few - k, m - k, many - m + k)]
+    return terms[0] + terms[1] + terms[2] + terms[3]
+
+
+def _mixed_step(state: Sequence[Value], given: Sequence[Value]) -> tuple[Value, list[Value]]:
+    _, turn = state
+    seed, index, few, many, m, height = given
+    share = few / (few + many)
+    rest = few + many - m
+    var = rest * m * share * (1.0 - share) / where(few + many > 1.0, few + many - 1.0, 1.0)
+    c = _sqrt(var + 0.5)
+    middle = m * share + 0.5
+    end = where(m < few, m, few) + 1.0
+    far = _floor(fma(c, 16.0, middle))
+    end = where(end < far, end, far)
+    w0, w1, w2, w3 = _words(seed, index, turn, "hypergeometric")
+    u, v = _long(w0, w1), _long(w2, w3)
+    x = middle + fma(c, 1.7155277699214135, 0.8989161620588988) * (v - 0.5) / u
+    inside = (x >= 0) & (x < end)
+    k = _floor(where(inside, x, 0.0))
+    gap = height - _log_ways(k, few, many, m)
+    taken = inside & ((u * (4.0 - u) - 3.0 <= gap) | (_log(u) * 2.0 <= gap))
+    return ~taken, [k, turn + 1]
+
+
+def hypergeometric_draw(seed: Value, index: Value, good: Value, bad: Value, count: Value) -> Value:
+    good, bad, count = (cast(x, float64) for x in (good, bad, count))
+    index, zero = _start(index)
+    fine = (good >= 0) & (bad >= 0) & (count >= 0) & (count <= good + bad)
+    good, bad, count = (where(fine, x, 1.0) for x in (good, bad, count))
+    turned = good > bad
+    few, many = where(turned, bad, good), where(turned, good, bad)
+    rest = good + bad - count
+    fewer = rest < count
+    m = where(fewer, rest, count)
+    mode = _floor((m + 1.0) * (few + 1.0) / (few + many + 2.0))
+    given = [seed, index, few, many, m, _log_ways(mode, few, many, m)]
+    k = seed.lines.repeat("hypergeometric_tries", _mixed_step, [mode, zero], given, _SOME)
+    k = where(turned, m - k, k)
+    return where(fine, where(fewer, good - k, k), math.nan)
+
+
+# -- von Mises: Best and Fisher ----------------------------------------------------------------
+_NARROW = 1e6  # kappa from which angles are normally distributed, as far as doubles tell
+
+
+def _angle_step(state: Sequence[Value], given: Sequence[Value]) -> tuple[Value, list[Value]]:
+    _, turn = state
+    seed, index, k, r = given
+    w0, w1, w2, w3 = _words(seed, index, turn, "vonmises")
+    z = cos_pi(_short(w0))
+    turned = (1.0 + r * z) / (r + z)
+    c = k * (r - turned)
+    taken = _log(_long(w1, w2)) <= _log(c) + 1.0 - c
+    side = where(_short(w3) < 0.5, z.like(-1.0), 1.0)
+    return ~taken, [side * _acos(turned), turn + 1]
+
+
+def vonmises_draw(seed: Value, index: Value, kappa: Value) -> Value:
+    """Around 0."""
+    given = cast(kappa, float64)
+    index, zero = _start(index)
+    k = where(given > 1e-6, where(given < _NARROW, given, _NARROW), 1e-6)
+    tau = 1.0 + _sqrt(fma(k * 4.0, k, 1.0))
+    rho = (tau - _sqrt(tau * 2.0)) / (k * 2.0)
+    r = fma(rho, rho, 1.0) / (rho * 2.0)
+    start = [given.like(0.0), zero]
+    wide = seed.lines.repeat("vonmises_tries", _angle_step, start, [seed, index, k, r], TRIES)
+    w0, w1, w2, _ = _words(seed, index, zero, "narrow_vonmises")
+    x = _sqrt(_log(_long(w0, w1)) * -2.0) * cos_pi(_short(w2) * 2.0)
+    angle = where(given > _NARROW, x / _sqrt(given), wide)
+    return cast(where(given >= 0, angle, math.nan), kappa.dtype)
+
+
+# -- Zipf: Devroye -----------------------------------------------------------------------------
+_MOST = 2.0**63
+
+
+def _rank_step(state: Sequence[Value], given: Sequence[Value]) -> tuple[Value, list[Value]]:
+    _, turn = state
+    seed, index, less_one, least, b = given
+    w0, w1, w2, w3 = _words(seed, index, turn, "zipf")
+    u, v = _long(w0, w1), _long(w2, w3)
+    x = _floor(_pow(fma(1.0 - least, u, least), -1.0 / less_one))
+    t = _expm1(less_one * _log1p(1.0 / x))
+    taken = (v * x * t / b <= (t + 1.0) / (b + 1.0)) & (x < _MOST)
+    return ~taken, [x, turn + 1]
+
+
+def zipf_draw(seed: Value, index: Value, power: Value) -> Value:
+    a = cast(power, float64)
+    index, zero = _start(index)
+    can_be = a > 1.0
+    less_one = where(can_be, where(a < 1024.0, a, 1024.0) - 1.0, 1.0)  # beyond that all are 1
+    least = _pow(less_one.like(_MOST), -less_one)
+    given = [seed, index, less_one, least, _expm1(less_one * math.log(2))]
+    found = seed.lines.repeat("zipf_tries", _rank_step, [a.like(1.0), zero], given, TRIES)
+    return where(can_be, found, math.nan)
+
+
 REJECTION: dict[str, Function] = {
     "binomial_draw": binomial_draw,
     "gamma_draw": gamma_draw,
+    "hypergeometric_draw": hypergeometric_draw,
     "poisson_draw": poisson_draw,
+    "vonmises_draw": vonmises_draw,
+    "zipf_draw": zipf_draw,
 }

@@ -27,7 +27,7 @@ from .values import HALVES, KINDS, Lines, Unsupported, Value, as_bits, cast
 
 CAST = "astype"  # whose expression depends on what is wanted
 SQUARE = "square"  # which moments need
-_OPERANDS = ("x0", "x1", "x2", "x3")
+_OPERANDS = ("x0", "x1", "x2", "x3", "x4")
 _WORDS = {**FUNCTIONS, **SPECIAL, **REJECTION, **DRAWS}
 
 

@@ -345,12 +345,13 @@ def tried(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return function, reference
 
 
-TRIED = "gamma_draw poisson_draw binomial_draw"
+TRIED = "gamma_draw poisson_draw binomial_draw hypergeometric_draw vonmises_draw zipf_draw"
 _MEANS = np.array([0.0, 0.25, 0.5, 1.0, 3.0, 9.5, 12.0, 40.0, 500.0, -1.0])
 for _name in TRIED.split():
     for _x in (_MEANS, _MEANS[:9].reshape(3, 3).astype(np.float32), _MEANS[3], np.zeros((0, 2))):
         _x = np.asarray(_x)
         _more = (_x.dtype.type(0.3) + 0 * _x,) if _name.startswith("binomial") else ()
+        _more = (np.floor(_x) + 3, np.floor(_x)) if _name.startswith("hyper") else _more
         sample(_name, *tried(_name), *(np.floor(_x) if _more else _x,), *_more)
 
 

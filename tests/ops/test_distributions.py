@@ -64,6 +64,14 @@ WHOLE: dict[str, tuple[Callable[..., Any], Any]] = {
         lambda n, **k: R.negative_binomial(3, 0.4, n, **k),
         stats.nbinom(3, 0.4),
     ),
+    "few of hypergeometric": (
+        lambda n, **k: R.hypergeometric(2, 3, 4, n, **k),
+        stats.hypergeom(5, 2, 4),
+    ),
+    "hypergeometric": (
+        lambda n, **k: R.hypergeometric(900, 100, 700, n, **k),
+        stats.hypergeom(1000, 900, 700),
+    ),
     "few of poisson": (lambda n, **k: R.poisson(4.0, n, **k), stats.poisson(4)),
     "poisson": (lambda n, **k: R.poisson(30.0, n, **k), stats.poisson(30)),
     "many of poisson": (lambda n, **k: R.poisson(1e5, n, **k), stats.poisson(1e5)),
@@ -269,7 +277,7 @@ _GIVEN = {
     "binomial": (10, 0.3), "beta": (2.0, 3.0), "chisquare": (3.0,), "dirichlet": ([1.0, 2.0],),
     "f": (3.0, 5.0), "gamma": (2.0,), "geometric": (0.5,), "integers": (10,),
     "multinomial": (10, [0.5, 0.5]), "multivariate_normal": ([0.0, 1.0], np.eye(2)),
-    "negative_binomial": (3, 0.5), "pareto": (3.0,), "power": (3.0,), "standard_gamma": (2.0,),
+    "hypergeometric": (5, 7, 4), "negative_binomial": (3, 0.5), "pareto": (3.0,), "power": (3.0,), "standard_gamma": (2.0,),
     "standard_t": (5.0,), "triangular": (0.0, 1.0, 4.0), "weibull": (1.5,), "logseries": (0.5,), "noncentral_chisquare": (3.0, 2.0),
     "vonmises": (0.0, 4.0), "wald": (1.0, 2.0), "zipf": (2.0,), "choice": (5,),
     "permutation": (5,), "shuffle": (np.arange(5),),
@@ -321,6 +329,26 @@ def test_tries_that_cannot_succeed_are_not_made() -> None:
     angles = np.asarray(ost.random.vonmises(0.5, [4.0, np.nan, -1.0, 1e300, np.inf], seed=1))
     assert abs(angles[0]) <= np.pi
     np.testing.assert_array_equal(angles[1:], np.float32([np.nan, np.nan, 0.5, 0.5]))
+
+
+def test_counts_that_are_sure() -> None:
+    """All of a kind, none, all taken or nothing; what cannot be taken is NaN, as whole numbers tell it."""
+    n = 4000
+    for given, wanted in (
+        ((7, 0, 5), 5),
+        ((0, 7, 5), 0),
+        ((3, 4, 7), 3),
+        ((3, 4, 0), 0),
+        ((0, 0, 0), 0),
+    ):
+        assert set(np.asarray(R.hypergeometric(*given, (n,), seed=1)).tolist()) == {wanted}
+    one = np.asarray(R.hypergeometric(1, 1, 1, (n,), seed=1))
+    assert abs(one.mean() - 0.5) < 0.04
+    many = np.asarray(R.hypergeometric(4e8, 5e8, 3e8, (n,), seed=1))
+    assert abs(many.mean() / (3e8 * 4 / 9) - 1) < 1e-5
+    nothing = np.iinfo(np.int64).min
+    bad = np.asarray(R.hypergeometric([2, -1, 2, np.nan], [2, 5, 2, 1], [5, 1, -1, 1], seed=1))
+    assert bad.tolist() == [nothing] * 4
 
 
 @pytest.mark.parametrize("a", [np.nextafter(1, 2), 1.0001])

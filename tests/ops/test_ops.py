@@ -95,7 +95,7 @@ WORDS |= {name: _by_formula(name) for name in TRIED.split()}
 def test_scalar(name):
     """The expression for one element gives what the kernel gives; of real numbers, as in kernels."""
     text = OPS[name].scalar
-    code = compile(text.format("x0", "x1", "x2", "x3"), text, "eval")
+    code = compile(text.format("x0", "x1", "x2", "x3", "x4"), text, "eval")
     for _, _, operands, (made,) in nodes_of(name):
         if any(x.dtype.kind == "c" for x in operands) and "abs(" in text:
             continue
