@@ -16,7 +16,7 @@ import re
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -56,6 +56,7 @@ PARSING = threading.Lock()  # Python 3.11 fails where threads take turns in its 
 Places = np.ndarray[Any, np.dtype[np.int64]]
 Index = tuple[int, ...]
 Get = Callable[[np.ndarray[Any, Any], int], bool]  # reads what begins at a byte; False at the end
+Rows = tuple[Hashable, int, int]  # a key, and the first and the last number but one
 Run = tuple[int, int, Places, Places]  # a range; where in it places are, and where they go
 
 
@@ -103,6 +104,10 @@ class Source:
     def joined(self, others: Sequence[Source]) -> Source:
         """The same with others behind it along the first axis."""
         return Joined([self, *others])
+
+    def rows(self, lo: int, hi: int) -> Iterator[Rows]:
+        """Where rows lie: equal keys and numbers are the same rows, whoever shows them."""
+        yield (id(self), 1, tuple(map(range, self.shape[1:]))), lo, hi
 
     def _part(self) -> Source:
         return Part(self, [range(n) for n in self.shape])
@@ -487,6 +492,14 @@ class Part(Source):
         else:
             read_single(self.source, out, places, inner, self.row)
 
+    def rows(self, lo: int, hi: int) -> Iterator[Rows]:
+        first, *inner = self.axes
+        plain = isinstance(first, range) and first.step == 1
+        if plain and all(isinstance(axis, range) for axis in inner):
+            yield (id(self.source), self.row, tuple(inner)), first[0] + lo, first[0] + hi
+        else:
+            yield from super().rows(lo, hi)
+
     def sliced(self, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Source:
         cuts = zip(self.axes, starts, sizes, steps, strict=True)
         return Part(self.source, [_cut(*cut) for cut in cuts], self.row)
@@ -521,6 +534,13 @@ class Joined(Source):
             if lo < hi:
                 source.read(out[lo + at - begin : hi + at - begin], ((lo, hi), *rest))
             at += source.shape[0]
+
+    def rows(self, lo: int, hi: int) -> Iterator[Rows]:
+        for source in self.sources:
+            n = source.shape[0]
+            if max(lo, 0) < min(hi, n):
+                yield from source.rows(max(lo, 0), min(hi, n))
+            lo, hi = lo - n, hi - n
 
 
 def _cut(axis: Wanted, start: int, size: int, step: int) -> Wanted:

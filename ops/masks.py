@@ -56,7 +56,8 @@ def _by_counts(x: Array, size: int) -> Array:
 
 def _algorithms(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
     (x,) = ins
-    if x.layout is None or x.layout.windows or not any(s is not None for s in x.layout.splits):
+    layout = x.layout
+    if layout is None or layout.windows or layout.is_whole:
         return ()
     return [graph_of(lambda x: (_by_counts(x, p["size"]),), ins)]
 

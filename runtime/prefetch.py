@@ -1,14 +1,18 @@
 """Files read and written block after block: the next one is read and the last one written while one is
-worked on."""
+worked on.
+
+What several operands show of one file, as windows on it do that are some rows apart, is read once: the
+rest is copied, from what others have in the same turn and had in the one before."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Sequence
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from ostinato.ops.core import activity
 from ostinato.ops.core.helpers import begin_to_help
 from ostinato.ops.core.layout import Box
@@ -17,12 +21,23 @@ from ostinato.planner.passes.memory import BUFFERS
 Step = Sequence[tuple[Any, Box]]  # of each file, where a block goes and which it is
 
 
+class Piece(NamedTuple):
+    """Rows that are in memory: of what, the first and the last but one."""
+
+    what: Hashable
+    first: int
+    end: int
+    rows: Any
+
+
 class ReadAhead:
     """The blocks of one run, in order; a thread reads them as buffers become free."""
 
     def __init__(self, steps: Sequence[Step], sources: Sequence[Any]) -> None:
         self.steps = steps
         self.sources = sources
+        self.shared = _shared(sources)
+        self.pieces: list[Piece] = []  # of the turn before
         self.free = threading.Semaphore(BUFFERS)
         self.ready: SimpleQueue[Any] = SimpleQueue()
         self.taken = 0
@@ -37,12 +52,35 @@ class ReadAhead:
                 self.free.acquire()
                 if self.stopped:
                     return
-                for source, (out, box) in zip(self.sources, step, strict=True):
-                    with activity.task("read", "a block", minor=True):
-                        source.read(out, box)
+                with activity.task("read", "a block", minor=True):
+                    self._fill(step)
                 self.ready.put([out for out, _ in step])
         except BaseException as error:  # raised where the block is wanted
             self.ready.put(error)
+
+    def _fill(self, step: Step) -> None:
+        """The last rows first: what is before them is there from the turn before."""
+        made: list[Piece] = []
+        wanted: list[tuple[int, Any, int, Piece, Box]] = []
+        for source, is_shared, (out, box) in zip(self.sources, self.shared, step, strict=True):
+            if not is_shared:
+                source.read(out, box)
+                continue
+            (at, end), *rest = box
+            for key, first, last in source.rows(at, end):
+                rows = out[at - box[0][0] : at - box[0][0] + last - first]
+                piece = Piece((key, *rest), first, last, rows)
+                wanted.append((last, source, at, piece, tuple(rest)))
+                at += last - first
+        for _, source, at, piece, rest in sorted(wanted, key=lambda w: -w[0]):
+            for lo, hi in _copied(piece, (*self.pieces, *made)):
+                shift = at - piece.first
+                source.read(
+                    piece.rows[lo - piece.first : hi - piece.first],
+                    ((lo + shift, hi + shift), *rest),
+                )
+            made.append(piece)
+        self.pieces = made
 
     def take(self) -> list[Any]:
         """The next block of each file. The one before is given back."""
@@ -60,6 +98,34 @@ class ReadAhead:
         self.stopped = True
         self.free.release()
         self.thread.join()
+
+
+def _shared(sources: Sequence[Any]) -> list[bool]:
+    """Which of these show something of a file that others show, too."""
+    if len(sources) < 2:
+        return [False] * len(sources)
+    keys = [{key for key, *_ in s.rows(0, s.shape[0])} if s.shape else set() for s in sources]
+    count = Counter(key for each in keys for key in each)
+    return [any(count[key] > 1 for key in each) for each in keys]
+
+
+def _copied(piece: Piece, known: Sequence[Piece]) -> list[tuple[int, int]]:
+    """Copies what is known of some rows; says which are not."""
+    gaps = [(piece.first, piece.end)]
+    for other in known:
+        if other.what != piece.what:
+            continue
+        left: list[tuple[int, int]] = []
+        for lo, hi in gaps:
+            a, b = max(lo, other.first), min(hi, other.end)
+            if a >= b:
+                left.append((lo, hi))
+                continue
+            own, theirs = (p.rows[a - p.first : b - p.first] for p in (piece, other))
+            np.copyto(own, theirs)
+            left += [gap for gap in ((lo, a), (b, hi)) if gap[0] < gap[1]]
+        gaps = left
+    return gaps
 
 
 class WriteBehind:

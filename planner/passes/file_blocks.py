@@ -34,16 +34,18 @@ def work_in_blocks(graph: Graph, target: Target) -> Graph:
     if not made:
         return graph
     builder = Builder(graph.inputs)
-    values = list(range(len(graph.inputs)))
+    values, changed = list(range(len(graph.inputs))), False
     for node in graph.nodes:
         inputs = [values[v] for v in node.inputs]
         found = _algorithm(graph, node, made, target)
+        changed |= found is not None
         if found is None:
             values.extend(builder.add(node.op, inputs, node.params, node.specs, node.line))
             continue
         nodes = tuple([Node(n.op, n.inputs, n.params, n.specs, node.line) for n in found.nodes])
         values.extend(inline(builder, Graph(found.inputs, nodes, found.outputs), inputs))
-    return builder.graph([values[v] for v in graph.outputs])
+    graph = builder.graph([values[v] for v in graph.outputs])
+    return work_in_blocks(graph, target) if changed else graph  # algorithms are made of such, too
 
 
 def _made_of_files(graph: Graph) -> set[int]:

@@ -33,7 +33,8 @@ from .file_joins import together
 from .file_views import TABLE, FoldedError, Index, Looks, TooLargeError, View, all_of, along, spans
 
 AGAIN = 0.5  # of a value that is also read as a whole, what may be made once more
-OFTEN = 8.0  # and what memory has no room for
+OFTEN = 8.0  # and what memory has no room for,
+BESIDE = 4  # as others need some of it, too
 JOINED = 1 << 20  # bytes of parts that are read as one; under a memory limit less
 FEW = 8  # operands of a concat, of each of which places are picked
 MOST = 1 << 14  # nodes that are made in parts
@@ -84,7 +85,7 @@ class _Parts:
             node, outs = graph.nodes[k], graph.outs(k)
             part, all_ = max(parts[v] for v in outs), any(whole[v] for v in outs)
             most = AGAIN if all_ else 1
-            if sum(graph.specs[v].nbytes for v in outs) > self.room:
+            if sum(graph.specs[v].nbytes for v in outs) > self.room / BESIDE:
                 most = OFTEN
             passes = 0 < part <= most and not any(node.subgraphs())
             if OPS[node.op].selects and node.inputs[0] in self.leads:
