@@ -356,6 +356,37 @@ def test_a_read_that_fails_is_raised_where_it_is_wanted() -> None:
     reader.close()
 
 
+@pytest.mark.parametrize("columns", [(0, 3), (1, 3)])
+def test_rows_that_several_show_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: tuple[int, int]
+) -> None:
+    """Where they are of the same columns: one read in each turn, of what no turn has had before."""
+    x = numbers(100, 3)
+    whole = NpySource(str(written(tmp_path, x)))
+    shown = [whole.sliced((k, 0), (96, 3), (1, 1)) for k in (1, 4, 0)]
+    seen: list[Any] = []
+    read = NpySource.read
+
+    def counted(self: Any, out: Any, box: Any) -> None:
+        seen.append(box)
+        read(self, out, box)
+
+    monkeypatch.setattr(NpySource, "read", counted)
+    wanted = [(0, 3), (0, 3), columns]
+    rooms = [[np.empty((32, b - a), x.dtype) for a, b in wanted] for _ in range(2)]
+    steps = [
+        [(out, ((lo, lo + 32), cut)) for out, cut in zip(rooms[t % 2], wanted, strict=True)]
+        for t, lo in enumerate((0, 32, 64))
+    ]
+    reader = ReadAhead(steps, shown)
+    for lo in (0, 32, 64):
+        for found, first, (a, b) in zip(reader.take(), (1, 4, 0), wanted, strict=True):
+            np.testing.assert_array_equal(found, x[lo + first : lo + first + 32, a:b])
+    reader.close()
+    if columns == (0, 3):
+        assert [rows for rows, _ in seen] == [(4, 36), (1, 4), (0, 1), (36, 68), (68, 100)]
+
+
 # -- trouble ---------------------------------------------------------------------------------------
 def test_missing_unknown_and_damaged_files(tmp_path: Path) -> None:
     (tmp_path / "bad.npy").write_bytes(b"\x93NUMPY\x01\x00\x10\x00{'descr': 7}    ")

@@ -201,6 +201,8 @@ JOINS: dict[str, tuple[Any, float, float]] = {  # how often all is read, and the
         1,
         1,
     ),
+    "every other one": (lambda m, x: x[2::2] * 2 - x[:-2:2], 2, 1),
+    "other columns": (lambda m, x: x[1:, 1:] * 2 - x[:-1, :-1], 2, 1),
     "far ones": (lambda m, x: x[3000:] * 2 - x[:-3000], 1.4, 1),
     "a padded one": (lambda m, x: (p := m.pad(x * 3, ((1, 1), (0, 0))))[2:] - p[:-2], 1, 1),
     "differences of an order": (lambda m, x: m.diff(m.sort(x, axis=0), axis=0), 2, 2),

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.io_pipeline import files, members, tables
+from ostinato.io_pipeline.blocks import FromIterable
 from ostinato.io_pipeline.files import NpzSource, open_source
 from ostinato.io_pipeline.source import fill
 from ostinato.io_pipeline.tables import Blocks, TableSource
@@ -458,6 +459,40 @@ def test_pieces_that_can_be_had_again(tmp_path: Path, workers: int) -> None:
             ost.save(tmp_path / "y.npy", normed)
             np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected, atol=1e-12)
     assert len(begun) <= 4 * workers
+
+
+def test_readers_of_other_parts_go_on_where_they_are() -> None:
+    """Two that take turns begin once each, and pass each piece once."""
+    passed = []
+
+    class Again:
+        def __iter__(self) -> Iterator[Any]:
+            for piece in pieces():
+                passed.append(len(piece))
+                yield piece
+
+    source = FromIterable(Again(), VALUE.shape, VALUE.dtype)
+    for lo in range(0, 700, 100):
+        for begin in (lo, 700 + lo):
+            out = np.empty((100, VALUE.shape[1]))
+            source.read(out, ((begin, begin + 100), (0, VALUE.shape[1])))
+            np.testing.assert_array_equal(out, VALUE[begin : begin + 100])
+    assert sum(passed) <= 700 + 1400 + 2 * 97
+
+
+def test_the_nearest_place_of_what_is_deflated(
+    tmp_path: Path, inflated: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A place that was passed before, where no read has ended nearer."""
+    monkeypatch.setattr(members, "APART", 5000)
+    np.savez_compressed(tmp_path / "x.npz", a=VALUE)
+    source, row = open_source(tmp_path / "x.npz"), VALUE[:1].nbytes
+    out = np.empty((1, VALUE.shape[1]))
+    for k in (1400, 3, 1300):
+        inflated.clear()
+        source.read(out, ((k, k + 1), (0, VALUE.shape[1])))
+        np.testing.assert_array_equal(out, VALUE[k : k + 1])
+    assert inflated["bytes"] <= 5000 + 2 * row, "the read of row 3 ended far before it"
 
 
 def test_blocks_that_are_not_as_was_said() -> None:
