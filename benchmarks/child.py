@@ -16,7 +16,8 @@ import time
 import traceback
 from typing import Any
 
-from .workload import Case, summary, workloads
+from .peers import ostinato_plans
+from .workload import OURS, Case, split_name, summary, workloads
 
 LEAST = 0.02  # seconds of one sample
 ANSWER, STOP = -1, -2
@@ -128,6 +129,9 @@ def main(module: str, name: str, system: str) -> None:
             noted = {} if case.note is None else {"note": case.note()}
             say(seconds=took / n / case.per, took=took, **noted)
         team.stop()
+        if (kept := os.environ.get("BENCHMARK_PLANS")) and split_name(system)[0] == OURS:
+            with open(kept, "a") as file:
+                file.write(f"== {name}, {system}\n\n{ostinato_plans()}\n\n")
     except ModuleNotFoundError as error:
         say(absent=str(error.name))
     except Exception as error:

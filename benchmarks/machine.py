@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -31,6 +32,12 @@ _PACKAGES = (
     "heat",
     "mpi4py",
     "ray",
+    *("cupy", "cupy-cuda12x", "cupy-cuda13x", "nvmath-python", "cuda-bindings", "triton"),
+    *("nvidia-cublas-cu12", "nvidia-cublas", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc"),
+    *("nvidia-nccl-cu12", "nvidia-nccl-cu13"),
+)
+ASKED = (
+    "name,driver_version,memory.total,power.limit,clocks.max.sm,mig.mode.current,ecc.mode.current"
 )
 
 
@@ -133,6 +140,17 @@ def probe() -> dict[str, Any]:
         "python_call_s": round(call_overhead(), 10),
         "versions": versions(),
     }
+
+
+def gpus() -> list[str]:
+    """What the driver says of each GPU; why it says nothing, if it does not."""
+    command = ["nvidia-smi", f"--query-gpu={ASKED}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [f"nvidia-smi: {error}"]
+    lines = (done.stdout if not done.returncode else done.stderr or done.stdout).splitlines()
+    return [line.strip() for line in lines if line.strip()]
 
 
 def floor(machine: dict[str, Any], workload: Workload) -> float:

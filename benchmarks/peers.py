@@ -37,6 +37,16 @@ def ostinato_end(_: Any) -> None:
     ost.session().wait()
 
 
+def ostinato_plans() -> str:
+    """What was decided for the plans of this process, what was timed for it, and how they run."""
+    import ostinato as ost
+
+    plans = ost.session().plans
+    with plans.lock:
+        found = list(plans.plans.values())
+    return "\n\n".join(plan.explain() for plan in found)
+
+
 def torch_compiled(function: Callable[..., Any], dynamic: bool | None = False) -> Any:
     """torch.compile for fixed shapes. `dynamic=None` keeps a Python number from being a constant."""
     import torch  # type: ignore[import-not-found, unused-ignore]

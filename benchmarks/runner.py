@@ -44,7 +44,8 @@ def run(
     which: Sequence[str] = (),
     until: float | None = None,
 ) -> Iterator[Row]:
-    """The rows of a suite, workload by workload, as long as there is time."""
+    """The rows of a suite, workload by workload, as long as there is time (`until`, of the monotonic
+    clock); who still runs then is ended, and what fails takes nobody else with it."""
     told: set[str] = set()
     for workload in workloads(importlib.import_module(module)):
         if which and not any(workload.name.startswith(w) for w in which):
@@ -60,13 +61,23 @@ def run(
             for n in names:
                 yield row(workload.name, n, (), ("skipped", "there was no time left"))
             continue
-        yield from run_workload(module, workload, names, repeat, rounds)
+        try:
+            yield from run_workload(module, workload, names, repeat, rounds, until)
+        except Exception as error:  # of what is expected, or of a machine that starts no process
+            why = f"{type(error).__name__}: {error}"[:300]
+            for n in names:
+                yield row(workload.name, n, (), ("failed", why))
 
 
 def run_workload(
-    module: str, workload: Workload, names: Sequence[str], repeat: int, rounds: int
+    module: str,
+    workload: Workload,
+    names: Sequence[str],
+    repeat: int,
+    rounds: int,
+    until: float | None = None,
 ) -> Iterator[Row]:
-    """One row for each case."""
+    """One row for each case, when all of them have ended."""
     wanted = summary(workload.expect())
     samples: dict[str, list[float]] = {n: [] for n in names}
     problems: dict[str, tuple[str, str]] = {}
@@ -77,7 +88,7 @@ def run_workload(
             for n in names:
                 if n in problems:
                     continue
-                children[n] = Child(module, workload, n)
+                children[n] = Child(module, workload, n, until)
                 problem = children[n].ready(wanted)
                 if problem:
                     problems[n] = problem
@@ -172,9 +183,11 @@ def program(name: str) -> str | None:
 class Child:
     """A process that measures one case when it is asked."""
 
-    def __init__(self, module: str, workload: Workload, name: str) -> None:
+    def __init__(
+        self, module: str, workload: Workload, name: str, until: float | None = None
+    ) -> None:
         system = workload.system(name)
-        self.workload = workload
+        self.workload, self.until = workload, until
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed with the process)
         with settled():
             self.process = subprocess.Popen(
@@ -209,7 +222,10 @@ class Child:
 
     def hear(self) -> dict[str, Any]:
         assert self.process.stdout is not None
-        timer = threading.Timer(self.workload.limit, self.kill)
+        limit = self.workload.limit
+        if self.until is not None:
+            limit = min(limit, max(0.0, self.until - time.monotonic()))
+        timer = threading.Timer(limit, self.kill)
         timer.start()
         try:
             line = self.process.stdout.readline()
@@ -217,7 +233,7 @@ class Child:
             late = not timer.is_alive()
             timer.cancel()
         if late:
-            return {"failed": f"took longer than {self.workload.limit:.0f} s"}
+            return {"failed": f"took longer than {limit:.0f} s"}
         try:
             return dict(json.loads(line))
         except ValueError:
@@ -252,7 +268,8 @@ class Child:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=10)
         self.kill()
-        self.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver that hangs keeps it
+            self.process.wait(timeout=10)
         self.process.stdout.close()
         self.errors.close()
 
@@ -311,6 +328,7 @@ def probe() -> dict[str, Any]:
             capture_output=True,
             text=True,
             check=True,
+            timeout=300,
             cwd=ROOT,
             env={**machine.fast_products(), **environment(SYSTEMS["numpy"])},
         )

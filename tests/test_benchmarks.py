@@ -4,10 +4,13 @@ This file is itself a suite: `WORKLOADS` is what the runner's processes import f
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import subprocess
 import sys
+import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +113,38 @@ def test_who_is_absent_is_reported_once_and_the_others_run(rows):
     assert found["workload"] == ""
     assert found["problem"] == "absent"
     assert found["note"] == "no_such_library is missing: pip install 'ostinato[bench]'"
+
+
+def test_what_hangs_or_fails_is_ended_and_the_rest_goes_on(monkeypatch):
+    """Where time is limited: who does not answer by then, and a workload that nobody can expect."""
+    sound = WORKLOADS[0].cases["numpy"]
+    wrong = dataclasses.replace(WORKLOADS[0], expect=fails, cases={"numpy": sound})
+    both = {"numpy": sound, "numpy/hangs": sound}
+    hangs = dataclasses.replace(WORKLOADS[0], cases=both, name="hangs")
+    last = dataclasses.replace(wrong, name="last")
+    suite = types.SimpleNamespace(WORKLOADS=(wrong, hangs, last))
+    monkeypatch.setattr(runner.importlib, "import_module", lambda _: suite)
+    asleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(runner, "command", lambda *_: asleep)
+    start = time.monotonic()
+    found = list(runner.run("these", repeat=1, rounds=1, until=start + 1))
+    assert [(r["workload"], r["variant"], r["problem"]) for r in found] == [
+        ("double", "", "failed"),
+        ("hangs", "", "failed"),
+        ("hangs", "hangs", "failed"),
+        ("last", "", "skipped"),
+    ]
+    assert found[0]["note"] == "RuntimeError: it does not start"
+    assert found[1]["note"].startswith("took longer than")
+
+
+def test_plans_of_ours_are_kept_beside_the_rows(monkeypatch, tmp_path):
+    monkeypatch.setenv("BENCHMARK_PLANS", str(tmp_path / "plans"))
+    asked = {"only": ["ostinato"], "repeat": 1, "rounds": 1}
+    (row,) = runner.run("tests.test_benchmarks", **asked)
+    assert "problem" not in row
+    text = (tmp_path / "plans").read_text()
+    assert text.startswith("== double, ostinato\n\nplan ")
 
 
 def test_the_table(rows, capsys):
