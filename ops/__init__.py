@@ -7,6 +7,7 @@ from . import (  # noqa: F401  (registers the operations)
     arrangement,
     array_function,
     assigning,
+    bits,
     callback,
     collective,
     contraction,

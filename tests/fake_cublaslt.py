@@ -8,6 +8,9 @@ where that would write somewhere, or give rubbish, later:
     - dtypes are those of the library's table; alpha and beta are of the type that belongs to them
     - addresses are aligned as the algorithm was promised, biases to 16 bytes, workspaces to 256
     - a bias has a number for each row of D by columns; there is none for doubles and complex numbers
+    - bits that a relu keeps begin with each column, by 128, 16 bytes aligned; its slope takes no sums over
+      one term
+    - who asks for algorithms has said that there are a bias and bits, by some address
     - C may be D if both lie alike, and must not overlap it otherwise
     - calls go to the stream that is current
 
@@ -44,6 +47,11 @@ _TABLE = {
 }  # fmt: skip
 NOT_SUPPORTED, INVALID, SUCCESS = 15, 7, 0
 BIAS, RELU, GELU = 4, 2, 32
+RELU_AUX, DRELU, BGRAD = 130, 136, 16
+EPILOGUES = {
+    *(1, BIAS, RELU, RELU | BIAS, GELU, GELU | BIAS),
+    *(RELU_AUX, RELU_AUX | BIAS, DRELU, DRELU | BGRAD),
+}
 
 
 class cuBLASLtError(Exception):
@@ -58,7 +66,8 @@ def _enum(**members: int) -> SimpleNamespace:
 
 MatmulDescAttribute = _enum(
     COMPUTE_TYPE=0, SCALE_TYPE=1, POINTER_MODE=2, TRANSA=3, TRANSB=4, TRANSC=5, FILL_MODE=6,
-    EPILOGUE=7, BIAS_POINTER=8, BIAS_BATCH_STRIDE=10, EPILOGUE_AUX_POINTER=11, BIAS_DATA_TYPE=26,
+    EPILOGUE=7, BIAS_POINTER=8, BIAS_BATCH_STRIDE=10, EPILOGUE_AUX_POINTER=11, EPILOGUE_AUX_LD=12,
+    BIAS_DATA_TYPE=26,
 )  # fmt: skip
 MatrixLayoutAttribute = _enum(
     TYPE=0, ORDER=1, ROWS=2, COLS=3, LD=4, BATCH_COUNT=5, STRIDED_BATCH_OFFSET=6
@@ -67,7 +76,16 @@ MatmulPreferenceAttribute = _enum(
     SEARCH_MODE=0, MAX_WORKSPACE_BYTES=1, REDUCTION_SCHEME_MASK=3, MIN_ALIGNMENT_A_BYTES=5,
     MIN_ALIGNMENT_B_BYTES=6, MIN_ALIGNMENT_C_BYTES=7, MIN_ALIGNMENT_D_BYTES=8,
 )  # fmt: skip
-_OF_DESC = {3: np.int32, 4: np.int32, 7: np.uint32, 8: np.int64, 10: np.int64, 26: np.int32}
+_OF_DESC = {
+    3: np.int32,
+    4: np.int32,
+    7: np.uint32,
+    8: np.int64,
+    10: np.int64,
+    11: np.int64,
+    12: np.int64,
+    26: np.int32,
+}
 _OF_LAYOUT = {1: np.int32, 4: np.int64, 5: np.int32, 6: np.int64}
 _OF_PREFERENCE = {
     1: np.uint64,
@@ -192,7 +210,9 @@ class FakeLt:
         return self._make("handle")
 
     def matmul_desc_create(self, compute_type: int, scale_type: int) -> int:
-        return self._make("matmul", _0=compute_type, _1=scale_type, _3=0, _4=0, _7=1, _8=0)
+        return self._make(
+            "matmul", _0=compute_type, _1=scale_type, _3=0, _4=0, _7=1, _8=0, _11=0, _12=0
+        )
 
     def matmul_desc_set_attribute(self, desc: int, attr: int, buf: int, size: int) -> None:
         self._set(desc, "matmul", _OF_DESC, attr, buf, size)
@@ -257,10 +277,17 @@ class FakeLt:
             raise cuBLASLtError(NOT_SUPPORTED)
         if facts[7] != 1 and (not _TABLE[key] or facts[7] in self.refused_epilogues):
             raise cuBLASLtError(NOT_SUPPORTED)
-        assert facts[7] == 1 or not facts[7] & ~(BIAS | RELU | GELU), (
-            "an epilogue that is none of ours"
-        )
-        assert not facts[7] & BIAS or facts[26] == numbers[d.dtype], "the bias has D's type"
+        assert facts[7] in EPILOGUES, "an epilogue that is none of ours"
+        if facts[7] & (BIAS | BGRAD):
+            assert facts[26] == numbers[d.dtype], "the bias has D's type"
+            if not facts[8]:
+                raise cuBLASLtError(INVALID)
+        if facts[7] & 128:
+            assert facts[12] % 128 == 0, "bits of a column"
+            if not facts[11] or facts[12] < d.rows or d.count > 1:
+                raise cuBLASLtError(INVALID)
+            if facts[7] & 8 and k == 1:
+                raise cuBLASLtError(NOT_SUPPORTED)
         if d.batch == 0 and d.count > 1:
             raise cuBLASLtError(INVALID)
         return facts, [a, b, c, d]
@@ -332,6 +359,15 @@ class FakeLt:
             assert bias, "no bias"
             assert bias % 16 == 0, "misaligned address of a bias"
             reads.append(fake_cuda.array_at(bias, made.rows * made.dtype.itemsize))
+        elif epilogue & BGRAD:
+            assert bias % 16 == 0, "misaligned address of sums"
+            writes.append(fake_cuda.array_at(bias, made.rows * made.dtype.itemsize))
+        aux, line = facts[11], facts[12] // 8
+        bits = epilogue & 128 and ((made.columns - 1) * line + -(-made.rows // 128) * 16)
+        if bits:
+            assert aux % 16 == 0, "misaligned address of bits"
+            assert aux + bits <= d or d + made.end() <= aux, "bits and D overlap"
+            (reads if epilogue & 8 else writes).append(fake_cuda.array_at(aux, bits))
         wide = scale if scale.kind == "c" or scale.itemsize == 8 else np.dtype(np.float32)
 
         def work() -> None:
@@ -344,6 +380,19 @@ class FakeLt:
             if epilogue & BIAS:
                 row = _Matrix(made.dtype, made.rows, 1, made.rows, 1, 0).at(bias)
                 z = z + row.astype(wide)
+            if bits:
+                octets = np.frombuffer((ctypes.c_uint8 * bits).from_address(aux), np.uint8)
+                width = -(-made.rows // 128) * 16
+                lines = np.lib.stride_tricks.as_strided(octets, (made.columns, width), (line, 1))
+                if epilogue & 8:
+                    found = np.unpackbits(lines, axis=1, bitorder="little")[:, : made.rows]
+                    z = np.where(found.T[None], z, 0)
+                else:
+                    whole = np.zeros((made.columns, 8 * width), bool)
+                    whole[:, : made.rows] = z[0].T > 0
+                    lines[...] = np.packbits(whole, axis=1, bitorder="little")
+            if epilogue & BGRAD:
+                _Matrix(made.dtype, made.rows, 1, made.rows, 1, 0).at(bias)[0, :, 0] = z[0].sum(1)
             if epilogue & RELU:
                 z = np.fmax(z, 0)  # NaN becomes 0
             if epilogue & GELU:

@@ -225,6 +225,10 @@ class Device:
         `fast`: with other bits, too."""
         return ()
 
+    def in_one_call(self, body: Graph) -> bool:
+        """Whether that library does all of a kernel that begins with a product."""
+        return False
+
     def multiplies(self, ops: Collection[str]) -> str:
         """Who makes the products among these, and why, where that is not who does it best."""
         return ""

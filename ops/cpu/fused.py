@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from ostinato.ops.bits import local_shape
 from ostinato.ops.core.device import plain
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Box
@@ -127,6 +128,9 @@ def _shapes(body: Graph, given: Sequence[Shape], labelled: Any) -> list[Shape]:
     for node in body.nodes:
         if node.op in BEGINS:
             found.append(shape_of(*(found[v] for v in node.inputs)))
+            continue
+        if (own := local_shape(node, [found[v] for v in node.inputs])) is not None:
+            found.append(own)
             continue
         shape = np.broadcast_shapes(*(found[v] for v in node.inputs))
         if node.op in SUMS:

@@ -37,6 +37,7 @@ from ostinato.ops.core.spec import (
     float32,
     in_line,
     is_float,
+    lying,
     no_memory,
 )
 from ostinato.ops.jit.behind import begin_of
@@ -45,7 +46,7 @@ from ostinato.ops.jit.loops import Loops, lies, loops_of, strides_over
 from . import conditions, products
 from .capture import Captures
 from .copies import Copies
-from .epilogue import epilogue_of, with_epilogue
+from .epilogue import epilogue_of, in_one_call, with_epilogue
 from .libraries import cublaslt
 from .libraries.cublaslt import Library
 from .loops import flat, stages
@@ -92,6 +93,16 @@ class Gpu(Device):
         if not self._is_ours(specs):
             return ()
         return epilogue_of(graph, k, fast).members[1:]
+
+    def in_one_call(self, body: Graph) -> bool:
+        node = body.nodes[begin_of(body)]
+        specs = [*body.inputs, *body.out_specs]
+        if not self._is_ours([*(body.specs[v] for v in node.inputs), *node.specs]):
+            return False
+        assert not isinstance(self.library, str)
+        shapes = [s.layout.largest(s.shape) if s.layout is not None else s.shape for s in specs]
+        arrays = [lying(n, s.dtype) for n, s in zip(shapes, specs, strict=True)]
+        return in_one_call(self.library, body, arrays)
 
     def multiplies(self, ops: Collection[str]) -> str:
         if self.natives.keys().isdisjoint(ops):

@@ -2,9 +2,12 @@
 
     alpha * (a @ b) + beta * c + bias       a number, 1 or -1 times a matrix, a bias for each column
     relu, gelu by tanh                      of that, where `fast`
+    positive_bits, where_positive, sum      what a relu's slope needs, that slope, and its columns' sums,
+                                            which are a bias's slope, where `fast`
 
-The library's relu makes 0 of NaN, and its gelu has other bits than our functions, so these two belong
-to who asked for `numerics="fast"`. What else follows a product is a kernel of its own."""
+The library's relu makes 0 of NaN, its gelu has other bits than our functions, and it adds up in an order
+of its own, so these belong to who asked for `numerics="fast"`. What else follows a product is a kernel
+of its own."""
 
 from __future__ import annotations
 
@@ -13,13 +16,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ostinato.ops.bits import BITS, LINE, MASKED
 from ostinato.ops.core.device import Function
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.spec import Spec, lying
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import Spec, float32, lying
 from ostinato.ops.jit.behind import begin_of, rest_of
 from ostinato.ops.jit.stacks import stacked
 
-from .libraries.cublaslt import GELU, RELU, Library
+from .libraries.cublaslt import BGRAD, DRELU, GELU, RELU, RELU_AUX, Library
 from .products import WITH_EPILOGUES, Run, as_lies, form_of, product
 
 _GELU = math.sqrt(2 / math.pi), 0.044715
@@ -39,6 +44,13 @@ class Epilogue:
     c: int = -1  # values
     bias: int = -1
     act: int = 0
+    bits: int = -1  # that a relu keeps
+    masked: int = -1  # bits that one kept
+    sums: int = -1
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        return tuple([v for v in (self.value, self.bits, self.sums) if v >= 0])
 
 
 class _Walk:
@@ -49,7 +61,7 @@ class _Walk:
         self.members = [k]
         self.value = graph.starts[k]
         self.alpha, self.beta = 1.0, 0.0
-        self.c = self.bias = -1
+        self.c = self.bias = self.bits = self.masked = self.sums = -1
         self.act = 0
 
     def step(self, fast: bool) -> bool:
@@ -61,6 +73,8 @@ class _Walk:
         if len(users) == 1:
             (k,) = users
             if self._is_like(k) and self._linear(k, graph.nodes[k]):
+                return True
+            if fast and graph.nodes[k].op == MASKED and self._slope(k):
                 return True
         return fast and graph.specs[self.value].dtype.name in WITH_EPILOGUES and self._activation()
 
@@ -139,7 +153,8 @@ class _Walk:
         """All that is made of the value up to one that is made of nothing else of it."""
         graph, x = self.graph, self.value
         inside, made = list[int](), {x}
-        waiting = {*graph.uses[x]}
+        marks = [k for k in dict.fromkeys(graph.uses[x]) if graph.nodes[k].op == BITS]
+        waiting = {*graph.uses[x]} - {*marks}
         while waiting:
             k = min(waiting)
             node = graph.nodes[k]
@@ -151,16 +166,43 @@ class _Walk:
             (y,) = graph.outs(k)
             act = RELU if self._is_relu(y, x) else GELU if self._is_gelu(y, x) else 0
             if act and self._is_like(k):
-                hidden = [v for v in made if v != y]
-                if any(v in graph.outputs or not {*graph.uses[v]} <= {*inside} for v in hidden):
+                hidden, mine = [v for v in made if v != y], {*inside, *marks}
+                if any(v in graph.outputs or not {*graph.uses[v]} <= mine for v in hidden):
                     return False
-                self.act = act
-                return self._took(*inside)
+                if len(marks) > (act == RELU):
+                    return False
+                self.act = RELU_AUX if marks else act
+                self._took(*inside)
+                self.members += marks
+                for mark in marks:
+                    (self.bits,) = graph.outs(mark)
+                return True
             made.add(y)
             waiting = (waiting | {*graph.uses[y]}) - {k}
             if len(inside) > MOST:
                 return False
         return False
+
+    def _slope(self, k: int) -> bool:
+        """That of a relu, and the sums of its columns."""
+        graph, (bits, x) = self.graph, self.graph.nodes[k].inputs
+        dtype = graph.specs[x].dtype
+        if x != self.value or dtype.name not in WITH_EPILOGUES or self.c >= 0 or self.bias >= 0:
+            return False
+        self.masked, self.act = bits, DRELU
+        self._took(k)
+        for user in dict.fromkeys(graph.uses[self.value]):
+            node = graph.nodes[user]
+            if (
+                node.op == "sum"
+                and node.kw["axes"] == (0,)
+                and node.specs[0].dtype == dtype == float32
+            ):
+                self.act |= BGRAD
+                self.members.append(user)
+                (self.sums,) = graph.outs(user)
+                break
+        return True
 
     def _node(self, v: int, op: str) -> Sequence[int] | None:
         """The operands of the operation that makes a value, if it is this one."""
@@ -234,8 +276,9 @@ def epilogue_of(graph: Graph, k: int, fast: bool = True) -> Epilogue:
     while walk.step(fast):
         pass
     return Epilogue(
-        tuple(walk.members), walk.value, walk.alpha, walk.beta, walk.c, walk.bias, walk.act
-    )
+        tuple(walk.members), walk.value, walk.alpha, walk.beta, walk.c, walk.bias, walk.act,
+        walk.bits, walk.masked, walk.sums,
+    )  # fmt: skip
 
 
 # -- functions ---------------------------------------------------------------------------------
@@ -254,22 +297,26 @@ def with_epilogue(
     compiled: Compile,
 ) -> Function:
     """The function of the operands and the result of a kernel that begins with a product, as they lie."""
-    which = begin_of(body)
+    which, count = begin_of(body), len(body.inputs)
     left, right = body.nodes[which].inputs
-    assert len(arrays) == len(body.inputs) + 1, "one result"
-    if not arrays[-1].size:
+    if not arrays[count].size:
         return lambda *_: None
-    apart = _apart(library, xp, arrays, scratch, way, body, compiled)
     found = epilogue_of(body, which)
+    if found.bits >= 0 or found.masked >= 0:
+        apart = _node_by_node(library, xp, arrays, scratch, way, body)
+    else:
+        assert len(arrays) == count + 1, "one result"
+        apart = _apart(library, xp, arrays, scratch, way, body, compiled)
     run = _whole(library, arrays, scratch, way, body, found)
     if run is None:
         return apart
-    c, bias = found.c, found.bias
+    places = {v: count + n for n, v in enumerate(body.outputs)}
+    c, bias, sums = found.c, found.bias, places.get(found.sums, -1)
+    aux = places.get(found.bits, found.masked)
 
     def multiply(*given: Any) -> None:
-        added = given[c] if c >= 0 else None
-        row = given[bias] if bias >= 0 else None
-        if not run(given[left], given[right], given[-1], added, row):
+        more = [given[k] if k >= 0 else None for k in (c, bias, aux, sums)]
+        if not run(given[left], given[right], given[count], *more):
             apart(*given)
 
     return multiply
@@ -284,8 +331,9 @@ def _whole(
     found: Epilogue,
 ) -> Run | None:
     """All of it in one call, if it is no more than that and the matrices can be read as they lie."""
-    count, out = len(body.inputs), arrays[-1]
-    if found.value != body.outputs[0] or max(found.c, found.bias) >= count:
+    count = len(body.inputs)
+    out = arrays[count]
+    if found.results != body.outputs or max(found.c, found.bias, found.masked) >= count:
         return None
     done = [k for k, n in enumerate(body.nodes) if n.op != "constant"]
     left, right = (arrays[v] for v in body.nodes[found.members[0]].inputs)
@@ -296,8 +344,22 @@ def _whole(
     if any(x.shape != out.shape for x in over) or stacks is None:
         return None
     tf32 = body.nodes[found.members[0]].kw.get("tf32", False)
-    form = form_of(*stacks, tf32=tf32, epilogue=found.act, alpha=found.alpha, beta=found.beta)
+    aux = (
+        arrays[count + 1]
+        if found.bits >= 0
+        else arrays[found.masked]
+        if found.masked >= 0
+        else None
+    )
+    form = form_of(
+        *stacks, tf32=tf32, epilogue=found.act, alpha=found.alpha, beta=found.beta,
+        aux=0 if aux is None else 8 * aux.strides[0],
+    )  # fmt: skip
     if form is None:
+        return None
+    if aux is not None and (not form.turned or aux.strides[1] != 1 or aux.strides[0] % LINE):
+        return None
+    if found.sums >= 0 and arrays[count + 1].strides[-1] != out.dtype.itemsize:
         return None
     if found.bias >= 0:
         bias = arrays[found.bias]
@@ -305,6 +367,35 @@ def _whole(
         if not form.biases or bias.size != out.shape[-1] or not in_order:
             return None
     return Run(library, form, scratch, way)
+
+
+def in_one_call(library: Library, body: Graph, arrays: Sequence[Any]) -> bool:
+    """Whether the library has an algorithm for all of a kernel, for arrays that lie so."""
+    found = epilogue_of(body, begin_of(body))
+    run = _whole(library, arrays, (), "", body, found)
+    return run is not None and run.has_algorithm(found.bias >= 0)
+
+
+def _node_by_node(
+    library: Library, xp: Any, arrays: Sequence[Any], scratch: Sequence[Any], way: str, body: Graph
+) -> Function:
+    """The product, then what is behind it by the operations' own kernels."""
+    rest, used = rest_of(body)
+    node, count = body.nodes[begin_of(body)], len(body.inputs)
+    (left, right), tf32 = node.inputs, node.kw.get("tf32", False)
+    shape, dtype = arrays[count].shape, rest.inputs[0].dtype
+    matrices = [arrays[left], arrays[right], lying(shape, dtype)]
+    run = product(library, xp, matrices, scratch, way=way, tf32=tf32)
+    behind = OPS["fused"].kernel
+    assert behind is not None
+
+    def both(*given: Any) -> None:
+        made, outs = xp.empty(shape, dtype), given[count:]
+        run(given[left], given[right], made)
+        to = outs if len(outs) > 1 else outs[0]
+        behind(xp, to, made, *(given[v] for v in used), body=rest)
+
+    return both
 
 
 def _apart(

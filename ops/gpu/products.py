@@ -79,6 +79,7 @@ def form_of(
     epilogue: int = 0,
     alpha: float = 1.0,
     beta: float = 0.0,
+    aux: int = 0,
 ) -> Form | None:
     """The product as it is by columns, or that of the transposes; None where the library cannot read a
     matrix, or write the result."""
@@ -116,6 +117,7 @@ def form_of(
         alpha=alpha,
         beta=beta,
         epilogue=epilogue,
+        aux=aux,
         tf32=tf32,
     )
     return Form(problem, turned, tuple(starts), _biases(problem) if turned else ())
@@ -162,11 +164,17 @@ class Run:
         self.is_aligned = form.is_aligned
         self.known: dict[tuple[bool, ...], Prepared | None] = {}  # by what is aligned, and read
 
-    def __call__(self, a: Any, b: Any, d: Any, c: Any = None, bias: Any = None) -> bool:
+    def __call__(
+        self, a: Any, b: Any, d: Any, c: Any = None, bias: Any = None, aux: Any = None,
+        sums: Any = None,
+    ) -> bool:  # fmt: skip
         left, right = (b, a) if self.form.turned else (a, b)
         at_a, at_b, at_d = left.data.ptr, right.data.ptr, d.data.ptr
         at_c = c.data.ptr if c is not None else at_d
         at_bias = bias.data.ptr if bias is not None else 0
+        at_aux, at_sums = (x.data.ptr if x is not None else 0 for x in (aux, sums))
+        if (at_aux | at_sums) & _MASK:
+            return False
         aligned = self.is_aligned and not (at_a | at_b | at_c | at_d) & _MASK
         key = aligned, not at_bias & _MASK, bias is not None
         if key not in self.known:
@@ -176,8 +184,14 @@ class Run:
             return False
         for i, j, k, n in self.form.starts:
             added = at_bias if run.adds_bias else at_c + n
-            run(at_a + i, at_b + j, at_d + k, added, at_bias, self.workspace, self.room)
+            vector = at_bias or at_sums
+            run(at_a + i, at_b + j, at_d + k, added, vector, self.workspace, self.room, at_aux)
         return True
+
+    def has_algorithm(self, bias: bool) -> bool:
+        """For arrays that are aligned, with a workspace."""
+        self.room = MOST
+        return self._prepared(True, True, bias) is not None
 
     def _prepared(self, aligned: bool, bias_aligned: bool, bias: bool) -> Prepared | None:
         """The first that the library has an algorithm for. Whether a bias is aligned is nothing that it
@@ -221,6 +235,7 @@ def product(
         right = xp.ascontiguousarray(b) if copies_b else b
         made = xp.empty(out.shape, out.dtype) if copies_out else out
         if not run(left, right, made):
+            library.refuses(form.problem)
             by_hand(xp, left, right, made)
         if copies_out:
             xp.copyto(out, made)

@@ -38,12 +38,15 @@ from ostinato.planner.fusion.stages import (
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import is_kernel, map_bodies, with_nodes
 
+from .bits import keep_bits
+
 
 def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
     """The pass. Without the `larger` kernels none has stages or a product."""
     graph = draw_in_kernels(graph, target)
     larger = larger and target.numerics != "any-workers"
     if larger:
+        graph = keep_bits(graph, target) if _is_fast(target) else graph
         graph = count_apart(graph, can_lower)
         taken = {k for behind in _products(graph, target).values() for k in behind}
         staged = [g for g in nests(graph, target.workers, can_lower, _alone(graph, target) | taken)
@@ -63,12 +66,16 @@ def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
 def _products(graph: Graph, target: Target) -> dict[int, Collection[int]]:
     """Those that are done together with something behind them, and what."""
     device = described(target.device)
-    fast = target.numerics == "fast" and target.math != "libm"
+    fast = _is_fast(target)
     found: dict[int, Collection[int]] = {}
     for k, node in enumerate(graph.nodes):
         if is_gemm(graph, node, PRODUCT) and (behind := device.behind(graph, k, fast)):
             found[k] = frozenset(behind)
     return found
+
+
+def _is_fast(target: Target) -> bool:
+    return target.numerics == "fast" and target.math != "libm"
 
 
 def _alone(graph: Graph, target: Target) -> set[int]:

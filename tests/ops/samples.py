@@ -57,6 +57,9 @@ NOT_SAMPLED = {
     "call": "made by checkpoint, taken away by the planner",
     "barrier": "made by gradients of checkpoint",
     "fused_rows": "made by the planner; see test_native.py and planner/test_fuse.py",
+    **dict.fromkeys(
+        ("positive_bits", "where_positive"), "made by the planner; see test_cublaslt.py"
+    ),
     "pair_distances": "made by the planner; see test_distances.py",
     "gram": "made by the planner; see test_gram.py",
     "wide_matmul": "made by the planner; see test_products.py",

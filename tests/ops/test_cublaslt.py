@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ostinato.ops.bits import bytes_of
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Layout
@@ -20,7 +21,15 @@ from ostinato.ops.cpu import fused
 from ostinato.ops.gpu import products
 from ostinato.ops.gpu.epilogue import epilogue_of, with_epilogue
 from ostinato.ops.gpu.libraries import cublaslt
-from ostinato.ops.gpu.libraries.cublaslt import BIAS, GELU, RELU, Library
+from ostinato.ops.gpu.libraries.cublaslt import (
+    BGRAD,
+    BIAS,
+    DRELU,
+    GELU,
+    RELU,
+    RELU_AUX,
+    Library,
+)
 from ostinato.ops.jit.stacks import stacked
 
 from tests import fake_cublaslt
@@ -457,6 +466,100 @@ def test_calls_of_an_epilogue() -> None:
     assert lt.counted.products == 2
 
 
+# -- a relu, and its slope -----------------------------------------------------------------------
+def forward(shape: tuple[int, int, int], dtype: Any) -> Graph:
+    """relu(x @ w + b), and which elements are positive."""
+    body = Body(shape, (), dtype, dtype)
+    for step in ("bias", "relu"):
+        body.then(step)
+    before = body.graph().nodes[-1].inputs[2]
+    spec = body.spec((shape[0], bytes_of(shape[1])), np.uint8)
+    (bits,) = body.builder.add("positive_bits", (before,), (), [spec])
+    return body.graph(bits)
+
+
+def backward(shape: tuple[int, int, int], dtype: Any, sums: bool) -> Graph:
+    """g @ v where the bits are, and the sums of its columns."""
+    m, n, k = shape
+    layout = Layout((1,), (None,))
+    g, v, bits, made = (
+        Spec(s, np.dtype(d), layout)
+        for s, d in (
+            ((m, k), dtype),
+            ((k, n), dtype),
+            ((m, bytes_of(n)), np.uint8),
+            ((m, n), dtype),
+        )
+    )
+    builder = Builder([g, v, bits])
+    (product,) = builder.add("matmul", (0, 1), (), [made])
+    (value,) = builder.add("where_positive", (2, product), (), [made])
+    outputs = [value]
+    if sums:
+        how = (("axes", (0,)), ("dtype", np.dtype(dtype)))
+        outputs += builder.add("sum", (value,), how, [Spec((n,), np.dtype(dtype), layout)])
+    return Graph(builder.inputs, tuple(builder.nodes), tuple(outputs))
+
+
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("shape", [(5, 1, 6), (4, 7, 3), (9, 128, 2), (3, 130, 8), (6, 40, 1)])
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_what_a_relu_keeps_is_what_its_slope_reads(name: str, shape: Any, refused: bool) -> None:
+    """One call each; node by node to the same bits where the library refuses, or where bits are not aligned."""
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    (m, n, k), sums, lt = shape, name == "float32", FakeLt()
+    none = {RELU_AUX, RELU_AUX | BIAS, DRELU, DRELU | BGRAD}
+    lt.refused_epilogues |= none if refused else set()
+    rng, library, width = np.random.default_rng(3), Library(lt, xp), bytes_of(n)
+    x, w, b = (numbers(rng, s, dtype) for s in ((m, k), (k, n), (n,)))
+    w[:, 0] = b[0] = 0  # what is 0 has no slope
+    more = xp.empty(m * width + 16, np.uint8)
+    for off in (0, 1):
+        bits = more[off : off + m * width].reshape((m, width))
+        given = [*map(from_host, (x, w))]
+        whole = [from_host(numbers(rng, (m, n), dtype)) for _ in range(2)]
+        given += [*whole, from_host(b), from_host(b[None])]
+        outs = [xp.empty((m, n), dtype), bits]
+        run = with_epilogue(
+            library, xp, [*given, *outs], space(), "", forward(shape, dtype), elements
+        )
+        run(*given, *outs)
+        before = x.astype("f4") @ w.astype("f4") + b.astype("f4")
+        np.testing.assert_allclose(
+            to_host(outs[0]).astype("f4"), np.maximum(before, 0), DTYPES[name], 3e-2 * (not sums)
+        )
+        found = np.unpackbits(to_host(bits), axis=1, bitorder="little")
+        np.testing.assert_array_equal(found[:, :n], to_host(outs[0]).astype("f4") > 0)
+        assert not found[:, n:].any()
+        body, slopes = backward(shape, dtype, sums), numbers(rng, (m, k), dtype)
+        back = [from_host(slopes), from_host(w), bits]
+        outs = [xp.empty((m, n), dtype), *([xp.empty(n, dtype)] if sums else [])]
+        run = with_epilogue(library, xp, [*back, *outs], space(), "", body, elements)
+        run(*back, *outs)
+        wanted = (slopes.astype("f4") @ w.astype("f4")) * found[:, :n]
+        loose = 1e-5 if sums else 3e-2
+        np.testing.assert_allclose(to_host(outs[0]).astype("f4"), wanted, DTYPES[name], loose)
+        if sums:
+            np.testing.assert_allclose(to_host(outs[1]), wanted.sum(0), 1e-5, 1e-4)
+    slope = DRELU | BGRAD * sums
+    one = [RELU_AUX | BIAS, slope if k > 1 else 1]  # a slope has two terms at least
+    assert lt.counted.epilogues == ([1] * 4 if refused else [*one, 1, 1])
+
+
+def test_what_a_slope_is_of() -> None:
+    """Only where bits do not matter, and of what nothing was added to; sums of halves are a kernel's."""
+    body = backward((4, 5, 6), np.dtype("f4"), True)
+    e = epilogue_of(body, 0)
+    assert (e.act, e.masked, e.results, e.members) == (DRELU | BGRAD, 2, (4, 5), (0, 1, 2))
+    assert epilogue_of(body, 0, fast=False).members == (0,)
+    assert epilogue_of(backward((4, 5, 6), np.dtype("f2"), True), 0).members == (0, 1)
+    body = forward((4, 5, 6), np.dtype("f4"))
+    e = epilogue_of(body, 0)
+    assert (e.act, e.results) == (RELU_AUX, body.outputs)
+    assert epilogue_of(body, 0, fast=False).act == 0
+    assert epilogue_of(body, 0, fast=False).bits < 0
+
+
 # -- the real bindings -------------------------------------------------------------------------
 def test_names_and_numbers_of_the_real_bindings() -> None:
     """All that is used of the fake, the real one has, with the same names, numbers, sizes and arguments."""
@@ -487,6 +590,9 @@ def test_names_and_numbers_of_the_real_bindings() -> None:
     assert (lt.Epilogue.BIAS, lt.Epilogue.RELU, lt.Epilogue.GELU) == (BIAS, RELU, GELU)
     assert lt.Epilogue.RELU_BIAS == RELU | BIAS
     assert lt.Epilogue.GELU_BIAS == GELU | BIAS
+    assert lt.Epilogue.RELU_AUX_BIAS == RELU_AUX | BIAS
+    assert (lt.Epilogue.RELU_AUX, lt.Epilogue.DRELU) == (RELU_AUX, DRELU)
+    assert lt.Epilogue.DRELU_BGRAD == DRELU | BGRAD
     assert lt.ReductionScheme.COMPUTE_TYPE == cublaslt.IN_COMPUTE_TYPE
     kinds = {"float": "R", "bfloat": "R", "complex": "C"}
     for name, number in cublaslt.TYPES.items():

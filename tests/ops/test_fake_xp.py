@@ -71,7 +71,9 @@ BUILT: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {  # operands a
     "mark": [((normal(3, 2),), {})],
     "narrow": [((normal(3, 2),), {})],
     "pair_distances": [(tuple(distances_of(_TABLE, _CENTRES)), {})],
+    "positive_bits": [((normal(3, 130),), {}), ((normal(2, 5).astype(BF16),), {})],
     "round_addends": [((normal(3, 2),), {"dtype": np.dtype(np.float16)})],
+    "where_positive": [((_rng.integers(0, 256, (3, 16), np.uint8), normal(3, 70)), {})],
     "wide_matmul": [((normal(4, 6).astype(BF16), normal(6, 3).astype(BF16)), {"dtype": float32})],
     "widen_sum": [((normal(3, 2).astype(BF16),), {"dtype": float32})],
 }

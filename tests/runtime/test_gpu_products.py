@@ -11,7 +11,7 @@ import pytest
 from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.gpu.libraries import cublaslt
-from ostinato.ops.gpu.libraries.cublaslt import BIAS, GELU, RELU
+from ostinato.ops.gpu.libraries.cublaslt import BGRAD, BIAS, DRELU, GELU, RELU, RELU_AUX
 from ostinato.planner.pipeline import tune
 from ostinato.planner.plan import Choice, Tuned
 from ostinato.planner.tuning import sites as tuning
@@ -237,6 +237,57 @@ def test_a_training_step_is_one_launch() -> None:
         assert "as one graph" in f.plan.explain()
         assert kinds(f).count("matmul") + kinds(f).count("fused_matmul") == 5
         assert bodies(f).count(["matmul", "multiply", "subtract"]) == 2
+
+
+def test_a_training_step_keeps_bits_where_it_may() -> None:
+    """Forward and back each layer is one call, as the library makes the relu, its slope and the bias's."""
+    v, y = RNG.normal(size=(50, 30)).astype("f4"), RNG.normal(size=(120, 30)).astype("f4")
+    wanted = by_hand(*(a.astype("f8") for a in (W, v, B)), X, y)
+    before = len(LT.counted.epilogues)
+    found, f = run(step, W, v, B, X, y, numerics="fast")
+    for a, c in zip(found, wanted, strict=False):
+        np.testing.assert_allclose(a, c, 1e-3, 1e-4)
+    assert {RELU_AUX | BIAS, DRELU | BGRAD} <= {*LT.counted.epilogues[before:]}
+    assert bodies(f)[0] == ["matmul", "add", "less_equal", "where", "positive_bits"]
+    assert ["matmul", "where_positive", "sum"] in bodies(f)
+    assert "as one graph" in f.said
+    wide = [s for s in f.plan.program.graph.specs if s.shape == (120, 50)]
+    assert len(wide) == 2  # what is behind the relu, and its slope
+    _, exact = run(step, W, v, B, X, y)
+    assert not any("positive_bits" in ops for ops in bodies(exact))
+
+
+def test_bits_are_kept_only_if_the_library_has_both() -> None:
+    """What it says when planning; one of both is worth nothing, but sums may be a kernel."""
+    v, y = RNG.normal(size=(50, 30)).astype("f4"), RNG.normal(size=(120, 30)).astype("f4")
+    for refused, kept in (
+        ({RELU_AUX, RELU_AUX | BIAS}, None),
+        ({DRELU, DRELU | BGRAD}, None),
+        ({DRELU | BGRAD}, ["matmul", "where_positive"]),
+    ):
+        LT.refused_epilogues |= refused
+        try:
+            f = planned(step, W, v, B, X, y, numerics="fast")
+        finally:
+            LT.refused_epilogues -= refused
+        found = [ops for ops in bodies(f) if "where_positive" in ops]
+        assert found == ([kept] if kept else [])
+        assert any("positive_bits" in ops for ops in bodies(f)) == bool(kept)
+
+
+@pytest.mark.parametrize("split", [0, None])
+def test_bits_of_parts(split: int | None) -> None:
+    """Of rows; a sum over them is one of addends."""
+    v, y = RNG.normal(size=(50, 30)).astype("f4"), RNG.normal(size=(120, 30)).astype("f4")
+    wanted = by_hand(*(a.astype("f8") for a in (W, v, B)), X, y)
+    with use((3,), device=KERNELS, numerics="fast"):
+        f = ost.compile(step)
+        data = [ost.asarray(a, split=split) for a in (X, y)]
+        for _ in range(4):
+            found = f(*map(ost.asarray, (W, v, B)), *data)
+        for a, c in zip(found, wanted, strict=False):
+            np.testing.assert_allclose(np.asarray(a), c, 1e-3, 1e-4)
+        assert ["matmul", "where_positive", "sum"] in bodies(f)
 
 
 @pytest.mark.parametrize("turned", [False, True])

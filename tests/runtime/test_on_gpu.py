@@ -134,6 +134,32 @@ def test_products_with_what_follows(dtype: str, numerics: Any) -> None:
         np.testing.assert_allclose(y, z, tolerance, tolerance * max(1.0, np.abs(z).max()))
 
 
+@pytest.mark.parametrize("precision", ["as-written", "mixed_bf16"])
+def test_slopes_of_a_relu_are_a_cpus(precision: Any) -> None:
+    """By bits that one call of cuBLASLt writes and another reads, if it has both."""
+
+    def step(w: Any, b: Any, v: Any, x: Any) -> Any:
+        def loss(w: Any, b: Any, v: Any) -> Any:
+            return ((ost.nn.relu(x @ w + b) @ v) ** 2).mean()
+
+        return ost.grad(loss, argnums=(0, 1, 2))(w, b, v)
+
+    xs = [X[:96, :200] / 10, X[200, :200] / 10, X[200:400, :70] / 10, X[400:1100, :96]]
+    found = []
+    for device in ("cpu", NAME):
+        with use(numerics="fast", precision=precision, device=device):
+            run, given = ost.compile(step), [*map(ost.asarray, xs)]
+            for _ in range(4):
+                slopes = run(*given)
+            found.append([np.asarray(y) for y in slopes])
+            if device == NAME:
+                kept = "positive_bits" in str(run.plan.program.graph)
+                print(precision, "bits are kept:", kept, file=sys.stderr)
+    loose = 1e-4 if precision == "as-written" else 3e-2
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(b, a, loose, loose * float(np.abs(a).max()))
+
+
 def test_errors_leave_it_usable() -> None:
     with use(device=NAME):
         x, places = ost.asarray(X[0]), ost.asarray(np.array([5, 10_000]))

@@ -33,6 +33,10 @@ KINDS = {(name,) * 3 for name in TYPES} | {(name, name, "float32") for name in S
 NORMAL, TRANSPOSED = 0, 1  # cublasOperation_t
 SUCCESS = 0
 BIAS, RELU, GELU = 4, 2, 32  # bits of cublasLtEpilogue_t
+# A relu that keeps which elements are positive, the slope of one, and the sums of D's rows by columns.
+RELU_AUX, DRELU, BGRAD = RELU | 128, 8 | 128, 16
+_VECTORS = BIAS | BGRAD  # which have the bias's address
+_NOWHERE = 1 << 8  # an address, for who only asks for algorithms
 IN_COMPUTE_TYPE = 2  # cublasLtReductionScheme_t: parts of a sum are added in float32
 LIMIT = 8  # refusals that are remembered, for people
 
@@ -62,10 +66,11 @@ class Problem:
     alpha: complex = 1.0
     beta: complex = 0.0
     epilogue: int = 0  # bits
+    aux: int = 0  # bits from one column of D to the next in what a relu keeps
     tf32: bool = False  # reads 10 bits of the mantissa of float32
 
     def __str__(self) -> str:
-        names = {BIAS: "bias", RELU: "relu", GELU: "gelu"}
+        names = {BIAS: "bias", RELU: "relu", GELU: "gelu", 8: "a relu's slope", BGRAD: "sums"}
         k = self.a.rows if self.a.turned else self.a.columns
         more = ["a matrix to add"] if self.c is not None else []
         more += [name for bit, name in names.items() if self.epilogue & bit]
@@ -135,8 +140,13 @@ class Prepared:
         self.bias = self._cell(which.BIAS_POINTER, lt.get_matmul_desc_attribute_dtype)
         if problem.epilogue:
             self._describe(which.EPILOGUE, problem.epilogue)
-        if problem.epilogue & BIAS:
+        self.aux = self._cell(which.EPILOGUE_AUX_POINTER, lt.get_matmul_desc_attribute_dtype)
+        if problem.epilogue & _VECTORS:
             self._describe(which.BIAS_DATA_TYPE, TYPES[problem.d.dtype])
+            self._point(which.BIAS_POINTER, self.bias, _NOWHERE)
+        if problem.aux:
+            self._describe(which.EPILOGUE_AUX_LD, problem.aux)
+            self._point(which.EPILOGUE_AUX_POINTER, self.aux, _NOWHERE)
         self.layouts: list[int] = []
         known: dict[Matrix, int] = {}  # a result over what is added has one descriptor with it
         for matrix in (problem.a, problem.b, problem.c or problem.d, problem.d):
@@ -155,28 +165,23 @@ class Prepared:
         self.scales = np.array([problem.alpha, problem.beta]).astype(kind)
         self.alpha = self.scales.ctypes.data
         self.beta = self.alpha + self.scales.itemsize
-        self.has_bias, self.has_c = bool(problem.epilogue & BIAS), problem.c is not None
+        self.has_bias, self.has_c = bool(problem.epilogue & _VECTORS), problem.c is not None
+        self.has_aux = problem.aux > 0
         self.adds_bias = False  # as a matrix
         self.algorithm = self._algorithm(problem, room, aligned, nth)
-        if not self.works:
-            library.refuses(problem)
 
     @property
     def works(self) -> bool:
         return self.algorithm != 0
 
     def __call__(
-        self, a: int, b: int, d: int, c: int, bias: int, workspace: int, room: int
+        self, a: int, b: int, d: int, c: int, bias: int, workspace: int, room: int, aux: int = 0
     ) -> None:
         """Addresses."""
         if self.has_bias and self.bias[0] != bias:
-            self.bias[0] = bias
-            self.lt.matmul_desc_set_attribute(
-                self.descriptor,
-                self.lt.MatmulDescAttribute.BIAS_POINTER,
-                self.bias.ctypes.data,
-                self.bias.nbytes,
-            )
+            self._point(self.lt.MatmulDescAttribute.BIAS_POINTER, self.bias, bias)
+        if self.has_aux and self.aux[0] != aux:
+            self._point(self.lt.MatmulDescAttribute.EPILOGUE_AUX_POINTER, self.aux, aux)
         at_a, at_b, at_c, at_d = self.layouts
         self.lt.matmul(
             self.handle, self.descriptor,
@@ -189,6 +194,10 @@ class Prepared:
     def _describe(self, which: Any, value: int) -> None:
         cell = self._cell(which, self.lt.get_matmul_desc_attribute_dtype)
         cell[0] = value
+        self.lt.matmul_desc_set_attribute(self.descriptor, which, cell.ctypes.data, cell.nbytes)
+
+    def _point(self, which: Any, cell: Any, address: int) -> None:
+        cell[0] = address
         self.lt.matmul_desc_set_attribute(self.descriptor, which, cell.ctypes.data, cell.nbytes)
 
     def _lay(self, layout: int, which: Any, value: int) -> None:
