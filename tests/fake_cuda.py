@@ -465,7 +465,7 @@ def array_at(address: int, size: int) -> Any:
     for start, held in [*_given.items()]:
         base = held()
         if base is None:
-            del _given[start]
+            _given.pop(start, None)  # unless another thread did
         elif start <= address and address + size <= start + base.nbytes:
             return _octets(base)[address - start : address - start + size]
     raise AssertionError(

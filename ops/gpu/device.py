@@ -12,6 +12,7 @@ import platform
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -425,7 +426,8 @@ def _found() -> Device:
         raise Absent(f"a GPU and its driver; CuPy says: {error}") from None
     if not count:
         raise Absent("a GPU, and CuPy finds none")
-    with contextlib.suppress(ImportError):
+    with contextlib.suppress(ImportError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # CuPy warns where the library is missing
         import cupy.cuda.nccl  # which says whether the library is there
     return add(Gpu(NAME, cupy), cupy.ndarray)
 

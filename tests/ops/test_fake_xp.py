@@ -6,6 +6,8 @@ fails where something unlisted is refused or waits, and where something listed n
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import operator
 import re
 from collections.abc import Iterator
@@ -25,6 +27,7 @@ from ostinato.ops.cpu.libraries import onednn
 from ostinato.ops.linalg import factorizations, matrices
 
 import ostinato as ost
+from tests import fake_cuda, fake_xp
 from tests.fake_xp import counted, from_host, to_host, xp
 
 from .nodes import SAMPLED, nodes_of, run, same
@@ -32,6 +35,7 @@ from .samples import BF16, NOT_SAMPLED, SAMPLES, TRIED
 from .test_distances import operands as distances_of
 from .test_indices import check, splittable, ways
 
+OURS = {"arrived", "captures", "tick", "count", "nulls", "null"}  # of the fake alone
 Ran = tuple[Graph, Node, list[Any], list[Any]]  # a node, its operands, and what NumPy makes of them
 
 
@@ -234,6 +238,34 @@ def test_large_matrices_on_the_device(name, monkeypatch):
 def test_lists_name_operations():
     assert set(WAITS) <= set(RUN)
     assert set(LOWERED) | set(BUILT) <= set(NOT_SAMPLED)
+
+
+def test_what_the_fake_has_cupy_has() -> None:
+    """Where it is installed, which needs no GPU: functions, their arguments, and what is used of `cupy.cuda`."""
+    try:
+        cupy = importlib.import_module("cupy")
+    except ImportError:
+        pytest.skip("needs CuPy")
+    for name, arguments in fake_xp._FUNCTIONS.items():
+        function = getattr(cupy, name)
+        if "*" in arguments or name in ("array", "rot90", "size"):  # other names, or none
+            continue
+        known = inspect.signature(function).parameters
+        assert {*arguments} <= {*known}, name
+    for name, arguments in fake_xp._LINALG.items():
+        assert {*arguments} <= {*inspect.signature(getattr(cupy.linalg, name)).parameters}, name
+    for name in (*fake_xp._UFUNCS, *fake_xp._SHARED):
+        assert hasattr(cupy, name), name
+    for name in (*fake_xp._METHODS, *fake_xp._ATTRIBUTES):
+        assert hasattr(cupy.ndarray, name), name
+    for name in ("Device", "Event", "Stream", "MemoryPool"):
+        real, fake = getattr(cupy.cuda, name), getattr(fake_cuda, name)
+        ours = {n for n in vars(fake) if not n.startswith("_")} - OURS
+        assert {n for n in ours if not hasattr(real, n)} == set(), name
+    for name in vars(fake_xp._cuda):
+        assert name == "nccl" or hasattr(cupy.cuda, name) or name.startswith("_"), name
+    for name in vars(fake_cuda.Runtime):
+        assert name.startswith("_") or hasattr(cupy.cuda.runtime, name), name
 
 
 def test_kernels_do_not_ask_which_library_xp_is():
