@@ -28,6 +28,7 @@ from .conditions import REHEARSED, TAKEN, Bodies, GpuBranch, GpuLoop
 
 _capturing: set[int] = set()  # threads
 _changes = threading.Lock()
+_off: list[bool] = []  # whether Python looks for garbage again when none of them does
 
 
 class Captures(Repeater):
@@ -61,7 +62,7 @@ class Captures(Repeater):
     def taking(self) -> Iterator[list[Function]]:
         mode = self.xp.cuda.runtime.streamCaptureModeThreadLocal
         made: list[Function] = []
-        with _nothing_from_the_host(self.xp), _no_finalizers(), self.aside():
+        with _alone(self.xp), self.aside():
             self.stream.begin_capture(mode)
             try:
                 with self.bodies.of(TAKEN):
@@ -84,8 +85,9 @@ class Captures(Repeater):
 
 
 @contextlib.contextmanager
-def _nothing_from_the_host(xp: Any) -> Iterator[None]:
-    """CuPy sends values by way of pinned memory, which it uses again for others."""
+def _alone(xp: Any) -> Iterator[None]:
+    """CuPy sends values by way of pinned memory, which it uses again for others, so a thread that captures gets
+    none; and finalizers, which may wait for values, run when no thread captures any more."""
     usual = xp.get_default_pinned_memory_pool().malloc
 
     def refusing(size: int) -> Any:
@@ -94,6 +96,9 @@ def _nothing_from_the_host(xp: Any) -> Iterator[None]:
         return usual(size)
 
     with _changes:
+        if not _capturing and gc.isenabled():
+            gc.disable()
+            _off.append(True)
         _capturing.add(threading.get_ident())
         xp.cuda.set_pinned_memory_allocator(refusing)
     try:
@@ -103,15 +108,6 @@ def _nothing_from_the_host(xp: Any) -> Iterator[None]:
             _capturing.discard(threading.get_ident())
             if not _capturing:
                 xp.cuda.set_pinned_memory_allocator(usual)
-
-
-@contextlib.contextmanager
-def _no_finalizers() -> Iterator[None]:
-    """They may wait for values."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+                if _off:
+                    _off.clear()
+                    gc.enable()

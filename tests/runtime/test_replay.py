@@ -3,8 +3,10 @@ results hold rubbish until a graph is launched, and all that could not be repeat
 
 from __future__ import annotations
 
+import gc
 import random
 import re
+import threading
 from typing import Any
 
 import numpy as np
@@ -332,8 +334,7 @@ def test_a_function_of_the_hosts_is_called_once_a_run() -> None:
         assert "the host calls it" in f.plan.explain()
 
 
-def test_workers_that_share_a_device_and_meet_have_no_graphs() -> None:
-    """A graph of one is launched on a stream of its own, which the others' operations do not wait for."""
+def test_workers_that_share_a_device_meet_between_graphs() -> None:
     with ost.connect(3, device="fake") as session:
         f = ost.compile(lambda x: ost.exp(ost.sin(x) * 0.5).sum(0) * 2.0)
         x = ost.asarray(X, split=0)
@@ -342,7 +343,7 @@ def test_workers_that_share_a_device_and_meet_have_no_graphs() -> None:
         np.testing.assert_allclose(np.asarray(y), np.exp(np.sin(X) * 0.5).sum(0) * 2, 1e-11)
         f(x)
         for worker in session.engine.workers:  # type: ignore[attr-defined]
-            assert not list(worker.plans.values())[-1].replay.launched
+            assert list(worker.plans.values())[-1].replay.launched
         assert "workers meet on the host" in f.plan.explain()
 
 
@@ -380,6 +381,26 @@ def test_values_of_the_host_do_not_enter_a_graph() -> None:
     launch()
     launch()
     assert to_host(y).tolist() == [3, 3, 3]
+
+
+def test_no_finalizer_runs_while_any_thread_captures() -> None:
+    """One ends while another one goes on: they may wait for values, which would spoil its graph."""
+    inside, ended, seen = threading.Barrier(2), threading.Event(), list[bool]()
+
+    def capture(is_first: bool) -> None:
+        with Captures(xp, fake_driver).taking():
+            inside.wait(20)
+            if not is_first:
+                assert ended.wait(20)
+                seen.append(gc.isenabled())
+        ended.set()
+
+    threads = [threading.Thread(target=capture, args=(k,)) for k in (True, False)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (seen, gc.isenabled()) == ([False], True)
 
 
 def test_a_graph_needs_no_memory_of_others() -> None:
