@@ -26,8 +26,9 @@ def is_here() -> bool:
     return _library() is not None
 
 
-def compiled(code: str, options: Sequence[str], arch: str = "compute_80") -> str:
-    """The text in PTX; what the compiler says stands in an error."""
+def compiled(code: str, options: Sequence[str], arch: str = "sm_90") -> str:
+    """The text in PTX; what the compiler says stands in an error, and so does the assembler, as for too much
+    shared memory."""
     lib, program = _library(), ctypes.c_void_p()
     made = lib.nvrtcCreateProgram(ctypes.byref(program), code.encode(), b"k.cu", 0, None, None)
     assert made == 0, made
