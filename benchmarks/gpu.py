@@ -1,7 +1,8 @@
 """On one GPU, beside PyTorch (eager, and compiled with max-autotune), JAX and CuPy.
 
 python -m benchmarks gpu --save     the rows
-python -m benchmarks gpu --all      tests on the GPU first, then the rows, all kept in benchmarks/results
+python -m benchmarks gpu --all      tests on the GPU first, then the rows: all is kept in benchmarks/results,
+                                    with the driver, all versions, and plans with what was timed for them
 BENCHMARK_DEVICE=cpu python -m benchmarks gpu --scale 0.01    a rehearsal without a GPU"""
 
 from __future__ import annotations

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from .core.graph import Node
 from .core.index import Indices
 from .core.parameters import unfit
 from .core.registry import Params, Specs, op
-from .core.spec import Shape, Spec, is_float, uint8
+from .core.spec import Shape, Spec, float32, is_float, uint8
 
 LINE = 16  # bytes: a row has a multiple of them
 BITS, MASKED = "positive_bits", "where_positive"
@@ -46,7 +48,8 @@ def _bits_rule(x: Spec) -> Spec:
 
 def _bits_kernel(xp: Any, out: Any, x: Any) -> None:
     wide = xp.zeros((out.shape[0], 8 * out.shape[1]), uint8)
-    xp.copyto(wide[:, : x.shape[1]], x > 0, casting="unsafe")
+    known = x if x.dtype.itemsize > 2 else x.astype(float32)  # not all libraries compare bfloat16
+    xp.copyto(wide[:, : x.shape[1]], known > 0, casting="unsafe")
     octets = wide.reshape((*out.shape, 8)) * _powers(xp)
     xp.copyto(out, octets.sum(-1, dtype=uint8))
 
@@ -61,10 +64,11 @@ def _masked_rule(bits: Spec, x: Spec) -> Spec:
 
 
 def _masked_kernel(xp: Any, out: Any, bits: Any, x: Any) -> None:
-    """What has its bit, and else 0."""
+    """What has its bit, and else 0, word by word."""
+    word = np.dtype(f"u{x.dtype.itemsize}")
     found = xp.bitwise_and(bits[:, :, None], _powers(xp)) != 0
     mine = found.reshape((bits.shape[0], -1))[:, : x.shape[1]]
-    xp.copyto(out, xp.where(mine, x, x.dtype.type(0)))
+    xp.copyto(out.view(word), xp.where(mine, x.view(word), word.type(0)))
 
 
 op(MASKED, infer=_masked_rule, made_by="machine", indices=_indices, kernel=_masked_kernel)
