@@ -138,7 +138,7 @@ def _rehearsed() -> str:
 def tested() -> bool:
     """The tests that need a GPU; what they say is kept."""
     log = _file("gpu-tests", "txt")
-    command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", "tests/runtime/test_on_gpu.py"]
+    command = [sys.executable, "-m", "pytest", "-vv", "-m", "gpu", "tests/runtime/test_on_gpu.py"]
     fake = {"TESTED_DEVICE": "fake kernels"} if _rehearsed() else {}
     print(" ".join(command), "->", log, flush=True)
     with log.open("w") as file:

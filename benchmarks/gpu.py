@@ -22,8 +22,9 @@ from .workload import OURS, SYSTEMS, Case, Numbers, System, Workload, scaled
 DEVICE = os.environ.get("BENCHMARK_DEVICE", "cuda")
 _JAX = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_ENABLE_X64": "0"}
 _TORCH = {"BENCHMARK_DEVICE": DEVICE}
+_OURS = {"OSTINATO_DEVICE": DEVICE, "OSTINATO_CACHE": "off", "OSTINATO_TUNE": "on"}
 GPU: dict[str, System] = {
-    OURS: System(("numpy",), variables={"OSTINATO_DEVICE": DEVICE, "OSTINATO_CACHE": "off"}),
+    OURS: System(("numpy",), variables=_OURS),
     "jax": System(("jax",), variables=_JAX | ({"JAX_PLATFORMS": "cpu"} if DEVICE == "cpu" else {})),
     "torch": System(("torch",), variables=_TORCH),
     "torch/eager": System(("torch",), variables=_TORCH | {"BENCHMARK_EAGER": "1"}),
