@@ -97,8 +97,8 @@ class PlanCache:
             return None
 
     def _write(self, plan: Plan) -> None:
-        """Keep a plan on disk."""
-        if self.limit == 0:
+        """Keep a plan on disk, if there is a folder."""
+        if self.limit == 0 or self.disk.asked is None:
             return
         self.disk.write(self._name(plan.id), encode_plan(plan))
         self.writes -= 1

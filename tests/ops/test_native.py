@@ -437,18 +437,19 @@ def test_long_texts_are_optimised_at_a_lower_level(monkeypatch: pytest.MonkeyPat
     x = np.zeros(9)
     text = native.kernel_text(chain("float64"), loops_over(x.shape, [(8,)] * 3 + [(1,)]))
     binding = llvm._tools()[0]
-    usual, levels = binding.create_pipeline_tuning_options, []
+    usual, asked = binding.create_pipeline_tuning_options, []
 
     def options(speed_level: int) -> Any:
-        levels.append(speed_level)
-        return usual(speed_level=speed_level)
+        asked.append(usual(speed_level=speed_level))
+        return asked[-1]
 
     monkeypatch.setattr(binding, "create_pipeline_tuning_options", options)
     short = llvm.assembly(text)
     monkeypatch.setattr(llvm, "LONG", len(text))
     assert "body:" in llvm.assembly(text)
     assert "body:" in short
-    assert levels == [3, 2]
+    assert [o.speed_level for o in asked] == [3, 2]
+    assert [o.loop_unrolling for o in asked] == [True, False]
 
 
 @pytest.mark.skipif(sys.platform != "linux" or sys.maxsize < 1 << 32, reason="for Linux, 64 bits")
