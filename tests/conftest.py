@@ -67,10 +67,13 @@ LONG = [  # 15 seconds and more, the longest first
 
 @pytest.fixture(autouse=True, scope="module")
 def no_session_of_several_is_left() -> Iterator[None]:
-    """A file of tests ends the sessions that it opened: they are not those of the next one."""
+    """A file of tests ends the sessions that it opened: they are not those of the next one. Nobody looks for
+    garbage among what it leaves behind."""
     yield
     if job_size() == 1:
         assert [s.target.mesh for s in sessions._everybodys if s.workers > 1] == []
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection() -> None:

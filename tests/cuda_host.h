@@ -29,7 +29,7 @@ static unsigned turn_;
 enum { RUNS, WAITS_FOR_WARP, WAITS_FOR_BLOCK, OVER };
 static int state_[1024];
 static unsigned long long slot_[1024];
-static char* stacks_ = (char*)malloc(1024l << 16);
+static char* stacks_ = (char*)malloc(1024l << 18);
 static inline void wait_(int state) {
   const unsigned me = turn_;
   state_[me] = state;
@@ -64,8 +64,8 @@ static void go_on_(unsigned t) {
   if (begun_[t]) _longjmp(fibers_[t], 1);
   begun_[t] = true;
   getcontext(&fiber_of_[t]);
-  fiber_of_[t].uc_stack.ss_sp = stacks_ + ((long)t << 16);
-  fiber_of_[t].uc_stack.ss_size = 1 << 16;
+  fiber_of_[t].uc_stack.ss_sp = stacks_ + ((long)t << 18);
+  fiber_of_[t].uc_stack.ss_size = 1 << 18;
   makecontext(&fiber_of_[t], fiber_, 0);
   setcontext(&fiber_of_[t]);
 }

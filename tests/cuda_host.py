@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
-FLAGS = ("-O1", "-march=native", "-ffp-contract=off", "-fno-fast-math", "-std=c++17", "-w")
+FLAGS = ("-O0", "-march=native", "-ffp-contract=off", "-fno-fast-math", "-std=c++17", "-w")
 HEADER = Path(__file__).with_suffix(".h")
 _one_at_a_time = threading.Lock()  # a block's threads have static memory
 _folder = tempfile.TemporaryDirectory(prefix="cuda-host-")

@@ -131,7 +131,7 @@ def test_blackscholes(workers: int) -> None:
     assert found == pytest.approx([price, price - 42 + left, below(d)], rel=1e-12)
 
 
-@pytest.mark.parametrize("workers", some([2, 1, 3], 2))
+@pytest.mark.parametrize("workers", some([2, 1, 3], 3))
 def test_hybrid(
     workers: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -100,24 +100,41 @@ def test_while_loops_tell_their_iteration() -> None:
     assert numbers == sorted(numbers)
 
 
-def test_what_is_short_is_not_told() -> None:
-    with use(), Told() as told:
-        f = ost.compile(lambda x: x + 1)
-        for _ in range(100):
-            f(ost.ones(3)).numpy()
-        time.sleep(0.3)
-        with activity.task("read", "shorter than a second, which is a tenth of one here"):
-            time.sleep(0.06)
-    assert told.all == []
-    assert gone()
-
-
-def test_short_runs_in_a_row_are_not_one_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that goes on in runs alone, each of which takes less than what is shown."""
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What all steps are timed by, which goes on only where a test says so."""
+    assert gone(), "whose thread would end by another clock"
     now = [time.perf_counter()]
     monkeypatch.setattr(progress._watch, "last", (0.0, 0.0))  # by that clock
     for module in (activity, progress):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    return now
+
+
+def looked() -> None:
+    """The thread that looks has looked."""
+    progress._watch.bell.set()
+    progress._watch._tell()
+
+
+def test_what_is_short_is_not_told(clock: list[float]) -> None:
+    with use(), Told() as told:
+        f = ost.compile(lambda x: x + 1)
+        for _ in range(100):
+            f(ost.ones(3)).numpy()
+            clock[0] += progress.AFTER
+        looked()
+        with activity.task("read", "shorter than a second, which is a tenth of one here"):
+            clock[0] += 0.9 * progress.AFTER
+            looked()
+        clock[0] += 9.0
+    assert told.all == []
+    assert gone()
+
+
+def test_short_runs_in_a_row_are_not_one_long_run(clock: list[float]) -> None:
+    """By a clock that goes on in runs alone, each of which takes less than what is shown."""
+    now = clock
 
     class Passing:
         runs = 0
@@ -145,14 +162,14 @@ def test_short_runs_in_a_row_are_not_one_long_run(monkeypatch: pytest.MonkeyPatc
     assert told.all == []
 
 
-def test_steps_before_the_first_run_are_one_wait() -> None:
+def test_steps_before_the_first_run_are_one_wait(clock: list[float]) -> None:
     """Each is short, and who waits sees them together."""
     with Told() as told:
         for kind in ("trace", "plan", "tune", "compile"):
             with activity.task(kind, kind):
-                time.sleep(0.06)
-    assert {p.what for p in told.all} >= {"tune", "compile"}
-    assert "trace" not in {p.what for p in told.all}
+                clock[0] += 0.6 * progress.AFTER
+                looked()
+    assert {p.what for p in told.all} == {"plan", "tune", "compile"}
 
 
 def test_kernels_that_are_compiled_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

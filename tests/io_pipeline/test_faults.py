@@ -57,14 +57,14 @@ def hanging() -> Iterator[Hanging]:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_read_that_hangs_is_a_fault_of_its_sample(hanging: Hanging, threads: int) -> None:
-    pipe = ost.io.samples(hanging).on_error("skip", timeout=0.15).batch(8).to("numpy")
+    pipe = ost.io.samples(hanging).on_error("skip", timeout=0.5).batch(8).to("numpy")
     pipe, begin = pipe.run_with(threads=threads), time.monotonic()
     found = joined(pipe.epoch(0))[0]
     np.testing.assert_array_equal(found, [k for k in range(40) if k not in hanging.late])
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 25, "of them, one alone would answer after 30 s"
     assert {f.sample for f in pipe.faults()} == hanging.late
     assert {f.reason for f in pipe.faults()} == {
-        "DataFileError: sample 3: got no answer within 0.15 s; needed a source that answers, or more "
+        "DataFileError: sample 3: got no answer within 0.5 s; needed a source that answers, or more "
         "time by on_error(timeout=...)".replace("sample 3", f"sample {k}")
         for k in hanging.late
     }
@@ -73,19 +73,19 @@ def test_a_read_that_hangs_is_a_fault_of_its_sample(hanging: Hanging, threads: i
 
 
 def test_what_hangs_is_replaced_or_raised(hanging: Hanging) -> None:
-    pipe = ost.io.samples(hanging).on_error("replace", timeout=0.1, most=1).batch(8).to("numpy")
+    pipe = ost.io.samples(hanging).on_error("replace", timeout=0.4, most=1).batch(8).to("numpy")
     found = joined(pipe.epoch(0))[0]
     kept = [k for k in range(40) if k not in hanging.late]
     np.testing.assert_array_equal(found[kept], kept)
     assert not {*found} & hanging.late
-    with pytest.raises(SampleError, match=r"sample 3, in read .*no answer within 0.1 s") as caught:
-        list(ost.io.samples(hanging).on_error("raise", timeout=0.1).batch(8).to("numpy").epoch(0))
+    with pytest.raises(SampleError, match=r"sample 3, in read .*no answer within 0.4 s") as caught:
+        list(ost.io.samples(hanging).on_error("raise", timeout=0.4).batch(8).to("numpy").epoch(0))
     assert isinstance(caught.value.__cause__, OSError)
 
 
 def test_no_more_than_so_many_hang(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timed, "MOST_STUCK", 2)
-    pipe = ost.io.samples(hanging).on_error("skip", timeout=0.1, most=1).batch(8, tail="keep")
+    pipe = ost.io.samples(hanging).on_error("skip", timeout=0.4, most=1).batch(8, tail="keep")
     pipe = pipe.to("numpy").run_with(threads=1)
     found = joined(pipe.epoch(0))[0]
     assert hanging.asked == [3, 17]
@@ -116,7 +116,7 @@ def test_functions_that_hang_are_faults_of_their_samples(hanging: Hanging) -> No
                 fault.reason,
             ), fault.reason
     with pytest.raises(SampleError, match=r"sample 3, row 3 of .*, in map .*slow .*no answer"):
-        list(numbers.map(slow).on_error("raise", timeout=0.1).batch(8).to("numpy").epoch(0))
+        list(numbers.map(slow).on_error("raise", timeout=0.4).batch(8).to("numpy").epoch(0))
     hanging.end.set()
 
 

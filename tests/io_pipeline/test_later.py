@@ -340,7 +340,7 @@ def test_moving_there_and_back_loses_no_batch() -> None:
         if attempt != 5:  # else it is let go of
             epoch.close()
         del epoch
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while any(t.name.startswith("ostinato-feed") for t in threading.enumerate()):
         assert time.monotonic() < until
         time.sleep(0.01)

@@ -16,6 +16,7 @@ from ostinato.io_pipeline.tuner.tuner import Measure, Tuner
 
 import ostinato as ost
 from ostinato import settings
+from tests.thorough import few
 
 CORES = 4
 SPACE = Space(range(1, 4 * CORES + 1), [1, 2, 4, 8, 16, 32, 64], [4])
@@ -66,7 +67,7 @@ def driven(feed: Feed, laps: int, tuner: Tuner | None = None, known: Any = None)
     return tuner
 
 
-SEEDS = 60
+SEEDS = few(60)
 
 
 def test_the_optimum_is_found_within_40_laps() -> None:

@@ -85,7 +85,7 @@ def test_first(name):
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_second(name):
     """The gradient is a function like any other, so it has a gradient."""
-    for function, inputs in SMOOTH[name]:
+    for function, inputs in SMOOTH[name] if THOROUGH else SMOOTH[name][:1]:
         check(pullback(function), *inputs, rtol=1e-5)
 
 

@@ -20,7 +20,7 @@ from ostinato.planner.plan import Key, Target
 
 import ostinato as ost
 from ostinato.reading import CompileTrace
-from tests.thorough import THOROUGH
+from tests.thorough import THOROUGH, some
 
 MESHES = [(2048,), (65536,), (256, 256), (32, 32, 64)]
 FEW = 64  # workers that a plan may look at one by one
@@ -81,8 +81,11 @@ def programs(mesh: Mesh) -> list[tuple[Callable[..., Any], list[Spec], str]]:
     ]
 
 
-@pytest.mark.parametrize("numerics", ["same-plan", "any-workers"])
-@pytest.mark.parametrize("mesh", MESHES, ids=lambda m: "x".join(map(str, m)))
+@pytest.mark.parametrize(
+    ("mesh", "numerics"),
+    [(m, n) for k, m in enumerate(MESHES) for n in some(["same-plan", "any-workers"], 2, k)],
+    ids=str,
+)
 def test_nobody_asks_worker_by_worker(
     mesh: Mesh, numerics: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

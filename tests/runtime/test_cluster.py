@@ -38,7 +38,7 @@ from ostinato.errors import (
 from tests.clusters import ROOT, gone, needs_dask, with_key
 from tests.helpers import counts_traces
 from tests.programs import make_program
-from tests.thorough import THOROUGH
+from tests.thorough import THOROUGH, some
 
 pytestmark = [
     needs_dask,
@@ -72,7 +72,7 @@ def caught(run: Callable[[], Any]) -> BaseException | None:
 
 
 # -- the same answers ----------------------------------------------------------------------
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", some(range(12)))
 def test_random_programs(session: sessions.Session, seed: int) -> None:
     r = random.Random(seed)
     program = make_program(r)
@@ -618,7 +618,7 @@ def test_thousands_of_bad_messages() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", ["worker", "lead", "scheduler", "stopped"])
+@pytest.mark.parametrize("who", ["worker", *some(["stopped", "lead", "scheduler"])])
 def test_something_dies(who: str) -> None:
     """One clear error within seconds; no process is left; the next cluster works."""
     with ost.LocalCluster(2, heartbeat=3) as cluster:
@@ -726,7 +726,7 @@ def test_dask_hears_of_its_workers_while_they_compute(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["exit", "raise", "kill"])
+@pytest.mark.parametrize("how", some(["raise", "exit", "kill"], 2))
 def test_the_program_ends_and_so_does_its_cluster(how: str, tmp_path: Path) -> None:
     code = (
         "import ostinato as ost, os, sys, signal, json\n"

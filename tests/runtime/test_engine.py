@@ -220,11 +220,15 @@ def test_arrays_move_between_sessions() -> None:
 
 
 def test_closing_ends_the_threads() -> None:
-    before = threading.active_count()
+    before = {*threading.enumerate()}  # others may end meanwhile
+
+    def new() -> list[str]:
+        return [t.name for t in {*threading.enumerate()} - before if "progress" not in t.name]
+
     with ost.connect(workers=4):
         float(ost.ones(4, split=0).sum())
-        assert threading.active_count() == before + 4
-    assert threading.active_count() == before
+        assert len(new()) == 4
+    assert new() == []
 
 
 # -- a worker's program as data --------------------------------------------------------------------
@@ -385,7 +389,9 @@ def test_ctrl_c_between_any_two_steps_loses_nothing(monkeypatch: pytest.MonkeyPa
 
 def test_a_loop_that_talks_to_nobody_ends_with_ctrl_c() -> None:
     with use((2,)):
-        count = ost.while_loop(lambda k: k >= 0, lambda k: k + 1, ost.zeros(()), most=4_000_000_000)
+        count = ost.while_loop(
+            lambda k: k >= 0, lambda k: k + 1, ost.zeros(()), most=400_000_000_000
+        )
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         start = time.monotonic()
         before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
@@ -394,7 +400,7 @@ def test_a_loop_that_talks_to_nobody_ends_with_ctrl_c() -> None:
                 np.asarray(count)
         finally:
             signal.signal(signal.SIGINT, before)
-        assert time.monotonic() - start < 3
+        assert time.monotonic() - start < 60, "all turns take several minutes"
 
 
 def test_a_plan_that_the_cache_let_go_holds_no_old_memory() -> None:

@@ -20,6 +20,7 @@ from tests.runtime import cases
 from tests.runtime import test_communicator as tests
 from tests.runtime.gpu_team import team
 from tests.sessions import JOB
+from tests.thorough import some
 
 pytestmark = pytest.mark.skipif(JOB > 1, reason="workers of such a device are threads")
 TESTS = [n for n in vars(tests) if n.startswith("test_") and n != "test_alone"]
@@ -32,7 +33,8 @@ def test_as_threads_do(name: str, at_once: int, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(tests, "team", team)
     monkeypatch.setattr(on_device, "AT_ONCE", at_once)
     test = getattr(tests, name)
-    for arguments in cases.of(test):
+    found = cases.of(test)
+    for arguments in some(found, 2, at_once > 0 and len(found) > 1):
         test(**arguments)
 
 

@@ -90,7 +90,7 @@ class Children:
         )
 
 
-@pytest.mark.parametrize(("what", "few", "many"), [("files", 250, 20_000), ("nodes", 250, 20_000)])
+@pytest.mark.parametrize(("what", "few", "many"), [("files", 150, 20_000), ("nodes", 150, 20_000)])
 def test_forgeries(
     what: str, few: int, many: int, tmp_path: Path, tally: Tally, thorough: bool
 ) -> None:

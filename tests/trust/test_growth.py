@@ -38,16 +38,24 @@ def alone() -> Iterator[None]:
     gc.collect()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def all_is_seen() -> Iterator[None]:
-    """Caches too, which were there before the tests: tests/conftest.py hides them from the collector."""
-    gc.unfreeze()
-    yield
-    gc.freeze()
-
-
 def living(kind: type) -> list[Any]:
+    """What is there of a kind, but for what was there before: the collector looks at no other."""
     return [x for x in gc.get_objects() if type(x) is kind]
+
+
+_caches: list[Any] = []
+
+
+@pytest.fixture(autouse=True, scope="module")
+def caches_are_seen() -> Iterator[None]:
+    """Also those that were there before the tests, among half a million objects of the tests themselves:
+    tests/conftest.py hides them from the collector."""
+    gc.unfreeze()
+    _caches[:] = living(functools._lru_cache_wrapper)
+    gc.collect()
+    gc.freeze()
+    yield
+    _caches.clear()
 
 
 def threads() -> set[threading.Thread]:
@@ -62,7 +70,7 @@ def threads() -> set[threading.Thread]:
 
 def census() -> Census:
     """What lives now, but for what caches of a fixed size hold."""
-    for x in living(functools._lru_cache_wrapper):
+    for x in (*_caches, *living(functools._lru_cache_wrapper)):
         if x.__module__.startswith("ostinato") and (x.cache_parameters()["maxsize"] or 0) >= 64:
             x.cache_clear()
     gc.collect()
