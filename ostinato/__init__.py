@@ -5,6 +5,7 @@ import ostinato as ost
 
 from __future__ import annotations
 
+import gc as _gc
 import os as _os
 import sys as _sys
 from typing import TYPE_CHECKING as _CHECKED
@@ -14,6 +15,17 @@ if _os.path.isdir(_os.path.join(_root, "planner")) and _os.path.isfile(
     _os.path.join(_root, "pyproject.toml")
 ):
     __path__.append(_root)  # a checkout: the rooms lie beside this folder
+
+_looked = _gc.isenabled()
+_gc.disable()  # among what is imported is no garbage: looking for it would take an eighth of the time
+try:
+    from . import compiled as _compiled  # and with it nearly all that is named below
+finally:
+    if not _gc.get_freeze_count():  # else somebody has hidden objects of his
+        _gc.freeze()
+        _gc.unfreeze()  # all that is there is old now, and is not looked at soon
+    if _looked:
+        _gc.enable()
 
 from ostinato.ops import fft as fft
 from ostinato.ops import linalg as linalg

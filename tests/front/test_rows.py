@@ -20,6 +20,7 @@ from ostinato.planner import external
 import ostinato as ost
 from tests.front.test_streaming import loaded, moved, small_blocks
 from tests.sessions import use
+from tests.thorough import some
 
 __all__ = ["moved", "small_blocks"]  # fixtures
 
@@ -229,8 +230,9 @@ JOINS: dict[str, tuple[Any, float, float]] = {  # how often all is read, and the
 }
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-@pytest.mark.parametrize("name", JOINS)
+@pytest.mark.parametrize(
+    ("name", "workers"), [(name, n) for k, name in enumerate(JOINS) for n in some([1, 4], 2, k)]
+)
 def test_rows_beside_others(
     tmp_path: Path, x: Any, name: str, workers: int, read: Counter[str], moved: Counter[str]
 ) -> None:

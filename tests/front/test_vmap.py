@@ -20,6 +20,7 @@ from ostinato.errors import ArgumentError, BoundsError, OstinatoError, ShapeErro
 from tests.helpers import assert_same, on
 from tests.ops.nodes import SAMPLED, of, same
 from tests.ops.samples import Sample
+from tests.thorough import few
 
 RNG = np.random.default_rng(7)
 MATRIX, ROWS = RNG.normal(size=(4, 3)), RNG.normal(size=(5, 3))
@@ -88,7 +89,7 @@ def test_every_operation_is_mapped(name: str) -> None:
     if not samples:
         return  # made of nothing
     done = 0
-    for sample in chance.sample(samples, min(6, len(samples))):
+    for sample in chance.sample(samples, min(few(6), len(samples))):
         done += mapped_like_a_loop(sample, chance)
     assert done, f"no sample of {name} could be mapped"
 

@@ -30,7 +30,8 @@ elif missing == "gomp":
         opened(self, name, *args, **options)
     ctypes.CDLL.__init__ = init
 
-import ostinato as ost
+import gc, ostinato as ost
+assert gc.isenabled() and not gc.get_freeze_count(), "as before the import"
 
 @ost.compile
 def both(x, w):

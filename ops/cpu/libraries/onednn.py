@@ -6,7 +6,6 @@ The library is found by the wheel that brings it (`onednn-cpu-gomp`), or as the 
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -76,6 +75,8 @@ def library() -> Any:
 
 def _path() -> str:
     """Where the wheel put it; else its name, for the system to find."""
+    import importlib.metadata  # which takes long: with it comes what reads mails
+
     try:
         files = importlib.metadata.files(_WHEEL) or ()
     except importlib.metadata.PackageNotFoundError:
