@@ -286,21 +286,27 @@ def movable(seconds: float = 0.004) -> Pipe:
     return pipe.run_with(threads=2, chunk=2, ahead=1 << 14)
 
 
+def has_decided(pipe: Pipe) -> bool:
+    drive: Any = pipe.cursor.drive
+    return drive is not None and drive.tuner is not None and drive.tuner.result is not None
+
+
 def test_stages_move_where_that_pays(tuned: None) -> None:
     """In the middle of an epoch, and no bit changes; the next epoch, and the next run, begin there."""
-    wanted = bytes_of(movable(0.0).run_with(tune=False), 0)
-    auto = movable().on_device("auto")
-    epoch = auto.epoch(0)
-    found, places = [], []
-    for batch in epoch:
-        places.append(bool(auto.stats()["later"]))
-        time.sleep(0.002)
-        found.append([(np.asarray(x).tobytes(), x.shape, np.dtype(x.dtype)) for x in batch])
-    assert found == wanted
+    auto, places = movable().on_device("auto"), []
+    for epoch in range(10):  # on a busy machine few laps may count
+        wanted, found = bytes_of(movable(0.0).run_with(tune=False), epoch), []
+        for batch in auto.epoch(epoch):
+            places.append(bool(auto.stats()["later"]))
+            time.sleep(0.002)
+            found.append([(np.asarray(x).tobytes(), x.shape, np.dtype(x.dtype)) for x in batch])
+        assert found == wanted
+        if places[-1] and has_decided(auto):
+            break
     assert not places[0]
     assert places[-1], "\n".join(auto.stats()["decisions"])
     assert "the last stages on the device" in auto.explain()
-    with auto.epoch(1) as again:
+    with auto.epoch(epoch + 1) as again:
         assert again._work.recipe.later is not None
     other = movable().on_device("auto")
     with other.epoch(1) as first:

@@ -46,7 +46,7 @@ def no_thread_is_left() -> Iterator[None]:
     assert sys.getswitchinterval() == pytest.approx(before)
 
 
-def settled(seconds: float = 5.0) -> list[str]:
+def settled(seconds: float = 60.0) -> list[str]:
     """The pipes' threads that are there still, when they had time to end."""
     until = time.monotonic() + seconds
     while (found := mine()) and time.monotonic() < until:

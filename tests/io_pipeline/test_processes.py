@@ -57,11 +57,16 @@ def children() -> list[str]:
 def nothing_is_left() -> Iterator[None]:
     yield
     assert settled() == []
-    until = time.monotonic() + 5
+    assert ended()
+
+
+def ended() -> bool:
+    """Whether no process is left, within a minute."""
+    until = time.monotonic() + 60
     while children() and time.monotonic() < until:
         gc.collect()  # pipes are in circles, and threads that have just ended held them
         time.sleep(0.01)
-    assert children() == []
+    return children() == []
 
 
 def base() -> Pipe:
@@ -110,8 +115,7 @@ def test_they_stay_for_the_next_epoch_and_end_with_the_pipe() -> None:
         assert len(settled()) == 0  # all is made, and the last batch is left where it is
         assert len(children()) > 1
     del pipe
-    gc.collect()
-    assert children() == []
+    assert ended()
 
 
 # -- what fails --------------------------------------------------------------------------------

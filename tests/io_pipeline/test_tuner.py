@@ -322,14 +322,16 @@ def waiting(n: int = 40) -> Pipe:
 
 
 def test_the_tuner_changes_no_bit(tuned: Path) -> None:
-    wanted = [*waiting().run_with(tune=False).epoch(2)]
-    pipe = waiting()
-    found, threads = [], set()
-    for k, batch in enumerate(pipe.epoch(2)):
-        found.append(batch)
-        threads.add(pipe.stats()["threads"] if k % 2 else 0)
+    pipe, threads = waiting(), set()
+    for epoch in range(2, 22):  # on a busy machine few laps may count
+        wanted, found = [*waiting().run_with(tune=False).epoch(epoch)], []
+        for k, batch in enumerate(pipe.epoch(epoch)):
+            found.append(batch)
+            threads.add(pipe.stats()["threads"] if k % 2 else 0)
+        np.testing.assert_array_equal(found, wanted)
+        if len(threads) > 3:
+            break
     assert len(threads) > 3
-    np.testing.assert_array_equal(found, wanted)
 
 
 def test_epochs_go_on_as_tuned_and_the_next_run_begins_so(tuned: Path) -> None:
@@ -363,11 +365,14 @@ def test_epochs_go_on_as_tuned_and_the_next_run_begins_so(tuned: Path) -> None:
 
 def test_what_the_user_says_is_never_changed(tuned: Path) -> None:
     pipe = waiting().run_with(threads=3, ahead=1 << 20)
-    chunks = set()
-    for _ in pipe.epoch(0):
-        found = pipe.stats()
-        chunks.add(found["chunk"])
-        assert (found["threads"], found["ahead"]) == (3, 1 << 20)
+    chunks: set[int] = set()
+    for epoch in range(20):
+        for _ in pipe.epoch(epoch):
+            found = pipe.stats()
+            chunks.add(found["chunk"])
+            assert (found["threads"], found["ahead"]) == (3, 1 << 20)
+        if len(chunks) > 1:
+            break
     assert len(chunks) > 1
     pipe = pipe.run_with(chunk=2)
     assert len([*pipe.epoch(0)]) == 200
