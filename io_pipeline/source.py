@@ -105,7 +105,7 @@ class Source:
         """The same with others behind it along the first axis."""
         return Joined([self, *others])
 
-    def rows(self, lo: int, hi: int) -> Iterator[Rows]:
+    def whose_rows(self, lo: int, hi: int) -> Iterator[Rows]:
         """Where rows lie: equal keys and numbers are the same rows, whoever shows them."""
         yield (id(self), 1, tuple(map(range, self.shape[1:]))), lo, hi
 
@@ -492,13 +492,16 @@ class Part(Source):
         else:
             read_single(self.source, out, places, inner, self.row)
 
-    def rows(self, lo: int, hi: int) -> Iterator[Rows]:
+    def whose_rows(self, lo: int, hi: int) -> Iterator[Rows]:
         first, *inner = self.axes
-        plain = isinstance(first, range) and first.step == 1
-        if plain and all(isinstance(axis, range) for axis in inner):
-            yield (id(self.source), self.row, tuple(inner)), first[0] + lo, first[0] + hi
-        else:
-            yield from super().rows(lo, hi)
+        own = super().whose_rows(lo, hi)
+        if isinstance(first, range) and first.step == 1:
+            ranges = tuple([axis for axis in inner if isinstance(axis, range)])
+            if len(ranges) == len(inner):
+                own = iter(
+                    [((id(self.source), self.row, ranges), first.start + lo, first.start + hi)]
+                )
+        yield from own
 
     def sliced(self, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Source:
         cuts = zip(self.axes, starts, sizes, steps, strict=True)
@@ -535,11 +538,11 @@ class Joined(Source):
                 source.read(out[lo + at - begin : hi + at - begin], ((lo, hi), *rest))
             at += source.shape[0]
 
-    def rows(self, lo: int, hi: int) -> Iterator[Rows]:
+    def whose_rows(self, lo: int, hi: int) -> Iterator[Rows]:
         for source in self.sources:
             n = source.shape[0]
             if max(lo, 0) < min(hi, n):
-                yield from source.rows(max(lo, 0), min(hi, n))
+                yield from source.whose_rows(max(lo, 0), min(hi, n))
             lo, hi = lo - n, hi - n
 
 

@@ -67,17 +67,17 @@ class ReadAhead:
                 source.read(out, box)
                 continue
             (at, end), *rest = box
-            for key, first, last in source.rows(at, end):
+            for key, first, last in source.whose_rows(at, end):
                 rows = out[at - box[0][0] : at - box[0][0] + last - first]
                 piece = Piece((key, *rest), first, last, rows)
                 wanted.append((last, source, at, piece, tuple(rest)))
                 at += last - first
-        for _, source, at, piece, rest in sorted(wanted, key=lambda w: -w[0]):
+        for _, source, at, piece, inner in sorted(wanted, key=lambda w: -w[0]):
             for lo, hi in _copied(piece, (*self.pieces, *made)):
                 shift = at - piece.first
                 source.read(
                     piece.rows[lo - piece.first : hi - piece.first],
-                    ((lo + shift, hi + shift), *rest),
+                    ((lo + shift, hi + shift), *inner),
                 )
             made.append(piece)
         self.pieces = made
@@ -104,7 +104,7 @@ def _shared(sources: Sequence[Any]) -> list[bool]:
     """Which of these show something of a file that others show, too."""
     if len(sources) < 2:
         return [False] * len(sources)
-    keys = [{key for key, *_ in s.rows(0, s.shape[0])} if s.shape else set() for s in sources]
+    keys = [{key for key, *_ in s.whose_rows(0, s.shape[0])} if s.shape else set() for s in sources]
     count = Counter(key for each in keys for key in each)
     return [any(count[key] > 1 for key in each) for each in keys]
 

@@ -145,6 +145,18 @@ def test_a_compiled_function_takes_rows_in_order(tmp_path: Path, x: Any) -> None
     np.testing.assert_array_equal(first, expected[:3])
 
 
+def test_rows_in_order_beside_rows_as_they_lie(tmp_path: Path, x: Any) -> None:
+    """And beside the next ones of both."""
+    with use(memory_limit=LIMIT):
+        y = file(tmp_path / "x.npy")
+        walk = ost.take(y, ost.argsort(y[:, 0]), axis=0)
+        ost.save(tmp_path / "y.npy", walk[1:] - walk[:-1] + y[1:] * y[:-1])
+    expected = x[np.argsort(x[:, 0], kind="stable")]
+    np.testing.assert_allclose(
+        loaded(tmp_path / "y.npy"), np.diff(expected, axis=0) + x[1:] * x[:-1], rtol=1e-6
+    )
+
+
 def test_few_rows_and_long_ones_are_read_where_they_lie(tmp_path: Path, x: Any) -> None:
     """No file is made of them."""
     long = np.random.default_rng(0).normal(size=(64, 2048))
