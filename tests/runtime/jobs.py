@@ -29,8 +29,8 @@ def say(**what: Any) -> None:
     print(json.dumps(what), flush=True)
 
 
-def fail_in(order: int, rank: int) -> None:
-    """This worker's step fails once, the `order`-th time."""
+def fail_in(order: int, rank: int, go: Path | None = None) -> None:
+    """This worker's step fails once, the `order`-th time; not before there is a file, if that is said."""
     if rank != RANK:
         return
     step, count = Worker.step, [0]
@@ -38,6 +38,9 @@ def fail_in(order: int, rank: int) -> None:
     def failing(self: Worker, *args: Any) -> Any:
         count[0] += 1
         if count[0] == order:
+            end = time.monotonic() + 30
+            while go is not None and not go.exists() and time.monotonic() < end:
+                time.sleep(0.01)
             raise ZeroDivisionError("by test")
         return step(self, *args)
 
@@ -133,7 +136,8 @@ def one_fails() -> None:
 
 def put_off() -> None:
     """The lead does a short plan when it has given the next order; what fails then is told then."""
-    fail_in(40, int(sys.argv[2]))
+    go = Path(sys.argv[3])
+    fail_in(40, int(sys.argv[2]), go)
     session = ost.connect()
     lead = session.engine.lead  # type: ignore[attr-defined]
     f, g, x = _sum(), ost.compile(lambda x: x.sum()), ost.asarray(np.ones(12), split=0)
@@ -145,6 +149,7 @@ def put_off() -> None:
     good = f(x)
     kept.pop()
     lost = f(x)
+    go.touch()  # else another may have failed, and the lead know it, within that call
     time.sleep(0.3)  # another's failure is known before the lead has done its share
     end = time.monotonic() + (30 if int(sys.argv[2]) else 0)
     while lead.failed is None and time.monotonic() < end:

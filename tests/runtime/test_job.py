@@ -200,8 +200,8 @@ def test_a_failure_that_nobody_waits_for_is_told_later() -> None:
 
 @needs_mpi
 @pytest.mark.parametrize("rank", some([2, 0], 2))
-def test_what_the_lead_puts_off_is_done_before_anything_else(rank: int) -> None:
-    found = good(3, "put_off", str(rank))
+def test_what_the_lead_puts_off_is_done_before_anything_else(tmp_path: Path, rank: int) -> None:
+    found = good(3, "put_off", str(rank), str(tmp_path / "go"))
     assert found["behind"] == [1, 0, 0]
     assert found["sums"] == pytest.approx([12, 1, 1])
     assert "by test" in found["error"]["text"]
