@@ -552,8 +552,8 @@ def geomspace(
     >>> ost.geomspace(1, 8, 4)
     Array([1., 2., 4., 8.], dtype=float64, whole of 1)
     """
-    numbers = isinstance(start, (int, float)) and isinstance(stop, (int, float))
-    if numbers and start * stop <= 0:
+    signs = [np.sign(v) for v in (start, stop) if isinstance(v, (int, float))]
+    if 0 in signs or {*signs} == {1, -1}:
         raise misfit(
             ArgumentError,
             "geomspace",

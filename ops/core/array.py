@@ -623,10 +623,10 @@ class Array:
         return _binary("remainder", other, self)
 
     def __divmod__(self, other: Operandish) -> tuple[Array, Array]:
-        return self // other, self % other
+        return _quotient_and_rest(self, other)
 
     def __rdivmod__(self, other: Operandish) -> tuple[Array, Array]:
-        return other // self, other % self
+        return _quotient_and_rest(other, self)
 
     def __pow__(self, other: Operandish) -> Array:
         return _binary("pow", self, other)
@@ -997,6 +997,11 @@ def _binary(name: str, x: Any, y: Any) -> Array:
     if weak_kind(x) is not None and weak_kind(y) is not None:
         made.weak = _WEAK.get(made.dtype.kind)
     return made
+
+
+def _quotient_and_rest(x: Any, y: Any) -> tuple[Array, Array]:
+    quotient = _binary("floor_divide", x, y)
+    return quotient if quotient is NotImplemented else (quotient, _binary("remainder", x, y))
 
 
 @runtime_checkable

@@ -271,7 +271,7 @@ def signm(x: Operandish, /) -> Array:
     one of them is 0, unless x is symmetric.
 
     >>> ost.linalg.signm([[2.0, 1.0], [0.0, -1.0]])
-    Array([[ 1.        ,  0.66666667],
-           [ 0.        , -1.        ]], dtype=float64, whole of 1)
+    Array([[ 1.    ,  0.6667],
+           [ 0.    , -1.    ]], dtype=float64, whole of 1)
     """
     return apply("signm", floats(x))
