@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -238,6 +239,7 @@ def main(how: str) -> None:
             thread.join(0.01)  # a handler is called when the main thread comes back
     elif how == "fork":
         [bits(work()) for work in families().values()]
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, from 3.12 on
         if child := os.fork():
             sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         told = works(lambda: timers(EVERY))
