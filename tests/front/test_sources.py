@@ -318,8 +318,8 @@ def test_each_row_group_is_read_once_and_only_what_is_asked_for(
         x = ost.load(parquet, dataset="x", resident=False, split=0)
         assert not read
         ost.save(parquet.with_name("y.npy"), ost.exp(x))
-        between = workers - 1  # groups of which two workers have a part
-        assert 16 <= len(read) <= 16 + between
+        # one that two turns have a part of may have made room for the other worker's by then
+        assert 16 <= len(read) <= 16 + 3 * (workers - 1)
         read.clear()
         same(x[250:260], VALUE[250:260, 0])
         assert {k for k, _ in read} <= {2}
