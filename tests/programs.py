@@ -538,7 +538,7 @@ def _diagonal(r: random.Random, values: Values, k: int, name: str) -> Any:
     return (
         f"diagonal[{d}]",
         (k,),
-        lambda x: ost.diagonal(x, offset=d),
+        lambda x: ost.linalg.diagonal(x, offset=d),
         lambda x: np.diagonal(x, d, -2, -1),
     )
 
