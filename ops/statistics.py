@@ -340,7 +340,8 @@ def nanvar(
     off = where(gone, astype(0, x.dtype), x - nanmean(x, axis, keepdims=True))
     square = sum_of(real(off * conj(off)), axis, keepdims=keepdims)
     left = _count(x, gone, axis, keepdims) - (ddof if correction is None else correction)
-    return square / where(left > 0, left, astype(float("nan"), left.dtype))
+    found = square / where(left > 0, left, astype(float("nan"), left.dtype))
+    return found if dtype is None else astype(found, dtype)
 
 
 def nanstd(
