@@ -1,11 +1,13 @@
 """Order by machine code against NumPy's, for lines of all lengths that lie in all ways."""
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DTYPES, bfloat16
+from ostinato.ops.cpu.kernels.sort import order
 from ostinato.ops.cpu.kernels.sort.order import EXCHANGES, LONG, sort_function, sort_room
 from ostinato.ops.cpu.kernels.sort.radix import SHORT
 
@@ -97,13 +99,39 @@ def test_lines_are_in_numpy_s_order(dtype: Any) -> None:
         check(x, axis, descending, int(rng.integers(1, 1 + max(1, n // rng.choice([1, 8])))), 1)
 
 
+@pytest.fixture
+def runs_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Another kind of processor, as LLVM calls it."""
+
+    def change(name: str) -> None:
+        monkeypatch.setattr(order, "processor", lambda: name)
+        order._has_vectors.cache_clear()
+
+    yield change
+    order._has_vectors.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["znver4", "skylake-avx512"])
 @pytest.mark.parametrize("dtype", KINDS, ids=lambda d: d.name)
-def test_a_long_line_is_shared(dtype: Any) -> None:
+def test_a_long_line_is_shared(dtype: Any, name: str, runs_on: Callable[[str], None]) -> None:
+    runs_on(name)
     rng = np.random.default_rng(3)
     n = LONG + int(rng.integers(1000))
     descending = KINDS.index(dtype) % 2 > 0
     for first in some((n, n - 5, 20), 3, KINDS.index(dtype)):
         check(numbers(rng, (n,), dtype), 0, descending, first, 2)
+
+
+def test_a_long_line_is_numpys_where_its_vectors_are_quick(
+    monkeypatch: pytest.MonkeyPatch, runs_on: Callable[[str], None]
+) -> None:
+    """Ours need memory for keys."""
+    monkeypatch.setattr(order, "most_threads", lambda: 2)
+    features = np._core._multiarray_umath.__cpu_features__
+    has_vectors = features["AVX2"] or features["AVX512_SKX"]
+    for name, is_ours in (("znver4", True), ("skylake-avx512", not has_vectors)):
+        runs_on(name)
+        assert bool(sort_room((LONG,), np.dtype("f4"), 0, LONG, False)) == is_ours
 
 
 def test_the_largest_and_their_places() -> None:

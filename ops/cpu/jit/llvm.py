@@ -164,6 +164,11 @@ def _machine() -> Any:
     )
 
 
+def processor() -> str:
+    """What LLVM calls the kind that this one is of."""
+    return str(_tools()[0].get_host_cpu_name())
+
+
 def vector_bits() -> int:
     """Of this machine's widest registers."""
     about = _tools()[2]
