@@ -31,6 +31,9 @@ class Limits:
     # Caches.
     line: int = 64  # bytes
     last_share: int = 4  # what is larger than this part of the last cache does not stay there
+    zen_caches: int = (
+        2  # last caches than which more has to be moved on Zen 4, where stores past them are slow
+    )
     tile: int = 64  # rows, and columns, of a tile where operands lie across
     least_tiled: int = 1 << 14  # elements from which tiles pay ...
     far_apart: int = 256  # ... if neighbours are so many bytes apart

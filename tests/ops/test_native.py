@@ -265,6 +265,7 @@ def test_large_results_pass_the_caches(data: Any) -> None:
 
 def test_which_results_pass_the_caches(monkeypatch: Any) -> None:
     monkeypatch.setattr(native, "_last_cache", lambda: 1 << 20)
+    monkeypatch.setattr(native, "processor", lambda: "skylake-avx512")
     body, steps = chain("float64"), [(8,)] * 3 + [(1,)]
 
     def passes(n: int, steps: Any = steps, body: Graph = body) -> bool:
@@ -281,6 +282,9 @@ def test_which_results_pass_the_caches(monkeypatch: Any) -> None:
     short = [(4000, 8), (0, 8), (4000, 8), (500, 1)]
     assert not native.streams(body, loops_over((300, 500), short)), "rows of less than some tiles"
     assert not passes(50_000, [(8,)] * 3 + [(0,)], reducing("float64", 1, 1, ["sum"]))
+    monkeypatch.setattr(native, "processor", lambda: "znver4")
+    assert not passes(50_000)
+    assert passes(100_000)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
