@@ -47,14 +47,13 @@ from .core.spec import (
     float32,
     float64,
     int64,
-    is_inexact,
     is_integer,
     owned,
     promote,
     uint64,
 )
 from .core.user_line import misfit
-from .elementwise import as_dtype, astype, check_device, equal, floor, number_of, where
+from .elementwise import as_dtype, astype, check_device, equal, floating, floor, number_of, where
 from .shape import (
     axis_of,
     broadcast_to,
@@ -346,12 +345,6 @@ def _modulo(number: float, dtype: DType) -> float:
     return int(number) % 2**64 if dtype == uint64 else number
 
 
-def _inexact(value: Any) -> Array:
-    """Ends of a range, which may be whole numbers whose distance no whole number can hold."""
-    x = as_array(value)
-    return x if is_inexact(x.dtype) else astype(x, float64)
-
-
 def _step(start: Any, stop: Any, count: int) -> Any:
     whole = stop - start
     if isinstance(whole, Array) or cmath.isfinite(whole):
@@ -379,7 +372,7 @@ def linspace(
     """
     check_device("linspace", device)
     num = whole_number(num, "linspace", 0)
-    start, stop = (v if weak_kind(v) is not None else _inexact(v) for v in (start, stop))
+    start, stop = (v if weak_kind(v) is not None else floating(v) for v in (start, stop))
     ends = unify(start, stop, 0.0)
     kind = as_dtype(dtype) if dtype is not None else promote(*(v.dtype for v in ends))
     count = num - 1 if endpoint else num

@@ -20,6 +20,7 @@ from .elementwise import (
     copysign,
     equal,
     exp2,
+    floating,
     floor_divide,
     imag,
     isinf,
@@ -48,17 +49,13 @@ __all__ = [
 ]
 
 
-def _floating(x: Array) -> Array:
-    return x if is_inexact(x.dtype) else astype(x, float64)
-
-
 def fabs(x: Operandish) -> Array:
     """|x| of real numbers, as floating numbers.
 
     >>> ost.fabs([-1, 2])
     Array([1., 2.], dtype=float64, whole of 1)
     """
-    return absolute(_floating(*_real("fabs", x)))
+    return absolute(floating(*_real("fabs", x)))
 
 
 def _real(name: str, *given: Operandish) -> list[Array]:
@@ -75,7 +72,7 @@ def rint(x: Operandish) -> Array:
     >>> ost.rint([0.5, 1.5])
     Array([0., 2.], dtype=float64, whole of 1)
     """
-    return nearest(_floating(as_array(x)))
+    return nearest(floating(x))
 
 
 def divmod(x1: Operandish, x2: Operandish) -> tuple[Array, Array]:
@@ -130,7 +127,7 @@ def ldexp(x1: Operandish, x2: Operandish) -> Array:
     >>> ost.ldexp([1.5, 1.0], [3, -1])
     Array([12. ,  0.5], dtype=float64, whole of 1)
     """
-    x, k = _floating(as_array(x1)), as_array(x2)
+    x, k = floating(x1), as_array(x2)
     half = floor_divide(k, 2)  # so that neither power overflows where the product does not
     first, second = (exp2(astype(p, x.dtype)) for p in (half, k - half))
     return x * first * second
@@ -142,7 +139,7 @@ def modf(x: Operandish) -> tuple[Array, Array]:
     >>> ost.modf([2.5, -2.5])
     (Array([ 0.5, -0.5], dtype=float64, whole of 1), Array([ 2., -2.], dtype=float64, whole of 1))
     """
-    v = _floating(*_real("modf", x))
+    v = floating(*_real("modf", x))
     whole = trunc(v)
     return copysign(where(isinf(v), 0, v - whole), v), whole
 

@@ -445,8 +445,7 @@ def reciprocal(x: Operandish, /) -> Array:
     >>> ost.reciprocal([2.0, 4.0])
     Array([0.5 , 0.25], dtype=float64, whole of 1)
     """
-    x = as_array(x)
-    return _reciprocal(x if is_inexact(x.dtype) else astype(x, float64))
+    return _reciprocal(floating(x))
 
 
 def _rsqrt_kernel(xp: Any, out: Any, x: Any) -> None:
@@ -1460,6 +1459,12 @@ def astype(
     check_device("astype", device)
     x, dtype = as_array(x), as_dtype(dtype)
     return x if x.dtype == dtype else apply("astype", x, dtype=dtype)
+
+
+def floating(x: Operandish) -> Array:
+    """Whole numbers as float64, as in NumPy; others as they are."""
+    x = as_array(x)
+    return x if is_inexact(x.dtype) else astype(x, float64)
 
 
 def convert(x: Array, dtype: DType) -> Array:

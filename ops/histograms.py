@@ -23,6 +23,7 @@ from .elementwise import (
     astype,
     clip,
     equal,
+    floating,
     greater_equal,
     isinf,
     less,
@@ -58,7 +59,7 @@ def _real(a: Operandish, name: str) -> Array:
     x = as_array(a)
     if x.dtype.kind == "c":
         raise misfit(DTypeError, name, got=x.dtype.name, needed="a dtype with an order")
-    return x if is_inexact(x.dtype) else astype(x, float64)
+    return floating(x)
 
 
 def _ends(x: Array, between: Range, name: str) -> tuple[Any, Any]:

@@ -8,15 +8,14 @@ import math
 from ostinato.errors import ArgumentError
 
 from . import nn
-from .core.array import Array, Operandish, as_array
-from .core.spec import float64, is_inexact
+from .core.array import Array, Operandish
 from .core.user_line import misfit
 from .elementwise import abs as absolute
 from .elementwise import (
-    astype,
     equal,
     exp,
     expm1,
+    floating,
     floor,
     greater,
     isnan,
@@ -45,11 +44,6 @@ __all__ = [
 ]
 
 
-def _floating(x: Operandish) -> Array:
-    found = as_array(x)
-    return found if is_inexact(found.dtype) else astype(found, float64)
-
-
 def binom(x: Operandish, y: Operandish) -> Array:
     """How many sets of y there are among x, which need not be whole: 1 / ((x + 1) beta(x - y + 1, y + 1)).
     To 1e-13 of it below 1e6; NaN for negative whole x.
@@ -57,7 +51,7 @@ def binom(x: Operandish, y: Operandish) -> Array:
     >>> ost.special.binom(5.0, 2.0)
     Array(10., dtype=float64, whole of 1)
     """
-    n, k = _floating(x), _floating(y)
+    n, k = floating(x), floating(y)
     sets = 1.0 / ((1.0 + n) * beta(1.0 + n - k, 1.0 + k))
     return where((n < 0) & equal(n, floor(n)), math.nan, sets)
 
@@ -77,7 +71,7 @@ def comb(N: Operandish, k: Operandish, exact: bool = False, repetition: bool = F
             needed="floating numbers",
             do="use math.comb(N, k) for one pair",
         )
-    n, m = _floating(N), _floating(k)
+    n, m = floating(N), floating(k)
     n = n + m - 1 if repetition else n
     found = binom(n, where((m >= 0) & less_equal(m, n), m, 0))
     found = where(equal(n, floor(n)) & equal(m, floor(m)), round(found), found)
@@ -98,7 +92,7 @@ def factorial(n: Operandish, exact: bool = False) -> Array:
             needed="floating numbers",
             do="use math.factorial(n) for one number",
         )
-    x = _floating(n)
+    x = floating(n)
     return where(x < 0, 0, gamma(where(x < 0, 0, x) + 1.0))
 
 
@@ -108,7 +102,7 @@ def exp10(x: Operandish) -> Array:
     >>> ost.special.exp10(2.0)
     Array(100., dtype=float64, whole of 1)
     """
-    return 10.0 ** _floating(x)
+    return 10.0 ** floating(x)
 
 
 def log_expit(x: Operandish) -> Array:
@@ -117,7 +111,7 @@ def log_expit(x: Operandish) -> Array:
     >>> ost.special.log_expit(0.0)
     Array(-0.6931, dtype=float64, whole of 1)
     """
-    return nn.log_sigmoid(_floating(x))
+    return nn.log_sigmoid(floating(x))
 
 
 def boxcox(x: Operandish, lmbda: Operandish) -> Array:
@@ -126,7 +120,7 @@ def boxcox(x: Operandish, lmbda: Operandish) -> Array:
     >>> ost.special.boxcox(4.0, 2.0)
     Array(7.5, dtype=float64, whole of 1)
     """
-    v, p = _floating(x), _floating(lmbda)
+    v, p = floating(x), floating(lmbda)
     safe = where(equal(p, 0), 1, p)
     return where(equal(p, 0), log(v), expm1(safe * log(v)) / safe)
 
@@ -137,7 +131,7 @@ def boxcox1p(x: Operandish, lmbda: Operandish) -> Array:
     >>> ost.special.boxcox1p(3.0, 2.0)
     Array(7.5, dtype=float64, whole of 1)
     """
-    v, p = _floating(x), _floating(lmbda)
+    v, p = floating(x), floating(lmbda)
     safe = where(equal(p, 0), 1, p)
     return where(equal(p, 0), log1p(v), expm1(safe * log1p(v)) / safe)
 
@@ -148,7 +142,7 @@ def inv_boxcox(y: Operandish, lmbda: Operandish) -> Array:
     >>> ost.special.inv_boxcox(7.5, 2.0)
     Array(4., dtype=float64, whole of 1)
     """
-    v, p = _floating(y), _floating(lmbda)
+    v, p = floating(y), floating(lmbda)
     safe = where(equal(p, 0), 1, p)
     return exp(where(equal(p, 0), v, log1p(v * safe) / safe))
 
@@ -159,7 +153,7 @@ def huber(delta: Operandish, r: Operandish) -> Array:
     >>> ost.special.huber(1.0, 2.0)
     Array(1.5, dtype=float64, whole of 1)
     """
-    d, x = _floating(delta), absolute(_floating(r))
+    d, x = floating(delta), absolute(floating(r))
     found = where(greater(x, d), d * (x - 0.5 * d), 0.5 * x * x)
     return where(d < 0, math.inf, where(isnan(d), d, found))
 
@@ -170,7 +164,7 @@ def pseudo_huber(delta: Operandish, r: Operandish) -> Array:
     >>> ost.special.pseudo_huber(3.0, 4.0)
     Array(6., dtype=float64, whole of 1)
     """
-    d, x = _floating(delta), _floating(r)
+    d, x = floating(delta), floating(r)
     safe = where(equal(d, 0), 1, d)
     square = (x / safe) * (x / safe)
     found = d * d * square / (1.0 + sqrt(1.0 + square))  # no cancellation
@@ -183,7 +177,7 @@ def multigammaln(a: Operandish, d: int) -> Array:
     >>> ost.special.multigammaln(2.0, 2)
     Array(0.4516, dtype=float64, whole of 1)
     """
-    x, many = _floating(a), whole_number(d, "multigammaln", 1)
+    x, many = floating(a), whole_number(d, "multigammaln", 1)
     found = gammaln(x)
     for j in range(1, many):
         found = found + gammaln(x - j / 2)

@@ -10,7 +10,7 @@ from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
 from .contraction import matmul
 from .core.array import Array, Axis, Operandish, as_array
-from .core.spec import bool_, float32, float64, is_inexact, is_integer
+from .core.spec import bool_, float32, is_inexact, is_integer
 from .core.spelling import missing
 from .core.user_line import misfit
 from .creation import ANYWHERE, iota, one_hot
@@ -19,10 +19,10 @@ from .elementwise import (
     abs as absolute,
 )
 from .elementwise import (
-    astype,
     erf,
     exp,
     expm1,
+    floating,
     isfinite,
     log,
     rsqrt,
@@ -78,11 +78,6 @@ def __dir__() -> list[str]:
 
 if not TYPE_CHECKING:
     __getattr__ = missing("nn")
-
-
-def _real(x: Operandish) -> Array:
-    x = as_array(x)
-    return x if is_inexact(x.dtype) else astype(x, float64)
 
 
 def relu(x: Operandish, /) -> Array:
@@ -169,7 +164,7 @@ def softsign(x: Operandish, /) -> Array:
     >>> ost.nn.softsign([1.0, -3.0])
     Array([ 0.5 , -0.75], dtype=float64, whole of 1)
     """
-    x = _real(x)
+    x = floating(x)
     return x / (1.0 + absolute(x))
 
 
@@ -179,7 +174,7 @@ def mish(x: Operandish, /) -> Array:
     >>> ost.nn.mish([0.0, 1.0])
     Array([0.    , 0.8651], dtype=float64, whole of 1)
     """
-    x = _real(x)
+    x = floating(x)
     return x * tanh(softplus(x))
 
 
@@ -189,7 +184,7 @@ def glu(x: Operandish, /, axis: int = -1) -> Array:
     >>> ost.nn.glu([2.0, 0.0])
     Array([1.], dtype=float64, whole of 1)
     """
-    x = _real(x)
+    x = floating(x)
     d = axis_of(axis, x.ndim, "glu")
     half, odd = divmod(x.shape[d], 2)
     if odd:
@@ -218,7 +213,7 @@ def attention(
     Array([[0.5, 0.5],
            [0.5, 0.5]], dtype=float64, whole of 1)
     """
-    q, k, v = map(_real, (query, key, value))
+    q, k, v = map(floating, (query, key, value))
     if min(q.ndim, k.ndim, v.ndim) < 2:
         raise misfit(
             ShapeError,
@@ -253,7 +248,7 @@ def gelu(x: Operandish, /, *, approximate: bool = False) -> Array:
     >>> ost.nn.gelu([-1.0, 2.0])
     Array([-0.1587,  1.9545], dtype=float64, whole of 1)
     """
-    x = _real(x)
+    x = floating(x)
     if approximate:
         return 0.5 * x * (1 + tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
     return 0.5 * x * (1 + erf(x * math.sqrt(0.5)))
@@ -279,7 +274,7 @@ def softmax(x: Operandish, /, axis: Axis = -1) -> Array:
     >>> ost.nn.softmax([1.0, 1.0])
     Array([0.5, 0.5], dtype=float64, whole of 1)
     """
-    x = _real(x)
+    x = floating(x)
     axes = axes_of(axis, x.ndim, "softmax")
     e = exp(_shifted(x, axes))
     return e / sum(e, axis=axes, keepdims=True)
@@ -291,7 +286,7 @@ def log_softmax(x: Operandish, /, axis: Axis = -1) -> Array:
     >>> ost.nn.log_softmax([1.0, 1.0])
     Array([-0.6931, -0.6931], dtype=float64, whole of 1)
     """
-    x = _real(x)
+    x = floating(x)
     axes = axes_of(axis, x.ndim, "log_softmax")
     shifted = _shifted(x, axes)
     return shifted - log(sum(exp(shifted), axis=axes, keepdims=True))
@@ -310,7 +305,7 @@ def cross_entropy(
     >>> ost.nn.cross_entropy([[2.0, 0.0], [0.0, 2.0]], [0, 1])
     Array(0.1269, dtype=float64, whole of 1)
     """
-    x, t = _real(logits), as_array(targets)
+    x, t = floating(logits), as_array(targets)
     d = axis_of(axis, x.ndim, "cross_entropy")
     left = (*x.shape[:d], *x.shape[d + 1 :])
     logp = log_softmax(x, axis=d)
@@ -374,7 +369,7 @@ def layer_norm(
     >>> ost.nn.layer_norm([1.0, 2.0, 3.0])
     Array([-1.2247,  0.    ,  1.2247], dtype=float64, whole of 1)
     """
-    x = _real(x)
+    x = floating(x)
     axes = axes_of(axis, x.ndim, "layer_norm")
     centre, variance = moments_of(x, axes)
     y = (x - centre) * rsqrt(variance + epsilon)

@@ -13,7 +13,7 @@ from ostinato.errors import ArgumentError
 
 from . import linalg
 from .core.array import Array, Operandish, apply, as_array, unify
-from .core.spec import DTypeLike, float64, int64, is_inexact, promote
+from .core.spec import DTypeLike, int64, is_inexact, promote
 from .core.user_line import misfit
 from .creation import linspace
 from .elementwise import (
@@ -21,6 +21,7 @@ from .elementwise import (
     atan2,
     clip,
     equal,
+    floating,
     greater,
     imag,
     isnan,
@@ -67,11 +68,6 @@ __all__ = [
 ]
 
 
-def _floating(x: Operandish) -> Array:
-    found = as_array(x)
-    return found if is_inexact(found.dtype) else astype(found, float64)
-
-
 # -- of elements -----------------------------------------------------------------------------------
 def deg2rad(x: Operandish) -> Array:
     """Degrees as radians.
@@ -79,7 +75,7 @@ def deg2rad(x: Operandish) -> Array:
     >>> ost.deg2rad(90.0)
     Array(1.5708, dtype=float64, whole of 1)
     """
-    return _floating(x) * (math.pi / 180)
+    return floating(x) * (math.pi / 180)
 
 
 def rad2deg(x: Operandish) -> Array:
@@ -88,7 +84,7 @@ def rad2deg(x: Operandish) -> Array:
     >>> ost.rad2deg(np.pi / 2)
     Array(90., dtype=float64, whole of 1)
     """
-    return _floating(x) * (180 / math.pi)
+    return floating(x) * (180 / math.pi)
 
 
 def radians(x: Operandish) -> Array:
@@ -115,7 +111,7 @@ def angle(z: Operandish, deg: bool = False) -> Array:
     >>> ost.angle([1j, -1.0])
     Array([1.5708, 3.1416], dtype=float64, whole of 1)
     """
-    x = _floating(z)
+    x = floating(z)
     found = atan2(imag(x), real(x)) if x.dtype.kind == "c" else atan2(astype(0, x.dtype), x)
     return rad2deg(found) if deg else found
 
@@ -126,7 +122,7 @@ def sinc(x: Operandish) -> Array:
     >>> ost.sinc([0.0, 0.5])
     Array([1.    , 0.6366], dtype=float64, whole of 1)
     """
-    y = _floating(x) * math.pi
+    y = floating(x) * math.pi
     inside = where(equal(y, 0), 1.0, y)
     return where(equal(y, 0), astype(1, y.dtype), sin(inside) / inside)
 
@@ -137,7 +133,7 @@ def heaviside(x1: Operandish, x2: Operandish) -> Array:
     >>> ost.heaviside([-1.0, 0.0, 1.0], 0.5)
     Array([0. , 0.5, 1. ], dtype=float64, whole of 1)
     """
-    y = _floating(x1)
+    y = floating(x1)
     h = astype(x2, y.dtype)
     found = where(less(y, 0), astype(0, y.dtype), where(equal(y, 0), h, astype(1, y.dtype)))
     return where(isnan(y), y, found)
@@ -223,7 +219,7 @@ def polyfit(x: Operandish, y: Operandish, deg: int, w: Operandish | None = None)
     >>> ost.round(ost.polyfit([0.0, 1.0, 2.0], [1.0, 3.0, 5.0], 1), 6)
     Array([2., 1.], dtype=float64, whole of 1)
     """
-    v, target = _floating(x), _floating(y)
+    v, target = floating(x), floating(y)
     if v.ndim != 1 or target.ndim not in (1, 2) or target.shape[:1] != v.shape or deg < 0:
         raise misfit(
             ArgumentError,
@@ -233,7 +229,7 @@ def polyfit(x: Operandish, y: Operandish, deg: int, w: Operandish | None = None)
         )
     table = vander(v, deg + 1)
     if w is not None:
-        each = _floating(w)
+        each = floating(w)
         table = table * each[:, None]
         target = target * (each if target.ndim == 1 else each[:, None])
     scale = sqrt(sum_of(table * table, axis=0))
@@ -307,7 +303,7 @@ def interp(
     >>> ost.interp([1.5, 2.5], [1, 2, 3], [10, 20, 40])
     Array([15., 30.], dtype=float64, whole of 1)
     """
-    at, places, values = _floating(x), _floating(xp), _floating(fp)
+    at, places, values = floating(x), floating(xp), floating(fp)
     if places.ndim != 1 or places.shape != values.shape or not places.size:
         raise misfit(
             ArgumentError,
@@ -414,7 +410,7 @@ def gradient(
     >>> ost.gradient(ost.asarray([1.0, 4.0, 9.0, 16.0]))
     Array([3., 4., 6., 7.], dtype=float64, whole of 1)
     """
-    y = _floating(f)
+    y = floating(f)
     axes = range(y.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
     dims = [axis_of(d, y.ndim, "gradient") for d in axes]
     steps = list(varargs) or [1.0]
@@ -482,7 +478,7 @@ def trapezoid(y: Operandish, x: Operandish | None = None, dx: Any = 1.0, axis: i
     >>> ost.trapezoid([1.0, 2.0, 3.0])
     Array(4., dtype=float64, whole of 1)
     """
-    v = _floating(y)
+    v = floating(y)
     d = axis_of(axis, v.ndim, "trapezoid")
     n = v.shape[d]
     step: Any = dx
@@ -506,7 +502,7 @@ def unwrap(
     >>> ost.unwrap([0.0, 3.0, -3.0])
     Array([0.    , 3.    , 3.2832], dtype=float64, whole of 1)
     """
-    x = _floating(p)
+    x = floating(p)
     d = axis_of(axis, x.ndim, "unwrap")
     step = diff(x, axis=d)
     half = period / 2

@@ -10,10 +10,9 @@ from ostinato.errors import ArgumentError
 
 from . import linalg
 from .core.array import Array, Operandish, apply, as_array
-from .core.spec import float64, is_inexact
 from .core.user_line import misfit
 from .creation import zeros
-from .elementwise import astype
+from .elementwise import astype, floating
 from .numerical import convolve
 from .shape import concat, pad, reshape, slice_axes, whole_number
 
@@ -91,7 +90,7 @@ def polyint(p: Operandish, m: int = 1, k: Any = None) -> Array:
     Array([1., 2., 0.], dtype=float64, whole of 1)
     """
     x = _row(p, "polyint")
-    x = x if is_inexact(x.dtype) else astype(x, float64)
+    x = floating(x)
     m = whole_number(m, "polyint", 0)
     given = [0.0] * m if k is None else [k] * m if np.ndim(k) == 0 else list(k)
     if len(given) != m:
@@ -110,7 +109,7 @@ def roots(p: Operandish) -> Array:
     Array([-2.,  2.], dtype=float64, whole of 1)
     """
     x = _row(p, "roots")
-    x = x if is_inexact(x.dtype) else astype(x, float64)
+    x = floating(x)
     n = x.size - 1
     if n < 1:
         return zeros((0,), dtype=np.result_type(x.dtype, np.complex64))
@@ -130,7 +129,7 @@ def poly(seq_of_zeros: Operandish) -> Array:
     if x.ndim == 2:
         x = linalg.eigvals(x)
     x = _row(x, "poly")
-    x = x if is_inexact(x.dtype) else astype(x, float64)
+    x = floating(x)
     found = reshape(astype(as_array(1.0), x.dtype), (1,))
     for k in range(x.size):
         longer = pad(found, (0, 1))

@@ -14,7 +14,7 @@ from . import elementwise
 from .core.array import Array, Axis, Operandish, apply, as_array, weak_kind
 from .core.spec import float64, int64, is_inexact, promote
 from .core.user_line import misfit
-from .elementwise import astype, equal, isfinite, isnan, logical_not, not_equal, where
+from .elementwise import astype, equal, floating, isfinite, isnan, logical_not, not_equal, where
 from .reduction import sum as sum_of
 from .segments import segment_sum
 from .selection import weighted_select
@@ -89,7 +89,7 @@ def _numbers(x: Operandish, name: str) -> Array:
     found = as_array(x)
     if found.dtype.kind == "c":
         raise misfit(DTypeError, name, got=found.dtype.name, needed="a dtype with an order")
-    return found if is_inexact(found.dtype) else astype(found, float64)
+    return floating(found)
 
 
 def _asked(q: Any, scale: float, name: str) -> tuple[Any, Any]:

@@ -39,7 +39,19 @@ from .core.spec import (
 )
 from .core.trace import graph_of
 from .core.user_line import misfit
-from .elementwise import as_dtype, astype, conj, equal, exp, isfinite, log, not_equal, sqrt, where
+from .elementwise import (
+    as_dtype,
+    astype,
+    conj,
+    equal,
+    exp,
+    floating,
+    isfinite,
+    log,
+    not_equal,
+    sqrt,
+    where,
+)
 from .shape import (
     accumulator,
     add_up,
@@ -254,7 +266,7 @@ op(
 def _floating(x: Array, dtype: DTypeLike | None = None, name: str = "") -> Array:
     """What can be averaged: in the dtype that is said, or as it is."""
     if dtype is None:
-        return x if is_inexact(x.dtype) else astype(x, float64)
+        return floating(x)
     kind = as_dtype(dtype)
     if not is_inexact(kind):
         raise misfit(DTypeError, name, got=f"dtype={kind.name}", needed="a floating dtype")

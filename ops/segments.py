@@ -41,6 +41,7 @@ from .elementwise import (
     astype,
     clip,
     equal,
+    floating,
     greater,
     greater_equal,
     less,
@@ -387,7 +388,7 @@ class GroupBy:
 
         >>> ost.groupby([0, 1, 0], size=2).mean([1.0, 2.0, 4.0])  # 2.5, 2
         """
-        rows = _floating(x)
+        rows = floating(x)
         wide = astype(rows, accumulator(rows.dtype))
         made = segment_sum(wide, self.keys, self.size)
         return astype(made / self._beside(made), rows.dtype)
@@ -395,7 +396,7 @@ class GroupBy:
     def var(self, x: Operandish, *, correction: float = 0.0) -> Array:
         """The variance of each group's rows, of what is left without their mean; the sum of
         squares is divided by their number less the correction. Two all-reduces."""
-        rows = _floating(x)
+        rows = floating(x)
         wide = astype(rows, accumulator(rows.dtype))
         off = wide - self.of_each(self.mean(wide))
         if off.dtype.kind == "c":
@@ -426,11 +427,6 @@ class GroupBy:
         """The counts, in the form of what they divide."""
         count = astype(self.count(), real_of(made.dtype))
         return reshape(count, (self.size,) + (1,) * (made.ndim - 1))
-
-
-def _floating(x: Operandish) -> Array:
-    found = as_array(x)
-    return found if is_inexact(found.dtype) else astype(found, float64)
 
 
 def groupby(keys: Operandish, *, size: int | None = None) -> GroupBy:

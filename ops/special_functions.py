@@ -15,10 +15,10 @@ from typing import Any
 from ostinato.errors import ArgumentError, DTypeError
 
 from . import nn
-from .core.array import Array, Axis, Operandish, apply, as_array, unify
+from .core.array import Array, Axis, Operandish, apply, unify
 from .core.parameters import unfit, wrong_number
 from .core.registry import ANY, op, stream_cost
-from .core.spec import Spec, float64, is_float, is_inexact, promote
+from .core.spec import Spec, float64, is_float, promote
 from .core.user_line import misfit
 from .elementwise import (
     abs,
@@ -28,6 +28,7 @@ from .elementwise import (
     equal,
     erf,
     exp,
+    floating,
     floor,
     less,
     log,
@@ -746,8 +747,7 @@ def zeta(x: Operandish, q: Operandish | None = None) -> Array:
     """
     if q is not None:
         return _run("zeta", x, q)
-    s = as_array(x)
-    s = s if is_inexact(s.dtype) else astype(s, float64)
+    s = floating(x)
     far = s < -0.25
     above = _run("zeta", where(far, 1 - s, s), 1.0)
     turned = where(far, s, -1)

@@ -22,6 +22,7 @@ from .elementwise import (
     astype,
     conj,
     equal,
+    floating,
     greater,
     imag,
     isfinite,
@@ -70,11 +71,6 @@ __all__ = [
 ]
 
 
-def _floating(x: Operandish) -> Array:
-    found = as_array(x)
-    return found if is_inexact(found.dtype) else astype(found, float64)
-
-
 # -- equal, or nearly so ---------------------------------------------------------------------------
 def isclose(
     a: Operandish,
@@ -88,7 +84,7 @@ def isclose(
     >>> ost.isclose([1.0, 2.0], [1.0 + 1e-9, 2.1])
     Array([ True, False], dtype=bool, whole of 1)
     """
-    x, y = as_array(a), _floating(b)
+    x, y = as_array(a), floating(b)
     near = less_equal(absolute(x - y), atol + rtol * absolute(y))
     found = logical_or(logical_and(near, isfinite(y)), equal(x, y))
     return logical_or(found, logical_and(isnan(x), isnan(y))) if equal_nan else found
@@ -335,7 +331,7 @@ def nanvar(
     >>> ost.nanvar([1.0, np.nan, 3.0])
     Array(1., dtype=float64, whole of 1)
     """
-    x = _floating(_cast(a, dtype))
+    x = floating(_cast(a, dtype))
     gone = isnan(x)
     off = where(gone, astype(0, x.dtype), x - nanmean(x, axis, keepdims=True))
     square = sum_of(real(off * conj(off)), axis, keepdims=keepdims)
@@ -448,7 +444,7 @@ def cov(
 
 
 def _variables(m: Operandish, rowvar: bool) -> Array:
-    x = _floating(m)
+    x = floating(m)
     if x.ndim > 2:
         raise misfit(ArgumentError, "cov", got=f"shape {x.shape}", needed="one axis or two")
     rows = atleast_2d(x)

@@ -18,7 +18,7 @@ from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import eye
 from ostinato.ops.draws import normal
 from ostinato.ops.elementwise import abs as absolute
-from ostinato.ops.elementwise import conj, convert, real, where
+from ostinato.ops.elementwise import conj, convert, floating, real, where
 from ostinato.ops.indexing import take_along_axis
 from ostinato.ops.reduction import count_nonzero, max, min, sum
 from ostinato.ops.shape import (
@@ -36,7 +36,7 @@ from ostinato.ops.shape import (
 
 from ostinato.errors import ArgumentError, ShapeError
 
-from .matrices import adjoint, floats, matrix
+from .matrices import adjoint, matrix
 
 __all__ = [
     "cholesky",
@@ -133,7 +133,7 @@ def cholesky(x: Operandish, /, *, upper: bool = False) -> Array:
     Array([[2., 0.],
            [1., 1.]], dtype=float64, whole of 1)
     """
-    return apply("cholesky", floats(x), upper=bool(upper))
+    return apply("cholesky", floating(x), upper=bool(upper))
 
 
 def qr(x: Operandish, /, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
@@ -146,7 +146,7 @@ def qr(x: Operandish, /, mode: Literal["reduced", "complete"] = "reduced") -> QR
     """
     if mode not in ("reduced", "complete"):
         raise misfit(ArgumentError, "qr", got=f"mode={mode!r}", needed="'reduced' or 'complete'")
-    return QRResult(*apply_all("qr", floats(x), mode=mode))
+    return QRResult(*apply_all("qr", floating(x), mode=mode))
 
 
 @overload
@@ -164,7 +164,7 @@ def svd(x: Operandish, /, full_matrices: bool = True, compute_uv: bool = True) -
     """
     if not compute_uv:
         return svdvals(x)
-    x = floats(x)
+    x = floating(x)
     m, n = matrix("svd", x.spec).shape[-2:]
     full = bool(full_matrices) and m != n
     if m >= n:
@@ -191,7 +191,7 @@ def svd_lowrank(
     >>> ost.linalg.svd_lowrank(ost.outer(ost.arange(20.0), ost.ones(15)), 1).S.shape
     (1,)
     """
-    x = floats(x)
+    x = floating(x)
     m, n = matrix("svd_lowrank", x.spec).shape[-2:]
     rank = whole_number(rank, "svd_lowrank")
     more, times = (whole_number(k, "svd_lowrank", 0) for k in (oversample, iterations))
@@ -223,7 +223,7 @@ def eigh(x: Operandish, /) -> EighResult:
     >>> ost.linalg.eigh([[2.0, 0.0], [0.0, 1.0]]).eigenvalues
     Array([1., 2.], dtype=float64, whole of 1)
     """
-    return EighResult(*apply_all("eigh", floats(x)))
+    return EighResult(*apply_all("eigh", floating(x)))
 
 
 def eigvalsh(x: Operandish, /) -> Array:
@@ -244,7 +244,7 @@ def eig(x: Operandish, /) -> EigResult:
     >>> ost.linalg.eig([[2.0, 0.0], [0.0, 2.0]]).eigenvalues
     Array([2.+0.j, 2.+0.j], dtype=complex128, whole of 1)
     """
-    return EigResult(*apply_all("eig", floats(x)))
+    return EigResult(*apply_all("eig", floating(x)))
 
 
 def eigvals(x: Operandish, /) -> Array:
@@ -271,7 +271,7 @@ def lu(x: Operandish, /, permute_l: bool = False, *, p_indices: bool = False) ->
     Array([[4., 2.],
            [0., 1.]], dtype=float64, whole of 1)
     """
-    x = floats(x)
+    x = floating(x)
     order, lower, upper = apply_all("lu", x)
     if permute_l:
         return LResult(take_along_axis(lower, _back(order)[..., None], axis=-2), upper)
@@ -297,7 +297,7 @@ def permutation(order: Array, dtype: Any) -> Array:
 # -- equations -------------------------------------------------------------------------------
 def _sides(name: str, a: Operandish, b: Operandish) -> tuple[Array, Array, bool]:
     """The matrix and right-hand sides as columns; whether it was one vector."""
-    a, b = map(floats, unify(a, b))
+    a, b = map(floating, unify(a, b))
     matrix(name, a.spec)
     if b.ndim == 0:
         raise misfit(
@@ -348,7 +348,7 @@ def inv(x: Operandish, /) -> Array:
     Array([[0.5 , 0.  ],
            [0.  , 0.25]], dtype=float64, whole of 1)
     """
-    x = floats(x)
+    x = floating(x)
     n = matrix("inv", x.spec, square=True).shape[-1]
     return called("inv", apply("solve", x, eye(n, dtype=x.dtype)))
 
@@ -410,7 +410,7 @@ def pinv(x: Operandish, /, rcond: Any = None, *, rtol: Any = None) -> Array:
     Array([[0.5, 0. ]], dtype=float64, whole of 1)
     """
     rtol = rcond if rtol is None else rtol
-    x = floats(x)
+    x = floating(x)
     matrix("pinv", x.spec)
     if isinstance(rtol, np.ndarray) or (isinstance(rtol, Array) and rtol.weak is None):
         return _pinv_by_svd(x, as_array(rtol))
@@ -427,7 +427,7 @@ def det(x: Operandish, /) -> Array:
     >>> ost.linalg.det([[2.0, 0.0], [0.0, 4.0]])
     Array(8., dtype=float64, whole of 1)
     """
-    return apply("det", floats(x))
+    return apply("det", floating(x))
 
 
 def slogdet(x: Operandish, /) -> SlogdetResult:
@@ -436,7 +436,7 @@ def slogdet(x: Operandish, /) -> SlogdetResult:
     >>> ost.linalg.slogdet([[2.0, 0.0], [0.0, -4.0]]).sign
     Array(-1., dtype=float64, whole of 1)
     """
-    return SlogdetResult(*apply_all("slogdet", floats(x)))
+    return SlogdetResult(*apply_all("slogdet", floating(x)))
 
 
 def matrix_rank(x: Operandish, /, *, rtol: Any = None) -> Array:
@@ -446,7 +446,7 @@ def matrix_rank(x: Operandish, /, *, rtol: Any = None) -> Array:
     >>> ost.linalg.matrix_rank([[1.0, 2.0], [2.0, 4.0]])
     Array(1, dtype=int64, whole of 1)
     """
-    x = floats(x)
+    x = floating(x)
     matrix("matrix_rank", x.spec)
     values = svdvals(x)
     if not values.shape[-1]:
@@ -472,7 +472,7 @@ def vector_norm(
     >>> ost.linalg.vector_norm([3.0, 4.0])
     Array(5., dtype=float64, whole of 1)
     """
-    x = floats(x)
+    x = floating(x)
     axes = axes_of(axis, x.ndim, "vector_norm")
     size = absolute(x)
     if ord == math.inf:
@@ -512,7 +512,7 @@ def matrix_norm(x: Operandish, /, *, keepdims: bool = False, ord: Any = "fro") -
     >>> ost.linalg.matrix_norm([[3.0, 0.0], [0.0, 4.0]])
     Array(5., dtype=float64, whole of 1)
     """
-    x = floats(x)
+    x = floating(x)
     if x.ndim < 2:
         raise misfit(
             ShapeError, "matrix_norm", got=str(x.spec.bare), needed="a matrix: two axes or more"
@@ -549,7 +549,7 @@ def norm(
     >>> ost.linalg.norm([3.0, 4.0])
     Array(5., dtype=float64, whole of 1)
     """
-    x = floats(x)
+    x = floating(x)
     if ord is None and (axis is None or not isinstance(axis, int)):
         return vector_norm(x, axis=axis, keepdims=keepdims)
     axes = tuple(range(x.ndim)) if axis is None else axes_of(axis, x.ndim, "norm")
@@ -595,7 +595,7 @@ def cond(x: Operandish, /, p: Any = None) -> Array:
     >>> ost.linalg.cond([[2.0, 0.0], [0.0, 1.0]])
     Array(2., dtype=float64, whole of 1)
     """
-    x = floats(x)
+    x = floating(x)
     if p is None or p in (2, -2):
         values = svdvals(x)
         largest, smallest = values[..., 0], values[..., -1]
@@ -705,7 +705,7 @@ def matrix_power(x: Operandish, n: int, /) -> Array:
            [5., 3.]], dtype=float64, whole of 1)
     """
     n = whole_number(n, "matrix_power")
-    x = floats(x) if n < 0 else as_array(x)
+    x = floating(x) if n < 0 else as_array(x)
     side = matrix("matrix_power", x.spec, square=True, dtypes=None).shape[-1]
     if n < 0:
         x, n = inv(x), -n

@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.array import Array, Operandish, apply, as_array
+from ostinato.ops.core.array import Array, apply
 from ostinato.ops.core.index import LETTERS, Indices, along
 from ostinato.ops.core.registry import Params, Specs
-from ostinato.ops.core.spec import Spec, float64, is_inexact
+from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import eye
-from ostinato.ops.elementwise import astype, conj
+from ostinato.ops.elementwise import conj
 from ostinato.ops.shape import expand_dims, matrix_transpose
 
 from ostinato.errors import DTypeError, ShapeError
@@ -22,12 +22,6 @@ WHOLE = ("float32", "float64", "complex64", "complex128")
 
 
 # -- rules -----------------------------------------------------------------------------------
-def floats(x: Operandish) -> Array:
-    """What linear algebra is done with: whole numbers become float64, as in NumPy."""
-    x = as_array(x)
-    return x if is_inexact(x.dtype) else astype(x, float64)
-
-
 def matrix(
     name: str, x: Spec, square: bool = False, dtypes: Collection[str] | None = WHOLE
 ) -> Spec:

@@ -19,9 +19,10 @@ from ostinato.ops.core.array import Array, Operandish, apply
 from ostinato.ops.core.device import device_of
 from ostinato.ops.core.registry import op
 from ostinato.ops.core.spec import Spec
+from ostinato.ops.elementwise import floating
 from ostinato.ops.shape import concat, matrix_transpose, zero_of
 
-from .matrices import cubic, each, floats, matrix, put, turned, whole
+from .matrices import cubic, each, matrix, put, turned, whole
 
 __all__ = ["expm", "logm", "signm", "sqrtm"]
 
@@ -240,7 +241,7 @@ def expm(x: Operandish, /) -> Array:
     Array([[1., 1.],
            [0., 1.]], dtype=float64, whole of 1)
     """
-    return apply("expm", floats(x))
+    return apply("expm", floating(x))
 
 
 def sqrtm(x: Operandish, /) -> Array:
@@ -252,7 +253,7 @@ def sqrtm(x: Operandish, /) -> Array:
     Array([[2., 1.],
            [0., 3.]], dtype=float64, whole of 1)
     """
-    return apply("sqrtm", floats(x))
+    return apply("sqrtm", floating(x))
 
 
 def logm(x: Operandish, /) -> Array:
@@ -263,7 +264,7 @@ def logm(x: Operandish, /) -> Array:
     Array([[0., 3.],
            [0., 0.]], dtype=float64, whole of 1)
     """
-    return apply("logm", floats(x))
+    return apply("logm", floating(x))
 
 
 def signm(x: Operandish, /) -> Array:
@@ -274,4 +275,4 @@ def signm(x: Operandish, /) -> Array:
     Array([[ 1.    ,  0.6667],
            [ 0.    , -1.    ]], dtype=float64, whole of 1)
     """
-    return apply("signm", floats(x))
+    return apply("signm", floating(x))

@@ -9,7 +9,7 @@ from ostinato.ops.core.array import Array, Operandish, apply_all, as_array
 from ostinato.ops.core.spec import int64, promote
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import eye, iota, zeros
-from ostinato.ops.elementwise import astype, convert
+from ostinato.ops.elementwise import astype, convert, floating
 from ostinato.ops.indexing import take, take_along_axis
 from ostinato.ops.shape import broadcast_to, concat, expand_dims, reshape
 from ostinato.ops.sorting import argsort
@@ -17,7 +17,7 @@ from ostinato.ops.sorting import argsort
 from ostinato.errors import ArgumentError, ShapeError
 
 from .functions import cholesky, solve_triangular, svd
-from .matrices import adjoint, floats
+from .matrices import adjoint
 
 __all__ = [
     "block_diag",
@@ -132,7 +132,7 @@ def lu_factor(a: Operandish) -> LUFactors:
     >>> ost.linalg.lu_factor([[0.0, 1.0], [2.0, 0.0]]).order
     Array([1, 0], dtype=int64, whole of 1)
     """
-    x = floats(a)
+    x = floating(a)
     if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
         raise misfit(ShapeError, "lu_factor", got=f"shape {x.shape}", needed="square matrices")
     order, lower, upper = apply_all("lu", x)
