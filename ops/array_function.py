@@ -335,7 +335,7 @@ MEANT: dict[str, Callable[..., Any]] = {
     "full_like": _like(creation.full_like, full=True),
     # products
     "einsum": lambda *operands: contraction.einsum(*operands),
-    "outer": lambda a, b: contraction.outer(_flat(a), _flat(b)),
+    "outer": lambda a, b: contraction.outer(as_array(a), as_array(b)),
     "tensordot": lambda a, b, axes=2: contraction.tensordot(as_array(a), as_array(b), axes=axes),
     "trace": lambda a, offset=0, axis1=0, axis2=1, dtype=None: contraction.trace(
         a, offset, axis1, axis2, dtype

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ZEN_4 = "znver4"  # as LLVM calls it (ops/cpu/jit/llvm.py, `processor`)
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

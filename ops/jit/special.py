@@ -56,14 +56,19 @@ _SIN_PI = [
 ]
 
 
+def _is_odd(x: Value) -> Value:
+    """Of whole numbers."""
+    half = x * 0.5
+    return _floor(half) != half
+
+
 def _of_half_turns(x: Value, quarter: bool) -> Value:
     """sin(pi x), or cos(pi x): of the rest that the nearest whole number leaves, which is exact."""
     whole = _rint(x)
     r = x - whole
     r = 0.5 - abs(r) if quarter else r
     found = r * horner(r * r, _SIN_PI)
-    half = whole * 0.5
-    return where(_floor(half) != half, -found, found)
+    return where(_is_odd(whole), -found, found)
 
 
 def table(x: Value, name: str) -> Value:
@@ -258,16 +263,15 @@ def betaln(a: Value, b: Value) -> Value:
 
 
 def _sign_of_gamma(x: Value) -> Value:
-    half = _floor(x) * 0.5
-    return where((x < 0) & (_floor(half) != half), x.like(-1.0), 1.0)
+    return where((x < 0) & _is_odd(_floor(x)), x.like(-1.0), 1.0)
 
 
 @in_double
 def beta(a: Value, b: Value) -> Value:
     signs = _sign_of_gamma(a) * _sign_of_gamma(b) * _sign_of_gamma(a + b)
     least, most = where(a < b, a, b), where(a < b, b, a)
-    half = _floor(most) * 0.5
-    signs = where(_are_poles(least, a + b), where(_floor(half) != half, a.like(-1.0), 1.0), signs)
+    limits = where(_is_odd(_floor(most)), a.like(-1.0), 1.0)
+    signs = where(_are_poles(least, a + b), limits, signs)
     return signs * _exp(betaln(a, b))
 
 

@@ -20,7 +20,7 @@ from ostinato.ops.cpu.jit.emitter import memory_type
 from ostinato.ops.cpu.jit.lines import LlvmLines, literal, llvm_type, number_at
 from ostinato.ops.cpu.jit.llvm import function_of, processor, vector_bits
 from ostinato.ops.cpu.jit.parallel import around
-from ostinato.ops.cpu.limits import LIMITS
+from ostinato.ops.cpu.limits import LIMITS, ZEN_4
 from ostinato.ops.cpu.loops.schedule import Nest
 from ostinato.ops.jit.combining import (
     Reduction,
@@ -518,7 +518,7 @@ def streams(body: Graph, loops: Loops, share: int = SHARE) -> bool:
         size * math.prod(n for n, step in zip(loops.extents, own, strict=True) if step)
         for size, own, _ in lies
     )
-    if processor() == "znver4":  # which writes whole lines that it has not read, and keeps more
+    if processor() == ZEN_4:  # which writes whole lines that it has not read, and keeps more
         return moved > LIMITS.zen_caches * _last_cache()
     return share * moved > _last_cache()
 

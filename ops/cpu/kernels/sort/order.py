@@ -14,7 +14,7 @@ import numpy as np
 from ostinato.ops.core.registry import Scratch
 from ostinato.ops.core.spec import DType, Shape, int8
 from ostinato.ops.cpu.jit.llvm import function_of, processor, why_not
-from ostinato.ops.cpu.limits import LIMITS
+from ostinato.ops.cpu.limits import LIMITS, ZEN_4
 from ostinato.ops.cpu.threads import most_threads
 
 from .keys import DIGIT, Kind
@@ -128,7 +128,7 @@ def _has_vectors() -> bool:
     """Whether NumPy knows this processor as one whose vectors it sorts by, and these are quick: Zen 4 takes
     hundreds of cycles to write the elements of a vector that a mask says, NumPy there 6 to 14 times as long
     as we."""
-    if processor() == "znver4":
+    if processor() == ZEN_4:
         return False
     try:
         from numpy._core._multiarray_umath import (  # type: ignore[import-not-found, unused-ignore]
