@@ -320,6 +320,12 @@ def why_not(
     and of which loops a device counts the turns. `unconditional`: why it looks at no condition."""
     if settings.check_nan:
         return "the host looks for NaN", {}, ()
+    if communicator.one_queue and has_messages(program, communicator.size):
+        return (
+            "workers meet on the host, and a graph is no part of the queue that they share",
+            {},
+            (),
+        )
     asked, calls, apart = _Asked(communicator, unconditional), 0, {}
     for k in range(len(program.graph.nodes)):
         count, why = asked.calls(program, k)

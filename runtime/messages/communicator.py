@@ -56,6 +56,7 @@ class Communicator(Protocol):
     xp: Any  # of the arrays that it takes
     on_device: bool  # whether these are of a device that is not the host
     in_graphs: bool  # whether what it does on a device may be repeated with what is around it
+    one_queue: bool  # whether workers share a device, and the order of what they ask it for
 
     @property
     def how(self) -> str:
@@ -170,6 +171,7 @@ class ThreadCommunicator:
     talking = 0.0
     how = "within this process"
     in_graphs = takes_device_memory = False  # they meet on the host
+    one_queue = True
 
     def __init__(self, world: ThreadWorld, rank: int, device: Device | None = None) -> None:
         self.world = world
@@ -368,7 +370,7 @@ class Alone:
     talking = 0.0
     how = "there is nobody to talk to"
     xp: Any = np
-    on_device = in_graphs = False
+    on_device = in_graphs = one_queue = False
 
     def ready(self, in_order: bool = True) -> Communicator:
         return self

@@ -132,7 +132,7 @@ class MpiCommunicator:
 
     xp: Any = np
     how = "by MPI"
-    on_device = in_graphs = False
+    on_device = in_graphs = one_queue = False
 
     def __init__(self, comm: Any, beside: int = 1) -> None:
         self.comm = comm

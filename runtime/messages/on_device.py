@@ -75,6 +75,7 @@ class DeviceCommunicator:
     """A worker's end."""
 
     on_device = in_graphs = True
+    one_queue = False
 
     def __init__(self, host: Any, device: Device) -> None:
         self.host, self.device, self.xp = host, device, device.xp
