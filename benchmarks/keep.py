@@ -69,6 +69,13 @@ def no_streams() -> None:
     gemm.STREAMS = 1 << 62  # type: ignore[attr-defined]
 
 
+def no_zen() -> None:
+    """Results go past the caches from the size on from which they do elsewhere."""
+    from ostinato.ops.cpu.loops import flat
+
+    flat.processor = lambda: ""
+
+
 def nobody_moves() -> None:
     from ostinato.ops.cpu.jit import parallel
 
@@ -86,6 +93,10 @@ def product(xp: Any, a: Any, b: Any) -> Any:
 
 def turned_left(xp: Any, a: Any, b: Any) -> Any:
     return a.T @ b
+
+
+def plus(xp: Any, x: Any, y: Any) -> Any:
+    return x + y
 
 
 def sort(xp: Any, x: Any) -> Any:
@@ -190,6 +201,14 @@ WORKLOADS = (
         numbers((50_000, 300), (50_000,), dtype=np.float64),
         no_streams,
         120e6,
+    ),
+    keep(
+        "in_caches",
+        "x + y, 1,500,000 float32 each: on Zen 4 what the caches hold stays there",
+        plus,
+        numbers((1_500_000,), (1_500_000,)),
+        no_zen,
+        12 * 1_500_000,
     ),
     keep(
         "sort",
