@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias, TypeVar, overload
+
+import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, GradientError, ShapeError
 
@@ -50,6 +52,15 @@ __all__ = [
 ]
 
 INDEX = Spec((), int64)
+
+# What is given as numbers comes back as arrays, which a type can say of one number and of a few beside
+# each other, but of no tree; objects have fields that say what they are.
+Number: TypeAlias = Array | complex | np.ndarray[Any, Any] | np.generic
+Two: TypeAlias = tuple[Array, Array]
+Three: TypeAlias = tuple[Array, Array, Array]
+Tree: TypeAlias = tuple[Any, ...] | list[Any] | dict[Any, Any]
+S = TypeVar("S")  # a state
+Y = TypeVar("Y")
 
 
 def _opaque(ins: Specs, outs: Specs, p: Params) -> Indices:
@@ -418,6 +429,37 @@ def _run_loop(
     return state.result(made[:count]), unflatten(yielded[0], made[count:])
 
 
+@overload
+def repeat(x: int, repeats: Callable[[Array], Number], /, state: Number) -> Array: ...
+
+
+@overload
+def repeat(
+    x: int, repeats: Callable[[Two], tuple[Number, Number]], /, state: tuple[Number, Number]
+) -> Two: ...
+
+
+@overload
+def repeat(
+    x: int,
+    repeats: Callable[[Three], tuple[Number, Number, Number]],
+    /,
+    state: tuple[Number, Number, Number],
+) -> Three: ...
+
+
+@overload
+def repeat(x: int, repeats: Callable[[Any], Tree], /, state: Tree) -> Any: ...
+
+
+@overload
+def repeat(x: int, repeats: Callable[[S], S], /, state: S) -> S: ...
+
+
+@overload
+def repeat(x: Operandish, repeats: Operandish, /, *, axis: int | None = ...) -> Array: ...
+
+
 @export
 @door
 def repeat(x: Any, repeats: Any, /, state: Any = None, *, axis: int | None = None) -> Any:
@@ -436,6 +478,61 @@ def repeat(x: Any, repeats: Any, /, state: Any = None, *, axis: int | None = Non
     return _run_loop(lambda index, s, _: (function(s), None), state, None, trips, False, "repeat")[
         0
     ]
+
+
+@overload
+def scan(
+    function: Callable[[Array, Any], tuple[Number, Y]],
+    init: Number,
+    xs: Any = ...,
+    *,
+    length: int | None = ...,
+    reverse: bool = ...,
+) -> tuple[Array, Y]: ...
+
+
+@overload
+def scan(
+    function: Callable[[Two, Any], tuple[tuple[Number, Number], Y]],
+    init: tuple[Number, Number],
+    xs: Any = ...,
+    *,
+    length: int | None = ...,
+    reverse: bool = ...,
+) -> tuple[Two, Y]: ...
+
+
+@overload
+def scan(
+    function: Callable[[Three, Any], tuple[tuple[Number, Number, Number], Y]],
+    init: tuple[Number, Number, Number],
+    xs: Any = ...,
+    *,
+    length: int | None = ...,
+    reverse: bool = ...,
+) -> tuple[Three, Y]: ...
+
+
+@overload
+def scan(
+    function: Callable[[Any, Any], tuple[Tree, Y]],
+    init: Tree,
+    xs: Any = ...,
+    *,
+    length: int | None = ...,
+    reverse: bool = ...,
+) -> tuple[Any, Y]: ...
+
+
+@overload
+def scan(
+    function: Callable[[S, Any], tuple[S, Y]],
+    init: S,
+    xs: Any = ...,
+    *,
+    length: int | None = ...,
+    reverse: bool = ...,
+) -> tuple[S, Y]: ...
 
 
 @export
@@ -606,6 +703,52 @@ def _truth(x: Any, what: str) -> Array:
     return found
 
 
+@overload
+def while_loop(
+    condition: Callable[[Array], Any],
+    function: Callable[[Array], Number],
+    state: Number,
+    *,
+    most: int | None = ...,
+) -> Array: ...
+
+
+@overload
+def while_loop(
+    condition: Callable[[Two], Any],
+    function: Callable[[Two], tuple[Number, Number]],
+    state: tuple[Number, Number],
+    *,
+    most: int | None = ...,
+) -> Two: ...
+
+
+@overload
+def while_loop(
+    condition: Callable[[Three], Any],
+    function: Callable[[Three], tuple[Number, Number, Number]],
+    state: tuple[Number, Number, Number],
+    *,
+    most: int | None = ...,
+) -> Three: ...
+
+
+@overload
+def while_loop(
+    condition: Callable[[Any], Any],
+    function: Callable[[Any], Tree],
+    state: Tree,
+    *,
+    most: int | None = ...,
+) -> Any: ...
+
+
+@overload
+def while_loop(
+    condition: Callable[[S], Any], function: Callable[[S], S], state: S, *, most: int | None = ...
+) -> S: ...
+
+
 @export
 @door
 def while_loop(
@@ -755,6 +898,21 @@ op(
     grad=_branch_grad,
     cost=lambda ins, outs, p: max(graph_cost(p["then"]), graph_cost(p["otherwise"])),
 )
+
+
+@overload
+def cond(
+    condition: Operandish,
+    then: Callable[..., Number],
+    otherwise: Callable[..., Number],
+    *operands: Any,
+) -> Array: ...
+
+
+@overload
+def cond(
+    condition: Operandish, then: Callable[..., S], otherwise: Callable[..., S], *operands: Any
+) -> S: ...
 
 
 @export

@@ -6,7 +6,7 @@ import functools
 import operator
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast, overload
 
 import numpy as np
 
@@ -23,11 +23,24 @@ from ostinato.ops.shape import zero_of
 Numbers = int | Sequence[int]
 P = ParamSpec("P")
 R = TypeVar("R")
+A = TypeVar("A", bound=Any)  # the first argument
+
+
+@overload
+def value_and_grad(  # type: ignore[overload-overlap]
+    function: Callable[Concatenate[A, P], R], argnums: Literal[0] = 0, *, has_aux: bool = ...
+) -> Callable[Concatenate[A, P], tuple[R, A]]: ...
+
+
+@overload
+def value_and_grad(
+    function: Callable[P, R], argnums: Numbers, *, has_aux: bool = ...
+) -> Callable[P, tuple[R, Any]]: ...
 
 
 def value_and_grad(
     function: Callable[P, Any], argnums: Numbers = 0, *, has_aux: bool = False
-) -> Callable[P, tuple[Any, Any]]:
+) -> Callable[..., tuple[Any, Any]]:
     """A function that also gives the gradient of its scalar result with respect to some arguments.
 
     With `has_aux` the function returns (result, anything) and the anything is passed on.
@@ -55,14 +68,7 @@ def value_and_grad(
         once = list(dict.fromkeys(numbers))
         marked, variables, structures = variables_of(args, once, name, watch)
         result = function(*marked, **kwargs)
-        if has_aux and not (isinstance(result, (tuple, list)) and len(result) == 2):
-            raise misfit(
-                GradientError,
-                f"gradient of {name}(has_aux=True)",
-                got=f"a result of type {type(result).__name__}",
-                needed="a pair: the number to differentiate, and anything",
-            )
-        value, aux = result if has_aux else (result, None)
+        value, aux = pair(result, name) if has_aux else (result, None)
         if not isinstance(value, (Array, np.ndarray, np.generic, int, float, complex)):
             raise misfit(
                 GradientError,
@@ -90,6 +96,18 @@ def value_and_grad(
         return head, tuple(grads) if several else grads[0]
 
     return both
+
+
+def pair(result: Any, name: str) -> tuple[Any, Any]:
+    """The result of a function with `has_aux`."""
+    if not (isinstance(result, (tuple, list)) and len(result) == 2):
+        raise misfit(
+            GradientError,
+            f"gradient of {name}(has_aux=True)",
+            got=f"a result of type {type(result).__name__}",
+            needed="a pair: what to differentiate, and anything",
+        )
+    return result[0], result[1]
 
 
 def number_of_argument(name: str, n: Any, args: Sequence[Any]) -> int:
@@ -131,9 +149,33 @@ def variables_of(
     return marked, variables, structures
 
 
+@overload
 def grad(
-    function: Callable[P, Any], argnums: Numbers = 0, *, has_aux: bool = False
-) -> Callable[P, Any]:
+    function: Callable[Concatenate[A, P], Any],
+    argnums: Literal[0] = 0,
+    *,
+    has_aux: Literal[False] = False,
+) -> Callable[Concatenate[A, P], A]: ...
+
+
+@overload
+def grad(
+    function: Callable[Concatenate[A, P], tuple[Any, R]],
+    argnums: Literal[0] = 0,
+    *,
+    has_aux: Literal[True],
+) -> Callable[Concatenate[A, P], tuple[A, R]]: ...
+
+
+@overload
+def grad(
+    function: Callable[P, Any], argnums: Numbers, *, has_aux: bool = ...
+) -> Callable[P, Any]: ...
+
+
+def grad(
+    function: Callable[..., Any], argnums: Numbers = 0, *, has_aux: bool = False
+) -> Callable[..., Any]:
     """The gradient of a scalar function with respect to some arguments.
 
     >>> ost.grad(lambda x: x**3)(2.0)
@@ -151,7 +193,7 @@ def grad(
 
 
 @door
-def vjp(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
+def vjp(function: Callable[..., R], *args: Any) -> tuple[R, Callable[[Any], tuple[Any, ...]]]:
     """The results, and a function from their cotangents to those of the arguments.
 
     >>> y, back = ost.vjp(lambda x: x**2, ost.arange(3.0))
@@ -192,7 +234,7 @@ def vjp(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable[[Any], 
         return tuple(unflatten(s, [next(filled) for _ in range(s.leaves)]) for s in structures)
 
     weakref.finalize(back, watch.end)
-    return unflatten(structure, outputs), back
+    return cast(R, unflatten(structure, outputs)), back
 
 
 def checkpoint(function: Callable[P, R]) -> Callable[P, R]:

@@ -21,15 +21,13 @@ from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import eye
 from ostinato.ops.shape import moveaxis, reshape
 
-from .gradients import Numbers, P, number_of_argument, variables_of
+from .gradients import Numbers, P, R, number_of_argument, pair, variables_of
 from .mapping import vmap
 
 Mode = Literal["forward", "reverse"]
 
 
-def jvp(
-    function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
-) -> tuple[Any, Any]:
+def jvp(function: Callable[..., R], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[R, R]:
     """The results, and how they change if the arguments change by `tangents`: forward mode, which
     keeps nothing and works where a loop's end depends on data.
 
@@ -43,12 +41,12 @@ def jvp(
         outputs, structure = _outputs(function(*marked))
         given = _changes(tangents, variables, structures, name)
         made, moved = _pushed(outputs, variables, given)
-        return unflatten(structure, made), unflatten(structure, moved)
+        return cast(R, unflatten(structure, made)), cast(R, unflatten(structure, moved))
     finally:
         watch.end()
 
 
-def linearize(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
+def linearize(function: Callable[..., R], *primals: Any) -> tuple[R, Callable[..., R]]:
     """The results, and a function from changes of the arguments to those of the results.
 
     >>> y, change = ost.linearize(lambda x: x**2, 3.0)
@@ -60,21 +58,21 @@ def linearize(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callabl
     marked, variables, structures = _marked(primals, name, watch)
     outputs, structure = _outputs(function(*marked))
 
-    def change(*tangents: Any) -> Any:
+    def change(*tangents: Any) -> R:
         given = _changes(tangents, variables, structures, name)
-        return unflatten(structure, _pushed(outputs, variables, given)[1])
+        return cast(R, unflatten(structure, _pushed(outputs, variables, given)[1]))
 
     weakref.finalize(change, watch.end)
-    return unflatten(structure, outputs), change
+    return cast(R, unflatten(structure, outputs)), change
 
 
 def value_and_jacobian(
-    function: Callable[P, Any],
+    function: Callable[P, R],
     argnums: Numbers = 0,
     *,
     has_aux: bool = False,
     mode: Mode | None = None,
-) -> Callable[P, tuple[Any, Any]]:
+) -> Callable[P, tuple[R, Any]]:
     """A function that also gives the Jacobian of its results with respect to some arguments.
 
     For a result of shape (m,) and an argument of shape (n,) it is a matrix (m, n); of trees, a tree
@@ -91,14 +89,14 @@ def value_and_jacobian(
 
     @door
     @functools.wraps(function, updated=())  # the state of a wrapper is its own
-    def both(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def both(*args: Any, **kwargs: Any) -> tuple[R, Any]:
         numbers = [number_of_argument(name, n, args) for n in wanted]
         once = list(dict.fromkeys(numbers))
         watch = Watch()
         try:
             marked, variables, structures = variables_of(args, once, name, watch)
-            result = function(*marked, **kwargs)
-            value, aux = result if has_aux else (result, None)
+            result = cast(Any, function)(*marked, **kwargs)
+            value = pair(result, name)[0] if has_aux else result
             outputs, structure = _outputs(value)
             _refuse_complex([*variables, *outputs], name)
             rows = _by_sweeps(outputs, variables, mode)
@@ -110,7 +108,7 @@ def value_and_jacobian(
             trees = [unflatten(s, [next(left) for _ in range(s.leaves)]) for s in structures]
             picked = tuple(trees[once.index(n)] for n in numbers)
             found.append(picked if several else picked[0])
-        return ((value, aux) if has_aux else value), unflatten(structure, found)
+        return cast(R, result), unflatten(structure, found)
 
     return both
 

@@ -24,12 +24,12 @@ from ostinato.ops.creation import iota
 from ostinato.ops.seeds import seeds
 from ostinato.ops.shape import broadcast_shapes, broadcast_to, moveaxis, reshape
 
-from .gradients import P
+from .gradients import P, R
 
 Axes = Any  # an axis, None, or a tree of them in the form of what they are the axes of
 
 
-def vmap(function: Callable[P, Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[P, Any]:
+def vmap(function: Callable[P, R], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[P, R]:
     """The function for each of many elements, at once: `vmap(f)(xs)[k]` is `f(xs[k])`.
 
     `in_axes` says along which axis of each argument its elements lie: one axis for all, or one for

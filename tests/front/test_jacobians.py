@@ -145,6 +145,8 @@ def test_trees_and_values() -> None:
     slopes, aux = ost.jacobian(lambda x: (x**2, "aside"), has_aux=True)(X)
     assert aux == "aside"
     np.testing.assert_allclose(slopes, np.diag(2 * X))
+    with pytest.raises(GradientError, match=r"has_aux=True.*type Array; needed a pair"):
+        ost.jacobian(lambda x: x**2, has_aux=True)(X)
 
 
 def test_each_mode_takes_the_fewer_sweeps() -> None:

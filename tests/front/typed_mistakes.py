@@ -1,8 +1,9 @@
-"""Sixty lines that are wrong, and that a type checker finds before they run; and as many ways to do it right.
+"""Seventy lines that are wrong, and that a type checker finds before they run; and as many ways to do it right.
 
 This is read as text by tests/front/test_types.py, and never runs."""
 
 RIGHT = """
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -45,9 +46,46 @@ def loss(w: ost.Array) -> ost.Array:
 stepped: ost.Array = step(x, rate=0.2)
 pair: tuple[ost.Array, int] = given(x)
 step.plan.explain().splitlines()
+
+
+@dataclass
+class Model:
+    w: ost.Array
+    steps: ost.Array
+
+
+def turn(m: Model) -> Model:
+    return Model(m.w - ost.grad(loss)(m.w), m.steps + 1)
+
+
+def cost(m: Model, rate: float) -> tuple[ost.Array, int]:
+    return loss(m.w) * rate, 3
+
+
+def pairs(s: tuple[ost.Array, ost.Array]) -> tuple[ost.Array, ost.Array]:
+    return s[0] + 1, s[1] * 2
+
+
 value, slope = ost.value_and_grad(loss)(x)
+model = ost.repeat(3, turn, Model(x, x))
+model = ost.while_loop(lambda m: m.steps.sum() < 5, turn, model, most=9)
+model, kept = ost.scan(lambda m, _: (turn(m), m.w), model, length=3)
+way: ost.Array = ost.grad(cost, has_aux=True)(model, 0.1)[0].w
+both: tuple[tuple[ost.Array, int], Model] = ost.value_and_grad(cost, has_aux=True)(model, rate=0.1)
+ost.grad(lambda w: w**3)(2.0)
+ost.grad(cost, argnums=(0,), has_aux=True)(model, 0.1)
+count, grown = ost.repeat(4, pairs, (0, x))
+count.item()
+four = ost.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, *s[1:]), (0, x, x, x))
+four[0].item()
+named = ost.repeat(3, lambda s: {"n": s["n"] + 1, "w": s["w"]}, {"n": 0, "w": x})
+named["n"].item()
+ost.cond(x.sum() > 0, lambda: x, lambda: x + 1).mT
+moved: tuple[ost.Array, ost.Array] = ost.jvp(loss, (x,), (x,))
+result, push = ost.linearize(loss, x)
+push(x).shape
 again: ost.Array = ost.checkpoint(loss)(x)
-ost.vmap(loss)(x)
+rows: ost.Array = ost.vmap(loss)(x)
 ost.save("x.npy", x)
 loaded: ost.Array = ost.load("x.npy", resident=False)
 column: ost.Array = ost.load("x.parquet", dataset=["a", "b"])
@@ -71,11 +109,16 @@ except ost.errors.OstinatoError as error:
 """
 
 BEGIN = """
-import numpy as np
+from dataclasses import dataclass
 
 import ostinato as ost
 
 x = ost.ones((3, 4))
+
+
+@dataclass
+class Model:
+    w: ost.Array
 
 
 @ost.compile
@@ -87,8 +130,13 @@ def loss(w: ost.Array) -> ost.Array:
     return w.sum()
 
 
+def turn(m: Model) -> Model:
+    return Model(m.w - 1)
+
+
 session = ost.connect()
 plan = step.plan
+model = Model(x)
 """
 
 WRONG = """
@@ -134,7 +182,15 @@ ost.grad(3)
 ost.grad(loss)(x, x, x)
 ost.grad(loss, has_aux="yes")
 ost.checkpoint(loss)()
+ost.grad(loss)(x).shapes
+ost.value_and_grad(loss)(x)[0].shapes
 ost.vmap(x)
+ost.vmap(loss)(x).shapes
+ost.jvp(loss, (x,), (x,))[1].shapes
+ost.while_loop(lambda m: True, turn, x)
+ost.while_loop(lambda m: True, turn, model).v
+ost.repeat(3, turn, model).v
+ost.repeat(3, turn, x)
 ost.repeat()
 ost.save(x, "x.npy")
 ost.load(3)
