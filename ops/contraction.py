@@ -593,8 +593,13 @@ def vecdot(a: Operandish, b: Operandish, /, *, axis: int = -1) -> Array:
     Array([3, 7], dtype=int64, whole of 1)
     """
     a, b = unify(a, b)
+    axis_of(axis, min(a.ndim, b.ndim), "vecdot")
+    d = axis if axis < 0 else axis - max(a.ndim, b.ndim)
+    if (
+        axis >= 0 and a.ndim != b.ndim
+    ):  # the first axes of both, say, which do not lie upon each other
+        a, b, d = moveaxis(a, axis, -1), moveaxis(b, axis, -1), -1
     shape = broadcast("vecdot", a.shape, b.shape)
-    d = axis_of(axis, min(a.ndim, b.ndim), "vecdot") - min(a.ndim, b.ndim)
     if a.shape[d] != b.shape[d]:
         raise misfit(
             ShapeError,

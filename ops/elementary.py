@@ -116,8 +116,11 @@ def logaddexp2(x1: Operandish, x2: Operandish) -> Array:
     >>> ost.logaddexp2(3.0, 3.0)
     Array(4., dtype=float64, whole of 1)
     """
-    two = math.log(2.0)
     x, y = unify(x1, x2)
+    x, y = (
+        astype(each, promote(x.dtype, y.dtype)) for each in (x, y)
+    )  # two has what they both have
+    two = math.log(2.0)
     return multiply(logaddexp(multiply(x, two), multiply(y, two)), 1.0 / two)
 
 

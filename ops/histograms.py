@@ -4,6 +4,7 @@ arithmetic where bins have one width, else by a search."""
 from __future__ import annotations
 
 import builtins
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -285,6 +286,8 @@ def histogramdd(
 def _columns(sample: Any) -> list[Array]:
     if isinstance(sample, list | tuple):
         found = [_real(x, "histogramdd") for x in sample]
+        kind = functools.reduce(promote, [x.dtype for x in found]) if found else float64
+        found = [astype(x, kind) for x in found]  # they lie in one matrix
         if found and all(x.ndim == 1 and x.shape == found[0].shape for x in found):
             return found
         raise misfit(

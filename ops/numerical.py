@@ -37,7 +37,7 @@ from .elementwise import (
 )
 from .reduction import cumulative_sum, diff
 from .reduction import sum as sum_of
-from .shape import axis_of, broadcast_to, concat, moveaxis, pad, reshape, slice_axes
+from .shape import axis_of, broadcast_to, concat, flip, moveaxis, pad, reshape, slice_axes
 from .sorting import argsort, searchsorted
 
 __all__ = [
@@ -111,8 +111,8 @@ def angle(z: Operandish, deg: bool = False) -> Array:
     >>> ost.angle([1j, -1.0])
     Array([1.5708, 3.1416], dtype=float64, whole of 1)
     """
-    x = floating(z)
-    found = atan2(imag(x), real(x)) if x.dtype.kind == "c" else atan2(astype(0, x.dtype), x)
+    x = as_array(z)
+    found = atan2(imag(x), real(x)) if x.dtype.kind == "c" else atan2(0, x)
     return rad2deg(found) if deg else found
 
 
@@ -276,7 +276,7 @@ def vander(x: Operandish, N: int | None = None, increasing: bool = False) -> Arr
 
 # -- of samples ------------------------------------------------------------------------------------
 def digitize(x: Operandish, bins: Operandish, right: bool = False) -> Array:
-    """Between which of the bounds, which go up, or down if they are known, each number lies.
+    """Between which of the bounds, which go up or down, each number lies.
 
     >>> ost.digitize([0.5, 1.5], [0.0, 1.0, 2.0])
     Array([1, 2], dtype=int64, whole of 1)
@@ -286,7 +286,12 @@ def digitize(x: Operandish, bins: Operandish, right: bool = False) -> Array:
         known = np.asarray(bins)
         if known.ndim == 1 and known.size > 1 and known[0] > known[-1]:
             return known.size - searchsorted(known[::-1], x, side=side)
-    return searchsorted(bins, x, side=side)
+        return searchsorted(known, x, side=side)
+    if bins.ndim != 1 or bins.size < 2:
+        return searchsorted(bins, x, side=side)
+    down = greater(bins[0], bins[-1])
+    k = searchsorted(where(down, flip(bins), bins), x, side=side)
+    return where(down, bins.size - k, k)
 
 
 def interp(
@@ -478,7 +483,8 @@ def trapezoid(y: Operandish, x: Operandish | None = None, dx: Any = 1.0, axis: i
     >>> ost.trapezoid([1.0, 2.0, 3.0])
     Array(4., dtype=float64, whole of 1)
     """
-    v = floating(y)
+    v = as_array(y)
+    v = floating(v if x is None else astype(v, promote(v.dtype, as_array(x).dtype)))
     d = axis_of(axis, v.ndim, "trapezoid")
     n = v.shape[d]
     step: Any = dx

@@ -11,7 +11,7 @@ from ostinato.errors import ArgumentError, ShapeError
 from .arrangement import atleast_2d, cumprod, cumsum
 from .contraction import diagonal, matmul
 from .core.array import Array, Axis, Operandish, another, as_array
-from .core.spec import float64, int64, is_inexact, promote, real_of
+from .core.spec import DTypeLike, float64, int64, is_inexact, promote, real_of
 from .core.user_line import misfit
 from .creation import ones
 from .elementwise import (
@@ -411,10 +411,12 @@ def cov(
     ddof: int | None = None,
     fweights: Operandish | None = None,
     aweights: Operandish | None = None,
+    *,
+    dtype: DTypeLike | None = None,
 ) -> Array:
     """The covariances of variables, each a row (or a column, with `rowvar=False`) of samples. A product of
     matrices: where samples are split over workers, their sums are one message. Divided by the number of
-    samples less `ddof`: 1, or 0 with `bias`.
+    samples less `ddof`: 1, or 0 with `bias`. In float64, unless `dtype` says otherwise.
 
     >>> ost.cov([[1.0, 2.0, 3.0], [3.0, 1.0, 2.0]])
     Array([[ 1. , -0.5],
@@ -424,6 +426,7 @@ def cov(
     x = _variables(m, rowvar)
     if y is not None:
         x = concat([x, _variables(y, rowvar)])
+    x = astype(x, promote(x.dtype, float64) if dtype is None else as_dtype(dtype))
     w: Array | None = None
     for given in (fweights, aweights):
         if given is not None:
@@ -432,14 +435,14 @@ def cov(
     if w is None:
         count: Any = float(x.shape[1])
         off = x - mean(x, 1, keepdims=True)
-        weighed, over = off, count - ddof
+        weighed, over = off, max(count - ddof, 0.0)
     else:
         count = sum_of(w)
         off = x - expand_dims(sum_of(x * w, 1) / count, axis=1)
         weighed = off * w
         share = sum_of(w * astype(aweights, w.dtype)) / count if aweights is not None else 1.0
-        over = count - ddof * share
-    found = matmul(weighed, conj(off).T) / maximum(over, 0.0)
+        over = maximum(count - ddof * share, 0.0)
+    found = matmul(weighed, conj(off).T) / over
     return reshape(found, ()) if found.shape == (1, 1) else found
 
 
@@ -451,14 +454,21 @@ def _variables(m: Operandish, rowvar: bool) -> Array:
     return rows if rowvar or x.ndim < 2 else rows.T
 
 
-def corrcoef(x: Operandish, y: Operandish | None = None, rowvar: bool = True) -> Array:
-    """The correlations of variables, each a row (or a column, with `rowvar=False`) of samples.
+def corrcoef(
+    x: Operandish,
+    y: Operandish | None = None,
+    rowvar: bool = True,
+    *,
+    dtype: DTypeLike | None = None,
+) -> Array:
+    """The correlations of variables, each a row (or a column, with `rowvar=False`) of samples. In
+    float64, unless `dtype` says otherwise.
 
     >>> ost.corrcoef([[1.0, 2.0, 3.0], [3.0, 1.0, 2.0]])
     Array([[ 1. , -0.5],
            [-0.5,  1. ]], dtype=float64, whole of 1)
     """
-    c = cov(x, y, rowvar)
+    c = cov(x, y, rowvar, dtype=dtype)
     if c.ndim == 0:
         return c / c
     each = sqrt(real(diagonal(c)))

@@ -437,3 +437,28 @@ def test_a_covariance_of_split_samples_sends_sums_only() -> None:
         f(ost.asarray(R.normal(size=(4000, 3)), split=0))
         moved = [n for n in f.plan.program.graph.nodes if n.op in ("all_gather", "all_to_all")]
         assert not moved
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda xp, x, v, k: xp.linalg.vecdot(x, v, axis=0),
+        lambda xp, x, v, k: xp.linalg.vecdot(v, x, axis=-1),
+        lambda xp, x, v, k: xp.linalg.vecdot(xp.stack([x, x], axis=1), x, axis=0),
+        lambda xp, x, v, k: xp.cov(xp.asarray(x, dtype="float32")),
+        lambda xp, x, v, k: xp.corrcoef(xp.asarray(x, dtype="float32"), dtype="float32"),
+        lambda xp, x, v, k: xp.logaddexp2(xp.asarray(v, dtype="float16"), k),
+        lambda xp, x, v, k: xp.angle(xp.asarray(k, dtype="int8")),
+        lambda xp, x, v, k: xp.digitize(v, xp.asarray([1.0, 0.0, -1.0])),
+        lambda xp, x, v, k: xp.digitize(v, xp.asarray([-1.0, 0.0, 1.0]), right=True),
+        lambda xp, x, v, k: xp.histogram2d(xp.asarray(v, dtype="float16"), k)[1],
+    ],
+)
+def test_axes_and_precisions_are_numpys(call: Callable[..., Any]) -> None:
+    x, v, k = R.normal(size=(3, 3)), R.normal(size=3), np.array([2, -1, 0])
+    with use():
+        made = np.asarray(call(ost, ost.asarray(x), ost.asarray(v), ost.asarray(k)))
+    wanted = call(np, x, v, k)
+    assert (made.dtype, made.shape) == (wanted.dtype, wanted.shape)
+    rtol = {"float16": 1e-3, "float32": 1e-6}.get(made.dtype.name, 1e-12)
+    np.testing.assert_allclose(made, wanted, rtol=rtol, atol=rtol)

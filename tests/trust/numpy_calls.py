@@ -201,6 +201,26 @@ def _each(tree: Any, function: Callable[[Any], Any]) -> Any:
 HERMITIAN = ("linalg.cholesky", "linalg.eigh", "linalg.eigvalsh")
 UNASKED = ("poly", "roots")  # they look at the elements, and answer by themselves if there are none
 TEXTS = ("array2string", "array_repr", "array_str")
+UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
+HALF = ("float16", "float32")
+THEIRS = {  # where NumPy computes in less than what it returns, or wraps around, and ours does not
+    "trapezoid": ("bool", "int8", *UNSIGNED),
+    "unwrap": UNSIGNED,
+    "lcm": ("int8",),
+    "nanvar": (*HALF, "complex64"),
+    "nanstd": (*HALF, "complex64"),
+    "polymul": ("bool",),
+    "polyval": ("bool",),
+    "intersect1d": ("bool",),  # which says of what is not unique that it is
+    "setxor1d": ("bool",),
+    # whole numbers as `q` give float64, floating ones do not; of truths a truth
+    **dict.fromkeys(("percentile", "nanpercentile"), HALF),
+    **dict.fromkeys(("quantile", "nanquantile"), ("bool", *HALF)),
+    "histogramdd": HALF,  # of nothing
+    **{f"fft.{name}": ("float16",) for name in (
+        "hfft", "ifft", "ifft2", "ifftn", "ihfft", "irfft", "irfft2", "irfftn"
+    )},
+}  # fmt: skip
 SIGNS = ("linalg.eigh", "linalg.svd", "linalg.qr")  # vectors are theirs up to a sign
 
 
@@ -210,6 +230,8 @@ def verdict(call: Call) -> str:
     stable = {"stable": True} if name == "argsort" and "kind" not in options else {}
     wanted = answer(f, args, options | stable)
     given = dict(options)
+    if isinstance(args[0] if args else None, tuple):  # NumPy makes one array of ours, and sorts it
+        given |= stable
     if "out" not in options:
         given = ours(given)
     asked: list[Any] = []
@@ -271,6 +293,8 @@ def differs(name: str, got: Any, wanted: Any, unasked: bool) -> str:
 
 def trials(dtypes: list[str], most: int) -> Iterator[Call]:
     for dtype, (name, f) in itertools.product(dtypes, functions().items()):
+        if dtype in THEIRS.get(name, ()):
+            continue
         for call in calls(name, f, dtype, most):
             if name != "interp" or _increases(call[2]):
                 yield call
@@ -279,4 +303,4 @@ def trials(dtypes: list[str], most: int) -> Iterator[Call]:
 def _increases(args: Sequence[Any]) -> bool:
     """Of other places numpy.interp gives what its manual calls nonsense."""
     at = np.asarray(args[1]) if len(args) > 1 else np.zeros(0)
-    return at.ndim != 1 or bool((np.diff(at) > 0).all())
+    return at.ndim != 1 or bool((np.diff(at.astype(float)) > 0).all())
