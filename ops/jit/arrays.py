@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.spec import DType, float32
+from ostinato.ops.core.spec import DType, float32, float64
 
 from .scalar import lower
 from .values import HALVES, Lines, Step, Unsupported, Value
@@ -89,6 +89,9 @@ class ArrayLines(Lines):
         return self.convert("bitcast", x, dtype)
 
     def call(self, name: str, dtype: DType, *args: Value) -> Value:
+        if name == "fma" and dtype == float32:  # of which a double holds the product
+            x, y, z = (self.convert("fpext", v, float64) for v in args)
+            return self.convert("fptrunc", x * y + z, dtype)
         if name == "fma":
             return args[0] * args[1] + args[2]
         return self._do(name, dtype, *args)

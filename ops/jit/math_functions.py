@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from ostinato.ops import elementwise
-from ostinato.ops.core.spec import bool_, float32, float64
+from ostinato.ops.core.spec import DType, bool_, float32, float64
 
 from .values import (
     Function,
@@ -344,16 +344,21 @@ def in_double(function: Function) -> Function:
     """Floats through doubles."""
 
     def made(*xs: Value) -> Value:
-        for x in xs:
-            floating(x)
-        lines, dtype = xs[0].lines, xs[0].dtype
-        before, lines.rounds = lines.rounds, dtype.itemsize < 8
-        try:
-            return cast(function(*(cast(x, float64) for x in xs)), dtype)
-        finally:
-            lines.rounds = before
+        return cast(in_own(function, *xs, through=float64), xs[0].dtype)
 
     return made
+
+
+def in_own(function: Function, *xs: Value, through: DType | None = None) -> Value:
+    """A function of numbers as they are, or of others, whose result is rounded as they are."""
+    for x in xs:
+        floating(x)
+    lines = xs[0].lines
+    before, lines.rounds = lines.rounds, xs[0].dtype.itemsize < 8
+    try:
+        return function(*(x if through is None else cast(x, through) for x in xs))
+    finally:
+        lines.rounds = before
 
 
 def _asin_parts(x: Value) -> tuple[Value, Value, Value]:

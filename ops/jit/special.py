@@ -1,6 +1,7 @@
 """Special functions of numbers: branchless formulas, and loops that end by themselves.
 
-All are computed in double precision, so a float's result is right to its last bit but one.
+They are computed in double precision, so a float's result is right to its last bit but one; those of
+special_floats.py take half of the time in float32.
 Polynomials are interpolants at Chebyshev's nodes (ops/jit/special_tables.py). Loops
 (`Lines.repeat`) are functions of their own, which a processor runs element by element: those of
 the incomplete functions."""
@@ -13,15 +14,14 @@ from functools import lru_cache
 
 import numpy as np
 from ostinato.ops import elementwise
-from ostinato.ops.core.spec import float64
 
+from . import special_floats as floats
 from . import special_tables as tables
-from .math_functions import INEXACT, in_double
+from .math_functions import INEXACT, in_double, in_own
 from .values import (
     Function,
     Value,
     bits,
-    cast,
     copysign,
     floating,
     fma,
@@ -325,8 +325,13 @@ def ndtr(x: Value) -> Value:
     return where(x != x, x, found)
 
 
-@in_double
-def log_ndtr(x: Value) -> Value:
+def _as_they_are(doubles: Function, floats: Function) -> Function:
+    """A function of doubles, and one of floats that does without them."""
+
+    return lambda x: doubles(x) if floating(x) else floats(x)
+
+
+def _log_ndtr(x: Value) -> Value:
     a = abs(x)
     part, q = _scaled_tail(a * math.sqrt(0.5))
     below = x < -math.sqrt(2)
@@ -380,14 +385,12 @@ def _quantile(q: Value, tail: Value) -> Value:
     return where(tail >= 0, found, q.like(math.nan))
 
 
-@in_double
-def ndtri(p: Value) -> Value:
+def _ndtri(p: Value) -> Value:
     q = p - 0.5
     return _quantile(q, where(q < 0, p, 1.0 - p))
 
 
-@in_double
-def erfinv(y: Value) -> Value:
+def _erfinv(y: Value) -> Value:
     return _quantile(y * 0.5, (1.0 - abs(y)) * 0.5) * math.sqrt(0.5)
 
 
@@ -397,11 +400,8 @@ def erfcinv(y: Value) -> Value:
 
 
 # -- logarithms of probabilities -----------------------------------------------------------
-def logit(p: Value) -> Value:
+def _logit(p: Value) -> Value:
     """Of the part that is at most a half, how many times as much the other is."""
-    if not floating(p):  # whose numbers next to 1/2 are far enough from it
-        x = cast(p, float64)
-        return cast(_log(x / (1.0 - x)), p.dtype)
     less = p < 0.5
     part = where(less, p, 1.0 - p)
     tiny = abs(part) < 2.0**-120
@@ -409,6 +409,12 @@ def logit(p: Value) -> Value:
     found = _log1p(more) + where(tiny, p.like(64 * math.log(2)), 0.0)
     found = where(part == 0, p.like(math.inf), found)
     return where(less, -found, found)
+
+
+log_ndtr = _as_they_are(_log_ndtr, floats.log_ndtr)
+ndtri = _as_they_are(_ndtri, floats.ndtri)
+erfinv = _as_they_are(_erfinv, floats.erfinv)
+logit = _as_they_are(_logit, floats.logit)
 
 
 @in_double
@@ -540,7 +546,6 @@ j0, j1, y0, y1 = _j(0), _j(1), _y(0), _y(1)
 def _i(order: int, scaled: bool) -> Function:
     small, large = f"I{order}_SMALL", f"I{order}_LARGE"
 
-    @in_double
     def function(x: Value) -> Value:
         a = abs(x)
         inside, y = _inner(a)
@@ -554,7 +559,7 @@ def _i(order: int, scaled: bool) -> Function:
         found = where(a < 8.0, near, far)
         return where(x < 0, -found, found) if order else found
 
-    return function
+    return lambda x: in_own(function, x)
 
 
 i0, i0e, i1, i1e = _i(0, False), _i(0, True), _i(1, False), _i(1, True)

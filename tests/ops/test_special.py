@@ -202,15 +202,32 @@ def test_operands_that_are_far_apart(how):
     assert HOW[how]("gammaln", np.array([-1e300, -3.0])).tolist() == [np.inf, np.inf]
 
 
+# how many of a float's last places those that are computed in floats may miss, instead of one
+IN_FLOATS = {
+    "erfinv": 4,
+    "i0": 4,
+    "i0e": 4,
+    "i1": 4,
+    "i1e": 4,
+    "log_ndtr": 6,
+    "logit": 2,
+    "ndtri": 4,
+}
+
+
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("name", EXACT)
-def test_of_float32_to_the_last_bit_but_one(name):
+def test_of_float32_to_the_last_places(name, how):
+    if how == "arrays" and name not in IN_FLOATS:
+        return  # which compute the same doubles
     xs = EXACT[name][1]
     given = [x.astype(np.float32) for x in xs]
-    found = in_kernel(name, *given)
+    found = HOW[how](name, *given)
     wide = on_arrays(name, *(x.astype(np.float64) for x in given))
     with np.errstate(all="ignore"):
         wanted = wide.astype(np.float32)
-    same = np.isclose(found, wanted, rtol=2.0**-23, atol=1e-45, equal_nan=True)
+    rtol = IN_FLOATS.get(name, 1) * 2.0**-23
+    same = np.isclose(found, wanted, rtol=rtol, atol=1e-45, equal_nan=True)
     assert same.all(), [x[~same] for x in (*given, found, wanted)]
 
 
@@ -230,7 +247,7 @@ def test_log_ndtr_over_the_whole_range_of_exponents(dtype, how):
                 assert y == -INF, x
                 continue
             ulp = max(abs(true) * float(unit.eps), float(unit.smallest_subnormal))
-            assert abs(y - true) <= (1 if dtype == np.float32 else 16) * ulp, (x, y, float(true))
+            assert abs(y - true) <= (6 if dtype == np.float32 else 16) * ulp, (x, y, float(true))
 
 
 EDGES: list[tuple[str, tuple[float, ...], float]] = [
