@@ -12,6 +12,7 @@ from . import (  # noqa: F401  (registers the operations)
     collective,
     contraction,
     control,
+    counting,
     creation,
     distances,
     distributions,

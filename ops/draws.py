@@ -18,7 +18,7 @@ from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
 from .core.array import Array, Operandish, Split, apply, as_array
 from .core.index import LETTERS, Indices
-from .core.parameters import DTYPE, FLAG, PLACES, SHAPE, unfit, whole
+from .core.parameters import DTYPE, FLAG, SHAPE, unfit, whole
 from .core.registry import Params, Place, Scratch, Specs, op, stream_cost
 from .core.spec import (
     DType,
@@ -483,42 +483,6 @@ def shuffle(x: Operandish, /, axis: int = 0, *, seed: Any = None) -> Array:
 
 
 # -- in kernels ----------------------------------------------------------------------------
-def _numbers_view(xp: Any, x: Any, at: Place, *, shape: Shape) -> Any:
-    """Steps of one byte for each element: how far one is from the first is its number. Nobody may
-    read there; the first one's own number is all that there is.
-    """
-    strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
-    local = [hi - lo for lo, hi in at.outs[0]]
-    return xp.lib.stride_tricks.as_strided(x, local, strides)  # CuPy knows no more
-
-
-def _first_number(xp: Any, out: Any, *, numbers: Sequence[int], at: Place) -> None:
-    out[...] = numbers[at.outs[0][0][0]]
-
-
-def _without_labels(ins: Specs, outs: Specs, p: Params) -> Indices:
-    return Indices(((None,),) * len(ins), ((None,) * outs[0].ndim,))
-
-
-op(  # of each worker's first element
-    "first_number",
-    infer=lambda *, numbers: Spec((len(numbers),), int64),
-    takes={"numbers": PLACES},
-    made_by="machine",
-    indices=_without_labels,
-    kernel=_first_number,
-    placed=True,
-)
-op(
-    "numbers",
-    infer=lambda first, *, shape: Spec(shape, int64),
-    takes={"shape": SHAPE},
-    made_by="machine",
-    indices=_without_labels,
-    view=_numbers_view,
-)
-
-
 def _place_of(numbers: Any) -> tuple[Shape, Place]:
     """The global shape, as far as it matters, and the box, from how `numbers` lies."""
     if not numbers.ndim:

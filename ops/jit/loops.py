@@ -15,6 +15,7 @@ EXTREMES = ("max", "min")
 SUMS = ("sum", "mean", *EXTREMES)
 VIEWS = ("expand_dims", "squeeze", "permute_dims", "broadcast_to", "reshape")
 SOURCES = ("constant", "full", "iota")
+COUNTED = "counted"  # numbers of elements (ops/counting.py)
 
 
 @dataclass(frozen=True, slots=True)

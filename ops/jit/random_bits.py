@@ -12,6 +12,7 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import DType, float32, float64, int32, int64, uint32, uint64
 from ostinato.ops.draws import LOW, MULTIPLIERS, NORMAL, WEYL
 
+from .loops import COUNTED
 from .math_functions import FUNCTIONS
 from .values import Function, Value, cast, shift, where
 
@@ -85,4 +86,4 @@ DRAWS: dict[str, Function] = {
 # -- where elements are --------------------------------------------------------------------
 def numbers_in(body: Graph) -> set[int]:
     """The values of a kernel that only say, by where they lie, which element is which."""
-    return {n.inputs[1] for n in body.nodes if n.op in DRAWS}
+    return {n.inputs[n.op in DRAWS] for n in body.nodes if n.op in (*DRAWS, COUNTED)}

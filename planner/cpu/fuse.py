@@ -28,6 +28,7 @@ from ostinato.ops.expressions import cast
 from ostinato.ops.jit.behind import BEGINS
 from ostinato.ops.jit.scalar import has_own_bits
 from ostinato.ops.jit.stages import GATHERS
+from ostinato.planner.fusion.counting import count_in_kernels, differs_by_part
 from ostinato.planner.fusion.groups import (
     Group,
     Made,
@@ -77,6 +78,7 @@ def fuse(graph: Graph, target: Target, larger: bool = True, turns: int = 1) -> G
     """
     if not why_not():
         graph = draw_in_kernels(graph, target, turns)
+        graph = count_in_kernels(graph, can_lower, turns, differs_by_part)
     nested: list[Nested] = []
     alone = set[int]()
     if larger:
@@ -90,6 +92,8 @@ def fuse(graph: Graph, target: Target, larger: bool = True, turns: int = 1) -> G
                 graph = with_kernels(graph, target, nested, _kernel)
     else:
         alone = {k for k, n in enumerate(graph.nodes) if n.op in BEGINS}
+    if not why_not():
+        graph = count_in_kernels(graph, can_lower, turns)
     groups = _worthy_groups(graph, target, alone, bool(nested), turns)
     if groups and not why_not():
         graph = with_kernels(graph, target, groups, _kernel)

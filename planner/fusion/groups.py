@@ -16,7 +16,7 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Shape
-from ostinato.ops.jit.loops import SOURCES, SUMS, VIEWS
+from ostinato.ops.jit.loops import COUNTED, SOURCES, SUMS, VIEWS
 from ostinato.ops.jit.scalar import CAST
 from ostinato.ops.jit.values import can_add
 from ostinato.planner.passes.order import meetings, schedule
@@ -52,7 +52,14 @@ def groups_of(
     late: Container[int] = (),
 ) -> list[Group]:
     """`alone`: operations that stay by themselves. `products` begin kernels, with what may follow in
-    these, if that is not all; the casts of their right matrices that are `late` are a part of them."""
+    these, if that is not all; the casts of their right matrices that are `late` are a part of them.
+    Numbers of elements that only such operations read are made by each of their kernels."""
+
+    def joins(k: int) -> bool:
+        node = graph.nodes[k]
+        fits = is_elementwise(graph, node, lowers) or rows_of(graph, node, lowers) > 0
+        return fits and k not in late and k not in alone
+
     found: dict[Group, None] = {}
     latest: dict[Space, Group] = {}
     home: dict[int, Group] = {}  # of values
@@ -60,12 +67,14 @@ def groups_of(
     for k, node in enumerate(graph.nodes):
         product = k in products and k not in alone
         rows = 0 if product or k in alone else rows_of(graph, node, lowers)
-        if k in late or k in alone or not (product or rows or is_elementwise(graph, node, lowers)):
+        v = graph.starts[k]
+        counts = node.op == COUNTED and v not in graph.outputs and all(map(joins, graph.uses[v]))
+        if counts or not (product or joins(k)):
             units.alone(k)
             continue
         spec = graph.specs[node.inputs[0]] if rows else node.specs[0]
         space = spec.shape, spec.layout
-        read = [v for v in node.inputs if not _is_constant(graph, v)]
+        read = [_behind_count(graph, v) for v in node.inputs if not _is_constant(graph, v)]
         near = [home[v] for v in node.inputs if v in home and home[v].space == space]
         near += [latest[space]] if space in latest else []
         near = [g for g in near if not rows or g.rows in (0, rows)]
@@ -86,6 +95,7 @@ def groups_of(
             group.place = min(graph.uses[graph.starts[k]], default=k)  # where it is read first
         group.members.append(k)
         group.work += 10 if OPS[node.op].draws else 1
+        group.work += sum(_behind_count(graph, u) != u for u in node.inputs)
         group.operands |= dict.fromkeys(v for v in read if home.get(v) is not group)
         units.join(k, group)
         if rows:
@@ -144,6 +154,12 @@ def _is_constant(graph: Graph, v: int) -> bool:
     return k >= 0 and graph.nodes[k].op == "constant"
 
 
+def _behind_count(graph: Graph, v: int) -> int:
+    """What a kernel reads to have this value."""
+    k = graph.producers[v]
+    return graph.nodes[k].inputs[0] if k >= 0 and graph.nodes[k].op == COUNTED else v
+
+
 def is_gemm(graph: Graph, node: Node, least: int) -> bool:
     """Whether a node multiplies stacks of matrices, each row with more than so many numbers, and none of
     the workers leaves an addend."""
@@ -197,12 +213,12 @@ def with_kernels(
     groups: Sequence[G],
     kernel: Callable[[Graph, G, Container[int]], Made],
 ) -> Graph:
-    """Each group as one node; the views and numbers that only kernels read are gone."""
+    """Each group as one node; the views, the numbers and the counts that only kernels read are gone."""
     looks = (*SOURCES, *VIEWS)
     gone = {k for g in groups for k in g.members if graph.nodes[k].op not in looks}
     read = {v for g in groups for v in g.operands} | {*graph.outputs}
     for k, node in reversed([*enumerate(graph.nodes)]):
-        if node.op in looks and read.isdisjoint(graph.outs(k)):
+        if node.op in (*looks, COUNTED) and read.isdisjoint(graph.outs(k)):
             gone.add(k)
         if k not in gone:
             read.update(node.inputs)
@@ -255,9 +271,10 @@ def node_of(
     for k in group.members:
         node = graph.nodes[k]
         for v in node.inputs:
-            if v not in known:  # a number
+            if v not in known:  # a number, or those of elements
                 number = graph.nodes[graph.producers[v]]
-                known[v] = body.add(number.op, (), number.params, number.specs)[0]
+                ins = [known[u] for u in number.inputs]
+                known[v] = body.add(number.op, ins, number.params, number.specs)[0]
         ins = [known[u] for u in node.inputs]
         outs = body.add(node.op, ins, node.params, node.specs, node.line)
         known.update(zip(graph.outs(k), outs, strict=True))

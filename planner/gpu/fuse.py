@@ -23,6 +23,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.gpu.jit.lines import can_lower
 from ostinato.ops.gpu.loops.schedule import analyse_in_order
 from ostinato.ops.jit.scalar import has_own_bits
+from ostinato.planner.fusion.counting import count_in_kernels, differs_by_part
 from ostinato.planner.fusion.groups import groups_of, is_gemm, kernel_of, with_kernels
 from ostinato.planner.fusion.random import draw_in_kernels
 from ostinato.planner.fusion.stages import (
@@ -44,6 +45,7 @@ from .bits import keep_bits
 def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
     """The pass. Without the `larger` kernels none has stages or a product."""
     graph = draw_in_kernels(graph, target)
+    graph = count_in_kernels(graph, can_lower, only=differs_by_part)
     larger = larger and target.numerics != "any-workers"
     if larger:
         graph = keep_bits(graph, target) if _is_fast(target) else graph
@@ -52,6 +54,7 @@ def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
         staged = [g for g in nests(graph, target.workers, can_lower, _alone(graph, target) | taken)
                   if _is_worth(graph, g)]  # fmt: skip
         graph = with_kernels(graph, target, staged, nest_of) if staged else graph
+    graph = count_in_kernels(graph, can_lower)
     products = _products(graph, target) if larger else {}
     groups = groups_of(graph, target, _alone(graph, target), can_lower, products)
     groups = [g for g in groups if not g.product or len(g.members) > 1]

@@ -72,6 +72,7 @@ NOT_SAMPLED = {
         ("first_number", "numbers", "bits32", "bits64", "normal32", "normal64"),
         "made by the planner; see planner/test_draws.py",
     ),
+    "counted": "made by the planner; see planner/test_counting.py",
     "in_bounds": "made by the planner; see planner/test_gathers.py",
     "blocks": "made by the planner; see planner/test_blocking.py",
     **dict.fromkeys(("read", "write", *STORED), "made by the planner; see front/test_files.py"),

@@ -139,6 +139,7 @@ FILES = "a file's part is read to the host's memory"
 NOT_RUN = {
     "eig": "CuPy has none for all versions of CUDA",
     **dict.fromkeys(("first_number", "numbers", "bits32", "bits64", "normal32"), MACHINE_CODE),
+    "counted": MACHINE_CODE,
     "normal64": MACHINE_CODE,
     **dict.fromkeys(("read", "write", *STORED), FILES),
     **{n: NO_KERNEL for n, op in OPS.items() if not (op.kernel or op.ufunc or op.view)},

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph
-from ostinato.ops.core.registry import OPS, Piece
+from ostinato.ops.core.registry import Piece
 from ostinato.ops.core.spec import DType, Shape, Spec
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.jit.sequence import at_place
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.flat import SHARE, native_kernel
 from ostinato.ops.jit.loops import loops_over, strides_over
+from ostinato.ops.jit.random_bits import numbers_in
 
 LEAST = LIMITS.copy_wake
 _WORDS: dict[int, DType] = {
@@ -50,9 +51,7 @@ def in_rows(
 ) -> Copy | None:
     """The kernel of a body that reduces the last axes, over which some operand has steps, as slices of pictures
     have: these operands are copied in order first."""
-    if not axes or any(
-        OPS[n.op].draws for n in body.nodes
-    ):  # numbers of elements say where these lie
+    if not axes or numbers_in(body):  # which say by where they lie which element is which
         return None
     count = len(body.inputs)
     copies, looks = list[tuple[int, Copy, Any]](), list(arrays)

@@ -119,7 +119,7 @@ def kernel_code(body: Graph, loops: Loops, share: int = SHARE) -> str:
             step = loops.strides[k][-1]
             text = loads if step else hoisted
             if k in counted:
-                values.append(_number(lines, text, first + k, s.dtype, step))
+                values.append(_number(lines, hoisted, text, first + k, step))
             elif k in apart:
                 values.append(_load(lines, text, k, s.dtype, s.dtype.itemsize, "near"))
             else:
@@ -707,10 +707,18 @@ def _load(
     return Value(lines, f"%l{k}b", dtype)
 
 
-def _number(lines: LlvmLines, text: list[str], k: int, dtype: DType, step: int) -> Value:
-    """Which one an element is among all: the first one's number, and how far it is from there."""
-    address = _address(text, k, np.dtype(np.int8) if step == 1 else dtype, step)
-    return number_at(lines, text, f"n{k}", f"%q{k}_0", address)
+def _number(lines: LlvmLines, row: list[str], text: list[str], k: int, step: int) -> Value:
+    """Which one an element is among all: the number of its row's first one, and how far it is from there."""
+    found = number_at(lines, row, f"number{k}", f"%q{k}_0", f"%p{k}")
+    if step == 0:
+        return found
+    along = "%i"
+    if step != 1:
+        known = "-1" if step == -1 else f"%step{k}"
+        text.append(f"  %number{k}_i = mul nsw i64 {known}, %i")
+        along = f"%number{k}_i"
+    text.append(f"  %number{k}_at = add i64 {found.name}, {along}")
+    return Value(lines, f"%number{k}_at", found.dtype)
 
 
 def _store(text: list[str], k: int, value: Value, step: int, base: str) -> None:
