@@ -406,16 +406,41 @@ def atan(x: Value) -> Value:
     return where(x != x, x, copysign(_angle(a, a.like(1.0)), x))
 
 
-@in_double
 def atan2(y: Value, x: Value) -> Value:
+    wide = floating(y) and floating(x)
+    found = _double_angle(y, x) if wide else _float_angle(y, x)
+    return where((x != x) | (y != y), x + y, copysign(found, y))
+
+
+# atan(q) = q + q z P(z) with z = q q below 1, within 2**-28
+_ATAN_FLOAT = [-0.0017935593658740523, 0.010914305318739444, -0.031177238256169724,
+               0.05795692503677478, -0.08403406974074695, 0.10952169016977535,
+               -0.1426423797227729, 0.19998547864835484, -0.33333299071187467]  # fmt: skip
+_FLOAT_HALF_PI = (1.57079637050628662109375, -4.37113882867379e-8)
+
+
+def _float_angle(y: Value, x: Value) -> Value:
+    """In registers of floats, of which a vector has twice as many: the quotient is rounded once."""
+    a, b = abs(y), abs(x)
+    steep = a > b
+    low, high = where(steep, b, a), where(steep, a, b)
+    same = where(high == 0, x.like(0.0), 1.0)  # where they have no quotient
+    q = where(low == high, same, low / high)
+    z = q * q
+    found = fma(q * z, horner(z, _ATAN_FLOAT), q)
+    high, low = (x.like(part) for part in _FLOAT_HALF_PI)
+    found = where(steep, high - (found - low), found)
+    return where(bits(x) < 0, high * 2.0 - (found - low * 2.0), found)
+
+
+def _double_angle(y: Value, x: Value) -> Value:
     a, b = abs(y), abs(x)
     large = (a > 2.0**1000) | (b > 2.0**1000)
     small = (a < 2.0**-900) & (b < 2.0**-900)
     scale = where(large, x.like(2.0**-60), where(small, x.like(2.0**100), 1.0))
     found = _angle(a * scale, b * scale)
     behind = bits(x) < 0
-    found = where(behind, 2 * _HALF_PI[0] - (found - 2 * _HALF_PI[1]), found)
-    return where((x != x) | (y != y), x + y, copysign(found, y))
+    return where(behind, 2 * _HALF_PI[0] - (found - 2 * _HALF_PI[1]), found)
 
 
 # -- hyperbolic functions ------------------------------------------------------------------
@@ -581,12 +606,14 @@ def _multiplied(x: Value, n: int) -> Value:
     return found
 
 
-@in_double
 def hypot(x: Value, y: Value) -> Value:
+    """Scaled by powers of two where squares are too large or too small."""
+    top, low, up = (500, -400, 600) if floating(x) and floating(y) else (60, -40, 100)
     a, b = abs(x), abs(y)
-    large, small = (a > 2.0**500) | (b > 2.0**500), (a < 2.0**-400) & (b < 2.0**-400)
-    scale = where(large, x.like(2.0**-600), where(small, x.like(2.0**600), 1.0))
-    back = where(large, x.like(2.0**600), where(small, x.like(2.0**-600), 1.0))
+    large = (a > 2.0**top) | (b > 2.0**top)
+    small = (a < 2.0**low) & (b < 2.0**low)
+    scale = where(large, x.like(2.0**-up), where(small, x.like(2.0**up), 1.0))
+    back = where(large, x.like(2.0**up), where(small, x.like(2.0**-up), 1.0))
     a, b = a * scale, b * scale
     found = _sqrt(fma(a, a, b * b)) * back
     return where((abs(x) == math.inf) | (abs(y) == math.inf), x.like(math.inf), found)

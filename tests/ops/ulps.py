@@ -38,6 +38,8 @@ ELEMENTARY: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "cbrt": (lambda x: mpmath.sign(x) * mpmath.cbrt(abs(x)), (FAR,)),
     "sqrt": (mpmath.sqrt, (UP,)),
     "erf": (mpmath.erf, (WIDE,)),
+    "hypot": (mpmath.hypot, (UP, UP[::-1])),
+    "atan2": (mpmath.atan2, (R.normal(size=400), R.normal(size=400))),
     "pow": (mpmath.power, (UP[:80], R.uniform(-9, 9, 80))),
 }
 
