@@ -249,6 +249,27 @@ def test_nothing_is_written_if_a_place_is_outside(kind: str, threads: int) -> No
             put(x, i, 1, out)
 
 
+@pytest.mark.parametrize("kind", PLACES)
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i1", "c8", "f2"])
+def test_elements_one_by_one_are_looked_at_in_blocks(kind: str, dtype: str) -> None:
+    """From the front and from behind; a bad place in any block is found, and nothing is read there."""
+    rng, size = np.random.default_rng(1), 100
+    x, i = numbers(rng, (size,), dtype), places(rng, (3001,), size, kind)
+    out = np.zeros(3001, x.dtype)
+    with mock.patch.multiple(gather_scatter, GRAIN=1000):
+        take = gather_scatter.taking([x, i, out], 3, axis=0)
+    assert take is not None
+    take(x, i, out)
+    same(out, x[i])
+    last = np.iinfo(kind).max
+    for at in (0, 1500, 3000):
+        for wrong in [size, last] if kind[0] == "u" else [size, last, -size - 1]:
+            bad = i.copy()
+            bad[at] = wrong
+            with pytest.raises(IndexError, match=f"index {wrong} is out of bounds"):
+                take(x, bad, out)
+
+
 def test_the_lowest_of_bad_places_is_named_as_numpy_names_it() -> None:
     with on(1):
         i = ost.asarray([[1, 9], [-8, -9]])

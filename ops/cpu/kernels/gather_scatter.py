@@ -23,6 +23,7 @@ from ostinato.ops.core.spec import (
     bfloat16,
     bool_,
     float32,
+    int32,
     int64,
     is_integer,
     lying,
@@ -47,7 +48,7 @@ WIDE = 128  # bytes of a row from which more than two of them share places ...
 FAR = LIMITS.scatter_far
 BUCKETS = 64  # of places, of which each thread has some ...
 APART = 128  # ... that neighbours of so many bytes have in common
-BLOCK = 512  # places of which a thread sees first which are its own
+BLOCK = 512  # places of which a thread sees first which are its own, or whether all are inside
 AHEAD, LINES = LIMITS.scatter_ahead, LIMITS.scatter_lines
 TAKES, PAIRS = "take", ("take", "set", "add")  # which of a complex number's parts know nothing
 Kernel = Callable[..., None]
@@ -68,6 +69,8 @@ class _Form(NamedTuple):
     cut: (
         str  # what is shared besides lines: blocks of "places" or of a "row", or "owners" of places
     )
+    picks: DType | None  # whether it takes elements one by one from one line, for places side by
+    # side; and what holds any place of it
 
 
 # -- operations ----------------------------------------------------------------------------
@@ -191,7 +194,12 @@ def _nest(
     loops = len(lines), len(turns), len(row)
     asked = min(LINES, -(-extent * size // 64)) if cut == "owners" else 0
     steps = near_step, far_step
-    form = _Form(how, value, i.dtype, loops, lanes, extent % lanes, steps, along, asked, cut)
+    picks = None
+    one_by_one = turns and not row and turns[-1][1:] == (i.itemsize, size, 0)
+    if how == TAKES and one_by_one and far.strides[axis] == size:
+        picks = int32 if i.itemsize < 8 and far.shape[axis] < 1 << 31 else int64
+    rest = extent % lanes
+    form = _Form(how, value, i.dtype, loops, lanes, rest, steps, along, asked, cut, picks)
     apart = max(0, (APART // max(abs(far.strides[axis]), 1)).bit_length() - 1)
     facts = [many * parts, min(worth, many * parts), 0, 0, far.shape[axis], far.strides[axis]]
     facts += [parts, each, apart]
@@ -266,6 +274,9 @@ class _Nest:
             *several, each = self.turns or [None]
             for d, loop in enumerate(several):
                 at = self.onward(at, stack.enter_context(self.turn(loop, d, part)), loop)
+            if form.picks is not None:
+                self.picked(at, *self.ends(each, len(several), part))
+                return
             if form.cut == "owners":
                 at = stack.enter_context(self.owned(at, each, part))
             else:
@@ -300,9 +311,56 @@ class _Nest:
             for x, step in zip(at, loop[1:], strict=True)
         ]
 
-    def turn(self, loop: Sequence[str], d: int, part: str) -> Any:
+    def ends(self, loop: Sequence[str], d: int, part: str) -> tuple[str, str]:
         cut = self.form.cut == "places" and d == 0
-        return self.code.loop(*(self.part(part, loop[0]) if cut else ("0", loop[0])))
+        return self.part(part, loop[0]) if cut else ("0", loop[0])
+
+    def turn(self, loop: Sequence[str], d: int, part: str) -> Any:
+        return self.code.loop(*self.ends(loop, d, part))
+
+    def picked(self, at: Sequence[str], begin: str, end: str) -> None:
+        """A loop over places side by side, block by block: first all are looked at, then elements are
+        taken as vectors."""
+        code, lines, form = self.code, self.code.lines, self.form
+        index, value = form.places, memory_type(form.value)
+        places, near, far = (
+            code.let(f"getelementptr i8, ptr %{base}, i64 {k}")
+            for base, k in zip(("places", "near", "far"), at, strict=True)
+        )
+
+        def place(k: str) -> Value:
+            kind = llvm_type(index)
+            address = code.let(f"getelementptr {kind}, ptr {places}, i64 {k}")
+            name = code.let(f"load {kind}, ptr {address}, align {index.itemsize}{_APART}")
+            return Value(lines, name, index)
+
+        cells = [code.cell(index) for _ in range(2)]
+        with code.loop(begin, end, BLOCK) as block:
+            stop = code.least(code.sum(block, str(BLOCK)), end)
+            for cell in cells:
+                code.put(cell, lines.constant(0, index))
+            with code.loop(block, stop, lanes=index.itemsize) as k:
+                found = place(k)
+                _widen(code, cells, found)
+            low, high = (cast(code.get(cell, index), int64).name for cell in cells)
+            below = code.let(f"icmp slt i64 {low}, {code.let('sub i64 0, %size')}")
+            above = code.let(f"icmp uge i64 {high}, %size")
+            bad = code.let(f"or i1 {below}, {above}")
+            with code.when(bad):
+                code.add(f"call void @seen(ptr %meta, i64 {low}, i64 {high})")
+            with code.when(code.let(f"xor i1 {bad}, true")):
+                size = cast(Value(lines, "%size", int64), form.picks or int64)
+                each = form.value.itemsize
+                with code.loop(block, stop, lanes=each if each in (4, 8) else 0) as k:
+                    found = cast(place(k), size.dtype)
+                    found = where(found < 0, found + size, found) if index.kind == "i" else found
+                    source, target = (
+                        code.let(f"getelementptr {value}, ptr {base}, i64 {n}")
+                        for base, n in ((far, cast(found, int64).name), (near, k))
+                    )
+                    aligned = f"align {each}{_APART}"
+                    taken = code.let(f"load {value}, ptr {source}, {aligned}")
+                    code.add(f"store {value} {taken}, ptr {target}, {aligned}")
 
     @contextlib.contextmanager
     def owned(self, at: Sequence[str], loop: Sequence[str], part: str) -> Iterator[list[str]]:
@@ -458,16 +516,19 @@ def _check_text(index: DType, loops: int, unit: bool, answers: bool) -> str:
             n = stack.enter_context(code.loop(begin, end, lanes=lanes))
             at = code.sum(code.times(n, step), at)
         address = code.let(f"getelementptr i8, ptr %places, i64 {at}")
-        place = code.let(
-            f"load {llvm_type(index)}, ptr {address}, align {width}, !llvm.access.group !1"
-        )
-        for cell, how in zip(cells, ("min", "max"), strict=True):
-            more = _joined(code, how, code.get(cell, index).name, place, index)
-            code.put(cell, Value(code.lines, more, index))
+        place = code.let(f"load {llvm_type(index)}, ptr {address}, align {width}{_APART}")
+        _widen(code, cells, Value(code.lines, place, index))
     low, high = (cast(code.get(cell, index), int64).name for cell in cells)
     code.add(f"call void @seen(ptr %meta, i64 {low}, i64 {high})")
     body = [_HEAD, *code.entry, *code.lines.text, "  ret void", "}"]
     return _whole(body, index, 1 + answers, _ANSWER if answers else "")
+
+
+def _widen(code: Code, cells: Sequence[str], place: Value) -> None:
+    """The least and the largest of all places so far."""
+    for cell, how in zip(cells, ("min", "max"), strict=True):
+        more = _joined(code, how, code.get(cell, place.dtype).name, place.name, place.dtype)
+        code.put(cell, Value(code.lines, more, place.dtype))
 
 
 def _whole(body: Sequence[str], index: DType, many: int, end: str = "") -> str:
@@ -481,6 +542,7 @@ def _whole(body: Sequence[str], index: DType, many: int, end: str = "") -> str:
     return "\n".join([TABLES, *body, told, around(many, "shared"), loop_facts(vector_bits())])
 
 
+_APART = ", !llvm.access.group !1"  # of loops whose turns are independent
 _MIX = 0x9E3779B97F4A7C15 - (1 << 64)
 _HEAD = """
 define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %thread) {
