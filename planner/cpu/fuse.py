@@ -289,10 +289,46 @@ def _worthy_groups(
     least = min(BESIDE, WORTH) if some else WORTH
     if turns > 1 and sum(_work(math.prod(g.space[0]), turns) * g.work for g in groups) >= WORTH:
         least = 1  # as a turn needs no Python only if all of it are kernels
-    while small := [k for g in groups if not _is_worth(g, target, least, turns) for k in g.members]:
+    while small := [
+        k
+        for g in groups
+        if not (_is_worth(g, target, least, turns) or _makes_parts(graph, target, g))
+        for k in g.members
+    ]:
         alone.update(small)
         groups = _groups(graph, target, alone)
     return groups
+
+
+def _makes_parts(graph: Graph, target: Target, group: Group) -> bool:
+    """Whether all that it makes is joined to one array with what other kernels make, as the edges of
+    what a stencil gives. Then nothing is left to do for `concat` (planner/passes/memory.py); of several
+    arrays all would have to be there from the first kernel on."""
+    if target.numerics == "any-workers" or group.rows or group.product:
+        return False
+    members, joins = {*group.members}, set[int]()
+    for v in (graph.starts[k] for k in members):
+        joins |= {-1} if v in graph.outputs else set()
+        joins |= {_join_of(graph, u) for u in graph.uses[v] if u not in members}
+    return len(joins) == 1 and -1 not in joins
+
+
+def _join_of(graph: Graph, k: int) -> int:
+    """The node that joins what this one looks at with what kernels make, if that is much; or -1."""
+    while OPS[graph.nodes[k].op].renames_axes and len(graph.uses[graph.starts[k]]) == 1:
+        (k,) = graph.uses[graph.starts[k]]
+    node = graph.nodes[k]
+    if not OPS[node.op].joins or node.specs[0].size < WORTH:
+        return -1
+    makers = [graph.producers[_behind_names(graph, v)] for v in node.inputs]
+    able = all(m >= 0 and is_elementwise(graph, graph.nodes[m], can_lower) for m in makers)
+    return k if able else -1
+
+
+def _behind_names(graph: Graph, v: int) -> int:
+    while (k := graph.producers[v]) >= 0 and OPS[graph.nodes[k].op].renames_axes:
+        (v,) = graph.nodes[k].inputs
+    return v
 
 
 def _groups(graph: Graph, target: Target, alone: set[int]) -> list[Group]:

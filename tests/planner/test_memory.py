@@ -356,6 +356,18 @@ def test_what_is_joined_is_made_in_its_place() -> None:
 
 
 @needs_kernels
+def test_edges_that_are_joined_are_kernels_too() -> None:
+    """Small ones, that would not be worth it alone: so all of a gradient is made in its place."""
+    x = np.random.default_rng(0).normal(size=(300, 200))
+    with use():
+        f = ost.compile(lambda x: ost.gradient(x, axis=0))
+        np.testing.assert_array_equal(np.asarray(f(x)), np.gradient(x, axis=0))
+        program = f.plan.program
+        assert [slot.kind for slot in program.slots].count("part") == 3
+        assert all(n.op in ("slice", "fused", "concat") for n in program.graph.nodes)
+        assert f.plan.arena_bytes == 0
+
+
 def test_what_is_joined_from_short_rows_or_read_elsewhere_is_copied() -> None:
     x = np.random.default_rng(0).random((500, 30))
 
