@@ -6,6 +6,7 @@ library's own function beside; where it has nothing of the kind, it has None."""
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -123,6 +124,54 @@ def groups() -> Sequence[Numbers]:
 
 
 QUANTILES = np.array([0.01, 0.25, 0.5, 0.75, 0.99], np.float32)
+
+
+# -- elements ------------------------------------------------------------------------------
+@functools.cache
+def points() -> Sequence[Numbers]:
+    rng = np.random.default_rng(6)
+    return [rng.normal(size=N).astype(np.float32) for _ in "xy"]
+
+
+@functools.cache
+def anywhere() -> Sequence[Numbers]:
+    """Numbers, and places in any order."""
+    return [*normal(), np.random.default_rng(7).integers(0, N, N).astype(np.int32)]
+
+
+def square() -> Sequence[Numbers]:
+    side = math.isqrt(N)
+    return [normal()[0][: side * side].reshape(side, side)]
+
+
+@row("1,000,000 numbers at equal distances, times x", normal, dask=None)
+def linspace(xp: Any, x: Any) -> Any:
+    return xp.linspace(0, 1, N) * x
+
+
+@row("float32 times 0, 1, 2, ...", normal, dask=None)
+def arange(xp: Any, x: Any) -> Any:
+    return x * xp.arange(N, dtype=np.float32)
+
+
+@row("1,000,000 elements at any places", anywhere, dask=None)
+def take(xp: Any, x: Any, places: Any) -> Any:
+    return x[places]
+
+
+@row("angles of points", points)
+def arctan2(xp: Any, x: Any, y: Any) -> Any:
+    return xp.arctan2(x, y)
+
+
+@row("lengths of points, as large as float32 is", points)
+def hypot(xp: Any, x: Any, y: Any) -> Any:
+    return xp.hypot(x, y)
+
+
+@row("slopes down the columns of a square", square, dask=None)
+def gradient(xp: Any, x: Any) -> Any:
+    return xp.gradient(x, axis=0)
 
 
 # -- order ---------------------------------------------------------------------------------

@@ -76,6 +76,12 @@ def no_zen() -> None:
     flat.processor = str  # type: ignore[attr-defined]
 
 
+def nobody_counts() -> None:
+    from ostinato.planner.fusion import counting
+
+    counting.LARGE = 1 << 62
+
+
 def nobody_moves() -> None:
     from ostinato.ops.cpu.jit import parallel
 
@@ -97,6 +103,10 @@ def turned_left(xp: Any, a: Any, b: Any) -> Any:
 
 def plus(xp: Any, x: Any, y: Any) -> Any:
     return x + y
+
+
+def counted(xp: Any, x: Any) -> Any:
+    return x * xp.linspace(0, 1, x.size) + xp.arange(x.size)
 
 
 def sort(xp: Any, x: Any) -> Any:
@@ -209,6 +219,14 @@ WORKLOADS = (
         numbers((1_500_000,), (1_500_000,)),
         no_zen,
         12 * 1_500_000,
+    ),
+    keep(
+        "counts",
+        "x * linspace + arange, 1,000,000 float64: kernels count, against arrays of numbers",
+        counted,
+        numbers((1_000_000,), dtype=np.float64),
+        nobody_counts,
+        16 * 1_000_000,
     ),
     keep(
         "sort",
