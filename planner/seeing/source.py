@@ -80,8 +80,8 @@ def _stages(node: Node) -> str:
     each = f"{nest.lanes} of {_counter(nest.lane)}" if nest.across else f"1 of {rows}"
     lines = [f"# in stages, units of {each}; lanes run along {_counter(nest.lane)}"]
     names = [f"x{k}{_indexed(nest, k)}" for k in range(nest.operands)]
-    for word, specs in (("x", body.inputs), ("y", body.out_specs)):
-        lines += [f"# {word}{k}: {s.dtype.name}{list(_part(s))}" for k, s in enumerate(specs)]
+    lines += _operands(body)
+    lines += [f"# y{k}: {s.dtype.name}{list(_part(s))}" for k, s in enumerate(body.out_specs)]
     lines += [f"for {_counter(x)} in range({nest.extents[x]}):" for x in nest.rows[:1]]
     lines += [f"    for {_counter(x)} in range({nest.extents[x]}):" for x in nest.rows[1:]]
     indent = "    " * (2 if len(nest.rows) > 1 else 1)
@@ -189,7 +189,7 @@ def _listing(node: Node) -> str:
     places = [_place(steps) for steps in loops.strides]
     names = [f"x{k}{places[k]}" for k in range(len(body.inputs))]
     lines = ahead
-    lines += [f"# x{k}: {s.dtype.name}{list(_part(s))}" for k, s in enumerate(body.inputs)]
+    lines += _operands(body)
     lines += [f"# y{k}: {s.dtype.name}{list(_part(s))}" for k, s in enumerate(body.out_specs)]
     indent = ""
     for d, n in enumerate(loops.extents):
@@ -214,6 +214,15 @@ def _listing(node: Node) -> str:
         if v in written:
             lines.append(f"{indent}{written[v]} = t{v}")
     return "\n".join(lines)
+
+
+def _operands(body: Graph) -> list[str]:
+    """What each is; numbers of elements are known from where these are."""
+    counted = numbers_in(body)
+    return [
+        f"# x{k}: {'numbers of elements, ' if k in counted else s.dtype.name}{list(_part(s))}"
+        for k, s in enumerate(body.inputs)
+    ]
 
 
 def _product(node: Node) -> list[str]:

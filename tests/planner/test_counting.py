@@ -116,6 +116,15 @@ def test_each_kernel_counts_for_itself() -> None:
     np.testing.assert_allclose(made, np.cumsum(X.ravel() * np.arange(N)) * np.arange(N))
 
 
+def test_source_says_what_is_counted() -> None:
+    with sessions.use():
+        f = ost.compile(lambda x: x * ost.arange(130))
+        f(X)
+        text = f.plan.source()
+    assert "# x1: numbers of elements, [130]" in text
+    assert "cast(x1[j])" in text
+
+
 def test_the_arena_has_no_room_for_counts() -> None:
     with sessions.use():
         f = ost.compile(lambda x: (x * ost.linspace(0, 1, N) - ost.arange(N)).sum())
