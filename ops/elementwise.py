@@ -989,6 +989,17 @@ _pow: Binary = binary(
 )
 
 
+def _multiplied(x: Array, n: int) -> Array:
+    """A power as products, as NumPy makes those of complex numbers."""
+    found, power = (x if n & 1 else None), x
+    while n := n >> 1:
+        power = square(power)
+        if n & 1:
+            found = power if found is None else found * power
+    assert found is not None
+    return found
+
+
 @export
 def pow(x: Operandish, y: Operandish, /) -> Array:
     """x to the y.
@@ -1003,6 +1014,8 @@ def pow(x: Operandish, y: Operandish, /) -> Array:
             return another(x)
         if y == -1:
             return _reciprocal(x)
+        if x.dtype.kind == "c" and y in range(3, 17):
+            return _multiplied(x, int(y))
     if isinstance(y, int) and y < 0 and not is_inexact(as_array(x).dtype):
         raise misfit(
             ArgumentError,

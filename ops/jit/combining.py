@@ -13,6 +13,7 @@ from ostinato.ops.core.monoid import highest, lowest
 from ostinato.ops.core.spec import DType, float32, float64
 
 from .loops import SUMS
+from .pairs import Pair
 from .scalar import lower
 from .values import Lines, Value, bits, cast, fma, unbits, where
 
@@ -26,6 +27,7 @@ class Reduction:
     kind: str  # sum, max or min
     dtype: DType
     divisor: str = ""  # the register of what a mean's sum is divided by
+    part: int = 0  # which part of the result: of complex numbers, 1 is the imaginary one
 
     @property
     def start(self) -> Any:
@@ -69,7 +71,9 @@ def element(
         maker = body.nodes[body.producers[v]] if body.producers[v] >= 0 else None
         if maker is not None and maker.op in SUMS:
             kind = "sum" if maker.op == "mean" else maker.op
-            sums.append(Reduction(k, values[v], kind, maker.specs[0].dtype, known.get(v, "")))
+            value, count = values[v], known.get(v, "")
+            parts = (value.real, value.imag) if isinstance(value, Pair) else (value,)
+            sums += [Reduction(k, x, kind, x.dtype, count, n) for n, x in enumerate(parts)]
         else:
             made.append((k, values[v]))
     return made, sums
@@ -84,6 +88,8 @@ def start_of(kind: str, dtype: DType) -> Any:
 
 def joined(kind: str, a: Value, b: Value, flags: str = "") -> Value:
     """Two values combined; `flags` say what LLVM may do with sums of floats."""
+    if isinstance(a, Pair) and isinstance(b, Pair):
+        return a.each(lambda x, y: joined(kind, x, y, flags), b)
     if kind == "sum":
         word = f"fadd {flags}".rstrip() if a.dtype.kind == "f" else "add"
         return a.lines.do(word, a.dtype, a, b)
@@ -128,6 +134,10 @@ def _turned_below(n: Value) -> Value:
 
 def compensated(total: Value, lost: Value, more: Value) -> tuple[Value, Value]:
     """The total with one more, and what rounding has lost so far (Neumaier)."""
+    if isinstance(total, Pair) and isinstance(lost, Pair) and isinstance(more, Pair):
+        real, lost_real = compensated(total.real, lost.real, more.real)
+        imag, lost_imag = compensated(total.imag, lost.imag, more.imag)
+        return Pair(real, imag), Pair(lost_real, lost_imag)
     made = total + more
     gone = where(abs(total) >= abs(more), (total - made) + more, (more - made) + total)
     return made, lost + where(abs(made) < math.inf, gone, 0)

@@ -11,6 +11,7 @@ from ostinato.ops.core.spec import DType, int64
 from .combining import joined, start_of
 from .labels import PICKS
 from .loops import SOURCES, VIEWS
+from .pairs import Pair
 from .scalar import lower
 from .stages import PRODUCTS, Reduction, Stages
 from .values import Lines, Value, cast, fma, where
@@ -159,4 +160,6 @@ class Elements:
     def shared(self, v: int, total: Value) -> Value:
         """Of a mean, the total's share."""
         count = self.number(v)
+        if isinstance(total, Pair) and count is not None:
+            return total.each(lambda x: x / count)
         return total if count is None else total / count

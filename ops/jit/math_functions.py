@@ -323,6 +323,16 @@ def cos(x: Value) -> Value:
     return _turned(x, 1)
 
 
+def sin_and_cos(x: Value) -> tuple[Value, Value]:
+    """Both, of which most is the same work."""
+    n, sine, cosine = _sin_and_cos(x)
+    odd = (n & 1) != 0
+    up, along = where(odd, cosine, sine), where(odd, sine, cosine)
+    up = cast(where((n & 2) != 0, -up, up), x.dtype)
+    along = cast(where(((n + 1) & 2) != 0, -along, along), x.dtype)
+    return where(abs(x) < 2.0**-26, x, up) if floating(x) else up, along
+
+
 def tan(x: Value) -> Value:
     n, sine, cosine = _sin_and_cos(x)
     odd = (n & 1) != 0

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import DType, float32
+from ostinato.ops.core.spec import DType, float32, real_of
 from ostinato.ops.jit.loops import VIEWS
 from ostinato.ops.jit.random_bits import DRAWS
 
+from . import pairs
 from .math_functions import FUNCTIONS, INEXACT
+from .pairs import Pair
 from .rejection import REJECTION
 from .special import SPECIAL
 from .values import HALVES, KINDS, Lines, Unsupported, Value, as_bits, cast
@@ -29,6 +31,7 @@ CAST = "astype"  # whose expression depends on what is wanted
 SQUARE = "square"  # which moments need
 _OPERANDS = ("x0", "x1", "x2", "x3", "x4")
 _WORDS = {**FUNCTIONS, **SPECIAL, **REJECTION, **DRAWS}
+_OF_PAIRS = pairs.FUNCTIONS  # of the same names
 
 
 # -- whole expressions ---------------------------------------------------------------------
@@ -92,9 +95,13 @@ def lower(name: str, operands: Sequence[Value], dtype: DType) -> Value:
         if name == "nextafter":  # which is another number there
             raise Unsupported(name)
         given = [cast(x, float32) if x.dtype in HALVES else x for x in given]
-    if any(x.dtype not in KINDS.values() for x in given):
+    if any(x.dtype not in KINDS.values() and not isinstance(x, Pair) for x in given):
         raise Unsupported(name)
-    words: dict[str, Any] = {**_WORDS, **{f"x{k}": x for k, x in enumerate(given)}}
+    words: dict[str, Any] = {
+        **_WORDS,
+        **(_OF_PAIRS if any(isinstance(x, Pair) for x in given) else {}),
+    }
+    words |= {f"x{k}": x for k, x in enumerate(given)}
     try:
         found = eval(_code(op.scalar)[0], {"__builtins__": {}}, words)
     except (NameError, TypeError) as error:
@@ -107,11 +114,9 @@ def lower(name: str, operands: Sequence[Value], dtype: DType) -> Value:
 @lru_cache(4096)
 def can_lower(name: str, dtypes: tuple[DType, ...], out: DType, writer: type[Lines]) -> bool:
     """Whether kernels can be generated for an operation on these dtypes."""
-    if any(d.kind == "c" for d in (*dtypes, out)):
-        return False
     lines = writer()
     try:
-        lower(name, [Value(lines, f"%x{k}", d) for k, d in enumerate(dtypes)], out)
+        lower(name, [lines.named(f"%x{k}", d) for k, d in enumerate(dtypes)], out)
     except Unsupported:
         return False
     return True
@@ -124,6 +129,18 @@ _OWN = {*INEXACT, *SPECIAL, *REJECTION}
 def has_own_bits(name: str) -> bool:
     """Whether a generated kernel's results may differ from NumPy's in the last bits."""
     return bool(_code(OPS[name].scalar)[1] & _OWN) if OPS[name].scalar else False
+
+
+_OF_PARTS = ("add", "subtract", "negative", "conj", "real_part", "imag_part", "astype", "where",
+             "equal", "not_equal", "isnan", "isinf", "isfinite")  # fmt: skip
+
+
+def differs(name: str, dtypes: Sequence[DType]) -> bool:
+    """The same for operands of these dtypes. Of complex numbers, NumPy rounds products once or twice, as
+    the processor can."""
+    return has_own_bits(name) or (
+        any(d.kind == "c" for d in dtypes) and name not in _OF_PARTS and bool(OPS[name].scalar)
+    )
 
 
 # -- numbers -------------------------------------------------------------------------------
@@ -150,7 +167,7 @@ def numbers(body: Graph) -> dict[int, int]:
     for node, v in zip(body.nodes, body.starts, strict=True):
         dtype = node.specs[0].dtype
         if node.op == "mean":
-            found[v] = as_bits(node.kw["count"], dtype)
+            found[v] = as_bits(node.kw["count"], real_of(dtype))
         elif node.op in ("constant", "full") and dtype.kind in "iuf":
             mantissa, _ = math.frexp(abs(node.kw["value"]))  # inf and nan are their own
             readers = {body.nodes[u].op for u in body.uses[v]}

@@ -8,7 +8,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.spec import DTYPES, DType, bfloat16, bool_, float16, float32, float64, uint32
+from ostinato.ops.core.spec import (
+    DTYPES,
+    DType,
+    bfloat16,
+    bool_,
+    float16,
+    float32,
+    float64,
+    real_of,
+    uint32,
+)
 
 # Numbers of 16 bits, which a register holds as such; what is done with them is done in float32.
 HALVES = (float16, bfloat16)
@@ -59,6 +69,17 @@ class Lines:
     def constant(self, value: Any, dtype: DType) -> Value:
         raise NotImplementedError
 
+    def pair(self, real: Value, imag: Value) -> Value:
+        """A complex number of two registers."""
+        raise Unsupported("complex numbers")
+
+    def named(self, name: str, dtype: DType) -> Value:
+        """A value in a register of this name, or in two."""
+        if dtype.kind != "c":
+            return Value(self, name, dtype)
+        part = real_of(dtype)
+        return self.pair(Value(self, f"{name}_r", part), Value(self, f"{name}_i", part))
+
     def entry(self, table: str, numbers: Sequence[float], index: Value) -> Value:
         """A number of a table of doubles, which has a name."""
         raise NotImplementedError
@@ -88,6 +109,11 @@ def can_add(dtype: DType) -> bool:
     return dtype.kind in "iuf" and dtype not in HALVES
 
 
+def can_combine(op: str, dtype: DType) -> bool:
+    """Whether registers reduce to such numbers: complex ones have sums and no order."""
+    return can_add(dtype) or (dtype.kind == "c" and op in ("sum", "mean"))
+
+
 def held(value: Any, dtype: DType) -> Any:
     """A number as a dtype has it; what is too large is infinite."""
     with np.errstate(all="ignore"):
@@ -115,6 +141,15 @@ class Value:
     @property
     def kind(self) -> str:
         return self.lines.kind(self.dtype)
+
+    def converted(self, dtype: DType) -> Value:
+        """A complex number from this one."""
+        part = real_of(dtype)
+        return self.lines.pair(cast(self, part), self.lines.constant(0, part))
+
+    def selected(self, c: Value, other: Value) -> Value:
+        """This where a condition holds, else another value."""
+        return self.lines.do("select", self.dtype, c, self, self.like(other))
 
     def like(self, other: Any) -> Value:
         """A Python number, or a Value of the same type."""
@@ -251,6 +286,8 @@ def cast(x: Value, dtype: DType) -> Value:
     old = x.dtype
     if old == dtype:
         return x
+    if "c" in (old.kind, dtype.kind):
+        return x.converted(dtype)
     if old in HALVES:
         return cast(_widened(x), dtype)
     if dtype in HALVES:
@@ -354,10 +391,9 @@ def where(c: Value, x: Any, y: Any) -> Value:
     """One of two values."""
     if not isinstance(x, Value):
         x = y.like(x)
-    y = x.like(y)
     if c.dtype != bool_:
         raise Unsupported("a condition that is no bool")
-    return c.lines.do("select", x.dtype, c, x, y)
+    return x.selected(c, y)
 
 
 def fma(x: Value, y: Any, z: Any) -> Value:

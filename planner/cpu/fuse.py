@@ -26,7 +26,7 @@ from ostinato.ops.cpu.kernels.gemm_tiles import form_of
 from ostinato.ops.cpu.loops.schedule import analyse_in_order
 from ostinato.ops.expressions import cast
 from ostinato.ops.jit.behind import BEGINS
-from ostinato.ops.jit.scalar import has_own_bits
+from ostinato.ops.jit.scalar import differs
 from ostinato.ops.jit.stages import GATHERS
 from ostinato.planner.fusion.counting import count_in_kernels, differs_by_part
 from ostinato.planner.fusion.groups import (
@@ -109,7 +109,11 @@ def _library_functions(graph: Graph, target: Target) -> set[int]:
     """Functions that are to be NumPy's."""
     if target.math != "libm":
         return set()
-    return {k for k, n in enumerate(graph.nodes) if n.op in OPS and has_own_bits(n.op)}
+    return {
+        k
+        for k, n in enumerate(graph.nodes)
+        if n.op in OPS and differs(n.op, [graph.specs[v].dtype for v in n.inputs])
+    }
 
 
 def _turns(node: Node) -> int:
@@ -341,7 +345,7 @@ def _is_worth(group: Group, target: Target, least: int, turns: int) -> bool:
         return len(group.members) > 1
     size = math.prod(group.space[0])
     if target.numerics == "any-workers":
-        return size >= LARGE
+        return size >= LARGE and group.work > 0
     return _work(size, turns) * group.work >= least
 
 

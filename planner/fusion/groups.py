@@ -18,7 +18,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Shape
 from ostinato.ops.jit.loops import COUNTED, SOURCES, SUMS, VIEWS
 from ostinato.ops.jit.scalar import CAST
-from ostinato.ops.jit.values import can_add
+from ostinato.ops.jit.values import can_combine
 from ostinato.planner.passes.order import meetings, schedule
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import in_order_of, reading
@@ -69,7 +69,8 @@ def groups_of(
         rows = 0 if product or k in alone else rows_of(graph, node, lowers)
         v = graph.starts[k]
         counts = node.op == COUNTED and v not in graph.outputs and all(map(joins, graph.uses[v]))
-        if counts or not (product or joins(k)):
+        looks = _is_part(node) and _stays_view(graph, k, lowers)
+        if counts or looks or not (product or joins(k)):
             units.alone(k)
             continue
         spec = graph.specs[node.inputs[0]] if rows else node.specs[0]
@@ -94,7 +95,7 @@ def groups_of(
                 read[1:] = graph.nodes[rounded].inputs
             group.place = min(graph.uses[graph.starts[k]], default=k)  # where it is read first
         group.members.append(k)
-        group.work += 10 if OPS[node.op].draws else 1
+        group.work += 0 if _is_part(node) else 10 if OPS[node.op].draws else 1
         group.work += sum(_behind_count(graph, u) != u for u in node.inputs)
         group.operands |= dict.fromkeys(v for v in read if home.get(v) is not group)
         units.join(k, group)
@@ -183,6 +184,26 @@ def is_elementwise(graph: Graph, node: Node, lowers: Lowers) -> bool:
     return lowers(node.op, tuple(graph.specs[v].dtype for v in node.inputs), spec.dtype)
 
 
+def _is_part(node: Node) -> bool:
+    """Whether it is the real or the imaginary part of its operand, which is only looked at elsewhere."""
+    return bool(OPS[node.op].view and OPS[node.op].scalar)
+
+
+def _stays_view(graph: Graph, k: int, lowers: Lowers) -> bool:
+    """Whether a part of complex numbers is better looked at: kernels neither make these nor read anything
+    else of them, or do not read the part."""
+
+    def able(j: int) -> bool:
+        node = graph.nodes[j]
+        return is_elementwise(graph, node, lowers) or rows_of(graph, node, lowers) > 0
+
+    (v,), (made,) = graph.nodes[k].inputs, graph.outs(k)
+    maker = graph.producers[v]
+    if maker >= 0 and able(maker):
+        return False
+    return not any(map(able, graph.uses[made])) or not any(able(j) for j in graph.uses[v] if j != k)
+
+
 def rows_of(graph: Graph, node: Node, lowers: Lowers) -> int:
     """Over how many of the last axes a node reduces; 0 if kernels cannot."""
     if node.op not in SUMS:
@@ -192,7 +213,7 @@ def rows_of(graph: Graph, node: Node, lowers: Lowers) -> int:
     last = tuple(range(spec.ndim - len(axes), spec.ndim))
     if not axes or tuple(sorted(axes)) != last or spec.layout is None:
         return 0
-    if spec.size == 0 or spec.dtype.kind == "c" or not can_add(made.dtype):
+    if spec.size == 0 or not can_combine(node.op, made.dtype):
         return 0
     return len(axes) if lowers(CAST, (spec.dtype,), made.dtype) else 0
 

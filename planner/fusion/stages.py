@@ -25,7 +25,7 @@ from ostinato.ops.jit.loops import SOURCES, SUMS, VIEWS
 from ostinato.ops.jit.scalar import CAST, SQUARE
 from ostinato.ops.jit.schedule import SHORT
 from ostinato.ops.jit.stages import GATHERS, MOMENTS, POSITIONS, PRODUCTS, REDUCING
-from ostinato.ops.jit.values import can_add
+from ostinato.ops.jit.values import can_add, can_combine
 from ostinato.planner.rewrite import replace
 
 from .convex import LATER, NEVER, NOW, Unit, Units
@@ -206,14 +206,18 @@ def _is_able(graph: Graph, node: Node, lowers: Lowers) -> bool:
     kinds = tuple(s.dtype for s in ins)
     out = node.specs[0].dtype
     if node.op in SUMS:
-        return bool(node.kw["axes"]) and can_add(out) and lowers(CAST, kinds, out)
+        able = can_combine(node.op, out) and lowers(CAST, kinds, out)
+        return bool(node.kw["axes"]) and able
     if node.op in MOMENTS:
-        return bool(node.kw["axes"]) and lowers(SQUARE, kinds, node.specs[1].dtype)
+        real = all(d.kind != "c" for d in kinds)
+        return bool(node.kw["axes"]) and real and lowers(SQUARE, kinds, node.specs[1].dtype)
     if node.op in POSITIONS:
         return not partial and can_add(out) and lowers(CAST, kinds, out)
     if node.op in PRODUCTS:
         same = all(d == out for d in kinds) and len(kinds) == 2
-        return same and can_add(out) and out.kind == "f"
+        return (
+            same and can_combine("sum", out) and out.kind in "fc" and lowers(CAST, kinds[:1], out)
+        )
     if node.op in GATHERS:
         return not partial and _can_gather(node, ins, lowers)
     if not OPS[node.op].scalar or len(node.specs) != 1:

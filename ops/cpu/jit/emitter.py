@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
-from ostinato.ops.core.spec import DType, bool_, int64
+from ostinato.ops.core.spec import DType, bool_, int64, real_of
 from ostinato.ops.cpu.jit.lines import LlvmLines, llvm_type
+from ostinato.ops.jit.pairs import Pair
 from ostinato.ops.jit.values import Value
 
 
@@ -38,7 +39,8 @@ class Code:
 
     def cell(self, dtype: DType) -> str:
         name = self.name("cell")
-        self.entry.append(f"  {name} = alloca {llvm_type(dtype)}")
+        kind = memory_type(dtype) if dtype.kind == "c" else llvm_type(dtype)
+        self.entry.append(f"  {name} = alloca {kind}")
         return name
 
     def room(self, count: int) -> str:
@@ -48,9 +50,20 @@ class Code:
         return name
 
     def put(self, cell: str, value: Value) -> None:
+        if isinstance(value, Pair):
+            self.put(cell, value.real)
+            self.put(self.second(cell, value.real.dtype), value.imag)
+            return
         self.add(f"store {value.kind} {value.name}, ptr {cell}")
 
+    def second(self, address: str, dtype: DType) -> str:
+        """Where the imaginary part is of what begins here."""
+        return self.let(f"getelementptr {llvm_type(dtype)}, ptr {address}, i64 1", "a")
+
     def get(self, cell: str, dtype: DType) -> Value:
+        if dtype.kind == "c":
+            part = real_of(dtype)
+            return Pair(self.get(cell, part), self.get(self.second(cell, part), part))
         return Value(self.lines, self.let(f"load {llvm_type(dtype)}, ptr {cell}"), dtype)
 
     @contextlib.contextmanager
@@ -124,18 +137,16 @@ class Code:
     def some(self, at: str, vector: str, width: int, size: int, dtype: DType) -> str:
         """The first elements of a row as a vector."""
         if width == size:
-            return self.let(f"load {vector}, ptr {at}, align {dtype.itemsize}")
-        mask = ", ".join(f"i1 {'true' if k < width else 'false'}" for k in range(size))
-        return self.masked_load(at, vector, f"<{size} x i1> <{mask}>")
+            return self.let(f"load {vector}, ptr {at}, align {real_of(dtype).itemsize}")
+        return self.masked_load(at, vector, _first(width, size, parts_of(dtype)))
 
     def keep_some(
         self, made: str, at: str, vector: str, width: int, size: int, dtype: DType
     ) -> None:
         if width == size:
-            self.add(f"store {vector} {made}, ptr {at}, align {dtype.itemsize}")
+            self.add(f"store {vector} {made}, ptr {at}, align {real_of(dtype).itemsize}")
             return
-        mask = ", ".join(f"i1 {'true' if k < width else 'false'}" for k in range(size))
-        self.masked_store(made, at, vector, f"<{size} x i1> <{mask}>")
+        self.masked_store(made, at, vector, _first(width, size, parts_of(dtype)))
 
     def inside(self, many: str, lanes: int) -> str:
         """A mask of so many first lanes, with its type."""
@@ -172,15 +183,17 @@ class Code:
         self.add(f"call void @places(ptr %axes, i64 %dims, i64 {turn}, ptr {ats})")
         return [self.let(f"load ptr, ptr {slot}") for slot in slots]
 
-    def turned(self, rows: list[str], vector: str) -> list[str]:
-        """A square of vectors transposed."""
+    def turned(self, rows: list[str], vector: str, parts: int = 1) -> list[str]:
+        """A square of vectors transposed, whose elements may have several parts."""
         step = 1
         while step < len(rows):
-            rows = self.exchanged(rows, step, len(rows), vector)
+            rows = self.exchanged(rows, step, len(rows), vector, parts)
             step *= 2
         return rows
 
-    def exchanged(self, rows: list[str], step: int, size: int, vector: str) -> list[str]:
+    def exchanged(
+        self, rows: list[str], step: int, size: int, vector: str, parts: int = 1
+    ) -> list[str]:
         """Pairs of rows that are `step` apart exchange blocks of so many elements."""
         found = list(rows)
         upper = [k if not k & step else size + k - step for k in range(size)]
@@ -189,11 +202,24 @@ class Code:
             if not k & step:
                 a, b = rows[k], rows[k | step]
                 for target, order in ((k, upper), (k | step, lower)):
-                    mask = ", ".join(f"i32 {n}" for n in order)
+                    places = [parts * n + part for n in order for part in range(parts)]
+                    mask = ", ".join(f"i32 {n}" for n in places)
                     found[target] = self.let(
-                        f"shufflevector {vector} {a}, {vector} {b}, <{size} x i32> <{mask}>"
+                        f"shufflevector {vector} {a}, {vector} {b}, <{len(places)} x i32> <{mask}>"
                     )
         return found
+
+
+def parts_of(dtype: DType) -> int:
+    """How many numbers an element consists of."""
+    return dtype.itemsize // real_of(dtype).itemsize
+
+
+def _first(width: int, size: int, parts: int) -> str:
+    """A mask of so many first elements, with its type."""
+    flags = ["true"] * (width * parts) + ["false"] * ((size - width) * parts)
+    mask = ", ".join(f"i1 {flag}" for flag in flags)
+    return f"<{size * parts} x i1> <{mask}>"
 
 
 def _masked(word: str, vector: str) -> tuple[str, int, str]:
@@ -246,6 +272,8 @@ end:
 
 
 def memory_type(dtype: DType) -> str:
+    if dtype.kind == "c":
+        return f"[2 x {llvm_type(real_of(dtype))}]"
     return "i8" if dtype == bool_ else llvm_type(dtype)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core.spec import DType, bool_, float16, float32, float64, int64, uint32
 from ostinato.ops.jit import scalar
+from ostinato.ops.jit.pairs import Pair, pair_of
 from ostinato.ops.jit.values import (
     HALVES,
     Lines,
@@ -57,7 +58,12 @@ class LlvmLines(Lines):
         )
 
     def constant(self, value: Any, dtype: DType) -> Value:
+        if dtype.kind == "c":
+            return pair_of(self, complex(value), dtype)
         return Value(self, literal(value, dtype), dtype, value)
+
+    def pair(self, real: Value, imag: Value) -> Value:
+        return Pair(real, imag)
 
     def entry(self, table: str, numbers: Sequence[float], index: Value) -> Value:
         kind = f"[{len(numbers)} x double]"
@@ -166,7 +172,9 @@ def _repeated(
 
 
 def llvm_type(dtype: DType) -> str:
-    """As a register holds it; a bool is one bit there."""
+    """As a register holds it; a bool is one bit there, and a complex number needs two."""
+    if dtype.kind == "c":
+        raise Unsupported("complex numbers in one register")
     if dtype.kind == "f" and dtype.itemsize > 2:
         return "float" if dtype.itemsize == 4 else "double"
     return "i1" if dtype.kind == "b" else f"i{8 * dtype.itemsize}"

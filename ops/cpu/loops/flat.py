@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core.graph import Graph
-from ostinato.ops.core.spec import DType, Shape, bool_
+from ostinato.ops.core.spec import DType, Shape, bool_, real_of
 from ostinato.ops.cpu.jit.emitter import memory_type
 from ostinato.ops.cpu.jit.lines import LlvmLines, literal, llvm_type, number_at
 from ostinato.ops.cpu.jit.llvm import function_of, processor, vector_bits
@@ -31,6 +31,7 @@ from ostinato.ops.jit.combining import (
     unordered,
 )
 from ostinato.ops.jit.loops import SUMS, Loops, loops_of
+from ostinato.ops.jit.pairs import Pair
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
 from ostinato.ops.jit.schedule import SHORT
@@ -279,7 +280,7 @@ def _data(body: Graph, known: Mapping[int, str], begin: int) -> list[str]:
     for n, (v, name) in enumerate(known.items()):
         code += [
             f"  {name}_p = getelementptr i64, ptr %meta, i64 {begin + n}",
-            f"  {name} = load {llvm_type(body.specs[v].dtype)}, ptr {name}_p",
+            f"  {name} = load {llvm_type(real_of(body.specs[v].dtype))}, ptr {name}_p",
         ]
     return code
 
@@ -404,6 +405,15 @@ def _final(lines: list[str], s: Reduction, n: int) -> str:
     return f"%mean{n}"
 
 
+def _part(lines: list[str], address: str, s: Reduction) -> str:
+    """Where a sum's part of a result lies."""
+    if not s.part:
+        return address
+    name = f"%second{len(lines)}"
+    lines.append(f"  {name} = getelementptr {llvm_type(s.dtype)}, ptr {address}, i64 {s.part}")
+    return name
+
+
 def _partials(sums: Sequence[Reduction], blocks: bool, room: int) -> list[str]:
     """A turn's results: to their place, or, where blocks are put together later, to a waiting room."""
     code: list[str] = []
@@ -413,7 +423,8 @@ def _partials(sums: Sequence[Reduction], blocks: bool, room: int) -> list[str]:
         kind = llvm_type(s.dtype)
         if not blocks:
             name = _final(code, s, n)
-            code.append(f"  store {kind} {name}, ptr %p{s.out}, align {s.dtype.itemsize}")
+            to = _part(code, f"%p{s.out}", s)
+            code.append(f"  store {kind} {name}, ptr {to}, align {s.dtype.itemsize}")
             continue
         code += _waiting(n, room)
         code.append(f"  store {kind} {_total(s, n)}, ptr %wait{n}, align 8")
@@ -465,8 +476,9 @@ def _finish(
         base = _slot("%data", s.out, "ptr", code)
         code += [
             f"  %to{n} = load ptr, ptr {base}",
-            f"  store {kind} {name}, ptr %to{n}, align {s.dtype.itemsize}",
         ]
+        to = _part(code, f"%to{n}", s)
+        code.append(f"  store {kind} {name}, ptr {to}, align {s.dtype.itemsize}")
     return [*code, "  ret void", "}"]
 
 
@@ -494,7 +506,7 @@ def _apart(body: Graph, loops: Loops) -> dict[int, int]:
     nowhere, found = numbers_in(body), {}
     for k, s in enumerate(body.inputs):
         step, over = divmod(loops.strides[k][-1], s.dtype.itemsize)
-        near = step == 2 or step * s.dtype.itemsize < NEAR
+        near = s.dtype.kind != "c" and (step == 2 or step * s.dtype.itemsize < NEAR)
         if k not in nowhere and not over and near and 1 < step <= FEW_APART:
             found[k] = step
     return found
@@ -683,8 +695,7 @@ def _address(text: list[str], k: int, dtype: DType, step: int, base: str = "p") 
     if step == 0:
         return f"%p{k}"
     if step == dtype.itemsize:
-        kind = "i8" if dtype == bool_ else llvm_type(dtype)
-        text.append(f"  %a{k} = getelementptr {kind}, ptr %{base}{k}, i64 %i")
+        text.append(f"  %a{k} = getelementptr {memory_type(dtype)}, ptr %{base}{k}, i64 %i")
     else:
         # LLVM makes vectors of what is backwards, if it knows
         known = str(step) if step == -dtype.itemsize else f"%step{k}"
@@ -697,10 +708,16 @@ def _load(
     lines: LlvmLines, text: list[str], k: int, dtype: DType, step: int, base: str = "p"
 ) -> Value:
     address = _address(text, k, dtype, step, base)
-    kind = "i8" if dtype == bool_ else llvm_type(dtype)
-    text.append(
-        f"  %l{k} = load {kind}, ptr {address}, align {dtype.itemsize}, !llvm.access.group !1"
-    )
+    kind, part = memory_type(real_of(dtype)), real_of(dtype)
+    known = f"align {part.itemsize}, !llvm.access.group !1"
+    if dtype.kind == "c":  # of which LLVM reads whole vectors and takes them apart
+        text += [
+            f"  %l{k}_r = load {kind}, ptr {address}, {known}",
+            f"  %h{k} = getelementptr {kind}, ptr {address}, i64 1",
+            f"  %l{k}_i = load {kind}, ptr %h{k}, {known}",
+        ]
+        return lines.named(f"%l{k}", dtype)
+    text.append(f"  %l{k} = load {kind}, ptr {address}, {known}")
     if dtype != bool_:
         return Value(lines, f"%l{k}", dtype)
     text.append(f"  %l{k}b = icmp ne i8 %l{k}, 0")
@@ -722,6 +739,13 @@ def _number(lines: LlvmLines, row: list[str], text: list[str], k: int, step: int
 
 
 def _store(text: list[str], k: int, value: Value, step: int, base: str) -> None:
+    if isinstance(value, Pair):
+        address, part = _address(text, k, value.dtype, step, base), value.real.dtype
+        text.append(f"  %h{k} = getelementptr {llvm_type(part)}, ptr {address}, i64 1")
+        for x, at in ((value.real, address), (value.imag, f"%h{k}")):
+            known = f"align {part.itemsize}, !llvm.access.group !1"
+            text.append(f"  store {x.kind} {x.name}, ptr {at}, {known}")
+        return
     name, kind = value.name, llvm_type(value.dtype)
     if value.dtype == bool_:
         text.append(f"  %z{k} = zext i1 {name} to i8")
@@ -766,7 +790,7 @@ def native_kernel(
     meta += numbers(body).values()
     meta += loops.tiled[1:] if loops.tiled is not None else ()
     if last == 0 and axes:
-        meta += [0] * (turns * len(body.outputs))
+        meta += [0] * (turns * sum(1 + (s.dtype.kind == "c") for s in body.out_specs))
     return function_of(text, np.array(meta, np.int64))
 
 

@@ -19,8 +19,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ostinato.ops.core.spec import DType, bool_, int64
-from ostinato.ops.cpu.jit.emitter import Code, memory_type
+from ostinato.ops.core.spec import DType, bool_, int64, real_of
+from ostinato.ops.cpu.jit.emitter import Code, memory_type, parts_of
 from ostinato.ops.cpu.jit.lines import LlvmLines, llvm_type, number_at
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.schedule import Nest
@@ -34,6 +34,7 @@ from ostinato.ops.jit.combining import (
     whole_of,
 )
 from ostinato.ops.jit.elements import Elements, Env
+from ostinato.ops.jit.pairs import Pair
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
 from ostinato.ops.jit.schedule import SHORT
@@ -101,6 +102,12 @@ def facts(nest: Nest) -> Facts:
     return Facts(places, values, room, waiting, units)
 
 
+def cleared(dtype: DType) -> int:
+    """The bytes of elements of which a loop that clears them makes vectors; 0 where LLVM makes a call of
+    the two parts' zeros."""
+    return 0 if dtype.kind == "c" else dtype.itemsize
+
+
 class Writer(Elements):
     """Writes the stages of a unit."""
 
@@ -143,7 +150,7 @@ class Writer(Elements):
         place = self.facts.places.get(("number", v, -1))
         if place is None:
             return None
-        dtype = self.body.specs[v].dtype
+        dtype = real_of(self.body.specs[v].dtype)
         return Value(self.code.lines, self.at_entry(place, llvm_type(dtype)), dtype)
 
     def extent(self, label: int) -> str:
@@ -198,6 +205,9 @@ class Writer(Elements):
         return at
 
     def load(self, address: str, dtype: DType) -> Value:
+        if dtype.kind == "c":
+            part = real_of(dtype)
+            return Pair(self.load(address, part), self.load(self.code.second(address, part), part))
         name = self.code.let(
             f"load {memory_type(dtype)}, ptr {address}, align {dtype.itemsize}, !llvm.access.group !1"
         )
@@ -206,6 +216,10 @@ class Writer(Elements):
         return Value(self.code.lines, name, dtype)
 
     def store(self, value: Value, address: str) -> None:
+        if isinstance(value, Pair):
+            self.store(value.real, address)
+            self.store(value.imag, self.code.second(address, value.real.dtype))
+            return
         name, kind = value.name, value.kind
         if value.dtype == bool_:
             name, kind = self.code.let(f"zext i1 {name} to i8"), "i8"
@@ -312,7 +326,7 @@ class Writer(Elements):
             text = f"fmul contract {a.kind} {a.name}, {b.name}"
             return self.joined("sum", total, self.code.lines.write(text, total.dtype), True)
         if len(found) == 2:
-            return self.joined("sum", total, found[0] * found[1])
+            return self.joined("sum", total, found[0] * found[1], total.dtype.kind == "c")
         return self.joined(r.kind, total, found[0], True)
 
     # -- stages
@@ -332,11 +346,11 @@ class Writer(Elements):
             if not nest.gathers(v):
                 self.write(v, a)
 
-    def along(self, v: int) -> contextlib.AbstractContextManager[Env]:
+    def along(self, v: int, size: int = -1) -> contextlib.AbstractContextManager[Env]:
         """The lanes, if a value has them."""
         if self.nest.lane not in self.nest.labels(v):
             return contextlib.nullcontext({})
-        return self.lanes(self.body.specs[v].dtype.itemsize)
+        return self.lanes(real_of(self.body.specs[v].dtype).itemsize if size < 0 else size)
 
     def apart(self, v: int) -> list[int]:
         return [x for x in self.nest.inner(v) if x != self.nest.lane]
@@ -357,15 +371,15 @@ class Writer(Elements):
         if not nest.across or nest.lane not in nest.strides[a] or dtype == bool_:
             return None
         for x, step in nest.strides[a].items():
-            if step == dtype.itemsize and self.is_short(x) and dtype.itemsize in (4, 8):
+            if step == dtype.itemsize and self.is_short(x) and dtype.itemsize in (4, 8, 16):
                 return x
         return None
 
     def transpose(self, v: int, column: int) -> None:
         """Rows of an operand as lanes: squares of vectors, halved again and again."""
         nest, code, dtype = self.nest, self.code, self.body.specs[v].dtype
-        kind, size = llvm_type(dtype), 64 // dtype.itemsize
-        vector = f"<{size} x {kind}>"
+        size, parts = 64 // dtype.itemsize, parts_of(dtype)
+        vector = f"<{size * parts} x {llvm_type(real_of(dtype))}>"
         each = max(
             1, LINE // (nest.extents[column] * dtype.itemsize)
         )  # rows of a line of the cache
@@ -380,7 +394,7 @@ class Writer(Elements):
                     for at in here[::each]:  # the next unit's, while this one is computed
                         code.fetch(code.let(f"getelementptr i8, ptr {at}, i64 {ahead}", "a"))
                     found = [code.some(at, vector, width, size, dtype) for at in here]
-                    found = code.turned(found, vector)
+                    found = code.turned(found, vector, parts)
                     for k in range(width):
                         at = self.held_at(v, {**env, nest.lane: row, column: str(begin + k)})
                         code.add(f"store {vector} {found[k]}, ptr {at}, align 64")
@@ -388,8 +402,8 @@ class Writer(Elements):
     def transpose_back(self, v: int, a: int, column: int) -> None:
         """Lanes as rows of a result; the last ones element by element."""
         nest, code, dtype = self.nest, self.code, self.body.specs[v].dtype
-        kind, size = llvm_type(dtype), 64 // dtype.itemsize
-        vector = f"<{size} x {kind}>"
+        size, parts = 64 // dtype.itemsize, parts_of(dtype)
+        vector = f"<{size * parts} x {llvm_type(real_of(dtype))}>"
         with self.over([x for x in self.apart(v) if x != column], {}) as env:
             whole = code.let(f"and i64 %count, {-size}")
             with code.loop("0", whole, size) as row:
@@ -401,12 +415,12 @@ class Writer(Elements):
                     ]
                     found = [code.let(f"load {vector}, ptr {at}, align 64") for at in lanes]
                     found += [found[0]] * (size - width)
-                    for k, made in enumerate(code.turned(found, vector)):
+                    for k, made in enumerate(code.turned(found, vector, parts)):
                         here = {**env, nest.lane: code.sum(row, str(k)), column: str(begin)}
                         code.keep_some(made, self.place(a, here), vector, width, size, dtype)
             with (
                 code.loop("0", str(nest.extents[column])) as i,
-                self.lanes(dtype.itemsize, whole) as lane,
+                self.lanes(real_of(dtype).itemsize, whole) as lane,
             ):
                 here = {**env, **lane, column: i}
                 self.store(self.value(v, here), self.place(a, here))
@@ -469,7 +483,7 @@ class Writer(Elements):
 
         with self.over(self.apart(first), {}) as env:
             if not gathers and not alone:
-                with self.along(first) as lane:
+                with self.along(first, cleared(dtypes[0])) as lane:
                     keep(begin(), addresses(env | lane))
             with self.over(outer, env) as inside:
                 pieces = [(True, ["0"])] if last is None else self.pieces(last)
@@ -495,7 +509,7 @@ class Writer(Elements):
         _, home = self.targets(first, r)
         over = sorted(x for x in r.over if x not in nest.rows and x != nest.lane)
         apart = self.apart(first)
-        long = r.kind == "sum" and dtype.kind == "f" and not nest.across
+        long = r.kind == "sum" and dtype.kind in "fc" and not nest.across
 
         def totals(indices: Sequence[Env], begin: str = "0", end: str = "") -> list[str]:
             if has_order(r.kind, dtype):
@@ -503,7 +517,10 @@ class Writer(Elements):
             cells = [code.cell(dtype) for _ in indices]
             for cell in cells:
                 code.put(cell, self.start(r, dtype))
-            with self.over(over, {}) as env, self.lanes(dtype.itemsize, begin, end) as lane:
+            with (
+                self.over(over, {}) as env,
+                self.lanes(real_of(dtype).itemsize, begin, end) as lane,
+            ):
                 for cell, more in zip(cells, indices, strict=True):
                     code.put(cell, self.free(r, code.get(cell, dtype), env | lane | more))
             return cells

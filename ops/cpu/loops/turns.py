@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
-from ostinato.ops.core.spec import DType, float64, int64
-from ostinato.ops.cpu.jit.emitter import loop_facts
-from ostinato.ops.cpu.jit.lines import llvm_type
+from ostinato.ops.core.spec import DType, float64, int64, real_of
+from ostinato.ops.cpu.jit.emitter import loop_facts, memory_type
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.schedule import Nest
 from ostinato.ops.jit.combining import chan, compensated, moved
@@ -21,7 +20,7 @@ from ostinato.ops.jit.schedule import grouped
 from ostinato.ops.jit.stages import Reduction
 from ostinato.ops.jit.values import Value, cast, fma
 
-from .stages import Writer, chunk_units
+from .stages import Writer, chunk_units, cleared
 
 TURNS = 64  # whose sums over rows wait to be put together, and
 WAITING = LIMITS.waiting_bytes
@@ -145,7 +144,7 @@ class Kernel(Writer):
         return float64 if moments else self.body.specs[v].dtype
 
     def element(self, base: str, i: str, dtype: DType) -> str:
-        return self.code.let(f"getelementptr {llvm_type(dtype)}, ptr {base}, i64 {i}", "a")
+        return self.code.let(f"getelementptr {memory_type(dtype)}, ptr {base}, i64 {i}", "a")
 
     def begin(self, v: int) -> None:
         code, r, dtype = self.code, self.nest.reductions[v], self.body.specs[v].dtype
@@ -153,7 +152,7 @@ class Kernel(Writer):
         start = self.start(r, dtype)
         zero = code.lines.constant(0, kept)
         code.put(state["done"], code.lines.constant(0, float64))
-        with code.loop("0", self.fact("count", v), lanes=kept.itemsize) as i:
+        with code.loop("0", self.fact("count", v), lanes=cleared(kept)) as i:
             whole = zero if r.kind == "moments" else start
             self.store(whole, self.element(state["total"], i, kept))
             self.store(zero, self.element(state["lost"], i, kept))
@@ -165,7 +164,7 @@ class Kernel(Writer):
         """A chunk's sums onto a turn's."""
         code, dtype = self.code, self.body.specs[v].dtype
         r, state = self.nest.reductions[v], self.states[v]
-        with code.loop("0", self.fact("count", v), lanes=dtype.itemsize) as i:
+        with code.loop("0", self.fact("count", v), lanes=real_of(dtype).itemsize) as i:
             part = self.element(self.base("part", v), i, dtype)
             total = self.element(state["total"], i, dtype)
             more, whole = self.load(part, dtype), self.load(total, dtype)
@@ -176,7 +175,11 @@ class Kernel(Writer):
             else:
                 whole = self.joined(r.kind, whole, more)
             self.store(whole, total)
-            self.store(self.start(r, dtype), part)
+            if cleared(dtype):
+                self.store(self.start(r, dtype), part)
+        if not cleared(dtype):
+            with code.loop("0", self.fact("count", v)) as i:
+                self.store(self.start(r, dtype), self.element(self.base("part", v), i, dtype))
 
     # -- sums of what each row belongs to
     def grouped(self, first: int, r: Reduction) -> tuple[int, int, int] | None:
@@ -198,7 +201,7 @@ class Kernel(Writer):
             with code.when(inside), contextlib.ExitStack() as loops:
                 env = {nest.lane: i, label: group}
                 for x in rest:
-                    size = dtype.itemsize if x == rest[-1] else 0
+                    size = real_of(dtype).itemsize if x == rest[-1] else 0
                     env[x] = loops.enter_context(code.loop("0", self.extent(x), lanes=size))
                 at = self.held_at(first, env, self.base("part", first))
                 more = one if summed < 0 else self.made(summed, env)
@@ -372,7 +375,7 @@ class Kernel(Writer):
 
 
 def _is_float_sum(r: Reduction, dtype: DType) -> bool:
-    return r.kind == "sum" and dtype.kind == "f"
+    return r.kind == "sum" and dtype.kind in "fc"
 
 
 def nest_text(nest: Nest, bits: int) -> str:
