@@ -111,7 +111,7 @@ _HIGH = {float32: (88.0, 64, 44.361419677734375, -1.2189787519729715e-07),
 def _below(x: Value) -> tuple[Value, Value]:
     """A number whose exponential is none that is too large, and what that is to be multiplied by."""
     top, power, high, low = _HIGH[x.dtype]
-    large = x > top
+    large = (x > top) & (x < math.inf)
     less = x - high
     below = less - low
     rest = (less - below) - low  # what rounding lost, of a number that is not small

@@ -169,7 +169,14 @@ def is_single(graph: Graph, group: Nested) -> bool:
     """Whether it is a product or a gather and nothing else, for which there are libraries."""
     nodes = [graph.nodes[k] for k in group.members]
     one = sum(n.op not in VIEWS for n in nodes) == 1
-    return one and nodes[-1].op in (*PRODUCTS, *GATHERS)
+    return one and nodes[-1].op in (*PRODUCTS, *GATHERS) and not _is_of_lines(graph, nodes[-1])
+
+
+def _is_of_lines(graph: Graph, node: Node) -> bool:
+    """Whether it multiplies each of many lines with one other line, which no library does."""
+    if node.op != "matmul" or any(graph.specs[v].ndim < 3 for v in node.inputs):
+        return False
+    return node.specs[0].shape[-2:] == (1, 1) and node.specs[0].size >= ROWS
 
 
 def has_rows(graph: Graph, node: Node, lowers: Lowers) -> bool:

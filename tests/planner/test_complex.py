@@ -137,6 +137,18 @@ def test_what_is_one_kernel(name: str, columns: int, dtype: Any) -> None:
         assert found.isdisjoint({"exp", "multiply", "abs", "divide", "add", "sum", "mean"})
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64, np.complex128])
+def test_products_of_lines(dtype: Any) -> None:
+    """Each of many lines with one other: no library does so few at once."""
+    a = sample(5000, 8)
+    a = a.astype(dtype) if dtype != np.float32 else a.real.copy()
+    with use():
+        f = ost.compile(lambda x, y: ost.einsum("ij,ij->i", x, y))
+        got = np.asarray(f(ost.asarray(a), ost.asarray(a[::-1])))
+        compare(got, np.einsum("ij,ij->i", a, a[::-1]))
+        assert f.plan.program.graph.nodes[0].op == "fused_nest"
+
+
 def test_numpy_keeps_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where NumPy's own bits are asked for, sums are a kernel's and products are not."""
     monkeypatch.setattr("ostinato.settings.math", "libm")
