@@ -390,6 +390,60 @@ def fft_filter(xp: Any, x: Any) -> Any:
     return xp.fft.irfft(xp.fft.rfft(x) * 0.5, N)
 
 
+# -- complex numbers -----------------------------------------------------------------------
+@functools.cache
+def plane() -> Sequence[Numbers]:
+    """Two lines of complex64."""
+    x = np.random.default_rng(8).normal(size=(4, N)).astype(np.float32)
+    return [x[0] + np.complex64(1j) * x[1], x[2] + np.complex64(1j) * x[3]]
+
+
+@row("a product and a sum of complex numbers", plane, traffic=24.0 * N)
+def complex_product(xp: Any, z: Any, w: Any) -> Any:
+    return z * w + z
+
+
+@row("quotients of complex numbers", plane, traffic=24.0 * N)
+def complex_quotient(xp: Any, z: Any, w: Any) -> Any:
+    return z / w
+
+
+@row("the lengths of complex numbers", lambda: plane()[:1], traffic=12.0 * N)
+def complex_abs(xp: Any, z: Any) -> Any:
+    return abs(z)
+
+
+@row("exp of complex numbers", lambda: plane()[:1], traffic=16.0 * N)
+def complex_exp(xp: Any, z: Any) -> Any:
+    return xp.exp(z)
+
+
+@row("log of complex numbers", lambda: plane()[:1], traffic=16.0 * N)
+def complex_log(xp: Any, z: Any) -> Any:
+    return xp.log(z)
+
+
+@row("square roots of complex numbers", lambda: plane()[:1], traffic=16.0 * N)
+def complex_sqrt(xp: Any, z: Any) -> Any:
+    return xp.sqrt(z)
+
+
+@row("tanh of complex numbers", lambda: plane()[:1], traffic=16.0 * N)
+def complex_tanh(xp: Any, z: Any) -> Any:
+    return xp.tanh(z)
+
+
+@row("the inner product of two complex lines", plane, traffic=16.0 * N)
+def complex_inner(xp: Any, z: Any, w: Any) -> Any:
+    return (xp.conj(z) * w).sum()
+
+
+@row("1,000 complex rows of 1,000, each divided by its length",
+     lambda: [plane()[0].reshape(-1, 1000)], traffic=16.0 * N)  # fmt: skip
+def complex_rows(xp: Any, z: Any) -> Any:
+    return z / xp.sqrt((abs(z) ** 2).sum(axis=1, keepdims=True))
+
+
 # -- special functions ---------------------------------------------------------------------
 @functools.cache
 def positive() -> Sequence[Numbers]:

@@ -131,16 +131,14 @@ def has_own_bits(name: str) -> bool:
     return bool(_code(OPS[name].scalar)[1] & _OWN) if OPS[name].scalar else False
 
 
-_OF_PARTS = ("add", "subtract", "negative", "conj", "real_part", "imag_part", "astype", "where",
-             "equal", "not_equal", "isnan", "isinf", "isfinite")  # fmt: skip
+_OF_BOTH = ("abs", "divide", "multiply", "reciprocal", "rsqrt", "sqrt", "square")
 
 
 def differs(name: str, dtypes: Sequence[DType]) -> bool:
     """The same for operands of these dtypes. Of complex numbers, NumPy rounds products once or twice, as
-    the processor can."""
-    return has_own_bits(name) or (
-        any(d.kind == "c" for d in dtypes) and name not in _OF_PARTS and bool(OPS[name].scalar)
-    )
+    the processor can, and its roots are the C library's."""
+    pairs = any(d.kind == "c" for d in dtypes)
+    return has_own_bits(name) or (pairs and name in _OF_BOTH)
 
 
 # -- numbers -------------------------------------------------------------------------------
