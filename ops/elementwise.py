@@ -1014,7 +1014,7 @@ def pow(x: Operandish, y: Operandish, /) -> Array:
             return another(x)
         if y == -1:
             return _reciprocal(x)
-        if x.dtype.kind == "c" and y in range(3, 17):
+        if x.dtype.kind == "c" and isinstance(y, int | float) and y in range(3, 17):
             return _multiplied(x, int(y))
     if isinstance(y, int) and y < 0 and not is_inexact(as_array(x).dtype):
         raise misfit(

@@ -71,10 +71,11 @@ class Piece(NamedTuple):
 
 
 def stream_cost(flops_each: float) -> Callable[[Specs, Specs, Params], Cost]:
-    """Reads its operands once, writes its results once."""
+    """Reads its operands once, writes its results once. An operation on complex numbers is four."""
 
     def cost(ins: Specs, outs: Specs, params: Params) -> Cost:
-        return flops_each * sum(s.size for s in outs[:1]), float(
+        each = flops_each * (4 if any(s.dtype.kind == "c" for s in ins) else 1)
+        return each * sum(s.size for s in outs[:1]), float(
             sum(s.nbytes for s in ins) + sum(s.nbytes for s in outs)
         )
 

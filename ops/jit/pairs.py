@@ -199,6 +199,18 @@ def sqrt(z: Pair) -> Pair:
     return Pair(cast(real, dtype), cast(copysign(imag, y), dtype))
 
 
+def sign(z: Pair) -> Pair:
+    """z / |z|; of numbers with one infinite part the direction of that."""
+    ahead, aside = (abs(x) == math.inf for x in (z.real, z.imag))
+    far, none = ahead | aside, (ahead & aside) | (z != z)
+    z = z.each(lambda x: where(far, copysign(where(abs(x) == math.inf, x.like(1.0), 0.0), x), x))
+    scale = where(abs(z) == math.inf, z.real.like(0.5), 1.0)
+    z = z.each(lambda x: x * scale)
+    size = abs(z)
+    size = where(none, math.nan, where(size == 0, 1.0, size))
+    return z.each(lambda x: x / size)
+
+
 def _hyperbolic(x: Value) -> tuple[Value, Value]:
     """sinh and cosh of a number that is not negative."""
     t = of_reals.expm1(x)
@@ -266,6 +278,7 @@ INEXACT: dict[str, Function] = {
     "log10": _by(log, math.log10(math.e)),
     "log1p": lambda z: log(Pair(z.real + 1.0, z.imag)),
     "log2": _by(log, math.log2(math.e)),
+    "sign": sign,
     "sin": _turned(sinh),
     "sinh": sinh,
     "sqrt": sqrt,

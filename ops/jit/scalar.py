@@ -131,7 +131,7 @@ def has_own_bits(name: str) -> bool:
     return bool(_code(OPS[name].scalar)[1] & _OWN) if OPS[name].scalar else False
 
 
-_OF_BOTH = ("abs", "divide", "multiply", "reciprocal", "rsqrt", "sqrt", "square")
+_OF_BOTH = ("abs", "divide", "multiply", "reciprocal", "rsqrt", "sign", "sqrt", "square")
 
 
 def differs(name: str, dtypes: Sequence[DType]) -> bool:

@@ -174,7 +174,8 @@ def is_single(graph: Graph, group: Nested) -> bool:
 
 def _is_of_lines(graph: Graph, node: Node) -> bool:
     """Whether it multiplies each of many lines with one other line, which no library does."""
-    if node.op != "matmul" or any(graph.specs[v].ndim < 3 for v in node.inputs):
+    product = OPS[node.op].product
+    if product is None or not product.gemm or any(graph.specs[v].ndim < 3 for v in node.inputs):
         return False
     return node.specs[0].shape[-2:] == (1, 1) and node.specs[0].size >= ROWS
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops.cpu.jit import llvm
+from ostinato.ops.cpu.loops import flat
 from ostinato.planner.cpu import fuse as rule
 from ostinato.planner.fusion import stages as nests
 
@@ -42,6 +43,7 @@ STEPS: dict[str, Step] = {
     "tanh": lambda xp, a, b: xp.tanh(a / 8) + xp.tan(b / 8),
     "cube": lambda xp, a, b: a**3 / 32,
     "abs": lambda xp, a, b: xp.abs(a) * 1j + b * 0.5,
+    "sign": lambda xp, a, b: xp.sign(a + 9) - b * 0.5,
     "angle": lambda xp, a, b: xp.angle(a + 9) + b * 0.5,
     "parts": lambda xp, a, b: a.real * b.imag * 0.25 + 1j * a.imag,
     "to complex": lambda xp, a, b: xp.astype(a.real, np.complex128) - b.imag,
@@ -119,7 +121,6 @@ KERNELS: dict[str, tuple[Step, list[str]]] = {
     ),
     "sums of columns": (lambda xp, a, b: xp.sum(a * b, axis=0), ["fused_nest"]),
     "one part, which lies there": (lambda xp, a, b: a.imag * 2, ["imag_part", "fused"]),
-    "a part that products read": (lambda xp, a, b: a.real @ b.real.T, ["real_part", "matmul"]),
 }
 
 
@@ -135,6 +136,15 @@ def test_what_is_one_kernel(name: str, columns: int, dtype: Any) -> None:
         found = {n.op for n in f.plan.program.graph.nodes}
         assert found >= {*wanted}, found
         assert found.isdisjoint({"exp", "multiply", "abs", "divide", "add", "sum", "mean"})
+
+
+def test_a_part_that_products_read_is_looked_at() -> None:
+    """Also where kernels read the whole."""
+    a = sample(400, 130)
+    with use():
+        f = ost.compile(lambda x: x.real @ x.real.T + ost.mean(abs(x)))
+        compare(np.asarray(f(ost.asarray(a))), a.real @ a.real.T + abs(a).mean())
+        assert {"real_part", "fused_rows"} <= {n.op for n in f.plan.program.graph.nodes}
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.complex64, np.complex128])
@@ -194,6 +204,32 @@ def test_logarithms_of_what_is_near_one() -> None:
         usual = np.abs(wanted) > 1e-9
         eps = np.finfo(dtype).eps
         np.testing.assert_allclose(got[usual], wanted[usual].astype(got.dtype), 4 * eps)
+
+
+def test_slopes_of_lengths_are_one_kernel() -> None:
+    """Directions, whose conjugates they are, are made beside them."""
+    a = sample(20000)
+    with use():
+        f = ost.compile(ost.grad(lambda z: ost.sum(abs(z) ** 3)))
+        compare(np.asarray(f(ost.asarray(a))), (3 * abs(a) * np.conj(a)).astype(a.dtype))
+        assert [n.op for n in f.plan.program.graph.nodes] == ["fused"]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, -1])
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_large_results_and_steps(dtype: Any, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles that go past the caches, operands that are put side by side first, several threads."""
+    monkeypatch.setattr(flat, "_last_cache", lambda: 1 << 12)
+
+    def function(x: Any) -> tuple[Any, Any]:
+        x = x[::step]
+        return x * 3 + x.real, abs(x)
+
+    a = np.tile(sample(7, dtype=dtype), 9001)
+    with use(threads=2):
+        made, size = ost.compile(function)(ost.asarray(a))
+        for got, wanted in zip((made, size), function(a), strict=True):
+            compare(np.asarray(got), wanted)
 
 
 def test_powers_are_products() -> None:

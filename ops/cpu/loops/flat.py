@@ -506,7 +506,7 @@ def _apart(body: Graph, loops: Loops) -> dict[int, int]:
     nowhere, found = numbers_in(body), {}
     for k, s in enumerate(body.inputs):
         step, over = divmod(loops.strides[k][-1], s.dtype.itemsize)
-        near = s.dtype.kind != "c" and (step == 2 or step * s.dtype.itemsize < NEAR)
+        near = s.dtype.itemsize <= 8 and (step == 2 or step * s.dtype.itemsize < NEAR)
         if k not in nowhere and not over and near and 1 < step <= FEW_APART:
             found[k] = step
     return found
@@ -543,7 +543,7 @@ def _brought_near(apart: Mapping[int, int], dtypes: Sequence[DType]) -> list[str
     """For a chunk from %c to %cend: what operands have in it, side by side."""
     code = ["  %many = sub i64 %cend, %c", "  %ago = sub i64 0, %c"] if apart else []
     for k, step in apart.items():
-        kind = memory_type(dtypes[k])
+        kind = _whole(dtypes[k])
         code += [
             f"  %skip{k} = mul i64 %c, {step}",
             f"  %there{k} = getelementptr {kind}, ptr %p{k}, i64 %skip{k}",
@@ -553,10 +553,15 @@ def _brought_near(apart: Mapping[int, int], dtypes: Sequence[DType]) -> list[str
     return code
 
 
+def _whole(dtype: DType) -> str:
+    """An element of which nobody looks at the parts."""
+    return f"i{8 * dtype.itemsize}" if dtype.kind == "c" else memory_type(dtype)
+
+
 def _picking(step: int, dtype: DType) -> str:
     """A function that copies every so manieth element. A vector of them is picked from a few that are
     read whole; one more element follows, so that nothing behind the last one is read."""
-    kind, lanes = memory_type(dtype), min(16, 64 // dtype.itemsize)
+    kind, lanes = _whole(dtype), min(16, 64 // dtype.itemsize)
     whole, places = f"<{step * lanes} x {kind}>", ", ".join(f"i32 {step * n}" for n in range(lanes))
     return f"""
 define internal void @pick{step}_{kind}(ptr %to, ptr %from, i64 %count) {{
