@@ -149,6 +149,14 @@ def exp(z: Pair) -> Pair:
     return Pair(e * cosine * scale, where(y == 0, y, e * sine * scale))
 
 
+def expm1(z: Pair) -> Pair:
+    x, y = z.real, z.imag
+    far, whole = exp(z), of_reals.sin_and_cos(y)[1]
+    half = of_reals.sin(y * 0.5)
+    near = fma(of_reals.expm1(x), whole, -2.0 * (half * half))
+    return Pair(where((abs(x) < 40.0) & _finite(y), near, far.real - 1.0), far.imag)
+
+
 def log(z: Pair) -> Pair:
     return Pair(_log_of_size(z.real, z.imag), of_reals.atan2(z.imag, z.real))
 
@@ -274,6 +282,7 @@ INEXACT: dict[str, Function] = {
     "cos": _cos,
     "cosh": cosh,
     "exp": exp,
+    "expm1": expm1,
     "log": log,
     "log10": _by(log, math.log10(math.e)),
     "log1p": lambda z: log(Pair(z.real + 1.0, z.imag)),

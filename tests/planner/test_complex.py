@@ -35,7 +35,7 @@ STEPS: dict[str, Step] = {
     "divide": lambda xp, a, b: a / (b + (8 + 1j)),
     "reciprocal": lambda xp, a, b: 4 / (a - 9j),
     "negative conj": lambda xp, a, b: -xp.conj(a),
-    "exp": lambda xp, a, b: xp.exp(a / 4),
+    "exp": lambda xp, a, b: xp.exp(a / 4) + xp.expm1(b / 8),
     "log": lambda xp, a, b: xp.log(a + 9) + xp.log10(b + 9),
     "sqrt": lambda xp, a, b: xp.sqrt(a + 9),
     "sin": lambda xp, a, b: xp.sin(a / 4) - xp.cos(b / 4),
