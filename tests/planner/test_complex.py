@@ -19,6 +19,7 @@ from ostinato.planner.fusion import stages as nests
 import ostinato as ost
 from tests.planner.test_any_layout import RELAXED, run_and_compare
 from tests.planner.test_fuse import ops
+from tests.planner.test_numerics import bits
 from tests.programs import Program
 from tests.sessions import MESHES, use
 from tests.thorough import few
@@ -88,12 +89,28 @@ def test_random_programs(numerics: str, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(nests, "ROWS", 1)
     monkeypatch.setattr(nests, "SMALL", -1)
 
-    @settings(RELAXED, max_examples=few(36))
+    @settings(RELAXED, max_examples=few(24))
     @given(st.randoms(use_true_random=False), st.sampled_from(MESHES))
     def check(r: random.Random, mesh: tuple[int, ...]) -> None:
         run_and_compare(r, make_program(r), mesh, numerics)
 
     check()
+
+
+@pytest.mark.parametrize("split", [0, 1])
+def test_any_number_of_workers_gives_the_same_bits(
+    split: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rule, "LARGE", 0)
+    a, b = sample(403, 7), sample(403, 7)[::-1]
+    found = []
+    for mesh in ((1,), (3,), (2, 2)):
+        with use(mesh, "any-workers"):
+            x, y = ost.asarray(a, split=split), ost.asarray(b, split=split)
+            z = ost.exp(x * y) / (y + 9)
+            results = z, ost.sum(z, axis=0), ost.sum(z, axis=1), ost.mean(abs(z) * z)
+            found.append([bits(r) for r in results])
+    assert found[0] == found[1] == found[2]
 
 
 def sample(*shape: int, dtype: Any = np.complex64) -> Any:
