@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.monoid import highest, lowest
-from ostinato.ops.core.spec import DType, float32, float64
+from ostinato.ops.core.spec import DType, float32, float64, real_of
 
 from .loops import SUMS
 from .pairs import Pair
-from .scalar import lower
+from .scalar import Part, lower, number
 from .values import Lines, Value, bits, cast, fma, unbits, where
 
 
@@ -51,17 +51,20 @@ class Reduction:
 
 
 def element(
-    body: Graph, lines: Lines, loads: Sequence[Value], known: Mapping[int, str]
+    body: Graph, lines: Lines, loads: Sequence[Value], known: Mapping[Part, str]
 ) -> tuple[list[tuple[int, Value]], list[Reduction]]:
     """What one element of a kernel's body gives: results by their places behind the operands, and
     what reductions take. `known`: the registers of numbers that are data."""
+
+    def told(v: int, part: int) -> Value | None:
+        name = known.get((v, part))
+        return None if name is None else Value(lines, name, real_of(body.specs[v].dtype))
+
     values = list(loads)
     for node in body.nodes:
         ins, dtype = [values[v] for v in node.inputs], node.specs[0].dtype
-        if node.op == "constant" and len(values) in known:
-            values.append(Value(lines, known[len(values)], dtype))
-        elif node.op == "constant":
-            values.append(lines.constant(node.kw["value"], dtype))
+        if node.op == "constant":
+            values.append(number(lines, node, len(values), told))
         elif node.op in SUMS:
             values.append(cast(ins[0], dtype))
         else:
@@ -71,7 +74,7 @@ def element(
         maker = body.nodes[body.producers[v]] if body.producers[v] >= 0 else None
         if maker is not None and maker.op in SUMS:
             kind = "sum" if maker.op == "mean" else maker.op
-            value, count = values[v], known.get(v, "")
+            value, count = values[v], known.get((v, 0), "")
             parts = (value.real, value.imag) if isinstance(value, Pair) else (value,)
             sums += [Reduction(k, x, kind, x.dtype, count, n) for n, x in enumerate(parts)]
         else:

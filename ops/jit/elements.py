@@ -12,7 +12,7 @@ from .combining import joined, start_of
 from .labels import PICKS
 from .loops import SOURCES, VIEWS
 from .pairs import Pair
-from .scalar import lower
+from .scalar import lower, number
 from .stages import PRODUCTS, Reduction, Stages
 from .values import Lines, Value, cast, fma, where
 
@@ -44,7 +44,7 @@ class Elements:
         """Which one an operand's element is among all."""
         raise NotImplementedError
 
-    def number(self, v: int) -> Value | None:
+    def number(self, v: int, part: int = 0) -> Value | None:
         """What the kernel is told of a constant's value, or of a mean's divisor."""
         raise NotImplementedError
 
@@ -74,8 +74,7 @@ class Elements:
             label = self.nest.dims[v][node.kw["axis"]]
             return cast(self.index(label, env), dtype)
         if node.op in SOURCES:
-            told = self.number(v)
-            return self.lines.constant(node.kw["value"], dtype) if told is None else told
+            return number(self.lines, node, v, self.number)
         if node.op in PICKS:
             return self.picked(node, env)
         if node.op == "put_along_axis":

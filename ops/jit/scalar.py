@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import CodeType
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, float32, real_of
 from ostinato.ops.jit.loops import VIEWS
@@ -155,22 +155,41 @@ def _is_better_for_knowing(name: str) -> bool:
     return "pow" in _code(text)[1] or any(isinstance(w, _KNOWING) for w in words)
 
 
-def numbers(body: Graph) -> dict[int, int]:
+Part = tuple[int, int]  # a value, and which part of it: of complex numbers, 1 is the imaginary one
+
+
+def numbers(body: Graph) -> dict[Part, int]:
     """The numbers that a kernel of this body reads as data, by their bits: so kernels that differ in
     them only share their machine code. They are constants, by value, and what means divide by.
 
     Zeros, powers of two and whatever has no mantissa stay in the text, as does what an operation is
     better for knowing: there LLVM makes other instructions of them."""
-    found: dict[int, int] = {}
+    found: dict[Part, int] = {}
     for node, v in zip(body.nodes, body.starts, strict=True):
-        dtype = node.specs[0].dtype
+        part = real_of(node.specs[0].dtype)
         if node.op == "mean":
-            found[v] = as_bits(node.kw["count"], real_of(dtype))
-        elif node.op in ("constant", "full") and dtype.kind in "iuf":
-            mantissa, _ = math.frexp(abs(node.kw["value"]))  # inf and nan are their own
+            found[v, 0] = as_bits(node.kw["count"], part)
+        elif node.op in ("constant", "full") and part.kind in "iuf":
             readers = {body.nodes[u].op for u in body.uses[v]}
-            if 0.5 < mantissa < 1 and not any(
-                op in VIEWS or _is_better_for_knowing(op) for op in readers
-            ):
-                found[v] = as_bits(node.kw["value"], dtype)
+            if any(op in VIEWS or _is_better_for_knowing(op) for op in readers):
+                continue
+            for n, value in enumerate(_parts(node.kw["value"], node.specs[0].dtype)):
+                mantissa, _ = math.frexp(abs(value))  # inf and nan are their own
+                if 0.5 < mantissa < 1:
+                    found[v, n] = as_bits(value, part)
     return found
+
+
+def _parts(value: Any, dtype: DType) -> tuple[Any, ...]:
+    """A number as a dtype's registers have it."""
+    return (value.real, value.imag) if dtype.kind == "c" else (value,)
+
+
+def number(lines: Lines, node: Node, v: int, known: Callable[[int, int], Value | None]) -> Value:
+    """A constant, of which parts may be data."""
+    dtype = node.specs[0].dtype
+    made = []
+    for n, value in enumerate(_parts(node.kw["value"], dtype)):
+        told = known(v, n)
+        made.append(lines.constant(value, real_of(dtype)) if told is None else told)
+    return lines.pair(*made) if len(made) > 1 else made[0]

@@ -11,8 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.jit import llvm
 from ostinato.ops.cpu.loops import flat
+from ostinato.ops.jit.loops import loops_over
+from ostinato.ops.jit.scalar import numbers
 from ostinato.planner.cpu import fuse as rule
 from ostinato.planner.fusion import stages as nests
 
@@ -247,6 +252,29 @@ def test_large_results_and_steps(dtype: Any, step: int, monkeypatch: pytest.Monk
         made, size = ost.compile(function)(ost.asarray(a))
         for got, wanted in zip((made, size), function(a), strict=True):
             compare(np.asarray(got), wanted)
+
+
+def test_numbers_are_data() -> None:
+    """Kernels that differ in them only share their machine code."""
+
+    def body(value: complex) -> Graph:
+        builder = Builder([Spec((9,), np.dtype(np.complex64))])
+        c = builder.call("constant", value=value, dtype=np.dtype(np.complex64))
+        return builder.graph([builder.call("multiply", 0, c)])
+
+    for value, data in ((2.5 + 3.5j, [0, 1]), (2.5 + 0j, [0]), (1j, []), (-1.5j, [1])):
+        graph = body(value)
+        assert [part for _, part in numbers(graph)] == data
+        loops = loops_over((9,), [(8,), (8,)])
+        assert (flat.kernel_text(graph, loops) == flat.kernel_text(body(0.7 - 0.7j), loops)) == (
+            len(data) == 2
+        )
+    a, b = sample(20000), sample(200, 100)
+    with use():
+        f = ost.compile(lambda x, y: (ost.sum(x * (0.7 - 3j) + 3.3j), ost.mean(y * 3.3j, axis=0)))
+        total, mean = map(np.asarray, f(ost.asarray(a), ost.asarray(b)))
+        compare(total, (a * np.complex64(0.7 - 3j) + np.complex64(3.3j)).sum())
+        compare(mean, (b * np.complex64(3.3j)).mean(0))
 
 
 def test_powers_are_products() -> None:

@@ -18,7 +18,7 @@ from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.fused import FUSED
 from ostinato.ops.cpu.jit import llvm
 from ostinato.ops.cpu.loops import flat, stages
-from ostinato.ops.jit.scalar import numbers
+from ostinato.ops.jit.scalar import Part, numbers
 from ostinato.planner.cpu import fuse as rule
 from ostinato.planner.fusion import stages as nests
 from ostinato.planner.title import title
@@ -354,9 +354,10 @@ def test_numbers_as_data_give_the_bits_of_numbers_in_the_text(
     assert found() == as_data
 
 
-def counts(body: Graph) -> dict[int, int]:
+def counts(body: Graph) -> dict[Part, int]:
     """What means divide by, alone."""
-    return {v: b for v, b in numbers(body).items() if body.nodes[body.producers[v]].op == "mean"}
+    found = numbers(body)
+    return {p: b for p, b in found.items() if body.nodes[body.producers[p[0]]].op == "mean"}
 
 
 @pytest.mark.parametrize("number", [0.0, -1.0, 0.5, 4096.0, float("inf"), float("nan")])

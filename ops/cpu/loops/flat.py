@@ -33,7 +33,7 @@ from ostinato.ops.jit.combining import (
 from ostinato.ops.jit.loops import SUMS, Loops, loops_of
 from ostinato.ops.jit.pairs import Pair
 from ostinato.ops.jit.random_bits import numbers_in
-from ostinato.ops.jit.scalar import numbers
+from ostinato.ops.jit.scalar import Part, numbers
 from ostinato.ops.jit.schedule import SHORT
 from ostinato.ops.jit.values import Value
 
@@ -110,7 +110,7 @@ def kernel_code(body: Graph, loops: Loops, share: int = SHARE) -> str:
     dtypes = [s.dtype for s in (*body.inputs, *body.out_specs)]
     many, last = len(dtypes), len(loops.extents) - 1
     lines, hoisted, loads = LlvmLines(), list[str](), list[str]()
-    known = {v: f"%known{n}" for n, v in enumerate(numbers(body))}
+    known = {part: f"%known{n}" for n, part in enumerate(numbers(body))}
     counted = numbers_in(body)
     past, apart = streams(body, loops, share), _apart(body, loops)
     stores, sums, written = list[str](), list[Reduction](), list[tuple[int, DType]]()
@@ -274,10 +274,10 @@ def _meta_of(k: int, last: int) -> int:
     return 3 + last + k * (1 + last)
 
 
-def _data(body: Graph, known: Mapping[int, str], begin: int) -> list[str]:
+def _data(body: Graph, known: Mapping[Part, str], begin: int) -> list[str]:
     """Loads of the numbers that are data: `%known0`, ..."""
     code = list[str]()
-    for n, (v, name) in enumerate(known.items()):
+    for n, ((v, _), name) in enumerate(known.items()):
         code += [
             f"  {name}_p = getelementptr i64, ptr %meta, i64 {begin + n}",
             f"  {name} = load {llvm_type(real_of(body.specs[v].dtype))}, ptr {name}_p",

@@ -80,8 +80,8 @@ def facts(nest: Nest) -> Facts:
     for k, lies in enumerate(nest.strides):
         for label, step in lies.items():
             put(step, "stride", k, label)
-    for v, bits in numbers(nest.body).items():
-        put(bits, "number", v)
+    for (v, part), bits in numbers(nest.body).items():
+        put(bits, "number", v, part)
     room = waiting = 0
     for v in sorted(nest.held):
         put(room, "held", v)
@@ -145,9 +145,9 @@ class Writer(Elements):
             ]
         return key
 
-    def number(self, v: int) -> Value | None:
+    def number(self, v: int, part: int = 0) -> Value | None:
         """What the kernel is told of a constant's value, or of a mean's divisor."""
-        place = self.facts.places.get(("number", v, -1))
+        place = self.facts.places.get(("number", v, part))
         if place is None:
             return None
         dtype = real_of(self.body.specs[v].dtype)

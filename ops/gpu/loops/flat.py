@@ -39,7 +39,7 @@ class _Writer:
         self.body, self.loops = body, loops
         self.dtypes = [s.dtype for s in (*body.inputs, *body.out_specs)]
         self.last = len(loops.extents) - 1
-        self.known = {v: f"known{n}" for n, v in enumerate(numbers(body))}
+        self.known = {part: f"known{n}" for n, part in enumerate(numbers(body))}
         self.steps = [s[-1] for s in loops.strides]
         self.counted = numbers_in(body)  # operands that only tell which element is which
         # a division of 64 bits takes a GPU as long as a hundred additions

@@ -55,7 +55,7 @@ class Writer(Elements):
     def __init__(self, nest: Tiles) -> None:
         self.nest, self.body = nest, nest.body
         self.held, self.counted = nest.held, numbers_in(nest.body)
-        self.known = {v: f"known{n}" for n, v in enumerate(numbers(nest.body))}
+        self.known = {part: f"known{n}" for n, part in enumerate(numbers(nest.body))}
         self.code = CudaLines()
         self.memo: dict[tuple[int, tuple[str, ...]], Value] = {}
         self.group: Group | None = None
@@ -85,8 +85,8 @@ class Writer(Elements):
         return name
 
     # -- what it is told
-    def number(self, v: int) -> Value | None:
-        name = self.known.get(v)
+    def number(self, v: int, part: int = 0) -> Value | None:
+        name = self.known.get((v, part))
         return None if name is None else Value(self.code, name, self.body.specs[v].dtype)
 
     def extent(self, label: int) -> str:
