@@ -95,7 +95,7 @@ def groups_of(
                 read[1:] = graph.nodes[rounded].inputs
             group.place = min(graph.uses[graph.starts[k]], default=k)  # where it is read first
         group.members.append(k)
-        group.work += 0 if _is_part(node) else 10 if OPS[node.op].draws else 1
+        group.work += _work(graph, node)
         group.work += sum(_behind_count(graph, u) != u for u in node.inputs)
         group.operands |= dict.fromkeys(v for v in read if home.get(v) is not group)
         units.join(k, group)
@@ -182,6 +182,14 @@ def is_elementwise(graph: Graph, node: Node, lowers: Lowers) -> bool:
     if spec.size == 0 or spec.layout is None:
         return False
     return lowers(node.op, tuple(graph.specs[v].dtype for v in node.inputs), spec.dtype)
+
+
+def _work(graph: Graph, node: Node) -> int:
+    """How many simple operations it is for an element."""
+    if OPS[node.op].draws:
+        return 10
+    pairs = any(graph.specs[v].dtype.kind == "c" for v in node.inputs)
+    return 0 if _is_part(node) else 4 if pairs else 1
 
 
 def _is_part(node: Node) -> bool:
