@@ -12,7 +12,18 @@ from typing import Any
 from ostinato.ops.core.spec import DType, complex_of, float32, float64, real_of
 
 from . import math_functions as of_reals
-from .values import Function, Lines, Unsupported, Value, cast, copysign, fma, two_sum, where
+from .values import (
+    Function,
+    Lines,
+    Unsupported,
+    Value,
+    cast,
+    copysign,
+    fma,
+    two_product,
+    two_sum,
+    where,
+)
 
 
 class Pair(Value):
@@ -182,6 +193,20 @@ def _log_of_size(x: Value, y: Value) -> Value:
     return cast(found, dtype)
 
 
+def log1p(z: Pair) -> Pair:
+    """Of |1 + z| squared, less 1, where that is small: 2x + x*x + y*y as a sum of two numbers."""
+    x, y = z.real, z.imag
+    far = log(Pair(x + 1.0, y))
+    a, b = cast(x, float64), cast(y, float64)
+    (p, p_low), (q, q_low) = two_product(a, a), two_product(b, b)
+    high, low = two_sum(a + a, q)
+    high, lower = two_sum(high, p)
+    rest = low + lower + (p_low + q_low)
+    near = 0.5 * (of_reals.log1p(high) + rest / (high + 1.0))
+    small = (abs(x) < 0.5) & (abs(y) < 0.5)
+    return Pair(where(small, cast(near, x.dtype), far.real), far.imag)
+
+
 def _by(function: Callable[[Pair], Pair], factor: float) -> Function:
     return lambda z: function(z).each(lambda x: x * factor)
 
@@ -285,7 +310,7 @@ INEXACT: dict[str, Function] = {
     "expm1": expm1,
     "log": log,
     "log10": _by(log, math.log10(math.e)),
-    "log1p": lambda z: log(Pair(z.real + 1.0, z.imag)),
+    "log1p": log1p,
     "log2": _by(log, math.log2(math.e)),
     "sign": sign,
     "sin": _turned(sinh),

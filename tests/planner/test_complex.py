@@ -226,6 +226,13 @@ def test_logarithms_of_what_is_near_one() -> None:
         usual = np.abs(wanted) > 1e-9
         eps = np.finfo(dtype).eps
         np.testing.assert_allclose(got[usual], wanted[usual].astype(got.dtype), 4 * eps)
+        small = sample(30000, dtype=dtype) * dtype(1e-3)
+        wide = small.astype(np.clongdouble)
+        wanted = np.log1p(2 * wide.real + abs(wide) ** 2) / 2
+        with use():
+            got = np.asarray(ost.compile(lambda v: ost.log1p(v))(small)).real
+        usual = np.abs(wanted) > 1e-9
+        np.testing.assert_allclose(got[usual], wanted[usual].astype(got.dtype), 4 * eps)
 
 
 def test_slopes_of_lengths_are_one_kernel() -> None:
