@@ -105,6 +105,11 @@ class Source:
         """The same with others behind it along the first axis."""
         return Joined([self, *others])
 
+    def padded(self, before: int, after: int) -> Source:
+        """The same with zeros before and after its rows."""
+        ends = [Zeros(self, n) for n in (before, after)]
+        return Joined([s for s in (ends[0], self, ends[1]) if s.shape[0]])
+
     def whose_rows(self, lo: int, hi: int) -> Iterator[Rows]:
         """Where rows lie: equal keys and numbers are the same rows, whoever shows them."""
         yield (id(self), 1, tuple(map(range, self.shape[1:]))), lo, hi
@@ -517,6 +522,20 @@ class Part(Source):
         # a plan keeps the memory of the last places only
         axes = [a.copy() if isinstance(a, np.ndarray) else a for a in self.axes]
         return Part(self.source, [*axes[:axis], wanted, *axes[axis + 1 :]], self.row)
+
+
+class Zeros(Source):
+    """Rows of zeros beside another array's, which lie nowhere."""
+
+    def __init__(self, beside: Source, count: int) -> None:
+        self.path, self.dataset, self.dtype = beside.path, beside.dataset, beside.dtype
+        self.shape = (count, *beside.shape[1:])
+
+    def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
+        out.fill(0)
+
+    def whose_rows(self, lo: int, hi: int) -> Iterator[Rows]:
+        yield (object(),), lo, hi  # nobody's else: they cost nothing
 
 
 class Joined(Source):

@@ -22,6 +22,7 @@ a wider `dtype`.
     slice_file        what lies in a file -> a slice of it, of which nothing is read yet
     take_file         the same for places along an axis, which stay as they are until it is read
     merge_file        the same with its first axes in one row, followed by axes of 1
+    pad_file          the same with zeros before and after its rows
 """
 
 from __future__ import annotations
@@ -248,7 +249,13 @@ op(
 )
 
 
-STORED = ("slice_file", "take_file", "merge_file", "join_files")  # whose results lie in files, too
+STORED = (
+    "slice_file",
+    "take_file",
+    "merge_file",
+    "join_files",
+    "pad_file",
+)  # whose results lie in files
 
 
 def _take_file_rule(i: Spec, x: Spec, **kw: Any) -> Spec | Specs:
@@ -336,6 +343,23 @@ op(
     infer=lambda *xs: lookup("concat").infer(*xs, axis=0),
     indices=_nowhere,
     view=lambda *xs: xs[0].joined(xs[1:]),
+    cost=lambda ins, outs, p: (0.0, 0.0),
+    made_by="passes",
+)
+
+
+def _pad_file_rule(x: Spec, *, before: int, after: int) -> Spec:
+    if not x.ndim:
+        raise unfit("pad_file", (x,), "an axis of rows")
+    return Spec((before + x.shape[0] + after, *x.shape[1:]), x.dtype)
+
+
+op(
+    "pad_file",
+    infer=_pad_file_rule,
+    takes={"before": whole(0), "after": whole(0)},
+    indices=_nowhere,
+    view=lambda x, *, before, after: x.padded(before, after),
     cost=lambda ins, outs, p: (0.0, 0.0),
     made_by="passes",
 )

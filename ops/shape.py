@@ -14,6 +14,7 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, BoundsError, LayoutError, OstinatoError, ShapeError
 
+from . import joined_rows
 from .core.array import (
     Array,
     Operandish,
@@ -831,6 +832,7 @@ op(
     indices=_pad_indices,
     kernel=_pad_kernel,
     pieces=_pad_pieces,
+    as_joined=joined_rows.padded,
     grad=_pad_grad,
     cost=MOVE,
     placed=True,
@@ -1048,6 +1050,7 @@ op(
     indices=_update_indices,
     kernel=_update_kernel,
     pieces=_update_pieces,
+    as_joined=joined_rows.updated,
     grad=_update_grad,
     cost=MOVE,
     placed=True,

@@ -15,7 +15,7 @@ or twice more, and never once for each block of the result."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,8 +30,10 @@ from ostinato.ops.expressions import Expression, where
 
 from .machine import memory
 from .passes.file_blocks import turns_of
+from .passes.file_joins import with_joins
+from .passes.reads import read_files
 from .plan import Target
-from .rewrite import inline, rebuild
+from .rewrite import inline
 
 SHARE = 4  # of the memory there is: what takes more than such a part of it is not kept unasked
 SORTING = 3  # times a value: what it takes to sort it in memory
@@ -74,13 +76,13 @@ def in_steps(graph: Graph, target: Target) -> tuple[list[Step], Graph]:
     """What a graph would have to sort as a whole, step by step, and the rest, which has one operand more
     for each: runs that fit into memory are put in order and written to a file, of which the rest reads
     any places of the order (io_pipeline/merging.py)."""
-    steps, graph = list[Step](), with_joined_pads(graph, target)
+    steps, graph = list[Step](), as_joined(graph, target)
     while True:
         if (k := _first_to_take(graph, target)) is not None:
             more, graph = _taken_at(graph, k, target)
         elif (k := _first_to_sort(graph, target)) is not None:
             more, graph = _sorted_at(graph, k, target)
-        elif (v := _first_to_join(graph, target)) is not None:
+        elif (v := _first_to_join(graph, target)) is not None and _is_still_joined(graph, target):
             more, graph = _kept_at(graph, v, target)
         else:
             return steps, graph
@@ -204,28 +206,11 @@ def _without(graph: Graph, k: int, made: Spec, read: Callable[[Builder, int], in
     return builder.graph([values[v] for v in graph.outputs])
 
 
-def with_joined_pads(graph: Graph, target: Target | None = None) -> Graph:
-    """The graph with what is put around values as others that are joined to them, if it reads files; with
-    a target, around large ones."""
+def as_joined(graph: Graph, target: Target | None = None) -> Graph:
+    """The graph with what is put around values of files, or in place of their rows, as others that are
+    joined to them; with a target, where that is large."""
     files = {v for v, spec in enumerate(graph.inputs) if is_stored(spec)}
-
-    def rule(builder: Builder, node: Node, inputs: Sequence[int]) -> Sequence[int] | None:
-        if node.op != "pad" or (target is not None and not is_large(node.specs[0], target)):
-            return None
-        (x,), line = inputs, node.line
-        for axis, widths in enumerate(node.kw["widths"]):
-            shape, dtype = builder.specs[x].shape, node.specs[0].dtype
-            parts = []
-            for count in widths:
-                extents = *shape[:axis], count, *shape[axis + 1 :]
-                about = {"shape": extents, "value": node.kw["value"], "dtype": dtype}
-                parts.append([builder.call("full", **about, line=line)] if count else [])
-            before, after = parts
-            if before or after:
-                x = builder.call("concat", *before, x, *after, axis=axis, line=line)
-        return [x]
-
-    return rebuild(graph, rule) if files else graph
+    return with_joins(graph, files, 0 if target is None else _room(target) // SHARE)
 
 
 # -- what is made to be joined ---------------------------------------------------------------
@@ -245,6 +230,21 @@ def _first_to_join(graph: Graph, target: Target) -> int | None:
             if v >= len(graph.inputs) and not _joins(graph, v):
                 return v
     return None
+
+
+def _is_still_joined(graph: Graph, target: Target) -> bool:
+    """Whether more is joined than memory has room for where a graph reads its files: what is told by rows
+    is not."""
+    ready = read_files(graph, target)
+    made = _made(ready, target)
+    return any(
+        OPS[node.op].joins
+        and node.kw["axis"] == 0
+        and ready.starts[k] in made
+        and not is_stored(node.specs[0])
+        and _is_beyond(node.specs[0], target)
+        for k, node in enumerate(ready.nodes)
+    )
 
 
 def _in_parts(graph: Graph) -> set[int]:

@@ -131,3 +131,12 @@ def looked_at(builder: Builder, value: int, looks: Sequence[Node]) -> int:
         spec = Spec(seen.shape, dtype, seen.layout)
         (value,) = builder.add(look.op, (value,), look.params, (spec,), look.line)
     return value
+
+
+def made_of(graph: Graph, files: Collection[int]) -> set[int]:
+    """Files, and values that are made of them."""
+    found = set(files)
+    for k, node in enumerate(graph.nodes):
+        if not found.isdisjoint(node.inputs):
+            found.update(graph.outs(k))
+    return found

@@ -133,6 +133,10 @@ class Op:
     repeats: bool = False  # its result has its operand's elements again and again
     converts: bool = False  # to another dtype, and nothing else
     joins: bool = False  # its operands one behind the other along `axis`
+    as_joined: Callable[..., Any] | None = (
+        None  # (*operands, **params), as Expressions -> the same,
+    )
+    # made by joining; None where that is nothing else
     selects: str = ""  # of its operand the "slices" that `starts`, `sizes` and `steps` say, or the
     # "places" along `axis` that its second operand says
     in_blocks: Callable[..., Sequence[Any]] | None = (

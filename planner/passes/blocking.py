@@ -29,7 +29,7 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.index import Indices, Reach
 from ostinato.ops.core.layout import BLOCKS, Layout, Partial, extents
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import Spec
+from ostinato.ops.core.spec import Shape, Spec
 from ostinato.planner.layouts.ways import Way, extents_of, labels_of, may_split, way_of
 from ostinato.planner.lowering import lower
 from ostinato.planner.plan import Program, Target, local_bytes, peak_bytes
@@ -41,6 +41,7 @@ from .overlap import overlap
 
 READ_BYTES = 32 << 20  # of a file at once
 MOST_TURNS = 4096
+MORE = 8  # times as many turns, so that they begin where rows do
 TRIED = 128  # turns at which a part shows whether it is worth while
 SEEDS = 8  # values from which parts grow
 PARTS = 8  # that one graph is split into
@@ -135,6 +136,7 @@ def streamed(graph: Graph, target: Target, size: int, keep: float) -> Graph:
         dim, turns = _parts(graph, spec, target)
         most = min(shortest(spec, dim), most_turns(target)) if spec.ndim else 1
         turns = turns or min(-(-local_bytes(spec) // max(size, 1)), most)
+        turns = _alike(graph, turns, most, target.workers) if turns > 1 else turns
         made = split_along(graph, target, v, dim, turns, keep) if turns > 1 else None
         whole.add(graph.nodes[k])
         if made is not None:
@@ -157,6 +159,26 @@ def _parts(graph: Graph, spec: Spec, target: Target) -> tuple[int, int]:
         if counts:
             return d, max(counts) // target.workers
     return next((d for d, n in enumerate(spec.shape) if n > 1), 0), 0
+
+
+def _alike(graph: Graph, turns: int, most: int, workers: int) -> int:
+    """As many turns, or some more, where turns begin at the same elements in all shapes that these have:
+    rows that are counted in one row, or apart."""
+    rows = 0
+    for k, node in enumerate(graph.nodes):
+        if OPS[node.op].reshapes:
+            indices = _indices(graph, k)
+            for label in indices.chunked:
+                shapes = zip((indices.ins[0], indices.outs[0]), _shapes(graph, k), strict=True)
+                rows = math.gcd(rows, *(s[dims.index(label)] for dims, s in shapes))
+    each = rows // workers if rows % workers == 0 else 0
+    fits = (n for n in range(turns, min(turns * MORE, most) + 1) if each and each % n == 0)
+    return next(fits, turns)
+
+
+def _shapes(graph: Graph, k: int) -> tuple[Shape, Shape]:
+    node = graph.nodes[k]
+    return graph.specs[node.inputs[0]].shape, node.specs[0].shape
 
 
 def _in_memory(graph: Graph, k: int) -> int:

@@ -13,18 +13,19 @@ from collections.abc import Collection, Sequence
 
 from ostinato.ops.collective import STORED
 from ostinato.ops.core.build import Builder
-from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec, int64
 from ostinato.ops.expressions import Expression, constant
-from ostinato.planner.plan import Target
+from ostinato.planner.rewrite import made_of, rebuild
 
-from .file_views import Part
+from .file_views import Part, groups
 
 CLOSE = 1 << 12  # bytes between two parts of a file that are sooner read than left out
 LONG = 1 << 22  # bytes that are joined in the file, as they are read in blocks,
 SHARE = 16  # or such a part of the memory limit
 ROW = 1 << 16  # bytes of a row that is read for a few columns
+WIDER = 2  # times as wide as a part is, where more is read beside it
 
 Box = tuple[Part, ...]
 
@@ -54,16 +55,30 @@ def together(graph: Graph, most: int) -> Graph:
             hull = _hull([boxes[k] if k >= 0 else _all(spec.shape) for k in all_])
             if len(all_) > 1 and (-1 in all_ or _inner(hull) * spec.dtype.itemsize <= ROW):
                 hulls.update(dict.fromkeys(same, hull))
+        hulls.update(_as_wide({k: hulls.get(k, box) for k, box in boxes.items()}, spec, whole))
         small = {k: box for k, box in boxes.items() if k not in hulls}
         hulls.update(_small(small, spec.dtype.itemsize, most))
     return _read_as_one(graph, hulls) if hulls else graph
 
 
-def joined(graph: Graph, files: Collection[int], target: Target) -> Graph:
-    """Files that are joined along their first axis as one file, where that is read in blocks: no part of
-    the result needs more of them than it is itself."""
-    limit = target.memory_limit
-    most = LONG if limit is None else min(LONG, limit // SHARE)
+def with_joins(graph: Graph, files: Collection[int], most: int) -> Graph:
+    """The graph with what is put around values of files, or in place of rows of these, as others that are
+    joined to them, where the result has more than `most` bytes."""
+    made = made_of(graph, files)
+
+    def rule(builder: Builder, node: Node, inputs: Sequence[int]) -> Sequence[int] | None:
+        as_joined = OPS[node.op].as_joined
+        if as_joined is None or node.specs[0].nbytes <= most or node.inputs[0] not in made:
+            return None
+        found = as_joined(*(Expression(builder, v, node.line) for v in inputs), **node.kw)
+        return None if found is None else [found.value]
+
+    return rebuild(graph, rule) if files else graph
+
+
+def joined(graph: Graph, files: Collection[int], most: int) -> Graph:
+    """Files that are joined along their first axis to more than `most` bytes as one file, which is read
+    in blocks: no part of the result needs more of them than it is itself."""
     known = {v for v in files if v < len(graph.inputs)}
     builder, values = Builder(graph.inputs), list(range(len(graph.inputs)))
     for k, node in enumerate(graph.nodes):
@@ -175,6 +190,95 @@ def _small(boxes: dict[int, Box], size: int, most: int) -> dict[int, Box]:
         group.append(k)
     close()
     return found
+
+
+def _as_wide(boxes: dict[int, Box], spec: Spec, whole: bool) -> dict[int, Box]:
+    """Parts whose rows are a few rows apart, each as wide as all of them, if that is little more: what the
+    one has read is copied for the others then."""
+    found: dict[int, Box] = {}
+    near: list[list[tuple[int, Box]]] = []
+    for k, box in sorted(boxes.items(), key=lambda b: b[1][0]) if spec.ndim > 1 else ():
+        group = next((g for g in near if _is_beside(g[-1][1], box, spec)), None)
+        if group is None:
+            beside = whole and _is_beside(box, _all(spec.shape), spec)
+            near.append(group := [(-1, _all(spec.shape))] if beside else [])
+        group.append((k, box))
+    for group in near:
+        inner = _hull([box[1:] for _, box in group])
+        least = min(_inner(box) for _, box in group)
+        if math.prod(n for _, n, _ in inner) <= WIDER * least:
+            found.update({k: (box[0], *inner) for k, box in group if k >= 0 and box[1:] != inner})
+    return found
+
+
+def _is_beside(one: Box, other: Box, spec: Spec) -> bool:
+    """Whether rows of two parts, each in a row, are about the same."""
+    (a, m, by), (b, n, step) = one[0], other[0]
+    row = spec.nbytes // max(spec.shape[0], 1)
+    apart = max(abs(a - b), abs(a + m - b - n))
+    return by == step == 1 and apart * row <= ROW and 2 * apart < min(m, n)
+
+
+def in_one_row(graph: Graph, files: Collection[int]) -> Graph:
+    """The graph that counts the first axes of files in one row where these are read, if it does so after
+    functions of elements: one row goes on from block to block, wherever rows begin."""
+
+    def rule(node: Node) -> Sequence[int] | None:
+        if not OPS[node.op].reshapes or not node.specs[0].size:
+            return None
+        shape, new = graph.specs[node.inputs[0]].shape, node.specs[0].shape
+        olds, news = next(groups(shape, new), ([], []))
+        axes = len(olds)
+        if len(news) != 1 or sum(shape[d] > 1 for d in olds) < 2:
+            return None
+        if not _is_of_files(graph, node.inputs[0], files):
+            return None
+        row = _row(graph, node.inputs[0], axes, files, builder, values)
+        return [Expression(builder, row, node.line).reshape(*new).value]
+
+    builder, values = Builder(graph.inputs), list(range(len(graph.inputs)))
+    for node in graph.nodes:
+        inputs = [values[v] for v in node.inputs]
+        made = rule(node)
+        values.extend(made or builder.add(node.op, inputs, node.params, node.specs, node.line))
+    return builder.graph([values[v] for v in graph.outputs])
+
+
+def _is_of_files(graph: Graph, v: int, files: Collection[int]) -> bool:
+    """Whether a value is a function of elements of files that are all of its shape, and of numbers."""
+    if v in files:
+        return True
+    k = graph.producers[v]
+    node = graph.nodes[k] if k >= 0 else None
+    if node is None or not OPS[node.op].scalar or len(node.specs) > 1:
+        return False
+    wide = [u for u in node.inputs if graph.specs[u].ndim]
+    same = all(graph.specs[u].shape == graph.specs[v].shape for u in wide)
+    return same and bool(wide) and all(_is_of_files(graph, u, files) for u in wide)
+
+
+def _row(
+    graph: Graph,
+    v: int,
+    axes: int,
+    files: Collection[int],
+    builder: Builder,
+    values: Sequence[int],
+) -> int:
+    """A value with its first axes counted in one row."""
+    spec = graph.specs[v]
+    shape = (math.prod(spec.shape[:axes]), *spec.shape[axes:])
+    node = graph.nodes[graph.producers[v]] if v not in files else None
+    if node is None:
+        made = Spec((shape[0], *(1,) * (axes - 1), *shape[1:]), spec.dtype, spec.layout)
+        (merged,) = builder.add("merge_file", (values[v],), {"axes": axes}, (made,))
+        return Expression(builder, merged).reshape(*shape).value
+    inputs = [
+        _row(graph, u, axes, files, builder, values) if graph.specs[u].ndim else values[u]
+        for u in node.inputs
+    ]
+    specs = (Spec(shape, spec.dtype),)
+    return builder.add(node.op, inputs, node.params, specs, node.line)[0]
 
 
 def _ends(box: Box) -> tuple[int, int]:

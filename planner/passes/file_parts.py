@@ -27,6 +27,7 @@ from ostinato.ops.core.index import Indices
 from ostinato.ops.core.registry import OPS, Op
 from ostinato.ops.core.spec import Shape, Spec
 from ostinato.ops.expressions import Expression, where
+from ostinato.planner.machine import memory
 from ostinato.planner.plan import Target
 
 from .file_joins import together
@@ -56,7 +57,7 @@ class _Parts:
     def __init__(self, graph: Graph, files: set[int], target: Target) -> None:
         self.graph, self.target, self.files = graph, target, files
         limit = target.memory_limit
-        self.room = math.inf if limit is None else limit * target.workers
+        self.room = memory() if limit is None else limit * target.workers
         self.leads = self._leads(files)
         self.any = any(OPS[n.op].selects and n.inputs[0] in self.leads for n in graph.nodes)
         self.passes = self._passes() if self.any else set()
@@ -226,7 +227,7 @@ class _Parts:
 
         def build(values: Sequence[int]) -> int:
             ins = [self.builder.specs[v].bare for v in values]
-            made = _infer(OPS[node.op].infer, ins, node.kw)
+            made = infer(OPS[node.op].infer, ins, node.kw)
             return self.builder.add(node.op, values, node.params, made, node.line)[output]
 
         return operands, build
@@ -246,7 +247,7 @@ class _Parts:
             label, own = dims[d] if index.span == 1 else None, self.looks.dims(index)
             size = math.prod(view.shape[j] for j in own)
             is_less = size < shape[d] and not taken.intersection(own)
-            if not (is_less and label is not None and _is_parallel(indices, label, op)):
+            if not (is_less and label is not None and is_parallel(indices, label, op)):
                 continue
             taken.update(own)
             if len(own) <= 1 and index.table < 0:
@@ -269,7 +270,7 @@ class _Parts:
         kw = node.kw
         if "shape" in kw:
             kw["shape"] = wanted
-        made = _infer(op.infer, parts, kw)
+        made = infer(op.infer, parts, kw)
         if made is None or made[output] != Spec(wanted, outs[output].dtype):
             return None
 
@@ -367,7 +368,7 @@ class _Parts:
             values = [self._full(v, s, line) for v, s in zip(values, shapes, strict=True)]
             ins = [self.builder.specs[v].bare for v in values]
             kw = {**node.kw, "axis": dim}
-            specs = _infer(OPS[node.op].infer, ins, kw)
+            specs = infer(OPS[node.op].infer, ins, kw)
             return self.builder.add(node.op, values, kw, specs, line)[0]
 
         return found, build
@@ -404,7 +405,7 @@ def _but(values: Sequence[int], axis: int) -> Sequence[int]:
     return (*values[:axis], *values[axis + 1 :])
 
 
-def _infer(rule: Callable[..., Any], ins: Sequence[Spec], kw: dict[str, Any]) -> Any:
+def infer(rule: Callable[..., Any], ins: Sequence[Spec], kw: dict[str, Any]) -> Any:
     try:
         made = rule(*ins, **kw)
     except Exception:  # of a rule that wants other extents
@@ -412,7 +413,7 @@ def _infer(rule: Callable[..., Any], ins: Sequence[Spec], kw: dict[str, Any]) ->
     return made if isinstance(made, tuple) else (made,)
 
 
-def _is_parallel(indices: Indices, label: str | None, op: Op) -> bool:
+def is_parallel(indices: Indices, label: str | None, op: Op) -> bool:
     """Whether a part of an index is made of just this part of the operands."""
     if label is None or label in indices.chunked or label in dict(indices.parts):
         return False

@@ -23,8 +23,10 @@ from ostinato.ops.expressions import Expression
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import inline
 
-from .file_joins import joined, written_once
+from .file_joins import LONG, in_one_row, joined, with_joins, written_once
+from .file_joins import SHARE as JOINED
 from .file_parts import read_parts
+from .file_pieces import in_one
 
 CONTROL = ("loop", "while", "branch")
 LARGE = 1 << 22  # bytes that are not read at once for a loop that wants them row by row,
@@ -55,11 +57,16 @@ def seen_as(node: Node) -> dict[int, list[tuple[str, int]]]:
 
 def _with_reads(graph: Graph, files: Iterable[int], target: Target) -> Graph:
     """The graph with a `read` in front of who needs one of these inputs, or a part of it, in memory."""
-    files = set(files)
-    if not files:
+    given = set(files)
+    if not given:
         return graph
-    graph = joined(written_once(read_parts(graph, files, target)), files, target)
-    files |= {graph.starts[k] for k, n in enumerate(graph.nodes) if n.op in STORED}
+    limit = target.memory_limit
+    most = LONG if limit is None else min(LONG, limit // JOINED)
+    graph = read_parts(with_joins(graph, given, most), given, target)
+    graph = joined(written_once(graph), given, most)
+    graph = in_one_row(graph, given | _stored(graph))
+    graph = in_one(graph, given | _stored(graph), target, most)
+    files = given | _stored(graph)
     rows = _rows(graph, files)
     builder = Builder(graph.inputs)
     values = list(range(len(graph.inputs)))
@@ -85,6 +92,10 @@ def _with_reads(graph: Graph, files: Iterable[int], target: Target) -> Graph:
         read(v, "") if v in files and v >= len(graph.inputs) else values[v] for v in graph.outputs
     ]
     return builder.graph(outputs)
+
+
+def _stored(graph: Graph) -> set[int]:
+    return {graph.starts[k] for k, node in enumerate(graph.nodes) if node.op in STORED}
 
 
 def _rows(graph: Graph, files: set[int]) -> dict[int, int]:
