@@ -4,12 +4,13 @@
     data.csv, .tsv      a line of names, then a line for each row: read by 1 MiB of lines
 
 A file is looked through once, for where its blocks are. Rows are read with their block, and blocks stay
-for a while for the rows beside it."""
+for a while for the rows beside it. Who reads rows in order has row groups cut into smaller blocks: a
+cursor decodes a group page by page, and goes on where the block before has ended."""
 
 from __future__ import annotations
 
 import io
-import math
+import itertools
 import os
 import threading
 from collections import OrderedDict
@@ -23,13 +24,16 @@ from ostinato.ops.core.spec import DTYPES
 
 from ostinato.errors import ArgumentError, DataFileError
 
-from .source import LARGEST_CHUNK, Source, each_of, regular, short, stamp, trouble
+from .source import Source, each_of, regular, short, stamp, trouble
 
 SUFFIXES = (".parquet", ".csv", ".tsv")
 LINES = 1 << 20  # bytes of a block of a CSV file, about
 KEPT, FEW = 64 << 20, 2  # bytes of blocks that stay, and blocks that stay whatever they hold
 BESIDE = 2  # times what is read at once: of blocks that stay for a plan
 AHEAD = 1 << 16  # bytes that are read of a column before they are decoded
+CUT = 1 << 20  # bytes of a block that a row group is cut into, about,
+MOST_CUTS = 1 << 12  # and how many blocks one is cut into
+CURSORS = 8  # that wait in the middle of row groups for who goes on there
 MOST_ROWS = 1 << 60
 INSTALL = "pip install 'ostinato[feed]'"
 
@@ -41,7 +45,7 @@ class Block(NamedTuple):
 
     file: int
     number: int  # of a row group
-    begin: int  # in bytes
+    begin: int  # in bytes, or in rows of the group
     end: int
     rows: int
 
@@ -56,6 +60,7 @@ class Blocks:
         dtypes: Mapping[str, str] | None,
         kept: int = KEPT,
         few: int = FEW,
+        cut: int = 0,  # bytes of blocks into which row groups are cut, for who reads in order
     ) -> None:
         self.paths, self.dtypes = list(paths), dict(dtypes or {})
         self.stamps = [guarded(p, stamp, p) for p in self.paths]
@@ -68,7 +73,7 @@ class Blocks:
             if lost is not None:
                 known = ", ".join(reader.names)
                 raise trouble(path, f"no column {lost!r}", f"columns of {known:.200}")
-            self.blocks += [Block(k, *block) for block in reader.blocks()]
+            self.blocks += [Block(k, *block) for block in reader.blocks(self.columns, cut)]
             if not all(0 <= b.rows <= MOST_ROWS // len(self.blocks) for b in self.blocks):
                 raise trouble(path, "more rows than any table has", "it undamaged")
         self.blocks = [b for b in self.blocks if b.rows]
@@ -86,6 +91,13 @@ class Blocks:
     def begin(self, k: int) -> int:
         """The first row of a block."""
         return int(self.ends[k]) - self.blocks[k].rows
+
+    def groups(self, first: int, last: int) -> list[range]:
+        """These blocks: those of one row group together, as they are read in order."""
+        numbers = [(self.blocks[k].file, self.blocks[k].number) for k in range(first, last + 1)]
+        cuts = [k for k in range(1, len(numbers)) if numbers[k] != numbers[k - 1]]
+        ends = [first, *(first + k for k in cuts), last + 1]
+        return [range(a, b) for a, b in itertools.pairwise(ends)]
 
     def place(self, row: int) -> tuple[int, int]:
         """A row's block, and where it is there."""
@@ -117,6 +129,7 @@ class Blocks:
         if guarded(path, stamp, path) != self.stamps[block.file]:
             raise trouble(path, "another size or time than before", "a file that stays as it is")
         table = guarded(path, self.readers[block.file].read, block, names)
+        _pyarrow().default_memory_pool().release_unused()
         if table.num_rows != block.rows:
             raise trouble(
                 path,
@@ -134,7 +147,7 @@ class TableSource(Source):
         guarded(self.path, regular, self.path)
         self.dataset = dataset if dataset is None or isinstance(dataset, str) else list(dataset)
         wanted = [dataset] if isinstance(dataset, str) else self.dataset
-        self.table = Blocks([self.path], wanted, None, kept=0)
+        self.table = Blocks([self.path], wanted, None, kept=0, cut=CUT)
         self.columns = self.table.columns
         forms = [self._form(name) for name in self.columns]
         rows = self.table.rows
@@ -150,11 +163,6 @@ class TableSource(Source):
             self.dtype = np.result_type(*(dtype for _, dtype in forms))
         self.known(self.dtype)
         self.check_size()
-        for block in self.table.blocks:
-            size = block.rows * math.prod(self.shape[1:]) * self.dtype.itemsize
-            if size > LARGEST_CHUNK and isinstance(self.table.readers[0], _Parquet):
-                got = f"a row group of {size} bytes"
-                raise self.trouble(got, f"at most {LARGEST_CHUNK}, of the columns that are read")
 
     def _form(self, name: str) -> tuple[Shape, np.dtype[Any]]:
         """The shape of a value of a column, and its dtype."""
@@ -188,7 +196,10 @@ class TableSource(Source):
         names = self.columns if one else self.columns[slice(*inner[0])]
 
         def read(index: tuple[int, ...]) -> None:
-            (k,) = index
+            for k in groups[index[0]]:
+                fill(k)
+
+        def fill(k: int) -> None:
             begin = self.table.begin(k)
             a, b = max(lo, begin), min(hi, int(self.table.ends[k]))
             found, part = self.table.block(k, names), out[a - lo : b - lo]
@@ -203,7 +214,8 @@ class TableSource(Source):
                 else:
                     part[:, j] = rows
 
-        each_of(read, ((k,) for k in range(first, last + 1)), out.nbytes)
+        groups = self.table.groups(first, last)
+        each_of(read, ((g,) for g in range(len(groups))), out.nbytes)
 
 
 class _Parquet:
@@ -215,15 +227,81 @@ class _Parquet:
         schema = self.metadata.schema.to_arrow_schema()
         self.names = list(schema.names)
         self.types = dict(zip(schema.names, schema.types, strict=True))
+        self.lock = threading.Lock()
+        self.cursors: list[_Cursor] = []
 
-    def blocks(self) -> list[tuple[int, int, int, int]]:
-        groups = range(self.metadata.num_row_groups)
-        return [(k, 0, 0, self.metadata.row_group(k).num_rows) for k in groups]
+    def blocks(self, columns: Sequence[str], cut: int) -> list[tuple[int, int, int, int]]:
+        width = sum(_width(self.types[c]) for c in columns if c in self.types)
+        found = []
+        for k in range(self.metadata.num_row_groups):
+            rows = self.metadata.row_group(k).num_rows
+            each = max(cut // max(width, 1), -(-rows // MOST_CUTS), 1) if cut else max(rows, 1)
+            begins = range(0, rows, each) if rows > each else [0]
+            found += [(k, at, (end := min(at + each, rows)), end - at) for at in begins]
+        return found
 
     def read(self, block: Block, columns: Sequence[str]) -> Any:
+        if block.rows == self.metadata.row_group(block.number).num_rows:
+            with self.file() as file:
+                return file.read_row_group(block.number, list(columns), use_threads=False)
+        cursor = self._cursor(block, tuple(columns))
+        table = cursor.take(block.begin, block.rows)
+        if cursor.at < self.metadata.row_group(block.number).num_rows:
+            with self.lock:
+                self.cursors.append(cursor)
+                old = self.cursors.pop(0) if len(self.cursors) > CURSORS else None
+        else:
+            old = cursor
+        if old is not None:
+            old.close()
+        return table
+
+    def file(self) -> Any:
         about = {"metadata": self.metadata, "pre_buffer": False, "buffer_size": AHEAD}
-        with _pyarrow("parquet").ParquetFile(self.path, **about) as file:  # as little as can be
-            return file.read_row_group(block.number, list(columns), use_threads=False)
+        return _pyarrow("parquet").ParquetFile(self.path, **about)  # with as little as can be
+
+    def _cursor(self, block: Block, columns: tuple[str, ...]) -> _Cursor:
+        """The one that is nearest before a block, or a new one."""
+        with self.lock:
+            near = [
+                (c.at, k)
+                for k, c in enumerate(self.cursors)
+                if (c.group, c.columns) == (block.number, columns) and c.at <= block.begin
+            ]
+            if near:
+                return self.cursors.pop(max(near)[1])
+        return _Cursor(self.file(), block.number, columns, block.end - block.begin)
+
+
+class _Cursor:
+    """A row group that is decoded in order, as much as is asked for."""
+
+    def __init__(self, file: Any, group: int, columns: tuple[str, ...], each: int) -> None:
+        self.file, self.group, self.columns, self.at = file, group, columns, 0
+        about = {"row_groups": [group], "columns": list(columns), "use_threads": False}
+        self.batches = file.iter_batches(batch_size=each, **about)
+        self.rest: list[Any] = []  # of the last batch, what nobody has taken
+
+    def take(self, begin: int, rows: int) -> Any:
+        """These rows, which are not before where it is."""
+        arrow, found, left = _pyarrow(), list[Any](), rows
+        while left:
+            batch = self.rest.pop() if self.rest else next(self.batches, None)
+            if batch is None:
+                break
+            skipped = min(begin - self.at, batch.num_rows) if self.at < begin else 0
+            here = batch.slice(skipped, left) if skipped < batch.num_rows else batch.slice(0, 0)
+            used = skipped + here.num_rows
+            if used < batch.num_rows:
+                self.rest.append(batch.slice(used))
+            self.at, left = self.at + used, left - here.num_rows
+            if here.num_rows:
+                found.append(here)
+        return arrow.Table.from_batches(found, self.file.schema_arrow if not found else None)
+
+    def close(self) -> None:
+        self.batches, self.rest = iter(()), []
+        self.file.close()
 
 
 class _Csv:
@@ -249,7 +327,7 @@ class _Csv:
         self.types = {f.name: f.type for f in first.schema}
         self.known = {n: t for n, t in self.types.items() if t != arrow.null()} | given
 
-    def blocks(self) -> list[tuple[int, int, int, int]]:
+    def blocks(self, columns: Sequence[str], cut: int) -> list[tuple[int, int, int, int]]:
         return self.found
 
     def read(self, block: Block, columns: Sequence[str]) -> Any:
@@ -297,17 +375,39 @@ def _column(table: Any, name: str, dtype: str | None) -> Column:
         column = column.cast(kind)
     is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
     if is_number and (not column.null_count or types.is_floating(kind)):
-        found = column.to_numpy(zero_copy_only=False)
-        return np.ascontiguousarray(found)
+        return _numbers(column)
     if types.is_fixed_size_list(kind) and not column.null_count:
         inner = column.flatten()
         if not inner.null_count and types.is_primitive(inner.type):
-            return inner.to_numpy(zero_copy_only=False).reshape(len(column), kind.list_size)
+            return _numbers(inner).reshape(len(column), kind.list_size)
     values = column.to_pylist()
     if (types.is_list(kind) or types.is_large_list(kind)) and types.is_primitive(kind.value_type):
         number = kind.value_type.to_pandas_dtype()
         return [None if v is None else np.array(v, number) for v in values]
     return values
+
+
+def _numbers(column: Any) -> np.ndarray[Any, Any]:
+    """A column of numbers, of which those that floats lack are NaN. pyarrow's own `to_numpy` loads all of
+    pandas, where that is installed."""
+    arrow = _pyarrow()
+    if arrow.types.is_boolean(column.type):
+        return _numbers(column.cast(arrow.uint8())).astype(bool)
+    dtype = np.dtype(column.type.to_pandas_dtype())
+    valid, values = column.buffers()
+    found = np.frombuffer(values, dtype, column.offset + len(column))[column.offset :]
+    if not column.null_count:
+        return found
+    bits = np.unpackbits(np.frombuffer(valid, np.uint8), bitorder="little")
+    return np.where(bits[column.offset :][: len(column)], found, dtype.type(np.nan))
+
+
+def _width(kind: Any) -> int:
+    """Bytes of a value of a column, about."""
+    try:
+        return max(int(kind.bit_width) // 8, 1)
+    except ValueError:  # of what may be of any length
+        return 8
 
 
 def _bytes(column: Column) -> int:

@@ -19,7 +19,7 @@ def padded(x: Expression, *, widths: tuple[tuple[int, int], ...], value: Any) ->
         return [Expression(x.builder, made, x.line)] if count else []
 
     for axis, counts in enumerate(widths):
-        before, after = (ring(axis, count) for count in counts)
+        before, after = [ring(axis, count) for count in counts]
         first, *others = [*before, x, *after]
         x = first.call("concat", *others, axis=axis) if others else x
     return x
@@ -38,6 +38,6 @@ def updated(
         params = {"starts": (0, *starts[1:]), "steps": (1, *steps[1:]), "mode": mode}
         v = here.call("update_slice", v, **params)
     ends = (0, start), (end, x.shape[0])
-    before, after = ([x.slice([(lo, hi - lo, 1), *rest])] * (hi > lo) for lo, hi in ends)
+    before, after = [[x.slice([(lo, hi - lo, 1), *rest])] * (hi > lo) for lo, hi in ends]
     first, *others = [*before, v, *after]
     return first.call("concat", *others, axis=0)

@@ -146,7 +146,7 @@ def save(path: str | os.PathLike[str], x: Operandish, /, *, dataset: str | None 
         layout = Layout.whole(session.target.mesh)
     spec = array.spec
     assert layout is not None
-    chunks = chunks_of(layout, spec.shape, spec.dtype.itemsize)
+    chunks = chunks_of(layout, spec.shape, spec.dtype.itemsize, session.target.memory_limit)
     try:
         sink = open_sink(path, dataset, spec.shape, spec.dtype, chunks)
         try:

@@ -21,7 +21,7 @@ from ostinato.io_pipeline.merging import RUNS, RowsOfRuns, SortedRuns
 from ostinato.io_pipeline.sinks import NpySink
 from ostinato.io_pipeline.source import Source
 from ostinato.ops.core import disk_cache
-from ostinato.ops.core.array import Array, File, Operand, Term, term_of
+from ostinato.ops.core.array import Array, File, Operand, Term, apply, term_of
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.targets import new_number, targets
@@ -63,8 +63,12 @@ def not_kept(found: Collected, session: Session) -> set[Term]:
 
 def streamable(x: Array, session: Session) -> Collected | None:
     """The graph of a pending array that is to be written block by block: a large one of what is in
-    files, or one that memory has no room for."""
-    if x._operand is not None or is_small(x.spec, session):
+    files, or one that memory has no room for; one that lies in a file itself, where memory is short."""
+    if is_small(x.spec, session):
+        return None
+    if isinstance(x._operand, File) and session.target.memory_limit is not None:
+        x = apply("copy", x)
+    if x._operand is not None:
         return None
     term, k = term_of(x)
     if term.is_traced or (term.operands is not None and term.operands[k] is not None):

@@ -33,7 +33,8 @@ from .layout import (
 )
 
 LOOKED_AT = 8  # workers, of whose messages the largest is found
-CHUNK = 32 << 20  # bytes of a chunk of a file, about
+CHUNK = 32 << 20  # bytes of a chunk of a file, about,
+SHARE = 8  # or such a part of a memory limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +176,13 @@ def meeting(
 
 # -- files --------------------------------------------------------------------------------------
 @lru_cache(4096)
-def chunks_of(layout: Layout, shape: Shape, itemsize: int) -> Shape:
+def chunks_of(layout: Layout, shape: Shape, itemsize: int, limit: int | None = None) -> Shape:
     """Extents of chunks for a file that the holders of these parts write: a part, or, of a large one,
-    its share along the first axes."""
+    its share along the first axes. `limit`: bytes that a worker may take, to read it again, too."""
+    most = CHUNK if limit is None else min(CHUNK, max(limit // SHARE, 1))
     chunks = [max(1, n) for n in layout.without_halos.largest(shape)]
     for d, n in enumerate(chunks):
-        pieces = min(n, -(-math.prod(chunks) * itemsize // CHUNK))
+        pieces = min(n, -(-math.prod(chunks) * itemsize // most))
         even = next((k for k in range(pieces, min(n, 2 * pieces) + 1) if n % k == 0), pieces)
         chunks[d] = -(-n // even)
     return tuple(chunks)

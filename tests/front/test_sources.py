@@ -9,6 +9,7 @@ import tracemalloc
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ostinato.io_pipeline import files, members, tables
 from ostinato.io_pipeline.blocks import FromIterable
 from ostinato.io_pipeline.files import NpzSource, open_source
 from ostinato.io_pipeline.source import fill
-from ostinato.io_pipeline.tables import Blocks, TableSource
+from ostinato.io_pipeline.tables import Blocks
 from ostinato.ops.core import exchange
 from ostinato.ops.core.exchange import chunks_of
 from ostinato.planner.passes import blocking
@@ -364,11 +365,42 @@ def test_a_table_that_changes(parquet: Path) -> None:
         np.asarray(x + 1)
 
 
-def test_row_groups_that_are_too_large(parquet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "LARGEST_CHUNK", GROUP * 8)
-    assert TableSource(str(parquet), "x").shape == (1501,)
-    with pytest.raises(DataFileError, match=r"a row group of 1600 bytes; needed at most 800"):
-        ost.load(parquet, dataset=["x", "n"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_row_groups_are_cut_for_who_reads_in_order(
+    parquet: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is decoded once, from page to page, and little of it is there at once."""
+    monkeypatch.setattr(tables, "CUT", 256)
+    monkeypatch.setattr(tables, "KEPT", 0)
+    begun: list[int] = []
+    rows: list[int] = []
+    cursor, read = tables._Cursor, Blocks.read_block
+
+    def seen(self: Blocks, block: Any, names: Any) -> Any:
+        rows.append(block.rows)
+        return read(self, block, names)
+
+    monkeypatch.setattr(tables, "_Cursor", lambda *of: begun.append(of[1]) or cursor(*of))
+    monkeypatch.setattr(Blocks, "read_block", seen)
+    n = np.arange(1501)
+    with use((workers,)):
+        x = ost.load(parquet, dataset="x", resident=False, split=0)
+        np.testing.assert_allclose(float(x.mean()), VALUE[:, 0].mean(), atol=1e-12)
+        few = 0 if workers == 1 else 2 * workers  # one that two workers have a part of
+        assert set(begun) == set(range(15)), "the last group is no larger than a block"
+        assert len(begun) <= 15 + few
+        assert max(rows) == 32
+        assert 1501 <= sum(rows) <= 1501 + 32 * few
+        same(x[::-7], VALUE[::-7, 0])
+        same(x[310:340], VALUE[310:340, 0])
+        load = partial(ost.load, parquet, resident=False)
+        same(load(dataset="is"), n % 3 == 0)
+        same(load(dataset="lacks"), np.where(n % 7 == 0, np.nan, n / 2))
+        same(load(dataset="rows")[5:-3], VALUE[5:-3, :3])
+        two = np.stack([VALUE[:, 1].astype("f4"), n], 1)
+        same(load(dataset=["half", "n"]), two.astype("f8"))
+        with pytest.raises(DataFileError, match="no value in column 'holes', of rows 1400 to 1432"):
+            np.asarray(load(dataset="holes"))
 
 
 # -- what a program makes --------------------------------------------------------------------------
