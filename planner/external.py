@@ -82,7 +82,7 @@ def in_steps(graph: Graph, target: Target) -> tuple[list[Step], Graph]:
             more, graph = _taken_at(graph, k, target)
         elif (k := _first_to_sort(graph, target)) is not None:
             more, graph = _sorted_at(graph, k, target)
-        elif (v := _first_to_join(graph, target)) is not None and _is_still_joined(graph, target):
+        elif (v := _first_to_keep(graph, target)) is not None:
             more, graph = _kept_at(graph, v, target)
         else:
             return steps, graph
@@ -213,7 +213,52 @@ def as_joined(graph: Graph, target: Target | None = None) -> Graph:
     return with_joins(graph, files, 0 if target is None else _room(target) // SHARE)
 
 
-# -- what is made to be joined ---------------------------------------------------------------
+# -- what is made to be joined, or to be read in another place ---------------------------------
+def _first_to_keep(graph: Graph, target: Target) -> int | None:
+    """A value that lies in no file, and of which rows are joined with others to what memory has no room
+    for, or that is itself such and read in other places; nothing where that can be told by rows."""
+    joined, cut = _first_to_join(graph, target), _first_to_cut(graph, target)
+    if joined is None and cut is None:
+        return None
+    ready = read_files(graph, target)
+    made = _made(ready, target)
+    for node in ready.nodes:
+        if made.isdisjoint(node.inputs) or not node.specs or is_stored(node.specs[0]):
+            continue
+        joins = OPS[node.op].joins and node.kw["axis"] == 0
+        if joined is not None and joins and _is_beyond(node.specs[0], target):
+            return joined
+        if cut is not None and _cuts_rows(ready, node) and _is_beyond_file(ready, node, target):
+            return cut
+    return None
+
+
+def _first_to_cut(graph: Graph, target: Target) -> int | None:
+    made = _made(graph, target)
+    for node in graph.nodes:
+        if made.isdisjoint(node.inputs[:1]) or not _cuts_rows(graph, node):
+            continue
+        (v, *_) = node.inputs
+        if v >= len(graph.inputs) and not _joins(graph, v) and _is_beyond_file(graph, node, target):
+            return v
+    return None
+
+
+def _cuts_rows(graph: Graph, node: Node) -> bool:
+    """Whether a node selects rows."""
+    if not OPS[node.op].selects or not graph.specs[node.inputs[0]].ndim:
+        return False
+    if OPS[node.op].selects != "slices":
+        return bool(node.kw["axis"] == 0)
+    return (node.kw["sizes"][0], node.kw["steps"][0]) != (graph.specs[node.inputs[0]].shape[0], 1)
+
+
+def _is_beyond_file(graph: Graph, node: Node, target: Target) -> bool:
+    """Whether memory has no room for a node's operand, which lies in no file."""
+    spec = graph.specs[node.inputs[0]]
+    return not is_stored(spec) and _is_beyond(spec, target)
+
+
 def _first_to_join(graph: Graph, target: Target) -> int | None:
     """A value of which rows are joined with others to what memory has no room for, and that lies in no
     file."""
@@ -230,21 +275,6 @@ def _first_to_join(graph: Graph, target: Target) -> int | None:
             if v >= len(graph.inputs) and not _joins(graph, v):
                 return v
     return None
-
-
-def _is_still_joined(graph: Graph, target: Target) -> bool:
-    """Whether more is joined than memory has room for where a graph reads its files: what is told by rows
-    is not."""
-    ready = read_files(graph, target)
-    made = _made(ready, target)
-    return any(
-        OPS[node.op].joins
-        and node.kw["axis"] == 0
-        and ready.starts[k] in made
-        and not is_stored(node.specs[0])
-        and _is_beyond(node.specs[0], target)
-        for k, node in enumerate(ready.nodes)
-    )
 
 
 def _in_parts(graph: Graph) -> set[int]:

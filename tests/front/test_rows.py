@@ -263,6 +263,12 @@ JOINS: dict[str, tuple[Any, float, float]] = {  # how often all is read, and the
     "columns": (lambda m, x: put(x, np.s_[:, 1:-1], (x[:, 2:] - x[:, :-2]) / 2), 1, 1),
     "two functions": (lambda m, x: m.concatenate([x[:100], x[90:] * 2, x[-7:] + 1]), 1, 1),
     "edges of all sides": (lambda m, x: m.pad(x * 2, 1, mode="edge"), 1, 1),
+    "differences of running sums": (
+        lambda m, x: (c := m.cumsum(m.round(x), axis=0))[50:] - c[:-50],
+        2,
+        2,
+    ),
+    "running sums, backwards": (lambda m, x: m.flip(m.cumsum(m.round(x), axis=0), axis=0), 2, 2),
     "pairs in a row": (lambda m, x: (x * 2).reshape(5000, 8) + 1, 1, 1),
     "running, in a row": (lambda m, x: m.cumsum(m.round(x[:9973]).reshape(-1)), 1, 1),
 }
