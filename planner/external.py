@@ -277,25 +277,25 @@ def _first_to_join(graph: Graph, target: Target) -> int | None:
     return None
 
 
-def _in_parts(graph: Graph) -> set[int]:
-    """Values of which only some places are wanted, which are made by themselves; functions of elements
-    and what joins beside each other let them through."""
-    found = set[int]()
+def _in_parts(graph: Graph) -> dict[int, float]:
+    """Values of which only some places are wanted, which are made by themselves, and how many of all;
+    functions of elements and what joins beside each other let them through."""
+    found: dict[int, float] = {}
     for v in reversed(range(len(graph.specs))):
-        readers = [graph.nodes[k] for k in graph.uses[v]]
-        ends = [graph.starts[k] for k in graph.uses[v]]
-        if (
-            readers
-            and v not in graph.outputs
-            and all(
-                (node.inputs[0] == v and node.specs[0].size < graph.specs[v].size)
-                if OPS[node.op].selects
-                else (OPS[node.op].scalar or OPS[node.op].joins) and end in found
-                for node, end in zip(readers, ends, strict=True)
-            )
-        ):
-            found.add(v)
+        shares = [_share(graph, k, v, found) for k in graph.uses[v]]
+        if shares and v not in graph.outputs and None not in shares:
+            found[v] = sum(share for share in shares if share is not None)
     return found
+
+
+def _share(graph: Graph, k: int, v: int, found: dict[int, float]) -> float | None:
+    """How much of a value a node wants; None for all."""
+    node, size = graph.nodes[k], graph.specs[v].size
+    if OPS[node.op].selects:
+        less = node.inputs[0] == v and node.specs[0].size < size
+        return node.specs[0].size / size if less else None
+    through = OPS[node.op].scalar or OPS[node.op].joins
+    return found.get(graph.starts[k]) if through else None
 
 
 def _joins(graph: Graph, v: int) -> bool:
@@ -330,21 +330,20 @@ def _first_to_take(graph: Graph, target: Target) -> int | None:
         files.update(graph.outs(k))
         if node.op == "take" and node.kw["axis"] == 0 and node.inputs[0] in files:
             x, i = (graph.specs[v] for v in node.inputs)
-            if graph.starts[k] in in_parts:
-                continue
-            if i.ndim == 1 and _is_worth(x, i, node.specs[0], target):
+            share = min(in_parts.get(graph.starts[k], 1), 1)
+            if i.ndim == 1 and _is_worth(x, i, node.specs[0], share, target):
                 return k
     return None
 
 
-def _is_worth(x: Spec, i: Spec, made: Spec, target: Target) -> bool:
-    if not (made.size and is_large(x, target) and is_large(made, target)):
+def _is_worth(x: Spec, i: Spec, made: Spec, share: float, target: Target) -> bool:
+    if not (made.size and is_large(x, target) and share * made.nbytes * SHARE > _room(target)):
         return False
     blocks = target.workers * turns_of(made, target)
     page = max(made.nbytes // i.size, STRETCH)  # what is read for one row
     each = min(x.nbytes, -(-i.size // blocks) * page)
     moved = x.nbytes + 2 * made.nbytes + 8 * PLACES * i.size
-    return blocks > 1 and blocks * each > WORTH * moved
+    return blocks > 1 and share * blocks * each > WORTH * moved
 
 
 def _taken_at(graph: Graph, k: int, target: Target) -> tuple[list[Step], Graph]:

@@ -78,6 +78,20 @@ def test_rows_in_random_order(
     np.testing.assert_array_equal(loaded(tmp_path / "y.npy"), x[order])
 
 
+def test_part_of_rows_in_random_order(tmp_path: Path, x: Any, read: Counter[str]) -> None:
+    """Most of them are brought into order as all are; of few, their pages are read."""
+    with use():
+        order = np.asarray(ost.random.permutation(ROWS, seed=5))
+    with use(memory_limit=LIMIT) as session:
+        for part, most in ((slice(2000, 9900), 2.7 * x.nbytes), (slice(5), 0.5 * x.nbytes)):
+            read.clear()
+            shuffled = ost.random.permutation(file(tmp_path / "x.npy"), seed=5)
+            ost.save(tmp_path / "y.npy", shuffled[part] * 2)
+            assert read["read"] <= most
+            np.testing.assert_array_equal(loaded(tmp_path / "y.npy"), x[order][part] * 2)
+        assert all(p.peak_bytes <= LIMIT for p in session.plans.plans.values())
+
+
 @pytest.mark.parametrize("workers", [1, 4])
 def test_a_random_order_itself(tmp_path: Path, workers: int) -> None:
     with use((workers,), memory_limit=LIMIT // workers):
