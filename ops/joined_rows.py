@@ -20,8 +20,8 @@ def padded(x: Expression, *, widths: tuple[tuple[int, int], ...], value: Any) ->
 
     for axis, counts in enumerate(widths):
         before, after = [ring(axis, count) for count in counts]
-        first, *others = [*before, x, *after]
-        x = first.call("concat", *others, axis=axis) if others else x
+        parts = [*before, x, *after]
+        x = parts[0].call("concat", *parts[1:], axis=axis) if len(parts) > 1 else x
     return x
 
 
@@ -39,5 +39,5 @@ def updated(
         v = here.call("update_slice", v, **params)
     ends = (0, start), (end, x.shape[0])
     before, after = [[x.slice([(lo, hi - lo, 1), *rest])] * (hi > lo) for lo, hi in ends]
-    first, *others = [*before, v, *after]
-    return first.call("concat", *others, axis=0)
+    parts = [*before, v, *after]
+    return parts[0].call("concat", *parts[1:], axis=0)

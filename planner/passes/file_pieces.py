@@ -60,15 +60,16 @@ def in_one(graph: Graph, files: Collection[int], target: Target, most: int) -> G
     made = made_of(graph, files)
     if not any(_is_joined(graph, k, made, most) for k in range(len(graph.nodes))):
         return graph
-    found = _Joiner(graph, files, made, target, most)
+    found, changed = _Joiner(graph, files, made, target, most), False
     for k, node in enumerate(graph.nodes):
         value = found.joined(k) if _is_joined(graph, k, made, most) else None
         if value is not None:
+            changed = True
             found.values.append(value)
             continue
         inputs = [found.values[v] for v in node.inputs]
         found.values.extend(found.builder.add(node.op, inputs, node.params, node.specs, node.line))
-    return found.builder.graph([found.values[v] for v in graph.outputs])
+    return found.builder.graph([found.values[v] for v in graph.outputs]) if changed else graph
 
 
 def _is_joined(graph: Graph, k: int, made: Collection[int], most: int) -> bool:
@@ -96,12 +97,8 @@ class _Joiner:
 
     def joined(self, k: int) -> int | None:
         """What a node joins, as one function of rows; None if it is none, or of too many."""
-        node, graph = self.graph.nodes[k], self.graph
-        total, pieces, begin = node.specs[0].shape[0], list[Piece](), 0
-        for v in node.inputs:
-            end = begin + graph.specs[v].shape[0]
-            pieces += [Piece(v, begin, end)] if end > begin else []
-            begin = end
+        node = self.graph.nodes[k]
+        total, pieces = node.specs[0].shape[0], self._pieces(node, 0)
         groups: dict[Hashable, list[Piece]] = {}
         for piece in pieces:
             kind = self.kind(piece.value, 0)
@@ -149,6 +146,19 @@ class _Joiner:
             parts = [(a + by * b, n, by * step) for (a, _, by), (b, n, step) in both]
         return v, parts
 
+    def _pieces(self, node: Node, begin: int) -> list[Piece]:
+        """What a node joins, from a place on; of what is itself joined, what that joins."""
+        found: list[Piece] = []
+        for v in node.inputs:
+            k, end = self.graph.producers[v], begin + self.graph.specs[v].shape[0]
+            maker = self.graph.nodes[k] if k >= 0 else None
+            if maker is not None and OPS[maker.op].joins and maker.kw["axis"] == 0:
+                found += self._pieces(maker, begin)
+            elif end > begin:
+                found.append(Piece(v, begin, end))
+            begin = end
+        return found
+
     # -- which function of rows -------------------------------------------------------------
     def kind(self, v: int, axis: int) -> Hashable:
         """What pieces have in common that are the same function of rows along an axis; None of what is
@@ -167,6 +177,8 @@ class _Joiner:
             node = self.graph.nodes[k] if k >= 0 else None
             if node is not None and node.op == "full":
                 return "full", node.kw["value"], type(node.kw["value"]), spec.dtype, rest
+            if node is not None and node.op == "iota":
+                return "iota", v, axis
             return ("memory", spec.dtype, rest) if spec.nbytes <= self.most or k < 0 else None
         node = self.graph.nodes[k]
         indices = self._by_rows(node, axis)
@@ -244,12 +256,22 @@ class _Joiner:
 
     def _in_memory(self, group: Sequence[Piece], axis: int, total: int, line: str) -> int:
         """What is no larger than pieces are, or in memory anyway."""
-        spec, parts, at = self.graph.specs[group[0].value], list[int](), 0
-        k = self.graph.producers[group[0].value]
-        if k >= 0 and self.graph.nodes[k].op == "full":
-            kw = self.graph.nodes[k].kw
+        spec, k = self.graph.specs[group[0].value], self.graph.producers[group[0].value]
+        node = self.graph.nodes[k] if k >= 0 else None
+        if node is not None and node.op in ("full", "iota"):
+            kw = node.kw
             kw["shape"] = (*spec.shape[:axis], total, *spec.shape[axis + 1 :])
-            return self.builder.call("full", line=line, **kw)
+            made = Expression(self.builder, self.builder.call(node.op, line=line, **kw), line)
+            if node.op == "full" or kw["axis"] != axis:
+                return made.value
+            place, begin = made, 0
+            for p in group:
+                first = made.constant(p.begin - begin, made.dtype)
+                zero = made.constant(0, made.dtype)
+                place, begin = place - where(made >= p.begin, first, zero), p.begin
+            return place.value
+
+        parts, at = list[int](), 0
 
         def zeros(n: int) -> None:
             shape = (*spec.shape[:axis], n, *spec.shape[axis + 1 :])

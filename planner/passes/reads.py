@@ -65,7 +65,9 @@ def _with_reads(graph: Graph, files: Iterable[int], target: Target) -> Graph:
     graph = read_parts(with_joins(graph, given, most), given, target)
     graph = joined(written_once(graph), given, most)
     graph = in_one_row(graph, given | _stored(graph))
-    graph = in_one(graph, given | _stored(graph), target, most)
+    before = None
+    while graph is not before:  # one that is joined may be a piece of another
+        before, graph = graph, in_one(graph, given | _stored(graph), target, most)
     files = given | _stored(graph)
     rows = _rows(graph, files)
     builder = Builder(graph.inputs)

@@ -16,7 +16,7 @@ from ostinato.io_pipeline import files, source
 from ostinato.ops import collective
 from ostinato.ops.core import exchange
 from ostinato.planner import external
-from ostinato.planner.passes import file_parts, reads
+from ostinato.planner.passes import file_parts, file_pieces, reads
 
 import ostinato as ost
 from tests.front.test_streaming import loaded, moved, small_blocks
@@ -291,6 +291,12 @@ SUMS: dict[str, Any] = {  # of all that is joined, which is kept nowhere
     "pads": lambda m, x: m.pad(x * 3, ((1, 1), (0, 0)))[2:] + m.pad(x, ((1, 1), (0, 0)))[:-2],
     "padded all around": lambda m, x: m.pad(x + 1, 2),
     "concat": lambda m, x: m.concatenate([x[:100], x[90:] * 2, x[-7:] + 1]),
+    "concat of concat": lambda m, x: m.concatenate(
+        [x[:5000] * 2, m.concatenate([x[77:3000], x[:77] + 1])]
+    ),
+    "of functions of it": lambda m, x: m.concatenate(
+        [x[:4000], m.exp(m.concatenate([x[50:] * 2, x[:5]])) + 1]
+    )[:ROWS],
     "steps": lambda m, x: put(x, np.s_[1:-1], (x[2:] + x[:-2]) / 2) - x,
     "products": lambda m, x: m.concatenate([x[:3], x @ (x[:4] * 2), x[-3:]]),
     "rows apart": lambda m, x: (x * 2).reshape(1000, 10, 4).std(axis=1),
@@ -321,6 +327,7 @@ def test_sums_of_joined_rows(
     """All is read once, and nothing is written on the way."""
     monkeypatch.setattr(reads, "LONG", 4096)
     monkeypatch.setattr(file_parts, "JOINED", 4096)
+    monkeypatch.setattr(file_pieces, "NEAR", 1024)
     with use(memory_limit=limit) as session:
         y = (SUMS[name](ost, file(tmp_path / "x.npy")) ** 2).sum(axis=0)
         moved.clear()
