@@ -436,7 +436,57 @@ def grow(graph: Graph, target: Target, value: int, dim: int, turns: int) -> Part
     if not part.ways:
         return None
     _pull(part)
+    if _beside(part):
+        _pull(part)
     return part
+
+
+def _beside(part: Part) -> bool:
+    """Take in what else can be made of blocks of files that are read anyway; whether there was any."""
+    graph, found = part.graph, False
+    blocks: dict[int, int] = {}  # what is read, and the axis that is cut
+    for k, way in part.ways.items():
+        for v, need in zip(graph.nodes[k].inputs, way.needs, strict=True):
+            maker, split = graph.producers[v], need.splits[-1]
+            if maker >= 0 and graph.nodes[maker].op == "read" and isinstance(split, int):
+                blocks[v] = split
+    for k, node in enumerate(graph.nodes) if blocks else ():
+        outs = graph.outs(k)
+        if k in part.ways or not part.after.isdisjoint((*outs, *node.inputs)):
+            part.after.update(outs if not part.after.isdisjoint(node.inputs) else ())
+            continue
+        cut = {
+            v: d
+            for v, d in ((v, part.cut.get(v, blocks.get(v))) for v in node.inputs)
+            if d is not None
+        }
+        if not cut or node.op in _ALONE or not _is_last(part, k):
+            continue
+        ins = zip(node.inputs, _indices(graph, k).ins, strict=True)
+        labels = {dims[cut[v]] for v, dims in ins if v in cut}
+        label = labels.pop() if len(labels) == 1 else None
+        way = _fit(part, k, label) if isinstance(label, str) else None
+        if way is not None and all(
+            cut.get(v, need.splits[-1]) == need.splits[-1]
+            for v, need in zip(node.inputs, way.needs, strict=True)
+        ):
+            _join(part, k, way)
+            found = True
+    return found
+
+
+def _is_last(part: Part, k: int) -> bool:
+    """Whether nothing that runs in turns needs what a node makes."""
+    todo, seen = [k], {k}
+    while todo:
+        for v in part.graph.outs(todo.pop()):
+            for u in part.graph.uses[v]:
+                if u in part.ways:
+                    return False
+                if u not in seen:
+                    seen.add(u)
+                    todo.append(u)
+    return True
 
 
 def _join(part: Part, k: int, way: Way) -> None:

@@ -383,6 +383,32 @@ def test_a_first_axis_of_one(tmp_path: Path, x: Any, moved: Counter[str]) -> Non
     np.testing.assert_array_equal(loaded(tmp_path / "y.npy"), x[None] * 2)
 
 
+BESIDE: dict[str, Any] = {  # functions of rows of two files
+    "weights": lambda m, x, w: (x * abs(w)[:, None]).sum(axis=0) / abs(w).sum(),
+    "products": lambda m, x, w: (x.T @ w) / (w @ w) + w.max(),
+    "centred": lambda m, x, w: ((x - x.mean(axis=0)).T @ (w - w.mean())) / len(x),
+    "of three": lambda m, x, w: m.stack([(x[:, 0] * w).sum(), (w > 0).sum(), (x[:, 1] > w).sum()]),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "workers"), [(name, n) for k, name in enumerate(BESIDE) for n in some([1, 4], 1, k)]
+)
+def test_files_that_are_read_beside_each_other(
+    tmp_path: Path, x: Any, name: str, workers: int, read: Counter[str]
+) -> None:
+    """Each once, or, where a mean is needed first, twice."""
+    w = np.random.default_rng(1).normal(size=ROWS).astype("f4")
+    np.save(tmp_path / "w.npy", w)
+    with use((workers,), memory_limit=LIMIT) as session:
+        y = BESIDE[name](ost, file(tmp_path / "x.npy"), file(tmp_path / "w.npy"))
+        read.clear()
+        found = np.asarray(y)
+        assert read["read"] <= (2.1 if name == "centred" else 1.1) * (x.nbytes + w.nbytes)
+        assert all(p.peak_bytes <= LIMIT for p in session.plans.plans.values())
+    np.testing.assert_allclose(found, BESIDE[name](np, x, w), rtol=1e-3, atol=1e-3)
+
+
 def test_what_goes_to_many_places_is_made_once(tmp_path: Path, x: Any) -> None:
     with use(memory_limit=LIMIT) as session:
         ost.save(tmp_path / "y.npy", ost.tile(file(tmp_path / "x.npy") * 2, (5, 1)))
