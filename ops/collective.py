@@ -23,6 +23,7 @@ a wider `dtype`.
     take_file         the same for places along an axis, which stay as they are until it is read
     merge_file        the same with its first axes in one row, followed by axes of 1
     pad_file          the same with zeros before and after its rows
+    split_file        the same with so many rows each beside each other, on an axis of their own
 """
 
 from __future__ import annotations
@@ -249,13 +250,14 @@ op(
 )
 
 
-STORED = (
+STORED = (  # whose results lie in files, too
     "slice_file",
     "take_file",
     "merge_file",
     "join_files",
     "pad_file",
-)  # whose results lie in files
+    "split_file",
+)
 
 
 def _take_file_rule(i: Spec, x: Spec, **kw: Any) -> Spec | Specs:
@@ -360,6 +362,23 @@ op(
     takes={"before": whole(0), "after": whole(0)},
     indices=_nowhere,
     view=lambda x, *, before, after: x.padded(before, after),
+    cost=lambda ins, outs, p: (0.0, 0.0),
+    made_by="passes",
+)
+
+
+def _split_file_rule(x: Spec, *, rows: int) -> Spec:
+    if not x.ndim or x.shape[0] % rows:
+        raise unfit("split_file", (x,), f"{rows} rows, or twice as many, and so on")
+    return Spec((x.shape[0] // rows, rows, *x.shape[1:]), x.dtype)
+
+
+op(
+    "split_file",
+    infer=_split_file_rule,
+    takes={"rows": whole(1)},
+    indices=_nowhere,
+    view=lambda x, *, rows: x.split(rows),
     cost=lambda ins, outs, p: (0.0, 0.0),
     made_by="passes",
 )

@@ -465,12 +465,12 @@ def _beside(part: Part) -> bool:
         ins = zip(node.inputs, _indices(graph, k).ins, strict=True)
         labels = {dims[cut[v]] for v, dims in ins if v in cut}
         label = labels.pop() if len(labels) == 1 else None
-        way = _fit(part, k, label) if isinstance(label, str) else None
-        if way is not None and all(
+        fits = _fit(part, k, label) if isinstance(label, str) else None
+        if fits is not None and all(
             cut.get(v, need.splits[-1]) == need.splits[-1]
-            for v, need in zip(node.inputs, way.needs, strict=True)
+            for v, need in zip(node.inputs, fits.needs, strict=True)
         ):
-            _join(part, k, way)
+            _join(part, k, fits)
             found = True
     return found
 

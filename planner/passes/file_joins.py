@@ -19,7 +19,7 @@ from ostinato.ops.core.spec import Shape, Spec, int64
 from ostinato.ops.expressions import Expression, constant
 from ostinato.planner.rewrite import made_of, rebuild
 
-from .file_views import Part, groups
+from .file_views import Part
 
 CLOSE = 1 << 12  # bytes between two parts of a file that are sooner read than left out
 LONG = 1 << 22  # bytes that are joined in the file, as they are read in blocks,
@@ -52,7 +52,7 @@ def together(graph: Graph, most: int) -> Graph:
             rows.setdefault(box[0], []).append(k)
         for row, same in rows.items():
             all_ = [*same, -1] if whole and row == (0, spec.shape[0], 1) else same
-            hull = _hull([boxes[k] if k >= 0 else _all(spec.shape) for k in all_])
+            hull = _hull([boxes[k] if k >= 0 else all_parts(spec.shape) for k in all_])
             if len(all_) > 1 and (-1 in all_ or _inner(hull) * spec.dtype.itemsize <= ROW):
                 hulls.update(dict.fromkeys(same, hull))
         hulls.update(_as_wide({k: hulls.get(k, box) for k, box in boxes.items()}, spec, whole))
@@ -129,7 +129,7 @@ def _read_as_one(graph: Graph, hulls: dict[int, Box]) -> Graph:
             continue
         (source,), file = inputs, graph.specs[node.inputs[0]]
         starts, sizes, steps = (tuple(p[j] for p in hull) for j in range(3))
-        if hull != _all(file.shape):
+        if hull != all_parts(file.shape):
             params = {"starts": starts, "sizes": sizes, "steps": steps}
             made = Spec(sizes, file.dtype, file.layout)
             (source,) = builder.add("slice_file", inputs, params, (made,), node.line)
@@ -147,7 +147,7 @@ def _read_as_one(graph: Graph, hulls: dict[int, Box]) -> Graph:
     return builder.graph([values[v] for v in graph.outputs])
 
 
-def _all(shape: Shape) -> Box:
+def all_parts(shape: Shape) -> Box:
     return tuple((0, n, 1) for n in shape)
 
 
@@ -200,8 +200,8 @@ def _as_wide(boxes: dict[int, Box], spec: Spec, whole: bool) -> dict[int, Box]:
     for k, box in sorted(boxes.items(), key=lambda b: b[1][0]) if spec.ndim > 1 else ():
         group = next((g for g in near if _is_beside(g[-1][1], box, spec)), None)
         if group is None:
-            beside = whole and _is_beside(box, _all(spec.shape), spec)
-            near.append(group := [(-1, _all(spec.shape))] if beside else [])
+            beside = whole and _is_beside(box, all_parts(spec.shape), spec)
+            near.append(group := [(-1, all_parts(spec.shape))] if beside else [])
         group.append((k, box))
     for group in near:
         inner = _hull([box[1:] for _, box in group])
@@ -217,68 +217,6 @@ def _is_beside(one: Box, other: Box, spec: Spec) -> bool:
     row = spec.nbytes // max(spec.shape[0], 1)
     apart = max(abs(a - b), abs(a + m - b - n))
     return by == step == 1 and apart * row <= ROW and 2 * apart < min(m, n)
-
-
-def in_one_row(graph: Graph, files: Collection[int]) -> Graph:
-    """The graph that counts the first axes of files in one row where these are read, if it does so after
-    functions of elements: one row goes on from block to block, wherever rows begin."""
-
-    def rule(node: Node) -> Sequence[int] | None:
-        if not OPS[node.op].reshapes or not node.specs[0].size:
-            return None
-        shape, new = graph.specs[node.inputs[0]].shape, node.specs[0].shape
-        olds, news = next(groups(shape, new), ([], []))
-        axes = len(olds)
-        if len(news) != 1 or sum(shape[d] > 1 for d in olds) < 2:
-            return None
-        if not _is_of_files(graph, node.inputs[0], files):
-            return None
-        row = _row(graph, node.inputs[0], axes, files, builder, values)
-        return [Expression(builder, row, node.line).reshape(*new).value]
-
-    builder, values = Builder(graph.inputs), list(range(len(graph.inputs)))
-    for node in graph.nodes:
-        inputs = [values[v] for v in node.inputs]
-        made = rule(node)
-        values.extend(made or builder.add(node.op, inputs, node.params, node.specs, node.line))
-    return builder.graph([values[v] for v in graph.outputs])
-
-
-def _is_of_files(graph: Graph, v: int, files: Collection[int]) -> bool:
-    """Whether a value is a function of elements of files that are all of its shape, and of numbers."""
-    if v in files:
-        return True
-    k = graph.producers[v]
-    node = graph.nodes[k] if k >= 0 else None
-    if node is None or not OPS[node.op].scalar or len(node.specs) > 1:
-        return False
-    wide = [u for u in node.inputs if graph.specs[u].ndim]
-    same = all(graph.specs[u].shape == graph.specs[v].shape for u in wide)
-    return same and bool(wide) and all(_is_of_files(graph, u, files) for u in wide)
-
-
-def _row(
-    graph: Graph,
-    v: int,
-    axes: int,
-    files: Collection[int],
-    builder: Builder,
-    values: Sequence[int],
-) -> int:
-    """A value with its first axes counted in one row."""
-    spec = graph.specs[v]
-    shape = (math.prod(spec.shape[:axes]), *spec.shape[axes:])
-    node = graph.nodes[graph.producers[v]] if v not in files else None
-    if node is None:
-        made = Spec((shape[0], *(1,) * (axes - 1), *shape[1:]), spec.dtype, spec.layout)
-        (merged,) = builder.add("merge_file", (values[v],), {"axes": axes}, (made,))
-        return Expression(builder, merged).reshape(*shape).value
-    inputs = [
-        _row(graph, u, axes, files, builder, values) if graph.specs[u].ndim else values[u]
-        for u in node.inputs
-    ]
-    specs = (Spec(shape, spec.dtype),)
-    return builder.add(node.op, inputs, node.params, specs, node.line)[0]
 
 
 def _ends(box: Box) -> tuple[int, int]:

@@ -23,10 +23,11 @@ from ostinato.ops.expressions import Expression
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import inline
 
-from .file_joins import LONG, in_one_row, joined, with_joins, written_once
+from .file_joins import LONG, joined, with_joins, written_once
 from .file_joins import SHARE as JOINED
 from .file_parts import read_parts
 from .file_pieces import in_one
+from .file_rows import in_one_row, interleaved
 
 CONTROL = ("loop", "while", "branch")
 LARGE = 1 << 22  # bytes that are not read at once for a loop that wants them row by row,
@@ -64,6 +65,7 @@ def _with_reads(graph: Graph, files: Iterable[int], target: Target) -> Graph:
     most = LONG if limit is None else min(LONG, limit // JOINED)
     graph = read_parts(with_joins(graph, given, most), given, target)
     graph = joined(written_once(graph), given, most)
+    graph = interleaved(graph, given | _stored(graph))
     graph = in_one_row(graph, given | _stored(graph))
     before = None
     while graph is not before:  # one that is joined may be a piece of another
