@@ -211,7 +211,7 @@ class _Parts:
                 return self._elements(node, output, view)
             if op.joins:
                 return self._through_concat(node, view)
-        moves = op.scalar or op.joins or op.repeats or op.same_elements
+        moves = op.scalar or op.joins or op.as_joined or op.repeats or op.same_elements
         bits = self.target.numerics != "any-workers"
         rows = bits and op.kernel is not None and not op.placed and not any(node.subgraphs())
         return self._rows(node, output, view) if moves or rows else None

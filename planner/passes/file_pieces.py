@@ -195,7 +195,8 @@ class _Joiner:
     def _by_rows(self, node: Node, axis: int) -> Indices | None:
         """The indices of a node of which rows along an axis are made of the same rows of its operands."""
         op = OPS[node.op]
-        moves = op.scalar or op.repeats or op.same_elements or op.pieces or op.selects == "slices"
+        moves = op.scalar or op.joins or op.as_joined or op.repeats or op.same_elements
+        moves = moves or op.selects == "slices"
         rows = self.bits and op.kernel is not None and not op.placed and not op.draws
         if len(node.specs) > 1 or any(node.subgraphs()) or not (moves or rows):
             return None

@@ -277,6 +277,13 @@ JOINS: dict[str, tuple[Any, float, float]] = {  # how often all is read, and the
         1,
         1,
     ),
+    "rows and columns twice": (
+        lambda m, x: (
+            put(y := put(x, np.s_[9:-25, 1:], x[0, 1:]), np.s_[3:-3, 1], 5) - m.roll(y, 2, axis=0)
+        ),
+        1,
+        1,
+    ),
     "added in place": (lambda m, x: put(x * 2, np.s_[50:-3], x[53:] + x[50:-3]), 1, 1),
     "a number in place": (lambda m, x: put(x, np.s_[5:-70, 1], 9), 1, 1),
     "the first row": (lambda m, x: put(x * 2, np.s_[0], 1), 1, 1),
