@@ -459,6 +459,7 @@ class Part(Source):
         self.source, self.axes, self.row = source, tuple(axes), row
         self.path, self.dataset, self.dtype = source.path, source.dataset, source.dtype
         self.shape = tuple(map(len, self.axes))
+        self.in_turn = source.in_turn
 
     def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
         if not out.size:

@@ -37,6 +37,7 @@ class ReadAhead:
         self.steps = steps
         self.sources = sources
         self.shared = _shared(sources)
+        self.in_turn = any(s.in_turn for s in sources)
         self.pieces: list[Piece] = []  # of the turn before
         self.free = threading.Semaphore(BUFFERS)
         self.ready: SimpleQueue[Any] = SimpleQueue()
@@ -59,7 +60,8 @@ class ReadAhead:
             self.ready.put(error)
 
     def _fill(self, step: Step) -> None:
-        """The last rows first: what is before them is there from the turn before."""
+        """The last rows first: what is before them is there from the turn before. Of what is made in order
+        the first ones: nothing is made twice then, either."""
         made: list[Piece] = []
         wanted: list[tuple[int, Any, int, Piece, Box]] = []
         for source, is_shared, (out, box) in zip(self.sources, self.shared, step, strict=True):
@@ -72,7 +74,9 @@ class ReadAhead:
                 piece = Piece((key, *rest), first, last, rows)
                 wanted.append((last, source, at, piece, tuple(rest)))
                 at += last - first
-        for _, source, at, piece, inner in sorted(wanted, key=lambda w: -w[0]):
+        for _, source, at, piece, inner in sorted(
+            wanted, key=lambda w: w[3].first if self.in_turn else -w[0]
+        ):
             for lo, hi in _copied(piece, (*self.pieces, *made)):
                 shift = at - piece.first
                 source.read(

@@ -554,3 +554,23 @@ def test_what_a_function_of_the_user_raises_comes_out() -> None:
 
     with use(), pytest.raises(Exception, match="no such sensor"):
         np.asarray(ost.from_blocks(block, VALUE.shape, "float64") + 1)
+
+
+def test_steps_of_what_can_be_read_once(tmp_path: Path) -> None:
+    """Rows beside each other are copied from what was read before, in order."""
+    made = np.random.default_rng(0).normal(size=(10_000, 4)).astype("f4")
+    steps: dict[str, Any] = {
+        "differences": lambda m, x: m.diff(x, axis=0),
+        "an inner part": lambda m, x: (
+            x.at[1:-1].set((x[2:] + x[:-2]) / 2)
+            if m is ost
+            else np.concatenate([x[:1], (x[2:] + x[:-2]) / 2, x[-1:]])
+        ),
+        "around": lambda m, x: m.pad(x * 2, 1)[3:] + m.pad(x, 1)[:-3],
+    }
+    for name, step in steps.items():
+        with use(memory_limit=80_000):
+            pieces = (made[k : k + 500] for k in range(0, len(made), 500))
+            x = ost.from_blocks(pieces, made.shape, "float32")
+            ost.save(tmp_path / "y.npy", step(ost, x))
+        np.testing.assert_allclose(np.load(tmp_path / "y.npy"), step(np, made), 1e-6, err_msg=name)
