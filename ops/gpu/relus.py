@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ostinato.ops.bits import bytes_of
 from ostinato.ops.core.graph import Graph
+
+from ..core.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

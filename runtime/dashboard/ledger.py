@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from ostinato.ops.core.records import dataclass
 
 RECENT = 5.0  # seconds of "now"
 SMOOTH = 2.0  # seconds of each point
