@@ -124,15 +124,21 @@ def part_at(lo: int, hi: int, parts: int, x: int) -> int:
     return x // (each + 1) if x < large else more + (x - large) // each
 
 
+FACTS = "mesh", "splits", "windows", "blocks", "stored", "workers", "is_whole", "partial_axes"
+
+
 class Layout:
     """One layout; interned like Spec, so that equal layouts are the same object."""
 
-    __slots__ = ("blocks", "mesh", "splits", "stored", "windows")
+    __slots__ = FACTS
     mesh: Mesh
     splits: tuple[Placement, ...]
     windows: tuple[tuple[int, Window], ...]
     blocks: bool
     stored: bool
+    workers: int
+    is_whole: bool
+    partial_axes: tuple[int, ...]
 
     _made: dict[tuple[Any, ...], Layout] = {}  # noqa: RUF012
     _lock = threading.RLock()  # a finalizer may come back here
@@ -145,22 +151,26 @@ class Layout:
         blocks: bool = False,
         stored: bool = False,
     ) -> Layout:
+        asked = mesh, splits, windows, blocks, stored
+        found = cls._made.get(asked)
+        if found is not None:
+            return found
         # An axis with one worker splits nothing, and a grid without a split aligns nothing.
         splits = tuple(s if n > 1 else None for s, n in zip(splits, mesh, strict=True))
         windows = tuple(w for w in windows if w[0] in splits)
         blocks = blocks and any(isinstance(s, int) for s in splits)
         key = (mesh, splits, windows, blocks, stored)
-        found = cls._made.get(key)
-        if found is None:
-            with cls._lock:
-                found = cls._made.get(key)
-                if found is None:
-                    found = object.__new__(cls)
-                    for name, value in zip(
-                        ("mesh", "splits", "windows", "blocks", "stored"), key, strict=True
-                    ):
-                        object.__setattr__(found, name, value)
-                    cls._made[key] = found
+        with cls._lock:
+            found = cls._made.get(key)
+            if found is None:
+                found = object.__new__(cls)
+                whole = all(s is None for s in splits)
+                partial = tuple(a for a, s in enumerate(splits) if isinstance(s, Partial))
+                facts = zip(FACTS, (*key, math.prod(mesh), whole, partial), strict=True)
+                for name, value in facts:
+                    object.__setattr__(found, name, value)
+                cls._made[key] = found
+            cls._made[asked] = found  # as it was asked for, which is sooner found next time
         return found
 
     @classmethod
@@ -175,18 +185,6 @@ class Layout:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Layout, (self.mesh, self.splits, self.windows, self.blocks, self.stored)
-
-    @property
-    def workers(self) -> int:
-        return math.prod(self.mesh)
-
-    @property
-    def is_whole(self) -> bool:
-        return all(s is None for s in self.splits)
-
-    @property
-    def partial_axes(self) -> tuple[int, ...]:
-        return tuple(a for a, s in enumerate(self.splits) if isinstance(s, Partial))
 
     def with_split(self, axis: int, split: Placement) -> Layout:
         """The same, but for one mesh axis."""

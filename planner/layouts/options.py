@@ -25,6 +25,8 @@ from ostinato.planner.plan import Target, local_bytes
 from .costs import graph_seconds, together_seconds, way_seconds
 from .ways import SUM, Way, ways
 
+Solved = Callable[[Graph, Sequence[Spec], Target, Sequence[Layout | None]], Graph]
+
 CUT = 1e-12  # seconds by which what cuts less is preferred, of two that cost the same
 MOST = 64  # layouts that are tried for what has no way to run, such as the state of a loop
 
@@ -56,22 +58,39 @@ def options(
     target: Target,
     machine: Machine,
     near: Sequence[Sequence[Layout]],
-    solved: Callable[[Graph, Sequence[Spec], Target, Sequence[Layout | None]], Graph],
+    solved: Solved,
 ) -> Options:
     """The choices for a node: ways to run it, and its algorithms. `near` are layouts in which its
     operands may come, for algorithms, whose graphs are `solved`."""
     bare = Node(node.op, (), node.params, tuple([s.bare for s in node.specs]), "", node.key)
-    direct = _direct(bare, tuple(ins), addends, seen, target, machine)
-    algorithms = OPS[node.op].algorithms
-    if algorithms is None:
-        return direct
+    op, asked = OPS[node.op], (bare, tuple(ins), addends, seen, target, machine)
+    if op.algorithms is None:
+        return _direct(*asked)
+    return _with_algorithms(*asked, tuple(map(tuple, near)), op.algorithms, op.cost, solved)
+
+
+@lru_cache(1 << 10)
+def _with_algorithms(
+    bare: Node,
+    ins: tuple[Spec, ...],
+    addends: Addends,
+    seen: Seen,
+    target: Target,
+    machine: Machine,
+    near: tuple[tuple[Layout, ...], ...],
+    algorithms: Callable[..., Sequence[Graph]],
+    cost: object,  # of the operation, by which `direct` is found
+    solved: Solved,
+) -> Options:
+    """Once for all nodes that are alike: each algorithm's layouts are a search of their own."""
+    direct = _direct(bare, ins, addends, seen, target, machine)
     made: list[tuple[tuple[Layout, ...], Graph, float]] = []
     for layouts in itertools.islice(itertools.product(*near), 16):
         specs = tuple([s.at(w) for s, w in zip(ins, layouts, strict=True)])
         whole = Layout.whole(target.mesh)
         parts = sum([local_bytes(s) for s in specs])
         wanted = [whole if s.nbytes <= parts else None for s in bare.specs]
-        for g in algorithms(specs, bare.specs, node.kw):
+        for g in algorithms(specs, bare.specs, bare.kw):
             graph = solved(g, specs, target, wanted)
             made.append((layouts, graph, graph_seconds(machine, graph)))
     if not made:

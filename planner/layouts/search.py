@@ -32,6 +32,7 @@ Table = np.ndarray[Any, Any]
 LIMIT = 1 << 20  # entries of a table
 SWEEPS = 60  # over all variables that are left; of many, fewer:
 MOVES = 150_000  # of costs to and from a table
+AT_ONCE = 1 << 18  # differences, which are sooner made than equal columns are found
 CUT_SMALLER = 128  # tables, where some have to be cut
 
 
@@ -168,11 +169,14 @@ class _Solver:
         found = self.worst.get(id(table))
         if found is None:
             self.hold.append(table)
-            unique = np.unique(table, axis=1) if table.shape[1] > 8 else table
-            rows = len(table)
-            found = np.empty((rows, rows))
-            for r in range(rows):
-                found[r] = (unique[r] - unique).min(1)
+            rows, columns = table.shape
+            if rows * rows * columns <= AT_ONCE:
+                found = (table[:, None] - table[None]).min(2)
+            else:
+                unique = np.unique(table, axis=1)
+                found = np.empty((rows, rows))
+                for r in range(rows):
+                    found[r] = (unique[r] - unique).min(1)
             self.worst[id(table)] = found
         return found
 
