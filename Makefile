@@ -40,6 +40,7 @@ demo-cluster: $(VENV)/made-cluster
 	@$(BIN)/python examples/cluster.py
 
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0  # in the order of tests/conftest.py
+test test-stale: export OSTINATO_TEST_KERNELS ?= $(CURDIR)/$(VENV)/kernels
 
 test: $(VENV)/made-dev
 	$(BIN)/python -m pytest $(SHARED)

@@ -1,6 +1,7 @@
 """Plans of tests are kept nowhere on disk, unless a test says so. Processes of one run of the tests share a folder of
-bytecode and machine code: what one of them compiled, others load. OSTINATO_TEST_KERNELS may name another one for
-machine code, which stays for the next run."""
+machine code: what one of them compiled, others load. OSTINATO_TEST_KERNELS may name another one, which stays for the
+next run, as `make test` does: machine code lies there under a digest of its text, of the processor and of LLVM.
+Bytecode lies where Python keeps it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,6 @@ if "OSTINATO_TEST_FOLDER" not in os.environ:  # else the process that started th
         lambda: os.getpid() == process and shutil.rmtree(folder, ignore_errors=True)  # not a fork
     )
     os.environ.setdefault("OSTINATO_TEST_KERNELS", os.path.join(folder, "kernels"))
-    os.environ["PYTHONPYCACHEPREFIX"] = os.path.join(folder, "bytecode")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # else its threads turn for long: to 2**n
 os.environ.setdefault("OSTINATO_PROGRESS", "off")  # though tests may have a terminal
@@ -38,7 +38,7 @@ from ostinato.runtime.crew.crew import job_size
 import ostinato as ost
 from ostinato import sessions
 
-from . import fake_device  # noqa: F401  (OSTINATO_DEVICE=fake runs tests there)
+from . import fake_device, kept  # noqa: F401  (OSTINATO_DEVICE=fake runs tests there)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells switch off behind `&`
 
@@ -50,7 +50,7 @@ def share_kernels(folder: Path) -> None:
     llvm.disk_cache = shared
 
 
-share_kernels(Path(os.environ["OSTINATO_TEST_KERNELS"]))
+share_kernels(kept.folder() / "cache")
 
 LONG = [  # 12 seconds and more, the longest first
     "runtime/test_job", "runtime/test_cluster", "io_pipeline/test_crews", "ops/test_ops",
@@ -88,6 +88,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
     gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        kept.tidy()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import shutil
 import subprocess
 import tempfile
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tests.kept import kept
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 FLAGS = ("-O0", "-march=native", "-ffp-contract=off", "-fno-fast-math", "-std=c++17", "-w")
@@ -59,11 +60,22 @@ class HostKernel:
 
 @functools.lru_cache(4096)
 def _library(text: str) -> Any:
-    name = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    source, made = Path(_folder.name, f"{name}.cpp"), Path(_folder.name, f"{name}.so")
-    source.write_text(text)
-    _compile(text, "-shared", "-I", _headers(), "-o", str(made), str(source))
-    return ctypes.CDLL(str(made))
+    def make(at: Path) -> None:
+        source = Path(_folder.name, f"{at.name}.cpp")
+        source.write_text(text)
+        _compile(text, "-shared", "-I", _headers(), "-o", str(at), str(source))
+
+    return ctypes.CDLL(str(kept("host", f"{_compiler()}\n{text}", make)))
+
+
+@functools.lru_cache(1)
+def _compiler() -> str:
+    """All that a library depends on but its text."""
+    assert COMPILER is not None
+    command = [COMPILER, *FLAGS, "-Q", "--help=target"]  # with what this processor has
+    about = subprocess.run(command, capture_output=True, text=True, check=False)
+    version = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True)
+    return f"{version.stdout}\n{about.stdout}\n{HEADER.read_text()}"
 
 
 @functools.lru_cache(1)

@@ -8,6 +8,8 @@ import importlib.metadata
 from collections.abc import Sequence
 from typing import Any
 
+from tests.kept import kept
+
 
 @functools.lru_cache(1)
 def _library() -> Any:
@@ -29,6 +31,12 @@ def is_here() -> bool:
 def compiled(code: str, options: Sequence[str], arch: str = "sm_90") -> str:
     """The text in PTX; what the compiler says stands in an error, and so does the assembler, as for too much
     shared memory."""
+    asked = "\n".join([_library()._name, *options, arch, code])
+    path = kept("ptx", asked, lambda at: at.write_text(_compiled(code, options, arch)))
+    return path.read_text()
+
+
+def _compiled(code: str, options: Sequence[str], arch: str) -> str:
     lib, program = _library(), ctypes.c_void_p()
     made = lib.nvrtcCreateProgram(ctypes.byref(program), code.encode(), b"k.cu", 0, None, None)
     assert made == 0, made
