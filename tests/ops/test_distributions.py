@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.integrate
 import scipy.stats
 from ostinato.ops.cpu.jit.lines import can_lower
 from ostinato.ops.jit.rejection import REJECTION
@@ -86,6 +87,13 @@ def distance(x: Any, distribution: Any) -> float:
     return float(np.abs(below - distribution.cdf(values)).max() * x.size**0.5)
 
 
+def moments(name, distribution):
+    if "vonmises" in name:  # whose quantiles SciPy would integrate, one by one
+        square = scipy.integrate.quad(lambda x: x * x * distribution.pdf(x), -np.pi, np.pi)[0]
+        return 0.0, square
+    return distribution.stats("mv")
+
+
 @pytest.mark.parametrize(
     ("name", "size"), [(name, n) for k, name in enumerate(ALL) for n in some([2000, N], 2, k)]
 )
@@ -95,7 +103,7 @@ def test_distributions(name, size):
         x = np.asarray(draw((size,), seed=3, dtype=dtype))
         assert x.dtype == dtype
         assert distance(x.astype(np.float64), distribution) < 1.8
-        mean, variance = distribution.stats("mv")
+        mean, variance = moments(name, distribution)
         if np.isfinite(mean) and np.isfinite(variance):
             assert abs(x.mean(dtype=float) - mean) < 4.5 * (variance / size) ** 0.5
         if name in ("poisson", "binomial", "gamma", "laplace"):
