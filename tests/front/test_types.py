@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import ostinato as ost
+from tests import kept
 from tests.front.typed_mistakes import BEGIN, RIGHT, WRONG
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,9 +53,10 @@ def linked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What mypy knows of a file it knows of the same file elsewhere: it compares what they contain."""
-    return tmp_path_factory.mktemp("cache")
+def cache() -> Path:
+    """What mypy knows of a file it knows of the same file elsewhere, and in the next run: it compares what
+    they contain."""
+    return kept.folder() / "mypy"
 
 
 def checked(cache: Path, at: Path, how: dict[str, str], **texts: str) -> dict[str, str]:

@@ -256,7 +256,7 @@ def test_the_slowest_decides() -> None:
 # -- workers of a Dask cluster -----------------------------------------------------------------
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    with ost.LocalCluster(2, heartbeat=60) as cluster:
+    with ost.LocalCluster(2, heartbeat=60, dashboard=False) as cluster:
         yield cluster
 
 

@@ -48,7 +48,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ost.LocalCluster]:
-    with ost.LocalCluster(2, heartbeat=60) as cluster:  # the machine may be busy
+    with ost.LocalCluster(2, heartbeat=60, dashboard=False) as cluster:  # it may be busy
         yield cluster
 
 
@@ -621,7 +621,7 @@ def test_thousands_of_bad_messages() -> None:
 @pytest.mark.parametrize("who", ["worker", *some(["stopped", "lead", "scheduler"])])
 def test_something_dies(who: str) -> None:
     """One clear error within seconds; no process is left; the next cluster works."""
-    with ost.LocalCluster(2, heartbeat=3) as cluster:
+    with ost.LocalCluster(2, heartbeat=3, dashboard=False) as cluster:
         session = cluster.session
         assert session is not None
         f = ost.compile(lambda x: x / x.sum())
@@ -646,7 +646,7 @@ def test_something_dies(who: str) -> None:
         assert repr(cluster).startswith("<LocalCluster: 2 workers, dashboard ")
     assert gone(everybody)
     if who == "worker":
-        with ost.LocalCluster(1), contextlib.closing(ost.session()):
+        with ost.LocalCluster(1, dashboard=False), contextlib.closing(ost.session()):
             assert float(ost.asarray(np.ones(3)).sum()) == 3
 
 
@@ -730,7 +730,7 @@ def test_dask_hears_of_its_workers_while_they_compute(
 def test_the_program_ends_and_so_does_its_cluster(how: str, tmp_path: Path) -> None:
     code = (
         "import ostinato as ost, os, sys, signal, json\n"
-        "cluster = ost.LocalCluster(1)\n"
+        "cluster = ost.LocalCluster(1, dashboard=False)\n"
         "session = cluster.connect()\n"
         "found = [w['process'] for w in session.stats()['workers']]\n"
         "found += [cluster.client.run_on_scheduler(os.getpid), cluster.job.keeper.pid]\n"

@@ -504,7 +504,7 @@ def test_processes_do_not_each_start_a_cluster() -> None:
 @needs_dask
 def test_two_clusters_on_one_machine_and_one_that_is_broken_closes_soon() -> None:
     """Each has a port of its own; when a worker of one dies, nobody waits for its scheduler."""
-    one, other = ost.LocalCluster(1), ost.LocalCluster(1)
+    one, other = (ost.LocalCluster(1, dashboard=False) for _ in range(2))
     try:
         assert one.scheduler_address != other.scheduler_address
         session = one.connect()
