@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from ostinato.ops.core.layout import Box, Shape
-from ostinato.ops.core.records import dataclass
 
 from ostinato.errors import ArgumentError
 

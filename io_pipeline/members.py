@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import threading
 import zlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from ostinato.ops.core.records import dataclass
 
 from .source import fill
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any
 
@@ -26,7 +27,6 @@ from .core.device import device_of
 from .core.index import LETTERS, Indices, along, pointwise
 from .core.notes import noted
 from .core.parameters import AXIS, FLAG, TEXT, one_of, unfit, whole
-from .core.records import dataclass
 from .core.registry import Params, Piece, Place, Specs, op, stream_cost
 from .core.spec import Shape, Spec, bool_, int64, is_inexact, is_integer
 from .core.user_line import misfit

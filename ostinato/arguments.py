@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +13,6 @@ from ostinato.errors import ArgumentError
 from ostinato.ops.core import array
 from ostinato.ops.core.array import Array, Late, Operand
 from ostinato.ops.core.exact import exact
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.spec import DTYPES
 from ostinato.ops.core.tree import (
     LEAF,

@@ -14,7 +14,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,6 @@ import numpy as np
 from ostinato.errors import ArgumentError
 from ostinato.ops.core.array import Operand
 from ostinato.ops.core.device import described
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.spec import DType, float32
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.passes.narrow_sums import Sum

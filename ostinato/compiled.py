@@ -15,7 +15,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import numpy as np
@@ -33,7 +33,6 @@ from ostinato.ops.core import activity, array
 from ostinato.ops.core.array import FREE, Array, Host, Operand, from_operand
 from ostinato.ops.core.exact import exact
 from ostinato.ops.core.graph import Graph
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.spec import copied
 from ostinato.ops.core.tracebacks import shorten
 from ostinato.ops.core.tree import (

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -14,7 +15,6 @@ import numpy as np
 from ostinato.errors import ArgumentError, DTypeError
 from ostinato.ops.core import array
 from ostinato.ops.core.array import Array, as_array, weak_dtype, weak_kind
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.spec import (
     DTYPES,
     DType,

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import ArgumentError
 from ostinato.ops.core.array import Array, as_array
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.spec import float32, int32, promote
 from ostinato.ops.core.spelling import missing
 from ostinato.ops.core.tree import flatten, tree_map, unflatten

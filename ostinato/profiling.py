@@ -12,13 +12,13 @@ import json
 import os
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from ostinato.errors import ArgumentError, OstinatoError
 from ostinato.ops.core.activity import RUN
 from ostinato.ops.core.disk import write_page
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.seeing.explain import seconds
 from ostinato.planner.seeing.timeline import Bar, page, picture

@@ -13,13 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextvars import Context, copy_context
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ostinato import settings
 from ostinato.ops.core import activity
 from ostinato.ops.core.activity import RUN, Task
 from ostinato.ops.core.helpers import begin_to_help
-from ostinato.ops.core.records import dataclass
 
 __all__ = ["Progress", "on_progress", "quiet"]
 

@@ -25,13 +25,13 @@ import types
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ostinato.errors import StaleWarning
 from ostinato.ops.core.array import Array
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.user_line import is_ours, short
 
 from .guards import UNSET, VALUES, Guard, Leaf, is_alike

@@ -6,6 +6,7 @@ import inspect
 import itertools
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +16,6 @@ from ostinato.ops.core import array
 from ostinato.ops.core.array import Array, Operand, Term, placeholder
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Layout
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.spec import Spec, uint64
 from ostinato.ops.core.trace import Ref, array_of, collect
 from ostinato.ops.core.tree import Structure, flatten, objects_beside, unflatten

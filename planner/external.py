@@ -15,7 +15,8 @@ or twice more, and never once for each block of the result."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -23,7 +24,6 @@ from ostinato.ops.collective import STRETCH
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, every_bounds
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec, int64, is_inexact, uint32, uint64
 from ostinato.ops.expressions import Expression, where

@@ -11,12 +11,11 @@ is made by a plan of its own (`gather_of`). `ostinato/replicas.py` decides when 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ostinato.ops.collective import collective_of
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 

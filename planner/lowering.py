@@ -4,11 +4,11 @@ then memory."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph
-from ostinato.ops.core.records import dataclass
 
 from .cpu import passes as cpu
 from .gpu import passes as gpu

@@ -23,7 +23,7 @@ import platform
 import tomllib
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core import disk_cache
 from ostinato.ops.core.layout import Mesh
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.user_line import misfit
 
 from ostinato import settings

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.spec import DType, bfloat16, float16, float32, float64, is_float
 from ostinato.ops.core.user_line import misfit
 

@@ -17,7 +17,7 @@ import contextlib
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,6 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Partial, slices
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.notes import Notes
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.registry import OPS, Place, Scratch
 from ostinato.ops.core.spec import Spec, is_inexact, lying
 from ostinato.planner.passes.memory import (

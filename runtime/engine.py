@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol, cast
@@ -22,7 +22,6 @@ from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.exchange import chunks_of, held_pieces, written
 from ostinato.ops.core.helpers import begin_to_help, check_thread, helper
 from ostinato.ops.core.layout import Box, Layout, Mesh, slices
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.signals import Living
 from ostinato.ops.core.spec import Spec, in_line, is_own, lent
 from ostinato.ops.core.targets import targets

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from types import FrameType
 
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.registry import OPS
 
 FLOPS, BYTES, CALL = 1e10, 1e10, 5e-8  # a second, and seconds of a call

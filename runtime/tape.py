@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ostinato.ops.collective import collective_of
@@ -16,7 +16,6 @@ from ostinato.ops.core import activity
 from ostinato.ops.core.activity import Task
 from ostinato.ops.core.device import Device
 from ostinato.ops.core.graph import Node
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.user_line import short
 from ostinato.planner.title import title

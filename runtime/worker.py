@@ -15,14 +15,13 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from ostinato.ops.core import activity
 from ostinato.ops.core.device import Device, Repeater
 from ostinato.ops.core.notes import Notes
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.signals import Living
 from ostinato.ops.core.spec import Spec, is_own, left, no_memory
 from ostinato.ops.cpu.threads import most_threads

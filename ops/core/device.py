@@ -12,12 +12,12 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .graph import Graph, Node
-from .records import dataclass
 from .registry import OPS, Params, Scratch, Specs
 from .spec import DType, Shape, Spec, bfloat16, float16, float32
 

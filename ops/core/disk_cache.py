@@ -24,13 +24,13 @@ import stat
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from ostinato.errors import OstinatoError
 
 from .disk import write_whole
-from .records import dataclass
 from .user_line import user_line
 
 MARKER = ".ostinato-cache"

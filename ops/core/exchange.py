@@ -17,6 +17,7 @@ import itertools
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 from .layout import (
@@ -30,7 +31,6 @@ from .layout import (
     part_at,
     volume,
 )
-from .records import dataclass
 
 LOOKED_AT = 8  # workers, of whose messages the largest is found
 CHUNK = 32 << 20  # bytes of a chunk of a file, about,

@@ -7,12 +7,11 @@ and dead ones are gone; so equal computations are equal graphs."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from .exact import exact_items
-from .records import dataclass
 from .spec import Spec
 
 Items = tuple[tuple[str, Any], ...]

@@ -22,12 +22,11 @@ import itertools
 import math
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-
-from .records import dataclass
 
 Shape = tuple[int, ...]
 Mesh = tuple[int, ...]

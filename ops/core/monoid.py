@@ -7,11 +7,11 @@ The state of `sum` is one array; of `argmin` the pair (value, position); of `mom
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .records import dataclass
 from .spec import DType, is_float
 
 State = Sequence[Any]

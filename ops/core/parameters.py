@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +19,6 @@ from ostinato.errors import ArgumentError, OstinatoError, ShapeError
 
 from .graph import Graph
 from .monoid import MONOIDS
-from .records import dataclass
 from .spec import DTYPES, DType, Spec, is_float, misshapen
 from .user_line import misfit
 

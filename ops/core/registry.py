@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -26,7 +26,6 @@ from .graph import Graph
 from .index import Indices, pointwise
 from .layout import Box
 from .parameters import Kind, complete
-from .records import dataclass
 from .spec import Shape, Spec
 from .user_line import misfit
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -46,7 +47,6 @@ from .layout import (
     parts_over_edges,
     volume,
 )
-from .records import dataclass
 
 Pairs = tuple[tuple[int, int], ...]  # (more, less): of which the difference may be largest
 # Of each dimension, the extents of what a worker has and needs, and of the parts to which it gives,

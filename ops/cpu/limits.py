@@ -3,7 +3,7 @@ Who tunes for another one begins here."""
 
 from __future__ import annotations
 
-from ..core.records import dataclass
+from dataclasses import dataclass
 
 ZEN_4 = "znver4"  # as LLVM calls it (ops/cpu/jit/llvm.py, `processor`)
 

@@ -13,11 +13,10 @@ import importlib
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-
-from ..core.records import dataclass
 
 _is_child = False
 # As it was asked for: Dask sets it for the processes that it starts, and leaves it so in this one.

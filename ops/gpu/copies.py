@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
-from ..core.records import dataclass
 
 PIECE = 1 << 24  # bytes of a piece
 RING = 4  # pieces

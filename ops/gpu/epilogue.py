@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ostinato.ops.bits import BITS, LINE, MASKED
@@ -23,7 +24,6 @@ from ostinato.ops.core.spec import Spec, float32, lying
 from ostinato.ops.jit.behind import begin_of, rest_of
 from ostinato.ops.jit.stacks import stacked
 
-from ..core.records import dataclass
 from .libraries.cublaslt import BGRAD, DRELU, GELU, RELU, RELU_AUX, Library
 from .products import WITH_EPILOGUES, Run, as_lies, form_of, product
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from ostinato.ops.core.registry import Params, Scratch, Specs
 from ostinato.ops.core.spec import Shape, Spec, float32, int8, lying
 from ostinato.ops.jit.stacks import Stack, stacked, transposed
 
-from ..core.records import dataclass
 from .libraries.cublaslt import (
     ALIGNED,
     BIAS,

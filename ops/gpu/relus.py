@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ostinato.ops.bits import bytes_of
 from ostinato.ops.core.graph import Graph
-
-from ..core.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.monoid import highest, lowest
 from ostinato.ops.core.spec import DType, float32, float64, real_of
 
-from ..core.records import dataclass
 from .loops import SUMS
 from .pairs import Pair
 from .scalar import Part, lower, number

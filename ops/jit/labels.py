@@ -4,14 +4,12 @@ have one label."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ostinato.ops.core.graph import Node
 from ostinato.ops.core.index import LETTERS, Indices
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
-
-from ..core.records import dataclass
 
 PICKS = ("take", "take_along_axis")  # elements at places that are found out as it runs
 

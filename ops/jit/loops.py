@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.spec import Shape, Spec
-
-from ..core.records import dataclass
 
 # What the bodies of kernels consist of, beside what has a scalar expression.
 EXTREMES = ("max", "min")

@@ -9,13 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.spec import Shape, lying
 
-from ..core.records import dataclass
 from .labels import PICKS, Dims, Fit, Labels, indices_of
 from .loops import SOURCES, SUMS, VIEWS
 from .random_bits import numbers_in

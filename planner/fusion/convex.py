@@ -16,11 +16,10 @@ group might be sent meanwhile. Random numbers may wait for anything, rather than
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.planner.passes.order import meetings

@@ -7,13 +7,13 @@ behind it. Kernels stand where their first operation stood, or as soon as their 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Shape
 from ostinato.ops.jit.loops import COUNTED, SOURCES, SUMS, VIEWS

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec, bool_
 from ostinato.ops.jit.labels import PICKS, Fit, Labels, indices_of

@@ -22,11 +22,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.records import dataclass
 
 Table = np.ndarray[Any, Any]
 LIMIT = 1 << 20  # entries of a table

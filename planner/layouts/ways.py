@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from ostinato.ops.core.graph import Node
@@ -31,7 +32,6 @@ from ostinato.ops.core.layout import (
     every_bounds,
 )
 from ostinato.ops.core.monoid import MONOIDS
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Spec, is_inexact
 from ostinato.planner.plan import Target

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ostinato.ops.collective import COLLECTIVES, STORED
 from ostinato.ops.core.build import Builder
@@ -28,7 +28,6 @@ from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.index import Indices, Reach
 from ostinato.ops.core.layout import BLOCKS, Layout, Partial, extents
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec
 from ostinato.planner.layouts.ways import Way, extents_of, labels_of, may_split, way_of

@@ -14,11 +14,10 @@ bucket after the other. Combined or not, the same numbers are added in the same 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.monoid import MONOIDS
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.spec import Spec
 from ostinato.planner.machine import Machine
 from ostinato.planner.plan import Target, largest_part

@@ -13,13 +13,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Node
 from ostinato.ops.core.parameters import FARTHEST
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec
 from ostinato.ops.expressions import Expression, constant, iota

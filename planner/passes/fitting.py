@@ -10,11 +10,11 @@ its steps frees, and what it takes."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ostinato.ops.core.graph import Graph
-from ostinato.ops.core.records import dataclass
 from ostinato.planner.plan import Program, Rung, Target, local_bytes, peak_bytes
 from ostinato.planner.simulation import simulate
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Shape
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.spec import DType, Spec, is_float
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.layouts.costs import relayout_seconds

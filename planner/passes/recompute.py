@@ -25,13 +25,12 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 from ostinato.ops.collective import COLLECTIVES, STORED
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.registry import OPS
 from ostinato.planner.lowering import rules
 from ostinato.planner.plan import Program, Target, largest_part, local_bytes, peak_bytes

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.exact import exact_items
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Spec, bfloat16, is_float, is_inexact, is_integer, real_of
 from ostinato.planner.plan import Target

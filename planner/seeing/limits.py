@@ -9,10 +9,9 @@ Each line is a simulation of the same program on another machine, or of another 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ostinato.ops.core.records import dataclass
 from ostinato.planner.machine import Link, Machine, Rate
 from ostinato.planner.plan import Plan, export
 from ostinato.planner.simulation import Simulation, link_name, simulate, worker_classes

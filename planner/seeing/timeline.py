@@ -10,9 +10,9 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from ostinato.ops.core.disk import write_page
-from ostinato.ops.core.records import dataclass
 from ostinato.planner.plan import export
 from ostinato.planner.simulation import COMPUTE, Event, Scaled, Simulation, WorkerClass
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.fused import FUSED

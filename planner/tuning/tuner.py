@@ -13,14 +13,13 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from ostinato.ops.core import disk_cache
 from ostinato.ops.core.device import Device
 from ostinato.ops.core.graph import Graph
-from ostinato.ops.core.records import dataclass
 from ostinato.ops.cpu.libraries.onednn import in_words
 from ostinato.planner.file import code_version
 from ostinato.planner.machine import processor

@@ -10,10 +10,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ostinato.ops.core.layout import Mesh
-from ostinato.ops.core.records import dataclass
 from ostinato.planner.machine import known
 from ostinato.planner.plan import Plan
 from ostinato.planner.prediction import steps

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
-
-from ostinato.ops.core.records import dataclass
 
 RECENT = 5.0  # seconds of "now"
 SMOOTH = 2.0  # seconds of each point

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -36,7 +37,6 @@ from ostinato.ops.jit.scalar import Part, numbers
 from ostinato.ops.jit.schedule import SHORT
 from ostinato.ops.jit.values import Value
 
-from ...core.records import dataclass
 from .stages import CHUNK, Facts, chunk_units, facts
 from .turns import TURNS, WAITING, nest_text
 

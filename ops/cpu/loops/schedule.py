@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import Shape
@@ -16,8 +16,6 @@ from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.jit.loops import SOURCES, VIEWS
 from ostinato.ops.jit.schedule import SHORT, is_apart, is_near, is_swept, kept, step
 from ostinato.ops.jit.stages import REDUCING, Stages, stages_of, strides_in_order
-
-from ...core.records import dataclass
 
 LANES = (256, 128, 64)  # rows of a unit where lanes run along the rows: as many as fit
 BLOCKS, UNITS = ("64", "128", "256", "512"), " rows at a time"  # ways of a kernel in stages

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ostinato.ops.core.spec import DType, bool_, int64, real_of
 from ostinato.ops.cpu.jit.emitter import Code, memory_type, parts_of
@@ -39,8 +40,6 @@ from ostinato.ops.jit.scalar import numbers
 from ostinato.ops.jit.schedule import SHORT
 from ostinato.ops.jit.stages import REDUCING, Reduction
 from ostinato.ops.jit.values import Value, where
-
-from ...core.records import dataclass
 
 CHUNK, ROWS = 1024, 256  # elements whose order of summing is free; rows that are summed in one go
 UNROLLED = LIMITS.unrolled

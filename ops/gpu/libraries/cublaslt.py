@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from ostinato.ops.core.spec import DType
-
-from ...core.records import dataclass
 
 INSTALL = "pip install 'ostinato[gpu]'"
 ALIGNED = 16  # bytes: what algorithms need at the most to read vectors; biases always

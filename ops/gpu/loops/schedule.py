@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import Shape
@@ -21,8 +21,6 @@ from ostinato.ops.jit.loops import SOURCES, VIEWS, Loops
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.schedule import SHORT, is_apart, is_near, is_swept, kept, step
 from ostinato.ops.jit.stages import POSITIONS, REDUCING, Stages, stages_of, strides_in_order
-
-from ...core.records import dataclass
 
 THREADS = 256  # of a block
 WARP = 32

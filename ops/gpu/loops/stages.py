@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ostinato.ops.core.spec import DType, bool_, int64
 from ostinato.ops.jit.elements import Elements, Env
@@ -20,7 +20,6 @@ from ostinato.ops.jit.schedule import SHORT, grouped
 from ostinato.ops.jit.stages import REDUCING, Reduction
 from ostinato.ops.jit.values import Value, cast, fma, where
 
-from ...core.records import dataclass
 from ..jit.lines import CudaLines, c_type, memory_type
 from .schedule import LEFT, MOST_TURNS, THREADS, WARP, Tiles, line_of
 from .text import Kernel, known_numbers, whole

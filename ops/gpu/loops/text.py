@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.jit.scalar import Part
 
-from ...core.records import dataclass
 from ..jit.lines import c_type
 from .schedule import THREADS
 

@@ -8,6 +8,7 @@ the same order each time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ostinato.ops.core.spec import DType, float64, int64
 from ostinato.ops.jit.combining import (
@@ -24,7 +25,6 @@ from ostinato.ops.jit.combining import (
 )
 from ostinato.ops.jit.values import Value, cast, fma, where
 
-from ...core.records import dataclass
 from ..jit.lines import CudaLines, c_type, literal
 from .schedule import THREADS, WARP
 
