@@ -12,6 +12,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import pages  # noqa: E402
+from sphinx.pycode import ModuleAnalyzer  # noqa: E402
 
 import ostinato as ost  # noqa: E402
 
@@ -58,6 +59,18 @@ def readable(
     lines[:] = made
 
 
+FOR_CHECKERS = {"ostinato.gradients", "ostinato.ops.control"}  # overloads of which people need none
+
+
+def one_signature(analyze: Any = ModuleAnalyzer.analyze) -> None:
+    def found(self: ModuleAnalyzer) -> None:
+        analyze(self)
+        if self.modname in FOR_CHECKERS:
+            self.overloads = {}
+
+    ModuleAnalyzer.analyze = found  # type: ignore[method-assign]
+
+
 def unsigned(app: object, what: str, name: str, *rest: object) -> tuple[str, str] | None:
     """Nobody makes these by hand, so what their classes take is left out."""
     return ("", "") if what == "class" and name in MADE else None
@@ -82,6 +95,7 @@ def _shown(docname: str) -> str:
 
 
 def setup(app: Any) -> None:
+    one_signature()
     app.add_config_value("ran", ".*", "env", str)  # which examples are run for the gallery
     app.connect("autodoc-process-docstring", readable)
     app.connect("autodoc-process-signature", unsigned)
