@@ -132,6 +132,18 @@ def where(condition: Expression, x: Expression | float, y: Expression) -> Expres
     return condition.call("where", x, y)
 
 
+def permuted(builder: Builder, v: int, axes: Sequence[int], spec: Spec, line: str = "") -> int:
+    """A value with its axes in another order."""
+    return builder.add("permute_dims", (v,), {"axes": tuple(axes)}, (spec,), line)[0]
+
+
+def in_front(builder: Builder, v: int, count: int) -> int:
+    """A value with so many more axes in front."""
+    spec = builder.specs[v]
+    spec = Spec((*(1,) * count, *spec.shape), spec.dtype, spec.layout)
+    return builder.add("expand_dims", (v,), {"axes": tuple(range(count))}, (spec,))[0]
+
+
 def cast(builder: Builder, value: int, spec: Spec, line: str = "") -> int:
     """A value in another dtype, where layouts are known."""
     return builder.add("astype", (value,), {"dtype": spec.dtype}, (spec,), line)[0]

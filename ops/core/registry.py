@@ -193,6 +193,11 @@ class Op:
         return self.same_elements and self.only_looks and self.keeps_order
 
     @property
+    def turns_axes(self) -> bool:
+        """Whether it puts axes in another order, and does nothing else."""
+        return self.same_elements and self.only_looks and not self.keeps_order
+
+    @property
     def only_looks(self) -> bool:
         """Whether its result is always another look at its operand's memory."""
         return self.view is not None and self.kernel is None

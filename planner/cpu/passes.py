@@ -10,8 +10,9 @@ from .fuse import fuse
 from .packed_weights import mark_staying
 from .slices import slice_first
 from .symmetric import halve
+from .turning import turn_late
 
-PASSES = (fold_products, narrow, slice_first, fuse, order, halve, mark_staying)
+PASSES = (fold_products, narrow, slice_first, turn_late, fuse, order, halve, mark_staying)
 FUSE = fuse  # makes kernels that have several ways, of which timing takes one
 NEED_ROOM = (halve,)  # what is left out where memory is short
 CACHE = 1 << 22  # bytes of a turn that stay in cache until they are read

@@ -1,0 +1,174 @@
+"""What is made of a transpose element by element, and only multiplied or reduced then, is made as its
+operand lies, and turned afterwards.
+
+before                                                after
+%1 = permute_dims(%0; axes=(1, 0)) : float32[8,n]     %1 = mean(%0; axes=(0,)) : float32[8]
+%2 = mean(%1; axes=(1,)) : float32[8]                 %2 = expand_dims(%1; axes=(1,)) : float32[8,1]
+%3 = expand_dims(%2; axes=(1,)) : float32[8,1]        %3 = permute_dims(%2; axes=(1, 0)) : float32[1,8]
+%4 = subtract(%1, %3) : float32[8,n]                  %4 = subtract(%0, %3) : float32[n,8]
+%5 = permute_dims(%4; axes=(1, 0)) : float32[n,8]     %5 = permute_dims(%4; axes=(1, 0)) : float32[8,n]
+%6 = matmul(%4, %5) : float32[8,8]                    %6 = matmul(%5, %4) : float32[8,8]
+return %6                                             return %6
+
+Kernels write their results in order, so one that reads a transpose goes through memory crosswise; products
+read transposes as they are, and reductions have other axes. Sums of other rows have other bits, so nothing
+is turned under `any-workers`. This belongs to this machine: plan files hold the graph without it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import Spec
+from ostinato.ops.expressions import in_front, permuted
+from ostinato.ops.jit.loops import SUMS
+from ostinato.ops.jit.stages import MOMENTS
+from ostinato.planner.plan import Target
+from ostinato.planner.rewrite import replace
+
+LEAST = 4096  # elements of what is turned
+Axes = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Turned:
+    """Values as their operands lie: `turns` says how a value's axes are found there."""
+
+    graph: Graph
+    turns: dict[int, Axes] = field(default_factory=dict)
+    lies: dict[int, Spec] = field(default_factory=dict)
+    chosen: set[int] = field(default_factory=set)  # nodes
+
+
+def turn_late(graph: Graph, target: Target) -> Graph:
+    """The pass."""
+    if target.numerics == "any-workers":
+        return graph
+    found = _found(graph) if any(OPS[n.op].turns_axes for n in graph.nodes) else _Turned(graph)
+    made: dict[int, int] = {}  # as they lie, of the new graph
+
+    def lying(values: Sequence[int], v: int) -> int:
+        k = graph.producers[v]
+        return made[v] if v in made else values[graph.nodes[k].inputs[0]]
+
+    def make(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
+        node, v = graph.nodes[k], graph.starts[k]
+        if OPS[node.op].turns_axes:
+            (u,) = node.inputs
+            axes = tuple([found.turns[u][a] for a in node.kw["axes"]])
+            if axes == tuple(range(len(axes))):
+                return (made[u],)
+            return (permuted(builder, made[u], axes, node.specs[0], node.line),)
+        first = next(u for u in node.inputs if u in found.turns)
+        turn = found.turns[first]
+        if v not in found.turns:  # a reduction
+            axes = tuple(sorted(turn[a] for a in node.kw["axes"]))
+            source = (lying(values, first),)
+            return builder.add(node.op, source, {**node.kw, "axes": axes}, node.specs, node.line)
+        ins = [
+            lying(values, u) if u in found.turns else _back(builder, values[u], turn)
+            for u in node.inputs
+        ]
+        (made[v],) = builder.add(node.op, ins, node.params, (found.lies[v],), node.line)
+        return (permuted(builder, made[v], turn, node.specs[0], node.line),)
+
+    return replace(graph, found.chosen, make, lambda g: turn_late(g, target))
+
+
+def _back(builder: Builder, value: int, turn: Axes) -> int:
+    """A value that is repeated, or a number, as what it meets lies."""
+    spec, ndim = builder.specs[value], len(turn)
+    if not spec.shape:
+        return value
+    if spec.ndim < ndim:
+        value = in_front(builder, value, ndim - spec.ndim)
+    spec, axes = builder.specs[value], np.argsort(turn).tolist()
+    turned = Spec(tuple([spec.shape[a] for a in axes]), spec.dtype, spec.layout)
+    return permuted(builder, value, axes, turned)
+
+
+# -- what is turned --------------------------------------------------------------------------
+def _found(graph: Graph) -> _Turned:
+    """From the first node to the last what could be, then back what is welcome so; until all is."""
+    unwelcome: set[int] = set()
+    while True:
+        found = _possible(graph, unwelcome)
+        wrong = {
+            k
+            for k in found.chosen
+            if (v := graph.starts[k]) in found.turns and not _is_welcome(found, v)
+        }
+        if not wrong:
+            return found
+        unwelcome |= wrong
+
+
+def _possible(graph: Graph, unwelcome: set[int]) -> _Turned:
+    found = _Turned(graph)
+    made = set[int]()  # values that are made as they lie
+    for k, node in enumerate(graph.nodes):
+        v = graph.starts[k]
+        if OPS[node.op].turns_axes:
+            (u,) = node.inputs
+            if u in made:
+                found.chosen.add(k)
+            elif graph.specs[u].size >= LEAST:
+                found.turns[v], found.lies[v] = node.kw["axes"], graph.specs[u]
+        elif k in unwelcome:
+            continue
+        elif (spec := _lying(found, node)) is not None:
+            turned = next(u for u in node.inputs if u in found.turns)
+            found.turns[v], found.lies[v] = found.turns[turned], spec
+            found.chosen.add(k)
+            made.add(v)
+        elif _is_other_reduction(found, node):
+            found.chosen.add(k)
+    return found
+
+
+def _lying(found: _Turned, node: Node) -> Spec | None:
+    """What an elementwise operation makes as its operands lie, if all large ones lie alike."""
+    op, specs = OPS[node.op], [found.graph.specs[u] for u in node.inputs]
+    turned = [u for u in node.inputs if u in found.turns]
+    if not (turned and op.scalar and op.aligns and len(node.specs) == 1):
+        return None
+    (out,), (first, *_) = node.specs, turned
+    lies = found.lies[first]
+    for u, spec in zip(node.inputs, specs, strict=True):
+        if u in found.turns:
+            alike = found.turns[u] == found.turns[first] and found.lies[u].layout is lies.layout
+            if not alike or spec.shape != out.shape or spec.layout is not out.layout:
+                return None
+        elif spec.size == out.size or spec.ndim > out.ndim or not _is_everywhere(spec):
+            return None
+    return Spec(lies.shape, out.dtype, lies.layout)
+
+
+def _is_everywhere(spec: Spec) -> bool:
+    layout = spec.layout
+    return layout is None or not (layout.windows or any(s is not None for s in layout.splits))
+
+
+def _is_other_reduction(found: _Turned, node: Node) -> bool:
+    """Whether a reduction of what is turned is one along other axes, whose results lie the same."""
+    if node.op not in (*SUMS, *MOMENTS) or node.inputs[0] not in found.turns:
+        return False
+    turn = found.turns[node.inputs[0]]
+    rest = [a for d, a in enumerate(turn) if d not in node.kw["axes"]]
+    return bool(node.kw["axes"]) and rest == sorted(rest)
+
+
+def _is_welcome(found: _Turned, v: int) -> bool:
+    """Whether those who read a value as well read it turned."""
+    graph, (*batches, a, b) = found.graph, found.turns[v]
+    matrices = batches == [*range(len(batches))]
+    for k in graph.uses[v]:
+        product = OPS[graph.nodes[k].op].product
+        multiplies = product is not None and product.gemm and matrices and a > b
+        if not multiplies and k not in found.chosen:
+            return False
+    return bool(graph.uses[v]) and v not in graph.outputs
