@@ -22,7 +22,7 @@ from .core.registry import Params, Place, Specs, op, stream_cost
 from .core.spec import DType, Spec, bfloat16, float32, int64, is_inexact, promote
 from .core.user_line import misfit
 from .elementwise import astype
-from .indexing import take_along_axis
+from .indexing import take, take_along_axis
 from .reduction import running
 from .shape import axis_of, whole_number
 
@@ -326,7 +326,8 @@ def lexsort(keys: Operandish | Sequence[Operandish], axis: int = -1) -> Array:
             needed="keys of one shape, with an axis",
         )
     order = argsort(each[0], axis=axis)
+    pick = take if each[0].ndim == 1 else take_along_axis
     for k in each[1:]:
-        again = argsort(take_along_axis(k, order, axis=axis), axis=axis)
-        order = take_along_axis(order, again, axis=axis)
+        again = argsort(pick(k, order, axis=axis), axis=axis)
+        order = pick(order, again, axis=axis)
     return order

@@ -78,10 +78,11 @@ def in_steps(graph: Graph, target: Target) -> tuple[list[Step], Graph]:
     any places of the order (io_pipeline/merging.py)."""
     steps, graph = list[Step](), as_joined(graph, target)
     while True:
-        if (k := _first_to_take(graph, target)) is not None:
-            more, graph = _taken_at(graph, k, target)
-        elif (k := _first_to_sort(graph, target)) is not None:
-            more, graph = _sorted_at(graph, k, target)
+        taken, ordered = _first_to_take(graph, target), _first_to_sort(graph, target)
+        if taken is not None and (ordered is None or not _follows(graph, taken, ordered)):
+            more, graph = _taken_at(graph, taken, target)
+        elif ordered is not None:
+            more, graph = _sorted_at(graph, ordered, target)
         elif (v := _first_to_keep(graph, target)) is not None:
             more, graph = _kept_at(graph, v, target)
         else:
@@ -348,19 +349,31 @@ def _is_worth(x: Spec, i: Spec, made: Spec, share: float, target: Target) -> boo
 
 def _taken_at(graph: Graph, k: int, target: Target) -> tuple[list[Step], Graph]:
     """What brings the rows that a node takes into runs, and the graph that merges these."""
-    node = graph.nodes[k]
-    order = (
-        graph.nodes[graph.producers[node.inputs[1]]] if _is_made(graph, node.inputs[1]) else None
-    )
-    if (
-        order is not None
-        and order.op == "argsort"
-        and order.specs[0].shape
-        == (graph.specs[node.inputs[0]].shape[0],)
-        == graph.specs[order.inputs[0]].shape
-    ):
-        return _by_keys(graph, k, order, target)
-    return _by_places(graph, k, target)
+    order = _order_of(graph, k)
+    return _by_places(graph, k, target) if order is None else _by_keys(graph, k, order, target)
+
+
+def _order_of(graph: Graph, k: int) -> Node | None:
+    """The node that puts the rows that a node takes in the order of keys, one for each."""
+    x, i = graph.nodes[k].inputs
+    order = graph.nodes[graph.producers[i]] if _is_made(graph, i) else None
+    if order is None or order.op != "argsort":
+        return None
+    rows = graph.specs[x].shape[:1]
+    return order if order.specs[0].shape == rows == graph.specs[order.inputs[0]].shape else None
+
+
+def _follows(graph: Graph, k: int, ordered: int) -> bool:
+    """Whether another node has to put something in order before one can take its rows."""
+    order = _order_of(graph, k)
+    x, i = graph.nodes[k].inputs
+    todo, seen = [x, i] if order is None else [x, *order.inputs], set[int]()
+    while todo:
+        maker = graph.producers[todo.pop()]
+        if maker >= 0 and maker not in seen:
+            seen.add(maker)
+            todo.extend(graph.nodes[maker].inputs)
+    return ordered in seen
 
 
 def _wider(rows: Spec) -> Spec:

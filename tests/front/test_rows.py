@@ -120,6 +120,21 @@ def test_rows_in_the_order_of_a_column(
     np.testing.assert_array_equal(loaded(tmp_path / f"y{kind}"), x[expected] * 2 + 1)
 
 
+def test_rows_in_the_order_of_two_columns(tmp_path: Path, x: Any, read: Counter[str]) -> None:
+    """And numbers in order, in the order of others: what is sorted first is what others wait for."""
+    with use(memory_limit=LIMIT // 4):
+        y = file(tmp_path / "x.npy")
+        read.clear()
+        order = ost.lexsort((y[:, 1], ost.round(y[:, 0])))
+        ost.save(tmp_path / "y.npy", ost.take(y, order, axis=0))
+        assert read["read"] <= 12 * x.nbytes  # most are keys and places, of 8 bytes beside 4
+        ost.save(tmp_path / "z.npy", ost.take(ost.sort(y[:, 2]), ost.argsort(y[:, 1])))
+    rows = np.lexsort((x[:, 1], x[:, 0].round()))
+    np.testing.assert_array_equal(loaded(tmp_path / "y.npy"), x[rows])
+    columns = np.sort(x[:, 2])[np.argsort(x[:, 1], kind="stable")]
+    np.testing.assert_array_equal(loaded(tmp_path / "z.npy"), columns)
+
+
 @pytest.mark.parametrize(("workers", "dtype"), [(1, "i4"), (1, "u8"), (4, "i4")])
 def test_rows_at_any_places(
     tmp_path: Path, x: Any, workers: int, dtype: str, read: Counter[str]
