@@ -1,6 +1,7 @@
 """Plans of tests are kept nowhere on disk, unless a test says so. Processes of one run of the tests share a folder of
 machine code: what one of them compiled, others load. OSTINATO_TEST_KERNELS may name another one, which stays for the
-next run, as `make test` does: machine code lies there under a digest of its text, of the processor and of LLVM.
+next run, as `make test` does: machine code lies there under a digest of its text, of the processor, of LLVM and of
+how we call it.
 Bytecode lies where Python keeps it."""
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def share_kernels(folder: Path) -> None:
     llvm.disk_cache = shared
 
 
-share_kernels(kept.folder() / "cache")
+share_kernels(kept.folder() / f"llvm-{kept.digest(Path(llvm.__file__).read_text())}")
 
 LONG = [  # 12 seconds and more, the longest first
     "runtime/test_job", "runtime/test_cluster", "io_pipeline/test_crews", "ops/test_ops",

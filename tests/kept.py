@@ -18,9 +18,13 @@ def folder() -> Path:
     return Path(os.environ["OSTINATO_TEST_KERNELS"])
 
 
+def digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
 def kept(kind: str, asked: str, make: Callable[[Path], object]) -> Path:
     """A file that was made of what is asked: by `make`, which is told where to put it, if it is not there."""
-    path = folder() / kind / hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
+    path = folder() / kind / digest(asked)
     if path.exists():
         with contextlib.suppress(OSError):
             os.utime(path)
@@ -37,7 +41,7 @@ def kept(kind: str, asked: str, make: Callable[[Path], object]) -> Path:
 
 def tidy() -> None:
     """Removes what no run has used for long."""
-    for path in folder().glob("*/*"):
+    for path in folder().rglob("*"):
         with contextlib.suppress(OSError):
-            if path.stat().st_mtime < time.time() - UNUSED:
+            if path.is_file() and path.stat().st_mtime < time.time() - UNUSED:
                 path.unlink()
