@@ -174,6 +174,11 @@ def gradient(xp: Any, x: Any) -> Any:
     return xp.gradient(x, axis=0)
 
 
+@row("covariances of 8 columns", lambda: [normal()[0][: N // 8 * 8].reshape(-1, 8)], dask=None)
+def cov(xp: Any, x: Any) -> Any:
+    return xp.cov(x.T)
+
+
 # -- order ---------------------------------------------------------------------------------
 @row("the median", normal, dask=lambda da, x: da.median(x.rechunk(-1), axis=0))
 def median(xp: Any, x: Any) -> Any:
