@@ -37,6 +37,7 @@ from .rewrite import inline
 
 SHARE = 4  # of the memory there is: what takes more than such a part of it is not kept unasked
 SORTING = 3  # times a value: what it takes to sort it in memory
+JOINING = 2  # times a value: what it takes to join it, or to see it in other places
 PLACES = 6  # times that a place is read or written on the way
 WORTH = 2.0  # times what bringing rows into order moves, from which on they are not read one by one
 
@@ -305,7 +306,7 @@ def _joins(graph: Graph, v: int) -> bool:
 
 
 def _is_beyond(spec: Spec, target: Target) -> bool:
-    return target.memory_limit is not None and spec.nbytes > _room(target)
+    return target.memory_limit is not None and spec.nbytes * JOINING > _room(target)
 
 
 def _kept_at(graph: Graph, v: int, target: Target) -> tuple[list[Step], Graph]:
