@@ -34,7 +34,7 @@ from .layout import (
 
 LOOKED_AT = 8  # workers, of whose messages the largest is found
 CHUNK = 32 << 20  # bytes of a chunk of a file, about,
-SHARE = 8  # or such a part of a memory limit
+SHARE = 4  # or such a part of a memory limit
 
 
 @dataclass(frozen=True, slots=True)
