@@ -37,7 +37,7 @@ class ReadAhead:
         self.steps = steps
         self.sources = sources
         self.shared = _shared(sources)
-        self.in_turn = any(s.in_turn for s in sources)
+        self.in_turn = any(s.in_turn for s, k in zip(sources, self.shared, strict=True) if k)
         self.pieces: list[Piece] = []  # of the turn before
         self.free = threading.Semaphore(BUFFERS)
         self.ready: SimpleQueue[Any] = SimpleQueue()
