@@ -25,6 +25,7 @@ from ostinato.planner.plan import Target, local_bytes
 from .costs import graph_seconds, together_seconds, way_seconds
 from .ways import SUM, Way, ways
 
+Function = Callable[..., Any]
 Solved = Callable[[Graph, Sequence[Spec], Target, Sequence[Layout | None]], Graph]
 
 CUT = 1e-12  # seconds by which what cuts less is preferred, of two that cost the same
@@ -78,8 +79,8 @@ def _with_algorithms(
     target: Target,
     machine: Machine,
     near: tuple[tuple[Layout, ...], ...],
-    algorithms: Callable[..., Sequence[Graph]],
-    cost: object,  # of the operation, by which `direct` is found
+    algorithms: Function,
+    cost: Function,  # of the operation, by which `direct` is found
     solved: Solved,
 ) -> Options:
     """Once for all nodes that are alike: each algorithm's layouts are a search of their own."""
