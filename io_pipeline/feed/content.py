@@ -17,6 +17,7 @@ import types
 from collections.abc import Iterator
 from functools import lru_cache
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -182,6 +183,9 @@ def _by_name(value: Any) -> str:
     return f"{_version(home)} {getattr(value, '__qualname__', value.__name__)}"
 
 
+PACKAGES = {"site-packages", "dist-packages"}  # also a user's own, and another environment's
+
+
 def _is_installed(value: Any) -> bool:
     """Whether it belongs to Python, to us, or to a package: what does not change from run to run unseen."""
     if isinstance(value, types.ModuleType):
@@ -193,7 +197,8 @@ def _is_installed(value: Any) -> bool:
         return top != "__main__"
     module = sys.modules.get(name or "")
     path = getattr(module, "__file__", None) or ""
-    return bool(path) and path.startswith(_homes())
+    there = path.startswith(_homes()) or not PACKAGES.isdisjoint(Path(path).parts)
+    return bool(path) and there
 
 
 @lru_cache(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import itertools
 import json
 import os
@@ -317,6 +318,22 @@ def test_what_cannot_be_told_is_refused(tmp_path: Path) -> None:
     for version, made in (("1", x * 2), ("1", x * 2)):
         kept = pipe.cache(0, disk=tmp_path, version=version).batch(6).to("numpy")
         np.testing.assert_array_equal(next(kept.epoch(0)), made)
+
+
+def test_packages_may_lie_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's own, or those of an environment that this one sees: they are told by name and version."""
+    for at, is_told in ((tmp_path / "lib" / "site-packages", True), (tmp_path / "mine", False)):
+        at.mkdir(parents=True)
+        (at / "of_others.py").write_text("class Sum:\n    def __call__(self, x):\n        return x")
+        monkeypatch.syspath_prepend(at)
+        made = importlib.import_module("of_others").Sum()
+        made.__name__ = "Sum"
+        if is_told:
+            assert told(made) == told(made)
+        else:
+            with pytest.raises(Untold):
+                told(made)
+        del sys.modules["of_others"]
 
 
 def test_functions_are_told_by_all_that_they_read() -> None:
