@@ -113,7 +113,7 @@ def test_values(name: str, mesh: Any, split: Any) -> None:
 def test_kernels_write_rows_as_they_read_them() -> None:
     x = np.random.default_rng(0).normal(size=(30_000, 8)).astype(np.float32)
     with sessions.use():
-        f = ost.compile(lambda x: ost.cov(x.T))
+        f = ost.compile(lambda x: ost.cov(x.T, dtype="float32"))
         np.testing.assert_allclose(np.asarray(f(x)), np.cov(x.T), rtol=1e-4, atol=1e-5)
         kernels = [n for n in f.plan.program.graph.nodes if n.op.startswith("fused")]
     assert [n.specs[0].shape for n in kernels] == [(8,), (30_000, 8)]
