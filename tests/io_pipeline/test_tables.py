@@ -78,20 +78,26 @@ def test_numbers_are_gathered_as_they_are_one_by_one(
 def test_only_columns_and_groups_that_are_asked_for_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where, read = written(tmp_path), []
+    where, reads = written(tmp_path), list[tuple[Any, Any]]()
     really = Blocks.read_block
     monkeypatch.setattr(
-        Blocks, "read_block", lambda self, *of: read.append(of[0]) or really(self, *of)
+        Blocks, "read_block", lambda self, *of: reads.append((self, of[0])) or really(self, *of)
     )
+
+    def read_of(pipe: Any) -> list[Any]:
+        """Threads of an epoch that nobody goes on with may still read."""
+        return [block for table, block in reads if table is pipe.source.table]
+
     pipe = ost.io.table(where, ["name"]).shuffle(seed=1, block=16).batch(16).to("numpy")
     list(itertools.islice(pipe.run_with(threads=1, ahead=0).epoch(0), 3))
+    read = read_of(pipe)
     assert 1 <= len(read) <= 8
     assert len({*read}) == len(read)
     assert [*pipe.source.table._kept.popitem()[1]] == ["name"]  # type: ignore[attr-defined]
-    read.clear()
     monkeypatch.setattr(tables, "KEPT", 0)
-    list(ost.io.table(where, ["name"]).batch(200).to("numpy").run_with(threads=1).epoch(0))
-    assert len(read) == 14
+    pipe = ost.io.table(where, ["name"]).batch(200).to("numpy").run_with(threads=1)
+    list(pipe.epoch(0))
+    assert len(read_of(pipe)) == 14
 
 
 CSV = "n,x,name,flag\n" + "".join(
