@@ -1,5 +1,5 @@
 """Special functions in float32 that are fast in registers of floats, of which a vector holds twice as
-many; within 3 units in the last place, `log_ndtr` within 5. Polynomials are minimax in relative error."""
+many; within 4 units in the last place, `log_ndtr` within 7. Polynomials are minimax in relative error."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ IN_FLOATS = {
     "i0e": 4,
     "i1": 4,
     "i1e": 4,
-    "log_ndtr": 6,
+    "log_ndtr": 7,
     "logit": 2,
     "ndtri": 4,
 }
@@ -263,7 +263,7 @@ def test_log_ndtr_over_the_whole_range_of_exponents(dtype, how):
                 assert y == -INF, x
                 continue
             ulp = max(abs(true) * float(unit.eps), float(unit.smallest_subnormal))
-            assert abs(y - true) <= (6 if dtype == np.float32 else 16) * ulp, (x, y, float(true))
+            assert abs(y - true) <= (7 if dtype == np.float32 else 16) * ulp, (x, y, float(true))
 
 
 EDGES: list[tuple[str, tuple[float, ...], float]] = [
