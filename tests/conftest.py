@@ -1,8 +1,7 @@
 """Plans of tests are kept nowhere on disk, unless a test says so. Processes of one run of the tests share a folder of
 machine code: what one of them compiled, others load. OSTINATO_TEST_KERNELS may name another one, which stays for the
 next run, as `make test` does: machine code lies there under a digest of its text, of the processor, of LLVM and of
-how we call it.
-Bytecode lies where Python keeps it."""
+how we call it. Bytecode lies where Python keeps it."""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ from ostinato.ops.cpu.loops import flat
 from ostinato.ops.jit.loops import loops_over
 from ostinato.ops.jit.scalar import numbers
 from ostinato.planner.cpu import fuse as rule
-from ostinato.planner.fusion import stages as nests
 
 import ostinato as ost
 from tests.planner.test_any_layout import RELAXED, run_and_compare
 from tests.planner.test_fuse import ops
+from tests.planner.test_nests import make_small_things_count
 from tests.planner.test_numerics import bits
 from tests.programs import Program
 from tests.sessions import MESHES, use
@@ -89,10 +89,8 @@ def make_program(r: random.Random, length: int = 6) -> Program:
 @pytest.mark.parametrize("numerics", ["same-plan", "any-workers"])
 def test_random_programs(numerics: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However small, in any layout."""
-    monkeypatch.setattr(rule, "WORTH", 0)
+    make_small_things_count(monkeypatch)
     monkeypatch.setattr(rule, "LARGE", 0)
-    monkeypatch.setattr(nests, "ROWS", 1)
-    monkeypatch.setattr(nests, "SMALL", -1)
 
     @settings(RELAXED, max_examples=few(24))
     @given(st.randoms(use_true_random=False), st.sampled_from(MESHES))

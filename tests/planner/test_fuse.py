@@ -20,12 +20,12 @@ from ostinato.ops.cpu.jit import llvm
 from ostinato.ops.cpu.loops import flat, stages
 from ostinato.ops.jit.scalar import Part, numbers
 from ostinato.planner.cpu import fuse as rule
-from ostinato.planner.fusion import stages as nests
 from ostinato.planner.title import title
 
 import ostinato as ost
 from ostinato import settings
 from tests.planner.test_any_layout import RELAXED, run_and_compare
+from tests.planner.test_nests import make_small_things_count
 from tests.programs import make_program
 from tests.sessions import MESHES, use
 
@@ -47,10 +47,8 @@ def ops(graph: Graph) -> list[str]:
 
 @pytest.mark.parametrize("numerics", ["same-plan", "any-workers"])
 def test_random_programs_however_small(numerics: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rule, "WORTH", 0)
+    make_small_things_count(monkeypatch)
     monkeypatch.setattr(rule, "LARGE", 0)
-    monkeypatch.setattr(nests, "ROWS", 1)
-    monkeypatch.setattr(nests, "SMALL", -1)
 
     @RELAXED
     @given(st.randoms(use_true_random=False), st.sampled_from(MESHES))

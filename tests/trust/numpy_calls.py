@@ -202,21 +202,21 @@ HERMITIAN = ("linalg.cholesky", "linalg.eigh", "linalg.eigvalsh")
 UNASKED = ("poly", "roots")  # they look at the elements, and answer by themselves if there are none
 TEXTS = ("array2string", "array_repr", "array_str")
 UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
-HALF = ("float16", "float32")
+NARROW = ("float16", "float32")
 THEIRS = {  # where NumPy computes in less than what it returns, or wraps around, and ours does not
     "trapezoid": ("bool", "int8", *UNSIGNED),
     "unwrap": UNSIGNED,
     "lcm": ("int8",),
-    "nanvar": (*HALF, "complex64"),
-    "nanstd": (*HALF, "complex64"),
+    "nanvar": (*NARROW, "complex64"),
+    "nanstd": (*NARROW, "complex64"),
     "polymul": ("bool",),
     "polyval": ("bool",),
     "intersect1d": ("bool",),  # which says of what is not unique that it is
     "setxor1d": ("bool",),
     # whole numbers as `q` give float64, floating ones do not; of truths a truth
-    **dict.fromkeys(("percentile", "nanpercentile"), HALF),
-    **dict.fromkeys(("quantile", "nanquantile"), ("bool", *HALF)),
-    "histogramdd": HALF,  # of nothing
+    **dict.fromkeys(("percentile", "nanpercentile"), NARROW),
+    **dict.fromkeys(("quantile", "nanquantile"), ("bool", *NARROW)),
+    "histogramdd": NARROW,  # of nothing
     **{f"fft.{name}": ("float16",) for name in (
         "hfft", "ifft", "ifft2", "ifftn", "ihfft", "irfft", "irfft2", "irfftn"
     )},
