@@ -260,27 +260,31 @@ STORED = (  # whose results lie in files, too
 )
 
 
+def _file_op(name: str, **about: Any) -> None:
+    """Another look at a file, of which nothing is read yet."""
+    nothing: dict[str, Any] = {
+        "indices": _nowhere,
+        "cost": lambda ins, outs, p: (0.0, 0.0),
+        "made_by": "passes",
+    }
+    op(name, **nothing, **about)
+
+
 def _take_file_rule(i: Spec, x: Spec, **kw: Any) -> Spec | Specs:
     if i.ndim != 1:
         raise misfit(ShapeError, "take_file", got=f"places {i.shape}", needed="one axis of them")
     return lookup("take").infer(x, i, **kw)
 
 
-op(
+_file_op(
     "slice_file",
     infer=lambda x, **kw: lookup("slice").infer(x, **kw),
-    indices=_nowhere,
     view=lambda x, **kw: x.sliced(**kw),
-    cost=lambda ins, outs, p: (0.0, 0.0),
-    made_by="passes",
 )
-op(
+_file_op(
     "take_file",  # the places come first: it is their memory that has to stay
     infer=_take_file_rule,
-    indices=_nowhere,
     view=lambda i, x, *, axis: x.taken(i, axis),
-    cost=lambda ins, outs, p: (0.0, 0.0),
-    made_by="passes",
 )
 
 
@@ -291,14 +295,11 @@ def _merge_file_rule(x: Spec, *, axes: int) -> Spec:
     return Spec((row, *(1,) * (axes - 1), *x.shape[axes:]), x.dtype)
 
 
-op(
+_file_op(
     "merge_file",
     infer=_merge_file_rule,
     takes={"axes": whole(2)},
-    indices=_nowhere,
     view=lambda x, *, axes: x.merged(axes),
-    cost=lambda ins, outs, p: (0.0, 0.0),
-    made_by="passes",
 )
 
 
@@ -340,13 +341,10 @@ def collective_of(name: str, params: Params) -> str:
     return name if name in COLLECTIVES else ""
 
 
-op(
+_file_op(
     "join_files",  # one behind the other along the first axis
     infer=lambda *xs: lookup("concat").infer(*xs, axis=0),
-    indices=_nowhere,
     view=lambda *xs: xs[0].joined(xs[1:]),
-    cost=lambda ins, outs, p: (0.0, 0.0),
-    made_by="passes",
 )
 
 
@@ -356,14 +354,11 @@ def _pad_file_rule(x: Spec, *, before: int, after: int) -> Spec:
     return Spec((before + x.shape[0] + after, *x.shape[1:]), x.dtype)
 
 
-op(
+_file_op(
     "pad_file",
     infer=_pad_file_rule,
     takes={"before": whole(0), "after": whole(0)},
-    indices=_nowhere,
     view=lambda x, *, before, after: x.padded(before, after),
-    cost=lambda ins, outs, p: (0.0, 0.0),
-    made_by="passes",
 )
 
 
@@ -373,12 +368,9 @@ def _split_file_rule(x: Spec, *, rows: int) -> Spec:
     return Spec((x.shape[0] // rows, rows, *x.shape[1:]), x.dtype)
 
 
-op(
+_file_op(
     "split_file",
     infer=_split_file_rule,
     takes={"rows": whole(1)},
-    indices=_nowhere,
     view=lambda x, *, rows: x.split(rows),
-    cost=lambda ins, outs, p: (0.0, 0.0),
-    made_by="passes",
 )

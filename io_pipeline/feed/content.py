@@ -197,8 +197,7 @@ def _is_installed(value: Any) -> bool:
         return top != "__main__"
     module = sys.modules.get(name or "")
     path = getattr(module, "__file__", None) or ""
-    there = path.startswith(_homes()) or not PACKAGES.isdisjoint(Path(path).parts)
-    return bool(path) and there
+    return path.startswith(_homes()) or not PACKAGES.isdisjoint(Path(path).parts)
 
 
 @lru_cache(1)

@@ -56,9 +56,7 @@ def groups_of(
     Numbers of elements that only such operations read are made by each of their kernels."""
 
     def joins(k: int) -> bool:
-        node = graph.nodes[k]
-        fits = is_elementwise(graph, node, lowers) or rows_of(graph, node, lowers) > 0
-        return fits and k not in late and k not in alone
+        return _fits(graph, k, lowers) and k not in late and k not in alone
 
     found: dict[Group, None] = {}
     latest: dict[Space, Group] = {}
@@ -184,6 +182,12 @@ def is_elementwise(graph: Graph, node: Node, lowers: Lowers) -> bool:
     return lowers(node.op, tuple(graph.specs[v].dtype for v in node.inputs), spec.dtype)
 
 
+def _fits(graph: Graph, k: int, lowers: Lowers) -> bool:
+    """Whether kernels can do it, if it is no product."""
+    node = graph.nodes[k]
+    return is_elementwise(graph, node, lowers) or rows_of(graph, node, lowers) > 0
+
+
 def _work(graph: Graph, node: Node) -> int:
     """How many simple operations it is for an element."""
     if OPS[node.op].draws:
@@ -202,8 +206,7 @@ def _stays_view(graph: Graph, k: int, lowers: Lowers) -> bool:
     else of them, or do not read the part."""
 
     def able(j: int) -> bool:
-        node = graph.nodes[j]
-        return is_elementwise(graph, node, lowers) or rows_of(graph, node, lowers) > 0
+        return _fits(graph, j, lowers)
 
     (v,), (made,) = graph.nodes[k].inputs, graph.outs(k)
     maker = graph.producers[v]
