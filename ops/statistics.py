@@ -287,12 +287,12 @@ def nancumprod(a: Operandish, axis: int | None = None, dtype: Any = None) -> Arr
     return cumprod(_without(a, 1)[0], axis, dtype=dtype)
 
 
-def _cast(a: Operandish, dtype: Any) -> Operandish:
+def _cast(a: Operandish, dtype: Any, what: str = "a mean without NaN") -> Operandish:
     if dtype is None:
         return a
     kind = as_dtype(dtype)
     if not is_inexact(kind):
-        raise misfit(ArgumentError, "a mean without NaN", got=kind.name, needed="a floating dtype")
+        raise misfit(ArgumentError, what, got=kind.name, needed="a floating dtype")
     return astype(as_array(a), kind)
 
 
@@ -426,7 +426,7 @@ def cov(
     x = _variables(m, rowvar)
     if y is not None:
         x = concat([x, _variables(y, rowvar)])
-    x = astype(x, promote(x.dtype, float64) if dtype is None else as_dtype(dtype))
+    x = as_array(_cast(x, promote(x.dtype, float64) if dtype is None else dtype, "cov"))
     w: Array | None = None
     for given in (fweights, aweights):
         if given is not None:

@@ -462,3 +462,8 @@ def test_axes_and_precisions_are_numpys(call: Callable[..., Any]) -> None:
     assert (made.dtype, made.shape) == (wanted.dtype, wanted.shape)
     rtol = {"float16": 1e-3, "float32": 1e-6}.get(made.dtype.name, 1e-12)
     np.testing.assert_allclose(made, wanted, rtol=rtol, atol=rtol)
+
+
+def test_covariances_are_no_whole_numbers() -> None:
+    with use(), pytest.raises(ArgumentError, match=r"cov \(.*got int32; needed a floating dtype"):
+        ost.cov(np.ones((2, 3)), dtype="int32")
