@@ -82,6 +82,7 @@ from .sessions import (
     here,
     one_by_one,
 )
+from .side_effects import Effects, Outside, Place
 from .streaming import behind
 from .tracing import Traced, traced
 
@@ -109,6 +110,7 @@ class Entry:
     traced: Traced | None  # to be compared with, if asked for
     guards: Guards  # what the trace read of what is around
     hold: Callable[[Sequence[Any]], bool] | None  # whether that is as it was
+    effects: Effects | None  # what it reads and writes of what is around
     owner: weakref.ref[CompiledFunction[Any, Any]]
     key: Any = None
     # where `quick` leads to it, and the objects among the arguments, with which it goes
@@ -280,12 +282,18 @@ class CompiledFunction(Generic[P, R]):
                     o = None
                 else:
                     if entry.hold is None or entry.hold(leaves):
-                        self.hits += 1
-                        self.last = entry
                         if entry.simple:
+                            self.hits += 1
+                            self.last = entry
                             return from_operand(entry.launch(given)[0])  # type: ignore[return-value]
                         o = None  # for the same reason
-                        return self._run(entry, leaves, given, session)
+                        effects = entry.effects
+                        state = None if effects is None else effects.read(leaves, session)
+                        if effects is None or state is not None:
+                            self.hits += 1
+                            self.last = entry
+                            arguments = self._arguments(effects, args, kwargs)
+                            return self._run(entry, leaves, given, session, state, arguments)
                     given.clear()
                     o = None
             return self._call(args, kwargs)
@@ -299,7 +307,23 @@ class CompiledFunction(Generic[P, R]):
         if entry is None:  # inside another trace, or under a gradient: part of it
             return self.function(*args, **kwargs)
         self.last = entry
-        return self._run(entry, leaves, given, session)
+        state, effects = None, entry.effects
+        if effects is not None:
+            state = effects.read(leaves, session)
+            if state is None:  # another thread was faster
+                return self._call(args, kwargs)
+        arguments = self._arguments(effects, args, kwargs)
+        return self._run(entry, leaves, given, session, state, arguments)
+
+    def _arguments(
+        self, effects: Effects | None, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Outside | None:
+        """The arguments by name, for what writes to containers among them."""
+        if effects is None or not effects.containers:
+            return None
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
 
     def _entry(
         self, args: Sequence[Any], kwargs: dict[str, Any], session: Session
@@ -325,17 +349,20 @@ class CompiledFunction(Generic[P, R]):
         given = [session.hold_array(x) if isinstance(x, Array) else x for x in leaves]
         call = Call(self, session, structure, given, fixed)
         key = call.key
-        entry, change = self._known(key, leaves)
+        entry, change = self._known(key, leaves, session)
         if entry is None:
             with one_by_one(self.lock, session):
-                entry, change = self._known(key, leaves)
+                entry, change = self._known(key, leaves, session)
+                places: Sequence[Place] = ()
                 if change is not None and (stale := self.entries.get(key)) is not None:
+                    if stale.effects is not None:
+                        places = [i.place for i in stale.effects.inputs]
                     self.drop(stale)
                     if change.guard.key in _OF_CODE:
                         self._sign()
                         return self._entry(args, kwargs, session)
                 if entry is None:
-                    entry = self._make(call, change)
+                    entry = self._make(call, change, places)
                     self._keep(entry, call.key, leaves, session)
         else:
             self.hits += 1
@@ -383,7 +410,13 @@ class CompiledFunction(Generic[P, R]):
                     known.entry = left
         if self.last is entry:
             self.last = replace(
-                entry, launch=_ended, captured=(), guards=Guards(()), hold=None, objects=[]
+                entry,
+                launch=_ended,
+                captured=(),
+                guards=Guards(()),
+                hold=None,
+                effects=None,
+                objects=[],
             )
 
     def forget_session(self, number: int) -> None:
@@ -393,12 +426,18 @@ class CompiledFunction(Generic[P, R]):
                 self.drop(entry)
         self.needed = {n for n in list(self.needed) if n[0][2] != number}
 
-    def _known(self, key: Any, leaves: Sequence[Any]) -> tuple[Entry | None, Change | None]:
+    def _known(
+        self, key: Any, leaves: Sequence[Any], session: Session
+    ) -> tuple[Entry | None, Change | None]:
         """The entry of a signature, if all that it read is as it was; else what changed."""
         entry = self.entries.get(key)
-        if entry is None or entry.hold is None or entry.hold(leaves):
-            return entry, None
-        change = entry.guards.change(leaves)
+        if entry is None:
+            return None, None
+        change = None
+        if entry.hold is not None and not entry.hold(leaves):
+            change = entry.guards.change(leaves)
+        if change is None and entry.effects is not None:
+            change = entry.effects.change(leaves, session)
         return (entry if change is None else None), change
 
     def _remember(
@@ -466,12 +505,30 @@ class CompiledFunction(Generic[P, R]):
         known.entries[value] = known.entry = entry
         entry.quick.add((form, value))
 
-    def _run(self, entry: Entry, leaves: Sequence[Any], given: list[Any], session: Session) -> Any:
+    def _run(
+        self,
+        entry: Entry,
+        leaves: Sequence[Any],
+        given: list[Any],
+        session: Session,
+        state: tuple[list[Any], list[Any]] | None,
+        arguments: Outside | None,
+    ) -> Any:
         operands: list[Any] = [_held(x, session) for x in [given[k] for k in entry.leaves]]
+        if state is not None:
+            operands += [_held(x, session) for x in state[0]]
         if entry.captured:
             operands += entry.captured
         if entry.draws:
             operands.append(session.put(np.asarray(seeds.advance(), np.uint64)))
+        effects = entry.effects
+        numbers: list[Any] = []
+        if effects is not None:
+            if arguments is not None:
+                effects.check(arguments, self.name)
+            if effects.numbers is not None:
+                more = state[0] if state is not None else ()
+                numbers = effects.numbers.of([*[given[k] for k in entry.leaves], *more])
         for k in entry.assigned:
             if sum(x is leaves[k] for x in leaves) > 1:
                 raise misfit(
@@ -488,12 +545,26 @@ class CompiledFunction(Generic[P, R]):
         else:
             made = entry.launch(operands)
         if entry.made:
-            results = [from_operand(o) for o in made]
-        else:
-            results = [
-                self._result(at, k, entry, leaves, operands, made, session)
-                for at, k in entry.outputs
-            ]
+            return entry.build([from_operand(o) for o in made])
+        known: dict[tuple[str, Any], Any] = {}  # one Array for each output, whoever gets it
+
+        def result(where: str, k: Any) -> Any:
+            if where == "is":
+                return k
+            if where == "number":
+                return numbers[k]
+            if where == "item":
+                return result(*k).item()
+            if where == "state" and state is not None:
+                return state[1][k]
+            if (where, k) not in known:
+                found = self._result(where, k, entry, leaves, operands, made, session)
+                known[where, k] = found
+            return known[where, k]
+
+        results = [result(at, k) for at, k in entry.outputs]
+        if effects is not None:
+            effects.store(result, leaves, arguments or {})
         if entry.assigned:
             self._assign(entry, leaves, operands, made)
         return entry.build(results)
@@ -543,10 +614,10 @@ class CompiledFunction(Generic[P, R]):
 
     # -- signatures ------------------------------------------------------------------------
     # -- tracing ---------------------------------------------------------------------------
-    def _make(self, call: Call, change: Change | None) -> Entry:
+    def _make(self, call: Call, change: Change | None, places: Sequence[Place]) -> Entry:
         start = time.perf_counter()
         with activity.task("trace", f"tracing {self.name}"):
-            found, guards = traced(self, call)
+            found, guards = traced(self, call, places)
         entry, source = self._planned(call, found, guards)
         target = self._target(call.session.target)
         parts = {
@@ -594,16 +665,19 @@ class CompiledFunction(Generic[P, R]):
     def _planned(self, call: Call, traced: Traced, guards: Guards) -> tuple[Entry, str]:
         session, inputs = call.session, traced.inputs
         captured, draws = traced.captured, traced.draws
-        names = [call.names[k] for k in inputs]
+        names = [*[call.names[k] for k in inputs], *traced.state.names]
         donated = tuple(k for k in call.donated if k in inputs)
-        places = tuple(inputs.index(k) for k in donated)
+        away = tuple(inputs.index(k) for k in donated)
         target, steps, graph = self._target(session.target), list[Step](), traced.graph
         if self.tolerance is None:
             steps, graph = in_steps(graph, target)
-        key = Key(graph, target, places)
+        key = Key(graph, target, away)
         chosen, allowed = None, list[float]()
         if self.tolerance is not None:
-            operands = [_held(call.leaves[k], session) for k in inputs] + [*captured]
+            operands = [
+                _held(x, session) for x in [*[call.leaves[k] for k in inputs], *traced.state.given]
+            ]
+            operands += captured
             operands += [session.put(np.asarray(0, np.uint64))] * draws
             before = self.widest.get(key.graph)
             allowed = budgets(self.tolerance, traced, self.name)
@@ -613,18 +687,26 @@ class CompiledFunction(Generic[P, R]):
         if chosen is not None:
             plan = replace(plan, report=chosen.report)
 
+        places = [("in", k) for k in inputs]
+        places += [("state", k) for k in range(len(traced.state.given))]
+        places += [("captured", k) for k in range(len(captured))]
+
         def final_of(where: str, value: Any) -> tuple[str, Any]:
-            if where != "ref":
+            if where not in ("ref", "item"):
                 return where, value
-            where, n = plan.results[value]
-            if where == "out":
-                return "out", n
-            return ("in", inputs[n]) if n < len(inputs) else ("captured", n - len(inputs))
+            at, n = plan.results[value]
+            if at != "out":
+                at, n = places[n]
+            return ("item", (at, n)) if where == "item" else (at, n)
 
         final = [final_of(*output) for output in traced.outputs]
         assigned = {k: final_of("ref", n) for k, n in traced.assigned}
+        effects = None
+        if traced.stores or traced.state.inputs:
+            stores = tuple([s.given(final_of) for s in traced.stores])
+            effects = Effects(traced.state.inputs, stores, traced.numbers)
         simple = (
-            not (captured or draws or donated or assigned)
+            not (captured or draws or donated or assigned or effects)
             and traced.structure.kind == "leaf"
             and final[0] == ("out", 0)
             and inputs == list(range(len(call.leaves)))
@@ -644,11 +726,12 @@ class CompiledFunction(Generic[P, R]):
             assigned,
             constructor(traced.structure),
             donated,
-            not assigned and final == [("out", k) for k in range(len(final))],
+            not (assigned or effects) and final == [("out", k) for k in range(len(final))],
             simple,
             traced if settings.check_stale else None,
             guards,
             guards.hold,
+            effects,
             weakref.ref(self),
         )
         return entry, source
@@ -678,7 +761,8 @@ class CompiledFunction(Generic[P, R]):
 
     def _check(self, entry: Entry, call: Call) -> None:
         """Trace a hit again, and see whether it would become the same (OSTINATO_CHECK_STALE)."""
-        again, _ = traced(self, call)
+        places = [i.place for i in entry.effects.inputs] if entry.effects is not None else ()
+        again, _ = traced(self, call, places)
         if entry.traced is not None and (found := entry.traced.differs(again)):
             raise misfit(
                 StaleResultError,

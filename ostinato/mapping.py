@@ -17,6 +17,7 @@ from ostinato.errors import ArgumentError, BoundsError, ShapeError
 from ostinato.ops.batching import Batch, given_axis
 from ostinato.ops.core.array import Array, Trace, as_array
 from ostinato.ops.core.spec import Spec, int64
+from ostinato.ops.core.trace import check_ended
 from ostinato.ops.core.tracebacks import door
 from ostinato.ops.core.tree import Structure, fields_of, flatten, in_order, paths, unflatten
 from ostinato.ops.core.user_line import misfit
@@ -48,6 +49,12 @@ def vmap(function: Callable[P, R], in_axes: Axes = 0, out_axes: Axes = 0) -> Cal
     @door
     @functools.wraps(function, updated=())  # the state of a wrapper is its own
     def mapped(*args: Any, **kwargs: Any) -> Any:
+        trace = Trace(f"vmap of {name}")
+        found = of_elements(trace, args, kwargs)
+        check_ended(trace)
+        return found
+
+    def of_elements(trace: Trace, args: Any, kwargs: Any) -> Any:
         axes_of_args = _without_defaults(function, in_axes, args)
         leaves, structure = flatten((args, kwargs))
         named = paths(structure, "argument")
@@ -57,7 +64,6 @@ def vmap(function: Callable[P, R], in_axes: Axes = 0, out_axes: Axes = 0) -> Cal
             *(0 if _has_axes(x) else None for x in leaves[positions.leaves :]),
         ]
         size = _size(leaves, axes, named, name)
-        trace = Trace(f"vmap of {name}")
         batch = Batch(trace, size)
         items = []
         for leaf, axis in zip(leaves, axes, strict=True):

@@ -12,9 +12,11 @@ import _signal  # type: ignore[import-not-found]  # its getsignal makes no enums
 import array as _array
 import collections
 import contextlib
+import datetime
 import dis
 import functools
 import gc
+import itertools
 import os
 import random as _random
 import signal
@@ -24,7 +26,7 @@ import time as _time
 import types
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,9 +34,20 @@ import numpy as np
 
 from ostinato.errors import StaleWarning
 from ostinato.ops.core.array import Array
+from ostinato.ops.core.tree import Structure
 from ostinato.ops.core.user_line import is_ours, short
 
 from .guards import UNSET, VALUES, Guard, Leaf, is_alike
+from .side_effects import (
+    Argument,
+    Place,
+    PlaceId,
+    Snapshot,
+    State,
+    Write,
+    is_state,
+    place_id,
+)
 
 FEW = 256  # elements of a container that are looked into; of larger ones each counts as it is
 SMALL = 1 << 16  # bytes of a NumPy array whose numbers are compared at each hit
@@ -68,6 +81,9 @@ class Facts:
     mutates: bool  # it may change a container
     valued: frozenset[str]  # names of which more is read than shape and dtype
     any_attribute: frozenset[str]  # what it reads attributes of whose names it makes; "": who knows
+    texts: frozenset[str]
+    chains: tuple[tuple[tuple[str, ...], int], ...]  # `a.b.c`, from a name on, and the line
+    line_of_file: int  # where it opens a file to write; 0 if it does not
 
 
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
@@ -84,9 +100,17 @@ _MUTATORS = frozenset(
     (
         *("append", "appendleft", "extend", "extendleft", "insert", "pop", "popleft", "popitem"),
         *("remove", "clear", "update", "add", "discard", "setdefault", "sort", "reverse", "rotate"),
-        *("__setitem__", "__setattr__", "setattr", "delattr", "fill", "put"),
+        *("__setitem__", "__delitem__", "__setattr__", "setattr", "delattr", "fill", "put"),
+        *("heappush", "heappop", "heapify", "insort", "shuffle", "copyto", "putmask"),
     )
 )
+_MODULES = frozenset(("modules", "import_module", "__import__"))
+_GENERATORS = (_random.Random, np.random.RandomState, np.random.Generator)
+_DRAWN = "random numbers, drawn once, when it is traced"
+_DRAWING = frozenset(("uuid.uuid1", "uuid.uuid4", "posix.urandom", "posix.getrandom"))
+_PLAIN = (types.ModuleType, type, *_GENERATORS)  # whose attributes are read without anybody's code
+_HEAP = 1 << 9  # of a class that was made while the program runs
+_Cached = type(functools.lru_cache(lambda: None))
 _ANY = frozenset(("vars", "__dict__", "attrgetter", "__getattribute__", "getmembers", "dir"))
 
 
@@ -137,6 +161,46 @@ def facts(code: types.CodeType) -> Facts:
         mutates or bool(named & _MUTATORS),
         frozenset(valued | found["attrs"] - loaded),
         frozenset(any_attribute | {"" for _ in named & _ANY}),
+        frozenset(_texts(code.co_consts)),
+        tuple(_chains(steps)),
+        _writes_file(steps, named),
+    )
+
+
+def _chains(steps: Sequence[dis.Instruction]) -> Iterator[tuple[tuple[str, ...], int]]:
+    line = 0
+    for n, step in enumerate(steps):
+        line = step.starts_line or line
+        if not step.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_FAST")):
+            continue
+        names = [step.argval]
+        for after in steps[n + 1 :]:
+            if after.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+                break
+            names.append(after.argval)
+        yield tuple(names), line
+
+
+def _writes_file(steps: Sequence[dis.Instruction], named: set[str]) -> int:
+    """The line that opens a file to write, as far as one sees."""
+    line, opened = 0, 0
+    for step in steps:
+        line = step.starts_line or line
+        if step.opname in _LOADS and step.argval == "open":
+            opened = line
+        elif step.argval in ("write_text", "write_bytes"):
+            return line
+        elif opened and step.opname == "LOAD_CONST" and _is_mode(step.argval):
+            return opened
+    return opened if named & {"write", "writelines"} else 0
+
+
+def _is_mode(x: Any) -> bool:
+    return (
+        isinstance(x, str)
+        and 0 < len(x) <= 3
+        and set(x) <= set("rwaxbt+")
+        and bool(set(x) & set("wax+"))
     )
 
 
@@ -223,7 +287,13 @@ def _is_installed(module: types.ModuleType) -> bool:
 
 @functools.lru_cache(4096)
 def _is_library_type(kind: type) -> bool:
-    return _is_library_module(getattr(kind, "__module__", None))
+    name = getattr(kind, "__module__", None)
+    return not _is_nameless(kind) and _is_library_module(name)
+
+
+def _is_nameless(kind: type) -> bool:
+    """Whether a class was written where no module has a name, and so seems to be one of builtins."""
+    return kind.__module__ == "builtins" and bool(kind.__flags__ & _HEAP)
 
 
 # -- what is reached -----------------------------------------------------------------------
@@ -235,8 +305,13 @@ class Reach:
         function: Any,
         name: str,
         leaves: Sequence[tuple[int, str, Any]],
-        beside: Sequence[Any] = (),
+        beside: Sequence[Any],
+        state: State,
     ) -> None:
+        self.state = state  # what are inputs of the trace, so not guarded
+        self.snapshot = Snapshot()
+        self.there: set[int] = set()  # containers that are older than the trace, by id
+        self.kept: set[int] = set()  # what is written to, by id: its guards count
         self.guards: list[Guard] = []
         self.places: set[tuple[Any, ...]] = set()  # what has a guard
         self.executed: dict[int, types.CodeType] = {}
@@ -258,6 +333,8 @@ class Reach:
         ] = {}  # free variables, as they were at the call, by code
         self.nested: list[Any] = []  # compiled functions that were called
         self.warned: list[tuple[str, str]] = []  # what cannot be watched
+        self.lines: dict[str, tuple[str, int]] = {}  # where that was met, if it is known
+        self.generators: list[tuple[Any, str, bool]] = []  # of random numbers
         for number, leaf, x in leaves:
             self._descend(x, leaf, Leaf(number))
         for x in beside:
@@ -296,9 +373,51 @@ class Reach:
             for n in known.any_attribute
         ):
             self.every = True
+        self._spaces_by_text(frame.f_globals, known)
         self._name(known.attributes)
         for f in self.functions.get(id(code), ()):
             self._function_runs(f)
+        self._look_for_sources(code, known, frame)
+
+    def _spaces_by_text(self, names: dict[str, Any], known: Facts) -> None:
+        """What code finds by texts: globals by `globals()`, modules by `sys.modules` and `import_module`."""
+        if "globals" in known.globals:
+            asked = known.texts & names.keys()
+            every = frozenset(n for n in names if not n.startswith("__"))
+            self._space(names, asked or every)
+        if known.named & _MODULES:
+            for name in known.texts & sys.modules.keys():
+                self._item(sys.modules, name, name)
+
+    def _look_for_sources(self, code: types.CodeType, known: Facts, frame: types.FrameType) -> None:
+        """Random numbers, clocks and files, by the names that lead to them."""
+        given = frame.f_locals
+        for (first, *rest), line in known.chains:
+            x = given.get(first, frame.f_globals.get(first))
+            if isinstance(x, Array) or not rest:
+                continue
+            for name in rest[:-1]:
+                x = (_dict_of(x) or {}).get(name)
+            found = getattr(x, rest[-1], None) if isinstance(x, _PLAIN) else None
+            self._source(".".join((first, *rest)), found, (code.co_filename, line))
+        if known.line_of_file:
+            what = "a file, written once, when it is traced"
+            self._warn("open", what, "ost.callback", (code.co_filename, known.line_of_file))
+
+    def _assume(self, f: types.FunctionType) -> None:
+        """A function whose results are kept (`lru_cache`) may have run before: what it would read counts."""
+        code = f.__code__
+        if id(code) in self.executed or _is_library_code(code):
+            return
+        self.executed[id(code)] = code
+        known = facts(code)
+        self._space(f.__globals__, known.globals)
+        self._name(known.attributes)
+        self._function_runs(f)
+        cells = [c.cell_contents for c in f.__closure__ or () if c != types.CellType()]
+        for x in [*(f.__globals__.get(n) for n in known.globals), *cells]:
+            if type(x) is types.FunctionType:
+                self._assume(x)
 
     def returned(self, frame: types.FrameType) -> None:
         """It ends: what it found meanwhile may have attributes that it read."""
@@ -332,12 +451,8 @@ class Reach:
 
     # -- places ----------------------------------------------------------------------------
     def _guard(self, kind: str, of: Any, key: Any, value: Any, name: str) -> Guard | None:
-        place = (
-            kind,
-            of if type(of) is Leaf else id(of),
-            key if isinstance(key, (str, int)) else id(key),
-        )
-        if place in self.places:
+        place = place_id(kind, of, key)
+        if place in self.places or place in self.state.places:
             return None
         self.places.add(place)
         self.guards.append(Guard(kind, of, key, value, name))
@@ -351,6 +466,7 @@ class Reach:
     def _space(self, names: dict[str, Any], wanted: frozenset[str]) -> None:
         """What a function takes from its module."""
         _, known = self.modules.setdefault(id(names), (names, set()))
+        self.snapshot.add_names(names, "")
         for n in wanted - known:
             known.add(n)
             if n in names:
@@ -395,9 +511,10 @@ class Reach:
         of, x, path = slots
         for kind in type(x).__mro__:
             for n, d in tuple(kind.__dict__.items()):
-                if isinstance(d, types.MemberDescriptorType) and (
-                    self.every or n in self.attributes
-                ):
+                if not isinstance(d, types.MemberDescriptorType):
+                    continue
+                self.snapshot.add(Place("attr", of, n, f"{path}.{n}"), x)
+                if self.every or n in self.attributes:
                     try:
                         value = d.__get__(x)
                     except AttributeError:
@@ -417,8 +534,12 @@ class Reach:
             self._guard("attr", x, "_operand", x._operand, path)
         elif kind is types.FunctionType:
             self._function(x, path)
+        elif kind is _Cached:
+            self._descend(x.__wrapped__, path)
+            if type(x.__wrapped__) is types.FunctionType:
+                self._assume(x.__wrapped__)
         elif kind in WRAPPERS:
-            self._builtin(x, path)
+            self._source(path, x)
             for name in WRAPPERS[kind]:
                 self._descend(getattr(x, name), path)
         elif isinstance(x, types.ModuleType):
@@ -443,7 +564,9 @@ class Reach:
             self._guard("call", x, None, value, path)
             self._descend(value, path)
         elif kind is types.BuiltinFunctionType:
-            self._builtin(x, path)
+            self._source(path, x)
+        elif isinstance(x, _GENERATORS):
+            self.generators.append((x, path, self.named))
         elif hasattr(kind, "__next__"):
             self._warn(path, "an iterator, which is used up by the trace", "a list")
         elif not kind.__module__.startswith("ostinato."):
@@ -453,7 +576,7 @@ class Reach:
         """An instance: its class, and of its attributes those that are named anywhere."""
         of = x if of is None else of
         kind: Any = type(x)
-        if kind.__module__ == "builtins":
+        if kind.__module__ == "builtins" and not _is_nameless(kind):
             return
         if not _is_library_type(kind):
             self._guard("attr", of, "__class__", kind, f"the class of {path}")
@@ -471,7 +594,10 @@ class Reach:
             self.slotted.append((of, x, path))
             self._slots(self.slotted[-1])
 
-    def _attributes(self, names: Any, path: str, is_object: bool) -> None:
+    def _attributes(
+        self, names: Any, path: str, is_object: bool, owner: type | None = None
+    ) -> None:
+        self.snapshot.add_names(names, path, owner)
         space = (names, path, is_object)
         self.spaces.append(space)
         self._named(space)
@@ -482,18 +608,20 @@ class Reach:
             if not _is_library_type(k) and ("class", id(k)) not in self.places:
                 self.places.add(("class", id(k)))
                 self.seen[id(k)] = k
-                self._attributes(k.__dict__, k.__name__, False)
+                self._attributes(_names_of(k), k.__name__, False, k)
 
     def _contents(self, x: Any, path: str, items: Any) -> None:
         """A container: which elements it has, and what these lead to, unless they are many."""
+        self.snapshot.add_contents(x, path)
         if items is not None:
             inner = [(f"{path}[{k!r:.40}]", k, v) for k, v in items.items()]
-            plain = len(inner) <= FEW and all(type(k) is str for k in items)
-            if plain:
+            plain = len(inner) <= FEW and all(type(k) in _ATOMS for k in items)
+            if plain and all(type(k) is str for k in items):
                 self._guard("keys", x, None, list(items), path)
             else:
                 self._guard("each", x, None, tuple(items), path)
-                self._guard("each", x.values(), None, tuple(items.values()), path)
+                if not plain:
+                    self._guard("each", x.values(), None, tuple(items.values()), path)
         else:
             elements = tuple(x)
             inner = [(f"{path}[{k}]", k, v) for k, v in enumerate(elements)]
@@ -512,6 +640,8 @@ class Reach:
         if x.dtype.hasobject:
             return
         if x.nbytes <= SMALL:
+            if x.flags.writeable:
+                self.snapshot.add_contents(x, path)
             self._guard("bytes", x, None, (x.dtype.str, x.shape, x.tobytes()), path)
             return
         base: Any = x
@@ -524,12 +654,20 @@ class Reach:
                 f"it as an argument, ost.asarray of it, or {path}.flags.writeable = False",
             )
 
-    def _builtin(self, x: Any, path: str) -> None:
+    def _source(self, path: str, x: Any, where: tuple[str, int] | None = None) -> None:
+        """Something that gives another value whenever it is called."""
         owner = getattr(x, "__self__", None)
-        if isinstance(owner, (_random.Random, np.random.RandomState, np.random.Generator)):
-            self._warn(path, "random numbers, drawn once, when it is traced", "ost.random")
-        elif owner is _time:
-            self._warn(path, "a clock, read once, when it is traced", "the time as an argument")
+        name = f"{getattr(x, '__module__', None)}.{getattr(x, '__name__', None)}"
+        if isinstance(owner, _GENERATORS) or name in _DRAWING:
+            self._warn(path, _DRAWN, "ost.random", where)
+        elif (owner is _time and name != "time.sleep") or (
+            isinstance(owner, type)
+            and issubclass(owner, datetime.date)
+            and name.endswith((".now", ".today", ".utcnow"))
+        ):
+            self._warn(
+                path, "a clock, read once, when it is traced", "the time as an argument", where
+            )
 
     def _function(self, f: types.FunctionType, path: str) -> None:
         self.functions.setdefault(id(f.__code__), []).append(f)
@@ -551,6 +689,7 @@ class Reach:
         name = f.__name__
         self._guard("attr", f, "__code__", f.__code__, f"the code of {name}")
         for n, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=False):
+            self.snapshot.add(Place("attr", cell, "cell_contents", n), cell)
             with contextlib.suppress(ValueError):
                 value = cell.cell_contents
                 if self._guard("attr", cell, "cell_contents", value, n) is not None:
@@ -564,14 +703,94 @@ class Reach:
         if f.__dict__:
             self._attributes(f.__dict__, name, True)
 
+    # -- writes ----------------------------------------------------------------------------
+    def _known(self) -> tuple[frozenset[str], bool]:
+        """The names that what ran so far may assign to, and whether it may change containers."""
+        known = [facts(c) for c in self.executed.values()]
+        return frozenset[str]().union(*(k.stored for k in known)), any(k.mutates for k in known)
+
+    def _writes(self) -> list[Write]:
+        """What was written so far, but to places that are inputs."""
+        stored, mutates = self._known()
+        if not stored and not mutates:
+            return []
+        return self.snapshot.writes(
+            lambda kind, name: mutates or _last(name) in stored, self.state.places
+        )
+
+    def _is_log(self, write: Write, is_traced: Callable[[Any], bool]) -> bool:
+        """Whether something plain was added to what nobody reads, which is left alone."""
+        return self._is_unread(write) and not is_traced(write.after)
+
+    def _is_unread(self, write: Write) -> bool:
+        """Whether something was added to what nobody reads."""
+        if not write.appended:
+            return False
+        known = [facts(c) for c in self.executed.values()]
+        return not any(_last(write.place.name) in k.read for k in known)
+
+    def place_of(self, x: Array) -> Place:
+        """An Array from around the function, as a place."""
+        named = (g.name for g in self.guards if g.of is x and g.key == "_operand")
+        known = (p.name for p in self.state.places.values() if p.of is x)
+        return Place("array", x, "_operand", next(itertools.chain(named, known), "an array"))
+
+    def may_read(self, place: Place, leaves: Sequence[Any]) -> bool:
+        """Whether what stands in a place may have been read, and can be an input."""
+        if type(place.of) is Argument or place.id in self.state.places:
+            return False
+        if place.kind != "array" and place.id not in self.places:
+            return False
+        return is_state(place.read(leaves))
+
+    def knows(self, x: Any) -> bool:
+        """Whether a container was there before the trace."""
+        return id(x) in self.there or id(x) in self.seen
+
+    def add_classes(self, structure: Structure) -> None:
+        """The classes of arguments that are trees: what their objects do is written there."""
+        if isinstance(structure.kind, type):
+            self._class(structure.kind, structure.kind.__name__)
+        for child in structure.children:
+            self.add_classes(child)
+
+    def wrote(self, is_traced: Callable[[Any], bool]) -> dict[PlaceId, tuple[str, Any]]:
+        """What was written so far, with what stands there."""
+        found = {
+            w.place.id: (w.place.name, w.after)
+            for w in self._writes()
+            if not self._is_log(w, is_traced)
+        }
+        for place, made in self.state.standing():
+            found[place.id] = (place.name, made)
+        return found
+
+    def end(self, is_traced: Callable[[Any], bool]) -> tuple[list[Write], set[PlaceId]]:
+        """All that the trace wrote, which is undone; and places that cannot be inputs."""
+        found = [w for w in self._writes() if not self._is_log(w, is_traced)]
+        self.kept.update(id(w.place.of) for w in found if not self._is_unread(w))
+        self.snapshot.undo(found, self.state.leaves)
+        self.there |= self.snapshot.contents.keys()
+        self.snapshot = Snapshot()
+        writes, torn = self.state.end()
+        return writes + found, torn
+
     # -- the end ---------------------------------------------------------------------------
-    def _warn(self, path: str, what: str, instead: str) -> None:
-        if self.named:
+    def _warn(
+        self, path: str, what: str, instead: str, where: tuple[str, int] | None = None
+    ) -> None:
+        if self.named or where is not None:
             self.warned.append((path, f"{what}; use {instead}"))
+            if where is not None:
+                self.lines.setdefault(path, where)
 
     def finish(self) -> list[Guard]:
         """All guards, once the trace is over and its results are gone."""
         self._unmet()
+        for x, path, is_named in self.generators:
+            said = not is_named or any(p.startswith(f"{path}.") for p, _ in self.warned)
+            if not said and any(n in self.attributes and not n.startswith("_") for n in dir(x)):
+                self._warn(path, _DRAWN, "ost.random")
         held = self.locals
         self.locals = {}
         while held:
@@ -587,11 +806,12 @@ class Reach:
         logs = named - read
         valued = frozenset[str]().union(*(facts(c).valued for c in self.executed.values()))
         self.warned = [w for w in self.warned if _last(w[0]) not in named - valued]
-        self.guards = [g for g in self.guards if not _is_of_log(g, logs)]
+        self.guards = [g for g in self.guards if not _is_of_log(g, logs) or id(g.of) in self.kept]
         for guard in self.guards:
             if guard.key == "_operand":  # what was pending has run, if the trace read it
                 guard.value = guard.of._operand
         self.guards = [g for g in self.guards if g.key != "_operand" or g.value is not None]
+        self.snapshot, self.seen, self.cells = Snapshot(), {}, {}
         return self.guards
 
     def _unmet(self) -> None:
@@ -613,9 +833,7 @@ class Reach:
         """What another thread changed during the trace; what the functions themselves wrote to is
         taken as they left it."""
         found: list[Guard] = []
-        known = [facts(c) for c in self.executed.values()]
-        stored = frozenset[str]().union(*(k.stored for k in known))
-        mutates = any(k.mutates for k in known)
+        stored, mutates = self._known()
         for g in self.guards:
             if type(g.of) is Leaf:
                 continue
@@ -651,6 +869,7 @@ class Reach:
                     line = step.positions.lineno or line if step.positions else line
                 if step.argval == path.partition(".")[0]:
                     break
+            file, line = self.lines.get(path, (file, line))
             text = f"{name} ({short(f'{file}:{line}')}): {path} cannot be watched: {why}."
             warnings.warn_explicit(text, StaleWarning, file, line)
 
@@ -680,6 +899,14 @@ class _Missing:
 
     def __iter__(self) -> Iterator[str]:
         return iter([n for n in self.wanted if n not in self.had])
+
+
+_names: weakref.WeakKeyDictionary[type, Any] = weakref.WeakKeyDictionary()
+
+
+def _names_of(kind: type) -> Any:
+    """The attributes of a class: one object, however often they are asked for."""
+    return _names.setdefault(kind, kind.__dict__)
 
 
 def _dict_of(x: Any) -> dict[str, Any] | None:

@@ -6,14 +6,24 @@ made of files and too large to be kept unasked stays pending (streaming.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ostinato.errors import DataDependentShapeError, TracedValueError
+from ostinato.errors import AssignmentError, DataDependentShapeError, TracedValueError
 from ostinato.ops.core import array
-from ostinato.ops.core.array import Array, File, Host, Operand, Split, Term, Trace, settled
+from ostinato.ops.core.array import (
+    Array,
+    File,
+    Host,
+    Operand,
+    Split,
+    Term,
+    Trace,
+    from_term,
+    settled,
+)
 from ostinato.ops.core.device import described
 from ostinato.ops.core.spec import Spec, lent
 from ostinato.ops.core.trace import Ref, collect
@@ -30,15 +40,52 @@ from .streaming import not_kept, sorted_before
 
 class CompileTrace(Trace):
     """The tracing of a compiled function. Some of its inputs are Python numbers that were
-    lifted.
+    lifted. Arrays from around it that are assigned to get their value back when it ends.
     """
 
-    __slots__ = ("lifted",)
+    __slots__ = ("assigned", "lifted", "marks", "wrote")
     inner = False
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.lifted: dict[int, Any] = {}
+        self.assigned: dict[int, tuple[Array, Any]] = {}
+        self.wrote: Callable[[], dict[Any, tuple[str, Any]]] = dict
+        self.marks: dict[Trace, dict[Any, tuple[str, Any]]] = {}
+
+    def lends(self, x: Array) -> bool:
+        """Take down what an Array stands for, before it is assigned to."""
+        self.assigned.setdefault(id(x), (x, (x.spec, x._operand, x._term, x._k)))
+        return True
+
+    def take_back(self) -> list[tuple[Array, Array]]:
+        """Give the Arrays that were assigned to their values back: these, and what they had become."""
+        found = []
+        for x, (spec, operand, term, k) in self.assigned.values():
+            became = from_term(*array.term_of(x))
+            with array.changing:
+                x.spec, x._operand, x._term, x._k = spec, operand, term, k
+                if term is not None and term.held(k) is None:
+                    array.hold(term, k, x)
+            found.append((x, became))
+        self.assigned.clear()
+        return found
+
+    def begin_inner(self, inner: Trace) -> None:
+        self.marks[inner] = self.wrote()
+
+    def end_inner(self, inner: Trace) -> None:
+        """Refuse what was assigned to within the body of a loop or the like, which runs as often as it will."""
+        before = self.marks.pop(inner)
+        for place, (name, value) in self.wrote().items():
+            if place not in before or before[place][1] is not value:
+                raise misfit(
+                    AssignmentError,
+                    inner.name,
+                    got=f"a function that assigns to {name}, which is outside of it",
+                    needed="a function that gives all that it makes back",
+                    do=f"return the new value, and assign it to {name} behind it",
+                )
 
 
 class NeedsValue(BaseException):
@@ -164,7 +211,7 @@ class _Reader:
     def _refuse_traced(self, x: Array, what: str, shape: bool) -> None:
         if x._operand is not None or x._term is None or not x._term.is_traced:
             return
-        owners = _placeholders(x._term)
+        owners = placeholders(x._term)
         traces = {t for term in owners for t in term.traces}
         error = _refusal(x, what, shape, owners, traces)
         for trace in traces:  # should the function go on as if it had not heard
@@ -228,7 +275,7 @@ _STATIC = {
 }
 
 
-def _placeholders(root: Term) -> list[Term]:
+def placeholders(root: Term) -> list[Term]:
     found, seen, stack = [], {id(root)}, [root]
     while stack:
         term = stack.pop()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,16 +18,32 @@ from ostinato.ops.core.array import Array, Operand, Term, placeholder
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.spec import Spec, uint64
-from ostinato.ops.core.trace import Ref, array_of, collect
-from ostinato.ops.core.tree import Structure, flatten, objects_beside, unflatten
+from ostinato.ops.core.trace import Ref, array_of, check_ended, collect
+from ostinato.ops.core.tree import (
+    Structure,
+    constructor,
+    flatten,
+    objects_beside,
+    unflatten,
+)
 from ostinato.ops.elementwise import astype
 from ostinato.ops.seeds import mix, seeds
 
 from .arguments import NUMBERS, Call, Described, keywords, positional
-from .guards import Guards, is_alike
+from .guards import UNSET, Guards, is_alike
 from .reach import Reach, reaching
-from .reading import CompileTrace, NeedsValue, _Reader
+from .reading import CompileTrace, NeedsValue, _Reader, placeholders
 from .sessions import Session
+from .side_effects import (
+    Numbers,
+    Place,
+    PlaceId,
+    Snapshot,
+    State,
+    Store,
+    Write,
+    of_arguments,
+)
 
 AGAIN = 8  # traces at the most while another thread changes what they read
 
@@ -48,6 +65,9 @@ class Traced:
     outputs: tuple[tuple[str, Any], ...]
     structure: Structure
     assigned: tuple[tuple[int, int], ...]  # arguments, and which output of the graph each becomes
+    state: State  # whose inputs come behind those of the arguments
+    stores: tuple[Store, ...]
+    numbers: Numbers | None  # what stores take of numbers alone
 
     def differs(self, other: Traced) -> str:
         """What another trace of the same call gives that this one does not; nothing if all is alike."""
@@ -67,23 +87,41 @@ class Traced:
         return ""
 
 
-def traced(function: Traceable, call: Call) -> tuple[Traced, Guards]:
+def traced(function: Traceable, call: Call, known: Sequence[Place] = ()) -> tuple[Traced, Guards]:
     """What the function does, and what it read of what is around it; traced again while it needs
-    the value of another number, or another thread changed what it read."""
+    the value of another number, writes to a place that it may read, or another thread changed what it read.
+    The places in `known` are tried as inputs."""
     names = call.names
+    places = {p.id: p for p in known}
+    by_value = set[tuple[PlaceId, int]]()
+    never = set[PlaceId]()
     for attempt in itertools.count():
         inputs = call.inputs
         objects = [(k, names[k], x) for k, x in enumerate(call.leaves) if k not in inputs]
         trace = CompileTrace(function.name)
-        reach = Reach(function.function, function.name, objects, objects_beside(call.structure))
+        state = State(places.values(), by_value, call.leaves, call.session)
         try:
-            found = _run(function, call, inputs, trace, reach)
+            found, reach, torn = _run(function, call, inputs, trace, state, objects)
         except NeedsValue as need:
             if need.trace is not trace:
                 raise
-            function.needed.update((call.where, inputs[n]) for n in need.numbers)
+            for n in need.numbers:
+                if n < len(inputs):
+                    function.needed.add((call.where, inputs[n]))
+                else:
+                    by_value.add(state.numbers[n - len(inputs)])
             continue
         guards = reach.finish()
+        check_ended(trace)
+        never |= torn
+        new = {
+            s.write.place.id: s.write.place
+            for s in found.stores
+            if s.write.how == "set" and reach.may_read(s.write.place, call.leaves)
+        }
+        if attempt <= AGAIN and (torn or new.keys() - never):
+            places = {k: p for k, p in {**places, **new}.items() if k not in never}
+            continue
         if attempt > AGAIN or not reach.changed():
             break
     code = getattr(inspect.unwrap(function.function), "__code__", None)
@@ -92,9 +130,14 @@ def traced(function: Traceable, call: Call) -> tuple[Traced, Guards]:
 
 
 def _run(
-    function: Traceable, call: Call, inputs: list[int], trace: CompileTrace, reach: Reach
-) -> Traced:
-    """Run the function once, with placeholders for these leaves."""
+    function: Traceable,
+    call: Call,
+    inputs: list[int],
+    trace: CompileTrace,
+    state: State,
+    objects: Sequence[tuple[int, str, Any]],
+) -> tuple[Traced, Reach, set[PlaceId]]:
+    """Run the function once, with placeholders for these leaves and for what it reads and writes."""
     specs: list[Spec] = []
     args = list(call.leaves)
     whole = Layout.whole(call.session.target.mesh)
@@ -108,27 +151,42 @@ def _run(
             args[k] = placeholder(specs[-1], n, trace, type(x))
             trace.lifted[n] = x
     given = [(k, args[k], args[k]._term) for k in inputs]
-    seed = _Draws(len(inputs), trace, Spec((), uint64, whole))
-    results = _results(function, call, args, trace, reach, seed)
-    outs, out_structure = flatten(results)
-    refs: list[Ref] = []
-    outputs: list[tuple[str, Any]] = []
-    for x in outs:
-        if isinstance(x, (np.ndarray, np.generic)):
-            x = array.as_array(x)
-        if isinstance(x, Array):
-            outputs.append(("ref", len(refs)))
-            refs.append(array.term_of(x))
+    specs += state.specs(whole)
+    seed = _Draws(len(specs), trace, Spec((), uint64, whole))
+    made = _Made(trace, specs)
+    is_traced = functools.partial(_holds, trace)
+    reach: Reach | None = None
+    try:
+        state.install(trace, len(inputs), specs[len(inputs) :])
+        reach = Reach(
+            function.function, function.name, objects, objects_beside(call.structure), state
+        )
+        reach.add_classes(call.structure)
+        trace.wrote = functools.partial(reach.wrote, is_traced)
+        results, arguments = _results(function, call, args, trace, reach, seed)
+        outs, out_structure = flatten(results)
+        outputs = tuple([made.result(x) for x in outs])
+        assigned = [(k, made.ref(x)) for k, x, term in given if x._term is not term]
+        arrays = [
+            Write("set", reach.place_of(x), became)
+            for x, became in trace.take_back()
+            if not state.is_input(x, became._term)
+        ]
+        writes, torn = reach.end(is_traced)
+        writes += arrays + arguments.writes(lambda *_: True, {})
+    finally:
+        trace.take_back()
+        trace.wrote = dict  # else the two would be a circle
+        if reach is None:
+            state.end()
         else:
-            outputs.append(("is", x))
-    assigned = []
-    for k, x, term in given:
-        if x._term is not term:
-            assigned.append((k, len(refs)))
-            refs.append(array.term_of(x))
+            reach.end(is_traced)
+    stores = tuple([made.store(w, reach) for w in writes])
+    numbers = Numbers(made.graph_of(made.numbers)) if made.numbers else None
+    del results, arguments, outs, given, arrays, writes
     if seed.base is not None:
         specs.append(seed.spec)
-    found = collect(refs, specs, trace)
+    found = collect(made.refs, specs, trace)
     captured = tuple(
         _captured(t, k, held, call.session, trace)
         for (t, k), held in zip(found.captured, found.held, strict=True)
@@ -139,9 +197,80 @@ def _run(
         (*specs, *(o.spec for o in captured)), found.graph.nodes, found.graph.outputs
     )
     if seed.base is not None:  # the seed comes last
-        graph = _seed_last(graph, len(inputs))
+        graph = _seed_last(graph, len(inputs) + len(state.given))
     draws = seed.base is not None
-    return Traced(graph, inputs, captured, draws, tuple(outputs), out_structure, tuple(assigned))
+    traced = Traced(
+        graph,
+        inputs,
+        captured,
+        draws,
+        outputs,
+        out_structure,
+        tuple(assigned),
+        state,
+        stores,
+        numbers,
+    )
+    return traced, reach, torn
+
+
+class _Made:
+    """What becomes of the values that a trace leaves: outputs of the graph, numbers, or what they are."""
+
+    def __init__(self, trace: CompileTrace, specs: Sequence[Spec]) -> None:
+        self.trace = trace
+        self.specs = tuple(specs)
+        self.refs: list[Ref] = []
+        self.numbers: list[Ref] = []
+
+    def ref(self, x: Array) -> int:
+        self.refs.append(array.term_of(x))
+        return len(self.refs) - 1
+
+    def result(self, x: Any) -> tuple[str, Any]:
+        """A leaf of what the function returns."""
+        if isinstance(x, (np.ndarray, np.generic)):
+            x = array.as_array(x)
+        return ("ref", self.ref(x)) if isinstance(x, Array) else ("is", x)
+
+    def store(self, write: Write, reach: Reach) -> Store:
+        """A write, and of what its value is made."""
+        if write.after is UNSET:
+            return Store(write, None, ())
+        if reach.knows(write.after):  # it has to be this object
+            return Store(write, constructor(flatten(0)[1]), (self._kept(write.after),))
+        leaves, structure = flatten(write.after)
+        values = tuple([self._kept(x) for x in leaves])
+        return Store(replace(write, after=None), constructor(structure), values)
+
+    def _kept(self, x: Any) -> tuple[str, Any]:
+        if not isinstance(x, Array) or x._began < self.trace.began:
+            return "is", x
+        term, k = array.term_of(x)
+        if (x.weak is not None or x.dtype == bool) and not x.shape and term.is_traced:
+            numbers = {t.number for t in placeholders(term) if self.trace in t.traces}
+            if numbers <= self.trace.lifted.keys():
+                if not Numbers.can(self.graph_of([(term, k)])):
+                    return "item", self._place(x)
+                self.numbers.append((term, k))
+                return "number", len(self.numbers) - 1
+        return "ref", self._place(x)
+
+    def _place(self, x: Array) -> int:
+        """Which output it is, which the function may return, too."""
+        ref = array.term_of(x)
+        return self.refs.index(ref) if ref in self.refs else self.ref(x)
+
+    def graph_of(self, refs: Sequence[Ref]) -> Graph:
+        return collect(refs, self.specs, self.trace).graph
+
+
+def _holds(trace: CompileTrace, value: Any) -> bool:
+    """Whether a value has arrays of a trace among its leaves."""
+    return any(
+        isinstance(x, Array) and x._term is not None and trace in x._term.traces
+        for x in flatten(value)[0]
+    )
 
 
 def _results(
@@ -151,13 +280,14 @@ def _results(
     trace: CompileTrace,
     reach: Reach,
     seed: _Draws,
-) -> Any:
-    """What the function returns for placeholders."""
+) -> tuple[Any, Snapshot]:
+    """What the function returns for placeholders, and the containers that it was given, as they were."""
     outer_draw = seeds.draw
     seeds.draw = seed.draw
     try:
         given = dict(zip(function.parameters, unflatten(call.structure, args), strict=True))
         args.clear()  # else somebody would still have what is given away
+        arguments = of_arguments(given, call.structure)
         positions = positional(function.signature, given)
         bound = function.signature.bind(*positions, **keywords(function.signature, given))
         del given, positions
@@ -171,7 +301,7 @@ def _results(
         seeds.draw = outer_draw
     if trace.refused is not None:  # it went on with what it does if there is no value
         raise trace.refused
-    return results
+    return results, arguments
 
 
 def _difference(a: Graph, b: Graph) -> str:

@@ -141,12 +141,14 @@ class Trace:
     """One tracing in progress; its placeholders are the inputs of the graph that it will become. Within
     it (`with trace:`) only Arrays made since it began are assigned to."""
 
-    __slots__ = ("__weakref__", "began", "name", "outer", "refused", "serial")
+    __slots__ = ("__weakref__", "began", "made", "name", "outer", "refused", "serial", "within")
     inner = True  # what becomes of its Terms is differentiated after it has ended
 
     def __init__(self, name: str) -> None:
         global _traces
         self.name = name
+        self.made: list[weakref.ref[Array]] = []  # Arrays without values: none may outlive it
+        self.within: list[Trace] = []  # others that have ended
         self.refused: BaseException | None = None  # what was said when a value was asked for
         self.serial = next(_serial)  # Terms with lower ones were there before
         self.outer: Trace | None = None
@@ -155,11 +157,30 @@ class Trace:
             self.began = _traces
 
     def __enter__(self) -> Self:
-        self.outer, _current.trace = _current.trace, self
+        self.outer = _current.trace
+        if self.outer is not None:
+            self.outer.begin_inner(self)
+        _current.trace = self
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         _current.trace = self.outer
+        if self.outer is not None and kind is None:
+            self.outer.end_inner(self)
+
+    def begin_inner(self, inner: Trace) -> None:
+        """A trace within this one begins."""
+        if self.outer is not None:
+            self.outer.begin_inner(inner)
+
+    def end_inner(self, inner: Trace) -> None:
+        """A trace within this one has ended well."""
+        if self.outer is not None:
+            self.outer.end_inner(inner)
+
+    def lends(self, x: Array) -> bool:
+        """Whether an Array that was there before it may be assigned to, since it gets its value back."""
+        return False
 
 
 class Watch(Trace):
@@ -727,7 +748,7 @@ class Array:
                 do="make one of it first, with ost.asarray",
             )
         trace = _current.trace
-        if trace is not None and self._began < trace.began:
+        if trace is not None and self._began < trace.began and not trace.lends(self):
             raise misfit(
                 AssignmentError,
                 what,
@@ -745,7 +766,7 @@ class Array:
             self._operand, self._term, self._k = None, made._term, made._k
             self.spec, self._operand = made.spec, made._operand
             if self._term is not None:
-                self._term.holders[self._k] = weakref.ref(self)
+                hold(self._term, self._k, self)
 
     def _combine(self, name: str, other: Operandish) -> Array:
         """The operators that assign; numbers, and arrays without axes, are no places."""
@@ -1073,8 +1094,15 @@ def from_term(term: Term, k: int = 0, weak: type | None = None) -> Array:
     x.weak = weak
     while len(term.holders) <= k:
         term.holders.append(None)
-    term.holders[k] = weakref.ref(x)
+    hold(term, k, x)
     return x
+
+
+def hold(term: Term, k: int, x: Array) -> None:
+    """Tell a Term, and the traces that it belongs to, who has its output k."""
+    ref = term.holders[k] = weakref.ref(x)
+    for trace in term.traces:
+        trace.made.append(ref)
 
 
 def later(recipe: Recipe, *given: Array) -> Array:

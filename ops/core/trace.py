@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
+from types import CellType, FrameType
 from typing import Any
+
+from ostinato.errors import AssignmentError
 
 from .array import Array, Operand, Term, Trace, from_term, placeholder, term_of
 from .build import Builder
 from .graph import Graph
 from .registry import lookup
 from .spec import Spec
-from .user_line import short
+from .user_line import misfit, short
 
 Ref = tuple[Term, int]
 
@@ -158,6 +162,61 @@ def subgraph(
     if trace.refused is not None:  # which the function swallowed
         raise trace.refused
     found = collect([term_of(r) for r in results], [s.bare for s in specs], trace, inner=True)
+    del args, results
+    check_ended(trace)
     graph = found.graph
     bare = Graph(tuple(s.bare for s in graph.inputs), graph.nodes, graph.outputs)
     return bare, [array_of(t, k) for t, k in found.captured]
+
+
+def check_ended(trace: Trace) -> None:
+    """Refuse a function that keeps arrays of its trace, which have no values and never will. Of a trace
+    within another that is found out when the outermost ends."""
+    if trace.outer is not None:
+        trace.outer.within += [trace, *trace.within]
+        return
+    for ended in [*trace.within, trace]:
+        _check_ended(ended)
+
+
+def _check_ended(trace: Trace) -> None:
+    for generation in range(3):  # what is garbage, in circles, is no matter
+        if not _living(trace):
+            return
+        gc.collect(generation)
+    kept = _living(trace)
+    if not kept:
+        return
+    x = kept[0]
+    term = x._term
+    raise misfit(
+        AssignmentError,
+        trace.name,
+        got=f"{x.spec.bare}{f' of {short(term.line)}' if term and term.line else ''}, which is kept in "
+        f"{_holder(x, kept)} when its tracing has ended",
+        needed="a function that returns what it makes",
+        do="return it, and keep what the call gives",
+    )
+
+
+def _living(trace: Trace) -> list[Array]:
+    """The Arrays of a trace that somebody has."""
+    found = [x for x in [ref() for ref in trace.made] if x is not None and x._operand is None]
+    return [x for x in found if x._term is not None and trace in x._term.traces]
+
+
+def _holder(x: Array, beside: list[Array]) -> str:
+    """Who has an Array, as a user would say it."""
+    for holder in gc.get_referrers(x):
+        if holder is beside or isinstance(holder, (FrameType, Term)):
+            continue
+        if isinstance(holder, CellType):
+            return "a variable of a function around it"
+        if not isinstance(holder, dict):
+            return f"a {type(holder).__name__}"
+        name = [*holder][[*map(id, holder.values())].index(id(x))]
+        for owner in gc.get_referrers(holder):
+            if getattr(owner, "__dict__", None) is holder:
+                return f"{type(owner).__name__}.{name}"
+        return f"a dict, as {name!r}"
+    return "an object"

@@ -16,6 +16,7 @@ import pytest
 import ostinato as ost
 from ostinato.errors import (
     ArgumentError,
+    AssignmentError,
     DataDependentShapeError,
     DTypeError,
     ShapeError,
@@ -37,7 +38,7 @@ def test_a_changing_number_never_misses() -> None:
 
     @ost.compile
     def step(w: Any, lr: float) -> Any:
-        calls.append(lr)
+        calls.append("traced")
         return w - lr * w
 
     w = ost.ones(3, dtype=ost.float32)
@@ -447,16 +448,17 @@ def test_an_error_leaves_nothing_half_done() -> None:
 def test_an_array_that_leaks_out_of_a_trace() -> None:
     leaked: list[Any] = []
 
-    @ost.compile
-    def f(x: Any) -> Any:
+    def keep(x: Any) -> Any:
         leaked.append(x * 2)
         return x
 
-    f(ost.ones(2))
-    with pytest.raises(TracedValueError, match="f is traced"):
+    with pytest.raises(AssignmentError, match=r"vmap of keep.*kept in a list.*return it"):
+        ost.vmap(keep)(ost.ones(2))
+    with pytest.raises(TracedValueError, match="vmap of keep is traced"):
         np.asarray(leaked[0])
     with pytest.raises(
-        TracedValueError, match=r"an array float64.* of the tracing of f.*return the array"
+        TracedValueError,
+        match=r"an array float64.* of the tracing of vmap of keep.*return the array",
     ):
         ost.compile(lambda x: x + leaked[0])(ost.ones(2))
     assert "traced" in repr(leaked[0])

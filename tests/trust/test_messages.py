@@ -125,11 +125,12 @@ def test_the_kind_of_an_error_is_the_kind_of_the_mistake() -> None:
         y.flags.writeable = False
         y[0] = 1.0
 
-    def assign_ours(y: Any) -> None:
-        x[0] = y[0]
+    def assign_ours(y: Any) -> Any:
+        x[0] = y
+        return y
 
     for ours, theirs, kind in (
-        (lambda: ost.compile(assign_ours)(x), lambda: assign(v.copy()), AssignmentError),
+        (lambda: ost.vmap(assign_ours)(x), lambda: assign(v.copy()), AssignmentError),
         (lambda: bool(x), lambda: bool(v), ShapeError),
         (lambda: x.item(), lambda: v.item(), ShapeError),
         (lambda: float(x), lambda: float(v), ArgumentError),
