@@ -34,7 +34,7 @@ import numpy as np
 
 from ostinato.errors import StaleWarning
 from ostinato.ops.core.array import Array
-from ostinato.ops.core.tree import Structure
+from ostinato.ops.core.tree import Structure, flatten
 from ostinato.ops.core.user_line import is_ours, short
 
 from .guards import UNSET, VALUES, Guard, Leaf, is_alike
@@ -50,6 +50,7 @@ from .side_effects import (
 )
 
 FEW = 256  # elements of a container that are looked into; of larger ones each counts as it is
+DEEPEST = 8  # functions that know functions
 SMALL = 1 << 16  # bytes of a NumPy array whose numbers are compared at each hit
 WRAPPERS: dict[type, tuple[str, ...]] = {  # where wrappers keep what they wrap
     functools.partial: ("func", "args", "keywords"),
@@ -335,6 +336,7 @@ class Reach:
         self.warned: list[tuple[str, str]] = []  # what cannot be watched
         self.lines: dict[str, tuple[str, int]] = {}  # where that was met, if it is known
         self.generators: list[tuple[Any, str, bool]] = []  # of random numbers
+        self.drawn: list[tuple[Any, str, Any, tuple[str, int]]] = []  # what is read of some
         for number, leaf, x in leaves:
             self._descend(x, leaf, Leaf(number))
         for x in beside:
@@ -399,7 +401,11 @@ class Reach:
             for name in rest[:-1]:
                 x = (_dict_of(x) or {}).get(name)
             found = getattr(x, rest[-1], None) if isinstance(x, _PLAIN) else None
-            self._source(".".join((first, *rest)), found, (code.co_filename, line))
+            path, where = ".".join((first, *rest)), (code.co_filename, line)
+            if first in given and isinstance(x, _GENERATORS):  # which the trace may have made
+                self.drawn.append((x, path, found, where))
+            else:
+                self._source(path, found, where)
         if known.line_of_file:
             what = "a file, written once, when it is traced"
             self._warn("open", what, "ost.callback", (code.co_filename, known.line_of_file))
@@ -787,6 +793,9 @@ class Reach:
     def finish(self) -> list[Guard]:
         """All guards, once the trace is over and its results are gone."""
         self._unmet()
+        for x, path, found, where in self.drawn:
+            if id(x) in self.seen:
+                self._source(path, found, where)
         for x, path, is_named in self.generators:
             said = not is_named or any(p.startswith(f"{path}.") for p, _ in self.warned)
             if not said and any(n in self.attributes and not n.startswith("_") for n in dir(x)):
@@ -806,7 +815,11 @@ class Reach:
         logs = named - read
         valued = frozenset[str]().union(*(facts(c).valued for c in self.executed.values()))
         self.warned = [w for w in self.warned if _last(w[0]) not in named - valued]
-        self.guards = [g for g in self.guards if not _is_of_log(g, logs) or id(g.of) in self.kept]
+        self.guards = [
+            g
+            for g in self.guards
+            if (not _is_of_log(g, logs) or id(g.of) in self.kept) and not _has_no_value(g.value)
+        ]
         for guard in self.guards:
             if guard.key == "_operand":  # what was pending has run, if the trace read it
                 guard.value = guard.of._operand
@@ -917,16 +930,19 @@ def _dict_of(x: Any) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _is_traced(x: Any) -> bool:
-    """Whether it was made by the trace: what it holds has no values."""
-    values = list((_dict_of(x) or {}).values())
-    if isinstance(x, dict):
-        values += list(x.values())
-    elif isinstance(x, (list, tuple, set)):
-        values += list(x)
-    return any(
-        isinstance(v, Array) and v._term is not None and v._term.is_traced for v in values[:64]
-    )
+def _is_traced(x: Any, depth: int = 0) -> bool:
+    """Whether it was made by the trace: what it holds, or a function knows, has no values."""
+    inside = flatten([x, *(_dict_of(x) or {}).values()])[0]
+    if any(map(_has_no_value, inside)):
+        return True
+    known = [getattr(x, name, None) for name in WRAPPERS.get(type(x), ())]
+    if type(x) is types.FunctionType:
+        known += [c.cell_contents for c in x.__closure__ or () if c != types.CellType()]
+    return depth < DEEPEST and any(_is_traced(y, depth + 1) for y in known)
+
+
+def _has_no_value(x: Any) -> bool:
+    return isinstance(x, Array) and x._term is not None and x._term.is_traced
 
 
 # -- what runs meanwhile -------------------------------------------------------------------
