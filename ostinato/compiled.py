@@ -553,14 +553,13 @@ class CompiledFunction(Generic[P, R]):
                 return k
             if where == "number":
                 return numbers[k]
-            if where == "item":
-                return result(*k).item()
-            if where == "state" and state is not None:
-                return state[1][k]
-            if (where, k) not in known:
-                found = self._result(where, k, entry, leaves, operands, made, session)
-                known[where, k] = found
-            return known[where, k]
+            at = k if where == "item" else (where, k)
+            if at not in known:
+                if at[0] == "state" and state is not None:
+                    known[at] = state[1][at[1]]
+                else:
+                    known[at] = self._result(*at, entry, leaves, operands, made, session)
+            return known[at].item() if where == "item" else known[at]
 
         results = [result(at, k) for at, k in entry.outputs]
         if effects is not None:

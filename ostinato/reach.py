@@ -519,7 +519,10 @@ class Reach:
             for n, d in tuple(kind.__dict__.items()):
                 if not isinstance(d, types.MemberDescriptorType):
                     continue
-                self.snapshot.add(Place("attr", of, n, f"{path}.{n}"), x)
+                if (
+                    kind.__flags__ & _HEAP
+                ):  # those of C may be read only, and made when they are read
+                    self.snapshot.add(Place("attr", of, n, f"{path}.{n}"), x)
                 if self.every or n in self.attributes:
                     try:
                         value = d.__get__(x)

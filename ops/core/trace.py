@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Sequence
 from types import CellType, FrameType
 from typing import Any
@@ -17,6 +18,7 @@ from .spec import Spec
 from .user_line import misfit, short
 
 Ref = tuple[Term, int]
+MOST_HOLDERS = 4096  # objects that are looked at for who holds an array
 
 
 def array_of(term: Term, k: int) -> Array:
@@ -185,9 +187,11 @@ def _check_ended(trace: Trace) -> None:
             return
         gc.collect(generation)
     kept = _living(trace)
+    while kept and not _is_reachable(kept[-1], kept):
+        kept.pop()
     if not kept:
         return
-    x = kept[0]
+    x = kept[-1]
     term = x._term
     raise misfit(
         AssignmentError,
@@ -203,6 +207,28 @@ def _living(trace: Trace) -> list[Array]:
     """The Arrays of a trace that somebody has."""
     found = [x for x in [ref() for ref in trace.made] if x is not None and x._operand is None]
     return [x for x in found if x._term is not None and trace in x._term.traces]
+
+
+def _is_reachable(x: Any, beside: list[Array]) -> bool:
+    """Whether somebody has it but frames that have ended, which errors that were caught hold on to."""
+    running, frame = set[int](), sys._getframe().f_back
+    while frame is not None:
+        running.add(id(frame))
+        frame = frame.f_back
+    stack = [x]
+    seen = {id(x), id(beside), id(stack), id(sys._getframe())}
+    while stack and len(seen) < MOST_HOLDERS:
+        count = 0
+        for holder in gc.get_referrers(stack.pop()):
+            if isinstance(holder, FrameType) and id(holder) in running:
+                return True
+            count += id(holder) not in (id(beside), id(stack), id(sys._getframe()))
+            if id(holder) not in seen and not isinstance(holder, (FrameType, Term)):
+                seen.add(id(holder))
+                stack.append(holder)
+        if not count:  # a running frame, or code that is not Python's
+            return True
+    return bool(stack)
 
 
 def _holder(x: Array, beside: list[Array]) -> str:
