@@ -39,6 +39,7 @@ from ostinato.planner.passes.memory import (
     contiguous,
     going_on,
     in_part,
+    in_place,
     is_joined,
     written_behind,
 )
@@ -699,12 +700,29 @@ class _Binder:
             self.write(f"{send}({behind})", row)
 
     # -- control flow ----------------------------------------------------------------------
-    def spare(self, program: Program, k: int, node: Node, count: int, base: int) -> list[str]:
-        """The second buffers of carried values."""
+    def spare(
+        self, program: Program, k: int, count: int, ends: Sequence[str], base: int
+    ) -> list[str]:
+        """The second buffers of carried values; the first ones of those that are updated in place."""
+        node = program.graph.nodes[k]
+        stays = in_place(node, program.bodies[k])
         return [
-            self.stored(base + offset, self.shape(spec), spec.dtype)
-            for offset, spec in zip(program.scratch[k], node.specs[:count], strict=True)
+            ends[j] if j in stays else self.stored(base + offset, self.shape(spec), spec.dtype)
+            for j, (offset, spec) in enumerate(
+                zip(program.scratch[k], node.specs[:count], strict=True)
+            )
         ]
+
+    def settle_in_place(
+        self, inits: Sequence[str], ends: Sequence[str], spare: Sequence[str], row: Row
+    ) -> list[str]:
+        """What carried values begin as: those that are updated in place are brought there."""
+        found = list(inits)
+        for j, (init, end, other) in enumerate(zip(inits, ends, spare, strict=True)):
+            if other == end:
+                self.write(f"if {init} is not {end}: copyto({end}, {init})", row)
+                found[j] = end
+        return found
 
     def turn(self, c: Sequence[str], n: Sequence[str], s: Sequence[str]) -> None:
         """The written buffer is read next, the other one written; unless somebody else has failed."""
@@ -712,17 +730,26 @@ class _Binder:
         if self.communicator.size > 1:
             self.write(f"{self.name('h', self.communicator.check)}()")
         for cj, nj, sj in zip(c, n, s, strict=True):
-            self.write(f"{cj}, {nj}, {sj} = {nj}, {sj}, {nj}")
+            if nj != cj:
+                self.write(f"{cj}, {nj}, {sj} = {nj}, {sj}, {nj}")
         if self.record is not None:
             self.record.known += len(self.text) - before
 
     def begin(
         self, inits: Sequence[str], firsts: Sequence[str], seconds: Sequence[str]
     ) -> list[list[str]]:
-        names = [[self.local(p) for _ in inits] for p in "cns"]
-        for values, locals_ in zip((inits, firsts, seconds), names, strict=True):
-            for value, local in zip(values, locals_, strict=True):
-                self.write(f"{local} = {value}")
+        """Names for each value as it is, as it becomes, and for the buffer after that; one for what is
+        updated in place."""
+        names: list[list[str]] = [[], [], []]
+        for values in zip(inits, firsts, seconds, strict=True):
+            if values[0] == values[1] == values[2]:
+                locals_ = [values[0]] * 3
+            else:
+                locals_ = [self.local(p) for p in "cns"]
+                for value, local in zip(values, locals_, strict=True):
+                    self.write(f"{local} = {value}")
+            for own, local in zip(names, locals_, strict=True):
+                own.append(local)
         return names
 
     def show_carried(
@@ -753,8 +780,8 @@ class _Binder:
         nc, ns, _ = kw["counts"]
         trips = kw["trips"]
         consts, inits, xs = ins[:nc], ins[nc : nc + ns], ins[nc + ns :]
-        spare = self.spare(program, k, node, ns, base)
         ends = outs[:ns]
+        spare = self.spare(program, k, ns, ends, base)
         if trips == 0:
             for end, init in zip(ends, inits, strict=True):
                 self.write(f"copyto({end}, {init})", row)
@@ -762,6 +789,7 @@ class _Binder:
         if self.is_repeated and self.parts is not None and id(node) in self.parts.counted:
             self.counted_(program, k, row, ins, ends, spare, base)
             return
+        inits = self.settle_in_place(inits, ends, spare, row)
         begin = len(self.text)
         buffers = [inits, *((ends, spare) if trips % 2 else (spare, ends))]
         c, n, s = self.begin(*buffers)
@@ -1118,10 +1146,12 @@ class _Binder:
         kw = node.kw
         nc, ns = kw["counts"]
         body, condition = program.bodies[k]
+        spare = self.spare(program, k, ns, outs, base)
+        inits = self.settle_in_place(ins[nc:], outs, spare, row)
         begin = len(self.text)
-        buffers = [ins[nc:], outs, self.spare(program, k, node, ns, base)]
+        buffers = [inits, outs, spare]
         c, n, s = self.begin(*buffers)
-        self.show_carried(node.specs, ins[nc:], c, n, s)
+        self.show_carried(node.specs, inits, c, n, s)
         test = self.array(self.xp.zeros((), np.bool_))
         inner = base + program.bases[k]
         turns = self.local("u")
@@ -1160,9 +1190,13 @@ class _Binder:
             self.write(f"    if {state}[1]{limit}: break")
             shown.last = len(self.text)
             for cj, init, first, second in zip(c, *buffers, strict=True):
-                self.write(f"{cj} = {first} if {turns} % 2 else {second} if {turns} else {init}")
+                if cj != first:
+                    self.write(
+                        f"{cj} = {first} if {turns} % 2 else {second} if {turns} else {init}"
+                    )
         for cj, end in zip(c, outs, strict=True):
-            self.write(f"if {cj} is not {end}: copyto({end}, {cj})", row)
+            if cj != end:
+                self.write(f"if {cj} is not {end}: copyto({end}, {cj})", row)
 
     def branch_(
         self,

@@ -65,6 +65,11 @@ class Piece(NamedTuple):
     picks: bool = False  # ... of the operand, or else of the result
     adds: bool = False  # the operand to what is there
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the operand is all of the result."""
+        return self.operand >= 0 and self.place < 0 and not self.at
+
     def of(self, operands: Sequence[Any]) -> list[Any]:
         """What of these it is made of."""
         return [operands[k] for k in (self.operand, self.place) if k >= 0]

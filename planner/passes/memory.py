@@ -3,8 +3,10 @@
 One walk over the nodes in running order. A value that a node makes gets a place in the arena (or is
 a result, which has memory of its own), a view shares the place of what it views, and a place is
 free again after its last reader. An elementwise result takes over the place of an operand that dies
-there. What kernels make for a `concat` only is made where that puts it. Sizes are those of the largest
-part that any worker holds, so that one assignment serves all.
+there. What kernels make for a `concat` only is made where that puts it. What a loop carries is updated
+where it lies if its body reads the old value no more when it writes the new one; else it alternates
+between two buffers. Sizes are those of the largest part that any worker holds, so that one assignment
+serves all.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ostinato.ops.core.build import Builder
@@ -28,6 +30,7 @@ ALIGN = 64
 BUFFERS = 2  # of each file that is read or written block after block, used in turn
 RUN = 128  # bytes in a row, from which kernels write to parts of what is joined
 CONTROL = ("loop", "while", "branch", "blocks")
+LOOPS = {"loop": 1, "while": 0}  # and how many inputs of the body come before the operands
 
 
 def assign_memory(
@@ -35,11 +38,13 @@ def assign_memory(
     device: Device,
     donated: Sequence[int] = (),
     in_order: Sequence[bool] | None = None,
+    own: Mapping[int, int] | None = None,
 ) -> Program:
-    """The pass, for the kernels of a device. Operands that were given away (`donated`) may take results;
-    `in_order` says which operands lie in order without gaps, if not all."""
+    """The pass, for the kernels of a device. Operands that were given away (`donated`) may take results,
+    of a body only the one that is their next value (`own`: results, and which operand each may be written
+    over); `in_order` says which operands lie in order without gaps, if not all."""
     graph = own_outputs(graph, in_order)
-    return _Assigner(graph, device, donated, in_order).run()
+    return _Assigner(graph, device, donated, in_order, own).run()
 
 
 def own_outputs(graph: Graph, given: Sequence[bool] | None = None) -> Graph:
@@ -241,10 +246,13 @@ class _Assigner:
         device: Device,
         donated: Sequence[int],
         in_order: Sequence[bool] | None,
+        own: Mapping[int, int] | None,
     ) -> None:
         self.graph = graph
         self.device = device
-        self.donated = list(donated)
+        self.own = own
+        self.donated = list(donated) if own is None else list(own.values())
+        self.bodies: dict[int, tuple[Program, ...]] = {}
         self.reuse: list[tuple[int, int]] = []
         self.arena = Arena()
         self.slots: list[Slot] = [Slot("input", k) for k in range(len(graph.inputs))]
@@ -277,7 +285,6 @@ class _Assigner:
     def run(self) -> Program:
         graph = self.graph
         scratch: list[tuple[int, ...]] = []
-        bodies: dict[int, tuple[Program, ...]] = {}
         bases: dict[int, int] = {}
         dying: list[list[int]] = [[] for _ in graph.nodes]
         for v, k in enumerate(self.last):
@@ -285,6 +292,8 @@ class _Assigner:
                 dying[k].append(v)
         fullest, peak_node = -1, -1
         for k, node in enumerate(graph.nodes):
+            if node.op in CONTROL:
+                self.bodies[k] = self._programs(k, node)
             if node.op == "constant":
                 self.slots.append(Slot("constant", k))
             elif is_view(graph, k, self.contiguous):
@@ -298,11 +307,7 @@ class _Assigner:
             sizes = self._scratch_sizes(k, node)
             places = tuple(self.arena.take(n) for n in sizes)
             if node.op in CONTROL:
-                order = body_order(graph, k, self.contiguous)
-                bodies[k] = tuple(
-                    assign_memory(g, self.device, (), order) for g in self._bodies(k, node)
-                )
-                need = max((p.arena_bytes for p in bodies[k]), default=0)
+                need = max((p.arena_bytes for p in self.bodies[k]), default=0)
                 bases[k] = self.arena.take(need)
             if self.arena.end > fullest:
                 fullest, peak_node = self.arena.end, k
@@ -319,7 +324,7 @@ class _Assigner:
             graph,
             tuple(self.slots),
             tuple(scratch),
-            bodies,
+            self.bodies,
             bases,
             self.arena.end,
             peak_node,
@@ -346,7 +351,7 @@ class _Assigner:
         if self.last[v] <= k and len(node.specs) > 1 and OPS[node.op].kernel is not None:
             return Slot("none")
         spec = graph.specs[v]
-        heir = self._overwrites(k, node, spec)
+        heir = self._overwrites(k, node, v)
         if heir is not None and self.slots[heir].kind == "arena":
             self.taken.add(heir)
             return self.slots[heir]
@@ -362,15 +367,17 @@ class _Assigner:
         self.begun.add(self.result[v])
         spec = self.graph.specs[v]
         for j in self.donated:
+            if self.own is not None and self.own.get(self.result[v]) != j:
+                continue
             mine = self.graph.inputs[j]
             if (mine.shape, mine.dtype, mine.layout) != (spec.shape, spec.dtype, spec.layout):
                 continue
             here = j in node.inputs and all(self.root[w] != j or w == j for w in node.inputs)
-            op = OPS[node.op]
+            overwrite = self._overwrite(k, node, v)
             over = here and (
-                op.overwrite == ANY or any(node.inputs[n : n + 1] == (j,) for n in op.overwrite)
+                overwrite == ANY or any(node.inputs[n : n + 1] == (j,) for n in overwrite)
             )
-            once = op.overwrite == ANY or node.inputs.count(j) == 1
+            once = overwrite == ANY or node.inputs.count(j) == 1
             if self.last[j] < k or (self.last[j] == k and over and once):
                 self.donated.remove(j)
                 self.reuse.append((self.result[v], j))
@@ -383,7 +390,7 @@ class _Assigner:
             while heir is not None:
                 maker = self.graph.producers[heir]
                 node = self.graph.nodes[maker]
-                heir = self._overwrites(maker, node, self.graph.specs[heir])
+                heir = None if node.op in CONTROL else self._overwrites(maker, node, heir)
                 if heir is not None and (
                     heir in self.result
                     or self.graph.producers[heir] < 0
@@ -393,20 +400,25 @@ class _Assigner:
                 if heir is not None:
                     self.result[heir] = k
 
-    def _overwrites(self, k: int, node: Node, spec: Spec) -> int | None:
+    def _overwrite(self, k: int, node: Node, v: int) -> Any:
+        """Which operands' memory a result may take: numbers of operands, or ANY."""
+        if node.op in CONTROL:
+            operand = in_place(node, self.bodies[k]).get(v - self.graph.starts[k])
+            return () if operand is None else (operand,)
+        return OPS[node.op].overwrite if len(node.specs) == 1 else ()
+
+    def _overwrites(self, k: int, node: Node, made: int) -> int | None:
         """An operand that dies here and whose memory the result may take."""
-        op = OPS[node.op]
-        if not op.overwrite or len(node.specs) > 1:
-            return None
-        for n, v in enumerate(node.inputs):
-            if op.overwrite != ANY and n not in op.overwrite:
+        overwrite, spec = self._overwrite(k, node, made), self.graph.specs[made]
+        for n, v in enumerate(node.inputs) if overwrite else ():
+            if overwrite != ANY and n not in overwrite:
                 continue
             mine = self.graph.specs[v]
             if (
                 self.root[v] == v
                 and self.last[v] == k
                 and not any(self.root[w] == v and w != v for w in node.inputs)
-                and (node.inputs.count(v) == 1 or op.overwrite == ANY)
+                and (node.inputs.count(v) == 1 or overwrite == ANY)
                 and (mine.shape, mine.dtype, mine.layout) == (spec.shape, spec.dtype, spec.layout)
                 and v not in self.taken
             ):
@@ -415,9 +427,9 @@ class _Assigner:
 
     def _scratch_sizes(self, k: int, node: Node) -> list[int]:
         graph = self.graph
-        if node.op in ("loop", "while"):  # a second buffer for each carried value
-            carried = node.kw["counts"][1]
-            return [local_bytes(s) for s in node.specs[:carried]]
+        if node.op in LOOPS:  # a second buffer for each carried value
+            carried, stays = node.kw["counts"][1], in_place(node, self.bodies[k])
+            return [0 if j in stays else local_bytes(s) for j, s in enumerate(node.specs[:carried])]
         if node.op == "blocks":
             (body,) = self._bodies(k, node)
             kept = [*read_ahead(graph, node), *written_behind(node, body)]
@@ -428,11 +440,31 @@ class _Assigner:
             return turned + [local_bytes(s) for s in addends(node)] + ends
         return scratch_bytes(self.device, graph, node)
 
+    def _programs(self, k: int, node: Node) -> tuple[Program, ...]:
+        """The bodies' programs. Of what a loop carries each result may be written over its last value."""
+        order = body_order(self.graph, k, self.contiguous)
+        bodies = self._bodies(k, node)
+        own: Mapping[int, int] = {}
+        if node.op in LOOPS and self.device.is_host:
+            first = LOOPS[node.op] + node.kw["counts"][0]
+            own = {j: first + j for j in range(node.kw["counts"][1])}
+        return tuple(
+            assign_memory(g, self.device, (), order, own if n == 0 else {})
+            for n, g in enumerate(bodies)
+        )
+
     def _bodies(self, k: int, node: Node) -> list[Graph]:
         graphs = [g for _, g in node.subgraphs()]
         if node.op != "blocks":
             return graphs
         return [with_written(g, body_order(self.graph, k, self.contiguous)) for g in graphs]
+
+
+def in_place(node: Node, bodies: Sequence[Program]) -> dict[int, int]:
+    """What a loop carries and updates where it lies: the results, and which operands they begin as."""
+    if node.op not in LOOPS:
+        return {}
+    return {j: v - LOOPS[node.op] for j, v in bodies[0].reuse}
 
 
 def read_ahead(graph: Graph, node: Node) -> list[Spec]:

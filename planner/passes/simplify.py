@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from ostinato.ops.control import relabel
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.exact import exact_items
 from ostinato.ops.core.graph import Graph, Node
@@ -23,6 +24,8 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Spec, bfloat16, is_float, is_inexact, is_integer, real_of
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import Values, in_bodies, inline, rebuild
+
+from .loop_casts import LOOPS
 
 Rule = Callable[["_State", Node], "Sequence[int] | None"]
 
@@ -262,6 +265,35 @@ def _computed(s: _State, node: Node, numbers: Sequence[Any]) -> Sequence[int]:
             assert op.kernel is not None
             op.kernel(np, out, *args, **node.kw)
     return _full(s, out.item(), node)
+
+
+# -- what loops carry ----------------------------------------------------------------------
+@on("loop", "while")
+def _carried_along(s: _State, node: Node) -> Sequence[int] | None:
+    """What a loop hands on as it came is the same in every iteration: a constant."""
+    kw, first = node.kw, LOOPS[node.op]
+    nc, ns = kw["counts"][:2]
+    body: Graph = kw["body"]
+    same = [j for j in range(ns) if body.outputs[j] == first + nc + j]
+    left = [j for j in range(ns) if j not in same]
+    if not same or (not left and len(body.outputs) == ns):
+        return None
+    order = [*range(nc), *(nc + j for j in (*same, *left)), *range(nc + ns, len(node.inputs))]
+    where = {first + v: first + k for k, v in enumerate(order)} | {v: v for v in range(first)}
+    given = dict(node.params)
+    for name, graph in node.subgraphs():
+        count = len(graph.inputs)
+        old = {to: v for v, to in where.items()}
+        inputs = [graph.inputs[old[v]] for v in range(count)]
+        moved = relabel(graph, inputs, [where[v] for v in range(count)])
+        if name == "body":
+            outs = [v for j, v in enumerate(moved.outputs) if j not in same]
+            moved = Graph(moved.inputs, moved.nodes, tuple(outs))
+        given[name] = moved
+    given["counts"] = (nc + len(same), len(left), *kw["counts"][2:])
+    specs = tuple([x for j, x in enumerate(node.specs) if j not in same])
+    made = iter(s.builder.add(node.op, [node.inputs[v] for v in order], given, specs, node.line))
+    return [node.inputs[nc + j] if j in same else next(made) for j in range(len(node.specs))]
 
 
 # -- two results of one computation --------------------------------------------------------

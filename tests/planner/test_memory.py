@@ -132,7 +132,9 @@ def check_memory(program: Program, base: int = 0) -> None:
             spans.append(("arena", base + program.bases[k], base + program.bases[k] + need))
             carried: Any = ()  # two buffers
             if node.op in ("loop", "while"):
+                stays = memory.in_place(node, program.bodies[k])
                 carried = node.specs[: node.kw["counts"][1]]
+                carried = [s for j, s in enumerate(carried) if j not in stays]
             elif node.op == "blocks":  # addends
                 ends = node.kw["body"].out_specs
                 carried = [s for s in ends if isinstance(s.layout.splits[-1], Partial)]
@@ -142,10 +144,10 @@ def check_memory(program: Program, base: int = 0) -> None:
             sizes = [local_bytes(s) for s in carried]
         else:
             sizes = memory.scratch_bytes(CPU, graph, node)
-        spans += [
-            ("arena", base + at, base + at + n)
-            for at, n in zip(program.scratch[k], sizes, strict=True)
-        ]
+        places = program.scratch[k]
+        if node.op in memory.LOOPS:
+            places = [p for j, p in enumerate(places) if j not in stays]
+        spans += [("arena", base + at, base + at + n) for at, n in zip(places, sizes, strict=True)]
         # what a node writes may touch its operands only where it may write over one of them, exactly
         for i, v in enumerate(node.inputs):
             if (
@@ -160,7 +162,9 @@ def check_memory(program: Program, base: int = 0) -> None:
                     pairs = itertools.product(runs(v), runs(out))
                     assert not any(meets(a, b) for a, b in pairs), "a part over an operand"
                 elif meets(place(v), place(out)) and place(v)[1] < place(v)[2]:
-                    allowed = OPS[node.op].overwrite
+                    allowed: Any = OPS[node.op].overwrite
+                    if node.op in memory.LOOPS:
+                        allowed = {memory.in_place(node, program.bodies[k])[out - graph.starts[k]]}
                     assert allowed == ANY or i in allowed, (
                         f"{node.op} may not write over operand {i}"
                     )

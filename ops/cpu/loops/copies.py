@@ -87,7 +87,8 @@ class Pieces:
     def __call__(self, *arrays: Any) -> None:
         *xs, out = arrays
         for kernel, piece in self.parts:
-            kernel(*piece.of(xs), out[piece.at])
+            if not (piece.is_whole and xs[piece.operand] is out):  # else it is there
+                kernel(*piece.of(xs), out[piece.at])
 
 
 def in_pieces(

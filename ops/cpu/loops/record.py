@@ -41,6 +41,8 @@ class Record(Recorder):
         elif isinstance(function, Pieces):
             self.known += 1
             for part, piece in function.parts:
+                if piece.is_whole and arrays[piece.operand] == arrays[-1]:
+                    continue  # it is there
                 there = moved(spots[-1], distance(out, out[piece.at]))
                 self.calls.append((part, [*piece.of(spots), there]))
 
