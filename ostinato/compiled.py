@@ -553,12 +553,13 @@ class CompiledFunction(Generic[P, R]):
                 return k
             if where == "number":
                 return numbers[k]
-            at = k if where == "item" else (where, k)
+            at: tuple[str, Any] = k if where == "item" else (where, k)
             if at not in known:
                 if at[0] == "state" and state is not None:
                     known[at] = state[1][at[1]]
                 else:
-                    known[at] = self._result(*at, entry, leaves, operands, made, session)
+                    kind, n = at
+                    known[at] = self._result(kind, n, entry, leaves, operands, made, session)
             return known[at].item() if where == "item" else known[at]
 
         results = [result(at, k) for at, k in entry.outputs]
