@@ -13,12 +13,12 @@ import os
 import threading
 import zlib
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from ostinato.ops.core.layout import Box
 from ostinato.ops.cpu.jit import llvm
+from ostinato.ops.cpu.jit.code import CodeAddress, address_of, once, symbol
 
 Index = tuple[int, ...]
 Row = list[int]  # what tells of a chunk: FIXED, and how much of it is wanted along each axis
@@ -35,11 +35,10 @@ _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Codec(NamedTuple):
-    """A function of machine code; what it calls, and who holds that."""
+    """A function of machine code."""
 
     name: str
-    address: int
-    held: Any
+    code: CodeAddress
 
 
 # -- libraries ---------------------------------------------------------------------------------
@@ -57,7 +56,7 @@ def _library(module: str, *names: str) -> Any:
     return found
 
 
-@lru_cache(1)
+@once
 def libdeflate() -> Any:
     """The package's, or the system's; None if there is none."""
     names = "libdeflate_zlib_decompress_ex", "libdeflate_gzip_decompress_ex"
@@ -69,12 +68,6 @@ def libdeflate() -> Any:
         return found if all(hasattr(found, n) for n in names) else None
     except OSError:
         return None
-
-
-def _address(library: Any, name: str) -> int:
-    found = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-    assert found is not None
-    return found
 
 
 _ALL_USED = """  %good = icmp eq i32 %said, 0
@@ -182,7 +175,7 @@ _OTHERS = {
 }
 
 
-@lru_cache(16)
+@once
 def codec(name: str) -> Codec | None:
     """Of a codec's name, as inflate.py has it; None if there is no machine code for it here."""
     if llvm.why_not():
@@ -191,21 +184,21 @@ def codec(name: str) -> Codec | None:
         library = libdeflate()
         if library is not None:
             called = f"libdeflate_{name}_decompress_ex"
-            llvm.symbol(f"ostinato_libdeflate_{name}", _address(library, called))
-            return Codec(name, llvm.linked(_BY_LIBDEFLATE.replace("KIND", name)), library)
+            symbol(f"ostinato_libdeflate_{name}", address_of(library, called))
+            return Codec(name, llvm.linked(_BY_LIBDEFLATE.replace("KIND", name)))
         library = _library("zlib", "uncompress2") if name == "zlib" and zlib else None
         if library is None:
             return None
-        llvm.symbol("ostinato_uncompress2", _address(library, "uncompress2"))
-        return Codec(name, llvm.linked(_BY_ZLIB), library)
+        symbol("ostinato_uncompress2", address_of(library, "uncompress2"))
+        return Codec(name, llvm.linked(_BY_ZLIB))
     if name not in _OTHERS:
         return None
     module, called, text = _OTHERS[name]
     library = _library(module, called)
     if library is None:
         return None
-    llvm.symbol(f"ostinato_{name}", _address(library, called))
-    return Codec(name, llvm.linked(text), library)
+    symbol(f"ostinato_{name}", address_of(library, called))
+    return Codec(name, llvm.linked(text))
 
 
 # -- a thread's memory -------------------------------------------------------------------------
@@ -258,7 +251,7 @@ class Scatter:
         self.size = int(np.prod(chunk)) * out.itemsize
         strides = np.cumprod([out.itemsize, *chunk[:0:-1]])[::-1]
         self.about = np.array([self.size, *strides, *out.strides], np.int64)
-        self.function = _function(codec.address, self.ndim, out.itemsize, shuffled)
+        self.function = _function(codec.code, self.ndim, out.itemsize, shuffled)
         self.shuffled = shuffled
 
     def left(self, chunks: Sequence[Index], rows: Sequence[Row | None], most: int) -> list[Index]:
@@ -320,14 +313,14 @@ def inflated(name: str, data: bytes, size: int) -> np.ndarray[Any, Any] | None:
     if context is None:
         return None
     out = np.empty(size, np.uint8)
-    call = _caller(known.address)
+    call = _caller(known.code)
     return None if call(context, data, len(data), out.ctypes.data, size) else out
 
 
-@lru_cache(16)
-def _caller(address: int) -> Any:
+@once
+def _caller(code: CodeAddress) -> Any:
     long, pointer = ctypes.c_ssize_t, ctypes.c_void_p
-    return ctypes.CFUNCTYPE(long, pointer, ctypes.c_char_p, long, pointer, long)(address)
+    return code.function(long, pointer, ctypes.c_char_p, long, pointer, long)
 
 
 def _context(known: Codec) -> int | None:
@@ -344,15 +337,14 @@ def address(name: bytes) -> int:
     return found
 
 
-@lru_cache(32)
-def _function(codec: int, ndim: int, itemsize: int, shuffled: int) -> Any:
+@once
+def _function(codec: CodeAddress, ndim: int, itemsize: int, shuffled: int) -> Any:
     host = ctypes.CDLL(None)
     for name in HOST:
-        llvm.symbol(f"ostinato_{name}", _address(host, name))
+        symbol(f"ostinato_{name}", address_of(host, name))
     long, pointer = ctypes.c_ssize_t, ctypes.c_void_p
     kinds = (pointer, pointer, long, pointer, pointer, long, pointer, pointer)
-    made = llvm.linked(_text(ndim, itemsize, shuffled))
-    call = ctypes.CFUNCTYPE(None, pointer, *kinds)(made)
+    call = llvm.linked(_text(ndim, itemsize, shuffled)).function(None, pointer, *kinds)
     return lambda *given: call(codec, *given)
 
 

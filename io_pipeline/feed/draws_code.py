@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from ostinato.ops.cpu.jit import llvm
+from ostinato.ops.cpu.jit.code import once, symbol
 
 MULTIPLIERS = 0xD2E7470EE14C6C93, 0xCA5A826395121157  # Philox4x64's
 WEYL = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
@@ -12,10 +11,10 @@ ROUNDS = 10
 UNIT = "0x3CA0000000000000"  # 2**-53, as LLVM writes it
 
 
-@lru_cache(1)
+@once
 def define() -> str:
     """What texts declare to call it: of a place, a stage and two keys, the k-th four numbers in [0, 1)."""
-    llvm.symbol("ostinato_draw", llvm.linked(_text()))
+    symbol("ostinato_draw", llvm.linked(_text()))
     return "declare void @ostinato_draw(i64, i64, i64, i64, i64, ptr) nonlazybind"
 
 

@@ -15,11 +15,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from ostinato.ops.cpu.jit import llvm
+from ostinato.ops.cpu.jit.code import CodeAddress, Words, address_of, once, symbol
 
 FIELDS = (
     "data", "size",  # of a file's name at first, then of what is in it; 0 if there is none
@@ -49,14 +49,13 @@ class Form(NamedTuple):
 
 @dataclass(frozen=True)
 class Native:
-    """What a stage does to an image, as addresses of functions; 0 where it does nothing."""
+    """What a stage does to an image, as functions; None where it does nothing."""
 
-    opens: int = 0  # says an image's extents
-    looks: int = 0  # draws, and leaves out what the stage does not look at
-    makes: int = 0  # all else
-    numbers: Any = None  # its array
+    opens: CodeAddress | None = None  # says an image's extents
+    looks: CodeAddress | None = None  # draws, and leaves out what the stage does not look at
+    makes: CodeAddress | None = None  # all else
+    numbers: Words | np.ndarray[Any, Any] | None = None
     form: Form | None = None  # of images behind it, if it changes that
-    held: Any = None  # what the numbers are addresses of
 
 
 # -- for those who write functions -------------------------------------------------------------
@@ -104,12 +103,12 @@ lacks:
 """
 
 
-def made(text: str) -> int:
-    """The address of the `run` of a function."""
+def made(text: str) -> CodeAddress:
+    """The `run` of a function."""
     return llvm.linked(text)
 
 
-@lru_cache(1)
+@once
 def can() -> bool:
     try:
         return not llvm.why_not() and bool(ctypes.CDLL(None).clock_gettime)
@@ -157,30 +156,29 @@ class Run:
     ) -> None:
         """parts: of each stage its place in the chain, its number and what it does. reader: what a
         source does, given files' names. out: a sample's place in its batch."""
-        steps: list[tuple[int, int, int, int]] = []
+        steps: list[tuple[int, Any, Any, int]] = []
         if reader is not None:
-            steps.append((0, reader.makes, reader.numbers.ctypes.data, 0))
-        decodes: tuple[int, int, int, int] | None = None  # until it is known what is looked at
+            steps.append((0, reader.makes, reader.numbers, 0))
+        decodes: tuple[int, Any, Any, int] | None = None  # until it is known what is looked at
         for k, drawn, native in parts:
-            at = 0 if native.numbers is None else native.numbers.ctypes.data
-            if native.opens:
+            at = native.numbers
+            if native.opens is not None:
                 steps.append((k + 1, native.opens, at, drawn))
                 decodes = k + 1, native.makes, at, drawn
                 continue
-            if native.looks:
+            if native.looks is not None:
                 steps.append((k + 1, native.looks, at, drawn))
             if decodes is not None:
                 steps.append(decodes)
                 decodes = None
-            if native.makes:
+            if native.makes is not None:
                 steps.append((k + 1, native.makes, at, drawn))
         if decodes is not None:
             steps.append(decodes)
         self.reads = reader is not None
         self.decodes = any(native.opens for _, _, native in parts)
-        self.held = reader, parts  # whose numbers are read
         self.stages = [k for k, *_ in steps]
-        self.steps = np.array([step[1:] for step in steps], np.int64)
+        self.steps = Words(*(word for _, *words in steps for word in words))
         self.form, self.shape, self.bytes = form, out.shape, out.nbytes
         self.fields: Any = None  # of samples, and
         self.leaf = 0  # which of their leaves is the image;
@@ -189,7 +187,7 @@ class Run:
 
     def times(self) -> np.ndarray[Any, Any]:
         """Nanoseconds on the wall and of CPU time, and bytes, before the first function and behind each."""
-        return np.zeros((1 + len(self.steps), 3), np.int64)
+        return np.zeros((1 + len(self.stages), 3), np.int64)
 
     def __call__(
         self,
@@ -224,9 +222,8 @@ class Run:
         fields[_OUT : _OUT + 3] = self.shape
         fields[_CHANNELS] = self.form.channels
         at = 0 if times is None else times.ctypes.data
-        steps = self.steps
         given = samples.ctypes.data, count, halt.ctypes.data, at
-        self.function(steps.ctypes.data, len(steps), room.at, *given)
+        self.function(self.steps, len(self.stages), room.at, *given)
         if stamps is not None:
             stamps[:] = samples[:, _PLACE + 1]
         room.look()
@@ -246,18 +243,12 @@ class Run:
             row[2:6] = value.ctypes.data, value.strides[0], *value.shape[:2]
 
 
-@lru_cache(16)
+@once
 def _function(channels: int, is_image: bool) -> Any:
-    llvm.symbol("clock_gettime", _address("clock_gettime"))
+    symbol("clock_gettime", address_of(ctypes.CDLL(None), "clock_gettime"))
     long, pointer = ctypes.c_ssize_t, ctypes.c_void_p
     kinds = (pointer, long, pointer, pointer, long, pointer, pointer)
-    return ctypes.CFUNCTYPE(None, *kinds)(llvm.linked(_text(channels, is_image)))
-
-
-def _address(name: str) -> int:
-    found = ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value
-    assert found is not None
-    return found
+    return llvm.linked(_text(channels, is_image)).function(None, *kinds)
 
 
 def _text(channels: int, is_image: bool) -> str:

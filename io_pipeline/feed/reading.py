@@ -11,11 +11,10 @@ import ctypes
 import os
 import struct
 import threading
-from functools import lru_cache
 from typing import Any
 
-import numpy as np
 from ostinato.ops.cpu.jit import llvm
+from ostinato.ops.cpu.jit.code import Words, address_of, once, symbol
 
 from .native import NO_ROOM, NOT_MINE, ROOM, Native, get, made, put
 
@@ -78,36 +77,35 @@ def expect(size: int) -> None:
     _Guess.size = max(_Guess.size, min(size + size // 4, MOST))
 
 
-@lru_cache(1)
+@once
 def reads() -> Native | None:
     """What reads the file of a name, for chunks by machine code; None if there is nothing here."""
     table = _calls()
     if table is None:
         return None
-    llvm.symbol("ostinato_read_file", made(TEXT))
-    return Native(makes=made(NATIVE), numbers=np.array([ctypes.addressof(table)]), held=table)
+    symbol("ostinato_read_file", made(TEXT))
+    return Native(makes=made(NATIVE), numbers=Words(table))
 
 
-@lru_cache(1)
-def _calls() -> Any:
+@once
+def _calls() -> Words | None:
     if os.name != "posix" or llvm.why_not():
         return None
     host = ctypes.CDLL(None)
     try:
-        found = [ctypes.cast(getattr(host, n), ctypes.c_void_p).value for n in CALLS]
+        return Words(*(address_of(host, name) for name in CALLS))
     except AttributeError:
         return None
-    return (ctypes.c_void_p * len(found))(*found)
 
 
-@lru_cache(1)
+@once
 def _function() -> Any:
     table = _calls()
     if table is None:
         return None
     pointer, text = ctypes.c_void_p, ctypes.c_char_p
     kinds = (pointer, text, pointer, ctypes.c_ssize_t, text, pointer)
-    function = ctypes.CFUNCTYPE(ctypes.c_ssize_t, *kinds)(llvm.linked(TEXT))
+    function = llvm.linked(TEXT).function(ctypes.c_ssize_t, *kinds)
     return lambda path, at, size, stat: function(table, path, at, size, b"", stat)
 
 

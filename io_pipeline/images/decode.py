@@ -20,13 +20,13 @@ the file is then not seen, other than a missing end."""
 
 from __future__ import annotations
 
-import ctypes
 import io
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from ostinato.ops.core.user_line import misfit
+from ostinato.ops.cpu.jit.code import Words
 
 from ostinato.errors import ArgumentError
 
@@ -123,10 +123,9 @@ class Decode(Stage):
         calls = jpeg_calls()
         if calls is None:
             return None
-        numbers = np.array([float(self.most_pixels), 0.0])
-        numbers.view(np.int64)[1] = ctypes.addressof(calls)
+        numbers = Words(float(self.most_pixels), calls)
         opens, makes = machine_code.opens(), machine_code.decodes(self.channels)
-        return Native(opens, 0, makes, numbers, Form(self.channels))
+        return Native(opens=opens, makes=makes, numbers=numbers, form=Form(self.channels))
 
     def mask(self, xp: Any, x: Any, drawn: Any) -> Image:
         if isinstance(x, np.ndarray):

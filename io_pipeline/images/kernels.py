@@ -4,11 +4,11 @@ front, in one pass over the image. A row may be read backwards, so that mirrorin
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from ostinato.ops.cpu.jit import llvm
+from ostinato.ops.cpu.jit.code import once
 
 Image = np.ndarray[Any, Any]
 LANES = 16  # results of a cache line
@@ -37,11 +37,11 @@ def planes(x: Image, line: int, out: Image) -> bool:
     return True
 
 
-@lru_cache(32)
+@once
 def _function(channels: int, step: int, is_aligned: bool) -> Any:
     if llvm.why_not():
         return None
-    return ctypes.CFUNCTYPE(None, *_TYPES)(llvm.linked(text(channels, step, is_aligned)))
+    return llvm.linked(text(channels, step, is_aligned)).function(None, *_TYPES)
 
 
 def text(channels: int, step: int, is_aligned: bool) -> str:

@@ -4,9 +4,8 @@ the last step. Each function gives the bits of its stage's methods."""
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
 
-from ostinato.ops.cpu.jit import llvm
+from ostinato.ops.cpu.jit.code import CodeAddress, address_of, once, symbol
 
 from ..feed.draws_code import define as draws
 from ..feed.native import NO_ROOM, NOT_MINE, ROOM, get, made, number, put
@@ -29,8 +28,8 @@ bad:
 
 
 # -- decoding ----------------------------------------------------------------------------------
-@lru_cache(1)
-def opens() -> int:
+@once
+def opens() -> CodeAddress:
     """The extents of a JPEG file that is as most are; `headers.py` in machine code. numbers: the most
     pixels."""
     return made(
@@ -213,11 +212,11 @@ found:
     )
 
 
-@lru_cache(2)
-def decodes(channels: int) -> int:
+@once
+def decodes(channels: int) -> CodeAddress:
     """The part of an image that is looked at; all of it where that is most of it, as `windows.py` does.
     The second of its numbers is where libjpeg's functions are."""
-    llvm.symbol("ostinato_decode_window", made(windows.TEXT))
+    symbol("ostinato_decode_window", made(windows.TEXT))
     colours = windows.GREY if channels == 1 else windows.RGB
     body = f"""
 {get("data", "size", "pixels", "height", "width", "top", "left", "all_height", "all_width")}
@@ -348,8 +347,8 @@ fits:
 """
 
 
-@lru_cache(1)
-def looks_at_middle() -> int:
+@once
+def looks_at_middle() -> CodeAddress:
     """numbers: height, width."""
     return made(
         _answers(
@@ -377,8 +376,8 @@ def _draws() -> str:
     return draws() + _DRAW
 
 
-@lru_cache(1)
-def looks_anywhere() -> int:
+@once
+def looks_anywhere() -> CodeAddress:
     """A crop of a size. numbers: height, width."""
     return made(
         _answers(
@@ -403,13 +402,11 @@ def looks_anywhere() -> int:
     )
 
 
-@lru_cache(1)
-def looks_at_some(tries: int) -> int:
+@once
+def looks_at_some(tries: int) -> CodeAddress:
     """A crop of random area and proportions. numbers: the size that it is to have, the least area, how much
     more it may be, and the same of the logarithm of its proportions."""
-    found = ctypes.cast(ctypes.CDLL(None).exp, ctypes.c_void_p).value
-    assert found is not None
-    llvm.symbol("ostinato_exp", found)  # the one that Python calls
+    symbol("ostinato_exp", address_of(ctypes.CDLL(None), "exp"))  # the one that Python calls
     uniform = "\n".join(
         f"  %u{k}p = getelementptr double, ptr %u, i64 {k}\n  %u{k} = load double, ptr %u{k}p"
         for k in range(4)
@@ -471,10 +468,10 @@ there:
 
 
 # -- what changes pixels -----------------------------------------------------------------------
-@lru_cache(4)
-def resizes(channels: int) -> int:
+@once
+def resizes(channels: int) -> CodeAddress:
     """numbers: height and width; or the shorter side, and 0."""
-    llvm.symbol(f"ostinato_resize_{channels}", made(resizing_code.text(channels)))
+    symbol(f"ostinato_resize_{channels}", made(resizing_code.text(channels)))
     return made(
         _answers(
             f"""
@@ -547,8 +544,8 @@ work:
     )
 
 
-@lru_cache(2)
-def mirrors(vertical: bool) -> int:
+@once
+def mirrors(vertical: bool) -> CodeAddress:
     """With a chance, which is its number."""
     if vertical:
         turns = f"""
@@ -581,14 +578,14 @@ turn:{turns}
     )
 
 
-@lru_cache(4)
-def finishes(channels: int) -> int:
+@once
+def finishes(channels: int) -> CodeAddress:
     """The last step, channels in front. numbers: factors and addends, float32."""
     names = {}
     for step in (channels, -channels):
         for is_aligned in (False, True):
             name = f"ostinato_planes_{channels}{'b' if step < 0 else 'f'}{int(is_aligned)}"
-            llvm.symbol(name, made(kernels.text(channels, step, is_aligned)))
+            symbol(name, made(kernels.text(channels, step, is_aligned)))
             names[step, is_aligned] = name
     declared = "\n".join(
         f"declare void @{n}(ptr, i64, i64, i64, ptr, ptr) nonlazybind" for n in names.values()

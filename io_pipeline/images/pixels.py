@@ -5,11 +5,11 @@ stands beside it."""
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from ostinato.ops.cpu.jit import llvm
+from ostinato.ops.cpu.jit.code import once
 
 from .values import full, in_order, narrowed, wide
 
@@ -99,11 +99,10 @@ def _by_machine_code(xp: Any, x: Image, what: str, given: float) -> Image | None
     return out
 
 
-@lru_cache(4)
+@once
 def _function(what: str) -> Any:
-    return ctypes.CFUNCTYPE(None, *_TYPES)(
-        llvm.linked(_text({"saturation": _SATURATION, "hue": _HUE}[what]))
-    )
+    text = _text({"saturation": _SATURATION, "hue": _HUE}[what])
+    return llvm.linked(text).function(None, *_TYPES)
 
 
 _SATURATION = """
@@ -210,10 +209,10 @@ end:
 _MIXED = {"uint8": "i8", "uint16": "i16", "float32": "float"}
 
 
-@lru_cache(4)
+@once
 def _mixing(dtype: str) -> Any:
     types = (*[ctypes.c_void_p] * 2, ctypes.c_ssize_t, *[ctypes.c_float] * 2, ctypes.c_void_p)
-    return ctypes.CFUNCTYPE(None, *types)(llvm.linked(_mixing_text(_MIXED[dtype])))
+    return llvm.linked(_mixing_text(_MIXED[dtype])).function(None, *types)
 
 
 def _mixing_text(kind: str) -> str:

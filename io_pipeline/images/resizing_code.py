@@ -4,10 +4,10 @@ of them that lie above each other are mixed to a row of the result."""
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
 from typing import Any
 
 from ostinato.ops.cpu.jit import llvm
+from ostinato.ops.cpu.jit.code import once
 
 BITS = 11  # of a weight
 CHANNELS = (1, 3, 4)  # of which there is machine code
@@ -25,9 +25,9 @@ def notes_bytes(size: tuple[int, int], channels: int) -> int:
     return 8 * (size[0] + size[1]) + 2 * 2 * (size[1] * channels + 32)
 
 
-@lru_cache(8)
+@once
 def function(channels: int) -> Any:
-    return ctypes.CFUNCTYPE(None, *_TYPES)(llvm.linked(text(channels)))
+    return llvm.linked(text(channels)).function(None, *_TYPES)
 
 
 def text(channels: int) -> str:

@@ -4,11 +4,11 @@ the bits of NumPy's text."""
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from ostinato.ops.cpu.jit import llvm
+from ostinato.ops.cpu.jit.code import once
 
 BITS = 11  # of a place's fraction
 LINEAR, NEAREST = "linear", "nearest"
@@ -24,12 +24,12 @@ _TYPES = (
 )
 
 
-@lru_cache(32)
+@once
 def function(way: str, kind: str, channels: int, is_affine: bool) -> Any:
     place = _place_text(way == LINEAR, is_affine, channels, SIZES[kind])
     pixels = (_linear_text if way == LINEAR else _nearest_text)(kind, channels)
     pick = _pick_text(kind) if way == LINEAR else ""
-    return ctypes.CFUNCTYPE(None, *_TYPES)(llvm.linked(_text(pick, place, pixels)))
+    return llvm.linked(_text(pick, place, pixels)).function(None, *_TYPES)
 
 
 def _text(pick: str, place: str, pixels: str) -> str:

@@ -17,11 +17,11 @@ import glob
 import os
 import sys
 import threading
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from ostinato.ops.cpu.jit import llvm
+from ostinato.ops.cpu.jit.code import Words, address_of, once
 
 from .backends import pillow
 
@@ -90,7 +90,7 @@ def decode_window(
     return rows[:, left - begin : left - begin + width]
 
 
-@lru_cache(1)
+@once
 def _library() -> Any:
     """The libjpeg that Pillow brings, if it is one that can do this."""
     found = pillow()
@@ -108,8 +108,8 @@ def _library() -> Any:
     return None
 
 
-@lru_cache(1)
-def calls() -> Any:
+@once
+def calls() -> Words | None:
     """The functions of the library that TEXT calls; None if they are not there."""
     library = _library()
     if library is None or llvm.why_not():
@@ -117,20 +117,19 @@ def calls() -> Any:
     host = ctypes.CDLL(None)
     homes = [(library, name) for name in CALLS] + [(host, "_setjmp"), (host, "longjmp")]
     try:
-        found = [ctypes.cast(getattr(home, name), ctypes.c_void_p).value for home, name in homes]
+        return Words(*(address_of(home, name) for home, name in homes))
     except AttributeError:
         return None
-    return (ctypes.c_void_p * len(found))(*found)
 
 
-@lru_cache(1)
+@once
 def _function() -> Any:
     table = calls()
     if table is None:
         return None
     word, long, pointer = ctypes.c_uint32, ctypes.c_size_t, ctypes.c_void_p
     kinds = (pointer, pointer, ctypes.c_char_p, long, word, word, word, pointer, long, pointer)
-    function = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(llvm.linked(TEXT))
+    function = llvm.linked(TEXT).function(ctypes.c_int, *kinds)
     return functools.partial(function, table)
 
 

@@ -4,11 +4,11 @@ NumPy's text."""
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from ostinato.ops.cpu.jit import llvm
+from ostinato.ops.cpu.jit.code import once
 
 Volume = Any
 MIXED = {
@@ -51,10 +51,10 @@ def bent(x: Volume, rows: Any, near: Any, weights: Any, is_mixed: bool) -> Volum
     return out
 
 
-@lru_cache(32)
+@once
 def _function(kind: str, channels: int, is_mixed: bool) -> Any:
     voxel = _mixed_text(kind, channels) if is_mixed else _nearest_text(kind, channels)
-    return ctypes.CFUNCTYPE(None, *_TYPES)(llvm.linked(_text(voxel)))
+    return llvm.linked(_text(voxel)).function(None, *_TYPES)
 
 
 def _text(voxel: str) -> str:

@@ -18,13 +18,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from .jit.code import CodeAddress, address_of, once
+
 _is_child = False
 # As it was asked for: Dask sets it for the processes that it starts, and leaves it so in this one.
 ASKED = os.environ.get("OMP_NUM_THREADS", "")
-
-
-def address_of(library: Any, name: str) -> int:
-    return int(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0)
 
 
 # -- cores ---------------------------------------------------------------------------------
@@ -88,20 +86,20 @@ POOL = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 OF_POOL = ("omp_get_max_threads", "omp_set_num_threads")
 
 
-@lru_cache(1)
-def pool() -> dict[str, int]:
+@once
+def pool() -> dict[str, CodeAddress | None]:
     """libgomp's entry points; without it (Debian: libgomp1, 0.3 MB) there is one thread."""
     # Threads wait awake for some milliseconds: to wake one may take half a millisecond.
     os.environ.setdefault("GOMP_SPINCOUNT", "100000")
     try:
         library = ctypes.CDLL("libgomp.so.1")
     except OSError:
-        return dict.fromkeys((*POOL, *OF_POOL), id(None))  # never called
+        return dict.fromkeys((*POOL, *OF_POOL))  # never called
     return {name: address_of(library, name) for name in (*POOL, *OF_POOL)}
 
 
 def has_pool() -> bool:
-    return pool()["GOMP_parallel"] != id(None)
+    return pool()["GOMP_parallel"] is not None
 
 
 # -- NumPy's linear algebra library --------------------------------------------------------
@@ -118,7 +116,7 @@ class Blas:
         """Its integers have 64 bits."""
         return self.suffix == "64_"
 
-    def address(self, name: str) -> int:
+    def address(self, name: str) -> CodeAddress:
         return address_of(self.library, f"{self.prefix}{name}{self.suffix}")
 
     def threads(self) -> int:

@@ -82,7 +82,7 @@ def test_machine_code_draws_the_same() -> None:
     import ctypes
 
     long = ctypes.c_ssize_t
-    run = ctypes.CFUNCTYPE(None, *[long] * 5, ctypes.c_void_p)(llvm.linked(text))
+    run = llvm.linked(text).function(None, *[long] * 5, ctypes.c_void_p)
     found = np.empty(4)
     for seed, epoch, place, number in [(0, 0, 0, 0), (7, 3, 12345678901, 2), (2**63, 9, 5, 11)]:
         draws = Draws(seed, epoch)

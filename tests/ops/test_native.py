@@ -27,7 +27,7 @@ from ostinato.ops.core import disk_cache
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import Spec, bfloat16
-from ostinato.ops.cpu.jit import llvm, parallel
+from ostinato.ops.cpu.jit import code, llvm, parallel
 from ostinato.ops.cpu.jit.lines import can_lower
 from ostinato.ops.cpu.kernels.gemm import product
 from ostinato.ops.cpu.libraries import onednn
@@ -544,18 +544,18 @@ def test_who_is_done_takes_turns_from_who_is_busy() -> None:
 def test_threads_that_link_at_once_get_the_same_code() -> None:
     """One that another thread made, too, would be gone as soon as that is kept instead."""
     text = "define void @run() {\n  ret void\n}\n; of this test\n"
-    meet, found = threading.Barrier(4), set[int]()
+    meet, found = threading.Barrier(4), list[code.CodeAddress]()
 
     def link() -> None:
         meet.wait()
-        found.add(llvm.linked(text))
+        found.append(llvm.linked(text))
 
     parallel = [threading.Thread(target=link) for _ in range(4)]
     for thread in parallel:
         thread.start()
     for thread in parallel:
         thread.join()
-    assert found == {llvm.linked(text)}
+    assert all(one is llvm.linked(text) for one in found)
 
 
 @pytest.mark.skipif(most_threads() < 2, reason="there is one core")
@@ -621,13 +621,11 @@ def test_who_is_moved_by_two_at_once_keeps_all_cores() -> None:
         "sched_setaffinity": look(allow),
     }
     text = parallel._known(parallel._PART).replace("@crew", "@played_crew")
-    llvm.symbol("played_crew", crew.ctypes.data)
+    code.symbol("played_crew", crew)
     for name, function in played.items():
         text = text.replace(f"@{name}", f"@played_{name}")
-        llvm.symbol(f"played_{name}", ctypes.cast(function, ctypes.c_void_p).value or 0)
-    # a module for this test alone: it calls functions that go with it
-    code, engine = llvm._load_or_make(text)
-    part = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(code)
+        code.symbol(f"played_{name}", code.called(function))
+    part = llvm._load_or_make(text).function(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
     late = np.zeros(32, np.int16)
 
     def second() -> None:
@@ -642,7 +640,6 @@ def test_who_is_moved_by_two_at_once_keeps_all_cores() -> None:
     thread.join()
     assert crew[0, parallel.MOVED] >= 1
     assert allowed[0] == 0b1111
-    assert engine is not None
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7, 40])

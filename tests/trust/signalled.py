@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.cpu.jit import llvm
+from ostinato.ops.cpu.jit.code import address_of, symbol
 from ostinato.ops.cpu.kernels import gemm
-from ostinato.ops.cpu.threads import address_of, most_threads
+from ostinato.ops.cpu.threads import most_threads
 
 import ostinato as ost
 
@@ -196,15 +197,16 @@ def machine_handler() -> Any:
     """A handler that notes the stack pointer of what it interrupts, on a stack of its own."""
     seen, own, system = np.zeros(SEEN + 2, np.int64), np.zeros(1 << 17, np.uint8), ctypes.CDLL(None)
     seen[-1] = threading.get_native_id()
-    llvm.symbol("seen", seen.ctypes.data)
-    llvm.symbol("gettid", address_of(system, "gettid"))
+    symbol("seen", seen)
+    symbol("gettid", address_of(system, "gettid"))
     stack = (ctypes.c_uint64 * 3)(own.ctypes.data, 0, own.nbytes)
     assert system.sigaltstack(stack, None) == 0
     alone = (ctypes.c_uint64 * 16)(-1)
-    action = Action(llvm.linked(HANDLER), alone, SIGINFO | ON_STACK | RESTART)
+    action, code = Action(None, alone, SIGINFO | ON_STACK | RESTART), llvm.linked(HANDLER)
+    code.into(action, "handler")
     for number in (signal.SIGUSR1, signal.SIGALRM, signal.SIGPROF):
         assert system.sigaction(int(number), ctypes.byref(action), None) == 0
-    _kept.append(own)
+    _kept.extend((own, code))
     return seen
 
 

@@ -58,11 +58,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     llvm._tidy.cache_clear()
     monkeypatch.setattr(disk_cache, "_told", False)
     monkeypatch.setattr(llvm, "_made", {})
-    _linked.append({})
-    monkeypatch.setattr(llvm, "_linked", _linked[-1])
-
-
-_linked: list[dict[str, Any]] = []  # what was linked stays: other machine code has its address
+    llvm.linked.cache_clear()
 
 
 def work(scale: float = 2.0) -> str:

@@ -21,9 +21,11 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core import activity, disk_cache
 from ostinato.ops.core.signals import aside, clear, once_gone, thread_for
-from ostinato.ops.cpu.threads import address_of, most_threads, pool
+from ostinato.ops.cpu.threads import most_threads, pool
 
 from ostinato import settings
+
+from .code import CodeAddress, address_of, once, symbol, untold
 
 MOST_KEPT = 4096  # kernels on disk, of some 10 kB each; the oldest go first
 APART = """\
@@ -56,8 +58,12 @@ class _Code:
         self.text = text
         self.lock = threading.RLock()  # a finalizer may come back here
         self.is_ready = False
-        first = address_of(ctypes.pythonapi, "PyObject_Vectorcall")
-        self.definition = _MethodDef(b"kernel", first, _FASTCALL | _KEYWORDS, None)
+        self.definition = _MethodDef(b"kernel", None, _FASTCALL | _KEYWORDS, None)
+        self._is(address_of(ctypes.pythonapi, "PyObject_Vectorcall"))
+
+    def _is(self, code: CodeAddress) -> None:
+        code.into(self.definition, "function")
+        self.code = code
 
     def ready(self) -> None:
         """Machine code from disk, or made."""
@@ -67,8 +73,7 @@ class _Code:
     def _make(self) -> None:
         with self.lock:
             if not self.is_ready:
-                self.definition.function, engine = _load_or_make(self.text)
-                once_gone(self, lambda: engine.close())  # in whose memory the machine code lies
+                self._is(_load_or_make(self.text))
                 self.is_ready = True
 
 
@@ -149,7 +154,7 @@ def _begin() -> Any:
     for name in ("PyEval_SaveThread", "PyEval_RestoreThread", "Py_IncRef", "PyErr_SetString"):
         symbol(name, address_of(ctypes.pythonapi, name))
     for name, thing in (("none", None), ("array_type", np.ndarray), ("type_error", TypeError)):
-        symbol(name, id(thing))
+        symbol(name, thing)
     for name, address in pool().items():
         symbol(name, address)
     about = f"{llvm.llvm_version_info} {llvm.get_host_cpu_name()} {features.flatten()}"
@@ -180,28 +185,13 @@ def has(*features: str) -> bool:
     return {f"+{name}" for name in features} <= {*_tools()[1].split(",")}
 
 
-def symbol(name: str, address: int) -> None:
-    """A name that texts may call."""
-    if _symbols.get(name) != address:
-        _untold.append((name, address))
-        _symbols[name] = address
-
-
-_symbols: dict[str, int] = {}
-_untold: deque[tuple[str, int]] = deque()  # of these, what LLVM does not know yet
 _telling = threading.RLock()
 
 
-def linked(text: str) -> int:
-    """The address of a module's `run`, for others to call. It stays, and is the same for all threads."""
-    with _linking:
-        if text not in _linked:
-            _linked[text] = aside(lambda: _load_or_make(text))
-        return _linked[text][0]
-
-
-_linking = threading.RLock()  # a handler of a signal may come here while its thread waits
-_linked: dict[str, tuple[int, Any]] = {}
+@once
+def linked(text: str) -> CodeAddress:
+    """A module's `run`, for others to call. It is the same for all threads."""
+    return aside(lambda: _load_or_make(text))
 
 
 def _compiled(text: str) -> _Code:
@@ -220,13 +210,13 @@ def _compiled(text: str) -> _Code:
     return found
 
 
-def _load_or_make(text: str) -> tuple[int, Any]:
-    """The address of `run`, and the engine in which it lies: each has its own, as all have that name."""
+def _load_or_make(text: str) -> CodeAddress:
+    """A module's `run`, which owns the engine in which it lies: each has its own, as all have that name."""
     llvm, _, about = _tools()
     clear()
     with _telling:
-        while _untold:
-            llvm.add_symbol(*_untold.popleft())
+        while untold:
+            llvm.add_symbol(*untold.popleft())
     digest = hashlib.blake2b(f"{about}\n{text}".encode(), digest_size=16).hexdigest()
     disk, name = disk_cache.at(settings.cache), f"kernels/{digest}.o"
     code = disk.read(name)
@@ -240,7 +230,9 @@ def _load_or_make(text: str) -> tuple[int, Any]:
     engine = llvm.create_mcjit_compiler(empty, _machine(), use_lmm=True)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    return int(engine.get_function_address("run")), engine
+    found = CodeAddress(int(engine.get_function_address("run")), engine)
+    once_gone(found, engine.close)
+    return found
 
 
 def _machine_code(text: str) -> bytes:

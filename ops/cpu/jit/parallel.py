@@ -15,12 +15,11 @@ from __future__ import annotations
 import ctypes
 import signal
 import time
-from functools import lru_cache
 
 import numpy as np
-from ostinato.ops.cpu.threads import address_of
 
-from .llvm import linked, symbol
+from .code import address_of, once, symbol
+from .llvm import linked
 
 # Volatile, or LLVM calls a function for it.
 _CLEAR = """
@@ -219,7 +218,7 @@ def around(many: int, name: str = "run", held: bool = False) -> str:
     return text.replace("@run(", f"@{name}(")
 
 
-@lru_cache(2)
+@once
 def _caller(held: bool) -> str:
     """The name of what calls a kernel's parts."""
     text = (_CLEAR + _CALLER).replace("SLICES", str(SLICES))
@@ -454,7 +453,7 @@ _NUMBERS = {
 }
 
 
-@lru_cache(1)
+@once
 def _ready() -> bool:
     """What texts call to keep threads apart is there from now on; where the system cannot, which is the
     answer, it does nothing. `gather_threads(n)` is for who calls a library that uses the pool: all of
@@ -464,8 +463,8 @@ def _ready() -> bool:
     can = all(hasattr(system, name) for name in _SYSTEM)
     for name in _SYSTEM if can else ():
         symbol(name, address_of(system, name))
-    symbol("crew", _crew.ctypes.data)
-    symbol("held_signals", _held.ctypes.data)
+    symbol("crew", _crew)
+    symbol("held_signals", _held)
     if can:
         key = ctypes.c_uint()
         system.pthread_key_create(ctypes.byref(key), None)

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from ostinato.ops.core.device import Repeated
-from ostinato.ops.cpu.threads import address_of
 
-from .llvm import function_of, symbol
+from .code import address_of, symbol
+from .llvm import function_of
 from .parallel import CALLS, TABLES
 
 SETS = 3  # of stand-ins
@@ -45,10 +45,11 @@ def sequence(
     last: int = -1,
     condition: Calls = (),
     test: Any = None,
+    held: Any = None,
 ) -> Repeated:
     """Turns of these calls, given so many arrays. `index` is set to the turn's number, or counts down from
     `last`. Where there is a `test`, a turn begins with the condition's calls, and is none if they leave
-    it false."""
+    it false. `held`: the arrays at whose addresses spots are."""
     for name in ("Py_DecRef", "PyLong_AsLongLong"):
         symbol(name, address_of(ctypes.pythonapi, name))
     calls = [*condition, *body]
@@ -67,7 +68,7 @@ def sequence(
         table[k, 2:] = [x.ctypes.data for x in given[SETS * k : SETS * (k + 1)]]
     state = np.zeros(2, np.int64)
     facts = [1, 0, arrays, len(spots), len(condition), len(calls), last, moving]
-    held = (objects, where, given, table, state, index, test, calls)
+    held = (objects, where, given, table, state, index, test, calls, held)
     facts += [
         0 if x is None else x.ctypes.data for x in (index, test, state, objects, where, table)
     ]
@@ -81,7 +82,7 @@ def at_place(
     """`run(x, index, out)`: what `kernel(x, out)` does, where x, the `source`, or else out, begins one step
     further for each place that the index says; it has to be inside. `again`: `kernel(x, out, out)`."""
     symbol("PyErr_Format", address_of(ctypes.pythonapi, "PyErr_Format"))
-    symbol("index_error", id(IndexError))
+    symbol("index_error", IndexError)
     facts = [1, 0, size, step, 0 if source else 2, 3 if again else 2, id(kernel)]
     return function_of(TABLES + CALLS + _PLACE, np.array(facts, np.int64), kernel)
 

@@ -30,14 +30,14 @@ from ostinato.ops.core.spec import (
     real_of,
     uint8,
 )
+from ostinato.ops.cpu.jit.code import address_of, symbol
 from ostinato.ops.cpu.jit.emitter import Code, loop_facts, memory_type
 from ostinato.ops.cpu.jit.lines import llvm_type
-from ostinato.ops.cpu.jit.llvm import function_of, symbol, vector_bits, why_not
+from ostinato.ops.cpu.jit.llvm import function_of, vector_bits, why_not
 from ostinato.ops.cpu.jit.parallel import TABLES, around
 from ostinato.ops.cpu.jit.sequence import Step, in_order
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.copies import _WORDS, copying
-from ostinato.ops.cpu.threads import address_of
 from ostinato.ops.jit.loops import loops_over
 from ostinato.ops.jit.values import KINDS, Value, cast, where
 
@@ -535,7 +535,7 @@ def _whole(body: Sequence[str], index: DType, many: int, end: str = "") -> str:
     """A module that raises after all if a place was outside."""
     symbol("PyErr_Format", address_of(ctypes.pythonapi, "PyErr_Format"))
     symbol("Py_DecRef", address_of(ctypes.pythonapi, "Py_DecRef"))
-    symbol("index_error", id(IndexError))
+    symbol("index_error", IndexError)
     u = "u" if index.name == "uint64" else ""
     told = _TOLD.replace("END", end).replace("UMAX", u + "max").replace("SGE", f"{u or 's'}ge")
     told = told.replace("%lld is", f"%ll{u or 'd'} is")

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core.device import Keeping
+from ostinato.ops.cpu.jit.code import symbol
 from ostinato.ops.cpu.jit.emitter import Code
-from ostinato.ops.cpu.jit.llvm import function_of, symbol, why_not
+from ostinato.ops.cpu.jit.llvm import function_of, why_not
 from ostinato.ops.cpu.jit.parallel import around
 from ostinato.ops.cpu.libraries.onednn import Unable, onednn_product, with_weights
 from ostinato.ops.cpu.limits import LIMITS
@@ -333,7 +334,7 @@ def _text(letter: str, vector: bool, wide: bool, mirrors: bool = False) -> str:
     name = f"cblas_{letter}gem{'v' if vector else 'm'}"
     for called in (name, "openblas_get_num_threads", "openblas_set_num_threads"):
         symbol(called, found.address(called))
-    symbol("blas_state", _state.ctypes.data)
+    symbol("blas_state", _state)
     whole = "i64" if wide else "i32"
 
     def number(what: str) -> str:

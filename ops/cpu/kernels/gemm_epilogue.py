@@ -17,13 +17,14 @@ import numpy as np
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import Params, Scratch, Specs
 from ostinato.ops.core.spec import DType, Shape, Spec, float32, int8, lying
+from ostinato.ops.cpu.jit.code import address_of, symbol
 from ostinato.ops.cpu.jit.emitter import Code
-from ostinato.ops.cpu.jit.llvm import function_of, symbol
+from ostinato.ops.cpu.jit.llvm import function_of
 from ostinato.ops.cpu.jit.parallel import around
 from ostinato.ops.cpu.libraries.onednn import CHECKED, check_symbols, library
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.flat import kernel_code, native_kernel
-from ostinato.ops.cpu.threads import OF_POOL, address_of, most_threads, pool
+from ostinato.ops.cpu.threads import OF_POOL, most_threads, pool
 from ostinato.ops.jit.behind import rest_of
 from ostinato.ops.jit.loops import SUMS, Loops, loops_over, strides_over
 from ostinato.ops.jit.random_bits import numbers_in

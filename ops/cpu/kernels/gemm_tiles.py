@@ -14,9 +14,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ostinato.ops.core.spec import DType, bfloat16, float32, uint32
+from ostinato.ops.cpu.jit.code import symbol
 from ostinato.ops.cpu.jit.emitter import Code
 from ostinato.ops.cpu.jit.lines import llvm_type
-from ostinato.ops.cpu.jit.llvm import has, linked, symbol, vector_bits, why_not
+from ostinato.ops.cpu.jit.llvm import has, linked, vector_bits, why_not
 from ostinato.ops.cpu.limits import LIMITS
 
 VECTORS = LIMITS.tile_vectors

@@ -16,9 +16,9 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from ostinato.ops.cpu.jit.llvm import function_of, symbol
+from ostinato.ops.cpu.jit.code import address_of, symbol
+from ostinato.ops.cpu.jit.llvm import function_of
 from ostinato.ops.cpu.jit.parallel import CALLS, TABLES
-from ostinato.ops.cpu.threads import address_of
 
 _LETTER = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
 _NAMES = (  # how builds of NumPy call `dpotrf`, and their integers
@@ -148,7 +148,7 @@ def solving(n: int, columns: int, dtype: Any, otherwise: str) -> Callable[..., N
     library, form, integer = known
     for name in ("getrf", "getrs"):
         symbol(f"{kind}{name}", address_of(library, form.format(f"{kind}{name}")))
-    symbol("singular_error", id(np.linalg.LinAlgError))
+    symbol("singular_error", np.linalg.LinAlgError)
     room = np.empty((n * n + n * columns) * item + 8 * n, np.int8)
     start = room.ctypes.data
     facts = [1, 0, n, columns, start, start + n * n * item, start + (n * n + n * columns) * item]

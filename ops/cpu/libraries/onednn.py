@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core.signals import clear, once_gone
 from ostinato.ops.core.spec import DType
-from ostinato.ops.cpu.jit.llvm import function_of, symbol
+from ostinato.ops.cpu.jit.code import address_of, once, symbol
+from ostinato.ops.cpu.jit.llvm import function_of
 from ostinato.ops.cpu.jit.parallel import around
-from ostinato.ops.cpu.threads import OF_POOL, address_of, has_pool, pool
+from ostinato.ops.cpu.threads import OF_POOL, has_pool, pool
 from ostinato.ops.jit.stacks import Stack
 
 from ostinato import settings
@@ -51,7 +52,7 @@ class _Argument(ctypes.Structure):
     _fields_ = (("which", ctypes.c_int), ("memory", ctypes.c_void_p))
 
 
-@lru_cache(1)
+@once
 def library() -> Any:
     """oneDNN, or why there is none as a string."""
     if settings.onednn == "off":
@@ -155,12 +156,12 @@ def _plain(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
     return made
 
 
-@lru_cache(1)
+@once
 def _engine() -> ctypes.c_void_p:
     return _Owner(library()).make("engine", "dnnl_engine_create", _CPU, ctypes.c_size_t(0))
 
 
-@lru_cache(1)
+@once
 def _stream() -> ctypes.c_void_p:
     return _Owner(library()).make("stream", "dnnl_stream_create", _engine(), 1)
 
@@ -168,8 +169,10 @@ def _stream() -> ctypes.c_void_p:
 @contextmanager
 def _team(threads: int) -> Iterator[None]:
     """Primitives are made for as many threads as OpenMP would give the caller."""
-    most = ctypes.CFUNCTYPE(ctypes.c_int)(pool()["omp_get_max_threads"])
-    limit = ctypes.CFUNCTYPE(None, ctypes.c_int)(pool()["omp_set_num_threads"])
+    most, limit = (pool()[name] for name in OF_POOL)
+    assert most is not None
+    assert limit is not None
+    most, limit = most.function(ctypes.c_int), limit.function(None, ctypes.c_int)
     before = most()
     limit(threads)
     try:
@@ -360,7 +363,7 @@ def _text(many: int, held: bool) -> str:
 def check_symbols() -> None:
     """What `CHECKED` calls."""
     symbol("Py_DecRef", address_of(ctypes.pythonapi, "Py_DecRef"))
-    symbol("memory_error", id(MemoryError))
+    symbol("memory_error", MemoryError)
 
 
 _REST = """

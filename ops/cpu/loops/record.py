@@ -21,6 +21,7 @@ class Record(Recorder):
     def __init__(self, fixed: Mapping[str, Any]) -> None:
         super().__init__()
         self.fixed = fixed
+        self.held: list[Any] = []  # of the fixed ones, those whose addresses calls have
         self.calls: list[tuple[Callable[..., None], Sequence[Spots]]] = []
         self.places: dict[str, Spots] = {}  # of names of the loop
 
@@ -61,15 +62,17 @@ class Record(Recorder):
         if name in self.places:
             return self.places[name]
         if name in self.fixed:
+            self.held.append(self.fixed[name])
             return [Spot(-1, address(self.fixed[name]))] * SETS
         return [Spot(self.outside.setdefault(name, len(self.outside)), 0)] * SETS
 
     def repeat(self, index: Any, last: int) -> Repeated:
-        return sequence(self._called(), len(self.outside), index=index, last=last)
+        return sequence(self._called(), len(self.outside), index=index, last=last, held=self.held)
 
     def repeat_while(self, asked: int, test: Any) -> Repeated:
         condition = self._called(0, asked)
-        return sequence(self._called(asked), len(self.outside), condition=condition, test=test)
+        calls, many = self._called(asked), len(self.outside)
+        return sequence(calls, many, condition=condition, test=test, held=self.held)
 
     def _called(self, begin: int = 0, end: int | None = None) -> list[Call]:
         return [Call(kernel, spots) for kernel, spots in self.calls[begin:end]]
