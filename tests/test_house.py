@@ -177,6 +177,41 @@ def test_what_is_about_one_device_stays_in_its_rooms() -> None:
     assert found == []
 
 
+HOME = ROOT / "ops/cpu/jit/code.py"
+BARE = {
+    "CFUNCTYPE",
+    "PYFUNCTYPE",
+    "WINFUNCTYPE",
+    "_as_parameter_",
+}  # how a number becomes a function, and back
+MAKES = {
+    "linked",
+    "made",
+    "CDLL",
+    "calls",
+}  # what gives code, and what must be the same for all threads
+
+
+def test_no_address_of_code_is_a_number() -> None:
+    """It would keep nothing alive: who needs one has a `CodeAddress`, and what is made once is made under a lock."""
+    found = []
+    for path in [p for room in (*FLOORS, "io_pipeline") for p in modules(room) if p != HOME]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            named = getattr(node, "attr", getattr(node, "id", None))
+            bare = named in BARE or (named == "get_function_address" and path.name != "llvm.py")
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "ctypes.cast":
+                of, kind = map(ast.unparse, node.args)
+                bare |= kind == "ctypes.c_void_p" and not of.startswith("ctypes.c_char_p(")
+            if isinstance(node, ast.FunctionDef) and any(
+                "cache" in ast.unparse(d) for d in node.decorator_list
+            ):
+                calls = (n.func for n in ast.walk(node) if isinstance(n, ast.Call))
+                bare |= bool(MAKES & {getattr(f, "attr", getattr(f, "id", "")) for f in calls})
+            if bare:
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert found == []
+
+
 def test_the_runtime_knows_no_passes() -> None:
     for path in modules("runtime"):
         for name, _ in imports(path):

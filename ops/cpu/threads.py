@@ -133,7 +133,7 @@ class Blas:
         return str(name().decode())
 
 
-@lru_cache(1)
+@once
 def blas() -> Blas | None:
     """The library behind NumPy's products; None if it is not OpenBLAS."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import math
 import mmap
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from ostinato.ops import OPS
 from ostinato.ops.core import disk_cache
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.signals import clear
 from ostinato.ops.core.spec import Spec, bfloat16
 from ostinato.ops.cpu.jit import code, llvm, parallel
 from ostinato.ops.cpu.jit.lines import can_lower
@@ -556,6 +558,52 @@ def test_threads_that_link_at_once_get_the_same_code() -> None:
     for thread in parallel:
         thread.join()
     assert all(one is llvm.linked(text) for one in found)
+
+
+def a_kernel(out: Any) -> tuple[Callable[..., None], Any]:
+    """One of plans, which waits until its last element is not 0; and the engine that its code lies in."""
+    about = np.array([len(out), 1, len(out) - 1], np.int64)
+    made: Any = llvm.function_of(PATIENT + parallel.around(1), about)
+    return made, made.__self__.held[1].code.owner
+
+
+def a_called_function(out: Any) -> tuple[Callable[..., None], Any]:
+    """The same as the pipe's native part has functions: one of ctypes', which is given words."""
+    run = PATIENT.replace("internal void @body", "void @run")
+    meta = code.Words(0, 0, len(out) - 1)
+    made = llvm.linked(run).function(None, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3)
+    return lambda out: made(code.Words(out), meta, 0, len(out), 0), made.code.owner
+
+
+@pytest.mark.parametrize("make", [a_kernel, a_called_function])
+def test_code_that_runs_stays(make: Callable[[Any], tuple[Callable[..., None], Any]]) -> None:
+    """Also if nobody but who runs it has the function any more; then it goes."""
+    out = np.zeros(4, np.int64)
+    function, engine = make(out)
+    functions = [function]
+    del function
+    thread = threading.Thread(target=lambda: functions.pop()(out))
+
+    def forget() -> None:
+        llvm.linked.cache_clear()
+        llvm._latest.clear()
+        gc.collect()
+        clear()
+
+    thread.start()
+    while functions:
+        pass
+    for _ in range(3):
+        forget()
+        assert not engine.closed
+        other = llvm._load_or_make(PATIENT + parallel.around(1))  # where it lay, if it is gone
+        assert other.owner is not engine
+    out[-1] = 1
+    thread.join()
+    assert list(out) == [1, 1, 1, 2]
+    del thread
+    forget()
+    assert engine.closed
 
 
 @pytest.mark.skipif(most_threads() < 2, reason="there is one core")

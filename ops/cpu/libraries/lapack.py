@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from ostinato.ops.cpu.jit.code import address_of, symbol
+from ostinato.ops.cpu.jit.code import address_of, once, symbol
 from ostinato.ops.cpu.jit.llvm import function_of
 from ostinato.ops.cpu.jit.parallel import CALLS, TABLES
 
@@ -29,7 +29,7 @@ _NAMES = (  # how builds of NumPy call `dpotrf`, and their integers
 )
 
 
-@cache
+@once
 def _library() -> tuple[Any, str, Any] | None:
     """The library, its way of naming, its integers."""
     from numpy.linalg import _umath_linalg
