@@ -7,7 +7,8 @@ same since version 6b. The function that calls it is made here by LLVM, for libj
 that must not return: it jumps back to where the function began (`setjmp`).
 
 Neighbouring pixels of colour are interpolated, so some columns on both sides are decoded as well and left
-out again. Whatever is not plainly good (a warning, an odd file) is left to those who decode all of it."""
+out again. Whatever is not plainly good (a warning, an odd file) is left to those who decode all of it. As they
+do, it reads what is behind the last row, if that is in the window: a file is damaged for both or neither."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ ALIGNED = 32  # columns that a window begins sooner, at most: libjpeg begins at 
 SAVED = 0.8  # a window of more than this part of the image is not worth it
 
 VERSION, SIZE = 62, 632  # of libjpeg's interface, and of its struct jpeg_decompress_struct
-COLOURS, WIDE = 64, 136  # fields of it, by their offsets: out_color_space, output_width
+COLOURS, WIDE, TALL = 64, 136, 140  # offsets of out_color_space, output_width, output_height
 ERRORS = SIZE  # behind it lies a struct jpeg_error_mgr,
 SAYS, WARNINGS, JUMP = 16, 128, 168  # of which these are fields: output_message, num_warnings;
 LEAVE = JUMP + 512  # a jmp_buf behind it, and the address of longjmp
@@ -46,6 +47,7 @@ CALLS = (
     "jpeg_crop_scanline",
     "jpeg_skip_scanlines",
     "jpeg_read_scanlines",
+    "jpeg_finish_decompress",
 )
 GREY, RGB = 1, 2  # libjpeg's numbers of colours
 
@@ -210,7 +212,16 @@ lines:
 next:
   %kn = add nuw i32 %k, 1
   %more = icmp ult i32 %kn, %height
-  br i1 %more, label %lines, label %done
+  br i1 %more, label %lines, label %look
+look:
+  %tall_at = getelementptr i8, ptr %image, i64 {TALL}
+  %tall = load i32, ptr %tall_at
+  %below = add i32 %top, %height
+  %is_last = icmp eq i32 %below, %tall
+  br i1 %is_last, label %finish, label %done
+finish:
+{_call(9, "finished", "i32", "ptr %image")}
+  br label %done
 done:
   %warned_at = getelementptr i8, ptr %errors, i64 {WARNINGS}
   %warned = load i64, ptr %warned_at
