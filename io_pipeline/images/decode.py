@@ -12,7 +12,7 @@ have, with the same bits. What else there is (PNG, WebP, TIFF, GIF, BMP, PPM, JP
 | a palette | its colours; of a mask its indices |
 | CMYK | converted to RGB, without a colour profile |
 | 16 bits | the upper 8, or all of them with dtype="uint16" |
-| truncated | an error, or with truncated=True what there is |
+| truncated | an error, or with truncated=True what there is; the rest is 128 of JPEG by simplejpeg, else 0 |
 | more than `most_pixels` | an error, before anything is decoded |
 
 In front of a crop only the crop is decoded, with the same bits (windows.py). Damage that lies behind it in
@@ -42,6 +42,7 @@ from .windows import decode_window
 Image = np.ndarray[Any, Any]
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM", "JPEG2000", "TGA")  # safe to open
 FULL, FAST = "full", "fast"
+GREY = 128  # what is missing in a JPEG file
 SCALES = (8, 4, 2)  # for which libjpeg has transforms that take less time than the whole one
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
@@ -147,7 +148,9 @@ class Decode(Stage):
         except ValueError:  # also of what is only odd, which Pillow tells from what is broken
             if not self.truncated:
                 return self._other(data)
-            found = library.decode_jpeg(data, mode, strict=False)
+            shape = header.height, header.width, self.channels
+            found = np.full(shape, GREY, np.uint8)  # as libjpeg has what is missing inside
+            found = library.decode_jpeg(data, mode, strict=False, buffer=found)
         return self._upright(found, header)
 
     def _upright(self, found: Image, header: Header) -> Image:
@@ -162,10 +165,10 @@ class Decode(Stage):
         try:
             picture.load()
         except OSError:
-            library = opencv() if self.truncated else None
-            if library is None:
+            if not self.truncated:
                 raise
-            return self._by_opencv(library, data)
+            picture.tile = []  # nothing more is to be decoded
+            picture.load()
         orientation = picture.getexif().get(0x0112, 1)
         if picture.mode in ("I", "I;16", "I;16B", "I;16L"):
             grey = (np.asarray(picture).astype(np.uint16) >> 8).astype(np.uint8)
@@ -202,22 +205,11 @@ class Decode(Stage):
         if found is None or found.dtype not in (np.uint8, np.uint16):
             raise ValueError("an image that is damaged, or has neither 8 nor 16 bits")
         found = found.astype(np.uint16) * 257 if found.dtype == np.uint8 else found
-        return self._coloured(library, found, 65535)
-
-    def _by_opencv(self, library: Any, data: bytes) -> Image:
-        kind = library.IMREAD_GRAYSCALE if self.channels == 1 else library.IMREAD_COLOR
-        found = library.imdecode(np.frombuffer(data, np.uint8), kind)
-        if found is None:
-            raise ValueError("an image of which nothing can be decoded")
-        return self._coloured(library, found, 255)
-
-    def _coloured(self, library: Any, found: Image, full: int) -> Image:
-        """OpenCV's order of colours, which is blue first."""
         if self.channels == 1:
             return found[..., None] if found.ndim == 2 else found
         if self.channels == 3:
             return np.asarray(library.cvtColor(found, library.COLOR_BGR2RGB))
-        alpha = np.full_like(found[..., :1], full)
+        alpha = np.full_like(found[..., :1], 65535)
         return np.concatenate((found[..., ::-1], alpha), -1)
 
     def _check_size(self, height: int, width: int) -> None:

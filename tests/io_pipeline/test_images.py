@@ -141,6 +141,35 @@ def test_truncated_and_huge_images() -> None:
             decoded(broken)
 
 
+@pytest.mark.parametrize("form", ["JPEG", "progressive", "PNG", "PPM", "TIFF", "BMP"])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.filterwarnings("ignore:Truncated File Read")
+def test_what_is_missing_in_a_file_has_a_stated_colour(form: str, channels: int) -> None:
+    """Wherever it ends, nothing that was in memory before is in the image."""
+    options: dict[str, Any] = {"optimize": True} if form in ("JPEG", "progressive") else {}
+    whole = encoded(
+        picture(1), "JPEG" if options else form, progressive=form == "progressive", **options
+    )
+    stage, seen, grey = Decode(channels=channels, truncated=True), set[int](), min(channels, 3)
+
+    def decode(size: int, before: int) -> Any:
+        other = np.full((48, 64, channels), before, np.uint8)
+        del other  # for the image to lie there
+        return stage.image(np, whole[:size], None)[..., :grey]
+
+    for size in range(100, len(whole) * 2 // 3, 1 + len(whole) // 150):
+        try:
+            found = decode(size, 77)
+        except (ValueError, OSError):
+            continue
+        np.testing.assert_array_equal(found, decode(size, 99))
+        if form != "progressive":
+            seen |= {*np.unique(found[0 if form == "BMP" else -1]).tolist()}
+        elif (found == found[0, 0]).all():
+            seen.add(int(found[0, 0, 0]))
+    assert seen == {128 if options else 0}
+
+
 def test_masks_keep_their_numbers() -> None:
     mask = np.random.default_rng(0).integers(0, 20, (48, 64)).astype(np.uint8)
     stage = Decode()
