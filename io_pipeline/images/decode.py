@@ -35,7 +35,7 @@ from ..feed.native import Form, Native
 from ..feed.stage import Shape, Stage, Window, stage
 from . import machine_code
 from .backends import needed, opencv, pillow, simplejpeg
-from .headers import Header, is_jpeg, jpeg_header, upright
+from .headers import MOST_PIXELS, Header, is_jpeg, jpeg_header, upright
 from .windows import calls as jpeg_calls
 from .windows import decode_window
 
@@ -57,7 +57,7 @@ class Decode(Stage):
 
     channels: int = 3
     dtype: str = "uint8"
-    most_pixels: int = 1 << 27
+    most_pixels: int = MOST_PIXELS
     truncated: bool = False
     scale: str = FULL
 

@@ -20,6 +20,7 @@ from ..feed.native import Form, Native
 from ..feed.stage import DEVICE, HOST, Shape, Stage, Window, stage
 from . import machine_code
 from .backends import needed, opencv
+from .headers import MOST_PIXELS
 from .resizing import linear
 from .values import check_chance, check_order, check_shape
 
@@ -120,9 +121,13 @@ class Resize(Stage):
         if not isinstance(self.size, int):
             return _pair("resize", self.size)
         height, width = shape[:2]
-        if height <= width:
-            return self.size, max(self.size * width // height, 1)
-        return max(self.size * height // width, 1), self.size
+        other = max(self.size * max(height, width) // min(height, width), 1)
+        if self.size * other > MOST_PIXELS:  # a file of a few kB may ask for gigabytes
+            raise ValueError(
+                f"an image of {height} x {width} pixels, of which one with {self.size} at its shorter side "
+                f"would have {self.size * other}; there may be {MOST_PIXELS}: give resize both sides"
+            )
+        return (self.size, other) if height <= width else (other, self.size)
 
     def shrinks(self, drawn: Any, shape: Shape) -> tuple[Window, tuple[int, int]] | None:
         """With one number the other side is in proportion to that of the image as it is."""

@@ -9,6 +9,7 @@ import numpy as np
 
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of frame headers
 _ALONE = frozenset((0x01, *range(0xD0, 0xDA)))  # markers without a length
+MOST_PIXELS = 1 << 27  # of an image, be it in a file or what a stage makes of it
 
 
 class Header(NamedTuple):

@@ -221,6 +221,26 @@ def test_sizes() -> None:
         CenterCrop(50).image(np, x, None)
 
 
+@pytest.mark.parametrize("shape", [(1, 20_000), (20_000, 1)])
+def test_an_image_in_proportion_is_no_larger_than_files_may_be(
+    shape: tuple[int, int], tmp_path: Path
+) -> None:
+    x = np.zeros((*shape, 3), np.uint8)
+    stage = Resize(128)
+    for method, y in ((stage.image, x), (stage.mask, x[..., 0])):
+        with pytest.raises(
+            ValueError, match="128 at its shorter side would have 327680000; there may be"
+        ):
+            method(np, y, None)
+    paths = [tmp_path / f"{k}.jpg" for k in range(9)]
+    for k, path in enumerate(paths):
+        path.write_bytes(encoded(x if k in (0, 7) else picture(k)))
+    pipe = ost.io.images(list(map(str, paths))).decode().resize(128).center_crop(99)
+    pipe = pipe.on_error("skip").batch(3).to("numpy").run_with(threads=2)
+    assert [len(b) for b in pipe.epoch(0)] == [2, 3, 2]
+    assert {f.sample: f.stage for f in pipe.faults()} == {0: "resize", 7: "resize"}
+
+
 def linear(x: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Interpolation between the middles of pixels, in float64."""
     for axis, n in enumerate(size):
