@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from .fields import BOXES, DATA, IMAGE, Fields, by_name
 from .native import Form, Native, Run
 from .stage import Filter, Map, Rejected, Stage, takes_out
 from .stats import Costs
-from .timed import timely
+from .timed import Calls, LateError, timely
 
 Out = Sequence[Any]  # where the last step may put its results: arrays, or None
 
@@ -70,6 +71,8 @@ class Step:
         self.draw = stage.draw if stage.is_random and not isinstance(stage, Map) else None
         self.number = self.placed.draw
         self.sized = fields.sized()
+        self.seconds = self.placed.policy.timeout if stage.timed else None
+        self.hurried = Calls()
         has_more = type(stage).together is not Stage.together
         self.together = stage.together if has_more else None
         self._next: Step | None = None
@@ -77,8 +80,16 @@ class Step:
         self.calls: list[tuple[int, Callable[..., Any], bool, bool]] = []
         for n, kind in enumerate(fields.kinds):
             method = stage.method(kind)
-            if method is not None:
-                self.calls.append((n, method, kind == BOXES, takes_out(method)))
+            if method is not None:  # what is late must not write into a batch
+                fills = takes_out(method) and self.seconds is None
+                self.calls.append((n, self.within(method), kind == BOXES, fills))
+
+    def within(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method of the stage, in the time that it has."""
+        seconds = self.seconds
+        if seconds is None:
+            return method
+        return lambda *given: self.hurried.within(seconds, partial(method, *given))
 
     def run(self, sample: Sample) -> Step | None:
         """Let a sample through; the next step."""
@@ -145,11 +156,14 @@ class PartStep(Step):
             if following.draw is not None:
                 drawn = following.draw(sample.draws.at(sample.place, following.number), shape)
             shrinks = following.stage.shrinks(drawn, shape)
-            small = None if shrinks is None else self.stage.shrunk(encoded, *shrinks)
+            small = None if shrinks is None else self.within(self.stage.shrunk)(encoded, *shrinks)
             if small is not None:
                 return small, Part(drawn, (0, 0, *small.shape[:2]), shape)
             asked = following.stage.window(drawn, shape)
-            found = None if asked is None else self.stage.part(encoded, shape, asked[0])
+            part = self.within(self.stage.part)
+            found = None if asked is None else part(encoded, shape, asked[0])
+        except LateError:
+            raise
         except Exception:
             return None
         return None if found is None or asked is None else (found, Part(drawn, asked[1], shape))
@@ -223,8 +237,14 @@ class BatchStep(Step):
 
 
 def undecoded(step: Step | None, values: Sequence[Any], error: Exception) -> tuple[str, str, str]:
-    """What a stage got, what it needed and what to do, if it failed for fields that are no arrays; empty
-    words if it failed for something else."""
+    """What a stage got, what it needed and what to do, if it was late, or failed for fields that are no
+    arrays; empty words if it failed for something else."""
+    if isinstance(error, LateError):
+        return (
+            f"{error} (a thread cannot be ended: it stays)",
+            "more time by on_error(timeout=...)",
+            "",
+        )
     if step is not None and isinstance(error, (AttributeError, TypeError)):
         for n, _, _, _ in [] if isinstance(step, MapStep) else step.calls:
             kind, value = step.fields.kinds[n], values[n]
@@ -290,6 +310,7 @@ class Chain:
         elif type(value) is not bytes:
             return None
         parts: list[tuple[int, int, Native]] = []
+        seconds: list[float] = []
         step = self.step(0, fields)
         while step is not None:
             if step.together is not None or isinstance(step, MapStep) or step.fields != fields:
@@ -302,6 +323,7 @@ class Chain:
                 if part is None:
                     return None
                 parts.append((step.k, step.number, part))
+                seconds += [] if step.seconds is None else [step.seconds]
                 form = part.form or form
                 if first is not None and form is not None and first.channels != form.channels:
                     return None
@@ -309,7 +331,7 @@ class Chain:
         good = form is not None and parts and form.dtype == out.dtype.name
         if not good or form is None or not out.flags.c_contiguous or out.ndim != 3:
             return None
-        return Run(parts, reader, form, out)
+        return Run(parts, None if seconds else reader, form, out, min(seconds, default=None))
 
     def run(self, sample: Sample, costs: Costs | None = None) -> None:
         """A sample through all of it; `costs` if it is one that is timed."""

@@ -19,8 +19,8 @@ FEW = 1000  # samples: rates are of so many at least, since the first ones say l
 @dataclass(frozen=True)
 class Policy:
     """What to do with a sample that a stage cannot make: raise the error, leave it out, or take another
-    one in its place; and the most of them that may be, as a part of all. Reading one, or a function of
-    the user's, is a fault if it takes longer than `timeout` seconds."""
+    one in its place; and the most of them that may be, as a part of all. Reading one, decoding it,
+    or a function of the user's is a fault if it takes longer than `timeout` seconds."""
 
     do: str = RAISE
     most: float = 0.01

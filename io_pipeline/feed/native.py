@@ -13,7 +13,7 @@ numbers, and answer 0, or `NOT_MINE`, or `NO_ROOM`; the first of them is what a 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,6 +37,7 @@ FIRST, MOST = 1 << 22, 1 << 26  # bytes of a thread's room
 ALIGN = 64
 SAMPLE = ("data", "size", "pixels", "stride", "height", "width", "place", "stamp", "out", "answer")
 STEP = ("function", "numbers", "number")
+PIXELS = 1 << 25  # that are surely gone over in a second
 CLOCKS = 1, 3  # CLOCK_MONOTONIC, CLOCK_THREAD_CPUTIME_ID
 
 
@@ -56,6 +57,9 @@ class Native:
     makes: CodeAddress | None = None  # all else
     numbers: Words | np.ndarray[Any, Any] | None = None
     form: Form | None = None  # of images behind it, if it changes that
+    work: Callable[[bytes], float] | None = (
+        None  # pixels that it goes over, at most, if that may be many
+    )
 
 
 # -- for those who write functions -------------------------------------------------------------
@@ -153,9 +157,11 @@ class Run:
         reader: Native | None,
         form: Form,
         out: np.ndarray[Any, Any],
+        seconds: float | None = None,
     ) -> None:
         """parts: of each stage its place in the chain, its number and what it does. reader: what a
-        source does, given files' names. out: a sample's place in its batch."""
+        source does, given files' names. out: a sample's place in its batch. seconds: that a sample has,
+        as nobody could end what takes longer here."""
         steps: list[tuple[int, Any, Any, int]] = []
         if reader is not None:
             steps.append((0, reader.makes, reader.numbers, 0))
@@ -175,6 +181,8 @@ class Run:
                 steps.append((k + 1, native.makes, at, drawn))
         if decodes is not None:
             steps.append(decodes)
+        works = [native.work for _, _, native in parts if native.work is not None]
+        self.work, self.most = works[0] if works and seconds else None, (seconds or 0.0) * PIXELS
         self.reads = reader is not None
         self.decodes = any(native.opens for _, _, native in parts)
         self.stages = [k for k, *_ in steps]
@@ -205,7 +213,7 @@ class Run:
         not 0 are nobody's."""
         count = len(values)
         samples = np.zeros((count, len(SAMPLE)), np.int64)
-        if self.decodes and all(type(v) is bytes for v in values):
+        if self.decodes and self.work is None and all(type(v) is bytes for v in values):
             samples[:, 0] = np.frombuffer(
                 memoryview((ctypes.c_char_p * count)(*values)).cast("B"), np.int64
             )
@@ -233,6 +241,8 @@ class Run:
     def _fill(self, row: Any, value: Any) -> None:
         """Of an image that is decoded, or that is nothing for machine code."""
         if type(value) is bytes and self.decodes:
+            if self.work is not None and self.work(value) > self.most:
+                return
             address = ctypes.cast(ctypes.c_char_p(value), ctypes.c_void_p).value
             row[:2] = address, len(value)
             return

@@ -290,8 +290,8 @@ class Pipe:
         which their places decide. If more than this part of all fails, an error is raised anyway.
 
         timeout: a sample that the source does not give within so many seconds has failed as well, and so
-        has one for which a function of map or filter takes longer. A process of such a function is ended;
-        threads cannot be, and are left behind, up to 32 of each."""
+        has one for which decode or a function of map or filter takes longer. A process of such a function
+        is ended; threads cannot be, and are left behind, up to 32 of each."""
         if do not in POLICIES or not 0 <= most <= 1:
             needed = " or ".join(map(repr, POLICIES)) + ", and a part of all from 0 to 1"
             raise misfit(ArgumentError, "on_error", got=f"{do!r}, most={most!r}", needed=needed)

@@ -75,6 +75,7 @@ class Stage:
     batched: ClassVar[bool] = False  # it works on whole batches: arrays have one more axis in front
     places: ClassVar[tuple[str, ...]] = (HOST,)  # where its methods can run
     exact: ClassVar[bool] = False  # it gives the same bits at all of its places
+    timed: ClassVar[bool] = False  # it may take long, and then is a fault by on_error(timeout=...)
 
     def draw(self, rng: Draws, shape: Shape) -> Any:
         """The random numbers of one sample, whose image (or volume, or mask) has this shape. A stage

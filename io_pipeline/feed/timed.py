@@ -1,4 +1,5 @@
-"""Reads and functions of users that may hang, as those of a network do: each has so many seconds.
+"""Reads and functions of users that may hang, as those of a network do, and files that take long to decode:
+each has so many seconds.
 
 A thread cannot be ended from outside. So the work is done by a thread beside the one that waits for it; one
 that does not answer in time is left behind, and ends when it answers. So many may hang and no more; from then

@@ -21,6 +21,7 @@ the file is then not seen, other than a missing end."""
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +63,7 @@ class Decode(Stage):
     scale: str = FULL
 
     needs = (IMAGE, MASK)
+    timed = True
 
     def __post_init__(self) -> None:
         for name, given, good in (
@@ -126,7 +128,8 @@ class Decode(Stage):
             return None
         numbers = Words(float(self.most_pixels), calls)
         opens, makes = machine_code.opens(), machine_code.decodes(self.channels)
-        return Native(opens=opens, makes=makes, numbers=numbers, form=Form(self.channels))
+        form = Form(self.channels)
+        return Native(opens=opens, makes=makes, numbers=numbers, form=form, work=_pixels_of_scans)
 
     def mask(self, xp: Any, x: Any, drawn: Any) -> Image:
         if isinstance(x, np.ndarray):
@@ -219,6 +222,16 @@ class Decode(Stage):
             )
         if height * width == 0:
             raise ValueError(f"an image of {height} x {width} pixels")
+
+
+def _pixels_of_scans(data: bytes) -> float:
+    """Pixels that decoding a JPEG file goes over, at most: all of them for each scan, of which a file of
+    100 kB may have thousands."""
+    try:
+        header = jpeg_header(data)
+    except ValueError:
+        return math.inf
+    return header.height * header.width * data.count(b"\xff\xda")
 
 
 MODES_OF = {1: 1, 3: 3, 4: 3}  # channels that a grey value is repeated in

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from ostinato.io_pipeline.feed import folders, reading, timed
 from ostinato.io_pipeline.feed.pipe import Pipe
+from ostinato.io_pipeline.images.decode import Decode
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, SampleError
@@ -118,6 +119,47 @@ def test_functions_that_hang_are_faults_of_their_samples(hanging: Hanging) -> No
     with pytest.raises(SampleError, match=r"sample 3, row 3 of .*, in map .*slow .*no answer"):
         list(numbers.map(slow).on_error("raise", timeout=0.4).batch(8).to("numpy").epoch(0))
     hanging.end.set()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("cropped", [False, True])
+def test_files_that_take_long_to_decode_are_faults(
+    threads: int, cropped: bool, tmp_path: Path, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever decoding begins: of all of a file, or of a window of it."""
+    paths, late = [tmp_path / f"{k}.jpg" for k in range(12)], [2, 7]
+    for k, path in enumerate(paths):  # machine code has no time for what may have so many scans
+        path.write_bytes(b"\xff\xd8" + comment(k, 9000 * (k in late)) + encoded(picture(k))[2:])
+    decode, part = Decode.image, Decode.part
+
+    def image(self: Any, xp: Any, data: bytes, drawn: Any) -> Any:
+        return None if data[6] in late and hanging[3] else decode(self, xp, data, drawn)
+
+    def window(self: Any, data: bytes, *more: Any) -> Any:
+        return None if data[6] in late and hanging[3] else part(self, data, *more)
+
+    monkeypatch.setattr(Decode, "image", image)
+    monkeypatch.setattr(Decode, "part", window)
+    decoded = ost.io.images(list(map(str, paths))).decode()
+    decoded = decoded.center_crop(16) if cropped else decoded.resize((16, 16))
+
+    def made(do: str) -> Pipe:
+        pipe = decoded.on_error(do, timeout=0.4).batch(4).to("numpy")
+        return pipe.run_with(threads=threads)
+
+    pipe = made("skip")
+    assert [len(b) for b in pipe.epoch(0)] == [3, 3, 4]
+    told = [(f.sample, f.stage, f.reason) for f in pipe.faults()]
+    assert told == [(k, "decode", "LateError: no answer within 0.4 s") for k in late]
+    with pytest.raises(SampleError, match=r"2.jpg, in decode .*a thread cannot be ended: it stays"):
+        list(made("raise").epoch(0))
+    hanging.end.set()
+
+
+def comment(k: int, scans: int) -> bytes:
+    """Of a JPEG file, with a number and what looks like so many scans."""
+    text = bytes([k]) + b"\xff\xda" * scans
+    return b"\xff\xfe" + (len(text) + 2).to_bytes(2, "big") + text
 
 
 def test_reasons_are_the_same_in_every_run(tmp_path: Path) -> None:

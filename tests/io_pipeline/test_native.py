@@ -322,6 +322,25 @@ def test_faults_are_those_of_the_stages(do: str, images: list[str], by_stages: A
     assert faults[0] == faults[1]
 
 
+def test_machine_code_takes_no_file_that_may_take_longer_than_there_is_time(
+    images: list[str], single: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(seconds: float) -> int:
+        single.clear()
+        pipe = (
+            ost.io.images(images).decode().random_resized_crop(20).on_error("skip", timeout=seconds)
+        )
+        assert (
+            sum(map(len, pipe.repeat(3).batch(12).to("numpy").run_with(threads=1).epoch(0))) == 72
+        )
+        return len(single)
+
+    plain = made(60)
+    assert plain < 36
+    monkeypatch.setattr(native, "PIXELS", 40)  # in a second: the smallest are of 40 x 43 pixels
+    assert plain < made(60) < 72 == made(30)
+
+
 def test_errors_are_those_of_the_stages(images: list[str], by_stages: Any) -> None:
     Path(images[17]).write_bytes(Path(images[17]).read_bytes()[:400])
 
