@@ -223,10 +223,11 @@ class _Own(threading.local):
         self.memory = np.empty(0, np.uint8)
         self._decompressor: _Decompressor | None = None
 
-    def room(self, size: int) -> int:
+    def room(self, size: int) -> np.ndarray[Any, Any]:
+        """At least so many bytes, to be held as long as they are used."""
         if len(self.memory) < size:
             self.memory = np.empty(size, np.uint8)
-        return int(self.memory.ctypes.data)
+        return self.memory
 
     def context(self) -> int:
         if self._decompressor is None:
@@ -266,12 +267,12 @@ class Scatter:
 
     def _bring(self, chunks: np.ndarray[Any, Any], most: int) -> None:
         """Fill in the answers of chunks."""
-        own = _own
         two = self.size + 64
-        at = own.room(most + 64 + two * (2 if self.shuffled else 1))
+        room = _own.room(most + 64 + two * (2 if self.shuffled else 1))
         context = _context(self.codec)
         if context is None:
             return
+        at = room.ctypes.data
         first = at + most + 64
         given = chunks.ctypes.data, len(chunks), self.about.ctypes.data
         self.function(context, *given, at, most, first, first + two)
@@ -283,7 +284,8 @@ class Inside:
     def __init__(
         self, chunk: Sequence[int], shape: Sequence[int], box: Box, out: np.ndarray[Any, Any]
     ) -> None:
-        self.at, self.axes = out.ctypes.data, list(zip(chunk, shape, box, out.strides, strict=True))
+        self.out, self.at = out, out.ctypes.data
+        self.axes = list(zip(chunk, shape, box, out.strides, strict=True))
 
     def row(self, index: Index, path: int, file: int, offset: int, size: int) -> Row | None:
         """What tells of a chunk, as FIXED has it, and its extents; None if the box has not all of it. It is

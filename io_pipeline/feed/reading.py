@@ -31,17 +31,15 @@ _told = struct.Struct(f"<Q{_SECONDS - _SIZE - 8}xqI").unpack_from
 class _Memory(threading.local):
     """Each thread's own."""
 
-    size = 0
     buffer: Any = None
 
-    def __init__(self) -> None:
-        self.stat = ctypes.create_string_buffer(_STATX)
-
-    def of(self, size: int) -> int:
-        """The address of so many bytes."""
-        if self.size < size:
-            self.buffer, self.size = ctypes.create_string_buffer(size), size
-        return ctypes.addressof(self.buffer)
+    def take(self, size: int) -> Any:
+        """So many bytes, until they are given back: a handler of a signal or a finalizer may read a file
+        in this thread before that."""
+        buffer, self.buffer = self.buffer, None
+        if buffer is None or len(buffer) < size:
+            buffer = ctypes.create_string_buffer(size)
+        return buffer
 
 
 class _Guess:
@@ -58,13 +56,14 @@ def whole(path: str) -> tuple[bytes, int] | None:
     if function is None:
         return None
     size = _Guess.size
-    memory = _memory
-    at, stat = memory.of(size), memory.stat
-    count = function(os.fsencode(path), at, size, stat)
-    if not 0 < count < size:
+    buffer, stat = _memory.take(size), ctypes.create_string_buffer(_STATX)
+    count = function(os.fsencode(path), buffer, size, stat)
+    data = ctypes.string_at(buffer, count) if 0 < count < size else b""
+    _memory.buffer = buffer
+    if not data:
         return None
     long, seconds, nanoseconds = _told(stat, _SIZE)
-    return ctypes.string_at(at, count), stamp_of(long, seconds * 1_000_000_000 + nanoseconds)
+    return data, stamp_of(long, seconds * 1_000_000_000 + nanoseconds)
 
 
 def stamp_of(size: int, nanoseconds: int) -> int:
@@ -106,7 +105,7 @@ def _function() -> Any:
     pointer, text = ctypes.c_void_p, ctypes.c_char_p
     kinds = (pointer, text, pointer, ctypes.c_ssize_t, text, pointer)
     function = llvm.linked(TEXT).function(ctypes.c_ssize_t, *kinds)
-    return lambda path, at, size, stat: function(table, path, at, size, b"", stat)
+    return lambda path, out, size, stat: function(table, path, out, size, b"", stat)
 
 
 CALLS = ("open", "read", "close", "statx")

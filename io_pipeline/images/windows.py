@@ -53,13 +53,11 @@ GREY, RGB = 1, 2  # libjpeg's numbers of colours
 
 
 class _Memory(threading.local):
-    """Each thread's own, for the library's state and for two numbers that it gives back."""
+    """Each thread's own, for the library's state."""
 
     def __init__(self) -> None:
         self.state = ctypes.create_string_buffer(STATE + 16)
         self.at = -(-ctypes.addressof(self.state) // 16) * 16
-        self.found = (ctypes.c_uint32 * 2)()
-        self.found_at = ctypes.addressof(self.found)
 
 
 _memory = _Memory()
@@ -78,14 +76,13 @@ def decode_window(
     begin = max(left - SIDE, 0)
     wide = min(left + width + SIDE, size[1]) - begin
     out = np.empty(height * (wide + ALIGNED) * channels, np.uint8)
-    memory = _memory
-    memory.found[0], memory.found[1] = begin, wide
+    found = (ctypes.c_uint32 * 2)(begin, wide)
     colours = GREY if channels == 1 else RGB
     most = (wide + ALIGNED) * channels
-    at, columns = memory.at, memory.found_at
-    if function(at, data, len(data), colours, top, height, columns, most, out.ctypes.data):
+    at = out.ctypes.data
+    if function(_memory.at, data, len(data), colours, top, height, found, most, at):
         return None
-    begin, wide = memory.found
+    begin, wide = found
     if begin > left or begin + wide < left + width:
         return None
     rows = out[: height * wide * channels].reshape(height, wide, channels)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.io_pipeline.feed import draws_code, making, native
+from ostinato.io_pipeline.feed import draws_code, making, native, reading
 from ostinato.io_pipeline.feed.batches import Batch
 from ostinato.io_pipeline.feed.draws import Draws
 from ostinato.io_pipeline.feed.portions import Portion
@@ -90,6 +90,27 @@ def test_machine_code_draws_the_same() -> None:
         for k in range(3):
             run(place, number, *draws.keys, k, found.ctypes.data)
             np.testing.assert_array_equal(found, wanted[k])
+
+
+def test_files_read_by_a_finalizer_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same thread, when the first one has been read but not copied yet."""
+    first, second = (tmp_path / name for name in "ab")
+    first.write_bytes(b"A" * 20)
+    second.write_bytes(b"B" * 30)
+    known = [reading.whole(str(path)) for path in (first, second)]
+    if None in known:
+        pytest.skip("no machine code reads files here")
+    copied, seen = reading.ctypes.string_at, list[Any]()
+
+    def interrupted(*given: Any) -> bytes:
+        monkeypatch.setattr(reading.ctypes, "string_at", copied)
+        seen.append(reading.whole(str(second)))
+        return copied(*given)
+
+    monkeypatch.setattr(reading.ctypes, "string_at", interrupted)
+    assert [reading.whole(str(first)), *seen] == known
 
 
 # -- whole chains ------------------------------------------------------------------------------
