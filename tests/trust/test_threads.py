@@ -18,14 +18,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from ostinato.ops.core import signals
-from ostinato.ops.cpu.jit import llvm
 
 import ostinato as ost
 from ostinato import sessions
 from ostinato.errors import DonatedError, SessionError
 from tests.clusters import ROOT
-from tests.sessions import keep_plans
 
 from .finalized import WHAT, WHERE
 
@@ -70,47 +67,6 @@ def without_errors(found: list[Any]) -> list[Any]:
         if isinstance(one, BaseException):
             raise one
     return found
-
-
-def test_functions_that_go_while_they_run() -> None:
-    """Nobody has a plan, its kernels or their code but the thread that runs them; another one lets go of all that is
-    kept, and makes other code where it was."""
-    steps = [ost.sin, ost.cos, ost.tanh, ost.exp, ost.sqrt, ost.abs]
-    x, done = np.linspace(0.1, 0.9, 20_000), threading.Event()
-
-    def runs(first: int) -> list[Any]:
-        found = []
-        for k in range(first, first + 12):
-            chain = [steps[(k + j * (1 + k // len(steps))) % len(steps)] for j in range(3)]
-            made = [ost.compile(lambda x, c=chain: c[0](c[1](c[2](x))) * ost.flip(x))]
-            y = made.pop()(x)
-            wanted = x
-            for step in reversed(chain):
-                wanted = getattr(np, step.__name__)(wanted)
-            found.append((np.asarray(y), wanted * x[::-1]))
-        return found
-
-    def forgets() -> None:
-        while not done.is_set():
-            session.rest()
-            keep_plans(session, 0)
-            llvm._latest.clear()
-            gc.collect()
-            signals.clear()
-
-    def until_done() -> list[Any]:
-        try:
-            return [
-                pair
-                for found in without_errors(at_once(lambda: runs(0), lambda: runs(7)))
-                for pair in found
-            ]
-        finally:
-            done.set()
-
-    with ost.connect(threads=2) as session:
-        for y, wanted in without_errors(at_once(until_done, forgets))[0]:
-            np.testing.assert_allclose(y, wanted, 1e-12, 1e-12)
 
 
 # -- arrays --------------------------------------------------------------------------------

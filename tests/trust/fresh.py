@@ -1,4 +1,4 @@
-"""`python -m tests.io_pipeline.fresh FOLDER WHICH OF EVERY`: pipes of pairs of stages, each as if nothing had been made
+"""`python -m tests.trust.fresh FOLDER WHICH OF EVERY`: pipes of pairs of stages, each as if nothing had been made
 yet, by threads that all come to it at once.
 
 What is made once is forgotten before each pipe, and again while its threads run, and garbage is collected: who
