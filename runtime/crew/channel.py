@@ -6,7 +6,8 @@ they know a secret, and everything that is said is signed and numbered.
 
 Runs of plans are not answered one by one: so many may be on their way, and what went wrong is told
 with the number of its order. Nothing that is received is unpickled; who says something damaged,
-repeated, or without a signature is cut off."""
+repeated, or without a signature is cut off. A message begins with a head of fixed size, which says
+how much follows and is believed before that is waited for; what has begun has to go on."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ import hmac
 import itertools
 import json
 import logging
+import math
 import os
 import secrets
 import socket
@@ -34,6 +36,7 @@ from ostinato.ops.core.helpers import begin_to_help
 from ostinato.ops.core.spec import DTYPES, in_line
 from ostinato.runtime.messages.communicator import octets
 
+from ostinato import settings
 from ostinato.errors import CommunicatorError
 
 from . import forks
@@ -47,6 +50,7 @@ TURNS = 8  # in which somebody waits for a sign of life
 AT_ONCE = 1 << 14  # bytes that are received together: many orders
 PARTING = 3.0  # seconds for a lead to say that it has ended
 PIECE = 1 << 24  # bytes of a value that are signed together
+BUSY = (1 << 64) - 1  # what a lead has got that does something else than to wait
 _BACK = struct.Struct("<cxxxIQ")  # kind, length of the text, number
 _log = logging.getLogger("distributed.worker.ostinato")  # what Dask shows of its workers
 
@@ -65,19 +69,21 @@ class Wire:
             side: hashlib.blake2b(key=key, digest_size=SIGNED, person=side)
             for side in (mine, theirs)
         }
-        self.sent = self.got = 0
+        self.sent = self.got = 0  # what was signed, and believed
         self.came = bytearray()  # and was not looked at
-        self.turns = 1
+        self.turns, self.always = 1, True
+        self.is_idle = False  # waiting for a message of which nothing is there
         self.lock = threading.Lock()
 
-    def expect(self, within: float) -> None:
-        """Something has to arrive all the time. Waited for in turns: where all processes were stopped
-        for a while, one turn is over, and nobody is lost.
+    def expect(self, within: float, always: bool) -> None:
+        """Something has to arrive all the time, or, if not always, until a message that has begun is there.
+        Waited for in turns: where all processes were stopped for a while, one turn is over, and nobody is
+        lost.
         """
         self.sock.settimeout(None)
         turn = divmod(int(1e6 * within / TURNS), 1_000_000)
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *turn))
-        self.turns = TURNS
+        self.turns, self.always = TURNS, always
 
     def _got(self, receive: Callable[[Any], Any], what: Any) -> Any:
         for _ in range(self.turns):
@@ -86,7 +92,11 @@ class Wire:
                 if not found:
                     raise Broken("the connection ended")
                 return found
-        raise TimeoutError
+        raise TimeoutError("a message that does not go on")
+
+    def _signed(self, data: Any) -> bytes:
+        self.sent += 1
+        return self._sign(self.mine, self.sent, data)
 
     def _sign(self, side: bytes, count: int, data: Any) -> bytes:
         made = self.keyed[side].copy()
@@ -94,30 +104,41 @@ class Wire:
         made.update(data)
         return made.digest()
 
-    def send(self, data: bytes, value: Any = None) -> None:
-        """A message, and the bytes of an array behind it."""
+    def send(self, head: bytes, rest: bytes = b"", value: Any = None) -> None:
+        """A message: its head, what that says follows, and the bytes of an array behind it."""
         with self.lock:
-            self._put(data)
+            said = head + self._signed(head)
+            self.sock.sendall(said + rest + self._signed(rest) if rest else said)
             for start in range(0, 0 if value is None else value.size, PIECE):
-                self._put(memoryview(value[start : start + PIECE]))
+                piece = memoryview(value[start : start + PIECE])
+                sign = self._signed(piece)
+                self.sock.sendall(piece)
+                self.sock.sendall(sign)
 
-    def _put(self, data: Any) -> None:
-        sign = self._sign(self.mine, self.sent, data)
-        self.sent += 1
-        if len(data) <= 1 << 16:
-            self.sock.sendall(bytes(data) + sign)
-        else:
-            self.sock.sendall(data)
-            self.sock.sendall(sign)
+    def receive(self, size: int, length_of: Callable[[bytes], int]) -> bytes:
+        """The next message, whose head has so many bytes and says how many there are in all."""
+        self.is_idle = True
+        while not (self.always or self.has_more):
+            with contextlib.suppress(TimeoutError):
+                self._read(1)
+        self.is_idle = False
+        head = self._believed(size)
+        return head + self._believed(length_of(head) - size)
 
-    def read(self, count: int) -> bytes:
-        """So many bytes, not yet believed."""
-        came = self.came
-        while len(came) < count:
-            came += self._got(self.sock.recv, min(max(count - len(came), AT_ONCE), 1 << 20))
-        found = bytes(memoryview(came)[:count])
-        del came[:count]
+    def _believed(self, count: int) -> bytes:
+        """So many bytes, with the signature that follows them."""
+        if not count:
+            return b""
+        self._read(count + SIGNED)
+        found = bytes(memoryview(self.came)[:count])
+        del self.came[:count]
+        self._believe(found)
         return found
+
+    def _read(self, count: int) -> None:
+        """Until so many bytes are there, not yet believed."""
+        while (lacks := count - len(self.came)) > 0:
+            self.came += self._got(self.sock.recv, min(max(lacks, AT_ONCE), 1 << 20))
 
     @property
     def has_more(self) -> bool:
@@ -127,22 +148,41 @@ class Wire:
                 self.came += self.sock.recv(AT_ONCE, socket.MSG_DONTWAIT)
         return bool(self.came)
 
-    def believe(self, data: Any) -> None:
+    def _believe(self, data: Any) -> None:
         """The signature that follows is that of these bytes, in their place."""
-        sign = self.read(SIGNED)
-        if not hmac.compare_digest(sign, self._sign(self.theirs, self.got, data)):
+        self._read(SIGNED)
+        sign = bytes(memoryview(self.came)[:SIGNED])
+        del self.came[:SIGNED]
+        if not hmac.compare_digest(sign, self._sign(self.theirs, self.got + 1, data)):
             raise Broken("a message whose signature is wrong")
         self.got += 1
 
-    def fill(self, out: Any) -> None:
-        """The bytes of an array."""
-        for start in range(0, out.size, PIECE):
-            piece = memoryview(out[start : start + PIECE])
-            at = min(len(self.came), len(piece))
-            piece[:at] = self.read(at)
-            while at < len(piece):
-                at += self._got(self.sock.recv_into, piece[at:])
-            self.believe(piece)
+    def array(self, shape: Sequence[int], dtype: Any) -> Any:
+        """An array whose bytes come next. Where there is no memory for it they pass all the same, as more is
+        said behind them, and this is the error.
+        """
+        size = math.prod(shape) * dtype.itemsize
+        found: Any
+        try:
+            found = in_line(shape, dtype)
+            out = octets(found) if size else None
+        except MemoryError as error:
+            found, out = error.with_traceback(None), None
+        scrap = np.empty(min(size, PIECE) if out is None else 0, np.uint8)
+        for start in range(0, size, PIECE):
+            rest = min(size - start, PIECE)
+            self._fill(scrap[:rest] if out is None else out[start : start + rest])
+        return found
+
+    def _fill(self, out: Any) -> None:
+        """With a piece of an array."""
+        piece = memoryview(out)
+        at = min(len(self.came), len(piece))
+        piece[:at] = self.came[:at]
+        del self.came[:at]
+        while at < len(piece):
+            at += self._got(self.sock.recv_into, piece[at:])
+        self._believe(piece)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -228,7 +268,7 @@ class _Talk:
 
     def serve(self) -> None:
         threading.Thread(target=self._beat, name="ostinato-beat", daemon=True).start()
-        self.wire.sock.settimeout(None)
+        self.wire.expect(settings.heartbeat, always=False)
         try:
             while self._one():
                 pass
@@ -241,7 +281,7 @@ class _Talk:
     def _beat(self) -> None:
         while self.alive:
             try:
-                self._back(b".", 0)
+                self._back(b".", self.wire.got if self.wire.is_idle else BUSY)
                 self._look()
             except OSError:
                 return
@@ -257,15 +297,12 @@ class _Talk:
             self._wrong(self.lead.fatal, self.last)
 
     def _back(self, kind: bytes, number: int, text: bytes = b"", value: Any = None) -> None:
-        self.wire.send(_BACK.pack(kind, len(text), number) + text, value)
+        self.wire.send(_BACK.pack(kind, len(text), number), text, value)
 
     def _one(self) -> bool:
         if self.untold and not self.wire.has_more:
             self._tell()
-        head = self.wire.read(HEAD.size)
-        data = head + self.wire.read(length_of(head) - HEAD.size)
-        self.wire.believe(data)
-        order = unpack(data)
+        order = unpack(self.wire.receive(HEAD.size, length_of))
         need(order.number > self.last, f"order {order.number} after {self.last}")
         self.last = order.number
         value = self._value(order)
@@ -280,11 +317,14 @@ class _Talk:
         if len(self.numbers) > 4 * IN_FLIGHT:
             for old in list(self.numbers)[: 2 * IN_FLIGHT]:
                 del self.numbers[old]
+        before = len(self.lead.lost)
         try:
+            if isinstance(value, MemoryError):
+                raise value
             self._do(order, value)
         except Exception as error:
             self.epoch += 1
-            begun = self.lead.lost[-1][0] if self.lead.lost else 0
+            begun = self.lead.lost[-1][0] if len(self.lead.lost) > before else 0
             self._wrong(error, self.numbers.get(begun, order.number))
         return True
 
@@ -292,9 +332,7 @@ class _Talk:
         if order.kind != "put":
             return None
         spec = decode_spec(order.text)
-        value = in_line(spec.shape, spec.dtype)
-        self.wire.fill(octets(value) if value.size else np.empty(0, np.uint8))
-        return value
+        return self.wire.array(spec.shape, spec.dtype)
 
     def _do(self, order: Order, value: Any) -> None:
         lead = self.lead
@@ -381,7 +419,8 @@ class Channel:
         sock = socket.create_connection(address, timeout=GREET)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.wire = greet(sock, secret, leads=False)
-        self.wire.expect(heartbeat)
+        self.wire.expect(heartbeat, always=True)
+        self.lacks = 0, 0.0  # what an idle lead has got of what was sent, and since when it says so
         self.listener = threading.Thread(target=self._listen, name="ostinato-channel", daemon=True)
         self.listener.start()
         forks.share(self)
@@ -400,16 +439,14 @@ class Channel:
             self._end(f"{self.name} said what cannot be ({type(error).__name__}: {error})")
 
     def _hear(self) -> None:
-        head = self.wire.read(_BACK.size)
-        kind, length, number = _BACK.unpack(head)
-        text = self.wire.read(length)
-        self.wire.believe(head + text)
-        found: Any = json.loads(text) if text else None
-        if kind == b"v":
+        said = self.wire.receive(_BACK.size, lambda head: _BACK.size + _BACK.unpack(head)[1])
+        kind, _, number = _BACK.unpack_from(said)
+        found: Any = json.loads(said[_BACK.size :]) if len(said) > _BACK.size else None
+        if kind == b".":
+            self._check_arrived(number)
+        elif kind == b"v":
             shape, dtype = listing(found)
-            value = np.empty([integer(n, 0) for n in listing(shape)], DTYPES[dtype])
-            self.wire.fill(octets(value) if value.size else np.empty(0, np.uint8))
-            found = value
+            found = self.wire.array([integer(n, 0) for n in listing(shape)], DTYPES[dtype])
         with self.changed:
             if kind == b"a":
                 self.done = number
@@ -422,6 +459,14 @@ class Channel:
             elif kind == b"e":
                 self._failed(number, found)
             self.changed.notify_all()
+
+    def _check_arrived(self, got: int) -> None:
+        """An end where the lead waits for what was sent so long ago."""
+        now = time.monotonic()
+        if got >= self.wire.sent or got != self.lacks[0]:
+            self.lacks = got, now
+        elif now - self.lacks[1] > self.heartbeat:
+            raise Broken("it does not get what it is sent")
 
     def _failed(self, number: int, found: dict[str, Any]) -> None:
         error = rebuilt(found, self.name)
@@ -489,7 +534,10 @@ class Channel:
             self._send(kind, order.pack(), octets(value) if kind == "put" else None)
             self._until(lambda: number in self.answers or self.epoch != epoch)
             self.check()
-            return self.answers[number]
+            found = self.answers[number]
+            if isinstance(found, MemoryError):
+                raise found
+            return found
         finally:
             with self.changed:
                 self.asked = 0
@@ -505,7 +553,7 @@ class Channel:
 
         def send() -> None:
             try:
-                self.wire.send(said, value)
+                self.wire.send(said[: HEAD.size], said[HEAD.size :], value)
             except OSError as error:
                 self._end(f"{self.name} is gone ({error})")
                 self.check()

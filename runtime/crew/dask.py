@@ -29,7 +29,7 @@ from ostinato.runtime.dashboard import page
 from ostinato import settings
 from ostinato.errors import ArgumentError, ExecutionError, SessionError
 
-from .channel import Channel, Desk
+from .channel import Broken, Channel, Desk
 from .crew import BEAT, Hand, Lead
 from .member import openers
 from .orders import KINDS
@@ -258,14 +258,18 @@ def begin(client: Any, threads: int | None = None, device: str = "cpu") -> Chann
     if "error" in where:
         raise SessionError.because("connect", got=where["error"], needed="workers that are free")
     first = found[lead]
-    channel = Channel(
-        tuple(where["address"]),
-        secret,
-        len(ranks),
-        int(where["threads"]),
-        f"the lead of the workers (process {first['process']} on {first['host']})",
-        float(where["heartbeat"]),
-    )
+    lead_name = f"the lead of the workers (process {first['process']} on {first['host']})"
+    heartbeat, address = float(where["heartbeat"]), tuple(where["address"])
+    try:
+        channel = Channel(address, secret, len(ranks), int(where["threads"]), lead_name, heartbeat)
+    except (Broken, OSError) as error:
+        raise misfit(
+            SessionError,
+            "connect",
+            got=f"no greeting from {lead_name} ({error})",
+            needed=f"a way from here to {address[0]}, port {address[1]}",
+            do="connect again; see whether something between changes or keeps back what is sent",
+        ) from error
     channel.client, channel.crew = client, name
     channel.addresses = [by_rank[r] for r in ranks]
     return channel

@@ -425,9 +425,16 @@ class CrewEngine:
     def rest(self) -> None:
         with self.lock:
             self.launchers.clear()
-            if not self.closed and not self.is_lost:
+            if self.closed or self.is_lost:
+                return
+            try:
                 for identity in tuple(self.known):
                     self._drop(identity)
+            except CommunicatorError:
+                if (
+                    not self.is_lost
+                ):  # else who uses it hears of that, and not who used another since
+                    raise
 
     def abandon(self) -> bool:
         return self.closed  # orders are given by who may wait

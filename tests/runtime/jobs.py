@@ -764,7 +764,7 @@ def fuzz() -> None:
 
     from ostinato.runtime.crew import channel
     from ostinato.runtime.crew.channel import Wire, greet
-    from ostinato.runtime.crew.orders import KINDS, Order
+    from ostinato.runtime.crew.orders import HEAD, KINDS, Order
 
     count, r = int(sys.argv[2]), random.Random(int(sys.argv[3]))
     lead = crew.Lead(MPI.COMM_SELF)
@@ -820,19 +820,16 @@ def fuzz() -> None:
         order = bytearray(r.choice((wait, put)))
         match how:
             case "damaged":
-                signed = bytes(order) + wire._sign(wire.mine, 0, bytes(order))
-                at = r.randrange(len(signed))
-                bad = bytearray(signed)
-                bad[at] ^= 1 << r.randrange(8)
+                bad = bytearray(signed(wire, order))
+                bad[r.randrange(len(bad))] ^= 1 << r.randrange(8)
                 wire.sock.sendall(bad)
             case "oversized":
                 order[:4] = r.randrange(1 << 30, 1 << 32).to_bytes(4, "little")
-                wire.send(bytes(order))
+                wire.sock.sendall(signed(wire, order))
             case "unsigned":
                 wire.sock.sendall(bytes(order) + r.randbytes(16))
             case "repeated":
-                signed = wait + wire._sign(wire.mine, 0, wait)
-                wire.sock.sendall(signed * 2)
+                wire.sock.sendall(signed(wire, wait) * 2)
             case "cut":
                 wire.sock.sendall(bytes(order)[: r.randrange(len(order))])
             case "nonsense":  # signed, by somebody who knows the secret and makes no sense
@@ -849,7 +846,12 @@ def fuzz() -> None:
                     7,
                     text,
                 )
-                wire.send(said.pack())
+                wire.sock.sendall(signed(wire, said.pack()))
+
+    def signed(wire: Wire, order: bytes) -> bytes:
+        head, rest = bytes(order[: HEAD.size]), bytes(order[HEAD.size :])
+        found = head + wire._signed(head)
+        return found + rest + wire._signed(rest) if rest else found
 
     hows = ("stranger", "liar", "damaged", "oversized", "unsigned", "repeated", "cut", "nonsense")
     before = threading.active_count()
@@ -860,6 +862,49 @@ def fuzz() -> None:
     now[0] = "end"
     lead.order("wait")
     say(ran=ran, threads=threading.active_count() - before)
+
+
+def tampered() -> None:
+    """Streams that somebody between program and lead changes: each ends with an error, and the next program
+    finds a lead that is free."""
+    from ostinato.ops.core.encode import encode_spec
+    from ostinato.ops.core.layout import Layout
+    from ostinato.ops.core.spec import Spec
+    from ostinato.runtime.crew import channel
+
+    from tests.runtime.between import Between, changes
+
+    channel.BEAT, channel.GREET, channel.settings.heartbeat = 0.05, 0.5, 0.5
+    lead, secret = crew.Lead(MPI.COMM_SELF), b"s" * 32
+    x = np.arange(100.0)
+    text = encode_spec(Spec(x.shape, x.dtype, Layout.whole((1,))))
+
+    def program(address: tuple[str, int], heartbeat: float) -> bool:
+        there = channel.Channel(address, secret, 1, 1, "the lead", heartbeat)
+        there.wait()
+        there.order("put", value=x, first=5, text=text)
+        found = there.order("get", operands=(5,), text=text)
+        for _ in range(3):
+            there.wait()
+        there.close()
+        return bool((found == x).all())
+
+    def through(change: Any) -> tuple[dict[str, Any], bool]:
+        """What a program sees, and whether the lead is free when it has ended."""
+        desk = channel.Desk(lead, secret)
+        serving = threading.Thread(target=desk.serve, args=(1.0,), daemon=True)
+        serving.start()
+        with Between(desk.address, change) as between:
+            found = caught(lambda: program(between.address, 0.5))
+            if change.has_begun:
+                serving.join(20)
+        serving.join(20)
+        return found, not serving.is_alive()
+
+    found = {name: through(change) for name, change in changes()}
+    desk = channel.Desk(lead, secret)
+    threading.Thread(target=desk.serve, daemon=True).start()
+    say(found=found, after=program(desk.address, 30.0))
 
 
 def apart() -> None:

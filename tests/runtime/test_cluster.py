@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,10 @@ from ostinato.errors import (
     ExecutionError,
     LayoutError,
     LinAlgError,
+    MemoryLimitError,
     SessionError,
 )
-from tests.clusters import ROOT, gone, needs_dask, with_key
+from tests.clusters import PATIENCE, ROOT, gone, needs_dask, with_key
 from tests.helpers import counts_traces
 from tests.programs import make_program
 from tests.thorough import THOROUGH, some
@@ -289,6 +291,38 @@ def test_a_failure_comes_with_the_next_read(session: sessions.Session) -> None:
     np.testing.assert_array_equal(np.asarray(g(good)), np.full(4, 2.0))
 
 
+@pytest.mark.parametrize("who", ["the lead's desk", "another worker", "the program"])
+def test_a_value_for_which_there_is_no_memory_is_one_error(
+    cluster: ost.LocalCluster, session: sessions.Session, who: str
+) -> None:
+    def fill(is_full: bool) -> None:
+        from ostinato.ops.core import spec
+        from ostinato.runtime.crew import channel, member
+
+        from ostinato.errors import MemoryLimitError
+
+        def full(shape: Any, dtype: Any) -> Any:
+            raise MemoryLimitError("there is no memory")
+
+        room = member if who == "another worker" else channel
+        room.in_line = full if is_full else spec.in_line  # type: ignore[attr-defined]
+
+    x = np.arange(float(1 << 21) + 5)  # more than one piece
+    good = ost.asarray(x, split=0) + 1
+    ost.evaluate(good)
+    here = who == "the program"
+    everywhere = fill if here else partial(cluster.client.run, fill)
+    use = partial(np.asarray, good) if here else lambda: ost.evaluate(ost.asarray(x, split=0) * 2)
+    everywhere(True)
+    try:
+        with pytest.raises(MemoryLimitError, match="there is no memory"):
+            use()
+    finally:
+        everywhere(False)
+    np.testing.assert_array_equal(np.asarray(good), x + 1)
+    np.testing.assert_array_equal(np.asarray(ost.asarray(x, split=0) * 2), x * 2)
+
+
 def test_connect_says_what_it_needs(
     cluster: ost.LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -512,8 +546,8 @@ def test_a_message_that_was_cut_ends_its_session(
     with ost.connect(cluster.client) as session:
         lead: Any = session.engine.lead  # type: ignore[attr-defined]
 
-        def cut(data: bytes, value: Any = None) -> None:
-            lead.wire.sock.sendall(data[:20])
+        def cut(head: bytes, *_: Any) -> None:
+            lead.wire.sock.sendall(head[:20])
             raise KeyboardInterrupt
 
         monkeypatch.setattr(lead.wire, "send", cut)
@@ -546,15 +580,13 @@ def test_messages_and_values_that_arrive_together_are_told_apart() -> None:
         other = Wire(theirs, b"k" * 32, b"lead", b"program")
         value = np.arange(1000).astype(np.uint8)
         one.send(b"first")
-        one.send(b"second", value)
+        one.send(b"again", b" and more", value)
         one.send(b"third")
-        found = np.zeros(1000, np.uint8)
         assert other.has_more
-        for said in (b"first", b"second", b"third"):
-            assert other.read(len(said)) == said
-            other.believe(said)
-            if said == b"second":
-                other.fill(found)
+        for said in (b"first", b"again and more", b"third"):
+            assert other.receive(5, lambda head: {b"again": 14}.get(head, 5)) == said
+            if said.startswith(b"again"):
+                found = other.array(value.shape, value.dtype)
         assert not other.has_more
         np.testing.assert_array_equal(found, value)
 
@@ -598,12 +630,11 @@ def test_silence_is_as_long_as_the_lead_says(session: sessions.Session) -> None:
         ost.LocalCluster(1, heartbeat=1)
 
 
-def test_thousands_of_bad_messages() -> None:
-    """To the lead's door: damaged, oversized, repeated, unsigned, from strangers: nothing of them runs."""
-    count = 10_000 if THOROUGH else 2000
+def job(*arguments: str) -> Any:
+    """What a scenario of jobs.py says that is one process."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OSTINATO_CACHE": "off"}
     run = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.jobs", "fuzz", str(count), "5"],
+        [sys.executable, "-m", "tests.runtime.jobs", *arguments],
         cwd=ROOT,
         env=env,
         capture_output=True,
@@ -612,9 +643,27 @@ def test_thousands_of_bad_messages() -> None:
         check=False,
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    ran = json.loads(run.stdout.splitlines()[-1])["ran"]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def test_thousands_of_bad_messages() -> None:
+    """To the lead's door: damaged, oversized, repeated, unsigned, from strangers: nothing of them runs."""
+    count = 10_000 if THOROUGH else 2000
+    ran = job("fuzz", str(count), "5")["ran"]
     assert set(ran) <= {"repeated", "nonsense", "end"}, "what was signed, once, may run"
     assert ran["repeated"] == count // 8
+
+
+def test_what_is_changed_on_its_way_ends_a_session_and_not_the_next() -> None:
+    """Of either side's stream: nobody waits for ever for what a changed length says, or for what is kept back."""
+    said = job("tampered")
+    free = {name for name, (_, is_free) in said["found"].items() if is_free}
+    assert free == {*said["found"]}, "the lead serves others"
+    assert len(free) == 38
+    kinds = {f["kind"] for f, _ in said["found"].values()}
+    assert kinds == {"CommunicatorError", "Broken", "TimeoutError"}
+    assert max(f["seconds"] for f, _ in said["found"].values()) < PATIENCE
+    assert said["after"]
 
 
 @pytest.mark.slow
