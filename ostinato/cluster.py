@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any, TypeVar
 
 from ostinato.errors import ArgumentError, CommunicatorError, SessionError
 from ostinato.ops.core.disk import write_page
-from ostinato.ops.core.user_line import misfit
+from ostinato.ops.core.user_line import misfit, user_line
 from ostinato.runtime.crew import forks, preload
 from ostinato.runtime.crew.crew import among_processes
 from ostinato.runtime.crew.dask import client_of, give_up
@@ -30,7 +31,7 @@ from ostinato.runtime.dashboard import page
 
 from . import settings
 from .cards import of_cluster
-from .sessions import Session, connect
+from .sessions import Session, connect, here, leave, sessions_of
 from .states import forgive_lost
 
 T = TypeVar("T")
@@ -73,16 +74,18 @@ def check_installed(who: str, needs: dict[str, str]) -> None:
 
 
 class LocalCluster:
-    """Workers that are processes of this machine, under a Dask scheduler with its dashboard.
+    """Workers that are processes of this machine, under a Dask scheduler with its dashboard, in use from
+    now on, as those of `ost.connect` are, until it is closed.
 
         with ost.LocalCluster(4) as cluster:
             print(cluster.dashboard_link)
             x = ost.random.normal((1_000_000, 16), split=0)
 
     All of them listen on 127.0.0.1 alone. Dask's speak TLS, with a key that is made for this cluster and
-    lies in a file that only this user can read; other clients of Dask's need `cluster.security`. Inside
-    `with`, the session is the cluster's; `cluster.connect()` makes others. threads: cores that all workers
-    share, else all. heartbeat: seconds without a sign of life after which a worker counts as lost.
+    lies in a file that only this user can read; other clients of Dask's need `cluster.security`.
+    `cluster.connect()` makes more sessions. When it is closed, or nobody holds it any more, the session
+    that was there before is used again; arrays that its workers held are lost. threads: cores that all
+    workers share, else all. heartbeat: seconds without a sign of life after which a worker counts as lost.
     restart: see `run`."""
 
     def __init__(
@@ -123,11 +126,16 @@ class LocalCluster:
         self.dashboard = dashboard
         self.restart = restart
         self.session: Session | None = None
-        self.sessions: list[Session] = []
+        self._first: Session | None = None  # as long as nobody asked for one
         self.options: dict[str, Any] = {}
         self.client: Any = None
         self.dashboard_link = self.scheduler_address = ""
         self._start()
+        try:
+            self._first = self.connect()
+        except BaseException:
+            self.close()
+            raise
 
     def _start(self) -> None:
         from distributed.security import Security
@@ -194,6 +202,7 @@ class LocalCluster:
         if self.client.run_on_scheduler(page.install):
             self.dashboard_link = f"{self.dashboard_link.removesuffix('/status')}/{page.NAME}"
         self.scheduler_address = str(self.client.scheduler.address)
+        weakref.finalize(self, _dropped, self.client, self.workers).atexit = False
 
     def _asked(self, ask: Callable[[float], T], end: float) -> T:
         """What somebody says who may not answer, asked again, for longer, as long as there is hope."""
@@ -253,7 +262,7 @@ class LocalCluster:
         if os.getpid() != self.job.owner:
             raise forks.not_here()
         closed = self.client is None
-        if closed or any(s.is_lost for s in self.sessions):
+        if closed or any(s.is_lost for s in sessions_of(self.scheduler_address)):
             raise misfit(
                 SessionError,
                 "LocalCluster",
@@ -269,7 +278,9 @@ class LocalCluster:
         self.options = options
         with self._watched():
             self.session = connect(self.client, **options)
-        self.sessions.append(self.session)
+        first, self._first = self._first, None
+        if first is not None and first.holds_nothing:
+            first.close()
         return self.session
 
     def run(self, function: Callable[..., T], *args: Any) -> T:
@@ -311,11 +322,12 @@ class LocalCluster:
         """End all processes; those of a forked child's parent stay."""
         if os.getpid() != self.job.owner:
             return
-        well = self.job.poll() is None and not any(s.is_lost for s in self.sessions)
-        while self.sessions:
+        open_ = sessions_of(self.scheduler_address)
+        well = self.job.poll() is None and not any(s.is_lost for s in open_)
+        for session in open_:
             with contextlib.suppress(Exception):
-                self.sessions.pop().close()
-        self.session = None
+                session.close()
+        self.session = self._first = None
         client, self.client = self.client, None
         log = logging.getLogger("distributed.client")
         before = log.level
@@ -331,7 +343,9 @@ class LocalCluster:
         log.setLevel(before)
 
     def __enter__(self) -> LocalCluster:
-        self.connect()
+        if self._first is None or here() is not self._first:
+            self.connect()
+        self._first = None
         return self
 
     def __exit__(
@@ -349,6 +363,23 @@ class LocalCluster:
         workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
         closed = ", closed" if self.client is None else ""
         return f"<LocalCluster: {workers}, dashboard {self.dashboard_link}{closed}>"
+
+
+def _dropped(client: Any, workers: int) -> None:
+    """Nobody holds a cluster any more, so that its processes end."""
+    if client.status == "closed":
+        return
+    was_in_use = leave(str(client.scheduler.address))
+    threading.Thread(
+        target=give_up, args=(client,), daemon=True
+    ).start()  # it may be this one's loop
+    if was_in_use:
+        file, _, line = user_line().rpartition(":")
+        text = (
+            f"LocalCluster({workers}): its workers end, as nobody holds it any more, and arrays that they "
+            f"held are lost; give it a name that stays (cluster = ost.LocalCluster({workers})), or use `with`."
+        )
+        warnings.warn_explicit(text, UserWarning, file or __name__, int(line or 1))
 
 
 def _address(file: Path) -> str | None:

@@ -3,6 +3,7 @@ scheduler sees them."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -29,8 +30,12 @@ def _on_dask(session: Session) -> CrewEngine | None:
     return engine if on else None  # type: ignore[return-value]
 
 
-def from_dask(x: Any, /, *, split: Split = None) -> Array:
-    """A Dask array as an array of this session. In a session of a Dask cluster its chunks are computed
+AS_CHUNKS = "chunks"
+
+
+def from_dask(x: Any, /, *, split: Split = AS_CHUNKS) -> Array:
+    """A Dask array as an array of this session, split along the axis that has most chunks if nothing
+    else is said (None: whole on each worker). In a session of a Dask cluster its chunks are computed
     there and go from worker to worker; else they are computed in this process.
 
     >>> import dask.array as da
@@ -53,6 +58,9 @@ def from_dask(x: Any, /, *, split: Split = None) -> Array:
         raise misfit(
             ArgumentError, "from_dask", got=f"dtype {x.dtype}", needed="one of " + ", ".join(DTYPES)
         )
+    if split == AS_CHUNKS:
+        most = max(x.numblocks, default=1)
+        split = x.numblocks.index(most) if most > 1 else None
     session = current()
     engine = _on_dask(session)
     if engine is None:
@@ -88,24 +96,12 @@ def to_dask(x: Array, evaluate: Callable[[Array], None]) -> Any:
         box = layout.box(shape, rank)
         if volume(box):
             owners.setdefault(box, rank)
-    futures = engine.keep_parts(operand, list(owners.values()))
-    parts = {
-        box: da.from_delayed(future, [hi - lo for lo, hi in box], operand.spec.dtype)
-        for box, future in zip(owners, futures, strict=True)
-    }
-    return _joined(da, parts, 0, len(shape))
-
-
-def _joined(da: Any, parts: dict[Box, Any], axis: int, ndim: int) -> Any:
-    """The array that these parts make, axis after axis."""
-    if axis == ndim:
-        (only,) = parts.values()
-        return only
-    lines = sorted({box[axis] for box in parts})
-    return da.concatenate(
-        [
-            _joined(da, {b: p for b, p in parts.items() if b[axis] == line}, axis + 1, ndim)
-            for line in lines
-        ],
-        axis=axis,
-    )
+    lines = [sorted({box[axis] for box in owners}) for axis in range(len(shape))]
+    chunks = tuple(tuple(hi - lo for lo, hi in line) for line in lines)
+    # as if Dask had computed it: what it persists looks like this, with either of its array's kinds
+    nothing_yet = np.broadcast_to(np.zeros((), operand.spec.dtype), shape)
+    made = da.from_array(nothing_yet, chunks=chunks if shape else -1, name=False)
+    keys = itertools.product([made.name], *(range(len(line)) for line in lines))
+    ranks = [owners[box] for box in itertools.product(*lines)]
+    rebuild, others = made.__dask_postpersist__()
+    return rebuild(dict(zip(keys, engine.keep_parts(operand, ranks), strict=True)), *others)

@@ -126,8 +126,9 @@ class _Made:
 class Session:
     """Workers, and the plans that they know. Made by `ost.connect`; also a context manager."""
 
-    def __init__(self, engine: Engine, target: Target) -> None:
+    def __init__(self, engine: Engine, target: Target, scheduler: str = "") -> None:
         self.number = next(_numbers)
+        self.scheduler = scheduler  # the address of Dask's, if the workers are its
         self.engine = engine
         self.target = target
         self._made = _Made(self.number, engine)
@@ -138,6 +139,7 @@ class Session:
         self.settling = threading.RLock()
         self._over: Session | None = None  # what it took the place of, until it is used itself
         weakref.finalize(self, self._made.abandon).atexit = False
+        _living.add(self)
 
     @property
     def workers(self) -> int:
@@ -331,6 +333,11 @@ class Session:
         """Whether one of the workers died, and with it what all held."""
         return self.engine.is_lost
 
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether nobody used it yet, of workers that are processes."""
+        return isinstance(self.engine, CrewEngine) and self.engine.is_new
+
     # -- life ------------------------------------------------------------------------------
     def close(self) -> None:
         """Give the workers back. Arrays that they made in this process stay, for the next session."""
@@ -388,6 +395,7 @@ in_use: Session | None = (
 _everybodys: list[Session] = []  # the last one is in use
 _own: ContextVar[Session | None] = ContextVar("ostinato_session", default=None)
 _is_shared = True  # whether nobody ever had one of his own
+_living: Living[Session] = Living()
 _left: deque[Engine] = deque()  # of sessions that nobody has any more, still to be closed
 _numbers = itertools.count(1)
 _lock = threading.RLock()
@@ -407,6 +415,22 @@ def here() -> Session | None:
         return session
     last = _everybodys[-1:]  # in one step: other threads close sessions
     return last[0] if last else None
+
+
+def sessions_of(scheduler: str) -> list[Session]:
+    """Those of this process, not closed, whose workers are a Dask scheduler's, whoever connected."""
+    return [s for s in _living if s.scheduler == scheduler != "" and not s.engine.closed]
+
+
+def leave(scheduler: str) -> bool:
+    """Workers end, and nobody can wait for them: no session of theirs is used any more; whether the one in
+    use here was."""
+    found = sessions_of(scheduler)
+    was_in_use = here() in found
+    for session in found:
+        session.engine.closed = True
+    _look()
+    return was_in_use
 
 
 def _look() -> None:
@@ -592,6 +616,7 @@ def _opened(
     if cluster is None or device not in (*DEVICES, *LATER):  # else its workers look for it
         _device(device)
     engine: Engine
+    scheduler = ""
     if cluster is not None:
         from ostinato.runtime.crew import dask
 
@@ -600,6 +625,7 @@ def _opened(
             there = len(client.nthreads())
             mesh = _mesh(mesh, None, there, f"{there} workers of the cluster")
             channel = dask.begin(client, threads, device)
+            scheduler = str(client.scheduler.address)
             channel.until_closed = stack.pop_all()
         engine = CrewEngine(channel, mesh, device)
     elif job > 1:
@@ -610,7 +636,7 @@ def _opened(
         engine = LocalEngine(math.prod(mesh), mesh, threads, device)
     model = known(device, mesh, apart) if settings.machine == HERE else None
     target = Target(mesh, device, numerics, limit, precision=policy, named=model)
-    session = Session(engine, target)
+    session = Session(engine, target, scheduler)
     for each in profiles:
         each.begin(session)
     return session

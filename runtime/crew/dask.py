@@ -8,7 +8,6 @@ Dask's loop goes on. Data and orders never pass the scheduler."""
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import platform
@@ -150,11 +149,10 @@ def part_of(name: str, handle: int) -> Any:
     return np.array(member.memory.to_host(member.parts[handle]))
 
 
-def chunk(name: str, index: Sequence[int]) -> Any:
+def chunk(key: tuple[Any, ...]) -> Any:
     """A chunk of a Dask array that this worker keeps."""
     from distributed import Worker
 
-    key = (name, *index)
     for worker in list(Worker._instances):
         if key in worker.data:
             return worker.data[key]
@@ -283,30 +281,33 @@ def keep_parts(channel: Channel, handle: int, ranks: Sequence[int]) -> list[Any]
         for r in ranks
     ]
     _await(channel, futures, "to_dask")
+    from distributed.client import _get_global_client, _set_global_client
+
+    if _get_global_client() is None:  # `compute()` goes where the parts are
+        _set_global_client(channel.client)
     return futures
 
 
-def keep(channel: Channel, array: Any) -> tuple[Any, list[tuple[list[int], int]]]:
-    """A Dask array whose chunks are kept by workers; the index of each, and the rank that has it."""
+def keep(channel: Channel, array: Any) -> tuple[list[Any], list[tuple[Any, int]]]:
+    """Dask's futures of an array's chunks, which workers keep; the key of each, and the rank that has it."""
     from distributed import futures_of
 
-    array = channel.client.persist(array)
-    futures = futures_of(array)
+    futures = futures_of(channel.client.persist(array))
     _await(channel, futures, "from_dask")
     held = channel.client.who_has(futures)
     ranks = {address: k for k, address in enumerate(channel.addresses)}
     found = []
-    for index in itertools.product(*(range(n) for n in array.numblocks)):
-        who = [ranks[a] for a in held.get((array.name, *index), ()) if a in ranks]
+    for key in [future.key for future in futures]:
+        who = [ranks[a] for a in held.get(key, ()) if a in ranks]
         if not who:
             raise misfit(
                 SessionError,
                 "from_dask",
-                got=f"a Dask array whose chunk {index} no worker of the session keeps",
+                got=f"a Dask array whose chunk {key[1:]} no worker of the session keeps",
                 needed="an array of the session's own cluster",
             )
-        found.append((list(index), min(who)))
-    return array, found
+        found.append((key, min(who)))
+    return futures, found
 
 
 def _await(channel: Channel, futures: Sequence[Any], what: str) -> None:

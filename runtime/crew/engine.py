@@ -81,6 +81,11 @@ class CrewEngine:
         return self.lead.member is None
 
     @property
+    def is_new(self) -> bool:
+        """Whether nothing was made here yet."""
+        return self.next == self.base + 1
+
+    @property
     def is_lost(self) -> bool:
         """Whether a worker died, and with it what all of them held."""
         return self.lead.fatal is not None
@@ -173,12 +178,15 @@ class CrewEngine:
         assert isinstance(self.lead, Channel)
         spec = Spec(tuple(map(int, array.shape)), np.dtype(array.dtype), layout)
         starts = [np.cumsum([0, *sizes]).tolist() for sizes in array.chunks]
-        array, keepers = dask.keep(self.lead, array)
+        kept, keepers = dask.keep(self.lead, array)
         rows = [
-            [index, [[s[k], s[k + 1]] for s, k in zip(starts, index, strict=True)], keeper]
-            for index, keeper in keepers
+            [key, [[s[k], s[k + 1]] for s, k in zip(starts, key[1:], strict=True)], keeper]
+            for key, keeper in keepers
         ]
-        return self._make("adopt", spec, text=[encode_spec(spec), array.name, rows])
+        made = self._make("adopt", spec, text=[encode_spec(spec), rows])
+        self.wait()  # as Dask lets go of what nobody holds
+        del kept
+        return made
 
     def keep_parts(self, operand: Operand, ranks: Sequence[int]) -> list[Any]:
         """Dask's futures of copies of the parts on these workers; nobody may write over them before."""

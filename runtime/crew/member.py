@@ -152,7 +152,7 @@ class Member:
 
     def _adopt(self, order: Order, value: Any) -> None:
         """Everybody sends of its chunks what the others get of them."""
-        about, name, rows = listing(order.text, longest=3)
+        about, rows = listing(order.text, longest=2)
         spec = decode_spec(about)
         layout, shape = spec.layout, spec.shape
         assert layout is not None
@@ -160,9 +160,9 @@ class Member:
         mine = boxes[self.rank]
         out = in_line([hi - lo for lo, hi in mine], spec.dtype)
         sends, receives = [], []
-        for index, has, keeper in rows:
+        for key, has, keeper in rows:
             box: Box = tuple((lo, hi) for lo, hi in has)
-            here: Any = openers["chunk"](name, tuple(index)) if keeper == self.rank else None
+            here: Any = openers["chunk"](tuple(key)) if keeper == self.rank else None
             for rank, wanted in enumerate(boxes):
                 piece = intersect(box, wanted)
                 if not volume(piece):

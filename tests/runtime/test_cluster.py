@@ -140,6 +140,7 @@ def test_dask_arrays_come_and_go_without_the_scheduler(
     cluster: ost.LocalCluster, session: sessions.Session, split: int | None
 ) -> None:
     da = pytest.importorskip("dask.array")
+    dask_base = pytest.importorskip("dask")
     x = np.random.default_rng(0).normal(size=(50, 17))
     there = da.from_array(x, chunks=(13, 5)) * 2
     y = ost.from_dask(there, split=split)
@@ -148,9 +149,26 @@ def test_dask_arrays_come_and_go_without_the_scheduler(
     parts = {None: ((50,), (17,)), 0: ((25, 25), (17,)), 1: ((50,), (9, 8))}[split]
     assert back.chunks == parts
     np.testing.assert_array_equal(cluster.client.compute(back, sync=True), x * 2 + 1)
-    total = cluster.client.compute(back.sum(0), sync=True)
+    total, part = dask_base.compute(back.sum(0), dask_base.optimize(back)[0][3:40, 5])
     np.testing.assert_allclose(total, (x * 2 + 1).sum(0))
+    np.testing.assert_array_equal(part, (x * 2 + 1)[3:40, 5])
+    others = (y + 2).to_dask()  # of the same form
+    np.testing.assert_array_equal((others - back).compute(), (x * 2 + 2) - (x * 2 + 1))
     np.testing.assert_array_equal(np.asarray(y), x * 2)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "split"), [((10, 17), 0), ((50, 6), 1), ((13, 5), 0), ((50, 17), None)]
+)
+def test_dask_arrays_are_cut_as_their_chunks_are(
+    session: sessions.Session, chunks: tuple[int, ...], split: int | None
+) -> None:
+    da = pytest.importorskip("dask.array")
+    x = np.random.default_rng(0).normal(size=(50, 17))
+    y = ost.from_dask(da.from_array(x, chunks=chunks) * 2)
+    assert y.layout.splits == (split,)
+    np.testing.assert_array_equal(np.asarray(y), x * 2)
+    assert ost.from_dask(da.from_array(x, chunks=chunks), split=None).layout.is_whole
 
 
 def test_what_dask_gets_is_a_copy_before_anybody_writes_over_it(
@@ -482,7 +500,7 @@ def test_a_client_of_our_own_is_nobody_elses_and_ends(cluster: ost.LocalCluster)
         found = cluster.client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.clients))
         return int(found)
 
-    before = clients()
+    before, default = clients(), _get_global_client()
     names = ("ca-file", "client.cert", "client.key")
     key = {f"distributed.comm.tls.{name}": cluster.security.tls_ca_file for name in names}
     with (
@@ -491,7 +509,7 @@ def test_a_client_of_our_own_is_nobody_elses_and_ends(cluster: ost.LocalCluster)
     ):
         client = session.engine.lead.client  # type: ignore[attr-defined]
         assert client.status == "running"
-        assert _get_global_client() is None
+        assert _get_global_client() is default
     assert client.status == "closed"
     with ost.connect(cluster.client):
         pass
@@ -812,12 +830,18 @@ def test_a_cluster_that_ends_leaves_the_session_before_it() -> None:
 
     before = ost.session()
     level = distributed.client.logger.level
-    with ost.LocalCluster(1, dashboard=False) as cluster:
-        first = cluster.session
-        second = cluster.connect()
-        assert ost.session() is second is not first
+    cluster = ost.LocalCluster(1, dashboard=False)
+    first = cluster.session
+    assert ost.session() is first is not before
+    with cluster:
+        assert ost.session() is first
         x = ost.ones(3, split=0) + 1
         ost.evaluate(x)
+        second = cluster.connect()
+        third = ost.connect(cluster.client)
+        assert ost.session() is third is not second
+        assert not first.engine.closed
+    assert all(s.engine.closed for s in (first, second, third))
     assert ost.session() is before
     assert repr(cluster).startswith("<LocalCluster: 1 worker, dashboard ")
     for use in (cluster.connect, cluster.__enter__, cluster.stats, lambda: ost.connect(cluster)):

@@ -504,7 +504,9 @@ def test_processes_do_not_each_start_a_cluster() -> None:
 @needs_dask
 def test_two_clusters_on_one_machine_and_one_that_is_broken_closes_soon() -> None:
     """Each has a port of its own; when a worker of one dies, nobody waits for its scheduler."""
+    before = ost.session()
     one, other = (ost.LocalCluster(1, dashboard=False) for _ in range(2))
+    idle = ost.session()
     try:
         assert one.scheduler_address != other.scheduler_address
         session = one.connect()
@@ -515,8 +517,17 @@ def test_two_clusters_on_one_machine_and_one_that_is_broken_closes_soon() -> Non
         start = time.monotonic()
         one.close()
         assert time.monotonic() - start < 20, "Dask's client would look for it for a minute"
-        with other.connect():
+        with other.connect() as session:
+            assert idle.engine.closed, "nobody used it"
             assert float(ost.asarray(np.ones(3)).sum()) == 3
+        assert ost.session() is before
+        process = other.connect().stats()["workers"][0]["process"]
+    except BaseException:
+        other.close()
+        raise
     finally:
         one.close()
-        other.close()
+    with pytest.warns(UserWarning, match="its workers end, as nobody holds it any more"):
+        del other
+    assert ost.session() is before
+    assert gone([process])
