@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from ostinato.runtime.crew import preload
-from ostinato.runtime.crew.keeper import Job
+from ostinato.runtime.crew.keeper import FOLDER, Job
 
 from . import settings
 from .cluster import NEEDS, check_installed, home, mpiexec
@@ -87,16 +87,26 @@ _STOPPED = (
 )
 
 
+# Launchers make one status of those of all processes: 11 of one that SIGINT ended and one that was killed.
+# A shell around the first says which is the script's; what signals ask for is asked of both.
+_SAYS = f'trap : INT TERM HUP USR1; "$@"; said=$?; echo $said > "${FOLDER}/status"; exit $said'
+
+
 def run_script(count: int, script: str, arguments: Sequence[str], stats: bool) -> int:
     if not Path(script).is_file():
         return _refused("run", f"{script} is no file; give a Python script")
-    command = [*mpiexec(), "-n", str(count), sys.executable, script, *arguments]
+    python = [sys.executable, script, *arguments]
+    others = (":", "-n", str(count - 1), *python) if count > 1 else ()
+    command = [*mpiexec(), "-n", "1", "sh", "-c", _SAYS, "sh", *python, *others]
     with _job("run") as job:
         counters = job.folder / "plans.json"
         with _shown(counters) as show:
-            status = _attend(job, command, {"OSTINATO_WATCH": str(counters)}, show)
+            status, was_asked = _attend(job, command, {"OSTINATO_WATCH": str(counters)}, show)
         if status in _KILLED:  # mpich's launcher may have ended the script before it could tell
             print(_WORDS, file=sys.stderr)
+        if not was_asked:
+            with contextlib.suppress(OSError, ValueError):  # of a shell that was killed, too
+                status = int((job.folder / "status").read_text())
         if stats:
             print(in_lines(_read(counters)), file=sys.stderr)
     return status
@@ -181,7 +191,7 @@ def start_workers(count: int, address: str | None, file: str | None, interface: 
         *(("--interface", interface) if interface is not None else ()),
     ]
     with _job("worker") as job:
-        return _attend(job, command, preload.environment())
+        return _attend(job, command, preload.environment())[0]
 
 
 # -- both ----------------------------------------------------------------------------------
@@ -197,8 +207,9 @@ def _job(name: str) -> Iterator[Job]:
 
 def _attend(
     job: Job, command: Sequence[str], more: dict[str, str], show: Callable[[], None] = lambda: None
-) -> int:
-    """Run to the end, or until somebody wants an end; the exit status as a shell has it."""
+) -> tuple[int, bool]:
+    """Run to the end, or until somebody wants an end; the exit status as a shell has it, and whether
+    somebody did."""
     asked: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -217,9 +228,9 @@ def _attend(
             if next(looks) % LOOK == 0 and (stopped := job.stopped(limit)) is not None:
                 print(_STOPPED.format(stopped, limit), file=sys.stderr)
                 job.end((signal.SIGTERM, EVERY))
-                return 1
+                return 1, True
         show()
-        return 128 + asked[0] if asked else int(status or 0)
+        return (128 + asked[0], True) if asked else (int(status or 0), False)
     finally:
         if status is None or status in _KILLED:
             job.end((signal.SIGINT, KINDLY), (signal.SIGTERM, KINDLY))

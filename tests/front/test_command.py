@@ -141,6 +141,24 @@ def test_run_says_that_a_process_was_killed(tmp_path: Path) -> None:
 
 
 @needs_mpi
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 128 + signal.SIGSEGV),
+        ("os.kill(os.getpid(), signal.SIGINT)", 128 + signal.SIGINT),
+        ("sys.exit(11)", 11),
+    ],
+)
+def test_run_ends_with_the_status_of_its_script(tmp_path: Path, end: str, status: int) -> None:
+    """As a shell says it, whatever becomes of the others meanwhile."""
+    (tmp_path / "job.py").write_text(
+        f"import os, signal, sys, ostinato as ost\nost.connect()\n{end}\n"
+    )
+    ended = run(tmp_path, "-m", "ostinato", "run", "-n", "2", "job.py", **HERE)
+    assert ended.returncode == status, ended.stderr
+
+
+@needs_mpi
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_run_ends_all_when_it_is_asked_to(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "job.py").write_text(ON_TWO)
