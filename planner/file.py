@@ -308,13 +308,11 @@ def _key(content: Any) -> Key:
     need(1 <= len(target.mesh) <= 4, f"a mesh with {len(target.mesh)} axes")
     need(1 <= target.workers <= 1 << 20, "a mesh of that many workers")
     graph = decode_graph(source)
+    away = listing(donated, lambda k: integer(k, 0, len(graph.inputs) - 1))
     gathered = listing(content.get("gathered", []), lambda k: integer(k, 0, 1 << 16))
-    return Key(
-        graph,
-        target,
-        tuple(listing(donated, lambda k: integer(k, 0, len(graph.inputs) - 1))),
-        tuple(gathered),
-    )
+    for named in (away, gathered):
+        need(len({*named}) == len(named), "an operand that is given away, or gathered, twice")
+    return Key(graph, target, tuple(away), tuple(gathered))
 
 
 def _machine(data: Any) -> Machine | None:

@@ -20,6 +20,7 @@ from ostinato.planner.plan import FORMAT, Plan
 import ostinato as ost
 from ostinato.errors import PlanFileError
 from tests.sessions import use
+from tests.trust.forge import packed, sealed
 
 
 def everything(x: Any, w: Any) -> Any:
@@ -43,13 +44,6 @@ def a_plan(mesh: tuple[int, ...] = (1,), numerics: str = "same-plan") -> tuple[P
 PLAN, _ = a_plan()
 GOOD = encode_plan(PLAN)
 THIS = b"plan %d " % FORMAT
-
-
-def repacked(content: Any) -> bytes:
-    """A file of some content, as somebody who knows the format would make it."""
-    rest = json.dumps(content, separators=(",", ":")).encode()
-    digest = hashlib.blake2b(rest, digest_size=32).hexdigest().encode()
-    return b"%s %d %s %d\n" % (MAGIC, FORMAT, digest, len(rest)) + rest
 
 
 @pytest.mark.parametrize("mesh", [(1,), (3,), (2, 2)])
@@ -144,8 +138,8 @@ def test_the_file_is_data() -> None:
         (GOOD.replace(THIS, b"plan %d " % (FORMAT + 1), 1), "newer than this version"),
         (GOOD.replace(THIS, b"plan %d " % (FORMAT - 1), 1), "too old"),
         (GOOD + b" ", "cut off"),
-        (repacked([1, 2, 3]), "an object was expected"),
-        (repacked({}), "no field 'source'"),
+        (packed([1, 2, 3]), "an object was expected"),
+        (packed({}), "no field 'source'"),
         (
             b"%s %d %s 2\n[["
             % (MAGIC, FORMAT, hashlib.blake2b(b"[[", digest_size=32).hexdigest().encode()),
@@ -215,6 +209,7 @@ HOSTILE: dict[str, Any] = {
     "another numerics": lambda c: c.update(numerics="wrong"),
     "another math": lambda c: c.update(math="wrong"),
     "another kind of number": lambda c: c.update(donated=["x"]),
+    "an operand that is given away twice": lambda c: c.update(donated=[0, 0]),
     "a function without a name": lambda c: c.update(called=[3]),
     "names that are no names": lambda c: c.update(names=[["x"], {"y": 1}]),
     "deep nesting": lambda c: node(c, "tanh")[2].update(a=json.loads("[" * 500 + "]" * 500)),
@@ -230,19 +225,21 @@ HOSTILE: dict[str, Any] = {
 def test_hostile_content_with_a_proper_digest(what: str) -> None:
     changed = content()
     HOSTILE[what](changed)
-    data = repacked(changed)
+    data = packed(changed)
     with pytest.raises(Malformed):
         decode_plan(data)
 
 
 def test_the_proof_accepts_what_is_good() -> None:
-    assert decode_plan(repacked(content())) == PLAN
+    assert decode_plan(packed(content())) == PLAN
+    with pytest.raises(Malformed, match="an id that is not its content's"):
+        decode_plan(sealed(json.dumps({**content(), "numerics": "fast"}).encode()))
 
 
 def test_a_wrong_layout_is_seen() -> None:
     plan, _ = a_plan((2,))
     good = json.loads(encode_plan(plan).partition(b"\n")[2])
-    assert decode_plan(repacked(good)) == plan
+    assert decode_plan(packed(good)) == plan
     table = good["program"]["specs"]
     seen = 0
     for k, spec in enumerate(table):
@@ -250,7 +247,7 @@ def test_a_wrong_layout_is_seen() -> None:
             bad = copy.deepcopy(good)
             bad["program"]["specs"][k][2][1] = [None]
             with pytest.raises(Malformed):
-                decode_plan(repacked(bad))
+                decode_plan(packed(bad))
             seen += 1
     assert seen > 1
 
@@ -265,7 +262,7 @@ def test_a_collective_left_out_is_seen() -> None:
     good["program"]["nodes"][k][0] = "narrow"
     good["program"]["nodes"][k][2] = {}
     with pytest.raises(Malformed):
-        decode_plan(repacked(good))
+        decode_plan(packed(good))
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -315,7 +312,7 @@ def test_random_changes_never_change_what_is_computed() -> None:
         else:
             inner[place[-1]] = r.choice(junk)
         try:
-            plan = decode_plan(repacked(changed))
+            plan = decode_plan(packed(changed))
         except Malformed:
             refused += 1
             continue

@@ -26,7 +26,7 @@ from ostinato.errors import ArgumentError
 from tests.helpers import on
 from tests.ops.nodes import graphs, traced
 from tests.ops.samples import SAMPLES
-from tests.planner.test_file import repacked
+from tests.trust.forge import packed
 
 F32, F64 = Target(precision="f32"), Target(precision="f64")
 
@@ -326,11 +326,11 @@ def test_files_that_compute_otherwise_are_refused() -> None:
     x = numbers(8, 8, dtype=np.float32)
     f(x), g(x)
     narrow, wide = (json.loads(encode_plan(p.plan).partition(b"\n")[2]) for p in (f, g))
-    assert decode_plan(repacked(wide)) == g.plan
+    assert decode_plan(packed(wide)) == g.plan
     for changed, message in (
         ({**wide, "program": narrow["program"]}, "something else than its source"),
         ({**wide, "precision": "storage=f32"}, "precision 'storage=f32'"),
         ({**wide, "precision": 64}, "precision 64"),
     ):
         with pytest.raises(Exception, match=message):
-            decode_plan(repacked(changed))
+            decode_plan(packed(changed))

@@ -23,7 +23,7 @@ from ostinato.planner.plan import Plan, Target
 
 import ostinato as ost
 from ostinato.errors import ArgumentError
-from tests.planner.test_file import repacked
+from tests.trust.forge import packed
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 MIXED = Target((1,), precision="mixed_bf16")
@@ -291,15 +291,15 @@ def test_a_file_that_rounds_elsewhere_is_refused() -> None:
     f, g = ost.compile(ost.matmul), mixed(ost.matmul)
     f(a, b), g(a, b)
     plain, good = (json.loads(encode_plan(p.plan).partition(b"\n")[2]) for p in (f, g))
-    assert decode_plan(repacked(good)) == g.plan
+    assert decode_plan(packed(good)) == g.plan
     for changed, message in (
         ({**good, "program": plain["program"]}, "something else than its source"),
         ({**plain, "program": good["program"]}, "something else than its source"),
-        ({**good, "precision": "as-written"}, "an id that is not its content's"),
+        ({**good, "precision": "as-written"}, "something else than its source"),
         ({**good, "precision": "mixed_int3"}, "precision 'mixed_int3'"),
     ):
         with pytest.raises(Exception, match=message):
-            decode_plan(repacked(changed))
+            decode_plan(packed(changed))
 
 
 def test_policies_that_are_none() -> None:

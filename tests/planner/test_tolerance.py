@@ -35,8 +35,8 @@ from ostinato.planner.tolerance import (
 
 import ostinato as ost
 from tests.helpers import on
-from tests.planner.test_file import repacked
 from tests.planner.tolerance_trials import trial
+from tests.trust.forge import packed
 
 ONE = Target()
 
@@ -271,7 +271,7 @@ def test_files_that_round_otherwise_are_refused() -> None:
 
     good = content(f.plan)
     assert good["precision"] == "auto tolerance=0.1 products=bb"
-    assert decode_plan(repacked(good)) == f.plan
+    assert decode_plan(packed(good)) == f.plan
     for letters, message in (
         ("b", "a letter for each product"),
         ("bbb", "a letter for each product"),
@@ -281,9 +281,9 @@ def test_files_that_round_otherwise_are_refused() -> None:
         target = replace(f.plan.target, precision=str(Chosen(0.1, letters)))
         other = replace(f.plan, key=Key(f.plan.traced, target))
         with pytest.raises(Exception, match=message):
-            decode_plan(repacked(content(other)))
+            decode_plan(packed(content(other)))
     with pytest.raises(Exception, match="precision 'auto"):
-        decode_plan(repacked({**good, "precision": "auto tolerance=0.1 products=bx"}))
+        decode_plan(packed({**good, "precision": "auto tolerance=0.1 products=bx"}))
 
 
 def test_fresh_inputs_stay_within_the_tolerance() -> None:
