@@ -2,13 +2,18 @@
 
 What a function gives is declared, so a plan knows its shapes before it runs. The node names the
 function by a word that only this process knows: nobody else's plan can call it, and a plan that
-another process kept finds nothing under its own."""
+another process kept finds nothing under its own. The name of a node that a user's code made holds
+the function (`Called`); plans in caches have the name alone (`by_name`), so that a function goes
+with who holds it, and with what was made of it."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -17,15 +22,17 @@ from ostinato.errors import ArgumentError, GradientError
 
 from .core.array import Array, apply_all
 from .core.device import device_of
+from .core.graph import Graph
 from .core.index import Indices
-from .core.parameters import SHAPE, TEXT, Kind, unfit
+from .core.parameters import SHAPE, Kind, unfit
 from .core.registry import Params, Specs, op
 from .core.spec import DTYPES, DType, Shape, Spec
 from .core.user_line import misfit
 
 _WORD = os.urandom(8).hex()
-_FUNCTIONS: dict[str, Callable[..., Any]] = {}  # for as long as the process, as plans name them
-_NAMES: dict[int, str] = {}
+_functions: dict[str, Callable[[], Callable[..., Any] | None]] = {}  # as plans name them
+_names: dict[Any, str] = {}  # by function, or object and method
+_MANY = 64  # functions, of which those that are gone are looked for
 _count = itertools.count(1)
 _SHAPES = Kind(
     "a tuple of shapes", lambda v, ins: type(v) is tuple and all(SHAPE.fits(s, ins) for s in v)
@@ -33,20 +40,71 @@ _SHAPES = Kind(
 _DTYPES = Kind("a tuple of dtypes", lambda v, _: type(v) is tuple and {*v} <= {*DTYPES.values()})
 
 
-def known(function: Callable[..., Any]) -> str:
-    """The name under which plans of this process call a function."""
-    name = _NAMES.get(id(function))
-    if name is None:
+_CALLS = Kind("text", lambda v, _: isinstance(v, str))
+
+
+class Called(str):
+    """The name of a function, which holds it."""
+
+    function: Callable[..., Any]
+
+
+def known(function: Callable[..., Any]) -> Called:
+    """The name under which plans of this process call a function, the same as long as that is there."""
+    key: Any = id(function)
+    if is_method := isinstance(function, MethodType):
+        key = id(function.__self__), id(function.__func__)
+    name = _names.get(key)
+    there = None if name is None else _function(name)
+    if name is None or not (there is function or (is_method and there == function)):
+        if len(_functions) >= _MANY and len(_functions) & (len(_functions) - 1) == 0:
+            _forget()
         said = getattr(function, "__name__", "function")
-        name = _NAMES[id(function)] = f"{said} {_WORD}-{next(_count)}"
-        _FUNCTIONS[name] = function
-    return name
+        name = f"{said} {_WORD}-{next(_count)}"
+        try:
+            _functions[name] = weakref.WeakMethod(function) if is_method else weakref.ref(function)
+        except TypeError:  # of what cannot be held so, as ufuncs
+            _functions[name] = lambda: function
+        _names[key] = name
+    found = Called(name)
+    found.function = function
+    return found
+
+
+def _function(name: str) -> Callable[..., Any] | None:
+    held = _functions.get(name)
+    return None if held is None else held()
+
+
+def _forget() -> None:
+    """Names of functions that are gone."""
+    for name in [name for name, held in list(_functions.items()) if held() is None]:
+        _functions.pop(name, None)
+    for key in [key for key, name in list(_names.items()) if name not in _functions]:
+        _names.pop(key, None)
+
+
+def by_name(graph: Graph) -> Graph:
+    """The graph with functions named, and not held; itself where it has none."""
+    nodes, is_same = [], True
+    for node in graph.nodes if _names else ():
+        params = tuple((k, _named(v)) for k, v in node.params)
+        same = all(v is w for (_, v), (_, w) in zip(params, node.params, strict=True))
+        nodes.append(node if same else replace(node, params=params, key=None))
+        is_same = is_same and same
+    return graph if is_same else Graph(graph.inputs, tuple(nodes), graph.outputs)
+
+
+def _named(value: Any) -> Any:
+    if isinstance(value, Graph):
+        return by_name(value)
+    return str(value) if isinstance(value, Called) else value
 
 
 def _rule(
     *xs: Spec, calls: str, shapes: tuple[Shape, ...], dtypes: tuple[DType, ...]
 ) -> tuple[Spec, ...]:
-    if calls not in _FUNCTIONS or len(shapes) != len(dtypes) or not shapes:
+    if _function(calls) is None or len(shapes) != len(dtypes) or not shapes:
         raise unfit("callback", xs, "a function of this process, and what it gives", ArgumentError)
     return tuple(Spec(s, d) for s, d in zip(shapes, dtypes, strict=True))
 
@@ -69,8 +127,10 @@ def _kernel(
         own = device_of(x).to_host(x).view()
         own.flags.writeable = False
         given.append(own)
+    function = _function(calls)
+    assert function is not None, "whoever runs a plan holds what it calls"
     try:
-        made = _FUNCTIONS[calls](*given)
+        made = function(*given)
     except Exception as error:
         raise RuntimeError(f"{calls.split()[0]} raised {type(error).__name__}: {error}") from error
     found = [np.asarray(y) for y in (made if isinstance(made, (list, tuple)) else (made,))]
@@ -101,7 +161,7 @@ def _grad(g: Any, y: Any, *xs: Array, calls: str, **_: Any) -> Sequence[Array | 
 op(
     "callback",
     infer=_rule,
-    takes={"calls": TEXT, "shapes": _SHAPES, "dtypes": _DTYPES},
+    takes={"calls": _CALLS, "shapes": _SHAPES, "dtypes": _DTYPES},
     indices=_whole,
     kernel=_kernel,
     by_host=True,

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ import numpy as np
 
 from ostinato import settings
 from ostinato.errors import ArgumentError, LayoutError, OstinatoError
+from ostinato.ops.callback import by_name
 from ostinato.ops.core import activity
 from ostinato.ops.core.array import Array, File, Host, Operand, Split, Term, changing, settled
 from ostinato.ops.core.device import DEVICES, LATER, Absent, Device, find
@@ -232,9 +234,11 @@ class Session:
     def plan(self, key: Key, names: tuple[str, ...] = (), called: str = "") -> tuple[Plan, str]:
         """The plan of a key, and where it came from: memory, disk, or made."""
         self._begin()
-        found = self.plans.get(key)
+        graph = by_name(key.graph)  # the cache holds no functions
+        kept = key if graph is key.graph else replace(key, graph=graph)
+        found = self.plans.get(kept)
         if found is None:
-            found = self._tuned(make_plan(key, names, called)), "made"
+            found = self._tuned(make_plan(kept, names, called)), "made"
             self.plans.put(found[0])
         elif found[1] == "memory":
             return found[0].for_trace(key, names, called), "memory"
@@ -242,7 +246,7 @@ class Session:
             found = tuned, "disk"
             self.plans.put(tuned)
         found[0].witness.append(_Witness(self.engine, found[0].id))
-        return found
+        return found if kept is key else (found[0].for_trace(key, names, called), found[1])
 
     def launcher(self, plan: Plan) -> Launcher:
         """Runs a plan; errors name the lines of whom the plan was made for."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol, TypeVar, cast
 
+from ostinato.ops.callback import by_name
 from ostinato.ops.core.disk import writing
 from ostinato.ops.core.encode import digest, encode_graph, encode_spec
 from ostinato.ops.core.graph import Graph
@@ -254,7 +255,11 @@ class Plan:
         names, called = names or self.names, called or self.called
         pairs = zip(self.traced.lines(), key.graph.lines(), strict=True)
         now = {before: today for before, today in pairs if before != today}
-        if not now and (names, called) == (self.names, self.called):
+        if (
+            not now
+            and by_name(key.graph) is key.graph
+            and (names, called) == (self.names, self.called)
+        ):
             return self
         tuned = self.tuned
         if tuned is not None:

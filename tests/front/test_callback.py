@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -143,3 +145,55 @@ def test_errors() -> None:
         ost.callback(np.sin, (3,), X)
     with pytest.raises(ArgumentError, match="a function, and the result"):
         ost.callback(np.sin, (), X)
+
+
+def test_functions_go_with_what_uses_them() -> None:
+    """A plan in a cache does not keep what a function holds; who may still call it does."""
+    gone: list[Any] = []
+
+    def adding(k: float) -> Any:
+        def add(x: Any) -> Any:
+            return x + k
+
+        gone.append(weakref.ref(add))
+        return lambda x: ost.callback(add, ost.spec(x.shape, x.dtype), x)
+
+    def turned(x: Any) -> Any:
+        return ost.repeat(2, adding(4), x)
+
+    with on(1) as session:
+        np.testing.assert_array_equal(adding(1.0)(X) * 2, (X + 1) * 2)
+        f = ost.compile(lambda x: turned(adding(2.0)(x)))
+        plan = ost.compile(lambda x: adding(3.0)(x)).plan_for(X)
+        kept = len(session.plans.plans)
+        gc.collect()
+        for _ in range(2):
+            np.testing.assert_array_equal(f(X), X + 10)
+            gc.collect()
+        np.testing.assert_array_equal(ost.run(plan, ost.asarray(X)), X + 3)
+        assert len(session.plans.plans) == kept + 1
+        assert [g() is None for g in gone] == [True, False, False, False]
+        del f, plan
+        gc.collect()
+        assert [g() is None for g in gone] == [True] * 4
+
+
+def test_a_function_that_is_there_has_one_name() -> None:
+    class Scale:
+        def times(self, x: Any) -> Any:
+            return x * 3
+
+    def plus(x: Any) -> Any:
+        return x + 1
+
+    scale = Scale()
+    with on(1) as session:
+        for read in (lambda: scale.times, lambda: np.negative, lambda: plus):
+            seen = set[int]()
+            for _ in range(3):
+                y = ost.callback(read(), ost.spec(X.shape, X.dtype), X)
+                np.testing.assert_array_equal(y, read()(X))
+                del y
+                gc.collect()
+                seen.add(len(session.plans.plans))
+            assert len(seen) == 1
