@@ -67,6 +67,7 @@ class _World:
 
 
 _worlds: dict[bytes, _World] = defaultdict(_World)
+_made = threading.Lock()  # a world is one, whoever asks for it first
 
 
 @dataclass(eq=False)
@@ -119,7 +120,9 @@ class NcclCommunicator:
         assert isinstance(commId, bytes)
         assert len(commId) == 128
         assert 0 <= rank < ndev
-        self._world, self._size, self._rank = _worlds[commId], ndev, rank
+        with _made:
+            self._world = _worlds[commId]
+        self._size, self._rank = ndev, rank
         self._device, self._meetings = fake_cuda.Device().id, 0
         self._is_open = True
         world = self._world
@@ -249,17 +252,16 @@ def _wait(comm: NcclCommunicator, call: _Call) -> None:
 
 def _moved(world: _World, one: _Call, other: _Call) -> None:
     send, recv = (one, other) if one.kind == "send" else (other, one)
-    send.done = recv.done = True
     if (send.size, send.captured) != (recv.size, recv.captured) or send.type != recv.type:
         world.aborted = f"rank {send.rank} sends {send.said}, rank {recv.rank} has {recv.said}"
         raise AssertionError(world.aborted)
     recv.memory(recv.recv)[...] = send.memory(send.send)
+    send.done = recv.done = True
 
 
 def _met(world: _World, calls: list[_Call]) -> None:
     first = calls[0]
     for call in calls:
-        call.done = True
         if call.said != first.said:
             world.aborted = f"rank 0 calls {first.said}, rank {call.rank} {call.said}"
             raise AssertionError(world.aborted)
@@ -268,6 +270,7 @@ def _met(world: _World, calls: list[_Call]) -> None:
         sent = root.memory(root.send).copy()
         for call in calls:
             call.memory(call.recv)[...] = sent
+            call.done = True
         return
     given = [call.memory(call.send).copy() for call in calls]
     total = given[-1]  # in an order of its own
@@ -276,3 +279,4 @@ def _met(world: _World, calls: list[_Call]) -> None:
             total = _UFUNCS[first.more](total, x)
     for call in calls:
         call.memory(call.recv)[...] = total
+        call.done = True

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections import defaultdict
 from typing import Any
 
 import ml_dtypes
@@ -85,6 +88,21 @@ def test_who_waits_for_one_that_failed_is_released_at_once() -> None:
     assert list(fake_nccl._worlds.values())[-1].aborted == "aborted", (
         "and not found by its patience"
     )
+
+
+def test_who_come_first_at_once_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would otherwise wait for others in a world of its own."""
+    both = threading.Barrier(2)
+
+    class Slow(fake_nccl._World):
+        def __init__(self) -> None:
+            super().__init__()
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.1)  # for one more that would be made meanwhile
+
+    monkeypatch.setattr(fake_nccl, "_worlds", defaultdict[bytes, Any](Slow))
+    monkeypatch.setattr(fake_nccl, "PATIENCE", 1.0)
+    assert team(2, lambda comm: comm.rank) == [0, 1]
 
 
 def test_one_that_fails_before_they_meet_keeps_nobody() -> None:
