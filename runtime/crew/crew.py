@@ -69,6 +69,7 @@ RING = 0.002  # seconds of silence after which others may sleep
 BEAT = 1.0  # seconds between signs of life
 JOIN = 120.0  # seconds for all to come together
 GREET = 10.0  # seconds for somebody to introduce himself
+LONGEST = 1 << 20  # bytes of a message on a lifeline; errors are shorter (`described`)
 _log = logging.getLogger("distributed.worker.ostinato")
 T = TypeVar("T")
 clock = time.perf_counter
@@ -770,12 +771,12 @@ def _tell(line: socket.socket, kind: bytes, text: bytes = b"") -> None:
 
 
 def _hear(line: socket.socket) -> tuple[bytes, bytes] | None:
-    """The next message; None where the line ended."""
+    """The next message; None where the line ended, or says what nobody does."""
     head = exactly(line, _SAID.size)
     if head is None:
         return None
     kind, length = _SAID.unpack(head)
-    text = exactly(line, min(length, 1 << 20))
+    text = exactly(line, length) if length <= LONGEST else None
     return None if text is None else (kind, text)
 
 

@@ -25,6 +25,7 @@ HEAD = struct.Struct(_FORM)
 LENGTH = struct.Struct("<I")
 LARGEST = 1 << 30  # bytes of an order
 NOBODY = bytes(16)
+MOST_SAID = 1 << 16  # letters of an error
 
 KINDS = (
     "run",  # a plan over operands
@@ -153,7 +154,7 @@ def described(error: BaseException) -> dict[str, Any]:
     """An error as data."""
     return {
         "kind": type(error).__name__,
-        "text": str(error),
+        "text": str(error)[:MOST_SAID],
         "line": getattr(error, "line", ""),
     }
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 from ostinato.ops.core.encode import Malformed
 from ostinato.ops.cpu.libraries import onednn
-from ostinato.runtime.crew.orders import HEAD, KINDS, Order, unpack
+from ostinato.runtime.crew.orders import HEAD, KINDS, Order, described, unpack
 
 import ostinato as ost
 from ostinato.errors import CommunicatorError
@@ -264,6 +265,21 @@ def test_a_process_that_never_comes() -> None:
     found = scenario(3, "absent")
     assert "fewer than 3 processes within 2 s" in found["error"]["text"]
     assert found["status"] != 0
+
+
+def test_a_lifeline_waits_for_no_length_that_nobody_says() -> None:
+    from ostinato.runtime.crew import crew
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        said = json.dumps(described(ValueError("\0" * 10**7))).encode()
+        telling = threading.Thread(target=crew._tell, args=(ours, b"e", said))
+        telling.start()
+        assert crew._hear(theirs) == (b"e", said)
+        telling.join()
+        ours.sendall(crew._SAID.pack(b"e", 1 << 31) + b"and no more")
+        theirs.settimeout(10)
+        assert crew._hear(theirs) is None
 
 
 @needs_mpi
