@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterable
@@ -42,6 +44,22 @@ def gone(processes: Iterable[int]) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+def job(*arguments: str) -> Any:
+    """What a scenario of jobs.py says that is one process."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OSTINATO_CACHE": "off"}
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.runtime.jobs", *arguments],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    return json.loads(run.stdout.splitlines()[-1])
 
 
 def with_key(cluster: Any) -> dict[str, str]:

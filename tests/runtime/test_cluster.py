@@ -37,7 +37,7 @@ from ostinato.errors import (
     MemoryLimitError,
     SessionError,
 )
-from tests.clusters import PATIENCE, ROOT, gone, needs_dask, with_key
+from tests.clusters import ROOT, gone, job, needs_dask, with_key
 from tests.helpers import counts_traces
 from tests.programs import make_program
 from tests.thorough import THOROUGH, some
@@ -648,40 +648,12 @@ def test_silence_is_as_long_as_the_lead_says(session: sessions.Session) -> None:
         ost.LocalCluster(1, heartbeat=1)
 
 
-def job(*arguments: str) -> Any:
-    """What a scenario of jobs.py says that is one process."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OSTINATO_CACHE": "off"}
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.jobs", *arguments],
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    return json.loads(run.stdout.splitlines()[-1])
-
-
 def test_thousands_of_bad_messages() -> None:
     """To the lead's door: damaged, oversized, repeated, unsigned, from strangers: nothing of them runs."""
     count = 10_000 if THOROUGH else 2000
     ran = job("fuzz", str(count), "5")["ran"]
     assert set(ran) <= {"repeated", "nonsense", "end"}, "what was signed, once, may run"
     assert ran["repeated"] == count // 8
-
-
-def test_what_is_changed_on_its_way_ends_a_session_and_not_the_next() -> None:
-    """Of either side's stream: nobody waits for ever for what a changed length says, or for what is kept back."""
-    said = job("tampered")
-    free = {name for name, (_, is_free) in said["found"].items() if is_free}
-    assert free == {*said["found"]}, "the lead serves others"
-    assert len(free) == 38
-    kinds = {f["kind"] for f, _ in said["found"].values()}
-    assert kinds == {"CommunicatorError", "Broken", "TimeoutError"}
-    assert max(f["seconds"] for f, _ in said["found"].values()) < PATIENCE
-    assert said["after"]
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import pytest
 import ostinato as ost
 from ostinato import sessions
 from ostinato.errors import SessionError
-from tests.clusters import needs, needs_dask
+from tests.clusters import PATIENCE, job, needs, needs_dask
 from tests.trust.conftest import Tally
 
 pytestmark = [
@@ -131,3 +131,16 @@ def test_asynchronous_clients(cluster: ost.LocalCluster) -> None:
             assert client.status == "running"
 
     asyncio.run(work())
+
+
+def test_what_is_changed_on_its_way_ends_a_session_and_not_the_next(tally: Tally) -> None:
+    """Of either side's stream: nobody waits for ever for what a changed length says, or for what is kept back."""
+    said = job("tampered")
+    free = {name for name, (_, is_free) in said["found"].items() if is_free}
+    assert free == {*said["found"]}, "the lead serves others"
+    assert len(free) == 38
+    kinds = {f["kind"] for f, _ in said["found"].values()}
+    assert kinds == {"CommunicatorError", "Broken", "TimeoutError"}
+    assert max(f["seconds"] for f, _ in said["found"].values()) < PATIENCE
+    assert said["after"]
+    tally("streams changed on their way", len(free))
