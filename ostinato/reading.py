@@ -1,17 +1,23 @@
 """Reading values: pending graphs become plans and run.
 
 What runs are the Arrays that are asked for and, on the way, every result that somebody still holds.
-So a loop in plain Python keeps no history, and its second turn finds the plan of the first. What is
-made of files and too large to be kept unasked stays pending (streaming.py)."""
+So a loop in plain Python keeps no history, and its second turn finds the plan of the first. What there
+is no memory for, or is made of files and large, stays pending, and is made again (streaming.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
-from ostinato.errors import AssignmentError, DataDependentShapeError, TracedValueError
+from ostinato.errors import (
+    AssignmentError,
+    DataDependentShapeError,
+    MemoryLimitError,
+    TracedValueError,
+)
 from ostinato.ops.core import array
 from ostinato.ops.core.array import (
     Array,
@@ -25,6 +31,7 @@ from ostinato.ops.core.array import (
     settled,
 )
 from ostinato.ops.core.device import described
+from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import Spec, lent
 from ostinato.ops.core.trace import Ref, collect
 from ostinato.ops.core.tracebacks import shorten
@@ -35,7 +42,7 @@ from ostinato.planner.plan import Key, Plan
 from .cards import of_array
 from .exchange import to_dask
 from .sessions import Session, current, here, one_by_one
-from .streaming import not_kept, sorted_before
+from .streaming import held_too, over, smaller, sorted_before
 
 
 class CompileTrace(Trace):
@@ -288,32 +295,45 @@ def placeholders(root: Term) -> list[Term]:
     return found
 
 
-def settle_terms(roots: Sequence[Ref], session: Session) -> None:
-    """Run pending Terms, and all that is held on the way. Several threads may do this at once with the
-    same Terms, each by what it found; the value that comes first stays.
+def settle_terms(roots: Sequence[Ref], session: Session, also: Sequence[Ref] | None = None) -> None:
+    """Run pending Terms, and all that is held on the way, or of it what there is memory for. Several threads
+    may do this at once with the same Terms, each by what it found; the value that comes first stays.
     """
-    wanted = list(dict.fromkeys(roots))
-    first = collect(wanted)
-    known = set(wanted)
-    passing = not_kept(first, session)
-    for term in first.terms:
-        if term in passing:
-            continue
-        for k in range(len(term.specs)):
-            if (term, k) not in known and term.held(k) is not None:
-                wanted.append((term, k))
-                known.add((term, k))
-    found = collect(wanted) if len(wanted) > len(first.graph.outputs) else first
+    asked = list(dict.fromkeys(roots))
+    first = collect(asked)
+    also = held_too(first, asked, session) if also is None else also
+    found = collect([*asked, *also]) if also else first
     operands = [
         session.hold_leaf(t, k, operand)
         for (t, k), operand in zip(found.captured, found.held, strict=True)
         if operand is not None
     ]
-    with sorted_before(found.graph, operands, session) as (graph, operands):
-        plan, _ = session.plan(Key(graph, session.target))
-        made = run_plan(plan, operands, session)
-    for (term, k), operand in zip(wanted, made, strict=True):
+    made = _made(found.graph, operands, session, bool(also))
+    if made is None:
+        settle_terms(asked, session, smaller(also, len(also) // 2))
+        return
+    for (term, k), operand in zip([*asked, *also], made, strict=True):
         term.settle(k, operand)
+
+
+def _made(
+    graph: Graph, operands: Sequence[Operand], session: Session, less: bool
+) -> list[Operand] | None:
+    """The results of a graph; None if they take more memory than they may, and `less` can be asked for."""
+    key = Key(over(graph, operands), session.target)
+    if less and key in session.refused:
+        return None
+    with ExitStack() as files:
+        try:
+            rest, given = files.enter_context(sorted_before(graph, operands, session))
+            plan, _ = session.plan(Key(rest, session.target), quick=True)
+        except MemoryLimitError:
+            if less:
+                session.refuse(key)
+                return None
+            plan, _ = session.plan(key)  # all at once, or an error that says what that takes
+            given = list(operands)
+        return run_plan(plan, given, session)
 
 
 def run_plan(plan: Plan, operands: Sequence[Operand], session: Session) -> list[Operand]:

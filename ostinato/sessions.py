@@ -30,7 +30,7 @@ from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.signals import Living
 from ostinato.ops.core.tracebacks import door
 from ostinato.ops.core.user_line import misfit
-from ostinato.planner.cache import PlanCache
+from ostinato.planner.cache import KEPT, PlanCache
 from ostinato.planner.gathered import gathers
 from ostinato.planner.machine import HERE, known
 from ostinato.planner.passes.layouts import resolve
@@ -137,6 +137,7 @@ class Session:
         self.plans = PlanCache(
             settings.cache, settings.cache_bytes, self._made.forget, self._made.ran_lately
         )
+        self.refused = set[Key]()  # what needs more memory than it may
         self._before: Session | None = None  # in a context of its own: what was in use before
         self.settling = threading.RLock()
         self._over: Session | None = None  # what it took the place of, until it is used itself
@@ -231,14 +232,17 @@ class Session:
         return activity.transfer(kind, what, nbytes // (self.workers if here else 1))
 
     # -- plans -----------------------------------------------------------------------------
-    def plan(self, key: Key, names: tuple[str, ...] = (), called: str = "") -> tuple[Plan, str]:
-        """The plan of a key, and where it came from: memory, disk, or made."""
+    def plan(
+        self, key: Key, names: tuple[str, ...] = (), called: str = "", quick: bool = False
+    ) -> tuple[Plan, str]:
+        """The plan of a key, and where it came from: memory, disk, or made; `quick` as `make_plan` has
+        it."""
         self._begin()
         graph = by_name(key.graph)  # the cache holds no functions
         kept = key if graph is key.graph else replace(key, graph=graph)
         found = self.plans.get(kept)
         if found is None:
-            found = self._tuned(make_plan(kept, names, called)), "made"
+            found = self._tuned(make_plan(kept, names, called, quick)), "made"
             self.plans.put(found[0])
         elif found[1] == "memory":
             return found[0].for_trace(key, names, called), "memory"
@@ -247,6 +251,12 @@ class Session:
             self.plans.put(tuned)
         found[0].witness.append(_Witness(self.engine, found[0].id))
         return found if kept is key else (found[0].for_trace(key, names, called), found[1])
+
+    def refuse(self, key: Key) -> None:
+        """Remember that this needs more memory than it may, so that nobody plans it again."""
+        if len(self.refused) >= KEPT:
+            self.refused.clear()
+        self.refused.add(key)
 
     def launcher(self, plan: Plan) -> Launcher:
         """Runs a plan; errors name the lines of whom the plan was made for."""

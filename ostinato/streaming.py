@@ -2,7 +2,8 @@
 they never exist as a whole; and what a graph needs in files of its own before it can run.
 
 What is pending ends in a `write`, which the planner cuts in space and in time as it cuts a sum. Values
-that somebody holds on the way stay pending: to keep them would take the memory that this is to save.
+that somebody holds on the way stay pending: to keep them would take the memory that this is to save. So
+do those on the way to other values, where there is no memory for them.
 The planner says in which steps a graph is to run (planner/external.py); the files that they take go at
 the end."""
 
@@ -25,8 +26,8 @@ from ostinato.ops.core.array import Array, File, Operand, Term, apply, term_of
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.targets import new_number, targets
-from ostinato.ops.core.trace import Collected, collect
-from ostinato.planner.external import Read, Step, in_steps, is_large, is_stored
+from ostinato.ops.core.trace import Collected, Ref, collect
+from ostinato.planner.external import Read, Step, in_steps, is_large, is_stored, memory_of
 from ostinato.planner.passes.blocking import READ_BYTES
 from ostinato.planner.plan import Key, Target
 from ostinato.planner.writing import writing
@@ -44,17 +45,51 @@ def in_file(operand: Operand) -> bool:
     return isinstance(operand, File) or is_stored(operand.spec)
 
 
-def not_kept(found: Collected, session: Session) -> set[Term]:
-    """Pending operations on the way whose results are made again when they are asked for themselves:
-    large ones, of files that stay where they are."""
-    files = [
-        ref
-        for ref, o in zip(found.captured, found.held, strict=True)
-        if o is not None and in_file(o)
+def held_too(found: Collected, asked: Sequence[Ref], session: Session) -> list[Ref]:
+    """What somebody holds on the way to what is asked, to be kept with it: smaller ones first, as many as
+    memory has room for beside it; no large ones of files that stay where they are. The others stay
+    pending, and are made again when they are needed."""
+    known = set(asked)
+    held = [
+        (term, k)
+        for term in found.terms
+        for k in range(len(term.specs))
+        if (term, k) not in known and term.held(k) is not None
     ]
-    if not files:
-        return set()
-    made = {term for term, _ in files}
+    if not held:
+        return held
+    passing = _of_files(found, session) if reads_files(found) else set()
+    held = [ref for ref in held if ref[0] not in passing]
+    given = [o.spec for o in found.held if o is not None and not in_file(o)]
+    taken = sum(s.nbytes for s in (*given, *found.graph.out_specs))
+    room = memory_of(session.target) - taken
+    if session.target.memory_limit is not None:  # what is made of these needs the rest
+        room = min(room, memory_of(session.target) // 2)
+    total = sum(map(_size, held))
+    if total > room:
+        held = smaller(held, len(held))
+    while held and total > room:
+        total -= _size(held.pop())
+    return held
+
+
+def smaller(refs: Sequence[Ref], count: int) -> list[Ref]:
+    """So many of some results, those that take least."""
+    return sorted(refs, key=_size)[:count]
+
+
+def _size(ref: Ref) -> int:
+    term, k = ref
+    return term.specs[k].nbytes
+
+
+def _of_files(found: Collected, session: Session) -> set[Term]:
+    """Pending operations on the way that are made of files, and large."""
+    made = {
+        term
+        for (term, _), o in zip(found.captured, found.held, strict=True)
+        if o is not None and in_file(o)
+    }
     for term in found.terms:
         if any(t in made for t, _ in term.inputs):
             made.add(term)
@@ -89,7 +124,7 @@ def stream(found: Collected, sink: Any, session: Session) -> None:
             for (t, k), operand in zip(found.captured, found.held, strict=True)
             if operand is not None
         ]
-        graph = writing(_over(found.graph, operands), session.target)
+        graph = writing(over(found.graph, operands), session.target)
         with sorted_before(graph, [*operands, place], session, sink.path) as (rest, given):
             _write(rest, given, sink, session, session.target, "save")
 
@@ -99,7 +134,7 @@ def sorted_before(
     graph: Graph, operands: Sequence[Operand], session: Session, beside: str | None = None
 ) -> Iterator[tuple[Graph, list[Operand]]]:
     """The graph, over operands of which those that it would have to sort as a whole are sorted."""
-    steps, rest = in_steps(_over(graph, operands), session.target)
+    steps, rest = in_steps(over(graph, operands), session.target)
     with stepped(steps, operands, session, session.target, beside) as given:
         yield rest, given
 
@@ -124,7 +159,7 @@ def stepped(
                 sinks.append(sink := NpySink(name, None, made.shape, made.dtype))
                 sink.create()
                 with _place(sink, session) as place:
-                    graph = writing(_over(step.graph, given), target)
+                    graph = writing(over(step.graph, given), target)
                     _write(graph, [*given, place], sink, session, target, "sort")
             given.append(session.attach(_reading(step.reads, [s.part for s in sinks])))
         yield given
@@ -146,7 +181,7 @@ def behind(steps: Sequence[Step], launch: Launcher, session: Session, target: Ta
     return run
 
 
-def _over(graph: Graph, operands: Sequence[Operand]) -> Graph:
+def over(graph: Graph, operands: Sequence[Operand]) -> Graph:
     """The graph over operands as they lie, of which some may have come from elsewhere."""
     specs = tuple([o.spec for o in operands])
     return graph if specs == graph.inputs else Graph(specs, graph.nodes, graph.outputs)
@@ -181,7 +216,7 @@ def _write(
     called: str,
 ) -> None:
     """Run a graph that writes all of a file."""
-    plan, _ = session.plan(Key(_over(graph, given), target), called=called)
+    plan, _ = session.plan(Key(over(graph, given), target), called=called)
     (count,) = session.launcher(plan)(given)
     written = int(session.engine.get(count)[()])
     session.engine.wait()

@@ -64,11 +64,11 @@ class Step:
 
 def is_large(spec: Spec, target: Target) -> bool:
     """Whether to keep an array in memory would leave little for anything else."""
-    return spec.nbytes * SHARE > _room(target)
+    return spec.nbytes * SHARE > memory_of(target)
 
 
-def _room(target: Target) -> int:
-    """Bytes of memory that all workers may take."""
+def memory_of(target: Target) -> int:
+    """Bytes of memory that all workers may take together."""
     limit = target.memory_limit
     return memory() if limit is None else limit * target.workers
 
@@ -93,7 +93,7 @@ def in_steps(graph: Graph, target: Target) -> tuple[list[Step], Graph]:
 
 def _has_no_room(spec: Spec, target: Target) -> bool:
     """Whether memory cannot hold it beside what sorting it takes."""
-    return spec.nbytes * SORTING > _room(target)
+    return spec.nbytes * SORTING > memory_of(target)
 
 
 def is_stored(spec: Spec) -> bool:
@@ -212,7 +212,7 @@ def as_joined(graph: Graph, target: Target | None = None) -> Graph:
     """The graph with what is put around values of files, or in place of their rows, as others that are
     joined to them; with a target, where that is large."""
     files = {v for v, spec in enumerate(graph.inputs) if is_stored(spec)}
-    return with_joins(graph, files, 0 if target is None else _room(target) // SHARE)
+    return with_joins(graph, files, 0 if target is None else memory_of(target) // SHARE)
 
 
 # -- what is made to be joined, or to be read in another place ---------------------------------
@@ -306,7 +306,7 @@ def _joins(graph: Graph, v: int) -> bool:
 
 
 def _is_beyond(spec: Spec, target: Target) -> bool:
-    return target.memory_limit is not None and spec.nbytes * JOINING > _room(target)
+    return target.memory_limit is not None and spec.nbytes * JOINING > memory_of(target)
 
 
 def _kept_at(graph: Graph, v: int, target: Target) -> tuple[list[Step], Graph]:
@@ -339,7 +339,7 @@ def _first_to_take(graph: Graph, target: Target) -> int | None:
 
 
 def _is_worth(x: Spec, i: Spec, made: Spec, share: float, target: Target) -> bool:
-    if not (made.size and is_large(x, target) and share * made.nbytes * SHARE > _room(target)):
+    if not (made.size and is_large(x, target) and share * made.nbytes * SHARE > memory_of(target)):
         return False
     blocks = target.workers * turns_of(made, target)
     page = max(made.nbytes // i.size, STRETCH)  # what is read for one row

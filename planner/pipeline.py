@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import ceil, inf
@@ -20,7 +21,7 @@ from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.spec import Spec
 
 from ostinato import settings
-from ostinato.errors import MemoryLimitError
+from ostinato.errors import MemoryLimitError, OstinatoError
 
 from .lowering import Pass, lower, run
 from .machine import memory
@@ -57,16 +58,23 @@ PASSES: tuple[Pass, ...] = (
     overlap,
 )
 LOWERING = 8  # about so many passes are behind these
+LIMITS = 4  # that are tried to say which is enough
 
 
-def make_plan(key: Key, names: tuple[str, ...] = (), called: str = "") -> Plan:
-    """Decide everything about a graph."""
+def make_plan(key: Key, names: tuple[str, ...] = (), called: str = "", quick: bool = False) -> Plan:
+    """Decide everything about a graph, or refuse it, before it runs, if it needs more memory per worker than
+    it may. `quick`: the error is not to say which limit is enough, which takes plans to find out."""
     what = f"planning {called or 'pending operations'}"
     with activity.task("plan", what, len(PASSES) + LOWERING) as seen:
-        return _made(key, names, called, seen)
+        plan, least = _made(key, names, called, seen)
+        check_limit(plan, lambda: None if quick else _enough(key, least or plan.peak_bytes, seen))
+        return plan
 
 
-def _made(key: Key, names: tuple[str, ...], called: str, seen: activity.Task) -> Plan:
+def _made(
+    key: Key, names: tuple[str, ...], called: str, seen: activity.Task
+) -> tuple[Plan, int | None]:
+    """The plan; and about how much it could do with, if it needs more than it may."""
     graph, target = key.graph, key.target
     seconds: dict[str, float] = {}
     told: dict[str, Any] = {}
@@ -92,8 +100,7 @@ def _made(key: Key, names: tuple[str, ...], called: str, seen: activity.Task) ->
     _dump(len(seconds), "program", program.graph)
     gap, ladder = told.get("gap"), told.get("ladder", ())
     plan = Plan(key, graph, program, results, names, seconds, called=called, gap=gap, ladder=ladder)
-    check_limit(plan, told.get("least"))
-    return plan
+    return plan, told.get("least")
 
 
 def sums_of(key: Key) -> list[Sum]:
@@ -121,7 +128,7 @@ def place_operands(graph: Graph, target: Target, free: Sequence[int]) -> list[La
         if room == inf and not near:
             return _layouts(made, free)
         try:
-            plan = make_plan(Key(made, replace(target, memory_limit=_limit(room))))
+            plan = make_plan(Key(made, replace(target, memory_limit=_limit(room))), quick=True)
         except MemoryLimitError:
             peak = make_plan(Key(made, replace(target, memory_limit=None))).peak_bytes
             found.append((True, peak, made))
@@ -132,7 +139,7 @@ def place_operands(graph: Graph, target: Target, free: Sequence[int]) -> list[La
             continue
         for other in near:
             with suppress(MemoryLimitError):
-                plan = make_plan(Key(other, replace(target, memory_limit=_limit(room))))
+                plan = make_plan(Key(other, replace(target, memory_limit=_limit(room))), quick=True)
                 seconds = simulate(plan.program, target.machine, target.mesh).seconds
                 if seconds < SOONER * best:
                     found.append((False, seconds, other))
@@ -200,34 +207,55 @@ def _strip(graph: Graph) -> tuple[Graph, tuple[tuple[str, int], ...]]:
     return Graph(graph.inputs, graph.nodes, tuple(kept)), tuple(results)
 
 
-def check_limit(plan: Plan, least: int | None = None) -> None:
-    """Refuse a plan that needs more memory per worker than it may, before it runs. `least`: what it
-    could do with."""
+def check_limit(plan: Plan, enough: Callable[[], int | None] = lambda: None) -> None:
+    """Refuse a plan that needs more memory per worker than it may, before it runs; without a limit, one that
+    reads a file at once for which the machine has none. `enough`: finds a limit that would do."""
     limit = plan.target.memory_limit
     whole = _read_whole(plan.program.graph)
-    if whole is not None and plan.peak_bytes > (memory() if limit is None else limit):
+    if plan.peak_bytes > (limit if limit is not None else memory() if whole else inf):
+        raise _refusal(plan, whole, None if limit is None else enough())
+
+
+def _enough(key: Key, least: int, seen: activity.Task) -> int | None:
+    """A limit with which the plan was made, at least so many bytes; None if none was found."""
+    for _ in range(LIMITS):
+        least = _in_tenths(least)
+        plan, more = _made(
+            replace(key, target=replace(key.target, memory_limit=least)), (), "", seen
+        )
+        if plan.peak_bytes <= least:
+            return least
+        least = max(more or plan.peak_bytes, least + least // 20)
+    return None
+
+
+def _refusal(plan: Plan, whole: tuple[Spec, Node] | None, enough: int | None) -> OstinatoError:
+    """Why a plan is not to run. `enough`: a limit within which it could."""
+    limit = plan.target.memory_limit
+    if whole is not None:
         spec, reader = whole
-        raise MemoryLimitError.because(
+        return MemoryLimitError.because(
             f"{title(reader)} of {spec}, which lies in a file",
-            got="an operation that needs all rows at once",
+            got=f"an operation that needs all rows at once, {_mib(plan.peak_bytes)} per worker",
             needed="one that can work through blocks of rows"
             + (f" within memory_limit={_mib(limit)}" if limit is not None else ""),
-            do="load the file with resident=True, or allow a larger memory_limit=",
+            do=f"allow memory_limit={_mib(enough)}"
+            if enough
+            else "work through parts of it, or split it over workers on more machines (split=)",
             line=reader.line,
         )
-    if limit is None or plan.peak_bytes <= limit:
-        return
-    what, line = _greatest(plan.program)
+    assert limit is not None
+    what, line = _greatest(plan)
     parts = (
         f"operands {_mib(plan.operand_bytes)} + results {_mib(plan.result_bytes)} "
         f"+ intermediates {_mib(plan.arena_bytes)}"
     )
-    raise MemoryLimitError.because(
+    return MemoryLimitError.because(
         f"plan {plan.id[:8]}, whose peak is at {what}",
         got=f"{_mib(plan.peak_bytes)} per worker ({parts})",
         needed=f"at most memory_limit={_mib(limit)}, which no split in time reaches"
-        + ("" if least is None else f", nor making values again: at least {_mib(least, up=True)}"),
-        do=_advice(plan),
+        + (f", nor making values again: at least {_mib(enough)}" if enough else ""),
+        do=_advice(plan, enough),
         line=line,
     )
 
@@ -245,37 +273,73 @@ def _read_whole(graph: Graph) -> tuple[Spec, Node] | None:
     return max(found, key=lambda f: f[0])[1:] if found else None
 
 
-def _mib(n: int, up: bool = False) -> str:
-    tenths = ceil(n * 10 / 2**20) / 10 if up else n / 2**20
-    return f"{tenths:.1f} MiB" if n >= 2**17 else f"{n} bytes"
+def _in_tenths(n: int) -> int:
+    """At least so many bytes, as people read them."""
+    return ceil(ceil(n * 10 / 2**20) / 10 * 2**20) if n >= 2**17 else n
 
 
-def _greatest(program: Program) -> tuple[str, str]:
-    """The node at which the arena is fullest, down into loops."""
+def _mib(n: int) -> str:
+    return f"{n / 2**20:.1f} MiB" if n >= 2**17 else f"{n} bytes"
+
+
+def _greatest(plan: Plan) -> tuple[str, str]:
+    """What takes most, in words, and the user's line of it: an operand, a result, or the node at which the
+    arena is fullest."""
+    graph, source = plan.program.graph, plan.traced
+    found: list[tuple[int, str, str]] = [_fullest(plan.program)]
+    for spec, name in itertools.zip_longest(graph.inputs, plan.names):
+        if spec is not None:
+            found.append(
+                (local_bytes(spec), f"operand {name or ''} {spec.bare}".replace("  ", " "), "")
+            )
+    for v, (where, k) in zip(source.outputs, plan.results, strict=True):
+        if where == "out":
+            node = source.nodes[source.producers[v]]
+            size, spec = local_bytes(graph.out_specs[k]), source.specs[v].bare
+            found.append((size, f"{title(node)} -> {spec}", node.line))
+    return max(found, key=lambda f: f[0])[1:]
+
+
+def _fullest(program: Program) -> tuple[int, str, str]:
+    """The arena, and the node at which it is fullest, down into loops; of what users typed no line for,
+    the one behind it."""
     k = program.peak_node
-    if k < 0:
-        return "its operands", ""
-    node = program.graph.nodes[k]
     inner = [p for p in program.bodies.get(k, ()) if p.peak_node >= 0]
     if inner:
-        return _greatest(max(inner, key=lambda p: p.arena_bytes))
-    return f"{title(node)} -> {node.specs[0].bare if node.specs else 'nothing'}", node.line
+        _, what, line = _fullest(max(inner, key=lambda p: p.arena_bytes))
+        return program.arena_bytes, what, line
+    nodes = program.graph.nodes[max(k, 0) :]
+    if not nodes:
+        return 0, "its operands", ""
+    node = next((n for n in nodes if n.line), nodes[0])
+    made = node.specs[0].bare if node.specs else "nothing"
+    return program.arena_bytes, f"{title(node)} -> {made}", node.line
 
 
-def _advice(plan: Plan) -> str:
+def _advice(plan: Plan, enough: int | None) -> str:
+    """What helps with what takes most of this plan."""
     ways = []
     if plan.target.numerics == "any-workers":
         ways.append(
             'allow numerics="same-plan", where turns may be shorter than the 24 fixed blocks'
         )
-    if plan.target.workers == 1 or plan.arena_bytes + plan.operand_bytes > plan.result_bytes:
-        ways.append("split the largest operands over more workers (split=)")
-    if plan.arena_bytes > plan.operand_bytes:
+    most = max(plan.operand_bytes, plan.result_bytes, plan.arena_bytes)
+    if plan.arena_bytes == most:
         ways.append(
             "work through smaller batches, or wrap a part of a differentiated function in ost.checkpoint"
         )
-    if plan.result_bytes and not plan.key.donated:
+    elif plan.operand_bytes == most:
+        ways.append("split the largest operands over more workers (split=)")
+    elif not plan.called:
+        ways.append(
+            "write it to a file as it is made, with ost.save, or reduce it before it is read"
+        )
+    sizes = {local_bytes(s) for s in plan.program.graph.inputs}
+    alike = not sizes.isdisjoint(map(local_bytes, plan.program.graph.out_specs))
+    if alike and plan.names and not plan.key.donated:
         ways.append("give operands away that are not needed again (donate=)")
+    if enough:
+        ways.append("allow that much")
     return ", or ".join(ways) or "raise the limit"
 
 

@@ -280,7 +280,8 @@ def test_without_a_limit_files_are_read_in_blocks_too(
         with pytest.raises(
             MemoryLimitError,
             match=r"sort of float32\[100000,8\], which lies in a file .*test_files.py:\d+\): got an operation that "
-            r"needs all rows at once; needed one that can work through blocks of rows; load the file with resident=True",
+            r"needs all rows at once, .* MiB per worker; needed one that can work through blocks of rows; "
+            r"work through parts of it, or split it over workers on more machines",
         ):
             g(x)
 
