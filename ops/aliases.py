@@ -101,7 +101,7 @@ def array(
     """`asarray` by NumPy's name, which copies, and puts axes in front until there are `ndmin`.
 
     >>> ost.array([1, 2, 3], float)
-    Array([1., 2., 3.], dtype=float64, whole of 1)
+    Array([1., 2., 3.], dtype=float64)
     """
     x = asarray(object, dtype=dtype, copy=copy, split=split if not ndmin else ANYWHERE)
     if x.ndim >= ndmin:

@@ -75,7 +75,7 @@ def ravel(a: Operandish) -> Array:
     """The elements in one row.
 
     >>> ost.ravel([[1, 2], [3, 4]])
-    Array([1, 2, 3, 4], dtype=int64, whole of 1)
+    Array([1, 2, 3, 4], dtype=int64)
     """
     return reshape(a, (-1,))
 
@@ -106,7 +106,7 @@ def atleast_1d(*arys: Operandish) -> Any:
     """With one axis at least; a tuple, if several are given.
 
     >>> ost.atleast_1d(5)
-    Array([5], dtype=int64, whole of 1)
+    Array([5], dtype=int64)
     """
     return _at_least(1, arys)
 
@@ -115,7 +115,7 @@ def atleast_2d(*arys: Operandish) -> Any:
     """With two axes at least: what has one is a row.
 
     >>> ost.atleast_2d([1, 2])
-    Array([[1, 2]], dtype=int64, whole of 1)
+    Array([[1, 2]], dtype=int64)
     """
     return _at_least(2, arys)
 
@@ -136,7 +136,7 @@ def concatenate(
     """One behind the other along an axis; flat, for None.
 
     >>> ost.concatenate([[1, 2], [3]])
-    Array([1, 2, 3], dtype=int64, whole of 1)
+    Array([1, 2, 3], dtype=int64)
     """
     found = concat(list(arrays), axis=axis)
     return found if dtype is None else astype(found, dtype)
@@ -146,7 +146,7 @@ def append(arr: Operandish, values: Operandish, axis: int | None = None) -> Arra
     """Values behind an array; both flat, if there is no axis.
 
     >>> ost.append([1, 2], [3])
-    Array([1, 2, 3], dtype=int64, whole of 1)
+    Array([1, 2, 3], dtype=int64)
     """
     if axis is None:
         return concat([ravel(arr), ravel(values)])
@@ -158,7 +158,7 @@ def vstack(tup: Sequence[Operandish], *, dtype: DTypeLike | None = None) -> Arra
 
     >>> ost.vstack([[1, 2], [3, 4]])
     Array([[1, 2],
-           [3, 4]], dtype=int64, whole of 1)
+           [3, 4]], dtype=int64)
     """
     return concatenate([atleast_2d(x) for x in tup], dtype=dtype)
 
@@ -167,7 +167,7 @@ def hstack(tup: Sequence[Operandish], *, dtype: DTypeLike | None = None) -> Arra
     """Beside each other: along the second axis, or the only one.
 
     >>> ost.hstack([[1, 2], [3]])
-    Array([1, 2, 3], dtype=int64, whole of 1)
+    Array([1, 2, 3], dtype=int64)
     """
     rows = [atleast_1d(x) for x in tup]
     return concatenate(rows, axis=0 if rows and rows[0].ndim == 1 else 1, dtype=dtype)
@@ -187,7 +187,7 @@ def column_stack(tup: Sequence[Operandish]) -> Array:
 
     >>> ost.column_stack([[1, 2], [3, 4]])
     Array([[1, 3],
-           [2, 4]], dtype=int64, whole of 1)
+           [2, 4]], dtype=int64)
     """
     given = [atleast_1d(x) for x in tup]
     return concat([x if x.ndim > 1 else x[:, None] for x in given], axis=1)
@@ -197,7 +197,7 @@ def block(arrays: Any) -> Array:
     """Arrays in nested lists, put together: the innermost ones along the last axis, and so on.
 
     >>> ost.block([[ost.ones(2), ost.zeros(1)]])
-    Array([[1., 1., 0.]], dtype=float64, whole of 1)
+    Array([[1., 1., 0.]], dtype=float64)
     """
 
     def depth(part: Any) -> int:
@@ -227,7 +227,7 @@ def insert(
     one row, for None. A number is a place for all values.
 
     >>> ost.insert([1, 2, 3], 1, 9)
-    Array([1, 9, 2, 3], dtype=int64, whole of 1)
+    Array([1, 9, 2, 3], dtype=int64)
     """
     x = as_array(arr)
     x, axis = (ravel(x), 0) if axis is None else (x, axis)
@@ -254,7 +254,7 @@ def delete(arr: Operandish, obj: int | slice | Sequence[int], axis: int | None =
     """Without what is at some places along an axis; of all elements in one row, for None.
 
     >>> ost.delete([1, 2, 3], 1)
-    Array([1, 3], dtype=int64, whole of 1)
+    Array([1, 3], dtype=int64)
     """
     x = as_array(arr)
     x, axis = (ravel(x), 0) if axis is None else (x, axis)
@@ -354,7 +354,7 @@ def fliplr(m: Operandish) -> Array:
 
     >>> ost.fliplr([[1, 2], [3, 4]])
     Array([[2, 1],
-           [4, 3]], dtype=int64, whole of 1)
+           [4, 3]], dtype=int64)
     """
     return flip(m, axis=1)
 
@@ -364,7 +364,7 @@ def flipud(m: Operandish) -> Array:
 
     >>> ost.flipud([[1, 2], [3, 4]])
     Array([[3, 4],
-           [1, 2]], dtype=int64, whole of 1)
+           [1, 2]], dtype=int64)
     """
     return flip(m, axis=0)
 
@@ -374,7 +374,7 @@ def rot90(m: Operandish, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Array:
 
     >>> ost.rot90([[1, 2], [3, 4]])
     Array([[2, 4],
-           [1, 3]], dtype=int64, whole of 1)
+           [1, 3]], dtype=int64)
     """
     x = as_array(m)
     one, two = (axis_of(d, x.ndim, "rot90") for d in axes)
@@ -393,7 +393,7 @@ def diag(v: Operandish, k: int = 0) -> Array:
 
     >>> ost.diag([1, 2])
     Array([[1, 0],
-           [0, 2]], dtype=int64, whole of 1)
+           [0, 2]], dtype=int64)
     """
     x = as_array(v)
     if x.ndim == 2:
@@ -411,7 +411,7 @@ def diagflat(v: Operandish, k: int = 0) -> Array:
 
     >>> ost.diagflat([[1], [2]])
     Array([[1, 0],
-           [0, 2]], dtype=int64, whole of 1)
+           [0, 2]], dtype=int64)
     """
     return diag(ravel(v), k)
 
@@ -421,7 +421,7 @@ def identity(n: int, dtype: DTypeLike | None = None) -> Array:
 
     >>> ost.identity(2)
     Array([[1., 0.],
-           [0., 1.]], dtype=float64, whole of 1)
+           [0., 1.]], dtype=float64)
     """
     return eye(n, dtype=dtype)
 
@@ -432,7 +432,7 @@ def tri(N: int, M: int | None = None, k: int = 0, *, dtype: DTypeLike | None = N
     >>> ost.tri(3)
     Array([[1., 0., 0.],
            [1., 1., 0.],
-           [1., 1., 1.]], dtype=float64, whole of 1)
+           [1., 1., 1.]], dtype=float64)
     """
     return tril(ones((N, N if M is None else M), dtype=dtype), k=k)
 
@@ -442,7 +442,7 @@ def dot(a: Operandish, b: Operandish) -> Array:
     """The sum of products over the last axis of a and the second last of b.
 
     >>> ost.dot([1, 2], [3, 4])
-    Array(11, dtype=int64, whole of 1)
+    Array(11, dtype=int64)
     """
     x, y = as_array(a), as_array(b)
     if not (x.ndim and y.ndim):
@@ -456,7 +456,7 @@ def inner(a: Operandish, b: Operandish) -> Array:
     """The sum of products over both last axes.
 
     >>> ost.inner([1, 2], [3, 4])
-    Array(11, dtype=int64, whole of 1)
+    Array(11, dtype=int64)
     """
     x, y = as_array(a), as_array(b)
     if not (x.ndim and y.ndim):
@@ -468,7 +468,7 @@ def vdot(a: Operandish, b: Operandish) -> Array:
     """The sum of products of all elements, those of a conjugated.
 
     >>> ost.vdot([1j], [1j])
-    Array(1.+0.j, dtype=complex128, whole of 1)
+    Array(1.+0.j, dtype=complex128)
     """
     return vecdot(ravel(a), ravel(b))
 
@@ -477,7 +477,7 @@ def kron(a: Operandish, b: Operandish) -> Array:
     """Each element of a times all of b, as blocks.
 
     >>> ost.kron([1, 2], [1, 1])
-    Array([1, 1, 2, 2], dtype=int64, whole of 1)
+    Array([1, 1, 2, 2], dtype=int64)
     """
     return linalg.kron(as_array(a), as_array(b))
 
@@ -494,7 +494,7 @@ def cross(
     the result; or along one axis of all.
 
     >>> ost.cross([1, 0, 0], [0, 1, 0])
-    Array([0, 0, 1], dtype=int64, whole of 1)
+    Array([0, 0, 1], dtype=int64)
     """
     if axis is not None:  # counted from the front, they may differ in it
         axisa = axisb = axisc = axis
@@ -507,7 +507,7 @@ def cumsum(a: Operandish, axis: int | None = None, *, dtype: DTypeLike | None = 
     """Running sums along an axis; of all elements in one row, for None.
 
     >>> ost.cumsum([1, 2, 3])
-    Array([1, 3, 6], dtype=int64, whole of 1)
+    Array([1, 3, 6], dtype=int64)
     """
     x, d = (ravel(a), 0) if axis is None else (as_array(a), axis)
     return cumulative_sum(x, axis=d, dtype=dtype)
@@ -517,7 +517,7 @@ def cumprod(a: Operandish, axis: int | None = None, *, dtype: DTypeLike | None =
     """Running products along an axis; of all elements in one row, for None.
 
     >>> ost.cumprod([1, 2, 3])
-    Array([1, 2, 6], dtype=int64, whole of 1)
+    Array([1, 2, 6], dtype=int64)
     """
     x, d = (ravel(a), 0) if axis is None else (as_array(a), axis)
     return cumulative_prod(x, axis=d, dtype=dtype)

@@ -41,7 +41,7 @@ def astype(
     """The values in another dtype; with copy=False the array itself, if it has that dtype.
 
     >>> ost.astype([1.7, 2.2], ost.int32)
-    Array([1, 2], dtype=int32, whole of 1)
+    Array([1, 2], dtype=int32)
     """
     made = elementwise.astype(x, dtype, device=device)
     return another(made) if copy and made is x else made
@@ -52,7 +52,7 @@ def conj(x: Operandish, /) -> Array:
     """The complex conjugate.
 
     >>> ost.conj([1 + 2j])
-    Array([1.-2.j], dtype=complex128, whole of 1)
+    Array([1.-2.j], dtype=complex128)
     """
     made = elementwise.conj(x)
     return another(made) if made is x else made

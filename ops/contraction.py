@@ -246,7 +246,7 @@ def matmul(a: Operandish, b: Operandish, /) -> Array:
     batches.
 
     >>> ost.matmul(ost.ones((2, 3)), ost.ones(3))
-    Array([3., 3.], dtype=float64, whole of 1)
+    Array([3., 3.], dtype=float64)
     """
     a, b = unify(a, b)
     if not a.ndim or not b.ndim:
@@ -438,7 +438,7 @@ def einsum(text: str, /, *operands: Operandish, optimize: Any = True) -> Array:
 
     >>> ost.einsum("ij,kj->ik", ost.eye(2), [[1, 2], [3, 4]])
     Array([[1., 3.],
-           [2., 4.]], dtype=float64, whole of 1)
+           [2., 4.]], dtype=float64)
     """
     xs = unify(*operands) if operands else []
     labels, out = _read_text(text, [x.shape for x in xs])
@@ -548,7 +548,7 @@ def tensordot(
 
     >>> ost.tensordot(ost.ones((2, 3)), ost.ones((3, 2)), axes=1)
     Array([[3., 3.],
-           [3., 3.]], dtype=float64, whole of 1)
+           [3., 3.]], dtype=float64)
     """
     a, b = unify(a, b)
     if isinstance(axes, tuple | list) and len(axes) == 2:
@@ -590,7 +590,7 @@ def vecdot(a: Operandish, b: Operandish, /, *, axis: int = -1) -> Array:
     """Sum of conj(a) * b along an axis.
 
     >>> ost.vecdot([[1, 2], [3, 4]], [1, 1])
-    Array([3, 7], dtype=int64, whole of 1)
+    Array([3, 7], dtype=int64)
     """
     a, b = unify(a, b)
     axis_of(axis, min(a.ndim, b.ndim), "vecdot")
@@ -616,7 +616,7 @@ def outer(a: Operandish, b: Operandish, /) -> Array:
 
     >>> ost.outer([1, 2], [3, 4])
     Array([[3, 4],
-           [6, 8]], dtype=int64, whole of 1)
+           [6, 8]], dtype=int64)
     """
     a, b = unify(a, b)
     a, b = (x if x.ndim == 1 else reshape(x, (-1,)) for x in (a, b))
@@ -671,7 +671,7 @@ def diagonal(x: Operandish, /, offset: int = 0, axis1: int = 0, axis2: int = 1) 
     `ost.linalg.diagonal` takes those of the last two.
 
     >>> ost.diagonal([[1, 2], [3, 4]])
-    Array([1, 4], dtype=int64, whole of 1)
+    Array([1, 4], dtype=int64)
     """
     x = as_array(x)
     if x.ndim < 2:
@@ -695,7 +695,7 @@ def trace(
     `ost.linalg.trace` takes those of the last two.
 
     >>> ost.trace([[1, 2], [3, 4]])
-    Array(5, dtype=int64, whole of 1)
+    Array(5, dtype=int64)
     """
     from .reduction import sum
 

@@ -468,9 +468,9 @@ def repeat(x: Any, repeats: Any, /, state: Any = None, *, axis: int | None = Non
     `repeat(array, repeats)`: the standard's function, each element again and again.
 
     >>> ost.repeat(3, lambda x: 0.5 * x, 8.0)
-    Array(1., dtype=float64, whole of 1)
+    Array(1., dtype=float64)
     >>> ost.repeat(ost.arange(3), 2)
-    Array([0, 0, 1, 1, 2, 2], dtype=int64, whole of 1)
+    Array([0, 0, 1, 1, 2, 2], dtype=int64)
     """
     if not callable(repeats):
         return repeat_elements(x, repeats, axis)
@@ -549,7 +549,7 @@ def scan(
     stacked.
 
     >>> ost.scan(lambda total, x: (total + x, total), 0, ost.arange(4))
-    (Array(6, dtype=int64, whole of 1), Array([0, 0, 1, 3], dtype=int64, whole of 1))
+    (Array(6, dtype=int64), Array([0, 0, 1, 3], dtype=int64))
     """
     leaves = [as_array(x) for x in flatten(xs)[0]]
     length = None if length is None else whole_number(length, "scan", 0)
@@ -762,7 +762,7 @@ def while_loop(
     the most.
 
     >>> ost.while_loop(lambda x: x < 100, lambda x: 2 * x, 1)
-    Array(128, dtype=int64, whole of 1)
+    Array(128, dtype=int64)
     """
     carried = _State(state, "while_loop")
     limit = -1 if most is None else whole_number(most, "while_loop", 0)
@@ -924,7 +924,7 @@ def cond(
     runs.
 
     >>> ost.cond(True, lambda x: x + 1, lambda x: x - 1, 10)
-    Array(11, dtype=int64, whole of 1)
+    Array(11, dtype=int64)
     """
     test = _truth(condition, "cond")
     leaves, structure = _leaves(operands, "cond")

@@ -169,7 +169,7 @@ def full(
 
     >>> ost.full((2, 2), 7)
     Array([[7, 7],
-           [7, 7]], dtype=int64, whole of 1)
+           [7, 7]], dtype=int64)
     """
     check_device("full", device)
     kind = as_dtype(dtype) if dtype is not None else None
@@ -194,7 +194,7 @@ def zeros(
 
     >>> ost.zeros((2, 3))
     Array([[0., 0., 0.],
-           [0., 0., 0.]], dtype=float64, whole of 1)
+           [0., 0., 0.]], dtype=float64)
     """
     return full(shape, 0, dtype=float64 if dtype is None else dtype, device=device, split=split)
 
@@ -210,7 +210,7 @@ def ones(
     """Ones, float64 unless said otherwise.
 
     >>> ost.ones(3, dtype=ost.int32)
-    Array([1, 1, 1], dtype=int32, whole of 1)
+    Array([1, 1, 1], dtype=int32)
     """
     return full(shape, 1, dtype=float64 if dtype is None else dtype, device=device, split=split)
 
@@ -244,7 +244,7 @@ def full_like(
     """A value everywhere, in the shape and dtype of another array.
 
     >>> ost.full_like(ost.arange(3), 9)
-    Array([9, 9, 9], dtype=int64, whole of 1)
+    Array([9, 9, 9], dtype=int64)
     """
     x = as_array(x)
     kind = x.dtype if dtype is None else dtype
@@ -263,7 +263,7 @@ def zeros_like(
     """Zeros, in the shape and dtype of another array.
 
     >>> ost.zeros_like(ost.arange(3))
-    Array([0, 0, 0], dtype=int64, whole of 1)
+    Array([0, 0, 0], dtype=int64)
     """
     return full_like(x, 0, dtype=dtype, device=device, split=split)
 
@@ -280,7 +280,7 @@ def ones_like(
     """Ones, in the shape and dtype of another array.
 
     >>> ost.ones_like(ost.arange(3.0))
-    Array([1., 1., 1.], dtype=float64, whole of 1)
+    Array([1., 1., 1.], dtype=float64)
     """
     return full_like(x, 1, dtype=dtype, device=device, split=split)
 
@@ -316,7 +316,7 @@ def arange(
     """Numbers from start, step by step, up to but without stop.
 
     >>> ost.arange(2, 10, 3)
-    Array([2, 5, 8], dtype=int64, whole of 1)
+    Array([2, 5, 8], dtype=int64)
     """
     check_device("arange", device)
     if stop is None:
@@ -368,7 +368,7 @@ def linspace(
     """So many numbers at equal distances. Between arrays, they lie along a new axis.
 
     >>> ost.linspace(0, 1, 5)
-    Array([0.  , 0.25, 0.5 , 0.75, 1.  ], dtype=float64, whole of 1)
+    Array([0.  , 0.25, 0.5 , 0.75, 1.  ], dtype=float64)
     """
     check_device("linspace", device)
     num = whole_number(num, "linspace", 0)
@@ -403,7 +403,7 @@ def eye(
 
     >>> ost.eye(2, 3)
     Array([[1., 0., 0.],
-           [0., 1., 0.]], dtype=float64, whole of 1)
+           [0., 1., 0.]], dtype=float64)
     """
     check_device("eye", device)
     height, width = as_shape((n_rows, n_rows if n_cols is None else n_cols))
@@ -422,7 +422,7 @@ def meshgrid(
     >>> x, y = ost.meshgrid(ost.arange(3), ost.arange(2))
     >>> y
     Array([[0, 0, 0],
-           [1, 1, 1]], dtype=int64, whole of 1)
+           [1, 1, 1]], dtype=int64)
     """
     xs = [x if x.ndim < 2 else reshape(x, (-1,)) for x in map(as_array, arrays)]
     if indexing not in ("xy", "ij"):
@@ -461,7 +461,7 @@ def asarray(
 
     >>> ost.asarray([[1, 2], [3, 4]], split=0)
     Array([[1, 2],
-           [3, 4]], dtype=int64, whole of 1)
+           [3, 4]], dtype=int64)
     """
     check_device("asarray", device)
     kind = as_dtype(dtype) if dtype is not None else None
@@ -600,7 +600,7 @@ def from_dlpack(x: Any, /, *, device: str | None = None, copy: bool | None = Non
     """An Array of another library's array, through DLPack.
 
     >>> ost.from_dlpack(np.arange(3))
-    Array([0, 1, 2], dtype=int64, whole of 1)
+    Array([0, 1, 2], dtype=int64)
     """
     check_device("from_dlpack", device)
     if not hasattr(x, "__dlpack__"):
@@ -624,7 +624,7 @@ def one_hot(
 
     >>> ost.one_hot([0, 2], 3)
     Array([[1., 0., 0.],
-           [0., 0., 1.]], dtype=float32, whole of 1)
+           [0., 0., 1.]], dtype=float32)
     """
     x = as_array(indices)
     if not is_integer(x.dtype):

@@ -92,7 +92,7 @@ def exponential(
     """Numbers of the exponential distribution.
 
     >>> ost.random.exponential(2.0, (3,), seed=7)
-    Array([0.9135, 4.3328, 5.8624], dtype=float32, whole of 1)
+    Array([0.9135, 4.3328, 5.8624], dtype=float32)
     """
     kind, (scale,), u = _open("exponential", [scale], shape, dtype, seed)
     return placed(astype(-scale * log(u), kind), split)
@@ -110,7 +110,7 @@ def laplace(
     """Numbers of the Laplace distribution.
 
     >>> ost.random.laplace(0.0, 1.0, (3,), seed=7)
-    Array([0.1586, 0.0919, 0.7616], dtype=float32, whole of 1)
+    Array([0.1586, 0.0919, 0.7616], dtype=float32)
     """
     kind, (loc, scale), u = _open("laplace", [loc, scale], shape, dtype, seed)
     lower = less(u, 0.5)
@@ -130,7 +130,7 @@ def logistic(
     """Numbers of the logistic distribution.
 
     >>> ost.random.logistic(0.0, 1.0, (3,), seed=7)
-    Array([ 2.3403, -0.8433,  0.5327], dtype=float32, whole of 1)
+    Array([ 2.3403, -0.8433,  0.5327], dtype=float32)
     """
     kind, (loc, scale), u = _open("logistic", [loc, scale], shape, dtype, seed)
     return placed(astype(loc + scale * (log(u) - log1p(-u)), kind), split)
@@ -148,7 +148,7 @@ def gumbel(
     """Numbers of the Gumbel distribution.
 
     >>> ost.random.gumbel(0.0, 1.0, (3,), seed=7)
-    Array([ 1.1164, -0.21  ,  2.1664], dtype=float32, whole of 1)
+    Array([ 1.1164, -0.21  ,  2.1664], dtype=float32)
     """
     kind, (loc, scale), u = _open("gumbel", [loc, scale], shape, dtype, seed)
     return placed(astype(loc - scale * log(-log(u)), kind), split)
@@ -166,7 +166,7 @@ def cauchy(
     """Numbers of the Cauchy distribution.
 
     >>> ost.random.cauchy(0.0, 1.0, (3,), seed=7)
-    Array([ 1.0236, -0.2327, -0.5634], dtype=float32, whole of 1)
+    Array([ 1.0236, -0.2327, -0.5634], dtype=float32)
     """
     kind, (loc, scale), u = _open("cauchy", [loc, scale], shape, dtype, seed)
     return placed(astype(loc + scale * tan(math.pi * (u - 0.5)), kind), split)
@@ -183,7 +183,7 @@ def pareto(
     """Numbers of the Pareto distribution II (Lomax), as NumPy's.
 
     >>> ost.random.pareto(3.0, (3,), seed=7)
-    Array([0.1645, 1.0588, 1.6567], dtype=float32, whole of 1)
+    Array([0.1645, 1.0588, 1.6567], dtype=float32)
     """
     kind, (a,), u = _open("exponential", [a], shape, dtype, seed)
     return placed(astype(expm1(-log(u) / a), kind), split)
@@ -200,7 +200,7 @@ def power(
     """Numbers from [0, 1] with density a x**(a - 1).
 
     >>> ost.random.power(3.0, (3,), seed=7)
-    Array([0.8588, 0.4857, 0.3764], dtype=float32, whole of 1)
+    Array([0.8588, 0.4857, 0.3764], dtype=float32)
     """
     kind, (a,), u = _open("exponential", [a], shape, dtype, seed)
     return placed(astype(exp(log(u) / a), kind), split)
@@ -217,7 +217,7 @@ def weibull(
     """Numbers of the Weibull distribution of scale 1.
 
     >>> ost.random.weibull(1.5, (3,), seed=7)
-    Array([0.5931, 1.6743, 2.0482], dtype=float32, whole of 1)
+    Array([0.5931, 1.6743, 2.0482], dtype=float32)
     """
     kind, (a,), u = _open("exponential", [a], shape, dtype, seed)
     return placed(astype((-log(u)) ** (1 / a), kind), split)
@@ -234,7 +234,7 @@ def rayleigh(
     """Numbers of the Rayleigh distribution.
 
     >>> ost.random.rayleigh(1.0, (3,), seed=7)
-    Array([0.9558, 2.0815, 2.4212], dtype=float32, whole of 1)
+    Array([0.9558, 2.0815, 2.4212], dtype=float32)
     """
     kind, (scale,), u = _open("exponential", [scale], shape, dtype, seed)
     return placed(astype(scale * sqrt(-2 * log(u)), kind), split)
@@ -253,7 +253,7 @@ def triangular(
     """Numbers whose density is a triangle over [left, right].
 
     >>> ost.random.triangular(0.0, 1.0, 4.0, (3,), seed=7)
-    Array([1.3828, 0.8352, 0.5373], dtype=float32, whole of 1)
+    Array([1.3828, 0.8352, 0.5373], dtype=float32)
     """
     kind, (left, mode, right), u = _open("triangular", [left, mode, right], shape, dtype, seed)
     whole = right - left
@@ -275,7 +275,7 @@ def lognormal(
     """exp of normally distributed numbers.
 
     >>> ost.random.lognormal(0.0, 1.0, (3,), seed=7)
-    Array([1.2275, 0.7569, 1.2225], dtype=float32, whole of 1)
+    Array([1.2275, 0.7569, 1.2225], dtype=float32)
     """
     kind = _float_dtype(dtype)
     work = promote(kind, float32)
@@ -295,7 +295,7 @@ def geometric(
     """How many tries it takes, each of which succeeds with probability p.
 
     >>> ost.random.geometric(0.5, (3,), seed=7)
-    Array([2, 1, 1], dtype=int64, whole of 1)
+    Array([2, 1, 1], dtype=int64)
     """
     _, (p,), u = _open("geometric", [p], shape, float64, seed)
     tries = maximum(ceil(log(u) / log1p(-p)), 1)
@@ -364,7 +364,7 @@ def gamma(
     """Numbers of the gamma distribution of shape a (Marsaglia and Tsang); they have gradients by a.
 
     >>> ost.random.gamma(2.0, (3,), seed=7)
-    Array([2.1726, 0.6283, 2.5345], dtype=float32, whole of 1)
+    Array([2.1726, 0.6283, 2.5345], dtype=float32)
     """
     kind = _float_dtype(dtype)
     work = promote(kind, float32)
@@ -384,7 +384,7 @@ def chisquare(
     """Sums of squares of df normally distributed numbers.
 
     >>> ost.random.chisquare(3.0, (3,), seed=7)
-    Array([3.1949, 0.6961, 3.8262], dtype=float32, whole of 1)
+    Array([3.1949, 0.6961, 3.8262], dtype=float32)
     """
     half = as_array(df) * 0.5
     return gamma(half, shape, scale=2.0, dtype=dtype, seed=seed, split=split)
@@ -402,7 +402,7 @@ def beta(
     """Numbers of the beta distribution.
 
     >>> ost.random.beta(2.0, 3.0, (3,), seed=7)
-    Array([0.5356, 0.1461, 0.1813], dtype=float32, whole of 1)
+    Array([0.5356, 0.1461, 0.1813], dtype=float32)
     """
     kind = _float_dtype(dtype)
     a, b = (astype(as_array(x), float64) for x in (a, b))
@@ -424,7 +424,7 @@ def f(
     """Numbers of the F distribution.
 
     >>> ost.random.f(3.0, 5.0, (3,), seed=7)
-    Array([1.8118, 0.1882, 0.3031], dtype=float32, whole of 1)
+    Array([1.8118, 0.1882, 0.3031], dtype=float32)
     """
     kind = _float_dtype(dtype)
     m, n = (astype(as_array(x), float64) for x in (dfnum, dfden))
@@ -445,7 +445,7 @@ def standard_t(
     """Numbers of Student's t distribution.
 
     >>> ost.random.standard_t(5.0, (3,), seed=7)
-    Array([-1.8959,  0.0195, -0.0526], dtype=float32, whole of 1)
+    Array([-1.8959,  0.0195, -0.0526], dtype=float32)
     """
     kind = _float_dtype(dtype)
     n = astype(as_array(df), promote(kind, float32))
@@ -467,7 +467,7 @@ def dirichlet(
     """Shares that add up to 1, along a last axis as long as alpha's.
 
     >>> ost.random.dirichlet([1.0, 2.0, 3.0], (2,), seed=7).sum(axis=1)
-    Array([1., 1.], dtype=float32, whole of 1)
+    Array([1., 1.], dtype=float32)
     """
     kind = _float_dtype(dtype)
     a = astype(as_array(alpha), float64)
@@ -489,7 +489,7 @@ def poisson(
     """Counts of independent events, of which lam are expected.
 
     >>> ost.random.poisson(4.0, (3,), seed=7)
-    Array([5, 6, 6], dtype=int64, whole of 1)
+    Array([5, 6, 6], dtype=int64)
     """
     mean = astype(as_array(lam), float64)
     return placed(
@@ -509,7 +509,7 @@ def binomial(
     """How many of n tries succeed, each with probability p.
 
     >>> ost.random.binomial(10, 0.5, (3,), seed=7)
-    Array([6, 4, 3], dtype=int64, whole of 1)
+    Array([6, 4, 3], dtype=int64)
     """
     count, share = (astype(as_array(x), float64) for x in (n, p))
     size = _size("binomial", shape, count, share)
@@ -530,7 +530,7 @@ def hypergeometric(
     and nbad bad ones, up to 10**9 in all.
 
     >>> ost.random.hypergeometric(5, 5, 4, (3,), seed=7)
-    Array([1, 2, 1], dtype=int64, whole of 1)
+    Array([1, 2, 1], dtype=int64)
     """
     given = [astype(as_array(x), float64) for x in (ngood, nbad, nsample)]
     size = _size("hypergeometric", shape, *given)
@@ -549,7 +549,7 @@ def negative_binomial(
     """How many tries fail before n succeed, each with probability p.
 
     >>> ost.random.negative_binomial(3, 0.5, (3,), seed=7)
-    Array([2, 3, 3], dtype=int64, whole of 1)
+    Array([2, 3, 3], dtype=int64)
     """
     count, share = (astype(as_array(x), float64) for x in (n, p))
     size, seed = _size("negative_binomial", shape, count, share), as_seed(seed)
@@ -571,7 +571,7 @@ def multinomial(
 
     >>> ost.random.multinomial(10, [0.2, 0.3, 0.5], (2,), seed=7)
     Array([[3, 4, 3],
-           [3, 1, 6]], dtype=int64, whole of 1)
+           [3, 1, 6]], dtype=int64)
     """
     left, p = (astype(as_array(x), float64) for x in (n, pvals))
     if p.ndim < 1 or not p.shape[-1]:
@@ -659,7 +659,7 @@ def choice(
     Efraimidis and Spirakis, exponential ones over p.
 
     >>> ost.random.choice(5, (3,), replace=False, seed=7)
-    Array([2, 1, 0], dtype=int64, whole of 1)
+    Array([2, 1, 0], dtype=int64)
     """
     if isinstance(a, (int, np.integer)) and not isinstance(a, bool):
         source, count = None, whole_number(a, "choice")

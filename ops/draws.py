@@ -262,7 +262,7 @@ def uniform(
     """Numbers from [low, high).
 
     >>> ost.random.uniform((3,), seed=7)
-    Array([0.495 , 0.1717, 0.3112], dtype=float32, whole of 1)
+    Array([0.495 , 0.1717, 0.3112], dtype=float32)
     """
     kind = _float_dtype(dtype)
     x = _unit(as_shape(shape), "uniform", seed, kind, split)
@@ -287,7 +287,7 @@ def normal(
     """Normally distributed numbers (Box-Muller, on the words of an element's own pair).
 
     >>> ost.random.normal((3,), seed=7)
-    Array([ 0.2049, -0.2786,  0.2009], dtype=float32, whole of 1)
+    Array([ 0.2049, -0.2786,  0.2009], dtype=float32)
     """
     kind, size = _float_dtype(dtype), as_shape(shape)
     x = apply("normal", as_seed(seed), shape=size, dtype=promote(kind, float32))
@@ -387,7 +387,7 @@ def integers(
     """Whole numbers from low up to, but without, high.
 
     >>> ost.random.integers(0, 10, (4,), seed=7)
-    Array([1, 8, 2, 2], dtype=int64, whole of 1)
+    Array([1, 8, 2, 2], dtype=int64)
     """
     kind = as_dtype(dtype)
     if not is_integer(kind):
@@ -417,7 +417,7 @@ def bernoulli(
     """True with probability p.
 
     >>> ost.random.bernoulli(0.3, (4,), seed=7)
-    Array([False, False,  True, False], dtype=bool, whole of 1)
+    Array([False, False,  True, False], dtype=bool)
     """
     p = as_array(p)
     size = p.shape if shape is None else as_shape(shape)
@@ -430,7 +430,7 @@ def permutation(
     """The numbers below n, or the slices of an array along an axis, in random order.
 
     >>> ost.random.permutation(4, seed=7)
-    Array([2, 1, 0, 3], dtype=int64, whole of 1)
+    Array([2, 1, 0, 3], dtype=int64)
     """
     if isinstance(n, int):
         return placed(_order(n, seed), split)
@@ -454,7 +454,7 @@ def categorical(
     """Classes with probabilities softmax(logits), by the Gumbel trick.
 
     >>> ost.random.categorical([0.0, 0.0, 9.0], shape=(4,), seed=7)
-    Array([2, 2, 2, 2], dtype=int64, whole of 1)
+    Array([2, 2, 2, 2], dtype=int64)
     """
     x = as_array(logits)
     d = axis_of(axis, x.ndim, "categorical")
@@ -477,7 +477,7 @@ def shuffle(x: Operandish, /, axis: int = 0, *, seed: Any = None) -> Array:
     """The slices of an array along an axis, in random order.
 
     >>> ost.random.shuffle(ost.arange(4), seed=7)
-    Array([2, 1, 0, 3], dtype=int64, whole of 1)
+    Array([2, 1, 0, 3], dtype=int64)
     """
     return permutation(as_array(x), axis=axis, seed=seed)
 

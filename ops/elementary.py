@@ -53,7 +53,7 @@ def fabs(x: Operandish) -> Array:
     """|x| of real numbers, as floating numbers.
 
     >>> ost.fabs([-1, 2])
-    Array([1., 2.], dtype=float64, whole of 1)
+    Array([1., 2.], dtype=float64)
     """
     return absolute(floating(*_real("fabs", x)))
 
@@ -70,7 +70,7 @@ def rint(x: Operandish) -> Array:
     """The nearest whole number, halves to even, as a floating number.
 
     >>> ost.rint([0.5, 1.5])
-    Array([0., 2.], dtype=float64, whole of 1)
+    Array([0., 2.], dtype=float64)
     """
     return nearest(floating(x))
 
@@ -79,7 +79,7 @@ def divmod(x1: Operandish, x2: Operandish) -> tuple[Array, Array]:
     """x1 // x2 and x1 % x2.
 
     >>> ost.divmod([7, -7], 3)
-    (Array([ 2, -3], dtype=int64, whole of 1), Array([1, 2], dtype=int64, whole of 1))
+    (Array([ 2, -3], dtype=int64), Array([1, 2], dtype=int64))
     """
     return floor_divide(x1, x2), remainder(x1, x2)
 
@@ -88,7 +88,7 @@ def fmod(x1: Operandish, x2: Operandish) -> Array:
     """The remainder that has the sign of x1, as C's; `remainder` has that of x2.
 
     >>> ost.fmod([7.0, -7.0], 3.0)
-    Array([ 1., -1.], dtype=float64, whole of 1)
+    Array([ 1., -1.], dtype=float64)
     """
     x, y = _real("fmod", x1, x2)
     if not is_inexact(promote(x.dtype, y.dtype)):
@@ -103,7 +103,7 @@ def float_power(x1: Operandish, x2: Operandish) -> Array:
     """x1 ** x2 in float64, or in complex128.
 
     >>> ost.float_power([1, 2], -1)
-    Array([1. , 0.5], dtype=float64, whole of 1)
+    Array([1. , 0.5], dtype=float64)
     """
     x, y = unify(x1, x2)
     wide = np.dtype(np.complex128) if "c" in (x.dtype.kind, y.dtype.kind) else float64
@@ -114,7 +114,7 @@ def logaddexp2(x1: Operandish, x2: Operandish) -> Array:
     """log2(2**x1 + 2**x2), without overflow.
 
     >>> ost.logaddexp2(3.0, 3.0)
-    Array(4., dtype=float64, whole of 1)
+    Array(4., dtype=float64)
     """
     x, y = unify(x1, x2)
     x, y = (
@@ -128,7 +128,7 @@ def ldexp(x1: Operandish, x2: Operandish) -> Array:
     """x1 * 2**x2, for whole x2.
 
     >>> ost.ldexp([1.5, 1.0], [3, -1])
-    Array([12. ,  0.5], dtype=float64, whole of 1)
+    Array([12. ,  0.5], dtype=float64)
     """
     x, k = floating(x1), as_array(x2)
     half = floor_divide(k, 2)  # so that neither power overflows where the product does not
@@ -140,7 +140,7 @@ def modf(x: Operandish) -> tuple[Array, Array]:
     """What is behind the point, and what is before it.
 
     >>> ost.modf([2.5, -2.5])
-    (Array([ 0.5, -0.5], dtype=float64, whole of 1), Array([ 2., -2.], dtype=float64, whole of 1))
+    (Array([ 0.5, -0.5], dtype=float64), Array([ 2., -2.], dtype=float64))
     """
     v = floating(*_real("modf", x))
     whole = trunc(v)
@@ -151,7 +151,7 @@ def isreal(x: Operandish) -> Array:
     """Whether the imaginary part is 0.
 
     >>> ost.isreal([1.0, 1.0j])
-    Array([ True, False], dtype=bool, whole of 1)
+    Array([ True, False], dtype=bool)
     """
     v = as_array(x)
     if v.dtype.kind == "c":
@@ -163,7 +163,7 @@ def iscomplex(x: Operandish) -> Array:
     """Whether the imaginary part is not 0.
 
     >>> ost.iscomplex([1.0, 1.0j])
-    Array([False,  True], dtype=bool, whole of 1)
+    Array([False,  True], dtype=bool)
     """
     return ~isreal(x)
 

@@ -275,7 +275,7 @@ negative: Unary = unary(
     doc="""-x
 
     >>> ost.negative([1, -2])
-    Array([-1,  2], dtype=int64, whole of 1)
+    Array([-1,  2], dtype=int64)
     """,
     grad=lambda g, y, x: (-g,),
     scalar="-{0}",
@@ -287,7 +287,7 @@ abs: Unary = unary(
     doc="""Absolute value.
 
     >>> ost.abs([-1, 2])
-    Array([1, 2], dtype=int64, whole of 1)
+    Array([1, 2], dtype=int64)
     """,
     grad=lambda g, y, x: (g * conj(sign(x)),),
     scalar="abs({0})",
@@ -319,7 +319,7 @@ sign: Unary = unary(
     doc="""-1, 0 or 1; x / |x| for complex x.
 
     >>> ost.sign([-3, 0, 3])
-    Array([-1,  0,  1], dtype=int64, whole of 1)
+    Array([-1,  0,  1], dtype=int64)
     """,
     grad=_sign_grad,
 )
@@ -329,7 +329,7 @@ floor: Unary = unary(
     doc="""The largest integer not above x.
 
     >>> ost.floor([1.2, -1.2])
-    Array([ 1., -2.], dtype=float64, whole of 1)
+    Array([ 1., -2.], dtype=float64)
     """,
     grad=flat,
 )
@@ -339,7 +339,7 @@ ceil: Unary = unary(
     doc="""The smallest integer not below x.
 
     >>> ost.ceil([1.2, -1.2])
-    Array([ 2., -1.], dtype=float64, whole of 1)
+    Array([ 2., -1.], dtype=float64)
     """,
     grad=flat,
 )
@@ -349,7 +349,7 @@ trunc: Unary = unary(
     doc="""The integer part of x.
 
     >>> ost.trunc([1.2, -1.2])
-    Array([ 1., -1.], dtype=float64, whole of 1)
+    Array([ 1., -1.], dtype=float64)
     """,
     grad=flat,
 )
@@ -361,7 +361,7 @@ def round(x: Operandish, /, decimals: int = 0) -> Array:
     """Nearest number with so many decimals (before the point if negative); halves go to even.
 
     >>> ost.round([1.25, 2.5], 0)
-    Array([1., 2.], dtype=float64, whole of 1)
+    Array([1., 2.], dtype=float64)
     """
     x = as_array(x)
     if decimals == 0 or (is_integer(x.dtype) and decimals > 0):
@@ -376,7 +376,7 @@ def positive(x: Operandish, /) -> Array:
     """+x
 
     >>> ost.positive([1, -2])
-    Array([ 1, -2], dtype=int64, whole of 1)
+    Array([ 1, -2], dtype=int64)
     """
     x = as_array(x)
     if x.dtype.kind == "b":
@@ -391,7 +391,7 @@ sqrt: Unary = unary(
     doc="""Square root.
 
     >>> ost.sqrt([4.0, 9.0])
-    Array([2., 3.], dtype=float64, whole of 1)
+    Array([2., 3.], dtype=float64)
     """,
     grad=lambda g, y, x: (g * 0.5 / y,),
     flops=4,
@@ -402,7 +402,7 @@ square: Unary = unary(
     doc="""x * x
 
     >>> ost.square([2, 3])
-    Array([4, 9], dtype=int64, whole of 1)
+    Array([4, 9], dtype=int64)
     """,
     grad=lambda g, y, x: (2 * g * x,),
     scalar="{0} * {0}",
@@ -413,7 +413,7 @@ cbrt: Unary = unary(
     doc="""Cube root.
 
     >>> ost.cbrt([8.0, 27.0])
-    Array([2., 3.], dtype=float64, whole of 1)
+    Array([2., 3.], dtype=float64)
     """,
     grad=lambda g, y, x: (g / (3 * y * y),),
     flops=10,
@@ -443,7 +443,7 @@ def reciprocal(x: Operandish, /) -> Array:
     """1 / x; integers are divided as real numbers.
 
     >>> ost.reciprocal([2.0, 4.0])
-    Array([0.5 , 0.25], dtype=float64, whole of 1)
+    Array([0.5 , 0.25], dtype=float64)
     """
     return _reciprocal(floating(x))
 
@@ -459,7 +459,7 @@ rsqrt: Unary = unary(
     doc="""1 / sqrt(x)
 
     >>> ost.rsqrt([4.0, 16.0])
-    Array([0.5 , 0.25], dtype=float64, whole of 1)
+    Array([0.5 , 0.25], dtype=float64)
     """,
     kernel=_rsqrt_kernel,
     grad=lambda g, y, x: (-0.5 * g * y / x,),
@@ -474,7 +474,7 @@ exp: Unary = unary(
     doc="""e to the x.
 
     >>> ost.exp([0.0, 1.0])
-    Array([1.    , 2.7183], dtype=float64, whole of 1)
+    Array([1.    , 2.7183], dtype=float64)
     """,
     grad=lambda g, y, x: (g * y,),
     flops=10,
@@ -485,7 +485,7 @@ exp2: Unary = unary(
     doc="""2 to the x.
 
     >>> ost.exp2([3.0, 4.0])
-    Array([ 8., 16.], dtype=float64, whole of 1)
+    Array([ 8., 16.], dtype=float64)
     """,
     grad=lambda g, y, x: (g * y * math.log(2),),
     flops=10,
@@ -511,7 +511,7 @@ expm1: Unary = unary(
     doc="""exp(x) - 1
 
     >>> ost.expm1([0.0, 1e-10])
-    Array([0., 0.], dtype=float64, whole of 1)
+    Array([0., 0.], dtype=float64)
     """,
     grad=lambda g, y, x: (g * (y + 1),),
     flops=12,
@@ -522,7 +522,7 @@ log: Unary = unary(
     doc="""Natural logarithm.
 
     >>> ost.log([1.0, 2.0])
-    Array([0.    , 0.6931], dtype=float64, whole of 1)
+    Array([0.    , 0.6931], dtype=float64)
     """,
     grad=lambda g, y, x: (g / x,),
     flops=10,
@@ -533,7 +533,7 @@ log1p: Unary = unary(
     doc="""log(1 + x)
 
     >>> ost.log1p([0.0, 1e-10])
-    Array([0., 0.], dtype=float64, whole of 1)
+    Array([0., 0.], dtype=float64)
     """,
     grad=lambda g, y, x: (g / (1 + x),),
     flops=12,
@@ -544,7 +544,7 @@ log2: Unary = unary(
     doc="""Logarithm to base 2.
 
     >>> ost.log2([8.0, 2.0])
-    Array([3., 1.], dtype=float64, whole of 1)
+    Array([3., 1.], dtype=float64)
     """,
     grad=lambda g, y, x: (g / (x * math.log(2)),),
     flops=10,
@@ -555,7 +555,7 @@ log10: Unary = unary(
     doc="""Logarithm to base 10.
 
     >>> ost.log10([10.0, 1000.0])
-    Array([1., 3.], dtype=float64, whole of 1)
+    Array([1., 3.], dtype=float64)
     """,
     grad=lambda g, y, x: (g / (x * math.log(10)),),
     flops=10,
@@ -568,7 +568,7 @@ sin: Unary = unary(
     doc="""Sine.
 
     >>> ost.sin([0.0, 0.5])
-    Array([0.    , 0.4794], dtype=float64, whole of 1)
+    Array([0.    , 0.4794], dtype=float64)
     """,
     grad=lambda g, y, x: (g * cos(x),),
     flops=12,
@@ -579,7 +579,7 @@ cos: Unary = unary(
     doc="""Cosine.
 
     >>> ost.cos([0.0, 0.5])
-    Array([1.    , 0.8776], dtype=float64, whole of 1)
+    Array([1.    , 0.8776], dtype=float64)
     """,
     grad=lambda g, y, x: (-g * sin(x),),
     flops=12,
@@ -590,7 +590,7 @@ tan: Unary = unary(
     doc="""Tangent.
 
     >>> ost.tan([0.0, 0.5])
-    Array([0.    , 0.5463], dtype=float64, whole of 1)
+    Array([0.    , 0.5463], dtype=float64)
     """,
     grad=lambda g, y, x: (g * (1 + y * y),),
     flops=16,
@@ -601,7 +601,7 @@ asin: Unary = unary(
     doc="""Inverse sine.
 
     >>> ost.asin([0.0, 1.0])
-    Array([0.    , 1.5708], dtype=float64, whole of 1)
+    Array([0.    , 1.5708], dtype=float64)
     """,
     grad=lambda g, y, x: (g / sqrt(1 - x * x),),
     flops=16,
@@ -612,7 +612,7 @@ acos: Unary = unary(
     doc="""Inverse cosine.
 
     >>> ost.acos([0.0, 1.0])
-    Array([1.5708, 0.    ], dtype=float64, whole of 1)
+    Array([1.5708, 0.    ], dtype=float64)
     """,
     grad=lambda g, y, x: (-g / sqrt(1 - x * x),),
     flops=16,
@@ -623,7 +623,7 @@ atan: Unary = unary(
     doc="""Inverse tangent.
 
     >>> ost.atan([0.0, 1.0])
-    Array([0.    , 0.7854], dtype=float64, whole of 1)
+    Array([0.    , 0.7854], dtype=float64)
     """,
     grad=lambda g, y, x: (g / (1 + x * x),),
     flops=16,
@@ -634,7 +634,7 @@ sinh: Unary = unary(
     doc="""Hyperbolic sine.
 
     >>> ost.sinh([0.0, 1.0])
-    Array([0.    , 1.1752], dtype=float64, whole of 1)
+    Array([0.    , 1.1752], dtype=float64)
     """,
     grad=lambda g, y, x: (g * cosh(x),),
     flops=16,
@@ -645,7 +645,7 @@ cosh: Unary = unary(
     doc="""Hyperbolic cosine.
 
     >>> ost.cosh([0.0, 1.0])
-    Array([1.    , 1.5431], dtype=float64, whole of 1)
+    Array([1.    , 1.5431], dtype=float64)
     """,
     grad=lambda g, y, x: (g * sinh(x),),
     flops=16,
@@ -656,7 +656,7 @@ tanh: Unary = unary(
     doc="""Hyperbolic tangent.
 
     >>> ost.tanh([0.0, 1.0])
-    Array([0.    , 0.7616], dtype=float64, whole of 1)
+    Array([0.    , 0.7616], dtype=float64)
     """,
     grad=lambda g, y, x: (g * (1 - y * y),),
     flops=12,
@@ -667,7 +667,7 @@ asinh: Unary = unary(
     doc="""Inverse hyperbolic sine.
 
     >>> ost.asinh([0.0, 1.0])
-    Array([0.    , 0.8814], dtype=float64, whole of 1)
+    Array([0.    , 0.8814], dtype=float64)
     """,
     grad=lambda g, y, x: (g / sqrt(1 + x * x),),
     flops=16,
@@ -678,7 +678,7 @@ acosh: Unary = unary(
     doc="""Inverse hyperbolic cosine.
 
     >>> ost.acosh([1.0, 2.0])
-    Array([0.   , 1.317], dtype=float64, whole of 1)
+    Array([0.   , 1.317], dtype=float64)
     """,
     grad=lambda g, y, x: (g / (sqrt(x - 1) * sqrt(x + 1)),),
     flops=16,
@@ -689,7 +689,7 @@ atanh: Unary = unary(
     doc="""Inverse hyperbolic tangent.
 
     >>> ost.atanh([0.0, 0.5])
-    Array([0.    , 0.5493], dtype=float64, whole of 1)
+    Array([0.    , 0.5493], dtype=float64)
     """,
     grad=lambda g, y, x: (g / (1 - x * x),),
     flops=16,
@@ -710,7 +710,7 @@ sigmoid: Unary = unary(
     doc="""1 / (1 + exp(-x))
 
     >>> ost.sigmoid([0.0, 2.0])
-    Array([0.5   , 0.8808], dtype=float64, whole of 1)
+    Array([0.5   , 0.8808], dtype=float64)
     """,
     kernel=_sigmoid_kernel,
     grad=lambda g, y, x: (g * y * (1 - y),),
@@ -729,7 +729,7 @@ softplus: Unary = unary(
     doc="""log(1 + exp(x)), without overflow.
 
     >>> ost.softplus([0.0, 2.0])
-    Array([0.6931, 2.1269], dtype=float64, whole of 1)
+    Array([0.6931, 2.1269], dtype=float64)
     """,
     kernel=_softplus_kernel,
     grad=lambda g, y, x: (g * sigmoid(x),),
@@ -802,7 +802,7 @@ erf: Unary = unary(
     doc="""The error function.
 
     >>> ost.erf([0.0, 1.0])
-    Array([0.    , 0.8427], dtype=float64, whole of 1)
+    Array([0.    , 0.8427], dtype=float64)
     """,
     kernel=_erf_kernel,
     scratch=_erf_scratch,
@@ -820,7 +820,7 @@ def conj(x: Operandish, /) -> Array:
     """The complex conjugate.
 
     >>> ost.conjugate([1.0 + 2.0j])
-    Array([1.-2.j], dtype=complex128, whole of 1)
+    Array([1.-2.j], dtype=complex128)
     """
     x = as_array(x)
     return _conj(x) if x.dtype.kind == "c" else x
@@ -857,7 +857,7 @@ def real(x: Operandish, /) -> Array:
     """The real part.
 
     >>> ost.real([1 + 2j])
-    Array([1.], dtype=float64, whole of 1)
+    Array([1.], dtype=float64)
     """
     x = as_array(x)
     return _real_part(x) if x.dtype.kind == "c" else x
@@ -868,7 +868,7 @@ def imag(x: Operandish, /) -> Array:
     """The imaginary part.
 
     >>> ost.imag([1 + 2j])
-    Array([2.], dtype=float64, whole of 1)
+    Array([2.], dtype=float64)
     """
     x = as_array(x)
     if x.dtype.kind == "c":
@@ -883,7 +883,7 @@ add: Binary = binary(
     doc="""x + y
 
     >>> ost.add([1, 2], [10, 20])
-    Array([11, 22], dtype=int64, whole of 1)
+    Array([11, 22], dtype=int64)
     """,
     grad=lambda g, out, x, y: (g, g),
     scalar="{0} + {1}",
@@ -895,7 +895,7 @@ subtract: Binary = binary(
     doc="""x - y
 
     >>> ost.subtract([1, 2], [10, 20])
-    Array([ -9, -18], dtype=int64, whole of 1)
+    Array([ -9, -18], dtype=int64)
     """,
     grad=lambda g, out, x, y: (g, -g),
     scalar="{0} - {1}",
@@ -907,7 +907,7 @@ multiply: Binary = binary(
     doc="""x * y
 
     >>> ost.multiply([1, 2], [10, 20])
-    Array([10, 40], dtype=int64, whole of 1)
+    Array([10, 40], dtype=int64)
     """,
     grad=lambda g, out, x, y: (g * y, g * x),
     scalar="{0} * {1}",
@@ -919,7 +919,7 @@ divide: Binary = binary(
     doc="""x / y
 
     >>> ost.divide([1, 2], 4)
-    Array([0.25, 0.5 ], dtype=float64, whole of 1)
+    Array([0.25, 0.5 ], dtype=float64)
     """,
     grad=lambda g, out, x, y: (g / y, -g * out / y),
     scalar="{0} / {1}",
@@ -946,7 +946,7 @@ floor_divide: Binary = binary(
     doc="""floor(x / y)
 
     >>> ost.floor_divide([7, -7], 2)
-    Array([ 3, -4], dtype=int64, whole of 1)
+    Array([ 3, -4], dtype=int64)
     """,
     grad=flat,
     scalar="{0} // {1}",
@@ -958,7 +958,7 @@ remainder: Binary = binary(
     doc="""What floor_divide leaves; has the sign of y.
 
     >>> ost.remainder([7, -7], 3)
-    Array([1, 2], dtype=int64, whole of 1)
+    Array([1, 2], dtype=int64)
     """,
     grad=lambda g, out, x, y: (g, -g * floor(x / y)),
     scalar="{0} % {1}",
@@ -1005,7 +1005,7 @@ def pow(x: Operandish, y: Operandish, /) -> Array:
     """x to the y.
 
     >>> ost.pow([1, 2, 3], 2)
-    Array([1, 4, 9], dtype=int64, whole of 1)
+    Array([1, 4, 9], dtype=int64)
     """
     if isinstance(x, Array) and is_inexact(x.dtype) and type(y) in (int, float):
         if y == 2:
@@ -1039,7 +1039,7 @@ maximum: Binary = binary(
     doc="""The larger one; NaN if either is.
 
     >>> ost.maximum([1, 5], [3, 3])
-    Array([3, 5], dtype=int64, whole of 1)
+    Array([3, 5], dtype=int64)
     """,
     grad=_both,
     scalar="max({0}, {1})",
@@ -1050,7 +1050,7 @@ minimum: Binary = binary(
     doc="""The smaller one; NaN if either is.
 
     >>> ost.minimum([1, 5], [3, 3])
-    Array([1, 3], dtype=int64, whole of 1)
+    Array([1, 3], dtype=int64)
     """,
     grad=_both,
     scalar="min({0}, {1})",
@@ -1061,7 +1061,7 @@ atan2: Binary = binary(
     doc="""The angle of the point (y, x).
 
     >>> ost.atan2([1.0, -1.0], [0.0, 0.0])
-    Array([ 1.5708, -1.5708], dtype=float64, whole of 1)
+    Array([ 1.5708, -1.5708], dtype=float64)
     """,
     grad=lambda g, out, y, x: (g * x / (x * x + y * y), -g * y / (x * x + y * y)),
     flops=20,
@@ -1072,7 +1072,7 @@ hypot: Binary = binary(
     doc="""sqrt(x*x + y*y), without overflow.
 
     >>> ost.hypot([3.0], [4.0])
-    Array([5.], dtype=float64, whole of 1)
+    Array([5.], dtype=float64)
     """,
     grad=lambda g, out, x, y: (g * x / out, g * y / out),
     flops=8,
@@ -1083,7 +1083,7 @@ copysign: Binary = binary(
     doc="""The magnitude of x with the sign of y.
 
     >>> ost.copysign([1.0, 2.0], [-1.0, 1.0])
-    Array([-1.,  2.], dtype=float64, whole of 1)
+    Array([-1.,  2.], dtype=float64)
     """,
     grad=lambda g, out, x, y: (where(equal(signbit(x), signbit(y)), g, -g), None),
 )
@@ -1093,7 +1093,7 @@ nextafter: Binary = binary(
     doc="""The next number after x towards y.
 
     >>> ost.nextafter(1.0, 2.0) > 1.0
-    Array(True, dtype=bool, whole of 1)
+    Array(True, dtype=bool)
     """,
 )
 
@@ -1109,7 +1109,7 @@ logaddexp: Binary = binary(
     doc="""log(exp(x) + exp(y)), without overflow.
 
     >>> ost.logaddexp([0.0], [0.0])
-    Array([0.6931], dtype=float64, whole of 1)
+    Array([0.6931], dtype=float64)
     """,
     grad=_logaddexp_grad,
     flops=30,
@@ -1122,7 +1122,7 @@ equal: Binary = binary(
     doc="""x == y
 
     >>> ost.equal([1, 2], [1, 3])
-    Array([ True, False], dtype=bool, whole of 1)
+    Array([ True, False], dtype=bool)
     """,
     scalar="{0} == {1}",
 )
@@ -1132,7 +1132,7 @@ not_equal: Binary = binary(
     doc="""x != y
 
     >>> ost.not_equal([1, 2], [1, 3])
-    Array([False,  True], dtype=bool, whole of 1)
+    Array([False,  True], dtype=bool)
     """,
     scalar="{0} != {1}",
 )
@@ -1142,7 +1142,7 @@ less: Binary = binary(
     doc="""x < y
 
     >>> ost.less([1, 2], 2)
-    Array([ True, False], dtype=bool, whole of 1)
+    Array([ True, False], dtype=bool)
     """,
     scalar="{0} < {1}",
 )
@@ -1152,7 +1152,7 @@ less_equal: Binary = binary(
     doc="""x <= y
 
     >>> ost.less_equal([1, 2], 2)
-    Array([ True,  True], dtype=bool, whole of 1)
+    Array([ True,  True], dtype=bool)
     """,
     scalar="{0} <= {1}",
 )
@@ -1162,7 +1162,7 @@ greater: Binary = binary(
     doc="""x > y
 
     >>> ost.greater([1, 2], 1)
-    Array([False,  True], dtype=bool, whole of 1)
+    Array([False,  True], dtype=bool)
     """,
     scalar="{0} > {1}",
 )
@@ -1172,7 +1172,7 @@ greater_equal: Binary = binary(
     doc="""x >= y
 
     >>> ost.greater_equal([1, 2], 2)
-    Array([False,  True], dtype=bool, whole of 1)
+    Array([False,  True], dtype=bool)
     """,
     scalar="{0} >= {1}",
 )
@@ -1182,7 +1182,7 @@ logical_and: Binary = binary(
     doc="""x and y
 
     >>> ost.logical_and([True, True], [True, False])
-    Array([ True, False], dtype=bool, whole of 1)
+    Array([ True, False], dtype=bool)
     """,
     scalar="bool({0}) and bool({1})",
 )
@@ -1192,7 +1192,7 @@ logical_or: Binary = binary(
     doc="""x or y
 
     >>> ost.logical_or([False, True], [False, False])
-    Array([False,  True], dtype=bool, whole of 1)
+    Array([False,  True], dtype=bool)
     """,
     scalar="bool({0}) or bool({1})",
 )
@@ -1202,7 +1202,7 @@ logical_xor: Binary = binary(
     doc="""Just one of x and y.
 
     >>> ost.logical_xor([True, True], [True, False])
-    Array([False,  True], dtype=bool, whole of 1)
+    Array([False,  True], dtype=bool)
     """,
     scalar="bool({0}) != bool({1})",
 )
@@ -1212,7 +1212,7 @@ logical_not: Unary = unary(
     doc="""not x
 
     >>> ost.logical_not([True, False])
-    Array([False,  True], dtype=bool, whole of 1)
+    Array([False,  True], dtype=bool)
     """,
     scalar="not {0}",
 )
@@ -1222,7 +1222,7 @@ isnan: Unary = unary(
     doc="""Whether x is not a number.
 
     >>> ost.isnan([1.0, np.inf, np.nan])
-    Array([False, False,  True], dtype=bool, whole of 1)
+    Array([False, False,  True], dtype=bool)
     """,
     scalar="{0} != {0}",
 )
@@ -1232,7 +1232,7 @@ isinf: Unary = unary(
     doc="""Whether x is infinite.
 
     >>> ost.isinf([1.0, np.inf, np.nan])
-    Array([False,  True, False], dtype=bool, whole of 1)
+    Array([False,  True, False], dtype=bool)
     """,
 )
 isfinite: Unary = unary(
@@ -1241,7 +1241,7 @@ isfinite: Unary = unary(
     doc="""Whether x is neither infinite nor NaN.
 
     >>> ost.isfinite([1.0, np.inf, np.nan])
-    Array([ True, False, False], dtype=bool, whole of 1)
+    Array([ True, False, False], dtype=bool)
     """,
 )
 signbit: Unary = unary(
@@ -1250,7 +1250,7 @@ signbit: Unary = unary(
     doc="""Whether the sign of x is set.
 
     >>> ost.signbit([-0.0, 0.0])
-    Array([ True, False], dtype=bool, whole of 1)
+    Array([ True, False], dtype=bool)
     """,
 )
 bitwise_and: Binary = binary(
@@ -1259,7 +1259,7 @@ bitwise_and: Binary = binary(
     doc="""x & y
 
     >>> ost.bitwise_and(6, 3)
-    Array(2, dtype=int64, whole of 1)
+    Array(2, dtype=int64)
     """,
     scalar="{0} & {1}",
 )
@@ -1269,7 +1269,7 @@ bitwise_or: Binary = binary(
     doc="""x | y
 
     >>> ost.bitwise_or(6, 3)
-    Array(7, dtype=int64, whole of 1)
+    Array(7, dtype=int64)
     """,
     scalar="{0} | {1}",
 )
@@ -1279,7 +1279,7 @@ bitwise_xor: Binary = binary(
     doc="""x ^ y
 
     >>> ost.bitwise_xor(6, 3)
-    Array(5, dtype=int64, whole of 1)
+    Array(5, dtype=int64)
     """,
     scalar="{0} ^ {1}",
 )
@@ -1289,7 +1289,7 @@ bitwise_invert: Unary = unary(
     doc="""~x
 
     >>> ost.bitwise_invert([0, 1])
-    Array([-1, -2], dtype=int64, whole of 1)
+    Array([-1, -2], dtype=int64)
     """,
     scalar="~{0}",
 )
@@ -1299,7 +1299,7 @@ bitwise_left_shift: Binary = binary(
     doc="""x << y
 
     >>> ost.bitwise_left_shift([1, 2], 3)
-    Array([ 8, 16], dtype=int64, whole of 1)
+    Array([ 8, 16], dtype=int64)
     """,
     scalar="{0} << {1}",
 )
@@ -1309,7 +1309,7 @@ bitwise_right_shift: Binary = binary(
     doc="""x >> y
 
     >>> ost.bitwise_right_shift([16, 8], 3)
-    Array([2, 1], dtype=int64, whole of 1)
+    Array([2, 1], dtype=int64)
     """,
     scalar="{0} >> {1}",
 )
@@ -1355,7 +1355,7 @@ def where(
     `size` is for.
 
     >>> ost.where([True, False], 1, 2)
-    Array([1, 2], dtype=int64, whole of 1)
+    Array([1, 2], dtype=int64)
     """
     if x is None or y is None:
         if x is not y:
@@ -1375,7 +1375,7 @@ def clip(x: Operandish, /, min: Operandish | None = None, max: Operandish | None
     """x, but at least min and at most max.
 
     >>> ost.clip([1, 5, 9], 2, 6)
-    Array([2, 5, 6], dtype=int64, whole of 1)
+    Array([2, 5, 6], dtype=int64)
     """
     given = x = as_array(x)
     for limit, nearer, is_low in ((min, maximum, True), (max, minimum, False)):

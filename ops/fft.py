@@ -247,7 +247,7 @@ def fft(a: Operandish, n: int | None = None, axis: int = -1, norm: Norm = None) 
     """The discrete Fourier transform along an axis, of n elements: cropped, or with zeros.
 
     >>> ost.fft.fft([1.0, 2.0, 3.0, 4.0]) + 0.0
-    Array([10.+0.j, -2.+2.j, -2.+0.j, -2.-2.j], dtype=complex128, whole of 1)
+    Array([10.+0.j, -2.+2.j, -2.+0.j, -2.-2.j], dtype=complex128)
     """
     return _both(a, n, axis, norm, "fft", False)
 
@@ -256,7 +256,7 @@ def ifft(a: Operandish, n: int | None = None, axis: int = -1, norm: Norm = None)
     """What `fft` makes the transform of.
 
     >>> ost.fft.ifft([4.0, 0.0, 0.0, 0.0]) + 0.0
-    Array([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], dtype=complex128, whole of 1)
+    Array([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], dtype=complex128)
     """
     return _both(a, n, axis, norm, "ifft", True)
 
@@ -265,7 +265,7 @@ def rfft(a: Operandish, n: int | None = None, axis: int = -1, norm: Norm = None)
     """The first n // 2 + 1 frequencies of real numbers; the others are their conjugates.
 
     >>> ost.fft.rfft([1.0, 2.0, 3.0, 4.0]) + 0.0
-    Array([10.+0.j, -2.+2.j, -2.+0.j], dtype=complex128, whole of 1)
+    Array([10.+0.j, -2.+2.j, -2.+0.j], dtype=complex128)
     """
     x = _numbers(a, "rfft", True)
     d = axis_of(axis, x.ndim, "rfft")
@@ -300,7 +300,7 @@ def irfft(a: Operandish, n: int | None = None, axis: int = -1, norm: Norm = None
     """The n real numbers of these frequencies: an even number of them, unless n says otherwise.
 
     >>> ost.fft.irfft([10.0, -2.0 + 2.0j, -2.0])
-    Array([1., 2., 3., 4.], dtype=float64, whole of 1)
+    Array([1., 2., 3., 4.], dtype=float64)
     """
     return _half(a, n, axis, norm, "irfft", False)
 
@@ -309,7 +309,7 @@ def hfft(a: Operandish, n: int | None = None, axis: int = -1, norm: Norm = None)
     """The transform of numbers whose second half mirrors the first, which is real.
 
     >>> ost.fft.hfft([1.0, 0.5, 0.0])
-    Array([2., 1., 0., 1.], dtype=float64, whole of 1)
+    Array([2., 1., 0., 1.], dtype=float64)
     """
     return _half(a, n, axis, norm, "hfft", True)
 
@@ -318,7 +318,7 @@ def ihfft(a: Operandish, n: int | None = None, axis: int = -1, norm: Norm = None
     """The first half of what has this real transform.
 
     >>> ost.fft.ihfft([2.0, 1.0, 0.0, 1.0]) + 0.0
-    Array([1. +0.j, 0.5+0.j, 0. +0.j], dtype=complex128, whole of 1)
+    Array([1. +0.j, 0.5+0.j, 0. +0.j], dtype=complex128)
     """
     return conj(rfft(_numbers(a, "ihfft", True), n, axis, _reversed(norm, "ihfft")))
 
@@ -398,7 +398,7 @@ def fftn(
 
     >>> ost.fft.fftn([[1.0, 2.0], [3.0, 4.0]]) + 0.0
     Array([[10.+0.j, -2.+0.j],
-           [-4.+0.j,  0.+0.j]], dtype=complex128, whole of 1)
+           [-4.+0.j,  0.+0.j]], dtype=complex128)
     """
     return _several(a, s, axes, norm, "fftn", False)
 
@@ -413,7 +413,7 @@ def ifftn(
 
     >>> ost.fft.ifftn([[10.0, -2.0], [-4.0, 0.0]]) + 0.0
     Array([[1.+0.j, 2.+0.j],
-           [3.+0.j, 4.+0.j]], dtype=complex128, whole of 1)
+           [3.+0.j, 4.+0.j]], dtype=complex128)
     """
     return _several(a, s, axes, norm, "ifftn", True)
 
@@ -428,7 +428,7 @@ def rfftn(
 
     >>> ost.fft.rfftn([[1.0, 2.0], [3.0, 4.0]]) + 0.0
     Array([[10.+0.j, -2.+0.j],
-           [-4.+0.j,  0.+0.j]], dtype=complex128, whole of 1)
+           [-4.+0.j,  0.+0.j]], dtype=complex128)
     """
     return _real_several(a, s, axes, norm, "rfftn")
 
@@ -443,7 +443,7 @@ def irfftn(
 
     >>> ost.fft.irfftn([[10.0, -2.0], [-4.0, 0.0]])
     Array([[1., 2.],
-           [3., 4.]], dtype=float64, whole of 1)
+           [3., 4.]], dtype=float64)
     """
     return _back_several(a, s, axes, norm, "irfftn")
 
@@ -458,7 +458,7 @@ def fft2(
 
     >>> ost.fft.fft2([[1.0, 2.0], [3.0, 4.0]]) + 0.0
     Array([[10.+0.j, -2.+0.j],
-           [-4.+0.j,  0.+0.j]], dtype=complex128, whole of 1)
+           [-4.+0.j,  0.+0.j]], dtype=complex128)
     """
     return _several(a, s, axes, norm, "fft2", False)
 
@@ -473,7 +473,7 @@ def ifft2(
 
     >>> ost.fft.ifft2([[10.0, -2.0], [-4.0, 0.0]]) + 0.0
     Array([[1.+0.j, 2.+0.j],
-           [3.+0.j, 4.+0.j]], dtype=complex128, whole of 1)
+           [3.+0.j, 4.+0.j]], dtype=complex128)
     """
     return _several(a, s, axes, norm, "ifft2", True)
 
@@ -488,7 +488,7 @@ def rfft2(
 
     >>> ost.fft.rfft2([[1.0, 2.0], [3.0, 4.0]]) + 0.0
     Array([[10.+0.j, -2.+0.j],
-           [-4.+0.j,  0.+0.j]], dtype=complex128, whole of 1)
+           [-4.+0.j,  0.+0.j]], dtype=complex128)
     """
     return _real_several(a, s, axes, norm, "rfft2")
 
@@ -503,7 +503,7 @@ def irfft2(
 
     >>> ost.fft.irfft2([[10.0, -2.0], [-4.0, 0.0]])
     Array([[1., 2.],
-           [3., 4.]], dtype=float64, whole of 1)
+           [3., 4.]], dtype=float64)
     """
     return _back_several(a, s, axes, norm, "irfft2")
 
@@ -526,7 +526,7 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None) -> Array:
     """The frequency of each element of a transform of n samples that are d apart.
 
     >>> ost.fft.fftfreq(4)
-    Array([ 0.  ,  0.25, -0.5 , -0.25], dtype=float64, whole of 1)
+    Array([ 0.  ,  0.25, -0.5 , -0.25], dtype=float64)
     """
     many = _count(n, "fftfreq")
     return roll(_places(many, d, dtype, -(many // 2), many), -(many // 2))
@@ -536,7 +536,7 @@ def rfftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None) -> Array
     """The same of `rfft`.
 
     >>> ost.fft.rfftfreq(4)
-    Array([0.  , 0.25, 0.5 ], dtype=float64, whole of 1)
+    Array([0.  , 0.25, 0.5 ], dtype=float64)
     """
     many = _count(n, "rfftfreq")
     return _places(many, d, dtype, 0, many // 2 + 1)
@@ -554,7 +554,7 @@ def fftshift(x: Operandish, axes: int | Sequence[int] | None = None) -> Array:
     """With the frequency 0 in the middle.
 
     >>> ost.fft.fftshift([0, 1, -2, -1])
-    Array([-2, -1,  0,  1], dtype=int64, whole of 1)
+    Array([-2, -1,  0,  1], dtype=int64)
     """
     return _shifted(x, axes, "fftshift", 1)
 
@@ -563,6 +563,6 @@ def ifftshift(x: Operandish, axes: int | Sequence[int] | None = None) -> Array:
     """What `fftshift` shifts.
 
     >>> ost.fft.ifftshift([-2, -1, 0, 1])
-    Array([ 0,  1, -2, -1], dtype=int64, whole of 1)
+    Array([ 0,  1, -2, -1], dtype=int64)
     """
     return _shifted(x, axes, "ifftshift", -1)

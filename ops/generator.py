@@ -24,7 +24,7 @@ class Generator:
 
     >>> rng = ost.random.default_rng(7)
     >>> rng.integers(0, 10, size=3)
-    Array([2, 3, 2], dtype=int64, whole of 1)
+    Array([2, 3, 2], dtype=int64)
     """
 
     __slots__ = ("_base", "_count")
@@ -278,7 +278,7 @@ def default_rng(seed: int | Generator | None = None) -> Generator:
 
     >>> rng = ost.random.default_rng(7)
     >>> rng.normal(size=3)
-    Array([ 2.5425, -0.373 , -1.2215], dtype=float64, whole of 1)
+    Array([ 2.5425, -0.373 , -1.2215], dtype=float64)
     """
     if isinstance(seed, Generator):
         return seed

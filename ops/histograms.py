@@ -197,7 +197,7 @@ def histogram_bin_edges(
     """The edges that `histogram` would take.
 
     >>> ost.histogram_bin_edges([0.0, 1.0], bins=2)
-    Array([0. , 0.5, 1. ], dtype=float64, whole of 1)
+    Array([0. , 0.5, 1. ], dtype=float64)
     """
     return _bins(a, bins, range, "histogram_bin_edges")[1].edges
 
@@ -227,7 +227,7 @@ def histogram(
     Workers send their counts: one all-reduce, and one for the ends, unless `range` says them.
 
     >>> ost.histogram([1.0, 2.0, 2.5, 4.0], bins=3)
-    (Array([1, 2, 1], dtype=int64, whole of 1), Array([1., 2., 3., 4.], dtype=float64, whole of 1))
+    (Array([1, 2, 1], dtype=int64), Array([1., 2., 3., 4.], dtype=float64))
     """
     x, found = _bins(a, bins, range, "histogram")
     made = _counted(found.number(x), found.count, weights, found.first)
@@ -248,7 +248,7 @@ def histogramdd(
 
     >>> ost.histogramdd([[0.1, 0.2], [0.9, 0.8]], bins=2)[0]
     Array([[0., 1.],
-           [1., 0.]], dtype=float64, whole of 1)
+           [1., 0.]], dtype=float64)
     """
     columns = _columns(sample)
     n = len(columns)
@@ -316,7 +316,7 @@ def histogram2d(
 
     >>> ost.histogram2d([0.1, 0.9], [0.1, 0.9], bins=2)[0]
     Array([[1., 0.],
-           [0., 1.]], dtype=float64, whole of 1)
+           [0., 1.]], dtype=float64)
     """
     each: Any = bins
     if not isinstance(bins, int) and len(bins) != 2:

@@ -237,7 +237,7 @@ def take(x: Operandish, indices: Operandish, /, axis: int | None = None) -> Arra
     """The elements at these places along an axis.
 
     >>> ost.take([10, 20, 30], [2, 0])
-    Array([30, 10], dtype=int64, whole of 1)
+    Array([30, 10], dtype=int64)
     """
     x = as_array(x)
     if axis is None:
@@ -468,7 +468,7 @@ def take_along_axis(x: Operandish, indices: Operandish, /, axis: int = -1) -> Ar
 
     >>> ost.take_along_axis(ost.asarray([[3, 1], [2, 4]]), ost.asarray([[1], [0]]), axis=1)
     Array([[1],
-           [2]], dtype=int64, whole of 1)
+           [2]], dtype=int64)
     """
     x, i = as_array(x), as_array(indices)
     return apply("take_along_axis", x, i, axis=axis_of(axis, x.ndim, "take_along_axis"))

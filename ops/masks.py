@@ -84,7 +84,7 @@ def nonzero(x: Operandish, /, *, size: int | None = None) -> tuple[Array, ...]:
     filled with 0; that works inside compiled functions too.
 
     >>> ost.nonzero([0, 3, 4])[0]
-    Array([1, 2], dtype=int64, whole of 1)
+    Array([1, 2], dtype=int64)
     """
     x = as_array(x)
     if x.ndim == 0:
@@ -105,7 +105,7 @@ def argwhere(a: Operandish, *, size: int | None = None) -> Array:
 
     >>> ost.argwhere([0, 3, 4])
     Array([[1],
-           [2]], dtype=int64, whole of 1)
+           [2]], dtype=int64)
     """
     x = as_array(a)
     return stack(nonzero(atleast_1d(x), size=size), axis=-1)[:, : x.ndim]
@@ -115,6 +115,6 @@ def flatnonzero(a: Operandish, *, size: int | None = None) -> Array:
     """The places of what is not zero, among the elements in one row; with `size`, as `nonzero`.
 
     >>> ost.flatnonzero([0, 3, 4])
-    Array([1, 2], dtype=int64, whole of 1)
+    Array([1, 2], dtype=int64)
     """
     return nonzero(reshape(as_array(a), (-1,)), size=size)[0]

@@ -47,7 +47,7 @@ def vonmises(
     """Angles from [-pi, pi] around mu, as near to it as kappa says (Best and Fisher).
 
     >>> ost.random.vonmises(0.0, 4.0, (3,), seed=7)
-    Array([ 0.3021, -0.0266,  0.6078], dtype=float32, whole of 1)
+    Array([ 0.3021, -0.0266,  0.6078], dtype=float32)
     """
     kind = _float_dtype(dtype)
     middle, k = _doubles(mu, kappa)
@@ -67,7 +67,7 @@ def zipf(
     """Whole numbers k of probabilities in the ratio of k**-a, for a > 1 (Devroye).
 
     >>> ost.random.zipf(2.0, (4,), seed=7)
-    Array([1, 4, 1, 1], dtype=int64, whole of 1)
+    Array([1, 4, 1, 1], dtype=int64)
     """
     (a,) = _doubles(a)
     return placed(astype(tried("zipf_draw", seed, _size("zipf", shape, a), a), dtype), split)
@@ -85,7 +85,7 @@ def wald(
     """Numbers of the inverse Gaussian distribution.
 
     >>> ost.random.wald(1.0, 2.0, (3,), seed=7)
-    Array([1.0522, 0.4449, 0.7891], dtype=float32, whole of 1)
+    Array([1.0522, 0.4449, 0.7891], dtype=float32)
     """
     kind, seed = _float_dtype(dtype), as_seed(seed)
     m, s = _doubles(mean, scale)
@@ -109,7 +109,7 @@ def noncentral_chisquare(
     """Sums of squares of df normally distributed numbers whose squared means add up to nonc.
 
     >>> ost.random.noncentral_chisquare(3.0, 2.0, (3,), seed=7)
-    Array([6.1099, 7.3551, 1.5416], dtype=float32, whole of 1)
+    Array([6.1099, 7.3551, 1.5416], dtype=float32)
     """
     seed = as_seed(seed)
     d, extra = _doubles(df, nonc)
@@ -129,7 +129,7 @@ def logseries(
     """Whole numbers k of probabilities in the ratio of p**k / k (Kemp).
 
     >>> ost.random.logseries(0.6, (4,), seed=7)
-    Array([1, 1, 2, 1], dtype=int64, whole of 1)
+    Array([1, 1, 2, 1], dtype=int64)
     """
     seed = as_seed(seed)
     (p,) = _doubles(p)

@@ -49,7 +49,7 @@ def binom(x: Operandish, y: Operandish) -> Array:
     To 1e-13 of it below 1e6; NaN for negative whole x.
 
     >>> ost.special.binom(5.0, 2.0)
-    Array(10., dtype=float64, whole of 1)
+    Array(10., dtype=float64)
     """
     n, k = floating(x), floating(y)
     sets = 1.0 / ((1.0 + n) * beta(1.0 + n - k, 1.0 + k))
@@ -61,7 +61,7 @@ def comb(N: Operandish, k: Operandish, exact: bool = False, repetition: bool = F
     once, with `repetition`. In floating numbers.
 
     >>> ost.special.comb(5, 2)
-    Array(10., dtype=float64, whole of 1)
+    Array(10., dtype=float64)
     """
     if exact:
         raise misfit(
@@ -82,7 +82,7 @@ def factorial(n: Operandish, exact: bool = False) -> Array:
     """n!, by the gamma function; 0 below 0. Within 16 ulp.
 
     >>> ost.special.factorial(5)
-    Array(120., dtype=float64, whole of 1)
+    Array(120., dtype=float64)
     """
     if exact:
         raise misfit(
@@ -100,7 +100,7 @@ def exp10(x: Operandish) -> Array:
     """10 to the power x. To 2**-52 (1 + |x log(10)|) of it.
 
     >>> ost.special.exp10(2.0)
-    Array(100., dtype=float64, whole of 1)
+    Array(100., dtype=float64)
     """
     return 10.0 ** floating(x)
 
@@ -109,7 +109,7 @@ def log_expit(x: Operandish) -> Array:
     """log(expit(x)), without overflow.
 
     >>> ost.special.log_expit(0.0)
-    Array(-0.6931, dtype=float64, whole of 1)
+    Array(-0.6931, dtype=float64)
     """
     return nn.log_sigmoid(floating(x))
 
@@ -118,7 +118,7 @@ def boxcox(x: Operandish, lmbda: Operandish) -> Array:
     """(x**lmbda - 1) / lmbda, and log(x) where lmbda is 0.
 
     >>> ost.special.boxcox(4.0, 2.0)
-    Array(7.5, dtype=float64, whole of 1)
+    Array(7.5, dtype=float64)
     """
     v, p = floating(x), floating(lmbda)
     safe = where(equal(p, 0), 1, p)
@@ -129,7 +129,7 @@ def boxcox1p(x: Operandish, lmbda: Operandish) -> Array:
     """boxcox(1 + x, lmbda), also for small x.
 
     >>> ost.special.boxcox1p(3.0, 2.0)
-    Array(7.5, dtype=float64, whole of 1)
+    Array(7.5, dtype=float64)
     """
     v, p = floating(x), floating(lmbda)
     safe = where(equal(p, 0), 1, p)
@@ -140,7 +140,7 @@ def inv_boxcox(y: Operandish, lmbda: Operandish) -> Array:
     """The x of which boxcox is y.
 
     >>> ost.special.inv_boxcox(7.5, 2.0)
-    Array(4., dtype=float64, whole of 1)
+    Array(4., dtype=float64)
     """
     v, p = floating(y), floating(lmbda)
     safe = where(equal(p, 0), 1, p)
@@ -151,7 +151,7 @@ def huber(delta: Operandish, r: Operandish) -> Array:
     """Half the square of r, and a straight line beyond delta.
 
     >>> ost.special.huber(1.0, 2.0)
-    Array(1.5, dtype=float64, whole of 1)
+    Array(1.5, dtype=float64)
     """
     d, x = floating(delta), absolute(floating(r))
     found = where(greater(x, d), d * (x - 0.5 * d), 0.5 * x * x)
@@ -162,7 +162,7 @@ def pseudo_huber(delta: Operandish, r: Operandish) -> Array:
     """The same, smoothly: delta**2 (sqrt(1 + (r / delta)**2) - 1).
 
     >>> ost.special.pseudo_huber(3.0, 4.0)
-    Array(6., dtype=float64, whole of 1)
+    Array(6., dtype=float64)
     """
     d, x = floating(delta), floating(r)
     safe = where(equal(d, 0), 1, d)
@@ -175,7 +175,7 @@ def multigammaln(a: Operandish, d: int) -> Array:
     """The logarithm of the gamma function of d dimensions, for a > (d - 1) / 2.
 
     >>> ost.special.multigammaln(2.0, 2)
-    Array(0.4516, dtype=float64, whole of 1)
+    Array(0.4516, dtype=float64)
     """
     x, many = floating(a), whole_number(d, "multigammaln", 1)
     found = gammaln(x)

@@ -84,7 +84,7 @@ def relu(x: Operandish, /) -> Array:
     """max(x, 0); its slope at 0 is 0.
 
     >>> ost.nn.relu([-1.0, 2.0])
-    Array([0., 2.], dtype=float64, whole of 1)
+    Array([0., 2.], dtype=float64)
     """
     x = as_array(x)
     return where(x <= 0, 0, x)  # NaN stays
@@ -94,7 +94,7 @@ def leaky_relu(x: Operandish, /, slope: float = 0.01) -> Array:
     """x above 0, slope * x below.
 
     >>> ost.nn.leaky_relu([-1.0, 2.0])
-    Array([-0.01,  2.  ], dtype=float64, whole of 1)
+    Array([-0.01,  2.  ], dtype=float64)
     """
     x = as_array(x)
     return where(x >= 0, x, x * slope)
@@ -104,7 +104,7 @@ def elu(x: Operandish, /, alpha: float = 1.0) -> Array:
     """x above 0, alpha * (exp(x) - 1) below.
 
     >>> ost.nn.elu([-1.0, 2.0])
-    Array([-0.6321,  2.    ], dtype=float64, whole of 1)
+    Array([-0.6321,  2.    ], dtype=float64)
     """
     x = as_array(x)
     return where(x > 0, x, expm1(where(x > 0, 0, x)) * alpha)
@@ -114,7 +114,7 @@ def celu(x: Operandish, /, alpha: float = 1.0) -> Array:
     """x above 0, alpha * (exp(x / alpha) - 1) below.
 
     >>> ost.nn.celu([1.0, -1.0], 2.0)
-    Array([ 1.    , -0.7869], dtype=float64, whole of 1)
+    Array([ 1.    , -0.7869], dtype=float64)
     """
     x = as_array(x)
     return where(x > 0, x, expm1(where(x > 0, 0, x) / alpha) * alpha)
@@ -124,7 +124,7 @@ def selu(x: Operandish, /) -> Array:
     """elu, scaled so that layers keep mean 0 and variance 1.
 
     >>> ost.nn.selu([0.0, 1.0])
-    Array([0.    , 1.0507], dtype=float64, whole of 1)
+    Array([0.    , 1.0507], dtype=float64)
     """
     return elu(x, 1.6732632423543772) * 1.0507009873554805
 
@@ -133,7 +133,7 @@ def relu6(x: Operandish, /) -> Array:
     """Between 0 and 6.
 
     >>> ost.nn.relu6([-1.0, 3.0, 9.0])
-    Array([0., 3., 6.], dtype=float64, whole of 1)
+    Array([0., 3., 6.], dtype=float64)
     """
     x = as_array(x)
     return where(x >= 6, 6, relu(x))
@@ -143,7 +143,7 @@ def hard_tanh(x: Operandish, /) -> Array:
     """Between -1 and 1.
 
     >>> ost.nn.hard_tanh([-3.0, 0.5])
-    Array([-1. ,  0.5], dtype=float64, whole of 1)
+    Array([-1. ,  0.5], dtype=float64)
     """
     x = as_array(x)
     return where(x > 1, 1, where(x < -1, -1, x))
@@ -153,7 +153,7 @@ def hard_sigmoid(x: Operandish, /) -> Array:
     """x / 6 + 1 / 2, between 0 and 1.
 
     >>> ost.nn.hard_sigmoid([-3.0, 0.0])
-    Array([0. , 0.5], dtype=float64, whole of 1)
+    Array([0. , 0.5], dtype=float64)
     """
     return relu6(as_array(x) + 3.0) / 6.0
 
@@ -162,7 +162,7 @@ def softsign(x: Operandish, /) -> Array:
     """x / (1 + |x|)
 
     >>> ost.nn.softsign([1.0, -3.0])
-    Array([ 0.5 , -0.75], dtype=float64, whole of 1)
+    Array([ 0.5 , -0.75], dtype=float64)
     """
     x = floating(x)
     return x / (1.0 + absolute(x))
@@ -172,7 +172,7 @@ def mish(x: Operandish, /) -> Array:
     """x * tanh(softplus(x))
 
     >>> ost.nn.mish([0.0, 1.0])
-    Array([0.    , 0.8651], dtype=float64, whole of 1)
+    Array([0.    , 0.8651], dtype=float64)
     """
     x = floating(x)
     return x * tanh(softplus(x))
@@ -182,7 +182,7 @@ def glu(x: Operandish, /, axis: int = -1) -> Array:
     """The first half along an axis, times the sigmoid of the second half.
 
     >>> ost.nn.glu([2.0, 0.0])
-    Array([1.], dtype=float64, whole of 1)
+    Array([1.], dtype=float64)
     """
     x = floating(x)
     d = axis_of(axis, x.ndim, "glu")
@@ -211,7 +211,7 @@ def attention(
 
     >>> ost.nn.attention(ost.ones((2, 3)), ost.ones((2, 3)), ost.eye(2))
     Array([[0.5, 0.5],
-           [0.5, 0.5]], dtype=float64, whole of 1)
+           [0.5, 0.5]], dtype=float64)
     """
     q, k, v = map(floating, (query, key, value))
     if min(q.ndim, k.ndim, v.ndim) < 2:
@@ -236,7 +236,7 @@ def silu(x: Operandish, /) -> Array:
     """x * sigmoid(x)
 
     >>> ost.nn.silu([-1.0, 2.0])
-    Array([-0.2689,  1.7616], dtype=float64, whole of 1)
+    Array([-0.2689,  1.7616], dtype=float64)
     """
     x = as_array(x)
     return x * sigmoid(x)
@@ -246,7 +246,7 @@ def gelu(x: Operandish, /, *, approximate: bool = False) -> Array:
     """x times the normal distribution's probability below x; or its approximation by tanh.
 
     >>> ost.nn.gelu([-1.0, 2.0])
-    Array([-0.1587,  1.9545], dtype=float64, whole of 1)
+    Array([-0.1587,  1.9545], dtype=float64)
     """
     x = floating(x)
     if approximate:
@@ -258,7 +258,7 @@ def log_sigmoid(x: Operandish, /) -> Array:
     """log(sigmoid(x)), without overflow.
 
     >>> ost.nn.log_sigmoid([0.0])
-    Array([-0.6931], dtype=float64, whole of 1)
+    Array([-0.6931], dtype=float64)
     """
     return -softplus(-as_array(x))
 
@@ -272,7 +272,7 @@ def softmax(x: Operandish, /, axis: Axis = -1) -> Array:
     """exp(x) over its sum along an axis, without overflow.
 
     >>> ost.nn.softmax([1.0, 1.0])
-    Array([0.5, 0.5], dtype=float64, whole of 1)
+    Array([0.5, 0.5], dtype=float64)
     """
     x = floating(x)
     axes = axes_of(axis, x.ndim, "softmax")
@@ -284,7 +284,7 @@ def log_softmax(x: Operandish, /, axis: Axis = -1) -> Array:
     """log(softmax(x)), without overflow.
 
     >>> ost.nn.log_softmax([1.0, 1.0])
-    Array([-0.6931, -0.6931], dtype=float64, whole of 1)
+    Array([-0.6931, -0.6931], dtype=float64)
     """
     x = floating(x)
     axes = axes_of(axis, x.ndim, "log_softmax")
@@ -303,7 +303,7 @@ def cross_entropy(
     """The loss of class indices, or of distributions over the classes, under softmax(logits).
 
     >>> ost.nn.cross_entropy([[2.0, 0.0], [0.0, 2.0]], [0, 1])
-    Array(0.1269, dtype=float64, whole of 1)
+    Array(0.1269, dtype=float64)
     """
     x, t = floating(logits), as_array(targets)
     d = axis_of(axis, x.ndim, "cross_entropy")
@@ -349,7 +349,7 @@ def mse_loss(
     """Squared differences.
 
     >>> ost.nn.mse_loss([1.0, 2.0], [1.0, 4.0])
-    Array(2., dtype=float64, whole of 1)
+    Array(2., dtype=float64)
     """
     difference = as_array(x) - y
     return _reduced(difference * difference, reduction, "mse_loss")
@@ -367,7 +367,7 @@ def layer_norm(
     """Mean 0 and variance 1 along axes, from one pass over the data, then scaled and shifted.
 
     >>> ost.nn.layer_norm([1.0, 2.0, 3.0])
-    Array([-1.2247,  0.    ,  1.2247], dtype=float64, whole of 1)
+    Array([-1.2247,  0.    ,  1.2247], dtype=float64)
     """
     x = floating(x)
     axes = axes_of(axis, x.ndim, "layer_norm")
@@ -383,7 +383,7 @@ def dropout(x: Operandish, rate: Operandish = 0.5, /, *, seed: object = None) ->
     compiled function draws anew unless a seed is given.
 
     >>> ost.nn.dropout(ost.ones(6), 0.5, seed=1)
-    Array([0., 0., 2., 0., 2., 2.], dtype=float64, whole of 1)
+    Array([0., 0., 2., 0., 2., 2.], dtype=float64)
     """
     x = as_array(x)
     if isinstance(rate, (int, float)) and not 0 <= rate < 1:

@@ -73,7 +73,7 @@ def deg2rad(x: Operandish) -> Array:
     """Degrees as radians.
 
     >>> ost.deg2rad(90.0)
-    Array(1.5708, dtype=float64, whole of 1)
+    Array(1.5708, dtype=float64)
     """
     return floating(x) * (math.pi / 180)
 
@@ -82,7 +82,7 @@ def rad2deg(x: Operandish) -> Array:
     """Radians as degrees.
 
     >>> ost.rad2deg(np.pi / 2)
-    Array(90., dtype=float64, whole of 1)
+    Array(90., dtype=float64)
     """
     return floating(x) * (180 / math.pi)
 
@@ -91,7 +91,7 @@ def radians(x: Operandish) -> Array:
     """Degrees as radians.
 
     >>> ost.radians(180.0)
-    Array(3.1416, dtype=float64, whole of 1)
+    Array(3.1416, dtype=float64)
     """
     return deg2rad(x)
 
@@ -100,7 +100,7 @@ def degrees(x: Operandish) -> Array:
     """Radians as degrees.
 
     >>> ost.degrees(np.pi)
-    Array(180., dtype=float64, whole of 1)
+    Array(180., dtype=float64)
     """
     return rad2deg(x)
 
@@ -109,7 +109,7 @@ def angle(z: Operandish, deg: bool = False) -> Array:
     """The angle of complex numbers; of real ones 0 or pi.
 
     >>> ost.angle([1j, -1.0])
-    Array([1.5708, 3.1416], dtype=float64, whole of 1)
+    Array([1.5708, 3.1416], dtype=float64)
     """
     x = as_array(z)
     found = atan2(imag(x), real(x)) if x.dtype.kind == "c" else atan2(0, x)
@@ -120,7 +120,7 @@ def sinc(x: Operandish) -> Array:
     """sin(pi x) / (pi x), and 1 at 0.
 
     >>> ost.sinc([0.0, 0.5])
-    Array([1.    , 0.6366], dtype=float64, whole of 1)
+    Array([1.    , 0.6366], dtype=float64)
     """
     y = floating(x) * math.pi
     inside = where(equal(y, 0), 1.0, y)
@@ -131,7 +131,7 @@ def heaviside(x1: Operandish, x2: Operandish) -> Array:
     """0 below zero, 1 above, and x2 at zero.
 
     >>> ost.heaviside([-1.0, 0.0, 1.0], 0.5)
-    Array([0. , 0.5, 1. ], dtype=float64, whole of 1)
+    Array([0. , 0.5, 1. ], dtype=float64)
     """
     y = floating(x1)
     h = astype(x2, y.dtype)
@@ -146,7 +146,7 @@ def select(
 
     >>> x = ost.arange(4)
     >>> ost.select([x < 1, x > 2], [x, 10 * x], -1)
-    Array([ 0, -1, -1, 30], dtype=int64, whole of 1)
+    Array([ 0, -1, -1, 30], dtype=int64)
     """
     if len(condlist) != len(choicelist) or not condlist:
         raise misfit(
@@ -166,7 +166,7 @@ def piecewise(x: Operandish, condlist: Any, funclist: Sequence[Any], *args: Any)
     one more function makes, or 0. Each function gets all elements.
 
     >>> ost.piecewise([-1.0, 2.0], [[True, False]], [abs, 0.0])
-    Array([1., 0.], dtype=float64, whole of 1)
+    Array([1., 0.], dtype=float64)
     """
     y = as_array(x)
     several = isinstance(condlist, list | tuple) and not isinstance(condlist[0], bool)
@@ -193,7 +193,7 @@ def fmax(x1: Operandish, x2: Operandish) -> Array:
     """The larger of two; where one is NaN, the other.
 
     >>> ost.fmax([1.0, ost.nan], 0.0)
-    Array([1., 0.], dtype=float64, whole of 1)
+    Array([1., 0.], dtype=float64)
     """
     return _or_other(x1, x2, maximum)
 
@@ -202,7 +202,7 @@ def fmin(x1: Operandish, x2: Operandish) -> Array:
     """The smaller of two; where one is NaN, the other.
 
     >>> ost.fmin([1.0, ost.nan], 0.0)
-    Array([0., 0.], dtype=float64, whole of 1)
+    Array([0., 0.], dtype=float64)
     """
     return _or_other(x1, x2, minimum)
 
@@ -217,7 +217,7 @@ def polyfit(x: Operandish, y: Operandish, deg: int, w: Operandish | None = None)
     power first; `y` may have a column for each of several. Weights multiply what is left.
 
     >>> ost.round(ost.polyfit([0.0, 1.0, 2.0], [1.0, 3.0, 5.0], 1), 6)
-    Array([2., 1.], dtype=float64, whole of 1)
+    Array([2., 1.], dtype=float64)
     """
     v, target = floating(x), floating(y)
     if v.ndim != 1 or target.ndim not in (1, 2) or target.shape[:1] != v.shape or deg < 0:
@@ -241,7 +241,7 @@ def polyval(p: Operandish, x: Operandish) -> Array:
     """The polynomial whose coefficients begin with that of the highest power.
 
     >>> ost.polyval([1, 0, 2], 3)
-    Array(11, dtype=int64, whole of 1)
+    Array(11, dtype=int64)
     """
     c, y = as_array(p), as_array(x)
     if c.ndim != 1 or not c.size:
@@ -260,7 +260,7 @@ def vander(x: Operandish, N: int | None = None, increasing: bool = False) -> Arr
     >>> ost.vander([1, 2, 3])
     Array([[1, 1, 1],
            [4, 2, 1],
-           [9, 3, 1]], dtype=int64, whole of 1)
+           [9, 3, 1]], dtype=int64)
     """
     v = as_array(x)
     if v.ndim != 1:
@@ -279,7 +279,7 @@ def digitize(x: Operandish, bins: Operandish, right: bool = False) -> Array:
     """Between which of the bounds, which go up or down, each number lies.
 
     >>> ost.digitize([0.5, 1.5], [0.0, 1.0, 2.0])
-    Array([1, 2], dtype=int64, whole of 1)
+    Array([1, 2], dtype=int64)
     """
     side: Literal["left", "right"] = "left" if right else "right"
     if not isinstance(bins, Array):
@@ -306,7 +306,7 @@ def interp(
     otherwise. What has a period goes on in circles, and its points are in any order.
 
     >>> ost.interp([1.5, 2.5], [1, 2, 3], [10, 20, 40])
-    Array([15., 30.], dtype=float64, whole of 1)
+    Array([15., 30.], dtype=float64)
     """
     at, places, values = floating(x), floating(xp), floating(fp)
     if places.ndim != 1 or places.shape != values.shape or not places.size:
@@ -344,7 +344,7 @@ def convolve(
     element of the shorter one, so neighbours send what lies beyond a part's end.
 
     >>> ost.convolve([1, 2, 3], [1, 1])
-    Array([1, 3, 5, 3], dtype=int64, whole of 1)
+    Array([1, 3, 5, 3], dtype=int64)
     """
     x, y = as_array(a), as_array(v)
     if x.ndim != 1 or y.ndim != 1 or not x.size or not y.size:
@@ -377,7 +377,7 @@ def correlate(
     """The sums of products of one row with the conjugate of the other one, at each distance.
 
     >>> ost.correlate([1, 2, 3], [1, 1])
-    Array([3, 5], dtype=int64, whole of 1)
+    Array([3, 5], dtype=int64)
     """
     x, y = as_array(a), as_array(v)
     turned = y[::-1].conj() if y.dtype.kind == "c" else y[::-1]
@@ -393,7 +393,7 @@ def ediff1d(
     """Differences of neighbours among all elements in one row; with what is given at its ends.
 
     >>> ost.ediff1d([1, 4, 9])
-    Array([3, 5], dtype=int64, whole of 1)
+    Array([3, 5], dtype=int64)
     """
     made = diff(reshape(ary, (-1,)))
     ends = [
@@ -413,7 +413,7 @@ def gradient(
     several. A spacing is a number, or the places along an axis.
 
     >>> ost.gradient(ost.asarray([1.0, 4.0, 9.0, 16.0]))
-    Array([3., 4., 6., 7.], dtype=float64, whole of 1)
+    Array([3., 4., 6., 7.], dtype=float64)
     """
     y = floating(f)
     axes = range(y.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
@@ -481,7 +481,7 @@ def trapezoid(y: Operandish, x: Operandish | None = None, dx: Any = 1.0, axis: i
     """The integral along an axis by the trapezoidal rule, between places x, or equal steps.
 
     >>> ost.trapezoid([1.0, 2.0, 3.0])
-    Array(4., dtype=float64, whole of 1)
+    Array(4., dtype=float64)
     """
     v = as_array(y)
     v = floating(v if x is None else astype(v, promote(v.dtype, as_array(x).dtype)))
@@ -506,7 +506,7 @@ def unwrap(
     half a period if not given.
 
     >>> ost.unwrap([0.0, 3.0, -3.0])
-    Array([0.    , 3.    , 3.2832], dtype=float64, whole of 1)
+    Array([0.    , 3.    , 3.2832], dtype=float64)
     """
     x = floating(p)
     d = axis_of(axis, x.ndim, "unwrap")
@@ -534,7 +534,7 @@ def logspace(
     """Powers of a base whose exponents have equal distances; between arrays, along a new axis.
 
     >>> ost.logspace(0, 2, 3)
-    Array([  1.,  10., 100.], dtype=float64, whole of 1)
+    Array([  1.,  10., 100.], dtype=float64)
     """
     found = pow(base, linspace(start, stop, num, endpoint, axis=axis))
     return found if dtype is None else astype(found, dtype)
@@ -552,7 +552,7 @@ def geomspace(
     Those whose signs differ have none: NaN.
 
     >>> ost.geomspace(1, 8, 4)
-    Array([1., 2., 4., 8.], dtype=float64, whole of 1)
+    Array([1., 2., 4., 8.], dtype=float64)
     """
     signs = [np.sign(v) for v in (start, stop) if isinstance(v, (int, float))]
     if 0 in signs or {*signs} == {1, -1}:

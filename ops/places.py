@@ -52,7 +52,7 @@ def put_along_axis(
 
     >>> ost.put_along_axis([[3, 1], [2, 4]], [[0], [1]], 9)
     Array([[9, 1],
-           [2, 9]], dtype=int64, whole of 1)
+           [2, 9]], dtype=int64)
     """
     x, i = as_array(arr), as_array(indices)
     if axis is None:
@@ -81,7 +81,7 @@ def indices(dimensions: Sequence[int], dtype: DTypeLike = int64) -> Array:
 
     >>> ost.indices((2, 2))[1]
     Array([[0, 1],
-           [0, 1]], dtype=int64, whole of 1)
+           [0, 1]], dtype=int64)
     """
     shape = listed(dimensions, "indices")
     kind = as_dtype(dtype)
@@ -94,7 +94,7 @@ def unravel_index(indices: Operandish, shape: Sequence[int]) -> tuple[Array, ...
     """The places along each axis that the numbers of elements, counted in one row, stand for.
 
     >>> ost.unravel_index(5, (2, 3))
-    (Array(1, dtype=int64, whole of 1), Array(2, dtype=int64, whole of 1))
+    (Array(1, dtype=int64), Array(2, dtype=int64))
     """
     rest, found = astype(as_array(indices), int64), list[Array]()
     for n in reversed(listed(shape, "unravel_index")):
@@ -107,7 +107,7 @@ def diag_indices(n: int, ndim: int = 2) -> tuple[Array, ...]:
     """The places of the diagonal of a cube.
 
     >>> ost.diag_indices(2)[0]
-    Array([0, 1], dtype=int64, whole of 1)
+    Array([0, 1], dtype=int64)
     """
     return (arange(n),) * ndim
 
@@ -116,7 +116,7 @@ def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Array, ...]:
     """The places on and below the k-th diagonal of a matrix.
 
     >>> ost.tril_indices(2)[1]
-    Array([0, 0, 1], dtype=int64, whole of 1)
+    Array([0, 0, 1], dtype=int64)
     """
     return tuple(map(as_array, np.tril_indices(n, k, m)))
 
@@ -125,7 +125,7 @@ def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Array, ...]:
     """The places on and above the k-th diagonal of a matrix.
 
     >>> ost.triu_indices(2)[1]
-    Array([0, 1, 1], dtype=int64, whole of 1)
+    Array([0, 1, 1], dtype=int64)
     """
     return tuple(map(as_array, np.triu_indices(n, k, m)))
 
@@ -141,7 +141,7 @@ def diag_indices_from(arr: Operandish) -> tuple[Array, ...]:
     """The same of an array whose axes are of one extent.
 
     >>> ost.diag_indices_from(ost.eye(2))
-    (Array([0, 1], dtype=int64, whole of 1), Array([0, 1], dtype=int64, whole of 1))
+    (Array([0, 1], dtype=int64), Array([0, 1], dtype=int64))
     """
     x = as_array(arr)
     if x.ndim < 2 or len({*x.shape}) > 1:
@@ -158,7 +158,7 @@ def tril_indices_from(arr: Operandish, k: int = 0) -> tuple[Array, ...]:
     """The places on and below the k-th diagonal of this matrix.
 
     >>> ost.tril_indices_from(ost.eye(2))
-    (Array([0, 1, 1], dtype=int64, whole of 1), Array([0, 0, 1], dtype=int64, whole of 1))
+    (Array([0, 1, 1], dtype=int64), Array([0, 0, 1], dtype=int64))
     """
     n, m = _square(arr, "tril_indices_from").shape
     return tril_indices(n, k, m)
@@ -168,7 +168,7 @@ def triu_indices_from(arr: Operandish, k: int = 0) -> tuple[Array, ...]:
     """The places on and above the k-th diagonal of this matrix.
 
     >>> ost.triu_indices_from(ost.eye(2))
-    (Array([0, 0, 1], dtype=int64, whole of 1), Array([0, 1, 1], dtype=int64, whole of 1))
+    (Array([0, 0, 1], dtype=int64), Array([0, 1, 1], dtype=int64))
     """
     n, m = _square(arr, "triu_indices_from").shape
     return triu_indices(n, k, m)
@@ -179,7 +179,7 @@ def ix_(*args: Operandish) -> tuple[Array, ...]:
 
     >>> ost.arange(9).reshape(3, 3)[ost.ix_([0, 2], [1, 2])]
     Array([[1, 2],
-           [7, 8]], dtype=int64, whole of 1)
+           [7, 8]], dtype=int64)
     """
     found = []
     for k, given in enumerate(args):
@@ -200,7 +200,7 @@ def ravel_multi_index(
     "clip" and "wrap" bring them into bounds.
 
     >>> ost.ravel_multi_index(([0, 1], [2, 0]), (2, 3))
-    Array([2, 3], dtype=int64, whole of 1)
+    Array([2, 3], dtype=int64)
     """
     shape = listed(dims, "ravel_multi_index")
     if mode not in ("raise", "wrap", "clip"):
@@ -232,7 +232,7 @@ def fill_diagonal(a: Array, val: Operandish) -> None:
     >>> ost.fill_diagonal(x, 0.0)
     >>> x
     Array([[0., 1.],
-           [1., 0.]], dtype=float64, whole of 1)
+           [1., 0.]], dtype=float64)
     """
     if not isinstance(a, Array) or a.ndim < 2:
         raise misfit(
@@ -253,7 +253,7 @@ def fromfunction(
 
     >>> ost.fromfunction(lambda i, j: 10 * i + j, (2, 3))
     Array([[ 0.,  1.,  2.],
-           [10., 11., 12.]], dtype=float64, whole of 1)
+           [10., 11., 12.]], dtype=float64)
     """
     return function(*indices(shape, dtype=dtype), **kwargs)
 
@@ -266,7 +266,7 @@ def sliding_window_view(
 
     >>> ost.sliding_window_view([1, 2, 3, 4], 3)
     Array([[1, 2, 3],
-           [2, 3, 4]], dtype=int64, whole of 1)
+           [2, 3, 4]], dtype=int64)
     """
     found = as_array(x)
     sizes = listed(window_shape, "sliding_window_view")

@@ -45,7 +45,7 @@ def polyadd(a1: Operandish, a2: Operandish) -> Array:
     """The sum of two polynomials.
 
     >>> ost.polyadd([1, 2], [3, 0, 0])
-    Array([3, 1, 2], dtype=int64, whole of 1)
+    Array([3, 1, 2], dtype=int64)
     """
     x, y = _alike(a1, a2, "polyadd")
     return x + y
@@ -55,7 +55,7 @@ def polysub(a1: Operandish, a2: Operandish) -> Array:
     """The difference of two polynomials.
 
     >>> ost.polysub([1, 2], [1, 0])
-    Array([0, 2], dtype=int64, whole of 1)
+    Array([0, 2], dtype=int64)
     """
     x, y = _alike(a1, a2, "polysub")
     return x - y
@@ -65,7 +65,7 @@ def polymul(a1: Operandish, a2: Operandish) -> Array:
     """The product of two polynomials.
 
     >>> ost.polymul([1, 1], [1, -1])
-    Array([ 1,  0, -1], dtype=int64, whole of 1)
+    Array([ 1,  0, -1], dtype=int64)
     """
     return convolve(_row(a1, "polymul"), _row(a2, "polymul"))
 
@@ -74,7 +74,7 @@ def polyder(p: Operandish, m: int = 1) -> Array:
     """The m-th derivative.
 
     >>> ost.polyder([1, 2, 3])
-    Array([2, 2], dtype=int64, whole of 1)
+    Array([2, 2], dtype=int64)
     """
     x = _row(p, "polyder")
     for _ in range(whole_number(m, "polyder", 0)):
@@ -87,7 +87,7 @@ def polyint(p: Operandish, m: int = 1, k: Any = None) -> Array:
     """The m-th integral, with constants k.
 
     >>> ost.polyint([2.0, 2.0])
-    Array([1., 2., 0.], dtype=float64, whole of 1)
+    Array([1., 2., 0.], dtype=float64)
     """
     x = _row(p, "polyint")
     x = floating(x)
@@ -106,7 +106,7 @@ def roots(p: Operandish) -> Array:
     must not be 0.
 
     >>> ost.sort(ost.real(ost.roots([1.0, 0.0, -4.0])))
-    Array([-2.,  2.], dtype=float64, whole of 1)
+    Array([-2.,  2.], dtype=float64)
     """
     x = _row(p, "roots")
     x = floating(x)
@@ -123,7 +123,7 @@ def poly(seq_of_zeros: Operandish) -> Array:
     """The polynomial with these roots; of a matrix, its characteristic polynomial.
 
     >>> ost.poly([2.0, -2.0])
-    Array([ 1.,  0., -4.], dtype=float64, whole of 1)
+    Array([ 1.,  0., -4.], dtype=float64)
     """
     x = as_array(seq_of_zeros)
     if x.ndim == 2:

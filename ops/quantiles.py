@@ -246,7 +246,7 @@ def quantile(
     method "inverted_cdf", each element counts by its own.
 
     >>> ost.quantile([1.0, 2.0, 3.0, 4.0], [0.25, 0.5])
-    Array([1.75, 2.5 ], dtype=float64, whole of 1)
+    Array([1.75, 2.5 ], dtype=float64)
     """
     return _quantile(a, q, axis, method, keepdims, False, "quantile", 1.0, weights)
 
@@ -263,7 +263,7 @@ def nanquantile(
     """The same of what is not NaN; NaN where there is nothing else.
 
     >>> ost.nanquantile([1.0, np.nan, 3.0], 0.5)
-    Array(2., dtype=float64, whole of 1)
+    Array(2., dtype=float64)
     """
     return _quantile(a, q, axis, method, keepdims, True, "nanquantile", 1.0, weights)
 
@@ -280,7 +280,7 @@ def percentile(
     """Quantiles in percent.
 
     >>> ost.percentile([1.0, 2.0, 3.0], 50)
-    Array(2., dtype=float64, whole of 1)
+    Array(2., dtype=float64)
     """
     return _quantile(a, q, axis, method, keepdims, False, "percentile", 100.0, weights)
 
@@ -297,7 +297,7 @@ def nanpercentile(
     """The same of what is not NaN; NaN where there is nothing else.
 
     >>> ost.nanpercentile([1.0, np.nan, 3.0], 50)
-    Array(2., dtype=float64, whole of 1)
+    Array(2., dtype=float64)
     """
     return _quantile(a, q, axis, method, keepdims, True, "nanpercentile", 100.0, weights)
 
@@ -307,7 +307,7 @@ def median(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array
     split axes workers count digits: a few all-reduces of some KB.
 
     >>> ost.median([1.0, 9.0, 3.0])
-    Array(3., dtype=float64, whole of 1)
+    Array(3., dtype=float64)
     """
     return _quantile(a, 0.5, axis, "linear", keepdims, False, "median")
 
@@ -316,6 +316,6 @@ def nanmedian(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Ar
     """The median of what is not NaN; NaN where there is nothing else.
 
     >>> ost.nanmedian([1.0, np.nan, 3.0])
-    Array(2., dtype=float64, whole of 1)
+    Array(2., dtype=float64)
     """
     return _quantile(a, 0.5, axis, "linear", keepdims, True, "nanmedian")

@@ -218,7 +218,7 @@ def sum(
     """The sum over axes; all of them for None.
 
     >>> ost.sum([[1, 2], [3, 4]], axis=0)
-    Array([4, 6], dtype=int64, whole of 1)
+    Array([4, 6], dtype=int64)
     """
     x = as_array(x)
     axes, kind = axes_of(axis, x.ndim, "sum"), _sum_dtype(x.spec, dtype)
@@ -284,7 +284,7 @@ def mean(
     """The mean over axes; all of them for None. Summed in `dtype`, if one is said.
 
     >>> ost.mean([[1.0, 2.0], [3.0, 4.0]], axis=1)
-    Array([1.5, 3.5], dtype=float64, whole of 1)
+    Array([1.5, 3.5], dtype=float64)
     """
     x = _floating(as_array(x), dtype, "mean")
     axes = axes_of(axis, x.ndim, "mean")
@@ -338,7 +338,7 @@ def prod(
     """The product over axes; all of them for None.
 
     >>> ost.prod([1, 2, 3, 4])
-    Array(24, dtype=int64, whole of 1)
+    Array(24, dtype=int64)
     """
     x = as_array(x)
     axes, kind = axes_of(axis, x.ndim, "prod"), _sum_dtype(x.spec, dtype)
@@ -391,7 +391,7 @@ def min(x: Operandish, /, axis: Axis = None, *, keepdims: bool = False) -> Array
     """The smallest element along axes; NaN if there is one.
 
     >>> ost.min([[1, 5], [3, 4]], axis=1)
-    Array([1, 3], dtype=int64, whole of 1)
+    Array([1, 3], dtype=int64)
     """
     x = as_array(x)
     axes = axes_of(axis, x.ndim, "min")
@@ -403,7 +403,7 @@ def max(x: Operandish, /, axis: Axis = None, *, keepdims: bool = False) -> Array
     """The largest element along axes; NaN if there is one.
 
     >>> ost.max([[1, 5], [3, 4]], axis=1)
-    Array([5, 4], dtype=int64, whole of 1)
+    Array([5, 4], dtype=int64)
     """
     x = as_array(x)
     axes = axes_of(axis, x.ndim, "max")
@@ -469,7 +469,7 @@ def argmin(x: Operandish, /, axis: int | None = None, *, keepdims: bool = False)
     """Where the smallest element is; the first of equal ones.
 
     >>> ost.argmin([1, 5, 3])
-    Array(0, dtype=int64, whole of 1)
+    Array(0, dtype=int64)
     """
     return _arg(x, axis, keepdims, "argmin")
 
@@ -479,7 +479,7 @@ def argmax(x: Operandish, /, axis: int | None = None, *, keepdims: bool = False)
     """Where the largest element is; the first of equal ones.
 
     >>> ost.argmax([1, 5, 3])
-    Array(1, dtype=int64, whole of 1)
+    Array(1, dtype=int64)
     """
     return _arg(x, axis, keepdims, "argmax")
 
@@ -513,7 +513,7 @@ def any(x: Operandish, /, axis: Axis = None, out: None = None, *, keepdims: bool
     """Whether some element along axes is true. (`out` is there since xarray hands NumPy's None on.)
 
     >>> ost.any([True, False])
-    Array(True, dtype=bool, whole of 1)
+    Array(True, dtype=bool)
     """
     x = as_array(x)
     axes = axes_of(axis, x.ndim, "any")
@@ -525,7 +525,7 @@ def all(x: Operandish, /, axis: Axis = None, out: None = None, *, keepdims: bool
     """Whether all elements along axes are true.
 
     >>> ost.all([True, False])
-    Array(False, dtype=bool, whole of 1)
+    Array(False, dtype=bool)
     """
     x = as_array(x)
     axes = axes_of(axis, x.ndim, "all")
@@ -537,7 +537,7 @@ def count_nonzero(x: Operandish, /, axis: Axis = None, *, keepdims: bool = False
     """How many elements along axes are not zero.
 
     >>> ost.count_nonzero([0, 3, 4])
-    Array(2, dtype=int64, whole of 1)
+    Array(2, dtype=int64)
     """
     return sum(not_equal(x, 0), axis=axis, keepdims=keepdims)
 
@@ -681,7 +681,7 @@ def var(
     NumPy calls `ddof`. NaN where nothing is left of that number.
 
     >>> ost.var([1.0, 2.0, 3.0])
-    Array(0.6667, dtype=float64, whole of 1)
+    Array(0.6667, dtype=float64)
     """
     x = _floating(as_array(x), dtype, "var")
     correction = correction if ddof is None else ddof
@@ -716,7 +716,7 @@ def std(
     """The standard deviation over axes: the root of `var`.
 
     >>> ost.std([1.0, 2.0, 3.0])
-    Array(0.8165, dtype=float64, whole of 1)
+    Array(0.8165, dtype=float64)
     """
     found = var(x, axis=axis, dtype=dtype, correction=correction, keepdims=keepdims, ddof=ddof)
     return sqrt(found)
@@ -727,7 +727,7 @@ def logsumexp(x: Operandish, /, axis: Axis = None, *, keepdims: bool = False) ->
     """log(sum(exp(x))), without overflow.
 
     >>> ost.logsumexp([1000.0, 1000.0])
-    Array(1000.6931, dtype=float64, whole of 1)
+    Array(1000.6931, dtype=float64)
     """
     x = _floating(as_array(x))
     axes = axes_of(axis, x.ndim, "logsumexp")
@@ -973,7 +973,7 @@ def cumulative_sum(
     """Running sums along an axis.
 
     >>> ost.cumulative_sum([1, 2, 3])
-    Array([1, 3, 6], dtype=int64, whole of 1)
+    Array([1, 3, 6], dtype=int64)
     """
     return _cumsum(x, axis, dtype, include_initial, 0)
 
@@ -990,7 +990,7 @@ def cumulative_prod(
     """Running products along an axis.
 
     >>> ost.cumulative_prod([1, 2, 3])
-    Array([1, 2, 6], dtype=int64, whole of 1)
+    Array([1, 2, 6], dtype=int64)
     """
     return _cumprod(x, axis, dtype, include_initial, 1)
 
@@ -1000,7 +1000,7 @@ def cumulative_max(x: Operandish, /, axis: int | None = None) -> Array:
     """The largest of all elements so far along an axis; NaN once there was one.
 
     >>> ost.cumulative_max([1, 3, 2])
-    Array([1, 3, 3], dtype=int64, whole of 1)
+    Array([1, 3, 3], dtype=int64)
     """
     return _cummax(x, axis)
 
@@ -1010,7 +1010,7 @@ def cumulative_min(x: Operandish, /, axis: int | None = None) -> Array:
     """The smallest of all elements so far along an axis; NaN once there was one.
 
     >>> ost.cumulative_min([2, 3, 1])
-    Array([2, 2, 1], dtype=int64, whole of 1)
+    Array([2, 2, 1], dtype=int64)
     """
     return _cummin(x, axis)
 
@@ -1022,7 +1022,7 @@ def diff(
     """Differences of neighbours along an axis, n times.
 
     >>> ost.diff([1, 4, 9])
-    Array([3, 5], dtype=int64, whole of 1)
+    Array([3, 5], dtype=int64)
     """
     x = as_array(x)
     d = axis_of(axis, x.ndim, "diff")

@@ -124,7 +124,7 @@ def bincount(
     all-reduce.
 
     >>> ost.bincount([0, 2, 2])
-    Array([1, 0, 2], dtype=int64, whole of 1)
+    Array([1, 0, 2], dtype=int64)
     """
     k = as_array(x)
     if k.ndim != 1:
@@ -293,7 +293,7 @@ def segment_sum(
     largest number is read. Workers send the groups' sums: one all-reduce.
 
     >>> ost.segment_sum([1.0, 2.0, 3.0], [0, 1, 0], 2)
-    Array([4., 2.], dtype=float64, whole of 1)
+    Array([4., 2.], dtype=float64)
     """
     return _added("sum", data, segment_ids, num_segments)
 
@@ -304,7 +304,7 @@ def segment_prod(
     """The product of the rows of each group: one all-reduce.
 
     >>> ost.segment_prod([1.0, 2.0, 3.0], [0, 1, 0], 2)
-    Array([3., 2.], dtype=float64, whole of 1)
+    Array([3., 2.], dtype=float64)
     """
     return _added("prod", data, segment_ids, num_segments)
 
@@ -315,7 +315,7 @@ def segment_min(
     """The smallest of each group's rows; of none, the largest number that there is. One all-reduce.
 
     >>> ost.segment_min([1.0, 2.0, 3.0], [0, 1, 0], 2)
-    Array([1., 2.], dtype=float64, whole of 1)
+    Array([1., 2.], dtype=float64)
     """
     x, k, n = _segments("min", data, segment_ids, num_segments)
     return apply("segment_min", x, k, count=n)
@@ -327,7 +327,7 @@ def segment_max(
     """The largest of each group's rows; of none, the smallest number that there is. One all-reduce.
 
     >>> ost.segment_max([1.0, 2.0, 3.0], [0, 1, 0], 2)
-    Array([3., 2.], dtype=float64, whole of 1)
+    Array([3., 2.], dtype=float64)
     """
     x, k, n = _segments("max", data, segment_ids, num_segments)
     return apply("segment_max", x, k, count=n)
@@ -339,7 +339,7 @@ def segment_mean(
     """The mean of each group's rows; NaN where there are none. Sums and counts are one message.
 
     >>> ost.segment_mean([1.0, 2.0, 3.0], [0, 1, 0], 2)
-    Array([2., 2.], dtype=float64, whole of 1)
+    Array([2., 2.], dtype=float64)
     """
     return groupby(segment_ids, size=num_segments).mean(data)
 
@@ -350,7 +350,7 @@ class GroupBy:
 
     >>> groups = ost.groupby([0, 1, 0])
     >>> groups.count()
-    Array([2, 1], dtype=int64, whole of 1)
+    Array([2, 1], dtype=int64)
     """
 
     def __init__(self, keys: Array, size: int) -> None:
@@ -435,7 +435,7 @@ def groupby(keys: Operandish, *, size: int | None = None) -> GroupBy:
     numbers `labels, keys = ost.unique_inverse(x, size=n)` makes them.
 
     >>> ost.groupby([0, 1, 0], size=2).mean([1.0, 2.0, 3.0])
-    Array([2., 2.], dtype=float64, whole of 1)
+    Array([2., 2.], dtype=float64)
     """
     k = as_array(keys)
     if k.dtype.kind == "b":

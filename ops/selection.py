@@ -341,7 +341,7 @@ def partition(a: Operandish, kth: int | Sequence[int], axis: int | None = -1) ->
     what stands behind it not smaller. A line is needed whole; `median` and `quantile` are not so.
 
     >>> ost.partition([3, 1, 2], 0)[0]
-    Array(1, dtype=int64, whole of 1)
+    Array(1, dtype=int64)
     """
     return _divided(a, kth, axis, "partition")
 
@@ -350,6 +350,6 @@ def argpartition(a: Operandish, kth: int | Sequence[int], axis: int | None = -1)
     """The places that the elements of a partition come from.
 
     >>> ost.argpartition([3, 1, 2], 0)[0]
-    Array(1, dtype=int64, whole of 1)
+    Array(1, dtype=int64)
     """
     return _divided(a, kth, axis, "argpartition")

@@ -111,7 +111,7 @@ def isin(x: Operandish, elements: Operandish, /, *, invert: bool = False) -> Arr
     """Whether each element is one of these, which every worker has whole.
 
     >>> ost.isin([1, 2, 3], [2, 4])
-    Array([False,  True, False], dtype=bool, whole of 1)
+    Array([False,  True, False], dtype=bool)
     """
     x, e = unify(x, elements)
     kind = promote(x.dtype, e.dtype)
@@ -292,7 +292,7 @@ def unique_all(x: Operandish, /, *, size: int | None = None, fill_value: Any = N
     occur.
 
     >>> ost.unique_all([3, 1, 3]).indices
-    Array([1, 0], dtype=int64, whole of 1)
+    Array([1, 0], dtype=int64)
     """
     if size is None:
         return UniqueAll(*_read("unique_all", np.unique_all, x))
@@ -315,7 +315,7 @@ def unique_counts(
     """The values that occur, and how often.
 
     >>> ost.unique_counts([3, 1, 3])
-    UniqueCounts(values=Array([1, 3], dtype=int64, whole of 1), counts=Array([1, 2], dtype=int64, whole of 1))
+    UniqueCounts(values=Array([1, 3], dtype=int64), counts=Array([1, 2], dtype=int64))
     """
     if size is None:
         return UniqueCounts(*_read("unique_counts", np.unique_counts, x))
@@ -342,7 +342,7 @@ def unique_inverse(
     """The values that occur, and which of them each element is.
 
     >>> ost.unique_inverse([3, 1, 3]).inverse_indices
-    Array([1, 0, 1], dtype=int64, whole of 1)
+    Array([1, 0, 1], dtype=int64)
     """
     if size is None:
         return UniqueInverse(*_read("unique_inverse", np.unique_inverse, x))
@@ -358,7 +358,7 @@ def unique_values(x: Operandish, /, *, size: int | None = None, fill_value: Any 
     of each part travel, and nothing else.
 
     >>> ost.unique_values([3, 1, 3])
-    Array([1, 3], dtype=int64, whole of 1)
+    Array([1, 3], dtype=int64)
     """
     if size is None:
         return _read("unique_values", _unique, x)[0]
@@ -387,7 +387,7 @@ def union1d(
     """The values that are in either, in order; with `size`, so many, the rest filled.
 
     >>> ost.union1d([1, 2], [2, 3])
-    Array([1, 2, 3], dtype=int64, whole of 1)
+    Array([1, 2, 3], dtype=int64)
     """
     if size is None:
         return _read("union1d", np.union1d, ar1, ar2)[0]
@@ -400,7 +400,7 @@ def intersect1d(
     """The values that are in both, in order; with `size`, so many, the rest filled.
 
     >>> ost.intersect1d([1, 2], [2, 3])
-    Array([2], dtype=int64, whole of 1)
+    Array([2], dtype=int64)
     """
     if size is None:
         return _read("intersect1d", np.intersect1d, ar1, ar2)[0]
@@ -415,7 +415,7 @@ def setdiff1d(
     filled.
 
     >>> ost.setdiff1d([1, 2], [2, 3])
-    Array([1], dtype=int64, whole of 1)
+    Array([1], dtype=int64)
     """
     if size is None:
         return _read("setdiff1d", np.setdiff1d, ar1, ar2)[0]
@@ -429,7 +429,7 @@ def setxor1d(
     """The values that are in one of both only, in order; with `size`, so many, the rest filled.
 
     >>> ost.setxor1d([1, 2], [2, 3])
-    Array([1, 3], dtype=int64, whole of 1)
+    Array([1, 3], dtype=int64)
     """
     if size is None:
         return _read("setxor1d", np.setxor1d, ar1, ar2)[0]
@@ -488,7 +488,7 @@ def unique(
     NaN is a value of its own, else all NaN are one.
 
     >>> ost.unique([2, 1, 2], return_counts=True)
-    (Array([1, 2], dtype=int64, whole of 1), Array([1, 2], dtype=int64, whole of 1))
+    (Array([1, 2], dtype=int64), Array([1, 2], dtype=int64))
     """
     if not (return_index or return_inverse or return_counts):
         return _one_nan(unique_values(ar, size=size, fill_value=fill_value), equal_nan, size)

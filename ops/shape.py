@@ -190,7 +190,7 @@ def resplit(x: Operandish, /, split: Split = None, *, mesh: tuple[int, ...] | No
     replicas.
 
     >>> ost.resplit(ost.arange(4), 0)
-    Array([0, 1, 2, 3], dtype=int64, whole of 1)
+    Array([0, 1, 2, 3], dtype=int64)
     """
     x = as_array(x)
     return apply("resplit", x, split=split_of(split, x.ndim), mesh=mesh)
@@ -218,7 +218,7 @@ def copy(x: Operandish, /) -> Array:
     """The same values in memory of their own.
 
     >>> ost.copy(ost.arange(3))
-    Array([0, 1, 2], dtype=int64, whole of 1)
+    Array([0, 1, 2], dtype=int64)
     """
     return apply("copy", as_array(x))
 
@@ -228,7 +228,7 @@ def stop_gradient(x: Operandish, /) -> Array:
     """The same values, as a constant for gradients.
 
     >>> ost.grad(lambda x: x * ost.stop_gradient(x))(3.0)
-    Array(3., dtype=float64, whole of 1)
+    Array(3., dtype=float64)
     """
     return apply("stop_gradient", as_array(x))
 
@@ -266,7 +266,7 @@ def reshape(x: Operandish, /, shape: int | Sequence[int], *, copy: bool | None =
 
     >>> ost.reshape(ost.arange(4), (2, 2))
     Array([[0, 1],
-           [2, 3]], dtype=int64, whole of 1)
+           [2, 3]], dtype=int64)
     """
     x, new = as_array(x), listed(shape, "reshape")
     known = math.prod(n for n in new if n != -1)
@@ -318,7 +318,7 @@ def expand_dims(x: Operandish, /, axis: int | Sequence[int] = 0) -> Array:
     """New axes of size 1 at these places of the result.
 
     >>> ost.expand_dims(ost.arange(2), axis=0)
-    Array([[0, 1]], dtype=int64, whole of 1)
+    Array([[0, 1]], dtype=int64)
     """
     x = as_array(x)
     axes = axes_of(axis, x.ndim + len(listed(axis, "expand_dims")), "expand_dims")
@@ -359,7 +359,7 @@ def squeeze(x: Operandish, /, axis: int | Sequence[int] | None = None) -> Array:
     """Without these axes, each of size 1: all of them, if none is said.
 
     >>> ost.squeeze([[1, 2]], axis=0)
-    Array([1, 2], dtype=int64, whole of 1)
+    Array([1, 2], dtype=int64)
     """
     x = as_array(x)
     ones = tuple(d for d, n in enumerate(x.shape) if n == 1)
@@ -409,7 +409,7 @@ def matrix_transpose(x: Operandish, /) -> Array:
 
     >>> ost.matrix_transpose([[1, 2], [3, 4]])
     Array([[1, 3],
-           [2, 4]], dtype=int64, whole of 1)
+           [2, 4]], dtype=int64)
     """
     x = as_array(x)
     if x.ndim < 2:
@@ -494,7 +494,7 @@ def broadcast_to(x: Operandish, /, shape: Sequence[int]) -> Array:
 
     >>> ost.broadcast_to([1, 2], (2, 2))
     Array([[1, 2],
-           [1, 2]], dtype=int64, whole of 1)
+           [1, 2]], dtype=int64)
     """
     x, new = as_array(x), listed(shape, "broadcast_to")
     return x if x.shape == new else apply("broadcast_to", x, shape=new)
@@ -506,7 +506,7 @@ def broadcast_arrays(*arrays: Operandish) -> list[Array]:
 
     >>> ost.broadcast_arrays([1, 2], [[1], [2]])[1]
     Array([[1, 1],
-           [2, 2]], dtype=int64, whole of 1)
+           [2, 2]], dtype=int64)
     """
     xs = [as_array(x) for x in arrays]
     shape = broadcast("broadcast_arrays", *(x.shape for x in xs))
@@ -622,7 +622,7 @@ def flip(x: Operandish, /, axis: int | Sequence[int] | None = None) -> Array:
     """Backwards along axes; all of them for None.
 
     >>> ost.flip([1, 2, 3])
-    Array([3, 2, 1], dtype=int64, whole of 1)
+    Array([3, 2, 1], dtype=int64)
     """
     x = as_array(x)
     axes = axes_of(axis, x.ndim, "flip")
@@ -636,7 +636,7 @@ def roll(
     """Shifted along axes; what leaves at one end enters at the other.
 
     >>> ost.roll([1, 2, 3], 1)
-    Array([3, 1, 2], dtype=int64, whole of 1)
+    Array([3, 1, 2], dtype=int64)
     """
     given = x = as_array(x)
     shifts = listed(shift, "roll")
@@ -748,7 +748,7 @@ def concat(arrays: Sequence[Operandish], /, axis: int | None = 0) -> Array:
     """One after the other along an axis; flattened first for None.
 
     >>> ost.concat([[1, 2], [3]])
-    Array([1, 2, 3], dtype=int64, whole of 1)
+    Array([1, 2, 3], dtype=int64)
     """
     if not len(arrays):
         raise misfit(ArgumentError, "concat", got="no arrays", needed="at least one")
@@ -764,7 +764,7 @@ def stack(arrays: Sequence[Operandish], /, axis: int = 0) -> Array:
 
     >>> ost.stack([[1, 2], [3, 4]], axis=1)
     Array([[1, 3],
-           [2, 4]], dtype=int64, whole of 1)
+           [2, 4]], dtype=int64)
     """
     xs = unify(*arrays) if len(arrays) else []
     if len({x.shape for x in xs}) != 1:
@@ -853,7 +853,7 @@ def pad(
     "reflect". Widths as in NumPy.
 
     >>> ost.pad([1, 2], 1)
-    Array([0, 1, 2, 0], dtype=int64, whole of 1)
+    Array([0, 1, 2, 0], dtype=int64)
     """
     value = value if constant_values is None else constant_values
     x = as_array(x)
@@ -910,7 +910,7 @@ def tile(x: Operandish, repetitions: int | Sequence[int], /) -> Array:
     """The whole array again and again along its axes.
 
     >>> ost.tile([1, 2], 2)
-    Array([1, 2, 1, 2], dtype=int64, whole of 1)
+    Array([1, 2, 1, 2], dtype=int64)
     """
     x, given = as_array(x), listed(repetitions, "tile")
     counts = (1,) * (x.ndim - len(given)) + given
@@ -1081,7 +1081,7 @@ def tril(x: Operandish, /, k: int = 0) -> Array:
     >>> ost.tril(ost.ones((3, 3)))
     Array([[1., 0., 0.],
            [1., 1., 0.],
-           [1., 1., 1.]], dtype=float64, whole of 1)
+           [1., 1., 1.]], dtype=float64)
     """
     return _triangle(as_array(x), k, lower=True)
 
@@ -1093,6 +1093,6 @@ def triu(x: Operandish, /, k: int = 0) -> Array:
     >>> ost.triu(ost.ones((3, 3)))
     Array([[1., 1., 1.],
            [0., 1., 1.],
-           [0., 0., 1.]], dtype=float64, whole of 1)
+           [0., 0., 1.]], dtype=float64)
     """
     return _triangle(as_array(x), k, lower=False)

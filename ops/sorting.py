@@ -182,7 +182,7 @@ def sort(
     """The elements in order along an axis; NaN counts as the largest.
 
     >>> ost.sort([3, 1, 2])
-    Array([1, 2, 3], dtype=int64, whole of 1)
+    Array([1, 2, 3], dtype=int64)
     """
     x = as_array(x)
     return apply(
@@ -230,7 +230,7 @@ def argsort(
     """The places that the elements in order come from.
 
     >>> ost.argsort([3, 1, 2])
-    Array([1, 2, 0], dtype=int64, whole of 1)
+    Array([1, 2, 0], dtype=int64)
     """
     x = as_array(x)
     d = axis_of(axis, x.ndim, "argsort")
@@ -242,7 +242,7 @@ def topk(x: Operandish, k: int, /, *, axis: int = -1, largest: bool = True) -> t
     """The k largest (or smallest) elements along an axis, in order, and their places.
 
     >>> ost.topk([3, 1, 2], 2)
-    (Array([3, 2], dtype=int64, whole of 1), Array([0, 2], dtype=int64, whole of 1))
+    (Array([3, 2], dtype=int64), Array([0, 2], dtype=int64))
     """
     x = as_array(x)
     d = axis_of(axis, x.ndim, "topk")
@@ -296,7 +296,7 @@ def searchsorted(
     """Where each v belongs among the sorted x.
 
     >>> ost.searchsorted([1, 2, 3], [2, 5])
-    Array([1, 3], dtype=int64, whole of 1)
+    Array([1, 3], dtype=int64)
     """
     x, v = as_array(x), as_array(v)
     if side not in ("left", "right"):
@@ -315,7 +315,7 @@ def lexsort(keys: Operandish | Sequence[Operandish], axis: int = -1) -> Array:
     """The places in order by several keys, the last one first of all: a stable sort by each.
 
     >>> ost.lexsort(([3, 1, 2], [0, 0, 1]))
-    Array([1, 0, 2], dtype=int64, whole of 1)
+    Array([1, 0, 2], dtype=int64)
     """
     each = [as_array(k) for k in keys] if isinstance(keys, list | tuple) else [*as_array(keys)]
     if not each or not each[0].ndim or any(k.shape != each[0].shape for k in each):

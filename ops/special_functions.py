@@ -151,7 +151,7 @@ def gammaln(x: Operandish) -> Array:
     of its largest term, so with few digits where it crosses 0.
 
     >>> ost.special.gammaln(5.0)
-    Array(3.1781, dtype=float64, whole of 1)
+    Array(3.1781, dtype=float64)
     """
     return _run("gammaln", x)
 
@@ -164,7 +164,7 @@ def gamma(z: Operandish) -> Array:
     ulp.
 
     >>> ost.special.gamma(5.0)
-    Array(24., dtype=float64, whole of 1)
+    Array(24., dtype=float64)
     """
     return _run("gamma", z)
 
@@ -177,7 +177,7 @@ def digamma(z: Operandish) -> Array:
     of its largest term.
 
     >>> ost.special.digamma(1.0)
-    Array(-0.5772, dtype=float64, whole of 1)
+    Array(-0.5772, dtype=float64)
     """
     return _run("digamma", z)
 
@@ -208,7 +208,7 @@ def polygamma(n: int, x: Operandish) -> Array:
     """The n-th slope of digamma; for n > 2 of x > 0, else NaN. Within 8 ulp of its largest term.
 
     >>> ost.special.polygamma(1, 1.0)
-    Array(1.6449, dtype=float64, whole of 1)
+    Array(1.6449, dtype=float64)
     """
     n = whole_number(n, "polygamma")
     if n < 0:
@@ -237,7 +237,7 @@ def betaln(a: Operandish, b: Operandish) -> Array:
     where it is smaller.
 
     >>> ost.special.betaln(1.0, 2.0)
-    Array(-0.6931, dtype=float64, whole of 1)
+    Array(-0.6931, dtype=float64)
     """
     return _run("betaln", a, b)
 
@@ -249,7 +249,7 @@ def beta(a: Operandish, b: Operandish) -> Array:
     """gamma(a) gamma(b) / gamma(a + b), to 4 + 2 |log beta| ulp for a, b > 0.
 
     >>> ost.special.beta(1.0, 2.0)
-    Array(0.5, dtype=float64, whole of 1)
+    Array(0.5, dtype=float64)
     """
     return _run("beta", a, b)
 
@@ -300,7 +300,7 @@ def gammainc(a: Operandish, x: Operandish) -> Array:
     to 1e-9.
 
     >>> ost.special.gammainc(2.0, 1.0)
-    Array(0.2642, dtype=float64, whole of 1)
+    Array(0.2642, dtype=float64)
     """
     return _run("gammainc", a, x)
 
@@ -312,7 +312,7 @@ def gammaincc(a: Operandish, x: Operandish) -> Array:
     """1 - gammainc(a, x), without cancellation. As exact as that.
 
     >>> ost.special.gammaincc(1.0, 1.0)
-    Array(0.3679, dtype=float64, whole of 1)
+    Array(0.3679, dtype=float64)
     """
     return _run("gammaincc", a, x)
 
@@ -336,7 +336,7 @@ def betainc(a: Operandish, b: Operandish, x: Operandish) -> Array:
     To 1e-12 of a result down to 1e-200; its slopes by a and b, which have no formula, to 1e-9.
 
     >>> ost.special.betainc(2.0, 3.0, 0.5)
-    Array(0.6875, dtype=float64, whole of 1)
+    Array(0.6875, dtype=float64)
     """
     return _run("betainc", a, b, x)
 
@@ -352,7 +352,7 @@ def erfc(x: Operandish) -> Array:
     """1 - erf(x), without cancellation. Within 16 ulp.
 
     >>> ost.special.erfc(1.0)
-    Array(0.1573, dtype=float64, whole of 1)
+    Array(0.1573, dtype=float64)
     """
     return _run("erfc", x)
 
@@ -364,7 +364,7 @@ def erfinv(y: Operandish) -> Array:
     """The inverse of erf; infinite at -1 and 1, NaN beyond. Within 8 ulp.
 
     >>> ost.special.erfinv(0.5)
-    Array(0.4769, dtype=float64, whole of 1)
+    Array(0.4769, dtype=float64)
     """
     return _run("erfinv", y)
 
@@ -377,7 +377,7 @@ def erfcinv(y: Operandish) -> Array:
     2**-53 near 1, where it is 0.
 
     >>> ost.special.erfcinv(0.5)
-    Array(0.4769, dtype=float64, whole of 1)
+    Array(0.4769, dtype=float64)
     """
     return _run("erfcinv", y)
 
@@ -389,7 +389,7 @@ def ndtr(x: Operandish) -> Array:
     """The share of the normal distribution below x. Within 16 ulp.
 
     >>> ost.special.ndtr(0.0)
-    Array(0.5, dtype=float64, whole of 1)
+    Array(0.5, dtype=float64)
     """
     return _run("ndtr", x)
 
@@ -401,7 +401,7 @@ def log_ndtr(x: Operandish) -> Array:
     """log(ndtr(x)), without overflow. Within 16 ulp.
 
     >>> ost.special.log_ndtr(-40.0)
-    Array(-804.6084, dtype=float64, whole of 1)
+    Array(-804.6084, dtype=float64)
     """
     return _run("log_ndtr", x)
 
@@ -414,7 +414,7 @@ def ndtri(y: Operandish) -> Array:
     Within 8 ulp, but for 8 units of 2**-53 near 1/2, where it is 0.
 
     >>> ost.special.ndtri(0.975)
-    Array(1.96, dtype=float64, whole of 1)
+    Array(1.96, dtype=float64)
     """
     return _run("ndtri", y)
 
@@ -427,7 +427,7 @@ def logit(x: Operandish) -> Array:
     """log(x / (1 - x)), the inverse of expit. Within 4 ulp.
 
     >>> ost.special.logit(0.5)
-    Array(0., dtype=float64, whole of 1)
+    Array(0., dtype=float64)
     """
     return _run("logit", x)
 
@@ -439,7 +439,7 @@ def expit(x: Operandish) -> Array:
     """1 / (1 + exp(-x)): sigmoid. Within 4 ulp.
 
     >>> ost.special.expit(0.0)
-    Array(0.5, dtype=float64, whole of 1)
+    Array(0.5, dtype=float64)
     """
     return sigmoid(x)
 
@@ -453,7 +453,7 @@ def xlogy(x: Operandish, y: Operandish) -> Array:
     """x log(y), and 0 where x is 0. Within 4 ulp.
 
     >>> ost.special.xlogy(0.0, 0.0)
-    Array(0., dtype=float64, whole of 1)
+    Array(0., dtype=float64)
     """
     return _run("xlogy", x, y)
 
@@ -465,7 +465,7 @@ def xlog1py(x: Operandish, y: Operandish) -> Array:
     """x log(1 + y), and 0 where x is 0. Within 4 ulp.
 
     >>> ost.special.xlog1py(2.0, 1.0)
-    Array(1.3863, dtype=float64, whole of 1)
+    Array(1.3863, dtype=float64)
     """
     return _run("xlog1py", x, y)
 
@@ -477,7 +477,7 @@ def entr(x: Operandish) -> Array:
     """-x log(x), the entropy of a probability; 0 at 0, -inf below. Within 4 ulp.
 
     >>> ost.special.entr(0.5)
-    Array(0.3466, dtype=float64, whole of 1)
+    Array(0.3466, dtype=float64)
     """
     return _run("entr", x)
 
@@ -490,7 +490,7 @@ def rel_entr(x: Operandish, y: Operandish) -> Array:
     Within 4 ulp of x where x is near y.
 
     >>> ost.special.rel_entr(0.5, 1.0)
-    Array(-0.3466, dtype=float64, whole of 1)
+    Array(-0.3466, dtype=float64)
     """
     return _run("rel_entr", x, y)
 
@@ -503,7 +503,7 @@ def kl_div(x: Operandish, y: Operandish) -> Array:
     largest term.
 
     >>> ost.special.kl_div(0.5, 1.0)
-    Array(0.1534, dtype=float64, whole of 1)
+    Array(0.1534, dtype=float64)
     """
     return _run("kl_div", x, y)
 
@@ -515,7 +515,7 @@ def softmax(x: Operandish, axis: Axis = None) -> Array:
     """exp(x) / sum(exp(x)), without overflow.
 
     >>> ost.special.softmax([0.0, 0.0])
-    Array([0.5, 0.5], dtype=float64, whole of 1)
+    Array([0.5, 0.5], dtype=float64)
     """
     return nn.softmax(x, axis=axis)
 
@@ -524,7 +524,7 @@ def log_softmax(x: Operandish, axis: Axis = None) -> Array:
     """log(softmax(x)), without overflow.
 
     >>> ost.special.log_softmax([0.0, 0.0])
-    Array([-0.6931, -0.6931], dtype=float64, whole of 1)
+    Array([-0.6931, -0.6931], dtype=float64)
     """
     return nn.log_softmax(x, axis=axis)
 
@@ -547,7 +547,7 @@ def exprel(x: Operandish) -> Array:
     """(exp(x) - 1) / x, and 1 at 0. Within 4 ulp.
 
     >>> ost.special.exprel(1.0)
-    Array(1.7183, dtype=float64, whole of 1)
+    Array(1.7183, dtype=float64)
     """
     return _run("exprel", x)
 
@@ -566,7 +566,7 @@ def sinc(x: Operandish) -> Array:
     """sin(pi x) / (pi x), and 1 at 0. Within 4 ulp.
 
     >>> ost.special.sinc(0.5)
-    Array(0.6366, dtype=float64, whole of 1)
+    Array(0.6366, dtype=float64)
     """
     return _run("sinc", x)
 
@@ -586,7 +586,7 @@ def j0(x: Operandish) -> Array:
     1 where they are larger).
 
     >>> ost.special.j0(1.0)
-    Array(0.7652, dtype=float64, whole of 1)
+    Array(0.7652, dtype=float64)
     """
     return _run("j0", x)
 
@@ -599,7 +599,7 @@ def j1(x: Operandish) -> Array:
     1 where they are larger).
 
     >>> ost.special.j1(1.0)
-    Array(0.4401, dtype=float64, whole of 1)
+    Array(0.4401, dtype=float64)
     """
     return _run("j1", x)
 
@@ -612,7 +612,7 @@ def y0(x: Operandish) -> Array:
     its waves (of 1 where they are larger).
 
     >>> ost.special.y0(1.0)
-    Array(0.0883, dtype=float64, whole of 1)
+    Array(0.0883, dtype=float64)
     """
     return _run("y0", x)
 
@@ -625,7 +625,7 @@ def y1(x: Operandish) -> Array:
     its waves (of 1 where they are larger), and within 8 ulp near 0.
 
     >>> ost.special.y1(1.0)
-    Array(-0.7812, dtype=float64, whole of 1)
+    Array(-0.7812, dtype=float64)
     """
     return _run("y1", x)
 
@@ -637,7 +637,7 @@ def i0(x: Operandish) -> Array:
     """The modified Bessel function of the first kind of order 0. Within 8 ulp.
 
     >>> ost.special.i0(1.0)
-    Array(1.2661, dtype=float64, whole of 1)
+    Array(1.2661, dtype=float64)
     """
     return _run("i0", x)
 
@@ -649,7 +649,7 @@ def i1(x: Operandish) -> Array:
     """The modified Bessel function of the first kind of order 1. Within 8 ulp.
 
     >>> ost.special.i1(1.0)
-    Array(0.5652, dtype=float64, whole of 1)
+    Array(0.5652, dtype=float64)
     """
     return _run("i1", x)
 
@@ -661,7 +661,7 @@ def i0e(x: Operandish) -> Array:
     """exp(-|x|) i0(x). Within 8 ulp.
 
     >>> ost.special.i0e(1.0)
-    Array(0.4658, dtype=float64, whole of 1)
+    Array(0.4658, dtype=float64)
     """
     return _run("i0e", x)
 
@@ -673,7 +673,7 @@ def i1e(x: Operandish) -> Array:
     """exp(-|x|) i1(x). Within 8 ulp.
 
     >>> ost.special.i1e(1.0)
-    Array(0.2079, dtype=float64, whole of 1)
+    Array(0.2079, dtype=float64)
     """
     return _run("i1e", x)
 
@@ -685,7 +685,7 @@ def k0(x: Operandish) -> Array:
     """The modified Bessel function of the second kind of order 0; NaN below 0. Within 9 ulp.
 
     >>> ost.special.k0(1.0)
-    Array(0.421, dtype=float64, whole of 1)
+    Array(0.421, dtype=float64)
     """
     return _run("k0", x)
 
@@ -697,7 +697,7 @@ def k1(x: Operandish) -> Array:
     """The modified Bessel function of the second kind of order 1; NaN below 0. Within 8 ulp.
 
     >>> ost.special.k1(1.0)
-    Array(0.6019, dtype=float64, whole of 1)
+    Array(0.6019, dtype=float64)
     """
     return _run("k1", x)
 
@@ -709,7 +709,7 @@ def k0e(x: Operandish) -> Array:
     """exp(x) k0(x). Within 9 ulp.
 
     >>> ost.special.k0e(1.0)
-    Array(1.1445, dtype=float64, whole of 1)
+    Array(1.1445, dtype=float64)
     """
     return _run("k0e", x)
 
@@ -721,7 +721,7 @@ def k1e(x: Operandish) -> Array:
     """exp(x) k1(x). Within 8 ulp.
 
     >>> ost.special.k1e(1.0)
-    Array(1.6362, dtype=float64, whole of 1)
+    Array(1.6362, dtype=float64)
     """
     return _run("k1e", x)
 
@@ -744,7 +744,7 @@ def zeta(x: Operandish, q: Operandish | None = None) -> Array:
     no formula, to 1e-9.
 
     >>> ost.special.zeta(2.0)
-    Array(1.6449, dtype=float64, whole of 1)
+    Array(1.6449, dtype=float64)
     """
     if q is not None:
         return _run("zeta", x, q)

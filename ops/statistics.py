@@ -82,7 +82,7 @@ def isclose(
     """Whether elements differ by at most `atol + rtol * abs(b)`.
 
     >>> ost.isclose([1.0, 2.0], [1.0 + 1e-9, 2.1])
-    Array([ True, False], dtype=bool, whole of 1)
+    Array([ True, False], dtype=bool)
     """
     x, y = as_array(a), floating(b)
     near = less_equal(absolute(x - y), atol + rtol * absolute(y))
@@ -100,7 +100,7 @@ def allclose(
     """Whether all elements do.
 
     >>> ost.allclose([1.0, 2.0], [1.0 + 1e-9, 2.0])
-    Array(True, dtype=bool, whole of 1)
+    Array(True, dtype=bool)
     """
     return all_of(isclose(a, b, rtol, atol, equal_nan))
 
@@ -109,7 +109,7 @@ def array_equal(a1: Operandish, a2: Operandish, equal_nan: bool = False) -> Arra
     """Whether two arrays have the same shape and elements.
 
     >>> ost.array_equal([1, 2], [1, 2])
-    Array(True, dtype=bool, whole of 1)
+    Array(True, dtype=bool)
     """
     x, y = as_array(a1), as_array(a2)
     if x.shape != y.shape:
@@ -121,7 +121,7 @@ def array_equiv(a1: Operandish, a2: Operandish) -> Array:
     """Whether two arrays are equal when one is repeated to the shape of the other.
 
     >>> ost.array_equiv([1, 2], [[1, 2], [1, 2]])
-    Array(True, dtype=bool, whole of 1)
+    Array(True, dtype=bool)
     """
     x, y = as_array(a1), as_array(a2)
     try:
@@ -141,7 +141,7 @@ def isposinf(x: Operandish) -> Array:
     """Whether an element is infinite and positive.
 
     >>> ost.isposinf([np.inf, -np.inf])
-    Array([ True, False], dtype=bool, whole of 1)
+    Array([ True, False], dtype=bool)
     """
     return logical_and(isinf(x), greater(x, 0))
 
@@ -150,7 +150,7 @@ def isneginf(x: Operandish) -> Array:
     """Whether an element is infinite and negative.
 
     >>> ost.isneginf([np.inf, -np.inf])
-    Array([False,  True], dtype=bool, whole of 1)
+    Array([False,  True], dtype=bool)
     """
     return logical_and(isinf(x), less(x, 0))
 
@@ -186,7 +186,7 @@ def average(
     `returned`, the sums of weights as well.
 
     >>> ost.average([1.0, 2.0], weights=[3, 1])
-    Array(1.25, dtype=float64, whole of 1)
+    Array(1.25, dtype=float64)
     """
     if weights is None and not returned:
         return mean(a, axis, keepdims=keepdims)
@@ -214,7 +214,7 @@ def ptp(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """The largest element less the smallest.
 
     >>> ost.ptp([1, 5, 3])
-    Array(4, dtype=int64, whole of 1)
+    Array(4, dtype=int64)
     """
     return largest(a, axis, keepdims=keepdims) - smallest(a, axis, keepdims=keepdims)
 
@@ -224,7 +224,7 @@ def nan_to_num(x: Operandish, nan: Any = 0.0, posinf: Any = None, neginf: Any = 
     """Numbers in the place of NaN, and of infinities: the largest and the smallest, unless said otherwise.
 
     >>> ost.nan_to_num([1.0, np.nan])
-    Array([1., 0.], dtype=float64, whole of 1)
+    Array([1., 0.], dtype=float64)
     """
     y = as_array(x)
     if y.dtype.kind == "c":
@@ -253,7 +253,7 @@ def nansum(a: Operandish, axis: Axis = None, *, dtype: Any = None, keepdims: boo
     """The sum over axes of what is not NaN.
 
     >>> ost.nansum([1.0, np.nan])
-    Array(1., dtype=float64, whole of 1)
+    Array(1., dtype=float64)
     """
     return sum_of(_without(a, 0)[0], axis, dtype=dtype, keepdims=keepdims)
 
@@ -264,7 +264,7 @@ def nanprod(
     """The product over axes of what is not NaN.
 
     >>> ost.nanprod([2.0, np.nan])
-    Array(2., dtype=float64, whole of 1)
+    Array(2., dtype=float64)
     """
     return prod(_without(a, 1)[0], axis, dtype=dtype, keepdims=keepdims)
 
@@ -273,7 +273,7 @@ def nancumsum(a: Operandish, axis: int | None = None, dtype: Any = None) -> Arra
     """Sums up to each place, of what is not NaN; of all elements in a row for None.
 
     >>> ost.nancumsum([1.0, np.nan, 2.0])
-    Array([1., 1., 3.], dtype=float64, whole of 1)
+    Array([1., 1., 3.], dtype=float64)
     """
     return cumsum(_without(a, 0)[0], axis, dtype=dtype)
 
@@ -282,7 +282,7 @@ def nancumprod(a: Operandish, axis: int | None = None, dtype: Any = None) -> Arr
     """Products up to each place, of what is not NaN; of all elements in a row for None.
 
     >>> ost.nancumprod([2.0, np.nan, 3.0])
-    Array([2., 2., 6.], dtype=float64, whole of 1)
+    Array([2., 2., 6.], dtype=float64)
     """
     return cumprod(_without(a, 1)[0], axis, dtype=dtype)
 
@@ -308,7 +308,7 @@ def nanmean(
     """The mean over axes of what is not NaN; NaN where there is nothing else.
 
     >>> ost.nanmean([1.0, np.nan, 3.0])
-    Array(2., dtype=float64, whole of 1)
+    Array(2., dtype=float64)
     """
     x, gone = _without(_cast(a, dtype), 0)
     if gone is None:
@@ -329,7 +329,7 @@ def nanvar(
     `correction`, or `ddof`, which is NumPy's name for it.
 
     >>> ost.nanvar([1.0, np.nan, 3.0])
-    Array(1., dtype=float64, whole of 1)
+    Array(1., dtype=float64)
     """
     x = floating(_cast(a, dtype))
     gone = isnan(x)
@@ -352,7 +352,7 @@ def nanstd(
     """The standard deviation over axes of what is not NaN.
 
     >>> ost.nanstd([1.0, np.nan, 3.0])
-    Array(1., dtype=float64, whole of 1)
+    Array(1., dtype=float64)
     """
     return sqrt(nanvar(a, axis, dtype=dtype, ddof=ddof, correction=correction, keepdims=keepdims))
 
@@ -361,7 +361,7 @@ def nanmax(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array
     """The largest element over axes that is not NaN; NaN where there is nothing else.
 
     >>> ost.nanmax([1.0, np.nan, 3.0])
-    Array(3., dtype=float64, whole of 1)
+    Array(3., dtype=float64)
     """
     x, gone = _without(a, float("-inf"))
     found = largest(x, axis, keepdims=keepdims)
@@ -372,7 +372,7 @@ def nanmin(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array
     """The smallest element over axes that is not NaN; NaN where there is nothing else.
 
     >>> ost.nanmin([1.0, np.nan, 3.0])
-    Array(1., dtype=float64, whole of 1)
+    Array(1., dtype=float64)
     """
     x, gone = _without(a, float("inf"))
     found = smallest(x, axis, keepdims=keepdims)
@@ -388,7 +388,7 @@ def nanargmax(a: Operandish, axis: int | None = None) -> Array:
     """The place of the largest element that is not NaN; 0 where there is nothing else.
 
     >>> ost.nanargmax([1.0, np.nan, 3.0])
-    Array(2, dtype=int64, whole of 1)
+    Array(2, dtype=int64)
     """
     return argmax(_without(a, float("-inf"))[0], axis)
 
@@ -397,7 +397,7 @@ def nanargmin(a: Operandish, axis: int | None = None) -> Array:
     """The place of the smallest element that is not NaN; 0 where there is nothing else.
 
     >>> ost.nanargmin([np.nan, 1.0, 3.0])
-    Array(1, dtype=int64, whole of 1)
+    Array(1, dtype=int64)
     """
     return argmin(_without(a, float("inf"))[0], axis)
 
@@ -420,7 +420,7 @@ def cov(
 
     >>> ost.cov([[1.0, 2.0, 3.0], [3.0, 1.0, 2.0]])
     Array([[ 1. , -0.5],
-           [-0.5,  1. ]], dtype=float64, whole of 1)
+           [-0.5,  1. ]], dtype=float64)
     """
     ddof = int(not bias) if ddof is None else ddof
     x = _variables(m, rowvar)
@@ -466,7 +466,7 @@ def corrcoef(
 
     >>> ost.corrcoef([[1.0, 2.0, 3.0], [3.0, 1.0, 2.0]])
     Array([[ 1. , -0.5],
-           [-0.5,  1. ]], dtype=float64, whole of 1)
+           [-0.5,  1. ]], dtype=float64)
     """
     c = cov(x, y, rowvar, dtype=dtype)
     if c.ndim == 0:

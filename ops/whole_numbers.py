@@ -50,7 +50,7 @@ def gcd(x1: Operandish, x2: Operandish) -> Array:
     """The greatest common divisors, by Euclid's algorithm: one loop for all of them.
 
     >>> ost.gcd([12, 20, 0], 18)
-    Array([ 6,  2, 18], dtype=int64, whole of 1)
+    Array([ 6,  2, 18], dtype=int64)
     """
     x, y = unify(x1, x2)
     _whole("gcd", x, y)
@@ -69,7 +69,7 @@ def lcm(x1: Operandish, x2: Operandish) -> Array:
     """The least common multiples; 0 where one is 0.
 
     >>> ost.lcm([4, 6, 0], 10)
-    Array([20, 30,  0], dtype=int64, whole of 1)
+    Array([20, 30,  0], dtype=int64)
     """
     x, y = unify(x1, x2)
     _whole("lcm", x, y)
@@ -81,7 +81,7 @@ def bitwise_count(x: Operandish) -> Array:
     """How many bits of |x| are set.
 
     >>> ost.bitwise_count([0, 7, -8])
-    Array([0, 3, 1], dtype=uint8, whole of 1)
+    Array([0, 3, 1], dtype=uint8)
     """
     v = as_array(x)
     _whole("bitwise_count", v)
@@ -96,7 +96,7 @@ def frexp(x: Operandish) -> tuple[Array, Array]:
     """Mantissas from [0.5, 1), and exponents: x is mantissa * 2**exponent.
 
     >>> ost.frexp([8.0, -0.75])
-    (Array([ 0.5 , -0.75], dtype=float64, whole of 1), Array([4, 0], dtype=int32, whole of 1))
+    (Array([ 0.5 , -0.75], dtype=float64), Array([4, 0], dtype=int32))
     """
     v = as_array(x)
     if v.dtype.kind == "c":

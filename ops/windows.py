@@ -25,7 +25,7 @@ def bartlett(M: int) -> Array:
     """A triangle.
 
     >>> ost.bartlett(5)
-    Array([0. , 0.5, 1. , 0.5, 0. ], dtype=float64, whole of 1)
+    Array([0. , 0.5, 1. , 0.5, 0. ], dtype=float64)
     """
     return 1.0 - absolute(_share(M, "bartlett"))
 
@@ -34,7 +34,7 @@ def hanning(M: int) -> Array:
     """A raised cosine.
 
     >>> ost.hanning(3)
-    Array([0., 1., 0.], dtype=float64, whole of 1)
+    Array([0., 1., 0.], dtype=float64)
     """
     return 0.5 + 0.5 * cos(math.pi * _share(M, "hanning"))
 
@@ -43,7 +43,7 @@ def hamming(M: int) -> Array:
     """A raised cosine that does not end at 0.
 
     >>> ost.hamming(3)
-    Array([0.08, 1.  , 0.08], dtype=float64, whole of 1)
+    Array([0.08, 1.  , 0.08], dtype=float64)
     """
     return 0.54 + 0.46 * cos(math.pi * _share(M, "hamming"))
 
@@ -52,7 +52,7 @@ def blackman(M: int) -> Array:
     """Two cosines, whose transform has low sides.
 
     >>> ost.blackman(3) + 0.0
-    Array([-0.,  1., -0.], dtype=float64, whole of 1)
+    Array([-0.,  1., -0.], dtype=float64)
     """
     x = math.pi * _share(M, "blackman")
     return 0.42 + 0.5 * cos(x) + 0.08 * cos(2 * x)
@@ -62,7 +62,7 @@ def kaiser(M: int, beta: float) -> Array:
     """A Bessel function's, which beta makes narrower.
 
     >>> ost.kaiser(3, 14.0)
-    Array([0., 1., 0.], dtype=float64, whole of 1)
+    Array([0., 1., 0.], dtype=float64)
     """
     if M == 1:
         return ones((1,))

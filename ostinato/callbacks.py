@@ -31,7 +31,7 @@ def callback(
     Forward mode transposes it; if it calls back, too, that is once for each of 64 results at most.
 
     >>> ost.callback(np.sort, ost.spec((3,), ost.float64), ost.asarray([3.0, 1.0, 2.0])) * 2
-    Array([2., 4., 6.], dtype=float64, whole of 1)
+    Array([2., 4., 6.], dtype=float64)
     """
     leaves, structure = flatten(result)
     for leaf in leaves:

@@ -865,9 +865,9 @@ def why_miss(function: CompiledFunction[Any, Any]) -> str:
 
     >>> step = ost.compile(lambda x: x * 2)
     >>> step(ost.arange(3))
-    Array([0, 2, 4], dtype=int64, whole of 1)
+    Array([0, 2, 4], dtype=int64)
     >>> step(ost.arange(4))
-    Array([0, 2, 4, 6], dtype=int64, whole of 1)
+    Array([0, 2, 4, 6], dtype=int64)
     >>> print(ost.why_miss(step))
     <lambda> needed a new plan since the nearest one differs in
       x.shape: (3,) -> (4,)
@@ -935,7 +935,7 @@ def run(plan: Plan, *arrays: Any) -> Any:
     >>> step = ost.compile(lambda x: x * 2)
     >>> y = step(ost.arange(3))
     >>> ost.run(step.plan, ost.arange(3))
-    Array([0, 2, 4], dtype=int64, whole of 1)
+    Array([0, 2, 4], dtype=int64)
     """
     if not isinstance(plan, Plan):
         raise misfit(
@@ -1017,7 +1017,7 @@ def compile(function: Any = None, /, **options: Any) -> Any:
     ... def step(x, rate):
     ...     return x - rate * x
     >>> step(ost.arange(3.0), 0.5)
-    Array([0. , 0.5, 1. ], dtype=float64, whole of 1)
+    Array([0. , 0.5, 1. ], dtype=float64)
     >>> step.plan.peak_bytes
     120
     """

@@ -40,7 +40,7 @@ def from_dask(x: Any, /, *, split: Split = AS_CHUNKS) -> Array:
 
     >>> import dask.array as da
     >>> ost.from_dask(da.ones(4, chunks=2))
-    Array([1., 1., 1., 1.], dtype=float64, whole of 1)
+    Array([1., 1., 1., 1.], dtype=float64)
     """
     if not hasattr(x, "__dask_graph__") or not hasattr(x, "chunks"):
         raise misfit(

@@ -66,13 +66,13 @@ def load(
 
     >>> x = ost.load("x.npy", resident=False)
     >>> x[1:]
-    Array([1, 2], dtype=int64, whole of 1)
+    Array([1, 2], dtype=int64)
 
     A member of an npz file, or columns of a table:
 
     >>> np.savez("x.npz", a=np.arange(3), b=np.ones(2))
     >>> ost.load("x.npz", dataset="b")
-    Array([1., 1.], dtype=float64, whole of 1)
+    Array([1., 1.], dtype=float64)
     """
     try:
         source = open_source(path, dataset)
@@ -106,9 +106,9 @@ def from_blocks(
 
     >>> squares = ost.from_blocks(lambda at: np.arange(at[0].start, at[0].stop) ** 2, 10, "int64")
     >>> squares[7:]
-    Array([49, 64, 81], dtype=int64, whole of 1)
+    Array([49, 64, 81], dtype=int64)
     >>> ost.from_blocks([np.zeros(2), np.ones(3)], 5, "float64") + 1
-    Array([1., 1., 2., 2., 2.], dtype=float64, whole of 1)
+    Array([1., 1., 2., 2., 2.], dtype=float64)
     """
     extents, kind = as_shape(shape), as_dtype(dtype)
     if not callable(blocks) and not extents:
@@ -134,7 +134,7 @@ def save(path: str | os.PathLike[str], x: Operandish, /, *, dataset: str | None 
 
     >>> ost.save("x.npy", ost.arange(3))
     >>> ost.load("x.npy")
-    Array([0, 1, 2], dtype=int64, whole of 1)
+    Array([0, 1, 2], dtype=int64)
     """
     array, session = as_array(x), current()
     pending = streamable(array, session)

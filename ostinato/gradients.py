@@ -46,7 +46,7 @@ def value_and_grad(
     With `has_aux` the function returns (result, anything) and the anything is passed on.
 
     >>> ost.value_and_grad(lambda x: (x**2).sum())(ost.arange(3.0))
-    (Array(5., dtype=float64, whole of 1), Array([0., 2., 4.], dtype=float64, whole of 1))
+    (Array(5., dtype=float64), Array([0., 2., 4.], dtype=float64))
     """
     name = getattr(function, "__name__", "function")
     several = isinstance(argnums, Sequence) and not isinstance(argnums, str)
@@ -179,7 +179,7 @@ def grad(
     """The gradient of a scalar function with respect to some arguments.
 
     >>> ost.grad(lambda x: x**3)(2.0)
-    Array(12., dtype=float64, whole of 1)
+    Array(12., dtype=float64)
     """
     both = value_and_grad(function, argnums, has_aux=has_aux)
 
@@ -198,7 +198,7 @@ def vjp(function: Callable[..., R], *args: Any) -> tuple[R, Callable[[Any], tupl
 
     >>> y, back = ost.vjp(lambda x: x**2, ost.arange(3.0))
     >>> back(ost.ones(3))
-    (Array([0., 2., 4.], dtype=float64, whole of 1),)
+    (Array([0., 2., 4.], dtype=float64),)
     """
     name = getattr(function, "__name__", "function")
     watch = Watch()
@@ -242,7 +242,7 @@ def checkpoint(function: Callable[P, R]) -> Callable[P, R]:
     kept.
 
     >>> ost.grad(ost.checkpoint(lambda x: ost.sin(x) ** 2))(0.5)
-    Array(0.8415, dtype=float64, whole of 1)
+    Array(0.8415, dtype=float64)
     """
 
     @functools.wraps(function, updated=())  # the state of a wrapper is its own
@@ -277,7 +277,7 @@ def custom_gradient(
     ... def clipped(x):
     ...     return x, lambda g: ost.clip(g, -1, 1)
     >>> ost.grad(lambda x: 5 * clipped(x))(2.0)
-    Array(1., dtype=float64, whole of 1)
+    Array(1., dtype=float64)
     """
 
     @functools.wraps(function, updated=())  # the state of a wrapper is its own

@@ -229,7 +229,7 @@ def zip(*pipes: Pipe) -> Pipe:
 
     >>> pair = ost.io.zip(ost.io.samples([1, 2]), ost.io.samples([3, 4])).batch(2)
     >>> next(iter(pair))
-    (Array([1, 2], dtype=int64, whole of 1), Array([3, 4], dtype=int64, whole of 1))
+    (Array([1, 2], dtype=int64), Array([3, 4], dtype=int64))
     """
     return _pipe(Zipped(_sources("zip", pipes)))
 

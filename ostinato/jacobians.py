@@ -32,7 +32,7 @@ def jvp(function: Callable[..., R], primals: Sequence[Any], tangents: Sequence[A
     keeps nothing and works where a loop's end depends on data.
 
     >>> ost.jvp(lambda x: x**2, (3.0,), (1.0,))
-    (Array(9., dtype=float64, whole of 1), Array(6., dtype=float64, whole of 1))
+    (Array(9., dtype=float64), Array(6., dtype=float64))
     """
     name = getattr(function, "__name__", "function")
     watch = Watch()
@@ -51,7 +51,7 @@ def linearize(function: Callable[..., R], *primals: Any) -> tuple[R, Callable[..
 
     >>> y, change = ost.linearize(lambda x: x**2, 3.0)
     >>> change(0.5)
-    Array(3., dtype=float64, whole of 1)
+    Array(3., dtype=float64)
     """
     name = getattr(function, "__name__", "function")
     watch = Watch()
@@ -80,8 +80,8 @@ def value_and_jacobian(
     what takes fewer sweeps.
 
     >>> ost.value_and_jacobian(lambda x: x**2)(ost.arange(2.0))
-    (Array([0., 1.], dtype=float64, whole of 1), Array([[0., 0.],
-           [0., 2.]], dtype=float64, whole of 1))
+    (Array([0., 1.], dtype=float64), Array([[0., 0.],
+           [0., 2.]], dtype=float64))
     """
     name = getattr(function, "__name__", "function")
     several = isinstance(argnums, Sequence) and not isinstance(argnums, str)
@@ -125,7 +125,7 @@ def jacobian(
     >>> ost.jacobian(lambda x: x**2)(ost.arange(3.0))
     Array([[0., 0., 0.],
            [0., 2., 0.],
-           [0., 0., 4.]], dtype=float64, whole of 1)
+           [0., 0., 4.]], dtype=float64)
     """
     both = value_and_jacobian(function, argnums, has_aux=has_aux, mode=mode)
 
@@ -146,7 +146,7 @@ def hessian(
     >>> ost.hessian(lambda x: (x**3).sum())(ost.arange(3.0))
     Array([[ 0.,  0.,  0.],
            [ 0.,  6.,  0.],
-           [ 0.,  0., 12.]], dtype=float64, whole of 1)
+           [ 0.,  0., 12.]], dtype=float64)
     """
     slopes = jacobian(function, argnums, has_aux=has_aux, mode="reverse")
     return jacobian(slopes, argnums, has_aux=has_aux, mode="forward")

@@ -42,7 +42,7 @@ def vmap(function: Callable[P, R], in_axes: Axes = 0, out_axes: Axes = 0) -> Cal
     `ost.random.fold(s, k)`. vmap, grad and compile go inside each other in any order.
 
     >>> ost.vmap(ost.dot, in_axes=(0, None))(ost.eye(2), ost.arange(2.0))
-    Array([0., 1.], dtype=float64, whole of 1)
+    Array([0., 1.], dtype=float64)
     """
     name = getattr(function, "__name__", "function")
 
@@ -108,7 +108,7 @@ def apply_along_axis(
 
     >>> ost.apply_along_axis(lambda v: v - v.mean(), 0, [[1.0, 2.0], [3.0, 6.0]])
     Array([[-1., -2.],
-           [ 1.,  2.]], dtype=float64, whole of 1)
+           [ 1.,  2.]], dtype=float64)
     """
     x = as_array(arr)
     d = _axis(axis, x.ndim, "apply_along_axis", "axis")
@@ -135,7 +135,7 @@ def vectorize(
     made of our operations. What is `excluded` goes to it as it is.
 
     >>> ost.vectorize(lambda a, b: ost.where(a > b, a - b, a + b))([1, 2, 3], 2)
-    Array([3, 4, 1], dtype=int64, whole of 1)
+    Array([3, 4, 1], dtype=int64)
     """
 
     @functools.wraps(pyfunc)

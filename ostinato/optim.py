@@ -55,7 +55,7 @@ class LossScale:
 
     >>> scale = ost.optim.LossScale.start()
     >>> scale.value_and_grad(lambda w: (w**2).sum())(ost.arange(3.0, dtype="float32"))[1]
-    Array([0., 2., 4.], dtype=float32, whole of 1)
+    Array([0., 2., 4.], dtype=float32)
     """
 
     scale: Any

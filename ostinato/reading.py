@@ -7,7 +7,7 @@ is no memory for, or is made of files and large, stays pending, and is made agai
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
@@ -40,9 +40,10 @@ from ostinato.ops.core.user_line import misfit
 from ostinato.planner.plan import Key, Plan
 
 from .cards import of_array
+from .corners import corners, is_large
 from .exchange import to_dask
 from .sessions import Session, current, here, one_by_one
-from .streaming import held_too, over, smaller, sorted_before
+from .streaming import held_too, operands_of, over, smaller, sorted_before
 
 
 class CompileTrace(Trace):
@@ -188,16 +189,51 @@ class _Reader:
         self._refuse_traced(x, "to_dask", False)
         return to_dask(x, evaluate)
 
+    def text(self, x: Array, edge: int, most: int, **how: Any) -> str | None:
+        """The values in words; of more than `most` the first and last along each axis. None where these would
+        take long to make, of a large array that is pending."""
+        shown = self._shown(x, edge) if x.size > most else self.value(x)
+        if shown is None:
+            return None
+        if shown.shape != x.shape:
+            most = 0
+        return np.array2string(shown, separator=", ", edgeitems=edge, threshold=most, **how)
+
+    def _shown(self, x: Array, edge: int) -> np.ndarray[Any, Any] | None:
+        """The values, or of a large array those that are shown, among others that are not."""
+        session = current()
+        if _is_at_hand(x, session) or not is_large(x, session):
+            return self.value(x)
+        blocks = corners(x, edge, session)
+        if blocks is None:
+            return None if x._operand is None else self.value(x)
+        with one_by_one(session.settling, session):
+            settle_terms([array.term_of(y) for y in _leaves(blocks)], session, ())
+        return np.block(_values(blocks))
+
     def html(self, x: Array) -> str:
         """What a notebook shows: values, too, unless they lie in a file."""
-        if x._operand is None and x._term is not None and x._term.is_traced:
+        if x._is_traced:
             return of_array(x.spec, "not known while a function is traced", "")
         if isinstance(x._operand, File) or (x.spec.layout is not None and x.spec.layout.stored):
             return of_array(x.spec, "in a file", "")
-        value = self.value(x)
-        with np.printoptions(precision=4, edgeitems=2, threshold=60, linewidth=100):
-            text = np.array2string(value, separator=", ")
-        return of_array(self.place(x), "", text)
+        text = self.text(x, 2, 60, precision=4, max_line_width=100)
+        if x._operand is None:
+            return of_array(self.planned(x), "pending", text or "")
+        return of_array(self.place(x), "", text or "")
+
+    def planned(self, x: Array) -> Spec:
+        """The array where it lies on several workers, or is to lie."""
+        session = current()
+        if session.workers == 1:
+            return x.spec
+        if x._operand is not None:
+            return self.place(x)
+        found = collect([array.term_of(x)])
+        key = Key(over(found.graph, operands_of(found, session)), session.target)
+        with suppress(MemoryLimitError):
+            return session.plan(key, quick=True)[0].out_specs[0]
+        return x.spec
 
     def settle(self, xs: Sequence[Array]) -> None:
         pending = [x for x in xs if x._operand is None]
@@ -224,6 +260,23 @@ class _Reader:
         for trace in traces:  # should the function go on as if it had not heard
             trace.refused = error
         raise error
+
+
+def _is_at_hand(x: Array, session: Session) -> bool:
+    """Whether to read its values takes nothing."""
+    operand = x._operand
+    if operand is None or isinstance(operand, (Host, File)):
+        return isinstance(operand, Host)
+    one = operand.spec.layout is not None and operand.spec.layout.workers == 1
+    return one and hasattr(operand, "parts") and described(session.target.device).is_host
+
+
+def _leaves(blocks: list[Any]) -> list[Array]:
+    return [y for b in blocks for y in (_leaves(b) if isinstance(b, list) else [b])]
+
+
+def _values(blocks: Any) -> Any:
+    return [_values(b) for b in blocks] if isinstance(blocks, list) else np.asarray(blocks)
 
 
 def _refusal(
@@ -303,11 +356,7 @@ def settle_terms(roots: Sequence[Ref], session: Session, also: Sequence[Ref] | N
     first = collect(asked)
     also = held_too(first, asked, session) if also is None else also
     found = collect([*asked, *also]) if also else first
-    operands = [
-        session.hold_leaf(t, k, operand)
-        for (t, k), operand in zip(found.captured, found.held, strict=True)
-        if operand is not None
-    ]
+    operands = operands_of(found, session)
     made = _made(found.graph, operands, session, bool(also))
     if made is None:
         settle_terms(asked, session, smaller(also, len(also) // 2))

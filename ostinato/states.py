@@ -197,7 +197,7 @@ def load_state(
     like: a tree to be filled, e.g. of dataclasses, which else come back as dicts.
 
     >>> ost.load_state("run")
-    {'epoch': 3, 'w': Array([1., 1.], dtype=float64, whole of 1)}
+    {'epoch': 3, 'w': Array([1., 1.], dtype=float64)}
     """
     steps = _settled(path)
     if step is not None:

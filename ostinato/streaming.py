@@ -73,6 +73,15 @@ def held_too(found: Collected, asked: Sequence[Ref], session: Session) -> list[R
     return held
 
 
+def operands_of(found: Collected, session: Session) -> list[Operand]:
+    """What was collected stands on, as operands of the session."""
+    return [
+        session.hold_leaf(t, k, operand)
+        for (t, k), operand in zip(found.captured, found.held, strict=True)
+        if operand is not None
+    ]
+
+
 def smaller(refs: Sequence[Ref], count: int) -> list[Ref]:
     """So many of some results, those that take least."""
     return sorted(refs, key=_size)[:count]
@@ -119,11 +128,7 @@ def is_small(spec: Spec, session: Session) -> bool:
 def stream(found: Collected, sink: Any, session: Session) -> None:
     """Run what was collected, into a sink."""
     with one_by_one(session.settling, session), _place(sink, session) as place:
-        operands = [
-            session.hold_leaf(t, k, operand)
-            for (t, k), operand in zip(found.captured, found.held, strict=True)
-            if operand is not None
-        ]
+        operands = operands_of(found, session)
         graph = writing(over(found.graph, operands), session.target)
         with sorted_before(graph, [*operands, place], session, sink.path) as (rest, given):
             _write(rest, given, sink, session, session.target, "save")

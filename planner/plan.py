@@ -190,7 +190,7 @@ class Plan:
 
     >>> step = ost.compile(lambda x: x + 1)
     >>> step(ost.arange(3))
-    Array([1, 2, 3], dtype=int64, whole of 1)
+    Array([1, 2, 3], dtype=int64)
     >>> len(step.plan.id) > 8
     True
     """

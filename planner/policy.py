@@ -46,7 +46,7 @@ class Precision:
 
     >>> ost.compile(lambda x: x @ x, precision=ost.Precision(compute="bf16", accumulate="f32"))(ost.eye(2))
     Array([[1., 0.],
-           [0., 1.]], dtype=float64, whole of 1)
+           [0., 1.]], dtype=float64)
     """
 
     storage: str = AS_WRITTEN

@@ -120,6 +120,7 @@ class File(Operand):
         self.split = split
 
 
+SHOWN = 200  # elements that are shown; of more, the first and last along each axis
 changing = threading.RLock()  # held while an Array gets, or loses, its operand
 MOST_KNOWN = 256  # forms of what one recipe is given
 LATE_DEPTH = 32  # operations of what is made later, at the most, about
@@ -335,6 +336,8 @@ class Reader(Protocol):
     def place(self, x: Array) -> Spec: ...
     def known(self, x: Array, what: str, shape: bool = False) -> np.ndarray[Any, Any]: ...
     def to_dask(self, x: Array) -> Any: ...
+    def text(self, x: Array, edge: int, most: int, **how: Any) -> str | None: ...
+    def planned(self, x: Array) -> Spec: ...
     def html(self, x: Array) -> str: ...
 
 
@@ -576,13 +579,29 @@ class Array:
             raise misfit(DTypeError, "index", got=f"{self.dtype.name}", needed="an integer dtype")
         return int(self._scalar("index"))
 
+    @property
+    def _is_traced(self) -> bool:
+        """Whether it has no value yet, since a function is being traced."""
+        return self._operand is None and self._term is not None and self._term.is_traced
+
     def __repr__(self) -> str:
-        if self._operand is None and self._term is not None and self._term.is_traced:
+        if self._is_traced:
             return f"Array({self.spec.bare}, traced)"
         if isinstance(self._operand, File) or (self.spec.layout and self.spec.layout.stored):
             return f"Array({self.spec.bare}, in a file)"
-        text = np.array2string(reader.value(self), separator=", ", prefix="Array(", threshold=200)
-        return f"Array({text}, dtype={self.dtype.name}, {self.layout})"
+        text = reader.text(self, 3, SHOWN, prefix="Array(")
+        layout = reader.planned(self).layout
+        lies = f", {layout}" if layout is not None and layout.workers > 1 else ""
+        if text is None:
+            return f"Array({self.spec.bare}{lies}, pending)"
+        shape = f"shape={self.shape}, " if self.size > SHOWN else ""
+        return f"Array({text}, {shape}dtype={self.dtype.name}{lies})"
+
+    def __str__(self) -> str:
+        """Of an array without axes its number, as NumPy's; else what `repr` gives."""
+        if self.spec.shape or self._is_traced or isinstance(self._operand, File):
+            return repr(self)
+        return str(reader.value(self)[()])
 
     def _repr_html_(self) -> str:
         return reader.html(self)

@@ -131,7 +131,7 @@ def cholesky(x: Operandish, /, *, upper: bool = False) -> Array:
 
     >>> ost.linalg.cholesky([[4.0, 2.0], [2.0, 2.0]])
     Array([[2., 0.],
-           [1., 1.]], dtype=float64, whole of 1)
+           [1., 1.]], dtype=float64)
     """
     return apply("cholesky", floating(x), upper=bool(upper))
 
@@ -142,7 +142,7 @@ def qr(x: Operandish, /, mode: Literal["reduced", "complete"] = "reduced") -> QR
 
     >>> ost.linalg.qr([[3.0, 1.0], [4.0, 2.0]]).R
     Array([[5. , 2.2],
-           [0. , 0.4]], dtype=float64, whole of 1)
+           [0. , 0.4]], dtype=float64)
     """
     if mode not in ("reduced", "complete"):
         raise misfit(ArgumentError, "qr", got=f"mode={mode!r}", needed="'reduced' or 'complete'")
@@ -160,7 +160,7 @@ def svd(x: Operandish, /, full_matrices: bool = True, compute_uv: bool = True) -
     `compute_uv`.
 
     >>> ost.linalg.svd([[3.0, 0.0], [0.0, 4.0]]).S
-    Array([4., 3.], dtype=float64, whole of 1)
+    Array([4., 3.], dtype=float64)
     """
     if not compute_uv:
         return svdvals(x)
@@ -177,7 +177,7 @@ def svdvals(x: Operandish, /) -> Array:
     """Singular values, from the largest to the smallest.
 
     >>> ost.linalg.svdvals([[3.0, 0.0], [0.0, 4.0]])
-    Array([4., 3.], dtype=float64, whole of 1)
+    Array([4., 3.], dtype=float64)
     """
     return svd(x, full_matrices=False).S
 
@@ -221,7 +221,7 @@ def eigh(x: Operandish, /) -> EighResult:
     columns.
 
     >>> ost.linalg.eigh([[2.0, 0.0], [0.0, 1.0]]).eigenvalues
-    Array([1., 2.], dtype=float64, whole of 1)
+    Array([1., 2.], dtype=float64)
     """
     return EighResult(*apply_all("eigh", floating(x)))
 
@@ -230,7 +230,7 @@ def eigvalsh(x: Operandish, /) -> Array:
     """Eigenvalues of Hermitian matrices, from the smallest to the largest.
 
     >>> ost.linalg.eigvalsh([[2.0, 1.0], [1.0, 2.0]])
-    Array([1., 3.], dtype=float64, whole of 1)
+    Array([1., 3.], dtype=float64)
     """
     return eigh(x).eigenvalues
 
@@ -242,7 +242,7 @@ def eig(x: Operandish, /) -> EigResult:
     phases.
 
     >>> ost.linalg.eig([[2.0, 0.0], [0.0, 2.0]]).eigenvalues
-    Array([2.+0.j, 2.+0.j], dtype=complex128, whole of 1)
+    Array([2.+0.j, 2.+0.j], dtype=complex128)
     """
     return EigResult(*apply_all("eig", floating(x)))
 
@@ -251,7 +251,7 @@ def eigvals(x: Operandish, /) -> Array:
     """Eigenvalues of square matrices, always complex and in no order: those of `eig`.
 
     >>> ost.linalg.eigvals([[2.0, 0.0], [0.0, 2.0]])
-    Array([2.+0.j, 2.+0.j], dtype=complex128, whole of 1)
+    Array([2.+0.j, 2.+0.j], dtype=complex128)
     """
     return eig(x).eigenvalues
 
@@ -269,7 +269,7 @@ def lu(x: Operandish, /, permute_l: bool = False, *, p_indices: bool = False) ->
 
     >>> ost.linalg.lu([[4.0, 2.0], [2.0, 2.0]])[2]
     Array([[4., 2.],
-           [0., 1.]], dtype=float64, whole of 1)
+           [0., 1.]], dtype=float64)
     """
     x = floating(x)
     order, lower, upper = apply_all("lu", x)
@@ -312,7 +312,7 @@ def solve(a: Operandish, b: Operandish, /) -> Array:
     """x of a x = b, for each column of b (one axis: a vector).
 
     >>> ost.linalg.solve([[2.0, 0.0], [0.0, 4.0]], [2.0, 2.0])
-    Array([1. , 0.5], dtype=float64, whole of 1)
+    Array([1. , 0.5], dtype=float64)
     """
     a, b, vector = _sides("solve", a, b)
     x = apply("solve", a, b)
@@ -331,7 +331,7 @@ def solve_triangular(
     """x of a x = b, of which only one triangle of a is read; with `transpose`, of aᵀ x = b.
 
     >>> ost.linalg.solve_triangular([[2.0, 0.0], [1.0, 1.0]], [2.0, 3.0], lower=True)
-    Array([1., 2.], dtype=float64, whole of 1)
+    Array([1., 2.], dtype=float64)
     """
     a, b, vector = _sides("solve_triangular", a, b)
     upper = not lower
@@ -346,7 +346,7 @@ def inv(x: Operandish, /) -> Array:
 
     >>> ost.linalg.inv([[2.0, 0.0], [0.0, 4.0]])
     Array([[0.5 , 0.  ],
-           [0.  , 0.25]], dtype=float64, whole of 1)
+           [0.  , 0.25]], dtype=float64)
     """
     x = floating(x)
     n = matrix("inv", x.spec, square=True).shape[-1]
@@ -361,7 +361,7 @@ def lstsq(
     as 0.
 
     >>> ost.linalg.lstsq([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]], [1.0, 3.0, 5.0])[0]
-    Array([1., 2.], dtype=float64, whole of 1)
+    Array([1., 2.], dtype=float64)
     """
     rtol = rcond if rtol is None else rtol
     a, b, vector = _sides("lstsq", a, b)
@@ -407,7 +407,7 @@ def pinv(x: Operandish, /, rcond: Any = None, *, rtol: Any = None) -> Array:
     not given; one number, or one for each matrix), of the largest count as 0.
 
     >>> ost.linalg.pinv([[2.0], [0.0]])
-    Array([[0.5, 0. ]], dtype=float64, whole of 1)
+    Array([[0.5, 0. ]], dtype=float64)
     """
     rtol = rcond if rtol is None else rtol
     x = floating(x)
@@ -425,7 +425,7 @@ def det(x: Operandish, /) -> Array:
     """Determinants.
 
     >>> ost.linalg.det([[2.0, 0.0], [0.0, 4.0]])
-    Array(8., dtype=float64, whole of 1)
+    Array(8., dtype=float64)
     """
     return apply("det", floating(x))
 
@@ -434,7 +434,7 @@ def slogdet(x: Operandish, /) -> SlogdetResult:
     """Sign and logarithm of the size of determinants, which may be too large or small themselves.
 
     >>> ost.linalg.slogdet([[2.0, 0.0], [0.0, -4.0]]).sign
-    Array(-1., dtype=float64, whole of 1)
+    Array(-1., dtype=float64)
     """
     return SlogdetResult(*apply_all("slogdet", floating(x)))
 
@@ -444,7 +444,7 @@ def matrix_rank(x: Operandish, /, *, rtol: Any = None) -> Array:
     the largest.
 
     >>> ost.linalg.matrix_rank([[1.0, 2.0], [2.0, 4.0]])
-    Array(1, dtype=int64, whole of 1)
+    Array(1, dtype=int64)
     """
     x = floating(x)
     matrix("matrix_rank", x.spec)
@@ -470,7 +470,7 @@ def vector_norm(
     0 for 0.
 
     >>> ost.linalg.vector_norm([3.0, 4.0])
-    Array(5., dtype=float64, whole of 1)
+    Array(5., dtype=float64)
     """
     x = floating(x)
     axes = axes_of(axis, x.ndim, "vector_norm")
@@ -510,7 +510,7 @@ def matrix_norm(x: Operandish, /, *, keepdims: bool = False, ord: Any = "fro") -
     (of the columns' sums), inf and -inf (of the rows').
 
     >>> ost.linalg.matrix_norm([[3.0, 0.0], [0.0, 4.0]])
-    Array(5., dtype=float64, whole of 1)
+    Array(5., dtype=float64)
     """
     x = floating(x)
     if x.ndim < 2:
@@ -547,7 +547,7 @@ def norm(
     of an array with one, `vector_norm`; of two `matrix_norm`. Whole numbers become float64.
 
     >>> ost.linalg.norm([3.0, 4.0])
-    Array(5., dtype=float64, whole of 1)
+    Array(5., dtype=float64)
     """
     x = floating(x)
     if ord is None and (axis is None or not isinstance(axis, int)):
@@ -574,7 +574,7 @@ def diagonal(x: Operandish, /, *, offset: int = 0) -> Array:
     """The diagonals of the last two axes; `ost.diagonal` takes any two.
 
     >>> ost.linalg.diagonal([[1, 2], [3, 4]], offset=1)
-    Array([2], dtype=int64, whole of 1)
+    Array([2], dtype=int64)
     """
     return contraction.diagonal(x, offset, -2, -1)
 
@@ -583,7 +583,7 @@ def trace(x: Operandish, /, *, offset: int = 0, dtype: DTypeLike | None = None) 
     """The sums of the diagonals of the last two axes; `ost.trace` takes any two.
 
     >>> ost.linalg.trace([[1, 2], [3, 4]])
-    Array(5, dtype=int64, whole of 1)
+    Array(5, dtype=int64)
     """
     return contraction.trace(x, offset, -2, -1, dtype)
 
@@ -593,7 +593,7 @@ def cond(x: Operandish, /, p: Any = None) -> Array:
     for other norms `matrix_norm(x, ord=p)` times that of the inverse.
 
     >>> ost.linalg.cond([[2.0, 0.0], [0.0, 1.0]])
-    Array(2., dtype=float64, whole of 1)
+    Array(2., dtype=float64)
     """
     x = floating(x)
     if p is None or p in (2, -2):
@@ -609,7 +609,7 @@ def multi_dot(arrays: Sequence[Operandish], /) -> Array:
     be vectors.
 
     >>> ost.linalg.multi_dot([ost.ones((2, 9)), ost.ones((9, 3)), ost.ones(3)])
-    Array([27., 27.], dtype=float64, whole of 1)
+    Array([27., 27.], dtype=float64)
     """
     given = unify(*arrays)
     if len(given) < 2:
@@ -661,7 +661,7 @@ def tensorsolve(a: Operandish, b: Operandish, /, axes: Sequence[int] | None = No
 
     >>> ost.linalg.tensorsolve(2 * ost.eye(4).reshape(2, 2, 2, 2), ost.ones((2, 2)))
     Array([[0.5, 0.5],
-           [0.5, 0.5]], dtype=float64, whole of 1)
+           [0.5, 0.5]], dtype=float64)
     """
     a, b = as_array(a), as_array(b)
     if axes is not None:
@@ -702,7 +702,7 @@ def matrix_power(x: Operandish, n: int, /) -> Array:
 
     >>> ost.linalg.matrix_power([[1.0, 1.0], [1.0, 0.0]], 5)
     Array([[8., 5.],
-           [5., 3.]], dtype=float64, whole of 1)
+           [5., 3.]], dtype=float64)
     """
     n = whole_number(n, "matrix_power")
     x = floating(x) if n < 0 else as_array(x)
@@ -722,7 +722,7 @@ def cross(a: Operandish, b: Operandish, /, *, axis: int = -1) -> Array:
     """The vector product of vectors with three elements along an axis.
 
     >>> ost.linalg.cross([1, 0, 0], [0, 1, 0])
-    Array([0, 0, 1], dtype=int64, whole of 1)
+    Array([0, 0, 1], dtype=int64)
     """
     a, b = unify(a, b)
     d = axis_of(axis, _least(a.ndim, b.ndim), "cross") - _least(a.ndim, b.ndim)
@@ -743,7 +743,7 @@ def outer(a: Operandish, b: Operandish, /) -> Array:
 
     >>> ost.linalg.outer([1, 2], [3, 4])
     Array([[3, 4],
-           [6, 8]], dtype=int64, whole of 1)
+           [6, 8]], dtype=int64)
     """
     a, b = unify(a, b)
     if a.ndim != 1 or b.ndim != 1:
@@ -755,7 +755,7 @@ def kron(a: Operandish, b: Operandish, /) -> Array:
     """Each element of a times all of b, as blocks.
 
     >>> ost.linalg.kron([1, 2], [1, 1])
-    Array([1, 1, 2, 2], dtype=int64, whole of 1)
+    Array([1, 1, 2, 2], dtype=int64)
     """
     a, b = unify(a, b)
     rank = a.ndim if a.ndim > b.ndim else b.ndim

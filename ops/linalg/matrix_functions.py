@@ -239,7 +239,7 @@ def expm(x: Operandish, /) -> Array:
 
     >>> ost.linalg.expm([[0.0, 1.0], [0.0, 0.0]])
     Array([[1., 1.],
-           [0., 1.]], dtype=float64, whole of 1)
+           [0., 1.]], dtype=float64)
     """
     return apply("expm", floating(x))
 
@@ -251,7 +251,7 @@ def sqrtm(x: Operandish, /) -> Array:
 
     >>> ost.linalg.sqrtm([[4.0, 5.0], [0.0, 9.0]])
     Array([[2., 1.],
-           [0., 3.]], dtype=float64, whole of 1)
+           [0., 3.]], dtype=float64)
     """
     return apply("sqrtm", floating(x))
 
@@ -262,7 +262,7 @@ def logm(x: Operandish, /) -> Array:
 
     >>> ost.linalg.logm([[1.0, 3.0], [0.0, 1.0]])
     Array([[0., 3.],
-           [0., 0.]], dtype=float64, whole of 1)
+           [0., 0.]], dtype=float64)
     """
     return apply("logm", floating(x))
 
@@ -273,6 +273,6 @@ def signm(x: Operandish, /) -> Array:
 
     >>> ost.linalg.signm([[2.0, 1.0], [0.0, -1.0]])
     Array([[ 1.    ,  0.6667],
-           [ 0.    , -1.    ]], dtype=float64, whole of 1)
+           [ 0.    , -1.    ]], dtype=float64)
     """
     return apply("signm", floating(x))

@@ -47,7 +47,7 @@ def block_diag(*arrs: Operandish) -> Array:
 
     >>> ost.linalg.block_diag([[1, 2]], [[3]])
     Array([[1, 2, 0],
-           [0, 0, 3]], dtype=int64, whole of 1)
+           [0, 0, 3]], dtype=int64)
     """
     blocks = [reshape(x, (1,) * (2 - x.ndim) + x.shape) for x in map(as_array, arrs)]
     if any(x.ndim != 2 for x in blocks):
@@ -79,7 +79,7 @@ def toeplitz(c: Operandish, r: Operandish | None = None) -> Array:
     >>> ost.linalg.toeplitz([1, 2, 3], [1, 4, 5])
     Array([[1, 4, 5],
            [2, 1, 4],
-           [3, 2, 1]], dtype=int64, whole of 1)
+           [3, 2, 1]], dtype=int64)
     """
     column = _line(c, "toeplitz")
     row = column.conj() if r is None else _line(r, "toeplitz")
@@ -95,7 +95,7 @@ def circulant(c: Operandish) -> Array:
     >>> ost.linalg.circulant([1, 2, 3])
     Array([[1, 3, 2],
            [2, 1, 3],
-           [3, 2, 1]], dtype=int64, whole of 1)
+           [3, 2, 1]], dtype=int64)
     """
     column = _line(c, "circulant")
     n = column.size
@@ -108,7 +108,7 @@ def cho_factor(a: Operandish, lower: bool = False) -> tuple[Array, bool]:
     """Cholesky's factor, an upper triangle unless `lower`, and which one it is: for `cho_solve`.
 
     >>> ost.linalg.cho_factor([[4.0]])[0]
-    Array([[2.]], dtype=float64, whole of 1)
+    Array([[2.]], dtype=float64)
     """
     return cholesky(a, upper=not lower), lower
 
@@ -117,7 +117,7 @@ def cho_solve(c_and_lower: tuple[Operandish, bool], b: Operandish) -> Array:
     """The x for which a x = b, of what `cho_factor` made of a.
 
     >>> ost.linalg.cho_solve(ost.linalg.cho_factor([[4.0]]), [8.0])
-    Array([2.], dtype=float64, whole of 1)
+    Array([2.], dtype=float64)
     """
     factor, lower = as_array(c_and_lower[0]), bool(c_and_lower[1])
     low = factor if lower else adjoint(factor)
@@ -130,7 +130,7 @@ def lu_factor(a: Operandish) -> LUFactors:
     `lu_solve`. (SciPy says it by pairs of rows that change places.)
 
     >>> ost.linalg.lu_factor([[0.0, 1.0], [2.0, 0.0]]).order
-    Array([1, 0], dtype=int64, whole of 1)
+    Array([1, 0], dtype=int64)
     """
     x = floating(a)
     if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
@@ -143,7 +143,7 @@ def lu_solve(lu_and_order: tuple[Operandish, Operandish], b: Operandish, trans: 
     """The x for which a x = b, of what `lu_factor` made of a; or aᵀ x = b with `trans=1`, aᴴ x = b with 2.
 
     >>> ost.linalg.lu_solve(ost.linalg.lu_factor([[0.0, 1.0], [2.0, 0.0]]), [3.0, 4.0])
-    Array([2., 3.], dtype=float64, whole of 1)
+    Array([2., 3.], dtype=float64)
     """
     factors, order = map(as_array, lu_and_order)
     y = as_array(b)
@@ -173,7 +173,7 @@ def polar(a: Operandish, side: Literal["right", "left"] = "right") -> PolarResul
 
     >>> ost.linalg.polar([[0.0, 2.0], [1.0, 0.0]]).P
     Array([[1., 0.],
-           [0., 2.]], dtype=float64, whole of 1)
+           [0., 2.]], dtype=float64)
     """
     if side not in ("right", "left"):
         raise misfit(ArgumentError, "polar", got=f"side={side!r}", needed="'right' or 'left'")

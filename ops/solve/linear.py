@@ -235,7 +235,7 @@ def cg(
 
     >>> x, info = ost.solve.cg([[4.0, 1.0], [1.0, 3.0]], [1.0, 2.0])
     >>> x
-    Array([0.0909, 0.6364], dtype=float64, whole of 1)
+    Array([0.0909, 0.6364], dtype=float64)
     >>> int(info)
     0
     """
@@ -255,7 +255,7 @@ def bicgstab(
     """x with A x = b by stabilized biconjugate gradients, for any square A; as `cg`.
 
     >>> ost.solve.bicgstab(lambda v: 2 * v, ost.ones(2)).x
-    Array([0.5, 0.5], dtype=float64, whole of 1)
+    Array([0.5, 0.5], dtype=float64)
     """
     return _solved("bicgstab", A, b, x0, M, rtol, atol, maxiter, 0)
 
@@ -275,7 +275,7 @@ def gmres(
     `maxiter` cycles of `restart` products.
 
     >>> ost.solve.gmres([[4.0, 1.0], [0.0, 3.0]], [5.0, 3.0]).x
-    Array([1., 1.], dtype=float64, whole of 1)
+    Array([1., 1.], dtype=float64)
     """
     restart = whole_number(restart, "gmres", 1)
     return _solved("gmres", A, b, x0, M, rtol, atol, maxiter, restart)

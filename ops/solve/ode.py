@@ -82,7 +82,7 @@ def rk45(
     >>> times = ost.asarray([0.5, 1.0])
     >>> ost.solve.rk45(lambda t, y: -y, (0.0, 1.0), ost.ones(1), t_eval=times, rtol=1e-8).y
     Array([[0.6065],
-           [0.3679]], dtype=float64, whole of 1)
+           [0.3679]], dtype=float64)
     """
     tree = Raveled(y0, "rk45")
     y, most = tree.value, whole_number(maxiter, "rk45", 0)

@@ -103,10 +103,10 @@ def newton(
     >>> def root(a):
     ...     return ost.solve.newton(lambda x: x**3 - a, ost.ones(2)).x
     >>> root(ost.asarray([8.0, 27.0]))
-    Array([2., 3.], dtype=float64, whole of 1)
+    Array([2., 3.], dtype=float64)
     >>> ost.jacobian(root)(ost.asarray([8.0, 27.0]))
     Array([[0.0833, 0.    ],
-           [0.    , 0.037 ]], dtype=float64, whole of 1)
+           [0.    , 0.037 ]], dtype=float64)
     """
     tree = Raveled(x0, "newton")
     most = whole_number(maxiter, "newton", 0)
@@ -153,7 +153,7 @@ def lbfgs(
 
     >>> found = ost.solve.lbfgs(lambda x: ((x - 3) ** 2).sum(), ost.zeros(2))
     >>> found.x
-    Array([3., 3.], dtype=float64, whole of 1)
+    Array([3., 3.], dtype=float64)
     """
     tree = Raveled(x0, "lbfgs")
     value = _number(function, tree, "lbfgs")
@@ -232,7 +232,7 @@ def levenberg_marquardt(
 
     >>> t, y = ost.arange(4.0), 2 * ost.exp(-0.5 * ost.arange(4.0))
     >>> ost.solve.levenberg_marquardt(lambda p: p[0] * ost.exp(-p[1] * t) - y, ost.ones(2)).x
-    Array([2. , 0.5], dtype=float64, whole of 1)
+    Array([2. , 0.5], dtype=float64)
     """
     tree = Raveled(x0, "levenberg_marquardt")
     values = _row(residuals, tree)

@@ -52,7 +52,7 @@ def test_reading() -> None:
         assert [float(row.sum()) for row in x.T] == [1.5, 2.5]
         assert np.asarray(x, dtype=np.float32).dtype == np.float32
         assert np.add(np.ones(2), 1).tolist() == [2, 2]
-        assert repr(x) == "Array([[1.5, 2.5]], dtype=float64, whole of 1)"
+        assert repr(x) == "Array([[1.5, 2.5]], dtype=float64)"
         assert "..." in repr(ost.zeros(1000))
 
 
