@@ -7,8 +7,10 @@ Where an axis is split over workers, nobody gathers the data: ranks are found di
 highest first. In each round every worker counts, among its elements whose higher digits are
 known to be the right ones, how often each digit occurs; the counts are one all-reduce, and say
 in which digit a rank lies. So 3 rounds of 11 bits find any element of float32, and 6 one of
-float64, with memory in proportion to a part. Short lines, of some ten thousand elements at the
-most, are gathered where the planner finds that this takes less time than so many messages."""
+float64, with memory in proportion to a part. Of files, where a round is a pass over all, digits are
+as wide as counts need no more memory than a block: 2 rounds of 16 bits, and 4. Short lines, of some
+ten thousand elements at the most, are gathered where the planner finds that this takes less time
+than so many messages."""
 
 from __future__ import annotations
 
@@ -30,16 +32,16 @@ from .core.trace import graph_of
 from .core.user_line import misfit
 from .elementwise import astype, equal, greater, less, less_equal, minimum, where
 from .indexing import take_along_axis
-from .reduction import cumulative_sum, running
+from .reduction import argmax, cumulative_sum, running
 from .reduction import max as largest
 from .reduction import sum as sum_of
 from .segments import segment_sum, tally
-from .shape import axis_of, broadcast_to, concat, expand_dims, listed, reshape, stack
+from .shape import axis_of, broadcast_to, concat, expand_dims, listed, reshape
 from .sorting import argsort, keys_of, numbers_of
 
 __all__ = ["argpartition", "partition"]
 
-WIDE, NARROW = 11, 8  # bits of a digit: of few ranks at a time, and of many
+WIDEST, WIDE, NARROW = 16, 11, 8  # bits of a digit: of files, of few ranks at a time, and of many
 FEW = 1 << 6  # ranks
 
 
@@ -83,6 +85,7 @@ op(
     "sort_keys",  # whole numbers without a sign, in the order of the numbers; NaN is the largest
     infer=_keys_rule,
     kernel=_keys_kernel,
+    scalar="sort_key({0})",
     cost=stream_cost(2),
 )
 op(
@@ -162,14 +165,17 @@ def _by_digits(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
     layout = x.layout
     if layout is None or layout.windows or not {*axes} & {*layout.splits}:
         return ()
-    return [graph_of(lambda x, ranks: (_radix_select(x, ranks, axes),), ins)]
+    bits = WIDE if outs[0].size <= FEW else NARROW
+    if layout.stored:
+        room = x.nbytes // (layout.workers * 8 * max(outs[0].size, 1))
+        bits = max(bits, min(room.bit_length() - 1, WIDEST))
+    return [graph_of(lambda x, ranks: (_radix_select(x, ranks, axes, bits),), ins)]
 
 
-def _radix_select(x: Array, ranks: Array, axes: tuple[int, ...]) -> Array:
+def _radix_select(x: Array, ranks: Array, axes: tuple[int, ...], bits: int = WIDE) -> Array:
     keys = apply("sort_keys", x)
     shape = (*(n for d, n in enumerate(x.shape) if d not in axes), ranks.shape[-1])
     ranks = broadcast_to(ranks, shape)
-    bits = WIDE if math.prod(shape) <= FEW else NARROW
     left = 8 * keys.dtype.itemsize
     prefix: Array | None = None  # the digits that each rank's element is known to have
     while left:
@@ -189,18 +195,27 @@ def _radix_select(x: Array, ranks: Array, axes: tuple[int, ...]) -> Array:
 def _digits(
     keys: Array, prefix: Array | None, axes: tuple[int, ...], left: int, width: int, many: int
 ) -> Array:
-    """How often each digit follows the digits that are known, for each rank."""
-    count = 1 << width
-    small = np.dtype(np.int16)  # the fewest bytes that hold a digit, and -1
-    digit = astype(_below(_above(keys, left), count), small)
+    """How often each digit follows the digits that are known, for each rank. An element is counted once,
+    for the first rank with its digits; who has the same ones is told so."""
+    count, lines = 1 << width, keys.ndim - len(axes)
+    digit = _below(_above(keys, left), count)
     if prefix is None:
-        return expand_dims(tally(digit, count, axes), axis=keys.ndim - len(axes))
-    high = _above(keys, left + width)
-    found = []
-    for k in range(many):
+        return expand_dims(tally(astype(digit, _least(count)), count, axes), axis=lines)
+    high, place = _above(keys, left + width), as_array(-1)
+    digit = astype(digit, _least(many * count))
+    for k in reversed(range(many)):
         same = equal(high, expand_dims(prefix[..., k], axis=axes))
-        found.append(tally(where(same, digit, -1), count, axes))
-    return stack(found, axis=-2)
+        place = where(same, digit + k * count, astype(place, digit.dtype))
+    found = tally(place, many * count, axes)
+    found = reshape(found, (*found.shape[:-1], many, count))
+    alike = equal(expand_dims(prefix, axis=lines + 1), expand_dims(prefix, axis=lines))
+    first = argmax(astype(alike, np.dtype(np.int8)), axis=lines + 1)
+    return take_along_axis(found, expand_dims(first, axis=lines + 1), axis=lines)
+
+
+def _least(count: int) -> DType:
+    """The fewest bytes for so many numbers, and -1."""
+    return np.dtype(np.int16 if count <= 1 << 15 else np.int32)
 
 
 def weighted_select(row: Array, weights: Array, line: Array, lines: int, shares: Array) -> Array:

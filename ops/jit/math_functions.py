@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 from ostinato.ops import elementwise
 from ostinato.ops.core.spec import DType, bool_, float32, float64
 
@@ -690,6 +691,18 @@ def nextafter(x: Value, y: Value) -> Value:
     return where((x != x) | (y != y), x + y, where(x == y, y, found))
 
 
+# -- order ---------------------------------------------------------------------------------
+def sort_key(x: Value) -> Value:
+    """A whole number without a sign, in the order of the numbers; NaN is the largest."""
+    if x.dtype.kind in "ub":
+        return cast(x, np.dtype(f"u{x.dtype.itemsize}"))
+    found = x if x.dtype.kind == "i" else bits(where(x == x, x, math.nan))
+    least = found.like(np.iinfo(found.dtype).min)
+    if x.dtype.kind == "f":
+        found = where(found < 0, found ^ np.iinfo(found.dtype).max, found)
+    return x.lines.signed_as(found ^ least, np.dtype(f"u{x.dtype.itemsize}"))
+
+
 # -- by name -------------------------------------------------------------------------------
 _rint, _trunc, _sqrt = intrinsic("rint"), intrinsic("trunc"), intrinsic("sqrt")
 EXACT: dict[str, Function] = {  # to NumPy's bits
@@ -709,6 +722,7 @@ EXACT: dict[str, Function] = {  # to NumPy's bits
     "rint": _rint,
     "sign": sign,
     "signbit": lambda x: bits(x) < 0,
+    "sort_key": sort_key,
     "sqrt": _sqrt,
     "trunc": _trunc,
     "where": where,

@@ -92,7 +92,7 @@ def lower(name: str, operands: Sequence[Value], dtype: DType) -> Value:
         types = _loop_types(op.types, *(x.dtype for x in operands))
         given = [cast(x, t) for x, t in zip(operands, types, strict=True)]
     if any(x.dtype in HALVES for x in given):
-        if name == "nextafter":  # which is another number there
+        if name in ("nextafter", "sort_keys"):  # which are other numbers there
             raise Unsupported(name)
         given = [cast(x, float32) if x.dtype in HALVES else x for x in given]
     if any(x.dtype not in KINDS.values() and not isinstance(x, Pair) for x in given):

@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ostinato.io_pipeline.files import NpySource
 from ostinato.ops.cpu.device import CPU
 from ostinato.ops.cpu.kernels.ranks import _spread, order_statistics
 from ostinato.ops.quantiles import METHODS
 from ostinato.ops.selection import _radix_select
+from ostinato.planner.passes import blocking
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, BoundsError, DTypeError
 from tests.helpers import MESHES, assert_same, compare_all
-from tests.sessions import use
+from tests.sessions import forget_plans, use
 from tests.thorough import few, some
 
 from .samples import at_ranks
@@ -326,3 +328,34 @@ def test_ranks_of_long_lines_of_their_own() -> None:
         run(line, ranks, out)
         wanted = np.take_along_axis(np.sort(line.reshape(3, -1), axis=1), ranks, axis=1)
         np.testing.assert_array_equal(out, wanted)
+
+
+# -- from files --------------------------------------------------------------------------------
+@pytest.mark.parametrize("mesh", [(1,), (2,)])
+@pytest.mark.parametrize(
+    ("dtype", "passes"), [("float64", 4), ("float32", 2), ("float16", 1), ("int64", 4)]
+)
+def test_a_long_file_is_read_in_few_passes(
+    dtype: str, passes: int, mesh: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as there are digits of 16 bits, of all quantiles together; the numbers are NumPy's."""
+    monkeypatch.setattr(blocking, "READ_BYTES", 1 << 22)
+    count = [0]
+    read = NpySource.read
+
+    def counted(self: Any, out: Any, *args: Any) -> Any:
+        count[0] += out.nbytes
+        return read(self, out, *args)
+
+    monkeypatch.setattr(NpySource, "read", counted)
+    x = (np.random.default_rng(1).normal(size=3_000_000) * 100).astype(dtype)
+    np.save(tmp_path / "x.npy", x)
+    forget_plans()
+    with use(mesh):
+        lazy = ost.load(tmp_path / "x.npy", resident=False, split=0)
+        for q in ([0.5], [0.1, 0.9]):
+            count[0] = 0
+            found = ost.compile(lambda x, q=q: ost.quantile(x, q, method="lower"))(lazy)
+            np.testing.assert_array_equal(found, np.quantile(x, q, method="lower"))
+            assert count[0] == passes * x.nbytes
+    forget_plans()
