@@ -24,6 +24,7 @@
     └── SessionError          (RuntimeError)   no session, or one that was closed
 
     StaleWarning (UserWarning): something that a compiled function reads and that cannot be watched
+    AssignmentWarning (UserWarning): an assignment that NumPy would have written through to another array
     PrecisionWarning (UserWarning): results that were less exact than precision="auto" was to keep
 
 A message is one sentence in four parts: what (the operation and the user's own line), got, needed,
@@ -138,6 +139,10 @@ class StaleResultError(OstinatoError, RuntimeError):
 
 class StaleWarning(UserWarning):
     """A compiled function reads something that cannot be watched, or that changes with each call."""
+
+
+class AssignmentWarning(UserWarning):
+    """An assignment to what was taken from another array by indexing, which does not change that one."""
 
 
 class PrecisionWarning(UserWarning):

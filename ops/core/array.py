@@ -19,6 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
+from types import FrameType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -63,6 +64,7 @@ from .spec import (
 from .spelling import of_method
 from .tracebacks import shorten
 from .user_line import misfit, user_line
+from .views import takes_view, tell
 
 F = TypeVar("F", bound=Callable[..., Any])
 Scalar = bool | int | float | complex
@@ -362,11 +364,12 @@ class Array:
     ((2, 3), dtype('float64'), None)
     """
 
-    __slots__ = ("__weakref__", "_began", "_k", "_operand", "_term", "spec", "weak")
+    __slots__ = ("__weakref__", "_began", "_k", "_of", "_operand", "_term", "spec", "weak")
     _operand: Operand | None
     _term: Term | None
     _k: int
     _began: int  # how many traces had begun when it was made
+    _of: weakref.ref[Array] | None  # of which NumPy would have made it a view
     spec: Spec
     weak: type | None
 
@@ -745,11 +748,16 @@ class Array:
 
     # -- indexing --------------------------------------------------------------------------
     def __getitem__(self, key: Any) -> Array:
-        return _call("getitem", self, key)
+        made = _call("getitem", self, key)
+        term, of = made._term, self._of
+        if _current.trace is None and not (term is not None and term.traces) and takes_view(key):
+            made._of = weakref.ref(self) if of is None or of() is None else of
+        return made
 
     def __setitem__(self, key: Any, values: Operandish) -> None:
         try:
             self._check_own("x[...] = values")
+            self._tell_view("x[...] = values", sys._getframe(1), False)
             self._become(functions["assigned"](self, key, values))
         except Exception as error:
             shorten(error)
@@ -776,13 +784,19 @@ class Array:
                 do="pass it as an argument, or assign to a copy, x.copy()",
             )
 
+    def _tell_view(self, what: str, frame: FrameType, to_name: bool) -> None:
+        """Warn who assigns to what NumPy would have made a view of an array that is still there."""
+        base = self._of() if self._of is not None else None
+        if base is not None:
+            tell(what, self.spec, base.spec, frame, to_name)
+
     def _become(self, made: Array) -> None:
         """Stand for the value of another Array, which nobody else holds."""
         with changing:
             term = self._term
             if term is not None and term.held(self._k) is self:
                 term.holders[self._k] = None
-            self._operand, self._term, self._k = None, made._term, made._k
+            self._operand, self._term, self._k, self._of = None, made._term, made._k, None
             self.spec, self._operand = made.spec, made._operand
             if self._term is not None:
                 hold(self._term, self._k, self)
@@ -796,6 +810,8 @@ class Array:
             if made is NotImplemented:
                 return made
             self._check_own(f"{name} in place")
+            if self._of is not None:
+                self._tell_view(f"{name} in place", sys._getframe(2), True)
             self._become(functions["in_place"](self, made, f"{name} in place"))
         except Exception as error:
             shorten(error)
@@ -1084,6 +1100,7 @@ def from_operand(operand: Operand, weak: type | None = None) -> Array:
     x._term = None
     x._k = 0
     x._began = _traces
+    x._of = None
     x.weak = weak
     return x
 
@@ -1110,6 +1127,7 @@ def from_term(term: Term, k: int = 0, weak: type | None = None) -> Array:
     x._term = term
     x._k = k
     x._began = _traces
+    x._of = None
     x.weak = weak
     while len(term.holders) <= k:
         term.holders.append(None)

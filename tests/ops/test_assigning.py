@@ -320,6 +320,7 @@ def test_masks_that_are_not_known() -> None:
         g(ost.asarray(X), ost.asarray(line))
 
 
+@pytest.mark.filterwarnings("ignore::ostinato.errors.AssignmentWarning")
 def test_copies_are_arrays_of_their_own() -> None:
     """What NumPy makes a copy of; also indexing, methods and operators, where nothing changes."""
     x, i = ost.ones((2, 3)), ost.ones((2, 3), dtype=ost.int64)
