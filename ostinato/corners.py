@@ -9,19 +9,22 @@ Which places of its operands an operation needs for some of its result follows f
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ostinato.errors import MemoryLimitError, OstinatoError
-from ostinato.ops.core.array import Array, Term, apply_all, term_of
+from ostinato.ops.core.array import Array, Term, apply_all, as_array, term_of
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.index import Reach
+from ostinato.ops.core.registry import Place
 from ostinato.ops.core.spec import int64
 from ostinato.ops.core.trace import Ref, array_of, collect
 from ostinato.planner.external import in_steps
 from ostinato.planner.external import is_large as takes_much
+from ostinato.planner.pipeline import make_plan
 from ostinato.planner.plan import Key
 from ostinato.planner.simulation import simulate
 
@@ -30,6 +33,7 @@ from .streaming import operands_of, over
 
 LARGE = 1 << 24  # bytes of an array of which only corners are made, and of what these may take
 SOON = 0.02  # seconds that they may take, by the model of the machine
+ROWS = 256  # of random numbers, which are drawn one after the other
 DEEPEST = 100  # operations one behind another
 MOST = 5  # axes with a middle that is not shown
 
@@ -66,7 +70,7 @@ def _is_little(parts: Sequence[Array], session: Session) -> bool:
     if in_steps(graph, session.target)[0]:
         return False
     try:
-        plan, _ = session.plan(Key(graph, session.target), quick=True)
+        plan = make_plan(Key(graph, session.target), quick=True)  # which times nothing
     except MemoryLimitError:
         return False
     if plan.peak_bytes - plan.operand_bytes > LARGE:
@@ -96,6 +100,9 @@ def _part(ref: Ref, box: Box, made: dict[Any, Array], depth: int) -> Array:
             return x[tuple([slice(None, None, s) for s in params["steps"]])]
         if op.joins:
             found = _joined(term, params["axis"], box, made, depth)
+        elif op.drawn is not None:
+            rows = math.prod([hi - lo for lo, hi in box[:-1]])
+            found = _drawn(term, box) if rows <= ROWS else None
         elif op.name == "iota":
             shape, (first, _) = [hi - lo for lo, hi in box], box[params["axis"]]
             (x,) = apply_all("iota", **{**params, "shape": tuple(shape), "dtype": int64})
@@ -117,6 +124,25 @@ def _joined(term: Term, axis: int, box: Box, made: dict[Any, Array], depth: int)
     return seen[0] if len(seen) == 1 else apply_all("concat", *seen, axis=axis)[0]
 
 
+def _drawn(term: Term, box: Box) -> Array:
+    """Random numbers by their places, as a worker makes those of its part."""
+    op, params = term.op, dict(term.params)
+    assert op is not None
+    assert op.kernel is not None
+    assert op.scratch is not None
+    given = [np.asarray(array_of(t, j)) for t, j in term.inputs]  # seeds
+    ins, shape = tuple([x.shape for x in given]), tuple([hi - lo for lo, hi in box])
+    boxes = tuple([tuple([(0, n) for n in s]) for s in ins])
+    needed = op.scratch(ins, (shape,), [t.specs[j] for t, j in term.inputs], **params)
+    out, scratch = (
+        np.empty(shape, term.specs[0].dtype),
+        [np.empty(s.shape, s.dtype) for s in needed],
+    )
+    at = Place(boxes, (box,), ins, (term.specs[0].shape,))
+    op.kernel(np, out, *given, at=at, scratch=scratch, **params)
+    return as_array(out)
+
+
 def _of_parts(ref: Ref, box: Box, made: dict[Any, Array], depth: int) -> Array | None:
     """What an operation makes of parts of its operands; None if it needs all of them, or to know where in
     them it is."""
@@ -125,7 +151,7 @@ def _of_parts(ref: Ref, box: Box, made: dict[Any, Array], depth: int) -> Array |
     views = op.view is not None and not (op.turns_axes or op.renames_axes)
     views = views or not term.inputs
     bodies = any(isinstance(value, Graph) for _, value in term.params)
-    if views or bodies or op.placed or op.draws or op.drawn or op.by_host or op.goes_on:
+    if views or bodies or op.placed or op.by_host or op.goes_on:
         return None
     ins = tuple([t.specs[j] for t, j in term.inputs])
     indices = op.indices(ins, term.specs, dict(term.params))

@@ -37,6 +37,7 @@ from ostinato.ops.core.trace import Ref, collect
 from ostinato.ops.core.tracebacks import shorten
 from ostinato.ops.core.tree import flatten
 from ostinato.ops.core.user_line import misfit
+from ostinato.planner.pipeline import make_plan
 from ostinato.planner.plan import Key, Plan
 
 from .cards import of_array
@@ -232,7 +233,7 @@ class _Reader:
         found = collect([array.term_of(x)])
         key = Key(over(found.graph, operands_of(found, session)), session.target)
         with suppress(MemoryLimitError):
-            return session.plan(key, quick=True)[0].out_specs[0]
+            return make_plan(key, quick=True).out_specs[0]  # which times nothing
         return x.spec
 
     def settle(self, xs: Sequence[Array]) -> None:

@@ -57,6 +57,27 @@ def test_parts_of_results_are_parts_of_the_whole(name: str) -> None:
                 np.testing.assert_allclose(a[finite], b[finite], atol=most, err_msg=str(box))
 
 
+@pytest.mark.parametrize("mesh", [(1,), (3,)])
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda shape: ost.random.normal(shape, seed=3),
+        lambda shape: ost.random.normal(shape, seed=3, split=0, dtype=ost.float64) * 2,
+        lambda shape: ost.random.uniform(shape, seed=3),
+        lambda shape: ost.random.integers(0, 100, shape, seed=3),
+        lambda shape: ost.random.gamma(2.5, shape, seed=3),
+    ],
+)
+def test_parts_of_random_numbers_are_parts_of_the_whole(mesh: tuple[int, ...], draw: Any) -> None:
+    boxes = [((3, 9), (0, 70)), ((0, 130), (0, 70)), ((126, 130), (67, 70)), ((7, 8), (9, 10))]
+    with use(mesh):
+        x = draw((130, 70))
+        parts = [np.asarray(corners.part(term_of(x), box, {})) for box in boxes[1:] + boxes[:1]]
+        for box, seen in zip(boxes[1:] + boxes[:1], parts, strict=True):
+            whole = x.numpy()[tuple([slice(*b) for b in box])]
+            np.testing.assert_allclose(seen, whole, rtol=1e-5, atol=1e-6)
+
+
 # -- arrays ----------------------------------------------------------------------------------------
 def chain(x: Any, xp: Any) -> Any:
     y = xp.exp(x / 1e5) * 2 + x.mean(0)
@@ -112,6 +133,8 @@ def test_where_corners_need_everything_there_are_no_numbers(
         assert (" of 2, " in repr(y)) == (workers == 2)
         assert "pending" in y._repr_html_()
         assert is_pending(y)
+        assert is_pending(z)
+        assert repr(z).startswith("Array([[")
         assert is_pending(z)
         ost.evaluate(y)
         assert "pending" not in repr(y)
