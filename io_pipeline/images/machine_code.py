@@ -6,7 +6,10 @@ from __future__ import annotations
 import ctypes
 from functools import lru_cache
 
+from ostinato.ops.core.spec import int64
 from ostinato.ops.cpu.jit import llvm
+from ostinato.ops.cpu.jit.lines import LlvmLines
+from ostinato.ops.jit.values import Value
 
 from ..feed.draws_code import define as draws
 from ..feed.native import NO_ROOM, NOT_MINE, ROOM, get, made, number, put
@@ -471,10 +474,14 @@ there:
 
 
 # -- what changes pixels -----------------------------------------------------------------------
-@lru_cache(4)
-def resizes(channels: int) -> int:
+@lru_cache(8)
+def resizes(channels: int, smooth: bool) -> int:
     """numbers: height and width; or the shorter side, and 0."""
-    llvm.symbol(f"ostinato_resize_{channels}", made(resizing_code.text(channels)))
+    resize = f"ostinato_resize_{channels}{int(smooth)}"
+    llvm.symbol(resize, made(resizing_code.text(channels, smooth)))
+    lines = LlvmLines()
+    extents = [Value(lines, f"%{n}", int64) for n in ("height", "width", "h", "w")]
+    noted = resizing_code.notes_bytes(channels, *extents)
     return made(
         _answers(
             f"""
@@ -524,25 +531,20 @@ full:
   ret i64 {NO_ROOM}
 notes:
   %to = phi ptr [%out_p, %straight_to], [%taken, %between]
-  %both = add i64 %h, %w
-  %n8 = mul i64 %both, 8
-  %nw = mul i64 %w, {4 * channels}
-  %n9 = add i64 %n8, %nw
-  %noted = add i64 %n9, 128
-  %notes_p = call ptr @take(ptr %s, i64 %noted)
+{chr(10).join(lines.text)}
+  %notes_p = call ptr @take(ptr %s, i64 {noted.name})
   %lacks2 = icmp eq ptr %notes_p, null
   br i1 %lacks2, label %full, label %work
 work:
   %x = inttoptr i64 %pixels to ptr
-  call void @ostinato_resize_{channels}(ptr %x, i64 %stride, i64 %height, i64 %width,
+  call void @{resize}(ptr %x, i64 %stride, i64 %height, i64 %width,
     ptr %to, i64 %h, i64 %w, ptr %notes_p)
   %to_i = ptrtoint ptr %to to i64
   %wide = mul i64 %w, {channels}
   %is_filled = zext i1 %fills to i64
 {put(pixels="%to_i", stride="%wide", height="%h", width="%w", filled="%is_filled")}
   br label %good""",
-            ROOM
-            + f"declare void @ostinato_resize_{channels}(ptr, i64, i64, i64, ptr, i64, i64, ptr) nonlazybind\n",
+            f"{ROOM}declare void @{resize}(ptr, i64, i64, i64, ptr, i64, i64, ptr) nonlazybind\n",
         )
     )
 

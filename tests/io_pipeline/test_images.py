@@ -169,8 +169,10 @@ def test_what_is_not_installed_has_a_sentence_or_a_substitute(
         elif missing == "cv2":
             assert decoded(data).shape == (48, 64, 3)
             with pytest.raises(ArgumentError, match=r"resize: got no OpenCV; .*ostinato\[feed\]"):
-                Resize(8, "cubic").image(np, picture(0), None)
+                Resize(8, "cubic", antialias=False).image(np, picture(0), None)
         else:
+            with pytest.raises(ArgumentError, match=r"resize: got no Pillow; .*ostinato\[feed\]"):
+                Resize(8, "cubic").image(np, np.zeros((9, 9, 3), np.uint8), None)
             with pytest.raises(ArgumentError, match=r"decode: got no Pillow; .*ostinato\[feed\]"):
                 decoded(b"any other file")
     finally:
@@ -208,8 +210,34 @@ def linear(x: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 @pytest.mark.parametrize("size", [(20, 30), (97, 64), (13, 150)])
 def test_resizing_interpolates_between_middles(size: tuple[int, int]) -> None:
     x = picture(4, 48, 64)
-    found = Resize(size).image(np, x, None)
-    assert np.abs(found.astype(float) - linear(x, size)).max() <= 1
+    for dtype in (np.uint8, np.uint16, np.float32):
+        found = Resize(size, antialias=False).image(np, x.astype(dtype), None)
+        assert np.abs(found.astype(float) - linear(x, size)).max() < 1.01
+
+
+@pytest.mark.parametrize("filter_", ["linear", "cubic", "area", "lanczos"])
+@pytest.mark.parametrize("shrink", [1.07, 1.5, 4, 8, 30])
+def test_what_shrinks_is_as_pillow_makes_it(filter_: str, shrink: float) -> None:
+    """Of noise, in which every pixel that is left out shows."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (241, 307, 4), dtype=np.uint8)
+    size = round(241 / shrink), round(307 / shrink / 1.3)
+    way = {"linear": 2, "cubic": 3, "area": 4, "lanczos": 1}[filter_]
+
+    def by_pillow(x: np.ndarray) -> np.ndarray:
+        planes = (Image.fromarray(v).resize(size[::-1], way) for v in np.moveaxis(x, -1, 0))
+        return np.stack([*map(np.asarray, planes)], -1).astype(float)
+
+    for part in (x[..., :3], x[..., :1], x):
+        wanted = by_pillow(part)
+        crop = RandomResizedCrop(size, interpolation=filter_).image(np, part, (0, 0, 241, 307))
+        np.testing.assert_array_equal(crop, Resize(size, filter_).image(np, part, None))
+        assert np.abs(crop - wanted).max() <= 1
+    faint = rng.integers(90, 166, x.shape, dtype=np.uint8)  # nothing of it is cut off between
+    for dtype, scale in ((np.uint16, 257), (np.float32, 1 / 255)):
+        deep = Resize(size, filter_).image(np, faint.astype(dtype) * dtype(scale), None)
+        assert (deep.dtype, deep.shape) == (dtype, (*size, 4))
+        assert np.abs(deep / scale - by_pillow(faint)).max() <= 1.5
 
 
 @given(h=st.integers(1, 40), w=st.integers(1, 40), a=st.integers(1, 60), b=st.integers(1, 60))
