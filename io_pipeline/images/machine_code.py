@@ -149,7 +149,7 @@ again:
 known:
   %from_d0 = sub i64 %m, {0xD0}
   %is_restart = icmp ult i64 %from_d0, 10
-  %is_tem = icmp eq i64 %m, 1
+  %is_tem = icmp ule i64 %m, 1
   %has_no = or i1 %is_restart, %is_tem
   br i1 %has_no, label %alone, label %long
 alone:

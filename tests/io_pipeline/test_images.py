@@ -25,7 +25,7 @@ from ostinato.io_pipeline.images.geometry import (
     nearest,
 )
 from ostinato.io_pipeline.images.headers import jpeg_header, upright
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, features
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, SampleError
@@ -46,7 +46,7 @@ def by_pillow(data: bytes, mode: str = "RGB") -> np.ndarray:
 # -- decoding ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("backend", ["simplejpeg", "pillow"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
 def test_images_are_upright(
     form: str, orientation: int, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +84,24 @@ def test_jpeg_files_are_as_libjpeg_decodes_them(subsampling: int, progressive: b
         four = decoded(data, channels=4)
         np.testing.assert_array_equal(four[..., :3], decoded(data))
         assert (four[..., 3] == 255).all()
+
+
+@pytest.mark.parametrize("strays", [b"\0", b"\x7fab\xda", b"\xff\0\xc0", b"\xff" * 5, bytes(300)])
+def test_bytes_that_stray_between_markers(strays: bytes) -> None:
+    """As many files have them, which Pillow reads."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for k, options in enumerate(({}, {"exif": exif}, {"progressive": True})):
+        whole = encoded(picture(k), quality=85, **options)
+        parts, at = [whole[:2]], 2
+        while whole[at + 1] != 0xDA:  # the first scan
+            end = at + 2 + int.from_bytes(whole[at + 2 : at + 4], "big")
+            parts += [whole[at:end], strays]
+            at = end
+        data = b"".join([*parts, whole[at:]])
+        assert jpeg_header(data) == jpeg_header(whole)
+        np.testing.assert_array_equal(by_pillow(data), by_pillow(whole))
+        np.testing.assert_array_equal(decoded(data), by_pillow(data))
 
 
 def test_files_of_other_kinds() -> None:
@@ -178,6 +196,23 @@ def test_what_is_not_installed_has_a_sentence_or_a_substitute(
     finally:
         for library in libraries:
             library.cache_clear()
+
+
+def test_avif_is_decoded_where_pillow_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = encoded(picture(0), "AVIF")
+    (tmp_path / "a.avif").write_bytes(data)
+    pipe = ost.io.images(str(tmp_path)).decode().batch(1).to("numpy")
+    np.testing.assert_array_equal(next(pipe.epoch(0))[0], by_pillow(data))
+    with pytest.raises(ValueError, match="no image of a known kind"):
+        decoded(data[:40])
+    for modules in ({}, {"avif": ("PIL._no_avif", None)}):  # of old ones, and of some builds
+        monkeypatch.setattr(features, "modules", modules)
+        backends.has_avif.cache_clear()
+        with pytest.raises(ArgumentError, match=r"decode: got no Pillow with AVIF; .*install -U"):
+            decoded(data)
+    backends.has_avif.cache_clear()
 
 
 # -- geometry ----------------------------------------------------------------------------------
