@@ -583,14 +583,15 @@ turn:{turns}
     )
 
 
-@lru_cache(4)
-def finishes(channels: int) -> int:
+@lru_cache(8)
+def finishes(channels: int, dtype: str) -> int:
     """The last step, channels in front. numbers: factors and addends, float32."""
     names = {}
     for step in (channels, -channels):
         for is_aligned in (False, True):
-            name = f"ostinato_planes_{channels}{'b' if step < 0 else 'f'}{int(is_aligned)}"
-            llvm.symbol(name, made(kernels.text(channels, step, is_aligned)))
+            name = f"ostinato_{dtype}_planes_{channels}{'b' if step < 0 else 'f'}{int(is_aligned)}"
+            lines = is_aligned and dtype == "float32"
+            llvm.symbol(name, made(kernels.text(channels, step, lines, dtype)))
             names[step, is_aligned] = name
     declared = "\n".join(
         f"declare void @{n}(ptr, i64, i64, i64, ptr, ptr) nonlazybind" for n in names.values()

@@ -414,8 +414,13 @@ def test_normalizing_is_the_same_to_the_bit(
     part = stage.image(np, x[3:20, 5:9], None)
     cut = (slice(3, 20), slice(5, 9))
     np.testing.assert_array_equal(part, wanted[cut if layout == "hwc" else (slice(None), *cut)])
-    half = Normalize(mean, std, dtype="float16", layout=layout).image(np, x, None)
-    np.testing.assert_array_equal(half, wanted.astype(np.float16))
+    for dtype in ("float16", "bfloat16"):
+        halves = Normalize(mean, std, dtype=dtype, layout=layout)
+        for way in (slice(None), slice(None, None, -1)):
+            found = halves.image(np, x[:, way], None)
+            again = wanted[:, way] if layout == "hwc" else wanted[..., way]
+            assert found.dtype == np.dtype(dtype)
+            np.testing.assert_array_equal(found, again.astype(dtype))
     small = np.full((1, 1, channels), 0.25, np.float32)
     found = stage.image(np, small, None).reshape(-1)
     np.testing.assert_allclose(found, (0.25 - np.array(mean)) / std, rtol=1e-6)
@@ -436,6 +441,25 @@ def test_whole_lines_are_written_past_the_caches(width: int, channels: int) -> N
             assert stage.image(np, x, None, out=out) is out
             np.testing.assert_allclose(out, wanted, atol=1e-5)
             np.testing.assert_array_equal(out, stage.image(np, x.astype(np.uint8).copy(), None))
+
+
+def test_torch_is_given_the_bits_of_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a stand-in, which takes what PyTorch takes."""
+
+    class Torch:
+        bfloat16 = "bfloat16"
+
+        @staticmethod
+        def from_numpy(x: np.ndarray) -> np.ndarray:
+            assert x.dtype in (np.int16, np.float16)
+            return x
+
+    monkeypatch.setitem(sys.modules, "torch", Torch)
+    x = np.arange(48, dtype=np.uint8).reshape(1, 4, 4, 3)
+    for dtype in ("float16", "bfloat16"):
+        base = ost.io.arrays(x, kinds=["image"]).normalize(0.5, 0.25, dtype)
+        (found,) = base.batch(1).to("torch").epoch(0)
+        np.testing.assert_array_equal(found, *base.batch(1).to("numpy").epoch(0))
 
 
 def test_as_many_channels_as_numbers(tmp_path: Path) -> None:

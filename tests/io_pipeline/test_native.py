@@ -125,6 +125,8 @@ CHAINS: dict[str, Callable[[Any], Any]] = {
     "crop and flip": lambda p: p.decode().center_crop((21, 37)).random_flip().normalize(MEAN, STD),
     "crop of a crop": lambda p: p.decode().center_crop(34).random_crop((17, 20)).resize(16).center_crop(9),
     "resize to the shorter side": lambda p: p.decode().resize(40).center_crop(32).normalize(MEAN, STD),
+    "float16": lambda p: p.decode().random_resized_crop((17, 32)).random_flip().normalize(MEAN, STD, "float16"),
+    "bfloat16": lambda p: p.decode(channels=1).resize((32, 16)).random_flip().normalize(0.5, dtype="bfloat16"),
     "without antialiasing": lambda p: p.decode().resize((9, 90), antialias=False).random_flip(),
     "grey": lambda p: p.decode(channels=1).random_resized_crop(18).random_flip().normalize(0.5, 0.5),
 }  # fmt: skip
