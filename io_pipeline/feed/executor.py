@@ -58,7 +58,8 @@ class Work:
         self.costs: list[Costs] = []  # of each thread: of the source and of stages of samples,
         self.behind: list[Costs] = []  # and of putting batches together and of stages behind that
         self.consumer = Consumer()
-        self.decisions: Sequence[str] = ()  # of the tuner, in words
+        self.decisions: Sequence[str] = ()  # of the tuner, in words,
+        self.is_tried = False  # and whether it only tries how this runs
         self.made = 0  # samples
         self.busy = 0.0  # seconds that threads worked, all together, until
         self.at = time.perf_counter()

@@ -74,7 +74,9 @@ class Drive:
             self.tuner = self._begin(work)
             work.decisions = self.tuner.decisions
         now = self.tuner.now
-        if (config := self.tuner.add(measure)) != now:
+        config = self.tuner.add(measure)
+        work.is_tried = not self.tuner.is_settled
+        if config != now:
             self._stale = len(work.open)
             self._go_on(work, config)
         self._remember()

@@ -111,8 +111,40 @@ def test_the_limit_of_a_feed(read: int, stage: int, threads: int, wanted: str) -
         {"wall_us": 60.0 + read, "wait_us": float(read)},
         {"wall_us": 50.0 + stage, "wait_us": float(stage)},
     ]
-    times = {"step": {"mean": 1.0}, "wait": {"mean": 1.0}}
+    times = {"step": {"mean": 1.0}, "wait": {"mean": 1.0}, "feed": 2.0}
     assert seeing.binds({**times, "stages": rows, "threads": threads, "cores": 2}) == wanted
+
+
+@pytest.mark.parametrize(
+    ("step", "wait", "feed", "wanted"),
+    [
+        (1e-6, 8e-6, 9e-6, "none"),  # that a batch is handed over is no wait,
+        (1e-7, 8e-6, 1e-3, "none"),  # whatever the loop does
+        (5e-3, 8e-6, 1e-3, "step"),
+        (5e-3, 8e-6, 5e-3, "none"),  # there is nothing to spare, and nobody waits
+        (5e-3, 2e-3, 1e-3, "uneven"),  # as who waits is not told that the feed is faster
+        (5e-3, 2e-3, 7e-3, "threads"),
+    ],
+)
+def test_what_binds_is_no_contradiction(step: float, wait: float, feed: float, wanted: str) -> None:
+    rows = [{"wall_us": 60.0, "wait_us": 0.0}]
+    times: dict[str, Any] = {"step": {"mean": step}, "wait": {"mean": wait}, "feed": feed}
+    found = {**times, "stages": rows, "threads": 1, "cores": 2, "headspace": step / feed}
+    found["binds"] = seeing.binds(found)
+    assert found["binds"] == wanted
+    said = seeing.limit(found)
+    assert ("the feed binds" in said) == (wanted == "threads")
+    assert (" times as fast" in said) == (feed < 0.95 * step and wanted != "threads")
+
+
+def test_what_is_only_tried_is_told() -> None:
+    pipe = numbers()
+    list(pipe.epoch(0))
+    assert "tried" not in pipe.explain()
+    assert "1 thread (given), chunk 8, 0.00512 MB ahead, 3 batches" in seeing.explain(
+        {**pipe.stats(), "threads": 1, "given": ["threads"], "chunk": 8, "ahead": 5120, "ready": 3}
+    )
+    assert "ahead (being tried), " in seeing.explain({**pipe.stats(), "is_tried": True})
 
 
 @pytest.mark.parametrize(
@@ -132,7 +164,7 @@ def test_threads_times_tell_what_stages_do_not(
         {"wall_us": 50.0 + read, "wait_us": read, "cpu_us": 50.0},
         {"wall_us": 500.0, "wait_us": 0.0, "cpu_us": 500.0},
     ]
-    times: dict[str, Any] = {"step": {"mean": 1.0}, "wait": {"mean": 1.0}}
+    times: dict[str, Any] = {"step": {"mean": 1.0}, "wait": {"mean": 1.0}, "feed": 2.0}
     threads = {"threads": 2, "cores": 2, "busy": 10.0, "on_core": on, "in_line": off}
     assert seeing.binds({**times, **threads, "stages": rows}) == wanted
 
