@@ -57,6 +57,9 @@ def as_data(work: Work) -> dict[str, Any]:
         "batches": consumer.batches,
         "samples": made,
         "threads": work.active,
+        "computing": work.active * on / busy
+        if busy
+        else 0.0,  # of these, at a time; 0: nobody knows
         "chunk": work.chunk,
         "ahead": work.ahead,
         "ready": sum(batch.is_done for batch in [*work.coming]),
@@ -178,9 +181,10 @@ def explain(stats: dict[str, Any]) -> str:
         lines.append(f"{', '.join(stats['later'])}: in the plans of who takes batches")
     lines += [_cache(kept) for kept in stats["kept"]]
     step, wait = stats["step"], stats["wait"]
+    on_cores = f", {stats['computing']:.2g} threads on cores" if stats["computing"] else ""
     lines += [
         "",
-        f"a batch takes {time_of(stats['feed'])} of the feed; the loop's step {spread(step)}, "
+        f"a batch takes {time_of(stats['feed'])} of the feed{on_cores}; the loop's step {spread(step)}, "
         f"its wait {spread(wait)}; the first batch came after {time_of(stats['first'])}",
     ]
     if stats["limit"]:
