@@ -1,5 +1,5 @@
 """Machine code for images in another size (resizing.py): each row goes to the new width, rounded to whole
-numbers, then all columns go to the new height.
+numbers, then all columns go to the new height, band by band of the result.
 
 Rows go to the new width in groups, whose pixels are put side by side, 16 numbers for each place in a row: so a
 weight is that of a whole vector, whatever its place."""
@@ -19,6 +19,7 @@ BITS = 22  # of a weight
 CHANNELS = (1, 3, 4)  # of which there is machine code
 GROUP = 16  # numbers of a place in a group of rows
 BLOCK = 32  # numbers of a row that are made together
+BAND = 64  # rows of the result for which rows of the new width are kept
 _TYPES = (
     ctypes.c_void_p,
     *[ctypes.c_ssize_t] * 3,
@@ -31,7 +32,8 @@ _TYPES = (
 def notes_bytes(channels: int, height: Any, width: Any, rows: Any, columns: Any) -> Any:
     """Memory that the function notes places, weights (at most 2 * old + 3 * new of an axis) and rows in."""
     axes = (height + width) * 8 + (rows + columns) * 28
-    return axes + (width + 1) * GROUP + (height + GROUP) * (columns * channels + BLOCK)
+    band = (height // rows + 1) * (BAND + 2) + GROUP
+    return axes + (width + 1) * GROUP + band * (columns * channels + BLOCK)
 
 
 @lru_cache(8)
@@ -164,7 +166,7 @@ def _down() -> tuple[str, Code]:
     rest = code.let(f"and i64 %count, {BLOCK - 1}")
     whole = code.let(f"sub i64 %count, {rest}")
     vector = f"<{BLOCK} x i8>"
-    with code.loop("0", "%rows") as r:
+    with code.loop("%begin", "%end") as r:
         row = _at(code, "i8", "%out", r, "%count")
 
         def block(k: str, row: str = row, r: str = r) -> tuple[str, str]:
@@ -178,7 +180,7 @@ def _down() -> tuple[str, Code]:
             made, to = block(whole)
             code.masked_store(made, to, vector, code.inside(rest, BLOCK))
     return (
-        "internal void @down(ptr noalias %x, i64 %line, i64 %rows, i64 %count, i64 %most, "
+        "internal void @down(ptr noalias %x, i64 %line, i64 %begin, i64 %end, i64 %count, i64 %most, "
         "ptr noalias %places, ptr noalias %weights, ptr noalias %out)",
         code,
     )
@@ -205,13 +207,23 @@ def _run(channels: int, smooth: bool) -> tuple[str, Code]:
     count = code.times("%columns", str(channels))
     line = code.sum(count, str(BLOCK))
     group = take(code.sum("%width", "1"), GROUP)
-    code.add(
-        f"call void @across(ptr %x, i64 %stride, i64 %height, i64 %width, i64 %columns, {axes[0]}, "
-        f"ptr {group}, ptr {free}, i64 {line})"
-    )
-    code.add(
-        f"call void @down(ptr {free}, i64 {line}, i64 %rows, i64 {count}, {axes[1]}, ptr %out)"
-    )
+    with code.loop("0", "%rows", BAND) as r:
+        end = code.least(code.sum(r, str(BAND)), "%rows")
+        final = code.sum(end, "-1")
+        first, last, more = (
+            code.let(f"load i64, ptr {_at(code, 'i64', seats[1], k, 2, n)}")
+            for k, n in ((r, 0), (final, 0), (final, 1))
+        )
+        high = code.let(f"sub i64 {code.sum(last, more)}, {first}")
+        x = _at(code, "i8", "%x", first, "%stride")
+        code.add(
+            f"call void @across(ptr {x}, i64 %stride, i64 {high}, i64 %width, i64 %columns, {axes[0]}, "
+            f"ptr {group}, ptr {free}, i64 {line})"
+        )
+        zero = _at(code, "i8", free, code.let(f"sub i64 0, {first}"), line)
+        code.add(
+            f"call void @down(ptr {zero}, i64 {line}, i64 {r}, i64 {end}, i64 {count}, {axes[1]}, ptr %out)"
+        )
     return (
         "void @run(ptr noalias %x, i64 %stride, i64 %height, i64 %width, ptr noalias %out, i64 %rows, "
         "i64 %columns, ptr noalias %notes)",

@@ -45,6 +45,28 @@ def test_resizing_has_the_bits_of_two_resizes_by_pillow(channels: int) -> None:
                 np.testing.assert_array_equal(linear(x, size, False), found)
 
 
+def test_resizing_touches_nothing_beside_its_memory() -> None:
+    """Images, results and notes that end where a page ends that nobody may touch."""
+    code = """
+import itertools, os, sys
+from tests.trust import guard
+guard.install()
+import numpy as np
+from ostinato.io_pipeline.images.resizing import linear
+sizes = ((1, 1), (3, 2), (2, 40), (65, 5), (129, 64), (900, 3), (2, 900))
+for old, new in itertools.permutations(sizes, 2):
+    for channels, smooth in itertools.product((1, 3, 4), (True, False)):
+        x = np.full((*old, channels), 201, np.uint8)
+        assert (linear(x, new, smooth) == 201).all()
+print("done", flush=True)
+os._exit(0)
+"""
+    if llvm.why_not() or sys.platform != "linux":
+        pytest.skip("there is no machine code here, or no way to ask for such memory")
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr[-2000:]
+
+
 def test_machine_code_draws_the_same() -> None:
     draws_code.define()
     text = (
