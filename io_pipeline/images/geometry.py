@@ -42,7 +42,10 @@ def _pair(who: str, size: Any) -> tuple[int, int]:
     return pair[0], pair[1]
 
 
-def _check_filter(who: str, name: str) -> None:
+def _check_filter(who: str, name: str, antialias: Any) -> None:
+    if not isinstance(antialias, bool):
+        got = f"antialias={antialias!r}"
+        raise misfit(ArgumentError, who, got=got, needed="True or False")
     if name not in FILTERS:
         needed = " or ".join(map(repr, FILTERS))
         raise misfit(ArgumentError, who, got=f"interpolation={name!r}", needed=needed)
@@ -122,7 +125,7 @@ class Resize(Stage):
 
     def __post_init__(self) -> None:
         _pair("resize", self.size)
-        _check_filter("resize", self.interpolation)
+        _check_filter("resize", self.interpolation, self.antialias)
 
     def size_of(self, shape: Shape) -> tuple[int, int]:
         if not isinstance(self.size, int):
@@ -260,7 +263,7 @@ class RandomResizedCrop(Stage):
 
     def __post_init__(self) -> None:
         _pair("random_resized_crop", self.size)
-        _check_filter("random_resized_crop", self.interpolation)
+        _check_filter("random_resized_crop", self.interpolation, self.antialias)
         for name, pair in (("scale", self.scale), ("ratio", self.ratio)):
             if len(pair) != 2 or not 0 < pair[0] <= pair[1]:
                 got, needed = f"{name}={pair!r}", "two numbers above 0, the smaller one first"

@@ -250,6 +250,12 @@ def test_resizing_interpolates_between_middles(size: tuple[int, int]) -> None:
         assert np.abs(found.astype(float) - linear(x, size)).max() < 1.01
 
 
+def test_antialiasing_is_on_or_off() -> None:
+    for stage in (Resize, RandomResizedCrop):
+        with pytest.raises(ArgumentError, match="got antialias=None; needed True or False"):
+            stage(8, antialias=None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("filter_", ["linear", "cubic", "area", "lanczos"])
 @pytest.mark.parametrize("shrink", [1.07, 1.5, 4, 8, 30])
 def test_what_shrinks_is_as_pillow_makes_it(filter_: str, shrink: float) -> None:
