@@ -120,7 +120,7 @@ def by_ostinato(u8: bool, threads: int = THREADS) -> Batches:
 
     paths = files()
     made = ost.io.images(paths, labels=[label(p) for p in paths]).shuffle(seed=1).repeat(AGAIN)
-    made = made.decode().random_resized_crop(SIZE).random_flip()
+    made = made.decode().random_resized_crop(SIZE, antialias=False).random_flip()
     made = made if u8 else made.normalize(MEAN, STD)
     pipe = made.batch(BATCH).to("numpy").run_with(threads=threads)
     yield from pipe.epoch(0)
@@ -132,7 +132,7 @@ def by_cache(u8: bool, threads: int = THREADS) -> Batches:
 
     paths = files()
     made = ost.io.images(paths, labels=[label(p) for p in paths]).decode().cache(4 << 30)
-    made = made.repeat(AGAIN).random_resized_crop(SIZE).random_flip()
+    made = made.repeat(AGAIN).random_resized_crop(SIZE, antialias=False).random_flip()
     made = made if u8 else made.normalize(MEAN, STD)
     pipe = made.batch(BATCH).to("numpy").run_with(threads=threads)
     batches = pipe.epoch(0)
@@ -389,7 +389,9 @@ def from_afar(**how: Any) -> Any:
 
     paths = files()
     made = ost.io.images(paths, labels=[label(p) for p in paths]).shuffle(seed=1).repeat(AGAIN)
-    made = made.map(far, on="image").decode().random_resized_crop(SIZE).random_flip()
+    made = (
+        made.map(far, on="image").decode().random_resized_crop(SIZE, antialias=False).random_flip()
+    )
     return made.normalize(MEAN, STD).batch(SMALL).to("numpy").run_with(**how)
 
 

@@ -58,7 +58,8 @@ class Work:
         self.costs: list[Costs] = []  # of each thread: of the source and of stages of samples,
         self.behind: list[Costs] = []  # and of putting batches together and of stages behind that
         self.consumer = Consumer()
-        self.decisions: Sequence[str] = ()  # of the tuner, in words
+        self.decisions: Sequence[str] = ()  # of the tuner, in words,
+        self.is_tried = False  # and whether it only tries how this runs
         self.made = 0  # samples
         self.busy = 0.0  # seconds that threads worked, all together, until
         self.at = time.perf_counter()
@@ -152,6 +153,15 @@ class Work:
                 more = run_times(thread.native_id or 0)
                 on, off = on + more[0], off + more[1]
         return on * 1e-9, off * 1e-9
+
+    def patience(self) -> float:
+        """How many times as long threads take as they compute, or are in line for a core: while they wait for
+        files and the like, others can compute."""
+        (busy, _), computes = self.so_far(), sum(self.processors())
+        if not computes:  # nobody knows; what samples took is about that
+            rows = [cost for costs in self.costs for cost in costs.of]
+            busy, computes = sum(c.wall for c in rows), sum(c.cpu for c in rows)
+        return max(busy / computes, 1.0) if computes else 1.0
 
     def stop(self) -> None:
         """Threads end with the sample that they work on. Waits for nobody, so finalizers may call it."""

@@ -23,7 +23,19 @@ from .reading import expect, stamp_of, whole
 from .samples import InFiles, Samples, digest
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+IMAGES = (
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".bmp",
+    ".gif",
+    ".webp",
+    ".avif",
+    ".tif",
+    ".tiff",
+    ".ppm",
+    ".pgm",
+)
 MOST_BYTES = 1 << 30  # of a file that is read whole
 
 

@@ -11,7 +11,8 @@ from .executor import Work
 from .stage import Filter, Map
 from .stats import report
 
-WAITS = 0.05  # of its time that a loop waits at least where the feed binds
+WAITS = 0.05  # of its time that a loop waits at least where the feed binds,
+HANDS = 1e-4  # and seconds: in less a batch that is there is handed over, on a busy machine
 SHARE = 0.3  # of threads' time that something takes at least to be what binds them
 BUSY = 0.85  # of the cores that are at work where they bind
 IDLE = 0.5  # cores' worth of a process in which no thread waits for Python's lock
@@ -23,6 +24,8 @@ SHORT = 50  # in such a process one of more microseconds, and of its CPU time
 
 CAUSES = {
     "step": "the step binds",
+    "none": "nothing binds: batches are there when they are asked for",
+    "uneven": "some batches come late, though the feed is fast enough on average",
     "cpu": "the feed binds: the cores do",
     "threads": "the feed binds: its threads are all at work, and cores are left",
     "read": "the feed binds: reading does",
@@ -54,6 +57,9 @@ def as_data(work: Work) -> dict[str, Any]:
         "batches": consumer.batches,
         "samples": made,
         "threads": work.active,
+        "computing": work.active * on / busy
+        if busy
+        else 0.0,  # of these, at a time; 0: nobody knows
         "chunk": work.chunk,
         "ahead": work.ahead,
         "ready": sum(batch.is_done for batch in [*work.coming]),
@@ -73,6 +79,7 @@ def as_data(work: Work) -> dict[str, Any]:
         "first": consumer.first,
         "given": list(recipe.given),
         "decisions": list(work.decisions),
+        "is_tried": work.is_tried,
     }
     found["binds"] = binds(found)
     iteration = step["mean"] + wait["mean"]
@@ -104,13 +111,18 @@ def made_batches(work: Work) -> int:
 
 def binds(stats: dict[str, Any]) -> str:
     """What an iteration waits for, one of `CAUSES`; nothing if nobody knows yet."""
-    iteration = stats["step"]["mean"] + stats["wait"]["mean"]
+    step, wait = stats["step"]["mean"], stats["wait"]["mean"]
     rows = stats["stages"]
     wall = sum(row["wall_us"] for row in rows)
-    if not iteration or not wall:
+    if not step + wait or not wall:
         return ""
-    if stats["wait"]["mean"] < WAITS * iteration:
-        return "step"
+    has_spare = stats["feed"] < (1 - WAITS) * step
+    if wait < WAITS * (step + wait):
+        return "step" if has_spare else "none"
+    if wait < HANDS:
+        return "none"
+    if has_spare:
+        return "uneven"
     busy, on, off = (stats.get(k, 0.0) for k in ("busy", "on_core", "in_line"))
     delay = off / on if on else 0.0  # what threads are in line for a core is nobody's wait
     waits = [max(row["wait_us"] - delay * row.get("cpu_us", 0.0), 0.0) for row in rows]
@@ -132,8 +144,10 @@ def limit(stats: dict[str, Any]) -> str:
     if not stats["binds"]:
         return ""
     said = CAUSES[stats["binds"]]
-    if stats["binds"] == "step":
+    if stats["binds"] in ("step", "uneven"):
         return f"{said}: the feed could be {stats['headspace']:.2g} times as fast as the step needs"
+    if stats["binds"] == "none":
+        return said
     return f"{said}; a batch takes it {1 / max(stats['headspace'], 1e-3):.2g} times the step"
 
 
@@ -147,11 +161,12 @@ def explain(stats: dict[str, Any]) -> str:
     def how(name: str) -> str:
         return " (given)" if name in given else ""
 
-    ahead = f"{stats['ahead'] / 1e6:.0f} MB"
+    ahead = f"{stats['ahead'] / 1e6:.3g} MB"
+    threads = f"{stats['threads']} thread{'' if stats['threads'] == 1 else 's'}"
     lines = [
-        f"epoch {stats['epoch']}: {stats['batches']} batches; {stats['threads']} "
-        f"threads{how('threads')}, chunk {stats['chunk']}{how('chunk')}, {ahead} "
-        f"ahead{how('ahead')}, {stats['ready']} batches ready",
+        f"epoch {stats['epoch']}: {stats['batches']} batches; {threads}{how('threads')}, "
+        f"chunk {stats['chunk']}{how('chunk')}, {ahead} ahead{how('ahead')}"
+        f"{' (being tried)' if stats['is_tried'] else ''}, {stats['ready']} batches ready",
         "",
         f"{'stage':24}{'cpu µs':>10}{'wait µs':>10}{'share':>8}{'bytes':>12}",
     ]
@@ -166,9 +181,10 @@ def explain(stats: dict[str, Any]) -> str:
         lines.append(f"{', '.join(stats['later'])}: in the plans of who takes batches")
     lines += [_cache(kept) for kept in stats["kept"]]
     step, wait = stats["step"], stats["wait"]
+    on_cores = f", {stats['computing']:.2g} threads on cores" if stats["computing"] else ""
     lines += [
         "",
-        f"a batch takes {time_of(stats['feed'])} of the feed; the loop's step {spread(step)}, "
+        f"a batch takes {time_of(stats['feed'])} of the feed{on_cores}; the loop's step {spread(step)}, "
         f"its wait {spread(wait)}; the first batch came after {time_of(stats['first'])}",
     ]
     if stats["limit"]:
@@ -196,7 +212,9 @@ def time_of(seconds: float) -> str:
 
 
 def spread(times: dict[str, float]) -> str:
-    return f"{time_of(times['median'])} (90 % within {time_of(times['p90'])})"
+    """What is concluded from, which is the mean, and how far times are from that."""
+    half, most = (time_of(times[k]) for k in ("median", "p90"))
+    return f"{time_of(times['mean'])} lately (half of all within {half}, 90 % within {most})"
 
 
 # -- for Prometheus ----------------------------------------------------------------------------

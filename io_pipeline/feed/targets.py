@@ -20,7 +20,12 @@ def _numpy() -> Convert:
 def _torch() -> Convert:
     import torch  # type: ignore[import-not-found, unused-ignore]
 
-    return lambda x: torch.from_numpy(x)
+    def tensor(x: np.ndarray[Any, Any]) -> Any:
+        if x.dtype.name == "bfloat16":  # of which NumPy has none of its own
+            return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(x)
+
+    return tensor
 
 
 def _jax() -> Convert:

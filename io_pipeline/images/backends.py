@@ -48,8 +48,22 @@ def pillow() -> Any:
         return Image
 
 
-def needed(who: str, found: Any, name: str) -> Any:
+@lru_cache(1)
+def has_avif() -> bool:
+    """Whether this Pillow decodes AVIF, which it then does with one thread: those of the pipe are enough."""
+    with _lock:
+        from PIL import features
+
+        if "avif" not in features.modules or not features.check_module("avif"):
+            return False
+        from PIL import AvifImagePlugin
+
+        AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+        return True
+
+
+def needed(who: str, found: Any, name: str, install: str = INSTALL) -> Any:
     """A library, or a sentence that says how to get it."""
     if found is None:
-        raise ArgumentError.because(who, got=f"no {name}", needed=name, do=INSTALL)
+        raise ArgumentError.because(who, got=f"no {name}", needed=name, do=install)
     return found

@@ -1,7 +1,8 @@
 """From the bytes of a file to an image: height x width x channels of uint8.
 
 JPEG files go through libjpeg-turbo with the accurate transform, which simplejpeg, Pillow and OpenCV all
-have, with the same bits. What else there is (PNG, WebP, TIFF, GIF, BMP, PPM, JPEG in CMYK) Pillow decodes.
+have, with the same bits. What else there is (PNG, WebP, AVIF, TIFF, GIF, BMP, PPM, JPEG in CMYK) Pillow
+decodes.
 
 | a file | what comes of it |
 |---|---|
@@ -35,13 +36,14 @@ from ..feed.fields import IMAGE, MASK
 from ..feed.native import Form, Native
 from ..feed.stage import Shape, Stage, Window, stage
 from . import machine_code
-from .backends import needed, opencv, pillow, simplejpeg
+from .backends import has_avif, needed, opencv, pillow, simplejpeg
 from .headers import MOST_PIXELS, Header, is_jpeg, jpeg_header, upright
 from .windows import calls as jpeg_calls
 from .windows import decode_window
 
 Image = np.ndarray[Any, Any]
-FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM", "JPEG2000", "TGA")  # safe to open
+FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM", "JPEG2000", "TGA")  # safe to open,
+AVIF = "AVIF"  # and this, where Pillow has it
 FULL, FAST = "full", "fast"
 GREY = 128  # what is missing in a JPEG file
 SCALES = (8, 4, 2)  # for which libjpeg has transforms that take less time than the whole one
@@ -190,8 +192,12 @@ class Decode(Stage):
 
     def _opened(self, data: bytes) -> Any:
         library = needed("decode", pillow(), "Pillow")
+        formats: tuple[str, ...] = FORMATS
+        if data[4:12] in (b"ftypavif", b"ftypavis", b"ftypmif1", b"ftypmsf1"):
+            needed("decode", has_avif() or None, "Pillow with AVIF", "pip install -U pillow")
+            formats = (AVIF,)
         try:
-            picture = library.open(io.BytesIO(data), formats=FORMATS)
+            picture = library.open(io.BytesIO(data), formats=formats)
         except library.UnidentifiedImageError:  # whose words name an address
             raise ValueError(f"no image of a known kind: it begins with {data[:8]!r}") from None
         self._check_size(picture.height, picture.width)

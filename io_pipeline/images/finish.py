@@ -1,8 +1,8 @@
 """The last stage of an image: from uint8 to the numbers that a model is given, in one step.
 
 Until then images stay uint8, which is a quarter of the memory that float32 takes. The result is x * scale +
-bias in float32, each rounded, whoever computes it: machine code (kernels.py), tables of 256 values, NumPy,
-or a device."""
+bias in float32, each rounded (of narrower numbers once more), whoever computes it: machine code (kernels.py),
+tables of 256 values, NumPy, or a device."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from ..feed.native import Form, Native
 from ..feed.stage import DEVICE, HOST, Stage, stage
 from . import kernels, machine_code
 from .backends import opencv
+from .values import check_dtype
 
 Numbers = float | tuple[float, ...]
 CHW, HWC = LAYOUTS = ("chw", "hwc")
@@ -31,7 +32,7 @@ Image = Any
 @dataclass(frozen=True)
 class Normalize(Stage):
     """(x - mean) / std of what is between 0 and 1, in float32 and with channels in front. mean, std: a
-    number, or one for each channel. layout: "chw" or "hwc"."""
+    number, or one for each channel. dtype: or "float16", "bfloat16", "float64". layout: "chw" or "hwc"."""
 
     mean: Numbers = 0.0
     std: Numbers = 1.0
@@ -54,9 +55,7 @@ class Normalize(Stage):
         if self.layout not in LAYOUTS:
             needed = "'chw' or 'hwc'"
             raise misfit(ArgumentError, "normalize", got=f"layout={self.layout!r}", needed=needed)
-        if self.dtype not in ("float32", "float16", "float64"):
-            got, needed = f"dtype={self.dtype!r}", "'float32', 'float16' or 'float64'"
-            raise misfit(ArgumentError, "normalize", got=got, needed=needed)
+        check_dtype("normalize", self.dtype)
 
     def image(self, xp: Any, x: Image, drawn: Any, out: Image = None) -> Image:
         channels = x.shape[-1]
@@ -66,14 +65,16 @@ class Normalize(Stage):
             shape = (channels, *x.shape[:-1])
         if out is None or out.shape != shape or out.dtype != self.dtype:
             out = xp.empty(shape, self.dtype)
-        if xp is not np or x.dtype != np.uint8 or self.dtype != "float32":
+        if xp is not np or x.dtype != np.uint8 or self.dtype not in kernels.MADE:
             self._computed(xp, x, out)
         elif self.layout == CHW:
             line = self._line(channels, "uint8")
             if not (out.flags.c_contiguous and kernels.planes(x, line.address, out)):
                 self._computed(xp, x, out)
         elif channels <= 4 and (cv := opencv()) is not None:
-            cv.LUT(np.ascontiguousarray(x), self._table(channels), out)
+            table = self._table(channels)
+            bits = table.view(f"i{table.itemsize}")
+            cv.LUT(np.ascontiguousarray(x), bits, out.view(bits.dtype))
         else:
             self._computed(xp, x, out)
         return out
@@ -88,14 +89,16 @@ class Normalize(Stage):
         return found if self.dtype == "float32" else found.astype(self.dtype)
 
     def native(self, form: Form | None) -> Native | None:
-        if form is None or self.layout != CHW or (self.dtype, form.dtype) != ("float32", "uint8"):
+        if form is None or self.layout != CHW or form.dtype != "uint8":
+            return None
+        if not kernels.can(self.dtype):
             return None
         channels = form.channels
         if not {len(self.mean), len(self.std)} <= {1, channels}:  # type: ignore[arg-type]
             return None
         numbers = self._line(channels, "uint8").both
-        makes = machine_code.finishes(channels)
-        return Native(makes=makes, numbers=numbers, form=Form(channels, "float32"))
+        makes = machine_code.finishes(channels, self.dtype)
+        return Native(makes=makes, numbers=numbers, form=Form(channels, self.dtype))
 
     def _computed(self, xp: Any, x: Image, out: Image) -> None:
         line = self._line(x.shape[-1], str(x.dtype))
@@ -106,7 +109,7 @@ class Normalize(Stage):
         return _line(Keys((self.mean, self.std)), channels, dtype)
 
     def _table(self, channels: int) -> Any:
-        return _table(Keys((self.mean, self.std)), channels)
+        return _table(Keys((self.mean, self.std)), channels, self.dtype)
 
 
 class Line(NamedTuple):
@@ -131,7 +134,8 @@ def _line(numbers: Keys, channels: int, dtype: str) -> Line:
 
 
 @lru_cache(64)
-def _table(numbers: Keys, channels: int) -> Any:
+def _table(numbers: Keys, channels: int, dtype: str) -> Any:
     """The results of all values of uint8: 1 x 256 x channels."""
     line = _line(numbers, channels, "uint8")
-    return (np.arange(256, dtype=np.float32)[:, None] * line.scale + line.bias)[None]
+    made = np.arange(256, dtype=np.float32)[:, None] * line.scale + line.bias
+    return made.astype(dtype)[None]

@@ -1,7 +1,7 @@
 """Stages that move pixels: crops, resizing, flips; masks and boxes go with them.
 
-Images are resized with OpenCV. Pixels are squares whose middles are what is interpolated between, so the
-image's edges stay where they are; masks take the nearest one, by the same rule."""
+Pixels are squares whose middles are what is interpolated between, so the image's edges stay where they are
+(resizing.py); masks take the nearest one, by the same rule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..feed.stage import DEVICE, HOST, Shape, Stage, Window, stage
 from . import machine_code
 from .backends import needed, opencv
 from .headers import MOST_PIXELS
-from .resizing import linear
+from .resizing import by_pillow, linear
 from .values import check_chance, check_order, check_shape
 
 Image = Any
@@ -43,20 +43,27 @@ def _pair(who: str, size: Any) -> tuple[int, int]:
     return pair[0], pair[1]
 
 
-def _check_filter(who: str, name: str) -> None:
+def _check_filter(who: str, name: str, antialias: Any) -> None:
+    if not isinstance(antialias, bool):
+        got = f"antialias={antialias!r}"
+        raise misfit(ArgumentError, who, got=got, needed="True or False")
     if name not in FILTERS:
         needed = " or ".join(map(repr, FILTERS))
         raise misfit(ArgumentError, who, got=f"interpolation={name!r}", needed=needed)
 
 
 # -- what stages share -------------------------------------------------------------------------
-def resized(x: Image, size: tuple[int, int], interpolation: str, out: Image = None) -> Image:
+def resized(
+    x: Image, size: tuple[int, int], interpolation: str, antialias: bool = True, out: Image = None
+) -> Image:
     """An image in another size."""
     check_order(x)
     if x.shape[:2] == size:
         return x
-    if interpolation == "linear" and (found := linear(x, size, out)) is not None:
+    if interpolation == "linear" and (found := linear(x, size, antialias, out)) is not None:
         return found
+    if antialias and interpolation != "nearest":
+        return by_pillow(x, size, interpolation)
     cv = needed("resize", opencv(), "OpenCV")
     way = {"lanczos": "LANCZOS4"}.get(interpolation, interpolation.upper())
     fits = out is not None and out.shape == (*size, *x.shape[2:]) and out.dtype == x.dtype
@@ -106,16 +113,20 @@ def _check_room(shape: Shape, size: tuple[int, int]) -> None:
 @stage("resize")
 @dataclass(frozen=True)
 class Resize(Stage):
-    """To a height and width; with one number, the shorter side to that, and the other in proportion."""
+    """To a height and width; with one number, the shorter side to that, and the other in proportion.
+
+    interpolation: "linear", "nearest", "cubic", "area" or "lanczos". antialias: where images shrink, each
+    pixel is mixed of all those that it covers, as Pillow does it; without, of its place's neighbours."""
 
     size: Size
     interpolation: str = "linear"
+    antialias: bool = True
 
     moves = True
 
     def __post_init__(self) -> None:
         _pair("resize", self.size)
-        _check_filter("resize", self.interpolation)
+        _check_filter("resize", self.interpolation, self.antialias)
 
     def size_of(self, shape: Shape) -> tuple[int, int]:
         if not isinstance(self.size, int):
@@ -136,14 +147,15 @@ class Resize(Stage):
         return (whole, self.size_of(shape)) if is_fixed else None
 
     def image(self, xp: Any, x: Image, drawn: Any, out: Image = None) -> Image:
-        return resized(x, self.size_of(x.shape), self.interpolation, out)
+        return resized(x, self.size_of(x.shape), self.interpolation, self.antialias, out)
 
     def native(self, form: Form | None) -> Native | None:
         if form is None or self.interpolation != "linear" or form.dtype != "uint8":
             return None
         pair = (self.size, 0) if isinstance(self.size, int) else _pair("resize", self.size)
         numbers = np.array(pair, np.float64)
-        return Native(makes=machine_code.resizes(form.channels), numbers=numbers)
+        makes = machine_code.resizes(form.channels, self.antialias)
+        return Native(makes=makes, numbers=numbers)
 
     def mask(self, xp: Any, x: Image, drawn: Any) -> Image:
         return nearest(xp, x, self.size_of(x.shape))
@@ -243,18 +255,20 @@ class RandomCrop(Stage):
 @stage("random_resized_crop")
 @dataclass(frozen=True)
 class RandomResizedCrop(Stage):
-    """A part of the image, of random area and proportions, in this size (Szegedy et al., 2014)."""
+    """A part of the image, of random area and proportions, in this size (Szegedy et al., 2014).
+    interpolation and antialias: as of `resize`."""
 
     size: Size
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     interpolation: str = "linear"
+    antialias: bool = True
 
     moves = True
 
     def __post_init__(self) -> None:
         _pair("random_resized_crop", self.size)
-        _check_filter("random_resized_crop", self.interpolation)
+        _check_filter("random_resized_crop", self.interpolation, self.antialias)
         for name, pair in (("scale", self.scale), ("ratio", self.ratio)):
             if len(pair) != 2 or not 0 < pair[0] <= pair[1]:
                 got, needed = f"{name}={pair!r}", "two numbers above 0, the smaller one first"
@@ -284,7 +298,7 @@ class RandomResizedCrop(Stage):
 
     def image(self, xp: Any, x: Image, drawn: Window, out: Image = None) -> Image:
         size = _pair("random_resized_crop", self.size)
-        return resized(cut(x, drawn), size, self.interpolation, out)
+        return resized(cut(x, drawn), size, self.interpolation, self.antialias, out)
 
     def native(self, form: Form | None) -> Native | None:
         if form is None or self.interpolation != "linear" or form.dtype != "uint8":
@@ -292,7 +306,7 @@ class RandomResizedCrop(Stage):
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         size = _pair("random_resized_crop", self.size)
         numbers = np.array([*size, self.scale[0], self.scale[1] - self.scale[0], low, high - low])
-        makes = machine_code.resizes(form.channels)
+        makes = machine_code.resizes(form.channels, self.antialias)
         return Native(looks=machine_code.looks_at_some(TRIES), makes=makes, numbers=numbers)
 
     def mask(self, xp: Any, x: Image, drawn: Window) -> Image:

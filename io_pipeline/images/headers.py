@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of frame headers
-_ALONE = frozenset((0x01, *range(0xD0, 0xDA)))  # markers without a length
+_ALONE = frozenset((0x00, 0x01, *range(0xD0, 0xDA)))  # markers without a length, and none at all
 MOST_PIXELS = 1 << 27  # of an image, be it in a file or what a stage makes of it
 
 
@@ -27,11 +27,10 @@ def is_jpeg(data: bytes) -> bool:
 
 
 def jpeg_header(data: bytes) -> Header:
-    """Walks over the markers to the frame header, of which there is one before the first scan."""
+    """Walks over the markers, and what strays between them, to the frame header, of which there is one
+    before the first scan."""
     k, end, orientation = 2, len(data) - 10, 1
-    while k < end:
-        if data[k] != 0xFF:
-            break
+    while (k := data.find(b"\xff", k, end)) >= 0:
         marker = data[k + 1]
         if marker == 0xFF:
             k += 1

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import ctypes
 
+from ostinato.ops.core.spec import int64
 from ostinato.ops.cpu.jit.code import CodeAddress, address_of, once, symbol
+from ostinato.ops.cpu.jit.lines import LlvmLines
+from ostinato.ops.jit.values import Value
 
 from ..feed.draws_code import define as draws
 from ..feed.native import NO_ROOM, NOT_MINE, ROOM, get, made, number, put
@@ -145,7 +148,7 @@ again:
 known:
   %from_d0 = sub i64 %m, {0xD0}
   %is_restart = icmp ult i64 %from_d0, 10
-  %is_tem = icmp eq i64 %m, 1
+  %is_tem = icmp ule i64 %m, 1
   %has_no = or i1 %is_restart, %is_tem
   br i1 %has_no, label %alone, label %long
 alone:
@@ -469,9 +472,13 @@ there:
 
 # -- what changes pixels -----------------------------------------------------------------------
 @once
-def resizes(channels: int) -> CodeAddress:
+def resizes(channels: int, smooth: bool) -> CodeAddress:
     """numbers: height and width; or the shorter side, and 0."""
-    symbol(f"ostinato_resize_{channels}", made(resizing_code.text(channels)))
+    resize = f"ostinato_resize_{channels}{int(smooth)}"
+    symbol(resize, made(resizing_code.text(channels, smooth)))
+    lines = LlvmLines()
+    extents = [Value(lines, f"%{n}", int64) for n in ("height", "width", "h", "w")]
+    noted = resizing_code.notes_bytes(channels, *extents)
     return made(
         _answers(
             f"""
@@ -521,25 +528,20 @@ full:
   ret i64 {NO_ROOM}
 notes:
   %to = phi ptr [%out_p, %straight_to], [%taken, %between]
-  %both = add i64 %h, %w
-  %n8 = mul i64 %both, 8
-  %nw = mul i64 %w, {4 * channels}
-  %n9 = add i64 %n8, %nw
-  %noted = add i64 %n9, 128
-  %notes_p = call ptr @take(ptr %s, i64 %noted)
+{chr(10).join(lines.text)}
+  %notes_p = call ptr @take(ptr %s, i64 {noted.name})
   %lacks2 = icmp eq ptr %notes_p, null
   br i1 %lacks2, label %full, label %work
 work:
   %x = inttoptr i64 %pixels to ptr
-  call void @ostinato_resize_{channels}(ptr %x, i64 %stride, i64 %height, i64 %width,
+  call void @{resize}(ptr %x, i64 %stride, i64 %height, i64 %width,
     ptr %to, i64 %h, i64 %w, ptr %notes_p)
   %to_i = ptrtoint ptr %to to i64
   %wide = mul i64 %w, {channels}
   %is_filled = zext i1 %fills to i64
 {put(pixels="%to_i", stride="%wide", height="%h", width="%w", filled="%is_filled")}
   br label %good""",
-            ROOM
-            + f"declare void @ostinato_resize_{channels}(ptr, i64, i64, i64, ptr, i64, i64, ptr) nonlazybind\n",
+            f"{ROOM}declare void @{resize}(ptr, i64, i64, i64, ptr, i64, i64, ptr) nonlazybind\n",
         )
     )
 
@@ -579,13 +581,14 @@ turn:{turns}
 
 
 @once
-def finishes(channels: int) -> CodeAddress:
+def finishes(channels: int, dtype: str) -> CodeAddress:
     """The last step, channels in front. numbers: factors and addends, float32."""
     names = {}
     for step in (channels, -channels):
         for is_aligned in (False, True):
-            name = f"ostinato_planes_{channels}{'b' if step < 0 else 'f'}{int(is_aligned)}"
-            symbol(name, made(kernels.text(channels, step, is_aligned)))
+            name = f"ostinato_{dtype}_planes_{channels}{'b' if step < 0 else 'f'}{int(is_aligned)}"
+            lines = is_aligned and dtype == "float32"
+            symbol(name, made(kernels.text(channels, step, lines, dtype)))
             names[step, is_aligned] = name
     declared = "\n".join(
         f"declare void @{n}(ptr, i64, i64, i64, ptr, ptr) nonlazybind" for n in names.values()

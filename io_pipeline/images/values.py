@@ -110,6 +110,14 @@ def rows_of(shape: Shape) -> int:
     return int(len(shape) == 3 and shape[0] <= 4 < shape[2])
 
 
+def check_dtype(who: str, name: str) -> None:
+    """What a model may be given."""
+    good = ("float32", "float16", "bfloat16", "float64")
+    if name not in good:
+        needed = " or ".join(map(repr, good))
+        raise misfit(ArgumentError, who, got=f"dtype={name!r}", needed=needed)
+
+
 def check_order(x: Image) -> None:
     """Refuse what `normalize` gave: stages would take its channels for rows."""
     check_shape(x.shape)

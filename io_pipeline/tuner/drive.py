@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ from .place import Known, own_cores, own_memory
 from .tuner import Measure, Tuner
 
 NEW = 2  # laps behind a move that are no measure: whoever takes batches has a new plan
-TIMES, MOST_THREADS = 4, 64  # threads for a core, and altogether
+TIMES, MOST_THREADS = 4, 64  # threads for a core that compute, and altogether
 CHUNKS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -74,7 +75,9 @@ class Drive:
             self.tuner = self._begin(work)
             work.decisions = self.tuner.decisions
         now = self.tuner.now
-        if (config := self.tuner.add(measure)) != now:
+        config = self.tuner.add(measure)
+        work.is_tried = not self.tuner.is_settled
+        if config != now:
             self._stale = len(work.open)
             self._go_on(work, config)
         self._remember()
@@ -102,7 +105,13 @@ class Drive:
         recipe, size = work.recipe, work.batch_bytes
         ahead = min(max(recipe.ahead // size, LEAST), MOST)
         start = Config(work.active, ahead, work.chunk)
-        most = min(max(TIMES * own_cores(), work.active), MOST_THREADS)
+        read = work.costs[0].of[0] if work.costs else None
+        sample = read.bytes / read.timed if read is not None and read.timed else 1
+        self._sizes = f"{self.identity} {size} {int(sample).bit_length()} {sorted(recipe.given)}"
+        known = Known(settings.cache).get(self._sizes)
+        most = math.ceil(TIMES * own_cores() * work.patience())
+        most = max(most, work.active, known[0].threads if known is not None else 0)
+        most = min(most, MOST_THREADS)
         room = min(max(own_memory() // size, ahead), MOST)
         space = Space(
             [start.threads] if "threads" in recipe.given else range(1, most + 1),
@@ -113,8 +122,6 @@ class Drive:
             if "ahead" in recipe.given
             else sorted({ahead, *(n for n in (2 * ahead, 4 * ahead) if n <= room)}),
         )
-        read = work.costs[0].of[0] if work.costs else None
-        sample = read.bytes / read.timed if read is not None and read.timed else 1
         movable, spared, added = recipe.movable, 0.0, 0.0
         if movable:
             rows = [[costs.of[k] for k in range(len(costs.of))] for costs in work.costs]
@@ -124,8 +131,6 @@ class Drive:
             cpu = sum(c.cpu for row in rows for c in row[-movable:])
             added = cpu / timed * self.size / own_cores()
             space = replace(space, places=(0, 1), spared=spared, added=added)
-        self._sizes = f"{self.identity} {size} {int(sample).bit_length()} {sorted(recipe.given)}"
-        known = Known(settings.cache).get(self._sizes)
         if known is not None and known[0] not in [*space]:
             known = None
         self._kept = known

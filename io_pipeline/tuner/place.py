@@ -25,6 +25,7 @@ RANKS = (  # what starters of jobs say about processes of a job on this machine
     "SLURM_NTASKS_PER_NODE",
 )
 MOST_LINES = 2000
+FADES = 0.9
 
 
 def ranks_here(environment: Mapping[str, str] = os.environ) -> int:
@@ -81,8 +82,9 @@ class Known:
         self.disk, self.name = disk_cache.at(folder), f"tuned/{digest}.jsonl"
 
     def get(self, pipe: str) -> tuple[Config, float] | None:
-        """How it ran best, and what a lap took."""
-        found = None
+        """How it ran best, and what a lap took then; since others use the machine, too, the most of the times
+        in which that was found, of which older ones fade."""
+        found: tuple[Config, float] | None = None
         for line in self.disk.lines(self.name):
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 told = json.loads(line)
@@ -91,7 +93,8 @@ class Known:
                     threads, ahead, chunk = (int(told[name]) for name in names)
                     config = Config(threads, ahead, chunk, int(told.get("place", 0)))
                     if min(config.threads, config.ahead, config.chunk) > 0 <= config.place:
-                        found = config, float(told["seconds"])
+                        before = found[1] if found is not None and found[0] == config else 0.0
+                        found = config, max(float(told["seconds"]), FADES * before)
         return found
 
     def put(self, pipe: str, config: Config, seconds: float) -> None:

@@ -55,8 +55,9 @@ class Together(Drive):
             work.decisions = self.tuner.decisions
         step, wait, busy, made, stale = slowest([t for t in told if t is not None])
         config = self.tuner.add(Measure(step, wait, busy, made, stale > 0))
+        work.is_tried = not self.tuner.is_settled
         self._remember()
-        return [[config.threads, config.ahead, config.chunk], not self.tuner.is_settled]
+        return [[config.threads, config.ahead, config.chunk], work.is_tried]
 
     def go_on(self, said: Sequence[int] | None) -> None:
         """As all do, from here on."""

@@ -25,7 +25,8 @@ PROBES, PATIENCE = 6, 3  # configurations that are looked at, and laps of one th
 REACH = 4  # times beyond what was seen that the model is believed
 GAIN = 0.02  # of its time that another configuration must save, and that may never be lost
 SLIGHT = 0.01  # that a cheaper one may cost, all together
-WINS = 7  # of 8 pairs: by chance 1 in 28
+WINS = 7  # of 8 pairs: by chance 1 in 28;
+SURE = 3  # or so many standard errors
 BURST = 4  # laps whose mean is one number: batches may be done several at a time
 TURNS = 3  # configurations that are verified one after another
 GUARD = 16  # laps after a change
@@ -34,11 +35,12 @@ SPARE = 0.9  # of the step that a cheaper feed may need, where the step binds
 SLACK, ALARM = 0.5, 12.0  # of the CUSUM, in deviations,
 LEAST = 0.05  # which are at least so much of a lap
 STALE = 16  # laps that are let by after a change, for batches that were begun before it
-QUIET, LONGEST = 64, 8192  # laps after which it is tuned anew; each time twice as many
+QUIET, LONGEST = 64, 8192  # laps after which it is tuned anew; twice as many each time that nothing
+# better is found, since it is others who make it faster and slower
 AGAIN = 256  # laps for which what was refused is not tried; each time twice as many
 KEPT = 10  # decisions that are told
 MOVED = 1.3  # times: the same configuration in two windows, if something else has changed
-RESTARTS = 3  # for that, until it stays as it is
+RESTARTS = 3, 1  # for that, until it stays as it is; and once something was decided
 CLOSE = 1.1  # times what is remembered that a lap may take
 
 
@@ -75,8 +77,9 @@ class Tuner:
         self.decisions: deque[str] = deque(maxlen=KEPT)
         self._refused: dict[Config, tuple[int, int]] = {}  # until which lap, and for how many
         self._lost = 1.0  # times as long as at the beginning, by what was verified
-        self._quiet = QUIET
+        self._quiet = QUIET // 2
         self._has_moved = False  # what is measured, for other reasons
+        self._is_decided = known is not None
         self._run = self._tune(known)
         next(self._run)
 
@@ -118,31 +121,32 @@ class Tuner:
         for _ in range(SKIP):
             yield
         if known is not None:
-            config, wanted = known
-            before, self.now = self.now, config
+            self.now, wanted = known
             yield
-            laps = yield from self._take(config, WINDOW)
-            found = median(laps)
+            found = median((yield from self._take(self.now, WINDOW)))
+            said = f"{told(self.now)}, as remembered: {ms(found)} a lap, {ms(wanted)} then"
             if found <= CLOSE * wanted:
-                self._tell(f"{told(config)}, as remembered: {ms(found)} a lap, {ms(wanted)} then")
+                self._tell(said)
                 yield from self._guard(found)
-            else:
-                self._tell(f"{ms(found)} a lap, and {ms(wanted)} were remembered: tuned anew")
-                self.now, self.model = before, Model(self.space.spared, self.space.added)
+            else:  # which may be the machine's, so it is kept unless another one is better
+                self._tell(f"{said}; is there a better one by now?")
         while True:
+            before = self.now
             reference = yield from self._search()
+            is_kept = self.now == before
+            self._quiet = min(2 * self._quiet, LONGEST) if is_kept else QUIET
             yield from self._guard(reference)
             self.model = Model(self.space.spared, self.space.added)
 
     def _search(self) -> Generator[None, Measure, float]:
         """Find and verify better configurations; the time of a lap in the end."""
         self.is_settled = False
-        for _ in range(1 + RESTARTS):
+        for _ in range(1 + RESTARTS[self._is_decided]):
             laps = yield from self._compare()
             if not self._has_moved:
                 break
             self.model, self._has_moved = Model(self.space.spared, self.space.added), False
-        self.is_settled = True
+        self.is_settled = self._is_decided = True
         time = median(laps)
         self._tell(f"{told(self.now)} it stays, at {ms(time)} a lap")
         self.result = self.now, time
@@ -249,7 +253,10 @@ class Tuner:
             median(theirs[:WINDOW]) / median(first[-WINDOW:]),
             median(theirs[WINDOW:]) / median(last),
         ]
-        is_better = ratio <= 1 - GAIN and wins >= WINS and max(halves) < 1
+        unsure = doubt(ours, theirs)
+        # of batches that are done several at a time few laps are long, and pairs say little
+        is_sure = wins >= WINS or ratio * (1 + SURE * unsure) <= 1 - GAIN
+        is_better = ratio <= 1 - GAIN and is_sure and max(halves) < 1
         is_cheaper = other.threads < before.threads or (
             other.threads == before.threads and other.ahead < before.ahead
         )
@@ -259,7 +266,7 @@ class Tuner:
         fits = needs <= SPARE * step or median(theirs) > step / SPARE
         is_free = is_cheaper and fits and wins >= pairs // 2 - 1
         is_free &= ratio * self._lost <= 1 + SLIGHT
-        is_free &= ratio * self._lost + doubt(ours, theirs) <= 1 + GAIN  # or noise hides more
+        is_free &= ratio * self._lost + unsure <= 1 + GAIN  # or noise hides more
         kept = is_better or is_free
         self._tell(
             f"{told(before)} -> {told(other)}: {ms(median(theirs) / ratio)} -> {ms(median(theirs))} "
@@ -300,9 +307,7 @@ class Tuner:
         """Until step or wait have drifted, by CUSUM."""
         self.is_settled = True
         laps = yield from self._take(self.now, CALM)
-        if not 1 / MOVED < median(laps) / reference < MOVED:
-            self._tell(f"{ms(median(laps))} a lap, {ms(reference)} before: tuned anew")
-            return
+        has_moved = not 1 / MOVED < median(laps) / reference < MOVED
         middles, spreads = [], []
         for part in ([a.step for a in laps], [a.wait for a in laps]):
             most = 4 * statistics.median(part) + LEAST * reference
@@ -311,18 +316,20 @@ class Tuner:
             spreads.append(max(statistics.pstdev(cut), LEAST * reference))
         sums = [0.0] * 4
         calm = 0
-        while True:
+        while calm < self._quiet or not (has_moved or max(sums) > ALARM):
             lap = yield
             calm += 1
             for k, x in enumerate((lap.step, lap.wait)):
                 off = min(max((x - middles[k]) / spreads[k], -3.0), 3.0)  # one long lap is none
                 sums[2 * k] = max(sums[2 * k] + off - SLACK, 0.0)
                 sums[2 * k + 1] = max(sums[2 * k + 1] - off - SLACK, 0.0)
-            if max(sums) > ALARM and calm >= self._quiet:
-                break
-        what = ("step", "wait")[sums.index(max(sums)) // 2]
-        self._quiet = QUIET if calm > LONGEST else min(2 * self._quiet, LONGEST)
-        self._tell(f"the loop's {what} has drifted")
+        if calm > LONGEST:
+            self._quiet = QUIET // 2
+        if has_moved:
+            self._tell(f"{ms(median(laps))} a lap, {ms(reference)} before: tuned anew")
+        else:
+            what = ("step", "wait")[sums.index(max(sums)) // 2]
+            self._tell(f"the loop's {what} has drifted")
 
 
 def median(*windows: Sequence[Measure]) -> float:

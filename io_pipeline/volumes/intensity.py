@@ -16,7 +16,7 @@ from ostinato.errors import ArgumentError
 from ..feed.draws import Draws
 from ..feed.fields import IMAGE, VOLUME
 from ..feed.stage import DEVICE, HOST, Box3, Shape, Stage, stage
-from ..images.values import check_chance, check_number, check_range, moved_in
+from ..images.values import check_chance, check_dtype, check_number, check_range, moved_in
 from .geometry import Volume
 
 Pair = tuple[float, float]
@@ -154,14 +154,10 @@ class Normalize3d(Stage):
             raise misfit(ArgumentError, self.name, got=got, needed=needed)
         if self.clip is not None:
             check_range(self.name, "clip", self.clip)
-        for name, good in (
-            ("dtype", ("float32", "float16", "float64")),
-            ("layout", (None, "cdhw")),
-        ):
-            if getattr(self, name) not in good:
-                got = f"{name}={getattr(self, name)!r}"
-                needed = " or ".join(map(repr, good))
-                raise misfit(ArgumentError, self.name, got=got, needed=needed)
+        check_dtype(self.name, self.dtype)
+        if self.layout not in (None, "cdhw"):
+            got = f"layout={self.layout!r}"
+            raise misfit(ArgumentError, self.name, got=got, needed="None or 'cdhw'")
 
     def why_whole(self) -> str:
         return "" if self.mean is not None else "without mean= and std= it needs those of all of it"

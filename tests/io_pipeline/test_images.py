@@ -25,7 +25,7 @@ from ostinato.io_pipeline.images.geometry import (
     nearest,
 )
 from ostinato.io_pipeline.images.headers import jpeg_header, upright
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, features
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, SampleError
@@ -46,7 +46,7 @@ def by_pillow(data: bytes, mode: str = "RGB") -> np.ndarray:
 # -- decoding ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("backend", ["simplejpeg", "pillow"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
 def test_images_are_upright(
     form: str, orientation: int, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +84,24 @@ def test_jpeg_files_are_as_libjpeg_decodes_them(subsampling: int, progressive: b
         four = decoded(data, channels=4)
         np.testing.assert_array_equal(four[..., :3], decoded(data))
         assert (four[..., 3] == 255).all()
+
+
+@pytest.mark.parametrize("strays", [b"\0", b"\x7fab\xda", b"\xff\0\xc0", b"\xff" * 5, bytes(300)])
+def test_bytes_that_stray_between_markers(strays: bytes) -> None:
+    """As many files have them, which Pillow reads."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for k, options in enumerate(({}, {"exif": exif}, {"progressive": True})):
+        whole = encoded(picture(k), quality=85, **options)
+        parts, at = [whole[:2]], 2
+        while whole[at + 1] != 0xDA:  # the first scan
+            end = at + 2 + int.from_bytes(whole[at + 2 : at + 4], "big")
+            parts += [whole[at:end], strays]
+            at = end
+        data = b"".join([*parts, whole[at:]])
+        assert jpeg_header(data) == jpeg_header(whole)
+        np.testing.assert_array_equal(by_pillow(data), by_pillow(whole))
+        np.testing.assert_array_equal(decoded(data), by_pillow(data))
 
 
 def test_files_of_other_kinds() -> None:
@@ -198,13 +216,32 @@ def test_what_is_not_installed_has_a_sentence_or_a_substitute(
         elif missing == "cv2":
             assert decoded(data).shape == (48, 64, 3)
             with pytest.raises(ArgumentError, match=r"resize: got no OpenCV; .*ostinato\[feed\]"):
-                Resize(8, "cubic").image(np, picture(0), None)
+                Resize(8, "cubic", antialias=False).image(np, picture(0), None)
         else:
+            with pytest.raises(ArgumentError, match=r"resize: got no Pillow; .*ostinato\[feed\]"):
+                Resize(8, "cubic").image(np, np.zeros((9, 9, 3), np.uint8), None)
             with pytest.raises(ArgumentError, match=r"decode: got no Pillow; .*ostinato\[feed\]"):
                 decoded(b"any other file")
     finally:
         for library in libraries:
             library.cache_clear()
+
+
+def test_avif_is_decoded_where_pillow_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = encoded(picture(0), "AVIF")
+    (tmp_path / "a.avif").write_bytes(data)
+    pipe = ost.io.images(str(tmp_path)).decode().batch(1).to("numpy")
+    np.testing.assert_array_equal(next(pipe.epoch(0))[0], by_pillow(data))
+    with pytest.raises(ValueError, match="no image of a known kind"):
+        decoded(data[:40])
+    for modules in ({}, {"avif": ("PIL._no_avif", None)}):  # of old ones, and of some builds
+        monkeypatch.setattr(features, "modules", modules)
+        backends.has_avif.cache_clear()
+        with pytest.raises(ArgumentError, match=r"decode: got no Pillow with AVIF; .*install -U"):
+            decoded(data)
+    backends.has_avif.cache_clear()
 
 
 # -- geometry ----------------------------------------------------------------------------------
@@ -257,8 +294,40 @@ def linear(x: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 @pytest.mark.parametrize("size", [(20, 30), (97, 64), (13, 150)])
 def test_resizing_interpolates_between_middles(size: tuple[int, int]) -> None:
     x = picture(4, 48, 64)
-    found = Resize(size).image(np, x, None)
-    assert np.abs(found.astype(float) - linear(x, size)).max() <= 1
+    for dtype in (np.uint8, np.uint16, np.float32):
+        found = Resize(size, antialias=False).image(np, x.astype(dtype), None)
+        assert np.abs(found.astype(float) - linear(x, size)).max() < 1.01
+
+
+def test_antialiasing_is_on_or_off() -> None:
+    for stage in (Resize, RandomResizedCrop):
+        with pytest.raises(ArgumentError, match="got antialias=None; needed True or False"):
+            stage(8, antialias=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("filter_", ["linear", "cubic", "area", "lanczos"])
+@pytest.mark.parametrize("shrink", [1.07, 1.5, 4, 8, 30])
+def test_what_shrinks_is_as_pillow_makes_it(filter_: str, shrink: float) -> None:
+    """Of noise, in which every pixel that is left out shows."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (241, 307, 4), dtype=np.uint8)
+    size = round(241 / shrink), round(307 / shrink / 1.3)
+    way = {"linear": 2, "cubic": 3, "area": 4, "lanczos": 1}[filter_]
+
+    def by_pillow(x: np.ndarray) -> np.ndarray:
+        planes = (Image.fromarray(v).resize(size[::-1], way) for v in np.moveaxis(x, -1, 0))
+        return np.stack([*map(np.asarray, planes)], -1).astype(float)
+
+    for part in (x[..., :3], x[..., :1], x):
+        wanted = by_pillow(part)
+        crop = RandomResizedCrop(size, interpolation=filter_).image(np, part, (0, 0, 241, 307))
+        np.testing.assert_array_equal(crop, Resize(size, filter_).image(np, part, None))
+        assert np.abs(crop - wanted).max() <= 1
+    faint = rng.integers(90, 166, x.shape, dtype=np.uint8)  # nothing of it is cut off between
+    for dtype, scale in ((np.uint16, 257), (np.float32, 1 / 255)):
+        deep = Resize(size, filter_).image(np, faint.astype(dtype) * dtype(scale), None)
+        assert (deep.dtype, deep.shape) == (dtype, (*size, 4))
+        assert np.abs(deep / scale - by_pillow(faint)).max() <= 1.5
 
 
 @given(h=st.integers(1, 40), w=st.integers(1, 40), a=st.integers(1, 60), b=st.integers(1, 60))
@@ -400,8 +469,13 @@ def test_normalizing_is_the_same_to_the_bit(
     part = stage.image(np, x[3:20, 5:9], None)
     cut = (slice(3, 20), slice(5, 9))
     np.testing.assert_array_equal(part, wanted[cut if layout == "hwc" else (slice(None), *cut)])
-    half = Normalize(mean, std, dtype="float16", layout=layout).image(np, x, None)
-    np.testing.assert_array_equal(half, wanted.astype(np.float16))
+    for dtype in ("float16", "bfloat16"):
+        halves = Normalize(mean, std, dtype=dtype, layout=layout)
+        for way in (slice(None), slice(None, None, -1)):
+            found = halves.image(np, x[:, way], None)
+            again = wanted[:, way] if layout == "hwc" else wanted[..., way]
+            assert found.dtype == np.dtype(dtype)
+            np.testing.assert_array_equal(found, again.astype(dtype))
     small = np.full((1, 1, channels), 0.25, np.float32)
     found = stage.image(np, small, None).reshape(-1)
     np.testing.assert_allclose(found, (0.25 - np.array(mean)) / std, rtol=1e-6)
@@ -422,6 +496,25 @@ def test_whole_lines_are_written_past_the_caches(width: int, channels: int) -> N
             assert stage.image(np, x, None, out=out) is out
             np.testing.assert_allclose(out, wanted, atol=1e-5)
             np.testing.assert_array_equal(out, stage.image(np, x.astype(np.uint8).copy(), None))
+
+
+def test_torch_is_given_the_bits_of_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a stand-in, which takes what PyTorch takes."""
+
+    class Torch:
+        bfloat16 = "bfloat16"
+
+        @staticmethod
+        def from_numpy(x: np.ndarray) -> np.ndarray:
+            assert x.dtype in (np.int16, np.float16)
+            return x
+
+    monkeypatch.setitem(sys.modules, "torch", Torch)
+    x = np.arange(48, dtype=np.uint8).reshape(1, 4, 4, 3)
+    for dtype in ("float16", "bfloat16"):
+        base = ost.io.arrays(x, kinds=["image"]).normalize(0.5, 0.25, dtype)
+        (found,) = base.batch(1).to("torch").epoch(0)
+        np.testing.assert_array_equal(found, *base.batch(1).to("numpy").epoch(0))
 
 
 def test_as_many_channels_as_numbers(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.io_pipeline.feed import folders, seeing
+from ostinato.io_pipeline.feed import folders, preview, seeing
 from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.feed.stats import SHORT, Consumer, Quantile
 
@@ -111,8 +111,40 @@ def test_the_limit_of_a_feed(read: int, stage: int, threads: int, wanted: str) -
         {"wall_us": 60.0 + read, "wait_us": float(read)},
         {"wall_us": 50.0 + stage, "wait_us": float(stage)},
     ]
-    times = {"step": {"mean": 1.0}, "wait": {"mean": 1.0}}
+    times = {"step": {"mean": 1.0}, "wait": {"mean": 1.0}, "feed": 2.0}
     assert seeing.binds({**times, "stages": rows, "threads": threads, "cores": 2}) == wanted
+
+
+@pytest.mark.parametrize(
+    ("step", "wait", "feed", "wanted"),
+    [
+        (1e-6, 8e-6, 9e-6, "none"),  # that a batch is handed over is no wait,
+        (1e-7, 8e-6, 1e-3, "none"),  # whatever the loop does
+        (5e-3, 8e-6, 1e-3, "step"),
+        (5e-3, 8e-6, 5e-3, "none"),  # there is nothing to spare, and nobody waits
+        (5e-3, 2e-3, 1e-3, "uneven"),  # as who waits is not told that the feed is faster
+        (5e-3, 2e-3, 7e-3, "threads"),
+    ],
+)
+def test_what_binds_is_no_contradiction(step: float, wait: float, feed: float, wanted: str) -> None:
+    rows = [{"wall_us": 60.0, "wait_us": 0.0}]
+    times: dict[str, Any] = {"step": {"mean": step}, "wait": {"mean": wait}, "feed": feed}
+    found = {**times, "stages": rows, "threads": 1, "cores": 2, "headspace": step / feed}
+    found["binds"] = seeing.binds(found)
+    assert found["binds"] == wanted
+    said = seeing.limit(found)
+    assert ("the feed binds" in said) == (wanted == "threads")
+    assert (" times as fast" in said) == (feed < 0.95 * step and wanted != "threads")
+
+
+def test_what_is_only_tried_is_told() -> None:
+    pipe = numbers()
+    list(pipe.epoch(0))
+    assert "tried" not in pipe.explain()
+    assert "1 thread (given), chunk 8, 0.00512 MB ahead, 3 batches" in seeing.explain(
+        {**pipe.stats(), "threads": 1, "given": ["threads"], "chunk": 8, "ahead": 5120, "ready": 3}
+    )
+    assert "ahead (being tried), " in seeing.explain({**pipe.stats(), "is_tried": True})
 
 
 @pytest.mark.parametrize(
@@ -132,7 +164,7 @@ def test_threads_times_tell_what_stages_do_not(
         {"wall_us": 50.0 + read, "wait_us": read, "cpu_us": 50.0},
         {"wall_us": 500.0, "wait_us": 0.0, "cpu_us": 500.0},
     ]
-    times: dict[str, Any] = {"step": {"mean": 1.0}, "wait": {"mean": 1.0}}
+    times: dict[str, Any] = {"step": {"mean": 1.0}, "wait": {"mean": 1.0}, "feed": 2.0}
     threads = {"threads": 2, "cores": 2, "busy": 10.0, "on_core": on, "in_line": off}
     assert seeing.binds({**times, **threads, "stages": rows}) == wanted
 
@@ -215,9 +247,9 @@ def test_a_sheet_shows_samples_before_and_after(images: Path, tmp_path: Path) ->
     plain = pipe.resize((48, 64)).normalize((0.5, 0.4, 0.3), (0.2, 0.1, 0.3)).batch(5)
     where = plain.preview(8, tmp_path / "a.png")
     x = np.asarray(Image.open(where)).astype(int)
-    assert x.shape == (4 * 166 + 6, 2 * 332 + 6, 3)
+    assert x.shape == (4 * 180 + 6, 2 * 332 + 6, 3)
     for k in range(8):  # what is only normalised looks as it did
-        top, left = 6 + k // 2 * 166, 6 + k % 2 * 332
+        top, left = 6 + k // 2 * 180, 6 + k % 2 * 332
         a, b = (x[top : top + 160, left + n * 163 :][:, :160] for n in range(2))
         assert a[40:120].std() > 5
         assert np.abs(a - b).max() <= 1
@@ -229,6 +261,53 @@ def test_a_sheet_shows_samples_before_and_after(images: Path, tmp_path: Path) ->
     assert np.abs(a - b).mean() > 20
     assert np.abs(a - b[:, ::-1]).mean() < 5
     assert pipe.state()["place"] == 0
+
+
+def test_a_sheet_shows_masks_boxes_and_labels(tmp_path: Path) -> None:
+    """Where they are, in the image as it is and as it comes out, and no empty boxes."""
+    from PIL import Image
+
+    n = 4
+    image = np.full((n, 80, 160, 3), 128, np.uint8)
+    mask = np.zeros((n, 80, 160), np.int64)
+    mask[:, 40:, :80] = 7
+    boxes = np.tile(np.array([[100, 10, 140, 60], [0, 0, 0, 0]], np.float32), (n, 1, 1))
+    fields: dict[str, Any] = {
+        "image": image,
+        "mask": mask,
+        "boxes": boxes,
+        "label": np.full((n, 2), 3),
+    }
+    pipe = ost.io.arrays(fields).random_flip(1.0).normalize(0.5, 0.25, "bfloat16").batch(2)
+    x = np.asarray(Image.open(pipe.preview(2, tmp_path / "a.png"))).astype(int)
+    assert x.shape == (2 * 166 + 6, 332 + 6, 3)
+    for flipped in range(2):
+        part = x[6 + 40 :, 6 + flipped * 163 :][:80, :160]
+        part = part[:, ::-1] if flipped else part
+        colour, grey = part[60, 20], part[20, 20]
+        np.testing.assert_array_equal(grey, [128] * 3)
+        assert np.ptp(colour) > 60
+        assert np.abs(part[41:, :79] - colour).max() <= 1
+        line = part[35, 99]
+        assert np.ptp(line) > 100
+        assert (part[25:55, 99] == line).all()
+        assert (part[:9, 90:] == grey).all()
+    fields["label"] = np.eye(n, 9, dtype=np.float32)
+    fields["boxes"] = boxes[:, :0]
+    y = np.asarray(Image.open(ost.io.arrays(fields).preview(2, tmp_path / "b.png")))
+    assert y.shape == (2 * 180 + 6, 332 + 6, 3)
+    assert (y[6 + 121 : 6 + 135, 6:40] < 100).any()
+
+
+def test_words_of_labels() -> None:
+    def said(*labels: Any) -> str:
+        return preview._labelled([], labels)[1]
+
+    assert said(np.int64(3), b"cat") == "3; cat"
+    assert said(np.array([0.25, 0, 0.05, 0.7], np.float32)) == "3: 0.7, 0: 0.25, 2: 0.05"
+    boxes = [(0.0, 0.0, 1.0, 1.0), (0.0, 0.0, 0.0, 0.0)]
+    found = preview._labelled(boxes, [np.array([5, 6]), 1])
+    assert found == ([(boxes[0], "5")], "1")
 
 
 def test_a_sheet_of_single_samples_and_volumes(images: Path, tmp_path: Path) -> None:
