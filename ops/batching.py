@@ -19,7 +19,7 @@ from typing import Any
 
 from ostinato.errors import OstinatoError
 
-from .core.array import Array, Term, Trace, apply_all, functions, placeholder, term_of
+from .core.array import Array, Term, Trace, act, apply_all, functions, placeholder, term_of
 from .core.graph import Graph
 from .core.registry import Op, lookup
 from .core.spec import Shape, Spec
@@ -160,8 +160,9 @@ class Batch:
         return item
 
     def of(self, items: Sequence[Array]) -> list[Mapped]:
-        """What these are for all elements."""
-        refs = [term_of(x) for x in items]
+        """What these are for all elements. What is to happen for one, happens for all."""
+        acts, self.trace.acts = self.trace.acts, []
+        refs = [term_of(x) for x in (*items, *acts)]
         for root, k in refs:
             stack = [] if self._is_known(root, k) else [root]
             while stack:
@@ -175,7 +176,10 @@ class Batch:
                     continue
                 stack.pop()
                 self._make(term)
-        return [self._value(ref) for ref in refs]
+        found = [self._value(ref) for ref in refs]
+        for y, _ in found[len(items) :]:
+            act(y)
+        return found[: len(items)]
 
     def _is_known(self, term: Term, k: int) -> bool:
         return self.trace not in term.traces or (id(term), k) in self.known

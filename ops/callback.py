@@ -1,4 +1,4 @@
-"""Functions of the user's own, in Python and NumPy, as operations of a plan.
+"""Functions of the user's own, in Python and NumPy, as operations of a plan; and what prints.
 
 What a function gives is declared, so a plan knows its shapes before it runs. The node names the
 function by a word that only this process knows: nobody else's plan can call it, and a plan that
@@ -8,11 +8,14 @@ with who holds it, and with what was made of it."""
 
 from __future__ import annotations
 
+import builtins
 import itertools
 import os
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from string import Formatter
 from types import MethodType
 from typing import Any
 
@@ -20,13 +23,13 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, GradientError
 
-from .core.array import Array, apply_all
+from .core.array import Array, act, acted, apply, apply_all, constant
 from .core.device import device_of
 from .core.graph import Graph
 from .core.index import Indices
-from .core.parameters import SHAPE, Kind, unfit
-from .core.registry import Params, Specs, op
-from .core.spec import DTYPES, DType, Shape, Spec
+from .core.parameters import SHAPE, TEXT, Kind, unfit
+from .core.registry import Params, Place, Specs, op
+from .core.spec import DTYPES, DType, Shape, Spec, bool_
 from .core.user_line import misfit
 
 _WORD = os.urandom(8).hex()
@@ -180,3 +183,71 @@ def called_back(
         shapes=tuple(s.shape for s in specs),
         dtypes=tuple(s.dtype for s in specs),
     )
+
+
+# -- printing --------------------------------------------------------------------------------
+# Its first operand orders: what was to happen before comes before it. Its result says that it was.
+_FORM = re.compile(r"(.?[<>=^])?[-+ ]?z?#?0?\d{0,3}[_,]?(\.\d{1,3})?[a-zA-Z%]?", re.DOTALL)
+
+
+def _is_text(text: Any, ins: Specs) -> bool:
+    """Whether each field is an operand's number, with a format of an element or none."""
+    if type(text) is not str:
+        return False
+    try:
+        fields = [(name, form or "", how) for _, name, form, how in Formatter().parse(text)]
+    except ValueError:
+        return False
+    numbers = {str(k) for k in range(len(ins) - 1)}
+    return all(
+        name is None or (name in numbers and _FORM.fullmatch(form) and how is None)
+        for name, form, how in fields
+    )
+
+
+class _Printed:
+    """An array of which each element has a format."""
+
+    def __init__(self, x: np.ndarray[Any, Any]) -> None:
+        self.x = x
+
+    def __format__(self, form: str) -> str:
+        if not form:
+            return str(self.x)
+        x = self.x.astype(np.float32) if self.x.dtype.kind == "V" else self.x  # bfloat16
+        if not x.ndim:
+            return format(x[()], form)
+        return np.array2string(x, formatter={"all": lambda v: format(v, form)})
+
+
+def _print_rule(token: Spec, *xs: Spec, text: str) -> Spec:
+    if token != Spec((), bool_):
+        raise unfit("print", (token, *xs), "a bool[] that orders")
+    return token.bare
+
+
+def _print_kernel(xp: Any, out: Any, token: Any, *xs: Any, text: str, at: Place) -> None:
+    if at.first:
+        found = [_Printed(device_of(x).to_host(x)) for x in xs]
+        try:
+            line = text.format(*found)
+        except (TypeError, ValueError) as error:
+            raise RuntimeError(f"{text!r:.60}: {error}") from error
+        builtins.print(line, flush=True)
+    out[...] = False
+
+
+op(
+    "print",
+    infer=_print_rule,
+    takes={"text": Kind("text with numbers of operands, such as '{0:.3f}'", _is_text)},
+    indices=_whole,
+    kernel=_print_kernel,
+    placed=True,
+    by_host=True,
+)
+
+
+def printed(text: str, xs: Sequence[Array]) -> None:
+    """Print this when what is traced runs, or else now."""
+    act(apply("print", acted(constant(False)), *xs, text=text))

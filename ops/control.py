@@ -20,9 +20,11 @@ from .core.array import (
     DEFAULTS,
     Array,
     Operandish,
+    act,
     apply,
     apply_all,
     as_array,
+    constant,
     export,
     in_dtype,
     weak_dtype,
@@ -34,7 +36,7 @@ from .core.index import Indices
 from .core.parameters import FLAG, GRAPH, PLACES, joined, unfit, whole
 from .core.registry import Params, Specs, lookup, op
 from .core.spec import Spec, bool_, int64, is_inexact
-from .core.trace import inline, subgraph
+from .core.trace import acts, inline, quiet, subgraph
 from .core.tracebacks import door
 from .core.tree import flatten, paths, unflatten
 from .core.user_line import misfit
@@ -103,6 +105,7 @@ def _loop_grad(
     turn again.
     """
     nc, ns, nx = counts
+    body = quiet(body)
     gs = [g] if isinstance(g, Array) else list(g)
     consts, carry, items = xs[:nc], xs[nc : nc + ns], xs[nc + ns :]
     stacking = Graph(body.inputs, body.nodes, (*body.outputs, *range(1 + nc, 1 + nc + ns)))
@@ -287,7 +290,7 @@ def _loop(
         ),
         [*range(1 + nc), *range(1 + nc + no, 1 + nc + no + rest), *range(1 + nc, 1 + nc + no)],
     )
-    return apply_all(
+    made = apply_all(
         "loop",
         *(*consts, *outer, *carry, *xs),
         body=body,
@@ -295,6 +298,14 @@ def _loop(
         counts=(nc + no, len(carry), len(xs)),
         reverse=reverse,
     )
+    return _acting(made, body)
+
+
+def _acting(made: tuple[Array, ...], *bodies: Graph) -> tuple[Array, ...]:
+    """The results of a node with bodies. What is to happen in these, does."""
+    if any(map(acts, bodies)):
+        act(made[0])
+    return made
 
 
 def _item(spec: Spec) -> Spec:
@@ -420,13 +431,16 @@ def _run_loop(
         leaves = state.leave(after)
         outs, y_structure = _leaves(y, what)
         yielded[:] = [y_structure]
-        return [*leaves, *outs]
+        return [*leaves, *outs] or [constant(False)]  # before which all has happened
 
     while True:
         with contextlib.suppress(_Again):
             made = _loop(turn, (), state.carry, xs, trips, reverse, what)
             break
-    return state.result(made[:count]), unflatten(yielded[0], made[count:])
+    (y_structure,) = yielded
+    return state.result(made[:count]), unflatten(
+        y_structure, made[count : count + y_structure.leaves]
+    )
 
 
 @overload
@@ -796,7 +810,8 @@ def _while(
     bare = [x.spec.bare for x in inputs]
     test = relabel(test, bare, [*range(nt + nb, nt + nb + ns), *range(nt)])
     body = relabel(body, bare, [*range(nt + nb, nt + nb + ns), *range(nt, nt + nb)])
-    return apply_all("while", *inputs, condition=test, body=body, counts=(nt + nb, ns), most=most)
+    made = apply_all("while", *inputs, condition=test, body=body, counts=(nt + nb, ns), most=most)
+    return _acting(made, test, body)
 
 
 def relabel(graph: Graph, inputs: Sequence[Spec], values: list[int]) -> Graph:
@@ -823,7 +838,7 @@ def _branch_grad(
     def side(graph: Graph) -> Callable[..., list[Array]]:
         def back(*args: Array) -> list[Array]:
             values, cts = args[: len(operands)], iter(args[len(operands) :])
-            results = inline(graph, values)
+            results = inline(quiet(graph), values)
             found = vjp(results, values, [None if ct is None else next(cts) for ct in gs])
             return [solid(found[k], values[k]) for k in live]
 
@@ -937,12 +952,12 @@ def cond(
                 x.weak = kind
             outs, found = _leaves(function(*unflatten(structure, args)), "cond")
             shapes.append((found, [x.spec.bare for x in outs]))
-            return outs
+            return outs or [constant(False)]  # before which all has happened
 
         return run
 
     made = _branch(test, leaves, side(then), side(otherwise), lambda: _same_sides(*shapes))
-    return unflatten(shapes[0][0], made)
+    return unflatten(shapes[0][0], made[: shapes[0][0].leaves])
 
 
 def _branch(
@@ -960,13 +975,9 @@ def _branch(
     n, ny, nn = len(leaves), len(outer_yes), len(outer_no)
     inputs = (*leaves, *outer_yes, *outer_no)
     bare = [x.spec.bare for x in inputs]
-    return apply_all(
-        "branch",
-        test,
-        *inputs,
-        then=relabel(yes, bare, [*range(n), *range(n, n + ny)]),
-        otherwise=relabel(no, bare, [*range(n), *range(n + ny, n + ny + nn)]),
-    )
+    yes = relabel(yes, bare, [*range(n), *range(n, n + ny)])
+    no = relabel(no, bare, [*range(n), *range(n + ny, n + ny + nn)])
+    return _acting(apply_all("branch", test, *inputs, then=yes, otherwise=no), yes, no)
 
 
 def _same_sides(yes: Any, no: Any) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 from ostinato.errors import ArgumentError, GradientError
 
 from .batching import Mapped, batched_graph, flags_of, given_axis
-from .core.array import Array, Term, Watch, apply, apply_all, term_of
+from .core.array import Array, Term, Watch, act, apply, apply_all, term_of
 from .core.graph import Graph
 from .core.index import Indices, pointwise
 from .core.parameters import GRAPH, PLACES, joined, unfit, whole
 from .core.registry import Params, Specs, op, stream_cost
 from .core.spec import Spec, is_inexact
-from .core.trace import Ref, array_of, inline, subgraph
+from .core.trace import Ref, acts, array_of, inline, quiet, subgraph
 from .core.user_line import misfit, short
 from .elementwise import convert
 from .shape import sum_to, zero_of
@@ -128,7 +128,7 @@ def _call_grad(g: Any, y: Any, *xs: Array, body: Any) -> Sequence[Array | None]:
     gs = (g,) if isinstance(g, Array) else tuple(g)
     ready = [x for x in gs if x is not None]
     again = apply_all("barrier", *xs, *ready, outputs=len(xs))
-    return vjp(inline(body, again), again, gs)
+    return vjp(inline(quiet(body), again), again, gs)
 
 
 def _call_batched(size: int, *xs: Mapped, body: Graph) -> Sequence[Mapped]:
@@ -306,4 +306,7 @@ def _with_gradient(
 def checkpointed(function: Callable[..., Sequence[Array]], args: Sequence[Array]) -> list[Array]:
     """The results, whose intermediates are computed again for gradients instead of kept."""
     body, outer = subgraph(function, [x.spec for x in args], "checkpoint")
-    return list(apply_all("call", *args, *outer, body=body))
+    made = apply_all("call", *args, *outer, body=body)
+    if made and acts(body):
+        act(made[0])
+    return list(made)

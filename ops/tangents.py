@@ -19,7 +19,7 @@ from .batching import each
 from .core.array import Array, Term, apply, apply_all, term_of
 from .core.graph import Graph
 from .core.spec import Spec, is_inexact
-from .core.trace import array_of, inline
+from .core.trace import array_of, inline, quiet
 from .core.user_line import on_behalf, short
 from .creation import eye
 from .elementwise import astype
@@ -69,7 +69,8 @@ def _one(
     if same or term.rule is not None:
         results: Sequence[Array] = [array_of(term, k) for k in range(len(term.specs))]
     else:
-        results = apply_all(term.op.name, *values, **params)
+        again = {k: quiet(v) if isinstance(v, Graph) else v for k, v in params.items()}
+        results = apply_all(term.op.name, *values, **again)
     if not moving:
         return results, [None] * len(results)
     rule: Callable[..., Any] | None = term.rule or term.op.grad
@@ -147,9 +148,9 @@ def _by_units(
 def pushed(
     graph: Graph, args: Sequence[Array], tangents: Tangents
 ) -> tuple[list[Array], list[Array | None]]:
-    """What a graph makes of its inputs, and how that changes."""
+    """What a graph makes of its inputs, and how that changes; what happens in it does so elsewhere."""
     own = [apply("mark", x) for x in args]
-    return push(inline(graph, own), own, tangents)
+    return push(inline(quiet(graph), own), own, tangents)
 
 
 def solid(t: Array | None, x: Array) -> Array:

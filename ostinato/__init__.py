@@ -77,6 +77,7 @@ from ostinato.ops.windows import *
 from ostinato.planner.plan import Plan as Plan
 from ostinato.planner.policy import Precision as Precision
 
+from . import debug as debug
 from . import errors as errors
 from . import optim as optim
 from .callbacks import callback as callback
@@ -147,5 +148,5 @@ def __dir__() -> list[str]:
     hidden = {n for n, x in globals().items() if isinstance(x, type(_sys))} | {"annotations"}
     return sorted(
         globals().keys() - hidden
-        | {"errors", "fft", "io", "linalg", "nn", "optim", "random", "solve", "special"}
+        | {"debug", "errors", "fft", "io", "linalg", "nn", "optim", "random", "solve", "special"}
     )

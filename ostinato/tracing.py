@@ -18,7 +18,7 @@ from ostinato.ops.core.array import Array, Operand, Term, placeholder
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.spec import Spec, uint64
-from ostinato.ops.core.trace import Ref, array_of, check_ended, collect
+from ostinato.ops.core.trace import Ref, after_acts, array_of, check_ended, collect
 from ostinato.ops.core.tree import (
     Structure,
     constructor,
@@ -186,7 +186,7 @@ def _run(
     del results, arguments, outs, given, arrays, writes
     if seed.base is not None:
         specs.append(seed.spec)
-    found = collect(made.refs, specs, trace)
+    found = collect(after_acts(made.refs, trace), specs, trace)
     captured = tuple(
         _captured(t, k, held, call.session, trace)
         for (t, k), held in zip(found.captured, found.held, strict=True)

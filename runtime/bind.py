@@ -309,6 +309,12 @@ class _Binder:
     def at(self, graph: Graph, node: Node, rank: int | None = None) -> Place:
         ins = [graph.specs[v] for v in node.inputs]
         here = self.rank if rank is None else rank
+        if OPS[node.op].by_host:
+            is_first = self.rank == 0
+        elif node.op == "write":
+            is_first = is_server(ins[0], here)
+        else:
+            is_first = not any(self.begins(ins, s, here) for s in node.specs)
 
         def boxes(specs: Sequence[Spec]) -> Any:
             return tuple(s.layout.box(s.shape, here) for s in specs if s.layout is not None)
@@ -318,9 +324,7 @@ class _Binder:
             boxes(node.specs),
             tuple(s.shape for s in ins),
             tuple(s.shape for s in node.specs),
-            is_server(ins[0], here)
-            if node.op == "write"
-            else not any(self.begins(ins, s, here) for s in node.specs),
+            is_first,
         )
 
     def begins(self, ins: Sequence[Spec], made: Spec, rank: int) -> bool:

@@ -472,14 +472,15 @@ _within: contextvars.ContextVar[Callable[[], Worker | None]] = contextvars.Conte
 )  # whose run this is
 
 
-def _bind_anew() -> None:
-    """What a forked child does: it has one thread, and bound plans were made for more."""
+def bind_anew() -> None:
+    """Plans that are bound are so no more. A forked child does that, as it has one thread and they were
+    made for more; and who changes what is looked for."""
     for worker in _workers:
         worker.restart()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_bind_anew)
+    os.register_at_fork(after_in_child=bind_anew)
 
 
 def _no_memory(loaded: Loaded, k: int, what: str, free: int | None) -> OstinatoError:

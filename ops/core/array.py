@@ -144,7 +144,17 @@ class Trace:
     """One tracing in progress; its placeholders are the inputs of the graph that it will become. Within
     it (`with trace:`) only Arrays made since it began are assigned to."""
 
-    __slots__ = ("__weakref__", "began", "made", "name", "outer", "refused", "serial", "within")
+    __slots__ = (
+        "__weakref__",
+        "acts",
+        "began",
+        "made",
+        "name",
+        "outer",
+        "refused",
+        "serial",
+        "within",
+    )
     inner = True  # what becomes of its Terms is differentiated after it has ended
 
     def __init__(self, name: str) -> None:
@@ -155,6 +165,7 @@ class Trace:
         self.refused: BaseException | None = None  # what was said when a value was asked for
         self.serial = next(_serial)  # Terms with lower ones were there before
         self.outer: Trace | None = None
+        self.acts: list[Array] = []  # what is to happen, whether or not anybody reads it
         with changing:
             _traces += 1
             self.began = _traces
@@ -168,6 +179,8 @@ class Trace:
 
     def __exit__(self, kind: object, *_: object) -> None:
         _current.trace = self.outer
+        if kind is not None:
+            self.acts.clear()
         if self.outer is not None and kind is None:
             self.outer.end_inner(self)
 
@@ -1237,6 +1250,26 @@ def _apply_all(name: str, operands: Sequence[Array], params: dict[str, Any]) -> 
         reader.settle(made)
         return made
     return tuple([from_term(term, k) for k in range(len(specs))])
+
+
+def act(made: Array) -> None:
+    """Let what makes this happen, though nobody may read it: with what is traced here, or else now."""
+    term, _ = term_of(made)
+    traces = [t for t in (*term.traces, _current.trace) if t and not isinstance(t, Watch)]
+    if traces:
+        inner = max(traces, key=lambda t: t.serial)
+        term.traces |= {inner}
+        inner.acts.append(made)
+    else:
+        reader.settle([made])
+
+
+def acted(x: Array) -> Array:
+    """The same value, when all has happened that was to happen before."""
+    trace = _current.trace
+    while trace is not None and not trace.acts:
+        trace = trace.outer
+    return x if trace is None else apply("barrier", x, trace.acts[-1], outputs=1)
 
 
 def apply(name: str, *operands: Array, **params: Any) -> Array:

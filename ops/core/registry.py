@@ -154,7 +154,8 @@ class Op:
     factors: bool = False  # of a matrix, which may turn out to have none
     draws: bool = False  # makes random numbers of elements' numbers
     notes: bool = False  # whether its kernel looks if places are inside (ops/core/notes.py)
-    by_host: bool = False  # its kernel calls what only the host can, and once in each run
+    by_host: bool = False  # its kernel calls what only the host can, and once in each run; `at`
+    # then says who of the workers is first
     goes_on: bool = (
         False  # along its `axis` from where the block before ended: its scratch stays as it
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from .other_names import IN_ROOMS, LIBRARIES, METHODS, NOWHERE, OURS
 
-ROOMS = ("linalg", "fft", "special", "random", "nn", "optim", "solve")
+ROOMS = ("linalg", "fft", "special", "random", "nn", "optim", "solve", "debug")
 NEAR = 0.75  # how alike the nearest name is
 
 

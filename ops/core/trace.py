@@ -10,11 +10,11 @@ from typing import Any
 
 from ostinato.errors import AssignmentError
 
-from .array import Array, Operand, Term, Trace, from_term, placeholder, term_of
+from .array import Array, Operand, Term, Trace, apply, constant, from_term, placeholder, term_of
 from .build import Builder
 from .graph import Graph
 from .registry import lookup
-from .spec import Spec
+from .spec import Spec, bool_
 from .user_line import misfit, short
 
 Ref = tuple[Term, int]
@@ -151,6 +151,37 @@ def inline(graph: Graph, args: Sequence[Array]) -> list[Array]:
     return [array_of(*values[v]) for v in graph.outputs]
 
 
+def after_acts(roots: Sequence[Ref], trace: Trace) -> Sequence[Ref]:
+    """The results of a trace, of which the first is there when all has happened that was to happen; there
+    is one at least, if anything was."""
+    if not trace.acts:
+        return roots
+    acts, trace.acts = trace.acts, []
+    first = array_of(*roots[0]) if roots else constant(False)
+    return [term_of(apply("barrier", first, *acts, outputs=1)), *roots[1:]]
+
+
+def acts(graph: Graph) -> bool:
+    """Whether something happens when it runs, beside its results."""
+    return any(n.op == "print" or any(acts(body) for _, body in n.subgraphs()) for n in graph.nodes)
+
+
+def quiet(graph: Graph) -> Graph:
+    """The graph without what happens, to compute its results once more."""
+    if not acts(graph):
+        return graph
+    builder = Builder(graph.inputs)
+    values = list(range(len(graph.inputs)))
+    for node in graph.nodes:
+        if node.op == "print":
+            values.append(builder.call("constant", value=False, dtype=bool_))
+            continue
+        params = {k: quiet(v) if isinstance(v, Graph) else v for k, v in node.params}
+        inputs = [values[v] for v in node.inputs]
+        values.extend(builder.add(node.op, inputs, params, node.specs, node.line))
+    return builder.graph([values[v] for v in graph.outputs])
+
+
 def subgraph(
     function: Callable[..., Sequence[Array]], specs: Sequence[Spec], name: str
 ) -> tuple[Graph, list[Array]]:
@@ -163,7 +194,8 @@ def subgraph(
         results = function(*args)
     if trace.refused is not None:  # which the function swallowed
         raise trace.refused
-    found = collect([term_of(r) for r in results], [s.bare for s in specs], trace, inner=True)
+    refs = after_acts([term_of(r) for r in results], trace)
+    found = collect(refs, [s.bare for s in specs], trace, inner=True)
     del args, results
     check_ended(trace)
     graph = found.graph

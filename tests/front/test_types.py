@@ -34,6 +34,7 @@ NAMESPACES = {
     "special.": ost.special,
     "solve.": ost.solve,
     "optim.": ost.optim,
+    "debug.": ost.debug,
     "io.": ost.io,
     "errors.": ost.errors,
 }

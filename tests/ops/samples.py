@@ -1304,6 +1304,16 @@ for _shape in ((5, 3), (1,)):
     )
 
 
+sample(
+    "print",
+    lambda x: apply(
+        "print", apply("constant", value=False, dtype=np.dtype(bool)), x, text="{0:.1f}"
+    ),
+    lambda x: np.asarray(False),
+    normal(3),
+)
+
+
 # -- control flow --------------------------------------------------------------------------
 def _scanned(c: Array, xs: Array, reverse: bool) -> Any:
     ys = np.empty_like(xs)
