@@ -409,5 +409,16 @@ _watch = _Watch(None)
 atexit.register(_watch.end)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_watch.reset)
-if settings.progress == "auto" and "OSTINATO_WATCH" not in os.environ:
+_set = settings.progress
+
+
+def show_as_set() -> None:
+    """Show it or not, if the setting was changed."""
+    global _set
+    if settings.progress != _set:
+        _set = settings.progress
+        _watch.use(screen_here() if _set == "auto" else None)
+
+
+if _set == "auto" and "OSTINATO_WATCH" not in os.environ:
     _watch.use(screen_here())

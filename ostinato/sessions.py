@@ -46,6 +46,7 @@ from ostinato.runtime.engine import Engine, Launcher, LocalEngine
 
 from . import watching
 from .cards import of_session
+from .progress import show_as_set
 from .replicas import Replicas
 
 
@@ -242,6 +243,7 @@ class Session:
         kept = key if graph is key.graph else replace(key, graph=graph)
         found = self.plans.get(kept)
         if found is None:
+            settings.read()
             found = self._tuned(make_plan(kept, names, called, quick)), "made"
             self.plans.put(found[0])
         elif found[1] == "memory":
@@ -416,7 +418,7 @@ _lock = threading.RLock()
 
 before_close: list[Callable[[], None]] = []  # what still needs the workers
 profiles: list[Recording] = []  # what wants to know what they do: one, or none
-budget = Budget(settings.tune_seconds)  # for timing, of this process
+budget = Budget()  # for timing, of this process
 _report: list[tuple[Site, Choice]] = []  # what it timed
 
 
@@ -610,6 +612,8 @@ def _opened(
     device: str | None = None,
 ) -> Session:
     """A session, in use nowhere yet."""
+    settings.read()
+    show_as_set()
     cluster = None
     if workers is not None and not is_whole(workers):
         cluster, workers = _cluster(workers), None

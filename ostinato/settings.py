@@ -1,4 +1,6 @@
-"""Settings from the environment, read once; bad values are refused with the good ones named.
+"""Settings from the environment; bad values are refused with the good ones named. They are read when the
+library is imported, and what was changed since then, also by %env in a notebook or in os.environ, when a
+session begins and when a plan is made.
 
 OSTINATO_DEBUG      0-4: 1 a line per plan, 2 the passes, 3 graphs after each pass, 4 what workers run
 OSTINATO_DUMP       a folder: the graph after each pass, as text
@@ -31,20 +33,30 @@ OSTINATO_ONEDNN     a libdnnl.so.3 to use instead of the wheel's; "off" for NumP
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
-
-
-def _number(name: str, default: int, low: int, high: int) -> int:
-    text = os.environ.get(name, "").strip()
-    if not text:
-        return default
-    if not text.isdecimal() or not low <= int(text) <= high:
-        raise ValueError(f"{name}={text!r}: needed a whole number from {low} to {high}.")
-    return int(text)
-
+from typing import Any
 
 LEAST_HEARTBEAT = 2.0  # signs of life come every second
+
+debug: int
+dump: str
+cache: Path | None
+cache_bytes: int
+machine: str
+math: str
+check_nan: bool
+check_stale: int
+tune: str
+tune_seconds: int
+tune_again: bool = False  # what was timed before, too
+progress: str
+traceback: str
+mpi: str
+onednn: str
+device: str
+heartbeat: float
 
 
 def is_heartbeat(seconds: object) -> bool:
@@ -52,20 +64,26 @@ def is_heartbeat(seconds: object) -> bool:
     return isinstance(seconds, (int, float)) and LEAST_HEARTBEAT <= seconds < inf
 
 
-def _heartbeat(default: float) -> float:
-    text = os.environ.get("OSTINATO_HEARTBEAT", "").strip()
+def _number(default: int, high: int) -> Callable[[str], int]:
+    def parsed(text: str) -> int:
+        if text and (not text.isdecimal() or int(text) > high):
+            raise ValueError(f"a whole number from 0 to {high}")
+        return int(text or default)
+
+    return parsed
+
+
+def _heartbeat(text: str) -> float:
     try:
-        seconds = float(text or default)
+        seconds = float(text or 8)
     except ValueError:
         seconds = 0.0
     if not is_heartbeat(seconds):
-        least = f"{LEAST_HEARTBEAT:g}"
-        raise ValueError(f"OSTINATO_HEARTBEAT={text!r}: needed seconds, {least} or more.")
+        raise ValueError(f"seconds, {LEAST_HEARTBEAT:g} or more")
     return seconds
 
 
-def _cache() -> Path | None:
-    text = os.environ.get("OSTINATO_CACHE", "").strip()
+def _cache(text: str) -> Path | None:
     if text.lower() in ("off", "0", "none"):
         return None
     base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "ostinato"
@@ -75,28 +93,51 @@ def _cache() -> Path | None:
         return None
 
 
-def _word(name: str, *words: str) -> str:
+def _word(*words: str) -> Callable[[str], str]:
     """One of a few words; the first is the default."""
-    text = os.environ.get(name, "").strip() or words[0]
-    if text not in words:
-        raise ValueError(f"{name}={text!r}: needed {' or '.join(dict.fromkeys(words))}.")
-    return text
+
+    def parsed(text: str) -> str:
+        if (text or words[0]) not in words:
+            raise ValueError(" or ".join(words))
+        return text or words[0]
+
+    return parsed
 
 
-debug: int = _number("OSTINATO_DEBUG", 0, 0, 4)
-dump: str = os.environ.get("OSTINATO_DUMP", "").strip()
-cache: Path | None = _cache()
-cache_bytes: int = _number("OSTINATO_CACHE_MB", 256, 0, 1 << 20) * 2**20
-machine: str = _word("OSTINATO_MACHINE", "here", "nominal", "prompt")
-math: str = _word("OSTINATO_MATH", "own", "libm")
-check_nan: bool = bool(_number("OSTINATO_CHECK_NAN", 0, 0, 1))
-check_stale: int = _number("OSTINATO_CHECK_STALE", 0, 0, 1 << 30)
-tune: str = _word("OSTINATO_TUNE", "on" if cache is not None else "read", "on", "read", "off")
-tune_seconds: int = _number("OSTINATO_TUNE_SECONDS", 2, 0, 1 << 20)
-tune_again: bool = False  # what was timed before, too
-progress: str = _word("OSTINATO_PROGRESS", "auto", "off")
-traceback: str = _word("OSTINATO_TRACEBACK", "short", "full")
-mpi: str = _word("OSTINATO_MPI", "auto", "device", "host")
-onednn: str = os.environ.get("OSTINATO_ONEDNN", "").strip()
-device: str = os.environ.get("OSTINATO_DEVICE", "").strip() or "cpu"
-heartbeat: float = _heartbeat(8.0)
+_PARSED: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "OSTINATO_DEBUG": ("debug", _number(0, 4)),
+    "OSTINATO_DUMP": ("dump", str),
+    "OSTINATO_CACHE": ("cache", _cache),
+    "OSTINATO_CACHE_MB": ("cache_bytes", lambda text: _number(256, 1 << 20)(text) * 2**20),
+    "OSTINATO_MACHINE": ("machine", _word("here", "nominal", "prompt")),
+    "OSTINATO_MATH": ("math", _word("own", "libm")),
+    "OSTINATO_CHECK_NAN": ("check_nan", lambda text: bool(_number(0, 1)(text))),
+    "OSTINATO_CHECK_STALE": ("check_stale", _number(0, 1 << 30)),
+    "OSTINATO_TUNE": ("tune", _word("on", "read", "off")),
+    "OSTINATO_TUNE_SECONDS": ("tune_seconds", _number(2, 1 << 20)),
+    "OSTINATO_PROGRESS": ("progress", _word("auto", "off")),
+    "OSTINATO_TRACEBACK": ("traceback", _word("short", "full")),
+    "OSTINATO_MPI": ("mpi", _word("auto", "device", "host")),
+    "OSTINATO_ONEDNN": ("onednn", str),
+    "OSTINATO_DEVICE": ("device", lambda text: text or "cpu"),
+    "OSTINATO_HEARTBEAT": ("heartbeat", _heartbeat),
+}
+_said: dict[str, str] = {}  # by the variables, when they were read last
+
+
+def read() -> None:
+    """Take what variables say that were changed since they were read last."""
+    for name, (setting, parsed) in _PARSED.items():
+        text = os.environ.get(name, "").strip()
+        if _said.get(name) == text:
+            continue
+        try:
+            globals()[setting] = parsed(text)
+        except ValueError as error:
+            raise ValueError(f"{name}={text!r}: needed {error}.") from None
+        _said[name] = text
+        if setting in ("cache", "tune") and not _said.get("OSTINATO_TUNE"):
+            globals()["tune"] = "read" if globals()["cache"] is None else "on"
+
+
+read()

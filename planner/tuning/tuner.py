@@ -25,6 +25,8 @@ from ostinato.planner.file import code_version
 from ostinato.planner.machine import processor
 from ostinato.planner.plan import Choice, Program, Tuned, local_bytes, peak_bytes
 
+from ostinato import settings
+
 from .sites import Site
 
 GAIN = 0.05  # of its time that another way must save
@@ -117,15 +119,16 @@ class Known:
 
 @dataclass
 class Budget:
-    """Seconds that timing may take, all together; `site` for one site."""
+    """Seconds that timing may take, all together, by default those that are set; `site` for one site."""
 
-    seconds: float
+    seconds: float | None = None
     site: float = SITE_SECONDS
     spent: float = 0.0
 
     @property
     def left(self) -> float:
-        return max(0.0, self.seconds - self.spent)
+        most = settings.tune_seconds if self.seconds is None else self.seconds
+        return max(0.0, most - self.spent)
 
 
 @dataclass

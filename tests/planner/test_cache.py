@@ -259,6 +259,30 @@ def test_bad_settings_are_refused(name: str, value: str, message: str) -> None:
     assert f"{name}='{value}': {message}" in run.stderr
 
 
+def test_settings_may_be_changed_while_it_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a notebook: the next session, or the next plan that is made, takes what is set then."""
+    with ost.connect():
+        monkeypatch.setenv("OSTINATO_DEBUG", "1")
+        ost.compile(lambda x: x * 1.25 + 3)(np.ones(7))
+        assert "plan" in capsys.readouterr().err
+    monkeypatch.setenv("OSTINATO_CACHE", str(tmp_path))
+    with ost.connect():
+        assert settings.cache == tmp_path
+        ost.compile(lambda x: x * 1.5 + 3)(np.ones(7))
+    assert files(tmp_path)
+    monkeypatch.setenv("OSTINATO_CACHE", "off")
+    with ost.connect():
+        assert settings.cache is None
+        assert settings.tune == os.environ.get("OSTINATO_TUNE", "read")
+    monkeypatch.setenv("OSTINATO_DEBUG", "loud")
+    with pytest.raises(ValueError, match="OSTINATO_DEBUG='loud': needed a whole number from 0"):
+        ost.connect()
+    monkeypatch.undo()
+    settings.read()
+
+
 def test_a_cache_of_size_zero_writes_nothing(folder: Path) -> None:
     plans = PlanCache(folder, 0)
     with ost.connect() as session:
@@ -289,4 +313,4 @@ def test_who_has_no_home_keeps_plans_nowhere(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Path, "expanduser", nobody)
     monkeypatch.delenv("OSTINATO_CACHE", raising=False)
-    assert settings._cache() is None
+    assert settings._cache("") is None
