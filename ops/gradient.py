@@ -20,7 +20,7 @@ from .core.parameters import GRAPH, PLACES, joined, unfit, whole
 from .core.registry import Params, Specs, op, stream_cost
 from .core.spec import Spec, is_inexact
 from .core.trace import Ref, acts, array_of, inline, quiet, subgraph
-from .core.user_line import misfit, short
+from .core.user_line import misfit, on_behalf, short
 from .elementwise import convert
 from .shape import sum_to, zero_of
 
@@ -248,10 +248,13 @@ def vjp(
         inputs = [array_of(t, k) for t, k in term.inputs]
         single = len(term.specs) == 1
         y = array_of(term, 0) if single else [array_of(term, k) for k in range(len(term.specs))]
-        cts = rule(gs[0] if single else gs, y, *inputs, **dict(term.params))
+        with on_behalf(
+            term.line if term.rule is None else ""
+        ):  # whose rule is the user's, has its line
+            cts = rule(gs[0] if single else gs, y, *inputs, **dict(term.params))
+            for (t, k), ct in zip(term.inputs, cts, strict=True):
+                give(t, k, ct)
         keep.extend(inputs)
-        for (t, k), ct in zip(term.inputs, cts, strict=True):
-            give(t, k, ct)
     return [found.get((id(t), k)) for t, k in refs]
 
 

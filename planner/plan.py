@@ -23,6 +23,7 @@ from ostinato.errors import OstinatoError, PlanFileError
 
 from .machine import Machine, deciding
 from .policy import AS_WRITTEN
+from .shown import Picture, Text
 
 F = TypeVar("F", bound=Callable[..., Any])
 # What plans can do by modules that know them: these write themselves in here (file.py, seeing/).
@@ -321,28 +322,29 @@ class Plan:
         """What its runs have shown, if it ran in this process."""
         return self.witness[-1]() if self.witness else None
 
-    def explain(self) -> str:
-        """What was decided, what it should cost, and what it did cost, with the lines that asked for it."""
-        return cast(str, functions["explain"](self, self.measured))
+    def explain(self) -> Text:
+        """What was decided, what it should cost, and what it did cost, with the lines that asked for it:
+        text that shows itself, in a notebook with a table."""
+        return Text(functions["explain"](self, self.measured), self._repr_html_)
 
-    def why(self, name: str) -> str:
+    def why(self, name: str) -> Text:
         """Why an operand or a result ("w", "result 0") lies as it does: what the next best layouts would
         cost more, and at which line."""
-        return cast(str, functions["why"](self, name))
+        return Text(functions["why"](self, name))
 
-    def source(self, *, llvm: bool = False, assembly: bool = False) -> str:
+    def source(self, *, llvm: bool = False, assembly: bool = False) -> Text:
         """The generated kernels with the user's own lines as comments; on demand as they are given
         to LLVM, and the machine code that it makes of them here.
         """
-        return cast(str, functions["source"](self, llvm, assembly))
+        return Text(functions["source"](self, llvm, assembly))
 
-    def diff(self, other: Plan) -> str:
+    def diff(self, other: Plan) -> Text:
         """In what another plan differs from this one."""
-        return cast(str, functions["differences"](self, other))
+        return Text(functions["differences"](self, other))
 
-    def draw(self, path: str | os.PathLike[str]) -> None:
-        """Write the program as a picture (SVG)."""
-        functions["draw"](self, path)
+    def draw(self, path: str | os.PathLike[str] | None = None) -> Picture:
+        """The program as a picture (SVG), which a notebook shows; written to a file, if there is a path."""
+        return Picture(functions["draw"](self, path))
 
     def simulate(self, machine: Machine | str | os.PathLike[str] | None = None) -> Any:
         """A run on the model of a machine: the one that the plan was made for, or a preset ("h200-ib"),
@@ -371,7 +373,7 @@ class Plan:
         return cast(Plan, functions["read_plan"](path, limit=limit))
 
     def __str__(self) -> str:
-        return cast(str, functions["summary"](self))
+        return str(Text(functions["summary"](self)))
 
     def __repr__(self) -> str:
         return f"<Plan {self.id[:12]}: {len(self.program.graph.nodes)} nodes>"

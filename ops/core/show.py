@@ -37,6 +37,24 @@ def show_value(value: Any, indent: str = "") -> str:
     return repr(value)
 
 
+LONGEST = 200  # characters of a line
+_PIECES = re.compile(r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|<[^>]*>|[^'"<])+?(?:, |$)""")
+
+
+def broken(line: str, indent: str) -> str:
+    """A line that is too long, as several, which end behind commas that are in no text and no layout."""
+    if len(line) <= LONGEST:
+        return line
+    rows, pieces = [""], _PIECES.findall(line)
+    if "".join(pieces) != line:  # of people's words, in which there is an apostrophe
+        return line
+    for piece in pieces:
+        if len(rows[-1]) + len(piece) > LONGEST and rows[-1].strip():
+            rows.append(indent)
+        rows[-1] += piece
+    return "\n".join(row.rstrip() for row in rows)
+
+
 def show(graph: Graph, indent: str = "") -> str:
     """The graph as text."""
     rows = [indent + "(" + ", ".join(f"%{k}: {s}" for k, s in enumerate(graph.inputs)) + ")"]
@@ -48,7 +66,7 @@ def show(graph: Graph, indent: str = "") -> str:
         types = ", ".join(map(str, node.specs))
         rows.append(f"{indent}{left} = {node.op}({inner}) : {types}")
     rows.append(indent + "return " + ", ".join(f"%{v}" for v in graph.outputs))
-    return "\n".join(rows)
+    return "\n".join(broken(line, indent + "  ") for row in rows for line in row.split("\n"))
 
 
 Graph.__repr__ = show  # type: ignore[method-assign, assignment]

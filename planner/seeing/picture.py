@@ -45,9 +45,12 @@ MOST = 600  # nodes that a picture may have and still be looked at
 
 
 @export
-def draw(plan: Plan, path: str | os.PathLike[str]) -> None:
-    """Write the picture of a plan's program."""
-    write_page(path, svg(plan))
+def draw(plan: Plan, path: str | os.PathLike[str] | None = None) -> str:
+    """The picture of a plan's program, written if there is a path."""
+    text = svg(plan)
+    if path is not None:
+        write_page(path, text)
+    return text
 
 
 def svg(plan: Plan) -> str:

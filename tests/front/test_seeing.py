@@ -7,14 +7,18 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.ops.core.encode import digest
+from ostinato.ops.core.show import parse
 from ostinato.planner.machine import Link, Machine, Rate
 from ostinato.planner.seeing.explain import explain, steps
+from ostinato.planner.shown import Text
 
 import ostinato as ost
 from tests.sessions import use
@@ -51,6 +55,59 @@ def test_explain_shows_what_was_decided_and_what_it_cost() -> None:
     assert len(re.findall(r"[\d.]+ (?:ms|µs|ns)", line)) == 2, "predicted and measured"
     assert "memory is fullest at" in text
     assert "planned in" in text
+
+
+def test_lines_are_not_too_long() -> None:
+    """Of a plan with many operands and results, in words and as graphs, which still parse."""
+
+    def step(ps: Any, x: Any) -> Any:
+        def loss(ps: Any) -> Any:
+            return sum(ost.tanh(x @ p).sum() for p in ps)
+
+        value, slopes = ost.value_and_grad(loss)(ps)
+        return [p - s for p, s in zip(ps, slopes, strict=True)], value
+
+    for mesh in ((1,), (3,)):
+        with use(mesh):
+            plan = ost.plan(step, [ost.spec((4, 4))] * 40, ost.spec((500, 4)))
+            graphs = [plan.traced, plan.lowered, plan.program.graph]
+            texts = [str(plan), plan.explain(), plan.diff(plan), *map(str, graphs)]
+            for graph in graphs:
+                assert digest(parse(str(graph))) == digest(graph)
+        assert max(len(line) for text in texts for line in text.splitlines()) <= 200
+        assert str(plan).count("float32[4,4]") == 80
+    apart = "it's said, " * 30
+    assert Text(apart).split() == apart.split()
+
+
+def test_backwards_lines_are_those_of_the_way_forward() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        h = ost.tanh(x @ w)  # 1
+        return (h**3).mean()  # 2
+
+    @ost.custom_gradient
+    def own(x: Any) -> Any:
+        return x, lambda g: g * 7.5  # 4
+
+    first = loss.__code__.co_firstlineno
+    graph = ost.plan(ost.grad(loss), ost.spec((3, 2)), ost.spec((5, 3))).lowered
+    lines = [int(n.line.rpartition(":")[2]) - first for n in graph.nodes if n.op != "constant"]
+    assert set(lines) == {1, 2}
+    graph = ost.plan(ost.grad(lambda x: own(x).sum()), ost.spec((3,))).traced
+    (line,) = [n.line for n in graph.nodes if n.op == "multiply"]
+    assert line.endswith(f":{first + 6}")  # 4
+
+
+def test_texts_and_pictures_show_themselves(tmp_path: Path) -> None:
+    plan = a_plan()
+    for text in (plan.explain(), plan.diff(plan), plan.why("x"), plan.source()):
+        assert repr(text) == str(text)
+        assert text.splitlines()[0][:20] in unescape(text._repr_html_())
+    assert "<table" in plan.explain()._repr_html_()
+    picture = plan.draw()
+    assert ET.fromstring(picture._repr_svg_()).tag.endswith("svg")
+    assert len(repr(picture)) < 100
+    assert plan.draw(tmp_path / "plan.svg") == (tmp_path / "plan.svg").read_text()
 
 
 def test_explain_before_a_run() -> None:
